@@ -1,0 +1,112 @@
+"""Evaluates a run's checkpoints: each example of a split exactly once, on any number of towers.
+
+    python eval.py --train_dir=runs/first
+    python eval.py --train_dir=runs/first --run_once=false     (follows a running training)
+
+Each evaluation adds a line to eval.jsonl in the run's folder, and to TensorBoard.
+"""
+
+import sys
+
+from absl import app, flags
+
+flags.DEFINE_string("train_dir", "runs/tutorial", "Folder of the run.")
+flags.DEFINE_string(
+    "checkpoint", None, "Checkpoint to evaluate, by path or step; default: the newest."
+)
+flags.DEFINE_string("dataset", None, "Data set; default: the run's.")
+flags.DEFINE_string("data_dir", None, "Folder of the data; default: the run's.")
+flags.DEFINE_enum("split", "test", ["test", "train"], "Split to evaluate.")
+flags.DEFINE_integer("num_towers", None, "Towers; default: one per visible GPU, else 1.")
+flags.DEFINE_integer(
+    "global_batch_size", None, "Examples at a time, over all towers; default: the run's."
+)
+flags.DEFINE_bool("run_once", True, "Whether to stop after one checkpoint, or follow a training.")
+flags.DEFINE_float("eval_interval_seconds", 10.0, "Time between two looks for a new checkpoint.")
+
+
+def main(argv):
+    """Reads the flags, evaluates, and returns the exit code."""
+    # Imported here, so that --help answers without waiting for TensorFlow.
+    from input_pipeline import decoded
+    from towers import checkpoints, run_folder, settings, training
+
+    try:
+        check_flags(argv)
+        return run(flags.FLAGS)
+    except settings.SettingsError as error:
+        print(f"eval.py: error: {error}", file=sys.stderr)
+        return 2
+    except (
+        decoded.DataError,
+        run_folder.RunFolderError,
+        checkpoints.CheckpointError,
+        training.TrainingError,
+    ) as error:
+        print(f"eval.py: error: {error}", file=sys.stderr)
+        return 1
+
+
+def check_flags(argv):
+    """Checks the flags' values before anything is built."""
+    from towers import settings
+
+    given = flags.FLAGS
+    if argv[1:]:
+        raise settings.SettingsError(f"unexpected argument {argv[1]!r}: flags begin with --")
+    for name in ("num_towers", "global_batch_size"):
+        if given[name].value is not None and given[name].value < 1:
+            raise settings.SettingsError(f"--{name}={given[name].value}: must be at least 1")
+    if not 0 < given.eval_interval_seconds < float("inf"):
+        raise settings.SettingsError(
+            f"--eval_interval_seconds={given.eval_interval_seconds}: must be above 0"
+        )
+    if given.checkpoint is not None and not given.run_once:
+        raise settings.SettingsError(
+            f"--checkpoint={given.checkpoint}: names one checkpoint, and --run_once=false follows "
+            "all of them; give one of the two"
+        )
+
+
+def run(given):
+    """The story of an evaluation; returns the exit code."""
+    from input_pipeline import batches, datasets, preprocess
+    from towers import assessment, run_folder, session
+
+    folder = run_folder.RunFolder(given.train_dir)
+    config = assessment.config_of(folder)
+    devices = session.tower_devices(given.num_towers)
+    path = None
+    if given.run_once:
+        path = assessment.checkpoint_path(folder, given.checkpoint)
+
+    settings = config["settings"]
+    data = datasets.load(
+        given.dataset or settings["dataset"], given.data_dir or settings["data_dir"], given.split
+    )
+    preprocessing = preprocess.for_images(
+        config["resolved"]["preprocessing"], data.images.shape[1:]
+    )
+    assessment.check_fits(config, preprocessing.output_shape, data.class_names)
+
+    assess = assessment.Assessment(
+        folder,
+        config,
+        devices,
+        split=given.split,
+        count=len(data.images),
+        batches=lambda: batches.evaluation_batches(
+            data.images,
+            data.labels,
+            global_batch_size=given.global_batch_size or settings["global_batch_size"],
+            preprocess=preprocessing.evaluate,
+        ),
+    )
+    if path is not None:
+        assess(path)
+        return 0
+    return assessment.follow(assess, folder, given.eval_interval_seconds)
+
+
+if __name__ == "__main__":
+    app.run(main)

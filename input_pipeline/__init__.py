@@ -1,0 +1,1 @@
+"""From a data set's name to the global batch of a step: arrays, batches, distortions."""

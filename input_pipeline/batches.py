@@ -1,0 +1,198 @@
+"""The global batch of a step as a pure function of the seed and the step.
+
+Training reads an endless row of positions 0, 1, 2, ... of which step `s` takes the
+`global_batch_size` positions from `s * global_batch_size` on. Position `p` lies in epoch
+`p // n` at place `p % n` of that epoch's own permutation of the `n` examples. So every batch is
+full, every example comes exactly once an epoch, batches run across the ends of epochs, and a run
+that is resumed needs no more than its step to go on with the data where it stood.
+"""
+
+from collections.abc import Callable
+
+import numpy as np
+import tensorflow as tf
+
+# Draws for different purposes start from different streams of the one seed.
+_SHUFFLING_STREAM = 1
+_AUGMENTATION_STREAM = 2
+
+# The op behind tf.random.experimental.index_shuffle, which fixes 4 rounds of its cipher. With 4,
+# and seed and epoch as its key, the permutations of 50,000 in neighbouring epochs were found to
+# correlate by up to 0.76; with 12 and a drawn key by no more than random ones (0.01).
+_SHUFFLING_ROUNDS = 12
+
+
+def example_ids(
+    step: int | tf.Tensor, *, num_examples: int, global_batch_size: int, seed: int
+) -> tf.Tensor:
+    """Which examples make up the global batch of `step`.
+
+    Args:
+      step: int or int64 scalar, from 0.
+      num_examples: size `n` of the training split, at least 1.
+      global_batch_size: examples per step; may exceed `num_examples`.
+      seed: of the run; with the epoch it determines that epoch's permutation.
+
+    Returns:
+      int64 [global_batch_size], in [0, num_examples).
+    """
+    first_position = tf.cast(step, tf.int64) * global_batch_size
+    positions = first_position + tf.range(global_batch_size, dtype=tf.int64)
+    epochs = positions // num_examples
+    first_epoch = first_position // num_examples
+    # A batch of B positions touches at most this many epochs, wherever it begins.
+    num_epochs = (global_batch_size + num_examples - 2) // num_examples + 1
+    keys = tf.stack([_permutation_key(seed, first_epoch + i) for i in range(num_epochs)])
+    return tf.raw_ops.RandomIndexShuffle(
+        index=positions % num_examples,
+        seed=tf.gather(keys, epochs - first_epoch),  # [global_batch_size, 3]
+        max_index=tf.constant(num_examples - 1, tf.int64),
+        rounds=_SHUFFLING_ROUNDS,
+    )
+
+
+def _permutation_key(seed: int, epoch: tf.Tensor) -> tf.Tensor:
+    return tf.random.stateless_uniform(
+        [3],
+        _stream_seed(seed, _SHUFFLING_STREAM, epoch),
+        minval=None,
+        maxval=None,
+        dtype=tf.int64,
+        alg="philox",
+    )
+
+
+def augmentation_seed(step: int | tf.Tensor, *, seed: int) -> tf.Tensor:
+    """The seed, int64 [2], of every random draw made for the images of `step`."""
+    return _stream_seed(seed, _AUGMENTATION_STREAM, step)
+
+
+def _stream_seed(seed: int, stream: int, counter: int | tf.Tensor) -> tf.Tensor:
+    # The result takes the dtype of the counter: an int32 would give another stream.
+    counter = tf.cast(counter, tf.int64)
+    stream_seed = tf.constant([seed, stream], tf.int64)
+    return tf.random.experimental.stateless_fold_in(stream_seed, counter, alg="philox")
+
+
+def training_batches(
+    images: np.ndarray | tf.Tensor,
+    labels: np.ndarray | tf.Tensor,
+    *,
+    global_batch_size: int,
+    seed: int,
+    first_step: int,
+    last_step: int,
+    preprocess: Callable[[tf.Tensor, tf.Tensor], tf.Tensor] | None,
+) -> tf.data.Dataset:
+    """The global batches of steps `first_step` to `last_step - 1`, in order.
+
+    The element of a step is the same whatever `first_step` is. Examples are gathered and
+    preprocessed as one batch on the CPU, several steps ahead of the reader.
+
+    Args:
+      images: uint8 [n, height, width, channels]; any dtype and shape [n, ...] where `preprocess`
+        takes it or is None. Kept in memory once; pass tensors to share them between data sets.
+      labels: integers [n].
+      global_batch_size: examples per step, at least 1.
+      seed: of the run, for the order of the examples and for the augmentation.
+      first_step: number of steps made already.
+      last_step: number of steps made when the data set ends.
+      preprocess: (images [global_batch_size, ...], draw_seed int64 [2]) -> float32
+        [global_batch_size, ...]. None leaves images as they are, uint8 cast to float32.
+
+    Returns:
+      A data set of (float32 [global_batch_size, height, width, channels], int32
+      [global_batch_size]).
+
+    Raises:
+      ValueError: there are no examples, images and labels differ in number, the batch size is
+        below 1, or `last_step` is before `first_step`.
+    """
+    num_examples = _checked_length(images, labels, global_batch_size)
+    if not 0 <= first_step <= last_step:
+        raise ValueError(
+            f"Steps must run forward from 0 or later: first_step={first_step}, "
+            f"last_step={last_step}."
+        )
+    images, labels = _in_memory(images, labels)
+
+    def batch_of_step(step):
+        ids = example_ids(
+            step, num_examples=num_examples, global_batch_size=global_batch_size, seed=seed
+        )
+        batch = tf.gather(images, ids)  # [global_batch_size, height, width, channels]
+        if preprocess is None:
+            batch = _as_float(batch)
+        else:
+            batch = preprocess(batch, augmentation_seed(step, seed=seed))
+        return batch, tf.gather(labels, ids)
+
+    return _mapped(tf.data.Dataset.range(first_step, last_step), batch_of_step)
+
+
+def evaluation_batches(
+    images: np.ndarray | tf.Tensor,
+    labels: np.ndarray | tf.Tensor,
+    *,
+    global_batch_size: int,
+    preprocess: Callable[[tf.Tensor], tf.Tensor] | None,
+) -> tf.data.Dataset:
+    """Every example exactly once, in the order of the data, in full batches with a mask.
+
+    The last batch is filled up with copies of example 0, which the mask leaves out: metrics add
+    up under the mask, and the number of true entries over all batches is the number of examples.
+
+    Args:
+      images: uint8 [n, height, width, channels], as for `training_batches`.
+      labels: integers [n].
+      global_batch_size: examples per batch, at least 1.
+      preprocess: (images [global_batch_size, ...]) -> float32 [global_batch_size, ...]. None
+        leaves images as they are, uint8 cast to float32.
+
+    Returns:
+      A data set of (float32 [global_batch_size, height, width, channels], int32
+      [global_batch_size], mask bool [global_batch_size]).
+
+    Raises:
+      ValueError: there are no examples, images and labels differ in number, or the batch size is
+        below 1.
+    """
+    num_examples = _checked_length(images, labels, global_batch_size)
+    images, labels = _in_memory(images, labels)
+
+    def batch_at(index):
+        places = index * global_batch_size + tf.range(global_batch_size, dtype=tf.int64)
+        mask = places < num_examples
+        ids = tf.where(mask, places, tf.zeros_like(places))
+        batch = tf.gather(images, ids)  # [global_batch_size, height, width, channels]
+        batch = _as_float(batch) if preprocess is None else preprocess(batch)
+        return batch, tf.gather(labels, ids), mask
+
+    num_batches = -(-num_examples // global_batch_size)
+    return _mapped(tf.data.Dataset.range(num_batches), batch_at)
+
+
+def _checked_length(images, labels, global_batch_size: int) -> int:
+    if len(images) != len(labels):
+        raise ValueError(f"There are {len(images)} images but {len(labels)} labels.")
+    if len(images) == 0:
+        raise ValueError("There are 0 examples; at least 1 is needed to make batches.")
+    if global_batch_size < 1:
+        raise ValueError(f"global_batch_size must be at least 1, got {global_batch_size}.")
+    return len(images)
+
+
+def _in_memory(images, labels) -> tuple[tf.Tensor, tf.Tensor]:
+    # Eager tensors are inputs of the mapped function; arrays would become constants in its graph.
+    # Without the pin they would be copied to a GPU, and back for each batch.
+    with tf.device("/CPU:0"):
+        return tf.convert_to_tensor(images), tf.cast(tf.convert_to_tensor(labels), tf.int32)
+
+
+def _as_float(images: tf.Tensor) -> tf.Tensor:
+    return tf.cast(images, tf.float32) if images.dtype == tf.uint8 else images
+
+
+def _mapped(indices: tf.data.Dataset, batch_at: Callable) -> tf.data.Dataset:
+    batches = indices.map(batch_at, num_parallel_calls=tf.data.AUTOTUNE, deterministic=True)
+    return batches.prefetch(tf.data.AUTOTUNE)

@@ -1,0 +1,199 @@
+"""Decoded arrays in the user's cache folder, so that a second start decodes nothing.
+
+The folder is `$XDG_CACHE_HOME/towers`, or `~/.cache/towers`. An entry is a folder of `images.npy`,
+`labels.npy` and `meta.json`; its name ends in a hash of what the arrays were made from, so that
+other data never meets an old entry. Deleting entries is always safe. The cache never stands in the
+way: what cannot be read is made again, and what cannot be written is used without.
+"""
+
+import hashlib
+import json
+import logging
+import os
+import pathlib
+import re
+import shutil
+import tempfile
+import time
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from input_pipeline import decoded
+
+FORMAT = 1  # to be raised when an entry's files change; older entries are then made again
+
+_TEMPORARY_PREFIX = ".tmp-"
+_ABANDONED_SECONDS = 24 * 3600  # no process writes one entry for a day
+
+_log = logging.getLogger(__name__)
+
+
+class Entry(NamedTuple):
+    """One cached split.
+
+    arrays: images, labels and class names.
+    fingerprint: see `fingerprint`.
+    """
+
+    arrays: decoded.Decoded
+    fingerprint: str
+
+
+class _BrokenEntry(Exception):
+    """An entry that this code did not finish, or did not write."""
+
+
+def folder() -> pathlib.Path:
+    """The cache folder, which need not exist yet."""
+    base = os.environ.get("XDG_CACHE_HOME", "")
+    if not os.path.isabs(base):  # the XDG specification: relative paths are to be ignored
+        base = os.path.expanduser("~/.cache")
+    return pathlib.Path(base) / "towers"
+
+
+def key(readable_name: str, identity: dict[str, Any]) -> str:
+    """An entry's folder name: the readable name and a hash of the identity.
+
+    Args:
+      readable_name: for people who look into the cache; other characters than letters, digits,
+        `.`, `_` and `-` become `-`.
+      identity: everything the arrays depend on, as JSON values.
+    """
+    text = json.dumps(identity, sort_keys=True)
+    digest = hashlib.sha256(text.encode()).hexdigest()[:16]
+    return f"{re.sub(r'[^A-Za-z0-9._-]', '-', readable_name).lstrip('.')}-{digest}"
+
+
+def fingerprint(arrays: decoded.Decoded) -> str:
+    """SHA-256 in hex over shape and bytes of the images, then of the labels."""
+    digest = hashlib.sha256()
+    for array in (arrays.images, arrays.labels):
+        digest.update(repr(array.shape).encode())
+        digest.update(np.ascontiguousarray(array).data)
+    return digest.hexdigest()
+
+
+def load_or_make(entry_key: str, source: str, make: Callable[[], decoded.Decoded]) -> Entry:
+    """Loads an entry, or makes it and keeps it.
+
+    Args:
+      entry_key: from `key`.
+      source: where the arrays come from, one line, kept in the entry for people who look into it.
+      make: decodes the arrays; called only where no sound entry exists. What it raises passes.
+
+    Raises:
+      DataError: the arrays just made are unusable; they are not kept.
+    """
+    path = folder() / entry_key
+    entry = _load(path)
+    if entry is None:
+        entry = without_cache(make(), source)
+        _save(path, entry, source)
+    return entry
+
+
+def without_cache(arrays: decoded.Decoded, source: str) -> Entry:
+    """The entry for arrays just made: checked, with their fingerprint.
+
+    Raises:
+      DataError: the arrays are unusable.
+    """
+    decoded.check(arrays, source)
+    return Entry(arrays, fingerprint(arrays))
+
+
+def _load(path: pathlib.Path) -> Entry | None:
+    """The entry at `path`, or None where there is none; a broken one is removed."""
+    try:
+        if not path.exists():
+            return None
+        return _read(path)
+    except _BrokenEntry as error:
+        _log.warning("Cache entry %s is broken (%s); making it again.", path, error)
+        _remove(path)
+    except OSError as error:
+        _log.warning("Cache entry %s cannot be read (%s); going on without.", path, error)
+    return None
+
+
+def _read(path: pathlib.Path) -> Entry:
+    """Reads an entry, sizes first: they show a truncated file before NumPy meets it."""
+    try:
+        meta = json.loads((path / "meta.json").read_text(encoding="utf-8"))
+        if meta["format"] != FORMAT:
+            raise _BrokenEntry(f"format {meta['format']!r} instead of {FORMAT}")
+        for name in ("images.npy", "labels.npy"):
+            actual_bytes, expected_bytes = (path / name).stat().st_size, meta["sizes"][name]
+            if actual_bytes != expected_bytes:
+                raise _BrokenEntry(f"{name} has {actual_bytes} bytes instead of {expected_bytes}")
+        images = np.load(path / "images.npy", allow_pickle=False)
+        labels = np.load(path / "labels.npy", allow_pickle=False)
+        arrays = decoded.Decoded(images, labels, tuple(meta["class_names"]))
+        decoded.check(arrays, "it")
+        return Entry(arrays, str(meta["fingerprint"]))
+    except decoded.DataError as error:
+        raise _BrokenEntry(str(error)) from error
+    except (FileNotFoundError, NotADirectoryError, ValueError, EOFError) as error:
+        raise _BrokenEntry(f"{type(error).__name__}: {error}") from error
+    except (KeyError, TypeError, AttributeError) as error:
+        raise _BrokenEntry(f"meta.json is not ours: {error!r}") from error
+
+
+def _save(path: pathlib.Path, entry: Entry, source: str) -> None:
+    """Writes an entry under another name, then renames it: it appears whole or not at all."""
+    temporary = None
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        _remove_abandoned(path.parent)
+        temporary = pathlib.Path(tempfile.mkdtemp(prefix=_TEMPORARY_PREFIX, dir=path.parent))
+        _write_files(temporary, entry, source)
+        try:
+            os.rename(temporary, path)
+        except OSError:
+            # Another process has finished the same entry first: its arrays are as good as ours.
+            if not (path / "meta.json").exists():
+                raise
+    except OSError as error:
+        _log.warning("Decoded images are not kept in %s (%s).", path.parent, error)
+    finally:
+        if temporary is not None:
+            shutil.rmtree(temporary, ignore_errors=True)
+
+
+def _write_files(target: pathlib.Path, entry: Entry, source: str) -> None:
+    arrays = {"images.npy": entry.arrays.images, "labels.npy": entry.arrays.labels}
+    for name, array in arrays.items():
+        np.save(target / name, array, allow_pickle=False)
+    meta = {
+        "format": FORMAT,
+        "class_names": list(entry.arrays.class_names),
+        "fingerprint": entry.fingerprint,
+        "source": source,
+        "sizes": {name: (target / name).stat().st_size for name in arrays},
+    }
+    (target / "meta.json").write_text(json.dumps(meta, indent=1) + "\n", encoding="utf-8")
+
+
+def _remove(path: pathlib.Path) -> None:
+    """Takes an entry away by renaming it first, so that nobody reads it half deleted."""
+    try:
+        holder = pathlib.Path(tempfile.mkdtemp(prefix=_TEMPORARY_PREFIX, dir=path.parent))
+        try:
+            os.rename(path, holder / path.name)
+        finally:
+            shutil.rmtree(holder, ignore_errors=True)
+    except OSError as error:
+        _log.warning("Cache entry %s cannot be removed (%s).", path, error)
+
+
+def _remove_abandoned(cache_folder: pathlib.Path) -> None:
+    """Removes what killed processes have left half-written."""
+    for path in cache_folder.glob(f"{_TEMPORARY_PREFIX}*"):
+        try:
+            abandoned = time.time() - path.stat().st_mtime > _ABANDONED_SECONDS
+        except OSError:
+            continue  # another process has just finished or removed it
+        if abandoned:
+            shutil.rmtree(path, ignore_errors=True)

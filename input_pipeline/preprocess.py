@@ -1,0 +1,222 @@
+"""Distortions for training and their evaluation twins, on whole batches, with a draw per image.
+
+tf.image's random functions share one draw among the images of a batch, and a map over single
+images is several times slower. Here each image of the global batch has its own draws, made at
+once from a seed, so that an image's distortion depends on the seed and its place in the global
+batch, and not on how that batch is later cut into towers.
+
+Source of the distortions for the tutorial's network: tensorflow/models,
+tutorials/image/cifar10/cifar10_input.py, `distorted_inputs`.
+"""
+
+import dataclasses
+import functools
+from collections.abc import Callable
+from typing import NamedTuple
+
+import tensorflow as tf
+
+MAX_BRIGHTNESS_DELTA = 63.0  # added to pixels in [0, 255]
+MIN_CONTRAST, MAX_CONTRAST = 0.2, 1.8
+
+# Each kind of draw folds its own number into the seed, so that no two are correlated.
+_TOP_DRAW, _LEFT_DRAW, _FLIP_DRAW, _BRIGHTNESS_DRAW, _CONTRAST_DRAW = range(5)
+
+
+class Placement(NamedTuple):
+    """Where each image of a batch is cropped and whether it is mirrored."""
+
+    top: tf.Tensor  # int32 [batch], in [0, height - crop_height]
+    left: tf.Tensor  # int32 [batch], in [0, width - crop_width]
+    flip: tf.Tensor  # bool [batch]
+
+
+class Colour(NamedTuple):
+    """How each image of a batch changes its colours."""
+
+    brightness: tf.Tensor  # float32 [batch], in [-63, 63), added to each pixel
+    contrast: tf.Tensor  # float32 [batch], in [0.2, 1.8), times the distance to the mean
+
+
+def draw_placement(draw_seed: tf.Tensor, count: int | tf.Tensor, max_top: int, max_left: int):
+    """Draws a `Placement` for `count` images; `max_top` and `max_left` are inclusive."""
+    return Placement(
+        top=_uniform(draw_seed, _TOP_DRAW, count, 0, max_top + 1, tf.int32),
+        left=_uniform(draw_seed, _LEFT_DRAW, count, 0, max_left + 1, tf.int32),
+        flip=_uniform(draw_seed, _FLIP_DRAW, count, 0.0, 1.0) < 0.5,
+    )
+
+
+def draw_colour(draw_seed: tf.Tensor, count: int | tf.Tensor) -> Colour:
+    """Draws a `Colour` for `count` images."""
+    return Colour(
+        brightness=_uniform(
+            draw_seed, _BRIGHTNESS_DRAW, count, -MAX_BRIGHTNESS_DELTA, MAX_BRIGHTNESS_DELTA
+        ),
+        contrast=_uniform(draw_seed, _CONTRAST_DRAW, count, MIN_CONTRAST, MAX_CONTRAST),
+    )
+
+
+def _uniform(draw_seed, kind_of_draw: int, count, low, high, dtype=tf.float32) -> tf.Tensor:
+    seed = tf.random.experimental.stateless_fold_in(draw_seed, kind_of_draw, alg="philox")
+    return tf.random.stateless_uniform([count], seed, low, high, dtype, alg="philox")
+
+
+def distort_for_tutorial(
+    images: tf.Tensor, draw_seed: tf.Tensor, crop_height: int, crop_width: int
+) -> tf.Tensor:
+    """Random crop, mirroring, brightness and contrast, then standardization, per image.
+
+    Args:
+      images: uint8 or float32 [batch, height, width, channels], in [0, 255].
+      draw_seed: int [2].
+      crop_height: rows kept, at most height.
+      crop_width: columns kept, at most width.
+
+    Returns:
+      float32 [batch, crop_height, crop_width, channels], each image of mean 0 and deviation 1.
+
+    Raises:
+      ValueError: the crop is larger than the images.
+    """
+    count = tf.shape(images)[0]
+    max_top, max_left = _margins(images, crop_height, crop_width)
+    placement = draw_placement(draw_seed, count, max_top, max_left)
+    cropped = crop_and_flip(images, placement, crop_height, crop_width)
+    # [batch, crop_height, crop_width, channels]
+    recoloured = adjust_colour(tf.cast(cropped, tf.float32), draw_colour(draw_seed, count))
+    return standardize(recoloured)
+
+
+def center_for_tutorial(images: tf.Tensor, crop_height: int, crop_width: int) -> tf.Tensor:
+    """Central crop and standardization: the evaluation twin of `distort_for_tutorial`.
+
+    Args, result and errors are those of `distort_for_tutorial`, without the draws.
+    """
+    max_top, max_left = _margins(images, crop_height, crop_width)
+    top, left = max_top // 2, max_left // 2
+    return standardize(images[:, top : top + crop_height, left : left + crop_width, :])
+
+
+def distort_pad_crop_flip(images: tf.Tensor, draw_seed: tf.Tensor, padding: int = 4) -> tf.Tensor:
+    """Zero padding, a random crop back to the image's size, mirroring, then standardization.
+
+    The usual augmentation for residual networks on CIFAR-10 (He et al. 2015, arXiv:1512.03385,
+    section 4.2).
+
+    Args:
+      images: uint8 or float32 [batch, height, width, channels], in [0, 255].
+      draw_seed: int [2].
+      padding: pixels added on each side before the crop.
+
+    Returns:
+      float32 [batch, height, width, channels], each image of mean 0 and deviation 1.
+    """
+    _, height, width, _ = images.shape
+    padded = tf.pad(images, [[0, 0], [padding, padding], [padding, padding], [0, 0]])
+    # [batch, height + 2 * padding, width + 2 * padding, channels]
+    placement = draw_placement(draw_seed, tf.shape(images)[0], 2 * padding, 2 * padding)
+    return standardize(crop_and_flip(padded, placement, height, width))
+
+
+def _margins(images: tf.Tensor, crop_height: int, crop_width: int) -> tuple[int, int]:
+    _, height, width, _ = images.shape
+    if crop_height > height or crop_width > width:
+        raise ValueError(
+            f"A crop of {crop_height}x{crop_width} does not fit images of {height}x{width}."
+        )
+    return height - crop_height, width - crop_width
+
+
+def crop_and_flip(
+    images: tf.Tensor, placement: Placement, crop_height: int, crop_width: int
+) -> tf.Tensor:
+    """Cuts each image where `placement` says: [batch, crop_height, crop_width, channels]."""
+    rows = placement.top[:, tf.newaxis] + tf.range(crop_height)  # [batch, crop_height]
+    columns = tf.range(crop_width)
+    # A mirrored image reads its columns backwards: no further pass over the pixels.
+    columns = tf.where(placement.flip[:, tf.newaxis], columns[::-1], columns)
+    columns += placement.left[:, tf.newaxis]  # [batch, crop_width]
+    images = tf.gather(images, rows, axis=1, batch_dims=1)
+    return tf.gather(images, columns, axis=2, batch_dims=1)
+
+
+def adjust_colour(images: tf.Tensor, colour: Colour) -> tf.Tensor:
+    """Adds the brightness, then multiplies each channel's distance to its mean by the contrast.
+
+    As tf.image.adjust_brightness and adjust_contrast with a number per image, and as in the
+    tutorial without clipping to [0, 255] in between: then standardization undoes the brightness.
+    """
+    brightness = colour.brightness[:, tf.newaxis, tf.newaxis, tf.newaxis]
+    contrast = colour.contrast[:, tf.newaxis, tf.newaxis, tf.newaxis]
+    images += brightness
+    means = tf.reduce_mean(images, axis=[1, 2], keepdims=True)  # [batch, 1, 1, channels]
+    return (images - means) * contrast + means
+
+
+def standardize(images: tf.Tensor) -> tf.Tensor:
+    """Each image minus its mean, divided by max(deviation, 1 / sqrt(number of values)).
+
+    As tf.image.per_image_standardization; the bound keeps images of one colour finite.
+
+    Args:
+      images: uint8 or float32 [batch, height, width, channels].
+
+    Returns:
+      float32 of the same shape.
+    """
+    images = tf.cast(images, tf.float32)
+    _, height, width, channels = images.shape
+    centered = images - tf.reduce_mean(images, axis=[1, 2, 3], keepdims=True)
+    variances = tf.reduce_mean(tf.square(centered), axis=[1, 2, 3], keepdims=True)
+    return centered * tf.math.rsqrt(tf.maximum(variances, 1 / (height * width * channels)))
+
+
+@dataclasses.dataclass(frozen=True)
+class Preprocessing:
+    """What happens to images between the arrays and the network."""
+
+    name: str
+    # (images uint8 [batch, h, w, c], draw_seed int [2]) -> float32 [batch, *output_shape]
+    train: Callable[[tf.Tensor, tf.Tensor], tf.Tensor]
+    evaluate: Callable[[tf.Tensor], tf.Tensor]  # (images) -> float32 [batch, *output_shape]
+    output_shape: tuple[int, int, int]
+
+
+def _crop_flip_colour(image_shape: tuple[int, int, int]) -> Preprocessing:
+    height, width, channels = image_shape
+    crop = {"crop_height": height * 3 // 4, "crop_width": width * 3 // 4}
+    return Preprocessing(
+        name="crop_flip_colour",
+        train=functools.partial(distort_for_tutorial, **crop),
+        evaluate=functools.partial(center_for_tutorial, **crop),
+        output_shape=(crop["crop_height"], crop["crop_width"], channels),
+    )
+
+
+def _pad_crop_flip(image_shape: tuple[int, int, int]) -> Preprocessing:
+    return Preprocessing(
+        name="pad_crop_flip",
+        train=distort_pad_crop_flip,
+        evaluate=standardize,
+        output_shape=image_shape,
+    )
+
+
+_BY_NAME = {"crop_flip_colour": _crop_flip_colour, "pad_crop_flip": _pad_crop_flip}
+
+
+def for_images(name: str, image_shape: tuple[int, int, int]) -> Preprocessing:
+    """The preprocessing called `name` for images of `image_shape`.
+
+    Args:
+      name: `crop_flip_colour`, the tutorial's (a crop of 3/4 of each side: 24 of 32), or
+        `pad_crop_flip`, for residual networks (the size stays).
+      image_shape: (height, width, channels) of the images in the data set.
+
+    Raises:
+      ValueError: no preprocessing has that name.
+    """
+    if name not in _BY_NAME:
+        raise ValueError(f"Unknown preprocessing {name!r}; it is one of {', '.join(_BY_NAME)}.")
+    return _BY_NAME[name](tuple(image_shape))

@@ -1,0 +1,335 @@
+"""Reads an image-classification set through TensorFlow Datasets (TFDS), prepared first if need be.
+
+TFDS itself waits minutes for a network that is not there. So the order is: is the set prepared? are
+its archives in `<data_dir>/downloads/manual/`, where TFDS looks first? can their hosts be reached
+within seconds? Only then does TFDS download.
+"""
+
+import contextlib
+import difflib
+import logging
+import math
+import os
+import pathlib
+import re
+import shutil
+import socket
+import sys
+import threading
+import time
+import urllib.parse
+import urllib.request
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from input_pipeline import cifar10_binary, decoded
+
+if TYPE_CHECKING:
+    import tensorflow_datasets as tfds
+
+NETWORK_CHECK_SECONDS = 4.0  # for all hosts of a data set together
+
+_READ_BATCH = 1000  # examples decoded at a time
+_NAME = re.compile(r"[A-Za-z_]\w*(/\w[\w.-]*)?(:\d+\.\d+\.\d+)?", re.ASCII)
+_PORTS = {"http": 80, "https": 443, "ftp": 21}
+
+_log = logging.getLogger(__name__)
+
+
+def open_prepared(name: str, data_dir: pathlib.Path) -> "tfds.core.DatasetBuilder":
+    """A builder whose data lie ready in `data_dir`, downloaded and prepared now where they did not.
+
+    Args:
+      name: as TFDS knows it: `cifar100`, or with a configuration and version `set/config:1.0.0`.
+      data_dir: TFDS's folder; written to only if the set has to be prepared.
+
+    Raises:
+      DataError: unknown name; no `image` and `label`; not prepared and no way to get it.
+    """
+    import tensorflow_datasets as tfds
+
+    if not sys.stderr.isatty():
+        tfds.disable_progress_bar()
+    builder = _builder(name, data_dir)
+    _check_features(builder)
+    if not builder.is_prepared():
+        _prepare(builder)
+    return builder
+
+
+def _builder(name: str, data_dir: pathlib.Path) -> "tfds.core.DatasetBuilder":
+    import tensorflow_datasets as tfds
+
+    if not _NAME.fullmatch(name):
+        raise decoded.DataError(
+            f"--dataset={name} is not the name of a data set. Use a name such as cifar10 or "
+            "cifar100, not a path; the folder goes into --data_dir."
+        )
+    try:
+        return tfds.builder(name, data_dir=str(data_dir))
+    except tfds.core.registered.DatasetNotFoundError as error:
+        raise decoded.DataError(_unknown_name_message(name)) from error
+    except ImportError as error:
+        raise decoded.DataError(
+            f"--dataset={name} needs a Python package that is missing: {error}."
+        ) from error
+    except (ValueError, AssertionError) as error:
+        raise decoded.DataError(f"--dataset={name}: {_first_line(error)}") from error
+
+
+def _unknown_name_message(name: str) -> str:
+    import tensorflow_datasets as tfds
+
+    known = ["shapes", *tfds.list_builders(with_community_datasets=False)]
+    near = difflib.get_close_matches(re.split("[/:]", name.lower())[0], known)
+    hint = f"Did you mean {' or '.join(near)}?" if near else "Try cifar10, cifar100 or shapes."
+    return f"--dataset={name} is unknown to TensorFlow Datasets. {hint}"
+
+
+def _check_features(builder: "tfds.core.DatasetBuilder") -> None:
+    """Refuses a set that is not image classification, before anything is downloaded."""
+    import tensorflow_datasets as tfds
+
+    features = builder.info.features
+    found = dict(features.items()) if isinstance(features, tfds.features.FeaturesDict) else {}
+    image, label = found.get("image"), found.get("label")
+    if (
+        isinstance(image, tfds.features.Image)
+        and image.np_dtype == np.uint8
+        and len(image.shape) == 3
+        and None not in image.shape
+        and isinstance(label, tfds.features.ClassLabel)
+    ):
+        return
+    listing = ", ".join(f"{key}: {feature!r}" for key, feature in found.items()) or repr(features)
+    raise decoded.DataError(
+        f"--dataset={builder.name} cannot be used: needed are `image` (uint8 of one fixed shape "
+        f"[height, width, channels]) and `label` (a class); it has {' '.join(listing.split())}."
+    )
+
+
+def _prepare(builder: "tfds.core.DatasetBuilder") -> None:
+    """Downloads (or takes the archives brought by hand) and prepares.
+
+    Raises:
+      DataError: the folder cannot be written to, no network, or the preparation fails.
+    """
+    from tensorflow_datasets.core.download import download_manager, extractor
+    from tensorflow_datasets.core.download import util as download_util
+
+    root = pathlib.Path(builder.data_dir_root)
+    missing = _missing_archives(builder, root)
+    _check_network(builder.name, root, missing)
+    _check_writable(builder.name, root)
+    if missing:
+        _log.warning("Downloading %s to %s; this can take long.", builder.name, root)
+    try:
+        with _no_leftovers(root, builder.name):
+            builder.download_and_prepare()
+    except download_manager.NonMatchingChecksumError as error:
+        raise decoded.DataError(
+            f"{_first_line(error)} The file was cut short or is another one; delete it and "
+            "fetch it again."
+        ) from error
+    except ImportError as error:
+        raise decoded.DataError(
+            f"Preparing {builder.name} needs a Python package that is missing: {error}."
+        ) from error
+    except (
+        OSError,  # requests' exceptions are OSErrors too
+        AssertionError,
+        ValueError,
+        download_util.DownloadError,
+        extractor.ExtractError,
+    ) as error:
+        raise decoded.DataError(
+            f"{builder.name} could not be downloaded and prepared in {root} "
+            f"({type(error).__name__}: {_first_line(error)}). "
+            + _by_hand(builder.name, root, list(missing.values()))
+        ) from error
+
+
+def _missing_archives(builder: "tfds.core.DatasetBuilder", root: pathlib.Path) -> dict[str, str]:
+    """url → file name of every archive that does not lie in `downloads/manual/`."""
+    archives = {
+        url: info.filename or os.path.basename(urllib.parse.urlsplit(url).path)
+        for url, info in (builder.url_infos or {}).items()
+    }
+    manual = root / "downloads" / "manual"
+    return {url: name for url, name in archives.items() if not (manual / name).exists()}
+
+
+def _check_network(name: str, root: pathlib.Path, missing: dict[str, str]) -> None:
+    """Refuses to download where a host does not answer; behind a proxy, the proxy has to."""
+    deadline = time.monotonic() + NETWORK_CHECK_SECONDS
+    for host, port in sorted({_endpoint(url) for url in missing}):
+        if not host_reachable(host, port, max(0.1, deadline - time.monotonic())):
+            raise decoded.DataError(
+                f"{name} is not in {root}, and {host} cannot be reached to download it. "
+                + _by_hand(name, root, list(missing.values()))
+            )
+
+
+def _endpoint(url: str) -> tuple[str, int]:
+    parts = urllib.parse.urlsplit(url)
+    proxy = urllib.request.getproxies().get(parts.scheme)
+    if proxy and not urllib.request.proxy_bypass(parts.hostname or ""):
+        parts = urllib.parse.urlsplit(proxy if "//" in proxy else f"http://{proxy}")
+    return parts.hostname or "", parts.port or _PORTS.get(parts.scheme, 443)
+
+
+def host_reachable(host: str, port: int, timeout_seconds: float) -> bool:
+    """Whether a TCP connection to the host opens within `timeout_seconds`."""
+    connected = threading.Event()
+
+    def connect() -> None:
+        with contextlib.suppress(OSError):
+            socket.create_connection((host, port), timeout=timeout_seconds).close()
+            connected.set()
+
+    # In a thread, because the look-up of a name heeds no timeout.
+    thread = threading.Thread(target=connect, daemon=True)
+    thread.start()
+    thread.join(timeout_seconds)
+    return connected.is_set()
+
+
+def _by_hand(name: str, root: pathlib.Path, archives: list[str]) -> str:
+    manual = root / "downloads" / "manual"
+    if name == "cifar10":
+        ways = (
+            f"Bring the archive by hand: put cifar-10-binary.tar.gz in {manual}/, or unpack it so "
+            f"that {root / cifar10_binary.FOLDER}/ exists."
+        )
+    elif archives:
+        shown = ", ".join(archives[:3]) + (" …" if len(archives) > 3 else "")
+        ways = f"Bring the archives by hand: put {shown} in {manual}/."
+    else:
+        ways = "Point --data_dir to a folder where TFDS has prepared it."
+    return f"{ways} --dataset=shapes needs no files at all."
+
+
+def _check_writable(name: str, root: pathlib.Path) -> None:
+    existing = next(path for path in (root, *root.parents) if path.exists())
+    if not os.access(existing, os.W_OK):
+        raise decoded.DataError(
+            f"{name} is not prepared in {root}, and {existing} cannot be written to. Point "
+            "--data_dir to a folder that holds it prepared, or to one that can be written to."
+        )
+
+
+@contextlib.contextmanager
+def _no_leftovers(root: pathlib.Path, name: str) -> Iterator[None]:
+    """Removes what a failed preparation has begun: partial downloads and new, empty folders."""
+    before = set(_preparation_folders(root, name))
+    try:
+        yield
+    except BaseException:
+        new = set(_preparation_folders(root, name)) - before
+        for path in sorted(new, key=lambda path: len(path.parts), reverse=True):
+            if ".tmp." in path.name or "incomplete." in path.name:
+                shutil.rmtree(path, ignore_errors=True)
+            with contextlib.suppress(OSError):  # rmdir removes empty folders only
+                path.rmdir()
+        raise
+
+
+def _preparation_folders(root: pathlib.Path, name: str) -> list[pathlib.Path]:
+    """The folders that TFDS makes on the way, without walking through extracted archives."""
+    downloads = root / "downloads"
+    patterns = [(downloads, "*"), (downloads / "extracted", "*"), (downloads / name, "**/*")]
+    patterns.append((root / name, "**/*"))
+    parents = [path for path in (root, downloads, root / name) if path.is_dir()]
+    inside = [path for base, glob in patterns for path in base.glob(glob) if path.is_dir()]
+    return parents + inside
+
+
+def identity(builder: "tfds.core.DatasetBuilder", split: str) -> dict[str, Any] | None:
+    """What the decoded split depends on, as JSON values: the set's version and the split's files.
+
+    Returns None where there are no files to tell one state of the data from another (TFDS's mocked
+    data); such a split is not to be cached.
+
+    Raises:
+      DataError: the set has no such split; a file is missing.
+    """
+    splits = builder.info.splits
+    if not splits:
+        return None
+    if split not in splits:
+        raise decoded.DataError(
+            f"--dataset={builder.name} has no split {split!r}; it has {', '.join(splits)}. "
+            "Needed are train and test."
+        )
+    try:
+        files = [(os.fspath(path), os.stat(path)) for path in splits[split].filepaths]
+    except OSError as error:
+        raise decoded.DataError(
+            f"{builder.name} in {builder.data_path} is incomplete ({error}). Copy it again, or "
+            "remove that folder and let it be prepared anew."
+        ) from error
+    return {
+        "source": "tfds",
+        "name": builder.info.full_name,
+        "version": str(builder.version),
+        "split": split,
+        "data_path": os.path.realpath(builder.data_path),
+        "files": [[path, stat.st_size, stat.st_mtime_ns] for path, stat in files],
+    }
+
+
+def read(builder: "tfds.core.DatasetBuilder", split: str) -> decoded.Decoded:
+    """Decodes one split, in the order of the files, which is the same every time.
+
+    Returns:
+      images: uint8 [n, height, width, channels], labels: int32 [n], and the label's class names.
+
+    Raises:
+      DataError: the split would not fit in memory, or its files are damaged.
+    """
+    import tensorflow as tf
+    import tensorflow_datasets as tfds
+
+    _check_memory(builder, split)
+    dataset = builder.as_dataset(
+        split=split,
+        batch_size=_READ_BATCH,
+        shuffle_files=False,
+        decoders=tfds.decode.PartialDecoding({"image": True, "label": True}),
+        read_config=tfds.ReadConfig(interleave_cycle_length=1, try_autocache=False),
+    )
+    try:
+        batches = list(dataset.as_numpy_iterator())
+    except tf.errors.OpError as error:
+        raise decoded.DataError(
+            f"{builder.name} in {builder.data_path} cannot be decoded: {_first_line(error)} "
+            "The files are damaged; copy them again, or let them be prepared anew."
+        ) from error
+    if not batches:
+        raise decoded.DataError(f"{builder.name} in {builder.data_path}: {split} is empty.")
+    images = np.concatenate([batch["image"] for batch in batches])
+    labels = np.concatenate([batch["label"] for batch in batches]).astype(np.int32)
+    return decoded.Decoded(images, labels, tuple(builder.info.features["label"].names))
+
+
+def _check_memory(builder: "tfds.core.DatasetBuilder", split: str) -> None:
+    """Refuses a split over half the available memory: joining its batches takes it twice."""
+    import psutil
+
+    splits = builder.info.splits
+    count = splits[split].num_examples if split in splits else 0
+    shape = builder.info.features["image"].shape
+    needed_bytes = count * math.prod(shape)
+    available_bytes = psutil.virtual_memory().available
+    if needed_bytes > available_bytes / 2:
+        raise decoded.DataError(
+            f"--dataset={builder.name} is too large: {count:,} images of {list(shape)} take "
+            f"{needed_bytes / 1e9:.1f} GB, and at most half of the {available_bytes / 1e9:.1f} GB "
+            "of available memory may be used."
+        )
+
+
+def _first_line(error: BaseException) -> str:
+    return (str(error).strip().splitlines() or [type(error).__name__])[0]

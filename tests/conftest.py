@@ -1,0 +1,50 @@
+"""What all tests share: four logical CPU devices, and the places where real data may be."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from towers import devices
+
+ROOT = Path(__file__).resolve().parent.parent
+
+# Before anything starts TensorFlow's runtime: towers on a CPU need logical devices.
+devices.choose(4)
+
+
+@pytest.fixture(scope="session")
+def cifar10_dir() -> Path:
+    """The folder of CIFAR-10 prepared for TFDS (JPEG q75); its tests are skipped without it."""
+    folder = Path(
+        os.environ.get("TOWERS_TEST_DATA_DIR", ROOT.parent / "shared" / "tensorflow_datasets")
+    )
+    if not (folder / "cifar10").is_dir():
+        pytest.skip(f"no prepared CIFAR-10 in {folder}; set TOWERS_TEST_DATA_DIR to its data_dir")
+    return folder.resolve()
+
+
+@pytest.fixture(scope="session")
+def cache_home(tmp_path_factory) -> Path:
+    """One cache of decoded data for all commands of a test session."""
+    return tmp_path_factory.mktemp("cache")
+
+
+@pytest.fixture
+def command(cache_home):
+    """Runs a script as a user does: `command("train.py", "--max_steps=2")`."""
+
+    def run(script: str, *arguments: str, **options) -> subprocess.CompletedProcess:
+        environment = os.environ | {"XDG_CACHE_HOME": str(cache_home), "CUDA_VISIBLE_DEVICES": "-1"}
+        return subprocess.run(
+            [sys.executable, str(ROOT / script), *arguments],
+            capture_output=True,
+            text=True,
+            env=environment,
+            timeout=300,
+            **options,
+        )
+
+    return run

@@ -1,0 +1,223 @@
+"""The order of the data: exact, resumable, and the same whoever reads it."""
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from input_pipeline import batches, preprocess
+
+
+def ids_of(step, num_examples, global_batch_size, seed=0):
+    return batches.example_ids(
+        step, num_examples=num_examples, global_batch_size=global_batch_size, seed=seed
+    ).numpy()
+
+
+def ids_of_positions(count, num_examples, global_batch_size, seed=0):
+    """The first `count` ids of training, read in batches of `global_batch_size`."""
+    num_steps = -(-count // global_batch_size)
+    steps = [ids_of(step, num_examples, global_batch_size, seed) for step in range(num_steps)]
+    return np.concatenate(steps)[:count]
+
+
+def numbered_images(count, height=8, width=8):
+    """Images that show their own index, and labels that repeat it."""
+    images = np.arange(count, dtype=np.uint8)[:, None, None, None]
+    return np.broadcast_to(images, (count, height, width, 3)).copy(), np.arange(count)
+
+
+def training(images, labels, **changes):
+    arguments = {
+        "global_batch_size": 4,
+        "seed": 0,
+        "first_step": 0,
+        "last_step": 6,
+        "preprocess": None,
+    }
+    return batches.training_batches(images, labels, **(arguments | changes))
+
+
+class TestExampleIds:
+    @pytest.mark.parametrize(
+        ("num_examples", "global_batch_size"),
+        [(1, 1), (1, 4), (5, 1), (6, 3), (10, 4), (10, 7), (7, 10), (5, 23), (128, 128)],
+    )
+    @pytest.mark.pitfall(3)
+    def test_each_epoch_holds_each_example_once(self, num_examples, global_batch_size):
+        epochs = ids_of_positions(4 * num_examples, num_examples, global_batch_size)
+        for epoch in epochs.reshape(4, num_examples):
+            assert sorted(epoch) == list(range(num_examples))
+
+    @pytest.mark.parametrize("global_batch_size", [1, 3, 16, 50])
+    def test_the_order_does_not_depend_on_the_batch_size(self, global_batch_size):
+        expected = ids_of_positions(60, 20, 60)
+        np.testing.assert_array_equal(ids_of_positions(60, 20, global_batch_size), expected)
+
+    @pytest.mark.pitfall(26)
+    def test_batches_are_full_across_the_end_of_an_epoch(self):
+        last_of_first_epoch = ids_of(1, num_examples=6, global_batch_size=4)
+        assert last_of_first_epoch.shape == (4,)
+        assert {*ids_of(0, 6, 4), *last_of_first_epoch[:2]} == set(range(6))
+        assert {*last_of_first_epoch[2:], *ids_of(2, 6, 4)} == set(range(6))
+
+    def test_epochs_and_seeds_have_unrelated_permutations(self):
+        """The cipher behind index_shuffle correlates epochs by 0.8 where its key is weak."""
+        n = 4000
+        orders = [ids_of(epoch, n, n, seed) for seed in (0, 1) for epoch in range(4)]
+        correlations = np.corrcoef(np.stack(orders))
+        # Of random orders, correlations have a deviation of 1 / sqrt(n) = 0.016.
+        assert np.abs(correlations - np.eye(len(orders))).max() < 0.08
+
+    def test_every_example_comes_first_about_equally_often(self):
+        firsts = ids_of(0, num_examples=10, global_batch_size=20_000).reshape(-1, 10)[:, 0]
+        counts = np.bincount(firsts, minlength=10)  # of 2,000: 200 each, deviation 13
+        assert counts.min() > 140
+        assert counts.max() < 260
+
+    def test_neighbours_are_no_more_alike_than_in_a_random_order(self):
+        order = ids_of(0, num_examples=50_000, global_batch_size=50_000)
+        # Batch means would spread too little if the order spread examples evenly.
+        means = order[: 390 * 128].reshape(390, 128).mean(axis=1)
+        assert means.std() / (50_000 / np.sqrt(12 * 128)) == pytest.approx(1, abs=0.15)
+
+    def test_is_pure(self):
+        np.testing.assert_array_equal(ids_of(7, 100, 16, seed=3), ids_of(7, 100, 16, seed=3))
+        traced = tf.function(lambda step: batches.example_ids(
+            step, num_examples=100, global_batch_size=16, seed=3
+        ))  # fmt: skip
+        np.testing.assert_array_equal(traced(tf.constant(7, tf.int64)), ids_of(7, 100, 16, seed=3))
+
+    @pytest.mark.parametrize("step", [2**31 - 1, 2**31, 2**33])
+    def test_positions_pass_32_bits(self, step):
+        ids = ids_of(step, num_examples=50, global_batch_size=50)
+        assert ids.dtype == np.int64
+        assert sorted(ids) == list(range(50))
+        assert list(ids) != list(ids_of(step % 2**31, 50, 50) if step >= 2**31 else ids_of(0, 50, 50))
+        np.testing.assert_array_equal(ids_of(tf.constant(step, tf.int64), 50, 50), ids)
+
+
+class TestTrainingBatches:
+    def test_elements_are_the_named_examples_with_static_shapes(self):
+        images, labels = numbered_images(10)
+        dataset = training(images, labels)
+        assert dataset.element_spec == (
+            tf.TensorSpec([4, 8, 8, 3], tf.float32),
+            tf.TensorSpec([4], tf.int32),
+        )
+        for step, (batch, batch_labels) in enumerate(dataset.as_numpy_iterator()):
+            np.testing.assert_array_equal(batch_labels, ids_of(step, 10, 4))
+            np.testing.assert_array_equal(batch[:, 0, 0, 0], batch_labels)
+        assert step == 5
+
+    @pytest.mark.pitfall(28)
+    @pytest.mark.parametrize("first_step", [1, 4, 9])
+    def test_starting_at_a_step_gives_what_skipping_to_it_gives(self, first_step):
+        rng = np.random.default_rng(0)
+        images, labels = rng.integers(0, 256, (10, 8, 8, 3), np.uint8), np.arange(10)
+        distort = preprocess.for_images("crop_flip_colour", (8, 8, 3)).train
+        whole = training(images, labels, last_step=10, preprocess=distort)
+        resumed = training(
+            images, labels, first_step=first_step, last_step=10, preprocess=distort
+        )
+        expected = list(whole.skip(first_step).as_numpy_iterator())
+        found = list(resumed.as_numpy_iterator())
+        assert len(found) == 10 - first_step
+        for (images_a, labels_a), (images_b, labels_b) in zip(expected, found, strict=True):
+            np.testing.assert_array_equal(labels_a, labels_b)
+            np.testing.assert_array_equal(images_a, images_b)
+
+    @pytest.mark.pitfall(30)
+    @pytest.mark.parametrize("num_towers", [2, 4])
+    def test_towers_get_different_examples(self, num_towers):
+        """The epoch's 24 examples are dealt out among towers with none twice and none left."""
+        dataset = training(*numbered_images(24), global_batch_size=8, last_step=3)
+        by_tower = [[] for _ in range(num_towers)]
+        for _, labels in dataset.as_numpy_iterator():
+            for tower, share in enumerate(np.split(labels, num_towers)):
+                by_tower[tower].extend(share)
+        assert all(len(ids) == 24 // num_towers for ids in by_tower)
+        assert sorted(np.concatenate(by_tower)) == list(range(24))
+
+    def test_the_same_image_is_distorted_anew_at_each_step_and_place(self):
+        image = np.random.default_rng(0).integers(0, 256, (1, 8, 8, 3), np.uint8)
+        distort = preprocess.for_images("crop_flip_colour", (8, 8, 3)).train
+        dataset = training(image, np.zeros(1), preprocess=distort)
+        seen = np.concatenate([batch for batch, _ in dataset.as_numpy_iterator()])
+        assert len(np.unique(seen.reshape(len(seen), -1), axis=0)) == len(seen) == 24
+
+    def test_augmentation_draws_depend_on_seed_and_step_only(self):
+        seeds = {
+            tuple(batches.augmentation_seed(step, seed=seed).numpy())
+            for seed in range(3)
+            for step in range(5)
+        }
+        assert len(seeds) == 15
+        traced = tf.function(lambda step: batches.augmentation_seed(step, seed=2))
+        expected = batches.augmentation_seed(4, seed=2)
+        np.testing.assert_array_equal(traced(tf.constant(4, tf.int64)), expected)
+
+    def test_without_preprocessing_other_dtypes_stay(self):
+        images = np.linspace(0, 1, 10, dtype=np.float32).reshape(5, 2)
+        batch, labels = next(training(images, np.arange(5)).as_numpy_iterator())
+        np.testing.assert_array_equal(batch, images[labels])
+
+    @pytest.mark.parametrize(
+        ("changes", "message"),
+        [
+            ({"global_batch_size": 0}, "global_batch_size must be at least 1, got 0"),
+            ({"first_step": 7}, "first_step=7, last_step=6"),
+            ({"first_step": -1}, "first_step=-1"),
+        ],
+    )
+    def test_refuses_impossible_ranges(self, changes, message):
+        with pytest.raises(ValueError, match=message):
+            training(*numbered_images(5), **changes)
+
+    def test_refuses_arrays_that_do_not_fit(self):
+        images, labels = numbered_images(5)
+        with pytest.raises(ValueError, match="5 images but 4 labels"):
+            training(images, labels[:4])
+        with pytest.raises(ValueError, match="0 examples"):
+            training(images[:0], labels[:0])
+
+
+class TestEvaluationBatches:
+    @pytest.mark.pitfall(12)
+    @pytest.mark.pitfall(26)
+    @pytest.mark.parametrize("global_batch_size", [1, 3, 5, 10, 11, 64])
+    def test_each_example_counts_once_in_the_order_of_the_data(self, global_batch_size):
+        dataset = batches.evaluation_batches(
+            *numbered_images(10), global_batch_size=global_batch_size, preprocess=None
+        )
+        count, seen = 0, []
+        for images, labels, mask in dataset.as_numpy_iterator():
+            assert images.shape == (global_batch_size, 8, 8, 3)
+            np.testing.assert_array_equal(images[:, 0, 0, 0], labels)
+            np.testing.assert_array_equal(labels[~mask], 0)
+            count += mask.sum()
+            seen.extend(labels[mask])
+        assert count == 10
+        assert seen == list(range(10))
+
+    def test_preprocesses_with_static_shapes(self):
+        center = preprocess.for_images("crop_flip_colour", (8, 8, 3)).evaluate
+        dataset = batches.evaluation_batches(
+            *numbered_images(10), global_batch_size=4, preprocess=center
+        )
+        assert dataset.element_spec == (
+            tf.TensorSpec([4, 6, 6, 3], tf.float32),
+            tf.TensorSpec([4], tf.int32),
+            tf.TensorSpec([4], tf.bool),
+        )
+        assert len(list(dataset)) == 3
+
+    @pytest.mark.parametrize(
+        ("count", "num_labels", "global_batch_size", "message"),
+        [(5, 4, 2, "5 images but 4"), (0, 0, 2, "0 examples"), (5, 5, 0, "at least 1, got 0")],
+    )
+    def test_refuses_what_cannot_be_read(self, count, num_labels, global_batch_size, message):
+        images, labels = numbered_images(count)
+        with pytest.raises(ValueError, match=message):
+            batches.evaluation_batches(
+                images, labels[:num_labels], global_batch_size=global_batch_size, preprocess=None
+            )

@@ -1,0 +1,147 @@
+"""CIFAR-10's binary files: hand-made records in, images and labels out, or one clear line."""
+
+import pathlib
+import pickle
+
+import numpy as np
+import pytest
+
+from input_pipeline import cifar10_binary, datasets
+
+
+@pytest.fixture(autouse=True)
+def _own_cache(tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+
+
+def _record(label: int, red: int = 0, green: int = 0, blue: int = 0) -> bytes:
+    """A record of one colour: label, then three planes of 32x32."""
+    return bytes([label]) + bytes([red]) * 1024 + bytes([green]) * 1024 + bytes([blue]) * 1024
+
+
+def _write_folder(folder: pathlib.Path, records_per_file: int = 2) -> pathlib.Path:
+    """Six small files; in data_batch_i, every pixel of record r is (i, r, 255)."""
+    folder.mkdir(parents=True)
+    for i in range(1, 6):
+        records = [_record((i + r) % 10, i, r, 255) for r in range(records_per_file)]
+        (folder / f"data_batch_{i}.bin").write_bytes(b"".join(records))
+    (folder / "test_batch.bin").write_bytes(_record(9, 10, 20, 30))
+    return folder
+
+
+def test_planes_become_pixels_in_row_order(tmp_path):
+    folder = _write_folder(tmp_path / "cifar-10-batches-bin")
+    red = np.zeros((32, 32), np.uint8)
+    red[0, 1], red[1, 0], red[31, 31] = 11, 22, 33  # bytes 1, 32 and 1,023 of the plane
+    green = np.full((32, 32), 7, np.uint8)
+    blue = np.arange(1024, dtype=np.uint32).astype(np.uint8)  # byte k of the plane is k % 256
+    content = bytes([3]) + red.tobytes() + green.tobytes() + blue.tobytes()
+    (folder / "test_batch.bin").write_bytes(content)
+
+    images, labels, _ = cifar10_binary.read(folder, "test")
+
+    assert images.shape == (1, 32, 32, 3) and images.dtype == np.uint8
+    assert labels.tolist() == [3] and labels.dtype == np.int32
+    assert images[0, 0, 1].tolist() == [11, 7, 1]
+    assert images[0, 1, 0].tolist() == [22, 7, 32]
+    assert images[0, 31, 31].tolist() == [33, 7, 255]
+    assert images[0, 5, 2].tolist() == [0, 7, (5 * 32 + 2) % 256]
+
+
+def test_train_is_the_five_files_in_order(tmp_path):
+    folder = _write_folder(tmp_path / "cifar-10-batches-bin")
+    images, labels, class_names = cifar10_binary.read(folder, "train")
+    assert labels.tolist() == [1, 2, 2, 3, 3, 4, 4, 5, 5, 6]
+    assert images[:, 0, 0, 0].tolist() == [1, 1, 2, 2, 3, 3, 4, 4, 5, 5]
+    assert images[:, 31, 31, 1].tolist() == [0, 1] * 5
+    assert class_names == cifar10_binary.CLASS_NAMES
+
+
+def test_class_names_come_from_the_meta_file(tmp_path):
+    folder = _write_folder(tmp_path / "cifar-10-batches-bin")
+    (folder / "batches.meta.txt").write_text("\n".join(f"kind {i}" for i in range(10)) + "\n\n")
+    assert cifar10_binary.read(folder, "test").class_names == tuple(f"kind {i}" for i in range(10))
+    (folder / "batches.meta.txt").write_text("one\ntwo\n")
+    with pytest.raises(datasets.DataError, match=r"batches\.meta\.txt holds 2 class names.*10"):
+        cifar10_binary.read(folder, "test")
+
+
+@pytest.mark.parametrize("points_to", ["parent", "folder"])
+def test_load_reads_the_files_without_tfds(tmp_path, monkeypatch, points_to):
+    folder = _write_folder(tmp_path / "data" / "cifar-10-batches-bin")
+
+    def no_tfds(*_):
+        raise AssertionError("TFDS was asked for binary files")
+
+    monkeypatch.setattr(datasets.tfds_source, "open_prepared", no_tfds)
+    data_dir = folder.parent if points_to == "parent" else folder
+    loaded = datasets.load("cifar10", str(data_dir), "test")
+    assert loaded.images[0, 0, 0].tolist() == [10, 20, 30]
+    assert (loaded.name, loaded.split) == ("cifar10", "test")
+    assert str(folder) in loaded.source and len(loaded.fingerprint) == 64
+
+
+def test_a_folder_of_another_name_is_read_too(tmp_path):
+    folder = _write_folder(tmp_path / "my_cut_down_files", records_per_file=1)
+    assert len(datasets.load("cifar10", str(folder), "train").images) == 5
+
+
+def test_default_folder_is_searched_where_no_data_dir_is_given(tmp_path, monkeypatch):
+    _write_folder(tmp_path / "cifar-10-batches-bin")
+    monkeypatch.setenv("TFDS_DATA_DIR", str(tmp_path))
+    assert datasets.load("cifar10", None, "test").labels.tolist() == [9]
+
+
+def _missing(path):
+    path.unlink()
+
+
+def _empty(path):
+    path.write_bytes(b"")
+
+
+def _cut_short(path):
+    path.write_bytes(path.read_bytes()[:-1])
+
+
+def _label_ten(path):
+    path.write_bytes(_record(9) + _record(10))
+
+
+@pytest.mark.parametrize(
+    ("damage", "message"),
+    [
+        (_missing, r"data_batch_3\.bin is missing.*data_batch_1\.bin.*test_batch\.bin"),
+        (_empty, r"data_batch_3\.bin is empty"),
+        (_cut_short, r"data_batch_3\.bin has 6,145 bytes, which is no multiple of 3,073"),
+        (_label_ten, r"data_batch_3\.bin: record 1 has label 10; .* 0 to 9"),
+    ],
+)
+def test_damage_is_named_with_its_file(tmp_path, damage, message):
+    folder = _write_folder(tmp_path / "cifar-10-batches-bin")
+    damage(folder / "data_batch_3.bin")
+    with pytest.raises(datasets.DataError, match=message):
+        datasets.load("cifar10", str(tmp_path), "train")
+
+
+def test_an_empty_binary_folder_is_not_passed_over(tmp_path):
+    (tmp_path / "cifar-10-batches-bin").mkdir()
+    with pytest.raises(datasets.DataError, match=r"test_batch\.bin is missing"):
+        datasets.load("cifar10", str(tmp_path / "cifar-10-batches-bin"), "test")
+
+
+class _Trap:
+    def __reduce__(self):
+        return (pathlib.Path(__file__).with_name("unpickled").touch, ())
+
+
+@pytest.mark.parametrize("points_to", ["parent", "folder"])
+def test_python_version_is_named_and_never_unpickled(tmp_path, points_to):
+    folder = tmp_path / "cifar-10-batches-py"
+    folder.mkdir()
+    (folder / "data_batch_1").write_bytes(pickle.dumps(_Trap()))
+    data_dir = tmp_path if points_to == "parent" else folder
+    with pytest.raises(datasets.DataError, match="binary version is needed") as caught:
+        datasets.load("cifar10", str(data_dir), "train")
+    assert str(tmp_path / "cifar-10-batches-bin") in str(caught.value)
+    assert not pathlib.Path(__file__).with_name("unpickled").exists()

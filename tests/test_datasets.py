@@ -1,0 +1,422 @@
+"""Data sets by name: TFDS's real, mocked and missing ones, and what is said where there are none.
+
+The tests on real images look for CIFAR-10 prepared for TFDS in the folder that
+`TOWERS_TEST_DATA_DIR` names, or else in `../shared/tensorflow_datasets` beside the repository.
+"""
+
+import io
+import logging
+import os
+import pathlib
+import socket
+import tarfile
+import threading
+import time
+
+import numpy as np
+import pytest
+
+from input_pipeline import datasets, decoded, tfds_source
+
+_REPOSITORY = pathlib.Path(__file__).resolve().parents[1]
+
+
+@pytest.fixture(autouse=True)
+def _own_cache(tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+
+
+@pytest.fixture(autouse=True)
+def _no_proxy(monkeypatch):
+    for name in ("http_proxy", "https_proxy", "all_proxy"):
+        monkeypatch.delenv(name, raising=False)
+        monkeypatch.delenv(name.upper(), raising=False)
+
+
+@pytest.fixture
+def data_dir(tmp_path) -> pathlib.Path:
+    (tmp_path / "data").mkdir()
+    return tmp_path / "data"
+
+
+@pytest.fixture
+def no_network(monkeypatch) -> list[str]:
+    """No host answers; the list names those that were tried."""
+    tried = []
+
+    def host_reachable(host, port, timeout_seconds):
+        assert port in (80, 443) and 0 < timeout_seconds <= 5
+        tried.append(host)
+        return False
+
+    monkeypatch.setattr(tfds_source, "host_reachable", host_reachable)
+    return tried
+
+
+@pytest.fixture
+def network_is_off_limits(monkeypatch):
+    def host_reachable(host, *_):
+        raise AssertionError(f"{host} was tried although the data are here")
+
+    monkeypatch.setattr(tfds_source, "host_reachable", host_reachable)
+
+
+def _everything_in(folder: pathlib.Path) -> list[str]:
+    return sorted(str(path.relative_to(folder)) for path in folder.rglob("*"))
+
+
+def _prepare_tiny(data_dir: pathlib.Path, splits=("train", "test"), num_shards: int = 1) -> None:
+    """Prepares `tiny_photos` as TFDS does: 4x6 RGB, image i all i, label i % 3, 25 per split."""
+    import tensorflow_datasets as tfds
+
+    class TinyPhotos(tfds.core.GeneratorBasedBuilder, skip_registration=True):
+        VERSION = tfds.core.Version("1.0.0")
+
+        def _info(self):
+            features = {
+                "image": tfds.features.Image(shape=(4, 6, 3), encoding_format="png"),
+                "label": tfds.features.ClassLabel(names=["ant", "bee", "cow"]),
+                "remark": tfds.features.Text(),
+            }
+            return tfds.core.DatasetInfo(
+                builder=self, features=tfds.features.FeaturesDict(features)
+            )
+
+        def _split_generators(self, dl_manager):
+            return {split: self._generate_examples() for split in splits}
+
+        def _generate_examples(self):
+            for i in range(25):
+                image = np.full((4, 6, 3), i, np.uint8)
+                yield i, {"image": image, "label": i % 3, "remark": "a remark"}
+
+    config = tfds.download.DownloadConfig(num_shards=num_shards)
+    TinyPhotos(data_dir=str(data_dir)).download_and_prepare(download_config=config)
+
+
+# Prepared data.
+
+
+@pytest.mark.parametrize("num_shards", [1, 3])
+def test_prepared_set_is_read_whole_with_labels_and_names(
+    data_dir, network_is_off_limits, num_shards
+):
+    _prepare_tiny(data_dir, num_shards=num_shards)
+    before = _everything_in(data_dir)
+
+    train = datasets.load("tiny_photos", str(data_dir), "train")
+
+    assert train.images.shape == (25, 4, 6, 3) and train.images.dtype == np.uint8
+    values = train.images[:, 0, 0, 0].astype(np.int32)
+    assert (train.images == values[:, None, None, None]).all()
+    assert sorted(values) == list(range(25))
+    np.testing.assert_array_equal(train.labels, values % 3)
+    assert train.labels.dtype == np.int32
+    assert train.class_names == ("ant", "bee", "cow")
+    assert "tiny_photos/1.0.0" in train.source and str(data_dir) in train.source
+    assert _everything_in(data_dir) == before, "the data folder was written to"
+
+    builder = tfds_source.open_prepared("tiny_photos", data_dir)
+    again = tfds_source.read(builder, "train")
+    np.testing.assert_array_equal(again.images, train.images, "the order is not fixed")
+
+
+def test_second_load_decodes_nothing_and_changed_files_are_decoded_again(data_dir, monkeypatch):
+    _prepare_tiny(data_dir)
+    calls = []
+    read = tfds_source.read
+    monkeypatch.setattr(tfds_source, "read", lambda *args: calls.append(args) or read(*args))
+
+    first = datasets.load("tiny_photos", str(data_dir), "train")
+    second = datasets.load("tiny_photos", str(data_dir), "train")
+    assert len(calls) == 1
+    np.testing.assert_array_equal(first.images, second.images)
+    assert first.fingerprint == second.fingerprint
+    assert (first.source, first.class_names) == (second.source, second.class_names)
+
+    datasets.load("tiny_photos", str(data_dir), "test")
+    assert len(calls) == 2
+    (record_file,) = data_dir.rglob("*train.tfrecord*")
+    os.utime(record_file, (1, 1))
+    datasets.load("tiny_photos", str(data_dir), "train")
+    assert len(calls) == 3
+
+
+def test_missing_split_is_answered_with_those_there_are(data_dir):
+    _prepare_tiny(data_dir, splits=("train", "validation"))
+    with pytest.raises(datasets.DataError, match="no split 'test'; it has train, validation"):
+        datasets.load("tiny_photos", str(data_dir), "test")
+
+
+def test_damaged_and_missing_record_files_are_named(data_dir):
+    _prepare_tiny(data_dir)
+    (record_file,) = data_dir.rglob("*train.tfrecord*")
+    record_file.write_bytes(record_file.read_bytes()[:-5])
+    with pytest.raises(datasets.DataError, match="tiny_photos in .* cannot be decoded"):
+        datasets.load("tiny_photos", str(data_dir), "train")
+    record_file.unlink()
+    with pytest.raises(datasets.DataError, match=f"is incomplete.*{record_file.name}"):
+        datasets.load("tiny_photos", str(data_dir), "train")
+
+
+def test_a_set_too_large_for_memory_is_refused_with_numbers(data_dir, monkeypatch):
+    import psutil
+
+    _prepare_tiny(data_dir)
+    memory = psutil.virtual_memory()._replace(available=3_599)  # 25 x 4 x 6 x 3 = 1,800 bytes
+    monkeypatch.setattr(psutil, "virtual_memory", lambda: memory)
+    with pytest.raises(datasets.DataError, match=r"25 images of \[4, 6, 3\] take 0\.0 GB"):
+        datasets.load("tiny_photos", str(data_dir), "train")
+    monkeypatch.setattr(psutil, "virtual_memory", lambda: memory._replace(available=3_600))
+    assert len(datasets.load("tiny_photos", str(data_dir), "train").images) == 25
+
+
+# Mocked data of sets that TFDS knows.
+
+
+@pytest.mark.parametrize(
+    ("name", "shape", "num_classes"),
+    [("cifar100", (9, 32, 32, 3), 100), ("mnist", (9, 28, 28, 1), 10)],
+)
+def test_mocked_sets_of_other_shapes(data_dir, monkeypatch, tmp_path, name, shape, num_classes):
+    import tensorflow_datasets as tfds
+
+    monkeypatch.setattr(tfds_source, "host_reachable", lambda *_: True)
+    with tfds.testing.mock_data(num_examples=9, data_dir=str(data_dir)):
+        loaded = datasets.load(name, str(data_dir), "train")
+    assert loaded.images.shape == shape and loaded.images.dtype == np.uint8
+    assert len(np.unique(loaded.images)) > 100
+    assert len(loaded.class_names) == num_classes and loaded.labels.max() < num_classes
+    assert not (tmp_path / "cache").exists(), "mocked data have no identity to cache them by"
+
+
+# Names and folders that cannot be used.
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("cifar01", "--dataset=cifar01 is unknown.*Did you mean .*cifar10"),
+        ("CIFAR10", "Did you mean cifar10"),
+        ("shape", "Did you mean shapes"),
+        ("qqqqqqqqqq", "Try cifar10, cifar100 or shapes"),
+        ("../cifar10", "is not the name of a data set.*--data_dir"),
+        ("/data/cifar10", "is not the name of a data set"),
+        ("cifar10/..", "is not the name of a data set"),
+        ("huggingface:mnist", "is not the name of a data set"),
+        ("", "is not the name of a data set"),
+        ("mnist/no_such_config", "--dataset=mnist/no_such_config: "),
+    ],
+)
+def test_unknown_names(data_dir, network_is_off_limits, name, message):
+    with pytest.raises(datasets.DataError, match=message):
+        datasets.load(name, str(data_dir), "train")
+
+
+@pytest.mark.parametrize(
+    ("name", "found"),
+    [
+        ("ag_news_subset", r"label: ClassLabel\(.*num_classes=4\)"),  # no image
+        ("div2k", r"hr: Image\(shape=\(None, None, 3\), dtype=uint8\)"),  # neither
+        ("imagenette", r"image: Image\(shape=\(None, None, 3\)"),  # images of any size
+    ],
+)
+def test_sets_without_fixed_image_and_label_are_refused_before_a_download(
+    data_dir, network_is_off_limits, name, found
+):
+    with pytest.raises(datasets.DataError, match=f"needed are `image`.*`label`.*{found}"):
+        datasets.load(name, str(data_dir), "train")
+    assert _everything_in(data_dir) == []
+
+
+def test_missing_data_dir_and_split_are_named(tmp_path):
+    with pytest.raises(datasets.DataError, match="--data_dir=.*nowhere does not exist"):
+        datasets.load("cifar10", str(tmp_path / "nowhere"), "train")
+    (tmp_path / "file").write_text("")
+    with pytest.raises(datasets.DataError, match="--data_dir=.*file is not a folder"):
+        datasets.load("cifar10", str(tmp_path / "file"), "train")
+    with pytest.raises(datasets.DataError, match="no split 'validation'; use train or test"):
+        datasets.load("shapes", None, "validation")
+
+
+@pytest.mark.parametrize(
+    ("images", "labels", "message"),
+    [
+        (np.zeros((2, 4, 4, 3), np.float32), [0, 1], "images are float32"),
+        (np.zeros((2, 4, 4), np.uint8), [0, 1], r"images are uint8 \[2, 4, 4\]"),
+        (np.zeros((0, 4, 4, 3), np.uint8), [], "there are no images"),
+        (np.zeros((2, 4, 4, 3), np.uint8), [0], r"2 images but labels of shape \[1\]"),
+        (np.zeros((2, 4, 4, 3), np.uint8), [0, -1], "example 1 has label -1"),
+        (np.zeros((3, 4, 4, 3), np.uint8), [0, 1, 2], "example 2 has label 2; with 2 classes"),
+    ],
+)
+def test_unusable_arrays_are_refused(images, labels, message):
+    arrays = decoded.Decoded(images, np.array(labels, np.int32), ("yes", "no"))
+    with pytest.raises(datasets.DataError, match=f"pets: .*{message}"):
+        decoded.check(arrays, "pets")
+
+
+# Data that would have to be downloaded.
+
+
+def test_cifar10_without_a_network_names_both_ways_at_once(data_dir, no_network):
+    start = time.monotonic()
+    with pytest.raises(datasets.DataError) as caught:
+        datasets.load("cifar10", str(data_dir), "train")
+    assert time.monotonic() - start < 5
+    message = str(caught.value)
+    assert f"put cifar-10-binary.tar.gz in {data_dir}/downloads/manual/" in message
+    assert f"{data_dir}/cifar-10-batches-bin/ exists" in message
+    assert "--dataset=shapes" in message and "\n" not in message
+    assert no_network == ["www.cs.toronto.edu"]
+    assert _everything_in(data_dir) == []
+
+
+def test_other_sets_without_a_network_name_their_archives(data_dir, no_network):
+    with pytest.raises(datasets.DataError, match="put cifar-100-binary.tar.gz in .*/manual/"):
+        datasets.load("cifar100", str(data_dir), "train")
+    with pytest.raises(datasets.DataError, match="mnist is not in .*storage.googleapis.com"):
+        datasets.load("mnist", str(data_dir), "train")
+    assert _everything_in(data_dir) == []
+
+
+def test_default_folder_is_not_made_for_nothing(tmp_path, monkeypatch, no_network):
+    monkeypatch.setenv("TFDS_DATA_DIR", str(tmp_path / "never_made"))
+    with pytest.raises(datasets.DataError, match="never_made/downloads/manual/"):
+        datasets.load("cifar10", None, "train")
+    assert not (tmp_path / "never_made").exists()
+
+
+def test_download_that_breaks_off_leaves_nothing(tmp_path, data_dir, monkeypatch, caplog):
+    import requests
+
+    def get(self, url, **kwargs):
+        raise requests.exceptions.ConnectionError("the line is dead")
+
+    monkeypatch.setattr(tfds_source, "host_reachable", lambda *_: True)
+    monkeypatch.setattr(requests.Session, "get", get)
+    (data_dir / "downloads").mkdir()
+    (data_dir / "downloads" / "mine.txt").write_text("here before")
+    with (
+        caplog.at_level(logging.WARNING),
+        pytest.raises(datasets.DataError, match=r"ConnectionError: the line is dead.*by hand"),
+    ):
+        datasets.load("cifar10", str(data_dir), "train")
+    assert "Downloading cifar10" in caplog.text
+    assert _everything_in(data_dir) == ["downloads", "downloads/mine.txt"]
+
+
+def test_a_folder_that_cannot_be_written_to_is_named(data_dir, monkeypatch):
+    monkeypatch.setattr(tfds_source, "host_reachable", lambda *_: True)
+    monkeypatch.setattr(os, "access", lambda path, mode: mode != os.W_OK)
+    with pytest.raises(datasets.DataError, match=f"{data_dir} cannot be written to.*--data_dir"):
+        datasets.load("cifar10", str(data_dir), "train")
+
+
+def _write_archive(path: pathlib.Path) -> None:
+    """A tar.gz laid out as CIFAR-10's, with two records per file."""
+    files = {f"data_batch_{i}.bin": bytes([i] + [i] * 3072) * 2 for i in range(1, 6)}
+    files["test_batch.bin"] = bytes([0] + [9] * 3072) * 2
+    files["batches.meta.txt"] = "\n".join(f"kind {i}" for i in range(10)).encode()
+    path.parent.mkdir(parents=True)
+    with tarfile.open(path, "w:gz") as archive:
+        for name, content in files.items():
+            member = tarfile.TarInfo(f"cifar-10-batches-bin/{name}")
+            member.size = len(content)
+            archive.addfile(member, io.BytesIO(content))
+
+
+def test_archive_with_another_checksum_is_named(data_dir, network_is_off_limits):
+    archive = data_dir / "downloads" / "manual" / "cifar-10-binary.tar.gz"
+    _write_archive(archive)
+    with pytest.raises(datasets.DataError, match=f"{archive}, has wrong checksum.*fetch it again"):
+        datasets.load("cifar10", str(data_dir), "train")
+    assert _everything_in(data_dir) == [
+        "downloads",
+        "downloads/manual",
+        "downloads/manual/cifar-10-binary.tar.gz",
+    ]
+
+
+def test_archive_brought_by_hand_is_prepared_without_a_network(
+    data_dir, network_is_off_limits, monkeypatch
+):
+    from tensorflow_datasets.core.download import checksums, download_manager
+
+    archive = data_dir / "downloads" / "manual" / "cifar-10-binary.tar.gz"
+    _write_archive(archive)
+    expected = checksums.compute_url_info(archive)
+    # The small archive stands in for the real one, whose checksum TFDS knows.
+    manager = download_manager.DownloadManager
+    monkeypatch.setattr(
+        manager,
+        "_register_or_validate_checksums",
+        lambda self, url, url_info, path: self._recorded_url_infos.update({url: expected}),
+    )
+    train = datasets.load("cifar10", str(data_dir), "train")
+    assert sorted(train.labels.tolist()) == [1, 1, 2, 2, 3, 3, 4, 4, 5, 5]
+    np.testing.assert_array_equal(train.images[:, 31, 0, 2], train.labels)
+    assert train.class_names[3] == "kind 3"
+    assert datasets.load("cifar10", str(data_dir), "test").images.max() == 9
+
+
+# Whether a host answers.
+
+
+def test_host_reachable_asks_the_socket():
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = server.getsockname()[1]
+        assert tfds_source.host_reachable("127.0.0.1", port, 2.0)
+    assert not tfds_source.host_reachable("127.0.0.1", port, 2.0)
+
+
+def test_host_reachable_waits_no_longer_than_told(monkeypatch):
+    """The look-up of a name can hang for longer than any timeout of the socket."""
+    answer = threading.Event()
+
+    def create_connection(*_, **__):
+        answer.wait()
+        raise OSError("no such host")
+
+    monkeypatch.setattr(socket, "create_connection", create_connection)
+    start = time.monotonic()
+    assert not tfds_source.host_reachable("nowhere.invalid", 443, 0.1)
+    assert time.monotonic() - start < 1
+    answer.set()
+
+
+def test_behind_a_proxy_the_proxy_is_asked(data_dir, monkeypatch, no_network):
+    monkeypatch.setenv("https_proxy", "http://gate.example:443")
+    monkeypatch.setenv("no_proxy", "")
+    with pytest.raises(datasets.DataError, match="gate.example cannot be reached"):
+        datasets.load("cifar10", str(data_dir), "train")
+    assert no_network == ["gate.example"]
+
+
+# The real images.
+
+
+@pytest.fixture(scope="module")
+def real_data_dir() -> str:
+    named = os.environ.get("TOWERS_TEST_DATA_DIR")
+    folder = pathlib.Path(named or _REPOSITORY.parent / "shared" / "tensorflow_datasets")
+    if not (folder / "cifar10").is_dir():
+        pytest.skip(f"no prepared CIFAR-10 in {folder}; name its folder in TOWERS_TEST_DATA_DIR")
+    return str(folder)
+
+
+def test_real_cifar10(real_data_dir, network_is_off_limits):
+    test = datasets.load("cifar10", real_data_dir, "test")
+    train = datasets.load("cifar10", real_data_dir, "train")
+    for loaded, count in ((train, 50_000), (test, 10_000)):
+        assert loaded.images.shape == (count, 32, 32, 3)
+        assert np.bincount(loaded.labels).tolist() == [count // 10] * 10
+        assert len(np.unique(loaded.images.reshape(count, -1)[:, ::97], axis=0)) > 0.99 * count
+    assert train.class_names[0] == "airplane" and train.class_names[9] == "truck"
+    assert train.fingerprint != test.fingerprint
+
+    start = time.monotonic()
+    again = datasets.load("cifar10", real_data_dir, "train")
+    assert time.monotonic() - start < 2
+    assert again.fingerprint == train.fingerprint
+    np.testing.assert_array_equal(again.images[::1000], train.images[::1000])

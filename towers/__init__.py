@@ -1,0 +1,34 @@
+"""Synchronous data-parallel training on towers.
+
+Importing this package also registers its layers with Keras, so that `keras.saving.load_model` reads
+a `final_model.keras`.
+"""
+
+from towers import noise
+
+noise.import_tensorflow()
+
+from towers import (  # noqa: E402
+    devices,
+    gradients,
+    layers,
+    losses,
+    models,
+    optimizers,
+    schedules,
+)
+from towers.evaluation import Evaluation  # noqa: E402
+from towers.trainer import Trainer  # noqa: E402
+
+__all__ = [
+    "Evaluation",
+    "Trainer",
+    "devices",
+    "gradients",
+    "layers",
+    "losses",
+    "models",
+    "optimizers",
+    "schedules",
+]
+__version__ = "0.1.0"

@@ -1,0 +1,191 @@
+"""Evaluating the checkpoints of a run: what `eval.py` does once it has its data."""
+
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+
+import numpy as np
+import tensorflow as tf
+
+from towers import (
+    checkpoints,
+    devices,
+    evaluation,
+    interrupts,
+    losses,
+    run_folder,
+    session,
+    settings,
+    summaries,
+    training,
+)
+
+
+def config_of(folder: run_folder.RunFolder) -> dict:
+    """The configuration of the run in `folder`.
+
+    Raises:
+      RunFolderError: there is no run.
+    """
+    config = folder.read_config()
+    if config is None:
+        raise run_folder.RunFolderError(
+            f"--train_dir={folder.path}: there is no run here; train one with "
+            f"python train.py --train_dir={folder.path}"
+        )
+    return config
+
+
+def checkpoint_path(folder: run_folder.RunFolder, name: str | None) -> str:
+    """The named checkpoint, or the newest.
+
+    Raises:
+      CheckpointError: there is no such checkpoint.
+    """
+    if name is not None:
+        return checkpoints.find(folder.checkpoints, name)
+    path = checkpoints.newest(folder.checkpoints)
+    if path is None:
+        raise checkpoints.CheckpointError(f"{folder.checkpoints} holds no checkpoint yet")
+    return path
+
+
+def check_fits(config: Mapping, image_shape: Sequence[int], class_names: Sequence[str]) -> None:
+    """Checks that the data are of the kind that the run's network was built for.
+
+    Raises:
+      SettingsError: other image sizes or another number of classes.
+    """
+    derived = config["resolved"]
+    if list(image_shape) != list(derived["image_shape"]):
+        raise settings.SettingsError(
+            f"--dataset: its images are {list(image_shape)} after preprocessing, and the run's "
+            f"network takes {derived['image_shape']}"
+        )
+    if len(class_names) != len(derived["class_names"]):
+        raise settings.SettingsError(
+            f"--dataset: it has {len(class_names)} classes, and the run's network "
+            f"{len(derived['class_names'])}"
+        )
+
+
+class Assessment:
+    """Evaluates one checkpoint after another on one split."""
+
+    def __init__(
+        self,
+        folder: run_folder.RunFolder,
+        config: Mapping,
+        tower_devices: Sequence[str],
+        *,
+        split: str,
+        count: int,
+        batches: Callable[[], Iterable],
+    ):
+        """
+        Args:
+          folder: of the run.
+          config: its `config.json`.
+          tower_devices: one device per tower.
+          split: name of the split.
+          count: examples in the split.
+          batches: () to batches (images, labels, mask) that hold each example once.
+        """
+        self._folder, self._config = folder, config
+        self._split, self._count, self._batches = split, count, batches
+        model = session.build_model(config)
+        with tf.device(devices.PARAMETER_DEVICE):
+            averages = [
+                tf.Variable(weight.value, trainable=False)
+                for weight in model.trainable_variables
+                if config["settings"]["moving_average_decay"] > 0
+            ]
+        self._checkpoint = checkpoints.of_model(model, averages)
+        weights = averages or [weight.value for weight in model.trainable_variables]
+        self._evaluator = evaluation.Evaluator(model, weights, losses.cross_entropy, tower_devices)
+        events = folder.eval_events if split == "test" else folder.path / f"eval_on_{split}"
+        self._writer = tf.summary.create_file_writer(str(events))
+
+    def __call__(self, path: str) -> evaluation.Evaluation:
+        """Evaluates the checkpoint at `path`, prints the result and writes it down.
+
+        Raises:
+          CheckpointError: the checkpoint cannot be restored.
+          TrainingError: the examples counted are not those of the split.
+        """
+        checkpoints.restore(self._checkpoint, path, partial=True)
+        result = self._evaluator(self._batches())
+        training.check_count(result.count, self._count)
+        derived, at_step = self._config["resolved"], checkpoints.step_of(path)
+        examples_seen = at_step * self._config["settings"]["global_batch_size"]
+        line = {
+            "step": at_step,
+            "epoch": examples_seen / derived["examples_per_epoch"],
+            "split": self._split,
+        }
+        class_names = tuple(derived["class_names"])
+        print(report(line, result, class_names), flush=True)
+        run_folder.append_line(self._folder.evaluations, line | result.as_metrics())
+        summaries.write_evaluation(self._writer, result, class_names, at_step)
+        return result
+
+
+def report(line: Mapping, result: evaluation.Evaluation, class_names: Sequence[str]) -> str:
+    """An evaluation in words: the figures, accuracy per class, and the confusion matrix."""
+    head = (
+        f"step {line['step']}, epoch {line['epoch']:.2f}, {line['split']} split, "
+        f"{result.count:,} examples, each once: accuracy {result.accuracy:.2%}, "
+        f"top-5 {result.top5_accuracy:.2%}, loss {result.loss:.4f}"
+    )
+    per_class = result.per_class_accuracy()
+    name_width = max(len(name) for name in class_names)
+    if len(class_names) > 20:  # a matrix this wide cannot be read on a terminal
+        rows = [
+            f"  {name:>{name_width}}  {share:7.2%}"
+            for name, share in zip(class_names, per_class, strict=True)
+        ]
+        return "\n".join([head, *rows])
+    width = max(5, len(str(int(np.max(result.confusion)))) + 1)
+    columns = "".join(f"{index:>{width}}" for index in range(len(class_names)))
+    rows = [
+        f"  {name:>{name_width}}  {share:8.2%}  {index:>2}"
+        + "".join(f"{count:>{width}}" for count in result.confusion[index])
+        for index, (name, share) in enumerate(zip(class_names, per_class, strict=True))
+    ]
+    title = f"  {'class':>{name_width}}  accuracy  predicted as:"
+    return "\n".join([head, title, f"  {'':>{name_width}}            {columns}", *rows])
+
+
+def follow(assess: Assessment, folder: run_folder.RunFolder, interval_seconds: float) -> int:
+    """Evaluates each new checkpoint of a running training, until that training has finished.
+
+    A checkpoint that the training deletes before its turn comes is passed over.
+
+    Returns:
+      The exit code: 0, or the convention's for a signal.
+    """
+    evaluated = -1
+    with interrupts.Interrupts() as asked:
+        while True:
+            # Asked before the look for checkpoints: the last one is written before the summary.
+            finished = folder.read_final_summary() is not None
+            for path in checkpoints.after(folder.checkpoints, evaluated):
+                if asked.received:
+                    break
+                try:
+                    assess(path)
+                except checkpoints.CheckpointError as error:
+                    print(f"passed over: {error}", flush=True)
+                evaluated = checkpoints.step_of(path)
+            if asked.received:
+                print("stopped following")
+                return asked.exit_code()
+            if finished:
+                print("the training has finished")
+                return 0
+            _wait(interval_seconds, asked)
+
+
+def _wait(seconds: float, asked: interrupts.Interrupts) -> None:
+    until = time.monotonic() + seconds
+    while not asked.received and (left := until - time.monotonic()) > 0:
+        time.sleep(min(0.2, left))

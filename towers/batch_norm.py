@@ -1,0 +1,69 @@
+"""The model's state that is not trained: batch-norm statistics and random layers' counters.
+
+Every microbatch starts a step from the same state and brings back its own new one. A named policy
+says how the new ones become the one state that is kept. Under Keras's MirroredStrategy every
+replica keeps its own statistics, and reading them shows those of the first.
+"""
+
+from collections.abc import Sequence
+
+import keras
+import tensorflow as tf
+
+from towers import gradients
+
+POLICIES = ("mean", "first")
+
+
+def is_draw_counter(variable: keras.Variable) -> bool:
+    """Whether a variable is the seed and counter of a random layer such as Dropout."""
+    return variable.name == "seed_generator_state"
+
+
+def with_draw_index(
+    model: keras.Model, state: Sequence[tf.Tensor], draw_index: tf.Tensor
+) -> list[tf.Tensor]:
+    """The state with each random layer's seed, int [2], moved on by `draw_index`.
+
+    A draw is then a function of the layer's seed, the step and the microbatch, and of nothing else.
+    """
+    return [
+        value + tf.stack([tf.cast(draw_index, value.dtype), tf.zeros([], value.dtype)])
+        if is_draw_counter(variable)
+        else value
+        for variable, value in zip(model.non_trainable_variables, state, strict=True)
+    ]
+
+
+def combine(
+    model: keras.Model, tower_states: Sequence[Sequence[tf.Tensor]], policy: str
+) -> list[tf.Tensor | None]:
+    """Makes one state of the microbatches' states.
+
+    Args:
+      model: names the state's variables.
+      tower_states: `tower_states[t][v]`, [microbatches of tower t, ...], for variable v.
+      policy: `mean` averages over all microbatches along the fixed tree; `first` takes the first
+        microbatch's. Integer variables always take the first's.
+
+    Returns:
+      The new value of each variable; None for a random layer's seed, which stays as it is.
+
+    Raises:
+      ValueError: `policy` is unknown.
+    """
+    if policy not in POLICIES:
+        raise ValueError(f"batch_norm_statistics={policy!r}: must be one of {', '.join(POLICIES)}")
+    return [
+        None if is_draw_counter(variable) else _combine_one(parts, policy)
+        for variable, parts in zip(
+            model.non_trainable_variables, zip(*tower_states, strict=True), strict=True
+        )
+    ]
+
+
+def _combine_one(tower_parts: Sequence[tf.Tensor], policy: str) -> tf.Tensor:
+    values = [value for part in tower_parts for value in tf.unstack(part)]
+    if policy == "first" or not values[0].dtype.is_floating:
+        return values[0]
+    return gradients.pairwise_tree(values, tf.add) / len(values)

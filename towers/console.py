@@ -1,0 +1,92 @@
+"""What a run says on the terminal."""
+
+import shutil
+import sys
+from collections.abc import Mapping, Sequence
+
+import tqdm
+
+
+def table(rows: Sequence[tuple[str, str]]) -> str:
+    """Two aligned columns; a row with an empty name continues the one above it."""
+    width = max(len(name) for name, _ in rows)
+    return "\n".join(f"  {name:<{width}}  {value}" for name, value in rows)
+
+
+def duration(seconds: float) -> str:
+    """`45s`, `3m05s` or `2h07m`."""
+    seconds = max(0, round(seconds))
+    if seconds < 60:
+        return f"{seconds}s"
+    if seconds < 3600:
+        return f"{seconds // 60}m{seconds % 60:02d}s"
+    return f"{seconds // 3600}h{seconds % 3600 // 60:02d}m"
+
+
+class Lines:
+    """Progress as plain lines, for logs and pipes."""
+
+    def __init__(self, first_step: int, last_step: int):
+        del first_step
+        self._last_step = last_step
+
+    def advance(self) -> None:
+        """A step was made."""
+
+    def metrics(self, metrics: Mapping, seconds_left: float) -> None:
+        """Prints one logged step."""
+        self.say(
+            f"step {metrics['step']}/{self._last_step}  {_summary(metrics)}  "
+            f"time left {duration(seconds_left)}"
+        )
+
+    def say(self, text: str) -> None:
+        """Prints a line."""
+        print(text, flush=True)
+
+    def close(self) -> None:
+        """The run has ended."""
+
+
+class Bar:
+    """Progress as a bar with one status line, for terminals."""
+
+    def __init__(self, first_step: int, last_step: int):
+        self._bar = tqdm.tqdm(
+            initial=first_step,
+            total=last_step,
+            unit="step",
+            ncols=min(60, shutil.get_terminal_size().columns),
+            bar_format="{percentage:3.0f}%|{bar}| {n_fmt}/{total_fmt} [{elapsed}<{remaining}]",
+        )
+        self._status = tqdm.tqdm(bar_format="{desc}", position=1)
+
+    def advance(self) -> None:
+        """A step was made."""
+        self._bar.update()
+
+    def metrics(self, metrics: Mapping, seconds_left: float) -> None:
+        """Shows one logged step."""
+        text = f"{_summary(metrics)}  time left {duration(seconds_left)}"
+        self._status.set_description_str(text)
+
+    def say(self, text: str) -> None:
+        """Prints a line above the bar."""
+        self._bar.write(text)
+
+    def close(self) -> None:
+        """The run has ended."""
+        self._status.close()
+        self._bar.close()
+
+
+def progress(first_step: int, last_step: int) -> Lines | Bar:
+    """A bar on a terminal, lines elsewhere."""
+    return (Bar if sys.stderr.isatty() and sys.stdout.isatty() else Lines)(first_step, last_step)
+
+
+def _summary(metrics: Mapping) -> str:
+    return (
+        f"epoch {metrics['epoch']:.2f}  loss {metrics['loss']:.4f}  "
+        f"rate {metrics['learning_rate']:.4g}  {metrics['examples_per_second']:,.0f} examples/s"
+    )

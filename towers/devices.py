@@ -1,0 +1,74 @@
+"""Where the work is done: one device per tower, and the CPU that holds the shared variables."""
+
+import contextlib
+
+import tensorflow as tf
+
+PARAMETER_DEVICE = "/CPU:0"  # holds the one set of variables; gradients are averaged here
+
+
+def choose(num_towers: int | None = None) -> tuple[str, ...]:
+    """Chooses one device per tower. Call it before any other use of TensorFlow's runtime.
+
+    With GPUs: the first `num_towers` of them. Without: logical CPU devices, which split one
+    machine's CPU into several devices that TensorFlow treats as separate.
+
+    Args:
+      num_towers: number of towers, at least 1; None means one per visible GPU, else 1.
+
+    Returns:
+      Device names such as `("/GPU:0", "/GPU:1")` or `("/CPU:0", "/CPU:1")`, index = tower.
+
+    Raises:
+      ValueError: `num_towers` is below 1, is more than the GPUs of a machine that has some, or
+        needs logical CPU devices after TensorFlow's runtime has started with fewer.
+    """
+    num_gpus = len(tf.config.list_physical_devices("GPU"))
+    if num_towers is None:
+        num_towers = max(1, num_gpus)
+    if num_towers < 1:
+        raise ValueError(f"num_towers={num_towers}: must be at least 1")
+    if num_gpus:
+        return _gpu_devices(num_towers, num_gpus)
+    return _logical_cpu_devices(num_towers)
+
+
+def _gpu_devices(num_towers: int, num_physical: int) -> tuple[str, ...]:
+    for gpu in tf.config.list_physical_devices("GPU"):
+        # Raises where the runtime has started already; memory growth is then what it was.
+        with contextlib.suppress(RuntimeError):
+            tf.config.experimental.set_memory_growth(gpu, True)
+    num_gpus = max(num_physical, len(tf.config.list_logical_devices("GPU")))
+    if num_towers > num_gpus:
+        raise ValueError(
+            f"num_towers={num_towers}: this machine has {num_gpus} GPU(s), and a tower needs one "
+            f"each; use at most {num_gpus}, or hide the GPUs with CUDA_VISIBLE_DEVICES=-1 to run "
+            "the towers on the CPU"
+        )
+    return tuple(f"/GPU:{tower}" for tower in range(num_towers))
+
+
+def _logical_cpu_devices(num_towers: int) -> tuple[str, ...]:
+    cpu = tf.config.list_physical_devices("CPU")[0]
+    configured = tf.config.get_logical_device_configuration(cpu) or []
+    if len(configured) < num_towers:
+        try:
+            tf.config.set_logical_device_configuration(
+                cpu, [tf.config.LogicalDeviceConfiguration()] * num_towers
+            )
+        except RuntimeError as error:
+            raise ValueError(
+                f"num_towers={num_towers}: TensorFlow has already started with "
+                f"{max(1, len(configured))} CPU device(s); call "
+                f"towers.devices.choose({num_towers}) before anything else that uses TensorFlow"
+            ) from error
+    return tuple(f"/CPU:{tower}" for tower in range(num_towers))
+
+
+def keep_addition_order() -> None:
+    """Stops grappler from rewriting chains of Add into AddN, which adds in another order.
+
+    With that rewrite, sums over microbatches depend on how many devices they are spread over; with
+    it off, the same sums come out for any number of towers.
+    """
+    tf.config.optimizer.set_experimental_options({"arithmetic_optimization": False})

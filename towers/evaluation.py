@@ -1,0 +1,147 @@
+"""Evaluation: each example exactly once, on any number of towers.
+
+Sums and counts travel; division happens once, at the end. The last batch is filled up to full size
+and a mask keeps what fills it out of every sum.
+"""
+
+import dataclasses
+from collections.abc import Callable, Iterable, Sequence
+from typing import NamedTuple
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+from towers import devices
+
+
+@dataclasses.dataclass(frozen=True)
+class Evaluation:
+    """The result of one pass over a split.
+
+    Attributes:
+      count: examples evaluated.
+      loss: mean cross entropy, nats.
+      accuracy: share of examples whose label has the largest logit.
+      top5_accuracy: share of examples whose label is among the five largest logits.
+      confusion: int64 [num_classes, num_classes], examples by (label, predicted class).
+    """
+
+    count: int
+    loss: float
+    accuracy: float
+    top5_accuracy: float
+    confusion: np.ndarray
+
+    def per_class_accuracy(self) -> np.ndarray:
+        """Accuracy among the examples of each class, [num_classes]; NaN for an absent class."""
+        per_class = self.confusion.sum(axis=1)
+        with np.errstate(invalid="ignore"):
+            return np.diag(self.confusion) / per_class
+
+    def as_metrics(self) -> dict[str, float | int]:
+        """The scalars, under the names of `metrics.jsonl`."""
+        return {
+            "count": self.count,
+            "accuracy": self.accuracy,
+            "top5_accuracy": self.top5_accuracy,
+            "loss": self.loss,
+        }
+
+
+class _Outputs(NamedTuple):
+    losses: tf.Tensor  # [n], one per example
+    predicted: tf.Tensor  # int64 [n]
+    in_top5: tf.Tensor  # bool [n]
+
+
+class Evaluator:
+    """Evaluates a model with given weights, the batch spread over towers."""
+
+    def __init__(
+        self,
+        model: keras.Model,
+        weights: Sequence,
+        loss_fn: Callable[[tf.Tensor, tf.Tensor], tf.Tensor],
+        tower_devices: Sequence[str],
+    ):
+        """
+        Args:
+          model: called as a pure function with `training=False`.
+          weights: variables in the order of `model.trainable_variables`: the model's own, or their
+            moving averages.
+          loss_fn: (labels [n], logits [n, num_classes]) to [n].
+          tower_devices: one device per tower.
+        """
+        self._model = model
+        self._weights = list(weights)
+        self._loss_fn = loss_fn
+        self._tower_devices = tuple(tower_devices)
+        self._batch_outputs = tf.function(self._build)
+
+    def __call__(self, batches: Iterable) -> Evaluation:
+        """Evaluates every example that the masks of `batches` admit.
+
+        Args:
+          batches: of (images [n, ...], labels integer [n]) or (images, labels, mask bool [n]).
+
+        Raises:
+          ValueError: there is no example to evaluate.
+        """
+        count, sum_loss, sum_top5, confusion = 0, 0.0, 0, None
+        for images, labels, *mask in batches:
+            mask = np.asarray(mask[0]) if mask else np.ones(len(labels), dtype=bool)
+            outputs, num_classes = self._outputs(images, labels)
+            labels = np.asarray(labels)[mask]
+            if confusion is None:
+                confusion = np.zeros((num_classes, num_classes), dtype=np.int64)
+            np.add.at(confusion, (labels, outputs.predicted[mask]), 1)
+            count += int(mask.sum())
+            sum_loss += float(outputs.losses[mask].astype(np.float64).sum())
+            sum_top5 += int(outputs.in_top5[mask].sum())
+        if not count:
+            raise ValueError("there is no example to evaluate")
+        return Evaluation(
+            count=count,
+            loss=sum_loss / count,
+            accuracy=int(np.trace(confusion)) / count,
+            top5_accuracy=sum_top5 / count,
+            confusion=confusion,
+        )
+
+    def _outputs(self, images, labels) -> tuple[_Outputs, int]:
+        """One batch's outputs as NumPy arrays, [n], and the number of classes."""
+        images, labels = tf.convert_to_tensor(images), tf.convert_to_tensor(labels)
+        n, num_towers = labels.shape[0], len(self._tower_devices)
+        filling = -n % num_towers  # a user's last batch may not divide among the towers
+        if filling:
+            images = tf.concat([images, tf.repeat(images[:1], filling, axis=0)], axis=0)
+            labels = tf.concat([labels, tf.repeat(labels[:1], filling)], axis=0)
+        outputs, num_classes = self._batch_outputs(images, labels)
+        return _Outputs(*(values.numpy()[:n] for values in outputs)), int(num_classes)
+
+    def _build(self, images, labels):
+        num_towers = len(self._tower_devices)
+        with tf.device(devices.PARAMETER_DEVICE), tf.name_scope("split_batch"):
+            image_parts = tf.split(images, num_towers)  # each [per_tower_batch, ...]
+            label_parts = tf.split(labels, num_towers)
+        results = []
+        for tower, device in enumerate(self._tower_devices):
+            with tf.device(device), tf.name_scope(f"tower_{tower}"):
+                results.append(self._tower(image_parts[tower], label_parts[tower]))
+        num_classes = results[0][1]
+        with tf.device(devices.PARAMETER_DEVICE), tf.name_scope("gather"):
+            outputs = zip(*(result[0] for result in results), strict=True)
+            return _Outputs(*(tf.concat(parts, axis=0) for parts in outputs)), num_classes
+
+    def _tower(self, images, labels) -> tuple[_Outputs, int]:
+        weights = [tf.identity(weight) for weight in self._weights]
+        state = [tf.identity(variable.value) for variable in self._model.non_trainable_variables]
+        logits, _ = self._model.stateless_call(weights, state, images, training=False)
+        num_classes = logits.shape[-1]
+        outputs = _Outputs(
+            losses=self._loss_fn(labels, logits),
+            predicted=tf.argmax(logits, axis=-1),
+            in_top5=tf.math.in_top_k(labels, tf.cast(logits, tf.float32), min(5, num_classes)),
+        )
+        return outputs, num_classes

@@ -1,0 +1,56 @@
+"""The one final model of a run."""
+
+import os
+
+import keras
+
+from towers import evaluation, run_folder, trainer
+
+
+def final_model(
+    run: trainer.Trainer,
+    folder: run_folder.RunFolder,
+    examples_per_epoch: int,
+    result: evaluation.Evaluation | None,
+) -> dict:
+    """Writes `final_model.keras` with the evaluated weights, then `final_model.json`.
+
+    The model takes preprocessed images and gives logits. Its summary is written last, so where
+    `final_model.json` is, the model is complete.
+
+    Args:
+      run: at the end of its training.
+      folder: where to write.
+      examples_per_epoch: size of the training split.
+      result: the last evaluation, if there was one.
+
+    Returns:
+      What `final_model.json` holds.
+    """
+    model = copy_with_weights(run)
+    partial = folder.path / "final_model.partial.keras"
+    model.save(partial)
+    os.replace(partial, folder.final_model)
+    examples_seen = int(run.state.examples_seen)
+    summary = {
+        "weights_sha256": trainer.sha256(variable.value for variable in model.weights),
+        "step": int(run.state.step),
+        "examples_seen": examples_seen,
+        "epoch": examples_seen / examples_per_epoch,
+    }
+    if result is not None:
+        summary |= {"accuracy": result.accuracy, "count": result.count}
+    run_folder.write_json(folder.final_summary, summary)
+    return summary
+
+
+def copy_with_weights(run: trainer.Trainer) -> keras.Model:
+    """A copy of the model that holds the evaluated weights and the batch-norm state."""
+    model = keras.models.clone_model(run.state.model)
+    for variable, value in zip(model.trainable_variables, run.evaluated_weights(), strict=True):
+        variable.assign(value)
+    for variable, value in zip(
+        model.non_trainable_variables, run.state.model.non_trainable_variables, strict=True
+    ):
+        variable.assign(value.value)
+    return model

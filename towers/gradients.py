@@ -1,0 +1,108 @@
+"""Gradients of many microbatches become one gradient per weight.
+
+`gradients[p][w]` is indexed by part p (a microbatch or a tower) and by weight w, in the order of
+`model.trainable_variables`. A gradient is a Tensor, a `tf.IndexedSlices` (an embedding's), or None
+where the loss does not depend on the weight.
+"""
+
+import functools
+from collections.abc import Callable, Sequence
+
+import tensorflow as tf
+
+Gradient = tf.Tensor | tf.IndexedSlices | None
+REDUCTIONS = ("mean", "sum")
+
+
+def pairwise_tree(values: Sequence, add: Callable):
+    """Adds neighbours, then neighbours of the sums, until one is left: (v0+v1)+(v2+v3).
+
+    Floating-point addition is not associative, so the order is part of the result. In this order a
+    run of consecutive values whose length is a power of two is a subtree: a tower can add up its
+    own share first, and the total is the same to the last bit. An odd one out moves up a level.
+
+    Raises:
+      ValueError: `values` is empty.
+    """
+    if not values:
+        raise ValueError("nothing to add")
+    level = list(values)
+    while len(level) > 1:
+        pairs = [add(a, b) for a, b in zip(level[0::2], level[1::2], strict=False)]
+        level = pairs + ([level[-1]] if len(level) % 2 else [])
+    return level[0]
+
+
+def sum_over_parts(gradients: Sequence[Sequence[Gradient]]) -> list[Gradient]:
+    """Sums `gradients[p][w]` over the parts p along the fixed tree.
+
+    Returns:
+      One gradient per weight: None where it is None in every part; IndexedSlices where it is
+      IndexedSlices in every part that has one (indices and values are joined, which is their sum).
+
+    Raises:
+      ValueError: the parts do not have the same number of weights.
+    """
+    lengths = {len(part) for part in gradients}
+    if len(lengths) != 1:
+        raise ValueError(f"parts have different numbers of gradients: {sorted(lengths)}")
+    return [
+        functools.partial(pairwise_tree, add=_add)(of_weight)
+        for of_weight in zip(*gradients, strict=True)
+    ]
+
+
+def _add(a: Gradient, b: Gradient) -> Gradient:
+    if a is None or b is None:
+        return b if a is None else a
+    if isinstance(a, tf.IndexedSlices) and isinstance(b, tf.IndexedSlices):
+        return tf.IndexedSlices(
+            tf.concat([a.values, b.values], axis=0),
+            tf.concat([a.indices, b.indices], axis=0),
+            a.dense_shape,
+        )
+    return tf.convert_to_tensor(a) + tf.convert_to_tensor(b)
+
+
+def scale(gradients: Sequence[Gradient], factor: float) -> list[Gradient]:
+    """Multiplies every gradient by `factor`; None stays None, IndexedSlices stay sparse."""
+    return [_scale_one(gradient, factor) for gradient in gradients]
+
+
+def _scale_one(gradient: Gradient, factor: float) -> Gradient:
+    if gradient is None:
+        return None
+    if isinstance(gradient, tf.IndexedSlices):
+        values = gradient.values * tf.cast(factor, gradient.values.dtype)
+        return tf.IndexedSlices(values, gradient.indices, gradient.dense_shape)
+    return gradient * tf.cast(factor, gradient.dtype)
+
+
+def reduce_towers(
+    tower_sums: Sequence[Sequence[Gradient]], num_microbatches: int, reduction: str
+) -> list[Gradient]:
+    """Reduces the towers' sums to the gradient that the optimizer applies.
+
+    `mean`: the sum over all microbatches divided, once, by their number. Since every microbatch
+    has the same number of examples, that is the gradient of the mean loss over the global batch.
+    `sum`: no division; with SGD, `sum` at learning rate r equals `mean` at num_microbatches * r.
+
+    Args:
+      tower_sums: `tower_sums[t][w]`, tower t's sum over its own microbatches.
+      num_microbatches: microbatches of the global batch, over all towers.
+      reduction: one of REDUCTIONS.
+
+    Raises:
+      ValueError: `reduction` is unknown.
+    """
+    if reduction not in REDUCTIONS:
+        raise ValueError(f"reduction={reduction!r}: must be one of {', '.join(REDUCTIONS)}")
+    total = sum_over_parts(tower_sums)
+    return scale(total, 1.0 / num_microbatches) if reduction == "mean" else total
+
+
+def global_norm(gradients: Sequence[Gradient]) -> tf.Tensor:
+    """The Euclidean norm of all gradients together, float32 []; None counts as zero."""
+    present = [g for g in gradients if g is not None]
+    dense = [tf.cast(tf.convert_to_tensor(g), tf.float32) for g in present]
+    return tf.linalg.global_norm(dense)

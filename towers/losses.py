@@ -1,0 +1,75 @@
+"""The loss of a microbatch and its terms.
+
+Every tower adds the same weight decay to its own cross entropy. Averaging the towers' gradients
+then counts the decay once: (1/k) * sum of k equal terms.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+
+import keras
+import tensorflow as tf
+
+
+def cross_entropy(labels: tf.Tensor, logits: tf.Tensor) -> tf.Tensor:
+    """Softmax cross entropy in nats.
+
+    Args:
+      labels: integer [n], in [0, num_classes).
+      logits: floating [n, num_classes]; narrow types are widened to float32 first.
+
+    Returns:
+      [n], one value per example, float32 (float64 for float64 logits).
+    """
+    if logits.dtype != tf.float64:
+        logits = tf.cast(logits, tf.float32)
+    return tf.nn.sparse_softmax_cross_entropy_with_logits(labels=labels, logits=logits)
+
+
+def kernels(model: keras.Model) -> list[keras.Variable]:
+    """All weights of two or more dimensions: not the biases, not batch norm's scales."""
+    return [v for v in model.trainable_variables if v.path.rsplit("/")[-1] == "kernel"]
+
+
+def hidden_dense_kernels(model: keras.Model) -> list[keras.Variable]:
+    """The kernels of all dense layers but the last, as in the tutorial."""
+    dense = [layer for layer in model.layers if isinstance(layer, keras.layers.Dense)]
+    return [layer.kernel for layer in dense[:-1]]
+
+
+# Which weights decay. Biases and batch-norm scales never do.
+WEIGHT_FILTERS: dict[str, Callable[[keras.Model], list[keras.Variable]]] = {
+    "kernels": kernels,
+    "hidden_dense_kernels": hidden_dense_kernels,
+}
+
+
+def weight_decay_terms(
+    weights: Mapping[str, tf.Tensor], coefficient: float
+) -> dict[str, tf.Tensor]:
+    """The weight-decay terms of the loss: `coefficient * sum(w ** 2) / 2` for each weight.
+
+    Args:
+      weights: name of the layer to its kernel, any shape.
+      coefficient: >= 0; the gradient of a term is `coefficient * w`.
+
+    Returns:
+      `weight_decay/<layer>` to a scalar of the weight's dtype.
+    """
+    return {
+        f"weight_decay/{layer}": tf.cast(coefficient, weight.dtype) * tf.nn.l2_loss(weight)
+        for layer, weight in weights.items()
+    }
+
+
+def layer_name(variable: keras.Variable) -> str:
+    """The name of a variable's layer: `cifarnet/local3/kernel` gives `local3`."""
+    return variable.path.split("/")[-2]
+
+
+def total_loss(terms: Mapping[str, tf.Tensor]) -> tf.Tensor:
+    """The sum of the terms, added in their order."""
+    values: Sequence[tf.Tensor] = list(terms.values())
+    total = values[0]
+    for value in values[1:]:
+        total = total + tf.cast(value, total.dtype)
+    return total

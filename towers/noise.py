@@ -1,0 +1,38 @@
+"""Keeps TensorFlow's start-up notices off the terminal."""
+
+import os
+import sys
+import tempfile
+
+from absl import logging
+
+LOG_LEVEL = "TF_CPP_MIN_LOG_LEVEL"
+
+
+def import_tensorflow() -> None:
+    """Imports TensorFlow without its start-up notices.
+
+    TensorFlow prints two notices before its own log level takes effect, so file descriptor 2 is
+    pointed at a temporary file during the import. If the import fails, what was caught is printed:
+    it is then the only clue. Whoever sets TF_CPP_MIN_LOG_LEVEL asked for the notices and gets them.
+    """
+    if "tensorflow" in sys.modules or LOG_LEVEL in os.environ:
+        return
+    os.environ[LOG_LEVEL] = "3"  # fatal errors only; the rest reaches Python as exceptions
+    sys.stderr.flush()
+    saved = os.dup(2)
+    with tempfile.TemporaryFile() as caught:
+        os.dup2(caught.fileno(), 2)
+        failed = True
+        try:
+            import tensorflow  # noqa: F401
+
+            logging.set_verbosity(logging.WARNING)  # the import turns it up to INFO
+
+            failed = False
+        finally:
+            os.dup2(saved, 2)
+            os.close(saved)
+            if failed:
+                caught.seek(0)
+                sys.stderr.write(caught.read().decode(errors="replace"))

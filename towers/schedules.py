@@ -1,0 +1,124 @@
+"""The learning rate: a pure function of the examples seen, stated in epochs.
+
+A step of k towers consumes k times the examples of a step of one tower. A rule keyed to steps
+therefore decays k times too late in epochs; a rule keyed to examples cannot.
+"""
+
+import dataclasses
+import math
+
+SCHEDULES = ("exponential", "piecewise", "cosine", "linear", "constant")
+SCALINGS = ("none", "linear", "sqrt")
+
+
+@dataclasses.dataclass(frozen=True)
+class LearningRate:
+    """The learning rate at any number of examples seen.
+
+    With `epoch = examples_seen / examples_per_epoch`, the rate is
+
+      initial * warm_up(epoch) * decay(epoch)
+
+      warm_up      min(1, epoch / warmup_epochs) (Goyal et al. 2017, arXiv:1706.02677, section 2.2)
+      exponential  decay_factor ** floor(epoch / epochs_per_decay)   (the tutorial's staircase)
+      piecewise    decay_factor ** (number of decay_epochs that are <= epoch)
+      cosine       (1 + cos(pi * p)) / 2    (Loshchilov and Hutter 2017, arXiv:1608.03983, eq. 5)
+      linear       1 - p
+      constant     1
+
+    where p runs from 0 at the end of the warm-up to 1 at `total_epochs` and stays there.
+
+    Attributes:
+      schedule: one of SCHEDULES.
+      initial: rate before any decay, after scaling; > 0.
+      examples_per_epoch: size of the training split, counted from the data.
+      epochs_per_decay: epochs between decays (`exponential`); > 0.
+      decay_factor: what a decay multiplies by (`exponential`, `piecewise`); in (0, 1].
+      decay_epochs: increasing epochs at which `piecewise` decays.
+      warmup_epochs: epochs of linear warm-up from 0; 0 for none.
+      total_epochs: where `cosine` and `linear` reach 0; other schedules do not use it.
+
+    Example:
+      >>> rate = LearningRate("exponential", 0.1, 50_000, epochs_per_decay=2.0, decay_factor=0.5)
+      >>> rate(0), rate(99_999), rate(100_000)
+      (0.1, 0.1, 0.05)
+    """
+
+    schedule: str
+    initial: float
+    examples_per_epoch: int
+    epochs_per_decay: float = 350.0
+    decay_factor: float = 0.1
+    decay_epochs: tuple[float, ...] = ()
+    warmup_epochs: float = 0.0
+    total_epochs: float = 0.0
+
+    def __post_init__(self):
+        if self.schedule not in SCHEDULES:
+            raise ValueError(f"schedule={self.schedule!r}: must be one of {', '.join(SCHEDULES)}")
+        if self.examples_per_epoch < 1:
+            raise ValueError(f"examples_per_epoch={self.examples_per_epoch}: must be at least 1")
+        if self.schedule == "exponential" and not self.epochs_per_decay > 0:
+            raise ValueError(f"epochs_per_decay={self.epochs_per_decay}: must be above 0")
+        if self.schedule in ("cosine", "linear") and not self.total_epochs > self.warmup_epochs:
+            raise ValueError(
+                f"total_epochs={self.total_epochs:g}: must be above "
+                f"warmup_epochs={self.warmup_epochs:g} for the {self.schedule} schedule"
+            )
+
+    def __call__(self, examples_seen: int) -> float:
+        """The rate of the update that follows `examples_seen` examples; >= 0."""
+        epoch = examples_seen / self.examples_per_epoch
+        warm_up = min(1.0, epoch / self.warmup_epochs) if self.warmup_epochs else 1.0
+        return self.initial * warm_up * self._decay(epoch)
+
+    def _decay(self, epoch: float) -> float:
+        if self.schedule == "exponential":
+            return self.decay_factor ** math.floor(epoch / self.epochs_per_decay)
+        if self.schedule == "piecewise":
+            return self.decay_factor ** sum(boundary <= epoch for boundary in self.decay_epochs)
+        if self.schedule == "constant":
+            return 1.0
+        progress = (epoch - self.warmup_epochs) / (self.total_epochs - self.warmup_epochs)
+        progress = min(1.0, max(0.0, progress))
+        if self.schedule == "cosine":
+            return 0.5 * (1.0 + math.cos(math.pi * progress))
+        return 1.0 - progress
+
+    def first_decay_epoch(self) -> float:
+        """The epoch at which the rate first falls; infinity for `constant`."""
+        if self.schedule == "exponential":
+            return self.epochs_per_decay
+        if self.schedule == "piecewise":
+            return min(self.decay_epochs, default=math.inf)
+        return math.inf if self.schedule == "constant" else self.warmup_epochs
+
+    def describe(self) -> str:
+        """One line for the start table, such as `0.1, x 0.1 every 350 epochs`."""
+        decays = {
+            "exponential": f"x {self.decay_factor:g} every {self.epochs_per_decay:g} epochs",
+            "piecewise": f"x {self.decay_factor:g} at epochs "
+            + ", ".join(f"{epoch:g}" for epoch in self.decay_epochs),
+            "cosine": f"cosine to 0 at epoch {self.total_epochs:g}",
+            "linear": f"linear to 0 at epoch {self.total_epochs:g}",
+            "constant": "constant",
+        }
+        warm_up = f", {self.warmup_epochs:g} epochs of warm-up" if self.warmup_epochs else ""
+        return f"{self.initial:g}{warm_up}, {decays[self.schedule]}"
+
+
+def scaled_rate(
+    learning_rate: float, scaling: str, global_batch_size: int, base_batch_size: int
+) -> float:
+    """The learning rate for `global_batch_size`, given one that was found for `base_batch_size`.
+
+    `linear` multiplies by k = global_batch_size / base_batch_size (Goyal et al. 2017), `sqrt` by
+    the square root of k (Krizhevsky 2014, arXiv:1404.5997), `none` leaves the rate alone.
+
+    Raises:
+      ValueError: `scaling` is not one of SCALINGS.
+    """
+    if scaling not in SCALINGS:
+        raise ValueError(f"scaling={scaling!r}: must be one of {', '.join(SCALINGS)}")
+    ratio = global_batch_size / base_batch_size
+    return learning_rate * {"none": 1.0, "linear": ratio, "sqrt": math.sqrt(ratio)}[scaling]

@@ -1,0 +1,302 @@
+"""From checked settings to a run: what is derived from them, said about them and built of them."""
+
+import dataclasses
+import importlib.metadata
+import math
+import platform
+import subprocess
+from collections.abc import Mapping
+from pathlib import Path
+
+import keras
+
+from towers import (
+    devices,
+    losses,
+    models,
+    optimizers,
+    run_folder,
+    schedules,
+    settings,
+    trainer,
+    training,
+)
+
+PACKAGES = ("tensorflow", "keras", "tensorflow-datasets", "numpy")
+
+
+def tower_devices(num_towers: int | None) -> tuple[str, ...]:
+    """One device per tower; None means one per visible GPU, else 1.
+
+    Raises:
+      SettingsError: `--num_towers` does not fit the machine.
+    """
+    try:
+        return devices.choose(num_towers)
+    except ValueError as error:
+        raise settings.SettingsError(f"--{error}") from error
+
+
+def resolved(
+    chosen: settings.TrainSettings, num_towers: int, earlier: Mapping | None
+) -> settings.TrainSettings:
+    """The settings with every default filled in.
+
+    Where the number of microbatches is left open, a run that goes on keeps the one it began with:
+    it is part of the arithmetic, and the number of towers is not.
+
+    Raises:
+      SettingsError: sizes that do not divide.
+    """
+    network = models.NETWORKS[chosen.model]
+    num_microbatches = chosen.num_microbatches or num_towers
+    if earlier is not None and not chosen.num_microbatches:
+        num_microbatches = earlier["settings"]["num_microbatches"]
+    try:
+        trainer.check_sizes(chosen.global_batch_size, num_microbatches, num_towers)
+    except ValueError as error:
+        raise settings.SettingsError(f"--{error}") from error
+    return dataclasses.replace(
+        chosen,
+        num_towers=num_towers,
+        num_microbatches=num_microbatches,
+        weight_decay=_default(chosen.weight_decay, network.weight_decay),
+        weight_decay_filter=_default(chosen.weight_decay_filter, network.weight_filter),
+    )
+
+
+def _default(value, default):
+    return default if value is None else value
+
+
+def learning_rate(
+    chosen: settings.TrainSettings, examples_per_epoch: int
+) -> schedules.LearningRate:
+    """The schedule that the settings describe."""
+    return schedules.LearningRate(
+        schedule=chosen.learning_rate_schedule,
+        initial=schedules.scaled_rate(
+            chosen.learning_rate,
+            chosen.learning_rate_scaling,
+            chosen.global_batch_size,
+            chosen.base_batch_size,
+        ),
+        examples_per_epoch=examples_per_epoch,
+        epochs_per_decay=chosen.epochs_per_decay,
+        decay_factor=chosen.decay_factor,
+        decay_epochs=chosen.decay_epochs,
+        warmup_epochs=chosen.warmup_epochs,
+        total_epochs=chosen.train_epochs or 0.0,
+    )
+
+
+def plan(
+    chosen: settings.TrainSettings, examples_per_epoch: int, class_names: tuple[str, ...]
+) -> training.Plan:
+    """When the run ends, and what it does on the way."""
+    return training.Plan(
+        last_step=training.last_step(
+            chosen.train_epochs, chosen.max_steps, examples_per_epoch, chosen.global_batch_size
+        ),
+        examples_per_epoch=examples_per_epoch,
+        class_names=class_names,
+        log_every_steps=chosen.log_every_steps,
+        summary_every_steps=chosen.summary_every_steps,
+        checkpoint_every_steps=chosen.checkpoint_every_steps,
+        checkpoints_to_keep=chosen.checkpoints_to_keep,
+        eval_every_epochs=chosen.eval_every_epochs,
+        profile_steps=chosen.profile_steps,
+    )
+
+
+def config(
+    chosen: settings.TrainSettings,
+    tower_devices: tuple[str, ...],
+    plan: training.Plan,
+    **data: object,
+) -> dict:
+    """What `config.json` holds: settings, what follows from them, and versions.
+
+    Args:
+      chosen: resolved.
+      tower_devices: one per tower.
+      plan: of the run.
+      **data: what is known of the data and its preprocessing.
+    """
+    return {
+        "settings": dataclasses.asdict(chosen),
+        "resolved": {
+            "tower_devices": list(tower_devices),
+            "per_tower_batch_size": chosen.global_batch_size // len(tower_devices),
+            "microbatch_size": chosen.global_batch_size // chosen.num_microbatches,
+            "steps_per_epoch": plan.examples_per_epoch / chosen.global_batch_size,
+            "last_step": plan.last_step,
+            "examples_per_epoch": plan.examples_per_epoch,
+            "class_names": list(plan.class_names),
+            **data,
+        },
+        "versions": {name: importlib.metadata.version(name) for name in PACKAGES}
+        | {"python": platform.python_version()},
+        "git_revision": _git_revision(),
+    }
+
+
+def _git_revision() -> str | None:
+    """The revision of this code, with `-dirty` where it was changed; None outside a checkout."""
+    command = ["git", "describe", "--always", "--dirty", "--abbrev=12"]
+    folder = Path(__file__).parent
+    try:
+        done = subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=10)
+    except (OSError, subprocess.TimeoutExpired):
+        return None
+    return done.stdout.strip() or None
+
+
+def check_same_run(earlier: Mapping, config: Mapping) -> None:
+    """Checks that the settings which define a run are those that it began with.
+
+    Raises:
+      RunFolderError: names each setting that differs.
+    """
+    different = run_folder.differences(_defining(earlier), _defining(config))
+    if different:
+        raise run_folder.RunFolderError(
+            f"--train_dir={config['settings']['train_dir']} holds a run with other settings: "
+            f"{'; '.join(different)}. Give the run's own settings to continue it, or choose "
+            "another --train_dir"
+        )
+
+
+def _defining(config: Mapping) -> dict:
+    data = config["resolved"]["data_sha256"][:12]
+    return settings.run_defining(config["settings"]) | {"data_dir's images": data}
+
+
+def start_table(
+    config: Mapping, learning_rate: schedules.LearningRate, num_test_examples: int
+) -> list[tuple[str, str]]:
+    """What a run is, in a few lines; warns where the rate will never decay."""
+    chosen, derived = config["settings"], config["resolved"]
+    rows = [
+        ("run", str(chosen["train_dir"])),
+        ("data", f"{derived['data_source']}: {derived['examples_per_epoch']:,} train, "
+                 f"{num_test_examples:,} test, {len(derived['class_names'])} classes"),
+        ("model", f"{chosen['model']}, {chosen['compute_dtype']}, "
+                  f"images {' x '.join(map(str, derived['image_shape']))}"),
+        ("towers", f"{chosen['num_towers']} on {', '.join(derived['tower_devices'])}"),
+        ("batch", f"{chosen['global_batch_size']} global, "
+                  f"{derived['per_tower_batch_size']} per tower, {chosen['num_microbatches']} "
+                  f"microbatch(es) of {derived['microbatch_size']}"),
+        ("steps", f"{derived['last_step']:,}, {derived['steps_per_epoch']:.1f} per epoch"),
+        ("optimizer", _describe_optimizer(chosen)),
+        ("learning rate", learning_rate.describe()),
+        ("weight decay", _describe_weight_decay(chosen)),
+        ("reduction", _describe_reduction(chosen)),
+    ]  # fmt: skip
+    end = derived["last_step"] * chosen["global_batch_size"] / derived["examples_per_epoch"]
+    first_decay = learning_rate.first_decay_epoch()
+    if end <= first_decay < math.inf:
+        rows.append(
+            ("warning", f"the run ends at epoch {end:.4g}, before the learning rate first decays "
+                        f"at epoch {first_decay:g}")
+        )  # fmt: skip
+    return rows
+
+
+def _describe_optimizer(chosen: Mapping) -> str:
+    parts = [chosen["optimizer"]]
+    if chosen["momentum"]:
+        parts.append(f"{'Nesterov ' if chosen['nesterov'] else ''}momentum {chosen['momentum']:g}")
+    if chosen["clip_norm"]:
+        parts.append(f"global norm clipped to {chosen['clip_norm']:g} after the reduction")
+    if chosen["moving_average_decay"]:
+        parts.append(f"moving averages {chosen['moving_average_decay']:g}")
+    return ", ".join(parts)
+
+
+def _describe_weight_decay(chosen: Mapping) -> str:
+    kind = "decoupled" if _is_decoupled(chosen) else "in every tower's loss"
+    return f"{chosen['weight_decay']:g} on {chosen['weight_decay_filter']}, {kind}"
+
+
+def _is_decoupled(chosen: Mapping) -> bool:
+    return chosen["optimizer"] in optimizers.DECOUPLED_WEIGHT_DECAY
+
+
+def _describe_reduction(chosen: Mapping) -> str:
+    gradients = f"{chosen['gradient_reduction']} of the gradients over microbatches"
+    return f"{gradients}; batch-norm statistics: {chosen['batch_norm_statistics']}"
+
+
+def build_trainer(
+    chosen: settings.TrainSettings,
+    tower_devices: tuple[str, ...],
+    config: Mapping,
+    learning_rate: schedules.LearningRate,
+) -> trainer.Trainer:
+    """Builds the network, its optimizer and the trainer of a run.
+
+    Raises:
+      SettingsError: the images are too small for the network.
+    """
+    model = build_model(config)
+    decoupled = _is_decoupled(config["settings"])
+    optimizer = optimizers.make(
+        chosen.optimizer,
+        momentum=chosen.momentum,
+        nesterov=chosen.nesterov,
+        clip_norm=chosen.clip_norm,
+        weight_decay=chosen.weight_decay if decoupled else 0.0,
+        model=model,
+        decayed=losses.WEIGHT_FILTERS[chosen.weight_decay_filter](model),
+        loss_scaling=chosen.compute_dtype == "float16",
+    )
+    return trainer.Trainer(
+        model,
+        optimizer,
+        tower_devices=tower_devices,
+        global_batch_size=chosen.global_batch_size,
+        num_microbatches=chosen.num_microbatches,
+        learning_rate=learning_rate,
+        weight_decay=0.0 if decoupled else chosen.weight_decay,
+        weight_filter=chosen.weight_decay_filter,
+        gradient_reduction=chosen.gradient_reduction,
+        batch_norm_statistics=chosen.batch_norm_statistics,
+        moving_average_decay=chosen.moving_average_decay,
+    )
+
+
+def build_model(config: Mapping) -> keras.Model:
+    """The network that a `config.json` describes, at its initial weights."""
+    chosen, derived = config["settings"], config["resolved"]
+    return models.build(
+        chosen["model"],
+        tuple(derived["image_shape"]),
+        len(derived["class_names"]),
+        compute_dtype=chosen["compute_dtype"],
+        seed=chosen["seed"],
+    )
+
+
+def train(run: training.Run, config: Mapping) -> int:
+    """Trains or continues a run and says how it ended; returns the exit code."""
+    folder, last_step = run.folder, run.plan.last_step
+    at_step = run.restore()
+    finished = folder.read_final_summary()
+    if finished and finished["step"] >= last_step:
+        print(f"the run finished at step {finished['step']}; {folder.final_model} is its model")
+        return 0
+    if at_step:
+        print(f"continuing at step {at_step}", flush=True)
+    outcome = run.train(config)
+    if outcome.final is None:
+        print(
+            f"stopped at step {outcome.step} of {last_step}; checkpoint saved, the same command "
+            "goes on from there"
+        )
+        return outcome.exit_code
+    print(
+        f"finished: {folder.final_model}, weights sha256 {outcome.final['weights_sha256'][:16]}\n"
+        f"watch it: tensorboard --logdir {folder.path}"
+    )
+    return 0

@@ -1,0 +1,182 @@
+"""The training step: one graph with every tower in it.
+
+    split_batch -> tower_0 ... tower_{k-1} -> average_gradients -> apply -> moving_averages
+
+The loop over towers below runs while the graph is built, once. The graph it leaves has k towers
+that depend on nothing but their own inputs, and TensorFlow runs them side by side.
+"""
+
+import dataclasses
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import keras
+import tensorflow as tf
+
+from towers import batch_norm, devices, gradients, moving_averages, tower
+
+
+@dataclasses.dataclass(frozen=True)
+class TrainState:
+    """Everything a run carries from step to step; nothing in it depends on towers.
+
+    Attributes:
+      model: its variables are the weights and the batch-norm state.
+      optimizer: built on `model.trainable_variables`.
+      averages: moving averages of the weights, in their order; empty if none are kept.
+      step: int64 variable, updates made.
+      examples_seen: int64 variable, examples consumed.
+    """
+
+    model: keras.Model
+    optimizer: keras.optimizers.Optimizer
+    averages: Sequence[tf.Variable]
+    step: tf.Variable
+    examples_seen: tf.Variable
+
+
+class StepResult(NamedTuple):
+    """What one step shows of itself; M is num_microbatches.
+
+    Attributes:
+      losses: loss term to its value in each microbatch, [M].
+      correct: int32 [M], examples classified right, before the update.
+      gradients: the reduced gradients, one per weight, before clipping; never scaled.
+    """
+
+    losses: dict[str, tf.Tensor]
+    correct: tf.Tensor
+    gradients: list[gradients.Gradient]
+
+
+def new_state(
+    model: keras.Model, optimizer: keras.optimizers.Optimizer, keep_averages: bool
+) -> TrainState:
+    """The state at step 0, with all its variables on the CPU."""
+    with tf.device(devices.PARAMETER_DEVICE):
+        optimizer.build(model.trainable_variables)
+        averages = [
+            tf.Variable(weight.value, trainable=False, name="moving_average")
+            for weight in (model.trainable_variables if keep_averages else ())
+        ]
+        return TrainState(
+            model=model,
+            optimizer=optimizer,
+            averages=averages,
+            step=tf.Variable(0, dtype=tf.int64, trainable=False, name="step"),
+            examples_seen=tf.Variable(0, dtype=tf.int64, trainable=False, name="examples_seen"),
+        )
+
+
+@dataclasses.dataclass(frozen=True)
+class StepProgram:
+    """The parts and policies of a training step.
+
+    Attributes:
+      state: what the step updates.
+      tower_program: what each tower computes.
+      tower_devices: one device per tower.
+      num_microbatches: microbatches of a global batch; a multiple of the number of towers.
+      reduction: one of gradients.REDUCTIONS.
+      batch_norm_statistics: one of batch_norm.POLICIES.
+      moving_average_decay: of the weights; not used where the state keeps no averages.
+    """
+
+    state: TrainState
+    tower_program: tower.TowerProgram
+    tower_devices: tuple[str, ...]
+    num_microbatches: int
+    reduction: str
+    batch_norm_statistics: str
+    moving_average_decay: float
+
+
+def train_step(
+    program: StepProgram, images: tf.Tensor, labels: tf.Tensor, learning_rate: tf.Tensor | None
+) -> StepResult:
+    """Makes one update. To be wrapped in `tf.function`.
+
+    Args:
+      program: parts and policies.
+      images: [global_batch_size, ...].
+      labels: integer [global_batch_size].
+      learning_rate: float32 [], of this update; None leaves it to the optimizer.
+    """
+    results = run_towers(program, images, labels)
+    with tf.device(devices.PARAMETER_DEVICE):
+        with tf.name_scope("average_gradients"):
+            reduced = gradients.reduce_towers(
+                [result.sum_gradients for result in results],
+                program.num_microbatches,
+                program.reduction,
+            )
+        with tf.name_scope("apply"):
+            _apply(program.state, reduced, learning_rate)
+        with tf.name_scope("batch_norm_statistics"):
+            _assign_model_state(program, [result.states for result in results])
+        if program.state.averages:
+            with tf.name_scope("moving_averages"):
+                moving_averages.update(
+                    program.state.averages,
+                    [weight.value for weight in program.state.model.trainable_variables],
+                    program.moving_average_decay,
+                    program.state.step,
+                )
+        program.state.step.assign_add(1)
+        program.state.examples_seen.assign_add(images.shape[0])
+        return StepResult(
+            losses={
+                term: tf.concat([result.losses[term] for result in results], axis=0)  # [M]
+                for term in results[0].losses
+            },
+            correct=tf.concat([result.correct for result in results], axis=0),  # [M]
+            gradients=_unscaled(program.state.optimizer, reduced),
+        )
+
+
+def run_towers(
+    program: StepProgram, images: tf.Tensor, labels: tf.Tensor
+) -> list[tower.TowerResult]:
+    """Builds every tower on its device, each on its own part of the global batch."""
+    model, num_towers = program.state.model, len(program.tower_devices)
+    with tf.device(devices.PARAMETER_DEVICE), tf.name_scope("split_batch"):
+        image_parts = tf.split(images, num_towers)  # each [per_tower_batch, ...]
+        label_parts = tf.split(labels, num_towers)
+        first_draw = program.state.step * program.num_microbatches
+    per_tower = program.num_microbatches // num_towers
+    results = []
+    for index, device in enumerate(program.tower_devices):
+        with tf.device(device), tf.name_scope(f"tower_{index}"):
+            results.append(
+                tower.compute(
+                    program.tower_program,
+                    [tf.identity(weight.value) for weight in model.trainable_variables],
+                    [tf.identity(variable.value) for variable in model.non_trainable_variables],
+                    image_parts[index],
+                    label_parts[index],
+                    [first_draw + index * per_tower + m for m in range(per_tower)],
+                )
+            )
+    return results
+
+
+def _apply(state: TrainState, reduced: list[gradients.Gradient], learning_rate) -> None:
+    if learning_rate is not None:
+        state.optimizer.learning_rate.assign(learning_rate)
+    state.optimizer.apply(reduced, state.model.trainable_variables)
+
+
+def _assign_model_state(program: StepProgram, tower_states) -> None:
+    model = program.state.model
+    combined = batch_norm.combine(model, tower_states, program.batch_norm_statistics)
+    for variable, value in zip(model.non_trainable_variables, combined, strict=True):
+        if value is not None:
+            variable.assign(value)
+
+
+def _unscaled(
+    optimizer: keras.optimizers.Optimizer, reduced: list[gradients.Gradient]
+) -> list[gradients.Gradient]:
+    if isinstance(optimizer, keras.optimizers.LossScaleOptimizer):
+        return gradients.scale(reduced, 1.0 / optimizer.dynamic_scale)
+    return reduced

@@ -1,0 +1,135 @@
+"""What TensorBoard shows of a run.
+
+All summaries are written outside the training step's graph, from tensors it returned: they then
+cost nothing at the steps that write none, and the graph page keeps the towers in its middle.
+"""
+
+import contextlib
+import json
+from collections.abc import Mapping
+
+import keras
+import numpy as np
+import tensorflow as tf
+from tensorboard.plugins.hparams import api as hparams
+
+from towers import evaluation, figures, run_folder, step
+
+MAX_IMAGES = 8
+
+
+class Summaries:
+    """Writers of one run's event files: `train/` and `eval/`, with the same tags for the same
+    quantity so that their curves overlay."""
+
+    def __init__(self, folder: run_folder.RunFolder):
+        self._folder = folder
+        self._train = tf.summary.create_file_writer(str(folder.train_events))
+        self._eval = tf.summary.create_file_writer(str(folder.eval_events))
+
+    def start(self, config: Mapping, graph: tf.Graph) -> None:
+        """Writes the settings as text and HParams, and the graph of the step."""
+        settings = config["settings"]
+        with self._train.as_default(step=0):
+            tf.summary.text("settings", _markdown_table(settings))
+            tf.summary.text("resolved", _markdown_table(config["resolved"]))
+            tf.summary.graph(graph)
+        # HParams looks for its configuration in the root of the logs.
+        root = tf.summary.create_file_writer(str(self._folder.path))
+        with root.as_default(step=0):
+            values = {name: _as_hparam(value) for name, value in settings.items()}
+            hparams.hparams_config(
+                hparams=[hparams.HParam(name) for name in values],
+                metrics=[
+                    hparams.Metric("accuracy", group="eval", display_name="test accuracy"),
+                    hparams.Metric("loss/cross_entropy", group="eval", display_name="test loss"),
+                    hparams.Metric("accuracy", group="train", display_name="train accuracy"),
+                    hparams.Metric("loss/total", group="train", display_name="train loss"),
+                ],
+            )
+            hparams.hparams(values, trial_id=str(self._folder.path))
+        root.close()
+
+    def scalars(self, metrics: Mapping, losses: Mapping[str, np.ndarray], num_towers: int) -> None:
+        """Writes one logged step: its metrics and the terms of its loss.
+
+        Args:
+          metrics: a line of `metrics.jsonl`.
+          losses: loss term to its value in each microbatch, [num_microbatches].
+          num_towers: the spread is over the means of the towers.
+        """
+        with self._train.as_default(step=metrics["step"]):
+            for term, values in losses.items():
+                tf.summary.scalar(f"loss/{term}", values.mean())
+            per_tower = losses["total"].reshape(num_towers, -1).mean(axis=1)  # [num_towers]
+            tf.summary.scalar("towers/loss_spread", per_tower.max() - per_tower.min())
+            for name in ("accuracy", "learning_rate", "epoch", "examples_per_second"):
+                tf.summary.scalar(name, metrics[name])
+
+    def histograms(
+        self,
+        model: keras.Model,
+        result: step.StepResult,
+        activations: Mapping[str, tf.Tensor],
+        images: tf.Tensor,
+        at_step: int,
+    ) -> None:
+        """Writes weights, gradients, activations with their sparsity, and augmented images."""
+        with self._train.as_default(step=at_step):
+            for weight, gradient in zip(model.trainable_variables, result.gradients, strict=True):
+                tf.summary.histogram(f"weights/{weight.path}", weight.value)
+                if gradient is not None:
+                    dense = tf.convert_to_tensor(gradient)
+                    tf.summary.histogram(f"gradients/{weight.path}", dense)
+            for layer, values in activations.items():
+                tf.summary.histogram(f"activations/{layer}", tf.cast(values, tf.float32))
+                tf.summary.scalar(f"sparsity/{layer}", tf.nn.zero_fraction(values))
+            if images.shape.rank == 4 and images.shape[-1] in (1, 3):
+                shown = figures.stretched(images[:MAX_IMAGES].numpy())
+                tf.summary.image("augmented_images", shown, max_outputs=MAX_IMAGES)
+
+    def evaluation(
+        self, result: evaluation.Evaluation, class_names: tuple[str, ...], at_step: int
+    ) -> None:
+        """Writes one evaluation: scalars, accuracy per class and the confusion matrix."""
+        write_evaluation(self._eval, result, class_names, at_step)
+
+    def flush(self) -> None:
+        """Writes out what is buffered."""
+        self._train.flush()
+        self._eval.flush()
+
+
+def write_evaluation(
+    writer, result: evaluation.Evaluation, class_names: tuple[str, ...], at_step: int
+) -> None:
+    """Writes one evaluation to an event file writer."""
+    with writer.as_default(step=at_step):
+        tf.summary.scalar("loss/cross_entropy", result.loss)
+        tf.summary.scalar("accuracy", result.accuracy)
+        tf.summary.scalar("top5_accuracy", result.top5_accuracy)
+        for name, value in zip(class_names, result.per_class_accuracy(), strict=True):
+            if not np.isnan(value):
+                tf.summary.scalar(f"accuracy_per_class/{name}", value)
+        picture = figures.confusion_matrix(result.confusion, class_names)
+        tf.summary.image("confusion_matrix", picture[None])
+    writer.flush()
+
+
+@contextlib.contextmanager
+def profile(folder: run_folder.RunFolder):
+    """Records a profile for TensorBoard's Profile tab (needs the `profile` extra to be shown)."""
+    tf.profiler.experimental.start(str(folder.train_events))
+    try:
+        yield
+    finally:
+        tf.profiler.experimental.stop()
+
+
+def _markdown_table(values: Mapping) -> str:
+    rows = [f"| {name} | {json.dumps(value)} |" for name, value in values.items()]
+    return "\n".join(["| name | value |", "| --- | --- |", *rows])
+
+
+def _as_hparam(value):
+    return value if isinstance(value, (bool, int, float, str)) else json.dumps(value)

@@ -1,0 +1,138 @@
+"""One tower: the forward and backward graph of one device, over its own microbatches."""
+
+import dataclasses
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+
+import keras
+import tensorflow as tf
+
+from towers import batch_norm, gradients, losses
+
+
+@dataclasses.dataclass(frozen=True)
+class TowerProgram:
+    """What every tower computes; the same in all of them.
+
+    Attributes:
+      model: called as a pure function; its variables are never read or written by a tower.
+      loss_fn: (labels [n], outputs [n, ...]) to one loss per example, [n].
+      decayed: name of the layer to the index of its weight in `model.trainable_variables`.
+      weight_decay: coefficient of the weight-decay terms; >= 0.
+      scale_loss: multiplies the loss before differentiation (float16); the identity otherwise.
+    """
+
+    model: keras.Model
+    loss_fn: Callable[[tf.Tensor, tf.Tensor], tf.Tensor]
+    decayed: dict[str, int]
+    weight_decay: float
+    scale_loss: Callable[[tf.Tensor], tf.Tensor]
+
+
+class TowerResult(NamedTuple):
+    """What one tower hands to the CPU.
+
+    Attributes:
+      sum_gradients: one gradient per weight, summed over the tower's microbatches.
+      losses: loss term to its value in each microbatch, [microbatches of the tower].
+      correct: int32 [microbatches of the tower], examples whose label has the largest output;
+        where several outputs are largest the first counts, as in argmax.
+      states: per variable of the model's state, its value after each microbatch, [microbatches
+        of the tower, ...].
+    """
+
+    sum_gradients: list[gradients.Gradient]
+    losses: dict[str, tf.Tensor]
+    correct: tf.Tensor
+    states: list[tf.Tensor]
+
+
+class _Microbatch(NamedTuple):
+    gradients: list[gradients.Gradient]
+    losses: dict[str, tf.Tensor]
+    correct: tf.Tensor
+    state: list[tf.Tensor]
+
+
+def compute(
+    program: TowerProgram,
+    weights: Sequence[tf.Tensor],
+    state: Sequence[tf.Tensor],
+    images: tf.Tensor,
+    labels: tf.Tensor,
+    draw_indices: Sequence[tf.Tensor],
+) -> TowerResult:
+    """Runs one tower. Called under `tf.device(the tower's device)`.
+
+    Args:
+      program: what to compute.
+      weights: the tower's own copy of the weights; gradients are taken with respect to it.
+      state: batch-norm statistics and the like, as they were before the step.
+      images: [per_tower_batch, ...]; cut into len(draw_indices) equal microbatches in order.
+      labels: integer [per_tower_batch].
+      draw_indices: per microbatch, an int64 scalar that no other microbatch of the run has; random
+        layers such as dropout draw by it, so that a draw does not depend on towers.
+    """
+    num_microbatches = len(draw_indices)
+    results = [
+        _microbatch(program, weights, state, image_part, label_part, draw_index)
+        for image_part, label_part, draw_index in zip(
+            tf.split(images, num_microbatches),  # each [microbatch, ...]
+            tf.split(labels, num_microbatches),
+            draw_indices,
+            strict=True,
+        )
+    ]
+    return TowerResult(
+        sum_gradients=gradients.sum_over_parts([result.gradients for result in results]),
+        losses={
+            term: tf.stack([result.losses[term] for result in results])
+            for term in results[0].losses
+        },
+        correct=tf.stack([result.correct for result in results]),
+        states=[tf.stack(parts) for parts in zip(*(r.state for r in results), strict=True)],
+    )
+
+
+def _microbatch(program, weights, state, images, labels, draw_index) -> _Microbatch:
+    drawn_state = batch_norm.with_draw_index(program.model, state, draw_index)
+    with tf.GradientTape(watch_accessed_variables=False) as tape:
+        tape.watch(weights)
+        outputs, new_state, model_losses = program.model.stateless_call(
+            weights, drawn_state, images, training=True, return_losses=True
+        )
+        terms = loss_terms(program, weights, labels, outputs, model_losses)
+        scaled = program.scale_loss(terms["total"])
+    return _Microbatch(
+        gradients=tape.gradient(scaled, list(weights)),
+        losses=terms,
+        correct=count_correct(labels, outputs),
+        state=list(new_state),
+    )
+
+
+def loss_terms(
+    program: TowerProgram,
+    weights: Sequence[tf.Tensor],
+    labels: tf.Tensor,
+    outputs: tf.Tensor,
+    model_losses: Sequence[tf.Tensor],
+) -> dict[str, tf.Tensor]:
+    """The loss of one microbatch: its terms by name, and `total`, their sum.
+
+    `cross_entropy` is the mean over the microbatch of `loss_fn`; `weight_decay/<layer>` is
+    described in losses.py; `model` is what the Keras model adds itself (its regularizers), if any.
+    """
+    terms = {"cross_entropy": tf.reduce_mean(program.loss_fn(labels, outputs))}
+    if program.weight_decay:
+        decayed = {layer: weights[index] for layer, index in program.decayed.items()}
+        terms |= losses.weight_decay_terms(decayed, program.weight_decay)
+    if model_losses:
+        terms["model"] = losses.total_loss(dict(enumerate(model_losses)))
+    return terms | {"total": losses.total_loss(terms)}
+
+
+def count_correct(labels: tf.Tensor, outputs: tf.Tensor) -> tf.Tensor:
+    """How many examples have their largest output at their label, int32 []."""
+    predicted = tf.argmax(outputs, axis=-1, output_type=tf.int64)
+    return tf.reduce_sum(tf.cast(predicted == tf.cast(labels, tf.int64), tf.int32))

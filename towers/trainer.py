@@ -1,0 +1,246 @@
+"""Trains any Keras model on towers: the package's front door for programs."""
+
+import hashlib
+from collections.abc import Callable, Iterable
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+from towers import batch_norm, devices, evaluation, gradients, losses, step, tower
+
+
+class Trainer:
+    """One set of weights, trained by several towers.
+
+    Attributes:
+      state: weights, optimizer slots, moving averages and counters.
+      tower_devices: one device per tower.
+      global_batch_size: examples of one step.
+      num_microbatches: equal parts of the global batch, at least one per tower.
+      learning_rate: examples seen to the rate of the next update; None leaves it to the optimizer.
+    """
+
+    def __init__(
+        self,
+        model: keras.Model,
+        optimizer: keras.optimizers.Optimizer,
+        *,
+        tower_devices: tuple[str, ...],
+        global_batch_size: int,
+        num_microbatches: int = 0,
+        learning_rate: Callable[[int], float] | None = None,
+        loss_fn: Callable[[tf.Tensor, tf.Tensor], tf.Tensor] = losses.cross_entropy,
+        weight_decay: float = 0.0,
+        weight_filter: str = "kernels",
+        gradient_reduction: str = "mean",
+        batch_norm_statistics: str = "mean",
+        moving_average_decay: float = 0.0,
+    ):
+        """
+        Args:
+          model: built; its variables should live on `devices.PARAMETER_DEVICE`.
+          optimizer: any Keras optimizer. Clipping it does itself comes after the reduction.
+          tower_devices: from `devices.choose`.
+          global_batch_size: examples of one step; a multiple of `num_microbatches`.
+          num_microbatches: a multiple of the number of towers; 0 means one per tower.
+          learning_rate: such as a `schedules.LearningRate`.
+          loss_fn: (labels [n], outputs [n, ...]) to one loss per example, [n].
+          weight_decay: coefficient of the weight-decay terms of the loss; 0 for none.
+          weight_filter: key of `losses.WEIGHT_FILTERS`, which weights decay.
+          gradient_reduction: one of `gradients.REDUCTIONS`.
+          batch_norm_statistics: one of `batch_norm.POLICIES`.
+          moving_average_decay: in [0, 1); 0 keeps no averages.
+
+        Raises:
+          ValueError: an argument is out of range, or sizes do not divide.
+        """
+        self.tower_devices = tuple(tower_devices)
+        self.global_batch_size = global_batch_size
+        self.num_microbatches = num_microbatches or len(self.tower_devices)
+        check_sizes(global_batch_size, self.num_microbatches, len(self.tower_devices))
+        _check_policies(gradient_reduction, batch_norm_statistics, moving_average_decay)
+        if weight_filter not in losses.WEIGHT_FILTERS:
+            allowed = ", ".join(losses.WEIGHT_FILTERS)
+            raise ValueError(f"weight_filter={weight_filter!r}: must be one of {allowed}")
+        devices.keep_addition_order()
+        self.learning_rate = learning_rate
+        self.state = step.new_state(model, optimizer, keep_averages=moving_average_decay > 0)
+        scaled = isinstance(optimizer, keras.optimizers.LossScaleOptimizer)
+        self._program = step.StepProgram(
+            state=self.state,
+            tower_program=tower.TowerProgram(
+                model=model,
+                loss_fn=loss_fn,
+                decayed=_indices(model, losses.WEIGHT_FILTERS[weight_filter](model)),
+                weight_decay=weight_decay,
+                scale_loss=optimizer.scale_loss if scaled else lambda loss: loss,
+            ),
+            tower_devices=self.tower_devices,
+            num_microbatches=self.num_microbatches,
+            reduction=gradient_reduction,
+            batch_norm_statistics=batch_norm_statistics,
+            moving_average_decay=moving_average_decay,
+        )
+        self._train_step = tf.function(self._build_step)
+        self._observer = _Observer(model)
+        self._evaluator = evaluation.Evaluator(
+            model, self.evaluated_weights(), loss_fn, self.tower_devices
+        )
+
+    def _build_step(self, images, labels, learning_rate) -> step.StepResult:
+        return step.train_step(self._program, images, labels, learning_rate)
+
+    def train_step(self, images: tf.Tensor, labels: tf.Tensor) -> step.StepResult:
+        """Makes one update.
+
+        Args:
+          images: [global_batch_size, ...].
+          labels: integer [global_batch_size].
+
+        Raises:
+          ValueError: the batch is not full; an uneven share would weigh examples unequally.
+        """
+        images, labels = tf.convert_to_tensor(images), tf.convert_to_tensor(labels)
+        if images.shape[0] != self.global_batch_size:
+            raise ValueError(
+                f"a batch of {images.shape[0]} examples: every training batch must have "
+                f"global_batch_size={self.global_batch_size}"
+            )
+        return self._train_step(images, labels, self._rate_of_next_step())
+
+    def _rate_of_next_step(self) -> tf.Tensor | None:
+        if self.learning_rate is None:
+            return None
+        rate = self.learning_rate(int(self.state.examples_seen))
+        return tf.constant(rate, dtype=tf.float32)
+
+    def fit(self, batches: Iterable, steps: int | None = None) -> list[float]:
+        """Trains on (images, labels) batches; stops after `steps`, or with the last batch.
+
+        Returns:
+          The mean total loss over the global batch at each step, before its update.
+        """
+        history = []
+        if isinstance(batches, tf.data.Dataset) and steps is not None:
+            batches = batches.take(steps)
+        for images, labels in batches:
+            result = self.train_step(images, labels)
+            history.append(float(tf.reduce_mean(result.losses["total"])))
+            if len(history) == steps:
+                break
+        return history
+
+    def evaluate(self, batches: Iterable) -> evaluation.Evaluation:
+        """Evaluates the moving-average weights, where they are kept, else the weights."""
+        return self._evaluator(batches)
+
+    def evaluated_weights(self) -> list[tf.Variable]:
+        """The variables that are evaluated and exported."""
+        return list(self.state.averages) or [
+            weight.value for weight in self.state.model.trainable_variables
+        ]
+
+    def activations(self, images: tf.Tensor) -> dict[str, tf.Tensor]:
+        """Layer to its activation for the first microbatch of the coming step.
+
+        The same weights, images and draws as `train_step(images, ...)` will use if it comes next,
+        so these are that step's own values, though a forward pass of their own computes them. They
+        are not outputs of the step because fetching them could change how TensorFlow fuses its
+        operations, and with that the last bits of its result.
+
+        Returns:
+          [microbatch, ...] for each layer with a nonlinearity, and the model's output.
+        """
+        microbatch = self.global_batch_size // self.num_microbatches
+        draw_index = self.state.step * self.num_microbatches
+        with tf.device(self.tower_devices[0]):
+            return self._observer(tf.convert_to_tensor(images)[:microbatch], draw_index)
+
+    def step_graph(self, images: tf.Tensor, labels: tf.Tensor) -> tf.Graph:
+        """The graph of the training step, for TensorBoard."""
+        concrete = self._train_step.get_concrete_function(
+            tf.convert_to_tensor(images), tf.convert_to_tensor(labels), self._rate_of_next_step()
+        )
+        return concrete.graph
+
+    def state_sha256(self) -> str:
+        """Hash over weights, batch-norm state, optimizer slots and moving averages, in order."""
+        return sha256(
+            [variable.value for variable in self.state.model.variables]
+            + [variable.value for variable in self.state.optimizer.variables]
+            + list(self.state.averages)
+        )
+
+
+class _Observer:
+    """A functional model's activations, computed without touching its state."""
+
+    def __init__(self, model: keras.Model):
+        # A subclassed model has no graph of layers to look into.
+        self._model = None
+        if isinstance(model, (keras.Sequential, keras.Model)) and getattr(model, "inputs", None):
+            outputs = {layer.name: layer.output for layer in model.layers if _is_nonlinear(layer)}
+            outputs[model.layers[-1].name] = model.outputs[0]
+            self._model = keras.Model(model.inputs, outputs)
+        self._call = tf.function(self._build)
+
+    def __call__(self, images: tf.Tensor, draw_index: tf.Tensor) -> dict[str, tf.Tensor]:
+        return self._call(images, draw_index) if self._model else {}
+
+    def _build(self, images, draw_index):
+        weights = [variable.value for variable in self._model.trainable_variables]
+        state = [variable.value for variable in self._model.non_trainable_variables]
+        drawn_state = batch_norm.with_draw_index(self._model, state, draw_index)
+        return self._model.stateless_call(weights, drawn_state, images, training=True)[0]
+
+
+def _is_nonlinear(layer: keras.layers.Layer) -> bool:
+    if isinstance(layer, (keras.layers.ReLU, keras.layers.Activation)):
+        return True
+    return getattr(layer, "activation", None) not in (None, keras.activations.linear)
+
+
+def _indices(model: keras.Model, decayed: list[keras.Variable]) -> dict[str, int]:
+    index_of = {id(weight): index for index, weight in enumerate(model.trainable_variables)}
+    return {losses.layer_name(weight): index_of[id(weight)] for weight in decayed}
+
+
+def check_sizes(global_batch_size: int, num_microbatches: int, num_towers: int) -> None:
+    """Checks that every tower gets the same number of equal microbatches.
+
+    Raises:
+      ValueError: with the numbers that do not divide.
+    """
+    if global_batch_size < 1:
+        raise ValueError(f"global_batch_size={global_batch_size}: must be at least 1")
+    if num_microbatches % num_towers:
+        raise ValueError(
+            f"num_microbatches={num_microbatches} must be divisible by num_towers={num_towers}"
+        )
+    if global_batch_size % num_microbatches:
+        raise ValueError(
+            f"global_batch_size={global_batch_size} must be divisible by "
+            f"num_microbatches={num_microbatches}"
+        )
+
+
+def _check_policies(reduction: str, statistics: str, moving_average_decay: float) -> None:
+    if reduction not in gradients.REDUCTIONS:
+        allowed = ", ".join(gradients.REDUCTIONS)
+        raise ValueError(f"gradient_reduction={reduction!r}: must be one of {allowed}")
+    if statistics not in batch_norm.POLICIES:
+        allowed = ", ".join(batch_norm.POLICIES)
+        raise ValueError(f"batch_norm_statistics={statistics!r}: must be one of {allowed}")
+    if not 0 <= moving_average_decay < 1:
+        raise ValueError(f"moving_average_decay={moving_average_decay}: must be in [0, 1)")
+
+
+def sha256(values: Iterable) -> str:
+    """Hash over the dtype, shape and bytes of arrays, in order; 64 hexadecimal digits."""
+    digest = hashlib.sha256()
+    for value in values:
+        array = np.ascontiguousarray(value)
+        digest.update(f"{array.dtype}{array.shape}".encode())
+        digest.update(array.tobytes())
+    return digest.hexdigest()

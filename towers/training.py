@@ -1,0 +1,267 @@
+"""The training run: steps, logging, summaries, checkpoints, evaluations, and its end."""
+
+import contextlib
+import dataclasses
+import math
+import time
+from collections.abc import Callable, Iterable, Mapping
+
+import numpy as np
+
+from towers import (
+    checkpoints,
+    console,
+    evaluation,
+    export,
+    interrupts,
+    run_folder,
+    step,
+    summaries,
+    trainer,
+)
+
+
+class TrainingError(Exception):
+    """The run cannot go on; the message is for the person at the keyboard."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Plan:
+    """When a run ends, and what it does on the way.
+
+    Attributes:
+      last_step: the step to stop after.
+      examples_per_epoch: size of the training split.
+      class_names: one per class.
+      log_every_steps: between two lines of `metrics.jsonl`; at least 1.
+      summary_every_steps: between two sets of histograms and images; 0 for none.
+      checkpoint_every_steps: between two checkpoints; at least 1.
+      checkpoints_to_keep: the newest few; at least 1.
+      eval_every_epochs: between two evaluations; 0 for one at the end.
+      profile_steps: (first, last) steps to profile, or None.
+    """
+
+    last_step: int
+    examples_per_epoch: int
+    class_names: tuple[str, ...]
+    log_every_steps: int
+    summary_every_steps: int
+    checkpoint_every_steps: int
+    checkpoints_to_keep: int
+    eval_every_epochs: float
+    profile_steps: tuple[int, int] | None
+
+
+@dataclasses.dataclass(frozen=True)
+class Data:
+    """Where batches come from; each call starts anew.
+
+    Attributes:
+      training: (first_step, last_step) to the batches (images, labels) of those steps.
+      evaluation: () to batches (images, labels, mask) that hold each test example once.
+      evaluation_count: examples in the split that `evaluation` reads.
+    """
+
+    training: Callable[[int, int], Iterable]
+    evaluation: Callable[[], Iterable]
+    evaluation_count: int
+
+
+@dataclasses.dataclass(frozen=True)
+class Outcome:
+    """How a run ended: its `final_model.json`, or the exit code and step of an interruption."""
+
+    final: Mapping | None
+    step: int
+    exit_code: int = 0
+
+
+def last_step(
+    train_epochs: float | None,
+    max_steps: int | None,
+    examples_per_epoch: int,
+    global_batch_size: int,
+) -> int:
+    """The step a run ends after: the first to reach `train_epochs`, or `max_steps` if earlier.
+
+    Example:
+      >>> last_step(5.0, None, 50_000, 128)
+      1954
+    """
+    ends = [max_steps] if max_steps is not None else []
+    if train_epochs is not None:
+        ends.append(math.ceil(train_epochs * examples_per_epoch / global_batch_size))
+    return min(ends)
+
+
+class Run:
+    """One training run in its folder."""
+
+    def __init__(self, run: trainer.Trainer, folder: run_folder.RunFolder, plan: Plan, data: Data):
+        self.trainer = run
+        self.folder = folder
+        self.plan = plan
+        self.data = data
+        self._checkpoints = checkpoints.Checkpoints(
+            run.state, folder.checkpoints, plan.checkpoints_to_keep
+        )
+        self._summaries = None
+        self._evaluation: evaluation.Evaluation | None = None
+
+    def restore(self) -> int:
+        """Goes back to the newest checkpoint, if there is one; the step the run stands at."""
+        self._checkpoints.restore_newest()
+        at_step = int(self.trainer.state.step)
+        self.folder.drop_metrics_after(at_step)
+        return at_step
+
+    def train(self, config: Mapping) -> Outcome:
+        """Trains to the plan's last step, or until a signal asks to stop."""
+        first_step = int(self.trainer.state.step)
+        progress = console.progress(first_step, self.plan.last_step)
+        try:
+            with interrupts.Interrupts() as asked, contextlib.ExitStack() as profile:
+                self._steps(first_step, config, progress, asked, profile)
+                at_step = int(self.trainer.state.step)
+                self._checkpoints.save()
+                if asked.received:
+                    return Outcome(None, at_step, asked.exit_code())
+                self._evaluate(progress)
+                final = export.final_model(
+                    self.trainer, self.folder, self.plan.examples_per_epoch, self._evaluation
+                )
+                return Outcome(final, at_step)
+        finally:
+            progress.close()
+            if self._summaries:
+                self._summaries.flush()
+
+    def _steps(self, first_step, config, progress, asked, profile) -> None:
+        plan, clock = self.plan, _Clock()
+        batches = self.data.training(first_step, plan.last_step)
+        for at_step, (images, labels) in enumerate(batches, start=first_step + 1):
+            if self._summaries is None:
+                self._summaries = summaries.Summaries(self.folder)
+                self._summaries.start(config, self.trainer.step_graph(images, labels))
+                clock.restart()
+            if plan.profile_steps and at_step == plan.profile_steps[0]:
+                profile.enter_context(summaries.profile(self.folder))
+            shows = plan.summary_every_steps and at_step % plan.summary_every_steps == 0
+            activations = self.trainer.activations(images) if shows else {}
+            result = self.trainer.train_step(images, labels)
+            progress.advance()
+            saves = at_step % plan.checkpoint_every_steps == 0 or asked.received
+            logs = at_step % plan.log_every_steps == 0 or at_step in (1, plan.last_step)
+            if logs or saves:
+                losses = self._finite_losses(result, at_step)
+            if logs:
+                self._log(losses, result, at_step, clock, progress)
+            if shows:
+                self._summaries.histograms(
+                    self.trainer.state.model, result, activations, images, at_step
+                )
+            if plan.profile_steps and at_step == plan.profile_steps[1]:
+                profile.close()
+            if asked.received:
+                return  # train() saves
+            with clock.paused():
+                if saves:
+                    self._checkpoints.save()
+                if at_step < plan.last_step and self._evaluation_is_due(at_step):
+                    self._evaluate(progress)
+
+    def _finite_losses(self, result: step.StepResult, at_step: int) -> dict[str, np.ndarray]:
+        """The step's loss terms, each [num_microbatches]; asked for before every checkpoint."""
+        losses = {term: values.numpy() for term, values in result.losses.items()}
+        wrong = [term for term, values in losses.items() if not np.isfinite(values).all()]
+        if wrong:
+            raise TrainingError(
+                f"step {at_step}: the loss is not finite ({', '.join(wrong)}); a lower "
+                "--learning_rate or a --clip_norm may help. " + self._checkpoints.describe_newest()
+            )
+        return losses
+
+    def _log(self, losses, result: step.StepResult, at_step, clock: "_Clock", progress) -> None:
+        step_seconds = clock.seconds_per_step(at_step)
+        metrics = self._metrics(losses, result, at_step, step_seconds)
+        run_folder.append_line(self.folder.metrics, metrics)
+        self._summaries.scalars(metrics, losses, len(self.trainer.tower_devices))
+        progress.metrics(metrics, (self.plan.last_step - at_step) * step_seconds)
+
+    def _metrics(self, losses, result: step.StepResult, at_step: int, step_seconds: float) -> dict:
+        batch = self.trainer.global_batch_size
+        examples_seen = at_step * batch
+        return {
+            "step": at_step,
+            "examples_seen": examples_seen,
+            "epoch": examples_seen / self.plan.examples_per_epoch,
+            # Of the next update: the schedule at this line's examples_seen.
+            "learning_rate": self.trainer.learning_rate(examples_seen),
+            "loss": _mean(losses["total"]),
+            "cross_entropy": _mean(losses["cross_entropy"]),
+            "weight_decay": sum(
+                _mean(values) for term, values in losses.items() if term.startswith("weight_decay/")
+            ),
+            "accuracy": int(result.correct.numpy().sum()) / batch,
+            "examples_per_second": batch / step_seconds,
+            "step_seconds": step_seconds,
+        }
+
+    def _evaluation_is_due(self, at_step: int) -> bool:
+        every = self.plan.eval_every_epochs * self.plan.examples_per_epoch
+        batch = self.trainer.global_batch_size
+        return every > 0 and at_step * batch // every > (at_step - 1) * batch // every
+
+    def _evaluate(self, progress) -> None:
+        at_step = int(self.trainer.state.step)
+        result = self.trainer.evaluate(self.data.evaluation())
+        check_count(result.count, self.data.evaluation_count)
+        examples_seen = int(self.trainer.state.examples_seen)
+        epoch = examples_seen / self.plan.examples_per_epoch
+        line = {"step": at_step, "epoch": epoch, "split": "test"} | result.as_metrics()
+        run_folder.append_line(self.folder.metrics, line)
+        if self._summaries is None:
+            self._summaries = summaries.Summaries(self.folder)
+        self._summaries.evaluation(result, self.plan.class_names, at_step)
+        progress.say(
+            f"test at step {at_step}: accuracy {result.accuracy:.2%}, loss {result.loss:.4f} "
+            f"on {result.count:,} examples"
+        )
+        self._evaluation = result
+
+
+def check_count(count: int, expected: int) -> None:
+    """Each example exactly once: not 10,112 for 10,000.
+
+    Raises:
+      TrainingError: `count` is not `expected`.
+    """
+    if count != expected:
+        raise TrainingError(f"evaluated {count} examples of a split of {expected}")
+
+
+def _mean(values: np.ndarray) -> float:
+    return float(np.mean(values, dtype=np.float64))
+
+
+class _Clock:
+    """Seconds per step since the last log, leaving out what is not training."""
+
+    def __init__(self):
+        self.restart()
+
+    def restart(self) -> None:
+        self._since, self._at_step = time.perf_counter(), None
+
+    def seconds_per_step(self, at_step: int) -> float:
+        now = time.perf_counter()
+        steps = 1 if self._at_step is None else at_step - self._at_step
+        seconds = (now - self._since) / steps
+        self._since, self._at_step = now, at_step
+        return seconds
+
+    @contextlib.contextmanager
+    def paused(self):
+        before = time.perf_counter()
+        yield
+        self._since += time.perf_counter() - before

@@ -1,0 +1,223 @@
+"""Trains an image classifier on towers: several devices, one set of weights.
+
+    python train.py --train_dir=runs/first --num_towers=2
+    python train.py --recipe=shapes          (nothing to download)
+    tensorboard --logdir=runs/first
+
+The same command continues a run that was stopped. `python eval.py --train_dir=...` evaluates it.
+"""
+
+import sys
+
+from absl import app, flags
+
+# A recipe is a named set of defaults; a flag that is given overrides it. `tutorial` is what the
+# flags below have as their defaults: the settings of tensorflow/models tutorials/image/cifar10.
+RECIPES = {
+    "tutorial": {},
+    # A first look in two minutes on two CPU cores, with nothing to download.
+    "shapes": {
+        "train_dir": "runs/shapes",
+        "dataset": "shapes",
+        "global_batch_size": 64,
+        "train_epochs": 12.0,
+        "learning_rate": 0.02,
+        "learning_rate_schedule": "cosine",
+        "warmup_epochs": 1.0,
+        "momentum": 0.9,
+        "moving_average_decay": 0.99,
+        "eval_every_epochs": 2.0,
+    },
+}
+
+flags.DEFINE_enum("recipe", "tutorial", list(RECIPES), "Named set of defaults for other flags.")
+flags.DEFINE_string("train_dir", "runs/tutorial", "Folder of the run; an existing run goes on.")
+
+flags.DEFINE_string(
+    "dataset", "cifar10", "cifar10, shapes (drawn, not downloaded), or a TFDS data set's name."
+)
+flags.DEFINE_string(
+    "data_dir",
+    None,
+    "Folder of prepared TFDS data sets, or one that holds cifar-10-batches-bin/; default: TFDS's.",
+)
+flags.DEFINE_enum("model", "cifarnet", ["cifarnet", "resnet"], "Network.")
+flags.DEFINE_enum(
+    "compute_dtype",
+    "float32",
+    ["float32", "bfloat16", "float16"],
+    "Type that layers compute in; weights are float32 always.",
+)
+
+flags.DEFINE_integer("num_towers", None, "Towers; default: one per visible GPU, else 1.")
+flags.DEFINE_integer("global_batch_size", 128, "Examples of one step, over all towers.")
+flags.DEFINE_integer(
+    "num_microbatches",
+    0,
+    "Equal parts of the global batch, the unit of arithmetic; 0: one per tower. With a fixed "
+    "number, runs with different numbers of towers do the same arithmetic.",
+)
+flags.DEFINE_enum(
+    "gradient_reduction", "mean", ["mean", "sum"], "Over microbatches; sum does not divide."
+)
+flags.DEFINE_enum(
+    "batch_norm_statistics",
+    "mean",
+    ["mean", "first"],
+    "Which microbatches' batch-norm statistics are kept: their mean, or the first one's.",
+)
+
+flags.DEFINE_float("train_epochs", 256.0, "End of the run, in epochs.")
+flags.DEFINE_integer("max_steps", None, "End of the run, in steps, if that comes first.")
+flags.DEFINE_float("learning_rate", 0.1, "Learning rate before scaling and decay.")
+flags.DEFINE_enum(
+    "learning_rate_schedule",
+    "exponential",
+    ["exponential", "piecewise", "cosine", "linear", "constant"],
+    "How the rate decays over epochs; exponential is a staircase.",
+)
+flags.DEFINE_float("epochs_per_decay", 350.0, "Epochs between decays (exponential).")
+flags.DEFINE_float("decay_factor", 0.1, "What a decay multiplies by (exponential, piecewise).")
+flags.DEFINE_list("decay_epochs", [], "Epochs at which the rate decays (piecewise): 82,123.")
+flags.DEFINE_float("warmup_epochs", 0.0, "Epochs over which the rate rises from 0.")
+flags.DEFINE_enum(
+    "learning_rate_scaling",
+    "none",
+    ["none", "linear", "sqrt"],
+    "How the rate grows with global_batch_size / base_batch_size.",
+)
+flags.DEFINE_integer("base_batch_size", 128, "Global batch that --learning_rate was found for.")
+
+flags.DEFINE_enum(
+    "optimizer", "sgd", ["sgd", "adam", "adamw", "lion", "rmsprop"], "Keras optimizer."
+)
+flags.DEFINE_float("momentum", 0.0, "Momentum (sgd, rmsprop).")
+flags.DEFINE_bool("nesterov", False, "Nesterov momentum (sgd).")
+flags.DEFINE_float(
+    "weight_decay",
+    None,
+    "Coefficient of weight decay: a term of the loss, decoupled for adamw and lion; default: the "
+    "model's (cifarnet 0.004, resnet 0.0001).",
+)
+flags.DEFINE_enum(
+    "weight_decay_filter",
+    None,
+    ["kernels", "hidden_dense_kernels"],
+    "Which weights decay; default: the model's (cifarnet hidden_dense_kernels, resnet kernels).",
+)
+flags.DEFINE_float(
+    "clip_norm", 0.0, "Largest global norm of the reduced gradients; 0: no clipping."
+)
+flags.DEFINE_float(
+    "moving_average_decay",
+    0.9999,
+    "Of the weights; the averages are evaluated and exported. 0: none are kept.",
+)
+flags.DEFINE_integer("seed", 0, "Of initial weights, order of examples and augmentation.")
+
+flags.DEFINE_integer("log_every_steps", 20, "Steps between two lines of metrics.jsonl.")
+flags.DEFINE_integer(
+    "summary_every_steps", 500, "Steps between two sets of histograms and images; 0: none."
+)
+flags.DEFINE_integer("checkpoint_every_steps", 500, "Steps between two checkpoints.")
+flags.DEFINE_integer("checkpoints_to_keep", 5, "The newest checkpoints that are kept.")
+flags.DEFINE_float(
+    "eval_every_epochs", 0.0, "Epochs between two evaluations on the test split; 0: at the end."
+)
+flags.DEFINE_list("profile_steps", None, "First and last step of a profile for TensorBoard: A,B.")
+
+
+def main(argv):
+    """Reads the flags, trains, and returns the exit code."""
+    # Imported here, so that --help answers without waiting for TensorFlow.
+    from input_pipeline import decoded
+    from towers import checkpoints, run_folder, settings, training
+
+    try:
+        return run(settings_from_flags(argv))
+    except settings.SettingsError as error:
+        print(f"train.py: error: {error}", file=sys.stderr)
+        return 2
+    except (
+        decoded.DataError,
+        run_folder.RunFolderError,
+        checkpoints.CheckpointError,
+        training.TrainingError,
+    ) as error:
+        print(f"train.py: error: {error}", file=sys.stderr)
+        return 1
+
+
+def settings_from_flags(argv):
+    """The flags, with the recipe's values for those that were not given."""
+    from towers import settings
+
+    if argv[1:]:
+        raise settings.SettingsError(f"unexpected argument {argv[1]!r}: flags begin with --")
+    given = flags.FLAGS
+    recipe = RECIPES[given.recipe]
+    values = {
+        name: recipe[name] if name in recipe and not given[name].present else given[name].value
+        for name in settings.names()
+    }
+    values["decay_epochs"] = settings.numbers("decay_epochs", values["decay_epochs"], float)
+    values["profile_steps"] = settings.numbers("profile_steps", values["profile_steps"], int)
+    return settings.TrainSettings(**values)
+
+
+def run(chosen):
+    """The story of a training run; returns the exit code."""
+    from input_pipeline import batches, datasets, preprocess
+    from towers import console, models, run_folder, session, training
+
+    folder = run_folder.RunFolder(chosen.train_dir)
+    earlier = folder.read_config()
+    tower_devices = session.tower_devices(chosen.num_towers)
+    chosen = session.resolved(chosen, len(tower_devices), earlier)
+
+    train = datasets.load(chosen.dataset, chosen.data_dir, "train")
+    test = datasets.load(chosen.dataset, chosen.data_dir, "test")
+    preprocessing = preprocess.for_images(
+        models.NETWORKS[chosen.model].preprocessing, train.images.shape[1:]
+    )
+
+    learning_rate = session.learning_rate(chosen, len(train.images))
+    plan = session.plan(chosen, len(train.images), train.class_names)
+    config = session.config(
+        chosen,
+        tower_devices,
+        plan,
+        preprocessing=preprocessing.name,
+        image_shape=preprocessing.output_shape,
+        data_source=train.source,
+        data_sha256=train.fingerprint,
+    )
+    if earlier is not None:
+        session.check_same_run(earlier, config)
+    print(console.table(session.start_table(config, learning_rate, len(test.images))), flush=True)
+
+    trainer = session.build_trainer(chosen, tower_devices, config, learning_rate)
+    data = training.Data(
+        training=lambda first_step, last_step: batches.training_batches(
+            train.images,
+            train.labels,
+            global_batch_size=chosen.global_batch_size,
+            seed=chosen.seed,
+            first_step=first_step,
+            last_step=last_step,
+            preprocess=preprocessing.train,
+        ),
+        evaluation=lambda: batches.evaluation_batches(
+            test.images,
+            test.labels,
+            global_batch_size=chosen.global_batch_size,
+            preprocess=preprocessing.evaluate,
+        ),
+        evaluation_count=len(test.images),
+    )
+    folder.create(config)
+    return session.train(training.Run(trainer, folder, plan, data), config)
+
+
+if __name__ == "__main__":
+    app.run(main)
