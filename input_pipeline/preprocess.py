@@ -38,7 +38,9 @@ class Colour(NamedTuple):
     contrast: tf.Tensor  # float32 [batch], in [0.2, 1.8), times the distance to the mean
 
 
-def draw_placement(draw_seed: tf.Tensor, count: int | tf.Tensor, max_top: int, max_left: int):
+def draw_placement(
+    draw_seed: tf.Tensor, count: int | tf.Tensor, max_top: int, max_left: int
+) -> Placement:
     """Draws a `Placement` for `count` images; `max_top` and `max_left` are inclusive."""
     return Placement(
         top=_uniform(draw_seed, _TOP_DRAW, count, 0, max_top + 1, tf.int32),

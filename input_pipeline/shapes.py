@@ -197,7 +197,7 @@ def contact_sheet(path: str, examples_per_class: int = 12, scale: int = 2) -> No
       examples_per_class: columns.
       scale: how many pixels of the sheet stand for one pixel of an example, along each side.
     """
-    from PIL import Image, ImageDraw
+    from PIL import Image, ImageDraw  # here, as only the sheet needs Pillow
 
     images, labels = make("train")
     cell, gap, name_width = _SIZE * scale, 4, 72

@@ -54,7 +54,8 @@ def open_prepared(name: str, data_dir: pathlib.Path) -> "tfds.core.DatasetBuilde
         tfds.disable_progress_bar()
     builder = _builder(name, data_dir)
     _check_features(builder)
-    if not builder.is_prepared():
+    # TFDS warns of a folder without data where there is no folder at all.
+    if not (builder.data_path.exists() and builder.is_prepared()):
         _prepare(builder)
     return builder
 

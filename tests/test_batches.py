@@ -69,10 +69,10 @@ class TestExampleIds:
         assert np.abs(correlations - np.eye(len(orders))).max() < 0.08
 
     def test_every_example_comes_first_about_equally_often(self):
-        firsts = ids_of(0, num_examples=10, global_batch_size=20_000).reshape(-1, 10)[:, 0]
-        counts = np.bincount(firsts, minlength=10)  # of 2,000: 200 each, deviation 13
-        assert counts.min() > 140
-        assert counts.max() < 260
+        firsts = ids_of(0, num_examples=10, global_batch_size=3_000).reshape(-1, 10)[:, 0]
+        counts = np.bincount(firsts, minlength=10)  # of 300: 30 each, deviation 5
+        assert counts.min() > 10
+        assert counts.max() < 55
 
     def test_neighbours_are_no_more_alike_than_in_a_random_order(self):
         order = ids_of(0, num_examples=50_000, global_batch_size=50_000)
@@ -82,9 +82,11 @@ class TestExampleIds:
 
     def test_is_pure(self):
         np.testing.assert_array_equal(ids_of(7, 100, 16, seed=3), ids_of(7, 100, 16, seed=3))
-        traced = tf.function(lambda step: batches.example_ids(
-            step, num_examples=100, global_batch_size=16, seed=3
-        ))  # fmt: skip
+
+        @tf.function
+        def traced(step):
+            return batches.example_ids(step, num_examples=100, global_batch_size=16, seed=3)
+
         np.testing.assert_array_equal(traced(tf.constant(7, tf.int64)), ids_of(7, 100, 16, seed=3))
 
     @pytest.mark.parametrize("step", [2**31 - 1, 2**31, 2**33])
@@ -92,7 +94,7 @@ class TestExampleIds:
         ids = ids_of(step, num_examples=50, global_batch_size=50)
         assert ids.dtype == np.int64
         assert sorted(ids) == list(range(50))
-        assert list(ids) != list(ids_of(step % 2**31, 50, 50) if step >= 2**31 else ids_of(0, 50, 50))
+        assert list(ids) != list(ids_of(step * 50 % 2**32 // 50, 50, 50))  # where 32 bits end up
         np.testing.assert_array_equal(ids_of(tf.constant(step, tf.int64), 50, 50), ids)
 
 
@@ -116,9 +118,7 @@ class TestTrainingBatches:
         images, labels = rng.integers(0, 256, (10, 8, 8, 3), np.uint8), np.arange(10)
         distort = preprocess.for_images("crop_flip_colour", (8, 8, 3)).train
         whole = training(images, labels, last_step=10, preprocess=distort)
-        resumed = training(
-            images, labels, first_step=first_step, last_step=10, preprocess=distort
-        )
+        resumed = training(images, labels, first_step=first_step, last_step=10, preprocess=distort)
         expected = list(whole.skip(first_step).as_numpy_iterator())
         found = list(resumed.as_numpy_iterator())
         assert len(found) == 10 - first_step

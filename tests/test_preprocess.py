@@ -99,7 +99,9 @@ class TestDraws:
 
     def test_kinds_of_draws_are_independent(self):
         placement = preprocess.draw_placement(SEED, 20_000, max_top=1000, max_left=1000)
-        draws = [np.asarray(draw, float) for draw in (*placement, *preprocess.draw_colour(SEED, 20_000))]
+        draws = [
+            np.asarray(draw, float) for draw in (*placement, *preprocess.draw_colour(SEED, 20_000))
+        ]
         assert np.abs(np.corrcoef(draws) - np.eye(5)).max() < 0.04
 
     def test_other_seeds_draw_otherwise(self):

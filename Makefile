@@ -1,0 +1,35 @@
+# Every target makes what it needs: a virtual environment with pinned packages in .venv.
+PYTHON ?= python3
+VENV ?= .venv
+
+.PHONY: help train test lint format clean
+
+help:
+	@echo "make train   train on the embedded data set with two towers (about two minutes)"
+	@echo "make test    run the tests"
+	@echo "make lint    check style"
+	@echo "make format  mend style"
+	@echo "make clean   remove the virtual environment and caches; runs stay"
+
+$(VENV)/installed: setup.py requirements.txt
+	$(PYTHON) -m venv $(VENV)
+	$(VENV)/bin/python -m pip install --quiet --requirement requirements.txt
+	$(VENV)/bin/python -m pip install --quiet --no-deps --editable .
+	touch $@
+
+train: $(VENV)/installed
+	$(VENV)/bin/python train.py --recipe=shapes --num_towers=2
+
+test: $(VENV)/installed
+	$(VENV)/bin/python -m pytest
+
+lint: $(VENV)/installed
+	$(VENV)/bin/ruff check .
+	$(VENV)/bin/ruff format --check .
+
+format: $(VENV)/installed
+	$(VENV)/bin/ruff check --fix .
+	$(VENV)/bin/ruff format .
+
+clean:
+	rm -rf $(VENV) .pytest_cache .ruff_cache *.egg-info

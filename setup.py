@@ -1,0 +1,45 @@
+"""Installs the two packages; `train.py` and `eval.py` are run from a checkout."""
+
+import re
+from pathlib import Path
+
+from setuptools import find_packages, setup
+
+HERE = Path(__file__).parent
+
+setup(
+    name="towers",
+    version=re.search(
+        r'^__version__ = "(.+)"$', (HERE / "towers/__init__.py").read_text(), re.M
+    ).group(1),
+    description="Synchronous data-parallel training on towers: CIFAR-10 on several devices",
+    long_description=(HERE / "README.md").read_text(encoding="utf-8"),
+    long_description_content_type="text/markdown",
+    license="Apache-2.0",
+    license_files=["LICENSE"],
+    keywords="tensorflow keras cifar10 multi-gpu data-parallel towers tutorial",
+    classifiers=[
+        "Intended Audience :: Education",
+        "Intended Audience :: Science/Research",
+        "Programming Language :: Python :: 3",
+        "Topic :: Scientific/Engineering :: Artificial Intelligence",
+    ],
+    packages=find_packages(include=["towers", "towers.*", "input_pipeline"]),
+    python_requires=">=3.11",
+    install_requires=[
+        "absl-py>=2.1",
+        "importlib_resources",  # TFDS 4.9.10 needs it to prepare a data set and does not say so
+        "keras>=3.15,<4",
+        "numpy>=2",
+        "pillow>=10.1",
+        "tensorboard>=2.21",  # TensorFlow 2.21 writes summaries with it and does not require it
+        "tensorflow>=2.21,<3",
+        "tensorflow-datasets>=4.9.10",
+        "tqdm>=4.66",
+    ],
+    extras_require={
+        "gpu": ["tensorflow[and-cuda]>=2.21,<3"],
+        "profile": ["xprof>=2.21"],
+        "test": ["pytest>=8", "ruff>=0.15"],
+    },
+)

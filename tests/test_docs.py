@@ -1,0 +1,48 @@
+"""The documentation holds: each pitfall has a test, and the README's program runs."""
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parent.parent
+
+
+def rows_documented() -> set[int]:
+    text = (ROOT / "docs/pitfalls.md").read_text(encoding="utf-8")
+    return {int(number) for number in re.findall(r"^\| (\d+) \|", text, re.M)}
+
+
+def rows_tested() -> set[int]:
+    rows = set()
+    for path in ROOT.glob("tests/test_*.py"):
+        for numbers in re.findall(r"@pytest\.mark\.pitfall\(([\d, ]+)\)", path.read_text()):
+            rows |= {int(number) for number in numbers.split(",")}
+    return rows
+
+
+def test_every_pitfall_has_a_test_that_names_it():
+    assert rows_documented() == set(range(1, 34))
+    assert rows_tested() == rows_documented()
+
+
+@pytest.mark.whole_program
+def test_the_readme_program_trains_a_model(tmp_path):
+    readme = (ROOT / "README.md").read_text(encoding="utf-8")
+    (program,) = re.findall(r"```python\n(.*?)```", readme, re.S)
+    script = tmp_path / "program.py"
+    script.write_text(program)
+    done = subprocess.run(
+        [sys.executable, script], cwd=ROOT, capture_output=True, text=True, timeout=300,
+        env={"PYTHONPATH": str(ROOT), "PATH": "/usr/bin:/bin", "CUDA_VISIBLE_DEVICES": "-1"},
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    assert float(done.stdout) > 0.5  # ten classes: chance is 0.1
+
+
+def test_every_module_has_a_room_in_the_design():
+    design = (ROOT / "docs/design.md").read_text(encoding="utf-8")
+    modules = [*ROOT.glob("towers/*.py"), *ROOT.glob("input_pipeline/*.py")]
+    assert [m.name for m in modules if m.name != "__init__.py" and f"{m.name}" not in design] == []
