@@ -26,7 +26,16 @@ flags.DEFINE_float("eval_interval_seconds", 10.0, "Time between two looks for a 
 
 
 def main(argv):
-    """Reads the flags, evaluates, and returns the exit code."""
+    """Evaluates, and returns the exit code."""
+    try:
+        return run_or_explain(argv)
+    except KeyboardInterrupt:
+        print("stopped")
+        return 130
+
+
+def run_or_explain(argv):
+    """Reads the flags and evaluates; an error of the user's becomes one line and an exit code."""
     # Imported here, so that --help answers without waiting for TensorFlow.
     from input_pipeline import decoded
     from towers import checkpoints, run_folder, settings, training

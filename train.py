@@ -20,13 +20,13 @@ RECIPES = {
         "train_dir": "runs/shapes",
         "dataset": "shapes",
         "global_batch_size": 64,
-        "train_epochs": 12.0,
+        "train_epochs": 8.0,
         "learning_rate": 0.02,
         "learning_rate_schedule": "cosine",
         "warmup_epochs": 1.0,
         "momentum": 0.9,
         "moving_average_decay": 0.99,
-        "eval_every_epochs": 2.0,
+        "eval_every_epochs": 1.0,
     },
 }
 
@@ -128,7 +128,16 @@ flags.DEFINE_list("profile_steps", None, "First and last step of a profile for T
 
 
 def main(argv):
-    """Reads the flags, trains, and returns the exit code."""
+    """Trains, and returns the exit code."""
+    try:
+        return run_or_explain(argv)
+    except KeyboardInterrupt:
+        print("stopped at once; the newest checkpoint, if there is one, is as it was")
+        return 130
+
+
+def run_or_explain(argv):
+    """Reads the flags and trains; an error of the user's becomes one line and an exit code."""
     # Imported here, so that --help answers without waiting for TensorFlow.
     from input_pipeline import decoded
     from towers import checkpoints, run_folder, settings, training
@@ -215,7 +224,6 @@ def run(chosen):
         ),
         evaluation_count=len(test.images),
     )
-    folder.create(config)
     return session.train(training.Run(trainer, folder, plan, data), config)
 
 

@@ -18,12 +18,10 @@ devices.choose(4)
 @pytest.fixture(scope="session")
 def cifar10_dir() -> Path:
     """The folder of CIFAR-10 prepared for TFDS (JPEG q75); its tests are skipped without it."""
-    folder = Path(
-        os.environ.get("TOWERS_TEST_DATA_DIR", ROOT.parent / "shared" / "tensorflow_datasets")
-    )
-    if not (folder / "cifar10").is_dir():
-        pytest.skip(f"no prepared CIFAR-10 in {folder}; set TOWERS_TEST_DATA_DIR to its data_dir")
-    return folder.resolve()
+    folder = os.environ.get("TOWERS_TEST_DATA_DIR")
+    if folder is None or not (Path(folder) / "cifar10").is_dir():
+        pytest.skip(f"needs TOWERS_TEST_DATA_DIR, a data_dir with cifar10 prepared: it is {folder}")
+    return Path(folder).resolve()
 
 
 @pytest.fixture(scope="session")
@@ -32,7 +30,7 @@ def cache_home(tmp_path_factory) -> Path:
     return tmp_path_factory.mktemp("cache")
 
 
-@pytest.fixture
+@pytest.fixture(scope="session")
 def command(cache_home):
     """Runs a script as a user does: `command("train.py", "--max_steps=2")`."""
 

@@ -61,11 +61,15 @@ def check_fits(config: Mapping, image_shape: Sequence[int], class_names: Sequenc
             f"--dataset: its images are {list(image_shape)} after preprocessing, and the run's "
             f"network takes {derived['image_shape']}"
         )
-    if len(class_names) != len(derived["class_names"]):
+    if list(class_names) != derived["class_names"]:
         raise settings.SettingsError(
-            f"--dataset: it has {len(class_names)} classes, and the run's network "
-            f"{len(derived['class_names'])}"
+            f"--dataset: its classes are {_few(class_names)}, and the run's "
+            f"{_few(derived['class_names'])}"
         )
+
+
+def _few(names: Sequence[str]) -> str:
+    return f"{len(names)} ({', '.join(names[:3])}{', ...' if len(names) > 3 else ''})"
 
 
 class Assessment:
@@ -114,7 +118,7 @@ class Assessment:
         """
         checkpoints.restore(self._checkpoint, path, partial=True)
         result = self._evaluator(self._batches())
-        training.check_count(result.count, self._count)
+        training.check_evaluation(result, self._count)
         derived, at_step = self._config["resolved"], checkpoints.step_of(path)
         examples_seen = at_step * self._config["settings"]["global_batch_size"]
         line = {
@@ -167,7 +171,7 @@ def follow(assess: Assessment, folder: run_folder.RunFolder, interval_seconds: f
     with interrupts.Interrupts() as asked:
         while True:
             # Asked before the look for checkpoints: the last one is written before the summary.
-            finished = folder.read_final_summary() is not None
+            finished = _has_finished(folder)
             for path in checkpoints.after(folder.checkpoints, evaluated):
                 if asked.received:
                     break
@@ -183,6 +187,12 @@ def follow(assess: Assessment, folder: run_folder.RunFolder, interval_seconds: f
                 print("the training has finished")
                 return 0
             _wait(interval_seconds, asked)
+
+
+def _has_finished(folder: run_folder.RunFolder) -> bool:
+    """Whether the training is at its end, which may have been moved since it first finished."""
+    summary = folder.read_final_summary()
+    return summary is not None and summary["step"] >= config_of(folder)["resolved"]["last_step"]
 
 
 def _wait(seconds: float, asked: interrupts.Interrupts) -> None:

@@ -13,6 +13,7 @@ import tensorflow as tf
 from towers import gradients
 
 POLICIES = ("mean", "first")
+DRAWS_PER_MICROBATCH = 2**16  # more than the calls of a random layer in one forward pass
 
 
 def is_draw_counter(variable: keras.Variable) -> bool:
@@ -23,31 +24,38 @@ def is_draw_counter(variable: keras.Variable) -> bool:
 def with_draw_index(
     model: keras.Model, state: Sequence[tf.Tensor], draw_index: tf.Tensor
 ) -> list[tf.Tensor]:
-    """The state with each random layer's seed, int [2], moved on by `draw_index`.
+    """The state with each random layer's (seed, counter), int [2], moved on by `draw_index`.
 
-    A draw is then a function of the layer's seed, the step and the microbatch, and of nothing else.
+    The counter moves, not the seed: layers of seeds 1 and 2 would share their draws otherwise. A
+    draw is then a function of the layer's seed, the step and the microbatch, and of nothing else.
     """
     return [
-        value + tf.stack([tf.cast(draw_index, value.dtype), tf.zeros([], value.dtype)])
+        value + tf.stack([tf.zeros_like(value[0]), _first_count(draw_index, value.dtype)])
         if is_draw_counter(variable)
         else value
         for variable, value in zip(model.non_trainable_variables, state, strict=True)
     ]
 
 
+def _first_count(draw_index: tf.Tensor, dtype: tf.DType) -> tf.Tensor:
+    return tf.cast(draw_index, dtype) * DRAWS_PER_MICROBATCH
+
+
 def combine(
-    model: keras.Model, tower_states: Sequence[Sequence[tf.Tensor]], policy: str
+    model: keras.Model, tower_states: Sequence[Sequence[tf.Tensor | None]], policy: str
 ) -> list[tf.Tensor | None]:
     """Makes one state of the microbatches' states.
 
     Args:
       model: names the state's variables.
-      tower_states: `tower_states[t][v]`, [microbatches of tower t, ...], for variable v.
+      tower_states: `tower_states[t][v]`, [microbatches of tower t, ...], for variable v; None where
+        the model left it alone.
       policy: `mean` averages over all microbatches along the fixed tree; `first` takes the first
         microbatch's. Integer variables always take the first's.
 
     Returns:
-      The new value of each variable; None for a random layer's seed, which stays as it is.
+      The new value of each variable; None for one that stays as it is, as a random layer's seed
+      always does.
 
     Raises:
       ValueError: `policy` is unknown.
@@ -55,7 +63,7 @@ def combine(
     if policy not in POLICIES:
         raise ValueError(f"batch_norm_statistics={policy!r}: must be one of {', '.join(POLICIES)}")
     return [
-        None if is_draw_counter(variable) else _combine_one(parts, policy)
+        None if is_draw_counter(variable) or parts[0] is None else _combine_one(parts, policy)
         for variable, parts in zip(
             model.non_trainable_variables, zip(*tower_states, strict=True), strict=True
         )

@@ -1,5 +1,6 @@
 """Checkpoints: the whole state of a run in TensorFlow's format, independent of towers."""
 
+import re
 from pathlib import Path
 
 import keras
@@ -8,6 +9,7 @@ import tensorflow as tf
 from towers import step
 
 PREFIX = "step"
+_STEP = re.compile(r"-\d+$")  # how a checkpoint's name ends
 
 
 class CheckpointError(Exception):
@@ -92,12 +94,13 @@ def restore(checkpoint: tf.train.Checkpoint, path: str, *, partial: bool) -> Non
     """
     try:
         status = checkpoint.restore(path)
+        # Said now, for otherwise TensorFlow warns of each variable left over, even after an error.
+        status.expect_partial()
         status.assert_existing_objects_matched()
-        if partial:
-            status.expect_partial()
-        else:
+        if not partial:
             status.assert_consumed()
-    except (tf.errors.OpError, ValueError, AssertionError) as error:
+    # IndexError: a file that is too short.
+    except (tf.errors.OpError, ValueError, AssertionError, IndexError) as error:
         reason = str(error).strip().split("\n")[0]
         raise CheckpointError(f"checkpoint {path} cannot be restored: {reason}") from error
 
@@ -116,9 +119,10 @@ def find(folder: Path, name: str) -> str:
     wanted = name.removesuffix(".index")
     candidates = [Path(wanted), folder / wanted, folder / f"{PREFIX}-{wanted}"]
     for candidate in candidates:
-        if candidate.with_name(candidate.name + ".index").is_file():
+        if _STEP.search(candidate.name) and Path(f"{candidate}.index").is_file():
             return str(candidate)
-    there = sorted(step_of(str(p.with_suffix(""))) for p in folder.glob(f"{PREFIX}-*.index"))
+    files = [path.with_suffix("") for path in folder.glob(f"{PREFIX}-*.index")]
+    there = sorted(step_of(str(path)) for path in files if _STEP.search(path.name))
     raise CheckpointError(
         f"--checkpoint={name}: not found; {folder} holds the steps "
         f"{', '.join(map(str, there)) or '(none)'}"

@@ -77,7 +77,7 @@ class Evaluator:
         self._weights = list(weights)
         self._loss_fn = loss_fn
         self._tower_devices = tuple(tower_devices)
-        self._batch_outputs = tf.function(self._build)
+        self._batch_outputs = tf.function(self._build, autograph=False)
 
     def __call__(self, batches: Iterable) -> Evaluation:
         """Evaluates every example that the masks of `batches` admit.

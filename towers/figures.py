@@ -4,6 +4,7 @@ import numpy as np
 from PIL import Image, ImageDraw, ImageFont
 
 LONGEST_LABELLED = 20  # more classes than this are drawn without names
+CORNER = "label \\ predicted"
 
 
 def stretched(images: np.ndarray) -> np.ndarray:
@@ -30,7 +31,7 @@ def confusion_matrix(confusion: np.ndarray, class_names: tuple[str, ...]) -> np.
     num_classes = len(class_names)
     labelled = num_classes <= LONGEST_LABELLED
     cell = 44 if labelled else max(2, 600 // num_classes)
-    margin = 110 if labelled else 0
+    margin = _room_for(class_names) if labelled else 0
     side = margin + cell * num_classes
     picture = Image.new("RGB", (side, side), "white")
     draw = ImageDraw.Draw(picture)
@@ -45,6 +46,12 @@ def confusion_matrix(confusion: np.ndarray, class_names: tuple[str, ...]) -> np.
     if labelled:
         picture = _with_names(picture, class_names, margin, cell)
     return np.asarray(picture)
+
+
+def _room_for(names: tuple[str, ...]) -> int:
+    """Pixels beside the cells that the longest of the names and the corner's words need."""
+    font = ImageFont.load_default(13)
+    return 12 + max(round(font.getlength(text)) for text in (CORNER, *names))
 
 
 def _blue(share: float) -> tuple[int, int, int]:
@@ -68,5 +75,5 @@ def _with_names(picture: Image.Image, names, margin: int, cell: int) -> Image.Im
         draw.text((6, margin + index * cell + cell / 2), name, fill="black", font=font, anchor="lm")
     picture.paste(strip.rotate(90, expand=True), (0, 0))
     draw = ImageDraw.Draw(picture)
-    draw.text((margin - 6, margin - 16), "label \\ predicted", fill="gray", font=font, anchor="rm")
+    draw.text((margin - 6, margin - 16), CORNER, fill="gray", font=font, anchor="rm")
     return picture

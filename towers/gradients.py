@@ -97,8 +97,18 @@ def reduce_towers(
     """
     if reduction not in REDUCTIONS:
         raise ValueError(f"reduction={reduction!r}: must be one of {', '.join(REDUCTIONS)}")
-    total = sum_over_parts(tower_sums)
+    total = [_with_unique_rows(gradient) for gradient in sum_over_parts(tower_sums)]
     return scale(total, 1.0 / num_microbatches) if reduction == "mean" else total
+
+
+def _with_unique_rows(gradient: Gradient) -> Gradient:
+    # Keras's Adam and its clipping square the rows of IndexedSlices one by one, which is right only
+    # where no index comes twice. Rows are added in the order of the microbatches.
+    if not isinstance(gradient, tf.IndexedSlices):
+        return gradient
+    indices, row_of = tf.unique(gradient.indices)
+    values = tf.math.unsorted_segment_sum(gradient.values, row_of, tf.size(indices))
+    return tf.IndexedSlices(values, indices, gradient.dense_shape)
 
 
 def global_norm(gradients: Sequence[Gradient]) -> tf.Tensor:

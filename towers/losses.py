@@ -26,8 +26,8 @@ def cross_entropy(labels: tf.Tensor, logits: tf.Tensor) -> tf.Tensor:
 
 
 def kernels(model: keras.Model) -> list[keras.Variable]:
-    """All weights of two or more dimensions: not the biases, not batch norm's scales."""
-    return [v for v in model.trainable_variables if v.path.rsplit("/")[-1] == "kernel"]
+    """All weights that Keras calls a kernel: not biases, batch norm's scales or embeddings."""
+    return [v for v in model.trainable_variables if v.name.endswith("kernel")]
 
 
 def hidden_dense_kernels(model: keras.Model) -> list[keras.Variable]:

@@ -1,12 +1,12 @@
 """Keeps TensorFlow's start-up notices off the terminal."""
 
+import logging
 import os
 import sys
 import tempfile
 
-from absl import logging
-
 LOG_LEVEL = "TF_CPP_MIN_LOG_LEVEL"
+SILENT = "3"  # fatal errors only; the rest reaches Python as exceptions
 
 
 def import_tensorflow() -> None:
@@ -14,11 +14,12 @@ def import_tensorflow() -> None:
 
     TensorFlow prints two notices before its own log level takes effect, so file descriptor 2 is
     pointed at a temporary file during the import. If the import fails, what was caught is printed:
-    it is then the only clue. Whoever sets TF_CPP_MIN_LOG_LEVEL asked for the notices and gets them.
+    it is then the only clue. Whoever sets TF_CPP_MIN_LOG_LEVEL below 3 asked for the notices and
+    gets them.
     """
-    if "tensorflow" in sys.modules or LOG_LEVEL in os.environ:
+    if "tensorflow" in sys.modules or os.environ.get(LOG_LEVEL, SILENT) != SILENT:
         return
-    os.environ[LOG_LEVEL] = "3"  # fatal errors only; the rest reaches Python as exceptions
+    os.environ[LOG_LEVEL] = SILENT
     sys.stderr.flush()
     saved = os.dup(2)
     with tempfile.TemporaryFile() as caught:
@@ -27,7 +28,8 @@ def import_tensorflow() -> None:
         try:
             import tensorflow  # noqa: F401
 
-            logging.set_verbosity(logging.WARNING)  # the import turns it up to INFO
+            # The logger of TensorFlow and TFDS; this project warns through others.
+            logging.getLogger("absl").setLevel(logging.ERROR)
 
             failed = False
         finally:

@@ -40,15 +40,21 @@ class RunFolder:
             files but no run.
         """
         try:
-            return json.loads(self.config.read_text(encoding="utf-8"))
+            config = json.loads(self.config.read_text(encoding="utf-8"))
+            if isinstance(config, dict) and {"settings", "resolved"} <= set(config):
+                return config
+            raise RunFolderError(f"--train_dir={self.path}: its config.json is not that of a run")
         except FileNotFoundError:
             pass
         except (OSError, ValueError) as error:
-            raise RunFolderError(f"{self.config} cannot be read: {error}") from error
+            reason = error.strerror if isinstance(error, OSError) else error
+            raise RunFolderError(
+                f"--train_dir={self.path}: config.json cannot be read: {reason}"
+            ) from error
         if self.path.exists() and any(self.path.iterdir()):
             raise RunFolderError(
                 f"--train_dir={self.path}: holds files but no run (no config.json); "
-                "choose an empty or a new folder"
+                "name a run's folder, or a new one to train in"
             )
         return None
 
@@ -72,17 +78,21 @@ class RunFolder:
                 f"--train_dir={self.path}: cannot be written: {error.strerror}"
             ) from error
 
-    def drop_metrics_after(self, step: int) -> None:
+    def drop_metrics_after(self, step: int) -> list[dict]:
         """Removes lines of `metrics.jsonl` that a continued run will write again.
 
         A run killed between two checkpoints leaves lines after the one it restores, the last of
         them perhaps torn.
+
+        Returns:
+          The lines that are left.
         """
         if not self.metrics.exists():
-            return
+            return []
         kept = [line for line in read_lines(self.metrics) if line["step"] <= step]
         text = "".join(json.dumps(line) + "\n" for line in kept)
         _replace(self.metrics, text)
+        return kept
 
 
 def differences(old: Mapping, new: Mapping) -> list[str]:

@@ -5,6 +5,7 @@ therefore decays k times too late in epochs; a rule keyed to examples cannot.
 """
 
 import dataclasses
+import fractions
 import math
 
 SCHEDULES = ("exponential", "piecewise", "cosine", "linear", "constant")
@@ -70,11 +71,13 @@ class LearningRate:
         """The rate of the update that follows `examples_seen` examples; >= 0."""
         epoch = examples_seen / self.examples_per_epoch
         warm_up = min(1.0, epoch / self.warmup_epochs) if self.warmup_epochs else 1.0
-        return self.initial * warm_up * self._decay(epoch)
+        return self.initial * warm_up * self._decay(examples_seen, epoch)
 
-    def _decay(self, epoch: float) -> float:
+    def _decay(self, examples_seen: int, epoch: float) -> float:
         if self.schedule == "exponential":
-            return self.decay_factor ** math.floor(epoch / self.epochs_per_decay)
+            # In fractions, because 0.3 // 0.1 is 2: the third decay would come a step late.
+            period = fractions.Fraction(self.epochs_per_decay).limit_denominator(1_000_000)
+            return self.decay_factor ** (examples_seen // (period * self.examples_per_epoch))
         if self.schedule == "piecewise":
             return self.decay_factor ** sum(boundary <= epoch for boundary in self.decay_epochs)
         if self.schedule == "constant":

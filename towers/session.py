@@ -1,10 +1,14 @@
 """From checked settings to a run: what is derived from them, said about them and built of them."""
 
+import contextlib
 import dataclasses
 import importlib.metadata
 import math
+import os
 import platform
+import shutil
 import subprocess
+import sys
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -49,15 +53,18 @@ def resolved(
       SettingsError: sizes that do not divide.
     """
     network = models.NETWORKS[chosen.model]
-    num_microbatches = chosen.num_microbatches or num_towers
+    num_microbatches, kept = chosen.num_microbatches or num_towers, ""
     if earlier is not None and not chosen.num_microbatches:
         num_microbatches = earlier["settings"]["num_microbatches"]
+        kept = f"; the run in {chosen.train_dir} began with {num_microbatches} microbatch(es)"
     try:
         trainer.check_sizes(chosen.global_batch_size, num_microbatches, num_towers)
     except ValueError as error:
-        raise settings.SettingsError(f"--{error}") from error
+        raise settings.SettingsError(f"--{error}{kept}") from error
     return dataclasses.replace(
         chosen,
+        # eval.py reads it from config.json, perhaps in another working folder.
+        data_dir=chosen.data_dir and os.path.abspath(os.path.expanduser(chosen.data_dir)),
         num_towers=num_towers,
         num_microbatches=num_microbatches,
         weight_decay=_default(chosen.weight_decay, network.weight_decay),
@@ -93,11 +100,21 @@ def learning_rate(
 def plan(
     chosen: settings.TrainSettings, examples_per_epoch: int, class_names: tuple[str, ...]
 ) -> training.Plan:
-    """When the run ends, and what it does on the way."""
+    """When the run ends, and what it does on the way.
+
+    Raises:
+      SettingsError: the steps to profile lie past the end.
+    """
+    last_step = training.last_step(
+        chosen.train_epochs, chosen.max_steps, examples_per_epoch, chosen.global_batch_size
+    )
+    if chosen.profile_steps and chosen.profile_steps[1] > last_step:
+        raise settings.SettingsError(
+            f"--profile_steps={chosen.profile_steps[0]},{chosen.profile_steps[1]}: must end by "
+            f"the last step, {last_step}"
+        )
     return training.Plan(
-        last_step=training.last_step(
-            chosen.train_epochs, chosen.max_steps, examples_per_epoch, chosen.global_batch_size
-        ),
+        last_step=last_step,
         examples_per_epoch=examples_per_epoch,
         class_names=class_names,
         log_every_steps=chosen.log_every_steps,
@@ -279,13 +296,25 @@ def build_model(config: Mapping) -> keras.Model:
 
 
 def train(run: training.Run, config: Mapping) -> int:
-    """Trains or continues a run and says how it ended; returns the exit code."""
+    """Trains or continues a run and says how it ended; returns the exit code.
+
+    Raises:
+      RunFolderError: the folder cannot be written.
+      CheckpointError: the newest checkpoint cannot be restored.
+      TrainingError: the loss or the weights are not finite, or the run is past its end already.
+    """
     folder, last_step = run.folder, run.plan.last_step
-    at_step = run.restore()
     finished = folder.read_final_summary()
     if finished and finished["step"] >= last_step:
         print(f"the run finished at step {finished['step']}; {folder.final_model} is its model")
         return 0
+    at_step = run.restore()
+    if at_step > last_step:
+        raise training.TrainingError(
+            f"the run is at step {at_step}, past the end that was asked for, step {last_step}; "
+            "give a later --train_epochs or --max_steps"
+        )
+    folder.create(config)
     if at_step:
         print(f"continuing at step {at_step}", flush=True)
     outcome = run.train(config)
@@ -297,6 +326,16 @@ def train(run: training.Run, config: Mapping) -> int:
         return outcome.exit_code
     print(
         f"finished: {folder.final_model}, weights sha256 {outcome.final['weights_sha256'][:16]}\n"
-        f"watch it: tensorboard --logdir {folder.path}"
+        f"watch it: {_tensorboard()} --logdir {folder.path}"
     )
     return 0
+
+
+def _tensorboard() -> str:
+    """The command that opens TensorBoard, from wherever this Python has it."""
+    beside_python = Path(sys.executable).with_name("tensorboard")
+    if shutil.which("tensorboard") or not beside_python.exists():
+        return "tensorboard"
+    with contextlib.suppress(ValueError):  # not below the current folder
+        return str(beside_python.relative_to(Path.cwd()))
+    return str(beside_python)

@@ -58,8 +58,10 @@ class TrainSettings:
     def __post_init__(self):
         for name, (holds, allowed) in _RANGES.items():
             value = getattr(self, name)
-            if value is not None and not (holds(value) and _is_finite(value)):
+            if value is not None and not holds(value):
                 raise SettingsError(f"--{name}={value}: must be {allowed}")
+            if not _is_finite(value):
+                raise SettingsError(f"--{name}={value}: must be finite")
         for name, choices in _CHOICES.items():
             value = getattr(self, name)
             if value is not None and value not in choices:
@@ -217,7 +219,7 @@ RUN_DEFINING = (
 
 def run_defining(settings: dict) -> dict:
     """Of resolved settings, those that a continued run must share, by flag name."""
-    defining = {name: settings[name] for name in RUN_DEFINING}
+    defining = {name: settings.get(name) for name in RUN_DEFINING}
     if settings["learning_rate_schedule"] in ("cosine", "linear"):
         defining["train_epochs"] = settings["train_epochs"]
     return defining

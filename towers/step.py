@@ -110,6 +110,8 @@ def train_step(
                 program.num_microbatches,
                 program.reduction,
             )
+            # Before the update, which may change the loss scale.
+            shown = _unscaled(program.state.optimizer, reduced)
         with tf.name_scope("apply"):
             _apply(program.state, reduced, learning_rate)
         with tf.name_scope("batch_norm_statistics"):
@@ -122,16 +124,18 @@ def train_step(
                     program.moving_average_decay,
                     program.state.step,
                 )
-        program.state.step.assign_add(1)
-        program.state.examples_seen.assign_add(images.shape[0])
-        return StepResult(
-            losses={
-                term: tf.concat([result.losses[term] for result in results], axis=0)  # [M]
-                for term in results[0].losses
-            },
-            correct=tf.concat([result.correct for result in results], axis=0),  # [M]
-            gradients=_unscaled(program.state.optimizer, reduced),
-        )
+        with tf.name_scope("count"):
+            program.state.step.assign_add(1)
+            program.state.examples_seen.assign_add(images.shape[0])
+        with tf.name_scope("result"):
+            return StepResult(
+                losses={
+                    term: tf.concat([result.losses[term] for result in results], axis=0)  # [M]
+                    for term in results[0].losses
+                },
+                correct=tf.concat([result.correct for result in results], axis=0),  # [M]
+                gradients=shown,
+            )
 
 
 def run_towers(
@@ -143,6 +147,9 @@ def run_towers(
         image_parts = tf.split(images, num_towers)  # each [per_tower_batch, ...]
         label_parts = tf.split(labels, num_towers)
         first_draw = program.state.step * program.num_microbatches
+    with tf.device(devices.PARAMETER_DEVICE), tf.name_scope("weights"):
+        weights = [tf.convert_to_tensor(weight.value) for weight in model.trainable_variables]
+        state = [tf.convert_to_tensor(other.value) for other in model.non_trainable_variables]
     per_tower = program.num_microbatches // num_towers
     results = []
     for index, device in enumerate(program.tower_devices):
@@ -150,8 +157,8 @@ def run_towers(
             results.append(
                 tower.compute(
                     program.tower_program,
-                    [tf.identity(weight.value) for weight in model.trainable_variables],
-                    [tf.identity(variable.value) for variable in model.non_trainable_variables],
+                    [tf.identity(weight) for weight in weights],  # the tower's own copy
+                    [tf.identity(variable) for variable in state],
                     image_parts[index],
                     label_parts[index],
                     [first_draw + index * per_tower + m for m in range(per_tower)],

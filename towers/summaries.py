@@ -6,6 +6,7 @@ cost nothing at the steps that write none, and the graph page keeps the towers i
 
 import contextlib
 import json
+import re
 from collections.abc import Mapping
 
 import keras
@@ -16,6 +17,27 @@ from tensorboard.plugins.hparams import api as hparams
 from towers import evaluation, figures, run_folder, step
 
 MAX_IMAGES = 8
+
+# The settings by which runs are compared. HParams shows the first five in alphabetical order, the
+# others at a click; the table of all settings is on the text page.
+COMPARED = (
+    "clip_norm",
+    "compute_dtype",
+    "dataset",
+    "global_batch_size",
+    "learning_rate",
+    "learning_rate_schedule",
+    "model",
+    "momentum",
+    "moving_average_decay",
+    "num_microbatches",
+    "num_towers",
+    "optimizer",
+    "seed",
+    "train_epochs",
+    "warmup_epochs",
+    "weight_decay",
+)
 
 
 class Summaries:
@@ -33,22 +55,20 @@ class Summaries:
         with self._train.as_default(step=0):
             tf.summary.text("settings", _markdown_table(settings))
             tf.summary.text("resolved", _markdown_table(config["resolved"]))
-            tf.summary.graph(graph)
-        # HParams looks for its configuration in the root of the logs.
-        root = tf.summary.create_file_writer(str(self._folder.path))
-        with root.as_default(step=0):
-            values = {name: _as_hparam(value) for name, value in settings.items()}
+            tf.summary.graph(_as_picture(graph))
+        # HParams finds the metrics of a session in the session's own run alone, whether --logdir
+        # is this run or the folder of many: a group of metrics beside it is not found in the first.
+        with self._eval.as_default(step=0):
+            values = {name: _as_hparam(settings[name]) for name in COMPARED if name in settings}
             hparams.hparams_config(
                 hparams=[hparams.HParam(name) for name in values],
                 metrics=[
-                    hparams.Metric("accuracy", group="eval", display_name="test accuracy"),
-                    hparams.Metric("loss/cross_entropy", group="eval", display_name="test loss"),
-                    hparams.Metric("accuracy", group="train", display_name="train accuracy"),
-                    hparams.Metric("loss/total", group="train", display_name="train loss"),
+                    hparams.Metric("accuracy", display_name="test accuracy"),
+                    hparams.Metric("top5_accuracy", display_name="test top-5 accuracy"),
+                    hparams.Metric("loss/cross_entropy", display_name="test loss"),
                 ],
             )
             hparams.hparams(values, trial_id=str(self._folder.path))
-        root.close()
 
     def scalars(self, metrics: Mapping, losses: Mapping[str, np.ndarray], num_towers: int) -> None:
         """Writes one logged step: its metrics and the terms of its loss.
@@ -60,7 +80,7 @@ class Summaries:
         """
         with self._train.as_default(step=metrics["step"]):
             for term, values in losses.items():
-                tf.summary.scalar(f"loss/{term}", values.mean())
+                tf.summary.scalar(f"loss/{term}", values.mean(dtype=np.float64))
             per_tower = losses["total"].reshape(num_towers, -1).mean(axis=1)  # [num_towers]
             tf.summary.scalar("towers/loss_spread", per_tower.max() - per_tower.min())
             for name in ("accuracy", "learning_rate", "epoch", "examples_per_second"):
@@ -124,6 +144,28 @@ def profile(folder: run_folder.RunFolder):
         yield
     finally:
         tf.profiler.experimental.stop()
+
+
+def _as_picture(graph: tf.Graph) -> tf.compat.v1.GraphDef:
+    """The graph of a step as it is drawn: each tower a box that only shared weights join.
+
+    Gradient tapes name all backward operations `gradient_tape/tower_0/...`, one box that would hang
+    between the towers; here they are `tower_0/gradient_tape/...`. What tf.function adds to return
+    its results (identities, and a NoOp that waits for every update) is left out.
+    """
+    drawn = tf.compat.v1.GraphDef()
+    for node in graph.as_graph_def().node:
+        if node.op in ("Identity", "NoOp") and "/" not in node.name:
+            continue
+        copy = drawn.node.add()
+        copy.CopyFrom(node)
+        copy.name = _in_its_tower(node.name)
+        copy.input[:] = [_in_its_tower(name) for name in node.input]
+    return drawn
+
+
+def _in_its_tower(name: str) -> str:
+    return re.sub(r"^(\^?)gradient_tape/(tower_\d+)/", r"\1\2/gradient_tape/", name)
 
 
 def _markdown_table(values: Mapping) -> str:

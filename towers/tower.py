@@ -38,20 +38,20 @@ class TowerResult(NamedTuple):
       correct: int32 [microbatches of the tower], examples whose label has the largest output;
         where several outputs are largest the first counts, as in argmax.
       states: per variable of the model's state, its value after each microbatch, [microbatches
-        of the tower, ...].
+        of the tower, ...]; None where the model leaves it alone, as it does a frozen layer's.
     """
 
     sum_gradients: list[gradients.Gradient]
     losses: dict[str, tf.Tensor]
     correct: tf.Tensor
-    states: list[tf.Tensor]
+    states: list[tf.Tensor | None]
 
 
 class _Microbatch(NamedTuple):
     gradients: list[gradients.Gradient]
     losses: dict[str, tf.Tensor]
     correct: tf.Tensor
-    state: list[tf.Tensor]
+    state: list[tf.Tensor | None]
 
 
 def compute(
@@ -90,7 +90,10 @@ def compute(
             for term in results[0].losses
         },
         correct=tf.stack([result.correct for result in results]),
-        states=[tf.stack(parts) for parts in zip(*(r.state for r in results), strict=True)],
+        states=[
+            None if parts[0] is None else tf.stack(parts)
+            for parts in zip(*(result.state for result in results), strict=True)
+        ],
     )
 
 
@@ -107,7 +110,9 @@ def _microbatch(program, weights, state, images, labels, draw_index) -> _Microba
         gradients=tape.gradient(scaled, list(weights)),
         losses=terms,
         correct=count_correct(labels, outputs),
-        state=list(new_state),
+        state=[
+            None if new is old else new for old, new in zip(drawn_state, new_state, strict=True)
+        ],
     )
 
 

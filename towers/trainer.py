@@ -1,6 +1,7 @@
 """Trains any Keras model on towers: the package's front door for programs."""
 
 import hashlib
+import itertools
 from collections.abc import Callable, Iterable
 
 import keras
@@ -60,6 +61,8 @@ class Trainer:
         self.num_microbatches = num_microbatches or len(self.tower_devices)
         check_sizes(global_batch_size, self.num_microbatches, len(self.tower_devices))
         _check_policies(gradient_reduction, batch_norm_statistics, moving_average_decay)
+        if weight_decay < 0:
+            raise ValueError(f"weight_decay={weight_decay}: must be at least 0")
         if weight_filter not in losses.WEIGHT_FILTERS:
             allowed = ", ".join(losses.WEIGHT_FILTERS)
             raise ValueError(f"weight_filter={weight_filter!r}: must be one of {allowed}")
@@ -82,7 +85,8 @@ class Trainer:
             batch_norm_statistics=batch_norm_statistics,
             moving_average_decay=moving_average_decay,
         )
-        self._train_step = tf.function(self._build_step)
+        # Autograph would only read through code that has no Python control flow over tensors.
+        self._train_step = tf.function(self._build_step, autograph=False)
         self._observer = _Observer(model)
         self._evaluator = evaluation.Evaluator(
             model, self.evaluated_weights(), loss_fn, self.tower_devices
@@ -122,13 +126,9 @@ class Trainer:
           The mean total loss over the global batch at each step, before its update.
         """
         history = []
-        if isinstance(batches, tf.data.Dataset) and steps is not None:
-            batches = batches.take(steps)
-        for images, labels in batches:
+        for images, labels in itertools.islice(batches, steps):
             result = self.train_step(images, labels)
             history.append(float(tf.reduce_mean(result.losses["total"])))
-            if len(history) == steps:
-                break
         return history
 
     def evaluate(self, batches: Iterable) -> evaluation.Evaluation:
@@ -181,9 +181,13 @@ class _Observer:
         self._model = None
         if isinstance(model, (keras.Sequential, keras.Model)) and getattr(model, "inputs", None):
             outputs = {layer.name: layer.output for layer in model.layers if _is_nonlinear(layer)}
-            outputs[model.layers[-1].name] = model.outputs[0]
-            self._model = keras.Model(model.inputs, outputs)
-        self._call = tf.function(self._build)
+            output = {model.layers[-1].name: model.outputs[0]}
+            try:
+                self._model = keras.Model(model.inputs, outputs | output)
+            except ValueError:
+                # A layer that was first called in another model has its `output` there.
+                self._model = keras.Model(model.inputs, output)
+        self._call = tf.function(self._build, autograph=False)
 
     def __call__(self, images: tf.Tensor, draw_index: tf.Tensor) -> dict[str, tf.Tensor]:
         return self._call(images, draw_index) if self._model else {}
@@ -203,7 +207,13 @@ def _is_nonlinear(layer: keras.layers.Layer) -> bool:
 
 def _indices(model: keras.Model, decayed: list[keras.Variable]) -> dict[str, int]:
     index_of = {id(weight): index for index, weight in enumerate(model.trainable_variables)}
-    return {losses.layer_name(weight): index_of[id(weight)] for weight in decayed}
+    names = [losses.layer_name(weight) for weight in decayed]
+    indices = [index_of[id(weight)] for weight in decayed]
+    # Layers of different submodels may share a name; each still decays, under a name of its own.
+    return {
+        name if names.count(name) == 1 else f"{name}_{index}": index
+        for name, index in zip(names, indices, strict=True)
+    }
 
 
 def check_sizes(global_batch_size: int, num_microbatches: int, num_towers: int) -> None:
@@ -214,6 +224,8 @@ def check_sizes(global_batch_size: int, num_microbatches: int, num_towers: int) 
     """
     if global_batch_size < 1:
         raise ValueError(f"global_batch_size={global_batch_size}: must be at least 1")
+    if num_microbatches < 1:
+        raise ValueError(f"num_microbatches={num_microbatches}: must be at least 1")
     if num_microbatches % num_towers:
         raise ValueError(
             f"num_microbatches={num_microbatches} must be divisible by num_towers={num_towers}"
@@ -221,7 +233,7 @@ def check_sizes(global_batch_size: int, num_microbatches: int, num_towers: int) 
     if global_batch_size % num_microbatches:
         raise ValueError(
             f"global_batch_size={global_batch_size} must be divisible by "
-            f"num_microbatches={num_microbatches}"
+            f"num_microbatches={num_microbatches} (on num_towers={num_towers})"
         )
 
 

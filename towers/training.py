@@ -107,12 +107,14 @@ class Run:
         )
         self._summaries = None
         self._evaluation: evaluation.Evaluation | None = None
+        self._evaluated_steps: set[int] = set()  # with a line in metrics.jsonl
 
     def restore(self) -> int:
         """Goes back to the newest checkpoint, if there is one; the step the run stands at."""
         self._checkpoints.restore_newest()
         at_step = int(self.trainer.state.step)
-        self.folder.drop_metrics_after(at_step)
+        kept = self.folder.drop_metrics_after(at_step)
+        self._evaluated_steps = {line["step"] for line in kept if "split" in line}
         return at_step
 
     def train(self, config: Mapping) -> Outcome:
@@ -123,7 +125,7 @@ class Run:
             with interrupts.Interrupts() as asked, contextlib.ExitStack() as profile:
                 self._steps(first_step, config, progress, asked, profile)
                 at_step = int(self.trainer.state.step)
-                self._checkpoints.save()
+                self._save()
                 if asked.received:
                     return Outcome(None, at_step, asked.exit_code())
                 self._evaluate(progress)
@@ -137,13 +139,15 @@ class Run:
                 self._summaries.flush()
 
     def _steps(self, first_step, config, progress, asked, profile) -> None:
-        plan, clock = self.plan, _Clock()
+        plan, clock = self.plan, _Clock(first_step)
         batches = self.data.training(first_step, plan.last_step)
         for at_step, (images, labels) in enumerate(batches, start=first_step + 1):
             if self._summaries is None:
                 self._summaries = summaries.Summaries(self.folder)
                 self._summaries.start(config, self.trainer.step_graph(images, labels))
-                clock.restart()
+                if first_step not in self._evaluated_steps and self._evaluation_is_due(first_step):
+                    self._evaluate(progress)  # the run was stopped before it came to this
+                clock.restart(first_step)
             if plan.profile_steps and at_step == plan.profile_steps[0]:
                 profile.enter_context(summaries.profile(self.folder))
             shows = plan.summary_every_steps and at_step % plan.summary_every_steps == 0
@@ -166,7 +170,7 @@ class Run:
                 return  # train() saves
             with clock.paused():
                 if saves:
-                    self._checkpoints.save()
+                    self._save()
                 if at_step < plan.last_step and self._evaluation_is_due(at_step):
                     self._evaluate(progress)
 
@@ -175,11 +179,26 @@ class Run:
         losses = {term: values.numpy() for term, values in result.losses.items()}
         wrong = [term for term, values in losses.items() if not np.isfinite(values).all()]
         if wrong:
-            raise TrainingError(
-                f"step {at_step}: the loss is not finite ({', '.join(wrong)}); a lower "
-                "--learning_rate or a --clip_norm may help. " + self._checkpoints.describe_newest()
-            )
+            raise self._not_finite(f"step {at_step}: the loss", wrong)
         return losses
+
+    def _save(self) -> None:
+        """Saves a checkpoint, unless the last update made weights that no run could go on from.
+
+        The loss of a step is that before its update, so it may be finite all the same.
+        """
+        state = self.trainer.state
+        variables = [*state.model.variables, *state.optimizer.variables]
+        wrong = [v.path for v in variables if not np.isfinite(v.value.numpy()).all()]
+        if wrong:
+            raise self._not_finite(f"step {int(state.step)}: what the update left", wrong)
+        self._checkpoints.save()
+
+    def _not_finite(self, what: str, wrong: list[str]) -> TrainingError:
+        return TrainingError(
+            f"{what} is not finite ({', '.join(wrong)}); a lower --learning_rate or a --clip_norm "
+            "may help. " + self._checkpoints.describe_newest()
+        )
 
     def _log(self, losses, result: step.StepResult, at_step, clock: "_Clock", progress) -> None:
         step_seconds = clock.seconds_per_step(at_step)
@@ -210,16 +229,19 @@ class Run:
     def _evaluation_is_due(self, at_step: int) -> bool:
         every = self.plan.eval_every_epochs * self.plan.examples_per_epoch
         batch = self.trainer.global_batch_size
-        return every > 0 and at_step * batch // every > (at_step - 1) * batch // every
+        before = max(0, at_step - 1)
+        return every > 0 and at_step * batch // every > before * batch // every
 
     def _evaluate(self, progress) -> None:
         at_step = int(self.trainer.state.step)
         result = self.trainer.evaluate(self.data.evaluation())
-        check_count(result.count, self.data.evaluation_count)
+        check_evaluation(result, self.data.evaluation_count)
         examples_seen = int(self.trainer.state.examples_seen)
         epoch = examples_seen / self.plan.examples_per_epoch
         line = {"step": at_step, "epoch": epoch, "split": "test"} | result.as_metrics()
-        run_folder.append_line(self.folder.metrics, line)
+        if at_step not in self._evaluated_steps:  # a run that goes on may come by here again
+            run_folder.append_line(self.folder.metrics, line)
+            self._evaluated_steps.add(at_step)
         if self._summaries is None:
             self._summaries = summaries.Summaries(self.folder)
         self._summaries.evaluation(result, self.plan.class_names, at_step)
@@ -230,14 +252,19 @@ class Run:
         self._evaluation = result
 
 
-def check_count(count: int, expected: int) -> None:
-    """Each example exactly once: not 10,112 for 10,000.
+def check_evaluation(result: evaluation.Evaluation, expected_count: int) -> None:
+    """Each example exactly once, not 10,112 for 10,000; and a loss that is a number.
 
     Raises:
-      TrainingError: `count` is not `expected`.
+      TrainingError: it is not so.
     """
-    if count != expected:
-        raise TrainingError(f"evaluated {count} examples of a split of {expected}")
+    if result.count != expected_count:
+        raise TrainingError(f"evaluated {result.count} examples of a split of {expected_count}")
+    if not math.isfinite(result.loss):
+        raise TrainingError(
+            f"the loss of the evaluation is {result.loss}: the model's outputs are not finite; "
+            "train with a lower --learning_rate or a wider --compute_dtype"
+        )
 
 
 def _mean(values: np.ndarray) -> float:
@@ -247,17 +274,15 @@ def _mean(values: np.ndarray) -> float:
 class _Clock:
     """Seconds per step since the last log, leaving out what is not training."""
 
-    def __init__(self):
-        self.restart()
+    def __init__(self, at_step: int):
+        self.restart(at_step)
 
-    def restart(self) -> None:
-        self._since, self._at_step = time.perf_counter(), None
+    def restart(self, at_step: int) -> None:
+        self._since, self._at_step = time.perf_counter(), at_step
 
     def seconds_per_step(self, at_step: int) -> float:
-        now = time.perf_counter()
-        steps = 1 if self._at_step is None else at_step - self._at_step
-        seconds = (now - self._since) / steps
-        self._since, self._at_step = now, at_step
+        seconds = (time.perf_counter() - self._since) / (at_step - self._at_step)
+        self.restart(at_step)
         return seconds
 
     @contextlib.contextmanager

@@ -1,0 +1,127 @@
+"""Runs train.py and eval.py in the tests' own process: a second or two, where a process takes six.
+
+What only a process can show (exit codes, signals, a silent stderr) is tested through the `command`
+fixture or `start`.
+"""
+
+import contextlib
+import importlib.util
+import io
+import json
+import os
+import subprocess
+import sys
+import types
+from pathlib import Path
+from typing import NamedTuple
+
+from absl import flags
+
+ROOT = Path(__file__).resolve().parent.parent
+
+
+class Done(NamedTuple):
+    """What a script left on the terminal, under the names of `subprocess.CompletedProcess`."""
+
+    returncode: int
+    stdout: str
+    stderr: str
+
+
+def load(name: str) -> types.ModuleType:
+    """The script as a module that holds its flags itself: both scripts fit into one process."""
+    earlier = set(flags.FLAGS)
+    spec = importlib.util.spec_from_file_location(name, ROOT / f"{name}.py")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    own = flags.FlagValues()
+    for flag in set(flags.FLAGS) - earlier:
+        own[flag] = flags.FLAGS[flag]
+        delattr(flags.FLAGS, flag)
+    module.flags = types.SimpleNamespace(FLAGS=own)
+    return module
+
+
+def run(name: str, *arguments: str) -> Done:
+    """Runs `python name.py arguments` without a new process."""
+    script = load(name)
+    stdout, stderr = io.StringIO(), io.StringIO()
+    with contextlib.redirect_stdout(stdout), contextlib.redirect_stderr(stderr):
+        try:
+            code = script.main(script.flags.FLAGS([f"{name}.py", *arguments]))
+        except flags.Error as error:  # absl's app.run prints these and exits with 1
+            print(f"FATAL Flags parsing error:\n  {error}", file=sys.stderr)
+            code = 1
+    return Done(code, stdout.getvalue(), stderr.getvalue())
+
+
+def train(folder: Path, *arguments: str) -> Done:
+    """Runs train.py on `shapes` with small batches; later arguments win."""
+    return run("train", *small_run(folder), *arguments)
+
+
+def small_run(folder: Path) -> list[str]:
+    """Arguments of a training that takes a second or two."""
+    return [
+        f"--train_dir={folder}",
+        "--dataset=shapes",
+        "--global_batch_size=24",
+        "--num_microbatches=2",
+        "--log_every_steps=1",
+        "--max_steps=4",
+    ]
+
+
+def settings_of(*arguments: str):
+    """The `TrainSettings` that train.py makes of its flags."""
+    script = load("train")
+    return script.settings_from_flags(script.flags.FLAGS(["train.py", *arguments]))
+
+
+def start(cache_home: Path, name: str, *arguments: str) -> subprocess.Popen:
+    """Starts a script as a process that a test sends signals to."""
+    environment = os.environ | {"XDG_CACHE_HOME": str(cache_home), "CUDA_VISIBLE_DEVICES": "-1"}
+    return subprocess.Popen(
+        [sys.executable, str(ROOT / f"{name}.py"), *arguments],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env=environment,
+    )
+
+
+def wait_for_line(process: subprocess.Popen, start_of_line: str) -> str:
+    """Reads the process's output up to a line; fails where it ends without one."""
+    for line in process.stdout:
+        if line.startswith(start_of_line):
+            return line
+    raise AssertionError(f"no line {start_of_line!r}; stderr: {process.stderr.read()}")
+
+
+def lines_of(path: Path) -> list[dict]:
+    """The objects of a `.jsonl` file; unlike the package's reader, it forgives nothing."""
+    return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
+
+
+def training_lines(folder: Path) -> list[dict]:
+    """The lines of `metrics.jsonl` that are training steps."""
+    return [line for line in lines_of(folder / "metrics.jsonl") if "split" not in line]
+
+
+def evaluation_lines(folder: Path) -> list[dict]:
+    """The lines of `metrics.jsonl` that are evaluations."""
+    return [line for line in lines_of(folder / "metrics.jsonl") if "split" in line]
+
+
+def final_summary(folder: Path) -> dict:
+    """What `final_model.json` holds."""
+    return json.loads((folder / "final_model.json").read_text(encoding="utf-8"))
+
+
+def contents(folder: Path) -> dict[str, bytes]:
+    """Every file below a folder with its bytes."""
+    return {
+        str(path.relative_to(folder)): path.read_bytes()
+        for path in sorted(folder.rglob("*"))
+        if path.is_file()
+    }

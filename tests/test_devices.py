@@ -1,0 +1,78 @@
+"""Where towers run, and the errors of asking for too many."""
+
+import pytest
+import tensorflow as tf
+import toys
+
+from towers import devices
+
+
+@pytest.fixture
+def with_gpus(monkeypatch):
+    """Makes TensorFlow list this many physical GPUs."""
+    listed = tf.config.list_physical_devices
+
+    def see(num_gpus):
+        def listing(kind):
+            return ["a GPU"] * num_gpus if kind == "GPU" else listed(kind)
+
+        monkeypatch.setattr(tf.config, "list_physical_devices", listing)
+        monkeypatch.setattr(tf.config, "list_logical_devices", lambda kind: ["a GPU"] * num_gpus)
+        monkeypatch.setattr(tf.config.experimental, "set_memory_growth", lambda gpu, on: None)
+
+    return see
+
+
+@pytest.mark.parametrize("num_towers", [1, 2, 4])
+def test_without_gpus_towers_are_logical_cpu_devices(with_gpus, num_towers):
+    with_gpus(0)
+    assert devices.choose(num_towers) == toys.cpus(num_towers)
+
+
+def test_without_gpus_there_is_one_tower(with_gpus):
+    with_gpus(0)
+    assert devices.choose() == ("/CPU:0",)
+
+
+def test_chosen_cpu_devices_do_their_work(with_gpus):
+    with_gpus(0)
+    for device in devices.choose(4):
+        with tf.device(device):
+            assert tf.add(1, 1).device.endswith(device.replace("/CPU", "CPU"))
+
+
+def test_one_tower_for_each_gpu_is_the_default(with_gpus):
+    with_gpus(2)
+    assert devices.choose() == ("/GPU:0", "/GPU:1")
+    assert devices.choose(1) == ("/GPU:0",)
+
+
+def test_more_towers_than_gpus_are_refused(with_gpus):
+    with_gpus(2)
+    with pytest.raises(
+        ValueError, match=r"num_towers=3: this machine has 2 GPU\(s\).*use at most 2.*VISIBLE"
+    ):
+        devices.choose(3)
+
+
+@pytest.mark.parametrize("num_towers", [0, -1])
+def test_no_tower_is_refused(num_towers):
+    with pytest.raises(ValueError, match=f"num_towers={num_towers}: must be at least 1"):
+        devices.choose(num_towers)
+
+
+def test_more_cpu_towers_than_tensorflow_started_with_are_refused(with_gpus):
+    with_gpus(0)
+    tf.constant(0)  # starts the runtime with the four devices of conftest.py
+    message = (
+        r"num_towers=5: TensorFlow has already started with 4 CPU device\(s\); "
+        r"call towers.devices.choose\(5\) before"
+    )
+    with pytest.raises(ValueError, match=message):
+        devices.choose(5)
+
+
+def test_a_trainer_keeps_the_order_of_additions():
+    tf.config.optimizer.set_experimental_options({"arithmetic_optimization": True})
+    toys.trainer(toys.linear(1.0), global_batch_size=1)
+    assert tf.config.optimizer.get_experimental_options()["arithmetic_optimization"] is False

@@ -1,0 +1,152 @@
+"""Evaluation against NumPy: each example once, on any number of towers."""
+
+import keras
+import numpy as np
+import numpy_oracle as oracle
+import pytest
+import tensorflow as tf
+import toys
+
+from towers import evaluation, losses
+
+CLASSES = 7
+EXAMPLES = 22
+PER_BATCH = 8
+
+
+def identity(classes=CLASSES):
+    """A model whose images are its logits."""
+    images = keras.Input([classes])
+    return keras.Model(images, keras.layers.Identity()(images))
+
+
+def evaluator(num_towers, classes=CLASSES):
+    return evaluation.Evaluator(identity(classes), [], losses.cross_entropy, toys.cpus(num_towers))
+
+
+@pytest.fixture
+def split():
+    """Logits and labels; class 3 does not occur."""
+    logits, labels = toys.batch(EXAMPLES, [CLASSES], classes=CLASSES - 1, seed=1)
+    return logits * 2, np.where(labels >= 3, labels + 1, labels)
+
+
+def batches(logits, labels, masked):
+    for first in range(0, len(labels), PER_BATCH):
+        part = slice(first, first + PER_BATCH)
+        missing = PER_BATCH - len(labels[part])
+        if not masked:
+            yield logits[part], labels[part]
+            continue
+        # What fills the batch up would change every figure if it counted.
+        filling = np.full([missing, CLASSES], 50.0, np.float32)
+        yield (
+            np.concatenate([logits[part], filling]),
+            np.concatenate([labels[part], np.full(missing, 5)]),
+            np.arange(PER_BATCH) < len(labels[part]),
+        )
+
+
+@pytest.mark.pitfall(12, 13, 26)
+@pytest.mark.parametrize("masked", [True, False])
+@pytest.mark.parametrize("num_towers", [1, 2, 3, 4])
+def test_every_figure_is_numpy_s_over_the_whole_split(split, num_towers, masked):
+    logits, labels = split
+    result = evaluator(num_towers)(batches(logits, labels, masked))
+
+    ranks = (logits > logits[np.arange(EXAMPLES), labels][:, None]).sum(axis=1)
+    confusion = np.zeros([CLASSES, CLASSES])
+    for label, row in zip(labels, logits, strict=True):
+        confusion[label, row.argmax()] += 1
+    assert result.count == EXAMPLES
+    assert result.accuracy == (ranks == 0).mean()
+    assert result.top5_accuracy == (ranks < 5).mean()
+    assert result.loss == pytest.approx(oracle.cross_entropy(logits, labels), rel=1e-6)
+    np.testing.assert_array_equal(result.confusion, confusion)
+    per_class = [(logits[labels == c].argmax(axis=1) == c).mean() for c in sorted(set(labels))]
+    np.testing.assert_array_equal(np.delete(result.per_class_accuracy(), 3), per_class)
+    assert np.isnan(result.per_class_accuracy()[3])
+
+
+@pytest.mark.pitfall(26)
+def test_uneven_batches_are_not_a_mean_of_means():
+    # Three examples of loss log 2, then one of log 4.
+    logits = np.array([[0, 0], [0, 0], [0, 0], [np.log(3), 0]], np.float32)
+    labels = np.array([0, 0, 0, 1])
+    result = evaluator(2, classes=2)([(logits[:3], labels[:3]), (logits[3:], labels[3:])])
+    assert result.loss == pytest.approx((3 * np.log(2) + np.log(4)) / 4, rel=1e-6)
+    assert result.accuracy == 0.75
+    np.testing.assert_array_equal(result.confusion, [[3, 0], [1, 0]])
+
+
+@pytest.mark.pitfall(12)
+def test_mask_may_leave_out_any_example():
+    logits = np.array([[9, 0], [0, 9], [9, 0], [9, 0]], np.float32)
+    mask = np.array([True, False, False, True])
+    result = evaluator(4, classes=2)([(logits, np.array([0, 0, 1, 1]), mask)])
+    assert (result.count, result.accuracy) == (2, 0.5)
+
+
+def test_fewer_classes_than_five_are_all_in_the_top_five():
+    result = evaluator(1, classes=2)([(np.array([[9, 0]], np.float32), np.array([1]))])
+    assert (result.accuracy, result.top5_accuracy) == (0.0, 1.0)
+
+
+@pytest.mark.parametrize(
+    "empty", [[], [(np.zeros([2, 7], np.float32), np.zeros(2, int), [False] * 2)]]
+)
+def test_no_example_is_refused(empty):
+    with pytest.raises(ValueError, match="there is no example to evaluate"):
+        evaluator(2)(empty)
+
+
+@pytest.mark.pitfall(13)
+def test_metrics_have_the_names_of_what_they_are():
+    result = evaluator(1, classes=2)([(np.zeros([1, 2], np.float32), np.zeros(1, int))])
+    assert result.as_metrics() == {
+        "count": 1,
+        "accuracy": 1.0,
+        "top5_accuracy": 1.0,
+        "loss": pytest.approx(np.log(2)),
+    }
+
+
+def test_given_weights_are_evaluated_and_not_the_model_s_own():
+    model = toys.linear(5.0)
+    result = evaluation.Evaluator(model, [tf.Variable([[2.0]])], toys.output_itself, toys.cpus(2))(
+        [(toys.column(1.0, 4.0), np.zeros(2, int))]
+    )
+    assert result.loss == 5.0
+    assert model.get_weights()[0] == 5.0
+
+
+def test_dropout_is_off_and_keras_gives_the_same_figures():
+    model = toys.on_cpu(
+        lambda: keras.Sequential(
+            [toys.classifier(), keras.layers.Dropout(0.9), keras.layers.BatchNormalization()]
+        )
+    )
+    images, labels = toys.batch(6, [3])
+    model.compile(
+        loss=keras.losses.SparseCategoricalCrossentropy(from_logits=True), metrics=["accuracy"]
+    )
+    loss, accuracy = model.evaluate(images, labels, verbose=0)
+    run = toys.trainer(model, num_towers=2, global_batch_size=2)
+    before = run.state_sha256()
+    result = run.evaluate([(images[:4], labels[:4]), (images[4:], labels[4:])])
+    assert result.loss == pytest.approx(loss, rel=1e-5)
+    assert result.accuracy == pytest.approx(accuracy, rel=1e-6)
+    assert run.state_sha256() == before
+
+
+def test_towers_evaluate_on_their_own_devices():
+    graph = (
+        evaluator(2)
+        ._batch_outputs.get_concrete_function(tf.zeros([4, CLASSES]), tf.zeros([4], tf.int64))
+        .graph
+    )
+    for tower in range(2):
+        placed = {
+            op.device for op in graph.get_operations() if op.name.startswith(f"tower_{tower}/")
+        }
+        assert placed == {f"/device:CPU:{tower}"}

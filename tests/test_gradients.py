@@ -1,0 +1,228 @@
+"""Gradients of several parts become one: order, None, IndexedSlices, mean and sum."""
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+import toys
+
+from towers import gradients
+
+ROWS = 5
+
+
+def slices(indices, values):
+    """IndexedSlices of a [ROWS, 2] weight."""
+    return tf.IndexedSlices(
+        tf.constant(values, tf.float32), tf.constant(indices, tf.int64), tf.constant([ROWS, 2])
+    )
+
+
+@pytest.mark.parametrize(
+    "parts, tree",
+    [
+        ("a", "a"),
+        ("ab", "(ab)"),
+        ("abc", "((ab)c)"),
+        ("abcd", "((ab)(cd))"),
+        ("abcde", "(((ab)(cd))e)"),
+        ("abcdef", "(((ab)(cd))(ef))"),
+        ("abcdefg", "(((ab)(cd))((ef)g))"),
+        ("abcdefgh", "(((ab)(cd))((ef)(gh)))"),
+    ],
+)
+def test_neighbours_are_added_first(parts, tree):
+    assert gradients.pairwise_tree(list(parts), lambda a, b: f"({a}{b})") == tree
+
+
+def test_nothing_to_add_is_refused():
+    with pytest.raises(ValueError, match="nothing to add"):
+        gradients.pairwise_tree([], max)
+
+
+def test_float32_sum_is_the_one_of_the_pairwise_order():
+    # Pairwise: (1 + 1e8) + (-1e8 + 1) = 1e8 - 1e8. One after the other it would be 1.
+    parts = [[tf.constant(value)] for value in (1.0, 1e8, -1e8, 1.0)]
+    assert gradients.sum_over_parts(parts)[0].numpy() == 0.0
+
+
+@pytest.mark.parametrize("num_parts, per_tower", [(8, 1), (8, 2), (8, 4), (6, 2), (12, 4)])
+def test_shares_of_a_power_of_two_are_subtrees_of_the_whole_tree(num_parts, per_tower):
+    values = np.random.default_rng(0).normal(size=(num_parts, 100)).astype(np.float32)
+    parts = [[tf.constant(value)] for value in values]
+    shares = [
+        gradients.sum_over_parts(parts[first : first + per_tower])
+        for first in range(0, num_parts, per_tower)
+    ]
+    whole = gradients.sum_over_parts(parts)[0].numpy()
+    np.testing.assert_array_equal(gradients.sum_over_parts(shares)[0], whole)
+    assert np.any(whole != np.add.accumulate(values)[-1])  # the order shows in the last bits
+
+
+@pytest.mark.parametrize("num_parts", [1, 3, 5])
+def test_sum_of_an_odd_number_of_parts(num_parts):
+    parts = [[tf.constant([1.0, 10.0]) * part] for part in range(1, num_parts + 1)]
+    total = num_parts * (num_parts + 1) / 2
+    np.testing.assert_array_equal(gradients.sum_over_parts(parts)[0], [total, 10 * total])
+
+
+@pytest.mark.pitfall(21)
+def test_none_counts_as_zero_and_stays_none_where_no_part_has_a_gradient():
+    parts = [[None, tf.constant(2.0), None], [None, None, None], [None, None, tf.constant(6.0)]]
+    reduced = gradients.reduce_towers(parts, 4, "mean")
+    assert reduced[0] is None
+    # Divided by the number of microbatches, not by how many of them have a gradient.
+    assert [value.numpy() for value in reduced[1:]] == [0.5, 1.5]
+
+
+@pytest.mark.pitfall(21)
+def test_indexed_slices_keep_the_indices_of_every_part():
+    parts = [[slices([1], [[1.0, 2.0]])], [slices([3], [[5.0, 6.0]])], [None]]
+    (reduced,) = gradients.reduce_towers(parts, 2, "mean")
+    assert isinstance(reduced, tf.IndexedSlices)
+    expected = np.zeros([ROWS, 2])
+    expected[1], expected[3] = [0.5, 1.0], [2.5, 3.0]
+    np.testing.assert_array_equal(tf.convert_to_tensor(reduced), expected)
+
+
+@pytest.mark.pitfall(21)
+def test_rows_that_come_twice_are_added_up():
+    parts = [[slices([4, 1], [[1.0, 2.0], [3.0, 4.0]])], [slices([1, 1], [[5.0, 6.0], [7.0, 8.0]])]]
+    (reduced,) = gradients.reduce_towers(parts, 2, "sum")
+    np.testing.assert_array_equal(reduced.indices, [4, 1])
+    np.testing.assert_array_equal(reduced.values, [[1.0, 2.0], [15.0, 18.0]])
+
+
+def test_indexed_slices_and_a_dense_gradient_add_up_to_a_dense_one():
+    dense = tf.ones([ROWS, 2])
+    (total,) = gradients.sum_over_parts([[slices([2, 2], [[1.0, 2.0], [3.0, 4.0]])], [dense]])
+    expected = np.ones([ROWS, 2])
+    expected[2] = [5.0, 7.0]
+    np.testing.assert_array_equal(total, expected)
+
+
+@pytest.mark.pitfall(33)
+def test_gradients_stay_in_the_order_of_the_weights():
+    parts = [[tf.constant([1.0]), tf.constant(2.0)], [tf.constant([10.0]), tf.constant(20.0)]]
+    first, second = gradients.sum_over_parts(parts)
+    np.testing.assert_array_equal(first, [11.0])
+    np.testing.assert_array_equal(second, 22.0)
+
+
+def test_parts_with_different_numbers_of_gradients_are_refused():
+    parts = [[tf.constant(1.0)], [tf.constant(1.0), tf.constant(2.0)]]
+    with pytest.raises(ValueError, match=r"different numbers of gradients: \[1, 2\]"):
+        gradients.sum_over_parts(parts)
+
+
+def test_mean_divides_by_the_microbatches_and_sum_does_not():
+    towers_sums = [[tf.constant([6.0, 2.0])], [tf.constant([2.0, 4.0])]]
+    np.testing.assert_array_equal(gradients.reduce_towers(towers_sums, 8, "mean")[0], [1.0, 0.75])
+    np.testing.assert_array_equal(gradients.reduce_towers(towers_sums, 8, "sum")[0], [8.0, 6.0])
+
+
+def test_unknown_reduction_is_refused():
+    with pytest.raises(ValueError, match="reduction='max': must be one of mean, sum"):
+        gradients.reduce_towers([[tf.constant(1.0)]], 1, "max")
+
+
+def test_scaling_keeps_kind_and_dtype():
+    kinds = [None, slices([1], [[2.0, 4.0]]), tf.constant(8.0, tf.float64)]
+    none, sparse, dense = gradients.scale(kinds, 0.25)
+    assert none is None
+    np.testing.assert_array_equal(sparse.values, [[0.5, 1.0]])
+    np.testing.assert_array_equal(sparse.indices, [1])
+    assert dense.dtype == tf.float64 and dense.numpy() == 2.0
+
+
+def test_global_norm_is_of_all_gradients_together():
+    repeated = slices([0, 0], [[5.0, 0.0], [7.0, 0.0]])  # a row of 12
+    norm = gradients.global_norm([tf.constant([3.0]), None, tf.constant([[4.0]]), repeated])
+    assert norm.numpy() == 13.0
+
+
+@pytest.mark.pitfall(22)
+def test_sum_at_a_rate_is_mean_at_the_rate_times_the_microbatches():
+    weights = {}
+    for reduction, rate in [("sum", 0.125), ("mean", 0.5)]:
+        run = toys.trainer(
+            toys.classifier(),
+            keras.optimizers.SGD(rate, momentum=0.5),
+            num_towers=2,
+            global_batch_size=8,
+            num_microbatches=4,
+            gradient_reduction=reduction,
+        )
+        for seed in range(3):
+            run.train_step(*toys.batch(8, [3], seed=seed))
+        weights[reduction] = run.state.model.get_weights()
+    # Powers of two: equal to the last bit.
+    for of_sum, of_mean in zip(weights["sum"], weights["mean"], strict=True):
+        np.testing.assert_array_equal(of_sum, of_mean)
+    assert np.any(weights["sum"][0] != toys.classifier().get_weights()[0])
+
+
+WORDS = ROWS
+
+
+def embedding_model(one_hot):
+    """Two words to logits: the word vectors by look-up, or as a product with one-hot rows."""
+    vectors = keras.initializers.RandomNormal(seed=1)
+    if one_hot:
+        words = keras.Input([2, WORDS])
+        x = keras.layers.Dense(4, use_bias=False, kernel_initializer=vectors)(words)
+    else:
+        words = keras.Input([2], dtype="int32")
+        x = keras.layers.Embedding(WORDS, 4, embeddings_initializer=vectors)(words)
+    x = keras.layers.Flatten()(x)
+    kernel = keras.initializers.GlorotUniform(seed=2)
+    return keras.Model(words, keras.layers.Dense(toys.CLASSES, kernel_initializer=kernel)(x))
+
+
+@pytest.mark.pitfall(21)
+@pytest.mark.parametrize(
+    "make_optimizer",
+    [
+        lambda: keras.optimizers.SGD(0.5, momentum=0.5),
+        lambda: keras.optimizers.SGD(0.5, global_clipnorm=0.05),
+        lambda: keras.optimizers.Adam(0.0625),
+    ],
+    ids=["momentum", "clipped", "adam"],
+)
+@pytest.mark.parametrize("num_towers", [1, 4])
+def test_embedding_trains_as_the_same_model_with_dense_gradients(make_optimizer, num_towers):
+    words = np.array([[1, 1], [1, 2], [0, 1], [1, 1], [2, 2], [3, 0], [1, 0], [2, 1]], np.int32)
+    labels = np.arange(8) % toys.CLASSES
+    weights = {}
+    for one_hot in (False, True):
+        model = toys.on_cpu(lambda one_hot=one_hot: embedding_model(one_hot))
+        run = toys.trainer(
+            model, make_optimizer(), num_towers=num_towers, global_batch_size=8, num_microbatches=4
+        )
+        images = np.eye(WORDS, dtype=np.float32)[words] if one_hot else words
+        for _ in range(2):
+            result = run.train_step(images, labels)
+        assert isinstance(result.gradients[0], tf.Tensor if one_hot else tf.IndexedSlices)
+        weights[one_hot] = model.get_weights()
+    for sparse, dense in zip(weights[False], weights[True], strict=True):
+        np.testing.assert_allclose(sparse, dense, rtol=1e-5, atol=1e-6)
+    assert np.all(weights[False][0][4] == embedding_model(False).get_weights()[0][4])  # no word 4
+
+
+@pytest.mark.pitfall(21)
+@pytest.mark.filterwarnings("ignore:Gradients do not exist")
+def test_weight_that_the_loss_does_not_depend_on_stays():
+    images = keras.Input([1])
+    used = keras.layers.Dense(1, kernel_initializer="ones", use_bias=False, name="used")
+    unused = keras.layers.Dense(1, kernel_initializer="ones", use_bias=False, name="unused")
+    outputs = keras.layers.Concatenate()([used(images), unused(images)])
+    run = toys.trainer(
+        toys.on_cpu(lambda: keras.Model(images, outputs)),
+        num_towers=2,
+        global_batch_size=2,
+        loss_fn=lambda labels, outputs: tf.stop_gradient(outputs[:, 1]) + outputs[:, 0],
+    )
+    result = run.train_step(toys.column(1.0, 3.0), [0, 0])
+    assert used.kernel.numpy() == 1.0 - 0.5 * 2.0
+    assert unused.kernel.numpy() == 1.0
+    assert result.gradients[0].numpy() == 2.0

@@ -1,0 +1,46 @@
+"""Signals are remembered, answered between two steps, and handled as before afterwards."""
+
+import os
+import signal
+
+import pytest
+
+from towers import interrupts
+
+
+def send(number: int) -> None:
+    os.kill(os.getpid(), number)
+
+
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 143), (signal.SIGINT, 130)])
+def test_a_signal_is_remembered(number, code):
+    with interrupts.Interrupts() as asked:
+        send(number)
+        assert asked.received == number
+        assert asked.exit_code() == code
+
+
+def test_without_a_signal_nothing_is_asked():
+    with interrupts.Interrupts() as asked:
+        assert asked.received is None
+        assert asked.exit_code() == 0
+
+
+def test_a_second_ctrl_c_acts_at_once():
+    with pytest.raises(KeyboardInterrupt), interrupts.Interrupts():
+        send(signal.SIGINT)
+        send(signal.SIGINT)
+
+
+def test_a_second_sigterm_changes_nothing():
+    with interrupts.Interrupts() as asked:
+        send(signal.SIGTERM)
+        send(signal.SIGTERM)
+        assert asked.exit_code() == 143
+
+
+def test_the_handlers_from_before_come_back():
+    before = [signal.getsignal(number) for number in interrupts.Interrupts.SIGNALS]
+    with interrupts.Interrupts():
+        send(signal.SIGINT)
+    assert [signal.getsignal(number) for number in interrupts.Interrupts.SIGNALS] == before

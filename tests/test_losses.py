@@ -1,0 +1,193 @@
+"""The terms of the loss, which weights decay, and that towers neither add nor dilute them."""
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+import toys
+
+from towers import losses, models
+
+
+def paths(variables):
+    return ["/".join(variable.path.split("/")[-2:]) for variable in variables]
+
+
+def test_equal_logits_cost_the_logarithm_of_the_number_of_classes():
+    loss = losses.cross_entropy(tf.constant([0, 3]), tf.zeros([2, 4]))
+    np.testing.assert_allclose(loss, [np.log(4), np.log(4)], rtol=1e-6)
+
+
+def test_cross_entropy_of_three_to_one_odds():
+    logits = tf.constant([[np.log(3.0), 0.0], [np.log(3.0), 0.0]], tf.float32)
+    loss = losses.cross_entropy(tf.constant([0, 1]), logits)
+    np.testing.assert_allclose(loss, [np.log(4 / 3), np.log(4)], rtol=1e-6)
+
+
+def test_cross_entropy_is_keras_s_per_example():
+    logits, labels = toys.batch(7, [5], classes=5)
+    keras_s = keras.losses.sparse_categorical_crossentropy(labels, logits, from_logits=True)
+    np.testing.assert_allclose(losses.cross_entropy(labels, tf.constant(logits)), keras_s, 1e-6)
+
+
+@pytest.mark.parametrize(
+    "given, computed",
+    [("bfloat16", "float32"), ("float16", "float32"), ("float32", "float32"), ("float64",) * 2],
+)
+def test_narrow_logits_are_widened_before_the_softmax(given, computed):
+    logits = tf.cast(tf.constant([[10.0, 0.0]]), given)
+    loss = losses.cross_entropy(tf.constant([0]), logits)
+    assert loss.dtype == computed
+    np.testing.assert_allclose(loss.numpy(), np.log1p(np.exp(-10.0)), rtol=1e-2)
+
+
+def test_weight_decay_term_is_half_the_coefficient_times_the_sum_of_squares():
+    weights = {"a": tf.constant([[1.0, 2.0], [3.0, 4.0]]), "b": tf.constant([2.0], tf.float64)}
+    terms = losses.weight_decay_terms(weights, 0.5)
+    assert {term: float(value) for term, value in terms.items()} == {
+        "weight_decay/a": 0.25 * 30,
+        "weight_decay/b": 0.25 * 4,
+    }
+    assert terms["weight_decay/b"].dtype == tf.float64
+
+
+def test_total_is_added_in_the_order_of_the_terms():
+    values = {"a": tf.constant(1.0), "b": tf.constant(1e8), "c": tf.constant(-1e8)}
+    assert losses.total_loss(values).numpy() == 0.0  # (1 + 1e8) - 1e8 in float32
+    assert losses.total_loss({"a": values["a"]}).numpy() == 1.0
+
+
+def test_total_has_the_type_of_its_first_term():
+    total = losses.total_loss({"a": tf.constant(1.0), "b": tf.constant(0.5, tf.bfloat16)})
+    assert total.dtype == tf.float32 and total.numpy() == 1.5
+
+
+@pytest.mark.pitfall(27)
+def test_kernels_leave_out_biases_and_batch_norm():
+    network = toys.small_resnet()
+    decayed = losses.kernels(network)
+    kinds = [
+        layer.name
+        for layer in network.layers
+        if isinstance(layer, (keras.layers.Conv2D, keras.layers.Dense))
+    ]
+    assert sorted(paths(decayed)) == sorted(f"{name}/kernel" for name in kinds)
+    kept = {path.split("/")[1] for path in paths(network.trainable_variables)} - {"kernel"}
+    assert kept == {"gamma", "beta", "bias"}
+
+
+@pytest.mark.pitfall(27)
+def test_kernels_of_any_layer_count_and_embeddings_do_not():
+    model = keras.Sequential(
+        [
+            keras.Input([4], dtype="int32"),
+            keras.layers.Embedding(3, 2, name="words"),
+            keras.layers.SeparableConv1D(2, 3, name="separable"),
+            keras.layers.LayerNormalization(),
+        ]
+    )
+    assert paths(losses.kernels(model)) == [
+        "separable/depthwise_kernel",
+        "separable/pointwise_kernel",
+    ]
+
+
+@pytest.mark.pitfall(27)
+def test_hidden_dense_kernels_are_those_of_the_tutorial():
+    decayed = losses.hidden_dense_kernels(toys.small_cifarnet())
+    assert paths(decayed) == ["local3/kernel", "local4/kernel"]
+    assert losses.layer_name(decayed[0]) == "local3"
+
+
+@pytest.mark.parametrize("name", models.NETWORKS)
+def test_default_filter_of_each_network_is_known(name):
+    assert models.NETWORKS[name].weight_filter in losses.WEIGHT_FILTERS
+
+
+def no_loss(labels, outputs):
+    return 0.0 * outputs[:, 0]
+
+
+@pytest.mark.pitfall(20)
+@pytest.mark.parametrize(
+    "num_towers, num_microbatches", [(1, 1), (1, 2), (1, 4), (2, 2), (2, 4), (4, 4)]
+)
+def test_weight_decay_is_counted_once_for_any_number_of_towers(num_towers, num_microbatches):
+    run = toys.trainer(
+        toys.linear(3.0),
+        num_towers=num_towers,
+        global_batch_size=4,
+        num_microbatches=num_microbatches,
+        loss_fn=no_loss,
+        weight_decay=0.25,
+    )
+    result = run.train_step(toys.column(1.0, 2.0, 3.0, 4.0), [0] * 4)
+    assert result.gradients[0].numpy() == 0.25 * 3.0
+    assert run.state.model.get_weights()[0] == 3.0 - 0.5 * 0.75
+    assert set(result.losses["weight_decay/line"].numpy()) == {0.25 * 9 / 2}
+
+
+@pytest.mark.pitfall(27)
+def test_only_the_filtered_weights_shrink():
+    images = keras.Input([2])
+    x = keras.layers.Dense(3, kernel_initializer="ones", bias_initializer="ones")(images)
+    x = keras.layers.BatchNormalization()(x)
+    model = toys.on_cpu(lambda: keras.Model(images, x))
+    run = toys.trainer(model, global_batch_size=4, loss_fn=no_loss, weight_decay=0.5)
+    run.train_step(*toys.batch(4, [2]))
+    values = {variable.name: variable.numpy() for variable in model.trainable_variables}
+    np.testing.assert_array_equal(values["kernel"], np.full([2, 3], 0.75))
+    for name, unchanged in [("bias", 1.0), ("gamma", 1.0), ("beta", 0.0)]:
+        np.testing.assert_array_equal(values[name], np.full([3], unchanged))
+
+
+def test_layers_of_the_same_name_in_two_submodels_both_decay():
+    def submodel(name):
+        dense = keras.layers.Dense(1, use_bias=False, kernel_initializer="ones", name="dense")
+        return keras.Sequential([keras.Input([1]), dense], name=name)
+
+    images = keras.Input([1])
+    model = toys.on_cpu(lambda: keras.Model(images, submodel("b")(submodel("a")(images))))
+    run = toys.trainer(model, global_batch_size=1, loss_fn=no_loss, weight_decay=0.5)
+    result = run.train_step(toys.column(1.0), [0])
+    assert [weight.item() for weight in model.get_weights()] == [0.75, 0.75]
+    terms = [term for term in result.losses if term.startswith("weight_decay/")]
+    assert terms == ["weight_decay/dense_0", "weight_decay/dense_1"]
+    assert result.losses["total"].numpy() == 2 * 0.25
+
+
+@pytest.mark.pitfall(19, 24)
+@pytest.mark.parametrize("num_towers", [1, 2, 4])
+def test_each_loss_is_of_its_own_microbatch(num_towers):
+    images, labels = toys.batch(8, [3])
+    model = toys.classifier()
+    kernel = model.get_weights()[0]
+    logits = model(images).numpy()
+    run = toys.trainer(
+        model,
+        num_towers=num_towers,
+        global_batch_size=8,
+        num_microbatches=4,
+        weight_decay=0.125,
+        weight_filter="hidden_dense_kernels",
+    )
+    result = run.train_step(images, labels)
+    own = keras.losses.sparse_categorical_crossentropy(labels, logits, from_logits=True)
+    own = np.mean(np.reshape(own, [4, 2]), axis=1)
+    decay = 0.125 * np.sum(kernel**2) / 2
+    np.testing.assert_allclose(result.losses["cross_entropy"], own, rtol=1e-6)
+    np.testing.assert_allclose(result.losses["total"], own + decay, rtol=1e-6)
+
+
+@pytest.mark.pitfall(6, 24)
+@pytest.mark.parametrize("num_towers", [1, 2, 4])
+def test_loss_shown_is_the_mean_over_the_global_batch_and_not_the_last_towers(num_towers):
+    images, labels = toys.batch(8, [3])
+    model = toys.classifier()
+    keras_s = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+    of_batch = float(keras_s(labels, model(images)))
+    of_last_tower = float(keras_s(labels[-2:], model(images[-2:])))
+    run = toys.trainer(model, num_towers=num_towers, global_batch_size=8, num_microbatches=4)
+    (shown,) = run.fit([(images, labels)])
+    assert shown == pytest.approx(of_batch, rel=1e-6)
+    assert abs(of_batch - of_last_tower) > 1e-3

@@ -1,0 +1,250 @@
+"""Optimizers by name: their options, decoupled weight decay, clipping and loss scaling."""
+
+import keras
+import numpy as np
+import numpy_oracle as oracle
+import pytest
+import tensorflow as tf
+import toys
+
+from towers import losses, optimizers
+
+
+@pytest.mark.parametrize("name", optimizers.OPTIMIZERS)
+def test_each_optimizer_learns_at_the_rate_of_the_step(name):
+    run = toys.trainer(
+        toys.linear(1.0),
+        optimizers.make(name),
+        global_batch_size=1,
+        loss_fn=toys.output_itself,
+        learning_rate=lambda examples_seen: 0.25 if examples_seen else 0.0,
+    )
+    run.train_step(toys.column(1.0), [0])
+    assert run.state.model.get_weights()[0] == 1.0  # made with rate 0, and the schedule says 0
+    run.train_step(toys.column(1.0), [0])
+    assert run.state.model.get_weights()[0] < 0.9
+    assert float(run.state.optimizer.learning_rate) == 0.25
+
+
+def test_options_reach_the_optimizer():
+    sgd = optimizers.make("sgd", momentum=0.5, nesterov=True, clip_norm=2.0)
+    assert (sgd.momentum, sgd.nesterov, sgd.global_clipnorm) == (0.5, True, 2.0)
+    assert optimizers.make("rmsprop", momentum=0.25).momentum == 0.25
+    assert optimizers.make("sgd").global_clipnorm is None
+    assert optimizers.make("lion", weight_decay=0.5).weight_decay == 0.5
+
+
+def test_weight_decay_is_decoupled_only_where_it_is_said():
+    decoupled = {
+        name
+        for name in optimizers.OPTIMIZERS
+        if optimizers.make(name, weight_decay=0.5).weight_decay
+    }
+    assert decoupled == set(optimizers.DECOUPLED_WEIGHT_DECAY)
+
+
+def test_unknown_optimizer_is_refused():
+    with pytest.raises(ValueError, match="optimizer='ftrl': must be one of sgd, adam, adamw, lion"):
+        optimizers.make("ftrl")
+
+
+@pytest.mark.parametrize("nesterov", [False, True])
+def test_sgd_is_numpy_s(nesterov):
+    images = [toys.column(*np.arange(4) + step) for step in range(4)]  # gradients 1.5, 2.5, ...
+    run = toys.trainer(
+        toys.linear(1.0),
+        optimizers.make("sgd", momentum=0.5, nesterov=nesterov),
+        num_towers=2,
+        global_batch_size=4,
+        loss_fn=toys.output_itself,
+        learning_rate=lambda examples_seen: 0.125,
+    )
+    weight, velocity = 1.0, 0.0
+    for step, step_images in enumerate(images):
+        run.train_step(step_images, toys.labels_for(step_images))
+        weight, velocity = oracle.sgd_momentum_update(
+            weight, 1.5 + step, velocity, 0.125, 0.5, nesterov
+        )
+        assert run.state.model.get_weights()[0] == weight
+
+
+@pytest.mark.pitfall(27)
+def test_adamw_is_numpy_s_and_shrinks_only_the_filtered_weights():
+    model = toys.classifier()
+    weights = [weight.numpy().astype(np.float64) for weight in model.trainable_variables]
+    decayed = losses.kernels(model)
+    decays = [any(weight is other for other in decayed) for weight in model.trainable_variables]
+    assert decays == [True, False, True, False]
+    run = toys.trainer(
+        model,
+        optimizers.make("adamw", weight_decay=0.5, model=model, decayed=decayed),
+        num_towers=2,
+        global_batch_size=8,
+        learning_rate=lambda examples_seen: 0.0625,
+    )
+    moments = [(0.0, 0.0)] * len(weights)
+    for iteration in range(5):
+        result = run.train_step(*toys.batch(8, [3], seed=iteration))
+        for index, gradient in enumerate(result.gradients):
+            weights[index], *moments[index] = oracle.adamw_update(
+                weights[index],
+                gradient.numpy().astype(np.float64),
+                *moments[index],
+                iteration,
+                learning_rate=0.0625,
+                weight_decay=0.5 if decays[index] else 0.0,
+            )
+    for weight, expected in zip(model.trainable_variables, weights, strict=True):
+        np.testing.assert_allclose(weight, expected, rtol=1e-4, atol=1e-6)
+
+
+@pytest.mark.parametrize("name", optimizers.DECOUPLED_WEIGHT_DECAY)
+def test_decoupled_weight_decay_is_the_rate_times_the_coefficient(name):
+    model = toys.classifier()
+    model.set_weights([np.full_like(weight, 2.0) for weight in model.get_weights()])
+    optimizer = optimizers.make(
+        name, weight_decay=0.5, model=model, decayed=losses.hidden_dense_kernels(model)
+    )
+    run = toys.trainer(
+        model,
+        optimizer,
+        num_towers=2,
+        global_batch_size=2,
+        learning_rate=lambda examples_seen: 0.25,
+        loss_fn=lambda labels, outputs: 0.0 * outputs[:, 0],
+    )
+    run.train_step(*toys.batch(2, [3]))
+    values = [set(np.ravel(weight)) for weight in model.get_weights()]
+    assert values == [{2.0 * (1 - 0.25 * 0.5)}, {2.0}, {2.0}, {2.0}]
+
+
+# The gradients of two towers are (6, 0) and (0, 8); their mean (3, 4) has the norm 5.
+FAR_APART = np.array([[6.0, 0.0], [0.0, 8.0]], np.float32)
+
+
+@pytest.mark.pitfall(25)
+@pytest.mark.parametrize("num_towers", [1, 2])
+@pytest.mark.parametrize("loss_scaling", [False, True])
+@pytest.mark.parametrize(
+    "clip_norm, reduction, update",
+    [
+        (2.5, "mean", [1.5, 2.0]),
+        (2.5, "sum", [1.5, 2.0]),
+        (8.0, "mean", [3.0, 4.0]),
+        (0.0, "sum", [6.0, 8.0]),
+    ],
+)
+def test_clipping_comes_after_the_reduction(clip_norm, reduction, update, loss_scaling, num_towers):
+    # Clipped before, each tower would bring 2.5, and their mean would be (1.25, 1.25).
+    run = toys.trainer(
+        toys.linear(0.0, 0.0),
+        optimizers.make("sgd", clip_norm=clip_norm, loss_scaling=loss_scaling),
+        num_towers=num_towers,
+        global_batch_size=2,
+        num_microbatches=2,
+        gradient_reduction=reduction,
+        loss_fn=toys.output_itself,
+        learning_rate=lambda examples_seen: 1.0,
+    )
+    result = run.train_step(FAR_APART, [0, 0])
+    weights = run.state.model.get_weights()[0][:, 0]
+    np.testing.assert_allclose(weights, np.negative(update), rtol=1e-6)
+    before_clipping = [6.0, 8.0] if reduction == "sum" else [3.0, 4.0]
+    np.testing.assert_array_equal(result.gradients[0][:, 0], before_clipping)
+
+
+def float16_line(weight):
+    """outputs = weight * images, computed in float16 from a float32 weight."""
+    kernel = keras.initializers.Constant(weight)
+    return toys.on_cpu(
+        lambda: keras.Sequential(
+            [
+                keras.Input([1]),
+                keras.layers.Dense(
+                    1, use_bias=False, kernel_initializer=kernel, dtype="mixed_float16"
+                ),
+            ]
+        )
+    )
+
+
+def scaled_run(num_towers=1, initial_scale=2.0**15, growth_steps=2000):
+    sgd = optimizers.make("sgd")
+    return toys.trainer(
+        float16_line(1.0),
+        keras.optimizers.LossScaleOptimizer(sgd, initial_scale, growth_steps),
+        num_towers=num_towers,
+        global_batch_size=2,
+        loss_fn=toys.output_itself,
+        learning_rate=lambda examples_seen: 0.125,
+    )
+
+
+@pytest.mark.pitfall(29)
+def test_loss_scaling_wraps_the_named_optimizer():
+    scaled = optimizers.make("sgd", momentum=0.5, loss_scaling=True)
+    assert isinstance(scaled, keras.optimizers.LossScaleOptimizer)
+    assert scaled.inner_optimizer.momentum == 0.5
+
+
+@pytest.mark.pitfall(29)
+@pytest.mark.parametrize("num_towers", [1, 2])
+def test_gradients_too_small_for_float16_arrive(num_towers):
+    tiny = 2.0**-26  # float16 ends at 2**-24; as a loss's gradient without scaling it is 0
+    model = float16_line(1.0)
+    arguments = {
+        "num_towers": num_towers,
+        "global_batch_size": 2,
+        "loss_fn": lambda labels, outputs: tiny * tf.cast(outputs[:, 0], tf.float32),
+    }
+    plain = toys.trainer(model, **arguments)
+    assert plain.train_step(toys.column(1.0, 1.0), [0, 0]).gradients[0].numpy() == 0.0
+    scaled = toys.trainer(model, optimizers.make("sgd", loss_scaling=True), **arguments)
+    assert scaled.train_step(toys.column(1.0, 1.0), [0, 0]).gradients[0].numpy() == tiny
+
+
+@pytest.mark.pitfall(29)
+@pytest.mark.parametrize("num_towers", [1, 2])
+def test_a_step_with_an_infinite_gradient_is_skipped(num_towers):
+    run = scaled_run(num_towers)
+    run.train_step(toys.column(1.0, 8.0), [0, 0])  # 8 * 2**15 / 2 is beyond float16
+    assert run.state.model.get_weights()[0] == 1.0
+    assert run.state.optimizer.dynamic_scale.numpy() == 2.0**14
+    result = run.train_step(toys.column(1.0, 1.0), [0, 0])
+    assert result.gradients[0].numpy() == 1.0
+    assert run.state.model.get_weights()[0] == 1.0 - 0.125
+    assert run.state.step.numpy() == 2
+
+
+@pytest.mark.pitfall(29)
+def test_gradients_are_shown_unscaled_also_where_the_scale_changes():
+    run = scaled_run(initial_scale=4.0, growth_steps=1)
+    for scale in (8.0, 16.0, 32.0):
+        result = run.train_step(toys.column(1.0, 3.0), [0, 0])
+        assert result.gradients[0].numpy() == 2.0
+        assert run.state.optimizer.dynamic_scale.numpy() == scale
+    assert run.state.model.get_weights()[0] == 1.0 - 3 * 0.125 * 2.0
+    assert result.losses["total"].numpy() == 0.5 * 2.0  # nor is the loss
+
+
+@pytest.mark.pitfall(17)
+@pytest.mark.parametrize("name", optimizers.OPTIMIZERS)
+def test_slots_are_the_same_for_any_number_of_towers(name):
+    slots = {}
+    for num_towers in (1, 4):
+        run = toys.trainer(
+            toys.linear(1.0, 2.0),
+            optimizers.make(name),
+            num_towers=num_towers,
+            global_batch_size=4,
+            loss_fn=toys.output_itself,
+        )
+        at_start = len(run.state.optimizer.variables)
+        run.train_step(np.ones([4, 2], np.float32), [0] * 4)
+        slots[num_towers] = [tuple(variable.shape) for variable in run.state.optimizer.variables]
+        assert len(slots[num_towers]) == at_start
+    assert slots[1] == slots[4]
+    assert slots[1][:2] == [(), ()]  # updates made, learning rate
+    assert (
+        slots[1][2:] == [(2, 1)] * {"sgd": 0, "adam": 2, "adamw": 2, "lion": 1, "rmsprop": 1}[name]
+    )

@@ -1,0 +1,228 @@
+"""The learning rate by hand, against Keras's schedules, and for any batch size."""
+
+import doctest
+import itertools
+import math
+
+import keras
+import numpy as np
+import pytest
+import toys
+
+from towers import schedules, training
+
+EPOCH = 1000
+
+
+def rate(schedule, initial=1.0, examples_per_epoch=EPOCH, **arguments):
+    return schedules.LearningRate(schedule, initial, examples_per_epoch, **arguments)
+
+
+def at_epochs(learning_rate, *epochs):
+    return [learning_rate(round(epoch * EPOCH)) for epoch in epochs]
+
+
+EACH = {
+    "exponential": rate("exponential", epochs_per_decay=2.0, decay_factor=0.5),
+    "piecewise": rate("piecewise", decay_factor=0.5, decay_epochs=(1.0, 3.0)),
+    "cosine": rate("cosine", total_epochs=4.0),
+    "linear": rate("linear", total_epochs=4.0),
+    "constant": rate("constant"),
+}
+
+
+def test_every_schedule_is_tested():
+    assert set(EACH) == set(schedules.SCHEDULES)
+
+
+@pytest.mark.parametrize(
+    "schedule, rates",
+    [
+        ("exponential", [1.0, 1.0, 1.0, 0.5, 0.5, 0.25]),
+        ("piecewise", [1.0, 1.0, 0.5, 0.5, 0.25, 0.25]),
+        ("cosine", [1.0, 1.0, (1 + math.sqrt(0.5)) / 2, 0.5, (1 - math.sqrt(0.5)) / 2, 0.0]),
+        ("linear", [1.0, 0.99975, 0.75, 0.5, 0.25, 0.0]),
+        ("constant", [1.0] * 6),
+    ],
+)
+def test_rates_by_hand(schedule, rates):
+    # 0.001 epochs are one example.
+    assert at_epochs(EACH[schedule], 0, 0.001, 1, 2, 3, 4) == pytest.approx(rates, abs=1e-6)
+
+
+@pytest.mark.parametrize("schedule", ["exponential", "piecewise"])
+def test_decay_comes_with_the_first_example_of_its_epoch(schedule):
+    learning_rate = EACH[schedule]
+    first = round(learning_rate.first_decay_epoch() * EPOCH)
+    assert (learning_rate(first - 1), learning_rate(first)) == (1.0, 0.5)
+
+
+@pytest.mark.parametrize("epochs_per_decay", [0.1, 0.3, 0.7, 1.1, 350.0])
+def test_decays_come_in_time_whatever_the_rounding_of_fractions(epochs_per_decay):
+    examples_per_decay = round(epochs_per_decay * 50_000)
+    learning_rate = rate(
+        "exponential",
+        examples_per_epoch=50_000,
+        epochs_per_decay=epochs_per_decay,
+        decay_factor=0.5,
+    )
+    for decays in range(1, 40):
+        at = decays * examples_per_decay
+        assert (learning_rate(at - 1), learning_rate(at)) == (0.5 ** (decays - 1), 0.5**decays)
+
+
+@pytest.mark.parametrize("schedule", ["cosine", "linear"])
+def test_rate_stays_0_after_the_end(schedule):
+    assert at_epochs(EACH[schedule], 4, 5, 400) == [0.0, 0.0, 0.0]
+
+
+@pytest.mark.parametrize("schedule", EACH)
+def test_warm_up_multiplies_by_the_share_of_it_that_is_done(schedule):
+    warm = rate(
+        schedule,
+        warmup_epochs=0.5,
+        total_epochs=4.0,
+        decay_epochs=(1.0,) if schedule == "piecewise" else (),
+    )
+    assert at_epochs(warm, 0, 0.125, 0.25, 0.5) == [0.0, 0.25, 0.5, 1.0]
+
+
+def test_decay_of_cosine_and_linear_starts_where_the_warm_up_ends():
+    for schedule in ("cosine", "linear"):
+        warm = rate(schedule, warmup_epochs=2.0, total_epochs=6.0)
+        assert at_epochs(warm, 2, 4, 6) == pytest.approx([1.0, 0.5, 0.0])
+
+
+@pytest.mark.parametrize("schedule", EACH)
+def test_rate_never_rises_without_a_warm_up_and_is_never_negative(schedule):
+    rates = [EACH[schedule](examples) for examples in range(0, 5 * EPOCH, 7)]
+    assert all(later <= earlier for earlier, later in itertools.pairwise(rates))
+    assert min(rates) >= 0.0 and max(rates) == 1.0
+
+
+GLOBAL_BATCH = 10
+STEPS_PER_EPOCH = EPOCH // GLOBAL_BATCH
+KERAS_S = {
+    "exponential": keras.optimizers.schedules.ExponentialDecay(
+        1.0, decay_steps=2 * STEPS_PER_EPOCH, decay_rate=0.5, staircase=True
+    ),
+    # Keras decays after the boundary's step, we with it.
+    "piecewise": keras.optimizers.schedules.PiecewiseConstantDecay(
+        [STEPS_PER_EPOCH - 1, 3 * STEPS_PER_EPOCH - 1], [1.0, 0.5, 0.25]
+    ),
+    "cosine": keras.optimizers.schedules.CosineDecay(1.0, decay_steps=4 * STEPS_PER_EPOCH),
+    "linear": keras.optimizers.schedules.PolynomialDecay(
+        1.0, decay_steps=4 * STEPS_PER_EPOCH, end_learning_rate=0.0, power=1.0
+    ),
+}
+
+
+@pytest.mark.parametrize("schedule", KERAS_S)
+def test_rate_is_keras_s_at_every_step(schedule):
+    steps = range(0, 5 * STEPS_PER_EPOCH, 1)
+    ours = [EACH[schedule](step * GLOBAL_BATCH) for step in steps]
+    keras_s = [float(KERAS_S[schedule](step)) for step in steps]
+    np.testing.assert_allclose(ours, keras_s, rtol=1e-5, atol=1e-6)
+
+
+def test_warm_up_and_cosine_are_keras_s():
+    keras_s = keras.optimizers.schedules.CosineDecay(
+        0.0, 3 * STEPS_PER_EPOCH, warmup_target=1.0, warmup_steps=STEPS_PER_EPOCH
+    )
+    ours = rate("cosine", warmup_epochs=1.0, total_epochs=4.0)
+    for step in range(0, 5 * STEPS_PER_EPOCH, 7):
+        assert ours(step * GLOBAL_BATCH) == pytest.approx(float(keras_s(step)), abs=1e-6)
+
+
+@pytest.mark.pitfall(1, 2)
+def test_rate_at_an_epoch_does_not_depend_on_towers_or_batch_size():
+    rates = {}
+    for num_towers, global_batch_size in [(1, 2), (1, 4), (2, 4), (4, 8)]:
+        run = toys.trainer(
+            toys.linear(1.0),
+            num_towers=num_towers,
+            global_batch_size=global_batch_size,
+            learning_rate=rate(
+                "exponential", examples_per_epoch=8, epochs_per_decay=1.0, decay_factor=0.5
+            ),
+            loss_fn=toys.output_itself,
+        )
+        images = toys.column(*range(global_batch_size))
+        of_run = {}
+        while (seen := int(run.state.examples_seen)) < 24:
+            run.train_step(images, toys.labels_for(images))
+            of_run[seen] = float(run.state.optimizer.learning_rate)
+        rates[num_towers, global_batch_size] = [of_run[epoch * 8] for epoch in range(3)]
+        assert len(of_run) == 24 // global_batch_size
+    assert set(map(tuple, rates.values())) == {(1.0, 0.5, 0.25)}
+
+
+@pytest.mark.parametrize(
+    "scaling, expected", [("none", 0.1), ("linear", 0.1 * 4), ("sqrt", 0.1 * 2)]
+)
+def test_scaling_to_four_times_the_batch(scaling, expected):
+    assert schedules.scaled_rate(0.1, scaling, 512, 128) == pytest.approx(expected, rel=1e-15)
+
+
+@pytest.mark.pitfall(4)
+@pytest.mark.parametrize(
+    "schedule, epoch",
+    [("exponential", 2.0), ("piecewise", 1.0), ("cosine", 0.0), ("constant", math.inf)],
+)
+def test_first_decay(schedule, epoch):
+    assert EACH[schedule].first_decay_epoch() == epoch
+
+
+@pytest.mark.pitfall(4)
+def test_the_tutorial_s_rate_has_not_decayed_when_its_headline_run_ends():
+    tutorial = schedules.LearningRate("exponential", 0.1, 50_000)
+    assert tutorial.first_decay_epoch() == 350.0
+    assert tutorial(256 * 50_000) == 0.1 and tutorial(350 * 50_000) == pytest.approx(0.01)
+
+
+@pytest.mark.parametrize(
+    "schedule, line",
+    [
+        ("exponential", "1, x 0.5 every 2 epochs"),
+        ("piecewise", "1, x 0.5 at epochs 1, 3"),
+        ("cosine", "1, cosine to 0 at epoch 4"),
+        ("linear", "1, linear to 0 at epoch 4"),
+        ("constant", "1, constant"),
+    ],
+)
+def test_description(schedule, line):
+    assert EACH[schedule].describe() == line
+
+
+def test_description_names_the_warm_up():
+    assert rate("constant", warmup_epochs=2.5).describe() == "1, 2.5 epochs of warm-up, constant"
+
+
+@pytest.mark.parametrize(
+    "schedule, arguments, message",
+    [
+        ("step", {}, "schedule='step': must be one of exponential, piecewise, cosine"),
+        ("constant", {"examples_per_epoch": 0}, "examples_per_epoch=0: must be at least 1"),
+        ("exponential", {"epochs_per_decay": 0.0}, "epochs_per_decay=0.0: must be above 0"),
+        (
+            "cosine",
+            {"total_epochs": 2.0, "warmup_epochs": 2.0},
+            "total_epochs=2: must be above warmup_epochs=2 for the cosine schedule",
+        ),
+        ("linear", {}, "total_epochs=0: must be above warmup_epochs=0 for the linear schedule"),
+    ],
+)
+def test_wrong_arguments_are_refused(schedule, arguments, message):
+    with pytest.raises(ValueError, match=message):
+        rate(schedule, **arguments)
+
+
+def test_unknown_scaling_is_refused():
+    with pytest.raises(ValueError, match="scaling='log': must be one of none, linear, sqrt"):
+        schedules.scaled_rate(0.1, "log", 256, 128)
+
+
+@pytest.mark.parametrize("module", [schedules, training], ids=lambda module: module.__name__)
+def test_examples_in_docstrings_are_true(module):
+    result = doctest.testmod(module)
+    assert result.attempted > 0 and result.failed == 0

@@ -1,0 +1,121 @@
+"""The record of settings: what is accepted, what is derived, what defines a run.
+
+Values that are refused are in test_bad_input.py, as flags.
+"""
+
+import dataclasses
+
+import pytest
+import scripts
+
+from towers import settings
+
+
+@pytest.mark.parametrize(
+    "flag",
+    [
+        "--max_steps=1",
+        "--global_batch_size=1",
+        "--num_microbatches=0",
+        "--warmup_epochs=0",
+        "--warmup_epochs=300",  # longer than the run: the rate rises to the end
+        "--momentum=0",
+        "--momentum=0.999",
+        "--moving_average_decay=0",
+        "--decay_factor=1",
+        "--weight_decay=0",
+        "--clip_norm=0",
+        "--seed=0",
+        "--seed=2147483647",
+        "--summary_every_steps=0",
+        "--eval_every_epochs=0",
+        "--profile_steps=1,2",
+    ],
+)
+def test_values_at_the_edge_of_their_range_are_accepted(flag):
+    name, value = flag.removeprefix("--").split("=")
+    accepted = getattr(scripts.settings_of(flag), name)
+    assert accepted == (tuple(map(int, value.split(","))) if "," in value else float(value))
+
+
+@pytest.mark.parametrize(
+    "flags",
+    [
+        ["--learning_rate_schedule=piecewise", "--decay_epochs=1,2.5,80"],
+        ["--learning_rate_schedule=cosine", "--warmup_epochs=1", "--train_epochs=1.5"],
+        ["--optimizer=rmsprop", "--momentum=0.9"],
+        ["--momentum=0.9", "--nesterov"],
+        ["--optimizer=adamw", "--weight_decay=0.05"],
+    ],
+)
+def test_settings_that_go_together_are_accepted(flags):
+    scripts.settings_of(*flags)
+
+
+def test_the_end_of_a_run_has_to_be_given():
+    chosen = scripts.settings_of()
+    dataclasses.replace(chosen, train_epochs=None, max_steps=5)
+    with pytest.raises(settings.SettingsError, match="--train_epochs, --max_steps, or both"):
+        dataclasses.replace(chosen, train_epochs=None, max_steps=None)
+
+
+def test_a_schedule_that_ends_with_the_run_needs_the_end_in_epochs():
+    chosen = scripts.settings_of("--learning_rate_schedule=linear")
+    with pytest.raises(settings.SettingsError, match="linear falls to 0 at --train_epochs"):
+        dataclasses.replace(chosen, train_epochs=None, max_steps=5)
+
+
+def test_the_record_cannot_be_changed():
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        scripts.settings_of().seed = 1
+
+
+@pytest.mark.parametrize(
+    ("texts", "of_type", "expected"),
+    [
+        (None, int, None),
+        ([], float, ()),
+        (["3", "7"], int, (3, 7)),
+        (["1", "2.5"], float, (1.0, 2.5)),
+    ],
+)
+def test_lists_of_numbers(texts, of_type, expected):
+    assert settings.numbers("a_flag", texts, of_type) == expected
+
+
+def test_a_list_of_numbers_that_holds_something_else_is_refused():
+    with pytest.raises(settings.SettingsError, match="--a_flag=1,2.5: must be numbers separated"):
+        settings.numbers("a_flag", ["1", "2.5"], int)
+
+
+# Where the work is done, when it is reported and when it ends.
+MAY_CHANGE = {
+    "train_dir",
+    "data_dir",  # the images themselves are compared
+    "num_towers",
+    "train_epochs",
+    "max_steps",
+    "log_every_steps",
+    "summary_every_steps",
+    "checkpoint_every_steps",
+    "checkpoints_to_keep",
+    "eval_every_epochs",
+    "profile_steps",
+    "recipe",  # a name for other settings, which are compared
+}
+
+
+def test_every_setting_either_defines_a_run_or_may_change():
+    assert not MAY_CHANGE & set(settings.RUN_DEFINING)
+    assert MAY_CHANGE | set(settings.RUN_DEFINING) == set(settings.names())
+
+
+@pytest.mark.parametrize(
+    ("schedule", "defines"),
+    [("exponential", False), ("constant", False), ("cosine", True), ("linear", True)],
+)
+def test_the_end_defines_a_run_whose_rate_depends_on_it(schedule, defines):
+    chosen = scripts.settings_of(f"--learning_rate_schedule={schedule}", "--train_epochs=7")
+    defining = settings.run_defining(dataclasses.asdict(chosen))
+    assert ("train_epochs" in defining) == defines
+    assert set(defining) - {"train_epochs"} == set(settings.RUN_DEFINING)

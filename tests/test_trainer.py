@@ -1,0 +1,326 @@
+"""The front door: any Keras model, the step's own activations, fit, and errors by message."""
+
+import itertools
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+import toys
+
+from towers import losses, trainer
+
+
+@pytest.fixture(autouse=True)
+def same_initial_weights_every_time():
+    keras.utils.set_random_seed(0)
+
+
+def dropout_classifier():
+    return toys.on_cpu(
+        lambda: keras.Sequential(
+            [
+                keras.Input([3]),
+                keras.layers.Dense(16, activation="relu", name="hidden"),
+                keras.layers.Dropout(0.5, seed=1, name="drop"),
+                keras.layers.BatchNormalization(name="norm"),
+                keras.layers.Dense(toys.CLASSES, name="logits"),
+            ]
+        )
+    )
+
+
+@pytest.mark.pitfall(8)
+@pytest.mark.parametrize("num_towers", [1, 2])
+def test_activations_are_those_of_the_coming_step_s_first_microbatch(num_towers):
+    run = toys.trainer(
+        dropout_classifier(), num_towers=num_towers, global_batch_size=8, num_microbatches=4
+    )
+    for step in range(3):
+        images, labels = toys.batch(8, [3], seed=step)
+        before = run.state_sha256()
+        activations = run.activations(images)
+        assert run.state_sha256() == before
+        assert {name: tuple(value.shape) for name, value in activations.items()} == {
+            "hidden": (2, 16),
+            "logits": (2, toys.CLASSES),
+        }
+        loss = np.mean(losses.cross_entropy(labels[:2], activations["logits"]))
+        result = run.train_step(images, labels)
+        assert result.losses["total"][0].numpy() == pytest.approx(loss, rel=1e-5)
+
+
+def test_activations_of_a_model_built_layer_by_layer_draw_once():
+    model = keras.Sequential()
+    for layer in [keras.Input([3]), *dropout_classifier().layers]:
+        model.add(layer)
+    run = toys.trainer(model, global_batch_size=4)
+    images, labels = toys.batch(4, [3])
+    loss = np.mean(losses.cross_entropy(labels, run.activations(images)["logits"]))
+    assert run.train_step(images, labels).losses["total"][0].numpy() == pytest.approx(
+        loss, rel=1e-5
+    )
+
+
+def test_activations_of_the_networks_are_their_nonlinear_layers():
+    for build, layers in [
+        (toys.small_cifarnet, ["conv1", "conv2", "local3", "local4", "softmax_linear"]),
+        (
+            toys.small_resnet,
+            [
+                "conv1_relu",
+                *(f"stage{stage}_block1_relu{relu}" for stage in (1, 2, 3) for relu in (1, 2)),
+                "logits",
+            ],
+        ),
+    ]:
+        run = toys.trainer(build(), global_batch_size=2)
+        activations = run.activations(toys.batch(2)[0])
+        assert sorted(activations) == sorted(layers)
+        assert activations[layers[-1]].shape == [2, toys.CLASSES]
+        assert min(np.min(activations[layer]) for layer in layers[:-1]) == 0.0
+
+
+def test_a_layer_first_called_in_another_model_is_no_obstacle():
+    relu = keras.layers.ReLU(name="relu")
+    relu(keras.Input([5]))
+    images = keras.Input([3])
+    logits = keras.layers.Dense(2, name="logits")(relu(keras.layers.Dense(5)(images)))
+    run = toys.trainer(toys.on_cpu(lambda: keras.Model(images, logits)), global_batch_size=2)
+    assert list(run.activations(toys.batch(2, [3])[0])) == ["logits"]
+
+
+class Subclassed(keras.Model):
+    """A model without a graph of layers, with a residual connection and a regularizer."""
+
+    def __init__(self):
+        super().__init__()
+        self.first = keras.layers.Dense(3, activation="relu", kernel_regularizer="l2")
+        self.norm = keras.layers.BatchNormalization()
+        self.last = keras.layers.Dense(toys.CLASSES)
+
+    def call(self, images, training=None):
+        return self.last(self.norm(images + self.first(images), training=training))
+
+
+def shared_layer_model():
+    images = keras.Input([3])
+    shared = keras.layers.Dense(3, activation="tanh")
+    return keras.Model(images, keras.layers.Dense(toys.CLASSES)(shared(shared(images))))
+
+
+def nested_model():
+    return keras.Sequential([toys.classifier(hidden=6), keras.layers.Dense(toys.CLASSES)])
+
+
+@pytest.mark.pitfall(33)
+@pytest.mark.parametrize("build", [Subclassed, shared_layer_model, nested_model])
+def test_any_keras_model_trains_as_keras_trains_it(build):
+    batches = [toys.batch(8, [3], seed=step) for step in range(5)]
+    model, keras_s = toys.on_cpu(build), toys.on_cpu(build)
+    for copy in (model, keras_s):
+        copy(batches[0][0])  # builds a subclassed model
+    keras_s.set_weights(model.get_weights())
+    keras_s.compile(
+        keras.optimizers.SGD(0.5, momentum=0.5),
+        keras.losses.SparseCategoricalCrossentropy(from_logits=True),
+    )
+    # One microbatch: Keras's batch norm sees the whole batch.
+    run = toys.trainer(model, keras.optimizers.SGD(0.5, momentum=0.5), global_batch_size=8)
+    losses_of_run = run.fit(batches)
+    keras_s_losses = [keras_s.train_on_batch(*batch) for batch in batches]
+    assert losses_of_run[0] == pytest.approx(keras_s_losses[0], rel=1e-5)
+    for mine, theirs in zip(model.get_weights(), keras_s.get_weights(), strict=True):
+        np.testing.assert_allclose(mine, theirs, rtol=1e-4, atol=1e-6)
+    assert bool(run.activations(batches[0][0])) == (build is not Subclassed)
+
+
+@pytest.mark.pitfall(33)
+def test_a_shared_layer_has_one_gradient_the_sum_of_its_uses():
+    images = keras.Input([1])
+    shared = keras.layers.Dense(1, use_bias=False, kernel_initializer="ones")
+    run = toys.trainer(
+        toys.on_cpu(lambda: keras.Model(images, shared(shared(images)))),
+        num_towers=2,
+        global_batch_size=2,
+        loss_fn=toys.output_itself,
+    )
+    (gradient,) = run.train_step(toys.column(1.0, 3.0), [0, 0]).gradients
+    assert gradient.numpy() == 2 * 2.0  # of w * w * x at w = 1
+
+
+@pytest.mark.pitfall(20)
+@pytest.mark.parametrize("num_towers", [1, 2, 4])
+def test_a_model_s_own_regularizer_is_a_term_and_counts_once(num_towers):
+    model = toys.on_cpu(
+        lambda: keras.Sequential(
+            [
+                keras.Input([1]),
+                keras.layers.Dense(
+                    1,
+                    use_bias=False,
+                    kernel_initializer="ones",
+                    kernel_regularizer=keras.regularizers.L2(0.25),
+                ),
+            ]
+        )
+    )
+    run = toys.trainer(
+        model, num_towers=num_towers, global_batch_size=4, loss_fn=toys.output_itself
+    )
+    result = run.train_step(toys.column(2, 2, 2, 2), [0] * 4)
+    assert list(result.losses) == ["cross_entropy", "model", "total"]
+    assert set(result.losses["model"].numpy()) == {0.25}
+    assert set(result.losses["total"].numpy()) == {2.25}
+    assert result.gradients[0].numpy() == 2.0 + 2 * 0.25
+
+
+def line_run(**arguments):
+    return toys.trainer(
+        toys.linear(1.0), global_batch_size=2, loss_fn=toys.output_itself, **arguments
+    )
+
+
+LINE_BATCH = (toys.column(1.0, 1.0), np.zeros(2, np.int64))  # the gradient is 1
+
+
+def test_rate_is_the_optimizer_s_own_where_none_is_given():
+    run = line_run()
+    run.train_step(*LINE_BATCH)
+    assert run.state.model.get_weights()[0] == 1.0 - 0.5
+    run.state.optimizer.learning_rate = 0.25
+    run.train_step(*LINE_BATCH)
+    assert run.state.model.get_weights()[0] == 1.0 - 0.5 - 0.25
+
+
+def test_rate_is_asked_for_with_the_examples_seen_before_the_update():
+    asked = []
+
+    def rate(examples_seen):
+        asked.append(examples_seen)
+        return {0: 0.125, 2: 0.25}[examples_seen]
+
+    run = line_run(learning_rate=rate)
+    run.fit([LINE_BATCH] * 2)
+    assert asked == [0, 2]
+    assert run.state.model.get_weights()[0] == 1.0 - 0.125 - 0.25
+
+
+FALLING = [1.0, 0.5, 0.0]  # w before each update, which is the loss at x = 1
+
+
+@pytest.mark.parametrize(
+    "steps, expected", [(None, FALLING), (2, FALLING[:2]), (9, FALLING), (0, [])]
+)
+@pytest.mark.parametrize("kind", ["list", "dataset", "generator"])
+def test_fit_stops_after_its_steps_or_with_the_last_batch(kind, steps, expected):
+    batches = [LINE_BATCH] * 3
+    if kind == "dataset":
+        batches = tf.data.Dataset.from_tensors(LINE_BATCH).repeat(3)
+    if kind == "generator":
+        batches = iter(batches)
+    run = line_run()
+    assert run.fit(batches, steps) == expected
+    assert run.state.step.numpy() == len(expected)
+
+
+def test_fit_takes_no_batch_too_many_from_an_endless_source():
+    taken = []
+    run = line_run()
+    run.fit((taken.append(n) or LINE_BATCH for n in itertools.count()), steps=2)
+    run.fit((taken.append(n) or LINE_BATCH for n in itertools.count(2)), steps=1)
+    assert taken == [0, 1, 2]
+
+
+def test_step_is_traced_once_for_all_rates():
+    traced = []
+
+    def loss_fn(labels, outputs):
+        traced.append(1)
+        return outputs[:, 0]
+
+    run = toys.trainer(
+        toys.linear(1.0),
+        num_towers=2,
+        global_batch_size=2,
+        loss_fn=loss_fn,
+        learning_rate=lambda examples_seen: 1 / (1 + examples_seen),
+    )
+    run.fit([LINE_BATCH] * 4)
+    assert len(traced) == 2  # one per tower
+
+
+@pytest.mark.pitfall(26)
+@pytest.mark.parametrize("examples", [1, 3, 0])
+def test_a_batch_that_is_not_full_is_refused(examples):
+    message = f"a batch of {examples} examples: every training batch must have global_batch_size=2"
+    run = line_run(num_towers=2)
+    with pytest.raises(ValueError, match=message):
+        run.train_step(np.ones([examples, 1], np.float32), np.zeros(examples, np.int64))
+    assert run.state.step.numpy() == 0
+
+
+@pytest.mark.parametrize(
+    "arguments, message",
+    [
+        ({"global_batch_size": 0}, "global_batch_size=0: must be at least 1"),
+        ({"num_microbatches": 3}, "num_microbatches=3 must be divisible by num_towers=2"),
+        ({"num_microbatches": -2}, "num_microbatches=-2: must be at least 1"),
+        (
+            {"num_microbatches": 16},
+            "global_batch_size=8 must be divisible by num_microbatches=16",
+        ),
+        ({"global_batch_size": 9}, "global_batch_size=9 must be divisible by num_microbatches=2"),
+        ({"weight_filter": "biases"}, "weight_filter='biases': must be one of kernels, hidden"),
+        ({"gradient_reduction": "max"}, "gradient_reduction='max': must be one of mean, sum"),
+        (
+            {"batch_norm_statistics": "last"},
+            "batch_norm_statistics='last': must be one of mean, first",
+        ),
+        ({"moving_average_decay": 1.0}, r"moving_average_decay=1.0: must be in \[0, 1\)"),
+        ({"moving_average_decay": -0.1}, r"moving_average_decay=-0.1: must be in \[0, 1\)"),
+    ],
+)
+def test_wrong_arguments_are_refused(arguments, message):
+    with pytest.raises(ValueError, match=message):
+        toys.trainer(toys.linear(1.0), num_towers=2, **{"global_batch_size": 8} | arguments)
+
+
+def test_microbatches_default_to_one_per_tower():
+    run = toys.trainer(toys.linear(1.0), num_towers=4, global_batch_size=8)
+    assert run.num_microbatches == 4
+
+
+def test_hash_is_of_values_types_shapes_and_order():
+    a, b = np.arange(4, dtype=np.float32), np.ones(2, np.float32)
+    different = [
+        [a, b],
+        [b, a],
+        [a],
+        [a.reshape(2, 2), b],
+        [a.astype(np.float64), b],
+        [np.nextafter(a, 9), b],
+    ]
+    hashes = [trainer.sha256(values) for values in different]
+    assert len(set(hashes)) == len(hashes) and len(hashes[0]) == 64
+    assert trainer.sha256([a[::-1][::-1], b.copy()]) == hashes[0]
+
+
+def test_state_hash_sees_every_part_of_the_state():
+    model = dropout_classifier()
+    run = toys.trainer(
+        model,
+        keras.optimizers.SGD(0.5, momentum=0.5),
+        global_batch_size=2,
+        moving_average_decay=0.5,
+    )
+    hashes = [run.state_sha256()]
+    for variable in [
+        model.trainable_variables[0],
+        model.get_layer("norm").moving_mean,
+        run.state.optimizer.variables[-1],
+        run.state.averages[0],
+    ]:
+        variable.assign(variable + 1.0)
+        hashes.append(run.state_sha256())
+    assert len(set(hashes)) == 5
