@@ -1,7 +1,6 @@
 """Data sets by name: TFDS's real, mocked and missing ones, and what is said where there are none.
 
-The tests on real images look for CIFAR-10 prepared for TFDS in the folder that
-`TOWERS_TEST_DATA_DIR` names, or else in `../shared/tensorflow_datasets` beside the repository.
+The test on real images reads CIFAR-10 from the folder that `TOWERS_TEST_DATA_DIR` names.
 """
 
 import io
@@ -18,7 +17,6 @@ import pytest
 
 from input_pipeline import datasets, decoded, tfds_source
 
-_REPOSITORY = pathlib.Path(__file__).resolve().parents[1]
 
 
 @pytest.fixture(autouse=True)
@@ -397,16 +395,8 @@ def test_behind_a_proxy_the_proxy_is_asked(data_dir, monkeypatch, no_network):
 # The real images.
 
 
-@pytest.fixture(scope="module")
-def real_data_dir() -> str:
-    named = os.environ.get("TOWERS_TEST_DATA_DIR")
-    folder = pathlib.Path(named or _REPOSITORY.parent / "shared" / "tensorflow_datasets")
-    if not (folder / "cifar10").is_dir():
-        pytest.skip(f"no prepared CIFAR-10 in {folder}; name its folder in TOWERS_TEST_DATA_DIR")
-    return str(folder)
-
-
-def test_real_cifar10(real_data_dir, network_is_off_limits, monkeypatch):
+def test_real_cifar10(cifar10_dir, network_is_off_limits, monkeypatch):
+    real_data_dir = str(cifar10_dir)
     test = datasets.load("cifar10", real_data_dir, "test")
     train = datasets.load("cifar10", real_data_dir, "train")
     for loaded, count in ((train, 50_000), (test, 10_000)):

@@ -221,7 +221,8 @@ class TestOtherData:
             ),
             (
                 lambda data: {"class_names": data.class_names + ("another",)},
-                r"--dataset: its classes are 11 \(disc, ring, square, \.\.\.\), and the run's 10 ",
+                r"--dataset: its classes are 11 \(disc, ring, square, \.\.\.\), and the run's "
+                r"10 \(disc, ring, square, \.\.\.\)",
             ),
         ],
     )

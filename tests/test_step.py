@@ -235,6 +235,20 @@ def devices_of(operations):
     return {operation.device for operation in operations}
 
 
+@pytest.mark.pitfall(14, 16)
+@pytest.mark.parametrize("num_towers", [1, 2, 4])
+def test_one_input_of_whole_batches_feeds_all_towers(num_towers):
+    _, graph = graph_of(num_towers)
+    inputs = [op for op in graph.get_operations() if op.type == "Placeholder"]
+    batches = [op.outputs[0].shape for op in inputs if op.outputs[0].dtype != tf.resource]
+    assert sorted(shape[0] for shape in batches if shape.rank) == [8, 8]  # images and labels
+
+    cuts = [op for op in graph.get_operations() if op.type in ("Split", "SplitV", "Unpack")]
+    of_batch = [op for op in cuts if op.name.startswith("split_batch/")]
+    assert {len(op.outputs) for op in of_batch} == {num_towers}
+    assert all(out.shape[0] == 8 // num_towers for op in of_batch for out in op.outputs)
+
+
 @pytest.mark.pitfall(15)
 @pytest.mark.parametrize("num_towers", [1, 2, 4])
 def test_towers_work_on_their_devices_and_the_rest_on_the_cpu(num_towers):
