@@ -38,7 +38,7 @@ CONFIG = {
 SCALARS = {
     "loss/total", "loss/cross_entropy", "loss/weight_decay/hidden", "loss/weight_decay/logits",
     "towers/loss_spread", "accuracy", "learning_rate", "epoch", "examples_per_second",
-    "sparsity/hidden", "sparsity/logits",
+    "sparsity/hidden", "sparsity/logits", "gradient_norm",
 }  # fmt: skip
 
 
@@ -243,6 +243,9 @@ def test_what_is_shown_is_the_steps_own(done, train_events):
     for step in SHOWN:
         for name, gradient in zip(WEIGHTS, done.results[step].gradients, strict=True):
             check_histogram(train_events.values(f"gradients/{name}")[step], gradient.numpy())
+        squares = [np.square(gradient.numpy()).sum() for gradient in done.results[step].gradients]
+        norm = train_events.values("gradient_norm")[step]
+        assert norm == pytest.approx(np.sqrt(sum(squares)), rel=1e-6)
     # Weights are shown as the update left them.
     for name, weight in zip(WEIGHTS, done.before[4], strict=True):
         check_histogram(train_events.values(f"weights/{name}")[3], weight)

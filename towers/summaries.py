@@ -14,7 +14,7 @@ import numpy as np
 import tensorflow as tf
 from tensorboard.plugins.hparams import api as hparams
 
-from towers import evaluation, figures, run_folder, step
+from towers import evaluation, figures, gradients, run_folder, step
 
 MAX_IMAGES = 8
 
@@ -101,6 +101,7 @@ class Summaries:
                 if gradient is not None:
                     dense = tf.convert_to_tensor(gradient)
                     tf.summary.histogram(f"gradients/{weight.path}", dense)
+            tf.summary.scalar("gradient_norm", gradients.global_norm(result.gradients))
             for layer, values in activations.items():
                 tf.summary.histogram(f"activations/{layer}", tf.cast(values, tf.float32))
                 tf.summary.scalar(f"sparsity/{layer}", tf.nn.zero_fraction(values))
