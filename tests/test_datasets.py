@@ -18,7 +18,6 @@ import pytest
 from input_pipeline import datasets, decoded, tfds_source
 
 
-
 @pytest.fixture(autouse=True)
 def _own_cache(tmp_path, monkeypatch):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
