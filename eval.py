@@ -32,12 +32,15 @@ def main(argv):
     except KeyboardInterrupt:
         print("stopped")
         return 130
+    except OSError as error:
+        print(f"eval.py: error: {error}", file=sys.stderr)
+        return 1
 
 
 def run_or_explain(argv):
     """Reads the flags and evaluates; an error of the user's becomes one line and an exit code."""
     # Imported here, so that --help answers without waiting for TensorFlow.
-    from input_pipeline import decoded
+    from input_pipeline import datasets
     from towers import checkpoints, run_folder, settings, training
 
     try:
@@ -47,7 +50,7 @@ def run_or_explain(argv):
         print(f"eval.py: error: {error}", file=sys.stderr)
         return 2
     except (
-        decoded.DataError,
+        datasets.DataError,
         run_folder.RunFolderError,
         checkpoints.CheckpointError,
         training.TrainingError,
@@ -83,11 +86,12 @@ def run(given):
     from towers import assessment, run_folder, session
 
     folder = run_folder.RunFolder(given.train_dir)
-    config = assessment.config_of(folder)
-    devices = session.tower_devices(given.num_towers)
-    path = None
     if given.run_once:
+        config = assessment.config_of(folder)
         path = assessment.checkpoint_path(folder, given.checkpoint)
+    else:
+        config = assessment.wait_for_run(folder, given.eval_interval_seconds)
+    devices = session.tower_devices(given.num_towers)
 
     settings = config["settings"]
     data = datasets.load(
@@ -111,7 +115,7 @@ def run(given):
             preprocess=preprocessing.evaluate,
         ),
     )
-    if path is not None:
+    if given.run_once:
         assess(path)
         return 0
     return assessment.follow(assess, folder, given.eval_interval_seconds)

@@ -32,6 +32,7 @@ setup(
         "keras>=3.15,<4",
         "numpy>=2",
         "pillow>=10.1",
+        "psutil",
         "tensorboard>=2.21",  # TensorFlow 2.21 writes summaries with it and does not require it
         "tensorflow>=2.21,<3",
         "tensorflow-datasets>=4.9.10",

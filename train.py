@@ -7,6 +7,7 @@
 The same command continues a run that was stopped. `python eval.py --train_dir=...` evaluates it.
 """
 
+import signal
 import sys
 
 from absl import app, flags
@@ -129,17 +130,27 @@ flags.DEFINE_list("profile_steps", None, "First and last step of a profile for T
 
 def main(argv):
     """Trains, and returns the exit code."""
+    # Until the training takes its signals over, and saves a checkpoint first.
+    signal.signal(signal.SIGTERM, lambda number, _: sys.exit(stopped_at_once(number)))
     try:
         return run_or_explain(argv)
     except KeyboardInterrupt:
-        print("stopped at once; the newest checkpoint, if there is one, is as it was")
-        return 130
+        return stopped_at_once(signal.SIGINT)
+    except OSError as error:  # a full disk, a reader that has gone
+        print(f"train.py: error: {error}", file=sys.stderr)
+        return 1
+
+
+def stopped_at_once(number):
+    """Says so; returns the shell's exit code for a signal."""
+    print("stopped at once; the newest checkpoint, if there is one, is as it was", flush=True)
+    return 128 + number
 
 
 def run_or_explain(argv):
     """Reads the flags and trains; an error of the user's becomes one line and an exit code."""
     # Imported here, so that --help answers without waiting for TensorFlow.
-    from input_pipeline import decoded
+    from input_pipeline import datasets
     from towers import checkpoints, run_folder, settings, training
 
     try:
@@ -148,7 +159,7 @@ def run_or_explain(argv):
         print(f"train.py: error: {error}", file=sys.stderr)
         return 2
     except (
-        decoded.DataError,
+        datasets.DataError,
         run_folder.RunFolderError,
         checkpoints.CheckpointError,
         training.TrainingError,
@@ -177,7 +188,7 @@ def settings_from_flags(argv):
 def run(chosen):
     """The story of a training run; returns the exit code."""
     from input_pipeline import batches, datasets, preprocess
-    from towers import console, models, run_folder, session, training
+    from towers import console, models, run_folder, session, start_table, training
 
     folder = run_folder.RunFolder(chosen.train_dir)
     earlier = folder.read_config()
@@ -203,7 +214,7 @@ def run(chosen):
     )
     if earlier is not None:
         session.check_same_run(earlier, config)
-    print(console.table(session.start_table(config, learning_rate, len(test.images))), flush=True)
+    print(console.table(start_table.rows(config, learning_rate, len(test.images))), flush=True)
 
     trainer = session.build_trainer(chosen, tower_devices, config, learning_rate)
     data = training.Data(

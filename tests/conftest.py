@@ -7,6 +7,9 @@ from pathlib import Path
 
 import pytest
 
+# These tests are of logical CPU devices, on machines with GPUs too.
+os.environ.setdefault("CUDA_VISIBLE_DEVICES", "-1")
+
 from towers import devices
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -35,7 +38,7 @@ def command(cache_home):
     """Runs a script as a user does: `command("train.py", "--max_steps=2")`."""
 
     def run(script: str, *arguments: str, **options) -> subprocess.CompletedProcess:
-        environment = os.environ | {"XDG_CACHE_HOME": str(cache_home), "CUDA_VISIBLE_DEVICES": "-1"}
+        environment = os.environ | {"XDG_CACHE_HOME": str(cache_home)}
         return subprocess.run(
             [sys.executable, str(ROOT / script), *arguments],
             capture_output=True,

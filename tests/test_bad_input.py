@@ -39,9 +39,9 @@ OUT_OF_RANGE = {
     "--checkpoint_every_steps=0": "must be at least 1",
     "--checkpoints_to_keep=0": "must be at least 1",
     "--eval_every_epochs=-1.0": "must be at least 0",
-    "--profile_steps=5": "must be two steps A,B with 0 < A < B",
-    "--profile_steps=5,5": "must be two steps A,B with 0 < A < B",
-    "--profile_steps=0,5": "must be two steps A,B with 0 < A < B",
+    "--profile_steps=5": "must be two steps A,B with 0 < A <= B",
+    "--profile_steps=6,5": "must be two steps A,B with 0 < A <= B",
+    "--profile_steps=0,5": "must be two steps A,B with 0 < A <= B",
     "--profile_steps=1,x": "must be numbers separated by commas",
 }
 

@@ -4,6 +4,7 @@ import json
 import os
 import re
 import signal
+import time
 
 import numpy as np
 import pytest
@@ -92,7 +93,7 @@ def test_a_process_evaluates_the_newest_checkpoint(command, folder):
     after = scripts.contents(folder)
     assert {name: after[name] for name in before} == before
     added = {name.split("/")[0] for name in set(after) - set(before)}
-    assert added == {"eval.jsonl", "eval"}
+    assert added == {"eval.jsonl", "eval_test"}
 
 
 def _confusion(rows: list[str]) -> np.ndarray:
@@ -118,7 +119,7 @@ def test_the_training_split_and_its_count(folder):
     done, [line] = evaluate(folder, "--split=train", "--global_batch_size=500")
     assert "train split, 5,000 examples, each once" in done.stdout
     assert (line["split"], line["count"], line["step"]) == ("train", 5000, 40)
-    assert list((folder / "eval_on_train").iterdir())
+    assert list((folder / "eval_train").iterdir())
 
 
 class TestTheCheckpoint:
@@ -149,6 +150,10 @@ class TestTheCheckpoint:
         )
 
 
+def forget_evaluations(folder):
+    (folder / "eval.jsonl").unlink(missing_ok=True)
+
+
 class TestFollowing:
     FLAGS = ("--run_once=false", "--eval_interval_seconds=0.05")
 
@@ -167,10 +172,25 @@ class TestFollowing:
         assert lines[-1]["accuracy"] == scripts.final_summary(folder)["accuracy"]
 
     def test_ends_at_once_where_the_training_has_finished(self, folder):
+        forget_evaluations(folder)
         done, lines = evaluate(folder, *self.FLAGS)
         assert done.returncode == 0
         assert [line["step"] for line in lines] == [20, 40]
         assert done.stdout.splitlines()[-1] == "the training has finished"
+        again, lines = evaluate(folder, *self.FLAGS)
+        assert (again.stdout, lines) == ("the training has finished\n", [])  # once is enough
+
+    def test_waits_for_a_training_that_has_not_begun(self, tmp_path, monkeypatch):
+        started = []
+
+        def train_meanwhile(_):
+            started.append(scripts.train(tmp_path, *TRAINING).returncode)
+
+        monkeypatch.setattr(time, "sleep", train_meanwhile)
+        done, lines = evaluate(tmp_path, *self.FLAGS)
+        assert (done.returncode, started) == (0, [0])
+        assert done.stdout.startswith(f"waiting for a run in {tmp_path}\n")
+        assert [line["step"] for line in lines] == [20, 40]
 
     def test_goes_on_where_a_finished_training_goes_on(self, tmp_path, monkeypatch):
         assert scripts.train(tmp_path, *TRAINING, "--max_steps=20").returncode == 0
@@ -190,6 +210,7 @@ class TestFollowing:
 
     @pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 143), (signal.SIGINT, 130)])
     def test_stops_when_asked(self, unfinished, monkeypatch, number, code):
+        forget_evaluations(unfinished)
         monkeypatch.setattr(assessment, "_wait", lambda *_: os.kill(os.getpid(), number))
         done, lines = evaluate(unfinished, *self.FLAGS)
         assert (done.returncode, done.stderr) == (code, "")
@@ -197,6 +218,7 @@ class TestFollowing:
         assert done.stdout.splitlines()[-1] == "stopped following"
 
     def test_passes_over_what_the_training_has_deleted(self, folder, monkeypatch):
+        forget_evaluations(folder)
         original = checkpoints.after
 
         def with_a_deleted_one(checkpoint_folder, step):

@@ -107,7 +107,11 @@ class TestARun:
     def test_ends_with_the_model_and_the_command_to_watch_it(self, done, folder):
         finished, watch = done.stdout.splitlines()[-2:]
         sha256 = scripts.final_summary(folder)["weights_sha256"]
-        assert finished == f"finished: {folder}/final_model.keras, weights sha256 {sha256[:16]}"
+        accuracy = scripts.final_summary(folder)["accuracy"]
+        assert finished == (
+            f"finished: test accuracy {accuracy:.2%}, {folder}/final_model.keras, "
+            f"weights sha256 {sha256[:16]}"
+        )
         assert re.fullmatch(rf"watch it: \S*tensorboard --logdir {re.escape(str(folder))}", watch)
 
     def test_leaves_the_promised_files(self, done, folder):
@@ -228,8 +232,8 @@ print(json.dumps([list(logits.shape), correct, float(numpy.mean(losses))]))
         for flags in ([], ["--num_towers=1"], ["--max_steps=3"]):
             again = scripts.train(folder, *WHOLE_RUN, *flags)
             assert (again.returncode, again.stderr) == (0, "")
-            last = again.stdout.splitlines()[-1]
-            assert last == f"the run finished at step 7; {folder}/final_model.keras is its model"
+            assert again.stdout.splitlines()[-3] == "the run had finished already, at step 7"
+            assert again.stdout.splitlines()[-2:] == done.stdout.splitlines()[-2:]
         assert scripts.contents(folder) == before
 
 
@@ -249,7 +253,7 @@ class TestTheWarningOfARateThatNeverDecays:
             (["--epochs_per_decay=0.02"], True),
             (["--epochs_per_decay=0.01"], False),
             (["--learning_rate_schedule=piecewise", "--decay_epochs=82"], True),
-            (["--learning_rate_schedule=cosine"], False),
+            (["--learning_rate_schedule=cosine", "--train_epochs=0.0192"], False),
             (["--learning_rate_schedule=constant"], False),
         ],
     )
@@ -261,6 +265,16 @@ class TestTheWarningOfARateThatNeverDecays:
         assert done.returncode == 0
         assert ("warning  " in done.stdout) == warns
         assert ("before the learning rate first decays" in done.stdout) == warns
+
+    def test_and_where_a_rate_that_falls_to_0_does_not_get_there(self, tmp_path, monkeypatch):
+        from towers import session
+
+        monkeypatch.setattr(session, "train", lambda run, config: 0)
+        done = scripts.train(tmp_path, "--learning_rate_schedule=linear", "--train_epochs=9")
+        assert (
+            "warning        the run ends at epoch 0.0192, before the learning rate has fallen to 0 "
+            "at epoch 9\n"
+        ) in done.stdout
 
 
 MOVING_RATE = (  # at every example: warm-up over 200 examples, then cosine to 0 at 640
@@ -592,7 +606,7 @@ class TestAnotherRun:
         monkeypatch.setattr(datasets, "load", other_images)
         done = scripts.train(short_run, "--momentum=0.9", "--max_steps=9")
         assert done.returncode == 1
-        assert "images=ffffffffffff (the run has " in done.stderr
+        assert "sha256 of the images ffffffffffff (the run has " in done.stderr
 
 
 class TestALossThatIsNotFinite:

@@ -35,6 +35,17 @@ def config_of(folder: run_folder.RunFolder) -> dict:
     return config
 
 
+def wait_for_run(folder: run_folder.RunFolder, interval_seconds: float) -> dict:
+    """The configuration of the run in `folder`, as soon as a training has begun one there."""
+    config = folder.read_config()
+    if config is None:
+        print(f"waiting for a run in {folder.path}", flush=True)
+    while config is None:
+        time.sleep(interval_seconds)
+        config = folder.read_config()
+    return config
+
+
 def checkpoint_path(folder: run_folder.RunFolder, name: str | None) -> str:
     """The named checkpoint, or the newest.
 
@@ -106,8 +117,16 @@ class Assessment:
         self._checkpoint = checkpoints.of_model(model, averages)
         weights = averages or [weight.value for weight in model.trainable_variables]
         self._evaluator = evaluation.Evaluator(model, weights, losses.cross_entropy, tower_devices)
-        events = folder.eval_events if split == "test" else folder.path / f"eval_on_{split}"
+        # Not the training's own eval/: TensorBoard follows one writer in a folder.
+        events = folder.path / f"eval_{split}"
         self._writer = tf.summary.create_file_writer(str(events))
+
+    def newest_evaluated(self) -> int:
+        """The newest step of this split in `eval.jsonl`; -1 if there is none."""
+        if not self._folder.evaluations.exists():
+            return -1
+        lines = run_folder.read_lines(self._folder.evaluations)
+        return max((line["step"] for line in lines if line["split"] == self._split), default=-1)
 
     def __call__(self, path: str) -> evaluation.Evaluation:
         """Evaluates the checkpoint at `path`, prints the result and writes it down.
@@ -162,12 +181,13 @@ def report(line: Mapping, result: evaluation.Evaluation, class_names: Sequence[s
 def follow(assess: Assessment, folder: run_folder.RunFolder, interval_seconds: float) -> int:
     """Evaluates each new checkpoint of a running training, until that training has finished.
 
-    A checkpoint that the training deletes before its turn comes is passed over.
+    A checkpoint that the training deletes before its turn comes is passed over, and so are those
+    that `eval.jsonl` has already.
 
     Returns:
       The exit code: 0, or the convention's for a signal.
     """
-    evaluated = -1
+    evaluated = assess.newest_evaluated()
     with interrupts.Interrupts() as asked:
         while True:
             # Asked before the look for checkpoints: the last one is written before the summary.

@@ -8,7 +8,7 @@ import tqdm
 
 
 def table(rows: Sequence[tuple[str, str]]) -> str:
-    """Two aligned columns; a row with an empty name continues the one above it."""
+    """Two aligned columns."""
     width = max(len(name) for name, _ in rows)
     return "\n".join(f"  {name:<{width}}  {value}" for name, value in rows)
 
@@ -26,8 +26,7 @@ def duration(seconds: float) -> str:
 class Lines:
     """Progress as plain lines, for logs and pipes."""
 
-    def __init__(self, first_step: int, last_step: int):
-        del first_step
+    def __init__(self, last_step: int):
         self._last_step = last_step
 
     def advance(self) -> None:
@@ -82,7 +81,9 @@ class Bar:
 
 def progress(first_step: int, last_step: int) -> Lines | Bar:
     """A bar on a terminal, lines elsewhere."""
-    return (Bar if sys.stderr.isatty() and sys.stdout.isatty() else Lines)(first_step, last_step)
+    if sys.stderr.isatty() and sys.stdout.isatty():
+        return Bar(first_step, last_step)
+    return Lines(last_step)
 
 
 def _summary(metrics: Mapping) -> str:

@@ -50,8 +50,8 @@ def _gpu_devices(num_towers: int, num_physical: int) -> tuple[str, ...]:
 
 def _logical_cpu_devices(num_towers: int) -> tuple[str, ...]:
     cpu = tf.config.list_physical_devices("CPU")[0]
-    configured = tf.config.get_logical_device_configuration(cpu) or []
-    if len(configured) < num_towers:
+    num_devices = len(tf.config.get_logical_device_configuration(cpu) or [cpu])
+    if num_devices < num_towers:
         try:
             tf.config.set_logical_device_configuration(
                 cpu, [tf.config.LogicalDeviceConfiguration()] * num_towers
@@ -59,7 +59,7 @@ def _logical_cpu_devices(num_towers: int) -> tuple[str, ...]:
         except RuntimeError as error:
             raise ValueError(
                 f"num_towers={num_towers}: TensorFlow has already started with "
-                f"{max(1, len(configured))} CPU device(s); call "
+                f"{num_devices} CPU device(s); call "
                 f"towers.devices.choose({num_towers}) before anything else that uses TensorFlow"
             ) from error
     return tuple(f"/CPU:{tower}" for tower in range(num_towers))

@@ -8,7 +8,7 @@ from towers import evaluation, run_folder, trainer
 
 
 def final_model(
-    run: trainer.Trainer,
+    tower_trainer: trainer.Trainer,
     folder: run_folder.RunFolder,
     examples_per_epoch: int,
     result: evaluation.Evaluation | None,
@@ -19,7 +19,7 @@ def final_model(
     `final_model.json` is, the model is complete.
 
     Args:
-      run: at the end of its training.
+      tower_trainer: at the end of its training.
       folder: where to write.
       examples_per_epoch: size of the training split.
       result: the last evaluation, if there was one.
@@ -27,14 +27,14 @@ def final_model(
     Returns:
       What `final_model.json` holds.
     """
-    model = copy_with_weights(run)
+    model = copy_with_weights(tower_trainer)
     partial = folder.path / "final_model.partial.keras"
     model.save(partial)
     os.replace(partial, folder.final_model)
-    examples_seen = int(run.state.examples_seen)
+    examples_seen = int(tower_trainer.state.examples_seen)
     summary = {
         "weights_sha256": trainer.sha256(variable.value for variable in model.weights),
-        "step": int(run.state.step),
+        "step": int(tower_trainer.state.step),
         "examples_seen": examples_seen,
         "epoch": examples_seen / examples_per_epoch,
     }
@@ -44,13 +44,15 @@ def final_model(
     return summary
 
 
-def copy_with_weights(run: trainer.Trainer) -> keras.Model:
+def copy_with_weights(tower_trainer: trainer.Trainer) -> keras.Model:
     """A copy of the model that holds the evaluated weights and the batch-norm state."""
-    model = keras.models.clone_model(run.state.model)
-    for variable, value in zip(model.trainable_variables, run.evaluated_weights(), strict=True):
+    trained = tower_trainer.state.model
+    model = keras.models.clone_model(trained)
+    weights = tower_trainer.evaluated_weights()
+    for variable, value in zip(model.trainable_variables, weights, strict=True):
         variable.assign(value)
     for variable, value in zip(
-        model.non_trainable_variables, run.state.model.non_trainable_variables, strict=True
+        model.non_trainable_variables, trained.non_trainable_variables, strict=True
     ):
         variable.assign(value.value)
     return model

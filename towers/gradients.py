@@ -5,7 +5,6 @@
 where the loss does not depend on the weight.
 """
 
-import functools
 from collections.abc import Callable, Sequence
 
 import tensorflow as tf
@@ -46,10 +45,7 @@ def sum_over_parts(gradients: Sequence[Sequence[Gradient]]) -> list[Gradient]:
     lengths = {len(part) for part in gradients}
     if len(lengths) != 1:
         raise ValueError(f"parts have different numbers of gradients: {sorted(lengths)}")
-    return [
-        functools.partial(pairwise_tree, add=_add)(of_weight)
-        for of_weight in zip(*gradients, strict=True)
-    ]
+    return [pairwise_tree(of_weight, _add) for of_weight in zip(*gradients, strict=True)]
 
 
 def _add(a: Gradient, b: Gradient) -> Gradient:

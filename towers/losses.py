@@ -66,10 +66,9 @@ def layer_name(variable: keras.Variable) -> str:
     return variable.path.split("/")[-2]
 
 
-def total_loss(terms: Mapping[str, tf.Tensor]) -> tf.Tensor:
-    """The sum of the terms, added in their order."""
-    values: Sequence[tf.Tensor] = list(terms.values())
-    total = values[0]
-    for value in values[1:]:
-        total = total + tf.cast(value, total.dtype)
+def total_loss(terms: Sequence[tf.Tensor]) -> tf.Tensor:
+    """The sum of scalar terms, added in their order."""
+    total = terms[0]
+    for term in terms[1:]:
+        total = total + tf.cast(term, total.dtype)
     return total

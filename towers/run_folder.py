@@ -98,10 +98,14 @@ class RunFolder:
 def differences(old: Mapping, new: Mapping) -> list[str]:
     """`--name=new (the run has old)` for each setting that differs."""
     return [
-        f"--{name}={_as_flag(new.get(name))} (the run has {_as_flag(old.get(name))})"
+        f"{_label(name)}{_as_flag(new.get(name))} (the run has {_as_flag(old.get(name))})"
         for name in {**old, **new}
         if _plain(old.get(name)) != _plain(new.get(name))
     ]
+
+
+def _label(name: str) -> str:
+    return f"--{name}=" if name.isidentifier() else f"{name} "  # not all of it is set by a flag
 
 
 def _plain(value):

@@ -75,11 +75,13 @@ class LearningRate:
 
     def _decay(self, examples_seen: int, epoch: float) -> float:
         if self.schedule == "exponential":
-            # In fractions, because 0.3 // 0.1 is 2: the third decay would come a step late.
-            period = fractions.Fraction(self.epochs_per_decay).limit_denominator(1_000_000)
-            return self.decay_factor ** (examples_seen // (period * self.examples_per_epoch))
+            period = exact(self.epochs_per_decay) * self.examples_per_epoch
+            return self.decay_factor ** (examples_seen // period)
         if self.schedule == "piecewise":
-            return self.decay_factor ** sum(boundary <= epoch for boundary in self.decay_epochs)
+            return self.decay_factor ** sum(
+                exact(boundary) * self.examples_per_epoch <= examples_seen
+                for boundary in self.decay_epochs
+            )
         if self.schedule == "constant":
             return 1.0
         progress = (epoch - self.warmup_epochs) / (self.total_epochs - self.warmup_epochs)
@@ -108,6 +110,14 @@ class LearningRate:
         }
         warm_up = f", {self.warmup_epochs:g} epochs of warm-up" if self.warmup_epochs else ""
         return f"{self.initial:g}{warm_up}, {decays[self.schedule]}"
+
+
+def exact(epochs: float) -> fractions.Fraction:
+    """The fraction a person meant by a number of epochs: 0.1 is 1/10.
+
+    In floating point 0.3 // 0.1 is 2, and the third decay would come a step late.
+    """
+    return fractions.Fraction(epochs).limit_denominator(1_000_000)
 
 
 def scaled_rate(

@@ -2,8 +2,6 @@
 
 import contextlib
 import dataclasses
-import importlib.metadata
-import math
 import os
 import platform
 import shutil
@@ -13,7 +11,10 @@ from collections.abc import Mapping
 from pathlib import Path
 
 import keras
+import numpy as np
+import tensorflow as tf
 
+import towers
 from towers import (
     devices,
     losses,
@@ -25,8 +26,6 @@ from towers import (
     trainer,
     training,
 )
-
-PACKAGES = ("tensorflow", "keras", "tensorflow-datasets", "numpy")
 
 
 def tower_devices(num_towers: int | None) -> tuple[str, ...]:
@@ -152,7 +151,7 @@ def config(
             "class_names": list(plan.class_names),
             **data,
         },
-        "versions": {name: importlib.metadata.version(name) for name in PACKAGES}
+        "versions": {module.__name__: module.__version__ for module in (towers, tf, keras, np)}
         | {"python": platform.python_version()},
         "git_revision": _git_revision(),
     }
@@ -162,6 +161,8 @@ def _git_revision() -> str | None:
     """The revision of this code, with `-dirty` where it was changed; None outside a checkout."""
     command = ["git", "describe", "--always", "--dirty", "--abbrev=12"]
     folder = Path(__file__).parent
+    if not (folder.parent / ".git").exists():
+        return None
     try:
         done = subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=10)
     except (OSError, subprocess.TimeoutExpired):
@@ -186,63 +187,7 @@ def check_same_run(earlier: Mapping, config: Mapping) -> None:
 
 def _defining(config: Mapping) -> dict:
     data = config["resolved"]["data_sha256"][:12]
-    return settings.run_defining(config["settings"]) | {"data_dir's images": data}
-
-
-def start_table(
-    config: Mapping, learning_rate: schedules.LearningRate, num_test_examples: int
-) -> list[tuple[str, str]]:
-    """What a run is, in a few lines; warns where the rate will never decay."""
-    chosen, derived = config["settings"], config["resolved"]
-    rows = [
-        ("run", str(chosen["train_dir"])),
-        ("data", f"{derived['data_source']}: {derived['examples_per_epoch']:,} train, "
-                 f"{num_test_examples:,} test, {len(derived['class_names'])} classes"),
-        ("model", f"{chosen['model']}, {chosen['compute_dtype']}, "
-                  f"images {' x '.join(map(str, derived['image_shape']))}"),
-        ("towers", f"{chosen['num_towers']} on {', '.join(derived['tower_devices'])}"),
-        ("batch", f"{chosen['global_batch_size']} global, "
-                  f"{derived['per_tower_batch_size']} per tower, {chosen['num_microbatches']} "
-                  f"microbatch(es) of {derived['microbatch_size']}"),
-        ("steps", f"{derived['last_step']:,}, {derived['steps_per_epoch']:.1f} per epoch"),
-        ("optimizer", _describe_optimizer(chosen)),
-        ("learning rate", learning_rate.describe()),
-        ("weight decay", _describe_weight_decay(chosen)),
-        ("reduction", _describe_reduction(chosen)),
-    ]  # fmt: skip
-    end = derived["last_step"] * chosen["global_batch_size"] / derived["examples_per_epoch"]
-    first_decay = learning_rate.first_decay_epoch()
-    if end <= first_decay < math.inf:
-        rows.append(
-            ("warning", f"the run ends at epoch {end:.4g}, before the learning rate first decays "
-                        f"at epoch {first_decay:g}")
-        )  # fmt: skip
-    return rows
-
-
-def _describe_optimizer(chosen: Mapping) -> str:
-    parts = [chosen["optimizer"]]
-    if chosen["momentum"]:
-        parts.append(f"{'Nesterov ' if chosen['nesterov'] else ''}momentum {chosen['momentum']:g}")
-    if chosen["clip_norm"]:
-        parts.append(f"global norm clipped to {chosen['clip_norm']:g} after the reduction")
-    if chosen["moving_average_decay"]:
-        parts.append(f"moving averages {chosen['moving_average_decay']:g}")
-    return ", ".join(parts)
-
-
-def _describe_weight_decay(chosen: Mapping) -> str:
-    kind = "decoupled" if _is_decoupled(chosen) else "in every tower's loss"
-    return f"{chosen['weight_decay']:g} on {chosen['weight_decay_filter']}, {kind}"
-
-
-def _is_decoupled(chosen: Mapping) -> bool:
-    return chosen["optimizer"] in optimizers.DECOUPLED_WEIGHT_DECAY
-
-
-def _describe_reduction(chosen: Mapping) -> str:
-    gradients = f"{chosen['gradient_reduction']} of the gradients over microbatches"
-    return f"{gradients}; batch-norm statistics: {chosen['batch_norm_statistics']}"
+    return settings.run_defining(config["settings"]) | {"sha256 of the images": data}
 
 
 def build_trainer(
@@ -254,10 +199,16 @@ def build_trainer(
     """Builds the network, its optimizer and the trainer of a run.
 
     Raises:
-      SettingsError: the images are too small for the network.
+      SettingsError: the images are too small for the network, or no weight decays.
     """
     model = build_model(config)
-    decoupled = _is_decoupled(config["settings"])
+    decayed = losses.WEIGHT_FILTERS[chosen.weight_decay_filter](model)
+    if chosen.weight_decay and not decayed:
+        raise settings.SettingsError(
+            f"--weight_decay_filter={chosen.weight_decay_filter}: no weight of --model="
+            f"{chosen.model} is one; choose another filter, or --weight_decay=0"
+        )
+    decoupled = chosen.optimizer in optimizers.DECOUPLED_WEIGHT_DECAY
     optimizer = optimizers.make(
         chosen.optimizer,
         momentum=chosen.momentum,
@@ -265,7 +216,7 @@ def build_trainer(
         clip_norm=chosen.clip_norm,
         weight_decay=chosen.weight_decay if decoupled else 0.0,
         model=model,
-        decayed=losses.WEIGHT_FILTERS[chosen.weight_decay_filter](model),
+        decayed=decayed,
         loss_scaling=chosen.compute_dtype == "float16",
     )
     return trainer.Trainer(
@@ -284,15 +235,22 @@ def build_trainer(
 
 
 def build_model(config: Mapping) -> keras.Model:
-    """The network that a `config.json` describes, at its initial weights."""
+    """The network that a `config.json` describes, at its initial weights.
+
+    Raises:
+      SettingsError: the images are too small for it.
+    """
     chosen, derived = config["settings"], config["resolved"]
-    return models.build(
-        chosen["model"],
-        tuple(derived["image_shape"]),
-        len(derived["class_names"]),
-        compute_dtype=chosen["compute_dtype"],
-        seed=chosen["seed"],
-    )
+    try:
+        return models.build(
+            chosen["model"],
+            tuple(derived["image_shape"]),
+            len(derived["class_names"]),
+            compute_dtype=chosen["compute_dtype"],
+            seed=chosen["seed"],
+        )
+    except ValueError as error:
+        raise settings.SettingsError(f"--dataset={chosen['dataset']}: {error}") from error
 
 
 def train(run: training.Run, config: Mapping) -> int:
@@ -306,7 +264,8 @@ def train(run: training.Run, config: Mapping) -> int:
     folder, last_step = run.folder, run.plan.last_step
     finished = folder.read_final_summary()
     if finished and finished["step"] >= last_step:
-        print(f"the run finished at step {finished['step']}; {folder.final_model} is its model")
+        print(f"the run had finished already, at step {finished['step']}")
+        _say_finished(folder, finished)
         return 0
     at_step = run.restore()
     if at_step > last_step:
@@ -324,11 +283,16 @@ def train(run: training.Run, config: Mapping) -> int:
             "goes on from there"
         )
         return outcome.exit_code
+    _say_finished(folder, outcome.final)
+    return 0
+
+
+def _say_finished(folder: run_folder.RunFolder, final: Mapping) -> None:
+    accuracy = f"test accuracy {final['accuracy']:.2%}, " if "accuracy" in final else ""
     print(
-        f"finished: {folder.final_model}, weights sha256 {outcome.final['weights_sha256'][:16]}\n"
+        f"finished: {accuracy}{folder.final_model}, weights sha256 {final['weights_sha256'][:16]}\n"
         f"watch it: {_tensorboard()} --logdir {folder.path}"
     )
-    return 0
 
 
 def _tensorboard() -> str:

@@ -114,10 +114,10 @@ class TrainSettings:
 
     def _check_profile(self):
         steps = self.profile_steps
-        if steps is not None and not (len(steps) == 2 and 0 < steps[0] < steps[1]):
+        if steps is not None and not (len(steps) == 2 and 0 < steps[0] <= steps[1]):
             raise SettingsError(
                 f"--profile_steps={_joined(self.profile_steps)}: must be two steps A,B with "
-                "0 < A < B"
+                "0 < A <= B"
             )
 
 

@@ -77,7 +77,7 @@ class StepProgram:
       tower_program: what each tower computes.
       tower_devices: one device per tower.
       num_microbatches: microbatches of a global batch; a multiple of the number of towers.
-      reduction: one of gradients.REDUCTIONS.
+      gradient_reduction: one of gradients.REDUCTIONS.
       batch_norm_statistics: one of batch_norm.POLICIES.
       moving_average_decay: of the weights; not used where the state keeps no averages.
     """
@@ -86,7 +86,7 @@ class StepProgram:
     tower_program: tower.TowerProgram
     tower_devices: tuple[str, ...]
     num_microbatches: int
-    reduction: str
+    gradient_reduction: str
     batch_norm_statistics: str
     moving_average_decay: float
 
@@ -102,40 +102,34 @@ def train_step(
       labels: integer [global_batch_size].
       learning_rate: float32 [], of this update; None leaves it to the optimizer.
     """
+    state = program.state
     results = run_towers(program, images, labels)
     with tf.device(devices.PARAMETER_DEVICE):
         with tf.name_scope("average_gradients"):
             reduced = gradients.reduce_towers(
                 [result.sum_gradients for result in results],
                 program.num_microbatches,
-                program.reduction,
+                program.gradient_reduction,
             )
             # Before the update, which may change the loss scale.
-            shown = _unscaled(program.state.optimizer, reduced)
+            shown = _unscaled(state.optimizer, reduced)
         with tf.name_scope("apply"):
-            _apply(program.state, reduced, learning_rate)
+            if learning_rate is not None:
+                state.optimizer.learning_rate.assign(learning_rate)
+            state.optimizer.apply(reduced, state.model.trainable_variables)
         with tf.name_scope("batch_norm_statistics"):
-            _assign_model_state(program, [result.states for result in results])
-        if program.state.averages:
+            _assign_model_state(program, results)
+        if state.averages:
             with tf.name_scope("moving_averages"):
+                new_weights = [weight.value for weight in state.model.trainable_variables]
                 moving_averages.update(
-                    program.state.averages,
-                    [weight.value for weight in program.state.model.trainable_variables],
-                    program.moving_average_decay,
-                    program.state.step,
+                    state.averages, new_weights, program.moving_average_decay, state.step
                 )
         with tf.name_scope("count"):
-            program.state.step.assign_add(1)
-            program.state.examples_seen.assign_add(images.shape[0])
+            state.step.assign_add(1)
+            state.examples_seen.assign_add(images.shape[0])
         with tf.name_scope("result"):
-            return StepResult(
-                losses={
-                    term: tf.concat([result.losses[term] for result in results], axis=0)  # [M]
-                    for term in results[0].losses
-                },
-                correct=tf.concat([result.correct for result in results], axis=0),  # [M]
-                gradients=shown,
-            )
+            return _result(results, shown)
 
 
 def run_towers(
@@ -149,41 +143,52 @@ def run_towers(
         first_draw = program.state.step * program.num_microbatches
     with tf.device(devices.PARAMETER_DEVICE), tf.name_scope("weights"):
         weights = [tf.convert_to_tensor(weight.value) for weight in model.trainable_variables]
-        state = [tf.convert_to_tensor(other.value) for other in model.non_trainable_variables]
-    per_tower = program.num_microbatches // num_towers
+        model_state = [tf.convert_to_tensor(v.value) for v in model.non_trainable_variables]
+    microbatches_per_tower = program.num_microbatches // num_towers
     results = []
     for index, device in enumerate(program.tower_devices):
         with tf.device(device), tf.name_scope(f"tower_{index}"):
+            first = first_draw + index * microbatches_per_tower
             results.append(
                 tower.compute(
                     program.tower_program,
                     [tf.identity(weight) for weight in weights],  # the tower's own copy
-                    [tf.identity(variable) for variable in state],
+                    [tf.identity(value) for value in model_state],
                     image_parts[index],
                     label_parts[index],
-                    [first_draw + index * per_tower + m for m in range(per_tower)],
+                    [first + m for m in range(microbatches_per_tower)],
                 )
             )
     return results
 
 
-def _apply(state: TrainState, reduced: list[gradients.Gradient], learning_rate) -> None:
-    if learning_rate is not None:
-        state.optimizer.learning_rate.assign(learning_rate)
-    state.optimizer.apply(reduced, state.model.trainable_variables)
-
-
-def _assign_model_state(program: StepProgram, tower_states) -> None:
+def _assign_model_state(program: StepProgram, results: Sequence[tower.TowerResult]) -> None:
+    """Makes the microbatches' batch-norm statistics the model's one set."""
     model = program.state.model
-    combined = batch_norm.combine(model, tower_states, program.batch_norm_statistics)
+    combined = batch_norm.combine(
+        model, [result.model_states for result in results], program.batch_norm_statistics
+    )
     for variable, value in zip(model.non_trainable_variables, combined, strict=True):
         if value is not None:
             variable.assign(value)
 
 
+def _result(results: Sequence[tower.TowerResult], shown: list[gradients.Gradient]) -> StepResult:
+    """The towers' losses and counts side by side, in the order of the microbatches."""
+    return StepResult(
+        losses={
+            term: tf.concat([result.losses[term] for result in results], axis=0)  # [M]
+            for term in results[0].losses
+        },
+        correct=tf.concat([result.correct for result in results], axis=0),  # [M]
+        gradients=shown,
+    )
+
+
 def _unscaled(
     optimizer: keras.optimizers.Optimizer, reduced: list[gradients.Gradient]
 ) -> list[gradients.Gradient]:
+    """The gradients without the loss scale of float16."""
     if isinstance(optimizer, keras.optimizers.LossScaleOptimizer):
         return gradients.scale(reduced, 1.0 / optimizer.dynamic_scale)
     return reduced

@@ -1,7 +1,7 @@
 """What TensorBoard shows of a run.
 
-All summaries are written outside the training step's graph, from tensors it returned: they then
-cost nothing at the steps that write none, and the graph page keeps the towers in its middle.
+All summaries are written outside the training step's graph, from tensors it returns at every step:
+the graph is then the same whatever is watched, and its picture keeps the towers in the middle.
 """
 
 import contextlib

@@ -37,27 +37,28 @@ class TowerResult(NamedTuple):
       losses: loss term to its value in each microbatch, [microbatches of the tower].
       correct: int32 [microbatches of the tower], examples whose label has the largest output;
         where several outputs are largest the first counts, as in argmax.
-      states: per variable of the model's state, its value after each microbatch, [microbatches
-        of the tower, ...]; None where the model leaves it alone, as it does a frozen layer's.
+      model_states: per variable of the model that is not trained, its value after each
+        microbatch, [microbatches of the tower, ...]; None where the model leaves it alone, as it
+        does a frozen layer's.
     """
 
     sum_gradients: list[gradients.Gradient]
     losses: dict[str, tf.Tensor]
     correct: tf.Tensor
-    states: list[tf.Tensor | None]
+    model_states: list[tf.Tensor | None]
 
 
 class _Microbatch(NamedTuple):
     gradients: list[gradients.Gradient]
     losses: dict[str, tf.Tensor]
     correct: tf.Tensor
-    state: list[tf.Tensor | None]
+    model_state: list[tf.Tensor | None]
 
 
 def compute(
     program: TowerProgram,
     weights: Sequence[tf.Tensor],
-    state: Sequence[tf.Tensor],
+    model_state: Sequence[tf.Tensor],
     images: tf.Tensor,
     labels: tf.Tensor,
     draw_indices: Sequence[tf.Tensor],
@@ -67,7 +68,7 @@ def compute(
     Args:
       program: what to compute.
       weights: the tower's own copy of the weights; gradients are taken with respect to it.
-      state: batch-norm statistics and the like, as they were before the step.
+      model_state: batch-norm statistics and the like, as they were before the step.
       images: [per_tower_batch, ...]; cut into len(draw_indices) equal microbatches in order.
       labels: integer [per_tower_batch].
       draw_indices: per microbatch, an int64 scalar that no other microbatch of the run has; random
@@ -75,7 +76,7 @@ def compute(
     """
     num_microbatches = len(draw_indices)
     results = [
-        _microbatch(program, weights, state, image_part, label_part, draw_index)
+        _microbatch(program, weights, model_state, image_part, label_part, draw_index)
         for image_part, label_part, draw_index in zip(
             tf.split(images, num_microbatches),  # each [microbatch, ...]
             tf.split(labels, num_microbatches),
@@ -90,19 +91,20 @@ def compute(
             for term in results[0].losses
         },
         correct=tf.stack([result.correct for result in results]),
-        states=[
+        model_states=[
             None if parts[0] is None else tf.stack(parts)
-            for parts in zip(*(result.state for result in results), strict=True)
+            for parts in zip(*(result.model_state for result in results), strict=True)
         ],
     )
 
 
-def _microbatch(program, weights, state, images, labels, draw_index) -> _Microbatch:
-    drawn_state = batch_norm.with_draw_index(program.model, state, draw_index)
+def _microbatch(program, weights, model_state, images, labels, draw_index) -> _Microbatch:
+    """One forward and backward pass; arguments as in `compute`, for one microbatch."""
+    before = batch_norm.with_draw_index(program.model, model_state, draw_index)
     with tf.GradientTape(watch_accessed_variables=False) as tape:
         tape.watch(weights)
-        outputs, new_state, model_losses = program.model.stateless_call(
-            weights, drawn_state, images, training=True, return_losses=True
+        outputs, after, model_losses = program.model.stateless_call(
+            weights, before, images, training=True, return_losses=True
         )
         terms = loss_terms(program, weights, labels, outputs, model_losses)
         scaled = program.scale_loss(terms["total"])
@@ -110,9 +112,8 @@ def _microbatch(program, weights, state, images, labels, draw_index) -> _Microba
         gradients=tape.gradient(scaled, list(weights)),
         losses=terms,
         correct=count_correct(labels, outputs),
-        state=[
-            None if new is old else new for old, new in zip(drawn_state, new_state, strict=True)
-        ],
+        # Keras hands back the very tensor it was given for a variable that no layer updated.
+        model_state=[None if new is old else new for old, new in zip(before, after, strict=True)],
     )
 
 
@@ -133,8 +134,8 @@ def loss_terms(
         decayed = {layer: weights[index] for layer, index in program.decayed.items()}
         terms |= losses.weight_decay_terms(decayed, program.weight_decay)
     if model_losses:
-        terms["model"] = losses.total_loss(dict(enumerate(model_losses)))
-    return terms | {"total": losses.total_loss(terms)}
+        terms["model"] = losses.total_loss(model_losses)
+    return terms | {"total": losses.total_loss(list(terms.values()))}
 
 
 def count_correct(labels: tf.Tensor, outputs: tf.Tensor) -> tf.Tensor:

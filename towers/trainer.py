@@ -14,6 +14,8 @@ from towers import batch_norm, devices, evaluation, gradients, losses, step, tow
 class Trainer:
     """One set of weights, trained by several towers.
 
+    Making one turns a rewrite of TensorFlow's off for the process: `devices.keep_addition_order`.
+
     Attributes:
       state: weights, optimizer slots, moving averages and counters.
       tower_devices: one device per tower.
@@ -66,6 +68,7 @@ class Trainer:
         if weight_filter not in losses.WEIGHT_FILTERS:
             allowed = ", ".join(losses.WEIGHT_FILTERS)
             raise ValueError(f"weight_filter={weight_filter!r}: must be one of {allowed}")
+        _check_can_be_trained(model, optimizer, learning_rate)
         devices.keep_addition_order()
         self.learning_rate = learning_rate
         self.state = step.new_state(model, optimizer, keep_averages=moving_average_decay > 0)
@@ -81,7 +84,7 @@ class Trainer:
             ),
             tower_devices=self.tower_devices,
             num_microbatches=self.num_microbatches,
-            reduction=gradient_reduction,
+            gradient_reduction=gradient_reduction,
             batch_norm_statistics=batch_norm_statistics,
             moving_average_decay=moving_average_decay,
         )
@@ -132,7 +135,12 @@ class Trainer:
         return history
 
     def evaluate(self, batches: Iterable) -> evaluation.Evaluation:
-        """Evaluates the moving-average weights, where they are kept, else the weights."""
+        """Evaluates a classifier: its moving-average weights, where they are kept.
+
+        Args:
+          batches: of (images [n, ...], labels integer [n]) or (images, labels, mask bool [n]);
+            the model's outputs are logits [n, num_classes].
+        """
         return self._evaluator(batches)
 
     def evaluated_weights(self) -> list[tf.Variable]:
@@ -234,6 +242,15 @@ def check_sizes(global_batch_size: int, num_microbatches: int, num_towers: int) 
         raise ValueError(
             f"global_batch_size={global_batch_size} must be divisible by "
             f"num_microbatches={num_microbatches} (on num_towers={num_towers})"
+        )
+
+
+def _check_can_be_trained(model, optimizer, learning_rate) -> None:
+    if not model.built:
+        raise ValueError("the model is not built: call it once, or give it a keras.Input")
+    if learning_rate is not None and not hasattr(optimizer.learning_rate, "assign"):
+        raise ValueError(
+            "learning_rate is given, and the optimizer has a schedule of its own; give one of them"
         )
 
 

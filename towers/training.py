@@ -15,6 +15,7 @@ from towers import (
     export,
     interrupts,
     run_folder,
+    schedules,
     step,
     summaries,
     trainer,
@@ -90,36 +91,62 @@ def last_step(
     """
     ends = [max_steps] if max_steps is not None else []
     if train_epochs is not None:
-        ends.append(math.ceil(train_epochs * examples_per_epoch / global_batch_size))
+        examples = schedules.exact(train_epochs) * examples_per_epoch
+        ends.append(math.ceil(examples / global_batch_size))
     return min(ends)
 
 
 class Run:
     """One training run in its folder."""
 
-    def __init__(self, run: trainer.Trainer, folder: run_folder.RunFolder, plan: Plan, data: Data):
-        self.trainer = run
+    def __init__(
+        self,
+        tower_trainer: trainer.Trainer,
+        folder: run_folder.RunFolder,
+        plan: Plan,
+        data: Data,
+    ):
+        self.trainer = tower_trainer
         self.folder = folder
         self.plan = plan
         self.data = data
         self._checkpoints = checkpoints.Checkpoints(
-            run.state, folder.checkpoints, plan.checkpoints_to_keep
+            tower_trainer.state, folder.checkpoints, plan.checkpoints_to_keep
         )
-        self._summaries = None
+        self._summaries: summaries.Summaries | None = None  # makes files: not before train()
         self._evaluation: evaluation.Evaluation | None = None
         self._evaluated_steps: set[int] = set()  # with a line in metrics.jsonl
 
     def restore(self) -> int:
-        """Goes back to the newest checkpoint, if there is one; the step the run stands at."""
-        self._checkpoints.restore_newest()
+        """Goes back to the newest checkpoint, if there is one; the step the run stands at.
+
+        Raises:
+          CheckpointError: the checkpoint cannot be restored, or there is none although the run
+            has come further than to its first.
+        """
+        restored = self._checkpoints.restore_newest()
+        if restored is None:
+            self._check_never_saved()
         at_step = int(self.trainer.state.step)
         kept = self.folder.drop_metrics_after(at_step)
         self._evaluated_steps = {line["step"] for line in kept if "split" in line}
         return at_step
 
+    def _check_never_saved(self) -> None:
+        config = self.folder.read_config()
+        if config is None or not self.folder.metrics.exists():
+            return
+        steps = [line["step"] for line in run_folder.read_lines(self.folder.metrics)]
+        if max(steps, default=0) > config["settings"]["checkpoint_every_steps"]:
+            raise checkpoints.CheckpointError(
+                f"{self.folder.metrics} reaches step {max(steps)} and {self.folder.checkpoints} "
+                "holds no checkpoint; bring the checkpoints back, or choose another --train_dir"
+            )
+
     def train(self, config: Mapping) -> Outcome:
         """Trains to the plan's last step, or until a signal asks to stop."""
         first_step = int(self.trainer.state.step)
+        self._summaries = summaries.Summaries(self.folder)
         progress = console.progress(first_step, self.plan.last_step)
         try:
             with interrupts.Interrupts() as asked, contextlib.ExitStack() as profile:
@@ -135,44 +162,56 @@ class Run:
                 return Outcome(final, at_step)
         finally:
             progress.close()
-            if self._summaries:
-                self._summaries.flush()
+            self._summaries.flush()
 
     def _steps(self, first_step, config, progress, asked, profile) -> None:
         plan, clock = self.plan, _Clock(first_step)
         batches = self.data.training(first_step, plan.last_step)
         for at_step, (images, labels) in enumerate(batches, start=first_step + 1):
-            if self._summaries is None:
-                self._summaries = summaries.Summaries(self.folder)
-                self._summaries.start(config, self.trainer.step_graph(images, labels))
-                if first_step not in self._evaluated_steps and self._evaluation_is_due(first_step):
-                    self._evaluate(progress)  # the run was stopped before it came to this
+            if at_step == first_step + 1:
+                self._begin(first_step, config, images, labels, progress)
                 clock.restart(first_step)
-            if plan.profile_steps and at_step == plan.profile_steps[0]:
-                profile.enter_context(summaries.profile(self.folder))
-            shows = plan.summary_every_steps and at_step % plan.summary_every_steps == 0
-            activations = self.trainer.activations(images) if shows else {}
+            shows = _is_multiple(at_step, plan.summary_every_steps)
+            with clock.paused():
+                self._profile(at_step, first_step, profile)
+                activations = self.trainer.activations(images) if shows else {}
+
             result = self.trainer.train_step(images, labels)
             progress.advance()
-            saves = at_step % plan.checkpoint_every_steps == 0 or asked.received
-            logs = at_step % plan.log_every_steps == 0 or at_step in (1, plan.last_step)
+
+            saves = _is_multiple(at_step, plan.checkpoint_every_steps) or asked.received
+            logs = _is_multiple(at_step, plan.log_every_steps) or at_step in (1, plan.last_step)
             if logs or saves:
                 losses = self._finite_losses(result, at_step)
             if logs:
                 self._log(losses, result, at_step, clock, progress)
-            if shows:
-                self._summaries.histograms(
-                    self.trainer.state.model, result, activations, images, at_step
-                )
-            if plan.profile_steps and at_step == plan.profile_steps[1]:
-                profile.close()
-            if asked.received:
-                return  # train() saves
             with clock.paused():
+                if shows:
+                    self._summaries.histograms(
+                        self.trainer.state.model, result, activations, images, at_step
+                    )
+                if plan.profile_steps and at_step == plan.profile_steps[1]:
+                    profile.close()
+                if asked.received:
+                    return  # train() saves
                 if saves:
                     self._save()
                 if at_step < plan.last_step and self._evaluation_is_due(at_step):
                     self._evaluate(progress)
+
+    def _begin(self, first_step, config, images, labels, progress) -> None:
+        """Writes what TensorBoard shows of the run as a whole, which traces the step's graph."""
+        self._summaries.start(config, self.trainer.step_graph(images, labels))
+        if first_step not in self._evaluated_steps and self._evaluation_is_due(first_step):
+            self._evaluate(progress)  # the run was stopped before it came to this
+
+    def _profile(self, at_step: int, first_step: int, profile: contextlib.ExitStack) -> None:
+        """Starts the profile at its first step, or in its midst where a run goes on there."""
+        if self.plan.profile_steps is None:
+            return
+        first, last = self.plan.profile_steps
+        if at_step == max(first, first_step + 1) and at_step <= last:
+            profile.enter_context(summaries.profile(self.folder))
 
     def _finite_losses(self, result: step.StepResult, at_step: int) -> dict[str, np.ndarray]:
         """The step's loss terms, each [num_microbatches]; asked for before every checkpoint."""
@@ -227,7 +266,7 @@ class Run:
         }
 
     def _evaluation_is_due(self, at_step: int) -> bool:
-        every = self.plan.eval_every_epochs * self.plan.examples_per_epoch
+        every = schedules.exact(self.plan.eval_every_epochs) * self.plan.examples_per_epoch
         batch = self.trainer.global_batch_size
         before = max(0, at_step - 1)
         return every > 0 and at_step * batch // every > before * batch // every
@@ -242,8 +281,6 @@ class Run:
         if at_step not in self._evaluated_steps:  # a run that goes on may come by here again
             run_folder.append_line(self.folder.metrics, line)
             self._evaluated_steps.add(at_step)
-        if self._summaries is None:
-            self._summaries = summaries.Summaries(self.folder)
         self._summaries.evaluation(result, self.plan.class_names, at_step)
         progress.say(
             f"test at step {at_step}: accuracy {result.accuracy:.2%}, loss {result.loss:.4f} "
@@ -265,6 +302,10 @@ def check_evaluation(result: evaluation.Evaluation, expected_count: int) -> None
             f"the loss of the evaluation is {result.loss}: the model's outputs are not finite; "
             "train with a lower --learning_rate or a wider --compute_dtype"
         )
+
+
+def _is_multiple(at_step: int, every_steps: int) -> bool:
+    return every_steps > 0 and at_step % every_steps == 0
 
 
 def _mean(values: np.ndarray) -> float:

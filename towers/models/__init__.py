@@ -66,6 +66,8 @@ def build(
         raise ValueError(
             f"compute_dtype={compute_dtype!r}: must be one of {', '.join(DTYPE_POLICIES)}"
         )
+    if min(image_shape) < 1:
+        raise ValueError(f"images of {list(image_shape)} after preprocessing are too small")
     policy = keras.DTypePolicy(DTYPE_POLICIES[compute_dtype])
     with tf.device(devices.PARAMETER_DEVICE):
         return NETWORKS[name].build(image_shape, num_classes, policy, seed)

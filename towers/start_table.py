@@ -1,0 +1,85 @@
+"""What a run says of itself before it starts."""
+
+import math
+from collections.abc import Mapping
+
+from towers import optimizers, schedules
+
+
+def rows(
+    config: Mapping, learning_rate: schedules.LearningRate, num_test_examples: int
+) -> list[tuple[str, str]]:
+    """What a run is, in a few lines; warns where the rate will never decay."""
+    chosen, derived = config["settings"], config["resolved"]
+    table = [
+        ("run", str(chosen["train_dir"])),
+        ("data", f"{derived['data_source']}: {derived['examples_per_epoch']:,} train, "
+                 f"{num_test_examples:,} test, {len(derived['class_names'])} classes"),
+        ("model", f"{chosen['model']}, {chosen['compute_dtype']}, "
+                  f"images {' x '.join(map(str, derived['image_shape']))}"),
+        ("towers", f"{chosen['num_towers']} on {', '.join(derived['tower_devices'])}"),
+        ("batch", f"{chosen['global_batch_size']} global, "
+                  f"{derived['per_tower_batch_size']} per tower, {chosen['num_microbatches']} "
+                  f"microbatch(es) of {derived['microbatch_size']}"),
+        ("same bits", f"on {_same_bits(chosen['num_microbatches'])} tower(s), by "
+                      f"--num_microbatches={chosen['num_microbatches']}"),
+        ("steps", f"{derived['last_step']:,}, {derived['steps_per_epoch']:.1f} per epoch"),
+        ("optimizer", _describe_optimizer(chosen)),
+        ("learning rate", learning_rate.describe()),
+        ("weight decay", _describe_weight_decay(chosen)),
+        ("reduction", _describe_reduction(chosen)),
+    ]  # fmt: skip
+    warning = _warning(chosen, derived, learning_rate)
+    return [*table, ("warning", warning)] if warning else table
+
+
+def _same_bits(num_microbatches: int) -> str:
+    """The numbers of towers whose share of the tree of microbatches is a subtree of it."""
+    numbers = [
+        str(num_towers)
+        for num_towers in range(1, num_microbatches + 1)
+        if num_towers == 1
+        or num_microbatches % num_towers == 0
+        and (num_microbatches // num_towers).bit_count() == 1
+    ]
+    return " or ".join([", ".join(numbers[:-1]), numbers[-1]] if len(numbers) > 1 else numbers)
+
+
+def _warning(
+    chosen: Mapping, derived: Mapping, learning_rate: schedules.LearningRate
+) -> str | None:
+    end = derived["last_step"] * chosen["global_batch_size"] / derived["examples_per_epoch"]
+    first_decay = learning_rate.first_decay_epoch()
+    if end <= first_decay < math.inf:
+        return (
+            f"the run ends at epoch {end:.4g}, before the learning rate first decays at epoch "
+            f"{first_decay:g}"
+        )
+    if learning_rate.schedule in ("cosine", "linear") and end < learning_rate.total_epochs:
+        return (
+            f"the run ends at epoch {end:.4g}, before the learning rate has fallen to 0 at epoch "
+            f"{learning_rate.total_epochs:g}"
+        )
+    return None
+
+
+def _describe_optimizer(chosen: Mapping) -> str:
+    parts = [chosen["optimizer"]]
+    if chosen["momentum"]:
+        parts.append(f"{'Nesterov ' if chosen['nesterov'] else ''}momentum {chosen['momentum']:g}")
+    if chosen["clip_norm"]:
+        parts.append(f"global norm clipped to {chosen['clip_norm']:g} after the reduction")
+    if chosen["moving_average_decay"]:
+        parts.append(f"moving averages {chosen['moving_average_decay']:g}")
+    return ", ".join(parts)
+
+
+def _describe_weight_decay(chosen: Mapping) -> str:
+    decoupled = chosen["optimizer"] in optimizers.DECOUPLED_WEIGHT_DECAY
+    kind = "decoupled" if decoupled else "in every tower's loss"
+    return f"{chosen['weight_decay']:g} on {chosen['weight_decay_filter']}, {kind}"
+
+
+def _describe_reduction(chosen: Mapping) -> str:
+    gradients = f"{chosen['gradient_reduction']} of the gradients over microbatches"
+    return f"{gradients}; batch-norm statistics: {chosen['batch_norm_statistics']}"
