@@ -80,9 +80,9 @@ def training_batches(
     *,
     global_batch_size: int,
     seed: int,
-    first_step: int,
     last_step: int,
-    preprocess: Callable[[tf.Tensor, tf.Tensor], tf.Tensor] | None,
+    first_step: int = 0,
+    preprocess: Callable[[tf.Tensor, tf.Tensor], tf.Tensor] | None = None,
 ) -> tf.data.Dataset:
     """The global batches of steps `first_step` to `last_step - 1`, in order.
 
@@ -95,8 +95,8 @@ def training_batches(
       labels: integers [n].
       global_batch_size: examples per step, at least 1.
       seed: of the run, for the order of the examples and for the augmentation.
-      first_step: number of steps made already.
       last_step: number of steps made when the data set ends.
+      first_step: number of steps made already.
       preprocess: (images [global_batch_size, ...], draw_seed int64 [2]) -> float32
         [global_batch_size, ...]. None leaves images as they are, uint8 cast to float32.
 

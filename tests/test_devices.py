@@ -1,5 +1,8 @@
 """Where towers run, and the errors of asking for too many."""
 
+import subprocess
+import sys
+
 import pytest
 import tensorflow as tf
 import toys
@@ -32,6 +35,18 @@ def test_without_gpus_towers_are_logical_cpu_devices(with_gpus, num_towers):
 def test_without_gpus_there_is_one_tower(with_gpus):
     with_gpus(0)
     assert devices.choose() == ("/CPU:0",)
+
+
+def test_a_started_runtime_has_a_device_for_one_tower():
+    program = """
+import towers, tensorflow as tf
+tf.constant(1.0)
+print(towers.devices.choose(), towers.devices.choose(1))
+towers.devices.choose(2)
+"""
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+    assert done.stdout == "('/CPU:0',) ('/CPU:0',)\n"
+    assert "num_towers=2: TensorFlow has already started with 1 CPU device(s)" in done.stderr
 
 
 def test_chosen_cpu_devices_do_their_work(with_gpus):

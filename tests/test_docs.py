@@ -1,5 +1,6 @@
 """The documentation holds: each pitfall has a test, and the README's program runs."""
 
+import json
 import re
 import subprocess
 import sys
@@ -38,8 +39,31 @@ def test_the_readme_program_trains_a_model(tmp_path):
         [sys.executable, script], cwd=ROOT, capture_output=True, text=True, timeout=300,
         env={"PYTHONPATH": str(ROOT), "PATH": "/usr/bin:/bin", "CUDA_VISIBLE_DEVICES": "-1"},
     )  # fmt: skip
-    assert done.returncode == 0, done.stderr
+    assert (done.returncode, done.stderr) == (0, "")
     assert float(done.stdout) > 0.5  # ten classes: chance is 0.1
+
+
+@pytest.mark.pitfall(10)
+def test_the_readme_shows_what_was_measured():
+    table = {}
+    for line in (ROOT / "docs/measurements/cifar10_jpeg_q75.jsonl").read_text().splitlines():
+        measured = json.loads(line)
+        assert measured["count"] == 10_000
+        if measured["train_epochs"] == 5 or measured["epoch"] > 5:
+            table.setdefault(measured["epoch"], []).append(measured)
+    rows = [
+        f"| {epoch} | {span([100 * m['accuracy'] for m in runs], '.1f')} % "
+        f"| {span([m['training_seconds'] for m in runs], '.0f')} s "
+        f"| {', '.join(str(m['seed']) for m in runs)} |"
+        for epoch, runs in sorted(table.items())
+    ]
+    assert len(rows) == 8
+    assert "\n".join(rows) in (ROOT / "README.md").read_text(encoding="utf-8")
+
+
+def span(values: list[float], form: str) -> str:
+    low, high = format(min(values), form), format(max(values), form)
+    return low if low == high else f"{low}–{high}"
 
 
 def test_every_module_has_a_room_in_the_design():

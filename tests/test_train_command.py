@@ -6,6 +6,7 @@ silent stderr are tested on real ones.
 
 import json
 import math
+import os
 import re
 import shutil
 import signal
@@ -676,3 +677,92 @@ def test_other_networks_and_dtypes_go_the_same_way(tmp_path, model, dtype):
     [line], own = scripts.lines_of(tmp_path / "eval.jsonl"), scripts.evaluation_lines(tmp_path)[-1]
     assert line["accuracy"] == own["accuracy"]
     assert line["loss"] == pytest.approx(own["loss"], abs=1e-6)
+
+
+class TestBeforeTheFirstStep:
+    def test_sigterm_ends_in_one_line(self, tmp_path, monkeypatch):
+        from input_pipeline import datasets
+
+        handler = signal.getsignal(signal.SIGTERM)
+        monkeypatch.setattr(datasets, "load", lambda *_: os.kill(os.getpid(), signal.SIGTERM))
+        try:
+            with pytest.raises(SystemExit) as stopped:
+                scripts.train(tmp_path / "run")
+        finally:
+            signal.signal(signal.SIGTERM, handler)
+        assert stopped.value.code == 143
+        assert not (tmp_path / "run").exists()
+
+    def test_a_filter_that_no_weight_passes_is_refused(self, tmp_path):
+        done = scripts.train(
+            tmp_path / "run", "--model=resnet", "--weight_decay_filter=hidden_dense_kernels"
+        )
+        assert done.returncode == 2
+        assert "--weight_decay_filter=hidden_dense_kernels: no weight of --model=resnet" in (
+            done.stderr
+        )
+        assert not (tmp_path / "run").exists()
+
+    def test_metrics_without_their_checkpoints_are_not_thrown_away(self, tmp_path):
+        flags = ["--max_steps=4", "--checkpoint_every_steps=2", "--log_every_steps=1"]
+        scripts.train(tmp_path, *flags)
+        for lost in ("final_model.json", "final_model.keras"):
+            (tmp_path / lost).unlink()
+        shutil.rmtree(tmp_path / "checkpoints")
+        before = scripts.contents(tmp_path)
+        done = scripts.train(tmp_path, *flags)
+        assert done.returncode == 1
+        assert "reaches step 4 and" in done.stderr and "holds no checkpoint" in done.stderr
+        assert scripts.contents(tmp_path) == before
+
+    @pytest.mark.parametrize(
+        ("num_microbatches", "same"),
+        [("1", "1"), ("4", "1, 2 or 4"), ("6", "1, 3 or 6"), ("12", "1, 3, 6 or 12")],
+    )
+    def test_the_table_says_on_which_towers_the_bits_agree(
+        self, tmp_path, monkeypatch, num_microbatches, same
+    ):
+        from towers import session
+
+        monkeypatch.setattr(session, "train", lambda run, config: 0)
+        done = scripts.train(
+            tmp_path, f"--num_microbatches={num_microbatches}", "--global_batch_size=24"
+        )
+        assert f"  same bits      on {same} tower(s), by --num_micro" in done.stdout
+
+
+class TestTheProfile:
+    def test_begins_where_the_run_goes_on(self, tmp_path):
+        scripts.train(tmp_path, "--max_steps=3")
+        scripts.train(tmp_path, "--max_steps=5", "--profile_steps=2,4")
+        assert list(tmp_path.glob("train/plugins/profile/*/*.xplane.pb"))
+
+    def test_past_the_end_is_refused(self, tmp_path):
+        done = scripts.train(tmp_path / "run", "--max_steps=3", "--profile_steps=2,4")
+        assert done.returncode == 2
+        assert "--profile_steps=2,4: must end by the last step, 3" in done.stderr
+
+
+def test_seconds_per_step_leave_out_what_is_not_training(monkeypatch):
+    from towers import training
+
+    now = [0.0]
+    monkeypatch.setattr(training.time, "perf_counter", lambda: now[0])
+    clock = training._Clock(10)
+    now[0] = 3.0
+    with clock.paused():
+        now[0] = 100.0
+    now[0] = 101.0
+    assert clock.seconds_per_step(12) == 2.0  # (3 + 1) seconds for 2 steps
+    now[0] = 102.0
+    assert clock.seconds_per_step(14) == 0.5
+
+
+@pytest.mark.parametrize(
+    ("train_epochs", "max_steps", "batch", "step"),
+    [(1.1, None, 10, 5500), (5.0, None, 128, 1954), (5.0, 100, 128, 100), (None, 7, 128, 7)],
+)
+def test_the_last_step_is_the_first_to_reach_the_end(train_epochs, max_steps, batch, step):
+    from towers import training
+
+    assert training.last_step(train_epochs, max_steps, 50_000, batch) == step

@@ -324,3 +324,25 @@ def test_state_hash_sees_every_part_of_the_state():
         variable.assign(variable + 1.0)
         hashes.append(run.state_sha256())
     assert len(set(hashes)) == 5
+
+
+def test_a_rate_from_two_sides_is_refused():
+    schedule = keras.optimizers.schedules.CosineDecay(0.1, 10)
+    with pytest.raises(ValueError, match="the optimizer has a schedule of its own"):
+        trainer.Trainer(
+            toys.classifier(),
+            keras.optimizers.SGD(schedule),
+            tower_devices=toys.cpus(1),
+            global_batch_size=4,
+            learning_rate=lambda examples_seen: 0.1,
+        )
+
+
+def test_a_model_that_is_not_built_is_refused():
+    with pytest.raises(ValueError, match="the model is not built"):
+        trainer.Trainer(
+            keras.Sequential([keras.layers.Dense(2)]),
+            keras.optimizers.SGD(),
+            tower_devices=toys.cpus(1),
+            global_batch_size=4,
+        )
