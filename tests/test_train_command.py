@@ -105,6 +105,15 @@ class TestARun:
         )
         assert [int(re.fullmatch(pattern, line)[1]) for line in lines] == [1, 2, 3, 4, 5, 6, 7]
 
+    def test_the_table_promises_no_bits_on_gpus(self, done, folder):
+        from towers import start_table
+
+        config = json.loads((folder / "config.json").read_text())
+        rate = schedules.LearningRate("constant", 0.1, 5000)
+        assert "same bits" in dict(start_table.rows(config, rate, 1000))
+        config["resolved"]["tower_devices"] = ["/GPU:0", "/GPU:1"]
+        assert "same bits" not in dict(start_table.rows(config, rate, 1000))
+
     def test_ends_with_the_model_and_the_command_to_watch_it(self, done, folder):
         finished, watch = done.stdout.splitlines()[-2:]
         sha256 = scripts.final_summary(folder)["weights_sha256"]
@@ -766,3 +775,20 @@ def test_the_last_step_is_the_first_to_reach_the_end(train_epochs, max_steps, ba
     from towers import training
 
     assert training.last_step(train_epochs, max_steps, 50_000, batch) == step
+
+
+def test_any_tfds_set_of_images_and_labels(tmp_path, monkeypatch):
+    import tensorflow_datasets as tfds
+
+    from input_pipeline import tfds_source
+
+    monkeypatch.setattr(tfds_source, "host_reachable", lambda *_: True)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    (tmp_path / "data").mkdir()
+    with tfds.testing.mock_data(num_examples=30):
+        flags = ["--dataset=cifar100", f"--data_dir={tmp_path / 'data'}", "--model=cifarnet"]
+        done = scripts.run("train", *scripts.small_run(tmp_path / "run"), *flags)
+        assert (done.returncode, done.stderr) == (0, "")
+        evaluated = scripts.run("eval", f"--train_dir={tmp_path / 'run'}")
+    assert "30 train, 30 test, 100 classes" in done.stdout
+    assert "30 examples, each once" in evaluated.stdout

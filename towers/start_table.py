@@ -29,6 +29,8 @@ def rows(
         ("weight decay", _describe_weight_decay(chosen)),
         ("reduction", _describe_reduction(chosen)),
     ]  # fmt: skip
+    if not all(device.startswith("/CPU") for device in derived["tower_devices"]):
+        table = [row for row in table if row[0] != "same bits"]  # not measured on others
     warning = _warning(chosen, derived, learning_rate)
     return [*table, ("warning", warning)] if warning else table
 

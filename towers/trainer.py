@@ -62,12 +62,13 @@ class Trainer:
         self.global_batch_size = global_batch_size
         self.num_microbatches = num_microbatches or len(self.tower_devices)
         check_sizes(global_batch_size, self.num_microbatches, len(self.tower_devices))
-        _check_policies(gradient_reduction, batch_norm_statistics, moving_average_decay)
+        _check_choice("gradient_reduction", gradient_reduction, gradients.REDUCTIONS)
+        _check_choice("batch_norm_statistics", batch_norm_statistics, batch_norm.POLICIES)
+        _check_choice("weight_filter", weight_filter, losses.WEIGHT_FILTERS)
         if weight_decay < 0:
             raise ValueError(f"weight_decay={weight_decay}: must be at least 0")
-        if weight_filter not in losses.WEIGHT_FILTERS:
-            allowed = ", ".join(losses.WEIGHT_FILTERS)
-            raise ValueError(f"weight_filter={weight_filter!r}: must be one of {allowed}")
+        if not 0 <= moving_average_decay < 1:
+            raise ValueError(f"moving_average_decay={moving_average_decay}: must be in [0, 1)")
         _check_can_be_trained(model, optimizer, learning_rate)
         devices.keep_addition_order()
         self.learning_rate = learning_rate
@@ -254,15 +255,9 @@ def _check_can_be_trained(model, optimizer, learning_rate) -> None:
         )
 
 
-def _check_policies(reduction: str, statistics: str, moving_average_decay: float) -> None:
-    if reduction not in gradients.REDUCTIONS:
-        allowed = ", ".join(gradients.REDUCTIONS)
-        raise ValueError(f"gradient_reduction={reduction!r}: must be one of {allowed}")
-    if statistics not in batch_norm.POLICIES:
-        allowed = ", ".join(batch_norm.POLICIES)
-        raise ValueError(f"batch_norm_statistics={statistics!r}: must be one of {allowed}")
-    if not 0 <= moving_average_decay < 1:
-        raise ValueError(f"moving_average_decay={moving_average_decay}: must be in [0, 1)")
+def _check_choice(name: str, value: str, allowed: Iterable[str]) -> None:
+    if value not in allowed:
+        raise ValueError(f"{name}={value!r}: must be one of {', '.join(allowed)}")
 
 
 def sha256(values: Iterable) -> str:
