@@ -30,8 +30,6 @@ class ImageArrays:
       images: uint8 [n, height, width, channels].
       labels: int32 [n], each at least 0 and below `len(class_names)`.
       class_names: one name per class.
-      name: the data set's name, as given.
-      split: `train` or `test`.
       source: where it came from, one line for a person.
       fingerprint: SHA-256 in hex over images and labels; the same data has the same fingerprint.
     """
@@ -39,8 +37,6 @@ class ImageArrays:
     images: np.ndarray
     labels: np.ndarray
     class_names: tuple[str, ...]
-    name: str
-    split: str
     source: str
     fingerprint: str
 
@@ -83,7 +79,7 @@ def _load_shapes(split: str) -> ImageArrays:
     }
     make = functools.partial(_draw_shapes, split)
     entry = cache.load_or_make(cache.key(f"shapes-{split}", identity), source, make)
-    return _image_arrays(entry, "shapes", split, source)
+    return _image_arrays(entry, source)
 
 
 def _draw_shapes(split: str) -> decoded.Decoded:
@@ -110,7 +106,7 @@ def _load_binary(folder: pathlib.Path, split: str) -> ImageArrays:
     """The binary files are as quick to read as a cache entry, so none is made of them."""
     source = f"binary files in {folder}"
     entry = cache.without_cache(cifar10_binary.read(folder, split), source)
-    return _image_arrays(entry, "cifar10", split, source)
+    return _image_arrays(entry, source)
 
 
 def _refuse_python_version(folder: pathlib.Path) -> None:
@@ -135,9 +131,9 @@ def _load_tfds(name: str, folder: pathlib.Path, split: str) -> ImageArrays:
         entry = cache.without_cache(make(), source)
     else:
         entry = cache.load_or_make(cache.key(f"{name}-{split}", identity), source, make)
-    return _image_arrays(entry, name, split, source)
+    return _image_arrays(entry, source)
 
 
-def _image_arrays(entry: cache.Entry, name: str, split: str, source: str) -> ImageArrays:
+def _image_arrays(entry: cache.Entry, source: str) -> ImageArrays:
     images, labels, class_names = entry.arrays
-    return ImageArrays(images, labels, class_names, name, split, source, entry.fingerprint)
+    return ImageArrays(images, labels, class_names, source, entry.fingerprint)

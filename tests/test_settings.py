@@ -52,19 +52,6 @@ def test_settings_that_go_together_are_accepted(flags):
     scripts.settings_of(*flags)
 
 
-def test_the_end_of_a_run_has_to_be_given():
-    chosen = scripts.settings_of()
-    dataclasses.replace(chosen, train_epochs=None, max_steps=5)
-    with pytest.raises(settings.SettingsError, match="--train_epochs, --max_steps, or both"):
-        dataclasses.replace(chosen, train_epochs=None, max_steps=None)
-
-
-def test_a_schedule_that_ends_with_the_run_needs_the_end_in_epochs():
-    chosen = scripts.settings_of("--learning_rate_schedule=linear")
-    with pytest.raises(settings.SettingsError, match="linear falls to 0 at --train_epochs"):
-        dataclasses.replace(chosen, train_epochs=None, max_steps=5)
-
-
 def test_the_record_cannot_be_changed():
     with pytest.raises(dataclasses.FrozenInstanceError):
         scripts.settings_of().seed = 1

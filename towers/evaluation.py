@@ -56,7 +56,7 @@ class _Outputs(NamedTuple):
 
 
 class Evaluator:
-    """Evaluates a model with given weights, the batch spread over towers."""
+    """Evaluates a classifier with given weights, the batch spread over towers."""
 
     def __init__(
         self,

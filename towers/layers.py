@@ -13,9 +13,9 @@ def local_response_normalization(
         outputs[..., c] = inputs[..., c] / d[..., c] ** beta
         d[..., c] = bias + alpha * sum of inputs[..., c'] ** 2 over |c' - c| <= depth_radius
 
-    The sum over a window of channels is a product with a banded matrix of ones, which runs as a
-    matrix multiplication; `tf.nn.lrn` walks the channels one by one, and its gradient more so. The
-    gradient is written out because it needs that same product once more and nothing else:
+    The sum over a window of channels is a product with a banded matrix of ones: one matrix
+    multiplication, in any floating type (`tf.nn.lrn` has no float64, which the tests against NumPy
+    need). The gradient is written out because it is that same product once more and nothing else:
 
         dx = g * d ** -beta - 2 * alpha * beta * x * ((g * x * d ** (-beta - 1)) @ band)
 

@@ -92,7 +92,7 @@ def learning_rate(
         decay_factor=chosen.decay_factor,
         decay_epochs=chosen.decay_epochs,
         warmup_epochs=chosen.warmup_epochs,
-        total_epochs=chosen.train_epochs or 0.0,
+        total_epochs=chosen.train_epochs,
     )
 
 

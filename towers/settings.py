@@ -26,7 +26,7 @@ class TrainSettings:
     num_towers: int | None
     global_batch_size: int
     num_microbatches: int
-    train_epochs: float | None
+    train_epochs: float
     max_steps: int | None
     learning_rate: float
     learning_rate_schedule: str
@@ -66,14 +66,9 @@ class TrainSettings:
             value = getattr(self, name)
             if value is not None and value not in choices:
                 raise SettingsError(f"--{name}={value}: must be one of {', '.join(choices)}")
-        self._check_end()
         self._check_schedule()
         self._check_optimizer()
         self._check_profile()
-
-    def _check_end(self):
-        if self.train_epochs is None and self.max_steps is None:
-            raise SettingsError("give the end of the run: --train_epochs, --max_steps, or both")
 
     def _check_schedule(self):
         kind = self.learning_rate_schedule
@@ -91,17 +86,11 @@ class TrainSettings:
             raise SettingsError(
                 f"--decay_epochs={_joined(self.decay_epochs)}: must be above 0 and increase"
             )
-        if kind in ("cosine", "linear"):
-            if self.train_epochs is None:
-                raise SettingsError(
-                    f"--learning_rate_schedule={kind} falls to 0 at --train_epochs, which is "
-                    "not given"
-                )
-            if self.warmup_epochs >= self.train_epochs:
-                raise SettingsError(
-                    f"--warmup_epochs={self.warmup_epochs:g}: must be below "
-                    f"--train_epochs={self.train_epochs:g} for the {kind} schedule"
-                )
+        if kind in ("cosine", "linear") and self.warmup_epochs >= self.train_epochs:
+            raise SettingsError(
+                f"--warmup_epochs={self.warmup_epochs:g}: must be below "
+                f"--train_epochs={self.train_epochs:g} for the {kind} schedule"
+            )
 
     def _check_optimizer(self):
         if self.momentum and self.optimizer not in optimizers.WITH_MOMENTUM:

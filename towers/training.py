@@ -78,7 +78,7 @@ class Outcome:
 
 
 def last_step(
-    train_epochs: float | None,
+    train_epochs: float,
     max_steps: int | None,
     examples_per_epoch: int,
     global_batch_size: int,
@@ -89,11 +89,9 @@ def last_step(
       >>> last_step(5.0, None, 50_000, 128)
       1954
     """
-    ends = [max_steps] if max_steps is not None else []
-    if train_epochs is not None:
-        examples = schedules.exact(train_epochs) * examples_per_epoch
-        ends.append(math.ceil(examples / global_batch_size))
-    return min(ends)
+    examples = schedules.exact(train_epochs) * examples_per_epoch
+    steps = math.ceil(examples / global_batch_size)
+    return steps if max_steps is None else min(steps, max_steps)
 
 
 class Run:

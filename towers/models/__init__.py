@@ -15,7 +15,7 @@ class Network:
     """A network and what goes with it.
 
     Attributes:
-      build: (image_shape, num_classes, dtype_policy, seed) to an unwrapped Keras model of logits.
+      build: (image_shape, num_classes, dtype_policy, seed) to a Keras model that gives logits.
       weight_decay: default coefficient.
       weight_filter: default key of losses.WEIGHT_FILTERS.
       preprocessing: default name of the input pipeline's preprocessing.
