@@ -77,7 +77,6 @@ def test_load_reads_the_files_without_tfds(tmp_path, monkeypatch, points_to):
     data_dir = folder.parent if points_to == "parent" else folder
     loaded = datasets.load("cifar10", str(data_dir), "test")
     assert loaded.images[0, 0, 0].tolist() == [10, 20, 30]
-    assert len(loaded.images) == 2  # one file; training has five
     assert str(folder) in loaded.source and len(loaded.fingerprint) == 64
 
 
