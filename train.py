@@ -55,8 +55,9 @@ flags.DEFINE_integer("global_batch_size", 128, "Examples of one step, over all t
 flags.DEFINE_integer(
     "num_microbatches",
     0,
-    "Equal parts of the global batch, the unit of arithmetic; 0: one per tower. With a fixed "
-    "number, runs with different numbers of towers do the same arithmetic.",
+    "Equal parts of the global batch, the unit of arithmetic: with the same number of them, runs "
+    "on different numbers of towers do the same. 0: 4 in float32 on CPUs, where they cost "
+    "nothing; elsewhere, and where 4 does not divide, one per tower.",
 )
 flags.DEFINE_enum(
     "gradient_reduction", "mean", ["mean", "sum"], "Over microbatches; sum does not divide."
@@ -64,8 +65,21 @@ flags.DEFINE_enum(
 flags.DEFINE_enum(
     "batch_norm_statistics",
     "mean",
-    ["mean", "first"],
-    "Which microbatches' batch-norm statistics are kept: their mean, or the first one's.",
+    ["mean", "first", "last", "each"],
+    "Which microbatches' batch-norm statistics are kept: their mean, the first or last one's, or "
+    "each one's own, with their divergence in the logs (the model has their mean).",
+)
+flags.DEFINE_integer(
+    "intra_op_threads",
+    None,
+    "Threads that share the work of one operation, which shows in its last bits on a CPU; default: "
+    "one per core, or what a run that goes on began with.",
+)
+flags.DEFINE_bool(
+    "deterministic",
+    False,
+    "TensorFlow's deterministic operations, for the same bits on GPUs; slower there. A CPU does "
+    "not need it.",
 )
 
 flags.DEFINE_float("train_epochs", 256.0, "End of the run, in epochs.")
@@ -119,6 +133,12 @@ flags.DEFINE_integer("seed", 0, "Of initial weights, order of examples and augme
 flags.DEFINE_integer("log_every_steps", 20, "Steps between two lines of metrics.jsonl.")
 flags.DEFINE_integer(
     "summary_every_steps", 500, "Steps between two sets of histograms and images; 0: none."
+)
+flags.DEFINE_integer(
+    "verify_every_steps",
+    0,
+    "Steps between two hashes of the whole state in metrics.jsonl, by which "
+    "`python -m towers.compare RUN_A RUN_B` finds the step where two runs part; 0: none.",
 )
 flags.DEFINE_integer("checkpoint_every_steps", 500, "Steps between two checkpoints.")
 flags.DEFINE_integer("checkpoints_to_keep", 5, "The newest checkpoints that are kept.")
@@ -192,8 +212,9 @@ def run(chosen):
 
     folder = run_folder.RunFolder(chosen.train_dir)
     earlier = folder.read_config()
+    session.start_runtime(chosen, earlier)
     tower_devices = session.tower_devices(chosen.num_towers)
-    chosen = session.resolved(chosen, len(tower_devices), earlier)
+    chosen = session.resolved(chosen, tower_devices, earlier)
 
     train = datasets.load(chosen.dataset, chosen.data_dir, "train")
     test = datasets.load(chosen.dataset, chosen.data_dir, "test")

@@ -105,7 +105,12 @@ def lines_of(path: Path) -> list[dict]:
 
 def training_lines(folder: Path) -> list[dict]:
     """The lines of `metrics.jsonl` that are training steps."""
-    return [line for line in lines_of(folder / "metrics.jsonl") if "split" not in line]
+    return [line for line in lines_of(folder / "metrics.jsonl") if "learning_rate" in line]
+
+
+def hash_lines(folder: Path) -> list[dict]:
+    """The lines of `metrics.jsonl` that `--verify_every_steps` writes."""
+    return [line for line in lines_of(folder / "metrics.jsonl") if "state_sha256" in line]
 
 
 def evaluation_lines(folder: Path) -> list[dict]:

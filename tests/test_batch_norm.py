@@ -41,7 +41,15 @@ def statistics_after_one_step(model, policy, num_towers):
 
 @pytest.mark.pitfall(23, 32)
 @pytest.mark.parametrize("num_towers", [1, 2])
-@pytest.mark.parametrize("policy, expected", [("mean", (15.0, 2.5)), ("first", (10.0, 1.0))])
+@pytest.mark.parametrize(
+    "policy, expected",
+    [
+        ("mean", (15.0, 2.5)),
+        ("first", (10.0, 1.0)),
+        ("last", (20.0, 4.0)),
+        ("each", (15.0, 2.5)),  # what the model holds: one set
+    ],
+)
 def test_two_microbatches_leave_one_set_of_statistics(policy, expected, num_towers):
     assert statistics_after_one_step(normalizing(0.0), policy, num_towers) == expected
 
@@ -51,6 +59,79 @@ def test_every_microbatch_starts_from_the_same_statistics():
     # From mean 0 and variance 1: (0 + 15) / 2 and (1 + 2.5) / 2. One after the other, the
     # microbatches would leave (0 / 2 + 10 / 2) / 2 + 20 / 2 = 12.5.
     assert statistics_after_one_step(normalizing(0.5), "mean", 1) == (7.5, 1.75)
+
+
+@pytest.mark.pitfall(23, 32)
+@pytest.mark.parametrize("num_towers", [1, 2])
+def test_each_microbatch_goes_on_from_its_own_statistics(num_towers):
+    model = normalizing(0.5)
+    run = toys.trainer(
+        model,
+        num_towers=num_towers,
+        global_batch_size=4,
+        num_microbatches=2,
+        batch_norm_statistics="each",
+        loss_fn=toys.output_itself,
+    )
+    # Momentum 0.5 from mean 0 and variance 1, toward 10 and 1, and toward 20 and 4.
+    for means, variances in [([5.0, 10.0], [1.0, 2.5]), ([7.5, 15.0], [1.0, 3.25])]:
+        run.train_step(IMAGES, toys.labels_for(IMAGES))
+        mean, variance = (values.numpy()[:, 0] for values in run.state.statistics_of_each)
+        np.testing.assert_array_equal(mean, means)
+        np.testing.assert_array_equal(variance, variances)
+        norm = model.get_layer("norm")
+        assert norm.moving_mean.numpy() == np.mean(means)
+        assert norm.moving_variance.numpy() == np.mean(variances)
+    # Means 7.5 and 15 differ from 11.25 by 3.75; the mean variance is 2.125, its spread 1.125.
+    (figures,) = run.batch_norm_divergence().values()
+    assert figures["moving_mean"] == pytest.approx(3.75 / np.sqrt(2.125))
+    assert figures["moving_variance"] == pytest.approx(1.125 / 2.125)
+
+
+def test_divergence_is_over_all_features_and_0_where_all_agree():
+    model = toys.small_resnet()
+    places = batch_norm.kept_apart(model)
+    same = [np.stack([model.non_trainable_variables[place].numpy()] * 3) for place in places]
+    figures = batch_norm.divergence(model, same)
+    norms = [layer for layer in model.layers if isinstance(layer, keras.layers.BatchNormalization)]
+    assert len(figures) == len(norms) > 5
+    assert {value for of_layer in figures.values() for value in of_layer.values()} == {0.0}
+
+    paths = [model.non_trainable_variables[place].path for place in places]
+    layer = next(iter(figures))
+    # Every other feature has the means -3, 0, 3 at variance 4: 0 and sqrt(6) / 2 deviations.
+    same[paths.index(f"{layer}/moving_mean")][:, ::2] = [[-3], [0], [3]]
+    same[paths.index(f"{layer}/moving_variance")][:] = 4.0
+    changed = batch_norm.divergence(model, same)
+    assert changed[layer]["moving_mean"] == pytest.approx(np.sqrt(6) / 2 / np.sqrt(2))
+    assert changed[layer]["moving_variance"] == 0.0
+    assert changed | {layer: figures[layer]} == figures
+
+
+@pytest.mark.parametrize("policy", ["mean", "first", "last"])
+def test_other_policies_keep_no_statistics_apart(policy):
+    run = toys.trainer(normalizing(0.5), global_batch_size=2, batch_norm_statistics=policy)
+    assert run.state.statistics_of_each == []
+    assert run.batch_norm_divergence() == {}
+
+
+def test_the_policy_changes_no_weight():
+    # Training normalizes by the batch's own statistics; the kept ones are for evaluation.
+    weights = {}
+    for policy in batch_norm.POLICIES:
+        run = toys.trainer(
+            toys.small_resnet(),
+            num_towers=2,
+            global_batch_size=8,
+            num_microbatches=4,
+            batch_norm_statistics=policy,
+        )
+        run.fit(toys.batch(8, seed=step) for step in range(2))
+        parts = run.parts_sha256()
+        weights[policy] = parts["weights"], parts["model_state"]
+    assert len({of_weights for of_weights, _ in weights.values()}) == 1
+    states = {policy: state for policy, (_, state) in weights.items()}
+    assert len({states["mean"], states["first"], states["last"]}) == 3
 
 
 @pytest.mark.pitfall(23)
@@ -79,7 +160,9 @@ def test_mean_is_along_the_fixed_tree():
         [tf.constant([-1e8, 1.0]), tf.constant([1.0, 3.0])],
     ]
     assert [value.numpy() for value in combined(tower_states, "mean")] == [0.0, 1.5]
+    assert [value.numpy() for value in combined(tower_states, "each")] == [0.0, 1.5]
     assert [value.numpy() for value in combined(tower_states, "first")] == [1.0, 1.0]
+    assert [value.numpy() for value in combined(tower_states, "last")] == [1.0, 3.0]
 
 
 def test_integers_are_never_averaged():
@@ -94,9 +177,9 @@ def test_variables_that_the_model_left_alone_stay():
 
 def test_unknown_policy_is_refused():
     with pytest.raises(
-        ValueError, match="batch_norm_statistics='last': must be one of mean, first"
+        ValueError, match="batch_norm_statistics='both': must be one of mean, first, last, each"
     ):
-        combined([], "last")
+        combined([], "both")
 
 
 def test_frozen_layers_keep_their_last_bit():

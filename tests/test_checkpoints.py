@@ -11,19 +11,24 @@ import tensorflow as tf
 from towers import checkpoints, step
 
 
-def new_state(*, units=3, optimizer=None, keep_averages=True) -> step.TrainState:
+def new_state(
+    *, units=3, optimizer=None, keep_averages=True, statistics_of_each=2
+) -> step.TrainState:
     """A small state with every kind of variable: weights, batch-norm state, slots, averages."""
     keras.utils.set_random_seed(0)
     layers = [keras.layers.Dense(units), keras.layers.BatchNormalization()]
     model = keras.Sequential([keras.Input((2,)), *layers])
     optimizer = optimizer or keras.optimizers.SGD(0.1, momentum=0.9)
-    return step.new_state(model, optimizer, keep_averages)
+    return step.new_state(
+        model, optimizer, keep_averages=keep_averages, statistics_of_each=statistics_of_each
+    )
 
 
 def variables_of(state) -> list:
     variables = [*state.model.variables, *state.optimizer.variables]
     return [variable.value for variable in variables] + [
         *state.averages,
+        *state.statistics_of_each,
         state.step,
         state.examples_seen,
     ]
@@ -72,10 +77,11 @@ def test_evaluation_reads_its_part_of_the_file(tmp_path):
     expected = fill(state, at_step=3)
     path = checkpoints.Checkpoints(state, tmp_path, keep=5).save()
     other = new_state(optimizer=keras.optimizers.Adam())
-    parts = checkpoints.of_model(other.model, other.averages)
+    parts = checkpoints.of_model(other.model, other.averages, other.statistics_of_each)
     checkpoints.restore(parts, path, partial=True)
     np.testing.assert_array_equal(other.model.variables[0].numpy(), expected[0])
-    np.testing.assert_array_equal(other.averages[-1].numpy(), expected[-3])
+    np.testing.assert_array_equal(other.averages[-1].numpy(), expected[-5])
+    np.testing.assert_array_equal(other.statistics_of_each[-1].numpy(), expected[-3])
 
 
 def test_the_newest_few_are_kept_and_named_by_step(tmp_path):
@@ -133,6 +139,8 @@ class TestWhatDoesNotFit:
             {"optimizer": keras.optimizers.Adam},
             {"optimizer": keras.optimizers.SGD},  # no momentum: fewer slots than in the file
             {"keep_averages": False},
+            {"statistics_of_each": 0},
+            {"statistics_of_each": 3},
         ],
     )
     def test_another_state_is_refused_in_one_line(self, tmp_path, capfd, other):
@@ -193,5 +201,28 @@ class TestFind:
         assert checkpoints.after(folder, 2) == paths[1:]
         assert checkpoints.after(folder, 10) == []
 
+    def test_all_by_their_step_oldest_first(self, folder):
+        paths = {at_step: str(folder / f"step-{at_step}") for at_step in (2, 4, 10)}
+        assert list(checkpoints.by_step(folder).items()) == list(paths.items())
+
     def test_the_step_is_in_the_path(self):
         assert checkpoints.step_of("/runs/a-1/checkpoints/step-1200") == 1200
+
+
+class TestRead:
+    def test_gives_the_values_by_their_places(self, tmp_path):
+        expected = fill(state := new_state(), at_step=7)
+        values = checkpoints.read(checkpoints.Checkpoints(state, tmp_path, keep=5).save())
+        np.testing.assert_array_equal(values["weights/0"], expected[0])
+        np.testing.assert_array_equal(values["statistics_of_each/1"], expected[-3])
+        assert values["step"] == 7
+        assert len(values) == len(expected)  # nothing of TensorFlow's own
+
+    @pytest.mark.parametrize("name", ["step-0.index", "step-0.data-00000-of-00001"])
+    def test_a_damaged_file_is_refused_in_one_line(self, tmp_path, name):
+        path = checkpoints.Checkpoints(new_state(), tmp_path, keep=5).save()
+        whole = (tmp_path / name).read_bytes()
+        (tmp_path / name).write_bytes(whole[:8])
+        with pytest.raises(checkpoints.CheckpointError, match="step-0 cannot be read") as error:
+            checkpoints.read(path)
+        assert "\n" not in str(error.value)

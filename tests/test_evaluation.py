@@ -139,6 +139,53 @@ def test_dropout_is_off_and_keras_gives_the_same_figures():
     assert run.state_sha256() == before
 
 
+class ShapesSeen(keras.layers.Layer):
+    """Passes its input on, and keeps its shape each time it is traced."""
+
+    def __init__(self):
+        super().__init__()
+        self.seen = []
+
+    def call(self, x):
+        self.seen.append(tuple(x.shape))
+        return x
+
+
+@pytest.mark.parametrize("num_towers", [1, 2, 3, 4])
+@pytest.mark.parametrize("num_microbatches, n, expected", [(4, 8, 2), (4, 6, 2), (1, 8, 8)])
+def test_what_an_operation_sees_does_not_depend_on_towers(
+    num_towers, num_microbatches, n, expected
+):
+    layer = ShapesSeen()
+    images = keras.Input([CLASSES])
+    model = keras.Model(images, layer(images))
+    layer.seen.clear()
+    logits, labels = toys.batch(n, [CLASSES], classes=CLASSES)
+    result = evaluation.Evaluator(
+        model, [], losses.cross_entropy, toys.cpus(num_towers), num_microbatches
+    )([(logits, labels)])
+    assert set(layer.seen) == {(expected, CLASSES)}
+    per_tower = -(-num_microbatches // num_towers)
+    assert len(layer.seen) == per_tower * num_towers
+    assert result.count == n
+    assert result.loss == pytest.approx(oracle.cross_entropy(logits, labels), rel=1e-6)
+
+
+def test_the_loss_is_the_same_to_the_last_bit_on_any_number_of_towers():
+    results = set()
+    for num_towers in (1, 2, 3, 4):
+        run = evaluation.Evaluator(
+            model := toys.small_cifarnet(),
+            [weight.value for weight in model.trainable_variables],
+            losses.cross_entropy,
+            toys.cpus(num_towers),
+            num_microbatches=4,
+        )
+        result = run([toys.batch(32, seed=0), toys.batch(30, seed=1)])
+        results.add((result.count, result.loss, result.accuracy, result.confusion.tobytes()))
+    assert len(results) == 1
+
+
 def test_towers_evaluate_on_their_own_devices():
     graph = (
         evaluator(2)

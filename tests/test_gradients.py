@@ -121,6 +121,36 @@ def test_mean_divides_by_the_microbatches_and_sum_does_not():
     np.testing.assert_array_equal(gradients.reduce_towers(towers_sums, 8, "sum")[0], [8.0, 6.0])
 
 
+def test_weighted_parts_are_divided_by_their_weight():
+    # Two microbatches of weight 3 and 1 with gradients 2 and 6: (3 * 2 + 1 * 6) / 4 = 3.
+    sums = [[tf.constant([6.0])], [tf.constant([6.0])]]
+    weight = tf.constant(4.0)
+    assert gradients.reduce_towers(sums, 2, "mean", weight)[0].numpy() == 3.0
+    assert gradients.reduce_towers(sums, 2, "sum", weight)[0].numpy() == 6.0
+
+
+@pytest.mark.pitfall(26)
+@pytest.mark.parametrize("reduction", gradients.REDUCTIONS)
+def test_parts_without_weight_leave_a_gradient_of_zero(reduction):
+    sums = [[tf.constant([0.0]), slices([1], [[0.0, 0.0]])]] * 2
+    dense, sparse = gradients.reduce_towers(sums, 2, reduction, tf.constant(0.0))
+    assert dense.numpy() == 0.0
+    np.testing.assert_array_equal(sparse.values, [[0.0, 0.0]])
+
+
+@pytest.mark.parametrize("narrow", [tf.bfloat16, tf.float16])
+def test_narrow_types_are_added_as_float32(narrow):
+    # In bfloat16 and float16, 4096 + 1 = 4096.
+    values = [4096.0, 1.0, 1.0, 1.0]
+    (total,) = gradients.sum_over_parts([[tf.constant([value], narrow)] for value in values])
+    assert total.dtype == tf.float32 and total.numpy() == 4099.0
+    sparse = [[tf.cast(tf.constant([[value] * 2]), narrow)] for value in values]
+    parts = [[tf.IndexedSlices(v, tf.constant([2]), tf.constant([ROWS, 2]))] for (v,) in sparse]
+    (reduced,) = gradients.reduce_towers(parts, 4, "sum")
+    np.testing.assert_array_equal(reduced.values, [[4099.0, 4099.0]])
+    assert gradients.sum_over_parts([[tf.constant(1.0, tf.float64)]])[0].dtype == tf.float64
+
+
 def test_unknown_reduction_is_refused():
     with pytest.raises(ValueError, match="reduction='max': must be one of mean, sum"):
         gradients.reduce_towers([[tf.constant(1.0)]], 1, "max")
@@ -160,6 +190,78 @@ def test_sum_at_a_rate_is_mean_at_the_rate_times_the_microbatches():
     for of_sum, of_mean in zip(weights["sum"], weights["mean"], strict=True):
         np.testing.assert_array_equal(of_sum, of_mean)
     assert np.any(weights["sum"][0] != toys.classifier().get_weights()[0])
+
+
+def adam_weights(reduction, epsilon):
+    run = toys.trainer(
+        toys.classifier(),
+        keras.optimizers.Adam(0.01, epsilon=epsilon),
+        num_towers=2,
+        global_batch_size=8,
+        num_microbatches=4,
+        gradient_reduction=reduction,
+    )
+    run.fit(toys.batch(8, [3], seed=seed) for seed in range(5))
+    return np.concatenate([values.ravel() for values in run.state.model.get_weights()])
+
+
+@pytest.mark.pitfall(22)
+def test_adam_nearly_cancels_the_factor_of_sum():
+    start = np.concatenate([values.ravel() for values in toys.classifier().get_weights()])
+    moved = np.abs(adam_weights("mean", 1e-7) - start).max()
+    assert moved > 0.01
+    # Adam divides by the gradient's own size plus epsilon, and 4 is a power of two: without
+    # epsilon the factor is gone but for the rounding of a square root; Keras's leaves a trace.
+    apart = [
+        np.abs(adam_weights("sum", epsilon) - adam_weights("mean", epsilon)).max()
+        for epsilon in (1e-30, 1e-7, 1e-2)
+    ]
+    assert apart[0] < 1e-7 < apart[1] < 1e-4 < apart[2]
+
+
+def mixed_model():
+    """A layer each of float64, pure bfloat16, bfloat16 with float32 weights, and float32."""
+    kinds = ["float64", "bfloat16", "mixed_bfloat16", "float32"]
+    images = x = keras.Input([3], dtype="float64")
+    for seed, kind in enumerate(kinds):
+        x = keras.layers.Dense(
+            toys.CLASSES,
+            kernel_initializer=keras.initializers.GlorotUniform(seed=seed),
+            dtype=keras.DTypePolicy(kind),
+            name=kind,
+        )(x)
+    return keras.Model(images, x)
+
+
+@pytest.mark.parametrize("num_towers", [1, 4])
+@pytest.mark.parametrize("reduction", gradients.REDUCTIONS)
+def test_weights_of_mixed_types_train_as_keras_trains_them(num_towers, reduction):
+    model, keras_s = toys.on_cpu(mixed_model), toys.on_cpu(mixed_model)
+    types = ["float64", "bfloat16", "float32", "float32"]
+    assert [w.dtype for w in model.trainable_variables] == [t for t in types for _ in range(2)]
+    start = [np.asarray(tf.cast(w, tf.float64)) for w in model.trainable_variables]
+    images, labels = toys.batch(8, [3])
+    run = toys.trainer(
+        model,
+        keras.optimizers.SGD(0.5 if reduction == "mean" else 0.125),
+        num_towers=num_towers,
+        global_batch_size=8,
+        num_microbatches=4,
+        gradient_reduction=reduction,
+    )
+    result = run.train_step(images, labels)
+    assert [g.dtype for g in result.gradients[2:4]] == [tf.float32] * 2  # of bfloat16 weights
+    keras_s.compile(
+        keras.optimizers.SGD(0.5), keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+    )
+    keras_s.train_on_batch(images, labels)
+    for mine, theirs, then in zip(
+        model.trainable_variables, keras_s.trainable_variables, start, strict=True
+    ):
+        mine, theirs = (np.asarray(tf.cast(values, tf.float64)) for values in (mine, theirs))
+        assert np.abs(theirs - then).max() > 1e-3
+        # Two bfloat16 layers stand between every weight and the loss: 8 bits of mantissa.
+        np.testing.assert_allclose(mine, theirs, rtol=2e-2, atol=2e-2 * np.abs(theirs - then).max())
 
 
 WORDS = ROWS

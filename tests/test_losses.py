@@ -191,3 +191,10 @@ def test_loss_shown_is_the_mean_over_the_global_batch_and_not_the_last_towers(nu
     (shown,) = run.fit([(images, labels)])
     assert shown == pytest.approx(of_batch, rel=1e-6)
     assert abs(of_batch - of_last_tower) > 1e-3
+
+
+def test_weighted_mean_by_hand():
+    assert losses.mean(tf.constant([2.0, 4.0, 9.0])).numpy() == 5.0
+    # (1 * 2 + 3 * 4 + 0 * 9) / 4; what weighs nothing may be infinite.
+    assert losses.mean(tf.constant([2.0, 4.0, np.inf]), tf.constant([1.0, 3.0, 0.0])) == 3.5
+    assert losses.mean(tf.constant([2.0, 4.0]), tf.zeros(2)).numpy() == 0.0

@@ -141,8 +141,9 @@ def adamw(model):
         (toys.small_cifarnet, "mixed_bfloat16", adamw, "mean"),
         (toys.small_resnet, "float32", clipped_sgd, "mean"),
         (toys.small_resnet, "mixed_bfloat16", adamw, "first"),
+        (toys.small_resnet, "float32", clipped_sgd, "each"),
     ],
-    ids=["cifarnet", "cifarnet-bfloat16", "resnet", "resnet-bfloat16"],
+    ids=["cifarnet", "cifarnet-bfloat16", "resnet", "resnet-bfloat16", "resnet-each"],
 )
 def test_state_is_the_same_to_the_last_bit_on_1_2_and_4_towers(
     build, dtype, make_optimizer, statistics

@@ -106,6 +106,7 @@ def train(path, *, summary_every_steps: int, profile_steps=None) -> SimpleNamesp
         class_names=CLASS_NAMES,
         log_every_steps=2,
         summary_every_steps=summary_every_steps,
+        verify_every_steps=0,
         checkpoint_every_steps=100,
         checkpoints_to_keep=1,
         eval_every_epochs=1.0,
@@ -220,11 +221,13 @@ def test_the_loss_is_the_mean_over_towers_and_their_spread_is_beside_it(tmp_path
     written = summaries.Summaries(folder)
     metrics = {"step": 3, "accuracy": 0, "learning_rate": 0, "epoch": 0, "examples_per_second": 0}
     # Tower 0 has the microbatches of 1 and 2, tower 1 those of 5 and 8: means 1.5 and 6.5.
-    written.scalars(metrics, {"total": np.array([1.0, 2.0, 5.0, 8.0])}, num_towers=2)
+    losses = {"total": np.array([1.0, 2.0, 5.0, 8.0])}
+    written.scalars(metrics, losses, num_towers=2, divergence={"norm": {"moving_mean": 0.5}})
     written.flush()
     events = Events(folder.train_events)
     assert events.values("loss/total") == {3: 4.0}
     assert events.values("towers/loss_spread") == {3: 5.0}
+    assert events.values("batch_norm_divergence/norm/moving_mean") == {3: 0.5}
 
 
 def test_the_spread_of_a_run_is_that_of_its_steps(done, train_events):

@@ -19,7 +19,7 @@ import scripts
 import tensorflow as tf
 
 from input_pipeline import batches
-from towers import run_folder, schedules
+from towers import devices, run_folder, schedules
 
 TRAINING_KEYS = [
     "step",
@@ -143,6 +143,7 @@ class TestARun:
         given = scripts.settings_of(*scripts.small_run(folder), *WHOLE_RUN)
         assert set(chosen) == set(vars(given))
         filled_in = {"weight_decay": 0.004, "weight_decay_filter": "hidden_dense_kernels"}
+        filled_in["intra_op_threads"] = devices.available_cores()
         for name, value in (vars(given) | filled_in).items():
             assert chosen[name] == (list(value) if isinstance(value, tuple) else value)
         assert derived["tower_devices"] == ["/CPU:0", "/CPU:1"]
@@ -737,7 +738,10 @@ class TestBeforeTheFirstStep:
         done = scripts.train(
             tmp_path, f"--num_microbatches={num_microbatches}", "--global_batch_size=24"
         )
-        assert f"  same bits      on {same} tower(s), by --num_micro" in done.stdout
+        by = f"by --num_microbatches={num_microbatches} and --intra_op_threads="
+        assert f"  same bits      on {same} tower(s), {by}" in done.stdout
+        hint = "; --num_microbatches=4 makes it 1, 2 or 4\n"
+        assert (hint in done.stdout) == (num_microbatches == "1")
 
 
 class TestTheProfile:

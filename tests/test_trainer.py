@@ -260,6 +260,74 @@ def test_a_batch_that_is_not_full_is_refused(examples):
     assert run.state.step.numpy() == 0
 
 
+def weighted_run(num_towers, global_batch_size, num_microbatches, reduction="mean"):
+    return toys.trainer(
+        toys.small_cifarnet("float64"),
+        keras.optimizers.SGD(0.5),
+        num_towers=num_towers,
+        global_batch_size=global_batch_size,
+        num_microbatches=num_microbatches,
+        weight_decay=0.25,
+        gradient_reduction=reduction,
+    )
+
+
+def gradients_of(result):
+    return [gradient.numpy() for gradient in result.gradients]
+
+
+@pytest.mark.pitfall(26)
+@pytest.mark.parametrize("num_towers", [1, 2, 4])
+def test_examples_of_weight_0_leave_no_trace(num_towers):
+    # Five of eight examples; on four towers the last one has none that counts.
+    images, labels = toys.batch(8)
+    weight = np.array([1, 1, 0, 1, 1, 1, 0, 0], np.float32)
+    kept = weight > 0
+    result = weighted_run(num_towers, 8, 4).train_step(images, labels, weight)
+    alone = weighted_run(1, 5, 1).train_step(images[kept], labels[kept])
+    for gradient, expected in zip(gradients_of(result), gradients_of(alone), strict=True):
+        np.testing.assert_allclose(gradient, expected, rtol=1e-6, atol=1e-12)
+    np.testing.assert_array_equal(result.weights, [2, 1, 2, 0])
+    assert int(sum(result.correct)) == int(sum(alone.correct))
+    loss = losses.mean(result.losses["cross_entropy"], result.weights)
+    assert loss.numpy() == pytest.approx(alone.losses["cross_entropy"].numpy()[0], rel=1e-6)
+
+
+@pytest.mark.parametrize("num_towers", [1, 4])
+def test_a_weight_of_3_is_the_example_three_times(num_towers):
+    images, labels = toys.batch(4)
+    weighted = weighted_run(num_towers, 4, 4).train_step(images, labels, [3, 1, 2, 2])
+    repeated = np.repeat(np.arange(4), [3, 1, 2, 2])
+    expected = weighted_run(1, 8, 1).train_step(images[repeated], labels[repeated])
+    for mine, other in zip(gradients_of(weighted), gradients_of(expected), strict=True):
+        np.testing.assert_allclose(mine, other, rtol=1e-6, atol=1e-12)
+
+
+@pytest.mark.pitfall(22)
+def test_weights_of_1_change_nothing_and_sum_stays_microbatches_times_mean():
+    images, labels = toys.batch(8)
+    for reduction in ("mean", "sum"):
+        plain = weighted_run(2, 8, 4, reduction).train_step(images, labels)
+        weighted = weighted_run(2, 8, 4, reduction).train_step(images, labels, np.ones(8))
+        assert plain.weights is None
+        for mine, other in zip(gradients_of(weighted), gradients_of(plain), strict=True):
+            np.testing.assert_allclose(mine, other, rtol=1e-12, atol=1e-15)
+
+
+def test_a_batch_of_no_weight_changes_nothing_under_sgd():
+    run = weighted_run(2, 4, 2)
+    before = run.state.model.get_weights()
+    assert run.fit([(*toys.batch(4), np.zeros(4))]) == [0.0]
+    for now, then in zip(run.state.model.get_weights(), before, strict=True):
+        np.testing.assert_array_equal(now, then)
+
+
+def test_fit_s_loss_is_weighted_over_the_microbatches():
+    run = line_run(num_towers=2, num_microbatches=2)
+    # Outputs 1 of weight 1 and 5 of weight 3: (1 + 15) / 4.
+    assert run.fit([(toys.column(1.0, 5.0), [0, 0], [1.0, 3.0])]) == [4.0]
+
+
 @pytest.mark.parametrize(
     "arguments, message",
     [
@@ -274,8 +342,8 @@ def test_a_batch_that_is_not_full_is_refused(examples):
         ({"weight_filter": "biases"}, "weight_filter='biases': must be one of kernels, hidden"),
         ({"gradient_reduction": "max"}, "gradient_reduction='max': must be one of mean, sum"),
         (
-            {"batch_norm_statistics": "last"},
-            "batch_norm_statistics='last': must be one of mean, first",
+            {"batch_norm_statistics": "both"},
+            "batch_norm_statistics='both': must be one of mean, first, last, each",
         ),
         ({"moving_average_decay": 1.0}, r"moving_average_decay=1.0: must be in \[0, 1\)"),
         ({"moving_average_decay": -0.1}, r"moving_average_decay=-0.1: must be in \[0, 1\)"),

@@ -7,6 +7,7 @@ import numpy as np
 import tensorflow as tf
 
 from towers import (
+    batch_norm,
     checkpoints,
     devices,
     evaluation,
@@ -107,16 +108,33 @@ class Assessment:
         """
         self._folder, self._config = folder, config
         self._split, self._count, self._batches = split, count, batches
-        model = session.build_model(config)
+        model, chosen = session.build_model(config), config["settings"]
+        state = model.non_trainable_variables
+        self._kept_apart = []  # pairs: a variable of the model, and the microbatches' own values
         with tf.device(devices.PARAMETER_DEVICE):
             averages = [
                 tf.Variable(weight.value, trainable=False)
                 for weight in model.trainable_variables
-                if config["settings"]["moving_average_decay"] > 0
+                if chosen["moving_average_decay"] > 0
             ]
-        self._checkpoint = checkpoints.of_model(model, averages)
+            if chosen["batch_norm_statistics"] == "each":
+                self._kept_apart = [
+                    (
+                        state[index],
+                        tf.Variable(tf.stack([state[index].value] * chosen["num_microbatches"])),
+                    )
+                    for index in batch_norm.kept_apart(model)
+                ]
+        apart = [values for _, values in self._kept_apart]
+        self._checkpoint = checkpoints.of_model(model, averages, apart)
         weights = averages or [weight.value for weight in model.trainable_variables]
-        self._evaluator = evaluation.Evaluator(model, weights, losses.cross_entropy, tower_devices)
+        self._evaluator = evaluation.Evaluator(
+            model,
+            weights,
+            losses.cross_entropy,
+            tower_devices,
+            chosen["num_microbatches"],
+        )
         # Not the training's own eval/: TensorBoard follows one writer in a folder.
         events = folder.path / f"eval_{split}"
         self._writer = tf.summary.create_file_writer(str(events))
@@ -146,10 +164,24 @@ class Assessment:
             "split": self._split,
         }
         class_names = tuple(derived["class_names"])
+        metrics = result.as_metrics()
         print(report(line, result, class_names), flush=True)
-        run_folder.append_line(self._folder.evaluations, line | result.as_metrics())
+        if self._kept_apart:
+            metrics["accuracy_of_each"] = self._accuracy_of_each()
+            shares = ", ".join(f"{share:.2%}" for share in metrics["accuracy_of_each"])
+            print(f"  with each microbatch's own batch-norm statistics: {shares}", flush=True)
+        run_folder.append_line(self._folder.evaluations, line | metrics)
         summaries.write_evaluation(self._writer, result, class_names, at_step)
         return result
+
+    def _accuracy_of_each(self) -> list[float]:
+        """The accuracy of the same weights with each microbatch's own batch-norm statistics."""
+        accuracies = []
+        for microbatch in range(self._config["settings"]["num_microbatches"]):
+            for variable, values in self._kept_apart:
+                variable.assign(values[microbatch])
+            accuracies.append(self._evaluator(self._batches()).accuracy)
+        return accuracies
 
 
 def report(line: Mapping, result: evaluation.Evaluation, class_names: Sequence[str]) -> str:

@@ -1,18 +1,25 @@
 """The model's state that is not trained: batch-norm statistics and random layers' counters.
 
 Every microbatch starts a step from the same state and brings back its own new one. A named policy
-says how the new ones become the one state that is kept. Under Keras's MirroredStrategy every
-replica keeps its own statistics, and reading them shows those of the first.
+says how the new ones become the one state that is kept:
+
+- `mean` averages them; `first` and `last` take one microbatch's and forget the others'.
+- `each` keeps them apart as well: every microbatch goes on from its own, as k independent replicas
+  would, so that their divergence can be watched. The model holds their mean.
+
+Under Keras's MirroredStrategy every replica keeps its own statistics, and reading them shows those
+of the first. docs/batch_norm.md has what was measured.
 """
 
 from collections.abc import Sequence
 
 import keras
+import numpy as np
 import tensorflow as tf
 
 from towers import gradients
 
-POLICIES = ("mean", "first")
+POLICIES = ("mean", "first", "last", "each")
 DRAWS_PER_MICROBATCH = 2**16  # more than the calls of a random layer in one forward pass
 
 
@@ -50,8 +57,8 @@ def combine(
       model: names the state's variables.
       tower_states: `tower_states[t][v]`, [microbatches of tower t, ...], for variable v; None where
         the model left it alone.
-      policy: `mean` averages over all microbatches along the fixed tree; `first` takes the first
-        microbatch's. Integer variables always take the first's.
+      policy: one of POLICIES; `mean` and `each` average over all microbatches along the fixed
+        tree. Integer variables take the first microbatch's, or with `last` the last's.
 
     Returns:
       The new value of each variable; None for one that stays as it is, as a random layer's seed
@@ -72,6 +79,54 @@ def combine(
 
 def _combine_one(tower_parts: Sequence[tf.Tensor], policy: str) -> tf.Tensor:
     values = [value for part in tower_parts for value in tf.unstack(part)]
+    if policy == "last":
+        return values[-1]
     if policy == "first" or not values[0].dtype.is_floating:
         return values[0]
     return gradients.pairwise_tree(values, tf.add) / len(values)
+
+
+def kept_apart(model: keras.Model) -> list[int]:
+    """The places in `model.non_trainable_variables` of what the policy `each` keeps apart.
+
+    All floating variables: batch-norm statistics, and what other layers keep of the kind.
+    """
+    return [
+        index
+        for index, variable in enumerate(model.non_trainable_variables)
+        if tf.as_dtype(variable.dtype).is_floating
+    ]
+
+
+def divergence(model: keras.Model, statistics: Sequence[tf.Tensor]) -> dict[str, dict[str, float]]:
+    """How far apart the statistics are that `each` keeps for every microbatch.
+
+    For a layer's moving means m and variances v, [M, features], averaged over the features, with
+    the standard deviation s and the mean over the M microbatches:
+
+        moving_mean:     sqrt(mean(s(m) ** 2 / mean(v)))        in standard deviations of a feature
+        moving_variance: sqrt(mean(s(v) ** 2 / mean(v) ** 2))   relative
+
+    Args:
+      model: its batch-norm layers.
+      statistics: [M, ...] for each variable of `kept_apart(model)`.
+
+    Returns:
+      Batch-norm layer to its two figures; 0 where the microbatches agree.
+    """
+    by_path = {
+        model.non_trainable_variables[index].path: np.asarray(values, np.float64)
+        for index, values in zip(kept_apart(model), statistics, strict=True)
+    }
+    figures = {}
+    for path, means in by_path.items():
+        layer, _, name = path.rpartition("/")
+        variances = by_path.get(f"{layer}/moving_variance")
+        if name != "moving_mean" or variances is None:
+            continue
+        scale = variances.mean(axis=0)  # [features]
+        figures[layer] = {
+            "moving_mean": float(np.sqrt(np.mean(means.var(axis=0) / scale))),
+            "moving_variance": float(np.sqrt(np.mean(variances.var(axis=0) / scale**2))),
+        }
+    return figures

@@ -4,12 +4,14 @@ import re
 from pathlib import Path
 
 import keras
+import numpy as np
 import tensorflow as tf
 
 from towers import step
 
 PREFIX = "step"
 _STEP = re.compile(r"-\d+$")  # how a checkpoint's name ends
+_VALUE = "/.ATTRIBUTES/VARIABLE_VALUE"  # how a variable's name in a checkpoint ends
 
 
 class CheckpointError(Exception):
@@ -26,21 +28,23 @@ def of_state(state: step.TrainState) -> tf.train.Checkpoint:
         optimizer=_raw(state.optimizer.variables),
         step=state.step,
         examples_seen=state.examples_seen,
-        **_model_parts(state.model, state.averages),
+        **_model_parts(state.model, state.averages, state.statistics_of_each),
     )
 
 
-def of_model(model: keras.Model, averages) -> tf.train.Checkpoint:
+def of_model(model: keras.Model, averages, statistics_of_each=()) -> tf.train.Checkpoint:
     """The part of `of_state` that evaluation reads."""
-    return tf.train.Checkpoint(**_model_parts(model, averages))
+    return tf.train.Checkpoint(**_model_parts(model, averages, statistics_of_each))
 
 
-def _model_parts(model: keras.Model, averages) -> dict[str, list[tf.Variable]]:
-    return {
+def _model_parts(model: keras.Model, averages, statistics_of_each) -> dict:
+    parts = {
         "weights": _raw(model.trainable_variables),
         "model_state": _raw(model.non_trainable_variables),
         "moving_averages": list(averages),
     }
+    # Runs of other policies have no such part.
+    return parts | ({"statistics_of_each": list(statistics_of_each)} if statistics_of_each else {})
 
 
 def _raw(variables) -> list[tf.Variable]:
@@ -121,12 +125,35 @@ def find(folder: Path, name: str) -> str:
     for candidate in candidates:
         if _STEP.search(candidate.name) and Path(f"{candidate}.index").is_file():
             return str(candidate)
+    there = ", ".join(map(str, by_step(folder))) or "(none)"
+    raise CheckpointError(f"--checkpoint={name}: not found; {folder} holds the steps {there}")
+
+
+def by_step(folder: Path) -> dict[int, str]:
+    """The path of every checkpoint in `folder` by its step, oldest first."""
     files = [path.with_suffix("") for path in folder.glob(f"{PREFIX}-*.index")]
-    there = sorted(step_of(str(path)) for path in files if _STEP.search(path.name))
-    raise CheckpointError(
-        f"--checkpoint={name}: not found; {folder} holds the steps "
-        f"{', '.join(map(str, there)) or '(none)'}"
-    )
+    paths = [str(path) for path in files if _STEP.search(path.name)]
+    return {step_of(path): path for path in sorted(paths, key=step_of)}
+
+
+def read(path: str) -> dict[str, np.ndarray]:
+    """The values in a checkpoint, by the names of their places: `weights/0`, `optimizer/3`, `step`.
+
+    Raises:
+      CheckpointError: the file cannot be read.
+    """
+    try:
+        reader = tf.train.load_checkpoint(path)
+        names = [name for name in reader.get_variable_to_shape_map() if name.endswith(_VALUE)]
+        # The counter of saves is TensorFlow's own, and no part of a run's state.
+        return {
+            name.removesuffix(_VALUE): np.asarray(reader.get_tensor(name))
+            for name in sorted(names)
+            if not name.startswith("save_counter/")
+        }
+    except (tf.errors.OpError, ValueError, RuntimeError, IndexError) as error:
+        reason = str(error).strip().split("\n")[0]
+        raise CheckpointError(f"checkpoint {path} cannot be read: {reason}") from error
 
 
 def after(folder: Path, step: int) -> list[str]:

@@ -1,6 +1,7 @@
 """Where the work is done: one device per tower, and the CPU that holds the shared variables."""
 
-import contextlib
+import os
+from collections.abc import Sequence
 
 import tensorflow as tf
 
@@ -35,9 +36,12 @@ def choose(num_towers: int | None = None) -> tuple[str, ...]:
 
 def _gpu_devices(num_towers: int, num_physical: int) -> tuple[str, ...]:
     for gpu in tf.config.list_physical_devices("GPU"):
-        # Raises where the runtime has started already; memory growth is then what it was.
-        with contextlib.suppress(RuntimeError):
+        try:
             tf.config.experimental.set_memory_growth(gpu, True)
+        except (RuntimeError, ValueError):
+            # The runtime has started already, or the GPU is split into logical devices of a given
+            # size; memory growth is then what it was.
+            continue
     num_gpus = max(num_physical, len(tf.config.list_logical_devices("GPU")))
     if num_towers > num_gpus:
         raise ValueError(
@@ -63,6 +67,39 @@ def _logical_cpu_devices(num_towers: int) -> tuple[str, ...]:
                 f"towers.devices.choose({num_towers}) before anything else that uses TensorFlow"
             ) from error
     return tuple(f"/CPU:{tower}" for tower in range(num_towers))
+
+
+def are_cpus(tower_devices: Sequence[str]) -> bool:
+    """Whether all towers are on the CPU."""
+    return all(device.startswith("/CPU") for device in tower_devices)
+
+
+def available_cores() -> int:
+    """The cores this process may use, which is TensorFlow's own default of intra-op threads."""
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1  # not Linux
+
+
+def use_intra_op_threads(intra_op_threads: int) -> None:
+    """Sets how many threads work on one operation. Call it before any other use of the runtime.
+
+    On a CPU that is part of the arithmetic: the gradients of convolution kernels and biases and the
+    statistics of batch norm are summed in one share per thread.
+
+    Raises:
+      ValueError: TensorFlow's runtime has started with another number.
+    """
+    if tf.config.threading.get_intra_op_parallelism_threads() == intra_op_threads:
+        return
+    try:
+        tf.config.threading.set_intra_op_parallelism_threads(intra_op_threads)
+    except RuntimeError as error:
+        raise ValueError(
+            f"intra_op_threads={intra_op_threads}: TensorFlow has already started with another "
+            f"number; call towers.devices.use_intra_op_threads({intra_op_threads}) before anything "
+            "else that uses TensorFlow"
+        ) from error
 
 
 def keep_addition_order() -> None:

@@ -1,7 +1,8 @@
-"""Evaluation: each example exactly once, on any number of towers.
+"""Evaluation: each example exactly once, and the same bits on any number of towers.
 
 Sums and counts travel; division happens once, at the end. The last batch is filled up to full size
-and a mask keeps what fills it out of every sum.
+and a mask keeps what fills it out of every sum. A batch is cut into microbatches, as in training,
+so that what an operation sees, and with it the last bits of its result, does not depend on towers.
 """
 
 import dataclasses
@@ -64,6 +65,7 @@ class Evaluator:
         weights: Sequence,
         loss_fn: Callable[[tf.Tensor, tf.Tensor], tf.Tensor],
         tower_devices: Sequence[str],
+        num_microbatches: int = 1,
     ):
         """
         Args:
@@ -72,11 +74,13 @@ class Evaluator:
             moving averages.
           loss_fn: (labels [n], logits [n, num_classes]) to [n].
           tower_devices: one device per tower.
+          num_microbatches: equal parts of a batch; need not be a multiple of the towers.
         """
         self._model = model
         self._weights = list(weights)
         self._loss_fn = loss_fn
         self._tower_devices = tuple(tower_devices)
+        self._num_microbatches = num_microbatches
         self._batch_outputs = tf.function(self._build, autograph=False)
 
     def __call__(self, batches: Iterable) -> Evaluation:
@@ -112,13 +116,18 @@ class Evaluator:
     def _outputs(self, images, labels) -> tuple[_Outputs, int]:
         """One batch's outputs as NumPy arrays, [n], and the number of classes."""
         images, labels = tf.convert_to_tensor(images), tf.convert_to_tensor(labels)
-        n, num_towers = labels.shape[0], len(self._tower_devices)
-        filling = -n % num_towers  # a user's last batch may not divide among the towers
+        n = labels.shape[0]
+        microbatch = -(-n // self._num_microbatches)  # a user's last batch may not divide
+        filling = microbatch * self._per_tower() * len(self._tower_devices) - n
         if filling:
             images = tf.concat([images, tf.repeat(images[:1], filling, axis=0)], axis=0)
             labels = tf.concat([labels, tf.repeat(labels[:1], filling)], axis=0)
         outputs, num_classes = self._batch_outputs(images, labels)
         return _Outputs(*(values.numpy()[:n] for values in outputs)), int(num_classes)
+
+    def _per_tower(self) -> int:
+        """Microbatches of each tower; the last tower may have some that only fill it up."""
+        return -(-self._num_microbatches // len(self._tower_devices))
 
     def _build(self, images, labels):
         num_towers = len(self._tower_devices)
@@ -128,15 +137,25 @@ class Evaluator:
         results = []
         for tower, device in enumerate(self._tower_devices):
             with tf.device(device), tf.name_scope(f"tower_{tower}"):
-                results.append(self._tower(image_parts[tower], label_parts[tower]))
+                results += self._tower(image_parts[tower], label_parts[tower])
         num_classes = results[0][1]
         with tf.device(devices.PARAMETER_DEVICE), tf.name_scope("gather"):
             outputs = zip(*(result[0] for result in results), strict=True)
             return _Outputs(*(tf.concat(parts, axis=0) for parts in outputs)), num_classes
 
-    def _tower(self, images, labels) -> tuple[_Outputs, int]:
+    def _tower(self, images, labels) -> list[tuple[_Outputs, int]]:
         weights = [tf.identity(weight) for weight in self._weights]
         state = [tf.identity(variable.value) for variable in self._model.non_trainable_variables]
+        return [
+            self._microbatch(weights, state, *part)
+            for part in zip(
+                tf.split(images, self._per_tower()),  # each [microbatch, ...]
+                tf.split(labels, self._per_tower()),
+                strict=True,
+            )
+        ]
+
+    def _microbatch(self, weights, state, images, labels) -> tuple[_Outputs, int]:
         logits, _ = self._model.stateless_call(weights, state, images, training=False)
         num_classes = logits.shape[-1]
         outputs = _Outputs(

@@ -38,6 +38,8 @@ def sum_over_parts(gradients: Sequence[Sequence[Gradient]]) -> list[Gradient]:
     Returns:
       One gradient per weight: None where it is None in every part; IndexedSlices where it is
       IndexedSlices in every part that has one (indices and values are joined, which is their sum).
+      Types narrower than float32 are added as float32, in which eight bits of a mantissa are not
+      worn down by the sum; Keras's optimizers cast to the type of the weight.
 
     Raises:
       ValueError: the parts do not have the same number of weights.
@@ -45,7 +47,16 @@ def sum_over_parts(gradients: Sequence[Sequence[Gradient]]) -> list[Gradient]:
     lengths = {len(part) for part in gradients}
     if len(lengths) != 1:
         raise ValueError(f"parts have different numbers of gradients: {sorted(lengths)}")
-    return [pairwise_tree(of_weight, _add) for of_weight in zip(*gradients, strict=True)]
+    wide = [[_widened(gradient) for gradient in part] for part in gradients]
+    return [pairwise_tree(of_weight, _add) for of_weight in zip(*wide, strict=True)]
+
+
+def _widened(gradient: Gradient) -> Gradient:
+    if gradient is None or gradient.dtype not in (tf.bfloat16, tf.float16):
+        return gradient
+    if isinstance(gradient, tf.IndexedSlices):
+        return _with_values(gradient, tf.cast(gradient.values, tf.float32))
+    return tf.cast(gradient, tf.float32)
 
 
 def _add(a: Gradient, b: Gradient) -> Gradient:
@@ -60,33 +71,48 @@ def _add(a: Gradient, b: Gradient) -> Gradient:
     return tf.convert_to_tensor(a) + tf.convert_to_tensor(b)
 
 
-def scale(gradients: Sequence[Gradient], factor: float) -> list[Gradient]:
+def scale(gradients: Sequence[Gradient], factor: float | tf.Tensor) -> list[Gradient]:
     """Multiplies every gradient by `factor`; None stays None, IndexedSlices stay sparse."""
-    return [_scale_one(gradient, factor) for gradient in gradients]
+    return [_on_values(gradient, lambda v: v * tf.cast(factor, v.dtype)) for gradient in gradients]
 
 
-def _scale_one(gradient: Gradient, factor: float) -> Gradient:
+def _divide(gradients: Sequence[Gradient], count: int | tf.Tensor) -> list[Gradient]:
+    return [_on_values(gradient, lambda v: v / tf.cast(count, v.dtype)) for gradient in gradients]
+
+
+def _on_values(gradient: Gradient, function: Callable[[tf.Tensor], tf.Tensor]) -> Gradient:
     if gradient is None:
         return None
     if isinstance(gradient, tf.IndexedSlices):
-        values = gradient.values * tf.cast(factor, gradient.values.dtype)
-        return tf.IndexedSlices(values, gradient.indices, gradient.dense_shape)
-    return gradient * tf.cast(factor, gradient.dtype)
+        return _with_values(gradient, function(gradient.values))
+    return function(gradient)
+
+
+def _with_values(gradient: tf.IndexedSlices, values: tf.Tensor) -> tf.IndexedSlices:
+    return tf.IndexedSlices(values, gradient.indices, gradient.dense_shape)
 
 
 def reduce_towers(
-    tower_sums: Sequence[Sequence[Gradient]], num_microbatches: int, reduction: str
+    tower_sums: Sequence[Sequence[Gradient]],
+    num_microbatches: int,
+    reduction: str,
+    total_weight: tf.Tensor | None = None,
 ) -> list[Gradient]:
     """Reduces the towers' sums to the gradient that the optimizer applies.
 
     `mean`: the sum over all microbatches divided, once, by their number. Since every microbatch
     has the same number of examples, that is the gradient of the mean loss over the global batch.
-    `sum`: no division; with SGD, `sum` at learning rate r equals `mean` at num_microbatches * r.
+    `sum`: num_microbatches times that. So with SGD, with momentum or without, `sum` at learning
+    rate r equals `mean` at num_microbatches * r; Adam divides by the gradient's own size, which
+    cancels the factor but for Adam's epsilon, and there `sum` at r nearly equals `mean` at r.
 
     Args:
       tower_sums: `tower_sums[t][w]`, tower t's sum over its own microbatches.
       num_microbatches: microbatches of the global batch, over all towers.
       reduction: one of REDUCTIONS.
+      total_weight: where examples are weighted, each microbatch's gradient has been multiplied by
+        the weight of its examples, and this is the weight of all, a scalar >= 0; the mean is then
+        divided by it, and is 0 where it is 0.
 
     Raises:
       ValueError: `reduction` is unknown.
@@ -94,7 +120,10 @@ def reduce_towers(
     if reduction not in REDUCTIONS:
         raise ValueError(f"reduction={reduction!r}: must be one of {', '.join(REDUCTIONS)}")
     total = [_with_unique_rows(gradient) for gradient in sum_over_parts(tower_sums)]
-    return scale(total, 1.0 / num_microbatches) if reduction == "mean" else total
+    if total_weight is None:
+        return total if reduction == "sum" else _divide(total, num_microbatches)
+    mean = _divide(total, tf.where(total_weight > 0, total_weight, 1))  # 0 / 1 where all weigh 0
+    return scale(mean, num_microbatches) if reduction == "sum" else mean
 
 
 def _with_unique_rows(gradient: Gradient) -> Gradient:

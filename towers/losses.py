@@ -25,6 +25,20 @@ def cross_entropy(labels: tf.Tensor, logits: tf.Tensor) -> tf.Tensor:
     return tf.nn.sparse_softmax_cross_entropy_with_logits(labels=labels, logits=logits)
 
 
+def mean(per_example: tf.Tensor, sample_weight: tf.Tensor | None = None) -> tf.Tensor:
+    """The mean over examples, a scalar: `sum(w * l) / sum(w)`; 0 where all weights are 0.
+
+    Args:
+      per_example: floating [n], the losses l.
+      sample_weight: floating [n], the weights w, at least 0; None for the plain mean.
+    """
+    if sample_weight is None:
+        return tf.reduce_mean(per_example)
+    weight = tf.cast(sample_weight, per_example.dtype)
+    weighted = tf.reduce_sum(tf.math.multiply_no_nan(per_example, weight))
+    return tf.math.divide_no_nan(weighted, tf.reduce_sum(weight))
+
+
 def kernels(model: keras.Model) -> list[keras.Variable]:
     """All weights that Keras calls a kernel: not biases, batch norm's scales or embeddings."""
     return [v for v in model.trainable_variables if v.name.endswith("kernel")]

@@ -46,9 +46,12 @@ class TrainSettings:
     batch_norm_statistics: str
     moving_average_decay: float
     compute_dtype: str
+    intra_op_threads: int | None
+    deterministic: bool
     seed: int
     log_every_steps: int
     summary_every_steps: int
+    verify_every_steps: int
     checkpoint_every_steps: int
     checkpoints_to_keep: int
     eval_every_epochs: float
@@ -158,9 +161,11 @@ _RANGES = {
     "weight_decay": _AT_LEAST_0,
     "clip_norm": _AT_LEAST_0,
     "moving_average_decay": _SHARE,
+    "intra_op_threads": _AT_LEAST_1,
     "seed": (lambda value: 0 <= value < 2**31, "at least 0 and below 2147483648"),
     "log_every_steps": _AT_LEAST_1,
     "summary_every_steps": _AT_LEAST_0,
+    "verify_every_steps": _AT_LEAST_0,
     "checkpoint_every_steps": _AT_LEAST_1,
     "checkpoints_to_keep": _AT_LEAST_1,
     "eval_every_epochs": _AT_LEAST_0,
@@ -202,6 +207,8 @@ RUN_DEFINING = (
     "batch_norm_statistics",
     "moving_average_decay",
     "compute_dtype",
+    "intra_op_threads",
+    "deterministic",
     "seed",
 )
 

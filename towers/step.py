@@ -24,6 +24,8 @@ class TrainState:
       model: its variables are the weights and the batch-norm state.
       optimizer: built on `model.trainable_variables`.
       averages: moving averages of the weights, in their order; empty if none are kept.
+      statistics_of_each: [num_microbatches, ...] for each variable of `batch_norm.kept_apart`;
+        empty but for the policy `each`.
       step: int64 variable, updates made.
       examples_seen: int64 variable, examples consumed.
     """
@@ -31,6 +33,7 @@ class TrainState:
     model: keras.Model
     optimizer: keras.optimizers.Optimizer
     averages: Sequence[tf.Variable]
+    statistics_of_each: Sequence[tf.Variable]
     step: tf.Variable
     examples_seen: tf.Variable
 
@@ -41,28 +44,51 @@ class StepResult(NamedTuple):
     Attributes:
       losses: loss term to its value in each microbatch, [M].
       correct: int32 [M], examples classified right, before the update.
+      weights: float32 [M], the weight of each microbatch's examples; None if all weigh the same.
       gradients: the reduced gradients, one per weight, before clipping; never scaled.
     """
 
     losses: dict[str, tf.Tensor]
     correct: tf.Tensor
+    weights: tf.Tensor | None
     gradients: list[gradients.Gradient]
 
 
 def new_state(
-    model: keras.Model, optimizer: keras.optimizers.Optimizer, keep_averages: bool
+    model: keras.Model,
+    optimizer: keras.optimizers.Optimizer,
+    *,
+    keep_averages: bool,
+    statistics_of_each: int = 0,
 ) -> TrainState:
-    """The state at step 0, with all its variables on the CPU."""
+    """The state at step 0, with all its variables on the CPU.
+
+    Args:
+      model: built.
+      optimizer: is built here.
+      keep_averages: whether to keep moving averages of the weights.
+      statistics_of_each: microbatches whose batch-norm statistics are kept apart; 0 for none.
+    """
     with tf.device(devices.PARAMETER_DEVICE):
         optimizer.build(model.trainable_variables)
         averages = [
             tf.Variable(weight.value, trainable=False, name="moving_average")
             for weight in (model.trainable_variables if keep_averages else ())
         ]
+        initial = model.non_trainable_variables
+        apart = [
+            tf.Variable(
+                tf.stack([initial[index].value] * statistics_of_each),
+                trainable=False,
+                name="statistics_of_each",
+            )
+            for index in (batch_norm.kept_apart(model) if statistics_of_each else ())
+        ]
         return TrainState(
             model=model,
             optimizer=optimizer,
             averages=averages,
+            statistics_of_each=apart,
             step=tf.Variable(0, dtype=tf.int64, trainable=False, name="step"),
             examples_seen=tf.Variable(0, dtype=tf.int64, trainable=False, name="examples_seen"),
         )
@@ -92,7 +118,11 @@ class StepProgram:
 
 
 def train_step(
-    program: StepProgram, images: tf.Tensor, labels: tf.Tensor, learning_rate: tf.Tensor | None
+    program: StepProgram,
+    images: tf.Tensor,
+    labels: tf.Tensor,
+    learning_rate: tf.Tensor | None,
+    sample_weight: tf.Tensor | None = None,
 ) -> StepResult:
     """Makes one update. To be wrapped in `tf.function`.
 
@@ -101,15 +131,17 @@ def train_step(
       images: [global_batch_size, ...].
       labels: integer [global_batch_size].
       learning_rate: float32 [], of this update; None leaves it to the optimizer.
+      sample_weight: float32 [global_batch_size], at least 0; None weighs all examples the same.
     """
     state = program.state
-    results = run_towers(program, images, labels)
+    results = run_towers(program, images, labels, sample_weight)
     with tf.device(devices.PARAMETER_DEVICE):
         with tf.name_scope("average_gradients"):
             reduced = gradients.reduce_towers(
                 [result.sum_gradients for result in results],
                 program.num_microbatches,
                 program.gradient_reduction,
+                None if sample_weight is None else tf.reduce_sum(_microbatch_weights(results)),
             )
             # Before the update, which may change the loss scale.
             shown = _unscaled(state.optimizer, reduced)
@@ -133,33 +165,54 @@ def train_step(
 
 
 def run_towers(
-    program: StepProgram, images: tf.Tensor, labels: tf.Tensor
+    program: StepProgram,
+    images: tf.Tensor,
+    labels: tf.Tensor,
+    sample_weight: tf.Tensor | None = None,
 ) -> list[tower.TowerResult]:
     """Builds every tower on its device, each on its own part of the global batch."""
     model, num_towers = program.state.model, len(program.tower_devices)
     with tf.device(devices.PARAMETER_DEVICE), tf.name_scope("split_batch"):
         image_parts = tf.split(images, num_towers)  # each [per_tower_batch, ...]
         label_parts = tf.split(labels, num_towers)
+        weight_parts = [None] * num_towers
+        if sample_weight is not None:
+            weight_parts = tf.split(sample_weight, num_towers)
         first_draw = program.state.step * program.num_microbatches
     with tf.device(devices.PARAMETER_DEVICE), tf.name_scope("weights"):
         weights = [tf.convert_to_tensor(weight.value) for weight in model.trainable_variables]
-        model_state = [tf.convert_to_tensor(v.value) for v in model.non_trainable_variables]
+        model_states = _model_states(program)  # [microbatch][variable]
     microbatches_per_tower = program.num_microbatches // num_towers
     results = []
     for index, device in enumerate(program.tower_devices):
         with tf.device(device), tf.name_scope(f"tower_{index}"):
-            first = first_draw + index * microbatches_per_tower
+            first = index * microbatches_per_tower
+            own = range(first, first + microbatches_per_tower)
             results.append(
                 tower.compute(
                     program.tower_program,
                     [tf.identity(weight) for weight in weights],  # the tower's own copy
-                    [tf.identity(value) for value in model_state],
+                    [[tf.identity(value) for value in model_states[m]] for m in own],
                     image_parts[index],
                     label_parts[index],
-                    [first + m for m in range(microbatches_per_tower)],
+                    weight_parts[index],
+                    [first_draw + m for m in own],
                 )
             )
     return results
+
+
+def _model_states(program: StepProgram) -> list[list[tf.Tensor]]:
+    """What each microbatch starts from, [microbatch][variable of the model that is not trained]."""
+    state = program.state
+    shared = [tf.convert_to_tensor(v.value) for v in state.model.non_trainable_variables]
+    states = [list(shared) for _ in range(program.num_microbatches)]
+    if state.statistics_of_each:
+        kept_apart = batch_norm.kept_apart(state.model)
+        for index, variable in zip(kept_apart, state.statistics_of_each, strict=True):
+            for own, value in zip(states, tf.unstack(variable), strict=True):
+                own[index] = value
+    return states
 
 
 def _assign_model_state(program: StepProgram, results: Sequence[tower.TowerResult]) -> None:
@@ -171,6 +224,12 @@ def _assign_model_state(program: StepProgram, results: Sequence[tower.TowerResul
     for variable, value in zip(model.non_trainable_variables, combined, strict=True):
         if value is not None:
             variable.assign(value)
+    if program.state.statistics_of_each:
+        kept_apart = batch_norm.kept_apart(model)
+        for index, variable in zip(kept_apart, program.state.statistics_of_each, strict=True):
+            if combined[index] is not None:
+                parts = [result.model_states[index] for result in results]
+                variable.assign(tf.concat(parts, axis=0))  # [num_microbatches, ...]
 
 
 def _result(results: Sequence[tower.TowerResult], shown: list[gradients.Gradient]) -> StepResult:
@@ -181,8 +240,13 @@ def _result(results: Sequence[tower.TowerResult], shown: list[gradients.Gradient
             for term in results[0].losses
         },
         correct=tf.concat([result.correct for result in results], axis=0),  # [M]
+        weights=None if results[0].weights is None else _microbatch_weights(results),
         gradients=shown,
     )
+
+
+def _microbatch_weights(results: Sequence[tower.TowerResult]) -> tf.Tensor:
+    return tf.concat([result.weights for result in results], axis=0)  # [M]
 
 
 def _unscaled(

@@ -70,13 +70,20 @@ class Summaries:
             )
             hparams.hparams(values, trial_id=str(self._folder.path))
 
-    def scalars(self, metrics: Mapping, losses: Mapping[str, np.ndarray], num_towers: int) -> None:
+    def scalars(
+        self,
+        metrics: Mapping,
+        losses: Mapping[str, np.ndarray],
+        num_towers: int,
+        divergence: Mapping[str, Mapping[str, float]],
+    ) -> None:
         """Writes one logged step: its metrics and the terms of its loss.
 
         Args:
           metrics: a line of `metrics.jsonl`.
           losses: loss term to its value in each microbatch, [num_microbatches].
           num_towers: the spread is over the means of the towers.
+          divergence: from `batch_norm.divergence`, or empty.
         """
         with self._train.as_default(step=metrics["step"]):
             for term, values in losses.items():
@@ -85,6 +92,9 @@ class Summaries:
             tf.summary.scalar("towers/loss_spread", per_tower.max() - per_tower.min())
             for name in ("accuracy", "learning_rate", "epoch", "examples_per_second"):
                 tf.summary.scalar(name, metrics[name])
+            for layer, figures in divergence.items():
+                for name, value in figures.items():
+                    tf.summary.scalar(f"batch_norm_divergence/{layer}/{name}", value)
 
     def histograms(
         self,

@@ -33,10 +33,14 @@ class TowerResult(NamedTuple):
     """What one tower hands to the CPU.
 
     Attributes:
-      sum_gradients: one gradient per weight, summed over the tower's microbatches.
+      sum_gradients: one gradient per weight, summed over the tower's microbatches; where examples
+        are weighted, each microbatch's is multiplied by its weight first.
       losses: loss term to its value in each microbatch, [microbatches of the tower].
       correct: int32 [microbatches of the tower], examples whose label has the largest output;
-        where several outputs are largest the first counts, as in argmax.
+        where several outputs are largest the first counts, as in argmax. An example of weight 0
+        does not count.
+      weights: float32 [microbatches of the tower], the weight of each one's examples together;
+        None where examples are not weighted.
       model_states: per variable of the model that is not trained, its value after each
         microbatch, [microbatches of the tower, ...]; None where the model leaves it alone, as it
         does a frozen layer's.
@@ -45,6 +49,7 @@ class TowerResult(NamedTuple):
     sum_gradients: list[gradients.Gradient]
     losses: dict[str, tf.Tensor]
     correct: tf.Tensor
+    weights: tf.Tensor | None
     model_states: list[tf.Tensor | None]
 
 
@@ -52,15 +57,17 @@ class _Microbatch(NamedTuple):
     gradients: list[gradients.Gradient]
     losses: dict[str, tf.Tensor]
     correct: tf.Tensor
+    weight: tf.Tensor | None
     model_state: list[tf.Tensor | None]
 
 
 def compute(
     program: TowerProgram,
     weights: Sequence[tf.Tensor],
-    model_state: Sequence[tf.Tensor],
+    model_states: Sequence[Sequence[tf.Tensor]],
     images: tf.Tensor,
     labels: tf.Tensor,
+    sample_weight: tf.Tensor | None,
     draw_indices: Sequence[tf.Tensor],
 ) -> TowerResult:
     """Runs one tower. Called under `tf.device(the tower's device)`.
@@ -68,18 +75,23 @@ def compute(
     Args:
       program: what to compute.
       weights: the tower's own copy of the weights; gradients are taken with respect to it.
-      model_state: batch-norm statistics and the like, as they were before the step.
+      model_states: `model_states[m][v]`, variable v of the model that is not trained (batch-norm
+        statistics and the like) as microbatch m finds it.
       images: [per_tower_batch, ...]; cut into len(draw_indices) equal microbatches in order.
       labels: integer [per_tower_batch].
+      sample_weight: float32 [per_tower_batch], at least 0; None weighs all examples the same.
       draw_indices: per microbatch, an int64 scalar that no other microbatch of the run has; random
         layers such as dropout draw by it, so that a draw does not depend on towers.
     """
     num_microbatches = len(draw_indices)
+    weighted = sample_weight is not None
     results = [
-        _microbatch(program, weights, model_state, image_part, label_part, draw_index)
-        for image_part, label_part, draw_index in zip(
+        _microbatch(program, weights, *part)
+        for part in zip(
+            model_states,
             tf.split(images, num_microbatches),  # each [microbatch, ...]
             tf.split(labels, num_microbatches),
+            tf.split(sample_weight, num_microbatches) if weighted else [None] * num_microbatches,
             draw_indices,
             strict=True,
         )
@@ -91,6 +103,7 @@ def compute(
             for term in results[0].losses
         },
         correct=tf.stack([result.correct for result in results]),
+        weights=tf.stack([result.weight for result in results]) if weighted else None,
         model_states=[
             None if parts[0] is None else tf.stack(parts)
             for parts in zip(*(result.model_state for result in results), strict=True)
@@ -98,7 +111,9 @@ def compute(
     )
 
 
-def _microbatch(program, weights, model_state, images, labels, draw_index) -> _Microbatch:
+def _microbatch(
+    program, weights, model_state, images, labels, sample_weight, draw_index
+) -> _Microbatch:
     """One forward and backward pass; arguments as in `compute`, for one microbatch."""
     before = batch_norm.with_draw_index(program.model, model_state, draw_index)
     with tf.GradientTape(watch_accessed_variables=False) as tape:
@@ -106,12 +121,15 @@ def _microbatch(program, weights, model_state, images, labels, draw_index) -> _M
         outputs, after, model_losses = program.model.stateless_call(
             weights, before, images, training=True, return_losses=True
         )
-        terms = loss_terms(program, weights, labels, outputs, model_losses)
+        terms = loss_terms(program, weights, labels, outputs, model_losses, sample_weight)
         scaled = program.scale_loss(terms["total"])
+    of_loss = tape.gradient(scaled, list(weights))
+    weight = None if sample_weight is None else tf.reduce_sum(sample_weight)
     return _Microbatch(
-        gradients=tape.gradient(scaled, list(weights)),
+        gradients=of_loss if weight is None else gradients.scale(of_loss, weight),
         losses=terms,
-        correct=count_correct(labels, outputs),
+        correct=count_correct(labels, outputs, sample_weight),
+        weight=weight,
         # Keras hands back the very tensor it was given for a variable that no layer updated.
         model_state=[None if new is old else new for old, new in zip(before, after, strict=True)],
     )
@@ -123,13 +141,16 @@ def loss_terms(
     labels: tf.Tensor,
     outputs: tf.Tensor,
     model_losses: Sequence[tf.Tensor],
+    sample_weight: tf.Tensor | None = None,
 ) -> dict[str, tf.Tensor]:
     """The loss of one microbatch: its terms by name, and `total`, their sum.
 
-    `cross_entropy` is the mean over the microbatch of `loss_fn`; `weight_decay/<layer>` is
-    described in losses.py; `model` is what the Keras model adds itself (its regularizers), if any.
+    `cross_entropy` is the mean over the microbatch of `loss_fn`, weighted where there are weights;
+    `weight_decay/<layer>` is described in losses.py; `model` is what the Keras model adds itself
+    (its regularizers), if any.
     """
-    terms = {"cross_entropy": tf.reduce_mean(program.loss_fn(labels, outputs))}
+    per_example = program.loss_fn(labels, outputs)  # [n]
+    terms = {"cross_entropy": losses.mean(per_example, sample_weight)}
     if program.weight_decay:
         decayed = {layer: weights[index] for layer, index in program.decayed.items()}
         terms |= losses.weight_decay_terms(decayed, program.weight_decay)
@@ -138,7 +159,12 @@ def loss_terms(
     return terms | {"total": losses.total_loss(list(terms.values()))}
 
 
-def count_correct(labels: tf.Tensor, outputs: tf.Tensor) -> tf.Tensor:
-    """How many examples have their largest output at their label, int32 []."""
+def count_correct(
+    labels: tf.Tensor, outputs: tf.Tensor, sample_weight: tf.Tensor | None = None
+) -> tf.Tensor:
+    """How many examples of weight above 0 have their largest output at their label, int32 []."""
     predicted = tf.argmax(outputs, axis=-1, output_type=tf.int64)
-    return tf.reduce_sum(tf.cast(predicted == tf.cast(labels, tf.int64), tf.int32))
+    correct = predicted == tf.cast(labels, tf.int64)
+    if sample_weight is not None:
+        correct &= sample_weight > 0
+    return tf.reduce_sum(tf.cast(correct, tf.int32))

@@ -72,7 +72,12 @@ class Trainer:
         _check_can_be_trained(model, optimizer, learning_rate)
         devices.keep_addition_order()
         self.learning_rate = learning_rate
-        self.state = step.new_state(model, optimizer, keep_averages=moving_average_decay > 0)
+        self.state = step.new_state(
+            model,
+            optimizer,
+            keep_averages=moving_average_decay > 0,
+            statistics_of_each=self.num_microbatches if batch_norm_statistics == "each" else 0,
+        )
         scaled = isinstance(optimizer, keras.optimizers.LossScaleOptimizer)
         self._program = step.StepProgram(
             state=self.state,
@@ -93,18 +98,23 @@ class Trainer:
         self._train_step = tf.function(self._build_step, autograph=False)
         self._observer = _Observer(model)
         self._evaluator = evaluation.Evaluator(
-            model, self.evaluated_weights(), loss_fn, self.tower_devices
+            model, self.evaluated_weights(), loss_fn, self.tower_devices, self.num_microbatches
         )
 
-    def _build_step(self, images, labels, learning_rate) -> step.StepResult:
-        return step.train_step(self._program, images, labels, learning_rate)
+    def _build_step(self, images, labels, learning_rate, sample_weight=None) -> step.StepResult:
+        return step.train_step(self._program, images, labels, learning_rate, sample_weight)
 
-    def train_step(self, images: tf.Tensor, labels: tf.Tensor) -> step.StepResult:
+    def train_step(
+        self, images: tf.Tensor, labels: tf.Tensor, sample_weight: tf.Tensor | None = None
+    ) -> step.StepResult:
         """Makes one update.
 
         Args:
           images: [global_batch_size, ...].
           labels: integer [global_batch_size].
+          sample_weight: floating [global_batch_size], at least 0. The loss is then the weighted
+            mean, `sum(w * l) / sum(w)` over the global batch, so an example of weight 0 that fills
+            a batch up leaves no trace, except that batch norm sees it.
 
         Raises:
           ValueError: the batch is not full; an uneven share would weigh examples unequally.
@@ -113,9 +123,13 @@ class Trainer:
         if images.shape[0] != self.global_batch_size:
             raise ValueError(
                 f"a batch of {images.shape[0]} examples: every training batch must have "
-                f"global_batch_size={self.global_batch_size}"
+                f"global_batch_size={self.global_batch_size}; fill it up with examples of "
+                "sample_weight 0"
             )
-        return self._train_step(images, labels, self._rate_of_next_step())
+        if sample_weight is None:
+            return self._train_step(images, labels, self._rate_of_next_step())
+        weight = tf.cast(sample_weight, tf.float32)
+        return self._train_step(images, labels, self._rate_of_next_step(), weight)
 
     def _rate_of_next_step(self) -> tf.Tensor | None:
         if self.learning_rate is None:
@@ -124,15 +138,19 @@ class Trainer:
         return tf.constant(rate, dtype=tf.float32)
 
     def fit(self, batches: Iterable, steps: int | None = None) -> list[float]:
-        """Trains on (images, labels) batches; stops after `steps`, or with the last batch.
+        """Trains on batches; stops after `steps`, or with the last batch.
+
+        Args:
+          batches: of (images, labels) or (images, labels, sample_weight), as `train_step` takes.
+          steps: at most so many; None for all.
 
         Returns:
           The mean total loss over the global batch at each step, before its update.
         """
         history = []
-        for images, labels in itertools.islice(batches, steps):
-            result = self.train_step(images, labels)
-            history.append(float(tf.reduce_mean(result.losses["total"])))
+        for batch in itertools.islice(batches, steps):
+            result = self.train_step(*batch)
+            history.append(float(losses.mean(result.losses["total"], result.weights)))
         return history
 
     def evaluate(self, batches: Iterable) -> evaluation.Evaluation:
@@ -173,13 +191,30 @@ class Trainer:
         )
         return concrete.graph
 
+    def batch_norm_divergence(self) -> dict[str, dict[str, float]]:
+        """`batch_norm.divergence` of the microbatches' statistics; empty but for `each`."""
+        statistics = self.state.statistics_of_each
+        return batch_norm.divergence(self.state.model, statistics) if statistics else {}
+
+    def parts_sha256(self) -> dict[str, str]:
+        """A hash for each part of the state that this run has.
+
+        They are `weights`, `model_state` (batch norm), `optimizer` (slots), `moving_averages` and
+        `statistics_of_each`.
+        """
+        state = self.state
+        parts = {
+            "weights": state.model.trainable_variables,
+            "model_state": state.model.non_trainable_variables,
+            "optimizer": state.optimizer.variables,
+            "moving_averages": state.averages,
+            "statistics_of_each": state.statistics_of_each,
+        }
+        return {name: sha256(v.numpy() for v in part) for name, part in parts.items() if part}
+
     def state_sha256(self) -> str:
-        """Hash over weights, batch-norm state, optimizer slots and moving averages, in order."""
-        return sha256(
-            [variable.value for variable in self.state.model.variables]
-            + [variable.value for variable in self.state.optimizer.variables]
-            + list(self.state.averages)
-        )
+        """One hash over those of `parts_sha256`, in order: that of the whole state of the run."""
+        return hashlib.sha256("".join(self.parts_sha256().values()).encode()).hexdigest()
 
 
 class _Observer:

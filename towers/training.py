@@ -36,6 +36,7 @@ class Plan:
       class_names: one per class.
       log_every_steps: between two lines of `metrics.jsonl`; at least 1.
       summary_every_steps: between two sets of histograms and images; 0 for none.
+      verify_every_steps: between two hashes of the state in `metrics.jsonl`; 0 for none.
       checkpoint_every_steps: between two checkpoints; at least 1.
       checkpoints_to_keep: the newest few; at least 1.
       eval_every_epochs: between two evaluations; 0 for one at the end.
@@ -47,6 +48,7 @@ class Plan:
     class_names: tuple[str, ...]
     log_every_steps: int
     summary_every_steps: int
+    verify_every_steps: int
     checkpoint_every_steps: int
     checkpoints_to_keep: int
     eval_every_epochs: float
@@ -184,6 +186,8 @@ class Run:
             if logs:
                 self._log(losses, result, at_step, clock, progress)
             with clock.paused():
+                if _is_multiple(at_step, plan.verify_every_steps):
+                    self._verify()
                 if shows:
                     self._summaries.histograms(
                         self.trainer.state.model, result, activations, images, at_step
@@ -200,6 +204,8 @@ class Run:
     def _begin(self, first_step, config, images, labels, progress) -> None:
         """Writes what TensorBoard shows of the run as a whole, which traces the step's graph."""
         self._summaries.start(config, self.trainer.step_graph(images, labels))
+        if self.plan.verify_every_steps and first_step == 0:
+            self._verify()
         if first_step not in self._evaluated_steps and self._evaluation_is_due(first_step):
             self._evaluate(progress)  # the run was stopped before it came to this
 
@@ -210,6 +216,17 @@ class Run:
         first, last = self.plan.profile_steps
         if at_step == max(first, first_step + 1) and at_step <= last:
             profile.enter_context(summaries.profile(self.folder))
+
+    def _verify(self) -> None:
+        """Writes the hash of the state, by which two runs are compared step by step."""
+        state = self.trainer.state
+        line = {
+            "step": int(state.step),
+            "examples_seen": int(state.examples_seen),
+            "state_sha256": self.trainer.state_sha256(),
+            "parts_sha256": self.trainer.parts_sha256(),
+        }
+        run_folder.append_line(self.folder.metrics, line)
 
     def _finite_losses(self, result: step.StepResult, at_step: int) -> dict[str, np.ndarray]:
         """The step's loss terms, each [num_microbatches]; asked for before every checkpoint."""
@@ -240,8 +257,12 @@ class Run:
     def _log(self, losses, result: step.StepResult, at_step, clock: "_Clock", progress) -> None:
         step_seconds = clock.seconds_per_step(at_step)
         metrics = self._metrics(losses, result, at_step, step_seconds)
+        divergence = self.trainer.batch_norm_divergence()
+        if divergence:
+            largest = max(figures["moving_mean"] for figures in divergence.values())
+            metrics["batch_norm_divergence"] = largest
         run_folder.append_line(self.folder.metrics, metrics)
-        self._summaries.scalars(metrics, losses, len(self.trainer.tower_devices))
+        self._summaries.scalars(metrics, losses, len(self.trainer.tower_devices), divergence)
         progress.metrics(metrics, (self.plan.last_step - at_step) * step_seconds)
 
     def _metrics(self, losses, result: step.StepResult, at_step: int, step_seconds: float) -> dict:

@@ -1,0 +1,219 @@
+"""Where two runs part: a setting, a step, a number.
+
+    python -m towers.compare runs/one_tower runs/four_towers
+
+Settings are compared first, then the hashes of the whole state that --verify_every_steps writes,
+the logged steps and evaluations of metrics.jsonl, and the values in checkpoints of the same step.
+Ends with 0 where all that both runs have is the same to the last bit, with 1 where they part, and
+with 2 where they cannot be compared.
+"""
+
+import dataclasses
+import sys
+from collections.abc import Callable, Mapping, Sequence
+
+import numpy as np
+
+from towers import checkpoints, run_folder, session, settings
+
+SAYS_NOTHING = ("examples_per_second", "step_seconds")  # the clock's
+
+
+@dataclasses.dataclass(frozen=True)
+class Parting:
+    """What two runs have both done, and the first step at which they differ.
+
+    Attributes:
+      what: such as "hashes of the state".
+      steps: those that both runs have, in order.
+      first: the first of `steps` that differs; None if none does.
+      how: what differs at `first`, in words.
+    """
+
+    what: str
+    steps: tuple[int, ...]
+    first: int | None = None
+    how: str = ""
+
+    def __str__(self) -> str:
+        if not self.steps:
+            return f"{self.what}: none that both runs have"
+        if self.first is None:
+            return f"{self.what}: the same at all {len(self.steps)} steps both have, " + (
+                f"{self.steps[0]} to {self.steps[-1]}"
+            )
+        before = [step for step in self.steps if step < self.first]
+        agreed = f"the last that agrees is {before[-1]}" if before else "none before it agrees"
+        return f"{self.what}: part at step {self.first} ({self.how}); {agreed}"
+
+
+def compare(a: run_folder.RunFolder, b: run_folder.RunFolder) -> tuple[list[str], list[Parting]]:
+    """Compares two runs.
+
+    Returns:
+      The settings that differ, in words, and what was compared step by step.
+
+    Raises:
+      RunFolderError: a folder holds no run.
+    """
+    config_a, config_b = (_config(folder) for folder in (a, b))
+    lines_a, lines_b = (_lines(folder) for folder in (a, b))
+    partings = [
+        first_parting(what, select(lines_a), select(lines_b), describe)
+        for what, select, describe in (
+            ("hashes of the state", _hashes, _parts_that_differ),
+            ("logged steps", _logged, _values_that_differ),
+            ("evaluations", _evaluations, _values_that_differ),
+        )
+    ]
+    return _settings(config_a, config_b), [*partings, _checkpoints(a, b, config_a)]
+
+
+def _config(folder: run_folder.RunFolder) -> dict:
+    config = folder.read_config()
+    if config is None:
+        raise run_folder.RunFolderError(f"{folder.path}: there is no run here")
+    return config
+
+
+def _settings(config_a: Mapping, config_b: Mapping) -> list[str]:
+    """What differs of that which defines a run, then of where and with what it ran."""
+    defining = [settings.run_defining(config["settings"]) for config in (config_a, config_b)]
+    places = [
+        {
+            "num_towers": config["settings"]["num_towers"],
+            "tower devices": config["resolved"]["tower_devices"],
+            "sha256 of the images": config["resolved"]["data_sha256"][:12],
+        }
+        | {f"version of {name}": version for name, version in config["versions"].items()}
+        | {"git revision": config["git_revision"]}
+        for config in (config_a, config_b)
+    ]
+    return [
+        difference.replace("(the run has", "(the first run has")
+        for first, second in (defining, places)
+        for difference in run_folder.differences(first, second)
+    ]
+
+
+def _lines(folder: run_folder.RunFolder) -> list[dict]:
+    return run_folder.read_lines(folder.metrics) if folder.metrics.exists() else []
+
+
+def _hashes(lines: Sequence[Mapping]) -> dict[int, Mapping]:
+    return {line["step"]: line for line in lines if "state_sha256" in line}
+
+
+def _logged(lines: Sequence[Mapping]) -> dict[int, Mapping]:
+    return {line["step"]: _without_clock(line) for line in lines if "learning_rate" in line}
+
+
+def _evaluations(lines: Sequence[Mapping]) -> dict[int, Mapping]:
+    return {line["step"]: line for line in lines if "split" in line}
+
+
+def _without_clock(line: Mapping) -> dict:
+    return {name: value for name, value in line.items() if name not in SAYS_NOTHING}
+
+
+def first_parting(
+    what: str,
+    a: Mapping[int, object],
+    b: Mapping[int, object],
+    describe: Callable[[object, object], str],
+) -> Parting:
+    """The first step that both have with different content.
+
+    Args:
+      what: for the message.
+      a: step to content.
+      b: step to content.
+      describe: says how two contents differ; "" if they do not.
+    """
+    steps = tuple(sorted(a.keys() & b.keys()))
+    for step in steps:
+        how = describe(a[step], b[step])
+        if how:
+            return Parting(what, steps, step, how)
+    return Parting(what, steps)
+
+
+def _parts_that_differ(a: Mapping, b: Mapping) -> str:
+    parts_a, parts_b = a["parts_sha256"], b["parts_sha256"]
+    names = [name for name in {**parts_a, **parts_b} if parts_a.get(name) != parts_b.get(name)]
+    return ", ".join(names)
+
+
+def _values_that_differ(a: Mapping, b: Mapping) -> str:
+    different = [name for name in {**a, **b} if a.get(name) != b.get(name)]
+    return ", ".join(f"{name} {a.get(name)!r} and {b.get(name)!r}" for name in different)
+
+
+def _checkpoints(a: run_folder.RunFolder, b: run_folder.RunFolder, config_a: Mapping) -> Parting:
+    return first_parting(
+        "checkpoints",
+        checkpoints.by_step(a.checkpoints),
+        checkpoints.by_step(b.checkpoints),
+        lambda path_a, path_b: _largest_difference(
+            checkpoints.read(path_a), checkpoints.read(path_b), config_a
+        ),
+    )
+
+
+def _largest_difference(
+    a: Mapping[str, np.ndarray], b: Mapping[str, np.ndarray], config: Mapping
+) -> str:
+    shapes = [{name: value.shape for name, value in values.items()} for values in (a, b)]
+    if shapes[0] != shapes[1]:
+        return "they hold different variables"
+    differences = {
+        name: float(np.abs(value.astype(np.float64) - b[name].astype(np.float64)).max())
+        for name, value in a.items()
+        if value.tobytes() != b[name].tobytes()
+    }
+    if not differences:
+        return ""
+    name = max(differences, key=differences.get)
+    return f"largest difference {differences[name]:.3g}, in {name}{_path(config, name)}"
+
+
+def _path(config: Mapping, name: str) -> str:
+    """The Keras path of what a checkpoint calls `weights/0`, where the network tells."""
+    part, _, index = name.partition("/")
+    model = session.build_model(config)
+    variables = {
+        "weights": model.trainable_variables,
+        "moving_averages": model.trainable_variables,
+        "model_state": model.non_trainable_variables,
+    }
+    return f" ({variables[part][int(index)].path})" if part in variables else ""
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Prints where the runs in two folders part; returns the exit code."""
+    if len(arguments) != 2 or any(argument.startswith("-") for argument in arguments):
+        asked = set(arguments) & {"-h", "--help"}
+        if asked:
+            print(__doc__)
+            return 0
+        print("usage: python -m towers.compare RUN_A RUN_B", file=sys.stderr)
+        return 2
+    folders = [run_folder.RunFolder(argument) for argument in arguments]
+    try:
+        different, partings = compare(*folders)
+    except (run_folder.RunFolderError, checkpoints.CheckpointError, OSError) as error:
+        print(f"towers.compare: error: {error}", file=sys.stderr)
+        return 2
+    print("settings: " + ("; ".join(different) or "the same"))
+    for parting in partings:
+        print(parting)
+    if not any(parting.steps for parting in partings):
+        print("towers.compare: error: the runs have no step in common", file=sys.stderr)
+        return 2
+    parted = [parting.first for parting in partings if parting.first is not None]
+    print(f"they part at step {min(parted)}" if parted else "the same, to the last bit")
+    return 1 if parted else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
