@@ -9,10 +9,8 @@ within a round.
 """
 
 import json
-import platform
 import statistics
 import time
-from pathlib import Path
 
 from absl import app, flags
 
@@ -87,7 +85,7 @@ def measure(model: str, compute_dtype: str, global_batch_size: int) -> list[dict
             "steps_per_round": steps,
             "tensorflow": tf.__version__,
             "cores": devices.available_cores(),
-            "processor": processor(),
+            "processor": devices.processor(),
         }
         for side in SIDES
     ]
@@ -125,14 +123,6 @@ def seconds_of_step(run: towers.Trainer, images, labels) -> float:
 def median_ratio(of: list[float], to: list[float]) -> float:
     """The median over rounds of the ratio within a round."""
     return statistics.median(a / b for a, b in zip(of, to, strict=True))
-
-
-def processor() -> str:
-    """The processor's name, where the system tells."""
-    cpuinfo = Path("/proc/cpuinfo")
-    lines = cpuinfo.read_text().splitlines() if cpuinfo.exists() else []
-    names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
-    return names[0] if names else platform.processor()
 
 
 if __name__ == "__main__":

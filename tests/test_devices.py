@@ -1,5 +1,6 @@
 """Where towers run, and the errors of asking for too many."""
 
+import os
 import subprocess
 import sys
 
@@ -91,3 +92,48 @@ def test_a_trainer_keeps_the_order_of_additions():
     tf.config.optimizer.set_experimental_options({"arithmetic_optimization": True})
     toys.trainer(toys.linear(1.0), global_batch_size=1)
     assert tf.config.optimizer.get_experimental_options()["arithmetic_optimization"] is False
+
+
+@pytest.mark.parametrize("error", [RuntimeError, ValueError])
+def test_gpus_split_into_logical_devices_keep_their_memory_settings(with_gpus, monkeypatch, error):
+    # ValueError is TensorFlow's answer where logical devices have a size of their own.
+    with_gpus(1)
+
+    def refuse(gpu, on):
+        raise error("Cannot set memory growth on device when virtual devices configured")
+
+    monkeypatch.setattr(tf.config.experimental, "set_memory_growth", refuse)
+    monkeypatch.setattr(tf.config, "list_logical_devices", lambda kind: ["half a GPU"] * 2)
+    assert devices.choose(2) == ("/GPU:0", "/GPU:1")
+
+
+def test_threads_are_set_once():
+    cores = devices.available_cores()
+    devices.use_intra_op_threads(cores)  # as conftest.py did
+    message = (
+        rf"intra_op_threads={cores + 1}: .* call towers.devices.use_intra_op_threads\({cores + 1}"
+    )
+    with pytest.raises(ValueError, match=message):
+        devices.use_intra_op_threads(cores + 1)
+    assert tf.config.threading.get_intra_op_parallelism_threads() == cores
+
+
+def test_available_cores_are_those_of_the_process():
+    if not hasattr(os, "sched_getaffinity"):
+        assert devices.available_cores() == os.cpu_count()
+        return
+    allowed = os.sched_getaffinity(0)
+    os.sched_setaffinity(0, {min(allowed)})
+    try:
+        assert devices.available_cores() == 1
+    finally:
+        os.sched_setaffinity(0, allowed)
+    assert devices.available_cores() == len(allowed)
+
+
+@pytest.mark.parametrize(
+    "tower_devices, expected",
+    [(["/CPU:0", "/CPU:1"], True), (["/GPU:0"], False), (["/CPU:0", "/GPU:0"], False)],
+)
+def test_cpus_are_told_from_gpus(tower_devices, expected):
+    assert devices.are_cpus(tower_devices) == expected

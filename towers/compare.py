@@ -38,8 +38,11 @@ class Parting:
     def __str__(self) -> str:
         if not self.steps:
             return f"{self.what}: none that both runs have"
+        if self.first is None and len(self.steps) == 1:
+            return f"{self.what}: the same at the one step that both have, {self.steps[0]}"
         if self.first is None:
-            return f"{self.what}: the same at all {len(self.steps)} steps both have, " + (
+            return (
+                f"{self.what}: the same at all {len(self.steps)} steps that both have, "
                 f"{self.steps[0]} to {self.steps[-1]}"
             )
         before = [step for step in self.steps if step < self.first]
@@ -86,11 +89,11 @@ def _settings(config_a: Mapping, config_b: Mapping) -> list[str]:
             "sha256 of the images": config["resolved"]["data_sha256"][:12],
         }
         | {f"version of {name}": version for name, version in config["versions"].items()}
-        | {"git revision": config["git_revision"]}
+        | {"kind of processor": config.get("processor"), "git revision": config["git_revision"]}
         for config in (config_a, config_b)
     ]
     return [
-        difference.replace("(the run has", "(the first run has")
+        difference.replace("(the run has ", "(the first run has ")
         for first, second in (defining, places)
         for difference in run_folder.differences(first, second)
     ]
@@ -180,13 +183,12 @@ def _largest_difference(
 def _path(config: Mapping, name: str) -> str:
     """The Keras path of what a checkpoint calls `weights/0`, where the network tells."""
     part, _, index = name.partition("/")
+    if part not in ("weights", "moving_averages", "model_state"):
+        return ""
     model = session.build_model(config)
-    variables = {
-        "weights": model.trainable_variables,
-        "moving_averages": model.trainable_variables,
-        "model_state": model.non_trainable_variables,
-    }
-    return f" ({variables[part][int(index)].path})" if part in variables else ""
+    state = part == "model_state"
+    variables = model.non_trainable_variables if state else model.trainable_variables
+    return f" ({variables[int(index)].path})"
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -204,7 +206,8 @@ def main(arguments: Sequence[str]) -> int:
     except (run_folder.RunFolderError, checkpoints.CheckpointError, OSError) as error:
         print(f"towers.compare: error: {error}", file=sys.stderr)
         return 2
-    print("settings: " + ("; ".join(different) or "the same"))
+    for difference in different or ["the same"]:
+        print(f"settings: {difference}")
     for parting in partings:
         print(parting)
     if not any(parting.steps for parting in partings):

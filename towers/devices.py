@@ -1,7 +1,9 @@
 """Where the work is done: one device per tower, and the CPU that holds the shared variables."""
 
 import os
+import platform
 from collections.abc import Sequence
+from pathlib import Path
 
 import tensorflow as tf
 
@@ -79,6 +81,14 @@ def available_cores() -> int:
     if hasattr(os, "sched_getaffinity"):
         return len(os.sched_getaffinity(0))
     return os.cpu_count() or 1  # not Linux
+
+
+def processor() -> str:
+    """The processor's name, where the system tells; its kind shows in a run's last bits."""
+    cpuinfo = Path("/proc/cpuinfo")
+    lines = cpuinfo.read_text().splitlines() if cpuinfo.exists() else []
+    names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
+    return names[0] if names else platform.processor()
 
 
 def use_intra_op_threads(intra_op_threads: int) -> None:

@@ -194,6 +194,7 @@ def config(
         },
         "versions": {module.__name__: module.__version__ for module in (towers, tf, keras, np)}
         | {"python": platform.python_version()},
+        "processor": devices.processor(),
         "git_revision": _git_revision(),
     }
 

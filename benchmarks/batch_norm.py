@@ -1,0 +1,80 @@
+"""How far apart batch-norm statistics are that are kept for each microbatch, and what that does.
+
+For runs trained with --batch_norm_statistics=each and evaluated by eval.py (docs/batch_norm.md has
+the commands):
+
+    python -m benchmarks.batch_norm runs/bn1 runs/bn2 runs/bn4 runs/bn8
+"""
+
+import json
+import statistics
+from collections.abc import Sequence
+
+from absl import app, flags
+
+from towers import batch_norm, checkpoints, run_folder, session
+
+flags.DEFINE_string("output", None, "File of one JSON object per line to add the figures to.")
+
+HEAD = """\
+| microbatches | seed | means apart (largest layer) | variances apart (largest layer) | \
+accuracy with their mean | with each one's own |
+|---|---|---|---|---|---|"""
+
+
+def main(argv):
+    """Prints a table with one row for each run."""
+    print(HEAD)
+    for path in argv[1:]:
+        row = figures(run_folder.RunFolder(path))
+        print(as_row(row))
+        if flags.FLAGS.output:
+            with open(flags.FLAGS.output, "a", encoding="utf-8") as file:
+                file.write(json.dumps(row) + "\n")
+
+
+def figures(folder: run_folder.RunFolder) -> dict:
+    """What one finished run has come to."""
+    config = folder.read_config()
+    chosen = config["settings"]
+    model = session.build_model(config)
+    values = checkpoints.read(checkpoints.newest(folder.checkpoints))
+    kept = [values[f"statistics_of_each/{i}"] for i in range(len(batch_norm.kept_apart(model)))]
+    by_layer = list(batch_norm.divergence(model, kept).values())
+    evaluation = run_folder.read_lines(folder.evaluations)[-1]
+    return {
+        "model": chosen["model"],
+        "num_microbatches": chosen["num_microbatches"],
+        "num_towers": chosen["num_towers"],
+        "global_batch_size": chosen["global_batch_size"],
+        "seed": chosen["seed"],
+        "epoch": round(evaluation["epoch"], 2),
+        "count": evaluation["count"],
+        "accuracy": evaluation["accuracy"],
+        "accuracy_of_each": evaluation["accuracy_of_each"],
+        "means_apart_largest": round(max(layer["moving_mean"] for layer in by_layer), 4),
+        "means_apart_median": round(
+            statistics.median(layer["moving_mean"] for layer in by_layer), 4
+        ),
+        "variances_apart_largest": round(max(layer["moving_variance"] for layer in by_layer), 4),
+    }
+
+
+def as_row(row: dict) -> str:
+    """One row of the table."""
+    return (
+        f"| {row['num_microbatches']} of {row['global_batch_size'] // row['num_microbatches']} "
+        f"| {row['seed']} | {row['means_apart_largest']:.1%} | "
+        f"{row['variances_apart_largest']:.1%} | {row['accuracy']:.2%} | "
+        f"{span(row['accuracy_of_each'])} |"
+    )
+
+
+def span(shares: Sequence[float]) -> str:
+    """`66.61–66.75 %`, or one figure."""
+    low, high = f"{min(shares):.2%}", f"{max(shares):.2%}"
+    return low if low == high else f"{low[:-1]}–{high}"
+
+
+if __name__ == "__main__":
+    app.run(main)

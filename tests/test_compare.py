@@ -1,0 +1,210 @@
+"""`python -m towers.compare`: where two runs part, in words and by exit code."""
+
+import json
+import shutil
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+import scripts
+
+from towers import checkpoints, compare, run_folder
+
+STEPS = "--max_steps=4"
+FLAGS = (
+    STEPS,
+    "--num_microbatches=4",
+    "--verify_every_steps=1",
+    "--checkpoint_every_steps=2",
+    "--momentum=0.5",
+    "--summary_every_steps=0",
+)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def cache(cache_home):
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("XDG_CACHE_HOME", str(cache_home))
+        yield
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory):
+    """One run, on one tower; the folder of others beside it."""
+    folder = tmp_path_factory.mktemp("runs")
+    assert scripts.train(folder / "one", *FLAGS, "--num_towers=1").returncode == 0
+    return folder
+
+
+@pytest.fixture
+def copy(runs, tmp_path):
+    """The same run in another folder, to be changed."""
+    return shutil.copytree(runs / "one", tmp_path / "copy")
+
+
+def compared(capsys, *folders) -> tuple[int, list[str]]:
+    code = compare.main([str(folder) for folder in folders])
+    out, err = capsys.readouterr()
+    assert err == ""
+    return code, out.splitlines()
+
+
+def test_one_and_four_towers_are_the_same(runs, capsys):
+    scripts.train(runs / "four", *FLAGS, "--num_towers=4")
+    code, lines = compared(capsys, runs / "one", runs / "four")
+    assert code == 0
+    assert lines == [
+        "settings: --num_towers=4 (the first run has 1)",
+        "settings: tower devices /CPU:0,/CPU:1,/CPU:2,/CPU:3 (the first run has /CPU:0)",
+        "hashes of the state: the same at all 5 steps that both have, 0 to 4",
+        "logged steps: the same at all 4 steps that both have, 1 to 4",
+        "evaluations: the same at the one step that both have, 4",
+        "checkpoints: the same at all 2 steps that both have, 2 to 4",
+        "the same, to the last bit",
+    ]
+
+
+def test_another_seed_parts_at_the_start(runs, capsys):
+    scripts.train(runs / "seed", *FLAGS, "--seed=1")
+    code, lines = compared(capsys, runs / "one", runs / "seed")
+    assert code == 1
+    assert lines[0] == "settings: --seed=1 (the first run has 0)"
+    assert lines[1] == (
+        "hashes of the state: part at step 0 (weights, moving_averages); none before it agrees"
+    )
+    assert lines[2].startswith("logged steps: part at step 1 (loss ")
+    assert lines[-1] == "they part at step 0"
+
+
+def test_a_rate_that_differs_later_parts_later(runs, capsys):
+    # Step 3 is the first of the second decay: 2 * 24 of 5000 examples.
+    decay = ("--learning_rate_schedule=piecewise", "--decay_epochs=0.0096", "--decay_factor=0.5")
+    scripts.train(runs / "decay", *FLAGS, *decay)
+    code, lines = compared(capsys, runs / "one", runs / "decay")
+    assert code == 1
+    assert lines[0].startswith("settings: --learning_rate_schedule=piecewise (the first run has ex")
+    assert (
+        "hashes of the state: part at step 3 (weights, optimizer, moving_averages); the last "
+        in (lines[-5])
+    )
+    assert lines[-5].endswith("that agrees is 2")
+    # The line of step 2 shows the rate that step 3 uses.
+    assert lines[-4].startswith("logged steps: part at step 2 (learning_rate 0.1 and 0.05)")
+    assert lines[-2].startswith("checkpoints: part at step 4 (largest difference ")
+    assert lines[-1] == "they part at step 2"
+
+
+def test_the_largest_difference_is_named(runs):
+    config = json.loads((runs / "one" / "config.json").read_text())
+    values = checkpoints.read(str(runs / "one" / "checkpoints" / "step-4"))
+    changed = {name: value.copy() for name, value in values.items()}
+    assert compare._largest_difference(values, changed, config) == ""
+    changed["weights/2"][:] = values["weights/2"] + np.float32(2**-20)
+    changed["optimizer/2"][:] = values["optimizer/2"] - 8
+    changed["weights/3"][0] = values["weights/3"][0] + 16
+    said = compare._largest_difference(values, changed, config)
+    assert said == "largest difference 16, in weights/3 (conv2/bias)"
+    del changed["weights/3"]
+    assert compare._largest_difference(values, changed, config) == "they hold different variables"
+
+
+def test_zeros_of_another_sign_are_not_the_same_bits(runs):
+    zeros = {"optimizer/2": np.zeros(2, np.float32)}
+    said = compare._largest_difference(zeros, {"optimizer/2": -zeros["optimizer/2"]}, {})
+    assert said == "largest difference 0, in optimizer/2"
+
+
+def test_a_single_changed_line_is_found(copy, runs, capsys):
+    lines = (copy / "metrics.jsonl").read_text().splitlines()
+    for index, line in enumerate(lines):
+        values = json.loads(line)
+        if values["step"] == 3 and "loss" in values:
+            values["loss"] = float(np.nextafter(values["loss"], 9))
+            values["step_seconds"] = 99.0
+            lines[index] = json.dumps(values)
+    (copy / "metrics.jsonl").write_text("\n".join(lines) + "\n")
+    code, said = compared(capsys, runs / "one", copy)
+    assert code == 1
+    assert said[2].startswith("logged steps: part at step 3 (loss ")
+    assert said[2].endswith("); the last that agrees is 2")
+    assert said[-1] == "they part at step 3"
+
+
+def test_what_only_one_run_has_is_not_compared(copy, runs, capsys):
+    lines = scripts.lines_of(copy / "metrics.jsonl")
+    kept = [json.dumps(line) for line in lines if "state_sha256" not in line and line["step"] < 3]
+    (copy / "metrics.jsonl").write_text("\n".join(kept) + "\n")
+    shutil.rmtree(copy / "checkpoints")
+    code, said = compared(capsys, runs / "one", copy)
+    assert code == 0
+    assert said == [
+        "settings: the same",
+        "hashes of the state: none that both runs have",
+        "logged steps: the same at all 2 steps that both have, 1 to 2",
+        "evaluations: none that both runs have",
+        "checkpoints: none that both runs have",
+        "the same, to the last bit",
+    ]
+
+
+class TestWhatCannotBeCompared:
+    def explained(self, capsys, *folders):
+        assert compare.main([str(folder) for folder in folders]) == 2
+        out, err = capsys.readouterr()
+        assert err.count("\n") == 1
+        return err
+
+    def test_no_run(self, runs, tmp_path, capsys):
+        err = self.explained(capsys, runs / "one", tmp_path / "none")
+        assert err == f"towers.compare: error: {tmp_path / 'none'}: there is no run here\n"
+
+    def test_no_step_in_common(self, copy, runs, capsys):
+        shutil.rmtree(copy / "checkpoints")
+        (copy / "metrics.jsonl").unlink()
+        assert "the runs have no step in common" in self.explained(capsys, runs / "one", copy)
+
+    def test_a_damaged_checkpoint(self, copy, runs, capsys):
+        (copy / "checkpoints" / "step-2.data-00000-of-00001").write_bytes(b"torn")
+        assert "step-2 cannot be read" in self.explained(capsys, runs / "one", copy)
+
+    @pytest.mark.parametrize("arguments", [[], ["one"], ["one", "two", "three"], ["one", "--two"]])
+    def test_other_than_two_folders(self, capsys, arguments):
+        assert self.explained(capsys, *arguments) == (
+            "usage: python -m towers.compare RUN_A RUN_B\n"
+        )
+
+
+@pytest.mark.whole_program
+def test_as_a_command(runs, copy):
+    def run(*arguments):
+        return subprocess.run(
+            [sys.executable, "-m", "towers.compare", *map(str, arguments)],
+            cwd=scripts.ROOT, capture_output=True, text=True, timeout=120,
+        )  # fmt: skip
+
+    done = run(runs / "one", copy)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout.endswith("the same, to the last bit\n")
+    done = run("--help")
+    assert (done.returncode, done.stderr) == (0, "")
+    assert "Where two runs part" in done.stdout
+    assert run(copy, copy / "nothing").returncode == 2
+
+
+def test_parting_says_the_last_step_that_agrees():
+    same = {1: "a", 5: "b", 9: "c"}
+
+    def describe(a, b):
+        return f"{a} and {b}" if a != b else ""
+
+    part = compare.first_parting("letters", same, same | {9: "x", 20: "y"}, describe)
+    assert part == compare.Parting("letters", (1, 5, 9), 9, "c and x")
+    assert str(part) == "letters: part at step 9 (c and x); the last that agrees is 5"
+    assert compare.first_parting("letters", same, same, describe).first is None
+
+
+def test_folders_are_left_as_they_are(runs, copy, capsys):
+    before = scripts.contents(copy)
+    compare.compare(run_folder.RunFolder(str(runs / "one")), run_folder.RunFolder(str(copy)))
+    assert scripts.contents(copy) == before

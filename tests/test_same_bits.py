@@ -1,0 +1,252 @@
+"""The thesis, through `train.py`: with the same microbatches, towers do not show in a run's bits.
+
+On real images where TOWERS_TEST_DATA_DIR has them; what needs no data is tested on `shapes`.
+"""
+
+import dataclasses
+import random
+import shutil
+import signal
+
+import pytest
+import scripts
+
+from input_pipeline import datasets
+from towers import session
+
+REAL = ("--dataset=cifar10", "--num_microbatches=4", "--log_every_steps=1")
+OPTIMIZERS = {
+    "sgd": ("--momentum=0.9", "--learning_rate=0.05"),
+    "adamw": ("--optimizer=adamw", "--learning_rate=0.001"),
+}
+
+
+@pytest.fixture(scope="module", autouse=True)
+def cache(cache_home):
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("XDG_CACHE_HOME", str(cache_home))
+        yield
+
+
+@pytest.fixture
+def short_evaluation(monkeypatch):
+    """The first 256 images of the test split, and all of the training split."""
+    whole = datasets.load
+
+    def load(name, data_dir, split):
+        data = whole(name, data_dir, split)
+        if split == "train":
+            return data
+        return dataclasses.replace(data, images=data.images[:256], labels=data.labels[:256])
+
+    monkeypatch.setattr(datasets, "load", load)
+
+
+def what_a_run_wrote(folder) -> list[dict]:
+    """Every line of metrics.jsonl without what the clock put into it."""
+    timed = ("examples_per_second", "step_seconds")
+    lines = scripts.lines_of(folder / "metrics.jsonl")
+    return [{k: v for k, v in line.items() if k not in timed} for line in lines]
+
+
+@pytest.mark.pitfall(31)
+@pytest.mark.parametrize("optimizer", OPTIMIZERS)
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("model", ["cifarnet", "resnet"])
+def test_slow_fifty_steps_on_1_2_and_4_towers_are_one_run(
+    tmp_path, cifar10_dir, short_evaluation, model, dtype, optimizer
+):
+    """Every hash, loss and accuracy; about half a minute for a residual network."""
+    flags = (f"--data_dir={cifar10_dir}", f"--model={model}", f"--compute_dtype={dtype}")
+    for num_towers in (1, 2, 4):
+        done = scripts.train(
+            tmp_path / str(num_towers),
+            *REAL,
+            *flags,
+            *OPTIMIZERS[optimizer],
+            f"--num_towers={num_towers}",
+            "--global_batch_size=32",
+            "--max_steps=50",
+            "--verify_every_steps=10",
+            "--summary_every_steps=0",
+        )
+        assert (done.returncode, done.stderr) == (0, "")
+    written = what_a_run_wrote(tmp_path / "1")
+    assert len(written) == 50 + 6 + 1
+    hashes = [line["state_sha256"] for line in scripts.hash_lines(tmp_path / "1")]
+    assert len(set(hashes)) == 6  # at steps 0, 10, ... 50
+    parts = ["weights", "model_state", "optimizer", "moving_averages"]
+    if model == "cifarnet":
+        parts.remove("model_state")  # no batch norm
+    assert list(scripts.hash_lines(tmp_path / "1")[0]["parts_sha256"]) == parts
+    assert what_a_run_wrote(tmp_path / "2") == written
+    assert what_a_run_wrote(tmp_path / "4") == written
+
+
+@pytest.mark.whole_program
+@pytest.mark.pitfall(28, 31)
+def test_slow_killed_at_random_steps_on_4_1_and_2_towers(tmp_path, cifar10_dir, cache_home):
+    """Two processes die by SIGKILL, the third one finishes; as if nothing had happened."""
+    flags = (
+        *REAL,
+        f"--data_dir={cifar10_dir}",
+        *OPTIMIZERS["sgd"],
+        "--global_batch_size=64",
+        "--max_steps=40",
+        "--verify_every_steps=4",
+        "--checkpoint_every_steps=3",
+        "--summary_every_steps=0",
+    )
+    at_steps = sorted(random.sample(range(4, 36), 2))
+    for num_towers, at_step in zip((4, 1), at_steps, strict=True):
+        process = scripts.start(
+            cache_home,
+            "train",
+            f"--train_dir={tmp_path / 'killed'}",
+            f"--num_towers={num_towers}",
+            *flags,
+        )
+        scripts.wait_for_line(process, f"step {at_step}/")
+        process.send_signal(signal.SIGKILL)
+        process.communicate()
+        assert process.returncode == -signal.SIGKILL
+    last = scripts.train(tmp_path / "killed", *flags, "--num_towers=2")
+    assert "continuing at step " in last.stdout
+    scripts.train(tmp_path / "whole", *flags, "--num_towers=2")
+    written = what_a_run_wrote(tmp_path / "killed")
+    assert written == what_a_run_wrote(tmp_path / "whole"), f"killed at steps {at_steps}"
+    assert written[-2]["step"] == 40 and "state_sha256" in written[-2]
+
+
+def test_slow_evaluation_is_the_same_on_any_number_of_towers(tmp_path, cifar10_dir):
+    """All 10,000 test images; other batch sizes may sum in another order."""
+    flags = (*REAL, f"--data_dir={cifar10_dir}", "--global_batch_size=128", "--max_steps=30")
+    scripts.train(tmp_path, *flags, "--moving_average_decay=0.9", "--summary_every_steps=0")
+    for flag in ("--num_towers=1", "--num_towers=2", "--num_towers=3", "--num_towers=4"):
+        assert scripts.run("eval", f"--train_dir={tmp_path}", flag).returncode == 0
+    *same, last = scripts.lines_of(tmp_path / "eval.jsonl")
+    assert same == [last] * 3
+    own = scripts.evaluation_lines(tmp_path)[-1]
+    assert own == last
+    scripts.run("eval", f"--train_dir={tmp_path}", "--global_batch_size=999")
+    other = scripts.lines_of(tmp_path / "eval.jsonl")[-1]
+    assert other | {"loss": last["loss"]} == last
+    assert other["loss"] == pytest.approx(last["loss"], abs=1e-6)
+
+
+class TestVerifying:
+    FLAGS = ("--verify_every_steps=2", "--checkpoint_every_steps=3", "--max_steps=7")
+
+    def test_writes_a_hash_of_the_state_and_of_its_parts(self, tmp_path):
+        scripts.train(tmp_path, *self.FLAGS, "--momentum=0.5")
+        lines = scripts.hash_lines(tmp_path)
+        assert [line["step"] for line in lines] == [0, 2, 4, 6]
+        assert [line["examples_seen"] for line in lines] == [0, 48, 96, 144]
+        for line in lines:
+            assert set(line["parts_sha256"]) == {"weights", "optimizer", "moving_averages"}
+        for part in ("weights", "optimizer", "moving_averages"):
+            assert len({line["parts_sha256"][part] for line in lines}) == 4
+
+    def test_changes_nothing_else(self, tmp_path):
+        scripts.train(tmp_path / "verified", *self.FLAGS)
+        scripts.train(tmp_path / "plain", *self.FLAGS, "--verify_every_steps=0")
+        assert not scripts.hash_lines(tmp_path / "plain")
+        verified = what_a_run_wrote(tmp_path / "verified")
+        plain = what_a_run_wrote(tmp_path / "plain")
+        assert [line for line in verified if "state_sha256" not in line] == plain
+        finals = [scripts.final_summary(tmp_path / name) for name in ("verified", "plain")]
+        assert finals[0] == finals[1]
+
+    def test_a_run_that_goes_on_writes_each_line_once(self, tmp_path):
+        scripts.train(tmp_path / "whole", *self.FLAGS)
+        scripts.train(tmp_path / "parts", *self.FLAGS, "--max_steps=5")
+        # As if it had been killed after its first checkpoint, at step 3.
+        shutil.rmtree(tmp_path / "parts" / "train")
+        for name in ("final_model.json", "final_model.keras"):
+            (tmp_path / "parts" / name).unlink()
+        for file in (tmp_path / "parts" / "checkpoints").glob("step-5*"):
+            file.unlink()
+        state = tmp_path / "parts" / "checkpoints" / "checkpoint"
+        state.write_text('model_checkpoint_path: "step-3"\nall_model_checkpoint_paths: "step-3"\n')
+        done = scripts.train(tmp_path / "parts", *self.FLAGS, "--num_towers=2")
+        assert "continuing at step 3" in done.stdout
+        whole = scripts.hash_lines(tmp_path / "whole")
+        assert scripts.hash_lines(tmp_path / "parts") == whole
+        assert len(whole) == 4
+
+
+@pytest.mark.parametrize(
+    ("num_towers", "flags", "expected"),
+    [
+        (1, [], 4),
+        (2, [], 4),
+        (4, [], 4),
+        (8, [], 8),  # more towers than 4: one each
+        (3, ["--global_batch_size=24"], 3),  # 4 microbatches do not divide among 3 towers
+        (1, ["--global_batch_size=30"], 1),  # nor 30 examples among 4 microbatches
+        (1, ["--compute_dtype=bfloat16"], 1),  # where 4 cost more than 5 %
+        (2, ["--compute_dtype=float16"], 2),
+        (2, ["--num_microbatches=2"], 2),
+    ],
+)
+def test_default_microbatches(num_towers, flags, expected):
+    tower_devices = tuple(f"/CPU:{tower}" for tower in range(num_towers))
+    chosen = session.resolved(scripts.settings_of(*flags), tower_devices, None)
+    assert chosen.num_microbatches == expected
+
+
+@pytest.mark.parametrize("num_towers", [1, 2, 4])
+def test_default_microbatches_on_gpus_are_one_per_tower(num_towers):
+    # What four of them cost there was not measured.
+    tower_devices = tuple(f"/GPU:{tower}" for tower in range(num_towers))
+    chosen = session.resolved(scripts.settings_of(), tower_devices, None)
+    assert chosen.num_microbatches == num_towers
+
+
+@pytest.fixture
+def run(command, tmp_path):
+    """Runs train.py as a process, in a folder of a given name."""
+
+    def train(name, *flags):
+        return command("train.py", *scripts.small_run(tmp_path / name), *flags), tmp_path / name
+
+    return train
+
+
+@pytest.mark.whole_program
+class TestARuntimeOfItsOwn:
+    """Threads and determinism are set before TensorFlow's runtime starts."""
+
+    @pytest.mark.pitfall(28)
+    def test_a_run_goes_on_with_the_threads_it_began_with(self, run):
+        flags = ("--verify_every_steps=1", "--summary_every_steps=0", "--global_batch_size=64")
+        done, _ = run("whole", *flags, "--intra_op_threads=3")
+        assert "by --num_microbatches=2 and --intra_op_threads=3; " in done.stdout
+        run("parts", *flags, "--intra_op_threads=3", "--max_steps=2")
+        done, parts = run("parts", *flags, "--num_towers=2")  # 4 steps, the flag left open
+        assert (done.returncode, done.stderr) == (0, "")
+        assert scripts.hash_lines(parts) == scripts.hash_lines(parts.parent / "whole")
+
+        done, parts = run("parts", *flags, "--intra_op_threads=1", "--max_steps=5")
+        assert done.returncode == 1
+        assert "--intra_op_threads=1 (the run has 3)" in done.stderr
+
+        done, one = run("one", *flags, "--intra_op_threads=1")
+        last = [scripts.hash_lines(folder)[-1]["state_sha256"] for folder in (one, parts)]
+        assert last[0] != last[1]  # else the setting need not define a run
+
+    def test_deterministic_operations_are_the_same_bits_too(self, run):
+        hashes = {}
+        for num_towers in (1, 2):
+            done, folder = run(
+                f"deterministic{num_towers}",
+                f"--num_towers={num_towers}",
+                "--deterministic",
+                "--verify_every_steps=4",
+            )
+            assert (done.returncode, done.stderr) == (0, "")
+            hashes[num_towers] = scripts.hash_lines(folder)
+        assert hashes[1] == hashes[2]
+        done, _ = run("deterministic1", "--max_steps=5")
+        assert done.returncode == 1
+        assert "--deterministic=False (the run has True)" in done.stderr
