@@ -6,15 +6,12 @@ the commands):
     python -m benchmarks.batch_norm runs/bn1 runs/bn2 runs/bn4 runs/bn8
 """
 
-import json
+import argparse
 import statistics
 from collections.abc import Sequence
-
-from absl import app, flags
+from pathlib import Path
 
 from towers import batch_norm, checkpoints, run_folder, session
-
-flags.DEFINE_string("output", None, "File of one JSON object per line to add the figures to.")
 
 HEAD = """\
 | microbatches | seed | means apart (largest layer) | variances apart (largest layer) | \
@@ -22,15 +19,18 @@ accuracy with their mean | with each one's own |
 |---|---|---|---|---|---|"""
 
 
-def main(argv):
+def main():
     """Prints a table with one row for each run."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("run", nargs="+", help="folder of a run")
+    parser.add_argument("--output", help="file of one JSON object per line to add the figures to")
+    options = parser.parse_args()
     print(HEAD)
-    for path in argv[1:]:
+    for path in options.run:
         row = figures(run_folder.RunFolder(path))
         print(as_row(row))
-        if flags.FLAGS.output:
-            with open(flags.FLAGS.output, "a", encoding="utf-8") as file:
-                file.write(json.dumps(row) + "\n")
+        if options.output:
+            run_folder.append_line(Path(options.output), row)
 
 
 def figures(folder: run_folder.RunFolder) -> dict:
@@ -77,4 +77,4 @@ def span(shares: Sequence[float]) -> str:
 
 
 if __name__ == "__main__":
-    app.run(main)
+    main()

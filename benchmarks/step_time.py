@@ -8,66 +8,71 @@ else the machine does falls on all of them alike. A ratio is the median over rou
 within a round.
 """
 
-import json
+import argparse
 import statistics
 import time
-
-from absl import app, flags
+from pathlib import Path
 
 import towers  # before Keras: it silences TensorFlow's notices
 from input_pipeline import preprocess
-from towers import devices, models
+from towers import devices, models, run_folder
 
 import keras  # isort: skip
 import tensorflow as tf  # isort: skip
 
-flags.DEFINE_multi_enum(
-    "model", ["cifarnet", "resnet"], ["cifarnet", "resnet"], "Networks; may be repeated."
-)
-flags.DEFINE_multi_enum(
-    "compute_dtype", ["float32", "bfloat16"], ["float32", "bfloat16"], "May be repeated."
-)
-flags.DEFINE_integer("global_batch_size", 128, "Examples of one step.")
-flags.DEFINE_integer("rounds", 7, "How often each side has its turn.")
-flags.DEFINE_float("turn_seconds", 2.0, "Length of a turn, about.")
-flags.DEFINE_string("output", None, "File of one JSON object per line to add the figures to.")
-
 HEAD = """\
-| network | type | towers | microbatches | ms per step | to 1 tower, 1 mb | to 1 tower, 4 mb |
+| network | type | towers | microbatches | ms per step | to 1 tower, 1 microbatch | \
+to 1 tower, 4 microbatches |
 |---|---|---|---|---|---|---|"""
 SIDES = ((1, 1), (1, 4), (2, 4), (4, 4))  # (towers, microbatches)
 
 
-def main(argv):
+def main():
     """Measures every network in every type, and prints one table."""
-    del argv
+    options = parsed_options()
     devices.choose(max(num_towers for num_towers, _ in SIDES))
     print(HEAD)
-    for model in flags.FLAGS.model:
-        for compute_dtype in flags.FLAGS.compute_dtype:
-            for row in measure(model, compute_dtype, flags.FLAGS.global_batch_size):
-                print(
-                    f"| {row['model']} | {row['compute_dtype']} | {row['num_towers']} | "
-                    f"{row['num_microbatches']} | {row['step_milliseconds']:.1f} | "
-                    f"{row['to_one_microbatch']:.2f} | {row['to_one_tower']:.2f} |",
-                    flush=True,
-                )
-                if flags.FLAGS.output:
-                    with open(flags.FLAGS.output, "a", encoding="utf-8") as file:
-                        file.write(json.dumps(row) + "\n")
+    for model in options.model or ["cifarnet", "resnet"]:
+        for compute_dtype in options.compute_dtype or ["float32", "bfloat16"]:
+            for row in measure(model, compute_dtype, options):
+                print(as_row(row), flush=True)
+                if options.output:
+                    run_folder.append_line(Path(options.output), row)
 
 
-def measure(model: str, compute_dtype: str, global_batch_size: int) -> list[dict]:
+def parsed_options() -> argparse.Namespace:
+    """The command line."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--model", action="append", choices=list(models.NETWORKS))
+    parser.add_argument("--compute_dtype", action="append", choices=list(models.DTYPE_POLICIES))
+    parser.add_argument("--global_batch_size", type=int, default=128)
+    parser.add_argument("--rounds", type=int, default=7, help="how often each side has its turn")
+    parser.add_argument("--turn_seconds", type=float, default=2.0, help="length of a turn, about")
+    parser.add_argument("--output", help="file of one JSON object per line to add the figures to")
+    return parser.parse_args()
+
+
+def as_row(row: dict) -> str:
+    """One row of the table."""
+    return (
+        f"| {row['model']} | {row['compute_dtype']} | {row['num_towers']} | "
+        f"{row['num_microbatches']} | {row['step_milliseconds']:.1f} | "
+        f"{row['to_one_microbatch']:.2f} | {row['to_one_tower']:.2f} |"
+    )
+
+
+def measure(model: str, compute_dtype: str, options: argparse.Namespace) -> list[dict]:
     """Times all sides in turns; one row of figures for each."""
+    global_batch_size = options.global_batch_size
     runs = {side: trainer_of(model, compute_dtype, global_batch_size, *side) for side in SIDES}
     shape = image_shape(model)
     images = tf.random.stateless_normal([global_batch_size, *shape], seed=[0, 0])
     labels = tf.random.stateless_uniform([global_batch_size], [0, 1], 0, 10, tf.int64)
     for run in runs.values():
         warm = [seconds_of_step(run, images, labels) for _ in range(4)]  # the first one traces
-    steps = max(1, round(flags.FLAGS.turn_seconds / min(warm)))
+    steps = max(1, round(options.turn_seconds / min(warm)))
     seconds = {side: [] for side in SIDES}
-    for _ in range(flags.FLAGS.rounds):
+    for _ in range(options.rounds):
         for side, run in runs.items():
             turn = [seconds_of_step(run, images, labels) for _ in range(steps)]
             seconds[side].append(statistics.median(turn))
@@ -81,7 +86,7 @@ def measure(model: str, compute_dtype: str, global_batch_size: int) -> list[dict
             "step_milliseconds": round(1000 * statistics.median(seconds[side]), 2),
             "to_one_microbatch": round(median_ratio(seconds[side], seconds[1, 1]), 3),
             "to_one_tower": round(median_ratio(seconds[side], seconds[1, 4]), 3),
-            "rounds": flags.FLAGS.rounds,
+            "rounds": options.rounds,
             "steps_per_round": steps,
             "tensorflow": tf.__version__,
             "cores": devices.available_cores(),
@@ -126,4 +131,4 @@ def median_ratio(of: list[float], to: list[float]) -> float:
 
 
 if __name__ == "__main__":
-    app.run(main)
+    main()

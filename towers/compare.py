@@ -16,7 +16,7 @@ import numpy as np
 
 from towers import checkpoints, run_folder, session, settings
 
-SAYS_NOTHING = ("examples_per_second", "step_seconds")  # the clock's
+OF_THE_CLOCK = ("examples_per_second", "step_seconds")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -116,7 +116,7 @@ def _evaluations(lines: Sequence[Mapping]) -> dict[int, Mapping]:
 
 
 def _without_clock(line: Mapping) -> dict:
-    return {name: value for name, value in line.items() if name not in SAYS_NOTHING}
+    return {name: value for name, value in line.items() if name not in OF_THE_CLOCK}
 
 
 def first_parting(

@@ -79,9 +79,9 @@ def resolved(
     """
     network, num_towers = models.NETWORKS[chosen.model], len(tower_devices)
     num_microbatches, kept = chosen.num_microbatches, ""
-    if not num_microbatches:
+    if not num_microbatches and earlier is None:
         num_microbatches = _default_microbatches(chosen, tower_devices)
-    if earlier is not None and not chosen.num_microbatches:
+    elif not num_microbatches:
         num_microbatches = earlier["settings"]["num_microbatches"]
         kept = f"; the run in {chosen.train_dir} began with {num_microbatches} microbatch(es)"
     try:

@@ -161,7 +161,7 @@ _RANGES = {
     "weight_decay": _AT_LEAST_0,
     "clip_norm": _AT_LEAST_0,
     "moving_average_decay": _SHARE,
-    "intra_op_threads": _AT_LEAST_1,
+    "intra_op_threads": (lambda value: 1 <= value <= 1024, "at least 1 and at most 1024"),
     "seed": (lambda value: 0 <= value < 2**31, "at least 0 and below 2147483648"),
     "log_every_steps": _AT_LEAST_1,
     "summary_every_steps": _AT_LEAST_0,
