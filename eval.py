@@ -91,9 +91,13 @@ def run(given):
         path = assessment.checkpoint_path(folder, given.checkpoint)
     else:
         config = assessment.wait_for_run(folder, given.eval_interval_seconds)
+    settings = config["settings"]
+    # The same arithmetic as in training, to the last bit.
+    session.start_runtime(
+        session.intra_op_threads(None, config), settings.get("deterministic", False)
+    )
     devices = session.tower_devices(given.num_towers)
 
-    settings = config["settings"]
     data = datasets.load(
         given.dataset or settings["dataset"], given.data_dir or settings["data_dir"], given.split
     )

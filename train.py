@@ -56,8 +56,10 @@ flags.DEFINE_integer(
     "num_microbatches",
     0,
     "Equal parts of the global batch, the unit of arithmetic: with the same number of them, runs "
-    "on different numbers of towers do the same. 0: 4 in float32 on CPUs, where they cost "
-    "nothing; elsewhere, and where 4 does not divide, one per tower.",
+    "on different numbers of towers do the same. Batch norm sees one at a time, so for a network "
+    "with batch norm they are part of the model. 0: 4 in float32 on CPUs, where they cost "
+    "nothing; elsewhere, and where 4 does not divide, one per tower; or what a run that goes on "
+    "began with.",
 )
 flags.DEFINE_enum(
     "gradient_reduction", "mean", ["mean", "sum"], "Over microbatches; sum does not divide."
@@ -137,8 +139,8 @@ flags.DEFINE_integer(
 flags.DEFINE_integer(
     "verify_every_steps",
     0,
-    "Steps between two hashes of the whole state in metrics.jsonl, by which "
-    "`python -m towers.compare RUN_A RUN_B` finds the step where two runs part; 0: none.",
+    "Steps between two hashes of the whole state in metrics.jsonl, from step 0 to the last, by "
+    "which `python -m towers.compare RUN_A RUN_B` finds the step where two runs part; 0: none.",
 )
 flags.DEFINE_integer("checkpoint_every_steps", 500, "Steps between two checkpoints.")
 flags.DEFINE_integer("checkpoints_to_keep", 5, "The newest checkpoints that are kept.")
@@ -212,7 +214,9 @@ def run(chosen):
 
     folder = run_folder.RunFolder(chosen.train_dir)
     earlier = folder.read_config()
-    session.start_runtime(chosen, earlier)
+    session.start_runtime(
+        session.intra_op_threads(chosen.intra_op_threads, earlier), chosen.deterministic
+    )
     tower_devices = session.tower_devices(chosen.num_towers)
     chosen = session.resolved(chosen, tower_devices, earlier)
 

@@ -122,6 +122,41 @@ def test_divergence_is_over_all_features_and_0_where_all_agree():
     assert changed | {layer: figures[layer]} == figures
 
 
+@pytest.mark.filterwarnings("error")
+def test_a_feature_that_does_not_vary_does_not_diverge():
+    model = toys.on_cpu(
+        lambda: keras.Sequential([keras.Input([2]), keras.layers.BatchNormalization()])
+    )
+    # The first feature is constant; the second has means 1 and 3 at variance 4.
+    kept = [np.array([[7.0, 1.0], [7.0, 3.0]]), np.array([[0.0, 4.0], [0.0, 4.0]])]
+    (figures,) = batch_norm.divergence(model, kept).values()
+    assert figures == {"moving_mean": pytest.approx(0.5 / np.sqrt(2)), "moving_variance": 0.0}
+
+
+def test_layers_of_one_name_in_two_submodels_are_both_shown():
+    def submodel(name):
+        x = keras.Input([1])
+        return keras.Model(x, keras.layers.BatchNormalization(name="norm")(x), name=name)
+
+    images = keras.Input([1])
+    parts = [submodel(name)(images) for name in ("one", "two")]
+    model = toys.on_cpu(lambda: keras.Model(images, keras.layers.Add()(parts)))
+    means = [v.path for v in model.non_trainable_variables if v.name == "moving_mean"]
+    assert means == ["norm/moving_mean"] * 2
+    kept = [np.array([[0.0], [apart]]) if apart else np.ones([2, 1]) for apart in (2, 0, 4, 0)]
+    figures = batch_norm.divergence(model, kept).values()
+    assert [of_layer["moving_mean"] for of_layer in figures] == [1.0, 2.0]
+
+
+def test_the_hash_covers_the_statistics_of_each():
+    run = toys.trainer(
+        normalizing(0.5), global_batch_size=2, num_microbatches=2, batch_norm_statistics="each"
+    )
+    before = run.state_sha256()
+    run.state.statistics_of_each[0].assign_add([[0.0], [1e-6]])
+    assert run.state_sha256() != before
+
+
 @pytest.mark.parametrize("policy", ["mean", "first", "last"])
 def test_other_policies_keep_no_statistics_apart(policy):
     run = toys.trainer(normalizing(0.5), global_batch_size=2, batch_norm_statistics=policy)

@@ -96,23 +96,42 @@ def test_a_rate_that_differs_later_parts_later(runs, capsys):
 
 
 def test_the_largest_difference_is_named(runs):
-    config = json.loads((runs / "one" / "config.json").read_text())
+    folder = run_folder.RunFolder(str(runs / "one"))
     values = checkpoints.read(str(runs / "one" / "checkpoints" / "step-4"))
     changed = {name: value.copy() for name, value in values.items()}
-    assert compare._largest_difference(values, changed, config) == ""
+    assert compare._largest_difference(values, changed, folder) == ""
     changed["weights/2"][:] = values["weights/2"] + np.float32(2**-20)
     changed["optimizer/2"][:] = values["optimizer/2"] - 8
     changed["weights/3"][0] = values["weights/3"][0] + 16
-    said = compare._largest_difference(values, changed, config)
+    said = compare._largest_difference(values, changed, folder)
     assert said == "largest difference 16, in weights/3 (conv2/bias)"
     del changed["weights/3"]
-    assert compare._largest_difference(values, changed, config) == "they hold different variables"
+    assert compare._largest_difference(values, changed, folder) == "they hold different variables"
 
 
 def test_zeros_of_another_sign_are_not_the_same_bits(runs):
     zeros = {"optimizer/2": np.zeros(2, np.float32)}
-    said = compare._largest_difference(zeros, {"optimizer/2": -zeros["optimizer/2"]}, {})
+    minus = {"optimizer/2": -zeros["optimizer/2"]}
+    said = compare._largest_difference(zeros, minus, run_folder.RunFolder(str(runs / "one")))
     assert said == "largest difference 0, in optimizer/2"
+
+
+@pytest.mark.filterwarnings("error")
+def test_infinite_values_differ_by_infinity_or_not_at_all(runs):
+    a = {"optimizer/2": np.array([np.inf, np.nan, 1.0]), "optimizer/3": np.array([np.inf, 1.0])}
+    b = {"optimizer/2": np.array([np.inf, 2.0, 1.0]), "optimizer/3": np.array([np.inf, 1.5])}
+    folder = run_folder.RunFolder(str(runs / "one"))
+    said = compare._largest_difference(a, b, folder)
+    assert said == "largest difference inf, in optimizer/2"
+    assert compare._largest_difference(a, a, folder) == ""
+    only = {name: values["optimizer/3"] for name, values in (("a", a), ("b", b))}
+    assert compare._distance(only["a"], only["b"]) == 0.5
+
+
+def test_what_is_not_a_number_is_the_same_as_itself():
+    nan = {"loss": float("nan"), "accuracy": 0.5}
+    assert compare._values_that_differ(nan, dict(nan)) == ""
+    assert compare._values_that_differ(nan, nan | {"accuracy": 1.0}) == "accuracy 0.5 and 1.0"
 
 
 def test_a_single_changed_line_is_found(copy, runs, capsys):
@@ -153,26 +172,71 @@ class TestWhatCannotBeCompared:
         assert compare.main([str(folder) for folder in folders]) == 2
         out, err = capsys.readouterr()
         assert err.count("\n") == 1
-        return err
+        return out, err
 
     def test_no_run(self, runs, tmp_path, capsys):
-        err = self.explained(capsys, runs / "one", tmp_path / "none")
+        _, err = self.explained(capsys, runs / "one", tmp_path / "none")
         assert err == f"towers.compare: error: {tmp_path / 'none'}: there is no run here\n"
+
+    def test_files_that_are_no_run(self, runs, tmp_path, capsys):
+        (tmp_path / "file").touch()
+        _, err = self.explained(capsys, runs / "one", tmp_path)
+        assert err.startswith(f"towers.compare: error: {tmp_path}: holds files but no run")
+
+    @pytest.mark.parametrize("part", ["versions", "git_revision"])
+    def test_a_config_that_lacks_a_part(self, runs, copy, capsys, part):
+        config = json.loads((copy / "config.json").read_text())
+        del config[part]
+        (copy / "config.json").write_text(json.dumps(config))
+        _, err = self.explained(capsys, runs / "one", copy)
+        assert err == f"towers.compare: error: {copy / 'config.json'}: is not that of a run\n"
 
     def test_no_step_in_common(self, copy, runs, capsys):
         shutil.rmtree(copy / "checkpoints")
         (copy / "metrics.jsonl").unlink()
-        assert "the runs have no step in common" in self.explained(capsys, runs / "one", copy)
+        _, err = self.explained(capsys, runs / "one", copy)
+        assert "the runs have no step in common" in err
 
-    def test_a_damaged_checkpoint(self, copy, runs, capsys):
+    @pytest.mark.parametrize(
+        ("content", "message"),
+        [
+            (b"\xff\xfe\n", "is not text"),
+            (b'{"step": 1}\n{"ste\n{"step": 3}\n', "line 2 is damaged"),
+            (b'{"step": 1}\n3\n', "line 2 has no step"),
+            (b'{"loss": 1}\n', "line 1 has no step"),
+        ],
+    )
+    def test_damaged_metrics(self, copy, runs, capsys, content, message):
+        (copy / "metrics.jsonl").write_bytes(content)
+        _, err = self.explained(capsys, runs / "one", copy)
+        assert err == f"towers.compare: error: {copy / 'metrics.jsonl'}: {message}\n"
+
+    def test_a_damaged_checkpoint_after_what_can_be(self, copy, runs, capsys):
         (copy / "checkpoints" / "step-2.data-00000-of-00001").write_bytes(b"torn")
-        assert "step-2 cannot be read" in self.explained(capsys, runs / "one", copy)
+        out, err = self.explained(capsys, runs / "one", copy)
+        assert "step-2 cannot be read" in err
+        assert "hashes of the state: the same at all 5 steps" in out
 
     @pytest.mark.parametrize("arguments", [[], ["one"], ["one", "two", "three"], ["one", "--two"]])
     def test_other_than_two_folders(self, capsys, arguments):
-        assert self.explained(capsys, *arguments) == (
-            "usage: python -m towers.compare RUN_A RUN_B\n"
-        )
+        _, err = self.explained(capsys, *arguments)
+        assert err == "usage: python -m towers.compare RUN_A RUN_B\n"
+
+
+def test_a_torn_last_line_is_left_out(copy, runs, capsys):
+    whole = (copy / "metrics.jsonl").read_text()
+    (copy / "metrics.jsonl").write_text(whole + '{"step": 5, "lo')
+    code, said = compared(capsys, runs / "one", copy)
+    assert (code, said[-1]) == (0, "the same, to the last bit")
+
+
+def test_a_network_that_cannot_be_built_has_no_paths(copy, runs):
+    config = json.loads((copy / "config.json").read_text())
+    config["settings"]["model"] = "of_tomorrow"
+    (copy / "config.json").write_text(json.dumps(config))
+    assert compare._path(run_folder.RunFolder(str(copy)), "weights/0") == ""
+    folder = run_folder.RunFolder(str(runs / "one"))
+    assert compare._path(folder, "weights/0") == " (conv1/kernel)"
 
 
 @pytest.mark.whole_program
@@ -206,5 +270,5 @@ def test_parting_says_the_last_step_that_agrees():
 
 def test_folders_are_left_as_they_are(runs, copy, capsys):
     before = scripts.contents(copy)
-    compare.compare(run_folder.RunFolder(str(runs / "one")), run_folder.RunFolder(str(copy)))
+    assert compared(capsys, runs / "one", copy)[0] == 0
     assert scripts.contents(copy) == before

@@ -164,11 +164,39 @@ def test_what_an_operation_sees_does_not_depend_on_towers(
     result = evaluation.Evaluator(
         model, [], losses.cross_entropy, toys.cpus(num_towers), num_microbatches
     )([(logits, labels)])
-    assert set(layer.seen) == {(expected, CLASSES)}
-    per_tower = -(-num_microbatches // num_towers)
-    assert len(layer.seen) == per_tower * num_towers
+    assert layer.seen == [(expected, CLASSES)] * num_microbatches
     assert result.count == n
     assert result.loss == pytest.approx(oracle.cross_entropy(logits, labels), rel=1e-6)
+
+
+def test_a_trainer_evaluates_in_its_microbatches():
+    layer = ShapesSeen()
+    images = keras.Input([CLASSES])
+    run = toys.trainer(
+        keras.Model(images, layer(images)), global_batch_size=8, num_microbatches=4, num_towers=2
+    )
+    layer.seen.clear()
+    run.evaluate([toys.batch(8, [CLASSES], classes=CLASSES)])
+    assert layer.seen == [(2, CLASSES)] * 4
+
+
+@pytest.mark.parametrize(
+    "num_towers, num_microbatches, parts_of_each",
+    [(2, 4, [2, 2]), (3, 4, [2, 1, 1]), (4, 2, [1, 0, 1, 0]), (2, 1, [1, 0])],
+)
+def test_microbatches_are_spread_over_the_towers(num_towers, num_microbatches, parts_of_each):
+    made = evaluation.Evaluator(
+        identity(), [], losses.cross_entropy, toys.cpus(num_towers), num_microbatches
+    )
+    graph = made._batch_outputs.get_concrete_function(
+        tf.zeros([8, CLASSES]), tf.zeros([8], tf.int64)
+    ).graph
+    counts = [
+        sum(op.type == "ArgMax" and op.name.startswith(f"tower_{tower}/") for op in operations)
+        for operations in [graph.get_operations()]
+        for tower in range(num_towers)
+    ]
+    assert counts == parts_of_each
 
 
 def test_the_loss_is_the_same_to_the_last_bit_on_any_number_of_towers():
@@ -188,7 +216,7 @@ def test_the_loss_is_the_same_to_the_last_bit_on_any_number_of_towers():
 
 def test_towers_evaluate_on_their_own_devices():
     graph = (
-        evaluator(2)
+        evaluation.Evaluator(identity(), [], losses.cross_entropy, toys.cpus(2), num_microbatches=2)
         ._batch_outputs.get_concrete_function(tf.zeros([4, CLASSES]), tf.zeros([4], tf.int64))
         .graph
     )

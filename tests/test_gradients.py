@@ -151,6 +151,15 @@ def test_narrow_types_are_added_as_float32(narrow):
     assert gradients.sum_over_parts([[tf.constant(1.0, tf.float64)]])[0].dtype == tf.float64
 
 
+def test_a_factor_is_not_rounded_to_the_type_of_a_narrow_gradient():
+    # 257 is 256 in bfloat16.
+    one = tf.constant([[1.0]], tf.bfloat16)
+    rows = tf.IndexedSlices(one, tf.constant([0]), tf.constant([1, 1]))
+    dense, sparse = gradients.scale([one, rows], tf.constant(257.0))
+    assert (dense.dtype, dense.numpy()) == (tf.float32, 257.0)
+    assert (sparse.values.dtype, sparse.values.numpy()) == (tf.float32, 257.0)
+
+
 def test_unknown_reduction_is_refused():
     with pytest.raises(ValueError, match="reduction='max': must be one of mean, sum"):
         gradients.reduce_towers([[tf.constant(1.0)]], 1, "max")
@@ -291,8 +300,11 @@ def embedding_model(one_hot):
     ],
     ids=["momentum", "clipped", "adam"],
 )
+@pytest.mark.parametrize("weight", [None, [1, 2, 0, 1, 3, 1, 0, 0]], ids=["plain", "weighted"])
 @pytest.mark.parametrize("num_towers", [1, 4])
-def test_embedding_trains_as_the_same_model_with_dense_gradients(make_optimizer, num_towers):
+def test_embedding_trains_as_the_same_model_with_dense_gradients(
+    make_optimizer, num_towers, weight
+):
     words = np.array([[1, 1], [1, 2], [0, 1], [1, 1], [2, 2], [3, 0], [1, 0], [2, 1]], np.int32)
     labels = np.arange(8) % toys.CLASSES
     weights = {}
@@ -303,7 +315,7 @@ def test_embedding_trains_as_the_same_model_with_dense_gradients(make_optimizer,
         )
         images = np.eye(WORDS, dtype=np.float32)[words] if one_hot else words
         for _ in range(2):
-            result = run.train_step(images, labels)
+            result = run.train_step(images, labels, weight)
         assert isinstance(result.gradients[0], tf.Tensor if one_hot else tf.IndexedSlices)
         weights[one_hot] = model.get_weights()
     for sparse, dense in zip(weights[False], weights[True], strict=True):

@@ -4,15 +4,17 @@ On real images where TOWERS_TEST_DATA_DIR has them; what needs no data is tested
 """
 
 import dataclasses
+import json
 import random
 import shutil
 import signal
 
+import numpy as np
 import pytest
 import scripts
 
 from input_pipeline import datasets
-from towers import session
+from towers import checkpoints, compare, evaluation, session
 
 REAL = ("--dataset=cifar10", "--num_microbatches=4", "--log_every_steps=1")
 OPTIMIZERS = {
@@ -44,9 +46,8 @@ def short_evaluation(monkeypatch):
 
 def what_a_run_wrote(folder) -> list[dict]:
     """Every line of metrics.jsonl without what the clock put into it."""
-    timed = ("examples_per_second", "step_seconds")
     lines = scripts.lines_of(folder / "metrics.jsonl")
-    return [{k: v for k, v in line.items() if k not in timed} for line in lines]
+    return [{k: v for k, v in line.items() if k not in compare.OF_THE_CLOCK} for line in lines]
 
 
 @pytest.mark.pitfall(31)
@@ -75,7 +76,7 @@ def test_slow_fifty_steps_on_1_2_and_4_towers_are_one_run(
     assert len(written) == 50 + 6 + 1
     hashes = [line["state_sha256"] for line in scripts.hash_lines(tmp_path / "1")]
     assert len(set(hashes)) == 6  # at steps 0, 10, ... 50
-    parts = ["weights", "model_state", "optimizer", "moving_averages"]
+    parts = ["weights", "model_state", "optimizer", "moving_averages", "counters"]
     if model == "cifarnet":
         parts.remove("model_state")  # no batch norm
     assert list(scripts.hash_lines(tmp_path / "1")[0]["parts_sha256"]) == parts
@@ -140,12 +141,13 @@ class TestVerifying:
     def test_writes_a_hash_of_the_state_and_of_its_parts(self, tmp_path):
         scripts.train(tmp_path, *self.FLAGS, "--momentum=0.5")
         lines = scripts.hash_lines(tmp_path)
-        assert [line["step"] for line in lines] == [0, 2, 4, 6]
-        assert [line["examples_seen"] for line in lines] == [0, 48, 96, 144]
+        assert [line["step"] for line in lines] == [0, 2, 4, 6, 7]  # the last step too
+        assert [line["examples_seen"] for line in lines] == [0, 48, 96, 144, 168]
+        parts = ["weights", "optimizer", "moving_averages", "counters"]
         for line in lines:
-            assert set(line["parts_sha256"]) == {"weights", "optimizer", "moving_averages"}
-        for part in ("weights", "optimizer", "moving_averages"):
-            assert len({line["parts_sha256"][part] for line in lines}) == 4
+            assert list(line["parts_sha256"]) == parts
+        for part in parts:
+            assert len({line["parts_sha256"][part] for line in lines}) == 5
 
     def test_changes_nothing_else(self, tmp_path):
         scripts.train(tmp_path / "verified", *self.FLAGS)
@@ -172,7 +174,83 @@ class TestVerifying:
         assert "continuing at step 3" in done.stdout
         whole = scripts.hash_lines(tmp_path / "whole")
         assert scripts.hash_lines(tmp_path / "parts") == whole
-        assert len(whole) == 4
+        assert len(whole) == 5
+
+    def test_a_run_killed_before_its_first_checkpoint_has_one_first_line(self, tmp_path):
+        scripts.train(tmp_path / "whole", *self.FLAGS)
+        scripts.train(tmp_path / "killed", *self.FLAGS, "--max_steps=2")
+        for name in ("final_model.json", "final_model.keras"):
+            (tmp_path / "killed" / name).unlink()
+        shutil.rmtree(tmp_path / "killed" / "checkpoints")
+        assert [line["step"] for line in scripts.hash_lines(tmp_path / "killed")] == [0, 2]
+        scripts.train(tmp_path / "killed", *self.FLAGS)
+        assert what_a_run_wrote(tmp_path / "killed") == what_a_run_wrote(tmp_path / "whole")
+
+
+EACH = (
+    "--model=resnet",
+    "--batch_norm_statistics=each",
+    "--num_microbatches=4",
+    "--global_batch_size=16",
+    "--verify_every_steps=1",
+    "--summary_every_steps=0",
+    "--compute_dtype=bfloat16",
+    *OPTIMIZERS["adamw"],
+)
+
+
+@pytest.fixture(scope="module")
+def each_folder(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("each") / "run"
+    done = scripts.train(folder, *EACH, "--num_towers=1")
+    assert (done.returncode, done.stderr) == (0, "")
+    return folder
+
+
+class TestStatisticsOfEach:
+    """A residual network, stopped on one number of towers and continued on another."""
+
+    @pytest.mark.pitfall(31)
+    def test_go_on_on_another_number_of_towers(self, tmp_path, each_folder):
+        scripts.train(tmp_path, *EACH, "--num_towers=4", "--max_steps=2")
+        scripts.train(tmp_path, *EACH, "--num_towers=2")
+        assert scripts.hash_lines(tmp_path) == scripts.hash_lines(each_folder)
+        losses = [
+            [line["loss"] for line in scripts.training_lines(folder)]
+            for folder in (tmp_path, each_folder)
+        ]
+        assert losses[0] == losses[1]
+
+    def test_divergence_is_in_every_logged_line(self, each_folder):
+        lines = scripts.training_lines(each_folder)
+        assert len(lines) == 4
+        assert all(0 < line["batch_norm_divergence"] < 1 for line in lines)
+        assert "statistics_of_each" in scripts.hash_lines(each_folder)[0]["parts_sha256"]
+
+    @pytest.mark.pitfall(23)
+    def test_evaluation_tells_the_accuracy_of_each(self, each_folder, monkeypatch):
+        folder = each_folder
+        seen = []
+        evaluate = evaluation.Evaluator.__call__
+
+        def watched(self, batches):
+            seen.append([v.numpy() for v in self._model.non_trainable_variables])
+            return evaluate(self, batches)
+
+        monkeypatch.setattr(evaluation.Evaluator, "__call__", watched)
+        done = scripts.run("eval", f"--train_dir={folder}")
+        assert (done.returncode, done.stderr) == (0, "")
+        (line,) = scripts.lines_of(folder / "eval.jsonl")
+        assert len(line["accuracy_of_each"]) == 4
+        shares = ", ".join(f"{share:.2%}" for share in line["accuracy_of_each"])
+        assert f"  with each microbatch's own batch-norm statistics: {shares}\n" in done.stdout
+        # First with their mean, then with each one's own, as the checkpoint has them.
+        values = checkpoints.read(str(folder / "checkpoints" / "step-4"))
+        for index, mean in enumerate(seen[0]):
+            of_each = values[f"statistics_of_each/{index}"]
+            np.testing.assert_allclose(mean, of_each.mean(axis=0), rtol=1e-5, atol=1e-6)
+            np.testing.assert_array_equal([state[index] for state in seen[1:]], of_each)
+            assert len({value.tobytes() for value in of_each}) == 4
 
 
 @pytest.mark.parametrize(
@@ -235,18 +313,42 @@ class TestARuntimeOfItsOwn:
         last = [scripts.hash_lines(folder)[-1]["state_sha256"] for folder in (one, parts)]
         assert last[0] != last[1]  # else the setting need not define a run
 
-    def test_deterministic_operations_are_the_same_bits_too(self, run):
+    def test_deterministic_operations_are_the_same_bits_too(self, run, command):
         hashes = {}
-        for num_towers in (1, 2):
-            done, folder = run(
-                f"deterministic{num_towers}",
-                f"--num_towers={num_towers}",
-                "--deterministic",
-                "--verify_every_steps=4",
-            )
+        for name, flags in {
+            "plain": ["--num_towers=2"],
+            "deterministic": ["--num_towers=1", "--deterministic"],
+            "deterministic2": ["--num_towers=2", "--deterministic"],
+        }.items():
+            done, folder = run(name, "--verify_every_steps=4", *flags)
             assert (done.returncode, done.stderr) == (0, "")
-            hashes[num_towers] = scripts.hash_lines(folder)
-        assert hashes[1] == hashes[2]
-        done, _ = run("deterministic1", "--max_steps=5")
+            hashes[name] = scripts.hash_lines(folder)
+        assert hashes["deterministic"] == hashes["deterministic2"]
+        # They are other operations: softmax cross entropy, in float32 on CPUs.
+        assert hashes["deterministic"][-1] != hashes["plain"][-1]
+
+        done, _ = run("deterministic", "--max_steps=5")
         assert done.returncode == 1
         assert "--deterministic=False (the run has True)" in done.stderr
+
+    @pytest.mark.parametrize(
+        "flags",
+        [["--model=resnet"], ["--deterministic", "--intra_op_threads=1"]],
+        ids=["resnet", "deterministic-one-thread"],
+    )
+    def test_eval_is_the_training_s_own_evaluation(self, run, command, flags):
+        _, folder = run("run", "--num_microbatches=4", *flags)
+        done = command("eval.py", f"--train_dir={folder}", "--num_towers=3")
+        assert (done.returncode, done.stderr) == (0, "")
+        assert scripts.lines_of(folder / "eval.jsonl") == scripts.evaluation_lines(folder)
+
+
+def test_a_run_of_before_a_setting_was_there_goes_on(tmp_path):
+    scripts.train(tmp_path, "--max_steps=2")
+    config = json.loads((tmp_path / "config.json").read_text())
+    for name in ("intra_op_threads", "deterministic", "verify_every_steps"):
+        del config["settings"][name]
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    done = scripts.train(tmp_path, "--max_steps=3")
+    assert (done.returncode, done.stderr) == (0, "")
+    assert "continuing at step 2" in done.stdout

@@ -110,9 +110,19 @@ class TestARun:
 
         config = json.loads((folder / "config.json").read_text())
         rate = schedules.LearningRate("constant", 0.1, 5000)
-        assert "same bits" in dict(start_table.rows(config, rate, 1000))
+        said = dict(start_table.rows(config, rate, 1000))["same bits"]
+        assert said.startswith(
+            "on 1, 2 or 4 tower(s), by --num_microbatches=4 and --intra_op_threa"
+        )
         config["resolved"]["tower_devices"] = ["/GPU:0", "/GPU:1"]
-        assert "same bits" not in dict(start_table.rows(config, rate, 1000))
+        said = dict(start_table.rows(config, rate, 1000))["same bits"]
+        assert said == "not promised on GPUs without --deterministic"
+        config["settings"]["num_microbatches"] = 2
+        said = dict(start_table.rows(config, rate, 1000))["same bits"]
+        assert said.endswith("; a new run with --num_microbatches=4 has them on 1, 2 or 4")
+        config["settings"]["deterministic"] = True
+        said = dict(start_table.rows(config, rate, 1000))["same bits"]
+        assert said.startswith("on 1 or 2 tower(s), by --num_microbatches=2 and --intra_op_threads")
 
     def test_ends_with_the_model_and_the_command_to_watch_it(self, done, folder):
         finished, watch = done.stdout.splitlines()[-2:]
@@ -740,7 +750,7 @@ class TestBeforeTheFirstStep:
         )
         by = f"by --num_microbatches={num_microbatches} and --intra_op_threads="
         assert f"  same bits      on {same} tower(s), {by}" in done.stdout
-        hint = "; --num_microbatches=4 makes it 1, 2 or 4\n"
+        hint = "; a new run with --num_microbatches=4 has them on 1, 2 or 4\n"
         assert (hint in done.stdout) == (num_microbatches == "1")
 
 

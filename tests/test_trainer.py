@@ -322,6 +322,37 @@ def test_a_batch_of_no_weight_changes_nothing_under_sgd():
         np.testing.assert_array_equal(now, then)
 
 
+@pytest.mark.parametrize(
+    "weight, message",
+    [
+        (
+            np.ones([4, 1]),
+            r"sample_weight of shape \[4, 1\]: must be .*\[global_batch_size\]=\[4\]",
+        ),
+        (np.ones(2), r"sample_weight of shape \[2\]"),
+        (1.0, r"sample_weight of shape \[\]"),
+        ([1, 1, -1, 1], "every weight must be finite and at least 0"),
+        ([1, 1, np.nan, 1], "every weight must be finite and at least 0"),
+    ],
+)
+def test_wrong_weights_are_refused(weight, message):
+    run = weighted_run(2, 4, 2)
+    with pytest.raises(ValueError, match=message):
+        run.train_step(*toys.batch(4), weight)
+    assert run.state.step.numpy() == 0
+
+
+def test_the_hash_covers_all_that_a_checkpoint_holds():
+    run = weighted_run(1, 4, 2)
+    hashes = {run.state_sha256()}
+    variables = [*run.state.model.variables, *run.state.optimizer.variables]
+    values = [variable.value for variable in variables]
+    for variable in [*values, run.state.step, run.state.examples_seen]:
+        variable.assign_add(tf.ones_like(variable))
+        hashes.add(run.state_sha256())
+    assert len(hashes) == len(values) + 3
+
+
 def test_fit_s_loss_is_weighted_over_the_microbatches():
     run = line_run(num_towers=2, num_microbatches=2)
     # Outputs 1 of weight 1 and 5 of weight 3: (1 + 15) / 4.

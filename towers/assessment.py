@@ -175,7 +175,10 @@ class Assessment:
         return result
 
     def _accuracy_of_each(self) -> list[float]:
-        """The accuracy of the same weights with each microbatch's own batch-norm statistics."""
+        """The accuracy of the same weights with each microbatch's own batch-norm statistics.
+
+        It takes another evaluation for each, and leaves the model with the last one's statistics.
+        """
         accuracies = []
         for microbatch in range(self._config["settings"]["num_microbatches"]):
             for variable, values in self._kept_apart:

@@ -11,6 +11,7 @@ Under Keras's MirroredStrategy every replica keeps its own statistics, and readi
 of the first. docs/batch_norm.md has what was measured.
 """
 
+import itertools
 from collections.abc import Sequence
 
 import keras
@@ -114,19 +115,27 @@ def divergence(model: keras.Model, statistics: Sequence[tf.Tensor]) -> dict[str,
     Returns:
       Batch-norm layer to its two figures; 0 where the microbatches agree.
     """
-    by_path = {
-        model.non_trainable_variables[index].path: np.asarray(values, np.float64)
-        for index, values in zip(kept_apart(model), statistics, strict=True)
-    }
+    variables = [model.non_trainable_variables[index] for index in kept_apart(model)]
+    kept = [
+        (v.path, np.asarray(values, np.float64))
+        for v, values in zip(variables, statistics, strict=True)
+    ]
     figures = {}
-    for path, means in by_path.items():
-        layer, _, name = path.rpartition("/")
-        variances = by_path.get(f"{layer}/moving_variance")
-        if name != "moving_mean" or variances is None:
+    # Keras keeps a layer's variance next to its mean.
+    for (path, means), (next_path, variances) in itertools.pairwise(kept):
+        layer = path.removesuffix("/moving_mean")
+        if (path, next_path) != (f"{layer}/moving_mean", f"{layer}/moving_variance"):
             continue
         scale = variances.mean(axis=0)  # [features]
-        figures[layer] = {
-            "moving_mean": float(np.sqrt(np.mean(means.var(axis=0) / scale))),
-            "moving_variance": float(np.sqrt(np.mean(variances.var(axis=0) / scale**2))),
+        name = layer if layer not in figures else f"{layer}_{len(figures)}"  # of another submodel
+        figures[name] = {
+            "moving_mean": _root_mean(means.var(axis=0), scale),
+            "moving_variance": _root_mean(variances.var(axis=0), scale**2),
         }
     return figures
+
+
+def _root_mean(spread: np.ndarray, scale: np.ndarray) -> float:
+    """`sqrt(mean(spread / scale))`; a feature that does not vary counts as 0."""
+    ratio = np.divide(spread, scale, out=np.zeros_like(spread), where=scale > 0)
+    return float(np.sqrt(np.mean(ratio)))

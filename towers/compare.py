@@ -9,8 +9,9 @@ with 2 where they cannot be compared.
 """
 
 import dataclasses
+import json
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 
 import numpy as np
 
@@ -50,57 +51,78 @@ class Parting:
         return f"{self.what}: part at step {self.first} ({self.how}); {agreed}"
 
 
-def compare(a: run_folder.RunFolder, b: run_folder.RunFolder) -> tuple[list[str], list[Parting]]:
-    """Compares two runs.
-
-    Returns:
-      The settings that differ, in words, and what was compared step by step.
+def settings_that_differ(a: run_folder.RunFolder, b: run_folder.RunFolder) -> list[str]:
+    """What differs of that which defines a run, then of where and with what it ran, in words.
 
     Raises:
-      RunFolderError: a folder holds no run.
+      RunFolderError: a folder holds no run, or a damaged one.
     """
-    config_a, config_b = (_config(folder) for folder in (a, b))
-    lines_a, lines_b = (_lines(folder) for folder in (a, b))
-    partings = [
-        first_parting(what, select(lines_a), select(lines_b), describe)
-        for what, select, describe in (
-            ("hashes of the state", _hashes, _parts_that_differ),
-            ("logged steps", _logged, _values_that_differ),
-            ("evaluations", _evaluations, _values_that_differ),
-        )
-    ]
-    return _settings(config_a, config_b), [*partings, _checkpoints(a, b, config_a)]
-
-
-def _config(folder: run_folder.RunFolder) -> dict:
-    config = folder.read_config()
-    if config is None:
-        raise run_folder.RunFolderError(f"{folder.path}: there is no run here")
-    return config
-
-
-def _settings(config_a: Mapping, config_b: Mapping) -> list[str]:
-    """What differs of that which defines a run, then of where and with what it ran."""
-    defining = [settings.run_defining(config["settings"]) for config in (config_a, config_b)]
-    places = [
-        {
-            "num_towers": config["settings"]["num_towers"],
-            "tower devices": config["resolved"]["tower_devices"],
-            "sha256 of the images": config["resolved"]["data_sha256"][:12],
-        }
-        | {f"version of {name}": version for name, version in config["versions"].items()}
-        | {"kind of processor": config.get("processor"), "git revision": config["git_revision"]}
-        for config in (config_a, config_b)
-    ]
+    described = [_described(folder) for folder in (a, b)]
     return [
         difference.replace("(the run has ", "(the first run has ")
-        for first, second in (defining, places)
+        for first, second in zip(*described, strict=True)
         for difference in run_folder.differences(first, second)
     ]
 
 
+def _described(folder: run_folder.RunFolder) -> tuple[dict, dict]:
+    config = folder.read_config()
+    if config is None:
+        raise run_folder.RunFolderError(f"{folder.path}: there is no run here")
+    try:
+        chosen, derived = config["settings"], config["resolved"]
+        place = {
+            "num_towers": chosen["num_towers"],
+            "tower devices": derived["tower_devices"],
+            "sha256 of the images": derived["data_sha256"][:12],
+            "kind of processor": config.get("processor"),
+            "git revision": config["git_revision"],
+        }
+        versions = {f"version of {name}": text for name, text in config["versions"].items()}
+        return settings.run_defining(chosen), place | versions
+    except (KeyError, TypeError, AttributeError) as error:
+        raise run_folder.RunFolderError(f"{folder.config}: is not that of a run") from error
+
+
+def partings(a: run_folder.RunFolder, b: run_folder.RunFolder) -> Iterator[Parting]:
+    """Compares what two runs have written, from the cheapest to the dearest.
+
+    Raises:
+      RunFolderError: `metrics.jsonl` is damaged.
+      CheckpointError: a checkpoint is.
+    """
+    lines_a, lines_b = _lines(a), _lines(b)
+    for what, select, describe in (
+        ("hashes of the state", _hashes, _parts_that_differ),
+        ("logged steps", _logged, _values_that_differ),
+        ("evaluations", _evaluations, _values_that_differ),
+    ):
+        yield first_parting(what, select(lines_a), select(lines_b), describe)
+    yield first_parting(
+        "checkpoints",
+        checkpoints.by_step(a.checkpoints),
+        checkpoints.by_step(b.checkpoints),
+        lambda path_a, path_b: _largest_difference(
+            checkpoints.read(path_a), checkpoints.read(path_b), a
+        ),
+    )
+
+
 def _lines(folder: run_folder.RunFolder) -> list[dict]:
-    return run_folder.read_lines(folder.metrics) if folder.metrics.exists() else []
+    """The lines of `metrics.jsonl`; a torn last one is left out, as a running training's may be."""
+    if not folder.metrics.exists():
+        return []
+    try:
+        written = len(folder.metrics.read_text(encoding="utf-8").splitlines())
+        lines = run_folder.read_lines(folder.metrics)
+    except UnicodeDecodeError as error:
+        raise run_folder.RunFolderError(f"{folder.metrics}: is not text") from error
+    if len(lines) < written - 1:
+        raise run_folder.RunFolderError(f"{folder.metrics}: line {len(lines) + 1} is damaged")
+    for number, line in enumerate(lines, start=1):
+        if not (isinstance(line, dict) and isinstance(line.get("step"), int)):
+            raise run_folder.RunFolderError(f"{folder.metrics}: line {number} has no step")
+    return lines
 
 
 def _hashes(lines: Sequence[Mapping]) -> dict[int, Mapping]:
@@ -142,50 +164,52 @@ def first_parting(
 
 
 def _parts_that_differ(a: Mapping, b: Mapping) -> str:
-    parts_a, parts_b = a["parts_sha256"], b["parts_sha256"]
-    names = [name for name in {**parts_a, **parts_b} if parts_a.get(name) != parts_b.get(name)]
-    return ", ".join(names)
+    return ", ".join(_names_that_differ(a.get("parts_sha256", {}), b.get("parts_sha256", {})))
 
 
 def _values_that_differ(a: Mapping, b: Mapping) -> str:
-    different = [name for name in {**a, **b} if a.get(name) != b.get(name)]
+    different = _names_that_differ(a, b)
     return ", ".join(f"{name} {a.get(name)!r} and {b.get(name)!r}" for name in different)
 
 
-def _checkpoints(a: run_folder.RunFolder, b: run_folder.RunFolder, config_a: Mapping) -> Parting:
-    return first_parting(
-        "checkpoints",
-        checkpoints.by_step(a.checkpoints),
-        checkpoints.by_step(b.checkpoints),
-        lambda path_a, path_b: _largest_difference(
-            checkpoints.read(path_a), checkpoints.read(path_b), config_a
-        ),
-    )
+def _names_that_differ(a: Mapping, b: Mapping) -> list[str]:
+    # As text: NaN is the same as NaN.
+    return [name for name in {**a, **b} if json.dumps(a.get(name)) != json.dumps(b.get(name))]
 
 
 def _largest_difference(
-    a: Mapping[str, np.ndarray], b: Mapping[str, np.ndarray], config: Mapping
+    a: Mapping[str, np.ndarray], b: Mapping[str, np.ndarray], folder: run_folder.RunFolder
 ) -> str:
     shapes = [{name: value.shape for name, value in values.items()} for values in (a, b)]
     if shapes[0] != shapes[1]:
         return "they hold different variables"
     differences = {
-        name: float(np.abs(value.astype(np.float64) - b[name].astype(np.float64)).max())
+        name: _distance(value, b[name])
         for name, value in a.items()
         if value.tobytes() != b[name].tobytes()
     }
     if not differences:
         return ""
     name = max(differences, key=differences.get)
-    return f"largest difference {differences[name]:.3g}, in {name}{_path(config, name)}"
+    return f"largest difference {differences[name]:.3g}, in {name}{_path(folder, name)}"
 
 
-def _path(config: Mapping, name: str) -> str:
-    """The Keras path of what a checkpoint calls `weights/0`, where the network tells."""
+def _distance(a: np.ndarray, b: np.ndarray) -> float:
+    a, b = a.astype(np.float64), b.astype(np.float64)
+    with np.errstate(invalid="ignore"):
+        apart = np.where(a == b, 0.0, np.abs(a - b))
+    return float(np.nan_to_num(apart, nan=np.inf, posinf=np.inf).max())
+
+
+def _path(folder: run_folder.RunFolder, name: str) -> str:
+    """The Keras path of what a checkpoint calls `weights/0`, where the run's network tells."""
     part, _, index = name.partition("/")
     if part not in ("weights", "moving_averages", "model_state"):
         return ""
-    model = session.build_model(config)
+    try:
+        model = session.build_model(folder.read_config())
+    except (settings.SettingsError, KeyError):
+        return ""  # a network of another version
     state = part == "model_state"
     variables = model.non_trainable_variables if state else model.trainable_variables
     return f" ({variables[int(index)].path})"
@@ -201,19 +225,21 @@ def main(arguments: Sequence[str]) -> int:
         print("usage: python -m towers.compare RUN_A RUN_B", file=sys.stderr)
         return 2
     folders = [run_folder.RunFolder(argument) for argument in arguments]
+    compared = []
     try:
-        different, partings = compare(*folders)
+        for difference in settings_that_differ(*folders) or ["the same"]:
+            print(f"settings: {difference}")
+        for parting in partings(*folders):
+            print(parting, flush=True)
+            compared.append(parting)
     except (run_folder.RunFolderError, checkpoints.CheckpointError, OSError) as error:
-        print(f"towers.compare: error: {error}", file=sys.stderr)
+        text = str(error).removeprefix("--train_dir=")  # no flag of this command
+        print(f"towers.compare: error: {text}", file=sys.stderr)
         return 2
-    for difference in different or ["the same"]:
-        print(f"settings: {difference}")
-    for parting in partings:
-        print(parting)
-    if not any(parting.steps for parting in partings):
+    if not any(parting.steps for parting in compared):
         print("towers.compare: error: the runs have no step in common", file=sys.stderr)
         return 2
-    parted = [parting.first for parting in partings if parting.first is not None]
+    parted = [parting.first for parting in compared if parting.first is not None]
     print(f"they part at step {min(parted)}" if parted else "the same, to the last bit")
     return 1 if parted else 0
 

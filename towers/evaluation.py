@@ -74,8 +74,10 @@ class Evaluator:
             moving averages.
           loss_fn: (labels [n], logits [n, num_classes]) to [n].
           tower_devices: one device per tower.
-          num_microbatches: equal parts of a batch; need not be a multiple of the towers.
+          num_microbatches: equal parts of a batch, spread over the towers; need not be a multiple
+            of their number, and more towers than parts are idle.
         """
+        devices.keep_addition_order()  # as in training
         self._model = model
         self._weights = list(weights)
         self._loss_fn = loss_fn
@@ -117,43 +119,33 @@ class Evaluator:
         """One batch's outputs as NumPy arrays, [n], and the number of classes."""
         images, labels = tf.convert_to_tensor(images), tf.convert_to_tensor(labels)
         n = labels.shape[0]
-        microbatch = -(-n // self._num_microbatches)  # a user's last batch may not divide
-        filling = microbatch * self._per_tower() * len(self._tower_devices) - n
+        filling = -n % self._num_microbatches  # a user's last batch may not divide
         if filling:
             images = tf.concat([images, tf.repeat(images[:1], filling, axis=0)], axis=0)
             labels = tf.concat([labels, tf.repeat(labels[:1], filling)], axis=0)
         outputs, num_classes = self._batch_outputs(images, labels)
         return _Outputs(*(values.numpy()[:n] for values in outputs)), int(num_classes)
 
-    def _per_tower(self) -> int:
-        """Microbatches of each tower; the last tower may have some that only fill it up."""
-        return -(-self._num_microbatches // len(self._tower_devices))
-
     def _build(self, images, labels):
-        num_towers = len(self._tower_devices)
+        num_towers, parts = len(self._tower_devices), self._num_microbatches
         with tf.device(devices.PARAMETER_DEVICE), tf.name_scope("split_batch"):
-            image_parts = tf.split(images, num_towers)  # each [per_tower_batch, ...]
-            label_parts = tf.split(labels, num_towers)
+            image_parts = tf.split(images, parts)  # each [microbatch, ...]
+            label_parts = tf.split(labels, parts)
         results = []
         for tower, device in enumerate(self._tower_devices):
+            # In order, and as evenly as they go: with fewer parts than towers, some have none.
+            own = range(-(-tower * parts // num_towers), -(-(tower + 1) * parts // num_towers))
             with tf.device(device), tf.name_scope(f"tower_{tower}"):
-                results += self._tower(image_parts[tower], label_parts[tower])
+                results += self._tower([(image_parts[m], label_parts[m]) for m in own])
         num_classes = results[0][1]
         with tf.device(devices.PARAMETER_DEVICE), tf.name_scope("gather"):
             outputs = zip(*(result[0] for result in results), strict=True)
-            return _Outputs(*(tf.concat(parts, axis=0) for parts in outputs)), num_classes
+            return _Outputs(*(tf.concat(values, axis=0) for values in outputs)), num_classes
 
-    def _tower(self, images, labels) -> list[tuple[_Outputs, int]]:
+    def _tower(self, microbatches) -> list[tuple[_Outputs, int]]:
         weights = [tf.identity(weight) for weight in self._weights]
         state = [tf.identity(variable.value) for variable in self._model.non_trainable_variables]
-        return [
-            self._microbatch(weights, state, *part)
-            for part in zip(
-                tf.split(images, self._per_tower()),  # each [microbatch, ...]
-                tf.split(labels, self._per_tower()),
-                strict=True,
-            )
-        ]
+        return [self._microbatch(weights, state, *part) for part in microbatches]
 
     def _microbatch(self, weights, state, images, labels) -> tuple[_Outputs, int]:
         logits, _ = self._model.stateless_call(weights, state, images, training=False)

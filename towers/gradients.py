@@ -72,8 +72,14 @@ def _add(a: Gradient, b: Gradient) -> Gradient:
 
 
 def scale(gradients: Sequence[Gradient], factor: float | tf.Tensor) -> list[Gradient]:
-    """Multiplies every gradient by `factor`; None stays None, IndexedSlices stay sparse."""
-    return [_on_values(gradient, lambda v: v * tf.cast(factor, v.dtype)) for gradient in gradients]
+    """Multiplies every gradient by `factor`; None stays None, IndexedSlices stay sparse.
+
+    Types narrower than float32 become float32, in which the factor has its bits.
+    """
+    return [
+        _on_values(_widened(gradient), lambda v: v * tf.cast(factor, v.dtype))
+        for gradient in gradients
+    ]
 
 
 def _divide(gradients: Sequence[Gradient], count: int | tf.Tensor) -> list[Gradient]:

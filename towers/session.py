@@ -30,28 +30,29 @@ from towers import (
 FREE_MICROBATCHES = 4
 
 
-def start_runtime(chosen: settings.TrainSettings, earlier: Mapping | None) -> None:
-    """Sets what TensorFlow's runtime fixes when it starts: its threads and its determinism.
-
-    Args:
-      chosen: what was asked for.
-      earlier: the configuration of the run that goes on, if one does.
+def start_runtime(intra_op_threads: int, deterministic: bool) -> None:
+    """Sets what TensorFlow's runtime fixes when it starts, as `TrainSettings` has it.
 
     Raises:
       SettingsError: the runtime has started already, with another number of threads.
     """
     try:
-        devices.use_intra_op_threads(_intra_op_threads(chosen, earlier))
+        devices.use_intra_op_threads(intra_op_threads)
     except ValueError as error:
         raise settings.SettingsError(f"--{error}") from error
-    if chosen.deterministic:
+    if deterministic:
         tf.config.experimental.enable_op_determinism()
 
 
-def _intra_op_threads(chosen: settings.TrainSettings, earlier: Mapping | None) -> int:
-    """As asked for, or as the run began, for it is part of the arithmetic; else one per core."""
+def intra_op_threads(chosen: int | None, earlier: Mapping | None) -> int:
+    """As asked for, or as the run began, for they are part of the arithmetic; else one per core.
+
+    Args:
+      chosen: what was asked for, if anything.
+      earlier: the configuration of the run that goes on, if one does.
+    """
     of_run = earlier["settings"].get("intra_op_threads") if earlier is not None else None
-    return chosen.intra_op_threads or of_run or devices.available_cores()
+    return chosen or of_run or devices.available_cores()
 
 
 def tower_devices(num_towers: int | None) -> tuple[str, ...]:
@@ -94,7 +95,7 @@ def resolved(
         data_dir=chosen.data_dir and os.path.abspath(os.path.expanduser(chosen.data_dir)),
         num_towers=num_towers,
         num_microbatches=num_microbatches,
-        intra_op_threads=_intra_op_threads(chosen, earlier),
+        intra_op_threads=intra_op_threads(chosen.intra_op_threads, earlier),
         weight_decay=_default(chosen.weight_decay, network.weight_decay),
         weight_decay_filter=_default(chosen.weight_decay_filter, network.weight_filter),
     )
@@ -218,7 +219,9 @@ def check_same_run(earlier: Mapping, config: Mapping) -> None:
     Raises:
       RunFolderError: names each setting that differs.
     """
-    different = run_folder.differences(_defining(earlier), _defining(config))
+    began, now = _defining(earlier), _defining(config)
+    # A run of before a setting was there says nothing of it.
+    different = run_folder.differences(began, {name: now[name] for name in now if name in began})
     if different:
         raise run_folder.RunFolderError(
             f"--train_dir={config['settings']['train_dir']} holds a run with other settings: "

@@ -215,7 +215,7 @@ RUN_DEFINING = (
 
 def run_defining(settings: dict) -> dict:
     """Of resolved settings, those that a continued run must share, by flag name."""
-    defining = {name: settings.get(name) for name in RUN_DEFINING}
+    defining = {name: settings[name] for name in RUN_DEFINING if name in settings}
     if settings["learning_rate_schedule"] in ("cosine", "linear"):
         defining["train_epochs"] = settings["train_epochs"]
     return defining

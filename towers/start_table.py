@@ -21,28 +21,28 @@ def rows(
         ("batch", f"{chosen['global_batch_size']} global, "
                   f"{derived['per_tower_batch_size']} per tower, {chosen['num_microbatches']} "
                   f"microbatch(es) of {derived['microbatch_size']}"),
-        ("same bits", _describe_same_bits(chosen)),
+        ("same bits", _describe_same_bits(chosen, derived)),
         ("steps", f"{derived['last_step']:,}, {derived['steps_per_epoch']:.1f} per epoch"),
         ("optimizer", _describe_optimizer(chosen)),
         ("learning rate", learning_rate.describe()),
         ("weight decay", _describe_weight_decay(chosen)),
         ("reduction", _describe_reduction(chosen)),
     ]  # fmt: skip
-    if not (devices.are_cpus(derived["tower_devices"]) or chosen["deterministic"]):
-        table = [row for row in table if row[0] != "same bits"]
     warning = _warning(chosen, derived, learning_rate)
     return [*table, ("warning", warning)] if warning else table
 
 
-def _describe_same_bits(chosen: Mapping) -> str:
+def _describe_same_bits(chosen: Mapping, derived: Mapping) -> str:
     num_microbatches = chosen["num_microbatches"]
-    towers = _same_bits(num_microbatches)
-    said = (
-        f"on {towers} tower(s), by --num_microbatches={num_microbatches} and "
-        f"--intra_op_threads={chosen['intra_op_threads']}"
-    )
-    if num_microbatches < 4 and chosen["global_batch_size"] % 4 == 0:
-        said += f"; --num_microbatches=4 makes it {_same_bits(4)}"
+    if not (devices.are_cpus(derived["tower_devices"]) or chosen["deterministic"]):
+        said = "not promised on GPUs without --deterministic"
+    else:
+        said = (
+            f"on {_same_bits(num_microbatches)} tower(s), by --num_microbatches={num_microbatches} "
+            f"and --intra_op_threads={chosen['intra_op_threads']}"
+        )
+    if num_microbatches < 4 and 4 % chosen["num_towers"] == 0 == chosen["global_batch_size"] % 4:
+        said += f"; a new run with --num_microbatches=4 has them on {_same_bits(4)}"
     return said
 
 

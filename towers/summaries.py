@@ -92,8 +92,8 @@ class Summaries:
             tf.summary.scalar("towers/loss_spread", per_tower.max() - per_tower.min())
             for name in ("accuracy", "learning_rate", "epoch", "examples_per_second"):
                 tf.summary.scalar(name, metrics[name])
-            for layer, figures in divergence.items():
-                for name, value in figures.items():
+            for layer, of_layer in divergence.items():
+                for name, value in of_layer.items():
                     tf.summary.scalar(f"batch_norm_divergence/{layer}/{name}", value)
 
     def histograms(

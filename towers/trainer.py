@@ -117,7 +117,8 @@ class Trainer:
             a batch up leaves no trace, except that batch norm sees it.
 
         Raises:
-          ValueError: the batch is not full; an uneven share would weigh examples unequally.
+          ValueError: the batch is not full, for an uneven share would weigh examples unequally; or
+            a weight is missing, negative or not finite.
         """
         images, labels = tf.convert_to_tensor(images), tf.convert_to_tensor(labels)
         if images.shape[0] != self.global_batch_size:
@@ -128,8 +129,16 @@ class Trainer:
             )
         if sample_weight is None:
             return self._train_step(images, labels, self._rate_of_next_step())
-        weight = tf.cast(sample_weight, tf.float32)
-        return self._train_step(images, labels, self._rate_of_next_step(), weight)
+        weight = np.asarray(sample_weight, np.float32)
+        if weight.shape != (self.global_batch_size,):
+            raise ValueError(
+                f"sample_weight of shape {list(weight.shape)}: must be one weight per example, "
+                f"[global_batch_size]=[{self.global_batch_size}]"
+            )
+        if not (np.isfinite(weight).all() and (weight >= 0).all()):
+            raise ValueError("sample_weight: every weight must be finite and at least 0")
+        rate = self._rate_of_next_step()
+        return self._train_step(images, labels, rate, tf.convert_to_tensor(weight))
 
     def _rate_of_next_step(self) -> tf.Tensor | None:
         if self.learning_rate is None:
@@ -199,8 +208,8 @@ class Trainer:
     def parts_sha256(self) -> dict[str, str]:
         """A hash for each part of the state that this run has.
 
-        They are `weights`, `model_state` (batch norm), `optimizer` (slots), `moving_averages` and
-        `statistics_of_each`.
+        They are `weights`, `model_state` (batch norm), `optimizer` (slots), `moving_averages`,
+        `statistics_of_each` and `counters` (step, examples seen): all that a checkpoint holds.
         """
         state = self.state
         parts = {
@@ -209,11 +218,12 @@ class Trainer:
             "optimizer": state.optimizer.variables,
             "moving_averages": state.averages,
             "statistics_of_each": state.statistics_of_each,
+            "counters": [state.step, state.examples_seen],
         }
         return {name: sha256(v.numpy() for v in part) for name, part in parts.items() if part}
 
     def state_sha256(self) -> str:
-        """One hash over those of `parts_sha256`, in order: that of the whole state of the run."""
+        """One hash over those of `parts_sha256`, in order: of the whole state of a run."""
         return hashlib.sha256("".join(self.parts_sha256().values()).encode()).hexdigest()
 
 

@@ -116,6 +116,7 @@ class Run:
         self._summaries: summaries.Summaries | None = None  # makes files: not before train()
         self._evaluation: evaluation.Evaluation | None = None
         self._evaluated_steps: set[int] = set()  # with a line in metrics.jsonl
+        self._hashed_steps: set[int] = set()  # likewise
 
     def restore(self) -> int:
         """Goes back to the newest checkpoint, if there is one; the step the run stands at.
@@ -130,6 +131,7 @@ class Run:
         at_step = int(self.trainer.state.step)
         kept = self.folder.drop_metrics_after(at_step)
         self._evaluated_steps = {line["step"] for line in kept if "split" in line}
+        self._hashed_steps = {line["step"] for line in kept if "state_sha256" in line}
         return at_step
 
     def _check_never_saved(self) -> None:
@@ -186,7 +188,9 @@ class Run:
             if logs:
                 self._log(losses, result, at_step, clock, progress)
             with clock.paused():
-                if _is_multiple(at_step, plan.verify_every_steps):
+                if _is_multiple(at_step, plan.verify_every_steps) or (
+                    plan.verify_every_steps and at_step == plan.last_step
+                ):
                     self._verify()
                 if shows:
                     self._summaries.histograms(
@@ -204,7 +208,7 @@ class Run:
     def _begin(self, first_step, config, images, labels, progress) -> None:
         """Writes what TensorBoard shows of the run as a whole, which traces the step's graph."""
         self._summaries.start(config, self.trainer.step_graph(images, labels))
-        if self.plan.verify_every_steps and first_step == 0:
+        if self.plan.verify_every_steps and first_step == 0 and 0 not in self._hashed_steps:
             self._verify()
         if first_step not in self._evaluated_steps and self._evaluation_is_due(first_step):
             self._evaluate(progress)  # the run was stopped before it came to this
