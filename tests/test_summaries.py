@@ -227,7 +227,7 @@ def test_the_loss_is_the_mean_over_towers_and_their_spread_is_beside_it(tmp_path
     events = Events(folder.train_events)
     assert events.values("loss/total") == {3: 4.0}
     assert events.values("towers/loss_spread") == {3: 5.0}
-    assert events.values("batch_norm_divergence/norm/moving_mean") == {3: 0.5}
+    assert events.values("batch_norm_divergence/norm_moving_mean") == {3: 0.5}
 
 
 def test_the_spread_of_a_run_is_that_of_its_steps(done, train_events):

@@ -94,7 +94,8 @@ class Summaries:
                 tf.summary.scalar(name, metrics[name])
             for layer, of_layer in divergence.items():
                 for name, value in of_layer.items():
-                    tf.summary.scalar(f"batch_norm_divergence/{layer}/{name}", value)
+                    # TensorBoard cuts titles short before the last slash.
+                    tf.summary.scalar(f"batch_norm_divergence/{layer}_{name}", value)
 
     def histograms(
         self,
