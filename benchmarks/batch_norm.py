@@ -38,10 +38,15 @@ def figures(folder: run_folder.RunFolder) -> dict:
     config = folder.read_config()
     chosen = config["settings"]
     model = session.build_model(config)
-    values = checkpoints.read(checkpoints.newest(folder.checkpoints))
+    newest = checkpoints.newest(folder.checkpoints)
+    values = checkpoints.read(newest)
     kept = [values[f"statistics_of_each/{i}"] for i in range(len(batch_norm.kept_apart(model)))]
     by_layer = list(batch_norm.divergence(model, kept).values())
-    evaluation = run_folder.read_lines(folder.evaluations)[-1]
+    (*_, evaluation) = [
+        line
+        for line in run_folder.read_lines(folder.evaluations)
+        if (line["split"], line["step"]) == ("test", checkpoints.step_of(newest))
+    ]
     return {
         "model": chosen["model"],
         "num_microbatches": chosen["num_microbatches"],

@@ -8,7 +8,7 @@ import pytest
 import tensorflow as tf
 import toys
 
-from towers import devices
+from towers import devices, evaluation
 
 
 @pytest.fixture
@@ -88,10 +88,18 @@ def test_more_cpu_towers_than_tensorflow_started_with_are_refused(with_gpus):
         devices.choose(5)
 
 
-def test_a_trainer_keeps_the_order_of_additions():
-    tf.config.optimizer.set_experimental_options({"arithmetic_optimization": True})
-    toys.trainer(toys.linear(1.0), global_batch_size=1)
-    assert tf.config.optimizer.get_experimental_options()["arithmetic_optimization"] is False
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: toys.trainer(toys.linear(1.0), global_batch_size=1),
+        lambda: evaluation.Evaluator(toys.linear(1.0), [], toys.output_itself, toys.cpus(1)),
+    ],
+    ids=["trainer", "evaluator"],
+)
+def test_graphs_run_as_they_are_written(make):
+    tf.config.optimizer.set_experimental_options({"disable_meta_optimizer": False})
+    make()
+    assert tf.config.optimizer.get_experimental_options()["disable_meta_optimizer"] is True
 
 
 @pytest.mark.parametrize("error", [RuntimeError, ValueError])

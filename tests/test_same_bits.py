@@ -13,8 +13,9 @@ import numpy as np
 import pytest
 import scripts
 
+from benchmarks import batch_norm
 from input_pipeline import datasets
-from towers import checkpoints, compare, evaluation, session
+from towers import checkpoints, compare, evaluation, run_folder, session
 
 REAL = ("--dataset=cifar10", "--num_microbatches=4", "--log_every_steps=1")
 OPTIMIZERS = {
@@ -251,6 +252,12 @@ class TestStatisticsOfEach:
             np.testing.assert_allclose(mean, of_each.mean(axis=0), rtol=1e-5, atol=1e-6)
             np.testing.assert_array_equal([state[index] for state in seen[1:]], of_each)
             assert len({value.tobytes() for value in of_each}) == 4
+
+        row = batch_norm.figures(run_folder.RunFolder(str(folder)))
+        last = scripts.training_lines(folder)[-1]
+        assert row["means_apart_largest"] == round(last["batch_norm_divergence"], 4) > 0
+        assert row["accuracy_of_each"] == line["accuracy_of_each"]
+        assert batch_norm.as_row(row).startswith("| 4 of 4 | 0 | ")
 
 
 @pytest.mark.parametrize(

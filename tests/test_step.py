@@ -8,7 +8,7 @@ import tensorflow as tf
 import toys
 
 from towers import optimizers, tower
-from towers.models import cifarnet
+from towers.models import cifarnet, resnet
 
 # Keras keeps these in float32, so that only such numbers are the same in float64.
 RATE, MOMENTUM, WEIGHT_DECAY = 0.125, 0.5, 0.25
@@ -166,6 +166,25 @@ def test_state_is_the_same_to_the_last_bit_on_1_2_and_4_towers(
         assert np.all(np.isfinite(losses))
         hashes[num_towers] = run.state_sha256()
     assert len(set(hashes.values())) == 1, hashes
+
+
+def test_a_whole_residual_step_is_the_same_on_one_tower_and_on_two():
+    """Large enough for grappler's memory optimizer, which rewrote sums of three gradients."""
+    images, labels = toys.batch(128, [32, 32, 3], classes=10)
+    hashes = set()
+    for num_towers in (1, 2):
+        run = toys.trainer(
+            toys.on_cpu(lambda: resnet.build((32, 32, 3), 10, keras.DTypePolicy("float32"), 0)),
+            keras.optimizers.SGD(0.05, momentum=0.9),
+            num_towers=num_towers,
+            global_batch_size=128,
+            num_microbatches=4,
+            weight_decay=1e-4,
+            moving_average_decay=0.9,
+        )
+        run.train_step(images, labels)
+        hashes.add(run.state_sha256())
+    assert len(hashes) == 1
 
 
 @pytest.mark.pitfall(30)

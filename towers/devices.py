@@ -112,10 +112,12 @@ def use_intra_op_threads(intra_op_threads: int) -> None:
         ) from error
 
 
-def keep_addition_order() -> None:
-    """Stops grappler from rewriting chains of Add into AddN, which adds in another order.
+def run_graphs_as_written() -> None:
+    """Turns grappler's rewriting of graphs off for the process.
 
-    With that rewrite, sums over microbatches depend on how many devices they are spread over; with
-    it off, the same sums come out for any number of towers.
+    Some of its rewrites add in another order, and make it depend on what else is on a device, and
+    so on the number of towers: `arithmetic_optimization` turns chains of Add into AddN, and the
+    memory optimizer, which has no switch of its own, turns AddN into AssignAdd where it estimates
+    a peak of memory. docs/same_bits.md has what was measured.
     """
-    tf.config.optimizer.set_experimental_options({"arithmetic_optimization": False})
+    tf.config.optimizer.set_experimental_options({"disable_meta_optimizer": True})

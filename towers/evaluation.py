@@ -77,7 +77,7 @@ class Evaluator:
           num_microbatches: equal parts of a batch, spread over the towers; need not be a multiple
             of their number, and more towers than parts are idle.
         """
-        devices.keep_addition_order()  # as in training
+        devices.run_graphs_as_written()  # as in training
         self._model = model
         self._weights = list(weights)
         self._loss_fn = loss_fn

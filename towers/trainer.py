@@ -14,7 +14,7 @@ from towers import batch_norm, devices, evaluation, gradients, losses, step, tow
 class Trainer:
     """One set of weights, trained by several towers.
 
-    Making one turns a rewrite of TensorFlow's off for the process: `devices.keep_addition_order`.
+    Making one turns a rewrite of TensorFlow's off for the process: `devices.run_graphs_as_written`.
 
     Attributes:
       state: weights, optimizer slots, moving averages and counters.
@@ -70,7 +70,7 @@ class Trainer:
         if not 0 <= moving_average_decay < 1:
             raise ValueError(f"moving_average_decay={moving_average_decay}: must be in [0, 1)")
         _check_can_be_trained(model, optimizer, learning_rate)
-        devices.keep_addition_order()
+        devices.run_graphs_as_written()
         self.learning_rate = learning_rate
         self.state = step.new_state(
             model,
