@@ -80,8 +80,7 @@ flags.DEFINE_integer(
 flags.DEFINE_bool(
     "deterministic",
     False,
-    "TensorFlow's deterministic operations, for the same bits on GPUs; slower there. A CPU does "
-    "not need it.",
+    "TensorFlow's deterministic operations, for the same bits on GPUs. A CPU does not need them.",
 )
 
 flags.DEFINE_float("train_epochs", 256.0, "End of the run, in epochs.")

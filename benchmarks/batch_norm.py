@@ -36,17 +36,20 @@ def main():
 def figures(folder: run_folder.RunFolder) -> dict:
     """What one finished run has come to."""
     config = folder.read_config()
+    if config is None or config["settings"]["batch_norm_statistics"] != "each":
+        raise SystemExit(f"{folder.path}: no run with --batch_norm_statistics=each is here")
     chosen = config["settings"]
     model = session.build_model(config)
     newest = checkpoints.newest(folder.checkpoints)
     values = checkpoints.read(newest)
     kept = [values[f"statistics_of_each/{i}"] for i in range(len(batch_norm.kept_apart(model)))]
     by_layer = list(batch_norm.divergence(model, kept).values())
-    (*_, evaluation) = [
-        line
-        for line in run_folder.read_lines(folder.evaluations)
-        if (line["split"], line["step"]) == ("test", checkpoints.step_of(newest))
-    ]
+    lines = run_folder.read_lines(folder.evaluations) if folder.evaluations.exists() else []
+    here = ("test", checkpoints.step_of(newest))
+    evaluations = [line for line in lines if (line["split"], line["step"]) == here]
+    if not evaluations:
+        raise SystemExit(f"{folder.path}: run eval.py --train_dir={folder.path} first")
+    evaluation = evaluations[-1]
     return {
         "model": chosen["model"],
         "num_microbatches": chosen["num_microbatches"],
@@ -76,7 +79,7 @@ def as_row(row: dict) -> str:
 
 
 def span(shares: Sequence[float]) -> str:
-    """`66.61–66.75 %`, or one figure."""
+    """`66.61–66.75%`, or one figure."""
     low, high = f"{min(shares):.2%}", f"{max(shares):.2%}"
     return low if low == high else f"{low[:-1]}–{high}"
 

@@ -204,6 +204,7 @@ class TestWhatCannotBeCompared:
             (b'{"step": 1}\n{"ste\n{"step": 3}\n', "line 2 is damaged"),
             (b'{"step": 1}\n3\n', "line 2 has no step"),
             (b'{"loss": 1}\n', "line 1 has no step"),
+            (b'{"step": 1, "state_sha256": "0"}\n', "line 1 has no parts_sha256"),
         ],
     )
     def test_damaged_metrics(self, copy, runs, capsys, content, message):
@@ -235,6 +236,7 @@ def test_a_network_that_cannot_be_built_has_no_paths(copy, runs):
     config["settings"]["model"] = "of_tomorrow"
     (copy / "config.json").write_text(json.dumps(config))
     assert compare._path(run_folder.RunFolder(str(copy)), "weights/0") == ""
+    assert compare._path(run_folder.RunFolder(str(runs / "one")), "weights/99") == ""
     folder = run_folder.RunFolder(str(runs / "one"))
     assert compare._path(folder, "weights/0") == " (conv1/kernel)"
 

@@ -118,11 +118,20 @@ class TestARun:
         said = dict(start_table.rows(config, rate, 1000))["same bits"]
         assert said == "not promised on GPUs without --deterministic"
         config["settings"]["num_microbatches"] = 2
-        said = dict(start_table.rows(config, rate, 1000))["same bits"]
-        assert said.endswith("; a new run with --num_microbatches=4 has them on 1, 2 or 4")
         config["settings"]["deterministic"] = True
         said = dict(start_table.rows(config, rate, 1000))["same bits"]
         assert said.startswith("on 1 or 2 tower(s), by --num_microbatches=2 and --intra_op_threads")
+        assert said.endswith("has them on 1, 2 or 4 (not yet measured on GPUs)")
+
+    def test_the_table_says_where_a_run_itself_is_not_among_them(self, done, folder):
+        from towers import start_table
+
+        config = json.loads((folder / "config.json").read_text())
+        config["settings"] |= {"num_towers": 2, "num_microbatches": 6}
+        rate = schedules.LearningRate("constant", 0.1, 5000)
+        said = dict(start_table.rows(config, rate, 1000))["same bits"]
+        assert said.startswith("on 1, 3 or 6 tower(s), ")
+        assert said.endswith("; not on the 2 of this run")
 
     def test_ends_with_the_model_and_the_command_to_watch_it(self, done, folder):
         finished, watch = done.stdout.splitlines()[-2:]

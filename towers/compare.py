@@ -122,6 +122,8 @@ def _lines(folder: run_folder.RunFolder) -> list[dict]:
     for number, line in enumerate(lines, start=1):
         if not (isinstance(line, dict) and isinstance(line.get("step"), int)):
             raise run_folder.RunFolderError(f"{folder.metrics}: line {number} has no step")
+        if "state_sha256" in line and not isinstance(line.get("parts_sha256"), dict):
+            raise run_folder.RunFolderError(f"{folder.metrics}: line {number} has no parts_sha256")
     return lines
 
 
@@ -164,7 +166,9 @@ def first_parting(
 
 
 def _parts_that_differ(a: Mapping, b: Mapping) -> str:
-    return ", ".join(_names_that_differ(a.get("parts_sha256", {}), b.get("parts_sha256", {})))
+    if a["state_sha256"] == b["state_sha256"]:
+        return ""
+    return ", ".join(_names_that_differ(a["parts_sha256"], b["parts_sha256"]))
 
 
 def _values_that_differ(a: Mapping, b: Mapping) -> str:
@@ -208,11 +212,11 @@ def _path(folder: run_folder.RunFolder, name: str) -> str:
         return ""
     try:
         model = session.build_model(folder.read_config())
-    except (settings.SettingsError, KeyError):
+        state = part == "model_state"
+        variables = model.non_trainable_variables if state else model.trainable_variables
+        return f" ({variables[int(index)].path})"
+    except (settings.SettingsError, KeyError, IndexError):
         return ""  # a network of another version
-    state = part == "model_state"
-    variables = model.non_trainable_variables if state else model.trainable_variables
-    return f" ({variables[int(index)].path})"
 
 
 def main(arguments: Sequence[str]) -> int:

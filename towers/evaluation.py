@@ -57,7 +57,10 @@ class _Outputs(NamedTuple):
 
 
 class Evaluator:
-    """Evaluates a classifier with given weights, the batch spread over towers."""
+    """Evaluates a classifier with given weights, the batch spread over towers.
+
+    As a Trainer, it turns TensorFlow's rewriting of graphs off: `devices.run_graphs_as_written`.
+    """
 
     def __init__(
         self,
@@ -77,7 +80,7 @@ class Evaluator:
           num_microbatches: equal parts of a batch, spread over the towers; need not be a multiple
             of their number, and more towers than parts are idle.
         """
-        devices.run_graphs_as_written()  # as in training
+        devices.run_graphs_as_written()
         self._model = model
         self._weights = list(weights)
         self._loss_fn = loss_fn

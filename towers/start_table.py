@@ -33,29 +33,36 @@ def rows(
 
 
 def _describe_same_bits(chosen: Mapping, derived: Mapping) -> str:
-    num_microbatches = chosen["num_microbatches"]
-    if not (devices.are_cpus(derived["tower_devices"]) or chosen["deterministic"]):
-        said = "not promised on GPUs without --deterministic"
-    else:
-        said = (
-            f"on {_same_bits(num_microbatches)} tower(s), by --num_microbatches={num_microbatches} "
-            f"and --intra_op_threads={chosen['intra_op_threads']}"
-        )
-    if num_microbatches < 4 and 4 % chosen["num_towers"] == 0 == chosen["global_batch_size"] % 4:
-        said += f"; a new run with --num_microbatches=4 has them on {_same_bits(4)}"
-    return said
+    num_towers, num_microbatches = chosen["num_towers"], chosen["num_microbatches"]
+    on_cpus = devices.are_cpus(derived["tower_devices"])
+    if not (on_cpus or chosen["deterministic"]):
+        return "not promised on GPUs without --deterministic"
+    numbers = _same_bits(num_microbatches)
+    said = (
+        f"on {_either(numbers)} tower(s), by --num_microbatches={num_microbatches} and "
+        f"--intra_op_threads={chosen['intra_op_threads']}"
+    )
+    if num_towers not in numbers:
+        said += f"; not on the {num_towers} of this run"
+    if num_microbatches < 4 and 4 % num_towers == 0 == chosen["global_batch_size"] % 4:
+        said += f"; a new run with --num_microbatches=4 has them on {_either(_same_bits(4))}"
+    return said if on_cpus else f"{said} (not yet measured on GPUs)"
 
 
-def _same_bits(num_microbatches: int) -> str:
+def _same_bits(num_microbatches: int) -> list[int]:
     """The numbers of towers whose share of the tree of microbatches is a subtree of it."""
-    numbers = [
-        str(num_towers)
+    return [
+        num_towers
         for num_towers in range(1, num_microbatches + 1)
         if num_towers == 1
         or num_microbatches % num_towers == 0
         and (num_microbatches // num_towers).bit_count() == 1
     ]
-    return " or ".join([", ".join(numbers[:-1]), numbers[-1]] if len(numbers) > 1 else numbers)
+
+
+def _either(numbers: list[int]) -> str:
+    *most, last = map(str, numbers)
+    return f"{', '.join(most)} or {last}" if most else last
 
 
 def _warning(

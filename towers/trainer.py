@@ -2,7 +2,7 @@
 
 import hashlib
 import itertools
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 
 import keras
 import numpy as np
@@ -14,7 +14,8 @@ from towers import batch_norm, devices, evaluation, gradients, losses, step, tow
 class Trainer:
     """One set of weights, trained by several towers.
 
-    Making one turns a rewrite of TensorFlow's off for the process: `devices.run_graphs_as_written`.
+    Making one turns TensorFlow's rewriting of graphs off for the process, by
+    `devices.run_graphs_as_written`.
 
     Attributes:
       state: weights, optimizer slots, moving averages and counters.
@@ -223,8 +224,8 @@ class Trainer:
         return {name: sha256(v.numpy() for v in part) for name, part in parts.items() if part}
 
     def state_sha256(self) -> str:
-        """One hash over those of `parts_sha256`, in order: of the whole state of a run."""
-        return hashlib.sha256("".join(self.parts_sha256().values()).encode()).hexdigest()
+        """One hash over those of `parts_sha256`: of the whole state of a run."""
+        return sha256_of_parts(self.parts_sha256())
 
 
 class _Observer:
@@ -303,6 +304,11 @@ def _check_can_be_trained(model, optimizer, learning_rate) -> None:
 def _check_choice(name: str, value: str, allowed: Iterable[str]) -> None:
     if value not in allowed:
         raise ValueError(f"{name}={value!r}: must be one of {', '.join(allowed)}")
+
+
+def sha256_of_parts(parts: Mapping[str, str]) -> str:
+    """One hash over those of `Trainer.parts_sha256`, in order."""
+    return hashlib.sha256("".join(parts.values()).encode()).hexdigest()
 
 
 def sha256(values: Iterable) -> str:

@@ -223,12 +223,12 @@ class Run:
 
     def _verify(self) -> None:
         """Writes the hash of the state, by which two runs are compared step by step."""
-        state = self.trainer.state
+        state, parts = self.trainer.state, self.trainer.parts_sha256()
         line = {
             "step": int(state.step),
             "examples_seen": int(state.examples_seen),
-            "state_sha256": self.trainer.state_sha256(),
-            "parts_sha256": self.trainer.parts_sha256(),
+            "state_sha256": trainer.sha256_of_parts(parts),
+            "parts_sha256": parts,
         }
         run_folder.append_line(self.folder.metrics, line)
 
