@@ -104,7 +104,7 @@ def test_the_largest_difference_is_named(runs):
     changed["optimizer/2"][:] = values["optimizer/2"] - 8
     changed["weights/3"][0] = values["weights/3"][0] + 16
     said = compare._largest_difference(values, changed, folder)
-    assert said == "largest difference 16, in weights/3 (conv2/bias)"
+    assert said == "largest difference 16, in weights/3 (relu2/bias)"
     del changed["weights/3"]
     assert compare._largest_difference(values, changed, folder) == "they hold different variables"
 

@@ -1,4 +1,4 @@
-"""Local response normalization against hand-computed values, TensorFlow's own and NumPy's."""
+"""The layers against hand-computed values, TensorFlow's own operations and NumPy's."""
 
 import keras
 import numpy as np
@@ -12,7 +12,8 @@ from towers import layers
 TUTORIAL = {"depth_radius": 4, "bias": 1.0, "alpha": 0.001 / 9.0, "beta": 0.75}
 STRONG = {"depth_radius": 2, "bias": 1.5, "alpha": 0.7, "beta": 0.6}
 WIDE = {"depth_radius": 80, "bias": 0.5, "alpha": 0.01, "beta": 1.0}
-SETTINGS = [TUTORIAL, STRONG, WIDE]
+ROOT = {"depth_radius": 5, "bias": 1.0, "alpha": 1.0, "beta": 0.5}  # tf.nn.lrn's defaults
+SETTINGS = {"tutorial": TUTORIAL, "strong": STRONG, "wide": WIDE, "root": ROOT}
 
 
 @pytest.fixture(autouse=True)
@@ -23,12 +24,15 @@ def on_cpu():
 
 
 def values_and_gradient(function, x, upstream):
+    @tf.function(autograph=False)  # a graph, as in training: it may have other kernels than eager
+    def both(x, upstream):
+        with tf.GradientTape() as tape:
+            tape.watch(x)
+            outputs = function(x)
+        return outputs, tape.gradient(outputs, x, output_gradients=upstream)
+
     x = tf.constant(x)
-    with tf.GradientTape() as tape:
-        tape.watch(x)
-        outputs = function(x)
-    gradient = tape.gradient(outputs, x, output_gradients=tf.cast(upstream, x.dtype))
-    return outputs.numpy(), gradient.numpy()
+    return [values.numpy() for values in both(x, tf.cast(upstream, x.dtype))]
 
 
 def test_each_channel_is_divided_by_the_squares_of_its_neighbours():
@@ -46,11 +50,11 @@ def test_radius_0_sees_one_channel_and_its_gradient_is_known():
     np.testing.assert_allclose(gradient, [[-3 / 25, 0.75 / 1.5625]], rtol=1e-6)
 
 
-@pytest.mark.parametrize("settings", SETTINGS, ids=["tutorial", "strong", "wide"])
-@pytest.mark.parametrize("channels", [1, 3, 64])
-def test_values_and_gradient_are_tensorflow_s(settings, channels):
-    rng = np.random.default_rng(channels)
-    x, upstream = rng.normal(size=(2, 2, 3, 4, channels)).astype(np.float32)
+@pytest.mark.parametrize("settings", SETTINGS.values(), ids=SETTINGS)
+@pytest.mark.parametrize("shape", [(2, 3, 4, 1), (1, 1, 1, 3), (2, 3, 4, 64), (4, 12, 12, 64)])
+def test_values_and_gradient_are_tensorflow_s(settings, shape):
+    rng = np.random.default_rng(0)
+    x, upstream = rng.normal(size=(2, *shape)).astype(np.float32)
     ours = values_and_gradient(
         lambda x: layers.local_response_normalization(x, **settings), x, upstream
     )
@@ -59,7 +63,7 @@ def test_values_and_gradient_are_tensorflow_s(settings, channels):
         np.testing.assert_allclose(mine, theirs, rtol=1e-5, atol=1e-6)
 
 
-@pytest.mark.parametrize("settings", SETTINGS, ids=["tutorial", "strong", "wide"])
+@pytest.mark.parametrize("settings", SETTINGS.values(), ids=SETTINGS)
 def test_float64_agrees_with_numpy_to_rounding(settings):
     rng = np.random.default_rng(0)
     x, upstream = rng.normal(size=(2, 2, 3, 4, 6))
@@ -72,17 +76,23 @@ def test_float64_agrees_with_numpy_to_rounding(settings):
     np.testing.assert_allclose(gradient, expected, rtol=1e-11, atol=1e-13)
 
 
-@pytest.mark.parametrize("dtype, tolerance", [("bfloat16", 3e-2), ("float16", 4e-3)])
-def test_narrow_types_stay_narrow_and_near(dtype, tolerance):
-    x, upstream = np.random.default_rng(0).normal(size=(2, 2, 3, 3, 8)).astype(np.float32)
+@pytest.mark.parametrize("settings", SETTINGS.values(), ids=SETTINGS)
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+def test_narrow_types_are_within_a_few_roundings_of_float64(settings, dtype):
+    x, upstream = np.random.default_rng(0).normal(size=(2, 4, 3, 3, 8))
+    # Exact in either type, so that only the roundings on the way are compared.
+    x, upstream = tf.cast(x, "bfloat16"), tf.cast(upstream, "bfloat16")
 
     def normalize(x):
-        return layers.local_response_normalization(x, **STRONG)
+        return layers.local_response_normalization(x, **settings)
 
     narrow = values_and_gradient(normalize, tf.cast(x, dtype), upstream)
-    for mine, exact in zip(narrow, values_and_gradient(normalize, x, upstream), strict=True):
+    exact = values_and_gradient(normalize, tf.cast(x, "float64"), upstream)
+    rounding = {"bfloat16": 2.0**-8, "float16": 2.0**-11}[dtype]
+    for mine, expected in zip(narrow, exact, strict=True):
         assert mine.dtype == tf.as_dtype(dtype).as_numpy_dtype
-        np.testing.assert_allclose(mine.astype(np.float32), exact, rtol=tolerance, atol=tolerance)
+        difference = np.abs(mine.astype(np.float64) - expected)
+        assert np.max(difference) <= 4 * rounding * np.max(np.abs(expected))
 
 
 def test_layer_has_tensorflow_s_defaults():
@@ -107,3 +117,47 @@ def test_layer_survives_saving(tmp_path):
     images, _ = toys.batch(2, [3, 3, 8])
     np.testing.assert_array_equal(loaded(images), model(images))
     assert np.any(model(images) != layers.LocalResponseNormalization()(images))
+
+
+def test_bias_and_relu_by_hand():
+    layer = layers.BiasRelu(bias_initializer=keras.initializers.Constant([1.0, -1.0]))
+    x = tf.constant([[[[1.0, 0.5]], [[-3.0, 4.0]]]])  # [1, 2, 1, 2]
+    with tf.GradientTape() as tape:
+        tape.watch(x)
+        outputs = layer(x)
+    np.testing.assert_array_equal(outputs, [[[[2.0, 0.0]], [[0.0, 3.0]]]])
+    of_x, of_bias = tape.gradient(outputs, [x, layer.bias.value])
+    np.testing.assert_array_equal(of_x, [[[[1.0, 0.0]], [[0.0, 1.0]]]])
+    np.testing.assert_array_equal(of_bias, [1.0, 1.0])
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64", "bfloat16", "float16"])
+@pytest.mark.parametrize("shape", [(2, 24, 24, 64), (3, 7, 5, 6), (1, 1, 1, 1)])
+def test_pooling_may_come_before_bias_and_relu(dtype, shape):
+    # Halves of small whole numbers: adding a bias is exact in every type, so that every bit is
+    # compared, ties included.
+    rng = np.random.default_rng(0)
+    x = tf.cast(rng.integers(-20, 20, size=shape) / 2, dtype)
+    bias = tf.cast(rng.integers(-6, 6, size=shape[-1]) / 2, dtype)
+    pooled_shape = (shape[0], -(-shape[1] // 2), -(-shape[2] // 2), shape[3])
+    upstream = tf.cast(rng.integers(-2, 3, size=pooled_shape), dtype)
+    layer = layers.BiasRelu(dtype=dtype)
+    layer.build(shape)
+    layer.bias.assign(bias)
+
+    def textbook(x):
+        return tf.nn.max_pool2d(tf.nn.relu(x + bias), 3, 2, "SAME")
+
+    pool = keras.layers.MaxPooling2D(3, strides=2, padding="same", dtype=dtype)
+    ours = values_and_gradient(lambda x: layer(pool(x)), x, upstream)
+    for mine, theirs in zip(ours, values_and_gradient(textbook, x, upstream), strict=True):
+        np.testing.assert_array_equal(mine, theirs)
+
+
+def test_bias_and_relu_survive_saving(tmp_path):
+    layer = layers.BiasRelu(bias_initializer=keras.initializers.Constant(0.1), name="relu1")
+    model = keras.Sequential([keras.Input([3, 3, 8]), layer])
+    model.save(tmp_path / "model.keras")
+    loaded = keras.saving.load_model(tmp_path / "model.keras").get_layer("relu1")
+    np.testing.assert_array_equal(loaded.bias, layer.bias)
+    assert loaded.get_config() == layer.get_config()

@@ -17,7 +17,9 @@ GLOBAL_BATCH = 8
 
 
 def short_name(variable):
-    return "/".join(variable.path.split("/")[-2:])
+    """A weight's name in the oracle, which has the layers in the textbook's order."""
+    name = "/".join(variable.path.split("/")[-2:])
+    return name.replace("relu1/", "conv1/").replace("relu2/", "conv2/")
 
 
 def weights_by_name(model):

@@ -644,7 +644,7 @@ class TestALossThatIsNotFinite:
         ("rate", "message"),
         [
             # Step 3 has a finite loss, but its update overflows.
-            ("1e4", r"step 3: what the update left is not finite \(conv1/kernel, conv1/bias\)"),
+            ("1e4", r"step 3: what the update left is not finite \(conv1/kernel, relu1/bias\)"),
             # The loss of step 2 overflows; the weights do not.
             ("1e20", r"step 2: the loss is not finite \(cross_entropy, total\)"),
         ],

@@ -64,7 +64,7 @@ def test_activations_of_a_model_built_layer_by_layer_draw_once():
 
 def test_activations_of_the_networks_are_their_nonlinear_layers():
     for build, layers in [
-        (toys.small_cifarnet, ["conv1", "conv2", "local3", "local4", "softmax_linear"]),
+        (toys.small_cifarnet, ["relu1", "relu2", "local3", "local4", "softmax_linear"]),
         (
             toys.small_resnet,
             [
