@@ -93,9 +93,7 @@ def run(given):
         config = assessment.wait_for_run(folder, given.eval_interval_seconds)
     settings = config["settings"]
     # The same arithmetic as in training, to the last bit.
-    session.start_runtime(
-        session.intra_op_threads(None, config), settings.get("deterministic", False)
-    )
+    session.start_runtime(session.threads_of(config), settings.get("deterministic", False))
     devices = session.tower_devices(given.num_towers)
 
     data = datasets.load(

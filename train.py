@@ -57,9 +57,8 @@ flags.DEFINE_integer(
     0,
     "Equal parts of the global batch, the unit of arithmetic: with the same number of them, runs "
     "on different numbers of towers do the same. Batch norm sees one at a time, so for a network "
-    "with batch norm they are part of the model. 0: 4 in float32 on CPUs, where they cost "
-    "nothing; elsewhere, and where 4 does not divide, one per tower; or what a run that goes on "
-    "began with.",
+    "with batch norm they are part of the model. 0: 4 on CPUs, where they run side by side; on "
+    "GPUs, and where 4 does not divide, one per tower; or what a run that goes on began with.",
 )
 flags.DEFINE_enum(
     "gradient_reduction", "mean", ["mean", "sum"], "Over microbatches; sum does not divide."
@@ -75,7 +74,7 @@ flags.DEFINE_integer(
     "intra_op_threads",
     None,
     "Threads that share the work of one operation, which shows in its last bits on a CPU; default: "
-    "one per core, or what a run that goes on began with.",
+    "cores / num_microbatches, at least 1; or what a run that goes on began with.",
 )
 flags.DEFINE_bool(
     "deterministic",
@@ -209,15 +208,13 @@ def settings_from_flags(argv):
 def run(chosen):
     """The story of a training run; returns the exit code."""
     from input_pipeline import batches, datasets, preprocess
-    from towers import console, models, run_folder, session, start_table, training
+    from towers import console, devices, models, run_folder, session, start_table, training
 
     folder = run_folder.RunFolder(chosen.train_dir)
     earlier = folder.read_config()
-    session.start_runtime(
-        session.intra_op_threads(chosen.intra_op_threads, earlier), chosen.deterministic
-    )
+    chosen = session.resolved(chosen, earlier, devices.visible_gpus())
+    session.start_runtime(chosen.intra_op_threads, chosen.deterministic)
     tower_devices = session.tower_devices(chosen.num_towers)
-    chosen = session.resolved(chosen, tower_devices, earlier)
 
     train = datasets.load(chosen.dataset, chosen.data_dir, "train")
     test = datasets.load(chosen.dataset, chosen.data_dir, "test")

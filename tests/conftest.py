@@ -14,9 +14,9 @@ from towers import devices
 
 ROOT = Path(__file__).resolve().parent.parent
 
-# Before anything starts TensorFlow's runtime: the threads that train.py would choose, for it runs
-# in this process too; and towers on a CPU need logical devices.
-devices.use_intra_op_threads(devices.available_cores())
+# Before anything starts TensorFlow's runtime: the threads of the train.py that runs in this process
+# too (scripts.py); and towers on a CPU need logical devices.
+devices.use_intra_op_threads(1)
 devices.choose(4)
 
 

@@ -67,6 +67,7 @@ def small_run(folder: Path) -> list[str]:
         "--dataset=shapes",
         "--global_batch_size=24",
         "--num_microbatches=2",
+        "--intra_op_threads=1",
         "--log_every_steps=1",
         "--max_steps=4",
     ]

@@ -15,7 +15,7 @@ import scripts
 
 from benchmarks import batch_norm
 from input_pipeline import datasets
-from towers import checkpoints, compare, evaluation, run_folder, session
+from towers import checkpoints, compare, devices, evaluation, run_folder, session
 
 REAL = ("--dataset=cifar10", "--num_microbatches=4", "--log_every_steps=1")
 OPTIMIZERS = {
@@ -269,23 +269,37 @@ class TestStatisticsOfEach:
         (8, [], 8),  # more towers than 4: one each
         (3, ["--global_batch_size=24"], 3),  # 4 microbatches do not divide among 3 towers
         (1, ["--global_batch_size=30"], 1),  # nor 30 examples among 4 microbatches
-        (1, ["--compute_dtype=bfloat16"], 1),  # where 4 cost more than 5 %
-        (2, ["--compute_dtype=float16"], 2),
+        (1, ["--compute_dtype=bfloat16"], 4),
         (2, ["--num_microbatches=2"], 2),
     ],
 )
 def test_default_microbatches(num_towers, flags, expected):
-    tower_devices = tuple(f"/CPU:{tower}" for tower in range(num_towers))
-    chosen = session.resolved(scripts.settings_of(*flags), tower_devices, None)
-    assert chosen.num_microbatches == expected
+    asked = scripts.settings_of(f"--num_towers={num_towers}", *flags)
+    assert session.resolved(asked, None, num_gpus=0).num_microbatches == expected
 
 
 @pytest.mark.parametrize("num_towers", [1, 2, 4])
 def test_default_microbatches_on_gpus_are_one_per_tower(num_towers):
     # What four of them cost there was not measured.
-    tower_devices = tuple(f"/GPU:{tower}" for tower in range(num_towers))
-    chosen = session.resolved(scripts.settings_of(), tower_devices, None)
-    assert chosen.num_microbatches == num_towers
+    chosen = session.resolved(scripts.settings_of(), None, num_gpus=num_towers)
+    assert (chosen.num_towers, chosen.num_microbatches) == (num_towers, num_towers)
+
+
+@pytest.mark.parametrize(
+    ("cores", "flags", "expected"),
+    [
+        (2, [], 1),  # 4 microbatches for 2 cores
+        (16, [], 4),
+        (7, [], 1),
+        (16, ["--num_microbatches=1"], 16),
+        (2, ["--num_microbatches=2", "--num_towers=2"], 1),
+        (16, ["--intra_op_threads=3"], 3),
+    ],
+)
+def test_default_threads_are_the_cores_of_a_microbatch(monkeypatch, cores, flags, expected):
+    monkeypatch.setattr(devices, "available_cores", lambda: cores)
+    chosen = session.resolved(scripts.settings_of(*flags), None, num_gpus=0)
+    assert chosen.intra_op_threads == expected
 
 
 @pytest.fixture

@@ -26,7 +26,7 @@ def choose(num_towers: int | None = None) -> tuple[str, ...]:
       ValueError: `num_towers` is below 1, is more than the GPUs of a machine that has some, or
         needs logical CPU devices after TensorFlow's runtime has started with fewer.
     """
-    num_gpus = len(tf.config.list_physical_devices("GPU"))
+    num_gpus = visible_gpus()
     if num_towers is None:
         num_towers = max(1, num_gpus)
     if num_towers < 1:
@@ -34,6 +34,11 @@ def choose(num_towers: int | None = None) -> tuple[str, ...]:
     if num_gpus:
         return _gpu_devices(num_towers, num_gpus)
     return _logical_cpu_devices(num_towers)
+
+
+def visible_gpus() -> int:
+    """How many GPUs the process may use; asking does not start TensorFlow's runtime."""
+    return len(tf.config.list_physical_devices("GPU"))
 
 
 def _gpu_devices(num_towers: int, num_physical: int) -> tuple[str, ...]:
@@ -77,7 +82,7 @@ def are_cpus(tower_devices: Sequence[str]) -> bool:
 
 
 def available_cores() -> int:
-    """The cores this process may use, which is TensorFlow's own default of intra-op threads."""
+    """The cores this process may use."""
     if hasattr(os, "sched_getaffinity"):
         return len(os.sched_getaffinity(0))
     return os.cpu_count() or 1  # not Linux

@@ -7,7 +7,7 @@ import platform
 import shutil
 import subprocess
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 
 import keras
@@ -27,7 +27,7 @@ from towers import (
     training,
 )
 
-FREE_MICROBATCHES = 4
+CPU_MICROBATCHES = 4
 
 
 def start_runtime(intra_op_threads: int, deterministic: bool) -> None:
@@ -44,17 +44,6 @@ def start_runtime(intra_op_threads: int, deterministic: bool) -> None:
         tf.config.experimental.enable_op_determinism()
 
 
-def intra_op_threads(chosen: int | None, earlier: Mapping | None) -> int:
-    """As asked for, or as the run began, for they are part of the arithmetic; else one per core.
-
-    Args:
-      chosen: what was asked for, if anything.
-      earlier: the configuration of the run that goes on, if one does.
-    """
-    of_run = earlier["settings"].get("intra_op_threads") if earlier is not None else None
-    return chosen or of_run or devices.available_cores()
-
-
 def tower_devices(num_towers: int | None) -> tuple[str, ...]:
     """One device per tower; None means one per visible GPU, else 1.
 
@@ -68,20 +57,25 @@ def tower_devices(num_towers: int | None) -> tuple[str, ...]:
 
 
 def resolved(
-    chosen: settings.TrainSettings, tower_devices: Sequence[str], earlier: Mapping | None
+    chosen: settings.TrainSettings, earlier: Mapping | None, num_gpus: int
 ) -> settings.TrainSettings:
-    """The settings with every default filled in.
+    """The settings with every default filled in; does not start TensorFlow's runtime.
 
     Where the number of microbatches or of intra-op threads is left open, a run that goes on keeps
     the one it began with: they are part of the arithmetic, and the number of towers is not.
 
+    Args:
+      chosen: as asked for.
+      earlier: the configuration of the run that goes on, if one does.
+      num_gpus: how many the process may use.
+
     Raises:
       SettingsError: sizes that do not divide.
     """
-    network, num_towers = models.NETWORKS[chosen.model], len(tower_devices)
+    network, num_towers = models.NETWORKS[chosen.model], chosen.num_towers or max(1, num_gpus)
     num_microbatches, kept = chosen.num_microbatches, ""
     if not num_microbatches and earlier is None:
-        num_microbatches = _default_microbatches(chosen, tower_devices)
+        num_microbatches = _default_microbatches(chosen.global_batch_size, num_towers, num_gpus)
     elif not num_microbatches:
         num_microbatches = earlier["settings"]["num_microbatches"]
         kept = f"; the run in {chosen.train_dir} began with {num_microbatches} microbatch(es)"
@@ -89,27 +83,41 @@ def resolved(
         trainer.check_sizes(chosen.global_batch_size, num_microbatches, num_towers)
     except ValueError as error:
         raise settings.SettingsError(f"--{error}{kept}") from error
+    threads = chosen.intra_op_threads or (earlier and threads_of(earlier))
     return dataclasses.replace(
         chosen,
         # eval.py reads it from config.json, perhaps in another working folder.
         data_dir=chosen.data_dir and os.path.abspath(os.path.expanduser(chosen.data_dir)),
         num_towers=num_towers,
         num_microbatches=num_microbatches,
-        intra_op_threads=intra_op_threads(chosen.intra_op_threads, earlier),
+        intra_op_threads=threads or default_threads(num_microbatches),
         weight_decay=_default(chosen.weight_decay, network.weight_decay),
         weight_decay_filter=_default(chosen.weight_decay_filter, network.weight_filter),
     )
 
 
-def _default_microbatches(chosen: settings.TrainSettings, tower_devices: Sequence[str]) -> int:
-    """4 where they cost nothing (docs/same_bits.md), so that 1, 2 and 4 towers give the same bits.
+def _default_microbatches(global_batch_size: int, num_towers: int, num_gpus: int) -> int:
+    """On CPUs 4, which are fast (docs/speed.md), and the same bits on 1, 2 and 4 towers.
 
-    That was measured for float32 on CPUs. Elsewhere, and where 4 does not divide, one per tower.
+    On GPUs, where that was not measured, and where 4 does not divide, one per tower.
     """
-    num_towers = len(tower_devices)
-    free = chosen.compute_dtype == "float32" and devices.are_cpus(tower_devices)
-    divides = FREE_MICROBATCHES % num_towers == 0 == chosen.global_batch_size % FREE_MICROBATCHES
-    return FREE_MICROBATCHES if free and divides else num_towers
+    divides = CPU_MICROBATCHES % num_towers == 0 == global_batch_size % CPU_MICROBATCHES
+    return CPU_MICROBATCHES if divides and not num_gpus else num_towers
+
+
+def default_threads(num_microbatches: int) -> int:
+    """Threads for one operation: what cores there are beside one for each microbatch.
+
+    Microbatches run side by side. A core that has one to itself is never waited for in the midst of
+    an operation, which is why one thread each is faster than several for all (docs/speed.md).
+    """
+    return max(1, devices.available_cores() // num_microbatches)
+
+
+def threads_of(config: Mapping) -> int:
+    """The threads of the run that a `config.json` describes."""
+    chosen = config["settings"]
+    return chosen.get("intra_op_threads") or default_threads(chosen["num_microbatches"])
 
 
 def _default(value, default):

@@ -1,0 +1,105 @@
+"""`fit` of Keras on the same network and the same input pipeline.
+
+    python -m benchmarks.peers.keras_fit [--jit_compile=auto|off] [--mirrored] DATASET [DATA_DIR]
+
+`auto` is Keras's default, which compiles with XLA where it can; `--mirrored` trains under
+MirroredStrategy on two logical CPU devices.
+"""
+
+import argparse
+import contextlib
+
+import keras
+import tensorflow as tf
+
+from benchmarks import turns
+from input_pipeline import batches, datasets, preprocess
+
+BATCH = 128
+
+
+def network() -> keras.Model:
+    """The tutorial's network in Keras's own layers, with `tf.nn.lrn`."""
+
+    def convolution(bias):
+        return keras.layers.Conv2D(
+            64, 5, padding="same", activation="relu",
+            kernel_initializer=keras.initializers.TruncatedNormal(stddev=0.05),
+            bias_initializer=keras.initializers.Constant(bias),
+        )  # fmt: skip
+
+    def pool():
+        return keras.layers.MaxPooling2D(3, 2, padding="same")
+
+    def normalize():
+        return keras.layers.Lambda(
+            lambda x: tf.nn.lrn(x, 4, bias=1.0, alpha=0.001 / 9.0, beta=0.75)
+        )
+
+    def dense(units):
+        return keras.layers.Dense(
+            units, activation="relu",
+            kernel_initializer=keras.initializers.TruncatedNormal(stddev=0.04),
+            bias_initializer=keras.initializers.Constant(0.1),
+            kernel_regularizer=keras.regularizers.L2(0.002),
+        )  # fmt: skip
+
+    return keras.Sequential(
+        [
+            keras.Input([24, 24, 3]),
+            convolution(0.0), pool(), normalize(),
+            convolution(0.1), normalize(), pool(),
+            keras.layers.Flatten(), dense(384), dense(192), keras.layers.Dense(10),
+        ]
+    )  # fmt: skip
+
+
+class CountSteps(keras.callbacks.Callback):
+    """Tells of each step."""
+
+    def __init__(self, counter: turns.Turns):
+        super().__init__()
+        self._counter = counter
+
+    def on_train_batch_end(self, batch, logs=None):
+        self._counter.step_done(BATCH)
+
+
+def main():
+    """Trains until nobody listens."""
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--jit_compile", choices=["auto", "off"], default="auto")
+    parser.add_argument("--mirrored", action="store_true")
+    parser.add_argument("dataset")
+    parser.add_argument("data_dir", nargs="?")
+    options = parser.parse_args()
+    counter = turns.Turns()
+    scope = contextlib.nullcontext()
+    if options.mirrored:
+        cpu = tf.config.list_physical_devices("CPU")[0]
+        tf.config.set_logical_device_configuration(
+            cpu, [tf.config.LogicalDeviceConfiguration()] * 2
+        )
+        scope = tf.distribute.MirroredStrategy(["/CPU:0", "/CPU:1"]).scope()
+    data = datasets.load(options.dataset, options.data_dir or None, "train")
+    source = batches.training_batches(
+        data.images,
+        data.labels,
+        global_batch_size=BATCH,
+        seed=0,
+        last_step=10_000_000,
+        preprocess=preprocess.for_images("crop_flip_colour", data.images.shape[1:]).train,
+    )
+    with scope:
+        model = network()
+        model.compile(
+            keras.optimizers.SGD(0.1),
+            keras.losses.SparseCategoricalCrossentropy(from_logits=True),
+            metrics=["accuracy"],
+            jit_compile="auto" if options.jit_compile == "auto" else False,
+        )
+    model.fit(source, epochs=1, verbose=0, callbacks=[CountSteps(counter)])
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,38 @@
+"""This project as a side: `train.py` itself, told to wait between turns.
+
+    python -m benchmarks.peers.own real --train_dir=... --compute_dtype=bfloat16
+
+`real` reads what the command reads; `fixed` has the first batch again and again, so that the
+difference is what the input pipeline costs.
+"""
+
+import itertools
+import sys
+from collections.abc import Iterable
+
+from absl import app
+
+import train
+from benchmarks import turns
+from input_pipeline import batches
+
+
+def main():
+    """Runs the command with its batches counted."""
+    source = sys.argv.pop(1)
+    counter = turns.Turns()
+    read = batches.training_batches
+
+    def counted(*arguments, **options) -> Iterable:
+        data = read(*arguments, **options)
+        batch_size = options["global_batch_size"]
+        for batch in itertools.repeat(next(iter(data))) if source == "fixed" else data:
+            yield batch
+            counter.step_done(batch_size)  # the loop asks for the next one when a step is done
+
+    batches.training_batches = counted
+    app.run(train.main)
+
+
+if __name__ == "__main__":
+    main()
