@@ -28,8 +28,9 @@ def local_response_normalization(
     - For the exponents that networks use, the power is made of square roots, which the processor
       has an instruction for.
 
-    It also takes the types that `tf.nn.lrn` lacks on a CPU: bfloat16, and float64, which the tests
-    against NumPy need.
+    bfloat16 and float16 are computed in float32, at no cost in time: d is 1 and a little, of which
+    8 bits keep next to nothing. (`tf.nn.lrn` takes neither bfloat16 on a CPU nor float64, which the
+    tests against NumPy need.)
 
     Args:
       inputs: floating [..., channels].
@@ -42,21 +43,25 @@ def local_response_normalization(
       The shape and dtype of `inputs`.
     """
     channels, dtype = inputs.shape[-1], inputs.dtype
+    wide = tf.float64 if dtype == tf.float64 else tf.float32
     index = np.arange(channels)
     band = (np.abs(index[:, None] - index[None, :]) <= depth_radius).astype(np.float64)
-    weights = tf.constant(alpha * band, dtype)  # [channels, channels], symmetric
-    gradient_weights = tf.constant(2.0 * alpha * beta * band, dtype)
+    weights = tf.constant(alpha * band, wide)  # [channels, channels], symmetric
+    gradient_weights = tf.constant(2.0 * alpha * beta * band, wide)
 
     @tf.custom_gradient
     def normalize(x):
+        x = tf.cast(x, wide)
         divisor = bias + _times(tf.square(x), weights)
         power = _to_minus(beta, divisor)
         outputs = x * power
 
         def gradient(upstream):
-            return upstream * power - x * _times(upstream * outputs / divisor, gradient_weights)
+            upstream = tf.cast(upstream, wide)
+            inner = _times(upstream * outputs / divisor, gradient_weights)
+            return tf.cast(upstream * power - x * inner, dtype)
 
-        return outputs, gradient
+        return tf.cast(outputs, dtype), gradient
 
     return normalize(inputs)
 
