@@ -149,11 +149,17 @@ def adjust_colour(images: tf.Tensor, colour: Colour) -> tf.Tensor:
     As tf.image.adjust_brightness and adjust_contrast with a number per image, and as in the
     tutorial without clipping to [0, 255] in between: then standardization undoes the brightness.
     """
-    brightness = colour.brightness[:, tf.newaxis, tf.newaxis, tf.newaxis]
-    contrast = colour.contrast[:, tf.newaxis, tf.newaxis, tf.newaxis]
-    images += brightness
-    means = tf.reduce_mean(images, axis=[1, 2], keepdims=True)  # [batch, 1, 1, channels]
-    return (images - means) * contrast + means
+    brightness, contrast = colour.brightness[:, tf.newaxis], colour.contrast[:, tf.newaxis]
+    _, height, width, channels = images.shape
+    means = tf.reduce_mean(images, axis=[1, 2])  # [batch, channels]
+    # With x the pixel, b the brightness, c the contrast and m the mean:
+    # ((x + b) - (m + b)) * c + (m + b) = x * c + (m * (1 - c) + b)
+    added = means * (1 - contrast) + brightness
+    # Repeated for a whole row of pixels: over three channels TensorFlow broadcasts 10 times slower.
+    added = tf.tile(added, [1, width])[:, tf.newaxis]  # [batch, 1, width * channels]
+    rows = tf.reshape(images, [-1, height, width * channels])
+    adjusted = rows * contrast[:, tf.newaxis] + added
+    return tf.reshape(adjusted, [-1, height, width, channels])
 
 
 def standardize(images: tf.Tensor) -> tf.Tensor:
