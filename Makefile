@@ -2,11 +2,14 @@
 PYTHON ?= python3
 VENV ?= .venv
 
-.PHONY: help train test lint format clean
+BENCHMARK_FLAGS ?=
+
+.PHONY: help train test benchmark lint format clean
 
 help:
 	@echo "make train   train on the embedded data set with two towers (about two minutes)"
 	@echo "make test    run the tests"
+	@echo "make benchmark  train beside the tutorial and Keras by turns (a quarter of an hour)"
 	@echo "make lint    check style"
 	@echo "make format  mend style"
 	@echo "make clean   remove the virtual environment and caches; runs stay"
@@ -22,6 +25,10 @@ train: $(VENV)/installed
 
 test: $(VENV)/installed
 	$(VENV)/bin/python -m pytest
+
+# PyTorch is among the peers where it is installed: .venv/bin/pip install torch
+benchmark: $(VENV)/installed
+	$(VENV)/bin/python -m benchmarks.throughput $(BENCHMARK_FLAGS)
 
 lint: $(VENV)/installed
 	$(VENV)/bin/ruff check .

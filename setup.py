@@ -39,6 +39,7 @@ setup(
         "tqdm>=4.66",
     ],
     extras_require={
+        "benchmark": ["matplotlib>=3.9"],
         "gpu": ["tensorflow[and-cuda]>=2.21,<3"],
         "profile": ["xprof>=2.21"],
         "test": ["pytest>=8", "ruff>=0.15"],

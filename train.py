@@ -81,6 +81,11 @@ flags.DEFINE_bool(
     False,
     "TensorFlow's deterministic operations, for the same bits on GPUs. A CPU does not need them.",
 )
+flags.DEFINE_bool(
+    "jit_compile",
+    False,
+    "Compile each microbatch's forward and backward pass with XLA, which is slow on CPUs.",
+)
 
 flags.DEFINE_float("train_epochs", 256.0, "End of the run, in epochs.")
 flags.DEFINE_integer("max_steps", None, "End of the run, in steps, if that comes first.")

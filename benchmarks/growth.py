@@ -7,10 +7,8 @@ turns. Memory is the most that the process has had resident, TensorFlow itself i
 """
 
 import argparse
-from pathlib import Path
 
 from benchmarks import turns
-from towers import run_folder
 
 HEAD = """\
 | series | point | ms per step | images/s | peak memory, MB |
@@ -35,18 +33,12 @@ SERIES = {
 
 def main():
     """Measures one series after the other, and prints a table."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = turns.parser(__doc__, rounds=3)
     parser.add_argument("--series", action="append", choices=list(SERIES), help="default: all")
-    parser.add_argument("--rounds", type=int, default=5, help="how often each point has its turn")
     parser.add_argument("--seconds", type=float, default=2.0, help="of a turn")
-    parser.add_argument("--output", help="file of one JSON object per line to add the figures to")
     options = parser.parse_args()
-    print(HEAD)
-    for series in options.series or SERIES:
-        for row in measure(series, options):
-            print(as_row(row), flush=True)
-            if options.output:
-                run_folder.append_line(Path(options.output), row)
+    rows = (row for series in options.series or SERIES for row in measure(series, options))
+    turns.report(HEAD, rows, as_row, options.output)
 
 
 def measure(series: str, options: argparse.Namespace) -> list[dict]:
@@ -61,7 +53,7 @@ def measure(series: str, options: argparse.Namespace) -> list[dict]:
             "point": point,
             "step_milliseconds": round(1000 * batch_size(series, point) / found.median_rate(), 2),
             "images_per_second": round(found.median_rate()),
-            "peak_megabytes": round(found.peak_megabytes),
+            "peak_megabytes": found.peak_megabytes and round(found.peak_megabytes),
             "rounds": options.rounds,
         }
         | turns.machine()

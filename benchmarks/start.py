@@ -1,10 +1,10 @@
-"""What a command costs before and beside its steps: answers to --help, the first step, memory.
+"""What a command costs before and beside its steps: --help, input, the first step, memory.
 
     python -m benchmarks.start --data_dir=...
 
 Whole processes, from the shell: `train.py --help`; `train.py` up to its first step and to its end
 after 600 steps with logs, summaries, a checkpoint and an evaluation; the load of the decoded data
-alone. The data are decoded and cached before.
+and the input pipeline alone. The data are decoded and cached before.
 """
 
 import argparse
@@ -14,28 +14,48 @@ import subprocess
 import sys
 import tempfile
 import time
-from pathlib import Path
 
 from benchmarks import turns
 from input_pipeline import datasets
-from towers import run_folder
 
 HEAD = """\
 | what | median | all |
 |---|---|---|"""
-LOAD = "from input_pipeline import datasets; import time; s = time.perf_counter(); \
-[datasets.load({dataset!r}, {data_dir!r}, split) for split in ('train', 'test')]; \
-print(time.perf_counter() - s)"
+# Processes of their own, for they import TensorFlow; each prints one number.
+LOAD = """\
+import time
+from input_pipeline import datasets
+begun = time.perf_counter()
+for split in datasets.SPLITS:
+    datasets.load({dataset!r}, {data_dir!r}, split)
+print(time.perf_counter() - begun)
+"""
+PIPELINE = """\
+import time
+from input_pipeline import batches, datasets, preprocess
+from towers import devices
+devices.use_intra_op_threads(1)
+devices.run_graphs_as_written()
+data = datasets.load({dataset!r}, {data_dir!r}, "train")
+augment = preprocess.for_images("crop_flip_colour", data.images.shape[1:]).train
+source = iter(batches.training_batches(
+    data.images, data.labels, global_batch_size=128, seed=0, last_step=10**6, preprocess=augment
+))
+for _ in range(100):
+    next(source)
+begun = time.perf_counter()
+for _ in range(1000):
+    next(source)
+print(1000 * 128 / (time.perf_counter() - begun))
+"""
 
 
 def main():
     """Measures, and prints a table."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = turns.parser(__doc__, rounds=3)
     parser.add_argument("--dataset", default="cifar10", help="as train.py's")
     parser.add_argument("--data_dir", help="as train.py's")
-    parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--steps", type=int, default=600)
-    parser.add_argument("--output", help="file of one JSON object per line to add the figures to")
     options = parser.parse_args()
     for split in datasets.SPLITS:
         datasets.load(options.dataset, options.data_dir, split)
@@ -43,32 +63,45 @@ def main():
     for _ in range(options.rounds):
         for name, value in one_round(options).items():
             found.setdefault(name, []).append(value)
-    print(HEAD)
-    for name, values in found.items():
-        row = {"what": name, "median": round(statistics.median(values), 2)}
-        row |= {"all": [round(value, 2) for value in values], "steps": options.steps}
-        row |= {"dataset": options.dataset} | turns.machine()
-        print(as_row(row))
-        if options.output:
-            run_folder.append_line(Path(options.output), row)
+    rows = [
+        {
+            "what": name,
+            "median": round(statistics.median(values), 2),
+            "all": [round(value, 2) for value in values],
+            "steps": options.steps,
+            "dataset": options.dataset,
+        }
+        | turns.machine()
+        for name, values in found.items()
+    ]
+    turns.report(HEAD, rows, as_row, options.output)
 
 
 def one_round(options: argparse.Namespace) -> dict[str, float]:
     """Each figure once."""
     begun = time.perf_counter()
-    subprocess.run([sys.executable, "train.py", "--help"], stdout=subprocess.DEVNULL)
+    asked = [sys.executable, "train.py", "--help"]
+    help_text = subprocess.run(asked, stdout=subprocess.PIPE, text=True).stdout
     answered = time.perf_counter() - begun
-    load = LOAD.format(dataset=options.dataset, data_dir=options.data_dir)
-    loaded = subprocess.run([sys.executable, "-c", load], stdout=subprocess.PIPE, check=True)
+    if "--train_dir" not in help_text:
+        raise SystemExit(f"train.py --help did not answer: {help_text[-500:]}")
     figures = {
         "`train.py --help`, s": answered,
-        "decoded data from the cache, s": float(loaded.stdout),
+        "decoded data from the cache, s": printed_by(LOAD, options),
+        "input pipeline alone, images/s": printed_by(PIPELINE, options),
     }
     for dtype in ("float32", "bfloat16"):
         first_step, peak = whole_run(options, dtype)
         figures[f"first step from the shell, {dtype}, s"] = first_step
         figures[f"peak memory of a run, {dtype}, MB"] = peak
     return figures
+
+
+def printed_by(program: str, options: argparse.Namespace) -> float:
+    """The number that a program prints, run as a process of its own."""
+    text = program.format(dataset=options.dataset, data_dir=options.data_dir)
+    done = subprocess.run([sys.executable, "-c", text], stdout=subprocess.PIPE, check=True)
+    return float(done.stdout)
 
 
 def whole_run(options: argparse.Namespace, compute_dtype: str) -> tuple[float, float]:
@@ -83,15 +116,16 @@ def whole_run(options: argparse.Namespace, compute_dtype: str) -> tuple[float, f
         begun = time.perf_counter()
         process = subprocess.Popen(
             [sys.executable, "train.py", *arguments],
-            stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True,
+            stdout=subprocess.PIPE, text=True,
         )  # fmt: skip
         first_step = None
         for line in process.stdout:
             if first_step is None and line.startswith("step 1/"):
                 first_step = time.perf_counter() - begun
         _, status, usage = os.wait4(process.pid, 0)
-        if status or first_step is None:
-            raise SystemExit(f"train.py {' '.join(arguments)} ended with status {status}")
+        code = os.waitstatus_to_exitcode(status)
+        if code or first_step is None:
+            raise SystemExit(f"train.py {' '.join(arguments)} ended with exit code {code}")
     return first_step, usage.ru_maxrss / 1024
 
 

@@ -7,10 +7,9 @@ Each side is a process of its own, with the threads that `train.py` would choose
 """
 
 import argparse
-from pathlib import Path
 
 from benchmarks import turns
-from towers import models, run_folder
+from towers import models
 
 HEAD = """\
 | network | type | towers | microbatches | ms per step | to 1 tower, 1 microbatch | \
@@ -21,26 +20,19 @@ SIDES = ((1, 1), (1, 4), (2, 4), (4, 4))  # (towers, microbatches)
 
 def main():
     """Measures every network in every type, and prints one table."""
-    options = parsed_options()
-    print(HEAD)
-    for model in options.model or ["cifarnet", "resnet"]:
-        for compute_dtype in options.compute_dtype or ["float32", "bfloat16"]:
-            for row in measure(model, compute_dtype, options):
-                print(as_row(row), flush=True)
-                if options.output:
-                    run_folder.append_line(Path(options.output), row)
-
-
-def parsed_options() -> argparse.Namespace:
-    """The command line."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = turns.parser(__doc__, rounds=7)
     parser.add_argument("--model", action="append", choices=list(models.NETWORKS))
     parser.add_argument("--compute_dtype", action="append", choices=list(models.DTYPE_POLICIES))
     parser.add_argument("--global_batch_size", type=int, default=128)
-    parser.add_argument("--rounds", type=int, default=7, help="how often each side has its turn")
-    parser.add_argument("--turn_seconds", type=float, default=2.0, help="length of a turn, about")
-    parser.add_argument("--output", help="file of one JSON object per line to add the figures to")
-    return parser.parse_args()
+    parser.add_argument("--seconds", type=float, default=2.0, help="of a turn")
+    options = parser.parse_args()
+    rows = (
+        row
+        for model in options.model or ["cifarnet", "resnet"]
+        for compute_dtype in options.compute_dtype or ["float32", "bfloat16"]
+        for row in measure(model, compute_dtype, options)
+    )
+    turns.report(HEAD, rows, as_row, options.output)
 
 
 def as_row(row: dict) -> str:
@@ -64,7 +56,7 @@ def measure(model: str, compute_dtype: str, options: argparse.Namespace) -> list
                 f"--num_towers={num_towers}",
                 f"--num_microbatches={num_microbatches}",
             ),
-            {"seconds": options.turn_seconds},
+            {"seconds": options.seconds},
         )
         for num_towers, num_microbatches in SIDES
     }

@@ -20,7 +20,6 @@ import numpy as np
 
 from benchmarks import turns
 from input_pipeline import datasets
-from towers import run_folder
 
 QUIET = tuple(
     f"--{name}_every_steps=1000000000" for name in ("log", "checkpoint")
@@ -80,14 +79,14 @@ def rows() -> dict[str, Row]:
             "the tutorial's graph and queues (TensorFlow v1 compatibility)",
             ("benchmarks.peers.tutorial", "{binary}", "{folder}"),
         ),
-        "keras": Row("Keras `fit` (XLA, its default)", keras_fit),
-        "keras-no-xla": Row("Keras `fit`, `jit_compile=False`", (*keras_fit, "--jit_compile=off")),
+        "keras": Row("Keras `fit`", keras_fit),
+        "keras-xla": Row("Keras `fit`, compiled with XLA", (*keras_fit, "--xla")),
         "keras-mirrored": Row(
             "Keras `fit`, MirroredStrategy on 2 logical CPUs", (*keras_fit, "--mirrored")
         ),
         "pytorch": Row("PyTorch, fixed batch", (pytorch,), needs="torch"),
         "pytorch-compiled": Row(
-            "PyTorch compiled, fixed batch", (pytorch, "--compile"), needs="torch"
+            "PyTorch compiled, channels-last, fixed batch", (pytorch, "--compile"), needs="torch"
         ),
         "pytorch-bfloat16": Row(
             "PyTorch compiled, bfloat16 channels-last, fixed batch",
@@ -99,30 +98,21 @@ def rows() -> dict[str, Row]:
 
 def main():
     """Measures, and prints a table."""
-    options = parsed_options()
+    parser = turns.parser(__doc__, rounds=5)
+    parser.add_argument("--dataset", default="cifar10", help="as train.py's; of CIFAR-10's shape")
+    parser.add_argument("--data_dir", default="", help="as train.py's")
+    parser.add_argument("--side", action="append", choices=list(rows()), help="default: all")
+    parser.add_argument("--seconds", type=float, default=8.0, help="of a turn")
+    options = parser.parse_args()
     chosen = {name: row for name, row in rows().items() if name in (options.side or rows())}
     for name in [name for name, row in chosen.items() if not importlib.util.find_spec(row.needs)]:
         print(f"{name} is left out: {chosen[name].needs} is not installed", file=sys.stderr)
         del chosen[name]
+    if not chosen:
+        raise SystemExit("no side is left to measure")
     with tempfile.TemporaryDirectory() as folder:
         measured = turns.measure(sides(chosen, options, Path(folder)), options.rounds)
-    print(HEAD)
-    for row in figures(chosen, measured, options):
-        print(as_row(row))
-        if options.output:
-            run_folder.append_line(Path(options.output), row)
-
-
-def parsed_options() -> argparse.Namespace:
-    """The command line."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--dataset", default="cifar10", help="as train.py's; 32 x 32 x 3 images")
-    parser.add_argument("--data_dir", default="", help="as train.py's")
-    parser.add_argument("--side", action="append", choices=list(rows()), help="default: all")
-    parser.add_argument("--rounds", type=int, default=5, help="how often each side has its turn")
-    parser.add_argument("--seconds", type=float, default=8.0, help="of a turn")
-    parser.add_argument("--output", help="file of one JSON object per line to add the figures to")
-    return parser.parse_args()
+    turns.report(HEAD, figures(chosen, measured, options), as_row, options.output)
 
 
 def sides(
@@ -133,6 +123,8 @@ def sides(
     # Decoded and cached before any side starts.
     data = datasets.load(options.dataset, data_dir, "train")
     datasets.load(options.dataset, data_dir, "test")
+    if (data.images.shape[1:], len(data.class_names)) != ((32, 32, 3), 10):
+        raise SystemExit(f"--dataset={options.dataset}: must have 32 x 32 x 3 images in 10 classes")
     binary = folder / "binary"
     if "tutorial" in chosen:
         write_binary_batches(binary, data.images, data.labels)
@@ -187,7 +179,6 @@ def figures(
             "to_keras": ratio(name, "keras"),
             "to_pytorch": ratio(name, best),
             "every_round": [round(rate) for rate in measured[name].rates],
-            "peak_megabytes": round(measured[name].peak_megabytes),
             "dataset": options.dataset,
             "rounds": options.rounds,
         }

@@ -1,58 +1,27 @@
 """Processes that train by turns, so that all sides of a comparison see the same machine.
 
-One process works at a time; the others wait, at the end of a step. What else the machine does falls
-on all of them alike, and a ratio is the median over rounds of the ratios within a round.
+One process trains at a time; the others wait, at the end of a step. What else the machine does
+falls on all of them alike, and a ratio is the median over rounds of the ratios within a round.
+All of them stay in memory, about a gigabyte each.
 """
 
+import argparse
+import contextlib
 import dataclasses
 import importlib.metadata
 import importlib.util
 import json
-import os
 import statistics
 import subprocess
 import sys
 import tempfile
-import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
 import psutil
 
-from towers import devices
-
-WARM_UP_STEPS = 12  # tracing, compiling, filling queues
-
-
-class Turns:
-    """What a training process tells of its steps. Whatever else it prints goes to stderr."""
-
-    def __init__(self):
-        self._out = os.fdopen(os.dup(1), "w", buffering=1)
-        os.dup2(2, 1)
-        self._steps_left, self._until = WARM_UP_STEPS, float("inf")
-        self._images, self._begun = 0, None
-
-    def step_done(self, images: int) -> None:
-        """Counts a step of so many images; where the turn is over, reports it and waits.
-
-        Leaves the process at the end of the input: whoever listened has gone.
-        """
-        now = time.perf_counter()
-        self._images += images
-        self._steps_left -= 1
-        if self._steps_left > 0 and now < self._until:
-            return
-        turn = {"images": self._images, "seconds": now - (self._begun or now)}
-        print(json.dumps(turn), file=self._out)
-        line = sys.stdin.readline()
-        if not line:
-            os._exit(0)  # no final checkpoint, no final evaluation
-        size = json.loads(line)
-        self._images, self._begun = 0, time.perf_counter()
-        self._steps_left = size.get("steps", sys.maxsize)
-        self._until = self._begun + size.get("seconds", float("inf"))
+from towers import devices, run_folder
 
 
 @dataclasses.dataclass(frozen=True)
@@ -60,7 +29,7 @@ class Side:
     """One side of a comparison.
 
     Attributes:
-      arguments: after `python -m`, of a program that counts its steps with `Turns`.
+      arguments: after `python -m`, of a program that counts its steps with `counter.Counter`.
       turn: `{"seconds": ...}` or `{"steps": ...}`.
     """
 
@@ -82,19 +51,24 @@ class Worker:
 
     def images_per_second(self) -> float:
         """Of one turn."""
-        print(json.dumps(self._turn), file=self._process.stdin, flush=True)
+        with contextlib.suppress(BrokenPipeError):  # it has ended, as the answer will tell
+            print(json.dumps(self._turn), file=self._process.stdin, flush=True)
         turn = self._answer()
         return turn["images"] / turn["seconds"]
 
-    def peak_megabytes(self) -> float:
-        """The most memory that the process has had resident; Linux only."""
-        status = Path(f"/proc/{self._process.pid}/status").read_text()
+    def peak_megabytes(self) -> float | None:
+        """The most memory that the process has had resident; None where there is no /proc."""
+        path = Path(f"/proc/{self._process.pid}/status")
+        if not path.exists():
+            return None
+        status = path.read_text()
         (line,) = [line for line in status.splitlines() if line.startswith("VmHWM")]
         return int(line.split()[1]) / 1024
 
     def end(self) -> None:
         """Lets the process go."""
-        self._process.stdin.close()
+        with contextlib.suppress(BrokenPipeError):
+            self._process.stdin.close()
         self._process.wait()
 
     def _answer(self) -> dict:
@@ -109,7 +83,7 @@ class Measured(NamedTuple):
     """What came of one side."""
 
     rates: list[float]  # images per second, of each round
-    peak_megabytes: float
+    peak_megabytes: float | None
 
     def median_rate(self) -> float:
         """Images per second."""
@@ -155,3 +129,28 @@ def machine() -> dict:
         if importlib.util.find_spec(package):
             found[package] = importlib.metadata.version(package)
     return found
+
+
+def report(
+    head: str, rows: Iterable[dict], as_row: Callable[[dict], str], output: str | None
+) -> None:
+    """Prints a table as its rows come, and adds them to a file where one is named."""
+    print(head)
+    for row in rows:
+        print(as_row(row), flush=True)
+        if output:
+            run_folder.append_line(Path(output), row)
+
+
+def parser(description: str, *, rounds: int) -> argparse.ArgumentParser:
+    """A command line with `--rounds` and `--output`."""
+    made = argparse.ArgumentParser(description=description.splitlines()[0])
+    made.add_argument("--rounds", type=_at_least_1, default=rounds, help="turns of each side")
+    made.add_argument("--output", help="file of one JSON object per line to add the figures to")
+    return made
+
+
+def _at_least_1(text: str) -> int:
+    if not text.isdecimal() or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"{text}: must be a whole number, at least 1")
+    return int(text)

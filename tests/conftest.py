@@ -35,6 +35,14 @@ def cache_home(tmp_path_factory) -> Path:
     return tmp_path_factory.mktemp("cache")
 
 
+@pytest.fixture(scope="module")
+def cache(cache_home):
+    """Runs in the tests' process, too, keep decoded data there and not in the user's folder."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("XDG_CACHE_HOME", str(cache_home))
+        yield
+
+
 @pytest.fixture(scope="session")
 def command(cache_home):
     """Runs a script as a user does: `command("train.py", "--max_steps=2")`."""

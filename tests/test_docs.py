@@ -8,7 +8,16 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks import batch_norm, step_time
+from benchmarks import (
+    batch_norm,
+    growth,
+    operations,
+    start,
+    step_time,
+    throughput,
+    where_time_goes,
+)
+from towers import session
 
 ROOT = Path(__file__).resolve().parent.parent
 
@@ -78,12 +87,27 @@ def measured(name: str) -> list[dict]:
     [
         ("same_bits.md", "step_time", step_time, 16),
         ("batch_norm.md", "batch_norm", batch_norm, 8),
+        ("speed.md", "throughput", throughput, 17),
+        ("speed.md", "operations", operations, 9),
+        ("speed.md", "where_time_goes", where_time_goes, 32),
+        ("speed.md", "growth", growth, 33),
+        ("speed.md", "start", start, 7),
     ],
 )
 def test_tables_are_what_was_measured(page, name, benchmark, rows):
     table = [benchmark.HEAD, *(benchmark.as_row(row) for row in measured(name))]
     assert len(table) == rows + 1
     assert "\n".join(table) in (ROOT / "docs" / page).read_text(encoding="utf-8")
+
+
+def test_the_default_microbatches_rest_on_what_was_measured():
+    to_one_microbatch = [
+        row["to_one_microbatch"]
+        for row in measured("step_time")
+        if (row["num_towers"], row["num_microbatches"]) == (1, session.CPU_MICROBATCHES)
+    ]
+    assert len(to_one_microbatch) == 4
+    assert max(to_one_microbatch) < 1
 
 
 def test_every_module_has_a_room_in_the_design():

@@ -27,11 +27,7 @@ TRAINING = (
 )
 
 
-@pytest.fixture(scope="module", autouse=True)
-def cache(cache_home):
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("XDG_CACHE_HOME", str(cache_home))
-        yield
+pytestmark = pytest.mark.usefixtures("cache")
 
 
 @pytest.fixture(scope="module")

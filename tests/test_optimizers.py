@@ -217,6 +217,18 @@ def test_a_step_with_an_infinite_gradient_is_skipped(num_towers):
 
 
 @pytest.mark.pitfall(29)
+def test_a_loss_of_float16_takes_the_scale_too():
+    run = toys.trainer(
+        toys.linear(1.0),
+        keras.optimizers.LossScaleOptimizer(keras.optimizers.SGD(0.125), initial_scale=2.0**15),
+        loss_fn=lambda labels, outputs: tf.cast(toys.output_itself(labels, outputs), tf.float16),
+        global_batch_size=2,
+    )
+    result = run.train_step(toys.column(1.0, 3.0), [0, 0])
+    assert result.gradients[0].numpy() == 2.0
+
+
+@pytest.mark.pitfall(29)
 def test_gradients_are_shown_unscaled_also_where_the_scale_changes():
     run = scaled_run(initial_scale=4.0, growth_steps=1)
     for scale in (8.0, 16.0, 32.0):

@@ -24,11 +24,7 @@ OPTIMIZERS = {
 }
 
 
-@pytest.fixture(scope="module", autouse=True)
-def cache(cache_home):
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("XDG_CACHE_HOME", str(cache_home))
-        yield
+pytestmark = pytest.mark.usefixtures("cache")
 
 
 @pytest.fixture
@@ -302,12 +298,23 @@ def test_default_threads_are_the_cores_of_a_microbatch(monkeypatch, cores, flags
     assert chosen.intra_op_threads == expected
 
 
+def test_threads_elsewhere(monkeypatch):
+    monkeypatch.setattr(devices, "available_cores", lambda: 16)
+    with_gpus = session.resolved(scripts.settings_of(), None, num_gpus=8)
+    assert with_gpus.intra_op_threads == 16  # the microbatches are not on the CPU
+    before_they_were_written_down = {"settings": {"num_microbatches": 4}}
+    assert session.threads_of(before_they_were_written_down) == 16
+    assert session.threads_of({"settings": {"intra_op_threads": 3}}) == 3
+
+
 @pytest.fixture
 def run(command, tmp_path):
     """Runs train.py as a process, in a folder of a given name."""
 
     def train(name, *flags):
-        return command("train.py", *scripts.small_run(tmp_path / name), *flags), tmp_path / name
+        # Without the number of threads, which is this test process's own.
+        small = [f for f in scripts.small_run(tmp_path / name) if "intra_op_threads" not in f]
+        return command("train.py", *small, *flags), tmp_path / name
 
     return train
 
@@ -354,8 +361,9 @@ class TestARuntimeOfItsOwn:
 
     @pytest.mark.parametrize(
         "flags",
-        [["--model=resnet"], ["--deterministic", "--intra_op_threads=1"]],
-        ids=["resnet", "deterministic-one-thread"],
+        # Not the threads that eval.py would choose for itself.
+        [["--model=resnet", "--intra_op_threads=3"], ["--deterministic", "--intra_op_threads=2"]],
+        ids=["resnet", "deterministic"],
     )
     def test_eval_is_the_training_s_own_evaluation(self, run, command, flags):
         _, folder = run("run", "--num_microbatches=4", *flags)

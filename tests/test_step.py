@@ -340,3 +340,98 @@ def test_narrow_arithmetic_gives_about_the_float32_gradients(dtype, epsilon):
         assert mine.dtype == tf.float32
         difference = np.linalg.norm(mine - theirs) / np.linalg.norm(theirs)
         assert 0 < difference < 80 * epsilon  # rounding also moves maxima of the pooling
+
+
+class TestJitCompile:
+    """XLA for each microbatch."""
+
+    @pytest.mark.parametrize("jit_compile", [False, True])
+    def test_is_asked_for_in_the_step_s_graph(self, jit_compile):
+        run = toys.trainer(
+            toys.classifier(), global_batch_size=4, num_microbatches=2, jit_compile=jit_compile
+        )
+        graph = run.step_graph(*map(tf.constant, toys.batch(4, [3]))).as_graph_def()
+        must = [f for f in graph.library.function if f.attr["_XlaMustCompile"].b]
+        calls = [n for n in graph.node if n.attr["_XlaMustCompile"].b]
+        assert bool(must or calls) == jit_compile
+
+    @pytest.mark.filterwarnings("ignore:Gradients do not exist")
+    def test_takes_example_weights_and_sparse_and_missing_gradients(self):
+        def dense(seed):
+            return keras.layers.Dense(
+                toys.CLASSES, kernel_initializer=keras.initializers.GlorotUniform(seed=seed)
+            )
+
+        def build():
+            words = keras.Input([3], dtype="int32")
+            initial = keras.initializers.RandomUniform(seed=0)
+            vectors = keras.layers.Embedding(7, 4, embeddings_initializer=initial)(words)
+            x = keras.layers.Flatten()(vectors)
+            return keras.Model(words, dense(1)(x) + keras.ops.stop_gradient(dense(2)(x)))
+
+        results = []
+        for jit_compile in (False, True):
+            run = toys.trainer(
+                toys.on_cpu(build),
+                global_batch_size=4,
+                num_microbatches=2,
+                jit_compile=jit_compile,
+            )
+            words = np.array([[0, 1, 1], [2, 3, 4], [5, 5, 6], [0, 6, 2]], np.int32)
+            run.train_step(words, np.array([0, 1, 2, 3]), np.array([1.0, 2.0, 0.0, 0.5]))
+            results.append([v.numpy() for v in run.state.model.trainable_variables])
+        for plain, compiled in zip(*results, strict=True):
+            np.testing.assert_allclose(compiled, plain, rtol=1e-4, atol=1e-6)
+
+    @pytest.mark.parametrize("build", [toys.small_cifarnet, toys.small_resnet])
+    def test_is_the_same_step_up_to_rounding(self, build):
+        images, labels = toys.batch(GLOBAL_BATCH)
+        results, after = [], []
+        for jit_compile in (False, True):
+            run = toys.trainer(
+                build(),
+                global_batch_size=GLOBAL_BATCH,
+                num_microbatches=4,
+                weight_decay=WEIGHT_DECAY,
+                jit_compile=jit_compile,
+            )
+            results.append(run.train_step(images, labels))
+            after.append([variable.numpy() for variable in run.state.model.variables])
+        plain, compiled = results
+        assert plain.losses.keys() == compiled.losses.keys()
+        for term in plain.losses:
+            np.testing.assert_allclose(compiled.losses[term], plain.losses[term], rtol=1e-4)
+        np.testing.assert_array_equal(compiled.correct, plain.correct)
+        for mine, expected in zip(compiled.gradients, plain.gradients, strict=True):
+            np.testing.assert_allclose(mine, expected, rtol=1e-3, atol=1e-5)
+        for mine, expected in zip(*after, strict=True):  # batch-norm statistics too
+            np.testing.assert_allclose(mine, expected, rtol=1e-3, atol=1e-5)
+
+    def test_is_the_same_to_the_last_bit_on_1_2_and_4_towers(self):
+        hashes = set()
+        for num_towers in (1, 2, 4):
+            run = toys.trainer(
+                toys.small_resnet("mixed_bfloat16"),
+                num_towers=num_towers,
+                global_batch_size=GLOBAL_BATCH,
+                num_microbatches=4,
+                jit_compile=True,
+            )
+            for seed in range(3):
+                run.train_step(*toys.batch(GLOBAL_BATCH, seed=seed))
+            hashes.add(run.state_sha256())
+        assert len(hashes) == 1
+
+    def test_takes_the_loss_scale_of_float16_along(self):
+        scales = []
+        for jit_compile in (False, True):
+            optimizer = keras.optimizers.LossScaleOptimizer(keras.optimizers.SGD(0.1))
+            run = toys.trainer(
+                toys.small_cifarnet("mixed_float16"),
+                optimizer,
+                global_batch_size=GLOBAL_BATCH,
+                jit_compile=jit_compile,
+            )
+            result = run.train_step(*toys.batch(GLOBAL_BATCH))
+            scales.append(float(tf.linalg.global_norm(result.gradients)))
+        assert scales[1] == pytest.approx(scales[0], rel=0.02)

@@ -37,12 +37,7 @@ EVALUATION_KEYS = ["step", "epoch", "split", "count", "accuracy", "top5_accuracy
 NUM_TRAIN = 5000  # of `shapes`
 
 
-@pytest.fixture(scope="module", autouse=True)
-def cache(cache_home):
-    """Runs in this process share the cache of those that are processes."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("XDG_CACHE_HOME", str(cache_home))
-        yield
+pytestmark = pytest.mark.usefixtures("cache")
 
 
 def values_of(lines: list[dict]) -> list[dict]:
@@ -592,6 +587,7 @@ class TestAnotherRun:
             ),
             (["--seed=1"], ["--seed=1 (the run has 0)"]),
             (["--nesterov"], ["--nesterov=True (the run has False)"]),
+            (["--jit_compile"], ["--jit_compile=True (the run has False)"]),
             (["--weight_decay=0.001"], ["--weight_decay=0.001 (the run has 0.004)"]),
             (["--compute_dtype=bfloat16"], ["--compute_dtype=bfloat16 (the run has float32)"]),
             (["--gradient_reduction=sum"], ["--gradient_reduction=sum (the run has mean)"]),

@@ -119,8 +119,9 @@ class BiasRelu(keras.layers.Layer):
 
     The end of a convolution with `use_bias=False`, as a layer of its own, so that max pooling can
     stand between them: adding a number and taking the positive part keep the order of values, so
-    relu(max_pool(x) + bias) is max_pool(relu(x + bias)), with the same gradient, and touches a
-    quarter of the values where pooling has a stride of 2.
+    relu(max_pool(x) + bias) is max_pool(relu(x + bias)), to the last bit, and touches a quarter of
+    the values where pooling has a stride of 2. The gradient is the same too, except that adding a
+    bias may round two values to one, of which the textbook's pool then takes the first.
     """
 
     activation = staticmethod(keras.activations.relu)  # what marks a layer as nonlinear

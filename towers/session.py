@@ -90,14 +90,14 @@ def resolved(
         data_dir=chosen.data_dir and os.path.abspath(os.path.expanduser(chosen.data_dir)),
         num_towers=num_towers,
         num_microbatches=num_microbatches,
-        intra_op_threads=threads or default_threads(num_microbatches),
+        intra_op_threads=threads or default_threads(num_microbatches, num_gpus),
         weight_decay=_default(chosen.weight_decay, network.weight_decay),
         weight_decay_filter=_default(chosen.weight_decay_filter, network.weight_filter),
     )
 
 
 def _default_microbatches(global_batch_size: int, num_towers: int, num_gpus: int) -> int:
-    """On CPUs 4, which are fast (docs/speed.md), and the same bits on 1, 2 and 4 towers.
+    """On CPUs 4: fast there (docs/speed.md), and the same bits on 1, 2 and 4 towers.
 
     On GPUs, where that was not measured, and where 4 does not divide, one per tower.
     """
@@ -105,19 +105,23 @@ def _default_microbatches(global_batch_size: int, num_towers: int, num_gpus: int
     return CPU_MICROBATCHES if divides and not num_gpus else num_towers
 
 
-def default_threads(num_microbatches: int) -> int:
-    """Threads for one operation: what cores there are beside one for each microbatch.
+def default_threads(num_microbatches: int, num_gpus: int) -> int:
+    """Threads for one operation: the cores divided by the microbatches, at least 1.
 
     Microbatches run side by side. A core that has one to itself is never waited for in the midst of
-    an operation, which is why one thread each is faster than several for all (docs/speed.md).
+    an operation, which is why one thread each is faster than several for all (docs/speed.md). With
+    GPUs the CPU has no microbatches, and all its cores have the reduction and the update.
     """
-    return max(1, devices.available_cores() // num_microbatches)
+    cores = devices.available_cores()
+    return cores if num_gpus else max(1, cores // num_microbatches)
 
 
 def threads_of(config: Mapping) -> int:
-    """The threads of the run that a `config.json` describes."""
-    chosen = config["settings"]
-    return chosen.get("intra_op_threads") or default_threads(chosen["num_microbatches"])
+    """The threads of the run that a `config.json` describes.
+
+    A run of before they were written down had one per core.
+    """
+    return config["settings"].get("intra_op_threads") or devices.available_cores()
 
 
 def _default(value, default):
@@ -284,6 +288,7 @@ def build_trainer(
         gradient_reduction=chosen.gradient_reduction,
         batch_norm_statistics=chosen.batch_norm_statistics,
         moving_average_decay=chosen.moving_average_decay,
+        jit_compile=chosen.jit_compile,
     )
 
 

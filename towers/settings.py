@@ -48,6 +48,7 @@ class TrainSettings:
     compute_dtype: str
     intra_op_threads: int | None
     deterministic: bool
+    jit_compile: bool
     seed: int
     log_every_steps: int
     summary_every_steps: int
@@ -209,6 +210,7 @@ RUN_DEFINING = (
     "compute_dtype",
     "intra_op_threads",
     "deterministic",
+    "jit_compile",
     "seed",
 )
 

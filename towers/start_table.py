@@ -16,7 +16,8 @@ def rows(
         ("data", f"{derived['data_source']}: {derived['examples_per_epoch']:,} train, "
                  f"{num_test_examples:,} test, {len(derived['class_names'])} classes"),
         ("model", f"{chosen['model']}, {chosen['compute_dtype']}, "
-                  f"images {' x '.join(map(str, derived['image_shape']))}"),
+                  f"images {' x '.join(map(str, derived['image_shape']))}"
+                  f"{', compiled with XLA' if chosen['jit_compile'] else ''}"),
         ("towers", f"{chosen['num_towers']} on {', '.join(derived['tower_devices'])}"),
         ("batch", f"{chosen['global_batch_size']} global, "
                   f"{derived['per_tower_batch_size']} per tower, {chosen['num_microbatches']} "

@@ -182,6 +182,7 @@ def run_towers(
     with tf.device(devices.PARAMETER_DEVICE), tf.name_scope("weights"):
         weights = [tf.convert_to_tensor(weight.value) for weight in model.trainable_variables]
         model_states = _model_states(program)  # [microbatch][variable]
+        loss_scale = _loss_scale(program.state.optimizer)
     microbatches_per_tower = program.num_microbatches // num_towers
     results = []
     for index, device in enumerate(program.tower_devices):
@@ -197,6 +198,7 @@ def run_towers(
                     label_parts[index],
                     weight_parts[index],
                     [first_draw + m for m in own],
+                    None if loss_scale is None else tf.identity(loss_scale),
                 )
             )
     return results
@@ -253,6 +255,11 @@ def _unscaled(
     optimizer: keras.optimizers.Optimizer, reduced: list[gradients.Gradient]
 ) -> list[gradients.Gradient]:
     """The gradients without the loss scale of float16."""
+    loss_scale = _loss_scale(optimizer)
+    return reduced if loss_scale is None else gradients.scale(reduced, 1.0 / loss_scale)
+
+
+def _loss_scale(optimizer: keras.optimizers.Optimizer) -> tf.Tensor | None:
     if isinstance(optimizer, keras.optimizers.LossScaleOptimizer):
-        return gradients.scale(reduced, 1.0 / optimizer.dynamic_scale)
-    return reduced
+        return tf.convert_to_tensor(optimizer.dynamic_scale.value)
+    return None

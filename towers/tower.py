@@ -1,11 +1,13 @@
 """One tower: the forward and backward graph of one device, over its own microbatches."""
 
 import dataclasses
+import functools
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import keras
 import tensorflow as tf
+from keras import ops
 
 from towers import batch_norm, gradients, losses
 
@@ -19,14 +21,14 @@ class TowerProgram:
       loss_fn: (labels [n], outputs [n, ...]) to one loss per example, [n].
       decayed: name of the layer to the index of its weight in `model.trainable_variables`.
       weight_decay: coefficient of the weight-decay terms; >= 0.
-      scale_loss: multiplies the loss before differentiation (float16); the identity otherwise.
+      jit_compile: XLA compiles each microbatch's forward and backward pass.
     """
 
     model: keras.Model
     loss_fn: Callable[[tf.Tensor, tf.Tensor], tf.Tensor]
     decayed: dict[str, int]
     weight_decay: float
-    scale_loss: Callable[[tf.Tensor], tf.Tensor]
+    jit_compile: bool
 
 
 class TowerResult(NamedTuple):
@@ -69,6 +71,7 @@ def compute(
     labels: tf.Tensor,
     sample_weight: tf.Tensor | None,
     draw_indices: Sequence[tf.Tensor],
+    loss_scale: tf.Tensor | None,
 ) -> TowerResult:
     """Runs one tower. Called under `tf.device(the tower's device)`.
 
@@ -82,11 +85,16 @@ def compute(
       sample_weight: float32 [per_tower_batch], at least 0; None weighs all examples the same.
       draw_indices: per microbatch, an int64 scalar that no other microbatch of the run has; random
         layers such as dropout draw by it, so that a draw does not depend on towers.
+      loss_scale: float32 [], multiplies the loss before differentiation (float16); None for 1.
     """
     num_microbatches = len(draw_indices)
     weighted = sample_weight is not None
+    one_pass = functools.partial(_microbatch, program)
+    if program.jit_compile:
+        # Each microbatch by itself, so that what is compiled does not depend on towers.
+        one_pass = tf.function(one_pass, autograph=False, jit_compile=True)
     results = [
-        _microbatch(program, weights, *part)
+        one_pass(weights, loss_scale, *part)
         for part in zip(
             model_states,
             tf.split(images, num_microbatches),  # each [microbatch, ...]
@@ -112,7 +120,7 @@ def compute(
 
 
 def _microbatch(
-    program, weights, model_state, images, labels, sample_weight, draw_index
+    program, weights, loss_scale, model_state, images, labels, sample_weight, draw_index
 ) -> _Microbatch:
     """One forward and backward pass; arguments as in `compute`, for one microbatch."""
     before = batch_norm.with_draw_index(program.model, model_state, draw_index)
@@ -122,7 +130,8 @@ def _microbatch(
             weights, before, images, training=True, return_losses=True
         )
         terms = loss_terms(program, weights, labels, outputs, model_losses, sample_weight)
-        scaled = program.scale_loss(terms["total"])
+        # Keras's product widens as it must: a scale of 65,536 does not fit into float16.
+        scaled = terms["total"] if loss_scale is None else ops.multiply(terms["total"], loss_scale)
     of_loss = tape.gradient(scaled, list(weights))
     weight = None if sample_weight is None else tf.reduce_sum(sample_weight)
     return _Microbatch(

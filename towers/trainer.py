@@ -40,6 +40,7 @@ class Trainer:
         gradient_reduction: str = "mean",
         batch_norm_statistics: str = "mean",
         moving_average_decay: float = 0.0,
+        jit_compile: bool = False,
     ):
         """
         Args:
@@ -55,6 +56,7 @@ class Trainer:
           gradient_reduction: one of `gradients.REDUCTIONS`.
           batch_norm_statistics: one of `batch_norm.POLICIES`.
           moving_average_decay: in [0, 1); 0 keeps no averages.
+          jit_compile: compile each microbatch's forward and backward pass with XLA.
 
         Raises:
           ValueError: an argument is out of range, or sizes do not divide.
@@ -79,7 +81,6 @@ class Trainer:
             keep_averages=moving_average_decay > 0,
             statistics_of_each=self.num_microbatches if batch_norm_statistics == "each" else 0,
         )
-        scaled = isinstance(optimizer, keras.optimizers.LossScaleOptimizer)
         self._program = step.StepProgram(
             state=self.state,
             tower_program=tower.TowerProgram(
@@ -87,7 +88,7 @@ class Trainer:
                 loss_fn=loss_fn,
                 decayed=_indices(model, losses.WEIGHT_FILTERS[weight_filter](model)),
                 weight_decay=weight_decay,
-                scale_loss=optimizer.scale_loss if scaled else lambda loss: loss,
+                jit_compile=jit_compile,
             ),
             tower_devices=self.tower_devices,
             num_microbatches=self.num_microbatches,

@@ -13,14 +13,14 @@ from collections.abc import Iterable
 from absl import app
 
 import train
-from benchmarks import turns
+from benchmarks.peers import counter
 from input_pipeline import batches
 
 
 def main():
     """Runs the command with its batches counted."""
     source = sys.argv.pop(1)
-    counter = turns.Turns()
+    turn = counter.Counter()
     read = batches.training_batches
 
     def counted(*arguments, **options) -> Iterable:
@@ -28,7 +28,7 @@ def main():
         batch_size = options["global_batch_size"]
         for batch in itertools.repeat(next(iter(data))) if source == "fixed" else data:
             yield batch
-            counter.step_done(batch_size)  # the loop asks for the next one when a step is done
+            turn.step_done(batch_size)  # the loop asks for the next one when a step is done
 
     batches.training_batches = counted
     app.run(train.main)

@@ -2,7 +2,7 @@
 
     python -m benchmarks.peers.pytorch [--compile] [--bfloat16]
 
-bfloat16 is autocast with tensors in channels-last order, which is the fast form on a CPU.
+Compiled, tensors are in channels-last order, the fast form on a CPU; bfloat16 is autocast.
 """
 
 import argparse
@@ -10,8 +10,9 @@ import contextlib
 
 import torch
 from torch import nn
+from torch.optim import swa_utils
 
-from benchmarks import turns
+from benchmarks.peers import counter
 
 BATCH = 128
 
@@ -24,7 +25,7 @@ def network() -> nn.Module:
         return nn.LocalResponseNorm(9, alpha=0.001, beta=0.75, k=1.0)
 
     def pool():
-        return nn.MaxPool2d(3, 2, padding=1)
+        return nn.MaxPool2d(3, 2, ceil_mode=True)  # TensorFlow's "SAME" for even sizes
 
     return nn.Sequential(
         nn.Conv2d(3, 64, 5, padding=2), nn.ReLU(), pool(), normalize(),
@@ -34,29 +35,35 @@ def network() -> nn.Module:
     )  # fmt: skip
 
 
+def decay(model: nn.Module) -> torch.Tensor:
+    """0.004 times half the squares of the hidden dense layers' weights."""
+    hidden = [layer.weight for layer in model if isinstance(layer, nn.Linear)][:2]
+    return sum(weight.square().sum() for weight in hidden) * 0.002
+
+
 def main():
     """Trains until nobody listens."""
     parser = argparse.ArgumentParser()
     parser.add_argument("--compile", action="store_true")
     parser.add_argument("--bfloat16", action="store_true")
     options = parser.parse_args()
-    counter = turns.Turns()
+    turn = counter.Counter()
     torch.manual_seed(0)
     model, images = network(), torch.randn(BATCH, 3, 24, 24)
     labels = torch.randint(0, 10, [BATCH])
     narrow = contextlib.nullcontext()
-    if options.bfloat16:
+    if options.compile:
         model = model.to(memory_format=torch.channels_last)
         images = images.to(memory_format=torch.channels_last)
+    if options.bfloat16:
         narrow = torch.autocast("cpu", torch.bfloat16)
-    decayed = [layer.weight for layer in model if isinstance(layer, nn.Linear)][:2]
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    averages = swa_utils.AveragedModel(model, multi_avg_fn=swa_utils.get_ema_multi_avg_fn(0.9999))
 
     def loss_of(images, labels):
         with narrow:
             logits = model(images)
-        decay = sum(weight.square().sum() for weight in decayed) * 0.002
-        return nn.functional.cross_entropy(logits.float(), labels) + decay
+        return nn.functional.cross_entropy(logits.float(), labels) + decay(model)
 
     if options.compile:
         loss_of = torch.compile(loss_of)
@@ -65,8 +72,9 @@ def main():
         loss = loss_of(images, labels)
         loss.backward()
         optimizer.step()
+        averages.update_parameters(model)
         loss.item()
-        counter.step_done(BATCH)
+        turn.step_done(BATCH)
 
 
 if __name__ == "__main__":

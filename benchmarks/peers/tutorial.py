@@ -13,7 +13,7 @@ from pathlib import Path
 
 import tensorflow as tf
 
-from benchmarks import turns
+from benchmarks.peers import counter
 
 v1 = tf.compat.v1
 
@@ -149,7 +149,7 @@ class LogLoss(v1.train.SessionRunHook):
 def main():
     """Trains until nobody listens."""
     data_dir, train_dir = sys.argv[1:]
-    counter = turns.Turns()
+    turn = counter.Counter()
     v1.disable_eager_execution()
     with tf.Graph().as_default():
         v1.train.get_or_create_global_step()
@@ -162,7 +162,7 @@ def main():
         with v1.train.MonitoredTrainingSession(checkpoint_dir=train_dir, hooks=hooks) as session:
             while True:
                 session.run(operation)
-                counter.step_done(BATCH)
+                turn.step_done(BATCH)
 
 
 if __name__ == "__main__":

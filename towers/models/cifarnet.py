@@ -1,7 +1,8 @@
 """The tutorial's network, after Krizhevsky's cuda-convnet.
 
 Layers, initial values and weight decay are those of tensorflow/models
-`tutorials/image/cifar10/cifar10.py`: 1,068,298 weights for 24 x 24 x 3 images and 10 classes.
+`tutorials/image/cifar10/cifar10.py`: 1,068,298 weights for 24 x 24 x 3 images and 10 classes. The
+first pooling comes before bias and ReLU, which is the same function in less time (layers.BiasRelu).
 """
 
 import keras

@@ -1,0 +1,98 @@
+"""Where the time of a training step goes, operation by operation, from TensorFlow's profiler.
+
+    python -m benchmarks.where_time_goes --compute_dtype=bfloat16
+
+One thread for everything, so that the times of operations add up; 4 microbatches of 32. What the
+step takes on n cores is at best an n-th of the sum.
+"""
+
+import argparse
+import collections
+import tempfile
+from pathlib import Path
+
+import towers  # noqa: F401  before Keras: it silences TensorFlow's notices
+from benchmarks import turns
+from benchmarks.peers import counter, step
+from towers import devices, models, session
+
+import tensorflow as tf  # isort: skip
+from tensorflow.tsl.profiler.protobuf import xplane_pb2  # isort: skip
+
+HEAD = """\
+| type | operation | times a step | ms | share |
+|---|---|---|---|---|"""
+ROWS = 14
+
+
+def main():
+    """Profiles, and prints the operations that take longest."""
+    parser = turns.parser(__doc__, rounds=30)
+    parser.add_argument("--model", default="cifarnet", choices=list(models.NETWORKS))
+    parser.add_argument("--compute_dtype", default="float32", choices=list(models.DTYPE_POLICIES))
+    options = parser.parse_args()
+    devices.use_intra_op_threads(1)
+    tf.config.threading.set_inter_op_parallelism_threads(1)
+    totals, counts = profiled(options.model, options.compute_dtype, options.rounds)
+    turns.report(HEAD, rows(totals, counts, options), as_row, options.output)
+
+
+def profiled(
+    model: str, compute_dtype: str, steps: int
+) -> tuple[collections.Counter, collections.Counter]:
+    """Milliseconds and number of calls of a step, by kind of operation; means over `steps`."""
+    run, images, labels = step.trainer_and_batch(
+        model, compute_dtype, 128, num_towers=1, num_microbatches=session.CPU_MICROBATCHES
+    )
+    for _ in range(counter.WARM_UP_STEPS):
+        run.train_step(images, labels)
+    with tempfile.TemporaryDirectory() as folder:
+        tf.profiler.experimental.start(folder)
+        for _ in range(steps):
+            run.train_step(images, labels)
+        tf.profiler.experimental.stop()
+        (path,) = Path(folder).rglob("*.xplane.pb")
+        space = xplane_pb2.XSpace.FromString(path.read_bytes())
+    totals, counts = collections.Counter(), collections.Counter()
+    for plane in space.planes:
+        for event in (event for line in plane.lines for event in line.events):
+            # An operation's event is "its/name:Kind"; the runtime's own have "::" or no colon.
+            name, _, kind = plane.event_metadata[event.metadata_id].name.rpartition(":")
+            if name and ":" not in name and " " not in kind:
+                totals[kind] += event.duration_ps / 1e9 / steps
+                counts[kind] += 1 / steps
+    return totals, counts
+
+
+def rows(totals, counts, options: argparse.Namespace) -> list[dict]:
+    """The longest kinds of operations, all others in one row, and the sum."""
+    longest = totals.most_common(ROWS)
+    whole = sum(totals.values())
+    others = whole - sum(milliseconds for _, milliseconds in longest)
+    count_of_others = sum(counts.values()) - sum(counts[kind] for kind, _ in longest)
+    lines = [(kind, counts[kind], milliseconds) for kind, milliseconds in longest]
+    lines += [("all others", count_of_others, others), ("sum", sum(counts.values()), whole)]
+    return [
+        {
+            "model": options.model,
+            "dtype": options.compute_dtype,
+            "operation": kind.removeprefix("_MklNative").removeprefix("_Mkl"),
+            "count": round(count),
+            "milliseconds": round(milliseconds, 2),
+            "share": round(milliseconds / whole, 3),
+        }
+        | turns.machine()
+        for kind, count, milliseconds in lines
+    ]
+
+
+def as_row(row: dict) -> str:
+    """One row of the table."""
+    return (
+        f"| {row['dtype']} | {row['operation']} | {row['count']} | {row['milliseconds']:.1f} | "
+        f"{row['share']:.0%} |"
+    )
+
+
+if __name__ == "__main__":
+    main()
