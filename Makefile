@@ -7,7 +7,7 @@ BENCHMARK_FLAGS ?=
 .PHONY: help train test benchmark lint format clean
 
 help:
-	@echo "make train   train on the embedded data set with two towers (about two minutes)"
+	@echo "make train   train on the embedded data set with two towers (half a minute, once installed)"
 	@echo "make test    run the tests"
 	@echo "make benchmark  train beside the tutorial and Keras by turns (a quarter of an hour)"
 	@echo "make lint    check style"

@@ -16,7 +16,7 @@ from absl import app, flags
 # flags below have as their defaults: the settings of tensorflow/models tutorials/image/cifar10.
 RECIPES = {
     "tutorial": {},
-    # A first look in two minutes on two CPU cores, with nothing to download.
+    # A first look in half a minute on two CPU cores, with nothing to download.
     "shapes": {
         "train_dir": "runs/shapes",
         "dataset": "shapes",
@@ -74,7 +74,8 @@ flags.DEFINE_integer(
     "intra_op_threads",
     None,
     "Threads that share the work of one operation, which shows in its last bits on a CPU; default: "
-    "cores / num_microbatches, at least 1; or what a run that goes on began with.",
+    "cores / num_microbatches, at least 1 (with GPUs all cores); or what a run that goes on began "
+    "with.",
 )
 flags.DEFINE_bool(
     "deterministic",

@@ -100,6 +100,19 @@ def test_tables_are_what_was_measured(page, name, benchmark, rows):
     assert "\n".join(table) in (ROOT / "docs" / page).read_text(encoding="utf-8")
 
 
+def test_the_readme_s_throughput_is_what_was_measured():
+    rows = {row["side"]: row for row in measured("throughput")}
+    narrow, wide = rows["towers-bfloat16-1"], rows["towers-float32-1"]
+    for said in (
+        f"{round(wide['images_per_second'], -1):,} images/s",
+        f"in float32 and {round(narrow['images_per_second'], -1):,} in bfloat16",
+        f"{wide['to_tutorial']:.2f} and {narrow['to_tutorial']:.1f} times the tutorial's own graph",
+        f"{wide['to_keras']:.1f} and {narrow['to_keras']:.1f} times",
+        f"{wide['to_pytorch']:.1f} and {narrow['to_pytorch']:.1f} times PyTorch",
+    ):
+        assert said in " ".join((ROOT / "README.md").read_text(encoding="utf-8").split())
+
+
 def test_the_default_microbatches_rest_on_what_was_measured():
     to_one_microbatch = [
         row["to_one_microbatch"]

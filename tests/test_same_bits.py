@@ -372,6 +372,19 @@ class TestARuntimeOfItsOwn:
         assert scripts.lines_of(folder / "eval.jsonl") == scripts.evaluation_lines(folder)
 
 
+def test_eval_starts_the_runtime_as_the_training_did(tmp_path, monkeypatch):
+    # A forward pass alone does not show the threads in its bits on every machine.
+    scripts.train(tmp_path, "--max_steps=1")
+    config = json.loads((tmp_path / "config.json").read_text())
+    config["settings"] |= {"intra_op_threads": 5, "deterministic": True}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    started = []
+    monkeypatch.setattr(session, "start_runtime", lambda *arguments: started.append(arguments))
+    done = scripts.run("eval", f"--train_dir={tmp_path}")
+    assert (done.returncode, done.stderr) == (0, "")
+    assert started == [(5, True)]
+
+
 def test_a_run_of_before_a_setting_was_there_goes_on(tmp_path):
     scripts.train(tmp_path, "--max_steps=2")
     config = json.loads((tmp_path / "config.json").read_text())

@@ -755,6 +755,18 @@ class TestBeforeTheFirstStep:
         assert "reaches step 4 and" in done.stderr and "holds no checkpoint" in done.stderr
         assert scripts.contents(tmp_path) == before
 
+    @pytest.mark.parametrize("flags", [[], ["--jit_compile"]])
+    def test_jit_compile_reaches_the_step_and_the_table(self, tmp_path, monkeypatch, flags):
+        from towers import session
+
+        runs = []
+        monkeypatch.setattr(session, "train", lambda run, config: runs.append(run) or 0)
+        done = scripts.train(tmp_path, *flags)
+        assert (", compiled with XLA" in done.stdout) == bool(flags)
+        images, labels = tf.zeros([24, 24, 24, 3]), tf.zeros([24], tf.int32)
+        graph = runs[0].trainer.step_graph(images, labels).as_graph_def()
+        assert any(node.attr["_XlaMustCompile"].b for node in graph.node) == bool(flags)
+
     @pytest.mark.parametrize(
         ("num_microbatches", "same"),
         [("1", "1"), ("4", "1, 2 or 4"), ("6", "1, 3 or 6"), ("12", "1, 3, 6 or 12")],

@@ -62,6 +62,7 @@ class CountSteps(keras.callbacks.Callback):
         self._turn = turn
 
     def on_train_batch_end(self, batch, logs=None):
+        """Keras calls it after each step."""
         self._turn.step_done(BATCH)
 
 

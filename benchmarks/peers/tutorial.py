@@ -135,13 +135,16 @@ class LogLoss(v1.train.SessionRunHook):
     """Asks for the loss with every step, and prints it every ten."""
 
     def begin(self):
+        """Before the session."""
         self._step = -1
 
     def before_run(self, run_context):
+        """Before each step."""
         self._step += 1
         return v1.train.SessionRunArgs(v1.get_collection("total_loss")[0])
 
     def after_run(self, run_context, run_values):
+        """After each step."""
         if self._step % 10 == 0:
             print(f"step {self._step}, loss = {run_values.results:.2f}")
 
