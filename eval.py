@@ -21,6 +21,9 @@ flags.DEFINE_integer("num_towers", None, "Towers; default: one per visible GPU, 
 flags.DEFINE_integer(
     "global_batch_size", None, "Examples at a time, over all towers; default: the run's."
 )
+flags.DEFINE_bool(
+    "test_time_flip", False, "Evaluate the mean of the logits of each image and its mirror image."
+)
 flags.DEFINE_bool("run_once", True, "Whether to stop after one checkpoint, or follow a training.")
 flags.DEFINE_float("eval_interval_seconds", 10.0, "Time between two looks for a new checkpoint.")
 
@@ -116,6 +119,7 @@ def run(given):
             global_batch_size=given.global_batch_size or settings["global_batch_size"],
             preprocess=preprocessing.evaluate,
         ),
+        test_time_flip=given.test_time_flip,
     )
     if given.run_once:
         assess(path)

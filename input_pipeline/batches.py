@@ -12,9 +12,12 @@ from collections.abc import Callable
 import numpy as np
 import tensorflow as tf
 
+from input_pipeline.preprocess import Draws
+
 # Draws for different purposes start from different streams of the one seed.
 _SHUFFLING_STREAM = 1
 _AUGMENTATION_STREAM = 2
+_MIRRORING_STREAM = 3
 
 # The op behind tf.random.experimental.index_shuffle, which fixes 4 rounds of its cipher. With 4,
 # and seed and epoch as its key, the permutations of 50,000 in neighbouring epochs were found to
@@ -67,6 +70,12 @@ def augmentation_seed(step: int | tf.Tensor, *, seed: int) -> tf.Tensor:
     return _stream_seed(seed, _AUGMENTATION_STREAM, step)
 
 
+def coins(num_examples: int, *, seed: int) -> tf.Tensor:
+    """A coin thrown for each example, int64 [num_examples], 0 or 1."""
+    stream_seed = _stream_seed(seed, _MIRRORING_STREAM, 0)
+    return tf.random.stateless_uniform([num_examples], stream_seed, 0, 2, tf.int64, alg="philox")
+
+
 def _stream_seed(seed: int, stream: int, counter: int | tf.Tensor) -> tf.Tensor:
     # The result takes the dtype of the counter: an int32 would give another stream.
     counter = tf.cast(counter, tf.int64)
@@ -82,7 +91,7 @@ def training_batches(
     seed: int,
     last_step: int,
     first_step: int = 0,
-    preprocess: Callable[[tf.Tensor, tf.Tensor], tf.Tensor] | None = None,
+    preprocess: Callable[[tf.Tensor, Draws], tf.Tensor] | None = None,
 ) -> tf.data.Dataset:
     """The global batches of steps `first_step` to `last_step - 1`, in order.
 
@@ -97,8 +106,8 @@ def training_batches(
       seed: of the run, for the order of the examples and for the augmentation.
       last_step: number of steps made when the data set ends.
       first_step: number of steps made already.
-      preprocess: (images [global_batch_size, ...], draw_seed int64 [2]) -> float32
-        [global_batch_size, ...]. None leaves images as they are, uint8 cast to float32.
+      preprocess: (images [global_batch_size, ...], draws) -> float32 [global_batch_size, ...].
+        None leaves images as they are, uint8 cast to float32.
 
     Returns:
       A data set of (float32 [global_batch_size, height, width, channels], int32
@@ -115,6 +124,8 @@ def training_batches(
             f"last_step={last_step}."
         )
     images, labels = _in_memory(images, labels)
+    with tf.device("/CPU:0"):
+        coin_of_example = coins(num_examples, seed=seed)
 
     def batch_of_step(step):
         ids = example_ids(
@@ -124,7 +135,9 @@ def training_batches(
         if preprocess is None:
             batch = _as_float(batch)
         else:
-            batch = preprocess(batch, augmentation_seed(step, seed=seed))
+            turn = step * global_batch_size + tf.range(global_batch_size, dtype=tf.int64)
+            turn = turn // num_examples + tf.gather(coin_of_example, ids)
+            batch = preprocess(batch, Draws(augmentation_seed(step, seed=seed), turn % 2 == 1))
         return batch, tf.gather(labels, ids)
 
     return _mapped(tf.data.Dataset.range(first_step, last_step), batch_of_step)
@@ -170,6 +183,12 @@ def evaluation_batches(
 
     num_batches = -(-num_examples // global_batch_size)
     return _mapped(tf.data.Dataset.range(num_batches), batch_at)
+
+
+def spread_out(images: np.ndarray, count: int) -> np.ndarray:
+    """At most `count` of `images`, evenly spread over them: sorted classes all have some."""
+    places = np.linspace(0, len(images) - 1, min(count, len(images))).astype(np.int64)
+    return images[places]
 
 
 def _checked_length(images, labels, global_batch_size: int) -> int:

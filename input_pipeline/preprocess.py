@@ -18,9 +18,19 @@ import tensorflow as tf
 
 MAX_BRIGHTNESS_DELTA = 63.0  # added to pixels in [0, 255]
 MIN_CONTRAST, MAX_CONTRAST = 0.2, 1.8
+PIXEL_MEAN, PIXEL_DEVIATION = 120.7, 64.2  # of CIFAR-10, over all images and channels
 
 # Each kind of draw folds its own number into the seed, so that no two are correlated.
 _TOP_DRAW, _LEFT_DRAW, _FLIP_DRAW, _BRIGHTNESS_DRAW, _CONTRAST_DRAW = range(5)
+
+
+class Draws(NamedTuple):
+    """What the distortions of one batch are drawn from."""
+
+    seed: tf.Tensor  # int64 [2], of the step
+    # bool [batch], whether it is the example's turn to be mirrored: in every other epoch, from the
+    # first or the second one on as a coin says that was thrown for the example once and for all.
+    mirrored: tf.Tensor
 
 
 class Placement(NamedTuple):
@@ -121,6 +131,33 @@ def distort_pad_crop_flip(images: tf.Tensor, draw_seed: tf.Tensor, padding: int 
     return standardize(crop_and_flip(padded, placement, height, width))
 
 
+def distort_shift_flip(images: tf.Tensor, draws: Draws, margin: int = 2) -> tf.Tensor:
+    """A shift by at most `margin` pixels each way, mirroring by turns, then `scale_pixels`.
+
+    Jordan 2024 (arXiv:2404.00498, sections 3.5 and 3.6). Mirrored by turns, an example is seen
+    both ways in any two epochs; by a coin for each epoch, half of them are seen one way only.
+
+    Args:
+      images: uint8 or float32 [batch, height, width, channels], in [0, 255].
+      draws: of the batch.
+      margin: what lies behind an edge is the image's own reflection; below height and width.
+
+    Returns:
+      float32 [batch, height, width, channels].
+    """
+    _, height, width, _ = images.shape
+    around = [margin, margin]
+    padded = tf.pad(images, [[0, 0], around, around, [0, 0]], "REFLECT")
+    placement = draw_placement(draws.seed, tf.shape(images)[0], 2 * margin, 2 * margin)
+    placement = placement._replace(flip=draws.mirrored)
+    return scale_pixels(crop_and_flip(padded, placement, height, width))
+
+
+def scale_pixels(images: tf.Tensor) -> tf.Tensor:
+    """Pixels minus PIXEL_MEAN, divided by PIXEL_DEVIATION: the same for all images, float32."""
+    return (tf.cast(images, tf.float32) - PIXEL_MEAN) * (1.0 / PIXEL_DEVIATION)
+
+
 def _margins(images: tf.Tensor, crop_height: int, crop_width: int) -> tuple[int, int]:
     _, height, width, _ = images.shape
     if crop_height > height or crop_width > width:
@@ -185,8 +222,8 @@ class Preprocessing:
     """What happens to images between the arrays and the network."""
 
     name: str
-    # (images uint8 [batch, h, w, c], draw_seed int [2]) -> float32 [batch, *output_shape]
-    train: Callable[[tf.Tensor, tf.Tensor], tf.Tensor]
+    # (images uint8 [batch, h, w, c], draws) -> float32 [batch, *output_shape]
+    train: Callable[[tf.Tensor, Draws], tf.Tensor]
     evaluate: Callable[[tf.Tensor], tf.Tensor]  # (images) -> float32 [batch, *output_shape]
     output_shape: tuple[int, int, int]
 
@@ -196,7 +233,7 @@ def _crop_flip_colour(image_shape: tuple[int, int, int]) -> Preprocessing:
     crop = {"crop_height": height * 3 // 4, "crop_width": width * 3 // 4}
     return Preprocessing(
         name="crop_flip_colour",
-        train=functools.partial(distort_for_tutorial, **crop),
+        train=lambda images, draws: distort_for_tutorial(images, draws.seed, **crop),
         evaluate=functools.partial(center_for_tutorial, **crop),
         output_shape=(crop["crop_height"], crop["crop_width"], channels),
     )
@@ -205,21 +242,35 @@ def _crop_flip_colour(image_shape: tuple[int, int, int]) -> Preprocessing:
 def _pad_crop_flip(image_shape: tuple[int, int, int]) -> Preprocessing:
     return Preprocessing(
         name="pad_crop_flip",
-        train=distort_pad_crop_flip,
+        train=lambda images, draws: distort_pad_crop_flip(images, draws.seed),
         evaluate=standardize,
         output_shape=image_shape,
     )
 
 
-_BY_NAME = {"crop_flip_colour": _crop_flip_colour, "pad_crop_flip": _pad_crop_flip}
+def _shift_alternating_flip(image_shape: tuple[int, int, int]) -> Preprocessing:
+    return Preprocessing(
+        name="shift_alternating_flip",
+        train=distort_shift_flip,
+        evaluate=scale_pixels,
+        output_shape=image_shape,
+    )
+
+
+_BY_NAME = {
+    "crop_flip_colour": _crop_flip_colour,
+    "pad_crop_flip": _pad_crop_flip,
+    "shift_alternating_flip": _shift_alternating_flip,
+}
 
 
 def for_images(name: str, image_shape: tuple[int, int, int]) -> Preprocessing:
     """The preprocessing called `name` for images of `image_shape`.
 
     Args:
-      name: `crop_flip_colour`, the tutorial's (a crop of 3/4 of each side: 24 of 32), or
-        `pad_crop_flip`, for residual networks (the size stays).
+      name: `crop_flip_colour`, the tutorial's (a crop of 3/4 of each side: 24 of 32);
+        `pad_crop_flip`, for residual networks (the size stays); or `shift_alternating_flip`, for
+        few epochs (the size stays).
       image_shape: (height, width, channels) of the images in the data set.
 
     Raises:

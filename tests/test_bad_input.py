@@ -75,9 +75,9 @@ CONTRADICTORY = [
     ),
     (
         ["--optimizer=adam", "--momentum=0.9"],
-        ["--momentum=0.9: only for --optimizer=sgd or rmsprop, and it is adam"],
+        ["--momentum=0.9: only for --optimizer=sgd or rmsprop or muon, and it is adam"],
     ),
-    (["--nesterov"], ["--nesterov: only for --optimizer=sgd with --momentum above 0"]),
+    (["--nesterov"], ["--nesterov: only for --optimizer=sgd or muon with --momentum above 0"]),
     (["--optimizer=rmsprop", "--momentum=0.9", "--nesterov"], ["--nesterov: only for --optimizer"]),
 ]
 
@@ -97,15 +97,15 @@ DO_NOT_DIVIDE = [
 ]
 
 NOT_A_VALUE = {
-    "--model=alexnet": "cifarnet|resnet",
+    "--model=alexnet": "cifarnet|resnet|fastnet",
     "--compute_dtype=float64": "float32|bfloat16|float16",
     "--gradient_reduction=max": "mean|sum",
     "--batch_norm_statistics=all": "mean|first|last|each",
     "--learning_rate_schedule=step": "exponential|piecewise|cosine|linear|constant",
     "--learning_rate_scaling=cubic": "none|linear|sqrt",
-    "--optimizer=adagrad": "sgd|adam|adamw|lion|rmsprop",
+    "--optimizer=adagrad": "sgd|adam|adamw|lion|rmsprop|muon",
     "--weight_decay_filter=all": "kernels|hidden_dense_kernels",
-    "--recipe=quick": "tutorial|shapes",
+    "--recipe=quick": "tutorial|shapes|fast",
     "--global_batch_size=12.5": "12.5",
     "--learning_rate=fast": "fast",
     "--nesterov=maybe": "maybe",
@@ -235,7 +235,12 @@ def test_a_folder_of_other_files_is_left_alone(tmp_path, name):
     ("script", "flags", "code", "message"),
     [
         ("train.py", ["--learning_rat=1"], 1, "Unknown command line flag 'learning_rat'"),
-        ("train.py", ["--model=vgg"], 1, "--model=vgg: value should be one of <cifarnet|resnet>"),
+        (
+            "train.py",
+            ["--model=vgg"],
+            1,
+            "--model=vgg: value should be one of <cifarnet|resnet|fastnet>",
+        ),
         ("eval.py", ["--num_gpus=2"], 1, "Unknown command line flag 'num_gpus'"),
     ],
 )

@@ -145,6 +145,33 @@ class TestTrainingBatches:
         seen = np.concatenate([batch for batch, _ in dataset.as_numpy_iterator()])
         assert len(np.unique(seen.reshape(len(seen), -1), axis=0)) == len(seen) == 24
 
+    @pytest.mark.parametrize("global_batch_size", [4, 7])
+    def test_every_example_is_mirrored_in_every_other_epoch(self, global_batch_size):
+        """Also where a batch runs across the end of an epoch."""
+        images = np.arange(20, dtype=np.float32)[:, None]
+        dataset = training(
+            images,
+            np.arange(20),
+            global_batch_size=global_batch_size,
+            last_step=80 // global_batch_size + 1,
+            preprocess=lambda batch, draws: tf.cast(draws.mirrored, tf.float32)[:, None],
+        )
+        seen = [(labels, mirrored[:, 0]) for mirrored, labels in dataset.as_numpy_iterator()]
+        labels, mirrored = (
+            np.concatenate(values)[:80].reshape(4, 20) for values in zip(*seen, strict=True)
+        )
+        by_example = np.take_along_axis(mirrored, labels.argsort(axis=1), axis=1)
+        first, second, third, fourth = by_example
+        np.testing.assert_array_equal(first, 1 - second)
+        np.testing.assert_array_equal(first, third)
+        np.testing.assert_array_equal(second, fourth)
+        assert 3 < first.sum() < 17  # and in the first epoch about half of them
+
+    def test_coins_depend_on_the_seed(self):
+        thrown = [batches.coins(1000, seed=seed).numpy() for seed in (0, 1)]
+        assert (thrown[0] != thrown[1]).mean() == pytest.approx(0.5, abs=0.1)
+        assert thrown[0].mean() == pytest.approx(0.5, abs=0.1)
+
     def test_augmentation_draws_depend_on_seed_and_step_only(self):
         seeds = {
             tuple(batches.augmentation_seed(step, seed=seed).numpy())
@@ -221,3 +248,9 @@ class TestEvaluationBatches:
             batches.evaluation_batches(
                 images, labels[:num_labels], global_batch_size=global_batch_size, preprocess=None
             )
+
+
+def test_images_are_spread_out_over_all():
+    images = np.arange(10)
+    np.testing.assert_array_equal(batches.spread_out(images, 4), [0, 3, 6, 9])
+    np.testing.assert_array_equal(batches.spread_out(images, 20), images)

@@ -118,6 +118,26 @@ def test_the_training_split_and_its_count(folder):
     assert list((folder / "eval_train").iterdir())
 
 
+class TestAFlipAtTestTime:
+    def test_is_said_and_written_down(self, folder):
+        _, [plain] = evaluate(folder)
+        done, [line] = evaluate(folder, "--test_time_flip")
+        assert "1,000 examples, each once and mirrored: accuracy" in done.stdout
+        assert line.pop("test_time_flip") is True
+        assert list(line) == KEYS
+        assert line["loss"] != plain["loss"]
+        assert line["loss"] == pytest.approx(plain["loss"], abs=0.2)
+        assert list((folder / "eval_test_flip").iterdir())
+
+    def test_is_an_evaluation_of_its_own_to_one_that_follows(self, folder):
+        forget_evaluations(folder)
+        evaluate(folder)
+        _, lines = evaluate(folder, "--test_time_flip", *TestFollowing.FLAGS)
+        assert [line["step"] for line in lines] == [20, 40]
+        _, lines = evaluate(folder, "--test_time_flip", *TestFollowing.FLAGS)
+        assert lines == []
+
+
 class TestTheCheckpoint:
     def test_by_step_and_by_path(self, folder):
         _, [by_step] = evaluate(folder, "--checkpoint=20")

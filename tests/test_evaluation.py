@@ -225,3 +225,23 @@ def test_towers_evaluate_on_their_own_devices():
             op.device for op in graph.get_operations() if op.name.startswith(f"tower_{tower}/")
         }
         assert placed == {f"/device:CPU:{tower}"}
+
+
+def test_a_flip_at_test_time_takes_the_mean_of_two_logits():
+    rng = np.random.default_rng(0)
+    images = rng.normal(size=(6, 2, 5, 1)).astype(np.float32)
+    kernel = rng.normal(size=(10, 3)).astype(np.float32)
+    labels = np.array([0, 1, 2, 0, 1, 2])
+    model = keras.Sequential([keras.Input((2, 5, 1)), keras.layers.Flatten()])
+    model.add(keras.layers.Dense(3, use_bias=False))
+    model.set_weights([kernel])
+    weights = [weight.value for weight in model.trainable_variables]
+    flips = evaluation.Evaluator(
+        model, weights, losses.cross_entropy, toys.cpus(2), 2, test_time_flip=True
+    )
+    plain, mirrored = (x.reshape(6, 10) @ kernel for x in (images, images[:, :, ::-1]))
+    result = flips([(images, labels)])
+    logits = (plain + mirrored) / 2
+    assert result.loss == pytest.approx(oracle.cross_entropy(logits, labels), rel=1e-5)
+    assert result.accuracy == (logits.argmax(axis=1) == labels).mean()
+    assert result.loss != pytest.approx(oracle.cross_entropy(plain, labels), rel=1e-3)

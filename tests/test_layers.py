@@ -161,3 +161,103 @@ def test_bias_and_relu_survive_saving(tmp_path):
     loaded = keras.saving.load_model(tmp_path / "model.keras").get_layer("relu1")
     np.testing.assert_array_equal(loaded.bias, layer.bias)
     assert loaded.get_config() == layer.get_config()
+
+
+def batch_norm_pair(dtype, **options):
+    """Ours and Keras's, with the same scales and offsets."""
+    pair = (
+        layers.FusedBatchNormalization(dtype=dtype, **options),
+        keras.layers.BatchNormalization(dtype=dtype, **options),
+    )
+    rng = np.random.default_rng(1)
+    weights = [rng.uniform(0.5, 2.0, size=6) for _ in range(2 if pair[0].scale else 1)]
+    for layer in pair:
+        layer.build((None, 5, 4, 6))
+        for weight, value in zip(layer.trainable_variables, weights, strict=True):
+            weight.assign(value)
+    return pair
+
+
+@pytest.mark.parametrize("scale", [True, False])
+@pytest.mark.parametrize("dtype, tolerance", [("float32", 1e-5), ("mixed_bfloat16", 0.02)])
+def test_fused_batch_norm_is_keras_s(dtype, tolerance, scale):
+    x, upstream = np.random.default_rng(0).normal(3.0, 2.0, size=(2, 8, 5, 4, 6))
+    x = tf.cast(x, "bfloat16" if "bfloat16" in dtype else dtype)
+    results = []
+    for layer in batch_norm_pair(dtype, momentum=0.75, epsilon=1e-3, scale=scale):
+        for _ in range(2):
+            results += [values_and_gradient(lambda x: layer(x, training=True), x, upstream)]  # noqa: B023
+        results += [values_and_gradient(lambda x: layer(x, training=False), x, upstream)]  # noqa: B023
+        results += [[layer.moving_mean.numpy(), layer.moving_variance.numpy()]]
+    ours, keras_s = results[:4], results[4:]
+    for mine, theirs in zip(ours, keras_s, strict=True):
+        for my_values, their_values in zip(mine, theirs, strict=True):
+            np.testing.assert_allclose(
+                np.float64(my_values), np.float64(their_values), rtol=tolerance, atol=tolerance
+            )
+
+
+def test_fused_batch_norm_that_is_frozen_stays_as_it_is():
+    layer, _ = batch_norm_pair("float32")
+    layer.trainable = False
+    x = tf.constant(np.random.default_rng(0).normal(size=(2, 5, 4, 6)), tf.float32)
+    np.testing.assert_array_equal(layer(x, training=True), layer(x, training=False))
+    np.testing.assert_array_equal(layer.moving_mean, np.zeros(6))
+
+
+def whitened(images, **options):
+    layer = layers.Whitening(**options)
+    layer.build(images.shape)
+    layer.adapt(images)
+    return layer, layer(images).numpy()
+
+
+def correlated_images():
+    rng = np.random.default_rng(0)
+    smooth = rng.normal(size=(50, 9, 9, 3)).cumsum(axis=1).cumsum(axis=2)
+    return (smooth @ rng.normal(size=(3, 3))).astype(np.float32)
+
+
+@pytest.mark.parametrize("kernel_size", [1, 2, 3])
+def test_whitened_outputs_are_uncorrelated_and_of_variance_1(kernel_size):
+    images = correlated_images()
+    layer, outputs = whitened(images, kernel_size=kernel_size, epsilon=0.0)
+    left, filters = 9 - kernel_size + 1, 3 * kernel_size**2
+    assert (
+        outputs.shape == (50, left, left, 2 * filters) == layer.compute_output_shape(images.shape)
+    )
+    rows = outputs.reshape(-1, 2 * filters).astype(np.float64)
+    covariance = rows.T @ rows / len(rows)
+    identity = np.eye(filters)
+    expected = np.block([[identity, -identity], [-identity, identity]])
+    np.testing.assert_allclose(covariance, expected, atol=0.02)
+
+
+def test_whitening_has_a_floor_under_what_hardly_varies():
+    images = np.zeros((4, 5, 5, 1), np.float32)
+    images[..., 0] = np.arange(4.0)[:, None, None]  # all pixels of a patch are one: one direction
+    layer, _ = whitened(images, epsilon=0.01)
+    filters = layer.kernel.numpy().reshape(4, 8)[:, :4]
+    norms = np.sort(np.linalg.norm(filters, axis=0))
+    mean_square = 4 * (0 + 1 + 4 + 9) / 4
+    np.testing.assert_allclose(norms, [1 / np.sqrt(mean_square + 0.01), 10, 10, 10], rtol=1e-4)
+    largest = np.take_along_axis(filters, np.abs(filters).argmax(axis=0)[None], axis=0)
+    assert (largest > 0).all()
+
+
+def test_whitening_is_not_trained():
+    layer, _ = whitened(correlated_images())
+    assert layer.trainable_variables == []
+    assert [v.name for v in layer.non_trainable_variables] == ["whitening"]
+
+
+def test_whitening_survives_saving(tmp_path):
+    images = correlated_images()
+    layer = layers.Whitening(kernel_size=3, epsilon=0.1, name="whitening")
+    model = keras.Sequential([keras.Input([9, 9, 3]), layer])
+    layer.adapt(images)
+    model.save(tmp_path / "model.keras")
+    loaded = keras.saving.load_model(tmp_path / "model.keras")
+    assert loaded.get_layer("whitening").get_config() == layer.get_config()
+    np.testing.assert_array_equal(loaded(images), model(images))
+    assert np.any(model(images) != 0)

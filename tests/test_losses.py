@@ -62,6 +62,27 @@ def test_total_has_the_type_of_its_first_term():
     assert total.dtype == tf.float32 and total.numpy() == 1.5
 
 
+def test_smoothed_labels_by_hand():
+    # p = (3/4, 1/4); half of the label 0 is spread over both classes: (3/4, 1/4).
+    logits = tf.math.log([[3.0, 1.0]])
+    expected = -(0.75 * np.log(0.75) + 0.25 * np.log(0.25))
+    found = losses.cross_entropy(tf.constant([0]), logits, label_smoothing=0.5)
+    np.testing.assert_allclose(found, [expected], rtol=1e-6)
+
+
+@pytest.mark.parametrize("label_smoothing", [0.0, 0.2])
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float64"])
+def test_smoothed_labels_are_keras_s(label_smoothing, dtype):
+    logits, labels = toys.batch(20, [7], classes=7)
+    logits = tf.cast(logits * 3, dtype)
+    reference = keras.losses.CategoricalCrossentropy(
+        from_logits=True, label_smoothing=label_smoothing, reduction="none", dtype="float64"
+    )(np.eye(7)[labels], tf.cast(logits, "float64"))
+    found = losses.cross_entropy(tf.constant(labels), logits, label_smoothing)
+    assert found.dtype == ("float64" if dtype == "float64" else "float32")
+    np.testing.assert_allclose(found, reference, rtol=1e-5)
+
+
 @pytest.mark.pitfall(27)
 def test_kernels_leave_out_biases_and_batch_norm():
     network = toys.small_resnet()

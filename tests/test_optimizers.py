@@ -118,6 +118,61 @@ def test_decoupled_weight_decay_is_the_rate_times_the_coefficient(name):
     assert values == [{2.0 * (1 - 0.25 * 0.5)}, {2.0}, {2.0}, {2.0}]
 
 
+def orthogonalized(matrix):
+    """Three Newton-Schulz iterations, as in kellerjordan.github.io/posts/muon."""
+    x = matrix / np.linalg.norm(matrix)
+    for _ in range(3):
+        a = x @ x.T
+        x = 3.4445 * x + (-4.7750 * a + 2.0315 * a @ a) @ x
+    return x
+
+
+def test_muon_turns_matrices_and_convolutions_and_leaves_the_rest_to_adam():
+    """Two steps of a network with every kind of weight, against NumPy."""
+    model = toys.on_cpu(
+        lambda: keras.Sequential(
+            [
+                keras.Input([4, 4, 2]),
+                keras.layers.Conv2D(3, 2, name="convolution"),
+                keras.layers.Flatten(),
+                keras.layers.Dense(5, use_bias=False, name="hidden"),
+                keras.layers.Dense(toys.CLASSES, use_bias=False, name="logits"),
+            ]
+        )
+    )
+    run = toys.trainer(
+        model,
+        optimizers.make("muon", momentum=0.5, nesterov=True, model=model),
+        num_towers=2,
+        global_batch_size=8,
+        learning_rate=lambda examples_seen: 0.25,
+    )
+    weights = [weight.numpy().astype(np.float64) for weight in model.trainable_variables]
+    velocities, moments = [0.0] * 4, [(0.0, 0.0)] * 4
+    for iteration in range(2):
+        result = run.train_step(*toys.batch(8, [4, 4, 2], seed=iteration))
+        for index, weight in enumerate(model.trainable_variables):
+            gradient = result.gradients[index].numpy().astype(np.float64)
+            if weight.path.split("/")[-2:] in (["convolution", "kernel"], ["hidden", "kernel"]):
+                velocities[index] = 0.5 * velocities[index] + gradient
+                turned = gradient + 0.5 * velocities[index]
+                matrix = turned.reshape(-1, turned.shape[-1]).T  # wide
+                update = orthogonalized(matrix).T.reshape(turned.shape)
+                weights[index] -= 0.25 * update
+            else:
+                weights[index], *moments[index] = oracle.adamw_update(
+                    weights[index],
+                    gradient,
+                    *moments[index],
+                    iteration,
+                    learning_rate=0.25 * optimizers.MUON_ADAM_RATIO,
+                    weight_decay=0.0,
+                    beta_2=0.99,
+                )
+    for weight, expected in zip(model.trainable_variables, weights, strict=True):
+        np.testing.assert_allclose(weight, expected, rtol=1e-3, atol=1e-4)
+
+
 # The gradients of two towers are (6, 0) and (0, 8); their mean (3, 4) has the norm 5.
 FAR_APART = np.array([[6.0, 0.0], [0.0, 8.0]], np.float32)
 
@@ -257,6 +312,5 @@ def test_slots_are_the_same_for_any_number_of_towers(name):
         assert len(slots[num_towers]) == at_start
     assert slots[1] == slots[4]
     assert slots[1][:2] == [(), ()]  # updates made, learning rate
-    assert (
-        slots[1][2:] == [(2, 1)] * {"sgd": 0, "adam": 2, "adamw": 2, "lion": 1, "rmsprop": 1}[name]
-    )
+    expected = {"sgd": 0, "adam": 2, "adamw": 2, "lion": 1, "rmsprop": 1, "muon": 1}[name]
+    assert slots[1][2:] == [(2, 1)] * expected

@@ -9,6 +9,11 @@ from input_pipeline import preprocess
 SEED = tf.constant([3, 4], tf.int64)
 
 
+def draws(count, seed=SEED):
+    """What the images of a batch are distorted by; the first half of them is mirrored."""
+    return preprocess.Draws(tf.constant(seed, tf.int64), tf.range(count) < count // 2)
+
+
 def random_images(count, height=32, width=32):
     return np.random.default_rng(0).integers(0, 256, (count, height, width, 3), np.uint8)
 
@@ -46,6 +51,20 @@ class TestOracle:
         padded = np.pad(images, [(0, 0), (4, 4), (4, 4), (0, 0)])
         placement = preprocess.draw_placement(SEED, 12, 8, 8)
         np.testing.assert_allclose(found, one_by_one(padded, placement, 32, 32), atol=2e-5)
+
+    def test_distort_shift_flip(self):
+        images = random_images(12)
+        mirrored = np.arange(12) % 3 == 0
+        found = preprocess.distort_shift_flip(images, preprocess.Draws(SEED, tf.constant(mirrored)))
+        padded = np.pad(images, [(0, 0), (2, 2), (2, 2), (0, 0)], mode="reflect")
+        placement = preprocess.draw_placement(SEED, 12, 4, 4)
+        assert len({*zip(placement.top.numpy(), placement.left.numpy(), strict=True)}) > 4
+        for image, result, top, left, flip in zip(
+            padded, found, placement.top, placement.left, mirrored, strict=True
+        ):
+            shifted = image[top : top + 32, left : left + 32]
+            shifted = shifted[:, ::-1] if flip else shifted
+            np.testing.assert_allclose(result, (shifted - 120.7) / 64.2, atol=1e-5)
 
     def test_center_for_tutorial(self):
         images = random_images(3, 32, 29)
@@ -99,10 +118,10 @@ class TestDraws:
 
     def test_kinds_of_draws_are_independent(self):
         placement = preprocess.draw_placement(SEED, 20_000, max_top=1000, max_left=1000)
-        draws = [
+        drawn = [
             np.asarray(draw, float) for draw in (*placement, *preprocess.draw_colour(SEED, 20_000))
         ]
-        assert np.abs(np.corrcoef(draws) - np.eye(5)).max() < 0.04
+        assert np.abs(np.corrcoef(drawn) - np.eye(5)).max() < 0.04
 
     def test_other_seeds_draw_otherwise(self):
         seeds = [[3, 4], [3, 5], [4, 4]]
@@ -110,13 +129,13 @@ class TestDraws:
         assert len({tuple(top) for top in tops}) == 3
 
 
-@pytest.mark.parametrize("name", ["crop_flip_colour", "pad_crop_flip"])
-class TestBothPreprocessings:
+@pytest.mark.parametrize("name", ["crop_flip_colour", "pad_crop_flip", "shift_alternating_flip"])
+class TestEachPreprocessing:
     @pytest.mark.pitfall(16)
     def test_images_of_a_batch_are_distorted_each_in_its_own_way(self, name):
         same = np.repeat(random_images(1), 32, axis=0)
-        distorted = preprocess.for_images(name, (32, 32, 3)).train(same, SEED).numpy()
-        assert len(np.unique(distorted.reshape(32, -1), axis=0)) > 25
+        distorted = preprocess.for_images(name, (32, 32, 3)).train(same, draws(32)).numpy()
+        assert len(np.unique(distorted.reshape(32, -1), axis=0)) > 16  # the third has 50 ways
 
     @pytest.mark.pitfall(16)
     def test_the_number_of_operations_does_not_grow_with_the_batch(self, name):
@@ -124,7 +143,8 @@ class TestBothPreprocessings:
         graphs = [
             tf.function(chosen.train)
             .get_concrete_function(
-                tf.TensorSpec([count, 32, 32, 3], tf.uint8), tf.TensorSpec([2], tf.int64)
+                tf.TensorSpec([count, 32, 32, 3], tf.uint8),
+                preprocess.Draws(tf.TensorSpec([2], tf.int64), tf.TensorSpec([count], tf.bool)),
             )
             .graph
             for count in (2, 64)
@@ -136,14 +156,14 @@ class TestBothPreprocessings:
     def test_is_determined_by_the_seed(self, name):
         train = preprocess.for_images(name, (32, 32, 3)).train
         images = random_images(4)
-        np.testing.assert_array_equal(train(images, SEED), train(images, SEED))
-        assert np.any(train(images, SEED) != train(images, [3, 5]))
+        np.testing.assert_array_equal(train(images, draws(4)), train(images, draws(4)))
+        assert np.any(train(images, draws(4)) != train(images, draws(4, [3, 5])))
 
     @pytest.mark.parametrize("image_shape", [(32, 32, 3), (28, 28, 1), (20, 36, 3)])
     def test_output_shape(self, name, image_shape):
         chosen = preprocess.for_images(name, image_shape)
         images = np.zeros((2, *image_shape), np.uint8)
-        for result in (chosen.train(images, SEED), chosen.evaluate(images)):
+        for result in (chosen.train(images, draws(2)), chosen.evaluate(images)):
             assert result.shape == (2, *chosen.output_shape)
             assert result.dtype == tf.float32
 
@@ -154,6 +174,7 @@ class TestBothPreprocessings:
         ("crop_flip_colour", (32, 32, 3), (24, 24, 3)),
         ("crop_flip_colour", (28, 28, 1), (21, 21, 1)),
         ("pad_crop_flip", (32, 32, 3), (32, 32, 3)),
+        ("shift_alternating_flip", (32, 28, 1), (32, 28, 1)),
     ],
 )
 def test_for_images_names_the_size(name, image_shape, output_shape):

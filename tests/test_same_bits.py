@@ -9,13 +9,25 @@ import random
 import shutil
 import signal
 
+import keras
 import numpy as np
+import numpy_oracle as oracle
 import pytest
 import scripts
+import tensorflow as tf
 
 from benchmarks import batch_norm
-from input_pipeline import datasets
-from towers import checkpoints, compare, devices, evaluation, run_folder, session
+from input_pipeline import batches, datasets, preprocess
+from towers import (
+    checkpoints,
+    compare,
+    devices,
+    evaluation,
+    layers,
+    losses,
+    run_folder,
+    session,
+)
 
 REAL = ("--dataset=cifar10", "--num_microbatches=4", "--log_every_steps=1")
 OPTIMIZERS = {
@@ -254,6 +266,58 @@ class TestStatisticsOfEach:
         assert row["means_apart_largest"] == round(last["batch_norm_divergence"], 4) > 0
         assert row["accuracy_of_each"] == line["accuracy_of_each"]
         assert batch_norm.as_row(row).startswith("| 4 of 4 | 0 | ")
+
+
+FAST = (
+    "--recipe=fast",
+    "--global_batch_size=16",
+    "--num_microbatches=4",
+    "--train_epochs=0.0128",  # 4 steps, of a schedule that falls to 0
+    "--verify_every_steps=1",
+    "--summary_every_steps=2",
+)
+
+
+class TestTheFastRecipe:
+    """Whitening, fused batch norm, Muon and labels that are smoothed, whole and in pieces."""
+
+    @pytest.fixture(scope="class")
+    def whole(self, tmp_path_factory):
+        folder = tmp_path_factory.mktemp("fast") / "run"
+        done = scripts.train(folder, *FAST, "--num_towers=1")
+        assert (done.returncode, done.stderr) == (0, "")
+        return folder
+
+    @pytest.mark.pitfall(23, 32)
+    def test_goes_on_on_another_number_of_towers(self, tmp_path, whole):
+        scripts.train(tmp_path, *FAST, "--num_towers=4", "--max_steps=2")
+        done = scripts.train(tmp_path, *FAST, "--num_towers=2")
+        assert (done.returncode, done.stderr) == (0, "")
+        assert len(scripts.hash_lines(whole)) == 5
+        assert scripts.hash_lines(tmp_path) == scripts.hash_lines(whole)
+        assert scripts.final_summary(tmp_path) == scripts.final_summary(whole)
+
+    def test_has_seen_the_training_images_before_its_first_step(self, whole):
+        model = keras.saving.load_model(whole / "final_model.keras")
+        train = datasets.load("shapes", None, "train")
+        seen = preprocess.scale_pixels(batches.spread_out(train.images, 5000)).numpy()
+        whitening = layers.Whitening()
+        whitening.build(seen.shape)
+        whitening.adapt(seen)
+        np.testing.assert_array_equal(model.get_layer("whitening").kernel, whitening.kernel)
+
+    def test_reports_the_loss_of_labels_as_they_are(self, whole):
+        """Smoothed in training alone: the first step's loss is known, nearly all logits being 0."""
+        (first, *_) = scripts.training_lines(whole)
+        assert first["loss"] == first["cross_entropy"] > 1.5
+        model = keras.saving.load_model(whole / "final_model.keras")
+        test = datasets.load("shapes", None, "test")
+        logits = model.predict(preprocess.scale_pixels(test.images), verbose=0)
+        expected = oracle.cross_entropy(logits.astype(np.float64), test.labels)
+        (line,) = scripts.evaluation_lines(whole)
+        assert line["loss"] == pytest.approx(expected, rel=0.02)  # bfloat16
+        smoothed = losses.cross_entropy(test.labels, tf.constant(logits), 0.2)
+        assert abs(np.mean(smoothed) - expected) > 0.1 * expected
 
 
 @pytest.mark.parametrize(

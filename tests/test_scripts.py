@@ -21,6 +21,7 @@ EVAL_FLAGS = {
     "split",
     "num_towers",
     "global_batch_size",
+    "test_time_flip",
     "run_once",
     "eval_interval_seconds",
 }

@@ -25,6 +25,8 @@ from towers import settings
         "--decay_factor=1",
         "--weight_decay=0",
         "--clip_norm=0",
+        "--label_smoothing=0",
+        "--label_smoothing=0.999",
         "--seed=0",
         "--seed=2147483647",
         "--summary_every_steps=0",
@@ -47,6 +49,7 @@ def test_values_at_the_edge_of_their_range_are_accepted(flag):
         ["--learning_rate_schedule=cosine", "--warmup_epochs=1", "--train_epochs=1.5"],
         ["--optimizer=rmsprop", "--momentum=0.9"],
         ["--momentum=0.9", "--nesterov"],
+        ["--optimizer=muon", "--momentum=0.6", "--nesterov"],
         ["--optimizer=adamw", "--weight_decay=0.05"],
     ],
 )

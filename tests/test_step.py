@@ -135,6 +135,10 @@ def adamw(model):
     return optimizers.make("adamw", weight_decay=0.1, model=model, decayed=kernels)
 
 
+def muon(model):
+    return optimizers.make("muon", momentum=0.6, nesterov=True, model=model)
+
+
 @pytest.mark.pitfall(23, 32)
 @pytest.mark.parametrize(
     "build, dtype, make_optimizer, statistics",
@@ -144,8 +148,9 @@ def adamw(model):
         (toys.small_resnet, "float32", clipped_sgd, "mean"),
         (toys.small_resnet, "mixed_bfloat16", adamw, "first"),
         (toys.small_resnet, "float32", clipped_sgd, "each"),
+        (toys.small_fastnet, "mixed_bfloat16", muon, "mean"),
     ],
-    ids=["cifarnet", "cifarnet-bfloat16", "resnet", "resnet-bfloat16", "resnet-each"],
+    ids=["cifarnet", "cifarnet-bfloat16", "resnet", "resnet-bfloat16", "resnet-each", "fastnet"],
 )
 def test_state_is_the_same_to_the_last_bit_on_1_2_and_4_towers(
     build, dtype, make_optimizer, statistics

@@ -5,7 +5,7 @@ import numpy as np
 import tensorflow as tf
 
 import towers
-from towers.models import cifarnet, resnet
+from towers.models import cifarnet, fastnet, resnet
 
 CLASSES = 4
 
@@ -59,6 +59,14 @@ def small_resnet(dtype: str = "float32") -> keras.Model:
     """Three residual blocks with batch norm, for 8 x 8 images."""
     policy = keras.DTypePolicy(dtype)
     return on_cpu(lambda: resnet.build((8, 8, 3), CLASSES, policy, 3, blocks_per_stage=1))
+
+
+def small_fastnet(dtype: str = "float32") -> keras.Model:
+    """Whitening and two blocks of convolutions, for 8 x 8 images; it has seen some of them."""
+    policy = keras.DTypePolicy(dtype)
+    model = on_cpu(lambda: fastnet.build((8, 8, 3), CLASSES, policy, 3, block_filters=(7, 6)))
+    fastnet.adapt(model, batch(40, [8, 8, 3])[0])
+    return model
 
 
 def on_cpu(build):

@@ -96,6 +96,7 @@ class Assessment:
         split: str,
         count: int,
         batches: Callable[[], Iterable],
+        test_time_flip: bool = False,
     ):
         """
         Args:
@@ -105,9 +106,11 @@ class Assessment:
           split: name of the split.
           count: examples in the split.
           batches: () to batches (images, labels, mask) that hold each example once.
+          test_time_flip: as for `evaluation.Evaluator`.
         """
         self._folder, self._config = folder, config
         self._split, self._count, self._batches = split, count, batches
+        self._test_time_flip = test_time_flip
         model, chosen = session.build_model(config), config["settings"]
         state = model.non_trainable_variables
         self._kept_apart = []  # pairs: a variable of the model, and the microbatches' own values
@@ -134,17 +137,26 @@ class Assessment:
             losses.cross_entropy,
             tower_devices,
             chosen["num_microbatches"],
+            test_time_flip,
         )
         # Not the training's own eval/: TensorBoard follows one writer in a folder.
-        events = folder.path / f"eval_{split}"
+        events = folder.path / f"eval_{split}{'_flip' if test_time_flip else ''}"
         self._writer = tf.summary.create_file_writer(str(events))
 
     def newest_evaluated(self) -> int:
-        """The newest step of this split in `eval.jsonl`; -1 if there is none."""
+        """The newest step in `eval.jsonl` that was evaluated in this way; -1 if there is none."""
         if not self._folder.evaluations.exists():
             return -1
         lines = run_folder.read_lines(self._folder.evaluations)
-        return max((line["step"] for line in lines if line["split"] == self._split), default=-1)
+        this_way = (self._split, self._test_time_flip)
+        return max(
+            (
+                line["step"]
+                for line in lines
+                if (line["split"], line.get("test_time_flip", False)) == this_way
+            ),
+            default=-1,
+        )
 
     def __call__(self, path: str) -> evaluation.Evaluation:
         """Evaluates the checkpoint at `path`, prints the result and writes it down.
@@ -162,7 +174,7 @@ class Assessment:
             "step": at_step,
             "epoch": examples_seen / derived["examples_per_epoch"],
             "split": self._split,
-        }
+        } | ({"test_time_flip": True} if self._test_time_flip else {})
         class_names = tuple(derived["class_names"])
         metrics = result.as_metrics()
         print(report(line, result, class_names), flush=True)
@@ -189,9 +201,10 @@ class Assessment:
 
 def report(line: Mapping, result: evaluation.Evaluation, class_names: Sequence[str]) -> str:
     """An evaluation in words: the figures, accuracy per class, and the confusion matrix."""
+    flipped = " and mirrored" if line.get("test_time_flip") else ""
     head = (
         f"step {line['step']}, epoch {line['epoch']:.2f}, {line['split']} split, "
-        f"{result.count:,} examples, each once: accuracy {result.accuracy:.2%}, "
+        f"{result.count:,} examples, each once{flipped}: accuracy {result.accuracy:.2%}, "
         f"top-5 {result.top5_accuracy:.2%}, loss {result.loss:.4f}"
     )
     per_class = result.per_class_accuracy()

@@ -69,6 +69,7 @@ class Evaluator:
         loss_fn: Callable[[tf.Tensor, tf.Tensor], tf.Tensor],
         tower_devices: Sequence[str],
         num_microbatches: int = 1,
+        test_time_flip: bool = False,
     ):
         """
         Args:
@@ -79,6 +80,8 @@ class Evaluator:
           tower_devices: one device per tower.
           num_microbatches: equal parts of a batch, spread over the towers; need not be a multiple
             of their number, and more towers than parts are idle.
+          test_time_flip: evaluates the mean of the logits of each image and of its mirror image;
+            for images [n, height, width, channels].
         """
         devices.run_graphs_as_written()
         self._model = model
@@ -86,6 +89,7 @@ class Evaluator:
         self._loss_fn = loss_fn
         self._tower_devices = tuple(tower_devices)
         self._num_microbatches = num_microbatches
+        self._test_time_flip = test_time_flip
         self._batch_outputs = tf.function(self._build, autograph=False)
 
     def __call__(self, batches: Iterable) -> Evaluation:
@@ -152,6 +156,10 @@ class Evaluator:
 
     def _microbatch(self, weights, state, images, labels) -> tuple[_Outputs, int]:
         logits, _ = self._model.stateless_call(weights, state, images, training=False)
+        if self._test_time_flip:
+            mirrored = images[:, :, ::-1]
+            others, _ = self._model.stateless_call(weights, state, mirrored, training=False)
+            logits = (tf.cast(logits, tf.float32) + tf.cast(others, tf.float32)) / 2.0
         num_classes = logits.shape[-1]
         outputs = _Outputs(
             losses=self._loss_fn(labels, logits),

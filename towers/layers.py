@@ -1,6 +1,7 @@
-"""Layers that Keras does not have: local response normalization, and a bias with its ReLU.
+"""Layers that Keras does not have, or not in a form that is fast on a CPU.
 
-Local response normalization is that of Krizhevsky, Sutskever and Hinton 2012, section 3.3.
+Local response normalization (Krizhevsky, Sutskever and Hinton 2012, section 3.3), a bias with its
+ReLU, a whitening convolution, and batch norm in TensorFlow's one fused operation.
 """
 
 import keras
@@ -149,3 +150,91 @@ class BiasRelu(keras.layers.Layer):
         return super().get_config() | {
             "bias_initializer": keras.initializers.serialize(self.bias_initializer)
         }
+
+
+@keras.saving.register_keras_serializable(package="towers")
+class FusedBatchNormalization(keras.layers.BatchNormalization):
+    """Keras's batch norm over the channels of images, by TensorFlow's one operation for it.
+
+    Keras 3 writes batch norm out as a dozen operations in float32, each of which goes over all
+    values; the fused one reads a bfloat16 tensor twice and writes it once (docs/fast.md has the
+    gain). The same function, for [n, height, width, channels] without masks.
+    """
+
+    def call(self, inputs, training=None):
+        """Normalizes `inputs`, floating [n, height, width, channels]."""
+        moments = self.moving_mean, self.moving_variance
+        scale = self.gamma if self.scale else tf.ones_like(self.moving_mean)
+        offset = self.beta if self.center else tf.zeros_like(self.moving_mean)
+        in_training = bool(training and self.trainable)
+        outputs, mean, variance = tf.compat.v1.nn.fused_batch_norm(
+            inputs,
+            tf.convert_to_tensor(scale),
+            tf.convert_to_tensor(offset),
+            *([] if in_training else map(tf.convert_to_tensor, moments)),
+            epsilon=self.epsilon,
+            is_training=in_training,
+        )
+        if in_training:
+            # TensorFlow hands out the unbiased variance.
+            values = tf.cast(tf.size(inputs) / inputs.shape[-1], variance.dtype)
+            for moving, value in zip(moments, (mean, variance * (1 - 1 / values)), strict=True):
+                moving.assign(moving * self.momentum + value * (1.0 - self.momentum))
+        return outputs
+
+
+@keras.saving.register_keras_serializable(package="towers")
+class Whitening(keras.layers.Layer):
+    """A convolution whose outputs are uncorrelated and of variance 1 on the images it has seen.
+
+    Its filters are the eigenvectors v of the covariance of all patches, v / sqrt(eigenvalue +
+    epsilon), and the negatives of these, so that a ReLU behind it loses nothing. `adapt` sets
+    them, and nothing is trained, which spares a backward pass over the largest of the activations.
+    Page 2019 ("How to train your ResNet 8") has it as a first layer; this form, with its negatives,
+    is that of Jordan 2024 (arXiv:2404.00498, section 3.1), without the bias.
+    """
+
+    def __init__(self, kernel_size=2, epsilon=5e-4, **kwargs):
+        super().__init__(**kwargs)
+        self.kernel_size = kernel_size
+        self.epsilon = epsilon
+
+    def build(self, input_shape):
+        """Makes `kernel`, float32 [size, size, channels, filters], all 0 until `adapt`."""
+        channels, size = input_shape[-1], self.kernel_size
+        shape = (size, size, channels, 2 * channels * size**2)
+        self.kernel = self.add_weight(
+            name="whitening", shape=shape, initializer="zeros", trainable=False
+        )
+
+    def adapt(self, images: np.ndarray) -> None:
+        """Sets the filters, from all patches of `images`, floating [n, height, width, channels].
+
+        In float64, and each eigenvector with the sign that makes its largest entry positive: the
+        float32 filters are then the same however many threads did the sums.
+        """
+        images, size = np.asarray(images, np.float64), self.kernel_size
+        rows, columns = (length - size + 1 for length in images.shape[1:3])
+        patches = np.stack(
+            [images[:, y : y + rows, x : x + columns] for y in range(size) for x in range(size)],
+            axis=-2,
+        ).reshape(-1, size * size * images.shape[-1])  # [all patches, values of a patch]
+        values, vectors = np.linalg.eigh(patches.T @ patches / len(patches))
+        largest = np.take_along_axis(vectors, np.abs(vectors).argmax(axis=0)[np.newaxis], axis=0)
+        filters = vectors * np.sign(largest) / np.sqrt(np.maximum(values, 0.0) + self.epsilon)
+        filters = np.concatenate([filters, -filters], axis=1)
+        self.kernel.assign(filters.reshape(self.kernel.shape))
+
+    def call(self, inputs):
+        """Floating [n, height, width, channels] to [n, height - size + 1, ..., filters]."""
+        return tf.nn.conv2d(inputs, self.kernel, strides=1, padding="VALID")
+
+    def compute_output_shape(self, input_shape):
+        """The shape without `kernel_size - 1` rows and columns, with all filters."""
+        n, height, width, channels = input_shape
+        lost = self.kernel_size - 1
+        return (n, height - lost, width - lost, 2 * channels * self.kernel_size**2)
+
+    def get_config(self):
+        """The arguments, for `final_model.keras`."""
+        return super().get_config() | {"kernel_size": self.kernel_size, "epsilon": self.epsilon}

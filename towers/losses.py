@@ -10,19 +10,26 @@ import keras
 import tensorflow as tf
 
 
-def cross_entropy(labels: tf.Tensor, logits: tf.Tensor) -> tf.Tensor:
+def cross_entropy(labels: tf.Tensor, logits: tf.Tensor, label_smoothing: float = 0.0) -> tf.Tensor:
     """Softmax cross entropy in nats.
 
     Args:
       labels: integer [n], in [0, num_classes).
       logits: floating [n, num_classes]; narrow types are widened to float32 first.
+      label_smoothing: share s of each label that is spread over all classes, in [0, 1):
+        `(1 - s) * -log p[label] + s * mean(-log p)` (Szegedy et al. 2015, arXiv:1512.00567,
+        section 7).
 
     Returns:
       [n], one value per example, float32 (float64 for float64 logits).
     """
     if logits.dtype != tf.float64:
         logits = tf.cast(logits, tf.float32)
-    return tf.nn.sparse_softmax_cross_entropy_with_logits(labels=labels, logits=logits)
+    of_label = tf.nn.sparse_softmax_cross_entropy_with_logits(labels=labels, logits=logits)
+    if not label_smoothing:
+        return of_label
+    of_all = -tf.reduce_mean(tf.nn.log_softmax(logits), axis=-1)
+    return (1.0 - label_smoothing) * of_label + label_smoothing * of_all
 
 
 def mean(per_example: tf.Tensor, sample_weight: tf.Tensor | None = None) -> tf.Tensor:

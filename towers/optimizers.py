@@ -1,8 +1,34 @@
 """Keras optimizers by name, with the options that the flags give."""
 
+import re
 from collections.abc import Sequence
 
 import keras
+import tensorflow as tf
+
+# Of Muon's learning rate, for the weights that Adam updates.
+MUON_ADAM_RATIO = 0.08
+
+
+@keras.saving.register_keras_serializable(package="towers")
+class Muon(keras.optimizers.Muon):
+    """Muon (Jordan 2024, kellerjordan.github.io/posts/muon) for convolutions as well.
+
+    A matrix W moves by rate * U V', where U S V' is the singular value decomposition of its
+    gradient with Nesterov momentum, found to within a third or so by a few Newton-Schulz
+    iterations. Keras's class leaves all but matrices to Adam; here a convolution's kernel is the
+    matrix [height * width * channels, filters]. Scales, biases and the output layer are Adam's, at
+    `adam_lr_ratio` of the rate.
+    """
+
+    def _should_use_adamw(self, variable):
+        return len(variable.shape) != 4 and super()._should_use_adamw(variable)
+
+    def zeropower_via_newtonschulz5(self, x, steps):
+        """U V' of `x`, seen as a matrix [all others, last dimension]; its shape."""
+        matrix = tf.reshape(x, [-1, x.shape[-1]])
+        return tf.reshape(super().zeropower_via_newtonschulz5(matrix, steps), x.shape)
+
 
 OPTIMIZERS: dict[str, type[keras.optimizers.Optimizer]] = {
     "sgd": keras.optimizers.SGD,
@@ -10,12 +36,13 @@ OPTIMIZERS: dict[str, type[keras.optimizers.Optimizer]] = {
     "adamw": keras.optimizers.AdamW,
     "lion": keras.optimizers.Lion,
     "rmsprop": keras.optimizers.RMSprop,
+    "muon": Muon,
 }
 # These shrink the weights directly (Loshchilov and Hutter 2019, arXiv:1711.05101); with all others
 # weight decay is a term of the loss.
-DECOUPLED_WEIGHT_DECAY = ("adamw", "lion")
-WITH_MOMENTUM = ("sgd", "rmsprop")
-WITH_NESTEROV = ("sgd",)
+DECOUPLED_WEIGHT_DECAY = ("adamw", "lion", "muon")
+WITH_MOMENTUM = ("sgd", "rmsprop", "muon")
+WITH_NESTEROV = ("sgd", "muon")
 
 
 def make(
@@ -38,7 +65,8 @@ def make(
       clip_norm: largest global norm of the reduced gradients; 0 for no clipping. Keras clips in
         `apply`, which comes after the reduction over towers.
       weight_decay: decoupled coefficient; only for DECOUPLED_WEIGHT_DECAY.
-      model: whose weights outside `decayed` are kept from decoupled weight decay.
+      model: whose weights outside `decayed` are kept from decoupled weight decay, and whose last
+        dense layer is kept from Muon.
       decayed: the weights that decay.
       loss_scaling: wraps the optimizer in Keras's dynamic loss scaling, for float16.
 
@@ -54,6 +82,15 @@ def make(
         options["nesterov"] = nesterov
     if name in DECOUPLED_WEIGHT_DECAY:
         options["weight_decay"] = weight_decay
+    if name == "muon":
+        options |= {
+            "adam_weight_decay": weight_decay,
+            "adam_lr_ratio": MUON_ADAM_RATIO,
+            "adam_beta_2": 0.99,
+            "ns_steps": 3,
+            "rms_rate": None,  # the update is U V' itself
+            "exclude_layers": _output_layer(model),
+        }
     optimizer = OPTIMIZERS[name](**options)
     if name in DECOUPLED_WEIGHT_DECAY and model is not None:
         kept = {id(variable) for variable in decayed}
@@ -61,3 +98,11 @@ def make(
             var_list=[v for v in model.trainable_variables if id(v) not in kept]
         )
     return keras.optimizers.LossScaleOptimizer(optimizer) if loss_scaling else optimizer
+
+
+def _output_layer(model: keras.Model | None) -> list[str]:
+    """A pattern for the path of the last dense layer's weights; none without such a layer."""
+    dense = (
+        [layer for layer in model.layers if isinstance(layer, keras.layers.Dense)] if model else []
+    )
+    return [f"^{re.escape(layer.path)}/" for layer in dense[-1:]]

@@ -2,12 +2,13 @@
 
 import contextlib
 import dataclasses
+import functools
 import os
 import platform
 import shutil
 import subprocess
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 import keras
@@ -252,13 +253,24 @@ def build_trainer(
     tower_devices: tuple[str, ...],
     config: Mapping,
     learning_rate: schedules.LearningRate,
+    training_images: Callable[[], np.ndarray],
 ) -> trainer.Trainer:
     """Builds the network, its optimizer and the trainer of a run.
+
+    Args:
+      chosen: resolved.
+      tower_devices: one per tower.
+      config: its `config.json`.
+      learning_rate: of the run.
+      training_images: () to some preprocessed training images, [n, height, width, channels], for a
+        network that looks at them before its first step.
 
     Raises:
       SettingsError: the images are too small for the network, or no weight decays.
     """
-    model = build_model(config)
+    model, adapt = build_model(config), models.NETWORKS[chosen.model].adapt
+    if adapt is not None:
+        adapt(model, training_images())
     decayed = losses.WEIGHT_FILTERS[chosen.weight_decay_filter](model)
     if chosen.weight_decay and not decayed:
         raise settings.SettingsError(
@@ -283,6 +295,8 @@ def build_trainer(
         global_batch_size=chosen.global_batch_size,
         num_microbatches=chosen.num_microbatches,
         learning_rate=learning_rate,
+        loss_fn=functools.partial(losses.cross_entropy, label_smoothing=chosen.label_smoothing),
+        evaluation_loss_fn=losses.cross_entropy,
         weight_decay=0.0 if decoupled else chosen.weight_decay,
         weight_filter=chosen.weight_decay_filter,
         gradient_reduction=chosen.gradient_reduction,

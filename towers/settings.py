@@ -42,6 +42,7 @@ class TrainSettings:
     weight_decay: float | None
     weight_decay_filter: str | None
     clip_norm: float
+    label_smoothing: float
     gradient_reduction: str
     batch_norm_statistics: str
     moving_average_decay: float
@@ -103,7 +104,10 @@ class TrainSettings:
                 f"{' or '.join(optimizers.WITH_MOMENTUM)}, and it is {self.optimizer}"
             )
         if self.nesterov and not (self.momentum and self.optimizer in optimizers.WITH_NESTEROV):
-            raise SettingsError("--nesterov: only for --optimizer=sgd with --momentum above 0")
+            raise SettingsError(
+                f"--nesterov: only for --optimizer={' or '.join(optimizers.WITH_NESTEROV)} with "
+                "--momentum above 0"
+            )
 
     def _check_profile(self):
         steps = self.profile_steps
@@ -161,6 +165,7 @@ _RANGES = {
     "momentum": _SHARE,
     "weight_decay": _AT_LEAST_0,
     "clip_norm": _AT_LEAST_0,
+    "label_smoothing": _SHARE,
     "moving_average_decay": _SHARE,
     "intra_op_threads": (lambda value: 1 <= value <= 1024, "at least 1 and at most 1024"),
     "seed": (lambda value: 0 <= value < 2**31, "at least 0 and below 2147483648"),
@@ -204,6 +209,7 @@ RUN_DEFINING = (
     "weight_decay",
     "weight_decay_filter",
     "clip_norm",
+    "label_smoothing",
     "gradient_reduction",
     "batch_norm_statistics",
     "moving_average_decay",

@@ -27,6 +27,8 @@ def rows(
         ("optimizer", _describe_optimizer(chosen)),
         ("learning rate", learning_rate.describe()),
         ("weight decay", _describe_weight_decay(chosen)),
+        *([("labels", f"smoothed by {chosen['label_smoothing']:g}")]
+          if chosen["label_smoothing"] else []),
         ("reduction", _describe_reduction(chosen)),
     ]  # fmt: skip
     warning = _warning(chosen, derived, learning_rate)

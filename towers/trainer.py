@@ -35,6 +35,7 @@ class Trainer:
         num_microbatches: int = 0,
         learning_rate: Callable[[int], float] | None = None,
         loss_fn: Callable[[tf.Tensor, tf.Tensor], tf.Tensor] = losses.cross_entropy,
+        evaluation_loss_fn: Callable[[tf.Tensor, tf.Tensor], tf.Tensor] | None = None,
         weight_decay: float = 0.0,
         weight_filter: str = "kernels",
         gradient_reduction: str = "mean",
@@ -51,6 +52,7 @@ class Trainer:
           num_microbatches: a multiple of the number of towers; 0 means one per tower.
           learning_rate: such as a `schedules.LearningRate`.
           loss_fn: (labels [n], outputs [n, ...]) to one loss per example, [n].
+          evaluation_loss_fn: what an evaluation reports as its loss; None for `loss_fn`.
           weight_decay: coefficient of the weight-decay terms of the loss; 0 for none.
           weight_filter: key of `losses.WEIGHT_FILTERS`, which weights decay.
           gradient_reduction: one of `gradients.REDUCTIONS`.
@@ -100,7 +102,11 @@ class Trainer:
         self._train_step = tf.function(self._build_step, autograph=False)
         self._observer = _Observer(model)
         self._evaluator = evaluation.Evaluator(
-            model, self.evaluated_weights(), loss_fn, self.tower_devices, self.num_microbatches
+            model,
+            self.evaluated_weights(),
+            evaluation_loss_fn or loss_fn,
+            self.tower_devices,
+            self.num_microbatches,
         )
 
     def _build_step(self, images, labels, learning_rate, sample_weight=None) -> step.StepResult:

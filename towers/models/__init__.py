@@ -4,10 +4,11 @@ import dataclasses
 from collections.abc import Callable
 
 import keras
+import numpy as np
 import tensorflow as tf
 
 from towers import devices
-from towers.models import cifarnet, resnet
+from towers.models import cifarnet, fastnet, resnet
 
 
 @dataclasses.dataclass(frozen=True)
@@ -19,17 +20,21 @@ class Network:
       weight_decay: default coefficient.
       weight_filter: default key of losses.WEIGHT_FILTERS.
       preprocessing: default name of the input pipeline's preprocessing.
+      adapt: (model, images) fits what is not trained to preprocessed training images, before the
+        first step; None where there is nothing to fit.
     """
 
     build: Callable[[tuple[int, int, int], int, keras.DTypePolicy, int], keras.Model]
     weight_decay: float
     weight_filter: str
     preprocessing: str
+    adapt: Callable[[keras.Model, np.ndarray], None] | None = None
 
 
 NETWORKS: dict[str, Network] = {
     "cifarnet": Network(cifarnet.build, 0.004, "hidden_dense_kernels", "crop_flip_colour"),
     "resnet": Network(resnet.build, 1e-4, "kernels", "pad_crop_flip"),
+    "fastnet": Network(fastnet.build, 0.0, "kernels", "shift_alternating_flip", fastnet.adapt),
 }
 
 # Weights are float32 in all of them; what changes is the type that layers compute in.
