@@ -8,11 +8,13 @@ docs/speed.md says which form the networks have, and why.
 
 import time
 from collections.abc import Callable
+from functools import partial
 
 import towers  # noqa: F401  before Keras: it silences TensorFlow's notices
 from benchmarks import turns
 from towers import devices, layers
 
+import keras  # isort: skip
 import tensorflow as tf  # isort: skip
 
 HEAD = """\
@@ -22,6 +24,8 @@ BATCH = 32
 LRN = {"depth_radius": 4, "bias": 1.0, "alpha": 0.001 / 9.0, "beta": 0.75}
 NORMALIZATION = "local response normalization"
 FIRST_LAYERS = "convolution, bias, ReLU, pool"
+BATCH_NORM = "batch norm"
+ACTIVATION = "activation"
 
 
 def main():
@@ -51,6 +55,16 @@ def measure(dtype: tf.DType, rounds: int) -> list[dict]:
             timed[what, form] = with_gradients(function, [pooled])
     for form, function in (("textbook", relu_then_pool), ("pool first", pool_then_relu)):
         timed[FIRST_LAYERS, form] = with_gradients(function, [images, kernel, bias], [kernel, bias])
+    block = normal(BATCH, 15, 15, 64)  # the first of fastnet's
+    for form, layer in (
+        ("Keras's layer", keras.layers.BatchNormalization),
+        ("one fused operation", layers.FusedBatchNormalization),
+    ):
+        norm = layer(dtype="mixed_bfloat16" if dtype == tf.bfloat16 else dtype.name)
+        norm.build(block.shape)
+        timed[BATCH_NORM, form] = with_gradients(partial(norm, training=True), [block])
+    for form in ("gelu", "elu", "relu"):
+        timed[ACTIVATION, form] = with_gradients(getattr(tf.nn, form), [block])
     seconds = {key: [] for key in timed}
     for run in timed.values():
         run()  # traces

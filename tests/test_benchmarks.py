@@ -11,10 +11,20 @@ import pytest
 import scripts
 import tensorflow as tf
 
-from benchmarks import growth, operations, start, step_time, throughput, turns, where_time_goes
+from benchmarks import (
+    fast,
+    growth,
+    operations,
+    start,
+    step_time,
+    throughput,
+    time_to_accuracy,
+    turns,
+    where_time_goes,
+)
 from benchmarks.peers import keras_fit, tutorial
 from input_pipeline import cifar10_binary
-from towers import losses, models
+from towers import losses, models, run_folder
 
 pytestmark = pytest.mark.usefixtures("cache")
 
@@ -159,6 +169,22 @@ class TestThePeersTrainTheSameNetwork:
         np.testing.assert_allclose(outputs, logits, rtol=1e-3, atol=1e-5)
         assert float(total) == pytest.approx(loss, rel=1e-5)
 
+    def test_airbench(self):
+        """The convolutions and the last layer that the fast recipe trains, each of its shape."""
+        torch = pytest.importorskip("torch", reason="PyTorch is not installed")
+        from benchmarks.peers import airbench
+
+        model = airbench.network()
+        theirs = sorted(
+            tuple(p.shape) for p in model.parameters() if p.ndim > 1 and p.requires_grad
+        )
+        ours = models.build("fastnet", (32, 32, 3), 10).trainable_variables
+        kernels = [v.shape for v in ours if v.name == "kernel"]
+        assert theirs == sorted((shape[-1], shape[-2], *shape[:-2]) for shape in kernels)
+        images = torch.zeros(2, 3, 32, 32)
+        assert model(images).shape == (2, 10)
+        assert model[0](images).shape == (2, 24, 31, 31)
+
     def test_the_tutorial_reads_the_same_images(self, tmp_path):
         rng = np.random.default_rng(0)
         images = rng.integers(0, 256, size=(50_000, 32, 32, 3), dtype=np.uint8)
@@ -259,6 +285,52 @@ def test_start_measures_a_command_from_the_shell(monkeypatch):
     assert 200 < figures["peak memory of a run, bfloat16, MB"] < 5000
 
 
+def test_an_epoch_of_the_fast_recipe_is_compared_with_the_best_of_pytorch():
+    rates = {
+        "towers-1": [900.0, 1000.0, 950.0],
+        "towers-2": [880.0, 800.0, 800.0],
+        "airbench": [450.0, 500.0, 500.0],
+        "airbench-compiled": [600.0, 400.0, 400.0],
+    }
+    measured = {name: turns.Measured(found, 100.0) for name, found in rates.items()}
+    one, two, eager, compiled = fast.figures(measured)
+    assert (one["label"], two["label"]) == (
+        "`train.py --recipe=fast`, 1 tower",
+        "`train.py --recipe=fast`, 2 towers",
+    )
+    assert (one["epoch_seconds"], one["to_pytorch"]) == (52.6, 2.0)
+    assert (two["to_pytorch"], eager["to_pytorch"], compiled["to_pytorch"]) == (1.6, 1.0, 0.8)
+    assert fast.as_row(eager) == "| airbench94 in PyTorch, fixed batch | 500 | 100.0 | 1.00 |"
+    alone = fast.figures({"towers-1": measured["towers-1"]})
+    assert fast.as_row(alone[0]).endswith("| 52.6 |  |")
+
+
+def test_time_to_accuracy_adds_up_the_steps_before_an_evaluation(tmp_path):
+    folder = run_folder.RunFolder(str(tmp_path))
+    settings = dict(recipe="fast", compute_dtype="bfloat16", train_epochs=2, seed=3, num_towers=1)
+    run_folder.write_json(tmp_path / "config.json", {"settings": settings, "resolved": {}})
+    evaluation = {"split": "test", "count": 1000}
+    for line in (
+        {"step": 1, "step_seconds": 4.0},
+        {"step": 3, "step_seconds": 2.0},  # steps 2 and 3
+        {"step": 4, "epoch": 1.0, "accuracy": 0.5} | evaluation,
+        {"step": 6, "step_seconds": 1.0},  # steps 4 to 6
+        {"step": 6, "epoch": 1.5, "accuracy": 0.75} | evaluation,
+    ):
+        run_folder.append_line(folder.metrics, line)
+    flipped = {"step": 6, "epoch": 1.5, "accuracy": 0.8, "test_time_flip": True} | evaluation
+    run_folder.append_line(folder.evaluations, {"step": 6, "accuracy": 0.1} | evaluation)
+    run_folder.append_line(folder.evaluations, flipped)
+    first, second = time_to_accuracy.figures(folder)
+    # 4 + 2 * 2 seconds for three steps, and the fourth at their mean pace; then 3 more for three.
+    assert first["training_seconds"] == pytest.approx(8 + 8 / 3, abs=0.05)
+    assert second["training_seconds"] == 11.0
+    assert (first["accuracy_with_flip"], second["accuracy_with_flip"]) == (None, 0.8)
+    assert time_to_accuracy.as_row(second) == "| fast | 3 | 1.5 | 0.003 | 75.00% | 80.00% |"
+    with pytest.raises(SystemExit, match="no run is here"):
+        time_to_accuracy.figures(run_folder.RunFolder(str(tmp_path / "nothing")))
+
+
 def test_operations_times_every_form():
     rows = operations.measure(tf.float32, rounds=1)
     assert [(row["what"], row["form"]) for row in rows] == [
@@ -267,9 +339,14 @@ def test_operations_times_every_form():
         (operations.NORMALIZATION, "band, square roots"),
         (operations.FIRST_LAYERS, "textbook"),
         (operations.FIRST_LAYERS, "pool first"),
+        (operations.BATCH_NORM, "Keras's layer"),
+        (operations.BATCH_NORM, "one fused operation"),
+        (operations.ACTIVATION, "gelu"),
+        (operations.ACTIVATION, "elu"),
+        (operations.ACTIVATION, "relu"),
     ]
     assert all(row["milliseconds"] > 0 for row in rows)
-    assert len(operations.measure(tf.bfloat16, rounds=1)) == 4  # no tf.nn.lrn on a CPU
+    assert len(operations.measure(tf.bfloat16, rounds=1)) == 9  # no tf.nn.lrn on a CPU
 
 
 def test_the_forms_compared_are_the_same_function():

@@ -1,0 +1,82 @@
+"""Accuracy against epochs and time, from the folders of runs.
+
+    python train.py --recipe=fast --eval_every_epochs=1 --train_dir=runs/fast0
+    python eval.py --train_dir=runs/fast0 --test_time_flip
+    python -m benchmarks.time_to_accuracy runs/fast0
+
+Time is that of all training steps with logs, summaries and checkpoints; evaluations are not in it.
+"""
+
+import argparse
+
+from benchmarks import turns
+from towers import run_folder
+
+HEAD = """\
+| recipe | seed | epoch | hours in training | accuracy | with a flip at test time |
+|---|---|---|---|---|---|"""
+
+
+def main():
+    """Prints a table with one row for each evaluation of each run."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("run", nargs="+", help="folder of a run")
+    parser.add_argument("--output", help="file of one JSON object per line to add the figures to")
+    options = parser.parse_args()
+    rows = [row for path in options.run for row in figures(run_folder.RunFolder(path))]
+    turns.report(HEAD, rows, as_row, options.output)
+
+
+def figures(folder: run_folder.RunFolder) -> list[dict]:
+    """One object for each of the run's evaluations on the test split."""
+    config = folder.read_config()
+    if config is None:
+        raise SystemExit(f"{folder.path}: no run is here")
+    chosen, lines = config["settings"], run_folder.read_lines(folder.metrics)
+    flipped = {}
+    if folder.evaluations.exists():
+        flipped = {
+            line["step"]: line["accuracy"]
+            for line in run_folder.read_lines(folder.evaluations)
+            if line["split"] == "test" and line.get("test_time_flip")
+        }
+    rows, seconds, before = [], 0.0, 0
+    # A line has the mean time of the steps since the one before it.
+    for line in sorted(lines, key=lambda line: (line["step"], "split" in line)):
+        if "step_seconds" in line:
+            seconds += line["step_seconds"] * (line["step"] - before)
+            before = line["step"]
+        elif line.get("split") == "test":
+            # Evaluated between two such lines, at the pace of the last one.
+            pace = seconds / before if before else 0.0
+            rows.append(
+                {
+                    "recipe": chosen["recipe"],
+                    "compute_dtype": chosen["compute_dtype"],
+                    "train_epochs": chosen["train_epochs"],
+                    "seed": chosen["seed"],
+                    "num_towers": chosen["num_towers"],
+                    "step": line["step"],
+                    "epoch": round(line["epoch"], 2),
+                    "accuracy": line["accuracy"],
+                    "accuracy_with_flip": flipped.get(line["step"]),
+                    "count": line["count"],
+                    "training_seconds": round(seconds + pace * (line["step"] - before), 1),
+                }
+                | turns.machine()
+            )
+    return rows
+
+
+def as_row(row: dict) -> str:
+    """One row of the table."""
+    with_flip = row["accuracy_with_flip"]
+    return (
+        f"| {row['recipe']} | {row['seed']} | {row['epoch']:.4g} "
+        f"| {row['training_seconds'] / 3600:.3f} | {row['accuracy']:.2%} "
+        f"| {'' if with_flip is None else f'{with_flip:.2%}'} |"
+    )
+
+
+if __name__ == "__main__":
+    main()
