@@ -22,7 +22,6 @@ PIXEL_MEAN, PIXEL_DEVIATION = 120.7, 64.2  # of CIFAR-10, over all images and ch
 
 # Each kind of draw folds its own number into the seed, so that no two are correlated.
 _TOP_DRAW, _LEFT_DRAW, _FLIP_DRAW, _BRIGHTNESS_DRAW, _CONTRAST_DRAW = range(5)
-_HOLE_ROW_DRAW, _HOLE_COLUMN_DRAW = 5, 6
 
 
 class Draws(NamedTuple):
@@ -132,20 +131,16 @@ def distort_pad_crop_flip(images: tf.Tensor, draw_seed: tf.Tensor, padding: int 
     return standardize(crop_and_flip(padded, placement, height, width))
 
 
-def distort_shift_flip_cut(
-    images: tf.Tensor, draws: Draws, margin: int = 2, hole: int = 8
-) -> tf.Tensor:
-    """A shift by at most `margin` pixels each way, mirroring by turns, `scale_pixels`, and a hole.
+def distort_shift_flip(images: tf.Tensor, draws: Draws, margin: int = 2) -> tf.Tensor:
+    """A shift by at most `margin` pixels each way, mirroring by turns, then `scale_pixels`.
 
-    Jordan 2024 (arXiv:2404.00498, sections 3.5 and 3.6) for shift and mirroring: by turns, an
-    example is seen both ways in any two epochs; by a coin for each epoch, half of them are seen one
-    way only. DeVries and Taylor 2017 (arXiv:1708.04552) for the hole ("cutout").
+    Jordan 2024 (arXiv:2404.00498, sections 3.5 and 3.6). Mirrored by turns, an example is seen
+    both ways in any two epochs; by a coin for each epoch, half of them are seen one way only.
 
     Args:
       images: uint8 or float32 [batch, height, width, channels], in [0, 255].
       draws: of the batch.
       margin: what lies behind an edge is the image's own reflection; below height and width.
-      hole: side of a square of zeros around any pixel, cut off at the edges; 0 for none.
 
     Returns:
       float32 [batch, height, width, channels].
@@ -155,33 +150,7 @@ def distort_shift_flip_cut(
     padded = tf.pad(images, [[0, 0], around, around, [0, 0]], "REFLECT")
     placement = draw_placement(draws.seed, tf.shape(images)[0], 2 * margin, 2 * margin)
     placement = placement._replace(flip=draws.mirrored)
-    return cut(scale_pixels(crop_and_flip(padded, placement, height, width)), draws.seed, hole)
-
-
-def cut(images: tf.Tensor, draw_seed: tf.Tensor, hole: int) -> tf.Tensor:
-    """Sets a square of `hole` pixels a side to zero in each image, around a pixel of its own.
-
-    Args:
-      images: float32 [batch, height, width, channels].
-      draw_seed: int [2].
-      hole: side of the square, of which only what lies within the image is cut; 0 cuts nothing.
-
-    Returns:
-      The shape of `images`.
-    """
-    count, (_, height, width, channels) = tf.shape(images)[0], images.shape
-
-    def outside(kind_of_draw, length):  # bool [batch, length]
-        first = _uniform(draw_seed, kind_of_draw, count, 0, length, tf.int32) - hole // 2
-        distance = tf.range(length) - first[:, tf.newaxis]
-        return (distance < 0) | (distance >= hole)
-
-    rows = outside(_HOLE_ROW_DRAW, height)[:, :, tf.newaxis]
-    columns = outside(_HOLE_COLUMN_DRAW, width)
-    # For a whole row of pixels: over three channels TensorFlow broadcasts 10 times slower.
-    columns = tf.repeat(columns, channels, axis=1)[:, tf.newaxis]  # [batch, 1, width * channels]
-    pixels = tf.reshape(images, [-1, height, width * channels])
-    return tf.reshape(tf.where(rows | columns, pixels, 0.0), [-1, height, width, channels])
+    return scale_pixels(crop_and_flip(padded, placement, height, width))
 
 
 def scale_pixels(images: tf.Tensor) -> tf.Tensor:
@@ -279,10 +248,10 @@ def _pad_crop_flip(image_shape: tuple[int, int, int]) -> Preprocessing:
     )
 
 
-def _shift_flip_cut(image_shape: tuple[int, int, int]) -> Preprocessing:
+def _shift_alternating_flip(image_shape: tuple[int, int, int]) -> Preprocessing:
     return Preprocessing(
-        name="shift_flip_cut",
-        train=distort_shift_flip_cut,
+        name="shift_alternating_flip",
+        train=distort_shift_flip,
         evaluate=scale_pixels,
         output_shape=image_shape,
     )
@@ -291,7 +260,7 @@ def _shift_flip_cut(image_shape: tuple[int, int, int]) -> Preprocessing:
 _BY_NAME = {
     "crop_flip_colour": _crop_flip_colour,
     "pad_crop_flip": _pad_crop_flip,
-    "shift_flip_cut": _shift_flip_cut,
+    "shift_alternating_flip": _shift_alternating_flip,
 }
 
 
@@ -300,7 +269,7 @@ def for_images(name: str, image_shape: tuple[int, int, int]) -> Preprocessing:
 
     Args:
       name: `crop_flip_colour`, the tutorial's (a crop of 3/4 of each side: 24 of 32);
-        `pad_crop_flip`, for residual networks (the size stays); or `shift_flip_cut`, for
+        `pad_crop_flip`, for residual networks (the size stays); or `shift_alternating_flip`, for
         few epochs (the size stays).
       image_shape: (height, width, channels) of the images in the data set.
 

@@ -34,30 +34,6 @@ def one_by_one(images, placement, crop_height, crop_width, colour=None):
     return tf.stack(results)
 
 
-@pytest.mark.parametrize(("height", "width", "channels"), [(9, 7, 3), (5, 12, 1)])
-@pytest.mark.parametrize("hole", [1, 2, 3, 8])
-def test_a_square_of_each_image_is_cut_out(height, width, channels, hole):
-    images = np.ones((2000, height, width, channels), np.float32)
-    found = preprocess.cut(tf.constant(images), SEED, hole).numpy()
-    cut_out = set()
-    for image in found:
-        assert (image == image[..., :1]).all() and set(np.unique(image)) <= {0.0, 1.0}
-        rows, columns = np.nonzero(image[..., 0] == 0)
-        assert len(rows) > 0
-        # All of a rectangle, which is the square but for what the edges cut off.
-        box = (np.ptp(rows) + 1, np.ptp(columns) + 1)
-        assert len(rows) == box[0] * box[1]
-        for length, first, size in ((height, rows.min(), box[0]), (width, columns.min(), box[1])):
-            assert size == hole or (size < hole and (first == 0 or first + size == length))
-        cut_out.add((rows.min(), rows.max(), columns.min(), columns.max()))
-    ways = [
-        len({(max(0, c - hole // 2), min(n, c - hole // 2 + hole)) for c in range(n)})
-        for n in (height, width)
-    ]
-    assert len(cut_out) == ways[0] * ways[1]  # around every pixel
-    np.testing.assert_array_equal(preprocess.cut(tf.constant(images), SEED, 0), images)
-
-
 class TestOracle:
     @pytest.mark.parametrize(("height", "width"), [(32, 32), (28, 30)])
     def test_distort_for_tutorial(self, height, width):
@@ -76,13 +52,10 @@ class TestOracle:
         placement = preprocess.draw_placement(SEED, 12, 8, 8)
         np.testing.assert_allclose(found, one_by_one(padded, placement, 32, 32), atol=2e-5)
 
-    def test_distort_shift_flip_cut(self):
+    def test_distort_shift_flip(self):
         images = random_images(12)
         mirrored = np.arange(12) % 3 == 0
-        draws = preprocess.Draws(SEED, tf.constant(mirrored))
-        found = preprocess.distort_shift_flip_cut(images, draws, hole=0)
-        holed = preprocess.distort_shift_flip_cut(images, draws)
-        np.testing.assert_array_equal(holed, preprocess.cut(found, SEED, 8))
+        found = preprocess.distort_shift_flip(images, preprocess.Draws(SEED, tf.constant(mirrored)))
         padded = np.pad(images, [(0, 0), (2, 2), (2, 2), (0, 0)], mode="reflect")
         placement = preprocess.draw_placement(SEED, 12, 4, 4)
         assert len({*zip(placement.top.numpy(), placement.left.numpy(), strict=True)}) > 4
@@ -156,7 +129,7 @@ class TestDraws:
         assert len({tuple(top) for top in tops}) == 3
 
 
-@pytest.mark.parametrize("name", ["crop_flip_colour", "pad_crop_flip", "shift_flip_cut"])
+@pytest.mark.parametrize("name", ["crop_flip_colour", "pad_crop_flip", "shift_alternating_flip"])
 class TestEachPreprocessing:
     @pytest.mark.pitfall(16)
     def test_images_of_a_batch_are_distorted_each_in_its_own_way(self, name):
@@ -201,7 +174,7 @@ class TestEachPreprocessing:
         ("crop_flip_colour", (32, 32, 3), (24, 24, 3)),
         ("crop_flip_colour", (28, 28, 1), (21, 21, 1)),
         ("pad_crop_flip", (32, 32, 3), (32, 32, 3)),
-        ("shift_flip_cut", (32, 28, 1), (32, 28, 1)),
+        ("shift_alternating_flip", (32, 28, 1), (32, 28, 1)),
     ],
 )
 def test_for_images_names_the_size(name, image_shape, output_shape):

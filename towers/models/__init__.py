@@ -34,7 +34,7 @@ class Network:
 NETWORKS: dict[str, Network] = {
     "cifarnet": Network(cifarnet.build, 0.004, "hidden_dense_kernels", "crop_flip_colour"),
     "resnet": Network(resnet.build, 1e-4, "kernels", "pad_crop_flip"),
-    "fastnet": Network(fastnet.build, 0.0, "kernels", "shift_flip_cut", fastnet.adapt),
+    "fastnet": Network(fastnet.build, 0.0, "kernels", "shift_alternating_flip", fastnet.adapt),
 }
 
 # Weights are float32 in all of them; what changes is the type that layers compute in.
