@@ -45,6 +45,7 @@ RECIPES = {
         "label_smoothing": 0.2,
         "moving_average_decay": 0.0,
         "checkpoint_every_steps": 50,
+        "summary_every_steps": 100,
     },
 }
 
@@ -270,7 +271,7 @@ def run(chosen):
         tower_devices,
         config,
         learning_rate,
-        lambda: preprocessing.evaluate(batches.spread_out(train.images, 5000)),
+        lambda: preprocessing.evaluate(batches.spread_out(train.images, 5000)).numpy(),
     )
     data = training.Data(
         training=lambda first_step, last_step: batches.training_batches(

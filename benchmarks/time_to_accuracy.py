@@ -47,7 +47,7 @@ def figures(folder: run_folder.RunFolder) -> list[dict]:
             seconds += line["step_seconds"] * (line["step"] - before)
             before = line["step"]
         elif line.get("split") == "test":
-            # Evaluated between two such lines, at the pace of the last one.
+            # Evaluated between two such lines, at the mean pace so far.
             pace = seconds / before if before else 0.0
             rows.append(
                 {
@@ -63,7 +63,8 @@ def figures(folder: run_folder.RunFolder) -> list[dict]:
                     "count": line["count"],
                     "training_seconds": round(seconds + pace * (line["step"] - before), 1),
                 }
-                | turns.machine()
+                | {"processor": config.get("processor")}
+                | config.get("versions", {})
             )
     return rows
 

@@ -8,11 +8,10 @@ that is resumed needs no more than its step to go on with the data where it stoo
 """
 
 from collections.abc import Callable
+from typing import NamedTuple
 
 import numpy as np
 import tensorflow as tf
-
-from input_pipeline.preprocess import Draws
 
 # Draws for different purposes start from different streams of the one seed.
 _SHUFFLING_STREAM = 1
@@ -23,6 +22,15 @@ _MIRRORING_STREAM = 3
 # and seed and epoch as its key, the permutations of 50,000 in neighbouring epochs were found to
 # correlate by up to 0.76; with 12 and a drawn key by no more than random ones (0.01).
 _SHUFFLING_ROUNDS = 12
+
+
+class Draws(NamedTuple):
+    """What the distortions of one batch are drawn from, whatever they are."""
+
+    seed: tf.Tensor  # int64 [2], of the step
+    # bool [batch], whether it is the example's turn to be mirrored: in every other epoch, from the
+    # first or the second one on as a coin says that was thrown for the example once and for all.
+    mirrored: tf.Tensor
 
 
 def example_ids(
@@ -186,7 +194,7 @@ def evaluation_batches(
 
 
 def spread_out(images: np.ndarray, count: int) -> np.ndarray:
-    """At most `count` of `images`, evenly spread over them: sorted classes all have some."""
+    """At most `count` of `images`, [n, ...], evenly spread: sorted classes all have some."""
     places = np.linspace(0, len(images) - 1, min(count, len(images))).astype(np.int64)
     return images[places]
 

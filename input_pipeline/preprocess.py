@@ -16,21 +16,14 @@ from typing import NamedTuple
 
 import tensorflow as tf
 
+from input_pipeline import batches
+
 MAX_BRIGHTNESS_DELTA = 63.0  # added to pixels in [0, 255]
 MIN_CONTRAST, MAX_CONTRAST = 0.2, 1.8
 PIXEL_MEAN, PIXEL_DEVIATION = 120.7, 64.2  # of CIFAR-10, over all images and channels
 
 # Each kind of draw folds its own number into the seed, so that no two are correlated.
 _TOP_DRAW, _LEFT_DRAW, _FLIP_DRAW, _BRIGHTNESS_DRAW, _CONTRAST_DRAW = range(5)
-
-
-class Draws(NamedTuple):
-    """What the distortions of one batch are drawn from."""
-
-    seed: tf.Tensor  # int64 [2], of the step
-    # bool [batch], whether it is the example's turn to be mirrored: in every other epoch, from the
-    # first or the second one on as a coin says that was thrown for the example once and for all.
-    mirrored: tf.Tensor
 
 
 class Placement(NamedTuple):
@@ -131,10 +124,10 @@ def distort_pad_crop_flip(images: tf.Tensor, draw_seed: tf.Tensor, padding: int 
     return standardize(crop_and_flip(padded, placement, height, width))
 
 
-def distort_shift_flip(images: tf.Tensor, draws: Draws, margin: int = 2) -> tf.Tensor:
+def distort_shift_flip(images: tf.Tensor, draws: batches.Draws, margin: int = 2) -> tf.Tensor:
     """A shift by at most `margin` pixels each way, mirroring by turns, then `scale_pixels`.
 
-    Jordan 2024 (arXiv:2404.00498, sections 3.5 and 3.6). Mirrored by turns, an example is seen
+    Jordan 2024 (arXiv:2404.00498). Mirrored by turns, an example is seen
     both ways in any two epochs; by a coin for each epoch, half of them are seen one way only.
 
     Args:
@@ -154,7 +147,14 @@ def distort_shift_flip(images: tf.Tensor, draws: Draws, margin: int = 2) -> tf.T
 
 
 def scale_pixels(images: tf.Tensor) -> tf.Tensor:
-    """Pixels minus PIXEL_MEAN, divided by PIXEL_DEVIATION: the same for all images, float32."""
+    """Pixels minus PIXEL_MEAN, divided by PIXEL_DEVIATION: the same for all images.
+
+    Args:
+      images: uint8 or float32 [batch, height, width, channels], in [0, 255].
+
+    Returns:
+      float32 of the same shape.
+    """
     return (tf.cast(images, tf.float32) - PIXEL_MEAN) * (1.0 / PIXEL_DEVIATION)
 
 
@@ -223,7 +223,7 @@ class Preprocessing:
 
     name: str
     # (images uint8 [batch, h, w, c], draws) -> float32 [batch, *output_shape]
-    train: Callable[[tf.Tensor, Draws], tf.Tensor]
+    train: Callable[[tf.Tensor, batches.Draws], tf.Tensor]
     evaluate: Callable[[tf.Tensor], tf.Tensor]  # (images) -> float32 [batch, *output_shape]
     output_shape: tuple[int, int, int]
 

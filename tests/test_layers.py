@@ -179,10 +179,12 @@ def batch_norm_pair(dtype, **options):
 
 
 @pytest.mark.parametrize("scale", [True, False])
-@pytest.mark.parametrize("dtype, tolerance", [("float32", 1e-5), ("mixed_bfloat16", 0.02)])
+@pytest.mark.parametrize(
+    "dtype, tolerance", [("float32", 1e-5), ("mixed_bfloat16", 0.02), ("mixed_float16", 0.003)]
+)
 def test_fused_batch_norm_is_keras_s(dtype, tolerance, scale):
     x, upstream = np.random.default_rng(0).normal(3.0, 2.0, size=(2, 8, 5, 4, 6))
-    x = tf.cast(x, "bfloat16" if "bfloat16" in dtype else dtype)
+    x = tf.cast(x, dtype.removeprefix("mixed_"))
     results = []
     for layer in batch_norm_pair(dtype, momentum=0.75, epsilon=1e-3, scale=scale):
         for _ in range(2):
@@ -195,6 +197,12 @@ def test_fused_batch_norm_is_keras_s(dtype, tolerance, scale):
             np.testing.assert_allclose(
                 np.float64(my_values), np.float64(their_values), rtol=tolerance, atol=tolerance
             )
+
+
+@pytest.mark.parametrize("option", [{"axis": 1}, {"renorm": True}, {"synchronized": True}])
+def test_fused_batch_norm_refuses_what_it_does_not_do(option):
+    with pytest.raises(ValueError, match="no other axis, renorm or synchronized"):
+        layers.FusedBatchNormalization(**option)
 
 
 def test_fused_batch_norm_that_is_frozen_stays_as_it_is():
@@ -245,10 +253,21 @@ def test_whitening_has_a_floor_under_what_hardly_varies():
     assert (largest > 0).all()
 
 
+@pytest.mark.parametrize("colours", ["any", "grey"])
+def test_whitening_does_not_depend_on_the_order_of_its_sums(colours):
+    images = correlated_images().repeat(5, axis=0)
+    if colours == "grey":  # patches lie in a subspace, in which eigenvalues are equal to 0
+        images[...] = images[..., :1]
+    layer, _ = whitened(images)
+    other, _ = whitened(np.random.default_rng(1).permutation(images))
+    np.testing.assert_array_equal(layer.kernel, other.kernel)
+    assert np.isfinite(layer.kernel).all()
+
+
 def test_whitening_is_not_trained():
     layer, _ = whitened(correlated_images())
     assert layer.trainable_variables == []
-    assert [v.name for v in layer.non_trainable_variables] == ["whitening"]
+    assert [v.name for v in layer.non_trainable_variables] == ["kernel"]
 
 
 def test_whitening_survives_saving(tmp_path):

@@ -1,12 +1,15 @@
 """The terms of the loss, which weights decay, and that towers neither add nor dilute them."""
 
+import dataclasses
+
 import keras
 import numpy as np
 import pytest
+import scripts
 import tensorflow as tf
 import toys
 
-from towers import losses, models
+from towers import losses, models, session
 
 
 def paths(variables):
@@ -81,6 +84,32 @@ def test_smoothed_labels_are_keras_s(label_smoothing, dtype):
     found = losses.cross_entropy(tf.constant(labels), logits, label_smoothing)
     assert found.dtype == ("float64" if dtype == "float64" else "float32")
     np.testing.assert_allclose(found, reference, rtol=1e-5)
+
+
+def test_labels_are_smoothed_in_training_alone():
+    """Through the flag, with logits that are far apart, and a step that moves nothing."""
+    chosen = scripts.settings_of(
+        "--label_smoothing=0.5", "--learning_rate=1e-30", "--weight_decay=0",
+        "--moving_average_decay=0", "--global_batch_size=8", "--num_microbatches=2",
+    )  # fmt: skip
+    chosen = session.resolved(chosen, None, num_gpus=0)
+    derived = {"image_shape": (8, 8, 3), "class_names": ["one"] * 10}
+    config = {"settings": dataclasses.asdict(chosen), "resolved": derived}
+    rate = session.learning_rate(chosen, 8)
+    run = session.build_trainer(chosen, toys.cpus(2), config, rate, None)
+    rng = np.random.default_rng(0)
+    run.state.model.set_weights(
+        [rng.normal(scale=0.2, size=weight.shape) for weight in run.state.model.weights]
+    )
+    images, labels = toys.batch(8, classes=10)
+    logits = run.state.model(images)
+    plain, smoothed = (
+        np.mean(losses.cross_entropy(tf.constant(labels), logits, share)) for share in (0.0, 0.5)
+    )
+    assert abs(smoothed - plain) > 0.05 * plain
+    in_training = run.train_step(images, labels).losses["cross_entropy"]
+    assert np.mean(in_training) == pytest.approx(smoothed, rel=1e-4)
+    assert run.evaluate([(images, labels)]).loss == pytest.approx(plain, rel=1e-4)
 
 
 @pytest.mark.pitfall(27)

@@ -4,14 +4,14 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from input_pipeline import preprocess
+from input_pipeline import batches, preprocess
 
 SEED = tf.constant([3, 4], tf.int64)
 
 
 def draws(count, seed=SEED):
     """What the images of a batch are distorted by; the first half of them is mirrored."""
-    return preprocess.Draws(tf.constant(seed, tf.int64), tf.range(count) < count // 2)
+    return batches.Draws(tf.constant(seed, tf.int64), tf.range(count) < count // 2)
 
 
 def random_images(count, height=32, width=32):
@@ -55,7 +55,7 @@ class TestOracle:
     def test_distort_shift_flip(self):
         images = random_images(12)
         mirrored = np.arange(12) % 3 == 0
-        found = preprocess.distort_shift_flip(images, preprocess.Draws(SEED, tf.constant(mirrored)))
+        found = preprocess.distort_shift_flip(images, batches.Draws(SEED, tf.constant(mirrored)))
         padded = np.pad(images, [(0, 0), (2, 2), (2, 2), (0, 0)], mode="reflect")
         placement = preprocess.draw_placement(SEED, 12, 4, 4)
         assert len({*zip(placement.top.numpy(), placement.left.numpy(), strict=True)}) > 4
@@ -144,7 +144,7 @@ class TestEachPreprocessing:
             tf.function(chosen.train)
             .get_concrete_function(
                 tf.TensorSpec([count, 32, 32, 3], tf.uint8),
-                preprocess.Draws(tf.TensorSpec([2], tf.int64), tf.TensorSpec([count], tf.bool)),
+                batches.Draws(tf.TensorSpec([2], tf.int64), tf.TensorSpec([count], tf.bool)),
             )
             .graph
             for count in (2, 64)

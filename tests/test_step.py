@@ -139,6 +139,10 @@ def muon(model):
     return optimizers.make("muon", momentum=0.6, nesterov=True, model=model)
 
 
+def scaled_muon(model):
+    return optimizers.make("muon", momentum=0.6, nesterov=True, model=model, loss_scaling=True)
+
+
 @pytest.mark.pitfall(23, 32)
 @pytest.mark.parametrize(
     "build, dtype, make_optimizer, statistics",
@@ -148,9 +152,18 @@ def muon(model):
         (toys.small_resnet, "float32", clipped_sgd, "mean"),
         (toys.small_resnet, "mixed_bfloat16", adamw, "first"),
         (toys.small_resnet, "float32", clipped_sgd, "each"),
-        (toys.small_fastnet, "mixed_bfloat16", muon, "mean"),
+        (toys.small_fastnet, "mixed_bfloat16", muon, "each"),
+        (toys.small_fastnet, "mixed_float16", scaled_muon, "mean"),
     ],
-    ids=["cifarnet", "cifarnet-bfloat16", "resnet", "resnet-bfloat16", "resnet-each", "fastnet"],
+    ids=[
+        "cifarnet",
+        "cifarnet-bfloat16",
+        "resnet",
+        "resnet-bfloat16",
+        "resnet-each",
+        "fastnet-each",
+        "fastnet-float16",
+    ],
 )
 def test_state_is_the_same_to_the_last_bit_on_1_2_and_4_towers(
     build, dtype, make_optimizer, statistics

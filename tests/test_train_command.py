@@ -588,6 +588,7 @@ class TestAnotherRun:
             (["--seed=1"], ["--seed=1 (the run has 0)"]),
             (["--nesterov"], ["--nesterov=True (the run has False)"]),
             (["--jit_compile"], ["--jit_compile=True (the run has False)"]),
+            (["--label_smoothing=0.2"], ["--label_smoothing=0.2 (the run has 0.0)"]),
             (["--weight_decay=0.001"], ["--weight_decay=0.001 (the run has 0.004)"]),
             (["--compute_dtype=bfloat16"], ["--compute_dtype=bfloat16 (the run has float32)"]),
             (["--gradient_reduction=sum"], ["--gradient_reduction=sum (the run has mean)"]),
@@ -618,6 +619,20 @@ class TestAnotherRun:
             assert difference in done.stderr
         assert done.stderr.count("(the run has") == len(named)
         assert scripts.contents(short_run) == before
+
+    @pytest.mark.parametrize("name", ["label_smoothing", "jit_compile"])
+    def test_is_found_out_where_the_run_is_older_than_the_setting(self, tmp_path, short_run, name):
+        folder = tmp_path / "run"
+        shutil.copytree(short_run, folder)
+        config = json.loads((folder / "config.json").read_text())
+        del config["settings"][name]
+        (folder / "config.json").write_text(json.dumps(config))
+        same = ["--max_steps=2", "--momentum=0.9", "--summary_every_steps=0"]
+        value = {"label_smoothing": "0.2", "jit_compile": "True"}[name]
+        done = scripts.train(folder, *same, f"--{name}={value}")
+        assert (done.returncode, done.stdout) == (1, "")
+        assert f"--{name}={value} (the run has " in done.stderr
+        assert scripts.train(folder, *same).returncode == 0
 
     def test_on_other_images_under_the_same_name_is_refused(self, short_run, monkeypatch):
         from input_pipeline import datasets
@@ -699,7 +714,9 @@ def _all_finite(path) -> bool:
     return all(np.isfinite(value).all() for value in numbers if value.dtype == np.float32)
 
 
-@pytest.mark.parametrize(("model", "dtype"), [("cifarnet", "float16"), ("resnet", "bfloat16")])
+@pytest.mark.parametrize(
+    ("model", "dtype"), [("cifarnet", "float16"), ("resnet", "bfloat16"), ("fastnet", "float16")]
+)
 @pytest.mark.pitfall(29)
 def test_other_networks_and_dtypes_go_the_same_way(tmp_path, model, dtype):
     flags = (f"--model={model}", f"--compute_dtype={dtype}", "--global_batch_size=20")

@@ -159,7 +159,8 @@ class Evaluator:
         if self._test_time_flip:
             mirrored = images[:, :, ::-1]
             others, _ = self._model.stateless_call(weights, state, mirrored, training=False)
-            logits = (tf.cast(logits, tf.float32) + tf.cast(others, tf.float32)) / 2.0
+            wide = tf.float64 if logits.dtype == tf.float64 else tf.float32
+            logits = (tf.cast(logits, wide) + tf.cast(others, wide)) / 2.0
         num_classes = logits.shape[-1]
         outputs = _Outputs(
             losses=self._loss_fn(labels, logits),

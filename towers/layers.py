@@ -157,12 +157,20 @@ class FusedBatchNormalization(keras.layers.BatchNormalization):
     """Keras's batch norm over the channels of images, by TensorFlow's one operation for it.
 
     Keras 3 writes batch norm out as a dozen operations in float32, each of which goes over all
-    values; the fused one reads a bfloat16 tensor twice and writes it once (docs/fast.md has the
-    gain). The same function, for [n, height, width, channels] without masks.
+    values (docs/speed.md has the times of both). The same function, for float32, bfloat16 or
+    float16 [n, height, width, channels], without masks.
+
+    Raises:
+      ValueError: an option that the operation does not have.
     """
 
+    def __init__(self, **kwargs):
+        super().__init__(**kwargs)
+        if self.axis not in (-1, 3) or self.renorm or self.synchronized:
+            raise ValueError("fused batch norm has no other axis, renorm or synchronized")
+
     def call(self, inputs, training=None):
-        """Normalizes `inputs`, floating [n, height, width, channels]."""
+        """Normalizes `inputs`, [n, height, width, channels]; returns its shape and dtype."""
         moments = self.moving_mean, self.moving_variance
         scale = self.gamma if self.scale else tf.ones_like(self.moving_mean)
         offset = self.beta if self.center else tf.zeros_like(self.moving_mean)
@@ -185,13 +193,13 @@ class FusedBatchNormalization(keras.layers.BatchNormalization):
 
 @keras.saving.register_keras_serializable(package="towers")
 class Whitening(keras.layers.Layer):
-    """A convolution whose outputs are uncorrelated and of variance 1 on the images it has seen.
+    """A convolution whose outputs are uncorrelated and of mean square 1 on the images it has seen.
 
-    Its filters are the eigenvectors v of the covariance of all patches, v / sqrt(eigenvalue +
-    epsilon), and the negatives of these, so that a ReLU behind it loses nothing. `adapt` sets
-    them, and nothing is trained, which spares a backward pass over the largest of the activations.
-    Page 2019 ("How to train your ResNet 8") has it as a first layer; this form, with its negatives,
-    is that of Jordan 2024 (arXiv:2404.00498, section 3.1), without the bias.
+    Its filters are the eigenvectors v of the mean product of all patches with themselves, each as
+    v / sqrt(eigenvalue + epsilon), and the negatives of these, so that a ReLU behind it loses
+    nothing. `adapt` sets them, and nothing is trained, which spares a backward pass over the
+    largest of the activations. Page 2019 ("How to train your ResNet 8") has it as a first layer;
+    this form, with its negatives, is that of Jordan 2024 (arXiv:2404.00498), without the bias.
     """
 
     def __init__(self, kernel_size=2, epsilon=5e-4, **kwargs):
@@ -204,29 +212,34 @@ class Whitening(keras.layers.Layer):
         channels, size = input_shape[-1], self.kernel_size
         shape = (size, size, channels, 2 * channels * size**2)
         self.kernel = self.add_weight(
-            name="whitening", shape=shape, initializer="zeros", trainable=False
+            name="kernel", shape=shape, initializer="zeros", trainable=False
         )
 
     def adapt(self, images: np.ndarray) -> None:
         """Sets the filters, from all patches of `images`, floating [n, height, width, channels].
 
-        In float64, and each eigenvector with the sign that makes its largest entry positive: the
-        float32 filters are then the same however many threads did the sums.
+        What is decomposed is summed in float64 and rounded to float32, which hides the order of
+        the sums, and so the number of threads that made them. Each eigenvector has the sign that
+        makes its largest entry positive.
         """
-        images, size = np.asarray(images, np.float64), self.kernel_size
+        images, size = np.asarray(images), self.kernel_size
         rows, columns = (length - size + 1 for length in images.shape[1:3])
-        patches = np.stack(
-            [images[:, y : y + rows, x : x + columns] for y in range(size) for x in range(size)],
-            axis=-2,
-        ).reshape(-1, size * size * images.shape[-1])  # [all patches, values of a patch]
-        values, vectors = np.linalg.eigh(patches.T @ patches / len(patches))
+        products, count = 0.0, len(images) * rows * columns
+        for first in range(0, len(images), 100):  # a patch of each pixel takes room
+            part = images[first : first + 100].astype(np.float64)
+            patches = np.stack(
+                [part[:, y : y + rows, x : x + columns] for y in range(size) for x in range(size)],
+                axis=-2,
+            ).reshape(-1, size * size * images.shape[-1])  # [patches, values of a patch]
+            products += patches.T @ patches
+        values, vectors = np.linalg.eigh((products / count).astype(np.float32).astype(np.float64))
         largest = np.take_along_axis(vectors, np.abs(vectors).argmax(axis=0)[np.newaxis], axis=0)
         filters = vectors * np.sign(largest) / np.sqrt(np.maximum(values, 0.0) + self.epsilon)
         filters = np.concatenate([filters, -filters], axis=1)
         self.kernel.assign(filters.reshape(self.kernel.shape))
 
     def call(self, inputs):
-        """Floating [n, height, width, channels] to [n, height - size + 1, ..., filters]."""
+        """[n, height, width, channels] to [n, height - size + 1, width - size + 1, filters]."""
         return tf.nn.conv2d(inputs, self.kernel, strides=1, padding="VALID")
 
     def compute_output_shape(self, input_shape):

@@ -14,18 +14,20 @@ MUON_ADAM_RATIO = 0.08
 class Muon(keras.optimizers.Muon):
     """Muon (Jordan 2024, kellerjordan.github.io/posts/muon) for convolutions as well.
 
-    A matrix W moves by rate * U V', where U S V' is the singular value decomposition of its
-    gradient with Nesterov momentum, found to within a third or so by a few Newton-Schulz
-    iterations. Keras's class leaves all but matrices to Adam; here a convolution's kernel is the
-    matrix [height * width * channels, filters]. Scales, biases and the output layer are Adam's, at
-    `adam_lr_ratio` of the rate.
+    A matrix moves by rate * U S' V', where U S V' is the singular value decomposition of its
+    momentum and S' is about 1: a few Newton-Schulz iterations bring the larger singular values to
+    between 0.5 and 1.5. Keras's class leaves all but matrices to Adam; here a convolution's kernel
+    is the matrix [height * width * channels, filters]. Scales, biases, and what `exclude_layers`
+    names, are Adam's, at `adam_lr_ratio` of the rate.
     """
 
     def _should_use_adamw(self, variable):
-        return len(variable.shape) != 4 and super()._should_use_adamw(variable)
+        if len(variable.shape) == 4:
+            return any(re.search(pattern, variable.path) for pattern in self.exclude_layers)
+        return super()._should_use_adamw(variable)
 
     def zeropower_via_newtonschulz5(self, x, steps):
-        """U V' of `x`, seen as a matrix [all others, last dimension]; its shape."""
+        """U S' V' of `x`, seen as a matrix [all others, last dimension]; in the shape of `x`."""
         matrix = tf.reshape(x, [-1, x.shape[-1]])
         return tf.reshape(super().zeropower_via_newtonschulz5(matrix, steps), x.shape)
 
@@ -88,7 +90,7 @@ def make(
             "adam_lr_ratio": MUON_ADAM_RATIO,
             "adam_beta_2": 0.99,
             "ns_steps": 3,
-            "rms_rate": None,  # the update is U V' itself
+            "rms_rate": None,  # the update is U S' V' itself
             "exclude_layers": _output_layer(model),
         }
     optimizer = OPTIMIZERS[name](**options)

@@ -268,15 +268,16 @@ def build_trainer(
     Raises:
       SettingsError: the images are too small for the network, or no weight decays.
     """
-    model, adapt = build_model(config), models.NETWORKS[chosen.model].adapt
-    if adapt is not None:
-        adapt(model, training_images())
+    model = build_model(config)
     decayed = losses.WEIGHT_FILTERS[chosen.weight_decay_filter](model)
     if chosen.weight_decay and not decayed:
         raise settings.SettingsError(
             f"--weight_decay_filter={chosen.weight_decay_filter}: no weight of --model="
             f"{chosen.model} is one; choose another filter, or --weight_decay=0"
         )
+    adapt = models.NETWORKS[chosen.model].adapt
+    if adapt is not None:
+        adapt(model, training_images())
     decoupled = chosen.optimizer in optimizers.DECOUPLED_WEIGHT_DECAY
     optimizer = optimizers.make(
         chosen.optimizer,

@@ -221,8 +221,13 @@ RUN_DEFINING = (
 )
 
 
+# What runs had whose config.json is older than the setting.
+BEFORE_IT_WAS_A_SETTING = {"label_smoothing": 0.0, "deterministic": False, "jit_compile": False}
+
+
 def run_defining(settings: dict) -> dict:
     """Of resolved settings, those that a continued run must share, by flag name."""
+    settings = BEFORE_IT_WAS_A_SETTING | settings
     defining = {name: settings[name] for name in RUN_DEFINING if name in settings}
     if settings["learning_rate_schedule"] in ("cosine", "linear"):
         defining["train_epochs"] = settings["train_epochs"]

@@ -25,6 +25,7 @@ COMPARED = (
     "compute_dtype",
     "dataset",
     "global_batch_size",
+    "label_smoothing",
     "learning_rate",
     "learning_rate_schedule",
     "model",

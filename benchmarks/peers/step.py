@@ -57,8 +57,12 @@ def trainer_and_batch(
     tower_devices = devices.choose(num_towers)
     network = models.NETWORKS[model]
     shape = preprocess.for_images(network.preprocessing, (32, 32, 3)).output_shape
+    images = tf.random.stateless_normal([global_batch_size, *shape], seed=[0, 0])
+    trained = build(model, compute_dtype, shape, filters)
+    if network.adapt is not None:
+        network.adapt(trained, images.numpy())
     run = towers.Trainer(
-        build(model, compute_dtype, shape, filters),
+        trained,
         keras.optimizers.SGD(0.01, momentum=0.9),
         tower_devices=tower_devices,
         global_batch_size=global_batch_size,
@@ -67,7 +71,6 @@ def trainer_and_batch(
         weight_filter=network.weight_filter,
         moving_average_decay=0.9999,
     )
-    images = tf.random.stateless_normal([global_batch_size, *shape], seed=[0, 0])
     return run, images, tf.random.stateless_uniform([global_batch_size], [0, 1], 0, 10, tf.int64)
 
 

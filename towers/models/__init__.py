@@ -55,6 +55,8 @@ def build(
 ) -> keras.Model:
     """Builds a network with its variables on the CPU.
 
+    Where `NETWORKS[name].adapt` is not None, it has to see training images before the first step.
+
     Args:
       name: key of NETWORKS.
       image_shape: (height, width, channels) after preprocessing.

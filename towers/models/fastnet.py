@@ -5,7 +5,8 @@ arXiv:2404.00498), which goes back to Page 2019 ("How to train your ResNet"), wi
 that are fast on a CPU: ReLU behind the whitening, whose filters come in pairs of opposite sign, and
 ELU behind batch norm. Its batch norm begins with a scale of 1 / 0.3, and as the next batch norm
 takes a factor out again this is the CELU of alpha = 0.3 (Barron 2017, arXiv:1704.07483) that Page's
-recipe has, by one fused operation. GELU (Hendrycks and Gimpel 2016, arXiv:1606.08415) is a dozen.
+recipe has, by one fused operation (behind the last block, where no batch norm follows, LOGIT_SCALE
+stands for the factor). GELU (Hendrycks and Gimpel 2016, arXiv:1606.08415) is a dozen.
 """
 
 import itertools
@@ -58,7 +59,7 @@ def build(
             padding="same",
             use_bias=False,  # batch norm's offset does its work
             kernel_initializer=PartialIdentity(next(seeds)),
-            kernel_constraint=UnitFilters(),
+            kernel_constraint=UnitMeanSquareNorm(),
             name=name,
             dtype=dtype,
         )(x)
@@ -105,15 +106,15 @@ def adapt(model: keras.Model, images: np.ndarray) -> None:
 class PartialIdentity(keras.initializers.Initializer):
     """A convolution's first filters hand its input channels on; the others are random.
 
-    Zagoruyko and Komodakis 2017 (arXiv:1706.00388) for the identity, Jordan 2024 (section 3.2)
-    for the part. The random ones are uniform within +- 1 / sqrt(fan in).
+    Zagoruyko and Komodakis 2017 (arXiv:1706.00388) for the identity, Jordan 2024
+    (arXiv:2404.00498) for the part. The random ones are uniform within +- 1 / sqrt(fan in).
     """
 
     def __init__(self, seed):
         self.seed = seed
 
     def __call__(self, shape, dtype=None):
-        """A kernel, [height, width, channels, filters]."""
+        """A kernel of `shape`, (height, width, channels, filters)."""
         height, width, channels, filters = shape
         random = keras.initializers.VarianceScaling(1 / 3, "fan_in", "uniform", seed=self.seed)
         shared = min(channels, filters)
@@ -128,11 +129,12 @@ class PartialIdentity(keras.initializers.Initializer):
 
 
 @keras.saving.register_keras_serializable(package="towers")
-class UnitFilters(keras.constraints.Constraint):
-    """Keeps the mean square norm of a kernel's filters at 1.
+class UnitMeanSquareNorm(keras.constraints.Constraint):
+    """Brings the mean square norm of a kernel's filters to 1 after each step.
 
     Batch norm makes the size of the filters immaterial, except that updates of one size turn large
-    filters less: so the learning rate says by how much they turn (Jordan 2024, airbench94_muon).
+    filters less: so the learning rate says by how much they turn (Jordan 2024, airbench94_muon),
+    and weight decay has nothing to do on them.
     """
 
     def __call__(self, w):
