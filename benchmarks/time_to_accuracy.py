@@ -13,7 +13,7 @@ from benchmarks import turns
 from towers import run_folder
 
 HEAD = """\
-| recipe | seed | epoch | hours in training | accuracy | with a flip at test time |
+| recipe | seed | epoch | minutes in training | accuracy | with a flip at test time |
 |---|---|---|---|---|---|"""
 
 
@@ -74,7 +74,7 @@ def as_row(row: dict) -> str:
     with_flip = row["accuracy_with_flip"]
     return (
         f"| {row['recipe']} | {row['seed']} | {row['epoch']:.4g} "
-        f"| {row['training_seconds'] / 3600:.3f} | {row['accuracy']:.2%} "
+        f"| {row['training_seconds'] / 60:.1f} | {row['accuracy']:.2%} "
         f"| {'' if with_flip is None else f'{with_flip:.2%}'} |"
     )
 

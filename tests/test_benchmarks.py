@@ -225,7 +225,8 @@ def test_figures_are_drawn_of_what_was_measured(tmp_path, monkeypatch):
     monkeypatch.setattr(plots, "DOCS", tmp_path)
     plots.main()
     drawn = {path.name: path.read_bytes()[:4] for path in (tmp_path / "figures").iterdir()}
-    assert drawn == {"throughput.png": b"\x89PNG", "growth.png": b"\x89PNG"}
+    names = ("throughput", "growth", "time_to_accuracy")
+    assert drawn == {f"{name}.png": b"\x89PNG" for name in names}
 
 
 @pytest.mark.whole_program
@@ -326,7 +327,7 @@ def test_time_to_accuracy_adds_up_the_steps_before_an_evaluation(tmp_path):
     assert first["training_seconds"] == pytest.approx(8 + 8 / 3, abs=0.05)
     assert second["training_seconds"] == 11.0
     assert (first["accuracy_with_flip"], second["accuracy_with_flip"]) == (None, 0.8)
-    assert time_to_accuracy.as_row(second) == "| fast | 3 | 1.5 | 0.003 | 75.00% | 80.00% |"
+    assert time_to_accuracy.as_row(second) == "| fast | 3 | 1.5 | 0.2 | 75.00% | 80.00% |"
     with pytest.raises(SystemExit, match="no run is here"):
         time_to_accuracy.figures(run_folder.RunFolder(str(tmp_path / "nothing")))
 

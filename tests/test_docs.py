@@ -2,6 +2,7 @@
 
 import json
 import re
+import statistics
 import subprocess
 import sys
 from pathlib import Path
@@ -10,11 +11,13 @@ import pytest
 
 from benchmarks import (
     batch_norm,
+    fast,
     growth,
     operations,
     start,
     step_time,
     throughput,
+    time_to_accuracy,
     where_time_goes,
 )
 from towers import session
@@ -88,10 +91,12 @@ def measured(name: str) -> list[dict]:
         ("same_bits.md", "step_time", step_time, 16),
         ("batch_norm.md", "batch_norm", batch_norm, 8),
         ("speed.md", "throughput", throughput, 17),
-        ("speed.md", "operations", operations, 9),
+        ("speed.md", "operations", operations, 19),
         ("speed.md", "where_time_goes", where_time_goes, 32),
         ("speed.md", "growth", growth, 33),
         ("speed.md", "start", start, 7),
+        ("fast.md", "time_to_accuracy", time_to_accuracy, 33),
+        ("fast.md", "fast", fast, 4),
     ],
 )
 def test_tables_are_what_was_measured(page, name, benchmark, rows):
@@ -111,6 +116,30 @@ def test_the_readme_s_throughput_is_what_was_measured():
         f"{wide['to_pytorch']:.1f} and {narrow['to_pytorch']:.1f} times PyTorch",
     ):
         assert said in " ".join((ROOT / "README.md").read_text(encoding="utf-8").split())
+
+
+def test_the_readme_s_fast_recipe_is_what_was_measured():
+    ends = {row["seed"]: row for row in measured("time_to_accuracy") if row["epoch"] > 11}
+    accuracies = [100 * row["accuracy"] for row in ends.values()]
+    minutes = [row["training_seconds"] / 60 for row in ends.values()]
+    sides = {row["side"]: row["epoch_seconds"] for row in measured("fast")}
+    ours = sides["towers-1"]
+    theirs = min(sides["airbench"], sides["airbench-compiled"])
+    past_86 = {}
+    for row in measured("time_to_accuracy"):
+        if row["accuracy"] >= 0.86:
+            past_86.setdefault(row["seed"], row["training_seconds"] / 60)
+    for said in (
+        f"86 % is passed after {span(past_86.values(), '.1f')} minutes",
+        f"{statistics.mean(accuracies):.1f} % (seeds 0, 1 and 2: "
+        f"{', '.join(f'{a:.2f}' for a in accuracies)})",
+        f"took {span(minutes, '.1f')} minutes",
+        f"an epoch takes {ours:.0f} s against {theirs:.0f} s",
+        f"11 epochs take {11 * ours / 60:.1f} minutes and its 9.9 epochs {9.9 * theirs / 60:.1f}.",
+    ):
+        assert said in " ".join((ROOT / "README.md").read_text(encoding="utf-8").split())
+    assert [row["count"] for row in ends.values()] == [10_000] * 3
+    assert list(ends) == [0, 1, 2]
 
 
 def test_the_default_microbatches_rest_on_what_was_measured():
