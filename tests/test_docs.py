@@ -142,6 +142,25 @@ def test_the_readme_s_fast_recipe_is_what_was_measured():
     assert list(ends) == [0, 1, 2]
 
 
+def test_the_readme_s_whole_schedule_is_what_was_measured():
+    whole, short = measured("tutorial"), measured("time_to_accuracy")
+    chosen = [
+        *([row] for row in whole if row["epoch"] in (8, 16, 32, 64, 128, 192, 256)),
+        *([row for row in short if int(row["epoch"]) == epoch] for epoch in (8, 11)),
+    ]
+    table = [
+        f"| {runs[0]['recipe']} | {int(runs[0]['epoch'])} "
+        f"| {span([row['training_seconds'] / 3600 for row in runs], '.2f')} "
+        f"| {span([100 * row['accuracy'] for row in runs], '.1f')} % "
+        f"| {', '.join(str(row['seed']) for row in runs)} |"
+        for runs in chosen
+    ]
+    assert len(table) == 9
+    assert "\n".join(table) in (ROOT / "README.md").read_text(encoding="utf-8")
+    assert {row["count"] for row in whole} == {10_000}
+    assert whole[-1]["step"] == 100_000
+
+
 def test_the_default_microbatches_rest_on_what_was_measured():
     to_one_microbatch = [
         row["to_one_microbatch"]
