@@ -6,11 +6,10 @@ the commands):
     python -m benchmarks.batch_norm runs/bn1 runs/bn2 runs/bn4 runs/bn8
 """
 
-import argparse
 import statistics
 from collections.abc import Sequence
-from pathlib import Path
 
+from benchmarks import turns
 from towers import batch_norm, checkpoints, run_folder, session
 
 HEAD = """\
@@ -21,16 +20,9 @@ accuracy with their mean | with each one's own |
 
 def main():
     """Prints a table with one row for each run."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("run", nargs="+", help="folder of a run")
-    parser.add_argument("--output", help="file of one JSON object per line to add the figures to")
-    options = parser.parse_args()
-    print(HEAD)
-    for path in options.run:
-        row = figures(run_folder.RunFolder(path))
-        print(as_row(row))
-        if options.output:
-            run_folder.append_line(Path(options.output), row)
+    options = turns.runs_parser(__doc__).parse_args()
+    rows = (figures(run_folder.RunFolder(path)) for path in options.run)
+    turns.report(HEAD, rows, as_row, options.output)
 
 
 def figures(folder: run_folder.RunFolder) -> dict:

@@ -7,8 +7,6 @@
 Time is that of all training steps with logs, summaries and checkpoints; evaluations are not in it.
 """
 
-import argparse
-
 from benchmarks import turns
 from towers import run_folder
 
@@ -19,10 +17,7 @@ HEAD = """\
 
 def main():
     """Prints a table with one row for each evaluation of each run."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("run", nargs="+", help="folder of a run")
-    parser.add_argument("--output", help="file of one JSON object per line to add the figures to")
-    options = parser.parse_args()
+    options = turns.runs_parser(__doc__).parse_args()
     rows = [row for path in options.run for row in figures(run_folder.RunFolder(path))]
     turns.report(HEAD, rows, as_row, options.output)
 

@@ -146,8 +146,20 @@ def parser(description: str, *, rounds: int) -> argparse.ArgumentParser:
     """A command line with `--rounds` and `--output`."""
     made = argparse.ArgumentParser(description=description.splitlines()[0])
     made.add_argument("--rounds", type=_at_least_1, default=rounds, help="turns of each side")
-    made.add_argument("--output", help="file of one JSON object per line to add the figures to")
+    _add_output(made)
     return made
+
+
+def runs_parser(description: str) -> argparse.ArgumentParser:
+    """A command line with the folders of runs and `--output`."""
+    made = argparse.ArgumentParser(description=description.splitlines()[0])
+    made.add_argument("run", nargs="+", help="folder of a run")
+    _add_output(made)
+    return made
+
+
+def _add_output(made: argparse.ArgumentParser) -> None:
+    made.add_argument("--output", help="file of one JSON object per line to add the figures to")
 
 
 def _at_least_1(text: str) -> int:

@@ -25,7 +25,7 @@ _SHUFFLING_ROUNDS = 12
 
 
 class Draws(NamedTuple):
-    """What the distortions of one batch are drawn from, whatever they are."""
+    """What the distortions of one batch are drawn from."""
 
     seed: tf.Tensor  # int64 [2], of the step
     # bool [batch], whether it is the example's turn to be mirrored: in every other epoch, from the

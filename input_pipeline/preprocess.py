@@ -127,8 +127,8 @@ def distort_pad_crop_flip(images: tf.Tensor, draw_seed: tf.Tensor, padding: int 
 def distort_shift_flip(images: tf.Tensor, draws: batches.Draws, margin: int = 2) -> tf.Tensor:
     """A shift by at most `margin` pixels each way, mirroring by turns, then `scale_pixels`.
 
-    Jordan 2024 (arXiv:2404.00498). Mirrored by turns, an example is seen
-    both ways in any two epochs; by a coin for each epoch, half of them are seen one way only.
+    Jordan 2024 (arXiv:2404.00498). Mirrored by turns, an example is seen both ways in any two
+    epochs; by a coin for each epoch, half of them are seen one way only.
 
     Args:
       images: uint8 or float32 [batch, height, width, channels], in [0, 255].

@@ -156,7 +156,7 @@ class BiasRelu(keras.layers.Layer):
 class FusedBatchNormalization(keras.layers.BatchNormalization):
     """Keras's batch norm over the channels of images, by TensorFlow's one operation for it.
 
-    Keras 3 writes batch norm out as a dozen operations in float32, each of which goes over all
+    Keras 3 writes batch norm out in single operations in float32, each of which goes over all
     values (docs/speed.md has the times of both). The same function, for float32, bfloat16 or
     float16 [n, height, width, channels], without masks.
 

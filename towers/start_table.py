@@ -88,6 +88,9 @@ def _warning(
 
 def _describe_optimizer(chosen: Mapping) -> str:
     parts = [chosen["optimizer"]]
+    if chosen["optimizer"] == "muon":
+        ratio = optimizers.MUON_ADAM_RATIO
+        parts[0] += f" (scales, biases, last layer: adam at {ratio:g} of the rate)"
     if chosen["momentum"]:
         parts.append(f"{'Nesterov ' if chosen['nesterov'] else ''}momentum {chosen['momentum']:g}")
     if chosen["clip_norm"]:

@@ -2,7 +2,7 @@
 
     python -m benchmarks.peers.airbench [--compile]
 
-Network and sizes are those of Jordan 2024 (arXiv:2404.00498, section 3), which reaches 94 % on
+Network and sizes are those of Jordan 2024 (arXiv:2404.00498), which reaches 94 % on
 CIFAR-10 in 9.9 epochs. Weights are bfloat16 and in channels-last order, batch norm is float32: the
 published form, with bfloat16 for float16. Its whitening is fixed here at random. Its lookahead (an
 average every fifth step), its scale of the logits and its input pipeline are left out.

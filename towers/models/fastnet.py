@@ -6,7 +6,7 @@ that are fast on a CPU: ReLU behind the whitening, whose filters come in pairs o
 ELU behind batch norm. Its batch norm begins with a scale of 1 / 0.3, and as the next batch norm
 takes a factor out again this is the CELU of alpha = 0.3 (Barron 2017, arXiv:1704.07483) that Page's
 recipe has, by one fused operation (behind the last block, where no batch norm follows, LOGIT_SCALE
-stands for the factor). GELU (Hendrycks and Gimpel 2016, arXiv:1606.08415) is a dozen.
+stands for the factor). GELU (Hendrycks and Gimpel 2016, arXiv:1606.08415) is many.
 """
 
 import itertools
