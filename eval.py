@@ -10,6 +10,10 @@ import sys
 
 from absl import app, flags
 
+import command_line
+
+A_DAY = 86_400  # seconds
+
 flags.DEFINE_string("train_dir", "runs/tutorial", "Folder of the run.")
 flags.DEFINE_string(
     "checkpoint", None, "Checkpoint to evaluate, by path or step; default: the newest."
@@ -69,12 +73,14 @@ def check_flags(argv):
     given = flags.FLAGS
     if argv[1:]:
         raise settings.SettingsError(f"unexpected argument {argv[1]!r}: flags begin with --")
-    for name in ("num_towers", "global_batch_size"):
-        if given[name].value is not None and given[name].value < 1:
-            raise settings.SettingsError(f"--{name}={given[name].value}: must be at least 1")
-    if not 0 < given.eval_interval_seconds < float("inf"):
+    for name in ("train_dir", "dataset", "data_dir", "num_towers", "global_batch_size"):
+        if given[name].value is not None:
+            settings.check_value(name, given[name].value)
+    settings.check_text("checkpoint", given.checkpoint or "")
+    if not 0 < given.eval_interval_seconds <= A_DAY:
         raise settings.SettingsError(
-            f"--eval_interval_seconds={given.eval_interval_seconds}: must be above 0"
+            f"--eval_interval_seconds={given.eval_interval_seconds}: must be above 0 and at most "
+            f"{A_DAY}"
         )
     if given.checkpoint is not None and not given.run_once:
         raise settings.SettingsError(
@@ -91,7 +97,7 @@ def run(given):
     folder = run_folder.RunFolder(given.train_dir)
     if given.run_once:
         config = assessment.config_of(folder)
-        path = assessment.checkpoint_path(folder, given.checkpoint)
+        named = assessment.named_checkpoint(folder, given.checkpoint)
     else:
         config = assessment.wait_for_run(folder, given.eval_interval_seconds)
     settings = config["settings"]
@@ -113,7 +119,7 @@ def run(given):
         devices,
         split=given.split,
         count=len(data.images),
-        batches=lambda: batches.evaluation_batches(
+        batches=batches.evaluation_batches(
             data.images,
             data.labels,
             global_batch_size=given.global_batch_size or settings["global_batch_size"],
@@ -121,11 +127,14 @@ def run(given):
         ),
         test_time_flip=given.test_time_flip,
     )
-    if given.run_once:
-        assess(path)
-        return 0
-    return assessment.follow(assess, folder, given.eval_interval_seconds)
+    if not given.run_once:
+        return assessment.follow(assess, folder, given.eval_interval_seconds)
+    if named is None:
+        assessment.assess_newest(assess, folder)
+    else:
+        assess(named)
+    return 0
 
 
 if __name__ == "__main__":
-    app.run(main)
+    app.run(main, flags_parser=command_line.parse)

@@ -12,6 +12,8 @@ import sys
 
 from absl import app, flags
 
+import command_line
+
 # A recipe is a named set of defaults; a flag that is given overrides it. `tutorial` is what the
 # flags below have as their defaults: the settings of tensorflow/models tutorials/image/cifar10.
 RECIPES = {
@@ -188,6 +190,10 @@ def main(argv):
     except OSError as error:  # a full disk, a reader that has gone
         print(f"train.py: error: {error}", file=sys.stderr)
         return 1
+    except MemoryError:
+        print("train.py: error: not enough memory; a lower --global_batch_size, or on GPUs more "
+              "--num_microbatches, needs less", file=sys.stderr)  # fmt: skip
+        return 1
 
 
 def stopped_at_once(number):
@@ -237,10 +243,20 @@ def settings_from_flags(argv):
 def run(chosen):
     """The story of a training run; returns the exit code."""
     from input_pipeline import batches, datasets, preprocess
-    from towers import console, devices, models, run_folder, session, start_table, training
+    from towers import (
+        console,
+        devices,
+        models,
+        run_folder,
+        run_lock,
+        session,
+        start_table,
+        training,
+    )
 
     folder = run_folder.RunFolder(chosen.train_dir)
     earlier = folder.read_config()
+    run_lock.RunLock(folder).check_free()
     chosen = session.resolved(chosen, earlier, devices.visible_gpus())
     session.start_runtime(chosen.intra_op_threads, chosen.deterministic)
     tower_devices = session.tower_devices(chosen.num_towers)
@@ -271,7 +287,16 @@ def run(chosen):
         tower_devices,
         config,
         learning_rate,
-        lambda: preprocessing.evaluate(batches.spread_out(train.images, 5000)).numpy(),
+        lambda: preprocessing.evaluate(
+            batches.spread_out(train.images, session.IMAGES_TO_ADAPT_TO)
+        ).numpy(),
+    )
+    # Made once, for TensorFlow keeps something of each data set; every iteration starts anew.
+    test_batches = batches.evaluation_batches(
+        test.images,
+        test.labels,
+        global_batch_size=chosen.global_batch_size,
+        preprocess=preprocessing.evaluate,
     )
     data = training.Data(
         training=lambda first_step, last_step: batches.training_batches(
@@ -283,16 +308,11 @@ def run(chosen):
             last_step=last_step,
             preprocess=preprocessing.train,
         ),
-        evaluation=lambda: batches.evaluation_batches(
-            test.images,
-            test.labels,
-            global_batch_size=chosen.global_batch_size,
-            preprocess=preprocessing.evaluate,
-        ),
+        evaluation=test_batches,
         evaluation_count=len(test.images),
     )
     return session.train(training.Run(trainer, folder, plan, data), config)
 
 
 if __name__ == "__main__":
-    app.run(main)
+    app.run(main, flags_parser=command_line.parse)

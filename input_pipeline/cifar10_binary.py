@@ -68,10 +68,13 @@ def read(folder: pathlib.Path, split: str) -> decoded.Decoded:
       `batches.meta.txt` where the folder has one.
 
     Raises:
-      DataError: a file is missing, empty, cut short or holds a label over 9.
+      DataError: a file is missing, empty, cut short, too large or holds a label over 9.
     """
     class_names = _read_class_names(folder / NAMES_FILE)
-    records = np.concatenate([_read_records(folder / name) for name in SPLIT_FILES[split]])
+    paths = [folder / name for name in SPLIT_FILES[split]]
+    size = sum(path.stat().st_size for path in paths if path.is_file())
+    decoded.check_memory(f"{folder} is too large: the files of {split}", size)
+    records = np.concatenate([_read_records(path) for path in paths])
     labels = records[:, 0].astype(np.int32)
     planes = records[:, 1:].reshape(-1, 3, 32, 32)  # [n, channel, row, column]
     images = np.ascontiguousarray(planes.transpose(0, 2, 3, 1))  # [n, row, column, channel]
@@ -81,7 +84,10 @@ def read(folder: pathlib.Path, split: str) -> decoded.Decoded:
 def _read_class_names(path: pathlib.Path) -> tuple[str, ...]:
     if not path.is_file():
         return CLASS_NAMES
-    lines = path.read_text(encoding="utf-8", errors="replace").splitlines()
+    try:
+        lines = path.read_text(encoding="utf-8-sig", errors="replace").splitlines()
+    except OSError as error:
+        raise decoded.DataError(f"{path} cannot be read: {error}.") from error
     names = tuple(line.strip() for line in lines if line.strip())
     if len(names) != len(CLASS_NAMES):
         raise decoded.DataError(

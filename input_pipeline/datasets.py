@@ -88,18 +88,24 @@ def _draw_shapes(split: str) -> decoded.Decoded:
 
 
 def _data_folder(data_dir: str | None) -> pathlib.Path:
-    """The folder to look in; one that was named has to exist."""
+    """The folder to look in; one that was named has to be there and readable."""
     if not data_dir:
         default = os.environ.get("TFDS_DATA_DIR") or os.path.join("~", "tensorflow_datasets")
         return pathlib.Path(os.path.expanduser(default))
     folder = pathlib.Path(os.path.expanduser(data_dir))
-    if not folder.is_dir():
-        what = "is not a folder" if folder.exists() else "does not exist"
-        raise DataError(
-            f"--data_dir={data_dir} {what}. Correct it, or make the folder if the data set is to "
-            "be downloaded there."
-        )
-    return folder
+    try:
+        with os.scandir(folder):
+            return folder
+    except FileNotFoundError:
+        what = "does not exist"
+    except NotADirectoryError:
+        what = "is not a folder"
+    except OSError as error:
+        what = f"cannot be read ({error.strerror})"
+    raise DataError(
+        f"--data_dir={data_dir} {what}. Correct it, or make the folder if the data set is to be "
+        "downloaded there."
+    )
 
 
 def _load_binary(folder: pathlib.Path, split: str) -> ImageArrays:

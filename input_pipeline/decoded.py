@@ -7,6 +7,7 @@ everything passes `check` before anyone trains on it.
 from typing import NamedTuple
 
 import numpy as np
+import psutil
 
 
 class DataError(Exception):
@@ -24,6 +25,24 @@ class Decoded(NamedTuple):
     images: np.ndarray
     labels: np.ndarray
     class_names: tuple[str, ...]
+
+
+def check_memory(what: str, needed_bytes: int) -> None:
+    """Refuses images that take over half the available memory: joining their parts takes it twice.
+
+    Args:
+      what: the images, for the message.
+      needed_bytes: their size.
+
+    Raises:
+      DataError: with both sizes.
+    """
+    available_bytes = psutil.virtual_memory().available
+    if needed_bytes > available_bytes / 2:
+        raise DataError(
+            f"{what} take {needed_bytes / 1e9:.1f} GB, and at most half of the "
+            f"{available_bytes / 1e9:.1f} GB of available memory may be used."
+        )
 
 
 def check(decoded: Decoded, origin: str) -> None:

@@ -33,6 +33,7 @@ NETWORK_CHECK_SECONDS = 4.0  # for all hosts of a data set together
 
 _READ_BATCH = 1000  # examples decoded at a time
 _NAME = re.compile(r"[A-Za-z_]\w*(/\w[\w.-]*)?(:\d+\.\d+\.\d+)?", re.ASCII)
+_LONGEST_NAME = 100
 _PORTS = {"http": 80, "https": 443, "ftp": 21}
 
 _log = logging.getLogger(__name__)
@@ -46,7 +47,8 @@ def open_prepared(name: str, data_dir: pathlib.Path) -> "tfds.core.DatasetBuilde
       data_dir: TFDS's folder; written to only if the set has to be prepared.
 
     Raises:
-      DataError: unknown name; no `image` and `label`; not prepared and no way to get it.
+      DataError: unknown name; what describes the set in `data_dir` is damaged; no `image` and
+        `label`; not prepared and no way to get it.
     """
     import tensorflow_datasets as tfds
 
@@ -63,10 +65,10 @@ def open_prepared(name: str, data_dir: pathlib.Path) -> "tfds.core.DatasetBuilde
 def _builder(name: str, data_dir: pathlib.Path) -> "tfds.core.DatasetBuilder":
     import tensorflow_datasets as tfds
 
-    if not _NAME.fullmatch(name):
+    if not (_NAME.fullmatch(name) and len(name) <= _LONGEST_NAME):
         raise decoded.DataError(
-            f"--dataset={name} is not the name of a data set. Use a name such as cifar10 or "
-            "cifar100, not a path; the folder goes into --data_dir."
+            f"--dataset={name[:_LONGEST_NAME]} is not the name of a data set. Use a name such as "
+            "cifar10 or cifar100, not a path; the folder goes into --data_dir."
         )
     try:
         return tfds.builder(name, data_dir=str(data_dir))
@@ -74,10 +76,22 @@ def _builder(name: str, data_dir: pathlib.Path) -> "tfds.core.DatasetBuilder":
         raise decoded.DataError(_unknown_name_message(name)) from error
     except ImportError as error:
         raise decoded.DataError(
-            f"--dataset={name} needs a Python package that is missing: {error}."
+            f"--dataset={name} needs a Python package that is missing: {_first_line(error)}."
         ) from error
     except (ValueError, AssertionError) as error:
-        raise decoded.DataError(f"--dataset={name}: {_first_line(error)}") from error
+        raise decoded.DataError(f"--dataset={name}: {_without_call(error)}") from error
+    except Exception as error:  # whatever the readers of the set's JSON files raise
+        raise decoded.DataError(
+            f"--dataset={name}: its description in {data_dir} cannot be read "
+            f"({type(error).__name__}: {_without_call(error)}). Copy the set again, or remove it "
+            "and let it be prepared anew."
+        ) from error
+
+
+def _without_call(error: Exception) -> str:
+    """TFDS's reason without the call that it says before, and the empty list it may say after."""
+    reason = _first_line(error).rpartition('}": ')[2]
+    return re.sub(r" Here are \d+ BuilderConfigs whose name closely match: *$", "", reason)
 
 
 def _unknown_name_message(name: str) -> str:
@@ -136,7 +150,8 @@ def _prepare(builder: "tfds.core.DatasetBuilder") -> None:
         ) from error
     except ImportError as error:
         raise decoded.DataError(
-            f"Preparing {builder.name} needs a Python package that is missing: {error}."
+            f"Preparing {builder.name} needs a Python package that is missing: "
+            f"{_first_line(error)}."
         ) from error
     except (
         OSError,  # requests' exceptions are OSErrors too
@@ -291,21 +306,14 @@ def read(builder: "tfds.core.DatasetBuilder", split: str) -> decoded.Decoded:
       DataError: the split would not fit in memory, or its files are damaged.
     """
     import tensorflow as tf
-    import tensorflow_datasets as tfds
 
     _check_memory(builder, split)
-    dataset = builder.as_dataset(
-        split=split,
-        batch_size=_READ_BATCH,
-        shuffle_files=False,
-        decoders=tfds.decode.PartialDecoding({"image": True, "label": True}),
-        read_config=tfds.ReadConfig(interleave_cycle_length=1, try_autocache=False),
-    )
     try:
-        batches = list(dataset.as_numpy_iterator())
+        batches = list(_in_order(builder, split, _READ_BATCH).as_numpy_iterator())
     except tf.errors.OpError as error:
         raise decoded.DataError(
-            f"{builder.name} in {builder.data_path} cannot be decoded: {_first_line(error)} "
+            f"{builder.name} in {builder.data_path} cannot be decoded: "
+            f"{_first_wrong_example(builder, split) or _first_line(error)} "
             "The files are damaged; copy them again, or let them be prepared anew."
         ) from error
     if not batches:
@@ -315,22 +323,42 @@ def read(builder: "tfds.core.DatasetBuilder", split: str) -> decoded.Decoded:
     return decoded.Decoded(images, labels, tuple(builder.info.features["label"].names))
 
 
-def _check_memory(builder: "tfds.core.DatasetBuilder", split: str) -> None:
-    """Refuses a split over half the available memory: joining its batches takes it twice."""
-    import psutil
+def _in_order(builder: "tfds.core.DatasetBuilder", split: str, batch: int | None):
+    """The split's images and labels in the order of its files, singly or in batches."""
+    import tensorflow_datasets as tfds
 
+    return builder.as_dataset(
+        split=split,
+        batch_size=batch,
+        shuffle_files=False,
+        decoders=tfds.decode.PartialDecoding({"image": True, "label": True}),
+        read_config=tfds.ReadConfig(interleave_cycle_length=1, try_autocache=False),
+    )
+
+
+def _first_wrong_example(builder: "tfds.core.DatasetBuilder", split: str) -> str | None:
+    """The index of the first example that cannot be decoded, and why."""
+    import tensorflow as tf
+
+    decoded_so_far = 0
+    try:
+        for _ in _in_order(builder, split, None):
+            decoded_so_far += 1
+    except tf.errors.OpError as error:
+        return f"example {decoded_so_far} of {split}: {_first_line(error)}"
+    return None
+
+
+def _check_memory(builder: "tfds.core.DatasetBuilder", split: str) -> None:
     splits = builder.info.splits
     count = splits[split].num_examples if split in splits else 0
     shape = builder.info.features["image"].shape
-    needed_bytes = count * math.prod(shape)
-    available_bytes = psutil.virtual_memory().available
-    if needed_bytes > available_bytes / 2:
-        raise decoded.DataError(
-            f"--dataset={builder.name} is too large: {count:,} images of {list(shape)} take "
-            f"{needed_bytes / 1e9:.1f} GB, and at most half of the {available_bytes / 1e9:.1f} GB "
-            "of available memory may be used."
-        )
+    decoded.check_memory(
+        f"--dataset={builder.name} is too large: {count:,} images of {list(shape)}",
+        count * math.prod(shape),
+    )
 
 
 def _first_line(error: BaseException) -> str:
-    return (str(error).strip().splitlines() or [type(error).__name__])[0]
+    line = (str(error).strip().splitlines() or [type(error).__name__])[0]
+    return re.sub(r"^\{\{.*?\}\} | \[Op:\w+\].*$", "", line)  # TensorFlow names its operations

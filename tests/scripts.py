@@ -17,6 +17,8 @@ from typing import NamedTuple
 
 from absl import flags
 
+import command_line
+
 ROOT = Path(__file__).resolve().parent.parent
 
 
@@ -48,10 +50,11 @@ def run(name: str, *arguments: str) -> Done:
     stdout, stderr = io.StringIO(), io.StringIO()
     with contextlib.redirect_stdout(stdout), contextlib.redirect_stderr(stderr):
         try:
-            code = script.main(script.flags.FLAGS([f"{name}.py", *arguments]))
-        except flags.Error as error:  # absl's app.run prints these and exits with 1
-            print(f"FATAL Flags parsing error:\n  {error}", file=sys.stderr)
-            code = 1
+            argv = command_line.parse([f"{name}.py", *arguments], script.flags.FLAGS)
+        except SystemExit as ended:
+            code = ended.code
+        else:
+            code = script.main(argv)
     return Done(code, stdout.getvalue(), stderr.getvalue())
 
 
@@ -107,6 +110,20 @@ def lines_of(path: Path) -> list[dict]:
 def training_lines(folder: Path) -> list[dict]:
     """The lines of `metrics.jsonl` that are training steps."""
     return [line for line in lines_of(folder / "metrics.jsonl") if "learning_rate" in line]
+
+
+def values_of(lines: list[dict]) -> list[dict]:
+    """Lines without what the clock put into them."""
+    timed = ("examples_per_second", "step_seconds")
+    return [{k: v for k, v in line.items() if k not in timed} for line in lines]
+
+
+def assert_same_run(folder: Path, expected: Path) -> None:
+    """The same weights bit for bit, and the same numbers in the training lines."""
+    assert final_summary(folder) == final_summary(expected)
+    lines = [values_of(training_lines(run)) for run in (folder, expected)]
+    assert lines[0] == lines[1]
+    assert evaluation_lines(folder)[-1] == evaluation_lines(expected)[-1]
 
 
 def hash_lines(folder: Path) -> list[dict]:

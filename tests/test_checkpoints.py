@@ -1,6 +1,7 @@
 """Checkpoints: the whole state comes back, whatever the process built before; the newest few."""
 
 import gc
+import resource
 import shutil
 
 import keras
@@ -154,15 +155,197 @@ class TestWhatDoesNotFit:
         gc.collect()
         assert capfd.readouterr().err == ""  # TensorFlow would warn of each variable
 
-    @pytest.mark.parametrize("name", ["step-2.index", "step-2.data-00000-of-00001"])
-    def test_a_damaged_file_is_refused_in_one_line(self, tmp_path, name):
-        fill(state := new_state(), at_step=2)
+    def test_is_not_taken_for_damage_that_an_older_one_could_mend(self, tmp_path):
+        for at_step in (2, 4):
+            save(new_state(units=3), tmp_path, at_step)
+        kept = checkpoints.Checkpoints(new_state(units=4), tmp_path, keep=5)
+        with pytest.raises(checkpoints.CheckpointError, match="step-4 cannot be restored"):
+            kept.restore_newest()
+        assert kept.damaged == []
+
+
+INDEX, DATA = "step-{}.index", "step-{}.data-00000-of-00001"
+
+
+def halve(path):
+    path.write_bytes(path.read_bytes()[: path.stat().st_size // 2])
+
+
+def empty(path):
+    path.write_bytes(b"")
+
+
+def remove(path):
+    path.unlink()
+
+
+def flip_a_bit(path, place=None):
+    content = bytearray(path.read_bytes())
+    content[len(content) // 2 if place is None else place] ^= 16
+    path.write_bytes(content)
+
+
+DAMAGE = [
+    *((how, name) for how in (halve, empty, flip_a_bit) for name in (INDEX, DATA)),
+    (remove, DATA),
+]
+
+
+class TestDamage:
+    @pytest.mark.parametrize(("how", "name"), DAMAGE)
+    def test_the_one_before_is_restored_and_the_damage_named(self, tmp_path, capfd, how, name):
+        expected = fill(state := new_state(), at_step=2)
         checkpoints.Checkpoints(state, tmp_path, keep=5).save()
-        whole = (tmp_path / name).read_bytes()
-        (tmp_path / name).write_bytes(whole[: len(whole) // 2])
-        with pytest.raises(checkpoints.CheckpointError, match="step-2 cannot be restored") as error:
+        fill(state, at_step=4)
+        state.model.variables[0].assign(state.model.variables[0] + 1)
+        checkpoints.Checkpoints(state, tmp_path, keep=5).save()
+        how(tmp_path / name.format(4))
+
+        kept = checkpoints.Checkpoints(other := new_state(), tmp_path, keep=5)
+        assert kept.restore_newest() == str(tmp_path / "step-2")
+        for variable, value in zip(variables_of(other), expected, strict=True):
+            np.testing.assert_array_equal(variable.numpy(), value)
+        [damage] = kept.damaged
+        assert damage.startswith(f"checkpoint {tmp_path / 'step-4'}: ")
+        assert "\n" not in damage
+        assert tf.train.latest_checkpoint(str(tmp_path)) == str(tmp_path / "step-2")
+        assert capfd.readouterr().err == ""
+
+    def test_a_file_that_the_system_does_not_open_is_not_damaged(self, tmp_path):
+        for at_step in (2, 4):
+            save(new_state(), tmp_path, at_step)
+        index = tmp_path / INDEX.format(4)
+        index.unlink()
+        index.symlink_to(index)  # a loop, as nothing else keeps root out
+        kept = checkpoints.Checkpoints(new_state(), tmp_path, keep=5)
+        with pytest.raises(checkpoints.CheckpointError, match="step-4 cannot be opened: Too many"):
+            kept.restore_newest()
+        assert kept.damaged == []
+
+    def test_all_of_them_is_an_error_that_names_each(self, tmp_path):
+        for at_step in (2, 4):
+            save(new_state(), tmp_path, at_step)
+            halve(tmp_path / DATA.format(at_step))
+        with pytest.raises(
+            checkpoints.CheckpointError, match="every checkpoint in .* is damaged: .*step-4.*step-2"
+        ) as error:
             checkpoints.Checkpoints(new_state(), tmp_path, keep=5).restore_newest()
         assert "\n" not in str(error.value)
+
+    def test_a_damaged_one_is_written_anew_when_the_run_comes_to_it_again(self, tmp_path):
+        for at_step in (2, 4):
+            save(new_state(), tmp_path, at_step)
+        empty(tmp_path / DATA.format(4))
+        kept = checkpoints.Checkpoints(state := new_state(), tmp_path, keep=5)
+        kept.restore_newest()
+        state.step.assign(4)
+        assert kept.save() == str(tmp_path / "step-4")
+        other = checkpoints.Checkpoints(new_state(), tmp_path, keep=5)
+        assert other.restore_newest() == str(tmp_path / "step-4")
+        assert other.damaged == []
+
+    def test_a_damaged_one_is_the_first_to_be_deleted(self, tmp_path):
+        for at_step in (2, 4, 6):
+            save(new_state(), tmp_path, at_step)
+        empty(tmp_path / DATA.format(6))
+        kept = checkpoints.Checkpoints(state := new_state(), tmp_path, keep=3)
+        assert kept.restore_newest() == str(tmp_path / "step-4")
+        state.step.assign(5)
+        kept.save()
+        assert list(checkpoints.by_step(tmp_path)) == [2, 4, 5]
+        assert not (tmp_path / DATA.format(6)).exists()
+
+    @pytest.mark.parametrize(
+        "text",
+        [
+            None,
+            b"",
+            b"model_checkpoint_path: ",
+            b"\xff\xfe",
+            b'model_checkpoint_path: "abc" all_model_checkpoint_paths: "abc"',
+            b'model_checkpoint_path: "../step-3" all_model_checkpoint_paths: "../step-3"',
+        ],
+    )
+    def test_without_tensorflows_list_the_files_are_found(self, tmp_path, text, capfd):
+        for at_step in (2, 10, 4):
+            save(new_state(), tmp_path, at_step)
+        remove(tmp_path / "checkpoint")
+        if text is not None:
+            (tmp_path / "checkpoint").write_bytes(text)
+        assert checkpoints.finished(tmp_path) == [str(tmp_path / f"step-{n}") for n in (2, 4, 10)]
+        kept = checkpoints.Checkpoints(state := new_state(), tmp_path, keep=3)
+        assert kept.restore_newest() == str(tmp_path / "step-10")
+        state.step.assign(12)
+        kept.save()
+        assert list(checkpoints.by_step(tmp_path)) == [4, 10, 12]
+        assert capfd.readouterr().err == ""
+
+    def test_a_bit_anywhere_is_noticed_or_makes_no_difference(self, tmp_path):
+        """Every hundredth byte or so of both files; TensorFlow never takes the process with it."""
+        expected = fill(state := new_state(), at_step=2)
+        checkpoints.Checkpoints(state, tmp_path, keep=5).save()
+        other, noticed = new_state(), 0
+        for name in (INDEX, DATA):
+            path = tmp_path / name.format(2)
+            whole = path.read_bytes()
+            places = range(0, len(whole), max(1, len(whole) // 40))
+            for place in places:
+                flip_a_bit(path, place)
+                try:
+                    checkpoints.Checkpoints(other, tmp_path, keep=5).restore_newest()
+                except checkpoints.CheckpointError:
+                    noticed += 1
+                else:
+                    for variable, value in zip(variables_of(other), expected, strict=True):
+                        np.testing.assert_array_equal(variable.numpy(), value)
+                path.write_bytes(whole)
+        assert noticed > 60
+
+
+class TestWhatAKillLeaves:
+    def test_is_removed_before_the_run_goes_on(self, tmp_path):
+        save(new_state(), tmp_path, 2)
+        (tmp_path / "step-4_temp").mkdir()
+        (tmp_path / "step-4_temp" / "part-00000-of-00001.data-00000-of-00001").write_bytes(b"half")
+        (tmp_path / DATA.format(4)).write_bytes(b"no index yet")
+        (tmp_path / "notes.txt").write_text("mine")
+        before = {path.name for path in tmp_path.iterdir()}
+        checkpoints.Checkpoints(new_state(), tmp_path, keep=5).restore_newest()
+        assert before - {path.name for path in tmp_path.iterdir()} == {
+            "step-4_temp", DATA.format(4)
+        }  # fmt: skip
+
+    def test_a_checkpoint_that_is_not_in_the_list_yet_is_used_and_counted(self, tmp_path):
+        for at_step in (2, 4):
+            save(new_state(), tmp_path, at_step)
+        listed = (tmp_path / "checkpoint").read_bytes()
+        save(new_state(), tmp_path, 6)
+        (tmp_path / "checkpoint").write_bytes(listed)
+        kept = checkpoints.Checkpoints(state := new_state(), tmp_path, keep=3)
+        assert kept.restore_newest() == str(tmp_path / "step-6")
+        state.step.assign(8)
+        kept.save()
+        assert list(checkpoints.by_step(tmp_path)) == [4, 6, 8]
+
+
+def test_a_checkpoint_that_cannot_be_written_leaves_those_before_it(tmp_path):
+    """The system's own limit on the size of a file stands for a full disk."""
+    save(new_state(), tmp_path, 2)
+    before = {path.name: path.read_bytes() for path in tmp_path.iterdir()}
+    kept = checkpoints.Checkpoints(state := new_state(), tmp_path, keep=5)
+    state.step.assign(4)
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (100, limits[1]))
+    try:
+        with pytest.raises(checkpoints.CheckpointError) as error:
+            kept.save()
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    assert str(error.value).startswith(f"checkpoint {tmp_path}/step-4 cannot be written: ")
+    assert str(error.value).endswith(f"The last good checkpoint is {tmp_path}/step-2.")
+    assert "{{" not in str(error.value)
+    assert {path.name: path.read_bytes() for path in tmp_path.iterdir()} == before
+    assert kept.save() == str(tmp_path / "step-4")
 
 
 @pytest.fixture(scope="module")

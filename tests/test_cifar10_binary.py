@@ -4,6 +4,7 @@ import pathlib
 import pickle
 
 import numpy as np
+import psutil
 import pytest
 
 from input_pipeline import cifar10_binary, datasets
@@ -121,6 +122,16 @@ def test_damage_is_named_with_its_file(tmp_path, damage, message):
     damage(folder / "data_batch_3.bin")
     with pytest.raises(datasets.DataError, match=message):
         datasets.load("cifar10", str(tmp_path), "train")
+
+
+def test_files_too_large_for_memory_are_refused_unread(tmp_path, monkeypatch):
+    folder = _write_folder(tmp_path / "cifar-10-batches-bin")  # 5 files of 2 records
+    memory = psutil.virtual_memory()
+    monkeypatch.setattr(psutil, "virtual_memory", lambda: memory._replace(available=61_459))
+    with pytest.raises(datasets.DataError, match=r"the files of train take 0\.0 GB, and at most"):
+        datasets.load("cifar10", str(tmp_path), "train")
+    monkeypatch.setattr(psutil, "virtual_memory", lambda: memory._replace(available=61_460))
+    assert len(cifar10_binary.read(folder, "train").images) == 10
 
 
 def test_an_empty_binary_folder_is_not_passed_over(tmp_path):

@@ -196,17 +196,16 @@ class TestWhatCannotBeCompared:
     @pytest.mark.parametrize(
         ("content", "message"),
         [
-            (b"\xff\xfe\n", "is not text"),
-            (b'{"step": 1}\n{"ste\n{"step": 3}\n', "line 2 is damaged"),
-            (b'{"step": 1}\n3\n', "line 2 has no step"),
-            (b'{"loss": 1}\n', "line 1 has no step"),
+            (b"\xff\xfe\n", "line 1 is not one that a run writes; mend the file, or bring"),
+            (b'{"step": 1}\n{"ste\n{"step": 3}\n', "line 2 is not one that a run writes"),
             (b'{"step": 1, "state_sha256": "0"}\n', "line 1 has no parts_sha256"),
         ],
     )
     def test_damaged_metrics(self, copy, runs, capsys, content, message):
         (copy / "metrics.jsonl").write_bytes(content)
         _, err = self.explained(capsys, runs / "one", copy)
-        assert err == f"towers.compare: error: {copy / 'metrics.jsonl'}: {message}\n"
+        assert err.startswith(f"towers.compare: error: {copy / 'metrics.jsonl'}: {message}")
+        assert err.count("\n") == 1
 
     def test_a_damaged_checkpoint_after_what_can_be(self, copy, runs, capsys):
         (copy / "checkpoints" / "step-2.data-00000-of-00001").write_bytes(b"torn")

@@ -14,6 +14,7 @@ import time
 
 import numpy as np
 import pytest
+import tensorflow as tf
 
 from input_pipeline import datasets, decoded, tfds_source
 
@@ -156,6 +157,47 @@ def test_damaged_and_missing_record_files_are_named(data_dir):
         datasets.load("tiny_photos", str(data_dir), "train")
 
 
+@pytest.mark.parametrize("file", ["dataset_info.json", "features.json"])
+@pytest.mark.parametrize("content", [b"", b"[1]", b"\xff", b"[" * 100_000, b'{"content": {}}'])
+def test_a_damaged_description_is_named(data_dir, file, content):
+    _prepare_tiny(data_dir)
+    (path,) = data_dir.rglob(file)
+    path.write_bytes(content)
+    with pytest.raises(datasets.DataError, match="^--dataset=tiny_photos: ") as caught:
+        datasets.load("tiny_photos", str(data_dir), "train")
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("feature", "value", "message"),
+    [
+        (
+            "image",
+            tf.io.encode_png(np.zeros((5, 6, 3), np.uint8)).numpy(),
+            r"decoded: example 7 of train: .* expected \[4,6,3\] but got \[5,6,3\]. The files are",
+        ),
+        ("image", b"no picture", "example 7 of train: .*"),
+        ("label", 3, "example 7 has label 3; with 3 classes, labels are 0 to 2"),
+        ("label", -1, "example 7 has label -1; with 3 classes, labels are 0 to 2"),
+    ],
+    ids=["another shape", "no picture", "label too large", "label negative"],
+)
+def test_an_example_that_is_wrong_is_named_by_its_index(data_dir, feature, value, message):
+    _prepare_tiny(data_dir)
+    (record_file,) = data_dir.rglob("*train.tfrecord*")
+    records = [record.numpy() for record in tf.data.TFRecordDataset(str(record_file))]
+    example = tf.train.Example.FromString(records[7])
+    values = example.features.feature[feature]
+    (values.bytes_list if feature == "image" else values.int64_list).value[:] = [value]
+    records[7] = example.SerializeToString()
+    with tf.io.TFRecordWriter(str(record_file)) as writer:
+        for record in records:
+            writer.write(record)
+    with pytest.raises(datasets.DataError, match=message) as error:
+        datasets.load("tiny_photos", str(data_dir), "train")
+    assert "\n" not in str(error.value)
+
+
 def test_a_set_too_large_for_memory_is_refused_with_numbers(data_dir, monkeypatch):
     import psutil
 
@@ -202,7 +244,10 @@ def test_mocked_sets_of_other_shapes(data_dir, monkeypatch, tmp_path, name, shap
         ("cifar10/..", "is not the name of a data set"),
         ("huggingface:mnist", "is not the name of a data set"),
         ("", "is not the name of a data set"),
-        ("mnist/no_such_config", "--dataset=mnist/no_such_config: "),
+        ("x" * 101, f"--dataset={'x' * 100} is not the name of a data set"),
+        ("cifar10:9.9.9", "^--dataset=cifar10:9.9.9: Dataset cifar10 cannot be loaded at version"),
+        ("mnist/no_such_config", "^--dataset=mnist/no_such_config: BuilderConfig no_such_"),
+        ("mnist_corrupted/shotnoise", "BuilderConfig shotnoise not found .*: shot_noise:1.0.0$"),
     ],
 )
 def test_unknown_names(data_dir, network_is_off_limits, name, message):
@@ -232,6 +277,9 @@ def test_missing_data_dir_and_split_are_named(tmp_path):
     (tmp_path / "file").write_text("")
     with pytest.raises(datasets.DataError, match="--data_dir=.*file is not a folder"):
         datasets.load("cifar10", str(tmp_path / "file"), "train")
+    (tmp_path / "loop").symlink_to("loop")
+    with pytest.raises(datasets.DataError, match="loop cannot be read .Too many levels of symbo"):
+        datasets.load("cifar10", str(tmp_path / "loop"), "train")
     with pytest.raises(datasets.DataError, match="no split 'validation'; use train or test"):
         datasets.load("shapes", None, "validation")
 

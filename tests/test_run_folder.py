@@ -36,7 +36,7 @@ class TestReadConfig:
         with pytest.raises(run_folder.RunFolderError, match=r"run: holds files but no run"):
             folder.read_config()
 
-    @pytest.mark.parametrize("text", ["", "{", "[1]", '{"model": "bert"}'])
+    @pytest.mark.parametrize("text", ["", "{", "[1]", '{"model": "bert"}', "[" * 100_000])
     def test_another_config_is_refused(self, folder, text):
         folder.path.mkdir(parents=True)
         folder.config.write_text(text)
@@ -75,10 +75,68 @@ def test_json_is_written_whole_or_not_at_all(tmp_path, monkeypatch):
 def test_a_run_has_finished_when_model_and_summary_are_there(folder):
     folder.path.mkdir(parents=True)
     assert folder.read_final_summary() is None
-    run_folder.write_json(folder.final_summary, {"step": 7})
+    summary = {"step": 7, "weights_sha256": "abc", "accuracy": 0.5}
+    run_folder.write_json(folder.final_summary, summary)
     assert folder.read_final_summary() is None
     folder.final_model.write_bytes(b"a model")
-    assert folder.read_final_summary() == {"step": 7}
+    assert folder.read_final_summary() == summary
+
+
+NO_SUMMARY = [
+    "",
+    "{",
+    "[7]",
+    "[" * 100_000,
+    "\x00",
+    '{"step": 7}',
+    '{"step": "7", "weights_sha256": "a"}',
+    '{"step": 7, "weights_sha256": 1}',
+    '{"step": 7, "weights_sha256": "a", "accuracy": "high"}',
+]
+
+
+@pytest.mark.parametrize("text", NO_SUMMARY)
+def test_a_summary_that_no_run_wrote_is_none(folder, text):
+    folder.path.mkdir(parents=True)
+    folder.final_model.write_bytes(b"a model")
+    folder.final_summary.write_text(text)
+    assert folder.read_final_summary() is None
+
+
+def test_what_a_training_killed_in_its_first_moments_leaves_is_no_other_persons(folder):
+    folder.path.mkdir(parents=True)
+    folder.lock.write_text("{}")
+    (folder.path / "config.json.partial").write_text("{")
+    assert folder.read_config() is None
+    (folder.path / "thesis.tex").write_text("years of work")
+    with pytest.raises(run_folder.RunFolderError, match="holds files but no run"):
+        folder.read_config()
+
+
+@pytest.mark.parametrize("kind", ["pipe", "huge"])
+def test_what_is_no_small_file_is_not_read(folder, kind):
+    folder.path.mkdir(parents=True)
+    for path in (folder.config, folder.final_summary):
+        if kind == "pipe":
+            os.mkfifo(path)  # to read it would wait for a writer
+        else:
+            with open(path, "wb") as file:
+                file.truncate(2**40)
+    folder.final_model.write_bytes(b"a model")
+    with pytest.raises(run_folder.RunFolderError, match="config.json cannot be read: .*regular"):
+        folder.read_config()
+    assert folder.read_final_summary() is None
+
+
+def test_a_link_to_nothing_is_said(tmp_path):
+    (tmp_path / "run").symlink_to(tmp_path / "nothing")
+    with pytest.raises(run_folder.RunFolderError, match="run: is a symbolic link to nothing"):
+        run_folder.RunFolder(str(tmp_path / "run")).read_config()
+
+
+def test_a_home_folder_is_understood(tmp_path, monkeypatch):
+    monkeypatch.setenv("HOME", str(tmp_path))
+    assert run_folder.RunFolder("~/run").path == tmp_path / "run"
 
 
 class TestLines:
@@ -89,6 +147,39 @@ class TestLines:
         with open(path, "a") as file:
             file.write('{"step": 3, "lo')
         assert run_folder.read_lines(path) == [{"step": 1}, {"step": 2}]
+
+    @pytest.mark.parametrize("torn", ['{"step": 3, "lo', '{"step": 3}', "\xff", "\n\n{"])
+    def test_a_line_is_added_behind_the_last_whole_one(self, tmp_path, torn):
+        path = tmp_path / "metrics.jsonl"
+        run_folder.append_line(path, {"step": 1})
+        with open(path, "ab") as file:
+            file.write(torn.strip("\n").encode("latin-1"))
+        run_folder.append_line(path, {"step": 2})
+        assert path.read_text() == '{"step": 1}\n{"step": 2}\n'
+
+    def test_a_first_line_that_is_torn_is_dropped(self, tmp_path):
+        path = tmp_path / "metrics.jsonl"
+        path.write_text('{"st')
+        assert run_folder.read_lines(path) == []
+        run_folder.append_line(path, {"step": 1})
+        assert run_folder.read_lines(path) == [{"step": 1}]
+
+    @pytest.mark.parametrize(
+        "damaged", [b'{"step": 2, "lo', b"", b"\xff\xfe", b"[2]", b'{"stop": 2}', b'{"step": "2"}']
+    )
+    def test_a_damaged_line_among_whole_ones_is_named_and_nothing_is_dropped(self, folder, damaged):
+        folder.path.mkdir(parents=True)
+        whole = b'{"step": 1}\n' + damaged + b'\n{"step": 3}\n'
+        folder.metrics.write_bytes(whole)
+        for read in (
+            lambda: run_folder.read_lines(folder.metrics),
+            lambda: folder.drop_metrics_after(9),
+        ):
+            with pytest.raises(
+                run_folder.RunFolderError, match=r"metrics.jsonl: line 2 is not one"
+            ):
+                read()
+        assert folder.metrics.read_bytes() == whole
 
     def test_lines_after_the_checkpoint_are_dropped(self, folder):
         folder.path.mkdir(parents=True)

@@ -16,7 +16,13 @@ from towers import settings
     [
         "--max_steps=1",
         "--global_batch_size=1",
+        "--global_batch_size=1048576",
         "--num_microbatches=0",
+        "--num_microbatches=1024",
+        "--num_towers=1024",
+        "--train_epochs=0.000001",
+        "--train_epochs=1e9",
+        "--learning_rate=3.4e38",
         "--warmup_epochs=0",
         "--warmup_epochs=300",  # longer than the run: the rate rises to the end
         "--momentum=0",
@@ -78,6 +84,30 @@ def test_lists_of_numbers(texts, of_type, expected):
 def test_a_list_of_numbers_that_holds_something_else_is_refused():
     with pytest.raises(settings.SettingsError, match="--a_flag=1,2.5: must be numbers separated"):
         settings.numbers("a_flag", ["1", "2.5"], int)
+
+
+@pytest.mark.parametrize(
+    ("value", "of_type", "expected"),
+    [
+        (3, int, True),
+        (3.0, int, False),
+        (True, int, False),
+        (True, bool, True),
+        (1, bool, False),
+        (3, float, True),  # JSON has no 3.0
+        (True, float, False),
+        ("3", float, False),
+        (None, str, False),
+        (None, str | None, True),
+        ("a", str | None, True),
+        ([1, 2.5], tuple[float, ...], True),  # JSON has no tuples
+        ([1, "2"], tuple[float, ...], False),
+        ((1, 2), tuple[int, int] | None, True),
+        ("12", tuple[str, ...], False),
+    ],
+)
+def test_types_of_what_was_read(value, of_type, expected):
+    assert settings.is_of(value, of_type) is expected
 
 
 # Where the work is done, when it is reported and when it ends.

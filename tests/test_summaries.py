@@ -112,8 +112,10 @@ def train(path, *, summary_every_steps: int, profile_steps=None) -> SimpleNamesp
         eval_every_epochs=1.0,
         profile_steps=profile_steps,
     )
-    data = training.Data(batches, lambda: random_batches(2), evaluation_count=2 * BATCH)
-    training.Run(made, folder, plan, data).train(CONFIG)
+    data = training.Data(batches, list(random_batches(2)), evaluation_count=2 * BATCH)
+    run = training.Run(made, folder, plan, data)
+    with run.lock.held():
+        run.train(CONFIG)
     return SimpleNamespace(
         folder=folder,
         drawn=drawn,

@@ -18,10 +18,12 @@ from towers import (  # noqa: E402
     schedules,
 )
 from towers.evaluation import Evaluation  # noqa: E402
+from towers.not_finite import NotFiniteError  # noqa: E402
 from towers.trainer import Trainer  # noqa: E402
 
 __all__ = [
     "Evaluation",
+    "NotFiniteError",
     "Trainer",
     "devices",
     "gradients",

@@ -1,7 +1,8 @@
 """Evaluating the checkpoints of a run: what `eval.py` does once it has its data."""
 
+import functools
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 import numpy as np
 import tensorflow as tf
@@ -25,7 +26,7 @@ def config_of(folder: run_folder.RunFolder) -> dict:
     """The configuration of the run in `folder`.
 
     Raises:
-      RunFolderError: there is no run.
+      RunFolderError: there is no run, or its `config.json` is not one.
     """
     config = folder.read_config()
     if config is None:
@@ -33,32 +34,34 @@ def config_of(folder: run_folder.RunFolder) -> dict:
             f"--train_dir={folder.path}: there is no run here; train one with "
             f"python train.py --train_dir={folder.path}"
         )
+    session.check_config(config, folder.path)
     return config
 
 
 def wait_for_run(folder: run_folder.RunFolder, interval_seconds: float) -> dict:
-    """The configuration of the run in `folder`, as soon as a training has begun one there."""
-    config = folder.read_config()
-    if config is None:
+    """The configuration of the run in `folder`, as soon as a training has begun one there.
+
+    Raises:
+      RunFolderError: what is there is no run.
+    """
+    if folder.read_config() is None:
         print(f"waiting for a run in {folder.path}", flush=True)
-    while config is None:
+    while folder.read_config() is None:
         time.sleep(interval_seconds)
-        config = folder.read_config()
-    return config
+    return config_of(folder)
 
 
-def checkpoint_path(folder: run_folder.RunFolder, name: str | None) -> str:
-    """The named checkpoint, or the newest.
+def named_checkpoint(folder: run_folder.RunFolder, name: str | None) -> str | None:
+    """The checkpoint of that name; None without a name, which stands for the newest.
 
     Raises:
       CheckpointError: there is no such checkpoint.
     """
     if name is not None:
         return checkpoints.find(folder.checkpoints, name)
-    path = checkpoints.newest(folder.checkpoints)
-    if path is None:
+    if not checkpoints.finished(folder.checkpoints):
         raise checkpoints.CheckpointError(f"{folder.checkpoints} holds no checkpoint yet")
-    return path
+    return None
 
 
 def check_fits(config: Mapping, image_shape: Sequence[int], class_names: Sequence[str]) -> None:
@@ -95,7 +98,7 @@ class Assessment:
         *,
         split: str,
         count: int,
-        batches: Callable[[], Iterable],
+        batches: Iterable,
         test_time_flip: bool = False,
     ):
         """
@@ -105,7 +108,8 @@ class Assessment:
           tower_devices: one device per tower.
           split: name of the split.
           count: examples in the split.
-          batches: () to batches (images, labels, mask) that hold each example once.
+          batches: (images, labels, mask) that hold each example once, whenever they are iterated
+            over.
           test_time_flip: as for `evaluation.Evaluator`.
         """
         self._folder, self._config = folder, config
@@ -139,9 +143,13 @@ class Assessment:
             chosen["num_microbatches"],
             test_time_flip,
         )
+
+    @functools.cached_property
+    def _writer(self):
+        """Made when there is something to write: an evaluation that fails leaves no file."""
         # Not the training's own eval/: TensorBoard follows one writer in a folder.
-        events = folder.path / f"eval_{split}{'_flip' if test_time_flip else ''}"
-        self._writer = tf.summary.create_file_writer(str(events))
+        name = f"eval_{self._split}{'_flip' if self._test_time_flip else ''}"
+        return summaries.file_writer(self._folder.path / name)
 
     def newest_evaluated(self) -> int:
         """The newest step in `eval.jsonl` that was evaluated in this way; -1 if there is none."""
@@ -153,7 +161,7 @@ class Assessment:
             (
                 line["step"]
                 for line in lines
-                if (line["split"], line.get("test_time_flip", False)) == this_way
+                if (line.get("split"), line.get("test_time_flip", False)) == this_way
             ),
             default=-1,
         )
@@ -166,7 +174,7 @@ class Assessment:
           TrainingError: the examples counted are not those of the split.
         """
         checkpoints.restore(self._checkpoint, path, partial=True)
-        result = self._evaluator(self._batches())
+        result = self._evaluator(self._batches)
         training.check_evaluation(result, self._count)
         derived, at_step = self._config["resolved"], checkpoints.step_of(path)
         examples_seen = at_step * self._config["settings"]["global_batch_size"]
@@ -195,7 +203,7 @@ class Assessment:
         for microbatch in range(self._config["settings"]["num_microbatches"]):
             for variable, values in self._kept_apart:
                 variable.assign(values[microbatch])
-            accuracies.append(self._evaluator(self._batches()).accuracy)
+            accuracies.append(self._evaluator(self._batches).accuracy)
         return accuracies
 
 
@@ -224,6 +232,26 @@ def report(line: Mapping, result: evaluation.Evaluation, class_names: Sequence[s
     ]
     title = f"  {'class':>{name_width}}  accuracy  predicted as:"
     return "\n".join([head, title, f"  {'':>{name_width}}            {columns}", *rows])
+
+
+def assess_newest(assess: Assessment, folder: run_folder.RunFolder) -> None:
+    """Evaluates the newest checkpoint that can be read.
+
+    One that a training deletes before it is read, or that is damaged, is passed over for the newest
+    of the others.
+
+    Raises:
+      CheckpointError: there is none.
+    """
+    passed_over: set[str] = set()
+    while paths := [p for p in checkpoints.finished(folder.checkpoints) if p not in passed_over]:
+        try:
+            assess(paths[-1])
+            return
+        except checkpoints.CheckpointError as error:
+            print(f"passed over: {error}", flush=True)
+            passed_over.add(paths[-1])
+    raise checkpoints.CheckpointError(f"{folder.checkpoints} holds no checkpoint that can be read")
 
 
 def follow(assess: Assessment, folder: run_folder.RunFolder, interval_seconds: float) -> int:

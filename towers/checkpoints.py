@@ -1,21 +1,31 @@
 """Checkpoints: the whole state of a run in TensorFlow's format, independent of towers."""
 
+import functools
+import os
 import re
+import shutil
+import time
 from pathlib import Path
 
 import keras
 import numpy as np
 import tensorflow as tf
 
-from towers import step
+from towers import noise, step
 
 PREFIX = "step"
 _STEP = re.compile(r"-\d+$")  # how a checkpoint's name ends
 _VALUE = "/.ATTRIBUTES/VARIABLE_VALUE"  # how a variable's name in a checkpoint ends
+# What TensorFlow raises for a file that is missing, damaged, or too short (IndexError).
+_UNREADABLE = (tf.errors.OpError, ValueError, RuntimeError, IndexError)
 
 
 class CheckpointError(Exception):
     """A checkpoint is missing or does not fit; the message is for the person at the keyboard."""
+
+
+class DamagedCheckpointError(CheckpointError):
+    """The files of a checkpoint are missing or not as they were written."""
 
 
 def of_state(state: step.TrainState) -> tf.train.Checkpoint:
@@ -52,37 +62,121 @@ def _raw(variables) -> list[tf.Variable]:
 
 
 class Checkpoints:
-    """The newest few checkpoints of one run, named by their step."""
+    """The newest few checkpoints of one run, named by their step.
+
+    Attributes:
+      damaged: what was wrong with each checkpoint that `restore_newest` had to pass over.
+    """
 
     def __init__(self, state: step.TrainState, folder: Path, keep: int):
-        self._manager = tf.train.CheckpointManager(
-            of_state(state), str(folder), max_to_keep=keep, checkpoint_name=PREFIX
+        self.damaged: list[str] = []
+        self._state, self._folder, self._keep = state, folder, keep
+        self._checkpoint = of_state(state)
+
+    @functools.cached_property
+    def _manager(self) -> tf.train.CheckpointManager:
+        return tf.train.CheckpointManager(
+            self._checkpoint, str(self._folder), max_to_keep=self._keep, checkpoint_name=PREFIX
         )
-        self._state = state
 
     def save(self) -> str:
-        """Saves the state as `step-<step>`; does nothing if that checkpoint is there already."""
+        """Saves the state as `step-<step>`; does nothing if that checkpoint is there already.
+
+        Raises:
+          CheckpointError: it cannot be written; those before it are as they were.
+        """
         number = int(self._state.step)
         newest = self._manager.latest_checkpoint
         if newest and step_of(newest) == number:
             return newest
-        return self._manager.save(checkpoint_number=number)
+        try:
+            return self._manager.save(checkpoint_number=number)
+        except (tf.errors.OpError, OSError) as error:
+            _remove_unfinished(self._folder)
+            raise CheckpointError(
+                f"checkpoint {self._folder}/{PREFIX}-{number} cannot be written: "
+                f"{noise.reason(error)}. {self.describe_newest()}"
+            ) from error
 
     def restore_newest(self) -> str | None:
-        """Restores the newest checkpoint into the state; None if there is none.
+        """Restores the newest checkpoint that is whole into the state; None if there is none.
 
         Raises:
-          CheckpointError: it cannot be read or does not fit the model and optimizer.
+          CheckpointError: it does not fit the model and optimizer, or every one is damaged.
         """
-        path = self._manager.latest_checkpoint
-        if path:
-            restore(self._manager.checkpoint, path, partial=False)
-        return path
+        if not self._folder.exists():
+            return None
+        _remove_unfinished(self._folder)
+        for path in reversed(by_step(self._folder).values()):
+            try:
+                restore(self._checkpoint, path, partial=False)
+            except DamagedCheckpointError as error:
+                self.damaged.append(str(error))
+            else:
+                self._record(path)
+                return path
+        if self.damaged:
+            raise CheckpointError(
+                f"every checkpoint in {self._folder} is damaged: {'; '.join(self.damaged)}; bring "
+                "a good one back, or choose another --train_dir"
+            )
+        (self._folder / "checkpoint").unlink(missing_ok=True)  # TensorFlow's list, of nothing
+        return None
+
+    def _record(self, newest: str) -> None:
+        """Writes TensorFlow's list of checkpoints as they were found.
+
+        A process that was killed may have left the list behind the files, or no list. Damaged
+        checkpoints come first, as the next to be deleted.
+        """
+        names = [Path(path).name for path in by_step(self._folder).values()]
+        later = names[names.index(Path(newest).name) + 1 :]
+        names = [*later, *names[: len(names) - len(later)]]
+        if [Path(path).name for path in _recorded(self._folder)] == names:
+            return
+        now = time.time()
+        tf.compat.v1.train.update_checkpoint_state(
+            os.path.abspath(self._folder),  # then names are kept as they are, without a folder
+            names[-1],
+            names,
+            all_model_checkpoint_timestamps=[now] * len(names),
+            last_preserved_timestamp=now - 1,
+        )
 
     def describe_newest(self) -> str:
         """A sentence for a person whose run has to stop."""
         newest = self._manager.latest_checkpoint
         return f"The last good checkpoint is {newest}." if newest else "There is no checkpoint yet."
+
+
+def _remove_unfinished(folder: Path) -> None:
+    """Removes what a save or a deletion that did not come to its end has left in `folder`."""
+    for unfinished in folder.glob(f"{PREFIX}-*_temp"):
+        shutil.rmtree(unfinished, ignore_errors=True)
+    for data in folder.glob(f"{PREFIX}-*.data-*"):
+        if not data.with_suffix(".index").exists():
+            data.unlink(missing_ok=True)
+
+
+def check_whole(path: str) -> None:
+    """Reads every value of a checkpoint, and with it the checksum that TensorFlow has for each.
+
+    Raises:
+      DamagedCheckpointError: the files are not all there, or not as they were written.
+      CheckpointError: the system does not open them, which says nothing of what is in them.
+    """
+    try:
+        for file in Path(path).parent.glob(f"{Path(path).name}.*"):
+            file.open("rb").close()
+    except OSError as error:
+        reason = error.strerror
+        raise CheckpointError(f"checkpoint {path} cannot be opened: {reason}") from error
+    try:
+        reader = tf.train.load_checkpoint(path)
+        for name in reader.get_variable_to_shape_map():
+            reader.get_tensor(name)
+    except _UNREADABLE as error:
+        raise DamagedCheckpointError(f"checkpoint {path}: {noise.reason(error)}") from error
 
 
 def restore(checkpoint: tf.train.Checkpoint, path: str, *, partial: bool) -> None:
@@ -94,8 +188,10 @@ def restore(checkpoint: tf.train.Checkpoint, path: str, *, partial: bool) -> Non
       partial: whether the file may hold more than `checkpoint` asks for.
 
     Raises:
-      CheckpointError: the file cannot be read, or lacks or has other variables.
+      DamagedCheckpointError: its files are damaged; nothing is restored.
+      CheckpointError: it lacks variables or has others, or cannot be opened.
     """
+    check_whole(path)  # by restore() itself, TensorFlow would find the damage when half is done
     try:
         status = checkpoint.restore(path)
         # Said now, for otherwise TensorFlow warns of each variable left over, even after an error.
@@ -103,15 +199,9 @@ def restore(checkpoint: tf.train.Checkpoint, path: str, *, partial: bool) -> Non
         status.assert_existing_objects_matched()
         if not partial:
             status.assert_consumed()
-    # IndexError: a file that is too short.
-    except (tf.errors.OpError, ValueError, AssertionError, IndexError) as error:
-        reason = str(error).strip().split("\n")[0]
+    except (*_UNREADABLE, AssertionError) as error:
+        reason = noise.reason(error)
         raise CheckpointError(f"checkpoint {path} cannot be restored: {reason}") from error
-
-
-def newest(folder: Path) -> str | None:
-    """The newest checkpoint's path in `folder`, or None."""
-    return tf.train.latest_checkpoint(str(folder))
 
 
 def find(folder: Path, name: str) -> str:
@@ -151,16 +241,36 @@ def read(path: str) -> dict[str, np.ndarray]:
             for name in sorted(names)
             if not name.startswith("save_counter/")
         }
-    except (tf.errors.OpError, ValueError, RuntimeError, IndexError) as error:
-        reason = str(error).strip().split("\n")[0]
-        raise CheckpointError(f"checkpoint {path} cannot be read: {reason}") from error
+    except _UNREADABLE as error:
+        raise CheckpointError(f"checkpoint {path} cannot be read: {noise.reason(error)}") from error
+
+
+def finished(folder: Path) -> list[str]:
+    """The checkpoints in `folder`, oldest first, without one that is just being written."""
+    recorded = _recorded(folder)
+    if not recorded:  # without TensorFlow's list, as in a copy of the files alone
+        return list(by_step(folder).values())
+    return sorted(recorded, key=step_of)
+
+
+def newest(folder: Path) -> str | None:
+    """The newest of `finished`, or None."""
+    return next(reversed(finished(folder)), None)
 
 
 def after(folder: Path, step: int) -> list[str]:
-    """The checkpoints in `folder` that are newer than `step`, oldest first."""
-    state = tf.train.get_checkpoint_state(str(folder))
+    """Those of `finished` that are newer than `step`."""
+    return [path for path in finished(folder) if step_of(path) > step]
+
+
+def _recorded(folder: Path) -> list[str]:
+    """What TensorFlow's list of checkpoints names, in its order; empty where there is none."""
+    try:
+        state = tf.train.get_checkpoint_state(str(folder))
+    except (tf.errors.OpError, ValueError):  # not readable, or not even text
+        return []
     paths = state.all_model_checkpoint_paths if state else []
-    return sorted((path for path in paths if step_of(path) > step), key=step_of)
+    return [path for path in paths if _STEP.search(path) and Path(path).parent == folder]
 
 
 def step_of(path: str) -> int:

@@ -26,11 +26,18 @@ def final_model(
 
     Returns:
       What `final_model.json` holds.
+
+    Raises:
+      RunFolderError: it cannot be written.
     """
     model = copy_with_weights(tower_trainer)
     partial = folder.path / "final_model.partial.keras"
-    model.save(partial)
-    os.replace(partial, folder.final_model)
+    try:
+        with run_folder.writing(folder.final_model):
+            model.save(partial)
+            os.replace(partial, folder.final_model)
+    finally:
+        partial.unlink(missing_ok=True)
     examples_seen = int(tower_trainer.state.examples_seen)
     summary = {
         "weights_sha256": trainer.sha256(variable.value for variable in model.weights),

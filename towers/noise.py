@@ -2,6 +2,7 @@
 
 import logging
 import os
+import re
 import sys
 import tempfile
 
@@ -28,8 +29,8 @@ def import_tensorflow() -> None:
         try:
             import tensorflow  # noqa: F401
 
-            # The logger of TensorFlow and TFDS; this project warns through others.
-            logging.getLogger("absl").setLevel(logging.ERROR)
+            for name in ("tensorflow", "absl"):  # of TFDS; this project warns through others
+                logging.getLogger(name).setLevel(logging.ERROR)
 
             failed = False
         finally:
@@ -38,3 +39,9 @@ def import_tensorflow() -> None:
             if failed:
                 caught.seek(0)
                 sys.stderr.write(caught.read().decode(errors="replace"))
+
+
+def reason(error: Exception) -> str:
+    """What an error of TensorFlow's says in its first line, without the operations it names."""
+    line = str(error).strip().split("\n")[0]
+    return re.sub(r"^\{\{.*?\}\} | \[Op:\w+\].*$", "", line)

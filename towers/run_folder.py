@@ -1,9 +1,14 @@
 """The files of a run: what they are called, how they are written, when a run may go on in them."""
 
+import contextlib
 import json
 import os
-from collections.abc import Mapping
+import stat
+from collections.abc import Iterator, Mapping
 from pathlib import Path
+from typing import BinaryIO
+
+_LARGEST_JSON = 2**24  # bytes; a file of settings has a few thousand
 
 
 class RunFolderError(Exception):
@@ -19,10 +24,11 @@ class RunFolder:
       checkpoints: folder of the newest few checkpoints.
       train_events, eval_events: folders of TensorBoard event files.
       final_model, final_summary: `final_model.keras`, `final_model.json`.
+      lock: `training.lock`, there while a training is at work (run_lock.py).
     """
 
     def __init__(self, path: str):
-        self.path = Path(path)
+        self.path = Path(path).expanduser()
         self.config = self.path / "config.json"
         self.metrics = self.path / "metrics.jsonl"
         self.evaluations = self.path / "eval.jsonl"
@@ -31,6 +37,7 @@ class RunFolder:
         self.eval_events = self.path / "eval"
         self.final_model = self.path / "final_model.keras"
         self.final_summary = self.path / "final_model.json"
+        self.lock = self.path / "training.lock"
 
     def read_config(self) -> dict | None:
         """The run's configuration, or None where the folder holds no run.
@@ -40,18 +47,22 @@ class RunFolder:
             files but no run.
         """
         try:
-            config = json.loads(self.config.read_text(encoding="utf-8"))
+            config = _read_json(self.config)
             if isinstance(config, dict) and {"settings", "resolved"} <= set(config):
                 return config
             raise RunFolderError(f"--train_dir={self.path}: its config.json is not that of a run")
         except FileNotFoundError:
             pass
-        except (OSError, ValueError) as error:
-            reason = error.strerror if isinstance(error, OSError) else error
+        except (OSError, ValueError, RecursionError) as error:
+            reason = getattr(error, "strerror", None) or error
             raise RunFolderError(
                 f"--train_dir={self.path}: config.json cannot be read: {reason}"
             ) from error
-        if self.path.exists() and any(self.path.iterdir()):
+        if self.path.is_symlink() and not self.path.exists():
+            raise RunFolderError(f"--train_dir={self.path}: is a symbolic link to nothing")
+        # All that a training killed in its first moments leaves.
+        begun = {self.lock.name, _partial(self.config).name}
+        if self.path.exists() and {path.name for path in self.path.iterdir()} - begun:
             raise RunFolderError(
                 f"--train_dir={self.path}: holds files but no run (no config.json); "
                 "name a run's folder, or a new one to train in"
@@ -62,7 +73,15 @@ class RunFolder:
         """What a finished run left in `final_model.json`; None where it has not finished."""
         if not (self.final_summary.exists() and self.final_model.exists()):
             return None
-        return json.loads(self.final_summary.read_text(encoding="utf-8"))
+        try:
+            summary = _read_json(self.final_summary)
+        except (OSError, ValueError, RecursionError):
+            return None  # not what a run writes; the end of a run that goes on writes it anew
+        kinds = {"step": int, "weights_sha256": str, "accuracy": (float, type(None))}
+        whole = isinstance(summary, dict) and all(
+            isinstance(summary.get(name), kind) for name, kind in kinds.items()
+        )
+        return summary if whole else None
 
     def create(self, config: Mapping) -> None:
         """Makes the folder, if needed, and writes `config.json`.
@@ -70,13 +89,9 @@ class RunFolder:
         Raises:
           RunFolderError: it cannot be written.
         """
-        try:
+        with writing(f"--train_dir={self.path}"):
             self.path.mkdir(parents=True, exist_ok=True)
-            write_json(self.config, config)
-        except OSError as error:
-            raise RunFolderError(
-                f"--train_dir={self.path}: cannot be written: {error.strerror}"
-            ) from error
+        write_json(self.config, config)
 
     def drop_metrics_after(self, step: int) -> list[dict]:
         """Removes lines of `metrics.jsonl` that a continued run will write again.
@@ -116,29 +131,93 @@ def _as_flag(value) -> str:
     return ",".join(map(str, value)) if isinstance(value, (list, tuple)) else str(value)
 
 
+def _read_json(path: Path):
+    """What a small JSON file holds; a pipe or a device is not waited for.
+
+    Raises:
+      OSError, ValueError, RecursionError: there is none.
+    """
+    status = path.stat()
+    if not stat.S_ISREG(status.st_mode) or status.st_size > _LARGEST_JSON:
+        raise ValueError("it is no regular file of a few kilobytes")
+    return json.loads(path.read_text(encoding="utf-8"))
+
+
 def write_json(path: Path, content: Mapping) -> None:
-    """Writes `content` whole or not at all."""
+    """Writes `content` whole or not at all.
+
+    Raises:
+      RunFolderError: it cannot be written.
+    """
     _replace(path, json.dumps(content, indent=2) + "\n")
 
 
 def append_line(path: Path, content: Mapping) -> None:
-    """Adds one JSON object as a line."""
-    with open(path, "a", encoding="utf-8") as file:
-        file.write(json.dumps(content) + "\n")
+    """Adds one JSON object as a line, behind the last whole line.
+
+    Raises:
+      RunFolderError: it cannot be written.
+    """
+    with writing(path), open(path, "ab+") as file:
+        _drop_torn_line(file)
+        file.write((json.dumps(content) + "\n").encode())
+
+
+@contextlib.contextmanager
+def writing(what: Path | str) -> Iterator[None]:
+    """Turns what the system says of a file or folder that cannot be written into one line.
+
+    Raises:
+      RunFolderError: it was said while this was entered.
+    """
+    try:
+        yield
+    except OSError as error:
+        raise RunFolderError(f"{what}: cannot be written: {error.strerror or error}") from error
+
+
+def _drop_torn_line(file: BinaryIO) -> None:
+    """Cuts off what a process that was killed, or a full disk, has left of a last line."""
+    size = file.seek(0, os.SEEK_END)
+    if size == 0:
+        return
+    file.seek(size - 1)
+    if file.read(1) != b"\n":
+        file.seek(0)
+        file.truncate(file.read().rfind(b"\n") + 1)
 
 
 def read_lines(path: Path) -> list[dict]:
-    """The JSON objects of a `.jsonl` file; a torn last line is left out."""
+    """The JSON objects of a `.jsonl` file; a torn last line is left out.
+
+    Raises:
+      RunFolderError: another line is none.
+    """
+    *whole, _ = path.read_bytes().split(b"\n")  # the last one is empty, or torn
     lines = []
-    for line in path.read_text(encoding="utf-8").splitlines():
+    for number, text in enumerate(whole, start=1):
         try:
-            lines.append(json.loads(line))
-        except ValueError:
-            break
+            line = json.loads(text)
+        except (ValueError, RecursionError):
+            line = None
+        if not (isinstance(line, dict) and isinstance(line.get("step"), int)):
+            raise RunFolderError(
+                f"{path}: line {number} is not one that a run writes; mend the file, or bring back "
+                "a copy of it"
+            )
+        lines.append(line)
     return lines
 
 
 def _replace(path: Path, text: str) -> None:
-    partial = path.with_name(path.name + ".partial")
-    partial.write_text(text, encoding="utf-8")
-    os.replace(partial, path)
+    partial = _partial(path)
+    with writing(path):
+        with open(partial, "w", encoding="utf-8") as file:
+            file.write(text)
+            file.flush()
+            os.fsync(file.fileno())  # else, after a power cut, the name may stand for an empty file
+        os.replace(partial, path)
+
+
+def _partial(path: Path) -> Path:
+    return path.with_name(path.name + ".partial")

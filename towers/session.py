@@ -29,6 +29,7 @@ from towers import (
 )
 
 CPU_MICROBATCHES = 4
+IMAGES_TO_ADAPT_TO = 5000  # for a network that looks at some before its first step
 
 
 def start_runtime(intra_op_threads: int, deterministic: bool) -> None:
@@ -72,7 +73,10 @@ def resolved(
 
     Raises:
       SettingsError: sizes that do not divide.
+      RunFolderError: `earlier` is no configuration of a run.
     """
+    if earlier is not None:
+        check_config(earlier, chosen.train_dir)
     network, num_towers = models.NETWORKS[chosen.model], chosen.num_towers or max(1, num_gpus)
     num_microbatches, kept = chosen.num_microbatches, ""
     if not num_microbatches and earlier is None:
@@ -163,8 +167,8 @@ def plan(
     )
     if chosen.profile_steps and chosen.profile_steps[1] > last_step:
         raise settings.SettingsError(
-            f"--profile_steps={chosen.profile_steps[0]},{chosen.profile_steps[1]}: must end by "
-            f"the last step, {last_step}"
+            f"--profile_steps={settings.shown(chosen.profile_steps)}: must end by the last step, "
+            f"{last_step}"
         )
     return training.Plan(
         last_step=last_step,
@@ -224,6 +228,59 @@ def _git_revision() -> str | None:
     except (OSError, subprocess.TimeoutExpired):
         return None
     return done.stdout.strip() or None
+
+
+# What a run that goes on, or an evaluation, reads of a config.json.
+_READ_OF_SETTINGS = (
+    "dataset",
+    "data_dir",
+    "model",
+    "global_batch_size",
+    "num_microbatches",
+    "train_epochs",
+    "learning_rate_schedule",
+    "batch_norm_statistics",
+    "moving_average_decay",
+    "compute_dtype",
+    "seed",
+)
+_READ_OF_RESOLVED = {
+    "examples_per_epoch": int,
+    "last_step": int,
+    "class_names": tuple[str, ...],
+    "image_shape": tuple[int, ...],
+    "preprocessing": str,
+    "data_sha256": str,
+}
+
+
+def check_config(config: Mapping, train_dir: str | Path) -> None:
+    """Checks what was read from a `config.json`, which anyone may have edited.
+
+    Raises:
+      RunFolderError: names the first value that is missing, or that no run has.
+    """
+    chosen, derived = config["settings"], config["resolved"]
+    try:
+        if not (isinstance(chosen, dict) and isinstance(derived, dict)):
+            raise ValueError("settings and resolved have to be objects")
+        if missing := [name for name in _READ_OF_SETTINGS if name not in chosen]:
+            raise ValueError(f"{missing[0]} is missing")
+        for name in settings.names():
+            if name in chosen:  # an older run may lack one
+                settings.check_value(name, chosen[name])
+        trainer.check_sizes(chosen["global_batch_size"], chosen["num_microbatches"], num_towers=1)
+        for name, of_type in _READ_OF_RESOLVED.items():
+            if not settings.is_of(derived.get(name), of_type):
+                raise ValueError(f"{name}={settings.shown(derived.get(name))}")
+        if derived["examples_per_epoch"] < 1:
+            raise ValueError(f"examples_per_epoch={derived['examples_per_epoch']}")
+        if derived["preprocessing"] not in {net.preprocessing for net in models.NETWORKS.values()}:
+            raise ValueError(f"preprocessing={settings.shown(derived['preprocessing'])}")
+    except ValueError as error:
+        raise run_folder.RunFolderError(
+            f"--train_dir={train_dir}: its config.json is not that of a run: {error}"
+        ) from error
 
 
 def check_same_run(earlier: Mapping, config: Mapping) -> None:
@@ -330,10 +387,20 @@ def train(run: training.Run, config: Mapping) -> int:
     """Trains or continues a run and says how it ended; returns the exit code.
 
     Raises:
-      RunFolderError: the folder cannot be written.
-      CheckpointError: the newest checkpoint cannot be restored.
-      TrainingError: the loss or the weights are not finite, or the run is past its end already.
+      RunFolderError: another training is at work in the folder, it cannot be written, or it was
+        taken away.
+      CheckpointError: no checkpoint can be restored, or one cannot be written.
+      TrainingError: a loss, a gradient or a weight is not finite, or the run is past its end.
     """
+    with run.lock.held():
+        began = run.folder.read_config()
+        if began is not None:  # perhaps only since this process first looked
+            check_config(began, run.folder.path)
+            check_same_run(began, config)
+        return _train_alone(run, config)
+
+
+def _train_alone(run: training.Run, config: Mapping) -> int:
     folder, last_step = run.folder, run.plan.last_step
     finished = folder.read_final_summary()
     if finished and finished["step"] >= last_step:
@@ -341,6 +408,8 @@ def train(run: training.Run, config: Mapping) -> int:
         _say_finished(folder, finished)
         return 0
     at_step = run.restore()
+    for damage in run.damaged_checkpoints:
+        print(f"passed over: {damage}", flush=True)
     if at_step > last_step:
         raise training.TrainingError(
             f"the run is at step {at_step}, past the end that was asked for, step {last_step}; "

@@ -7,6 +7,10 @@ the value and what is allowed.
 import dataclasses
 import itertools
 import math
+import re
+import reprlib
+import types
+import typing
 
 from towers import batch_norm, gradients, losses, models, optimizers, schedules
 
@@ -61,16 +65,8 @@ class TrainSettings:
     recipe: str
 
     def __post_init__(self):
-        for name, (holds, allowed) in _RANGES.items():
-            value = getattr(self, name)
-            if value is not None and not holds(value):
-                raise SettingsError(f"--{name}={value}: must be {allowed}")
-            if not _is_finite(value):
-                raise SettingsError(f"--{name}={value}: must be finite")
-        for name, choices in _CHOICES.items():
-            value = getattr(self, name)
-            if value is not None and value not in choices:
-                raise SettingsError(f"--{name}={value}: must be one of {', '.join(choices)}")
+        for name in names():
+            check_value(name, getattr(self, name))
         self._check_schedule()
         self._check_optimizer()
         self._check_profile()
@@ -83,13 +79,13 @@ class TrainSettings:
             )
         if kind != "piecewise" and self.decay_epochs:
             raise SettingsError(
-                f"--decay_epochs={_joined(self.decay_epochs)}: only for "
+                f"--decay_epochs={shown(self.decay_epochs)}: only for "
                 f"--learning_rate_schedule=piecewise, and it is {kind}"
             )
         increasing = all(a < b for a, b in itertools.pairwise(self.decay_epochs))
         if not increasing or any(not 0 < epoch < math.inf for epoch in self.decay_epochs):
             raise SettingsError(
-                f"--decay_epochs={_joined(self.decay_epochs)}: must be above 0 and increase"
+                f"--decay_epochs={shown(self.decay_epochs)}: must be above 0 and increase"
             )
         if kind in ("cosine", "linear") and self.warmup_epochs >= self.train_epochs:
             raise SettingsError(
@@ -113,7 +109,7 @@ class TrainSettings:
         steps = self.profile_steps
         if steps is not None and not (len(steps) == 2 and 0 < steps[0] <= steps[1]):
             raise SettingsError(
-                f"--profile_steps={_joined(self.profile_steps)}: must be two steps A,B with "
+                f"--profile_steps={shown(self.profile_steps)}: must be two steps A,B with "
                 "0 < A <= B"
             )
 
@@ -121,6 +117,65 @@ class TrainSettings:
 def names() -> list[str]:
     """The names of all settings, which are those of the flags."""
     return [field.name for field in dataclasses.fields(TrainSettings)]
+
+
+def check_value(name: str, value: object) -> None:
+    """Checks one setting by itself, wherever it was read.
+
+    Raises:
+      SettingsError: it is not of the setting's type, out of its range, or none of its choices.
+    """
+    of_type, choices = _TYPES[name], _CHOICES.get(name)
+    holds, allowed = _RANGES.get(name, (None, ""))
+    problem = ""
+    if not is_of(value, of_type):
+        problem = f"must be of type {getattr(of_type, '__name__', of_type)}"
+    elif value is None:
+        pass
+    elif holds and not holds(value):
+        problem = f"must be {allowed}"
+    elif choices and value not in choices:
+        problem = f"must be one of {', '.join(choices)}"
+    elif is_of(0.5, of_type) and not abs(value) <= _LARGEST_FLOAT32:
+        problem = "must be finite, in float32"
+    if problem:
+        raise SettingsError(f"--{name}={shown(value)}: {problem}")
+    if isinstance(value, str):
+        check_text(name, value)
+
+
+def check_text(name: str, text: str) -> None:
+    """Checks that terminals, logs and TensorFlow can show a name, and the system take it.
+
+    Raises:
+      SettingsError: it is too long, or holds a control character or half of a surrogate pair.
+    """
+    if not _TEXT.fullmatch(text):
+        raise SettingsError(
+            f"--{name}={shown(text)}: must be text of at most 4096 characters, without control "
+            "characters"
+        )
+
+
+def is_of(value: object, of_type) -> bool:
+    """Whether a value, perhaps read from JSON, is of an annotated type."""
+    if isinstance(of_type, types.UnionType):
+        return any(is_of(value, one) for one in typing.get_args(of_type))
+    if typing.get_origin(of_type) is tuple:  # a list in JSON
+        item = typing.get_args(of_type)[0]
+        return isinstance(value, (tuple, list)) and all(is_of(one, item) for one in value)
+    if isinstance(value, bool):
+        return of_type is bool
+    return isinstance(value, (int, float) if of_type is float else of_type)
+
+
+def shown(value: object) -> str:
+    """A value as a flag has it, for a message; without its middle where it is long."""
+    if isinstance(value, (tuple, list)):
+        text = ",".join(f"{one:g}" if isinstance(one, float) else str(one) for one in value)
+    else:
+        text = str(value)
+    return text if len(text) <= 60 and text.isprintable() else reprlib.repr(text)
 
 
 def numbers(name: str, texts: list[str] | None, of_type: type) -> tuple | None:
@@ -133,48 +188,48 @@ def numbers(name: str, texts: list[str] | None, of_type: type) -> tuple | None:
         return None if texts is None else tuple(of_type(text) for text in texts)
     except ValueError as error:
         raise SettingsError(
-            f"--{name}={','.join(texts)}: must be numbers separated by commas"
+            f"--{name}={shown(texts)}: must be numbers separated by commas"
         ) from error
 
 
-def _is_finite(value) -> bool:
-    return not isinstance(value, float) or math.isfinite(value)
+_TYPES = {field.name: field.type for field in dataclasses.fields(TrainSettings)}
 
-
-def _joined(values) -> str:
-    return ",".join(f"{value:g}" for value in values)
-
+_TEXT = re.compile(r"[^\x00-\x1f\x7f-\x9f\ud800-\udfff]{0,4096}")
+_LARGEST_FLOAT32 = (2 - 2**-23) * 2.0**127
 
 _AT_LEAST_1 = (lambda value: value >= 1, "at least 1")
 _AT_LEAST_0 = (lambda value: value >= 0, "at least 0")
 _ABOVE_0 = (lambda value: value > 0, "above 0")
+_PARTS = (lambda value: 1 <= value <= 1024, "at least 1 and at most 1024")
+_BATCH = (lambda value: 1 <= value <= 2**20, "at least 1 and at most 1048576")
 _SHARE = (lambda value: 0 <= value < 1, "at least 0 and below 1")
 
 _RANGES = {
     "train_dir": (bool, "a folder"),
-    "num_towers": _AT_LEAST_1,
-    "global_batch_size": _AT_LEAST_1,
-    "num_microbatches": _AT_LEAST_0,
-    "train_epochs": _ABOVE_0,
+    "num_towers": _PARTS,
+    "global_batch_size": _BATCH,
+    "num_microbatches": (lambda value: 0 <= value <= 1024, "at least 0 and at most 1024"),
+    # Epochs are taken to the millionth; and positions in the data have to fit 64 bits.
+    "train_epochs": (lambda value: 1e-6 <= value <= 1e9, "at least 0.000001 and at most 1e9"),
     "max_steps": _AT_LEAST_1,
     "learning_rate": _ABOVE_0,
-    "epochs_per_decay": _ABOVE_0,
+    "epochs_per_decay": (lambda value: value >= 1e-6, "at least 0.000001"),
     "decay_factor": (lambda value: 0 < value <= 1, "above 0 and at most 1"),
     "warmup_epochs": _AT_LEAST_0,
-    "base_batch_size": _AT_LEAST_1,
+    "base_batch_size": _BATCH,
     "momentum": _SHARE,
     "weight_decay": _AT_LEAST_0,
     "clip_norm": _AT_LEAST_0,
     "label_smoothing": _SHARE,
     "moving_average_decay": _SHARE,
-    "intra_op_threads": (lambda value: 1 <= value <= 1024, "at least 1 and at most 1024"),
+    "intra_op_threads": _PARTS,
     "seed": (lambda value: 0 <= value < 2**31, "at least 0 and below 2147483648"),
     "log_every_steps": _AT_LEAST_1,
     "summary_every_steps": _AT_LEAST_0,
     "verify_every_steps": _AT_LEAST_0,
     "checkpoint_every_steps": _AT_LEAST_1,
     "checkpoints_to_keep": _AT_LEAST_1,
-    "eval_every_epochs": _AT_LEAST_0,
+    "eval_every_epochs": (lambda value: value == 0 or value >= 1e-6, "0, or at least 0.000001"),
 }
 
 _CHOICES = {

@@ -3,7 +3,8 @@
     split_batch -> tower_0 ... tower_{k-1} -> average_gradients -> apply -> moving_averages
 
 The loop over towers below runs while the graph is built, once. The graph it leaves has k towers
-that depend on nothing but their own inputs, and TensorFlow runs them side by side.
+that depend on nothing but their own inputs, and TensorFlow runs them side by side. Nothing is
+updated before every loss and every reduced gradient is known to be finite.
 """
 
 import dataclasses
@@ -13,7 +14,7 @@ from typing import NamedTuple
 import keras
 import tensorflow as tf
 
-from towers import batch_norm, devices, gradients, moving_averages, tower
+from towers import batch_norm, devices, gradients, moving_averages, not_finite, tower
 
 
 @dataclasses.dataclass(frozen=True)
@@ -132,6 +133,9 @@ def train_step(
       labels: integer [global_batch_size].
       learning_rate: float32 [], of this update; None leaves it to the optimizer.
       sample_weight: float32 [global_batch_size], at least 0; None weighs all examples the same.
+
+    Raises:
+      InvalidArgumentError: as it runs, from `not_finite.check`; the state is then as it was.
     """
     state = program.state
     results = run_towers(program, images, labels, sample_weight)
@@ -145,21 +149,27 @@ def train_step(
             )
             # Before the update, which may change the loss scale.
             shown = _unscaled(state.optimizer, reduced)
-        with tf.name_scope("apply"):
-            if learning_rate is not None:
-                state.optimizer.learning_rate.assign(learning_rate)
-            state.optimizer.apply(reduced, state.model.trainable_variables)
-        with tf.name_scope("batch_norm_statistics"):
-            _assign_model_state(program, results)
-        if state.averages:
-            with tf.name_scope("moving_averages"):
-                new_weights = [weight.value for weight in state.model.trainable_variables]
-                moving_averages.update(
-                    state.averages, new_weights, program.moving_average_decay, state.step
-                )
-        with tf.name_scope("count"):
-            state.step.assign_add(1)
-            state.examples_seen.assign_add(images.shape[0])
+            all_finite = not_finite.check(
+                results,
+                reduced,
+                loss_scaling=_loss_scale(state.optimizer) is not None,
+            )
+        with tf.control_dependencies([all_finite]):
+            with tf.name_scope("apply"):
+                if learning_rate is not None:
+                    state.optimizer.learning_rate.assign(learning_rate)
+                state.optimizer.apply(reduced, state.model.trainable_variables)
+            with tf.name_scope("batch_norm_statistics"):
+                _assign_model_state(program, results)
+            if state.averages:
+                with tf.name_scope("moving_averages"):
+                    new_weights = [weight.value for weight in state.model.trainable_variables]
+                    moving_averages.update(
+                        state.averages, new_weights, program.moving_average_decay, state.step
+                    )
+            with tf.name_scope("count"):
+                state.step.assign_add(1)
+                state.examples_seen.assign_add(images.shape[0])
         with tf.name_scope("result"):
             return _result(results, shown)
 

@@ -7,16 +7,27 @@ the graph is then the same whatever is watched, and its picture keeps the towers
 import contextlib
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from pathlib import Path
 
 import keras
 import numpy as np
 import tensorflow as tf
 from tensorboard.plugins.hparams import api as hparams
 
-from towers import evaluation, figures, gradients, run_folder, step
+from towers import evaluation, figures, gradients, noise, run_folder, step
 
 MAX_IMAGES = 8
+
+# Errors of a full disk, a lost or a read-only folder; others are not about files.
+_NOT_WRITTEN = (
+    tf.errors.FailedPreconditionError,
+    tf.errors.NotFoundError,
+    tf.errors.OutOfRangeError,
+    tf.errors.PermissionDeniedError,
+    tf.errors.ResourceExhaustedError,
+    tf.errors.UnknownError,
+)
 
 # The settings by which runs are compared. HParams shows the first five in alphabetical order, the
 # others at a click; the table of all settings is on the text page.
@@ -46,20 +57,25 @@ class Summaries:
     quantity so that their curves overlay."""
 
     def __init__(self, folder: run_folder.RunFolder):
+        """Makes the files.
+
+        Raises:
+          RunFolderError: they cannot be written; from every method.
+        """
         self._folder = folder
-        self._train = tf.summary.create_file_writer(str(folder.train_events))
-        self._eval = tf.summary.create_file_writer(str(folder.eval_events))
+        self._train = file_writer(folder.train_events)
+        self._eval = file_writer(folder.eval_events)
 
     def start(self, config: Mapping, graph: tf.Graph) -> None:
         """Writes the settings as text and HParams, and the graph of the step."""
         settings = config["settings"]
-        with self._train.as_default(step=0):
+        with _events(self._train, 0):
             tf.summary.text("settings", _markdown_table(settings))
             tf.summary.text("resolved", _markdown_table(config["resolved"]))
             tf.summary.graph(_as_picture(graph))
         # HParams finds the metrics of a session in the session's own run alone, whether --logdir
         # is this run or the folder of many: a group of metrics beside it is not found in the first.
-        with self._eval.as_default(step=0):
+        with _events(self._eval, 0):
             values = {name: _as_hparam(settings[name]) for name in COMPARED if name in settings}
             hparams.hparams_config(
                 hparams=[hparams.HParam(name) for name in values],
@@ -86,17 +102,17 @@ class Summaries:
           num_towers: the spread is over the means of the towers.
           divergence: from `batch_norm.divergence`, or empty.
         """
-        with self._train.as_default(step=metrics["step"]):
+        with _events(self._train, metrics["step"]):
             for term, values in losses.items():
-                tf.summary.scalar(f"loss/{term}", values.mean(dtype=np.float64))
+                _scalar(f"loss/{term}", values.mean(dtype=np.float64))
             per_tower = losses["total"].reshape(num_towers, -1).mean(axis=1)  # [num_towers]
-            tf.summary.scalar("towers/loss_spread", per_tower.max() - per_tower.min())
+            _scalar("towers/loss_spread", per_tower.max() - per_tower.min())
             for name in ("accuracy", "learning_rate", "epoch", "examples_per_second"):
-                tf.summary.scalar(name, metrics[name])
+                _scalar(name, metrics[name])
             for layer, of_layer in divergence.items():
                 for name, value in of_layer.items():
                     # TensorBoard cuts titles short before the last slash.
-                    tf.summary.scalar(f"batch_norm_divergence/{layer}_{name}", value)
+                    _scalar(f"batch_norm_divergence/{layer}_{name}", value)
 
     def histograms(
         self,
@@ -107,16 +123,16 @@ class Summaries:
         at_step: int,
     ) -> None:
         """Writes weights, gradients, activations with their sparsity, and augmented images."""
-        with self._train.as_default(step=at_step):
+        with _events(self._train, at_step):
             for weight, gradient in zip(model.trainable_variables, result.gradients, strict=True):
                 tf.summary.histogram(f"weights/{weight.path}", weight.value)
                 if gradient is not None:
                     dense = tf.convert_to_tensor(gradient)
                     tf.summary.histogram(f"gradients/{weight.path}", dense)
-            tf.summary.scalar("gradient_norm", gradients.global_norm(result.gradients))
+            _scalar("gradient_norm", gradients.global_norm(result.gradients))
             for layer, values in activations.items():
                 tf.summary.histogram(f"activations/{layer}", tf.cast(values, tf.float32))
-                tf.summary.scalar(f"sparsity/{layer}", tf.nn.zero_fraction(values))
+                _scalar(f"sparsity/{layer}", tf.nn.zero_fraction(values))
             if images.shape.rank == 4 and images.shape[-1] in (1, 3):
                 shown = figures.stretched(images[:MAX_IMAGES].numpy())
                 tf.summary.image("augmented_images", shown, max_outputs=MAX_IMAGES)
@@ -129,24 +145,62 @@ class Summaries:
 
     def flush(self) -> None:
         """Writes out what is buffered."""
-        self._train.flush()
-        self._eval.flush()
+        with _on_disk():
+            self._train.flush()
+            self._eval.flush()
+
+
+def file_writer(folder: Path) -> tf.summary.SummaryWriter:
+    """A writer of event files in `folder`, which is made where there is none.
+
+    Raises:
+      RunFolderError: they cannot be written.
+    """
+    with _on_disk():
+        return tf.summary.create_file_writer(str(folder))
+
+
+@contextlib.contextmanager
+def _events(writer: tf.summary.SummaryWriter, at_step: int) -> Iterator[None]:
+    with _on_disk(), writer.as_default(step=tf.constant(np.int64(at_step))):
+        yield
+
+
+def _scalar(tag: str, value) -> None:
+    # As an array, and the step above as well: of Python numbers TensorFlow 2.21 keeps every one
+    # (tensorflow#68196).
+    tf.summary.scalar(tag, np.asarray(value, np.float32))
+
+
+@contextlib.contextmanager
+def _on_disk() -> Iterator[None]:
+    """Turns what TensorFlow says of files that cannot be written into a RunFolderError."""
+    try:
+        yield
+    except _NOT_WRITTEN as error:
+        raise run_folder.RunFolderError(
+            f"TensorBoard's files cannot be written: {noise.reason(error)}"
+        ) from error
 
 
 def write_evaluation(
     writer, result: evaluation.Evaluation, class_names: tuple[str, ...], at_step: int
 ) -> None:
-    """Writes one evaluation to an event file writer."""
-    with writer.as_default(step=at_step):
-        tf.summary.scalar("loss/cross_entropy", result.loss)
-        tf.summary.scalar("accuracy", result.accuracy)
-        tf.summary.scalar("top5_accuracy", result.top5_accuracy)
+    """Writes one evaluation to a `file_writer`.
+
+    Raises:
+      RunFolderError: it cannot be written.
+    """
+    with _events(writer, at_step):
+        _scalar("loss/cross_entropy", result.loss)
+        _scalar("accuracy", result.accuracy)
+        _scalar("top5_accuracy", result.top5_accuracy)
         for name, value in zip(class_names, result.per_class_accuracy(), strict=True):
             if not np.isnan(value):
-                tf.summary.scalar(f"accuracy_per_class/{name}", value)
+                _scalar(f"accuracy_per_class/{name}", value)
         picture = figures.confusion_matrix(result.confusion, class_names)
         tf.summary.image("confusion_matrix", picture[None])
-    writer.flush()
+        writer.flush()
 
 
 @contextlib.contextmanager

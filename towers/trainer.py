@@ -1,5 +1,6 @@
 """Trains any Keras model on towers: the package's front door for programs."""
 
+import functools
 import hashlib
 import itertools
 from collections.abc import Callable, Iterable, Mapping
@@ -8,7 +9,16 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from towers import batch_norm, devices, evaluation, gradients, losses, step, tower
+from towers import (
+    batch_norm,
+    devices,
+    evaluation,
+    gradients,
+    losses,
+    not_finite,
+    step,
+    tower,
+)
 
 
 class Trainer:
@@ -109,7 +119,7 @@ class Trainer:
             self.num_microbatches,
         )
 
-    def _build_step(self, images, labels, learning_rate, sample_weight=None) -> step.StepResult:
+    def _build_step(self, learning_rate, images, labels, sample_weight=None) -> step.StepResult:
         return step.train_step(self._program, images, labels, learning_rate, sample_weight)
 
     def train_step(
@@ -127,6 +137,7 @@ class Trainer:
         Raises:
           ValueError: the batch is not full, for an uneven share would weigh examples unequally; or
             a weight is missing, negative or not finite.
+          NotFiniteError: a loss or a gradient is not finite; nothing was updated.
         """
         images, labels = tf.convert_to_tensor(images), tf.convert_to_tensor(labels)
         if images.shape[0] != self.global_batch_size:
@@ -136,7 +147,7 @@ class Trainer:
                 "sample_weight 0"
             )
         if sample_weight is None:
-            return self._train_step(images, labels, self._rate_of_next_step())
+            return self._update(images, labels)
         weight = np.asarray(sample_weight, np.float32)
         if weight.shape != (self.global_batch_size,):
             raise ValueError(
@@ -145,14 +156,30 @@ class Trainer:
             )
         if not (np.isfinite(weight).all() and (weight >= 0).all()):
             raise ValueError("sample_weight: every weight must be finite and at least 0")
-        rate = self._rate_of_next_step()
-        return self._train_step(images, labels, rate, tf.convert_to_tensor(weight))
+        return self._update(images, labels, tf.convert_to_tensor(weight))
+
+    def _update(self, *batch: tf.Tensor) -> step.StepResult:
+        try:
+            return self._train_step(self._rate_of_next_step(), *batch)
+        except tf.errors.InvalidArgumentError as error:
+            if not not_finite.is_from_check(error):
+                raise
+        # Nothing was updated: the towers can be run again, to look at them one by one.
+        look = tf.function(functools.partial(step.run_towers, self._program), autograph=False)
+        tower_index, what = not_finite.find(
+            look(*batch),
+            self.state.model.trainable_variables,
+            loss_scaling=isinstance(self.state.optimizer, keras.optimizers.LossScaleOptimizer),
+        )
+        raise not_finite.NotFiniteError(int(self.state.step) + 1, tower_index, what)
 
     def _rate_of_next_step(self) -> tf.Tensor | None:
         if self.learning_rate is None:
             return None
-        rate = self.learning_rate(int(self.state.examples_seen))
-        return tf.constant(rate, dtype=tf.float32)
+        # Not as a Python number: TensorFlow 2.21 keeps each one it makes a tensor of, for ever
+        # (tensorflow#68196), and a rate that falls with every step would be a leak.
+        rate = np.float32(self.learning_rate(int(self.state.examples_seen)))
+        return tf.constant(rate)
 
     def fit(self, batches: Iterable, steps: int | None = None) -> list[float]:
         """Trains on batches; stops after `steps`, or with the last batch.
@@ -204,7 +231,7 @@ class Trainer:
     def step_graph(self, images: tf.Tensor, labels: tf.Tensor) -> tf.Graph:
         """The graph of the training step, for TensorBoard."""
         concrete = self._train_step.get_concrete_function(
-            tf.convert_to_tensor(images), tf.convert_to_tensor(labels), self._rate_of_next_step()
+            self._rate_of_next_step(), tf.convert_to_tensor(images), tf.convert_to_tensor(labels)
         )
         return concrete.graph
 

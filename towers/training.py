@@ -14,7 +14,9 @@ from towers import (
     evaluation,
     export,
     interrupts,
+    not_finite,
     run_folder,
+    run_lock,
     schedules,
     step,
     summaries,
@@ -57,16 +59,17 @@ class Plan:
 
 @dataclasses.dataclass(frozen=True)
 class Data:
-    """Where batches come from; each call starts anew.
+    """Where batches come from.
 
     Attributes:
       training: (first_step, last_step) to the batches (images, labels) of those steps.
-      evaluation: () to batches (images, labels, mask) that hold each test example once.
+      evaluation: batches (images, labels, mask) that hold each test example once, whenever they are
+        iterated over.
       evaluation_count: examples in the split that `evaluation` reads.
     """
 
     training: Callable[[int, int], Iterable]
-    evaluation: Callable[[], Iterable]
+    evaluation: Iterable
     evaluation_count: int
 
 
@@ -97,7 +100,7 @@ def last_step(
 
 
 class Run:
-    """One training run in its folder."""
+    """One training run in its folder; `lock` is to be held while it restores and trains."""
 
     def __init__(
         self,
@@ -110,6 +113,7 @@ class Run:
         self.folder = folder
         self.plan = plan
         self.data = data
+        self.lock = run_lock.RunLock(folder)
         self._checkpoints = checkpoints.Checkpoints(
             tower_trainer.state, folder.checkpoints, plan.checkpoints_to_keep
         )
@@ -118,12 +122,18 @@ class Run:
         self._evaluated_steps: set[int] = set()  # with a line in metrics.jsonl
         self._hashed_steps: set[int] = set()  # likewise
 
+    @property
+    def damaged_checkpoints(self) -> list[str]:
+        """What was wrong with each checkpoint that `restore` has passed over."""
+        return self._checkpoints.damaged
+
     def restore(self) -> int:
-        """Goes back to the newest checkpoint, if there is one; the step the run stands at.
+        """Goes back to the newest checkpoint that is whole; the step the run stands at.
 
         Raises:
-          CheckpointError: the checkpoint cannot be restored, or there is none although the run
-            has come further than to its first.
+          CheckpointError: no checkpoint can be restored, or there is none although the run has
+            come further than to its first.
+          RunFolderError: `metrics.jsonl` is damaged.
         """
         restored = self._checkpoints.restore_newest()
         if restored is None:
@@ -178,15 +188,14 @@ class Run:
                 self._profile(at_step, first_step, profile)
                 activations = self.trainer.activations(images) if shows else {}
 
-            result = self.trainer.train_step(images, labels)
+            try:
+                result = self.trainer.train_step(images, labels)
+            except not_finite.NotFiniteError as error:
+                raise self._cannot_go_on(f"{error}, and the step was not applied") from error
             progress.advance()
 
-            saves = _is_multiple(at_step, plan.checkpoint_every_steps) or asked.received
-            logs = _is_multiple(at_step, plan.log_every_steps) or at_step in (1, plan.last_step)
-            if logs or saves:
-                losses = self._finite_losses(result, at_step)
-            if logs:
-                self._log(losses, result, at_step, clock, progress)
+            if _is_multiple(at_step, plan.log_every_steps) or at_step in (1, plan.last_step):
+                self._log(result, at_step, clock, progress)
             with clock.paused():
                 if _is_multiple(at_step, plan.verify_every_steps) or (
                     plan.verify_every_steps and at_step == plan.last_step
@@ -200,7 +209,7 @@ class Run:
                     profile.close()
                 if asked.received:
                     return  # train() saves
-                if saves:
+                if _is_multiple(at_step, plan.checkpoint_every_steps):
                     self._save()
                 if at_step < plan.last_step and self._evaluation_is_due(at_step):
                     self._evaluate(progress)
@@ -223,6 +232,7 @@ class Run:
 
     def _verify(self) -> None:
         """Writes the hash of the state, by which two runs are compared step by step."""
+        self.lock.check_held()
         state, parts = self.trainer.state, self.trainer.parts_sha256()
         line = {
             "step": int(state.step),
@@ -232,34 +242,31 @@ class Run:
         }
         run_folder.append_line(self.folder.metrics, line)
 
-    def _finite_losses(self, result: step.StepResult, at_step: int) -> dict[str, np.ndarray]:
-        """The step's loss terms, each [num_microbatches]; asked for before every checkpoint."""
-        losses = {term: values.numpy() for term, values in result.losses.items()}
-        wrong = [term for term, values in losses.items() if not np.isfinite(values).all()]
-        if wrong:
-            raise self._not_finite(f"step {at_step}: the loss", wrong)
-        return losses
-
     def _save(self) -> None:
-        """Saves a checkpoint, unless the last update made weights that no run could go on from.
+        """Saves a checkpoint, unless an update made weights that no run could go on from.
 
-        The loss of a step is that before its update, so it may be finite all the same.
+        Finite gradients do so where the rate is too high for the range of float32.
         """
+        self.lock.check_held()
         state = self.trainer.state
         variables = [*state.model.variables, *state.optimizer.variables]
         wrong = [v.path for v in variables if not np.isfinite(v.value.numpy()).all()]
         if wrong:
-            raise self._not_finite(f"step {int(state.step)}: what the update left", wrong)
+            raise self._cannot_go_on(
+                f"step {int(state.step)}: what the update left is not finite ({', '.join(wrong)})"
+            )
         self._checkpoints.save()
 
-    def _not_finite(self, what: str, wrong: list[str]) -> TrainingError:
+    def _cannot_go_on(self, what: str) -> TrainingError:
         return TrainingError(
-            f"{what} is not finite ({', '.join(wrong)}); a lower --learning_rate or a --clip_norm "
-            "may help. " + self._checkpoints.describe_newest()
+            f"{what}; a lower --learning_rate, a --clip_norm or a wider --compute_dtype may help. "
+            + self._checkpoints.describe_newest()
         )
 
-    def _log(self, losses, result: step.StepResult, at_step, clock: "_Clock", progress) -> None:
+    def _log(self, result: step.StepResult, at_step, clock: "_Clock", progress) -> None:
+        self.lock.check_held()
         step_seconds = clock.seconds_per_step(at_step)
+        losses = {term: values.numpy() for term, values in result.losses.items()}
         metrics = self._metrics(losses, result, at_step, step_seconds)
         divergence = self.trainer.batch_norm_divergence()
         if divergence:
@@ -295,8 +302,9 @@ class Run:
         return every > 0 and at_step * batch // every > before * batch // every
 
     def _evaluate(self, progress) -> None:
+        self.lock.check_held()
         at_step = int(self.trainer.state.step)
-        result = self.trainer.evaluate(self.data.evaluation())
+        result = self.trainer.evaluate(self.data.evaluation)
         check_evaluation(result, self.data.evaluation_count)
         examples_seen = int(self.trainer.state.examples_seen)
         epoch = examples_seen / self.plan.examples_per_epoch

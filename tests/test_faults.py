@@ -1,0 +1,369 @@
+"""Faults done for real: processes that are killed, files that are torn, disks that are full.
+
+After each of them the same command ends with the weights of a run that nothing happened to.
+docs/reliability.md has the figures.
+"""
+
+import contextlib
+import json
+import os
+import re
+import resource
+import shutil
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import scripts
+
+from benchmarks import kills
+from towers import checkpoints
+
+pytestmark = pytest.mark.usefixtures("cache")
+
+SIX_STEPS = (
+    "--max_steps=6",
+    "--checkpoint_every_steps=2",
+    "--eval_every_epochs=0.0096",  # 2 steps of 24
+    "--momentum=0.9",
+    "--summary_every_steps=3",
+)
+ENDLESS = ("--max_steps=50000", "--checkpoint_every_steps=5")
+
+
+@pytest.fixture(scope="module")
+def untouched(tmp_path_factory, cache):
+    """Six steps that nothing happened to."""
+    folder = tmp_path_factory.mktemp("untouched") / "run"
+    done = scripts.train(folder, *SIX_STEPS)
+    assert done.returncode == 0, done.stderr
+    return folder
+
+
+@pytest.fixture(scope="module")
+def after_four_steps(tmp_path_factory, cache):
+    """The same run, stopped after four of its steps."""
+    folder = tmp_path_factory.mktemp("after_four_steps") / "run"
+    done = scripts.train(folder, *SIX_STEPS, "--max_steps=4")
+    assert done.returncode == 0, done.stderr
+    return folder
+
+
+@pytest.fixture
+def stopped(after_four_steps, tmp_path) -> Path:
+    """A copy of it, to be damaged."""
+    return Path(shutil.copytree(after_four_steps, tmp_path / "run"))
+
+
+def refused(done, code: int = 1) -> str:
+    """The one line of a start that ended in an error."""
+    assert done.returncode == code
+    assert done.stderr.count("\n") == 1, done.stderr
+    return done.stderr
+
+
+def files_of(folder: Path) -> set[str]:
+    """Names of the files of a run; event files without the time in their names."""
+    names = (str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file())
+    return {re.sub(r"tfevents\..*", "tfevents", name) for name in names}
+
+
+@pytest.mark.whole_program
+def test_killed_twenty_times_a_run_ends_as_if_it_had_not_been(tmp_path):
+    """While it starts, trains, writes a checkpoint, evaluates, exports; restarted each time."""
+    folder, alone = tmp_path / "killed", tmp_path / "alone"
+    done = kills.torment(folder, 20, seed=0)
+    kills.Life(alone).end()
+    assert len(done) == 20
+    assert {kill.moment for kill in done} == {*kills.MOMENTS, "export"}
+    for kill in done:
+        assert kill.went_on_from == kill.checkpoint
+        assert kill.after_step - kill.checkpoint <= kills.CHECKPOINT_EVERY
+    scripts.assert_same_run(folder, alone)
+    assert scripts.evaluation_lines(folder) == scripts.evaluation_lines(alone)
+    assert files_of(folder) == files_of(alone)
+    # Stopped or not, so many checkpoints are kept.
+    assert list(checkpoints.by_step(folder / "checkpoints")) == [480, 490, 500]
+
+
+class TestTornFiles:
+    @pytest.mark.whole_program
+    def test_tensorflows_own_list_may_be_torn_too(self, stopped, untouched, command):
+        """In a process, whose stderr TensorFlow would write its view of it to."""
+        (stopped / "checkpoints" / "checkpoint").write_text("model_checkpoint_path: abc all_mo")
+        (stopped / "checkpoints" / "step-4.index").write_bytes(b"")
+        done = command("train.py", *scripts.small_run(stopped), *SIX_STEPS)
+        assert (done.returncode, done.stderr) == (0, "")
+        assert "\ncontinuing at step 2\n" in done.stdout
+        scripts.assert_same_run(stopped, untouched)
+
+    def test_a_damaged_checkpoint_is_named_and_the_one_before_it_used(self, stopped, untouched):
+        data = stopped / "checkpoints" / "step-4.data-00000-of-00001"
+        content = bytearray(data.read_bytes())
+        content[len(content) // 2] ^= 1
+        data.write_bytes(content)
+        done = scripts.train(stopped, *SIX_STEPS)
+        assert (done.returncode, done.stderr) == (0, "")
+        said = rf"\npassed over: checkpoint {stopped}/checkpoints/step-4: .*\n"
+        assert re.search(said + "continuing at step 2\n", done.stdout)
+        scripts.assert_same_run(stopped, untouched)
+        assert scripts.evaluation_lines(stopped) == scripts.evaluation_lines(untouched)
+
+    def test_with_none_left_the_run_stops_and_nothing_is_changed(self, stopped):
+        for path in (stopped / "checkpoints").glob("*.index"):
+            path.write_bytes(b"")
+        (stopped / "final_model.json").unlink()
+        before = scripts.contents(stopped)
+        line = refused(scripts.train(stopped, *SIX_STEPS))
+        assert f"every checkpoint in {stopped}/checkpoints is damaged: " in line
+        assert "step-4" in line and "step-2" in line
+        assert "bring a good one back, or choose another --train_dir" in line
+        assert scripts.contents(stopped) == before
+
+    def test_eval_takes_the_one_before_it_too(self, stopped):
+        (stopped / "checkpoints" / "step-4.data-00000-of-00001").write_bytes(b"")
+        done = scripts.run("eval", f"--train_dir={stopped}")
+        assert (done.returncode, done.stderr) == (0, "")
+        assert done.stdout.startswith(f"passed over: checkpoint {stopped}/checkpoints/step-4: ")
+        assert [line["step"] for line in scripts.lines_of(stopped / "eval.jsonl")] == [2]
+        named = scripts.run("eval", f"--train_dir={stopped}", "--checkpoint=4")
+        assert f"checkpoint {stopped}/checkpoints/step-4: " in refused(named)
+
+    def test_eval_with_none_left_says_so(self, stopped):
+        for path in (stopped / "checkpoints").glob("*.index"):
+            path.write_bytes(b"")
+        line = refused(scripts.run("eval", f"--train_dir={stopped}"))
+        assert f"{stopped}/checkpoints holds no checkpoint that can be read" in line
+        assert not (stopped / "eval.jsonl").exists()
+
+    def test_eval_whose_checkpoint_is_deleted_under_it_takes_the_next(self, stopped, monkeypatch):
+        """As by a training that goes on: step 4 goes when eval.py has chosen it, step 6 comes."""
+        original, restored = checkpoints.restore, []
+
+        def restore(checkpoint, path, *, partial):
+            restored.append(Path(path).name)
+            if len(restored) == 1:
+                monkeypatch.setattr(checkpoints, "restore", original)
+                assert scripts.train(stopped, *SIX_STEPS, "--checkpoints_to_keep=1").returncode == 0
+                monkeypatch.setattr(checkpoints, "restore", restore)
+            original(checkpoint, path, partial=partial)
+
+        monkeypatch.setattr(checkpoints, "restore", restore)
+        done = scripts.run("eval", f"--train_dir={stopped}")
+        assert (done.returncode, done.stderr) == (0, "")
+        assert restored == ["step-4", "step-6"]
+        assert [line["step"] for line in scripts.lines_of(stopped / "eval.jsonl")] == [6]
+
+    def test_a_damaged_line_stops_the_run_and_nothing_is_changed(self, stopped):
+        metrics = stopped / "metrics.jsonl"
+        first, *others = metrics.read_bytes().split(b"\n")
+        metrics.write_bytes(b"\n".join([first[:20], *others]))
+        (stopped / "final_model.json").unlink()
+        before = scripts.contents(stopped)
+        assert f"{metrics}: line 1 is not one that a run writes" in refused(
+            scripts.train(stopped, *SIX_STEPS)
+        )
+        assert scripts.contents(stopped) == before
+
+    @pytest.mark.parametrize("text", ["", "{", "[]", '{"step": 4}'])
+    def test_a_damaged_summary_is_made_again(self, stopped, untouched, text):
+        (stopped / "final_model.json").write_text(text)
+        assert scripts.train(stopped, *SIX_STEPS).returncode == 0
+        scripts.assert_same_run(stopped, untouched)
+
+
+class TestTwoAtOnce:
+    @pytest.mark.whole_program
+    def test_the_second_is_refused_and_the_first_goes_on(self, tmp_path, cache_home):
+        folder = tmp_path / "run"
+        process = scripts.start(cache_home, "train", *scripts.small_run(folder), *ENDLESS)
+        scripts.wait_for_line(process, "step 6/")
+        config = (folder / "config.json").read_bytes()
+        line = refused(scripts.train(folder, *ENDLESS))
+        assert f"--train_dir={folder}: process {process.pid} on " in line
+        assert (folder / "config.json").read_bytes() == config
+        scripts.wait_for_line(process, "step ")
+        # An evaluation is none, and comes and goes.
+        assert scripts.run("eval", f"--train_dir={folder}").returncode == 0
+        process.send_signal(signal.SIGTERM)
+        stdout, stderr = process.communicate(timeout=60)
+        assert (process.returncode, stderr) == (143, "")
+        assert "checkpoint saved" in stdout.splitlines()[-1]
+        assert not (folder / "training.lock").exists()
+
+    def test_one_that_began_while_the_other_read_its_data_is_found_out(self, tmp_path, monkeypatch):
+        """Both find an empty folder; the settings are looked at again under the lock."""
+        from input_pipeline import datasets
+
+        original = datasets.load
+
+        def load(*arguments):
+            monkeypatch.setattr(datasets, "load", original)
+            assert scripts.train(tmp_path / "run", "--seed=1").returncode == 0
+            return original(*arguments)
+
+        monkeypatch.setattr(datasets, "load", load)
+        line = refused(scripts.train(tmp_path / "run", "--seed=2"))
+        assert "holds a run with other settings: --seed=2 (the run has 1)" in line
+        config = json.loads((tmp_path / "run" / "config.json").read_text())
+        assert config["settings"]["seed"] == 1
+
+
+@contextlib.contextmanager
+def limit(kind: int, value: int):
+    """A limit of the system's on this process."""
+    before = resource.getrlimit(kind)
+    resource.setrlimit(kind, (value, before[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(kind, before)
+
+
+class TestAFullDisk:
+    @pytest.mark.parametrize(
+        ("file_bytes", "named"),
+        [
+            (100, "config.json: cannot be written: File too large"),
+            (100_000, "TensorBoard's files cannot be written: .* File too large"),
+            (5_000_000, "checkpoints/step-2 cannot be written: .*There is no checkpoint yet."),
+        ],
+    )
+    def test_is_said_in_one_line_and_the_run_goes_on_later(
+        self, untouched, tmp_path, file_bytes, named
+    ):
+        """The system's own limit on the size of a file stands for the disk."""
+        folder = tmp_path / "run"
+        with limit(resource.RLIMIT_FSIZE, file_bytes):
+            line = refused(scripts.train(folder, *SIX_STEPS))
+        assert re.search(named, line)
+        assert not list(folder.rglob("*temp*"))
+        assert scripts.train(folder, *SIX_STEPS).returncode == 0
+        scripts.assert_same_run(folder, untouched)
+
+    @pytest.mark.parametrize("kilobytes", [8, 40, 10_000, 30_000])
+    def test_that_is_real_loses_nothing_that_was_written(
+        self, untouched, tmp_path, disk, kilobytes
+    ):
+        """Full at TensorBoard's files, at the first line, the first checkpoint, the third."""
+        folder = disk(kilobytes) / "run"
+        line = refused(scripts.train(folder, *SIX_STEPS))
+        assert "No space left on device" in line
+        assert str(folder) in line
+        kept = checkpoints.by_step(folder / "checkpoints")
+        assert list(kept) == ([2, 4] if kilobytes == 30_000 else [])
+        disk(200_000)
+        done = scripts.train(folder, *SIX_STEPS)
+        assert (done.returncode, done.stderr) == (0, "")
+        assert ("continuing at step 4" in done.stdout) == bool(kept)
+        scripts.assert_same_run(folder, untouched)
+
+
+@pytest.fixture
+def disk(tmp_path):
+    """A disk of its own in memory: `disk(kilobytes)` mounts it, or gives it another size."""
+    place = tmp_path / "disk"
+
+    def of_size(kilobytes: int) -> Path:
+        size = f"size={kilobytes}k"
+        if place.exists():
+            mount("-o", f"remount,{size}", place)
+        else:
+            place.mkdir()
+            mount("-t", "tmpfs", "-o", size, "tmpfs", place)
+        return place
+
+    yield of_size
+    if place.is_mount():
+        subprocess.run(["umount", "--lazy", str(place)], check=True)
+
+
+def mount(*arguments) -> None:
+    """Runs `mount`; where that is not allowed, the test is skipped."""
+    done = subprocess.run(["mount", *map(str, arguments)], capture_output=True, text=True)
+    if done.returncode:
+        pytest.skip(f"needs the right to mount: {done.stderr.strip()}")
+
+
+@pytest.fixture
+def read_only(tmp_path):
+    """Makes a folder one that nobody can write to, root included."""
+    frozen = []
+
+    def freeze(folder: Path) -> None:
+        if os.geteuid():
+            folder.chmod(0o555)
+        else:
+            mount("--bind", folder, folder)
+            frozen.append(folder)
+            mount("-o", "remount,bind,ro", folder)
+
+    yield freeze
+    for folder in frozen:
+        subprocess.run(["umount", "--lazy", str(folder)], check=True)
+
+
+class TestAFolderThatCannotBeUsed:
+    def test_one_that_is_read_only_is_refused_and_left_as_it_is(self, stopped, read_only):
+        read_only(stopped)
+        before = scripts.contents(stopped)
+        assert f"--train_dir={stopped}: cannot be written: " in refused(
+            scripts.train(stopped, *SIX_STEPS)
+        )
+        line = refused(scripts.run("eval", f"--train_dir={stopped}"))
+        assert "cannot be written" in line
+        assert scripts.contents(stopped) == before
+
+    @pytest.mark.whole_program
+    def test_one_that_is_moved_away_ends_the_run_and_is_not_made_again(self, tmp_path, cache_home):
+        folder, elsewhere = tmp_path / "run", tmp_path / "elsewhere"
+        process = scripts.start(cache_home, "train", *scripts.small_run(folder), *ENDLESS)
+        scripts.wait_for_line(process, "step 6/")
+        shutil.move(folder, elsewhere)
+        _, stderr = process.communicate(timeout=60)
+        assert process.returncode == 1
+        assert stderr == (
+            f"train.py: error: --train_dir={folder}: was removed, moved or replaced while the run "
+            "was at work in it; nothing more is written there\n"
+        )
+        assert not folder.exists()
+        newest = max(checkpoints.by_step(elsewhere / "checkpoints"))
+        done = scripts.train(elsewhere, *ENDLESS, f"--max_steps={newest + 1}")
+        assert (done.returncode, done.stderr) == (0, "")
+        assert f"\ncontinuing at step {newest}\n" in done.stdout
+
+
+@pytest.mark.whole_program
+@pytest.mark.parametrize("number", [6, 7])
+def test_too_few_file_handles_are_said_in_one_line(untouched, tmp_path, command, number):
+    """Enough for Python, and not for TensorFlow's modules; enough for them, and not to export."""
+    folder = tmp_path / "run"
+    arguments = [*scripts.small_run(folder), *SIX_STEPS]
+
+    def few_handles():
+        resource.setrlimit(resource.RLIMIT_NOFILE, (number, number))
+
+    line = refused(command("train.py", *arguments, preexec_fn=few_handles))
+    assert line.startswith("train.py: error: ")
+    assert "Too many open files" in line
+    assert not (folder / "final_model.keras").exists()
+    assert scripts.train(folder, *SIX_STEPS).returncode == 0
+    scripts.assert_same_run(folder, untouched)
+
+
+@pytest.mark.whole_program
+def test_in_twenty_thousand_steps_nothing_grows(tmp_path):
+    """Slopes of memory measured so far: docs/reliability.md."""
+    figures = tmp_path / "figures.jsonl"
+    done = subprocess.run(
+        [sys.executable, "-m", "benchmarks.long_run", "--steps=20000", f"--output={figures}"],
+        cwd=scripts.ROOT, capture_output=True, text=True, timeout=600,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    [row] = scripts.lines_of(figures)
+    assert row["megabytes_per_10000_steps"] < 5
+    assert row["files_at_end"] == row["files_after_warm_up"]
+    assert row["checkpoints"] == 3
+    assert row["events"] == 20_000 // 20 + 1  # and step 1

@@ -1,0 +1,96 @@
+"""Losses and gradients that are not finite: found before they are applied, and named."""
+
+from collections.abc import Sequence
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+from towers import gradients, tower
+
+_MARK = "a loss or a gradient is not finite"  # tells the error of `check` from TensorFlow's own
+
+
+class NotFiniteError(ArithmeticError):
+    """A loss or a gradient of a step is not finite; the step was not applied.
+
+    Attributes:
+      step: the step that would have been made.
+      tower: the first tower that has it; None where each tower's own values are finite, and their
+        sum is not.
+      what: the terms of the loss, or the weights whose gradient it is.
+    """
+
+    def __init__(self, step: int, tower: int | None, what: str):
+        where = "all towers together" if tower is None else f"tower {tower}"
+        super().__init__(f"step {step}, {where}: {what} is not finite")
+        self.step, self.tower, self.what = step, tower, what
+
+
+def check(
+    results: Sequence[tower.TowerResult],
+    reduced: Sequence[gradients.Gradient],
+    *,
+    loss_scaling: bool,
+) -> tf.Operation:
+    """An operation that fails where a loss or a reduced gradient is not finite.
+
+    Args:
+      results: of every tower.
+      reduced: one gradient per weight.
+      loss_scaling: gradients may then overflow, for which the optimizer skips the update and lowers
+        the scale; losses may not.
+    """
+    looked_at = [result.losses["total"] for result in results]
+    if not loss_scaling:
+        looked_at += [_values(gradient) for gradient in reduced if gradient is not None]
+    # TensorFlow's check_numerics takes ten times as long on a CPU (docs/reliability.md).
+    finite = [tf.reduce_all(tf.math.is_finite(values)) for values in looked_at]
+    return tf.raw_ops.Assert(condition=tf.reduce_all(finite), data=[_MARK])
+
+
+def is_from_check(error: tf.errors.InvalidArgumentError) -> bool:
+    """Whether the error that a step ended with is that of `check`."""
+    return _MARK in error.message
+
+
+def find(
+    results: Sequence[tower.TowerResult], weights: Sequence[keras.Variable], *, loss_scaling: bool
+) -> tuple[int | None, str]:
+    """The first tower with a loss that is not finite, or else with such a gradient.
+
+    Args:
+      results: of every tower, for the batch and the weights with which a step failed.
+      weights: the model's.
+      loss_scaling: as for `check`.
+
+    Returns:
+      The tower, or None if no tower's own values show it, and what is not finite.
+    """
+    for index, result in enumerate(results):
+        terms = [term for term, values in result.losses.items() if not _is_finite(values)]
+        if terms:
+            parts = [term for term in terms if term != "total"] or terms
+            return index, f"the loss ({_few(parts)})"
+    for index, result in enumerate(() if loss_scaling else results):
+        paths = [
+            weight.path
+            for weight, gradient in zip(weights, result.sum_gradients, strict=True)
+            if gradient is not None and not _is_finite(_values(gradient))
+        ]
+        if paths:
+            return index, f"the gradient of {_few(paths)}"
+    return None, "the reduced gradient"
+
+
+def _values(gradient: tf.Tensor | tf.IndexedSlices) -> tf.Tensor:
+    return gradient.values if isinstance(gradient, tf.IndexedSlices) else gradient
+
+
+def _is_finite(values: tf.Tensor) -> bool:
+    return bool(np.isfinite(values.numpy()).all())
+
+
+def _few(names: Sequence[str]) -> str:
+    more = f" and {len(names) - 3} more" if len(names) > 3 else ""
+    return f"{', '.join(names[:3])}{more}"
