@@ -1,15 +1,22 @@
-"""Parses the flags of train.py and eval.py; a wrong one is one line on stderr and exit code 2.
+"""What train.py and eval.py do before TensorFlow: they parse flags and ask for file handles.
+
+A wrong flag is one line on stderr and exit code 2.
 
 It stands beside the scripts and imports neither package: a slip of the finger is answered without
 waiting for TensorFlow.
 """
 
+import contextlib
 import difflib
+import errno
 import os
 import reprlib
+import resource
 import sys
 
 from absl import flags
+
+OPEN_FILES = 64  # enough for all that a run opens at a time
 
 
 def parse(argv, values=flags.FLAGS):
@@ -70,3 +77,32 @@ def _shown(text):
 
 def _one_line(error):
     return " ".join(str(error).removeprefix("ERROR:: ").split())[:300]
+
+
+def provide_open_files():
+    """Sees to it that the process may open OPEN_FILES files; with fewer, TensorFlow aborts.
+
+    Raises:
+      OSError: the system allows fewer.
+    """
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft == resource.RLIM_INFINITY or soft >= OPEN_FILES:
+        return
+    with contextlib.suppress(ValueError, OSError):
+        resource.setrlimit(resource.RLIMIT_NOFILE, (OPEN_FILES, hard))
+        return
+    raise OSError(
+        errno.EMFILE,
+        f"this process may open {soft} files at a time, and {OPEN_FILES} are needed (ulimit -n)",
+    )
+
+
+def output_is_gone():
+    """Ends the output where its reader has gone, as that of `train.py | head` has.
+
+    Returns:
+      The exit code, as the shell has it for SIGPIPE.
+    """
+    # Else Python complains when it flushes at its end.
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    return 141

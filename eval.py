@@ -35,11 +35,14 @@ flags.DEFINE_float("eval_interval_seconds", 10.0, "Time between two looks for a 
 def main(argv):
     """Evaluates, and returns the exit code."""
     try:
+        command_line.provide_open_files()
         return run_or_explain(argv)
     except KeyboardInterrupt:
         print("stopped")
         return 130
-    except OSError as error:
+    except BrokenPipeError:
+        return command_line.output_is_gone()
+    except OSError as error:  # such as a full disk
         print(f"eval.py: error: {error}", file=sys.stderr)
         return 1
 

@@ -184,15 +184,14 @@ def main(argv):
     # Until the training takes its signals over, and saves a checkpoint first.
     signal.signal(signal.SIGTERM, lambda number, _: sys.exit(stopped_at_once(number)))
     try:
+        command_line.provide_open_files()
         return run_or_explain(argv)
     except KeyboardInterrupt:
         return stopped_at_once(signal.SIGINT)
-    except OSError as error:  # a full disk, a reader that has gone
+    except BrokenPipeError:
+        return command_line.output_is_gone()
+    except OSError as error:  # such as a full disk
         print(f"train.py: error: {error}", file=sys.stderr)
-        return 1
-    except MemoryError:
-        print("train.py: error: not enough memory; a lower --global_batch_size, or on GPUs more "
-              "--num_microbatches, needs less", file=sys.stderr)  # fmt: skip
         return 1
 
 

@@ -8,6 +8,7 @@ compared with one that was left alone.
 """
 
 import argparse
+import contextlib
 import dataclasses
 import os
 import random
@@ -81,20 +82,32 @@ def torment(folder: Path, number: int, seed: int) -> list[Kill]:
     draw, exports = random.Random(seed), number // 5
     moments = [MOMENTS[index % len(MOMENTS)] for index in range(number - exports)]
     draw.shuffle(moments)
+    moments += ["export"] * exports
     kills: list[Kill] = []
-    for moment in [*moments, *["export"] * exports, None]:
+    while True:
         life = Life(folder)
-        if moment is not None:
-            life.come_to(moment, draw)
+        if len(kills) < number:
+            life.come_to(moments[len(kills)], draw)
             life.process.kill()
         life.end()
         for kill in kills:
             if kill.went_on_from is None:  # or the next start was killed before it came to say
                 kill.went_on_from = life.began_at
         if life.process.returncode == -signal.SIGKILL:
-            newest = max(checkpoints.by_step(folder / "checkpoints"), default=0)
-            kills.append(Kill(moment, life.last_step, newest))
-    return kills
+            kills.append(Kill(moments[len(kills)], life.last_step, newest_whole(folder)))
+        elif len(kills) == number:
+            return kills
+        else:  # the moment was missed and the run has ended: it is to export again
+            (folder / "final_model.json").unlink()
+
+
+def newest_whole(folder: Path) -> int:
+    """The step of the newest checkpoint that can be read; 0 where there is none."""
+    for step, path in reversed(checkpoints.by_step(folder / "checkpoints").items()):
+        with contextlib.suppress(checkpoints.CheckpointError):
+            checkpoints.check_whole(path)
+            return step
+    return 0
 
 
 class Life:

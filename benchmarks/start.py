@@ -8,7 +8,6 @@ and the input pipeline alone. The data are decoded and cached before.
 """
 
 import argparse
-import os
 import statistics
 import subprocess
 import sys
@@ -118,15 +117,15 @@ def whole_run(options: argparse.Namespace, compute_dtype: str) -> tuple[float, f
             [sys.executable, "train.py", *arguments],
             stdout=subprocess.PIPE, text=True,
         )  # fmt: skip
-        first_step = None
+        first_step = peak = None
         for line in process.stdout:
+            peak = turns.peak_megabytes(process.pid) or peak
             if first_step is None and line.startswith("step 1/"):
                 first_step = time.perf_counter() - begun
-        _, status, usage = os.wait4(process.pid, 0)
-        code = os.waitstatus_to_exitcode(status)
+        code = process.wait()
         if code or first_step is None:
             raise SystemExit(f"train.py {' '.join(arguments)} ended with exit code {code}")
-    return first_step, usage.ru_maxrss / 1024
+    return first_step, peak
 
 
 def as_row(row: dict) -> str:

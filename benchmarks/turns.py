@@ -58,12 +58,7 @@ class Worker:
 
     def peak_megabytes(self) -> float | None:
         """The most memory that the process has had resident; None where there is no /proc."""
-        path = Path(f"/proc/{self._process.pid}/status")
-        if not path.exists():
-            return None
-        status = path.read_text()
-        (line,) = [line for line in status.splitlines() if line.startswith("VmHWM")]
-        return int(line.split()[1]) / 1024
+        return peak_megabytes(self._process.pid)
 
     def end(self) -> None:
         """Lets the process go."""
@@ -77,6 +72,18 @@ class Worker:
             said = "\n".join(self._log.read_text(errors="replace").splitlines()[-15:])
             raise SystemExit(f"{self._name} has ended; its last words:\n{said}")
         return json.loads(line)
+
+
+def peak_megabytes(pid: int) -> float | None:
+    """The most memory that a process has had resident; None where it or /proc is not there.
+
+    `wait4` would say that of the process that started it, where that was more.
+    """
+    path = Path(f"/proc/{pid}/status")
+    if not path.exists():
+        return None
+    lines = [line for line in path.read_text().splitlines() if line.startswith("VmHWM")]
+    return int(lines[0].split()[1]) / 1024 if lines else None
 
 
 class Measured(NamedTuple):

@@ -123,7 +123,8 @@ def _load(path: pathlib.Path) -> Entry | None:
 def _read(path: pathlib.Path) -> Entry:
     """Reads an entry, sizes first: they show a truncated file before NumPy meets it.
 
-    The fingerprint shows every other damage, for a tenth of a second where the images are CIFAR-10.
+    The fingerprint shows every other damage to the arrays, for a tenth of a second where they are
+    CIFAR-10's.
     """
     try:
         meta = json.loads((path / "meta.json").read_text(encoding="utf-8"))

@@ -308,12 +308,25 @@ class TestWhatAKillLeaves:
         (tmp_path / "step-4_temp").mkdir()
         (tmp_path / "step-4_temp" / "part-00000-of-00001.data-00000-of-00001").write_bytes(b"half")
         (tmp_path / DATA.format(4)).write_bytes(b"no index yet")
+        (tmp_path / "checkpoint.tmp0123").write_text("half of a list")
         (tmp_path / "notes.txt").write_text("mine")
+        (tmp_path / "step-best.data-00000-of-00001").write_bytes(b"mine")
         before = {path.name for path in tmp_path.iterdir()}
         checkpoints.Checkpoints(new_state(), tmp_path, keep=5).restore_newest()
         assert before - {path.name for path in tmp_path.iterdir()} == {
-            "step-4_temp", DATA.format(4)
+            "step-4_temp", "checkpoint.tmp0123", DATA.format(4)
         }  # fmt: skip
+
+    def test_data_without_an_index_is_not_removed_where_nothing_else_is_left(self, tmp_path):
+        """As in a copy that has come half of its way."""
+        for at_step in (2, 4):
+            save(new_state(), tmp_path, at_step)
+            remove(tmp_path / INDEX.format(at_step))
+        (tmp_path / "step-best.data-00000-of-00001").write_bytes(b"mine")
+        before = {path.name for path in tmp_path.iterdir()}
+        with pytest.raises(checkpoints.CheckpointError, match="step-2.* has no .index; .*step-4"):
+            checkpoints.Checkpoints(new_state(), tmp_path, keep=5).restore_newest()
+        assert {path.name for path in tmp_path.iterdir()} == before
 
     def test_a_checkpoint_that_is_not_in_the_list_yet_is_used_and_counted(self, tmp_path):
         for at_step in (2, 4):

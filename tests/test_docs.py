@@ -13,6 +13,8 @@ from benchmarks import (
     batch_norm,
     fast,
     growth,
+    kills,
+    long_run,
     operations,
     start,
     step_time,
@@ -97,6 +99,8 @@ def measured(name: str) -> list[dict]:
         ("speed.md", "start", start, 7),
         ("fast.md", "time_to_accuracy", time_to_accuracy, 33),
         ("fast.md", "fast", fast, 4),
+        ("reliability.md", "kills", kills, 20),
+        ("reliability.md", "long_run", long_run, 2),
     ],
 )
 def test_tables_are_what_was_measured(page, name, benchmark, rows):

@@ -93,8 +93,22 @@ def test_a_sum_that_overflows_is_that_of_all_towers():
     images = toys.column(2.5e38, 2.5e38)
     with pytest.raises(towers.NotFiniteError) as caught:
         made.train_step(images, toys.labels_for(images))
-    assert str(caught.value) == ("step 1, all towers together: the reduced gradient is not finite")
+    assert str(caught.value) == (
+        "step 1, all towers together: the reduced gradient, or its norm, is not finite"
+    )
     assert caught.value.tower is None
+
+
+def test_a_norm_that_overflows_is_not_clipped_to_nothing():
+    """Keras would scale by 1 / inf, and make NaN of it."""
+    made = toys.trainer(
+        toys.linear(0.0), keras.optimizers.SGD(0.1, global_clipnorm=1.0), global_batch_size=1,
+        loss_fn=toys.output_itself,
+    )  # fmt: skip
+    images = toys.column(1e25)
+    with pytest.raises(towers.NotFiniteError, match="all towers together: .*, or its norm, is not"):
+        made.train_step(images, toys.labels_for(images))
+    assert made.state.model.trainable_variables[0].numpy() == 0
 
 
 def test_batch_norm_and_kept_apart_statistics_stay_as_they_were():
@@ -140,6 +154,20 @@ class TestLossScaling:
         for weight, then in zip(made.state.model.trainable_variables, weights, strict=True):
             np.testing.assert_array_equal(weight.numpy(), then)
         assert float(made.state.optimizer.dynamic_scale) == 2.0**39
+
+    def test_a_gradient_that_no_scale_makes_finite_stops_the_run(self):
+        optimizer = keras.optimizers.LossScaleOptimizer(
+            keras.optimizers.SGD(0.1), initial_scale=4.0
+        )
+        made = toys.trainer(
+            toys.linear(1.0), optimizer, global_batch_size=1, loss_fn=root_of_output
+        )
+        images = toys.column(0.0)
+        for _ in range(2):  # 4 and 2 are halved
+            made.train_step(images, toys.labels_for(images))
+        with pytest.raises(towers.NotFiniteError, match="step 3, tower 0: the gradient of"):
+            made.train_step(images, toys.labels_for(images))
+        assert made.state.model.trainable_variables[0].numpy() == 1
 
     def test_a_loss_that_is_not_finite_is_not(self):
         made = self.scaled()

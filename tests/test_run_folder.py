@@ -113,6 +113,14 @@ def test_what_a_training_killed_in_its_first_moments_leaves_is_no_other_persons(
         folder.read_config()
 
 
+def test_a_link_in_the_place_of_a_partial_file_is_not_followed(tmp_path):
+    (tmp_path / "precious").write_text("years of work")
+    (tmp_path / "config.json.partial").symlink_to(tmp_path / "precious")
+    run_folder.write_json(tmp_path / "config.json", {"a": 1})
+    assert (tmp_path / "precious").read_text() == "years of work"
+    assert json.loads((tmp_path / "config.json").read_text()) == {"a": 1}
+
+
 @pytest.mark.parametrize("kind", ["pipe", "huge"])
 def test_what_is_no_small_file_is_not_read(folder, kind):
     folder.path.mkdir(parents=True)
@@ -137,6 +145,7 @@ def test_a_link_to_nothing_is_said(tmp_path):
 def test_a_home_folder_is_understood(tmp_path, monkeypatch):
     monkeypatch.setenv("HOME", str(tmp_path))
     assert run_folder.RunFolder("~/run").path == tmp_path / "run"
+    assert str(run_folder.RunFolder("~nobody-of-this-name/run").path) == "~nobody-of-this-name/run"
 
 
 class TestLines:
@@ -148,7 +157,7 @@ class TestLines:
             file.write('{"step": 3, "lo')
         assert run_folder.read_lines(path) == [{"step": 1}, {"step": 2}]
 
-    @pytest.mark.parametrize("torn", ['{"step": 3, "lo', '{"step": 3}', "\xff", "\n\n{"])
+    @pytest.mark.parametrize("torn", ['{"step": 3, "lo', "[3]", "3", "\xff", "\n\n{"])
     def test_a_line_is_added_behind_the_last_whole_one(self, tmp_path, torn):
         path = tmp_path / "metrics.jsonl"
         run_folder.append_line(path, {"step": 1})
@@ -156,6 +165,13 @@ class TestLines:
             file.write(torn.strip("\n").encode("latin-1"))
         run_folder.append_line(path, {"step": 2})
         assert path.read_text() == '{"step": 1}\n{"step": 2}\n'
+
+    def test_a_last_line_that_lacks_its_end_alone_is_kept(self, tmp_path):
+        path = tmp_path / "eval.jsonl"
+        path.write_text('{"step": 1}\n{"step": 2}')
+        assert run_folder.read_lines(path) == [{"step": 1}, {"step": 2}]
+        run_folder.append_line(path, {"step": 3})
+        assert path.read_text() == '{"step": 1}\n{"step": 2}\n{"step": 3}\n'
 
     def test_a_first_line_that_is_torn_is_dropped(self, tmp_path):
         path = tmp_path / "metrics.jsonl"

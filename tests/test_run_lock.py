@@ -3,7 +3,6 @@
 import json
 import os
 import shutil
-import signal
 import subprocess
 import sys
 
@@ -34,8 +33,17 @@ def test_is_there_while_it_is_held_and_says_by_whom(folder):
     assert list(folder.path.iterdir()) == []
 
 
-def test_a_second_one_is_refused_until_the_first_is_dead(folder):
-    process = subprocess.Popen([sys.executable, "-c", HOLD, folder.path], stdout=subprocess.PIPE)
+@pytest.fixture
+def process(folder):
+    """Another process that holds the lock."""
+    with subprocess.Popen(
+        [sys.executable, "-c", HOLD, folder.path], stdout=subprocess.PIPE
+    ) as process:
+        yield process
+        process.kill()
+
+
+def test_a_second_one_is_refused_until_the_first_is_dead(folder, process):
     assert process.stdout.readline() == b"held\n"
     before = folder.lock.read_bytes()
     message = rf"--train_dir={folder.path}: process {process.pid} on .*, is training in it; wait"
@@ -43,7 +51,7 @@ def test_a_second_one_is_refused_until_the_first_is_dead(folder):
         with pytest.raises(run_folder.RunFolderError, match=message):
             attempt()
     assert folder.lock.read_bytes() == before
-    process.send_signal(signal.SIGKILL)
+    process.kill()
     process.communicate()
     assert folder.lock.exists()
     with run_lock.RunLock(folder).held():
@@ -55,7 +63,7 @@ def test_a_second_one_is_refused_until_the_first_is_dead(folder):
 def test_a_holder_that_has_not_said_who_it_is_holds_it_all_the_same(folder, said):
     with run_lock.RunLock(folder).held():
         folder.lock.write_bytes(said)
-        with pytest.raises(run_folder.RunFolderError, match="another process, is training in it"):
+        with pytest.raises(run_folder.RunFolderError, match="another process is training in it"):
             run_lock.RunLock(folder).check_free()
 
 
@@ -95,13 +103,13 @@ class TestAFolderThatGoesAway:
             if how == "replaced":
                 folder.path.mkdir()
                 folder.lock.write_text("{}")
-            with pytest.raises(run_folder.RunFolderError, match="was removed, moved or replaced"):
+            with pytest.raises(run_folder.RunFolderError, match="removed, moved or replaced"):
                 lock.check_held()
         # What is not its own is left alone.
         assert folder.lock.exists() == (how == "replaced")
 
     def test_a_lock_that_is_not_held_is_not_there(self, folder):
-        with pytest.raises(run_folder.RunFolderError, match="was removed, moved or replaced"):
+        with pytest.raises(run_folder.RunFolderError, match="removed, moved or replaced"):
             run_lock.RunLock(folder).check_held()
 
 
@@ -110,6 +118,31 @@ def test_a_file_system_without_locks_is_said_and_used(folder, monkeypatch, capsy
         raise OSError(run_lock._NO_LOCKS[0], "No locks available")
 
     monkeypatch.setattr(run_lock.fcntl, "flock", no_locks)
-    with run_lock.RunLock(folder).held():
-        assert "this file system has no locks" in capsys.readouterr().out
-    assert not folder.lock.exists()
+    first = run_lock.RunLock(folder)
+    with first.held():
+        assert capsys.readouterr().out.count("this file system has no locks") == 1
+        run_lock.RunLock(folder).check_free()  # nobody can know
+        with run_lock.RunLock(folder).held():
+            pass
+        first.check_held()  # a second one has not taken the first one's file away
+
+
+def test_looking_changes_nothing(folder):
+    folder.path.mkdir()
+    folder.lock.write_text("left by a run that was killed")
+    run_lock.RunLock(folder).check_free()
+    assert folder.lock.read_text() == "left by a run that was killed"
+
+
+@pytest.mark.parametrize("attempt", ["check_free", "held"])
+def test_a_link_in_the_place_of_the_lock_is_not_followed(folder, tmp_path, attempt):
+    folder.path.mkdir()
+    precious = tmp_path / "precious"
+    precious.write_text("years of work")
+    folder.lock.symlink_to(precious)
+    with pytest.raises(run_folder.RunFolderError, match="--train_dir=.*cannot be written: Too man"):
+        if attempt == "held":
+            run_lock.RunLock(folder).held().__enter__()
+        else:
+            run_lock.RunLock(folder).check_free()
+    assert precious.read_text() == "years of work"

@@ -94,7 +94,7 @@ def train(path, *, summary_every_steps: int, profile_steps=None) -> SimpleNamesp
             drawn[at_step] = batch[0].numpy()
             yield batch
 
-    def step(images, labels):
+    def step(images, labels, **_):
         before[len(before) + 1] = [w.numpy() for w in made.state.model.trainable_variables]
         results[len(before)] = trainer.Trainer.train_step(made, images, labels)
         return results[len(before)]

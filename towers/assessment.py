@@ -3,6 +3,7 @@
 import functools
 import time
 from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
 
 import numpy as np
 import tensorflow as tf
@@ -174,7 +175,8 @@ class Assessment:
           TrainingError: the examples counted are not those of the split.
         """
         checkpoints.restore(self._checkpoint, path, partial=True)
-        result = self._evaluator(self._batches)
+        with training.enough_memory():
+            result = self._evaluator(self._batches)
         training.check_evaluation(result, self._count)
         derived, at_step = self._config["resolved"], checkpoints.step_of(path)
         examples_seen = at_step * self._config["settings"]["global_batch_size"]
@@ -264,6 +266,7 @@ def follow(assess: Assessment, folder: run_folder.RunFolder, interval_seconds: f
       The exit code: 0, or the convention's for a signal.
     """
     evaluated = assess.newest_evaluated()
+    passed_over: set[tuple] = set()
     with interrupts.Interrupts() as asked:
         while True:
             # Asked before the look for checkpoints: the last one is written before the summary.
@@ -271,11 +274,14 @@ def follow(assess: Assessment, folder: run_folder.RunFolder, interval_seconds: f
             for path in checkpoints.after(folder.checkpoints, evaluated):
                 if asked.received:
                     break
+                if _version(path) in passed_over:
+                    continue
                 try:
                     assess(path)
+                    evaluated = checkpoints.step_of(path)
                 except checkpoints.CheckpointError as error:
                     print(f"passed over: {error}", flush=True)
-                evaluated = checkpoints.step_of(path)
+                    passed_over.add(_version(path))
             if asked.received:
                 print("stopped following")
                 return asked.exit_code()
@@ -283,6 +289,12 @@ def follow(assess: Assessment, folder: run_folder.RunFolder, interval_seconds: f
                 print("the training has finished")
                 return 0
             _wait(interval_seconds, asked)
+
+
+def _version(path: str) -> tuple[str, int | None]:
+    """Tells a checkpoint from another that a training later writes in its place."""
+    index = Path(f"{path}.index")
+    return path, index.stat().st_mtime_ns if index.exists() else None
 
 
 def _has_finished(folder: run_folder.RunFolder) -> bool:

@@ -16,6 +16,8 @@ from towers import noise, step
 PREFIX = "step"
 _STEP = re.compile(r"-\d+$")  # how a checkpoint's name ends
 _VALUE = "/.ATTRIBUTES/VARIABLE_VALUE"  # how a variable's name in a checkpoint ends
+# What the system says where a file may be whole and cannot be read all the same.
+_NOT_ITS_FAULT = re.compile("Too many open files|Input/output error")
 # What TensorFlow raises for a file that is missing, damaged, or too short (IndexError).
 _UNREADABLE = (tf.errors.OpError, ValueError, RuntimeError, IndexError)
 
@@ -64,6 +66,8 @@ def _raw(variables) -> list[tf.Variable]:
 class Checkpoints:
     """The newest few checkpoints of one run, named by their step.
 
+    A damaged one stays where it is until others take its place: it is the first to be deleted.
+
     Attributes:
       damaged: what was wrong with each checkpoint that `restore_newest` had to pass over.
     """
@@ -93,6 +97,9 @@ class Checkpoints:
             return self._manager.save(checkpoint_number=number)
         except (tf.errors.OpError, OSError) as error:
             _remove_unfinished(self._folder)
+            for data in _without_index(self._folder):
+                if step_of(str(data.with_suffix(""))) == number:
+                    data.unlink(missing_ok=True)
             raise CheckpointError(
                 f"checkpoint {self._folder}/{PREFIX}-{number} cannot be written: "
                 f"{noise.reason(error)}. {self.describe_newest()}"
@@ -113,8 +120,11 @@ class Checkpoints:
             except DamagedCheckpointError as error:
                 self.damaged.append(str(error))
             else:
+                for data in _without_index(self._folder):  # of no use to anyone
+                    data.unlink(missing_ok=True)
                 self._record(path)
                 return path
+        self.damaged += [f"{data}: has no .index" for data in _without_index(self._folder)]
         if self.damaged:
             raise CheckpointError(
                 f"every checkpoint in {self._folder} is damaged: {'; '.join(self.damaged)}; bring "
@@ -135,13 +145,18 @@ class Checkpoints:
         if [Path(path).name for path in _recorded(self._folder)] == names:
             return
         now = time.time()
-        tf.compat.v1.train.update_checkpoint_state(
-            os.path.abspath(self._folder),  # then names are kept as they are, without a folder
-            names[-1],
-            names,
-            all_model_checkpoint_timestamps=[now] * len(names),
-            last_preserved_timestamp=now - 1,
-        )
+        try:
+            tf.compat.v1.train.update_checkpoint_state(
+                os.path.abspath(self._folder),  # then names are kept as they are, without a folder
+                names[-1],
+                names,
+                all_model_checkpoint_timestamps=[now] * len(names),
+                last_preserved_timestamp=now - 1,
+            )
+        except (tf.errors.OpError, OSError) as error:
+            raise CheckpointError(
+                f"{self._folder}/checkpoint cannot be written: {noise.reason(error)}"
+            ) from error
 
     def describe_newest(self) -> str:
         """A sentence for a person whose run has to stop."""
@@ -150,12 +165,20 @@ class Checkpoints:
 
 
 def _remove_unfinished(folder: Path) -> None:
-    """Removes what a save or a deletion that did not come to its end has left in `folder`."""
-    for unfinished in folder.glob(f"{PREFIX}-*_temp"):
-        shutil.rmtree(unfinished, ignore_errors=True)
-    for data in folder.glob(f"{PREFIX}-*.data-*"):
-        if not data.with_suffix(".index").exists():
-            data.unlink(missing_ok=True)
+    """Removes what a save that did not come to its end has left in `folder`."""
+    for unfinished in [*folder.glob(f"{PREFIX}-*_temp"), *folder.glob("checkpoint.tmp*")]:
+        if unfinished.is_dir():
+            shutil.rmtree(unfinished, ignore_errors=True)
+        else:
+            unfinished.unlink(missing_ok=True)
+
+
+def _without_index(folder: Path) -> list[Path]:
+    return [
+        data
+        for data in sorted(folder.glob(f"{PREFIX}-*.data-*"))
+        if _STEP.search(data.stem) and not data.with_suffix(".index").exists()
+    ]
 
 
 def check_whole(path: str) -> None:
@@ -176,7 +199,8 @@ def check_whole(path: str) -> None:
         for name in reader.get_variable_to_shape_map():
             reader.get_tensor(name)
     except _UNREADABLE as error:
-        raise DamagedCheckpointError(f"checkpoint {path}: {noise.reason(error)}") from error
+        kind = CheckpointError if _NOT_ITS_FAULT.search(str(error)) else DamagedCheckpointError
+        raise kind(f"checkpoint {path}: {noise.reason(error)}") from error
 
 
 def restore(checkpoint: tf.train.Checkpoint, path: str, *, partial: bool) -> None:

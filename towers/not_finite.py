@@ -31,22 +31,30 @@ def check(
     results: Sequence[tower.TowerResult],
     reduced: Sequence[gradients.Gradient],
     *,
-    loss_scaling: bool,
+    loss_scale: tf.Tensor | None,
+    clips: bool,
 ) -> tf.Operation:
     """An operation that fails where a loss or a reduced gradient is not finite.
 
     Args:
       results: of every tower.
       reduced: one gradient per weight.
-      loss_scaling: gradients may then overflow, for which the optimizer skips the update and lowers
-        the scale; losses may not.
+      loss_scale: None without loss scaling. Above 1, gradients may overflow: the optimizer skips
+        the update and lowers the scale.
+      clips: whether their global norm has to be finite as well, for it to be clipped.
     """
-    looked_at = [result.losses["total"] for result in results]
-    if not loss_scaling:
-        looked_at += [_values(gradient) for gradient in reduced if gradient is not None]
+    losses = [result.losses["total"] for result in results]
     # TensorFlow's check_numerics takes ten times as long on a CPU (docs/reliability.md).
-    finite = [tf.reduce_all(tf.math.is_finite(values)) for values in looked_at]
-    return tf.raw_ops.Assert(condition=tf.reduce_all(finite), data=[_MARK])
+    finite_gradients = _all_finite([_values(g) for g in reduced if g is not None])
+    if clips:
+        finite_gradients &= tf.math.is_finite(gradients.global_norm(reduced))
+    if loss_scale is not None:
+        finite_gradients |= loss_scale > 1
+    return tf.raw_ops.Assert(condition=_all_finite(losses) & finite_gradients, data=[_MARK])
+
+
+def _all_finite(tensors: Sequence[tf.Tensor]) -> tf.Tensor:
+    return tf.reduce_all([tf.reduce_all(tf.math.is_finite(values)) for values in tensors])
 
 
 def is_from_check(error: tf.errors.InvalidArgumentError) -> bool:
@@ -55,14 +63,13 @@ def is_from_check(error: tf.errors.InvalidArgumentError) -> bool:
 
 
 def find(
-    results: Sequence[tower.TowerResult], weights: Sequence[keras.Variable], *, loss_scaling: bool
+    results: Sequence[tower.TowerResult], weights: Sequence[keras.Variable]
 ) -> tuple[int | None, str]:
     """The first tower with a loss that is not finite, or else with such a gradient.
 
     Args:
       results: of every tower, for the batch and the weights with which a step failed.
       weights: the model's.
-      loss_scaling: as for `check`.
 
     Returns:
       The tower, or None if no tower's own values show it, and what is not finite.
@@ -72,7 +79,7 @@ def find(
         if terms:
             parts = [term for term in terms if term != "total"] or terms
             return index, f"the loss ({_few(parts)})"
-    for index, result in enumerate(() if loss_scaling else results):
+    for index, result in enumerate(results):
         paths = [
             weight.path
             for weight, gradient in zip(weights, result.sum_gradients, strict=True)
@@ -80,7 +87,7 @@ def find(
         ]
         if paths:
             return index, f"the gradient of {_few(paths)}"
-    return None, "the reduced gradient"
+    return None, "the reduced gradient, or its norm,"
 
 
 def _values(gradient: tf.Tensor | tf.IndexedSlices) -> tf.Tensor:

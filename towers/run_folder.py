@@ -1,6 +1,7 @@
 """The files of a run: what they are called, how they are written, when a run may go on in them."""
 
 import contextlib
+import fcntl
 import json
 import os
 import stat
@@ -28,7 +29,7 @@ class RunFolder:
     """
 
     def __init__(self, path: str):
-        self.path = Path(path).expanduser()
+        self.path = Path(os.path.expanduser(path))
         self.config = self.path / "config.json"
         self.metrics = self.path / "metrics.jsonl"
         self.evaluations = self.path / "eval.jsonl"
@@ -159,8 +160,37 @@ def append_line(path: Path, content: Mapping) -> None:
       RunFolderError: it cannot be written.
     """
     with writing(path), open(path, "ab+") as file:
-        _drop_torn_line(file)
+        with contextlib.suppress(OSError):  # a file system without locks
+            fcntl.flock(file, fcntl.LOCK_EX)  # until it is closed: two evaluations may write
+        _end_last_line(file)
         file.write((json.dumps(content) + "\n").encode())
+
+
+def _end_last_line(file: BinaryIO) -> None:
+    """Ends a last line that only lacks its end, and cuts off one that is torn.
+
+    A process that was killed, or a full disk, leaves a torn line; editors leave out the end.
+    """
+    if file.seek(0, os.SEEK_END) == 0:
+        return
+    file.seek(-1, os.SEEK_END)
+    if file.read() == b"\n":
+        return
+    file.seek(0)
+    last = file.read().rpartition(b"\n")[2]
+    if _parsed(last) is None:
+        file.truncate(file.tell() - len(last))
+    else:
+        file.write(b"\n")
+
+
+def _parsed(line: bytes) -> dict | None:
+    """The object that a line of a `.jsonl` file holds; None for what no run writes."""
+    try:
+        content = json.loads(line)
+    except (ValueError, RecursionError):
+        return None
+    return content if isinstance(content, dict) else None
 
 
 @contextlib.contextmanager
@@ -193,14 +223,13 @@ def read_lines(path: Path) -> list[dict]:
     Raises:
       RunFolderError: another line is none.
     """
-    *whole, _ = path.read_bytes().split(b"\n")  # the last one is empty, or torn
+    *whole, last = path.read_bytes().split(b"\n")
+    if _parsed(last) is not None:
+        whole.append(last)  # it lacks its end alone
     lines = []
     for number, text in enumerate(whole, start=1):
-        try:
-            line = json.loads(text)
-        except (ValueError, RecursionError):
-            line = None
-        if not (isinstance(line, dict) and isinstance(line.get("step"), int)):
+        line = _parsed(text)
+        if line is None or not isinstance(line.get("step"), int):
             raise RunFolderError(
                 f"{path}: line {number} is not one that a run writes; mend the file, or bring back "
                 "a copy of it"
@@ -212,7 +241,8 @@ def read_lines(path: Path) -> list[dict]:
 def _replace(path: Path, text: str) -> None:
     partial = _partial(path)
     with writing(path):
-        with open(partial, "w", encoding="utf-8") as file:
+        partial.unlink(missing_ok=True)  # it may be a link to elsewhere
+        with open(partial, "x", encoding="utf-8") as file:
             file.write(text)
             file.flush()
             os.fsync(file.fileno())  # else, after a power cut, the name may stand for an empty file

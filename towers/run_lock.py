@@ -27,16 +27,28 @@ class RunLock:
     def __init__(self, folder: run_folder.RunFolder):
         self._folder = folder
         self._file: int | None = None
+        self._is_ours = False  # False, too, where the file system has no locks
+
+    def _named(self) -> str:
+        return f"--train_dir={self._folder.path}"
 
     def check_free(self) -> None:
-        """Refuses a folder that another process holds; what a dead one has left is removed.
+        """Refuses a folder that another process holds; changes nothing.
 
         Raises:
           RunFolderError: names the holder.
         """
-        if self._folder.lock.exists():
-            with self.held():
-                pass
+        with run_folder.writing(self._named()), contextlib.suppress(FileNotFoundError):
+            file = os.open(self._folder.lock, os.O_RDONLY | os.O_NOFOLLOW)
+            try:
+                fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+            except BlockingIOError:
+                raise self._is_held(file) from None
+            except OSError as error:
+                if error.errno not in _NO_LOCKS:
+                    raise
+            finally:
+                os.close(file)
 
     @contextlib.contextmanager
     def held(self) -> Iterator[None]:
@@ -45,14 +57,14 @@ class RunLock:
         Raises:
           RunFolderError: another process holds it, or the folder cannot be written to.
         """
-        with run_folder.writing(f"--train_dir={self._folder.path}"):
+        with run_folder.writing(self._named()):
             self._folder.path.mkdir(parents=True, exist_ok=True)
             self._file = self._acquire()
         try:
             yield
         finally:
             with contextlib.suppress(OSError):
-                if self._is_there():
+                if self._is_ours and self._is_there():
                     self._folder.lock.unlink()
             os.close(self._file)
             self._file = None
@@ -65,25 +77,27 @@ class RunLock:
         """
         if not self._is_there():
             raise run_folder.RunFolderError(
-                f"--train_dir={self._folder.path}: was removed, moved or replaced while the run "
-                "was at work in it; nothing more is written there"
+                f"{self._named()}: it, or training.lock in it, was removed, moved or replaced "
+                "while the run was at work; nothing more is written there"
             )
 
     def _acquire(self) -> int:
         until = time.monotonic() + _PATIENCE_SECONDS
         while True:
-            file = os.open(self._folder.lock, os.O_RDWR | os.O_CREAT, 0o644)
+            file = os.open(self._folder.lock, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o644)
             try:
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
                 # Its last holder may have removed the file between those two lines.
                 if _is_same_file(file, self._folder.lock):
                     os.ftruncate(file, 0)
                     os.write(file, json.dumps(_describe_this_process()).encode())
+                    self._is_ours = True
                     return file
             except BlockingIOError:
                 if time.monotonic() > until:
-                    raise self._is_held(file) from None
-                time.sleep(0.05)
+                    error = self._is_held(file)
+                    os.close(file)
+                    raise error from None
             except OSError as error:
                 if error.errno in _NO_LOCKS:
                     print(
@@ -95,19 +109,17 @@ class RunLock:
                 os.close(file)
                 raise
             os.close(file)
+            time.sleep(0.05)
 
     def _is_held(self, file: int) -> run_folder.RunFolderError:
-        with os.fdopen(file, encoding="utf-8", errors="replace") as lines:
-            try:
-                holder = json.load(lines)
-                who = (
-                    f"process {holder['pid']} on {holder['host']}, which began at {holder['began']}"
-                )
-            except (ValueError, TypeError, KeyError):
-                who = "another process"
+        try:
+            holder = json.loads(os.pread(file, 1000, 0))
+            who = f"process {holder['pid']} on {holder['host']}, since {holder['began']},"
+        except (ValueError, TypeError, KeyError):
+            who = "another process"
         return run_folder.RunFolderError(
-            f"--train_dir={self._folder.path}: {who}, is training in it; wait for it, stop it, or "
-            "choose another --train_dir"
+            f"{self._named()}: {who} is training in it; wait for it, stop it, or choose another "
+            "--train_dir"
         )
 
     def _is_there(self) -> bool:

@@ -242,6 +242,7 @@ _READ_OF_SETTINGS = (
     "batch_norm_statistics",
     "moving_average_decay",
     "compute_dtype",
+    "checkpoint_every_steps",
     "seed",
 )
 _READ_OF_RESOLVED = {
@@ -430,7 +431,7 @@ def _train_alone(run: training.Run, config: Mapping) -> int:
 
 
 def _say_finished(folder: run_folder.RunFolder, final: Mapping) -> None:
-    accuracy = f"test accuracy {final['accuracy']:.2%}, " if "accuracy" in final else ""
+    accuracy = "" if final.get("accuracy") is None else f"test accuracy {final['accuracy']:.2%}, "
     print(
         f"finished: {accuracy}{folder.final_model}, weights sha256 {final['weights_sha256'][:16]}\n"
         f"watch it: {_tensorboard()} --logdir {folder.path}"

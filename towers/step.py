@@ -14,7 +14,7 @@ from typing import NamedTuple
 import keras
 import tensorflow as tf
 
-from towers import batch_norm, devices, gradients, moving_averages, not_finite, tower
+from towers import batch_norm, devices, gradients, moving_averages, not_finite, prefetch, tower
 
 
 @dataclasses.dataclass(frozen=True)
@@ -124,6 +124,7 @@ def train_step(
     labels: tf.Tensor,
     learning_rate: tf.Tensor | None,
     sample_weight: tf.Tensor | None = None,
+    parts: prefetch.Parts | None = None,
 ) -> StepResult:
     """Makes one update. To be wrapped in `tf.function`.
 
@@ -133,12 +134,14 @@ def train_step(
       labels: integer [global_batch_size].
       learning_rate: float32 [], of this update; None leaves it to the optimizer.
       sample_weight: float32 [global_batch_size], at least 0; None weighs all examples the same.
+      parts: each tower's images and labels where they are on its device already; None cuts the
+        batch within the step.
 
     Raises:
       InvalidArgumentError: as it runs, from `not_finite.check`; the state is then as it was.
     """
     state = program.state
-    results = run_towers(program, images, labels, sample_weight)
+    results = run_towers(program, images, labels, sample_weight, parts)
     with tf.device(devices.PARAMETER_DEVICE):
         with tf.name_scope("average_gradients"):
             reduced = gradients.reduce_towers(
@@ -152,7 +155,8 @@ def train_step(
             all_finite = not_finite.check(
                 results,
                 reduced,
-                loss_scaling=_loss_scale(state.optimizer) is not None,
+                loss_scale=_loss_scale(state.optimizer),
+                clips=getattr(state.optimizer, "global_clipnorm", None) is not None,
             )
         with tf.control_dependencies([all_finite]):
             with tf.name_scope("apply"):
@@ -179,12 +183,17 @@ def run_towers(
     images: tf.Tensor,
     labels: tf.Tensor,
     sample_weight: tf.Tensor | None = None,
+    parts: prefetch.Parts | None = None,
 ) -> list[tower.TowerResult]:
     """Builds every tower on its device, each on its own part of the global batch."""
     model, num_towers = program.state.model, len(program.tower_devices)
     with tf.device(devices.PARAMETER_DEVICE), tf.name_scope("split_batch"):
-        image_parts = tf.split(images, num_towers)  # each [per_tower_batch, ...]
-        label_parts = tf.split(labels, num_towers)
+        # Each [per_tower_batch, ...].
+        image_parts, label_parts = (
+            zip(*parts, strict=True)
+            if parts
+            else (tf.split(images, num_towers), tf.split(labels, num_towers))
+        )
         weight_parts = [None] * num_towers
         if sample_weight is not None:
             weight_parts = tf.split(sample_weight, num_towers)

@@ -178,6 +178,8 @@ def _on_disk() -> Iterator[None]:
     try:
         yield
     except _NOT_WRITTEN as error:
+        if "OOM" in error.message:  # of the tensors that were to be shown
+            raise
         raise run_folder.RunFolderError(
             f"TensorBoard's files cannot be written: {noise.reason(error)}"
         ) from error
@@ -206,11 +208,13 @@ def write_evaluation(
 @contextlib.contextmanager
 def profile(folder: run_folder.RunFolder):
     """Records a profile for TensorBoard's Profile tab (needs the `profile` extra to be shown)."""
-    tf.profiler.experimental.start(str(folder.train_events))
+    with _on_disk():
+        tf.profiler.experimental.start(str(folder.train_events))
     try:
         yield
     finally:
-        tf.profiler.experimental.stop()
+        with _on_disk():
+            tf.profiler.experimental.stop()
 
 
 def _as_picture(graph: tf.Graph) -> tf.compat.v1.GraphDef:

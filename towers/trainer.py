@@ -16,6 +16,7 @@ from towers import (
     gradients,
     losses,
     not_finite,
+    prefetch,
     step,
     tower,
 )
@@ -119,11 +120,18 @@ class Trainer:
             self.num_microbatches,
         )
 
-    def _build_step(self, learning_rate, images, labels, sample_weight=None) -> step.StepResult:
-        return step.train_step(self._program, images, labels, learning_rate, sample_weight)
+    def _build_step(
+        self, learning_rate, images, labels, sample_weight=None, parts=None
+    ) -> step.StepResult:
+        return step.train_step(self._program, images, labels, learning_rate, sample_weight, parts)
 
     def train_step(
-        self, images: tf.Tensor, labels: tf.Tensor, sample_weight: tf.Tensor | None = None
+        self,
+        images: tf.Tensor,
+        labels: tf.Tensor,
+        sample_weight: tf.Tensor | None = None,
+        *,
+        parts: prefetch.Parts | None = None,
     ) -> step.StepResult:
         """Makes one update.
 
@@ -133,6 +141,7 @@ class Trainer:
           sample_weight: floating [global_batch_size], at least 0. The loss is then the weighted
             mean, `sum(w * l) / sum(w)` over the global batch, so an example of weight 0 that fills
             a batch up leaves no trace, except that batch norm sees it.
+          parts: of the same batch, from `prefetch.to_towers`; without weights.
 
         Raises:
           ValueError: the batch is not full, for an uneven share would weigh examples unequally; or
@@ -147,7 +156,7 @@ class Trainer:
                 "sample_weight 0"
             )
         if sample_weight is None:
-            return self._update(images, labels)
+            return self._update(images, labels, None, parts)
         weight = np.asarray(sample_weight, np.float32)
         if weight.shape != (self.global_batch_size,):
             raise ValueError(
@@ -156,9 +165,9 @@ class Trainer:
             )
         if not (np.isfinite(weight).all() and (weight >= 0).all()):
             raise ValueError("sample_weight: every weight must be finite and at least 0")
-        return self._update(images, labels, tf.convert_to_tensor(weight))
+        return self._update(images, labels, tf.convert_to_tensor(weight), parts)
 
-    def _update(self, *batch: tf.Tensor) -> step.StepResult:
+    def _update(self, *batch) -> step.StepResult:
         try:
             return self._train_step(self._rate_of_next_step(), *batch)
         except tf.errors.InvalidArgumentError as error:
@@ -166,11 +175,7 @@ class Trainer:
                 raise
         # Nothing was updated: the towers can be run again, to look at them one by one.
         look = tf.function(functools.partial(step.run_towers, self._program), autograph=False)
-        tower_index, what = not_finite.find(
-            look(*batch),
-            self.state.model.trainable_variables,
-            loss_scaling=isinstance(self.state.optimizer, keras.optimizers.LossScaleOptimizer),
-        )
+        tower_index, what = not_finite.find(look(*batch), self.state.model.trainable_variables)
         raise not_finite.NotFiniteError(int(self.state.step) + 1, tower_index, what)
 
     def _rate_of_next_step(self) -> tf.Tensor | None:
@@ -228,10 +233,16 @@ class Trainer:
         with tf.device(self.tower_devices[0]):
             return self._observer(tf.convert_to_tensor(images)[:microbatch], draw_index)
 
-    def step_graph(self, images: tf.Tensor, labels: tf.Tensor) -> tf.Graph:
+    def step_graph(
+        self, images: tf.Tensor, labels: tf.Tensor, parts: prefetch.Parts | None = None
+    ) -> tf.Graph:
         """The graph of the training step, for TensorBoard."""
         concrete = self._train_step.get_concrete_function(
-            self._rate_of_next_step(), tf.convert_to_tensor(images), tf.convert_to_tensor(labels)
+            self._rate_of_next_step(),
+            tf.convert_to_tensor(images),
+            tf.convert_to_tensor(labels),
+            None,
+            parts,
         )
         return concrete.graph
 

@@ -4,17 +4,20 @@ import contextlib
 import dataclasses
 import math
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 
 import numpy as np
+import tensorflow as tf
 
 from towers import (
     checkpoints,
     console,
+    devices,
     evaluation,
     export,
     interrupts,
     not_finite,
+    prefetch,
     run_folder,
     run_lock,
     schedules,
@@ -161,27 +164,51 @@ class Run:
         self._summaries = summaries.Summaries(self.folder)
         progress = console.progress(first_step, self.plan.last_step)
         try:
-            with interrupts.Interrupts() as asked, contextlib.ExitStack() as profile:
-                self._steps(first_step, config, progress, asked, profile)
-                at_step = int(self.trainer.state.step)
-                self._save()
-                if asked.received:
-                    return Outcome(None, at_step, asked.exit_code())
-                self._evaluate(progress)
+            outcome = self._train(first_step, config, progress)
+        except BaseException:
+            with contextlib.suppress(run_folder.RunFolderError):  # what went wrong first is said
+                self._summaries.flush()
+            raise
+        finally:
+            progress.close()
+        self._summaries.flush()
+        return outcome
+
+    def _train(self, first_step: int, config: Mapping, progress) -> Outcome:
+        with interrupts.Interrupts() as asked, contextlib.ExitStack() as profile:
+            self._steps(first_step, config, progress, asked, profile)
+            at_step = int(self.trainer.state.step)
+            self._save()
+            if asked.received:
+                return Outcome(None, at_step, asked.exit_code())
+            self._evaluate(progress)
+            with self._in_its_folder():
                 final = export.final_model(
                     self.trainer, self.folder, self.plan.examples_per_epoch, self._evaluation
                 )
-                return Outcome(final, at_step)
-        finally:
-            progress.close()
-            self._summaries.flush()
+            return Outcome(final, at_step)
+
+    @contextlib.contextmanager
+    def _in_its_folder(self) -> Iterator[None]:
+        """Says that the folder has gone, where it went before or during what is written in it.
+
+        TensorFlow makes the folder of a checkpoint again: one that was under way is then in a place
+        where nobody looks for it.
+        """
+        self.lock.check_held()
+        try:
+            yield
+        except (run_folder.RunFolderError, checkpoints.CheckpointError):
+            self.lock.check_held()
+            raise
+        self.lock.check_held()
 
     def _steps(self, first_step, config, progress, asked, profile) -> None:
         plan, clock = self.plan, _Clock(first_step)
-        batches = self.data.training(first_step, plan.last_step)
-        for at_step, (images, labels) in enumerate(batches, start=first_step + 1):
+        for at_step, batch in enumerate(self._batches(first_step), start=first_step + 1):
+            images, labels, parts = batch
             if at_step == first_step + 1:
-                self._begin(first_step, config, images, labels, progress)
+                self._begin(first_step, config, batch, progress)
                 clock.restart(first_step)
             shows = _is_multiple(at_step, plan.summary_every_steps)
             with clock.paused():
@@ -189,7 +216,8 @@ class Run:
                 activations = self.trainer.activations(images) if shows else {}
 
             try:
-                result = self.trainer.train_step(images, labels)
+                with enough_memory():
+                    result = self.trainer.train_step(images, labels, parts=parts)
             except not_finite.NotFiniteError as error:
                 raise self._cannot_go_on(f"{error}, and the step was not applied") from error
             progress.advance()
@@ -214,9 +242,16 @@ class Run:
                 if at_step < plan.last_step and self._evaluation_is_due(at_step):
                     self._evaluate(progress)
 
-    def _begin(self, first_step, config, images, labels, progress) -> None:
+    def _batches(self, first_step: int) -> Iterator[tuple]:
+        """(images, labels, parts) for each step that is left."""
+        batches = self.data.training(first_step, self.plan.last_step)
+        if devices.are_cpus(self.trainer.tower_devices):  # where there is nowhere to copy to
+            return ((images, labels, None) for images, labels in batches)
+        return prefetch.to_towers(batches, self.trainer.tower_devices)
+
+    def _begin(self, first_step, config, batch, progress) -> None:
         """Writes what TensorBoard shows of the run as a whole, which traces the step's graph."""
-        self._summaries.start(config, self.trainer.step_graph(images, labels))
+        self._summaries.start(config, self.trainer.step_graph(*batch))
         if self.plan.verify_every_steps and first_step == 0 and 0 not in self._hashed_steps:
             self._verify()
         if first_step not in self._evaluated_steps and self._evaluation_is_due(first_step):
@@ -232,7 +267,6 @@ class Run:
 
     def _verify(self) -> None:
         """Writes the hash of the state, by which two runs are compared step by step."""
-        self.lock.check_held()
         state, parts = self.trainer.state, self.trainer.parts_sha256()
         line = {
             "step": int(state.step),
@@ -240,14 +274,14 @@ class Run:
             "state_sha256": trainer.sha256_of_parts(parts),
             "parts_sha256": parts,
         }
-        run_folder.append_line(self.folder.metrics, line)
+        with self._in_its_folder():
+            run_folder.append_line(self.folder.metrics, line)
 
     def _save(self) -> None:
         """Saves a checkpoint, unless an update made weights that no run could go on from.
 
         Finite gradients do so where the rate is too high for the range of float32.
         """
-        self.lock.check_held()
         state = self.trainer.state
         variables = [*state.model.variables, *state.optimizer.variables]
         wrong = [v.path for v in variables if not np.isfinite(v.value.numpy()).all()]
@@ -255,7 +289,8 @@ class Run:
             raise self._cannot_go_on(
                 f"step {int(state.step)}: what the update left is not finite ({', '.join(wrong)})"
             )
-        self._checkpoints.save()
+        with self._in_its_folder():
+            self._checkpoints.save()
 
     def _cannot_go_on(self, what: str) -> TrainingError:
         return TrainingError(
@@ -264,7 +299,6 @@ class Run:
         )
 
     def _log(self, result: step.StepResult, at_step, clock: "_Clock", progress) -> None:
-        self.lock.check_held()
         step_seconds = clock.seconds_per_step(at_step)
         losses = {term: values.numpy() for term, values in result.losses.items()}
         metrics = self._metrics(losses, result, at_step, step_seconds)
@@ -272,8 +306,9 @@ class Run:
         if divergence:
             largest = max(figures["moving_mean"] for figures in divergence.values())
             metrics["batch_norm_divergence"] = largest
-        run_folder.append_line(self.folder.metrics, metrics)
-        self._summaries.scalars(metrics, losses, len(self.trainer.tower_devices), divergence)
+        with self._in_its_folder():
+            run_folder.append_line(self.folder.metrics, metrics)
+            self._summaries.scalars(metrics, losses, len(self.trainer.tower_devices), divergence)
         progress.metrics(metrics, (self.plan.last_step - at_step) * step_seconds)
 
     def _metrics(self, losses, result: step.StepResult, at_step: int, step_seconds: float) -> dict:
@@ -302,22 +337,39 @@ class Run:
         return every > 0 and at_step * batch // every > before * batch // every
 
     def _evaluate(self, progress) -> None:
-        self.lock.check_held()
         at_step = int(self.trainer.state.step)
-        result = self.trainer.evaluate(self.data.evaluation)
+        with enough_memory():
+            result = self.trainer.evaluate(self.data.evaluation)
         check_evaluation(result, self.data.evaluation_count)
         examples_seen = int(self.trainer.state.examples_seen)
         epoch = examples_seen / self.plan.examples_per_epoch
         line = {"step": at_step, "epoch": epoch, "split": "test"} | result.as_metrics()
-        if at_step not in self._evaluated_steps:  # a run that goes on may come by here again
-            run_folder.append_line(self.folder.metrics, line)
-            self._evaluated_steps.add(at_step)
-        self._summaries.evaluation(result, self.plan.class_names, at_step)
+        with self._in_its_folder():
+            if at_step not in self._evaluated_steps:  # a run that goes on may come by here again
+                run_folder.append_line(self.folder.metrics, line)
+                self._evaluated_steps.add(at_step)
+            self._summaries.evaluation(result, self.plan.class_names, at_step)
         progress.say(
             f"test at step {at_step}: accuracy {result.accuracy:.2%}, loss {result.loss:.4f} "
             f"on {result.count:,} examples"
         )
         self._evaluation = result
+
+
+@contextlib.contextmanager
+def enough_memory() -> Iterator[None]:
+    """Turns what Python and TensorFlow say of memory that is not there into a line.
+
+    Raises:
+      TrainingError: it was said while this was entered.
+    """
+    try:
+        yield
+    except (tf.errors.ResourceExhaustedError, MemoryError) as error:
+        raise TrainingError(
+            "there is not enough memory for a batch; a lower --global_batch_size, or on GPUs more "
+            "--num_microbatches, needs less"
+        ) from error
 
 
 def check_evaluation(result: evaluation.Evaluation, expected_count: int) -> None:

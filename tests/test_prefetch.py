@@ -1,0 +1,91 @@
+"""Batches that lie on the towers' devices before their step: the same numbers, one step ahead."""
+
+import keras
+import numpy as np
+import pytest
+import scripts
+import tensorflow as tf
+import toys
+
+from towers import prefetch, training
+
+BATCH, STEPS = 8, 3
+
+
+def batches(log: list | None = None):
+    for seed in range(STEPS):
+        if log is not None:
+            log.append(seed)
+        images, labels = toys.batch(BATCH, seed=seed)
+        yield tf.constant(images), tf.constant(labels)
+
+
+@pytest.mark.parametrize("num_towers", [1, 2, 4])
+def test_each_tower_has_its_part_on_its_device(num_towers):
+    tower_devices = toys.cpus(num_towers)
+    placed = list(prefetch.to_towers(batches(), tower_devices))
+    assert len(placed) == STEPS
+    for (images, labels, parts), (expected, classes) in zip(placed, batches(), strict=True):
+        np.testing.assert_array_equal(images, expected)
+        np.testing.assert_array_equal(labels, classes)
+        np.testing.assert_array_equal(np.concatenate([part[0] for part in parts]), expected)
+        np.testing.assert_array_equal(np.concatenate([part[1] for part in parts]), classes)
+        for part, device in zip(parts, tower_devices, strict=True):
+            assert part[0].device.endswith(device.replace("/CPU", "CPU"))
+            assert part[1].device == part[0].device
+
+
+def test_the_next_batch_is_on_its_way_before_one_is_handed_over():
+    fetched = []
+    placed = prefetch.to_towers(batches(fetched), toys.cpus(2))
+    assert fetched == []
+    next(placed)
+    assert fetched == [0, 1]
+    next(placed)
+    assert fetched == [0, 1, 2]
+    next(placed)
+    assert next(placed, None) is None
+
+
+def test_no_batches_are_none():
+    assert list(prefetch.to_towers([], toys.cpus(1))) == []
+
+
+@pytest.mark.parametrize("num_towers", [1, 2, 4])
+def test_the_weights_are_those_of_batches_cut_within_the_step(num_towers):
+    hashes = set()
+    for ahead in (False, True):
+        made = toys.trainer(
+            toys.small_cifarnet(),
+            keras.optimizers.SGD(0.1, momentum=0.9),
+            num_towers=num_towers,
+            global_batch_size=BATCH,
+            num_microbatches=4,
+            weight_decay=0.01,
+        )
+        source = (
+            prefetch.to_towers(batches(), made.tower_devices)
+            if ahead
+            else ((images, labels, None) for images, labels in batches())
+        )
+        for images, labels, parts in source:
+            made.train_step(images, labels, parts=parts)
+        assert int(made.state.examples_seen) == STEPS * BATCH
+        hashes.add(made.state_sha256())
+    assert len(hashes) == 1
+
+
+@pytest.mark.usefixtures("cache")
+def test_a_run_that_prefetches_is_the_same_run(tmp_path, monkeypatch):
+    """As it does on devices other than the CPU."""
+    flags = ("--num_towers=2", "--summary_every_steps=2", "--checkpoint_every_steps=2")
+    assert scripts.train(tmp_path / "cut_in_the_step", *flags).returncode == 0
+    monkeypatch.setattr(training.devices, "are_cpus", lambda _: False)
+    asked = []
+    original = prefetch.to_towers
+    monkeypatch.setattr(
+        prefetch, "to_towers", lambda *arguments: asked.append(1) or original(*arguments)
+    )
+    done = scripts.train(tmp_path / "ahead", *flags)
+    assert (done.returncode, done.stderr, asked) == (0, "", [1])
+    scripts.assert_same_run(tmp_path / "ahead", tmp_path / "cut_in_the_step")
