@@ -222,6 +222,20 @@ class TestDamage:
             kept.restore_newest()
         assert kept.damaged == []
 
+    @pytest.mark.parametrize("said", ["Too many open files", "Input/output error"])
+    def test_nor_is_one_that_it_does_not_open_for_tensorflow(self, tmp_path, monkeypatch, said):
+        for at_step in (2, 4):
+            save(new_state(), tmp_path, at_step)
+
+        def load_checkpoint(path):
+            raise tf.errors.DataLossError(None, None, f"Unable to open table file {path}: {said}")
+
+        monkeypatch.setattr(tf.train, "load_checkpoint", load_checkpoint)
+        kept = checkpoints.Checkpoints(new_state(), tmp_path, keep=5)
+        with pytest.raises(checkpoints.CheckpointError, match=f"step-4: .*{said}"):
+            kept.restore_newest()
+        assert kept.damaged == []
+
     def test_all_of_them_is_an_error_that_names_each(self, tmp_path):
         for at_step in (2, 4):
             save(new_state(), tmp_path, at_step)

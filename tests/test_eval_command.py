@@ -11,7 +11,7 @@ import pytest
 import scripts
 
 from input_pipeline import datasets
-from towers import assessment, checkpoints
+from towers import assessment, checkpoints, run_folder
 
 KEYS = ["step", "epoch", "split", "count", "accuracy", "top5_accuracy", "loss"]
 
@@ -245,6 +245,35 @@ class TestFollowing:
         assert done.returncode == 0
         assert f"passed over: checkpoint {folder}/checkpoints/step-5: " in done.stdout
         assert [line["step"] for line in lines] == [20, 40]
+
+
+def test_one_that_follows_comes_back_to_a_checkpoint_that_is_written_anew(tmp_path, monkeypatch):
+    """As by a training that went back to the one before, and came to this step again."""
+    folder = run_folder.RunFolder(str(tmp_path))
+    folder.checkpoints.mkdir()
+    index = folder.checkpoints / "step-6.index"
+    index.write_bytes(b"damaged")
+    asked, waits = [], []
+
+    class Assess:
+        def newest_evaluated(self):
+            return -1
+
+        def __call__(self, path):
+            asked.append(index.read_bytes())
+            if asked[-1] == b"damaged":
+                raise checkpoints.CheckpointError("damaged")
+
+    def wait(*_):
+        waits.append(1)
+        if len(waits) == 2:
+            index.write_bytes(b"whole")
+            os.utime(index, (1, 1))
+
+    monkeypatch.setattr(assessment, "_wait", wait)
+    monkeypatch.setattr(assessment, "_has_finished", lambda _: len(waits) == 3)
+    assert assessment.follow(Assess(), folder, 0.1) == 0
+    assert asked == [b"damaged", b"whole"]  # and neither of them twice
 
 
 class TestOtherData:

@@ -127,6 +127,16 @@ def orthogonalized(matrix):
     return x
 
 
+def test_muon_s_adam_has_its_weight_decay_too_and_what_is_excluded():
+    muon = optimizers.make("muon", weight_decay=0.5)
+    assert (muon.weight_decay, muon.adam_weight_decay) == (0.5, 0.5)
+    model = toys.small_cifarnet()
+    kernel = model.get_layer("conv1").kernel
+    assert not optimizers.Muon()._should_use_adamw(kernel)
+    assert optimizers.Muon(exclude_layers=["conv1/"])._should_use_adamw(kernel)
+    assert not optimizers.Muon(exclude_layers=["conv2/"])._should_use_adamw(kernel)
+
+
 def test_muon_turns_matrices_and_convolutions_and_leaves_the_rest_to_adam():
     """Two steps of a network with every kind of weight, against NumPy."""
     model = toys.on_cpu(
