@@ -19,7 +19,7 @@ import scripts
 import tensorflow as tf
 
 from input_pipeline import batches
-from towers import run_folder, schedules, trainer
+from towers import run_folder, schedules, summaries, trainer
 
 TRAINING_KEYS = [
     "step",
@@ -686,6 +686,18 @@ class TestALossThatIsNotFinite:
         assert "step 2, tower 0: the loss (cross_entropy) is not finite" in done.stderr
         assert "There is no checkpoint yet." in done.stderr
         assert not list(tmp_path.rglob("*.index"))
+
+    def test_is_what_is_said_where_the_disk_is_full_besides(self, tmp_path, monkeypatch):
+        def no_space(_):
+            raise run_folder.RunFolderError("TensorBoard's files cannot be written: no space")
+
+        monkeypatch.setattr(summaries.Summaries, "flush", no_space)
+        done = scripts.train(tmp_path, "--learning_rate=1e20", "--max_steps=9")
+        assert done.returncode == 1
+        assert "step 2, tower 0: the loss (cross_entropy) is not finite" in done.stderr
+        assert "no space" not in done.stderr
+        done = scripts.train(tmp_path / "another", "--max_steps=1")
+        assert done.stderr == "train.py: error: TensorBoard's files cannot be written: no space\n"
 
     @pytest.mark.usefixtures("overflow_in_step_3")
     def test_is_found_at_the_end(self, tmp_path):
