@@ -117,6 +117,7 @@ def _data(look_every: int, looks: list) -> training.Data:
     process = psutil.Process()
 
     def training_batches(first_step: int, last_step: int) -> Iterator:
+        """The batches of those steps; between them the process is looked at."""
         source = batches.training_batches(
             images, labels, global_batch_size=BATCH, seed=0,
             first_step=first_step, last_step=last_step,

@@ -316,6 +316,19 @@ class TestDamage:
         assert noticed > 60
 
 
+def test_a_list_that_cannot_be_mended_is_said(tmp_path, monkeypatch):
+    for at_step in (2, 4):
+        save(new_state(), tmp_path, at_step)
+    (tmp_path / "checkpoint").unlink()
+
+    def full(*_, **__):
+        raise tf.errors.ResourceExhaustedError(None, None, "No space left on device")
+
+    monkeypatch.setattr(tf.compat.v1.train, "update_checkpoint_state", full)
+    with pytest.raises(checkpoints.CheckpointError, match="/checkpoint cannot be written: No spac"):
+        checkpoints.Checkpoints(new_state(), tmp_path, keep=5).restore_newest()
+
+
 class TestWhatAKillLeaves:
     def test_is_removed_before_the_run_goes_on(self, tmp_path):
         save(new_state(), tmp_path, 2)

@@ -11,7 +11,7 @@ import pytest
 import scripts
 
 from input_pipeline import datasets
-from towers import assessment, checkpoints, run_folder
+from towers import assessment, checkpoints, evaluation, run_folder
 
 KEYS = ["step", "epoch", "split", "count", "accuracy", "top5_accuracy", "loss"]
 
@@ -245,6 +245,17 @@ class TestFollowing:
         assert done.returncode == 0
         assert f"passed over: checkpoint {folder}/checkpoints/step-5: " in done.stdout
         assert [line["step"] for line in lines] == [20, 40]
+
+
+def test_too_little_memory_is_said_in_one_line(folder, monkeypatch):
+    def no_memory(*_):
+        raise MemoryError("cannot allocate")
+
+    monkeypatch.setattr(evaluation.Evaluator, "__call__", no_memory)
+    done, lines = evaluate(folder)
+    assert (done.returncode, lines) == (1, [])
+    assert done.stderr.startswith("eval.py: error: there is not enough memory for a batch; ")
+    assert done.stderr.count("\n") == 1
 
 
 def test_one_that_follows_comes_back_to_a_checkpoint_that_is_written_anew(tmp_path, monkeypatch):

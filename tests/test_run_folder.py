@@ -1,7 +1,9 @@
 """The run's folder: when a run may use it, and files that are whole or not there."""
 
+import fcntl
 import json
 import os
+import threading
 
 import pytest
 
@@ -172,6 +174,20 @@ class TestLines:
         assert run_folder.read_lines(path) == [{"step": 1}, {"step": 2}]
         run_folder.append_line(path, {"step": 3})
         assert path.read_text() == '{"step": 1}\n{"step": 2}\n{"step": 3}\n'
+
+    def test_of_two_writers_one_waits_for_the_other(self, tmp_path):
+        path = tmp_path / "eval.jsonl"
+        with open(path, "ab") as other:
+            fcntl.flock(other, fcntl.LOCK_EX)
+            other.write(b'{"step": 1, "half')
+            other.flush()
+            writer = threading.Thread(target=run_folder.append_line, args=(path, {"step": 2}))
+            writer.start()
+            writer.join(0.2)
+            assert writer.is_alive()
+            other.write(b'": 1}\n')
+        writer.join()
+        assert run_folder.read_lines(path) == [{"step": 1, "half": 1}, {"step": 2}]
 
     def test_a_first_line_that_is_torn_is_dropped(self, tmp_path):
         path = tmp_path / "metrics.jsonl"

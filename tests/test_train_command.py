@@ -805,7 +805,51 @@ class TestBeforeTheFirstStep:
         assert (hint in done.stdout) == (num_microbatches == "1")
 
 
+class TestTooLittleMemory:
+    """What TensorFlow and Python say of it; neither can be had here without harm to others."""
+
+    ERRORS = [
+        tf.errors.ResourceExhaustedError(None, None, "OOM when allocating tensor with shape[8,9]"),
+        MemoryError("cannot allocate"),
+    ]
+
+    @pytest.mark.parametrize("error", ERRORS, ids=["tensorflow", "python"])
+    @pytest.mark.parametrize("where", ["train_step", "evaluate"])
+    def test_is_said_in_one_line(self, tmp_path, monkeypatch, where, error):
+        def no_memory(*_, **__):
+            raise error
+
+        monkeypatch.setattr(trainer.Trainer, where, no_memory)
+        done = scripts.train(tmp_path, "--max_steps=2")
+        assert done.returncode == 1
+        assert re.fullmatch(
+            "train.py: error: there is not enough memory for a batch; a lower --global_batch_size,"
+            " .*\n",
+            done.stderr,
+        )
+
+    def test_is_not_taken_for_a_full_disk(self, tmp_path, monkeypatch):
+        def no_memory(*_, **__):
+            raise self.ERRORS[0]
+
+        monkeypatch.setattr(tf.summary, "histogram", no_memory)
+        with pytest.raises(tf.errors.ResourceExhaustedError):
+            scripts.train(tmp_path, "--max_steps=2", "--summary_every_steps=1")
+
+
 class TestTheProfile:
+    def test_that_cannot_be_written_is_said_in_one_line(self, tmp_path, monkeypatch):
+        def no_folder(_):
+            raise tf.errors.NotFoundError(None, None, "train; No such file or directory")
+
+        monkeypatch.setattr(tf.profiler.experimental, "start", no_folder)
+        done = scripts.train(tmp_path, "--max_steps=2", "--profile_steps=1,2")
+        assert (done.returncode, done.stderr) == (
+            1,
+            "train.py: error: TensorBoard's files cannot be written: train; No such file or "
+            "directory\n",
+        )
+
     def test_begins_where_the_run_goes_on(self, tmp_path):
         scripts.train(tmp_path, "--max_steps=3")
         scripts.train(tmp_path, "--max_steps=5", "--profile_steps=2,4")

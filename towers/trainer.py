@@ -141,7 +141,7 @@ class Trainer:
           sample_weight: floating [global_batch_size], at least 0. The loss is then the weighted
             mean, `sum(w * l) / sum(w)` over the global batch, so an example of weight 0 that fills
             a batch up leaves no trace, except that batch norm sees it.
-          parts: of the same batch, from `prefetch.to_towers`; without weights.
+          parts: of the same batch, from `prefetch.to_towers`.
 
         Raises:
           ValueError: the batch is not full, for an uneven share would weigh examples unequally; or
