@@ -7,6 +7,7 @@
 The same command continues a run that was stopped. `python eval.py --train_dir=...` evaluates it.
 """
 
+import os
 import signal
 import sys
 
@@ -71,6 +72,22 @@ flags.DEFINE_enum(
 )
 
 flags.DEFINE_integer("num_towers", None, "Towers; default: one per visible GPU, else 1.")
+flags.DEFINE_list(
+    "workers",
+    [],
+    "Processes of one run on several machines: host:port of each, the same list on all; the first "
+    "is the chief, which has the run's folder. Or the environment variable TF_CONFIG says it. Each "
+    "has --num_towers towers.",
+)
+flags.DEFINE_integer("worker_index", None, "Which of --workers this process is, from 0.")
+flags.DEFINE_enum(
+    "worker_reduction",
+    None,
+    ["ordered", "ring"],
+    "How workers add up their gradients: along the tree of microbatches, for the bits of one "
+    "worker, or around a ring; default: ordered where it has those bits.",
+)
+flags.DEFINE_float("worker_wait_seconds", 300.0, "How long a worker waits for the others to start.")
 flags.DEFINE_integer("global_batch_size", 128, "Examples of one step, over all towers.")
 flags.DEFINE_integer(
     "num_microbatches",
@@ -176,6 +193,11 @@ flags.DEFINE_integer("checkpoints_to_keep", 5, "The newest checkpoints that are 
 flags.DEFINE_float(
     "eval_every_epochs", 0.0, "Epochs between two evaluations on the test split; 0: at the end."
 )
+flags.DEFINE_bool(
+    "eval_of_workers",
+    False,
+    "Beside each evaluation, the accuracy of each worker's share of the examples.",
+)
 flags.DEFINE_list("profile_steps", None, "First and last step of a profile for TensorBoard: A,B.")
 
 
@@ -205,7 +227,7 @@ def run_or_explain(argv):
     """Reads the flags and trains; an error of the user's becomes one line and an exit code."""
     # Imported here, so that --help answers without waiting for TensorFlow.
     from input_pipeline import datasets
-    from towers import checkpoints, run_folder, settings, training
+    from towers import channel, checkpoints, run_folder, settings, training
 
     try:
         return run(settings_from_flags(argv))
@@ -213,6 +235,7 @@ def run_or_explain(argv):
         print(f"train.py: error: {error}", file=sys.stderr)
         return 2
     except (
+        channel.WorkerError,
         datasets.DataError,
         run_folder.RunFolderError,
         checkpoints.CheckpointError,
@@ -224,7 +247,7 @@ def run_or_explain(argv):
 
 def settings_from_flags(argv):
     """The flags, with the recipe's values for those that were not given."""
-    from towers import settings
+    from towers import cluster, settings
 
     if argv[1:]:
         raise settings.SettingsError(f"unexpected argument {argv[1]!r}: flags begin with --")
@@ -236,29 +259,41 @@ def settings_from_flags(argv):
     }
     values["decay_epochs"] = settings.numbers("decay_epochs", values["decay_epochs"], float)
     values["profile_steps"] = settings.numbers("profile_steps", values["profile_steps"], int)
+    values["workers"] = tuple(values["workers"])
+    try:
+        members = cluster.from_tf_config(os.environ.get("TF_CONFIG") or "{}")
+    except ValueError as error:
+        raise settings.SettingsError(f"TF_CONFIG: {error}") from error
+    if members and (given["workers"].present or given["worker_index"].present):
+        raise settings.SettingsError(
+            f"--workers={settings.shown(values['workers'])}: TF_CONFIG names workers too; give one "
+            "of the two"
+        )
+    if members:
+        values["workers"], values["worker_index"] = members.addresses, members.index
     return settings.TrainSettings(**values)
 
 
 def run(chosen):
     """The story of a training run; returns the exit code."""
+    from towers import session
+
+    with session.meet_workers(chosen) as workers:
+        return run_with(workers, chosen)
+
+
+def run_with(workers, chosen):
+    """The story, once all workers are there; most often there is one."""
     from input_pipeline import batches, datasets, preprocess
-    from towers import (
-        console,
-        devices,
-        models,
-        run_folder,
-        run_lock,
-        session,
-        start_table,
-        training,
-    )
+    from towers import console, devices, models, run_folder, session, start_table, training
 
     folder = run_folder.RunFolder(chosen.train_dir)
-    earlier = folder.read_config()
-    run_lock.RunLock(folder).check_free()
-    chosen = session.resolved(chosen, earlier, devices.visible_gpus())
+    found = session.find(workers, folder)
+    chosen = session.resolved(chosen, found.earlier, devices.visible_gpus(), found.cores)
+    session.check_alike(workers, chosen)
     session.start_runtime(chosen.intra_op_threads, chosen.deterministic)
     tower_devices = session.tower_devices(chosen.num_towers)
+    workers.start(chosen.worker_reduction)
 
     train = datasets.load(chosen.dataset, chosen.data_dir, "train")
     test = datasets.load(chosen.dataset, chosen.data_dir, "test")
@@ -277,9 +312,11 @@ def run(chosen):
         data_source=train.source,
         data_sha256=train.fingerprint,
     )
-    if earlier is not None:
-        session.check_same_run(earlier, config)
-    print(console.table(start_table.rows(config, learning_rate, len(test.images))), flush=True)
+    session.check_same_data(workers, config, len(test.images))
+    if found.earlier is not None:
+        session.check_same_run(found.earlier, config)
+    if workers.is_chief:
+        print(console.table(start_table.rows(config, learning_rate, len(test.images))), flush=True)
 
     trainer = session.build_trainer(
         chosen,
@@ -289,13 +326,16 @@ def run(chosen):
         lambda: preprocessing.evaluate(
             batches.spread_out(train.images, session.IMAGES_TO_ADAPT_TO)
         ).numpy(),
+        workers,
     )
+    share = batches.Share(workers.index, workers.count)
     # Made once, for TensorFlow keeps something of each data set; every iteration starts anew.
     test_batches = batches.evaluation_batches(
         test.images,
         test.labels,
         global_batch_size=chosen.global_batch_size,
         preprocess=preprocessing.evaluate,
+        share=share,
     )
     data = training.Data(
         training=lambda first_step, last_step: batches.training_batches(
@@ -306,6 +346,7 @@ def run(chosen):
             first_step=first_step,
             last_step=last_step,
             preprocess=preprocessing.train,
+            share=share,
         ),
         evaluation=test_batches,
         evaluation_count=len(test.images),

@@ -68,13 +68,13 @@ def _uniform(draw_seed, kind_of_draw: int, count, low, high, dtype=tf.float32) -
 
 
 def distort_for_tutorial(
-    images: tf.Tensor, draw_seed: tf.Tensor, crop_height: int, crop_width: int
+    images: tf.Tensor, draws: batches.Draws, crop_height: int, crop_width: int
 ) -> tf.Tensor:
     """Random crop, mirroring, brightness and contrast, then standardization, per image.
 
     Args:
       images: uint8 or float32 [batch, height, width, channels], in [0, 255].
-      draw_seed: int [2].
+      draws: of the batch.
       crop_height: rows kept, at most height.
       crop_width: columns kept, at most width.
 
@@ -86,11 +86,11 @@ def distort_for_tutorial(
     """
     count = tf.shape(images)[0]
     max_top, max_left = _margins(images, crop_height, crop_width)
-    placement = draw_placement(draw_seed, count, max_top, max_left)
+    placement = draws.own(lambda n: draw_placement(draws.seed, n, max_top, max_left), count)
     cropped = crop_and_flip(images, placement, crop_height, crop_width)
     # [batch, crop_height, crop_width, channels]
-    recoloured = adjust_colour(tf.cast(cropped, tf.float32), draw_colour(draw_seed, count))
-    return standardize(recoloured)
+    colour = draws.own(lambda n: draw_colour(draws.seed, n), count)
+    return standardize(adjust_colour(tf.cast(cropped, tf.float32), colour))
 
 
 def center_for_tutorial(images: tf.Tensor, crop_height: int, crop_width: int) -> tf.Tensor:
@@ -103,7 +103,7 @@ def center_for_tutorial(images: tf.Tensor, crop_height: int, crop_width: int) ->
     return standardize(images[:, top : top + crop_height, left : left + crop_width, :])
 
 
-def distort_pad_crop_flip(images: tf.Tensor, draw_seed: tf.Tensor, padding: int = 4) -> tf.Tensor:
+def distort_pad_crop_flip(images: tf.Tensor, draws: batches.Draws, padding: int = 4) -> tf.Tensor:
     """Zero padding, a random crop back to the image's size, mirroring, then standardization.
 
     The usual augmentation for residual networks on CIFAR-10 (He et al. 2015, arXiv:1512.03385,
@@ -111,7 +111,7 @@ def distort_pad_crop_flip(images: tf.Tensor, draw_seed: tf.Tensor, padding: int 
 
     Args:
       images: uint8 or float32 [batch, height, width, channels], in [0, 255].
-      draw_seed: int [2].
+      draws: of the batch.
       padding: pixels added on each side before the crop.
 
     Returns:
@@ -120,7 +120,7 @@ def distort_pad_crop_flip(images: tf.Tensor, draw_seed: tf.Tensor, padding: int 
     _, height, width, _ = images.shape
     padded = tf.pad(images, [[0, 0], [padding, padding], [padding, padding], [0, 0]])
     # [batch, height + 2 * padding, width + 2 * padding, channels]
-    placement = draw_placement(draw_seed, tf.shape(images)[0], 2 * padding, 2 * padding)
+    placement = _own_placement(draws, images, 2 * padding)
     return standardize(crop_and_flip(padded, placement, height, width))
 
 
@@ -141,9 +141,12 @@ def distort_shift_flip(images: tf.Tensor, draws: batches.Draws, margin: int = 2)
     _, height, width, _ = images.shape
     around = [margin, margin]
     padded = tf.pad(images, [[0, 0], around, around, [0, 0]], "REFLECT")
-    placement = draw_placement(draws.seed, tf.shape(images)[0], 2 * margin, 2 * margin)
-    placement = placement._replace(flip=draws.mirrored)
+    placement = _own_placement(draws, images, 2 * margin)._replace(flip=draws.mirrored)
     return scale_pixels(crop_and_flip(padded, placement, height, width))
+
+
+def _own_placement(draws: batches.Draws, images: tf.Tensor, margin: int) -> Placement:
+    return draws.own(lambda n: draw_placement(draws.seed, n, margin, margin), tf.shape(images)[0])
 
 
 def scale_pixels(images: tf.Tensor) -> tf.Tensor:
@@ -233,7 +236,7 @@ def _crop_flip_colour(image_shape: tuple[int, int, int]) -> Preprocessing:
     crop = {"crop_height": height * 3 // 4, "crop_width": width * 3 // 4}
     return Preprocessing(
         name="crop_flip_colour",
-        train=lambda images, draws: distort_for_tutorial(images, draws.seed, **crop),
+        train=functools.partial(distort_for_tutorial, **crop),
         evaluate=functools.partial(center_for_tutorial, **crop),
         output_shape=(crop["crop_height"], crop["crop_width"], channels),
     )
@@ -242,7 +245,7 @@ def _crop_flip_colour(image_shape: tuple[int, int, int]) -> Preprocessing:
 def _pad_crop_flip(image_shape: tuple[int, int, int]) -> Preprocessing:
     return Preprocessing(
         name="pad_crop_flip",
-        train=lambda images, draws: distort_pad_crop_flip(images, draws.seed),
+        train=distort_pad_crop_flip,
         evaluate=standardize,
         output_shape=image_shape,
     )

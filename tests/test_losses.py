@@ -92,7 +92,7 @@ def test_labels_are_smoothed_in_training_alone():
         "--label_smoothing=0.5", "--learning_rate=1e-30", "--weight_decay=0",
         "--moving_average_decay=0", "--global_batch_size=8", "--num_microbatches=2",
     )  # fmt: skip
-    chosen = session.resolved(chosen, None, num_gpus=0)
+    chosen = session.resolved(chosen, None, num_gpus=0, cores=2)
     derived = {"image_shape": (8, 8, 3), "class_names": ["one"] * 10}
     config = {"settings": dataclasses.asdict(chosen), "resolved": derived}
     rate = session.learning_rate(chosen, 8)

@@ -38,7 +38,7 @@ class TestOracle:
     @pytest.mark.parametrize(("height", "width"), [(32, 32), (28, 30)])
     def test_distort_for_tutorial(self, height, width):
         images = random_images(12, height, width)
-        found = preprocess.distort_for_tutorial(images, SEED, 24, 21)
+        found = preprocess.distort_for_tutorial(images, draws(12), 24, 21)
         placement = preprocess.draw_placement(SEED, 12, height - 24, width - 21)
         colour = preprocess.draw_colour(SEED, 12)
         expected = one_by_one(images, placement, 24, 21, colour)
@@ -47,7 +47,7 @@ class TestOracle:
 
     def test_distort_pad_crop_flip(self):
         images = random_images(12)
-        found = preprocess.distort_pad_crop_flip(images, SEED)
+        found = preprocess.distort_pad_crop_flip(images, draws(12))
         padded = np.pad(images, [(0, 0), (4, 4), (4, 4), (0, 0)])
         placement = preprocess.draw_placement(SEED, 12, 8, 8)
         np.testing.assert_allclose(found, one_by_one(padded, placement, 32, 32), atol=2e-5)
@@ -189,6 +189,6 @@ def test_for_images_refuses_unknown_names():
 
 def test_crops_larger_than_the_image_are_refused():
     with pytest.raises(ValueError, match="24x40 does not fit images of 32x32"):
-        preprocess.distort_for_tutorial(random_images(1), SEED, 24, 40)
+        preprocess.distort_for_tutorial(random_images(1), draws(1), 24, 40)
     with pytest.raises(ValueError, match="40x24 does not fit images of 32x32"):
         preprocess.center_for_tutorial(random_images(1), 40, 24)

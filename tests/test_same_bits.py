@@ -53,7 +53,9 @@ def short_evaluation(monkeypatch):
 def what_a_run_wrote(folder) -> list[dict]:
     """Every line of metrics.jsonl without what the clock put into it."""
     lines = scripts.lines_of(folder / "metrics.jsonl")
-    return [{k: v for k, v in line.items() if k not in compare.OF_THE_CLOCK} for line in lines]
+    return [
+        {k: v for k, v in line.items() if k not in compare.OF_CLOCK_AND_PLACE} for line in lines
+    ]
 
 
 @pytest.mark.pitfall(31)
@@ -329,13 +331,13 @@ class TestTheFastRecipe:
 )
 def test_default_microbatches(num_towers, flags, expected):
     asked = scripts.settings_of(f"--num_towers={num_towers}", *flags)
-    assert session.resolved(asked, None, num_gpus=0).num_microbatches == expected
+    assert session.resolved(asked, None, num_gpus=0, cores=2).num_microbatches == expected
 
 
 @pytest.mark.parametrize("num_towers", [1, 2, 4])
 def test_default_microbatches_on_gpus_are_one_per_tower(num_towers):
     # What four of them cost there was not measured.
-    chosen = session.resolved(scripts.settings_of(), None, num_gpus=num_towers)
+    chosen = session.resolved(scripts.settings_of(), None, num_gpus=num_towers, cores=2)
     assert (chosen.num_towers, chosen.num_microbatches) == (num_towers, num_towers)
 
 
@@ -350,15 +352,14 @@ def test_default_microbatches_on_gpus_are_one_per_tower(num_towers):
         (16, ["--intra_op_threads=3"], 3),
     ],
 )
-def test_default_threads_are_the_cores_of_a_microbatch(monkeypatch, cores, flags, expected):
-    monkeypatch.setattr(devices, "available_cores", lambda: cores)
-    chosen = session.resolved(scripts.settings_of(*flags), None, num_gpus=0)
+def test_default_threads_are_the_cores_of_a_microbatch(cores, flags, expected):
+    chosen = session.resolved(scripts.settings_of(*flags), None, num_gpus=0, cores=cores)
     assert chosen.intra_op_threads == expected
 
 
 def test_threads_elsewhere(monkeypatch):
     monkeypatch.setattr(devices, "available_cores", lambda: 16)
-    with_gpus = session.resolved(scripts.settings_of(), None, num_gpus=8)
+    with_gpus = session.resolved(scripts.settings_of(), None, num_gpus=8, cores=16)
     assert with_gpus.intra_op_threads == 16  # the microbatches are not on the CPU
     before_they_were_written_down = {"settings": {"num_microbatches": 4}}
     assert session.threads_of(before_they_were_written_down) == 16

@@ -17,7 +17,13 @@ import numpy as np
 
 from towers import checkpoints, run_folder, session, settings
 
-OF_THE_CLOCK = ("examples_per_second", "step_seconds")
+# Lines of metrics.jsonl have them, and they are not of what was computed.
+OF_CLOCK_AND_PLACE = (
+    "examples_per_second",
+    "step_seconds",
+    "count_of_workers",
+    "accuracy_of_workers",
+)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -73,6 +79,7 @@ def _described(folder: run_folder.RunFolder) -> tuple[dict, dict]:
         chosen, derived = config["settings"], config["resolved"]
         place = {
             "num_towers": chosen["num_towers"],
+            "number of workers": derived.get("num_workers", 1),  # an older run had one
             "tower devices": derived["tower_devices"],
             "sha256 of the images": derived["data_sha256"][:12],
             "kind of processor": config.get("processor"),
@@ -124,15 +131,15 @@ def _hashes(lines: Sequence[Mapping]) -> dict[int, Mapping]:
 
 
 def _logged(lines: Sequence[Mapping]) -> dict[int, Mapping]:
-    return {line["step"]: _without_clock(line) for line in lines if "learning_rate" in line}
+    return {line["step"]: _computed(line) for line in lines if "learning_rate" in line}
 
 
 def _evaluations(lines: Sequence[Mapping]) -> dict[int, Mapping]:
-    return {line["step"]: line for line in lines if "split" in line}
+    return {line["step"]: _computed(line) for line in lines if "split" in line}
 
 
-def _without_clock(line: Mapping) -> dict:
-    return {name: value for name, value in line.items() if name not in OF_THE_CLOCK}
+def _computed(line: Mapping) -> dict:
+    return {name: value for name, value in line.items() if name not in OF_CLOCK_AND_PLACE}
 
 
 def first_parting(

@@ -47,6 +47,13 @@ class Lines:
         """The run has ended."""
 
 
+class Silence(Lines):
+    """No progress, for a worker whose chief shows it."""
+
+    def say(self, text: str) -> None:
+        """Says nothing."""
+
+
 class Bar:
     """Progress as a bar with one status line, for terminals."""
 
@@ -79,8 +86,10 @@ class Bar:
         self._bar.close()
 
 
-def progress(first_step: int, last_step: int) -> Lines | Bar:
-    """A bar on a terminal, lines elsewhere."""
+def progress(first_step: int, last_step: int, is_chief: bool = True) -> Lines | Bar:
+    """A bar on a terminal, lines elsewhere; nothing where another worker shows it."""
+    if not is_chief:
+        return Silence(last_step)
     if sys.stderr.isatty() and sys.stdout.isatty():
         return Bar(first_step, last_step)
     return Lines(last_step)

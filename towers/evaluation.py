@@ -13,7 +13,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from towers import devices
+from towers import collectives, devices
 
 
 @dataclasses.dataclass(frozen=True)
@@ -26,6 +26,7 @@ class Evaluation:
       accuracy: share of examples whose label has the largest logit.
       top5_accuracy: share of examples whose label is among the five largest logits.
       confusion: int64 [num_classes, num_classes], examples by (label, predicted class).
+      of_workers: (count, accuracy) of each worker's share of the examples.
     """
 
     count: int
@@ -33,6 +34,7 @@ class Evaluation:
     accuracy: float
     top5_accuracy: float
     confusion: np.ndarray
+    of_workers: tuple[tuple[int, float], ...] = ()
 
     def per_class_accuracy(self) -> np.ndarray:
         """Accuracy among the examples of each class, [num_classes]; NaN for an absent class."""
@@ -56,6 +58,49 @@ class _Outputs(NamedTuple):
     in_top5: tf.Tensor  # bool [n]
 
 
+class _Seen(NamedTuple):
+    """Examples with their outputs, as NumPy arrays [n]."""
+
+    labels: np.ndarray
+    mask: np.ndarray
+    losses: np.ndarray
+    predicted: np.ndarray
+    in_top5: np.ndarray
+
+    def split(self, ends: np.ndarray) -> list["_Seen"]:
+        return [_Seen(*parts) for parts in zip(*(np.split(v, ends) for v in self), strict=True)]
+
+    @staticmethod
+    def joined(parts: Sequence["_Seen"]) -> "_Seen":
+        return _Seen(*(np.concatenate(values) for values in zip(*parts, strict=True)))
+
+    def accuracy(self) -> tuple[int, float]:
+        """(examples, share that is right); 0.0 where there is none."""
+        right = (self.labels == self.predicted)[self.mask]
+        return len(right), float(right.mean()) if len(right) else 0.0
+
+
+def _add_up(
+    batches: Sequence[_Seen], num_classes: int, of_workers: tuple[tuple[int, float], ...]
+) -> Evaluation:
+    count, sum_loss, sum_top5 = 0, 0.0, 0
+    confusion = np.zeros((num_classes, num_classes), dtype=np.int64)
+    for batch in batches:
+        mask = batch.mask
+        np.add.at(confusion, (batch.labels[mask], batch.predicted[mask]), 1)
+        count += int(mask.sum())
+        sum_loss += float(batch.losses[mask].astype(np.float64).sum())
+        sum_top5 += int(batch.in_top5[mask].sum())
+    return Evaluation(
+        count=count,
+        loss=sum_loss / count,
+        accuracy=int(np.trace(confusion)) / count,
+        top5_accuracy=sum_top5 / count,
+        confusion=confusion,
+        of_workers=of_workers,
+    )
+
+
 class Evaluator:
     """Evaluates a classifier with given weights, the batch spread over towers.
 
@@ -70,6 +115,7 @@ class Evaluator:
         tower_devices: Sequence[str],
         num_microbatches: int = 1,
         test_time_flip: bool = False,
+        workers: collectives.Alone | None = None,
     ):
         """
         Args:
@@ -78,10 +124,11 @@ class Evaluator:
             moving averages.
           loss_fn: (labels [n], logits [n, num_classes]) to [n].
           tower_devices: one device per tower.
-          num_microbatches: equal parts of a batch, spread over the towers; need not be a multiple
-            of their number, and more towers than parts are idle.
+          num_microbatches: equal parts of a batch (of this worker's share of one), spread over the
+            towers; need not be a multiple of their number, and more towers than parts are idle.
           test_time_flip: evaluates the mean of the logits of each image and of its mirror image;
             for images [n, height, width, channels].
+          workers: that evaluate together, each its own share of every batch; None for one.
         """
         devices.run_graphs_as_written()
         self._model = model
@@ -90,37 +137,35 @@ class Evaluator:
         self._tower_devices = tuple(tower_devices)
         self._num_microbatches = num_microbatches
         self._test_time_flip = test_time_flip
+        self._workers = workers or collectives.Alone()
         self._batch_outputs = tf.function(self._build, autograph=False)
 
     def __call__(self, batches: Iterable) -> Evaluation:
         """Evaluates every example that the masks of `batches` admit.
 
         Args:
-          batches: of (images [n, ...], labels integer [n]) or (images, labels, mask bool [n]).
+          batches: of (images [n, ...], labels integer [n]) or (images, labels, mask bool [n]); with
+            several workers, of this one's share of each batch, and as many on all.
 
         Raises:
           ValueError: there is no example to evaluate.
+          WorkerError: another worker is gone or has ended.
         """
-        count, sum_loss, sum_top5, confusion = 0, 0.0, 0, None
+        seen, num_classes = [], 0
         for images, labels, *mask in batches:
+            labels = np.asarray(labels)
             mask = np.asarray(mask[0]) if mask else np.ones(len(labels), dtype=bool)
             outputs, num_classes = self._outputs(images, labels)
-            labels = np.asarray(labels)[mask]
-            if confusion is None:
-                confusion = np.zeros((num_classes, num_classes), dtype=np.int64)
-            np.add.at(confusion, (labels, outputs.predicted[mask]), 1)
-            count += int(mask.sum())
-            sum_loss += float(outputs.losses[mask].astype(np.float64).sum())
-            sum_top5 += int(outputs.in_top5[mask].sum())
-        if not count:
+            seen.append(_Seen(labels, mask, *outputs))
+        if not any(batch.mask.any() for batch in seen):
             raise ValueError("there is no example to evaluate")
-        return Evaluation(
-            count=count,
-            loss=sum_loss / count,
-            accuracy=int(np.trace(confusion)) / count,
-            top5_accuracy=sum_top5 / count,
-            confusion=confusion,
-        )
+        ends = np.cumsum([len(batch.labels) for batch in seen])[:-1]
+        columns = [np.concatenate(values) for values in zip(*seen, strict=True)]
+        of_workers = [_Seen(*own) for own in self._workers.gather(columns)]
+        # As they were before the batches were cut: sums do not depend on the number of workers.
+        in_batches = zip(*(own.split(ends) for own in of_workers), strict=True)
+        whole = [_Seen.joined(shares) for shares in in_batches]
+        return _add_up(whole, num_classes, tuple(own.accuracy() for own in of_workers))
 
     def _outputs(self, images, labels) -> tuple[_Outputs, int]:
         """One batch's outputs as NumPy arrays, [n], and the number of classes."""

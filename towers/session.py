@@ -17,11 +17,15 @@ import tensorflow as tf
 
 import towers
 from towers import (
+    channel,
+    cluster,
+    collectives,
     devices,
     losses,
     models,
     optimizers,
     run_folder,
+    run_lock,
     schedules,
     settings,
     trainer,
@@ -46,6 +50,94 @@ def start_runtime(intra_op_threads: int, deterministic: bool) -> None:
         tf.config.experimental.enable_op_determinism()
 
 
+def meet_workers(chosen: settings.TrainSettings) -> collectives.Alone:
+    """Meets the other workers of the run, where there are any.
+
+    Raises:
+      WorkerError: one does not come.
+    """
+    if not chosen.workers:
+        return collectives.Alone()
+    members = cluster.Cluster(chosen.workers, chosen.worker_index)
+    return collectives.Workers(members, chosen.worker_wait_seconds)
+
+
+@dataclasses.dataclass(frozen=True)
+class Found:
+    """What a run starts from, as its chief finds it.
+
+    Attributes:
+      earlier: the configuration of the run that goes on, if one does.
+      cores: that the chief may use.
+    """
+
+    earlier: dict | None
+    cores: int
+
+
+def find(workers: collectives.Alone, folder: run_folder.RunFolder) -> Found:
+    """Looks into the run's folder, on the chief, for all workers.
+
+    Raises:
+      RunFolderError: the folder holds something else than a run, or one that is being trained.
+      WorkerError: another worker is gone or has ended.
+    """
+
+    def look():
+        earlier = folder.read_config()
+        run_lock.RunLock(folder).check_free()
+        return [earlier, devices.available_cores()]
+
+    return Found(*workers.from_chief(look))
+
+
+# What may differ between workers: where things are on each machine, and which worker it is.
+_OF_ONE_WORKER = ("train_dir", "data_dir", "worker_index", "worker_wait_seconds")
+
+
+def check_alike(workers: collectives.Alone, chosen: settings.TrainSettings) -> None:
+    """Checks that all workers were given the same settings, and have the same packages.
+
+    Args:
+      workers: of the run.
+      chosen: resolved.
+
+    Raises:
+      WorkerError: names what differs, and on which worker.
+    """
+    given = dataclasses.asdict(chosen)
+    shared = {name: value for name, value in given.items() if name not in _OF_ONE_WORKER}
+    versions = {f"version of {name}": number for name, number in _versions().items()}
+    _check_same(workers, shared | versions)
+
+
+def check_same_data(workers: collectives.Alone, config: Mapping, num_test_examples: int) -> None:
+    """Checks that all workers read the same images.
+
+    Raises:
+      WorkerError: names what differs, and on which worker.
+    """
+    derived = config["resolved"]
+    _check_same(
+        workers,
+        {
+            "number of training examples": derived["examples_per_epoch"],
+            "number of test examples": num_test_examples,
+            "sha256 of the images": derived["data_sha256"][:12],
+        },
+    )
+
+
+def _check_same(workers: collectives.Alone, own: dict) -> None:
+    chief, *others = workers.exchange(own)
+    for index, other in enumerate(others, start=1):
+        if different := run_folder.differences(chief, other):
+            raise channel.WorkerError(
+                f"{workers.name(index)} does not fit {workers.name(0)}: "
+                + "; ".join(different).replace("(the run has ", f"({workers.name(0)} has ")
+            )
+
+
 def tower_devices(num_towers: int | None) -> tuple[str, ...]:
     """One device per tower; None means one per visible GPU, else 1.
 
@@ -59,7 +151,7 @@ def tower_devices(num_towers: int | None) -> tuple[str, ...]:
 
 
 def resolved(
-    chosen: settings.TrainSettings, earlier: Mapping | None, num_gpus: int
+    chosen: settings.TrainSettings, earlier: Mapping | None, num_gpus: int, cores: int
 ) -> settings.TrainSettings:
     """The settings with every default filled in; does not start TensorFlow's runtime.
 
@@ -70,6 +162,7 @@ def resolved(
       chosen: as asked for.
       earlier: the configuration of the run that goes on, if one does.
       num_gpus: how many the process may use.
+      cores: how many the chief may use.
 
     Raises:
       SettingsError: sizes that do not divide.
@@ -79,15 +172,19 @@ def resolved(
         check_config(earlier, chosen.train_dir)
     network, num_towers = models.NETWORKS[chosen.model], chosen.num_towers or max(1, num_gpus)
     num_microbatches, kept = chosen.num_microbatches, ""
+    num_workers = len(chosen.workers) or 1
     if not num_microbatches and earlier is None:
-        num_microbatches = _default_microbatches(chosen.global_batch_size, num_towers, num_gpus)
+        num_microbatches = _default_microbatches(
+            chosen.global_batch_size, num_towers * num_workers, num_gpus
+        )
     elif not num_microbatches:
         num_microbatches = earlier["settings"]["num_microbatches"]
         kept = f"; the run in {chosen.train_dir} began with {num_microbatches} microbatch(es)"
     try:
-        trainer.check_sizes(chosen.global_batch_size, num_microbatches, num_towers)
+        trainer.check_sizes(chosen.global_batch_size, num_microbatches, num_towers, num_workers)
     except ValueError as error:
         raise settings.SettingsError(f"--{error}{kept}") from error
+    reduction = chosen.worker_reduction or default_reduction(num_microbatches, num_workers)
     threads = chosen.intra_op_threads or (earlier and threads_of(earlier))
     return dataclasses.replace(
         chosen,
@@ -95,7 +192,8 @@ def resolved(
         data_dir=chosen.data_dir and os.path.abspath(os.path.expanduser(chosen.data_dir)),
         num_towers=num_towers,
         num_microbatches=num_microbatches,
-        intra_op_threads=threads or default_threads(num_microbatches, num_gpus),
+        worker_reduction=reduction,
+        intra_op_threads=threads or default_threads(num_microbatches, num_gpus, cores),
         weight_decay=_default(chosen.weight_decay, network.weight_decay),
         weight_decay_filter=_default(chosen.weight_decay_filter, network.weight_filter),
     )
@@ -110,14 +208,24 @@ def _default_microbatches(global_batch_size: int, num_towers: int, num_gpus: int
     return CPU_MICROBATCHES if divides and not num_gpus else num_towers
 
 
-def default_threads(num_microbatches: int, num_gpus: int) -> int:
+def default_reduction(num_microbatches: int, num_workers: int) -> str:
+    """`ordered`, but where it could not give the bits of one worker: there `ring`, one call less.
+
+    Where a worker's share of the microbatches is no power of two, it is no part of the tree. Two
+    workers' sums are the same both ways.
+    """
+    is_subtree = (num_microbatches // num_workers).bit_count() == 1
+    return "ordered" if is_subtree or num_workers <= 2 else "ring"
+
+
+def default_threads(num_microbatches: int, num_gpus: int, cores: int) -> int:
     """Threads for one operation: the cores divided by the microbatches, at least 1.
 
     Microbatches run side by side. A core that has one to itself is never waited for in the midst of
     an operation, which is why one thread each is faster than several for all (docs/speed.md). With
-    GPUs the CPU has no microbatches, and all its cores have the reduction and the update.
+    GPUs the CPU has no microbatches, and all its cores have the reduction and the update. Several
+    workers have the chief's: threads show in the bits, and workers must not.
     """
-    cores = devices.available_cores()
     return cores if num_gpus else max(1, cores // num_microbatches)
 
 
@@ -181,6 +289,7 @@ def plan(
         checkpoints_to_keep=chosen.checkpoints_to_keep,
         eval_every_epochs=chosen.eval_every_epochs,
         profile_steps=chosen.profile_steps,
+        eval_of_workers=chosen.eval_of_workers,
     )
 
 
@@ -198,11 +307,13 @@ def config(
       plan: of the run.
       **data: what is known of the data and its preprocessing.
     """
+    num_workers = len(chosen.workers) or 1
     return {
         "settings": dataclasses.asdict(chosen),
         "resolved": {
             "tower_devices": list(tower_devices),
-            "per_tower_batch_size": chosen.global_batch_size // len(tower_devices),
+            "num_workers": num_workers,
+            "per_tower_batch_size": chosen.global_batch_size // (len(tower_devices) * num_workers),
             "microbatch_size": chosen.global_batch_size // chosen.num_microbatches,
             "steps_per_epoch": plan.examples_per_epoch / chosen.global_batch_size,
             "last_step": plan.last_step,
@@ -210,11 +321,14 @@ def config(
             "class_names": list(plan.class_names),
             **data,
         },
-        "versions": {module.__name__: module.__version__ for module in (towers, tf, keras, np)}
-        | {"python": platform.python_version()},
+        "versions": _versions() | {"python": platform.python_version()},
         "processor": devices.processor(),
         "git_revision": _git_revision(),
     }
+
+
+def _versions() -> dict[str, str]:
+    return {module.__name__: module.__version__ for module in (towers, tf, keras, np)}
 
 
 def _git_revision() -> str | None:
@@ -312,6 +426,7 @@ def build_trainer(
     config: Mapping,
     learning_rate: schedules.LearningRate,
     training_images: Callable[[], np.ndarray],
+    workers: collectives.Alone | None = None,
 ) -> trainer.Trainer:
     """Builds the network, its optimizer and the trainer of a run.
 
@@ -322,6 +437,7 @@ def build_trainer(
       learning_rate: of the run.
       training_images: () to some preprocessed training images, [n, height, width, channels], for a
         network that looks at them before its first step.
+      workers: of the run; None for one.
 
     Raises:
       SettingsError: the images are too small for the network, or no weight decays.
@@ -351,6 +467,7 @@ def build_trainer(
         model,
         optimizer,
         tower_devices=tower_devices,
+        workers=workers,
         global_batch_size=chosen.global_batch_size,
         num_microbatches=chosen.num_microbatches,
         learning_rate=learning_rate,
@@ -390,21 +507,36 @@ def train(run: training.Run, config: Mapping) -> int:
     Raises:
       RunFolderError: another training is at work in the folder, it cannot be written, or it was
         taken away.
+      WorkerError: another worker is gone or has ended.
       CheckpointError: no checkpoint can be restored, or one cannot be written.
       TrainingError: a loss, a gradient or a weight is not finite, or the run is past its end.
     """
+    if not run.workers.is_chief:
+        return _train_with_chief(run, config)
     with run.lock.held():
         began = run.folder.read_config()
         if began is not None:  # perhaps only since this process first looked
             check_config(began, run.folder.path)
             check_same_run(began, config)
-        return _train_alone(run, config)
+        return _train_as_chief(run, config)
 
 
-def _train_alone(run: training.Run, config: Mapping) -> int:
+def _train_with_chief(run: training.Run, config: Mapping) -> int:
+    if run.workers.from_chief(lambda: None) is not None:
+        print("the run had finished already")
+        return 0
+    run.trainer.share_state()
+    outcome = run.train(config)
+    how = "stopped" if outcome.final is None else "finished"
+    print(f"{how} at step {outcome.step}; {run.workers.name(0)} has the run")
+    return outcome.exit_code
+
+
+def _train_as_chief(run: training.Run, config: Mapping) -> int:
     folder, last_step = run.folder, run.plan.last_step
     finished = folder.read_final_summary()
     if finished and finished["step"] >= last_step:
+        run.workers.from_chief(lambda: finished)
         print(f"the run had finished already, at step {finished['step']}")
         _say_finished(folder, finished)
         return 0
@@ -417,6 +549,8 @@ def _train_alone(run: training.Run, config: Mapping) -> int:
             "give a later --train_epochs or --max_steps"
         )
     folder.create(config)
+    run.workers.from_chief(lambda: None)
+    run.trainer.share_state()
     if at_step:
         print(f"continuing at step {at_step}", flush=True)
     outcome = run.train(config)

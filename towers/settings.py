@@ -12,7 +12,16 @@ import reprlib
 import types
 import typing
 
-from towers import batch_norm, gradients, losses, models, optimizers, schedules
+from towers import (
+    batch_norm,
+    cluster,
+    collectives,
+    gradients,
+    losses,
+    models,
+    optimizers,
+    schedules,
+)
 
 
 class SettingsError(ValueError):
@@ -28,6 +37,10 @@ class TrainSettings:
     data_dir: str | None
     model: str
     num_towers: int | None
+    workers: tuple[str, ...]
+    worker_index: int | None
+    worker_reduction: str | None
+    worker_wait_seconds: float
     global_batch_size: int
     num_microbatches: int
     train_epochs: float
@@ -61,15 +74,34 @@ class TrainSettings:
     checkpoint_every_steps: int
     checkpoints_to_keep: int
     eval_every_epochs: float
+    eval_of_workers: bool
     profile_steps: tuple[int, int] | None
     recipe: str
 
     def __post_init__(self):
         for name in names():
             check_value(name, getattr(self, name))
+        self._check_workers()
         self._check_schedule()
         self._check_optimizer()
         self._check_profile()
+
+    def _check_workers(self):
+        if not self.workers:
+            if self.worker_index is not None:
+                raise SettingsError(
+                    f"--worker_index={self.worker_index}: only with --workers=host:port,host:port"
+                )
+            return
+        given = f"--workers={shown(self.workers)}"
+        if len(self.workers) < 2:
+            raise SettingsError(f"{given}: must be at least two; one worker needs no flag")
+        if self.worker_index is None:
+            raise SettingsError(f"{given}: needs --worker_index, which of them this process is")
+        try:
+            cluster.check(self.workers, self.worker_index)
+        except ValueError as error:
+            raise SettingsError(f"{given}: {error}") from error
 
     def _check_schedule(self):
         kind = self.learning_rate_schedule
@@ -207,6 +239,8 @@ _SHARE = (lambda value: 0 <= value < 1, "at least 0 and below 1")
 _RANGES = {
     "train_dir": (bool, "a folder"),
     "num_towers": _PARTS,
+    "worker_index": _AT_LEAST_0,
+    "worker_wait_seconds": (lambda value: 0 < value <= 1e6, "above 0 and at most 1e6"),
     "global_batch_size": _BATCH,
     "num_microbatches": (lambda value: 0 <= value <= 1024, "at least 0 and at most 1024"),
     # Epochs are taken to the millionth; and positions in the data have to fit 64 bits.
@@ -234,6 +268,7 @@ _RANGES = {
 
 _CHOICES = {
     "model": tuple(models.NETWORKS),
+    "worker_reduction": collectives.REDUCTIONS,
     "learning_rate_schedule": schedules.SCHEDULES,
     "learning_rate_scaling": schedules.SCALINGS,
     "optimizer": tuple(optimizers.OPTIMIZERS),

@@ -18,7 +18,9 @@ def rows(
         ("model", f"{chosen['model']}, {chosen['compute_dtype']}, "
                   f"images {' x '.join(map(str, derived['image_shape']))}"
                   f"{', compiled with XLA' if chosen['jit_compile'] else ''}"),
-        ("towers", f"{chosen['num_towers']} on {', '.join(derived['tower_devices'])}"),
+        *([("workers", _describe_workers(chosen))] if chosen["workers"] else []),
+        ("towers", f"{chosen['num_towers']}{' each' if chosen['workers'] else ''} on "
+                   f"{', '.join(derived['tower_devices'])}"),
         ("batch", f"{chosen['global_batch_size']} global, "
                   f"{derived['per_tower_batch_size']} per tower, {chosen['num_microbatches']} "
                   f"microbatch(es) of {derived['microbatch_size']}"),
@@ -36,13 +38,19 @@ def rows(
 
 
 def _describe_same_bits(chosen: Mapping, derived: Mapping) -> str:
-    num_towers, num_microbatches = chosen["num_towers"], chosen["num_microbatches"]
+    num_towers = chosen["num_towers"] * derived["num_workers"]
+    num_microbatches = chosen["num_microbatches"]
     on_cpus = devices.are_cpus(derived["tower_devices"])
     if not (on_cpus or chosen["deterministic"]):
         return "not promised on GPUs without --deterministic"
     numbers = _same_bits(num_microbatches)
+    of_workers = ""
+    if derived["num_workers"] > 2 and chosen["worker_reduction"] == "ring":
+        return "not promised by --worker_reduction=ring on more than two workers"
+    if derived["num_workers"] > 1:
+        of_workers = " of any number of workers"
     said = (
-        f"on {_either(numbers)} tower(s), by --num_microbatches={num_microbatches} and "
+        f"on {_either(numbers)} tower(s){of_workers}, by --num_microbatches={num_microbatches} and "
         f"--intra_op_threads={chosen['intra_op_threads']}"
     )
     if num_towers not in numbers:
@@ -50,6 +58,13 @@ def _describe_same_bits(chosen: Mapping, derived: Mapping) -> str:
     if num_microbatches < 4 and 4 % num_towers == 0 == chosen["global_batch_size"] % 4:
         said += f"; a new run with --num_microbatches=4 has them on {_either(_same_bits(4))}"
     return said if on_cpus else f"{said} (not yet measured on GPUs)"
+
+
+def _describe_workers(chosen: Mapping) -> str:
+    return (
+        f"{len(chosen['workers'])} ({', '.join(chosen['workers'])}), gradients "
+        f"{chosen['worker_reduction']}"
+    )
 
 
 def _same_bits(num_microbatches: int) -> list[int]:

@@ -2,6 +2,9 @@
 
     split_batch -> tower_0 ... tower_{k-1} -> average_gradients -> apply -> moving_averages
 
+With several workers each has such a graph, and within average_gradients they give each other the
+sums of their towers.
+
 The loop over towers below runs while the graph is built, once. The graph it leaves has k towers
 that depend on nothing but their own inputs, and TensorFlow runs them side by side. Nothing is
 updated before every loss and every reduced gradient is known to be finite.
@@ -14,7 +17,16 @@ from typing import NamedTuple
 import keras
 import tensorflow as tf
 
-from towers import batch_norm, devices, gradients, moving_averages, not_finite, prefetch, tower
+from towers import (
+    batch_norm,
+    collectives,
+    devices,
+    gradients,
+    moving_averages,
+    not_finite,
+    prefetch,
+    tower,
+)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -102,8 +114,10 @@ class StepProgram:
     Attributes:
       state: what the step updates.
       tower_program: what each tower computes.
-      tower_devices: one device per tower.
-      num_microbatches: microbatches of a global batch; a multiple of the number of towers.
+      tower_devices: one device per tower of this worker.
+      workers: that make a step together.
+      num_microbatches: microbatches of a global batch; a multiple of the number of towers of all
+        workers.
       gradient_reduction: one of gradients.REDUCTIONS.
       batch_norm_statistics: one of batch_norm.POLICIES.
       moving_average_decay: of the weights; not used where the state keeps no averages.
@@ -112,6 +126,7 @@ class StepProgram:
     state: TrainState
     tower_program: tower.TowerProgram
     tower_devices: tuple[str, ...]
+    workers: collectives.Alone
     num_microbatches: int
     gradient_reduction: str
     batch_norm_statistics: str
@@ -130,10 +145,10 @@ def train_step(
 
     Args:
       program: parts and policies.
-      images: [global_batch_size, ...].
-      labels: integer [global_batch_size].
+      images: [worker_batch, ...], this worker's share of the global batch.
+      labels: integer [worker_batch].
       learning_rate: float32 [], of this update; None leaves it to the optimizer.
-      sample_weight: float32 [global_batch_size], at least 0; None weighs all examples the same.
+      sample_weight: float32 [worker_batch], at least 0; None weighs all examples the same.
       parts: each tower's images and labels where they are on its device already; None cuts the
         batch within the step.
 
@@ -144,6 +159,7 @@ def train_step(
     results = run_towers(program, images, labels, sample_weight, parts)
     with tf.device(devices.PARAMETER_DEVICE):
         with tf.name_scope("average_gradients"):
+            results = program.workers.join(results)
             reduced = gradients.reduce_towers(
                 [result.sum_gradients for result in results],
                 program.num_microbatches,
@@ -173,7 +189,7 @@ def train_step(
                     )
             with tf.name_scope("count"):
                 state.step.assign_add(1)
-                state.examples_seen.assign_add(images.shape[0])
+                state.examples_seen.assign_add(images.shape[0] * program.workers.count)
         with tf.name_scope("result"):
             return _result(results, shown)
 
@@ -185,7 +201,7 @@ def run_towers(
     sample_weight: tf.Tensor | None = None,
     parts: prefetch.Parts | None = None,
 ) -> list[tower.TowerResult]:
-    """Builds every tower on its device, each on its own part of the global batch."""
+    """Builds every tower of this worker on its device, each on its own part of the batch."""
     model, num_towers = program.state.model, len(program.tower_devices)
     with tf.device(devices.PARAMETER_DEVICE), tf.name_scope("split_batch"):
         # Each [per_tower_batch, ...].
@@ -202,11 +218,12 @@ def run_towers(
         weights = [tf.convert_to_tensor(weight.value) for weight in model.trainable_variables]
         model_states = _model_states(program)  # [microbatch][variable]
         loss_scale = _loss_scale(program.state.optimizer)
-    microbatches_per_tower = program.num_microbatches // num_towers
+    workers = program.workers
+    microbatches_per_tower = program.num_microbatches // (num_towers * workers.count)
     results = []
     for index, device in enumerate(program.tower_devices):
         with tf.device(device), tf.name_scope(f"tower_{index}"):
-            first = index * microbatches_per_tower
+            first = (workers.index * num_towers + index) * microbatches_per_tower
             own = range(first, first + microbatches_per_tower)
             results.append(
                 tower.compute(

@@ -55,6 +55,24 @@ class TowerResult(NamedTuple):
     model_states: list[tf.Tensor | None]
 
 
+def joined(results: Sequence[TowerResult]) -> TowerResult:
+    """Several towers' results as those of one tower that had all their microbatches."""
+    weights, states = zip(*((r.weights, r.model_states) for r in results), strict=True)
+    return TowerResult(
+        sum_gradients=gradients.sum_over_parts([result.sum_gradients for result in results]),
+        losses={
+            term: tf.concat([result.losses[term] for result in results], axis=0)
+            for term in results[0].losses
+        },
+        correct=tf.concat([result.correct for result in results], axis=0),
+        weights=None if weights[0] is None else tf.concat(weights, axis=0),
+        model_states=[
+            None if parts[0] is None else tf.concat(parts, axis=0)
+            for parts in zip(*states, strict=True)
+        ],
+    )
+
+
 class _Microbatch(NamedTuple):
     gradients: list[gradients.Gradient]
     losses: dict[str, tf.Tensor]

@@ -11,6 +11,7 @@ import tensorflow as tf
 
 from towers import (
     batch_norm,
+    collectives,
     devices,
     evaluation,
     gradients,
@@ -30,8 +31,10 @@ class Trainer:
 
     Attributes:
       state: weights, optimizer slots, moving averages and counters.
-      tower_devices: one device per tower.
-      global_batch_size: examples of one step.
+      tower_devices: one device per tower of this worker.
+      workers: that make each step together.
+      global_batch_size: examples of one step, over all workers.
+      worker_batch_size: this worker's share of them.
       num_microbatches: equal parts of the global batch, at least one per tower.
       learning_rate: examples seen to the rate of the next update; None leaves it to the optimizer.
     """
@@ -42,6 +45,7 @@ class Trainer:
         optimizer: keras.optimizers.Optimizer,
         *,
         tower_devices: tuple[str, ...],
+        workers: collectives.Alone | None = None,
         global_batch_size: int,
         num_microbatches: int = 0,
         learning_rate: Callable[[int], float] | None = None,
@@ -58,9 +62,11 @@ class Trainer:
         Args:
           model: built; its variables should live on `devices.PARAMETER_DEVICE`.
           optimizer: any Keras optimizer. Clipping it does itself comes after the reduction.
-          tower_devices: from `devices.choose`.
+          tower_devices: from `devices.choose`; as many on every worker.
+          workers: a started `collectives.Workers`; None where there is one worker.
           global_batch_size: examples of one step; a multiple of `num_microbatches`.
-          num_microbatches: a multiple of the number of towers; 0 means one per tower.
+          num_microbatches: a multiple of the number of towers of all workers; 0 means one per
+            tower.
           learning_rate: such as a `schedules.LearningRate`.
           loss_fn: (labels [n], outputs [n, ...]) to one loss per example, [n].
           evaluation_loss_fn: what an evaluation reports as its loss; None for `loss_fn`.
@@ -75,9 +81,13 @@ class Trainer:
           ValueError: an argument is out of range, or sizes do not divide.
         """
         self.tower_devices = tuple(tower_devices)
+        self.workers = workers = workers or collectives.Alone()
         self.global_batch_size = global_batch_size
-        self.num_microbatches = num_microbatches or len(self.tower_devices)
-        check_sizes(global_batch_size, self.num_microbatches, len(self.tower_devices))
+        self.num_microbatches = num_microbatches or len(self.tower_devices) * workers.count
+        check_sizes(
+            global_batch_size, self.num_microbatches, len(self.tower_devices), workers.count
+        )
+        self.worker_batch_size = global_batch_size // workers.count
         _check_choice("gradient_reduction", gradient_reduction, gradients.REDUCTIONS)
         _check_choice("batch_norm_statistics", batch_norm_statistics, batch_norm.POLICIES)
         _check_choice("weight_filter", weight_filter, losses.WEIGHT_FILTERS)
@@ -104,6 +114,7 @@ class Trainer:
                 jit_compile=jit_compile,
             ),
             tower_devices=self.tower_devices,
+            workers=workers,
             num_microbatches=self.num_microbatches,
             gradient_reduction=gradient_reduction,
             batch_norm_statistics=batch_norm_statistics,
@@ -117,7 +128,8 @@ class Trainer:
             self.evaluated_weights(),
             evaluation_loss_fn or loss_fn,
             self.tower_devices,
-            self.num_microbatches,
+            self.num_microbatches // workers.count,
+            workers=workers,
         )
 
     def _build_step(
@@ -136,9 +148,9 @@ class Trainer:
         """Makes one update.
 
         Args:
-          images: [global_batch_size, ...].
-          labels: integer [global_batch_size].
-          sample_weight: floating [global_batch_size], at least 0. The loss is then the weighted
+          images: [worker_batch_size, ...], which is the global batch where there is one worker.
+          labels: integer [worker_batch_size].
+          sample_weight: floating [worker_batch_size], at least 0. The loss is then the weighted
             mean, `sum(w * l) / sum(w)` over the global batch, so an example of weight 0 that fills
             a batch up leaves no trace, except that batch norm sees it.
           parts: of the same batch, from `prefetch.to_towers`.
@@ -147,35 +159,46 @@ class Trainer:
           ValueError: the batch is not full, for an uneven share would weigh examples unequally; or
             a weight is missing, negative or not finite.
           NotFiniteError: a loss or a gradient is not finite; nothing was updated.
+          WorkerError: another worker is gone or has ended.
         """
         images, labels = tf.convert_to_tensor(images), tf.convert_to_tensor(labels)
-        if images.shape[0] != self.global_batch_size:
+        if images.shape[0] != self.worker_batch_size:
             raise ValueError(
                 f"a batch of {images.shape[0]} examples: every training batch must have "
-                f"global_batch_size={self.global_batch_size}; fill it up with examples of "
-                "sample_weight 0"
+                f"{self._size_of_batch()}; fill it up with examples of sample_weight 0"
             )
         if sample_weight is None:
             return self._update(images, labels, None, parts)
         weight = np.asarray(sample_weight, np.float32)
-        if weight.shape != (self.global_batch_size,):
+        if weight.shape != (self.worker_batch_size,):
             raise ValueError(
                 f"sample_weight of shape {list(weight.shape)}: must be one weight per example, "
-                f"[global_batch_size]=[{self.global_batch_size}]"
+                f"[{self._size_of_batch()}]"
             )
         if not (np.isfinite(weight).all() and (weight >= 0).all()):
             raise ValueError("sample_weight: every weight must be finite and at least 0")
         return self._update(images, labels, tf.convert_to_tensor(weight), parts)
 
+    def _size_of_batch(self) -> str:
+        size = f"global_batch_size={self.global_batch_size}"
+        return f"{size} / {self.workers.count} workers" if self.workers.count > 1 else size
+
     def _update(self, *batch) -> step.StepResult:
         try:
-            return self._train_step(self._rate_of_next_step(), *batch)
+            with self.workers.watched():
+                return self._train_step(self._rate_of_next_step(), *batch)
         except tf.errors.InvalidArgumentError as error:
             if not not_finite.is_from_check(error):
                 raise
         # Nothing was updated: the towers can be run again, to look at them one by one.
         look = tf.function(functools.partial(step.run_towers, self._program), autograph=False)
-        tower_index, what = not_finite.find(look(*batch), self.state.model.trainable_variables)
+        own = not_finite.find(look(*batch), self.state.model.trainable_variables)
+        found = enumerate(self.workers.exchange(own))
+        towers = len(self.tower_devices)
+        known = [
+            (worker * towers + index, what) for worker, (index, what) in found if index is not None
+        ]
+        tower_index, what = known[0] if known else own
         raise not_finite.NotFiniteError(int(self.state.step) + 1, tower_index, what)
 
     def _rate_of_next_step(self) -> tf.Tensor | None:
@@ -207,7 +230,8 @@ class Trainer:
 
         Args:
           batches: of (images [n, ...], labels integer [n]) or (images, labels, mask bool [n]);
-            the model's outputs are logits [n, num_classes].
+            the model's outputs are logits [n, num_classes]. With several workers, of this one's
+            share of each batch, and of the same size on all.
         """
         return self._evaluator(batches)
 
@@ -218,7 +242,7 @@ class Trainer:
         ]
 
     def activations(self, images: tf.Tensor) -> dict[str, tf.Tensor]:
-        """Layer to its activation for the first microbatch of the coming step.
+        """Layer to its activation for this worker's first microbatch of the coming step.
 
         The same weights, images and draws as `train_step(images, ...)` will use if it comes next,
         so these are that step's own values, though a forward pass of their own computes them. They
@@ -229,7 +253,8 @@ class Trainer:
           [microbatch, ...] for each layer with a nonlinearity, and the model's output.
         """
         microbatch = self.global_batch_size // self.num_microbatches
-        draw_index = self.state.step * self.num_microbatches
+        first = self.workers.index * (self.num_microbatches // self.workers.count)
+        draw_index = self.state.step * self.num_microbatches + first
         with tf.device(self.tower_devices[0]):
             return self._observer(tf.convert_to_tensor(images)[:microbatch], draw_index)
 
@@ -246,6 +271,10 @@ class Trainer:
         )
         return concrete.graph
 
+    def share_state(self) -> None:
+        """Gives every worker the chief's state; all call it together."""
+        self.workers.share([variable for part in self._parts().values() for variable in part])
+
     def batch_norm_divergence(self) -> dict[str, dict[str, float]]:
         """`batch_norm.divergence` of the microbatches' statistics; empty but for `each`."""
         statistics = self.state.statistics_of_each
@@ -257,6 +286,10 @@ class Trainer:
         They are `weights`, `model_state` (batch norm), `optimizer` (slots), `moving_averages`,
         `statistics_of_each` and `counters` (step, examples seen): all that a checkpoint holds.
         """
+        return {name: sha256(v.numpy() for v in part) for name, part in self._parts().items()}
+
+    def _parts(self) -> dict[str, list]:
+        """The variables of the state, but for parts that this run does not have."""
         state = self.state
         parts = {
             "weights": state.model.trainable_variables,
@@ -266,7 +299,7 @@ class Trainer:
             "statistics_of_each": state.statistics_of_each,
             "counters": [state.step, state.examples_seen],
         }
-        return {name: sha256(v.numpy() for v in part) for name, part in parts.items() if part}
+        return {name: list(part) for name, part in parts.items() if part}
 
     def state_sha256(self) -> str:
         """One hash over those of `parts_sha256`: of the whole state of a run."""
@@ -316,8 +349,10 @@ def _indices(model: keras.Model, decayed: list[keras.Variable]) -> dict[str, int
     }
 
 
-def check_sizes(global_batch_size: int, num_microbatches: int, num_towers: int) -> None:
-    """Checks that every tower gets the same number of equal microbatches.
+def check_sizes(
+    global_batch_size: int, num_microbatches: int, num_towers: int, num_workers: int = 1
+) -> None:
+    """Checks that every tower of every worker gets the same number of equal microbatches.
 
     Raises:
       ValueError: with the numbers that do not divide.
@@ -326,14 +361,13 @@ def check_sizes(global_batch_size: int, num_microbatches: int, num_towers: int) 
         raise ValueError(f"global_batch_size={global_batch_size}: must be at least 1")
     if num_microbatches < 1:
         raise ValueError(f"num_microbatches={num_microbatches}: must be at least 1")
-    if num_microbatches % num_towers:
-        raise ValueError(
-            f"num_microbatches={num_microbatches} must be divisible by num_towers={num_towers}"
-        )
+    towers = f"num_towers={num_towers}" + (f" x {num_workers} workers" if num_workers > 1 else "")
+    if num_microbatches % (num_towers * num_workers):
+        raise ValueError(f"num_microbatches={num_microbatches} must be divisible by {towers}")
     if global_batch_size % num_microbatches:
         raise ValueError(
             f"global_batch_size={global_batch_size} must be divisible by "
-            f"num_microbatches={num_microbatches} (on num_towers={num_towers})"
+            f"num_microbatches={num_microbatches} (on {towers})"
         )
 
 

@@ -46,6 +46,7 @@ class Plan:
       checkpoints_to_keep: the newest few; at least 1.
       eval_every_epochs: between two evaluations; 0 for one at the end.
       profile_steps: (first, last) steps to profile, or None.
+      eval_of_workers: whether an evaluation also shows the accuracy of each worker's share.
     """
 
     last_step: int
@@ -58,6 +59,7 @@ class Plan:
     checkpoints_to_keep: int
     eval_every_epochs: float
     profile_steps: tuple[int, int] | None
+    eval_of_workers: bool = False
 
 
 @dataclasses.dataclass(frozen=True)
@@ -103,7 +105,11 @@ def last_step(
 
 
 class Run:
-    """One training run in its folder; `lock` is to be held while it restores and trains."""
+    """One training run in its folder; `lock` is to be held while it restores and trains.
+
+    With several workers each has one, makes the same steps and takes part in the evaluations; the
+    chief alone reads and writes the folder, holds the lock and shows progress.
+    """
 
     def __init__(
         self,
@@ -113,6 +119,7 @@ class Run:
         data: Data,
     ):
         self.trainer = tower_trainer
+        self.workers = tower_trainer.workers
         self.folder = folder
         self.plan = plan
         self.data = data
@@ -120,7 +127,8 @@ class Run:
         self._checkpoints = checkpoints.Checkpoints(
             tower_trainer.state, folder.checkpoints, plan.checkpoints_to_keep
         )
-        self._summaries: summaries.Summaries | None = None  # makes files: not before train()
+        # Of the chief; it makes files: not before train().
+        self._summaries: summaries.Summaries | None = None
         self._evaluation: evaluation.Evaluation | None = None
         self._evaluated_steps: set[int] = set()  # with a line in metrics.jsonl
         self._hashed_steps: set[int] = set()  # likewise
@@ -160,33 +168,52 @@ class Run:
 
     def train(self, config: Mapping) -> Outcome:
         """Trains to the plan's last step, or until a signal asks to stop."""
-        first_step = int(self.trainer.state.step)
-        self._summaries = summaries.Summaries(self.folder)
-        progress = console.progress(first_step, self.plan.last_step)
+        first_step, is_chief = int(self.trainer.state.step), self.workers.is_chief
+        if is_chief:
+            self._summaries = summaries.Summaries(self.folder)
+        progress = console.progress(first_step, self.plan.last_step, is_chief)
         try:
             outcome = self._train(first_step, config, progress)
         except BaseException:
             with contextlib.suppress(run_folder.RunFolderError):  # what went wrong first is said
-                self._summaries.flush()
+                self._flush()
             raise
         finally:
             progress.close()
-        self._summaries.flush()
+        self._flush()
         return outcome
+
+    def _flush(self) -> None:
+        if self._summaries:
+            self._summaries.flush()
 
     def _train(self, first_step: int, config: Mapping, progress) -> Outcome:
         with interrupts.Interrupts() as asked, contextlib.ExitStack() as profile:
             self._steps(first_step, config, progress, asked, profile)
             at_step = int(self.trainer.state.step)
             self._save()
-            if asked.received:
-                return Outcome(None, at_step, asked.exit_code())
+            self._check_same_on_all_workers(self.trainer.parts_sha256())
+            if self.workers.stop_asked():
+                return Outcome(None, at_step, exit_code=128 + self.workers.stop_asked())
             self._evaluate(progress)
-            with self._in_its_folder():
-                final = export.final_model(
-                    self.trainer, self.folder, self.plan.examples_per_epoch, self._evaluation
+            return Outcome(self.workers.from_chief(self._export), at_step)
+
+    def _export(self) -> dict:
+        with self._in_its_folder():
+            return export.final_model(
+                self.trainer, self.folder, self.plan.examples_per_epoch, self._evaluation
+            )
+
+    def _check_same_on_all_workers(self, parts_sha256: Mapping[str, str]) -> None:
+        """Workers only ever give each other gradients: that their weights agree is checked."""
+        chief, *others = self.workers.exchange(parts_sha256)
+        for index, parts in enumerate(others, start=1):
+            if different := [name for name in chief if parts.get(name) != chief[name]]:
+                raise TrainingError(
+                    f"step {int(self.trainer.state.step)}: {self.workers.name(index)} has other "
+                    f"{', '.join(different)} than {self.workers.name(0)}; is one of the machines "
+                    f"of another kind, or faulty? {self._checkpoints.describe_newest()}"
                 )
-            return Outcome(final, at_step)
 
     @contextlib.contextmanager
     def _in_its_folder(self) -> Iterator[None]:
@@ -210,7 +237,7 @@ class Run:
             if at_step == first_step + 1:
                 self._begin(first_step, config, batch, progress)
                 clock.restart(first_step)
-            shows = _is_multiple(at_step, plan.summary_every_steps)
+            shows = self._summaries and _is_multiple(at_step, plan.summary_every_steps)
             with clock.paused():
                 self._profile(at_step, first_step, profile)
                 activations = self.trainer.activations(images) if shows else {}
@@ -235,7 +262,8 @@ class Run:
                     )
                 if plan.profile_steps and at_step == plan.profile_steps[1]:
                     profile.close()
-                if asked.received:
+                self.workers.ask_to_stop(asked.received)
+                if self.workers.stop_asked():
                     return  # train() saves
                 if _is_multiple(at_step, plan.checkpoint_every_steps):
                     self._save()
@@ -251,15 +279,20 @@ class Run:
 
     def _begin(self, first_step, config, batch, progress) -> None:
         """Writes what TensorBoard shows of the run as a whole, which traces the step's graph."""
-        self._summaries.start(config, self.trainer.step_graph(*batch))
-        if self.plan.verify_every_steps and first_step == 0 and 0 not in self._hashed_steps:
+        graph = self.trainer.step_graph(*batch)
+        if self._summaries:
+            self._summaries.start(config, graph)
+        verifies, evaluates = self.workers.from_chief(
+            lambda: (0 not in self._hashed_steps, first_step not in self._evaluated_steps)
+        )
+        if verifies and self.plan.verify_every_steps and first_step == 0:
             self._verify()
-        if first_step not in self._evaluated_steps and self._evaluation_is_due(first_step):
+        if evaluates and self._evaluation_is_due(first_step):
             self._evaluate(progress)  # the run was stopped before it came to this
 
     def _profile(self, at_step: int, first_step: int, profile: contextlib.ExitStack) -> None:
         """Starts the profile at its first step, or in its midst where a run goes on there."""
-        if self.plan.profile_steps is None:
+        if self.plan.profile_steps is None or not self.workers.is_chief:
             return
         first, last = self.plan.profile_steps
         if at_step == max(first, first_step + 1) and at_step <= last:
@@ -268,6 +301,9 @@ class Run:
     def _verify(self) -> None:
         """Writes the hash of the state, by which two runs are compared step by step."""
         state, parts = self.trainer.state, self.trainer.parts_sha256()
+        self._check_same_on_all_workers(parts)
+        if not self.workers.is_chief:
+            return
         line = {
             "step": int(state.step),
             "examples_seen": int(state.examples_seen),
@@ -289,6 +325,8 @@ class Run:
             raise self._cannot_go_on(
                 f"step {int(state.step)}: what the update left is not finite ({', '.join(wrong)})"
             )
+        if not self.workers.is_chief:
+            return
         with self._in_its_folder():
             self._checkpoints.save()
 
@@ -299,6 +337,8 @@ class Run:
         )
 
     def _log(self, result: step.StepResult, at_step, clock: "_Clock", progress) -> None:
+        if not self.workers.is_chief:
+            return
         step_seconds = clock.seconds_per_step(at_step)
         losses = {term: values.numpy() for term, values in result.losses.items()}
         metrics = self._metrics(losses, result, at_step, step_seconds)
@@ -308,7 +348,8 @@ class Run:
             metrics["batch_norm_divergence"] = largest
         with self._in_its_folder():
             run_folder.append_line(self.folder.metrics, metrics)
-            self._summaries.scalars(metrics, losses, len(self.trainer.tower_devices), divergence)
+            num_towers = len(self.trainer.tower_devices) * self.workers.count
+            self._summaries.scalars(metrics, losses, num_towers, divergence)
         progress.metrics(metrics, (self.plan.last_step - at_step) * step_seconds)
 
     def _metrics(self, losses, result: step.StepResult, at_step: int, step_seconds: float) -> dict:
@@ -341,9 +382,16 @@ class Run:
         with enough_memory():
             result = self.trainer.evaluate(self.data.evaluation)
         check_evaluation(result, self.data.evaluation_count)
+        self._evaluation = result
+        if not self.workers.is_chief:
+            return
         examples_seen = int(self.trainer.state.examples_seen)
         epoch = examples_seen / self.plan.examples_per_epoch
         line = {"step": at_step, "epoch": epoch, "split": "test"} | result.as_metrics()
+        shares = result.of_workers if self.plan.eval_of_workers else ()
+        if shares:
+            counts, accuracies = zip(*shares, strict=True)
+            line |= {"count_of_workers": counts, "accuracy_of_workers": accuracies}
         with self._in_its_folder():
             if at_step not in self._evaluated_steps:  # a run that goes on may come by here again
                 run_folder.append_line(self.folder.metrics, line)
@@ -353,7 +401,8 @@ class Run:
             f"test at step {at_step}: accuracy {result.accuracy:.2%}, loss {result.loss:.4f} "
             f"on {result.count:,} examples"
         )
-        self._evaluation = result
+        for index, (count, accuracy) in enumerate(shares):
+            progress.say(f"  {self.workers.name(index)}: {accuracy:.2%} of its {count:,}")
 
 
 @contextlib.contextmanager

@@ -28,7 +28,9 @@ def main():
     parser.add_argument("--evaluate", action="store_true")
     options = parser.parse_args()
     turn = counter.Counter()
-    devices.use_intra_op_threads(session.default_threads(options.num_microbatches, 0))
+    devices.use_intra_op_threads(
+        session.default_threads(options.num_microbatches, 0, devices.available_cores())
+    )
     batch = options.global_batch_size
     run, images, labels = trainer_and_batch(
         options.model,

@@ -1,0 +1,109 @@
+"""Which processes make up a run on several machines, and which of them this one is.
+
+A worker is one process with its own towers. Worker 0 is the chief: it has the run's folder.
+"""
+
+import dataclasses
+import json
+from collections.abc import Mapping, Sequence
+
+
+@dataclasses.dataclass(frozen=True)
+class Cluster:
+    """The workers of a run.
+
+    Attributes:
+      addresses: `host:port` of each worker, which the others reach it at; index = worker.
+      index: of this process.
+    """
+
+    addresses: tuple[str, ...]
+    index: int
+
+    def name(self, index: int) -> str:
+        """A worker as messages name it."""
+        return f"worker {index} ({self.addresses[index]})"
+
+
+def host_and_port(address: str) -> tuple[str, int]:
+    """`host:port` or `[IPv6]:port` in its parts.
+
+    Raises:
+      ValueError: it is neither.
+    """
+    host, colon, port = address.rpartition(":")
+    bare = host.removeprefix("[").removesuffix("]")
+    is_host = bool(bare) and not set(bare) & set(" /@[]") and (":" not in bare or bare != host)
+    if not (colon and is_host and port.isascii() and port.isdigit() and 0 < int(port) < 2**16):
+        raise ValueError(f"{address!r} is not host:port, with a port from 1 to 65535")
+    return bare, int(port)
+
+
+def check(addresses: Sequence[str], index: int | None) -> None:
+    """Checks the workers' addresses, and that the index is that of one of them.
+
+    Raises:
+      ValueError: says what is wrong.
+    """
+    for address in addresses:
+        host_and_port(address)
+    if twice := [address for n, address in enumerate(addresses) if address in addresses[:n]]:
+        raise ValueError(f"{twice[0]} comes twice")
+    if index is None or not 0 <= index < len(addresses):
+        raise ValueError(
+            f"this process has worker_index={index}: must be at least 0 and below the number of "
+            f"workers, {len(addresses)}"
+        )
+
+
+def from_tf_config(text: str) -> Cluster | None:
+    """The cluster that the environment variable TF_CONFIG describes.
+
+    A `chief`, where there is one, is worker 0, and the `worker`s come after it.
+
+    Args:
+      text: such as `{"cluster": {"worker": ["a:1234", "b:1234"]}, "task": {"type": "worker",
+        "index": 1}}`.
+
+    Returns:
+      None where it describes no more than one process.
+
+    Raises:
+      ValueError: it is not of that form, or this process is neither chief nor worker.
+    """
+    try:
+        config = json.loads(text)
+    except ValueError as error:
+        raise ValueError(f"is not JSON: {error}") from error
+    if not (isinstance(config, dict) and isinstance(config.get("cluster", {}), dict)):
+        raise ValueError('must have the form {"cluster": {...}, "task": {...}}')
+    jobs, task = config.get("cluster", {}), config.get("task", {})
+    chief, others = (_addresses(jobs, job) for job in ("chief", "worker"))
+    if len(chief) + len(others) < 2:
+        return None
+    if not isinstance(task, Mapping) or task.get("type") not in ("chief", "worker"):
+        raise ValueError(f'task {task!r}: its type must be "chief" or "worker"')
+    index = task.get("index")
+    own = chief if task["type"] == "chief" else others
+    if type(index) is not int or not 0 <= index < len(own):
+        raise ValueError(f"task {task!r}: there are {len(own)} of that type")
+    index += len(chief) if task["type"] == "worker" else 0
+    check([*chief, *others], index)
+    return Cluster((*chief, *others), index)
+
+
+def _addresses(jobs: Mapping, job: str) -> list[str]:
+    addresses = jobs.get(job, [])
+    if not (isinstance(addresses, list) and all(isinstance(one, str) for one in addresses)):
+        raise ValueError(f'cluster {job!r}: must be a list of "host:port"')
+    return addresses
+
+
+def tf_config(cluster: Cluster) -> str:
+    """What TF_CONFIG has to be for `from_tf_config` to give `cluster`."""
+    return json.dumps(
+        {
+            "cluster": {"worker": list(cluster.addresses)},
+            "task": {"type": "worker", "index": cluster.index},
+        }
+    )
