@@ -22,6 +22,8 @@ MAX_BRIGHTNESS_DELTA = 63.0  # added to pixels in [0, 255]
 MIN_CONTRAST, MAX_CONTRAST = 0.2, 1.8
 PIXEL_MEAN, PIXEL_DEVIATION = 120.7, 64.2  # of CIFAR-10, over all images and channels
 
+_WHOLE_PACKETS = 64  # a multiple of the floats that any CPU computes at once
+
 # Each kind of draw folds its own number into the seed, so that no two are correlated.
 _TOP_DRAW, _LEFT_DRAW, _FLIP_DRAW, _BRIGHTNESS_DRAW, _CONTRAST_DRAW = range(5)
 
@@ -217,7 +219,19 @@ def standardize(images: tf.Tensor) -> tf.Tensor:
     _, height, width, channels = images.shape
     centered = images - tf.reduce_mean(images, axis=[1, 2, 3], keepdims=True)
     variances = tf.reduce_mean(tf.square(centered), axis=[1, 2, 3], keepdims=True)
-    return centered * tf.math.rsqrt(tf.maximum(variances, 1 / (height * width * channels)))
+    return centered * _rsqrt(tf.maximum(variances, 1 / (height * width * channels)))
+
+
+def _rsqrt(values: tf.Tensor) -> tf.Tensor:
+    """1 / sqrt(values), [n, 1, 1, 1], to the same bits whatever n is.
+
+    On a CPU most elements are computed in packets and the last few of a tensor one by one, with
+    other last bits (of rsqrt, exp and log; not of sqrt and division). Filled up to whole packets,
+    an image's result does not depend on how many others are in the batch, or in a share of it.
+    """
+    count = tf.shape(values)[0]
+    filled = tf.pad(tf.reshape(values, [-1]), [[0, -count % _WHOLE_PACKETS]], constant_values=1.0)
+    return tf.reshape(tf.math.rsqrt(filled)[:count], [-1, 1, 1, 1])
 
 
 @dataclasses.dataclass(frozen=True)

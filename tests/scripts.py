@@ -18,6 +18,7 @@ from typing import NamedTuple
 from absl import flags
 
 import command_line
+from towers import compare
 
 ROOT = Path(__file__).resolve().parent.parent
 
@@ -113,9 +114,10 @@ def training_lines(folder: Path) -> list[dict]:
 
 
 def values_of(lines: list[dict]) -> list[dict]:
-    """Lines without what the clock put into them."""
-    timed = ("examples_per_second", "step_seconds")
-    return [{k: v for k, v in line.items() if k not in timed} for line in lines]
+    """Lines without what the clock, or the number of workers, put into them."""
+    return [
+        {k: v for k, v in line.items() if k not in compare.OF_CLOCK_AND_PLACE} for line in lines
+    ]
 
 
 def assert_same_run(folder: Path, expected: Path) -> None:
@@ -123,7 +125,7 @@ def assert_same_run(folder: Path, expected: Path) -> None:
     assert final_summary(folder) == final_summary(expected)
     lines = [values_of(training_lines(run)) for run in (folder, expected)]
     assert lines[0] == lines[1]
-    assert evaluation_lines(folder)[-1] == evaluation_lines(expected)[-1]
+    assert values_of(evaluation_lines(folder)[-1:]) == values_of(evaluation_lines(expected)[-1:])
 
 
 def hash_lines(folder: Path) -> list[dict]:
@@ -134,6 +136,13 @@ def hash_lines(folder: Path) -> list[dict]:
 def evaluation_lines(folder: Path) -> list[dict]:
     """The lines of `metrics.jsonl` that are evaluations."""
     return [line for line in lines_of(folder / "metrics.jsonl") if "split" in line]
+
+
+def checkpoint_steps(folder: Path) -> list[int]:
+    """The steps of the checkpoints that are there, in order."""
+    return sorted(
+        int(path.stem.removeprefix("step-")) for path in (folder / "checkpoints").glob("*.index")
+    )
 
 
 def final_summary(folder: Path) -> dict:

@@ -10,6 +10,7 @@ import numpy as np
 import tensorflow as tf
 
 from towers import (
+    channel,
     checkpoints,
     console,
     devices,
@@ -174,9 +175,12 @@ class Run:
         progress = console.progress(first_step, self.plan.last_step, is_chief)
         try:
             outcome = self._train(first_step, config, progress)
-        except BaseException:
+        except BaseException as error:
             with contextlib.suppress(run_folder.RunFolderError):  # what went wrong first is said
                 self._flush()
+            if is_chief and isinstance(error, channel.WorkerError):
+                newest = self._checkpoints.describe_newest()
+                raise channel.WorkerError(f"{error}. {newest}") from error
             raise
         finally:
             progress.close()
@@ -191,8 +195,8 @@ class Run:
         with interrupts.Interrupts() as asked, contextlib.ExitStack() as profile:
             self._steps(first_step, config, progress, asked, profile)
             at_step = int(self.trainer.state.step)
-            self._save()
             self._check_same_on_all_workers(self.trainer.parts_sha256())
+            self._save()
             if self.workers.stop_asked():
                 return Outcome(None, at_step, exit_code=128 + self.workers.stop_asked())
             self._evaluate(progress)
