@@ -42,7 +42,7 @@ def profiled(
 ) -> tuple[collections.Counter, collections.Counter]:
     """Milliseconds and number of calls of a step, by kind of operation; means over `steps`."""
     run, images, labels = step.trainer_and_batch(
-        model, compute_dtype, 128, num_towers=1, num_microbatches=session.CPU_MICROBATCHES
+        model, compute_dtype, 128, devices.choose(1), session.CPU_MICROBATCHES
     )
     for _ in range(counter.WARM_UP_STEPS):
         run.train_step(images, labels)

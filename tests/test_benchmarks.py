@@ -21,6 +21,7 @@ from benchmarks import (
     time_to_accuracy,
     turns,
     where_time_goes,
+    workers,
 )
 from benchmarks.peers import keras_fit, tutorial
 from input_pipeline import cifar10_binary
@@ -371,3 +372,48 @@ def test_where_time_goes_adds_up():
     # Two convolutions in each of four microbatches, whatever oneDNN calls them.
     backward = [row for row in rows if "Conv2DBackpropFilter" in row["operation"]]
     assert sum(row["count"] for row in backward) == 8
+
+
+class TestWorkers:
+    def test_an_all_reduce_by_hand(self):
+        link = workers.Link("", bytes_per_second=100.0, latency=0.5)
+        # 2 * 3 / 4 * 1000 / 100 + 2 * 3 * 0.5
+        assert workers.all_reduce_seconds(1000, 4, link) == 18.0
+        assert workers.all_reduce_seconds(1000, 1, link) == 0.0
+
+    def test_examples_to_hide_by_hand(self):
+        link = workers.Link("", bytes_per_second=4.0, latency=0.0)
+        network = workers.Network("", weights=10, multiply_adds=5)
+        # 2 * 1 / 2 * 40 / 4 = 10 s; an example takes 2 * 2 * 5 / 2 = 10 s
+        assert workers.examples_to_hide(network, 2, link, flops=2.0) == 1.0
+
+    @pytest.mark.parametrize(("name", "size"), [("cifarnet", 24), ("resnet", 32)])
+    def test_networks_on_paper_are_ours(self, name, size):
+        model = models.build(name, (size, size, 3), 10)
+        said = next(network for network in workers.NETWORKS if network.name == name)
+        assert said.weights == pytest.approx(sum(w.shape.num_elements() for w in map(
+            lambda v: v.value, model.trainable_variables)), rel=0.02)  # fmt: skip
+        assert said.multiply_adds == pytest.approx(multiply_adds(model), rel=0.02)
+
+    @pytest.mark.whole_program
+    def test_prints_a_table_and_keeps_the_figures(self, tmp_path, monkeypatch):
+        monkeypatch.chdir(scripts.ROOT)
+        options = argparse.Namespace(rounds=1, seconds=0.1, global_batch_size=8)
+        alone, ordered, ring = workers.measure("cifarnet", 2, options)
+        assert [row["num_workers"] for row in (alone, ordered, ring)] == [1, 2, 2]
+        assert [row["reduction"] for row in (alone, ordered, ring)] == ["–", "ordered", "ring"]
+        gradients = 4 * WEIGHTS / 1e6  # 2 (W - 1) / W = 1 of them
+        assert alone["megabytes"] < 0.01
+        for row in (ordered, ring):
+            assert gradients < row["megabytes"] < 1.05 * gradients
+            assert workers.as_row(row).startswith("| cifarnet | 2 x 1 | ")
+
+
+def multiply_adds(model) -> int:
+    """Of a forward pass for one image: products of convolutions and dense layers."""
+    count = 0
+    for layer in model.layers:
+        if hasattr(layer, "kernel"):
+            positions = np.prod(layer.output.shape[1:-1], dtype=int)
+            count += int(positions) * int(np.prod(layer.kernel.shape))
+    return count

@@ -1,15 +1,21 @@
 """The bare training step, or the evaluation, on one batch in memory: no input, no logs.
 
 python -m benchmarks.peers.step --model=resnet --num_towers=2 --num_microbatches=4
+
+With several workers this process is the chief, and starts the others.
 """
 
 import argparse
+import contextlib
 import itertools
+import os
+import subprocess
+import sys
 
 import towers  # before Keras: it silences TensorFlow's notices
 from benchmarks.peers import counter
 from input_pipeline import preprocess
-from towers import devices, models, session
+from towers import channel, cluster, collectives, devices, launch, models, session
 from towers.models import cifarnet
 
 import keras  # isort: skip
@@ -25,41 +31,69 @@ def main():
     parser.add_argument("--global_batch_size", type=int, default=128)
     parser.add_argument("--num_towers", type=int, default=1)
     parser.add_argument("--num_microbatches", type=int, default=session.CPU_MICROBATCHES)
+    parser.add_argument("--num_workers", type=int, default=1)
+    parser.add_argument("--worker_reduction", default="ordered", choices=collectives.REDUCTIONS)
     parser.add_argument("--evaluate", action="store_true")
     options = parser.parse_args()
-    turn = counter.Counter()
+    workers = meet_workers(options.num_workers)
+    turn = counter.Counter() if workers.is_chief else None
     devices.use_intra_op_threads(
         session.default_threads(options.num_microbatches, 0, devices.available_cores())
     )
     batch = options.global_batch_size
+    tower_devices = devices.choose(options.num_towers)
+    workers.start(options.worker_reduction)
     run, images, labels = trainer_and_batch(
         options.model,
         options.compute_dtype,
         batch,
-        options.num_towers,
+        tower_devices,
         options.num_microbatches,
         options.filters,
+        workers,
     )
     if options.evaluate:
         run.evaluate(counted(turn, (images, labels, tf.ones([batch], tf.bool)), batch))
-    for _ in itertools.count():
-        run.train_step(images, labels).losses["total"].numpy()
-        turn.step_done(batch)
+    with contextlib.nullcontext() if turn else contextlib.suppress(channel.WorkerError):
+        for _ in itertools.count():
+            run.train_step(images, labels).losses["total"].numpy()
+            if turn:
+                turn.step_done(batch)
+
+
+def meet_workers(count: int) -> collectives.Alone:
+    """This process as one of so many workers; starts the others where it is the chief."""
+    if count == 1:
+        return collectives.Alone()
+    members = cluster.from_tf_config(os.environ.get("TF_CONFIG") or "{}")
+    if members is None:
+        addresses = tuple(f"127.0.0.1:{port}" for port in launch.free_ports(count))
+        members = cluster.Cluster(addresses, 0)
+        for index in range(1, count):
+            config = cluster.tf_config(cluster.Cluster(addresses, index))
+            subprocess.Popen(
+                [sys.executable, "-m", "benchmarks.peers.step", *sys.argv[1:]],
+                env=os.environ | {"TF_CONFIG": config},
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.DEVNULL,
+            )
+    return collectives.Workers(members, wait_seconds=60.0)
 
 
 def trainer_and_batch(
     model: str,
     compute_dtype: str,
     global_batch_size: int,
-    num_towers: int,
+    tower_devices: tuple[str, ...],
     num_microbatches: int,
     filters: int | None = None,
+    workers: collectives.Alone | None = None,
 ) -> tuple[towers.Trainer, tf.Tensor, tf.Tensor]:
-    """A trainer with all that a run of `train.py` updates, and images and labels for it."""
-    tower_devices = devices.choose(num_towers)
+    """A trainer with all that a run of `train.py` updates, and a worker's images and labels."""
     network = models.NETWORKS[model]
     shape = preprocess.for_images(network.preprocessing, (32, 32, 3)).output_shape
-    images = tf.random.stateless_normal([global_batch_size, *shape], seed=[0, 0])
+    n = global_batch_size // (workers.count if workers else 1)
+    images = tf.random.stateless_normal([n, *shape], seed=[0, 0])
     trained = build(model, compute_dtype, shape, filters)
     if network.adapt is not None:
         network.adapt(trained, images.numpy())
@@ -67,13 +101,14 @@ def trainer_and_batch(
         trained,
         keras.optimizers.SGD(0.01, momentum=0.9),
         tower_devices=tower_devices,
+        workers=workers,
         global_batch_size=global_batch_size,
         num_microbatches=num_microbatches,
         weight_decay=network.weight_decay,
         weight_filter=network.weight_filter,
         moving_average_decay=0.9999,
     )
-    return run, images, tf.random.stateless_uniform([global_batch_size], [0, 1], 0, 10, tf.int64)
+    return run, images, tf.random.stateless_uniform([n], [0, 1], 0, 10, tf.int64)
 
 
 def build(
