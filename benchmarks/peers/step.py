@@ -35,8 +35,8 @@ def main():
     parser.add_argument("--worker_reduction", default="ordered", choices=collectives.REDUCTIONS)
     parser.add_argument("--evaluate", action="store_true")
     options = parser.parse_args()
+    turn = None if "TF_CONFIG" in os.environ else counter.Counter()
     workers = meet_workers(options.num_workers)
-    turn = counter.Counter() if workers.is_chief else None
     devices.use_intra_op_threads(
         session.default_threads(options.num_microbatches, 0, devices.available_cores())
     )
