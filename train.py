@@ -71,7 +71,9 @@ flags.DEFINE_enum(
     "Type that layers compute in; weights are float32 always.",
 )
 
-flags.DEFINE_integer("num_towers", None, "Towers; default: one per visible GPU, else 1.")
+flags.DEFINE_integer(
+    "num_towers", None, "Towers of each worker; default: one per visible GPU, else 1."
+)
 flags.DEFINE_list(
     "workers",
     [],
@@ -88,7 +90,7 @@ flags.DEFINE_enum(
     "worker, or around a ring; default: ordered where it has those bits.",
 )
 flags.DEFINE_float("worker_wait_seconds", 300.0, "How long a worker waits for the others to start.")
-flags.DEFINE_integer("global_batch_size", 128, "Examples of one step, over all towers.")
+flags.DEFINE_integer("global_batch_size", 128, "Examples of one step, over all workers.")
 flags.DEFINE_integer(
     "num_microbatches",
     0,
@@ -290,13 +292,16 @@ def run_with(workers, chosen):
     folder = run_folder.RunFolder(chosen.train_dir)
     found = session.find(workers, folder)
     chosen = session.resolved(chosen, found.earlier, devices.visible_gpus(), found.cores)
-    session.check_alike(workers, chosen)
     session.start_runtime(chosen.intra_op_threads, chosen.deterministic)
     tower_devices = session.tower_devices(chosen.num_towers)
+    session.check_alike(workers, chosen)
     workers.start(chosen.worker_reduction)
 
-    train = datasets.load(chosen.dataset, chosen.data_dir, "train")
-    test = datasets.load(chosen.dataset, chosen.data_dir, "test")
+    train, test = workers.chief_first(
+        lambda: [
+            datasets.load(chosen.dataset, chosen.data_dir, split) for split in ("train", "test")
+        ]
+    )
     preprocessing = preprocess.for_images(
         models.NETWORKS[chosen.model].preprocessing, train.images.shape[1:]
     )
@@ -312,7 +317,7 @@ def run_with(workers, chosen):
         data_source=train.source,
         data_sha256=train.fingerprint,
     )
-    session.check_same_data(workers, config, len(test.images))
+    session.check_same_data(workers, training=train.fingerprint, test=test.fingerprint)
     if found.earlier is not None:
         session.check_same_run(found.earlier, config)
     if workers.is_chief:
@@ -328,14 +333,14 @@ def run_with(workers, chosen):
         ).numpy(),
         workers,
     )
-    share = batches.Share(workers.index, workers.count)
+    shard = batches.Shard(workers.index, workers.count)
     # Made once, for TensorFlow keeps something of each data set; every iteration starts anew.
     test_batches = batches.evaluation_batches(
         test.images,
         test.labels,
         global_batch_size=chosen.global_batch_size,
         preprocess=preprocessing.evaluate,
-        share=share,
+        shard=shard,
     )
     data = training.Data(
         training=lambda first_step, last_step: batches.training_batches(
@@ -346,7 +351,7 @@ def run_with(workers, chosen):
             first_step=first_step,
             last_step=last_step,
             preprocess=preprocessing.train,
-            share=share,
+            shard=shard,
         ),
         evaluation=test_batches,
         evaluation_count=len(test.images),

@@ -24,7 +24,7 @@ _MIRRORING_STREAM = 3
 _SHUFFLING_ROUNDS = 12
 
 
-class Share(NamedTuple):
+class Shard(NamedTuple):
     """One worker's part of every batch: the `index`-th of `count` equal runs of examples."""
 
     index: int = 0
@@ -38,20 +38,20 @@ class Share(NamedTuple):
         """
         if global_batch_size % self.count:
             raise ValueError(
-                f"global_batch_size must be divisible by the number of shares, {self.count}, got "
+                f"global_batch_size must be divisible by the number of shards, {self.count}, got "
                 f"{global_batch_size}."
             )
         size = global_batch_size // self.count
         return self.index * size, (self.index + 1) * size
 
 
-ALL = Share()
+ALL = Shard()
 
 
 class Draws(NamedTuple):
-    """What the distortions of one batch, or of a share of it, are drawn from.
+    """What the distortions of one batch, or of a shard of it, are drawn from.
 
-    Draws are made for the whole batch, and a share takes its own of them: an image's distortion
+    Draws are made for the whole batch, and a shard takes its own of them: an image's distortion
     depends on its place in the global batch, and not on who reads it.
     """
 
@@ -59,19 +59,19 @@ class Draws(NamedTuple):
     # bool [images], whether it is the example's turn to be mirrored: in every other epoch, from the
     # first or the second one on as a coin says that was thrown for the example once and for all.
     mirrored: tf.Tensor
-    share: Share = ALL
+    shard: Shard = ALL
 
     def own(self, draw: Callable, count: int | tf.Tensor) -> tuple:
-        """The share's part of what `draw` makes for the number of images in the whole batch.
+        """The shard's part of what `draw` makes for the number of images in the whole batch.
 
         Args:
           draw: (count) to a named tuple of tensors [count].
-          count: images of the share.
+          count: images of the shard.
         """
-        drawn = draw(count * self.share.count)
-        if self.share == ALL:
+        drawn = draw(count * self.shard.count)
+        if self.shard == ALL:
             return drawn
-        first = self.share.index * count
+        first = self.shard.index * count
         return type(drawn)(*(values[first : first + count] for values in drawn))
 
 
@@ -142,9 +142,9 @@ def training_batches(
     last_step: int,
     first_step: int = 0,
     preprocess: Callable[[tf.Tensor, Draws], tf.Tensor] | None = None,
-    share: Share = ALL,
+    shard: Shard = ALL,
 ) -> tf.data.Dataset:
-    """The global batches of steps `first_step` to `last_step - 1`, in order, or a share of each.
+    """The global batches of steps `first_step` to `last_step - 1`, in order, or a shard of each.
 
     The element of a step is the same whatever `first_step` is. Examples are gathered and
     preprocessed as one batch on the CPU, several steps ahead of the reader.
@@ -157,20 +157,20 @@ def training_batches(
       seed: of the run, for the order of the examples and for the augmentation.
       last_step: number of steps made when the data set ends.
       first_step: number of steps made already.
-      preprocess: (images [n, ...], draws) -> float32 [n, ...], of the n images of the share. None
+      preprocess: (images [n, ...], draws) -> float32 [n, ...], of the n images of the shard. None
         leaves images as they are, uint8 cast to float32.
-      share: which examples of each batch; only these are read and preprocessed.
+      shard: which examples of each batch; only these are read and preprocessed.
 
     Returns:
       A data set of (float32 [n, height, width, channels], int32 [n]), with n the global batch
-      size, or the size of a share.
+      size, or the size of a shard.
 
     Raises:
       ValueError: there are no examples, images and labels differ in number, the batch size is
-        below 1 or does not divide into shares, or `last_step` is before `first_step`.
+        below 1 or does not divide into shards, or `last_step` is before `first_step`.
     """
     num_examples = _checked_length(images, labels, global_batch_size)
-    first, end = share.bounds(global_batch_size)
+    first, end = shard.bounds(global_batch_size)
     if not 0 <= first_step <= last_step:
         raise ValueError(
             f"Steps must run forward from 0 or later: first_step={first_step}, "
@@ -190,7 +190,7 @@ def training_batches(
         else:
             turn = step * global_batch_size + tf.range(first, end, dtype=tf.int64)
             turn = turn // num_examples + tf.gather(coin_of_example, ids)
-            draws = Draws(augmentation_seed(step, seed=seed), turn % 2 == 1, share)
+            draws = Draws(augmentation_seed(step, seed=seed), turn % 2 == 1, shard)
             batch = preprocess(batch, draws)
         return batch, tf.gather(labels, ids)
 
@@ -203,11 +203,11 @@ def evaluation_batches(
     *,
     global_batch_size: int,
     preprocess: Callable[[tf.Tensor], tf.Tensor] | None,
-    share: Share = ALL,
+    shard: Shard = ALL,
 ) -> tf.data.Dataset:
     """Every example exactly once, in the order of the data, in full batches with a mask.
 
-    With shares, once over all shares together, each of which has the same number of batches.
+    With shards, once over all shards together, each of which has the same number of batches.
 
     The last batch is filled up with copies of example 0, which the mask leaves out: metrics add
     up under the mask, and the number of true entries over all batches is the number of examples.
@@ -218,18 +218,18 @@ def evaluation_batches(
       global_batch_size: examples per batch, at least 1.
       preprocess: (images [n, ...]) -> float32 [n, ...]. None leaves images as they are, uint8 cast
         to float32.
-      share: which examples of each batch; only these are read and preprocessed.
+      shard: which examples of each batch; only these are read and preprocessed.
 
     Returns:
       A data set of (float32 [n, height, width, channels], int32 [n], mask bool [n]), with n the
-      global batch size, or the size of a share.
+      global batch size, or the size of a shard.
 
     Raises:
       ValueError: there are no examples, images and labels differ in number, or the batch size is
-        below 1 or does not divide into shares.
+        below 1 or does not divide into shards.
     """
     num_examples = _checked_length(images, labels, global_batch_size)
-    first, end = share.bounds(global_batch_size)
+    first, end = shard.bounds(global_batch_size)
     images, labels = _in_memory(images, labels)
 
     def batch_at(index):

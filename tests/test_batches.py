@@ -208,23 +208,23 @@ class TestTrainingBatches:
             training(images[:0], labels[:0])
 
 
-class TestShares:
+class TestShards:
     """What each of several workers reads."""
 
     @pytest.mark.parametrize("count", [1, 2, 4])
     @pytest.mark.parametrize(
         "name", ["crop_flip_colour", "pad_crop_flip", "shift_alternating_flip"]
     )
-    def test_shares_are_the_whole_batch_to_the_last_bit(self, name, count):
+    def test_shards_are_the_whole_batch_to_the_last_bit(self, name, count):
         rng = np.random.default_rng(0)
         images, labels = rng.integers(0, 256, (50, 32, 32, 3), np.uint8), np.arange(50)
         chosen = preprocess.for_images(name, (32, 32, 3))
         data = {"global_batch_size": 16, "preprocess": chosen.train, "last_step": 5}
         whole = list(training(images, labels, **data))
-        shares = [
-            training(images, labels, share=batches.Share(i, count), **data) for i in range(count)
+        shards = [
+            training(images, labels, shard=batches.Shard(i, count), **data) for i in range(count)
         ]
-        for batch, *parts in zip(whole, *shares, strict=True):
+        for batch, *parts in zip(whole, *shards, strict=True):
             for expected, values in zip(batch, zip(*parts, strict=True), strict=True):
                 np.testing.assert_array_equal(np.concatenate(values), expected)
 
@@ -234,17 +234,17 @@ class TestShares:
         steps = 30  # of 8 examples: whole epochs of 24 and of 10
         seen = [
             list(training(images, labels, global_batch_size=8, last_step=steps,
-                          share=batches.Share(index, count)).as_numpy_iterator())
+                          shard=batches.Shard(index, count)).as_numpy_iterator())
             for index in range(count)
         ]  # fmt: skip
-        ids = np.stack([[labels for _, labels in own] for own in seen], axis=1)  # [step, share, n]
+        ids = np.stack([[labels for _, labels in own] for own in seen], axis=1)  # [step, shard, n]
         for epoch in ids.reshape(-1, num_examples):
             assert sorted(epoch) == list(range(num_examples))
         for own in seen:
             for shown, its_labels in own:
                 np.testing.assert_array_equal(shown[:, 0, 0, 0], its_labels)
 
-    def test_only_the_share_is_read_and_preprocessed(self):
+    def test_only_the_shard_is_read_and_preprocessed(self):
         sizes = []
 
         def note(images, draws):
@@ -253,12 +253,12 @@ class TestShares:
 
         images, labels = numbered_images(12)
         data = training(images, labels, global_batch_size=8, preprocess=note,
-                        share=batches.Share(1, 4))  # fmt: skip
+                        shard=batches.Shard(1, 4))  # fmt: skip
         assert {image.shape[0] for image, _ in data} == {2}
         assert set(sizes) == {(2, 2)}
 
     @pytest.mark.parametrize("count", [2, 4])
-    def test_each_example_is_evaluated_once_over_all_shares(self, count):
+    def test_each_example_is_evaluated_once_over_all_shards(self, count):
         images, labels = numbered_images(21)
         found, lengths = [], set()
         for index in range(count):
@@ -268,7 +268,7 @@ class TestShares:
                     labels,
                     global_batch_size=8,
                     preprocess=None,
-                    share=batches.Share(index, count),
+                    shard=batches.Shard(index, count),
                 ).as_numpy_iterator()
             )
             lengths.add(len(own))
@@ -281,13 +281,13 @@ class TestShares:
     @pytest.mark.parametrize("make", ["training", "evaluation"])
     def test_a_batch_that_does_not_divide_is_refused(self, make):
         images, labels = numbered_images(12)
-        share = batches.Share(0, 3)
-        with pytest.raises(ValueError, match="divisible by the number of shares, 3, got 8"):
+        shard = batches.Shard(0, 3)
+        with pytest.raises(ValueError, match="divisible by the number of shards, 3, got 8"):
             if make == "training":
-                training(images, labels, global_batch_size=8, share=share)
+                training(images, labels, global_batch_size=8, shard=shard)
             else:
                 batches.evaluation_batches(
-                    images, labels, global_batch_size=8, preprocess=None, share=share
+                    images, labels, global_batch_size=8, preprocess=None, shard=shard
                 )
 
 

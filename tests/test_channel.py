@@ -1,15 +1,16 @@
 """Workers that talk to each other on the loopback interface, each in a thread of its own."""
 
-import concurrent.futures
 import contextlib
 import json
+import queue
 import socket
 import struct
+import threading
 import time
 
 import pytest
 
-from towers import channel, cluster, launch
+from towers import channel, cluster, launch, watcher
 
 
 @pytest.fixture
@@ -20,9 +21,21 @@ def addresses():
 
 def run_all(*workers):
     """Runs each function in a thread; what it returned or raised."""
-    with concurrent.futures.ThreadPoolExecutor(len(workers)) as pool:
-        futures = [pool.submit(worker) for worker in workers]
-        return [future.exception(30) or future.result(30) for future in futures]
+    results = queue.Queue()
+
+    def run(number, worker):
+        try:
+            results.put((number, worker()))
+        except Exception as error:
+            results.put((number, error))
+
+    for number, worker in enumerate(workers):
+        threading.Thread(target=run, args=(number, worker), daemon=True).start()
+    return [result for _, result in sorted([results.get(timeout=30) for _ in workers], key=_first)]
+
+
+def _first(pair):
+    return pair[0]
 
 
 def meet(addresses, indices, do=lambda one: None, wait_seconds=10.0, delays=None):
@@ -71,6 +84,45 @@ def test_a_worker_that_comes_late_is_waited_for(addresses, late):
     )
 
 
+def test_a_chief_that_comes_last_has_the_clock(addresses):
+    # Worker 1's own time is up before worker 2 comes; the chief's is not.
+    def worker(index, delay, wait_seconds):
+        time.sleep(delay)
+        one = channel.Channel(cluster.Cluster(addresses, index), wait_seconds)
+        one.end(None)
+        return "met"
+
+    results = run_all(
+        lambda: worker(0, 0.5, 10.0), lambda: worker(1, 0, 1.0), lambda: worker(2, 2.0, 10.0)
+    )
+    assert results == ["met"] * 3
+
+
+def test_a_worker_that_starts_again_while_another_is_waited_for_is_taken_up(addresses):
+    def killed():
+        with socket.create_connection(cluster.host_and_port(addresses[0])) as connection:
+            text = json.dumps(["towers", [1, list(addresses)]]).encode()
+            connection.sendall(struct.pack("!I", len(text)) + text)
+            assert connection.recv(100)
+
+    def worker(index, delay):
+        time.sleep(delay)
+        if index == 1:
+            killed()
+        one = channel.Channel(cluster.Cluster(addresses, index), 10.0)
+        messages = one.exchange(index)
+        one.end(None)
+        return messages
+
+    results = run_all(lambda: worker(0, 0), lambda: worker(1, 0.5), lambda: worker(2, 1.5))
+    assert results == [[0, 1, 2]] * 3
+
+
+def test_a_name_of_no_machine_is_said(addresses):
+    (error,) = meet(("a..b:1234", addresses[1]), [1], wait_seconds=0.5)
+    assert str(error).startswith("worker 0 (a..b:1234) did not come within 0.5 s: ")
+
+
 def test_it_is_said_who_is_waited_for(addresses, monkeypatch, capsys):
     monkeypatch.setattr(channel, "_SAYS_WAITING_AFTER_SECONDS", 0.1)
     meet(addresses, range(3), delays={1: 1.0})
@@ -91,15 +143,22 @@ def test_a_chief_that_never_comes_is_named(addresses):
     assert str(error).startswith(f"worker 0 ({addresses[0]}) did not come within 0.5 s: ")
 
 
-def test_a_port_that_is_taken_is_named(addresses):
-    _, port = cluster.host_and_port(addresses[0])
-    with socket.create_server(("", port)):
-        (error,) = meet(addresses, [0])
-    assert f"worker 0, this one, cannot listen on port {port}: Address already in use" in str(error)
+@pytest.mark.parametrize("index", [0, 1])
+def test_a_port_that_is_taken_is_named(addresses, index):
+    with socket.create_server(cluster.host_and_port(addresses[index])):
+        (error,) = meet(addresses, [index])
+    assert (
+        str(error)
+        == f"worker {index} ({addresses[index]}) cannot listen on its port: Address already in use"
+    )
 
 
 def test_two_processes_of_one_index(addresses):
-    results = meet(addresses, [0, 1, 1], wait_seconds=2.0, delays={2: 1.0})
+    def worker(index, delay):
+        time.sleep(delay)
+        return channel.Channel(cluster.Cluster(addresses, index), 2.0)
+
+    results = run_all(lambda: worker(0, 0), lambda: worker(1, 0), lambda: worker(1, 0.7))
     refused = (
         f"worker 0 ({addresses[0]}) has ended: --worker_index=1: another process is that worker"
     )
@@ -127,6 +186,8 @@ def test_another_list_of_workers_is_refused(addresses):
         struct.pack("!I", 2) + b"{}",
         struct.pack("!I", 16) + json.dumps(["towers", "abcd"]).encode(),
         struct.pack("!I", 100_000) + b"[" * 100_000,
+        struct.pack("!I", 24) + b'["towers", [Infinity, 1]]'[:24],
+        struct.pack("!I", 26) + b'["towers", [Infinity, []]]',
     ],
 )
 def test_a_stranger_on_the_port_is_sent_away(addresses, said):
@@ -223,6 +284,28 @@ class TestWhy:
 
     def test_nothing_is_found_where_all_are_there(self, addresses):
         def do(one):
-            return one.why(0.3), one.exchange(one.cluster.index)
+            found = one.why(0.3)
+            time.sleep(1.0)  # longer than that of any other
+            return found
 
-        assert meet(addresses, range(3), do) == [(None, [0, 1, 2])] * 3
+        assert meet(addresses, range(3), do) == [None] * 3
+
+
+class TestLastWord:
+    """What `watcher` says of a worker while TensorFlow starts."""
+
+    @pytest.mark.parametrize(
+        ("left", "said"),
+        [
+            (b"", "is gone without a word"),
+            (b'\0\0\0\x1a["ended", "the disk is full"]', "has ended: the disk is full"),
+            (b"\0\0\0\x1a[", "is gone"),
+        ],
+    )
+    def test_is_what_it_left_on_its_connection(self, left, said):
+        ours, theirs = socket.socketpair()
+        with ours:
+            with theirs:
+                theirs.sendall(left)
+            assert watcher.last_word(ours.fileno()) == said
+            assert ours.recv(100) == left  # still there

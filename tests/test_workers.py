@@ -3,15 +3,15 @@
 import json
 import subprocess
 import sys
+import types
 
 import pytest
 import scripts
+import tensorflow as tf
 import toys
 import worker_checks
 
-from towers import collectives
-
-pytestmark = pytest.mark.whole_program
+from towers import channel, cluster, collectives
 
 
 def found_by(tmp_path_factory, count: int) -> list[dict]:
@@ -38,7 +38,7 @@ def of_four(tmp_path_factory):
 @pytest.fixture(scope="module")
 def alone():
     """The oracle: one worker, in this process."""
-    return worker_checks.models(collectives.Alone())
+    return worker_checks.models(collectives.Workers())
 
 
 @pytest.fixture(params=["of_two", "of_four"])
@@ -54,13 +54,13 @@ def test_every_network_has_the_bits_of_one_worker(alone, of_workers):
 
 def test_two_workers_of_two_towers_are_four_microbatches_too(of_two):
     for name in worker_checks.NETWORKS:
-        expected = worker_checks.train(collectives.Alone(), getattr(toys, name)())
+        expected = worker_checks.train(collectives.Workers(), getattr(toys, name)())
         assert [found["two_towers"][name] for found in of_two] == [expected] * 2
 
 
 def test_a_ring_of_four_agrees_with_itself_and_nearly_with_the_tree(of_four):
     rings = [found["ring"] for found in of_four]
-    tree = worker_checks.train(collectives.Alone(), toys.small_cifarnet())
+    tree = worker_checks.train(collectives.Workers(), toys.small_cifarnet())
     assert rings == [rings[0]] * 4
     losses = [[float.fromhex(loss) for loss in run["losses"]] for run in (rings[0], tree)]
     assert losses[0] == pytest.approx(losses[1], rel=1e-4)
@@ -69,8 +69,8 @@ def test_a_ring_of_four_agrees_with_itself_and_nearly_with_the_tree(of_four):
 
 
 def test_the_chiefs_values_are_given_to_all(of_workers):
-    expected = worker_checks.shared(collectives.Alone())
-    assert [found["shared"] for found in of_workers] == [expected] * len(of_workers)
+    expected = worker_checks.broadcast(collectives.Workers())
+    assert [found["broadcast"] for found in of_workers] == [expected] * len(of_workers)
 
 
 def test_all_know_after_the_same_step_that_one_was_asked_to_stop(of_workers):
@@ -87,3 +87,40 @@ def test_a_batch_has_to_be_a_workers_share(of_workers):
     count = len(of_workers)
     said = f"global_batch_size=16 / {count} workers; fill it up"
     assert all(said in found["wrong_size"] for found in of_workers)
+
+
+def test_a_worker_without_examples_takes_part_in_an_evaluation(of_workers):
+    expected = worker_checks.few_examples(collectives.Workers())
+    assert [found["few_examples"] for found in of_workers] == [expected] * len(of_workers)
+
+
+class TestWatched:
+    """What an error of TensorFlow's between workers is turned into."""
+
+    def workers(self, why):
+        made = object.__new__(collectives.SeveralWorkers)
+        made.cluster, made.index = cluster.Cluster(("a:1", "b:2", "c:3"), 0), 0
+        made._channel = types.SimpleNamespace(why=lambda patience: why)
+        return made
+
+    @pytest.mark.parametrize(
+        ("why", "message", "said"),
+        [
+            ("worker 2 is gone", "Socket closed", "worker 2 is gone"),
+            (
+                None,
+                "unhealthy: /job:worker/replica:0/task:2 reported by /job:worker/task:0",
+                "TensorFlow hears nothing of worker 2 (c:3) any more",
+            ),
+        ],
+    )
+    def test_it_names_the_worker(self, why, message, said):
+        workers = self.workers(why)
+        with pytest.raises(channel.WorkerError) as error, workers.watched():
+            raise tf.errors.UnavailableError(None, None, message)
+        assert str(error.value) == said
+
+    @pytest.mark.parametrize("kind", [tf.errors.UnavailableError, tf.errors.InvalidArgumentError])
+    def test_an_error_of_no_other_worker_stays_as_it_is(self, kind):
+        with pytest.raises(kind), self.workers(None).watched():
+            raise kind(None, None, "of something else")

@@ -39,9 +39,9 @@ def trainer(workers, model, num_towers=1, optimizer=None, **arguments) -> towers
     )
 
 
-def share_of(workers) -> batches.Share:
+def shard_of(workers) -> batches.Shard:
     """This worker's share of the batches."""
-    return batches.Share(workers.index, workers.count)
+    return batches.Shard(workers.index, workers.count)
 
 
 def train(workers, model, num_towers=1, weights=None, steps=STEPS, **arguments) -> dict:
@@ -51,15 +51,15 @@ def train(workers, model, num_towers=1, weights=None, steps=STEPS, **arguments) 
     if model.inputs[0].dtype == "int32":
         images = np.arange(images.size).reshape(images.shape) % 9
     data = batches.training_batches(
-        images, labels, global_batch_size=BATCH, seed=1, last_step=steps, share=share_of(workers)
+        images, labels, global_batch_size=BATCH, seed=1, last_step=steps, shard=shard_of(workers)
     )
     if weights is not None:
-        first, end = share_of(workers).bounds(BATCH)
+        first, end = shard_of(workers).bounds(BATCH)
         data = [(images, labels, weights[first:end]) for images, labels in data]
     history = chosen.fit(data)
     found = chosen.evaluate(
         batches.evaluation_batches(
-            images, labels, global_batch_size=BATCH, preprocess=None, share=share_of(workers)
+            images, labels, global_batch_size=BATCH, preprocess=None, shard=shard_of(workers)
         )
     )
     return {
@@ -127,15 +127,15 @@ def two_towers(workers) -> dict:
     return {name: train(workers, getattr(toys, name)(), num_towers=2) for name in NETWORKS}
 
 
-def shared(workers) -> list:
+def broadcast(workers) -> list:
     """Variables of several types, before and after they become the chief's."""
     values = [1.5, -0.0, [1, 2, 3], [[True, False]], 7, [2**31, 1]]
     dtypes = ["float32", "float64", "int64", "bool", "int32", "uint32"]
-    variables = [tf.Variable(tf.cast(v, d)) for v, d in zip(values, dtypes, strict=True)]
+    variables = [tf.Variable(np.asarray(v, d)) for v, d in zip(values, dtypes, strict=True)]
     if not workers.is_chief:
         for variable in variables:
             variable.assign(tf.zeros_like(variable))
-    workers.share(variables)
+    workers.broadcast(variables)
     return [[v.dtype.name, v.numpy().tobytes().hex(), list(v.shape)] for v in variables]
 
 
@@ -166,6 +166,17 @@ def not_finite(workers) -> list:
     return ["nothing was said"]
 
 
+def few_examples(workers) -> list:
+    """An evaluation of five examples: some workers have none of them."""
+    images, labels = toys.batch(5, (3,))
+    found = trainer(workers, toys.classifier()).evaluate(
+        batches.evaluation_batches(
+            images, labels, global_batch_size=BATCH, preprocess=None, shard=shard_of(workers)
+        )
+    )
+    return [found.count, found.loss.hex(), found.accuracy]
+
+
 def wrong_size(workers) -> str:
     """What is said of a batch that is not a worker's share."""
     try:
@@ -175,9 +186,12 @@ def wrong_size(workers) -> str:
     return "nothing was said"
 
 
+CHECKS = (models, broadcast, stopped, few_examples, wrong_size)
+
+
 def all_checks(workers) -> dict:
     """Everything, by name."""
-    found = {check.__name__: check(workers) for check in (models, shared, stopped, wrong_size)}
+    found = {check.__name__: check(workers) for check in CHECKS}
     if workers.count == 2:
         found["two_towers"] = two_towers(workers)
     if workers.count == 4:
@@ -193,7 +207,7 @@ def main(folder: str) -> None:
     devices.use_intra_op_threads(1)
     devices.choose(4)
     members = cluster.from_tf_config(os.environ["TF_CONFIG"])
-    with collectives.Workers(members, wait_seconds=60) as workers:
+    with collectives.SeveralWorkers(members, wait_seconds=60) as workers:
         workers.start("ordered")
         found = all_checks(workers)
         Path(folder, f"worker-{workers.index}.json").write_text(json.dumps(found))

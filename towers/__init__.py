@@ -9,6 +9,8 @@ from towers import noise
 noise.import_tensorflow()
 
 from towers import (  # noqa: E402
+    cluster,
+    collectives,
     devices,
     gradients,
     layers,
@@ -25,6 +27,8 @@ __all__ = [
     "Evaluation",
     "NotFiniteError",
     "Trainer",
+    "cluster",
+    "collectives",
     "devices",
     "gradients",
     "layers",

@@ -10,13 +10,16 @@ servers: workers belong on a network of their own.
 
 import contextlib
 import json
+import os
 import selectors
 import socket
 import struct
+import subprocess
+import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 
-from towers import cluster
+from towers import cluster, watcher
 
 _GREETING = "towers"
 _LARGEST_MESSAGE = 2**24  # bytes
@@ -26,7 +29,12 @@ _ENDING_SECONDS = 5.0
 _RETRY_SECONDS = 0.2
 _SAYS_WAITING_AFTER_SECONDS = 5.0
 # A machine that goes without a word is noticed after 10 + 3 * 5 seconds.
-_KEEPALIVE = {"TCP_KEEPIDLE": 10, "TCP_KEEPINTVL": 5, "TCP_KEEPCNT": 3}
+_KEEPALIVE = {
+    "TCP_KEEPIDLE": 10,
+    "TCP_KEEPINTVL": 5,
+    "TCP_KEEPCNT": 3,
+    "TCP_USER_TIMEOUT": 25_000,  # milliseconds, where it does not answer what was sent
+}
 
 
 class WorkerError(Exception):
@@ -62,6 +70,15 @@ class _Peer:
         except (ValueError, TypeError, RecursionError) as error:  # of no worker
             raise _Gone from error
         return kind, body
+
+    def is_gone(self) -> bool:
+        """Whether the other side has closed the connection; nothing is read."""
+        try:
+            return not self.connection.recv(1, socket.MSG_PEEK | socket.MSG_DONTWAIT)
+        except BlockingIOError:
+            return False
+        except OSError:
+            return True
 
     def wait_for_end(self, until: float) -> None:
         """Returns when the other side has closed the connection, or at the time `until`."""
@@ -117,17 +134,9 @@ class Channel:
         return self.cluster.index == 0
 
     def _listen(self, until: float, wait_seconds: float) -> None:
-        count = len(self.cluster.addresses)
-        _, port = cluster.host_and_port(self.cluster.addresses[0])
-        try:
-            listener = socket.create_server(("", port), backlog=count)
-        except OSError as error:
-            raise WorkerError(
-                f"--workers: worker 0, this one, cannot listen on port {port}: {error.strerror}"
-            ) from error
-        waiting = _Waiting()
-        with listener:
-            while missing := [i for i in range(1, count) if i not in self._peers]:
+        count, waiting = len(self.cluster.addresses), _Waiting()
+        with self._listener(count) as listener:
+            while missing := self._missing():
                 names = ", ".join(self.cluster.name(index) for index in missing)
                 if time.monotonic() > until:
                     problem = f"{names} did not come within {wait_seconds:g} s"
@@ -138,9 +147,24 @@ class Channel:
                 with contextlib.suppress(TimeoutError):
                     connection, _ = listener.accept()
                     self._welcome(connection)
-        for peer in self._peers.values():
-            with contextlib.suppress(_Gone):  # noticed when it is needed
-                peer.send("welcome", None)
+        self._tell_all("welcome", None)
+
+    def _listener(self, backlog: int) -> socket.socket:
+        """A socket on this worker's own port."""
+        host, port = cluster.host_and_port(self.cluster.addresses[self.cluster.index])
+        # A machine's name may stand for an address that is not its own.
+        own = host if host == "localhost" or host.startswith("127.") else ""
+        try:
+            return socket.create_server((own, port), backlog=backlog)
+        except OSError as error:
+            name = self.cluster.name(self.cluster.index)
+            reason = os.strerror(error.errno)
+            raise WorkerError(f"{name} cannot listen on its port: {reason}") from error
+
+    def _missing(self) -> list[int]:
+        """Those that have not come, or have gone again."""
+        others = range(1, len(self.cluster.addresses))
+        return [i for i in others if i not in self._peers or self._peers[i].is_gone()]
 
     def _welcome(self, connection: socket.socket) -> None:
         """Takes up a worker; anything else that has found the port is sent away."""
@@ -148,15 +172,16 @@ class Channel:
         peer = _Peer(connection)
         try:
             greeting, (index, addresses) = peer.receive()
-            problem = self._problem_with(greeting, int(index), list(addresses))
-            if problem is None:
-                connection.settimeout(None)
-                self._peers[index] = peer
-                return
-            peer.send("ended", problem)
-        except (_Gone, ValueError, TypeError):
-            pass
-        connection.close()
+            index = int(index)
+            problem = self._problem_with(greeting, index, list(addresses))
+            peer.send("greeted" if problem is None else "ended", problem)
+        except (_Gone, ValueError, TypeError, OverflowError):
+            problem = "it is no worker"
+        if problem is not None:
+            connection.close()
+            return
+        connection.settimeout(None)
+        self._peers[index] = peer
 
     def _problem_with(self, greeting: str, index: int, addresses: list) -> str | None:
         own = list(self.cluster.addresses)
@@ -164,33 +189,42 @@ class Channel:
             raise ValueError("this is no worker")
         if addresses != own:
             return f"--workers={','.join(map(str, addresses))}: it has --workers={','.join(own)}"
-        if not 0 < index < len(own) or index in self._peers:
+        if not 0 < index < len(own) or index in self._peers and not self._peers[index].is_gone():
             return f"--worker_index={index}: another process is that worker"
         return None
 
     def _connect(self, until: float, wait_seconds: float) -> _Peer:
-        chief, waiting = self.cluster.name(0), _Waiting()
-        address = cluster.host_and_port(self.cluster.addresses[0])
-        problem = ""
-        while (left := until - time.monotonic()) > 0:
+        self._listener(1).close()  # TensorFlow will listen there
+        chief, waiting, problem = self.cluster.name(0), _Waiting(), ""
+        while time.monotonic() < until:
             try:
-                peer = _Peer(socket.create_connection(address, timeout=_GREETING_SECONDS))
-                peer.send(_GREETING, [self.cluster.index, list(self.cluster.addresses)])
-                # It answers when all are there, and is the one to say who is not.
-                peer.connection.settimeout(left + _GREETING_SECONDS)
-                kind, body = peer.receive()
-            except OSError as error:  # not there yet
-                problem = f": {error.strerror or error}"
-            except _Gone:  # it, or another program on its port, hung up
-                problem = ": it closes the connection"
-            else:
-                if kind == "ended":
-                    raise WorkerError(self._has_ended(0, body))
-                peer.connection.settimeout(None)
-                return peer
+                return self._greet()
+            except (OSError, UnicodeError) as error:  # not there yet, or no name of a machine
+                problem = f": {getattr(error, 'strerror', None) or error}"
+            except _Gone:  # it, or another program on its port, hung up or says something else
+                problem = ": it does not answer as worker 0 does"
             waiting.say(f"waiting for {chief}{problem}")
             time.sleep(_RETRY_SECONDS)
         raise WorkerError(f"{chief} did not come within {wait_seconds:g} s{problem}")
+
+    def _greet(self) -> _Peer:
+        """Connects to the chief, and waits until it has all workers or says who is missing."""
+        address = cluster.host_and_port(self.cluster.addresses[0])
+        connection = socket.create_connection(address, timeout=_GREETING_SECONDS)
+        try:
+            peer = _Peer(connection)
+            peer.send(_GREETING, [self.cluster.index, list(self.cluster.addresses)])
+            for expected in ("greeted", "welcome"):
+                kind, body = peer.receive()
+                if kind == "ended":
+                    raise WorkerError(self._has_ended(0, body))
+                if kind != expected:
+                    raise _Gone
+                connection.settimeout(None)  # the chief has the clock from here on
+        except BaseException:
+            connection.close()
+            raise
+        return peer
 
     def exchange(self, message: object) -> list:
         """Gives every worker the messages of all, by their index; all call it together.
@@ -247,8 +281,28 @@ class Channel:
             pass
         return None
 
+    @contextlib.contextmanager
+    def guarded(self) -> Iterator[None]:
+        """While entered, the process is killed where another worker is gone or has ended.
+
+        For calls in which Python stands still, so that nothing else could end them. Nobody may send
+        messages in that time. A line on stderr says who it was.
+        """
+        program = os.path.basename(sys.argv[0])
+        names = {peer.connection.fileno(): self.cluster.name(i) for i, peer in self._peers.items()}
+        arguments = [str(os.getpid()), f"{program}: error: ", json.dumps(names)]
+        with subprocess.Popen(
+            [sys.executable, "-S", watcher.__file__, *arguments],
+            stdin=subprocess.DEVNULL,
+            pass_fds=list(names),
+        ) as process:
+            try:
+                yield
+            finally:
+                process.kill()
+
     def end(self, reason: str | None) -> None:
-        """Closes the connections: the chief's at once, the others' when the chief's are.
+        """Ends the connections; without a reason the chief's end last.
 
         Args:
           reason: why this worker cannot go on; None if it has come to its end.
@@ -256,6 +310,7 @@ class Channel:
         if reason is None and not self.is_chief:
             with contextlib.suppress(WorkerError, TimeoutError):
                 self._receive([0], "done")
+            return  # the connection ends with the process, which the chief waits for
         elif reason is None:
             self._tell_all("done", None)
             # TensorFlow's service for all workers is in this process: it ends last.

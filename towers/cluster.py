@@ -5,7 +5,10 @@ A worker is one process with its own towers. Worker 0 is the chief: it has the r
 
 import dataclasses
 import json
+import re
 from collections.abc import Mapping, Sequence
+
+_ADDRESS = re.compile("([A-Za-z0-9._-]+):([0-9]{1,5})")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -26,17 +29,17 @@ class Cluster:
 
 
 def host_and_port(address: str) -> tuple[str, int]:
-    """`host:port` or `[IPv6]:port` in its parts.
+    """`host:port` in its parts. TensorFlow's servers listen on IPv4 alone.
 
     Raises:
-      ValueError: it is neither.
+      ValueError: it is not of that form.
     """
-    host, colon, port = address.rpartition(":")
-    bare = host.removeprefix("[").removesuffix("]")
-    is_host = bool(bare) and not set(bare) & set(" /@[]") and (":" not in bare or bare != host)
-    if not (colon and is_host and port.isascii() and port.isdigit() and 0 < int(port) < 2**16):
-        raise ValueError(f"{address!r} is not host:port, with a port from 1 to 65535")
-    return bare, int(port)
+    parts = _ADDRESS.fullmatch(address)
+    if parts is None or not 0 < int(parts[2]) < 2**16:
+        raise ValueError(
+            f"{address!r} is not host:port, a name or IPv4 address and a port from 1 to 65535"
+        )
+    return parts[1], int(parts[2])
 
 
 def check(addresses: Sequence[str], index: int | None) -> None:

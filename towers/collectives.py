@@ -13,6 +13,7 @@ of each call (docs/workers.md).
 import contextlib
 import re
 from collections.abc import Callable, Iterator, Sequence
+from typing import TypeVar
 
 import numpy as np
 import tensorflow as tf
@@ -21,6 +22,7 @@ from towers import channel, cluster, devices, gradients, tower
 
 REDUCTIONS = ("ordered", "ring")
 
+_Made = TypeVar("_Made")
 _GROUP, _FIRST_KEY = 7001, 100  # apart from those that the strategy makes
 _OF_OTHER_WORKERS = (  # what TensorFlow says where another worker is gone
     tf.errors.UnavailableError,
@@ -32,11 +34,11 @@ _OF_OTHER_WORKERS = (  # what TensorFlow says where another worker is gone
     tf.errors.UnknownError,
 )
 # TensorFlow's heartbeat misses a worker after 10 seconds, and the chief then looks for it.
-_PATIENCE_SECONDS, _CHIEF_PATIENCE_SECONDS = 20.0, 3.0
+_PATIENCE_SECONDS, _CHIEF_PATIENCE_SECONDS = 12.0, 3.0
 
 
-class Alone:
-    """The one worker of a run that has one.
+class Workers:
+    """The workers of a run, as one of them sees them; this class is a run of one.
 
     Attributes:
       count: number of workers.
@@ -46,7 +48,7 @@ class Alone:
     count, index = 1, 0
     _asked: int | None = None
 
-    def __enter__(self) -> "Alone":
+    def __enter__(self) -> "Workers":
         return self
 
     def __exit__(self, *_) -> None:
@@ -79,10 +81,10 @@ class Alone:
         """The signal that asked a worker to stop, as all know it since the last step; or None."""
         return self._asked
 
-    def share(self, variables: Sequence[tf.Variable]) -> None:
+    def broadcast(self, variables: Sequence[tf.Variable]) -> None:
         """Gives every worker the chief's values."""
 
-    def gather(self, arrays: Sequence[np.ndarray]) -> list[list[np.ndarray]]:
+    def all_gather(self, arrays: Sequence[np.ndarray]) -> list[list[np.ndarray]]:
         """The arrays of every worker; all have the same shapes."""
         return [list(arrays)]
 
@@ -92,6 +94,13 @@ class Alone:
 
     def from_chief(self, make: Callable[[], object]) -> object:
         """What the chief makes."""
+        return make()
+
+    def chief_first(self, make: Callable[[], _Made]) -> _Made:
+        """What `make` gives, which the chief calls before the others do.
+
+        So that what it downloads and decodes is there for others that share its files.
+        """
         return make()
 
     @contextlib.contextmanager
@@ -104,8 +113,8 @@ class Alone:
         return f"worker {index}"
 
 
-class Workers(Alone):
-    """This process as one of several workers, with their connections.
+class SeveralWorkers(Workers):
+    """The workers of a run of several, with their connections.
 
     Use it as a context: what goes wrong in it is told to the others.
 
@@ -148,7 +157,7 @@ class Workers(Alone):
             num_accelerators={"GPU": 0},
         )
         try:
-            with self.watched():
+            with self._channel.guarded(), self.watched():
                 self._strategy = tf.distribute.MultiWorkerMirroredStrategy(resolver)
         except tf.errors.OpError as error:
             _, port = cluster.host_and_port(self.cluster.addresses[self.index])
@@ -159,10 +168,12 @@ class Workers(Alone):
             # Instance keys alternate between two sets from one call to the next. Every worker has
             # left a call when any of them is in the next but one, so no two calls can be confused.
             # A new key for each call would be safe too; TensorFlow keeps something of each.
-            self._turn = tf.Variable(0, trainable=False, name="turn")
+            self._parity = tf.Variable(0, trainable=False, name="parity")
             self._asked = tf.Variable(0, trainable=False, name="asked_to_stop")
             self._stop = tf.Variable(0, trainable=False, name="stop")
-        order = [int(values[0]) for (values,) in self.gather([np.array([self.index], np.int32)])]
+        order = [
+            int(values[0]) for (values,) in self.all_gather([np.array([self.index], np.int32)])
+        ]
         if order != list(range(self.count)):
             raise channel.WorkerError(f"TensorFlow has the workers in the order {order}")
 
@@ -170,11 +181,11 @@ class Workers(Alone):
         own = tower.joined(results)
         dense = [None if isinstance(g, tf.IndexedSlices) else g for g in own.sum_gradients]
         sparse = [g if isinstance(g, tf.IndexedSlices) else None for g in own.sum_gradients]
-        turn = self._next_turn()
+        parity = self._next_parity()
         with tf.name_scope("workers"):
-            totals = self._totals(dense, turn)
+            totals = self._totals(dense, parity)
             rest = own._replace(sum_gradients=sparse)
-            everything = self._gathered([rest, self._asked], turn)
+            everything = self._gathered([rest, self._asked], parity)
             self._stop.assign(tf.reduce_max(tf.stack([asked for _, asked in everything])))
         joined = []
         for index, (result, _) in enumerate(everything):
@@ -185,7 +196,7 @@ class Workers(Alone):
             joined.append(result._replace(sum_gradients=own_share))
         return joined
 
-    def _totals(self, of_worker: Sequence[tf.Tensor | None], turn) -> list[tf.Tensor | None]:
+    def _totals(self, of_worker: Sequence[tf.Tensor | None], parity) -> list[tf.Tensor | None]:
         """The sum over the workers of each gradient; all of one type travel as one vector."""
         totals: list[tf.Tensor | None] = [None] * len(of_worker)
         present = [index for index, gradient in enumerate(of_worker) if gradient is not None]
@@ -193,17 +204,17 @@ class Workers(Alone):
         for dtype in dtypes:
             places = [index for index in present if of_worker[index].dtype.name == dtype]
             flat = tf.concat([tf.reshape(of_worker[index], [-1]) for index in places], axis=0)
-            summed = self._sum(flat, turn)
+            summed = self._sum(flat, parity)
             sizes = [of_worker[index].shape.num_elements() for index in places]
             for index, piece in zip(places, tf.split(summed, sizes), strict=True):
                 totals[index] = tf.reshape(piece, of_worker[index].shape)
         return totals
 
-    def _sum(self, flat: tf.Tensor, turn: tf.Tensor) -> tf.Tensor:
+    def _sum(self, flat: tf.Tensor, parity: tf.Tensor) -> tf.Tensor:
         """The workers' vectors added up, [n]: along the tree, or around the ring."""
         if self.reduction == "ring":
             return tf.raw_ops.CollectiveReduceV2(
-                input=flat, merge_op="Add", final_op="Id", **self._group("sum", flat, turn)
+                input=flat, merge_op="Add", final_op="Id", **self._group("sum", flat, parity)
             )
         # Each worker adds up one share of all vectors, and then all give each other their shares:
         # as few bytes as around a ring, and the order of additions is ours.
@@ -211,18 +222,18 @@ class Workers(Alone):
         share = -(-n // self.count)
         padded = tf.pad(flat, [[0, share * self.count - n]])
         cut = tf.reshape(padded, [self.count, share])
-        shares = tf.raw_ops.CollectiveAllToAllV2(input=cut, **self._group("shares", cut, turn))
+        shares = tf.raw_ops.CollectiveAllToAllV2(input=cut, **self._group("shares", cut, parity))
         shares = tf.ensure_shape(shares, cut.shape)  # [worker, share]
         total = gradients.pairwise_tree(tf.unstack(shares), tf.add)
-        return tf.reshape(self._all_gather("totals", total, turn), [-1])[:n]
+        return tf.reshape(self._gather_vectors("totals", total, parity), [-1])[:n]
 
-    def _all_gather(self, use: str, vector: tf.Tensor, turn: tf.Tensor) -> tf.Tensor:
+    def _gather_vectors(self, use: str, vector: tf.Tensor, parity: tf.Tensor) -> tf.Tensor:
         """[workers, n] of everyone's [n]."""
         return tf.raw_ops.CollectiveGatherV2(
-            input=vector[tf.newaxis], **self._group(use, vector, turn)
+            input=vector[tf.newaxis], **self._group(use, vector, parity)
         )
 
-    def _group(self, use: str, values: tf.Tensor, turn: tf.Tensor) -> dict:
+    def _group(self, use: str, values: tf.Tensor, parity: tf.Tensor) -> dict:
         """Who takes part, and an instance key that all have for this call and no other.
 
         A key has to be used with one type and size. Keys are given out in the order in which they
@@ -233,21 +244,21 @@ class Workers(Alone):
         return {
             "group_size": self.count,
             "group_key": _GROUP,
-            "instance_key": key + turn,
+            "instance_key": key + parity,
             "ordering_token": [],
             "communication_hint": "ring",
         }
 
-    def _next_turn(self) -> tf.Tensor:
-        return self._turn.assign(1 - self._turn)
+    def _next_parity(self) -> tf.Tensor:
+        return self._parity.assign(1 - self._parity)
 
-    def _gathered(self, structure, turn: tf.Tensor) -> list:
+    def _gathered(self, structure, parity: tf.Tensor) -> list:
         """Every worker's structure of tensors; they travel as one vector of 32-bit words."""
         leaves = tf.nest.flatten(structure, expand_composites=True)
         present = [tf.convert_to_tensor(leaf) for leaf in leaves if leaf is not None]
         words = [_as_words(leaf) for leaf in present]
         sizes = [word.shape.num_elements() for word in words]
-        rows = self._all_gather("results", tf.concat(words, axis=0), turn)
+        rows = self._gather_vectors("results", tf.concat(words, axis=0), parity)
         structures = []
         for row in tf.unstack(tf.ensure_shape(rows, [self.count, sum(sizes)])):
             pieces = zip(tf.split(row, sizes), present, strict=True)
@@ -268,13 +279,13 @@ class Workers(Alone):
     def stop_asked(self):
         return int(self._stop) or None
 
-    def share(self, variables):
+    def broadcast(self, variables):
         values = [np.asarray(variable.numpy()) for variable in variables]
         flat = np.frombuffer(b"".join(value.tobytes() for value in values), np.uint8)
         words = np.pad(flat, (0, -len(flat) % 4)).view(np.int32)
         with self.watched(), tf.device(devices.PARAMETER_DEVICE):
             words = tf.constant(words)
-            group = self._group("state", words, self._next_turn())
+            group = self._group("state", words, self._next_parity())
             del group["ordering_token"]
             if self.is_chief:
                 tf.raw_ops.CollectiveBcastSendV2(input=words, **group)
@@ -287,11 +298,11 @@ class Workers(Alone):
             variable.assign(own.view(value.dtype).reshape(value.shape))
             place += value.nbytes
 
-    def gather(self, arrays):
+    def all_gather(self, arrays):
         with self.watched(), tf.device(devices.PARAMETER_DEVICE):
             flat = np.frombuffer(b"".join(a.tobytes() for a in arrays), np.uint8)
             words = tf.constant(np.pad(flat, (0, -len(flat) % 4)).view(np.int32))
-            rows = self._all_gather("arrays", words, self._next_turn()).numpy()
+            rows = self._gather_vectors("arrays", words, self._next_parity()).numpy()
         everything = []
         for row in rows.view(np.uint8):
             places = np.cumsum([0, *(a.nbytes for a in arrays)])
@@ -302,6 +313,14 @@ class Workers(Alone):
                 ]
             )
         return everything
+
+    def chief_first(self, make):
+        if not self.is_chief:
+            self.from_chief(lambda: None)
+            return make()
+        made = make()
+        self.from_chief(lambda: None)
+        return made
 
     @contextlib.contextmanager
     def watched(self):

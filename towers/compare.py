@@ -65,9 +65,9 @@ def settings_that_differ(a: run_folder.RunFolder, b: run_folder.RunFolder) -> li
     """
     described = [_described(folder) for folder in (a, b)]
     return [
-        difference.replace("(the run has ", "(the first run has ")
+        difference
         for first, second in zip(*described, strict=True)
-        for difference in run_folder.differences(first, second)
+        for difference in run_folder.differences(first, second, "the first run")
     ]
 
 
@@ -80,6 +80,7 @@ def _described(folder: run_folder.RunFolder) -> tuple[dict, dict]:
         place = {
             "num_towers": chosen["num_towers"],
             "number of workers": derived.get("num_workers", 1),  # an older run had one
+            "worker_reduction": chosen.get("worker_reduction", "ordered"),
             "tower devices": derived["tower_devices"],
             "sha256 of the images": derived["data_sha256"][:12],
             "kind of processor": config.get("processor"),

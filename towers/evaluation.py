@@ -115,7 +115,7 @@ class Evaluator:
         tower_devices: Sequence[str],
         num_microbatches: int = 1,
         test_time_flip: bool = False,
-        workers: collectives.Alone | None = None,
+        workers: collectives.Workers | None = None,
     ):
         """
         Args:
@@ -137,7 +137,7 @@ class Evaluator:
         self._tower_devices = tuple(tower_devices)
         self._num_microbatches = num_microbatches
         self._test_time_flip = test_time_flip
-        self._workers = workers or collectives.Alone()
+        self._workers = workers or collectives.Workers()
         self._batch_outputs = tf.function(self._build, autograph=False)
 
     def __call__(self, batches: Iterable) -> Evaluation:
@@ -157,14 +157,16 @@ class Evaluator:
             mask = np.asarray(mask[0]) if mask else np.ones(len(labels), dtype=bool)
             outputs, num_classes = self._outputs(images, labels)
             seen.append(_Seen(labels, mask, *outputs))
-        if not any(batch.mask.any() for batch in seen):
+        if not seen:
             raise ValueError("there is no example to evaluate")
         ends = np.cumsum([len(batch.labels) for batch in seen])[:-1]
         columns = [np.concatenate(values) for values in zip(*seen, strict=True)]
-        of_workers = [_Seen(*own) for own in self._workers.gather(columns)]
+        of_workers = [_Seen(*own) for own in self._workers.all_gather(columns)]
         # As they were before the batches were cut: sums do not depend on the number of workers.
         in_batches = zip(*(own.split(ends) for own in of_workers), strict=True)
         whole = [_Seen.joined(shares) for shares in in_batches]
+        if not any(batch.mask.any() for batch in whole):
+            raise ValueError("there is no example to evaluate")
         return _add_up(whole, num_classes, tuple(own.accuracy() for own in of_workers))
 
     def _outputs(self, images, labels) -> tuple[_Outputs, int]:

@@ -2,8 +2,8 @@
 
     python -m towers.launch --workers=2 -- train.py --train_dir=runs/two --num_microbatches=4
 
-Each worker is a process of its own that finds the others through TF_CONFIG, on ports of this
-machine alone. What they print is passed on behind their index; Ctrl-C and SIGTERM go to all of
+Each worker is a process of its own that finds the others through TF_CONFIG, on free ports of this
+machine. What they print is passed on behind their index; Ctrl-C and SIGTERM go to all of
 them. The exit code is 0 where all ended with it; else it is the chief's, or that of the first
 other one that failed.
 """
@@ -21,6 +21,7 @@ from pathlib import Path
 from towers import cluster
 
 _LARGEST = 64
+_FORWARDED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 _KILLED_AFTER_SECONDS = 30.0  # of the first failure; workers notice one within 20 by themselves
 
 
@@ -49,13 +50,14 @@ def run(command: Sequence[str], count: int, environment: Mapping[str, str] = os.
       environment: theirs, but for TF_CONFIG.
     """
     addresses = tuple(f"127.0.0.1:{port}" for port in free_ports(count))
-    workers = []
+    workers, received = [], []
 
     def forward(number, _frame):
+        received.append(number)
         for worker in workers:
             worker.send_signal(number)
 
-    before = {number: signal.signal(number, forward) for number in (signal.SIGINT, signal.SIGTERM)}
+    before = {number: signal.signal(number, forward) for number in _FORWARDED}
     try:
         for index in range(count):
             own = {"TF_CONFIG": cluster.tf_config(cluster.Cluster(addresses, index))}
@@ -68,6 +70,8 @@ def run(command: Sequence[str], count: int, environment: Mapping[str, str] = os.
                     start_new_session=True,  # the terminal's Ctrl-C comes through `forward` alone
                 )
             )
+            for number in received:  # before this worker was there
+                workers[-1].send_signal(number)
         unread = threading.Event()
         readers = [
             threading.Thread(target=_pass_on, args=(stream, to, f"[{index}] ".encode(), unread))

@@ -111,10 +111,10 @@ class RunFolder:
         return kept
 
 
-def differences(old: Mapping, new: Mapping) -> list[str]:
-    """`--name=new (the run has old)` for each setting that differs."""
+def differences(old: Mapping, new: Mapping, who: str = "the run") -> list[str]:
+    """`--name=new (the run has old)` for each setting that differs; `who` has the old one."""
     return [
-        f"{_label(name)}{_as_flag(new.get(name))} (the run has {_as_flag(old.get(name))})"
+        f"{_label(name)}{_as_flag(new.get(name))} ({who} has {_as_flag(old.get(name))})"
         for name in {**old, **new}
         if _plain(old.get(name)) != _plain(new.get(name))
     ]
@@ -204,17 +204,6 @@ def writing(what: Path | str) -> Iterator[None]:
         yield
     except OSError as error:
         raise RunFolderError(f"{what}: cannot be written: {error.strerror or error}") from error
-
-
-def _drop_torn_line(file: BinaryIO) -> None:
-    """Cuts off what a process that was killed, or a full disk, has left of a last line."""
-    size = file.seek(0, os.SEEK_END)
-    if size == 0:
-        return
-    file.seek(size - 1)
-    if file.read(1) != b"\n":
-        file.seek(0)
-        file.truncate(file.read().rfind(b"\n") + 1)
 
 
 def read_lines(path: Path) -> list[dict]:

@@ -50,16 +50,16 @@ def start_runtime(intra_op_threads: int, deterministic: bool) -> None:
         tf.config.experimental.enable_op_determinism()
 
 
-def meet_workers(chosen: settings.TrainSettings) -> collectives.Alone:
+def meet_workers(chosen: settings.TrainSettings) -> collectives.Workers:
     """Meets the other workers of the run, where there are any.
 
     Raises:
       WorkerError: one does not come.
     """
     if not chosen.workers:
-        return collectives.Alone()
+        return collectives.Workers()
     members = cluster.Cluster(chosen.workers, chosen.worker_index)
-    return collectives.Workers(members, chosen.worker_wait_seconds)
+    return collectives.SeveralWorkers(members, chosen.worker_wait_seconds)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -75,7 +75,7 @@ class Found:
     cores: int
 
 
-def find(workers: collectives.Alone, folder: run_folder.RunFolder) -> Found:
+def find(workers: collectives.Workers, folder: run_folder.RunFolder) -> Found:
     """Looks into the run's folder, on the chief, for all workers.
 
     Raises:
@@ -95,7 +95,7 @@ def find(workers: collectives.Alone, folder: run_folder.RunFolder) -> Found:
 _OF_ONE_WORKER = ("train_dir", "data_dir", "worker_index", "worker_wait_seconds")
 
 
-def check_alike(workers: collectives.Alone, chosen: settings.TrainSettings) -> None:
+def check_alike(workers: collectives.Workers, chosen: settings.TrainSettings) -> None:
     """Checks that all workers were given the same settings, and have the same packages.
 
     Args:
@@ -109,32 +109,36 @@ def check_alike(workers: collectives.Alone, chosen: settings.TrainSettings) -> N
     shared = {name: value for name, value in given.items() if name not in _OF_ONE_WORKER}
     versions = {f"version of {name}": number for name, number in _versions().items()}
     _check_same(workers, shared | versions)
+    kinds = workers.exchange(devices.processor())
+    if workers.is_chief and len(set(kinds)) > 1:
+        print(
+            f"the workers have processors of different kinds ({', '.join(sorted(set(kinds)))}): "
+            "their arithmetic may differ in its last bits, and a run ends where their weights do",
+            flush=True,
+        )
 
 
-def check_same_data(workers: collectives.Alone, config: Mapping, num_test_examples: int) -> None:
+def check_same_data(workers: collectives.Workers, **sha256: str) -> None:
     """Checks that all workers read the same images.
+
+    Args:
+      workers: of the run.
+      **sha256: split to the hash of its images and labels.
 
     Raises:
       WorkerError: names what differs, and on which worker.
     """
-    derived = config["resolved"]
     _check_same(
-        workers,
-        {
-            "number of training examples": derived["examples_per_epoch"],
-            "number of test examples": num_test_examples,
-            "sha256 of the images": derived["data_sha256"][:12],
-        },
+        workers, {f"sha256 of the {split} images": text[:12] for split, text in sha256.items()}
     )
 
 
-def _check_same(workers: collectives.Alone, own: dict) -> None:
+def _check_same(workers: collectives.Workers, own: dict) -> None:
     chief, *others = workers.exchange(own)
     for index, other in enumerate(others, start=1):
-        if different := run_folder.differences(chief, other):
+        if different := run_folder.differences(chief, other, workers.name(0)):
             raise channel.WorkerError(
-                f"{workers.name(index)} does not fit {workers.name(0)}: "
-                + "; ".join(different).replace("(the run has ", f"({workers.name(0)} has ")
+                f"{workers.name(index)} does not fit {workers.name(0)}: {'; '.join(different)}"
             )
 
 
@@ -426,7 +430,7 @@ def build_trainer(
     config: Mapping,
     learning_rate: schedules.LearningRate,
     training_images: Callable[[], np.ndarray],
-    workers: collectives.Alone | None = None,
+    workers: collectives.Workers | None = None,
 ) -> trainer.Trainer:
     """Builds the network, its optimizer and the trainer of a run.
 
@@ -525,7 +529,7 @@ def _train_with_chief(run: training.Run, config: Mapping) -> int:
     if run.workers.from_chief(lambda: None) is not None:
         print("the run had finished already")
         return 0
-    run.trainer.share_state()
+    run.trainer.broadcast_state()
     outcome = run.train(config)
     how = "stopped" if outcome.final is None else "finished"
     print(f"{how} at step {outcome.step}; {run.workers.name(0)} has the run")
@@ -550,7 +554,7 @@ def _train_as_chief(run: training.Run, config: Mapping) -> int:
         )
     folder.create(config)
     run.workers.from_chief(lambda: None)
-    run.trainer.share_state()
+    run.trainer.broadcast_state()
     if at_step:
         print(f"continuing at step {at_step}", flush=True)
     outcome = run.train(config)

@@ -44,13 +44,17 @@ def _describe_same_bits(chosen: Mapping, derived: Mapping) -> str:
     if not (on_cpus or chosen["deterministic"]):
         return "not promised on GPUs without --deterministic"
     numbers = _same_bits(num_microbatches)
-    of_workers = ""
-    if derived["num_workers"] > 2 and chosen["worker_reduction"] == "ring":
+    num_workers = derived["num_workers"]
+    if num_workers > 2 and chosen["worker_reduction"] == "ring":
         return "not promised by --worker_reduction=ring on more than two workers"
-    if derived["num_workers"] > 1:
-        of_workers = " of any number of workers"
+    if num_workers > 1 and (num_microbatches // num_workers).bit_count() != 1:
+        return (
+            f"not those of one worker: a worker's {num_microbatches // num_workers} microbatches "
+            "are no power of two"
+        )
     said = (
-        f"on {_either(numbers)} tower(s){of_workers}, by --num_microbatches={num_microbatches} and "
+        f"on {_either(numbers)} tower(s){' in all' if num_workers > 1 else ''}, by "
+        f"--num_microbatches={num_microbatches} and "
         f"--intra_op_threads={chosen['intra_op_threads']}"
     )
     if num_towers not in numbers:

@@ -126,7 +126,7 @@ class StepProgram:
     state: TrainState
     tower_program: tower.TowerProgram
     tower_devices: tuple[str, ...]
-    workers: collectives.Alone
+    workers: collectives.Workers
     num_microbatches: int
     gradient_reduction: str
     batch_norm_statistics: str

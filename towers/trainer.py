@@ -45,7 +45,7 @@ class Trainer:
         optimizer: keras.optimizers.Optimizer,
         *,
         tower_devices: tuple[str, ...],
-        workers: collectives.Alone | None = None,
+        workers: collectives.Workers | None = None,
         global_batch_size: int,
         num_microbatches: int = 0,
         learning_rate: Callable[[int], float] | None = None,
@@ -63,7 +63,8 @@ class Trainer:
           model: built; its variables should live on `devices.PARAMETER_DEVICE`.
           optimizer: any Keras optimizer. Clipping it does itself comes after the reduction.
           tower_devices: from `devices.choose`; as many on every worker.
-          workers: a started `collectives.Workers`; None where there is one worker.
+          workers: a started `collectives.SeveralWorkers`; None where there is one worker. Before
+            the first step each has to have the chief's state: `broadcast_state`.
           global_batch_size: examples of one step; a multiple of `num_microbatches`.
           num_microbatches: a multiple of the number of towers of all workers; 0 means one per
             tower.
@@ -81,7 +82,7 @@ class Trainer:
           ValueError: an argument is out of range, or sizes do not divide.
         """
         self.tower_devices = tuple(tower_devices)
-        self.workers = workers = workers or collectives.Alone()
+        self.workers = workers = workers or collectives.Workers()
         self.global_batch_size = global_batch_size
         self.num_microbatches = num_microbatches or len(self.tower_devices) * workers.count
         check_sizes(
@@ -271,9 +272,9 @@ class Trainer:
         )
         return concrete.graph
 
-    def share_state(self) -> None:
+    def broadcast_state(self) -> None:
         """Gives every worker the chief's state; all call it together."""
-        self.workers.share([variable for part in self._parts().values() for variable in part])
+        self.workers.broadcast([variable for part in self._parts().values() for variable in part])
 
     def batch_norm_divergence(self) -> dict[str, dict[str, float]]:
         """`batch_norm.divergence` of the microbatches' statistics; empty but for `each`."""

@@ -179,8 +179,7 @@ class Run:
             with contextlib.suppress(run_folder.RunFolderError):  # what went wrong first is said
                 self._flush()
             if is_chief and isinstance(error, channel.WorkerError):
-                newest = self._checkpoints.describe_newest()
-                raise channel.WorkerError(f"{error}. {newest}") from error
+                raise channel.WorkerError(f"{error}.{self._newest_checkpoint()}") from error
             raise
         finally:
             progress.close()
@@ -195,7 +194,6 @@ class Run:
         with interrupts.Interrupts() as asked, contextlib.ExitStack() as profile:
             self._steps(first_step, config, progress, asked, profile)
             at_step = int(self.trainer.state.step)
-            self._check_same_on_all_workers(self.trainer.parts_sha256())
             self._save()
             if self.workers.stop_asked():
                 return Outcome(None, at_step, exit_code=128 + self.workers.stop_asked())
@@ -216,7 +214,7 @@ class Run:
                 raise TrainingError(
                     f"step {int(self.trainer.state.step)}: {self.workers.name(index)} has other "
                     f"{', '.join(different)} than {self.workers.name(0)}; is one of the machines "
-                    f"of another kind, or faulty? {self._checkpoints.describe_newest()}"
+                    f"of another kind, or faulty?{self._newest_checkpoint()}"
                 )
 
     @contextlib.contextmanager
@@ -318,10 +316,12 @@ class Run:
             run_folder.append_line(self.folder.metrics, line)
 
     def _save(self) -> None:
-        """Saves a checkpoint, unless an update made weights that no run could go on from.
+        """Saves a checkpoint, unless its weights are none that a run could go on from.
 
-        Finite gradients do so where the rate is too high for the range of float32.
+        That is so where they are not those of all workers; or not finite, as finite gradients make
+        them where the rate is too high for the range of float32.
         """
+        self._check_same_on_all_workers(self.trainer.parts_sha256())
         state = self.trainer.state
         variables = [*state.model.variables, *state.optimizer.variables]
         wrong = [v.path for v in variables if not np.isfinite(v.value.numpy()).all()]
@@ -336,9 +336,13 @@ class Run:
 
     def _cannot_go_on(self, what: str) -> TrainingError:
         return TrainingError(
-            f"{what}; a lower --learning_rate, a --clip_norm or a wider --compute_dtype may help. "
-            + self._checkpoints.describe_newest()
+            f"{what}; a lower --learning_rate, a --clip_norm or a wider --compute_dtype may help."
+            f"{self._newest_checkpoint()}"
         )
+
+    def _newest_checkpoint(self) -> str:
+        """A sentence for a person whose run has to stop, of the worker that can know."""
+        return f" {self._checkpoints.describe_newest()}" if self.workers.is_chief else ""
 
     def _log(self, result: step.StepResult, at_step, clock: "_Clock", progress) -> None:
         if not self.workers.is_chief:

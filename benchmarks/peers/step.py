@@ -61,10 +61,10 @@ def main():
                 turn.step_done(batch)
 
 
-def meet_workers(count: int) -> collectives.Alone:
+def meet_workers(count: int) -> collectives.Workers:
     """This process as one of so many workers; starts the others where it is the chief."""
     if count == 1:
-        return collectives.Alone()
+        return collectives.Workers()
     members = cluster.from_tf_config(os.environ.get("TF_CONFIG") or "{}")
     if members is None:
         addresses = tuple(f"127.0.0.1:{port}" for port in launch.free_ports(count))
@@ -77,7 +77,7 @@ def meet_workers(count: int) -> collectives.Alone:
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.DEVNULL,
             )
-    return collectives.Workers(members, wait_seconds=60.0)
+    return collectives.SeveralWorkers(members, wait_seconds=60.0)
 
 
 def trainer_and_batch(
@@ -87,7 +87,7 @@ def trainer_and_batch(
     tower_devices: tuple[str, ...],
     num_microbatches: int,
     filters: int | None = None,
-    workers: collectives.Alone | None = None,
+    workers: collectives.Workers | None = None,
 ) -> tuple[towers.Trainer, tf.Tensor, tf.Tensor]:
     """A trainer with all that a run of `train.py` updates, and a worker's images and labels."""
     network = models.NETWORKS[model]

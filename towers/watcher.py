@@ -1,0 +1,44 @@
+"""Ends a process that cannot look after itself, where another worker's connection has ended.
+
+    python watcher.py PROCESS MESSAGE_PREFIX {"FILE DESCRIPTOR": "NAME OF THE WORKER", ...}
+
+While TensorFlow's servers start and find each other, Python stands still in every thread, for up to
+an hour where one of them is gone. `Channel.guarded` starts this program for that time, with the
+connections to the other workers. It imports nothing but the standard library.
+"""
+
+import json
+import os
+import select
+import signal
+import socket
+import sys
+
+_LOOKS_EVERY_SECONDS = 0.2
+
+
+def main(process: str, prefix: str, connections: str) -> None:
+    """Waits for the end of a connection, or a last word on one; nobody says anything else now."""
+    names = {int(descriptor): name for descriptor, name in json.loads(connections).items()}
+    ready = []
+    while not ready:
+        if os.getppid() != int(process):
+            return  # and with this process its copies of the connections, which the others look at
+        ready, _, _ = select.select(list(names), [], [], _LOOKS_EVERY_SECONDS)
+    said = [f"{names[descriptor]} {last_word(descriptor)}" for descriptor in ready]
+    print(f"{prefix}{'; '.join(said)}", file=sys.stderr, flush=True)
+    os.kill(int(process), signal.SIGKILL)
+
+
+def last_word(descriptor: int) -> str:
+    """What a worker has left on its connection; the message stays there."""
+    with socket.socket(fileno=os.dup(descriptor)) as connection:
+        try:
+            text = connection.recv(2**16, socket.MSG_PEEK)
+            return f"has ended: {json.loads(text[4:])[1]}" if text else "is gone without a word"
+        except (OSError, ValueError, LookupError, TypeError):
+            return "is gone"
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])
