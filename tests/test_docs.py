@@ -21,6 +21,7 @@ from benchmarks import (
     throughput,
     time_to_accuracy,
     where_time_goes,
+    workers,
 )
 from towers import session
 
@@ -91,6 +92,7 @@ def measured(name: str) -> list[dict]:
     ("page", "name", "benchmark", "rows"),
     [
         ("same_bits.md", "step_time", step_time, 16),
+        ("workers.md", "workers", workers, 12),
         ("batch_norm.md", "batch_norm", batch_norm, 8),
         ("speed.md", "throughput", throughput, 17),
         ("speed.md", "operations", operations, 19),
@@ -173,6 +175,16 @@ def test_the_default_microbatches_rest_on_what_was_measured():
     ]
     assert len(to_one_microbatch) == 4
     assert max(to_one_microbatch) < 1
+
+
+def test_the_table_on_paper_is_what_is_computed():
+    table = [workers.PAPER_HEAD, *map(workers.paper_as_row, workers.paper())]
+    assert "\n".join(table) in (ROOT / "docs/workers.md").read_text(encoding="utf-8")
+
+
+@pytest.mark.parametrize("page", sorted(ROOT.glob("docs/*.md")), ids=lambda page: page.name)
+def test_no_page_waits_for_a_figure(page):
+    assert re.findall(r"@[A-Z]+@|TODO|FIXME", page.read_text(encoding="utf-8")) == []
 
 
 def test_every_module_has_a_room_in_the_design():

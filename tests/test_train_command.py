@@ -122,6 +122,34 @@ class TestARun:
         assert said.startswith("on 1, 3 or 6 tower(s), ")
         assert said.endswith("; not on the 2 of this run")
 
+    @pytest.mark.parametrize(
+        ("num_workers", "num_microbatches", "reduction", "expected"),
+        [
+            (2, 4, "ordered", "on 1, 2 or 4 tower(s) in all, by --num_microbatches=4 and "),
+            (2, 4, "ring", "on 1, 2 or 4 tower(s) in all, by --num_microbatches=4 and "),
+            (4, 4, "ring", "not promised by --worker_reduction=ring on more than two workers"),
+            (2, 6, "ordered", "not those of one worker: a worker's 3 microbatches are no power of"),
+        ],
+    )
+    def test_the_table_says_what_several_workers_have(
+        self, done, folder, num_workers, num_microbatches, reduction, expected
+    ):
+        from towers import start_table
+
+        config = json.loads((folder / "config.json").read_text())
+        config["settings"] |= {
+            "workers": [f"host{i}:1234" for i in range(num_workers)],
+            "num_towers": 1,
+            "num_microbatches": num_microbatches,
+            "worker_reduction": reduction,
+        }
+        config["resolved"]["num_workers"] = num_workers
+        table = dict(start_table.rows(config, schedules.LearningRate("constant", 0.1, 5000), 1000))
+        assert table["same bits"].startswith(expected)
+        assert table["workers"].startswith(f"{num_workers} (host0:1234, host1:1234")
+        assert table["workers"].endswith(f"), gradients {reduction}")
+        assert table["towers"] == "1 each on /CPU:0, /CPU:1"[: len(table["towers"])]
+
     def test_ends_with_the_model_and_the_command_to_watch_it(self, done, folder):
         finished, watch = done.stdout.splitlines()[-2:]
         sha256 = scripts.final_summary(folder)["weights_sha256"]

@@ -340,7 +340,15 @@ class SeveralWorkers(Workers):
         """What TensorFlow says of workers that it does not hear of any more."""
         tasks = {int(task) for task in re.findall(r"/job:worker\S*/task:(\d+)", error.message)}
         names = [self.cluster.name(task) for task in sorted(tasks - {self.index})]
-        return f"TensorFlow hears nothing of {' and '.join(names)} any more" if names else None
+        if names:
+            return f"TensorFlow hears nothing of {' and '.join(names)} any more"
+        _, is_of_others, why = error.message.partition("Collective ops is aborted by: ")
+        if not is_of_others:
+            return None
+        if not self.is_chief:  # it would have said something
+            return f"{self.cluster.name(0)} does not answer"
+        first_line = why.split("\n")[0]
+        return f"TensorFlow has lost the connection to other workers ({first_line})"
 
 
 def _as_words(values: tf.Tensor) -> tf.Tensor:
