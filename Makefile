@@ -4,12 +4,13 @@ VENV ?= .venv
 
 BENCHMARK_FLAGS ?=
 
-.PHONY: help train test benchmark lint format clean
+.PHONY: help train test benchmark lessons lint format clean
 
 help:
 	@echo "make train   train on the embedded data set with two towers (half a minute, once installed)"
 	@echo "make test    run the tests"
 	@echo "make benchmark  train beside the tutorial and Keras by turns (a quarter of an hour)"
+	@echo "make lessons  run all lessons and write their numbers and plots into docs/lessons"
 	@echo "make lint    check style"
 	@echo "make format  mend style"
 	@echo "make clean   remove the virtual environment and caches; runs stay"
@@ -29,6 +30,9 @@ test: $(VENV)/installed
 # PyTorch is among the peers where it is installed: .venv/bin/pip install torch
 benchmark: $(VENV)/installed
 	$(VENV)/bin/python -m benchmarks.throughput $(BENCHMARK_FLAGS)
+
+lessons: $(VENV)/installed
+	$(VENV)/bin/python -m lessons all --write
 
 lint: $(VENV)/installed
 	$(VENV)/bin/ruff check .

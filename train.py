@@ -200,6 +200,11 @@ flags.DEFINE_bool(
     False,
     "Beside each evaluation, the accuracy of each worker's share of the examples.",
 )
+flags.DEFINE_bool(
+    "dry_run",
+    False,
+    "Say what the run would be, and its learning rate by epochs, and end; nothing is written.",
+)
 flags.DEFINE_list("profile_steps", None, "First and last step of a profile for TensorBoard: A,B.")
 
 
@@ -232,7 +237,7 @@ def run_or_explain(argv):
     from towers import channel, checkpoints, run_folder, settings, training
 
     try:
-        return run(settings_from_flags(argv))
+        return run(settings_from_flags(argv), flags.FLAGS.dry_run)
     except settings.SettingsError as error:
         print(f"train.py: error: {error}", file=sys.stderr)
         return 2
@@ -276,15 +281,15 @@ def settings_from_flags(argv):
     return settings.TrainSettings(**values)
 
 
-def run(chosen):
+def run(chosen, dry_run):
     """The story of a training run; returns the exit code."""
     from towers import session
 
     with session.meet_workers(chosen) as workers:
-        return run_with(workers, chosen)
+        return run_with(workers, chosen, dry_run)
 
 
-def run_with(workers, chosen):
+def run_with(workers, chosen, dry_run):
     """The story, once all workers are there; most often there is one."""
     from input_pipeline import batches, datasets, preprocess
     from towers import console, devices, models, run_folder, session, start_table, training
@@ -322,6 +327,10 @@ def run_with(workers, chosen):
         session.check_same_run(found.earlier, config)
     if workers.is_chief:
         print(console.table(start_table.rows(config, learning_rate, len(test.images))), flush=True)
+    if dry_run:
+        if workers.is_chief:
+            print(start_table.schedule(config, learning_rate))
+        return 0
 
     trainer = session.build_trainer(
         chosen,

@@ -396,17 +396,30 @@ class TestWorkers:
         assert said.multiply_adds == pytest.approx(multiply_adds(model), rel=0.02)
 
     @pytest.mark.whole_program
-    def test_prints_a_table_and_keeps_the_figures(self, tmp_path, monkeypatch):
+    def test_a_step_sends_one_all_reduce_of_the_gradients(self, monkeypatch):
         monkeypatch.chdir(scripts.ROOT)
-        options = argparse.Namespace(rounds=1, seconds=0.1, global_batch_size=8)
+        arguments = ("benchmarks.peers.step", "--num_workers=2", "--global_batch_size=8")
+        sent = workers.bytes_of_a_step(turns.Side(arguments, {})) / 2
+        gradients = 4 * WEIGHTS  # 2 (W - 1) / W = 1 of them
+        assert gradients < sent < 1.05 * gradients
+
+    def test_one_worker_is_compared_with_several(self, monkeypatch):
+        def measure(sides, rounds):
+            assert [side.arguments[-3:-1] for side in sides.values()] == [
+                ("--num_workers=1", "--num_towers=2"),
+                ("--num_workers=2", "--num_towers=1"),
+                ("--num_workers=2", "--num_towers=1"),
+            ]
+            rates = ([100.0, 200.0], [50.0, 50.0], [80.0, 200.0])
+            return {name: turns.Measured(own, None) for name, own in zip(sides, rates, strict=True)}
+
+        monkeypatch.setattr(turns, "measure", measure)
+        monkeypatch.setattr(workers, "bytes_of_a_step", lambda side: 3e6)
+        options = argparse.Namespace(rounds=2, seconds=0.1, global_batch_size=8)
         alone, ordered, ring = workers.measure("cifarnet", 2, options)
-        assert [row["num_workers"] for row in (alone, ordered, ring)] == [1, 2, 2]
-        assert [row["reduction"] for row in (alone, ordered, ring)] == ["–", "ordered", "ring"]
-        gradients = 4 * WEIGHTS / 1e6  # 2 (W - 1) / W = 1 of them
-        assert alone["megabytes"] < 0.01
-        for row in (ordered, ring):
-            assert gradients < row["megabytes"] < 1.05 * gradients
-            assert workers.as_row(row).startswith("| cifarnet | 2 x 1 | ")
+        # Of times, in each round: 2 and 4, 1.25 and 1.
+        assert [row["to_one_worker"] for row in (alone, ordered, ring)] == [1.0, 3.0, 1.125]
+        assert workers.as_row(ordered) == "| cifarnet | 2 x 1 | ordered | 160.0 | 3.00 | 1.50 |"
 
 
 def multiply_adds(model) -> int:

@@ -5,6 +5,7 @@ import signal
 import subprocess
 import sys
 import textwrap
+import threading
 import time
 
 import pytest
@@ -18,36 +19,26 @@ index = json.loads(os.environ["TF_CONFIG"])["task"]["index"]
 
 
 @pytest.fixture
-def start(tmp_path):
-    """Starts the launcher as a process on a program of so many workers."""
+def launched(tmp_path, capfdbinary):
+    """Runs a program as so many workers: (exit code, sorted lines on stdout, and on stderr)."""
 
-    def start(program: str, workers: int = 2, *arguments: str) -> subprocess.Popen:
+    def run(program: str, workers: int = 2, *arguments: str):
         script = tmp_path / "program.py"
         script.write_text(HEAD + textwrap.dedent(program))
-        return subprocess.Popen(
-            [sys.executable, "-m", "towers.launch", f"--workers={workers}", "--", str(script),
-             *arguments],
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-        )  # fmt: skip
+        code = launch.run([sys.executable, "-S", str(script), *arguments], workers)
+        captured = capfdbinary.readouterr()
+        return code, *(sorted(text.decode().splitlines()) for text in captured)
 
-    return start
+    return run
 
 
-def finish(launcher: subprocess.Popen) -> tuple[int, list[str], list[str]]:
-    """(exit code, lines on stdout in order of workers, lines on stderr)."""
-    out, err = launcher.communicate(timeout=60)
-    return launcher.returncode, sorted(out.splitlines()), sorted(err.splitlines())
-
-
-def test_output_has_the_index_before_each_line(start):
+def test_output_has_the_index_before_each_line(launched):
     program = """
     print("a", index, sys.argv[1:], flush=True)
     print("b", file=sys.stderr)
     sys.stdout.write("no end of line")
     """
-    code, out, err = finish(start(program, 2, "--flag=1", "--", "x"))
+    code, out, err = launched(program, 2, "--flag=1", "--", "x")
     assert code == 0
     assert out == [
         f"[{index}] {line}"
@@ -57,8 +48,8 @@ def test_output_has_the_index_before_each_line(start):
     assert err == ["[0] b", "[1] b"]
 
 
-def test_every_worker_knows_all_addresses(start):
-    code, out, _ = finish(start("print(os.environ['TF_CONFIG'])", 3))
+def test_every_worker_knows_all_addresses(launched):
+    code, out, _ = launched("print(os.environ['TF_CONFIG'])", 3)
     assert code == 0
     first, *others = [
         line.split(' "task"')[0].removeprefix(f"[{i}] ") for i, line in enumerate(out)
@@ -75,53 +66,57 @@ def test_one_exit_code(codes, expected):
     assert launch.exit_code(codes) == expected
 
 
-def test_a_worker_that_fails_gives_the_exit_code(start):
-    assert finish(start("sys.exit(7 * index)"))[0] == 7
+def test_a_worker_that_fails_gives_the_exit_code(launched):
+    assert launched("sys.exit(7 * index)")[0] == 7
 
 
-def test_a_worker_that_does_not_end_after_another_failed_is_killed(monkeypatch, tmp_path):
+def test_a_worker_that_does_not_end_after_another_failed_is_killed(monkeypatch, launched):
     monkeypatch.setattr(launch, "_KILLED_AFTER_SECONDS", 0.5)
-    script = tmp_path / "program.py"
-    script.write_text(HEAD + "time.sleep(60 * index)\nsys.exit(5)")
     began = time.monotonic()
-    assert launch.run([sys.executable, str(script)], 2) == 5
+    assert launched("time.sleep(60 * index)\nsys.exit(5)")[0] == 5
     assert time.monotonic() - began < 30
 
 
-def test_a_worker_that_takes_longer_is_left_to_end(monkeypatch, tmp_path):
+def test_a_worker_that_takes_longer_is_left_to_end(monkeypatch, launched):
     monkeypatch.setattr(launch, "_KILLED_AFTER_SECONDS", 0.1)
-    script = tmp_path / "program.py"
-    script.write_text(HEAD + "time.sleep(index)")
-    assert launch.run([sys.executable, str(script)], 2) == 0
+    assert launched("time.sleep(index)")[0] == 0
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-def test_signals_go_to_every_worker(start, number):
-    program = """
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
+def test_signals_go_to_every_worker(launched, number, tmp_path):
+    program = f"""
     def answer(number, _):
         print("got", number, flush=True)
         sys.exit(128 + number)
-    for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, answer)
-    print("ready", flush=True)
+    signal.signal({int(number)}, answer)
+    open(f"{tmp_path}/ready-{{index}}", "w").close()
     while True:
-        time.sleep(0.1)
+        time.sleep(0.05)
     """
-    launcher = start(program)
-    assert {launcher.stdout.readline() for _ in range(2)} == {"[0] ready\n", "[1] ready\n"}
-    launcher.send_signal(number)
-    code, out, _ = finish(launcher)
+
+    def send():
+        while len(list(tmp_path.glob("ready-*"))) < 2:
+            time.sleep(0.05)
+        os.kill(os.getpid(), number)
+
+    threading.Thread(target=send, daemon=True).start()
+    code, out, _ = launched(program)
     assert (code, out) == (128 + number, [f"[0] got {number}", f"[1] got {number}"])
 
 
-def test_a_reader_that_goes_away_ends_the_workers(start):
-    program = """
-    for _ in range(1200):
-        print("line", flush=True)
-        time.sleep(0.05)
-    """
-    launcher = start(program)
-    launcher.stdout.readline()
+@pytest.mark.whole_program
+def test_a_reader_that_goes_away_ends_the_workers(tmp_path):
+    script = tmp_path / "program.py"
+    script.write_text(
+        HEAD + "for _ in range(1200):\n    print('line', flush=True)\n    time.sleep(0.05)\n"
+    )
+    launcher = subprocess.Popen(
+        [sys.executable, "-m", "towers.launch", "--workers=2", "--", str(script)],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    assert launcher.stdout.readline() in ("[0] line\n", "[1] line\n")
     launcher.stdout.close()
     assert launcher.wait(timeout=60) != 0
     # The programs say that their pipe is broken; the launcher does not.
@@ -147,5 +142,5 @@ def test_wrong_arguments(arguments, problem, capsys):
 
 def test_handlers_are_put_back():
     before = signal.getsignal(signal.SIGTERM)
-    assert launch.run([sys.executable, "-c", ""], 1, os.environ) == 0
+    assert launch.run([sys.executable, "-S", "-c", ""], 1) == 0
     assert signal.getsignal(signal.SIGTERM) is before

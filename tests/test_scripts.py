@@ -8,7 +8,16 @@ import pytest
 import scripts
 from absl import flags
 
-from towers import batch_norm, gradients, losses, models, optimizers, schedules, settings
+from towers import (
+    batch_norm,
+    collectives,
+    gradients,
+    losses,
+    models,
+    optimizers,
+    schedules,
+    settings,
+)
 
 TRAIN = scripts.load("train")
 EVAL = scripts.load("eval")
@@ -28,7 +37,8 @@ EVAL_FLAGS = {
 
 
 def test_every_setting_has_a_flag_and_every_flag_a_setting():
-    assert set(TRAIN.flags.FLAGS) == set(settings.names())
+    # A dry run is none: it has no settings of its own.
+    assert set(TRAIN.flags.FLAGS) == {*settings.names(), "dry_run"}
 
 
 def test_eval_has_the_flags_that_were_promised():
@@ -46,6 +56,7 @@ def test_eval_has_the_flags_that_were_promised():
         ("learning_rate_scaling", schedules.SCALINGS),
         ("optimizer", optimizers.OPTIMIZERS),
         ("weight_decay_filter", losses.WEIGHT_FILTERS),
+        ("worker_reduction", collectives.REDUCTIONS),
         ("recipe", TRAIN.RECIPES),
     ],
 )

@@ -115,6 +115,10 @@ MAY_CHANGE = {
     "train_dir",
     "data_dir",  # the images themselves are compared
     "num_towers",
+    "workers",
+    "worker_index",
+    "worker_reduction",  # as the number of workers does, it may show in the last bits
+    "worker_wait_seconds",
     "train_epochs",
     "max_steps",
     "log_every_steps",
@@ -123,6 +127,7 @@ MAY_CHANGE = {
     "checkpoint_every_steps",
     "checkpoints_to_keep",
     "eval_every_epochs",
+    "eval_of_workers",
     "profile_steps",
     "recipe",  # a name for other settings, which are compared
 }

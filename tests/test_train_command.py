@@ -178,7 +178,11 @@ class TestARun:
         chosen, derived = config["settings"], config["resolved"]
         given = scripts.settings_of(*scripts.small_run(folder), *WHOLE_RUN)
         assert set(chosen) == set(vars(given))
-        filled_in = {"weight_decay": 0.004, "weight_decay_filter": "hidden_dense_kernels"}
+        filled_in = {
+            "weight_decay": 0.004,
+            "weight_decay_filter": "hidden_dense_kernels",
+            "worker_reduction": "ordered",
+        }
         for name, value in (vars(given) | filled_in).items():
             assert chosen[name] == (list(value) if isinstance(value, tuple) else value)
         assert derived["tower_devices"] == ["/CPU:0", "/CPU:1"]

@@ -327,7 +327,7 @@ def test_a_batch_of_no_weight_changes_nothing_under_sgd():
     [
         (
             np.ones([4, 1]),
-            r"sample_weight of shape \[4, 1\]: must be .*\[global_batch_size\]=\[4\]",
+            r"sample_weight of shape \[4, 1\]: must be .*\[4\], for global_batch_size=4",
         ),
         (np.ones(2), r"sample_weight of shape \[2\]"),
         (1.0, r"sample_weight of shape \[\]"),

@@ -174,7 +174,7 @@ class Trainer:
         if weight.shape != (self.worker_batch_size,):
             raise ValueError(
                 f"sample_weight of shape {list(weight.shape)}: must be one weight per example, "
-                f"[{self._size_of_batch()}]"
+                f"[{self.worker_batch_size}], for {self._size_of_batch()}"
             )
         if not (np.isfinite(weight).all() and (weight >= 0).all()):
             raise ValueError("sample_weight: every weight must be finite and at least 0")

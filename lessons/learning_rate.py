@@ -1,0 +1,110 @@
+"""The learning rate at an epoch: keyed to examples, and keyed to steps as the tutorial has it."""
+
+from lessons import lesson
+from towers import schedules
+
+QUESTION = "Is the learning rate the same in the n-th epoch for 1 and 2 GPUs?"
+EXAMPLES, BATCH_PER_TOWER = 50_000, 128  # the tutorial's
+TOWERS = (1, 2, 4, 8)
+EPOCHS_PER_DECAY, DECAY_FACTOR, INITIAL = 350.0, 0.1, 0.1
+LAST_EPOCH = 3000
+
+
+def run(short: bool) -> lesson.Finding:
+    """Computes both rules for every number of towers; nothing is trained."""
+    here = rule_keyed_to_examples()
+    rows, first = [], {}
+    for num_towers in TOWERS:
+        batch = num_towers * BATCH_PER_TOWER
+        old, new = (first_decay(rule, batch) for rule in (rule_keyed_to_steps, here))
+        first[num_towers] = (old, new)
+        at_400 = examples_at(400, batch)
+        rows.append(
+            [
+                str(num_towers),
+                f"{batch:,}",
+                f"{old:,.0f}",
+                f"{rule_keyed_to_steps(at_400, batch):g}",
+                f"{new:,.0f}",
+                f"{here(at_400):g}",
+            ]
+        )
+    return lesson.Finding(
+        head=(
+            "towers",
+            "examples in a step",
+            "old rule: first decay at epoch",
+            "rate at epoch 400",
+            "here: first decay at epoch",
+            "rate at epoch 400",
+        ),
+        rows=rows,
+        claim=(
+            "With the tutorial's rule, no: it counts steps, a step of k towers has k times the "
+            f"examples, and the rate that falls at epoch {first[1][0]:.0f} on one tower falls at "
+            f"epoch {first[8][0]:,.0f} on eight. Here, yes: the rate is a function of the examples "
+            f"seen, and falls at epoch {first[8][1]:.0f} on any number of towers."
+        ),
+        numbers={"first_decay": first},
+        draw=draw,
+    )
+
+
+def rule_keyed_to_examples() -> schedules.LearningRate:
+    """This package's."""
+    return schedules.LearningRate(
+        "exponential",
+        INITIAL,
+        EXAMPLES,
+        epochs_per_decay=EPOCHS_PER_DECAY,
+        decay_factor=DECAY_FACTOR,
+    )
+
+
+def rule_keyed_to_steps(examples_seen: int, batch: int) -> float:
+    """The tutorial's: `decay_steps` comes from the batch of one tower, whatever their number."""
+    decay_steps = int(EXAMPLES / BATCH_PER_TOWER * EPOCHS_PER_DECAY)
+    step = examples_seen // batch
+    return INITIAL * DECAY_FACTOR ** (step // decay_steps)
+
+
+def examples_at(epoch: float, batch: int) -> int:
+    """The examples of the whole steps up to an epoch."""
+    return int(epoch * EXAMPLES) // batch * batch
+
+
+def first_decay(rule, batch: int) -> float:
+    """The epoch of the first step whose rate is below the first one's, by halving."""
+    low, high = 0, LAST_EPOCH * EXAMPLES // batch
+    arguments = (batch,) if rule is rule_keyed_to_steps else ()
+    while high - low > 1:
+        middle = (low + high) // 2
+        if rule(middle * batch, *arguments) < INITIAL:
+            high = middle
+        else:
+            low = middle
+    return high * batch / EXAMPLES
+
+
+def draw(figure) -> None:
+    """The rate against epochs, by the old rule and by this one."""
+    old, new = figure.subplots(1, 2, sharey=True)
+    here = rule_keyed_to_examples()
+    epochs = range(0, LAST_EPOCH, 10)
+    for number, num_towers in enumerate(TOWERS):
+        batch = num_towers * BATCH_PER_TOWER
+        seen = [examples_at(epoch, batch) for epoch in epochs]
+        label = f"{num_towers} tower{'s' if num_towers > 1 else ''}"
+        old.semilogy(epochs, [rule_keyed_to_steps(n, batch) for n in seen], label=label)
+        # Lines of the same numbers lie on each other: drawn ever thinner, all are seen.
+        width = 7 - 2 * number
+        new.semilogy(epochs, [here(n) for n in seen], label=label, linewidth=max(width, 1))
+    old.set(xlabel="epoch", ylabel="learning rate", title="keyed to steps")
+    new.set(xlabel="epoch", title="keyed to examples seen")
+    for axes in (old, new):
+        axes.title.set(fontsize=10)
+        axes.set_ylim(1e-6, 0.3)
+    new.legend(frameon=False)
+
+
+LESSON = lesson.Lesson("learning_rate", QUESTION, run)

@@ -1,0 +1,109 @@
+"""The loss as a ledger: every tower's terms, and what an old way of adding them up did."""
+
+import towers  # before Keras: it silences TensorFlow's notices
+from input_pipeline import preprocess, shapes
+from lessons import lesson
+from towers import devices
+from towers.models import cifarnet
+
+import keras  # isort: skip
+import numpy as np  # isort: skip
+import tensorflow as tf  # isort: skip
+
+QUESTION = "Why is the loss combined? Is it the loss of all batches?"
+TOWERS, PER_TOWER, WEIGHT_DECAY = 11, 16, 0.004
+SHAPE, CLASSES = (24, 24, 3), 10
+
+
+def run(short: bool) -> lesson.Finding:
+    """One step of eleven towers' parts, with each term of each part."""
+    model = network()
+    trainer = towers.Trainer(
+        model,
+        keras.optimizers.SGD(0.1),
+        tower_devices=devices.choose(1),  # its eleven microbatches stand for eleven towers
+        global_batch_size=TOWERS * PER_TOWER,
+        num_microbatches=TOWERS,
+        weight_decay=WEIGHT_DECAY,
+        weight_filter="hidden_dense_kernels",
+    )
+    images, labels = shapes.make("train")
+    images, labels = images[:: len(images) // (TOWERS * PER_TOWER)], labels[:: len(labels) // 176]
+    images, labels = images[: TOWERS * PER_TOWER], labels[: TOWERS * PER_TOWER]
+    images = preprocess.for_images("crop_flip_colour", (32, 32, 3)).evaluate(images)
+    norms = gradient_norms(model, images, labels)
+    result = trainer.train_step(images, labels)
+    terms = {name: np.asarray(values, np.float64) for name, values in result.losses.items()}
+    decay = sum(values for name, values in terms.items() if name.startswith("weight_decay/"))
+    collected = np.cumsum(terms["cross_entropy"] + decay)  # what cifar10.loss() gives for tower k
+    rows = [
+        [name, f"{of[0]:.4f}", f"{of[1]:.4f}", f"{of[-1]:.4f}", f"{of.mean():.4f}", norms[name]]
+        for name, of in terms.items()
+    ]
+    rows.append(
+        ["add_n(get_collection('losses'))"]
+        + [f"{value:.4f}" for value in (collected[0], collected[1], collected[-1])]
+        + [f"{collected.mean():.4f}", ""]
+    )
+    ratio = collected[-1] / terms["total"].mean()
+    return lesson.Finding(
+        head=("term", "tower 0", "tower 1", "tower 10", "mean", "norm of its gradient"),
+        rows=rows,
+        claim=(
+            "The loss of a step is the mean of the towers' totals, and so of all their examples. "
+            "Every tower adds the same weight decay to its own cross entropy, and the mean counts "
+            f"it once: {decay.mean():.4f} in each and in the mean. Adding up a collection that all "
+            f"towers fill gives the last of {TOWERS} towers a loss {ratio:.1f} times too large, "
+            f"with the weight decay {TOWERS} times in it."
+        ),
+        numbers={
+            "total": terms["total"].tolist(),
+            "parts": (terms["cross_entropy"] + decay).tolist(),
+            "decay": decay.tolist(),
+            "collected": collected.tolist(),
+        },
+        draw=lambda figure: draw(figure, terms["cross_entropy"], decay, collected),
+    )
+
+
+def network() -> keras.Model:
+    """The tutorial's, with a quarter of its filters."""
+    with tf.device(devices.PARAMETER_DEVICE):
+        return cifarnet.build(SHAPE, CLASSES, keras.DTypePolicy("float32"), 0, filters=16)
+
+
+def gradient_norms(model, images, labels) -> dict[str, str]:
+    """The norm of the gradient of each term's mean over all towers."""
+    weights = [variable.value for variable in model.trainable_variables]
+    with tf.GradientTape(persistent=True) as tape:
+        logits = model(images, training=True)
+        terms = {"cross_entropy": tf.reduce_mean(towers.losses.cross_entropy(labels, logits))}
+        decayed = towers.losses.hidden_dense_kernels(model)
+        terms |= towers.losses.weight_decay_terms(
+            {towers.losses.layer_name(weight): weight.value for weight in decayed}, WEIGHT_DECAY
+        )
+        terms["total"] = towers.losses.total_loss(list(terms.values()))
+    gradients = {
+        name: [g for g in tape.gradient(term, weights) if g is not None]
+        for name, term in terms.items()
+    }
+    return {name: f"{float(tf.linalg.global_norm(of)):.4f}" for name, of in gradients.items()}
+
+
+def draw(figure, cross_entropy, decay, collected) -> None:
+    """Each tower's loss: its own terms, and the collection's sum."""
+    own, old = figure.subplots(1, 2, sharex=True)
+    towers_axis = np.arange(len(decay))
+    own.bar(towers_axis, cross_entropy, color="#1f6fb4", label="cross entropy")
+    own.bar(towers_axis, decay, bottom=cross_entropy, color="#d9731a", label="weight decay")
+    own.axhline((cross_entropy + decay).mean(), color="black", linewidth=1, label="mean")
+    own.set(xlabel="tower", title="Each tower's own loss")
+    own.set_ylim(0, 1.2 * (cross_entropy + decay).max())
+    own.legend(frameon=False, loc="upper center", ncols=3, fontsize=9)
+    old.bar(towers_axis, collected, color="#9a9a9a")
+    old.set(xlabel="tower", title="add_n(get_collection('losses'))")
+    for axes in (own, old):
+        axes.title.set(fontsize=10)
+
+
+LESSON = lesson.Lesson("losses", QUESTION, run)

@@ -1,0 +1,175 @@
+"""The lessons' claims, in short versions, and their pages."""
+
+import os
+import re
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+import scripts
+
+from lessons import averaging, every, learning_rate, lesson, losses
+from towers import run_folder
+
+LESSONS = {one.name: one for one in every.LESSONS}
+
+
+@pytest.fixture(scope="module")
+def found():
+    """What each lesson finds in its short version, run once."""
+    made = {}
+
+    def find(name) -> lesson.Finding:
+        if name not in made:
+            made[name] = LESSONS[name].run(True)
+        return made[name]
+
+    return find
+
+
+def test_averaging_is_exact_and_what_is_done_around_it_is_not(found):
+    numbers = found("averaging").numbers
+    assert numbers["same"]  # 1, 2 and 4 towers, after every step
+    gaps = dict(numbers["gaps"])
+    assert gaps.pop(averaging.WHOLE) < 1e-4  # rounding
+    assert len(gaps) == 5
+    assert min(gaps.values()) > 1e-2
+    assert gaps["sum instead of mean"] == pytest.approx(1.0, abs=0.3)  # about twice as far
+
+
+def test_the_old_rule_decays_k_times_too_late_and_this_one_does_not(found):
+    for num_towers, (old, new) in found("learning_rate").numbers["first_decay"].items():
+        assert old == pytest.approx(350 * num_towers, rel=1e-3)
+        assert new == pytest.approx(350, rel=1e-3)
+
+
+def test_a_tower_s_loss_is_its_own_and_weight_decay_counts_once(found):
+    numbers = found("losses").numbers
+    np.testing.assert_allclose(numbers["total"], numbers["parts"], rtol=1e-6)
+    assert np.ptp(numbers["decay"]) == 0 < numbers["decay"][0]
+    np.testing.assert_allclose(numbers["collected"], np.cumsum(numbers["total"]), rtol=1e-6)
+    assert len(numbers["total"]) == losses.TOWERS == 11
+
+
+@pytest.mark.parametrize("name", LESSONS)
+def test_a_finding_is_a_table_a_claim_and_a_plot(found, name, tmp_path):
+    finding = found(name)
+    lines = finding.table().splitlines()
+    assert len(lines) == len(finding.rows) + 2
+    assert {line.count("|") for line in lines} == {len(finding.head) + 1}
+    assert len(finding.claim) > 100
+    lesson.save(finding, tmp_path / "plot.png")
+    assert (tmp_path / "plot.png").stat().st_size > 10_000
+
+
+@pytest.mark.parametrize("name", LESSONS)
+def test_a_page_has_the_question_the_figure_and_the_code_as_it_is(name):
+    one = LESSONS[name]
+    page = one.page.read_text(encoding="utf-8")
+    assert one.question in " ".join(page.replace(">", "").split())
+    assert f"](../figures/{one.figure.name})" in page
+    assert one.figure.exists()
+    assert lesson.refreshed(page) == page  # `make lessons` writes it
+    assert len(re.findall("```python", page)) >= 2
+    parts = re.findall(r"<!-- (?:claim|table) -->\n(.*?)<!-- end -->", page, re.S)
+    assert len(parts) == 2 and all(parts)
+
+
+def test_every_lesson_is_listed_with_its_question():
+    listed = (lesson.PAGES / "README.md").read_text(encoding="utf-8")
+    rows = re.findall(r"^\| \[(\w+)\]\((\w+)\.md\) \| (.*) \|$", listed, re.M)
+    assert rows == [(one.name, one.name, one.question) for one in every.LESSONS]
+    assert {path.stem for path in lesson.PAGES.glob("*.md")} == {*LESSONS, "README"}
+
+
+class TestPages:
+    def test_code_is_that_of_the_source_without_its_docstring(self, tmp_path):
+        path = tmp_path / "module.py"
+        path.write_text(
+            'class A:\n    def f(self):\n        """Says."""\n        return 1\n\n\nx = 2\n'
+        )
+        assert lesson.source(path, "A.f") == "def f(self):\n    return 1"
+        with pytest.raises(ValueError, match="there is no A.g"):
+            lesson.source(path, "A.g")
+
+    def test_parts_are_written_and_the_rest_is_left(self):
+        finding = lesson.Finding(["a"], [["1"]], "So it is.", {}, lambda figure: None)
+        page = "x\n<!-- claim -->\n<!-- end -->\ny\n<!-- table -->\nold\n<!-- end -->\n"
+        assert lesson.refreshed(page, finding) == (
+            "x\n<!-- claim -->\nSo it is.\n<!-- end -->\ny\n"
+            "<!-- table -->\n| a |\n|---|\n| 1 |\n<!-- end -->\n"
+        )
+        assert lesson.refreshed(page) == page
+
+
+class TestCommand:
+    def run(self, *arguments, cwd=scripts.ROOT):
+        return subprocess.run(
+            [sys.executable, "-m", "lessons", *arguments],
+            capture_output=True, text=True, cwd=cwd, timeout=120,
+            env={**os.environ, "PYTHONPATH": str(scripts.ROOT)},
+        )  # fmt: skip
+
+    @pytest.mark.whole_program
+    def test_lists_the_lessons(self):
+        done = self.run()
+        assert done.returncode == 0
+        assert [line.split()[0] for line in done.stdout.splitlines()] == list(LESSONS)
+
+    @pytest.mark.whole_program
+    def test_runs_one(self, tmp_path):
+        done = self.run("learning_rate", cwd=tmp_path)
+        assert done.returncode == 0, done.stderr
+        assert LESSONS["learning_rate"].run(True).table() in done.stdout
+        assert (tmp_path / "runs/lessons/learning_rate.png").exists()
+
+    @pytest.mark.whole_program
+    def test_an_unknown_one_is_refused(self):
+        done = self.run("avaraging")
+        assert done.returncode == 2
+        assert "avaraging: there is no such lesson; they are averaging, " in done.stderr
+
+
+class TestDryRun:
+    """The audit that the lesson on the learning rate ends with."""
+
+    def rates(self, tmp_path, *flags) -> dict[float, float]:
+        done = scripts.train(tmp_path / "run", "--dry_run", "--train_epochs=10", *flags)
+        assert (done.returncode, done.stderr) == (0, "")
+        assert not (tmp_path / "run").exists()
+        lines = done.stdout.split("rate of the next update\n")[1].splitlines()
+        return {float(line.split()[0]): float(line.split()[-1]) for line in lines}
+
+    def test_shows_every_decay(self, tmp_path):
+        rates = self.rates(
+            tmp_path, "--max_steps=99999", "--learning_rate_schedule=piecewise",
+            "--decay_epochs=3.5,7", "--global_batch_size=50",
+        )  # fmt: skip
+        assert rates == {
+            0: 0.1, 1: 0.1, 2: 0.1, 3: 0.1, 3.5: 0.01, 4: 0.01, 5: 0.01, 6: 0.01,
+            7: 0.001, 8: 0.001, 9: 0.001, 10: 0.001,
+        }  # fmt: skip
+
+    def test_shows_the_staircase_and_the_warm_up(self, tmp_path):
+        rates = self.rates(
+            tmp_path, "--max_steps=99999", "--epochs_per_decay=4.5", "--warmup_epochs=2",
+            "--global_batch_size=50",
+        )  # fmt: skip
+        assert rates[0] == 0 and rates[1] == 0.05 and rates[2] == 0.1
+        assert (rates[4], rates[4.5], rates[9.0]) == (0.1, 0.01, pytest.approx(0.001))
+
+    def test_leaves_a_run_that_is_there_alone(self, tmp_path):
+        folder = tmp_path / "run"
+        assert scripts.train(folder).returncode == 0
+        before = scripts.contents(folder)
+        assert scripts.train(folder, "--dry_run", "--max_steps=8").returncode == 0
+        assert scripts.contents(folder) == before
+        assert not run_folder.RunFolder(str(folder)).lock.exists()
+
+
+def test_the_old_rule_is_the_tutorials():
+    # cifar10.py: decay_steps = int(50,000 / 128 * 350) = 136,718, of steps of any size.
+    assert learning_rate.rule_keyed_to_steps(136_717 * 128, 128) == 0.1
+    assert learning_rate.rule_keyed_to_steps(136_718 * 128, 128) == pytest.approx(0.01)
+    assert learning_rate.rule_keyed_to_steps(136_718 * 128, 256) == 0.1
