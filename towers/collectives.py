@@ -135,7 +135,7 @@ class SeveralWorkers(Workers):
         self.name = members.name
         self.exchange = self._channel.exchange
         self.from_chief = self._channel.from_chief
-        self._strategy: tf.distribute.Strategy | None = None
+        self._strategy: tf.distribute.Strategy | None = None  # kept for what it has started
         self.reduction = "ordered"
         self._keys: dict[tuple, int] = {}
 
