@@ -22,7 +22,7 @@ from towers import cluster
 
 _LARGEST = 64
 _FORWARDED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-_KILLED_AFTER_SECONDS = 30.0  # of the first failure; workers notice one within 20 by themselves
+_KILLED_AFTER_SECONDS = 30.0  # of the first failure; workers notice one within 25 by themselves
 
 
 def main(argv: Sequence[str] | None = None) -> int:
