@@ -3,6 +3,7 @@ PYTHON ?= python3
 VENV ?= .venv
 
 BENCHMARK_FLAGS ?=
+LESSONS_FLAGS ?=
 
 .PHONY: help train test benchmark lessons lint format clean
 
@@ -32,7 +33,7 @@ benchmark: $(VENV)/installed
 	$(VENV)/bin/python -m benchmarks.throughput $(BENCHMARK_FLAGS)
 
 lessons: $(VENV)/installed
-	$(VENV)/bin/python -m lessons all --write
+	$(VENV)/bin/python -m lessons all --write $(LESSONS_FLAGS)
 
 lint: $(VENV)/installed
 	$(VENV)/bin/ruff check .

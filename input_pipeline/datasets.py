@@ -69,6 +69,16 @@ def load(name: str, data_dir: str | None, split: str) -> ImageArrays:
     return _load_tfds(name, folder, split)
 
 
+def at_hand(name: str, data_dir: str | None) -> bool:
+    """Whether a set lies in `data_dir`, so that `load` would download nothing for it.
+
+    Args and errors are those of `load`.
+    """
+    folder = _data_folder(data_dir)
+    has_binary = name == "cifar10" and cifar10_binary.find_folder(folder) is not None
+    return name == "shapes" or has_binary or (folder / name).is_dir()
+
+
 def _load_shapes(split: str) -> ImageArrays:
     source = f"drawn (generator {shapes.GENERATOR_VERSION}, seed {_SHAPES_SEED})"
     identity = {

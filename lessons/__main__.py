@@ -6,12 +6,13 @@ python -m lessons all --write      runs all, and writes figures and numbers into
 """
 
 import argparse
+import os
+import subprocess
 import sys
 import time
 from pathlib import Path
 
 import lessons
-from lessons import lesson
 
 
 def main() -> int:
@@ -21,35 +22,61 @@ def main() -> int:
     )
     parser.add_argument("name", nargs="?", help="a lesson, or all; none lists them")
     parser.add_argument("--write", action="store_true", help="write docs/lessons, and its figures")
+    parser.add_argument(
+        "--data_dir",
+        help="folder of CIFAR-10, as train.py takes it; where none is at hand, shapes are drawn",
+    )
     options = parser.parse_args()
 
-    from lessons import every  # after --help, for it imports TensorFlow
+    # After --help, for it imports TensorFlow; and lessons are on logical CPU devices everywhere.
+    os.environ.setdefault("CUDA_VISIBLE_DEVICES", "-1")
+    from input_pipeline import datasets
+    from lessons import every, lesson
 
     if options.name is None:
         for one in every.LESSONS:
-            print(f"{one.name:<16}{one.question}")
+            print(f"{one.name:<22}{one.question}")
         return 0
-    chosen = [one for one in every.LESSONS if options.name in (one.name, "all")]
-    if not chosen:
+    if options.name == "all":
+        return run_each([one.name for one in every.LESSONS])
+    chosen = {one.name: one for one in every.LESSONS}.get(options.name)
+    if chosen is None:
         names = ", ".join(one.name for one in every.LESSONS)
         parser.error(f"{options.name}: there is no such lesson; they are {names}")
-    for one in chosen:
-        show(one, options.write)
+    try:
+        show(chosen, lesson.Setup(data_dir=options.data_dir), options.write)
+    except datasets.DataError as error:
+        parser.error(str(error))
     return 0
 
 
-def show(one: lesson.Lesson, write: bool) -> None:
+def run_each(names: list[str]) -> int:
+    """Runs lessons one after the other, each in a process of its own, as if it were alone."""
+    place = sys.argv.index("all")
+    for name in names:
+        arguments = [*sys.argv[1:place], name, *sys.argv[place + 1 :]]
+        done = subprocess.run([sys.executable, "-m", "lessons", *arguments])
+        if done.returncode:
+            return done.returncode
+    return 0
+
+
+def show(one, setup, write: bool) -> None:
     """Runs a lesson and shows what it found."""
+    from lessons import lesson
+
     began = time.perf_counter()
     print(f"{one.question}\n", flush=True)
-    finding = one.run(False)
-    print(f"{finding.table()}\n\n{finding.claim}\n")
+    lesson.start_runtime()
+    finding = one.run(setup)
+    seconds = time.perf_counter() - began
+    print(f"{finding.table()}\n\n{finding.claim}\n\n{lesson.conditions(finding, seconds)}")
     path = one.figure if write else Path("runs/lessons") / f"{one.name}.png"
     lesson.save(finding, path)
     if write:
         page = one.page.read_text(encoding="utf-8")
-        one.page.write_text(lesson.refreshed(page, finding), encoding="utf-8")
-    print(f"{path}  ({time.perf_counter() - began:.0f} s)\n")
+        one.page.write_text(lesson.refreshed(page, finding, seconds), encoding="utf-8")
+    print(f"{path}\n")
 
 
 if __name__ == "__main__":

@@ -1,10 +1,8 @@
 """Averaging the gradients of k towers is one large batch; five ways in which it is not."""
 
 import towers  # before Keras: it silences TensorFlow's notices
-from input_pipeline import batches, preprocess, shapes
-from lessons import lesson
+from lessons import data, lesson
 from towers import devices, losses
-from towers.models import cifarnet, resnet
 
 import keras  # isort: skip
 import numpy as np  # isort: skip
@@ -15,18 +13,17 @@ QUESTION = (
     "multi-GPU model less accurate?"
 )
 BATCH, RATE, WEIGHT_DECAY, CLIP_NORM = 128, 0.05, 0.004, 0.1
-SHAPE, CLASSES = (24, 24, 3), 10
 RIGHT = "mean of two equal halves"
 
 
-def run(short: bool) -> lesson.Finding:
+def run(setup: lesson.Setup) -> lesson.Finding:
     """Trains the right way on 1, 2 and 4 towers, then every wrong way; looks how far they part."""
-    steps = 6 if short else 100
-    devices.choose(4)
-    data = shapes_for(steps)
-    on_towers = {k: train_on_towers(k, data) for k in (1, 2, 4)}
+    steps = 6 if setup.short else 100
+    images = data.load(setup)
+    batches = list(images.training_batches(BATCH, steps))
+    on_towers = {k: train_on_towers(k, batches) for k in (1, 2, 4)}
     same = all(np.array_equal(on_towers[1], others) for others in on_towers.values())
-    paths = {name: train(*way, data) for name, way in ways().items()}
+    paths = {name: train(*way, batches) for name, way in ways().items()}
     gaps = {
         name: gap(paths[name], paths[right])
         for name, (_, _, right) in ways().items()
@@ -48,6 +45,7 @@ def run(short: bool) -> lesson.Finding:
         ),
         numbers={"same": same, "gaps": {name: path[-1] for name, path in gaps.items()}},
         draw=lambda figure: draw(figure, gaps),
+        data=images.name,
     )
 
 
@@ -57,19 +55,23 @@ WHOLE = "the whole batch at once"
 def ways() -> dict:
     """Name to (model, gradient of a batch, the right way it is compared with)."""
     return {
-        RIGHT: (small_cifarnet, halves(mean), None),
-        WHOLE: (small_cifarnet, halves(mean, cuts=[BATCH]), RIGHT),
-        "weight decay on one tower only": (small_cifarnet, halves(mean, decays=[1, 0]), RIGHT),
-        "sum instead of mean": (small_cifarnet, halves(total), RIGHT),
-        "uneven parts, 96 and 32": (small_cifarnet, halves(mean, cuts=[96, 32]), RIGHT),
-        "clipped after the mean": (small_cifarnet, halves(mean, clip_after=True), None),
+        RIGHT: (data.small_cifarnet, halves(mean), None),
+        WHOLE: (data.small_cifarnet, halves(mean, cuts=[BATCH]), RIGHT),
+        "weight decay on one tower only": (data.small_cifarnet, halves(mean, decays=[1, 0]), RIGHT),
+        "sum instead of mean": (data.small_cifarnet, halves(total), RIGHT),
+        "uneven parts, 96 and 32": (data.small_cifarnet, halves(mean, cuts=[96, 32]), RIGHT),
+        "clipped after the mean": (data.small_cifarnet, halves(mean, clip_after=True), None),
         "clipped before the mean": (
-            small_cifarnet,
+            data.small_cifarnet,
             halves(mean, clip_before=True),
             "clipped after the mean",
         ),
-        "batch norm over the whole batch": (small_resnet, halves(mean, cuts=[BATCH]), None),
-        "batch norm per tower": (small_resnet, halves(mean), "batch norm over the whole batch"),
+        "batch norm over the whole batch": (data.small_resnet, halves(mean, cuts=[BATCH]), None),
+        "batch norm per tower": (
+            data.small_resnet,
+            halves(mean),
+            "batch norm over the whole batch",
+        ),
     }
 
 
@@ -110,7 +112,7 @@ def total(values):
     return tf.add_n(values)
 
 
-def train(make_model, gradient, _, data) -> list[np.ndarray]:
+def train(make_model, gradient, _, batches) -> list[np.ndarray]:
     """The weights before the first step and after each, by plain SGD; each flat."""
     model = make_model()
 
@@ -121,16 +123,16 @@ def train(make_model, gradient, _, data) -> list[np.ndarray]:
 
     weights = [tf.identity(variable.value) for variable in model.trainable_variables]
     path = [flat(weights)]
-    for images, labels in data:
+    for images, labels in batches:
         weights = step(weights, images, labels)
         path.append(flat(weights))
     return path
 
 
-def train_on_towers(num_towers: int, data) -> np.ndarray:
+def train_on_towers(num_towers: int, batches) -> np.ndarray:
     """The package's own towers: the weights after each step, [steps, weights]."""
     trainer = towers.Trainer(
-        small_cifarnet(),
+        data.small_cifarnet(),
         keras.optimizers.SGD(RATE),
         tower_devices=devices.choose(num_towers),
         global_batch_size=BATCH,
@@ -138,7 +140,7 @@ def train_on_towers(num_towers: int, data) -> np.ndarray:
         weight_decay=WEIGHT_DECAY,
     )
     path = []
-    for images, labels in data:
+    for images, labels in batches:
         trainer.train_step(images, labels)
         path.append(flat(v.value for v in trainer.state.model.trainable_variables))
     return np.stack(path)
@@ -155,31 +157,6 @@ def gap(path, right) -> list[float]:
 def flat(weights) -> np.ndarray:
     """All weights in one row."""
     return np.concatenate([np.ravel(weight) for weight in weights])
-
-
-def small_cifarnet() -> keras.Model:
-    """The tutorial's network with a quarter of its filters and a sixth of its hidden units."""
-    with tf.device(devices.PARAMETER_DEVICE):
-        return cifarnet.build(
-            SHAPE, CLASSES, keras.DTypePolicy("float32"), 0, filters=16, hidden_units=(64, 32)
-        )
-
-
-def small_resnet() -> keras.Model:
-    """Eight layers with batch norm."""
-    with tf.device(devices.PARAMETER_DEVICE):
-        return resnet.build(SHAPE, CLASSES, keras.DTypePolicy("float32"), 0, blocks_per_stage=1)
-
-
-def shapes_for(steps: int) -> list:
-    """Batches of the embedded data set."""
-    images, labels = shapes.make("train")
-    crop = preprocess.for_images("crop_flip_colour", (32, 32, 3)).train
-    return list(
-        batches.training_batches(
-            images, labels, global_batch_size=BATCH, seed=0, last_step=steps, preprocess=crop
-        )
-    )
 
 
 def draw(figure, gaps: dict) -> None:

@@ -10,7 +10,7 @@ EPOCHS_PER_DECAY, DECAY_FACTOR, INITIAL = 350.0, 0.1, 0.1
 LAST_EPOCH = 3000
 
 
-def run(short: bool) -> lesson.Finding:
+def run(setup: lesson.Setup) -> lesson.Finding:
     """Computes both rules for every number of towers; nothing is trained."""
     here = rule_keyed_to_examples()
     rows, first = [], {}
@@ -47,6 +47,7 @@ def run(short: bool) -> lesson.Finding:
         ),
         numbers={"first_decay": first},
         draw=draw,
+        data="",
     )
 
 

@@ -2,14 +2,33 @@
 
 import ast
 import dataclasses
+import datetime
+import importlib.metadata
 import re
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
+from towers import devices
+
 ROOT = Path(__file__).resolve().parent.parent
 PAGES = ROOT / "docs" / "lessons"
 
+PACKAGES = ("TensorFlow", "Keras")
+
 Draw = Callable[["matplotlib.figure.Figure"], None]  # noqa: F821  imported when a plot is drawn
+
+
+@dataclasses.dataclass(frozen=True)
+class Setup:
+    """What a lesson is given.
+
+    Attributes:
+      short: for the test of the claim: it takes seconds, and draws its images itself.
+      data_dir: where CIFAR-10 may lie, as in `train.py`; None for the folder of TFDS.
+    """
+
+    short: bool = False
+    data_dir: str | None = None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -22,6 +41,7 @@ class Finding:
       claim: what the numbers say, in a sentence or two.
       numbers: those that the claim rests on, for the lesson's test.
       draw: draws the plot on an empty figure.
+      data: what the images were; empty where there were none.
     """
 
     head: Sequence[str]
@@ -29,6 +49,7 @@ class Finding:
     claim: str
     numbers: Mapping[str, object]
     draw: Draw
+    data: str = "shapes"
 
     def table(self) -> str:
         """The table in Markdown, which a terminal shows well enough."""
@@ -49,12 +70,12 @@ class Lesson:
     Attributes:
       name: of the command and of the page.
       question: as people ask it.
-      run: (short) to what was found; `short` takes seconds, for the test of the claim.
+      run: setup to what was found.
     """
 
     name: str
     question: str
-    run: Callable[[bool], Finding]
+    run: Callable[[Setup], Finding]
 
     @property
     def page(self) -> Path:
@@ -87,17 +108,42 @@ def save(finding: Finding, path: Path) -> None:
         plt.close(figure)
 
 
+def start_runtime() -> None:
+    """Four logical CPU devices, and one thread for an operation, as `train.py` has on a few cores.
+
+    Raises:
+      ValueError: TensorFlow's runtime has started with less.
+    """
+    devices.use_intra_op_threads(1)
+    devices.choose(4)
+
+
+def conditions(finding: Finding, seconds: float) -> str:
+    """What a page's numbers have to be read with."""
+    versions = [f"{package} {importlib.metadata.version(package.lower())}" for package in PACKAGES]
+    said = [
+        f"{datetime.date.today():%B %Y}",
+        "one run",
+        *([finding.data] if finding.data else ["nothing is trained"]),
+        *versions,
+        f"{devices.available_cores()} cores of {devices.processor()}",
+        f"{seconds:.0f} s",
+    ]
+    return f"({'; '.join(said)})"
+
+
 # A page's parts that are written by `refreshed`: <!-- claim -->...<!-- end -->, and so on.
-_PART = re.compile(r"<!-- (claim|table|code [\w/.]+ [\w.]+) -->\n.*?<!-- end -->", re.S)
+_PART = re.compile(r"<!-- (claim|table|conditions|code [\w/.]+ [\w.]+) -->\n.*?<!-- end -->", re.S)
 
 
-def refreshed(page: str, finding: Finding | None = None) -> str:
+def refreshed(page: str, finding: Finding | None = None, seconds: float = 0.0) -> str:
     """A page with the code in it as the source has it now, and with what was found.
 
     Args:
-      page: text with parts `<!-- code towers/step.py train_step -->`, `<!-- claim -->` and
-        `<!-- table -->`, each up to `<!-- end -->`.
-      finding: None leaves claim and table as they are.
+      page: text with parts `<!-- code towers/step.py train_step -->`, `<!-- claim -->`,
+        `<!-- table -->` and `<!-- conditions -->`, each up to `<!-- end -->`.
+      finding: None leaves all but the code as it is.
+      seconds: that the lesson took.
     """
 
     def write(part: re.Match) -> str:
@@ -107,7 +153,12 @@ def refreshed(page: str, finding: Finding | None = None) -> str:
         elif finding is None:
             return part[0]
         else:
-            text = finding.claim if kind == "claim" else finding.table()
+            written = {
+                "claim": finding.claim,
+                "table": finding.table(),
+                "conditions": conditions(finding, seconds),
+            }
+            text = written[kind]
         return f"<!-- {part[1]} -->\n{text}\n<!-- end -->"
 
     return _PART.sub(write, page)
@@ -132,5 +183,7 @@ def source(path: Path, name: str) -> str:
     first = node.body[0]
     if ast.get_docstring(node) is not None:
         del kept[first.lineno - node.lineno : first.end_lineno - node.lineno + 1]
+        if not kept[first.lineno - node.lineno].strip():
+            del kept[first.lineno - node.lineno]
     indent = len(kept[0]) - len(kept[0].lstrip())
     return "\n".join(line[indent:] for line in kept)

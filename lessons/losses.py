@@ -1,8 +1,7 @@
 """The loss as a ledger: every tower's terms, and what an old way of adding them up did."""
 
 import towers  # before Keras: it silences TensorFlow's notices
-from input_pipeline import preprocess, shapes
-from lessons import lesson
+from lessons import data, lesson
 from towers import devices
 from towers.models import cifarnet
 
@@ -15,7 +14,7 @@ TOWERS, PER_TOWER, WEIGHT_DECAY = 11, 16, 0.004
 SHAPE, CLASSES = (24, 24, 3), 10
 
 
-def run(short: bool) -> lesson.Finding:
+def run(setup: lesson.Setup) -> lesson.Finding:
     """One step of eleven towers' parts, with each term of each part."""
     model = network()
     trainer = towers.Trainer(
@@ -27,10 +26,8 @@ def run(short: bool) -> lesson.Finding:
         weight_decay=WEIGHT_DECAY,
         weight_filter="hidden_dense_kernels",
     )
-    images, labels = shapes.make("train")
-    images, labels = images[:: len(images) // (TOWERS * PER_TOWER)], labels[:: len(labels) // 176]
-    images, labels = images[: TOWERS * PER_TOWER], labels[: TOWERS * PER_TOWER]
-    images = preprocess.for_images("crop_flip_colour", (32, 32, 3)).evaluate(images)
+    source = data.load(setup)
+    (images, labels), *_ = source.training_batches(TOWERS * PER_TOWER, 1, distorted=False)
     norms = gradient_norms(model, images, labels)
     result = trainer.train_step(images, labels)
     terms = {name: np.asarray(values, np.float64) for name, values in result.losses.items()}
@@ -63,6 +60,7 @@ def run(short: bool) -> lesson.Finding:
             "collected": collected.tolist(),
         },
         draw=lambda figure: draw(figure, terms["cross_entropy"], decay, collected),
+        data=source.name,
     )
 
 

@@ -460,3 +460,15 @@ def test_real_cifar10(cifar10_dir, network_is_off_limits, monkeypatch):
     again = datasets.load("cifar10", real_data_dir, "train")
     assert again.fingerprint == train.fingerprint
     np.testing.assert_array_equal(again.images[::1000], train.images[::1000])
+
+
+def test_at_hand_is_what_would_not_be_downloaded(tmp_path):
+    assert datasets.at_hand("shapes", None)
+    assert not datasets.at_hand("cifar10", str(tmp_path))
+    (tmp_path / "cifar-10-batches-bin").mkdir()
+    assert datasets.at_hand("cifar10", str(tmp_path))
+    assert not datasets.at_hand("cifar100", str(tmp_path))
+    (tmp_path / "cifar100").mkdir()
+    assert datasets.at_hand("cifar100", str(tmp_path))
+    with pytest.raises(datasets.DataError, match="does not exist"):
+        datasets.at_hand("cifar10", str(tmp_path / "nowhere"))

@@ -22,7 +22,7 @@ def found():
 
     def find(name) -> lesson.Finding:
         if name not in made:
-            made[name] = LESSONS[name].run(True)
+            made[name] = LESSONS[name].run(lesson.Setup(short=True))
         return made[name]
 
     return find
@@ -72,8 +72,9 @@ def test_a_page_has_the_question_the_figure_and_the_code_as_it_is(name):
     assert one.figure.exists()
     assert lesson.refreshed(page) == page  # `make lessons` writes it
     assert len(re.findall("```python", page)) >= 2
-    parts = re.findall(r"<!-- (?:claim|table) -->\n(.*?)<!-- end -->", page, re.S)
-    assert len(parts) == 2 and all(parts)
+    parts = dict(re.findall(r"<!-- (claim|table|conditions) -->\n(.*?)<!-- end -->", page, re.S))
+    assert len(parts) == 3 and all(parts.values())
+    assert float(re.search(r"(\d+) s\)$", parts["conditions"])[1]) < 120
 
 
 def test_every_lesson_is_listed_with_its_question():
@@ -121,7 +122,7 @@ class TestCommand:
     def test_runs_one(self, tmp_path):
         done = self.run("learning_rate", cwd=tmp_path)
         assert done.returncode == 0, done.stderr
-        assert LESSONS["learning_rate"].run(True).table() in done.stdout
+        assert LESSONS["learning_rate"].run(lesson.Setup()).table() in done.stdout
         assert (tmp_path / "runs/lessons/learning_rate.png").exists()
 
     @pytest.mark.whole_program
