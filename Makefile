@@ -11,7 +11,7 @@ help:
 	@echo "make train   train on the embedded data set with two towers (half a minute, once installed)"
 	@echo "make test    run the tests"
 	@echo "make benchmark  train beside the tutorial and Keras by turns (a quarter of an hour)"
-	@echo "make lessons  run all lessons and write their numbers and plots into docs/lessons"
+	@echo "make lessons  run all lessons and write their numbers, plots and code into docs"
 	@echo "make lint    check style"
 	@echo "make format  mend style"
 	@echo "make clean   remove the virtual environment and caches; runs stay"
@@ -34,6 +34,7 @@ benchmark: $(VENV)/installed
 
 lessons: $(VENV)/installed
 	$(VENV)/bin/python -m lessons all --write $(LESSONS_FLAGS)
+	$(VENV)/bin/python -m lessons.drawing
 
 lint: $(VENV)/installed
 	$(VENV)/bin/ruff check .

@@ -71,7 +71,7 @@ def _describe_same_bits(chosen: Mapping, derived: Mapping) -> str:
     on_cpus = devices.are_cpus(derived["tower_devices"])
     if not (on_cpus or chosen["deterministic"]):
         return "not promised on GPUs without --deterministic"
-    numbers = _same_bits(num_microbatches)
+    numbers = same_bits(num_microbatches)
     num_workers = derived["num_workers"]
     if num_workers > 2 and chosen["worker_reduction"] == "ring":
         return "not promised by --worker_reduction=ring on more than two workers"
@@ -88,7 +88,7 @@ def _describe_same_bits(chosen: Mapping, derived: Mapping) -> str:
     if num_towers not in numbers:
         said += f"; not on the {num_towers} of this run"
     if num_microbatches < 4 and 4 % num_towers == 0 == chosen["global_batch_size"] % 4:
-        said += f"; a new run with --num_microbatches=4 has them on {_either(_same_bits(4))}"
+        said += f"; a new run with --num_microbatches=4 has them on {_either(same_bits(4))}"
     return said if on_cpus else f"{said} (not yet measured on GPUs)"
 
 
@@ -99,7 +99,7 @@ def _describe_workers(chosen: Mapping) -> str:
     )
 
 
-def _same_bits(num_microbatches: int) -> list[int]:
+def same_bits(num_microbatches: int) -> list[int]:
     """The numbers of towers whose share of the tree of microbatches is a subtree of it."""
     return [
         num_towers

@@ -1,0 +1,249 @@
+"""The drawing of docs/architecture.md, and the parts of that page that come from the source.
+
+python -m lessons.drawing     writes the drawing, and the page's code and table of files
+
+The drawing follows one batch: that of the 1,000th step of `python train.py --num_towers=2`. Its
+stations are functions, its shapes those of that step; tests/test_architecture.py makes the step and
+compares.
+"""
+
+import html
+import re
+from pathlib import Path
+from typing import NamedTuple
+
+ROOT = Path(__file__).resolve().parent.parent
+PAGE = ROOT / "docs" / "architecture.md"
+DRAWING = ROOT / "docs" / "figures" / "architecture.svg"
+
+# Where to begin in the package, and what a file is read for.
+READING_ORDER = {
+    "towers/step.py": "the step as a whole; the next eight files are its parts",
+    "towers/tower.py": "one tower: forward and backward pass of each of its microbatches",
+    "towers/gradients.py": "the tree of additions, and the one division",
+    "towers/losses.py": "the terms of the loss",
+    "towers/models/cifarnet.py": "the network",
+    "towers/batch_norm.py": "state that is not trained: how that of many becomes one",
+    "towers/not_finite.py": "what is checked before an update",
+    "towers/moving_averages.py": "the weights that are evaluated",
+    "towers/schedules.py": "the rate as a function of examples seen",
+    "towers/trainer.py": "what holds the model, its state and the step together",
+    "input_pipeline/batches.py": "which examples a step gets",
+    "input_pipeline/preprocess.py": "what becomes of their images",
+    "towers/training.py": "the loop around the step: logs, checkpoints, evaluations",
+}
+LINES_PER_MINUTE = 20  # an estimate; comments, docstrings and empty lines count
+EVENING_MINUTES, MINUTES_FOR_THE_PAGE = 180, 30
+
+WIDTH, HEIGHT = 900, 1174
+DARK, LINE = "#1c1c1c", "#4a5763"
+BLUE, GREEN, ORANGE, GREY = "#e8f1fb", "#e9f6ec", "#fdf1e3", "#f0f0f0"
+
+
+class Lane(NamedTuple):
+    """A coloured region: what runs in one place."""
+
+    x: int
+    y: int
+    width: int
+    height: int
+    title: str
+    colour: str
+
+
+class Box(NamedTuple):
+    """A station of the batch: a function, and below its name a few words, one line each."""
+
+    x: int
+    y: int
+    width: int
+    name: str
+    notes: str
+
+    @property
+    def height(self) -> int:
+        """With its name and its notes, 16 pixels to a line."""
+        return 48 + 16 * self.notes.count("\n")
+
+
+class Arrow(NamedTuple):
+    """From one box to another, straight down or to the right; the label says what goes there."""
+
+    start: str
+    end: str
+    label: str = ""
+    label_is_left: bool = False
+
+
+LANES = (
+    Lane(20, 44, 860, 222, "input_pipeline, on the CPU", BLUE),
+    Lane(20, 286, 860, 174, "CPU: step", ORANGE),
+    Lane(20, 480, 422, 296, "tower_0, on its device", GREEN),
+    Lane(458, 480, 422, 296, "tower_1, on its device", GREEN),
+    Lane(20, 796, 860, 246, "CPU: average and apply", ORANGE),
+    Lane(20, 1062, 860, 102, "what is kept", GREY),
+)
+_M = "logits float32 [32, 10],\nthe loss in 3 terms,\n10 gradients"
+_LOOP = "within step.train_step, one graph: cuts the batch; each tower gets a copy of the weights"
+_RESULT = "losses float32 [4], correct int32 [4], gradients; step 1,000, examples seen 128,000"
+BOXES = {
+    "read": Box(36, 72, 170, "tfds_source.read", "decodes the files,\nonce for all runs"),
+    "load": Box(340, 72, 230, "datasets.load", "all images in memory,\nonce for each run"),
+    "ids": Box(36, 186, 170, "batches.example_ids", "which 128 of 50,000,\nby seed and step"),
+    "batches": Box(272, 186, 196, "batches.training_batches", "gathers them,\nsome steps ahead"),
+    "distort": Box(
+        590, 186, 274, "preprocess.distort_for_tutorial",
+        "crop, mirror, colours,\nthen mean 0 and deviation 1",
+    ),
+    "trainer": Box(
+        36, 314, 828, "trainer.Trainer.train_step",
+        "checks that the batch is full; the rate after 127,872 examples is 0.1",
+    ),
+    "run": Box(36, 396, 828, "step.run_towers", _LOOP),
+    "tower_0": Box(36, 508, 390, "tower.compute", "cuts its part of the batch"),
+    "tower_1": Box(474, 508, 390, "tower.compute", "cuts its part of the batch"),
+    "m0": Box(36, 594, 188, "tower._microbatch", f"m0: {_M}"),
+    "m1": Box(238, 594, 188, "tower._microbatch", f"m1: {_M}"),
+    "m2": Box(474, 594, 188, "tower._microbatch", f"m2: {_M}"),
+    "m3": Box(676, 594, 188, "tower._microbatch", f"m3: {_M}"),
+    "sum_0": Box(36, 712, 390, "gradients.sum_over_parts", "m0 + m1"),
+    "sum_1": Box(474, 712, 390, "gradients.sum_over_parts", "m2 + m3"),
+    "reduce": Box(36, 824, 828, "gradients.reduce_towers", "((m0 + m1) + (m2 + m3)) / 4"),
+    "check": Box(36, 892, 162, "not_finite.check", "losses and gradients,\nor no update"),
+    "apply": Box(222, 892, 216, "keras.optimizers.SGD.apply", "10 times\nweight - rate * gradient"),
+    "statistics": Box(462, 892, 174, "batch_norm.combine", "of 4 states one;\ncifarnet has none"),
+    "averages": Box(660, 892, 204, "moving_averages.update", "0.9911 * average\n+ 0.0089 * weight"),
+    "result": Box(36, 980, 828, "step.StepResult", _RESULT),
+    "log": Box(36, 1090, 190, "training.Run._log", "every 20 steps: a line of\nmetrics.jsonl"),
+    "histograms": Box(
+        310, 1090, 250, "summaries.Summaries.histograms", "every 500 steps:\nfor TensorBoard"
+    ),
+    "save": Box(624, 1090, 240, "checkpoints.Checkpoints.save", "every 500 steps:\nthe state"),
+}  # fmt: skip
+ARROWS = (
+    Arrow("read", "load", "uint8\n[50000, 32, 32, 3]"),
+    Arrow("load", "batches", "uint8 [50000, 32, 32, 3], int32 [50000]"),
+    Arrow("ids", "batches", "int64\n[128]"),
+    Arrow("batches", "distort", "uint8\n[128, 32, 32, 3]"),
+    Arrow("distort", "trainer", "float32 [128, 24, 24, 3], int32 [128]", label_is_left=True),
+    Arrow("trainer", "run", "float32 [128, 24, 24, 3], int32 [128]"),
+    *(Arrow("run", f"tower_{t}", "float32 [64, 24, 24, 3], int32 [64]") for t in (0, 1)),
+    *(Arrow(f"tower_{m // 2}", f"m{m}", "float32\n[32, 24, 24, 3]") for m in range(4)),
+    *(Arrow(f"m{m}", f"sum_{m // 2}", "10 gradients") for m in range(4)),
+    *(Arrow(f"sum_{t}", "reduce", "10 × float32 [5, 5, 3, 64] … [10]") for t in (0, 1)),
+    Arrow("reduce", "check"),
+    Arrow("check", "apply"),
+    Arrow("apply", "statistics"),
+    Arrow("statistics", "averages"),
+    Arrow("averages", "result"),
+    Arrow("result", "log"),
+    Arrow("result", "histograms"),
+    Arrow("result", "save"),
+)
+
+
+def main() -> None:
+    """Writes the drawing and the page's parts."""
+    DRAWING.write_text(svg(), encoding="utf-8")
+    PAGE.write_text(refreshed(PAGE.read_text(encoding="utf-8")), encoding="utf-8")
+
+
+def svg() -> str:
+    """The drawing; the same stations give the same text."""
+    title = "One batch, from the files to the update: step 1,000 of python train.py --num_towers=2"
+    parts = [
+        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {HEIGHT}" width="{WIDTH}" '
+        f'height="{HEIGHT}" font-family="sans-serif" role="img">',
+        f"<title>{title}</title>",
+        # A background of its own: on a dark page the text would be dark on dark.
+        f'<rect width="{WIDTH}" height="{HEIGHT}" rx="8" fill="#ffffff"/>',
+        text(20, 29, title, size=15, is_bold=True),
+        *(part for lane in LANES for part in lane_parts(lane)),
+        *(part for box in BOXES.values() for part in box_parts(box)),
+        *(part for arrow in ARROWS for part in arrow_parts(arrow)),
+        "</svg>",
+    ]
+    return "\n".join(parts) + "\n"
+
+
+def text(x, y, words, anchor="start", size=11, is_bold=False) -> str:
+    """A line of text whose foot is at `y`."""
+    look = f'font-size="{size}" text-anchor="{anchor}"' + ' font-weight="bold"' * is_bold
+    return f'<text x="{x:g}" y="{y:g}" {look} fill="{DARK}">{html.escape(words)}</text>'
+
+
+def rectangle(area: Lane | Box, look: str) -> str:
+    """The area of a lane or a box."""
+    place = f'x="{area.x}" y="{area.y}" width="{area.width}" height="{area.height}"'
+    return f'<rect {place} rx="5" {look}/>'
+
+
+def lane_parts(lane: Lane) -> list[str]:
+    """A lane with its title."""
+    title = text(lane.x + 12, lane.y + 19, lane.title, is_bold=True)
+    return [rectangle(lane, f'fill="{lane.colour}"'), title]
+
+
+def box_parts(box: Box) -> list[str]:
+    """A box with its name and its notes."""
+    middle = box.x + box.width / 2
+    notes = [
+        text(middle, box.y + 36 + 16 * line, note, "middle")
+        for line, note in enumerate(box.notes.split("\n"))
+    ]
+    name = text(middle, box.y + 20, box.name, "middle", 12, is_bold=True)
+    return [rectangle(box, f'fill="#ffffff" stroke="{LINE}"'), name, *notes]
+
+
+def ends(arrow: Arrow) -> tuple[float, float, float, float]:
+    """Where an arrow begins and ends, x and y of each: on the edges of its boxes."""
+    start, end = BOXES[arrow.start], BOXES[arrow.end]
+    left, right = max(start.x, end.x), min(start.x + start.width, end.x + end.width)
+    if left < right:  # one stands above the other
+        middle = (left + right) / 2
+        return middle, start.y + start.height, middle, end.y
+    middle = start.y + start.height / 2
+    return start.x + start.width, middle, end.x, middle
+
+
+def arrow_parts(arrow: Arrow) -> list[str]:
+    """A line with its head, and its label: beside it, or above and below."""
+    x1, y1, x2, y2 = ends(arrow)
+    is_down = x1 == x2
+    head = ((0, 0), (-4, -8), (4, -8)) if is_down else ((0, 0), (-8, -4), (-8, 4))
+    points = " ".join(f"{x2 + x:g},{y2 + y:g}" for x, y in head)
+    parts = [
+        f'<path d="M{x1:g} {y1:g}L{x2:g} {y2:g}" stroke="{LINE}" stroke-width="1.5"/>',
+        f'<polygon points="{points}" fill="{LINE}"/>',
+    ]
+    lines = arrow.label.split("\n")
+    if is_down:  # nearer to its beginning: before the title of the next lane
+        x, anchor = (x1 - 8, "end") if arrow.label_is_left else (x1 + 8, "start")
+        y = y1 + 0.4 * (y2 - y1) + 11 - 7 * len(lines)
+        return parts + [text(x, y + 14 * n, line, anchor) for n, line in enumerate(lines)]
+    x, y = (x1 + x2) / 2 - 3, y1 - 6
+    return parts + [text(x, y + 21 * n, line, "middle") for n, line in enumerate(lines)]
+
+
+def refreshed(page: str) -> str:
+    """The page with the lines of the files and the code as the source has them now."""
+    from lessons import lesson  # it imports TensorFlow, which the drawing does not need
+
+    part = re.compile(r"(<!-- reading_order -->\n).*?(<!-- end -->)", re.S)
+    return lesson.refreshed(part.sub(lambda found: found[1] + reading_order() + found[2], page))
+
+
+def reading_order() -> str:
+    """The table of files to read, with their lines and the minutes these take."""
+    rows = ["| | file | what it is read for | lines | minutes |", "|---|---|---|---|---|"]
+    lines = {path: len((ROOT / path).read_text("utf-8").splitlines()) for path in READING_ORDER}
+    for place, (path, purpose) in enumerate(READING_ORDER.items(), start=1):
+        minutes = round(lines[path] / LINES_PER_MINUTE)
+        rows.append(f"| {place} | [{path}](../{path}) | {purpose} | {lines[path]} | {minutes} |")
+    total = sum(lines.values())
+    rows.append(f"| | together | | {total:,} | {round(total / LINES_PER_MINUTE)} |")
+    return "\n".join(rows) + "\n"
+
+
+if __name__ == "__main__":
+    main()
