@@ -1,5 +1,6 @@
 """What lessons train on, and the small networks that they train."""
 
+import dataclasses
 from collections.abc import Sequence
 from typing import NamedTuple
 
@@ -63,6 +64,14 @@ class Images(NamedTuple):
         return batches.evaluation_batches(
             of.images, of.labels, global_batch_size=500, preprocess=how.evaluate
         )
+
+    def first(self, training: int, test: int) -> "Images":
+        """The same with the first so many examples of each split alone."""
+        train, test = (
+            dataclasses.replace(split, images=split.images[:count], labels=split.labels[:count])
+            for split, count in ((self.train, training), (self.test, test))
+        )
+        return self._replace(train=train, test=test)
 
 
 def load(setup: lesson.Setup) -> Images:

@@ -1,5 +1,29 @@
 """All lessons, in the order in which they are best taken."""
 
-from lessons import averaging, learning_rate, losses
+from lessons import (
+    averaging,
+    batch_norm,
+    batch_size,
+    final_model,
+    graph,
+    learning_rate,
+    losses,
+    memory,
+    museum,
+    scaling,
+    train_and_test_loss,
+)
 
-LESSONS = (averaging.LESSON, learning_rate.LESSON, losses.LESSON)
+LESSONS = (
+    averaging.LESSON,
+    learning_rate.LESSON,
+    losses.LESSON,
+    graph.LESSON,
+    batch_size.LESSON,
+    scaling.LESSON,
+    batch_norm.LESSON,
+    final_model.LESSON,
+    train_and_test_loss.LESSON,
+    memory.LESSON,
+    museum.LESSON,
+)

@@ -9,8 +9,22 @@ import numpy as np
 import pytest
 import scripts
 
-from lessons import averaging, every, learning_rate, lesson, losses
-from towers import run_folder
+from lessons import (
+    averaging,
+    batch_norm,
+    batch_size,
+    every,
+    final_model,
+    learning_rate,
+    lesson,
+    losses,
+    race,
+    scaling,
+)
+from towers import losses as losses_of_towers
+from towers import run_folder, tower
+
+import tensorflow as tf  # isort: skip
 
 LESSONS = {one.name: one for one in every.LESSONS}
 
@@ -50,6 +64,71 @@ def test_a_tower_s_loss_is_its_own_and_weight_decay_counts_once(found):
     assert np.ptp(numbers["decay"]) == 0 < numbers["decay"][0]
     np.testing.assert_allclose(numbers["collected"], np.cumsum(numbers["total"]), rtol=1e-6)
     assert len(numbers["total"]) == losses.TOWERS == 11
+
+
+def test_beyond_the_noise_scale_a_larger_batch_needs_more_examples(found):
+    numbers = found("batch_size").numbers
+    smallest, middle, largest = numbers["examples"]
+    assert numbers["examples"][smallest] <= numbers["examples"][middle]
+    assert numbers["examples"][largest] is None  # beyond what a run is allowed
+    assert min(numbers["noise_scale"].values()) > 1
+    assert max(numbers["noise_scale"].values()) < largest
+    rates = numbers["images_per_second"]
+    assert rates[largest] > rates[smallest]
+    for batch, seconds in numbers["seconds"].items():
+        assert seconds == pytest.approx(numbers["examples"][batch] / rates[batch])
+
+
+def test_the_linear_rule_holds_for_a_while_and_a_fixed_rate_does_not(found):
+    numbers = found("scaling").numbers
+    fixed, linear = numbers["examples"]["fixed"], numbers["examples"]["linear"]
+    assert fixed[1] == linear[1]
+    assert linear[4] < 2 * linear[1] < fixed[4]
+    assert fixed[16] is None
+    assert linear[16] is None or linear[16] > 2 * linear[1]  # and then it ends, too
+    assert numbers["sum_is_linear"]
+
+
+def test_towers_share_weights_and_differ_in_statistics(found):
+    numbers = found("batch_norm").numbers
+    assert numbers["equal"] == {"weights": True, "first": True, "last": True}
+    assert 0.001 < numbers["apart"] < 0.2  # standard deviations
+    off = numbers["off"]
+    of_towers = [off[f"tower {tower}'s"] for tower in range(batch_norm.TOWERS)]
+    assert len(set(of_towers)) == batch_norm.TOWERS
+    assert off[batch_norm.MEAN] < np.sqrt(np.mean(np.square(of_towers)))
+    assert off[batch_norm.ANEW] == 0
+
+
+def test_nodes_of_mixed_shards_are_apart_by_chance_and_of_sorted_ones_by_more(found):
+    numbers = found("final_model").numbers
+    whole, mixed = numbers["whole"], numbers["of_nodes"]
+    assert whole.count == 1_000
+    for nodes, shares in mixed.items():
+        assert len(shares) == nodes
+        assert sum(n for n, _ in shares) == whole.count
+        assert final_model.together(shares) == pytest.approx(whole.accuracy, abs=1e-12)
+    every = [share for shares in mixed.values() for share in shares]
+    assert final_model.covering(every, whole) >= 0.8 * len(every)
+    chance = final_model.spread_by_chance(mixed[16], whole)
+    assert chance / 2 < final_model.spread(mixed[16], whole) < 2 * chance
+    by_class = numbers["of_sorted"]
+    assert final_model.spread(by_class, whole) > 2 * final_model.spread_by_chance(by_class, whole)
+
+
+def test_the_lowest_training_loss_is_not_the_highest_accuracy(found):
+    runs = found("train_and_test_loss").numbers["runs"]
+    ends = {name: run.points[-1] for name, run in runs.items()}
+    assert min(ends, key=lambda name: ends[name].shown) == "plain"
+    assert max(ends, key=lambda name: ends[name].test.accuracy) != "plain"
+    assert ends["weight decay"].shown > 2 * ends["plain"].shown  # the decay is in it
+    assert ends["distortions"].shown > 10 * ends["plain"].shown
+    assert ends["distortions"].test.loss < 0.9 * ends["plain"].test.loss
+    # The test loss rises again, and with it the accuracy.
+    *_, end = points = runs["plain"].points
+    turning = min(points, key=lambda point: point.test.loss)
+    assert end.test.loss > 1.05 * turning.test.loss
+    assert end.test.accuracy > turning.test.accuracy + 0.05
 
 
 @pytest.mark.parametrize("name", LESSONS)
@@ -174,3 +253,60 @@ def test_the_old_rule_is_the_tutorials():
     assert learning_rate.rule_keyed_to_steps(136_717 * 128, 128) == 0.1
     assert learning_rate.rule_keyed_to_steps(136_718 * 128, 128) == pytest.approx(0.01)
     assert learning_rate.rule_keyed_to_steps(136_718 * 128, 256) == 0.1
+
+
+class TestNoiseScale:
+    def test_is_that_of_gradients_whose_noise_is_known(self):
+        # Gradients g + e, with |g|^2 = 4 and E|e|^2 = 100 / B over B examples: 100 / 4 = 25.
+        assert batch_size.noise_scale(4 + 100 / 10, 4 + 100 / 50, 10, 50) == pytest.approx(25)
+
+    def test_norms_are_those_of_the_microbatches(self):
+        # Found by NumPy from each microbatch's own gradient.
+        trainer = race.trainer(race.Entry(64, 0.1), 1000)
+        model = trainer.state.model
+        program = tower.TowerProgram(model, losses_of_towers.cross_entropy, {}, 0.0, False)
+        images = np.random.default_rng(0).normal(size=(1024, 24, 24, 3)).astype(np.float32)
+        labels = np.arange(1024) % 10
+        small, large = batch_size.squared_norms(program, images, labels)
+        gradients = []
+        for part in np.split(np.arange(1024), batch_size.MICROBATCHES):
+            with tf.GradientTape() as tape:
+                logits = model(images[part])
+                loss = tf.reduce_mean(losses_of_towers.cross_entropy(labels[part], logits))
+            of_part = tape.gradient(loss, [v.value for v in model.trainable_variables])
+            gradients.append(np.concatenate([np.ravel(g) for g in of_part]))
+        assert float(small) == pytest.approx(np.mean(np.square(gradients).sum(axis=1)), rel=1e-4)
+        assert float(large) == pytest.approx(np.square(np.mean(gradients, axis=0)).sum(), rel=1e-4)
+
+
+def test_a_rule_carries_as_far_as_it_needs_at_most_twice_the_examples():
+    assert scaling.holds_up_to({1: 10.0, 2: 12.0, 4: 20.0, 8: 21.0, 16: 15.0}) == 4
+    assert scaling.holds_up_to({1: 10.0, 2: None, 4: 12.0}) == 1
+    assert scaling.holds_up_to({1: 10.0, 2: 10.0}) == 2
+
+
+class TestIntervals:
+    def test_wilson_s_is_that_of_the_textbook(self):
+        # Brown, Cai and DasGupta 2001 (Statistical Science 16, page 101): 0 and 5 of 10.
+        assert final_model.interval(final_model.Share(10, 0.0)) == pytest.approx(
+            (0, 0.2775), abs=1e-4
+        )
+        low, high = final_model.interval(final_model.Share(10, 0.5))
+        assert (low, high) == pytest.approx((0.2366, 0.7634), abs=1e-4)
+
+    def test_the_spread_by_chance_is_that_of_shares_drawn_at_random(self):
+        right = np.arange(1_000) < 300
+        draw = np.random.default_rng(0)
+        whole = final_model.Share(1_000, 0.3)
+        spreads = []
+        for _ in range(200):
+            parts = np.split(draw.permutation(right), 4)
+            spreads.append(
+                final_model.spread([final_model.Share(250, p.mean()) for p in parts], whole) ** 2
+            )
+        by_chance = final_model.spread_by_chance([final_model.Share(250, 0.0)] * 4, whole)
+        assert by_chance == pytest.approx(np.sqrt(np.mean(spreads)), rel=0.1)
+
+    def test_all_together_is_not_the_mean_of_unequal_shares(self):
+        shares = [final_model.Share(30, 0.5), final_model.Share(10, 0.9)]
+        assert final_model.together(shares) == pytest.approx(0.6)

@@ -1,0 +1,179 @@
+"""One set of weights, k sets of batch-norm statistics: which of them, or none, makes the model."""
+
+from collections.abc import Iterable, Sequence
+
+import towers  # before Keras: it silences TensorFlow's notices
+from lessons import data, lesson
+from towers import batch_norm, devices, schedules
+
+import keras  # isort: skip
+import numpy as np  # isort: skip
+import tensorflow as tf  # isort: skip
+
+QUESTION = "After synchronous training my k models differ. Which is the final one?"
+TOWERS, BATCH, RATE, MOMENTUM = 4, 64, 0.05, 0.9
+EXAMPLES = 75_000
+IMAGES_TO_ESTIMATE_FROM = 8_000
+STEPS_TO_COMPARE = 5
+MEAN, ANEW = "their mean", "estimated anew"
+
+
+def run(setup: lesson.Setup) -> lesson.Finding:
+    """Trains with a set of statistics for each tower, and evaluates every choice of one."""
+    images = data.load(setup)
+    pairs = list(images.training_batches(BATCH, (6_000 if setup.short else EXAMPLES) // BATCH))
+    equal = of_policies(pairs[:STEPS_TO_COMPARE])
+    trainer = trained("each", pairs)
+    model = trainer.state.model
+    sets = list(zip(*numpy(trainer.state.statistics_of_each), strict=True))
+    named = {f"tower {tower}'s": of_tower for tower, of_tower in enumerate(sets)}
+    named[MEAN] = statistics(model)
+    named[ANEW] = estimated(model, images, 1_000 if setup.short else IMAGES_TO_ESTIMATE_FROM)
+    apart = max(layer["moving_mean"] for layer in trainer.batch_norm_divergence().values())
+    test = list(images.test_batches())
+    accuracy = {name: accuracy_with(trainer, values, test) for name, values in named.items()}
+    return finding(accuracy, named, apart, equal, images)
+
+
+def trained(policy: str, pairs: Sequence) -> towers.Trainer:
+    """A small residual network, one microbatch for each tower."""
+    rate = schedules.LearningRate(
+        "linear", RATE, BATCH * len(pairs), warmup_epochs=0.1, total_epochs=1.0
+    )
+    trainer = towers.Trainer(
+        data.small_resnet(),
+        keras.optimizers.SGD(momentum=MOMENTUM),
+        tower_devices=devices.choose(TOWERS),
+        global_batch_size=BATCH,
+        num_microbatches=TOWERS,
+        learning_rate=rate,
+        weight_decay=1e-4,
+        batch_norm_statistics=policy,
+    )
+    trainer.fit(pairs)
+    return trainer
+
+
+def of_policies(pairs: Sequence) -> dict[str, bool]:
+    """What the policies `first` and `last` keep, beside what `each` keeps, after the same steps.
+
+    Returns:
+      `weights`, whether all three have the same weights; `first` and `last`, whether the policy
+      keeps what `each` has for that tower.
+    """
+    of = {policy: trained(policy, pairs).state for policy in ("each", "first", "last")}
+    weights = {name: numpy(state.model.trainable_variables) for name, state in of.items()}
+    kept = {policy: statistics(of[policy].model) for policy in ("first", "last")}
+    sets = list(zip(*numpy(of["each"].statistics_of_each), strict=True))
+    return {
+        "weights": same(weights["first"], weights["each"])
+        and same(weights["last"], weights["each"]),
+        "first": same(kept["first"], sets[0]),
+        "last": same(kept["last"], sets[-1]),
+    }
+
+
+def estimated(model: keras.Model, images: data.Images, count: int) -> list[np.ndarray]:
+    """Statistics of `count` training images under the final weights, in batches of 500.
+
+    Wu and Johnson 2021 (arXiv:2105.07576, section 3.1) call that precise batch norm. A layer that
+    starts at 0 has moved by 1 - momentum of the batch's statistics after one call.
+    """
+    kept = batch_norm.kept_apart(model)
+    of_layer = {
+        id(variable): layer.momentum
+        for layer in model.layers
+        if isinstance(layer, keras.layers.BatchNormalization)
+        for variable in layer.non_trainable_variables
+    }
+    momentum = [of_layer[id(model.non_trainable_variables[index])] for index in kept]
+
+    @tf.function(autograph=False)
+    def of_batch(pixels):
+        weights = [v.value for v in model.trainable_variables]
+        zeros = [tf.zeros_like(v.value) for v in model.non_trainable_variables]
+        _, after = model.stateless_call(weights, zeros, pixels, training=True)
+        return [after[index] / (1 - m) for index, m in zip(kept, momentum, strict=True)]
+
+    batches = images.training_batches(500, count // 500, seed=1)
+    sums = [tf.add_n(values) for values in zip(*(of_batch(x) for x, _ in batches), strict=True)]
+    return [total.numpy() / (count // 500) for total in sums]
+
+
+def accuracy_with(trainer: towers.Trainer, values: Sequence[np.ndarray], test: Iterable) -> float:
+    """The test accuracy of the weights with these statistics, which the model then keeps."""
+    model = trainer.state.model
+    for index, value in zip(batch_norm.kept_apart(model), values, strict=True):
+        model.non_trainable_variables[index].assign(value)
+    return trainer.evaluate(test).accuracy
+
+
+def statistics(model: keras.Model) -> list[np.ndarray]:
+    """What batch norm keeps."""
+    return numpy(model.non_trainable_variables[index] for index in batch_norm.kept_apart(model))
+
+
+def numpy(variables: Iterable) -> list[np.ndarray]:
+    """The variables' values."""
+    return [variable.numpy() for variable in variables]
+
+
+def same(some: Sequence[np.ndarray], others: Sequence[np.ndarray]) -> bool:
+    """Whether they are equal, to the last bit."""
+    return all(np.array_equal(a, b) for a, b in zip(some, others, strict=True))
+
+
+def finding(accuracy: dict, named: dict, apart: float, equal: dict, images: data.Images):
+    """The table and the claim."""
+    count = len(images.test.images)
+    off = {name: distance(values, named[ANEW]) for name, values in named.items()}
+    of_towers = [share for name, share in accuracy.items() if name not in (MEAN, ANEW)]
+    policy = {"tower 0's": "first", f"tower {TOWERS - 1}'s": "last", MEAN: "mean, each"}
+    return lesson.Finding(
+        head=("statistics", "policy", "means off those estimated anew", "accuracy"),
+        rows=[
+            [name, policy.get(name, ""), f"{off[name]:.1%}", f"{accuracy[name]:.2%}"]
+            for name in named
+        ],
+        claim=(
+            f"There is one set of weights and there are {TOWERS} sets of statistics. The weights "
+            f"are {'the same, to the last bit,' if equal['weights'] else 'not the same'} whichever "
+            "statistics are kept, for training uses those of the batch. The statistics are up to "
+            f"{apart:.1%} of a standard deviation apart, which makes accuracies of "
+            f"{min(of_towers):.2%} to {max(of_towers):.2%} on {count:,} images. The mean of the "
+            f"statistics gives {accuracy[MEAN]:.2%}, and statistics estimated anew after training "
+            f"{accuracy[ANEW]:.2%}. The final model is the weights with one of these two."
+        ),
+        numbers={"accuracy": accuracy, "equal": equal, "apart": apart, "off": off},
+        draw=lambda figure: draw(figure, accuracy, off, count),
+        data=images.name,
+    )
+
+
+def distance(values: Sequence[np.ndarray], true: Sequence[np.ndarray]) -> float:
+    """How far moving means are off, in standard deviations, as a root mean square over features."""
+    # Keras keeps a layer's variance next to its mean.
+    pairs = zip(values[0::2], true[0::2], true[1::2], strict=True)
+    squares = [(mean - true_mean) ** 2 / variance for mean, true_mean, variance in pairs]
+    return float(np.sqrt(np.mean(np.concatenate(squares))))
+
+
+def draw(figure, accuracy: dict, off: dict, count: int) -> None:
+    """Accuracy against how far the statistics are off."""
+    axes = figure.subplots()
+    for name, share in accuracy.items():
+        error = (share * (1 - share) / count) ** 0.5
+        colour = {MEAN: "#1f6fb4", ANEW: "black"}.get(name, "#d9731a")
+        place = (100 * off[name], 100 * share)
+        axes.errorbar(*place, 100 * error, fmt="o", color=colour, capsize=3)
+        axes.annotate(name, place, (8, -3), textcoords="offset points", fontsize=9)
+    axes.set(
+        xlabel="moving means off those estimated anew, % of a standard deviation",
+        ylabel="test accuracy, %",
+        title="One set of weights with each set of statistics (bars: one standard error)",
+    )
+    axes.title.set(fontsize=10)
+    axes.margins(x=0.12)
+
+
+LESSON = lesson.Lesson("batch_norm", QUESTION, run)

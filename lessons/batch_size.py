@@ -1,0 +1,180 @@
+"""Images per second and examples needed against the batch; their product is the time."""
+
+import functools
+import time
+
+from lessons import data, lesson, race
+from towers import losses, tower
+
+import numpy as np  # isort: skip
+import tensorflow as tf  # isort: skip
+
+QUESTION = "Why does training not get faster beyond some batch size? Is a larger batch better?"
+ACCURACY, AT_MOST = 0.37, 120_000
+# Batch to the rates that are tried; the best one counts.
+RATES = {
+    16: (0.05, 0.1),
+    64: (0.1, 0.2),
+    256: (0.1, 0.2, 0.4),
+    1024: (0.2, 0.4),
+    4096: (0.4,),
+}
+IN_SHORT = {"accuracy": 0.50, "at_most": 40_000, "rates": {32: (0.1,), 128: (0.2,), 1024: (0.4,)}}
+SECONDS_OF_TIMING = 1.5
+MICROBATCHES, MICROBATCH = 16, 64  # for the noise scale
+BATCHES_FOR_NOISE = 8
+
+
+def run(setup: lesson.Setup) -> lesson.Finding:
+    """Races every batch with several rates, times its steps, and measures the gradient's noise."""
+    images = data.load(setup)
+    rates = IN_SHORT["rates"] if setup.short else RATES
+    accuracy = IN_SHORT["accuracy"] if setup.short else ACCURACY
+    at_most = IN_SHORT["at_most"] if setup.short else AT_MOST
+    entries = [
+        race.Entry(batch, rate) for batch in sorted(rates, reverse=True) for rate in rates[batch]
+    ]
+    needed = race.examples_needed(entries, images, accuracy, at_most)
+    examples = {
+        batch: min(
+            (n for entry, n in zip(entries, needed, strict=True) if n and entry[0] == batch),
+            default=None,
+        )
+        for batch in rates
+    }
+    per_second = {batch: images_per_second(batch, images) for batch in rates}
+    noise = noise_scales(images, 500 if setup.short else 1_500)
+    return finding(examples, per_second, noise, accuracy, images.name)
+
+
+def images_per_second(batch: int, images: data.Images) -> float:
+    """Of the bare step on one batch in memory."""
+    trainer = race.trainer(race.Entry(batch, 0.01), len(images.train.images))
+    ((pixels, labels),) = images.training_batches(batch, 1, distorted=False)
+    for _ in range(3):  # the first one traces
+        trainer.train_step(pixels, labels).correct.numpy()
+    began, steps = time.perf_counter(), 0
+    while time.perf_counter() - began < SECONDS_OF_TIMING:
+        trainer.train_step(pixels, labels).correct.numpy()
+        steps += 1
+    return steps * batch / (time.perf_counter() - began)
+
+
+def noise_scales(images: data.Images, steps: int) -> dict[int, float]:
+    """The noise scale at the start of a run of batches of 64, and at its end.
+
+    Returns:
+      Examples seen to the noise scale, in examples.
+    """
+    batch = MICROBATCHES * MICROBATCH
+    trainer = race.trainer(race.Entry(MICROBATCH, 0.1), len(images.train.images))
+    program = tower.TowerProgram(
+        trainer.state.model, losses.cross_entropy, {}, weight_decay=0.0, jit_compile=False
+    )
+    compute = tf.function(functools.partial(squared_norms, program), autograph=False)
+    measured = {}
+    for seed, more in ((1, 0), (2, steps // 3), (3, steps - steps // 3)):
+        trainer.fit(images.training_batches(MICROBATCH, more, seed=seed, distorted=False))
+        pairs = images.training_batches(batch, BATCHES_FOR_NOISE, seed=9, distorted=False)
+        norms = np.mean([[n.numpy() for n in compute(*pair)] for pair in pairs], axis=0)
+        measured[int(trainer.state.examples_seen)] = noise_scale(*norms, MICROBATCH, batch)
+    return measured
+
+
+def squared_norms(program: tower.TowerProgram, images, labels) -> tuple[tf.Tensor, tf.Tensor]:
+    """The mean squared norm of the microbatches' gradients, and the squared norm of their mean."""
+    model = program.model
+    weights = [tf.convert_to_tensor(v.value) for v in model.trainable_variables]
+    state = [tf.convert_to_tensor(v.value) for v in model.non_trainable_variables]
+    draw = tf.constant(0, tf.int64)
+    of_microbatches = [
+        tower.compute(program, weights, [state], *part, None, [draw], None).sum_gradients
+        for part in zip(tf.split(images, MICROBATCHES), tf.split(labels, MICROBATCHES), strict=True)
+    ]
+    mean = [tf.add_n(parts) / MICROBATCHES for parts in zip(*of_microbatches, strict=True)]
+    norms = [tf.linalg.global_norm(gradients) ** 2 for gradients in of_microbatches]
+    return tf.reduce_mean(norms), tf.linalg.global_norm(mean) ** 2
+
+
+def noise_scale(of_small: float, of_large: float, small: int, large: int) -> float:
+    """The batch at which a gradient's noise is as large as the gradient, in examples.
+
+    McCandlish et al. 2018 (arXiv:1812.06162), appendix A.1: a gradient over B examples has the
+    expected squared norm `|G|**2 + S / B`, so two sizes of batch tell `|G|**2` and S; it is
+    `S / |G|**2`.
+
+    Args:
+      of_small: mean squared norm of gradients over `small` examples.
+      of_large: the same over `large` examples.
+      small: examples of a microbatch.
+      large: examples of a batch.
+    """
+    signal = (large * of_large - small * of_small) / (large - small)
+    noise = (of_small - of_large) / (1 / small - 1 / large)
+    return float(noise / signal)
+
+
+def finding(examples: dict, per_second: dict, noise: dict, accuracy: float, name: str):
+    """The table and the claim."""
+    batches = list(examples)
+    seconds = {b: examples[b] / per_second[b] for b in batches if examples[b]}
+    quickest = min(seconds, key=seconds.get)
+    fewest = min((b for b in batches if examples[b]), key=examples.get)
+    fastest = max(per_second, key=per_second.get)
+    scales = ", then ".join(f"{scale:,.0f}" for scale in noise.values())
+    rows = [
+        [
+            f"{batch:,}",
+            f"{per_second[batch]:,.0f}",
+            f"{examples[batch]:,.0f}" if examples[batch] else "not reached",
+            f"{examples[batch] / batch:,.0f}" if examples[batch] else "",
+            f"{seconds[batch]:.1f}" if batch in seconds else "",
+        ]
+        for batch in batches
+    ]
+    return lesson.Finding(
+        head=("batch", "images/s", f"examples to {accuracy:.0%}", "steps", "seconds"),
+        rows=rows,
+        claim=(
+            f"Two things are at odds. A machine works best on large batches: {fastest:,} gave "
+            f"{per_second[fastest] / per_second[batches[0]]:.1f} times the images/s of "
+            f"{batches[0]}. Learning needs least examples in small ones: {fewest:,} needed "
+            f"{examples[fewest]:,.0f} to {accuracy:.0%}. Their quotient is the time, and was "
+            f"least at {quickest:,}. The noise scale of the gradient, in examples, was {scales} "
+            f"after {', '.join(f'{seen:,}' for seen in noise)} examples: beyond it, a larger batch "
+            "makes a gradient little better."
+        ),
+        numbers={
+            "examples": examples,
+            "images_per_second": per_second,
+            "noise_scale": noise,
+            "seconds": seconds,
+        },
+        draw=lambda figure: draw(figure, examples, per_second, seconds, noise),
+        data=name,
+    )
+
+
+def draw(figure, examples: dict, per_second: dict, seconds: dict, noise: dict) -> None:
+    """Three panels that share the axis of batches."""
+    panels = figure.subplots(1, 3, sharex=True)
+    reached = {batch: n for batch, n in examples.items() if n}
+    for axes, title, values, colour in zip(
+        panels,
+        ("images/s", "examples needed", "seconds: their quotient"),
+        (per_second, reached, seconds),
+        ("#1f6fb4", "#d9731a", "black"),
+        strict=True,
+    ):
+        axes.plot(values.keys(), values.values(), "o-", color=colour)
+        axes.set_xscale("log", base=2)
+        axes.set_xticks(list(per_second), [str(batch) for batch in per_second])
+        axes.minorticks_off()
+        axes.set(title=title, xlabel="batch", ylim=(0, None))
+        axes.title.set(fontsize=10)
+    grey = {"color": "#9a9a9a", "alpha": 0.3, "linewidth": 0}
+    panels[1].axvspan(min(noise.values()), max(noise.values()), label="noise scale", **grey)
+    panels[1].legend(frameon=False, loc="upper left", fontsize=9)
+
+
+LESSON = lesson.Lesson("batch_size", QUESTION, run)

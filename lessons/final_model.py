@@ -1,0 +1,181 @@
+"""One model's accuracy on each node's share of the test images: how far apart chance puts them."""
+
+import math
+from typing import NamedTuple
+
+import towers  # before Keras: it silences TensorFlow's notices
+from input_pipeline import batches, preprocess
+from lessons import data, lesson, race
+
+import numpy as np  # isort: skip
+
+QUESTION = "Each node reports another validation accuracy"
+NODES = (2, 4, 8, 16)
+BATCH = 800  # of an evaluation; the last one is not full, so nodes have unequal shares
+EXAMPLES = 150_000
+SORTED_NODES = 8
+Z = 1.96  # standard deviations on each side that hold 95 % of a normal distribution
+
+
+class Share(NamedTuple):
+    """What one node says: how many examples it has evaluated, and the share that was right."""
+
+    count: int
+    accuracy: float
+
+
+def run(setup: lesson.Setup) -> lesson.Finding:
+    """Trains one model and evaluates it as a whole and by shards."""
+    images = data.load(setup)
+    trainer = race.trainer(race.Entry(64, 0.05), len(images.train.images))
+    steps = (10_000 if setup.short else EXAMPLES) // 64
+    trainer.fit(images.training_batches(64, steps))
+    (whole,) = shares(trainer, images, 1)
+    of_nodes = {nodes: shares(trainer, images, nodes) for nodes in NODES}
+    return finding(whole, of_nodes, in_a_row(trainer, images, SORTED_NODES), images.name)
+
+
+def shares(trainer: towers.Trainer, images: data.Images, nodes: int) -> list[Share]:
+    """Each node's accuracy on its own part of every batch, as workers have it."""
+    shards = [batches.Shard(index, nodes) for index in range(nodes)]
+    return [share(trainer, images.test.images, images.test.labels, shard) for shard in shards]
+
+
+def in_a_row(trainer: towers.Trainer, images: data.Images, nodes: int) -> list[Share]:
+    """Each node's accuracy where examples are sorted by class, and dealt out from the first on."""
+    by_class = np.argsort(images.test.labels, kind="stable")
+    parts = np.array_split(by_class, nodes)
+    return [share(trainer, images.test.images[ids], images.test.labels[ids]) for ids in parts]
+
+
+def share(trainer: towers.Trainer, pixels, labels, shard: batches.Shard = batches.ALL) -> Share:
+    """The accuracy on one shard, and of how many examples it is."""
+    how = preprocess.for_images("crop_flip_colour", pixels.shape[1:])
+    evaluated = trainer.evaluate(
+        batches.evaluation_batches(
+            pixels, labels, global_batch_size=BATCH, preprocess=how.evaluate, shard=shard
+        )
+    )
+    return Share(evaluated.count, evaluated.accuracy)
+
+
+def interval(share: Share) -> tuple[float, float]:
+    """Where the accuracy on endless images of the kind lies, with 95 % confidence.
+
+    Wilson 1927 (Journal of the American Statistical Association 22, page 209); unlike the
+    textbook's `p +- z sqrt(p (1 - p) / n)` it never leaves [0, 1].
+    """
+    n, p = share
+    middle = (p + Z**2 / (2 * n)) / (1 + Z**2 / n)
+    half = Z / (1 + Z**2 / n) * math.sqrt(p * (1 - p) / n + Z**2 / (4 * n**2))
+    return middle - half, middle + half
+
+
+def spread_by_chance(of_nodes: list[Share], whole: Share) -> float:
+    """The standard deviation of the nodes' accuracies if examples are dealt out at random.
+
+    `sqrt(p (1 - p) / n)` for n examples, times `sqrt((N - n) / (N - 1))`, as they are drawn from N
+    without being put back.
+    """
+    variances = [
+        whole.accuracy * (1 - whole.accuracy) / n * (whole.count - n) / (whole.count - 1)
+        for n, _ in of_nodes
+    ]
+    return math.sqrt(sum(variances) / len(variances))
+
+
+def spread(of_nodes: list[Share], whole: Share) -> float:
+    """The root mean square of the nodes' distances from the accuracy of the whole."""
+    squares = [(share.accuracy - whole.accuracy) ** 2 for share in of_nodes]
+    return math.sqrt(sum(squares) / len(squares))
+
+
+def together(of_nodes: list[Share]) -> float:
+    """The accuracy of all nodes together: right answers over answers."""
+    return sum(n * p for n, p in of_nodes) / sum(n for n, _ in of_nodes)
+
+
+def finding(whole: Share, of_nodes: dict, of_sorted: list[Share], name: str) -> lesson.Finding:
+    """The table and the claim."""
+    mixed = [share for shares in of_nodes.values() for share in shares]
+    low, high = interval(whole)
+    most = max(of_nodes)
+    held, chance = spread(of_nodes[most], whole), spread_by_chance(of_nodes[most], whole)
+    rows = [
+        row(f"{nodes}, examples mixed", shares, whole) for nodes, shares in of_nodes.items()
+    ] + [row(f"{len(of_sorted)}, sorted by class", of_sorted, whole)]
+    return lesson.Finding(
+        head=(
+            "nodes", "examples of a node", "lowest", "highest", "spread", "spread by chance",
+            "intervals that hold the whole's", "all together",
+        ),
+        rows=rows,
+        claim=(
+            f"There is one model, and its accuracy is {whole.accuracy:.2%}, the right answers of "
+            f"all nodes over all {whole.count:,} answers. What the nodes report is that number and "
+            f"chance: {most} nodes were apart by {held:.1%} (standard deviation) where chance "
+            f"alone makes {chance:.1%}, and {covering(mixed, whole)} of {len(mixed)} nodes' 95 % "
+            "intervals hold the accuracy of the whole. Even of the whole the interval is "
+            f"{low:.1%} to {high:.1%}. Where each node has other classes it is no chance: the "
+            f"same model then has {min(of_sorted, key=accuracy).accuracy:.0%} on one node and "
+            f"{max(of_sorted, key=accuracy).accuracy:.0%} on another."
+        ),
+        numbers={"whole": whole, "of_nodes": of_nodes, "of_sorted": of_sorted},
+        draw=lambda figure: draw(figure, whole, of_nodes, of_sorted),
+        data=name,
+    )  # fmt: skip
+
+
+def row(what: str, shares: list[Share], whole: Share) -> list[str]:
+    """One row of the table."""
+    fewest, most = (extreme(n for n, _ in shares) for extreme in (min, max))
+    return [
+        what,
+        f"{fewest:,}" if fewest == most else f"{fewest:,} to {most:,}",
+        f"{min(shares, key=accuracy).accuracy:.2%}",
+        f"{max(shares, key=accuracy).accuracy:.2%}",
+        f"{spread(shares, whole):.2%}",
+        f"{spread_by_chance(shares, whole):.2%}",
+        f"{covering(shares, whole)} of {len(shares)}",
+        f"{together(shares):.2%}",
+    ]
+
+
+def accuracy(share: Share) -> float:
+    """What shares are ordered by."""
+    return share.accuracy
+
+
+def covering(shares: list[Share], whole: Share) -> int:
+    """How many nodes' intervals hold the accuracy of the whole."""
+    return sum(low <= whole.accuracy <= high for low, high in map(interval, shares))
+
+
+def draw(figure, whole: Share, of_nodes: dict, of_sorted: list[Share]) -> None:
+    """Each node's accuracy with its interval, in groups, and a line for the whole."""
+    axes = figure.subplots()
+    groups = [(f"{nodes} nodes", shares) for nodes, shares in of_nodes.items()]
+    groups.append((f"{len(of_sorted)} nodes,\nsorted by class", of_sorted))
+    place, middles = 0, []
+    for _, shares in groups:
+        places = range(place, place + len(shares))
+        bars = np.array([[p - interval(s)[0], interval(s)[1] - p] for s in shares for p in [s[1]]])
+        colour = "#d9731a" if shares is of_sorted else "#1f6fb4"
+        axes.errorbar(
+            places, [100 * s.accuracy for s in shares], 100 * bars.T, fmt="o", color=colour,
+            capsize=2, markersize=4,
+        )  # fmt: skip
+        middles.append(place + (len(shares) - 1) / 2)
+        place += len(shares) + 2
+    axes.axhline(100 * whole.accuracy, color="black", linewidth=1)
+    axes.set_xticks(middles, [name for name, _ in groups])
+    axes.tick_params(axis="x", length=0)
+    axes.set(
+        ylabel="accuracy, %",
+        title="One model on each node's share of the test images, with 95 % intervals "
+        "(line: on all of them)",
+    )
+    axes.title.set(fontsize=10)
+
+
+LESSON = lesson.Lesson("final_model", QUESTION, run)

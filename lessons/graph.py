@@ -1,0 +1,298 @@
+"""The loop over towers builds a graph and is gone; what runs is the graph, side by side."""
+
+import functools
+import re
+import statistics
+import tempfile
+import time
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
+from typing import NamedTuple
+from unittest import mock
+
+import towers  # before Keras: it silences TensorFlow's notices
+from lessons import data, lesson
+from towers import devices, losses, models, tower
+
+import keras  # isort: skip
+import tensorflow as tf  # isort: skip
+from tensorflow.tsl.profiler.protobuf import xplane_pb2  # isort: skip
+
+QUESTION = "The loop over GPUs looks serial. Is it?"
+SHAPE, CLASSES, BATCH = (24, 24, 3), 10, 128
+TOWERS = (1, 2, 4)
+PROFILED = 7  # steps; the one that took the median time is shown
+MILLISECOND = 1e9  # in picoseconds
+TRANSFERS = ("_Send", "_Recv")  # between devices; who receives may go on to work within a _Send
+
+
+def run(setup: lesson.Setup) -> lesson.Finding:
+    """Builds and runs steps of 1, 2 and 4 towers; looks at two of them at work."""
+    network = data.small_cifarnet if setup.short else full_network
+    images = data.load(setup)
+    steps = 5 if setup.short else 20
+    batches = list(images.training_batches(BATCH, steps))
+    built = {k: build_and_run(trainer_of(network(), k), batches) for k in TOWERS}
+    in_graph, one_by_one = two_ways(network(), devices.choose(2))
+    milliseconds = times([in_graph, one_by_one], batches)
+    ways = [trainer_of(network(), 2).train_step, one_by_one]
+    seen = profiles(ways, batches[0])
+    step_seen, loop_seen = (median_call(of_way) for of_way in seen)
+    largest = built[TOWERS[-1]]
+    return lesson.Finding(
+        head=(
+            "towers",
+            "the loop's body ran, building",
+            f"in the next {steps} steps",
+            "operations of each tower",
+            "of them need another tower's",
+            "towers that the average needs",
+        ),
+        rows=[
+            [str(k), str(of.building), str(of.running), several(of.operations)]
+            + [str(of.waiting), str(of.averaged)]
+            for k, of in built.items()
+        ],
+        claim=(
+            f"The loop is serial, and it only builds: its body ran {largest.building} times while "
+            f"the graph of {TOWERS[-1]} towers was built, and {largest.running} times in the next "
+            f"{steps} steps. Of the {sum(largest.operations)} operations of these towers "
+            f"{largest.waiting} need another tower's. In a profiled step of two towers both had an "
+            f"operation running for {overlap(step_seen):.0%} of the less busy one's time; called "
+            f"one after the other by a Python loop, for {overlap(loop_seen):.0%}. The two took "
+            f"{milliseconds[0]:.0f} ms in one graph and {milliseconds[1]:.0f} ms in that loop "
+            f"(cores: {devices.available_cores()})."
+        ),
+        numbers={
+            "built": built,
+            "overlaps": [[overlap(events) for events in of_way] for of_way in seen],
+            "towers seen": [{event.tower for event in events} for events in seen[0]],
+        },
+        draw=lambda figure: draw(figure, step_seen, loop_seen),
+        data=images.name,
+    )
+
+
+def several(counts: Sequence[int]) -> str:
+    """One number where all are the same."""
+    return ", ".join(map(str, sorted(set(counts))))
+
+
+def full_network() -> keras.Model:
+    """The tutorial's."""
+    return models.build("cifarnet", SHAPE, CLASSES)
+
+
+def trainer_of(model: keras.Model, num_towers: int) -> towers.Trainer:
+    """One microbatch for each tower, so that what is side by side is towers."""
+    return towers.Trainer(
+        model,
+        keras.optimizers.SGD(0.01),
+        tower_devices=devices.choose(num_towers),
+        global_batch_size=BATCH,
+    )
+
+
+class Built(NamedTuple):
+    """What is known of a step's graph.
+
+    building: times that the body of the loop over towers ran while the graph was built.
+    running: and while it ran, step after step.
+    operations: of each tower.
+    waiting: those that cannot start before some operation of another tower.
+    averaged: towers that the average of the gradients waits for.
+    """
+
+    building: int
+    running: int
+    operations: list[int]
+    waiting: int
+    averaged: int
+
+
+def build_and_run(trainer: towers.Trainer, batches) -> Built:
+    """Counts how often the loop's body, `tower.compute`, is called; then looks at the graph."""
+    with mock.patch.object(tower, "compute", wraps=tower.compute) as body:
+        graph = trainer.step_graph(*batches[0])
+        building = body.call_count
+        trainer.fit(batches)
+        running = body.call_count - building
+    of_towers = [operations_of(graph, index) for index in range(len(trainer.tower_devices))]
+    average = [
+        operation
+        for operation in graph.get_operations()
+        if operation.name.startswith("average_gradients/")
+    ]
+    return Built(
+        building=building,
+        running=running,
+        operations=[len(own) for own in of_towers],
+        waiting=waiting(of_towers),
+        averaged=sum(bool(own & needed_for(average)) for own in of_towers),
+    )
+
+
+def tower_of(name: str) -> int | None:
+    """The tower in whose scope an operation is; in a backward pass, `gradient_tape/tower_0/`."""
+    found = re.search(r"(?:^|/)tower_(\d+)/", name)
+    return int(found[1]) if found else None
+
+
+def operations_of(graph: tf.Graph, index: int) -> set[tf.Operation]:
+    """All of one tower."""
+    return {operation for operation in graph.get_operations() if tower_of(operation.name) == index}
+
+
+def waiting(of_towers: Sequence[set[tf.Operation]]) -> int:
+    """How many operations need one of another tower, directly or through any others."""
+    return sum(
+        bool(needed_for([operation]) & (set.union(*of_towers) - own))
+        for own in of_towers
+        for operation in own
+    )
+
+
+def needed_for(operations: Iterable[tf.Operation]) -> set[tf.Operation]:
+    """These operations and all that come before them, by inputs and by control inputs."""
+    found, to_visit = set(), list(operations)
+    while to_visit:
+        operation = to_visit.pop()
+        if operation not in found:
+            found.add(operation)
+            to_visit += [tensor.op for tensor in operation.inputs]
+            to_visit += operation.control_inputs
+    return found
+
+
+def two_ways(model: keras.Model, tower_devices: Sequence[str]) -> tuple[Callable, Callable]:
+    """The loop over towers within one `tf.function`, and around one for each tower."""
+    bodies = [
+        functools.partial(one_tower, model, index, device)
+        for index, device in enumerate(tower_devices)
+    ]
+    in_graph = tf.function(functools.partial(loop, bodies), autograph=False)
+    one_by_one = functools.partial(loop, [tf.function(body, autograph=False) for body in bodies])
+    return in_graph, one_by_one
+
+
+def loop(bodies: Sequence[Callable], images: tf.Tensor, labels: tf.Tensor) -> list:
+    """Calls every tower with its part of the batch."""
+    parts = zip(tf.split(images, len(bodies)), tf.split(labels, len(bodies)), strict=True)
+    return [body(*part) for body, part in zip(bodies, parts, strict=True)]
+
+
+def one_tower(model: keras.Model, index: int, device: str, images, labels) -> list:
+    """The gradients of one tower."""
+    with tf.device(device), tf.name_scope(f"tower_{index}"):
+        result = tower.compute(
+            tower.TowerProgram(model, losses.cross_entropy, {}, 0.0, jit_compile=False),
+            [tf.convert_to_tensor(weight.value) for weight in model.trainable_variables],
+            [[value.value for value in model.non_trainable_variables]],
+            images,
+            labels,
+            None,
+            [tf.constant(index, tf.int64)],
+            None,
+        )
+    return result.sum_gradients
+
+
+def times(ways: Sequence[Callable], batches) -> list[float]:
+    """The median milliseconds of each way, by turns; the first turn builds."""
+    found = [[] for _ in ways]
+    for batch in batches:
+        for way, own in zip(ways, found, strict=True):
+            began = time.perf_counter()
+            way(*batch)
+            own.append(1000 * (time.perf_counter() - began))
+    return [statistics.median(own[1:]) for own in found]
+
+
+class Event(NamedTuple):
+    """An operation at work, in milliseconds; `tower` is None for one of no tower."""
+
+    begin: float
+    end: float
+    tower: int | None
+
+
+def profiles(ways: Sequence[Callable], batch) -> list[list[list[Event]]]:
+    """[way][call], by turns; each call in a profile of its own."""
+    for way in ways:
+        way(*batch)  # builds
+    rounds = [[profile(way, batch) for way in ways] for _ in range(PROFILED)]
+    return list(zip(*rounds, strict=True))
+
+
+def profile(step: Callable, batch) -> list[Event]:
+    """The operations of one call, as TensorFlow's profiler saw them, from its first one on."""
+    with tempfile.TemporaryDirectory() as folder:
+        tf.profiler.experimental.start(folder)
+        step(*batch)
+        tf.profiler.experimental.stop()
+        (path,) = Path(folder).rglob("*.xplane.pb")
+        space = xplane_pb2.XSpace.FromString(path.read_bytes())
+    found = []
+    for plane in space.planes:
+        for line in plane.lines:
+            for event in line.events:
+                # An operation's event is "its/name:Kind"; the runtime's own have "::" or no colon.
+                name, _, kind = plane.event_metadata[event.metadata_id].name.rpartition(":")
+                if name and ":" not in name and " " not in kind and kind not in TRANSFERS:
+                    begin = 1000 * line.timestamp_ns + event.offset_ps
+                    found.append((begin, begin + event.duration_ps, name))
+    first = min(begin for begin, _, _ in found)
+    return [
+        Event((begin - first) / MILLISECOND, (end - first) / MILLISECOND, tower_of(name))
+        for begin, end, name in sorted(found)
+    ]
+
+
+Spans = list[tuple[float, float]]  # (begin, end), in order, apart from each other
+
+
+def busy(events: Iterable[Event]) -> Spans:
+    """When at least one of these operations was running."""
+    spans: Spans = []
+    for begin, end in sorted((event.begin, event.end) for event in events):
+        if spans and begin <= spans[-1][1]:
+            spans[-1] = (spans[-1][0], max(end, spans[-1][1]))
+        else:
+            spans.append((begin, end))
+    return spans
+
+
+def overlap(events: Sequence[Event]) -> float:
+    """How much of the less busy tower's time the other one was busy too; between 0 and 1."""
+    first, second = (busy(event for event in events if event.tower == k) for k in (0, 1))
+    both = sum(
+        max(0.0, min(end, other_end) - max(begin, other_begin))
+        for begin, end in first
+        for other_begin, other_end in second
+    )
+    return both / min(sum(end - begin for begin, end in own) for own in (first, second))
+
+
+def median_call(calls: Sequence[list[Event]]) -> list[Event]:
+    """The one whose time is the median."""
+    return sorted(calls, key=lambda events: max(event.end for event in events))[len(calls) // 2]
+
+
+def draw(figure, step: Sequence[Event], one_by_one: Sequence[Event]) -> None:
+    """The time lines of a step, and of its towers called one after the other."""
+    above, below = figure.subplots(2, 1, sharex=True, sharey=True)
+    lanes = {0: "#1f6fb4", 1: "#d9731a", None: "#6a6a6a"}
+    for axes, events in ((above, step), (below, one_by_one)):
+        for place, (own, colour) in enumerate(lanes.items()):
+            spans = busy(event for event in events if event.tower == own)
+            bars = [(begin, end - begin) for begin, end in spans]
+            axes.broken_barh(bars, (place - 0.4, 0.8), color=colour, linewidth=0)
+    above.set(title="A step: the loop over towers has built its graph, and is gone")
+    above.set_yticks(range(len(lanes)), ["tower 0", "tower 1", "the rest"])
+    above.invert_yaxis()
+    below.set(title="A Python loop: one call for each tower", xlabel="ms")
+    for axes in (above, below):
+        axes.title.set(fontsize=10)
+
+
+LESSON = lesson.Lesson("graph", QUESTION, run)
