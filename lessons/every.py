@@ -12,6 +12,7 @@ from lessons import (
     museum,
     scaling,
     train_and_test_loss,
+    where_time_goes,
 )
 
 LESSONS = (
@@ -25,5 +26,6 @@ LESSONS = (
     final_model.LESSON,
     train_and_test_loss.LESSON,
     memory.LESSON,
+    where_time_goes.LESSON,
     museum.LESSON,
 )

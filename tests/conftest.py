@@ -1,5 +1,6 @@
 """What all tests share: four logical CPU devices, and the places where real data may be."""
 
+import gc
 import os
 import subprocess
 import sys
@@ -12,12 +13,29 @@ os.environ.setdefault("CUDA_VISIBLE_DEVICES", "-1")
 
 from towers import devices
 
+from tensorflow.python.framework import ops  # isort: skip
+
 ROOT = Path(__file__).resolve().parent.parent
 
 # Before anything starts TensorFlow's runtime: the threads of the train.py that runs in this process
 # too (scripts.py); and towers on a CPU need logical devices.
 devices.use_intra_op_threads(1)
 devices.choose(4)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def graphs_let_go():
+    """After each file of tests, the graphs that it has built.
+
+    TensorFlow 2.21 registers the gradient of every tf.custom_gradient in a graph for ever, and holds
+    the graph with it. Each step has one, in Keras's optimizers, and a test session hundreds of them:
+    the processes grew to 10 GB.
+    """
+    yield
+    registered = ops.gradient_registry._registry
+    for name in [name for name in registered if name.startswith("CustomGradient-")]:
+        del registered[name]
+    gc.collect()
 
 
 @pytest.fixture(scope="session")

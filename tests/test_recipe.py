@@ -165,8 +165,9 @@ class TestThePrintedFlags:
         ways = [recipe.same_run(authors, there), recipe.converted(authors, there, "linear")]
         for way, flags in zip(ways, commands(out), strict=True):
             done = scripts.run(
-                "train", *flags, "--dry_run", "--dataset=shapes", f"--train_dir={tmp_path}"
-            )
+                "train", *flags, "--dry_run", "--dataset=shapes", f"--train_dir={tmp_path}",
+                "--intra_op_threads=1",  # what this process has started with
+            )  # fmt: skip
             assert (done.returncode, done.stderr) == (0, "")
             assert f"{way.global_batch_size} global" in done.stdout
             *_, table = done.stdout.partition("rate of the next update\n")

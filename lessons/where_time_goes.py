@@ -1,0 +1,502 @@
+"""What the time of a step goes into, who waits for whom, and what one tower more brings."""
+
+import concurrent.futures
+import contextlib
+import functools
+import itertools
+import math
+import multiprocessing
+import operator
+import tempfile
+import time
+from collections import Counter
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping
+from pathlib import Path
+from typing import NamedTuple
+
+import towers  # before Keras: it silences TensorFlow's notices
+from input_pipeline import datasets
+from lessons import data, lesson
+from towers import devices, gradients, models, run_folder, summaries
+
+import keras  # isort: skip
+import numpy as np  # isort: skip
+import tensorflow as tf  # isort: skip
+from tensorflow.tsl.profiler.protobuf import xplane_pb2  # isort: skip
+
+QUESTION = "100 % CPU and 60 % GPU"
+SHAPE, CLASSES, BATCH = (24, 24, 3), 10, 128
+LOG_EVERY, SUMMARIES_EVERY = 20, 500  # steps, as train.py has them
+LEAD_IN = 3  # steps before those that count
+
+FIXED, AHEAD = "one fixed batch", "whole batches, ahead"
+SINGLE, NONE_AHEAD = "image by image, ahead", "image by image, none ahead"
+TRAINED = ((1, FIXED), (1, AHEAD), (1, NONE_AHEAD), (2, AHEAD))  # (towers, input)
+BUSY = 0.6  # of a device behind images made one by one, as in the question
+DEVICE_BATCH = 512  # of the stand-in; the smaller, the more it shows that handing over takes time
+
+
+class Effort(NamedTuple):
+    """How often things are measured.
+
+    turns: of each side.
+    profiles: of a step on so many towers.
+    steps: in a turn of an input.
+    """
+
+    turns: int
+    profiles: int
+    steps: int
+
+
+class Timed(NamedTuple):
+    """Means of some steps.
+
+    waited: milliseconds of a step until its batch was there.
+    step: milliseconds of a step, with that.
+    cores: that the process was given.
+    """
+
+    waited: float
+    step: float
+    cores: float
+
+
+STEP_TIME = operator.attrgetter("step")
+
+
+class Step(NamedTuple):
+    """What the milliseconds of a step go into.
+
+    input: the towers wait for their batch.
+    copy: of the batch and the weights to the towers, and of their gradients back.
+    compute: forward and backward passes, towers side by side.
+    reduce: the average of the towers' gradients, and the check that it is finite.
+    update: of weights, moving averages and counters.
+    rest: between operations; one tower waits for another.
+    summaries: TensorBoard's, spread over the steps between two of them.
+    """
+
+    input: float = 0.0
+    copy: float = 0.0
+    compute: float = 0.0
+    reduce: float = 0.0
+    update: float = 0.0
+    rest: float = 0.0
+    summaries: float = 0.0
+
+    @property
+    def busy(self) -> float:
+        """The share of the time in which towers compute."""
+        return self.compute / sum(self)
+
+
+def run(setup: lesson.Setup) -> lesson.Finding:
+    """Measures inputs, takes steps of towers apart, and predicts those of one tower more."""
+    effort = Effort(1, 2, 4) if setup.short else Effort(5, 6, 8)
+    images, cores = data.load(setup), devices.available_cores()
+    alone, behind = of_inputs(images, effort)
+    rates = {name: 1000 * DEVICE_BATCH / timed.step for name, timed in alone.items()}
+    trained, profiles, others = on_towers(setup, effort)
+    steps = {
+        (k, name): taken_apart(timed, profiles[k], others["summaries"])
+        for (k, name), timed in trained.items()
+    }
+    of_batch = alone[AHEAD].step * alone[AHEAD].cores * BATCH / DEVICE_BATCH
+    expected = {
+        k: predicted(steps[1, FIXED], k, cores, of_batch, others["addition"]) for k in (1, 2)
+    }
+    speed_ups = {
+        "predicted": sum(expected[1]) / sum(expected[2]),
+        "measured": sum(steps[1, AHEAD]) / sum(steps[2, AHEAD]),
+    }
+    return lesson.Finding(
+        head=("ms of a step", *Step._fields, "sum", "busy", "CPU"),
+        rows=[as_row(*row) for row in rows(trained, steps, expected[2], behind)],
+        claim=claim(steps[1, FIXED], rates, behind, speed_ups, trained[2, AHEAD].cores),
+        numbers={"steps": steps, "rates": rates, "behind": behind, "speed_ups": speed_ups},
+        draw=lambda figure: draw(figure, rates, behind, steps, expected[2]),
+        data=images.name,
+    )
+
+
+def of_inputs(images: data.Images, effort: Effort) -> tuple[dict, dict]:
+    """Each input by itself: name to Timed; and before devices: name to speed to (Step, cores)."""
+    inputs = pipelines(images, DEVICE_BATCH)
+    names = (AHEAD, SINGLE, NONE_AHEAD)
+
+    def before(name, device_rate, windows=1):
+        device = functools.partial(stand_in, DEVICE_BATCH / device_rate)
+        return quickest(inputs[name], device, windows, effort.steps)
+
+    of_loop = before(SINGLE, math.inf, windows=5)
+    device_rate = 1000 * DEVICE_BATCH / of_loop.step / BUSY
+    device_rates = (device_rate / 2, device_rate, 4 * device_rate)
+    sides = itertools.product(names, (math.inf, *device_rates))
+    timed = by_turns({side: functools.partial(before, *side) for side in sides}, effort.turns)
+    alone = {name: timed[name, math.inf] for name in names}
+    behind = {
+        name: {rate: of_device(timed[name, rate], rate) for rate in device_rates} for name in names
+    }
+    return alone, behind
+
+
+def pipelines(images: data.Images, batch_size: int) -> dict[str, Iterable]:
+    """Endless batches by name: the same one, this package's, and two made image by image."""
+    ahead = images.training_batches(batch_size, 10**9)
+    # Threads of its own: it would wait where towers have all those of their process.
+    threads = tf.data.Options()
+    threads.threading.private_threadpool_size = devices.available_cores()
+    one_by_one = functools.partial(image_by_image, images.train, batch_size)
+    signature = (
+        tf.TensorSpec([batch_size, *SHAPE], tf.float32),
+        tf.TensorSpec([batch_size], tf.int64),
+    )
+    with tf.device(devices.PARAMETER_DEVICE):
+        single = tf.data.Dataset.from_generator(one_by_one, output_signature=signature)
+    return {
+        FIXED: itertools.repeat(next(iter(ahead))),
+        AHEAD: ahead.with_options(threads),
+        SINGLE: single.prefetch(1),
+        NONE_AHEAD: one_by_one(),
+    }
+
+
+def image_by_image(split: datasets.ImageArrays, batch_size: int) -> Iterator[tuple]:
+    """Batches as a loop over images makes them."""
+    random = np.random.default_rng(0)
+    for first in itertools.cycle(range(0, len(split.images) - batch_size + 1, batch_size)):
+        chosen = slice(first, first + batch_size)
+        batch = np.stack([distorted(image, random) for image in split.images[chosen]])
+        yield batch, split.labels[chosen].astype(np.int64)
+
+
+def distorted(image: np.ndarray, random: np.random.Generator) -> np.ndarray:
+    """The tutorial's distortions of one image."""
+    height, width, _ = SHAPE
+    top, left = random.integers(0, [image.shape[0] - height + 1, image.shape[1] - width + 1])
+    pixels = image[top : top + height, left : left + width].astype(np.float32)
+    if random.random() < 0.5:
+        pixels = pixels[:, ::-1]
+    pixels = pixels + np.float32(random.uniform(-63, 63))
+    means = pixels.mean(axis=(0, 1))
+    pixels = (pixels - means) * np.float32(random.uniform(0.2, 1.8)) + means
+    return (pixels - pixels.mean()) / max(pixels.std(), pixels.size**-0.5)
+
+
+def by_turns(sides: Mapping[Hashable, Callable[[], Timed]], turns: int) -> dict[Hashable, Timed]:
+    """The quickest turn of each side: other programs on these cores can only add to the time."""
+    timed = [{name: side() for name, side in sides.items()} for _ in range(turns)]
+    return {name: min((of[name] for of in timed), key=STEP_TIME) for name in sides}
+
+
+def quickest(batches: Iterable, step: Callable, windows: int, steps: int) -> Timed:
+    """The quickest of some windows of steps, after those that fill what is made ahead."""
+    batches = iter(batches)
+    for _ in range(LEAD_IN):
+        step(*next(batches))
+    return min((window(batches, step, steps) for _ in range(windows)), key=STEP_TIME)
+
+
+def window(batches: Iterator, step: Callable, steps: int) -> Timed:
+    """Makes some steps, with one eye on the clock and one on the processor's time."""
+    waited, began, began_cpu = 0.0, time.perf_counter(), time.process_time()
+    for _ in range(steps):
+        asked = time.perf_counter()
+        batch = next(batches)
+        waited += time.perf_counter() - asked
+        step(*batch)
+    seconds = time.perf_counter() - began
+    cores = (time.process_time() - began_cpu) / seconds
+    return Timed(1000 * waited / steps, 1000 * seconds / steps, cores)
+
+
+def stand_in(seconds: float, images, labels) -> None:
+    """A step of a device that takes time and no core."""
+    time.sleep(seconds)
+
+
+def of_device(timed: Timed, device_rate: float) -> tuple[Step, float]:
+    """The parts of the stand-in's step, and the cores of its input."""
+    compute = 1000 * DEVICE_BATCH / device_rate
+    rest = timed.step - timed.waited - compute
+    return Step(input=timed.waited, compute=compute, rest=rest), timed.cores
+
+
+def on_towers(setup: lesson.Setup, effort: Effort) -> tuple[dict, dict, dict]:
+    """Steps by (towers, input), profiles by number of towers, and what else costs time."""
+    with contextlib.ExitStack() as stack:
+        place = {k: stack.enter_context(place_of(k, setup.short)) for k in (1, 2)}
+
+        def at(num_towers, function, *arguments):
+            return place[num_towers].submit(function, num_towers, setup, *arguments).result()
+
+        building = [place[k].submit(turn, k, setup, FIXED) for k in place]
+        concurrent.futures.wait(building)  # both at once; what follows is by turns
+        profiles = {k: at(k, profiled, effort.profiles) for k in place}
+        sides = {(k, name): functools.partial(at, k, turn, name) for k, name in TRAINED}
+        trained = by_turns(sides, effort.turns)
+        return trained, profiles, at(1, other_costs)
+
+
+def place_of(num_towers: int, short: bool) -> concurrent.futures.Executor:
+    """A process whose towers have a core each; in the short version a thread of this one."""
+    if short:
+        return concurrent.futures.ThreadPoolExecutor(1)
+    return concurrent.futures.ProcessPoolExecutor(
+        1, multiprocessing.get_context("spawn"), initializer=start, initargs=(num_towers,)
+    )
+
+
+def start(num_towers: int) -> None:
+    """As many threads for operations as towers, and one for each operation."""
+    devices.use_intra_op_threads(1)
+    tf.config.threading.set_inter_op_parallelism_threads(num_towers)
+    devices.choose(num_towers)
+
+
+@functools.cache
+def workplace(num_towers: int, setup: lesson.Setup) -> tuple[towers.Trainer, dict[str, Iterable]]:
+    """`train.py`'s default recipe, with one microbatch for each tower, and its inputs."""
+    network = models.NETWORKS["cifarnet"]
+    trainer = towers.Trainer(
+        models.build("cifarnet", SHAPE, CLASSES),
+        keras.optimizers.SGD(0.01),
+        tower_devices=devices.choose(num_towers),
+        global_batch_size=BATCH,
+        weight_decay=network.weight_decay,
+        weight_filter=network.weight_filter,
+        moving_average_decay=0.9999,
+    )
+    return trainer, pipelines(data.load(setup), BATCH)
+
+
+def turn(num_towers: int, setup: lesson.Setup, name: str) -> Timed:
+    """Some steps with this input."""
+    trainer, inputs = workplace(num_towers, setup)
+
+    def step(images, labels):
+        trainer.train_step(images, labels).losses["total"].numpy()  # waits for its end
+
+    return quickest(inputs[name], step, windows=4, steps=2)
+
+
+def profiled(num_towers: int, setup: lesson.Setup, times: int) -> dict[str, float]:
+    """The milliseconds of the parts of the quickest step among some, each profiled by itself."""
+    trainer, inputs = workplace(num_towers, setup)
+    batch = next(inputs[FIXED])
+    for _ in range(LEAD_IN):
+        trainer.train_step(*batch)
+    found = []
+    for _ in range(times):
+        with tempfile.TemporaryDirectory() as folder:
+            tf.profiler.experimental.start(folder)
+            began = time.perf_counter()
+            trainer.train_step(*batch).losses["total"].numpy()
+            milliseconds = 1000 * (time.perf_counter() - began)
+            tf.profiler.experimental.stop()
+            found.append((milliseconds, by_part(operations(folder), num_towers)))
+    whole, of_parts = min(found, key=lambda pair: pair[0])
+    return of_parts | {"rest": max(0.0, whole - sum(of_parts.values()))}
+
+
+def operations(folder: str) -> Iterator[tuple[str, str, float]]:
+    """Name, kind and milliseconds of each operation in a profile."""
+    (path,) = Path(folder).rglob("*.xplane.pb")
+    space = xplane_pb2.XSpace.FromString(path.read_bytes())
+    for plane in space.planes:
+        for event in (event for line in plane.lines for event in line.events):
+            # An operation's event is "its/name:Kind"; the runtime's own have "::" or no colon.
+            name, _, kind = plane.event_metadata[event.metadata_id].name.rpartition(":")
+            if name and ":" not in name and " " not in kind:
+                yield name, kind, event.duration_ps / 1e9
+
+
+PART_OF_SCOPE = {  # the scopes of towers/step.py
+    "split_batch": "copy",
+    "weights": "copy",
+    "tower": "compute",
+    "average_gradients": "reduce",
+    "result": "reduce",
+    "apply": "update",
+    "batch_norm_statistics": "update",
+    "moving_averages": "update",
+    "count": "update",
+}
+
+
+def part_of(name: str, kind: str) -> str | None:
+    """The part of a step that an operation belongs to; None where its scope is not known."""
+    if kind in ("Identity", "_Send", "_Recv"):  # how a tensor comes from device to device
+        return "copy"
+    scope = name.removeprefix("gradient_tape/").partition("/")[0]
+    return PART_OF_SCOPE.get("tower" if scope.startswith("tower_") else scope)
+
+
+def by_part(found: Iterable[tuple[str, str, float]], num_towers: int) -> dict[str, float]:
+    """The milliseconds of each part, with towers side by side."""
+    sums = Counter(dict.fromkeys(PART_OF_SCOPE.values(), 0.0))
+    for name, kind, milliseconds in found:
+        part = part_of(name, kind)
+        if part is not None:
+            sums[part] += milliseconds / (num_towers if part == "compute" else 1)
+    return dict(sums)
+
+
+def other_costs(num_towers: int, setup: lesson.Setup) -> dict[str, float]:
+    """Milliseconds of summaries, for each step, and of adding one tower's gradients."""
+    trainer, inputs = workplace(num_towers, setup)
+    images, labels = next(inputs[FIXED])
+    result, other = (trainer.train_step(images, labels) for _ in range(2))
+    losses = {term: values.numpy() for term, values in result.losses.items()}
+    logged = ("step", "accuracy", "learning_rate", "epoch", "examples_per_second")
+    with tempfile.TemporaryDirectory() as folder:
+        writers = summaries.Summaries(run_folder.RunFolder(folder))
+
+        def scalars():
+            writers.scalars(dict.fromkeys(logged, 1), losses, num_towers, {})
+            writers.flush()
+
+        def histograms():
+            shown = trainer.activations(images)
+            writers.histograms(trainer.state.model, result, shown, images, 1)
+            writers.flush()
+
+        return {
+            "summaries": least(scalars) / LOG_EVERY + least(histograms) / SUMMARIES_EVERY,
+            "addition": least(
+                lambda: gradients.sum_over_parts([result.gradients, other.gradients])
+            ),
+        }
+
+
+def least(call: Callable, times: int = 5) -> float:
+    """The least milliseconds that a call took."""
+    found = []
+    for _ in range(times):
+        began = time.perf_counter()
+        call()
+        found.append(1000 * (time.perf_counter() - began))
+    return min(found)
+
+
+def taken_apart(timed: Timed, profile: Mapping[str, float], of_summaries: float) -> Step:
+    """The parts of a step: what was not waiting is shared out as in the profile."""
+    scale = (timed.step - timed.waited) / sum(profile.values())
+    shares = {part: scale * milliseconds for part, milliseconds in profile.items()}
+    return Step(input=timed.waited, summaries=of_summaries, **shares)
+
+
+def predicted(one: Step, num_towers: int, cores: int, of_batch: float, addition: float) -> Step:
+    """The step of so many towers, from the parts of one tower's on a batch that is there.
+
+    Args:
+      one: on one tower.
+      num_towers: of the step that is predicted.
+      cores: of the machine; a tower takes one.
+      of_batch: milliseconds of a core that making a batch takes; nobody waits for them while a
+        core is free.
+      addition: milliseconds of adding the gradients of one tower more.
+    """
+    return one._replace(
+        input=of_batch / cores if num_towers >= cores else 0.0,
+        compute=one.compute / min(num_towers, cores),
+        reduce=one.reduce + (num_towers - 1) * addition,
+    )
+
+
+def rows(trained: Mapping, steps: Mapping, expected: Step, behind: Mapping) -> Iterator[tuple]:
+    """(name, step, cores or None) of the table's rows."""
+    for k, name in TRAINED:
+        if k > 1:
+            yield f"{k} towers, {name}: predicted", expected, None
+        yield f"{k} tower{'s' * (k > 1)}, {name}", steps[k, name], trained[k, name].cores
+    for name, of_rate in behind.items():
+        rate = list(of_rate)[1]
+        yield f"device of {rate:,.0f} images/s, {name}", *of_rate[rate]
+
+
+def as_row(name: str, step: Step, cores: float | None) -> list[str]:
+    """A row of the table; the CPU as `top` shows it, where a core is 100 %."""
+    shown = [f"{milliseconds:.1f}" for milliseconds in (*step, sum(step))]
+    return [name, *shown, f"{step.busy:.0%}", "" if cores is None else f"{cores:.0%}"]
+
+
+def claim(one: Step, rates: Mapping, behind: Mapping, speed_ups: Mapping, cores: float) -> str:
+    """What the numbers say."""
+    device_rate = list(behind[SINGLE])[1]
+    busy = {name: of_rate[device_rate][0].busy for name, of_rate in behind.items()}
+    cpu = {name: of_rate[device_rate][1] for name, of_rate in behind.items()}
+    small = (one.reduce + one.update) / sum(one)
+    return (
+        f"Of one tower's step {one.busy:.0%} is compute, and {small:.1%} reduction and update. A "
+        f"device waits for its input: where that is made image by image, {rates[SINGLE]:,.0f} a "
+        f"second, a stand-in for a device of {device_rate:,.0f} images/s was busy "
+        f"{busy[SINGLE]:.0%} of the time at {cpu[SINGLE]:.0%} CPU; with whole batches, "
+        f"{rates[AHEAD]:,.0f} images a second, {busy[AHEAD]:.0%} at {cpu[AHEAD]:.0%}. One tower "
+        f"more should make {speed_ups['predicted']:.2f} times as many images a second, and made "
+        f"{speed_ups['measured']:.2f} times as many, with {cores:.1f} cores at work."
+    )
+
+
+def expected_busy(device_rate: float, input_rate: float, ahead: bool) -> float:
+    """The share of its time that a device is busy, from both speeds by themselves."""
+    if ahead:  # the slower one of the two has the say
+        return min(1.0, input_rate / device_rate)
+    return input_rate / (input_rate + device_rate)  # one after the other
+
+
+SMALL = "copy, reduce, update, summaries"
+COLOURS = {"compute": "#1f6fb4", "input": "#d9731a", SMALL: "#2a8f5d", "rest": "#c4c4c4"}
+
+
+def draw(figure, rates: Mapping, behind: Mapping, steps: Mapping, expected: Step) -> None:
+    """How busy devices are behind each input; and what steps of towers go into."""
+    left, right = figure.subplots(1, 2, width_ratios=(1.1, 1))
+    draw_busy(left, rates, behind, 1000 * BATCH / sum(steps[1, FIXED]))
+    draw_parts(right, steps, expected)
+    for axes in (left, right):
+        axes.title.set(fontsize=10)
+
+
+def draw_busy(axes, rates: Mapping, behind: Mapping, tower_rate: float) -> None:
+    """Lines are computed, dots were measured with the stand-in."""
+    measured = list(behind[SINGLE])
+    shown = np.geomspace(tower_rate / 2, 2 * measured[-1], 200)
+    colours = {AHEAD: COLOURS["compute"], SINGLE: COLOURS["input"], NONE_AHEAD: "#8c3a2b"}
+    for name, colour in colours.items():
+        line = [100 * expected_busy(rate, rates[name], name != NONE_AHEAD) for rate in shown]
+        axes.semilogx(shown / 1000, line, color=colour, label=name)
+        dots = [100 * step.busy for step, _ in behind[name].values()]
+        axes.plot(np.array(measured) / 1000, dots, "o", color=colour, markersize=5)
+    axes.set(
+        xlabel="thousand images/s that the device could do",
+        title="Busy, % of the time",
+        ylim=(0, 119),
+    )
+    axes.axvline(tower_rate / 1000, ymax=105 / 119, color="#9a9a9a", linewidth=1)
+    axes.text(tower_rate / 1000, 108, "the tower here", color="#6a6a6a", fontsize=9)
+    axes.set_yticks(range(0, 101, 20))
+    axes.xaxis.set_major_formatter("{x:g}")
+    axes.legend(frameon=False, loc="lower left", fontsize=9)
+
+
+def draw_parts(axes, steps: Mapping, expected: Step) -> None:
+    """Steps on towers as bars of their parts; the small ones together."""
+    bars = {f"1 tower,\n{name}": steps[k, name] for k, name in TRAINED if k == 1}
+    bars |= {"2 towers,\npredicted": expected, "2 towers,\nmeasured": steps[2, AHEAD]}
+    left = np.zeros(len(bars))
+    for label, colour in COLOURS.items():
+        parts = label.split(", ")
+        widths = np.array([sum(getattr(step, part) for part in parts) for step in bars.values()])
+        axes.barh(list(bars), widths, left=left, label=label, color=colour)
+        left += widths
+    axes.invert_yaxis()
+    axes.set(title="Milliseconds of a step")
+    handles, labels = axes.get_legend_handles_labels()
+    axes.figure.legend(
+        handles, labels, loc="outside lower right", ncols=4, frameon=False, fontsize=9
+    )
+
+
+LESSON = lesson.Lesson("where_time_goes", QUESTION, run)
