@@ -27,9 +27,9 @@ devices.choose(4)
 def graphs_let_go():
     """After each file of tests, the graphs that it has built.
 
-    TensorFlow 2.21 registers the gradient of every tf.custom_gradient in a graph for ever, and holds
-    the graph with it. Each step has one, in Keras's optimizers, and a test session hundreds of them:
-    the processes grew to 10 GB.
+    TensorFlow 2.21 registers the gradient of every tf.custom_gradient in a graph for ever, and
+    holds the graph with it. Each step has one, in Keras's optimizers, and a test session hundreds:
+    its processes grew to 10 GB.
     """
     yield
     registered = ops.gradient_registry._registry
