@@ -26,7 +26,7 @@ train: $(VENV)/installed
 	$(VENV)/bin/python train.py --recipe=shapes --num_towers=2
 
 test: $(VENV)/installed
-	$(VENV)/bin/python -m pytest --numprocesses=2 --dist=loadfile
+	$(VENV)/bin/python -m pytest --numprocesses=2 --dist=loadfile --no-loadscope-reorder
 
 # PyTorch is among the peers where it is installed: .venv/bin/pip install torch
 benchmark: $(VENV)/installed

@@ -42,6 +42,6 @@ setup(
         "benchmark": ["matplotlib>=3.9"],
         "gpu": ["tensorflow[and-cuda]>=2.21,<3"],
         "profile": ["xprof>=2.21"],
-        "test": ["hypothesis>=6", "pytest>=8", "pytest-xdist>=3.6", "ruff>=0.15"],
+        "test": ["hypothesis>=6", "pytest>=8", "pytest-xdist>=3.7", "ruff>=0.15"],
     },
 )

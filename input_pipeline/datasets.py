@@ -70,13 +70,14 @@ def load(name: str, data_dir: str | None, split: str) -> ImageArrays:
 
 
 def at_hand(name: str, data_dir: str | None) -> bool:
-    """Whether a set lies in `data_dir`, so that `load` would download nothing for it.
+    """Whether a set lies in `data_dir`, prepared, so that `load` has nothing to fetch or prepare.
 
     Args and errors are those of `load`.
     """
     folder = _data_folder(data_dir)
     has_binary = name == "cifar10" and cifar10_binary.find_folder(folder) is not None
-    return name == "shapes" or has_binary or (folder / name).is_dir()
+    prepared = any((folder / name).glob("**/dataset_info.json"))
+    return name == "shapes" or has_binary or prepared
 
 
 def _load_shapes(split: str) -> ImageArrays:

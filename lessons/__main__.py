@@ -6,6 +6,7 @@ python -m lessons all --write      runs all, and writes figures and numbers into
 """
 
 import argparse
+import importlib.util
 import os
 import subprocess
 import sys
@@ -24,12 +25,18 @@ def main() -> int:
     parser.add_argument("--write", action="store_true", help="write docs/lessons, and its figures")
     parser.add_argument(
         "--data_dir",
-        help="folder of CIFAR-10, as train.py takes it; where none is at hand, shapes are drawn",
+        help="folder of CIFAR-10, as train.py takes it; default: TFDS's; where that has none, "
+        "shapes are drawn",
     )
     options = parser.parse_args()
 
+    if options.name is None and (options.write or options.data_dir):
+        parser.error("a lesson's name is missing, or all")
+    if importlib.util.find_spec("matplotlib") is None:
+        parser.error("the plots need matplotlib: pip install matplotlib")
+
     # After --help, for it imports TensorFlow; and lessons are on logical CPU devices everywhere.
-    os.environ.setdefault("CUDA_VISIBLE_DEVICES", "-1")
+    os.environ["CUDA_VISIBLE_DEVICES"] = "-1"
     from input_pipeline import datasets
     from lessons import every, lesson
 
@@ -38,7 +45,7 @@ def main() -> int:
             print(f"{one.name:<22}{one.question}")
         return 0
     if options.name == "all":
-        return run_each([one.name for one in every.LESSONS])
+        return run_each([one.name for one in every.LESSONS], options)
     chosen = {one.name: one for one in every.LESSONS}.get(options.name)
     if chosen is None:
         names = ", ".join(one.name for one in every.LESSONS)
@@ -50,12 +57,12 @@ def main() -> int:
     return 0
 
 
-def run_each(names: list[str]) -> int:
+def run_each(names: list[str], options: argparse.Namespace) -> int:
     """Runs lessons one after the other, each in a process of its own, as if it were alone."""
-    place = sys.argv.index("all")
+    flags = ["--write"] if options.write else []
+    flags += [f"--data_dir={options.data_dir}"] if options.data_dir else []
     for name in names:
-        arguments = [*sys.argv[1:place], name, *sys.argv[place + 1 :]]
-        done = subprocess.run([sys.executable, "-m", "lessons", *arguments])
+        done = subprocess.run([sys.executable, "-m", "lessons", name, *flags])
         if done.returncode:
             return done.returncode
     return 0

@@ -78,9 +78,14 @@ def load(setup: lesson.Setup) -> Images:
     """CIFAR-10 where it is at hand and there is time for it, else `shapes`.
 
     Raises:
-      DataError: with a message for the person at the keyboard.
+      DataError: with a message for the person at the keyboard; a folder that was named has none.
     """
     found = not setup.short and datasets.at_hand("cifar10", setup.data_dir)
+    if setup.data_dir and not (found or setup.short):
+        raise datasets.DataError(
+            f"--data_dir={setup.data_dir} holds no CIFAR-10 that is prepared or unpacked; without "
+            "the flag a lesson takes TFDS's folder, or draws shapes."
+        )
     name = "cifar10" if found else "shapes"
     train, test = (datasets.load(name, setup.data_dir, split) for split in datasets.SPLITS)
     return Images(KNOWN.get(train.fingerprint[:12], name), train, test)

@@ -113,10 +113,10 @@ def finding(whole: Share, of_nodes: dict, of_sorted: list[Share], name: str) -> 
         claim=(
             f"There is one model, and its accuracy is {whole.accuracy:.2%}, the right answers of "
             f"all nodes over all {whole.count:,} answers. What the nodes report is that number and "
-            f"chance: {most} nodes were apart by {held:.1%} (standard deviation) where chance "
-            f"alone makes {chance:.1%}, and {covering(mixed, whole)} of {len(mixed)} nodes' 95 % "
-            "intervals hold the accuracy of the whole. Even of the whole the interval is "
-            f"{low:.1%} to {high:.1%}. Where each node has other classes it is no chance: the "
+            f"chance: {most} nodes were {100 * held:.1f} points apart (standard deviation) where "
+            f"chance alone makes {100 * chance:.1f}, and {covering(mixed, whole)} of {len(mixed)} "
+            "nodes' 95 % intervals hold the accuracy of the whole. Even of the whole the interval "
+            f"is {low:.1%} to {high:.1%}. Where each node has other classes it is not chance: the "
             f"same model then has {min(of_sorted, key=accuracy).accuracy:.0%} on one node and "
             f"{max(of_sorted, key=accuracy).accuracy:.0%} on another."
         ),

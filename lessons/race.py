@@ -4,8 +4,9 @@ Each run has one tower with one microbatch, and as many runs go on side by side 
 """
 
 import concurrent.futures
+import functools
 import statistics
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import towers  # before Keras: it silences TensorFlow's notices
@@ -43,16 +44,27 @@ def examples_needed(
       One number for each entry; None where the accuracy was not reached.
     """
     test = list(images.test_batches().take(TEST_BATCHES))
+    return side_by_side(
+        [functools.partial(run, entry, images, test, accuracy, at_most) for entry in entries]
+    )
+
+
+def side_by_side(calls: Sequence[Callable]) -> list:
+    """What calls return that are made in threads, as many at a time as there are cores."""
     with concurrent.futures.ThreadPoolExecutor(devices.available_cores()) as pool:
-        runs = [pool.submit(run, entry, images, test, accuracy, at_most) for entry in entries]
-        return [run.result() for run in runs]
+        running = [pool.submit(call) for call in calls]
+        try:
+            return [one.result() for one in running]
+        except BaseException:  # also a Ctrl-C: do not begin the rest
+            pool.shutdown(cancel_futures=True)
+            raise
 
 
 def run(entry: Entry, images: data.Images, test, accuracy: float, at_most: int) -> float | None:
     """One run of `examples_needed`."""
     batch = entry.global_batch_size
     trained = trainer(entry, len(images.train.images))
-    seen, measured = [0], [0.0]
+    seen, measured = [], []
     for step, pair in enumerate(
         images.training_batches(batch, at_most // batch, distorted=False), start=1
     ):
@@ -60,11 +72,13 @@ def run(entry: Entry, images: data.Images, test, accuracy: float, at_most: int) 
             trained.train_step(*pair)
         except towers.NotFiniteError:
             return None
-        if step * batch >= seen[-1] + EXAMPLES_BETWEEN_EVALUATIONS:
-            seen.append(step * batch)
-            measured.append(trained.evaluate(test).accuracy)
-            if statistics.mean(measured[-SMOOTHED_OVER:]) >= accuracy:
-                return statistics.mean(seen[-SMOOTHED_OVER:])
+        if step * batch < (seen[-1] if seen else 0) + EXAMPLES_BETWEEN_EVALUATIONS:
+            continue
+        seen.append(step * batch)
+        measured.append(trained.evaluate(test).accuracy)
+        last = measured[-SMOOTHED_OVER:]
+        if len(last) == SMOOTHED_OVER and statistics.mean(last) >= accuracy:
+            return statistics.mean(seen[-SMOOTHED_OVER:])
     return None
 
 

@@ -1,7 +1,7 @@
 """Four rules for the rate of a larger batch, each raced to an accuracy."""
 
 from lessons import data, lesson, race
-from towers import devices, schedules
+from towers import schedules
 
 import numpy as np  # isort: skip
 
@@ -33,11 +33,11 @@ def run(setup: lesson.Setup) -> lesson.Finding:
     needed = race.examples_needed(distinct, images, accuracy, at_most)
     of_entry = dict(zip(distinct, needed, strict=True))
     examples = {rule: {k: of_entry[entries[rule, k]] for k in towers} for rule in rules}
-    same = sum_is_linear(images)
+    same = {k: sum_is_linear(images, k) for k in towers}
     return lesson.Finding(
         head=("rule", *(f"{k} × {PER_TOWER}" for k in towers)),
         rows=[[rule, *map(shown, of_k.values())] for rule, of_k in examples.items()]
-        + [["sum of the gradients", *(["as linear"] if same else ["another"]) * len(towers)]],
+        + [["sum of the gradients", *["as linear" if same[k] else "another" for k in towers]]],
         claim=claim(examples, accuracy, same),
         numbers={"examples": examples, "sum_is_linear": same},
         draw=lambda figure: draw(figure, examples, accuracy, images.name),
@@ -53,8 +53,12 @@ def entry(rule: str, num_towers: int) -> race.Entry:
     return race.Entry(batch, rate, warm_up if num_towers > 1 else 0)
 
 
-def sum_is_linear(images: data.Images, num_towers: int = 4, steps: int = 20) -> bool:
-    """Whether the sum of towers' gradients gives the weights of the mean at a rate times k."""
+def sum_is_linear(images: data.Images, num_towers: int, steps: int = 5) -> bool:
+    """Whether the sum of k parts' gradients gives the weights of the mean at a rate times k.
+
+    For SGD, and to the last bit where k is a power of two, by which a number can be multiplied
+    without rounding.
+    """
     batch = num_towers * PER_TOWER
     weights = []
     for reduction, scaling in (("sum", "none"), ("mean", "linear")):
@@ -63,8 +67,7 @@ def sum_is_linear(images: data.Images, num_towers: int = 4, steps: int = 20) -> 
             race.Entry(batch, rate),
             len(images.train.images),
             gradient_reduction=reduction,
-            tower_devices=devices.choose(num_towers),
-            num_microbatches=num_towers,
+            num_microbatches=num_towers,  # each stands for a tower
         )
         trainer.fit(images.training_batches(batch, steps, distorted=False))
         weights.append([v.numpy() for v in trainer.state.model.trainable_variables])
@@ -77,22 +80,27 @@ def shown(examples: float | None) -> str:
 
 
 def holds_up_to(of_k: dict[int, float | None]) -> int:
-    """The most towers up to which a rule needs at most twice the examples of one tower."""
+    """The most towers up to which a rule needs at most twice the examples of one tower; or 0."""
+    if of_k[1] is None:
+        return 0
     good = [k for k, examples in of_k.items() if examples and examples <= 2 * of_k[1]]
     return max((k for k in good if all(j in good for j in of_k if j <= k)), default=0)
 
 
-def claim(examples: dict, accuracy: float, same: bool) -> str:
+def claim(examples: dict, accuracy: float, same: dict[int, bool]) -> str:
     """What the race says."""
-    ends = [
-        f"{rule} up to {holds_up_to(of_k)}"
-        for rule, of_k in sorted(examples.items(), key=lambda item: -holds_up_to(item[1]))
-    ]
+    carried = {rule: holds_up_to(of_k) for rule, of_k in examples.items()}
+    most = max(max(of_k) for of_k in examples.values())
+    reach = []
+    for k in sorted(set(carried.values()), reverse=True):
+        rules = ", ".join(rule for rule in carried if carried[rule] == k)
+        reach.append(f"up to {k} tower{'' if k == 1 else 's'}: {rules}")
+    end = f"None carries to {most}." if max(carried.values()) < most else ""
     return (
         f"Allowed twice the examples that one tower of {PER_TOWER} needs for {accuracy:.0%} of the "
-        f"test images, the rules carry this far: {', '.join(ends)} towers. None carries to any "
-        f"batch. Adding the gradients up is {'' if same else 'not '}the linear rule, to the last "
-        "bit."
+        f"test images, the rules carry so far: {'; '.join(reach)}. {end} "
+        f"Adding the gradients up is {'' if all(same.values()) else 'not '}the linear rule, to the "
+        "last bit."
     )
 
 

@@ -103,19 +103,15 @@ def run(setup: lesson.Setup) -> lesson.Finding:
         for (k, name), timed in trained.items()
     }
     of_batch = alone[AHEAD].step * alone[AHEAD].cores * BATCH / DEVICE_BATCH
-    expected = {
-        k: predicted(steps[1, FIXED], k, cores, of_batch, others["addition"]) for k in (1, 2)
-    }
-    speed_ups = {
-        "predicted": sum(expected[1]) / sum(expected[2]),
-        "measured": sum(steps[1, AHEAD]) / sum(steps[2, AHEAD]),
-    }
+    expected = predicted(steps[1, FIXED], 2, cores, of_batch, others["addition"])
+    one, two = (sum(steps[k, AHEAD]) for k in (1, 2))
+    speed_ups = {"predicted": one / sum(expected), "measured": one / two}
     return lesson.Finding(
         head=("ms of a step", *Step._fields, "sum", "busy", "CPU"),
-        rows=[as_row(*row) for row in rows(trained, steps, expected[2], behind)],
+        rows=[as_row(*row) for row in rows(trained, steps, expected, behind)],
         claim=claim(steps[1, FIXED], rates, behind, speed_ups, trained[2, AHEAD].cores),
         numbers={"steps": steps, "rates": rates, "behind": behind, "speed_ups": speed_ups},
-        draw=lambda figure: draw(figure, rates, behind, steps, expected[2]),
+        draw=lambda figure: draw(figure, rates, behind, steps, expected),
         data=images.name,
     )
 

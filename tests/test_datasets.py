@@ -462,13 +462,16 @@ def test_real_cifar10(cifar10_dir, network_is_off_limits, monkeypatch):
     np.testing.assert_array_equal(again.images[::1000], train.images[::1000])
 
 
-def test_at_hand_is_what_would_not_be_downloaded(tmp_path):
+def test_at_hand_is_what_lies_there_prepared(tmp_path):
     assert datasets.at_hand("shapes", None)
     assert not datasets.at_hand("cifar10", str(tmp_path))
     (tmp_path / "cifar-10-batches-bin").mkdir()
     assert datasets.at_hand("cifar10", str(tmp_path))
     assert not datasets.at_hand("cifar100", str(tmp_path))
-    (tmp_path / "cifar100").mkdir()
+    version = tmp_path / "cifar100" / "3.0.2"
+    version.mkdir(parents=True)
+    assert not datasets.at_hand("cifar100", str(tmp_path))
+    (version / "dataset_info.json").write_text("{}")
     assert datasets.at_hand("cifar100", str(tmp_path))
     with pytest.raises(datasets.DataError, match="does not exist"):
         datasets.at_hand("cifar10", str(tmp_path / "nowhere"))

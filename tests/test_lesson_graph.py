@@ -1,5 +1,6 @@
 """The lesson on the loop over towers: what it counts, what it walks and what it measures."""
 
+import lesson_checks
 import numpy as np
 import pytest
 import tensorflow as tf
@@ -9,8 +10,17 @@ from towers import devices
 
 
 @pytest.fixture(scope="module")
-def numbers():
-    return graph.LESSON.run(lesson.Setup(short=True)).numbers
+def finding() -> lesson.Finding:
+    return graph.LESSON.run(lesson.Setup(short=True))
+
+
+@pytest.fixture
+def numbers(finding):
+    return finding.numbers
+
+
+def test_is_a_table_a_claim_and_a_plot(finding, tmp_path):
+    lesson_checks.check_finding(finding, tmp_path)
 
 
 class TestClaim:

@@ -1,6 +1,7 @@
 """The lesson on memory: the count, the gradient at the mean activations, and what is measured."""
 
 import keras
+import lesson_checks
 import numpy as np
 import pytest
 import tensorflow as tf
@@ -12,8 +13,17 @@ POWERS = (256, 512, 1024)
 
 
 @pytest.fixture(scope="module")
-def numbers():
-    return memory.LESSON.run(lesson.Setup(short=True)).numbers
+def finding() -> lesson.Finding:
+    return memory.LESSON.run(lesson.Setup(short=True))
+
+
+@pytest.fixture
+def numbers(finding):
+    return finding.numbers
+
+
+def test_is_a_table_a_claim_and_a_plot(finding, tmp_path):
+    lesson_checks.check_finding(finding, tmp_path)
 
 
 class TestClaim:

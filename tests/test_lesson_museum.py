@@ -4,6 +4,7 @@ import dataclasses
 import inspect
 import re
 
+import lesson_checks
 import matplotlib.backends.backend_agg
 import matplotlib.figure
 import pytest
@@ -42,6 +43,10 @@ EXPECTED = {
 @pytest.fixture(scope="module")
 def finding() -> lesson.Finding:
     return museum.LESSON.run(lesson.Setup(short=True))
+
+
+def test_is_a_table_a_claim_and_a_plot(finding, tmp_path):
+    lesson_checks.check_finding(finding, tmp_path)
 
 
 @pytest.mark.parametrize("name", EXPECTED)

@@ -5,6 +5,7 @@ import functools
 import itertools
 import time
 
+import lesson_checks
 import matplotlib.backends.backend_agg
 import matplotlib.figure
 import numpy as np
@@ -21,6 +22,10 @@ SHORT = lesson.Setup(short=True)
 @pytest.fixture(scope="module")
 def finding() -> lesson.Finding:
     return where_time_goes.LESSON.run(SHORT)
+
+
+def test_is_a_table_a_claim_and_a_plot(finding, tmp_path):
+    lesson_checks.check_finding(finding, tmp_path)
 
 
 class TestFinding:

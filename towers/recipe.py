@@ -5,7 +5,8 @@
 Papers and old scripts state a recipe as it was run: a batch for each GPU, durations in steps. Two
 ways lead to other towers: A, the same run, where nothing changes but where the work is done; and B,
 the same batch per tower, where a step has other examples and most of the recipe converts. Both are
-printed with train.py's flags, and then what does not convert. Flags left out are the tutorial's.
+printed with train.py's flags, and then what does not convert. Flags left out are those of the
+tutorial's headline run.
 """
 
 import argparse
@@ -242,9 +243,9 @@ def notes_on_b(authors: Recipe, b: Recipe, scaling: str) -> Iterator[str]:
     if b.weight_decay != authors.weight_decay:
         yield f"""Decoupled weight decay x {k / growth:.4g} keeps rate x coefficient x steps (Wang
         and Aitchison 2024, arXiv:2405.13698)."""
-    if not sgd:
+    if name in ("adam", "adamw"):
         yield f"""By hand, for train.py has no flags for them: each beta of {name} becomes 1 -
-        {k:.4g} (1 - beta), where that is above 0, and Adam's epsilon is divided by
+        {k:.4g} (1 - beta), where that is above 0, and its epsilon is divided by
         {math.sqrt(k):.4g} (Malladi et al.)."""
 
 
