@@ -8,16 +8,13 @@ step takes on n cores is at best an n-th of the sum.
 
 import argparse
 import collections
-import tempfile
-from pathlib import Path
 
 import towers  # noqa: F401  before Keras: it silences TensorFlow's notices
-from benchmarks import turns
+from benchmarks import profiles, turns
 from benchmarks.peers import counter, step
 from towers import devices, models, session
 
 import tensorflow as tf  # isort: skip
-from tensorflow.tsl.profiler.protobuf import xplane_pb2  # isort: skip
 
 HEAD = """\
 | type | operation | times a step | ms | share |
@@ -46,21 +43,15 @@ def profiled(
     )
     for _ in range(counter.WARM_UP_STEPS):
         run.train_step(images, labels)
-    with tempfile.TemporaryDirectory() as folder:
-        tf.profiler.experimental.start(folder)
+
+    def train():
         for _ in range(steps):
             run.train_step(images, labels)
-        tf.profiler.experimental.stop()
-        (path,) = Path(folder).rglob("*.xplane.pb")
-        space = xplane_pb2.XSpace.FromString(path.read_bytes())
+
     totals, counts = collections.Counter(), collections.Counter()
-    for plane in space.planes:
-        for event in (event for line in plane.lines for event in line.events):
-            # An operation's event is "its/name:Kind"; the runtime's own have "::" or no colon.
-            name, _, kind = plane.event_metadata[event.metadata_id].name.rpartition(":")
-            if name and ":" not in name and " " not in kind:
-                totals[kind] += event.duration_ps / 1e9 / steps
-                counts[kind] += 1 / steps
+    for operation in profiles.recorded(train)[1]:
+        totals[operation.kind] += operation.milliseconds / steps
+        counts[operation.kind] += 1 / steps
     return totals, counts
 
 

@@ -3,26 +3,23 @@
 import functools
 import re
 import statistics
-import tempfile
 import time
 from collections.abc import Callable, Iterable, Sequence
-from pathlib import Path
 from typing import NamedTuple
 from unittest import mock
 
 import towers  # before Keras: it silences TensorFlow's notices
+from benchmarks import profiles
 from lessons import data, lesson
 from towers import devices, losses, models, tower
 
 import keras  # isort: skip
 import tensorflow as tf  # isort: skip
-from tensorflow.tsl.profiler.protobuf import xplane_pb2  # isort: skip
 
 QUESTION = "The loop over GPUs looks serial. Is it?"
 SHAPE, CLASSES, BATCH = (24, 24, 3), 10, 128
 TOWERS = (1, 2, 4)
 PROFILED = 7  # steps; the one that took the median time is shown
-MILLISECOND = 1e9  # in picoseconds
 TRANSFERS = ("_Send", "_Recv")  # between devices; who receives may go on to work within a _Send
 
 
@@ -36,7 +33,7 @@ def run(setup: lesson.Setup) -> lesson.Finding:
     in_graph, one_by_one = two_ways(network(), devices.choose(2))
     milliseconds = times([in_graph, one_by_one], batches)
     ways = [trainer_of(network(), 2).train_step, one_by_one]
-    seen = profiles(ways, batches[0])
+    seen = rounds_of_profiles(ways, batches[0])
     step_seen, loop_seen = (median_call(of_way) for of_way in seen)
     largest = built[TOWERS[-1]]
     return lesson.Finding(
@@ -216,7 +213,7 @@ class Event(NamedTuple):
     tower: int | None
 
 
-def profiles(ways: Sequence[Callable], batch) -> list[list[list[Event]]]:
+def rounds_of_profiles(ways: Sequence[Callable], batch) -> list[list[list[Event]]]:
     """[way][call], by turns; each call in a profile of its own."""
     for way in ways:
         way(*batch)  # builds
@@ -226,25 +223,12 @@ def profiles(ways: Sequence[Callable], batch) -> list[list[list[Event]]]:
 
 def profile(step: Callable, batch) -> list[Event]:
     """The operations of one call, as TensorFlow's profiler saw them, from its first one on."""
-    with tempfile.TemporaryDirectory() as folder:
-        tf.profiler.experimental.start(folder)
-        step(*batch)
-        tf.profiler.experimental.stop()
-        (path,) = Path(folder).rglob("*.xplane.pb")
-        space = xplane_pb2.XSpace.FromString(path.read_bytes())
-    found = []
-    for plane in space.planes:
-        for line in plane.lines:
-            for event in line.events:
-                # An operation's event is "its/name:Kind"; the runtime's own have "::" or no colon.
-                name, _, kind = plane.event_metadata[event.metadata_id].name.rpartition(":")
-                if name and ":" not in name and " " not in kind and kind not in TRANSFERS:
-                    begin = 1000 * line.timestamp_ns + event.offset_ps
-                    found.append((begin, begin + event.duration_ps, name))
-    first = min(begin for begin, _, _ in found)
+    _, operations = profiles.recorded(lambda: step(*batch))
+    found = [operation for operation in operations if operation.kind not in TRANSFERS]
+    first = min(operation.begin for operation in found)
     return [
-        Event((begin - first) / MILLISECOND, (end - first) / MILLISECOND, tower_of(name))
-        for begin, end, name in sorted(found)
+        Event(o.begin - first, o.begin - first + o.milliseconds, tower_of(o.name))
+        for o in sorted(found, key=lambda operation: operation.begin)
     ]
 
 

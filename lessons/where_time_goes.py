@@ -11,10 +11,10 @@ import tempfile
 import time
 from collections import Counter
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping
-from pathlib import Path
 from typing import NamedTuple
 
 import towers  # before Keras: it silences TensorFlow's notices
+from benchmarks import profiles
 from input_pipeline import datasets
 from lessons import data, lesson
 from towers import devices, gradients, models, run_folder, summaries
@@ -22,7 +22,6 @@ from towers import devices, gradients, models, run_folder, summaries
 import keras  # isort: skip
 import numpy as np  # isort: skip
 import tensorflow as tf  # isort: skip
-from tensorflow.tsl.profiler.protobuf import xplane_pb2  # isort: skip
 
 QUESTION = "100 % CPU and 60 % GPU"
 SHAPE, CLASSES, BATCH = (24, 24, 3), 10, 128
@@ -283,29 +282,18 @@ def profiled(num_towers: int, setup: lesson.Setup, times: int) -> dict[str, floa
     batch = next(inputs[FIXED])
     for _ in range(LEAD_IN):
         trainer.train_step(*batch)
+
+    def timed_step() -> float:
+        began = time.perf_counter()
+        trainer.train_step(*batch).losses["total"].numpy()
+        return 1000 * (time.perf_counter() - began)
+
     found = []
     for _ in range(times):
-        with tempfile.TemporaryDirectory() as folder:
-            tf.profiler.experimental.start(folder)
-            began = time.perf_counter()
-            trainer.train_step(*batch).losses["total"].numpy()
-            milliseconds = 1000 * (time.perf_counter() - began)
-            tf.profiler.experimental.stop()
-            found.append((milliseconds, by_part(operations(folder), num_towers)))
+        milliseconds, operations = profiles.recorded(timed_step)
+        found.append((milliseconds, by_part(operations, num_towers)))
     whole, of_parts = min(found, key=lambda pair: pair[0])
     return of_parts | {"rest": max(0.0, whole - sum(of_parts.values()))}
-
-
-def operations(folder: str) -> Iterator[tuple[str, str, float]]:
-    """Name, kind and milliseconds of each operation in a profile."""
-    (path,) = Path(folder).rglob("*.xplane.pb")
-    space = xplane_pb2.XSpace.FromString(path.read_bytes())
-    for plane in space.planes:
-        for event in (event for line in plane.lines for event in line.events):
-            # An operation's event is "its/name:Kind"; the runtime's own have "::" or no colon.
-            name, _, kind = plane.event_metadata[event.metadata_id].name.rpartition(":")
-            if name and ":" not in name and " " not in kind:
-                yield name, kind, event.duration_ps / 1e9
 
 
 PART_OF_SCOPE = {  # the scopes of towers/step.py
@@ -329,13 +317,13 @@ def part_of(name: str, kind: str) -> str | None:
     return PART_OF_SCOPE.get("tower" if scope.startswith("tower_") else scope)
 
 
-def by_part(found: Iterable[tuple[str, str, float]], num_towers: int) -> dict[str, float]:
+def by_part(found: Iterable[profiles.Operation], num_towers: int) -> dict[str, float]:
     """The milliseconds of each part, with towers side by side."""
     sums = Counter(dict.fromkeys(PART_OF_SCOPE.values(), 0.0))
-    for name, kind, milliseconds in found:
-        part = part_of(name, kind)
+    for operation in found:
+        part = part_of(operation.name, operation.kind)
         if part is not None:
-            sums[part] += milliseconds / (num_towers if part == "compute" else 1)
+            sums[part] += operation.milliseconds / (num_towers if part == "compute" else 1)
     return dict(sums)
 
 
