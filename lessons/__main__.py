@@ -32,7 +32,7 @@ def main() -> int:
 
     if options.name is None and (options.write or options.data_dir):
         parser.error("a lesson's name is missing, or all")
-    if importlib.util.find_spec("matplotlib") is None:
+    if options.name and importlib.util.find_spec("matplotlib") is None:
         parser.error("the plots need matplotlib: pip install matplotlib")
 
     # After --help, for it imports TensorFlow; and lessons are on logical CPU devices everywhere.

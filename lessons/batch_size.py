@@ -1,4 +1,4 @@
-"""Images per second and examples needed against the batch; their product is the time."""
+"""Images per second and examples needed against the batch; their quotient is the time."""
 
 import functools
 import math

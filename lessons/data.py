@@ -1,7 +1,6 @@
 """What lessons train on, and the small networks that they train."""
 
 import dataclasses
-from collections.abc import Sequence
 from typing import NamedTuple
 
 import towers  # noqa: F401  before Keras: it silences TensorFlow's notices
@@ -15,6 +14,9 @@ import tensorflow as tf  # isort: skip
 
 # The beginning of the fingerprint of a training split that has a name of its own.
 KNOWN = {"7a2567a4c9a6": "CIFAR-10, JPEG q75"}
+
+
+PREPROCESSING, SHAPE, CLASSES = "crop_flip_colour", (24, 24, 3), 10  # of both data sets
 
 
 class Images(NamedTuple):
@@ -33,7 +35,6 @@ class Images(NamedTuple):
         steps: int,
         *,
         seed: int = 0,
-        preprocessing: str = "crop_flip_colour",
         distorted: bool = True,
     ) -> tf.data.Dataset:
         """(images, labels) of so many steps, as `train.py` has them.
@@ -42,10 +43,9 @@ class Images(NamedTuple):
           global_batch_size: examples of a step.
           steps: batches.
           seed: of their order and distortions.
-          preprocessing: key of the input pipeline's preprocessings.
           distorted: False preprocesses them as for an evaluation.
         """
-        how = preprocess.for_images(preprocessing, self.train.images.shape[1:])
+        how = preprocess.for_images(PREPROCESSING, self.train.images.shape[1:])
         return batches.training_batches(
             self.train.images,
             self.train.labels,
@@ -55,12 +55,10 @@ class Images(NamedTuple):
             preprocess=how.train if distorted else lambda images, draws: how.evaluate(images),
         )
 
-    def test_batches(
-        self, preprocessing: str = "crop_flip_colour", split: str = "test"
-    ) -> tf.data.Dataset:
+    def test_batches(self, split: str = "test") -> tf.data.Dataset:
         """(images, labels, mask) of a whole split, preprocessed for an evaluation."""
         of = {"train": self.train, "test": self.test}[split]
-        how = preprocess.for_images(preprocessing, of.images.shape[1:])
+        how = preprocess.for_images(PREPROCESSING, of.images.shape[1:])
         return batches.evaluation_batches(
             of.images, of.labels, global_batch_size=500, preprocess=how.evaluate
         )
@@ -91,26 +89,15 @@ def load(setup: lesson.Setup) -> Images:
     return Images(KNOWN.get(train.fingerprint[:12], name), train, test)
 
 
-def small_cifarnet(
-    shape: Sequence[int] = (24, 24, 3), num_classes: int = 10, seed: int = 0
-) -> keras.Model:
+def small_cifarnet() -> keras.Model:
     """The tutorial's network with a quarter of its filters and a sixth of its hidden units."""
     with tf.device(devices.PARAMETER_DEVICE):
         return cifarnet.build(
-            tuple(shape),
-            num_classes,
-            keras.DTypePolicy("float32"),
-            seed,
-            filters=16,
-            hidden_units=(64, 32),
+            SHAPE, CLASSES, keras.DTypePolicy("float32"), 0, filters=16, hidden_units=(64, 32)
         )
 
 
-def small_resnet(
-    shape: Sequence[int] = (24, 24, 3), num_classes: int = 10, seed: int = 0
-) -> keras.Model:
+def small_resnet() -> keras.Model:
     """Eight layers with batch norm."""
     with tf.device(devices.PARAMETER_DEVICE):
-        return resnet.build(
-            tuple(shape), num_classes, keras.DTypePolicy("float32"), seed, blocks_per_stage=1
-        )
+        return resnet.build(SHAPE, CLASSES, keras.DTypePolicy("float32"), 0, blocks_per_stage=1)

@@ -82,8 +82,10 @@ def run(entry: Entry, images: data.Images, test, accuracy: float, at_most: int) 
     return None
 
 
-def trainer(entry: Entry, examples_per_epoch: int, **options) -> towers.Trainer:
-    """A new trainer of the small network; `options` are the Trainer's."""
+def trainer(
+    entry: Entry, examples_per_epoch: int, num_microbatches: int = 1, **options
+) -> towers.Trainer:
+    """A new trainer of the small network, on one tower; `options` are the Trainer's."""
     rate = schedules.LearningRate(
         "constant",
         entry.rate,
@@ -95,7 +97,9 @@ def trainer(entry: Entry, examples_per_epoch: int, **options) -> towers.Trainer:
         keras.optimizers.SGD(),
         global_batch_size=entry.global_batch_size,
         learning_rate=rate,
-        **{"tower_devices": (devices.PARAMETER_DEVICE,), "num_microbatches": 1} | options,
+        tower_devices=(devices.PARAMETER_DEVICE,),
+        num_microbatches=num_microbatches,
+        **options,
     )
 
 
@@ -114,11 +118,11 @@ def network() -> keras.Model:
     with tf.device(devices.PARAMETER_DEVICE):
         return keras.Sequential(
             [
-                keras.Input((24, 24, 3)),
+                keras.Input(data.SHAPE),
                 layer(keras.layers.Conv2D, 16, 5, **convolution),
                 layer(keras.layers.Conv2D, 32, 3, **convolution),
                 keras.layers.Flatten(),
                 layer(keras.layers.Dense, 64, activation="relu"),
-                layer(keras.layers.Dense, 10),
+                layer(keras.layers.Dense, data.CLASSES),
             ]
         )

@@ -58,6 +58,20 @@ def graphs_let_go():
     gc.collect()
 
 
+@pytest.fixture(scope="module")
+def finding(request):
+    """What the lesson of a test_lesson_*.py, its LESSON, finds in its short version."""
+    from lessons import lesson
+
+    return request.module.LESSON.run(lesson.Setup(short=True))
+
+
+@pytest.fixture
+def numbers(finding):
+    """What the finding's claim rests on."""
+    return finding.numbers
+
+
 @pytest.fixture(scope="session")
 def cifar10_dir() -> Path:
     """The folder of CIFAR-10 prepared for TFDS (JPEG q75); its tests are skipped without it."""

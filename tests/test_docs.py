@@ -182,7 +182,17 @@ def test_the_table_on_paper_is_what_is_computed():
     assert "\n".join(table) in (ROOT / "docs/workers.md").read_text(encoding="utf-8")
 
 
-@pytest.mark.parametrize("page", sorted(ROOT.glob("docs/*.md")), ids=lambda page: page.name)
+PAGES = [ROOT / "README.md", *sorted(ROOT.glob("docs/**/*.md"))]
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_links_lead_to_files(page):
+    links = re.findall(r"\]\(([^)#\s]+)[^)]*\)", page.read_text(encoding="utf-8"))
+    own = [link for link in links if not link.startswith("http")]
+    assert [link for link in own if not (page.parent / link).exists()] == []
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
 def test_no_page_waits_for_a_figure(page):
     assert re.findall(r"@[A-Z]+@|TODO|FIXME", page.read_text(encoding="utf-8")) == []
 

@@ -8,15 +8,7 @@ import tensorflow as tf
 from lessons import data, graph, lesson
 from towers import devices
 
-
-@pytest.fixture(scope="module")
-def finding() -> lesson.Finding:
-    return graph.LESSON.run(lesson.Setup(short=True))
-
-
-@pytest.fixture
-def numbers(finding):
-    return finding.numbers
+LESSON = graph.LESSON
 
 
 def test_is_a_table_a_claim_and_a_plot(finding, tmp_path):

@@ -7,19 +7,12 @@ import pytest
 import tensorflow as tf
 import toys
 
-from lessons import data, lesson, memory
+from lessons import data, memory
 
 POWERS = (256, 512, 1024)
 
 
-@pytest.fixture(scope="module")
-def finding() -> lesson.Finding:
-    return memory.LESSON.run(lesson.Setup(short=True))
-
-
-@pytest.fixture
-def numbers(finding):
-    return finding.numbers
+LESSON = memory.LESSON
 
 
 def test_is_a_table_a_claim_and_a_plot(finding, tmp_path):

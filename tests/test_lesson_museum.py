@@ -40,9 +40,7 @@ EXPECTED = {
 }
 
 
-@pytest.fixture(scope="module")
-def finding() -> lesson.Finding:
-    return museum.LESSON.run(lesson.Setup(short=True))
+LESSON = museum.LESSON
 
 
 def test_is_a_table_a_claim_and_a_plot(finding, tmp_path):

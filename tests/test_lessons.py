@@ -1,19 +1,24 @@
 """The lessons' claims, in short versions, and their pages."""
 
+import importlib.util
 import os
 import re
 import subprocess
 import sys
+import time
+from unittest import mock
 
 import lesson_checks
 import numpy as np
 import pytest
 import scripts
 
+from lessons import __main__ as command
 from lessons import (
     averaging,
     batch_norm,
     batch_size,
+    data,
     every,
     final_model,
     learning_rate,
@@ -24,7 +29,7 @@ from lessons import (
     train_and_test_loss,
 )
 from towers import losses as losses_of_towers
-from towers import run_folder, tower
+from towers import not_finite, run_folder, tower
 
 import tensorflow as tf  # isort: skip
 
@@ -220,6 +225,13 @@ class TestCommand:
         assert LESSONS["learning_rate"].run(lesson.Setup()).table() in done.stdout
         assert (tmp_path / "runs/lessons/learning_rate.png").exists()
 
+    def test_without_matplotlib_says_so_before_it_runs(self, monkeypatch, capsys):
+        monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+        monkeypatch.setattr(sys, "argv", ["lessons", "averaging"])
+        with pytest.raises(SystemExit, match="2"):
+            command.main()
+        assert "the plots need matplotlib: pip install matplotlib" in capsys.readouterr().err
+
     @pytest.mark.whole_program
     def test_a_folder_without_cifar10_is_refused(self, tmp_path):
         done = self.run("losses", f"--data_dir={tmp_path}", "--write")
@@ -309,6 +321,52 @@ def test_a_rule_carries_as_far_as_it_needs_at_most_twice_the_examples():
     assert scaling.holds_up_to({1: 10.0, 2: None, 4: 12.0}) == 1
     assert scaling.holds_up_to({1: None, 2: 12.0}) == 0
     assert scaling.holds_up_to({1: 10.0, 2: 10.0}) == 2
+
+
+class TestRace:
+    """One run, with a trainer whose accuracies are given."""
+
+    @pytest.fixture
+    def run(self, monkeypatch):
+        images = data.load(lesson.Setup(short=True))
+
+        def run(*accuracies, fails_at=None):
+            trainer = mock.Mock()
+            trainer.evaluate.side_effect = [mock.Mock(accuracy=a) for a in accuracies]
+            if fails_at:
+                error = not_finite.NotFiniteError(fails_at, 0, "a loss")
+                trainer.train_step.side_effect = [None] * (fails_at - 1) + [error]
+            monkeypatch.setattr(race, "trainer", lambda *arguments: trainer)
+            return race.run(race.Entry(1_000, 0.1), images, [], 0.5, at_most=10_000)
+
+        return run
+
+    def test_ends_when_three_evaluations_have_the_mean(self, run):
+        # After 2,000, 4,000, 6,000 and 8,000 examples; the last three are of 6,000 on average.
+        assert run(0.9, 0.0, 0.5, 1.0) == 6_000
+
+    def test_two_evaluations_are_not_enough(self, run):
+        assert run(1.0, 1.0, 1.0) == 4_000
+
+    def test_is_given_up_after_so_many_examples(self, run):
+        assert run(0.1, 0.1, 0.1, 0.1, 0.1) is None
+
+    def test_is_given_up_where_a_loss_is_not_finite(self, run):
+        assert run(1.0, fails_at=3) is None
+
+    def test_after_an_error_no_other_run_begins(self):
+        begun = []
+
+        def fails():
+            raise KeyError("of a run")
+
+        def runs():
+            begun.append(1)
+            time.sleep(0.1)
+
+        with pytest.raises(KeyError):
+            race.side_by_side([fails, *[runs] * 40])
+        assert len(begun) < 20
 
 
 class TestIntervals:
