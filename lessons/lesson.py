@@ -53,14 +53,19 @@ class Finding:
 
     def table(self) -> str:
         """The table in Markdown, which a terminal shows well enough."""
-        columns = list(zip(self.head, *self.rows, strict=True))
-        widths = [max(map(len, column)) for column in columns]
-        lines = [
-            "| " + " | ".join(f"{cell:<{width}}" for cell, width in zip(row, widths, strict=True))
-            for row in (self.head, *self.rows)
-        ]
-        rule = "|" + "|".join("-" * (width + 2) for width in widths) + "|"
-        return "\n".join([f"{lines[0]} |", rule, *(f"{line} |" for line in lines[1:])])
+        return table(self.head, self.rows)
+
+
+def table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    """A table in Markdown with columns of even width."""
+    columns = list(zip(head, *rows, strict=True))
+    widths = [max(map(len, column)) for column in columns]
+    lines = [
+        "| " + " | ".join(f"{cell:<{width}}" for cell, width in zip(row, widths, strict=True))
+        for row in (head, *rows)
+    ]
+    rule = "|" + "|".join("-" * (width + 2) for width in widths) + "|"
+    return "\n".join([f"{lines[0]} |", rule, *(f"{line} |" for line in lines[1:])])
 
 
 @dataclasses.dataclass(frozen=True)
@@ -88,8 +93,8 @@ class Lesson:
         return ROOT / "docs" / "figures" / f"lesson_{self.name}.png"
 
 
-def save(finding: Finding, path: Path) -> None:
-    """Draws the plot into a file.
+def save(finding: Finding, path: Path, size: tuple[float, float] = (8.5, 4.2)) -> None:
+    """Draws the plot into a file, of so many inches.
 
     Raises:
       ImportError: matplotlib is not installed (`pip install matplotlib`).
@@ -101,7 +106,7 @@ def save(finding: Finding, path: Path) -> None:
 
     style = {"font.size": 10, "axes.spines.top": False, "axes.spines.right": False}
     with plt.rc_context(style):
-        figure = plt.figure(figsize=(8.5, 4.2), layout="constrained")
+        figure = plt.figure(figsize=size, layout="constrained")
         finding.draw(figure)
         path.parent.mkdir(parents=True, exist_ok=True)
         figure.savefig(path, dpi=100)

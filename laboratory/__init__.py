@@ -1,0 +1,9 @@
+"""What if the workers did not wait for each other? Real gradients, on a virtual clock.
+
+python -m laboratory                                      lists the update rules and the speeds
+python -m laboratory --rule=easgd --workers=16            runs one rule: a table, a plot, a model
+python -m laboratory compare --speeds=straggler           runs all of them, side by side
+python -m laboratory.parameter_server --workers=3         asynchronous SGD in real processes
+
+The package itself trains synchronously, and has none of this.
+"""

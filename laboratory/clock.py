@@ -1,0 +1,39 @@
+"""A virtual clock: events in the order of their time, and of their making where times are equal."""
+
+import heapq
+import itertools
+from collections.abc import Callable
+
+
+class Clock:
+    """A queue of events. Nothing waits: time is a number, and the next event says what it is.
+
+    Attributes:
+      now: virtual time of the event that is at work, from 0.
+    """
+
+    def __init__(self):
+        self.now = 0.0
+        self._events = []  # a heap of (time, whether it is a measurement, number, call)
+        self._numbers = itertools.count()
+
+    def after(self, seconds: float, call: Callable[[], None]) -> None:
+        """Calls `call` so much later; events of the same time come in the order they were made."""
+        self._add(self.now + seconds, False, call)
+
+    def measure_at(self, time: float, call: Callable[[], None]) -> None:
+        """Calls `call` at a time, behind all events of that time."""
+        self._add(time, True, call)
+
+    def _add(self, time: float, is_measurement: bool, call: Callable[[], None]) -> None:
+        heapq.heappush(self._events, (time, is_measurement, next(self._numbers), call))
+
+    def run(self, until: float) -> None:
+        """Lets time go by, up to and with `until`."""
+        while self._events and self._events[0][0] <= until:
+            self.now, _, _, call = heapq.heappop(self._events)
+            call()
+
+    def stop(self) -> None:
+        """Nothing more happens."""
+        self._events.clear()

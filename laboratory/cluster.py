@@ -1,0 +1,79 @@
+"""Simulated workers: each computes real gradients, and takes virtual time for them."""
+
+import functools
+import math
+import statistics
+from collections import Counter
+from collections.abc import Callable
+
+import numpy as np
+
+from laboratory import clock, problems, speeds
+
+
+class Cluster:
+    """The workers, as a rule sees them.
+
+    A gradient is computed at once, on the weights that it is asked for, and handed over when the
+    virtual clock says that the worker is done. The n-th gradient that begins takes the n-th batch,
+    as from one queue that feeds all workers.
+
+    Attributes:
+      problem: what they compute.
+      workers: all of them.
+      alive: those not known to be gone, in order.
+      holds: worker to the weights at which it last began a gradient.
+      began: gradients so far.
+    """
+
+    def __init__(self, problem: problems.Problem, of_workers: speeds.Speeds, message: float):
+        """
+        Args:
+          problem: what the workers compute.
+          of_workers: how many they are, and how fast.
+          message: virtual time that a message takes, weights or gradient, in either direction.
+        """
+        self.problem = problem
+        self.workers = range(of_workers.workers)
+        self.alive = list(self.workers)
+        self.holds = dict.fromkeys(self.workers, problem.initial)
+        self.began = 0
+        self.clock = clock.Clock()
+        self._speeds = of_workers
+        self._message = message
+        self._count = Counter()  # of each worker's gradients
+
+    def send(self, arrives: Callable[[], None]) -> None:
+        """A message is on its way, and `arrives` is called where it comes."""
+        self.clock.after(self._message, arrives)
+
+    def compute(self, worker: int, weights: np.ndarray, then: Callable[[np.ndarray], None]) -> None:
+        """A worker begins a gradient at `weights`; `then` gets it when it is done.
+
+        If the worker dies before that, `then` is never called.
+        """
+        if self.clock.now >= self._speeds.death(worker):
+            return
+        seconds = self._speeds.of_gradient(worker, self._count[worker])
+        self._count[worker] += 1
+        self.holds[worker] = weights
+        gradient = self.problem.gradient(weights, self.began)
+        self.began += 1
+        if self.clock.now + seconds < self._speeds.death(worker):
+            self.clock.after(seconds, functools.partial(then, gradient))
+
+    def ask(self, worker: int, weights: np.ndarray, then: Callable[[np.ndarray], None]) -> None:
+        """Weights go to a worker, and its gradient comes back: a message, work, a message."""
+        self.send(
+            lambda: self.compute(
+                worker, weights, lambda gradient: self.send(functools.partial(then, gradient))
+            )
+        )
+
+    def distance(self, weights: np.ndarray) -> float:
+        """From what the workers hold: the root of the mean of their squared distances."""
+        squares = [
+            float(np.sum((self.holds[worker] - weights) ** 2, dtype=np.float64))
+            for worker in self.alive
+        ]
+        return math.sqrt(statistics.mean(squares)) if squares else 0.0

@@ -1,0 +1,279 @@
+"""Asynchronous SGD for real: TensorFlow's parameter server, with the package's gradient.
+
+    python -m laboratory.parameter_server --workers=3 --gradients=300
+
+Starts one process for the server and one for each worker, on this machine; this process
+coordinates them. Each worker reads the weights from the server, computes the gradient of a tower
+(`tower.compute`) and applies it on the server, without asking what the others do. How stale each
+gradient was is counted there, and shown beside what the simulation says.
+"""
+
+import collections
+import dataclasses
+import functools
+import json
+import os
+import subprocess
+import sys
+import threading
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from laboratory import command_line
+
+_SERVE = "serve"  # the one argument of the processes that this starts
+
+
+class Applied(NamedTuple):
+    """One gradient that was applied.
+
+    read_at: updates of the weights before it read them.
+    staleness: updates by others between reading the weights and applying the gradient.
+    loss: of its examples, at the weights that were read.
+    began: wall clock as the weights were read, seconds.
+    ended: wall clock as the gradient had been applied.
+    """
+
+    read_at: int
+    staleness: int
+    loss: float
+    began: float
+    ended: float
+
+
+@dataclasses.dataclass(frozen=True)
+class Outcome:
+    """What a run on real processes was.
+
+    Attributes:
+      workers: how many there were.
+      applied: the gradients, in the order in which they were scheduled.
+      accuracy_before: of the initial weights, on test images.
+      accuracy: of the server's weights at the end, the one model.
+    """
+
+    workers: int
+    applied: Sequence[Applied]
+    accuracy_before: float
+    accuracy: float
+
+    def steady(self) -> list[Applied]:
+        """Without the first third, in which workers are still building their graphs."""
+        return [one for one in self.applied if one.read_at >= len(self.applied) // 3]
+
+    def staleness(self) -> collections.Counter:
+        """Of the steady gradients, to how many there were."""
+        return collections.Counter(one.staleness for one in self.steady())
+
+    def pause(self) -> float:
+        """What a worker does nothing for between two gradients, in units of a gradient."""
+        steady = self.steady()
+        at_work = sum(one.ended - one.began for one in steady)
+        span = max(one.ended for one in steady) - min(one.began for one in steady)
+        return max(0.0, self.workers * span / at_work - 1)
+
+
+def serve() -> None:
+    """Is a worker or the parameter server, as TF_CONFIG says, until the coordinator is gone."""
+    threading.Thread(target=_end_with_coordinator, daemon=True).start()
+    import tensorflow as tf
+
+    config = json.loads(os.environ["TF_CONFIG"])
+    task = config["task"]
+    server = tf.distribute.Server(
+        config["cluster"], job_name=task["type"], task_index=task["index"], protocol="grpc"
+    )
+    server.join()
+
+
+def _end_with_coordinator() -> None:
+    sys.stdin.buffer.read()  # the pipe from the coordinator ends, however that has ended
+    os._exit(0)
+
+
+class Processes:
+    """The server's and the workers' processes, which end with the block.
+
+    Attributes:
+      cluster: job to the addresses of its processes.
+    """
+
+    def __init__(self, workers: int):
+        """
+        Args:
+          workers: how many, besides one parameter server.
+        """
+        from towers import launch
+
+        addresses = [f"127.0.0.1:{port}" for port in launch.free_ports(workers + 1)]
+        self.cluster = {"ps": addresses[:1], "worker": addresses[1:]}
+        self._running = []
+        self._ending = threading.Event()
+
+    def __enter__(self):
+        for job, addresses in self.cluster.items():
+            for index in range(len(addresses)):
+                task = {"cluster": self.cluster, "task": {"type": job, "index": index}}
+                process = subprocess.Popen(
+                    [sys.executable, "-m", "laboratory.parameter_server", _SERVE],
+                    env=os.environ | {"TF_CONFIG": json.dumps(task)},
+                    stdin=subprocess.PIPE,
+                    stdout=subprocess.DEVNULL,
+                    stderr=subprocess.DEVNULL,
+                )
+                self._running.append(process)
+                watch = functools.partial(self._watch, process, f"{job} {index}")
+                threading.Thread(target=watch, daemon=True).start()
+        return self
+
+    def _watch(self, process: subprocess.Popen, name: str) -> None:
+        """Ends everything where one of them is gone, for TensorFlow would wait for ever."""
+        code = process.wait()
+        if not self._ending.is_set():
+            print(f"laboratory: error: {name} has ended by itself ({code})", file=sys.stderr)
+            os._exit(1)  # the others notice
+
+    def __exit__(self, *_):
+        self._ending.set()
+        for process in self._running:
+            process.kill()
+        for process in self._running:
+            process.wait()
+            process.stdin.close()
+
+
+def train(problem, workers: int, gradients: int, rate: float) -> Outcome:
+    """Applies so many gradients asynchronously, in processes of their own.
+
+    Weights and updates are two variables, and reading or writing both is not one operation: a
+    gradient's staleness may be off by those that are applied at that very moment.
+
+    Args:
+      problem: a problems.Network; the n-th gradient that is scheduled takes its n-th batch.
+      workers: processes besides the server's.
+      gradients: how many are applied.
+      rate: learning rate of each.
+    """
+    import tensorflow as tf
+
+    with Processes(workers) as processes:
+        strategy = tf.distribute.ParameterServerStrategy(
+            tf.distribute.cluster_resolver.SimpleClusterResolver(
+                tf.train.ClusterSpec(processes.cluster), rpc_layer="grpc"
+            )
+        )
+        coordinator = tf.distribute.coordinator.ClusterCoordinator(strategy)
+        with strategy.scope():
+            weights = tf.Variable(problem.initial)
+            updates = tf.Variable(0, dtype=tf.int64)
+
+        @tf.function(autograph=False)
+        def step(images, labels, number):
+            """On a worker: reads, computes, applies; nothing here waits for another worker."""
+            began = tf.timestamp()
+            with tf.control_dependencies([began]):
+                read_at = updates.read_value()
+            with tf.control_dependencies([read_at]):
+                read = weights.read_value()
+            gradient, loss = problem.gradient_of(read, images, labels, number)
+            with tf.control_dependencies([weights.assign_sub(rate * gradient)]):
+                applied = updates.assign_add(1, read_value=True)
+            with tf.control_dependencies([applied]):
+                ended = tf.timestamp()
+            return read_at, applied - 1 - read_at, loss, began, ended
+
+        results = [
+            coordinator.schedule(step, args=(*batch, tf.constant(number, tf.int64)))
+            for number, batch in enumerate(problem.batches(gradients))
+        ]
+        coordinator.join()
+        applied = [Applied(*(value.item() for value in result.fetch())) for result in results]
+        final = weights.numpy()
+    return Outcome(
+        workers=workers,
+        applied=applied,
+        accuracy_before=problem.evaluate(problem.initial).accuracy,
+        accuracy=problem.evaluate(final).accuracy,
+    )
+
+
+def simulated(workers: int, gradients: int, pause: float) -> collections.Counter:
+    """The staleness of as many simulated gradients, of workers that pause between them."""
+    from laboratory import problems, rules, simulation, speeds
+
+    class Paused(rules.Asynchronous):
+        def applied(self, worker):
+            self.cluster.clock.after(pause, functools.partial(self.ask, worker))
+
+    run = simulation.run(
+        "asynchronous",
+        Paused(rate=0.0),
+        problems.Parabola(),
+        speeds.Speeds("jitter", workers),
+        until=gradients * (1 + pause) / workers,
+    )
+    return run.staleness
+
+
+def rows(outcome: Outcome) -> list[list[str]]:
+    """The table: staleness, and the share of gradients that have it."""
+    gradients = len(outcome.applied)
+    columns = (
+        simulated(outcome.workers, gradients, 0.0),
+        simulated(outcome.workers, gradients, outcome.pause()),
+        outcome.staleness(),
+    )
+    shown = [key for column in columns for key, n in column.items() if n >= 0.005 * column.total()]
+    return [
+        [str(staleness), *(f"{column[staleness] / column.total():.0%}" for column in columns)]
+        for staleness in range(max(shown) + 1)
+    ] + [["mean", *(f"{mean(column):.2f}" for column in columns)]]
+
+
+def mean(staleness: collections.Counter) -> float:
+    """Over the gradients."""
+    return sum(key * count for key, count in staleness.items()) / staleness.total()
+
+
+HEAD = ("staleness", "simulated, never idle", "simulated, idle as measured", "measured")
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Trains, and prints the staleness; returns the exit code."""
+    if list(arguments) == [_SERVE]:
+        serve()
+        return 0
+    parser = command_line.Parser(
+        prog="python -m laboratory.parameter_server", description=__doc__.splitlines()[0]
+    )
+    parser.add_number("workers", 3, int, 1, 16, "processes besides the server's")
+    parser.add_number("gradients", 300, int, 30, 100_000, "how many are applied")
+    parser.add_number("batch", 32, int, 1, 4096, "examples of a gradient")
+    parser.add_number("rate", 0.05, float, 0, 100, "learning rate of each gradient")
+    parser.add_argument("--data_dir", help=command_line.DATA_DIR)
+    options = parser.parse(arguments)
+
+    # After --help, for it imports TensorFlow; and the laboratory is on the CPU everywhere.
+    os.environ["CUDA_VISIBLE_DEVICES"] = "-1"
+    from input_pipeline import datasets
+    from laboratory import problems
+    from lessons import data, lesson, race
+
+    lesson.start_runtime()
+    try:
+        images = data.load(lesson.Setup(data_dir=options.data_dir))
+    except datasets.DataError as error:
+        parser.error(str(error))
+    problem = problems.Network(race.network, images, options.batch)
+    outcome = train(problem, options.workers, options.gradients, options.rate)
+    print(lesson.table(HEAD, rows(outcome)))
+    print(
+        f"\nA worker was idle for {outcome.pause():.2f} gradients' time between two gradients. "
+        f"The one model is the server's weights: {outcome.accuracy:.1%} of 2,000 test images "
+        f"after {options.gradients} gradients ({outcome.accuracy_before:.1%} before; {images.name})"
+    )
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,437 @@
+"""Update rules: what becomes of the gradients of workers that may or may not wait for each other.
+
+Everywhere w are the weights, k workers, g_i a gradient of worker i, η the learning rate. With one
+worker every rule is plain SGD, `w <- w - η g`.
+
+Arrays are never written into: an update makes new ones, so that what a worker holds stays as it is.
+"""
+
+import abc
+import collections
+import dataclasses
+import functools
+from collections.abc import Collection, Sequence
+from typing import ClassVar
+
+import numpy as np
+
+from laboratory import cluster
+from towers import gradients
+
+
+def parameter(default, least, most, text: str):
+    """A field of a rule: its default, its range, and what it means."""
+    of_type = int if isinstance(least, int) else float
+    metadata = {"least": least, "most": most, "text": text, "type": of_type}
+    return dataclasses.field(default=default, metadata=metadata)
+
+
+@dataclasses.dataclass
+class Rule(abc.ABC):
+    """What all rules share: the one model, and how many gradients are in it.
+
+    Attributes:
+      rate: the learning rate η.
+      weights: of the one model that a run ends with.
+      updates: of `weights` so far.
+      used: gradients that are in `weights`.
+      dropped: gradients that were computed for nothing.
+      staleness: of each gradient, or exchange, that was used: the updates that `weights` had seen
+        between the worker's reading them and its own; to how many there were.
+    """
+
+    source: ClassVar[str]
+    model: ClassVar[str] = "the server's weights"
+
+    rate: float = parameter(0.1, 0.0, 100.0, "learning rate η")
+
+    def start(self, workers: cluster.Cluster) -> None:
+        """Gives all workers something to do, at time 0."""
+        self.cluster = workers
+        self.weights = workers.problem.initial
+        self.updates = self.used = self.dropped = 0
+        self.staleness = collections.Counter()
+        self.begin()
+
+    @abc.abstractmethod
+    def begin(self) -> None:
+        """What the workers do first."""
+
+    def lost(self, worker: int) -> None:  # noqa: B027  nothing, where nobody waits for anybody
+        """A worker is known to be gone, and no longer in `cluster.alive`."""
+
+    def updated(self, weights: np.ndarray, used: int, staleness: Sequence[int]) -> None:
+        """The model is now `weights`."""
+        self.weights = weights
+        self.updates += 1
+        self.used += used
+        self.staleness.update(staleness)
+
+    def times(self, factor: float, array: np.ndarray) -> np.ndarray:
+        """`factor * array` in the array's type, as an optimizer computes it."""
+        return array.dtype.type(factor) * array
+
+
+def mean(arrays: Collection[np.ndarray]) -> np.ndarray:
+    """The sum along the tree that the package's towers use, divided once."""
+    total = gradients.pairwise_tree(list(arrays), np.add)
+    return total / total.dtype.type(len(arrays))
+
+
+@dataclasses.dataclass
+class OfGradients(Rule):
+    """A rule whose workers read the weights, and send a gradient back."""
+
+    def ask(self, worker: int) -> None:
+        """A worker reads the weights, and its gradient comes to `arrive`."""
+        arrive = functools.partial(self.arrive, worker, self.updates)
+        self.cluster.ask(worker, self.weights, arrive)
+
+    @abc.abstractmethod
+    def arrive(self, worker: int, version: int, gradient: np.ndarray) -> None:
+        """A gradient that `ask` asked for is at the server.
+
+        Args:
+          worker: whose it is.
+          version: updates that its weights had seen.
+          gradient: [weights].
+        """
+
+
+@dataclasses.dataclass
+class Synchronous(OfGradients):
+    """Every step waits for all workers.
+
+    w <- w - η/k (g_1 + ... + g_k), all g of the same w
+    """
+
+    source = "what the package does; Chen et al. 2016, arXiv:1604.00981, section 2.2"
+
+    def begin(self) -> None:
+        self.arrived = {}
+        for worker in self.cluster.alive:
+            self.ask(worker)
+
+    def arrive(self, worker, version, gradient):
+        self.arrived[worker] = gradient
+        self.step_if_complete()
+
+    def lost(self, worker):
+        self.step_if_complete()
+
+    def step_if_complete(self) -> None:
+        """The update, once the gradients of all that are alive are there."""
+        if self.arrived and all(worker in self.arrived for worker in self.cluster.alive):
+            in_order = [self.arrived[worker] for worker in sorted(self.arrived)]
+            change = self.times(self.rate_of_step(), mean(in_order))
+            self.updated(self.weights - change, len(in_order), [0] * len(in_order))
+            self.begin()
+
+    def rate_of_step(self) -> float:
+        """η of the coming update."""
+        return self.rate
+
+
+@dataclasses.dataclass
+class WarmUp(Synchronous):
+    """Synchronous, with k times the rate, reached gradually.
+
+    w <- w - η (1 + (k-1) min(1, e/E)) mean(g), after e examples
+    """
+
+    source = "Goyal et al. 2017, arXiv:1706.02677, sections 2.1 and 2.2"
+
+    warm_up: int = parameter(
+        10_000, 0, 10**9, "examples E over which the rate grows from η to k times η"
+    )
+
+    def rate_of_step(self) -> float:
+        seen = self.used * self.cluster.problem.batch
+        done = min(1.0, seen / self.warm_up) if self.warm_up else 1.0
+        return self.rate * (1 + (len(self.cluster.workers) - 1) * done)
+
+
+@dataclasses.dataclass
+class BackupWorkers(OfGradients):
+    """Synchronous, but a step waits only for the first k-b gradients; later ones are dropped.
+
+    w <- w - η/(k-b) (the sum of the first k-b gradients of this w)
+    """
+
+    source = "Chen et al. 2016, arXiv:1604.00981, section 3"
+
+    backups: int | None = parameter(
+        None, 0, 255, "workers b that a step does not wait for; default: one in 16, rounded up"
+    )
+
+    def begin(self) -> None:
+        count = len(self.cluster.workers)
+        backups = -(-count // 16) if self.backups is None else self.backups
+        self.needed = max(1, count - (backups if count > 1 else 0))
+        self.arrived = {}
+        for worker in self.cluster.alive:
+            self.ask(worker)
+
+    def arrive(self, worker, version, gradient):
+        if version < self.updates:  # of a step that went on without it
+            self.dropped += 1
+            self.ask(worker)
+            return
+        self.arrived[worker] = gradient
+        self.step_if_complete()
+
+    def lost(self, worker):
+        self.step_if_complete()
+
+    def step_if_complete(self) -> None:
+        """The update, once enough gradients are there; who is still busy goes on."""
+        if self.arrived and len(self.arrived) >= min(self.needed, len(self.cluster.alive)):
+            in_order = [self.arrived[worker] for worker in sorted(self.arrived)]
+            change = self.times(self.rate, mean(in_order))
+            self.updated(self.weights - change, len(in_order), [0] * len(in_order))
+            idle, self.arrived = sorted(self.arrived), {}
+            for worker in idle:
+                self.ask(worker)
+
+
+@dataclasses.dataclass
+class Asynchronous(OfGradients):
+    """Every gradient is applied as it comes, to weights that have moved since.
+
+    w_t+1 = w_t - η g_i(w_t-s), with staleness s
+    """
+
+    source = "Dean et al. 2012, Large scale distributed deep networks, Downpour SGD"
+
+    def begin(self) -> None:
+        for worker in self.cluster.alive:
+            self.ask(worker)
+
+    def arrive(self, worker, version, gradient):
+        staleness = self.updates - version
+        change = self.times(self.rate_of_gradient(staleness), gradient)
+        self.updated(self.weights - change, 1, [staleness])
+        self.applied(worker)
+
+    def rate_of_gradient(self, staleness: int) -> float:
+        """η of a gradient so stale."""
+        return self.rate
+
+    def applied(self, worker: int) -> None:
+        """What a worker does once its gradient is in the weights."""
+        self.ask(worker)
+
+
+@dataclasses.dataclass
+class StalenessScaled(Asynchronous):
+    """Asynchronous, and a gradient counts the less the staler it is.
+
+    w_t+1 = w_t - η / max(1, s) g_i(w_t-s), with staleness s
+    """
+
+    source = "Zhang, Gupta, Lian, Liu 2016, arXiv:1511.05950, section 2"
+
+    def rate_of_gradient(self, staleness: int) -> float:
+        return self.rate / max(1, staleness)
+
+
+@dataclasses.dataclass
+class BoundedStaleness(Asynchronous):
+    """Asynchronous, but nobody runs ahead: a worker waits for the slowest where it must.
+
+    As asynchronous; a worker with c gradients begins its next while c - min(c of all) <= bound
+    """
+
+    source = "Ho et al. 2013, More effective distributed ML via a stale synchronous parallel server"
+
+    bound: int = parameter(
+        2, 0, 10**6, "gradients that the fastest worker may be ahead of the slowest"
+    )
+
+    def begin(self) -> None:
+        self.clocks = dict.fromkeys(self.cluster.workers, 0)
+        self.waiting = []
+        super().begin()
+
+    def applied(self, worker):
+        self.clocks[worker] += 1
+        self.waiting.append(worker)
+        self.release()
+
+    def lost(self, worker):
+        self.release()
+
+    def release(self) -> None:
+        """Those that wait begin, unless they are too far ahead of the slowest that is alive."""
+        slowest = min((self.clocks[worker] for worker in self.cluster.alive), default=0)
+        waiting, self.waiting = self.waiting, []
+        for worker in waiting:
+            if self.clocks[worker] - slowest <= self.bound:
+                self.ask(worker)
+            else:
+                self.waiting.append(worker)
+
+
+@dataclasses.dataclass
+class LocalSGD(Rule):
+    """Every worker makes H steps of its own; then all take the mean of their weights.
+
+    H times w_i <- w_i - η g_i(w_i);  then w = w_1 = ... = w_k <- (w_1 + ... + w_k) / k
+    """
+
+    source = "Stich 2019, arXiv:1805.09767, algorithm 1"
+    model = "the mean of the workers' weights, as last taken"
+
+    local_steps: int = parameter(8, 1, 10**6, "steps H between two means")
+
+    def begin(self) -> None:
+        self.arrived = {}
+        self.steps = self.steps_of_round()
+        for worker in self.cluster.alive:
+            self.cluster.send(functools.partial(self.step, worker, self.weights, self.steps))
+
+    def steps_of_round(self) -> int:
+        """H of the coming round."""
+        return self.local_steps
+
+    def step(self, worker: int, weights: np.ndarray, left: int) -> None:
+        """A worker begins a step of its own, the first of those that are left."""
+        stepped = functools.partial(self.stepped, worker, weights, left)
+        self.cluster.compute(worker, weights, stepped)
+
+    def stepped(self, worker: int, weights: np.ndarray, left: int, gradient: np.ndarray) -> None:
+        """It makes the step, and begins the next, or sends its weights."""
+        weights = weights - self.times(self.rate, gradient)
+        if left > 1:
+            self.step(worker, weights, left - 1)
+        else:
+            self.cluster.send(functools.partial(self.arrive_weights, worker, weights))
+
+    def arrive_weights(self, worker: int, weights: np.ndarray) -> None:
+        """A worker's weights are there."""
+        self.arrived[worker] = weights
+        self.average_if_complete()
+
+    def lost(self, worker):
+        self.average_if_complete()
+
+    def average_if_complete(self) -> None:
+        """The mean, once the weights of all that are alive are there."""
+        if self.arrived and all(worker in self.arrived for worker in self.cluster.alive):
+            in_order = [self.arrived[worker] for worker in sorted(self.arrived)]
+            self.updated(mean(in_order), len(in_order) * self.steps, [0] * len(in_order))
+            self.begin()
+
+
+@dataclasses.dataclass
+class PostLocalSGD(LocalSGD):
+    """Synchronous at first, which the beginning needs; local SGD afterwards.
+
+    As local SGD, with H = 1 for the first S examples
+    """
+
+    source = "Lin et al. 2020, arXiv:1808.07217, section 3"
+
+    switch_after: int = parameter(10_000, 0, 10**9, "examples S with a mean after every step")
+
+    def steps_of_round(self) -> int:
+        seen = self.used * self.cluster.problem.batch
+        return self.local_steps if seen >= self.switch_after else 1
+
+
+@dataclasses.dataclass(frozen=True)
+class _Elastic:
+    """What a worker of EASGD has: its weights, its steps, and which centre it saw last."""
+
+    weights: np.ndarray
+    velocity: np.ndarray
+    steps: int = 0
+    version: int = 0
+
+
+@dataclasses.dataclass
+class EASGD(Rule):
+    """Every worker goes its own way, tied to a centre by a spring that pulls at both.
+
+    Every τ steps:  d = α (x_i - x~);  x_i <- x_i - d;  x~ <- x~ + d
+    Every step:     x_i <- x_i - η g(x_i as it was before the pull)
+    """
+
+    source = "Zhang, Choromanska, LeCun 2015, arXiv:1412.6651, algorithm 1"
+    model = "the centre"
+
+    moving_rate: float | None = parameter(
+        None, 0.0, 1.0, "α, how far a pull goes; default: 0.9 / k, the paper's β = 0.9"
+    )
+    period: int = parameter(8, 1, 10**6, "steps τ between two pulls")
+
+    def begin(self) -> None:
+        workers = self.cluster.workers
+        self.alpha = 0.9 / len(workers) if self.moving_rate is None else self.moving_rate
+        first = _Elastic(self.weights, np.zeros_like(self.weights))
+        for worker in workers:
+            self.cluster.send(functools.partial(self.step, worker, first))
+
+    def step(self, worker: int, own: _Elastic) -> None:
+        """A worker begins a step."""
+        stepped = functools.partial(self.stepped, worker, own)
+        self.cluster.compute(worker, self.looks_at(own), stepped)
+
+    def stepped(self, worker: int, own: _Elastic, gradient: np.ndarray) -> None:
+        """It makes the step; before every τ-th it meets the centre, for which it waits."""
+        moved = self.moved(own, gradient)
+        if own.steps % self.period == 0:
+            self.cluster.send(functools.partial(self.pull, worker, own, moved))
+        else:
+            self.step(worker, moved)
+
+    def looks_at(self, own: _Elastic) -> np.ndarray:
+        """Where the gradient is taken."""
+        return own.weights
+
+    def moved(self, own: _Elastic, gradient: np.ndarray) -> _Elastic:
+        """What a worker has after a step, but for the pull."""
+        weights = own.weights - self.times(self.rate, gradient)
+        return dataclasses.replace(own, weights=weights, steps=own.steps + 1)
+
+    def pull(self, worker: int, own: _Elastic, moved: _Elastic) -> None:
+        """A worker's weights are at the centre, and the spring pulls at both."""
+        pulled = self.times(self.alpha, own.weights - self.weights)
+        new = self.period if own.steps else 0  # gradients that the centre had not yet heard of
+        self.updated(self.weights + pulled, new, [self.updates - own.version])
+        back = dataclasses.replace(moved, weights=moved.weights - pulled, version=self.updates)
+        self.cluster.send(functools.partial(self.step, worker, back))
+
+
+@dataclasses.dataclass
+class EAMSGD(EASGD):
+    """EASGD whose workers have Nesterov's momentum.
+
+    The pull as in EASGD;  v_i <- δ v_i - η g(x_i + δ v_i);  x_i <- x_i + v_i
+    """
+
+    source = "Zhang, Choromanska, LeCun 2015, arXiv:1412.6651, algorithm 2"
+
+    momentum: float = parameter(0.9, 0.0, 0.999, "δ of every worker's own velocity")
+
+    def looks_at(self, own: _Elastic) -> np.ndarray:
+        return own.weights + self.times(self.momentum, own.velocity)
+
+    def moved(self, own: _Elastic, gradient: np.ndarray) -> _Elastic:
+        velocity = self.times(self.momentum, own.velocity) - self.times(self.rate, gradient)
+        weights = own.weights + velocity
+        return dataclasses.replace(own, weights=weights, velocity=velocity, steps=own.steps + 1)
+
+
+RULES: dict[str, type[Rule]] = {
+    "synchronous": Synchronous,
+    "warm_up": WarmUp,
+    "backup_workers": BackupWorkers,
+    "asynchronous": Asynchronous,
+    "staleness_scaled": StalenessScaled,
+    "bounded_staleness": BoundedStaleness,
+    "local_sgd": LocalSGD,
+    "post_local_sgd": PostLocalSGD,
+    "easgd": EASGD,
+    "eamsgd": EAMSGD,
+}

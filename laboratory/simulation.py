@@ -1,0 +1,151 @@
+"""Runs an update rule on simulated workers: real gradients, virtual time."""
+
+import dataclasses
+import functools
+import hashlib
+import math
+import statistics
+from collections import Counter
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+
+from laboratory import cluster, problems, rules, speeds
+
+
+class Point(NamedTuple):
+    """A run at a virtual time.
+
+    time: virtual.
+    examples: whose gradients are in the model.
+    loss: of the model, on test examples.
+    accuracy: of the model, on test examples.
+    distance: of the workers from it, see cluster.Cluster.
+    """
+
+    time: float
+    examples: int
+    loss: float
+    accuracy: float
+    distance: float
+
+
+@dataclasses.dataclass(frozen=True)
+class Run:
+    """What became of a rule.
+
+    Attributes:
+      rule: its key in rules.RULES.
+      rate: its learning rate.
+      model: which weights its one model is.
+      points: at even distances in time, up to the end, or to where it was no longer finite.
+      staleness: see rules.Rule.
+      began: gradients that were begun.
+      used: gradients that are in the model.
+      dropped: gradients that came too late to be used.
+      updates: of the model.
+      weights: of the model.
+      diverged: weights or loss were no longer finite, and the run ended.
+    """
+
+    rule: str
+    rate: float
+    model: str
+    points: Sequence[Point]
+    staleness: Counter
+    began: int
+    used: int
+    dropped: int
+    updates: int
+    weights: np.ndarray
+    diverged: bool
+
+    @property
+    def end(self) -> Point:
+        """The last point."""
+        return self.points[-1]
+
+    @property
+    def examples_per_second(self) -> float:
+        """Examples in the model for a unit of virtual time."""
+        return self.end.examples / self.end.time if self.end.time else 0.0
+
+    def first(self, accuracy: float) -> Point | None:
+        """Where the model first was as accurate; None if it never was.
+
+        Of three points' mean, of which it is the middle one: one point alone is off by chance.
+        """
+        for three in zip(self.points, self.points[1:], self.points[2:], strict=False):
+            if statistics.mean(point.accuracy for point in three) >= accuracy:
+                return three[1]
+        return None
+
+    def weights_sha256(self) -> str:
+        """Of the model's weights."""
+        return hashlib.sha256(np.ascontiguousarray(self.weights).tobytes()).hexdigest()
+
+
+def run(
+    name: str,
+    rule: rules.Rule,
+    problem: problems.Problem,
+    of_workers: speeds.Speeds,
+    *,
+    until: float,
+    message: float = 0.0,
+    measurements: int = 20,
+    noticed_after: float = 10.0,
+) -> Run:
+    """Runs a rule; the same arguments give the same run.
+
+    Args:
+      name: of the rule, for the result.
+      rule: a new one.
+      problem: what the workers compute.
+      of_workers: how many they are, and how fast.
+      until: virtual time at which the run ends.
+      message: virtual time of a message.
+      measurements: of the model on the way, besides the one at time 0.
+      noticed_after: virtual time from a worker's death until the rule is told.
+    """
+    workers = cluster.Cluster(problem, of_workers, message)
+    points, diverged = [], []
+
+    def measure():
+        measured = problem.evaluate(rule.weights)
+        if not (np.isfinite(rule.weights).all() and math.isfinite(measured.loss)):
+            workers.clock.stop()
+            diverged.append(workers.clock.now)
+            return
+        examples = rule.used * problem.batch
+        distance = workers.distance(rule.weights)
+        points.append(Point(workers.clock.now, examples, *measured, distance))
+
+    def lose(worker):
+        workers.alive.remove(worker)
+        rule.lost(worker)
+
+    for number in range(measurements + 1):
+        workers.clock.measure_at(until * number / measurements, measure)
+    for worker in workers.workers:
+        if math.isfinite(of_workers.death(worker)):
+            workers.clock.after(
+                of_workers.death(worker) + noticed_after, functools.partial(lose, worker)
+            )
+    with np.errstate(over="ignore", invalid="ignore"):  # a rate may be too large: see diverged
+        rule.start(workers)
+        workers.clock.run(until)
+    return Run(
+        rule=name,
+        rate=rule.rate,
+        model=rule.model,
+        points=points,
+        staleness=rule.staleness,
+        began=workers.began,
+        used=rule.used,
+        dropped=rule.dropped,
+        updates=rule.updates,
+        weights=rule.weights,
+        diverged=bool(diverged),
+    )
