@@ -19,6 +19,8 @@ import threading
 from collections.abc import Sequence
 from typing import NamedTuple
 
+import numpy as np
+
 from laboratory import command_line
 
 _SERVE = "serve"  # the one argument of the processes that this starts
@@ -50,12 +52,14 @@ class Outcome:
       applied: the gradients, in the order in which they were scheduled.
       accuracy_before: of the initial weights, on test images.
       accuracy: of the server's weights at the end, the one model.
+      weights: those, [weights].
     """
 
     workers: int
     applied: Sequence[Applied]
     accuracy_before: float
     accuracy: float
+    weights: np.ndarray
 
     def steady(self) -> list[Applied]:
         """Without the first third, in which workers are still building their graphs."""
@@ -79,9 +83,15 @@ def serve() -> None:
     import tensorflow as tf
 
     config = json.loads(os.environ["TF_CONFIG"])
-    task = config["task"]
+    # Arithmetic as in the simulation: one thread for an operation, graphs as they are written.
+    arithmetic = tf.compat.v1.ConfigProto(intra_op_parallelism_threads=1)
+    arithmetic.graph_options.rewrite_options.disable_meta_optimizer = True
     server = tf.distribute.Server(
-        config["cluster"], job_name=task["type"], task_index=task["index"], protocol="grpc"
+        config["cluster"],
+        job_name=config["task"]["type"],
+        task_index=config["task"]["index"],
+        protocol="grpc",
+        config=arithmetic,
     )
     server.join()
 
@@ -194,6 +204,7 @@ def train(problem, workers: int, gradients: int, rate: float) -> Outcome:
         applied=applied,
         accuracy_before=problem.evaluate(problem.initial).accuracy,
         accuracy=problem.evaluate(final).accuracy,
+        weights=final,
     )
 
 
@@ -269,7 +280,7 @@ def main(arguments: Sequence[str]) -> int:
     print(lesson.table(HEAD, rows(outcome)))
     print(
         f"\nA worker was idle for {outcome.pause():.2f} gradients' time between two gradients. "
-        f"The one model is the server's weights: {outcome.accuracy:.1%} of 2,000 test images "
+        f"The one model is the server's weights: {outcome.accuracy:.1%} of test images "
         f"after {options.gradients} gradients ({outcome.accuracy_before:.1%} before; {images.name})"
     )
     return 0

@@ -131,7 +131,7 @@ class Network:
         return flat, result.losses["total"][0]
 
     def evaluate(self, weights: np.ndarray) -> Measured:
-        """On the first 2,000 test images."""
+        """On the first 2,000 test images, or all where there are fewer."""
         flat = tf.constant(weights)
         sums = [self._sums(flat, *batch) for batch in self._test]
         loss, correct, count = (float(sum(s.numpy() for s in of)) for of in zip(*sums, strict=True))
