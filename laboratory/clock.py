@@ -16,6 +16,7 @@ class Clock:
         self.now = 0.0
         self._events = []  # a heap of (time, whether it is a measurement, number, call)
         self._numbers = itertools.count()
+        self._stopped = False
 
     def after(self, seconds: float, call: Callable[[], None]) -> None:
         """Calls `call` so much later; events of the same time come in the order they were made."""
@@ -30,10 +31,10 @@ class Clock:
 
     def run(self, until: float) -> None:
         """Lets time go by, up to and with `until`."""
-        while self._events and self._events[0][0] <= until:
+        while not self._stopped and self._events and self._events[0][0] <= until:
             self.now, _, _, call = heapq.heappop(self._events)
             call()
 
     def stop(self) -> None:
-        """Nothing more happens."""
-        self._events.clear()
+        """Nothing more happens once the event that is at work is over."""
+        self._stopped = True

@@ -19,7 +19,6 @@ MODELS = {
     "cifarnet": (data.small_cifarnet, "the tutorial's, with a quarter of its filters"),
     "two_convolutions": (race.network, "two convolutions and a dense layer, as the lessons race"),
 }
-TEST_BATCHES = 4  # of 500
 
 
 class Measured(NamedTuple):
@@ -55,7 +54,12 @@ class Network:
     """A network on images, with the package's gradient of a tower. See Problem."""
 
     def __init__(
-        self, build: Callable[[], keras.Model], images: data.Images, batch: int, seed: int = 0
+        self,
+        build: Callable[[], keras.Model],
+        images: data.Images,
+        batch: int,
+        seed: int = 0,
+        test_batches: int = 4,
     ):
         """
         Args:
@@ -63,6 +67,7 @@ class Network:
           images: preprocessed without distortions.
           batch: examples of a gradient.
           seed: of the order of the examples.
+          test_batches: of 500 images each that an evaluation takes.
 
         Raises:
           ValueError: the model keeps statistics, of which workers would each have their own.
@@ -87,7 +92,7 @@ class Network:
         self._preprocess = preprocess.for_images(
             data.PREPROCESSING, images.train.images.shape[1:]
         ).evaluate
-        self._test = list(images.test_batches().take(TEST_BATCHES))
+        self._test = list(images.test_batches().take(test_batches))
         self._gradient = tf.function(self._build_gradient, autograph=False)
         self._sums = tf.function(self._build_sums, autograph=False)
 
@@ -131,7 +136,7 @@ class Network:
         return flat, result.losses["total"][0]
 
     def evaluate(self, weights: np.ndarray) -> Measured:
-        """On the first 2,000 test images, or all where there are fewer."""
+        """On the first test images, 2,000 unless told."""
         flat = tf.constant(weights)
         sums = [self._sums(flat, *batch) for batch in self._test]
         loss, correct, count = (float(sum(s.numpy() for s in of)) for of in zip(*sums, strict=True))

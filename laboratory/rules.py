@@ -66,6 +66,7 @@ class Rule(abc.ABC):
         self.updates += 1
         self.used += used
         self.staleness.update(staleness)
+        self.cluster.updated()
 
     def times(self, factor: float, array: np.ndarray) -> np.ndarray:
         """`factor * array` in the array's type, as an optimizer computes it."""

@@ -31,6 +31,17 @@ class Point(NamedTuple):
     distance: float
 
 
+def first(points: Sequence[Point], accuracy: float) -> Point | None:
+    """Where a model first was as accurate; None if it never was.
+
+    Of three points' mean, of which it is the middle one: one point alone is off by chance.
+    """
+    for three in zip(points, points[1:], points[2:], strict=False):
+        if statistics.mean(point.accuracy for point in three) >= accuracy:
+            return three[1]
+    return None
+
+
 @dataclasses.dataclass(frozen=True)
 class Run:
     """What became of a rule.
@@ -39,7 +50,7 @@ class Run:
       rule: its key in rules.RULES.
       rate: its learning rate.
       model: which weights its one model is.
-      points: at even distances in time, up to the end, or to where it was no longer finite.
+      points: in the order of time, up to the end, or to where it was no longer finite.
       staleness: see rules.Rule.
       began: gradients that were begun.
       used: gradients that are in the model.
@@ -72,14 +83,8 @@ class Run:
         return self.end.examples / self.end.time if self.end.time else 0.0
 
     def first(self, accuracy: float) -> Point | None:
-        """Where the model first was as accurate; None if it never was.
-
-        Of three points' mean, of which it is the middle one: one point alone is off by chance.
-        """
-        for three in zip(self.points, self.points[1:], self.points[2:], strict=False):
-            if statistics.mean(point.accuracy for point in three) >= accuracy:
-                return three[1]
-        return None
+        """See `first`."""
+        return first(self.points, accuracy)
 
     def weights_sha256(self) -> str:
         """Of the model's weights."""
@@ -95,7 +100,9 @@ def run(
     until: float,
     message: float = 0.0,
     measurements: int = 20,
+    every_examples: int | None = None,
     noticed_after: float = 10.0,
+    enough: float | None = None,
 ) -> Run:
     """Runs a rule; the same arguments give the same run.
 
@@ -106,8 +113,11 @@ def run(
       of_workers: how many they are, and how fast.
       until: virtual time at which the run ends.
       message: virtual time of a message.
-      measurements: of the model on the way, besides the one at time 0.
+      measurements: of the model, at even distances in time, besides the one at time 0.
+      every_examples: measures after so many examples in the model instead, as a race has to: at
+        even distances in time a slow run would be looked at more often.
       noticed_after: virtual time from a worker's death until the rule is told.
+      enough: accuracy, of three points' mean, with which the run ends early; None for never.
     """
     workers = cluster.Cluster(problem, of_workers, message)
     points, diverged = [], []
@@ -121,13 +131,23 @@ def run(
         examples = rule.used * problem.batch
         distance = workers.distance(rule.weights)
         points.append(Point(workers.clock.now, examples, *measured, distance))
+        if enough is not None and first(points[-3:], enough):
+            workers.clock.stop()
 
     def lose(worker):
         workers.alive.remove(worker)
         rule.lost(worker)
 
-    for number in range(measurements + 1):
-        workers.clock.measure_at(until * number / measurements, measure)
+    def measure_next():
+        if rule.used * problem.batch >= points[-1].examples + every_examples:
+            measure()
+
+    if every_examples is None:
+        for number in range(measurements + 1):
+            workers.clock.measure_at(until * number / measurements, measure)
+    else:
+        workers.clock.measure_at(0.0, measure)
+        workers.updated = measure_next
     for worker in workers.workers:
         if math.isfinite(of_workers.death(worker)):
             workers.clock.after(

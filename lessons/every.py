@@ -4,6 +4,7 @@ from lessons import (
     averaging,
     batch_norm,
     batch_size,
+    elastic_averaging,
     final_model,
     graph,
     learning_rate,
@@ -11,6 +12,7 @@ from lessons import (
     memory,
     museum,
     scaling,
+    synchronous_or_not,
     train_and_test_loss,
     where_time_goes,
 )
@@ -27,5 +29,7 @@ LESSONS = (
     train_and_test_loss.LESSON,
     memory.LESSON,
     where_time_goes.LESSON,
+    synchronous_or_not.LESSON,
+    elastic_averaging.LESSON,
     museum.LESSON,
 )

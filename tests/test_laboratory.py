@@ -70,6 +70,18 @@ class TestClock:
         virtual.run(until=2.0)
         assert times == [0.5, 1.0, 1.5, 2.0]
 
+    def test_nothing_happens_after_a_stop(self):
+        times, virtual = [], clock.Clock()
+
+        def last():
+            times.append(virtual.now)
+            virtual.stop()
+            virtual.after(0.5, last)  # as the event that is at work may still do
+
+        virtual.after(1.0, last)
+        virtual.run(until=9.0)
+        assert times == [1.0]
+
 
 class TestSpeeds:
     @pytest.mark.parametrize(
@@ -371,6 +383,17 @@ class TestRuns:
         assert done.diverged
         assert 0 < len(done.points) < 11
         assert all(np.isfinite(point.loss) for point in done.points)
+
+    def test_a_run_ends_early_with_enough_accuracy_measured_by_examples(self, network):
+        of_workers = speeds.Speeds("constant", 4)
+        measured = {"until": 10_000, "every_examples": 256, "enough": 0.25}
+        done = simulation.run("a", rules.Asynchronous(0.05), network, of_workers, **measured)
+        assert [point.examples for point in done.points] == list(
+            range(0, 256 * len(done.points), 256)
+        )
+        assert done.first(0.25) == done.points[-2]
+        assert done.used * 8 == done.end.examples  # and not a gradient more
+        assert done.staleness[3] == done.used - 3
 
     def test_the_distance_is_that_of_what_workers_hold(self):
         # Two workers at equal speed: one holds the weights, the other those of one update before.
