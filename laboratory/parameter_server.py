@@ -32,8 +32,8 @@ class Applied(NamedTuple):
     read_at: updates of the weights before it read them.
     staleness: updates by others between reading the weights and applying the gradient.
     loss: of its examples, at the weights that were read.
-    began: wall clock as the weights were read, seconds.
-    ended: wall clock as the gradient had been applied.
+    began: the server's clock as the weights were read, seconds.
+    ended: the server's clock as the gradient had been applied.
     """
 
     read_at: int
@@ -177,19 +177,22 @@ def train(problem, workers: int, gradients: int, rate: float) -> Outcome:
             weights = tf.Variable(problem.initial)
             updates = tf.Variable(0, dtype=tf.int64)
 
+        def server_time_after(operation):
+            """The server's clock, once something has been done there."""
+            with tf.control_dependencies([operation]), tf.device(weights.device):
+                return tf.timestamp()
+
         @tf.function(autograph=False)
         def step(images, labels, number):
             """On a worker: reads, computes, applies; nothing here waits for another worker."""
-            began = tf.timestamp()
+            read_at = updates.read_value()
+            began = server_time_after(read_at)
             with tf.control_dependencies([began]):
-                read_at = updates.read_value()
-            with tf.control_dependencies([read_at]):
                 read = weights.read_value()
             gradient, loss = problem.gradient_of(read, images, labels, number)
             with tf.control_dependencies([weights.assign_sub(rate * gradient)]):
                 applied = updates.assign_add(1, read_value=True)
-            with tf.control_dependencies([applied]):
-                ended = tf.timestamp()
+            ended = server_time_after(applied)
             return read_at, applied - 1 - read_at, loss, began, ended
 
         results = [

@@ -1,0 +1,71 @@
+"""The lesson on elastic averaging: the centre, the spring, and where it is too strong."""
+
+import statistics
+
+import lesson_checks
+import numpy as np
+import pytest
+
+from lessons import elastic_averaging
+
+LESSON = elastic_averaging.LESSON
+
+
+def test_is_a_table_a_claim_and_a_plot(finding, tmp_path):
+    lesson_checks.check_finding(finding, tmp_path)
+
+
+def test_the_centre_is_better_than_every_worker(finding, numbers):
+    strongest = max(numbers["sprung"])
+    best = numbers["sprung"][strongest]
+    assert best.centre > max(best.workers) + 0.03
+    assert ", more than the best of 4 workers" in finding.claim
+
+
+def test_a_spring_keeps_workers_together_and_makes_them_better(numbers):
+    by_strength = [numbers["sprung"][alpha] for alpha in sorted(numbers["sprung"])]
+    distances = [one.distance for one in by_strength]
+    assert distances == sorted(distances, reverse=True)
+    assert statistics.mean(by_strength[-1].workers) > statistics.mean(by_strength[0].workers)
+
+
+def test_the_mean_of_workers_trained_apart_is_worse_than_they_are(numbers):
+    apart = numbers["sprung"][0.0]
+    assert apart.mean < statistics.mean(apart.workers)
+
+
+@pytest.mark.parametrize("rate", elastic_averaging.ETAS)
+def test_the_limit_of_stability_is_found_where_the_formula_has_it(numbers, rate):
+    expected = elastic_averaging.stable_up_to(rate)
+    assert numbers["boundary"][rate] == pytest.approx(expected, rel=0.01)
+
+
+@pytest.mark.parametrize(
+    ("workers", "above"), [(1, 0.0), (3, 0.0), (5, 0.0), (2, 0.02), (4, 0.005)]
+)
+def test_the_formula_is_exact_for_odd_numbers_of_workers(workers, above):
+    """By the eigenvalues of a round, in which one worker after the other takes its turn."""
+
+    def largest(alpha, rate=0.6):
+        a_round = np.eye(workers + 1)
+        for worker in range(workers):
+            turn = np.eye(workers + 1)
+            turn[worker, worker] = 1 - rate - alpha
+            turn[worker, -1] = turn[-1, worker] = alpha
+            turn[-1, -1] = 1 - alpha
+            a_round = turn @ a_round
+        return max(abs(np.linalg.eigvals(a_round)))
+
+    limit = elastic_averaging.stable_up_to(0.6)
+    assert largest(0.999 * limit) < 1
+    if above:
+        assert largest((1 + above) * limit) < 1
+        assert largest(1.1 * limit) > 1
+    else:
+        assert largest(1.001 * limit) > 1
+
+
+def test_an_even_number_of_workers_stands_a_little_more():
+    found = elastic_averaging.unstable_from(1.0, 4)
+    limit = elastic_averaging.stable_up_to(1.0)
+    assert 1.005 * limit < found < 1.03 * limit
