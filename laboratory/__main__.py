@@ -8,120 +8,147 @@ import json
 import os
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 import laboratory
-from laboratory import command_line
+from laboratory import flags, report, rules, simulation, speeds
 
-COMPARED_RATES = (0.03, 0.1, 0.3)
+MODELS = ("two_convolutions", "cifarnet")  # of network.MODELS, which imports TensorFlow
+COMPARED_RATES = ("0.03", "0.1", "0.3")
+# Flags of some speeds alone: those, the default, the range, and what it is.
+OF_SPEEDS = {
+    "slowdown": (
+        ("straggler", "two_speeds"),
+        4.0,
+        (1, 1000),
+        "what a slow worker's gradient takes",
+    ),
+    "dies_at": (("dying",), 50.0, (0, 1e6), "virtual time of the death"),
+    "noticed_after": (
+        ("dying",),
+        10.0,
+        (0, 1e6),
+        "virtual time from the death until it is noticed",
+    ),
+}
 
 
 def main(arguments: Sequence[str]) -> int:
     """Lists, runs one rule, or compares; returns the exit code."""
-    os.environ["CUDA_VISIBLE_DEVICES"] = "-1"  # the laboratory is on the CPU everywhere
-    from laboratory import problems, rules, speeds
-
-    parser = _make_parser(problems.MODELS, rules, speeds.SPEEDS)
+    parser = _make_parser()
     options = parser.parse(arguments)
     if not arguments:
-        show_list(rules.RULES, speeds.SPEEDS)
+        show_list()
         return 0
-    check(parser, options, problems.MODELS, rules, speeds.SPEEDS)
+    check(parser, options)
     if importlib.util.find_spec("matplotlib") is None:
         parser.error("the plots need matplotlib: pip install matplotlib")
-
+    folder = Path(options.out) / ("compare" if options.compare else options.rule)
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        print(f"{parser.prog}: error: --out={options.out}: {error.strerror}", file=sys.stderr)
+        return 1
+    os.environ["CUDA_VISIBLE_DEVICES"] = "-1"  # the laboratory is on the CPU everywhere
     from input_pipeline import datasets
 
     try:
-        Path(options.out).mkdir(parents=True, exist_ok=True)
-        show(options, rules)
+        problem, data_name = make_problem(options)
     except datasets.DataError as error:
         parser.error(str(error))
+    try:
+        show(options, problem, data_name, folder)
+    except BrokenPipeError:
+        raise
     except OSError as error:
-        print(f"{parser.prog}: error: --out={options.out}: {error.strerror}", file=sys.stderr)
+        print(f"{parser.prog}: error: {folder}: {error.strerror}", file=sys.stderr)
         return 1
     return 0
 
 
-def _make_parser(models, rules, speeds) -> command_line.Parser:
-    parser = command_line.Parser(
+def _make_parser() -> flags.Parser:
+    parser = flags.Parser(
         prog="python -m laboratory", description=laboratory.__doc__.splitlines()[0]
     )
     add, number = parser.add_argument, parser.add_number
     add("compare", nargs="?", help="the word compare: run several rules, side by side")
     add("--rule", help=f"{', '.join(rules.RULES)}; compare takes several (default: all)")
     number("workers", 16, int, 1, 256, "simulated workers")
-    add("--speeds", default="constant", help=f"{', '.join(speeds)} (default: constant)")
-    number("slowdown", 4.0, float, 1, 1000, "what a slow worker's gradient takes")
-    number("dies_at", 50.0, float, 0, 1e6, "virtual time of the death in dying")
-    number("noticed_after", 10.0, float, 0, 1e6, "virtual time from a death until it is noticed")
+    add("--speeds", default="constant", help=f"{', '.join(speeds.SPEEDS)} (default: constant)")
+    for name, (owners, default, bounds, text) in OF_SPEEDS.items():
+        only = f"only {', '.join(owners)}; default: {default:g}"
+        number(name, None, float, *bounds, f"{text} ({only})")
     number("message", 0.1, float, 0, 1000, "virtual time of a message, in either direction")
     number("time", 200.0, float, 1, 1e5, "virtual time of a run; a usual gradient takes 1")
     number("batch", 16, int, 1, 4096, "examples of a gradient")
-    add("--model", default="two_convolutions", help=f"{', '.join(models)} (default: %(default)s)")
-    tried = ",".join(f"{rate:g}" for rate in COMPARED_RATES)
-    number("rate", None, float, 1e-6, 100, "learning rate η (default: 0.1)")
-    add("--rates", help=f"of compare, which keeps each rule's best (default: {tried})")
-    for name, (field, owners) in rule_parameters(rules).items():
+    add("--model", default=MODELS[0], help=f"{', '.join(MODELS)} (default: {MODELS[0]})")
+    add("--rates", help=f"of compare, which keeps each rule's best ({','.join(COMPARED_RATES)})")
+    for name, (field, owners) in rule_parameters().items():
         of_type, least, most, text = (
             field.metadata[key] for key in ("type", "least", "most", "text")
         )
         default = "" if field.default is None else f"; default: {field.default:g}"
-        only = f"{text} (only {', '.join(owners)}{default})"
-        number(name, None, of_type, least, most, only)
+        only = "not compare" if name == "rate" else f"only {', '.join(owners)}"
+        number(name, None, of_type, least, most, f"{text} ({only}{default})")
     number("seed", 0, int, 0, 2**31 - 1, "of the order of examples, and of the jitter")
-    add("--data_dir", help=command_line.DATA_DIR)
+    add("--data_dir", help=flags.DATA_DIR)
     add("--out", default="runs/laboratory", help="folder of what it writes (default: %(default)s)")
     return parser
 
 
-def rule_parameters(rules) -> dict[str, tuple[dataclasses.Field, list[str]]]:
-    """Parameters of rules besides the rate: name to its field and the rules that have it."""
+def rule_parameters() -> dict[str, tuple[dataclasses.Field, list[str]]]:
+    """Parameters of rules: name to its field and the rules that have it."""
     found = {}
     for name, rule in rules.RULES.items():
         for field in dataclasses.fields(rule):
-            if field.name != "rate":
-                found.setdefault(field.name, (field, []))[1].append(name)
+            found.setdefault(field.name, (field, []))[1].append(name)
     return found
 
 
-def show_list(rules, speeds) -> None:
+def show_list() -> None:
     """What there is to choose from."""
-    for name, rule in rules.items():
+    for name, rule in rules.RULES.items():
         formula = rule.__doc__.strip().splitlines()
         print(f"--rule={name}\n  {formula[0]}")
         print(*(f"    {line.strip()}" for line in formula[2:]), sep="\n")
+        for field in dataclasses.fields(rule):
+            default = "" if field.default is None else f"; default: {field.default:g}"
+            print(f"  --{field.name}: {field.metadata['text']}{default}")
         print(f"  {rule.source}\n  One model at the end: {rule.model}.\n")
-    for name, text in speeds.items():
+    for name, text in speeds.SPEEDS.items():
         print(f"--speeds={name:<12}{text}")
 
 
-def check(parser, options: argparse.Namespace, models, rules, speeds) -> None:
+def check(parser: flags.Parser, options: argparse.Namespace) -> None:
     """Ends with what is allowed, or leaves `rules` and `rates` in the options."""
     if options.compare not in (None, "compare"):
         parser.error(f"{options.compare}: the one word that is known is compare")
     if options.compare is None and options.rule is None:
         parser.error(f"--rule is missing, or compare; the rules are {', '.join(rules.RULES)}")
-    parser.choice("speeds", options.speeds, speeds)
-    parser.choice("model", options.model, models)
+    parser.choice("speeds", options.speeds, speeds.SPEEDS)
+    parser.choice("model", options.model, MODELS)
     if options.compare:
         if options.rate is not None:
             parser.error(f"--rate={options.rate:g}: compare tries several, --rates=0.03,0.1")
-        options.rules = options.rule.split(",") if options.rule else list(rules.RULES)
-        texts = options.rates.split(",") if options.rates else COMPARED_RATES
-        options.rates = [parser.number("rate", text) for text in texts]
+        options.rules = options.rule.split(",") if options.rule is not None else list(rules.RULES)
+        texts = COMPARED_RATES if options.rates is None else options.rates.split(",")
+        options.rates = [parser.number("rate", text, "rates") for text in texts]
     else:
         if options.rates is not None:
             parser.error(f"--rates={options.rates}: only for compare")
         options.rules = [options.rule]
-        options.rates = [0.1 if options.rate is None else options.rate]
+        options.rates = [rules.Rule.rate if options.rate is None else options.rate]
     for name in options.rules:
         parser.choice("rule", name, rules.RULES)
-    for name, (_, owners) in rule_parameters(rules).items():
+    for name, (_, owners) in rule_parameters().items():
         value = getattr(options, name)
         if value is not None and not set(owners) & set(options.rules):
-            parser.error(f"--{name}={value:g}: only for --rule={' or '.join(owners)}")
+            parser.error(f"--{name}={value}: only for --rule={' or '.join(owners)}")
+    for name, (owners, *_) in OF_SPEEDS.items():
+        value = getattr(options, name)
+        if value is not None and options.speeds not in owners:
+            parser.error(f"--{name}={value:g}: only for --speeds={' or '.join(owners)}")
     if options.backups is not None and options.backups >= options.workers:
         parser.error(
             f"--backups={options.backups}: must be below --workers={options.workers}, for a step "
@@ -129,74 +156,95 @@ def check(parser, options: argparse.Namespace, models, rules, speeds) -> None:
         )
 
 
-def show(options: argparse.Namespace, rules) -> None:
+def make_problem(options: argparse.Namespace):
+    """The network on the images, and the images' name."""
+    from laboratory import network
+    from lessons import data, lesson
+
+    lesson.start_runtime()
+    images = data.load(lesson.Setup(data_dir=options.data_dir))
+    build = network.MODELS[options.model]
+    return network.Network(build, images, options.batch, options.seed), images.name
+
+
+def show(options: argparse.Namespace, problem, data_name: str, folder: Path) -> None:
     """Runs, prints and writes."""
-    from laboratory import report
     from lessons import lesson
 
     began = time.perf_counter()
-    lesson.start_runtime()
-    problem, data_name = make_problem(options)
-    runs = best_runs(options, problem, rules)
+    runs = best_runs(options, problem)
+    head, rows = report.table(runs)
+    shown = title(options, data_name)
     finding = lesson.Finding(
-        head=report.HEAD,
-        rows=report.table(runs),
-        claim="",
-        numbers={},
-        draw=functools.partial(report.draw, runs=runs, title=title(options, data_name)),
-        data=data_name,
+        head, rows, "", {}, lambda figure: report.draw(figure, runs, shown), data_name
     )
     print(f"{finding.table()}\n\n{lesson.conditions(finding, time.perf_counter() - began)}")
-    out = Path(options.out)
-    name = "compare" if options.compare else options.rule
-    lesson.save(finding, out / f"{name}.png", size=(15, 6.5))
-    written = [report.as_json(run) for run in runs]
-    (out / f"{name}.json").write_text(json.dumps(written, indent=1) + "\n", encoding="utf-8")
-    print(out / f"{name}.png")
+    lesson.save(finding, folder / "plot.png", size=(15, 6.5))
+    print(folder / "plot.png")
+    written = {"settings": settings_of(options, data_name), "runs": []}
     for run in runs:
-        if not run.diverged:
-            path = out / f"{run.rule}.keras"
-            problem.assign(run.weights).save(path)
-            print(f"{path}: {run.model}; weights {run.weights_sha256()[:16]}")
+        file = save_model(run, problem, folder)
+        written["runs"].append(report.as_json(run) | {"file": file})
+    text = json.dumps(written, indent=1, allow_nan=False)
+    (folder / "runs.json").write_text(f"{text}\n", encoding="utf-8")
 
 
-def make_problem(options: argparse.Namespace):
-    """The network on the images, and the images' name."""
-    from laboratory import problems
-    from lessons import data, lesson
+def save_model(run: simulation.Run, problem, folder: Path) -> str | None:
+    """Writes the one model of a run, and says which it is; returns the file's name."""
+    if run.diverged:
+        print(f"{run.rule}: diverged, there is no model")
+        return None
+    if not run.updates:
+        print(f"{run.rule}: no update was made in this time, there is no model")
+        return None
+    path = folder / f"{run.rule}.keras"
+    problem.assign(run.weights).save(path)
+    print(
+        f"{path}: {run.model}, accuracy {run.end.accuracy:.1%}, weights {run.weights_sha256()[:16]}"
+    )
+    return path.name
 
-    images = data.load(lesson.Setup(data_dir=options.data_dir))
-    build, _ = problems.MODELS[options.model]
-    return problems.Network(build, images, options.batch, options.seed), images.name
+
+def settings_of(options: argparse.Namespace, data_name: str) -> dict:
+    """What a run can be repeated with."""
+    kept = {name: value for name, value in vars(options).items() if value is not None}
+    for name in ("compare", "out", "data_dir", "rule"):
+        kept.pop(name, None)
+    return kept | {"data": data_name}
 
 
-def best_runs(options: argparse.Namespace, problem, rules) -> list:
+def best_runs(options: argparse.Namespace, problem) -> list[simulation.Run]:
     """Each rule's run, at the best of its rates."""
-    from laboratory import report, simulation, speeds
     from lessons import race
 
-    of_workers = speeds.Speeds(
-        options.speeds, options.workers, options.slowdown, options.dies_at, options.seed
-    )
-
-    def call(name: str, rate: float) -> Callable:
-        fields = {field.name for field in dataclasses.fields(rules.RULES[name])} - {"rate"}
-        given = {field: getattr(options, field) for field in fields}
-        return functools.partial(
-            simulation.run,
-            name,
-            rules.RULES[name](rate, **{k: v for k, v in given.items() if v is not None}),
-            problem,
-            of_workers,
-            until=options.time,
-            message=options.message,
-            noticed_after=options.noticed_after,
-        )
-
-    runs = race.side_by_side([call(name, rate) for name in options.rules for rate in options.rates])
-    tried = len(options.rates)
+    calls = [
+        functools.partial(one_run, options, problem, name, rate)
+        for name in options.rules
+        for rate in options.rates
+    ]
+    runs, tried = race.side_by_side(calls), len(options.rates)
     of_rule = [runs[first : first + tried] for first in range(0, len(runs), tried)]
     return [max(several, key=report.final_accuracy) for several in of_rule]
+
+
+def one_run(options: argparse.Namespace, problem, name: str, rate: float) -> simulation.Run:
+    """A rule at a rate."""
+    parameters = {field.name for field in dataclasses.fields(rules.RULES[name])} - {"rate"}
+    given = {field: getattr(options, field) for field in parameters}
+    of_speeds = {
+        flag: default if getattr(options, flag) is None else getattr(options, flag)
+        for flag, (_, default, *_) in OF_SPEEDS.items()
+    }
+    noticed_after = of_speeds.pop("noticed_after")
+    return simulation.run(
+        name,
+        rules.RULES[name](rate, **{k: v for k, v in given.items() if v is not None}),
+        problem,
+        speeds.Speeds(options.speeds, options.workers, **of_speeds, seed=options.seed),
+        until=options.time,
+        message=options.message,
+        noticed_after=noticed_after,
+    )
 
 
 def title(options: argparse.Namespace, data_name: str) -> str:
@@ -208,4 +256,4 @@ def title(options: argparse.Namespace, data_name: str) -> str:
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    sys.exit(flags.run(main, sys.argv[1:]))

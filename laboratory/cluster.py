@@ -22,7 +22,7 @@ class Cluster:
       problem: what they compute.
       workers: all of them.
       alive: those not known to be gone, in order.
-      holds: worker to the weights at which it last began a gradient.
+      holds: worker to the weights that it had as it last began a gradient.
       began: gradients so far.
       updated: called after every update of the model.
     """
@@ -49,16 +49,26 @@ class Cluster:
         """A message is on its way, and `arrives` is called where it comes."""
         self.clock.after(self._message, arrives)
 
-    def compute(self, worker: int, weights: np.ndarray, then: Callable[[np.ndarray], None]) -> None:
-        """A worker begins a gradient at `weights`; `then` gets it when it is done.
+    def compute(
+        self,
+        worker: int,
+        weights: np.ndarray,
+        then: Callable[[np.ndarray], None],
+        holds: np.ndarray | None = None,
+    ) -> None:
+        """A worker begins a gradient; if it dies before it is done, nothing more comes of it.
 
-        If the worker dies before that, `then` is never called.
+        Args:
+          worker: who.
+          weights: where the gradient is taken, [weights].
+          then: called with the gradient, [weights].
+          holds: the worker's own weights, where it looks elsewhere; None for `weights`.
         """
         if self.clock.now >= self._speeds.death(worker):
             return
         seconds = self._speeds.of_gradient(worker, self._count[worker])
         self._count[worker] += 1
-        self.holds[worker] = weights
+        self.holds[worker] = weights if holds is None else holds
         gradient = self.problem.gradient(weights, self.began)
         self.began += 1
         if self.clock.now + seconds < self._speeds.death(worker):
@@ -75,7 +85,7 @@ class Cluster:
     def distance(self, weights: np.ndarray) -> float:
         """From what the workers hold: the root of the mean of their squared distances."""
         squares = [
-            float(np.sum((self.holds[worker] - weights) ** 2, dtype=np.float64))
+            float(np.sum(np.subtract(self.holds[worker], weights, dtype=np.float64) ** 2))
             for worker in self.alive
         ]
         return math.sqrt(statistics.mean(squares)) if squares else 0.0

@@ -9,20 +9,25 @@ gradient was is counted there, and shown beside what the simulation says.
 """
 
 import collections
+import contextlib
 import dataclasses
 import functools
 import json
 import os
+import socket
 import subprocess
 import sys
+import tempfile
 import threading
+import time
 from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
 
-from laboratory import command_line
+from laboratory import flags, problems, rules, simulation, speeds
 
+_AHEAD = 4  # gradients that are scheduled for each worker
 _SERVE = "serve"  # the one argument of the processes that this starts
 
 
@@ -124,24 +129,37 @@ class Processes:
         for job, addresses in self.cluster.items():
             for index in range(len(addresses)):
                 task = {"cluster": self.cluster, "task": {"type": job, "index": index}}
+                said = tempfile.TemporaryFile()
                 process = subprocess.Popen(
                     [sys.executable, "-m", "laboratory.parameter_server", _SERVE],
                     env=os.environ | {"TF_CONFIG": json.dumps(task)},
                     stdin=subprocess.PIPE,
                     stdout=subprocess.DEVNULL,
-                    stderr=subprocess.DEVNULL,
+                    stderr=said,
                 )
                 self._running.append(process)
-                watch = functools.partial(self._watch, process, f"{job} {index}")
+                watch = functools.partial(self._watch, process, f"{job} {index}", said)
                 threading.Thread(target=watch, daemon=True).start()
         return self
 
-    def _watch(self, process: subprocess.Popen, name: str) -> None:
+    def _watch(self, process: subprocess.Popen, name: str, said) -> None:
         """Ends everything where one of them is gone, for TensorFlow would wait for ever."""
         code = process.wait()
         if not self._ending.is_set():
-            print(f"laboratory: error: {name} has ended by itself ({code})", file=sys.stderr)
+            said.seek(0)
+            last = said.read().decode(errors="replace").strip().rpartition("\n")[2]
+            why = f": {last}" if code > 0 else ""
+            print(f"laboratory: error: {name} is gone (exit code {code}){why}", file=sys.stderr)
             os._exit(1)  # the others notice
+
+    def wait_until_they_listen(self) -> None:
+        """Else TensorFlow would, with Python's lock in its hand, and `_watch` notice nobody's end."""
+        for address in (address for addresses in self.cluster.values() for address in addresses):
+            host, port = address.split(":")
+            while True:
+                with contextlib.suppress(OSError), socket.create_connection((host, int(port))):
+                    break
+                time.sleep(0.05)
 
     def __exit__(self, *_):
         self._ending.set()
@@ -159,7 +177,7 @@ def train(problem, workers: int, gradients: int, rate: float) -> Outcome:
     gradient's staleness may be off by those that are applied at that very moment.
 
     Args:
-      problem: a problems.Network; the n-th gradient that is scheduled takes its n-th batch.
+      problem: a network.Network; the n-th gradient that is scheduled takes its n-th batch.
       workers: processes besides the server's.
       gradients: how many are applied.
       rate: learning rate of each.
@@ -167,6 +185,7 @@ def train(problem, workers: int, gradients: int, rate: float) -> Outcome:
     import tensorflow as tf
 
     with Processes(workers) as processes:
+        processes.wait_until_they_listen()
         strategy = tf.distribute.ParameterServerStrategy(
             tf.distribute.cluster_resolver.SimpleClusterResolver(
                 tf.train.ClusterSpec(processes.cluster), rpc_layer="grpc"
@@ -195,12 +214,19 @@ def train(problem, workers: int, gradients: int, rate: float) -> Outcome:
             ended = server_time_after(applied)
             return read_at, applied - 1 - read_at, loss, began, ended
 
-        results = [
-            coordinator.schedule(step, args=(*batch, tf.constant(number, tf.int64)))
-            for number, batch in enumerate(problem.batches(gradients))
-        ]
-        coordinator.join()
-        applied = [Applied(*(value.item() for value in result.fetch())) for result in results]
+        scheduled, applied = collections.deque(), []
+
+        def fetch():
+            applied.append(Applied(*(value.item() for value in scheduled.popleft().fetch())))
+
+        for number, batch in enumerate(problem.batches(gradients)):
+            scheduled.append(
+                coordinator.schedule(step, args=(*batch, tf.constant(number, tf.int64)))
+            )
+            if len(scheduled) > _AHEAD * workers:  # their batches are in memory
+                fetch()
+        while scheduled:
+            fetch()
         final = weights.numpy()
     return Outcome(
         workers=workers,
@@ -211,9 +237,16 @@ def train(problem, workers: int, gradients: int, rate: float) -> Outcome:
     )
 
 
-def simulated(workers: int, gradients: int, pause: float) -> collections.Counter:
-    """The staleness of as many simulated gradients, of workers that pause between them."""
-    from laboratory import problems, rules, simulation, speeds
+def simulated(workers: int, pause: float, gradients: int = 20_000) -> collections.Counter:
+    """The staleness of simulated gradients, of workers that pause between them.
+
+    They are many, because all begin together, and it takes a while until they are spread evenly.
+
+    Args:
+      workers: how many.
+      pause: between two gradients of a worker, in units of a gradient.
+      gradients: how many are simulated.
+    """
 
     class Paused(rules.Asynchronous):
         def applied(self, worker):
@@ -231,10 +264,9 @@ def simulated(workers: int, gradients: int, pause: float) -> collections.Counter
 
 def rows(outcome: Outcome) -> list[list[str]]:
     """The table: staleness, and the share of gradients that have it."""
-    gradients = len(outcome.applied)
     columns = (
-        simulated(outcome.workers, gradients, 0.0),
-        simulated(outcome.workers, gradients, outcome.pause()),
+        simulated(outcome.workers, 0.0),
+        simulated(outcome.workers, outcome.pause()),
         outcome.staleness(),
     )
     shown = [key for column in columns for key, n in column.items() if n >= 0.005 * column.total()]
@@ -257,20 +289,20 @@ def main(arguments: Sequence[str]) -> int:
     if list(arguments) == [_SERVE]:
         serve()
         return 0
-    parser = command_line.Parser(
+    parser = flags.Parser(
         prog="python -m laboratory.parameter_server", description=__doc__.splitlines()[0]
     )
     parser.add_number("workers", 3, int, 1, 16, "processes besides the server's")
     parser.add_number("gradients", 300, int, 30, 100_000, "how many are applied")
-    parser.add_number("batch", 32, int, 1, 4096, "examples of a gradient")
+    parser.add_number("batch", 32, int, 1, 1024, "examples of a gradient")
     parser.add_number("rate", 0.05, float, 0, 100, "learning rate of each gradient")
-    parser.add_argument("--data_dir", help=command_line.DATA_DIR)
+    parser.add_argument("--data_dir", help=flags.DATA_DIR)
     options = parser.parse(arguments)
 
     # After --help, for it imports TensorFlow; and the laboratory is on the CPU everywhere.
     os.environ["CUDA_VISIBLE_DEVICES"] = "-1"
     from input_pipeline import datasets
-    from laboratory import problems
+    from laboratory import network
     from lessons import data, lesson, race
 
     lesson.start_runtime()
@@ -278,8 +310,10 @@ def main(arguments: Sequence[str]) -> int:
         images = data.load(lesson.Setup(data_dir=options.data_dir))
     except datasets.DataError as error:
         parser.error(str(error))
-    problem = problems.Network(race.network, images, options.batch)
+    problem = network.Network(race.network, images, options.batch)
     outcome = train(problem, options.workers, options.gradients, options.rate)
+    if not np.isfinite(outcome.weights).all():
+        parser.error(f"--rate={options.rate:g}: the weights are no longer finite; try a lower one")
     print(lesson.table(HEAD, rows(outcome)))
     print(
         f"\nA worker was idle for {outcome.pause():.2f} gradients' time between two gradients. "
@@ -290,4 +324,4 @@ def main(arguments: Sequence[str]) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    sys.exit(flags.run(main, sys.argv[1:]))

@@ -1,24 +1,11 @@
-"""What the simulated workers compute: a real network's gradients, or a parabola's.
+"""What simulated workers minimize; here a parabola, in network.py a real network.
 
 Weights are one flat array, so that an update rule reads as its formula.
 """
 
-from collections.abc import Callable
 from typing import NamedTuple, Protocol
 
-import towers  # noqa: F401  before Keras: it silences TensorFlow's notices
-from input_pipeline import batches, preprocess
-from lessons import data, race
-from towers import devices, losses, tower
-
-import keras  # isort: skip
-import numpy as np  # isort: skip
-import tensorflow as tf  # isort: skip
-
-MODELS = {
-    "cifarnet": (data.small_cifarnet, "the tutorial's, with a quarter of its filters"),
-    "two_convolutions": (race.network, "two convolutions and a dense layer, as the lessons race"),
-}
+import numpy as np
 
 
 class Measured(NamedTuple):
@@ -48,123 +35,6 @@ class Problem(Protocol):
 
     def evaluate(self, weights: np.ndarray) -> Measured:
         """Loss and accuracy."""
-
-
-class Network:
-    """A network on images, with the package's gradient of a tower. See Problem."""
-
-    def __init__(
-        self,
-        build: Callable[[], keras.Model],
-        images: data.Images,
-        batch: int,
-        seed: int = 0,
-        test_batches: int = 4,
-    ):
-        """
-        Args:
-          build: makes the model, which keeps no statistics such as batch norm's.
-          images: preprocessed without distortions.
-          batch: examples of a gradient.
-          seed: of the order of the examples.
-          test_batches: of 500 images each that an evaluation takes.
-
-        Raises:
-          ValueError: the model keeps statistics, of which workers would each have their own.
-        """
-        devices.run_graphs_as_written()
-        self.model = build()
-        kept = [v.path for v in self.model.non_trainable_variables if v.dtype.startswith("float")]
-        if kept:
-            raise ValueError(f"{self.model.name} keeps {kept[0]}: workers share weights alone here")
-        self.batch = batch
-        self._shapes = [tuple(v.shape) for v in self.model.trainable_variables]
-        self.initial = np.concatenate(
-            [v.numpy().ravel() for v in self.model.trainable_variables]
-        )  # [weights]
-        self._program = tower.TowerProgram(
-            self.model, losses.cross_entropy, {}, weight_decay=0.0, jit_compile=False
-        )
-        self._seed = seed
-        self._all = images
-        self._images = tf.constant(images.train.images)
-        self._labels = tf.constant(images.train.labels, tf.int32)
-        self._preprocess = preprocess.for_images(
-            data.PREPROCESSING, images.train.images.shape[1:]
-        ).evaluate
-        self._test = list(images.test_batches().take(test_batches))
-        self._gradient = tf.function(self._build_gradient, autograph=False)
-        self._sums = tf.function(self._build_sums, autograph=False)
-
-    def batches(self, count: int) -> tf.data.Dataset:
-        """The first so many batches of the row, (images, labels)."""
-        return self._all.training_batches(self.batch, count, seed=self._seed, distorted=False)
-
-    def gradient(self, weights: np.ndarray, number: int) -> np.ndarray:
-        """Of batch `number` of the one row of batches that all workers draw from, [weights]."""
-        return self._gradient(tf.constant(weights), tf.constant(number, tf.int64)).numpy()
-
-    def _build_gradient(self, weights: tf.Tensor, number: tf.Tensor) -> tf.Tensor:
-        ids = batches.example_ids(
-            number, num_examples=len(self._labels), global_batch_size=self.batch, seed=self._seed
-        )
-        images, labels = tf.gather(self._images, ids), tf.gather(self._labels, ids)
-        return self.gradient_of(weights, self._preprocess(images), labels, number)[0]
-
-    def gradient_of(
-        self, weights: tf.Tensor, images: tf.Tensor, labels: tf.Tensor, number: tf.Tensor
-    ) -> tuple[tf.Tensor, tf.Tensor]:
-        """A tower's gradient as a graph, [weights], and its loss, [].
-
-        Args:
-          weights: float32 [weights].
-          images: float32 [batch, ...], preprocessed.
-          labels: int32 [batch].
-          number: int64 [], by which random layers draw.
-        """
-        result = tower.compute(
-            self._program,
-            self._in_layers(weights),
-            [[tf.convert_to_tensor(v.value) for v in self.model.non_trainable_variables]],
-            images,
-            labels,
-            None,
-            [number],
-            None,
-        )
-        flat = tf.concat([tf.reshape(g, [-1]) for g in result.sum_gradients], axis=0)
-        return flat, result.losses["total"][0]
-
-    def evaluate(self, weights: np.ndarray) -> Measured:
-        """On the first test images, 2,000 unless told."""
-        flat = tf.constant(weights)
-        sums = [self._sums(flat, *batch) for batch in self._test]
-        loss, correct, count = (float(sum(s.numpy() for s in of)) for of in zip(*sums, strict=True))
-        return Measured(loss / count, correct / count)
-
-    def _build_sums(self, weights, images, labels, mask):
-        state = [tf.convert_to_tensor(v.value) for v in self.model.non_trainable_variables]
-        outputs, _ = self.model.stateless_call(
-            self._in_layers(weights), state, images, training=False
-        )
-        counted = tf.cast(mask, tf.float32)
-        return (
-            tf.reduce_sum(losses.cross_entropy(labels, outputs) * counted),
-            tower.count_correct(labels, outputs, counted),
-            tf.reduce_sum(counted),
-        )
-
-    def _in_layers(self, weights: tf.Tensor) -> list[tf.Tensor]:
-        """The flat array as the model's weights."""
-        parts = tf.split(weights, [int(np.prod(shape)) for shape in self._shapes])
-        return [tf.reshape(part, shape) for part, shape in zip(parts, self._shapes, strict=True)]
-
-    def assign(self, weights: np.ndarray) -> keras.Model:
-        """The model with these weights."""
-        values = self._in_layers(tf.constant(weights))
-        for variable, value in zip(self.model.trainable_variables, values, strict=True):
-            variable.assign(value)
-        return self.model
 
 
 class Parabola:

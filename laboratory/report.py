@@ -6,24 +6,23 @@ from collections.abc import Sequence
 
 from laboratory import simulation
 
-HEAD = (
-    "rule", "rate", "accuracy", "loss", "examples/s", "updates", "staleness", "dropped",
-    "from the model",
-)  # fmt: skip
 
+def table(runs: Sequence[simulation.Run]) -> tuple[list[str], list[list[str]]]:
+    """Head and rows, one for each run.
 
-def table(runs: Sequence[simulation.Run]) -> list[list[str]]:
-    """A row for each run, under HEAD.
-
-    Staleness is mean and largest; "dropped" counts gradients; "from the model" is the distance of
-    what the workers hold at the end.
+    Accuracy is the mean of the last three points; the column of the target says when it was reached
+    and with how many examples; staleness is mean and largest; "dropped" counts gradients;
+    "distance" is that of the workers from the model at the end.
     """
-    return [
+    accuracy = target(runs)
+    head = ["rule", "rate", "accuracy", f"to {accuracy:.0%}: time (examples)", "examples/s"]
+    head += ["updates", "staleness", "dropped", "distance"]
+    return head, [
         [
             run.rule,
             f"{run.rate:g}",
             "diverged" if run.diverged else f"{final_accuracy(run):.1%}",
-            "" if run.diverged else f"{run.end.loss:.3f}",
+            f"{found.time:.0f} ({found.examples:,})" if found else "",
             f"{run.examples_per_second:,.1f}",
             f"{run.updates:,}",
             shown_staleness(run),
@@ -31,6 +30,7 @@ def table(runs: Sequence[simulation.Run]) -> list[list[str]]:
             "" if run.diverged else f"{run.end.distance:.3f}",
         ]
         for run in runs
+        for found in [reached(run, accuracy)]
     ]
 
 
@@ -55,14 +55,20 @@ def target(runs: Sequence[simulation.Run]) -> float:
     return math.floor(75 * max(final_accuracy(run) for run in runs)) / 100
 
 
+def reached(run: simulation.Run, accuracy: float) -> simulation.Point | None:
+    """Where it was there, by its own training; None if never."""
+    found = run.first(accuracy)
+    return found if found and found.examples else None
+
+
 def as_json(run: simulation.Run) -> dict:
-    """All of a run but its weights, whose hash it has."""
+    """All of a run but its weights, whose hash it has; `accuracy` is the saved model's own."""
     return {
         "rule": run.rule,
         "rate": run.rate,
         "model": run.model,
         "weights_sha256": run.weights_sha256(),
-        "accuracy": final_accuracy(run),
+        "accuracy": None if run.diverged else run.end.accuracy,
         "examples_per_second": run.examples_per_second,
         "diverged": run.diverged,
         "updates": run.updates,
@@ -86,12 +92,12 @@ def draw(figure, runs: Sequence[simulation.Run], title: str) -> None:
     for run, colour in zip(runs, colours, strict=True):
         for axes, x, y in curves:
             points = [(getattr(point, x), getattr(point, y)) for point in run.points]
-            axes.plot(*zip(*points, strict=True), color=colour, label=run.rule)
+            axes.plot(*zip(*points, strict=True), color=colour)
             if run.diverged:
                 axes.plot(*points[-1], "x", color=colour)
     for axes, x, y in curves:
         axes.set(xlabel="virtual time" if x == "time" else "examples in the model", title=y)
-    worst = max((run.points[0].loss for run in runs), default=1.0)
+    worst = max(run.points[0].loss for run in runs)
     for axes in panels[1, :2]:
         axes.set_ylim(top=1.15 * worst)  # a run that diverges would flatten the others
     panels[1, 3].set_title("distance of the workers from the model")
@@ -109,43 +115,47 @@ def draw(figure, runs: Sequence[simulation.Run], title: str) -> None:
 
 
 def draw_times(axes, runs: Sequence[simulation.Run], colours: Sequence[str]) -> None:
-    """Examples needed against examples/s: the step from one to the other is the time."""
+    """Examples needed against examples/s up to there: a line through 0 has one time."""
     accuracy = target(runs)
-    reached = [
-        (run, colour, found)
-        for run, colour in zip(runs, colours, strict=True)
-        if (found := run.first(accuracy)) and found.time
-    ]
-    for run, colour, found in reached:
-        axes.plot(run.examples_per_second, found.examples, "o", color=colour)
+    found = {run.rule: reached(run, accuracy) for run in runs}
+    there = [(run, colour) for run, colour in zip(runs, colours, strict=True) if found[run.rule]]
+    for run, colour in there:
+        point = found[run.rule]
+        axes.plot(point.examples / point.time, point.examples, "o", color=colour)
     axes.set(
         title=f"to {accuracy:.0%}: time = examples / (examples/s)",
         xlabel="examples in the model per unit of time",
         ylabel="examples needed",
     )
-    if reached:
-        most = 1.15 * max(run.examples_per_second for run, _, _ in reached)
-        axes.set(xlim=(0, most), ylim=(0, 1.25 * max(f.examples for _, _, f in reached)))
-        times = [found.examples / run.examples_per_second for run, _, found in reached]
-        for time in sorted({min(times), max(times)}):
+    late = [run.rule for run in runs if not found[run.rule]]
+    if late:
+        axes.text(0.02, 0.98, "\n".join(["not reached:", *late]), fontsize=7, va="top", ha="left",
+                  transform=axes.transAxes, color="#6a6a6a")  # fmt: skip
+    if there:
+        points = [found[run.rule] for run, _ in there]
+        most = 1.15 * max(point.examples / point.time for point in points)
+        axes.set(xlim=(0, most), ylim=(0, 1.5 * max(point.examples for point in points)))
+        for time in sorted({point.time for point in (min(points), max(points))}):
             axes.plot((0, most), (0, time * most), color="#9a9a9a", linewidth=0.8, zorder=0)
-            axes.annotate(
-                f"{time:.0f}", (0.55 * most, 0.55 * most * time), fontsize=8, color="#6a6a6a"
-            )
+            where = (0.5 * most, 0.5 * most * time)
+            axes.annotate(f"time {time:.0f}", where, fontsize=8, color="#6a6a6a", clip_on=True)
 
 
 def draw_staleness(axes, runs: Sequence[simulation.Run], colours: Sequence[str]) -> None:
-    """The share of gradients (or exchanges) by staleness."""
-    for run, colour in zip(runs, colours, strict=True):
+    """A histogram for each run: the share of gradients (or exchanges) by staleness."""
+    width = 0.8 / len(runs)
+    for number, (run, colour) in enumerate(zip(runs, colours, strict=True)):
         total = sum(run.staleness.values())
-        if total:
-            known = sorted(run.staleness)
-            shares = [run.staleness[staleness] / total for staleness in known]
-            axes.plot(known, shares, "o-", color=colour, markersize=3, linewidth=1)
+        places = [staleness + width * (number - len(runs) / 2) for staleness in run.staleness]
+        shares = [count / total for count in run.staleness.values()]
+        axes.vlines(places, 0, shares, color=colour, linewidth=1)
+        axes.plot(places, shares, "o", color=colour, markersize=3)
     axes.set(
-        title="staleness of gradients", xlabel="updates since the weights were read", ylabel="share"
+        title="staleness of gradients",
+        xlabel="updates since the weights were read",
+        ylabel="share",
+        ylim=(0, 1.05),
     )
-    axes.set_ylim(0, 1.05)
 
 
 def draw_legend(axes, runs: Sequence[simulation.Run], colours: Sequence[str]) -> None:

@@ -1,7 +1,8 @@
 """Update rules: what becomes of the gradients of workers that may or may not wait for each other.
 
 Everywhere w are the weights, k workers, g_i a gradient of worker i, η the learning rate. With one
-worker every rule is plain SGD, `w <- w - η g`.
+worker every rule but the elastic ones is plain SGD, `w <- w - η g`; of EASGD the worker is, where
+nothing pulls at it.
 
 Arrays are never written into: an update makes new ones, so that what a worker holds stays as it is.
 """
@@ -11,12 +12,11 @@ import collections
 import dataclasses
 import functools
 from collections.abc import Collection, Sequence
-from typing import ClassVar
+from typing import ClassVar, NamedTuple
 
 import numpy as np
 
 from laboratory import cluster
-from towers import gradients
 
 
 def parameter(default, least, most, text: str):
@@ -35,7 +35,8 @@ class Rule(abc.ABC):
       weights: of the one model that a run ends with.
       updates: of `weights` so far.
       used: gradients that are in `weights`.
-      dropped: gradients that were computed for nothing.
+      dropped: gradients that came too late, for a step that went on without them. (One that died
+        with its worker is not among them: it never came.)
       staleness: of each gradient, or exchange, that was used: the updates that `weights` had seen
         between the worker's reading them and its own; to how many there were.
     """
@@ -43,7 +44,7 @@ class Rule(abc.ABC):
     source: ClassVar[str]
     model: ClassVar[str] = "the server's weights"
 
-    rate: float = parameter(0.1, 0.0, 100.0, "learning rate η")
+    rate: float = parameter(0.1, 1e-6, 100.0, "learning rate η")
 
     def start(self, workers: cluster.Cluster) -> None:
         """Gives all workers something to do, at time 0."""
@@ -75,6 +76,8 @@ class Rule(abc.ABC):
 
 def mean(arrays: Collection[np.ndarray]) -> np.ndarray:
     """The sum along the tree that the package's towers use, divided once."""
+    from towers import gradients  # here, for it imports TensorFlow, which a flag need not wait for
+
     total = gradients.pairwise_tree(list(arrays), np.add)
     return total / total.dtype.type(len(arrays))
 
@@ -106,69 +109,9 @@ class Synchronous(OfGradients):
     w <- w - η/k (g_1 + ... + g_k), all g of the same w
     """
 
-    source = "what the package does; Chen et al. 2016, arXiv:1604.00981, section 2.2"
+    source = "what the package does"
 
     def begin(self) -> None:
-        self.arrived = {}
-        for worker in self.cluster.alive:
-            self.ask(worker)
-
-    def arrive(self, worker, version, gradient):
-        self.arrived[worker] = gradient
-        self.step_if_complete()
-
-    def lost(self, worker):
-        self.step_if_complete()
-
-    def step_if_complete(self) -> None:
-        """The update, once the gradients of all that are alive are there."""
-        if self.arrived and all(worker in self.arrived for worker in self.cluster.alive):
-            in_order = [self.arrived[worker] for worker in sorted(self.arrived)]
-            change = self.times(self.rate_of_step(), mean(in_order))
-            self.updated(self.weights - change, len(in_order), [0] * len(in_order))
-            self.begin()
-
-    def rate_of_step(self) -> float:
-        """η of the coming update."""
-        return self.rate
-
-
-@dataclasses.dataclass
-class WarmUp(Synchronous):
-    """Synchronous, with k times the rate, reached gradually.
-
-    w <- w - η (1 + (k-1) min(1, e/E)) mean(g), after e examples
-    """
-
-    source = "Goyal et al. 2017, arXiv:1706.02677, sections 2.1 and 2.2"
-
-    warm_up: int = parameter(
-        10_000, 0, 10**9, "examples E over which the rate grows from η to k times η"
-    )
-
-    def rate_of_step(self) -> float:
-        seen = self.used * self.cluster.problem.batch
-        done = min(1.0, seen / self.warm_up) if self.warm_up else 1.0
-        return self.rate * (1 + (len(self.cluster.workers) - 1) * done)
-
-
-@dataclasses.dataclass
-class BackupWorkers(OfGradients):
-    """Synchronous, but a step waits only for the first k-b gradients; later ones are dropped.
-
-    w <- w - η/(k-b) (the sum of the first k-b gradients of this w)
-    """
-
-    source = "Chen et al. 2016, arXiv:1604.00981, section 3"
-
-    backups: int | None = parameter(
-        None, 0, 255, "workers b that a step does not wait for; default: one in 16, rounded up"
-    )
-
-    def begin(self) -> None:
-        count = len(self.cluster.workers)
-        backups = -(-count // 16) if self.backups is None else self.backups
-        self.needed = max(1, count - (backups if count > 1 else 0))
         self.arrived = {}
         for worker in self.cluster.alive:
             self.ask(worker)
@@ -185,14 +128,62 @@ class BackupWorkers(OfGradients):
         self.step_if_complete()
 
     def step_if_complete(self) -> None:
-        """The update, once enough gradients are there; who is still busy goes on."""
-        if self.arrived and len(self.arrived) >= min(self.needed, len(self.cluster.alive)):
-            in_order = [self.arrived[worker] for worker in sorted(self.arrived)]
-            change = self.times(self.rate, mean(in_order))
-            self.updated(self.weights - change, len(in_order), [0] * len(in_order))
-            idle, self.arrived = sorted(self.arrived), {}
-            for worker in idle:
+        """The update, once enough gradients are there; who sent one goes on with new weights."""
+        if self.arrived and self.is_complete():
+            workers = sorted(self.arrived)
+            in_order = [self.arrived[worker] for worker in workers]
+            change = self.times(self.rate_of_step(len(workers)), mean(in_order))
+            self.updated(self.weights - change, len(workers), [0] * len(workers))
+            self.arrived = {}
+            for worker in workers:
                 self.ask(worker)
+
+    def is_complete(self) -> bool:
+        """Whether the gradients of all that are alive are there."""
+        return all(worker in self.arrived for worker in self.cluster.alive)
+
+    def rate_of_step(self, count: int) -> float:
+        """η of the coming update, of so many gradients."""
+        return self.rate
+
+
+@dataclasses.dataclass
+class WarmUp(Synchronous):
+    """Synchronous, with k times the rate, reached gradually.
+
+    w <- w - η (1 + (k-1) min(1, e/E)) mean(g), after e examples
+    """
+
+    source = "Goyal et al. 2017, arXiv:1706.02677, sections 2.1 and 2.2"
+
+    warm_up: int = parameter(
+        2_000, 0, 10**9, "examples E over which the rate grows from η to k times η"
+    )
+
+    def rate_of_step(self, count):
+        seen = self.used * self.cluster.problem.batch
+        done = min(1.0, seen / self.warm_up) if self.warm_up else 1.0
+        return self.rate * (1 + (count - 1) * done)
+
+
+@dataclasses.dataclass
+class BackupWorkers(Synchronous):
+    """Synchronous, but a step waits only for the first k-b gradients; later ones are dropped.
+
+    w <- w - η/(k-b) (the sum of the first k-b gradients of this w)
+    """
+
+    source = "Chen et al. 2016, arXiv:1604.00981"
+
+    backups: int | None = parameter(
+        None, 0, 255, "workers b that a step does not wait for; default: one in 16, rounded up"
+    )
+
+    def is_complete(self):
+        count = len(self.cluster.workers)
+        backups = -(-count // 16) if self.backups is None else self.backups
+        needed = max(1, count - backups)
+        return len(self.arrived) >= min(needed, len(self.cluster.alive))
 
 
 @dataclasses.dataclass
@@ -230,7 +221,7 @@ class StalenessScaled(Asynchronous):
     w_t+1 = w_t - η / max(1, s) g_i(w_t-s), with staleness s
     """
 
-    source = "Zhang, Gupta, Lian, Liu 2016, arXiv:1511.05950, section 2"
+    source = "Zhang, Gupta, Lian, Liu 2016, arXiv:1511.05950"
 
     def rate_of_gradient(self, staleness: int) -> float:
         return self.rate / max(1, staleness)
@@ -243,7 +234,10 @@ class BoundedStaleness(Asynchronous):
     As asynchronous; a worker with c gradients begins its next while c - min(c of all) <= bound
     """
 
-    source = "Ho et al. 2013, More effective distributed ML via a stale synchronous parallel server"
+    source = (
+        "Ho et al. 2013, More effective distributed ML via a Stale Synchronous Parallel Parameter "
+        "Server"
+    )
 
     bound: int = parameter(
         2, 0, 10**6, "gradients that the fastest worker may be ahead of the slowest"
@@ -273,6 +267,15 @@ class BoundedStaleness(Asynchronous):
                 self.waiting.append(worker)
 
 
+class _Local(NamedTuple):
+    """What a worker of local SGD has: its weights, and how far it is in which round."""
+
+    weights: np.ndarray
+    left: int
+    steps: int
+    version: int
+
+
 @dataclasses.dataclass
 class LocalSGD(Rule):
     """Every worker makes H steps of its own; then all take the mean of their weights.
@@ -287,30 +290,35 @@ class LocalSGD(Rule):
 
     def begin(self) -> None:
         self.arrived = {}
-        self.steps = self.steps_of_round()
+        steps = self.steps_of_round()
         for worker in self.cluster.alive:
-            self.cluster.send(functools.partial(self.step, worker, self.weights, self.steps))
+            own = _Local(self.weights, steps, steps, self.updates)
+            self.cluster.send(functools.partial(self.step, worker, own))
 
     def steps_of_round(self) -> int:
         """H of the coming round."""
         return self.local_steps
 
-    def step(self, worker: int, weights: np.ndarray, left: int) -> None:
-        """A worker begins a step of its own, the first of those that are left."""
-        stepped = functools.partial(self.stepped, worker, weights, left)
-        self.cluster.compute(worker, weights, stepped)
+    def step(self, worker: int, own: _Local) -> None:
+        """A worker begins a step of its own."""
+        stepped = functools.partial(self.stepped, worker, own)
+        self.cluster.compute(worker, own.weights, stepped)
 
-    def stepped(self, worker: int, weights: np.ndarray, left: int, gradient: np.ndarray) -> None:
+    def stepped(self, worker: int, own: _Local, gradient: np.ndarray) -> None:
         """It makes the step, and begins the next, or sends its weights."""
-        weights = weights - self.times(self.rate, gradient)
-        if left > 1:
-            self.step(worker, weights, left - 1)
+        weights = own.weights - self.times(self.rate, gradient)
+        own = own._replace(weights=weights, left=own.left - 1)
+        if own.left:
+            self.step(worker, own)
         else:
-            self.cluster.send(functools.partial(self.arrive_weights, worker, weights))
+            self.cluster.send(functools.partial(self.arrive, worker, own))
 
-    def arrive_weights(self, worker: int, weights: np.ndarray) -> None:
+    def arrive(self, worker: int, own: _Local) -> None:
         """A worker's weights are there."""
-        self.arrived[worker] = weights
+        if own.version < self.updates:  # of a round that went on without it: it was thought dead
+            self.dropped += own.steps
+            return
+        self.arrived[worker] = own
         self.average_if_complete()
 
     def lost(self, worker):
@@ -320,7 +328,8 @@ class LocalSGD(Rule):
         """The mean, once the weights of all that are alive are there."""
         if self.arrived and all(worker in self.arrived for worker in self.cluster.alive):
             in_order = [self.arrived[worker] for worker in sorted(self.arrived)]
-            self.updated(mean(in_order), len(in_order) * self.steps, [0] * len(in_order))
+            used = sum(own.steps for own in in_order)
+            self.updated(mean([own.weights for own in in_order]), used, [0] * len(in_order))
             self.begin()
 
 
@@ -331,9 +340,9 @@ class PostLocalSGD(LocalSGD):
     As local SGD, with H = 1 for the first S examples
     """
 
-    source = "Lin et al. 2020, arXiv:1808.07217, section 3"
+    source = "Lin et al. 2020, arXiv:1808.07217"
 
-    switch_after: int = parameter(10_000, 0, 10**9, "examples S with a mean after every step")
+    switch_after: int = parameter(2_000, 0, 10**9, "examples S with a mean after every step")
 
     def steps_of_round(self) -> int:
         seen = self.used * self.cluster.problem.batch
@@ -376,7 +385,7 @@ class EASGD(Rule):
     def step(self, worker: int, own: _Elastic) -> None:
         """A worker begins a step."""
         stepped = functools.partial(self.stepped, worker, own)
-        self.cluster.compute(worker, self.looks_at(own), stepped)
+        self.cluster.compute(worker, self.looks_at(own), stepped, own.weights)
 
     def stepped(self, worker: int, own: _Elastic, gradient: np.ndarray) -> None:
         """It makes the step; before every τ-th it meets the centre, for which it waits."""

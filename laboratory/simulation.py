@@ -52,9 +52,9 @@ class Run:
       model: which weights its one model is.
       points: in the order of time, up to the end, or to where it was no longer finite.
       staleness: see rules.Rule.
-      began: gradients that were begun.
+      began: gradients that were begun; some are still under way, or died with their worker.
       used: gradients that are in the model.
-      dropped: gradients that came too late to be used.
+      dropped: see rules.Rule.
       updates: of the model.
       weights: of the model.
       diverged: weights or loss were no longer finite, and the run ended.
@@ -118,18 +118,22 @@ def run(
         even distances in time a slow run would be looked at more often.
       noticed_after: virtual time from a worker's death until the rule is told.
       enough: accuracy, of three points' mean, with which the run ends early; None for never.
+
+    Returns:
+      What became of it, up to `until`, or to where weights or loss were no longer finite.
     """
     workers = cluster.Cluster(problem, of_workers, message)
     points, diverged = [], []
 
     def measure():
         measured = problem.evaluate(rule.weights)
-        if not (np.isfinite(rule.weights).all() and math.isfinite(measured.loss)):
+        distance = workers.distance(rule.weights)
+        # A sum of weights is finite only if they are.
+        if not np.isfinite([measured.loss, distance, rule.weights.sum(dtype=np.float64)]).all():
             workers.clock.stop()
             diverged.append(workers.clock.now)
             return
         examples = rule.used * problem.batch
-        distance = workers.distance(rule.weights)
         points.append(Point(workers.clock.now, examples, *measured, distance))
         if enough is not None and first(points[-3:], enough):
             workers.clock.stop()
@@ -144,7 +148,7 @@ def run(
 
     if every_examples is None:
         for number in range(measurements + 1):
-            workers.clock.measure_at(until * number / measurements, measure)
+            workers.clock.measure_at(until * (number / measurements), measure)
     else:
         workers.clock.measure_at(0.0, measure)
         workers.updated = measure_next
@@ -167,5 +171,5 @@ def run(
         dropped=rule.dropped,
         updates=rule.updates,
         weights=rule.weights,
-        diverged=bool(diverged),
+        diverged=bool(diverged) or not np.isfinite(rule.weights).all(),
     )

@@ -3,7 +3,7 @@
 import functools
 from typing import NamedTuple
 
-from laboratory import problems, rules, simulation, speeds
+from laboratory import network, rules, simulation, speeds
 from lessons import data, lesson, race
 
 QUESTION = "Why not asynchronous SGD? Nobody trains synchronously on tens of GPUs, do they?"
@@ -21,9 +21,14 @@ RATES = {
 IN_SHORT = {
     "workers": 4,
     "accuracy": 0.5,
-    "at_most": 400.0,
-    "rates": {"synchronous": (0.2,), "backup_workers": (0.2,), "asynchronous": (0.05,)},
-    "settings": ("equal workers", "one straggler"),
+    "at_most": 1_200.0,
+    "rates": {
+        "synchronous": (0.2,),
+        "backup_workers": (0.2,),
+        "asynchronous": (0.05,),
+        "local_sgd": (0.2,),
+    },
+    "settings": ("equal workers", "one straggler", "slow messages"),
 }
 
 
@@ -54,7 +59,7 @@ def run(setup: lesson.Setup) -> lesson.Finding:
     at_most = IN_SHORT["at_most"] if setup.short else AT_MOST
     rates = IN_SHORT["rates"] if setup.short else RATES
     settings = IN_SHORT["settings"] if setup.short else tuple(SETTINGS)
-    problem = problems.Network(race.network, images, BATCH, test_batches=2)
+    problem = network.Network(race.network, images, BATCH)
     entries = [(s, rule, rate) for s in settings for rule in rates for rate in rates[rule]]
     raced = race.side_by_side(
         [
@@ -98,8 +103,8 @@ def finding(best: dict, accuracy: float, workers: int, name: str) -> lesson.Find
     reached = {key: done.first(accuracy) for key, done in best.items()}
 
     def cell(setting, rule):
-        found = reached[setting, rule]
-        return f"{found.time:.0f} ({found.examples:,})" if found else "not reached"
+        found, rate = reached[setting, rule], best[setting, rule].rate
+        return f"{found.time:.0f} ({found.examples:,}; η {rate:g})" if found else "not reached"
 
     return lesson.Finding(
         head=("rule", *settings),
@@ -123,13 +128,13 @@ def claim(reached: dict, best: dict, settings, of_rules, accuracy: float, worker
         if not times:
             said.append(f"With {setting} no rule came there.")
             continue
-        soonest = min(times, key=times.get)
+        first = together(times, {rule: reached[setting, rule].examples for rule in times})
+        low, high = min(times[rule] for rule in first), max(times[rule] for rule in first)
+        after = f"after {low:.0f}" if low == high else f"after {low:.0f} to {high:.0f}"
         own = times.get("synchronous")
         shown = f"after {own:.0f}" if own else "not there at the end"
-        beside = "" if soonest == "synchronous" else f" (synchronous: {shown})"
-        said.append(
-            f"With {setting} {soonest} was there first, after {times[soonest]:.0f}{beside}."
-        )
+        beside = "" if "synchronous" in first else f" (synchronous: {shown})"
+        said.append(f"With {setting} the first {after}: {', '.join(first)}{beside}.")
     for rule in ("synchronous", "asynchronous", "local_sgd"):
         examples = [p.examples for s in settings if (p := reached.get((s, rule)))]
         if examples:
@@ -143,6 +148,18 @@ def claim(reached: dict, best: dict, settings, of_rules, accuracy: float, worker
             f"staleness of {staleness}."
         )
     return " ".join(said)
+
+
+def together(times: dict[str, float], examples: dict[str, int]) -> list[str]:
+    """The rules that were there as soon as the first, within an evaluation's distance of it.
+
+    Args:
+      times: rule to its virtual time.
+      examples: rule to its examples by then; one evaluation comes every EVERY of them.
+    """
+    soonest = min(times, key=times.get)
+    step = times[soonest] * EVERY / examples[soonest]
+    return sorted((rule for rule in times if times[rule] <= times[soonest] + step), key=times.get)
 
 
 def draw(figure, reached: dict, settings, of_rules, accuracy: float, name: str) -> None:

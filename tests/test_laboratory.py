@@ -8,6 +8,7 @@ import pytest
 
 import towers
 from laboratory import clock, problems, rules, simulation, speeds
+from laboratory import network as network_of
 from lessons import data, lesson, race
 from towers import devices
 
@@ -23,7 +24,7 @@ def images():
 
 @pytest.fixture(scope="module")
 def network(images):
-    return problems.Network(race.network, images, 8)
+    return network_of.Network(race.network, images, 8)
 
 
 def run(name, problem, workers=1, of_speeds="constant", *, until=20, message=0.0, **parameters):
@@ -126,36 +127,27 @@ class TestWithOneWorker:
 
     @pytest.mark.parametrize("name", [name for name in rules.RULES if name != "eamsgd"])
     def test_is_sgd(self, name, network, sgd):
-        given = EASGD_STAYS_AT if name == "easgd" else {}
-        done, rule = run(name, network, until=16, rate=0.1, **given)
-        # The centre of EASGD stays where it was: it is the worker that is SGD.
-        if name == "easgd":
-            weights = rule.cluster.holds[0]
-            sgd = self.before_the_last_step(network, 0.1)
+        given = {
+            "easgd": EASGD_STAYS_AT,
+            "post_local_sgd": {"switch_after": 64, "local_steps": 4},  # 8 steps, and two rounds
+        }
+        done, rule = run(name, network, until=16, rate=0.1, **given.get(name, {}))
+        if name == "easgd":  # the centre stays where it was: it is the worker that is SGD
+            np.testing.assert_array_equal(rule.cluster.holds[0], sgd)
         else:
-            weights = done.weights
+            np.testing.assert_array_equal(done.weights, sgd)
             assert done.used == 16
             assert set(done.staleness) == {0}
-        np.testing.assert_array_equal(weights, sgd)
-
-    def before_the_last_step(self, network, rate):
-        """The worker's weights as it begins the 17th gradient: after 16 steps."""
-        weights = network.initial
-        for number in range(16):
-            weights = weights - np.float32(rate) * network.gradient(weights, number)
-        return weights
 
     def test_eamsgd_is_nesterov_s_momentum(self, network):
         _, rule = run("eamsgd", network, until=6, rate=0.1, momentum=0.9, **EASGD_STAYS_AT)
         weights, velocity = network.initial, np.zeros_like(network.initial)
         for number in range(6):  # Sutskever et al. 2013, equations 3 and 4
             ahead = weights + np.float32(0.9) * velocity
-            velocity = np.float32(0.9) * velocity - np.float32(0.1) * network.gradient(
-                ahead, number
-            )
+            gradient = network.gradient(ahead, number)
+            velocity = np.float32(0.9) * velocity - np.float32(0.1) * gradient
             weights = weights + velocity
-        # What the worker looks at as it begins its seventh gradient.
-        np.testing.assert_array_equal(rule.cluster.holds[0], weights + np.float32(0.9) * velocity)
+        np.testing.assert_array_equal(rule.cluster.holds[0], weights)
 
     def test_eamsgd_without_momentum_is_easgd(self, network):
         without, _ = run("eamsgd", network, 3, until=20, momentum=0.0)
@@ -167,7 +159,7 @@ class TestWithOneWorker:
 class TestSynchronous:
     @pytest.mark.parametrize("build", [race.network, data.small_cifarnet])
     def test_k_workers_are_a_step_of_k_towers(self, build, images):
-        problem = problems.Network(build, images, 8)
+        problem = network_of.Network(build, images, 8)
         done, _ = run("synchronous", problem, 4, "jitter", until=12, message=0.1, rate=0.1)
         assert done.updates > 3
         towers_weights = trained(images, build, 4, 8, done.updates, 0.1)
@@ -178,22 +170,89 @@ class TestSynchronous:
         assert done.updates == 10  # of 4 + 2 * 0.125
         assert done.used == 40
 
+    def test_who_is_slow_does_not_show_in_the_weights(self, network):
+        weights = []
+        for of_speeds in speeds.SPEEDS:
+            rule = rules.Synchronous(0.1)
+            of_workers = speeds.Speeds(of_speeds, 4)
+            measured = {"until": 49, "message": 0.25, "every_examples": 32}
+            done = simulation.run("s", rule, network, of_workers, **measured)
+            assert done.updates >= 8  # of 4.5 at the pace of the straggler
+            weights.append([point.loss for point in done.points[:9]])
+        assert weights[0] == weights[1] == weights[2] == weights[3] == weights[4]
+
+    def test_jitter_makes_a_step_as_long_as_the_slowest_draw(self):
+        done, _ = run("synchronous", problems.Parabola(), 16, "jitter", until=400)
+        draws = np.exp(np.random.default_rng(0).normal(-0.125, 0.5, (4_000, 16)))
+        assert 400 / done.updates == pytest.approx(draws.max(axis=1).mean(), rel=0.06)
+
     def test_the_warm_up_goes_from_one_rate_to_k_rates(self):
-        _, rule = run("warm_up", problems.Parabola(), 4, until=0, rate=0.1, warm_up=100)
-        rates = []
-        for rule.used in (0, 50, 100, 400):
-            rates.append(rule.rate_of_step())
-        np.testing.assert_allclose(rates, [0.1, 0.25, 0.4, 0.4])
+        # Four workers on x**2 / 2, over 8 examples: rates 0.1, 0.25, 0.4, 0.4 by hand.
+        done, _ = run("warm_up", problems.Parabola(), 4, until=4, rate=0.1, warm_up=8)
+        np.testing.assert_allclose(done.weights, 0.9 * 0.75 * 0.6 * 0.6)
+        at_once, _ = run("warm_up", problems.Parabola(), 4, until=2, rate=0.1, warm_up=0)
+        np.testing.assert_allclose(at_once.weights, 0.6 * 0.6)
 
     def test_a_dead_worker_stops_the_step_until_it_is_noticed(self):
-        of_workers = speeds.Speeds("dying", 4, dies_at=5.5)
-        rule = rules.Synchronous(0.1)
-        done = simulation.run(
-            "synchronous", rule, problems.Parabola(), of_workers, until=30, noticed_after=10.0
-        )
+        done, _ = dying("synchronous", 4, until=30)
         # 5 steps of 4, nothing until 15.5, the 6th with the 3 gradients that are there, 14 more.
         assert done.updates == 20
         assert done.used == 5 * 4 + 15 * 3
+
+    @pytest.mark.parametrize("name", ["synchronous", "local_sgd"])
+    def test_what_comes_from_the_dead_after_the_step_is_dropped(self, name):
+        # The worker ends its gradient at 3, dies, and is given up at 4.5; its message comes at 5.
+        given = {"local_steps": 1} if name == "local_sgd" else {}
+        done, _ = dying(
+            name, 3, until=20, dies_at=3.5, noticed_after=1.0, message=2.0, slow_last=0.9, **given
+        )
+        assert done.dropped == 1
+        assert set(done.staleness) == {0}
+
+
+def dying(name, workers, *, until, dies_at=5.5, noticed_after=10.0, message=0.0, slow_last=0.0,
+          **parameters):  # fmt: skip
+    """A run on a parabola whose last worker dies, and takes a little longer than the others."""
+
+    class Late(speeds.Speeds):
+        def of_gradient(self, worker, count):
+            return 1.0 if worker == workers - 1 else 1.0 - slow_last
+
+    rule = rules.RULES[name](rate=0.1, **parameters)
+    of_workers = Late("dying", workers, dies_at=dies_at)
+    done = simulation.run(
+        name,
+        rule,
+        problems.Parabola(),
+        of_workers,
+        until=until,
+        message=message,
+        noticed_after=noticed_after,
+    )
+    return done, rule
+
+
+class TestDeaths:
+    @pytest.mark.parametrize("name", rules.RULES)
+    def test_the_others_go_on(self, name):
+        given = {"period": 1} if name in ("easgd", "eamsgd") else {}
+        done, _ = dying(name, 4, until=100, **given)
+        # Nobody is waited for after 15.5, with rounds of 8 for local SGD.
+        assert done.used >= 80 * 3
+        assert done.began - done.used - done.dropped <= 4 * 8 + 4
+
+    @pytest.mark.parametrize("name", rules.RULES)
+    def test_alone_nothing_happens_any_more(self, name):
+        done, _ = dying(name, 1, until=30)
+        assert done.began == 6
+        assert done.end.time == 30
+
+    def test_backups_are_used_up_by_a_second_slow_worker(self):
+        # Two wait-for workers of three; one dies, so all that are left are needed.
+        done, _ = dying("backup_workers", 3, until=30, backups=1)
+        assert done.updates == 30
+        none_left, _ = dying("backup_workers", 3, until=30, backups=0)
+        assert none_left.updates == 5 + 15
 
 
 class TestBackupWorkers:
@@ -213,15 +272,8 @@ class TestBackupWorkers:
 
     @pytest.mark.parametrize(("workers", "waits_for"), [(1, 1), (2, 1), (16, 15), (17, 15)])
     def test_one_in_sixteen_is_a_backup(self, workers, waits_for):
-        _, rule = run("backup_workers", problems.Parabola(), workers, until=0)
-        assert rule.needed == waits_for
-
-    def test_a_death_is_no_reason_to_wait(self):
-        of_workers = speeds.Speeds("dying", 4, dies_at=5.5)
-        done = simulation.run(
-            "backup", rules.BackupWorkers(backups=1), problems.Parabola(), of_workers, until=30
-        )
-        assert done.updates == 30
+        done, _ = run("backup_workers", problems.Parabola(), workers, until=3)
+        assert done.used == 3 * waits_for
 
 
 class TestAsynchronous:
@@ -252,8 +304,7 @@ class TestAsynchronous:
         np.testing.assert_allclose(done.weights, x[6])
 
     def test_a_dead_worker_is_not_missed(self):
-        of_workers = speeds.Speeds("dying", 3, dies_at=10.5)
-        done = simulation.run("a", rules.Asynchronous(), problems.Parabola(), of_workers, until=20)
+        done, _ = dying("asynchronous", 3, until=20, dies_at=10.5)
         assert done.used == 10 * 3 + 10 * 2
         assert done.staleness[1] > 10
 
@@ -288,9 +339,7 @@ class TestBoundedStaleness:
         np.testing.assert_array_equal(bounded.weights, asynchronous.weights)
 
     def test_a_dead_worker_holds_the_others_until_it_is_noticed(self):
-        of_workers = speeds.Speeds("dying", 3, dies_at=5.5)
-        rule = rules.BoundedStaleness(0.1, bound=2)
-        done = simulation.run("b", rule, problems.Parabola(), of_workers, until=25.5)
+        done, _ = dying("bounded_staleness", 3, until=25.5, bound=2)
         # 5 rounds, and 3 gradients each ahead; from 15.5 on, two workers: 10 each.
         assert done.used == 5 * 3 + 2 * 3 + 2 * 10
 
@@ -325,8 +374,7 @@ class TestLocalSGD:
 
     def test_post_local_switches_after_its_examples(self):
         parabola = problems.Parabola()
-        done, rule = run("post_local_sgd", parabola, 4, until=40, local_steps=8, switch_after=32)
-        assert rule.steps == 8
+        done, _ = run("post_local_sgd", parabola, 4, until=40, local_steps=8, switch_after=32)
         assert done.updates == 8 + 4  # 8 steps of 4 examples, then 4 rounds of 8 steps
         never, _ = run("post_local_sgd", parabola, 4, until=40, switch_after=10**6)
         assert never.updates == 40
@@ -344,10 +392,21 @@ class TestEASGD:
         np.testing.assert_allclose(done.weights, centre)
         np.testing.assert_allclose(rule.cluster.holds[0], x)
 
-    def test_the_spring_moves_both_ends_as_far(self, network):
-        done, rule = run("easgd", network, 3, until=40, moving_rate=0.2, period=4, rate=0.0)
-        np.testing.assert_array_equal(done.weights, network.initial)
-        assert all(np.array_equal(w, network.initial) for w in rule.cluster.holds.values())
+    def test_the_spring_moves_both_ends_as_far(self):
+        applied = []
+
+        class Slopes(problems.Parabola):
+            def gradient(self, weights, number):
+                applied.append(super().gradient(weights, number))
+                return weights if number % 3 else -weights  # so that workers part
+
+        done, rule = run("easgd", Slopes(), 3, until=40, moving_rate=0.2, period=4, rate=0.1)
+        held = [rule.cluster.holds[worker][0] for worker in range(3)]
+        assert max(held) - min(held) > 1
+        # Pulls cancel out: what all ends together moved is what the gradients moved them.
+        moved = sum(g if n % 3 else -g for n, g in enumerate(applied[: -rule.cluster.workers.stop]))
+        total = sum(held) + done.weights[0]
+        assert total == pytest.approx(4 - 0.1 * moved[0])
 
     def test_the_centre_is_met_once_in_a_period(self):
         done, _ = run("easgd", problems.Parabola(), 4, until=33, period=8)
@@ -395,6 +454,22 @@ class TestRuns:
         assert done.used * 8 == done.end.examples  # and not a gradient more
         assert done.staleness[3] == done.used - 3
 
+    def test_a_worker_that_flies_off_between_two_means_is_a_run_that_diverged(self):
+        given = {"rate": 100.0, "local_steps": 1_000}
+        done, _ = run("local_sgd", problems.Parabola(), 2, until=400, **given)
+        assert done.updates == 0
+        assert done.diverged
+        assert all(np.isfinite(point).all() for point in done.points)
+
+    @pytest.mark.parametrize("until", [1.62, 40.0])
+    def test_the_last_point_is_of_the_end(self, until):
+        of_workers = speeds.Speeds("constant", 2)
+        rule = rules.Asynchronous(0.1)
+        done = simulation.run("a", rule, problems.Parabola(), of_workers, until=until)
+        assert len(done.points) == 21
+        assert done.end.time == until
+        assert done.end.loss == problems.Parabola().evaluate(done.weights).loss
+
     def test_the_distance_is_that_of_what_workers_hold(self):
         # Two workers at equal speed: one holds the weights, the other those of one update before.
         done, rule = run("asynchronous", problems.Parabola(), 2, until=3, rate=0.1)
@@ -419,4 +494,4 @@ class TestRuns:
 
     def test_a_model_with_statistics_is_refused(self, images):
         with pytest.raises(ValueError, match="keeps .*moving_mean"):
-            problems.Network(data.small_resnet, images, 8)
+            network_of.Network(data.small_resnet, images, 8)

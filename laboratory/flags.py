@@ -3,7 +3,9 @@
 import argparse
 import math
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Collection, Sequence
+
+import command_line
 
 DATA_DIR = "folder of CIFAR-10, as train.py takes it; default: TFDS's, or shapes are drawn"
 
@@ -36,8 +38,14 @@ class Parser(argparse.ArgumentParser):
             setattr(options, name, default if text is None else self.number(name, text))
         return options
 
-    def number(self, name: str, text: str) -> int | float:
-        """The value of a flag that `add_number` has added."""
+    def number(self, name: str, text: str, flag: str | None = None) -> int | float:
+        """A number in the range of `--name`.
+
+        Args:
+          name: a flag that `add_number` has added.
+          text: as it was typed.
+          flag: the flag it was typed for; None for `name`.
+        """
         _, of_type, least, most = self._numbers[name]
         try:
             value = of_type(text)
@@ -45,11 +53,28 @@ class Parser(argparse.ArgumentParser):
             value = math.nan
         if not least <= value <= most:
             kind = "a whole number, " if of_type is int else ""
-            self.error(f"--{name}={text}: must be {kind}at least {least:g} and at most {most:,g}")
+            bounds = [f"{bound:,d}" if of_type is int else f"{bound:,g}" for bound in (least, most)]
+            self.error(
+                f"--{flag or name}={text}: must be {kind}at least {bounds[0]} and at most "
+                f"{bounds[1]}"
+            )
         return value
 
-    def choice(self, name: str, text: str, allowed: Sequence[str]) -> str:
+    def choice(self, name: str, text: str, allowed: Collection[str]) -> str:
         """The value of a flag that has only so many."""
         if text not in allowed:
             self.error(f"--{name}={text}: must be one of {', '.join(allowed)}")
         return text
+
+
+def run(command: Callable[[Sequence[str]], int], arguments: Sequence[str]) -> int:
+    """A command's exit code; interrupted, or with nobody to read it, it has no traceback."""
+    try:
+        code = command(arguments)
+        sys.stdout.flush()
+        return code
+    except KeyboardInterrupt:
+        print("interrupted", file=sys.stderr)
+        return 130
+    except BrokenPipeError:
+        return command_line.output_is_gone()
