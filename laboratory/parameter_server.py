@@ -153,7 +153,7 @@ class Processes:
             os._exit(1)  # the others notice
 
     def wait_until_they_listen(self) -> None:
-        """Else TensorFlow would, with Python's lock in its hand, and `_watch` notice nobody's end."""
+        """Else TensorFlow would, holding Python's lock, and `_watch` notice nobody's end."""
         for address in (address for addresses in self.cluster.values() for address in addresses):
             host, port = address.split(":")
             while True:
