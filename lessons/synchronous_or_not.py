@@ -20,8 +20,8 @@ RATES = {
 }
 IN_SHORT = {
     "workers": 4,
-    "accuracy": 0.5,
-    "at_most": 1_200.0,
+    "accuracy": 0.4,
+    "at_most": 900.0,
     "rates": {
         "synchronous": (0.2,),
         "backup_workers": (0.2,),
