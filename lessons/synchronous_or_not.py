@@ -134,13 +134,16 @@ def claim(reached: dict, best: dict, settings, of_rules, accuracy: float, worker
         own = times.get("synchronous")
         shown = f"after {own:.0f}" if own else "not there at the end"
         beside = "" if "synchronous" in first else f" (synchronous: {shown})"
-        said.append(f"With {setting} the first {after}: {', '.join(first)}{beside}.")
+        there = "this one was" if len(first) == 1 else "these were"
+        said.append(f"With {setting} {there} there first, {after}: {', '.join(first)}{beside}.")
+    spans = []
     for rule in ("synchronous", "asynchronous", "local_sgd"):
         examples = [p.examples for s in settings if (p := reached.get((s, rule)))]
         if examples:
             low, high = min(examples), max(examples)
-            span = f"{low:,}" if low == high else f"{low:,} to {high:,}"
-            said.append(f"{rule} needed {span} examples.")
+            spans.append(f"{rule} {low:,}" + ("" if low == high else f" to {high:,}"))
+    if spans:
+        said.append(f"Examples needed, over all settings: {'; '.join(spans)}.")
     if (equal := best.get(("equal workers", "asynchronous"))) and equal.used:
         staleness, count = equal.staleness.most_common(1)[0]
         said.append(

@@ -59,7 +59,7 @@ def test_the_claim_says_who_was_first_within_an_evaluation(finding, numbers):
             for what in ("time", "examples")
         )
         first = synchronous_or_not.together(times, examples)
-        said = finding.claim.split(f"With {setting} the first after ")[1].split(". ")[0]
+        said = finding.claim.split(f"With {setting} th")[1].split(". ")[0]
         named, _, beside = said.partition(": ")[2].partition(" (")
         assert named == ", ".join(first)
         assert beside == (
