@@ -111,6 +111,10 @@ class Synchronous(OfGradients):
 
     source = "what the package does"
 
+    warm_up: int | None = parameter(
+        None, 0, 10**9, "examples E of a warm-up to k times η; without it the rate is η throughout"
+    )
+
     def begin(self) -> None:
         self.arrived = {}
         for worker in self.cluster.alive:
@@ -143,8 +147,12 @@ class Synchronous(OfGradients):
         return all(worker in self.arrived for worker in self.cluster.alive)
 
     def rate_of_step(self, count: int) -> float:
-        """η of the coming update, of so many gradients."""
-        return self.rate
+        """η of the coming update, of so many gradients: see WarmUp."""
+        if self.warm_up is None:
+            return self.rate
+        seen = self.used * self.cluster.problem.batch
+        done = min(1.0, seen / self.warm_up) if self.warm_up else 1.0
+        return self.rate * (1 + (count - 1) * done)
 
 
 @dataclasses.dataclass
@@ -159,11 +167,6 @@ class WarmUp(Synchronous):
     warm_up: int = parameter(
         2_000, 0, 10**9, "examples E over which the rate grows from η to k times η"
     )
-
-    def rate_of_step(self, count):
-        seen = self.used * self.cluster.problem.batch
-        done = min(1.0, seen / self.warm_up) if self.warm_up else 1.0
-        return self.rate * (1 + (count - 1) * done)
 
 
 @dataclasses.dataclass

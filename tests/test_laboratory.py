@@ -190,6 +190,9 @@ class TestSynchronous:
         # Four workers on x**2 / 2, over 8 examples: rates 0.1, 0.25, 0.4, 0.4 by hand.
         done, _ = run("warm_up", problems.Parabola(), 4, until=4, rate=0.1, warm_up=8)
         np.testing.assert_allclose(done.weights, 0.9 * 0.75 * 0.6 * 0.6)
+        # So has every rule that makes steps of several gradients; here of three of four.
+        backup, _ = run("backup_workers", problems.Parabola(), 4, until=4, backups=1, warm_up=6)
+        np.testing.assert_allclose(backup.weights, 0.9 * 0.8 * 0.7 * 0.7)
         at_once, _ = run("warm_up", problems.Parabola(), 4, until=2, rate=0.1, warm_up=0)
         np.testing.assert_allclose(at_once.weights, 0.6 * 0.6)
 
