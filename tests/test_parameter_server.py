@@ -92,7 +92,10 @@ def test_a_worker_that_is_gone_ends_the_run_with_one_line_and_all_processes(tmp_
     """The coordinator ends without tidying up, as one does that is killed itself."""
     coordinator, servers = start(tmp_path, 2)
     servers[2].kill()
-    _, said = coordinator.communicate(timeout=60)
+    try:
+        _, said = coordinator.communicate(timeout=60)
+    finally:
+        coordinator.kill()
     assert coordinator.returncode == 1
     assert said.splitlines()[-1] == "laboratory: error: worker 1 is gone (exit code -9)"
     assert none_is_left(servers)
