@@ -131,7 +131,8 @@ def check(parser: flags.Parser, options: argparse.Namespace) -> None:
     if options.compare:
         if options.rate is not None:
             parser.error(f"--rate={options.rate:g}: compare tries several, --rates=0.03,0.1")
-        options.rules = options.rule.split(",") if options.rule is not None else list(rules.RULES)
+        named = rules.RULES if options.rule is None else options.rule.split(",")
+        options.rules = list(dict.fromkeys(named))
         texts = COMPARED_RATES if options.rates is None else options.rates.split(",")
         options.rates = [parser.number("rate", text, "rates") for text in texts]
     else:

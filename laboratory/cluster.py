@@ -24,7 +24,7 @@ class Cluster:
       alive: those not known to be gone, in order.
       holds: worker to the weights that it had as it last began a gradient.
       began: gradients so far.
-      updated: called after every update of the model.
+      on_update: called after every update of the model.
     """
 
     def __init__(self, problem: problems.Problem, of_workers: speeds.Speeds, message: float):
@@ -39,7 +39,7 @@ class Cluster:
         self.alive = list(self.workers)
         self.holds = dict.fromkeys(self.workers, problem.initial)
         self.began = 0
-        self.updated: Callable[[], None] = lambda: None
+        self.on_update: Callable[[], None] = lambda: None
         self.clock = clock.Clock()
         self._speeds = of_workers
         self._message = message

@@ -77,12 +77,12 @@ class Network:
             number, num_examples=len(self._labels), global_batch_size=self.batch, seed=self._seed
         )
         images, labels = tf.gather(self._images, ids), tf.gather(self._labels, ids)
-        return self.gradient_of(weights, self._preprocess(images), labels, number)[0]
+        return self.gradient_of(weights, self._preprocess(images), labels, number)
 
     def gradient_of(
         self, weights: tf.Tensor, images: tf.Tensor, labels: tf.Tensor, number: tf.Tensor
-    ) -> tuple[tf.Tensor, tf.Tensor]:
-        """A tower's gradient as a graph, [weights], and its loss, [].
+    ) -> tf.Tensor:
+        """A tower's gradient as a graph, [weights].
 
         Args:
           weights: float32 [weights].
@@ -100,8 +100,7 @@ class Network:
             [number],
             None,
         )
-        flat = tf.concat([tf.reshape(g, [-1]) for g in result.sum_gradients], axis=0)
-        return flat, result.losses["total"][0]
+        return tf.concat([tf.reshape(g, [-1]) for g in result.sum_gradients], axis=0)
 
     def evaluate(self, weights: np.ndarray) -> problems.Measured:
         """On the first test images, 2,000 unless told."""

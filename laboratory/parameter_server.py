@@ -36,14 +36,12 @@ class Applied(NamedTuple):
 
     read_at: updates of the weights before it read them.
     staleness: updates by others between reading the weights and applying the gradient.
-    loss: of its examples, at the weights that were read.
     began: the server's clock as the weights were read, seconds.
     ended: the server's clock as the gradient had been applied.
     """
 
     read_at: int
     staleness: int
-    loss: float
     began: float
     ended: float
 
@@ -208,11 +206,11 @@ def train(problem, workers: int, gradients: int, rate: float) -> Outcome:
             began = server_time_after(read_at)
             with tf.control_dependencies([began]):
                 read = weights.read_value()
-            gradient, loss = problem.gradient_of(read, images, labels, number)
+            gradient = problem.gradient_of(read, images, labels, number)
             with tf.control_dependencies([weights.assign_sub(rate * gradient)]):
                 applied = updates.assign_add(1, read_value=True)
             ended = server_time_after(applied)
-            return read_at, applied - 1 - read_at, loss, began, ended
+            return read_at, applied - 1 - read_at, began, ended
 
         scheduled, applied = collections.deque(), []
 

@@ -67,7 +67,7 @@ class Rule(abc.ABC):
         self.updates += 1
         self.used += used
         self.staleness.update(staleness)
-        self.cluster.updated()
+        self.cluster.on_update()
 
     def times(self, factor: float, array: np.ndarray) -> np.ndarray:
         """`factor * array` in the array's type, as an optimizer computes it."""
@@ -111,10 +111,6 @@ class Synchronous(OfGradients):
 
     source = "what the package does"
 
-    warm_up: int | None = parameter(
-        None, 0, 10**9, "examples E of a warm-up to k times η; without it the rate is η throughout"
-    )
-
     def begin(self) -> None:
         self.arrived = {}
         for worker in self.cluster.alive:
@@ -147,12 +143,8 @@ class Synchronous(OfGradients):
         return all(worker in self.arrived for worker in self.cluster.alive)
 
     def rate_of_step(self, count: int) -> float:
-        """η of the coming update, of so many gradients: see WarmUp."""
-        if self.warm_up is None:
-            return self.rate
-        seen = self.used * self.cluster.problem.batch
-        done = min(1.0, seen / self.warm_up) if self.warm_up else 1.0
-        return self.rate * (1 + (count - 1) * done)
+        """η of the coming update, of so many gradients."""
+        return self.rate
 
 
 @dataclasses.dataclass
@@ -164,13 +156,20 @@ class WarmUp(Synchronous):
 
     source = "Goyal et al. 2017, arXiv:1706.02677, sections 2.1 and 2.2"
 
-    warm_up: int = parameter(
+    warm_up: int | None = parameter(
         2_000, 0, 10**9, "examples E over which the rate grows from η to k times η"
     )
 
+    def rate_of_step(self, count):
+        if self.warm_up is None:
+            return self.rate
+        seen = self.used * self.cluster.problem.batch
+        done = min(1.0, seen / self.warm_up) if self.warm_up else 1.0
+        return self.rate * (1 + (count - 1) * done)
+
 
 @dataclasses.dataclass
-class BackupWorkers(Synchronous):
+class BackupWorkers(WarmUp):
     """Synchronous, but a step waits only for the first k-b gradients; later ones are dropped.
 
     w <- w - η/(k-b) (the sum of the first k-b gradients of this w)
@@ -178,6 +177,9 @@ class BackupWorkers(Synchronous):
 
     source = "Chen et al. 2016, arXiv:1604.00981"
 
+    warm_up: int | None = parameter(
+        None, 0, 10**9, "as in warm_up; without it the rate is η throughout"
+    )
     backups: int | None = parameter(
         None, 0, 255, "workers b that a step does not wait for; default: one in 16, rounded up"
     )

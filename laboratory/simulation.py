@@ -151,7 +151,7 @@ def run(
             workers.clock.measure_at(until * (number / measurements), measure)
     else:
         workers.clock.measure_at(0.0, measure)
-        workers.updated = measure_next
+        workers.on_update = measure_next
     for worker in workers.workers:
         if math.isfinite(of_workers.death(worker)):
             workers.clock.after(

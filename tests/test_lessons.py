@@ -235,7 +235,7 @@ class TestCommand:
 
     @pytest.mark.whole_program
     def test_a_folder_without_cifar10_is_refused(self, tmp_path):
-        done = self.run("losses", f"--data_dir={tmp_path}", "--write")
+        done = self.run("losses", f"--data_dir={tmp_path}", cwd=tmp_path)
         assert done.returncode == 2
         assert done.stderr.splitlines()[-1].endswith(
             f"--data_dir={tmp_path} holds no CIFAR-10 that is prepared or unpacked; without the "

@@ -104,9 +104,9 @@ def test_a_worker_that_is_gone_ends_the_run_with_one_line_and_all_processes(tmp_
 class TestOutcome:
     def test_the_pause_and_the_staleness_are_of_steady_gradients(self):
         # Two workers, each at work for 1 of every 3 seconds; the first four gradients are slow.
-        slow = [Applied(read_at, 9, 2.0, 0.0, 50.0) for read_at in range(4)]
+        slow = [Applied(read_at, 9, 0.0, 50.0) for read_at in range(4)]
         steady = [
-            Applied(4 + number, number % 2, 2.0, 50.0 + 3 * (number // 2), 51.0 + 3 * (number // 2))
+            Applied(4 + number, number % 2, 50.0 + 3 * (number // 2), 51.0 + 3 * (number // 2))
             for number in range(8)
         ]
         outcome = Outcome(2, slow + steady, 0.1, 0.5, np.zeros(1))
@@ -121,7 +121,7 @@ class TestOutcome:
         assert parameter_server.mean(staleness) == pytest.approx(expected, rel=0.06)
 
     def test_rows_end_with_the_means(self):
-        applied = [Applied(number, 1, 2.0, number, number + 1.0) for number in range(30)]
+        applied = [Applied(number, 1, number, number + 1.0) for number in range(30)]
         rows = parameter_server.rows(Outcome(2, applied, 0.1, 0.5, np.zeros(1)))
         assert [row[0] for row in rows[:2]] == ["0", "1"]
         assert rows[1][3] == "100%"
