@@ -8,6 +8,7 @@ first pooling comes before bias and ReLU, which is the same function in less tim
 import keras
 
 from towers import layers
+from towers.models import seeds
 
 
 def build(
@@ -33,22 +34,22 @@ def build(
       A model of float [n, height, width, channels] to logits [n, num_classes].
     """
 
-    def normal(stddev: float, layer: int) -> keras.initializers.Initializer:
-        return keras.initializers.TruncatedNormal(stddev=stddev, seed=seed + layer)
+    def normal(stddev: float, layer: str) -> keras.initializers.Initializer:
+        return keras.initializers.TruncatedNormal(stddev=stddev, seed=seeds.of_layer(seed, layer))
 
     images = keras.Input(image_shape, name="images")
-    x = _convolution("conv1", filters, normal(0.05, 1), dtype)(images)
+    x = _convolution("conv1", filters, normal(0.05, "conv1"), dtype)(images)
     x = _pool("pool1", dtype)(x)  # (n, height/2, width/2, filters)
     x = _bias_relu("relu1", 0.0, dtype)(x)  # after the pool: the same values, a quarter of the work
     x = _normalization("norm1", dtype)(x)
-    x = _convolution("conv2", filters, normal(0.05, 2), dtype)(x)
+    x = _convolution("conv2", filters, normal(0.05, "conv2"), dtype)(x)
     x = _bias_relu("relu2", 0.1, dtype)(x)
     x = _normalization("norm2", dtype)(x)
     x = _pool("pool2", dtype)(x)  # (n, height/4, width/4, filters)
     x = keras.layers.Flatten(name="flatten", dtype=dtype)(x)
-    x = _dense("local3", hidden_units[0], 0.1, normal(0.04, 3), dtype, "relu")(x)
-    x = _dense("local4", hidden_units[1], 0.1, normal(0.04, 4), dtype, "relu")(x)
-    last = normal(1 / hidden_units[1], 5)
+    x = _dense("local3", hidden_units[0], 0.1, normal(0.04, "local3"), dtype, "relu")(x)
+    x = _dense("local4", hidden_units[1], 0.1, normal(0.04, "local4"), dtype, "relu")(x)
+    last = normal(1 / hidden_units[1], "softmax_linear")
     logits = _dense("softmax_linear", num_classes, 0.0, last, dtype, None)(x)
     return keras.Model(images, logits, name="cifarnet")
 

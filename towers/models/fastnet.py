@@ -9,13 +9,12 @@ recipe has, by one fused operation (behind the last block, where no batch norm f
 stands for the factor). GELU (Hendrycks and Gimpel 2016, arXiv:1606.08415) is many.
 """
 
-import itertools
-
 import keras
 import numpy as np
 import tensorflow as tf
 
 from towers import layers
+from towers.models import seeds
 
 BLOCK_FILTERS = (64, 256, 256)
 CELU_ALPHA = 0.3
@@ -45,7 +44,7 @@ def build(
     Raises:
       ValueError: nothing would be left of the images.
     """
-    seeds, halved = itertools.count(seed * 1000), 2 ** len(block_filters)
+    halved = 2 ** len(block_filters)
     if min(image_shape[:2]) < halved + 1:
         raise ValueError(
             f"images of {image_shape[0]} x {image_shape[1]} are too small for fastnet: it takes "
@@ -58,7 +57,7 @@ def build(
             3,
             padding="same",
             use_bias=False,  # batch norm's offset does its work
-            kernel_initializer=PartialIdentity(next(seeds)),
+            kernel_initializer=PartialIdentity(seeds.of_layer(seed, name)),
             kernel_constraint=UnitMeanSquareNorm(),
             name=name,
             dtype=dtype,
@@ -89,7 +88,7 @@ def build(
         num_classes,
         use_bias=False,
         kernel_initializer=keras.initializers.RandomNormal(
-            stddev=1 / (block_filters[-1] * LOGIT_SCALE), seed=next(seeds)
+            stddev=1 / (block_filters[-1] * LOGIT_SCALE), seed=seeds.of_layer(seed, "logits")
         ),
         name="logits",
         dtype=dtype,

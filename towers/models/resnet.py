@@ -4,9 +4,9 @@ He, Zhang, Ren and Sun 2015 (arXiv:1512.03385, section 4.2) with n = 3 blocks a 
 Where a stage changes the shape the shortcut is a 1 x 1 convolution (their option B).
 """
 
-import itertools
-
 import keras
+
+from towers.models import seeds
 
 STAGE_FILTERS = (16, 32, 64)
 
@@ -31,7 +31,9 @@ def build(
     Returns:
       A model of float [n, height, width, channels] to logits [n, num_classes].
     """
-    seeds = itertools.count(seed)
+
+    def he_normal(layer):
+        return keras.initializers.HeNormal(seed=seeds.of_layer(seed, layer))
 
     def convolution(x, filters, kernel_size, strides, name):
         x = keras.layers.Conv2D(
@@ -40,7 +42,7 @@ def build(
             strides=strides,
             padding="same",
             use_bias=False,  # batch norm's offset does its work
-            kernel_initializer=keras.initializers.HeNormal(seed=next(seeds)),
+            kernel_initializer=he_normal(name),
             name=name,
             dtype=dtype,
         )(x)
@@ -67,7 +69,7 @@ def build(
     x = keras.layers.GlobalAveragePooling2D(name="pool", dtype=dtype)(x)  # (n, filters)
     logits = keras.layers.Dense(
         num_classes,
-        kernel_initializer=keras.initializers.HeNormal(seed=next(seeds)),
+        kernel_initializer=he_normal("logits"),
         name="logits",
         dtype=dtype,
     )(x)
