@@ -105,7 +105,7 @@ def run(given):
         config = assessment.wait_for_run(folder, given.eval_interval_seconds)
     settings = config["settings"]
     # The same arithmetic as in training, to the last bit.
-    session.start_runtime(session.threads_of(config), settings.get("deterministic", False))
+    session.start_runtime(settings["intra_op_threads"], settings["deterministic"])
     devices = session.tower_devices(given.num_towers)
 
     data = datasets.load(
@@ -120,6 +120,8 @@ def run(given):
         folder,
         config,
         devices,
+        dataset=given.dataset or settings["dataset"],
+        data_sha256=data.fingerprint,
         split=given.split,
         count=len(data.images),
         batches=batches.evaluation_batches(

@@ -54,6 +54,12 @@ RECIPES = {
 
 flags.DEFINE_enum("recipe", "tutorial", list(RECIPES), "Named set of defaults for other flags.")
 flags.DEFINE_string("train_dir", "runs/tutorial", "Folder of the run; an existing run goes on.")
+flags.DEFINE_string(
+    "begin_from",
+    None,
+    "Run or checkpoint that a new run begins from, at its number of examples seen, with the "
+    "settings given here: runs/first, or runs/first/checkpoints/step-500. It stays as it is.",
+)
 
 flags.DEFINE_string(
     "dataset", "cifar10", "cifar10, shapes (drawn, not downloaded), or a TFDS data set's name."
@@ -323,8 +329,7 @@ def run_with(workers, chosen, dry_run):
         data_sha256=train.fingerprint,
     )
     session.check_same_data(workers, training=train.fingerprint, test=test.fingerprint)
-    if found.earlier is not None:
-        session.check_same_run(found.earlier, config)
+    config = session.with_beginning(workers, config, found.earlier)
     if workers.is_chief:
         print(console.table(start_table.rows(config, learning_rate, len(test.images))), flush=True)
     if dry_run:
@@ -365,7 +370,8 @@ def run_with(workers, chosen, dry_run):
         evaluation=test_batches,
         evaluation_count=len(test.images),
     )
-    return session.train(training.Run(trainer, folder, plan, data), config)
+    run_of_this = training.Run(trainer, folder, plan, data, session.run_sha256(config))
+    return session.train(run_of_this, config)
 
 
 if __name__ == "__main__":

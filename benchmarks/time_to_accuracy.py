@@ -58,8 +58,7 @@ def figures(folder: run_folder.RunFolder) -> list[dict]:
                     "count": line["count"],
                     "training_seconds": round(seconds + pace * (line["step"] - before), 1),
                 }
-                | {"processor": config.get("processor")}
-                | config.get("versions", {})
+                | config["stretches"][-1]["runs_on"]
             )
     return rows
 

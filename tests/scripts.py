@@ -138,6 +138,12 @@ def evaluation_lines(folder: Path) -> list[dict]:
     return [line for line in lines_of(folder / "metrics.jsonl") if "split" in line]
 
 
+def result_of(line: dict) -> dict:
+    """What a line of `eval.jsonl` shares with an evaluation's in `metrics.jsonl`."""
+    of_eval = ("checkpoint", "dataset", "data_sha256", "test_time_flip")
+    return {name: value for name, value in line.items() if name not in of_eval}
+
+
 def checkpoint_steps(folder: Path) -> list[int]:
     """The steps of the checkpoints that are there, in order."""
     return sorted(

@@ -449,7 +449,7 @@ def check_refused(run, *pieces: str, scripts_to_run=("train", "eval")) -> None:
         (b"[1, 2]", "its config.json is not that of a run"),
         (b"NaN", "its config.json is not that of a run"),
         (b'{"settings": [], "resolved": []}', "settings and resolved have to be objects"),
-        (b'{"settings": {}, "resolved": {}}', "dataset is missing"),
+        (b'{"settings": {}, "resolved": {}}', "train_dir is missing"),
     ],
     ids=lambda content: repr(content[:20]),
 )
@@ -480,6 +480,7 @@ def test_a_configuration_that_is_none(run, content, reason):
         ("preprocessing", "my_own", "preprocessing=my_own"),
         ("examples_per_epoch", 0, "examples_per_epoch=0"),
         ("last_step", None, "last_step=None"),
+        ("begins_from", {"checkpoint": 3}, "begins_from={'checkpoint': 3}"),
     ],
 )
 def test_a_configuration_with_a_value_that_no_run_has(run, name, value, reason):
@@ -492,7 +493,7 @@ def test_a_configuration_with_a_value_that_no_run_has(run, name, value, reason):
 def test_a_configuration_that_lacks_what_is_read_of_it(run):
     """Every name is left out by itself: it is missed, or both commands do without it."""
     config = json.loads((run / "config.json").read_text())
-    read = {"settings": session._READ_OF_SETTINGS, "resolved": session._READ_OF_RESOLVED}
+    read = {"settings": settings.names(), "resolved": [*session._READ_OF_RESOLVED, "begins_from"]}
     for part, names in read.items():
         for name in config[part]:
             lacking = {**config, part: {k: v for k, v in config[part].items() if k != name}}
@@ -501,9 +502,6 @@ def test_a_configuration_that_lacks_what_is_read_of_it(run):
                     session.check_config(lacking, run)
             else:
                 session.check_config(lacking, run)
-    assert set(read["settings"]) <= set(settings.names())
-    read["settings"] += ("intra_op_threads",)  # those of this process
-    config["settings"] = {name: config["settings"][name] for name in read["settings"]}
     config["resolved"] = {name: config["resolved"][name] for name in read["resolved"]}
     (run / "config.json").write_text(json.dumps(config))
     assert scripts.run("eval", f"--train_dir={run}").returncode == 0

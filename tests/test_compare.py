@@ -8,6 +8,7 @@ import sys
 import numpy as np
 import pytest
 import scripts
+import tensorflow as tf
 
 from towers import checkpoints, compare, run_folder
 
@@ -163,6 +164,22 @@ def test_what_only_one_run_has_is_not_compared(copy, runs, capsys):
     ]
 
 
+def test_what_a_run_began_with_and_went_on_with_is_named(copy, runs, capsys):
+    config = json.loads((copy / "config.json").read_text())
+    [began] = config["stretches"]
+    later = {"first_step": 2, "runs_on": began["runs_on"] | {"tensorflow": "9.9"}}
+    began["runs_on"] |= {"TF_ENABLE_ONEDNN_OPTS": "0"}
+    config["stretches"].append(later)
+    (copy / "config.json").write_text(json.dumps(config))
+    code, lines = compared(capsys, runs / "one", copy)
+    assert code == 0
+    assert lines[:3] == [
+        "settings: began with TF_ENABLE_ONEDNN_OPTS 0 (the first run has None)",
+        f"the second run: from step 2 on, tensorflow 9.9 (before: {tf.__version__})",
+        "the second run: from step 2 on, TF_ENABLE_ONEDNN_OPTS not set (before: 0)",
+    ]
+
+
 class TestWhatCannotBeCompared:
     def explained(self, capsys, *folders):
         assert compare.main([str(folder) for folder in folders]) == 2
@@ -179,10 +196,10 @@ class TestWhatCannotBeCompared:
         _, err = self.explained(capsys, runs / "one", tmp_path)
         assert err.startswith(f"towers.compare: error: {tmp_path}: holds files but no run")
 
-    @pytest.mark.parametrize("part", ["versions", "git_revision"])
-    def test_a_config_that_lacks_a_part(self, runs, copy, capsys, part):
+    @pytest.mark.parametrize("part", ["resolved", "stretches"])
+    def test_a_config_whose_part_is_empty(self, runs, copy, capsys, part):
         config = json.loads((copy / "config.json").read_text())
-        del config[part]
+        config[part] = type(config[part])()
         (copy / "config.json").write_text(json.dumps(config))
         _, err = self.explained(capsys, runs / "one", copy)
         assert err == f"towers.compare: error: {copy / 'config.json'}: is not that of a run\n"

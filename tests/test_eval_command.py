@@ -1,5 +1,6 @@
 """`eval.py`: each example once whatever the towers and batches, any checkpoint, any folder."""
 
+import dataclasses
 import json
 import os
 import re
@@ -13,7 +14,8 @@ import scripts
 from input_pipeline import datasets
 from towers import assessment, checkpoints, evaluation, run_folder
 
-KEYS = ["step", "epoch", "split", "count", "accuracy", "top5_accuracy", "loss"]
+WAY = ["checkpoint", "split", "dataset", "data_sha256", "test_time_flip"]
+KEYS = ["step", "epoch", *WAY, "count", "accuracy", "top5_accuracy", "loss"]
 
 TRAINING = (
     "--max_steps=40",
@@ -82,7 +84,7 @@ def test_a_process_evaluates_the_newest_checkpoint(command, folder):
 
     assert list(line) == KEYS
     own = scripts.evaluation_lines(folder)[-1]  # of the training, on two towers
-    assert {**line, "loss": None} == {**own, "loss": None}
+    assert {**scripts.result_of(line), "loss": None} == {**own, "loss": None}
     assert line["loss"] == pytest.approx(own["loss"], abs=1e-6)
     assert "precision" not in done.stdout.lower()
 
@@ -107,7 +109,7 @@ def test_towers_and_batches_change_nothing(folder, towers, batch):
     assert (done.returncode, done.stderr) == (0, "")
     own = scripts.evaluation_lines(folder)[-1]
     assert line["count"] == 1000
-    assert {**line, "loss": None} == {**own, "loss": None}
+    assert {**scripts.result_of(line), "loss": None} == {**own, "loss": None}
     assert line["loss"] == pytest.approx(own["loss"], abs=1e-6)
 
 
@@ -123,7 +125,7 @@ class TestAFlipAtTestTime:
         _, [plain] = evaluate(folder)
         done, [line] = evaluate(folder, "--test_time_flip")
         assert "1,000 examples, each once and mirrored: accuracy" in done.stdout
-        assert line.pop("test_time_flip") is True
+        assert (plain["test_time_flip"], line["test_time_flip"]) == (False, True)
         assert list(line) == KEYS
         assert line["loss"] != plain["loss"]
         assert line["loss"] == pytest.approx(plain["loss"], abs=0.2)
@@ -195,6 +197,29 @@ class TestFollowing:
         assert done.stdout.splitlines()[-1] == "the training has finished"
         again, lines = evaluate(folder, *self.FLAGS)
         assert (again.stdout, lines) == ("the training has finished\n", [])  # once is enough
+
+    def test_an_evaluation_of_other_data_is_none_of_the_runs_own(self, folder, monkeypatch):
+        """After `eval.py --dataset=other` the run's own steps are still to be evaluated."""
+        forget_evaluations(folder)
+        real = datasets.load
+
+        def other(name, *arguments):
+            data = real("shapes", *arguments)
+            return dataclasses.replace(data, labels=data.labels[::-1], fingerprint="f" * 64)
+
+        with monkeypatch.context() as patch:
+            patch.setattr(datasets, "load", other)
+            _, of_other = evaluate(folder, "--dataset=other/set", *self.FLAGS)
+        _, of_own = evaluate(folder, *self.FLAGS)
+        assert [line["step"] for line in of_other] == [20, 40]
+        assert [line["step"] for line in of_own] == [20, 40]
+        assert {(line["dataset"], line["data_sha256"]) for line in of_other} == {
+            ("other/set", "f" * 64)
+        }
+        assert {line["dataset"] for line in of_own} == {"shapes"}
+        assert of_own[0]["data_sha256"] == real("shapes", None, "test").fingerprint
+        assert of_own[0]["checkpoint"] == f"{folder}/checkpoints/step-20"
+        assert list((folder / "eval_other-set_test").iterdir())  # a TensorBoard run of its own
 
     def test_waits_for_a_training_that_has_not_begun(self, tmp_path, monkeypatch):
         def train_meanwhile(_):

@@ -142,13 +142,13 @@ class TestTornFiles:
         """As by a training that goes on: step 4 goes when eval.py has chosen it, step 6 comes."""
         original, restored = checkpoints.restore, []
 
-        def restore(checkpoint, path, *, partial):
+        def restore(checkpoint, path, **options):
             restored.append(Path(path).name)
             if len(restored) == 1:
                 monkeypatch.setattr(checkpoints, "restore", original)
                 assert scripts.train(stopped, *SIX_STEPS, "--checkpoints_to_keep=1").returncode == 0
                 monkeypatch.setattr(checkpoints, "restore", restore)
-            original(checkpoint, path, partial=partial)
+            original(checkpoint, path, **options)
 
         monkeypatch.setattr(checkpoints, "restore", restore)
         done = scripts.run("eval", f"--train_dir={stopped}")

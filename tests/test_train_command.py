@@ -191,9 +191,9 @@ class TestARun:
         assert derived["examples_per_epoch"] == NUM_TRAIN
         assert derived["last_step"] == 7
         assert len(derived["class_names"]) == 10
-        assert config["versions"]["tensorflow"] == tf.__version__
-        assert {"keras", "numpy", "python"} <= set(config["versions"])
-        assert "git_revision" in config
+        [began] = config["stretches"]
+        assert began["runs_on"]["tensorflow"] == tf.__version__
+        assert {"keras", "numpy", "python", "processor", "git revision"} <= set(began["runs_on"])
 
     @pytest.mark.pitfall(5)
     def test_metrics_name_steps_examples_and_epochs(self, done, folder):
@@ -510,7 +510,9 @@ class TestGoingOn:
     def test_a_run_killed_before_its_first_checkpoint_begins_anew(self, uninterrupted, tmp_path):
         folder = tmp_path / "run"
         folder.mkdir()
-        shutil.copy(uninterrupted / "config.json", folder)
+        config = json.loads((uninterrupted / "config.json").read_text())
+        assert config.pop("first_checkpoint") == 2
+        (folder / "config.json").write_text(json.dumps(config))
         line = (uninterrupted / "metrics.jsonl").read_text().splitlines()[0]
         (folder / "metrics.jsonl").write_text(line + "\n")
         done = scripts.train(folder, *SIX_STEPS)
@@ -638,20 +640,6 @@ class TestAnotherRun:
         assert done.stderr.count("(the run has") == len(named)
         assert scripts.contents(short_run) == before
 
-    @pytest.mark.parametrize("name", ["label_smoothing", "jit_compile"])
-    def test_is_found_out_where_the_run_is_older_than_the_setting(self, tmp_path, short_run, name):
-        folder = tmp_path / "run"
-        shutil.copytree(short_run, folder)
-        config = json.loads((folder / "config.json").read_text())
-        del config["settings"][name]
-        (folder / "config.json").write_text(json.dumps(config))
-        same = ["--max_steps=2", "--momentum=0.9", "--summary_every_steps=0"]
-        value = {"label_smoothing": "0.2", "jit_compile": "True"}[name]
-        done = scripts.train(folder, *same, f"--{name}={value}")
-        assert (done.returncode, done.stdout) == (1, "")
-        assert f"--{name}={value} (the run has " in done.stderr
-        assert scripts.train(folder, *same).returncode == 0
-
     def test_on_other_images_under_the_same_name_is_refused(self, short_run, monkeypatch):
         from input_pipeline import datasets
 
@@ -704,7 +692,7 @@ class TestALossThatIsNotFinite:
         assert done.stderr.count("\n") == 1
         step = int(re.search(r"step (\d+)", done.stderr)[1])
         newest = tmp_path / "checkpoints" / f"step-{step - 1}"
-        assert f"The last good checkpoint is {newest}.\n" in done.stderr
+        assert f"The last good checkpoint is {newest}. To go on from it with other" in done.stderr
         files = sorted((tmp_path / "checkpoints").glob("*.index"))
         assert [file.stem for file in files] == [f"step-{n}" for n in range(1, step)]
         for file in files:
@@ -803,7 +791,10 @@ class TestBeforeTheFirstStep:
         before = scripts.contents(tmp_path)
         done = scripts.train(tmp_path, *flags)
         assert done.returncode == 1
-        assert "reaches step 4 and" in done.stderr and "holds no checkpoint" in done.stderr
+        assert (
+            "the run has saved checkpoints, the first at step 2, and "
+            f"{tmp_path / 'checkpoints'} holds none; bring them back"
+        ) in done.stderr
         assert scripts.contents(tmp_path) == before
 
     @pytest.mark.parametrize("flags", [[], ["--jit_compile"]])
@@ -855,10 +846,17 @@ class TestTooLittleMemory:
         done = scripts.train(tmp_path, "--max_steps=2")
         assert done.returncode == 1
         assert re.fullmatch(
-            "train.py: error: there is not enough memory for a batch; a lower --global_batch_size,"
-            " .*\n",
+            "train.py: error: there is not enough memory for a batch; it takes a lower "
+            "--global_batch_size, or on GPUs .*\n",
             done.stderr,
         )
+        if where == "train_step":
+            assert done.stderr.endswith(
+                "There is no checkpoint yet. The same command takes other settings, and begins "
+                "anew.\n"
+            )
+        else:
+            assert done.stderr.endswith(f"with --begin_from={tmp_path} and a new --train_dir.\n")
 
     def test_is_not_taken_for_a_full_disk(self, tmp_path, monkeypatch):
         def no_memory(*_, **__):

@@ -1,6 +1,7 @@
 """Evaluating the checkpoints of a run: what `eval.py` does once it has its data."""
 
 import functools
+import re
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
@@ -97,6 +98,8 @@ class Assessment:
         config: Mapping,
         tower_devices: Sequence[str],
         *,
+        dataset: str,
+        data_sha256: str,
         split: str,
         count: int,
         batches: Iterable,
@@ -107,6 +110,8 @@ class Assessment:
           folder: of the run.
           config: its `config.json`.
           tower_devices: one device per tower.
+          dataset: name of the data set.
+          data_sha256: of its images and labels in this split.
           split: name of the split.
           count: examples in the split.
           batches: (images, labels, mask) that hold each example once, whenever they are iterated
@@ -114,6 +119,7 @@ class Assessment:
           test_time_flip: as for `evaluation.Evaluator`.
         """
         self._folder, self._config = folder, config
+        self._dataset, self._data_sha256 = dataset, data_sha256
         self._split, self._count, self._batches = split, count, batches
         self._test_time_flip = test_time_flip
         model, chosen = session.build_model(config), config["settings"]
@@ -149,23 +155,27 @@ class Assessment:
     def _writer(self):
         """Made when there is something to write: an evaluation that fails leaves no file."""
         # Not the training's own eval/: TensorBoard follows one writer in a folder.
-        name = f"eval_{self._split}{'_flip' if self._test_time_flip else ''}"
-        return summaries.file_writer(self._folder.path / name)
+        own_data = self._dataset == self._config["settings"]["dataset"]
+        of_data = "" if own_data else re.sub(r"[^\w.-]", "-", f"_{self._dataset}")
+        flip = "_flip" if self._test_time_flip else ""
+        return summaries.file_writer(self._folder.path / f"eval{of_data}_{self._split}{flip}")
 
     def newest_evaluated(self) -> int:
         """The newest step in `eval.jsonl` that was evaluated in this way; -1 if there is none."""
         if not self._folder.evaluations.exists():
             return -1
         lines = run_folder.read_lines(self._folder.evaluations)
-        this_way = (self._split, self._test_time_flip)
-        return max(
-            (
-                line["step"]
-                for line in lines
-                if (line.get("split"), line.get("test_time_flip", False)) == this_way
-            ),
-            default=-1,
-        )
+        this_way = self._way()
+        return max((line["step"] for line in lines if this_way.items() <= line.items()), default=-1)
+
+    def _way(self) -> dict:
+        """What tells one evaluation of a checkpoint from another, as `eval.jsonl` has it."""
+        return {
+            "split": self._split,
+            "dataset": self._dataset,
+            "data_sha256": self._data_sha256,
+            "test_time_flip": self._test_time_flip,
+        }
 
     def __call__(self, path: str) -> evaluation.Evaluation:
         """Evaluates the checkpoint at `path`, prints the result and writes it down.
@@ -174,7 +184,8 @@ class Assessment:
           CheckpointError: the checkpoint cannot be restored.
           TrainingError: the examples counted are not those of the split.
         """
-        checkpoints.restore(self._checkpoint, path, partial=True)
+        run_sha256 = session.run_sha256(self._config)
+        checkpoints.restore(self._checkpoint, path, partial=True, run_sha256=run_sha256)
         with training.enough_memory():
             result = self._evaluator(self._batches)
         training.check_evaluation(result, self._count)
@@ -183,8 +194,8 @@ class Assessment:
         line = {
             "step": at_step,
             "epoch": examples_seen / derived["examples_per_epoch"],
-            "split": self._split,
-        } | ({"test_time_flip": True} if self._test_time_flip else {})
+            "checkpoint": path,
+        } | self._way()
         class_names = tuple(derived["class_names"])
         metrics = result.as_metrics()
         print(report(line, result, class_names), flush=True)

@@ -11,11 +11,14 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from towers import noise, step
+from towers import devices, noise, step
 
 PREFIX = "step"
 _STEP = re.compile(r"-\d+$")  # how a checkpoint's name ends
 _VALUE = "/.ATTRIBUTES/VARIABLE_VALUE"  # how a variable's name in a checkpoint ends
+_RUN = "run_sha256"
+# In every checkpoint, and no part of a run's state: TensorFlow's counter of saves, and the run.
+_NO_STATE = ("save_counter", _RUN)
 # What the system says where a file may be whole and cannot be read all the same.
 _NOT_ITS_FAULT = re.compile("Too many open files|Input/output error")
 # What TensorFlow raises for a file that is missing, damaged, or too short (IndexError).
@@ -30,13 +33,16 @@ class DamagedCheckpointError(CheckpointError):
     """The files of a checkpoint are missing or not as they were written."""
 
 
-def of_state(state: step.TrainState) -> tf.train.Checkpoint:
-    """A checkpoint over everything in `state`.
+def of_state(state: step.TrainState, run_sha256: str = "") -> tf.train.Checkpoint:
+    """A checkpoint over everything in `state`, and over which run it is of.
 
     Variables are saved by their place in their list, not by name: Keras numbers the names of layers
     by what the process built before.
     """
+    with tf.device(devices.PARAMETER_DEVICE):
+        run = tf.Variable(run_sha256, trainable=False, name=_RUN)
     return tf.train.Checkpoint(
+        **{_RUN: run},
         optimizer=_raw(state.optimizer.variables),
         step=state.step,
         examples_seen=state.examples_seen,
@@ -72,10 +78,19 @@ class Checkpoints:
       damaged: what was wrong with each checkpoint that `restore_newest` had to pass over.
     """
 
-    def __init__(self, state: step.TrainState, folder: Path, keep: int):
+    def __init__(self, state: step.TrainState, folder: Path, keep: int, run_sha256: str = ""):
+        """
+        Args:
+          state: what is saved and restored.
+          folder: of the checkpoints.
+          keep: how many, at least 1.
+          run_sha256: a hash of what defines the run. It is saved with the state, and a checkpoint
+            of another run is not restored.
+        """
         self.damaged: list[str] = []
         self._state, self._folder, self._keep = state, folder, keep
-        self._checkpoint = of_state(state)
+        self._run_sha256 = run_sha256
+        self._checkpoint = of_state(state, run_sha256)
 
     @functools.cached_property
     def _manager(self) -> tf.train.CheckpointManager:
@@ -105,18 +120,23 @@ class Checkpoints:
                 f"{noise.reason(error)}. {self.describe_newest()}"
             ) from error
 
-    def restore_newest(self) -> str | None:
+    def restore_newest(self, *, ever_saved: bool = True) -> str | None:
         """Restores the newest checkpoint that is whole into the state; None if there is none.
 
+        Args:
+          ever_saved: whether the run has come to the end of saving one. If not, what there is was
+            torn while the first one was written, is no checkpoint, and is removed.
+
         Raises:
-          CheckpointError: it does not fit the model and optimizer, or every one is damaged.
+          CheckpointError: it does not fit the model and optimizer, is another run's or not of the
+            step in its name, or every one is damaged.
         """
         if not self._folder.exists():
             return None
         _remove_unfinished(self._folder)
         for path in reversed(by_step(self._folder).values()):
             try:
-                restore(self._checkpoint, path, partial=False)
+                restore(self._checkpoint, path, partial=False, run_sha256=self._run_sha256)
             except DamagedCheckpointError as error:
                 self.damaged.append(str(error))
             else:
@@ -125,6 +145,8 @@ class Checkpoints:
                 self._record(path)
                 return path
         self.damaged += [f"{data}: has no .index" for data in _without_index(self._folder)]
+        if self.damaged and not ever_saved and self._remove_torn_first():
+            self.damaged.clear()
         if self.damaged:
             raise CheckpointError(
                 f"every checkpoint in {self._folder} is damaged: {'; '.join(self.damaged)}; bring "
@@ -132,6 +154,15 @@ class Checkpoints:
             )
         (self._folder / "checkpoint").unlink(missing_ok=True)  # TensorFlow's list, of nothing
         return None
+
+    def _remove_torn_first(self) -> bool:
+        """Removes what a save has left that was the run's first; False where it is of several."""
+        files = [path for path in self._folder.glob(f"{PREFIX}-*") if _STEP.search(path.stem)]
+        if len({path.stem for path in files}) > 1:
+            return False
+        for path in files:
+            path.unlink(missing_ok=True)
+        return True
 
     def _record(self, newest: str) -> None:
         """Writes TensorFlow's list of checkpoints as they were found.
@@ -203,19 +234,43 @@ def check_whole(path: str) -> None:
         raise kind(f"checkpoint {path}: {noise.reason(error)}") from error
 
 
-def restore(checkpoint: tf.train.Checkpoint, path: str, *, partial: bool) -> None:
+def _check_origin(path: str, run_sha256: str) -> None:
+    """Checks that a whole checkpoint is of this run, and of the step in its name."""
+    reader = tf.train.load_checkpoint(path)
+    of_run, at_step = (
+        reader.get_tensor(f"{name}{_VALUE}") if reader.has_tensor(f"{name}{_VALUE}") else None
+        for name in (_RUN, "step")
+    )
+    if of_run is None or of_run.decode() != run_sha256:
+        raise CheckpointError(
+            f"checkpoint {path} is of another run, with other settings or images; each run is "
+            "continued and evaluated with its own --train_dir"
+        )
+    if at_step != step_of(path):
+        raise CheckpointError(
+            f"checkpoint {path} holds step {at_step}, and its name says {step_of(path)}; give its "
+            "files their name back, or move them away"
+        )
+
+
+def restore(
+    checkpoint: tf.train.Checkpoint, path: str, *, partial: bool, run_sha256: str = ""
+) -> None:
     """Restores `path` into `checkpoint`'s variables.
 
     Args:
       checkpoint: from `of_state` or `of_model`.
       path: a checkpoint's path without ending, such as `run/checkpoints/step-100`.
       partial: whether the file may hold more than `checkpoint` asks for.
+      run_sha256: as given to `Checkpoints`.
 
     Raises:
       DamagedCheckpointError: its files are damaged; nothing is restored.
-      CheckpointError: it lacks variables or has others, or cannot be opened.
+      CheckpointError: it is another run's, or not of the step in its name; it lacks variables or
+        has others, or cannot be opened.
     """
-    check_whole(path)  # by restore() itself, TensorFlow would find the damage when half is done
+    check_whole(path)  # by itself, TensorFlow would find the damage when half is done
+    _check_origin(path, run_sha256)
     try:
         status = checkpoint.restore(path)
         # Said now, for otherwise TensorFlow warns of each variable left over, even after an error.
@@ -259,11 +314,10 @@ def read(path: str) -> dict[str, np.ndarray]:
     try:
         reader = tf.train.load_checkpoint(path)
         names = [name for name in reader.get_variable_to_shape_map() if name.endswith(_VALUE)]
-        # The counter of saves is TensorFlow's own, and no part of a run's state.
         return {
             name.removesuffix(_VALUE): np.asarray(reader.get_tensor(name))
             for name in sorted(names)
-            if not name.startswith("save_counter/")
+            if not name.startswith(_NO_STATE)
         }
     except _UNREADABLE as error:
         raise CheckpointError(f"checkpoint {path} cannot be read: {noise.reason(error)}") from error

@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 
 import numpy as np
 
-from towers import checkpoints, run_folder, session, settings
+from towers import checkpoints, run_folder, session, settings, stretches
 
 # Lines of metrics.jsonl have them, and they are not of what was computed.
 OF_CLOCK_AND_PLACE = (
@@ -71,6 +71,11 @@ def settings_that_differ(a: run_folder.RunFolder, b: run_folder.RunFolder) -> li
     ]
 
 
+def changes_on_the_way(folder: run_folder.RunFolder) -> list[str]:
+    """What a run went on with that it had not begun with: another TensorFlow, another processor."""
+    return stretches.changes(folder.read_config()["stretches"])
+
+
 def _described(folder: run_folder.RunFolder) -> tuple[dict, dict]:
     config = folder.read_config()
     if config is None:
@@ -79,15 +84,16 @@ def _described(folder: run_folder.RunFolder) -> tuple[dict, dict]:
         chosen, derived = config["settings"], config["resolved"]
         place = {
             "num_towers": chosen["num_towers"],
-            "number of workers": derived.get("num_workers", 1),  # an older run had one
-            "worker_reduction": chosen.get("worker_reduction", "ordered"),
+            "number of workers": derived["num_workers"],
+            "worker_reduction": chosen["worker_reduction"],
             "tower devices": derived["tower_devices"],
             "sha256 of the images": derived["data_sha256"][:12],
-            "kind of processor": config.get("processor"),
-            "git revision": config["git_revision"],
         }
-        versions = {f"version of {name}": text for name, text in config["versions"].items()}
-        return settings.run_defining(chosen), place | versions
+        if not stretches.are_valid(config.get("stretches")):
+            raise TypeError("stretches")
+        began_on = config["stretches"][0]["runs_on"]
+        began_with = {f"began with {name}": value for name, value in began_on.items()}
+        return settings.run_defining(chosen), place | began_with
     except (KeyError, TypeError, AttributeError) as error:
         raise run_folder.RunFolderError(f"{folder.config}: is not that of a run") from error
 
@@ -233,6 +239,9 @@ def main(arguments: Sequence[str]) -> int:
     try:
         for difference in settings_that_differ(*folders) or ["the same"]:
             print(f"settings: {difference}")
+        for which, folder in zip(("first", "second"), folders, strict=True):
+            for change in changes_on_the_way(folder):
+                print(f"the {which} run: {change}")
         for parting in partings(*folders):
             print(parting, flush=True)
             compared.append(parting)

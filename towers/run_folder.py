@@ -9,6 +9,8 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import BinaryIO
 
+FIRST_CHECKPOINT = "first_checkpoint"  # in config.json, once a run has one: its step
+
 _LARGEST_JSON = 2**24  # bytes; a file of settings has a few thousand
 
 
@@ -93,6 +95,20 @@ class RunFolder:
         with writing(f"--train_dir={self.path}"):
             self.path.mkdir(parents=True, exist_ok=True)
         write_json(self.config, config)
+
+    def mark_saved(self, step: int) -> None:
+        """Writes into `config.json` that the run has a checkpoint, the first at `step`.
+
+        From then on the run has something to lose: it is not begun anew where its checkpoints are
+        gone, and not with other settings.
+
+        Raises:
+          RunFolderError: `config.json` cannot be read or written.
+        """
+        config = self.read_config()
+        if config is None:
+            raise RunFolderError(f"--train_dir={self.path}: config.json is gone")
+        write_json(self.config, config | {FIRST_CHECKPOINT: step})
 
     def drop_metrics_after(self, step: int) -> list[dict]:
         """Removes lines of `metrics.jsonl` that a continued run will write again.

@@ -3,10 +3,10 @@
 import contextlib
 import dataclasses
 import functools
+import hashlib
+import json
 import os
-import platform
 import shutil
-import subprocess
 import sys
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -15,9 +15,10 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-import towers
 from towers import (
+    begin_from,
     channel,
+    checkpoints,
     cluster,
     collectives,
     devices,
@@ -28,6 +29,7 @@ from towers import (
     run_lock,
     schedules,
     settings,
+    stretches,
     trainer,
     training,
 )
@@ -84,15 +86,36 @@ def find(workers: collectives.Workers, folder: run_folder.RunFolder) -> Found:
     """
 
     def look():
-        earlier = folder.read_config()
+        earlier = earlier_run(folder)
         run_lock.RunLock(folder).check_free()
         return [earlier, devices.available_cores()]
 
     return Found(*workers.from_chief(look))
 
 
+def earlier_run(folder: run_folder.RunFolder) -> dict | None:
+    """The configuration of the run that goes on in `folder`.
+
+    None where there is no run, or where it never came to a checkpoint: it then has nothing to go on
+    from, and begins anew with any settings.
+
+    Raises:
+      RunFolderError: the folder holds something else than a run.
+    """
+    config = folder.read_config()
+    if config is None:
+        return None
+    check_config(config, folder.path)
+    is_begun = (
+        run_folder.FIRST_CHECKPOINT in config
+        or checkpoints.by_step(folder.checkpoints)
+        or folder.final_summary.exists()
+    )
+    return config if is_begun else None
+
+
 # What may differ between workers: where things are on each machine, and which worker it is.
-_OF_ONE_WORKER = ("train_dir", "data_dir", "worker_index", "worker_wait_seconds")
+_OF_ONE_WORKER = ("train_dir", "data_dir", "begin_from", "worker_index", "worker_wait_seconds")
 
 
 def check_alike(workers: collectives.Workers, chosen: settings.TrainSettings) -> None:
@@ -107,8 +130,8 @@ def check_alike(workers: collectives.Workers, chosen: settings.TrainSettings) ->
     """
     given = dataclasses.asdict(chosen)
     shared = {name: value for name, value in given.items() if name not in _OF_ONE_WORKER}
-    versions = {f"version of {name}": number for name, number in _versions().items()}
-    _check_same(workers, shared | versions)
+    software = {f"version of {name}": number for name, number in stretches.software().items()}
+    _check_same(workers, shared | software)
     kinds = workers.exchange(devices.processor())
     if workers.is_chief and len(set(kinds)) > 1:
         print(
@@ -159,8 +182,9 @@ def resolved(
 ) -> settings.TrainSettings:
     """The settings with every default filled in; does not start TensorFlow's runtime.
 
-    Where the number of microbatches or of intra-op threads is left open, a run that goes on keeps
-    the one it began with: they are part of the arithmetic, and the number of towers is not.
+    Where the number of microbatches or of intra-op threads, or what the run began from, is left
+    open, a run that goes on keeps its own: they are part of the arithmetic, and the number of
+    towers is not.
 
     Args:
       chosen: as asked for.
@@ -170,10 +194,7 @@ def resolved(
 
     Raises:
       SettingsError: sizes that do not divide.
-      RunFolderError: `earlier` is no configuration of a run.
     """
-    if earlier is not None:
-        check_config(earlier, chosen.train_dir)
     network, num_towers = models.NETWORKS[chosen.model], chosen.num_towers or max(1, num_gpus)
     num_microbatches, kept = chosen.num_microbatches, ""
     num_workers = len(chosen.workers) or 1
@@ -189,9 +210,11 @@ def resolved(
     except ValueError as error:
         raise settings.SettingsError(f"--{error}{kept}") from error
     reduction = chosen.worker_reduction or default_reduction(num_microbatches, num_workers)
-    threads = chosen.intra_op_threads or (earlier and threads_of(earlier))
+    threads = chosen.intra_op_threads or (earlier and earlier["settings"]["intra_op_threads"])
+    beginning = chosen.begin_from and os.path.abspath(os.path.expanduser(chosen.begin_from))
     return dataclasses.replace(
         chosen,
+        begin_from=beginning or (earlier and earlier["settings"]["begin_from"]),
         # eval.py reads it from config.json, perhaps in another working folder.
         data_dir=chosen.data_dir and os.path.abspath(os.path.expanduser(chosen.data_dir)),
         num_towers=num_towers,
@@ -231,14 +254,6 @@ def default_threads(num_microbatches: int, num_gpus: int, cores: int) -> int:
     workers have the chief's: threads show in the bits, and workers must not.
     """
     return cores if num_gpus else max(1, cores // num_microbatches)
-
-
-def threads_of(config: Mapping) -> int:
-    """The threads of the run that a `config.json` describes.
-
-    A run of before they were written down had one per core.
-    """
-    return config["settings"].get("intra_op_threads") or devices.available_cores()
 
 
 def _default(value, default):
@@ -303,7 +318,7 @@ def config(
     plan: training.Plan,
     **data: object,
 ) -> dict:
-    """What `config.json` holds: settings, what follows from them, and versions.
+    """What `config.json` holds: settings, what follows from them, and what the run runs on.
 
     Args:
       chosen: resolved.
@@ -325,44 +340,11 @@ def config(
             "class_names": list(plan.class_names),
             **data,
         },
-        "versions": _versions() | {"python": platform.python_version()},
-        "processor": devices.processor(),
-        "git_revision": _git_revision(),
+        "stretches": stretches.extended([], 0, stretches.environment()),
     }
 
 
-def _versions() -> dict[str, str]:
-    return {module.__name__: module.__version__ for module in (towers, tf, keras, np)}
-
-
-def _git_revision() -> str | None:
-    """The revision of this code, with `-dirty` where it was changed; None outside a checkout."""
-    command = ["git", "describe", "--always", "--dirty", "--abbrev=12"]
-    folder = Path(__file__).parent
-    if not (folder.parent / ".git").exists():
-        return None
-    try:
-        done = subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=10)
-    except (OSError, subprocess.TimeoutExpired):
-        return None
-    return done.stdout.strip() or None
-
-
-# What a run that goes on, or an evaluation, reads of a config.json.
-_READ_OF_SETTINGS = (
-    "dataset",
-    "data_dir",
-    "model",
-    "global_batch_size",
-    "num_microbatches",
-    "train_epochs",
-    "learning_rate_schedule",
-    "batch_norm_statistics",
-    "moving_average_decay",
-    "compute_dtype",
-    "checkpoint_every_steps",
-    "seed",
-)
+# What a run that goes on, or an evaluation, reads of a config.json beside the settings.
 _READ_OF_RESOLVED = {
     "examples_per_epoch": int,
     "last_step": int,
@@ -383,17 +365,20 @@ def check_config(config: Mapping, train_dir: str | Path) -> None:
     try:
         if not (isinstance(chosen, dict) and isinstance(derived, dict)):
             raise ValueError("settings and resolved have to be objects")
-        if missing := [name for name in _READ_OF_SETTINGS if name not in chosen]:
-            raise ValueError(f"{missing[0]} is missing")
         for name in settings.names():
-            if name in chosen:  # an older run may lack one
-                settings.check_value(name, chosen[name])
+            if name not in chosen:
+                raise ValueError(f"{name} is missing")
+            settings.check_value(name, chosen[name])
         trainer.check_sizes(chosen["global_batch_size"], chosen["num_microbatches"], num_towers=1)
         for name, of_type in _READ_OF_RESOLVED.items():
             if not settings.is_of(derived.get(name), of_type):
                 raise ValueError(f"{name}={settings.shown(derived.get(name))}")
         if derived["examples_per_epoch"] < 1:
             raise ValueError(f"examples_per_epoch={derived['examples_per_epoch']}")
+        if not begin_from.is_valid(begins := derived.get("begins_from", "missing")):
+            raise ValueError(f"begins_from={settings.shown(begins)}")
+        if not stretches.are_valid(config.get("stretches")):
+            raise ValueError("stretches has to be a list of what the run ran on")
         if derived["preprocessing"] not in {net.preprocessing for net in models.NETWORKS.values()}:
             raise ValueError(f"preprocessing={settings.shown(derived['preprocessing'])}")
     except ValueError as error:
@@ -408,9 +393,7 @@ def check_same_run(earlier: Mapping, config: Mapping) -> None:
     Raises:
       RunFolderError: names each setting that differs.
     """
-    began, now = _defining(earlier), _defining(config)
-    # A run of before a setting was there says nothing of it.
-    different = run_folder.differences(began, {name: now[name] for name in now if name in began})
+    different = run_folder.differences(_defining(earlier), _defining(config))
     if different:
         raise run_folder.RunFolderError(
             f"--train_dir={config['settings']['train_dir']} holds a run with other settings: "
@@ -422,6 +405,35 @@ def check_same_run(earlier: Mapping, config: Mapping) -> None:
 def _defining(config: Mapping) -> dict:
     data = config["resolved"]["data_sha256"][:12]
     return settings.run_defining(config["settings"]) | {"sha256 of the images": data}
+
+
+def run_sha256(config: Mapping) -> str:
+    """A hash of what defines a run: runs that have it in common have every bit in common."""
+    return hashlib.sha256(json.dumps(_defining(config), sort_keys=True).encode()).hexdigest()
+
+
+def with_beginning(workers: collectives.Workers, config: Mapping, earlier: Mapping | None) -> dict:
+    """The configuration with the checkpoint that the run begins from, where there is one.
+
+    Args:
+      workers: of the run.
+      config: as it is now.
+      earlier: the configuration of the run that goes on, if one does.
+
+    Raises:
+      RunFolderError: the settings are not those of the run that goes on.
+      SettingsError: the run cannot begin from what `--begin_from` names.
+    """
+
+    def look():
+        if earlier is not None:
+            check_same_run(earlier, config)
+            return earlier["resolved"]["begins_from"]
+        given = config["settings"]["begin_from"]
+        return given and begin_from.look(given, config)
+
+    begins = workers.from_chief(look)
+    return dict(config) | {"resolved": config["resolved"] | {"begins_from": begins}}
 
 
 def build_trainer(
@@ -518,11 +530,10 @@ def train(run: training.Run, config: Mapping) -> int:
     if not run.workers.is_chief:
         return _train_with_chief(run, config)
     with run.lock.held():
-        began = run.folder.read_config()
-        if began is not None:  # perhaps only since this process first looked
-            check_config(began, run.folder.path)
-            check_same_run(began, config)
-        return _train_as_chief(run, config)
+        earlier = earlier_run(run.folder)  # perhaps begun only since this process first looked
+        if earlier is not None:
+            check_same_run(earlier, config)
+        return _train_as_chief(run, config, earlier)
 
 
 def _train_with_chief(run: training.Run, config: Mapping) -> int:
@@ -536,7 +547,7 @@ def _train_with_chief(run: training.Run, config: Mapping) -> int:
     return outcome.exit_code
 
 
-def _train_as_chief(run: training.Run, config: Mapping) -> int:
+def _train_as_chief(run: training.Run, config: Mapping, earlier: Mapping | None) -> int:
     folder, last_step = run.folder, run.plan.last_step
     finished = folder.read_final_summary()
     if finished and finished["step"] >= last_step:
@@ -544,18 +555,26 @@ def _train_as_chief(run: training.Run, config: Mapping) -> int:
         print(f"the run had finished already, at step {finished['step']}")
         _say_finished(folder, finished)
         return 0
-    at_step = run.restore()
+    restored = run.restore(earlier and earlier.get(run_folder.FIRST_CHECKPOINT))
     for damage in run.damaged_checkpoints:
         print(f"passed over: {damage}", flush=True)
+    begins = config["resolved"]["begins_from"]
+    if restored is None and begins:
+        begin_from.restore(run.trainer.state, begins)
+    at_step = int(run.trainer.state.step)
     if at_step > last_step:
         raise training.TrainingError(
             f"the run is at step {at_step}, past the end that was asked for, step {last_step}; "
             "give a later --train_epochs or --max_steps"
         )
+    if earlier is None:
+        _say_begins_anew(folder, config)
+    config = _with_stretches(config, earlier if restored else None, at_step)
+    run.drop_later_metrics()
     folder.create(config)
     run.workers.from_chief(lambda: None)
     run.trainer.broadcast_state()
-    if at_step:
+    if restored:
         print(f"continuing at step {at_step}", flush=True)
     outcome = run.train(config)
     if outcome.final is None:
@@ -566,6 +585,31 @@ def _train_as_chief(run: training.Run, config: Mapping) -> int:
         return outcome.exit_code
     _say_finished(folder, outcome.final)
     return 0
+
+
+def _say_begins_anew(folder: run_folder.RunFolder, config: Mapping) -> None:
+    """Says that what is in the folder never came to a checkpoint, and what is changed of it."""
+    before = folder.read_config()
+    if before is None:
+        return
+    changed = run_folder.differences(_defining(before), _defining(config), "so far it")
+    print(
+        f"the run in {folder.path} has no checkpoint yet and begins anew"
+        f"{': ' if changed else ''}{'; '.join(changed)}",
+        flush=True,
+    )
+
+
+def _with_stretches(config: Mapping, earlier: Mapping | None, at_step: int) -> dict:
+    """The configuration with what the run ran on so far; says what has changed."""
+    so_far = earlier["stretches"] if earlier else []
+    now = stretches.extended(so_far, at_step, stretches.environment())
+    if so_far and now[-1]["first_step"] == at_step:
+        for change in stretches.changes(now[-2:]):
+            print(f"{change}: the last bits may not be those of a run without this", flush=True)
+    marked = (earlier or {}).get(run_folder.FIRST_CHECKPOINT)
+    mark = {} if marked is None else {run_folder.FIRST_CHECKPOINT: marked}
+    return dict(config) | {"stretches": now} | mark
 
 
 def _say_finished(folder: run_folder.RunFolder, final: Mapping) -> None:

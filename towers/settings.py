@@ -33,6 +33,7 @@ class TrainSettings:
     """The flags of `train.py` under their own names; `python train.py --help` explains each."""
 
     train_dir: str
+    begin_from: str | None
     dataset: str
     data_dir: str | None
     model: str
@@ -238,6 +239,7 @@ _SHARE = (lambda value: 0 <= value < 1, "at least 0 and below 1")
 
 _RANGES = {
     "train_dir": (bool, "a folder"),
+    "begin_from": (bool, "the folder of a run, or a checkpoint"),
     "num_towers": _PARTS,
     "worker_index": _AT_LEAST_0,
     "worker_wait_seconds": (lambda value: 0 < value <= 1e6, "above 0 and at most 1e6"),
@@ -281,6 +283,7 @@ _CHOICES = {
 # Settings that decide which weights a run ends with. The rest say where the work is done, when it
 # is reported and when it ends, and may change when a run is continued.
 RUN_DEFINING = (
+    "begin_from",
     "dataset",
     "model",
     "global_batch_size",
@@ -311,14 +314,9 @@ RUN_DEFINING = (
 )
 
 
-# What runs had whose config.json is older than the setting.
-BEFORE_IT_WAS_A_SETTING = {"label_smoothing": 0.0, "deterministic": False, "jit_compile": False}
-
-
 def run_defining(settings: dict) -> dict:
     """Of resolved settings, those that a continued run must share, by flag name."""
-    settings = BEFORE_IT_WAS_A_SETTING | settings
-    defining = {name: settings[name] for name in RUN_DEFINING if name in settings}
+    defining = {name: settings[name] for name in RUN_DEFINING}
     if settings["learning_rate_schedule"] in ("cosine", "linear"):
         defining["train_epochs"] = settings["train_epochs"]
     return defining

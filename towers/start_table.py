@@ -15,6 +15,7 @@ def rows(
     chosen, derived = config["settings"], config["resolved"]
     table = [
         ("run", str(chosen["train_dir"])),
+        *([("begins from", _describe_beginning(derived))] if derived["begins_from"] else []),
         ("data", f"{derived['data_source']}: {derived['examples_per_epoch']:,} train, "
                  f"{num_test_examples:,} test, {len(derived['class_names'])} classes"),
         ("model", f"{chosen['model']}, {chosen['compute_dtype']}, "
@@ -131,6 +132,15 @@ def _warning(
             f"{learning_rate.total_epochs:g}"
         )
     return None
+
+
+def _describe_beginning(derived: Mapping) -> str:
+    begins = derived["begins_from"]
+    return (
+        f"{begins['checkpoint']}, at {begins['examples_seen']:,} examples seen, which is step "
+        f"{begins['first_step']:,} here; the optimizer's slots "
+        f"{'are taken over' if begins['optimizer'] else 'begin anew'}"
+    )
 
 
 def _describe_optimizer(chosen: Mapping) -> str:

@@ -32,6 +32,10 @@ class TrainingError(Exception):
     """The run cannot go on; the message is for the person at the keyboard."""
 
 
+class NotFiniteEvaluationError(TrainingError):
+    """The loss of an evaluation is NaN or infinite."""
+
+
 @dataclasses.dataclass(frozen=True)
 class Plan:
     """When a run ends, and what it does on the way.
@@ -118,7 +122,17 @@ class Run:
         folder: run_folder.RunFolder,
         plan: Plan,
         data: Data,
+        run_sha256: str = "",
     ):
+        """
+        Args:
+          tower_trainer: makes the steps.
+          folder: of the run.
+          plan: when it ends, and what it does on the way.
+          data: where batches come from.
+          run_sha256: a hash of what defines the run; its checkpoints have it, and no other's are
+            restored.
+        """
         self.trainer = tower_trainer
         self.workers = tower_trainer.workers
         self.folder = folder
@@ -126,8 +140,9 @@ class Run:
         self.data = data
         self.lock = run_lock.RunLock(folder)
         self._checkpoints = checkpoints.Checkpoints(
-            tower_trainer.state, folder.checkpoints, plan.checkpoints_to_keep
+            tower_trainer.state, folder.checkpoints, plan.checkpoints_to_keep, run_sha256
         )
+        self._is_marked = False  # whether config.json says that there is a checkpoint
         # Of the chief; it makes files: not before train().
         self._summaries: summaries.Summaries | None = None
         self._evaluation: evaluation.Evaluation | None = None
@@ -139,33 +154,36 @@ class Run:
         """What was wrong with each checkpoint that `restore` has passed over."""
         return self._checkpoints.damaged
 
-    def restore(self) -> int:
-        """Goes back to the newest checkpoint that is whole; the step the run stands at.
+    def restore(self, first_saved: int | None) -> str | None:
+        """Goes back to the newest checkpoint that is whole; its path, or None if there is none.
+
+        Args:
+          first_saved: the step of the run's first checkpoint, whether or not it was kept; None
+            where it never came to the end of saving one.
 
         Raises:
           CheckpointError: no checkpoint can be restored, or there is none although the run has
-            come further than to its first.
-          RunFolderError: `metrics.jsonl` is damaged.
+            saved some.
         """
-        restored = self._checkpoints.restore_newest()
-        if restored is None:
-            self._check_never_saved()
-        at_step = int(self.trainer.state.step)
-        kept = self.folder.drop_metrics_after(at_step)
+        self._is_marked = first_saved is not None
+        restored = self._checkpoints.restore_newest(ever_saved=self._is_marked)
+        if restored is None and self._is_marked:
+            raise checkpoints.CheckpointError(
+                f"the run has saved checkpoints, the first at step {first_saved}, and "
+                f"{self.folder.checkpoints} holds none; bring them back, or choose another "
+                "--train_dir"
+            )
+        return restored
+
+    def drop_later_metrics(self) -> None:
+        """Removes what `metrics.jsonl` holds of steps that will be made again.
+
+        Raises:
+          RunFolderError: `metrics.jsonl` is damaged, or cannot be written.
+        """
+        kept = self.folder.drop_metrics_after(int(self.trainer.state.step))
         self._evaluated_steps = {line["step"] for line in kept if "split" in line}
         self._hashed_steps = {line["step"] for line in kept if "state_sha256" in line}
-        return at_step
-
-    def _check_never_saved(self) -> None:
-        config = self.folder.read_config()
-        if config is None or not self.folder.metrics.exists():
-            return
-        steps = [line["step"] for line in run_folder.read_lines(self.folder.metrics)]
-        if max(steps, default=0) > config["settings"]["checkpoint_every_steps"]:
-            raise checkpoints.CheckpointError(
-                f"{self.folder.metrics} reaches step {max(steps)} and {self.folder.checkpoints} "
-                "holds no checkpoint; bring the checkpoints back, or choose another --train_dir"
-            )
 
     def train(self, config: Mapping) -> Outcome:
         """Trains to the plan's last step, or until a signal asks to stop."""
@@ -245,7 +263,7 @@ class Run:
                 activations = self.trainer.activations(images) if shows else {}
 
             try:
-                with enough_memory():
+                with self._enough_memory():
                     result = self.trainer.train_step(images, labels, parts=parts)
             except not_finite.NotFiniteError as error:
                 raise self._cannot_go_on(f"{error}, and the step was not applied") from error
@@ -321,7 +339,8 @@ class Run:
         That is so where they are not those of all workers; or not finite, as finite gradients make
         them where the rate is too high for the range of float32.
         """
-        self._check_same_on_all_workers(self.trainer.parts_sha256())
+        if self.workers.count > 1:  # hashing the state of a large network takes a while
+            self._check_same_on_all_workers(self.trainer.parts_sha256())
         state = self.trainer.state
         variables = [*state.model.variables, *state.optimizer.variables]
         wrong = [v.path for v in variables if not np.isfinite(v.value.numpy()).all()]
@@ -333,12 +352,35 @@ class Run:
             return
         with self._in_its_folder():
             self._checkpoints.save()
+            if not self._is_marked:
+                self.folder.mark_saved(int(state.step))
+                self._is_marked = True
 
     def _cannot_go_on(self, what: str) -> TrainingError:
-        return TrainingError(
-            f"{what}; a lower --learning_rate, a --clip_norm or a wider --compute_dtype may help."
-            f"{self._newest_checkpoint()}"
+        help_ = "a lower --learning_rate, a --clip_norm or a wider --compute_dtype may help"
+        return TrainingError(f"{what}; {help_}.{self._newest_checkpoint()}{self._how_to_change()}")
+
+    def _how_to_change(self) -> str:
+        """How other settings can be given to this run, of the worker that can know."""
+        if not self.workers.is_chief:
+            return ""
+        if not self._is_marked:
+            return " The same command takes other settings, and begins anew."
+        return (
+            " To go on from it with other settings, give them with "
+            f"--begin_from={self.folder.path} and a new --train_dir."
         )
+
+    @contextlib.contextmanager
+    def _enough_memory(self) -> Iterator[None]:
+        try:
+            with enough_memory():
+                yield
+        except TrainingError as error:
+            raise TrainingError(
+                f"{error}, or on GPUs more --num_microbatches.{self._newest_checkpoint()}"
+                f"{self._how_to_change()}"
+            ) from error
 
     def _newest_checkpoint(self) -> str:
         """A sentence for a person whose run has to stop, of the worker that can know."""
@@ -387,9 +429,12 @@ class Run:
 
     def _evaluate(self, progress) -> None:
         at_step = int(self.trainer.state.step)
-        with enough_memory():
+        with self._enough_memory():
             result = self.trainer.evaluate(self.data.evaluation)
-        check_evaluation(result, self.data.evaluation_count)
+        try:
+            check_evaluation(result, self.data.evaluation_count)
+        except NotFiniteEvaluationError as error:
+            raise self._cannot_go_on(f"step {at_step}: {error}") from error
         self._evaluation = result
         if not self.workers.is_chief:
             return
@@ -424,8 +469,7 @@ def enough_memory() -> Iterator[None]:
         yield
     except (tf.errors.ResourceExhaustedError, MemoryError) as error:
         raise TrainingError(
-            "there is not enough memory for a batch; a lower --global_batch_size, or on GPUs more "
-            "--num_microbatches, needs less"
+            "there is not enough memory for a batch; it takes a lower --global_batch_size"
         ) from error
 
 
@@ -433,14 +477,14 @@ def check_evaluation(result: evaluation.Evaluation, expected_count: int) -> None
     """Each example exactly once, not 10,112 for 10,000; and a loss that is a number.
 
     Raises:
-      TrainingError: it is not so.
+      TrainingError: another number of examples was evaluated.
+      NotFiniteEvaluationError: the loss is NaN or infinite.
     """
     if result.count != expected_count:
         raise TrainingError(f"evaluated {result.count} examples of a split of {expected_count}")
     if not math.isfinite(result.loss):
-        raise TrainingError(
-            f"the loss of the evaluation is {result.loss}: the model's outputs are not finite; "
-            "train with a lower --learning_rate or a wider --compute_dtype"
+        raise NotFiniteEvaluationError(
+            f"the loss of the evaluation is {result.loss}: the model's outputs are not finite"
         )
 
 

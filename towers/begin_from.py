@@ -1,0 +1,177 @@
+"""Beginning a run where another one stands, with other settings.
+
+What a run computes is fixed by the settings it began with. A run that diverged, or that needs more
+memory than there is, can go on with others all the same: as a new run, in a folder of its own, that
+begins from one of its checkpoints, at the same number of examples seen.
+"""
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+from towers import batch_norm, checkpoints, run_folder, settings, step
+
+
+def look(given: str, config: Mapping) -> dict:
+    """Finds the checkpoint that a run begins from, and checks that it can.
+
+    Args:
+      given: the folder of a run, for its newest whole checkpoint; or a checkpoint's path.
+      config: of the run that begins.
+
+    Returns:
+      For the new run's `config.json`: `checkpoint`, its path; `examples_seen`, in it; `first_step`,
+      the step of the new run that this is; `optimizer`, whether its slots are taken over.
+
+    Raises:
+      settings.SettingsError: there is no such checkpoint, or it does not fit.
+    """
+    path, earlier = _find(given)
+    chosen, before = config["settings"], earlier["settings"]
+    try:
+        _check_same(given, chosen["model"], before["model"], "--model")
+        same_data = (c["resolved"]["data_sha256"][:12] for c in (config, earlier))
+        _check_same(given, *same_data, "the images' sha256")
+        examples_seen = checkpoints.step_of(path) * before["global_batch_size"]
+        slots = all(chosen[name] == before[name] for name in ("optimizer", "nesterov"))
+        slots &= bool(chosen["momentum"]) == bool(before["momentum"])
+    except (KeyError, TypeError) as error:
+        raise settings.SettingsError(
+            f"--begin_from={given}: its config.json lacks {error}"
+        ) from error
+    batch = chosen["global_batch_size"]
+    if examples_seen % batch:
+        raise settings.SettingsError(
+            f"--begin_from={given}: its {examples_seen:,} examples seen are no whole number of "
+            f"batches of --global_batch_size={batch}; give one that divides them, such as "
+            f"{_largest_divisor(examples_seen, batch)}"
+        )
+    return {
+        "checkpoint": path,
+        "examples_seen": examples_seen,
+        "first_step": examples_seen // batch,
+        "optimizer": slots,
+    }
+
+
+def is_valid(begins: object) -> bool:
+    """Whether what was read from a `config.json` is what `look` gives, or None."""
+    kinds = {"checkpoint": str, "examples_seen": int, "first_step": int, "optimizer": bool}
+    return begins is None or (
+        isinstance(begins, dict)
+        and all(isinstance(begins.get(name), kind) for name, kind in kinds.items())
+    )
+
+
+def _find(given: str) -> tuple[str, dict]:
+    """The checkpoint's path, and the configuration of its run."""
+    place = Path(given)
+    is_run = place.is_dir()
+    folder = run_folder.RunFolder(str(place if is_run else place.parent.parent))
+    try:
+        earlier = folder.read_config() if folder.config.exists() else None
+    except run_folder.RunFolderError as error:
+        reason = str(error).partition(": ")[2]
+        raise settings.SettingsError(f"--begin_from={given}: {reason}") from error
+    if earlier is None:
+        raise settings.SettingsError(
+            f"--begin_from={given}: must be the folder of a run, or a checkpoint in one such as "
+            "runs/first/checkpoints/step-500"
+        )
+    if not is_run:
+        try:
+            path = checkpoints.find(folder.checkpoints, str(place))
+            checkpoints.check_whole(path)
+        except checkpoints.CheckpointError as error:
+            raise settings.SettingsError(f"--begin_from={given}: {error}") from error
+        return path, earlier
+    for path in reversed(checkpoints.by_step(folder.checkpoints).values()):
+        try:
+            checkpoints.check_whole(path)
+        except checkpoints.DamagedCheckpointError:
+            continue
+        return path, earlier
+    raise settings.SettingsError(
+        f"--begin_from={given}: {folder.checkpoints} holds no whole checkpoint"
+    )
+
+
+def _check_same(given: str, now, before, name: str) -> None:
+    if now != before:
+        raise settings.SettingsError(
+            f"--begin_from={given}: it has {name} {before}, and this run has {now}"
+        )
+
+
+def _largest_divisor(examples: int, at_most: int) -> int:
+    return next(size for size in range(at_most, 0, -1) if examples % size == 0)
+
+
+def restore(state: step.TrainState, begins: Mapping) -> None:
+    """Gives a new run the state that it begins from.
+
+    Weights, batch-norm state and counters are the checkpoint's. Moving averages are, too, or begin
+    at the weights where it has none. The optimizer's slots are, where the new run has the same
+    optimizer; a loss scale begins anew.
+
+    Args:
+      state: of the new run, at step 0.
+      begins: from `look`.
+
+    Raises:
+      CheckpointError: the checkpoint cannot be read, or does not fit the state.
+    """
+    path = begins["checkpoint"]
+    checkpoints.check_whole(path)
+    values = checkpoints.read(path)
+    model = state.model
+    weights = _part(values, "weights")
+    _assign(path, "weights", model.trainable_variables, weights)
+    model_state = _part(values, "model_state")
+    _assign(path, "model_state", model.non_trainable_variables, model_state)
+    if state.averages:
+        averages = _part(values, "moving_averages") or weights
+        _assign(path, "moving_averages", state.averages, averages)
+    _assign_statistics(state, _part(values, "statistics_of_each"))
+    if begins["optimizer"]:
+        slots = _without_loss_scale(state.optimizer)
+        _assign(path, "optimizer", slots, _part(values, "optimizer")[-len(slots) :])
+    state.step.assign(begins["first_step"])
+    state.examples_seen.assign(begins["examples_seen"])
+
+
+def _part(values: Mapping[str, np.ndarray], name: str) -> list[np.ndarray]:
+    """The values of one part in their order: `weights/0`, `weights/1`, ..."""
+    places = sorted(int(key.partition("/")[2]) for key in values if key.startswith(f"{name}/"))
+    return [values[f"{name}/{place}"] for place in places]
+
+
+def _assign(path: str, part: str, variables: Sequence, values: Sequence[np.ndarray]) -> None:
+    shapes = [tuple(variable.shape) for variable in variables]
+    found = [value.shape for value in values]
+    if shapes != found:
+        raise checkpoints.CheckpointError(
+            f"checkpoint {path} does not fit: its {part} have other shapes than this run's"
+        )
+    for variable, value in zip(variables, values, strict=True):
+        variable.assign(value)
+
+
+def _assign_statistics(state: step.TrainState, values: Sequence[np.ndarray]) -> None:
+    """Each microbatch's own statistics; the model's where the checkpoint has not as many."""
+    shapes = [tuple(variable.shape) for variable in state.statistics_of_each]
+    if shapes == [value.shape for value in values]:
+        for variable, value in zip(state.statistics_of_each, values, strict=True):
+            variable.assign(value)
+        return
+    places = batch_norm.kept_apart(state.model) if state.statistics_of_each else []
+    for variable, place in zip(state.statistics_of_each, places, strict=True):
+        shared = state.model.non_trainable_variables[place].value
+        variable.assign(tf.stack([shared] * variable.shape[0]))
+
+
+def _without_loss_scale(optimizer: keras.optimizers.Optimizer) -> list[keras.Variable]:
+    return list(getattr(optimizer, "inner_optimizer", optimizer).variables)
