@@ -19,6 +19,7 @@ import threading
 import time
 import urllib.parse
 import urllib.request
+import uuid
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
@@ -238,28 +239,52 @@ def _check_writable(name: str, root: pathlib.Path) -> None:
 
 @contextlib.contextmanager
 def _no_leftovers(root: pathlib.Path, name: str) -> Iterator[None]:
-    """Removes what a failed preparation has begun: partial downloads and new, empty folders."""
+    """Removes what a failed preparation has begun: its partial downloads and new, empty folders.
+
+    What another process is at work on stays. TFDS itself removes the folder that it prepares in.
+    """
     before = set(_preparation_folders(root, name))
+    with _noted_uuids() as drawn:
+        try:
+            yield
+        except BaseException:
+            new = set(_preparation_folders(root, name)) - before
+            for path in sorted(new, key=lambda path: len(path.parts), reverse=True):
+                if any(own.hex in path.name for own in drawn):
+                    shutil.rmtree(path, ignore_errors=True)
+                elif not any(map(_is_temporary, path.relative_to(root).parts)):
+                    with contextlib.suppress(OSError):  # rmdir removes empty folders only
+                        path.rmdir()
+            raise
+
+
+@contextlib.contextmanager
+def _noted_uuids() -> Iterator[list[uuid.UUID]]:
+    """The UUIDs that this process draws: TFDS names its temporary folders by them."""
+    drawn, uuid4 = [], uuid.uuid4
+
+    def noted():
+        drawn.append(uuid4())
+        return drawn[-1]
+
+    uuid.uuid4 = noted
     try:
-        yield
-    except BaseException:
-        new = set(_preparation_folders(root, name)) - before
-        for path in sorted(new, key=lambda path: len(path.parts), reverse=True):
-            if ".tmp." in path.name or "incomplete." in path.name:
-                shutil.rmtree(path, ignore_errors=True)
-            with contextlib.suppress(OSError):  # rmdir removes empty folders only
-                path.rmdir()
-        raise
+        yield drawn
+    finally:
+        uuid.uuid4 = uuid4
+
+
+def _is_temporary(folder_name: str) -> bool:
+    return ".tmp." in folder_name or folder_name.startswith("incomplete.")
 
 
 def _preparation_folders(root: pathlib.Path, name: str) -> list[pathlib.Path]:
     """The folders that TFDS makes on the way, without walking through extracted archives."""
-    downloads = root / "downloads"
-    patterns = [(downloads, "*"), (downloads / "extracted", "*"), (downloads / name, "**/*")]
-    patterns.append((root / name, "**/*"))
-    parents = [path for path in (root, downloads, root / name) if path.is_dir()]
-    inside = [path for base, glob in patterns for path in base.glob(glob) if path.is_dir()]
-    return parents + inside
+    downloads, extracted = root / "downloads", root / "downloads" / "extracted"
+    patterns = [(extracted, "*"), (downloads / name, "**/*"), (root / name, "**/*")]
+    made = [root, downloads, extracted, downloads / name, root / name]
+    inside = [path for base, glob in patterns for path in base.glob(glob)]
+    return [path for path in (*made, *inside) if path.is_dir()]
 
 
 def identity(builder: "tfds.core.DatasetBuilder", split: str) -> dict[str, Any] | None:

@@ -352,6 +352,32 @@ def test_download_that_breaks_off_leaves_nothing(tmp_path, data_dir, monkeypatch
     assert _everything_in(data_dir) == ["downloads", "downloads/mine.txt"]
 
 
+def test_cleaning_up_leaves_what_another_process_is_at_work_on(data_dir, monkeypatch):
+    import requests
+
+    others = [
+        "cifar10/incomplete.A1B2C3_3.0.2/empty",
+        f"downloads/cifar10/www.cs.toronto.edu.tar.gz.tmp.{'a' * 32}",
+        f"downloads/extracted/incomplete.{'b' * 32}_TAR_GZ.cifar-10",
+        "downloads/manual",  # made by hand, to bring the archive
+    ]
+    own = []
+
+    def get(self, url, **kwargs):
+        own.extend(path for path in data_dir.rglob("*.tmp.*"))
+        for folder in others:
+            (data_dir / folder).mkdir(parents=True)
+        raise requests.exceptions.ConnectionError("the line is dead")
+
+    monkeypatch.setattr(tfds_source, "host_reachable", lambda *_: True)
+    monkeypatch.setattr(requests.Session, "get", get)
+    with pytest.raises(datasets.DataError, match="the line is dead"):
+        datasets.load("cifar10", str(data_dir), "train")
+    assert len(own) == 1
+    parents = {str(parent) for folder in others for parent in pathlib.Path(folder).parents}
+    assert _everything_in(data_dir) == sorted({*others, *parents} - {"."})
+
+
 def test_a_folder_that_cannot_be_written_to_is_named(data_dir, monkeypatch):
     monkeypatch.setattr(tfds_source, "host_reachable", lambda *_: True)
     monkeypatch.setattr(os, "access", lambda path, mode: mode != os.W_OK)
@@ -384,26 +410,48 @@ def test_archive_with_another_checksum_is_named(data_dir, network_is_off_limits)
     ]
 
 
-def test_archive_brought_by_hand_is_prepared_without_a_network(
-    data_dir, network_is_off_limits, monkeypatch
-):
+@pytest.fixture
+def small_archive(data_dir, monkeypatch) -> pathlib.Path:
+    """Stands in for CIFAR-10's own archive, whose checksum TFDS knows."""
     from tensorflow_datasets.core.download import checksums, download_manager
 
     archive = data_dir / "downloads" / "manual" / "cifar-10-binary.tar.gz"
     _write_archive(archive)
     expected = checksums.compute_url_info(archive)
-    # The small archive stands in for the real one, whose checksum TFDS knows.
-    manager = download_manager.DownloadManager
     monkeypatch.setattr(
-        manager,
+        download_manager.DownloadManager,
         "_register_or_validate_checksums",
         lambda self, url, url_info, path: self._recorded_url_infos.update({url: expected}),
     )
+    return archive
+
+
+def test_archive_brought_by_hand_is_prepared_without_a_network(
+    data_dir, network_is_off_limits, small_archive
+):
     train = datasets.load("cifar10", str(data_dir), "train")
     assert sorted(train.labels.tolist()) == [1, 1, 2, 2, 3, 3, 4, 4, 5, 5]
     np.testing.assert_array_equal(train.images[:, 31, 0, 2], train.labels)
     assert train.class_names[3] == "kind 3"
     assert datasets.load("cifar10", str(data_dir), "test").images.max() == 9
+
+
+def test_extraction_that_breaks_off_leaves_nothing(
+    data_dir, network_is_off_limits, small_archive, monkeypatch
+):
+    from tensorflow_datasets.core.download import extractor
+
+    seen = []
+
+    def no_space(*_):
+        seen.extend(data_dir.glob("downloads/extracted/incomplete.*"))
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(extractor, "_copy", no_space)
+    before = _everything_in(data_dir)
+    with pytest.raises(datasets.DataError, match="ExtractError: .*No space left on device"):
+        datasets.load("cifar10", str(data_dir), "train")
+    assert seen and _everything_in(data_dir) == before
 
 
 # Whether a host answers.
