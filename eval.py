@@ -125,7 +125,7 @@ def run(given):
         split=given.split,
         count=len(data.images),
         batches=batches.evaluation_batches(
-            data.images,
+            batches.as_tensor(data.images),
             data.labels,
             global_batch_size=given.global_batch_size or settings["global_batch_size"],
             preprocess=preprocessing.evaluate,

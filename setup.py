@@ -1,4 +1,7 @@
-"""Installs the two packages; `train.py` and `eval.py` are run from a checkout."""
+"""Installs the two packages and `container_limits`, which both import.
+
+`train.py` and `eval.py` are run from a checkout.
+"""
 
 import re
 from pathlib import Path
@@ -25,6 +28,7 @@ setup(
         "Topic :: Scientific/Engineering :: Artificial Intelligence",
     ],
     packages=find_packages(include=["towers", "towers.*", "input_pipeline"]),
+    py_modules=["container_limits"],
     python_requires=">=3.11",
     install_requires=[
         "absl-py>=2.1",

@@ -350,15 +350,16 @@ def run_with(workers, chosen, dry_run):
     shard = batches.Shard(workers.index, workers.count)
     # Made once, for TensorFlow keeps something of each data set; every iteration starts anew.
     test_batches = batches.evaluation_batches(
-        test.images,
+        batches.as_tensor(test.images),
         test.labels,
         global_batch_size=chosen.global_batch_size,
         preprocess=preprocessing.evaluate,
         shard=shard,
     )
+    training_images = batches.as_tensor(train.images)
     data = training.Data(
         training=lambda first_step, last_step: batches.training_batches(
-            train.images,
+            training_images,
             train.labels,
             global_batch_size=chosen.global_batch_size,
             seed=chosen.seed,

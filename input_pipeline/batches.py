@@ -13,6 +13,8 @@ from typing import NamedTuple
 import numpy as np
 import tensorflow as tf
 
+from input_pipeline import decoded
+
 # Draws for different purposes start from different streams of the one seed.
 _SHUFFLING_STREAM = 1
 _AUGMENTATION_STREAM = 2
@@ -151,7 +153,7 @@ def training_batches(
 
     Args:
       images: uint8 [n, height, width, channels]; any dtype and shape [n, ...] where `preprocess`
-        takes it or is None. Kept in memory once; pass tensors to share them between data sets.
+        takes it or is None. An array is copied; `as_tensor` makes a tensor of it that is not.
       labels: integers [n].
       global_batch_size: examples per step, at least 1.
       seed: of the run, for the order of the examples and for the augmentation.
@@ -244,6 +246,21 @@ def evaluation_batches(
     return _mapped(tf.data.Dataset.range(num_batches), batch_at)
 
 
+def as_tensor(images: np.ndarray) -> tf.Tensor:
+    """A tensor in the array's own memory, so that a large data set is there once.
+
+    The array cannot be written to from then on. One that does not begin where tensors do
+    (`decoded.empty` makes those that do), or has gaps, is copied.
+    """
+    aligned = images.ctypes.data % decoded.TENSOR_ALIGNMENT == 0
+    if not (aligned and images.flags.c_contiguous and images.flags.writeable):
+        with tf.device("/CPU:0"):
+            return tf.convert_to_tensor(images)
+    tensor = tf.experimental.dlpack.from_dlpack(images.__dlpack__())
+    images.flags.writeable = False
+    return tensor
+
+
 def spread_out(images: np.ndarray, count: int) -> np.ndarray:
     """At most `count` of `images`, [n, ...], evenly spread: sorted classes all have some."""
     places = np.linspace(0, len(images) - 1, min(count, len(images))).astype(np.int64)
@@ -273,4 +290,8 @@ def _as_float(images: tf.Tensor) -> tf.Tensor:
 
 def _mapped(indices: tf.data.Dataset, batch_at: Callable) -> tf.data.Dataset:
     batches = indices.map(batch_at, num_parallel_calls=tf.data.AUTOTUNE, deterministic=True)
-    return batches.prefetch(tf.data.AUTOTUNE)
+    options = tf.data.Options()
+    # They rewrite the data set as a graph, and in it make a copy of all images; of these two
+    # operations they change nothing.
+    options.experimental_optimization.apply_default_optimizations = False
+    return batches.prefetch(tf.data.AUTOTUNE).with_options(options)

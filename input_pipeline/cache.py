@@ -6,6 +6,7 @@ other data never meets an old entry. Deleting entries is always safe. The cache 
 way: what cannot be read is made again, and what cannot be written is used without.
 """
 
+import contextlib
 import hashlib
 import json
 import logging
@@ -86,9 +87,13 @@ def load_or_make(entry_key: str, source: str, make: Callable[[], decoded.Decoded
       make: decodes the arrays; called only where no sound entry exists. What it raises passes.
 
     Raises:
-      DataError: the arrays just made are unusable; they are not kept.
+      DataError: the images would not fit in memory; or the arrays just made are unusable, and are
+        not kept.
     """
     path = folder() / entry_key
+    with contextlib.suppress(OSError):
+        size = (path / "images.npy").stat().st_size
+        decoded.check_memory(f"{source}: the data set is too large: its images", size)
     entry = _load(path)
     if entry is None:
         entry = without_cache(make(), source)
@@ -134,7 +139,7 @@ def _read(path: pathlib.Path) -> Entry:
             actual_bytes, expected_bytes = (path / name).stat().st_size, meta["sizes"][name]
             if actual_bytes != expected_bytes:
                 raise _BrokenEntry(f"{name} has {actual_bytes} bytes instead of {expected_bytes}")
-        images = np.load(path / "images.npy", allow_pickle=False)
+        images = _read_images(path / "images.npy")
         labels = np.load(path / "labels.npy", allow_pickle=False)
         arrays = decoded.Decoded(images, labels, tuple(meta["class_names"]))
         decoded.check(arrays, "it")
@@ -147,6 +152,25 @@ def _read(path: pathlib.Path) -> Entry:
         raise _BrokenEntry(f"{type(error).__name__}: {error}") from error
     except (KeyError, TypeError, AttributeError) as error:
         raise _BrokenEntry(f"meta.json is not ours: {error!r}") from error
+
+
+def _read_images(path: pathlib.Path) -> np.ndarray:
+    """What `np.load` would read, into memory that TensorFlow can use as it is.
+
+    Raises:
+      ValueError: it is no file of uint8 in C order, or too short.
+    """
+    with open(path, "rb") as file:
+        version = np.lib.format.read_magic(file)
+        if version != (1, 0):
+            raise ValueError(f"version {version} of the file format")
+        shape, fortran_order, dtype = np.lib.format.read_array_header_1_0(file)
+        if fortran_order or dtype != np.uint8:
+            raise ValueError(f"{dtype} in {'Fortran' if fortran_order else 'C'} order")
+        images = decoded.empty(shape)
+        if file.readinto(images.reshape(-1)) != images.size:
+            raise ValueError("fewer bytes than its shape has")
+    return images
 
 
 def _save(path: pathlib.Path, entry: Entry, source: str) -> None:

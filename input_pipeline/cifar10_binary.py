@@ -74,10 +74,16 @@ def read(folder: pathlib.Path, split: str) -> decoded.Decoded:
     paths = [folder / name for name in SPLIT_FILES[split]]
     size = sum(path.stat().st_size for path in paths if path.is_file())
     decoded.check_memory(f"{folder} is too large: the files of {split}", size)
-    records = np.concatenate([_read_records(path) for path in paths])
-    labels = records[:, 0].astype(np.int32)
-    planes = records[:, 1:].reshape(-1, 3, 32, 32)  # [n, channel, row, column]
-    images = np.ascontiguousarray(planes.transpose(0, 2, 3, 1))  # [n, row, column, channel]
+    count = size // RECORD_BYTES
+    images, labels = decoded.empty((count, 32, 32, 3)), np.empty(count, np.int32)
+    first = 0
+    for path in paths:
+        records = _read_records(path)
+        place = slice(first, first + len(records))
+        labels[place] = records[:, 0]
+        planes = records[:, 1:].reshape(-1, 3, 32, 32)  # [n, channel, row, column]
+        images[place] = planes.transpose(0, 2, 3, 1)  # [n, row, column, channel]
+        first = place.stop
     return decoded.Decoded(images, labels, class_names)
 
 

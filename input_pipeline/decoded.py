@@ -4,10 +4,19 @@ The sources (`shapes`, `cifar10_binary`, `tfds_source`) and the cache share thes
 everything passes `check` before anyone trains on it.
 """
 
+import math
 from typing import NamedTuple
 
 import numpy as np
 import psutil
+
+import container_limits
+
+TENSOR_ALIGNMENT = 64  # bytes; TensorFlow's own tensors begin at multiples of it
+
+# What a run of the tutorial's network takes while it trains, beyond what it has at the time when
+# its images are read (docs/speed.md).
+_TRAINING_BYTES = 0.6e9
 
 
 class DataError(Exception):
@@ -17,7 +26,7 @@ class DataError(Exception):
 class Decoded(NamedTuple):
     """One split, decoded.
 
-    images: uint8 [n, height, width, channels].
+    images: uint8 [n, height, width, channels]; made with `empty`, they need no copy in TensorFlow.
     labels: int32 [n], indices into `class_names`.
     class_names: one name per class.
     """
@@ -27,21 +36,38 @@ class Decoded(NamedTuple):
     class_names: tuple[str, ...]
 
 
+def empty(shape: tuple[int, ...]) -> np.ndarray:
+    """A uint8 array to be filled, which begins where a tensor may: `batches.as_tensor` shares it.
+
+    Large images are in memory once only if each source fills one such array, and joins no parts.
+    """
+    size = math.prod(shape)
+    memory = np.empty(size + TENSOR_ALIGNMENT - 1, np.uint8)
+    first = -memory.ctypes.data % TENSOR_ALIGNMENT
+    return memory[first : first + size].reshape(shape)
+
+
 def check_memory(what: str, needed_bytes: int) -> None:
-    """Refuses images that take over half the available memory: joining their parts takes it twice.
+    """Refuses images that leave too little of the available memory for training.
+
+    They are in memory once. Where they are small, half of what is available may be theirs.
 
     Args:
       what: the images, for the message.
       needed_bytes: their size.
 
     Raises:
-      DataError: with both sizes.
+      DataError: with all sizes.
     """
     available_bytes = psutil.virtual_memory().available
-    if needed_bytes > available_bytes / 2:
+    of_container = container_limits.available_memory()
+    if of_container is not None:
+        available_bytes = min(available_bytes, of_container)
+    if needed_bytes > max(available_bytes / 2, available_bytes - _TRAINING_BYTES):
         raise DataError(
-            f"{what} take {needed_bytes / 1e9:.1f} GB, and at most half of the "
-            f"{available_bytes / 1e9:.1f} GB of available memory may be used."
+            f"{what} take {needed_bytes / 1e9:.1f} GB and training needs "
+            f"{_TRAINING_BYTES / 1e9:.1f} GB besides; {available_bytes / 1e9:.1f} GB of memory is "
+            "available."
         )
 
 

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
 NETWORK_CHECK_SECONDS = 4.0  # for all hosts of a data set together
 
-_READ_BATCH = 1000  # examples decoded at a time
+_READ_BYTES = 2**24  # of images, decoded at a time
 _NAME = re.compile(r"[A-Za-z_]\w*(/\w[\w.-]*)?(:\d+\.\d+\.\d+)?", re.ASCII)
 _LONGEST_NAME = 100
 _PORTS = {"http": 80, "https": 443, "ftp": 21}
@@ -332,20 +332,39 @@ def read(builder: "tfds.core.DatasetBuilder", split: str) -> decoded.Decoded:
     """
     import tensorflow as tf
 
-    _check_memory(builder, split)
-    try:
-        batches = list(_in_order(builder, split, _READ_BATCH).as_numpy_iterator())
+    shape = builder.info.features["image"].shape
+    count = _num_examples(builder, split)
+    decoded.check_memory(
+        f"--dataset={builder.name} is too large: {count:,} images of {list(shape)}",
+        count * math.prod(shape),
+    )
+    images, labels = decoded.empty((count, *shape)), np.empty(count, np.int32)
+    first = 0
+    try:  # TFDS sees to it that there are just `count`
+        for batch in _in_order(builder, split, _examples_at_a_time(shape)).as_numpy_iterator():
+            place = slice(first, first + len(batch["label"]))
+            images[place], labels[place] = batch["image"], batch["label"]
+            first = place.stop
     except tf.errors.OpError as error:
         raise decoded.DataError(
             f"{builder.name} in {builder.data_path} cannot be decoded: "
             f"{_first_wrong_example(builder, split) or _first_line(error)} "
             "The files are damaged; copy them again, or let them be prepared anew."
         ) from error
-    if not batches:
+    if not count:
         raise decoded.DataError(f"{builder.name} in {builder.data_path}: {split} is empty.")
-    images = np.concatenate([batch["image"] for batch in batches])
-    labels = np.concatenate([batch["label"] for batch in batches]).astype(np.int32)
     return decoded.Decoded(images, labels, tuple(builder.info.features["label"].names))
+
+
+def _num_examples(builder: "tfds.core.DatasetBuilder", split: str) -> int:
+    splits = builder.info.splits
+    if splits:
+        return splits[split].num_examples
+    return sum(1 for _ in _in_order(builder, split, None))  # TFDS's mocked data
+
+
+def _examples_at_a_time(shape: tuple[int, ...]) -> int:
+    return max(1, _READ_BYTES // math.prod(shape))
 
 
 def _in_order(builder: "tfds.core.DatasetBuilder", split: str, batch: int | None):
@@ -372,16 +391,6 @@ def _first_wrong_example(builder: "tfds.core.DatasetBuilder", split: str) -> str
     except tf.errors.OpError as error:
         return f"example {decoded_so_far} of {split}: {_first_line(error)}"
     return None
-
-
-def _check_memory(builder: "tfds.core.DatasetBuilder", split: str) -> None:
-    splits = builder.info.splits
-    count = splits[split].num_examples if split in splits else 0
-    shape = builder.info.features["image"].shape
-    decoded.check_memory(
-        f"--dataset={builder.name} is too large: {count:,} images of {list(shape)}",
-        count * math.prod(shape),
-    )
 
 
 def _first_line(error: BaseException) -> str:

@@ -1,10 +1,18 @@
 """The order of the data: exact, resumable, and the same whoever reads it."""
 
+import gc
+import os
+import subprocess
+import sys
+from pathlib import Path
+
 import numpy as np
 import pytest
 import tensorflow as tf
 
-from input_pipeline import batches, preprocess
+from input_pipeline import batches, decoded, preprocess
+
+ROOT = Path(__file__).resolve().parent.parent
 
 
 def ids_of(step, num_examples, global_batch_size, seed=0):
@@ -337,3 +345,97 @@ def test_images_are_spread_out_over_all():
     images = np.arange(10)
     np.testing.assert_array_equal(batches.spread_out(images, 4), [0, 3, 6, 9])
     np.testing.assert_array_equal(batches.spread_out(images, 20), images)
+
+
+class TestAsTensor:
+    def test_shares_the_memory_of_an_array_that_lies_as_tensors_do(self):
+        images = decoded.empty((5, 4, 4, 3))
+        images[:] = np.arange(5, dtype=np.uint8)[:, None, None, None]
+        tensor = batches.as_tensor(images)
+        assert np.shares_memory(np.asarray(memoryview(tensor)), images)
+        assert tensor.device.endswith("CPU:0")
+        np.testing.assert_array_equal(tensor, images)
+        with pytest.raises(ValueError, match="read-only"):
+            images[0] = 7
+
+    @pytest.mark.parametrize("change", ["not aligned", "with gaps", "shared already"])
+    def test_copies_others(self, change):
+        images = decoded.empty((64, 3))
+        images[:] = np.arange(64, dtype=np.uint8)[:, None]
+        if change == "shared already":
+            batches.as_tensor(images)
+        other = {"not aligned": images[1:], "with gaps": images[::2]}.get(change, images)
+        expected = other.copy()
+        tensor = batches.as_tensor(other)
+        assert not np.shares_memory(np.asarray(memoryview(tensor)), images)
+        if change != "shared already":
+            images[:] = 200
+        np.testing.assert_array_equal(tensor, expected)
+
+    def test_outlives_the_array(self):
+        tensor = batches.as_tensor(decoded.empty((1000, 3)))
+        tensor_of_zeros = tf.zeros_like(tensor)
+        gc.collect()
+        assert (tensor.numpy() >= tensor_of_zeros.numpy()).all()
+
+    def test_gives_the_same_batches(self):
+        images = decoded.empty((20, 8, 8, 3))
+        images[:] = np.random.default_rng(0).integers(0, 256, images.shape, np.uint8)
+        distort = preprocess.for_images("crop_flip_colour", (8, 8, 3)).train
+        copied, labels = images.copy(), np.arange(20)
+        of_arrays = list(training(copied, labels, preprocess=distort))
+        of_tensors = list(training(batches.as_tensor(images), labels, preprocess=distort))
+        for expected, found in zip(of_arrays, of_tensors, strict=True):
+            for values in zip(expected, found, strict=True):
+                np.testing.assert_array_equal(*values)
+
+
+LARGE_SET = """
+import gc, re, numpy
+from pathlib import Path
+from input_pipeline import batches, cache, decoded
+
+def peak():
+    return int(re.search(r"VmHWM:\\s+(\\d+) kB", Path("/proc/self/status").read_text())[1]) * 1024
+
+def make():
+    images = decoded.empty((4000, 160, 160, 3))
+    images[:] = 1
+    return decoded.Decoded(images, numpy.zeros(4000, numpy.int32), ("all",))
+
+size, growths = 4000 * 160 * 160 * 3, []
+warm_up = batches.training_batches(
+    numpy.zeros((8, 9, 9, 3), numpy.uint8), numpy.zeros(8), global_batch_size=2, seed=0, last_step=2
+)
+list(warm_up)
+before = peak()
+for _ in range(2):  # made, then from the cache
+    images, labels, _ = cache.load_or_make("large", "a test", make).arrays
+    growths.append((peak() - before) / size)
+    tensor = batches.as_tensor(images)
+    data = {"global_batch_size": 2, "preprocess": None}
+    list(batches.training_batches(tensor, labels, seed=0, last_step=3, **data))
+    next(iter(batches.evaluation_batches(tensor, labels, **data)))
+    growths.append((peak() - before) / size)
+    del images, tensor
+    gc.collect()
+print(*growths)
+"""
+
+
+@pytest.mark.whole_program
+@pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="needs Linux's /proc")
+def test_a_large_set_is_in_memory_once(tmp_path):
+    """Made and kept, read from the cache, trained on and evaluated; a second copy would show."""
+    done = subprocess.run(
+        [sys.executable, "-c", LARGE_SET],
+        capture_output=True,
+        text=True,
+        env=os.environ | {"XDG_CACHE_HOME": str(tmp_path)},
+        cwd=ROOT,
+        timeout=120,
+    )
+    assert done.returncode == 0, done.stderr
+    growths = [float(word) for word in done.stdout.split()]
+    assert len(growths) == 4
+    assert min(growths) > 0.9 and max(growths) < 1.7, growths

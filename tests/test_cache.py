@@ -148,6 +148,17 @@ def _endless_meta(path):
     (path / "meta.json").write_text("[" * 100_000)
 
 
+def _images_of_another_type(path):
+    np.save(path / "images.npy", np.zeros((2, 2, 3, 3), np.float32))
+    size = (path / "images.npy").stat().st_size
+    _edit_meta(path, lambda meta: meta["sizes"].update({"images.npy": size}))
+
+
+def _no_array(path):
+    content = (path / "images.npy").read_bytes()
+    (path / "images.npy").write_bytes(b"x" * len(content))
+
+
 def _label_outside(path):
     np.save(path / "labels.npy", np.array([1, 2], np.int32))
 
@@ -179,6 +190,8 @@ def _edit_meta(path, change):
         _pickled_labels,
         _endless_labels,
         _endless_meta,
+        _images_of_another_type,
+        _no_array,
         _label_outside,
         _a_file_in_its_place,
     ],

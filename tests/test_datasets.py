@@ -3,6 +3,7 @@
 The test on real images reads CIFAR-10 from the folder that `TOWERS_TEST_DATA_DIR` names.
 """
 
+import contextlib
 import io
 import logging
 import os
@@ -198,6 +199,40 @@ def test_an_example_that_is_wrong_is_named_by_its_index(data_dir, feature, value
     assert "\n" not in str(error.value)
 
 
+@pytest.mark.parametrize("count", [24, 26])
+def test_another_number_of_examples_than_the_description_has_is_named(data_dir, count):
+    _prepare_tiny(data_dir)
+    (record_file,) = data_dir.rglob("*train.tfrecord*")
+    records = [record.numpy() for record in tf.data.TFRecordDataset(str(record_file))]
+    with tf.io.TFRecordWriter(str(record_file)) as writer:
+        for index in range(count):
+            writer.write(records[index % 25])
+    with pytest.raises(datasets.DataError, match="expected to contain 25 elements but"):
+        datasets.load("tiny_photos", str(data_dir), "train")
+
+
+@pytest.mark.parametrize(
+    ("needed", "available", "fits"),
+    [(3e9, 3.6e9, True), (3e9, 3.5e9, False), (2e8, 4e8, True), (3e8, 5e8, False)],
+)
+def test_images_may_have_what_training_leaves_and_half_where_they_are_small(
+    monkeypatch, needed, available, fits
+):
+    import psutil
+
+    memory = psutil.virtual_memory()._replace(available=int(available))
+    monkeypatch.setattr(psutil, "virtual_memory", lambda: memory)
+    with contextlib.nullcontext() if fits else pytest.raises(datasets.DataError, match="large"):
+        decoded.check_memory("too large: they", int(needed))
+
+
+def test_arrays_to_be_filled_begin_where_tensors_do():
+    made = [decoded.empty((size, 3)) for size in (1, 5, 100, 10**7)]
+    assert [array.shape[0] for array in made] == [1, 5, 100, 10**7]
+    assert {array.ctypes.data % 64 for array in made} == {0}
+    assert all(array.dtype == np.uint8 and array.flags.c_contiguous for array in made)
+
+
 def test_a_set_too_large_for_memory_is_refused_with_numbers(data_dir, monkeypatch):
     import psutil
 
@@ -208,6 +243,9 @@ def test_a_set_too_large_for_memory_is_refused_with_numbers(data_dir, monkeypatc
         datasets.load("tiny_photos", str(data_dir), "train")
     monkeypatch.setattr(psutil, "virtual_memory", lambda: memory._replace(available=3_600))
     assert len(datasets.load("tiny_photos", str(data_dir), "train").images) == 25
+    monkeypatch.setattr(psutil, "virtual_memory", lambda: memory)  # and from the cache
+    with pytest.raises(datasets.DataError, match=r"TFDS tiny_photos.* too large: its images take"):
+        datasets.load("tiny_photos", str(data_dir), "train")
 
 
 # Mocked data of sets that TFDS knows.

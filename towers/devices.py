@@ -7,6 +7,8 @@ from pathlib import Path
 
 import tensorflow as tf
 
+import container_limits
+
 PARAMETER_DEVICE = "/CPU:0"  # holds the one set of variables; gradients are averaged here
 
 
@@ -82,10 +84,15 @@ def are_cpus(tower_devices: Sequence[str]) -> bool:
 
 
 def available_cores() -> int:
-    """The cores this process may use."""
+    """The cores this process may use, at least 1.
+
+    A container that has 2.5 cores' time may use 2: of three threads one would always be waited for.
+    """
     if hasattr(os, "sched_getaffinity"):
-        return len(os.sched_getaffinity(0))
-    return os.cpu_count() or 1  # not Linux
+        cores = len(os.sched_getaffinity(0))
+    else:
+        cores = os.cpu_count() or 1  # not Linux
+    return min(cores, container_limits.cores() or cores)
 
 
 def processor() -> str:
