@@ -209,7 +209,8 @@ flags.DEFINE_bool(
 flags.DEFINE_bool(
     "dry_run",
     False,
-    "Say what the run would be, and its learning rate by epochs, and end; nothing is written.",
+    "Say what the run would be, and its learning rate by epochs, and end; nothing is written or "
+    "downloaded.",
 )
 flags.DEFINE_list("profile_steps", None, "First and last step of a profile for TensorBoard: A,B.")
 
@@ -238,6 +239,8 @@ def stopped_at_once(number):
 
 def run_or_explain(argv):
     """Reads the flags and trains; an error of the user's becomes one line and an exit code."""
+    if flags.FLAGS.dry_run:
+        keep_libraries_from_writing()
     # Imported here, so that --help answers without waiting for TensorFlow.
     from input_pipeline import datasets
     from towers import channel, checkpoints, run_folder, settings, training
@@ -256,6 +259,18 @@ def run_or_explain(argv):
     ) as error:
         print(f"train.py: error: {error}", file=sys.stderr)
         return 1
+
+
+def keep_libraries_from_writing():
+    """For a dry run: some libraries write into the home folder when they are first imported."""
+    sys.dont_write_bytecode = True
+    if "keras" in sys.modules:
+        return
+    keras_home = os.environ.get("KERAS_HOME") or os.path.expanduser("~/.keras")
+    if not os.path.exists(os.path.join(keras_home, "keras.json")):
+        os.environ["KERAS_HOME"] = os.path.join(os.devnull, "keras")  # where nothing can be written
+    # Keras imports it if it can, and it would write a list of the system's fonts.
+    sys.modules.setdefault("matplotlib", None)
 
 
 def settings_from_flags(argv):
@@ -308,10 +323,9 @@ def run_with(workers, chosen, dry_run):
     session.check_alike(workers, chosen)
     workers.start(chosen.worker_reduction)
 
+    load = datasets.load_prepared if dry_run else datasets.load
     train, test = workers.chief_first(
-        lambda: [
-            datasets.load(chosen.dataset, chosen.data_dir, split) for split in ("train", "test")
-        ]
+        lambda: [load(chosen.dataset, chosen.data_dir, split) for split in ("train", "test")]
     )
     preprocessing = preprocess.for_images(
         models.NETWORKS[chosen.model].preprocessing, train.images.shape[1:]

@@ -78,13 +78,16 @@ def fingerprint(arrays: decoded.Decoded) -> str:
     return digest.hexdigest()
 
 
-def load_or_make(entry_key: str, source: str, make: Callable[[], decoded.Decoded]) -> Entry:
+def load_or_make(
+    entry_key: str, source: str, make: Callable[[], decoded.Decoded], read_only: bool = False
+) -> Entry:
     """Loads an entry, or makes it and keeps it.
 
     Args:
       entry_key: from `key`.
       source: where the arrays come from, one line, kept in the entry for people who look into it.
       make: decodes the arrays; called only where no sound entry exists. What it raises passes.
+      read_only: keep nothing, and leave a broken entry where it is.
 
     Raises:
       DataError: the images would not fit in memory; or the arrays just made are unusable, and are
@@ -94,10 +97,11 @@ def load_or_make(entry_key: str, source: str, make: Callable[[], decoded.Decoded
     with contextlib.suppress(OSError):
         size = (path / "images.npy").stat().st_size
         decoded.check_memory(f"{source}: the data set is too large: its images", size)
-    entry = _load(path)
+    entry = _load(path, read_only)
     if entry is None:
         entry = without_cache(make(), source)
-        _save(path, entry, source)
+        if not read_only:
+            _save(path, entry, source)
     return entry
 
 
@@ -111,15 +115,16 @@ def without_cache(arrays: decoded.Decoded, source: str) -> Entry:
     return Entry(arrays, fingerprint(arrays))
 
 
-def _load(path: pathlib.Path) -> Entry | None:
-    """The entry at `path`, or None where there is none; a broken one is removed."""
+def _load(path: pathlib.Path, read_only: bool) -> Entry | None:
+    """The entry at `path`, or None where there is none; a broken one is removed if it may be."""
     try:
         if not path.exists():
             return None
         return _read(path)
     except _BrokenEntry as error:
         _log.warning("Cache entry %s is broken (%s); making it again.", path, error)
-        _remove(path)
+        if not read_only:
+            _remove(path)
     except OSError as error:
         _log.warning("Cache entry %s cannot be read (%s); going on without.", path, error)
     return None

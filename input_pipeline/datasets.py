@@ -56,17 +56,29 @@ def load(name: str, data_dir: str | None, split: str) -> ImageArrays:
     Raises:
       DataError: with a message for the person at the keyboard.
     """
+    return _load(name, data_dir, split, read_only=False)
+
+
+def load_prepared(name: str, data_dir: str | None, split: str) -> ImageArrays:
+    """As `load`, but writes no file: a set that is not prepared is refused, and nothing is cached.
+
+    Args, result and errors are those of `load`.
+    """
+    return _load(name, data_dir, split, read_only=True)
+
+
+def _load(name: str, data_dir: str | None, split: str, read_only: bool) -> ImageArrays:
     if split not in SPLITS:
         raise DataError(f"There is no split {split!r}; use {' or '.join(SPLITS)}.")
     if name == "shapes":
-        return _load_shapes(split)
+        return _load_shapes(split, read_only)
     folder = _data_folder(data_dir)
     if name == "cifar10":
         binary_folder = cifar10_binary.find_folder(folder)
         if binary_folder:
             return _load_binary(binary_folder, split)
         _refuse_python_version(folder)
-    return _load_tfds(name, folder, split)
+    return _load_tfds(name, folder, split, read_only)
 
 
 def at_hand(name: str, data_dir: str | None) -> bool:
@@ -80,7 +92,7 @@ def at_hand(name: str, data_dir: str | None) -> bool:
     return name == "shapes" or has_binary or prepared
 
 
-def _load_shapes(split: str) -> ImageArrays:
+def _load_shapes(split: str, read_only: bool) -> ImageArrays:
     source = f"drawn (generator {shapes.GENERATOR_VERSION}, seed {_SHAPES_SEED})"
     identity = {
         "source": "shapes",
@@ -89,7 +101,7 @@ def _load_shapes(split: str) -> ImageArrays:
         "split": split,
     }
     make = functools.partial(_draw_shapes, split)
-    entry = cache.load_or_make(cache.key(f"shapes-{split}", identity), source, make)
+    entry = cache.load_or_make(cache.key(f"shapes-{split}", identity), source, make, read_only)
     return _image_arrays(entry, source)
 
 
@@ -139,15 +151,15 @@ def _refuse_python_version(folder: pathlib.Path) -> None:
         )
 
 
-def _load_tfds(name: str, folder: pathlib.Path, split: str) -> ImageArrays:
-    builder = tfds_source.open_prepared(name, folder)
+def _load_tfds(name: str, folder: pathlib.Path, split: str, read_only: bool) -> ImageArrays:
+    builder = tfds_source.open_prepared(name, folder, read_only)
     source = f"TFDS {builder.info.full_name} in {builder.data_dir_root}"
     make = functools.partial(tfds_source.read, builder, split)
     identity = tfds_source.identity(builder, split)
     if identity is None:
         entry = cache.without_cache(make(), source)
     else:
-        entry = cache.load_or_make(cache.key(f"{name}-{split}", identity), source, make)
+        entry = cache.load_or_make(cache.key(f"{name}-{split}", identity), source, make, read_only)
     return _image_arrays(entry, source)
 
 

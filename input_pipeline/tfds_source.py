@@ -40,12 +40,15 @@ _PORTS = {"http": 80, "https": 443, "ftp": 21}
 _log = logging.getLogger(__name__)
 
 
-def open_prepared(name: str, data_dir: pathlib.Path) -> "tfds.core.DatasetBuilder":
+def open_prepared(
+    name: str, data_dir: pathlib.Path, read_only: bool = False
+) -> "tfds.core.DatasetBuilder":
     """A builder whose data lie ready in `data_dir`, downloaded and prepared now where they did not.
 
     Args:
       name: as TFDS knows it: `cifar100`, or with a configuration and version `set/config:1.0.0`.
       data_dir: TFDS's folder; written to only if the set has to be prepared.
+      read_only: refuse a set that would have to be prepared.
 
     Raises:
       DataError: unknown name; what describes the set in `data_dir` is damaged; no `image` and
@@ -59,6 +62,12 @@ def open_prepared(name: str, data_dir: pathlib.Path) -> "tfds.core.DatasetBuilde
     _check_features(builder)
     # TFDS warns of a folder without data where there is no folder at all.
     if not (builder.data_path.exists() and builder.is_prepared()):
+        if read_only:
+            raise decoded.DataError(
+                f"{builder.name} is not prepared in {builder.data_dir_root}, and --dry_run "
+                "downloads and prepares nothing. Train once without --dry_run, or point --data_dir "
+                "to a folder that holds the set prepared."
+            )
         _prepare(builder)
     return builder
 

@@ -16,6 +16,7 @@ import time
 import numpy as np
 import pytest
 import tensorflow as tf
+import tiny_photos
 
 from input_pipeline import datasets, decoded, tfds_source
 
@@ -64,35 +65,6 @@ def _everything_in(folder: pathlib.Path) -> list[str]:
     return sorted(str(path.relative_to(folder)) for path in folder.rglob("*"))
 
 
-def _prepare_tiny(data_dir: pathlib.Path, splits=("train", "test"), num_shards: int = 1) -> None:
-    """Prepares `tiny_photos` as TFDS does: 4x6 RGB, image i all i, label i % 3, 25 per split."""
-    import tensorflow_datasets as tfds
-
-    class TinyPhotos(tfds.core.GeneratorBasedBuilder, skip_registration=True):
-        VERSION = tfds.core.Version("1.0.0")
-
-        def _info(self):
-            features = {
-                "image": tfds.features.Image(shape=(4, 6, 3), encoding_format="png"),
-                "label": tfds.features.ClassLabel(names=["ant", "bee", "cow"]),
-                "remark": tfds.features.Text(),
-            }
-            return tfds.core.DatasetInfo(
-                builder=self, features=tfds.features.FeaturesDict(features)
-            )
-
-        def _split_generators(self, dl_manager):
-            return {split: self._generate_examples() for split in splits}
-
-        def _generate_examples(self):
-            for i in range(25):
-                image = np.full((4, 6, 3), i, np.uint8)
-                yield i, {"image": image, "label": i % 3, "remark": "a remark"}
-
-    config = tfds.download.DownloadConfig(num_shards=num_shards)
-    TinyPhotos(data_dir=str(data_dir)).download_and_prepare(download_config=config)
-
-
 # Prepared data.
 
 
@@ -100,7 +72,7 @@ def _prepare_tiny(data_dir: pathlib.Path, splits=("train", "test"), num_shards: 
 def test_prepared_set_is_read_whole_with_labels_and_names(
     data_dir, network_is_off_limits, num_shards
 ):
-    _prepare_tiny(data_dir, num_shards=num_shards)
+    tiny_photos.prepare(data_dir, num_shards=num_shards)
     before = _everything_in(data_dir)
 
     train = datasets.load("tiny_photos", str(data_dir), "train")
@@ -121,7 +93,7 @@ def test_prepared_set_is_read_whole_with_labels_and_names(
 
 
 def test_second_load_decodes_nothing_and_changed_files_are_decoded_again(data_dir, monkeypatch):
-    _prepare_tiny(data_dir)
+    tiny_photos.prepare(data_dir)
     calls = []
     read = tfds_source.read
     monkeypatch.setattr(tfds_source, "read", lambda *args: calls.append(args) or read(*args))
@@ -142,13 +114,13 @@ def test_second_load_decodes_nothing_and_changed_files_are_decoded_again(data_di
 
 
 def test_missing_split_is_answered_with_those_there_are(data_dir):
-    _prepare_tiny(data_dir, splits=("train", "validation"))
+    tiny_photos.prepare(data_dir, splits=("train", "validation"))
     with pytest.raises(datasets.DataError, match="no split 'test'; it has train, validation"):
         datasets.load("tiny_photos", str(data_dir), "test")
 
 
 def test_damaged_and_missing_record_files_are_named(data_dir):
-    _prepare_tiny(data_dir)
+    tiny_photos.prepare(data_dir)
     (record_file,) = data_dir.rglob("*train.tfrecord*")
     record_file.write_bytes(record_file.read_bytes()[:-5])
     with pytest.raises(datasets.DataError, match="tiny_photos in .* cannot be decoded"):
@@ -161,7 +133,7 @@ def test_damaged_and_missing_record_files_are_named(data_dir):
 @pytest.mark.parametrize("file", ["dataset_info.json", "features.json"])
 @pytest.mark.parametrize("content", [b"", b"[1]", b"\xff", b"[" * 100_000, b'{"content": {}}'])
 def test_a_damaged_description_is_named(data_dir, file, content):
-    _prepare_tiny(data_dir)
+    tiny_photos.prepare(data_dir)
     (path,) = data_dir.rglob(file)
     path.write_bytes(content)
     with pytest.raises(datasets.DataError, match="^--dataset=tiny_photos: ") as caught:
@@ -184,7 +156,7 @@ def test_a_damaged_description_is_named(data_dir, file, content):
     ids=["another shape", "no picture", "label too large", "label negative"],
 )
 def test_an_example_that_is_wrong_is_named_by_its_index(data_dir, feature, value, message):
-    _prepare_tiny(data_dir)
+    tiny_photos.prepare(data_dir)
     (record_file,) = data_dir.rglob("*train.tfrecord*")
     records = [record.numpy() for record in tf.data.TFRecordDataset(str(record_file))]
     example = tf.train.Example.FromString(records[7])
@@ -201,7 +173,7 @@ def test_an_example_that_is_wrong_is_named_by_its_index(data_dir, feature, value
 
 @pytest.mark.parametrize("count", [24, 26])
 def test_another_number_of_examples_than_the_description_has_is_named(data_dir, count):
-    _prepare_tiny(data_dir)
+    tiny_photos.prepare(data_dir)
     (record_file,) = data_dir.rglob("*train.tfrecord*")
     records = [record.numpy() for record in tf.data.TFRecordDataset(str(record_file))]
     with tf.io.TFRecordWriter(str(record_file)) as writer:
@@ -236,7 +208,7 @@ def test_arrays_to_be_filled_begin_where_tensors_do():
 def test_a_set_too_large_for_memory_is_refused_with_numbers(data_dir, monkeypatch):
     import psutil
 
-    _prepare_tiny(data_dir)
+    tiny_photos.prepare(data_dir)
     memory = psutil.virtual_memory()._replace(available=3_599)  # 25 x 4 x 6 x 3 = 1,800 bytes
     monkeypatch.setattr(psutil, "virtual_memory", lambda: memory)
     with pytest.raises(datasets.DataError, match=r"25 images of \[4, 6, 3\] take 0\.0 GB"):
