@@ -20,7 +20,9 @@ flags.DEFINE_string(
 )
 flags.DEFINE_string("dataset", None, "Data set; default: the run's.")
 flags.DEFINE_string("data_dir", None, "Folder of the data; default: the run's.")
-flags.DEFINE_enum("split", "test", ["test", "train"], "Split to evaluate.")
+flags.DEFINE_string(
+    "split", None, "Split to evaluate, such as train; default: the one that the run evaluates."
+)
 flags.DEFINE_integer("num_towers", None, "Towers; default: one per visible GPU, else 1.")
 flags.DEFINE_integer(
     "global_batch_size", None, "Examples at a time, over all towers; default: the run's."
@@ -80,6 +82,8 @@ def check_flags(argv):
         if given[name].value is not None:
             settings.check_value(name, given[name].value)
     settings.check_text("checkpoint", given.checkpoint or "")
+    if given.split is not None:
+        settings.check_split("split", given.split)
     if not 0 < given.eval_interval_seconds <= A_DAY:
         raise settings.SettingsError(
             f"--eval_interval_seconds={given.eval_interval_seconds}: must be above 0 and at most "
@@ -108,8 +112,9 @@ def run(given):
     session.start_runtime(settings["intra_op_threads"], settings["deterministic"])
     devices = session.tower_devices(given.num_towers)
 
+    split = given.split or settings["eval_split"]
     data = datasets.load(
-        given.dataset or settings["dataset"], given.data_dir or settings["data_dir"], given.split
+        given.dataset or settings["dataset"], given.data_dir or settings["data_dir"], split
     )
     preprocessing = preprocess.for_images(
         config["resolved"]["preprocessing"], data.images.shape[1:]
@@ -122,7 +127,7 @@ def run(given):
         devices,
         dataset=given.dataset or settings["dataset"],
         data_sha256=data.fingerprint,
-        split=given.split,
+        split=split,
         count=len(data.images),
         batches=batches.evaluation_batches(
             batches.as_tensor(data.images),

@@ -198,9 +198,10 @@ flags.DEFINE_integer(
 )
 flags.DEFINE_integer("checkpoint_every_steps", 500, "Steps between two checkpoints.")
 flags.DEFINE_integer("checkpoints_to_keep", 5, "The newest checkpoints that are kept.")
-flags.DEFINE_float(
-    "eval_every_epochs", 0.0, "Epochs between two evaluations on the test split; 0: at the end."
+flags.DEFINE_string(
+    "eval_split", "test", "Split that is evaluated, of those that the data set has; not train."
 )
+flags.DEFINE_float("eval_every_epochs", 0.0, "Epochs between two evaluations; 0: at the end.")
 flags.DEFINE_bool(
     "eval_of_workers",
     False,
@@ -313,7 +314,16 @@ def run(chosen, dry_run):
 def run_with(workers, chosen, dry_run):
     """The story, once all workers are there; most often there is one."""
     from input_pipeline import batches, datasets, preprocess
-    from towers import console, devices, models, run_folder, session, start_table, training
+    from towers import (
+        console,
+        devices,
+        models,
+        run_folder,
+        session,
+        settings,
+        start_table,
+        training,
+    )
 
     folder = run_folder.RunFolder(chosen.train_dir)
     found = session.find(workers, folder)
@@ -324,8 +334,12 @@ def run_with(workers, chosen, dry_run):
     workers.start(chosen.worker_reduction)
 
     load = datasets.load_prepared if dry_run else datasets.load
-    train, test = workers.chief_first(
-        lambda: [load(chosen.dataset, chosen.data_dir, split) for split in ("train", "test")]
+    # First the one whose name may be wrong: to decode the other may take minutes.
+    evaluated, train = workers.chief_first(
+        lambda: [
+            load(chosen.dataset, chosen.data_dir, split)
+            for split in (chosen.eval_split, settings.TRAINING_SPLIT)
+        ]
     )
     preprocessing = preprocess.for_images(
         models.NETWORKS[chosen.model].preprocessing, train.images.shape[1:]
@@ -342,10 +356,11 @@ def run_with(workers, chosen, dry_run):
         data_source=train.source,
         data_sha256=train.fingerprint,
     )
-    session.check_same_data(workers, training=train.fingerprint, test=test.fingerprint)
+    session.check_same_data(workers, training=train.fingerprint, evaluation=evaluated.fingerprint)
     config = session.with_beginning(workers, config, found.earlier)
     if workers.is_chief:
-        print(console.table(start_table.rows(config, learning_rate, len(test.images))), flush=True)
+        table = start_table.rows(config, learning_rate, len(evaluated.images))
+        print(console.table(table), flush=True)
     if dry_run:
         if workers.is_chief:
             print(start_table.schedule(config, learning_rate))
@@ -363,9 +378,9 @@ def run_with(workers, chosen, dry_run):
     )
     shard = batches.Shard(workers.index, workers.count)
     # Made once, for TensorFlow keeps something of each data set; every iteration starts anew.
-    test_batches = batches.evaluation_batches(
-        batches.as_tensor(test.images),
-        test.labels,
+    evaluation_batches = batches.evaluation_batches(
+        batches.as_tensor(evaluated.images),
+        evaluated.labels,
         global_batch_size=chosen.global_batch_size,
         preprocess=preprocessing.evaluate,
         shard=shard,
@@ -382,8 +397,9 @@ def run_with(workers, chosen, dry_run):
             preprocess=preprocessing.train,
             shard=shard,
         ),
-        evaluation=test_batches,
-        evaluation_count=len(test.images),
+        evaluation=evaluation_batches,
+        evaluation_count=len(evaluated.images),
+        evaluation_split=chosen.eval_split,
     )
     run_of_this = training.Run(trainer, folder, plan, data, session.run_sha256(config))
     return session.train(run_of_this, config)

@@ -94,15 +94,19 @@ def load_or_make(
         not kept.
     """
     path = folder() / entry_key
-    with contextlib.suppress(OSError):
-        size = (path / "images.npy").stat().st_size
-        decoded.check_memory(f"{source}: the data set is too large: its images", size)
+    _check_memory(path, source)
     entry = _load(path, read_only)
     if entry is None:
         entry = without_cache(make(), source)
         if not read_only:
             _save(path, entry, source)
     return entry
+
+
+def _check_memory(path: pathlib.Path, source: str) -> None:
+    with contextlib.suppress(OSError):
+        size = (path / "images.npy").stat().st_size
+        decoded.check_memory(f"{source}: the data set is too large: its images", size)
 
 
 def without_cache(arrays: decoded.Decoded, source: str) -> Entry:

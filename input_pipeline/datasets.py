@@ -17,7 +17,7 @@ from input_pipeline import cache, cifar10_binary, decoded, shapes, tfds_source
 
 DataError = decoded.DataError
 
-SPLITS = ("train", "test")
+SPLITS = ("train", "test")  # of `shapes` and CIFAR-10; TFDS's sets may have others
 
 _SHAPES_SEED = 0
 
@@ -51,7 +51,7 @@ def load(name: str, data_dir: str | None, split: str) -> ImageArrays:
       name: `shapes`, `cifar10` or any image-classification set of TFDS.
       data_dir: the folder of the data; None for TFDS's own (`$TFDS_DATA_DIR`, or
         `~/tensorflow_datasets`). `shapes` does not look at it.
-      split: `train` or `test`.
+      split: `train` or `test`; of TFDS's sets any split by its plain name.
 
     Raises:
       DataError: with a message for the person at the keyboard.
@@ -68,17 +68,23 @@ def load_prepared(name: str, data_dir: str | None, split: str) -> ImageArrays:
 
 
 def _load(name: str, data_dir: str | None, split: str, read_only: bool) -> ImageArrays:
-    if split not in SPLITS:
-        raise DataError(f"There is no split {split!r}; use {' or '.join(SPLITS)}.")
     if name == "shapes":
+        _check_split(name, split)
         return _load_shapes(split, read_only)
     folder = _data_folder(data_dir)
     if name == "cifar10":
         binary_folder = cifar10_binary.find_folder(folder)
         if binary_folder:
+            _check_split(name, split)
             return _load_binary(binary_folder, split)
         _refuse_python_version(folder)
     return _load_tfds(name, folder, split, read_only)
+
+
+def _check_split(name: str, split: str) -> None:
+    """Refuses other splits than the two of a set that does not come from TFDS."""
+    if split not in SPLITS:
+        raise tfds_source.no_such_split(name, split, SPLITS)
 
 
 def at_hand(name: str, data_dir: str | None) -> bool:

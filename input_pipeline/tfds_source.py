@@ -20,7 +20,7 @@ import time
 import urllib.parse
 import urllib.request
 import uuid
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -309,10 +309,7 @@ def identity(builder: "tfds.core.DatasetBuilder", split: str) -> dict[str, Any] 
     if not splits:
         return None
     if split not in splits:
-        raise decoded.DataError(
-            f"--dataset={builder.name} has no split {split!r}; it has {', '.join(splits)}. "
-            "Needed are train and test."
-        )
+        raise no_such_split(builder.name, split, splits)
     try:
         files = [(os.fspath(path), os.stat(path)) for path in splits[split].filepaths]
     except OSError as error:
@@ -328,6 +325,14 @@ def identity(builder: "tfds.core.DatasetBuilder", split: str) -> dict[str, Any] 
         "data_path": os.path.realpath(builder.data_path),
         "files": [[path, stat.st_size, stat.st_mtime_ns] for path, stat in files],
     }
+
+
+def no_such_split(name: str, split: str, splits: Iterable[str]) -> decoded.DataError:
+    """The error for a split that a data set does not have, with those that it has."""
+    return decoded.DataError(
+        f"--dataset={name} has no split {split!r}; it has {', '.join(splits)}. Training needs "
+        "train; --eval_split (of eval.py, --split) names the one to evaluate."
+    )
 
 
 def read(builder: "tfds.core.DatasetBuilder", split: str) -> decoded.Decoded:

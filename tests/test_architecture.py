@@ -136,7 +136,7 @@ def told(tmp_path_factory):
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("XDG_CACHE_HOME", str(folder / "cache"))
         patch.setattr(session, "build_trainer", at_999)
-        patch.setattr(tfds_source, "open_prepared", lambda name, data_dir: builder)
+        patch.setattr(tfds_source, "open_prepared", lambda *_: builder)
         patch.setattr(tfds_source, "identity", lambda builder, split: {"split": split})
         patch.setattr(
             tfds_source,

@@ -115,8 +115,13 @@ def test_second_load_decodes_nothing_and_changed_files_are_decoded_again(data_di
 
 def test_missing_split_is_answered_with_those_there_are(data_dir):
     tiny_photos.prepare(data_dir, splits=("train", "validation"))
-    with pytest.raises(datasets.DataError, match="no split 'test'; it has train, validation"):
+    message = r"no split 'test'; it has train, validation\. .* --eval_split \(of eval.py, --split\)"
+    with pytest.raises(datasets.DataError, match=message):
         datasets.load("tiny_photos", str(data_dir), "test")
+    assert len(datasets.load("tiny_photos", str(data_dir), "validation").images) == 25
+    for expression in ("train[:5]", "train+validation", "all"):
+        with pytest.raises(datasets.DataError, match="has no split '.*'; it has train, validation"):
+            datasets.load("tiny_photos", str(data_dir), expression)
 
 
 def test_damaged_and_missing_record_files_are_named(data_dir):
@@ -290,7 +295,9 @@ def test_missing_data_dir_and_split_are_named(tmp_path):
     (tmp_path / "loop").symlink_to("loop")
     with pytest.raises(datasets.DataError, match="loop cannot be read .Too many levels of symbo"):
         datasets.load("cifar10", str(tmp_path / "loop"), "train")
-    with pytest.raises(datasets.DataError, match="no split 'validation'; use train or test"):
+    with pytest.raises(
+        datasets.DataError, match="shapes has no split 'validation'; it has train, test"
+    ):
         datasets.load("shapes", None, "validation")
 
 

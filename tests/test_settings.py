@@ -126,6 +126,7 @@ MAY_CHANGE = {
     "verify_every_steps",
     "checkpoint_every_steps",
     "checkpoints_to_keep",
+    "eval_split",  # of what is reported
     "eval_every_epochs",
     "eval_of_workers",
     "profile_steps",

@@ -237,6 +237,7 @@ class TestARun:
             "step": 7,
             "examples_seen": 168,
             "epoch": 168 / NUM_TRAIN,
+            "split": "test",
             "accuracy": last["accuracy"],
             "count": 1000,
         }

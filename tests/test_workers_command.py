@@ -292,7 +292,7 @@ def test_a_worker_with_other_images_is_refused_by_name(tmp_path, workers, split)
     for index, name in enumerate(("here", "there")):
         two.start(index, *flags(tmp_path / "run"), "--dataset=cifar10",
                   f"--data_dir={tmp_path / name}")  # fmt: skip
-    which = "test" if split == "test_batch" else "training"
+    which = "evaluation" if split == "test_batch" else "training"
     for index in range(2):
         code, err = two.ended(index)
         assert code == 1

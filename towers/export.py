@@ -12,6 +12,7 @@ def final_model(
     folder: run_folder.RunFolder,
     examples_per_epoch: int,
     result: evaluation.Evaluation | None,
+    split: str,
 ) -> dict:
     """Writes `final_model.keras` with the evaluated weights, then `final_model.json`.
 
@@ -23,6 +24,7 @@ def final_model(
       folder: where to write.
       examples_per_epoch: size of the training split.
       result: the last evaluation, if there was one.
+      split: that was evaluated.
 
     Returns:
       What `final_model.json` holds.
@@ -46,7 +48,7 @@ def final_model(
         "epoch": examples_seen / examples_per_epoch,
     }
     if result is not None:
-        summary |= {"accuracy": result.accuracy, "count": result.count}
+        summary |= {"split": split, "accuracy": result.accuracy, "count": result.count}
     run_folder.write_json(folder.final_summary, summary)
     return summary
 

@@ -23,6 +23,8 @@ from towers import (
     schedules,
 )
 
+TRAINING_SPLIT = "train"
+
 
 class SettingsError(ValueError):
     """A setting is out of range or contradicts another; the message names the flag."""
@@ -74,6 +76,7 @@ class TrainSettings:
     verify_every_steps: int
     checkpoint_every_steps: int
     checkpoints_to_keep: int
+    eval_split: str
     eval_every_epochs: float
     eval_of_workers: bool
     profile_steps: tuple[int, int] | None
@@ -82,10 +85,18 @@ class TrainSettings:
     def __post_init__(self):
         for name in names():
             check_value(name, getattr(self, name))
+        self._check_eval_split()
         self._check_workers()
         self._check_schedule()
         self._check_optimizer()
         self._check_profile()
+
+    def _check_eval_split(self):
+        if self.eval_split == TRAINING_SPLIT:
+            raise SettingsError(
+                f"--eval_split={TRAINING_SPLIT}: must be another split than the run is trained on, "
+                f"such as test or validation; eval.py takes --split={TRAINING_SPLIT}"
+            )
 
     def _check_workers(self):
         if not self.workers:
@@ -177,6 +188,17 @@ def check_value(name: str, value: object) -> None:
         check_text(name, value)
 
 
+def check_split(name: str, split: str) -> None:
+    """Checks that a split is called by its plain name: it names folders, and lines of logs.
+
+    Raises:
+      SettingsError: it is a part or a sum of splits, as TFDS writes them, or no name.
+    """
+    holds, allowed = _SPLIT
+    if not holds(split):
+        raise SettingsError(f"--{name}={shown(split)}: must be {allowed}")
+
+
 def check_text(name: str, text: str) -> None:
     """Checks that terminals, logs and TensorFlow can show a name, and the system take it.
 
@@ -237,6 +259,12 @@ _PARTS = (lambda value: 1 <= value <= 1024, "at least 1 and at most 1024")
 _BATCH = (lambda value: 1 <= value <= 2**20, "at least 1 and at most 1048576")
 _SHARE = (lambda value: 0 <= value < 1, "at least 0 and below 1")
 
+_SPLIT = (
+    re.compile(r"\w[\w.-]{0,99}", re.ASCII).fullmatch,
+    "the name of one whole split, such as test or validation; parts and sums of splits "
+    "(train[:10%], train+test) are not taken",
+)
+
 _RANGES = {
     "train_dir": (bool, "a folder"),
     "begin_from": (bool, "the folder of a run, or a checkpoint"),
@@ -265,6 +293,7 @@ _RANGES = {
     "verify_every_steps": _AT_LEAST_0,
     "checkpoint_every_steps": _AT_LEAST_1,
     "checkpoints_to_keep": _AT_LEAST_1,
+    "eval_split": _SPLIT,
     "eval_every_epochs": (lambda value: value == 0 or value >= 1e-6, "0, or at least 0.000001"),
 }
 

@@ -9,7 +9,7 @@ _DECAYS_SHOWN = 50
 
 
 def rows(
-    config: Mapping, learning_rate: schedules.LearningRate, num_test_examples: int
+    config: Mapping, learning_rate: schedules.LearningRate, num_evaluated_examples: int
 ) -> list[tuple[str, str]]:
     """What a run is, in a few lines; warns where the rate will never decay."""
     chosen, derived = config["settings"], config["resolved"]
@@ -17,7 +17,8 @@ def rows(
         ("run", str(chosen["train_dir"])),
         *([("begins from", _describe_beginning(derived))] if derived["begins_from"] else []),
         ("data", f"{derived['data_source']}: {derived['examples_per_epoch']:,} train, "
-                 f"{num_test_examples:,} test, {len(derived['class_names'])} classes"),
+                 f"{num_evaluated_examples:,} {chosen['eval_split']}, "
+                 f"{len(derived['class_names'])} classes"),
         ("model", f"{chosen['model']}, {chosen['compute_dtype']}, "
                   f"images {' x '.join(map(str, derived['image_shape']))}"
                   f"{', compiled with XLA' if chosen['jit_compile'] else ''}"),

@@ -77,12 +77,13 @@ class Summaries:
         # is this run or the folder of many: a group of metrics beside it is not found in the first.
         with _events(self._eval, 0):
             values = {name: _as_hparam(settings[name]) for name in COMPARED if name in settings}
+            split = settings.get("eval_split", "test")
             hparams.hparams_config(
                 hparams=[hparams.HParam(name) for name in values],
                 metrics=[
-                    hparams.Metric("accuracy", display_name="test accuracy"),
-                    hparams.Metric("top5_accuracy", display_name="test top-5 accuracy"),
-                    hparams.Metric("loss/cross_entropy", display_name="test loss"),
+                    hparams.Metric("accuracy", display_name=f"{split} accuracy"),
+                    hparams.Metric("top5_accuracy", display_name=f"{split} top-5 accuracy"),
+                    hparams.Metric("loss/cross_entropy", display_name=f"{split} loss"),
                 ],
             )
             hparams.hparams(values, trial_id=str(self._folder.path))

@@ -73,14 +73,16 @@ class Data:
 
     Attributes:
       training: (first_step, last_step) to the batches (images, labels) of those steps.
-      evaluation: batches (images, labels, mask) that hold each test example once, whenever they are
-        iterated over.
-      evaluation_count: examples in the split that `evaluation` reads.
+      evaluation: batches (images, labels, mask) that hold each example of a split once, whenever
+        they are iterated over.
+      evaluation_count: examples in that split.
+      evaluation_split: its name.
     """
 
     training: Callable[[int, int], Iterable]
     evaluation: Iterable
     evaluation_count: int
+    evaluation_split: str = "test"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -182,7 +184,8 @@ class Run:
           RunFolderError: `metrics.jsonl` is damaged, or cannot be written.
         """
         kept = self.folder.drop_metrics_after(int(self.trainer.state.step))
-        self._evaluated_steps = {line["step"] for line in kept if "split" in line}
+        split = self.data.evaluation_split
+        self._evaluated_steps = {line["step"] for line in kept if line.get("split") == split}
         self._hashed_steps = {line["step"] for line in kept if "state_sha256" in line}
 
     def train(self, config: Mapping) -> Outcome:
@@ -221,7 +224,11 @@ class Run:
     def _export(self) -> dict:
         with self._in_its_folder():
             return export.final_model(
-                self.trainer, self.folder, self.plan.examples_per_epoch, self._evaluation
+                self.trainer,
+                self.folder,
+                self.plan.examples_per_epoch,
+                self._evaluation,
+                self.data.evaluation_split,
             )
 
     def _check_same_on_all_workers(self, parts_sha256: Mapping[str, str]) -> None:
@@ -440,7 +447,8 @@ class Run:
             return
         examples_seen = int(self.trainer.state.examples_seen)
         epoch = examples_seen / self.plan.examples_per_epoch
-        line = {"step": at_step, "epoch": epoch, "split": "test"} | result.as_metrics()
+        split = self.data.evaluation_split
+        line = {"step": at_step, "epoch": epoch, "split": split} | result.as_metrics()
         shares = result.of_workers if self.plan.eval_of_workers else ()
         if shares:
             counts, accuracies = zip(*shares, strict=True)
@@ -451,7 +459,7 @@ class Run:
                 self._evaluated_steps.add(at_step)
             self._summaries.evaluation(result, self.plan.class_names, at_step)
         progress.say(
-            f"test at step {at_step}: accuracy {result.accuracy:.2%}, loss {result.loss:.4f} "
+            f"{split} at step {at_step}: accuracy {result.accuracy:.2%}, loss {result.loss:.4f} "
             f"on {result.count:,} examples"
         )
         for index, (count, accuracy) in enumerate(shares):
