@@ -80,7 +80,7 @@ class RunFolder:
             summary = _read_json(self.final_summary)
         except (OSError, ValueError, RecursionError):
             return None  # not what a run writes; the end of a run that goes on writes it anew
-        kinds = {"step": int, "weights_sha256": str, "accuracy": (float, type(None))}
+        kinds = {"step": int, "weights_sha256": str, "accuracy": float | None, "split": str | None}
         whole = isinstance(summary, dict) and all(
             isinstance(summary.get(name), kind) for name, kind in kinds.items()
         )

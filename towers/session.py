@@ -613,9 +613,8 @@ def _with_stretches(config: Mapping, earlier: Mapping | None, at_step: int) -> d
 
 
 def _say_finished(folder: run_folder.RunFolder, final: Mapping) -> None:
-    split = final.get("split", "test")  # a run of before it was written down had no other
     known = final.get("accuracy") is not None
-    accuracy = f"{split} accuracy {final['accuracy']:.2%}, " if known else ""
+    accuracy = f"{final['split']} accuracy {final['accuracy']:.2%}, " if known else ""
     print(
         f"finished: {accuracy}{folder.final_model}, weights sha256 {final['weights_sha256'][:16]}\n"
         f"watch it: {_tensorboard()} --logdir {folder.path}"
