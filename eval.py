@@ -53,8 +53,9 @@ def run_or_explain(argv):
     """Reads the flags and evaluates; an error of the user's becomes one line and an exit code."""
     # Imported here, so that --help answers without waiting for TensorFlow.
     from input_pipeline import datasets
-    from towers import checkpoints, run_folder, settings, training
+    from towers import checkpoints, noise, run_folder, settings, training
 
+    noise.quiet_loggers()
     try:
         check_flags(argv)
         return run(flags.FLAGS)

@@ -244,8 +244,9 @@ def run_or_explain(argv):
         keep_libraries_from_writing()
     # Imported here, so that --help answers without waiting for TensorFlow.
     from input_pipeline import datasets
-    from towers import channel, checkpoints, run_folder, settings, training
+    from towers import channel, checkpoints, noise, run_folder, settings, training
 
+    noise.quiet_loggers()
     try:
         return run(settings_from_flags(argv), flags.FLAGS.dry_run)
     except settings.SettingsError as error:

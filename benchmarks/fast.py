@@ -12,6 +12,7 @@ from pathlib import Path
 
 from benchmarks import turns
 from input_pipeline import datasets
+from towers import noise
 
 HEAD = """\
 | side | images/s | seconds for an epoch of 50,000 | to the best PyTorch |
@@ -29,6 +30,7 @@ def main():
     parser.add_argument("--data_dir", default="", help="as train.py's")
     parser.add_argument("--seconds", type=float, default=12.0, help="of a turn")
     options = parser.parse_args()
+    noise.quiet_loggers()
     datasets.load("cifar10", options.data_dir or None, "train")  # cached before any side starts
     datasets.load("cifar10", options.data_dir or None, "test")
     with tempfile.TemporaryDirectory() as folder:

@@ -20,6 +20,7 @@ import numpy as np
 
 from benchmarks import turns
 from input_pipeline import datasets
+from towers import noise
 
 QUIET = tuple(
     f"--{name}_every_steps=1000000000" for name in ("log", "checkpoint")
@@ -104,6 +105,7 @@ def main():
     parser.add_argument("--side", action="append", choices=list(rows()), help="default: all")
     parser.add_argument("--seconds", type=float, default=8.0, help="of a turn")
     options = parser.parse_args()
+    noise.quiet_loggers()
     chosen = {name: row for name, row in rows().items() if name in (options.side or rows())}
     for name in [name for name, row in chosen.items() if not importlib.util.find_spec(row.needs)]:
         print(f"{name} is left out: {chosen[name].needs} is not installed", file=sys.stderr)

@@ -8,7 +8,7 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
-from towers import devices
+from towers import devices, noise
 
 ROOT = Path(__file__).resolve().parent.parent
 PAGES = ROOT / "docs" / "lessons"
@@ -116,9 +116,12 @@ def save(finding: Finding, path: Path, size: tuple[float, float] = (8.5, 4.2)) -
 def start_runtime() -> None:
     """Four logical CPU devices, and one thread for an operation, as `train.py` has on a few cores.
 
+    As in `train.py`, nothing is logged below an error.
+
     Raises:
       ValueError: TensorFlow's runtime has started with less.
     """
+    noise.quiet_loggers()
     devices.use_intra_op_threads(1)
     devices.choose(4)
 

@@ -1,7 +1,8 @@
 """Synchronous data-parallel training on towers.
 
 Importing this package also registers its layers with Keras, so that `keras.saving.load_model` reads
-a `final_model.keras`, and silences TensorFlow's notices (noise.py says how to hear them).
+a `final_model.keras`, and silences TensorFlow's notices (noise.py says how to hear them). Loggers
+keep the levels that they have.
 """
 
 from towers import noise

@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 
 import numpy as np
 
-from towers import checkpoints, run_folder, session, settings, stretches
+from towers import checkpoints, noise, run_folder, session, settings, stretches
 
 # Lines of metrics.jsonl have them, and they are not of what was computed.
 OF_CLOCK_AND_PLACE = (
@@ -234,6 +234,7 @@ def main(arguments: Sequence[str]) -> int:
             return 0
         print("usage: python -m towers.compare RUN_A RUN_B", file=sys.stderr)
         return 2
+    noise.quiet_loggers()
     folders = [run_folder.RunFolder(argument) for argument in arguments]
     compared = []
     try:

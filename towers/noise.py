@@ -29,9 +29,6 @@ def import_tensorflow() -> None:
         try:
             import tensorflow  # noqa: F401
 
-            for name in ("tensorflow", "absl"):  # of TFDS; this project warns through others
-                logging.getLogger(name).setLevel(logging.ERROR)
-
             failed = False
         finally:
             os.dup2(saved, 2)
@@ -39,6 +36,20 @@ def import_tensorflow() -> None:
             if failed:
                 caught.seek(0)
                 sys.stderr.write(caught.read().decode(errors="replace"))
+
+
+def quiet_loggers() -> None:
+    """Lets TensorFlow and TFDS log nothing below an error: for commands, not for an import.
+
+    A program that imports this package has loggers of its own to set. Who asked for TensorFlow's
+    notices gets these too, and a level that is set already stays.
+    """
+    if os.environ.get(LOG_LEVEL, SILENT) != SILENT:
+        return
+    for name in ("tensorflow", "absl"):  # TFDS logs to absl's; this project to its modules' own
+        logger = logging.getLogger(name)
+        if logger.level == logging.NOTSET:
+            logger.setLevel(logging.ERROR)
 
 
 def reason(error: Exception) -> str:
