@@ -1,6 +1,7 @@
 """What train.py and eval.py do before TensorFlow: they parse flags and ask for file handles.
 
-A wrong flag is one line on stderr and exit code 2.
+A wrong flag is one line on stderr and exit code 2; help, or the version, goes to stdout and ends
+with 0.
 
 It stands beside the scripts and imports neither package: a slip of the finger is answered without
 waiting for TensorFlow.
@@ -10,13 +11,88 @@ import contextlib
 import difflib
 import errno
 import os
+import re
 import reprlib
 import resource
 import sys
+from pathlib import Path
 
 from absl import flags
 
 OPEN_FILES = 64  # enough for all that a run opens at a time
+
+# A flag to its names elsewhere: in the tutorial, TensorFlow's models, Keras, PyTorch's examples,
+# Lightning, Transformers.
+ALSO_CALLED = {
+    "checkpoint": "ckpt checkpoint_path ckpt_path weights resume restore",
+    "train_dir": "logdir log_dir model_dir output_dir out_dir save_dir run_dir work_dir workdir "
+    "checkpoint_dir ckpt_dir eval_dir default_root_dir checkpoint_path ckpt_path resume restore "
+    "resume_from_checkpoint",
+    "dataset": "dataset_name data_set data",
+    "data_dir": "datadir dataset_dir data_path data_root data",
+    "model": "arch architecture model_name network net backbone",
+    "compute_dtype": "dtype precision mixed_precision amp fp16 use_fp16 bf16 half",
+    "num_towers": "towers gpus gpu num_gpus n_gpus ngpus devices num_devices nproc_per_node "
+    "num_clones num_replicas replicas",
+    "workers": "num_workers num_nodes nnodes nodes hosts worker_hosts world_size",
+    "worker_index": "rank node_rank task_index task_id",
+    "global_batch_size": "b batch batch_size batchsize train_batch_size eval_batch_size "
+    "per_device_train_batch_size per_device_eval_batch_size per_gpu_batch_size",
+    "num_microbatches": "microbatches accumulate_grad_batches gradient_accumulation_steps "
+    "accumulation_steps grad_accum",
+    "intra_op_threads": "threads num_threads intra_op_parallelism_threads num_intra_threads",
+    "deterministic": "enable_op_determinism use_deterministic_algorithms determinism",
+    "jit_compile": "xla use_xla enable_xla compile jit",
+    "train_epochs": "epochs epoch num_epochs n_epochs max_epochs num_train_epochs",
+    "max_steps": "steps step num_steps train_steps num_train_steps total_steps iterations "
+    "max_iter num_iterations",
+    "learning_rate": "lr initial_learning_rate base_learning_rate base_lr",
+    "learning_rate_schedule": "lr_schedule lr_scheduler lr_scheduler_type scheduler lr_policy "
+    "learning_rate_decay_type",
+    "epochs_per_decay": "num_epochs_per_decay decay_steps step_size lr_step_size",
+    "decay_factor": "gamma lr_gamma decay_rate lr_decay learning_rate_decay_factor",
+    "decay_epochs": "milestones lr_milestones lr_steps",
+    "warmup_epochs": "warmup warmup_steps warmup_ratio num_warmup_steps lr_warmup_epochs",
+    "optimizer": "opt optim",
+    "weight_decay": "wd l2",
+    "clip_norm": "clipnorm global_clipnorm max_grad_norm clip_grad_norm grad_clip gradient_clip "
+    "gradient_clip_val",
+    "label_smoothing": "smoothing label_smoothing_factor",
+    "moving_average_decay": "ema use_ema ema_decay ema_momentum model_ema model_ema_decay",
+    "seed": "random_seed rng_seed manual_seed random_state",
+    "log_every_steps": "log_every log_every_n_steps log_frequency log_interval log_steps "
+    "logging_steps print_freq",
+    "summary_every_steps": "summary_steps save_summary_steps",
+    "checkpoint_every_steps": "checkpoint_every checkpoint_steps save_steps save_every save_freq "
+    "save_checkpoints_steps",
+    "checkpoints_to_keep": "max_to_keep keep_checkpoint_max save_total_limit",
+    "eval_every_epochs": "eval_every eval_steps eval_freq validation_freq epochs_between_evals "
+    "check_val_every_n_epoch",
+    "profile_steps": "profile profiler profile_batch",
+    "split": "eval_data eval_split subset",
+    "eval_interval_seconds": "eval_interval_secs",
+    "test_time_flip": "tta",
+}
+# What has no flag because there is nothing to set, and why.
+NOT_NEEDED = dict.fromkeys(
+    ("num_workers", "dataloader_num_workers", "num_preprocess_threads"),
+    "images are prepared on all cores",
+)
+
+
+class _VersionFlag(flags.BooleanFlag):
+    """Shows the version where it is given, as absl's --help does the flags."""
+
+    def __init__(self):
+        super().__init__("version", False, "Show the version.", allow_hide_cpp=True)
+
+    def parse(self, argument):
+        if self._parse(argument):
+            print(f"towers {version()}")
+            sys.exit()
+
+
+flags.DEFINE_flag(_VersionFlag())
 
 
 def parse(argv, values=flags.FLAGS):
@@ -30,10 +106,13 @@ def parse(argv, values=flags.FLAGS):
       The program's name, then the arguments that are no flags.
 
     Raises:
-      SystemExit: a flag is unknown, or its value is not of its type; stderr says which.
+      SystemExit: with 2, for a flag is unknown, or its value is not of its type; stderr says which.
+        With 0, for help or the version was asked for and shown.
     """
     try:
         rest = [argument for argument in values(argv, known_only=True) if argument != "--"]
+        if rest[1:2] == ["-h"]:
+            values([argv[0], "--help"])
         problem = _unknown(rest[1], values) if rest[1:] and rest[1].startswith("-") else None
     except flags.IllegalFlagValueError as error:
         problem = _illegal(error, values)
@@ -41,18 +120,56 @@ def parse(argv, values=flags.FLAGS):
         problem = f"--flagfile: is not text: {error}"
     except (flags.Error, ValueError) as error:  # ValueError: absl's own, for --noflag=value
         problem = _one_line(error)
+    except SystemExit:  # of absl's flags, with 1 after the help
+        sys.exit(_shown_to_the_end())
+    except BrokenPipeError:
+        sys.exit(output_is_gone())
     if problem is None:
         return rest
     print(f"{os.path.basename(argv[0])}: error: {problem}", file=sys.stderr)
     sys.exit(2)
 
 
+def version() -> str:
+    """The package's, as its source has it: importing it would import TensorFlow."""
+    source = (Path(__file__).parent / "towers" / "__init__.py").read_text(encoding="utf-8")
+    return re.search(r'^__version__ = "(.+)"$', source, re.M)[1]
+
+
+def _shown_to_the_end():
+    """Writes out what was printed; returns the exit code."""
+    try:
+        sys.stdout.flush()
+    except BrokenPipeError:
+        return output_is_gone()
+    return 0
+
+
 def _unknown(argument, values):
     given = argument.partition("=")[0]
-    near = difflib.get_close_matches(given.lstrip("-").lower(), list(values), n=2, cutoff=0.5)
-    near = [f"--{name}" for name in near]
-    hint = f"did you mean {' or '.join(near)}?" if near else "--help lists them"
-    return f"{_shown(given)}: there is no such flag; {hint}"
+    name = given.lstrip("-").lower().replace("-", "_")
+    remark = f" ({NOT_NEEDED[name]})" if name in NOT_NEEDED else ""
+    meant = [f"--{flag}" for flag in _meant(name, values)]
+    hint = f"did you mean {' or '.join(meant)}?" if meant else "--help lists them"
+    return f"{_shown(given)}: there is no such flag{remark}; {hint}"
+
+
+def _meant(name, values):
+    """Flags that somebody may mean by a name that is none, at most two, the likeliest first."""
+    if name in values:  # it was given with hyphens, or capitals
+        return [name]
+    if name.startswith("no_") and name[3:] in values and values[name[3:]].boolean:
+        return [f"no{name[3:]}"]
+    known = {}
+    for flag, others in ALSO_CALLED.items():
+        for other in others.split():
+            known.setdefault(other, []).append(flag)
+    if name not in known:
+        for flag in values:
+            known.setdefault(flag, []).append(flag)
+    like = [name] if name in known else difflib.get_close_matches(name, known, n=2, cutoff=0.7)
+    flags_meant = [flag for other in like for flag in known[other] if flag in values]
+    return list(dict.fromkeys(flags_meant))[:2]
 
 
 def _illegal(error, values):

@@ -1,9 +1,10 @@
-"""Evaluates a run's checkpoints: each example of a split exactly once, on any number of towers.
+"""Evaluates a run's checkpoints: each example of a split exactly once.
 
     python eval.py --train_dir=runs/first
-    python eval.py --train_dir=runs/first --run_once=false     (follows a running training)
+    python eval.py --train_dir=runs/first --run_once=false    (follows a run)
 
-Each evaluation adds a line to eval.jsonl in the run's folder, and to TensorBoard.
+Any number of towers will do. Each evaluation adds a line to eval.jsonl in the
+run's folder, and to TensorBoard.
 """
 
 import sys
@@ -32,6 +33,7 @@ flags.DEFINE_bool(
 )
 flags.DEFINE_bool("run_once", True, "Whether to stop after one checkpoint, or follow a training.")
 flags.DEFINE_float("eval_interval_seconds", 10.0, "Time between two looks for a new checkpoint.")
+flags.declare_key_flag("version")  # of command_line
 
 
 def main(argv):

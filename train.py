@@ -4,7 +4,8 @@
     python train.py --recipe=shapes          (nothing to download)
     tensorboard --logdir=runs/first
 
-The same command continues a run that was stopped. `python eval.py --train_dir=...` evaluates it.
+The same command continues a run that was stopped.
+`python eval.py --train_dir=...` evaluates it.
 """
 
 import os
@@ -214,6 +215,7 @@ flags.DEFINE_bool(
     "downloaded.",
 )
 flags.DEFINE_list("profile_steps", None, "First and last step of a profile for TensorBoard: A,B.")
+flags.declare_key_flag("version")  # of command_line
 
 
 def main(argv):

@@ -34,7 +34,13 @@ SERIES = {
 def main():
     """Measures one series after the other, and prints a table."""
     parser = turns.parser(__doc__, rounds=3)
-    parser.add_argument("--series", action="append", choices=list(SERIES), help="default: all")
+    parser.add_argument(
+        "--series",
+        action="append",
+        choices=list(SERIES),
+        metavar="NAME",
+        help=f"{', '.join(SERIES)}; default: all",
+    )
     parser.add_argument("--seconds", type=float, default=2.0, help="of a turn")
     options = parser.parse_args()
     rows = (row for series in options.series or SERIES for row in measure(series, options))

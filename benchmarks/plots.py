@@ -3,6 +3,7 @@
 python -m benchmarks.plots
 """
 
+import argparse
 import json
 from pathlib import Path
 
@@ -124,4 +125,7 @@ def save(figure, name: str) -> None:
 
 
 if __name__ == "__main__":
+    argparse.ArgumentParser(
+        prog="python -m benchmarks.plots", description=__doc__.splitlines()[0]
+    ).parse_args()
     main()

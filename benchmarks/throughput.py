@@ -102,7 +102,13 @@ def main():
     parser = turns.parser(__doc__, rounds=5)
     parser.add_argument("--dataset", default="cifar10", help="as train.py's; of CIFAR-10's shape")
     parser.add_argument("--data_dir", default="", help="as train.py's")
-    parser.add_argument("--side", action="append", choices=list(rows()), help="default: all")
+    parser.add_argument(
+        "--side",
+        action="append",
+        choices=list(rows()),
+        metavar="NAME",
+        help=f"{', '.join(rows())}; default: all",
+    )
     parser.add_argument("--seconds", type=float, default=8.0, help="of a turn")
     options = parser.parse_args()
     noise.quiet_loggers()

@@ -9,7 +9,7 @@ nothing, and each class stays itself under mirroring and under crops of 24x24.
 draws a contact sheet.
 """
 
-import sys
+import argparse
 
 import numpy as np
 
@@ -214,6 +214,8 @@ def contact_sheet(path: str, examples_per_class: int = 12, scale: int = 2) -> No
 
 
 if __name__ == "__main__":
-    if len(sys.argv) != 2:
-        sys.exit("usage: python -m input_pipeline.shapes OUT.png")
-    contact_sheet(sys.argv[1])
+    parser = argparse.ArgumentParser(
+        prog="python -m input_pipeline.shapes", description="Draws examples of every class."
+    )
+    parser.add_argument("out", metavar="OUT.png", help="file to write")
+    contact_sheet(parser.parse_args().out)

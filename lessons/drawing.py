@@ -7,6 +7,7 @@ stations are functions, its shapes those of that step; tests/test_architecture.p
 compares.
 """
 
+import argparse
 import html
 import re
 from pathlib import Path
@@ -246,4 +247,7 @@ def reading_order() -> str:
 
 
 if __name__ == "__main__":
+    argparse.ArgumentParser(
+        prog="python -m lessons.drawing", description=__doc__.splitlines()[0]
+    ).parse_args()
     main()

@@ -177,14 +177,12 @@ NOT_A_VALUE = {
 }
 
 NOT_A_FLAG = {
-    "--learning_rat=1": "--learning_rat: there is no such flag; did you mean --learning_rate or --",
-    "--learning-rate=1": "--learning-rate: there is no such flag; did you mean --learning_rate ",
-    "--batch_size=8": "--batch_size: there is no such flag; did you mean --base_batch_size or "
-    "--global_batch_size?",
+    "--learning_rat=1": "--learning_rat: there is no such flag; did you mean --learning_rate?",
+    "--learning-rate=1": "--learning-rate: there is no such flag; did you mean --learning_rate?",
+    "--batch_size=8": "--batch_size: there is no such flag; did you mean --global_batch_size?",
     "--num_gpus=2": "--num_gpus: there is no such flag; did you mean --num_towers?",
     "--nonestrov": "--nonestrov: there is no such flag; did you mean --nesterov",
     "--zzz": "--zzz: there is no such flag; --help lists them",
-    "-h": "-h: there is no such flag; --help lists them",
     "--nonesterov=1": "--nonesterov=1 does not take an argument",
     "--seed": "Missing value for flag --seed",
 }

@@ -97,5 +97,5 @@ def test_the_contact_sheet_is_drawn_by_one_command(tmp_path):
         assert sheet.width > 12 * 64
         assert sheet.height > 10 * 64
     refused = subprocess.run(command, capture_output=True, text=True, cwd=REPOSITORY)
-    assert refused.returncode == 1
-    assert "usage: python -m input_pipeline.shapes OUT.png" in refused.stderr
+    assert refused.returncode == 2
+    assert "the following arguments are required: OUT.png" in refused.stderr

@@ -2,10 +2,11 @@
 
     python -m towers.compare runs/one_tower runs/four_towers
 
-Settings are compared first, then the hashes of the whole state that --verify_every_steps writes,
-the logged steps and evaluations of metrics.jsonl, and the values in checkpoints of the same step.
-Ends with 0 where all that both runs have is the same to the last bit, with 1 where they part, and
-with 2 where they cannot be compared.
+Settings are compared first, then the hashes of the whole state that
+--verify_every_steps writes, the logged steps and evaluations of metrics.jsonl,
+and the values in checkpoints of the same step. Ends with 0 where all that both
+runs have is the same to the last bit, with 1 where they part, and with 2 where
+they cannot be compared.
 """
 
 import dataclasses

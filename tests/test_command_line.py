@@ -1,0 +1,161 @@
+"""Help, the version, and what is said to a flag that is none."""
+
+import os
+import subprocess
+import sys
+
+import pytest
+import scripts
+
+import command_line
+import towers
+
+FLAGS = {name: scripts.load(name).flags.FLAGS for name in ("train", "eval")}
+# Other names, and what train.py and eval.py say to them; "" where they have nothing of the kind.
+SAID = {
+    "batch_size": ("--global_batch_size", "--global_batch_size"),
+    "batch-size": ("--global_batch_size", "--global_batch_size"),
+    "per_device_train_batch_size": ("--global_batch_size", "--global_batch_size"),
+    "lr": ("--learning_rate", ""),
+    "learning-rate": ("--learning_rate", ""),
+    "Learning_Rate": ("--learning_rate", ""),
+    "gpus": ("--num_towers", "--num_towers"),
+    "num_gpus": ("--num_towers", "--num_towers"),
+    "n_gpu": ("--num_towers", "--num_towers"),
+    "epochs": ("--train_epochs", ""),
+    "max_epoch": ("--train_epochs", ""),
+    "steps": ("--max_steps", ""),
+    "logdir": ("--train_dir", "--train_dir"),
+    "model_dir": ("--train_dir", "--train_dir"),
+    "output_dir": ("--train_dir", "--train_dir"),
+    "checkpoint_dir": ("--train_dir", "--train_dir"),
+    "checkpoint_path": ("--train_dir", "--checkpoint or --train_dir"),
+    "chekpoint": ("--train_dir", "--checkpoint or --train_dir"),
+    "data": ("--dataset or --data_dir", "--dataset or --data_dir"),
+    "wd": ("--weight_decay", ""),
+    "ema": ("--moving_average_decay", ""),
+    "num_workers": ("--workers", ""),
+    "use_fp16": ("--compute_dtype", ""),
+    "accumulate_grad_batches": ("--num_microbatches", ""),
+    "log_frequency": ("--log_every_steps", ""),
+    "eval_interval_secs": ("", "--eval_interval_seconds"),
+    "eval_data": ("", "--split"),
+    "no-nesterov": ("--nonesterov", ""),
+    "dropout": ("", ""),
+}
+
+
+def said_to(name: str, flag: str) -> str:
+    """What stands on stderr, after the script's name."""
+    done = scripts.run(name, f"--{flag}=1")
+    assert (done.returncode, done.stdout) == (2, "")
+    return done.stderr.removeprefix(f"{name}.py: error: --{flag}: there is no such flag").rstrip()
+
+
+@pytest.mark.parametrize("flag", SAID)
+def test_a_name_from_elsewhere_gets_the_flag_that_is_meant(flag):
+    for name, meant in zip(FLAGS, SAID[flag], strict=True):
+        hint = f"; did you mean {meant}?" if meant else "; --help lists them"
+        assert said_to(name, flag).endswith(hint)
+
+
+@pytest.mark.parametrize("flag", command_line.NOT_NEEDED)
+def test_what_needs_no_flag_is_said_to_need_none(flag):
+    for name in FLAGS:
+        assert said_to(name, flag).startswith(" (images are prepared on all cores); ")
+
+
+def test_suggestions_are_flags_of_the_script_and_other_names_are_not():
+    flags = [set(values) for values in FLAGS.values()]
+    for meant, others in command_line.ALSO_CALLED.items():
+        assert any(meant in of_script for of_script in flags), meant
+        for other in others.split():
+            for name, of_script in zip(FLAGS, flags, strict=True):
+                if other not in of_script:
+                    assert (f"--{meant}" in said_to(name, other)) <= (meant in of_script)
+    assert not set(command_line.ALSO_CALLED) - set.union(*flags)
+
+
+@pytest.mark.whole_program
+@pytest.mark.parametrize("script", ["train.py", "eval.py"])
+class TestWhatIsAskedForGoesToStdout:
+    @pytest.mark.parametrize("flag", ["--help", "-h", "-?", "--helpshort", "--helpfull"])
+    def test_help(self, command, script, flag):
+        done = command(script, "--train_dir=runs/a", flag)
+        assert (done.returncode, done.stderr) == (0, "")
+        assert "--train_dir: Folder of the run" in done.stdout
+        assert "--[no]version: Show the version." in done.stdout
+        assert max(map(len, done.stdout.splitlines())) <= 80
+        assert ("--logtostderr" in done.stdout or "stderrthreshold" in done.stdout) == (
+            flag == "--helpfull"
+        )
+
+    def test_the_version(self, command, script):
+        done = command(script, "--version")
+        assert (done.returncode, done.stderr) == (0, "")
+        assert done.stdout == f"towers {towers.__version__}\n"
+
+    def test_an_error_before_it_comes_first(self, command, script):
+        done = command(script, "--num_towers=x", "--help")
+        assert (done.returncode, done.stdout) == (2, "")
+
+    @pytest.mark.parametrize("unbuffered", ["", "1"])
+    @pytest.mark.parametrize("flag", ["--help", "--version"])
+    def test_a_reader_that_has_gone_is_no_traceback(self, script, flag, unbuffered):
+        read, write = os.pipe()
+        os.close(read)
+        with os.fdopen(write) as closed:
+            done = subprocess.run(
+                [sys.executable, str(scripts.ROOT / script), flag],
+                stdout=closed,
+                stderr=subprocess.PIPE,
+                env=os.environ | {"PYTHONUNBUFFERED": unbuffered},
+                timeout=60,
+            )
+        assert (done.returncode, done.stderr) == (141, b"")
+
+
+@pytest.mark.whole_program
+def test_the_version_comes_without_tensorflow_from_anywhere(tmp_path):
+    done = subprocess.run(
+        [sys.executable, "-X", "importtime", str(scripts.ROOT / "train.py"), "--version"],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert done.stdout == f"towers {towers.__version__}\n"
+    assert not {"tensorflow", "keras", "towers"} & set(done.stderr.replace("|", " ").split())
+
+
+# The benchmarks' command lines have one parser in common; these stand for them.
+@pytest.mark.whole_program
+@pytest.mark.parametrize(
+    "module",
+    [
+        "benchmarks.kills",
+        "benchmarks.plots",
+        "benchmarks.throughput",
+        "input_pipeline.shapes",
+        "laboratory",
+        "laboratory.parameter_server",
+        "lessons",
+        "lessons.drawing",
+        "towers.compare",
+        "towers.launch",
+        "towers.recipe",
+    ],
+)
+def test_every_command_has_help(module, tmp_path):
+    done = subprocess.run(
+        [sys.executable, "-m", module, "-h"],
+        cwd=tmp_path,
+        env=os.environ | {"PYTHONPATH": str(scripts.ROOT), "COLUMNS": "80"},
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert (done.returncode, done.stderr) == (0, "")
+    assert f"python -m {module}" in done.stdout or "usage: " in done.stdout
+    assert max(map(len, done.stdout.splitlines())) <= 80
+    assert list(tmp_path.iterdir()) == []
