@@ -29,6 +29,7 @@ from towers import (
     run_lock,
     schedules,
     settings,
+    sizes,
     stretches,
     trainer,
     training,
@@ -208,7 +209,8 @@ def resolved(
     try:
         trainer.check_sizes(chosen.global_batch_size, num_microbatches, num_towers, num_workers)
     except ValueError as error:
-        raise settings.SettingsError(f"--{error}{kept}") from error
+        advice = _advice(chosen, earlier, num_towers, num_workers, num_gpus)
+        raise settings.SettingsError(f"--{error}{kept}{advice}") from error
     reduction = chosen.worker_reduction or default_reduction(num_microbatches, num_workers)
     threads = chosen.intra_op_threads or (earlier and earlier["settings"]["intra_op_threads"])
     beginning = chosen.begin_from and os.path.abspath(os.path.expanduser(chosen.begin_from))
@@ -224,6 +226,28 @@ def resolved(
         weight_decay=_default(chosen.weight_decay, network.weight_decay),
         weight_decay_filter=_default(chosen.weight_decay_filter, network.weight_filter),
     )
+
+
+def _advice(
+    chosen: settings.TrainSettings,
+    earlier: Mapping | None,
+    num_towers: int,
+    num_workers: int,
+    num_gpus: int,
+) -> str:
+    """What to give in place of sizes that do not fit together, as the end of a sentence."""
+    asked = (
+        chosen.global_batch_size,
+        chosen.num_microbatches,
+        num_towers,
+        num_workers,
+        num_gpus or sizes.MOST_PARTS,
+    )
+    if earlier is None:
+        ways = sizes.ways_out(*asked)
+    else:
+        ways = sizes.ways_to_go_on(earlier["settings"], *asked)
+    return f"; give {sizes.as_flags(ways)}" if ways else ""
 
 
 def _default_microbatches(global_batch_size: int, num_towers: int, num_gpus: int) -> int:

@@ -3,7 +3,7 @@
 import math
 from collections.abc import Mapping
 
-from towers import devices, optimizers, schedules
+from towers import devices, optimizers, schedules, sizes
 
 _DECAYS_SHOWN = 50
 
@@ -83,14 +83,14 @@ def _describe_same_bits(chosen: Mapping, derived: Mapping) -> str:
             "are no power of two"
         )
     said = (
-        f"on {_either(numbers)} tower(s){' in all' if num_workers > 1 else ''}, by "
+        f"on {sizes.either(numbers)} tower(s){' in all' if num_workers > 1 else ''}, by "
         f"--num_microbatches={num_microbatches} and "
         f"--intra_op_threads={chosen['intra_op_threads']}"
     )
     if num_towers not in numbers:
         said += f"; not on the {num_towers} of this run"
     if num_microbatches < 4 and 4 % num_towers == 0 == chosen["global_batch_size"] % 4:
-        said += f"; a new run with --num_microbatches=4 has them on {_either(same_bits(4))}"
+        said += f"; a new run with --num_microbatches=4 has them on {sizes.either(same_bits(4))}"
     return said if on_cpus else f"{said} (not yet measured on GPUs)"
 
 
@@ -110,11 +110,6 @@ def same_bits(num_microbatches: int) -> list[int]:
         or num_microbatches % num_towers == 0
         and (num_microbatches // num_towers).bit_count() == 1
     ]
-
-
-def _either(numbers: list[int]) -> str:
-    *most, last = map(str, numbers)
-    return f"{', '.join(most)} or {last}" if most else last
 
 
 def _warning(
