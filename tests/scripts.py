@@ -9,6 +9,7 @@ import importlib.util
 import io
 import json
 import os
+import re
 import subprocess
 import sys
 import types
@@ -101,6 +102,11 @@ def wait_for_line(process: subprocess.Popen, start_of_line: str) -> str:
         if line.startswith(start_of_line):
             return line
     raise AssertionError(f"no line {start_of_line!r}; stderr: {process.stderr.read()}")
+
+
+def unwrapped(output: str) -> str:
+    """A command's output, each row of its table on one line."""
+    return re.sub(r"\n {17}(?=\S)", " ", output)
 
 
 def lines_of(path: Path) -> list[dict]:

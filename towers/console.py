@@ -2,15 +2,38 @@
 
 import shutil
 import sys
+import textwrap
 from collections.abc import Mapping, Sequence
 
 import tqdm
 
+_NARROWEST = 30  # of a column; on a narrower terminal lines are longer than it
+_SPACE = "\0"  # that no line is broken at; no path has it
 
-def table(rows: Sequence[tuple[str, str]]) -> str:
-    """Two aligned columns."""
-    width = max(len(name) for name, _ in rows)
-    return "\n".join(f"  {name:<{width}}  {value}" for name, value in rows)
+
+def table(rows: Sequence[tuple[str, str]], width: int | None = None) -> str:
+    """Two aligned columns; a value too long for its line goes on below its beginning.
+
+    Args:
+      rows: names and values.
+      width: of a line; None for the terminal's, or 80 where there is none. What has no space to
+        break at, such as a path, stays whole and may be longer.
+    """
+    width = width or shutil.get_terminal_size().columns
+    names = max(len(name) for name, _ in rows)
+    lines = []
+    for name, value in rows:
+        head = f"  {name:<{names}}  "
+        room = max(_NARROWEST, width - len(head))
+        wrapped = textwrap.wrap(value, room, break_long_words=False, break_on_hyphens=False)
+        first, *others = wrapped or [""]
+        lines += [head + first, *(" " * len(head) + line for line in others)]
+    return "\n".join(line.replace(_SPACE, " ") for line in lines)
+
+
+def unbroken(text: str) -> str:
+    """Text for a table that is not to be broken at its spaces, such as a path."""
+    return text.replace(" ", _SPACE)
 
 
 def duration(seconds: float) -> str:
@@ -72,9 +95,8 @@ class Bar:
         self._bar.update()
 
     def metrics(self, metrics: Mapping, seconds_left: float) -> None:
-        """Shows one logged step."""
-        text = f"{_summary(metrics)}  time left {duration(seconds_left)}"
-        self._status.set_description_str(text)
+        """Shows one logged step; the time left is in the bar."""
+        self._status.set_description_str(_summary(metrics))
 
     def say(self, text: str) -> None:
         """Prints a line above the bar."""
@@ -98,5 +120,6 @@ def progress(first_step: int, last_step: int, is_chief: bool = True) -> Lines | 
 def _summary(metrics: Mapping) -> str:
     return (
         f"epoch {metrics['epoch']:.2f}  loss {metrics['loss']:.4f}  "
-        f"rate {metrics['learning_rate']:.4g}  {metrics['examples_per_second']:,.0f} examples/s"
+        f"accuracy {metrics['accuracy']:.1%}  rate {metrics['learning_rate']:.4g}  "
+        f"{metrics['examples_per_second']:,.0f} examples/s"
     )

@@ -3,7 +3,7 @@
 import math
 from collections.abc import Mapping
 
-from towers import devices, optimizers, schedules, sizes
+from towers import console, devices, optimizers, schedules, sizes
 
 _DECAYS_SHOWN = 50
 
@@ -14,9 +14,10 @@ def rows(
     """What a run is, in a few lines; warns where the rate will never decay."""
     chosen, derived = config["settings"], config["resolved"]
     table = [
-        ("run", str(chosen["train_dir"])),
+        ("run", console.unbroken(str(chosen["train_dir"]))),
         *([("begins from", _describe_beginning(derived))] if derived["begins_from"] else []),
-        ("data", f"{derived['data_source']}: {derived['examples_per_epoch']:,} train, "
+        ("data", f"{console.unbroken(derived['data_source'])}: "
+                 f"{derived['examples_per_epoch']:,} train, "
                  f"{num_evaluated_examples:,} {chosen['eval_split']}, "
                  f"{len(derived['class_names'])} classes"),
         ("model", f"{chosen['model']}, {chosen['compute_dtype']}, "
@@ -133,7 +134,7 @@ def _warning(
 def _describe_beginning(derived: Mapping) -> str:
     begins = derived["begins_from"]
     return (
-        f"{begins['checkpoint']}, at {begins['examples_seen']:,} examples seen, which is step "
+        f"{console.unbroken(begins['checkpoint'])}, at {begins['examples_seen']:,} examples seen, which is step "
         f"{begins['first_step']:,} here; the optimizer's slots "
         f"{'are taken over' if begins['optimizer'] else 'begin anew'}"
     )
