@@ -133,10 +133,10 @@ def _warning(
 
 def _describe_beginning(derived: Mapping) -> str:
     begins = derived["begins_from"]
+    slots = "are taken over" if begins["optimizer"] else "begin anew"
     return (
-        f"{console.unbroken(begins['checkpoint'])}, at {begins['examples_seen']:,} examples seen, which is step "
-        f"{begins['first_step']:,} here; the optimizer's slots "
-        f"{'are taken over' if begins['optimizer'] else 'begin anew'}"
+        f"{console.unbroken(begins['checkpoint'])}, at {begins['examples_seen']:,} examples seen, "
+        f"which is step {begins['first_step']:,} here; the optimizer's slots {slots}"
     )
 
 
