@@ -154,7 +154,7 @@ def training_batches(
     Args:
       images: uint8 [n, height, width, channels]; any dtype and shape [n, ...] where `preprocess`
         takes it or is None. An array is copied; `as_tensor` makes a tensor of it that is not.
-      labels: integers [n].
+      labels: numbers or truth values [n, ...]: classes, or targets of a regression.
       global_batch_size: examples per step, at least 1.
       seed: of the run, for the order of the examples and for the augmentation.
       last_step: number of steps made when the data set ends.
@@ -164,12 +164,15 @@ def training_batches(
       shard: which examples of each batch; only these are read and preprocessed.
 
     Returns:
-      A data set of (float32 [n, height, width, channels], int32 [n]), with n the global batch
-      size, or the size of a shard.
+      A data set of (float32 [n, height, width, channels], labels [n, ...]), with n the global
+      batch size, or the size of a shard. Integer labels are int32, or int64 where one does not
+      fit; others keep their type.
 
     Raises:
+      TypeError: labels are no numbers.
       ValueError: there are no examples, images and labels differ in number, the batch size is
-        below 1 or does not divide into shards, or `last_step` is before `first_step`.
+        below 1 or does not divide into shards, or `last_step` is before `first_step`; or a label
+        does not fit into int64.
     """
     num_examples = _checked_length(images, labels, global_batch_size)
     first, end = shard.bounds(global_batch_size)
@@ -216,19 +219,20 @@ def evaluation_batches(
 
     Args:
       images: uint8 [n, height, width, channels], as for `training_batches`.
-      labels: integers [n].
+      labels: numbers or truth values [n, ...], as for `training_batches`.
       global_batch_size: examples per batch, at least 1.
       preprocess: (images [n, ...]) -> float32 [n, ...]. None leaves images as they are, uint8 cast
         to float32.
       shard: which examples of each batch; only these are read and preprocessed.
 
     Returns:
-      A data set of (float32 [n, height, width, channels], int32 [n], mask bool [n]), with n the
-      global batch size, or the size of a shard.
+      A data set of (float32 [n, height, width, channels], labels [n, ...], mask bool [n]), with n
+      the global batch size, or the size of a shard; labels as from `training_batches`.
 
     Raises:
-      ValueError: there are no examples, images and labels differ in number, or the batch size is
-        below 1 or does not divide into shards.
+      TypeError: labels are no numbers.
+      ValueError: there are no examples, images and labels differ in number, the batch size is
+        below 1 or does not divide into shards, or a label does not fit into int64.
     """
     num_examples = _checked_length(images, labels, global_batch_size)
     first, end = shard.bounds(global_batch_size)
@@ -281,7 +285,27 @@ def _in_memory(images, labels) -> tuple[tf.Tensor, tf.Tensor]:
     # Eager tensors are inputs of the mapped function; arrays would become constants in its graph.
     # Without the pin they would be copied to a GPU, and back for each batch.
     with tf.device("/CPU:0"):
-        return tf.convert_to_tensor(images), tf.cast(tf.convert_to_tensor(labels), tf.int32)
+        return tf.convert_to_tensor(images), tf.convert_to_tensor(_as_labels(labels))
+
+
+def _as_labels(labels) -> np.ndarray | tf.Tensor:
+    """Integers as int32, or as int64 where one does not fit; other numbers as they are."""
+    if isinstance(labels, (list, tuple)):
+        labels = np.asarray(labels)
+        if labels.dtype == np.float64:  # Python's numbers have no type to keep
+            labels = labels.astype(np.float32)
+    dtype = tf.as_dtype(labels.dtype)
+    if dtype.is_floating or dtype.is_bool:
+        return labels
+    if not dtype.is_integer:
+        raise TypeError(f"Labels must be numbers or truth values, and these are {labels.dtype}.")
+    values = np.asarray(labels)
+    smallest, largest = int(values.min()), int(values.max())
+    if largest > np.iinfo(np.int64).max:
+        raise ValueError(f"The label {largest} does not fit into int64.")
+    narrow = np.iinfo(np.int32)
+    fits = narrow.min <= smallest and largest <= narrow.max
+    return values.astype(np.int32 if fits else np.int64)
 
 
 def _as_float(images: tf.Tensor) -> tf.Tensor:

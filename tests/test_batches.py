@@ -216,6 +216,70 @@ class TestTrainingBatches:
             training(images[:0], labels[:0])
 
 
+class TestLabels:
+    """They keep their values, in training and in evaluation."""
+
+    def batched(self, labels):
+        images, _ = numbered_images(len(labels))
+        arguments = {"global_batch_size": len(labels), "preprocess": None}
+        ((_, trained),) = training(images, labels, **arguments, last_step=1)
+        ((_, evaluated, _),) = batches.evaluation_batches(images, labels, **arguments)
+        assert trained.dtype == evaluated.dtype
+        order = ids_of(0, len(labels), len(labels))
+        np.testing.assert_array_equal(trained, evaluated.numpy()[order])
+        return evaluated
+
+    @pytest.mark.parametrize("dtype", ["float32", "float64", "float16", "bool"])
+    @pytest.mark.parametrize("shape", [[4], [4, 1], [4, 2, 3]])
+    def test_targets_that_are_no_integers_stay_as_they_are(self, dtype, shape):
+        labels = np.linspace(0, 0.99, int(np.prod(shape))).reshape(shape)
+        labels = (labels > 0.5) if dtype == "bool" else labels.astype(dtype)
+        batched = self.batched(labels)
+        assert batched.dtype == dtype
+        np.testing.assert_array_equal(batched, labels)
+        np.testing.assert_array_equal(self.batched(tf.constant(labels)), labels)
+
+    @pytest.mark.parametrize(
+        "given, largest, made",
+        [
+            ("uint8", 255, "int32"),
+            ("int64", 2**31 - 1, "int32"),
+            ("int64", 2**31, "int64"),
+            ("int64", 2**40, "int64"),
+            ("uint64", 2**63 - 1, "int64"),
+            ("int64", -(2**31), "int32"),
+            ("int64", -(2**31) - 1, "int64"),
+        ],
+    )
+    def test_integers_are_as_wide_as_they_must_be(self, given, largest, made):
+        batched = self.batched(np.array([0, largest, 1], given))
+        assert batched.dtype == made
+        np.testing.assert_array_equal(batched, [0, largest, 1])
+
+    def test_lists_are_taken_too(self):
+        assert self.batched([0.25, 0.5]).dtype == "float32"
+        assert self.batched([2, 1]).dtype == "int32"
+
+    @pytest.mark.parametrize(
+        "labels, error, message",
+        [
+            (
+                ["cat", "dog"],
+                TypeError,
+                "Labels must be numbers or truth values, and these are <U3",
+            ),
+            (
+                np.array([2**63, 0], np.uint64),
+                ValueError,
+                f"The label {2**63} does not fit into int64",
+            ),
+        ],
+    )
+    def test_others_are_refused(self, labels, error, message):
+        with pytest.raises(error, match=message):
+            self.batched(labels)
+
+
 class TestShards:
     """What each of several workers reads."""
 
