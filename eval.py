@@ -46,6 +46,11 @@ def main(argv):
         return 130
     except BrokenPipeError:
         return command_line.output_is_gone()
+    except ImportError as error:
+        if error.name != "towers":  # which says that Keras is not on TensorFlow
+            raise
+        print(f"eval.py: error: {error}", file=sys.stderr)
+        return 1
     except OSError as error:  # such as a full disk
         print(f"eval.py: error: {error}", file=sys.stderr)
         return 1

@@ -229,6 +229,11 @@ def main(argv):
         return stopped_at_once(signal.SIGINT)
     except BrokenPipeError:
         return command_line.output_is_gone()
+    except ImportError as error:
+        if error.name != "towers":  # which says that Keras is not on TensorFlow
+            raise
+        print(f"train.py: error: {error}", file=sys.stderr)
+        return 1
     except OSError as error:  # such as a full disk
         print(f"train.py: error: {error}", file=sys.stderr)
         return 1

@@ -2,11 +2,12 @@
 
 Importing this package also registers its layers with Keras, so that `keras.saving.load_model` reads
 a `final_model.keras`, and silences TensorFlow's notices (noise.py says how to hear them). Loggers
-keep the levels that they have.
+keep the levels that they have. It is an ImportError where Keras's backend is not TensorFlow.
 """
 
-from towers import noise
+from towers import backend, noise
 
+backend.check()
 noise.import_tensorflow()
 
 from towers import (  # noqa: E402
