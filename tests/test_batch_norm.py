@@ -187,7 +187,7 @@ def test_the_policy_changes_no_weight():
 def test_evaluation_uses_the_statistics_that_the_step_left():
     model = normalizing(0.0, epsilon=0.0, scale=False)
     run = toys.trainer(
-        model,
+        toys.beside_zero(model),
         keras.optimizers.SGD(0.0),
         num_towers=2,
         global_batch_size=4,

@@ -7,7 +7,7 @@ import pytest
 import tensorflow as tf
 import toys
 
-from towers import evaluation, losses
+from towers import collectives, evaluation, losses
 
 CLASSES = 7
 EXAMPLES = 22
@@ -87,6 +87,130 @@ def test_mask_may_leave_out_any_example():
     assert (result.count, result.accuracy) == (2, 0.5)
 
 
+class TestWeights:
+    """The third element of a batch is a weight, as in training."""
+
+    LOGITS = np.array([[9, 0], [0, 9], [9, 0], [9, 0]], np.float32)  # right, right, wrong, wrong
+    LABELS = np.array([0, 1, 1, 1])
+
+    def evaluated(self, weight, labels=LABELS, workers=None):
+        made = evaluation.Evaluator(
+            identity(2), [], losses.cross_entropy, toys.cpus(2), 2, workers=workers
+        )
+        return made([(self.LOGITS, labels, weight)])
+
+    @pytest.mark.parametrize("dtype", [np.int64, np.uint8, np.float32, np.float64, list])
+    def test_of_0_and_1_are_a_mask(self, dtype):
+        mask = np.array([True, False, True, True])
+        expected = self.evaluated(mask)
+        assert (expected.count, expected.accuracy, expected.top5_accuracy) == (3, 1 / 3, 1.0)
+        found = self.evaluated(mask.tolist() if dtype is list else mask.astype(dtype))
+        assert found.confusion.dtype == expected.confusion.dtype == np.int64
+        np.testing.assert_array_equal(found.confusion, [[1, 0], [2, 0]])
+        for name in ("count", "loss", "accuracy", "top5_accuracy", "of_workers"):
+            assert getattr(found, name) == getattr(expected, name)
+
+    def test_by_hand(self):
+        found = self.evaluated([0.5, 0.0, 2.0, 1.5])
+        right, wrong = np.log1p(np.exp(-9)), np.log1p(np.exp(9))
+        assert found.count == 3
+        assert found.accuracy == 0.5 / 4
+        assert found.loss == pytest.approx((0.5 * right + 3.5 * wrong) / 4, rel=1e-6)
+        assert found.confusion.dtype == np.float64
+        np.testing.assert_array_equal(found.confusion, [[0.5, 0], [3.5, 0]])
+        np.testing.assert_array_equal(found.per_class_accuracy(), [1.0, 0.0])
+        assert found.of_workers == ((3, 0.5 / 4),)
+
+    def test_top_five_by_hand(self):
+        logits = np.tile(np.arange(7, dtype=np.float32), [2, 1])
+        found = evaluator(1)([(logits, np.array([2, 1]), [3.0, 1.0])])
+        assert (found.accuracy, found.top5_accuracy) == (0.0, 0.75)
+
+    def test_a_weight_of_3_is_the_example_three_times(self):
+        repeated = np.repeat(np.arange(4), [3, 1, 2, 2])
+        expected = evaluator(1, 2)([(self.LOGITS[repeated], self.LABELS[repeated])])
+        found = self.evaluated([3, 1, 2, 2])
+        assert (found.accuracy, found.count) == (expected.accuracy, 4)
+        assert found.loss == pytest.approx(expected.loss, rel=1e-6)
+        np.testing.assert_array_equal(found.confusion, expected.confusion)
+
+    def test_travel_between_workers(self):
+        class Two(collectives.Workers):
+            count = 2
+
+            def all_gather(self, arrays):
+                labels, weight, *others = arrays
+                return [arrays, [labels, np.array([0, 0, 1.0, 0]), *others]]
+
+        found = self.evaluated([0.5, 0, 2.0, 1.5], workers=Two())
+        assert found.of_workers == ((3, 0.5 / 4), (1, 0.0))
+        assert (found.count, found.accuracy) == (4, 0.5 / 5)
+
+    @pytest.mark.parametrize(
+        "weight, message",
+        [
+            ([1, 1, 1], r"sample_weight of shape \[3\]: must be one weight per example, \[4\]"),
+            ([[1], [1], [1], [1]], r"sample_weight of shape \[4, 1\]"),
+            ([1, 1, -1, 1], "every weight must be finite and at least 0"),
+            ([1, 1, np.nan, 1], "every weight must be finite and at least 0"),
+            (np.zeros(4), "there is no example to evaluate"),
+        ],
+    )
+    def test_that_are_none_are_refused(self, weight, message):
+        with pytest.raises(ValueError, match=message):
+            self.evaluated(weight)
+
+    def test_what_weighs_nothing_may_have_any_label(self):
+        made = evaluation.Evaluator(identity(2), [], toys.output_itself, toys.cpus(1))
+        found = made([(self.LOGITS, np.array([0, -1, 7, 0]), [1, 0, 0, 1])])
+        assert (found.count, found.accuracy) == (2, 1.0)
+
+
+class TestLabels:
+    @pytest.mark.parametrize("dtype", [np.uint8, np.int16, np.int32, np.int64])
+    @pytest.mark.parametrize("shape", [[5], [5, 1]])
+    def test_are_integers_of_any_kind_and_may_be_a_column(self, dtype, shape):
+        logits = np.eye(3, dtype=np.float32)[[0, 1, 2, 0, 1]]
+        labels = np.array([0, 1, 1, 0, 0], dtype).reshape(shape)
+        made = evaluation.Evaluator(
+            identity(3),
+            [],
+            keras.losses.SparseCategoricalCrossentropy(from_logits=True),
+            toys.cpus(2),
+            num_microbatches=2,  # of which the last is filled up
+        )
+        found = made([(logits, labels)])
+        assert (found.count, found.accuracy) == (5, 3 / 5)
+        np.testing.assert_array_equal(found.confusion, [[2, 1, 0], [0, 1, 1], [0, 0, 0]])
+
+    @pytest.mark.parametrize("labels", [[0, -1], [0, 2]])
+    def test_without_an_output_are_refused(self, labels):
+        made = evaluation.Evaluator(identity(2), [], toys.output_itself, toys.cpus(1))
+        with pytest.raises(ValueError, match="has 2 outputs, for labels from 0 to 1"):
+            made([(np.zeros([2, 2], np.float32), np.array(labels))])
+
+    @pytest.mark.parametrize(
+        "labels, outputs, message",
+        [
+            (np.zeros(2), [2], r"labels are float64 \[2\], outputs float32 \[2, 2\]"),
+            (np.zeros([2, 3], int), [2], r"labels are int64 \[2, 3\], outputs float32 \[2, 2\]"),
+            (np.zeros(2, int), [1], r"labels are int64 \[2\], outputs float32 \[2, 1\]"),
+            (
+                np.zeros([2, 3], int),
+                [3, 2],
+                r"labels are int64 \[2, 3\], outputs float32 \[2, 3, 2",
+            ),
+            (np.zeros(2, bool), [2], r"labels are bool \[2\], outputs"),
+        ],
+    )
+    def test_of_what_is_no_classifier_are_refused(self, labels, outputs, message):
+        images = keras.Input(outputs)
+        model = keras.Model(images, keras.layers.Identity()(images))
+        made = evaluation.Evaluator(model, [], toys.output_itself, toys.cpus(1))
+        with pytest.raises(ValueError, match=f"only a classifier can be evaluated.*: {message}"):
+            made([(np.zeros([2, *outputs], np.float32), labels)])
+
+
 def test_fewer_classes_than_five_are_all_in_the_top_five():
     result = evaluator(1, classes=2)([(np.array([[9, 0]], np.float32), np.array([1]))])
     assert (result.accuracy, result.top5_accuracy) == (0.0, 1.0)
@@ -112,8 +236,9 @@ def test_metrics_have_the_names_of_what_they_are():
 
 
 def test_given_weights_are_evaluated_and_not_the_model_s_own():
-    model = toys.linear(5.0)
-    result = evaluation.Evaluator(model, [tf.Variable([[2.0]])], toys.output_itself, toys.cpus(2))(
+    model = toys.beside_zero(toys.linear(5.0))
+    given = [tf.Variable([[2.0]])]
+    result = evaluation.Evaluator(model, given, toys.output_itself, toys.cpus(2))(
         [(toys.column(1.0, 4.0), np.zeros(2, int))]
     )
     assert result.loss == 5.0
@@ -127,11 +252,13 @@ def test_dropout_is_off_and_keras_gives_the_same_figures():
         )
     )
     images, labels = toys.batch(6, [3])
+    uncompiled = toys.on_cpu(lambda: keras.models.clone_model(model))
+    uncompiled.set_weights(model.get_weights())
     model.compile(
         loss=keras.losses.SparseCategoricalCrossentropy(from_logits=True), metrics=["accuracy"]
     )
     loss, accuracy = model.evaluate(images, labels, verbose=0)
-    run = toys.trainer(model, num_towers=2, global_batch_size=2)
+    run = toys.trainer(uncompiled, num_towers=2, global_batch_size=2)
     before = run.state_sha256()
     result = run.evaluate([(images[:4], labels[:4]), (images[4:], labels[4:])])
     assert result.loss == pytest.approx(loss, rel=1e-5)

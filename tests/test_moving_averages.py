@@ -49,7 +49,7 @@ def test_averages_are_those_of_tensorflow_s_own_class(decay):
 def run_with_averages(decay, num_towers=1):
     """w falls by 0.5 a step: the gradient of w * x is 1."""
     return toys.trainer(
-        toys.linear(1.0),
+        toys.beside_zero(toys.linear(1.0)),
         num_towers=num_towers,
         global_batch_size=4,
         loss_fn=toys.output_itself,

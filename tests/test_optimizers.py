@@ -7,7 +7,7 @@ import pytest
 import tensorflow as tf
 import toys
 
-from towers import losses, optimizers
+from towers import losses, not_finite, optimizers
 
 
 @pytest.mark.parametrize("name", optimizers.OPTIMIZERS)
@@ -262,7 +262,7 @@ def test_gradients_too_small_for_float16_arrive(num_towers):
         "global_batch_size": 2,
         "loss_fn": lambda labels, outputs: tiny * tf.cast(outputs[:, 0], tf.float32),
     }
-    plain = toys.trainer(model, **arguments)
+    plain = toys.trainer(model, keras.optimizers.SGD(0.5, loss_scale_factor=1.0), **arguments)
     assert plain.train_step(toys.column(1.0, 1.0), [0, 0]).gradients[0].numpy() == 0.0
     scaled = toys.trainer(model, optimizers.make("sgd", loss_scaling=True), **arguments)
     assert scaled.train_step(toys.column(1.0, 1.0), [0, 0]).gradients[0].numpy() == tiny
@@ -324,3 +324,75 @@ def test_slots_are_the_same_for_any_number_of_towers(name):
     assert slots[1][:2] == [(), ()]  # updates made, learning rate
     expected = {"sgd": 0, "adam": 2, "adamw": 2, "lion": 1, "rmsprop": 1, "muon": 1}[name]
     assert slots[1][2:] == [(2, 1)] * expected
+
+
+class TestConstantLossScale:
+    """`loss_scale_factor`, by which Keras's optimizers divide gradients."""
+
+    def trained(self, factor, optimizer=keras.optimizers.SGD, **arguments):
+        made = optimizer(0.1, loss_scale_factor=factor)
+        run = toys.trainer(
+            toys.classifier(), made, global_batch_size=8, num_microbatches=4, **arguments
+        )
+        results = [run.train_step(*toys.batch(8, [3], seed=step)) for step in range(3)]
+        return run.state.model.get_weights(), results
+
+    @pytest.mark.parametrize("jit_compile", [False, True])
+    @pytest.mark.parametrize("optimizer", [keras.optimizers.SGD, keras.optimizers.Adam])
+    @pytest.mark.parametrize("num_towers", [1, 2])
+    def test_of_a_power_of_two_changes_no_bit(self, num_towers, optimizer, jit_compile):
+        arguments = {"num_towers": num_towers, "jit_compile": jit_compile, "weight_decay": 0.01}
+        weights, results = self.trained(None, optimizer, **arguments)
+        scaled, scaled_results = self.trained(1024.0, optimizer, **arguments)
+        for mine, expected in zip(scaled, weights, strict=True):
+            np.testing.assert_array_equal(mine, expected)
+        for mine, expected in zip(scaled_results, results, strict=True):
+            np.testing.assert_array_equal(mine.losses["total"], expected.losses["total"])
+            for gradient, of_plain in zip(mine.gradients, expected.gradients, strict=True):
+                np.testing.assert_array_equal(gradient, of_plain)
+
+    def test_of_another_number_changes_rounding_alone(self):
+        for mine, expected in zip(self.trained(1000.0)[0], self.trained(None)[0], strict=True):
+            np.testing.assert_allclose(mine, expected, rtol=1e-5, atol=1e-7)
+
+    def test_of_several_optimizers_is_theirs(self):
+        def several(factor):
+            one, other = keras.optimizers.SGD(0.5), keras.optimizers.SGD(0.25)
+            return keras.optimizers.MultiOptimizer(
+                lambda weight: one if "hidden" in weight.path else other, loss_scale_factor=factor
+            )
+
+        after = []
+        for factor in (None, 4.0):
+            run = toys.trainer(toys.classifier(), several(factor), global_batch_size=4)
+            run.fit([toys.batch(4, [3])] * 2)
+            after.append(run.state.model.get_weights())
+        for mine, expected in zip(*after, strict=True):
+            np.testing.assert_array_equal(mine, expected)
+
+    def test_brings_gradients_too_small_for_float16(self):
+        run = toys.trainer(
+            float16_line(1.0),
+            keras.optimizers.SGD(2.0**10, loss_scale_factor=2.0**15),
+            global_batch_size=2,
+            loss_fn=lambda labels, outputs: 2.0**-26 * tf.cast(outputs[:, 0], tf.float32),
+        )
+        run.train_step(toys.column(1.0, 1.0), [0, 0])
+        assert run.state.model.get_weights()[0] == 1.0 - 2.0**-16
+
+    def test_that_overflows_stops_the_run(self):
+        """Nothing lowers it, as a LossScaleOptimizer would."""
+        run = toys.trainer(
+            float16_line(1.0),
+            keras.optimizers.SGD(0.1, loss_scale_factor=2.0**15),
+            global_batch_size=2,
+            loss_fn=toys.output_itself,
+        )
+        with pytest.raises(not_finite.NotFiniteError, match="step 1, tower 0: the gradient of"):
+            run.train_step(toys.column(1.0, 8.0), [0, 0])
+        assert run.state.model.get_weights()[0] == 1.0
+
+    @pytest.mark.parametrize("factor", [0.0, -1.0, float("nan"), float("inf")])
+    def test_that_is_no_scale_is_refused(self, factor):
+        with pytest.raises(ValueError, match="loss_scale_factor=.*: must be finite and above 0"):
+            self.trained(factor)

@@ -248,6 +248,42 @@ def test_examples_are_right_where_their_label_has_the_largest_output():
     assert tower.count_correct(tf.constant([1, 1, 0, 1]), outputs).numpy() == 2  # a tie: the first
 
 
+def test_labels_may_be_a_column():
+    outputs = tf.constant([[1.0, 3.0], [5.0, 0.0]])
+    assert tower.count_correct(tf.constant([[1], [1]]), outputs).numpy() == 1  # not of [2, 2]
+
+
+@pytest.mark.parametrize(
+    "labels, outputs",
+    [
+        (tf.zeros([2]), tf.zeros([2, 3])),
+        (tf.zeros([2, 3], tf.int32), tf.zeros([2, 3])),
+        (tf.zeros([2], tf.int32), tf.zeros([2, 1])),
+        (tf.zeros([2, 4], tf.int32), tf.zeros([2, 4, 3])),
+        (tf.zeros([2], tf.bool), tf.zeros([2, 3])),
+        (tf.zeros([2], tf.int32), {"logits": tf.zeros([2, 3])}),
+    ],
+)
+def test_what_is_no_classifier_has_no_right_answers(labels, outputs):
+    assert tower.count_correct(labels, outputs) is None
+
+
+@pytest.mark.parametrize("jit_compile", [False, True])
+@pytest.mark.parametrize("num_towers", [1, 2])
+def test_a_regression_is_trained_without_them(num_towers, jit_compile):
+    run = toys.trainer(
+        toys.linear(1.0),
+        num_towers=num_towers,
+        global_batch_size=4,
+        num_microbatches=4,
+        loss_fn=lambda labels, outputs: tf.square(labels - outputs[:, 0]),
+        jit_compile=jit_compile,
+    )
+    result = run.train_step(toys.column(1, 2, 3, 4), np.array([0, 2, 3, 4], np.float32))
+    assert result.correct is None
+    np.testing.assert_array_equal(result.losses["total"], [1, 0, 0, 0])
+
+
 def test_right_answers_are_counted_before_the_update():
     run = toys.trainer(
         toys.classifier(), keras.optimizers.SGD(100.0), num_towers=2, global_batch_size=4

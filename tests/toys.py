@@ -28,6 +28,12 @@ def linear(*weights: float) -> keras.Model:
     )
 
 
+def beside_zero(model: keras.Model) -> keras.Model:
+    """The model [n, 1] as a classifier of two classes, [n, 2], whose second output is 0."""
+    with_zero = keras.layers.Lambda(lambda x: keras.ops.pad(x, [[0, 0], [0, 1]]))
+    return keras.Sequential([model, with_zero])
+
+
 def classifier(features: int = 3, *, hidden: int = 5, seed: int = 0) -> keras.Model:
     """Two dense layers to CLASSES logits."""
 

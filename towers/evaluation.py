@@ -1,8 +1,9 @@
 """Evaluation: each example exactly once, and the same bits on any number of towers.
 
-Sums and counts travel; division happens once, at the end. The last batch is filled up to full size
-and a mask keeps what fills it out of every sum. A batch is cut into microbatches, as in training,
-so that what an operation sees, and with it the last bits of its result, does not depend on towers.
+Sums travel; division happens once, at the end. The last batch is filled up to full size, and what
+fills it has weight 0, which keeps it out of every sum. A batch is cut into microbatches, as in
+training, so that what an operation sees, and with it the last bits of its result, does not depend
+on towers.
 """
 
 import dataclasses
@@ -13,19 +14,22 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from towers import collectives, devices
+from towers import checks, collectives, devices, per_example, tower
 
 
 @dataclasses.dataclass(frozen=True)
 class Evaluation:
     """The result of one pass over a split.
 
+    Where examples have weights w, a mean or a share of x is `sum(w * x) / sum(w)`.
+
     Attributes:
-      count: examples evaluated.
-      loss: mean cross entropy, nats.
+      count: examples evaluated, which are those of weight above 0.
+      loss: mean of the loss, for cross entropy in nats.
       accuracy: share of examples whose label has the largest logit.
       top5_accuracy: share of examples whose label is among the five largest logits.
-      confusion: int64 [num_classes, num_classes], examples by (label, predicted class).
+      confusion: [num_classes, num_classes], the weight of the examples by (label, predicted class):
+        their number, int64, where every weight is 0 or 1; else float64.
       of_workers: (count, accuracy) of each worker's share of the examples.
     """
 
@@ -62,7 +66,7 @@ class _Seen(NamedTuple):
     """Examples with their outputs, as NumPy arrays [n]."""
 
     labels: np.ndarray
-    mask: np.ndarray
+    weight: np.ndarray  # float64
     losses: np.ndarray
     predicted: np.ndarray
     in_top5: np.ndarray
@@ -74,29 +78,37 @@ class _Seen(NamedTuple):
     def joined(parts: Sequence["_Seen"]) -> "_Seen":
         return _Seen(*(np.concatenate(values) for values in zip(*parts, strict=True)))
 
+    def counted(self) -> "_Seen":
+        """Those of weight above 0."""
+        return _Seen(*(values[self.weight > 0] for values in self))
+
     def accuracy(self) -> tuple[int, float]:
         """(examples, share that is right); 0.0 where there is none."""
-        right = (self.labels == self.predicted)[self.mask]
-        return len(right), float(right.mean()) if len(right) else 0.0
+        counted = self.counted()
+        right = float((counted.weight * (counted.labels == counted.predicted)).sum())
+        n = len(counted.labels)
+        return n, right / float(counted.weight.sum()) if n else 0.0
 
 
 def _add_up(
     batches: Sequence[_Seen], num_classes: int, of_workers: tuple[tuple[int, float], ...]
 ) -> Evaluation:
-    count, sum_loss, sum_top5 = 0, 0.0, 0
-    confusion = np.zeros((num_classes, num_classes), dtype=np.int64)
+    count, total, sum_loss, sum_top5 = 0, 0.0, 0.0, 0.0
+    confusion = np.zeros((num_classes, num_classes))
     for batch in batches:
-        mask = batch.mask
-        np.add.at(confusion, (batch.labels[mask], batch.predicted[mask]), 1)
-        count += int(mask.sum())
-        sum_loss += float(batch.losses[mask].astype(np.float64).sum())
-        sum_top5 += int(batch.in_top5[mask].sum())
+        labels, weight, losses, predicted, in_top5 = batch.counted()
+        np.add.at(confusion, (labels, predicted), weight)
+        count += len(weight)
+        total += float(weight.sum())
+        sum_loss += float((weight * losses.astype(np.float64)).sum())
+        sum_top5 += float((weight * in_top5).sum())
+    are_counts = all(np.isin(batch.weight, (0, 1)).all() for batch in batches)
     return Evaluation(
         count=count,
-        loss=sum_loss / count,
-        accuracy=int(np.trace(confusion)) / count,
-        top5_accuracy=sum_top5 / count,
-        confusion=confusion,
+        loss=sum_loss / total,
+        accuracy=float(np.trace(confusion)) / total,
+        top5_accuracy=sum_top5 / total,
+        confusion=confusion.astype(np.int64) if are_counts else confusion,
         of_workers=of_workers,
     )
 
@@ -122,7 +134,7 @@ class Evaluator:
           model: called as a pure function with `training=False`.
           weights: variables in the order of `model.trainable_variables`: the model's own, or their
             moving averages.
-          loss_fn: (labels [n], logits [n, num_classes]) to [n].
+          loss_fn: (labels, logits [n, num_classes]) to one loss per example, as a Trainer's.
           tower_devices: one device per tower.
           num_microbatches: equal parts of a batch (of this worker's share of one), spread over the
             towers; need not be a multiple of their number, and more towers than parts are idle.
@@ -133,7 +145,7 @@ class Evaluator:
         devices.run_graphs_as_written()
         self._model = model
         self._weights = list(weights)
-        self._loss_fn = loss_fn
+        self._loss_fn = per_example.of(loss_fn)
         self._tower_devices = tuple(tower_devices)
         self._num_microbatches = num_microbatches
         self._test_time_flip = test_time_flip
@@ -141,22 +153,29 @@ class Evaluator:
         self._batch_outputs = tf.function(self._build, autograph=False)
 
     def __call__(self, batches: Iterable) -> Evaluation:
-        """Evaluates every example that the masks of `batches` admit.
+        """Evaluates every example of weight above 0.
 
         Args:
-          batches: of (images [n, ...], labels integer [n]) or (images, labels, mask bool [n]); with
-            several workers, of this one's share of each batch, and as many on all.
+          batches: of (images [n, ...], labels) or (images, labels, sample_weight [n]); labels are
+            integer [n] or [n, 1], weights as for `Trainer.train_step`: at least 0, a mask of truth
+            values among them. With several workers, of this one's share of each batch, and as many
+            on all.
 
         Raises:
-          ValueError: there is no example to evaluate.
+          TypeError: a batch, or a part of it, is of the wrong type.
+          ValueError: there is no example to evaluate, the model is no classifier or has no output
+            for a label, or a weight is missing, negative or not finite.
           WorkerError: another worker is gone or has ended.
         """
         seen, num_classes = [], 0
-        for images, labels, *mask in batches:
-            labels = np.asarray(labels)
-            mask = np.asarray(mask[0]) if mask else np.ones(len(labels), dtype=bool)
+        for batch in checks.batches(batches):
+            images, labels, weight = checks.batch(batch)
+            n = labels.shape[0]
+            weight = np.ones(n) if weight is None else checks.weights(weight, n, np.float64)
             outputs, num_classes = self._outputs(images, labels)
-            seen.append(_Seen(labels, mask, *outputs))
+            of_examples = labels.numpy().reshape(n)
+            _check_labels(of_examples[weight > 0], num_classes)
+            seen.append(_Seen(of_examples, weight, *outputs))
         if not seen:
             raise ValueError("there is no example to evaluate")
         ends = np.cumsum([len(batch.labels) for batch in seen])[:-1]
@@ -165,18 +184,17 @@ class Evaluator:
         # As they were before the batches were cut: sums do not depend on the number of workers.
         in_batches = zip(*(own.split(ends) for own in of_workers), strict=True)
         whole = [_Seen.joined(shares) for shares in in_batches]
-        if not any(batch.mask.any() for batch in whole):
+        if not any(batch.weight.any() for batch in whole):
             raise ValueError("there is no example to evaluate")
         return _add_up(whole, num_classes, tuple(own.accuracy() for own in of_workers))
 
     def _outputs(self, images, labels) -> tuple[_Outputs, int]:
         """One batch's outputs as NumPy arrays, [n], and the number of classes."""
-        images, labels = tf.convert_to_tensor(images), tf.convert_to_tensor(labels)
         n = labels.shape[0]
         filling = -n % self._num_microbatches  # a user's last batch may not divide
         if filling:
             images = tf.concat([images, tf.repeat(images[:1], filling, axis=0)], axis=0)
-            labels = tf.concat([labels, tf.repeat(labels[:1], filling)], axis=0)
+            labels = tf.concat([labels, tf.repeat(labels[:1], filling, axis=0)], axis=0)
         outputs, num_classes = self._batch_outputs(images, labels)
         return _Outputs(*(values.numpy()[:n] for values in outputs)), int(num_classes)
 
@@ -186,10 +204,10 @@ class Evaluator:
             image_parts = tf.split(images, parts)  # each [microbatch, ...]
             label_parts = tf.split(labels, parts)
         results = []
-        for tower, device in enumerate(self._tower_devices):
+        for index, device in enumerate(self._tower_devices):
             # In order, and as evenly as they go: with fewer parts than towers, some have none.
-            own = range(-(-tower * parts // num_towers), -(-(tower + 1) * parts // num_towers))
-            with tf.device(device), tf.name_scope(f"tower_{tower}"):
+            own = range(-(-index * parts // num_towers), -(-(index + 1) * parts // num_towers))
+            with tf.device(device), tf.name_scope(f"tower_{index}"):
                 results += self._tower([(image_parts[m], label_parts[m]) for m in own])
         num_classes = results[0][1]
         with tf.device(devices.PARAMETER_DEVICE), tf.name_scope("gather"):
@@ -203,15 +221,30 @@ class Evaluator:
 
     def _microbatch(self, weights, state, images, labels) -> tuple[_Outputs, int]:
         logits, _ = self._model.stateless_call(weights, state, images, training=False)
+        if not tower.is_classifier(labels, logits):
+            raise ValueError(
+                "only a classifier can be evaluated, with integer labels [n] or [n, 1] and outputs "
+                f"[n, num_classes] of two classes or more: labels are {checks.described(labels)}, "
+                f"outputs {checks.described(logits)}"
+            )
         if self._test_time_flip:
             mirrored = images[:, :, ::-1]
             others, _ = self._model.stateless_call(weights, state, mirrored, training=False)
             wide = tf.float64 if logits.dtype == tf.float64 else tf.float32
             logits = (tf.cast(logits, wide) + tf.cast(others, wide)) / 2.0
         num_classes = logits.shape[-1]
+        of_examples = tf.cast(labels if labels.shape.rank == 1 else labels[:, 0], tf.int64)
         outputs = _Outputs(
             losses=self._loss_fn(labels, logits),
             predicted=tf.argmax(logits, axis=-1),
-            in_top5=tf.math.in_top_k(labels, tf.cast(logits, tf.float32), min(5, num_classes)),
+            in_top5=tf.math.in_top_k(of_examples, tf.cast(logits, tf.float32), min(5, num_classes)),
         )
         return outputs, num_classes
+
+
+def _check_labels(labels: np.ndarray, num_classes: int) -> None:
+    if labels.size and not (labels.min() >= 0 and labels.max() < num_classes):
+        raise ValueError(
+            f"labels from {labels.min()} to {labels.max()}: the model has {num_classes} outputs, "
+            f"for labels from 0 to {num_classes - 1}"
+        )

@@ -31,7 +31,7 @@ def check(
     results: Sequence[tower.TowerResult],
     reduced: Sequence[gradients.Gradient],
     *,
-    loss_scale: tf.Tensor | None,
+    dynamic_scale: tf.Tensor | None,
     clips: bool,
 ) -> tf.Operation:
     """An operation that fails where a loss or a reduced gradient is not finite.
@@ -39,8 +39,8 @@ def check(
     Args:
       results: of every tower.
       reduced: one gradient per weight.
-      loss_scale: None without loss scaling. Above 1, gradients may overflow: the optimizer skips
-        the update and lowers the scale.
+      dynamic_scale: of a LossScaleOptimizer; None for any other. Above 1, gradients may overflow:
+        the optimizer skips the update and lowers the scale.
       clips: whether their global norm has to be finite as well, for it to be clipped.
     """
     losses = [result.losses["total"] for result in results]
@@ -48,8 +48,8 @@ def check(
     finite_gradients = _all_finite([_values(g) for g in reduced if g is not None])
     if clips:
         finite_gradients &= tf.math.is_finite(gradients.global_norm(reduced))
-    if loss_scale is not None:
-        finite_gradients |= loss_scale > 1
+    if dynamic_scale is not None:
+        finite_gradients |= dynamic_scale > 1
     return tf.raw_ops.Assert(condition=_all_finite(losses) & finite_gradients, data=[_MARK])
 
 

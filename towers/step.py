@@ -56,13 +56,14 @@ class StepResult(NamedTuple):
 
     Attributes:
       losses: loss term to its value in each microbatch, [M].
-      correct: int32 [M], examples classified right, before the update.
+      correct: int32 [M], examples classified right, before the update; None where the model is no
+        classifier, with integer labels [n] or [n, 1] and outputs [n, num_classes].
       weights: float32 [M], the weight of each microbatch's examples; None if all weigh the same.
       gradients: the reduced gradients, one per weight, before clipping; never scaled.
     """
 
     losses: dict[str, tf.Tensor]
-    correct: tf.Tensor
+    correct: tf.Tensor | None
     weights: tf.Tensor | None
     gradients: list[gradients.Gradient]
 
@@ -146,7 +147,7 @@ def train_step(
     Args:
       program: parts and policies.
       images: [worker_batch, ...], this worker's share of the global batch.
-      labels: integer [worker_batch].
+      labels: [worker_batch, ...].
       learning_rate: float32 [], of this update; None leaves it to the optimizer.
       sample_weight: float32 [worker_batch], at least 0; None weighs all examples the same.
       parts: each tower's images and labels where they are on its device already; None cuts the
@@ -168,10 +169,11 @@ def train_step(
             )
             # Before the update, which may change the loss scale.
             shown = _unscaled(state.optimizer, reduced)
+            is_dynamic = _scale_is_dynamic(state.optimizer)
             all_finite = not_finite.check(
                 results,
                 reduced,
-                loss_scale=_loss_scale(state.optimizer),
+                dynamic_scale=_loss_scale(state.optimizer) if is_dynamic else None,
                 clips=getattr(state.optimizer, "global_clipnorm", None) is not None,
             )
         with tf.control_dependencies([all_finite]):
@@ -272,12 +274,13 @@ def _assign_model_state(program: StepProgram, results: Sequence[tower.TowerResul
 
 def _result(results: Sequence[tower.TowerResult], shown: list[gradients.Gradient]) -> StepResult:
     """The towers' losses and counts side by side, in the order of the microbatches."""
+    correct = [result.correct for result in results]
     return StepResult(
         losses={
             term: tf.concat([result.losses[term] for result in results], axis=0)  # [M]
             for term in results[0].losses
         },
-        correct=tf.concat([result.correct for result in results], axis=0),  # [M]
+        correct=None if correct[0] is None else tf.concat(correct, axis=0),  # [M]
         weights=None if results[0].weights is None else _microbatch_weights(results),
         gradients=shown,
     )
@@ -296,6 +299,12 @@ def _unscaled(
 
 
 def _loss_scale(optimizer: keras.optimizers.Optimizer) -> tf.Tensor | None:
-    if isinstance(optimizer, keras.optimizers.LossScaleOptimizer):
+    """What the optimizer will divide gradients by, float32 []; None for nothing."""
+    if _scale_is_dynamic(optimizer):
         return tf.convert_to_tensor(optimizer.dynamic_scale.value)
-    return None
+    factor = optimizer.loss_scale_factor
+    return None if factor is None else tf.constant(factor, tf.float32)
+
+
+def _scale_is_dynamic(optimizer: keras.optimizers.Optimizer) -> bool:
+    return isinstance(optimizer, keras.optimizers.LossScaleOptimizer)

@@ -40,7 +40,7 @@ class TowerResult(NamedTuple):
       losses: loss term to its value in each microbatch, [microbatches of the tower].
       correct: int32 [microbatches of the tower], examples whose label has the largest output;
         where several outputs are largest the first counts, as in argmax. An example of weight 0
-        does not count.
+        does not count. None where the model is no classifier.
       weights: float32 [microbatches of the tower], the weight of each one's examples together;
         None where examples are not weighted.
       model_states: per variable of the model that is not trained, its value after each
@@ -50,7 +50,7 @@ class TowerResult(NamedTuple):
 
     sum_gradients: list[gradients.Gradient]
     losses: dict[str, tf.Tensor]
-    correct: tf.Tensor
+    correct: tf.Tensor | None
     weights: tf.Tensor | None
     model_states: list[tf.Tensor | None]
 
@@ -58,13 +58,14 @@ class TowerResult(NamedTuple):
 def joined(results: Sequence[TowerResult]) -> TowerResult:
     """Several towers' results as those of one tower that had all their microbatches."""
     weights, states = zip(*((r.weights, r.model_states) for r in results), strict=True)
+    correct = [result.correct for result in results]
     return TowerResult(
         sum_gradients=gradients.sum_over_parts([result.sum_gradients for result in results]),
         losses={
             term: tf.concat([result.losses[term] for result in results], axis=0)
             for term in results[0].losses
         },
-        correct=tf.concat([result.correct for result in results], axis=0),
+        correct=None if correct[0] is None else tf.concat(correct, axis=0),
         weights=None if weights[0] is None else tf.concat(weights, axis=0),
         model_states=[
             None if parts[0] is None else tf.concat(parts, axis=0)
@@ -76,7 +77,7 @@ def joined(results: Sequence[TowerResult]) -> TowerResult:
 class _Microbatch(NamedTuple):
     gradients: list[gradients.Gradient]
     losses: dict[str, tf.Tensor]
-    correct: tf.Tensor
+    correct: tf.Tensor | None
     weight: tf.Tensor | None
     model_state: list[tf.Tensor | None]
 
@@ -99,7 +100,7 @@ def compute(
       model_states: `model_states[m][v]`, variable v of the model that is not trained (batch-norm
         statistics and the like) as microbatch m finds it.
       images: [per_tower_batch, ...]; cut into len(draw_indices) equal microbatches in order.
-      labels: integer [per_tower_batch].
+      labels: [per_tower_batch, ...].
       sample_weight: float32 [per_tower_batch], at least 0; None weighs all examples the same.
       draw_indices: per microbatch, an int64 scalar that no other microbatch of the run has; random
         layers such as dropout draw by it, so that a draw does not depend on towers.
@@ -122,13 +123,14 @@ def compute(
             strict=True,
         )
     ]
+    correct = [result.correct for result in results]
     return TowerResult(
         sum_gradients=gradients.sum_over_parts([result.gradients for result in results]),
         losses={
             term: tf.stack([result.losses[term] for result in results])
             for term in results[0].losses
         },
-        correct=tf.stack([result.correct for result in results]),
+        correct=None if correct[0] is None else tf.stack(correct),
         weights=tf.stack([result.weight for result in results]) if weighted else None,
         model_states=[
             None if parts[0] is None else tf.stack(parts)
@@ -186,12 +188,26 @@ def loss_terms(
     return terms | {"total": losses.total_loss(list(terms.values()))}
 
 
+def is_classifier(labels: tf.Tensor, outputs: tf.Tensor) -> bool:
+    """Whether these are classes, integer [n] or [n, 1], and an output for each of two or more."""
+    if not (tf.is_tensor(outputs) and outputs.shape.rank == 2 and outputs.shape[1] != 1):
+        return False
+    is_column = labels.shape.rank == 2 and labels.shape[1] == 1
+    return labels.dtype.is_integer and (labels.shape.rank == 1 or is_column)
+
+
 def count_correct(
     labels: tf.Tensor, outputs: tf.Tensor, sample_weight: tf.Tensor | None = None
-) -> tf.Tensor:
-    """How many examples of weight above 0 have their largest output at their label, int32 []."""
+) -> tf.Tensor | None:
+    """How many examples of weight above 0 have their largest output at their label, int32 [].
+
+    None where the model is no classifier.
+    """
+    if not is_classifier(labels, outputs):
+        return None
+    of_examples = labels if labels.shape.rank == 1 else labels[:, 0]
     predicted = tf.argmax(outputs, axis=-1, output_type=tf.int64)
-    correct = predicted == tf.cast(labels, tf.int64)
+    correct = predicted == tf.cast(of_examples, tf.int64)
     if sample_weight is not None:
         correct &= sample_weight > 0
     return tf.reduce_sum(tf.cast(correct, tf.int32))

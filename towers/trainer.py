@@ -11,12 +11,14 @@ import tensorflow as tf
 
 from towers import (
     batch_norm,
+    checks,
     collectives,
     devices,
     evaluation,
     gradients,
     losses,
     not_finite,
+    per_example,
     prefetch,
     step,
     tower,
@@ -69,7 +71,9 @@ class Trainer:
           num_microbatches: a multiple of the number of towers of all workers; 0 means one per
             tower.
           learning_rate: such as a `schedules.LearningRate`.
-          loss_fn: (labels [n], outputs [n, ...]) to one loss per example, [n].
+          loss_fn: (labels [n, ...], outputs [n, ...]) to one loss per example, [n]; of [n, ...]
+            the mean over an example's own axes is taken. Or a `keras.losses.Loss`, whose reduction
+            is then the weighted mean of `train_step`.
           evaluation_loss_fn: what an evaluation reports as its loss; None for `loss_fn`.
           weight_decay: coefficient of the weight-decay terms of the loss; 0 for none.
           weight_filter: key of `losses.WEIGHT_FILTERS`, which weights decay.
@@ -79,10 +83,14 @@ class Trainer:
           jit_compile: compile each microbatch's forward and backward pass with XLA.
 
         Raises:
-          ValueError: an argument is out of range, or sizes do not divide.
+          TypeError: an argument is of the wrong type.
+          ValueError: an argument is out of range, or sizes do not divide; or the model or the
+            optimizer has what a Trainer would leave out, such as `compile`.
         """
-        self.tower_devices = tuple(tower_devices)
+        self.tower_devices = checks.devices(tower_devices)
         self.workers = workers = workers or collectives.Workers()
+        checks.integer("global_batch_size", global_batch_size)
+        checks.integer("num_microbatches", num_microbatches)
         self.global_batch_size = global_batch_size
         self.num_microbatches = num_microbatches or len(self.tower_devices) * workers.count
         check_sizes(
@@ -96,7 +104,11 @@ class Trainer:
             raise ValueError(f"weight_decay={weight_decay}: must be at least 0")
         if not 0 <= moving_average_decay < 1:
             raise ValueError(f"moving_average_decay={moving_average_decay}: must be in [0, 1)")
-        _check_can_be_trained(model, optimizer, learning_rate)
+        checks.model(model)
+        checks.optimizer(optimizer, model, learning_rate)
+        loss_fn = evaluated_loss_fn = per_example.of(loss_fn)
+        if evaluation_loss_fn is not None:
+            evaluated_loss_fn = per_example.of(evaluation_loss_fn, "evaluation_loss_fn")
         devices.run_graphs_as_written()
         self.learning_rate = learning_rate
         self.state = step.new_state(
@@ -123,11 +135,12 @@ class Trainer:
         )
         # Autograph would only read through code that has no Python control flow over tensors.
         self._train_step = tf.function(self._build_step, autograph=False)
+        self._trainable = checks.Trainable(model)
         self._observer = _Observer(model)
         self._evaluator = evaluation.Evaluator(
             model,
             self.evaluated_weights(),
-            evaluation_loss_fn or loss_fn,
+            evaluated_loss_fn,
             self.tower_devices,
             self.num_microbatches // workers.count,
             workers=workers,
@@ -150,35 +163,31 @@ class Trainer:
 
         Args:
           images: [worker_batch_size, ...], which is the global batch where there is one worker.
-          labels: integer [worker_batch_size].
-          sample_weight: floating [worker_batch_size], at least 0. The loss is then the weighted
-            mean, `sum(w * l) / sum(w)` over the global batch, so an example of weight 0 that fills
-            a batch up leaves no trace, except that batch norm sees it.
+          labels: [worker_batch_size, ...], as the loss takes them.
+          sample_weight: [worker_batch_size], at least 0; truth values are 1 and 0. The loss is then
+            the weighted mean, `sum(w * l) / sum(w)` over the global batch, so an example of weight
+            0 that fills a batch up leaves no trace, except that batch norm sees it.
           parts: of the same batch, from `prefetch.to_towers`.
 
         Raises:
-          ValueError: the batch is not full, for an uneven share would weigh examples unequally; or
-            a weight is missing, negative or not finite.
+          TypeError: images or labels are no array.
+          ValueError: the batch is not full, for an uneven share would weigh examples unequally; a
+            weight is missing, negative or not finite; or the loss is not one number per example.
           NotFiniteError: a loss or a gradient is not finite; nothing was updated.
           WorkerError: another worker is gone or has ended.
         """
-        images, labels = tf.convert_to_tensor(images), tf.convert_to_tensor(labels)
+        self._trainable.check()
+        images, labels, _ = checks.batch((images, labels))
         if images.shape[0] != self.worker_batch_size:
             raise ValueError(
                 f"a batch of {images.shape[0]} examples: every training batch must have "
                 f"{self._size_of_batch()}; fill it up with examples of sample_weight 0"
             )
-        if sample_weight is None:
-            return self._update(images, labels, None, parts)
-        weight = np.asarray(sample_weight, np.float32)
-        if weight.shape != (self.worker_batch_size,):
-            raise ValueError(
-                f"sample_weight of shape {list(weight.shape)}: must be one weight per example, "
-                f"[{self.worker_batch_size}], for {self._size_of_batch()}"
-            )
-        if not (np.isfinite(weight).all() and (weight >= 0).all()):
-            raise ValueError("sample_weight: every weight must be finite and at least 0")
-        return self._update(images, labels, tf.convert_to_tensor(weight), parts)
+        if sample_weight is not None:
+            size = self._size_of_batch()
+            weight = checks.weights(sample_weight, self.worker_batch_size, np.float32, size)
+            sample_weight = tf.convert_to_tensor(weight)
+        return self._update(images, labels, sample_weight, parts)
 
     def _size_of_batch(self) -> str:
         size = f"global_batch_size={self.global_batch_size}"
@@ -219,10 +228,14 @@ class Trainer:
 
         Returns:
           The mean total loss over the global batch at each step, before its update.
+
+        Raises:
+          TypeError: an argument, or a batch, is of the wrong type; and what `train_step` raises.
         """
+        checks.steps(steps)
         history = []
-        for batch in itertools.islice(batches, steps):
-            result = self.train_step(*batch)
+        for batch in itertools.islice(checks.batches(batches), steps):
+            result = self.train_step(*checks.batch(batch))
             history.append(float(losses.mean(result.losses["total"], result.weights)))
         return history
 
@@ -230,10 +243,15 @@ class Trainer:
         """Evaluates a classifier: its moving-average weights, where they are kept.
 
         Args:
-          batches: of (images [n, ...], labels integer [n]) or (images, labels, mask bool [n]);
-            the model's outputs are logits [n, num_classes]. With several workers, of this one's
-            share of each batch, and of the same size on all.
+          batches: of (images [n, ...], labels) or (images, labels, sample_weight [n]); labels are
+            integer [n] or [n, 1], the model's outputs are logits [n, num_classes] of two classes or
+            more. A weight is what it is for `train_step`; 0 or False leaves an example out. With
+            several workers, of this one's share of each batch, and of the same size on all.
+
+        Raises:
+          TypeError, ValueError, WorkerError: as `evaluation.Evaluator`.
         """
+        self._trainable.check()
         return self._evaluator(batches)
 
     def evaluated_weights(self) -> list[tf.Variable]:
@@ -369,15 +387,6 @@ def check_sizes(
         raise ValueError(
             f"global_batch_size={global_batch_size} must be divisible by "
             f"num_microbatches={num_microbatches} (on {towers})"
-        )
-
-
-def _check_can_be_trained(model, optimizer, learning_rate) -> None:
-    if not model.built:
-        raise ValueError("the model is not built: call it once, or give it a keras.Input")
-    if learning_rate is not None and not hasattr(optimizer.learning_rate, "assign"):
-        raise ValueError(
-            "learning_rate is given, and the optimizer has a schedule of its own; give one of them"
         )
 
 
