@@ -150,6 +150,7 @@ class TestWhatIsTrained:
         refused(ValueError, message, run.train_step, IMAGES, LABELS)
         refused(ValueError, message, run.fit, batches)
         refused(ValueError, message, run.evaluate, batches)
+        refused(ValueError, message, run.evaluated_model)
         for weight, then in zip(sorted_by_size(run.state.model), before, strict=True):
             np.testing.assert_array_equal(weight, then)
 

@@ -86,6 +86,89 @@ def test_averages_are_evaluated_where_they_are_kept():
         assert loss == 2 * (0.53125 if decay else 0.5)
 
 
+@pytest.mark.parametrize("decay", [0.0, 0.9])
+def test_the_evaluated_model_predicts_what_is_evaluated(decay):
+    run = toys.trainer(
+        toys.on_cpu(
+            lambda: keras.Sequential(
+                [toys.classifier(), keras.layers.BatchNormalization(), keras.layers.Dropout(0.5)]
+            )
+        ),
+        keras.optimizers.SGD(1.0),
+        num_towers=2,
+        global_batch_size=8,
+        moving_average_decay=decay,
+    )
+    run.fit(toys.batch(8, [3], seed=step) for step in range(5))
+    images, labels = toys.batch(64, [3], seed=9)
+    before = run.state_sha256()
+    model = run.evaluated_model()
+    logits = model.predict(images, verbose=0)
+    found = run.evaluate([(images, labels)])
+    assert found.accuracy == (logits.argmax(axis=1) == labels).mean()
+    assert found.loss == pytest.approx(oracle.cross_entropy(logits, labels), rel=1e-5)
+    of_last_weights = run.state.model.predict(images, verbose=0)
+    assert np.allclose(of_last_weights, logits, rtol=1e-3) == (decay == 0.0)
+    for weight in model.trainable_variables:  # a copy: nothing of the run's
+        weight.assign(weight + 1.0)
+    assert run.state_sha256() == before
+
+
+def test_a_frozen_layer_is_copied_too():
+    model = toys.classifier()
+    model.get_layer("hidden").trainable = False
+    run = toys.trainer(model, global_batch_size=4, moving_average_decay=0.9)
+    run.fit([toys.batch(4, [3])] * 3)
+    copy = run.evaluated_model()
+    for mine, hidden in zip(copy.get_weights()[:2], model.get_weights()[:2], strict=True):
+        np.testing.assert_array_equal(mine, hidden)
+    for mine, average in zip(copy.get_weights()[2:], run.state.averages, strict=True):
+        np.testing.assert_array_equal(mine, average)
+
+
+class OfFunction(keras.Model):
+    """A model that Keras copies as far as its constructor's arguments can be written down."""
+
+    def __init__(self, function, units=2):
+        super().__init__()
+        self.function, self.dense = function, keras.layers.Dense(units)
+
+    def call(self, images):
+        return self.function(self.dense(images))
+
+
+class Forgetful(keras.Model):
+    """A model whose config does not say its size."""
+
+    def __init__(self, units=2):
+        super().__init__()
+        self.dense = keras.layers.Dense(units)
+
+    def call(self, images):
+        return self.dense(images)
+
+    def get_config(self):
+        return {}
+
+
+@pytest.mark.parametrize(
+    "build, message",
+    [
+        (
+            lambda: OfFunction(lambda outputs: outputs),
+            "Keras cannot copy the model: a subclass such as OfFunction",
+        ),
+        (lambda: Forgetful(3), "Keras's copy of the model has other variables: get_config of Forg"),
+    ],
+)
+def test_a_model_that_keras_cannot_copy_is_named(build, message):
+    model = toys.on_cpu(build)
+    model(np.zeros([1, 3], np.float32))  # builds it
+    run = toys.trainer(model, global_batch_size=2, moving_average_decay=0.5)
+    with pytest.raises(ValueError, match=message):
+        run.evaluated_model()
+
+
 def test_averages_start_at_the_weights_and_follow_their_type():
     model = toys.on_cpu(
         lambda: keras.Sequential([keras.Input([2]), keras.layers.Dense(3, dtype="float64")])

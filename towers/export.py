@@ -2,8 +2,6 @@
 
 import os
 
-import keras
-
 from towers import evaluation, run_folder, trainer
 
 
@@ -32,7 +30,7 @@ def final_model(
     Raises:
       RunFolderError: it cannot be written.
     """
-    model = copy_with_weights(tower_trainer)
+    model = tower_trainer.evaluated_model()
     partial = folder.path / "final_model.partial.keras"
     try:
         with run_folder.writing(folder.final_model):
@@ -51,17 +49,3 @@ def final_model(
         summary |= {"split": split, "accuracy": result.accuracy, "count": result.count}
     run_folder.write_json(folder.final_summary, summary)
     return summary
-
-
-def copy_with_weights(tower_trainer: trainer.Trainer) -> keras.Model:
-    """A copy of the model that holds the evaluated weights and the batch-norm state."""
-    trained = tower_trainer.state.model
-    model = keras.models.clone_model(trained)
-    weights = tower_trainer.evaluated_weights()
-    for variable, value in zip(model.trainable_variables, weights, strict=True):
-        variable.assign(value)
-    for variable, value in zip(
-        model.non_trainable_variables, trained.non_trainable_variables, strict=True
-    ):
-        variable.assign(value.value)
-    return model

@@ -28,6 +28,10 @@ from towers import (
 class Trainer:
     """One set of weights, trained by several towers.
 
+    The model given to it is updated in place and holds the last weights: so `model.predict` and
+    `model.save` use these. With moving averages `evaluate` uses others, which `evaluated_model`
+    gives.
+
     Making one turns TensorFlow's rewriting of graphs off for the process, by
     `devices.run_graphs_as_written`.
 
@@ -222,6 +226,8 @@ class Trainer:
     def fit(self, batches: Iterable, steps: int | None = None) -> list[float]:
         """Trains on batches; stops after `steps`, or with the last batch.
 
+        It leaves the last weights in the model; `evaluated_model` has those that are evaluated.
+
         Args:
           batches: of (images, labels) or (images, labels, sample_weight), as `train_step` takes.
           steps: at most so many; None for all.
@@ -242,6 +248,8 @@ class Trainer:
     def evaluate(self, batches: Iterable) -> evaluation.Evaluation:
         """Evaluates a classifier: its moving-average weights, where they are kept.
 
+        These are the weights of `evaluated_model`, and not those that `model.predict` uses.
+
         Args:
           batches: of (images [n, ...], labels) or (images, labels, sample_weight [n]); labels are
             integer [n] or [n, 1], the model's outputs are logits [n, num_classes] of two classes or
@@ -259,6 +267,23 @@ class Trainer:
         return list(self.state.averages) or [
             weight.value for weight in self.state.model.trainable_variables
         ]
+
+    def evaluated_model(self) -> keras.Model:
+        """A copy of the model with the weights that `evaluate` uses, to predict with or to save.
+
+        Raises:
+          ValueError: Keras cannot copy the model.
+        """
+        self._trainable.check()
+        trained = self.state.model
+        with tf.device(devices.PARAMETER_DEVICE):
+            model = _clone(trained)
+        values = {id(weight): weight.value for weight in trained.variables}
+        weights = zip(trained.trainable_variables, self.evaluated_weights(), strict=True)
+        values |= {id(weight): value for weight, value in weights}
+        for variable, original in zip(model.variables, trained.variables, strict=True):
+            variable.assign(values[id(original)])
+        return model
 
     def activations(self, images: tf.Tensor) -> dict[str, tf.Tensor]:
         """Layer to its activation for this worker's first microbatch of the coming step.
@@ -355,6 +380,24 @@ def _is_nonlinear(layer: keras.layers.Layer) -> bool:
     if isinstance(layer, (keras.layers.ReLU, keras.layers.Activation)):
         return True
     return getattr(layer, "activation", None) not in (None, keras.activations.linear)
+
+
+def _clone(model: keras.Model) -> keras.Model:
+    try:
+        copy = keras.models.clone_model(model)
+        if not copy.built:
+            copy.build_from_config(model.get_build_config())
+    except (NotImplementedError, TypeError, ValueError) as error:
+        raise ValueError(
+            f"Keras cannot copy the model: a subclass such as {type(model).__name__} needs "
+            "get_config, with all that its constructor takes"
+        ) from error
+    if [v.shape for v in copy.variables] != [v.shape for v in model.variables]:
+        raise ValueError(
+            f"Keras's copy of the model has other variables: get_config of {type(model).__name__} "
+            "has to say all that its constructor takes"
+        )
+    return copy
 
 
 def _indices(model: keras.Model, decayed: list[keras.Variable]) -> dict[str, int]:
