@@ -268,6 +268,13 @@ def test_what_is_no_classifier_has_no_right_answers(labels, outputs):
     assert tower.count_correct(labels, outputs) is None
 
 
+def test_workers_join_what_has_none():
+    own = tower.TowerResult([tf.ones([1])], {"total": tf.ones([2])}, None, None, [])
+    joined = tower.joined([own, own])
+    assert joined.correct is None
+    np.testing.assert_array_equal(joined.losses["total"], np.ones(4))
+
+
 @pytest.mark.parametrize("jit_compile", [False, True])
 @pytest.mark.parametrize("num_towers", [1, 2])
 def test_a_regression_is_trained_without_them(num_towers, jit_compile):
