@@ -109,6 +109,7 @@ def parse(argv, values=flags.FLAGS):
       SystemExit: with 2, for a flag is unknown, or its value is not of its type; stderr says which.
         With 0, for help or the version was asked for and shown.
     """
+    provide_output()
     try:
         rest = [argument for argument in values(argv, known_only=True) if argument != "--"]
         if rest[1:2] == ["-h"]:
@@ -194,6 +195,23 @@ def _shown(text):
 
 def _one_line(error):
     return " ".join(str(error).removeprefix("ERROR:: ").split())[:300]
+
+
+def provide_output():
+    """Sees to it that what is printed cannot end the process: it is lost, or escaped.
+
+    Where stdin, stdout or stderr is closed, the next file that is opened would take its place, and
+    what TensorFlow prints would go into it.
+    """
+    for descriptor in range(3):
+        try:
+            os.fstat(descriptor)
+        except OSError:
+            os.open(os.devnull, os.O_RDWR)  # takes the lowest number that is free, this one
+    sys.stdout = sys.stdout or open(1, "w", closefd=False)  # noqa: SIM115  for good
+    sys.stderr = sys.stderr or open(2, "w", closefd=False)  # noqa: SIM115
+    if hasattr(sys.stdout, "reconfigure"):  # an ASCII terminal, and a folder with another name
+        sys.stdout.reconfigure(errors="backslashreplace")
 
 
 def provide_open_files():

@@ -159,3 +159,54 @@ def test_every_command_has_help(module, tmp_path):
     assert f"python -m {module}" in done.stdout or "usage: " in done.stdout
     assert max(map(len, done.stdout.splitlines())) <= 80
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.whole_program
+class TestOutputThatCannotBe:
+    """Closed, or of ASCII alone: the run goes its way."""
+
+    SHORT = ("--dataset=shapes", "--global_batch_size=24", "--max_steps=1", "--num_microbatches=1")
+
+    @pytest.mark.parametrize("closed", ["<&-", ">&-", ">&- 2>&-", "<&- >&- 2>&-"])
+    def test_closed_streams(self, tmp_path, cache_home, closed):
+        script = scripts.ROOT / "train.py"
+        flags = [*self.SHORT, "--summary_every_steps=0", f"--train_dir={tmp_path / 'run'}"]
+        done = subprocess.run(
+            ["sh", "-c", f'exec "$@" {closed}', "sh", sys.executable, str(script), *flags],
+            capture_output=True,
+            env=os.environ | {"XDG_CACHE_HOME": str(cache_home)},
+            timeout=300,
+        )
+        assert (done.returncode, done.stderr) == (0, b"")
+        assert scripts.final_summary(tmp_path / "run")["step"] == 1
+
+    @pytest.mark.parametrize("flag", ["--help", "--version", "--zzz"])
+    def test_words_alone_with_stdout_closed(self, flag):
+        done = subprocess.run(
+            [
+                "sh",
+                "-c",
+                'exec "$@" >&-',
+                "sh",
+                sys.executable,
+                str(scripts.ROOT / "eval.py"),
+                flag,
+            ],
+            stderr=subprocess.PIPE,
+            text=True,
+            timeout=60,
+        )
+        assert done.returncode == (2 if flag == "--zzz" else 0)
+        assert done.stderr.count("\n") == (1 if flag == "--zzz" else 0)
+
+    def test_a_terminal_of_ascii_and_a_folder_of_more(self, command, tmp_path, monkeypatch):
+        monkeypatch.setenv("PYTHONIOENCODING", "ascii")
+        folder = tmp_path / "läufe-日本"
+        for script in ("train.py", "eval.py"):
+            flags = self.SHORT if script == "train.py" else ()
+            done = command(script, f"--train_dir={folder}", *flags)
+            assert (done.returncode, done.stderr) == (0, "")
+        assert (
+            "l\\xe4ufe-\\u65e5\\u672c"
+            in command("train.py", f"--train_dir={folder}", *self.SHORT).stdout
+        )

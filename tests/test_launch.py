@@ -144,3 +144,10 @@ def test_handlers_are_put_back():
     before = signal.getsignal(signal.SIGTERM)
     assert launch.run([sys.executable, "-S", "-c", ""], 1) == 0
     assert signal.getsignal(signal.SIGTERM) is before
+
+
+@pytest.mark.parametrize("closed", ["stdout", "stderr"])
+def test_output_that_was_closed_before_ends_nobody(monkeypatch, closed):
+    monkeypatch.setattr(sys, closed, None)
+    program = f"import sys; [print('line', file=sys.{closed}) for _ in range(20_000)]"
+    assert launch.run([sys.executable, "-S", "-c", program], 1) == 0

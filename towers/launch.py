@@ -129,6 +129,8 @@ def _pass_on(stream, to, prefix: bytes, unread: threading.Event) -> None:
     """Copies whole lines, so that those of two workers do not mix."""
     with stream:
         for line in stream:
+            if to is None:  # was closed before this program began
+                continue
             try:
                 to.buffer.write(prefix + line if line.endswith(b"\n") else prefix + line + b"\n")
                 to.flush()
