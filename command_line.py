@@ -117,6 +117,8 @@ def parse(argv, values=flags.FLAGS):
         problem = _unknown(rest[1], values) if rest[1:] and rest[1].startswith("-") else None
     except flags.IllegalFlagValueError as error:
         problem = _illegal(error, values)
+    except RecursionError:
+        problem = "--flagfile: too many files that name the next one"
     except UnicodeDecodeError as error:
         problem = f"--flagfile: is not text: {error}"
     except (flags.Error, ValueError) as error:  # ValueError: absl's own, for --noflag=value
