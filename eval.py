@@ -7,9 +7,13 @@ Any number of towers will do. Each evaluation adds a line to eval.jsonl in the
 run's folder, and to TensorBoard.
 """
 
+import os
 import sys
 
 from absl import app, flags
+
+if sys.flags.safe_path:  # else Python has added this folder itself
+    sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
 
 import command_line
 

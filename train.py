@@ -14,6 +14,9 @@ import sys
 
 from absl import app, flags
 
+if sys.flags.safe_path:  # else Python has added this folder itself
+    sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
+
 import command_line
 
 # A recipe is a named set of defaults; a flag that is given overrides it. `tutorial` is what the

@@ -69,7 +69,8 @@ def main(arguments: Sequence[str]) -> int:
 
 def _make_parser() -> flags.Parser:
     parser = flags.Parser(
-        prog="python -m laboratory", description=laboratory.__doc__.splitlines()[0]
+        prog="python -m laboratory",
+        description=laboratory.__doc__ and laboratory.__doc__.splitlines()[0],
     )
     add, number = parser.add_argument, parser.add_number
     add("compare", nargs="?", help="the word compare: run several rules, side by side")

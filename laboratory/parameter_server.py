@@ -288,7 +288,8 @@ def main(arguments: Sequence[str]) -> int:
         serve()
         return 0
     parser = flags.Parser(
-        prog="python -m laboratory.parameter_server", description=__doc__.splitlines()[0]
+        prog="python -m laboratory.parameter_server",
+        description=__doc__ and __doc__.splitlines()[0],
     )
     parser.add_number("workers", 3, int, 1, 16, "processes besides the server's")
     parser.add_number("gradients", 300, int, 30, 100_000, "how many are applied")

@@ -19,7 +19,7 @@ import lessons
 def main() -> int:
     """Lists or runs; returns the exit code."""
     parser = argparse.ArgumentParser(
-        prog="python -m lessons", description=lessons.__doc__.splitlines()[0]
+        prog="python -m lessons", description=lessons.__doc__ and lessons.__doc__.splitlines()[0]
     )
     parser.add_argument("name", nargs="?", help="a lesson, or all; none lists them")
     parser.add_argument("--write", action="store_true", help="write docs/lessons, and its figures")

@@ -248,6 +248,6 @@ def reading_order() -> str:
 
 if __name__ == "__main__":
     argparse.ArgumentParser(
-        prog="python -m lessons.drawing", description=__doc__.splitlines()[0]
+        prog="python -m lessons.drawing", description=__doc__ and __doc__.splitlines()[0]
     ).parse_args()
     main()

@@ -9,7 +9,9 @@ import threading
 import time
 
 import pytest
+import scripts
 
+import towers
 from towers import launch
 
 HEAD = """
@@ -151,3 +153,23 @@ def test_output_that_was_closed_before_ends_nobody(monkeypatch, closed):
     monkeypatch.setattr(sys, closed, None)
     program = f"import sys; [print('line', file=sys.{closed}) for _ in range(20_000)]"
     assert launch.run([sys.executable, "-S", "-c", program], 1) == 0
+
+
+@pytest.mark.whole_program
+@pytest.mark.parametrize("variable", ["PYTHONOPTIMIZE=2", "PYTHONSAFEPATH=1"])
+def test_it_starts_train_py_however_python_was_told_to_run(variable, tmp_path):
+    """Without docstrings; or without the script's folder among those of modules."""
+    name, _, value = variable.partition("=")
+    (tmp_path / "towers").symlink_to(scripts.ROOT / "towers")  # as if it was installed
+    script = str(scripts.ROOT / "train.py")
+    done = subprocess.run(
+        [sys.executable, "-m", "towers.launch", "--workers=2", "--", script, "--version"],
+        cwd=tmp_path,
+        env=os.environ | {"PYTHONPATH": str(tmp_path), name: value},
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    assert (done.returncode, done.stderr) == (0, "")
+    version = f"towers {towers.__version__}"
+    assert sorted(done.stdout.splitlines()) == [f"[0] {version}", f"[1] {version}"]

@@ -25,6 +25,7 @@ OF_CLOCK_AND_PLACE = (
     "count_of_workers",
     "accuracy_of_workers",
 )
+_USAGE = "usage: python -m towers.compare RUN_A RUN_B"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -231,9 +232,9 @@ def main(arguments: Sequence[str]) -> int:
     if len(arguments) != 2 or any(argument.startswith("-") for argument in arguments):
         asked = set(arguments) & {"-h", "--help"}
         if asked:
-            print(__doc__)
+            print(__doc__ or _USAGE)  # python -OO leaves docstrings out
             return 0
-        print("usage: python -m towers.compare RUN_A RUN_B", file=sys.stderr)
+        print(_USAGE, file=sys.stderr)
         return 2
     noise.quiet_loggers()
     folders = [run_folder.RunFolder(argument) for argument in arguments]

@@ -28,7 +28,7 @@ _KILLED_AFTER_SECONDS = 30.0  # of the first failure; workers notice one within 
 def main(argv: Sequence[str] | None = None) -> int:
     """Runs the workers to their end; returns the exit code."""
     parser = argparse.ArgumentParser(
-        prog="python -m towers.launch", description=__doc__.splitlines()[0]
+        prog="python -m towers.launch", description=__doc__ and __doc__.splitlines()[0]
     )
     parser.add_argument("--workers", type=int, required=True, help="how many processes")
     parser.add_argument("script", help="such as train.py")

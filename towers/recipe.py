@@ -336,7 +336,9 @@ def parse(arguments: Sequence[str]) -> tuple[Recipe, int, str, int]:
       SettingsError: a flag is unknown, missing, out of its range, or not for the optimizer.
     """
     parser = _Parser(
-        "python -m towers.recipe", description=__doc__.splitlines()[0], allow_abbrev=False
+        "python -m towers.recipe",
+        description=__doc__ and __doc__.splitlines()[0],
+        allow_abbrev=False,
     )
     parser.add_argument("--from_towers", required=True, help="towers (GPUs) of the recipe")
     parser.add_argument("--to_towers", required=True, help="towers to convert it for")
