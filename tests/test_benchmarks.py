@@ -14,6 +14,7 @@ import tensorflow as tf
 from benchmarks import (
     fast,
     growth,
+    memory,
     operations,
     start,
     step_time,
@@ -276,6 +277,13 @@ def test_growth_measures_time_and_memory(monkeypatch):
 
 
 @pytest.mark.whole_program
+def test_memory_measures_whole_runs():
+    rows = memory.measure(megabytes=3)
+    assert [row["run"] for row in rows] == ["decodes", "from the cache"]
+    assert all(row["peak_megabytes"] > row["images_megabytes"] == 3 for row in rows)
+    assert memory.as_row(rows[0]).startswith("| decodes | 3 | ")
+
+
 def test_start_measures_a_command_from_the_shell(monkeypatch):
     monkeypatch.chdir(scripts.ROOT)
     options = argparse.Namespace(dataset="shapes", data_dir=None, steps=2)

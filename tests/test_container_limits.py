@@ -4,6 +4,7 @@ from pathlib import Path
 
 import psutil
 import pytest
+import scripts
 
 import container_limits
 from input_pipeline import decoded
@@ -169,3 +170,12 @@ class TestMemory:
             decoded.DataError, match="its images take 9.0 GB .* 4.0 GB of memory is available"
         ):
             decoded.check_memory("the set is too large: its images", 9 * GB)
+
+    def test_a_run_says_so_in_one_line(self, tmp_path, monkeypatch):
+        monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+        assert scripts.train(tmp_path / "run", "--max_steps=1").returncode == 0
+        monkeypatch.setattr(container_limits, "available_memory", lambda: 5_000_000)
+        done = scripts.train(tmp_path / "run", "--max_steps=2")
+        assert (done.returncode, done.stdout) == (1, "")
+        assert "the data set is too large: its images take 0.0 GB" in done.stderr
+        assert done.stderr.count("\n") == 1

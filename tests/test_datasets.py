@@ -190,7 +190,7 @@ def test_another_number_of_examples_than_the_description_has_is_named(data_dir, 
 
 @pytest.mark.parametrize(
     ("needed", "available", "fits"),
-    [(3e9, 3.6e9, True), (3e9, 3.5e9, False), (2e8, 4e8, True), (3e8, 5e8, False)],
+    [(3e9, 3.8e9, True), (3e9, 3.6e9, False), (2e8, 4e8, True), (3e8, 5e8, False)],
 )
 def test_images_may_have_what_training_leaves_and_half_where_they_are_small(
     monkeypatch, needed, available, fits
