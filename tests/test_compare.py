@@ -180,6 +180,14 @@ def test_what_a_run_began_with_and_went_on_with_is_named(copy, runs, capsys):
     ]
 
 
+def test_evaluations_of_other_splits_are_not_compared(copy, runs, capsys):
+    text = (copy / "metrics.jsonl").read_text()
+    (copy / "metrics.jsonl").write_text(text.replace('"split": "test"', '"split": "validation"'))
+    code, lines = compared(capsys, runs / "one", copy)
+    assert code == 0
+    assert "evaluations: none that both runs have" in lines
+
+
 class TestWhatCannotBeCompared:
     def explained(self, capsys, *folders):
         assert compare.main([str(folder) for folder in folders]) == 2

@@ -107,7 +107,7 @@ def partings(a: run_folder.RunFolder, b: run_folder.RunFolder) -> Iterator[Parti
       RunFolderError: `metrics.jsonl` is damaged.
       CheckpointError: a checkpoint is.
     """
-    lines_a, lines_b = _lines(a), _lines(b)
+    lines_a, lines_b = _of_common_splits(_lines(a), _lines(b))
     for what, select, describe in (
         ("hashes of the state", _hashes, _parts_that_differ),
         ("logged steps", _logged, _values_that_differ),
@@ -133,6 +133,18 @@ def _lines(folder: run_folder.RunFolder) -> list[dict]:
         if "state_sha256" in line and not isinstance(line.get("parts_sha256"), dict):
             raise run_folder.RunFolderError(f"{folder.metrics}: line {number} has no parts_sha256")
     return lines
+
+
+def _of_common_splits(
+    a: Sequence[Mapping], b: Sequence[Mapping]
+) -> tuple[list[Mapping], list[Mapping]]:
+    """Without the evaluations of a split that only one of the runs has evaluated."""
+    splits = [{line["split"] for line in lines if "split" in line} for lines in (a, b)]
+    common = splits[0] & splits[1]
+    kept_a, kept_b = (
+        [line for line in lines if line.get("split") in common | {None}] for lines in (a, b)
+    )
+    return kept_a, kept_b
 
 
 def _hashes(lines: Sequence[Mapping]) -> dict[int, Mapping]:
