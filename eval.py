@@ -93,7 +93,9 @@ def check_flags(argv):
     for name in ("train_dir", "dataset", "data_dir", "num_towers", "global_batch_size"):
         if given[name].value is not None:
             settings.check_value(name, given[name].value)
-    settings.check_text("checkpoint", given.checkpoint or "")
+    if given.checkpoint is not None:
+        settings.check_text("checkpoint", given.checkpoint)
+        settings.check_run_path("checkpoint", given.checkpoint)
     if given.split is not None:
         settings.check_split("split", given.split)
     if not 0 < given.eval_interval_seconds <= A_DAY:

@@ -224,7 +224,9 @@ flags.declare_key_flag("version")  # of command_line
 def main(argv):
     """Trains, and returns the exit code."""
     # Until the training takes its signals over, and saves a checkpoint first.
-    signal.signal(signal.SIGTERM, lambda number, _: sys.exit(stopped_at_once(number)))
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        if signal.getsignal(number) != signal.SIG_IGN:  # as SIGHUP is under nohup
+            signal.signal(number, lambda number, _: sys.exit(stopped_at_once(number)))
     try:
         command_line.provide_open_files()
         return run_or_explain(argv)

@@ -352,7 +352,7 @@ def read(builder: "tfds.core.DatasetBuilder", split: str) -> decoded.Decoded:
         f"--dataset={builder.name} is too large: {count:,} images of {list(shape)}",
         count * math.prod(shape),
     )
-    images, labels = decoded.empty((count, *shape)), np.empty(count, np.int32)
+    images, labels = decoded.empty((count, *shape)), np.empty(count, np.int64)
     first = 0
     try:  # TFDS sees to it that there are just `count`
         for batch in _in_order(builder, split, _examples_at_a_time(shape)).as_numpy_iterator():
@@ -367,7 +367,9 @@ def read(builder: "tfds.core.DatasetBuilder", split: str) -> decoded.Decoded:
         ) from error
     if not count:
         raise decoded.DataError(f"{builder.name} in {builder.data_path}: {split} is empty.")
-    return decoded.Decoded(images, labels, tuple(builder.info.features["label"].names))
+    names = tuple(builder.info.features["label"].names)
+    decoded.check(decoded.Decoded(images, labels, names), f"{builder.name}, {split}")
+    return decoded.Decoded(images, labels.astype(np.int32), names)  # all are below len(names)
 
 
 def _num_examples(builder: "tfds.core.DatasetBuilder", split: str) -> int:

@@ -407,6 +407,15 @@ class TestFind:
     def test_by_step_name_or_path(self, folder, name):
         assert checkpoints.find(folder, name.format(folder)) == str(folder / "step-4")
 
+    def test_the_runs_own_comes_before_one_in_the_current_folder(
+        self, folder, tmp_path, monkeypatch
+    ):
+        here = tmp_path / "here"
+        here.mkdir()
+        (here / "step-4.index").write_bytes((folder / "step-4.index").read_bytes())
+        monkeypatch.chdir(here)
+        assert checkpoints.find(folder, "step-4") == str(folder / "step-4")
+
     @pytest.mark.parametrize("name", ["3", "step-3", "/elsewhere/step-4", "best", "..", ""])
     def test_what_is_missing_is_named_beside_what_is_there(self, folder, name):
         with pytest.raises(

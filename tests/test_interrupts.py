@@ -12,7 +12,9 @@ def send(number: int) -> None:
     os.kill(os.getpid(), number)
 
 
-@pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 143), (signal.SIGINT, 130)])
+@pytest.mark.parametrize(
+    ("number", "code"), [(signal.SIGTERM, 143), (signal.SIGINT, 130), (signal.SIGHUP, 129)]
+)
 def test_a_signal_is_remembered(number, code):
     with interrupts.Interrupts() as asked:
         send(number)
@@ -24,6 +26,17 @@ def test_without_a_signal_nothing_is_asked():
     with interrupts.Interrupts() as asked:
         assert asked.received is None
         assert asked.exit_code() == 0
+
+
+def test_a_sighup_that_nohup_ignores_stays_ignored():
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    try:
+        with interrupts.Interrupts() as asked:
+            send(signal.SIGHUP)
+            assert asked.received is None
+        assert signal.getsignal(signal.SIGHUP) == signal.SIG_IGN
+    finally:
+        signal.signal(signal.SIGHUP, before)
 
 
 def test_a_second_ctrl_c_acts_at_once():

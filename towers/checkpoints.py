@@ -290,7 +290,8 @@ def find(folder: Path, name: str) -> str:
       CheckpointError: there is no such checkpoint.
     """
     wanted = name.removesuffix(".index")
-    candidates = [Path(wanted), folder / wanted, folder / f"{PREFIX}-{wanted}"]
+    # The run's own first: the current folder may hold one of the same name.
+    candidates = [folder / f"{PREFIX}-{wanted}", folder / wanted, Path(wanted)]
     for candidate in candidates:
         if _STEP.search(candidate.name) and Path(f"{candidate}.index").is_file():
             return str(candidate)

@@ -1,25 +1,30 @@
-"""Ctrl-C and SIGTERM as a question that a loop asks between two steps."""
+"""Ctrl-C, SIGTERM and SIGHUP as a question that a loop asks between two steps."""
 
 import signal
 
 
 class Interrupts:
-    """While entered, remembers the first SIGINT or SIGTERM instead of acting on it.
+    """While entered, remembers the first SIGINT, SIGTERM or SIGHUP instead of acting on it.
 
-    A second Ctrl-C acts at once, as it does elsewhere.
+    A second Ctrl-C acts at once, as it does elsewhere. SIGHUP, which a terminal sends as it closes,
+    stays ignored where it is, as under nohup.
 
     Attributes:
       received: the signal's number, or None.
     """
 
-    SIGNALS = (signal.SIGINT, signal.SIGTERM)
+    SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
     def __init__(self):
         self.received: int | None = None
         self._before = {}
 
     def __enter__(self) -> "Interrupts":
-        self._before = {number: signal.signal(number, self._note) for number in self.SIGNALS}
+        self._before = {
+            number: signal.signal(number, self._note)
+            for number in self.SIGNALS
+            if signal.getsignal(number) != signal.SIG_IGN
+        }
         return self
 
     def __exit__(self, *_):

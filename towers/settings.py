@@ -212,6 +212,17 @@ def check_text(name: str, text: str) -> None:
         )
 
 
+def check_run_path(name: str, path: str) -> None:
+    """Checks the path of a run or of a checkpoint, wherever it was read.
+
+    Raises:
+      SettingsError: TensorFlow would take it for a pattern, or it is not local.
+    """
+    holds, allowed = _RUN_PATH
+    if not holds(path):
+        raise SettingsError(f"--{name}={shown(path)}: must be {allowed}")
+
+
 def is_of(value: object, of_type) -> bool:
     """Whether a value, perhaps read from JSON, is of an annotated type."""
     if isinstance(of_type, types.UnionType):
@@ -252,6 +263,12 @@ _TYPES = {field.name: field.type for field in dataclasses.fields(TrainSettings)}
 _TEXT = re.compile(r"[^\x00-\x1f\x7f-\x9f\ud800-\udfff]{0,4096}")
 _LARGEST_FLOAT32 = (2 - 2**-23) * 2.0**127
 
+# TensorFlow reads these characters as patterns: a run in `lr?` would delete checkpoints of `lr1`.
+_PATTERN = re.compile(r"[*?\[\]\\]")
+_RUN_PATH = (
+    lambda value: value and "://" not in value and not _PATTERN.search(value),
+    "a local path without the characters * ? [ ] and \\, which TensorFlow reads as patterns",
+)
 _AT_LEAST_1 = (lambda value: value >= 1, "at least 1")
 _AT_LEAST_0 = (lambda value: value >= 0, "at least 0")
 _ABOVE_0 = (lambda value: value > 0, "above 0")
@@ -266,8 +283,8 @@ _SPLIT = (
 )
 
 _RANGES = {
-    "train_dir": (bool, "a folder"),
-    "begin_from": (bool, "the folder of a run, or a checkpoint"),
+    "train_dir": _RUN_PATH,
+    "begin_from": _RUN_PATH,
     "num_towers": _PARTS,
     "worker_index": _AT_LEAST_0,
     "worker_wait_seconds": (lambda value: 0 < value <= 1e6, "above 0 and at most 1e6"),
@@ -283,7 +300,8 @@ _RANGES = {
     "base_batch_size": _BATCH,
     "momentum": _SHARE,
     "weight_decay": _AT_LEAST_0,
-    "clip_norm": _AT_LEAST_0,
+    # Its inverse has to be a number that processors do not round to 0.
+    "clip_norm": (lambda value: value == 0 or 1e-30 <= value <= 1e30, "0, or 1e-30 to 1e30"),
     "label_smoothing": _SHARE,
     "moving_average_decay": _SHARE,
     "intra_op_threads": _PARTS,
