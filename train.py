@@ -414,7 +414,14 @@ def run_with(workers, chosen, dry_run):
         evaluation_count=len(evaluated.images),
         evaluation_split=chosen.eval_split,
     )
-    run_of_this = training.Run(trainer, folder, plan, data, session.run_sha256(config))
+    run_of_this = training.Run(
+        trainer,
+        folder,
+        plan,
+        data,
+        run_sha256=settings.run_sha256(config),
+        begins_elsewhere=config["resolved"]["begins_from"] is not None,
+    )
     return session.train(run_of_this, config)
 
 

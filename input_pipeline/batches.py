@@ -253,8 +253,8 @@ def evaluation_batches(
 def as_tensor(images: np.ndarray) -> tf.Tensor:
     """A tensor in the array's own memory, so that a large data set is there once.
 
-    The array cannot be written to from then on. One that does not begin where tensors do
-    (`decoded.empty` makes those that do), or has gaps, is copied.
+    The array cannot be written to from then on. One that cannot be written to already, does not
+    begin where tensors do (`decoded.empty` makes those that do), or has gaps, is copied.
     """
     aligned = images.ctypes.data % decoded.TENSOR_ALIGNMENT == 0
     if not (aligned and images.flags.c_contiguous and images.flags.writeable):

@@ -1,7 +1,6 @@
 """A run that met NaN or too little memory is no dead end: its advice can be followed."""
 
 import json
-import re
 import shutil
 
 import numpy as np
@@ -9,7 +8,7 @@ import pytest
 import scripts
 import tensorflow as tf
 
-from towers import checkpoints, trainer
+from towers import checkpoints, settings, trainer
 
 pytestmark = pytest.mark.usefixtures("cache")
 
@@ -38,9 +37,7 @@ class TestTheSameSettings:
             tmp_path / "new", *FLAGS, f"--begin_from={four_steps}", "--max_steps=6"
         )
         assert done.returncode == 0, done.stderr
-        assert re.search(
-            r"  begins from +\S+/step-4, at 96 examples", " ".join(done.stdout.split("\n"))
-        )
+        assert "/step-4, at 96 examples seen, which is step 4 here" in " ".join(done.stdout.split())
         assert scripts.contents(four_steps) == before
         scripts.train(tmp_path / "whole", *FLAGS, "--max_steps=6")
         ours, whole = state_at(tmp_path / "new", 6), state_at(tmp_path / "whole", 6)
@@ -84,6 +81,8 @@ class TestOtherSettings:
         done = scripts.train(tmp_path, *adam, f"--begin_from={four_steps}", "--max_steps=5")
         assert done.returncode == 0, done.stderr
         assert "slots begin anew" in " ".join(done.stdout.split())
+        after = state_at(tmp_path, 5)
+        assert after["optimizer/0"] == 1  # of one update, where the old optimizer has made four
 
     def test_a_wider_type_leaves_the_loss_scale_behind(self, tmp_path):
         narrow = (*FLAGS, "--compute_dtype=float16", "--max_steps=2")
@@ -105,7 +104,31 @@ class TestOtherSettings:
         some = (*FLAGS, f"--begin_from={tmp_path / 'none'}", "--max_steps=2")
         assert scripts.train(tmp_path / "some", *some).returncode == 0
         before, after = state_at(tmp_path / "none", 2), state_at(tmp_path / "some", 2)
-        np.testing.assert_array_equal(after["moving_averages/0"], before["weights/0"])
+        averages = [name for name in after if name.startswith("moving_averages/")]
+        assert len(averages) == len([name for name in before if name.startswith("weights/")])
+        for name in averages:
+            np.testing.assert_array_equal(after[name], before[f"weights/{name.partition('/')[2]}"])
+
+    def test_a_loss_scale_goes_on_where_both_have_one(self, tmp_path):
+        narrow = (*FLAGS, "--compute_dtype=float16", "--max_steps=2")
+        assert scripts.train(tmp_path / "one", *narrow).returncode == 0
+        again = (*narrow, f"--begin_from={tmp_path / 'one'}")
+        assert scripts.train(tmp_path / "two", *again).returncode == 0
+        before, after = state_at(tmp_path / "one", 2), state_at(tmp_path / "two", 2)
+        for name, value in before.items():
+            assert after[name].tobytes() == value.tobytes(), name
+
+    def test_statistics_of_each_begin_at_the_models_where_there_were_none(self, tmp_path):
+        resnet = (*FLAGS, "--model=resnet", "--max_steps=2")
+        assert scripts.train(tmp_path / "mean", *resnet).returncode == 0
+        each = (*resnet, "--batch_norm_statistics=each", f"--begin_from={tmp_path / 'mean'}")
+        assert scripts.train(tmp_path / "each", *each).returncode == 0
+        state = state_at(tmp_path / "each", 2)
+        kept = [name for name in state if name.startswith("statistics_of_each/")]
+        assert kept
+        for name in kept:
+            shared = state[f"model_state/{name.partition('/')[2]}"]
+            np.testing.assert_array_equal(state[name], np.stack([shared] * 2))
 
 
 class TestTheNewRun:
@@ -155,7 +178,7 @@ class TestWhatIsRefused:
         (tmp_path / "old").mkdir()
         shutil.copy(four_steps / "config.json", tmp_path / "old")
         error = self.refused(tmp_path / "new", f"--begin_from={tmp_path / 'old'}")
-        assert f"{tmp_path}/old/checkpoints holds no whole checkpoint" in error
+        assert f"{tmp_path}/old/checkpoints holds no such checkpoint" in error
 
     def test_another_network(self, four_steps, tmp_path):
         error = self.refused(tmp_path / "new", f"--begin_from={four_steps}", "--model=resnet")
@@ -168,12 +191,69 @@ class TestWhatIsRefused:
         assert "its 96 examples seen are no whole number of batches of --global_batch_size=36" in (
             error
         )
-        assert "such as 32" in error
+        assert "; 32 would fit" in error
 
     def test_past_the_end(self, four_steps, tmp_path):
         done = scripts.train(tmp_path, *FLAGS, f"--begin_from={four_steps}", "--max_steps=3")
         assert done.returncode == 1
         assert "the run is at step 4, past the end that was asked for, step 3" in done.stderr
+
+    def test_a_run_whose_configuration_was_edited(self, four_steps, tmp_path):
+        shutil.copytree(four_steps, tmp_path / "old")
+        path = tmp_path / "old" / "config.json"
+        config = json.loads(path.read_text())
+        config["settings"]["global_batch_size"] = "24"
+        path.write_text(json.dumps(config))
+        error = self.refused(tmp_path / "new", f"--begin_from={tmp_path / 'old'}")
+        assert "its config.json is not that of a run" in error
+
+    def test_a_checkpoint_under_another_steps_name(self, four_steps, tmp_path):
+        shutil.copytree(four_steps, tmp_path / "old")
+        for file in (tmp_path / "old" / "checkpoints").glob("step-*"):
+            if file.name.startswith("step-2."):
+                file.rename(file.with_name(file.name.replace("step-2", "step-40")))
+            else:
+                file.unlink()
+        error = self.refused(tmp_path / "new", f"--begin_from={tmp_path / 'old'}")
+        assert "step-40 holds step 2, and its name says 40" in error
+
+
+def test_what_it_began_from_defines_a_run_and_not_its_path(four_steps, tmp_path):
+    """The same step of the same run is the same beginning; another step is another run."""
+    shutil.copytree(four_steps, tmp_path / "copy")
+    beginnings = {
+        "folder": four_steps,
+        "copy": tmp_path / "copy",
+        "path": four_steps / "checkpoints" / "step-4",
+        "earlier": four_steps / "checkpoints" / "step-2",
+    }
+    hashes = {}
+    for name, beginning in beginnings.items():
+        folder = tmp_path / f"from_{name}"
+        done = scripts.train(folder, *FLAGS, f"--begin_from={beginning}", "--max_steps=5")
+        assert done.returncode == 0, done.stderr
+        hashes[name] = settings.run_sha256(json.loads((folder / "config.json").read_text()))
+    assert hashes["folder"] == hashes["copy"] == hashes["path"] != hashes["earlier"]
+
+
+class TestAnAttemptWithoutACheckpoint:
+    def test_leaves_nothing_in_the_run_that_begins_anew(self, four_steps, tmp_path):
+        verify = ("--verify_every_steps=1", "--summary_every_steps=0")
+        failed = scripts.train(tmp_path / "run", *verify, "--learning_rate=1e20")
+        assert failed.returncode == 1
+        events = list((tmp_path / "run" / "train").iterdir())
+        again = scripts.train(tmp_path / "run", *verify, "--seed=1")
+        assert again.returncode == 0, again.stderr
+        assert not any(path.exists() for path in events)
+        assert scripts.train(tmp_path / "fresh", *verify, "--seed=1").returncode == 0
+        ours, fresh = scripts.hash_lines(tmp_path / "run"), scripts.hash_lines(tmp_path / "fresh")
+        assert ours == fresh
+
+    def test_nor_in_one_that_begins_elsewhere(self, four_steps, tmp_path):
+        assert scripts.train(tmp_path, *FLAGS, "--learning_rate=1e20").returncode == 1
+        done = scripts.train(tmp_path, *FLAGS, f"--begin_from={four_steps}", "--max_steps=6")
+        assert done.returncode == 0, done.stderr
+        assert [line["step"] for line in scripts.training_lines(tmp_path)] == [5, 6]
 
 
 class TestTheAdvice:
@@ -193,8 +273,9 @@ class TestTheAdvice:
             done = scripts.train(tmp_path / "old", *FLAGS)
         assert done.returncode == 1
         assert done.stderr.endswith(
-            f"The last good checkpoint is {tmp_path}/old/checkpoints/step-2. To go on from it with "
-            f"other settings, give them with --begin_from={tmp_path}/old and a new --train_dir.\n"
+            f"The newest checkpoint is {tmp_path}/old/checkpoints/step-2. To go on from it or from "
+            f"an earlier one with other settings, give them with --begin_from={tmp_path}/old, or a "
+            "checkpoint in it, and a new --train_dir.\n"
         )
         advised = (f"--begin_from={tmp_path}/old", "--learning_rate=0.01", "--clip_norm=1")
         done = scripts.train(tmp_path / "new", *FLAGS, *advised)
@@ -254,6 +335,17 @@ class TestTheFirstCheckpoint:
         assert done.returncode == 1
         assert "the run has saved checkpoints, the first at step 3, and" in done.stderr
         assert (tmp_path / "metrics.jsonl").read_bytes() == before
+
+    def test_whose_mark_a_kill_prevented_is_marked_as_the_run_goes_on(self, four_steps, tmp_path):
+        shutil.copytree(four_steps, tmp_path / "run")
+        path = tmp_path / "run" / "config.json"
+        config = json.loads(path.read_text())
+        del config["first_checkpoint"]
+        path.write_text(json.dumps(config))
+        (tmp_path / "run" / "final_model.json").unlink()
+        done = scripts.train(tmp_path / "run", *FLAGS, "--max_steps=5")
+        assert "continuing at step 4" in done.stdout
+        assert json.loads(path.read_text())["first_checkpoint"] == 4
 
 
 class TestACheckpointThatIsNotTheRuns:

@@ -382,7 +382,7 @@ def test_a_checkpoint_that_cannot_be_written_leaves_those_before_it(tmp_path):
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, limits)
     assert str(error.value).startswith(f"checkpoint {tmp_path}/step-4 cannot be written: ")
-    assert str(error.value).endswith(f"The last good checkpoint is {tmp_path}/step-2.")
+    assert str(error.value).endswith(f"The newest checkpoint is {tmp_path}/step-2.")
     assert "{{" not in str(error.value)
     assert {path.name: path.read_bytes() for path in tmp_path.iterdir()} == before
     assert kept.save() == str(tmp_path / "step-4")

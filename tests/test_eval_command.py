@@ -4,6 +4,7 @@ import dataclasses
 import json
 import os
 import re
+import shutil
 import signal
 import time
 
@@ -221,6 +222,32 @@ class TestFollowing:
         assert of_own[0]["checkpoint"] == f"{folder}/checkpoints/step-20"
         assert list((folder / "eval_other-set_test").iterdir())  # a TensorBoard run of its own
 
+    def test_another_run_in_the_folder_is_said(self, unfinished, monkeypatch):
+        """As when a run without a checkpoint begins anew with other settings."""
+        forget_evaluations(unfinished)
+        path = unfinished / "config.json"
+        before = path.read_text()
+
+        def begin_another(*_):
+            config = json.loads(before)
+            config["settings"]["seed"] = 1
+            path.write_text(json.dumps(config))
+
+        monkeypatch.setattr(assessment, "_wait", begin_another)
+        try:
+            done, _ = evaluate(unfinished, *self.FLAGS)
+        finally:
+            path.write_text(before)
+        assert done.returncode == 1
+        assert "another run has begun here since; give the same command again" in done.stderr
+
+    def test_a_folder_that_was_removed_is_said(self, unfinished, monkeypatch, tmp_path):
+        shutil.copytree(unfinished, tmp_path / "run")
+        monkeypatch.setattr(assessment, "_wait", lambda *_: shutil.rmtree(tmp_path / "run"))
+        done = scripts.run("eval", f"--train_dir={tmp_path / 'run'}", *self.FLAGS)
+        assert done.returncode == 1
+        assert "there is no run here" in done.stderr
+
     def test_waits_for_a_training_that_has_not_begun(self, tmp_path, monkeypatch):
         def train_meanwhile(_):
             monkeypatch.undo()  # others sleep, too
@@ -294,6 +321,9 @@ def test_one_that_follows_comes_back_to_a_checkpoint_that_is_written_anew(tmp_pa
     class Assess:
         def newest_evaluated(self):
             return -1
+
+        def check_same_run(self):
+            return None
 
         def __call__(self, path):
             asked.append(index.read_bytes())

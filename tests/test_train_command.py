@@ -696,7 +696,9 @@ class TestALossThatIsNotFinite:
         assert done.stderr.count("\n") == 1
         step = int(re.search(r"step (\d+)", done.stderr)[1])
         newest = tmp_path / "checkpoints" / f"step-{step - 1}"
-        assert f"The last good checkpoint is {newest}. To go on from it with other" in done.stderr
+        assert f"The newest checkpoint is {newest}. To go on from it or from an earlier one" in (
+            done.stderr
+        )
         files = sorted((tmp_path / "checkpoints").glob("*.index"))
         assert [file.stem for file in files] == [f"step-{n}" for n in range(1, step)]
         for file in files:
@@ -861,7 +863,9 @@ class TestTooLittleMemory:
                 "anew.\n"
             )
         else:
-            assert done.stderr.endswith(f"with --begin_from={tmp_path} and a new --train_dir.\n")
+            assert done.stderr.endswith(
+                f"with --begin_from={tmp_path}, or a checkpoint in it, and a new --train_dir.\n"
+            )
 
     def test_is_not_taken_for_a_full_disk(self, tmp_path, monkeypatch):
         def no_memory(*_, **__):

@@ -1,6 +1,7 @@
 """Evaluating the checkpoints of a run: what `eval.py` does once it has its data."""
 
 import functools
+import os
 import re
 import time
 from collections.abc import Iterable, Mapping, Sequence
@@ -160,6 +161,18 @@ class Assessment:
         flip = "_flip" if self._test_time_flip else ""
         return summaries.file_writer(self._folder.path / f"eval{of_data}_{self._split}{flip}")
 
+    def check_same_run(self) -> None:
+        """Checks that the folder still holds the run that this was made for.
+
+        Raises:
+          RunFolderError: it holds another one, or none.
+        """
+        if settings.run_sha256(config_of(self._folder)) != settings.run_sha256(self._config):
+            raise run_folder.RunFolderError(
+                f"--train_dir={self._folder.path}: another run has begun here since; give the same "
+                "command again to follow it"
+            )
+
     def newest_evaluated(self) -> int:
         """The newest step in `eval.jsonl` that was evaluated in this way; -1 if there is none."""
         if not self._folder.evaluations.exists():
@@ -184,7 +197,7 @@ class Assessment:
           CheckpointError: the checkpoint cannot be restored.
           TrainingError: the examples counted are not those of the split.
         """
-        run_sha256 = session.run_sha256(self._config)
+        run_sha256 = settings.run_sha256(self._config)
         checkpoints.restore(self._checkpoint, path, partial=True, run_sha256=run_sha256)
         with training.enough_memory():
             result = self._evaluator(self._batches)
@@ -194,7 +207,7 @@ class Assessment:
         line = {
             "step": at_step,
             "epoch": examples_seen / derived["examples_per_epoch"],
-            "checkpoint": path,
+            "checkpoint": os.path.abspath(path),
         } | self._way()
         class_names = tuple(derived["class_names"])
         metrics = result.as_metrics()
@@ -275,11 +288,15 @@ def follow(assess: Assessment, folder: run_folder.RunFolder, interval_seconds: f
 
     Returns:
       The exit code: 0, or the convention's for a signal.
+
+    Raises:
+      RunFolderError: the folder was removed, or holds another run now.
     """
     evaluated = assess.newest_evaluated()
     passed_over: set[tuple] = set()
     with interrupts.Interrupts() as asked:
         while True:
+            assess.check_same_run()
             # Asked before the look for checkpoints: the last one is written before the summary.
             finished = _has_finished(folder)
             for path in checkpoints.after(folder.checkpoints, evaluated):

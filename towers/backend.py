@@ -36,7 +36,8 @@ def _chosen() -> tuple[str, str]:
         config = json.loads(file.read_text(encoding="utf-8"))
     except (OSError, ValueError):  # Keras goes on without it
         config = {}
-    return str(file), config.get("backend", "tensorflow")
+    named = config.get("backend") if isinstance(config, dict) else None
+    return str(file), named or "tensorflow"
 
 
 def _home() -> Path:

@@ -5,74 +5,89 @@ memory than there is, can go on with others all the same: as a new run, in a fol
 begins from one of its checkpoints, at the same number of examples seen.
 """
 
-from collections.abc import Mapping, Sequence
+import hashlib
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
-import keras
 import numpy as np
 import tensorflow as tf
 
 from towers import batch_norm, checkpoints, run_folder, settings, step
 
 
-def look(given: str, config: Mapping) -> dict:
+def look(given: str, config: Mapping, check_config: Callable[[Mapping, Path], None]) -> dict:
     """Finds the checkpoint that a run begins from, and checks that it can.
 
     Args:
       given: the folder of a run, for its newest whole checkpoint; or a checkpoint's path.
       config: of the run that begins.
+      check_config: (config, folder) raises a RunFolderError for what is no run's `config.json`.
 
     Returns:
-      For the new run's `config.json`: `checkpoint`, its path; `examples_seen`, in it; `first_step`,
-      the step of the new run that this is; `optimizer`, whether its slots are taken over.
+      For the new run's `config.json`: `checkpoint`, its path; `sha256`, of all values in it;
+      `examples_seen`, in it; `first_step`, the step of the new run that this is; `optimizer`,
+      whether its slots are taken over.
 
     Raises:
-      settings.SettingsError: there is no such checkpoint, or it does not fit.
+      SettingsError: there is no such checkpoint, or it does not fit.
     """
-    path, earlier = _find(given)
+    path, earlier = _find(given, check_config)
     chosen, before = config["settings"], earlier["settings"]
-    try:
-        _check_same(given, chosen["model"], before["model"], "--model")
-        same_data = (c["resolved"]["data_sha256"][:12] for c in (config, earlier))
-        _check_same(given, *same_data, "the images' sha256")
-        examples_seen = checkpoints.step_of(path) * before["global_batch_size"]
-        slots = all(chosen[name] == before[name] for name in ("optimizer", "nesterov"))
-        slots &= bool(chosen["momentum"]) == bool(before["momentum"])
-    except (KeyError, TypeError) as error:
-        raise settings.SettingsError(
-            f"--begin_from={given}: its config.json lacks {error}"
-        ) from error
-    batch = chosen["global_batch_size"]
+    _check_same(given, chosen["model"], before["model"], "--model")
+    same_data = (c["resolved"]["data_sha256"][:12] for c in (config, earlier))
+    _check_same(given, *same_data, "the images' sha256")
+    values = checkpoints.read(path)
+    examples_seen, batch = int(values["examples_seen"]), chosen["global_batch_size"]
     if examples_seen % batch:
+        fitting = _fitting_batch(examples_seen, batch, chosen["num_microbatches"])
         raise settings.SettingsError(
             f"--begin_from={given}: its {examples_seen:,} examples seen are no whole number of "
-            f"batches of --global_batch_size={batch}; give one that divides them, such as "
-            f"{_largest_divisor(examples_seen, batch)}"
+            f"batches of --global_batch_size={batch}"
+            + (f"; {fitting} would fit" if fitting else "")
         )
+    same_slots = all(chosen[name] == before[name] for name in ("optimizer", "nesterov"))
+    same_slots &= bool(chosen["momentum"]) == bool(before["momentum"])
     return {
         "checkpoint": path,
+        "sha256": _sha256(values),
         "examples_seen": examples_seen,
         "first_step": examples_seen // batch,
-        "optimizer": slots,
+        "optimizer": same_slots,
     }
+
+
+def _sha256(values: Mapping[str, np.ndarray]) -> str:
+    digest = hashlib.sha256()
+    for name, value in values.items():
+        digest.update(f"{name}{value.dtype}{value.shape}".encode())
+        digest.update(np.ascontiguousarray(value).tobytes())
+    return digest.hexdigest()
 
 
 def is_valid(begins: object) -> bool:
     """Whether what was read from a `config.json` is what `look` gives, or None."""
-    kinds = {"checkpoint": str, "examples_seen": int, "first_step": int, "optimizer": bool}
+    kinds = {
+        "checkpoint": str,
+        "sha256": str,
+        "examples_seen": int,
+        "first_step": int,
+        "optimizer": bool,
+    }
     return begins is None or (
         isinstance(begins, dict)
         and all(isinstance(begins.get(name), kind) for name, kind in kinds.items())
     )
 
 
-def _find(given: str) -> tuple[str, dict]:
+def _find(given: str, check_config: Callable) -> tuple[str, dict]:
     """The checkpoint's path, and the configuration of its run."""
     place = Path(given)
     is_run = place.is_dir()
     folder = run_folder.RunFolder(str(place if is_run else place.parent.parent))
     try:
         earlier = folder.read_config() if folder.config.exists() else None
+        if earlier is not None:
+            check_config(earlier, folder.path)
     except run_folder.RunFolderError as error:
         reason = str(error).partition(": ")[2]
         raise settings.SettingsError(f"--begin_from={given}: {reason}") from error
@@ -81,22 +96,19 @@ def _find(given: str) -> tuple[str, dict]:
             f"--begin_from={given}: must be the folder of a run, or a checkpoint in one such as "
             "runs/first/checkpoints/step-500"
         )
+    paths = list(reversed(checkpoints.by_step(folder.checkpoints).values()))
     if not is_run:
+        paths = [path for path in paths if Path(path).name == place.name.removesuffix(".index")]
+    problem = f"{folder.checkpoints} holds no such checkpoint"
+    for path in paths:
         try:
-            path = checkpoints.find(folder.checkpoints, str(place))
             checkpoints.check_whole(path)
+            checkpoints.check_origin(path, settings.run_sha256(earlier))
         except checkpoints.CheckpointError as error:
-            raise settings.SettingsError(f"--begin_from={given}: {error}") from error
-        return path, earlier
-    for path in reversed(checkpoints.by_step(folder.checkpoints).values()):
-        try:
-            checkpoints.check_whole(path)
-        except checkpoints.DamagedCheckpointError:
-            continue
-        return path, earlier
-    raise settings.SettingsError(
-        f"--begin_from={given}: {folder.checkpoints} holds no whole checkpoint"
-    )
+            problem = str(error)
+        else:
+            return path, earlier
+    raise settings.SettingsError(f"--begin_from={given}: {problem}")
 
 
 def _check_same(given: str, now, before, name: str) -> None:
@@ -106,8 +118,10 @@ def _check_same(given: str, now, before, name: str) -> None:
         )
 
 
-def _largest_divisor(examples: int, at_most: int) -> int:
-    return next(size for size in range(at_most, 0, -1) if examples % size == 0)
+def _fitting_batch(examples: int, at_most: int, num_microbatches: int) -> int | None:
+    """The largest batch that divides the examples and into microbatches; None if there is none."""
+    sizes = range(at_most - at_most % num_microbatches, 0, -num_microbatches)
+    return next((size for size in sizes if examples % size == 0), None)
 
 
 def restore(state: step.TrainState, begins: Mapping) -> None:
@@ -115,7 +129,7 @@ def restore(state: step.TrainState, begins: Mapping) -> None:
 
     Weights, batch-norm state and counters are the checkpoint's. Moving averages are, too, or begin
     at the weights where it has none. The optimizer's slots are, where the new run has the same
-    optimizer; a loss scale begins anew.
+    optimizer, and the loss scale, where both have one.
 
     Args:
       state: of the new run, at step 0.
@@ -127,6 +141,8 @@ def restore(state: step.TrainState, begins: Mapping) -> None:
     path = begins["checkpoint"]
     checkpoints.check_whole(path)
     values = checkpoints.read(path)
+    if _sha256(values) != begins["sha256"]:
+        raise checkpoints.CheckpointError(f"checkpoint {path} was changed since the run began")
     model = state.model
     weights = _part(values, "weights")
     _assign(path, "weights", model.trainable_variables, weights)
@@ -137,8 +153,10 @@ def restore(state: step.TrainState, begins: Mapping) -> None:
         _assign(path, "moving_averages", state.averages, averages)
     _assign_statistics(state, _part(values, "statistics_of_each"))
     if begins["optimizer"]:
-        slots = _without_loss_scale(state.optimizer)
-        _assign(path, "optimizer", slots, _part(values, "optimizer")[-len(slots) :])
+        found, slots = _part(values, "optimizer"), list(state.optimizer.variables)
+        if len(found) != len(slots):  # one of the two has a loss scale, which comes first
+            slots = list(getattr(state.optimizer, "inner_optimizer", state.optimizer).variables)
+        _assign(path, "optimizer", slots, found[-len(slots) :])
     state.step.assign(begins["first_step"])
     state.examples_seen.assign(begins["examples_seen"])
 
@@ -171,7 +189,3 @@ def _assign_statistics(state: step.TrainState, values: Sequence[np.ndarray]) -> 
     for variable, place in zip(state.statistics_of_each, places, strict=True):
         shared = state.model.non_trainable_variables[place].value
         variable.assign(tf.stack([shared] * variable.shape[0]))
-
-
-def _without_loss_scale(optimizer: keras.optimizers.Optimizer) -> list[keras.Variable]:
-    return list(getattr(optimizer, "inner_optimizer", optimizer).variables)

@@ -192,7 +192,7 @@ class Checkpoints:
     def describe_newest(self) -> str:
         """A sentence for a person whose run has to stop."""
         newest = self._manager.latest_checkpoint
-        return f"The last good checkpoint is {newest}." if newest else "There is no checkpoint yet."
+        return f"The newest checkpoint is {newest}." if newest else "There is no checkpoint yet."
 
 
 def _remove_unfinished(folder: Path) -> None:
@@ -234,8 +234,16 @@ def check_whole(path: str) -> None:
         raise kind(f"checkpoint {path}: {noise.reason(error)}") from error
 
 
-def _check_origin(path: str, run_sha256: str) -> None:
-    """Checks that a whole checkpoint is of this run, and of the step in its name."""
+def check_origin(path: str, run_sha256: str) -> None:
+    """Checks that a whole checkpoint is of a run, and of the step in its name.
+
+    Args:
+      path: without ending.
+      run_sha256: of the run, as given to `Checkpoints`.
+
+    Raises:
+      CheckpointError: it is of another run, or was renamed.
+    """
     reader = tf.train.load_checkpoint(path)
     of_run, at_step = (
         reader.get_tensor(f"{name}{_VALUE}") if reader.has_tensor(f"{name}{_VALUE}") else None
@@ -243,8 +251,8 @@ def _check_origin(path: str, run_sha256: str) -> None:
     )
     if of_run is None or of_run.decode() != run_sha256:
         raise CheckpointError(
-            f"checkpoint {path} is of another run, with other settings or images; each run is "
-            "continued and evaluated with its own --train_dir"
+            f"checkpoint {path} is of another run, with other settings or images; move its files "
+            "to where that run is"
         )
     if at_step != step_of(path):
         raise CheckpointError(
@@ -270,7 +278,7 @@ def restore(
         has others, or cannot be opened.
     """
     check_whole(path)  # by itself, TensorFlow would find the damage when half is done
-    _check_origin(path, run_sha256)
+    check_origin(path, run_sha256)
     try:
         status = checkpoint.restore(path)
         # Said now, for otherwise TensorFlow warns of each variable left over, even after an error.

@@ -4,12 +4,16 @@ What is wrong raises a TypeError or a ValueError of one sentence: what was given
 shape and not by its values, and what is expected.
 """
 
+import contextlib
 import math
+import re
 from collections.abc import Iterator, Mapping
 
 import keras
 import numpy as np
 import tensorflow as tf
+
+_LABEL_OUT_OF_RANGE = re.compile(r"label value of (-?\d+) which is outside .*\[0, (\d+)\)")
 
 # What Keras's own training calls, and towers do not.
 _OF_KERAS_S_TRAINING = ("train_step", "test_step", "compute_loss", "compute_metrics")
@@ -217,3 +221,36 @@ def weights(given, examples: int, dtype: type, of: str = "") -> np.ndarray:
     if not (np.isfinite(weight).all() and (weight >= 0).all()):
         raise ValueError("sample_weight: every weight must be finite and at least 0")
     return weight
+
+
+def without_weight_0(labels: tf.Tensor, weight: np.ndarray) -> tf.Tensor:
+    """The labels, with 0 in place of those of weight 0: what stands there leaves no trace.
+
+    Args:
+      labels: [n, ...].
+      weight: [n].
+    """
+    if (weight > 0).all():
+        return labels
+    counted = tf.reshape(weight > 0, [-1] + [1] * (labels.shape.rank - 1))
+    return tf.where(counted, labels, tf.zeros_like(labels))
+
+
+@contextlib.contextmanager
+def labels_in_range() -> Iterator[None]:
+    """Says in one sentence what TensorFlow's cross entropy on a CPU says of a label without output.
+
+    Raises:
+      ValueError: it was said while this was entered.
+    """
+    try:
+        yield
+    except tf.errors.InvalidArgumentError as error:
+        found = _LABEL_OUT_OF_RANGE.search(str(error))
+        if found is None:
+            raise
+        label, num_classes = found.groups()
+        raise ValueError(
+            f"a label is {label}: the model has {num_classes} outputs, for labels from 0 to "
+            f"{int(num_classes) - 1}"
+        ) from error

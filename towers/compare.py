@@ -89,13 +89,12 @@ def _described(folder: run_folder.RunFolder) -> tuple[dict, dict]:
             "number of workers": derived["num_workers"],
             "worker_reduction": chosen["worker_reduction"],
             "tower devices": derived["tower_devices"],
-            "sha256 of the images": derived["data_sha256"][:12],
         }
         if not stretches.are_valid(config.get("stretches")):
             raise TypeError("stretches")
         began_on = config["stretches"][0]["runs_on"]
         began_with = {f"began with {name}": value for name, value in began_on.items()}
-        return settings.run_defining(chosen), place | began_with
+        return settings.defining(config), place | began_with
     except (KeyError, TypeError, AttributeError) as error:
         raise run_folder.RunFolderError(f"{folder.config}: is not that of a run") from error
 

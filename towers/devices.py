@@ -83,6 +83,14 @@ def are_cpus(tower_devices: Sequence[str]) -> bool:
     return all(device.startswith("/CPU") for device in tower_devices)
 
 
+def kinds(tower_devices: Sequence[str]) -> str:
+    """What kind of device the towers are on: `CPU`, or the names of the GPUs."""
+    if are_cpus(tower_devices):
+        return "CPU"
+    details = map(tf.config.experimental.get_device_details, tf.config.list_physical_devices("GPU"))
+    return ", ".join(sorted({detail.get("device_name", "GPU") for detail in details}))
+
+
 def available_cores() -> int:
     """The cores this process may use, at least 1.
 

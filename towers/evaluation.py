@@ -172,7 +172,9 @@ class Evaluator:
             images, labels, weight = checks.batch(batch)
             n = labels.shape[0]
             weight = np.ones(n) if weight is None else checks.weights(weight, n, np.float64)
-            outputs, num_classes = self._outputs(images, labels)
+            labels = checks.without_weight_0(labels, weight)
+            with checks.labels_in_range():
+                outputs, num_classes = self._outputs(images, labels)
             of_examples = labels.numpy().reshape(n)
             _check_labels(of_examples[weight > 0], num_classes)
             seen.append(_Seen(of_examples, weight, *outputs))

@@ -41,8 +41,8 @@ def import_tensorflow() -> None:
 def quiet_loggers() -> None:
     """Lets TensorFlow and TFDS log nothing below an error: for commands, not for an import.
 
-    A program that imports this package has loggers of its own to set. Who asked for TensorFlow's
-    notices gets these too, and a level that is set already stays.
+    A program that imports this package has loggers of its own to set. A level that is set already
+    stays, and nothing is quieted where TF_CPP_MIN_LOG_LEVEL asks for TensorFlow's notices.
     """
     if os.environ.get(LOG_LEVEL, SILENT) != SILENT:
         return

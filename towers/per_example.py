@@ -69,13 +69,22 @@ class PerExample:
         Raises:
           ValueError: there is not one loss per example, or outputs have a mask that is not heeded.
         """
-        losses = tf.convert_to_tensor(self._loss_fn(labels, outputs))
+        losses = self._losses(labels, outputs)
         self._check(labels, outputs, losses)
         if losses.shape.rank == 1:
             return losses
         if losses.dtype in (tf.bfloat16, tf.float16):
             losses = tf.cast(losses, tf.float32)
         return tf.reduce_mean(losses, axis=list(range(1, losses.shape.rank)))
+
+    def _losses(self, labels, outputs) -> tf.Tensor:
+        losses = self._loss_fn(labels, outputs)
+        try:
+            return tf.convert_to_tensor(losses)
+        except (ValueError, TypeError) as error:
+            raise TypeError(
+                f"{self._name} gives {checks.described(losses)}: {_EXPECTED}"
+            ) from error
 
     def _check(self, labels, outputs, losses: tf.Tensor) -> None:
         """Once for each kind of batch. Called while the step is traced."""
@@ -106,7 +115,7 @@ class PerExample:
             return tf.TensorSpec([2 * first, *others], tensor.dtype)
 
         specs = tf.nest.map_structure(doubled, (labels, outputs))
-        traced = tf.function(self._loss_fn, autograph=False)
+        traced = tf.function(self._losses, autograph=False)
         try:
             return traced.get_concrete_function(*specs).structured_outputs.shape
         except (ValueError, TypeError, tf.errors.OpError) as error:

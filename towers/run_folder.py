@@ -110,6 +110,17 @@ class RunFolder:
             raise RunFolderError(f"--train_dir={self.path}: config.json is gone")
         write_json(self.config, config | {FIRST_CHECKPOINT: step})
 
+    def remove_events(self) -> None:
+        """Removes the TensorBoard files of an attempt that left no checkpoint.
+
+        Raises:
+          RunFolderError: one cannot be removed.
+        """
+        for folder in (self.train_events, self.eval_events):
+            with writing(folder):
+                for path in folder.glob("events.out.tfevents.*"):
+                    path.unlink()
+
     def drop_metrics_after(self, step: int) -> list[dict]:
         """Removes lines of `metrics.jsonl` that a continued run will write again.
 

@@ -3,8 +3,6 @@
 import contextlib
 import dataclasses
 import functools
-import hashlib
-import json
 import os
 import shutil
 import sys
@@ -30,6 +28,7 @@ from towers import (
     schedules,
     settings,
     sizes,
+    start_table,
     stretches,
     trainer,
     training,
@@ -131,8 +130,8 @@ def check_alike(workers: collectives.Workers, chosen: settings.TrainSettings) ->
     """
     given = dataclasses.asdict(chosen)
     shared = {name: value for name, value in given.items() if name not in _OF_ONE_WORKER}
-    software = {f"version of {name}": number for name, number in stretches.software().items()}
-    _check_same(workers, shared | software)
+    versions = {f"version of {name}": text for name, text in stretches.versions().items()}
+    _check_same(workers, shared | versions)
     kinds = workers.exchange(devices.processor())
     if workers.is_chief and len(set(kinds)) > 1:
         print(
@@ -364,8 +363,22 @@ def config(
             "class_names": list(plan.class_names),
             **data,
         },
-        "stretches": stretches.extended([], 0, stretches.environment()),
+        "stretches": stretches.extended(
+            [], 0, stretches.environment() | _arithmetic(chosen, tower_devices)
+        ),
     }
+
+
+def _arithmetic(chosen: settings.TrainSettings, tower_devices: tuple[str, ...]) -> dict[str, str]:
+    """What computes and how it is added up, as far as it shows in the last bits."""
+    num_workers = len(chosen.workers) or 1
+    num_towers = len(tower_devices) * num_workers
+    in_tree = num_towers in start_table.same_bits(chosen.num_microbatches)
+    if chosen.worker_reduction == "ring" and num_workers > 2:
+        order = f"around a ring of {num_workers} workers"
+    else:
+        order = "along the tree" if in_tree else f"by {num_towers} towers that are no part of it"
+    return {"devices": devices.kinds(tower_devices), "order of additions": order}
 
 
 # What a run that goes on, or an evaluation, reads of a config.json beside the settings.
@@ -391,7 +404,7 @@ def check_config(config: Mapping, train_dir: str | Path) -> None:
             raise ValueError("settings and resolved have to be objects")
         for name in settings.names():
             if name not in chosen:
-                raise ValueError(f"{name} is missing")
+                raise ValueError(f"{name} is missing; another version of towers may have made it")
             settings.check_value(name, chosen[name])
         trainer.check_sizes(chosen["global_batch_size"], chosen["num_microbatches"], num_towers=1)
         for name, of_type in _READ_OF_RESOLVED.items():
@@ -417,23 +430,16 @@ def check_same_run(earlier: Mapping, config: Mapping) -> None:
     Raises:
       RunFolderError: names each setting that differs.
     """
-    different = run_folder.differences(_defining(earlier), _defining(config))
+    began, now = ({"begin_from": c["settings"]["begin_from"]} for c in (earlier, config))
+    # What it began from is the earlier run's, whether or not it is still there.
+    now |= settings.defining(_with_begins(config, earlier["resolved"]["begins_from"]))
+    different = run_folder.differences(began | settings.defining(earlier), now)
     if different:
         raise run_folder.RunFolderError(
             f"--train_dir={config['settings']['train_dir']} holds a run with other settings: "
             f"{'; '.join(different)}. Give the run's own settings to continue it, or choose "
             "another --train_dir"
         )
-
-
-def _defining(config: Mapping) -> dict:
-    data = config["resolved"]["data_sha256"][:12]
-    return settings.run_defining(config["settings"]) | {"sha256 of the images": data}
-
-
-def run_sha256(config: Mapping) -> str:
-    """A hash of what defines a run: runs that have it in common have every bit in common."""
-    return hashlib.sha256(json.dumps(_defining(config), sort_keys=True).encode()).hexdigest()
 
 
 def with_beginning(workers: collectives.Workers, config: Mapping, earlier: Mapping | None) -> dict:
@@ -454,9 +460,12 @@ def with_beginning(workers: collectives.Workers, config: Mapping, earlier: Mappi
             check_same_run(earlier, config)
             return earlier["resolved"]["begins_from"]
         given = config["settings"]["begin_from"]
-        return given and begin_from.look(given, config)
+        return given and begin_from.look(given, config, check_config)
 
-    begins = workers.from_chief(look)
+    return _with_begins(config, workers.from_chief(look))
+
+
+def _with_begins(config: Mapping, begins: Mapping | None) -> dict:
     return dict(config) | {"resolved": config["resolved"] | {"begins_from": begins}}
 
 
@@ -593,8 +602,8 @@ def _train_as_chief(run: training.Run, config: Mapping, earlier: Mapping | None)
         )
     if earlier is None:
         _say_begins_anew(folder, config)
-    config = _with_stretches(config, earlier if restored else None, at_step)
-    run.drop_later_metrics()
+    config = _with_stretches(config, earlier, restored, at_step)
+    run.drop_later_metrics(anew=restored is None)
     folder.create(config)
     run.workers.from_chief(lambda: None)
     run.trainer.broadcast_state()
@@ -616,7 +625,9 @@ def _say_begins_anew(folder: run_folder.RunFolder, config: Mapping) -> None:
     before = folder.read_config()
     if before is None:
         return
-    changed = run_folder.differences(_defining(before), _defining(config), "so far it")
+    changed = run_folder.differences(
+        settings.defining(before), settings.defining(config), "so far it"
+    )
     print(
         f"the run in {folder.path} has no checkpoint yet and begins anew"
         f"{': ' if changed else ''}{'; '.join(changed)}",
@@ -624,16 +635,19 @@ def _say_begins_anew(folder: run_folder.RunFolder, config: Mapping) -> None:
     )
 
 
-def _with_stretches(config: Mapping, earlier: Mapping | None, at_step: int) -> dict:
+def _with_stretches(
+    config: Mapping, earlier: Mapping | None, restored: str | None, at_step: int
+) -> dict:
     """The configuration with what the run ran on so far; says what has changed."""
-    so_far = earlier["stretches"] if earlier else []
-    now = stretches.extended(so_far, at_step, stretches.environment())
+    so_far = earlier["stretches"] if earlier and restored else []
+    now = stretches.extended(so_far, at_step, config["stretches"][-1]["runs_on"])
     if so_far and now[-1]["first_step"] == at_step:
         for change in stretches.changes(now[-2:]):
             print(f"{change}: the last bits may not be those of a run without this", flush=True)
-    marked = (earlier or {}).get(run_folder.FIRST_CHECKPOINT)
-    mark = {} if marked is None else {run_folder.FIRST_CHECKPOINT: marked}
-    return dict(config) | {"stretches": now} | mark
+    if not restored:
+        return dict(config) | {"stretches": now}
+    first = earlier.get(run_folder.FIRST_CHECKPOINT, checkpoints.step_of(restored))
+    return dict(config) | {"stretches": now, run_folder.FIRST_CHECKPOINT: first}
 
 
 def _say_finished(folder: run_folder.RunFolder, final: Mapping) -> None:

@@ -5,12 +5,15 @@ the value and what is allowed.
 """
 
 import dataclasses
+import hashlib
 import itertools
+import json
 import math
 import re
 import reprlib
 import types
 import typing
+from collections.abc import Mapping
 
 from towers import (
     batch_norm,
@@ -330,7 +333,6 @@ _CHOICES = {
 # Settings that decide which weights a run ends with. The rest say where the work is done, when it
 # is reported and when it ends, and may change when a run is continued.
 RUN_DEFINING = (
-    "begin_from",
     "dataset",
     "model",
     "global_batch_size",
@@ -361,8 +363,23 @@ RUN_DEFINING = (
 )
 
 
-def run_defining(settings: dict) -> dict:
-    """Of resolved settings, those that a continued run must share, by flag name."""
+def defining(config: Mapping) -> dict:
+    """Of a run's `config.json`, what decides the weights that it ends with, by name."""
+    derived, begins = config["resolved"], config["resolved"]["begins_from"]
+    return run_defining(config["settings"]) | {
+        "sha256 of the images": derived["data_sha256"][:12],
+        "sha256 of what it began from": begins and begins["sha256"][:12],
+    }
+
+
+def run_sha256(config: Mapping) -> str:
+    """A hash over `defining`: two runs that have it in common are the same run."""
+    text = json.dumps(defining(config), sort_keys=True)
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
+def run_defining(settings: Mapping) -> dict:
+    """Of resolved settings, those that decide the weights that a run ends with, by flag name."""
     defining = {name: settings[name] for name in RUN_DEFINING}
     if settings["learning_rate_schedule"] in ("cosine", "linear"):
         defining["train_epochs"] = settings["train_epochs"]

@@ -29,20 +29,23 @@ _KERNEL_VARIABLES = (
 )
 
 
-def software() -> dict[str, str]:
-    """Name to value of what all workers of a run have to share: versions, environment variables."""
-    versions = {module.__name__: module.__version__ for module in (towers, tf, keras, np)}
-    given = {name: os.environ[name] for name in _KERNEL_VARIABLES if name in os.environ}
-    return versions | given
+def versions() -> dict[str, str]:
+    """Package to version, of those that all workers of a run have to share."""
+    return {module.__name__: module.__version__ for module in (towers, tf, keras, np)}
 
 
 def environment() -> dict[str, str | None]:
-    """Name to value of everything outside the settings that may show in the last bits."""
-    return software() | {
-        "python": platform.python_version(),
-        "processor": devices.processor(),
-        "git revision": _git_revision(),
-    }
+    """Name to value of what this process runs on, outside the settings."""
+    given = {name: os.environ[name] for name in _KERNEL_VARIABLES if name in os.environ}
+    return (
+        versions()
+        | given
+        | {
+            "python": platform.python_version(),
+            "processor": devices.processor(),
+            "git revision": _git_revision(),
+        }
+    )
 
 
 def _git_revision() -> str | None:
@@ -66,7 +69,7 @@ def extended(
     Args:
       stretches: so far; empty where a run begins.
       first_step: the step it goes on from. Stretches that began there or later left nothing.
-      runs_on: `environment()`, now.
+      runs_on: `environment()` and more of the kind, now.
 
     Returns:
       `stretches`, with one more where `runs_on` is not what the last one ran on; each has

@@ -190,6 +190,7 @@ class Trainer:
         if sample_weight is not None:
             size = self._size_of_batch()
             weight = checks.weights(sample_weight, self.worker_batch_size, np.float32, size)
+            labels = checks.without_weight_0(labels, weight)
             sample_weight = tf.convert_to_tensor(weight)
         return self._update(images, labels, sample_weight, parts)
 
@@ -199,7 +200,7 @@ class Trainer:
 
     def _update(self, *batch) -> step.StepResult:
         try:
-            with self.workers.watched():
+            with self.workers.watched(), checks.labels_in_range():
                 return self._train_step(self._rate_of_next_step(), *batch)
         except tf.errors.InvalidArgumentError as error:
             if not not_finite.is_from_check(error):

@@ -125,6 +125,7 @@ class Run:
         plan: Plan,
         data: Data,
         run_sha256: str = "",
+        begins_elsewhere: bool = False,
     ):
         """
         Args:
@@ -134,6 +135,7 @@ class Run:
           data: where batches come from.
           run_sha256: a hash of what defines the run; its checkpoints have it, and no other's are
             restored.
+          begins_elsewhere: whether it begins from another run's checkpoint.
         """
         self.trainer = tower_trainer
         self.workers = tower_trainer.workers
@@ -145,6 +147,7 @@ class Run:
             tower_trainer.state, folder.checkpoints, plan.checkpoints_to_keep, run_sha256
         )
         self._is_marked = False  # whether config.json says that there is a checkpoint
+        self._begins_elsewhere = begins_elsewhere
         # Of the chief; it makes files: not before train().
         self._summaries: summaries.Summaries | None = None
         self._evaluation: evaluation.Evaluation | None = None
@@ -167,9 +170,9 @@ class Run:
           CheckpointError: no checkpoint can be restored, or there is none although the run has
             saved some.
         """
-        self._is_marked = first_saved is not None
-        restored = self._checkpoints.restore_newest(ever_saved=self._is_marked)
-        if restored is None and self._is_marked:
+        restored = self._checkpoints.restore_newest(ever_saved=first_saved is not None)
+        self._is_marked = restored is not None
+        if restored is None and first_saved is not None:
             raise checkpoints.CheckpointError(
                 f"the run has saved checkpoints, the first at step {first_saved}, and "
                 f"{self.folder.checkpoints} holds none; bring them back, or choose another "
@@ -177,13 +180,18 @@ class Run:
             )
         return restored
 
-    def drop_later_metrics(self) -> None:
-        """Removes what `metrics.jsonl` holds of steps that will be made again.
+    def drop_later_metrics(self, *, anew: bool) -> None:
+        """Removes what the folder holds of steps that will be made again.
+
+        Args:
+          anew: whether nothing was restored, so that all of it is of an attempt before.
 
         Raises:
-          RunFolderError: `metrics.jsonl` is damaged, or cannot be written.
+          RunFolderError: `metrics.jsonl` is damaged, or a file cannot be written or removed.
         """
-        kept = self.folder.drop_metrics_after(int(self.trainer.state.step))
+        kept = self.folder.drop_metrics_after(-1 if anew else int(self.trainer.state.step))
+        if anew:
+            self.folder.remove_events()
         split = self.data.evaluation_split
         self._evaluated_steps = {line["step"] for line in kept if line.get("split") == split}
         self._hashed_steps = {line["step"] for line in kept if "state_sha256" in line}
@@ -372,10 +380,12 @@ class Run:
         if not self.workers.is_chief:
             return ""
         if not self._is_marked:
-            return " The same command takes other settings, and begins anew."
+            earlier = " and an earlier checkpoint for --begin_from"
+            also = earlier if self._begins_elsewhere else ""
+            return f" The same command takes other settings{also}, and begins anew."
         return (
-            " To go on from it with other settings, give them with "
-            f"--begin_from={self.folder.path} and a new --train_dir."
+            " To go on from it or from an earlier one with other settings, give them with "
+            f"--begin_from={self.folder.path}, or a checkpoint in it, and a new --train_dir."
         )
 
     @contextlib.contextmanager
