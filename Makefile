@@ -5,11 +5,12 @@ VENV ?= .venv
 BENCHMARK_FLAGS ?=
 LESSONS_FLAGS ?=
 
-.PHONY: help train test benchmark lessons lint format clean
+.PHONY: help train test test-all benchmark lessons lint format clean
 
 help:
 	@echo "make train   train on the embedded data set with two towers (half a minute, once installed)"
 	@echo "make test    run the tests"
+	@echo "make test-all  run the long ones, too"
 	@echo "make benchmark  train beside the tutorial and Keras by turns (a quarter of an hour)"
 	@echo "make lessons  run all lessons and write their numbers, plots and code into docs"
 	@echo "make lint    check style"
@@ -26,6 +27,9 @@ train: $(VENV)/installed
 	$(VENV)/bin/python train.py --recipe=shapes --num_towers=2
 
 test: $(VENV)/installed
+	$(VENV)/bin/python -m pytest --numprocesses=2 --dist=loadfile --no-loadscope-reorder -m "not long"
+
+test-all: $(VENV)/installed
 	$(VENV)/bin/python -m pytest --numprocesses=2 --dist=loadfile --no-loadscope-reorder
 
 # PyTorch is among the peers where it is installed: .venv/bin/pip install torch

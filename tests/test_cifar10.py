@@ -11,9 +11,10 @@ from input_pipeline import batches, datasets, preprocess
 from towers.models import cifarnet
 
 
+@pytest.mark.long
 @pytest.mark.whole_program
 @pytest.mark.pitfall(12)
-def test_slow_one_epoch_of_the_tutorial_learns_on_two_towers(cifar10_dir, command, tmp_path):
+def test_one_epoch_of_the_tutorial_learns_on_two_towers(cifar10_dir, command, tmp_path):
     """About half a minute. Three seeds gave 47.8 to 49.2 % after this epoch; chance is 10 %."""
     folder = tmp_path / "run"
     trained = command(
@@ -76,7 +77,7 @@ def trained(twenty_batches, num_towers, dtype="float32", rate=0.1, num_microbatc
     ("dtype", "rate", "tolerance", "others", "steps"),
     [("float64", 0.1, 1e-14, [(2, 2), (1, 4), (4, 8)], 8), ("float32", 0.01, 1e-6, [(2, 2)], 20)],
 )
-def test_slow_other_microbatches_differ_by_rounding_alone(
+def test_other_microbatches_differ_by_rounding_alone(
     twenty_batches, dtype, rate, tolerance, others, steps
 ):
     """At float32 and rate 0.1 rounding is amplified to 1e-4: docs/same_bits.md."""

@@ -375,6 +375,7 @@ def test_a_reader_that_goes_ends_the_run_without_a_word(tmp_path, cache_home):
     process.stderr.close()
 
 
+@pytest.mark.long
 @pytest.mark.whole_program
 def test_in_twenty_thousand_steps_nothing_grows(tmp_path):
     """Slopes of memory measured so far: docs/reliability.md."""
