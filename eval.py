@@ -134,6 +134,8 @@ def run(given):
         config["resolved"]["preprocessing"], data.images.shape[1:]
     )
     assessment.check_fits(config, preprocessing.output_shape, data.class_names)
+    if given.dataset in (None, settings["dataset"]):
+        assessment.check_same_images(config, split, data.fingerprint)
 
     assess = assessment.Assessment(
         folder,

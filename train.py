@@ -368,6 +368,7 @@ def run_with(workers, chosen, dry_run):
         image_shape=preprocessing.output_shape,
         data_source=train.source,
         data_sha256=train.fingerprint,
+        eval_sha256=evaluated.fingerprint,
     )
     session.check_same_data(workers, training=train.fingerprint, evaluation=evaluated.fingerprint)
     config = session.with_beginning(workers, config, found.earlier)

@@ -121,6 +121,21 @@ def test_the_training_split_and_its_count(folder):
     assert list((folder / "eval_train").iterdir())
 
 
+@pytest.mark.parametrize("split", ["test", "train"])
+def test_other_images_under_the_runs_own_name_are_refused(folder, monkeypatch, split):
+    real = datasets.load
+
+    def other(*arguments):
+        return dataclasses.replace(real(*arguments), fingerprint="f" * 64)
+
+    monkeypatch.setattr(datasets, "load", other)
+    done, lines = evaluate(folder, f"--split={split}")
+    assert (done.returncode, lines) == (2, [])
+    assert f"--split={split}: its images or labels are not those of the run (sha256 ffff" in (
+        done.stderr
+    )
+
+
 class TestAFlipAtTestTime:
     def test_is_said_and_written_down(self, folder):
         _, [plain] = evaluate(folder)

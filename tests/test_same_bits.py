@@ -4,6 +4,7 @@ On real images where TOWERS_TEST_DATA_DIR has them; what needs no data is tested
 """
 
 import dataclasses
+import json
 import random
 import shutil
 import signal
@@ -200,6 +201,9 @@ class TestVerifying:
         for name in ("final_model.json", "final_model.keras"):
             (tmp_path / "killed" / name).unlink()
         shutil.rmtree(tmp_path / "killed" / "checkpoints")
+        config = run_folder.RunFolder(str(tmp_path / "killed")).read_config()
+        del config["first_checkpoint"]
+        (tmp_path / "killed" / "config.json").write_text(json.dumps(config))
         assert [line["step"] for line in scripts.hash_lines(tmp_path / "killed")] == [0, 2]
         scripts.train(tmp_path / "killed", *self.FLAGS)
         assert what_a_run_wrote(tmp_path / "killed") == what_a_run_wrote(tmp_path / "whole")
@@ -384,7 +388,8 @@ class TestARuntimeOfItsOwn:
     def test_a_run_goes_on_with_the_threads_it_began_with(self, run):
         flags = ("--verify_every_steps=1", "--summary_every_steps=0", "--global_batch_size=64")
         done, _ = run("whole", *flags, "--intra_op_threads=3")
-        assert "by --num_microbatches=2 and --intra_op_threads=3; " in done.stdout
+        table = scripts.unwrapped(done.stdout)
+        assert "by --num_microbatches=2 and --intra_op_threads=3; " in table
         run("parts", *flags, "--intra_op_threads=3", "--max_steps=2")
         done, parts = run("parts", *flags, "--num_towers=2")  # 4 steps, the flag left open
         assert (done.returncode, done.stderr) == (0, "")

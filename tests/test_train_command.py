@@ -4,6 +4,7 @@ Most tests run the script in their own process (scripts.py); signals, the export
 silent stderr are tested on real ones.
 """
 
+import dataclasses
 import json
 import math
 import os
@@ -13,6 +14,7 @@ import signal
 import subprocess
 import sys
 
+import keras
 import numpy as np
 import pytest
 import scripts
@@ -657,6 +659,50 @@ class TestAnotherRun:
         done = scripts.train(short_run, "--momentum=0.9", "--max_steps=9")
         assert done.returncode == 1
         assert "sha256 of the images ffffffffffff (the run has " in done.stderr
+        assert "sha256 of the test images ffffffffffff (the run has " in done.stderr
+
+    def test_with_other_names_for_the_classes_is_refused(self, short_run, monkeypatch):
+        from input_pipeline import datasets
+
+        original = datasets.load
+
+        def other_names(*arguments):
+            data = original(*arguments)
+            return dataclasses.replace(data, class_names=data.class_names[::-1])
+
+        monkeypatch.setattr(datasets, "load", other_names)
+        before = scripts.contents(short_run)
+        done = scripts.train(short_run, "--momentum=0.9", "--max_steps=9")
+        assert done.returncode == 1
+        assert "names of the classes " in done.stderr
+        assert scripts.contents(short_run) == before
+
+
+@pytest.mark.parametrize("content", [b"", b"PK\x03\x04 cut short"])
+def test_a_damaged_final_model_is_exported_again(tmp_path, short_run, content):
+    folder = tmp_path / "run"
+    shutil.copytree(short_run, folder)
+    whole = scripts.final_summary(folder)
+    (folder / "final_model.keras").write_bytes(content)
+    same = ["--max_steps=2", "--momentum=0.9", "--summary_every_steps=0"]
+    done = scripts.train(folder, *same)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert "finished already" not in done.stdout
+    assert scripts.final_summary(folder) == whole
+    keras.saving.load_model(folder / "final_model.keras")
+
+
+@pytest.mark.whole_program
+def test_a_configuration_of_keras_does_not_decide_a_run(tmp_path, command, monkeypatch):
+    flags = ["--summary_every_steps=0", "--num_microbatches=2", "--max_steps=2"]
+    monkeypatch.setenv("KERAS_HOME", str(tmp_path))
+    content = {"floatx": "float16", "image_data_format": "channels_first", "epsilon": 0.1}
+    (tmp_path / "keras.json").write_text(json.dumps(content | {"backend": "tensorflow"}))
+    small = scripts.small_run(tmp_path / "other")
+    done = command("train.py", *small, *flags, "--optimizer=adam", "--learning_rate=0.001")
+    assert (done.returncode, done.stderr) == (0, "")
+    scripts.train(tmp_path / "own", *flags, "--optimizer=adam", "--learning_rate=0.001")
+    assert scripts.final_summary(tmp_path / "other") == scripts.final_summary(tmp_path / "own")
 
 
 @pytest.fixture

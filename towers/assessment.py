@@ -90,6 +90,28 @@ def _few(names: Sequence[str]) -> str:
     return f"{len(names)} ({', '.join(names[:3])}{', ...' if len(names) > 3 else ''})"
 
 
+def check_same_images(config: Mapping, split: str, sha256: str) -> None:
+    """Checks that a split of the run's own data set is the one that the run was made with.
+
+    Args:
+      config: of the run.
+      split: its name.
+      sha256: of its images and labels.
+
+    Raises:
+      SettingsError: it is another one.
+    """
+    of_split = {
+        settings.TRAINING_SPLIT: config["resolved"]["data_sha256"],
+        config["settings"]["eval_split"]: config["resolved"]["eval_sha256"],
+    }
+    if of_split.get(split, sha256) != sha256:
+        raise settings.SettingsError(
+            f"--split={split}: its images or labels are not those of the run (sha256 {sha256[:12]},"
+            f" and the run's {of_split[split][:12]}); bring the data back"
+        )
+
+
 class Assessment:
     """Evaluates one checkpoint after another on one split."""
 

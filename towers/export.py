@@ -35,6 +35,8 @@ def final_model(
     try:
         with run_folder.writing(folder.final_model):
             model.save(partial)
+            with open(partial, "rb") as file:
+                os.fsync(file.fileno())  # else, after a power cut, the name may be an empty file's
             os.replace(partial, folder.final_model)
     finally:
         partial.unlink(missing_ok=True)

@@ -5,6 +5,8 @@ import fcntl
 import json
 import os
 import stat
+import zipfile
+import zlib
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import BinaryIO
@@ -73,8 +75,12 @@ class RunFolder:
         return None
 
     def read_final_summary(self) -> dict | None:
-        """What a finished run left in `final_model.json`; None where it has not finished."""
-        if not (self.final_summary.exists() and self.final_model.exists()):
+        """What a finished run left in `final_model.json`.
+
+        None where it has not finished, or where its model is gone or damaged and has to be exported
+        again.
+        """
+        if not (self.final_summary.exists() and _is_whole_archive(self.final_model)):
             return None
         try:
             summary = _read_json(self.final_summary)
@@ -136,6 +142,15 @@ class RunFolder:
         text = "".join(json.dumps(line) + "\n" for line in kept)
         _replace(self.metrics, text)
         return kept
+
+
+def _is_whole_archive(path: Path) -> bool:
+    """Whether a zip archive, such as a `.keras` file, is there with all its bytes."""
+    try:
+        with zipfile.ZipFile(path) as archive:
+            return archive.testzip() is None
+    except (OSError, zipfile.BadZipFile, zlib.error, EOFError, NotImplementedError):
+        return False
 
 
 def differences(old: Mapping, new: Mapping, who: str = "the run") -> list[str]:

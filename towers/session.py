@@ -41,9 +41,14 @@ IMAGES_TO_ADAPT_TO = 5000  # for a network that looks at some before its first s
 def start_runtime(intra_op_threads: int, deterministic: bool) -> None:
     """Sets what TensorFlow's runtime fixes when it starts, as `TrainSettings` has it.
 
+    What Keras has read in `~/.keras/keras.json` does not decide a run: it is set to its defaults.
+
     Raises:
       SettingsError: the runtime has started already, with another number of threads.
     """
+    keras.config.set_floatx("float32")
+    keras.config.set_image_data_format("channels_last")
+    keras.config.set_epsilon(1e-7)
     try:
         devices.use_intra_op_threads(intra_op_threads)
     except ValueError as error:
@@ -389,6 +394,7 @@ _READ_OF_RESOLVED = {
     "image_shape": tuple[int, ...],
     "preprocessing": str,
     "data_sha256": str,
+    "eval_sha256": str,
 }
 
 
@@ -430,16 +436,26 @@ def check_same_run(earlier: Mapping, config: Mapping) -> None:
     Raises:
       RunFolderError: names each setting that differs.
     """
-    began, now = ({"begin_from": c["settings"]["begin_from"]} for c in (earlier, config))
     # What it began from is the earlier run's, whether or not it is still there.
-    now |= settings.defining(_with_begins(config, earlier["resolved"]["begins_from"]))
-    different = run_folder.differences(began | settings.defining(earlier), now)
+    config = _with_begins(config, earlier["resolved"]["begins_from"])
+    began, now = (_fixed(one, earlier["settings"]["eval_split"]) for one in (earlier, config))
+    different = run_folder.differences(began, now)
     if different:
         raise run_folder.RunFolderError(
             f"--train_dir={config['settings']['train_dir']} holds a run with other settings: "
             f"{'; '.join(different)}. Give the run's own settings to continue it, or choose "
             "another --train_dir"
         )
+
+
+def _fixed(config: Mapping, eval_split: str) -> dict:
+    """What a run that goes on keeps: what defines it, and what its logs are about."""
+    chosen, derived = config["settings"], config["resolved"]
+    kept = {"begin_from": chosen["begin_from"]} | settings.defining(config)
+    kept["names of the classes"] = derived["class_names"]
+    if chosen["eval_split"] == eval_split:  # another split may be evaluated from now on
+        kept[f"sha256 of the {eval_split} images"] = derived["eval_sha256"][:12]
+    return kept
 
 
 def with_beginning(workers: collectives.Workers, config: Mapping, earlier: Mapping | None) -> dict:
