@@ -70,9 +70,13 @@ def files_of(folder: Path) -> set[str]:
     return {re.sub(r"tfevents\..*", "tfevents", name) for name in names}
 
 
+@pytest.mark.long
 @pytest.mark.whole_program
 def test_killed_six_times_a_run_ends_as_if_it_had_not_been(tmp_path):
-    """While it starts, trains, writes a checkpoint, evaluates, exports; restarted each time."""
+    """While it starts, trains, writes a checkpoint, evaluates, exports; restarted each time.
+
+    `make test` has one kill at work, in test_train_command.py.
+    """
     folder, alone = tmp_path / "killed", tmp_path / "alone"
     done = kills.torment(folder, 6, seed=0)  # docs/reliability.md has twenty
     kills.Life(alone).end()

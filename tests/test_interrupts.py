@@ -39,6 +39,16 @@ def test_a_sighup_that_nohup_ignores_stays_ignored():
         signal.signal(signal.SIGHUP, before)
 
 
+def test_a_sigint_that_a_shell_ignores_in_the_background_is_remembered():
+    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    try:
+        with interrupts.Interrupts() as asked:
+            send(signal.SIGINT)
+            assert asked.received == signal.SIGINT
+    finally:
+        signal.signal(signal.SIGINT, before)
+
+
 def test_a_second_ctrl_c_acts_at_once():
     with pytest.raises(KeyboardInterrupt), interrupts.Interrupts():
         send(signal.SIGINT)

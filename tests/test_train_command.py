@@ -684,7 +684,7 @@ def test_a_damaged_final_model_is_exported_again(tmp_path, short_run, content):
     shutil.copytree(short_run, folder)
     whole = scripts.final_summary(folder)
     (folder / "final_model.keras").write_bytes(content)
-    same = ["--max_steps=2", "--momentum=0.9", "--summary_every_steps=0"]
+    same = ["--max_steps=1", "--momentum=0.9", "--summary_every_steps=0"]
     done = scripts.train(folder, *same)
     assert (done.returncode, done.stderr) == (0, "")
     assert "finished already" not in done.stdout

@@ -7,7 +7,8 @@ class Interrupts:
     """While entered, remembers the first SIGINT, SIGTERM or SIGHUP instead of acting on it.
 
     A second Ctrl-C acts at once, as it does elsewhere. SIGHUP, which a terminal sends as it closes,
-    stays ignored where it is, as under nohup.
+    stays ignored where it is, as under nohup; SIGINT does not, which shells let programs in the
+    background ignore.
 
     Attributes:
       received: the signal's number, or None.
@@ -23,7 +24,7 @@ class Interrupts:
         self._before = {
             number: signal.signal(number, self._note)
             for number in self.SIGNALS
-            if signal.getsignal(number) != signal.SIG_IGN
+            if number != signal.SIGHUP or signal.getsignal(number) != signal.SIG_IGN
         }
         return self
 
