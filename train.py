@@ -224,9 +224,9 @@ flags.declare_key_flag("version")  # of command_line
 def main(argv):
     """Trains, and returns the exit code."""
     # Until the training takes its signals over, and saves a checkpoint first.
-    for number in (signal.SIGTERM, signal.SIGHUP):
-        if signal.getsignal(number) != signal.SIG_IGN:  # as SIGHUP is under nohup
-            signal.signal(number, lambda number, _: sys.exit(stopped_at_once(number)))
+    signal.signal(signal.SIGTERM, end_at_once)
+    if signal.getsignal(signal.SIGHUP) != signal.SIG_IGN:  # as it is under nohup
+        signal.signal(signal.SIGHUP, end_at_once)
     try:
         command_line.provide_open_files()
         return run_or_explain(argv)
@@ -242,6 +242,11 @@ def main(argv):
     except OSError as error:  # such as a full disk
         print(f"train.py: error: {error}", file=sys.stderr)
         return 1
+
+
+def end_at_once(number, _):
+    """Handles a signal before there is anything to save."""
+    sys.exit(stopped_at_once(number))
 
 
 def stopped_at_once(number):
