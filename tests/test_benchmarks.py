@@ -318,7 +318,9 @@ def test_an_epoch_of_the_fast_recipe_is_compared_with_the_best_of_pytorch():
 def test_time_to_accuracy_adds_up_the_steps_before_an_evaluation(tmp_path):
     folder = run_folder.RunFolder(str(tmp_path))
     settings = dict(recipe="fast", compute_dtype="bfloat16", train_epochs=2, seed=3, num_towers=1)
-    run_folder.write_json(tmp_path / "config.json", {"settings": settings, "resolved": {}})
+    stretches = [{"first_step": 0, "runs_on": {"processor": "Zen", "tensorflow": "2.21.0"}}]
+    config = {"settings": settings, "resolved": {}, "stretches": stretches}
+    run_folder.write_json(tmp_path / "config.json", config)
     evaluation = {"split": "test", "count": 1000}
     for line in (
         {"step": 1, "step_seconds": 4.0},
@@ -335,6 +337,7 @@ def test_time_to_accuracy_adds_up_the_steps_before_an_evaluation(tmp_path):
     # 4 + 2 * 2 seconds for three steps, and the fourth at their mean pace; then 3 more for three.
     assert first["training_seconds"] == pytest.approx(8 + 8 / 3, abs=0.05)
     assert second["training_seconds"] == 11.0
+    assert (first["processor"], first["tensorflow"]) == ("Zen", "2.21.0")
     assert (first["accuracy_with_flip"], second["accuracy_with_flip"]) == (None, 0.8)
     assert time_to_accuracy.as_row(second) == "| fast | 3 | 1.5 | 0.2 | 75.00% | 80.00% |"
     with pytest.raises(SystemExit, match="no run is here"):

@@ -394,14 +394,15 @@ def test_narrow_arithmetic_gives_about_the_float32_gradients(dtype, epsilon):
     results = {}
     for policy in ("float32", dtype):
         optimizer = optimizers.make("sgd", loss_scaling=policy == "mixed_float16")
-        run = toys.trainer(toys.small_cifarnet(policy), optimizer, global_batch_size=8)
+        # With this seed no rounding moves a maximum of the pooling, and its gradient, elsewhere.
+        run = toys.trainer(toys.small_cifarnet(policy, seed=4), optimizer, global_batch_size=8)
         results[policy] = run.train_step(*toys.batch(8))
     exact, narrow = results["float32"], results[dtype]
     np.testing.assert_allclose(narrow.losses["total"], exact.losses["total"], rtol=4 * epsilon)
     for mine, theirs in zip(narrow.gradients, exact.gradients, strict=True):
         assert mine.dtype == tf.float32
         difference = np.linalg.norm(mine - theirs) / np.linalg.norm(theirs)
-        assert 0 < difference < 80 * epsilon  # rounding also moves maxima of the pooling
+        assert 0 < difference < 10 * epsilon
 
 
 class TestJitCompile:

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 import scripts
 
-from towers import channel, launch, run_folder, session
+from towers import channel, launch, run_folder, session, training
 
 STOPS_WITHIN_SECONDS = 25  # as docs/workers.md says
 
@@ -132,8 +132,8 @@ def test_killed_stopped_and_continued_by_other_numbers_of_workers(tmp_path, alon
     scripts.wait_for_line(chief, "step 15/40")
     other.kill()
     killed = time.monotonic()
-    assert two.ended(0) == (1, f"train.py: error: {two.name(1)} is gone without a word. The last "
-                               f"good checkpoint is {folder}/checkpoints/step-10.\n")  # fmt: skip
+    assert two.ended(0) == (1, f"train.py: error: {two.name(1)} is gone without a word. The newest "
+                               f"checkpoint is {folder}/checkpoints/step-10.\n")  # fmt: skip
     assert time.monotonic() - killed < STOPS_WITHIN_SECONDS
 
     again = workers(2)
@@ -360,18 +360,30 @@ def test_the_default_reduction_is_ordered_where_it_has_the_bits(
     assert session.default_reduction(num_microbatches, num_workers) == expected
 
 
-def test_workers_whose_weights_differ_stop_before_the_end(tmp_path, monkeypatch):
+@pytest.mark.parametrize("flags", [["--verify_every_steps=1"], []], ids=["verified", "saved"])
+def test_workers_whose_weights_differ_stop(tmp_path, monkeypatch, flags):
+    """At a hash of the state, or before the next checkpoint; none is written."""
+
     def exchange(self, parts):
         return [
             parts,
             {name: "0" * 64 if name == "weights" else sha for name, sha in parts.items()},
         ]
 
+    def save_as_one_of_two(self):
+        self.workers.count = 2
+        save(self)
+
+    save = training.Run._save
+    monkeypatch.setattr(training.Run, "_save", save_as_one_of_two)
     monkeypatch.setattr("towers.collectives.Workers.exchange", exchange)
     monkeypatch.setattr("towers.session.check_alike", lambda *_: None)
     monkeypatch.setattr("towers.session.check_same_data", lambda *_, **__: None)
-    done = scripts.train(tmp_path / "run")
+    done = scripts.train(tmp_path / "run", *flags)
     assert done.returncode == 1
-    assert "step 4: worker 1 has other weights than worker 0; is one of the machines" in done.stderr
+    at_step = 0 if flags else 4
+    assert (
+        f"step {at_step}: worker 1 has other weights than worker 0; is one of the machines"
+    ) in done.stderr
     assert not run_folder.RunFolder(str(tmp_path / "run")).final_model.exists()
     assert scripts.checkpoint_steps(tmp_path / "run") == []

@@ -53,11 +53,11 @@ def classifier(features: int = 3, *, hidden: int = 5, seed: int = 0) -> keras.Mo
     )
 
 
-def small_cifarnet(dtype: str = "float32") -> keras.Model:
+def small_cifarnet(dtype: str = "float32", seed: int = 3) -> keras.Model:
     """The tutorial's network for 8 x 8 images, with more channels than an LRN radius."""
     policy = keras.DTypePolicy(dtype)
     return on_cpu(
-        lambda: cifarnet.build((8, 8, 3), CLASSES, policy, 3, filters=6, hidden_units=(7, 6))
+        lambda: cifarnet.build((8, 8, 3), CLASSES, policy, seed, filters=6, hidden_units=(7, 6))
     )
 
 
