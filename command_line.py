@@ -67,7 +67,7 @@ ALSO_CALLED = {
     "save_checkpoints_steps",
     "checkpoints_to_keep": "max_to_keep keep_checkpoint_max save_total_limit",
     "eval_split": "eval_data validation_split val_split valid_split test_split",
-    "begin_from": "init_checkpoint init_from pretrained finetune_from warm_start load_from",
+    "begin_from": "init_from pretrained finetune_from warm_start load_from",
     "eval_every_epochs": "eval_every eval_steps eval_freq validation_freq epochs_between_evals "
     "check_val_every_n_epoch",
     "profile_steps": "profile profiler profile_batch",

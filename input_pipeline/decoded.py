@@ -68,8 +68,8 @@ def check_memory(what: str, needed_bytes: int) -> None:
     training_bytes = _TRAINING_BYTES if is_large else _LEAST_TRAINING_BYTES
     if needed_bytes > available_bytes - training_bytes:
         raise DataError(
-            f"{what} take {needed_bytes / 1e9:.2g} GB and training needs "
-            f"{training_bytes / 1e9:.2g} GB besides; {available_bytes / 1e9:.2g} GB of memory is "
+            f"{what} take {needed_bytes / 1e9:.1f} GB and training needs "
+            f"{training_bytes / 1e9:g} GB besides; {available_bytes / 1e9:.1f} GB of memory is "
             "available."
         )
 

@@ -577,9 +577,9 @@ def test_a_checkpoint_that_is_none(run, tmp_path, model_with_a_lambda, kind):
 @pytest.mark.parametrize(
     ("name", "spoil", "said"),
     [
-        ("cifar-10-batches-bin/data_batch_1.bin", lambda content: content, "is no multiple of 3,0"),
+        ("cifar-10-batches-bin/test_batch.bin", lambda content: content, "is no multiple of 3,0"),
         (  # as long as two records
-            "cifar-10-batches-bin/data_batch_1.bin",
+            "cifar-10-batches-bin/test_batch.bin",
             lambda content: content.ljust(2 * 3073, b"."),
             "record 0 has label 128; CIFAR-10's labels are 0 to 9",
         ),

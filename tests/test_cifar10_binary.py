@@ -127,10 +127,10 @@ def test_damage_is_named_with_its_file(tmp_path, damage, message):
 def test_files_too_large_for_memory_are_refused_unread(tmp_path, monkeypatch):
     folder = _write_folder(tmp_path / "cifar-10-batches-bin")  # 5 files of 2 records
     memory = psutil.virtual_memory()
-    monkeypatch.setattr(psutil, "virtual_memory", lambda: memory._replace(available=61_459))
+    monkeypatch.setattr(psutil, "virtual_memory", lambda: memory._replace(available=250_030_729))
     with pytest.raises(datasets.DataError, match=r"the files of train take 0\.0 GB and training"):
         datasets.load("cifar10", str(tmp_path), "train")
-    monkeypatch.setattr(psutil, "virtual_memory", lambda: memory._replace(available=61_460))
+    monkeypatch.setattr(psutil, "virtual_memory", lambda: memory._replace(available=250_030_730))
     assert len(cifar10_binary.read(folder, "train").images) == 10
 
 

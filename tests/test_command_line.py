@@ -39,7 +39,8 @@ SAID = {
     "accumulate_grad_batches": ("--num_microbatches", ""),
     "log_frequency": ("--log_every_steps", ""),
     "eval_interval_secs": ("", "--eval_interval_seconds"),
-    "eval_data": ("", "--split"),
+    "eval_data": ("--eval_split", "--split"),
+    "warm_start": ("--begin_from", ""),
     "no-nesterov": ("--nonesterov", ""),
     "dropout": ("", ""),
 }

@@ -215,11 +215,11 @@ def test_a_set_too_large_for_memory_is_refused_with_numbers(data_dir, monkeypatc
     import psutil
 
     tiny_photos.prepare(data_dir)
-    memory = psutil.virtual_memory()._replace(available=3_599)  # 25 x 4 x 6 x 3 = 1,800 bytes
+    memory = psutil.virtual_memory()._replace(available=250_001_799)  # 25 x 4 x 6 x 3 = 1,800
     monkeypatch.setattr(psutil, "virtual_memory", lambda: memory)
     with pytest.raises(datasets.DataError, match=r"25 images of \[4, 6, 3\] take 0\.0 GB"):
         datasets.load("tiny_photos", str(data_dir), "train")
-    monkeypatch.setattr(psutil, "virtual_memory", lambda: memory._replace(available=3_600))
+    monkeypatch.setattr(psutil, "virtual_memory", lambda: memory._replace(available=250_001_800))
     assert len(datasets.load("tiny_photos", str(data_dir), "train").images) == 25
     monkeypatch.setattr(psutil, "virtual_memory", lambda: memory)  # and from the cache
     with pytest.raises(datasets.DataError, match=r"TFDS tiny_photos.* too large: its images take"):
