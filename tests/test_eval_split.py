@@ -1,6 +1,5 @@
 """`--eval_split`: a run evaluates the split of that name, and all that it says names it."""
 
-import json
 import re
 from pathlib import Path
 
@@ -91,16 +90,6 @@ def test_eval_takes_the_runs_split_and_any_other(done, folder):
         assert wrong.stderr.startswith(
             f"eval.py: error: --split={expression}: must be the name of one whole split"
         )
-
-
-def test_a_run_of_before_it_was_a_setting_evaluates_test(tmp_path):
-    assert scripts.train(tmp_path, "--max_steps=1", "--summary_every_steps=0").returncode == 0
-    config = json.loads((tmp_path / "config.json").read_text())
-    assert config["settings"].pop("eval_split") == "test"
-    (tmp_path / "config.json").write_text(json.dumps(config))
-    done = scripts.run("eval", f"--train_dir={tmp_path}")
-    assert "test split, 1,000 examples, each once" in done.stdout
-    assert scripts.train(tmp_path, "--max_steps=2").returncode == 0
 
 
 def test_a_run_that_goes_on_may_evaluate_another_split(tmp_path, data_dir):

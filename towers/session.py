@@ -438,7 +438,9 @@ def check_same_run(earlier: Mapping, config: Mapping) -> None:
     """
     # What it began from is the earlier run's, whether or not it is still there.
     config = _with_begins(config, earlier["resolved"]["begins_from"])
-    began, now = (_fixed(one, earlier["settings"]["eval_split"]) for one in (earlier, config))
+    splits = {one["settings"]["eval_split"] for one in (earlier, config)}
+    # Another split may be evaluated from now on; the same one has to have the same images.
+    began, now = (_fixed(one, same_split=len(splits) == 1) for one in (earlier, config))
     different = run_folder.differences(began, now)
     if different:
         raise run_folder.RunFolderError(
@@ -448,13 +450,13 @@ def check_same_run(earlier: Mapping, config: Mapping) -> None:
         )
 
 
-def _fixed(config: Mapping, eval_split: str) -> dict:
+def _fixed(config: Mapping, *, same_split: bool) -> dict:
     """What a run that goes on keeps: what defines it, and what its logs are about."""
     chosen, derived = config["settings"], config["resolved"]
     kept = {"begin_from": chosen["begin_from"]} | settings.defining(config)
     kept["names of the classes"] = derived["class_names"]
-    if chosen["eval_split"] == eval_split:  # another split may be evaluated from now on
-        kept[f"sha256 of the {eval_split} images"] = derived["eval_sha256"][:12]
+    if same_split:
+        kept[f"sha256 of the {chosen['eval_split']} images"] = derived["eval_sha256"][:12]
     return kept
 
 
