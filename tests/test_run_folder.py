@@ -4,6 +4,7 @@ import fcntl
 import json
 import os
 import threading
+import zipfile
 
 import pytest
 
@@ -74,14 +75,22 @@ def test_json_is_written_whole_or_not_at_all(tmp_path, monkeypatch):
     assert json.loads(path.read_text()) == {"old": 1}
 
 
+def write_archive(path) -> None:
+    """A zip archive, as a `.keras` file is one."""
+    with zipfile.ZipFile(path, "w") as archive:
+        archive.writestr("config.json", "{}")
+
+
 def test_a_run_has_finished_when_model_and_summary_are_there(folder):
     folder.path.mkdir(parents=True)
     assert folder.read_final_summary() is None
     summary = {"step": 7, "weights_sha256": "abc", "accuracy": 0.5}
     run_folder.write_json(folder.final_summary, summary)
     assert folder.read_final_summary() is None
-    folder.final_model.write_bytes(b"a model")
+    write_archive(folder.final_model)
     assert folder.read_final_summary() == summary
+    folder.final_model.write_bytes(folder.final_model.read_bytes()[:-1])
+    assert folder.read_final_summary() is None  # it has to be exported again
 
 
 NO_SUMMARY = [
@@ -100,7 +109,7 @@ NO_SUMMARY = [
 @pytest.mark.parametrize("text", NO_SUMMARY)
 def test_a_summary_that_no_run_wrote_is_none(folder, text):
     folder.path.mkdir(parents=True)
-    folder.final_model.write_bytes(b"a model")
+    write_archive(folder.final_model)
     folder.final_summary.write_text(text)
     assert folder.read_final_summary() is None
 
@@ -132,7 +141,7 @@ def test_what_is_no_small_file_is_not_read(folder, kind):
         else:
             with open(path, "wb") as file:
                 file.truncate(2**40)
-    folder.final_model.write_bytes(b"a model")
+    write_archive(folder.final_model)
     with pytest.raises(run_folder.RunFolderError, match="config.json cannot be read: .*regular"):
         folder.read_config()
     assert folder.read_final_summary() is None

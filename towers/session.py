@@ -669,7 +669,7 @@ def _with_stretches(
 
 
 def _say_finished(folder: run_folder.RunFolder, final: Mapping) -> None:
-    known = final.get("accuracy") is not None
+    known = None not in (final.get("accuracy"), final.get("split"))
     accuracy = f"{final['split']} accuracy {final['accuracy']:.2%}, " if known else ""
     print(
         f"finished: {accuracy}{folder.final_model}, weights sha256 {final['weights_sha256'][:16]}\n"
