@@ -52,6 +52,11 @@ def graphs_let_go():
     its processes grew to 10 GB.
     """
     yield
+    let_graphs_go()
+
+
+def let_graphs_go():
+    """What `graphs_let_go` does after a file."""
     registered = ops.gradient_registry._registry
     for name in [name for name in registered if name.startswith("CustomGradient-")]:
         del registered[name]

@@ -1,10 +1,14 @@
 """Checkpoints: the whole state of a run in TensorFlow's format, independent of towers."""
 
+import contextlib
+import errno
 import functools
 import os
 import re
 import shutil
+import stat
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 import keras
@@ -20,7 +24,17 @@ _RUN = "run_sha256"
 # In every checkpoint, and no part of a run's state: TensorFlow's counter of saves, and the run.
 _NO_STATE = ("save_counter", _RUN)
 # What the system says where a file may be whole and cannot be read all the same.
-_NOT_ITS_FAULT = re.compile("Too many open files|Input/output error")
+_NOT_ITS_FAULT = re.compile(
+    "|".join(
+        re.escape(os.strerror(number))
+        for number in (
+            *(errno.EACCES, errno.EAGAIN, errno.EBUSY, errno.ECONNRESET, errno.EHOSTDOWN),
+            *(errno.EINTR, errno.EIO, errno.EMFILE, errno.ENETDOWN, errno.ENFILE, errno.ENODEV),
+            *(errno.ENOLINK, errno.ENOMEM, errno.ENOTCONN, errno.ENXIO, errno.EPERM),
+            *(errno.EREMOTEIO, errno.ESTALE, errno.ETIMEDOUT),
+        )
+    )
+)
 # What TensorFlow raises for a file that is missing, damaged, or too short (IndexError).
 _UNREADABLE = (tf.errors.OpError, ValueError, RuntimeError, IndexError)
 
@@ -111,14 +125,22 @@ class Checkpoints:
         try:
             return self._manager.save(checkpoint_number=number)
         except (tf.errors.OpError, OSError) as error:
-            _remove_unfinished(self._folder)
-            for data in _without_index(self._folder):
-                if step_of(str(data.with_suffix(""))) == number:
-                    data.unlink(missing_ok=True)
+            with contextlib.suppress(OSError):  # which would hide why there is something to remove
+                self._remove_failed(number)
             raise CheckpointError(
                 f"checkpoint {self._folder}/{PREFIX}-{number} cannot be written: "
                 f"{noise.reason(error)}. {self.describe_newest()}"
             ) from error
+
+    def _remove_failed(self, number: int) -> None:
+        """Removes what a save that failed has left, unless only the list was not written."""
+        _remove_unfinished(self._folder)
+        path = self._folder / f"{PREFIX}-{number}"
+        try:
+            check_whole(str(path))
+        except DamagedCheckpointError:
+            for file in self._folder.glob(f"{path.name}.*"):
+                file.unlink(missing_ok=True)
 
     def restore_newest(self, *, ever_saved: bool = True) -> str | None:
         """Restores the newest checkpoint that is whole into the state; None if there is none.
@@ -221,17 +243,40 @@ def check_whole(path: str) -> None:
     """
     try:
         for file in Path(path).parent.glob(f"{Path(path).name}.*"):
-            file.open("rb").close()
+            _read_through(file)
     except OSError as error:
-        reason = error.strerror
-        raise CheckpointError(f"checkpoint {path} cannot be opened: {reason}") from error
-    try:
+        reason = error.strerror or error
+        raise CheckpointError(f"checkpoint {path} cannot be read: {reason}") from error
+    with _said_of(path):
         reader = tf.train.load_checkpoint(path)
         for name in reader.get_variable_to_shape_map():
             reader.get_tensor(name)
+
+
+@contextlib.contextmanager
+def _said_of(path: str) -> Iterator[None]:
+    """Turns what TensorFlow says of a checkpoint into one of the two errors for it."""
+    try:
+        yield
     except _UNREADABLE as error:
         kind = CheckpointError if _NOT_ITS_FAULT.search(str(error)) else DamagedCheckpointError
         raise kind(f"checkpoint {path}: {noise.reason(error)}") from error
+
+
+def _read_through(file: Path) -> None:
+    """Reads a file and forgets it.
+
+    Then what the system says of a disk is an OSError. TensorFlow, which comes after and finds it in
+    memory, says of some of it that the file is damaged, and crashes on some (2.21).
+
+    Raises:
+      OSError: it cannot be read, or is a pipe, which is not waited for.
+    """
+    if not stat.S_ISREG(file.stat().st_mode):
+        raise OSError(f"{file.name} is no regular file")
+    with file.open("rb", buffering=0) as opened:
+        while opened.read(2**20):
+            pass
 
 
 def check_origin(path: str, run_sha256: str) -> None:
@@ -244,11 +289,12 @@ def check_origin(path: str, run_sha256: str) -> None:
     Raises:
       CheckpointError: it is of another run, or was renamed.
     """
-    reader = tf.train.load_checkpoint(path)
-    of_run, at_step = (
-        reader.get_tensor(f"{name}{_VALUE}") if reader.has_tensor(f"{name}{_VALUE}") else None
-        for name in (_RUN, "step")
-    )
+    with _said_of(path):
+        reader = tf.train.load_checkpoint(path)
+        of_run, at_step = (
+            reader.get_tensor(f"{name}{_VALUE}") if reader.has_tensor(f"{name}{_VALUE}") else None
+            for name in (_RUN, "step")
+        )
     if of_run is None or of_run.decode() != run_sha256:
         raise CheckpointError(
             f"checkpoint {path} is of another run, with other settings or images; move its files "

@@ -1,5 +1,6 @@
 """The one final model of a run."""
 
+import contextlib
 import os
 
 from towers import evaluation, run_folder, trainer
@@ -39,7 +40,8 @@ def final_model(
                 os.fsync(file.fileno())  # else, after a power cut, the name may be an empty file's
             os.replace(partial, folder.final_model)
     finally:
-        partial.unlink(missing_ok=True)
+        with contextlib.suppress(OSError):  # which would hide why it could not be written
+            partial.unlink(missing_ok=True)
     examples_seen = int(tower_trainer.state.examples_seen)
     summary = {
         "weights_sha256": trainer.sha256(variable.value for variable in model.weights),

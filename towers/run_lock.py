@@ -66,7 +66,8 @@ class RunLock:
             with contextlib.suppress(OSError):
                 if self._is_ours and self._is_there():
                     self._folder.lock.unlink()
-            os.close(self._file)
+            with contextlib.suppress(OSError):  # or what it says would hide why the run has ended
+                os.close(self._file)
             self._file = None
 
     def check_held(self) -> None:

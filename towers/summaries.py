@@ -5,7 +5,9 @@ the graph is then the same whatever is watched, and its picture keeps the towers
 """
 
 import contextlib
+import errno
 import json
+import os
 import re
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -19,15 +21,8 @@ from towers import evaluation, figures, gradients, noise, run_folder, step
 
 MAX_IMAGES = 8
 
-# Errors of a full disk, a lost or a read-only folder; others are not about files.
-_NOT_WRITTEN = (
-    tf.errors.FailedPreconditionError,
-    tf.errors.NotFoundError,
-    tf.errors.OutOfRangeError,
-    tf.errors.PermissionDeniedError,
-    tf.errors.ResourceExhaustedError,
-    tf.errors.UnknownError,
-)
+_SYSTEMS_WORDS = tuple(f"; {os.strerror(number)}" for number in errno.errorcode)
+
 
 # The settings by which runs are compared. HParams shows the first five in alphabetical order, the
 # others at a click; the table of all settings is on the text page.
@@ -178,8 +173,10 @@ def _on_disk() -> Iterator[None]:
     """Turns what TensorFlow says of files that cannot be written into a RunFolderError."""
     try:
         yield
-    except _NOT_WRITTEN as error:
-        if "OOM" in error.message:  # of the tensors that were to be shown
+    except tf.errors.OpError as error:
+        # TensorFlow has errors of many kinds for files, and ends each with the system's words. One
+        # of another end is about the tensors that were to be shown.
+        if not noise.reason(error).endswith(_SYSTEMS_WORDS):
             raise
         raise run_folder.RunFolderError(
             f"TensorBoard's files cannot be written: {noise.reason(error)}"
