@@ -20,6 +20,10 @@ from pathlib import Path
 from absl import flags
 
 OPEN_FILES = 64  # enough for all that a run opens at a time
+# With less, TensorFlow ends in a crash. Measured: 2 GB of addresses are too few and 2.5 enough; a
+# run on two cores has 12 threads.
+ADDRESSES = 3 * 2**30  # bytes
+THREADS = 16, 8  # and so many for each core
 
 # A flag to its names elsewhere: in the tutorial, TensorFlow's models, Keras, PyTorch's examples,
 # Lightning, Transformers.
@@ -218,12 +222,23 @@ def provide_output():
         sys.stdout.reconfigure(errors="backslashreplace")
 
 
-def provide_open_files():
-    """Sees to it that the process may open OPEN_FILES files; with fewer, TensorFlow aborts.
+def provide_limits():
+    """Sees to it that the system lets the process have what TensorFlow would crash without.
 
     Raises:
-      OSError: the system allows fewer.
+      OSError: it does not; names the limit.
     """
+    _provide_open_files()
+    _check_limit(resource.RLIMIT_AS, ADDRESSES, "GB of addresses", 2**30, "v")
+    if os.geteuid():  # root may have any number
+        base, per_core = THREADS
+        needed = base + per_core * (os.cpu_count() or 1)
+        limit = resource.getrlimit(resource.RLIMIT_NPROC)[0]
+        if 0 <= limit < 2**16:  # a higher one, or none, is not met
+            _check_limit(resource.RLIMIT_NPROC, _threads_of_user() + needed, "threads", 1, "u")
+
+
+def _provide_open_files():
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft == resource.RLIM_INFINITY or soft >= OPEN_FILES:
         return
@@ -234,6 +249,32 @@ def provide_open_files():
         errno.EMFILE,
         f"this process may open {soft} files at a time, and {OPEN_FILES} are needed (ulimit -n)",
     )
+
+
+def _check_limit(kind, needed, what, unit, letter):
+    allowed = resource.getrlimit(kind)[0]
+    if allowed != resource.RLIM_INFINITY and allowed < needed:
+        raise OSError(
+            errno.EAGAIN,
+            f"this process may have {allowed / unit:.4g} {what}, and {needed / unit:.4g} are "
+            f"needed (ulimit -{letter})",
+        )
+
+
+def _threads_of_user():
+    """How many threads the processes of this user have."""
+    count = 0
+    for process in Path("/proc").glob("[0-9]*"):
+        with contextlib.suppress(OSError):  # it has just ended
+            if process.stat().st_uid == os.geteuid():
+                count += len(os.listdir(process / "task"))
+    return count
+
+
+def said_by_system(error):
+    """An OSError in words: `/a/file: No space left on device`, without Python's `[Errno 28]`."""
+    where = f"{error.filename}: " if error.filename else ""
+    return f"{where}{error.strerror or error}"
 
 
 def output_is_gone():

@@ -1,5 +1,7 @@
 """What the container around this process lets it use: cores and memory, of Linux's control groups.
 
+A limit of the process's own on memory (`ulimit -v`) counts, too.
+
 Both packages ask; it stands beside them, as they never import each other. What is limited is said
 in small files, of which version 2 of control groups and version 1 have different ones. A limit of a
 group holds for all groups inside it, so the process's own group is asked and every one around it.
@@ -7,6 +9,7 @@ Where there is no Linux, no limit, or a file that cannot be understood, there is
 """
 
 import re
+import resource
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -32,7 +35,7 @@ def _quotas(root: Path) -> Iterator[float]:
 
 
 def available_memory(root: Path = _ROOT) -> int | None:
-    """Bytes that the container may still take; None where it has no limit of its own.
+    """Bytes that the process may still take in its container; None where there is no limit.
 
     What the kernel holds of files counts as available: it lets go of that first.
 
@@ -43,6 +46,10 @@ def available_memory(root: Path = _ROOT) -> int | None:
 
 
 def _left(root: Path) -> Iterator[int]:
+    addresses = resource.getrlimit(resource.RLIMIT_AS)[0]
+    pages = _text(root / "proc/self/statm").split()
+    if addresses != resource.RLIM_INFINITY and pages and pages[0].isdecimal():
+        yield max(0, addresses - int(pages[0]) * resource.getpagesize())
     for group in _groups("memory", root):
         held = dict(re.findall(r"^(\w+) (\d+)$", _text(group / "memory.stat"), re.M))
         for limit_file, used_file, prefix in (

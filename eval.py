@@ -43,7 +43,7 @@ flags.declare_key_flag("version")  # of command_line
 def main(argv):
     """Evaluates, and returns the exit code."""
     try:
-        command_line.provide_open_files()
+        command_line.provide_limits()
         return run_or_explain(argv)
     except KeyboardInterrupt:
         print("stopped")
@@ -56,7 +56,7 @@ def main(argv):
         print(f"eval.py: error: {error}", file=sys.stderr)
         return 1
     except OSError as error:  # such as a full disk
-        print(f"eval.py: error: {error}", file=sys.stderr)
+        print(f"eval.py: error: {command_line.said_by_system(error)}", file=sys.stderr)
         return 1
 
 
@@ -93,6 +93,8 @@ def check_flags(argv):
     for name in ("train_dir", "dataset", "data_dir", "num_towers", "global_batch_size"):
         if given[name].value is not None:
             settings.check_value(name, given[name].value)
+    for name in ("train_dir", "data_dir", "checkpoint"):
+        settings.check_home(name, given[name].value or "")
     if given.checkpoint is not None:
         settings.check_text("checkpoint", given.checkpoint)
         settings.check_run_path("checkpoint", given.checkpoint)

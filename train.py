@@ -228,7 +228,7 @@ def main(argv):
     if signal.getsignal(signal.SIGHUP) != signal.SIG_IGN:  # as it is under nohup
         signal.signal(signal.SIGHUP, end_at_once)
     try:
-        command_line.provide_open_files()
+        command_line.provide_limits()
         return run_or_explain(argv)
     except KeyboardInterrupt:
         return stopped_at_once(signal.SIGINT)
@@ -240,7 +240,7 @@ def main(argv):
         print(f"train.py: error: {error}", file=sys.stderr)
         return 1
     except OSError as error:  # such as a full disk
-        print(f"train.py: error: {error}", file=sys.stderr)
+        print(f"train.py: error: {command_line.said_by_system(error)}", file=sys.stderr)
         return 1
 
 

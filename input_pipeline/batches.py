@@ -159,8 +159,9 @@ def training_batches(
       seed: of the run, for the order of the examples and for the augmentation.
       last_step: number of steps made when the data set ends.
       first_step: number of steps made already.
-      preprocess: (images [n, ...], draws) -> float32 [n, ...], of the n images of the shard. None
-        leaves images as they are, uint8 cast to float32.
+      preprocess: (images [n, ...], draws) -> float32 [n, ...], of the n images of the shard, traced
+        as it is written: a choice by a tensor's value is a `tf.where` or `tf.cond`. None leaves
+        images as they are, uint8 cast to float32.
       shard: which examples of each batch; only these are read and preprocessed.
 
     Returns:
@@ -221,8 +222,8 @@ def evaluation_batches(
       images: uint8 [n, height, width, channels], as for `training_batches`.
       labels: numbers or truth values [n, ...], as for `training_batches`.
       global_batch_size: examples per batch, at least 1.
-      preprocess: (images [n, ...]) -> float32 [n, ...]. None leaves images as they are, uint8 cast
-        to float32.
+      preprocess: (images [n, ...]) -> float32 [n, ...], traced as it is written. None leaves images
+        as they are, uint8 cast to float32.
       shard: which examples of each batch; only these are read and preprocessed.
 
     Returns:
@@ -313,7 +314,10 @@ def _as_float(images: tf.Tensor) -> tf.Tensor:
 
 
 def _mapped(indices: tf.data.Dataset, batch_at: Callable) -> tf.data.Dataset:
-    batches = indices.map(batch_at, num_parallel_calls=tf.data.AUTOTUNE, deterministic=True)
+    # Python is traced as it is written: else TensorFlow writes it anew into files in the temporary
+    # folder, and a process that is killed leaves them there.
+    as_written = tf.autograph.experimental.do_not_convert(batch_at)
+    batches = indices.map(as_written, num_parallel_calls=tf.data.AUTOTUNE, deterministic=True)
     options = tf.data.Options()
     # They rewrite the data set as a graph, and in it make a copy of all images; of these two
     # operations they change nothing.

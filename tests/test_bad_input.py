@@ -7,6 +7,7 @@ checkpoints in test_checkpoints.py.
 import json
 import os
 import pickle
+import pwd
 import re
 import shutil
 import subprocess
@@ -655,3 +656,21 @@ def test_no_code_of_ours_unpickles():
         assert not unpickles.search(text), path
         for call in re.findall(r"np\.load\([^)]*\)+", text):
             assert "allow_pickle=False" in call, path
+
+
+@pytest.mark.parametrize("name", ["train_dir", "begin_from", "data_dir"])
+@pytest.mark.parametrize("path", ["~", "~/run", "~nobody-of-this-name/run"])
+def test_a_home_folder_that_nobody_knows(nothing_is_left, monkeypatch, name, path):
+    """As in a container whose user has no entry and no HOME; a folder `~` would be made here."""
+
+    def no_entry(_):
+        raise KeyError
+
+    monkeypatch.delenv("HOME")
+    monkeypatch.setattr(pwd, "getpwuid", no_entry)
+    home = path.partition("/")[0]
+    said = f"error: --{name}={path}: {home} is no home folder that this system knows (is HOME set?)"
+    check(scripts.train(nothing_is_left, f"--{name}={path}"), 2, f"train.py: {said}")
+    if name != "begin_from":
+        done = scripts.run("eval", f"--train_dir={nothing_is_left}", f"--{name}={path}")
+        check(done, 2, f"eval.py: {said}")

@@ -2,8 +2,10 @@
 
 import json
 import shutil
+import signal
 import subprocess
 import sys
+import time
 
 import numpy as np
 import pytest
@@ -188,6 +190,60 @@ def test_evaluations_of_other_splits_are_not_compared(copy, runs, capsys):
     assert "evaluations: none that both runs have" in lines
 
 
+ODD_VALUES = [
+    *(None, True, -1, 0, 10**400, 1e308, float("nan"), "", "\x1b[31m", "x" * 10_000),
+    *([], [[]], [None], {}, {"a": []}),
+]
+
+
+@pytest.mark.parametrize("part", ["settings", "resolved", "stretches"])
+def test_odd_values_in_config_json_are_one_sentence_or_none(copy, runs, capsys, part):
+    """Every value of the file, changed to every odd one; and without it."""
+    path = copy / "config.json"
+    config = json.loads(path.read_text())
+    shutil.rmtree(copy / "checkpoints")  # they take long to read, and are the same
+    places = [(part,)] + [(part, name) for name in names_in(config[part])]
+    if part == "stretches":
+        places += [("stretches", 0, name) for name in config["stretches"][0]]
+        places += [("stretches", 0, "runs_on", n) for n in config["stretches"][0]["runs_on"]]
+    for place in places:
+        for value in [*ODD_VALUES, "missing"]:
+            changed = json.loads(json.dumps(config))
+            *way, last = place
+            inside = changed
+            for name in way:
+                inside = inside[name]
+            inside[last] = value
+            if value == "missing":
+                del inside[last]
+            path.write_text(json.dumps(changed))
+            code = compare.main([str(runs / "one"), str(copy)])
+            out, err = capsys.readouterr()
+            assert code in (0, 2), (place, value)
+            assert err.count("\n") == (code == 2), (place, value)
+            assert "\x1b" not in out + err, (place, value)
+
+
+def names_in(part) -> list:
+    return list(range(len(part))) if isinstance(part, list) else list(part)
+
+
+@pytest.mark.whole_program
+@pytest.mark.parametrize("seconds", [0.3, 0.8, 1.5, 3.0, 6.0])
+def test_ctrl_c_is_no_answer(runs, seconds):
+    """Whenever it comes: the code 1 would read as "they part"."""
+    process = subprocess.Popen(
+        [sys.executable, "-m", "towers.compare", runs / "one", runs / "one"],
+        cwd=scripts.ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler),
+    )  # fmt: skip
+    time.sleep(seconds)
+    process.send_signal(signal.SIGINT)
+    _, stderr = process.communicate(timeout=60)
+    assert process.returncode in (0, -signal.SIGINT)  # 0: it had ended before
+    assert stderr == ""
+
+
 class TestWhatCannotBeCompared:
     def explained(self, capsys, *folders):
         assert compare.main([str(folder) for folder in folders]) == 2
@@ -210,7 +266,9 @@ class TestWhatCannotBeCompared:
         config[part] = type(config[part])()
         (copy / "config.json").write_text(json.dumps(config))
         _, err = self.explained(capsys, runs / "one", copy)
-        assert err == f"towers.compare: error: {copy / 'config.json'}: is not that of a run\n"
+        assert err.startswith(
+            f"towers.compare: error: {copy}: its config.json is not that of a run: "
+        )
 
     def test_no_step_in_common(self, copy, runs, capsys):
         shutil.rmtree(copy / "checkpoints")

@@ -13,11 +13,14 @@ import shutil
 import signal
 import subprocess
 import sys
+import tempfile
+import time
 from pathlib import Path
 
 import pytest
 import scripts
 
+import command_line
 from benchmarks import kills
 from towers import checkpoints
 
@@ -178,6 +181,56 @@ class TestTornFiles:
         (stopped / "final_model.json").write_text(text)
         assert scripts.train(stopped, *SIX_STEPS).returncode == 0
         scripts.assert_same_run(stopped, untouched)
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        *("config.json", "metrics.jsonl", "eval.jsonl", "final_model.keras", "final_model.json"),
+        *("training.lock", "checkpoints/checkpoint", "checkpoints/step-4.index"),
+        "checkpoints/step-4.data-00000-of-00001",
+    ],
+)
+@pytest.mark.parametrize("script", ["train", "eval"])
+def test_a_pipe_under_the_name_of_a_file_is_not_waited_for(stopped, script, name):
+    (stopped / name).unlink(missing_ok=True)
+    os.mkfifo(stopped / name)
+    before = scripts.contents(stopped)
+    line = refused(scripts.run(script, f"--train_dir={stopped}"))
+    assert f"{stopped / name}: is a pipe, a socket or a device" in line
+    assert scripts.contents(stopped) == before
+
+
+def test_a_checkpoint_elsewhere_that_is_a_pipe_is_not_waited_for(stopped, tmp_path):
+    for name in ("step-4.index", "step-4.data-00000-of-00001"):
+        os.mkfifo(tmp_path / name)
+    line = refused(scripts.run("eval", f"--train_dir={stopped}", f"--checkpoint={tmp_path}/step-4"))
+    assert "step-4" in line
+
+
+@pytest.mark.parametrize("year", [1970, 2150])
+def test_a_clock_that_no_archive_knows_is_said(stopped, untouched, monkeypatch, year):
+    """As on a board without a battery; the run is saved, and ends once the clock is set."""
+    when = time.struct_time((year, 1, 1, 0, 0, 0, 3, 1, 0))
+    with monkeypatch.context() as patch:
+        patch.setattr(time, "localtime", lambda *_: when)
+        patch.setattr(time, "strftime", lambda *_: f"{year}-01-01")
+        line = refused(scripts.train(stopped, *SIX_STEPS))
+    assert f"final_model.keras: cannot be written: this machine's clock says {year}-01-01" in line
+    assert max(checkpoints.by_step(stopped / "checkpoints")) == 6
+    assert scripts.train(stopped, *SIX_STEPS).returncode == 0
+    scripts.assert_same_run(stopped, untouched)
+
+
+def test_a_kill_could_leave_nothing_in_the_temporary_folder(tmp_path, monkeypatch):
+    """TensorFlow keeps Python that it has written anew there, until the process ends."""
+    place = tmp_path / "temporary"
+    place.mkdir()
+    monkeypatch.setattr(tempfile, "tempdir", str(place))
+    done = scripts.train(tmp_path / "run", "--summary_every_steps=1")
+    assert done.returncode == 0
+    assert scripts.run("eval", f"--train_dir={tmp_path / 'run'}").returncode == 0
+    assert list(place.iterdir()) == []
 
 
 class TestTwoAtOnce:
@@ -349,11 +402,37 @@ def test_too_few_file_handles_are_said_in_one_line(stopped, command, script):
 
     before = scripts.contents(stopped)
     line = refused(command(script, f"--train_dir={stopped}", preexec_fn=few_handles))
-    assert line == (
-        f"{script}: error: [Errno 24] this process may open 20 files at a time, and 64 are needed "
-        "(ulimit -n)\n"
-    )
+    said = "this process may open 20 files at a time, and 64 are needed (ulimit -n)"
+    assert line == f"{script}: error: {said}\n"
     assert scripts.contents(stopped) == before
+
+
+@pytest.mark.whole_program
+def test_too_few_addresses_are_said_in_one_line(command):
+    """Otherwise TensorFlow crashes, with a page of its stack."""
+
+    def few():
+        resource.setrlimit(resource.RLIMIT_AS, (2**31, 2**31))
+
+    done = command("train.py", "--recipe=shapes", preexec_fn=few)
+    assert refused(done) == (
+        "train.py: error: this process may have 2 GB of addresses, and 3 are needed (ulimit -v)\n"
+    )
+
+
+def test_too_few_threads_are_said_in_one_line(monkeypatch):
+    """Root may have any number of threads, so that here the system's answers are made up."""
+    limits = {resource.RLIMIT_NPROC: (40, 40)}
+    monkeypatch.setattr(
+        resource, "getrlimit", lambda kind: limits.get(kind, (resource.RLIM_INFINITY,) * 2)
+    )
+    monkeypatch.setattr(os, "geteuid", lambda: 12345)
+    monkeypatch.setattr(os, "cpu_count", lambda: 4)
+    said = r"may have 40 threads, and 48 are needed \(ulimit -u\)"
+    with pytest.raises(OSError, match=said):
+        command_line.provide_limits()
+    limits[resource.RLIMIT_NPROC] = (48, 48)
+    command_line.provide_limits()
 
 
 @pytest.mark.whole_program

@@ -142,7 +142,8 @@ def test_what_is_no_small_file_is_not_read(folder, kind):
             with open(path, "wb") as file:
                 file.truncate(2**40)
     write_archive(folder.final_model)
-    with pytest.raises(run_folder.RunFolderError, match="config.json cannot be read: .*regular"):
+    said = "a pipe, a socket or a device" if kind == "pipe" else "cannot be read: .*regular"
+    with pytest.raises(run_folder.RunFolderError, match=f"config.json.* {said}"):
         folder.read_config()
     assert folder.read_final_summary() is None
 
@@ -157,6 +158,22 @@ def test_a_home_folder_is_understood(tmp_path, monkeypatch):
     monkeypatch.setenv("HOME", str(tmp_path))
     assert run_folder.RunFolder("~/run").path == tmp_path / "run"
     assert str(run_folder.RunFolder("~nobody-of-this-name/run").path) == "~nobody-of-this-name/run"
+
+
+def test_a_path_without_room_for_names_behind_it_is_refused(tmp_path):
+    """Checkpoints and TensorBoard's files have the longest, and are not written at once."""
+    path = str(tmp_path)
+    while len(path) < 3800:
+        path += "/" + "x" * 99
+    longest = path + "/" + "x" * (3900 - len(path) - 1)
+    folder = run_folder.RunFolder(longest)
+    assert folder.read_config() is None
+    folder.create(CONFIG)
+    name = "part-00000-of-00001.data-00000-of-00001.tempstate" + "9" * 20
+    (folder.checkpoints / f"step-{2**40}_temp").mkdir(parents=True)
+    (folder.checkpoints / f"step-{2**40}_temp" / name).write_text("fits")
+    with pytest.raises(run_folder.RunFolderError, match="has 3,901 bytes .* at most 3,900"):
+        run_folder.RunFolder(longest + "x").read_config()
 
 
 class TestLines:

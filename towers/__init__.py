@@ -5,8 +5,9 @@ a `final_model.keras`, and silences TensorFlow's notices (noise.py says how to h
 keep the levels that they have. It is an ImportError where Keras's backend is not TensorFlow.
 """
 
-from towers import backend, noise
+from towers import backend, interrupts, noise
 
+interrupts.end_commands_at_once()
 backend.check()
 noise.import_tensorflow()
 

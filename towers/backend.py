@@ -42,6 +42,6 @@ def _chosen() -> tuple[str, str]:
 
 def _home() -> Path:
     if "KERAS_HOME" in os.environ:
-        return Path(os.environ["KERAS_HOME"]).expanduser()
-    home = Path("~").expanduser()
+        return Path(os.path.expanduser(os.environ["KERAS_HOME"]))
+    home = Path(os.path.expanduser("~"))  # as it is, where nobody knows a home; `Path` would raise
     return (home if os.access(home, os.W_OK) else Path("/tmp")) / ".keras"

@@ -82,21 +82,17 @@ def _described(folder: run_folder.RunFolder) -> tuple[dict, dict]:
     config = folder.read_config()
     if config is None:
         raise run_folder.RunFolderError(f"{folder.path}: there is no run here")
-    try:
-        chosen, derived = config["settings"], config["resolved"]
-        place = {
-            "num_towers": chosen["num_towers"],
-            "number of workers": derived["num_workers"],
-            "worker_reduction": chosen["worker_reduction"],
-            "tower devices": derived["tower_devices"],
-        }
-        if not stretches.are_valid(config.get("stretches")):
-            raise TypeError("stretches")
-        began_on = config["stretches"][0]["runs_on"]
-        began_with = {f"began with {name}": value for name, value in began_on.items()}
-        return settings.defining(config), place | began_with
-    except (KeyError, TypeError, AttributeError) as error:
-        raise run_folder.RunFolderError(f"{folder.config}: is not that of a run") from error
+    session.check_config(config, folder.path)
+    chosen, derived = config["settings"], config["resolved"]
+    place = {
+        "num_towers": chosen["num_towers"],
+        "number of workers": derived["num_workers"],
+        "worker_reduction": chosen["worker_reduction"],
+        "tower devices": derived["tower_devices"],
+    }
+    began_on = config["stretches"][0]["runs_on"]
+    began_with = {f"began with {name}": value for name, value in began_on.items()}
+    return settings.defining(config), place | began_with
 
 
 def partings(a: run_folder.RunFolder, b: run_folder.RunFolder) -> Iterator[Parting]:

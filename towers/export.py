@@ -2,6 +2,8 @@
 
 import contextlib
 import os
+import struct
+import time
 
 from towers import evaluation, run_folder, trainer
 
@@ -29,7 +31,7 @@ def final_model(
       What `final_model.json` holds.
 
     Raises:
-      RunFolderError: it cannot be written.
+      RunFolderError: it cannot be written, or the machine's clock is before 1980.
     """
     model = tower_trainer.evaluated_model()
     partial = folder.path / "final_model.partial.keras"
@@ -39,6 +41,14 @@ def final_model(
             with open(partial, "rb") as file:
                 os.fsync(file.fileno())  # else, after a power cut, the name may be an empty file's
             os.replace(partial, folder.final_model)
+    except (ValueError, struct.error) as error:  # from zipfile
+        if 1980 <= time.localtime().tm_year < 2108:
+            raise
+        raise run_folder.RunFolderError(
+            f"{folder.final_model}: cannot be written: this machine's clock says "
+            f"{time.strftime('%Y-%m-%d')}, and the file's format has no year before 1980 or after "
+            "2107; set the clock and give the same command, which goes on from the last step"
+        ) from error
     finally:
         with contextlib.suppress(OSError):  # which would hide why it could not be written
             partial.unlink(missing_ok=True)

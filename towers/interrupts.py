@@ -1,6 +1,18 @@
 """Ctrl-C, SIGTERM and SIGHUP as a question that a loop asks between two steps."""
 
 import signal
+import sys
+
+
+def end_commands_at_once() -> None:
+    """Lets Ctrl-C end `python -m towers.compare` and its like as the system does, from here on.
+
+    Python would raise an exception, in the midst of TensorFlow's import as elsewhere; what comes of
+    that is a page of text and an exit code of 1, which `towers.compare` has another meaning for.
+    """
+    asked = zip(sys.orig_argv, sys.orig_argv[1:], strict=False)
+    if any(flag == "-m" and module.startswith("towers.") for flag, module in asked):
+        signal.signal(signal.SIGINT, signal.SIG_DFL)
 
 
 class Interrupts:

@@ -13,6 +13,7 @@ from typing import BinaryIO
 
 FIRST_CHECKPOINT = "first_checkpoint"  # in config.json, once a run has one: its step
 
+_LONGEST_PATH = 3900  # bytes; the names of a run's files come behind it, and Linux has 4,095
 _LARGEST_JSON = 2**24  # bytes; a file of settings has a few thousand
 
 
@@ -48,9 +49,10 @@ class RunFolder:
         """The run's configuration, or None where the folder holds no run.
 
         Raises:
-          RunFolderError: the path is no folder, `config.json` cannot be read, or the folder holds
-            files but no run.
+          RunFolderError: the path is no folder or too long, `config.json` cannot be read, or the
+            folder holds files but no run, or a pipe under the name of one of a run's files.
         """
+        self._check_usable()
         try:
             config = _read_json(self.config)
             if isinstance(config, dict) and {"settings", "resolved"} <= set(config):
@@ -73,6 +75,28 @@ class RunFolder:
                 "name a run's folder, or a new one to train in"
             )
         return None
+
+    def _check_usable(self) -> None:
+        """Refuses what would be found out in the midst of a run, or waited for forever.
+
+        Raises:
+          RunFolderError: the path is too long, or a pipe or a device lies where a run has a file.
+        """
+        length = len(os.fsencode(os.path.abspath(self.path)))
+        if length > _LONGEST_PATH:
+            raise RunFolderError(
+                f"--train_dir={self.path}: has {length:,} bytes with the folders above it, and at "
+                f"most {_LONGEST_PATH:,} leave room for the names of a run's files"
+            )
+        files = (self.config, self.metrics, self.evaluations, self.final_model, self.final_summary)
+        with contextlib.suppress(OSError):  # what cannot be looked at is said where it is needed
+            for path in (*files, self.lock, *self.checkpoints.glob("*")):
+                mode = path.stat().st_mode if path.exists() else stat.S_IFREG
+                if not (stat.S_ISREG(mode) or stat.S_ISDIR(mode)):
+                    raise RunFolderError(
+                        f"{path}: is a pipe, a socket or a device, and a run has a file there; "
+                        "move it away"
+                    )
 
     def read_final_summary(self) -> dict | None:
         """What a finished run left in `final_model.json`.

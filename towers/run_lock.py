@@ -39,7 +39,7 @@ class RunLock:
           RunFolderError: names the holder.
         """
         with run_folder.writing(self._named()), contextlib.suppress(FileNotFoundError):
-            file = os.open(self._folder.lock, os.O_RDONLY | os.O_NOFOLLOW)
+            file = os.open(self._folder.lock, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
             try:
                 fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
             except BlockingIOError:

@@ -395,6 +395,8 @@ _READ_OF_RESOLVED = {
     "preprocessing": str,
     "data_sha256": str,
     "eval_sha256": str,
+    "num_workers": int,
+    "tower_devices": tuple[str, ...],
 }
 
 

@@ -9,6 +9,7 @@ import hashlib
 import itertools
 import json
 import math
+import os
 import re
 import reprlib
 import types
@@ -88,6 +89,8 @@ class TrainSettings:
     def __post_init__(self):
         for name in names():
             check_value(name, getattr(self, name))
+        for name in ("train_dir", "begin_from", "data_dir"):
+            check_home(name, getattr(self, name) or "")
         self._check_eval_split()
         self._check_workers()
         self._check_schedule()
@@ -212,6 +215,20 @@ def check_text(name: str, text: str) -> None:
         raise SettingsError(
             f"--{name}={shown(text)}: must be text of at most 4096 characters, without control "
             "characters"
+        )
+
+
+def check_home(name: str, path: str) -> None:
+    """Checks that a path that begins with `~` is of a home folder that the system knows.
+
+    Raises:
+      SettingsError: it is not; a folder of that name would be made in the current one.
+    """
+    if path.startswith("~") and os.path.expanduser(path) == path:
+        home = path.partition("/")[0]
+        raise SettingsError(
+            f"--{name}={shown(path)}: {home} is no home folder that this system knows (is HOME "
+            f"set?); give the whole path, or ./{path} for a folder of that name here"
         )
 
 

@@ -152,8 +152,11 @@ def file_writer(folder: Path) -> tf.summary.SummaryWriter:
     Raises:
       RunFolderError: they cannot be written.
     """
+    # TensorFlow's name has the second, the machine and the process. In a container that was started
+    # again, or twice at a time, all three may be those of a file that is there: its name may not.
+    there = len(list(folder.glob("events.out.tfevents.*")))
     with _on_disk():
-        return tf.summary.create_file_writer(str(folder))
+        return tf.summary.create_file_writer(str(folder), filename_suffix=f".{there}.v2")
 
 
 @contextlib.contextmanager
