@@ -4,6 +4,8 @@ The folder is `$XDG_CACHE_HOME/towers`, or `~/.cache/towers`. An entry is a fold
 `labels.npy` and `meta.json`; its name ends in a hash of what the arrays were made from, so that
 other data never meets an old entry. Deleting entries is always safe. The cache never stands in the
 way: what cannot be read is made again, and what cannot be written is used without.
+
+`meta.json` has the hash of the arrays and one of itself: a changed bit anywhere is noticed.
 """
 
 import contextlib
@@ -21,14 +23,14 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from input_pipeline import decoded
+from input_pipeline import decoded, regular_files
 
-FORMAT = 1  # to be raised when an entry's files change; older entries are then made again
+FORMAT = 2  # to be raised when an entry's files change; older entries are then made again
 
 _TEMPORARY_PREFIX = ".tmp-"
 _ABANDONED_SECONDS = 24 * 3600  # no process writes one entry for a day
 
-_ABSURD = (MemoryError, RecursionError)  # of a size or a nesting that no entry has
+_NO_FILE = (FileNotFoundError, NotADirectoryError, regular_files.NotRegularError)
 
 _log = logging.getLogger(__name__)
 
@@ -46,6 +48,10 @@ class Entry(NamedTuple):
 
 class _BrokenEntry(Exception):
     """An entry that this code did not finish, or did not write."""
+
+
+class _OtherFormat(_BrokenEntry):
+    """An entry of another version of this code."""
 
 
 def folder() -> pathlib.Path:
@@ -122,15 +128,16 @@ def without_cache(arrays: decoded.Decoded, source: str) -> Entry:
 def _load(path: pathlib.Path, read_only: bool) -> Entry | None:
     """The entry at `path`, or None where there is none; a broken one is removed if it may be."""
     try:
-        if not path.exists():
+        if not os.path.lexists(path):
             return None
         return _read(path)
     except _BrokenEntry as error:
-        _log.warning("Cache entry %s is broken (%s); making it again.", path, error)
+        level = logging.INFO if isinstance(error, _OtherFormat) else logging.WARNING
+        _log.log(level, "Cache entry %r is broken (%s); making it again.", str(path), error)
         if not read_only:
             _remove(path)
     except OSError as error:
-        _log.warning("Cache entry %s cannot be read (%s); going on without.", path, error)
+        _log.warning("Cache entry %r cannot be read (%s); going on without.", str(path), error)
     return None
 
 
@@ -141,26 +148,38 @@ def _read(path: pathlib.Path) -> Entry:
     CIFAR-10's.
     """
     try:
-        meta = json.loads((path / "meta.json").read_text(encoding="utf-8"))
+        meta = json.loads(regular_files.read(path / "meta.json"))
         if meta["format"] != FORMAT:
-            raise _BrokenEntry(f"format {meta['format']!r} instead of {FORMAT}")
+            raise _OtherFormat(f"format {meta['format']!r} instead of {FORMAT}")
+        if meta.pop("sha256") != _sha256(meta):
+            raise _BrokenEntry("meta.json is not what was written")
+        if meta["key"] != path.name:
+            raise _BrokenEntry(f"it is that of {meta['key']!r}")
         for name in ("images.npy", "labels.npy"):
-            actual_bytes, expected_bytes = (path / name).stat().st_size, meta["sizes"][name]
+            actual_bytes = regular_files.check(path / name).st_size
+            expected_bytes = meta["sizes"][name]
             if actual_bytes != expected_bytes:
                 raise _BrokenEntry(f"{name} has {actual_bytes} bytes instead of {expected_bytes}")
         images = _read_images(path / "images.npy")
-        labels = np.load(path / "labels.npy", allow_pickle=False)
+        with regular_files.open_to_read(path / "labels.npy") as file:
+            labels = np.load(file, allow_pickle=False)
+        if labels.dtype != np.int32:
+            raise _BrokenEntry(f"its labels are {labels.dtype}")
         arrays = decoded.Decoded(images, labels, tuple(meta["class_names"]))
         decoded.check(arrays, "it")
         if fingerprint(arrays) != meta["fingerprint"]:
             raise _BrokenEntry("its bytes are not those that were written")
         return Entry(arrays, meta["fingerprint"])
+    except _BrokenEntry:
+        raise
     except decoded.DataError as error:
         raise _BrokenEntry(str(error)) from error
-    except (FileNotFoundError, NotADirectoryError, ValueError, EOFError, *_ABSURD) as error:
+    except OSError as error:
+        if isinstance(error, _NO_FILE):
+            raise _BrokenEntry(str(error)) from error
+        raise
+    except Exception as error:  # whatever a damaged file makes json and NumPy raise
         raise _BrokenEntry(f"{type(error).__name__}: {error}") from error
-    except (KeyError, TypeError, AttributeError) as error:
-        raise _BrokenEntry(f"meta.json is not ours: {error!r}") from error
 
 
 def _read_images(path: pathlib.Path) -> np.ndarray:
@@ -169,7 +188,7 @@ def _read_images(path: pathlib.Path) -> np.ndarray:
     Raises:
       ValueError: it is no file of uint8 in C order, or too short.
     """
-    with open(path, "rb") as file:
+    with regular_files.open_to_read(path) as file:
         version = np.lib.format.read_magic(file)
         if version != (1, 0):
             raise ValueError(f"version {version} of the file format")
@@ -189,7 +208,7 @@ def _save(path: pathlib.Path, entry: Entry, source: str) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
         _remove_abandoned(path.parent)
         temporary = pathlib.Path(tempfile.mkdtemp(prefix=_TEMPORARY_PREFIX, dir=path.parent))
-        _write_files(temporary, entry, source)
+        _write_files(temporary, path.name, entry, source)
         try:
             os.rename(temporary, path)
         except OSError:
@@ -197,24 +216,30 @@ def _save(path: pathlib.Path, entry: Entry, source: str) -> None:
             if not (path / "meta.json").exists():
                 raise
     except OSError as error:
-        _log.warning("Decoded images are not kept in %s (%s).", path.parent, error)
+        _log.warning("Decoded images are not kept in %r (%s).", str(path.parent), error)
     finally:
         if temporary is not None:
             shutil.rmtree(temporary, ignore_errors=True)
 
 
-def _write_files(target: pathlib.Path, entry: Entry, source: str) -> None:
+def _write_files(target: pathlib.Path, entry_key: str, entry: Entry, source: str) -> None:
     arrays = {"images.npy": entry.arrays.images, "labels.npy": entry.arrays.labels}
     for name, array in arrays.items():
         np.save(target / name, array, allow_pickle=False)
     meta = {
         "format": FORMAT,
+        "key": entry_key,
         "class_names": list(entry.arrays.class_names),
         "fingerprint": entry.fingerprint,
         "source": source,
         "sizes": {name: (target / name).stat().st_size for name in arrays},
     }
+    meta["sha256"] = _sha256(meta)
     (target / "meta.json").write_text(json.dumps(meta, indent=1) + "\n", encoding="utf-8")
+
+
+def _sha256(meta: dict[str, Any]) -> str:
+    return hashlib.sha256(json.dumps(meta, sort_keys=True).encode()).hexdigest()
 
 
 def _remove(path: pathlib.Path) -> None:
@@ -226,7 +251,7 @@ def _remove(path: pathlib.Path) -> None:
         finally:
             shutil.rmtree(holder, ignore_errors=True)
     except OSError as error:
-        _log.warning("Cache entry %s cannot be removed (%s).", path, error)
+        _log.warning("Cache entry %r cannot be removed (%s).", str(path), error)
 
 
 def _remove_abandoned(cache_folder: pathlib.Path) -> None:

@@ -7,11 +7,12 @@ with fewer or more are read as they are, so that people can cut them down; only 
 whole number of records is refused.
 """
 
+import os
 import pathlib
 
 import numpy as np
 
-from input_pipeline import decoded
+from input_pipeline import decoded, regular_files
 
 FOLDER = "cifar-10-batches-bin"
 PYTHON_FOLDER = "cifar-10-batches-py"
@@ -68,7 +69,7 @@ def read(folder: pathlib.Path, split: str) -> decoded.Decoded:
       `batches.meta.txt` where the folder has one.
 
     Raises:
-      DataError: a file is missing, empty, cut short, too large or holds a label over 9.
+      DataError: a file is missing, no file, empty, cut short, too large or holds a label over 9.
     """
     class_names = _read_class_names(folder / NAMES_FILE)
     paths = [folder / name for name in SPLIT_FILES[split]]
@@ -88,12 +89,9 @@ def read(folder: pathlib.Path, split: str) -> decoded.Decoded:
 
 
 def _read_class_names(path: pathlib.Path) -> tuple[str, ...]:
-    if not path.is_file():
+    if not os.path.lexists(path):
         return CLASS_NAMES
-    try:
-        lines = path.read_text(encoding="utf-8-sig", errors="replace").splitlines()
-    except OSError as error:
-        raise decoded.DataError(f"{path} cannot be read: {error}.") from error
+    lines = _read(path).decode("utf-8-sig", errors="replace").splitlines()
     names = tuple(line.strip() for line in lines if line.strip())
     if len(names) != len(CLASS_NAMES):
         raise decoded.DataError(
@@ -105,15 +103,12 @@ def _read_class_names(path: pathlib.Path) -> tuple[str, ...]:
 
 def _read_records(path: pathlib.Path) -> np.ndarray:
     """The records of one file: uint8 [n, 3073], labels checked."""
-    if not path.is_file():
+    if not os.path.lexists(path):
         raise decoded.DataError(
             f"{path} is missing. Unpack cifar-10-binary.tar.gz again: a split needs all its files "
             f"({', '.join(name for files in SPLIT_FILES.values() for name in files)})."
         )
-    try:
-        content = np.fromfile(path, dtype=np.uint8)
-    except OSError as error:
-        raise decoded.DataError(f"{path} cannot be read: {error}.") from error
+    content = np.frombuffer(_read(path), np.uint8)
     if content.size == 0:
         raise decoded.DataError(f"{path} is empty. Unpack cifar-10-binary.tar.gz again.")
     if content.size % RECORD_BYTES:
@@ -130,3 +125,12 @@ def _read_records(path: pathlib.Path) -> np.ndarray:
             f"0 to {len(CLASS_NAMES) - 1}. Is this file from another data set?"
         )
     return records
+
+
+def _read(path: pathlib.Path) -> bytes:
+    try:
+        return regular_files.read(path)
+    except OSError as error:
+        raise decoded.DataError(
+            f"{path} cannot be read: {error.strerror}. Unpack cifar-10-binary.tar.gz again."
+        ) from error

@@ -7,6 +7,7 @@ import shutil
 import time
 
 import numpy as np
+import odd_files
 import pytest
 
 from input_pipeline import cache, datasets, decoded
@@ -163,14 +164,42 @@ def _label_outside(path):
     np.save(path / "labels.npy", np.array([1, 2], np.int32))
 
 
+def _labels_of_another_type(path):
+    """The same bytes: the fingerprint does not tell them from each other."""
+    labels = np.load(path / "labels.npy")
+    np.save(path / "labels.npy", labels.view(np.uint32))
+
+
+def _another_entry(path):
+    _edit_meta(path, lambda meta: meta.update(key="pets-test-0123"))
+
+
+def _names_without_their_checksum(path):
+    meta = (path / "meta.json").read_text()
+    (path / "meta.json").write_text(meta.replace('"dog"', '"dog", "eel"'))
+
+
 def _a_file_in_its_place(path):
     shutil.rmtree(path)
     path.write_text("not a folder")
 
 
+def _a_pipe_in_its_place(path):
+    shutil.rmtree(path)
+    os.mkfifo(path)
+
+
+def _a_loop_in_its_place(path):
+    shutil.rmtree(path)
+    path.symlink_to(path.name)
+
+
 def _edit_meta(path, change):
+    """Changes the description and its checksum: for the checks that come after that."""
     meta = json.loads((path / "meta.json").read_text())
+    del meta["sha256"]
     change(meta)
+    meta["sha256"] = cache._sha256(meta)
     (path / "meta.json").write_text(json.dumps(meta))
 
 
@@ -186,26 +215,66 @@ def _edit_meta(path, change):
         _cut_meta,
         _foreign_meta,
         _no_sizes,
-        _other_format,
         _pickled_labels,
         _endless_labels,
         _endless_meta,
         _images_of_another_type,
         _no_array,
         _label_outside,
+        _labels_of_another_type,
+        _another_entry,
+        _names_without_their_checksum,
         _a_file_in_its_place,
+        _a_pipe_in_its_place,
+        _a_loop_in_its_place,
     ],
 )
 def test_broken_entry_is_noticed_and_made_again(damage, caplog):
+    _check_noticed_and_made_again(lambda: damage(_entry_path()), caplog)
+
+
+@pytest.mark.parametrize("kind", odd_files.KINDS)
+@pytest.mark.parametrize("name", ["meta.json", "images.npy", "labels.npy"])
+def test_what_is_no_file_is_not_read(name, kind, caplog):
+    _check_noticed_and_made_again(
+        lambda: odd_files.put(kind, _entry_path() / name), caplog, odd_files.KINDS[kind]
+    )
+
+
+def _check_noticed_and_made_again(damage, caplog, reason=""):
     maker = _Maker()
     _load(maker)
-    damage(_entry_path())
+    damage()
     _assert_is_what_the_maker_makes(_load(maker))
     assert maker.calls == 2
-    assert "is broken" in caplog.text
+    assert "is broken" in caplog.text and reason in caplog.text
     _assert_is_what_the_maker_makes(_load(maker))
     assert maker.calls == 2, "the rebuilt entry was not kept"
     assert os.listdir(cache.folder()) == ["pets-train-0123"]
+
+
+def test_an_entry_of_another_format_is_made_again_without_a_word(caplog):
+    maker = _Maker()
+    _load(maker)
+    _other_format(_entry_path())
+    _assert_is_what_the_maker_makes(_load(maker))
+    assert maker.calls == 2 and caplog.text == ""
+
+
+@pytest.mark.parametrize("name", ["meta.json", "images.npy", "labels.npy"])
+def test_a_bit_that_flips_is_noticed_or_harmless(name, monkeypatch):
+    """Any bit in any byte: all were tried; here, every seventh."""
+    monkeypatch.setattr(cache._log, "disabled", True)  # thousands of lines
+    _load(_Maker())
+    path = _entry_path() / name
+    content, maker = path.read_bytes(), _Maker()
+    for bit in range(0, 8 * len(content), 7):
+        flipped = bytearray(content)
+        flipped[bit // 8] ^= 1 << bit % 8
+        path.write_bytes(flipped)
+        entry = cache.load_or_make("pets-train-0123", "a test", maker, read_only=True)
+        _assert_is_what_the_maker_makes(entry)
+    assert maker.calls > 0.5 * len(content), "too few were noticed"
 
 
 def test_unwritable_folder_is_done_without(tmp_path, caplog):
@@ -234,8 +303,8 @@ def test_entry_appears_only_when_whole(monkeypatch):
     write_files = cache._write_files
     seen_while_writing = []
 
-    def watch(target, entry, source):
-        write_files(target, entry, source)
+    def watch(*arguments):
+        write_files(*arguments)
         seen_while_writing.append(_entry_path().exists())
         raise KeyboardInterrupt
 

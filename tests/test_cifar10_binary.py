@@ -4,6 +4,7 @@ import pathlib
 import pickle
 
 import numpy as np
+import odd_files
 import psutil
 import pytest
 
@@ -121,6 +122,16 @@ def test_damage_is_named_with_its_file(tmp_path, damage, message):
     folder = _write_folder(tmp_path / "cifar-10-batches-bin")
     damage(folder / "data_batch_3.bin")
     with pytest.raises(datasets.DataError, match=message):
+        datasets.load("cifar10", str(tmp_path), "train")
+
+
+@pytest.mark.parametrize("kind", odd_files.KINDS)
+@pytest.mark.parametrize("name", ["data_batch_3.bin", "batches.meta.txt"])
+def test_what_is_no_file_is_named_and_not_waited_for(tmp_path, name, kind):
+    path = _write_folder(tmp_path / "cifar-10-batches-bin") / name
+    odd_files.put(kind, path)
+    said = f"{path} cannot be read: {odd_files.KINDS[kind]}.*Unpack"
+    with pytest.raises(datasets.DataError, match=said):
         datasets.load("cifar10", str(tmp_path), "train")
 
 
