@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from input_pipeline import cifar10_binary, decoded
+from input_pipeline import cifar10_binary, decoded, regular_files, tfds_description
 
 if TYPE_CHECKING:
     import tensorflow_datasets as tfds
@@ -36,6 +36,7 @@ _READ_BYTES = 2**24  # of images, decoded at a time
 _NAME = re.compile(r"[A-Za-z_]\w*(/\w[\w.-]*)?(:\d+\.\d+\.\d+)?", re.ASCII)
 _LONGEST_NAME = 100
 _PORTS = {"http": 80, "https": 443, "ftp": 21}
+_PROXY_PORTS = {"http": 80, "https": 443} | dict.fromkeys(("socks4", "socks5", "socks5h"), 1080)
 
 _log = logging.getLogger(__name__)
 
@@ -69,6 +70,8 @@ def open_prepared(
                 "to a folder that holds the set prepared."
             )
         _prepare(builder)
+    tfds_description.check_classes(builder)
+    tfds_description.check_splits(builder)
     return builder
 
 
@@ -80,16 +83,21 @@ def _builder(name: str, data_dir: pathlib.Path) -> "tfds.core.DatasetBuilder":
             f"--dataset={name[:_LONGEST_NAME]} is not the name of a data set. Use a name such as "
             "cifar10 or cifar100, not a path; the folder goes into --data_dir."
         )
+    tfds_description.check_files(name, data_dir)
     try:
         return tfds.builder(name, data_dir=str(data_dir))
     except tfds.core.registered.DatasetNotFoundError as error:
-        raise decoded.DataError(_unknown_name_message(name)) from error
+        raise decoded.DataError(_unknown_name_message(name, data_dir)) from error
     except ImportError as error:
         raise decoded.DataError(
             f"--dataset={name} needs a Python package that is missing: {_first_line(error)}."
         ) from error
     except (ValueError, AssertionError) as error:
-        raise decoded.DataError(f"--dataset={name}: {_without_call(error)}") from error
+        folder = tfds_description.set_folder(name, data_dir)
+        damaged = f"; or what describes it in {folder} is damaged: copy the set again"
+        raise decoded.DataError(
+            f"--dataset={name}: {_without_call(error)}{damaged if folder.exists() else ''}"
+        ) from error
     except Exception as error:  # whatever the readers of the set's JSON files raise
         raise decoded.DataError(
             f"--dataset={name}: its description in {data_dir} cannot be read "
@@ -104,9 +112,16 @@ def _without_call(error: Exception) -> str:
     return re.sub(r" Here are \d+ BuilderConfigs whose name closely match: *$", "", reason)
 
 
-def _unknown_name_message(name: str) -> str:
+def _unknown_name_message(name: str, data_dir: pathlib.Path) -> str:
     import tensorflow_datasets as tfds
 
+    folder = tfds_description.set_folder(name, data_dir)
+    if os.path.lexists(folder):
+        return (
+            f"--dataset={name} is unknown to TensorFlow Datasets, and {folder} holds no prepared "
+            "set: that is a folder of a version such as 1.0.0/, with dataset_info.json and "
+            "features.json. Copy it again."
+        )
     known = ["shapes", *tfds.list_builders(with_community_datasets=False)]
     near = difflib.get_close_matches(re.split("[/:]", name.lower())[0], known)
     hint = f"Did you mean {' or '.join(near)}?" if near else "Try cifar10, cifar100 or shapes."
@@ -125,6 +140,7 @@ def _check_features(builder: "tfds.core.DatasetBuilder") -> None:
         and image.np_dtype == np.uint8
         and len(image.shape) == 3
         and None not in image.shape
+        and min(image.shape) > 0
         and isinstance(label, tfds.features.ClassLabel)
     ):
         return
@@ -184,7 +200,20 @@ def _missing_archives(builder: "tfds.core.DatasetBuilder", root: pathlib.Path) -
         for url, info in (builder.url_infos or {}).items()
     }
     manual = root / "downloads" / "manual"
-    return {url: name for url, name in archives.items() if not (manual / name).exists()}
+    return {url: name for url, name in archives.items() if not _is_there(manual / name)}
+
+
+def _is_there(archive: pathlib.Path) -> bool:
+    try:
+        regular_files.check(archive)
+    except (FileNotFoundError, NotADirectoryError):
+        return False
+    except OSError as error:
+        raise decoded.DataError(
+            f"{archive} cannot be read: {error.strerror}. Remove it, or put the archive in its "
+            "place."
+        ) from error
+    return True
 
 
 def _check_network(name: str, root: pathlib.Path, missing: dict[str, str]) -> None:
@@ -199,11 +228,33 @@ def _check_network(name: str, root: pathlib.Path, missing: dict[str, str]) -> No
 
 
 def _endpoint(url: str) -> tuple[str, int]:
+    """The host and port that are connected to for a download: the proxy's, where there is one.
+
+    Raises:
+      DataError: the variable that names the proxy holds no address.
+    """
     parts = urllib.parse.urlsplit(url)
-    proxy = urllib.request.getproxies().get(parts.scheme)
-    if proxy and not urllib.request.proxy_bypass(parts.hostname or ""):
-        parts = urllib.parse.urlsplit(proxy if "//" in proxy else f"http://{proxy}")
+    proxies = urllib.request.getproxies()
+    kind = parts.scheme if parts.scheme in proxies else "all"
+    if proxies.get(kind) and not urllib.request.proxy_bypass(parts.hostname or ""):
+        return _address_of_proxy(f"{kind}_proxy", proxies[kind])
     return parts.hostname or "", parts.port or _PORTS.get(parts.scheme, 443)
+
+
+def _address_of_proxy(variable: str, value: str) -> tuple[str, int]:
+    try:
+        parts = urllib.parse.urlsplit(value if "//" in value else f"http://{value}")
+        host, port = parts.hostname or "", parts.port or _PROXY_PORTS.get(parts.scheme)
+    except ValueError:
+        parts, host, port = None, "", 0
+    if not (
+        parts and parts.scheme in _PROXY_PORTS and re.fullmatch(r"[\w.:-]*\w", host, re.ASCII)
+    ):  # the value may have a password
+        raise decoded.DataError(
+            f"The environment variable {variable} (or {variable.upper()}) is not the address of a "
+            "proxy, such as http://proxy.example:3128. Correct it, or unset it if there is none."
+        )
+    return host, port
 
 
 def host_reachable(host: str, port: int, timeout_seconds: float) -> bool:
@@ -303,25 +354,21 @@ def identity(builder: "tfds.core.DatasetBuilder", split: str) -> dict[str, Any] 
     data); such a split is not to be cached.
 
     Raises:
-      DataError: the set has no such split; a file is missing.
+      DataError: the set has no such split; a file is missing, or is none; the numbers of examples
+        cannot be those of the files.
     """
     splits = builder.info.splits
     if not splits:
         return None
     if split not in splits:
         raise no_such_split(builder.name, split, splits)
-    try:
-        files = [(os.fspath(path), os.stat(path)) for path in splits[split].filepaths]
-    except OSError as error:
-        raise decoded.DataError(
-            f"{builder.name} in {builder.data_path} is incomplete ({error}). Copy it again, or "
-            "remove that folder and let it be prepared anew."
-        ) from error
+    files = tfds_description.shards(builder, split)
     return {
         "source": "tfds",
         "name": builder.info.full_name,
         "version": str(builder.version),
         "split": split,
+        "class_names": builder.info.features["label"].names,  # of a file of their own
         "data_path": os.path.realpath(builder.data_path),
         "files": [[path, stat.st_size, stat.st_mtime_ns] for path, stat in files],
     }
@@ -354,19 +401,23 @@ def read(builder: "tfds.core.DatasetBuilder", split: str) -> decoded.Decoded:
     )
     images, labels = decoded.empty((count, *shape)), np.empty(count, np.int64)
     first = 0
-    try:  # TFDS sees to it that there are just `count`
+    where = f"{builder.name} in {builder.data_path}"
+    damaged = "The files are damaged; copy them again, or let them be prepared anew."
+    try:
         for batch in _in_order(builder, split, _examples_at_a_time(shape)).as_numpy_iterator():
             place = slice(first, first + len(batch["label"]))
-            images[place], labels[place] = batch["image"], batch["label"]
+            if place.stop <= count:
+                images[place], labels[place] = batch["image"], batch["label"]
             first = place.stop
     except tf.errors.OpError as error:
+        what = _first_wrong_example(builder, split) or _first_line(error)
+        raise decoded.DataError(f"{where} cannot be decoded: {what} {damaged}") from error
+    if first != count:
         raise decoded.DataError(
-            f"{builder.name} in {builder.data_path} cannot be decoded: "
-            f"{_first_wrong_example(builder, split) or _first_line(error)} "
-            "The files are damaged; copy them again, or let them be prepared anew."
-        ) from error
+            f"{where}: {first:,} examples are in {split}, and {count:,} were expected. {damaged}"
+        )
     if not count:
-        raise decoded.DataError(f"{builder.name} in {builder.data_path}: {split} is empty.")
+        raise decoded.DataError(f"{where}: {split} is empty.")
     names = tuple(builder.info.features["label"].names)
     decoded.check(decoded.Decoded(images, labels, names), f"{builder.name}, {split}")
     return decoded.Decoded(images, labels.astype(np.int32), names)  # all are below len(names)
@@ -387,13 +438,24 @@ def _in_order(builder: "tfds.core.DatasetBuilder", split: str, batch: int | None
     """The split's images and labels in the order of its files, singly or in batches."""
     import tensorflow_datasets as tfds
 
-    return builder.as_dataset(
-        split=split,
-        batch_size=batch,
-        shuffle_files=False,
-        decoders=tfds.decode.PartialDecoding({"image": True, "label": True}),
-        read_config=tfds.ReadConfig(interleave_cycle_length=1, try_autocache=False),
-    )
+    try:
+        return builder.as_dataset(
+            split=split,
+            batch_size=batch,
+            shuffle_files=False,
+            decoders=tfds.decode.PartialDecoding({"image": True, "label": True}),
+            read_config=tfds.ReadConfig(
+                interleave_cycle_length=1,
+                try_autocache=False,
+                assert_cardinality=False,  # `read` counts
+            ),
+        )
+    except Exception as error:  # whatever the reader of a file format raises
+        raise decoded.DataError(
+            f"{builder.name} in {builder.data_path} cannot be read "
+            f"({type(error).__name__}: {_first_line(error)}). Copy it again, or remove that folder "
+            "and let it be prepared anew."
+        ) from error
 
 
 def _first_wrong_example(builder: "tfds.core.DatasetBuilder", split: str) -> str | None:

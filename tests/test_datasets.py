@@ -14,6 +14,7 @@ import threading
 import time
 
 import numpy as np
+import odd_files
 import pytest
 import tensorflow as tf
 import tiny_photos
@@ -111,6 +112,9 @@ def test_second_load_decodes_nothing_and_changed_files_are_decoded_again(data_di
     os.utime(record_file, (1, 1))
     datasets.load("tiny_photos", str(data_dir), "train")
     assert len(calls) == 3
+    (names_file,) = data_dir.rglob("label.labels.txt")
+    names_file.write_text("ant\nbee\ncat\n")
+    assert datasets.load("tiny_photos", str(data_dir), "train").class_names[2] == "cat"
 
 
 def test_missing_split_is_answered_with_those_there_are(data_dir):
@@ -141,7 +145,7 @@ def test_a_damaged_description_is_named(data_dir, file, content):
     tiny_photos.prepare(data_dir)
     (path,) = data_dir.rglob(file)
     path.write_bytes(content)
-    with pytest.raises(datasets.DataError, match="^--dataset=tiny_photos: ") as caught:
+    with pytest.raises(datasets.DataError, match=f"^--dataset=tiny_photos: |^{path} ") as caught:
         datasets.load("tiny_photos", str(data_dir), "train")
     assert "\n" not in str(caught.value)
 
@@ -185,7 +189,8 @@ def test_another_number_of_examples_than_the_description_has_is_named(data_dir, 
     with tf.io.TFRecordWriter(str(record_file)) as writer:
         for index in range(count):
             writer.write(records[index % 25])
-    with pytest.raises(datasets.DataError, match="expected to contain 25 elements but"):
+    said = f"{count} examples are in train, and 25 were expected"
+    with pytest.raises(datasets.DataError, match=said):
         datasets.load("tiny_photos", str(data_dir), "train")
 
 
@@ -501,12 +506,66 @@ def test_host_reachable_waits_no_longer_than_told(monkeypatch):
     answer.set()
 
 
+MALFORMED = (
+    ":::",
+    "http://[",
+    "foo://bar baz",
+    "foo://gate.example:80",
+    "http://gate.example:99999",
+    "http://me:secret@gate.example:port",
+    "http://me:secret@",
+    "http://a b:80",
+    "http://gate\x1b[2J:80",
+)
+
+
 def test_behind_a_proxy_the_proxy_is_asked(data_dir, monkeypatch, no_network):
     monkeypatch.setenv("https_proxy", "http://gate.example:443")
     monkeypatch.setenv("no_proxy", "")
     with pytest.raises(datasets.DataError, match="gate.example cannot be reached"):
         datasets.load("cifar10", str(data_dir), "train")
     assert no_network == ["gate.example"]
+
+
+@pytest.mark.parametrize("value", MALFORMED)
+@pytest.mark.parametrize("variable", ["https_proxy", "HTTPS_PROXY", "all_proxy"])
+def test_a_malformed_proxy_is_named_and_its_password_is_not(
+    data_dir, monkeypatch, no_network, variable, value
+):
+    monkeypatch.setenv(variable, value)
+    monkeypatch.setenv("no_proxy", "")
+    said = rf"variable {variable.lower()} \(or {variable.upper()}\) is not the address of a proxy"
+    with pytest.raises(datasets.DataError, match=said) as caught:
+        datasets.load("cifar10", str(data_dir), "train")
+    assert "secret" not in str(caught.value)
+    assert no_network == [] and _everything_in(data_dir) == []
+
+
+@pytest.mark.parametrize(
+    ("value", "endpoint"),
+    [
+        ("gate.example", ("gate.example", 80)),
+        ("gate.example:3128", ("gate.example", 3128)),
+        ("https://me:secret@gate.example", ("gate.example", 443)),
+        ("http://[::1]:8080/", ("::1", 8080)),
+        ("socks5h://10.0.0.1", ("10.0.0.1", 1080)),
+    ],
+)
+def test_addresses_of_proxies(monkeypatch, value, endpoint):
+    monkeypatch.setenv("all_proxy", value)
+    monkeypatch.setenv("no_proxy", "")
+    assert tfds_source._endpoint("https://data.example/a.tar") == endpoint
+    monkeypatch.setenv("no_proxy", "data.example")
+    assert tfds_source._endpoint("https://data.example/a.tar") == ("data.example", 443)
+
+
+@pytest.mark.parametrize("kind", [kind for kind in odd_files.KINDS if kind != "dangling link"])
+def test_an_archive_that_is_no_file_is_named(data_dir, network_is_off_limits, kind):
+    archive = data_dir / "downloads" / "manual" / "cifar-10-binary.tar.gz"
+    archive.parent.mkdir(parents=True)
+    odd_files.put(kind, archive)
+    with pytest.raises(datasets.DataError, match=f"{archive} cannot be read: .*Remove it"):
+        datasets.load("cifar10", str(data_dir), "train")
 
 
 # The real images.
