@@ -64,14 +64,14 @@ def run_or_explain(argv):
     """Reads the flags and evaluates; an error of the user's becomes one line and an exit code."""
     # Imported here, so that --help answers without waiting for TensorFlow.
     from input_pipeline import datasets
-    from towers import checkpoints, noise, run_folder, settings, training
+    from towers import checkpoints, console, noise, run_folder, settings, training
 
     noise.quiet_loggers()
     try:
         check_flags(argv)
         return run(flags.FLAGS)
     except settings.SettingsError as error:
-        print(f"eval.py: error: {error}", file=sys.stderr)
+        console.say_error("eval.py", error)
         return 2
     except (
         datasets.DataError,
@@ -79,7 +79,7 @@ def run_or_explain(argv):
         checkpoints.CheckpointError,
         training.TrainingError,
     ) as error:
-        print(f"eval.py: error: {error}", file=sys.stderr)
+        console.say_error("eval.py", error)
         return 1
 
 

@@ -261,13 +261,13 @@ def run_or_explain(argv):
         keep_libraries_from_writing()
     # Imported here, so that --help answers without waiting for TensorFlow.
     from input_pipeline import datasets
-    from towers import channel, checkpoints, noise, run_folder, settings, training
+    from towers import channel, checkpoints, console, noise, run_folder, settings, training
 
     noise.quiet_loggers()
     try:
         return run(settings_from_flags(argv), flags.FLAGS.dry_run)
     except settings.SettingsError as error:
-        print(f"train.py: error: {error}", file=sys.stderr)
+        console.say_error("train.py", error)
         return 2
     except (
         channel.WorkerError,
@@ -276,7 +276,7 @@ def run_or_explain(argv):
         checkpoints.CheckpointError,
         training.TrainingError,
     ) as error:
-        print(f"train.py: error: {error}", file=sys.stderr)
+        console.say_error("train.py", error)
         return 1
 
 

@@ -56,7 +56,9 @@ def main(arguments: Sequence[str]) -> int:
     try:
         problem, data_name = make_problem(options)
     except datasets.DataError as error:
-        parser.error(str(error))
+        from towers import console  # with TensorFlow, which some problems do without
+
+        parser.error(console.printable(error))
     try:
         show(options, problem, data_name, folder)
     except BrokenPipeError:

@@ -303,12 +303,13 @@ def main(arguments: Sequence[str]) -> int:
     from input_pipeline import datasets
     from laboratory import network
     from lessons import data, lesson, race
+    from towers import console
 
     lesson.start_runtime()
     try:
         images = data.load(lesson.Setup(data_dir=options.data_dir))
     except datasets.DataError as error:
-        parser.error(str(error))
+        parser.error(console.printable(error))
     problem = network.Network(race.network, images, options.batch)
     outcome = train(problem, options.workers, options.gradients, options.rate)
     if not np.isfinite(outcome.weights).all():

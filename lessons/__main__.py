@@ -39,6 +39,7 @@ def main() -> int:
     os.environ["CUDA_VISIBLE_DEVICES"] = "-1"
     from input_pipeline import datasets
     from lessons import every, lesson
+    from towers import console
 
     if options.name is None:
         for one in every.LESSONS:
@@ -53,7 +54,7 @@ def main() -> int:
     try:
         show(chosen, lesson.Setup(data_dir=options.data_dir), options.write)
     except datasets.DataError as error:
-        parser.error(str(error))
+        parser.error(console.printable(error))
     return 0
 
 

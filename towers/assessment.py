@@ -13,6 +13,7 @@ import tensorflow as tf
 from towers import (
     batch_norm,
     checkpoints,
+    console,
     devices,
     evaluation,
     interrupts,
@@ -264,6 +265,7 @@ def report(line: Mapping, result: evaluation.Evaluation, class_names: Sequence[s
         f"top-5 {result.top5_accuracy:.2%}, loss {result.loss:.4f}"
     )
     per_class = result.per_class_accuracy()
+    class_names = [console.printable(name) for name in class_names]
     name_width = max(len(name) for name in class_names)
     if len(class_names) > 20:  # a matrix this wide cannot be read on a terminal
         rows = [

@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 
 import numpy as np
 
-from towers import checkpoints, noise, run_folder, session, settings, stretches
+from towers import checkpoints, console, noise, run_folder, session, settings, stretches
 
 # Lines of metrics.jsonl have them, and they are not of what was computed.
 OF_CLOCK_AND_PLACE = (
@@ -248,16 +248,16 @@ def main(arguments: Sequence[str]) -> int:
     compared = []
     try:
         for difference in settings_that_differ(*folders) or ["the same"]:
-            print(f"settings: {difference}")
+            print(console.printable(f"settings: {difference}"))
         for which, folder in zip(("first", "second"), folders, strict=True):
             for change in changes_on_the_way(folder):
-                print(f"the {which} run: {change}")
+                print(console.printable(f"the {which} run: {change}"))
         for parting in partings(*folders):
             print(parting, flush=True)
             compared.append(parting)
     except (run_folder.RunFolderError, checkpoints.CheckpointError, OSError) as error:
         text = str(error).removeprefix("--train_dir=")  # no flag of this command
-        print(f"towers.compare: error: {text}", file=sys.stderr)
+        console.say_error("towers.compare", text)
         return 2
     if not any(parting.steps for parting in compared):
         print("towers.compare: error: the runs have no step in common", file=sys.stderr)

@@ -28,12 +28,26 @@ def table(rows: Sequence[tuple[str, str]], width: int | None = None) -> str:
         wrapped = textwrap.wrap(value, room, break_long_words=False, break_on_hyphens=False)
         first, *others = wrapped or [""]
         lines += [head + first, *(" " * len(head) + line for line in others)]
-    return "\n".join(line.replace(_SPACE, " ") for line in lines)
+    return "\n".join(printable(line.replace(_SPACE, " ")) for line in lines)
 
 
 def unbroken(text: str) -> str:
     """Text for a table that is not to be broken at its spaces, such as a path."""
     return text.replace(" ", _SPACE)
+
+
+def printable(text: object) -> str:
+    """One line of text as a terminal may show it: a control character as `\\x1b`.
+
+    A terminal obeys those that it is sent, and names of classes and whatever else a data set's
+    files say may hold any.
+    """
+    return "".join(one if one.isprintable() else repr(one)[1:-1] for one in str(text))
+
+
+def say_error(command: str, error: object) -> None:
+    """Says on stderr, in one line, why a command ends."""
+    print(f"{command}: error: {printable(error)}", file=sys.stderr)
 
 
 def duration(seconds: float) -> str:

@@ -19,6 +19,7 @@ from towers import (
     checkpoints,
     cluster,
     collectives,
+    console,
     devices,
     losses,
     models,
@@ -648,11 +649,9 @@ def _say_begins_anew(folder: run_folder.RunFolder, config: Mapping) -> None:
     changed = run_folder.differences(
         settings.defining(before), settings.defining(config), "so far it"
     )
-    print(
-        f"the run in {folder.path} has no checkpoint yet and begins anew"
-        f"{': ' if changed else ''}{'; '.join(changed)}",
-        flush=True,
-    )
+    anew = f"the run in {folder.path} has no checkpoint yet and begins anew"
+    changes = f": {'; '.join(changed)}" if changed else ""
+    print(console.printable(anew + changes), flush=True)
 
 
 def _with_stretches(
@@ -663,7 +662,8 @@ def _with_stretches(
     now = stretches.extended(so_far, at_step, config["stretches"][-1]["runs_on"])
     if so_far and now[-1]["first_step"] == at_step:
         for change in stretches.changes(now[-2:]):
-            print(f"{change}: the last bits may not be those of a run without this", flush=True)
+            said = f"{change}: the last bits may not be those of a run without this"
+            print(console.printable(said), flush=True)
     if not restored:
         return dict(config) | {"stretches": now}
     first = earlier.get(run_folder.FIRST_CHECKPOINT, checkpoints.step_of(restored))
