@@ -1,5 +1,6 @@
 """A run that met NaN or too little memory is no dead end: its advice can be followed."""
 
+import dataclasses
 import json
 import shutil
 
@@ -8,6 +9,7 @@ import pytest
 import scripts
 import tensorflow as tf
 
+from input_pipeline import datasets
 from towers import checkpoints, settings, trainer
 
 pytestmark = pytest.mark.usefixtures("cache")
@@ -50,6 +52,27 @@ class TestTheSameSettings:
         done = scripts.train(tmp_path, *FLAGS, f"--begin_from={path}", "--max_steps=3")
         assert done.returncode == 0, done.stderr
         assert [line["step"] for line in scripts.training_lines(tmp_path)] == [3]
+
+
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        (lambda names: names[::-1], "it has the class disc, and this run has checkers"),
+        (lambda names: (*names, "more"), "it has the class (none), and this run has more"),
+    ],
+)
+def test_other_names_of_classes_are_refused(four_steps, tmp_path, monkeypatch, change, reason):
+    load = datasets.load
+
+    def other_names(*arguments):
+        data = load(*arguments)
+        return dataclasses.replace(data, class_names=change(data.class_names))
+
+    monkeypatch.setattr(datasets, "load", other_names)
+    done = scripts.train(tmp_path / "new", *FLAGS, f"--begin_from={four_steps}", "--max_steps=6")
+    assert done.returncode == 2
+    assert f"--begin_from={four_steps}: {reason}" in done.stderr
+    assert not (tmp_path / "new").exists()
 
 
 class TestOtherSettings:

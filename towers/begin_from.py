@@ -6,6 +6,7 @@ begins from one of its checkpoints, at the same number of examples seen.
 """
 
 import hashlib
+import itertools
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
@@ -36,6 +37,9 @@ def look(given: str, config: Mapping, check_config: Callable[[Mapping, Path], No
     _check_same(given, chosen["model"], before["model"], "--model")
     same_data = (c["resolved"]["data_sha256"][:12] for c in (config, earlier))
     _check_same(given, *same_data, "the images' sha256")
+    classes = (c["resolved"]["class_names"] for c in (config, earlier))
+    for now, was in itertools.zip_longest(*classes, fillvalue="(none)"):
+        _check_same(given, now, was, "the class")
     values = checkpoints.read(path)
     examples_seen, batch = int(values["examples_seen"]), chosen["global_batch_size"]
     if examples_seen % batch:
