@@ -93,11 +93,12 @@ def _builder(name: str, data_dir: pathlib.Path) -> "tfds.core.DatasetBuilder":
             f"--dataset={name} needs a Python package that is missing: {_first_line(error)}."
         ) from error
     except (ValueError, AssertionError) as error:
-        folder = tfds_description.set_folder(name, data_dir)
-        damaged = f"; or what describes it in {folder} is damaged: copy the set again"
-        raise decoded.DataError(
-            f"--dataset={name}: {_without_call(error)}{damaged if folder.exists() else ''}"
-        ) from error
+        folder, reason = tfds_description.set_folder(name, data_dir), _without_call(error)
+        if folder.exists():
+            reason = (
+                f"{reason.rstrip('.')}; or what describes it in {folder} is damaged: copy it again"
+            )
+        raise decoded.DataError(f"--dataset={name}: {reason}") from error
     except Exception as error:  # whatever the readers of the set's JSON files raise
         raise decoded.DataError(
             f"--dataset={name}: its description in {data_dir} cannot be read "
@@ -165,7 +166,7 @@ def _prepare(builder: "tfds.core.DatasetBuilder") -> None:
     _check_network(builder.name, root, missing)
     _check_writable(builder.name, root)
     if missing:
-        _log.warning("Downloading %s to %s; this can take long.", builder.name, root)
+        _log.warning("Downloading %s to %r; this can take long.", builder.name, str(root))
     try:
         with _no_leftovers(root, builder.name):
             builder.download_and_prepare()
@@ -404,7 +405,9 @@ def read(builder: "tfds.core.DatasetBuilder", split: str) -> decoded.Decoded:
     where = f"{builder.name} in {builder.data_path}"
     damaged = "The files are damaged; copy them again, or let them be prepared anew."
     try:
-        for batch in _in_order(builder, split, _examples_at_a_time(shape)).as_numpy_iterator():
+        # Not TFDS's own batches: those fill up an image that is too small with black.
+        batches = _in_order(builder, split).batch(_examples_at_a_time(shape))
+        for batch in batches.as_numpy_iterator():
             place = slice(first, first + len(batch["label"]))
             if place.stop <= count:
                 images[place], labels[place] = batch["image"], batch["label"]
@@ -427,21 +430,20 @@ def _num_examples(builder: "tfds.core.DatasetBuilder", split: str) -> int:
     splits = builder.info.splits
     if splits:
         return splits[split].num_examples
-    return sum(1 for _ in _in_order(builder, split, None))  # TFDS's mocked data
+    return sum(1 for _ in _in_order(builder, split))  # TFDS's mocked data
 
 
 def _examples_at_a_time(shape: tuple[int, ...]) -> int:
     return max(1, _READ_BYTES // math.prod(shape))
 
 
-def _in_order(builder: "tfds.core.DatasetBuilder", split: str, batch: int | None):
-    """The split's images and labels in the order of its files, singly or in batches."""
+def _in_order(builder: "tfds.core.DatasetBuilder", split: str):
+    """The split's images and labels in the order of its files."""
     import tensorflow_datasets as tfds
 
     try:
         return builder.as_dataset(
             split=split,
-            batch_size=batch,
             shuffle_files=False,
             decoders=tfds.decode.PartialDecoding({"image": True, "label": True}),
             read_config=tfds.ReadConfig(
@@ -464,7 +466,7 @@ def _first_wrong_example(builder: "tfds.core.DatasetBuilder", split: str) -> str
 
     decoded_so_far = 0
     try:
-        for _ in _in_order(builder, split, None):
+        for _ in _in_order(builder, split):
             decoded_so_far += 1
     except tf.errors.OpError as error:
         return f"example {decoded_so_far} of {split}: {_first_line(error)}"

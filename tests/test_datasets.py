@@ -158,12 +158,24 @@ def test_a_damaged_description_is_named(data_dir, file, content):
             tf.io.encode_png(np.zeros((5, 6, 3), np.uint8)).numpy(),
             r"decoded: example 7 of train: .* expected \[4,6,3\] but got \[5,6,3\]. The files are",
         ),
+        (
+            "image",
+            tf.io.encode_png(np.zeros((3, 6, 3), np.uint8)).numpy(),
+            r"decoded: example 7 of train: .* expected \[4,6,3\] but got \[3,6,3\]. The files are",
+        ),
         ("image", b"no picture", "example 7 of train: .*"),
         ("label", 3, "example 7 has label 3; with 3 classes, labels are 0 to 2"),
         ("label", -1, "example 7 has label -1; with 3 classes, labels are 0 to 2"),
         ("label", 2**40, f"example 7 has label {2**40}; with 3 classes, labels are 0 to 2"),
     ],
-    ids=["another shape", "no picture", "label too large", "label negative", "label of 64 bits"],
+    ids=[
+        "too large",
+        "too small",
+        "no picture",
+        "label too large",
+        "label negative",
+        "label of 64 bits",
+    ],
 )
 def test_an_example_that_is_wrong_is_named_by_its_index(data_dir, feature, value, message):
     tiny_photos.prepare(data_dir)

@@ -223,6 +223,17 @@ def test_images_without_a_size(folder, axis, size):
     check_refused(folder, "--dataset=tiny_photos")
 
 
+@pytest.mark.parametrize("size", ["3", "5"])
+@pytest.mark.parametrize("axis", [0, 1])
+def test_images_of_another_size(folder, axis, size):
+    def change(content):
+        shape = content["featuresDict"]["features"]["image"]["image"]["shape"]
+        shape["dimensions"][axis] = size
+
+    edit(folder / "features.json", change)
+    check_refused(folder, "example 0 of train", "but got [4,6,3]")
+
+
 @pytest.mark.parametrize("count", ["0", "-1", "2", "4", "1000000000000"])
 def test_another_number_of_classes_than_of_names(folder, count):
     def change(content):
@@ -258,7 +269,5 @@ def test_a_set_without_its_features_is_not_called_unknown_alone(folder):
 def test_examples_are_counted(folder, monkeypatch):
     """Whatever TFDS reads: here it gives one example less than there are."""
     in_order = tfds_source._in_order
-    monkeypatch.setattr(
-        tfds_source, "_in_order", lambda builder, split, batch: in_order(builder, split, 8).take(3)
-    )
+    monkeypatch.setattr(tfds_source, "_in_order", lambda *which: in_order(*which).take(24))
     check_refused(folder, "24 examples are in train, and 25 were expected")
