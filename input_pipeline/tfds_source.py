@@ -243,19 +243,16 @@ def _endpoint(url: str) -> tuple[str, int]:
 
 
 def _address_of_proxy(variable: str, value: str) -> tuple[str, int]:
-    try:
+    """The host and port that the value of an environment variable names."""
+    with contextlib.suppress(ValueError):  # of a port or a bracket
         parts = urllib.parse.urlsplit(value if "//" in value else f"http://{value}")
         host, port = parts.hostname or "", parts.port or _PROXY_PORTS.get(parts.scheme)
-    except ValueError:
-        parts, host, port = None, "", 0
-    if not (
-        parts and parts.scheme in _PROXY_PORTS and re.fullmatch(r"[\w.:-]*\w", host, re.ASCII)
-    ):  # the value may have a password
-        raise decoded.DataError(
-            f"The environment variable {variable} (or {variable.upper()}) is not the address of a "
-            "proxy, such as http://proxy.example:3128. Correct it, or unset it if there is none."
-        )
-    return host, port
+        if parts.scheme in _PROXY_PORTS and re.fullmatch(r"[\w.:-]*\w", host, re.ASCII):
+            return host, port
+    raise decoded.DataError(  # without the value, which may have a password in it
+        f"The environment variable {variable} (or {variable.upper()}) is not the address of a "
+        "proxy, such as http://proxy.example:3128. Correct it, or unset it if there is none."
+    )
 
 
 def host_reachable(host: str, port: int, timeout_seconds: float) -> bool:
