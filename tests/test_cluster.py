@@ -65,6 +65,14 @@ def test_one_process_or_none_is_no_cluster(text):
     ("text", "problem"),
     [
         ("{", "is not JSON"),
+        ("[" * 100_000, "is nested too deep"),
+        ('{"a": ' * 100_000, "is nested too deep"),
+        ("1" * 5000, "is not JSON"),
+        ("NaN", "must have the form"),
+        ("null", "must have the form"),
+        ('{"cluster": {"worker": null}}', "must be a list"),
+        (tf_config({"worker": ["a:1", "b:1"]}, index=10**4000), "there are 2 of that type"),
+        (tf_config({"worker": ["a:1", "b:1"]}, index=float("nan")), "there are 2 of that type"),
         ("[]", "must have the form"),
         ('{"cluster": []}', "must have the form"),
         (tf_config({"worker": "a:1"}), "must be a list"),
@@ -79,8 +87,9 @@ def test_one_process_or_none_is_no_cluster(text):
     ],
 )
 def test_a_tf_config_that_is_none_is_refused(text, problem):
-    with pytest.raises(ValueError, match=problem):
+    with pytest.raises(ValueError, match=problem) as error:
         cluster.from_tf_config(text)
+    assert len(str(error.value)) < 300 and str(error.value).isprintable()
 
 
 def test_tf_config_is_read_back():

@@ -3,6 +3,7 @@
 import fractions
 import functools
 import itertools
+import json
 import math
 import re
 import tempfile
@@ -20,7 +21,7 @@ from hypothesis import HealthCheck, Phase, given
 from hypothesis import strategies as st
 
 from input_pipeline import batches, cifar10_binary, decoded
-from towers import evaluation, gradients, schedules, training
+from towers import cluster, evaluation, gradients, schedules, training
 
 # Drawn from no clock and no chance, on slow machines too; no draw is kept for the next run.
 hypothesis.settings.register_profile(
@@ -252,6 +253,71 @@ class TestEvaluations:
         interval = every * per_epoch
         passed = [done * batch * MILLION // interval for done in (step, step + 1)]
         assert is_due(step + 1, every, per_epoch, batch) == (passed[1] > passed[0])
+
+
+ADDRESSES = st.sampled_from(["a:1", "b:1", "c:1", "a", "", "a:0", "a:1\n", "a:1" * 99])
+ANY_JSON = st.recursive(
+    st.one_of(
+        st.none(),
+        st.booleans(),
+        st.integers(-1, 3),
+        st.sampled_from([10**300, -(10**4000), math.nan, math.inf, 0.0, "chief", "worker"]),
+        st.text(max_size=5),
+        ADDRESSES,
+    ),
+    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(max_size=5), inner),
+    max_leaves=6,
+)
+
+
+def mostly(good: st.SearchStrategy) -> st.SearchStrategy:
+    return st.integers(0, 7).flatmap(lambda drawn: good if drawn else ANY_JSON)
+
+
+JOB = mostly(st.lists(mostly(ADDRESSES), max_size=3))
+TASK = mostly(
+    st.fixed_dictionaries(
+        {},
+        optional={
+            "type": mostly(st.sampled_from(["chief", "worker", "ps"])),
+            "index": mostly(st.integers(0, 2)),
+        },
+    )
+)
+CLUSTER = mostly(st.fixed_dictionaries({}, optional={"chief": JOB, "worker": JOB, "ps": JOB}))
+
+
+@st.composite
+def tf_configs(draw) -> str:
+    """What the variable may hold: a cluster, something like one, or any text."""
+    pairs = draw(st.lists(st.tuples(st.just("cluster"), CLUSTER), max_size=2))
+    pairs += draw(st.lists(st.tuples(st.just("task"), TASK), max_size=2))
+    objects = ", ".join(f"{json.dumps(name)}: {json.dumps(value)}" for name, value in pairs)
+    deep = draw(st.sampled_from([1, 900, 5000]))
+    text = draw(
+        st.sampled_from([f"{{{objects}}}"] * 9)
+        | st.just(f'{{{objects}, "task": {"[" * deep}{"]" * deep}}}')
+        | st.just(f'{{{objects}, "cluster": {"[" * deep}')
+        | ANY_JSON.map(json.dumps)
+        | st.text()
+    )
+    return text if draw(st.integers(0, 9)) else text[: draw(st.integers(0, len(text)))]
+
+
+class TestTfConfig:
+    @hypothesis.settings(max_examples=250)
+    @given(tf_configs())
+    def test_is_workers_or_none_or_one_sentence(self, text):
+        try:
+            members = cluster.from_tf_config(text)
+        except ValueError as error:
+            assert type(error) is ValueError
+            assert 0 < len(str(error)) < 1000 and str(error).isprintable()
+            return
+        if members is not None:
+            assert len(set(members.addresses)) == len(members.addresses) > 1
+            cluster.check(members.addresses, members.index)
+            assert cluster.from_tf_config(cluster.tf_config(members)) == members
 
 
 def ids_at(first, count, *, num_examples, global_batch_size, seed) -> np.ndarray:

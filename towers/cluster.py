@@ -6,9 +6,12 @@ A worker is one process with its own towers. Worker 0 is the chief: it has the r
 import dataclasses
 import json
 import re
+import reprlib
 from collections.abc import Mapping, Sequence
 
 _ADDRESS = re.compile("([A-Za-z0-9._-]+):([0-9]{1,5})")
+_SHORT = reprlib.Repr()  # however long or deep a value is
+_SHORT.maxstring = _SHORT.maxother = 100
 
 
 @dataclasses.dataclass(frozen=True)
@@ -37,7 +40,8 @@ def host_and_port(address: str) -> tuple[str, int]:
     parts = _ADDRESS.fullmatch(address)
     if parts is None or not 0 < int(parts[2]) < 2**16:
         raise ValueError(
-            f"{address!r} is not host:port, a name or IPv4 address and a port from 1 to 65535"
+            f"{_SHORT.repr(address)} is not host:port, a name or IPv4 address and a port from 1 to "
+            "65535"
         )
     return parts[1], int(parts[2])
 
@@ -78,6 +82,8 @@ def from_tf_config(text: str) -> Cluster | None:
         config = json.loads(text)
     except ValueError as error:
         raise ValueError(f"is not JSON: {error}") from error
+    except RecursionError:
+        raise ValueError("is nested too deep") from None
     if not (isinstance(config, dict) and isinstance(config.get("cluster", {}), dict)):
         raise ValueError('must have the form {"cluster": {...}, "task": {...}}')
     jobs, task = config.get("cluster", {}), config.get("task", {})
@@ -85,11 +91,11 @@ def from_tf_config(text: str) -> Cluster | None:
     if len(chief) + len(others) < 2:
         return None
     if not isinstance(task, Mapping) or task.get("type") not in ("chief", "worker"):
-        raise ValueError(f'task {task!r}: its type must be "chief" or "worker"')
+        raise ValueError(f'task {_SHORT.repr(task)}: its type must be "chief" or "worker"')
     index = task.get("index")
     own = chief if task["type"] == "chief" else others
     if type(index) is not int or not 0 <= index < len(own):
-        raise ValueError(f"task {task!r}: there are {len(own)} of that type")
+        raise ValueError(f"task {_SHORT.repr(task)}: there are {len(own)} of that type")
     index += len(chief) if task["type"] == "worker" else 0
     check([*chief, *others], index)
     return Cluster((*chief, *others), index)
