@@ -3,14 +3,16 @@
 import contextlib
 import json
 import queue
+import select
 import socket
 import struct
 import threading
 import time
 
 import pytest
+import scripts
 
-from towers import channel, cluster, launch, watcher
+from towers import channel, cluster, collectives, launch, run_folder, session, watcher
 
 
 @pytest.fixture
@@ -219,6 +221,287 @@ def test_a_stranger_on_the_port_is_sent_away(addresses, said):
     assert (first, second) == ([0, 1], [0, 1])
 
 
+def packed(message, length=None) -> bytes:
+    """A message as it travels; text is taken as it is."""
+    text = message if isinstance(message, bytes) else json.dumps(message).encode()
+    return struct.pack("!I", len(text) if length is None else length) + text
+
+
+def connected(address) -> socket.socket:
+    """A connection to the chief's port, as soon as there is somebody."""
+    for _ in range(200):
+        with contextlib.suppress(OSError):
+            return socket.create_connection(cluster.host_and_port(address), timeout=5)
+        time.sleep(0.02)
+    raise AssertionError(f"nobody listens on {address}")
+
+
+def ended_by_other(connection) -> bool:
+    """Whether the other side closes the connection without a word."""
+    with contextlib.suppress(ConnectionError):
+        return connection.recv(1) == b""
+    return True
+
+
+def drips(connection, text: bytes):
+    """Sends a byte at a time, in a thread of its own, until the other side has had enough of it."""
+
+    def send():
+        with contextlib.suppress(OSError):
+            for n in range(len(text)):
+                connection.sendall(text[n : n + 1])
+                time.sleep(0.05)
+
+    threading.Thread(target=send, daemon=True).start()
+
+
+def met(members, wait_seconds=20.0):
+    """The seconds that a worker took to meet the others."""
+    began = time.monotonic()
+    one = channel.Channel(members, wait_seconds)
+    seconds = time.monotonic() - began
+    one.end(None)
+    return seconds
+
+
+SLOW = packed(bytes(200))  # for `drips`, ten seconds
+
+
+class TestStrangers:
+    """What else may connect to the chief's port."""
+
+    def test_that_are_slow_keep_no_worker_out(self, addresses):
+        def come():
+            strangers = [connected(addresses[0]) for _ in range(3)]
+            drips(strangers[0], packed(b"", 99))
+            drips(strangers[1], SLOW)
+            time.sleep(0.5)  # the chief has seen them all
+            seconds = met(cluster.Cluster(addresses[:2], 1))
+            assert all(ended_by_other(stranger) for stranger in strangers)
+            return seconds
+
+        _, seconds = run_all(lambda: met(cluster.Cluster(addresses[:2], 0)), come)
+        assert seconds < 2.0
+
+    def test_that_are_slow_do_not_move_the_end_of_the_wait(self, addresses):
+        def come():
+            strangers = [connected(addresses[0]) for _ in range(3)]
+            for stranger in strangers:
+                drips(stranger, SLOW)
+            return strangers
+
+        def chief():
+            began = time.monotonic()
+            with pytest.raises(channel.WorkerError, match=r"worker 1 .* did not come within 1 s"):
+                channel.Channel(cluster.Cluster(addresses[:2], 0), 1.0)
+            return time.monotonic() - began
+
+        seconds, _ = run_all(chief, come)
+        assert 1.0 <= seconds < 2.0
+
+    def test_that_are_slow_are_sent_away_in_time(self, addresses, monkeypatch):
+        monkeypatch.setattr(channel, "_GREETING_SECONDS", 0.3)
+
+        def come():
+            silent, slow = (connected(addresses[0]) for _ in range(2))
+            drips(slow, SLOW)
+            began = time.monotonic()
+            assert ended_by_other(silent) and ended_by_other(slow)
+            return time.monotonic() - began
+
+        def chief():
+            with pytest.raises(channel.WorkerError):
+                channel.Channel(cluster.Cluster(addresses[:2], 0), 3.0)
+
+        _, seconds = run_all(chief, come)
+        assert seconds < 2.0
+
+    def test_that_are_many_are_held_in_part_and_keep_no_worker_out(self, addresses):
+        def come():
+            strangers = [connected(addresses[0]) for _ in range(100)]
+            time.sleep(0.5)
+            gone = sum(stranger in _readable(strangers) for stranger in strangers)
+            return gone, met(cluster.Cluster(addresses[:2], 1)), strangers
+
+        _, (gone, seconds, _) = run_all(lambda: met(cluster.Cluster(addresses[:2], 0)), come)
+        assert gone == 100 - channel._MOST_STRANGERS
+        assert seconds < 2.0
+
+    @pytest.mark.parametrize("length", [2**18 + 1, 2**24, 2**32 - 1])
+    def test_that_announce_too_much_are_sent_away_at_once(self, addresses, length):
+        def come():
+            stranger = connected(addresses[0])
+            stranger.sendall(packed(b"", length))
+            began = time.monotonic()
+            assert ended_by_other(stranger)
+            return time.monotonic() - began
+
+        def chief():
+            with pytest.raises(channel.WorkerError):
+                channel.Channel(cluster.Cluster(addresses[:2], 0), 1.0)
+
+        _, seconds = run_all(chief, come)
+        assert seconds < 0.9
+
+    def test_that_greet_in_another_shape_are_sent_away(self, addresses):
+        listed = list(addresses[:2])
+        greetings = [
+            *([True, listed], [1.0, listed], ["1", listed], [None, listed], [[1], listed]),
+            *([1, addresses[0]], [1, None], [1, {"a:1": 0}], [1, [1, 2]], [1, [[]]]),
+            *([1], [1, listed, 0], {"1": listed}, "ab", 1, None, float("nan")),
+        ]
+        messages = [json.dumps(["towers", greeting]).encode() for greeting in greetings]
+        messages += [
+            b"[]",
+            b"1",
+            b"null",
+            b'"ab"',
+            b'{"a": 1, "b": 2}',
+            b'["towers"]',
+            b"\xff",
+            b"",
+        ]
+        messages += [b"NaN", b"9" * 5000, b'["towers", ' + b"[" * 40 + b"]" * 40 + b"]"]
+        messages += [json.dumps([kind, [1, listed]]).encode() for kind in (["towers"], 1, None)]
+
+        def come():
+            strangers = []
+            for message in messages:
+                strangers.append(connected(addresses[0]))
+                strangers[-1].sendall(packed(message))
+            assert all(ended_by_other(stranger) for stranger in strangers)
+            return met(cluster.Cluster(addresses[:2], 1))
+
+        results = run_all(lambda: met(cluster.Cluster(addresses[:2], 0)), come)
+        assert [type(result) for result in results] == [float, float]
+
+    def test_a_greeted_one_that_talks_before_all_are_there_is_no_worker(self, addresses):
+        def come():
+            stranger = connected(addresses[0])
+            stranger.sendall(packed(["towers", [1, list(addresses)]]) + packed(["message", 1]))
+            assert b"greeted" in stranger.recv(100)
+            workers = [lambda i=i: met(cluster.Cluster(addresses, i)) for i in (1, 2)]
+            return run_all(*workers)
+
+        _, results = run_all(lambda: met(cluster.Cluster(addresses, 0)), come)
+        assert [type(result) for result in results] == [float, float]
+
+    def test_get_a_short_answer_to_a_long_list(self, addresses):
+        many = [f"a:{port}" for port in range(1, 20_000)]
+
+        def come():
+            with connected(addresses[0]) as stranger:
+                stranger.sendall(packed(["towers", [1, many]]))
+                return len(stranger.recv(2**20))
+
+        def chief():
+            with pytest.raises(channel.WorkerError):
+                channel.Channel(cluster.Cluster(addresses[:2], 0), 1.0)
+
+        _, size = run_all(chief, come)
+        assert 0 < size < 5000
+
+
+def _readable(connections) -> list:
+    return select.select(connections, [], [], 0)[0]
+
+
+# What a false worker, or a false chief, may say once it is taken for one.
+SAID = [
+    *(packed(["message", body]) for body in ([], 1, "ab", None, True, float("nan"), {}, [[]])),
+    packed(["message", {"seed": {"a": [1, {}]}, "two\nlines": "two\nlines", "max_steps": None}]),
+    packed(b'["message", ' + b"[" * 40 + b"]" * 40 + b"]"),
+    packed(b'["message", {"seed": ' + b"[" * 60 + b"]" * 60 + b"}]"),
+    packed(b"[" * 100_000),
+    packed(b'["message", "\xff\xfe"]'),
+    packed(b'["message", ' + b"9" * 5000 + b"]"),
+    packed(b"", 2**32 - 1),
+    *(packed(message) for message in ([], 1, None, "ab", {"a": 1, "b": 2}, [[], 1], ["x", 1])),
+    *(packed(["ended", reason]) for reason in ("two\nlines \x1b[2J", "x" * 100_000, None, [1])),
+]
+
+
+def one_sentence(error) -> bool:
+    text = str(error)
+    return type(error) is channel.WorkerError and text.isprintable() and 0 < len(text) < 2500
+
+
+def greeted_as_worker(address, listed) -> socket.socket:
+    """A connection that the chief takes for that of worker 1, the last it has waited for."""
+    connection = connected(address)
+    connection.sendall(packed(["towers", [1, listed]]))
+    while b"welcome" not in connection.recv(1000):
+        pass
+    return connection
+
+
+@pytest.mark.parametrize("said", SAID, ids=range(len(SAID)))
+def test_what_no_worker_says_is_one_sentence_of_the_chief(addresses, said):
+    def chief():
+        members = cluster.Cluster(addresses[:2], 0)
+        with collectives.SeveralWorkers(members, 10.0) as workers:
+            session.check_alike(workers, scripts.settings_of())
+
+    def false_worker():
+        connection = greeted_as_worker(addresses[0], list(addresses[:2]))
+        connection.sendall(said)
+        return connection  # kept open
+
+    error, _ = run_all(chief, false_worker)
+    assert one_sentence(error)
+    assert str(error).startswith(f"worker 1 ({addresses[1]}) ")
+
+
+@pytest.mark.parametrize("said", SAID, ids=range(len(SAID)))
+@pytest.mark.parametrize("kind", ["messages", "from_chief"])
+def test_what_no_chief_says_is_one_sentence_of_the_worker(addresses, tmp_path, said, kind):
+    said = said.replace(b'"message"', f'"{kind}"'.encode())
+    said = said if said[4:5] != b"[" else packed(said[4:])  # another kind has another length
+
+    def false_chief():
+        with socket.create_server(cluster.host_and_port(addresses[0])) as listener:
+            connection, _ = listener.accept()
+        assert b"towers" in connection.recv(1000)
+        connection.sendall(packed(["greeted", 10.0]) + packed(["welcome", None]) + said)
+        return connection
+
+    def worker():
+        members = cluster.Cluster(addresses[:2], 1)
+        with collectives.SeveralWorkers(members, 10.0) as workers:
+            if kind == "messages":
+                session.check_alike(workers, scripts.settings_of())
+            else:
+                session.find(workers, run_folder.RunFolder(str(tmp_path)))
+
+    _, error = run_all(false_chief, worker)
+    assert one_sentence(error)
+    assert str(error).startswith(f"worker 0 ({addresses[0]}) ")
+
+
+@pytest.mark.parametrize(
+    "said",
+    [b"", SLOW, packed(["greeted", 0.1]), packed(["greeted", 1e9]), packed(["greeted", "1"])],
+    ids=["nothing", "slow", "no welcome", "too long", "no number"],
+)
+def test_a_false_chief_does_not_hold_a_worker(addresses, monkeypatch, said):
+    monkeypatch.setattr(channel, "_GREETING_SECONDS", 0.4)
+    connections = []
+
+    def false_chief(listener):
+        with contextlib.suppress(OSError):
+            while True:
+                connections.append(listener.accept()[0])
+                drips(connections[-1], said) if said == SLOW else connections[-1].send(said)
+
+    with socket.create_server(cluster.host_and_port(addresses[0])) as listener:
+        threading.Thread(target=false_chief, args=(listener,), daemon=True).start()
+        began = time.monotonic()
+        (error,) = meet(addresses[:2], [1], wait_seconds=0.5)
+        assert time.monotonic() - began < 3.0
+        listener.shutdown(socket.SHUT_RDWR)
+    assert "did not come within 0.5 s: it does not answer as worker 0 does" in str(error)
+
+
 def close(one):
     """As the system does for a process that is killed."""
     for peer in one._peers.values():
@@ -300,6 +583,10 @@ class TestLastWord:
             (b"", "is gone without a word"),
             (b'\0\0\0\x1a["ended", "the disk is full"]', "has ended: the disk is full"),
             (b"\0\0\0\x1a[", "is gone"),
+            (b"\0\1\0\0" + b"[" * 50_000, "is gone"),
+            (b'\0\0\0\x0e["ended", [1]]', "is gone"),
+            (b'\0\0\0\x10["noticed", 1]', "is gone"),
+            (b'\0\0\0\x0f["ended", "a\\nb\\u001b"]', "has ended: a b?"),
         ],
     )
     def test_is_what_it_left_on_its_connection(self, left, said):
@@ -308,4 +595,4 @@ class TestLastWord:
             with theirs:
                 theirs.sendall(left)
             assert watcher.last_word(ours.fileno()) == said
-            assert ours.recv(100) == left  # still there
+            assert ours.recv(2**16) == left  # still there

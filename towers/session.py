@@ -33,6 +33,7 @@ from towers import (
     stretches,
     trainer,
     training,
+    watcher,
 )
 
 CPU_MICROBATCHES = 4
@@ -96,7 +97,24 @@ def find(workers: collectives.Workers, folder: run_folder.RunFolder) -> Found:
         run_lock.RunLock(folder).check_free()
         return [earlier, devices.available_cores()]
 
-    return Found(*workers.from_chief(look))
+    found = workers.from_chief(look)
+    channel.check_fits(_is_found(found, folder), workers.name(0))
+    return Found(*found)
+
+
+def _is_found(found: object, folder: run_folder.RunFolder) -> bool:
+    """Whether what came from the chief is what `find` looks for."""
+    if not (isinstance(found, list) and len(found) == 2):
+        return False
+    earlier, cores = found
+    if earlier is not None:
+        if not (isinstance(earlier, dict) and {"settings", "resolved"} <= earlier.keys()):
+            return False
+        try:
+            check_config(earlier, folder.path)
+        except run_folder.RunFolderError:
+            return False
+    return type(cores) is int and cores > 0
 
 
 def earlier_run(folder: run_folder.RunFolder) -> dict | None:
@@ -139,9 +157,12 @@ def check_alike(workers: collectives.Workers, chosen: settings.TrainSettings) ->
     versions = {f"version of {name}": text for name, text in stretches.versions().items()}
     _check_same(workers, shared | versions)
     kinds = workers.exchange(devices.processor())
+    for index, kind in enumerate(kinds):
+        channel.check_fits(isinstance(kind, str), workers.name(index))
     if workers.is_chief and len(set(kinds)) > 1:
+        named = watcher.one_line(", ".join(sorted(set(kinds))))
         print(
-            f"the workers have processors of different kinds ({', '.join(sorted(set(kinds)))}): "
+            f"the workers have processors of different kinds ({named}): "
             "their arithmetic may differ in its last bits, and a run ends where their weights do",
             flush=True,
         )
@@ -163,11 +184,14 @@ def check_same_data(workers: collectives.Workers, **sha256: str) -> None:
 
 
 def _check_same(workers: collectives.Workers, own: dict) -> None:
-    chief, *others = workers.exchange(own)
+    chief, *others = everyone = workers.exchange(own)
+    for index, message in enumerate(everyone):
+        channel.check_fits(isinstance(message, dict), workers.name(index))
     for index, other in enumerate(others, start=1):
         if different := run_folder.differences(chief, other, workers.name(0)):
             raise channel.WorkerError(
-                f"{workers.name(index)} does not fit {workers.name(0)}: {'; '.join(different)}"
+                f"{workers.name(index)} does not fit {workers.name(0)}: "
+                f"{watcher.one_line('; '.join(different))}"
             )
 
 
@@ -483,7 +507,9 @@ def with_beginning(workers: collectives.Workers, config: Mapping, earlier: Mappi
         given = config["settings"]["begin_from"]
         return given and begin_from.look(given, config, check_config)
 
-    return _with_begins(config, workers.from_chief(look))
+    begins = workers.from_chief(look)
+    channel.check_fits(begin_from.is_valid(begins), workers.name(0))
+    return _with_begins(config, begins)
 
 
 def _with_begins(config: Mapping, begins: Mapping | None) -> dict:

@@ -241,7 +241,9 @@ class Run:
 
     def _check_same_on_all_workers(self, parts_sha256: Mapping[str, str]) -> None:
         """Workers only ever give each other gradients: that their weights agree is checked."""
-        chief, *others = self.workers.exchange(parts_sha256)
+        chief, *others = everyone = self.workers.exchange(parts_sha256)
+        for index, message in enumerate(everyone):
+            channel.check_fits(isinstance(message, dict), self.workers.name(index))
         for index, parts in enumerate(others, start=1):
             if different := [name for name in chief if parts.get(name) != chief[name]]:
                 raise TrainingError(
@@ -317,9 +319,12 @@ class Run:
         graph = self.trainer.step_graph(*batch)
         if self._summaries:
             self._summaries.start(config, graph)
-        verifies, evaluates = self.workers.from_chief(
-            lambda: (0 not in self._hashed_steps, first_step not in self._evaluated_steps)
+        due = self.workers.from_chief(
+            lambda: [0 not in self._hashed_steps, first_step not in self._evaluated_steps]
         )
+        is_two = isinstance(due, list) and [type(one) for one in due] == [bool, bool]
+        channel.check_fits(is_two, self.workers.name(0))
+        verifies, evaluates = due
         if verifies and self.plan.verify_every_steps and first_step == 0:
             self._verify()
         if evaluates and self._evaluation_is_due(first_step):

@@ -15,6 +15,7 @@ import socket
 import sys
 
 _LOOKS_EVERY_SECONDS = 0.2
+_LONGEST_LINE = 2000
 
 
 def main(process: str, prefix: str, connections: str) -> None:
@@ -35,9 +36,20 @@ def last_word(descriptor: int) -> str:
     with socket.socket(fileno=os.dup(descriptor)) as connection:
         try:
             text = connection.recv(2**16, socket.MSG_PEEK)
-            return f"has ended: {json.loads(text[4:])[1]}" if text else "is gone without a word"
-        except (OSError, ValueError, LookupError, TypeError):
+            if not text:
+                return "is gone without a word"
+            kind, reason = json.loads(text[4:])
+        except (OSError, ValueError, TypeError, RecursionError):
             return "is gone"
+    is_reason = kind == "ended" and isinstance(reason, str)
+    return f"has ended: {one_line(reason)}" if is_reason else "is gone"
+
+
+def one_line(text: str) -> str:
+    """What another process has sent, for a message: on one line, and not too long."""
+    line = " ".join(text.split())
+    line = "".join(character if character.isprintable() else "?" for character in line)
+    return line if len(line) <= _LONGEST_LINE else f"{line[:_LONGEST_LINE]}..."
 
 
 if __name__ == "__main__":
