@@ -250,8 +250,11 @@ def end_at_once(number, _):
 
 
 def stopped_at_once(number):
-    """Says so; returns the shell's exit code for a signal."""
-    print("stopped at once; the newest checkpoint, if there is one, is as it was", flush=True)
+    """Says so, where somebody reads it; returns the shell's exit code for a signal."""
+    try:
+        print("stopped at once; the newest checkpoint, if there is one, is as it was", flush=True)
+    except BrokenPipeError:
+        command_line.output_is_gone()
     return 128 + number
 
 

@@ -104,6 +104,16 @@ def wait_for_line(process: subprocess.Popen, start_of_line: str) -> str:
     raise AssertionError(f"no line {start_of_line!r}; stderr: {process.stderr.read()}")
 
 
+def processes_with(variable: str) -> list[int]:
+    """Those that were started with `NAME=value` in their environment, and have not ended."""
+    found = []
+    for process in Path("/proc").glob("[0-9]*"):
+        with contextlib.suppress(OSError):
+            if variable.encode() in (process / "environ").read_bytes().split(b"\0"):
+                found.append(int(process.name))
+    return found
+
+
 def unwrapped(output: str) -> str:
     """A command's output, each row of its table on one line."""
     return re.sub(r"\n {17}(?=\S)", " ", output)

@@ -2,10 +2,14 @@
 
 import contextlib
 import json
+import os
 import queue
 import select
+import signal
 import socket
 import struct
+import subprocess
+import sys
 import threading
 import time
 
@@ -572,6 +576,34 @@ class TestWhy:
             return found
 
         assert meet(addresses, range(3), do) == [None] * 3
+
+
+def test_the_watcher_is_not_ended_by_a_signal_to_all():
+    """Ctrl-C on the terminal, or a launcher's keeper, meets it too."""
+    ours, theirs = socket.socketpair()
+    with (
+        ours,
+        theirs,
+        subprocess.Popen(
+            [
+                sys.executable,
+                "-S",
+                watcher.__file__,
+                str(os.getpid()),
+                "",
+                f'{{"{ours.fileno()}": ""}}',
+            ],
+            pass_fds=[ours.fileno()],
+        ) as process,
+    ):
+        try:
+            time.sleep(0.5)  # until it has begun
+            for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+                process.send_signal(number)
+            with pytest.raises(subprocess.TimeoutExpired):
+                process.wait(0.5)
+        finally:
+            process.kill()  # before the connection ends, at which it would kill this process
 
 
 class TestLastWord:

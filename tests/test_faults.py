@@ -448,14 +448,17 @@ def test_handles_that_may_be_had_are_asked_for(stopped, untouched, command):
 
 @pytest.mark.whole_program
 def test_a_reader_that_goes_ends_the_run_without_a_word(tmp_path, cache_home):
-    """As in `train.py | head`."""
-    arguments = [*scripts.small_run(tmp_path / "run"), *ENDLESS]
+    """As in `train.py | head`; with a checkpoint."""
+    folder = tmp_path / "run"
+    arguments = [*scripts.small_run(folder), *ENDLESS, "--checkpoint_every_steps=50000"]
     process = scripts.start(cache_home, "train", *arguments)
     scripts.wait_for_line(process, "step 6/")
     process.stdout.close()
     assert process.wait(timeout=60) == 141
     assert process.stderr.read() == ""
     process.stderr.close()
+    [step] = scripts.checkpoint_steps(folder)
+    assert step == scripts.training_lines(folder)[-1]["step"] > 5
 
 
 @pytest.mark.long

@@ -1,9 +1,11 @@
 """Signals are remembered, answered between two steps, and handled as before afterwards."""
 
+import contextlib
 import os
 import signal
 
 import pytest
+import scripts
 
 from towers import interrupts
 
@@ -67,3 +69,11 @@ def test_the_handlers_from_before_come_back():
     with interrupts.Interrupts():
         send(signal.SIGINT)
     assert [signal.getsignal(number) for number in interrupts.Interrupts.SIGNALS] == before
+
+
+def test_a_stop_at_once_that_nobody_reads_of_is_one():
+    """An error here would come up in the midst of an import, which might go on after it."""
+    read, write = os.pipe()
+    os.close(read)
+    with open(write, "w") as out, contextlib.redirect_stdout(out):
+        assert scripts.load("train").stopped_at_once(signal.SIGTERM) == 143

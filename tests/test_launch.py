@@ -125,6 +125,96 @@ def test_a_reader_that_goes_away_ends_the_workers(tmp_path):
     assert all(line.startswith("[") for line in launcher.stderr)
 
 
+# The launcher without what `import towers` starts.
+QUICK_LAUNCHER = """
+import sys, types
+sys.modules["towers"] = types.ModuleType("towers")
+sys.modules["towers"].__path__ = [sys.argv[1]]
+from towers import launch
+launch._KILLED_AFTER_SECONDS = float(sys.argv[2])
+sys.exit(launch.run([sys.executable, "-S", *sys.argv[4:]], int(sys.argv[3])))
+"""
+ANSWERS = """
+def answer(number, _):
+    time.sleep(0.3)  # as a checkpoint takes a while
+    open(f"answered-{index}", "w").close()
+    sys.exit(1)
+signal.signal(signal.SIGTERM, answer)
+"""
+IGNORES = "signal.signal(signal.SIGTERM, signal.SIG_IGN)"
+WAITS = """
+open(f"ready-{index}", "w").close()
+time.sleep(100)
+"""
+
+
+@pytest.fixture
+def alone(tmp_path, monkeypatch):
+    """Starts the launcher as a process of its own: (process, () to what is left of it)."""
+    monkeypatch.setenv("TOWERS_TEST", str(tmp_path))
+    if not os.path.isdir("/proc/self"):
+        pytest.skip("looks for processes in /proc")
+
+    def left() -> list[int]:
+        return scripts.processes_with(f"TOWERS_TEST={tmp_path}")
+
+    def start(program: str, workers: int, seconds: float = 30.0):
+        script = tmp_path / "program.py"
+        script.write_text(HEAD + program)
+        arguments = [scripts.ROOT / "towers", str(seconds), str(workers), script]
+        return subprocess.Popen(
+            [sys.executable, "-S", "-c", QUICK_LAUNCHER, *arguments], cwd=tmp_path
+        ), left
+
+    yield start
+    for pid in left():
+        os.kill(pid, signal.SIGKILL)
+
+
+def until(condition, seconds: float) -> float:
+    """Waits for it; how long that took."""
+    began = time.monotonic()
+    while not condition():
+        assert time.monotonic() - began < seconds
+        time.sleep(0.02)
+    return time.monotonic() - began
+
+
+class TestKilledLauncher:
+    """`kill -9` of the launcher, which can then do nothing about its workers itself."""
+
+    def test_workers_are_asked_to_end_and_left_the_time(self, alone, tmp_path):
+        launcher, left = alone(ANSWERS + WAITS, 3)
+        until(lambda: len(list(tmp_path.glob("ready-*"))) == 3, 20)
+        assert len(left()) == 5  # with the launcher and the keeper
+        launcher.kill()
+        launcher.wait()
+        until(lambda: not left(), 5)
+        assert len(list(tmp_path.glob("answered-*"))) == 3
+
+    def test_a_worker_that_does_not_end_is_killed(self, alone, tmp_path):
+        launcher, left = alone(IGNORES + WAITS, 2, seconds=1.0)
+        until(lambda: len(list(tmp_path.glob("ready-*"))) == 2, 20)
+        launcher.kill()
+        launcher.wait()
+        assert until(lambda: not left(), 5) > 0.5
+
+    @pytest.mark.parametrize("delay", [0.0, 0.02, 0.05, 0.1, 0.2])
+    def test_while_workers_start_leaves_none(self, alone, delay):
+        launcher, left = alone(WAITS, 16)
+        until(lambda: len(left()) > 1, 20)  # the keeper comes first
+        time.sleep(delay)
+        launcher.kill()
+        launcher.wait()
+        until(lambda: not left(), 5)
+
+
+def test_no_process_is_left_after_an_ordinary_end(alone):
+    launcher, left = alone("sys.exit(3)", 2)
+    assert launcher.wait(timeout=20) == 3
+    assert left() == []
+
+
 @pytest.mark.parametrize(
     ("arguments", "problem"),
     [

@@ -201,6 +201,42 @@ def test_a_worker_that_never_comes_is_named(tmp_path, workers):
     assert not (tmp_path / "run").exists()
 
 
+@pytest.mark.whole_program
+@pytest.mark.parametrize("moment", ["importing", "training"])
+def test_a_launcher_that_is_killed_takes_its_workers_with_it(tmp_path, cache_home, moment):
+    folder = tmp_path / "run"
+    script = tmp_path / "train.py"  # says when it has begun
+    script.write_text(
+        "import runpy, sys\n"
+        "print('begins', flush=True)\n"
+        f"sys.path.insert(0, {str(scripts.ROOT)!r})\n"
+        f"runpy.run_path({str(scripts.ROOT / 'train.py')!r}, run_name='__main__')\n"
+    )
+    launcher = subprocess.Popen(
+        [sys.executable, "-m", "towers.launch", "--workers=2", "--", str(script),
+         *flags(folder, "--max_steps=100000", "--checkpoint_every_steps=100000",
+                "--log_every_steps=1")],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        cwd=scripts.ROOT,
+        env=os.environ | {"XDG_CACHE_HOME": str(cache_home), "CUDA_VISIBLE_DEVICES": "-1",
+                          "TOWERS_TEST": str(tmp_path)},
+    )  # fmt: skip
+    with launcher:
+        line = {"importing": "[1] begins", "training": "[0] step 10/"}[moment]
+        scripts.wait_for_line(launcher, line)
+        time.sleep(1.0)
+        launcher.kill()
+    killed = time.monotonic()
+    while scripts.processes_with(f"TOWERS_TEST={tmp_path}"):
+        assert time.monotonic() - killed < 10
+        time.sleep(0.1)
+    if moment == "training":
+        [step] = scripts.checkpoint_steps(folder)
+        assert step == scripts.training_lines(folder)[-1]["step"] >= 10
+
+
 DIES_AT_START = """
 import os, sys
 from towers import cluster, collectives

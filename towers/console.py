@@ -61,7 +61,13 @@ def duration(seconds: float) -> str:
 
 
 class Lines:
-    """Progress as plain lines, for logs and pipes."""
+    """Progress as plain lines, for logs and pipes.
+
+    Attributes:
+      is_read: whether there still is somebody to read them.
+    """
+
+    is_read = True
 
     def __init__(self, last_step: int):
         self._last_step = last_step
@@ -77,8 +83,11 @@ class Lines:
         )
 
     def say(self, text: str) -> None:
-        """Prints a line."""
-        print(text, flush=True)
+        """Prints a line; where its reader has gone, as that of `... | head` has, notes it."""
+        try:
+            print(text, flush=True)
+        except BrokenPipeError:
+            self.is_read = False
 
     def close(self) -> None:
         """The run has ended."""
@@ -93,6 +102,8 @@ class Silence(Lines):
 
 class Bar:
     """Progress as a bar with one status line, for terminals."""
+
+    is_read = True
 
     def __init__(self, first_step: int, last_step: int):
         self._bar = tqdm.tqdm(

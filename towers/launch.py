@@ -5,24 +5,26 @@
 Each worker is a process of its own that finds the others through TF_CONFIG, on free ports of this
 machine. What they print is passed on behind their index; Ctrl-C and SIGTERM go to all of
 them. The exit code is 0 where all ended with it; else it is the chief's, or that of the first
-other one that failed.
+other one that failed. Where the launcher itself is killed, the workers get SIGTERM all the same.
 """
 
 import argparse
+import contextlib
 import os
 import signal
 import socket
 import subprocess
 import sys
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
-from towers import cluster
+from towers import cluster, keeper
 
 _LARGEST = 64
 _FORWARDED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-_KILLED_AFTER_SECONDS = 30.0  # of the first failure; workers notice one within 25 by themselves
+# After the first failure, which workers notice within 25 by themselves, or the launcher's own end.
+_KILLED_AFTER_SECONDS = 30.0
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -58,16 +60,19 @@ def run(command: Sequence[str], count: int, environment: Mapping[str, str] = os.
             worker.send_signal(number)
 
     before = {number: signal.signal(number, forward) for number in _FORWARDED}
+    kept = contextlib.ExitStack()
     try:
+        with_keeper = kept.enter_context(_keeper())
         for index in range(count):
             own = {"TF_CONFIG": cluster.tf_config(cluster.Cluster(addresses, index))}
             workers.append(
                 subprocess.Popen(
                     command,
                     env={**environment, **own},
+                    stdin=subprocess.DEVNULL,
                     stdout=subprocess.PIPE,
                     stderr=subprocess.PIPE,
-                    start_new_session=True,  # the terminal's Ctrl-C comes through `forward` alone
+                    **with_keeper,
                 )
             )
             for number in received:  # before this worker was there
@@ -89,7 +94,34 @@ def run(command: Sequence[str], count: int, environment: Mapping[str, str] = os.
         for worker in workers:
             if worker.poll() is None:
                 worker.kill()
+        kept.close()
     return exit_code(codes)
+
+
+@contextlib.contextmanager
+def _keeper() -> Iterator[dict]:
+    """While entered, workers that are started with what it gives end where this process goes.
+
+    They are in a process group of their own, so that the terminal's Ctrl-C comes through the
+    launcher alone.
+    """
+    nobody_left, alive = os.pipe()
+    try:
+        with subprocess.Popen(
+            [sys.executable, "-S", keeper.__file__, str(nobody_left), str(_KILLED_AFTER_SECONDS)],
+            stdin=subprocess.PIPE,  # which ends with this process
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+            pass_fds=[nobody_left],
+            process_group=0,
+        ) as process:
+            try:
+                yield {"process_group": process.pid, "pass_fds": [alive]}
+            finally:
+                process.kill()
+    finally:
+        os.close(nobody_left)
+        os.close(alive)
 
 
 def exit_code(codes: Sequence[int]) -> int:

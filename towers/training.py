@@ -3,6 +3,7 @@
 import contextlib
 import dataclasses
 import math
+import signal
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 
@@ -299,6 +300,8 @@ class Run:
                     )
                 if plan.profile_steps and at_step == plan.profile_steps[1]:
                     profile.close()
+                if not progress.is_read:
+                    asked.received = asked.received or int(signal.SIGPIPE)
                 self.workers.ask_to_stop(asked.received)
                 if self.workers.stop_asked():
                     return  # train() saves

@@ -20,6 +20,8 @@ _LONGEST_LINE = 2000
 
 def main(process: str, prefix: str, connections: str) -> None:
     """Waits for the end of a connection, or a last word on one; nobody says anything else now."""
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, signal.SIG_IGN)  # a terminal's and a launcher's go to it, too
     names = {int(descriptor): name for descriptor, name in json.loads(connections).items()}
     ready = []
     while not ready:
