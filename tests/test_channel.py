@@ -124,6 +124,10 @@ def test_a_worker_that_starts_again_while_another_is_waited_for_is_taken_up(addr
     assert results == [[0, 1, 2]] * 3
 
 
+def test_a_wait_may_be_without_end(addresses):
+    assert meet(addresses[:2], range(2), wait_seconds=float("inf")) == [None] * 2
+
+
 def test_a_name_of_no_machine_is_said(addresses):
     (error,) = meet(("a..b:1234", addresses[1]), [1], wait_seconds=0.5)
     assert str(error).startswith("worker 0 (a..b:1234) did not come within 0.5 s: ")

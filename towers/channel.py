@@ -241,7 +241,8 @@ class Channel:
         problem = self._problem_with(index, addresses)
         try:
             if problem is None:
-                peer.send("greeted", max(0.0, until - time.monotonic()))
+                left = max(0.0, until - time.monotonic())
+                peer.send("greeted", min(left, _LONGEST_WAIT_SECONDS))
             else:
                 peer.send("ended", problem)
         except _Gone:
