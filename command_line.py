@@ -273,16 +273,27 @@ def _threads_of_user():
 
 def said_by_system(error):
     """An OSError in words: `/a/file: No space left on device`, without Python's `[Errno 28]`."""
-    where = f"{error.filename}: " if error.filename else ""
+    where = f"{_shown(str(error.filename))}: " if error.filename else ""
     return f"{where}{error.strerror or error}"
 
 
+def ended_by_system(command, error):
+    """Says why a command ends, where somebody reads it; returns the exit code."""
+    try:
+        print(f"{command}: error: {said_by_system(error)}", file=sys.stderr, flush=True)
+    except OSError:  # the terminal was closed, and what it said of that is the error
+        return output_is_gone()
+    return 1
+
+
 def output_is_gone():
-    """Ends the output where its reader has gone, as that of `train.py | head` has.
+    """Ends the output where its reader has gone: that of `train.py | head`, a closed terminal.
 
     Returns:
       The exit code, as the shell has it for SIGPIPE.
     """
     # Else Python complains when it flushes at its end.
-    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    nowhere = os.open(os.devnull, os.O_WRONLY)
+    for stream in (sys.stdout, sys.stderr):
+        os.dup2(nowhere, stream.fileno())
     return 141

@@ -56,8 +56,7 @@ def main(argv):
         print(f"eval.py: error: {error}", file=sys.stderr)
         return 1
     except OSError as error:  # such as a full disk
-        print(f"eval.py: error: {command_line.said_by_system(error)}", file=sys.stderr)
-        return 1
+        return command_line.ended_by_system("eval.py", error)
 
 
 def run_or_explain(argv):

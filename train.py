@@ -240,8 +240,7 @@ def main(argv):
         print(f"train.py: error: {error}", file=sys.stderr)
         return 1
     except OSError as error:  # such as a full disk
-        print(f"train.py: error: {command_line.said_by_system(error)}", file=sys.stderr)
-        return 1
+        return command_line.ended_by_system("train.py", error)
 
 
 def end_at_once(number, _):

@@ -55,10 +55,16 @@ class _OtherFormat(_BrokenEntry):
 
 
 def folder() -> pathlib.Path:
-    """The cache folder, which need not exist yet."""
+    """The cache folder, which need not exist yet.
+
+    Raises:
+      OSError: nobody knows where the user's home is.
+    """
     base = os.environ.get("XDG_CACHE_HOME", "")
     if not os.path.isabs(base):  # the XDG specification: relative paths are to be ignored
         base = os.path.expanduser("~/.cache")
+    if not os.path.isabs(base):  # `~` as it was, which would be a folder in the current one
+        raise OSError("HOME is not set, and the user has no home")
     return pathlib.Path(base) / "towers"
 
 
@@ -99,7 +105,11 @@ def load_or_make(
       DataError: the images would not fit in memory; or the arrays just made are unusable, and are
         not kept.
     """
-    path = folder() / entry_key
+    try:
+        path = folder() / entry_key
+    except OSError as error:
+        _log.warning("Decoded images are not kept (%s).", error)
+        return without_cache(make(), source)
     _check_memory(path, source)
     entry = _load(path, read_only)
     if entry is None:

@@ -92,10 +92,11 @@ def at_hand(name: str, data_dir: str | None) -> bool:
 
     Args and errors are those of `load`.
     """
+    if name == "shapes":
+        return True
     folder = _data_folder(data_dir)
     has_binary = name == "cifar10" and cifar10_binary.find_folder(folder) is not None
-    prepared = any((folder / name).glob("**/dataset_info.json"))
-    return name == "shapes" or has_binary or prepared
+    return has_binary or any((folder / name).glob("**/dataset_info.json"))
 
 
 def _load_shapes(split: str, read_only: bool) -> ImageArrays:
@@ -120,7 +121,13 @@ def _data_folder(data_dir: str | None) -> pathlib.Path:
     """The folder to look in; one that was named has to be there and readable."""
     if not data_dir:
         default = os.environ.get("TFDS_DATA_DIR") or os.path.join("~", "tensorflow_datasets")
-        return pathlib.Path(os.path.expanduser(default))
+        folder = os.path.expanduser(default)
+        if folder.startswith("~"):
+            raise DataError(
+                f"{default}: HOME is not set, and the user has no home; name the data sets' folder "
+                "with --data_dir"
+            )
+        return pathlib.Path(folder)
     folder = pathlib.Path(os.path.expanduser(data_dir))
     try:
         with os.scandir(folder):

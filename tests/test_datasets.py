@@ -8,6 +8,7 @@ import io
 import logging
 import os
 import pathlib
+import pwd
 import socket
 import tarfile
 import threading
@@ -616,3 +617,27 @@ def test_at_hand_is_what_lies_there_prepared(tmp_path):
     assert datasets.at_hand("cifar100", str(tmp_path))
     with pytest.raises(datasets.DataError, match="does not exist"):
         datasets.at_hand("cifar10", str(tmp_path / "nowhere"))
+
+
+class TestWithoutAHome:
+    """As in a container whose user has no entry and no HOME."""
+
+    @pytest.fixture(autouse=True)
+    def nobody_knows_it(self, tmp_path, monkeypatch):
+        def no_entry(_):
+            raise KeyError
+
+        for name in ("HOME", "XDG_CACHE_HOME", "TFDS_DATA_DIR"):
+            monkeypatch.delenv(name, raising=False)
+        monkeypatch.setattr(pwd, "getpwuid", no_entry)
+        monkeypatch.chdir(tmp_path)
+        yield
+        assert list(tmp_path.iterdir()) == []  # no folder ~
+
+    def test_drawn_images_are_used_and_not_kept(self, caplog):
+        assert len(datasets.load("shapes", None, "test").images) == 1000
+        assert "Decoded images are not kept (HOME is not set" in caplog.text
+
+    def test_the_folder_of_data_sets_is_asked_for(self):
+        with pytest.raises(decoded.DataError, match="HOME is not set.* with --data_dir"):
+            datasets.load("cifar10", None, "test")

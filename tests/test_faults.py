@@ -7,6 +7,7 @@ docs/reliability.md has the figures.
 import contextlib
 import json
 import os
+import pty
 import re
 import resource
 import shutil
@@ -459,6 +460,27 @@ def test_a_reader_that_goes_ends_the_run_without_a_word(tmp_path, cache_home):
     process.stderr.close()
     [step] = scripts.checkpoint_steps(folder)
     assert step == scripts.training_lines(folder)[-1]["step"] > 5
+
+
+@pytest.mark.whole_program
+def test_a_terminal_that_is_closed_ends_the_run_with_a_checkpoint(tmp_path, cache_home):
+    """SIGHUP comes, and from then on whatever is printed is an error."""
+    folder = tmp_path / "run"
+    arguments = [*scripts.small_run(folder), *ENDLESS, "--checkpoint_every_steps=50000"]
+    process, terminal = pty.fork()
+    if process == 0:  # a session of its own, on the terminal
+        environment = os.environ | {"XDG_CACHE_HOME": str(cache_home), "CUDA_VISIBLE_DEVICES": "-1"}
+        script = str(scripts.ROOT / "train.py")
+        os.execve(sys.executable, [sys.executable, script, *arguments], environment)
+    shown = b""
+    while b"loss" not in shown:  # the first step's line
+        shown += os.read(terminal, 1000)
+    time.sleep(1)
+    os.close(terminal)
+    _, status = os.waitpid(process, 0)
+    assert os.waitstatus_to_exitcode(status) in (129, 141)  # whichever was noticed first
+    [step] = scripts.checkpoint_steps(folder)
+    assert step == scripts.training_lines(folder)[-1]["step"]
 
 
 @pytest.mark.long

@@ -1,9 +1,11 @@
 """What a run says on the terminal."""
 
+import contextlib
+import errno
 import shutil
 import sys
 import textwrap
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 import tqdm
 
@@ -60,14 +62,28 @@ def duration(seconds: float) -> str:
     return f"{seconds // 3600}h{seconds % 3600 // 60:02d}m"
 
 
-class Lines:
-    """Progress as plain lines, for logs and pipes.
+class _Progress:
+    """What both ways to show progress share.
 
     Attributes:
-      is_read: whether there still is somebody to read them.
+      is_read: whether there still is somebody to read it.
     """
 
     is_read = True
+
+    @contextlib.contextmanager
+    def _shown(self) -> Iterator[None]:
+        """Notes where the reader has gone: that of `... | head`, or a terminal that was closed."""
+        try:
+            yield
+        except OSError as error:
+            if error.errno not in (errno.EPIPE, errno.EIO):
+                raise
+            self.is_read = False
+
+
+class Lines(_Progress):
+    """Progress as plain lines, for logs and pipes."""
 
     def __init__(self, last_step: int):
         self._last_step = last_step
@@ -83,11 +99,9 @@ class Lines:
         )
 
     def say(self, text: str) -> None:
-        """Prints a line; where its reader has gone, as that of `... | head` has, notes it."""
-        try:
+        """Prints a line."""
+        with self._shown():
             print(text, flush=True)
-        except BrokenPipeError:
-            self.is_read = False
 
     def close(self) -> None:
         """The run has ended."""
@@ -100,10 +114,8 @@ class Silence(Lines):
         """Says nothing."""
 
 
-class Bar:
+class Bar(_Progress):
     """Progress as a bar with one status line, for terminals."""
-
-    is_read = True
 
     def __init__(self, first_step: int, last_step: int):
         self._bar = tqdm.tqdm(
@@ -117,20 +129,24 @@ class Bar:
 
     def advance(self) -> None:
         """A step was made."""
-        self._bar.update()
+        with self._shown():
+            self._bar.update()
 
     def metrics(self, metrics: Mapping, seconds_left: float) -> None:
         """Shows one logged step; the time left is in the bar."""
-        self._status.set_description_str(_summary(metrics))
+        with self._shown():
+            self._status.set_description_str(_summary(metrics))
 
     def say(self, text: str) -> None:
         """Prints a line above the bar."""
-        self._bar.write(text)
+        with self._shown():
+            self._bar.write(text)
 
     def close(self) -> None:
         """The run has ended."""
-        self._status.close()
-        self._bar.close()
+        with self._shown():
+            self._status.close()
+            self._bar.close()
 
 
 def progress(first_step: int, last_step: int, is_chief: bool = True) -> Lines | Bar:

@@ -59,7 +59,11 @@ def run(command: Sequence[str], count: int, environment: Mapping[str, str] = os.
         for worker in workers:
             worker.send_signal(number)
 
-    before = {number: signal.signal(number, forward) for number in _FORWARDED}
+    before = {
+        number: signal.signal(number, forward)
+        for number in _FORWARDED
+        if number != signal.SIGHUP or signal.getsignal(number) != signal.SIG_IGN  # as under nohup
+    }
     kept = contextlib.ExitStack()
     try:
         with_keeper = kept.enter_context(_keeper())
