@@ -229,13 +229,15 @@ def provide_limits():
       OSError: it does not; names the limit.
     """
     _provide_open_files()
-    _check_limit(resource.RLIMIT_AS, ADDRESSES, "GB of addresses", 2**30, "v")
+    addresses = resource.getrlimit(resource.RLIMIT_AS)[0]
+    if 0 <= addresses < ADDRESSES:
+        raise OSError(
+            errno.ENOMEM,
+            f"this process may have {addresses / 2**30:.2g} GB of addresses, and "
+            f"{ADDRESSES / 2**30:.2g} are needed (ulimit -v)",
+        )
     if os.geteuid():  # root may have any number
-        base, per_core = THREADS
-        needed = base + per_core * (os.cpu_count() or 1)
-        limit = resource.getrlimit(resource.RLIMIT_NPROC)[0]
-        if 0 <= limit < 2**16:  # a higher one, or none, is not met
-            _check_limit(resource.RLIMIT_NPROC, _threads_of_user() + needed, "threads", 1, "u")
+        _check_threads()
 
 
 def _provide_open_files():
@@ -251,13 +253,18 @@ def _provide_open_files():
     )
 
 
-def _check_limit(kind, needed, what, unit, letter):
-    allowed = resource.getrlimit(kind)[0]
-    if allowed != resource.RLIM_INFINITY and allowed < needed:
+def _check_threads():
+    limit = resource.getrlimit(resource.RLIMIT_NPROC)[0]
+    if not 0 <= limit < 2**16:  # a higher one, or none, is not met
+        return
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+    base, per_core = THREADS
+    there, needed = _threads_of_user(), base + per_core * (cores or 1)
+    if there + needed > limit:
         raise OSError(
             errno.EAGAIN,
-            f"this process may have {allowed / unit:.4g} {what}, and {needed / unit:.4g} are "
-            f"needed (ulimit -{letter})",
+            f"this user may have {limit:,} threads, has {there:,}, and {needed:,} more are needed "
+            "(ulimit -u)",
         )
 
 

@@ -252,7 +252,7 @@ def stopped_at_once(number):
     """Says so, where somebody reads it; returns the shell's exit code for a signal."""
     try:
         print("stopped at once; the newest checkpoint, if there is one, is as it was", flush=True)
-    except BrokenPipeError:
+    except OSError:  # it went with its terminal, or its pipe
         command_line.output_is_gone()
     return 128 + number
 

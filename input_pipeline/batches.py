@@ -160,8 +160,8 @@ def training_batches(
       last_step: number of steps made when the data set ends.
       first_step: number of steps made already.
       preprocess: (images [n, ...], draws) -> float32 [n, ...], of the n images of the shard, traced
-        as it is written: a choice by a tensor's value is a `tf.where` or `tf.cond`. None leaves
-        images as they are, uint8 cast to float32.
+        as it is written: Python's `if` on a tensor is an error, `tf.where` and `tf.cond` are not.
+        None leaves images as they are, uint8 cast to float32.
       shard: which examples of each batch; only these are read and preprocessed.
 
     Returns:

@@ -23,8 +23,13 @@ _JSON_IN_TEXT = ("content", "json")
 
 _REMEDY = "Copy the set again, or remove that folder and let it be prepared anew."
 
+_ANY_VERSION = "[0-9]*.[0-9]*.[0-9]*"  # a set that is being prepared has a folder of another name
 _MOST_CLASSES = 10**6
 _RECORD_OVERHEAD = 16  # bytes of a TFRecord beside what it holds: its length and two checksums
+
+
+class _NoJsonError(decoded.DataError):
+    """A file that describes a set is no JSON."""
 
 
 def set_folder(name: str, data_dir: pathlib.Path) -> pathlib.Path:
@@ -34,7 +39,7 @@ def set_folder(name: str, data_dir: pathlib.Path) -> pathlib.Path:
     return data_dir / naming.camelcase_to_snakecase(name.partition(":")[0].partition("/")[0])
 
 
-def check_files(name: str, data_dir: pathlib.Path) -> None:
+def check_files(name: str, data_dir: pathlib.Path) -> dict[pathlib.Path, decoded.DataError]:
     """Checks what TFDS may read when it makes the builder of a set that lies in `data_dir`.
 
     The version that TFDS will choose is not known yet: all are checked, or the one in the name.
@@ -43,24 +48,35 @@ def check_files(name: str, data_dir: pathlib.Path) -> None:
       name: as TFDS knows it: `cifar100`, or with a configuration and version `set/config:1.0.0`.
       data_dir: the folder that TFDS looks for the set in.
 
+    Returns:
+      The folders whose description is no JSON, and why; TFDS may choose another one.
+
     Raises:
-      DataError: something else lies in the place of a file, or a file is no JSON, or names a
-        feature that is not TFDS's own.
+      DataError: something else lies in the place of a file, or a file names a feature that is not
+        TFDS's own.
     """
-    folder, version = set_folder(name, data_dir), name.partition(":")[2] or "*"
+    folder, version = set_folder(name, data_dir), name.partition(":")[2] or _ANY_VERSION
     config = folder / ".config" / "metadata.json"
     if os.path.lexists(config):
         _check_default_config(config)
+    unreadable = {}
     for of_version in (*sorted(folder.glob(version)), *sorted(folder.glob(f"*/{version}"))):
-        for path in (*of_version.glob("*.json"), *of_version.glob("*.labels.txt")):
-            if path.name == _FEATURES:
-                _check_features(path, _read_json(path))
-            elif path.name == _INFO:  # it may have the features too
-                content = _read_json(path)
-                features = content.get("features") if isinstance(content, dict) else None
-                _check_features(path, features)
-            else:
-                _read(path)
+        try:
+            _check_version(of_version)
+        except _NoJsonError as error:
+            unreadable[of_version] = error
+    return unreadable
+
+
+def _check_version(folder: pathlib.Path) -> None:
+    for path in (*folder.glob("*.json"), *folder.glob("*.labels.txt")):
+        if path.name == _FEATURES:
+            _check_features(path, _read_json(path))
+        elif path.name == _INFO:  # it may have the features too
+            content = _read_json(path)
+            _check_features(path, content.get("features") if isinstance(content, dict) else None)
+        else:
+            _read(path)
 
 
 def _check_default_config(path: pathlib.Path) -> None:
@@ -153,7 +169,7 @@ def _read_json(path: pathlib.Path) -> object:
     try:
         return json.loads(_read(path).decode("utf-8"))
     except (ValueError, RecursionError) as error:
-        raise _damaged(path, f"it is no JSON: {error}") from error
+        raise _NoJsonError(str(_damaged(path, f"it is no JSON: {error}"))) from error
 
 
 def _check_features(path: pathlib.Path, description: object) -> None:
@@ -161,7 +177,7 @@ def _check_features(path: pathlib.Path, description: object) -> None:
     try:
         foreign = sorted(set(_classes(description)) - _own_features())
     except (ValueError, RecursionError) as error:
-        raise _damaged(path, f"it is no JSON: {error}") from error
+        raise _NoJsonError(str(_damaged(path, f"it is no JSON: {error}"))) from error
     if foreign:
         raise decoded.DataError(
             f"{path} names the feature {foreign[0]!r}, which is not one of TensorFlow Datasets' "

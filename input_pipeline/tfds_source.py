@@ -36,7 +36,9 @@ _READ_BYTES = 2**24  # of images, decoded at a time
 _NAME = re.compile(r"[A-Za-z_]\w*(/\w[\w.-]*)?(:\d+\.\d+\.\d+)?", re.ASCII)
 _LONGEST_NAME = 100
 _PORTS = {"http": 80, "https": 443, "ftp": 21}
-_PROXY_PORTS = {"http": 80, "https": 443} | dict.fromkeys(("socks4", "socks5", "socks5h"), 1080)
+_PROXY_PORTS = {"http": 80, "https": 443} | dict.fromkeys(
+    ("socks4", "socks4a", "socks5", "socks5h"), 1080
+)
 
 _log = logging.getLogger(__name__)
 
@@ -83,9 +85,9 @@ def _builder(name: str, data_dir: pathlib.Path) -> "tfds.core.DatasetBuilder":
             f"--dataset={name[:_LONGEST_NAME]} is not the name of a data set. Use a name such as "
             "cifar10 or cifar100, not a path; the folder goes into --data_dir."
         )
-    tfds_description.check_files(name, data_dir)
+    unreadable = tfds_description.check_files(name, data_dir)
     try:
-        return tfds.builder(name, data_dir=str(data_dir))
+        builder = tfds.builder(name, data_dir=str(data_dir))
     except tfds.core.registered.DatasetNotFoundError as error:
         raise decoded.DataError(_unknown_name_message(name, data_dir)) from error
     except ImportError as error:
@@ -93,6 +95,8 @@ def _builder(name: str, data_dir: pathlib.Path) -> "tfds.core.DatasetBuilder":
             f"--dataset={name} needs a Python package that is missing: {_first_line(error)}."
         ) from error
     except (ValueError, AssertionError) as error:
+        if unreadable:
+            raise list(unreadable.values())[-1] from error  # the highest version
         folder, reason = tfds_description.set_folder(name, data_dir), _without_call(error)
         if folder.exists():
             reason = (
@@ -100,11 +104,16 @@ def _builder(name: str, data_dir: pathlib.Path) -> "tfds.core.DatasetBuilder":
             )
         raise decoded.DataError(f"--dataset={name}: {reason}") from error
     except Exception as error:  # whatever the readers of the set's JSON files raise
+        if unreadable:
+            raise list(unreadable.values())[-1] from error  # the highest version
         raise decoded.DataError(
             f"--dataset={name}: its description in {data_dir} cannot be read "
             f"({type(error).__name__}: {_without_call(error)}). Copy the set again, or remove it "
             "and let it be prepared anew."
         ) from error
+    if pathlib.Path(builder.data_path) in unreadable:
+        raise unreadable[pathlib.Path(builder.data_path)]
+    return builder
 
 
 def _without_call(error: Exception) -> str:
@@ -247,7 +256,7 @@ def _address_of_proxy(variable: str, value: str) -> tuple[str, int]:
     with contextlib.suppress(ValueError):  # of a port or a bracket
         parts = urllib.parse.urlsplit(value if "//" in value else f"http://{value}")
         host, port = parts.hostname or "", parts.port or _PROXY_PORTS.get(parts.scheme)
-        if parts.scheme in _PROXY_PORTS and re.fullmatch(r"[\w.:-]*\w", host, re.ASCII):
+        if parts.scheme in _PROXY_PORTS and re.fullmatch(r"[\w.:-]*\w\.?", host, re.ASCII):
             return host, port
     raise decoded.DataError(  # without the value, which may have a password in it
         f"The environment variable {variable} (or {variable.upper()}) is not the address of a "

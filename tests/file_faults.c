@@ -1,8 +1,8 @@
 /* Faults of the disk, call by call: put before the C library by LD_PRELOAD (file_faults.py).
 
-Every call that changes or reads a file below one folder is counted, of TensorFlow, Keras and Python
-alike, and the one with a chosen number fails. Buffered writes (fwrite) count where they reach the
-kernel. After a call that "stops" nothing reaches the disk any more, whatever the program still tries
+Calls that change a file below one folder are counted, and if asked those that open or read one, of
+TensorFlow, Keras and Python alike; the one with a chosen number fails. Buffered writes (fwrite)
+count where they reach the kernel. Looking up names (stat, access, opendir) never fails here. After a call that "stops" nothing reaches the disk any more, whatever the program still tries
 in order to tidy up: the folder is then as a SIGKILL at that call, or a lost machine, leaves it. */
 #define _GNU_SOURCE
 #include <dlfcn.h>

@@ -218,7 +218,7 @@ class TestDamage:
         index.unlink()
         index.symlink_to(index)  # a loop, as nothing else keeps root out
         kept = checkpoints.Checkpoints(new_state(), tmp_path, keep=5)
-        with pytest.raises(checkpoints.CheckpointError, match="step-4 cannot be opened: Too many"):
+        with pytest.raises(checkpoints.CheckpointError, match="step-4 cannot be read: Too many"):
             kept.restore_newest()
         assert kept.damaged == []
 

@@ -562,6 +562,7 @@ def test_a_malformed_proxy_is_named_and_its_password_is_not(
         ("https://me:secret@gate.example", ("gate.example", 443)),
         ("http://[::1]:8080/", ("::1", 8080)),
         ("socks5h://10.0.0.1", ("10.0.0.1", 1080)),
+        ("socks4a://gate.example.:1081", ("gate.example.", 1081)),
     ],
 )
 def test_addresses_of_proxies(monkeypatch, value, endpoint):

@@ -79,7 +79,7 @@ def test_reads_the_cache_and_leaves_a_broken_entry_as_it_is(home, monkeypatch):
     before = state(home)
     done = dry_run(home, "--dataset=tiny_photos", f"--data_dir={data_dir}")
     assert done.returncode == 0
-    assert f"Cache entry {of_test} is broken" in done.stderr and "train-" not in done.stderr
+    assert f"Cache entry '{of_test}' is broken" in done.stderr and "train-" not in done.stderr
     assert state(home) == before
 
     def read(*_):

@@ -15,7 +15,9 @@ import signal
 import subprocess
 import sys
 import tempfile
+import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -207,6 +209,15 @@ def test_a_checkpoint_elsewhere_that_is_a_pipe_is_not_waited_for(stopped, tmp_pa
         os.mkfifo(tmp_path / name)
     line = refused(scripts.run("eval", f"--train_dir={stopped}", f"--checkpoint={tmp_path}/step-4"))
     assert "step-4" in line
+
+
+@pytest.mark.parametrize("name", ["train", "eval", "checkpoints"])
+def test_a_file_in_the_place_of_a_folder_is_said(stopped, name):
+    shutil.rmtree(stopped / name)
+    (stopped / name).write_text("mine")
+    line = refused(scripts.train(stopped, *SIX_STEPS))
+    assert f"{stopped / name}: is no folder, and a run has one there" in line
+    assert (stopped / name).read_text() == "mine"
 
 
 @pytest.mark.parametrize("year", [1970, 2150])
@@ -423,17 +434,28 @@ def test_too_few_addresses_are_said_in_one_line(command):
 
 def test_too_few_threads_are_said_in_one_line(monkeypatch):
     """Root may have any number of threads, so that here the system's answers are made up."""
-    limits = {resource.RLIMIT_NPROC: (40, 40)}
+    limits = {resource.RLIMIT_NPROC: (50, 50)}
     monkeypatch.setattr(
         resource, "getrlimit", lambda kind: limits.get(kind, (resource.RLIM_INFINITY,) * 2)
     )
     monkeypatch.setattr(os, "geteuid", lambda: 12345)
-    monkeypatch.setattr(os, "cpu_count", lambda: 4)
-    said = r"may have 40 threads, and 48 are needed \(ulimit -u\)"
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: range(4))
+    monkeypatch.setattr(command_line, "_threads_of_user", lambda: 3)
+    said = r"may have 50 threads, has 3, and 48 more are needed \(ulimit -u\)"
     with pytest.raises(OSError, match=said):
         command_line.provide_limits()
-    limits[resource.RLIMIT_NPROC] = (48, 48)
+    limits[resource.RLIMIT_NPROC] = (51, 51)
     command_line.provide_limits()
+
+
+def test_the_threads_of_a_user_are_counted():
+    before = command_line._threads_of_user()
+    with ThreadPoolExecutor(5) as pool:
+        together = threading.Barrier(6)
+        for _ in range(5):
+            pool.submit(together.wait)
+        assert command_line._threads_of_user() - before >= 5 - 2  # others come and go
+        together.wait()
 
 
 @pytest.mark.whole_program
@@ -462,23 +484,43 @@ def test_a_reader_that_goes_ends_the_run_without_a_word(tmp_path, cache_home):
     assert step == scripts.training_lines(folder)[-1]["step"] > 5
 
 
+def start_on_a_terminal(cache_home, *arguments) -> tuple[int, int]:
+    """train.py in a session of its own; its process and the other end of its terminal."""
+    process, terminal = pty.fork()
+    if process == 0:
+        environment = os.environ | {"XDG_CACHE_HOME": str(cache_home), "CUDA_VISIBLE_DEVICES": "-1"}
+        script = str(scripts.ROOT / "train.py")
+        os.execve(sys.executable, [sys.executable, script, *arguments], environment)
+    return process, terminal
+
+
+def exit_code(process: int) -> int:
+    return os.waitstatus_to_exitcode(os.waitpid(process, 0)[1])
+
+
+@pytest.mark.whole_program
+@pytest.mark.parametrize("seconds", [0.5, 1.5, 3.0])
+def test_a_terminal_that_is_closed_at_the_start_ends_it(tmp_path, cache_home, seconds):
+    """Whatever library is being imported: none of them may take the end for an error of its own."""
+    arguments = [*scripts.small_run(tmp_path / "run"), *ENDLESS]
+    process, terminal = start_on_a_terminal(cache_home, *arguments)
+    time.sleep(seconds)
+    os.close(terminal)
+    assert exit_code(process) in (129, 141, -signal.SIGHUP)
+
+
 @pytest.mark.whole_program
 def test_a_terminal_that_is_closed_ends_the_run_with_a_checkpoint(tmp_path, cache_home):
     """SIGHUP comes, and from then on whatever is printed is an error."""
     folder = tmp_path / "run"
     arguments = [*scripts.small_run(folder), *ENDLESS, "--checkpoint_every_steps=50000"]
-    process, terminal = pty.fork()
-    if process == 0:  # a session of its own, on the terminal
-        environment = os.environ | {"XDG_CACHE_HOME": str(cache_home), "CUDA_VISIBLE_DEVICES": "-1"}
-        script = str(scripts.ROOT / "train.py")
-        os.execve(sys.executable, [sys.executable, script, *arguments], environment)
+    process, terminal = start_on_a_terminal(cache_home, *arguments)
     shown = b""
     while b"loss" not in shown:  # the first step's line
         shown += os.read(terminal, 1000)
     time.sleep(1)
     os.close(terminal)
-    _, status = os.waitpid(process, 0)
-    assert os.waitstatus_to_exitcode(status) in (129, 141)  # whichever was noticed first
+    assert exit_code(process) in (129, 141)  # whichever was noticed first
     [step] = scripts.checkpoint_steps(folder)
     assert step == scripts.training_lines(folder)[-1]["step"]
 

@@ -413,3 +413,11 @@ def test_a_second_writer_never_has_the_name_of_a_file_that_is_there(tmp_path):
         summaries.file_writer(tmp_path).flush()
     ends = sorted(re.sub(r".*(\.\d+\.v2)", r"\1", path.name) for path in tmp_path.iterdir())
     assert ends == [".0.v2", ".1.v2", ".2.v2"]
+
+
+@pytest.mark.parametrize("name", ["file", "file/below"])
+def test_a_file_in_the_place_of_a_folder_is_one_sentence(tmp_path, name):
+    """TensorFlow's words for it are not the system's."""
+    (tmp_path / "file").write_text("mine")
+    with pytest.raises(run_folder.RunFolderError, match="TensorBoard's files cannot be written: "):
+        summaries.file_writer(tmp_path / name).flush()

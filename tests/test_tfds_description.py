@@ -271,3 +271,19 @@ def test_examples_are_counted(folder, monkeypatch):
     in_order = tfds_source._in_order
     monkeypatch.setattr(tfds_source, "_in_order", lambda *which: in_order(*which).take(24))
     check_refused(folder, "24 examples are in train, and 25 were expected")
+
+
+def test_a_set_that_is_being_prepared_beside_it_does_not_matter(folder):
+    """TFDS writes it into a folder of another name, and a process that was killed leaves that."""
+    beside = folder.with_name("incomplete.ABCDEF_2.0.0")
+    shutil.copytree(folder, beside)
+    (beside / "features.json").write_text("")
+    assert len(load(folder).images) > 0
+
+
+def test_a_damaged_version_that_is_not_the_one_does_not_matter(folder):
+    shutil.copytree(folder, folder.with_name("0.9.0"))
+    (folder.with_name("0.9.0") / "dataset_info.json").write_text("{")
+    assert len(load(folder).images) > 0
+    (folder / "dataset_info.json").write_text("{")
+    check_refused(folder, str(folder / "dataset_info.json"), "it is no JSON")

@@ -18,6 +18,7 @@ import pytest
 import scripts
 import tensorflow as tf
 from file_faults import Fault
+from tensorflow.compat.v1.train import summary_iterator
 
 from towers import checkpoints, run_folder, run_lock, step, summaries
 
@@ -186,7 +187,7 @@ def succeeds(disk, folder: Path, operation: int, how: Fault, error: int, write) 
         try:
             write()
         except (run_folder.RunFolderError, checkpoints.CheckpointError) as said:
-            assert disk_error(said)
+            assert "cannot be written: " in str(said) and disk_error(said), disk.failed
             return False
     return True
 
@@ -224,6 +225,28 @@ class TestCheckpoints:
             return disk.failed
 
         each_operation(run)
+
+    @each_way
+    def test_why_it_could_not_be_saved_is_said_whatever_comes_then(
+        self, disk, tmp_path, how, error
+    ):
+        """Reading what there is of it may fail, too."""
+        state = toys_state()
+        saver = checkpoints.Checkpoints(state, tmp_path, keep=2)
+        save(saver, state, 1)
+
+        def run(operation):
+            with disk.fault(tmp_path, operation, how, error, reads=True):
+                try:
+                    save(saver, state, 2)
+                except checkpoints.CheckpointError as said:
+                    assert "step-2 cannot be written: " in str(said), disk.failed
+            checkpoints.Checkpoints(state, tmp_path, keep=2).restore_newest()
+            return disk.failed and int(state.step) == 1  # until it could be saved
+
+        run(1)
+        run(10)
+        run(30)
 
     @pytest.mark.parametrize("error", [errno.EIO, errno.EMFILE, errno.ESTALE, errno.ETIMEDOUT])
     def test_one_that_cannot_be_read_now_is_not_taken_for_damaged(self, disk, tmp_path, error):
@@ -295,8 +318,14 @@ def test_tensorboards_files_cannot_be_written_is_one_sentence(disk, tmp_path, er
         run.flush()
 
     def run(operation):
-        if not succeeds(disk, tmp_path, operation, Fault.FAIL_ONCE, error, write):
-            assert disk.failed
+        if succeeds(disk, tmp_path, operation, Fault.FAIL_ONCE, error, write):
+            newest = max((tmp_path / "train").iterdir(), key=lambda path: path.stat().st_mtime_ns)
+            tags = [
+                value.tag
+                for event in summary_iterator(str(newest))
+                for value in event.summary.value
+            ]
+            assert "accuracy" in tags, disk.failed
         return disk.failed
 
     each_operation(run)

@@ -291,13 +291,15 @@ def assess_newest(assess: Assessment, folder: run_folder.RunFolder) -> None:
     of the others.
 
     Raises:
-      CheckpointError: there is none.
+      CheckpointError: there is none, or the system does not let one be read.
     """
     passed_over: set[str] = set()
     while paths := [p for p in checkpoints.finished(folder.checkpoints) if p not in passed_over]:
         try:
             assess(paths[-1])
             return
+        except checkpoints.UnreadableNowError:
+            raise
         except checkpoints.CheckpointError as error:
             print(f"passed over: {error}", flush=True)
             passed_over.add(paths[-1])
@@ -308,7 +310,7 @@ def follow(assess: Assessment, folder: run_folder.RunFolder, interval_seconds: f
     """Evaluates each new checkpoint of a running training, until that training has finished.
 
     A checkpoint that the training deletes before its turn comes is passed over, and so are those
-    that `eval.jsonl` has already.
+    that `eval.jsonl` has already. One that the system does not let be read is waited for.
 
     Returns:
       The exit code: 0, or the convention's for a signal.
@@ -331,6 +333,10 @@ def follow(assess: Assessment, folder: run_folder.RunFolder, interval_seconds: f
                 try:
                     assess(path)
                     evaluated = checkpoints.step_of(path)
+                except checkpoints.UnreadableNowError as error:
+                    print(f"looked at again later: {error}", flush=True)
+                    finished = False
+                    break
                 except checkpoints.CheckpointError as error:
                     print(f"passed over: {error}", flush=True)
                     passed_over.add(_version(path))

@@ -10,6 +10,7 @@ servers: workers belong on a network of their own.
 """
 
 import contextlib
+import errno
 import json
 import os
 import selectors
@@ -516,12 +517,22 @@ class _Strangers:
     def _accepted(self) -> _Peer | None:
         try:
             connection, _ = self._listener.accept()
+        except OSError as error:  # it is gone again, in one of many ways
+            if error.errno in (errno.EMFILE, errno.ENFILE):
+                self._send_away_oldest()
+            return None
+        try:
             peer = _Peer(connection, _LARGEST_GREETING)
-        except (BlockingIOError, ConnectionError):  # it is gone again
+        except OSError:
+            connection.close()
             return None
         self._late[peer] = time.monotonic() + _GREETING_SECONDS
         self._selector.register(connection, selectors.EVENT_READ, peer)
         return peer
+
+    def _send_away_oldest(self) -> None:
+        for peer in list(self._late)[:1]:
+            self._send_away(peer)
 
     def _let_go(self, peer: _Peer) -> None:
         del self._late[peer]

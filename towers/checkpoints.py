@@ -23,24 +23,19 @@ _VALUE = "/.ATTRIBUTES/VARIABLE_VALUE"  # how a variable's name in a checkpoint 
 _RUN = "run_sha256"
 # In every checkpoint, and no part of a run's state: TensorFlow's counter of saves, and the run.
 _NO_STATE = ("save_counter", _RUN)
-# What the system says where a file may be whole and cannot be read all the same.
-_NOT_ITS_FAULT = re.compile(
-    "|".join(
-        re.escape(os.strerror(number))
-        for number in (
-            *(errno.EACCES, errno.EAGAIN, errno.EBUSY, errno.ECONNRESET, errno.EHOSTDOWN),
-            *(errno.EINTR, errno.EIO, errno.EMFILE, errno.ENETDOWN, errno.ENFILE, errno.ENODEV),
-            *(errno.ENOLINK, errno.ENOMEM, errno.ENOTCONN, errno.ENXIO, errno.EPERM),
-            *(errno.EREMOTEIO, errno.ESTALE, errno.ETIMEDOUT),
-        )
-    )
-)
+# What the system says where a file may be whole and cannot be read all the same, as far as Python,
+# which reads a file first, had no such trouble.
+_TROUBLE = ("EACCES", "EAGAIN", "EINTR", "EIO", "EMFILE", "ENFILE", "ENOMEM", "ESTALE", "ETIMEDOUT")
 # What TensorFlow raises for a file that is missing, damaged, or too short (IndexError).
 _UNREADABLE = (tf.errors.OpError, ValueError, RuntimeError, IndexError)
 
 
 class CheckpointError(Exception):
     """A checkpoint is missing or does not fit; the message is for the person at the keyboard."""
+
+
+class UnreadableNowError(CheckpointError):
+    """The system does not let a checkpoint be read, which says nothing of what is in it."""
 
 
 class DamagedCheckpointError(CheckpointError):
@@ -125,7 +120,8 @@ class Checkpoints:
         try:
             return self._manager.save(checkpoint_number=number)
         except (tf.errors.OpError, OSError) as error:
-            with contextlib.suppress(OSError):  # which would hide why there is something to remove
+            # Which would hide why there is something to remove.
+            with contextlib.suppress(OSError, CheckpointError):
                 self._remove_failed(number)
             raise CheckpointError(
                 f"checkpoint {self._folder}/{PREFIX}-{number} cannot be written: "
@@ -239,14 +235,14 @@ def check_whole(path: str) -> None:
 
     Raises:
       DamagedCheckpointError: the files are not all there, or not as they were written.
-      CheckpointError: the system does not open them, which says nothing of what is in them.
+      UnreadableNowError: the system does not let them be read.
     """
     try:
         for file in Path(path).parent.glob(f"{Path(path).name}.*"):
             _read_through(file)
     except OSError as error:
         reason = error.strerror or error
-        raise CheckpointError(f"checkpoint {path} cannot be read: {reason}") from error
+        raise UnreadableNowError(f"checkpoint {path} cannot be read: {reason}") from error
     with _said_of(path):
         reader = tf.train.load_checkpoint(path)
         for name in reader.get_variable_to_shape_map():
@@ -259,7 +255,9 @@ def _said_of(path: str) -> Iterator[None]:
     try:
         yield
     except _UNREADABLE as error:
-        kind = CheckpointError if _NOT_ITS_FAULT.search(str(error)) else DamagedCheckpointError
+        words = [os.strerror(getattr(errno, name)) for name in _TROUBLE]
+        is_damage = not any(word in str(error) for word in words)
+        kind = DamagedCheckpointError if is_damage else UnreadableNowError
         raise kind(f"checkpoint {path}: {noise.reason(error)}") from error
 
 

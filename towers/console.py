@@ -115,7 +115,10 @@ class Silence(Lines):
 
 
 class Bar(_Progress):
-    """Progress as a bar with one status line, for terminals."""
+    """Progress as a bar with one status line, for terminals.
+
+    The bar itself says nothing more where its terminal is closed: tqdm sees to that.
+    """
 
     def __init__(self, first_step: int, last_step: int):
         self._bar = tqdm.tqdm(
@@ -129,13 +132,11 @@ class Bar(_Progress):
 
     def advance(self) -> None:
         """A step was made."""
-        with self._shown():
-            self._bar.update()
+        self._bar.update()
 
     def metrics(self, metrics: Mapping, seconds_left: float) -> None:
         """Shows one logged step; the time left is in the bar."""
-        with self._shown():
-            self._status.set_description_str(_summary(metrics))
+        self._status.set_description_str(_summary(metrics))
 
     def say(self, text: str) -> None:
         """Prints a line above the bar."""
@@ -144,9 +145,8 @@ class Bar(_Progress):
 
     def close(self) -> None:
         """The run has ended."""
-        with self._shown():
-            self._status.close()
-            self._bar.close()
+        self._status.close()
+        self._bar.close()
 
 
 def progress(first_step: int, last_step: int, is_chief: bool = True) -> Lines | Bar:

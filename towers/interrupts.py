@@ -1,5 +1,6 @@
 """Ctrl-C, SIGTERM and SIGHUP as a question that a loop asks between two steps."""
 
+import re
 import signal
 import sys
 
@@ -10,8 +11,8 @@ def end_commands_at_once() -> None:
     Python would raise an exception, in the midst of TensorFlow's import as elsewhere; what comes of
     that is a page of text and an exit code of 1, which `towers.compare` has another meaning for.
     """
-    asked = zip(sys.orig_argv, sys.orig_argv[1:], strict=False)
-    if any(flag == "-m" and module.startswith("towers.") for flag, module in asked):
+    of_python = sys.orig_argv[1 : len(sys.orig_argv) - len(sys.argv) + 1]  # before the program's
+    if re.search(r"-m ?towers\.", " ".join(of_python)):
         signal.signal(signal.SIGINT, signal.SIG_DFL)
 
 

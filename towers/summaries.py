@@ -21,7 +21,13 @@ from towers import evaluation, figures, gradients, noise, run_folder, step
 
 MAX_IMAGES = 8
 
-_SYSTEMS_WORDS = tuple(f"; {os.strerror(number)}" for number in errno.errorcode)
+# These are of files, whatever they say.
+_OF_FILES = (
+    tf.errors.AlreadyExistsError,
+    tf.errors.FailedPreconditionError,
+    tf.errors.NotFoundError,
+    tf.errors.PermissionDeniedError,
+)
 
 
 # The settings by which runs are compared. HParams shows the first five in alphabetical order, the
@@ -153,7 +159,7 @@ def file_writer(folder: Path) -> tf.summary.SummaryWriter:
       RunFolderError: they cannot be written.
     """
     # TensorFlow's name has the second, the machine and the process. In a container that was started
-    # again, or twice at a time, all three may be those of a file that is there: its name may not.
+    # again all three may be those of a file that is there, which would be written over.
     there = len(list(folder.glob("events.out.tfevents.*")))
     with _on_disk():
         return tf.summary.create_file_writer(str(folder), filename_suffix=f".{there}.v2")
@@ -177,9 +183,10 @@ def _on_disk() -> Iterator[None]:
     try:
         yield
     except tf.errors.OpError as error:
-        # TensorFlow has errors of many kinds for files, and ends each with the system's words. One
-        # of another end is about the tensors that were to be shown.
-        if not noise.reason(error).endswith(_SYSTEMS_WORDS):
+        # Of the other kinds, those are of files that end with the system's words; the rest are of
+        # the tensors that were to be shown.
+        words = tuple(f"; {os.strerror(number)}" for number in (0, *errno.errorcode))
+        if not isinstance(error, _OF_FILES) and not noise.reason(error).endswith(words):
             raise
         raise run_folder.RunFolderError(
             f"TensorBoard's files cannot be written: {noise.reason(error)}"
