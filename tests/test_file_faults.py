@@ -11,8 +11,6 @@ import file_faults
 import pytest
 import scripts
 
-# Of about 140 operations of a whole training, two for each kind of fault; `make test-all` has all.
-A_FEW = 70
 PASSED = 0
 TRAINING = (
     "--recipe=shapes",
@@ -28,10 +26,10 @@ def library(tmp_path_factory):
     return file_faults.build(tmp_path_factory.mktemp("library"))
 
 
-def run_under_faults(library, cache_home, chosen: str, every: int, minutes: int) -> None:
+def run_under_faults(library, cache_home, chosen: str, every: bool, minutes: int) -> None:
     """Runs the tests that pytest's -k chooses; all have to pass."""
     environment = file_faults.environment(library) | {
-        "FILE_FAULTS_EVERY": str(every),
+        "FILE_FAULTS_ALL": str(int(every)),
         "XDG_CACHE_HOME": str(cache_home),
         "PYTEST_ADDOPTS": "",
     }
@@ -49,13 +47,14 @@ def run_under_faults(library, cache_home, chosen: str, every: int, minutes: int)
 
 def test_what_a_run_writes_and_reads(library, cache_home):
     """Lines, checkpoints, TensorBoard's files, the lock: each operation, each kind of fault."""
-    run_under_faults(library, cache_home, "not TestAWholeTraining", 1, minutes=5)
+    run_under_faults(library, cache_home, "not TestAWholeTraining", True, minutes=10)
 
 
 @pytest.mark.parametrize(
-    ("every", "minutes"), [(A_FEW, 5), pytest.param(1, 120, marks=pytest.mark.long)]
+    ("every", "minutes"), [(False, 10), pytest.param(True, 180, marks=pytest.mark.long)]
 )
 def test_a_whole_training(library, cache_home, every, minutes):
+    """Of about 140 operations each, or one for each kind of fault."""
     run_under_faults(library, cache_home, "TestAWholeTraining", every, minutes)
 
 

@@ -365,7 +365,7 @@ class TestPositions:
 
 def draws_shown(images, draws) -> tf.Tensor:
     """What an image is distorted by, in place of pixels: int64 [batch, 4]."""
-    seeds = tf.broadcast_to(draws.seed, [len(images), 2])
+    seeds = tf.broadcast_to(draws.seed, [tf.shape(images)[0], 2])
     mirrored = tf.cast(draws.mirrored, tf.int64)[:, None]
     return tf.concat([tf.cast(images, tf.int64), seeds, mirrored], axis=1)
 
