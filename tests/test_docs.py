@@ -70,7 +70,6 @@ def test_the_readme_shows_what_was_measured():
             table.setdefault(measured["epoch"], []).append(measured)
     rows = [
         f"| {epoch} | {span([100 * m['accuracy'] for m in runs], '.1f')} % "
-        f"| {span([m['training_seconds'] for m in runs], '.0f')} s "
         f"| {', '.join(str(m['seed']) for m in runs)} |"
         for epoch, runs in sorted(table.items())
     ]
