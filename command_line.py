@@ -280,8 +280,8 @@ def _threads_of_user():
 
 def said_by_system(error):
     """An OSError in words: `/a/file: No space left on device`, without Python's `[Errno 28]`."""
-    where = f"{_shown(str(error.filename))}: " if error.filename else ""
-    return f"{where}{error.strerror or error}"
+    text = f"{error.filename}: {error.strerror}" if error.filename else error.strerror or str(error)
+    return "".join(one if one.isprintable() else repr(one)[1:-1] for one in text)
 
 
 def ended_by_system(command, error):

@@ -89,10 +89,12 @@ class RunFolder:
                 f"most {_LONGEST_PATH:,} leave room for the names of a run's files"
             )
         files = (self.config, self.metrics, self.evaluations, self.final_model, self.final_summary)
-        for path in (self.checkpoints, self.train_events, self.eval_events):
-            if path.exists() and not path.is_dir():
-                raise RunFolderError(f"{path}: is no folder, and a run has one there; move it away")
         with contextlib.suppress(OSError):  # what cannot be looked at is said where it is needed
+            for path in (self.checkpoints, self.train_events, self.eval_events):
+                if path.exists() and not path.is_dir():
+                    raise RunFolderError(
+                        f"{path}: is no folder, and a run has one there; move it away"
+                    )
             for path in (*files, self.lock, *self.checkpoints.glob("*")):
                 mode = path.stat().st_mode if path.exists() else stat.S_IFREG
                 if not (stat.S_ISREG(mode) or stat.S_ISDIR(mode)):
