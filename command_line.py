@@ -20,10 +20,10 @@ from pathlib import Path
 from absl import flags
 
 OPEN_FILES = 64  # enough for all that a run opens at a time
-# With less, TensorFlow ends in a crash. Measured: 2 GB of addresses are too few and 2.5 enough; a
-# run on two cores has 12 threads.
-ADDRESSES = 3 * 2**30  # bytes
-THREADS = 16, 8  # and so many for each core
+# With less, TensorFlow ends in a crash. Measured: 2 GB of address space are too few and 2.5 are
+# enough; a run on two cores has 12 threads.
+ADDRESS_SPACE = 3 * 2**30  # bytes
+THREADS = 16, 8  # in any case, and for each core
 
 # A flag to its names elsewhere: in the tutorial, TensorFlow's models, Keras, PyTorch's examples,
 # Lightning, Transformers.
@@ -230,11 +230,11 @@ def provide_limits():
     """
     _provide_open_files()
     addresses = resource.getrlimit(resource.RLIMIT_AS)[0]
-    if 0 <= addresses < ADDRESSES:
+    if 0 <= addresses < ADDRESS_SPACE:
         raise OSError(
             errno.ENOMEM,
-            f"this process may have {addresses / 2**30:.2g} GB of addresses, and "
-            f"{ADDRESSES / 2**30:.2g} are needed (ulimit -v)",
+            f"this process may use {addresses / 2**30:.2g} GB of address space, and "
+            f"{ADDRESS_SPACE / 2**30:.2g} are needed (ulimit -v)",
         )
     if os.geteuid():  # root may have any number
         _check_threads()

@@ -1,6 +1,6 @@
 """Opens files to be read, and never waits for one.
 
-A named pipe that nobody writes to keeps its reader for ever, and a device such as /dev/zero has no
+A named pipe that nobody writes to keeps its reader forever, and a device such as /dev/zero has no
 end. Either may lie where a file of data is looked for, by mistake or by malice.
 """
 

@@ -1,6 +1,6 @@
 """The files that describe a prepared TFDS set, checked before TFDS reads them, and after.
 
-TFDS trusts them: it imports any module that `features.json` names, waits for ever where a named
+TFDS trusts them: it imports any module that `features.json` names, waits forever where a named
 pipe lies in a file's place, and takes names of classes that are too few, too many or no text.
 """
 
@@ -169,7 +169,7 @@ def _read_json(path: pathlib.Path) -> object:
     try:
         return json.loads(_read(path).decode("utf-8"))
     except (ValueError, RecursionError) as error:
-        raise _NoJsonError(str(_damaged(path, f"it is no JSON: {error}"))) from error
+        raise _NoJsonError(str(_damaged(path, f"it is not JSON: {error}"))) from error
 
 
 def _check_features(path: pathlib.Path, description: object) -> None:
@@ -177,7 +177,7 @@ def _check_features(path: pathlib.Path, description: object) -> None:
     try:
         foreign = sorted(set(_classes(description)) - _own_features())
     except (ValueError, RecursionError) as error:
-        raise _NoJsonError(str(_damaged(path, f"it is no JSON: {error}"))) from error
+        raise _NoJsonError(str(_damaged(path, f"it is not JSON: {error}"))) from error
     if foreign:
         raise decoded.DataError(
             f"{path} names the feature {foreign[0]!r}, which is not one of TensorFlow Datasets' "

@@ -141,7 +141,7 @@ class Processes:
         return self
 
     def _watch(self, process: subprocess.Popen, name: str, said) -> None:
-        """Ends everything where one of them is gone, for TensorFlow would wait for ever."""
+        """Ends everything where one of them is gone, for TensorFlow would wait forever."""
         code = process.wait()
         if not self._ending.is_set():
             said.seek(0)

@@ -47,7 +47,7 @@ def pytest_collection_modifyitems(items):
 def graphs_let_go():
     """After each file of tests, the graphs that it has built.
 
-    TensorFlow 2.21 registers the gradient of every tf.custom_gradient in a graph for ever, and
+    TensorFlow 2.21 registers the gradient of every tf.custom_gradient in a graph forever, and
     holds the graph with it. Each step has one, in Keras's optimizers, and a test session hundreds:
     its processes grew to 10 GB.
     """

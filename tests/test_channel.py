@@ -1,6 +1,7 @@
 """Workers that talk to each other on the loopback interface, each in a thread of its own."""
 
 import contextlib
+import errno
 import json
 import os
 import queue
@@ -12,6 +13,7 @@ import subprocess
 import sys
 import threading
 import time
+import types
 
 import pytest
 import scripts
@@ -272,7 +274,30 @@ def met(members, wait_seconds=20.0):
     return seconds
 
 
+def waits_in_vain(addresses, wait_seconds: float) -> None:
+    """The chief of two, whose other worker does not come."""
+    with pytest.raises(channel.WorkerError):
+        channel.Channel(cluster.Cluster(addresses[:2], 0), wait_seconds)
+
+
 SLOW = packed(bytes(200))  # for `drips`, ten seconds
+
+
+class _AllReady:
+    """A selector that finds all of `ready` ready, in their order."""
+
+    def __init__(self, selector, ready):
+        self._selector, self._ready = selector, ready
+
+    def select(self, _):
+        return [(key, key.events) for key in self._ready]
+
+    def __getattr__(self, name):
+        return getattr(self._selector, name)
+
+
+def _address(listener) -> str:
+    return f"127.0.0.1:{listener.getsockname()[1]}"
 
 
 class TestStrangers:
@@ -317,11 +342,7 @@ class TestStrangers:
             assert ended_by_other(silent) and ended_by_other(slow)
             return time.monotonic() - began
 
-        def chief():
-            with pytest.raises(channel.WorkerError):
-                channel.Channel(cluster.Cluster(addresses[:2], 0), 3.0)
-
-        _, seconds = run_all(chief, come)
+        _, seconds = run_all(lambda: waits_in_vain(addresses, 3.0), come)
         assert seconds < 2.0
 
     def test_that_are_many_are_held_in_part_and_keep_no_worker_out(self, addresses):
@@ -335,6 +356,26 @@ class TestStrangers:
         assert gone == 100 - channel._MOST_STRANGERS
         assert seconds < 2.0
 
+    def test_that_have_all_files_open_make_room_one_by_one(self, addresses, monkeypatch):
+        """The one that is sent away may have been found ready to be read a moment before."""
+
+        def no_more_files():
+            raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+
+        listener = socket.create_server(("127.0.0.1", 0))
+        with listener, channel._Strangers(listener) as strangers:
+            first, second = (connected(_address(listener)) for _ in range(2))
+            while len(strangers._late) < 2:
+                assert list(strangers.introduced(time.monotonic() + 1)) == []
+            monkeypatch.setattr(strangers, "_listener", types.SimpleNamespace(accept=no_more_files))
+            ready = list(strangers._selector.get_map().values())  # the listener first
+            monkeypatch.setattr(strangers, "_selector", _AllReady(strangers._selector, ready))
+            first.sendall(b"x")
+            assert list(strangers.introduced(time.monotonic() + 1)) == []
+            assert len(strangers._late) == 1
+            assert ended_by_other(first)
+            second.close()
+
     @pytest.mark.parametrize("length", [2**18 + 1, 2**24, 2**32 - 1])
     def test_that_announce_too_much_are_sent_away_at_once(self, addresses, length):
         def come():
@@ -344,11 +385,7 @@ class TestStrangers:
             assert ended_by_other(stranger)
             return time.monotonic() - began
 
-        def chief():
-            with pytest.raises(channel.WorkerError):
-                channel.Channel(cluster.Cluster(addresses[:2], 0), 1.0)
-
-        _, seconds = run_all(chief, come)
+        _, seconds = run_all(lambda: waits_in_vain(addresses, 1.0), come)
         assert seconds < 0.9
 
     def test_that_greet_in_another_shape_are_sent_away(self, addresses):
@@ -402,11 +439,7 @@ class TestStrangers:
                 stranger.sendall(packed(["towers", [1, many]]))
                 return len(stranger.recv(2**20))
 
-        def chief():
-            with pytest.raises(channel.WorkerError):
-                channel.Channel(cluster.Cluster(addresses[:2], 0), 1.0)
-
-        _, size = run_all(chief, come)
+        _, size = run_all(lambda: waits_in_vain(addresses, 1.0), come)
         assert 0 < size < 5000
 
 

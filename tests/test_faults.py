@@ -420,7 +420,7 @@ def test_too_few_file_handles_are_said_in_one_line(stopped, command, script):
 
 
 @pytest.mark.whole_program
-def test_too_few_addresses_are_said_in_one_line(command):
+def test_too_little_address_space_is_said_in_one_line(command):
     """Otherwise TensorFlow crashes, with a page of its stack."""
 
     def few():
@@ -428,7 +428,8 @@ def test_too_few_addresses_are_said_in_one_line(command):
 
     done = command("train.py", "--recipe=shapes", preexec_fn=few)
     assert refused(done) == (
-        "train.py: error: this process may have 2 GB of addresses, and 3 are needed (ulimit -v)\n"
+        "train.py: error: this process may use 2 GB of address space, and 3 are needed "
+        "(ulimit -v)\n"
     )
 
 

@@ -286,4 +286,4 @@ def test_a_damaged_version_that_is_not_the_one_does_not_matter(folder):
     (folder.with_name("0.9.0") / "dataset_info.json").write_text("{")
     assert len(load(folder).images) > 0
     (folder / "dataset_info.json").write_text("{")
-    check_refused(folder, str(folder / "dataset_info.json"), "it is no JSON")
+    check_refused(folder, str(folder / "dataset_info.json"), "it is not JSON")

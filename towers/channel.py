@@ -499,7 +499,7 @@ class _Strangers:
         left = max(0.0, until - time.monotonic())
         for key, _ in self._selector.select(min(_RETRY_SECONDS, left)):
             peer = key.data or self._accepted()
-            if peer is None:
+            if peer not in self._late:  # nobody came, or it was sent away a moment ago
                 continue
             try:
                 message = peer.take()

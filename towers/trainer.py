@@ -219,7 +219,7 @@ class Trainer:
     def _rate_of_next_step(self) -> tf.Tensor | None:
         if self.learning_rate is None:
             return None
-        # Not as a Python number: TensorFlow 2.21 keeps each one it makes a tensor of, for ever
+        # Not as a Python number: TensorFlow 2.21 keeps each one it makes a tensor of, forever
         # (tensorflow#68196), and a rate that falls with every step would be a leak.
         rate = np.float32(self.learning_rate(int(self.state.examples_seen)))
         return tf.constant(rate)

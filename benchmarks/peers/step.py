@@ -123,7 +123,7 @@ def build(
 
 
 def counted(turn: counter.Counter, batch: tuple, images: int):
-    """The same batch for ever; asking for the next one tells that the last one is done."""
+    """The same batch forever; asking for the next one tells that the last one is done."""
     while True:
         yield batch
         turn.step_done(images)
