@@ -14,7 +14,6 @@ import shutil
 import signal
 import subprocess
 import sys
-import tempfile
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
@@ -234,14 +233,17 @@ def test_a_clock_that_no_archive_knows_is_said(stopped, untouched, monkeypatch, 
     scripts.assert_same_run(stopped, untouched)
 
 
-def test_a_kill_could_leave_nothing_in_the_temporary_folder(tmp_path, monkeypatch):
+@pytest.mark.whole_program
+def test_a_kill_leaves_nothing_in_the_temporary_folder(tmp_path, cache_home, monkeypatch):
     """TensorFlow keeps Python that it has written anew there, until the process ends."""
     place = tmp_path / "temporary"
     place.mkdir()
-    monkeypatch.setattr(tempfile, "tempdir", str(place))
-    done = scripts.train(tmp_path / "run", "--summary_every_steps=1")
-    assert done.returncode == 0
-    assert scripts.run("eval", f"--train_dir={tmp_path / 'run'}").returncode == 0
+    monkeypatch.setenv("TMPDIR", str(place))
+    arguments = [*scripts.small_run(tmp_path / "run"), *ENDLESS, "--eval_every_epochs=0.0096"]
+    process = scripts.start(cache_home, "train", *arguments)
+    scripts.wait_for_line(process, "test at step 4:")
+    process.kill()
+    process.communicate()
     assert list(place.iterdir()) == []
 
 
