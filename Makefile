@@ -38,11 +38,12 @@ benchmark: $(VENV)/installed
 
 lessons: $(VENV)/installed
 	$(VENV)/bin/python -m lessons all --write $(LESSONS_FLAGS)
-	$(VENV)/bin/python -m lessons.drawing
+	$(VENV)/bin/python -m lessons.pages
 
 lint: $(VENV)/installed
 	$(VENV)/bin/ruff check .
 	$(VENV)/bin/ruff format --check .
+	$(VENV)/bin/lint-imports --no-logo --no-cache
 
 format: $(VENV)/installed
 	$(VENV)/bin/ruff check --fix .

@@ -1,6 +1,6 @@
-"""Installs the two packages and `container_limits`, which both import.
+"""Installs the packages, `container_limits`, which two of them import, and the commands.
 
-`train.py` and `eval.py` are run from a checkout.
+From a checkout `python train.py` and `python eval.py` are `towers-train` and `towers-eval`.
 """
 
 import re
@@ -13,7 +13,7 @@ HERE = Path(__file__).parent
 setup(
     name="towers",
     version=re.search(
-        r'^__version__ = "(.+)"$', (HERE / "towers/__init__.py").read_text(), re.M
+        r'^__version__ = "(.+)"$', (HERE / "towers/support/version.py").read_text(), re.M
     ).group(1),
     description="Synchronous data-parallel training on towers: CIFAR-10 on several devices",
     long_description=(HERE / "README.md").read_text(encoding="utf-8"),
@@ -27,8 +27,16 @@ setup(
         "Programming Language :: Python :: 3",
         "Topic :: Scientific/Engineering :: Artificial Intelligence",
     ],
-    packages=find_packages(include=["towers", "towers.*", "input_pipeline"]),
+    packages=find_packages(include=["towers", "towers.*", "towers_cli", "input_pipeline"]),
     py_modules=["container_limits"],
+    entry_points={
+        "console_scripts": [
+            "towers-train = towers_cli.train:command",
+            "towers-eval = towers_cli.evaluate:command",
+            "towers-compare = towers_cli.compare:command",
+            "towers-launch = towers_cli.launch:command",
+        ]
+    },
     python_requires=">=3.11",
     install_requires=[
         "absl-py>=2.1",
@@ -46,6 +54,12 @@ setup(
         "benchmark": ["matplotlib>=3.9"],
         "gpu": ["tensorflow[and-cuda]>=2.21,<3"],
         "profile": ["xprof>=2.21"],
-        "test": ["hypothesis>=6", "pytest>=8", "pytest-xdist>=3.7", "ruff>=0.15"],
+        "test": [
+            "hypothesis>=6",
+            "import-linter>=2.16",
+            "pytest>=8",
+            "pytest-xdist>=3.7",
+            "ruff>=0.15",
+        ],
     },
 )

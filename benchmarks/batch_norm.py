@@ -10,7 +10,9 @@ import statistics
 from collections.abc import Sequence
 
 from benchmarks import turns
-from towers import batch_norm, checkpoints, run_folder, session
+from towers import model_state
+from towers.runs import checkpoints, divergence, run_folder
+from towers_cli import build
 
 HEAD = """\
 | microbatches | seed | means apart (largest layer) | variances apart (largest layer) | \
@@ -31,11 +33,11 @@ def figures(folder: run_folder.RunFolder) -> dict:
     if config is None or config["settings"]["batch_norm_statistics"] != "each":
         raise SystemExit(f"{folder.path}: no run with --batch_norm_statistics=each is here")
     chosen = config["settings"]
-    model = session.build_model(config)
+    model = build.build_model(config)
     newest = checkpoints.newest(folder.checkpoints)
     values = checkpoints.read(newest)
-    kept = [values[f"statistics_of_each/{i}"] for i in range(len(batch_norm.kept_apart(model)))]
-    by_layer = list(batch_norm.divergence(model, kept).values())
+    kept = [values[f"statistics_of_each/{i}"] for i in range(len(model_state.kept_apart(model)))]
+    by_layer = list(divergence.divergence(model, kept).values())
     lines = run_folder.read_lines(folder.evaluations) if folder.evaluations.exists() else []
     here = ("test", checkpoints.step_of(newest))
     evaluations = [line for line in lines if (line["split"], line["step"]) == here]

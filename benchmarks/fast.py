@@ -12,7 +12,7 @@ from pathlib import Path
 
 from benchmarks import turns
 from input_pipeline import datasets
-from towers import noise
+from towers.support import noise
 
 HEAD = """\
 | side | images/s | seconds for an epoch of 50,000 | to the best PyTorch |

@@ -22,7 +22,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from benchmarks import turns
-from towers import checkpoints, run_folder
+from towers.runs import checkpoints, run_folder
 
 ROOT = Path(__file__).resolve().parent.parent
 BATCH, CHECKPOINT_EVERY, EVALUATE_EVERY, LAST_STEP = 20, 10, 30, 500

@@ -21,7 +21,8 @@ import psutil
 import towers  # before Keras: it silences TensorFlow's notices
 from benchmarks import turns
 from input_pipeline import batches
-from towers import checkpoints, devices, run_folder, training
+from towers import devices
+from towers.runs import checkpoints, loop, run_folder
 
 import keras  # isort: skip
 import tensorflow as tf  # isort: skip
@@ -54,7 +55,7 @@ def main():
 def figures(path: Path, steps: int) -> dict:
     """Trains in `path`; what became of the process and its files."""
     folder, looks = run_folder.RunFolder(str(path)), []
-    run = training.Run(_trainer(), folder, _plan(steps), _data(steps // LOOKS, looks))
+    run = loop.Run(_trainer(), folder, _plan(steps), _data(steps // LOOKS, looks))
     with run.lock.held():
         folder.create(CONFIG)
         with contextlib.redirect_stdout(io.StringIO()):
@@ -94,8 +95,8 @@ def _trainer() -> towers.Trainer:
     )
 
 
-def _plan(steps: int) -> training.Plan:
-    return training.Plan(
+def _plan(steps: int) -> loop.Plan:
+    return loop.Plan(
         last_step=steps,
         examples_per_epoch=EXAMPLES,
         class_names=tuple(CONFIG["resolved"]["class_names"]),
@@ -109,7 +110,7 @@ def _plan(steps: int) -> training.Plan:
     )
 
 
-def _data(look_every: int, looks: list) -> training.Data:
+def _data(look_every: int, looks: list) -> loop.Data:
     """Random images; the process is looked at as their batches are fetched."""
     rng = np.random.default_rng(0)
     images = rng.integers(256, size=(EXAMPLES, 8, 8, 3), dtype=np.uint8)
@@ -128,7 +129,7 @@ def _data(look_every: int, looks: list) -> training.Data:
                 megabytes = process.memory_info().rss / 2**20
                 looks.append((at_step, megabytes, process.num_fds(), time.perf_counter()))
 
-    return training.Data(
+    return loop.Data(
         training=training_batches,
         evaluation=batches.evaluation_batches(
             images, labels, global_batch_size=BATCH, preprocess=_as_numbers

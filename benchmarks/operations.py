@@ -12,7 +12,8 @@ from functools import partial
 
 import towers  # noqa: F401  before Keras: it silences TensorFlow's notices
 from benchmarks import turns
-from towers import devices, layers
+from towers import devices
+from towers.networks import layers
 
 import keras  # isort: skip
 import tensorflow as tf  # isort: skip

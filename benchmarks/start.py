@@ -16,7 +16,7 @@ import time
 
 from benchmarks import turns
 from input_pipeline import datasets
-from towers import noise
+from towers.support import noise
 
 HEAD = """\
 | what | median | all |

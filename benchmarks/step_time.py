@@ -9,7 +9,7 @@ Each side is a process of its own, with the threads that `train.py` would choose
 import argparse
 
 from benchmarks import turns
-from towers import models
+from towers import networks
 
 HEAD = """\
 | network | type | towers | microbatches | ms per step | to 1 tower, 1 microbatch | \
@@ -21,8 +21,8 @@ SIDES = ((1, 1), (1, 4), (2, 4), (4, 4))  # (towers, microbatches)
 def main():
     """Measures every network in every type, and prints one table."""
     parser = turns.parser(__doc__, rounds=7)
-    parser.add_argument("--model", action="append", choices=list(models.NETWORKS))
-    parser.add_argument("--compute_dtype", action="append", choices=list(models.DTYPE_POLICIES))
+    parser.add_argument("--model", action="append", choices=list(networks.NETWORKS))
+    parser.add_argument("--compute_dtype", action="append", choices=list(networks.DTYPE_POLICIES))
     parser.add_argument("--global_batch_size", type=int, default=128)
     parser.add_argument("--seconds", type=float, default=2.0, help="of a turn")
     options = parser.parse_args()

@@ -20,7 +20,7 @@ import numpy as np
 
 from benchmarks import turns
 from input_pipeline import datasets
-from towers import noise
+from towers.support import noise
 
 QUIET = tuple(
     f"--{name}_every_steps=1000000000" for name in ("log", "checkpoint")

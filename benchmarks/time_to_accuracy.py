@@ -8,7 +8,7 @@ Time is that of all training steps with logs, summaries and checkpoints; evaluat
 """
 
 from benchmarks import turns
-from towers import run_folder
+from towers.runs import run_folder
 
 HEAD = """\
 | recipe | seed | epoch | minutes in training | accuracy | with a flip at test time |

@@ -21,7 +21,7 @@ from typing import NamedTuple
 
 import psutil
 
-from towers import devices, run_folder
+from towers.runs import run_folder
 
 
 @dataclasses.dataclass(frozen=True)
@@ -128,8 +128,8 @@ def median_ratio(of: Sequence[float], to: Sequence[float]) -> float:
 def machine() -> dict:
     """What a figure has to be read with."""
     found = {
-        "processor": devices.processor(),
-        "cores": devices.available_cores(),
+        "processor": machine.processor(),
+        "cores": machine.available_cores(),
         "memory_gigabytes": round(psutil.virtual_memory().total / 2**30),
     }
     for package in ("tensorflow", "keras", "torch"):

@@ -12,7 +12,8 @@ import collections
 import towers  # noqa: F401  before Keras: it silences TensorFlow's notices
 from benchmarks import profiles, turns
 from benchmarks.peers import counter, step
-from towers import devices, models, session
+from towers import devices, networks
+from towers_cli import resolve
 
 import tensorflow as tf  # isort: skip
 
@@ -25,8 +26,8 @@ ROWS = 14
 def main():
     """Profiles, and prints the operations that take longest."""
     parser = turns.parser(__doc__, rounds=30)
-    parser.add_argument("--model", default="cifarnet", choices=list(models.NETWORKS))
-    parser.add_argument("--compute_dtype", default="float32", choices=list(models.DTYPE_POLICIES))
+    parser.add_argument("--model", default="cifarnet", choices=list(networks.NETWORKS))
+    parser.add_argument("--compute_dtype", default="float32", choices=list(networks.DTYPE_POLICIES))
     options = parser.parse_args()
     devices.use_intra_op_threads(1)
     tf.config.threading.set_inter_op_parallelism_threads(1)
@@ -39,7 +40,7 @@ def profiled(
 ) -> tuple[collections.Counter, collections.Counter]:
     """Milliseconds and number of calls of a step, by kind of operation; means over `steps`."""
     run, images, labels = step.trainer_and_batch(
-        model, compute_dtype, 128, devices.choose(1), session.CPU_MICROBATCHES
+        model, compute_dtype, 128, devices.choose(1), resolve.CPU_MICROBATCHES
     )
     for _ in range(counter.WARM_UP_STEPS):
         run.train_step(images, labels)

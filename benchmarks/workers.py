@@ -17,7 +17,8 @@ import psutil
 
 from benchmarks import turns
 from benchmarks.peers import counter
-from towers import collectives, models
+from towers import networks
+from towers.multi_worker import collectives
 
 HEAD = """\
 | network | workers x towers | reduction | ms per step | to one worker | megabytes sent by each \
@@ -34,7 +35,7 @@ def main():
     """Prints one of the two tables."""
     parser = turns.parser(__doc__, rounds=7)
     parser.add_argument("--paper", action="store_true", help="compute the table on paper instead")
-    parser.add_argument("--model", action="append", choices=list(models.NETWORKS))
+    parser.add_argument("--model", action="append", choices=list(networks.NETWORKS))
     parser.add_argument("--global_batch_size", type=int, default=128)
     parser.add_argument("--seconds", type=float, default=2.0, help="of a turn")
     options = parser.parse_args()

@@ -22,6 +22,8 @@ _TRAINING_BYTES, _LEAST_TRAINING_BYTES = 0.7e9, 0.25e9
 class DataError(Exception):
     """Data cannot be used; the message tells the person at the keyboard what to do about it."""
 
+    exit_code = 1  # of a command that ends with it
+
 
 class Decoded(NamedTuple):
     """One split, decoded.

@@ -56,7 +56,7 @@ def main(arguments: Sequence[str]) -> int:
     try:
         problem, data_name = make_problem(options)
     except datasets.DataError as error:
-        from towers import console  # with TensorFlow, which some problems do without
+        from towers.runs import console  # with TensorFlow, which some problems do without
 
         parser.error(console.printable(error))
     try:
@@ -162,28 +162,27 @@ def check(parser: flags.Parser, options: argparse.Namespace) -> None:
 
 def make_problem(options: argparse.Namespace):
     """The network on the images, and the images' name."""
-    from laboratory import network
-    from lessons import data, lesson
+    from laboratory import data, findings, network
 
-    lesson.start_runtime()
-    images = data.load(lesson.Setup(data_dir=options.data_dir))
+    findings.start_runtime()
+    images = data.load(findings.Setup(data_dir=options.data_dir))
     build = network.MODELS[options.model]
     return network.Network(build, images, options.batch, options.seed), images.name
 
 
 def show(options: argparse.Namespace, problem, data_name: str, folder: Path) -> None:
     """Runs, prints and writes."""
-    from lessons import lesson
+    from laboratory import findings
 
     began = time.perf_counter()
     runs = best_runs(options, problem)
     head, rows = report.table(runs)
     shown = title(options, data_name)
-    finding = lesson.Finding(
+    finding = findings.Finding(
         head, rows, "", {}, lambda figure: report.draw(figure, runs, shown), data_name
     )
-    print(f"{finding.table()}\n\n{lesson.conditions(finding, time.perf_counter() - began)}")
-    lesson.save(finding, folder / "plot.png", size=(15, 6.5))
+    print(f"{finding.table()}\n\n{findings.conditions(finding, time.perf_counter() - began)}")
+    findings.save(finding, folder / "plot.png", size=(15, 6.5))
     print(folder / "plot.png")
     written = {"settings": settings_of(options, data_name), "runs": []}
     for run in runs:
@@ -219,7 +218,7 @@ def settings_of(options: argparse.Namespace, data_name: str) -> dict:
 
 def best_runs(options: argparse.Namespace, problem) -> list[simulation.Run]:
     """Each rule's run, at the best of its rates."""
-    from lessons import race
+    from laboratory import race
 
     calls = [
         functools.partial(one_run, options, problem, name, rate)

@@ -5,7 +5,7 @@ import math
 import sys
 from collections.abc import Callable, Collection, Sequence
 
-import command_line
+from towers_cli import system
 
 DATA_DIR = "folder of CIFAR-10, as train.py takes it; default: TFDS's, or shapes are drawn"
 
@@ -77,4 +77,4 @@ def run(command: Callable[[Sequence[str]], int], arguments: Sequence[str]) -> in
         print("interrupted", file=sys.stderr)
         return 130
     except BrokenPipeError:
-        return command_line.output_is_gone()
+        return system.output_is_gone()

@@ -4,8 +4,7 @@ from collections.abc import Callable
 
 import towers  # noqa: F401  before Keras: it silences TensorFlow's notices
 from input_pipeline import batches, preprocess
-from laboratory import problems
-from lessons import data, race
+from laboratory import data, problems, race
 from towers import devices, losses, tower
 
 import keras  # isort: skip

@@ -116,7 +116,7 @@ class Processes:
         Args:
           workers: how many, besides one parameter server.
         """
-        from towers import launch
+        from towers_cli import launch
 
         addresses = [f"127.0.0.1:{port}" for port in launch.free_ports(workers + 1)]
         self.cluster = {"ps": addresses[:1], "worker": addresses[1:]}
@@ -301,20 +301,19 @@ def main(arguments: Sequence[str]) -> int:
     # After --help, for it imports TensorFlow; and the laboratory is on the CPU everywhere.
     os.environ["CUDA_VISIBLE_DEVICES"] = "-1"
     from input_pipeline import datasets
-    from laboratory import network
-    from lessons import data, lesson, race
-    from towers import console
+    from laboratory import data, findings, network, race
+    from towers.runs import console
 
-    lesson.start_runtime()
+    findings.start_runtime()
     try:
-        images = data.load(lesson.Setup(data_dir=options.data_dir))
+        images = data.load(findings.Setup(data_dir=options.data_dir))
     except datasets.DataError as error:
         parser.error(console.printable(error))
     problem = network.Network(race.network, images, options.batch)
     outcome = train(problem, options.workers, options.gradients, options.rate)
     if not np.isfinite(outcome.weights).all():
         parser.error(f"--rate={options.rate:g}: the weights are no longer finite; try a lower one")
-    print(lesson.table(HEAD, rows(outcome)))
+    print(findings.table(HEAD, rows(outcome)))
     print(
         f"\nA worker was idle for {outcome.pause():.2f} gradients' time between two gradients. "
         f"The one model is the server's weights: {outcome.accuracy:.1%} of test images "

@@ -38,8 +38,9 @@ def main() -> int:
     # After --help, for it imports TensorFlow; and lessons are on logical CPU devices everywhere.
     os.environ["CUDA_VISIBLE_DEVICES"] = "-1"
     from input_pipeline import datasets
-    from lessons import every, lesson
-    from towers import console
+    from laboratory import findings
+    from lessons import every
+    from towers.runs import console
 
     if options.name is None:
         for one in every.LESSONS:
@@ -52,7 +53,7 @@ def main() -> int:
         names = ", ".join(one.name for one in every.LESSONS)
         parser.error(f"{options.name}: there is no such lesson; they are {names}")
     try:
-        show(chosen, lesson.Setup(data_dir=options.data_dir), options.write)
+        show(chosen, findings.Setup(data_dir=options.data_dir), options.write)
     except datasets.DataError as error:
         parser.error(console.printable(error))
     return 0
@@ -71,16 +72,17 @@ def run_each(names: list[str], options: argparse.Namespace) -> int:
 
 def show(one, setup, write: bool) -> None:
     """Runs a lesson and shows what it found."""
+    from laboratory import findings
     from lessons import lesson
 
     began = time.perf_counter()
     print(f"{one.question}\n", flush=True)
-    lesson.start_runtime()
+    findings.start_runtime()
     finding = one.run(setup)
     seconds = time.perf_counter() - began
-    print(f"{finding.table()}\n\n{finding.claim}\n\n{lesson.conditions(finding, seconds)}")
+    print(f"{finding.table()}\n\n{finding.claim}\n\n{findings.conditions(finding, seconds)}")
     path = one.figure if write else Path("runs/lessons") / f"{one.name}.png"
-    lesson.save(finding, path)
+    findings.save(finding, path)
     if write:
         page = one.page.read_text(encoding="utf-8")
         one.page.write_text(lesson.refreshed(page, finding, seconds), encoding="utf-8")

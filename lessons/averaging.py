@@ -1,7 +1,8 @@
 """Averaging the gradients of k towers is one large batch; five ways in which it is not."""
 
 import towers  # before Keras: it silences TensorFlow's notices
-from lessons import data, lesson
+from laboratory import data, findings
+from lessons import lesson
 from towers import devices, losses
 
 import keras  # isort: skip
@@ -16,7 +17,7 @@ BATCH, RATE, WEIGHT_DECAY, CLIP_NORM = 128, 0.05, 0.004, 0.1
 RIGHT = "mean of two equal halves"
 
 
-def run(setup: lesson.Setup) -> lesson.Finding:
+def run(setup: findings.Setup) -> findings.Finding:
     """Trains the right way on 1, 2 and 4 towers, then every wrong way; looks how far they part."""
     steps = 6 if setup.short else 100
     images = data.load(setup)
@@ -32,7 +33,7 @@ def run(setup: lesson.Setup) -> lesson.Finding:
     rows = [["1, 2 and 4 towers of this package", "each other", "0" if same else "not 0"]]
     rows += [[name, ways()[name][2], f"{path[-1]:.2g}"] for name, path in gaps.items()]
     worst = max(gaps, key=lambda name: gaps[name][-1])
-    return lesson.Finding(
+    return findings.Finding(
         head=(f"what is done for {steps} steps", "compared with", "distance"),
         rows=rows,
         claim=(

@@ -3,8 +3,10 @@
 from collections.abc import Iterable, Sequence
 
 import towers  # before Keras: it silences TensorFlow's notices
-from lessons import data, lesson
-from towers import batch_norm, devices, schedules
+from laboratory import data, findings
+from lessons import lesson
+from towers import devices, model_state, schedules
+from towers.runs import divergence
 
 import keras  # isort: skip
 import numpy as np  # isort: skip
@@ -18,7 +20,7 @@ STEPS_TO_COMPARE = 5
 MEAN, ANEW = "their mean", "estimated anew"
 
 
-def run(setup: lesson.Setup) -> lesson.Finding:
+def run(setup: findings.Setup) -> findings.Finding:
     """Trains with a set of statistics for each tower, and evaluates every choice of one."""
     images = data.load(setup)
     equal = of_policies(images)
@@ -28,7 +30,10 @@ def run(setup: lesson.Setup) -> lesson.Finding:
     named = {f"tower {tower}'s": of_tower for tower, of_tower in enumerate(sets)}
     named[MEAN] = statistics(model)
     named[ANEW] = estimated(model, images, 1_000 if setup.short else IMAGES_TO_ESTIMATE_FROM)
-    apart = max(layer["moving_mean"] for layer in trainer.batch_norm_divergence().values())
+    apart = max(
+        layer["moving_mean"]
+        for layer in divergence.divergence(model, trainer.state.statistics_of_each).values()
+    )
     test = list(images.test_batches())
     accuracy = {name: accuracy_with(trainer, values, test) for name, values in named.items()}
     return finding(accuracy, named, apart, equal, images)
@@ -61,7 +66,9 @@ def of_policies(images: data.Images) -> dict[str, bool]:
       `each` has for that tower; for `mean` whether it is that of `each`, but for rounding: a mean
       of moving averages is a moving average of means.
     """
-    of = {policy: trained(policy, images, STEPS_TO_COMPARE).state for policy in batch_norm.POLICIES}
+    of = {
+        policy: trained(policy, images, STEPS_TO_COMPARE).state for policy in model_state.POLICIES
+    }
     weights = [numpy(state.model.trainable_variables) for state in of.values()]
     sets = list(zip(*numpy(of["each"].statistics_of_each), strict=True))
     kept = {policy: statistics(state.model) for policy, state in of.items()}
@@ -81,7 +88,7 @@ def estimated(model: keras.Model, images: data.Images, count: int) -> list[np.nd
     starts at 0 has moved by 1 - momentum of the batch's statistics after one call. How far the
     batches' means are apart belongs to the variance, too; with 500 images it is next to nothing.
     """
-    kept = batch_norm.kept_apart(model)
+    kept = model_state.kept_apart(model)
     of_layer = {
         id(variable): layer.momentum
         for layer in model.layers
@@ -105,14 +112,14 @@ def estimated(model: keras.Model, images: data.Images, count: int) -> list[np.nd
 def accuracy_with(trainer: towers.Trainer, values: Sequence[np.ndarray], test: Iterable) -> float:
     """The test accuracy of the weights with these statistics, which the model then keeps."""
     model = trainer.state.model
-    for index, value in zip(batch_norm.kept_apart(model), values, strict=True):
+    for index, value in zip(model_state.kept_apart(model), values, strict=True):
         model.non_trainable_variables[index].assign(value)
     return trainer.evaluate(test).accuracy
 
 
 def statistics(model: keras.Model) -> list[np.ndarray]:
     """What batch norm keeps."""
-    return numpy(model.non_trainable_variables[index] for index in batch_norm.kept_apart(model))
+    return numpy(model.non_trainable_variables[index] for index in model_state.kept_apart(model))
 
 
 def numpy(variables: Iterable) -> list[np.ndarray]:
@@ -131,7 +138,7 @@ def finding(accuracy: dict, named: dict, apart: float, equal: dict, images: data
     off = {name: distance(values, named[ANEW]) for name, values in named.items()}
     of_towers = [share for name, share in accuracy.items() if name not in (MEAN, ANEW)]
     policy = {"tower 0's": "first", f"tower {TOWERS - 1}'s": "last", MEAN: "mean, each"}
-    return lesson.Finding(
+    return findings.Finding(
         head=("statistics", "policy", "means off those estimated anew", "accuracy"),
         rows=[
             [name, policy.get(name, ""), f"{off[name]:.1%}", f"{accuracy[name]:.2%}"]

@@ -5,7 +5,8 @@ import math
 import time
 from collections.abc import Callable, Iterable
 
-from lessons import data, lesson, race
+from laboratory import data, findings, race
+from lessons import lesson
 from towers import losses, tower
 
 import numpy as np  # isort: skip
@@ -27,7 +28,7 @@ MICROBATCHES, MICROBATCH = 16, 64  # for the noise scale
 BATCHES_FOR_NOISE = 8
 
 
-def run(setup: lesson.Setup) -> lesson.Finding:
+def run(setup: findings.Setup) -> findings.Finding:
     """Races every batch with several rates, times its steps, and measures the gradient's noise."""
     images = data.load(setup)
     rates = IN_SHORT["rates"] if setup.short else RATES
@@ -151,7 +152,7 @@ def finding(examples: dict, per_second: dict, noise: dict, accuracy: float, name
         ]
         for batch, n in examples.items()
     ]
-    return lesson.Finding(
+    return findings.Finding(
         head=("batch", "images/s", f"examples to {accuracy:.0%}", "steps", "seconds"),
         rows=rows,
         claim=claim(examples, per_second, seconds, noise, accuracy),

@@ -3,8 +3,8 @@
 python -m lessons.drawing     writes the drawing, and the page's code and table of files
 
 The drawing follows one batch: that of the 1,000th step of `python train.py --num_towers=2`. Its
-stations are functions, its shapes those of that step; tests/test_architecture.py makes the step and
-compares.
+stations are functions, its shapes those of that step; tests/docs/test_architecture.py makes it
+and compares.
 """
 
 import argparse
@@ -23,15 +23,15 @@ READING_ORDER = {
     "towers/tower.py": "one tower: forward and backward pass of each of its microbatches",
     "towers/gradients.py": "the tree of additions, and the one division",
     "towers/losses.py": "the terms of the loss",
-    "towers/models/cifarnet.py": "the network",
-    "towers/batch_norm.py": "state that is not trained: how that of many becomes one",
+    "towers/networks/cifarnet.py": "the network",
+    "towers/model_state.py": "state that is not trained: how that of many becomes one",
     "towers/not_finite.py": "what is checked before an update",
     "towers/moving_averages.py": "the weights that are evaluated",
     "towers/schedules.py": "the rate as a function of examples seen",
     "towers/trainer.py": "what holds the model, its state and the step together",
     "input_pipeline/batches.py": "which examples a step gets",
     "input_pipeline/preprocess.py": "what becomes of their images",
-    "towers/training.py": "the loop around the step: logs, checkpoints, evaluations",
+    "towers/runs/loop.py": "the loop around the step: logs, checkpoints, evaluations",
 }
 LINES_PER_MINUTE = 20  # an estimate; comments, docstrings and empty lines count
 EVENING_MINUTES, MINUTES_FOR_THE_PAGE = 180, 30
@@ -112,10 +112,10 @@ BOXES = {
     "reduce": Box(36, 824, 828, "gradients.reduce_towers", "((m0 + m1) + (m2 + m3)) / 4"),
     "check": Box(36, 892, 162, "not_finite.check", "losses and gradients,\nor no update"),
     "apply": Box(222, 892, 216, "keras.optimizers.SGD.apply", "10 times\nweight - rate * gradient"),
-    "statistics": Box(462, 892, 174, "batch_norm.combine", "of 4 states one;\ncifarnet has none"),
+    "statistics": Box(462, 892, 174, "model_state.combine", "of 4 states one;\ncifarnet has none"),
     "averages": Box(660, 892, 204, "moving_averages.update", "0.9911 * average\n+ 0.0089 * weight"),
     "result": Box(36, 980, 828, "step.StepResult", _RESULT),
-    "log": Box(36, 1090, 190, "training.Run._log", "every 20 steps: a line of\nmetrics.jsonl"),
+    "log": Box(36, 1090, 190, "loop.Run._log", "every 20 steps: a line of\nmetrics.jsonl"),
     "histograms": Box(
         310, 1090, 250, "summaries.Summaries.histograms", "every 500 steps:\nfor TensorBoard"
     ),

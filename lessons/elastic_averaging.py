@@ -4,8 +4,8 @@ import functools
 import statistics
 from typing import NamedTuple
 
-from laboratory import network, problems, rules, simulation, speeds
-from lessons import data, lesson, race
+from laboratory import data, findings, network, problems, race, rules, simulation, speeds
+from lessons import lesson
 
 QUESTION = "What of elastic averaging? Each worker has a model of its own then: which one counts?"
 WORKERS, BATCH, RATE, PERIOD = 16, 16, 0.1, 8
@@ -33,7 +33,7 @@ class Sprung(NamedTuple):
     distance: float
 
 
-def run(setup: lesson.Setup) -> lesson.Finding:
+def run(setup: findings.Setup) -> findings.Finding:
     """Trains with springs of several strengths, and looks for the strength that is too much."""
     images = data.load(setup)
     workers = IN_SHORT["workers"] if setup.short else WORKERS
@@ -141,7 +141,7 @@ def finding(sprung: dict, workers: int, synchronous: float, boundary: dict, name
         for pull, one in sprung.items()
     ]
     head = ("α", "the centre", "a worker", "the best worker", "mean of the workers", "distance")
-    return lesson.Finding(
+    return findings.Finding(
         head=head,
         rows=rows,
         claim=claim(sprung, workers, synchronous, boundary),

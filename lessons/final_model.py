@@ -5,7 +5,8 @@ from typing import NamedTuple
 
 import towers  # before Keras: it silences TensorFlow's notices
 from input_pipeline import batches, preprocess
-from lessons import data, lesson, race
+from laboratory import data, findings, race
+from lessons import lesson
 
 import numpy as np  # isort: skip
 
@@ -24,7 +25,7 @@ class Share(NamedTuple):
     accuracy: float
 
 
-def run(setup: lesson.Setup) -> lesson.Finding:
+def run(setup: findings.Setup) -> findings.Finding:
     """Trains one model and evaluates it as a whole and by shards."""
     images = data.load(setup)
     trainer = race.trainer(race.Entry(64, 0.05), len(images.train.images))
@@ -95,7 +96,7 @@ def together(of_nodes: list[Share]) -> float:
     return sum(n * p for n, p in of_nodes) / sum(n for n, _ in of_nodes)
 
 
-def finding(whole: Share, of_nodes: dict, of_sorted: list[Share], name: str) -> lesson.Finding:
+def finding(whole: Share, of_nodes: dict, of_sorted: list[Share], name: str) -> findings.Finding:
     """The table and the claim."""
     mixed = [share for shares in of_nodes.values() for share in shares]
     low, high = interval(whole)
@@ -104,7 +105,7 @@ def finding(whole: Share, of_nodes: dict, of_sorted: list[Share], name: str) -> 
     rows = [
         row(f"{nodes}, examples mixed", shares, whole) for nodes, shares in of_nodes.items()
     ] + [row(f"{len(of_sorted)}, sorted by class", of_sorted, whole)]
-    return lesson.Finding(
+    return findings.Finding(
         head=(
             "nodes", "examples of a node", "lowest", "highest", "spread", "spread by chance",
             "intervals that hold the whole's", "all together",

@@ -10,8 +10,10 @@ from unittest import mock
 
 import towers  # before Keras: it silences TensorFlow's notices
 from benchmarks import profiles
-from lessons import data, lesson
-from towers import devices, losses, models, tower
+from laboratory import data, findings
+from lessons import lesson
+from towers import devices, losses, networks, tower
+from towers.support import machine
 
 import keras  # isort: skip
 import tensorflow as tf  # isort: skip
@@ -23,7 +25,7 @@ PROFILED = 7  # steps; the one that took the median time is shown
 TRANSFERS = ("_Send", "_Recv")  # between devices; who receives may go on to work within a _Send
 
 
-def run(setup: lesson.Setup) -> lesson.Finding:
+def run(setup: findings.Setup) -> findings.Finding:
     """Builds and runs steps of 1, 2 and 4 towers; looks at two of them at work."""
     network = data.small_cifarnet if setup.short else full_network
     images = data.load(setup)
@@ -36,7 +38,7 @@ def run(setup: lesson.Setup) -> lesson.Finding:
     seen = rounds_of_profiles(ways, batches[0])
     step_seen, loop_seen = (median_call(of_way) for of_way in seen)
     largest = built[TOWERS[-1]]
-    return lesson.Finding(
+    return findings.Finding(
         head=(
             "towers",
             "the loop's body ran, building",
@@ -58,7 +60,7 @@ def run(setup: lesson.Setup) -> lesson.Finding:
             f"operation running for {overlap(step_seen):.0%} of the less busy one's time; called "
             f"one after the other by a Python loop, for {overlap(loop_seen):.0%}. The two took "
             f"{milliseconds[0]:.0f} ms in one graph and {milliseconds[1]:.0f} ms in that loop "
-            f"(cores: {devices.available_cores()})."
+            f"(cores: {machine.available_cores()})."
         ),
         numbers={
             "built": built,
@@ -77,7 +79,7 @@ def several(counts: Sequence[int]) -> str:
 
 def full_network() -> keras.Model:
     """The tutorial's."""
-    return models.build("cifarnet", SHAPE, CLASSES)
+    return networks.build("cifarnet", SHAPE, CLASSES)
 
 
 def trainer_of(model: keras.Model, num_towers: int) -> towers.Trainer:

@@ -1,5 +1,6 @@
 """The learning rate at an epoch: keyed to examples, and keyed to steps as the tutorial has it."""
 
+from laboratory import findings
 from lessons import lesson
 from towers import schedules
 
@@ -10,7 +11,7 @@ EPOCHS_PER_DECAY, DECAY_FACTOR, INITIAL = 350.0, 0.1, 0.1
 LAST_EPOCH = 3000
 
 
-def run(setup: lesson.Setup) -> lesson.Finding:
+def run(setup: findings.Setup) -> findings.Finding:
     """Computes both rules for every number of towers; nothing is trained."""
     here = rule_keyed_to_examples()
     rows, first = [], {}
@@ -29,7 +30,7 @@ def run(setup: lesson.Setup) -> lesson.Finding:
                 f"{here(at_400):g}",
             ]
         )
-    return lesson.Finding(
+    return findings.Finding(
         head=(
             "towers",
             "examples in a step",

@@ -2,70 +2,14 @@
 
 import ast
 import dataclasses
-import datetime
-import importlib.metadata
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from towers import devices, noise
+from laboratory import findings
 
 ROOT = Path(__file__).resolve().parent.parent
 PAGES = ROOT / "docs" / "lessons"
-
-PACKAGES = ("TensorFlow", "Keras")
-
-Draw = Callable[["matplotlib.figure.Figure"], None]  # noqa: F821  imported when a plot is drawn
-
-
-@dataclasses.dataclass(frozen=True)
-class Setup:
-    """What a lesson is given.
-
-    Attributes:
-      short: for the test of the claim: it takes seconds, and draws its images itself.
-      data_dir: where CIFAR-10 may lie, as in `train.py`; None for the folder of TFDS.
-    """
-
-    short: bool = False
-    data_dir: str | None = None
-
-
-@dataclasses.dataclass(frozen=True)
-class Finding:
-    """What a lesson has found.
-
-    Attributes:
-      head: names of the table's columns.
-      rows: the table, as text.
-      claim: what the numbers say, in a sentence or two.
-      numbers: those that the claim rests on, for the lesson's test.
-      draw: draws the plot on an empty figure.
-      data: what the images were; empty where there were none.
-    """
-
-    head: Sequence[str]
-    rows: Sequence[Sequence[str]]
-    claim: str
-    numbers: Mapping[str, object]
-    draw: Draw
-    data: str = "shapes"
-
-    def table(self) -> str:
-        """The table in Markdown, which a terminal shows well enough."""
-        return table(self.head, self.rows)
-
-
-def table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    """A table in Markdown with columns of even width."""
-    columns = list(zip(head, *rows, strict=True))
-    widths = [max(map(len, column)) for column in columns]
-    lines = [
-        "| " + " | ".join(f"{cell:<{width}}" for cell, width in zip(row, widths, strict=True))
-        for row in (head, *rows)
-    ]
-    rule = "|" + "|".join("-" * (width + 2) for width in widths) + "|"
-    return "\n".join([f"{lines[0]} |", rule, *(f"{line} |" for line in lines[1:])])
 
 
 @dataclasses.dataclass(frozen=True)
@@ -80,7 +24,7 @@ class Lesson:
 
     name: str
     question: str
-    run: Callable[[Setup], Finding]
+    run: Callable[[findings.Setup], findings.Finding]
 
     @property
     def page(self) -> Path:
@@ -93,58 +37,11 @@ class Lesson:
         return ROOT / "docs" / "figures" / f"lesson_{self.name}.png"
 
 
-def save(finding: Finding, path: Path, size: tuple[float, float] = (8.5, 4.2)) -> None:
-    """Draws the plot into a file, of so many inches.
-
-    Raises:
-      ImportError: matplotlib is not installed (`pip install matplotlib`).
-    """
-    import matplotlib
-
-    matplotlib.use("Agg")
-    import matplotlib.pyplot as plt
-
-    style = {"font.size": 10, "axes.spines.top": False, "axes.spines.right": False}
-    with plt.rc_context(style):
-        figure = plt.figure(figsize=size, layout="constrained")
-        finding.draw(figure)
-        path.parent.mkdir(parents=True, exist_ok=True)
-        figure.savefig(path, dpi=100)
-        plt.close(figure)
-
-
-def start_runtime() -> None:
-    """Four logical CPU devices, and one thread for an operation, as `train.py` has on a few cores.
-
-    As in `train.py`, nothing is logged below an error.
-
-    Raises:
-      ValueError: TensorFlow's runtime has started with less.
-    """
-    noise.quiet_loggers()
-    devices.use_intra_op_threads(1)
-    devices.choose(4)
-
-
-def conditions(finding: Finding, seconds: float) -> str:
-    """What a page's numbers have to be read with."""
-    versions = [f"{package} {importlib.metadata.version(package.lower())}" for package in PACKAGES]
-    said = [
-        f"{datetime.date.today():%B %Y}",
-        "one run",
-        *([finding.data] if finding.data else ["nothing is trained"]),
-        *versions,
-        f"{devices.available_cores()} cores of {devices.processor()}",
-        f"{seconds:.0f} s",
-    ]
-    return f"({'; '.join(said)})"
-
-
 # A page's parts that are written by `refreshed`: <!-- claim -->...<!-- end -->, and so on.
 _PART = re.compile(r"<!-- (claim|table|conditions|code [\w/.]+ [\w.]+) -->\n.*?<!-- end -->", re.S)
 
 
-def refreshed(page: str, finding: Finding | None = None, seconds: float = 0.0) -> str:
+def refreshed(page: str, finding: findings.Finding | None = None, seconds: float = 0.0) -> str:
     """A page with the code in it as the source has it now, and with what was found.
 
     Args:
@@ -164,7 +61,7 @@ def refreshed(page: str, finding: Finding | None = None, seconds: float = 0.0) -
             written = {
                 "claim": finding.claim,
                 "table": finding.table(),
-                "conditions": conditions(finding, seconds),
+                "conditions": findings.conditions(finding, seconds),
             }
             text = written[kind]
         return f"<!-- {part[1]} -->\n{text}\n<!-- end -->"

@@ -1,9 +1,10 @@
 """The loss as a ledger: every tower's terms, and what an old way of adding them up did."""
 
 import towers  # before Keras: it silences TensorFlow's notices
-from lessons import data, lesson
+from laboratory import data, findings
+from lessons import lesson
 from towers import devices
-from towers.models import cifarnet
+from towers.networks import cifarnet
 
 import keras  # isort: skip
 import numpy as np  # isort: skip
@@ -14,7 +15,7 @@ TOWERS, PER_TOWER, WEIGHT_DECAY = 11, 16, 0.004
 SHAPE, CLASSES = (24, 24, 3), 10
 
 
-def run(setup: lesson.Setup) -> lesson.Finding:
+def run(setup: findings.Setup) -> findings.Finding:
     """One step of eleven towers' parts, with each term of each part."""
     model = network()
     trainer = towers.Trainer(
@@ -43,7 +44,7 @@ def run(setup: lesson.Setup) -> lesson.Finding:
         + [f"{collected.mean():.4f}", ""]
     )
     ratio = collected[-1] / terms["total"].mean()
-    return lesson.Finding(
+    return findings.Finding(
         head=("term", "tower 0", "tower 1", "tower 10", "mean", "norm of its gradient"),
         rows=rows,
         claim=(

@@ -12,8 +12,9 @@ from typing import NamedTuple
 
 import towers  # noqa: F401  before Keras: it silences TensorFlow's notices
 from benchmarks import turns
-from lessons import data, graph, lesson
-from towers import devices, losses, models
+from laboratory import data, findings
+from lessons import graph, lesson
+from towers import devices, losses, networks
 
 import keras  # isort: skip
 import numpy as np  # isort: skip
@@ -37,7 +38,7 @@ GUESS = np.log(CLASSES)  # the loss where all classes are given the same chance
 KB, MB = 2**10, 2**20
 
 
-def run(setup: lesson.Setup) -> lesson.Finding:
+def run(setup: findings.Setup) -> findings.Finding:
     """Counts and measures passes; trains by the gradient, and by that of the mean activations."""
     counted = {point: count(make_pass(*point)) for point in POINTS}
     measured = dict.fromkeys(POINTS, NOT_MEASURED) if setup.short else measure(POINTS)
@@ -49,7 +50,7 @@ def run(setup: lesson.Setup) -> lesson.Finding:
         GRADIENT: train(lambda both: both.gradient, batches),
         AT_MEAN: train(lambda both: both.at_mean, batches),
     }
-    return lesson.Finding(
+    return findings.Finding(
         head=(
             "pass",
             "batch",
@@ -71,7 +72,7 @@ def run(setup: lesson.Setup) -> lesson.Finding:
 
 def make_pass(way: str, batch: int):
     """One pass of `cifarnet` over a batch as a concrete function: the loss, and the gradient."""
-    model = models.build(
+    model = networks.build(
         "cifarnet", SHAPE, CLASSES, compute_dtype="bfloat16" if way == BFLOAT16 else "float32"
     )
 
@@ -198,7 +199,7 @@ def in_new_process(point: tuple[str, int]) -> Measured:
 
 def print_peaks(way: str, batch: int) -> None:
     """Makes the pass on one image and on a batch, and prints the fields of `Measured` as JSON."""
-    lesson.start_runtime()
+    findings.start_runtime()
     devices.run_graphs_as_written()
     before, after = (peaks_of(make_pass(way, images)) for images in (1, batch))
     pairs = zip(before, after, strict=True)

@@ -6,9 +6,9 @@ import math
 import time
 from collections.abc import Sequence
 
-import command_line
 import towers  # before Keras: it silences TensorFlow's notices
 from input_pipeline import batches
+from laboratory import findings
 from lessons import learning_rate, lesson
 from towers import devices, gradients, losses, moving_averages, step, tower
 
@@ -48,7 +48,7 @@ class Exhibit:
         return None if isinstance(self.right, bool) else self.wrong / self.right
 
 
-def run(setup: lesson.Setup) -> lesson.Finding:
+def run(setup: findings.Setup) -> findings.Finding:
     """Makes every fault, and does the same right; the short version is the same."""
     found = {make.__name__: make() for make in EXHIBITS}
     rows = [
@@ -64,7 +64,7 @@ def run(setup: lesson.Setup) -> lesson.Finding:
     ]
     off = sum(exhibit.wrong != exhibit.right for exhibit in found.values())
     ratios = [exhibit.ratio for exhibit in found.values() if exhibit.ratio is not None]
-    return lesson.Finding(
+    return findings.Finding(
         head=("row", "what the old code did", "what one notices", "the number", "wrong", "right"),
         rows=rows,
         claim=(
@@ -206,7 +206,7 @@ def flag_of_type_bool() -> Exhibit:
     parser, values = argparse.ArgumentParser(), flags.FlagValues()
     parser.add_argument("--use_fp16", type=bool)
     flags.DEFINE_boolean("use_fp16", True, "what train.py would have", flag_values=values)
-    command_line.parse(["train.py", "--use_fp16=False"], values)
+    values(["train.py", "--use_fp16=False"])
     return Exhibit(
         rows=[18],
         did="declares a flag with type=bool",

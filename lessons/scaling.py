@@ -1,6 +1,7 @@
 """Four rules for the rate of a larger batch, each raced to an accuracy."""
 
-from lessons import data, lesson, race
+from laboratory import data, findings, race
+from lessons import lesson
 from towers import schedules
 
 import numpy as np  # isort: skip
@@ -21,7 +22,7 @@ RULES = {
 }
 
 
-def run(setup: lesson.Setup) -> lesson.Finding:
+def run(setup: findings.Setup) -> findings.Finding:
     """Races every rule at every number of towers, and checks that a sum is the linear rule."""
     images = data.load(setup)
     towers = IN_SHORT["towers"] if setup.short else TOWERS
@@ -34,7 +35,7 @@ def run(setup: lesson.Setup) -> lesson.Finding:
     of_entry = dict(zip(distinct, needed, strict=True))
     examples = {rule: {k: of_entry[entries[rule, k]] for k in towers} for rule in rules}
     same = {k: sum_is_linear(images, k) for k in towers}
-    return lesson.Finding(
+    return findings.Finding(
         head=("rule", *(f"{k} × {PER_TOWER}" for k in towers)),
         rows=[[rule, *map(shown, of_k.values())] for rule, of_k in examples.items()]
         + [["sum of the gradients", *["as linear" if same[k] else "another" for k in towers]]],

@@ -3,8 +3,8 @@
 import functools
 from typing import NamedTuple
 
-from laboratory import network, rules, simulation, speeds
-from lessons import data, lesson, race
+from laboratory import data, findings, network, race, rules, simulation, speeds
+from lessons import lesson
 
 QUESTION = "Why not asynchronous SGD? Nobody trains synchronously on tens of GPUs, do they?"
 WORKERS, BATCH = 16, 16
@@ -51,7 +51,7 @@ SETTINGS = {
 }
 
 
-def run(setup: lesson.Setup) -> lesson.Finding:
+def run(setup: findings.Setup) -> findings.Finding:
     """Races every rule in every setting, at each of its rates."""
     images = data.load(setup)
     workers = IN_SHORT["workers"] if setup.short else WORKERS
@@ -96,7 +96,7 @@ def arrival(run: simulation.Run, accuracy: float) -> float:
     return found.time if found else float("inf")
 
 
-def finding(best: dict, accuracy: float, workers: int, name: str) -> lesson.Finding:
+def finding(best: dict, accuracy: float, workers: int, name: str) -> findings.Finding:
     """The table and the claim."""
     settings = list(dict.fromkeys(setting for setting, _ in best))
     of_rules = list(dict.fromkeys(rule for _, rule in best))
@@ -106,7 +106,7 @@ def finding(best: dict, accuracy: float, workers: int, name: str) -> lesson.Find
         found, rate = reached[setting, rule], best[setting, rule].rate
         return f"{found.time:.0f} ({found.examples:,}; η {rate:g})" if found else "not reached"
 
-    return lesson.Finding(
+    return findings.Finding(
         head=("rule", *settings),
         rows=[[rule, *(cell(setting, rule) for setting in settings)] for rule in of_rules],
         claim=claim(reached, best, settings, of_rules, accuracy, workers),

@@ -4,8 +4,10 @@ import functools
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from lessons import data, lesson, race
+from laboratory import data, findings, race
+from lessons import lesson
 from towers import evaluation, losses
+from towers.support import tally
 
 import numpy as np  # isort: skip
 
@@ -50,7 +52,7 @@ class Run(NamedTuple):
     train: Seen
 
 
-def run(setup: lesson.Setup) -> lesson.Finding:
+def run(setup: findings.Setup) -> findings.Finding:
     """Trains four ways on the same images, as many side by side as there are cores."""
     images = data.load(setup).first(500 if setup.short else TRAINING_EXAMPLES, TEST_EXAMPLES)
     epochs, between = (50, 10) if setup.short else (EPOCHS, EPOCHS_BETWEEN_EVALUATIONS)
@@ -87,14 +89,14 @@ def train(images: data.Images, epochs: Sequence[int], distorted: bool, weight_de
     return Run(points, seen(of_last_weights(images.test_batches(split="train"))))
 
 
-def seen(of: evaluation.Evaluation) -> Seen:
+def seen(of: tally.Evaluation) -> Seen:
     """Its two figures."""
     return Seen(of.loss, of.accuracy)
 
 
-def finding(runs: dict[str, Run], name: str) -> lesson.Finding:
+def finding(runs: dict[str, Run], name: str) -> findings.Finding:
     """The table and the claim."""
-    return lesson.Finding(
+    return findings.Finding(
         head=(
             "trained with", "loss shown", "training images: cross entropy", "accuracy",
             "test images: cross entropy", "accuracy", "averaged weights: cross entropy", "accuracy",

@@ -16,8 +16,11 @@ from typing import NamedTuple
 import towers  # before Keras: it silences TensorFlow's notices
 from benchmarks import profiles
 from input_pipeline import datasets
-from lessons import data, lesson
-from towers import devices, gradients, models, run_folder, summaries
+from laboratory import data, findings
+from lessons import lesson
+from towers import devices, gradients, networks
+from towers.runs import activations, run_folder, summaries
+from towers.support import machine
 
 import keras  # isort: skip
 import numpy as np  # isort: skip
@@ -90,10 +93,10 @@ class Step(NamedTuple):
         return self.compute / sum(self)
 
 
-def run(setup: lesson.Setup) -> lesson.Finding:
+def run(setup: findings.Setup) -> findings.Finding:
     """Measures inputs, takes steps of towers apart, and predicts those of one tower more."""
     effort = Effort(1, 2, 4) if setup.short else Effort(5, 6, 8)
-    images, cores = data.load(setup), devices.available_cores()
+    images, cores = data.load(setup), machine.available_cores()
     alone, behind = of_inputs(images, effort)
     rates = {name: 1000 * DEVICE_BATCH / timed.step for name, timed in alone.items()}
     trained, profiles, others = on_towers(setup, effort)
@@ -105,7 +108,7 @@ def run(setup: lesson.Setup) -> lesson.Finding:
     expected = predicted(steps[1, FIXED], 2, cores, of_batch, others["addition"])
     one, two = (sum(steps[k, AHEAD]) for k in (1, 2))
     speed_ups = {"predicted": one / sum(expected), "measured": one / two}
-    return lesson.Finding(
+    return findings.Finding(
         head=("ms of a step", *Step._fields, "sum", "busy", "CPU"),
         rows=[as_row(*row) for row in rows(trained, steps, expected, behind)],
         claim=claim(steps[1, FIXED], rates, behind, speed_ups, trained[2, AHEAD].cores),
@@ -141,7 +144,7 @@ def pipelines(images: data.Images, batch_size: int) -> dict[str, Iterable]:
     ahead = images.training_batches(batch_size, 10**9)
     # Threads of its own: it would wait where towers have all those of their process.
     threads = tf.data.Options()
-    threads.threading.private_threadpool_size = devices.available_cores()
+    threads.threading.private_threadpool_size = machine.available_cores()
     one_by_one = functools.partial(image_by_image, images.train, batch_size)
     signature = (
         tf.TensorSpec([batch_size, *SHAPE], tf.float32),
@@ -218,7 +221,7 @@ def of_device(timed: Timed, device_rate: float) -> tuple[Step, float]:
     return Step(input=timed.waited, compute=compute, rest=rest), timed.cores
 
 
-def on_towers(setup: lesson.Setup, effort: Effort) -> tuple[dict, dict, dict]:
+def on_towers(setup: findings.Setup, effort: Effort) -> tuple[dict, dict, dict]:
     """Steps by (towers, input), profiles by number of towers, and what else costs time."""
     with contextlib.ExitStack() as stack:
         place = {k: stack.enter_context(place_of(k, setup.short)) for k in (1, 2)}
@@ -251,11 +254,11 @@ def start(num_towers: int) -> None:
 
 
 @functools.cache
-def workplace(num_towers: int, setup: lesson.Setup) -> tuple[towers.Trainer, dict[str, Iterable]]:
+def workplace(num_towers: int, setup: findings.Setup) -> tuple[towers.Trainer, dict[str, Iterable]]:
     """`train.py`'s default recipe, with one microbatch for each tower, and its inputs."""
-    network = models.NETWORKS["cifarnet"]
+    network = networks.NETWORKS["cifarnet"]
     trainer = towers.Trainer(
-        models.build("cifarnet", SHAPE, CLASSES),
+        networks.build("cifarnet", SHAPE, CLASSES),
         keras.optimizers.SGD(0.01),
         tower_devices=devices.choose(num_towers),
         global_batch_size=BATCH,
@@ -266,7 +269,7 @@ def workplace(num_towers: int, setup: lesson.Setup) -> tuple[towers.Trainer, dic
     return trainer, pipelines(data.load(setup), BATCH)
 
 
-def turn(num_towers: int, setup: lesson.Setup, name: str) -> Timed:
+def turn(num_towers: int, setup: findings.Setup, name: str) -> Timed:
     """Some steps with this input."""
     trainer, inputs = workplace(num_towers, setup)
 
@@ -276,7 +279,7 @@ def turn(num_towers: int, setup: lesson.Setup, name: str) -> Timed:
     return quickest(inputs[name], step, windows=4, steps=2)
 
 
-def profiled(num_towers: int, setup: lesson.Setup, times: int) -> dict[str, float]:
+def profiled(num_towers: int, setup: findings.Setup, times: int) -> dict[str, float]:
     """The milliseconds of the parts of the quickest step among some, each profiled by itself."""
     trainer, inputs = workplace(num_towers, setup)
     batch = next(inputs[FIXED])
@@ -327,13 +330,14 @@ def by_part(found: Iterable[profiles.Operation], num_towers: int) -> dict[str, f
     return dict(sums)
 
 
-def other_costs(num_towers: int, setup: lesson.Setup) -> dict[str, float]:
+def other_costs(num_towers: int, setup: findings.Setup) -> dict[str, float]:
     """Milliseconds of summaries, for each step, and of adding one tower's gradients."""
     trainer, inputs = workplace(num_towers, setup)
     images, labels = next(inputs[FIXED])
     result, other = (trainer.train_step(images, labels) for _ in range(2))
     losses = {term: values.numpy() for term, values in result.losses.items()}
     logged = ("step", "accuracy", "learning_rate", "epoch", "examples_per_second")
+    activations_of = activations.Activations(trainer)
     with tempfile.TemporaryDirectory() as folder:
         writers = summaries.Summaries(run_folder.RunFolder(folder))
 
@@ -342,7 +346,7 @@ def other_costs(num_towers: int, setup: lesson.Setup) -> dict[str, float]:
             writers.flush()
 
         def histograms():
-            shown = trainer.activations(images)
+            shown = activations_of(images)
             writers.histograms(trainer.state.model, result, shown, images, 1)
             writers.flush()
 

@@ -66,9 +66,9 @@ def let_graphs_go():
 @pytest.fixture(scope="module")
 def finding(request):
     """What the lesson of a test_lesson_*.py, its LESSON, finds in its short version."""
-    from lessons import lesson
+    from laboratory import findings
 
-    return request.module.LESSON.run(lesson.Setup(short=True))
+    return request.module.LESSON.run(findings.Setup(short=True))
 
 
 @pytest.fixture

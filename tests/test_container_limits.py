@@ -9,6 +9,7 @@ import scripts
 import container_limits
 from input_pipeline import decoded
 from towers import devices
+from towers.support import machine
 
 GB = 10**9
 V2_MOUNT = "30 23 0:26 / /sys/fs/cgroup rw,nosuid shared:4 - cgroup2 cgroup rw,nsdelegate"
@@ -97,7 +98,7 @@ class TestCores:
         monkeypatch.setattr(devices.os, "sched_getaffinity", lambda _: range(8), raising=False)
         for quota, expected in ((None, 8), (3, 3), (64, 8)):
             monkeypatch.setattr(container_limits, "cores", lambda quota=quota: quota)
-            assert devices.available_cores() == expected
+            assert machine.available_cores() == expected
 
 
 class TestMemory:

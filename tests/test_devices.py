@@ -9,6 +9,7 @@ import tensorflow as tf
 import toys
 
 from towers import devices, evaluation
+from towers.support import machine
 
 
 @pytest.fixture
@@ -125,15 +126,15 @@ def test_threads_are_set_once():
 
 def test_available_cores_are_those_of_the_process():
     if not hasattr(os, "sched_getaffinity"):
-        assert devices.available_cores() == os.cpu_count()
+        assert machine.available_cores() == os.cpu_count()
         return
     allowed = os.sched_getaffinity(0)
     os.sched_setaffinity(0, {min(allowed)})
     try:
-        assert devices.available_cores() == 1
+        assert machine.available_cores() == 1
     finally:
         os.sched_setaffinity(0, allowed)
-    assert devices.available_cores() == len(allowed)
+    assert machine.available_cores() == len(allowed)
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,7 @@ import pytest
 import tensorflow as tf
 import toys
 
-from towers import collectives, evaluation, losses
+from towers import evaluation, losses, worker
 
 CLASSES = 7
 EXAMPLES = 22
@@ -135,7 +135,7 @@ class TestWeights:
         np.testing.assert_array_equal(found.confusion, expected.confusion)
 
     def test_travel_between_workers(self):
-        class Two(collectives.Workers):
+        class Two(worker.Workers):
             count = 2
 
             def all_gather(self, arrays):
@@ -259,11 +259,11 @@ def test_dropout_is_off_and_keras_gives_the_same_figures():
     )
     loss, accuracy = model.evaluate(images, labels, verbose=0)
     run = toys.trainer(uncompiled, num_towers=2, global_batch_size=2)
-    before = run.state_sha256()
+    before = run.state.sha256()
     result = run.evaluate([(images[:4], labels[:4]), (images[4:], labels[4:])])
     assert result.loss == pytest.approx(loss, rel=1e-5)
     assert result.accuracy == pytest.approx(accuracy, rel=1e-6)
-    assert run.state_sha256() == before
+    assert run.state.sha256() == before
 
 
 class ShapesSeen(keras.layers.Layer):

@@ -9,7 +9,8 @@ import scripts
 import tensorflow as tf
 import toys
 
-from towers import losses, models, session
+from towers import losses, networks
+from towers_cli import build, resolve
 
 
 def paths(variables):
@@ -92,11 +93,11 @@ def test_labels_are_smoothed_in_training_alone():
         "--label_smoothing=0.5", "--learning_rate=1e-30", "--weight_decay=0",
         "--moving_average_decay=0", "--global_batch_size=8", "--num_microbatches=2",
     )  # fmt: skip
-    chosen = session.resolved(chosen, None, num_gpus=0, cores=2)
+    chosen = resolve.resolved(chosen, None, num_gpus=0, cores=2)
     derived = {"image_shape": (8, 8, 3), "class_names": ["one"] * 10}
     config = {"settings": dataclasses.asdict(chosen), "resolved": derived}
-    rate = session.learning_rate(chosen, 8)
-    run = session.build_trainer(chosen, toys.cpus(2), config, rate, None)
+    rate = resolve.learning_rate(chosen, 8)
+    run = build.build_trainer(chosen, toys.cpus(2), config, rate, None)
     rng = np.random.default_rng(0)
     run.state.model.set_weights(
         [rng.normal(scale=0.2, size=weight.shape) for weight in run.state.model.weights]
@@ -149,9 +150,9 @@ def test_hidden_dense_kernels_are_those_of_the_tutorial():
     assert losses.layer_name(decayed[0]) == "local3"
 
 
-@pytest.mark.parametrize("name", models.NETWORKS)
+@pytest.mark.parametrize("name", networks.NETWORKS)
 def test_default_filter_of_each_network_is_known(name):
-    assert models.NETWORKS[name].weight_filter in losses.WEIGHT_FILTERS
+    assert networks.NETWORKS[name].weight_filter in losses.WEIGHT_FILTERS
 
 
 def no_loss(labels, outputs):

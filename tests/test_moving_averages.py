@@ -80,7 +80,7 @@ def test_averages_are_evaluated_where_they_are_kept():
     for decay in (0.0, 0.0625):
         run = run_with_averages(decay)
         run.train_step(toys.column(1, 1, 1, 1), [0] * 4)
-        (evaluated,) = run.evaluated_weights()
+        (evaluated,) = run.state.evaluated_weights()
         assert evaluated.numpy() == (0.53125 if decay else 0.5)
         loss = run.evaluate([(toys.column(2.0), np.zeros(1, np.int64))]).loss
         assert loss == 2 * (0.53125 if decay else 0.5)
@@ -101,7 +101,7 @@ def test_the_evaluated_model_predicts_what_is_evaluated(decay):
     )
     run.fit(toys.batch(8, [3], seed=step) for step in range(5))
     images, labels = toys.batch(64, [3], seed=9)
-    before = run.state_sha256()
+    before = run.state.sha256()
     model = run.evaluated_model()
     logits = model.predict(images, verbose=0)
     found = run.evaluate([(images, labels)])
@@ -111,7 +111,7 @@ def test_the_evaluated_model_predicts_what_is_evaluated(decay):
     assert np.allclose(of_last_weights, logits, rtol=1e-3) == (decay == 0.0)
     for weight in model.trainable_variables:  # a copy: nothing of the run's
         weight.assign(weight + 1.0)
-    assert run.state_sha256() == before
+    assert run.state.sha256() == before
 
 
 def test_a_frozen_layer_is_copied_too():

@@ -118,12 +118,12 @@ def test_batch_norm_and_kept_apart_statistics_stay_as_they_were():
         weight_decay=0.0,
     )  # fmt: skip
     made.train_step(*toys.batch(4))
-    before = made.parts_sha256()
+    before = made.state.parts_sha256()
     images, labels = toys.batch(4)
     images[3, 0, 0, 0] = np.nan
     with pytest.raises(towers.NotFiniteError, match="tower 1"):
         made.train_step(images, labels)
-    assert made.parts_sha256() == before
+    assert made.state.parts_sha256() == before
 
 
 def test_the_rows_of_an_embedding_are_looked_at():
@@ -203,7 +203,7 @@ def test_what_stands_at_weight_0_leaves_no_trace():
         made = toys.trainer(toys.classifier(), global_batch_size=BATCH)
         filled = np.r_[labels[:-1], filler]
         made.train_step(images, filled, weight)
-        results.append((made.state_sha256(), made.evaluate([(images, filled, weight)]).loss))
+        results.append((made.state.sha256(), made.evaluate([(images, filled, weight)]).loss))
     assert results[0] == results[1]
 
 

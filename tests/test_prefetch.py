@@ -7,7 +7,8 @@ import scripts
 import tensorflow as tf
 import toys
 
-from towers import prefetch, training
+from towers import prefetch
+from towers.runs import loop
 
 BATCH, STEPS = 8, 3
 
@@ -71,7 +72,7 @@ def test_the_weights_are_those_of_batches_cut_within_the_step(num_towers):
         for images, labels, parts in source:
             made.train_step(images, labels, parts=parts)
         assert int(made.state.examples_seen) == STEPS * BATCH
-        hashes.add(made.state_sha256())
+        hashes.add(made.state.sha256())
     assert len(hashes) == 1
 
 
@@ -80,7 +81,7 @@ def test_a_run_that_prefetches_is_the_same_run(tmp_path, monkeypatch):
     """As it does on devices other than the CPU."""
     flags = ("--num_towers=2", "--summary_every_steps=2", "--checkpoint_every_steps=2")
     assert scripts.train(tmp_path / "cut_in_the_step", *flags).returncode == 0
-    monkeypatch.setattr(training.devices, "are_cpus", lambda _: False)
+    monkeypatch.setattr(loop.devices, "are_cpus", lambda _: False)
     asked = []
     original = prefetch.to_towers
     monkeypatch.setattr(

@@ -9,7 +9,9 @@ import numpy as np
 import pytest
 import toys
 
-from towers import schedules, training
+from towers import schedules
+from towers.runs import loop
+from towers_cli import start_table
 
 EPOCH = 1000
 
@@ -53,7 +55,7 @@ def test_rates_by_hand(schedule, rates):
 @pytest.mark.parametrize("schedule", ["exponential", "piecewise"])
 def test_decay_comes_with_the_first_example_of_its_epoch(schedule):
     learning_rate = EACH[schedule]
-    first = round(learning_rate.first_decay_epoch() * EPOCH)
+    first = round(start_table.first_decay_epoch(learning_rate) * EPOCH)
     assert (learning_rate(first - 1), learning_rate(first)) == (1.0, 0.5)
 
 
@@ -170,13 +172,13 @@ def test_scaling_to_four_times_the_batch(scaling, expected):
     [("exponential", 2.0), ("piecewise", 1.0), ("cosine", 0.0), ("constant", math.inf)],
 )
 def test_first_decay(schedule, epoch):
-    assert EACH[schedule].first_decay_epoch() == epoch
+    assert start_table.first_decay_epoch(EACH[schedule]) == epoch
 
 
 @pytest.mark.pitfall(4)
 def test_the_tutorial_s_rate_has_not_decayed_when_its_headline_run_ends():
     tutorial = schedules.LearningRate("exponential", 0.1, 50_000)
-    assert tutorial.first_decay_epoch() == 350.0
+    assert start_table.first_decay_epoch(tutorial) == 350.0
     assert tutorial(256 * 50_000) == 0.1 and tutorial(350 * 50_000) == pytest.approx(0.01)
 
 
@@ -191,11 +193,14 @@ def test_the_tutorial_s_rate_has_not_decayed_when_its_headline_run_ends():
     ],
 )
 def test_description(schedule, line):
-    assert EACH[schedule].describe() == line
+    assert start_table.describe_rate(EACH[schedule]) == line
 
 
 def test_description_names_the_warm_up():
-    assert rate("constant", warmup_epochs=2.5).describe() == "1, 2.5 epochs of warm-up, constant"
+    assert (
+        start_table.describe_rate(rate("constant", warmup_epochs=2.5))
+        == "1, 2.5 epochs of warm-up, constant"
+    )
 
 
 @pytest.mark.parametrize(
@@ -222,7 +227,7 @@ def test_unknown_scaling_is_refused():
         schedules.scaled_rate(0.1, "log", 256, 128)
 
 
-@pytest.mark.parametrize("module", [schedules, training], ids=lambda module: module.__name__)
+@pytest.mark.parametrize("module", [schedules, loop], ids=lambda module: module.__name__)
 def test_examples_in_docstrings_are_true(module):
     result = doctest.testmod(module)
     assert result.attempted > 0 and result.failed == 0

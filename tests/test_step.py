@@ -7,8 +7,8 @@ import pytest
 import tensorflow as tf
 import toys
 
-from towers import optimizers, tower
-from towers.models import cifarnet, resnet
+from towers import tower
+from towers.networks import cifarnet, optimizers, resnet
 
 # Keras keeps these in float32, so that only such numbers are the same in float64.
 RATE, MOMENTUM, WEIGHT_DECAY = 0.125, 0.5, 0.25
@@ -185,7 +185,7 @@ def test_state_is_the_same_to_the_last_bit_on_1_2_and_4_towers(
         )
         losses = run.fit(toys.batch(8, seed=step) for step in range(3))
         assert np.all(np.isfinite(losses))
-        hashes[num_towers] = run.state_sha256()
+        hashes[num_towers] = run.state.sha256()
     assert len(set(hashes.values())) == 1, hashes
 
 
@@ -204,7 +204,7 @@ def test_a_whole_residual_step_is_the_same_on_one_tower_and_on_two():
             moving_average_decay=0.9,
         )
         run.train_step(images, labels)
-        hashes.add(run.state_sha256())
+        hashes.add(run.state.sha256())
     assert len(hashes) == 1
 
 
@@ -267,13 +267,6 @@ def test_labels_may_be_a_column():
 )
 def test_what_is_no_classifier_has_no_right_answers(labels, outputs):
     assert tower.count_correct(labels, outputs) is None
-
-
-def test_workers_join_what_has_none():
-    own = tower.TowerResult([tf.ones([1])], {"total": tf.ones([2])}, None, None, [])
-    joined = tower.joined([own, own])
-    assert joined.correct is None
-    np.testing.assert_array_equal(joined.losses["total"], np.ones(4))
 
 
 @pytest.mark.parametrize("jit_compile", [False, True])
@@ -482,7 +475,7 @@ class TestJitCompile:
             )
             for seed in range(3):
                 run.train_step(*toys.batch(GLOBAL_BATCH, seed=seed))
-            hashes.add(run.state_sha256())
+            hashes.add(run.state.sha256())
         assert len(hashes) == 1
 
     def test_takes_the_loss_scale_of_float16_along(self):

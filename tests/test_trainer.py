@@ -8,7 +8,8 @@ import pytest
 import tensorflow as tf
 import toys
 
-from towers import losses, trainer
+from towers import losses, train_state, trainer
+from towers.runs import activations
 
 
 @pytest.fixture(autouse=True)
@@ -38,14 +39,14 @@ def test_activations_are_those_of_the_coming_step_s_first_microbatch(num_towers)
     )
     for step in range(3):
         images, labels = toys.batch(8, [3], seed=step)
-        before = run.state_sha256()
-        activations = run.activations(images)
-        assert run.state_sha256() == before
-        assert {name: tuple(value.shape) for name, value in activations.items()} == {
+        before = run.state.sha256()
+        shown = activations.Activations(run)(images)
+        assert run.state.sha256() == before
+        assert {name: tuple(value.shape) for name, value in shown.items()} == {
             "hidden": (2, 16),
             "logits": (2, toys.CLASSES),
         }
-        loss = np.mean(losses.cross_entropy(labels[:2], activations["logits"]))
+        loss = np.mean(losses.cross_entropy(labels[:2], shown["logits"]))
         result = run.train_step(images, labels)
         assert result.losses["total"][0].numpy() == pytest.approx(loss, rel=1e-5)
 
@@ -56,7 +57,7 @@ def test_activations_of_a_model_built_layer_by_layer_draw_once():
         model.add(layer)
     run = toys.trainer(model, global_batch_size=4)
     images, labels = toys.batch(4, [3])
-    loss = np.mean(losses.cross_entropy(labels, run.activations(images)["logits"]))
+    loss = np.mean(losses.cross_entropy(labels, activations.Activations(run)(images)["logits"]))
     assert run.train_step(images, labels).losses["total"][0].numpy() == pytest.approx(
         loss, rel=1e-5
     )
@@ -75,10 +76,10 @@ def test_activations_of_the_networks_are_their_nonlinear_layers():
         ),
     ]:
         run = toys.trainer(build(), global_batch_size=2)
-        activations = run.activations(toys.batch(2)[0])
-        assert sorted(activations) == sorted(layers)
-        assert activations[layers[-1]].shape == [2, toys.CLASSES]
-        assert min(np.min(activations[layer]) for layer in layers[:-1]) == 0.0
+        shown = activations.Activations(run)(toys.batch(2)[0])
+        assert sorted(shown) == sorted(layers)
+        assert shown[layers[-1]].shape == [2, toys.CLASSES]
+        assert min(np.min(shown[layer]) for layer in layers[:-1]) == 0.0
 
 
 def test_a_layer_first_called_in_another_model_is_no_obstacle():
@@ -87,7 +88,7 @@ def test_a_layer_first_called_in_another_model_is_no_obstacle():
     images = keras.Input([3])
     logits = keras.layers.Dense(2, name="logits")(relu(keras.layers.Dense(5)(images)))
     run = toys.trainer(toys.on_cpu(lambda: keras.Model(images, logits)), global_batch_size=2)
-    assert list(run.activations(toys.batch(2, [3])[0])) == ["logits"]
+    assert list(activations.Activations(run)(toys.batch(2, [3])[0])) == ["logits"]
 
 
 class Subclassed(keras.Model):
@@ -132,7 +133,7 @@ def test_any_keras_model_trains_as_keras_trains_it(build):
     assert losses_of_run[0] == pytest.approx(keras_s_losses[0], rel=1e-5)
     for mine, theirs in zip(model.get_weights(), keras_s.get_weights(), strict=True):
         np.testing.assert_allclose(mine, theirs, rtol=1e-4, atol=1e-6)
-    assert bool(run.activations(batches[0][0])) == (build is not Subclassed)
+    assert bool(activations.Activations(run)(batches[0][0])) == (build is not Subclassed)
 
 
 @pytest.mark.pitfall(33)
@@ -344,12 +345,12 @@ def test_wrong_weights_are_refused(weight, message):
 
 def test_the_hash_covers_all_that_a_checkpoint_holds():
     run = weighted_run(1, 4, 2)
-    hashes = {run.state_sha256()}
+    hashes = {run.state.sha256()}
     variables = [*run.state.model.variables, *run.state.optimizer.variables]
     values = [variable.value for variable in variables]
     for variable in [*values, run.state.step, run.state.examples_seen]:
         variable.assign_add(tf.ones_like(variable))
-        hashes.add(run.state_sha256())
+        hashes.add(run.state.sha256())
     assert len(hashes) == len(values) + 3
 
 
@@ -400,9 +401,9 @@ def test_hash_is_of_values_types_shapes_and_order():
         [a.astype(np.float64), b],
         [np.nextafter(a, 9), b],
     ]
-    hashes = [trainer.sha256(values) for values in different]
+    hashes = [train_state.sha256(values) for values in different]
     assert len(set(hashes)) == len(hashes) and len(hashes[0]) == 64
-    assert trainer.sha256([a[::-1][::-1], b.copy()]) == hashes[0]
+    assert train_state.sha256([a[::-1][::-1], b.copy()]) == hashes[0]
 
 
 def test_state_hash_sees_every_part_of_the_state():
@@ -413,7 +414,7 @@ def test_state_hash_sees_every_part_of_the_state():
         global_batch_size=2,
         moving_average_decay=0.5,
     )
-    hashes = [run.state_sha256()]
+    hashes = [run.state.sha256()]
     for variable in [
         model.trainable_variables[0],
         model.get_layer("norm").moving_mean,
@@ -421,7 +422,7 @@ def test_state_hash_sees_every_part_of_the_state():
         run.state.averages[0],
     ]:
         variable.assign(variable + 1.0)
-        hashes.append(run.state_sha256())
+        hashes.append(run.state.sha256())
     assert len(set(hashes)) == 5
 
 

@@ -1,43 +1,34 @@
 """Synchronous data-parallel training on towers.
 
+The files beside this one are the idea: one step, cut into towers, whose gradients become one. The
+rooms around them are `networks`, `multi_worker` (several processes), `runs` (a run in its folder)
+and `support`, which the idea leans on.
+
 Importing this package also registers its layers with Keras, so that `keras.saving.load_model` reads
 a `final_model.keras`, and silences TensorFlow's notices (noise.py says how to hear them). Loggers
 keep the levels that they have. It is an ImportError where Keras's backend is not TensorFlow.
 """
 
-from towers import backend, interrupts, noise
+from towers.support import backend, noise
 
-interrupts.end_commands_at_once()
 backend.check()
 noise.import_tensorflow()
 
-from towers import (  # noqa: E402
-    cluster,
-    collectives,
-    devices,
-    gradients,
-    layers,
-    losses,
-    models,
-    optimizers,
-    schedules,
-)
-from towers.evaluation import Evaluation  # noqa: E402
+from towers import devices, gradients, losses, multi_worker, networks, schedules  # noqa: E402
 from towers.not_finite import NotFiniteError  # noqa: E402
+from towers.support.tally import Evaluation  # noqa: E402
+from towers.support.version import __version__  # noqa: E402
 from towers.trainer import Trainer  # noqa: E402
 
 __all__ = [
     "Evaluation",
     "NotFiniteError",
     "Trainer",
-    "cluster",
-    "collectives",
+    "__version__",
     "devices",
     "gradients",
-    "layers",
     "losses",
-    "models",
-    "optimizers",
+    "multi_worker",
+    "networks",
     "schedules",
 ]
-__version__ = "0.1.0"

@@ -1,13 +1,8 @@
 """Where the work is done: one device per tower, and the CPU that holds the shared variables."""
 
-import os
-import platform
 from collections.abc import Sequence
-from pathlib import Path
 
 import tensorflow as tf
-
-import container_limits
 
 PARAMETER_DEVICE = "/CPU:0"  # holds the one set of variables; gradients are averaged here
 
@@ -81,34 +76,6 @@ def _logical_cpu_devices(num_towers: int) -> tuple[str, ...]:
 def are_cpus(tower_devices: Sequence[str]) -> bool:
     """Whether all towers are on the CPU."""
     return all(device.startswith("/CPU") for device in tower_devices)
-
-
-def kinds(tower_devices: Sequence[str]) -> str:
-    """What kind of device the towers are on: `CPU`, or the names of the GPUs."""
-    if are_cpus(tower_devices):
-        return "CPU"
-    details = map(tf.config.experimental.get_device_details, tf.config.list_physical_devices("GPU"))
-    return ", ".join(sorted({detail.get("device_name", "GPU") for detail in details}))
-
-
-def available_cores() -> int:
-    """The cores this process may use, at least 1.
-
-    A container that has 2.5 cores' time may use 2: of three threads one would always be waited for.
-    """
-    if hasattr(os, "sched_getaffinity"):
-        cores = len(os.sched_getaffinity(0))
-    else:
-        cores = os.cpu_count() or 1  # not Linux
-    return min(cores, container_limits.cores() or cores)
-
-
-def processor() -> str:
-    """The processor's name, where the system tells; its kind shows in a run's last bits."""
-    cpuinfo = Path("/proc/cpuinfo")
-    lines = cpuinfo.read_text().splitlines() if cpuinfo.exists() else []
-    names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
-    return names[0] if names else platform.processor()
 
 
 def use_intra_op_threads(intra_op_threads: int) -> None:

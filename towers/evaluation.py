@@ -6,7 +6,6 @@ training, so that what an operation sees, and with it the last bits of its resul
 on towers.
 """
 
-import dataclasses
 from collections.abc import Callable, Iterable, Sequence
 from typing import NamedTuple
 
@@ -14,103 +13,14 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from towers import checks, collectives, devices, per_example, tower
-
-
-@dataclasses.dataclass(frozen=True)
-class Evaluation:
-    """The result of one pass over a split.
-
-    Where examples have weights w, a mean or a share of x is `sum(w * x) / sum(w)`.
-
-    Attributes:
-      count: examples evaluated, which are those of weight above 0.
-      loss: mean of the loss, for cross entropy in nats.
-      accuracy: share of examples whose label has the largest logit.
-      top5_accuracy: share of examples whose label is among the five largest logits.
-      confusion: [num_classes, num_classes], the weight of the examples by (label, predicted class):
-        their number, int64, where every weight is 0 or 1; else float64.
-      of_workers: (count, accuracy) of each worker's share of the examples.
-    """
-
-    count: int
-    loss: float
-    accuracy: float
-    top5_accuracy: float
-    confusion: np.ndarray
-    of_workers: tuple[tuple[int, float], ...] = ()
-
-    def per_class_accuracy(self) -> np.ndarray:
-        """Accuracy among the examples of each class, [num_classes]; NaN for an absent class."""
-        per_class = self.confusion.sum(axis=1)
-        with np.errstate(invalid="ignore"):
-            return np.diag(self.confusion) / per_class
-
-    def as_metrics(self) -> dict[str, float | int]:
-        """The scalars, under the names of `metrics.jsonl`."""
-        return {
-            "count": self.count,
-            "accuracy": self.accuracy,
-            "top5_accuracy": self.top5_accuracy,
-            "loss": self.loss,
-        }
+from towers import devices, tower, worker
+from towers.support import checks, per_example, tally
 
 
 class _Outputs(NamedTuple):
     losses: tf.Tensor  # [n], one per example
     predicted: tf.Tensor  # int64 [n]
     in_top5: tf.Tensor  # bool [n]
-
-
-class _Seen(NamedTuple):
-    """Examples with their outputs, as NumPy arrays [n]."""
-
-    labels: np.ndarray
-    weight: np.ndarray  # float64
-    losses: np.ndarray
-    predicted: np.ndarray
-    in_top5: np.ndarray
-
-    def split(self, ends: np.ndarray) -> list["_Seen"]:
-        return [_Seen(*parts) for parts in zip(*(np.split(v, ends) for v in self), strict=True)]
-
-    @staticmethod
-    def joined(parts: Sequence["_Seen"]) -> "_Seen":
-        return _Seen(*(np.concatenate(values) for values in zip(*parts, strict=True)))
-
-    def counted(self) -> "_Seen":
-        """Those of weight above 0."""
-        return _Seen(*(values[self.weight > 0] for values in self))
-
-    def accuracy(self) -> tuple[int, float]:
-        """(examples, share that is right); 0.0 where there is none."""
-        counted = self.counted()
-        right = float((counted.weight * (counted.labels == counted.predicted)).sum())
-        n = len(counted.labels)
-        return n, right / float(counted.weight.sum()) if n else 0.0
-
-
-def _add_up(
-    batches: Sequence[_Seen], num_classes: int, of_workers: tuple[tuple[int, float], ...]
-) -> Evaluation:
-    count, total, sum_loss, sum_top5 = 0, 0.0, 0.0, 0.0
-    confusion = np.zeros((num_classes, num_classes))
-    for batch in batches:
-        labels, weight, losses, predicted, in_top5 = batch.counted()
-        np.add.at(confusion, (labels, predicted), weight)
-        count += len(weight)
-        total += float(weight.sum())
-        sum_loss += float((weight * losses.astype(np.float64)).sum())
-        sum_top5 += float((weight * in_top5).sum())
-    are_counts = all(np.isin(batch.weight, (0, 1)).all() for batch in batches)
-    return Evaluation(
-        count=count,
-        loss=sum_loss / total,
-        accuracy=float(np.trace(confusion)) / total,
-        top5_accuracy=sum_top5 / total,
-        confusion=confusion.astype(np.int64) if are_counts else confusion,
-        of_workers=of_workers,
-    )
 
 
 class Evaluator:
@@ -127,7 +37,7 @@ class Evaluator:
         tower_devices: Sequence[str],
         num_microbatches: int = 1,
         test_time_flip: bool = False,
-        workers: collectives.Workers | None = None,
+        workers: worker.Workers | None = None,
     ):
         """
         Args:
@@ -149,10 +59,10 @@ class Evaluator:
         self._tower_devices = tuple(tower_devices)
         self._num_microbatches = num_microbatches
         self._test_time_flip = test_time_flip
-        self._workers = workers or collectives.Workers()
+        self._workers = workers or worker.SingleWorker()
         self._batch_outputs = tf.function(self._build, autograph=False)
 
-    def __call__(self, batches: Iterable) -> Evaluation:
+    def __call__(self, batches: Iterable) -> tally.Evaluation:
         """Evaluates every example of weight above 0.
 
         Args:
@@ -177,18 +87,18 @@ class Evaluator:
                 outputs, num_classes = self._outputs(images, labels)
             of_examples = labels.numpy().reshape(n)
             _check_labels(of_examples[weight > 0], num_classes)
-            seen.append(_Seen(of_examples, weight, *outputs))
+            seen.append(tally.Seen(of_examples, weight, *outputs))
         if not seen:
             raise ValueError("there is no example to evaluate")
         ends = np.cumsum([len(batch.labels) for batch in seen])[:-1]
         columns = [np.concatenate(values) for values in zip(*seen, strict=True)]
-        of_workers = [_Seen(*own) for own in self._workers.all_gather(columns)]
+        of_workers = [tally.Seen(*own) for own in self._workers.all_gather(columns)]
         # As they were before the batches were cut: sums do not depend on the number of workers.
         in_batches = zip(*(own.split(ends) for own in of_workers), strict=True)
-        whole = [_Seen.joined(shares) for shares in in_batches]
+        whole = [tally.Seen.joined(shares) for shares in in_batches]
         if not any(batch.weight.any() for batch in whole):
             raise ValueError("there is no example to evaluate")
-        return _add_up(whole, num_classes, tuple(own.accuracy() for own in of_workers))
+        return tally.add_up(whole, num_classes, tuple(own.accuracy() for own in of_workers))
 
     def _outputs(self, images, labels) -> tuple[_Outputs, int]:
         """One batch's outputs as NumPy arrays, [n], and the number of classes."""

@@ -32,6 +32,19 @@ def pairwise_tree(values: Sequence, add: Callable):
     return level[0]
 
 
+def are_subtrees(num_microbatches: int, num_shares: int) -> bool:
+    """Whether equal shares of the microbatches are subtrees: then they have the bits of one."""
+    if num_shares == 1:
+        return True
+    return num_microbatches % num_shares == 0 and (num_microbatches // num_shares).bit_count() == 1
+
+
+def same_bits(num_microbatches: int) -> list[int]:
+    """The numbers of towers that all end with the same bits, from 1 on."""
+    numbers = range(1, num_microbatches + 1)
+    return [number for number in numbers if are_subtrees(num_microbatches, number)]
+
+
 def sum_over_parts(gradients: Sequence[Sequence[Gradient]]) -> list[Gradient]:
     """Sums `gradients[p][w]` over the parts p along the fixed tree.
 

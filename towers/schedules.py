@@ -90,27 +90,6 @@ class LearningRate:
             return 0.5 * (1.0 + math.cos(math.pi * progress))
         return 1.0 - progress
 
-    def first_decay_epoch(self) -> float:
-        """The epoch at which the rate first falls; infinity for `constant`."""
-        if self.schedule == "exponential":
-            return self.epochs_per_decay
-        if self.schedule == "piecewise":
-            return min(self.decay_epochs, default=math.inf)
-        return math.inf if self.schedule == "constant" else self.warmup_epochs
-
-    def describe(self) -> str:
-        """One line for the start table, such as `0.1, x 0.1 every 350 epochs`."""
-        decays = {
-            "exponential": f"x {self.decay_factor:g} every {self.epochs_per_decay:g} epochs",
-            "piecewise": f"x {self.decay_factor:g} at epochs "
-            + ", ".join(f"{epoch:g}" for epoch in self.decay_epochs),
-            "cosine": f"cosine to 0 at epoch {self.total_epochs:g}",
-            "linear": f"linear to 0 at epoch {self.total_epochs:g}",
-            "constant": "constant",
-        }
-        warm_up = f", {self.warmup_epochs:g} epochs of warm-up" if self.warmup_epochs else ""
-        return f"{self.initial:g}{warm_up}, {decays[self.schedule]}"
-
 
 def exact(epochs: float) -> fractions.Fraction:
     """The fraction a person meant by a number of epochs: 0.1 is 1/10.

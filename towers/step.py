@@ -18,37 +18,16 @@ import keras
 import tensorflow as tf
 
 from towers import (
-    batch_norm,
-    collectives,
     devices,
     gradients,
+    model_state,
     moving_averages,
     not_finite,
     prefetch,
     tower,
+    train_state,
+    worker,
 )
-
-
-@dataclasses.dataclass(frozen=True)
-class TrainState:
-    """Everything a run carries from step to step; nothing in it depends on towers.
-
-    Attributes:
-      model: its variables are the weights and the batch-norm state.
-      optimizer: built on `model.trainable_variables`.
-      averages: moving averages of the weights, in their order; empty if none are kept.
-      statistics_of_each: [num_microbatches, ...] for each variable of `batch_norm.kept_apart`;
-        empty but for the policy `each`.
-      step: int64 variable, updates made.
-      examples_seen: int64 variable, examples consumed.
-    """
-
-    model: keras.Model
-    optimizer: keras.optimizers.Optimizer
-    averages: Sequence[tf.Variable]
-    statistics_of_each: Sequence[tf.Variable]
-    step: tf.Variable
-    examples_seen: tf.Variable
 
 
 class StepResult(NamedTuple):
@@ -68,46 +47,6 @@ class StepResult(NamedTuple):
     gradients: list[gradients.Gradient]
 
 
-def new_state(
-    model: keras.Model,
-    optimizer: keras.optimizers.Optimizer,
-    *,
-    keep_averages: bool,
-    statistics_of_each: int = 0,
-) -> TrainState:
-    """The state at step 0, with all its variables on the CPU.
-
-    Args:
-      model: built.
-      optimizer: is built here.
-      keep_averages: whether to keep moving averages of the weights.
-      statistics_of_each: microbatches whose batch-norm statistics are kept apart; 0 for none.
-    """
-    with tf.device(devices.PARAMETER_DEVICE):
-        optimizer.build(model.trainable_variables)
-        averages = [
-            tf.Variable(weight.value, trainable=False, name="moving_average")
-            for weight in (model.trainable_variables if keep_averages else ())
-        ]
-        initial = model.non_trainable_variables
-        apart = [
-            tf.Variable(
-                tf.stack([initial[index].value] * statistics_of_each),
-                trainable=False,
-                name="statistics_of_each",
-            )
-            for index in (batch_norm.kept_apart(model) if statistics_of_each else ())
-        ]
-        return TrainState(
-            model=model,
-            optimizer=optimizer,
-            averages=averages,
-            statistics_of_each=apart,
-            step=tf.Variable(0, dtype=tf.int64, trainable=False, name="step"),
-            examples_seen=tf.Variable(0, dtype=tf.int64, trainable=False, name="examples_seen"),
-        )
-
-
 @dataclasses.dataclass(frozen=True)
 class StepProgram:
     """The parts and policies of a training step.
@@ -120,14 +59,14 @@ class StepProgram:
       num_microbatches: microbatches of a global batch; a multiple of the number of towers of all
         workers.
       gradient_reduction: one of gradients.REDUCTIONS.
-      batch_norm_statistics: one of batch_norm.POLICIES.
+      batch_norm_statistics: one of model_state.POLICIES.
       moving_average_decay: of the weights; not used where the state keeps no averages.
     """
 
-    state: TrainState
+    state: train_state.TrainState
     tower_program: tower.TowerProgram
     tower_devices: tuple[str, ...]
-    workers: collectives.Workers
+    workers: worker.Workers
     num_microbatches: int
     gradient_reduction: str
     batch_norm_statistics: str
@@ -182,7 +121,12 @@ def train_step(
                     state.optimizer.learning_rate.assign(learning_rate)
                 state.optimizer.apply(reduced, state.model.trainable_variables)
             with tf.name_scope("batch_norm_statistics"):
-                _assign_model_state(program, results)
+                model_state.after_step(
+                    state.model,
+                    state.statistics_of_each,
+                    [result.model_states for result in results],
+                    program.batch_norm_statistics,
+                )
             if state.averages:
                 with tf.name_scope("moving_averages"):
                     new_weights = [weight.value for weight in state.model.trainable_variables]
@@ -218,7 +162,9 @@ def run_towers(
         first_draw = program.state.step * program.num_microbatches
     with tf.device(devices.PARAMETER_DEVICE), tf.name_scope("weights"):
         weights = [tf.convert_to_tensor(weight.value) for weight in model.trainable_variables]
-        model_states = _model_states(program)  # [microbatch][variable]
+        model_states = model_state.before_step(  # [microbatch][variable]
+            model, program.state.statistics_of_each, program.num_microbatches
+        )
         loss_scale = _loss_scale(program.state.optimizer)
     workers = program.workers
     microbatches_per_tower = program.num_microbatches // (num_towers * workers.count)
@@ -240,36 +186,6 @@ def run_towers(
                 )
             )
     return results
-
-
-def _model_states(program: StepProgram) -> list[list[tf.Tensor]]:
-    """What each microbatch starts from, [microbatch][variable of the model that is not trained]."""
-    state = program.state
-    shared = [tf.convert_to_tensor(v.value) for v in state.model.non_trainable_variables]
-    states = [list(shared) for _ in range(program.num_microbatches)]
-    if state.statistics_of_each:
-        kept_apart = batch_norm.kept_apart(state.model)
-        for index, variable in zip(kept_apart, state.statistics_of_each, strict=True):
-            for own, value in zip(states, tf.unstack(variable), strict=True):
-                own[index] = value
-    return states
-
-
-def _assign_model_state(program: StepProgram, results: Sequence[tower.TowerResult]) -> None:
-    """Makes the microbatches' batch-norm statistics the model's one set."""
-    model = program.state.model
-    combined = batch_norm.combine(
-        model, [result.model_states for result in results], program.batch_norm_statistics
-    )
-    for variable, value in zip(model.non_trainable_variables, combined, strict=True):
-        if value is not None:
-            variable.assign(value)
-    if program.state.statistics_of_each:
-        kept_apart = batch_norm.kept_apart(model)
-        for index, variable in zip(kept_apart, program.state.statistics_of_each, strict=True):
-            if combined[index] is not None:
-                parts = [result.model_states[index] for result in results]
-                variable.assign(tf.concat(parts, axis=0))  # [num_microbatches, ...]
 
 
 def _result(results: Sequence[tower.TowerResult], shown: list[gradients.Gradient]) -> StepResult:

@@ -9,7 +9,7 @@ import keras
 import tensorflow as tf
 from keras import ops
 
-from towers import batch_norm, gradients, losses
+from towers import gradients, losses, model_state
 
 
 @dataclasses.dataclass(frozen=True)
@@ -53,25 +53,6 @@ class TowerResult(NamedTuple):
     correct: tf.Tensor | None
     weights: tf.Tensor | None
     model_states: list[tf.Tensor | None]
-
-
-def joined(results: Sequence[TowerResult]) -> TowerResult:
-    """Several towers' results as those of one tower that had all their microbatches."""
-    weights, states = zip(*((r.weights, r.model_states) for r in results), strict=True)
-    correct = [result.correct for result in results]
-    return TowerResult(
-        sum_gradients=gradients.sum_over_parts([result.sum_gradients for result in results]),
-        losses={
-            term: tf.concat([result.losses[term] for result in results], axis=0)
-            for term in results[0].losses
-        },
-        correct=None if correct[0] is None else tf.concat(correct, axis=0),
-        weights=None if weights[0] is None else tf.concat(weights, axis=0),
-        model_states=[
-            None if parts[0] is None else tf.concat(parts, axis=0)
-            for parts in zip(*states, strict=True)
-        ],
-    )
 
 
 class _Microbatch(NamedTuple):
@@ -140,10 +121,10 @@ def compute(
 
 
 def _microbatch(
-    program, weights, loss_scale, model_state, images, labels, sample_weight, draw_index
+    program, weights, loss_scale, state, images, labels, sample_weight, draw_index
 ) -> _Microbatch:
     """One forward and backward pass; arguments as in `compute`, for one microbatch."""
-    before = batch_norm.with_draw_index(program.model, model_state, draw_index)
+    before = model_state.with_draw_index(program.model, state, draw_index)
     with tf.GradientTape(watch_accessed_variables=False) as tape:
         tape.watch(weights)
         outputs, after, model_losses = program.model.stateless_call(

@@ -1,28 +1,27 @@
 """Trains any Keras model on towers: the package's front door for programs."""
 
 import functools
-import hashlib
 import itertools
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 
 import keras
 import numpy as np
 import tensorflow as tf
 
 from towers import (
-    batch_norm,
-    checks,
-    collectives,
     devices,
     evaluation,
     gradients,
     losses,
+    model_state,
     not_finite,
-    per_example,
     prefetch,
     step,
     tower,
+    train_state,
+    worker,
 )
+from towers.support import checks, per_example, tally
 
 
 class Trainer:
@@ -51,7 +50,7 @@ class Trainer:
         optimizer: keras.optimizers.Optimizer,
         *,
         tower_devices: tuple[str, ...],
-        workers: collectives.Workers | None = None,
+        workers: worker.Workers | None = None,
         global_batch_size: int,
         num_microbatches: int = 0,
         learning_rate: Callable[[int], float] | None = None,
@@ -69,7 +68,7 @@ class Trainer:
           model: built; its variables should live on `devices.PARAMETER_DEVICE`.
           optimizer: any Keras optimizer. Clipping it does itself comes after the reduction.
           tower_devices: from `devices.choose`; as many on every worker.
-          workers: a started `collectives.SeveralWorkers`; None where there is one worker. Before
+          workers: a started `collectives.MultiWorker`; None where there is one worker. Before
             the first step each has to have the chief's state: `broadcast_state`.
           global_batch_size: examples of one step; a multiple of `num_microbatches`.
           num_microbatches: a multiple of the number of towers of all workers; 0 means one per
@@ -82,7 +81,7 @@ class Trainer:
           weight_decay: coefficient of the weight-decay terms of the loss; 0 for none.
           weight_filter: key of `losses.WEIGHT_FILTERS`, which weights decay.
           gradient_reduction: one of `gradients.REDUCTIONS`.
-          batch_norm_statistics: one of `batch_norm.POLICIES`.
+          batch_norm_statistics: one of `model_state.POLICIES`.
           moving_average_decay: in [0, 1); 0 keeps no averages.
           jit_compile: compile each microbatch's forward and backward pass with XLA.
 
@@ -92,18 +91,18 @@ class Trainer:
             optimizer has what a Trainer would leave out, such as `compile`.
         """
         self.tower_devices = checks.devices(tower_devices)
-        self.workers = workers = workers or collectives.Workers()
+        self.workers = workers = workers or worker.SingleWorker()
         checks.integer("global_batch_size", global_batch_size)
         checks.integer("num_microbatches", num_microbatches)
         self.global_batch_size = global_batch_size
         self.num_microbatches = num_microbatches or len(self.tower_devices) * workers.count
-        check_sizes(
+        checks.sizes(
             global_batch_size, self.num_microbatches, len(self.tower_devices), workers.count
         )
         self.worker_batch_size = global_batch_size // workers.count
-        _check_choice("gradient_reduction", gradient_reduction, gradients.REDUCTIONS)
-        _check_choice("batch_norm_statistics", batch_norm_statistics, batch_norm.POLICIES)
-        _check_choice("weight_filter", weight_filter, losses.WEIGHT_FILTERS)
+        checks.choice("gradient_reduction", gradient_reduction, gradients.REDUCTIONS)
+        checks.choice("batch_norm_statistics", batch_norm_statistics, model_state.POLICIES)
+        checks.choice("weight_filter", weight_filter, losses.WEIGHT_FILTERS)
         if weight_decay < 0:
             raise ValueError(f"weight_decay={weight_decay}: must be at least 0")
         if not 0 <= moving_average_decay < 1:
@@ -115,7 +114,7 @@ class Trainer:
             evaluated_loss_fn = per_example.of(evaluation_loss_fn, "evaluation_loss_fn")
         devices.run_graphs_as_written()
         self.learning_rate = learning_rate
-        self.state = step.new_state(
+        self.state = train_state.new(
             model,
             optimizer,
             keep_averages=moving_average_decay > 0,
@@ -140,10 +139,9 @@ class Trainer:
         # Autograph would only read through code that has no Python control flow over tensors.
         self._train_step = tf.function(self._build_step, autograph=False)
         self._trainable = checks.Trainable(model)
-        self._observer = _Observer(model)
         self._evaluator = evaluation.Evaluator(
             model,
-            self.evaluated_weights(),
+            self.state.evaluated_weights(),
             evaluated_loss_fn,
             self.tower_devices,
             self.num_microbatches // workers.count,
@@ -246,7 +244,7 @@ class Trainer:
             history.append(float(losses.mean(result.losses["total"], result.weights)))
         return history
 
-    def evaluate(self, batches: Iterable) -> evaluation.Evaluation:
+    def evaluate(self, batches: Iterable) -> tally.Evaluation:
         """Evaluates a classifier: its moving-average weights, where they are kept.
 
         These are the weights of `evaluated_model`, and not those that `model.predict` uses.
@@ -263,12 +261,6 @@ class Trainer:
         self._trainable.check()
         return self._evaluator(batches)
 
-    def evaluated_weights(self) -> list[tf.Variable]:
-        """The variables that are evaluated and exported."""
-        return list(self.state.averages) or [
-            weight.value for weight in self.state.model.trainable_variables
-        ]
-
     def evaluated_model(self) -> keras.Model:
         """A copy of the model with the weights that `evaluate` uses, to predict with or to save.
 
@@ -278,30 +270,13 @@ class Trainer:
         self._trainable.check()
         trained = self.state.model
         with tf.device(devices.PARAMETER_DEVICE):
-            model = _clone(trained)
+            model = checks.copy_of(trained)
         values = {id(weight): weight.value for weight in trained.variables}
-        weights = zip(trained.trainable_variables, self.evaluated_weights(), strict=True)
+        weights = zip(trained.trainable_variables, self.state.evaluated_weights(), strict=True)
         values |= {id(weight): value for weight, value in weights}
         for variable, original in zip(model.variables, trained.variables, strict=True):
             variable.assign(values[id(original)])
         return model
-
-    def activations(self, images: tf.Tensor) -> dict[str, tf.Tensor]:
-        """Layer to its activation for this worker's first microbatch of the coming step.
-
-        The same weights, images and draws as `train_step(images, ...)` will use if it comes next,
-        so these are that step's own values, though a forward pass of their own computes them. They
-        are not outputs of the step because fetching them could change how TensorFlow fuses its
-        operations, and with that the last bits of its result.
-
-        Returns:
-          [microbatch, ...] for each layer with a nonlinearity, and the model's output.
-        """
-        microbatch = self.global_batch_size // self.num_microbatches
-        first = self.workers.index * (self.num_microbatches // self.workers.count)
-        draw_index = self.state.step * self.num_microbatches + first
-        with tf.device(self.tower_devices[0]):
-            return self._observer(tf.convert_to_tensor(images)[:microbatch], draw_index)
 
     def step_graph(
         self, images: tf.Tensor, labels: tf.Tensor, parts: prefetch.Parts | None = None
@@ -318,87 +293,7 @@ class Trainer:
 
     def broadcast_state(self) -> None:
         """Gives every worker the chief's state; all call it together."""
-        self.workers.broadcast([variable for part in self._parts().values() for variable in part])
-
-    def batch_norm_divergence(self) -> dict[str, dict[str, float]]:
-        """`batch_norm.divergence` of the microbatches' statistics; empty but for `each`."""
-        statistics = self.state.statistics_of_each
-        return batch_norm.divergence(self.state.model, statistics) if statistics else {}
-
-    def parts_sha256(self) -> dict[str, str]:
-        """A hash for each part of the state that this run has.
-
-        They are `weights`, `model_state` (batch norm), `optimizer` (slots), `moving_averages`,
-        `statistics_of_each` and `counters` (step, examples seen): all that a checkpoint holds.
-        """
-        return {name: sha256(v.numpy() for v in part) for name, part in self._parts().items()}
-
-    def _parts(self) -> dict[str, list]:
-        """The variables of the state, but for parts that this run does not have."""
-        state = self.state
-        parts = {
-            "weights": state.model.trainable_variables,
-            "model_state": state.model.non_trainable_variables,
-            "optimizer": state.optimizer.variables,
-            "moving_averages": state.averages,
-            "statistics_of_each": state.statistics_of_each,
-            "counters": [state.step, state.examples_seen],
-        }
-        return {name: list(part) for name, part in parts.items() if part}
-
-    def state_sha256(self) -> str:
-        """One hash over those of `parts_sha256`: of the whole state of a run."""
-        return sha256_of_parts(self.parts_sha256())
-
-
-class _Observer:
-    """A functional model's activations, computed without touching its state."""
-
-    def __init__(self, model: keras.Model):
-        # A subclassed model has no graph of layers to look into.
-        self._model = None
-        if isinstance(model, (keras.Sequential, keras.Model)) and getattr(model, "inputs", None):
-            outputs = {layer.name: layer.output for layer in model.layers if _is_nonlinear(layer)}
-            output = {model.layers[-1].name: model.outputs[0]}
-            try:
-                self._model = keras.Model(model.inputs, outputs | output)
-            except ValueError:
-                # A layer that was first called in another model has its `output` there.
-                self._model = keras.Model(model.inputs, output)
-        self._call = tf.function(self._build, autograph=False)
-
-    def __call__(self, images: tf.Tensor, draw_index: tf.Tensor) -> dict[str, tf.Tensor]:
-        return self._call(images, draw_index) if self._model else {}
-
-    def _build(self, images, draw_index):
-        weights = [variable.value for variable in self._model.trainable_variables]
-        state = [variable.value for variable in self._model.non_trainable_variables]
-        drawn_state = batch_norm.with_draw_index(self._model, state, draw_index)
-        return self._model.stateless_call(weights, drawn_state, images, training=True)[0]
-
-
-def _is_nonlinear(layer: keras.layers.Layer) -> bool:
-    if isinstance(layer, (keras.layers.ReLU, keras.layers.Activation)):
-        return True
-    return getattr(layer, "activation", None) not in (None, keras.activations.linear)
-
-
-def _clone(model: keras.Model) -> keras.Model:
-    try:
-        copy = keras.models.clone_model(model)
-        if not copy.built:
-            copy.build_from_config(model.get_build_config())
-    except (NotImplementedError, TypeError, ValueError) as error:
-        raise ValueError(
-            f"Keras cannot copy the model: a subclass such as {type(model).__name__} needs "
-            "get_config, with all that its constructor takes"
-        ) from error
-    if [v.shape for v in copy.variables] != [v.shape for v in model.variables]:
-        raise ValueError(
-            f"Keras's copy of the model has other variables: get_config of {type(model).__name__} "
-            "has to say all that its constructor takes"
-        )
-    return copy
+        self.workers.broadcast([v for part in self.state.parts().values() for v in part])
 
 
 def _indices(model: keras.Model, decayed: list[keras.Variable]) -> dict[str, int]:
@@ -410,45 +305,3 @@ def _indices(model: keras.Model, decayed: list[keras.Variable]) -> dict[str, int
         name if names.count(name) == 1 else f"{name}_{index}": index
         for name, index in zip(names, indices, strict=True)
     }
-
-
-def check_sizes(
-    global_batch_size: int, num_microbatches: int, num_towers: int, num_workers: int = 1
-) -> None:
-    """Checks that every tower of every worker gets the same number of equal microbatches.
-
-    Raises:
-      ValueError: with the numbers that do not divide.
-    """
-    if global_batch_size < 1:
-        raise ValueError(f"global_batch_size={global_batch_size}: must be at least 1")
-    if num_microbatches < 1:
-        raise ValueError(f"num_microbatches={num_microbatches}: must be at least 1")
-    towers = f"num_towers={num_towers}" + (f" x {num_workers} workers" if num_workers > 1 else "")
-    if num_microbatches % (num_towers * num_workers):
-        raise ValueError(f"num_microbatches={num_microbatches} must be divisible by {towers}")
-    if global_batch_size % num_microbatches:
-        raise ValueError(
-            f"global_batch_size={global_batch_size} must be divisible by "
-            f"num_microbatches={num_microbatches} (on {towers})"
-        )
-
-
-def _check_choice(name: str, value: str, allowed: Iterable[str]) -> None:
-    if value not in allowed:
-        raise ValueError(f"{name}={value!r}: must be one of {', '.join(allowed)}")
-
-
-def sha256_of_parts(parts: Mapping[str, str]) -> str:
-    """One hash over those of `Trainer.parts_sha256`, in order."""
-    return hashlib.sha256("".join(parts.values()).encode()).hexdigest()
-
-
-def sha256(values: Iterable) -> str:
-    """Hash over the dtype, shape and bytes of arrays, in order; 64 hexadecimal digits."""
-    digest = hashlib.sha256()
-    for value in values:
-        array = np.ascontiguousarray(value)
-        digest.update(f"{array.dtype}{array.shape}".encode())
-        digest.update(array.tobytes())
-    return digest.hexdigest()

@@ -15,8 +15,11 @@ import sys
 import towers  # before Keras: it silences TensorFlow's notices
 from benchmarks.peers import counter
 from input_pipeline import preprocess
-from towers import channel, cluster, collectives, devices, launch, models, session
-from towers.models import cifarnet
+from towers import devices, networks, worker
+from towers.multi_worker import cluster, collectives
+from towers.networks import cifarnet
+from towers.support import machine
+from towers_cli import launch, resolve
 
 import keras  # isort: skip
 import tensorflow as tf  # isort: skip
@@ -25,12 +28,12 @@ import tensorflow as tf  # isort: skip
 def main():
     """Trains or evaluates until nobody listens."""
     parser = argparse.ArgumentParser()
-    parser.add_argument("--model", default="cifarnet", choices=list(models.NETWORKS))
+    parser.add_argument("--model", default="cifarnet", choices=list(networks.NETWORKS))
     parser.add_argument("--filters", type=int, help="of cifarnet's convolutions; its default: 64")
-    parser.add_argument("--compute_dtype", default="float32", choices=list(models.DTYPE_POLICIES))
+    parser.add_argument("--compute_dtype", default="float32", choices=list(networks.DTYPE_POLICIES))
     parser.add_argument("--global_batch_size", type=int, default=128)
     parser.add_argument("--num_towers", type=int, default=1)
-    parser.add_argument("--num_microbatches", type=int, default=session.CPU_MICROBATCHES)
+    parser.add_argument("--num_microbatches", type=int, default=resolve.CPU_MICROBATCHES)
     parser.add_argument("--num_workers", type=int, default=1)
     parser.add_argument("--worker_reduction", default="ordered", choices=collectives.REDUCTIONS)
     parser.add_argument("--evaluate", action="store_true")
@@ -38,7 +41,7 @@ def main():
     turn = None if "TF_CONFIG" in os.environ else counter.Counter()
     workers = meet_workers(options.num_workers)
     devices.use_intra_op_threads(
-        session.default_threads(options.num_microbatches, 0, devices.available_cores())
+        resolve.default_threads(options.num_microbatches, 0, machine.available_cores())
     )
     batch = options.global_batch_size
     tower_devices = devices.choose(options.num_towers)
@@ -54,17 +57,17 @@ def main():
     )
     if options.evaluate:
         run.evaluate(counted(turn, (images, labels, tf.ones([batch], tf.bool)), batch))
-    with contextlib.nullcontext() if turn else contextlib.suppress(channel.WorkerError):
+    with contextlib.nullcontext() if turn else contextlib.suppress(worker.WorkerError):
         for _ in itertools.count():
             run.train_step(images, labels).losses["total"].numpy()
             if turn:
                 turn.step_done(batch)
 
 
-def meet_workers(count: int) -> collectives.Workers:
+def meet_workers(count: int) -> worker.Workers:
     """This process as one of so many workers; starts the others where it is the chief."""
     if count == 1:
-        return collectives.Workers()
+        return worker.SingleWorker()
     members = cluster.from_tf_config(os.environ.get("TF_CONFIG") or "{}")
     if members is None:
         addresses = tuple(f"127.0.0.1:{port}" for port in launch.free_ports(count))
@@ -77,7 +80,7 @@ def meet_workers(count: int) -> collectives.Workers:
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.DEVNULL,
             )
-    return collectives.SeveralWorkers(members, wait_seconds=60.0)
+    return collectives.MultiWorker(members, wait_seconds=60.0)
 
 
 def trainer_and_batch(
@@ -87,10 +90,10 @@ def trainer_and_batch(
     tower_devices: tuple[str, ...],
     num_microbatches: int,
     filters: int | None = None,
-    workers: collectives.Workers | None = None,
+    workers: worker.Workers | None = None,
 ) -> tuple[towers.Trainer, tf.Tensor, tf.Tensor]:
     """A trainer with all that a run of `train.py` updates, and a worker's images and labels."""
-    network = models.NETWORKS[model]
+    network = networks.NETWORKS[model]
     shape = preprocess.for_images(network.preprocessing, (32, 32, 3)).output_shape
     n = global_batch_size // (workers.count if workers else 1)
     images = tf.random.stateless_normal([n, *shape], seed=[0, 0])
@@ -116,8 +119,8 @@ def build(
 ) -> keras.Model:
     """The network, of another width where that is asked for."""
     if filters is None:
-        return models.build(model, shape, 10, compute_dtype=compute_dtype)
-    policy = keras.DTypePolicy(models.DTYPE_POLICIES[compute_dtype])
+        return networks.build(model, shape, 10, compute_dtype=compute_dtype)
+    policy = keras.DTypePolicy(networks.DTYPE_POLICIES[compute_dtype])
     with tf.device(devices.PARAMETER_DEVICE):
         return cifarnet.build(shape, 10, policy, 0, filters=filters)
 

@@ -1,0 +1,103 @@
+"""What lessons train on, and the small networks that they train."""
+
+import dataclasses
+from typing import NamedTuple
+
+import towers  # noqa: F401  before Keras: it silences TensorFlow's notices
+from input_pipeline import batches, datasets, preprocess
+from laboratory import findings
+from towers import devices
+from towers.networks import cifarnet, resnet
+
+import keras  # isort: skip
+import tensorflow as tf  # isort: skip
+
+# The beginning of the fingerprint of a training split that has a name of its own.
+KNOWN = {"7a2567a4c9a6": "CIFAR-10, JPEG q75"}
+
+
+PREPROCESSING, SHAPE, CLASSES = "crop_flip_colour", (24, 24, 3), 10  # of both data sets
+
+
+class Images(NamedTuple):
+    """A data set in memory.
+
+    name: for a person; where it is CIFAR-10 with other pixels than the original, it says so.
+    """
+
+    name: str
+    train: datasets.ImageArrays
+    test: datasets.ImageArrays
+
+    def training_batches(
+        self,
+        global_batch_size: int,
+        steps: int,
+        *,
+        seed: int = 0,
+        distorted: bool = True,
+    ) -> tf.data.Dataset:
+        """(images, labels) of so many steps, as `train.py` has them.
+
+        Args:
+          global_batch_size: examples of a step.
+          steps: batches.
+          seed: of their order and distortions.
+          distorted: False preprocesses them as for an evaluation.
+        """
+        how = preprocess.for_images(PREPROCESSING, self.train.images.shape[1:])
+        return batches.training_batches(
+            self.train.images,
+            self.train.labels,
+            global_batch_size=global_batch_size,
+            seed=seed,
+            last_step=steps,
+            preprocess=how.train if distorted else lambda images, draws: how.evaluate(images),
+        )
+
+    def test_batches(self, split: str = "test") -> tf.data.Dataset:
+        """(images, labels, mask) of a whole split, preprocessed for an evaluation."""
+        of = {"train": self.train, "test": self.test}[split]
+        how = preprocess.for_images(PREPROCESSING, of.images.shape[1:])
+        return batches.evaluation_batches(
+            of.images, of.labels, global_batch_size=500, preprocess=how.evaluate
+        )
+
+    def first(self, training: int, test: int) -> "Images":
+        """The same with the first so many examples of each split alone."""
+        train, test = (
+            dataclasses.replace(split, images=split.images[:count], labels=split.labels[:count])
+            for split, count in ((self.train, training), (self.test, test))
+        )
+        return self._replace(train=train, test=test)
+
+
+def load(setup: findings.Setup) -> Images:
+    """CIFAR-10 where it is at hand and there is time for it, else `shapes`.
+
+    Raises:
+      DataError: with a message for the person at the keyboard; a folder that was named has none.
+    """
+    found = not setup.short and datasets.at_hand("cifar10", setup.data_dir)
+    if setup.data_dir and not (found or setup.short):
+        raise datasets.DataError(
+            f"--data_dir={setup.data_dir} holds no CIFAR-10 that is prepared or unpacked; without "
+            "the flag a lesson takes TFDS's folder, or draws shapes."
+        )
+    name = "cifar10" if found else "shapes"
+    train, test = (datasets.load(name, setup.data_dir, split) for split in datasets.SPLITS)
+    return Images(KNOWN.get(train.fingerprint[:12], name), train, test)
+
+
+def small_cifarnet() -> keras.Model:
+    """The tutorial's network with a quarter of its filters and a sixth of its hidden units."""
+    with tf.device(devices.PARAMETER_DEVICE):
+        return cifarnet.build(
+            SHAPE, CLASSES, keras.DTypePolicy("float32"), 0, filters=16, hidden_units=(64, 32)
+        )
+
+
+def small_resnet() -> keras.Model:
+    """Eight layers with batch norm."""
+    with tf.device(devices.PARAMETER_DEVICE):
+        return resnet.build(SHAPE, CLASSES, keras.DTypePolicy("float32"), 0, blocks_per_stage=1)

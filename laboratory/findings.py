@@ -1,0 +1,111 @@
+"""What an experiment is given, and what it finds: a table, a plot, and a claim with its numbers."""
+
+import dataclasses
+import datetime
+import importlib.metadata
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+
+from towers import devices
+from towers.support import machine, noise
+
+PACKAGES = ("TensorFlow", "Keras")
+
+Draw = Callable[["matplotlib.figure.Figure"], None]  # noqa: F821  imported when a plot is drawn
+
+
+@dataclasses.dataclass(frozen=True)
+class Setup:
+    """What a lesson is given.
+
+    Attributes:
+      short: for the test of the claim: it takes seconds, and draws its images itself.
+      data_dir: where CIFAR-10 may lie, as in `train.py`; None for the folder of TFDS.
+    """
+
+    short: bool = False
+    data_dir: str | None = None
+
+
+@dataclasses.dataclass(frozen=True)
+class Finding:
+    """What a lesson has found.
+
+    Attributes:
+      head: names of the table's columns.
+      rows: the table, as text.
+      claim: what the numbers say, in a sentence or two.
+      numbers: those that the claim rests on, for the lesson's test.
+      draw: draws the plot on an empty figure.
+      data: what the images were; empty where there were none.
+    """
+
+    head: Sequence[str]
+    rows: Sequence[Sequence[str]]
+    claim: str
+    numbers: Mapping[str, object]
+    draw: Draw
+    data: str = "shapes"
+
+    def table(self) -> str:
+        """The table in Markdown, which a terminal shows well enough."""
+        return table(self.head, self.rows)
+
+
+def table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    """A table in Markdown with columns of even width."""
+    columns = list(zip(head, *rows, strict=True))
+    widths = [max(map(len, column)) for column in columns]
+    lines = [
+        "| " + " | ".join(f"{cell:<{width}}" for cell, width in zip(row, widths, strict=True))
+        for row in (head, *rows)
+    ]
+    rule = "|" + "|".join("-" * (width + 2) for width in widths) + "|"
+    return "\n".join([f"{lines[0]} |", rule, *(f"{line} |" for line in lines[1:])])
+
+
+def save(finding: Finding, path: Path, size: tuple[float, float] = (8.5, 4.2)) -> None:
+    """Draws the plot into a file, of so many inches.
+
+    Raises:
+      ImportError: matplotlib is not installed (`pip install matplotlib`).
+    """
+    import matplotlib
+
+    matplotlib.use("Agg")
+    import matplotlib.pyplot as plt
+
+    style = {"font.size": 10, "axes.spines.top": False, "axes.spines.right": False}
+    with plt.rc_context(style):
+        figure = plt.figure(figsize=size, layout="constrained")
+        finding.draw(figure)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        figure.savefig(path, dpi=100)
+        plt.close(figure)
+
+
+def start_runtime() -> None:
+    """Four logical CPU devices, and one thread for an operation, as `train.py` has on a few cores.
+
+    As in `train.py`, nothing is logged below an error.
+
+    Raises:
+      ValueError: TensorFlow's runtime has started with less.
+    """
+    noise.quiet_loggers()
+    devices.use_intra_op_threads(1)
+    devices.choose(4)
+
+
+def conditions(finding: Finding, seconds: float) -> str:
+    """What a page's numbers have to be read with."""
+    versions = [f"{package} {importlib.metadata.version(package.lower())}" for package in PACKAGES]
+    said = [
+        f"{datetime.date.today():%B %Y}",
+        "one run",
+        *([finding.data] if finding.data else ["nothing is trained"]),
+        *versions,
+        f"{machine.available_cores()} cores of {machine.processor()}",
+        f"{seconds:.0f} s",
+    ]
+    return f"({'; '.join(said)})"

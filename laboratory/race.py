@@ -1,0 +1,129 @@
+"""Runs to an accuracy: how many examples a batch size and a rate need.
+
+Each run has one tower with one microbatch, and as many runs go on side by side as there are cores.
+"""
+
+import concurrent.futures
+import functools
+import statistics
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+
+import towers  # before Keras: it silences TensorFlow's notices
+from laboratory import data
+from towers import devices, schedules
+from towers.support import machine
+
+import keras  # isort: skip
+import tensorflow as tf  # isort: skip
+
+EXAMPLES_BETWEEN_EVALUATIONS = 2_000
+TEST_BATCHES = 8  # of 500
+SMOOTHED_OVER = 3  # evaluations: one alone is off by a point
+
+
+class Entry(NamedTuple):
+    """One run: the examples of a step, the rate, and over how many examples it is warmed up."""
+
+    global_batch_size: int
+    rate: float
+    warm_up: int = 0
+
+
+def examples_needed(
+    entries: Sequence[Entry], images: data.Images, accuracy: float, at_most: int
+) -> list[float | None]:
+    """The examples that each run has seen when its test accuracy is there.
+
+    Args:
+      entries: the runs, all from the same weights.
+      images: what they train on, without distortions.
+      accuracy: share of the test examples; of the last three evaluations' mean.
+      at_most: examples after which a run is given up.
+
+    Returns:
+      One number for each entry; None where the accuracy was not reached.
+    """
+    test = list(images.test_batches().take(TEST_BATCHES))
+    return side_by_side(
+        [functools.partial(run, entry, images, test, accuracy, at_most) for entry in entries]
+    )
+
+
+def side_by_side(calls: Sequence[Callable]) -> list:
+    """What calls return that are made in threads, as many at a time as there are cores."""
+    with concurrent.futures.ThreadPoolExecutor(machine.available_cores()) as pool:
+        running = [pool.submit(call) for call in calls]
+        try:
+            return [one.result() for one in running]
+        except BaseException:  # also a Ctrl-C: do not begin the rest
+            pool.shutdown(cancel_futures=True)
+            raise
+
+
+def run(entry: Entry, images: data.Images, test, accuracy: float, at_most: int) -> float | None:
+    """One run of `examples_needed`."""
+    batch = entry.global_batch_size
+    trained = trainer(entry, len(images.train.images))
+    seen, measured = [], []
+    for step, pair in enumerate(
+        images.training_batches(batch, at_most // batch, distorted=False), start=1
+    ):
+        try:
+            trained.train_step(*pair)
+        except towers.NotFiniteError:
+            return None
+        if step * batch < (seen[-1] if seen else 0) + EXAMPLES_BETWEEN_EVALUATIONS:
+            continue
+        seen.append(step * batch)
+        measured.append(trained.evaluate(test).accuracy)
+        last = measured[-SMOOTHED_OVER:]
+        if len(last) == SMOOTHED_OVER and statistics.mean(last) >= accuracy:
+            return statistics.mean(seen[-SMOOTHED_OVER:])
+    return None
+
+
+def trainer(
+    entry: Entry, examples_per_epoch: int, num_microbatches: int = 1, **options
+) -> towers.Trainer:
+    """A new trainer of the small network, on one tower; `options` are the Trainer's."""
+    rate = schedules.LearningRate(
+        "constant",
+        entry.rate,
+        examples_per_epoch,
+        warmup_epochs=entry.warm_up / examples_per_epoch,
+    )
+    return towers.Trainer(
+        network(),
+        keras.optimizers.SGD(),
+        global_batch_size=entry.global_batch_size,
+        learning_rate=rate,
+        tower_devices=(devices.PARAMETER_DEVICE,),
+        num_microbatches=num_microbatches,
+        **options,
+    )
+
+
+def network() -> keras.Model:
+    """Two convolutions and a dense layer: quick enough to be trained some thirty times."""
+    start = iter(range(4))
+
+    def layer(kind, *arguments, **options):
+        return kind(
+            *arguments,
+            kernel_initializer=keras.initializers.GlorotUniform(seed=next(start)),
+            **options,
+        )
+
+    convolution = {"strides": 2, "padding": "same", "activation": "relu"}
+    with tf.device(devices.PARAMETER_DEVICE):
+        return keras.Sequential(
+            [
+                keras.Input(data.SHAPE),
+                layer(keras.layers.Conv2D, 16, 5, **convolution),
+                layer(keras.layers.Conv2D, 32, 3, **convolution),
+                keras.layers.Flatten(),
+                layer(keras.layers.Dense, 64, activation="relu"),
+                layer(keras.layers.Dense, data.CLASSES),
+            ]
+        )

@@ -1,0 +1,405 @@
+"""Converts a training recipe stated for one number of towers (GPUs) into one for another.
+
+    python -m lessons.recipe --from_towers=9 --to_towers=1
+
+Papers and old scripts state a recipe as it was run: a batch for each GPU, durations in steps. Two
+ways lead to other towers: A, the same run, where nothing changes but where the work is done; and B,
+the same batch per tower, where a step has other examples and most of the recipe converts. Both are
+printed with train.py's flags, and then what does not convert. Flags left out are those of the
+tutorial's headline run.
+"""
+
+import argparse
+import dataclasses
+import math
+import sys
+import textwrap
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+
+import numpy as np
+
+from towers import gradients, schedules
+from towers.networks import optimizers
+from towers_cli import settings
+
+_RULES = {
+    "linear": "by the linear rule (Goyal et al. 2017, arXiv:1706.02677)",
+    "sqrt": "by the square-root rule (Krizhevsky 2014, arXiv:1404.5997; for Adam and RMSprop "
+    "Malladi et al. 2022, arXiv:2205.10287)",
+    "none": "as --scaling=none asks",
+}
+
+
+def _flag(setting: str, default, text: str):
+    """A field that is a flag, in the range of a setting of train.py."""
+    return dataclasses.field(default=default, metadata={"help": text, "setting": setting})
+
+
+@dataclasses.dataclass(frozen=True)
+class Recipe:
+    """How to train on so many towers; durations in steps."""
+
+    num_towers: int
+    num_microbatches: int  # for the authors, whose unit is the tower's batch, the towers again
+    per_tower_batch_size: int = _flag("global_batch_size", 128, "examples of a tower in a step")
+    learning_rate: float = _flag("learning_rate", 0.1, "before any decay")
+    steps: float = _flag("max_steps", 100_000, "of the whole run")
+    # The tutorial's int(50_000 / 128 * 350), whatever the number of GPUs.
+    decay_steps: float = _flag("summary_every_steps", 136_718, "between two decays; 0: none")
+    warmup_steps: float = _flag("summary_every_steps", 0, "of linear warm-up; 0: none")
+    momentum: float = _flag("momentum", 0.0, f"for {', '.join(optimizers.WITH_MOMENTUM)}")
+    moving_average_decay: float = _flag("moving_average_decay", 0.9999, "per step; 0: no averages")
+    weight_decay: float = _flag("weight_decay", 0.004, "in every tower's loss, or decoupled")
+    gradient_reduction: str = _flag("gradient_reduction", "mean", "mean or sum over the towers")
+    optimizer: str = _flag("optimizer", "sgd", ", ".join(optimizers.OPTIMIZERS))
+
+    @property
+    def global_batch_size(self) -> int:
+        """Examples of a step."""
+        return self.num_towers * self.per_tower_batch_size
+
+    @property
+    def towers(self) -> str:
+        """Their number in words."""
+        return f"{self.num_towers} tower{'s' if self.num_towers > 1 else ''}"
+
+    def epochs(self, steps: float, examples: int) -> float:
+        """Steps in epochs of a training set of so many examples."""
+        return steps * self.global_batch_size / examples
+
+
+_STATED = dataclasses.fields(Recipe)[2:]  # what is a flag of the command
+
+
+def with_mean(recipe: Recipe) -> Recipe:
+    """The same updates by the mean of the gradients.
+
+    For SGD the sum of k gradients at rate r is their mean at k * r. The other optimizers divide by
+    the gradient's own size, and their rate stays (nearly: `gradients.reduce_towers`).
+    """
+    summed = recipe.gradient_reduction == "sum" and recipe.optimizer == "sgd"
+    rate = recipe.learning_rate * (recipe.num_microbatches if summed else 1)
+    return dataclasses.replace(recipe, learning_rate=rate, gradient_reduction="mean")
+
+
+def same_run(recipe: Recipe, to_towers: int) -> Recipe | None:
+    """Way A: the same global batch on other towers; None where it has no equal parts for them.
+
+    The microbatches stay where `to_towers` divides their number; else they are cut smaller.
+    """
+    microbatches = math.lcm(recipe.num_microbatches, to_towers)
+    if recipe.global_batch_size % microbatches or microbatches > 1024:  # the most train.py takes
+        return None
+    return dataclasses.replace(
+        with_mean(recipe),
+        num_towers=to_towers,
+        num_microbatches=microbatches,
+        per_tower_batch_size=recipe.global_batch_size // to_towers,
+    )
+
+
+def converted(recipe: Recipe, to_towers: int, scaling: str) -> Recipe:
+    """Way B: the same batch per tower, so that a step has k = to / from times the examples.
+
+      learning rate    * k (linear), * sqrt(k) or as it is (none): `schedules.scaled_rate`
+      durations        / k, which is the same in epochs
+      moving averages  decay ** k, which has the same half-life in epochs (Busbridge et al. 2023,
+                       arXiv:2307.13813)
+      weight decay     as it is in a loss; decoupled, so that rate * coefficient * steps stays
+                       (Wang and Aitchison 2024, arXiv:2405.13698)
+
+    Raises:
+      ValueError: `scaling` is not one of `schedules.SCALINGS`.
+    """
+    k = to_towers / recipe.num_towers
+    growth = schedules.scaled_rate(1.0, scaling, to_towers, recipe.num_towers)
+    decoupled = recipe.optimizer in optimizers.DECOUPLED_WEIGHT_DECAY
+    mean = with_mean(recipe)
+    return dataclasses.replace(
+        mean,
+        num_towers=to_towers,
+        num_microbatches=to_towers,
+        learning_rate=mean.learning_rate * growth,
+        steps=recipe.steps / k,
+        decay_steps=recipe.decay_steps / k,
+        warmup_steps=recipe.warmup_steps / k,
+        moving_average_decay=recipe.moving_average_decay**k,
+        weight_decay=recipe.weight_decay * (k / growth if decoupled else 1),
+    )
+
+
+def train_flags(recipe: Recipe, examples: int) -> list[str]:
+    """The recipe as flags of train.py, which counts in epochs: here of so many examples.
+
+    Raises:
+      SettingsError: train.py would refuse one of them, or could not tell a decay from 1.
+    """
+    exponential = {"epochs_per_decay": recipe.epochs(recipe.decay_steps, examples)}
+    values = {
+        "num_towers": recipe.num_towers,
+        "global_batch_size": recipe.global_batch_size,
+        "num_microbatches": recipe.num_microbatches,
+        "gradient_reduction": recipe.gradient_reduction,
+        "optimizer": recipe.optimizer,
+        "learning_rate": recipe.learning_rate,
+        "learning_rate_schedule": "exponential" if recipe.decay_steps else "constant",
+        **(exponential if recipe.decay_steps else {}),
+        "warmup_epochs": recipe.epochs(recipe.warmup_steps, examples),
+        "train_epochs": recipe.epochs(recipe.steps, examples),
+        "momentum": recipe.momentum,
+        "weight_decay": recipe.weight_decay,
+        "moving_average_decay": recipe.moving_average_decay,
+    }
+    try:
+        for name, value in values.items():
+            settings.check_value(name, value)
+        if np.float32(recipe.moving_average_decay) == 1:
+            given = f"--moving_average_decay={recipe.moving_average_decay!r}"
+            raise settings.SettingsError(f"{given}: must be below 1 in float32")
+    except settings.SettingsError as error:
+        raise settings.SettingsError(f"{recipe.towers} would need {error}") from error
+    return [
+        f"--{name}={value:.10g}" if isinstance(value, float) else f"--{name}={value}"
+        for name, value in values.items()
+    ]
+
+
+def table(columns: Mapping[str, Recipe], examples: int) -> str:
+    """Recipes beside each other, under their titles; durations in epochs of so many examples."""
+    described = {title: _described(recipe, examples) for title, recipe in columns.items()}
+    names = next(iter(described.values()))
+    cells = [["", *names], *([title, *rows.values()] for title, rows in described.items())]
+    widths = [max(map(len, column)) for column in cells]
+    return "\n".join(
+        "  ".join(f"{text:<{width}}" for text, width in zip(row, widths, strict=True)).rstrip()
+        for row in zip(*cells, strict=True)
+        if any(row[1:])
+    )
+
+
+def _described(recipe: Recipe, examples: int) -> dict[str, str]:
+    batch, momentum = recipe.global_batch_size, recipe.momentum
+    decay = recipe.moving_average_decay
+
+    def duration(steps):
+        return f"{steps:,.0f} ({recipe.epochs(steps, examples):,.6g} epochs)" if steps else "none"
+
+    def in_examples(steps):
+        return f"{steps * batch:,.0f} examples"
+
+    return {
+        "examples in a step": f"{batch:,}",
+        "microbatches": f"{recipe.num_microbatches} of {batch // recipe.num_microbatches:,}",
+        "gradients": recipe.gradient_reduction,
+        "learning rate": f"{recipe.learning_rate:.6g}",
+        "steps": duration(recipe.steps),
+        "steps to a decay": duration(recipe.decay_steps),
+        "steps of warm-up": duration(recipe.warmup_steps),
+        "momentum": f"{momentum:.6g}" if momentum else "none",
+        "  its memory": in_examples(1 / (1 - momentum)) if momentum else "",
+        "moving averages": f"{decay:.8g}" if decay else "none",
+        "  their half-life": in_examples(math.log(0.5) / math.log(decay)) if decay else "",
+        "weight decay": f"{recipe.weight_decay:.6g}",
+    }
+
+
+def notes_on_a(authors: Recipe, a: Recipe | None) -> Iterator[str]:
+    """What the same run keeps, and what it takes."""
+    if a is None:
+        yield f"""Not possible: {authors.global_batch_size:,} examples have no equal parts for so
+        many towers (at most 1,024 parts)."""
+        return
+    count, share = a.num_microbatches, a.num_microbatches // a.num_towers
+    exact = gradients.same_bits(count)
+    rest = "" if a.num_towers in exact else f"; with {a.num_towers} but for rounding"
+    if count != authors.num_microbatches:
+        yield f"""For equal shares the microbatches are cut from {authors.per_tower_batch_size} to
+        {a.global_batch_size // count} examples: the same update but for rounding, and another model
+        where layers see a microbatch as a whole, as batch norm does (docs/batch_norm.md)."""
+    yield f"""On CPUs train.py ends with the same weights, to the last bit, with --num_towers={
+        " or ".join(map(str, exact))
+    }{rest} (docs/same_bits.md). The authors' own had other examples in each step."""
+    if share > 1:
+        yield f"""A tower's {share} microbatches do not wait for each other: count on memory for all
+        of its {a.per_tower_batch_size:,} examples."""
+
+
+def notes_on_b(authors: Recipe, b: Recipe, scaling: str) -> Iterator[str]:
+    """The rules by which the recipe was converted, and what train.py has no flags for."""
+    k = b.num_towers / authors.num_towers
+    growth = schedules.scaled_rate(1.0, scaling, b.num_towers, authors.num_towers)
+    name, sgd = authors.optimizer, authors.optimizer == "sgd"
+    if k == 1:
+        return
+    derived = {"linear": ("sgd",), "sqrt": ("sgd", "adam", "adamw", "rmsprop")}
+    guess = name not in derived.get(scaling, name)
+    yield f"""Rate x {growth:.4g} {_RULES[scaling]}{f", for {name} a guess" if guess else ""}; steps
+    x {1 / k:.4g}."""
+    if sgd and scaling != "linear":
+        yield f"In an epoch that pushes the weights {growth / k:.3g} times as far as theirs."
+    if k > 1 and scaling == "linear" and not authors.warmup_steps:
+        yield f"""Warning: {growth:.4g} times the rate, and no warm-up. Goyal et al. rise to theirs
+        in 5 epochs (--warmup_steps)."""
+    if authors.moving_average_decay:
+        yield f"Moving averages: decay ** {k:.4g} (Busbridge et al. 2023, arXiv:2307.13813)."
+    if b.weight_decay != authors.weight_decay:
+        yield f"""Decoupled weight decay x {k / growth:.4g} keeps rate x coefficient x steps (Wang
+        and Aitchison 2024, arXiv:2405.13698)."""
+    if name in ("adam", "adamw"):
+        yield f"""By hand, for train.py has no flags for them: each beta of {name} becomes 1 -
+        {k:.4g} (1 - beta), where that is above 0, and its epsilon is divided by
+        {math.sqrt(k):.4g} (Malladi et al.)."""
+
+
+def doubts(authors: Recipe, b: Recipe) -> Iterator[str]:
+    """What does not convert to other towers."""
+    k = b.num_towers / authors.num_towers
+    if k == 1:
+        return
+    yield f"""Noise, in B. A step's gradient has {1 / math.sqrt(k):.3g} times the standard
+    deviation. The rule (linear for SGD, square root for Adam) gives an epoch the same noise while
+    rates are small, and no step the same."""
+    yield f"""Large batches. Up to which one the rule holds, network and data decide: Goyal et al.
+    went to 8,192 on ImageNet. {"Beyond" if k > 1 else "From beyond"} it the rate is likely too
+    {"high" if k > 1 else "low"}."""
+    if authors.momentum:
+        yield """Momentum, in B. It is kept, as by Goyal et al.: for small rates rate /
+        (1 - momentum) is what counts. Its memory, 1 / (1 - momentum) steps, is of other
+        examples."""
+    yield f"""Batch norm, in B. Its running statistics forget by the step: with the layer's momentum
+    ** {k:.4g} they remember as many examples."""
+    yield f"Time. In an epoch a tower has {1 / k:.4g} times the examples of theirs, in A and in B."
+
+
+def readings(authors: Recipe, examples: int) -> Iterator[str]:
+    """What several towers may have done in more than one way."""
+    count, rate = authors.num_towers, authors.learning_rate
+    if count == 1:
+        return
+    if authors.gradient_reduction == "sum":
+        yield f"""Sum. Of {count} gradients at rate {rate:.6g} it is their mean at
+        {with_mean(authors).learning_rate:.6g}, by {authors.optimizer} (pitfall 22)."""
+    if authors.decay_steps:
+        ran = authors.epochs(authors.decay_steps, examples)
+        yield f"""Decay. {authors.decay_steps:,} steps of {authors.towers} are {ran:,.6g} epochs,
+        and that is what was run. Where they were worked out from the batch of one tower,
+        {ran / count:,.6g} were meant: --epochs_per_decay={ran / count:.10g} (pitfalls 1, 2)."""
+    if authors.weight_decay and authors.optimizer not in optimizers.DECOUPLED_WEIGHT_DECAY:
+        yield f"""Weight decay is taken to be in every tower's loss. Added in one tower's alone, or
+        once to a sum, it had 1/{count} of its coefficient (pitfall 20)."""
+    yield """Batch norm. Its statistics here are the mean of the microbatches'; a script that keeps
+    one tower's has others (pitfall 23)."""
+    yield f"""Clipping. A norm stays where the mean is clipped, as here; where a sum is, it is
+    divided by {count}; where each tower clips its own, nothing is the same (pitfall 25)."""
+
+
+def report(authors: Recipe, to_towers: int, scaling: str, examples: int) -> str:
+    """All that the command prints.
+
+    Raises:
+      SettingsError: as `train_flags`.
+    """
+    a, b = same_run(authors, to_towers), converted(authors, to_towers, scaling)
+    flags_of_a, flags_of_b = train_flags(a, examples) if a else [], train_flags(b, examples)
+    columns = {f"authors, {authors.towers}": authors, f"A, {b.towers}": a, f"B, {b.towers}": b}
+    blocks = [
+        table({title: recipe for title, recipe in columns.items() if recipe}, examples),
+        _block(
+            f"A. The same run: {authors.global_batch_size:,} examples in a step",
+            notes_on_a(authors, a),
+            flags_of_a,
+        ),
+        _block(
+            f"B. The same batch per tower: {b.global_batch_size:,} examples in a step",
+            notes_on_b(authors, b, scaling),
+            flags_of_b,
+        ),
+        _block("What does not convert", doubts(authors, b)),
+        _block("What the authors may have meant otherwise", readings(authors, examples)),
+        "All that is not named here, such as --model and --decay_factor, is to be as theirs.",
+    ]
+    return "\n\n".join(block for block in blocks if block)
+
+
+def _block(title: str, notes: Iterable[str], flags: Sequence[str] = ()) -> str:
+    """A title over a command, where there are flags, and notes; nothing without either."""
+    command = textwrap.wrap(" ".join(["python train.py", *flags]), 92, break_on_hyphens=False)
+    lines = ["  " + " \\\n      ".join(command)] if flags else []
+    for note in notes:
+        text = " ".join(note.split())
+        lines.append(textwrap.fill(text, 98, initial_indent="  - ", subsequent_indent="    "))
+    return "\n".join([title, *lines]) if lines else ""
+
+
+def parse(arguments: Sequence[str]) -> tuple[Recipe, int, str, int]:
+    """The authors' recipe, the towers to convert it for, the scaling, the training set's examples.
+
+    Raises:
+      SettingsError: a flag is unknown, missing, out of its range, or not for the optimizer.
+    """
+    parser = _Parser(
+        "python -m lessons.recipe",
+        description=__doc__ and __doc__.splitlines()[0],
+        allow_abbrev=False,
+    )
+    parser.add_argument("--from_towers", required=True, help="towers (GPUs) of the recipe")
+    parser.add_argument("--to_towers", required=True, help="towers to convert it for")
+    for field in _STATED:
+        text = f"{field.metadata['help']} (default: {field.default})"
+        parser.add_argument(f"--{field.name}", default=field.default, help=text)
+    scalings = f"of the rate: {', '.join(schedules.SCALINGS)} (default: linear for sgd, else sqrt)"
+    parser.add_argument("--scaling", help=scalings)
+    parser.add_argument("--examples", default=50_000, help="of the training set (default: 50000)")
+    given = vars(parser.parse_args(arguments))
+
+    def checked(name, of_type, setting):
+        return _checked(name, given[name], of_type, setting)
+
+    count, to_towers = (checked(name, int, "num_towers") for name in ("from_towers", "to_towers"))
+    stated = {f.name: checked(f.name, type(f.default), f.metadata["setting"]) for f in _STATED}
+    authors = Recipe(count, count, **stated)
+    if authors.momentum and authors.optimizer not in optimizers.WITH_MOMENTUM:
+        raise settings.SettingsError(
+            f"--momentum={authors.momentum:g}: only for --optimizer="
+            f"{' or '.join(optimizers.WITH_MOMENTUM)}, and it is {authors.optimizer}"
+        )
+    # The linear rule is SGD's; square roots are for what divides by the gradient's own size.
+    given["scaling"] = given["scaling"] or ("linear" if authors.optimizer == "sgd" else "sqrt")
+    scaling = checked("scaling", str, "learning_rate_scaling")
+    return authors, to_towers, scaling, checked("examples", int, "max_steps")
+
+
+class _Parser(argparse.ArgumentParser):
+    def error(self, message):
+        raise settings.SettingsError(f"{' '.join(message.split())}; --help lists the flags")
+
+
+def _checked(name: str, given: object, of_type: type, setting: str) -> int | float | str:
+    """A flag's value, in the range that a setting of train.py has."""
+    flag = f"--{name}={settings.shown(given)}"
+    try:
+        value = of_type(given)
+        settings.check_value(setting, value)
+    except settings.SettingsError as error:
+        problem = str(error).removeprefix(f"--{setting}={settings.shown(value)}")
+        raise settings.SettingsError(f"{flag}{problem}") from error
+    except ValueError as error:
+        kind = "a whole number" if of_type is int else "a number"
+        raise settings.SettingsError(f"{flag}: must be {kind}") from error
+    if of_type is int and value > 10**12:  # epochs are quotients of floats
+        raise settings.SettingsError(f"{flag}: must be at most 1e12")
+    return value
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Prints the recipe for other towers; returns the exit code."""
+    try:
+        print(report(*parse(arguments)))
+    except settings.SettingsError as error:
+        print(f"lessons.recipe: error: {error}", file=sys.stderr)
+        return 2
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,206 @@
+"""The documentation holds: each pitfall has a test, and the README's program runs."""
+
+import json
+import re
+import statistics
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from benchmarks import (
+    batch_norm,
+    fast,
+    growth,
+    kills,
+    long_run,
+    operations,
+    start,
+    step_time,
+    throughput,
+    time_to_accuracy,
+    where_time_goes,
+    workers,
+)
+from lessons import house
+from towers_cli import resolve
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+def rows_documented() -> set[int]:
+    text = (ROOT / "docs/pitfalls.md").read_text(encoding="utf-8")
+    return {int(number) for number in re.findall(r"^\| (\d+) \|", text, re.M)}
+
+
+def rows_tested() -> set[int]:
+    rows = set()
+    for path in ROOT.glob("tests/**/test_*.py"):
+        for numbers in re.findall(r"@pytest\.mark\.pitfall\(([\d, ]+)\)", path.read_text()):
+            rows |= {int(number) for number in numbers.split(",")}
+    return rows
+
+
+def test_every_pitfall_has_a_test_that_names_it():
+    assert rows_documented() == set(range(1, 34))
+    assert rows_tested() == rows_documented()
+
+
+@pytest.mark.whole_program
+def test_the_readme_program_trains_a_model(tmp_path):
+    readme = (ROOT / "README.md").read_text(encoding="utf-8")
+    (program,) = re.findall(r"```python\n(.*?)```", readme, re.S)
+    script = tmp_path / "program.py"
+    script.write_text(program)
+    done = subprocess.run(
+        [sys.executable, script], cwd=ROOT, capture_output=True, text=True, timeout=300,
+        env={"PYTHONPATH": str(ROOT), "PATH": "/usr/bin:/bin", "CUDA_VISIBLE_DEVICES": "-1"},
+    )  # fmt: skip
+    assert (done.returncode, done.stderr) == (0, "")
+    assert float(done.stdout) > 0.5  # ten classes: chance is 0.1
+
+
+@pytest.mark.pitfall(10)
+def test_the_readme_shows_what_was_measured():
+    table = {}
+    for line in (ROOT / "docs/measurements/cifar10_jpeg_q75.jsonl").read_text().splitlines():
+        measured = json.loads(line)
+        assert measured["count"] == 10_000
+        if measured["train_epochs"] == 5 or measured["epoch"] > 5:
+            table.setdefault(measured["epoch"], []).append(measured)
+    rows = [
+        f"| {epoch} | {span([100 * m['accuracy'] for m in runs], '.1f')} % "
+        f"| {', '.join(str(m['seed']) for m in runs)} |"
+        for epoch, runs in sorted(table.items())
+    ]
+    assert len(rows) == 8
+    assert "\n".join(rows) in (ROOT / "README.md").read_text(encoding="utf-8")
+
+
+def span(values: list[float], form: str) -> str:
+    low, high = format(min(values), form), format(max(values), form)
+    return low if low == high else f"{low}–{high}"
+
+
+def measured(name: str) -> list[dict]:
+    text = (ROOT / f"docs/measurements/{name}.jsonl").read_text(encoding="utf-8")
+    return [json.loads(line) for line in text.splitlines()]
+
+
+@pytest.mark.parametrize(
+    ("page", "name", "benchmark", "rows"),
+    [
+        ("same_bits.md", "step_time", step_time, 16),
+        ("workers.md", "workers", workers, 12),
+        ("batch_norm.md", "batch_norm", batch_norm, 8),
+        ("speed.md", "throughput", throughput, 17),
+        ("speed.md", "operations", operations, 19),
+        ("speed.md", "where_time_goes", where_time_goes, 32),
+        ("speed.md", "growth", growth, 33),
+        ("speed.md", "start", start, 7),
+        ("fast.md", "time_to_accuracy", time_to_accuracy, 33),
+        ("fast.md", "fast", fast, 4),
+        ("reliability.md", "kills", kills, 20),
+        ("reliability.md", "long_run", long_run, 2),
+    ],
+)
+def test_tables_are_what_was_measured(page, name, benchmark, rows):
+    table = [benchmark.HEAD, *(benchmark.as_row(row) for row in measured(name))]
+    assert len(table) == rows + 1
+    assert "\n".join(table) in (ROOT / "docs" / page).read_text(encoding="utf-8")
+
+
+def test_the_readme_s_throughput_is_what_was_measured():
+    rows = {row["side"]: row for row in measured("throughput")}
+    narrow, wide = rows["towers-bfloat16-1"], rows["towers-float32-1"]
+    for said in (
+        f"{round(wide['images_per_second'], -1):,} images/s",
+        f"in float32 and {round(narrow['images_per_second'], -1):,} in bfloat16",
+        f"{wide['to_tutorial']:.2f} and {narrow['to_tutorial']:.1f} times the tutorial's own graph",
+        f"{wide['to_keras']:.1f} and {narrow['to_keras']:.1f} times",
+        f"{wide['to_pytorch']:.1f} and {narrow['to_pytorch']:.1f} times PyTorch",
+    ):
+        assert said in " ".join((ROOT / "README.md").read_text(encoding="utf-8").split())
+
+
+def test_the_readme_s_fast_recipe_is_what_was_measured():
+    ends = {row["seed"]: row for row in measured("time_to_accuracy") if row["epoch"] > 11}
+    accuracies = [100 * row["accuracy"] for row in ends.values()]
+    minutes = [row["training_seconds"] / 60 for row in ends.values()]
+    sides = {row["side"]: row["epoch_seconds"] for row in measured("fast")}
+    ours = sides["towers-1"]
+    theirs = min(sides["airbench"], sides["airbench-compiled"])
+    past_86 = {}
+    for row in measured("time_to_accuracy"):
+        if row["accuracy"] >= 0.86:
+            past_86.setdefault(row["seed"], row["training_seconds"] / 60)
+    for said in (
+        f"86 % is passed after {span(past_86.values(), '.1f')} minutes",
+        f"{statistics.mean(accuracies):.1f} % (seeds 0, 1 and 2: "
+        f"{', '.join(f'{a:.2f}' for a in accuracies)})",
+        f"took {span(minutes, '.1f')} minutes",
+        f"an epoch takes {ours:.0f} s against {theirs:.0f} s",
+        f"11 epochs take {11 * ours / 60:.1f} minutes and its 9.9 epochs {9.9 * theirs / 60:.1f}.",
+    ):
+        assert said in " ".join((ROOT / "README.md").read_text(encoding="utf-8").split())
+    assert [row["count"] for row in ends.values()] == [10_000] * 3
+    assert list(ends) == [0, 1, 2]
+
+
+def test_the_readme_s_whole_schedule_is_what_was_measured():
+    whole, short = measured("tutorial"), measured("time_to_accuracy")
+    chosen = [
+        *([row] for row in whole if row["epoch"] in (8, 16, 32, 64, 128, 192, 256)),
+        *([row for row in short if int(row["epoch"]) == epoch] for epoch in (8, 11)),
+    ]
+    table = [
+        f"| {runs[0]['recipe']} | {int(runs[0]['epoch'])} "
+        f"| {span([row['training_seconds'] / 3600 for row in runs], '.2f')} "
+        f"| {span([100 * row['accuracy'] for row in runs], '.1f')} % "
+        f"| {', '.join(str(row['seed']) for row in runs)} |"
+        for runs in chosen
+    ]
+    assert len(table) == 9
+    assert "\n".join(table) in (ROOT / "README.md").read_text(encoding="utf-8")
+    assert {row["count"] for row in whole} == {10_000}
+    assert whole[-1]["step"] == 100_000
+
+
+def test_the_default_microbatches_rest_on_what_was_measured():
+    to_one_microbatch = [
+        row["to_one_microbatch"]
+        for row in measured("step_time")
+        if (row["num_towers"], row["num_microbatches"]) == (1, resolve.CPU_MICROBATCHES)
+    ]
+    assert len(to_one_microbatch) == 4
+    assert max(to_one_microbatch) < 1
+
+
+def test_the_table_on_paper_is_what_is_computed():
+    table = [workers.PAPER_HEAD, *map(workers.paper_as_row, workers.paper())]
+    assert "\n".join(table) in (ROOT / "docs/workers.md").read_text(encoding="utf-8")
+
+
+PAGES = [ROOT / "README.md", *sorted(ROOT.glob("docs/**/*.md"))]
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_links_lead_to_files(page):
+    text = re.sub(r"^```.*?^```", "", page.read_text(encoding="utf-8"), flags=re.S | re.M)
+    links = re.findall(r"\]\(([^)#\s]+)[^)]*\)", text)
+    own = [link for link in links if not link.startswith("http")]
+    assert [link for link in own if not (page.parent / link).exists()] == []
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_no_page_waits_for_a_figure(page):
+    assert re.findall(r"@[A-Z]+@|TODO|FIXME", page.read_text(encoding="utf-8")) == []
+
+
+def test_every_module_has_a_room_in_the_design():
+    design = (ROOT / "docs/design.md").read_text(encoding="utf-8")
+    rooms = [room.package for room in house.ROOMS if room.package not in ("lessons", "benchmarks")]
+    modules = [name for room in rooms for name in house.files(room) if name != "__init__"]
+    assert len(modules) > 80
+    assert [name for name in modules if f"`{name}.py`" not in design] == []

@@ -1,0 +1,98 @@
+"""The house: rules of import, the size of the idea, figure and tables made of the source."""
+
+import subprocess
+import sys
+import xml.etree.ElementTree as ElementTree
+from pathlib import Path
+
+import pytest
+import scripts
+
+from lessons import house, pages
+
+
+def test_the_rules_of_import_are_kept():
+    """They are in pyproject.toml; `exhaustive` there lets no new file be without a place."""
+    command = Path(sys.executable).with_name("lint-imports")
+    done = subprocess.run(
+        [command, "--no-logo", "--no-cache"], cwd=scripts.ROOT, capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stdout
+    assert "Contracts: 5 kept, 0 broken." in done.stdout
+
+
+@pytest.mark.parametrize(
+    ("module", "line", "broken"),
+    [
+        ("towers/step.py", "from towers.runs import loop", "the rooms import the idea"),
+        ("towers/gradients.py", "import socket", "no sockets and no processes"),
+        ("towers/runs/console.py", "from towers.networks import layers", "the rooms import"),
+        ("input_pipeline/cache.py", "from towers import devices", "do not import each other"),
+        ("laboratory/rules.py", "from lessons import every", "not in a circle"),
+        ("towers/trainer.py", "from absl import flags", "nothing speaks of flags"),
+        ("towers/new.py", "", "the rooms import the idea"),
+    ],
+)
+def test_a_rule_that_is_broken_is_named(module, line, broken, tmp_path):
+    for path in [*scripts.ROOT.glob("*/**/*.py"), *scripts.ROOT.glob("*.*")]:
+        inside = path.relative_to(scripts.ROOT)
+        if inside.parts[0] in (*house.PACKAGES, "container_limits.py", "pyproject.toml"):
+            (tmp_path / inside).parent.mkdir(parents=True, exist_ok=True)
+            (tmp_path / inside).write_bytes(path.read_bytes())
+    with (tmp_path / module).open("a") as file:
+        file.write(f"\n{line}\n")
+    command = Path(sys.executable).with_name("lint-imports")
+    done = subprocess.run(
+        [command, "--no-logo", "--no-cache"], cwd=tmp_path, capture_output=True, text=True
+    )
+    assert done.returncode == 1
+    said = [text for text in done.stdout.splitlines() if text.endswith("BROKEN")]
+    assert any(broken in text for text in said)
+
+
+def test_the_idea_is_read_in_an_evening():
+    assert sum(house.files("towers").values()) <= 2000
+
+
+class TestTheFigure:
+    def test_is_what_the_imports_are(self):
+        drawn = house.DRAWING.read_text(encoding="utf-8")
+        assert drawn == house.drawing(), "python -m lessons.pages draws it anew"
+
+    def test_shows_every_room_with_its_lines(self):
+        root = ElementTree.fromstring(house.drawing())
+        texts = [text.text for text in root.iter("{http://www.w3.org/2000/svg}text")]
+        for room in house.ROOMS:
+            assert room.title in texts
+            lines = house.hundreds(house.files(room.package))
+            assert f"{room.purpose}: {lines} lines" in texts
+
+    def test_boxes_do_not_overlap_and_lie_inside(self):
+        for room in house.ROOMS:
+            x, y, width, height = room.place
+            assert x >= 0 and x + width <= house.WIDTH and y >= 0 and y + height <= house.HEIGHT
+            for other in house.ROOMS:
+                left, top, wide, high = other.place
+                apart = (
+                    x + width <= left or left + wide <= x or y + height <= top or top + high <= y
+                )
+                assert other is room or apart
+
+    def test_arrows_are_imports_that_there_are(self):
+        import grimp
+
+        counts = house.imports(grimp.build_graph(*house.PACKAGES))
+        assert counts.keys() >= house.ARROWS
+        assert all(house.room_of(room) == room for pair in counts for room in pair)
+
+
+class TestTheTablesOfSettings:
+    def test_are_what_the_definitions_say(self):
+        page = pages.SETTINGS.read_text(encoding="utf-8")
+        assert page == pages.settings_page(page), "python -m lessons.pages writes them anew"
+
+    @pytest.mark.parametrize("command", pages.RECORDS)
+    def test_have_every_flag_once(self, command):
+        rows = [line for line in pages.tables(command) if line.startswith("| `--")]
+        flags = [row.split("`")[1].removeprefix("--") for row in rows]
+        assert sorted(flags) == sorted(scripts.line_of(command).values)

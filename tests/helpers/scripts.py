@@ -1,0 +1,178 @@
+"""Runs train.py and eval.py in the tests' own process: a second or two, where a process takes six.
+
+What only a process can show (exit codes, signals, a silent stderr) is tested through the `command`
+fixture or `start`.
+"""
+
+import contextlib
+import io
+import json
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+from typing import NamedTuple
+
+from absl import flags
+
+from towers_cli import command_line, comparison, settings
+from towers_cli import evaluate as evaluate_command
+from towers_cli import train as train_command
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+class Done(NamedTuple):
+    """What a script left on the terminal, under the names of `subprocess.CompletedProcess`."""
+
+    returncode: int
+    stdout: str
+    stderr: str
+
+
+COMMANDS = {
+    "train": (train_command, settings.TrainSettings),
+    "eval": (evaluate_command, settings.EvalSettings),
+}
+
+
+def line_of(name: str) -> command_line.CommandLine:
+    """A command's flags, apart from those of this process."""
+    command, record = COMMANDS[name]
+    return command_line.CommandLine(record, command.__doc__, flags.FlagValues())
+
+
+def run(name: str, *arguments: str) -> Done:
+    """Runs `python name.py arguments` without a new process."""
+    line, command = line_of(name), COMMANDS[name][0]
+    stdout, stderr = io.StringIO(), io.StringIO()
+    with contextlib.redirect_stdout(stdout), contextlib.redirect_stderr(stderr):
+        try:
+            argv = line.parse([f"{name}.py", *arguments])
+        except SystemExit as ended:
+            code = ended.code
+        else:
+            code = command.main(line, argv)
+    return Done(code, stdout.getvalue(), stderr.getvalue())
+
+
+def train(folder: Path, *arguments: str) -> Done:
+    """Runs train.py on `shapes` with small batches; later arguments win."""
+    return run("train", *small_run(folder), *arguments)
+
+
+def small_run(folder: Path) -> list[str]:
+    """Arguments of a training that takes a second or two."""
+    return [
+        f"--train_dir={folder}",
+        "--dataset=shapes",
+        "--global_batch_size=24",
+        "--num_microbatches=2",
+        "--intra_op_threads=1",
+        "--log_every_steps=1",
+        "--max_steps=4",
+    ]
+
+
+def settings_of(*arguments: str) -> settings.TrainSettings:
+    """The `TrainSettings` that train.py makes of its flags."""
+    line = line_of("train")
+    return train_command.settings_of(line, line.parse(["train.py", *arguments]))
+
+
+def start(cache_home: Path, name: str, *arguments: str) -> subprocess.Popen:
+    """Starts a script as a process that a test sends signals to."""
+    environment = os.environ | {"XDG_CACHE_HOME": str(cache_home), "CUDA_VISIBLE_DEVICES": "-1"}
+    return subprocess.Popen(
+        [sys.executable, str(ROOT / f"{name}.py"), *arguments],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env=environment,
+    )
+
+
+def wait_for_line(process: subprocess.Popen, start_of_line: str) -> str:
+    """Reads the process's output up to a line; fails where it ends without one."""
+    for line in process.stdout:
+        if line.startswith(start_of_line):
+            return line
+    raise AssertionError(f"no line {start_of_line!r}; stderr: {process.stderr.read()}")
+
+
+def processes_with(variable: str) -> list[int]:
+    """Those that were started with `NAME=value` in their environment, and have not ended."""
+    found = []
+    for process in Path("/proc").glob("[0-9]*"):
+        with contextlib.suppress(OSError):
+            if variable.encode() in (process / "environ").read_bytes().split(b"\0"):
+                found.append(int(process.name))
+    return found
+
+
+def unwrapped(output: str) -> str:
+    """A command's output, each row of its table on one line."""
+    return re.sub(r"\n {17}(?=\S)", " ", output)
+
+
+def lines_of(path: Path) -> list[dict]:
+    """The objects of a `.jsonl` file; unlike the package's reader, it forgives nothing."""
+    return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
+
+
+def training_lines(folder: Path) -> list[dict]:
+    """The lines of `metrics.jsonl` that are training steps."""
+    return [line for line in lines_of(folder / "metrics.jsonl") if "learning_rate" in line]
+
+
+def values_of(lines: list[dict]) -> list[dict]:
+    """Lines without what the clock, or the number of workers, put into them."""
+    return [
+        {k: v for k, v in line.items() if k not in comparison.OF_CLOCK_AND_PLACE} for line in lines
+    ]
+
+
+def assert_same_run(folder: Path, expected: Path) -> None:
+    """The same weights bit for bit, and the same numbers in the training lines."""
+    assert final_summary(folder) == final_summary(expected)
+    lines = [values_of(training_lines(run)) for run in (folder, expected)]
+    assert lines[0] == lines[1]
+    assert values_of(evaluation_lines(folder)[-1:]) == values_of(evaluation_lines(expected)[-1:])
+
+
+def hash_lines(folder: Path) -> list[dict]:
+    """The lines of `metrics.jsonl` that `--verify_every_steps` writes."""
+    return [line for line in lines_of(folder / "metrics.jsonl") if "state_sha256" in line]
+
+
+def evaluation_lines(folder: Path) -> list[dict]:
+    """The lines of `metrics.jsonl` that are evaluations."""
+    return [line for line in lines_of(folder / "metrics.jsonl") if "split" in line]
+
+
+def result_of(line: dict) -> dict:
+    """What a line of `eval.jsonl` shares with an evaluation's in `metrics.jsonl`."""
+    of_eval = ("checkpoint", "dataset", "data_sha256", "test_time_flip")
+    return {name: value for name, value in line.items() if name not in of_eval}
+
+
+def checkpoint_steps(folder: Path) -> list[int]:
+    """The steps of the checkpoints that are there, in order."""
+    return sorted(
+        int(path.stem.removeprefix("step-")) for path in (folder / "checkpoints").glob("*.index")
+    )
+
+
+def final_summary(folder: Path) -> dict:
+    """What `final_model.json` holds."""
+    return json.loads((folder / "final_model.json").read_text(encoding="utf-8"))
+
+
+def contents(folder: Path) -> dict[str, bytes]:
+    """Every file below a folder with its bytes."""
+    return {
+        str(path.relative_to(folder)): path.read_bytes()
+        for path in sorted(folder.rglob("*"))
+        if path.is_file()
+    }

@@ -1,0 +1,109 @@
+"""Small models, batches and towers that several tests share."""
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+import towers
+from towers.networks import cifarnet, fastnet, resnet
+
+CLASSES = 4
+
+
+def cpus(num_towers: int) -> tuple[str, ...]:
+    """The first logical CPU devices, on any machine."""
+    return tuple(f"/CPU:{tower}" for tower in range(num_towers))
+
+
+def linear(*weights: float) -> keras.Model:
+    """outputs [n, 1] = images [n, len(weights)] @ weights, to be computed by hand."""
+    kernel = keras.initializers.Constant(np.reshape(weights, [-1, 1]))
+    return on_cpu(
+        lambda: keras.Sequential(
+            [
+                keras.Input([len(weights)]),
+                keras.layers.Dense(1, use_bias=False, kernel_initializer=kernel, name="line"),
+            ]
+        )
+    )
+
+
+def beside_zero(model: keras.Model) -> keras.Model:
+    """The model [n, 1] as a classifier of two classes, [n, 2], whose second output is 0."""
+    with_zero = keras.layers.Lambda(lambda x: keras.ops.pad(x, [[0, 0], [0, 1]]))
+    return keras.Sequential([model, with_zero])
+
+
+def classifier(features: int = 3, *, hidden: int = 5, seed: int = 0) -> keras.Model:
+    """Two dense layers to CLASSES logits."""
+
+    def initial(layer):
+        return keras.initializers.GlorotUniform(seed=seed + layer)
+
+    return on_cpu(
+        lambda: keras.Sequential(
+            [
+                keras.Input([features]),
+                keras.layers.Dense(
+                    hidden, activation="relu", kernel_initializer=initial(1), name="hidden"
+                ),
+                keras.layers.Dense(CLASSES, kernel_initializer=initial(2), name="logits"),
+            ]
+        )
+    )
+
+
+def small_cifarnet(dtype: str = "float32", seed: int = 3) -> keras.Model:
+    """The tutorial's network for 8 x 8 images, with more channels than an LRN radius."""
+    policy = keras.DTypePolicy(dtype)
+    return on_cpu(
+        lambda: cifarnet.build((8, 8, 3), CLASSES, policy, seed, filters=6, hidden_units=(7, 6))
+    )
+
+
+def small_resnet(dtype: str = "float32") -> keras.Model:
+    """Three residual blocks with batch norm, for 8 x 8 images."""
+    policy = keras.DTypePolicy(dtype)
+    return on_cpu(lambda: resnet.build((8, 8, 3), CLASSES, policy, 3, blocks_per_stage=1))
+
+
+def small_fastnet(dtype: str = "float32") -> keras.Model:
+    """Whitening and two blocks of convolutions, for 8 x 8 images; it has seen some of them."""
+    policy = keras.DTypePolicy(dtype)
+    model = on_cpu(lambda: fastnet.build((8, 8, 3), CLASSES, policy, 3, block_filters=(7, 6)))
+    fastnet.adapt(model, batch(40, [8, 8, 3])[0])
+    return model
+
+
+def on_cpu(build):
+    """`build()` with its variables where the package keeps them."""
+    with tf.device(towers.devices.PARAMETER_DEVICE):
+        return build()
+
+
+def batch(examples: int, shape=(8, 8, 3), *, seed: int = 0, classes: int = CLASSES):
+    """Random images, float32 [examples, *shape], and labels, int64 [examples]."""
+    rng = np.random.default_rng(seed)
+    images = rng.normal(size=(examples, *shape)).astype(np.float32)
+    return images, rng.integers(classes, size=examples)
+
+
+def output_itself(labels, outputs):
+    """A loss per example, [n], that is the model's first output."""
+    return outputs[:, 0]
+
+
+def trainer(model, optimizer=None, *, num_towers=1, **arguments) -> towers.Trainer:
+    """A Trainer on CPU towers; SGD of rate 0.5 where no optimizer is given."""
+    optimizer = optimizer or keras.optimizers.SGD(0.5)
+    return towers.Trainer(model, optimizer, tower_devices=cpus(num_towers), **arguments)
+
+
+def labels_for(images) -> np.ndarray:
+    """Labels for a loss that does not look at them, int64 [n]."""
+    return np.zeros(len(images), np.int64)
+
+
+def column(*values: float) -> np.ndarray:
+    """Examples of one feature, float32 [n, 1]."""
+    return np.array(values, np.float32)[:, None]

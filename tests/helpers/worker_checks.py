@@ -1,0 +1,220 @@
+"""What one worker does in the tests of several; the same functions on one worker are the oracle.
+
+    python -m towers_cli.launch --workers=2 -- tests/helpers/worker_checks.py FOLDER
+
+writes what each worker found into FOLDER/worker-<index>.json.
+"""
+
+import json
+import os
+import sys
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).parents[2]))
+os.environ["CUDA_VISIBLE_DEVICES"] = "-1"
+
+import towers  # before Keras: it silences TensorFlow's notices
+from input_pipeline import batches
+from towers import devices
+from towers.multi_worker import cluster, collectives
+
+import keras  # isort: skip
+import numpy as np  # isort: skip
+import tensorflow as tf  # isort: skip
+
+import toys  # isort: skip
+
+BATCH, STEPS, MICROBATCHES = 16, 50, 4
+NETWORKS = ("small_cifarnet", "small_resnet")
+
+
+def trainer(workers, model, num_towers=1, optimizer=None, **arguments) -> towers.Trainer:
+    """A Trainer of `BATCH` examples in `MICROBATCHES` on these workers."""
+    defaults = {"global_batch_size": BATCH, "num_microbatches": MICROBATCHES}
+    return toys.trainer(
+        model,
+        optimizer or keras.optimizers.SGD(0.05, momentum=0.9),
+        num_towers=num_towers,
+        workers=workers,
+        **defaults | arguments,
+    )
+
+
+def shard_of(workers) -> batches.Shard:
+    """This worker's share of the batches."""
+    return batches.Shard(workers.index, workers.count)
+
+
+def train(workers, model, num_towers=1, weights=None, steps=STEPS, **arguments) -> dict:
+    """Trains and evaluates; all that should not depend on workers."""
+    chosen = trainer(workers, model, num_towers, **arguments)
+    images, labels = toys.batch(40, model.inputs[0].shape[1:])
+    if model.inputs[0].dtype == "int32":
+        images = np.arange(images.size).reshape(images.shape) % 9
+    data = batches.training_batches(
+        images, labels, global_batch_size=BATCH, seed=1, last_step=steps, shard=shard_of(workers)
+    )
+    if weights is not None:
+        first, end = shard_of(workers).bounds(BATCH)
+        data = [(images, labels, weights[first:end]) for images, labels in data]
+    history = chosen.fit(data)
+    found = chosen.evaluate(
+        batches.evaluation_batches(
+            images, labels, global_batch_size=BATCH, preprocess=None, shard=shard_of(workers)
+        )
+    )
+    return {
+        "state": chosen.state.parts_sha256(),
+        "losses": [loss.hex() for loss in history],
+        "evaluation": [found.count, found.loss.hex(), found.accuracy, found.confusion.tolist()],
+    }
+
+
+def embedding():
+    """A model with sparse gradients: of the rows of a table that a batch looks up."""
+    return toys.on_cpu(
+        lambda: keras.Sequential(
+            [
+                keras.Input([6], dtype="int32"),
+                keras.layers.Embedding(9, 4, embeddings_initializer=keras.initializers.Ones()),
+                keras.layers.Flatten(),
+                keras.layers.Dense(toys.CLASSES, kernel_initializer=_initial(2)),
+            ]
+        )
+    )
+
+
+def dropout(dtype="float32"):
+    """A model that draws, and in float64 on demand."""
+    return toys.on_cpu(
+        lambda: keras.Sequential(
+            [
+                keras.Input([6]),
+                keras.layers.Dense(8, kernel_initializer=_initial(1), dtype=dtype),
+                keras.layers.Dropout(0.5, seed=3, dtype=dtype),
+                keras.layers.Dense(toys.CLASSES, kernel_initializer=_initial(2), dtype=dtype),
+            ]
+        )
+    )
+
+
+def _initial(seed):
+    return keras.initializers.GlorotUniform(seed=seed)
+
+
+def models(workers) -> dict:
+    """Networks of all kinds; fewer of them among four workers, which share the machine's cores."""
+    adam = keras.optimizers.Adam
+    found = {
+        "cifarnet": train(workers, toys.small_cifarnet(), weight_decay=0.01),
+        "resnet": train(workers, toys.small_resnet(), moving_average_decay=0.9),
+    }
+    if workers.count > 2:
+        return found
+    return found | {
+        "sparse gradients": train(workers, embedding(), optimizer=adam(0.01), steps=10),
+        "cifarnet in bfloat16": train(workers, toys.small_cifarnet("bfloat16"), steps=10),
+        "resnet, each": train(workers, toys.small_resnet(), batch_norm_statistics="each", steps=10),
+        "sum": train(workers, toys.classifier(), gradient_reduction="sum", steps=10),
+        "dropout in float64": train(workers, dropout("float64"), steps=10),
+        "clipped": train(
+            workers, toys.classifier(), optimizer=keras.optimizers.SGD(0.1, global_clipnorm=0.1)
+        ),
+        "weighted": train(workers, toys.classifier(), weights=np.arange(BATCH) % 5, steps=10),
+        "weighted by nothing": train(workers, toys.classifier(), weights=np.zeros(BATCH), steps=2),
+    }
+
+
+def two_towers(workers) -> dict:
+    """Two towers on each worker."""
+    return {name: train(workers, getattr(toys, name)(), num_towers=2) for name in NETWORKS}
+
+
+def broadcast(workers) -> list:
+    """Variables of several types, before and after they become the chief's."""
+    values = [1.5, -0.0, [1, 2, 3], [[True, False]], 7, [2**31, 1]]
+    dtypes = ["float32", "float64", "int64", "bool", "int32", "uint32"]
+    variables = [tf.Variable(np.asarray(v, d)) for v, d in zip(values, dtypes, strict=True)]
+    if not workers.is_chief:
+        for variable in variables:
+            variable.assign(tf.zeros_like(variable))
+    workers.broadcast(variables)
+    return [[v.dtype.name, v.numpy().tobytes().hex(), list(v.shape)] for v in variables]
+
+
+def stopped(workers) -> list:
+    """The steps after which a worker knows that the last one was asked to stop before step 3."""
+    chosen = trainer(workers, toys.classifier())
+    images, labels = toys.batch(BATCH // workers.count, (3,))
+    known = []
+    for step in range(1, 6):
+        if step == 3 and workers.index == workers.count - 1:
+            workers.ask_to_stop(15)
+        chosen.train_step(images, labels)
+        known.append(workers.stop_asked())
+    return known
+
+
+def not_finite(workers) -> list:
+    """What is said where the last worker's last image is not a number, and what is left of it."""
+    chosen = trainer(workers, toys.classifier())
+    before = chosen.state.sha256()
+    images, labels = toys.batch(BATCH // workers.count, (3,))
+    if workers.index == workers.count - 1:
+        images[-1] = np.nan
+    try:
+        chosen.train_step(images, labels)
+    except towers.NotFiniteError as error:
+        return [str(error), chosen.state.sha256() == before]
+    return ["nothing was said"]
+
+
+def few_examples(workers) -> list:
+    """An evaluation of five examples: some workers have none of them."""
+    images, labels = toys.batch(5, (3,))
+    found = trainer(workers, toys.classifier()).evaluate(
+        batches.evaluation_batches(
+            images, labels, global_batch_size=BATCH, preprocess=None, shard=shard_of(workers)
+        )
+    )
+    return [found.count, found.loss.hex(), found.accuracy]
+
+
+def wrong_size(workers) -> str:
+    """What is said of a batch that is not a worker's share."""
+    try:
+        trainer(workers, toys.classifier()).train_step(*toys.batch(BATCH, (3,)))
+    except ValueError as error:
+        return str(error)
+    return "nothing was said"
+
+
+CHECKS = (models, broadcast, stopped, few_examples, wrong_size)
+
+
+def all_checks(workers) -> dict:
+    """Everything, by name."""
+    found = {check.__name__: check(workers) for check in CHECKS}
+    if workers.count == 2:
+        found["two_towers"] = two_towers(workers)
+    if workers.count == 4:
+        workers.reduction = "ring"
+        found["ring"] = train(workers, toys.small_cifarnet())
+        workers.reduction = "ordered"
+    found["not_finite"] = not_finite(workers)
+    return found
+
+
+def main(folder: str) -> None:
+    """Runs the checks as the worker that TF_CONFIG says."""
+    devices.use_intra_op_threads(1)
+    devices.choose(4)
+    members = cluster.from_tf_config(os.environ["TF_CONFIG"])
+    with collectives.MultiWorker(members, wait_seconds=60) as workers:
+        workers.start("ordered")
+        found = all_checks(workers)
+        Path(folder, f"worker-{workers.index}.json").write_text(json.dumps(found))
+
+
+if __name__ == "__main__":
+    main(sys.argv[1])

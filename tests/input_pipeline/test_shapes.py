@@ -1,0 +1,101 @@
+"""The embedded data set: the same for the same seed, balanced, and no work for a linear model."""
+
+import pathlib
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from input_pipeline import shapes
+
+REPOSITORY = pathlib.Path(__file__).parents[2]
+
+
+@pytest.fixture(scope="module")
+def train():
+    return shapes.make("train")
+
+
+@pytest.fixture(scope="module")
+def test():
+    return shapes.make("test")
+
+
+def test_sizes_dtypes_and_balance(train, test):
+    for (images, labels), count in ((train, 5000), (test, 1000)):
+        assert images.shape == (count, 32, 32, 3)
+        assert (images.dtype, labels.dtype) == (np.uint8, np.int32)
+        assert list(np.bincount(labels)) == [count // 10] * 10
+        assert labels[:50].tolist() != sorted(labels[:50])
+    assert len(set(shapes.CLASS_NAMES)) == 10
+
+
+def test_the_seed_determines_the_pictures(test):
+    images, labels = shapes.make("test", seed=0)
+    np.testing.assert_array_equal(images, test[0])
+    np.testing.assert_array_equal(labels, test[1])
+    assert np.any(shapes.make("test", seed=1)[0] != images)
+
+
+def test_no_test_picture_is_a_training_picture(train, test):
+    both = np.concatenate([train[0], test[0]]).reshape(6000, -1)
+    assert len({picture.tobytes() for picture in both}) == 6000
+
+
+def test_version_1_has_these_pixels(test):
+    """Other pixels need another GENERATOR_VERSION; rounding may differ by 1 between machines."""
+    images, labels = test
+    assert shapes.GENERATOR_VERSION == 1
+    assert labels[:10].tolist() == [4, 5, 7, 6, 1, 4, 5, 9, 7, 8]
+    np.testing.assert_allclose(
+        images[:3, 16, 16].astype(int), [[252, 33, 136], [134, 250, 175], [255, 116, 204]], atol=1
+    )
+    assert images.mean() == pytest.approx(127.609, abs=0.01)
+
+
+def test_a_linear_model_stays_far_below(train, test):
+    """Ridge regression onto the classes; its penalty is about the best for the test split."""
+    (images, labels), (test_images, test_labels) = train, test
+    middle = images.reshape(len(images), -1).mean(axis=0)
+    inputs = (images.reshape(len(images), -1) - middle).astype(np.float32) / 255
+    test_inputs = (test_images.reshape(len(test_images), -1) - middle).astype(np.float32) / 255
+    targets = np.eye(10, dtype=np.float32)[labels] - 0.1
+    penalty = 1000 * np.eye(inputs.shape[1], dtype=np.float32)
+    weights = np.linalg.solve(inputs.T @ inputs + penalty, inputs.T @ targets)
+    accuracy = np.mean(np.argmax(test_inputs @ weights, axis=1) == test_labels)
+    assert 0.05 < accuracy < 0.4  # 0.20 when it was made; a small convolutional net gets 0.98
+
+
+def test_shapes_stand_out_from_the_background(train):
+    """The middle 16x16, which every crop of 24x24 keeps, varies more than the outer border."""
+    images = train[0].astype(np.float32)
+    middle = images[:, 8:24, 8:24].std(axis=(1, 2)).max(axis=-1)
+    border = images[:, :3].std(axis=(1, 2)).max(axis=-1)
+    assert np.mean(middle > 1.5 * border) > 0.9
+
+
+@pytest.mark.parametrize("name", shapes.CLASS_NAMES)
+def test_a_shape_lies_within_its_radius(name):
+    v, u = np.mgrid[-2:2:81j, -2:2:81j]
+    inside = shapes._SIGNED_DISTANCES[name](u, v) < 0
+    assert 0.05 < inside.mean() < 0.2  # of 16 square radii; a disc has pi / 16 = 0.196
+    assert np.hypot(u, v)[inside].max() < 1.2
+
+
+def test_unknown_splits_are_refused():
+    with pytest.raises(ValueError, match="'validation' of shapes; it is one of train, test"):
+        shapes.make("validation")
+
+
+def test_the_contact_sheet_is_drawn_by_one_command(tmp_path):
+    path = tmp_path / "sheet.png"
+    command = [sys.executable, "-m", "input_pipeline.shapes"]
+    subprocess.run([*command, str(path)], check=True, cwd=REPOSITORY)
+    with Image.open(path) as sheet:
+        assert sheet.width > 12 * 64
+        assert sheet.height > 10 * 64
+    refused = subprocess.run(command, capture_output=True, text=True, cwd=REPOSITORY)
+    assert refused.returncode == 2
+    assert "the following arguments are required: OUT.png" in refused.stderr

@@ -1,0 +1,499 @@
+"""Update rules on a virtual clock: what each reduces to, and what was computed by hand."""
+
+import functools
+import math
+
+import numpy as np
+import pytest
+
+import towers
+from laboratory import clock, data, findings, problems, race, rules, simulation, speeds
+from laboratory import network as network_of
+from towers import devices
+
+import keras  # isort: skip
+
+EASGD_STAYS_AT = {"moving_rate": 0.0}  # the spring does not pull
+
+
+@pytest.fixture(scope="module")
+def images():
+    return data.load(findings.Setup(short=True)).first(4_000, 500)
+
+
+@pytest.fixture(scope="module")
+def network(images):
+    return network_of.Network(race.network, images, 8)
+
+
+def run(name, problem, workers=1, of_speeds="constant", *, until=20, message=0.0, **parameters):
+    """A run, and the rule in its last state."""
+    rule = rules.RULES[name](**parameters)
+    of_workers = speeds.Speeds(of_speeds, workers)
+    measured = {"until": until, "message": message, "measurements": 10}
+    return simulation.run(name, rule, problem, of_workers, **measured), rule
+
+
+def trained(images, build, num_towers, per_tower, steps, rate):
+    """The weights of the package's own trainer with SGD, one flat array."""
+    trainer = towers.Trainer(
+        build(),
+        keras.optimizers.SGD(),
+        global_batch_size=num_towers * per_tower,
+        learning_rate=lambda examples: rate,
+        tower_devices=devices.choose(num_towers),
+    )
+    trainer.fit(images.training_batches(num_towers * per_tower, steps, distorted=False))
+    weights = trainer.state.model.trainable_variables
+    return np.concatenate([v.numpy().ravel() for v in weights])
+
+
+class TestClock:
+    def test_events_come_by_time_and_then_by_making(self):
+        seen, virtual = [], clock.Clock()
+        virtual.measure_at(2.0, lambda: seen.append("measured"))
+        for seconds, name in ((2.0, "b"), (1.0, "a"), (2.0, "c")):
+            virtual.after(seconds, functools.partial(seen.append, name))
+        virtual.after(3.0, lambda: seen.append("too late"))
+        virtual.run(until=2.0)
+        assert seen == ["a", "b", "c", "measured"]
+        assert virtual.now == 2.0
+
+    def test_time_goes_on_from_the_event_at_work(self):
+        times, virtual = [], clock.Clock()
+
+        def again():
+            times.append(virtual.now)
+            virtual.after(0.5, again)
+
+        virtual.after(0.5, again)
+        virtual.run(until=2.0)
+        assert times == [0.5, 1.0, 1.5, 2.0]
+
+    def test_nothing_happens_after_a_stop(self):
+        times, virtual = [], clock.Clock()
+
+        def last():
+            times.append(virtual.now)
+            virtual.stop()
+            virtual.after(0.5, last)  # as the event that is at work may still do
+
+        virtual.after(1.0, last)
+        virtual.run(until=9.0)
+        assert times == [1.0]
+
+
+class TestSpeeds:
+    @pytest.mark.parametrize(
+        ("name", "of_each"),
+        [
+            ("constant", [1, 1, 1, 1]),
+            ("straggler", [1, 1, 1, 4]),
+            ("two_speeds", [1, 1, 4, 4]),
+            ("dying", [1, 1, 1, 1]),
+        ],
+    )
+    def test_who_is_slow(self, name, of_each):
+        of_workers = speeds.Speeds(name, 4)
+        assert [of_workers.of_gradient(worker, 7) for worker in range(4)] == of_each
+
+    def test_jitter_has_a_mean_of_one_and_its_spread_and_is_the_same_again(self):
+        of_workers = speeds.Speeds("jitter", 2, seed=3)
+        drawn = [of_workers.of_gradient(1, count) for count in range(4_000)]
+        assert np.mean(drawn) == pytest.approx(1.0, abs=0.03)
+        assert np.std(np.log(drawn)) == pytest.approx(speeds.JITTER, abs=0.02)
+        assert drawn[:5] == [speeds.Speeds("jitter", 9, seed=3).of_gradient(1, n) for n in range(5)]
+        assert drawn[0] != of_workers.of_gradient(0, 0)
+        assert drawn[0] != speeds.Speeds("jitter", 2, seed=4).of_gradient(1, 0)
+
+    def test_only_the_last_of_dying_dies(self):
+        of_workers = speeds.Speeds("dying", 3, dies_at=7.5)
+        assert [of_workers.death(worker) for worker in range(3)] == [math.inf, math.inf, 7.5]
+        assert speeds.Speeds("constant", 3).death(2) == math.inf
+
+    def test_an_unknown_name_is_refused(self):
+        with pytest.raises(ValueError, match="speeds='fast': must be one of constant, jitter"):
+            speeds.Speeds("fast")
+
+
+@pytest.fixture(scope="module")
+def sgd(images):
+    return trained(images, race.network, 1, 8, 16, 0.1)
+
+
+class TestWithOneWorker:
+    """Every rule is plain SGD: the weights of the package's trainer, to the last bit."""
+
+    @pytest.mark.parametrize("name", [name for name in rules.RULES if name != "eamsgd"])
+    def test_is_sgd(self, name, network, sgd):
+        given = {
+            "easgd": EASGD_STAYS_AT,
+            "post_local_sgd": {"switch_after": 64, "local_steps": 4},  # 8 steps, and two rounds
+        }
+        done, rule = run(name, network, until=16, rate=0.1, **given.get(name, {}))
+        if name == "easgd":  # the centre stays where it was: it is the worker that is SGD
+            np.testing.assert_array_equal(rule.cluster.holds[0], sgd)
+        else:
+            np.testing.assert_array_equal(done.weights, sgd)
+            assert done.used == 16
+            assert set(done.staleness) == {0}
+
+    def test_eamsgd_is_nesterov_s_momentum(self, network):
+        _, rule = run("eamsgd", network, until=6, rate=0.1, momentum=0.9, **EASGD_STAYS_AT)
+        weights, velocity = network.initial, np.zeros_like(network.initial)
+        for number in range(6):  # Sutskever et al. 2013, equations 3 and 4
+            ahead = weights + np.float32(0.9) * velocity
+            gradient = network.gradient(ahead, number)
+            velocity = np.float32(0.9) * velocity - np.float32(0.1) * gradient
+            weights = weights + velocity
+        np.testing.assert_array_equal(rule.cluster.holds[0], weights)
+
+    def test_eamsgd_without_momentum_is_easgd(self, network):
+        without, _ = run("eamsgd", network, 3, until=20, momentum=0.0)
+        easgd, _ = run("easgd", network, 3, until=20)
+        np.testing.assert_array_equal(without.weights, easgd.weights)
+        assert easgd.points == without.points
+
+
+class TestSynchronous:
+    @pytest.mark.parametrize("build", [race.network, data.small_cifarnet])
+    def test_k_workers_are_a_step_of_k_towers(self, build, images):
+        problem = network_of.Network(build, images, 8)
+        done, _ = run("synchronous", problem, 4, "jitter", until=12, message=0.1, rate=0.1)
+        assert done.updates > 3
+        towers_weights = trained(images, build, 4, 8, done.updates, 0.1)
+        np.testing.assert_array_equal(done.weights, towers_weights)
+
+    def test_a_step_takes_as_long_as_the_slowest_and_two_messages(self):
+        done, _ = run("synchronous", problems.Parabola(), 4, "straggler", until=42.5, message=0.125)
+        assert done.updates == 10  # of 4 + 2 * 0.125
+        assert done.used == 40
+
+    def test_who_is_slow_does_not_show_in_the_weights(self, network):
+        weights = []
+        for of_speeds in speeds.SPEEDS:
+            rule = rules.Synchronous(0.1)
+            of_workers = speeds.Speeds(of_speeds, 4)
+            measured = {"until": 49, "message": 0.25, "every_examples": 32}
+            done = simulation.run("s", rule, network, of_workers, **measured)
+            assert done.updates >= 8  # of 4.5 at the pace of the straggler
+            weights.append([point.loss for point in done.points[:9]])
+        assert weights[0] == weights[1] == weights[2] == weights[3] == weights[4]
+
+    def test_jitter_makes_a_step_as_long_as_the_slowest_draw(self):
+        done, _ = run("synchronous", problems.Parabola(), 16, "jitter", until=400)
+        draws = np.exp(np.random.default_rng(0).normal(-0.125, 0.5, (4_000, 16)))
+        assert 400 / done.updates == pytest.approx(draws.max(axis=1).mean(), rel=0.06)
+
+    def test_the_warm_up_goes_from_one_rate_to_k_rates(self):
+        # Four workers on x**2 / 2, over 8 examples: rates 0.1, 0.25, 0.4, 0.4 by hand.
+        done, _ = run("warm_up", problems.Parabola(), 4, until=4, rate=0.1, warm_up=8)
+        np.testing.assert_allclose(done.weights, 0.9 * 0.75 * 0.6 * 0.6)
+        # So has every rule that makes steps of several gradients; here of three of four.
+        backup, _ = run("backup_workers", problems.Parabola(), 4, until=4, backups=1, warm_up=6)
+        np.testing.assert_allclose(backup.weights, 0.9 * 0.8 * 0.7 * 0.7)
+        at_once, _ = run("warm_up", problems.Parabola(), 4, until=2, rate=0.1, warm_up=0)
+        np.testing.assert_allclose(at_once.weights, 0.6 * 0.6)
+
+    def test_a_dead_worker_stops_the_step_until_it_is_noticed(self):
+        done, _ = dying("synchronous", 4, until=30)
+        # 5 steps of 4, nothing until 15.5, the 6th with the 3 gradients that are there, 14 more.
+        assert done.updates == 20
+        assert done.used == 5 * 4 + 15 * 3
+
+    @pytest.mark.parametrize("name", ["synchronous", "local_sgd"])
+    def test_what_comes_from_the_dead_after_the_step_is_dropped(self, name):
+        # The worker ends its gradient at 3, dies, and is given up at 4.5; its message comes at 5.
+        given = {"local_steps": 1} if name == "local_sgd" else {}
+        done, _ = dying(
+            name, 3, until=20, dies_at=3.5, noticed_after=1.0, message=2.0, slow_last=0.9, **given
+        )
+        assert done.dropped == 1
+        assert set(done.staleness) == {0}
+
+
+def dying(name, workers, *, until, dies_at=5.5, noticed_after=10.0, message=0.0, slow_last=0.0,
+          **parameters):  # fmt: skip
+    """A run on a parabola whose last worker dies, and takes a little longer than the others."""
+
+    class Late(speeds.Speeds):
+        def of_gradient(self, worker, count):
+            return 1.0 if worker == workers - 1 else 1.0 - slow_last
+
+    rule = rules.RULES[name](rate=0.1, **parameters)
+    of_workers = Late("dying", workers, dies_at=dies_at)
+    done = simulation.run(
+        name,
+        rule,
+        problems.Parabola(),
+        of_workers,
+        until=until,
+        message=message,
+        noticed_after=noticed_after,
+    )
+    return done, rule
+
+
+class TestDeaths:
+    @pytest.mark.parametrize("name", rules.RULES)
+    def test_the_others_go_on(self, name):
+        given = {"period": 1} if name in ("easgd", "eamsgd") else {}
+        done, _ = dying(name, 4, until=100, **given)
+        # Nobody is waited for after 15.5, with rounds of 8 for local SGD.
+        assert done.used >= 80 * 3
+        assert done.began - done.used - done.dropped <= 4 * 8 + 4
+
+    @pytest.mark.parametrize("name", rules.RULES)
+    def test_alone_nothing_happens_any_more(self, name):
+        done, _ = dying(name, 1, until=30)
+        assert done.began == 6
+        assert done.end.time == 30
+
+    def test_backups_are_used_up_by_a_second_slow_worker(self):
+        # Two wait-for workers of three; one dies, so all that are left are needed.
+        done, _ = dying("backup_workers", 3, until=30, backups=1)
+        assert done.updates == 30
+        none_left, _ = dying("backup_workers", 3, until=30, backups=0)
+        assert none_left.updates == 5 + 15
+
+
+class TestBackupWorkers:
+    def test_a_step_does_not_wait_for_the_straggler_and_drops_what_it_sends(self):
+        parabola = problems.Parabola()
+        done, _ = run("backup_workers", parabola, 4, "straggler", until=20, backups=1)
+        assert done.updates == 20
+        assert done.used == 60  # three of four in each
+        assert done.dropped == 5  # one in four units
+        np.testing.assert_allclose(done.weights, 0.9**20)
+
+    def test_without_backups_it_is_synchronous(self, network):
+        backup, _ = run("backup_workers", network, 4, "jitter", backups=0)
+        synchronous, _ = run("synchronous", network, 4, "jitter")
+        np.testing.assert_array_equal(backup.weights, synchronous.weights)
+        assert backup.points == synchronous.points
+
+    @pytest.mark.parametrize(("workers", "waits_for"), [(1, 1), (2, 1), (16, 15), (17, 15)])
+    def test_one_in_sixteen_is_a_backup(self, workers, waits_for):
+        done, _ = run("backup_workers", problems.Parabola(), workers, until=3)
+        assert done.used == 3 * waits_for
+
+
+class TestAsynchronous:
+    @pytest.mark.parametrize("workers", [2, 5])
+    @pytest.mark.parametrize("message", [0.0, 0.25])
+    def test_equal_speeds_have_a_staleness_of_k_minus_one(self, workers, message):
+        done, _ = run("asynchronous", problems.Parabola(), workers, until=60, message=message)
+        first = dict.fromkeys(range(workers - 1), 1)  # those that all began with the same weights
+        assert done.staleness == first | {workers - 1: done.used - workers + 1}
+        assert done.used > 5 * workers
+
+    def test_every_gradient_is_of_the_weights_its_worker_held(self):
+        # Two workers, rate r, on x**2 / 2: x_n+1 = x_n - r x_n-1, by hand.
+        done, _ = run("asynchronous", problems.Parabola(), 2, until=4, rate=0.1)
+        x = [1.0, 0.9]
+        for _ in range(8 - 1):
+            x.append(x[-1] - 0.1 * x[-2])
+        expected = [1.0, 0.9, 0.8, 0.71, 0.63]
+        np.testing.assert_allclose(x[:5], expected)
+        np.testing.assert_allclose(done.weights, x[8])
+
+    def test_the_scaled_rate_is_divided_by_the_staleness(self):
+        done, _ = run("staleness_scaled", problems.Parabola(), 3, until=2, rate=0.1)
+        # Staleness 0, 1, 2 of the gradient 1 at first, then 2 of x_1, x_2, x_3.
+        x = [1.0, 0.9, 0.8, 0.75]
+        for n in range(3):
+            x.append(x[-1] - 0.05 * x[n + 1])
+        np.testing.assert_allclose(done.weights, x[6])
+
+    def test_a_dead_worker_is_not_missed(self):
+        done, _ = dying("asynchronous", 3, until=20, dies_at=10.5)
+        assert done.used == 10 * 3 + 10 * 2
+        assert done.staleness[1] > 10
+
+
+class TestBoundedStaleness:
+    @pytest.mark.parametrize("bound", [0, 1, 3])
+    def test_nobody_is_further_ahead_than_the_bound(self, bound):
+        ahead = []
+
+        class Watched(rules.BoundedStaleness):
+            def ask(self, worker):
+                slowest = min(self.clocks.values())
+                ahead.append(self.clocks[worker] - slowest)
+                super().ask(worker)
+
+        parabola = problems.Parabola()
+        of_workers = speeds.Speeds("straggler", 3)
+        done = simulation.run("b", Watched(0.1, bound=bound), parabola, of_workers, until=40)
+        assert max(ahead) == bound
+        # All go at the straggler's pace, but for what they are ahead.
+        assert 10 * 3 <= done.used <= 10 * 3 + 2 * (bound + 1)
+
+    def test_a_bound_of_zero_adds_up_the_gradients_of_the_same_weights(self, network):
+        bounded, _ = run("bounded_staleness", network, 4, "two_speeds", rate=0.05, bound=0)
+        synchronous, _ = run("synchronous", network, 4, "two_speeds", rate=0.2)
+        assert bounded.used == synchronous.used == 20
+        np.testing.assert_allclose(bounded.weights, synchronous.weights, rtol=0, atol=2e-6)
+
+    def test_an_endless_bound_is_asynchronous(self, network):
+        bounded, _ = run("bounded_staleness", network, 4, "jitter", bound=10**6)
+        asynchronous, _ = run("asynchronous", network, 4, "jitter")
+        np.testing.assert_array_equal(bounded.weights, asynchronous.weights)
+
+    def test_a_dead_worker_holds_the_others_until_it_is_noticed(self):
+        done, _ = dying("bounded_staleness", 3, until=25.5, bound=2)
+        # 5 rounds, and 3 gradients each ahead; from 15.5 on, two workers: 10 each.
+        assert done.used == 5 * 3 + 2 * 3 + 2 * 10
+
+
+class TestLocalSGD:
+    def test_with_one_local_step_it_is_synchronous(self, network):
+        local, _ = run("local_sgd", network, 4, "jitter", local_steps=1, until=30)
+        synchronous, _ = run("synchronous", network, 4, "jitter", until=30)
+        assert local.used == synchronous.used
+        # The mean of the weights after a step, and a step with the mean: but for rounding.
+        np.testing.assert_allclose(local.weights, synchronous.weights, rtol=0, atol=1e-6)
+
+    def test_h_steps_between_means_by_hand(self, network):
+        done, _ = run("local_sgd", network, 2, until=6, local_steps=3, rate=0.1)
+        # Workers take turns at the one row of batches: 0, 2, 4 and 1, 3, 5.
+        weights = network.initial
+        for first in (0, 6):
+            own = []
+            for worker in range(2):
+                mine = weights
+                for step in range(3):
+                    gradient = network.gradient(mine, first + 2 * step + worker)
+                    mine = mine - np.float32(0.1) * gradient
+                own.append(mine)
+            weights = (own[0] + own[1]) / np.float32(2)
+        np.testing.assert_array_equal(done.weights, weights)
+        assert done.updates == 2
+
+    def test_messages_come_once_in_h_steps(self):
+        done, _ = run("local_sgd", problems.Parabola(), 4, until=91, message=0.55, local_steps=8)
+        assert done.updates == 10  # of 8 + 2 * 0.55
+
+    def test_post_local_switches_after_its_examples(self):
+        parabola = problems.Parabola()
+        done, _ = run("post_local_sgd", parabola, 4, until=40, local_steps=8, switch_after=32)
+        assert done.updates == 8 + 4  # 8 steps of 4 examples, then 4 rounds of 8 steps
+        never, _ = run("post_local_sgd", parabola, 4, until=40, switch_after=10**6)
+        assert never.updates == 40
+
+
+class TestEASGD:
+    def test_a_pull_by_hand(self):
+        # Period 1, one worker, x = x~ = 1, rate 0.1, alpha 0.5.
+        x, centre = 1.0, 1.0
+        for _ in range(5):
+            pulled = 0.5 * (x - centre)
+            x, centre = x - 0.1 * x - pulled, centre + pulled
+        parabola = problems.Parabola()
+        done, rule = run("easgd", parabola, until=5, rate=0.1, moving_rate=0.5, period=1)
+        np.testing.assert_allclose(done.weights, centre)
+        np.testing.assert_allclose(rule.cluster.holds[0], x)
+
+    def test_the_spring_moves_both_ends_as_far(self):
+        applied = []
+
+        class Slopes(problems.Parabola):
+            def gradient(self, weights, number):
+                applied.append(super().gradient(weights, number))
+                return weights if number % 3 else -weights  # so that workers part
+
+        done, rule = run("easgd", Slopes(), 3, until=40, moving_rate=0.2, period=4, rate=0.1)
+        held = [rule.cluster.holds[worker][0] for worker in range(3)]
+        assert max(held) - min(held) > 1
+        # Pulls cancel out: what all ends together moved is what the gradients moved them.
+        moved = sum(g if n % 3 else -g for n, g in enumerate(applied[: -rule.cluster.workers.stop]))
+        total = sum(held) + done.weights[0]
+        assert total == pytest.approx(4 - 0.1 * moved[0])
+
+    def test_the_centre_is_met_once_in_a_period(self):
+        done, _ = run("easgd", problems.Parabola(), 4, until=33, period=8)
+        assert done.updates == 4 * 5  # before steps 0, 8, 16, 24 and 32
+        assert done.used == 4 * 32
+        assert done.staleness == {0: 1, 1: 1, 2: 1, 3: 17}
+
+    def test_the_default_pull_is_the_paper_s_beta_over_k(self):
+        _, rule = run("easgd", problems.Parabola(), 18, until=0)
+        assert rule.alpha == pytest.approx(0.05)
+
+
+class TestRuns:
+    @pytest.mark.parametrize("name", rules.RULES)
+    def test_the_same_command_gives_the_same_run(self, name, network):
+        one, other = (
+            run(name, network, 3, "jitter", until=12, message=0.1, rate=0.05)[0] for _ in range(2)
+        )
+        assert one.points == other.points
+        assert one.weights_sha256() == other.weights_sha256()
+        assert one.staleness == other.staleness
+
+    def test_runs_side_by_side_are_those_of_one_at_a_time(self, network):
+        alone = [run(name, network, 3, "jitter")[0] for name in rules.RULES]
+        together = race.side_by_side(
+            [functools.partial(run, name, network, 3, "jitter") for name in rules.RULES]
+        )
+        hashes = [done.weights_sha256() for done in alone]
+        assert hashes == [done.weights_sha256() for done, _ in together]
+
+    def test_a_rate_that_is_too_large_ends_as_diverged(self):
+        done, _ = run("asynchronous", problems.Parabola(), 4, until=4_000, rate=3.0)
+        assert done.diverged
+        assert 0 < len(done.points) < 11
+        assert all(np.isfinite(point.loss) for point in done.points)
+
+    def test_a_run_ends_early_with_enough_accuracy_measured_by_examples(self, network):
+        of_workers = speeds.Speeds("constant", 4)
+        measured = {"until": 10_000, "every_examples": 256, "enough": 0.25}
+        done = simulation.run("a", rules.Asynchronous(0.05), network, of_workers, **measured)
+        assert [point.examples for point in done.points] == list(
+            range(0, 256 * len(done.points), 256)
+        )
+        assert done.first(0.25) == done.points[-2]
+        assert done.used * 8 == done.end.examples  # and not a gradient more
+        assert done.staleness[3] == done.used - 3
+
+    def test_a_worker_that_flies_off_between_two_means_is_a_run_that_diverged(self):
+        given = {"rate": 100.0, "local_steps": 1_000}
+        done, _ = run("local_sgd", problems.Parabola(), 2, until=400, **given)
+        assert done.updates == 0
+        assert done.diverged
+        assert all(np.isfinite(point).all() for point in done.points)
+
+    @pytest.mark.parametrize("until", [1.62, 40.0])
+    def test_the_last_point_is_of_the_end(self, until):
+        of_workers = speeds.Speeds("constant", 2)
+        rule = rules.Asynchronous(0.1)
+        done = simulation.run("a", rule, problems.Parabola(), of_workers, until=until)
+        assert len(done.points) == 21
+        assert done.end.time == until
+        assert done.end.loss == problems.Parabola().evaluate(done.weights).loss
+
+    def test_the_distance_is_that_of_what_workers_hold(self):
+        # Two workers at equal speed: one holds the weights, the other those of one update before.
+        done, rule = run("asynchronous", problems.Parabola(), 2, until=3, rate=0.1)
+        held = [rule.cluster.holds[worker][0] - done.weights[0] for worker in range(2)]
+        assert held[1] == 0.0 != held[0]
+        assert done.end.distance == pytest.approx(abs(held[0]) / math.sqrt(2))
+
+    def test_an_accuracy_is_reached_where_three_points_say_so(self):
+        points = [simulation.Point(t, t, 0.0, a, 0.0) for t, a in enumerate((0, 9, 0, 6, 6, 6))]
+        done, _ = run("synchronous", problems.Parabola())
+        done = simulation.Run(**{**vars(done), "points": points})
+        assert done.first(4.5).time == 2  # (9 + 0 + 6) / 3 is 5
+        assert done.first(5.5).time == 4  # (0 + 6 + 6) / 3 is 4
+        assert done.first(6.5) is None
+
+    def test_evaluation_is_that_of_the_package(self, images, network):
+        measured = network.evaluate(network.initial)
+        trainer = race.trainer(race.Entry(8, 0.1), 4_000)
+        whole = trainer.evaluate(images.test_batches())
+        assert measured.accuracy == whole.accuracy
+        assert measured.loss == pytest.approx(whole.loss, rel=1e-6)
+
+    def test_a_model_with_statistics_is_refused(self, images):
+        with pytest.raises(ValueError, match="keeps .*moving_mean"):
+            network_of.Network(data.small_resnet, images, 8)

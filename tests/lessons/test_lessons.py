@@ -1,0 +1,462 @@
+"""The lessons' claims, in short versions, and their pages."""
+
+import importlib.util
+import os
+import re
+import subprocess
+import sys
+import time
+from unittest import mock
+
+import lesson_checks
+import numpy as np
+import pytest
+import scripts
+
+from laboratory import data, findings, race
+from lessons import __main__ as command
+from lessons import (
+    averaging,
+    batch_norm,
+    batch_size,
+    every,
+    final_model,
+    learning_rate,
+    lesson,
+    losses,
+    scaling,
+    train_and_test_loss,
+)
+from towers import losses as losses_of_towers
+from towers import not_finite, tower
+from towers.runs import run_folder
+
+import tensorflow as tf  # isort: skip
+
+LESSONS = {one.name: one for one in every.LESSONS}
+
+
+@pytest.fixture(scope="module")
+def found():
+    """What each lesson finds in its short version, run once."""
+    made = {}
+
+    def find(name) -> findings.Finding:
+        if name not in made:
+            made[name] = LESSONS[name].run(findings.Setup(short=True))
+        return made[name]
+
+    return find
+
+
+def test_averaging_is_exact_and_what_is_done_around_it_is_not(found):
+    numbers = found("averaging").numbers
+    assert numbers["same"]  # 1, 2 and 4 towers, after every step
+    gaps = dict(numbers["gaps"])
+    assert gaps.pop(averaging.WHOLE) < 1e-4  # rounding
+    assert len(gaps) == 5
+    assert min(gaps.values()) > 1e-2
+    assert gaps["sum instead of mean"] == pytest.approx(1.0, abs=0.3)  # about twice as far
+
+
+def test_the_old_rule_decays_k_times_too_late_and_this_one_does_not(found):
+    for num_towers, (old, new) in found("learning_rate").numbers["first_decay"].items():
+        assert old == pytest.approx(350 * num_towers, rel=1e-3)
+        assert new == pytest.approx(350, rel=1e-3)
+
+
+def test_a_tower_s_loss_is_its_own_and_weight_decay_counts_once(found):
+    numbers = found("losses").numbers
+    np.testing.assert_allclose(numbers["total"], numbers["parts"], rtol=1e-6)
+    assert np.ptp(numbers["decay"]) == 0 < numbers["decay"][0]
+    np.testing.assert_allclose(numbers["collected"], np.cumsum(numbers["total"]), rtol=1e-6)
+    assert len(numbers["total"]) == losses.TOWERS == 11
+
+
+def test_beyond_the_noise_scale_a_larger_batch_needs_more_examples(found):
+    numbers = found("batch_size").numbers
+    smallest, middle, largest = numbers["examples"]
+    assert numbers["examples"][smallest] <= numbers["examples"][middle]
+    assert numbers["examples"][largest] is None  # beyond what a run is allowed
+    assert min(numbers["noise_scale"].values()) > 1
+    assert max(numbers["noise_scale"].values()) < largest
+    rates = numbers["images_per_second"]
+    assert rates[largest] > rates[smallest]
+    for batch, seconds in numbers["seconds"].items():
+        assert seconds == pytest.approx(numbers["examples"][batch] / rates[batch])
+
+
+def test_the_linear_rule_holds_for_a_while_and_a_fixed_rate_does_not(found):
+    numbers = found("scaling").numbers
+    fixed, linear = numbers["examples"]["fixed"], numbers["examples"]["linear"]
+    assert fixed[1] == linear[1]
+    assert linear[4] < 2 * linear[1] < fixed[4]
+    assert fixed[16] is None
+    assert linear[16] is None or linear[16] > 2 * linear[1]  # and then it ends, too
+    assert numbers["sum_is_linear"] == dict.fromkeys((1, 4, 16), True)
+
+
+def test_towers_share_weights_and_differ_in_statistics(found):
+    numbers = found("batch_norm").numbers
+    assert numbers["equal"] == dict.fromkeys(("weights", "first", "last", "mean"), True)
+    assert 0.001 < numbers["apart"] < 0.2  # standard deviations
+    off = numbers["off"]
+    of_towers = [off[f"tower {tower}'s"] for tower in range(batch_norm.TOWERS)]
+    assert len(set(of_towers)) == batch_norm.TOWERS
+    assert off[batch_norm.MEAN] < 0.97 * np.sqrt(np.mean(np.square(of_towers)))
+    assert off[batch_norm.ANEW] == 0
+    accuracy = numbers["accuracy"]
+    assert len(accuracy) == batch_norm.TOWERS + 2
+    assert min(accuracy.values()) > 0.2  # chance is 0.1
+    assert np.ptp(list(accuracy.values())) < 0.1
+
+
+def test_nodes_of_mixed_shards_are_apart_by_chance_and_of_sorted_ones_by_more(found):
+    numbers = found("final_model").numbers
+    whole, mixed = numbers["whole"], numbers["of_nodes"]
+    assert whole.count == 1_000
+    for nodes, shares in mixed.items():
+        assert len(shares) == nodes
+        assert sum(n for n, _ in shares) == whole.count
+        assert final_model.together(shares) == pytest.approx(whole.accuracy, abs=1e-12)
+    every = [share for shares in mixed.values() for share in shares]
+    assert final_model.covering(every, whole) >= 0.8 * len(every)
+    chance = final_model.spread_by_chance(mixed[16], whole)
+    assert chance / 2 < final_model.spread(mixed[16], whole) < 2 * chance
+    by_class = numbers["of_sorted"]
+    assert final_model.spread(by_class, whole) > 2 * final_model.spread_by_chance(by_class, whole)
+
+
+def test_the_lowest_training_loss_is_not_the_highest_accuracy(found):
+    runs = found("train_and_test_loss").numbers["runs"]
+    ends = {name: run.points[-1] for name, run in runs.items()}
+    assert min(ends, key=lambda name: ends[name].shown) == "plain"
+    assert max(ends, key=lambda name: ends[name].test.accuracy) != "plain"
+    assert ends["weight decay"].shown > 2 * ends["plain"].shown  # the decay is in it
+    assert ends["distortions"].shown > 10 * ends["plain"].shown
+    assert ends["distortions"].test.loss < 0.9 * ends["plain"].test.loss
+    # The test loss rises again, and with it the accuracy, on these few images.
+    *_, end = points = runs["plain"].points
+    turning = min(points, key=lambda point: point.test.loss)
+    assert end.test.loss > 1.05 * turning.test.loss
+    assert end.test.accuracy > turning.test.accuracy + 0.05
+    assert runs["plain"].train.loss < 0.2 * end.test.loss
+    averaged = [run.points[-1].averaged.loss < run.points[-1].test.loss for run in runs.values()]
+    assert all(averaged)
+
+
+# Lessons whose claims are tested in files of their own, which run their short versions.
+ELSEWHERE = {
+    path.stem.removeprefix("test_lesson_"): path
+    for path in (scripts.ROOT / "tests" / "lessons").glob("test_lesson_*.py")
+}
+
+
+@pytest.mark.parametrize("name", [name for name in LESSONS if name not in ELSEWHERE])
+def test_a_finding_is_a_table_a_claim_and_a_plot(found, name, tmp_path):
+    lesson_checks.check_finding(found(name), tmp_path)
+
+
+def test_that_is_tested_of_the_others_too():
+    assert set(ELSEWHERE) < set(LESSONS)
+    assert len(ELSEWHERE) == 6
+    for path in ELSEWHERE.values():
+        assert "lesson_checks.check_finding(finding, tmp_path)" in path.read_text()
+
+
+@pytest.mark.parametrize("name", LESSONS)
+def test_a_page_has_the_question_the_figure_and_the_code_as_it_is(name):
+    one = LESSONS[name]
+    page = one.page.read_text(encoding="utf-8")
+    assert one.question in " ".join(page.replace(">", "").split())
+    assert f"](../figures/{one.figure.name})" in page
+    assert one.figure.exists()
+    assert lesson.refreshed(page) == page  # `make lessons` writes it
+    assert len(re.findall("```python", page)) >= 2
+    parts = dict(re.findall(r"<!-- (claim|table|conditions) -->\n(.*?)<!-- end -->", page, re.S))
+    assert len(parts) == 3 and all(parts.values())
+    assert float(re.search(r"(\d+) s\)$", parts["conditions"])[1]) < 120
+
+
+def test_every_lesson_is_listed_with_its_question():
+    listed = (lesson.PAGES / "README.md").read_text(encoding="utf-8")
+    rows = re.findall(r"^\| \[(\w+)\]\((\w+)\.md\) \| (.*) \|$", listed, re.M)
+    assert rows == [(one.name, one.name, one.question) for one in every.LESSONS]
+    assert {path.stem for path in lesson.PAGES.glob("*.md")} == {*LESSONS, "README"}
+
+
+class TestPages:
+    def test_code_is_that_of_the_source_without_its_docstring(self, tmp_path):
+        path = tmp_path / "module.py"
+        path.write_text(
+            'class A:\n    def f(self):\n        """Says."""\n        return 1\n\n\nx = 2\n'
+        )
+        assert lesson.source(path, "A.f") == "def f(self):\n    return 1"
+        with pytest.raises(ValueError, match="there is no A.g"):
+            lesson.source(path, "A.g")
+
+    def test_parts_are_written_and_the_rest_is_left(self):
+        finding = findings.Finding(["a"], [["1"]], "So it is.", {}, lambda figure: None)
+        page = "x\n<!-- claim -->\n<!-- end -->\ny\n<!-- table -->\nold\n<!-- end -->\n"
+        assert lesson.refreshed(page, finding) == (
+            "x\n<!-- claim -->\nSo it is.\n<!-- end -->\ny\n"
+            "<!-- table -->\n| a |\n|---|\n| 1 |\n<!-- end -->\n"
+        )
+        assert lesson.refreshed(page) == page
+
+
+class TestCommand:
+    def run(self, *arguments, cwd=scripts.ROOT):
+        return subprocess.run(
+            [sys.executable, "-m", "lessons", *arguments],
+            capture_output=True, text=True, cwd=cwd, timeout=120,
+            env={**os.environ, "PYTHONPATH": str(scripts.ROOT)},
+        )  # fmt: skip
+
+    @pytest.mark.whole_program
+    def test_lists_the_lessons(self):
+        done = self.run()
+        assert done.returncode == 0
+        assert [line.split()[0] for line in done.stdout.splitlines()] == list(LESSONS)
+
+    @pytest.mark.whole_program
+    def test_runs_one(self, tmp_path):
+        done = self.run("learning_rate", cwd=tmp_path)
+        assert done.returncode == 0, done.stderr
+        assert LESSONS["learning_rate"].run(findings.Setup()).table() in done.stdout
+        assert (tmp_path / "runs/lessons/learning_rate.png").exists()
+
+    def test_without_matplotlib_says_so_before_it_runs(self, monkeypatch, capsys):
+        monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+        monkeypatch.setattr(sys, "argv", ["lessons", "averaging"])
+        with pytest.raises(SystemExit, match="2"):
+            command.main()
+        assert "the plots need matplotlib: pip install matplotlib" in capsys.readouterr().err
+
+    @pytest.mark.whole_program
+    def test_a_folder_without_cifar10_is_refused(self, tmp_path):
+        done = self.run("losses", f"--data_dir={tmp_path}", cwd=tmp_path)
+        assert done.returncode == 2
+        assert done.stderr.splitlines()[-1].endswith(
+            f"--data_dir={tmp_path} holds no CIFAR-10 that is prepared or unpacked; without the "
+            "flag a lesson takes TFDS's folder, or draws shapes."
+        )
+
+    @pytest.mark.whole_program
+    def test_an_unknown_one_is_refused(self):
+        done = self.run("avaraging")
+        assert done.returncode == 2
+        assert "avaraging: there is no such lesson; they are averaging, " in done.stderr
+
+
+class TestDryRun:
+    """The audit that the lesson on the learning rate ends with."""
+
+    def rates(self, tmp_path, *flags) -> dict[float, float]:
+        done = scripts.train(tmp_path / "run", "--dry_run", "--train_epochs=10", *flags)
+        assert (done.returncode, done.stderr) == (0, "")
+        assert not (tmp_path / "run").exists()
+        lines = done.stdout.split("rate of the next update\n")[1].splitlines()
+        return {float(line.split()[0]): float(line.split()[-1]) for line in lines}
+
+    def test_shows_every_decay(self, tmp_path):
+        rates = self.rates(
+            tmp_path, "--max_steps=99999", "--learning_rate_schedule=piecewise",
+            "--decay_epochs=3.5,7", "--global_batch_size=50",
+        )  # fmt: skip
+        assert rates == {
+            0: 0.1, 1: 0.1, 2: 0.1, 3: 0.1, 3.5: 0.01, 4: 0.01, 5: 0.01, 6: 0.01,
+            7: 0.001, 8: 0.001, 9: 0.001, 10: 0.001,
+        }  # fmt: skip
+
+    def test_shows_the_staircase_and_the_warm_up(self, tmp_path):
+        rates = self.rates(
+            tmp_path, "--max_steps=99999", "--epochs_per_decay=4.5", "--warmup_epochs=2",
+            "--global_batch_size=50",
+        )  # fmt: skip
+        assert rates[0] == 0 and rates[1] == 0.05 and rates[2] == 0.1
+        assert (rates[4], rates[4.5], rates[9.0]) == (0.1, 0.01, pytest.approx(0.001))
+
+    def test_leaves_a_run_that_is_there_alone(self, tmp_path):
+        folder = tmp_path / "run"
+        assert scripts.train(folder).returncode == 0
+        before = scripts.contents(folder)
+        assert scripts.train(folder, "--dry_run", "--max_steps=8").returncode == 0
+        assert scripts.contents(folder) == before
+        assert not run_folder.RunFolder(str(folder)).lock.exists()
+
+
+def test_the_old_rule_is_the_tutorials():
+    # cifar10.py: decay_steps = int(50,000 / 128 * 350) = 136,718, of steps of any size.
+    assert learning_rate.rule_keyed_to_steps(136_717 * 128, 128) == 0.1
+    assert learning_rate.rule_keyed_to_steps(136_718 * 128, 128) == pytest.approx(0.01)
+    assert learning_rate.rule_keyed_to_steps(136_718 * 128, 256) == 0.1
+
+
+class TestNoiseScale:
+    def test_is_that_of_gradients_whose_noise_is_known(self):
+        # Gradients g + e, with |g|^2 = 4 and E|e|^2 = 100 / B over B examples: 100 / 4 = 25.
+        assert batch_size.noise_scale(4 + 100 / 10, 4 + 100 / 50, 10, 50) == pytest.approx(25)
+
+    def test_norms_are_those_of_the_microbatches(self):
+        # Found by NumPy from each microbatch's own gradient.
+        trainer = race.trainer(race.Entry(64, 0.1), 1000)
+        model = trainer.state.model
+        program = tower.TowerProgram(model, losses_of_towers.cross_entropy, {}, 0.0, False)
+        images = np.random.default_rng(0).normal(size=(1024, 24, 24, 3)).astype(np.float32)
+        labels = np.arange(1024) % 10
+        small, large = batch_size.squared_norms(program, images, labels)
+        gradients = []
+        for part in np.split(np.arange(1024), batch_size.MICROBATCHES):
+            with tf.GradientTape() as tape:
+                logits = model(images[part])
+                loss = tf.reduce_mean(losses_of_towers.cross_entropy(labels[part], logits))
+            of_part = tape.gradient(loss, [v.value for v in model.trainable_variables])
+            gradients.append(np.concatenate([np.ravel(g) for g in of_part]))
+        assert float(small) == pytest.approx(np.mean(np.square(gradients).sum(axis=1)), rel=1e-4)
+        assert float(large) == pytest.approx(np.square(np.mean(gradients, axis=0)).sum(), rel=1e-4)
+
+
+def test_a_rule_carries_as_far_as_it_needs_at_most_twice_the_examples():
+    assert scaling.holds_up_to({1: 10.0, 2: 12.0, 4: 20.0, 8: 21.0, 16: 15.0}) == 4
+    assert scaling.holds_up_to({1: 10.0, 2: None, 4: 12.0}) == 1
+    assert scaling.holds_up_to({1: None, 2: 12.0}) == 0
+    assert scaling.holds_up_to({1: 10.0, 2: 10.0}) == 2
+
+
+class TestRace:
+    """One run, with a trainer whose accuracies are given."""
+
+    @pytest.fixture
+    def run(self, monkeypatch):
+        images = data.load(findings.Setup(short=True))
+
+        def run(*accuracies, fails_at=None):
+            trainer = mock.Mock()
+            trainer.evaluate.side_effect = [mock.Mock(accuracy=a) for a in accuracies]
+            if fails_at:
+                error = not_finite.NotFiniteError(fails_at, 0, "a loss")
+                trainer.train_step.side_effect = [None] * (fails_at - 1) + [error]
+            monkeypatch.setattr(race, "trainer", lambda *arguments: trainer)
+            return race.run(race.Entry(1_000, 0.1), images, [], 0.5, at_most=10_000)
+
+        return run
+
+    def test_ends_when_three_evaluations_have_the_mean(self, run):
+        # After 2,000, 4,000, 6,000 and 8,000 examples; the last three are of 6,000 on average.
+        assert run(0.9, 0.0, 0.5, 1.0) == 6_000
+
+    def test_two_evaluations_are_not_enough(self, run):
+        assert run(1.0, 1.0, 1.0) == 4_000
+
+    def test_is_given_up_after_so_many_examples(self, run):
+        assert run(0.1, 0.1, 0.1, 0.1, 0.1) is None
+
+    def test_is_given_up_where_a_loss_is_not_finite(self, run):
+        assert run(1.0, fails_at=3) is None
+
+    def test_after_an_error_no_other_run_begins(self):
+        begun = []
+
+        def fails():
+            raise KeyError("of a run")
+
+        def runs():
+            begun.append(1)
+            time.sleep(0.1)
+
+        with pytest.raises(KeyError):
+            race.side_by_side([fails, *[runs] * 40])
+        assert len(begun) < 20
+
+
+class TestIntervals:
+    def test_wilson_s_is_that_of_the_textbook(self):
+        # Brown, Cai and DasGupta 2001 (Statistical Science 16, page 101): 0 and 5 of 10.
+        assert final_model.interval(final_model.Share(10, 0.0)) == pytest.approx(
+            (0, 0.2775), abs=1e-4
+        )
+        low, high = final_model.interval(final_model.Share(10, 0.5))
+        assert (low, high) == pytest.approx((0.2366, 0.7634), abs=1e-4)
+
+    def test_the_spread_by_chance_is_that_of_shares_drawn_at_random(self):
+        right = np.arange(1_000) < 300
+        draw = np.random.default_rng(0)
+        whole = final_model.Share(1_000, 0.3)
+        spreads = []
+        for _ in range(200):
+            parts = np.split(draw.permutation(right), 4)
+            spreads.append(
+                final_model.spread([final_model.Share(250, p.mean()) for p in parts], whole) ** 2
+            )
+        by_chance = final_model.spread_by_chance([final_model.Share(250, 0.0)] * 4, whole)
+        assert by_chance == pytest.approx(np.sqrt(np.mean(spreads)), rel=0.1)
+
+    def test_all_together_is_not_the_mean_of_unequal_shares(self):
+        shares = [final_model.Share(30, 0.5), final_model.Share(10, 0.9)]
+        assert final_model.together(shares) == pytest.approx(0.6)
+
+
+class TestClaims:
+    """What lessons say of numbers that did not come out here."""
+
+    def test_rules_that_all_carry_or_of_which_none_does(self):
+        same = {1: True, 2: True}
+        carry = scaling.claim({"fixed": {1: 9.0, 2: 9.0}, "sqrt": {1: 9.0, 2: 19.0}}, 0.4, same)
+        assert "carry so far: up to 2 towers: fixed; up to 1 tower: sqrt. " in carry
+        assert "None carries" not in carry
+        none = scaling.claim({"fixed": {1: None, 2: None}}, 0.4, {1: True, 2: False})
+        assert "up to 0 towers: fixed. None carries to 2. " in none
+        assert none.endswith("is not the linear rule, to the last bit.")
+
+    def test_a_race_that_no_batch_ends(self):
+        found = batch_size.finding({8: None, 64: None}, {8: 1e3, 64: 2e3}, {0: 50.0}, 0.5, "shapes")
+        assert [row[2] for row in found.rows] == ["not reached"] * 2
+        assert "2.0 times as many as with 8. No batch came to 50%. " in found.claim
+
+    def test_a_noise_scale_that_cannot_be_told(self, tmp_path):
+        assert batch_size.noise_scale(1.0, 0.01, 64, 1024) == np.inf
+        found = batch_size.finding({8: 100.0}, {8: 10.0}, {0: np.inf}, 0.5, "shapes")
+        assert "was inf examples" in found.claim
+        findings.save(found, tmp_path / "plot.png")
+
+    @pytest.mark.parametrize(
+        ("ends", "said"),
+        [
+            (
+                0.45,
+                "rose from 1.00 at epoch 2 to 2.00, and so did the accuracy, from 40.0% to 45.0%",
+            ),
+            (0.35, "rose from 1.00 at epoch 2 to 2.00, and down went the accuracy, from 40.0%"),
+        ],
+    )
+    def test_a_test_loss_that_rises(self, ends, said):
+        runs = {
+            "plain": self.curve((1.0, 0.4), (2.0, ends)),
+            "both": self.curve((2.0, 0.1), (1.9, 0.2)),
+        }
+        assert f"that of 'plain' {said}" in train_and_test_loss.within_a_run(runs)
+
+    def test_a_test_loss_that_never_rises(self):
+        runs = {"plain": self.curve((2.0, 0.1), (1.9, 0.2))}
+        assert "In no run" in train_and_test_loss.within_a_run(runs)
+
+    def test_a_training_loss_that_ranks_runs(self):
+        runs = {"plain": self.curve((1.0, 0.4)), "both": self.curve((2.0, 0.2))}
+        said = train_and_test_loss.between_runs(runs)
+        assert said.startswith("The training loss ranks runs here: ")
+        assert said.endswith("lowest test loss, 1.00, was that of the same run.")
+
+    def curve(self, *of_test):
+        points = [
+            train_and_test_loss.Point(2 * i, loss, *[train_and_test_loss.Seen(loss, accuracy)] * 2)
+            for i, (loss, accuracy) in enumerate(of_test, start=1)
+        ]
+        return train_and_test_loss.Run(points, points[-1].test)
+
+
+def test_the_readme_leads_with_the_lessons():
+    readme = (scripts.ROOT / "README.md").read_text(encoding="utf-8")
+    linked = re.findall(r"^- \[.*\]\(docs/lessons/(\w+)\.md\)$", readme, re.M)
+    assert linked == list(LESSONS)
+    assert readme.index("docs/lessons") < readme.index("## Start")

@@ -1,0 +1,670 @@
+"""Workers that talk to each other on the loopback interface, each in a thread of its own."""
+
+import contextlib
+import errno
+import json
+import os
+import queue
+import select
+import signal
+import socket
+import struct
+import subprocess
+import sys
+import threading
+import time
+import types
+
+import pytest
+import scripts
+
+from towers import worker
+from towers.multi_worker import channel, cluster, collectives, watcher
+from towers.runs import run_folder
+from towers_cli import agreement, launch
+
+
+@pytest.fixture
+def addresses():
+    """Of three workers, on ports that nobody uses."""
+    return tuple(f"127.0.0.1:{port}" for port in launch.free_ports(3))
+
+
+def run_all(*workers):
+    """Runs each function in a thread; what it returned or raised."""
+    results = queue.Queue()
+
+    def run(number, worker):
+        try:
+            results.put((number, worker()))
+        except Exception as error:
+            results.put((number, error))
+
+    for number, one in enumerate(workers):
+        threading.Thread(target=run, args=(number, one), daemon=True).start()
+    return [result for _, result in sorted([results.get(timeout=30) for _ in workers], key=_first)]
+
+
+def _first(pair):
+    return pair[0]
+
+
+def meet(addresses, indices, do=lambda one: None, wait_seconds=10.0, delays=None):
+    """Workers of those indices meet, do something, and end; what each returned or raised."""
+
+    def worker(index):
+        time.sleep((delays or {}).get(index, 0))
+        one = channel.Channel(cluster.Cluster(addresses, index), wait_seconds)
+        try:
+            result = do(one)
+        except Exception as error:
+            one.end(str(error))
+            raise
+        one.end(None)
+        return result
+
+    return run_all(*(lambda index=index: worker(index) for index in indices))
+
+
+def test_every_worker_gets_the_messages_of_all(addresses):
+    def do(one):
+        return [one.exchange({"from": one.cluster.index, "round": n}) for n in range(3)]
+
+    expected = [[{"from": i, "round": n} for i in range(3)] for n in range(3)]
+    assert meet(addresses, range(3), do) == [expected] * 3
+
+
+def test_every_worker_gets_what_the_chief_makes(addresses):
+    def do(one):
+        return one.from_chief(lambda: [one.cluster.index, None, "ä"])
+
+    assert meet(addresses, range(3), do) == [[0, None, "ä"]] * 3
+
+
+def test_a_long_message_arrives_whole(addresses):
+    def do(one):
+        return [len(text) for text in one.exchange("x" * (1_000_000 + one.cluster.index))]
+
+    assert meet(addresses, range(3), do) == [[1_000_000, 1_000_001, 1_000_002]] * 3
+
+
+@pytest.mark.parametrize("late", [0, 2])
+def test_a_worker_that_comes_late_is_waited_for(addresses, late):
+    assert (
+        meet(addresses, range(3), lambda one: one.exchange(1), delays={late: 1.0}) == [[1] * 3] * 3
+    )
+
+
+def test_a_chief_that_comes_last_has_the_clock(addresses):
+    # Worker 1's own time is up before worker 2 comes; the chief's is not.
+    def worker(index, delay, wait_seconds):
+        time.sleep(delay)
+        one = channel.Channel(cluster.Cluster(addresses, index), wait_seconds)
+        one.end(None)
+        return "met"
+
+    results = run_all(
+        lambda: worker(0, 0.5, 10.0), lambda: worker(1, 0, 1.0), lambda: worker(2, 2.0, 10.0)
+    )
+    assert results == ["met"] * 3
+
+
+def test_a_worker_that_starts_again_while_another_is_waited_for_is_taken_up(addresses):
+    def killed():
+        with socket.create_connection(cluster.host_and_port(addresses[0])) as connection:
+            text = json.dumps(["towers", [1, list(addresses)]]).encode()
+            connection.sendall(struct.pack("!I", len(text)) + text)
+            assert connection.recv(100)
+
+    def worker(index, delay):
+        time.sleep(delay)
+        if index == 1:
+            killed()
+        one = channel.Channel(cluster.Cluster(addresses, index), 10.0)
+        messages = one.exchange(index)
+        one.end(None)
+        return messages
+
+    results = run_all(lambda: worker(0, 0), lambda: worker(1, 0.5), lambda: worker(2, 1.5))
+    assert results == [[0, 1, 2]] * 3
+
+
+def test_a_wait_may_be_without_end(addresses):
+    assert meet(addresses[:2], range(2), wait_seconds=float("inf")) == [None] * 2
+
+
+def test_a_name_of_no_machine_is_said(addresses):
+    (error,) = meet(("a..b:1234", addresses[1]), [1], wait_seconds=0.5)
+    assert str(error).startswith("worker 0 (a..b:1234) did not come within 0.5 s: ")
+
+
+def test_it_is_said_who_is_waited_for(addresses, monkeypatch, capsys):
+    monkeypatch.setattr(channel, "_SAYS_WAITING_AFTER_SECONDS", 0.1)
+    meet(addresses, range(3), delays={1: 1.0})
+    said = capsys.readouterr().out.splitlines()
+    assert said.count(f"waiting for worker 1 ({addresses[1]})") == 1  # once, and not at each try
+
+
+def test_a_worker_that_never_comes_is_named_by_all(addresses):
+    problem = f"worker 1 ({addresses[1]}) did not come within 1 s"
+    chief, other = meet(addresses, [0, 2], wait_seconds=1.0)
+    assert (str(chief), type(chief)) == (problem, worker.WorkerError)
+    assert str(other) == f"worker 0 ({addresses[0]}) has ended: {problem}"
+
+
+def test_a_chief_that_never_comes_is_named(addresses):
+    (error,) = meet(addresses, [1], wait_seconds=0.5)
+    assert isinstance(error, worker.WorkerError)
+    assert str(error).startswith(f"worker 0 ({addresses[0]}) did not come within 0.5 s: ")
+
+
+@pytest.mark.parametrize("index", [0, 1])
+def test_a_port_that_is_taken_is_named(addresses, index):
+    with socket.create_server(cluster.host_and_port(addresses[index])):
+        (error,) = meet(addresses, [index])
+    assert (
+        str(error)
+        == f"worker {index} ({addresses[index]}) cannot listen on its port: Address already in use"
+    )
+
+
+def test_two_processes_of_one_index(addresses):
+    def worker(index, delay):
+        time.sleep(delay)
+        return channel.Channel(cluster.Cluster(addresses, index), 2.0)
+
+    results = run_all(lambda: worker(0, 0), lambda: worker(1, 0), lambda: worker(1, 0.7))
+    refused = (
+        f"worker 0 ({addresses[0]}) has ended: --worker_index=1: another process is that worker"
+    )
+    assert refused in map(str, results)
+    assert str(results[0]) == f"worker 2 ({addresses[2]}) did not come within 2 s"
+
+
+def test_another_list_of_workers_is_refused(addresses):
+    others = addresses[:2]
+    chief, other = run_all(
+        lambda: channel.Channel(cluster.Cluster(addresses, 0), 1.0),
+        lambda: channel.Channel(cluster.Cluster(others, 1), 1.0),
+    )
+    problem = f"--workers={','.join(others)}: it has --workers={','.join(addresses)}"
+    assert str(other) == f"worker 0 ({addresses[0]}) has ended: {problem}"
+    assert "worker 1 " in str(chief) and "worker 2 " in str(chief)
+
+
+@pytest.mark.parametrize(
+    "said",
+    [
+        b"",
+        b"GET / HTTP/1.1\r\n\r\n",
+        struct.pack("!I", 2**31),
+        struct.pack("!I", 2) + b"{}",
+        struct.pack("!I", 16) + json.dumps(["towers", "abcd"]).encode(),
+        struct.pack("!I", 100_000) + b"[" * 100_000,
+        struct.pack("!I", 24) + b'["towers", [Infinity, 1]]'[:24],
+        struct.pack("!I", 26) + b'["towers", [Infinity, []]]',
+    ],
+)
+def test_a_stranger_on_the_port_is_sent_away(addresses, said):
+    def stranger():
+        for _ in range(100):
+            with (
+                contextlib.suppress(OSError),
+                socket.create_connection(
+                    cluster.host_and_port(addresses[0]), timeout=5
+                ) as connection,
+            ):
+                connection.sendall(said)
+                connection.shutdown(socket.SHUT_WR)
+                return connection.recv(10)
+            time.sleep(0.02)
+
+    def worker(index):
+        one = channel.Channel(cluster.Cluster(addresses[:2], index), 10.0)
+        messages = one.exchange(index)
+        one.end(None)
+        return messages
+
+    def late():
+        time.sleep(0.5)
+        return worker(1)
+
+    gone, first, second = run_all(stranger, lambda: worker(0), late)
+    assert not gone or isinstance(gone, OSError)
+    assert (first, second) == ([0, 1], [0, 1])
+
+
+def packed(message, length=None) -> bytes:
+    """A message as it travels; text is taken as it is."""
+    text = message if isinstance(message, bytes) else json.dumps(message).encode()
+    return struct.pack("!I", len(text) if length is None else length) + text
+
+
+def connected(address) -> socket.socket:
+    """A connection to the chief's port, as soon as there is somebody."""
+    for _ in range(200):
+        with contextlib.suppress(OSError):
+            return socket.create_connection(cluster.host_and_port(address), timeout=5)
+        time.sleep(0.02)
+    raise AssertionError(f"nobody listens on {address}")
+
+
+def ended_by_other(connection) -> bool:
+    """Whether the other side closes the connection without a word."""
+    with contextlib.suppress(ConnectionError):
+        return connection.recv(1) == b""
+    return True
+
+
+def drips(connection, text: bytes):
+    """Sends a byte at a time, in a thread of its own, until the other side has had enough of it."""
+
+    def send():
+        with contextlib.suppress(OSError):
+            for n in range(len(text)):
+                connection.sendall(text[n : n + 1])
+                time.sleep(0.05)
+
+    threading.Thread(target=send, daemon=True).start()
+
+
+def met(members, wait_seconds=20.0):
+    """The seconds that a worker took to meet the others."""
+    began = time.monotonic()
+    one = channel.Channel(members, wait_seconds)
+    seconds = time.monotonic() - began
+    one.end(None)
+    return seconds
+
+
+def waits_in_vain(addresses, wait_seconds: float) -> None:
+    """The chief of two, whose other worker does not come."""
+    with pytest.raises(worker.WorkerError):
+        channel.Channel(cluster.Cluster(addresses[:2], 0), wait_seconds)
+
+
+SLOW = packed(bytes(200))  # for `drips`, ten seconds
+
+
+class _AllReady:
+    """A selector that finds all of `ready` ready, in their order."""
+
+    def __init__(self, selector, ready):
+        self._selector, self._ready = selector, ready
+
+    def select(self, _):
+        return [(key, key.events) for key in self._ready]
+
+    def __getattr__(self, name):
+        return getattr(self._selector, name)
+
+
+def _address(listener) -> str:
+    return f"127.0.0.1:{listener.getsockname()[1]}"
+
+
+class TestStrangers:
+    """What else may connect to the chief's port."""
+
+    def test_that_are_slow_keep_no_worker_out(self, addresses):
+        def come():
+            strangers = [connected(addresses[0]) for _ in range(3)]
+            drips(strangers[0], packed(b"", 99))
+            drips(strangers[1], SLOW)
+            time.sleep(0.5)  # the chief has seen them all
+            seconds = met(cluster.Cluster(addresses[:2], 1))
+            assert all(ended_by_other(stranger) for stranger in strangers)
+            return seconds
+
+        _, seconds = run_all(lambda: met(cluster.Cluster(addresses[:2], 0)), come)
+        assert seconds < 2.0
+
+    def test_that_are_slow_do_not_move_the_end_of_the_wait(self, addresses):
+        def come():
+            strangers = [connected(addresses[0]) for _ in range(3)]
+            for stranger in strangers:
+                drips(stranger, SLOW)
+            return strangers
+
+        def chief():
+            began = time.monotonic()
+            with pytest.raises(worker.WorkerError, match=r"worker 1 .* did not come within 1 s"):
+                channel.Channel(cluster.Cluster(addresses[:2], 0), 1.0)
+            return time.monotonic() - began
+
+        seconds, _ = run_all(chief, come)
+        assert 1.0 <= seconds < 2.0
+
+    def test_that_are_slow_are_sent_away_in_time(self, addresses, monkeypatch):
+        monkeypatch.setattr(channel, "_GREETING_SECONDS", 0.3)
+
+        def come():
+            silent, slow = (connected(addresses[0]) for _ in range(2))
+            drips(slow, SLOW)
+            began = time.monotonic()
+            assert ended_by_other(silent) and ended_by_other(slow)
+            return time.monotonic() - began
+
+        _, seconds = run_all(lambda: waits_in_vain(addresses, 3.0), come)
+        assert seconds < 2.0
+
+    def test_that_are_many_are_held_in_part_and_keep_no_worker_out(self, addresses):
+        def come():
+            strangers = [connected(addresses[0]) for _ in range(100)]
+            time.sleep(0.5)
+            gone = sum(stranger in _readable(strangers) for stranger in strangers)
+            return gone, met(cluster.Cluster(addresses[:2], 1)), strangers
+
+        _, (gone, seconds, _) = run_all(lambda: met(cluster.Cluster(addresses[:2], 0)), come)
+        assert gone == 100 - channel._MOST_STRANGERS
+        assert seconds < 2.0
+
+    def test_that_have_all_files_open_make_room_one_by_one(self, addresses, monkeypatch):
+        """The one that is sent away may have been found ready to be read a moment before."""
+
+        def no_more_files():
+            raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+
+        listener = socket.create_server(("127.0.0.1", 0))
+        with listener, channel._Strangers(listener) as strangers:
+            first, second = (connected(_address(listener)) for _ in range(2))
+            while len(strangers._late) < 2:
+                assert list(strangers.introduced(time.monotonic() + 1)) == []
+            monkeypatch.setattr(strangers, "_listener", types.SimpleNamespace(accept=no_more_files))
+            ready = list(strangers._selector.get_map().values())  # the listener first
+            monkeypatch.setattr(strangers, "_selector", _AllReady(strangers._selector, ready))
+            first.sendall(b"x")
+            assert list(strangers.introduced(time.monotonic() + 1)) == []
+            assert len(strangers._late) == 1
+            assert ended_by_other(first)
+            second.close()
+
+    @pytest.mark.parametrize("length", [2**18 + 1, 2**24, 2**32 - 1])
+    def test_that_announce_too_much_are_sent_away_at_once(self, addresses, length):
+        def come():
+            stranger = connected(addresses[0])
+            stranger.sendall(packed(b"", length))
+            began = time.monotonic()
+            assert ended_by_other(stranger)
+            return time.monotonic() - began
+
+        _, seconds = run_all(lambda: waits_in_vain(addresses, 1.0), come)
+        assert seconds < 0.9
+
+    def test_that_greet_in_another_shape_are_sent_away(self, addresses):
+        listed = list(addresses[:2])
+        greetings = [
+            *([True, listed], [1.0, listed], ["1", listed], [None, listed], [[1], listed]),
+            *([1, addresses[0]], [1, None], [1, {"a:1": 0}], [1, [1, 2]], [1, [[]]]),
+            *([1], [1, listed, 0], {"1": listed}, "ab", 1, None, float("nan")),
+        ]
+        messages = [json.dumps(["towers", greeting]).encode() for greeting in greetings]
+        messages += [
+            b"[]",
+            b"1",
+            b"null",
+            b'"ab"',
+            b'{"a": 1, "b": 2}',
+            b'["towers"]',
+            b"\xff",
+            b"",
+        ]
+        messages += [b"NaN", b"9" * 5000, b'["towers", ' + b"[" * 40 + b"]" * 40 + b"]"]
+        messages += [json.dumps([kind, [1, listed]]).encode() for kind in (["towers"], 1, None)]
+
+        def come():
+            strangers = []
+            for message in messages:
+                strangers.append(connected(addresses[0]))
+                strangers[-1].sendall(packed(message))
+            assert all(ended_by_other(stranger) for stranger in strangers)
+            return met(cluster.Cluster(addresses[:2], 1))
+
+        results = run_all(lambda: met(cluster.Cluster(addresses[:2], 0)), come)
+        assert [type(result) for result in results] == [float, float]
+
+    def test_a_greeted_one_that_talks_before_all_are_there_is_no_worker(self, addresses):
+        def come():
+            stranger = connected(addresses[0])
+            stranger.sendall(packed(["towers", [1, list(addresses)]]) + packed(["message", 1]))
+            assert b"greeted" in stranger.recv(100)
+            workers = [lambda i=i: met(cluster.Cluster(addresses, i)) for i in (1, 2)]
+            return run_all(*workers)
+
+        _, results = run_all(lambda: met(cluster.Cluster(addresses, 0)), come)
+        assert [type(result) for result in results] == [float, float]
+
+    def test_get_a_short_answer_to_a_long_list(self, addresses):
+        many = [f"a:{port}" for port in range(1, 20_000)]
+
+        def come():
+            with connected(addresses[0]) as stranger:
+                stranger.sendall(packed(["towers", [1, many]]))
+                return len(stranger.recv(2**20))
+
+        _, size = run_all(lambda: waits_in_vain(addresses, 1.0), come)
+        assert 0 < size < 5000
+
+
+def _readable(connections) -> list:
+    return select.select(connections, [], [], 0)[0]
+
+
+# What a false worker, or a false chief, may say once it is taken for one.
+SAID = [
+    *(packed(["message", body]) for body in ([], 1, "ab", None, True, float("nan"), {}, [[]])),
+    packed(["message", {"seed": {"a": [1, {}]}, "two\nlines": "two\nlines", "max_steps": None}]),
+    packed(b'["message", ' + b"[" * 40 + b"]" * 40 + b"]"),
+    packed(b'["message", {"seed": ' + b"[" * 60 + b"]" * 60 + b"}]"),
+    packed(b"[" * 100_000),
+    packed(b'["message", "\xff\xfe"]'),
+    packed(b'["message", ' + b"9" * 5000 + b"]"),
+    packed(b"", 2**32 - 1),
+    *(packed(message) for message in ([], 1, None, "ab", {"a": 1, "b": 2}, [[], 1], ["x", 1])),
+    *(packed(["ended", reason]) for reason in ("two\nlines \x1b[2J", "x" * 100_000, None, [1])),
+]
+
+
+def one_sentence(error) -> bool:
+    text = str(error)
+    return type(error) is worker.WorkerError and text.isprintable() and 0 < len(text) < 2500
+
+
+def greeted_as_worker(address, listed) -> socket.socket:
+    """A connection that the chief takes for that of worker 1, the last it has waited for."""
+    connection = connected(address)
+    connection.sendall(packed(["towers", [1, listed]]))
+    while b"welcome" not in connection.recv(1000):
+        pass
+    return connection
+
+
+@pytest.mark.parametrize("said", SAID, ids=range(len(SAID)))
+def test_what_no_worker_says_is_one_sentence_of_the_chief(addresses, said):
+    def chief():
+        members = cluster.Cluster(addresses[:2], 0)
+        with collectives.MultiWorker(members, 10.0) as workers:
+            agreement.check_alike(workers, scripts.settings_of())
+
+    def false_worker():
+        connection = greeted_as_worker(addresses[0], list(addresses[:2]))
+        connection.sendall(said)
+        return connection  # kept open
+
+    error, _ = run_all(chief, false_worker)
+    assert one_sentence(error)
+    assert str(error).startswith(f"worker 1 ({addresses[1]}) ")
+
+
+@pytest.mark.parametrize("said", SAID, ids=range(len(SAID)))
+@pytest.mark.parametrize("kind", ["messages", "from_chief"])
+def test_what_no_chief_says_is_one_sentence_of_the_worker(addresses, tmp_path, said, kind):
+    said = said.replace(b'"message"', f'"{kind}"'.encode())
+    said = said if said[4:5] != b"[" else packed(said[4:])  # another kind has another length
+
+    def false_chief():
+        with socket.create_server(cluster.host_and_port(addresses[0])) as listener:
+            connection, _ = listener.accept()
+        assert b"towers" in connection.recv(1000)
+        connection.sendall(packed(["greeted", 10.0]) + packed(["welcome", None]) + said)
+        return connection
+
+    def worker():
+        members = cluster.Cluster(addresses[:2], 1)
+        with collectives.MultiWorker(members, 10.0) as workers:
+            if kind == "messages":
+                agreement.check_alike(workers, scripts.settings_of())
+            else:
+                agreement.find(workers, run_folder.RunFolder(str(tmp_path)))
+
+    _, error = run_all(false_chief, worker)
+    assert one_sentence(error)
+    assert str(error).startswith(f"worker 0 ({addresses[0]}) ")
+
+
+@pytest.mark.parametrize(
+    "said",
+    [b"", SLOW, packed(["greeted", 0.1]), packed(["greeted", 1e9]), packed(["greeted", "1"])],
+    ids=["nothing", "slow", "no welcome", "too long", "no number"],
+)
+def test_a_false_chief_does_not_hold_a_worker(addresses, monkeypatch, said):
+    monkeypatch.setattr(channel, "_GREETING_SECONDS", 0.4)
+    connections = []
+
+    def false_chief(listener):
+        with contextlib.suppress(OSError):
+            while True:
+                connections.append(listener.accept()[0])
+                drips(connections[-1], said) if said == SLOW else connections[-1].send(said)
+
+    with socket.create_server(cluster.host_and_port(addresses[0])) as listener:
+        threading.Thread(target=false_chief, args=(listener,), daemon=True).start()
+        began = time.monotonic()
+        (error,) = meet(addresses[:2], [1], wait_seconds=0.5)
+        assert time.monotonic() - began < 3.0
+        listener.shutdown(socket.SHUT_RDWR)
+    assert "did not come within 0.5 s: it does not answer as worker 0 does" in str(error)
+
+
+def close(one):
+    """As the system does for a process that is killed."""
+    for peer in one._peers.values():
+        peer.connection.close()
+
+
+def test_a_worker_that_is_killed_is_named_by_all(addresses):
+    def do(one):
+        if one.cluster.index == 2:
+            close(one)
+            return "killed"
+        return one.exchange(None)
+
+    chief, other, _ = meet(addresses, range(3), do)
+    problem = f"worker 2 ({addresses[2]}) is gone without a word"
+    assert str(chief) == problem
+    assert str(other) == f"worker 0 ({addresses[0]}) has ended: {problem}"
+
+
+def test_a_chief_that_is_killed_is_named(addresses):
+    def do(one):
+        if one.is_chief:
+            close(one)
+            return "killed"
+        return one.from_chief(lambda: None)
+
+    results = meet(addresses, range(3), do)
+    assert [str(error) for error in results[1:]] == [
+        f"worker 0 ({addresses[0]}) is gone without a word"
+    ] * 2
+
+
+@pytest.mark.parametrize("culprit", [0, 1])
+def test_why_a_worker_has_ended_is_told_to_all(addresses, culprit):
+    def do(one):
+        if one.cluster.index == culprit:
+            raise OSError("the disk is full")
+        return one.exchange(None)
+
+    results = meet(addresses, range(3), do)
+    said = f"worker {culprit} ({addresses[culprit]}) has ended: the disk is full"
+    expected = [said, f"worker 0 ({addresses[0]}) has ended: {said}"]
+    assert all(str(error) in expected for i, error in enumerate(results) if i != culprit)
+    assert str(results[culprit]) == "the disk is full"
+
+
+class TestWhy:
+    """What is found out after TensorFlow has noticed that something is wrong."""
+
+    def test_the_one_that_is_gone_is_named_and_not_those_that_noticed(self, addresses):
+        def do(one):
+            if one.cluster.index == 1:
+                close(one)
+                return None
+            if one.is_chief:
+                time.sleep(0.3)  # the others notice first
+            raise worker.WorkerError(one.why(5.0))
+
+        chief, _, other = meet(addresses, range(3), do)
+        problem = f"worker 1 ({addresses[1]}) is gone without a word"
+        assert str(chief) == problem
+        assert str(other) == f"worker 0 ({addresses[0]}) has ended: {problem}"
+
+    def test_nothing_is_found_where_all_are_there(self, addresses):
+        def do(one):
+            found = one.why(0.3)
+            time.sleep(1.0)  # longer than that of any other
+            return found
+
+        assert meet(addresses, range(3), do) == [None] * 3
+
+
+def test_the_watcher_is_not_ended_by_a_signal_to_all():
+    """Ctrl-C on the terminal, or a launcher's keeper, meets it too."""
+    ours, theirs = socket.socketpair()
+    with (
+        ours,
+        theirs,
+        subprocess.Popen(
+            [
+                sys.executable,
+                "-S",
+                watcher.__file__,
+                str(os.getpid()),
+                "",
+                f'{{"{ours.fileno()}": ""}}',
+            ],
+            pass_fds=[ours.fileno()],
+        ) as process,
+    ):
+        try:
+            time.sleep(0.5)  # until it has begun
+            for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+                process.send_signal(number)
+            with pytest.raises(subprocess.TimeoutExpired):
+                process.wait(0.5)
+        finally:
+            process.kill()  # before the connection ends, at which it would kill this process
+
+
+class TestLastWord:
+    """What `watcher` says of a worker while TensorFlow starts."""
+
+    @pytest.mark.parametrize(
+        ("left", "said"),
+        [
+            (b"", "is gone without a word"),
+            (b'\0\0\0\x1a["ended", "the disk is full"]', "has ended: the disk is full"),
+            (b"\0\0\0\x1a[", "is gone"),
+            (b"\0\1\0\0" + b"[" * 50_000, "is gone"),
+            (b'\0\0\0\x0e["ended", [1]]', "is gone"),
+            (b'\0\0\0\x10["noticed", 1]', "is gone"),
+            (b'\0\0\0\x0f["ended", "a\\nb\\u001b"]', "has ended: a b?"),
+        ],
+    )
+    def test_is_what_it_left_on_its_connection(self, left, said):
+        ours, theirs = socket.socketpair()
+        with ours:
+            with theirs:
+                theirs.sendall(left)
+            assert watcher.last_word(ours.fileno()) == said
+            assert ours.recv(2**16) == left  # still there

@@ -1,0 +1,99 @@
+"""The network of the fast recipe: its shape, its first weights, and what keeps its filters."""
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+import toys
+
+from towers import networks
+from towers.networks import fastnet, optimizers
+
+
+def test_its_weights_are_as_many_as_the_paper_s():
+    """But for whitening, which has no bias, and batch norm, which has scales as well."""
+    network = networks.build("fastnet", (32, 32, 3), 10)
+    kernels = 9 * (24 * 64 + 64 * 64 + 64 * 256 + 256 * 256 + 256 * 256 + 256 * 256)
+    norms = 2 * 2 * (64 + 256 + 256)
+    trained = sum(np.prod(weight.shape) for weight in network.trainable_variables)
+    assert trained == kernels + norms + 2560
+    assert network.output_shape == (None, 10)
+    assert network.get_layer("block3_2_elu").output.shape[1:] == (3, 3, 256)
+
+
+def test_scales_begin_where_elu_behind_them_is_celu():
+    """CELU of alpha (Barron 2017) is alpha * ELU(x / alpha), and alpha is 0.3."""
+    norms = [
+        layer
+        for layer in networks.build("fastnet", (9, 9, 3), 10).layers
+        if isinstance(layer, keras.layers.BatchNormalization)
+    ]
+    assert len(norms) == 6
+    for norm in norms:
+        np.testing.assert_allclose(norm.gamma, 1 / 0.3, rtol=1e-6)
+
+
+@pytest.mark.parametrize("image_shape", [(8, 32, 3), (32, 8, 3)])
+def test_images_that_are_too_small_are_refused(image_shape):
+    with pytest.raises(ValueError, match="too small for fastnet: it takes 9 x 9 and larger"):
+        networks.build("fastnet", image_shape, 10)
+    networks.build("fastnet", (9, 9, 1), 10)
+
+
+def test_first_filters_hand_their_channels_on():
+    initial = fastnet.PartialIdentity(seed=3)
+    kernel = initial((3, 3, 4, 7), "float32")
+    x = tf.constant(toys.batch(2, [5, 5, 4])[0])
+    outputs = tf.nn.conv2d(x, kernel, 1, "SAME")
+    np.testing.assert_array_equal(outputs[..., :4], x)
+    others = kernel[..., 4:].numpy()
+    assert 0.9 / 6 < np.abs(others).max() <= 1 / 6  # the fan in is 36
+    np.testing.assert_array_equal(initial((3, 3, 4, 7), "float32"), kernel)
+    assert np.any(fastnet.PartialIdentity(seed=4)((3, 3, 4, 7), "float32") != kernel)
+    np.testing.assert_array_equal(initial((1, 1, 3, 2))[0, 0], np.eye(3)[:, :2])
+
+
+def test_filters_keep_a_mean_square_norm_of_1():
+    kernel = np.full((2, 2, 1, 3), 2.0, np.float32)
+    np.testing.assert_allclose(
+        fastnet.UnitMeanSquareNorm()(tf.constant(kernel)), kernel / 4, rtol=1e-6
+    )
+    network = toys.small_fastnet()
+    run = toys.trainer(
+        network,
+        optimizers.make("muon", momentum=0.6, nesterov=True, model=network),
+        num_towers=2,
+        global_batch_size=8,
+        learning_rate=lambda examples_seen: 0.24,
+    )
+    run.fit(toys.batch(8, seed=step) for step in range(2))
+    for layer in network.layers:
+        if isinstance(layer, keras.layers.Conv2D):
+            norms = np.square(layer.kernel).sum(axis=(0, 1, 2))
+            assert norms.mean() == pytest.approx(1.0, rel=1e-5), layer.name
+
+
+def test_adapting_changes_the_whitening_and_nothing_else():
+    policy = keras.DTypePolicy("float32")
+    networks = [
+        toys.on_cpu(lambda: fastnet.build((8, 8, 3), 4, policy, 3, block_filters=(7, 6)))
+        for _ in range(2)
+    ]
+    fastnet.adapt(networks[0], toys.batch(40, [8, 8, 3])[0])
+    changed = [
+        one.path
+        for one, other in zip(networks[0].variables, networks[1].variables, strict=True)
+        if np.any(one.numpy() != other.numpy())
+    ]
+    assert changed == ["whitening/kernel"]
+
+
+def test_it_survives_saving(tmp_path):
+    network = toys.small_fastnet("mixed_bfloat16")
+    network.save(tmp_path / "model.keras")
+    loaded = keras.saving.load_model(tmp_path / "model.keras")
+    images, _ = toys.batch(3, [8, 8, 3])
+    np.testing.assert_array_equal(
+        tf.cast(loaded(images), "float32"), tf.cast(network(images), "float32")
+    )
+    assert np.any(tf.cast(network(images), "float32") != 0)

@@ -1,0 +1,282 @@
+"""The layers against hand-computed values, TensorFlow's own operations and NumPy's."""
+
+import keras
+import numpy as np
+import numpy_oracle as oracle
+import pytest
+import tensorflow as tf
+import toys
+
+from towers.networks import layers
+
+TUTORIAL = {"depth_radius": 4, "bias": 1.0, "alpha": 0.001 / 9.0, "beta": 0.75}
+STRONG = {"depth_radius": 2, "bias": 1.5, "alpha": 0.7, "beta": 0.6}
+WIDE = {"depth_radius": 80, "bias": 0.5, "alpha": 0.01, "beta": 1.0}
+ROOT = {"depth_radius": 5, "bias": 1.0, "alpha": 1.0, "beta": 0.5}  # tf.nn.lrn's defaults
+SETTINGS = {"tutorial": TUTORIAL, "strong": STRONG, "wide": WIDE, "root": ROOT}
+
+
+@pytest.fixture(autouse=True)
+def on_cpu():
+    """TensorFlow's reference is its CPU kernel, whatever devices the machine has."""
+    with tf.device("/CPU:0"):
+        yield
+
+
+def values_and_gradient(function, x, upstream):
+    @tf.function(autograph=False)  # a graph, as in training: it may have other kernels than eager
+    def both(x, upstream):
+        with tf.GradientTape() as tape:
+            tape.watch(x)
+            outputs = function(x)
+        return outputs, tape.gradient(outputs, x, output_gradients=upstream)
+
+    x = tf.constant(x)
+    return [values.numpy() for values in both(x, tf.cast(upstream, x.dtype))]
+
+
+def test_each_channel_is_divided_by_the_squares_of_its_neighbours():
+    x = tf.constant([[1.0, 2.0, 3.0]])
+    outputs = layers.local_response_normalization(x, 1, bias=1.0, alpha=1.0, beta=1.0)
+    np.testing.assert_allclose(outputs, [[1 / 6, 2 / 15, 3 / 14]], rtol=1e-6)
+
+
+def test_radius_0_sees_one_channel_and_its_gradient_is_known():
+    # x / (1 + x^2) has the derivative (1 - x^2) / (1 + x^2)^2.
+    outputs, gradient = values_and_gradient(
+        lambda x: layers.local_response_normalization(x, 0, 1.0, 1.0, 1.0), [[2.0, 0.5]], 1.0
+    )
+    np.testing.assert_allclose(outputs, [[0.4, 0.4]], rtol=1e-6)
+    np.testing.assert_allclose(gradient, [[-3 / 25, 0.75 / 1.5625]], rtol=1e-6)
+
+
+@pytest.mark.parametrize("settings", SETTINGS.values(), ids=SETTINGS)
+@pytest.mark.parametrize("shape", [(2, 3, 4, 1), (1, 1, 1, 3), (2, 3, 4, 64), (4, 12, 12, 64)])
+def test_values_and_gradient_are_tensorflow_s(settings, shape):
+    rng = np.random.default_rng(0)
+    x, upstream = rng.normal(size=(2, *shape)).astype(np.float32)
+    ours = values_and_gradient(
+        lambda x: layers.local_response_normalization(x, **settings), x, upstream
+    )
+    tensorflow_s = values_and_gradient(lambda x: tf.nn.lrn(x, **settings), x, upstream)
+    for mine, theirs in zip(ours, tensorflow_s, strict=True):
+        np.testing.assert_allclose(mine, theirs, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("settings", SETTINGS.values(), ids=SETTINGS)
+def test_float64_agrees_with_numpy_to_rounding(settings):
+    rng = np.random.default_rng(0)
+    x, upstream = rng.normal(size=(2, 2, 3, 4, 6))
+    arguments = (settings["depth_radius"], settings["bias"], settings["alpha"], settings["beta"])
+    outputs, gradient = values_and_gradient(
+        lambda x: layers.local_response_normalization(x, *arguments), x, upstream
+    )
+    np.testing.assert_allclose(outputs, oracle.lrn(x, *arguments), rtol=1e-12)
+    expected = oracle.lrn_backward(x, upstream, *arguments)
+    np.testing.assert_allclose(gradient, expected, rtol=1e-11, atol=1e-13)
+
+
+@pytest.mark.parametrize("settings", SETTINGS.values(), ids=SETTINGS)
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+def test_narrow_types_are_within_one_rounding_of_float64(settings, dtype):
+    x, upstream = np.random.default_rng(0).normal(size=(2, 4, 3, 3, 8))
+    # Exact in either type, so that only the rounding of the result is compared.
+    x, upstream = tf.cast(x, "bfloat16"), tf.cast(upstream, "bfloat16")
+
+    def normalize(x):
+        return layers.local_response_normalization(x, **settings)
+
+    narrow = values_and_gradient(normalize, tf.cast(x, dtype), upstream)
+    exact = values_and_gradient(normalize, tf.cast(x, "float64"), upstream)
+    half_a_unit = {"bfloat16": 2.0**-9, "float16": 2.0**-12}[dtype]  # relative
+    for mine, expected in zip(narrow, exact, strict=True):
+        assert mine.dtype == tf.as_dtype(dtype).as_numpy_dtype
+        # float32's own error on the way moves a few values over the edge of a rounding.
+        np.testing.assert_allclose(mine.astype(np.float64), expected, rtol=2.01 * half_a_unit)
+
+
+def test_layer_has_tensorflow_s_defaults():
+    x = np.random.default_rng(0).normal(size=(2, 3, 3, 12)).astype(np.float32)
+    outputs = layers.LocalResponseNormalization()(x)
+    np.testing.assert_allclose(outputs, tf.nn.lrn(x), rtol=1e-5)
+
+
+def test_layer_keeps_the_shape_and_computes_in_its_policy():
+    layer = layers.LocalResponseNormalization(dtype="mixed_bfloat16")
+    outputs = layer(keras.Input([5, 7, 3]))
+    assert outputs.shape == (None, 5, 7, 3) and outputs.dtype == "bfloat16"
+    assert layer(np.ones([2, 5, 7, 3], np.float32)).dtype == tf.bfloat16
+
+
+def test_layer_survives_saving(tmp_path):
+    layer = layers.LocalResponseNormalization(**STRONG, name="norm")
+    model = keras.Sequential([keras.Input([3, 3, 8]), layer])
+    model.save(tmp_path / "model.keras")
+    loaded = keras.saving.load_model(tmp_path / "model.keras")
+    assert loaded.get_layer("norm").get_config() == layer.get_config()
+    images, _ = toys.batch(2, [3, 3, 8])
+    np.testing.assert_array_equal(loaded(images), model(images))
+    assert np.any(model(images) != layers.LocalResponseNormalization()(images))
+
+
+def test_bias_and_relu_by_hand():
+    layer = layers.BiasRelu(bias_initializer=keras.initializers.Constant([1.0, -1.0]))
+    x = tf.constant([[[[1.0, 0.5]], [[-3.0, 4.0]]]])  # [1, 2, 1, 2]
+    with tf.GradientTape() as tape:
+        tape.watch(x)
+        outputs = layer(x)
+    np.testing.assert_array_equal(outputs, [[[[2.0, 0.0]], [[0.0, 3.0]]]])
+    of_x, of_bias = tape.gradient(outputs, [x, layer.bias.value])
+    np.testing.assert_array_equal(of_x, [[[[1.0, 0.0]], [[0.0, 1.0]]]])
+    np.testing.assert_array_equal(of_bias, [1.0, 1.0])
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64", "bfloat16", "float16"])
+@pytest.mark.parametrize("shape", [(2, 24, 24, 64), (3, 7, 5, 6), (1, 1, 1, 1)])
+def test_pooling_may_come_before_bias_and_relu(dtype, shape):
+    # Halves of small whole numbers: adding a bias is exact in every type, so that every bit is
+    # compared, ties included.
+    rng = np.random.default_rng(0)
+    x = tf.cast(rng.integers(-20, 20, size=shape) / 2, dtype)
+    bias = tf.cast(rng.integers(-6, 6, size=shape[-1]) / 2, dtype)
+    pooled_shape = (shape[0], -(-shape[1] // 2), -(-shape[2] // 2), shape[3])
+    upstream = tf.cast(rng.integers(-2, 3, size=pooled_shape), dtype)
+    layer = layers.BiasRelu(dtype=dtype)
+    layer.build(shape)
+    layer.bias.assign(bias)
+
+    def textbook(x):
+        return tf.nn.max_pool2d(tf.nn.relu(x + bias), 3, 2, "SAME")
+
+    pool = keras.layers.MaxPooling2D(3, strides=2, padding="same", dtype=dtype)
+    ours = values_and_gradient(lambda x: layer(pool(x)), x, upstream)
+    for mine, theirs in zip(ours, values_and_gradient(textbook, x, upstream), strict=True):
+        np.testing.assert_array_equal(mine, theirs)
+
+
+def test_bias_and_relu_survive_saving(tmp_path):
+    layer = layers.BiasRelu(bias_initializer=keras.initializers.Constant(0.1), name="relu1")
+    model = keras.Sequential([keras.Input([3, 3, 8]), layer])
+    model.save(tmp_path / "model.keras")
+    loaded = keras.saving.load_model(tmp_path / "model.keras").get_layer("relu1")
+    np.testing.assert_array_equal(loaded.bias, layer.bias)
+    assert loaded.get_config() == layer.get_config()
+
+
+def batch_norm_pair(dtype, **options):
+    """Ours and Keras's, with the same scales and offsets."""
+    pair = (
+        layers.FusedBatchNormalization(dtype=dtype, **options),
+        keras.layers.BatchNormalization(dtype=dtype, **options),
+    )
+    rng = np.random.default_rng(1)
+    weights = [rng.uniform(0.5, 2.0, size=6) for _ in range(2 if pair[0].scale else 1)]
+    for layer in pair:
+        layer.build((None, 5, 4, 6))
+        for weight, value in zip(layer.trainable_variables, weights, strict=True):
+            weight.assign(value)
+    return pair
+
+
+@pytest.mark.parametrize("scale", [True, False])
+@pytest.mark.parametrize(
+    "dtype, tolerance", [("float32", 1e-5), ("mixed_bfloat16", 0.02), ("mixed_float16", 0.003)]
+)
+def test_fused_batch_norm_is_keras_s(dtype, tolerance, scale):
+    x, upstream = np.random.default_rng(0).normal(3.0, 2.0, size=(2, 8, 5, 4, 6))
+    x = tf.cast(x, dtype.removeprefix("mixed_"))
+    results = []
+    for layer in batch_norm_pair(dtype, momentum=0.75, epsilon=1e-3, scale=scale):
+        for _ in range(2):
+            results += [values_and_gradient(lambda x: layer(x, training=True), x, upstream)]  # noqa: B023
+        results += [values_and_gradient(lambda x: layer(x, training=False), x, upstream)]  # noqa: B023
+        results += [[layer.moving_mean.numpy(), layer.moving_variance.numpy()]]
+    ours, keras_s = results[:4], results[4:]
+    for mine, theirs in zip(ours, keras_s, strict=True):
+        for my_values, their_values in zip(mine, theirs, strict=True):
+            np.testing.assert_allclose(
+                np.float64(my_values), np.float64(their_values), rtol=tolerance, atol=tolerance
+            )
+
+
+@pytest.mark.parametrize("option", [{"axis": 1}, {"renorm": True}, {"synchronized": True}])
+def test_fused_batch_norm_refuses_what_it_does_not_do(option):
+    with pytest.raises(ValueError, match="no other axis, renorm or synchronized"):
+        layers.FusedBatchNormalization(**option)
+
+
+def test_fused_batch_norm_that_is_frozen_stays_as_it_is():
+    layer, _ = batch_norm_pair("float32")
+    layer.trainable = False
+    x = tf.constant(np.random.default_rng(0).normal(size=(2, 5, 4, 6)), tf.float32)
+    np.testing.assert_array_equal(layer(x, training=True), layer(x, training=False))
+    np.testing.assert_array_equal(layer.moving_mean, np.zeros(6))
+
+
+def whitened(images, **options):
+    layer = layers.Whitening(**options)
+    layer.build(images.shape)
+    layer.adapt(images)
+    return layer, layer(images).numpy()
+
+
+def correlated_images():
+    rng = np.random.default_rng(0)
+    smooth = rng.normal(size=(50, 9, 9, 3)).cumsum(axis=1).cumsum(axis=2)
+    return (smooth @ rng.normal(size=(3, 3))).astype(np.float32)
+
+
+@pytest.mark.parametrize("kernel_size", [1, 2, 3])
+def test_whitened_outputs_are_uncorrelated_and_of_variance_1(kernel_size):
+    images = correlated_images()
+    layer, outputs = whitened(images, kernel_size=kernel_size, epsilon=0.0)
+    left, filters = 9 - kernel_size + 1, 3 * kernel_size**2
+    assert (
+        outputs.shape == (50, left, left, 2 * filters) == layer.compute_output_shape(images.shape)
+    )
+    rows = outputs.reshape(-1, 2 * filters).astype(np.float64)
+    covariance = rows.T @ rows / len(rows)
+    identity = np.eye(filters)
+    expected = np.block([[identity, -identity], [-identity, identity]])
+    np.testing.assert_allclose(covariance, expected, atol=0.02)
+
+
+def test_whitening_has_a_floor_under_what_hardly_varies():
+    images = np.zeros((4, 5, 5, 1), np.float32)
+    images[..., 0] = np.arange(4.0)[:, None, None]  # all pixels of a patch are one: one direction
+    layer, _ = whitened(images, epsilon=0.01)
+    filters = layer.kernel.numpy().reshape(4, 8)[:, :4]
+    norms = np.sort(np.linalg.norm(filters, axis=0))
+    mean_square = 4 * (0 + 1 + 4 + 9) / 4
+    np.testing.assert_allclose(norms, [1 / np.sqrt(mean_square + 0.01), 10, 10, 10], rtol=1e-4)
+    largest = np.take_along_axis(filters, np.abs(filters).argmax(axis=0)[None], axis=0)
+    assert (largest > 0).all()
+
+
+@pytest.mark.parametrize("colours", ["any", "grey"])
+def test_whitening_does_not_depend_on_the_order_of_its_sums(colours):
+    images = correlated_images().repeat(5, axis=0)
+    if colours == "grey":  # patches lie in a subspace, in which eigenvalues are equal to 0
+        images[...] = images[..., :1]
+    layer, _ = whitened(images)
+    other, _ = whitened(np.random.default_rng(1).permutation(images))
+    np.testing.assert_array_equal(layer.kernel, other.kernel)
+    assert np.isfinite(layer.kernel).all()
+
+
+def test_whitening_is_not_trained():
+    layer, _ = whitened(correlated_images())
+    assert layer.trainable_variables == []
+    assert [v.name for v in layer.non_trainable_variables] == ["kernel"]
+
+
+def test_whitening_survives_saving(tmp_path):
+    images = correlated_images()
+    layer = layers.Whitening(kernel_size=3, epsilon=0.1, name="whitening")
+    model = keras.Sequential([keras.Input([9, 9, 3]), layer])
+    layer.adapt(images)
+    model.save(tmp_path / "model.keras")
+    loaded = keras.saving.load_model(tmp_path / "model.keras")
+    assert loaded.get_layer("whitening").get_config() == layer.get_config()
+    np.testing.assert_array_equal(loaded(images), model(images))
+    assert np.any(model(images) != 0)

@@ -1,0 +1,534 @@
+"""Faults done for real: processes that are killed, files that are torn, disks that are full.
+
+After each of them the same command ends with the weights of a run that nothing happened to.
+docs/reliability.md has the figures.
+"""
+
+import contextlib
+import json
+import os
+import pty
+import re
+import resource
+import shutil
+import signal
+import subprocess
+import sys
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+import scripts
+
+from benchmarks import kills
+from towers.runs import checkpoints
+from towers_cli import system
+
+pytestmark = pytest.mark.usefixtures("cache")
+
+SIX_STEPS = (
+    "--max_steps=6",
+    "--checkpoint_every_steps=2",
+    "--eval_every_epochs=0.0096",  # 2 steps of 24
+    "--momentum=0.9",
+    "--summary_every_steps=3",
+)
+ENDLESS = ("--max_steps=50000", "--checkpoint_every_steps=5")
+
+
+@pytest.fixture(scope="module")
+def untouched(tmp_path_factory, cache):
+    """Six steps that nothing happened to."""
+    folder = tmp_path_factory.mktemp("untouched") / "run"
+    done = scripts.train(folder, *SIX_STEPS)
+    assert done.returncode == 0, done.stderr
+    return folder
+
+
+@pytest.fixture(scope="module")
+def after_four_steps(tmp_path_factory, cache):
+    """The same run, stopped after four of its steps."""
+    folder = tmp_path_factory.mktemp("after_four_steps") / "run"
+    done = scripts.train(folder, *SIX_STEPS, "--max_steps=4")
+    assert done.returncode == 0, done.stderr
+    return folder
+
+
+@pytest.fixture
+def stopped(after_four_steps, tmp_path) -> Path:
+    """A copy of it, to be damaged."""
+    return Path(shutil.copytree(after_four_steps, tmp_path / "run"))
+
+
+def refused(done, code: int = 1) -> str:
+    """The one line of a start that ended in an error."""
+    assert done.returncode == code
+    assert done.stderr.count("\n") == 1, done.stderr
+    return done.stderr
+
+
+def files_of(folder: Path) -> set[str]:
+    """Names of the files of a run; event files without the time in their names."""
+    names = (str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file())
+    return {re.sub(r"tfevents\..*", "tfevents", name) for name in names}
+
+
+@pytest.mark.long
+@pytest.mark.whole_program
+def test_killed_six_times_a_run_ends_as_if_it_had_not_been(tmp_path):
+    """While it starts, trains, writes a checkpoint, evaluates, exports; restarted each time.
+
+    `make test` has one kill at work, in test_train_command.py.
+    """
+    folder, alone = tmp_path / "killed", tmp_path / "alone"
+    done = kills.torment(folder, 6, seed=0)  # docs/reliability.md has twenty
+    kills.Life(alone).end()
+    assert len(done) == 6
+    assert {kill.moment for kill in done} == {*kills.MOMENTS, "export"}
+    for kill in done:
+        assert kill.went_on_from == kill.checkpoint
+        assert kill.after_step - kill.checkpoint <= kills.CHECKPOINT_EVERY
+    scripts.assert_same_run(folder, alone)
+    assert scripts.evaluation_lines(folder) == scripts.evaluation_lines(alone)
+    assert files_of(folder) == files_of(alone)
+    # Stopped or not, so many checkpoints are kept.
+    assert list(checkpoints.by_step(folder / "checkpoints")) == [480, 490, 500]
+
+
+class TestTornFiles:
+    @pytest.mark.whole_program
+    def test_tensorflows_own_list_may_be_torn_too(self, stopped, untouched, command):
+        """In a process, whose stderr TensorFlow would write its view of it to."""
+        (stopped / "checkpoints" / "checkpoint").write_text("model_checkpoint_path: abc all_mo")
+        (stopped / "checkpoints" / "step-4.index").write_bytes(b"")
+        done = command("train.py", *scripts.small_run(stopped), *SIX_STEPS)
+        assert (done.returncode, done.stderr) == (0, "")
+        assert "\ncontinuing at step 2\n" in done.stdout
+        scripts.assert_same_run(stopped, untouched)
+
+    def test_a_damaged_checkpoint_is_named_and_the_one_before_it_used(self, stopped, untouched):
+        data = stopped / "checkpoints" / "step-4.data-00000-of-00001"
+        content = bytearray(data.read_bytes())
+        content[len(content) // 2] ^= 1
+        data.write_bytes(content)
+        done = scripts.train(stopped, *SIX_STEPS)
+        assert (done.returncode, done.stderr) == (0, "")
+        said = rf"\npassed over: checkpoint {stopped}/checkpoints/step-4: .*\n"
+        assert re.search(said + "continuing at step 2\n", done.stdout)
+        scripts.assert_same_run(stopped, untouched)
+        assert scripts.evaluation_lines(stopped) == scripts.evaluation_lines(untouched)
+
+    def test_with_none_left_the_run_stops_and_nothing_is_changed(self, stopped):
+        for path in (stopped / "checkpoints").glob("*.index"):
+            path.write_bytes(b"")
+        (stopped / "final_model.json").unlink()
+        before = scripts.contents(stopped)
+        line = refused(scripts.train(stopped, *SIX_STEPS))
+        assert f"every checkpoint in {stopped}/checkpoints is damaged: " in line
+        assert "step-4" in line and "step-2" in line
+        assert "bring a good one back, or choose another --train_dir" in line
+        assert scripts.contents(stopped) == before
+
+    def test_eval_takes_the_one_before_it_too(self, stopped):
+        (stopped / "checkpoints" / "step-4.data-00000-of-00001").write_bytes(b"")
+        done = scripts.run("eval", f"--train_dir={stopped}")
+        assert (done.returncode, done.stderr) == (0, "")
+        assert done.stdout.startswith(f"passed over: checkpoint {stopped}/checkpoints/step-4: ")
+        assert [line["step"] for line in scripts.lines_of(stopped / "eval.jsonl")] == [2]
+        named = scripts.run("eval", f"--train_dir={stopped}", "--checkpoint=4")
+        assert f"checkpoint {stopped}/checkpoints/step-4: " in refused(named)
+
+    def test_eval_with_none_left_says_so(self, stopped):
+        for path in (stopped / "checkpoints").glob("*.index"):
+            path.write_bytes(b"")
+        line = refused(scripts.run("eval", f"--train_dir={stopped}"))
+        assert f"{stopped}/checkpoints holds no checkpoint that can be read" in line
+        assert not (stopped / "eval.jsonl").exists()
+
+    def test_eval_whose_checkpoint_is_deleted_under_it_takes_the_next(self, stopped, monkeypatch):
+        """As by a training that goes on: step 4 goes when eval.py has chosen it, step 6 comes."""
+        original, restored = checkpoints.restore, []
+
+        def restore(checkpoint, path, **options):
+            restored.append(Path(path).name)
+            if len(restored) == 1:
+                monkeypatch.setattr(checkpoints, "restore", original)
+                assert scripts.train(stopped, *SIX_STEPS, "--checkpoints_to_keep=1").returncode == 0
+                monkeypatch.setattr(checkpoints, "restore", restore)
+            original(checkpoint, path, **options)
+
+        monkeypatch.setattr(checkpoints, "restore", restore)
+        done = scripts.run("eval", f"--train_dir={stopped}")
+        assert (done.returncode, done.stderr) == (0, "")
+        assert restored == ["step-4", "step-6"]
+        assert [line["step"] for line in scripts.lines_of(stopped / "eval.jsonl")] == [6]
+
+    def test_a_damaged_line_stops_the_run_and_nothing_is_changed(self, stopped):
+        metrics = stopped / "metrics.jsonl"
+        first, *others = metrics.read_bytes().split(b"\n")
+        metrics.write_bytes(b"\n".join([first[:20], *others]))
+        (stopped / "final_model.json").unlink()
+        before = scripts.contents(stopped)
+        assert f"{metrics}: line 1 is not one that a run writes" in refused(
+            scripts.train(stopped, *SIX_STEPS)
+        )
+        assert scripts.contents(stopped) == before
+
+    @pytest.mark.parametrize(
+        "text", ["{", '{"step": 4}', '{"step": 4, "weights_sha256": "a", "accuracy": "high"}']
+    )
+    def test_a_damaged_summary_is_made_again(self, stopped, untouched, text):
+        (stopped / "final_model.json").write_text(text)
+        assert scripts.train(stopped, *SIX_STEPS).returncode == 0
+        scripts.assert_same_run(stopped, untouched)
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        *("config.json", "metrics.jsonl", "eval.jsonl", "final_model.keras", "final_model.json"),
+        *("training.lock", "checkpoints/checkpoint", "checkpoints/step-4.index"),
+        "checkpoints/step-4.data-00000-of-00001",
+    ],
+)
+@pytest.mark.parametrize("script", ["train", "eval"])
+def test_a_pipe_under_the_name_of_a_file_is_not_waited_for(stopped, script, name):
+    (stopped / name).unlink(missing_ok=True)
+    os.mkfifo(stopped / name)
+    before = scripts.contents(stopped)
+    line = refused(scripts.run(script, f"--train_dir={stopped}"))
+    assert f"{stopped / name}: is a pipe, a socket or a device" in line
+    assert scripts.contents(stopped) == before
+
+
+def test_a_checkpoint_elsewhere_that_is_a_pipe_is_not_waited_for(stopped, tmp_path):
+    for name in ("step-4.index", "step-4.data-00000-of-00001"):
+        os.mkfifo(tmp_path / name)
+    line = refused(scripts.run("eval", f"--train_dir={stopped}", f"--checkpoint={tmp_path}/step-4"))
+    assert "step-4" in line
+
+
+@pytest.mark.parametrize("name", ["train", "eval", "checkpoints"])
+def test_a_file_in_the_place_of_a_folder_is_said(stopped, name):
+    shutil.rmtree(stopped / name)
+    (stopped / name).write_text("mine")
+    line = refused(scripts.train(stopped, *SIX_STEPS))
+    assert f"{stopped / name}: is no folder, and a run has one there" in line
+    assert (stopped / name).read_text() == "mine"
+
+
+@pytest.mark.parametrize("year", [1970, 2150])
+def test_a_clock_that_no_archive_knows_is_said(stopped, untouched, monkeypatch, year):
+    """As on a board without a battery; the run is saved, and ends once the clock is set."""
+    when = time.struct_time((year, 1, 1, 0, 0, 0, 3, 1, 0))
+    with monkeypatch.context() as patch:
+        patch.setattr(time, "localtime", lambda *_: when)
+        patch.setattr(time, "strftime", lambda *_: f"{year}-01-01")
+        line = refused(scripts.train(stopped, *SIX_STEPS))
+    assert f"final_model.keras: cannot be written: this machine's clock says {year}-01-01" in line
+    assert max(checkpoints.by_step(stopped / "checkpoints")) == 6
+    assert scripts.train(stopped, *SIX_STEPS).returncode == 0
+    scripts.assert_same_run(stopped, untouched)
+
+
+@pytest.mark.whole_program
+def test_a_kill_leaves_nothing_in_the_temporary_folder(tmp_path, cache_home, monkeypatch):
+    """TensorFlow keeps Python that it has written anew there, until the process ends."""
+    place = tmp_path / "temporary"
+    place.mkdir()
+    monkeypatch.setenv("TMPDIR", str(place))
+    arguments = [*scripts.small_run(tmp_path / "run"), *ENDLESS, "--eval_every_epochs=0.0096"]
+    process = scripts.start(cache_home, "train", *arguments)
+    scripts.wait_for_line(process, "test at step 4:")
+    process.kill()
+    process.communicate()
+    assert list(place.iterdir()) == []
+
+
+class TestTwoAtOnce:
+    @pytest.mark.whole_program
+    def test_the_second_is_refused_and_the_first_goes_on(self, tmp_path, cache_home):
+        folder = tmp_path / "run"
+        process = scripts.start(cache_home, "train", *scripts.small_run(folder), *ENDLESS)
+        scripts.wait_for_line(process, "step 6/")
+        config = (folder / "config.json").read_bytes()
+        line = refused(scripts.train(folder, *ENDLESS))
+        assert f"--train_dir={folder}: process {process.pid} on " in line
+        assert (folder / "config.json").read_bytes() == config
+        scripts.wait_for_line(process, "step ")
+        # An evaluation is none, and comes and goes.
+        assert scripts.run("eval", f"--train_dir={folder}").returncode == 0
+        process.send_signal(signal.SIGTERM)
+        stdout, stderr = process.communicate(timeout=60)
+        assert (process.returncode, stderr) == (143, "")
+        assert "checkpoint saved" in stdout.splitlines()[-1]
+        assert not (folder / "training.lock").exists()
+
+    def test_one_that_began_while_the_other_read_its_data_is_found_out(self, tmp_path, monkeypatch):
+        """Both find an empty folder; the settings are looked at again under the lock."""
+        from input_pipeline import datasets
+
+        original = datasets.load
+
+        def load(*arguments):
+            monkeypatch.setattr(datasets, "load", original)
+            assert scripts.train(tmp_path / "run", "--seed=1").returncode == 0
+            return original(*arguments)
+
+        monkeypatch.setattr(datasets, "load", load)
+        line = refused(scripts.train(tmp_path / "run", "--seed=2"))
+        assert "holds a run with other settings: --seed=2 (the run has 1)" in line
+        config = json.loads((tmp_path / "run" / "config.json").read_text())
+        assert config["settings"]["seed"] == 1
+
+
+@contextlib.contextmanager
+def limit(kind: int, value: int):
+    """A limit of the system's on this process."""
+    before = resource.getrlimit(kind)
+    resource.setrlimit(kind, (value, before[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(kind, before)
+
+
+class TestAFullDisk:
+    @pytest.mark.parametrize(
+        ("file_bytes", "named"),
+        [
+            (100, "config.json: cannot be written: File too large"),
+            (100_000, "TensorBoard's files cannot be written: .* File too large"),
+            (5_000_000, "checkpoints/step-2 cannot be written: .*There is no checkpoint yet."),
+        ],
+    )
+    def test_is_said_in_one_line_and_the_run_goes_on_later(
+        self, untouched, tmp_path, file_bytes, named
+    ):
+        """The system's own limit on the size of a file stands for the disk."""
+        folder = tmp_path / "run"
+        with limit(resource.RLIMIT_FSIZE, file_bytes):
+            line = refused(scripts.train(folder, *SIX_STEPS))
+        assert re.search(named, line)
+        assert not [*folder.rglob("*temp*"), *folder.rglob("*tmp*")]
+        assert scripts.train(folder, *SIX_STEPS).returncode == 0
+        scripts.assert_same_run(folder, untouched)
+
+    @pytest.mark.parametrize("kilobytes", [8, 40, 10_000, 30_000, 40_000])
+    def test_that_is_real_loses_nothing_that_was_written(
+        self, untouched, tmp_path, disk, kilobytes
+    ):
+        """Full at TensorBoard's files, a line, the first checkpoint, the third, the model."""
+        folder = disk(kilobytes) / "run"
+        line = refused(scripts.train(folder, *SIX_STEPS))
+        assert "No space left on device" in line
+        assert str(folder) in line
+        kept = checkpoints.by_step(folder / "checkpoints")
+        assert list(kept) == {30_000: [2, 4], 40_000: [2, 4, 6]}.get(kilobytes, [])
+        disk(200_000)
+        done = scripts.train(folder, *SIX_STEPS)
+        assert (done.returncode, done.stderr) == (0, "")
+        assert ("continuing at step" in done.stdout) == bool(kept)
+        scripts.assert_same_run(folder, untouched)
+
+
+@pytest.fixture
+def disk(tmp_path):
+    """A disk of its own in memory: `disk(kilobytes)` mounts it, or gives it another size."""
+    place = tmp_path / "disk"
+
+    def of_size(kilobytes: int) -> Path:
+        size = f"size={kilobytes}k"
+        if place.exists():
+            mount("-o", f"remount,{size}", place)
+        else:
+            place.mkdir()
+            mount("-t", "tmpfs", "-o", size, "tmpfs", place)
+        return place
+
+    yield of_size
+    if place.is_mount():
+        subprocess.run(["umount", "--lazy", str(place)], check=True)
+
+
+def mount(*arguments) -> None:
+    """Runs `mount`; where that is not allowed, the test is skipped."""
+    done = subprocess.run(["mount", *map(str, arguments)], capture_output=True, text=True)
+    if done.returncode:
+        pytest.skip(f"needs the right to mount: {done.stderr.strip()}")
+
+
+@pytest.fixture
+def read_only(tmp_path):
+    """Makes a folder one that nobody can write to, root included."""
+    frozen = []
+
+    def freeze(folder: Path) -> None:
+        if os.geteuid():
+            folder.chmod(0o555)
+        else:
+            mount("--bind", folder, folder)
+            frozen.append(folder)
+            mount("-o", "remount,bind,ro", folder)
+
+    yield freeze
+    for folder in frozen:
+        subprocess.run(["umount", "--lazy", str(folder)], check=True)
+
+
+class TestAFolderThatCannotBeUsed:
+    def test_one_that_is_read_only_is_refused_and_left_as_it_is(self, stopped, read_only):
+        read_only(stopped)
+        before = scripts.contents(stopped)
+        assert f"--train_dir={stopped}: cannot be written: " in refused(
+            scripts.train(stopped, *SIX_STEPS)
+        )
+        line = refused(scripts.run("eval", f"--train_dir={stopped}"))
+        assert "cannot be written" in line
+        assert scripts.contents(stopped) == before
+
+    @pytest.mark.whole_program
+    def test_one_that_is_moved_away_ends_the_run_and_is_not_made_again(self, tmp_path, cache_home):
+        folder, elsewhere = tmp_path / "run", tmp_path / "elsewhere"
+        process = scripts.start(cache_home, "train", *scripts.small_run(folder), *ENDLESS)
+        scripts.wait_for_line(process, "step 6/")
+        shutil.move(folder, elsewhere)
+        _, stderr = process.communicate(timeout=60)
+        assert process.returncode == 1
+        assert stderr == (
+            f"train.py: error: --train_dir={folder}: it, or training.lock in it, was removed, "
+            "moved or replaced while the run was at work; nothing more is written there\n"
+        )
+        assert not (folder / "metrics.jsonl").exists()  # at most a checkpoint that was under way
+        newest = max(checkpoints.by_step(elsewhere / "checkpoints"))
+        done = scripts.train(elsewhere, *ENDLESS, f"--max_steps={newest + 1}")
+        assert (done.returncode, done.stderr) == (0, "")
+        assert f"\ncontinuing at step {newest}\n" in done.stdout
+
+
+@pytest.mark.whole_program
+@pytest.mark.parametrize("script", ["train.py", "eval.py"])
+def test_too_few_file_handles_are_said_in_one_line(stopped, command, script):
+    def few_handles():
+        resource.setrlimit(resource.RLIMIT_NOFILE, (20, 20))
+
+    before = scripts.contents(stopped)
+    line = refused(command(script, f"--train_dir={stopped}", preexec_fn=few_handles))
+    said = "this process may open 20 files at a time, and 64 are needed (ulimit -n)"
+    assert line == f"{script}: error: {said}\n"
+    assert scripts.contents(stopped) == before
+
+
+@pytest.mark.whole_program
+def test_too_little_address_space_is_said_in_one_line(command):
+    """Otherwise TensorFlow crashes, with a page of its stack."""
+
+    def few():
+        resource.setrlimit(resource.RLIMIT_AS, (2**31, 2**31))
+
+    done = command("train.py", "--recipe=shapes", preexec_fn=few)
+    assert refused(done) == (
+        "train.py: error: this process may use 2 GB of address space, and 3 are needed "
+        "(ulimit -v)\n"
+    )
+
+
+def test_too_few_threads_are_said_in_one_line(monkeypatch):
+    """Root may have any number of threads, so that here the system's answers are made up."""
+    limits = {resource.RLIMIT_NPROC: (50, 50)}
+    monkeypatch.setattr(
+        resource, "getrlimit", lambda kind: limits.get(kind, (resource.RLIM_INFINITY,) * 2)
+    )
+    monkeypatch.setattr(os, "geteuid", lambda: 12345)
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: range(4))
+    monkeypatch.setattr(system, "_threads_of_user", lambda: 3)
+    said = r"may have 50 threads, has 3, and 48 more are needed \(ulimit -u\)"
+    with pytest.raises(OSError, match=said):
+        system.check_limits()
+    limits[resource.RLIMIT_NPROC] = (51, 51)
+    system.check_limits()
+
+
+def test_the_threads_of_a_user_are_counted():
+    before = system._threads_of_user()
+    with ThreadPoolExecutor(5) as pool:
+        together = threading.Barrier(6)
+        for _ in range(5):
+            pool.submit(together.wait)
+        assert system._threads_of_user() - before >= 5 - 2  # others come and go
+        together.wait()
+
+
+@pytest.mark.whole_program
+def test_a_reader_that_goes_ends_the_run_without_a_word(tmp_path, cache_home):
+    """As in `train.py | head`; with a checkpoint."""
+    folder = tmp_path / "run"
+    arguments = [*scripts.small_run(folder), *ENDLESS, "--checkpoint_every_steps=50000"]
+    process = scripts.start(cache_home, "train", *arguments)
+    scripts.wait_for_line(process, "step 6/")
+    process.stdout.close()
+    assert process.wait(timeout=60) == 141
+    assert process.stderr.read() == ""
+    process.stderr.close()
+    [step] = scripts.checkpoint_steps(folder)
+    assert step == scripts.training_lines(folder)[-1]["step"] > 5
+
+
+def start_on_a_terminal(cache_home, *arguments) -> tuple[int, int]:
+    """train.py in a session of its own; its process and the other end of its terminal."""
+    process, terminal = pty.fork()
+    if process == 0:
+        environment = os.environ | {"XDG_CACHE_HOME": str(cache_home), "CUDA_VISIBLE_DEVICES": "-1"}
+        script = str(scripts.ROOT / "train.py")
+        os.execve(sys.executable, [sys.executable, script, *arguments], environment)
+    return process, terminal
+
+
+def exit_code(process: int) -> int:
+    return os.waitstatus_to_exitcode(os.waitpid(process, 0)[1])
+
+
+@pytest.mark.whole_program
+@pytest.mark.parametrize("seconds", [0.5, 1.5, 3.0])
+def test_a_terminal_that_is_closed_at_the_start_ends_it(tmp_path, cache_home, seconds):
+    """Whatever library is being imported: none of them may take the end for an error of its own."""
+    arguments = [*scripts.small_run(tmp_path / "run"), *ENDLESS]
+    process, terminal = start_on_a_terminal(cache_home, *arguments)
+    time.sleep(seconds)
+    os.close(terminal)
+    assert exit_code(process) in (129, 141, -signal.SIGHUP)
+
+
+@pytest.mark.whole_program
+def test_a_terminal_that_is_closed_ends_the_run_with_a_checkpoint(tmp_path, cache_home):
+    """SIGHUP comes, and from then on whatever is printed is an error."""
+    folder = tmp_path / "run"
+    arguments = [*scripts.small_run(folder), *ENDLESS, "--checkpoint_every_steps=50000"]
+    process, terminal = start_on_a_terminal(cache_home, *arguments)
+    shown = b""
+    while b"loss" not in shown:  # the first step's line
+        shown += os.read(terminal, 1000)
+    time.sleep(1)
+    os.close(terminal)
+    assert exit_code(process) in (129, 141)  # whichever was noticed first
+    [step] = scripts.checkpoint_steps(folder)
+    assert step == scripts.training_lines(folder)[-1]["step"]
+
+
+@pytest.mark.long
+@pytest.mark.whole_program
+def test_in_twenty_thousand_steps_nothing_grows(tmp_path):
+    """Slopes of memory measured so far: docs/reliability.md."""
+    figures = tmp_path / "figures.jsonl"
+    done = subprocess.run(
+        [sys.executable, "-m", "benchmarks.long_run", "--steps=20000", f"--output={figures}"],
+        cwd=scripts.ROOT, capture_output=True, text=True, timeout=600,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    [row] = scripts.lines_of(figures)
+    assert row["megabytes_per_10000_steps"] < 5
+    assert row["files_at_end"] == row["files_after_warm_up"]
+    assert row["checkpoints"] == 3
+    assert row["events"] == 20_000 // 20 + 1  # and step 1

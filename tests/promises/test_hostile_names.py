@@ -1,0 +1,94 @@
+"""What a data set's files say is shown on a terminal with its control characters escaped."""
+
+import json
+import re
+
+import pytest
+import scripts
+import tiny_photos
+
+from input_pipeline import datasets
+from towers.runs import console
+
+HOSTILE = (
+    "\x1b[2J\x1b]0;mine\x07ant\x9b1m\u202e"  # clears a screen, names a window, turns text round
+)
+SHOWN = r"\x1b[2J\x1b]0;mine\x07ant\x9b1m\u202e"
+
+
+@pytest.mark.parametrize(
+    ("text", "shown"),
+    [
+        (HOSTILE, SHOWN),
+        ("a\nb\tc\0", r"a\nb\tc\x00"),
+        ("\udcff", r"\udcff"),
+        ("Käse 'n' \"Brot\" 猫 C:\\d", "Käse 'n' \"Brot\" 猫 C:\\d"),
+        (ValueError("a\x1b"), r"a\x1b"),
+    ],
+)
+def test_printable(text, shown):
+    assert console.printable(text) == shown
+
+
+def test_a_table_shows_them_escaped():
+    table = console.table([("data", console.unbroken(f"TFDS a b/{HOSTILE}") + ": 25 train")])
+    assert table == f"  data  TFDS a b/{SHOWN}: 25 train"
+
+
+@pytest.fixture
+def data_dir(tmp_path, monkeypatch):
+    """A prepared set whose first class, and configuration, have a hostile name."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    tiny_photos.prepare(tmp_path / "data", size=(32, 32))
+    (names,) = (tmp_path / "data").rglob("label.labels.txt")
+    names.write_text(f"{HOSTILE}\nbee\ncow\n")
+    (info,) = (tmp_path / "data").rglob("dataset_info.json")
+    info.write_text(json.dumps(json.loads(info.read_text()) | {"configName": HOSTILE}))
+    return tmp_path / "data"
+
+
+def check_harmless(done, code: int) -> None:
+    """Nothing on the terminal that it would obey, and the name is there."""
+    assert done.returncode == code, done.stderr
+    said = done.stdout + done.stderr
+    assert not re.search(r"[^\n\x20-\x7e]", said)
+    assert SHOWN in said
+
+
+def test_names_of_classes_are_shown_escaped_and_kept_as_they_are(tmp_path, data_dir):
+    run = tmp_path / "run"
+    flags = ["--dataset=tiny_photos", f"--data_dir={data_dir}", "--max_steps=2"]
+    check_harmless(scripts.train(run, *flags), 0)
+    resolved = json.loads((run / "config.json").read_text())["resolved"]
+    assert resolved["class_names"] == [HOSTILE, "bee", "cow"]
+    check_harmless(scripts.run("eval", f"--train_dir={run}"), 0)
+
+    (names,) = data_dir.rglob("label.labels.txt")
+    names.write_text(f"bee\n{HOSTILE}\ncow\n")
+    for script, code in (("train", 1), ("eval", 2)):
+        arguments = (
+            [*scripts.small_run(run), *flags] if script == "train" else [f"--train_dir={run}"]
+        )
+        done = scripts.run(script, *arguments)
+        check_harmless(done, code)
+        assert "classes" in done.stderr and done.stderr.count("\n") == 1
+
+
+def test_names_of_splits_are_shown_escaped(tmp_path, data_dir):
+    (info,) = data_dir.rglob("dataset_info.json")
+    content = json.loads(info.read_text())
+    content["splits"][1]["name"] = HOSTILE
+    info.write_text(json.dumps(content))
+    done = scripts.train(tmp_path / "run", "--dataset=tiny_photos", f"--data_dir={data_dir}")
+    check_harmless(done, 1)
+    assert f"it has train, {SHOWN}" in done.stderr and done.stderr.count("\n") == 1
+
+
+def test_permuted_names_do_not_change_the_hash_of_the_images(data_dir):
+    """So they are compared beside it: `names of the classes` in `run_config.check_same_run`."""
+    before = datasets.load("tiny_photos", str(data_dir), "train")
+    (names,) = data_dir.rglob("label.labels.txt")
+    names.write_text("bee\nant\ncow\n")
+    after = datasets.load("tiny_photos", str(data_dir), "train")
+    assert after.fingerprint == before.fingerprint
+    assert (before.class_names[0], after.class_names[0]) == (HOSTILE, "bee")

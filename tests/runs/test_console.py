@@ -1,0 +1,159 @@
+"""What a run says: the table, plain lines in pipes, a bar on a terminal."""
+
+import contextlib
+import io
+import os
+import re
+import termios
+import threading
+
+import pytest
+import scripts
+
+from towers.runs import console
+from towers_cli import train
+
+METRICS = {
+    "step": 40,
+    "epoch": 0.4096,
+    "loss": 4.56789,
+    "accuracy": 0.12345,
+    "learning_rate": 0.0125,
+    "examples_per_second": 1234.5,
+}
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"),
+    [
+        (-0.2, "0s"),
+        (0.4, "0s"),
+        (59.4, "59s"),
+        (59.6, "1m00s"),
+        (185, "3m05s"),
+        (3599.7, "1h00m"),
+        (7645, "2h07m"),
+        (100 * 3600, "100h00m"),
+    ],
+)
+def test_durations(seconds, text):
+    assert console.duration(seconds) == text
+
+
+def test_the_table_is_aligned():
+    rows = [("run", "here"), ("learning rate", "0.1")]
+    assert console.table(rows).splitlines() == [
+        "  run            here",
+        "  learning rate  0.1",
+    ]
+
+
+WORDS = "--num_microbatches=4 is a word, and so is batch-norm, whatever the width of a line is"
+
+
+@pytest.mark.parametrize("width", [48, 60, 80, 200])
+def test_a_long_value_goes_on_below_its_beginning(width):
+    first, *lines = console.table([("learning rate", WORDS), ("run", "here")], width).splitlines()
+    assert lines.pop() == "  run            here"
+    assert first.startswith("  learning rate  --num_microbatches=4 ")
+    assert all(line.startswith(" " * 17) and line[17] != " " for line in lines)
+    assert " ".join([first[17:], *(line.strip() for line in lines)]) == WORDS
+    assert max(map(len, [first, *lines])) <= width
+    assert len(lines) == {48: 2, 60: 1, 80: 1, 200: 0}[width]
+
+
+@pytest.mark.parametrize(
+    "whole", ["/a/folder-with-a-long-name" * 5, "sha256:" + "0123456789abcdef" * 8]
+)
+def test_a_word_longer_than_the_width_stays_whole(whole):
+    lines = console.table([("run", f"in {whole} there")], 80).splitlines()
+    assert [line.strip() for line in lines] == ["run  in", whole, "there"]
+
+
+def test_a_path_is_not_broken_at_its_spaces():
+    path = "/my own runs/of  a long summer" * 5
+    assert console.table([("run", console.unbroken(path))], 80) == f"  run  {path}"
+
+
+def test_the_width_is_the_terminals_or_80(monkeypatch):
+    monkeypatch.setenv("COLUMNS", "60")
+    assert max(map(len, console.table([("data", "w " * 50)]).splitlines())) in (59, 60)
+    monkeypatch.delenv("COLUMNS")
+    monkeypatch.setattr("sys.__stdout__", io.StringIO())  # no terminal
+    assert max(map(len, console.table([("data", "w " * 50)]).splitlines())) in (79, 80)
+    assert console.table([("data", "")]) == "  data  "
+
+
+def test_lines_hold_what_a_person_asks_of_a_run(capsys):
+    lines = console.progress(0, 100)
+    lines.advance()
+    lines.metrics(METRICS, seconds_left=185)
+    lines.say("test at step 40: accuracy 50.00%")
+    lines.close()
+    assert capsys.readouterr() == (
+        "step 40/100  epoch 0.41  loss 4.5679  accuracy 12.3%  rate 0.0125  1,234 examples/s  "
+        "time left 3m05s\n"
+        "test at step 40: accuracy 50.00%\n",
+        "",
+    )
+
+
+@pytest.mark.parametrize("is_terminal", [(True, False), (False, True), (False, False)])
+def test_a_bar_only_where_both_streams_are_a_terminal(monkeypatch, is_terminal):
+    monkeypatch.setattr("sys.stdout.isatty", lambda: is_terminal[0])
+    monkeypatch.setattr("sys.stderr.isatty", lambda: is_terminal[1])
+    assert isinstance(console.progress(0, 10), console.Lines)
+
+
+def test_on_a_terminal_a_run_shows_a_bar(tmp_path, monkeypatch, cache_home):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(cache_home))
+    with _terminal() as screen:
+        line = scripts.line_of("train")
+        arguments = line.parse(["train.py", *scripts.small_run(tmp_path / "run")])
+        assert train.main(line, arguments) == 0
+    shown = b"".join(screen).decode()
+    assert "|" in shown
+    assert "4/4" in shown
+    assert "100%" in shown
+    for word in ("epoch 0.02", "loss 4.", "  accuracy ", "rate 0.1", "examples/s"):
+        assert word in shown
+    assert re.search(r"4/4 \[\d\d:\d\d<\d\d:\d\d\]", shown)  # the time left, once
+    assert "time left" not in shown
+    assert "test at step 4: accuracy" in shown
+    assert "step 4/4" not in shown  # the line of a pipe
+    assert shown.rstrip().splitlines()[-1].startswith("watch it: ")
+
+
+def test_the_longest_status_fits_a_terminal():
+    steps = {"epoch": 350.0, "loss": 12.3456, "accuracy": 1.0, "learning_rate": 0.0001234}
+    with _terminal(columns=80) as screen:
+        bar = console.progress(0, 100)
+        bar.metrics({**METRICS, **steps, "examples_per_second": 99_999.0}, seconds_left=1.0)
+        bar.close()
+    assert b"accuracy 100.0%  rate 0.0001234  99,999 examples/s" in b"".join(screen)
+
+
+@contextlib.contextmanager
+def _terminal(columns: int = 100):
+    """Makes stdout and stderr one pseudo-terminal; yields the list of what it is sent."""
+    ours, theirs = os.openpty()
+    termios.tcsetwinsize(theirs, (24, columns))
+    shown = []
+
+    def read():
+        with contextlib.suppress(OSError):  # the end, on Linux
+            while data := os.read(ours, 4096):
+                shown.append(data)
+
+    reader = threading.Thread(target=read)
+    reader.start()
+    try:
+        with (
+            open(theirs, "w", encoding="utf-8") as terminal,
+            contextlib.redirect_stdout(terminal),
+            contextlib.redirect_stderr(terminal),
+        ):
+            yield shown
+    finally:
+        reader.join()
+        os.close(ours)

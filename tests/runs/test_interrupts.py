@@ -1,0 +1,79 @@
+"""Signals are remembered, answered between two steps, and handled as before afterwards."""
+
+import contextlib
+import os
+import signal
+
+import pytest
+
+from towers.runs import interrupts
+from towers_cli import ending
+
+
+def send(number: int) -> None:
+    os.kill(os.getpid(), number)
+
+
+@pytest.mark.parametrize(
+    ("number", "code"), [(signal.SIGTERM, 143), (signal.SIGINT, 130), (signal.SIGHUP, 129)]
+)
+def test_a_signal_is_remembered(number, code):
+    with interrupts.Interrupts() as asked:
+        send(number)
+        assert asked.received == number
+        assert asked.exit_code() == code
+
+
+def test_without_a_signal_nothing_is_asked():
+    with interrupts.Interrupts() as asked:
+        assert asked.received is None
+        assert asked.exit_code() == 0
+
+
+def test_a_sighup_that_nohup_ignores_stays_ignored():
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    try:
+        with interrupts.Interrupts() as asked:
+            send(signal.SIGHUP)
+            assert asked.received is None
+        assert signal.getsignal(signal.SIGHUP) == signal.SIG_IGN
+    finally:
+        signal.signal(signal.SIGHUP, before)
+
+
+def test_a_sigint_that_a_shell_ignores_in_the_background_is_remembered():
+    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    try:
+        with interrupts.Interrupts() as asked:
+            send(signal.SIGINT)
+            assert asked.received == signal.SIGINT
+    finally:
+        signal.signal(signal.SIGINT, before)
+
+
+def test_a_second_ctrl_c_acts_at_once():
+    with pytest.raises(KeyboardInterrupt), interrupts.Interrupts():
+        send(signal.SIGINT)
+        send(signal.SIGINT)
+
+
+def test_a_second_sigterm_changes_nothing():
+    with interrupts.Interrupts() as asked:
+        send(signal.SIGTERM)
+        send(signal.SIGTERM)
+        assert asked.exit_code() == 143
+
+
+def test_the_handlers_from_before_come_back():
+    before = [signal.getsignal(number) for number in interrupts.Interrupts.SIGNALS]
+    with interrupts.Interrupts():
+        send(signal.SIGINT)
+    assert [signal.getsignal(number) for number in interrupts.Interrupts.SIGNALS] == before
+
+
+def test_a_stop_at_once_that_nobody_reads_of_is_one():
+    """An error here would come up in the midst of an import, which might go on after it."""
+    read, write = os.pipe()
+    os.close(read)
+    with open(write, "w") as out, contextlib.redirect_stdout(out):
+        assert ending.stopped_at_once(signal.SIGTERM) == 143

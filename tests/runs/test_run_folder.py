@@ -1,0 +1,275 @@
+"""The run's folder: when a run may use it, and files that are whole or not there."""
+
+import fcntl
+import json
+import os
+import threading
+import zipfile
+
+import pytest
+
+from towers.runs import run_folder
+
+CONFIG = {"settings": {"seed": 0}, "resolved": {}}
+
+
+@pytest.fixture
+def folder(tmp_path):
+    return run_folder.RunFolder(str(tmp_path / "new" / "run"))
+
+
+class TestReadConfig:
+    def test_no_folder_is_no_run(self, folder):
+        assert folder.read_config() is None
+        assert not folder.path.parent.exists()
+
+    def test_an_empty_folder_is_no_run(self, folder):
+        folder.path.mkdir(parents=True)
+        assert folder.read_config() is None
+
+    def test_reads_what_create_wrote(self, folder):
+        folder.create(CONFIG)
+        assert folder.read_config() == CONFIG
+        assert os.listdir(folder.path) == ["config.json"]
+
+    @pytest.mark.pitfall(11)
+    def test_a_folder_of_other_files_is_refused(self, folder):
+        folder.path.mkdir(parents=True)
+        (folder.path / "thesis.tex").write_text("years of work")
+        with pytest.raises(run_folder.RunFolderError, match=r"run: holds files but no run"):
+            folder.read_config()
+
+    @pytest.mark.parametrize("text", ["", "{", "[1]", '{"model": "bert"}', "[" * 100_000])
+    def test_another_config_is_refused(self, folder, text):
+        folder.path.mkdir(parents=True)
+        folder.config.write_text(text)
+        with pytest.raises(run_folder.RunFolderError, match=r"--train_dir=.*run: .*config.json"):
+            folder.read_config()
+
+    @pytest.mark.parametrize("name", ["file", "file/run"])
+    def test_a_file_in_the_way_is_refused(self, tmp_path, name):
+        (tmp_path / "file").write_text("not a folder")
+        with pytest.raises(run_folder.RunFolderError, match=f"{name}: .*Not a directory"):
+            run_folder.RunFolder(str(tmp_path / name)).read_config()
+
+
+def test_a_folder_that_cannot_be_made_is_refused(tmp_path):
+    (tmp_path / "file").write_text("not a folder")
+    folder = run_folder.RunFolder(str(tmp_path / "file" / "run"))
+    with pytest.raises(run_folder.RunFolderError, match="--train_dir=.*cannot be written: Not a d"):
+        folder.create(CONFIG)
+
+
+def test_json_is_written_whole_or_not_at_all(tmp_path, monkeypatch):
+    path = tmp_path / "config.json"
+    run_folder.write_json(path, {"old": 1})
+    with pytest.raises(TypeError):
+        run_folder.write_json(path, {"new": object()})
+
+    def killed(*_):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(os, "replace", killed)
+    with pytest.raises(KeyboardInterrupt):
+        run_folder.write_json(path, {"new": 2})
+    assert json.loads(path.read_text()) == {"old": 1}
+
+
+def write_archive(path) -> None:
+    """A zip archive, as a `.keras` file is one."""
+    with zipfile.ZipFile(path, "w") as archive:
+        archive.writestr("config.json", "{}")
+
+
+def test_a_run_has_finished_when_model_and_summary_are_there(folder):
+    folder.path.mkdir(parents=True)
+    assert folder.read_final_summary() is None
+    summary = {"step": 7, "weights_sha256": "abc", "accuracy": 0.5}
+    run_folder.write_json(folder.final_summary, summary)
+    assert folder.read_final_summary() is None
+    write_archive(folder.final_model)
+    assert folder.read_final_summary() == summary
+    folder.final_model.write_bytes(folder.final_model.read_bytes()[:-1])
+    assert folder.read_final_summary() is None  # it has to be exported again
+
+
+NO_SUMMARY = [
+    "",
+    "{",
+    "[7]",
+    "[" * 100_000,
+    "\x00",
+    '{"step": 7}',
+    '{"step": "7", "weights_sha256": "a"}',
+    '{"step": 7, "weights_sha256": 1}',
+    '{"step": 7, "weights_sha256": "a", "accuracy": "high"}',
+]
+
+
+@pytest.mark.parametrize("text", NO_SUMMARY)
+def test_a_summary_that_no_run_wrote_is_none(folder, text):
+    folder.path.mkdir(parents=True)
+    write_archive(folder.final_model)
+    folder.final_summary.write_text(text)
+    assert folder.read_final_summary() is None
+
+
+def test_what_a_training_killed_in_its_first_moments_leaves_is_no_other_persons(folder):
+    folder.path.mkdir(parents=True)
+    folder.lock.write_text("{}")
+    (folder.path / "config.json.partial").write_text("{")
+    assert folder.read_config() is None
+    (folder.path / "thesis.tex").write_text("years of work")
+    with pytest.raises(run_folder.RunFolderError, match="holds files but no run"):
+        folder.read_config()
+
+
+def test_a_link_in_the_place_of_a_partial_file_is_not_followed(tmp_path):
+    (tmp_path / "precious").write_text("years of work")
+    (tmp_path / "config.json.partial").symlink_to(tmp_path / "precious")
+    run_folder.write_json(tmp_path / "config.json", {"a": 1})
+    assert (tmp_path / "precious").read_text() == "years of work"
+    assert json.loads((tmp_path / "config.json").read_text()) == {"a": 1}
+
+
+@pytest.mark.parametrize("kind", ["pipe", "huge"])
+def test_what_is_no_small_file_is_not_read(folder, kind):
+    folder.path.mkdir(parents=True)
+    for path in (folder.config, folder.final_summary):
+        if kind == "pipe":
+            os.mkfifo(path)  # to read it would wait for a writer
+        else:
+            with open(path, "wb") as file:
+                file.truncate(2**40)
+    write_archive(folder.final_model)
+    said = "a pipe, a socket or a device" if kind == "pipe" else "cannot be read: .*regular"
+    with pytest.raises(run_folder.RunFolderError, match=f"config.json.* {said}"):
+        folder.read_config()
+    assert folder.read_final_summary() is None
+
+
+def test_a_link_to_nothing_is_said(tmp_path):
+    (tmp_path / "run").symlink_to(tmp_path / "nothing")
+    with pytest.raises(run_folder.RunFolderError, match="run: is a symbolic link to nothing"):
+        run_folder.RunFolder(str(tmp_path / "run")).read_config()
+
+
+def test_a_home_folder_is_understood(tmp_path, monkeypatch):
+    monkeypatch.setenv("HOME", str(tmp_path))
+    assert run_folder.RunFolder("~/run").path == tmp_path / "run"
+    assert str(run_folder.RunFolder("~nobody-of-this-name/run").path) == "~nobody-of-this-name/run"
+
+
+def test_a_path_without_room_for_names_behind_it_is_refused(tmp_path):
+    """Checkpoints and TensorBoard's files have the longest, and are not written at once."""
+    path = str(tmp_path)
+    while len(path) < 3800:
+        path += "/" + "x" * 99
+    longest = path + "/" + "x" * (3900 - len(path) - 1)
+    folder = run_folder.RunFolder(longest)
+    assert folder.read_config() is None
+    folder.create(CONFIG)
+    name = "part-00000-of-00001.data-00000-of-00001.tempstate" + "9" * 20
+    (folder.checkpoints / f"step-{2**40}_temp").mkdir(parents=True)
+    (folder.checkpoints / f"step-{2**40}_temp" / name).write_text("fits")
+    with pytest.raises(run_folder.RunFolderError, match="has 3,901 bytes .* at most 3,900"):
+        run_folder.RunFolder(longest + "x").read_config()
+
+
+class TestLines:
+    def test_a_torn_last_line_is_left_out(self, tmp_path):
+        path = tmp_path / "metrics.jsonl"
+        for step in (1, 2):
+            run_folder.append_line(path, {"step": step})
+        with open(path, "a") as file:
+            file.write('{"step": 3, "lo')
+        assert run_folder.read_lines(path) == [{"step": 1}, {"step": 2}]
+
+    @pytest.mark.parametrize("torn", ['{"step": 3, "lo', "[3]", "3", "\xff", "\n\n{"])
+    def test_a_line_is_added_behind_the_last_whole_one(self, tmp_path, torn):
+        path = tmp_path / "metrics.jsonl"
+        run_folder.append_line(path, {"step": 1})
+        with open(path, "ab") as file:
+            file.write(torn.strip("\n").encode("latin-1"))
+        run_folder.append_line(path, {"step": 2})
+        assert path.read_text() == '{"step": 1}\n{"step": 2}\n'
+
+    def test_a_last_line_that_lacks_its_end_alone_is_kept(self, tmp_path):
+        path = tmp_path / "eval.jsonl"
+        path.write_text('{"step": 1}\n{"step": 2}')
+        assert run_folder.read_lines(path) == [{"step": 1}, {"step": 2}]
+        run_folder.append_line(path, {"step": 3})
+        assert path.read_text() == '{"step": 1}\n{"step": 2}\n{"step": 3}\n'
+
+    def test_of_two_writers_one_waits_for_the_other(self, tmp_path):
+        path = tmp_path / "eval.jsonl"
+        with open(path, "ab") as other:
+            fcntl.flock(other, fcntl.LOCK_EX)
+            other.write(b'{"step": 1, "half')
+            other.flush()
+            writer = threading.Thread(target=run_folder.append_line, args=(path, {"step": 2}))
+            writer.start()
+            writer.join(0.2)
+            assert writer.is_alive()
+            other.write(b'": 1}\n')
+        writer.join()
+        assert run_folder.read_lines(path) == [{"step": 1, "half": 1}, {"step": 2}]
+
+    def test_a_first_line_that_is_torn_is_dropped(self, tmp_path):
+        path = tmp_path / "metrics.jsonl"
+        path.write_text('{"st')
+        assert run_folder.read_lines(path) == []
+        run_folder.append_line(path, {"step": 1})
+        assert run_folder.read_lines(path) == [{"step": 1}]
+
+    @pytest.mark.parametrize(
+        "damaged", [b'{"step": 2, "lo', b"", b"\xff\xfe", b"[2]", b'{"stop": 2}', b'{"step": "2"}']
+    )
+    def test_a_damaged_line_among_whole_ones_is_named_and_nothing_is_dropped(self, folder, damaged):
+        folder.path.mkdir(parents=True)
+        whole = b'{"step": 1}\n' + damaged + b'\n{"step": 3}\n'
+        folder.metrics.write_bytes(whole)
+        for read in (
+            lambda: run_folder.read_lines(folder.metrics),
+            lambda: folder.drop_metrics_after(9),
+        ):
+            with pytest.raises(
+                run_folder.RunFolderError, match=r"metrics.jsonl: line 2 is not one"
+            ):
+                read()
+        assert folder.metrics.read_bytes() == whole
+
+    def test_lines_after_the_checkpoint_are_dropped(self, folder):
+        folder.path.mkdir(parents=True)
+        lines = [{"step": 1}, {"step": 2}, {"step": 2, "split": "test"}, {"step": 3}]
+        for line in lines:
+            run_folder.append_line(folder.metrics, line)
+        with open(folder.metrics, "a") as file:
+            file.write('{"step": 4')
+        assert folder.drop_metrics_after(2) == lines[:3]
+        assert folder.metrics.read_text() == "".join(json.dumps(line) + "\n" for line in lines[:3])
+        assert folder.drop_metrics_after(0) == []
+        assert folder.metrics.read_text() == ""
+
+    def test_no_lines_are_no_problem(self, folder):
+        assert folder.drop_metrics_after(0) == []
+        assert not folder.path.exists()
+
+
+class TestDifferences:
+    def test_name_the_flag_and_both_values(self):
+        old = {"seed": 0, "decay_epochs": [82.0, 123.0], "clip_norm": 0.0}
+        new = {"seed": 1, "decay_epochs": (82.0,), "clip_norm": 0.0}
+        assert run_folder.differences(old, new) == [
+            "--seed=1 (the run has 0)",
+            "--decay_epochs=82.0 (the run has 82.0,123.0)",
+        ]
+
+    def test_a_tuple_and_the_list_it_was_read_back_as_are_the_same(self):
+        assert run_folder.differences({"decay_epochs": [1.0]}, {"decay_epochs": (1.0,)}) == []
+
+    def test_a_setting_that_only_one_side_has_is_named(self):
+        assert run_folder.differences({}, {"seed": 1}) == ["--seed=1 (the run has None)"]
+        assert run_folder.differences({"train_epochs": 5.0}, {}) == [
+            "--train_epochs=None (the run has 5.0)"
+        ]

@@ -1,0 +1,52 @@
+"""The commands as they are after `pip install`."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import scripts
+
+import towers
+
+COMMANDS = ("towers-train", "towers-eval", "towers-compare", "towers-launch")
+
+
+def run(command: str, *arguments: str, cwd: Path) -> subprocess.CompletedProcess:
+    """What the installed command says; only its own folder tells it where the packages are."""
+    program = Path(sys.executable).with_name(command)
+    return subprocess.run(
+        [program, *arguments], cwd=cwd, capture_output=True, text=True, timeout=300
+    )
+
+
+@pytest.mark.whole_program
+@pytest.mark.parametrize("command", COMMANDS)
+def test_help_comes_without_tensorflow(command, tmp_path):
+    program = Path(sys.executable).with_name(command)
+    done = subprocess.run(
+        [sys.executable, "-X", "importtime", program, "--help"],
+        cwd=tmp_path, capture_output=True, text=True, timeout=60,
+    )  # fmt: skip
+    assert done.returncode == 0
+    assert command in done.stdout
+    assert not {"tensorflow", "keras", "numpy"} & set(done.stderr.replace("|", " ").split())
+
+
+@pytest.mark.whole_program
+def test_a_run_is_trained_evaluated_and_compared(tmp_path):
+    trained = run("towers-train", *scripts.small_run(tmp_path / "run"), cwd=tmp_path)
+    assert trained.returncode == 0, trained.stderr
+    evaluated = run("towers-eval", f"--train_dir={tmp_path / 'run'}", cwd=tmp_path)
+    assert evaluated.returncode == 0, evaluated.stderr
+    same = run("towers-compare", "run", "run", cwd=tmp_path)
+    assert same.returncode == 0 and "the same, to the last bit" in same.stdout
+
+
+@pytest.mark.whole_program
+def test_an_error_names_the_command_as_it_was_called(tmp_path):
+    done = run("towers-train", "--momentum=2", cwd=tmp_path)
+    assert done.returncode == 2
+    assert done.stderr == "towers-train: error: --momentum=2.0: must be at least 0 and below 1\n"
+    version = run("towers-eval", "--version", cwd=tmp_path)
+    assert version.stdout == f"towers {towers.__version__}\n"

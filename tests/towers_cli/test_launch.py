@@ -1,0 +1,265 @@
+"""The launcher, with small programs in place of train.py."""
+
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+import threading
+import time
+
+import pytest
+import scripts
+
+import towers
+from towers_cli import launch
+
+HEAD = """
+import json, os, signal, sys, time
+index = json.loads(os.environ["TF_CONFIG"])["task"]["index"]
+"""
+
+
+@pytest.fixture
+def launched(tmp_path, capfdbinary):
+    """Runs a program as so many workers: (exit code, sorted lines on stdout, and on stderr)."""
+
+    def run(program: str, workers: int = 2, *arguments: str):
+        script = tmp_path / "program.py"
+        script.write_text(HEAD + textwrap.dedent(program))
+        code = launch.run([sys.executable, "-S", str(script), *arguments], workers)
+        captured = capfdbinary.readouterr()
+        return code, *(sorted(text.decode().splitlines()) for text in captured)
+
+    return run
+
+
+def test_output_has_the_index_before_each_line(launched):
+    program = """
+    print("a", index, sys.argv[1:], flush=True)
+    print("b", file=sys.stderr)
+    sys.stdout.write("no end of line")
+    """
+    code, out, err = launched(program, 2, "--flag=1", "--", "x")
+    assert code == 0
+    assert out == [
+        f"[{index}] {line}"
+        for index in range(2)
+        for line in (f"a {index} ['--flag=1', '--', 'x']", "no end of line")
+    ]
+    assert err == ["[0] b", "[1] b"]
+
+
+def test_every_worker_knows_all_addresses(launched):
+    code, out, _ = launched("print(os.environ['TF_CONFIG'])", 3)
+    assert code == 0
+    first, *others = [
+        line.split(' "task"')[0].removeprefix(f"[{i}] ") for i, line in enumerate(out)
+    ]
+    assert others == [first] * 2
+    assert len(set(first.split("127.0.0.1:"))) == 4
+
+
+@pytest.mark.parametrize(
+    ("codes", "expected"),
+    [([0, 0], 0), ([3, 4], 3), ([0, 4], 4), ([0, 4, 5], 4), ([0, -9], 137), ([-15, 1], 143)],
+)
+def test_one_exit_code(codes, expected):
+    assert launch.exit_code(codes) == expected
+
+
+def test_a_worker_that_fails_gives_the_exit_code(launched):
+    assert launched("sys.exit(7 * index)")[0] == 7
+
+
+def test_a_worker_that_does_not_end_after_another_failed_is_killed(monkeypatch, launched):
+    monkeypatch.setattr(launch, "_KILLED_AFTER_SECONDS", 0.5)
+    began = time.monotonic()
+    assert launched("time.sleep(60 * index)\nsys.exit(5)")[0] == 5
+    assert time.monotonic() - began < 30
+
+
+def test_a_worker_that_takes_longer_is_left_to_end(monkeypatch, launched):
+    monkeypatch.setattr(launch, "_KILLED_AFTER_SECONDS", 0.1)
+    assert launched("time.sleep(index)")[0] == 0
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
+def test_signals_go_to_every_worker(launched, number, tmp_path):
+    program = f"""
+    def answer(number, _):
+        print("got", number, flush=True)
+        sys.exit(128 + number)
+    signal.signal({int(number)}, answer)
+    open(f"{tmp_path}/ready-{{index}}", "w").close()
+    while True:
+        time.sleep(0.05)
+    """
+
+    def send():
+        while len(list(tmp_path.glob("ready-*"))) < 2:
+            time.sleep(0.05)
+        os.kill(os.getpid(), number)
+
+    threading.Thread(target=send, daemon=True).start()
+    code, out, _ = launched(program)
+    assert (code, out) == (128 + number, [f"[0] got {number}", f"[1] got {number}"])
+
+
+@pytest.mark.whole_program
+def test_a_reader_that_goes_away_ends_the_workers(tmp_path):
+    script = tmp_path / "program.py"
+    script.write_text(
+        HEAD + "for _ in range(1200):\n    print('line', flush=True)\n    time.sleep(0.05)\n"
+    )
+    launcher = subprocess.Popen(
+        [sys.executable, "-m", "towers_cli.launch", "--workers=2", "--", str(script)],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    assert launcher.stdout.readline() in ("[0] line\n", "[1] line\n")
+    launcher.stdout.close()
+    assert launcher.wait(timeout=60) != 0
+    # The programs say that their pipe is broken; the launcher does not.
+    assert all(line.startswith("[") for line in launcher.stderr)
+
+
+# The launcher without what `import towers` starts.
+QUICK_LAUNCHER = """
+import sys
+sys.path.insert(0, sys.argv[1])
+from towers_cli import launch
+launch._KILLED_AFTER_SECONDS = float(sys.argv[2])
+sys.exit(launch.run([sys.executable, "-S", *sys.argv[4:]], int(sys.argv[3])))
+"""
+ANSWERS = """
+def answer(number, _):
+    time.sleep(0.3)  # as a checkpoint takes a while
+    open(f"answered-{index}", "w").close()
+    sys.exit(1)
+signal.signal(signal.SIGTERM, answer)
+"""
+IGNORES = "signal.signal(signal.SIGTERM, signal.SIG_IGN)"
+WAITS = """
+open(f"ready-{index}", "w").close()
+time.sleep(100)
+"""
+
+
+@pytest.fixture
+def alone(tmp_path, monkeypatch):
+    """Starts the launcher as a process of its own: (process, () to what is left of it)."""
+    monkeypatch.setenv("TOWERS_TEST", str(tmp_path))
+    if not os.path.isdir("/proc/self"):
+        pytest.skip("looks for processes in /proc")
+
+    def left() -> list[int]:
+        return scripts.processes_with(f"TOWERS_TEST={tmp_path}")
+
+    def start(program: str, workers: int, seconds: float = 30.0):
+        script = tmp_path / "program.py"
+        script.write_text(HEAD + program)
+        arguments = [scripts.ROOT, str(seconds), str(workers), script]
+        return subprocess.Popen(
+            [sys.executable, "-S", "-c", QUICK_LAUNCHER, *arguments], cwd=tmp_path
+        ), left
+
+    yield start
+    for pid in left():
+        os.kill(pid, signal.SIGKILL)
+
+
+def until(condition, seconds: float) -> float:
+    """Waits for it; how long that took."""
+    began = time.monotonic()
+    while not condition():
+        assert time.monotonic() - began < seconds
+        time.sleep(0.02)
+    return time.monotonic() - began
+
+
+class TestKilledLauncher:
+    """`kill -9` of the launcher, which can then do nothing about its workers itself."""
+
+    def test_workers_are_asked_to_end_and_left_the_time(self, alone, tmp_path):
+        launcher, left = alone(ANSWERS + WAITS, 3)
+        until(lambda: len(list(tmp_path.glob("ready-*"))) == 3, 20)
+        assert len(left()) == 5  # with the launcher and the keeper
+        launcher.kill()
+        launcher.wait()
+        until(lambda: not left(), 5)
+        assert len(list(tmp_path.glob("answered-*"))) == 3
+
+    def test_a_worker_that_does_not_end_is_killed(self, alone, tmp_path):
+        launcher, left = alone(IGNORES + WAITS, 2, seconds=1.0)
+        until(lambda: len(list(tmp_path.glob("ready-*"))) == 2, 20)
+        launcher.kill()
+        launcher.wait()
+        assert until(lambda: not left(), 5) > 0.5
+
+    @pytest.mark.parametrize("delay", [0.0, 0.02, 0.05, 0.1, 0.2])
+    def test_while_workers_start_leaves_none(self, alone, delay):
+        launcher, left = alone(WAITS, 16)
+        until(lambda: len(left()) > 1, 20)  # the keeper comes first
+        time.sleep(delay)
+        launcher.kill()
+        launcher.wait()
+        until(lambda: not left(), 5)
+
+
+def test_no_process_is_left_after_an_ordinary_end(alone):
+    launcher, left = alone("sys.exit(3)", 2)
+    assert launcher.wait(timeout=20) == 3
+    assert left() == []
+
+
+@pytest.mark.parametrize(
+    ("arguments", "problem"),
+    [
+        (["--workers=0", "train.py"], "--workers=0: must be at least 1 and at most 64"),
+        (["--workers=x", "train.py"], "invalid int value: 'x'"),
+        (["--workers=2", "no_such.py"], "no_such.py: there is no such file"),
+        (["--workers=2"], "the following arguments are required: script"),
+        (["train.py"], "the following arguments are required: --workers"),
+    ],
+)
+def test_wrong_arguments(arguments, problem, capsys):
+    with pytest.raises(SystemExit) as ended:
+        launch.main(arguments)
+    assert ended.value.code == 2
+    assert problem in capsys.readouterr().err
+
+
+def test_handlers_are_put_back():
+    before = signal.getsignal(signal.SIGTERM)
+    assert launch.run([sys.executable, "-S", "-c", ""], 1) == 0
+    assert signal.getsignal(signal.SIGTERM) is before
+
+
+@pytest.mark.parametrize("closed", ["stdout", "stderr"])
+def test_output_that_was_closed_before_ends_nobody(monkeypatch, closed):
+    monkeypatch.setattr(sys, closed, None)
+    program = f"import sys; [print('line', file=sys.{closed}) for _ in range(20_000)]"
+    assert launch.run([sys.executable, "-S", "-c", program], 1) == 0
+
+
+@pytest.mark.whole_program
+@pytest.mark.parametrize("variable", ["PYTHONOPTIMIZE=2", "PYTHONSAFEPATH=1"])
+def test_it_starts_train_py_however_python_was_told_to_run(variable, tmp_path):
+    """Without docstrings; or without the script's folder among those of modules."""
+    name, _, value = variable.partition("=")
+    for package in ("towers", "towers_cli"):  # as if they were installed
+        (tmp_path / package).symlink_to(scripts.ROOT / package)
+    script = str(scripts.ROOT / "train.py")
+    done = subprocess.run(
+        [sys.executable, "-m", "towers_cli.launch", "--workers=2", "--", script, "--version"],
+        cwd=tmp_path,
+        env=os.environ | {"PYTHONPATH": str(tmp_path), name: value},
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    assert (done.returncode, done.stderr) == (0, "")
+    version = f"towers {towers.__version__}"
+    assert sorted(done.stdout.splitlines()) == [f"[0] {version}", f"[1] {version}"]

@@ -1,0 +1,428 @@
+"""train.py as several processes: one run folder, the bits of one process, and no worker left."""
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+import types
+
+import numpy as np
+import pytest
+import scripts
+
+from towers import worker
+from towers.runs import loop, run_folder
+from towers_cli import agreement, launch, resolve
+
+STOPS_WITHIN_SECONDS = 25  # as docs/workers.md says
+
+
+def flags(folder, *more: str) -> list[str]:
+    """A run of 40 steps in four microbatches, with a checkpoint at every tenth."""
+    return [
+        f"--train_dir={folder}",
+        "--dataset=shapes",
+        "--global_batch_size=32",
+        "--num_microbatches=4",
+        "--intra_op_threads=1",
+        "--momentum=0.9",
+        "--log_every_steps=5",
+        "--checkpoint_every_steps=10",
+        "--verify_every_steps=20",
+        "--max_steps=40",
+        *more,
+    ]
+
+
+class Workers:
+    """Processes of one run, by `--workers` and `--worker_index`."""
+
+    def __init__(self, cache_home, count: int):
+        self.addresses = [f"127.0.0.1:{port}" for port in launch.free_ports(count)]
+        self._cache_home, self.processes = cache_home, {}
+
+    def start(self, index: int, *arguments: str) -> subprocess.Popen:
+        workers = [f"--workers={','.join(self.addresses)}", f"--worker_index={index}"]
+        self.processes[index] = scripts.start(self._cache_home, "train", *workers, *arguments)
+        return self.processes[index]
+
+    def ended(self, index: int) -> tuple[int, str]:
+        """(exit code, stderr) of a worker, once it has ended."""
+        _, err = self.processes[index].communicate(timeout=60)
+        return self.processes[index].returncode, err
+
+    def name(self, index: int) -> str:
+        return f"worker {index} ({self.addresses[index]})"
+
+
+@pytest.fixture
+def workers(cache_home):
+    """Makes `Workers`; kills what a failing test leaves of them."""
+    made = []
+
+    def make(count: int = 2) -> Workers:
+        made.append(Workers(cache_home, count))
+        return made[-1]
+
+    yield make
+    for one in made:
+        for process in one.processes.values():
+            if process.poll() is None:
+                process.kill()
+                process.wait()
+
+
+@pytest.fixture(scope="module")
+def alone(tmp_path_factory, cache):
+    """The run of one worker, made in this process."""
+    folder = tmp_path_factory.mktemp("alone") / "run"
+    assert scripts.run("train", *flags(folder)).returncode == 0
+    return folder
+
+
+@pytest.mark.whole_program
+def test_the_folder_of_two_workers_is_that_of_one(tmp_path, alone, cache_home):
+    folder = tmp_path / "run"
+    done = subprocess.run(
+        [sys.executable, "-m", "towers_cli.launch", "--workers=2", "--", "train.py",
+         *flags(folder, "--eval_of_workers")],
+        capture_output=True,
+        text=True,
+        cwd=scripts.ROOT,
+        timeout=120,
+        env=os.environ | {"XDG_CACHE_HOME": str(cache_home)},
+    )  # fmt: skip
+    assert (done.returncode, done.stderr) == (0, "")
+    scripts.assert_same_run(folder, alone)
+    assert file_names(folder) == file_names(alone)
+    out = done.stdout.splitlines()
+    assert [
+        line for line in out if "accuracy" in line and "test at" in line and "[0] " not in line
+    ] == []
+    evaluation = scripts.evaluation_lines(folder)[-1]
+    assert sum(evaluation["count_of_workers"]) == evaluation["count"] == 1000
+    shares = zip(evaluation["count_of_workers"], evaluation["accuracy_of_workers"], strict=True)
+    assert np.isclose(sum(n * share for n, share in shares) / 1000, evaluation["accuracy"])
+    for index, share in enumerate(evaluation["accuracy_of_workers"]):
+        assert any(
+            re.search(rf"\[0\]   worker {index} .*: {share:.2%} of its", line) for line in out
+        )
+    table = next(line for line in out if line.startswith("[0]   workers "))
+    assert re.search(r"2 \(127.0.0.1:\d+, 127.0.0.1:\d+\), gradients ordered", table)
+    assert any(
+        re.match(r"\[1\] finished at step 40; worker 0 .* has the run", line) for line in out
+    )
+
+
+def file_names(folder) -> set[str]:
+    """The files of a run; event files without the number of their process."""
+    return {re.sub(r"(\.tfevents\.).*", r"\1", name) for name in scripts.contents(folder)}
+
+
+@pytest.mark.whole_program
+def test_killed_stopped_and_continued_by_other_numbers_of_workers(tmp_path, alone, workers):
+    folder, elsewhere = tmp_path / "run", tmp_path / "nothing"
+    assert scripts.run("train", *flags(folder, "--max_steps=10")).returncode == 0
+    two = workers(2)
+    chief = two.start(0, *flags(folder))
+    time.sleep(1)  # a worker that starts late is waited for
+    other = two.start(1, *flags(elsewhere))
+    assert scripts.wait_for_line(chief, "continuing at step 10")
+    scripts.wait_for_line(chief, "step 15/40")
+    other.kill()
+    killed = time.monotonic()
+    assert two.ended(0) == (1, f"train.py: error: {two.name(1)} is gone without a word. The newest "
+                               f"checkpoint is {folder}/checkpoints/step-10.\n")  # fmt: skip
+    assert time.monotonic() - killed < STOPS_WITHIN_SECONDS
+
+    again = workers(2)
+    chief, other = again.start(0, *flags(folder)), again.start(1, *flags(elsewhere))
+    assert scripts.wait_for_line(chief, "continuing at step 10")
+    scripts.wait_for_line(chief, "step 20/40")
+    other.send_signal(signal.SIGTERM)  # one worker is asked, and all stop after the same step
+    stopped = scripts.wait_for_line(other, "stopped at step")
+    assert again.ended(1) == (143, "")
+    assert again.ended(0) == (143, "")
+    step = int(re.search(r"step (\d+);", stopped).group(1))
+    assert scripts.checkpoint_steps(folder)[-1] == step
+
+    third = workers(2)
+    chief, other = third.start(0, *flags(folder)), third.start(1, *flags(elsewhere))
+    scripts.wait_for_line(chief, "step 25/40")
+    chief.kill()
+    killed = time.monotonic()
+    code, err = third.ended(1)
+    assert (code, err) == (1, f"train.py: error: {third.name(0)} is gone without a word\n")
+    assert time.monotonic() - killed < STOPS_WITHIN_SECONDS
+
+    assert scripts.run("train", *flags(folder)).returncode == 0
+    scripts.assert_same_run(folder, alone)
+    hashes = [line for line in scripts.hash_lines(folder) if line["step"] != 10]  # a run's end
+    assert hashes == scripts.hash_lines(alone)
+    assert not elsewhere.exists()  # the chief alone writes
+
+
+@pytest.mark.whole_program
+def test_a_worker_with_other_settings_is_refused_by_name(tmp_path, workers):
+    folder = tmp_path / "run"
+    two = workers(2)
+    two.start(0, *flags(folder))
+    two.start(1, *flags(folder, "--seed=1", "--max_steps=30"))
+    problem = (
+        f"{two.name(1)} does not fit {two.name(0)}: --seed=1 ({two.name(0)} has 0); "
+        f"--max_steps=30 ({two.name(0)} has 40)"
+    )
+    for index in range(2):
+        assert two.ended(index) == (1, f"train.py: error: {problem}\n")
+    assert not folder.exists()
+
+
+@pytest.mark.whole_program
+def test_what_the_chief_finds_wrong_is_told_to_the_others(tmp_path, workers):
+    folder = tmp_path / "run"
+    folder.mkdir()
+    (folder / "notes.txt").write_text("not a run")
+    two = workers(2)
+    two.start(0, *flags(folder))
+    two.start(1, *flags(tmp_path / "elsewhere"))
+    code, problem = two.ended(0)
+    problem = problem.removeprefix("train.py: error: ")
+    assert (code, "holds files but no run" in problem) == (1, True)
+    assert two.ended(1) == (1, f"train.py: error: {two.name(0)} has ended: {problem}")
+    assert scripts.contents(folder) == {"notes.txt": b"not a run"}
+
+
+@pytest.mark.whole_program
+def test_a_worker_that_never_comes_is_named(tmp_path, workers):
+    two = workers(2)
+    two.start(0, *flags(tmp_path / "run", "--worker_wait_seconds=0.5"))
+    assert two.ended(0) == (1, f"train.py: error: {two.name(1)} did not come within 0.5 s\n")
+    assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.whole_program
+@pytest.mark.parametrize("moment", ["importing", "training"])
+def test_a_launcher_that_is_killed_takes_its_workers_with_it(tmp_path, cache_home, moment):
+    folder = tmp_path / "run"
+    script = tmp_path / "train.py"  # says when it has begun
+    script.write_text(
+        "import runpy, sys\n"
+        "print('begins', flush=True)\n"
+        f"sys.path.insert(0, {str(scripts.ROOT)!r})\n"
+        f"runpy.run_path({str(scripts.ROOT / 'train.py')!r}, run_name='__main__')\n"
+    )
+    launcher = subprocess.Popen(
+        [sys.executable, "-m", "towers_cli.launch", "--workers=2", "--", str(script),
+         *flags(folder, "--max_steps=100000", "--checkpoint_every_steps=100000",
+                "--log_every_steps=1")],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        cwd=scripts.ROOT,
+        env=os.environ | {"XDG_CACHE_HOME": str(cache_home), "CUDA_VISIBLE_DEVICES": "-1",
+                          "TOWERS_TEST": str(tmp_path)},
+    )  # fmt: skip
+    with launcher:
+        line = {"importing": "[1] begins", "training": "[0] step 10/"}[moment]
+        scripts.wait_for_line(launcher, line)
+        time.sleep(1.0)
+        launcher.kill()
+    killed = time.monotonic()
+    while scripts.processes_with(f"TOWERS_TEST={tmp_path}"):
+        assert time.monotonic() - killed < 10
+        time.sleep(0.1)
+    if moment == "training":
+        [step] = scripts.checkpoint_steps(folder)
+        assert step == scripts.training_lines(folder)[-1]["step"] >= 10
+
+
+DIES_AT_START = """
+import os, sys
+from towers.multi_worker import cluster, collectives
+members = cluster.Cluster(tuple(sys.argv[1].split(",")), int(sys.argv[2]))
+with collectives.MultiWorker(members, 60) as workers:
+    workers.exchange(None)
+    if workers.index == 1:
+        os.kill(os.getpid(), 9)
+    workers.start("ordered")
+"""
+
+
+@pytest.mark.whole_program
+def test_a_worker_that_is_killed_while_tensorflow_starts_does_not_hang_the_others(workers):
+    two = workers(2)
+    for index in range(2):
+        two.processes[index] = subprocess.Popen(
+            [sys.executable, "-c", DIES_AT_START, ",".join(two.addresses), str(index)],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            cwd=scripts.ROOT,
+            env=os.environ | {"CUDA_VISIBLE_DEVICES": "-1"},
+        )
+    assert two.ended(1)[0] == -signal.SIGKILL
+    killed = time.monotonic()
+    code, err = two.ended(0)
+    assert time.monotonic() - killed < STOPS_WITHIN_SECONDS
+    assert (code, err) == (-signal.SIGKILL, f"-c: error: {two.name(1)} is gone without a word\n")
+
+
+class Fake:
+    """Two workers, of which this is the chief; the other one answers as it is told."""
+
+    is_chief = True
+
+    def __init__(self, change: dict, processor: str | None = None):
+        self._change, self._processor = change, processor
+
+    def exchange(self, message) -> list:
+        if isinstance(message, str):
+            return [message, self._processor or message]
+        return [message, json.loads(json.dumps(message)) | self._change]
+
+    def name(self, index: int) -> str:
+        return f"worker {index}"
+
+
+def test_another_kind_of_processor_is_said(capsys):
+    agreement.check_alike(Fake({}, "of yesterday"), scripts.settings_of())
+    assert "processors of different kinds" in capsys.readouterr().out
+    agreement.check_alike(Fake({}), scripts.settings_of())
+    assert capsys.readouterr().out == ""
+
+
+def test_another_version_of_a_package_is_refused_by_name():
+    chosen = scripts.settings_of()
+    agreement.check_alike(Fake({}), chosen)
+    with pytest.raises(worker.WorkerError) as error:
+        agreement.check_alike(Fake({"version of keras": "3.0.0"}), chosen)
+    assert str(error.value).startswith(
+        "worker 1 does not fit worker 0: version of keras 3.0.0 (wor"
+    )
+
+
+@pytest.mark.parametrize("name", ["train_dir", "data_dir", "worker_index", "worker_wait_seconds"])
+def test_what_is_of_one_worker_may_differ(name):
+    asked = []
+
+    def exchange(message):
+        asked.append(message)
+        return [message, message]
+
+    workers = types.SimpleNamespace(exchange=exchange, is_chief=False, name=str)
+    agreement.check_alike(workers, scripts.settings_of())
+    assert "seed" in asked[0] and name not in asked[0]
+
+
+@pytest.mark.whole_program
+@pytest.mark.parametrize("split", ["data_batch_3", "test_batch"])
+def test_a_worker_with_other_images_is_refused_by_name(tmp_path, workers, split):
+    for name, pixel in (("here", 0), ("there", 1)):
+        folder = tmp_path / name / "cifar-10-batches-bin"
+        folder.mkdir(parents=True)
+        for file in ["test_batch", *(f"data_batch_{n}" for n in range(1, 6))]:
+            image = bytes([file == split and pixel]) + bytes(3071)
+            (folder / f"{file}.bin").write_bytes(b"".join(bytes([n]) + image for n in range(10)))
+    two = workers(2)
+    for index, name in enumerate(("here", "there")):
+        two.start(index, *flags(tmp_path / "run"), "--dataset=cifar10",
+                  f"--data_dir={tmp_path / name}")  # fmt: skip
+    which = "evaluation" if split == "test_batch" else "training"
+    for index in range(2):
+        code, err = two.ended(index)
+        assert code == 1
+        assert f"{two.name(1)} does not fit {two.name(0)}: sha256 of the {which} images " in err
+        assert err.count("sha256") == err.count("\n") == 1
+    assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "problem"),
+    [
+        (["--workers=a:1"], "--workers=a:1: must be at least two"),
+        (["--workers=a:1,b:2"], "--workers=a:1,b:2: needs --worker_index"),
+        (["--worker_index=0"], "--worker_index=0: only with --workers="),
+        (["--workers=a:1,b:2", "--worker_index=2"], "worker_index=2: must be at least 0 and below"),
+        (["--workers=a:1,b", "--worker_index=0"], "--workers=a:1,b: 'b' is not host:port"),
+        (["--workers=a:1,a:1", "--worker_index=0"], "--workers=a:1,a:1: a:1 comes twice"),
+        (["--worker_reduction=tree"], "--worker_reduction=tree: must be one of ordered, ring"),
+        (["--worker_wait_seconds=0"], "--worker_wait_seconds=0.0: must be above 0 and at most 1e6"),
+    ],
+)
+def test_wrong_flags(tmp_path, arguments, problem):
+    done = scripts.train(tmp_path / "run", *arguments)
+    assert (done.returncode, done.stderr.count("\n")) == (2, 1)
+    assert problem in done.stderr
+    assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize(
+    ("text", "arguments", "problem"),
+    [
+        ("[1]", [], "TF_CONFIG: must have the form"),
+        ("[" * 100_000, [], "TF_CONFIG: is nested too deep"),
+        (
+            '{"cluster": {"worker": ["a:1", "b:1"]}, "task": {"type": "worker", "index": 0}}',
+            ["--workers=c:1,d:1", "--worker_index=0"],
+            "--workers=c:1,d:1: TF_CONFIG names workers too; give one of the two",
+        ),
+    ],
+)
+def test_a_wrong_tf_config(tmp_path, monkeypatch, text, arguments, problem):
+    monkeypatch.setenv("TF_CONFIG", text)
+    done = scripts.train(tmp_path / "run", *arguments)
+    assert (done.returncode, done.stderr.count("\n")) == (2, 1)
+    assert problem in done.stderr
+
+
+def test_microbatches_have_to_divide_among_all_towers():
+    asked = scripts.settings_of(
+        "--workers=a:1,b:1", "--worker_index=0", "--num_towers=2", "--num_microbatches=6"
+    )
+    with pytest.raises(
+        ValueError, match="num_microbatches=6 must be divisible by num_towers=2 x 2"
+    ):
+        resolve.resolved(asked, None, num_gpus=0, cores=2)
+
+
+@pytest.mark.parametrize(
+    ("num_workers", "num_microbatches", "expected"),
+    [(1, 4, "ordered"), (2, 4, "ordered"), (4, 4, "ordered"), (3, 3, "ordered"),
+     (3, 12, "ordered"), (2, 6, "ordered"), (3, 9, "ring"), (4, 12, "ring")],
+)  # fmt: skip
+def test_the_default_reduction_is_ordered_where_it_has_the_bits(
+    num_workers, num_microbatches, expected
+):
+    assert resolve.default_reduction(num_microbatches, num_workers) == expected
+
+
+@pytest.mark.parametrize("flags", [["--verify_every_steps=1"], []], ids=["verified", "saved"])
+def test_workers_whose_weights_differ_stop(tmp_path, monkeypatch, flags):
+    """At a hash of the state, or before the next checkpoint; none is written."""
+
+    def exchange(self, parts):
+        return [
+            parts,
+            {name: "0" * 64 if name == "weights" else sha for name, sha in parts.items()},
+        ]
+
+    def save_as_one_of_two(self):
+        self.workers.count = 2
+        save(self)
+
+    save = loop.Run._save
+    monkeypatch.setattr(loop.Run, "_save", save_as_one_of_two)
+    monkeypatch.setattr("towers.worker.SingleWorker.exchange", exchange)
+    monkeypatch.setattr("towers_cli.agreement.check_alike", lambda *_: None)
+    monkeypatch.setattr("towers_cli.agreement.check_same_data", lambda *_, **__: None)
+    done = scripts.train(tmp_path / "run", *flags)
+    assert done.returncode == 1
+    at_step = 0 if flags else 4
+    assert (
+        f"step {at_step}: worker 1 has other weights than worker 0; is one of the machines"
+    ) in done.stderr
+    assert not run_folder.RunFolder(str(tmp_path / "run")).final_model.exists()
+    assert scripts.checkpoint_steps(tmp_path / "run") == []

@@ -1,0 +1,108 @@
+"""Which processes make up a run on several machines, and which of them this one is.
+
+A worker is one process with its own towers. Worker 0 is the chief: it has the run's folder.
+"""
+
+import dataclasses
+import json
+import re
+import reprlib
+from collections.abc import Mapping, Sequence
+
+_ADDRESS = re.compile("([A-Za-z0-9._-]+):([0-9]{1,5})")
+_SHORT = reprlib.Repr()  # however long or deep a value is
+_SHORT.maxstring = _SHORT.maxother = 100
+
+
+@dataclasses.dataclass(frozen=True)
+class Cluster:
+    """The workers of a run.
+
+    Attributes:
+      addresses: `host:port` of each worker, which the others reach it at; index = worker.
+      index: of this process.
+    """
+
+    addresses: tuple[str, ...]
+    index: int
+
+    def name(self, index: int) -> str:
+        """A worker as messages name it."""
+        return f"worker {index} ({self.addresses[index]})"
+
+
+def host_and_port(address: str) -> tuple[str, int]:
+    """`host:port` in its parts. TensorFlow's servers listen on IPv4 alone.
+
+    Raises:
+      ValueError: it is not of that form.
+    """
+    parts = _ADDRESS.fullmatch(address)
+    if parts is None or not 0 < int(parts[2]) < 2**16:
+        raise ValueError(
+            f"{_SHORT.repr(address)} is not host:port, a name or IPv4 address and a port from 1 to "
+            "65535"
+        )
+    return parts[1], int(parts[2])
+
+
+def check(addresses: Sequence[str], index: int | None) -> None:
+    """Checks the workers' addresses, and that the index is that of one of them.
+
+    Raises:
+      ValueError: says what is wrong.
+    """
+    for address in addresses:
+        host_and_port(address)
+    if twice := [address for n, address in enumerate(addresses) if address in addresses[:n]]:
+        raise ValueError(f"{twice[0]} comes twice")
+    if index is None or not 0 <= index < len(addresses):
+        raise ValueError(
+            f"this process has worker_index={index}: must be at least 0 and below the number of "
+            f"workers, {len(addresses)}"
+        )
+
+
+def from_tf_config(text: str) -> Cluster | None:
+    """The cluster that the environment variable TF_CONFIG describes.
+
+    A `chief`, where there is one, is worker 0, and the `worker`s come after it.
+
+    Args:
+      text: such as `{"cluster": {"worker": ["a:1234", "b:1234"]}, "task": {"type": "worker",
+        "index": 1}}`.
+
+    Returns:
+      None where it describes no more than one process.
+
+    Raises:
+      ValueError: it is not of that form, or this process is neither chief nor worker.
+    """
+    try:
+        config = json.loads(text)
+    except ValueError as error:
+        raise ValueError(f"is not JSON: {error}") from error
+    except RecursionError:
+        raise ValueError("is nested too deep") from None
+    if not (isinstance(config, dict) and isinstance(config.get("cluster", {}), dict)):
+        raise ValueError('must have the form {"cluster": {...}, "task": {...}}')
+    jobs, task = config.get("cluster", {}), config.get("task", {})
+    chief, others = (_addresses(jobs, job) for job in ("chief", "worker"))
+    if len(chief) + len(others) < 2:
+        return None
+    if not isinstance(task, Mapping) or task.get("type") not in ("chief", "worker"):
+        raise ValueError(f'task {_SHORT.repr(task)}: its type must be "chief" or "worker"')
+    index = task.get("index")
+    own = chief if task["type"] == "chief" else others
+    if type(index) is not int or not 0 <= index < len(own):
+        raise ValueError(f"task {_SHORT.repr(task)}: there are {len(own)} of that type")
+    index += len(chief) if task["type"] == "worker" else 0
+    check([*chief, *others], index)
+    return Cluster((*chief, *others), index)
+
+
+def _addresses(jobs: Mapping, job: str) -> list[str]:
+    addresses = jobs.get(job, [])
+    if not (isinstance(addresses, list) and all(isinstance(one, str) for one in addresses)):
+        raise ValueError(f'cluster {job!r}: must be a list of "host:port"')
+    return addresses

@@ -1,0 +1,80 @@
+"""The networks that `--model` names. Any other Keras model can be trained as well."""
+
+import dataclasses
+from collections.abc import Callable
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+from towers import devices
+from towers.networks import cifarnet, fastnet, resnet
+
+
+@dataclasses.dataclass(frozen=True)
+class Network:
+    """A network and what goes with it.
+
+    Attributes:
+      build: (image_shape, num_classes, dtype_policy, seed) to a Keras model that gives logits.
+      weight_decay: default coefficient.
+      weight_filter: default key of losses.WEIGHT_FILTERS.
+      preprocessing: default name of the input pipeline's preprocessing.
+      adapt: (model, images) fits what is not trained to preprocessed training images, before the
+        first step; None where there is nothing to fit.
+    """
+
+    build: Callable[[tuple[int, int, int], int, keras.DTypePolicy, int], keras.Model]
+    weight_decay: float
+    weight_filter: str
+    preprocessing: str
+    adapt: Callable[[keras.Model, np.ndarray], None] | None = None
+
+
+NETWORKS: dict[str, Network] = {
+    "cifarnet": Network(cifarnet.build, 0.004, "hidden_dense_kernels", "crop_flip_colour"),
+    "resnet": Network(resnet.build, 1e-4, "kernels", "pad_crop_flip"),
+    "fastnet": Network(fastnet.build, 0.0, "kernels", "shift_alternating_flip", fastnet.adapt),
+}
+
+# Weights are float32 in all of them; what changes is the type that layers compute in.
+DTYPE_POLICIES = {
+    "float32": "float32",
+    "bfloat16": "mixed_bfloat16",
+    "float16": "mixed_float16",
+}
+
+
+def build(
+    name: str,
+    image_shape: tuple[int, int, int],
+    num_classes: int,
+    *,
+    compute_dtype: str = "float32",
+    seed: int = 0,
+) -> keras.Model:
+    """Builds a network with its variables on the CPU.
+
+    Where `NETWORKS[name].adapt` is not None, it has to see training images before the first step.
+
+    Args:
+      name: key of NETWORKS.
+      image_shape: (height, width, channels) after preprocessing.
+      num_classes: number of logits.
+      compute_dtype: key of DTYPE_POLICIES.
+      seed: of the initial weights.
+
+    Raises:
+      ValueError: unknown `name` or `compute_dtype`, or images too small for the network.
+    """
+    if name not in NETWORKS:
+        raise ValueError(f"model={name!r}: must be one of {', '.join(NETWORKS)}")
+    if compute_dtype not in DTYPE_POLICIES:
+        raise ValueError(
+            f"compute_dtype={compute_dtype!r}: must be one of {', '.join(DTYPE_POLICIES)}"
+        )
+    if min(image_shape) < 1:
+        raise ValueError(f"images of {list(image_shape)} after preprocessing are too small")
+    policy = keras.DTypePolicy(DTYPE_POLICIES[compute_dtype])
+    with tf.device(devices.PARAMETER_DEVICE):
+        return NETWORKS[name].build(image_shape, num_classes, policy, seed)

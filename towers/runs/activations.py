@@ -1,0 +1,56 @@
+"""A model's activations in the coming step, for TensorBoard's histograms."""
+
+import keras
+import tensorflow as tf
+
+from towers import model_state, trainer
+
+
+class Activations:
+    """Those of a functional model, computed without touching its state; a subclassed has none."""
+
+    def __init__(self, tower_trainer: trainer.Trainer):
+        self._trainer = tower_trainer
+        model = tower_trainer.state.model
+        self._model = None  # a subclassed model has no graph of layers to look into
+        if isinstance(model, (keras.Sequential, keras.Model)) and getattr(model, "inputs", None):
+            outputs = {layer.name: layer.output for layer in model.layers if _is_nonlinear(layer)}
+            output = {model.layers[-1].name: model.outputs[0]}
+            try:
+                self._model = keras.Model(model.inputs, outputs | output)
+            except ValueError:
+                # A layer that was first called in another model has its `output` there.
+                self._model = keras.Model(model.inputs, output)
+        self._call = tf.function(self._build, autograph=False)
+
+    def __call__(self, images: tf.Tensor) -> dict[str, tf.Tensor]:
+        """Layer to its activation for this worker's first microbatch of the coming step.
+
+        The same weights, images and draws as `train_step(images, ...)` will use if it comes next,
+        so these are that step's own values, though a forward pass of their own computes them. They
+        are not outputs of the step because fetching them could change how TensorFlow fuses its
+        operations, and with that the last bits of its result.
+
+        Returns:
+          [microbatch, ...] for each layer with a nonlinearity, and the model's output.
+        """
+        if self._model is None:
+            return {}
+        of, workers = self._trainer, self._trainer.workers
+        microbatch = of.global_batch_size // of.num_microbatches
+        first = workers.index * (of.num_microbatches // workers.count)
+        draw_index = of.state.step * of.num_microbatches + first
+        with tf.device(of.tower_devices[0]):
+            return self._call(tf.convert_to_tensor(images)[:microbatch], draw_index)
+
+    def _build(self, images, draw_index):
+        weights = [variable.value for variable in self._model.trainable_variables]
+        state = [variable.value for variable in self._model.non_trainable_variables]
+        drawn_state = model_state.with_draw_index(self._model, state, draw_index)
+        return self._model.stateless_call(weights, drawn_state, images, training=True)[0]
+
+
+def _is_nonlinear(layer: keras.layers.Layer) -> bool:
+    if isinstance(layer, (keras.layers.ReLU, keras.layers.Activation)):
+        return True
+    return getattr(layer, "activation", None) not in (None, keras.activations.linear)

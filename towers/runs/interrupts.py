@@ -1,0 +1,41 @@
+"""Ctrl-C, SIGTERM and SIGHUP as a question that a loop asks between two steps."""
+
+import signal
+
+
+class Interrupts:
+    """While entered, remembers the first SIGINT, SIGTERM or SIGHUP instead of acting on it.
+
+    A second Ctrl-C acts at once, as it does elsewhere. SIGHUP, which a terminal sends as it closes,
+    stays ignored where it is, as under nohup; SIGINT does not, which shells let programs in the
+    background ignore.
+
+    Attributes:
+      received: the signal's number, or None.
+    """
+
+    SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+
+    def __init__(self):
+        self.received: int | None = None
+        self._before = {}
+
+    def __enter__(self) -> "Interrupts":
+        self._before = {
+            number: signal.signal(number, self._note)
+            for number in self.SIGNALS
+            if number != signal.SIGHUP or signal.getsignal(number) != signal.SIG_IGN
+        }
+        return self
+
+    def __exit__(self, *_):
+        for number, handler in self._before.items():
+            signal.signal(number, handler)
+
+    def _note(self, number: int, _frame) -> None:
+        self.received = number
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+
+    def exit_code(self) -> int:
+        """128 + the signal's number, the shell's convention; 0 if there was none."""
+        return 128 + self.received if self.received else 0

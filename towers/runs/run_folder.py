@@ -1,0 +1,315 @@
+"""The files of a run: what they are called, how they are written, when a run may go on in them."""
+
+import contextlib
+import fcntl
+import json
+import os
+import stat
+import zipfile
+import zlib
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import BinaryIO
+
+from towers.support import errors
+
+FIRST_CHECKPOINT = "first_checkpoint"  # in config.json, once a run has one: its step
+
+_LONGEST_PATH = 3900  # bytes; the names of a run's files come behind it, and Linux has 4,095
+_LARGEST_JSON = 2**24  # bytes; a file of settings has a few thousand
+
+
+class RunFolderError(errors.UserError):
+    """The folder cannot be used for this run; the message is for the person at the keyboard."""
+
+
+class RunFolder:
+    """Paths and small files of one `--train_dir`.
+
+    Attributes:
+      path: the folder.
+      config, metrics, evaluations: `config.json`, `metrics.jsonl`, `eval.jsonl`.
+      checkpoints: folder of the newest few checkpoints.
+      train_events, eval_events: folders of TensorBoard event files.
+      final_model, final_summary: `final_model.keras`, `final_model.json`.
+      lock: `training.lock`, there while a training is at work (run_lock.py).
+    """
+
+    def __init__(self, path: str):
+        self.path = Path(os.path.expanduser(path))
+        self.config = self.path / "config.json"
+        self.metrics = self.path / "metrics.jsonl"
+        self.evaluations = self.path / "eval.jsonl"
+        self.checkpoints = self.path / "checkpoints"
+        self.train_events = self.path / "train"
+        self.eval_events = self.path / "eval"
+        self.final_model = self.path / "final_model.keras"
+        self.final_summary = self.path / "final_model.json"
+        self.lock = self.path / "training.lock"
+
+    def read_config(self) -> dict | None:
+        """The run's configuration, or None where the folder holds no run.
+
+        Raises:
+          RunFolderError: the path is no folder or too long, `config.json` cannot be read, or the
+            folder holds files but no run, or a pipe under the name of one of a run's files.
+        """
+        self._check_usable()
+        try:
+            config = _read_json(self.config)
+            if isinstance(config, dict) and {"settings", "resolved"} <= set(config):
+                return config
+            raise RunFolderError(f"--train_dir={self.path}: its config.json is not that of a run")
+        except FileNotFoundError:
+            pass
+        except (OSError, ValueError, RecursionError) as error:
+            reason = getattr(error, "strerror", None) or error
+            raise RunFolderError(
+                f"--train_dir={self.path}: config.json cannot be read: {reason}"
+            ) from error
+        if self.path.is_symlink() and not self.path.exists():
+            raise RunFolderError(f"--train_dir={self.path}: is a symbolic link to nothing")
+        # All that a training killed in its first moments leaves.
+        begun = {self.lock.name, _partial(self.config).name}
+        if self.path.exists() and {path.name for path in self.path.iterdir()} - begun:
+            raise RunFolderError(
+                f"--train_dir={self.path}: holds files but no run (no config.json); "
+                "name a run's folder, or a new one to train in"
+            )
+        return None
+
+    def _check_usable(self) -> None:
+        """Refuses what would be found out in the midst of a run, or waited for forever.
+
+        Raises:
+          RunFolderError: the path is too long, or a pipe or a device lies where a run has a file.
+        """
+        length = len(os.fsencode(os.path.abspath(self.path)))
+        if length > _LONGEST_PATH:
+            raise RunFolderError(
+                f"--train_dir={self.path}: has {length:,} bytes with the folders above it, and at "
+                f"most {_LONGEST_PATH:,} leave room for the names of a run's files"
+            )
+        files = (self.config, self.metrics, self.evaluations, self.final_model, self.final_summary)
+        with contextlib.suppress(OSError):  # what cannot be looked at is said where it is needed
+            for path in (self.checkpoints, self.train_events, self.eval_events):
+                if path.exists() and not path.is_dir():
+                    raise RunFolderError(
+                        f"{path}: is no folder, and a run has one there; move it away"
+                    )
+            for path in (*files, self.lock, *self.checkpoints.glob("*")):
+                mode = path.stat().st_mode if path.exists() else stat.S_IFREG
+                if not (stat.S_ISREG(mode) or stat.S_ISDIR(mode)):
+                    raise RunFolderError(
+                        f"{path}: is a pipe, a socket or a device, and a run has a file there; "
+                        "move it away"
+                    )
+
+    def read_final_summary(self) -> dict | None:
+        """What a finished run left in `final_model.json`.
+
+        None where it has not finished, or where its model is gone or damaged and has to be exported
+        again.
+        """
+        if not (self.final_summary.exists() and _is_whole_archive(self.final_model)):
+            return None
+        try:
+            summary = _read_json(self.final_summary)
+        except (OSError, ValueError, RecursionError):
+            return None  # not what a run writes; the end of a run that goes on writes it anew
+        kinds = {"step": int, "weights_sha256": str, "accuracy": float | None, "split": str | None}
+        whole = isinstance(summary, dict) and all(
+            isinstance(summary.get(name), kind) for name, kind in kinds.items()
+        )
+        return summary if whole else None
+
+    def create(self, config: Mapping) -> None:
+        """Makes the folder, if needed, and writes `config.json`.
+
+        Raises:
+          RunFolderError: it cannot be written.
+        """
+        with writing(f"--train_dir={self.path}"):
+            self.path.mkdir(parents=True, exist_ok=True)
+        write_json(self.config, config)
+
+    def mark_saved(self, step: int) -> None:
+        """Writes into `config.json` that the run has a checkpoint, the first at `step`.
+
+        From then on the run has something to lose: it is not begun anew where its checkpoints are
+        gone, and not with other settings.
+
+        Raises:
+          RunFolderError: `config.json` cannot be read or written.
+        """
+        config = self.read_config()
+        if config is None:
+            raise RunFolderError(f"--train_dir={self.path}: config.json is gone")
+        write_json(self.config, config | {FIRST_CHECKPOINT: step})
+
+    def remove_events(self) -> None:
+        """Removes the TensorBoard files of an attempt that left no checkpoint.
+
+        Raises:
+          RunFolderError: one cannot be removed.
+        """
+        for folder in (self.train_events, self.eval_events):
+            with writing(folder):
+                for path in folder.glob("events.out.tfevents.*"):
+                    path.unlink()
+
+    def drop_metrics_after(self, step: int) -> list[dict]:
+        """Removes lines of `metrics.jsonl` that a continued run will write again.
+
+        A run killed between two checkpoints leaves lines after the one it restores, the last of
+        them perhaps torn.
+
+        Returns:
+          The lines that are left.
+        """
+        if not self.metrics.exists():
+            return []
+        kept = [line for line in read_lines(self.metrics) if line["step"] <= step]
+        text = "".join(json.dumps(line) + "\n" for line in kept)
+        _replace(self.metrics, text)
+        return kept
+
+
+def _is_whole_archive(path: Path) -> bool:
+    """Whether a zip archive, such as a `.keras` file, is there with all its bytes."""
+    try:
+        with zipfile.ZipFile(path) as archive:
+            return archive.testzip() is None
+    except (OSError, zipfile.BadZipFile, zlib.error, EOFError, NotImplementedError):
+        return False
+
+
+def differences(old: Mapping, new: Mapping, who: str = "the run") -> list[str]:
+    """`--name=new (the run has old)` for each setting that differs; `who` has the old one."""
+    return [
+        f"{_label(name)}{_as_flag(new.get(name))} ({who} has {_as_flag(old.get(name))})"
+        for name in {**old, **new}
+        if _plain(old.get(name)) != _plain(new.get(name))
+    ]
+
+
+def _label(name: str) -> str:
+    return f"--{name}=" if name.isidentifier() else f"{name} "  # not all of it is set by a flag
+
+
+def _plain(value):
+    return json.loads(json.dumps(value))  # a tuple and the list it is read back as are the same
+
+
+def _as_flag(value) -> str:
+    return ",".join(map(str, value)) if isinstance(value, (list, tuple)) else str(value)
+
+
+def _read_json(path: Path):
+    """What a small JSON file holds; a pipe or a device is not waited for.
+
+    Raises:
+      OSError, ValueError, RecursionError: there is none.
+    """
+    status = path.stat()
+    if not stat.S_ISREG(status.st_mode) or status.st_size > _LARGEST_JSON:
+        raise ValueError("it is no regular file of a few kilobytes")
+    return json.loads(path.read_text(encoding="utf-8"))
+
+
+def write_json(path: Path, content: Mapping) -> None:
+    """Writes `content` whole or not at all.
+
+    Raises:
+      RunFolderError: it cannot be written.
+    """
+    _replace(path, json.dumps(content, indent=2) + "\n")
+
+
+def append_line(path: Path, content: Mapping) -> None:
+    """Adds one JSON object as a line, behind the last whole line.
+
+    Raises:
+      RunFolderError: it cannot be written.
+    """
+    with writing(path), open(path, "ab+") as file:
+        with contextlib.suppress(OSError):  # a file system without locks
+            fcntl.flock(file, fcntl.LOCK_EX)  # until it is closed: two evaluations may write
+        _end_last_line(file)
+        file.write((json.dumps(content) + "\n").encode())
+
+
+def _end_last_line(file: BinaryIO) -> None:
+    """Ends a last line that only lacks its end, and cuts off one that is torn.
+
+    A process that was killed, or a full disk, leaves a torn line; editors leave out the end.
+    """
+    if file.seek(0, os.SEEK_END) == 0:
+        return
+    file.seek(-1, os.SEEK_END)
+    if file.read() == b"\n":
+        return
+    file.seek(0)
+    last = file.read().rpartition(b"\n")[2]
+    if _parsed(last) is None:
+        file.truncate(file.tell() - len(last))
+    else:
+        file.write(b"\n")
+
+
+def _parsed(line: bytes) -> dict | None:
+    """The object that a line of a `.jsonl` file holds; None for what no run writes."""
+    try:
+        content = json.loads(line)
+    except (ValueError, RecursionError):
+        return None
+    return content if isinstance(content, dict) else None
+
+
+@contextlib.contextmanager
+def writing(what: Path | str) -> Iterator[None]:
+    """Turns what the system says of a file or folder that cannot be written into one line.
+
+    Raises:
+      RunFolderError: it was said while this was entered.
+    """
+    try:
+        yield
+    except OSError as error:
+        raise RunFolderError(f"{what}: cannot be written: {error.strerror or error}") from error
+
+
+def read_lines(path: Path) -> list[dict]:
+    """The JSON objects of a `.jsonl` file; a torn last line is left out.
+
+    Raises:
+      RunFolderError: another line is none.
+    """
+    *whole, last = path.read_bytes().split(b"\n")
+    if _parsed(last) is not None:
+        whole.append(last)  # it lacks its end alone
+    lines = []
+    for number, text in enumerate(whole, start=1):
+        line = _parsed(text)
+        if line is None or not isinstance(line.get("step"), int):
+            raise RunFolderError(
+                f"{path}: line {number} is not one that a run writes; mend the file, or bring back "
+                "a copy of it"
+            )
+        lines.append(line)
+    return lines
+
+
+def _replace(path: Path, text: str) -> None:
+    partial = _partial(path)
+    with writing(path):
+        partial.unlink(missing_ok=True)  # it may be a link to elsewhere
+        with open(partial, "x", encoding="utf-8") as file:
+            file.write(text)
+            file.flush()
+            os.fsync(file.fileno())  # else, after a power cut, the name may stand for an empty file
+        os.replace(partial, path)
+
+
+def _partial(path: Path) -> Path:
+    return path.with_name(path.name + ".partial")

@@ -1,0 +1,139 @@
+"""One training at a time in a run's folder.
+
+The lock is the kernel's, on a file in the folder (`flock`). It ends with the process that holds it,
+however that ends, so what a killed run leaves behind keeps nobody out.
+"""
+
+import contextlib
+import errno
+import fcntl
+import json
+import os
+import socket
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+from towers.runs import run_folder
+
+# From a file system that cannot lock, as some network file systems cannot.
+_NO_LOCKS = (errno.ENOLCK, errno.EOPNOTSUPP, errno.ENOSYS)
+_PATIENCE_SECONDS = 0.5  # another process that only looks holds the lock for a moment
+
+
+class RunLock:
+    """What keeps a second training out of a folder while a first one is at work there."""
+
+    def __init__(self, folder: run_folder.RunFolder):
+        self._folder = folder
+        self._file: int | None = None
+        self._is_ours = False  # False, too, where the file system has no locks
+
+    def _named(self) -> str:
+        return f"--train_dir={self._folder.path}"
+
+    def check_free(self) -> None:
+        """Refuses a folder that another process holds; changes nothing.
+
+        Raises:
+          RunFolderError: names the holder.
+        """
+        with run_folder.writing(self._named()), contextlib.suppress(FileNotFoundError):
+            file = os.open(self._folder.lock, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
+            try:
+                fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+            except BlockingIOError:
+                raise self._is_held(file) from None
+            except OSError as error:
+                if error.errno not in _NO_LOCKS:
+                    raise
+            finally:
+                os.close(file)
+
+    @contextlib.contextmanager
+    def held(self) -> Iterator[None]:
+        """Holds the lock while entered; makes the folder, where there is none.
+
+        Raises:
+          RunFolderError: another process holds it, or the folder cannot be written to.
+        """
+        with run_folder.writing(self._named()):
+            self._folder.path.mkdir(parents=True, exist_ok=True)
+            self._file = self._acquire()
+        try:
+            yield
+        finally:
+            with contextlib.suppress(OSError):
+                if self._is_ours and self._is_there():
+                    self._folder.lock.unlink()
+            with contextlib.suppress(OSError):  # or what it says would hide why the run has ended
+                os.close(self._file)
+            self._file = None
+
+    def check_held(self) -> None:
+        """Refuses to go on in a folder that was removed, moved or replaced during the run.
+
+        Raises:
+          RunFolderError: it was.
+        """
+        if not self._is_there():
+            raise run_folder.RunFolderError(
+                f"{self._named()}: it, or training.lock in it, was removed, moved or replaced "
+                "while the run was at work; nothing more is written there"
+            )
+
+    def _acquire(self) -> int:
+        until = time.monotonic() + _PATIENCE_SECONDS
+        while True:
+            file = os.open(self._folder.lock, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o644)
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                # Its last holder may have removed the file between those two lines.
+                if _is_same_file(file, self._folder.lock):
+                    os.ftruncate(file, 0)
+                    os.write(file, json.dumps(_describe_this_process()).encode())
+                    self._is_ours = True
+                    return file
+            except BlockingIOError:
+                if time.monotonic() > until:
+                    error = self._is_held(file)
+                    os.close(file)
+                    raise error from None
+            except OSError as error:
+                if error.errno in _NO_LOCKS:
+                    print(
+                        f"{self._folder.path}: this file system has no locks; see to it that no "
+                        "other training uses the folder",
+                        flush=True,
+                    )
+                    return file
+                os.close(file)
+                raise
+            os.close(file)
+            time.sleep(0.05)
+
+    def _is_held(self, file: int) -> run_folder.RunFolderError:
+        try:
+            holder = json.loads(os.pread(file, 1000, 0))
+            who = f"process {holder['pid']} on {holder['host']}, since {holder['began']},"
+        except (ValueError, TypeError, KeyError):
+            who = "another process"
+        return run_folder.RunFolderError(
+            f"{self._named()}: {who} is training in it; wait for it, stop it, or choose another "
+            "--train_dir"
+        )
+
+    def _is_there(self) -> bool:
+        return self._file is not None and _is_same_file(self._file, self._folder.lock)
+
+
+def _is_same_file(file: int, path: Path) -> bool:
+    try:
+        return os.path.samestat(os.fstat(file), os.stat(path))
+    except OSError:
+        return False
+
+
+def _describe_this_process() -> dict:
+    began = time.strftime("%Y-%m-%d %H:%M:%S %z")
+    return {"pid": os.getpid(), "host": socket.gethostname(), "began": began}

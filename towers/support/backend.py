@@ -1,0 +1,47 @@
+"""Keras computes with TensorFlow here; with another backend it would fail deep inside a step."""
+
+import json
+import os
+import sys
+from pathlib import Path
+
+_HOW = "set the environment variable KERAS_BACKEND=tensorflow"
+
+
+def check() -> None:
+    """Checks, without importing Keras, that its backend is TensorFlow.
+
+    Raises:
+      ImportError: it is another one, installed or not.
+    """
+    where, backend = _chosen()
+    if backend != "tensorflow":
+        # Of this package: then a command says it in one line, without traceback.
+        raise ImportError(
+            f"towers needs Keras on TensorFlow, and {where} says {backend!r}: {_HOW}"
+            + (", before Keras is imported" if "keras" in sys.modules else ""),
+            name="towers",
+        )
+
+
+def _chosen() -> tuple[str, str]:
+    """Where the backend is named, and which one it is; as Keras 3 finds it."""
+    keras = sys.modules.get("keras")
+    if hasattr(keras, "config"):
+        return "keras.config.backend()", keras.config.backend()
+    if os.environ.get("KERAS_BACKEND"):
+        return "KERAS_BACKEND", os.environ["KERAS_BACKEND"]
+    file = _home() / "keras.json"
+    try:
+        config = json.loads(file.read_text(encoding="utf-8"))
+    except (OSError, ValueError):  # Keras goes on without it
+        config = {}
+    named = config.get("backend") if isinstance(config, dict) else None
+    return str(file), named or "tensorflow"
+
+
+def _home() -> Path:
+    if "KERAS_HOME" in os.environ:
+        return Path(os.path.expanduser(os.environ["KERAS_HOME"]))
+    home = Path(os.path.expanduser("~"))  # as it is, where nobody knows a home; `Path` would raise
+    return (home if os.access(home, os.W_OK) else Path("/tmp")) / ".keras"

@@ -1,0 +1,303 @@
+"""What a program hands to a Trainer, checked before anything is computed with it.
+
+What is wrong raises a TypeError or a ValueError of one sentence: what was given, by its type and
+shape and not by its values, and what is expected.
+"""
+
+import contextlib
+import math
+import re
+from collections.abc import Collection, Iterator, Mapping
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+_LABEL_OUT_OF_RANGE = re.compile(r"label value of (-?\d+) which is outside .*\[0, (\d+)\)")
+
+# What Keras's own training calls, and towers do not.
+_OF_KERAS_S_TRAINING = ("train_step", "test_step", "compute_loss", "compute_metrics")
+
+
+def described(value) -> str:
+    """A value's type, with its shape, length or keys: `a dict with the keys 'a', 'b'`."""
+    if hasattr(value, "shape") and hasattr(value, "dtype"):
+        return f"{getattr(value.dtype, 'name', value.dtype)} {list(value.shape)}"
+    if isinstance(value, Mapping):
+        keys = ", ".join(repr(key) for key in value)
+        return f"a {type(value).__name__} with the keys {keys:.80}"
+    if isinstance(value, (list, tuple)):
+        return f"a {type(value).__name__} of {len(value)}"
+    if isinstance(value, type):
+        return f"the class {value.__name__}"
+    if value is None or isinstance(value, (str, bool, int, float)):
+        return f"{value!r:.60}"
+    return f"of type {type(value).__name__}"
+
+
+def model(given) -> None:
+    """Checks that towers can train a model, and leave nothing of it out."""
+    if not isinstance(given, keras.Model):
+        raise TypeError(f"model is {described(given)}: must be a keras.Model")
+    if not given.built:
+        raise ValueError("the model is not built: call it once, or give it a keras.Input")
+    if given.compiled:
+        raise ValueError(
+            "the model is compiled, and a Trainer would leave out what it was compiled with: build "
+            "it without compile(), or load it with compile=False, and give the Trainer the "
+            "optimizer and loss_fn"
+        )
+    own = [name for name in _OF_KERAS_S_TRAINING if _is_overridden(given, name)]
+    if own:
+        raise ValueError(
+            f"the model has {' and '.join(own)} of its own, which a Trainer never calls: put the "
+            "loss into loss_fn, or into add_loss of a layer"
+        )
+    if given.metrics:
+        names = ", ".join(repr(metric.name) for metric in given.metrics)
+        raise ValueError(
+            f"the model's layers have metrics ({names:.80}), whose state a Trainer does not keep: "
+            "leave them out"
+        )
+
+
+def _is_overridden(given: keras.Model, name: str) -> bool:
+    return getattr(getattr(given, name), "__func__", None) is not getattr(keras.Model, name)
+
+
+def optimizer(given, trained: keras.Model, learning_rate) -> None:
+    """Checks that an optimizer does with a model, within a Trainer, what it says."""
+    if not isinstance(given, keras.optimizers.Optimizer):
+        raise TypeError(
+            f"optimizer is {described(given)}: must be a Keras optimizer, such as "
+            "keras.optimizers.SGD(0.1)"
+        )
+    if learning_rate is not None and not callable(learning_rate):
+        raise TypeError(
+            f"learning_rate is {described(learning_rate)}: must be a function from the examples "
+            "seen to the rate; a rate that stays the same is the optimizer's own"
+        )
+    if learning_rate is not None and not hasattr(getattr(given, "learning_rate", None), "assign"):
+        raise ValueError(
+            "learning_rate is given, and the optimizer has a schedule of its own; give one of them"
+        )
+    _check_averages(given)
+    factor = given.loss_scale_factor
+    if factor is not None and not 0 < factor < math.inf:
+        raise ValueError(f"loss_scale_factor={factor}: must be finite and above 0")
+    is_scaled = factor is not None or isinstance(given, keras.optimizers.LossScaleOptimizer)
+    narrow = [layer.name for layer in layers(trained) if layer.compute_dtype == "float16"]
+    if narrow and not is_scaled:
+        raise ValueError(
+            f"layer {narrow[0]!r} computes in float16, where small gradients become 0: wrap the "
+            "optimizer in keras.optimizers.LossScaleOptimizer"
+        )
+
+
+def _check_averages(given: keras.optimizers.Optimizer) -> None:
+    inner = [given, getattr(given, "inner_optimizer", None), *getattr(given, "optimizers", [])]
+    for one in inner:
+        if getattr(one, "use_ema", False) and not one.ema_overwrite_frequency:
+            raise ValueError(
+                "the optimizer has use_ema, whose averages Keras's fit would make the weights at "
+                "its end, and a Trainer does not: give moving_average_decay instead"
+            )
+
+
+def layers(given: keras.Model) -> list[keras.layers.Layer]:
+    """A model's layers, with those within layers, and the model itself."""
+    return list(given._flatten_layers())
+
+
+class Trainable:
+    """Which of a model's layers and variables can be trained, as it was when this was made."""
+
+    def __init__(self, trained: keras.Model):
+        self._of = [*layers(trained), *trained.variables]
+        self._then = [one.trainable for one in self._of]
+
+    def check(self) -> None:
+        """Raises a ValueError if it was changed since: the step is built for what it was."""
+        if [one.trainable for one in self._of] == self._then:  # every step asks
+            return
+        changed = [
+            one for one, then in zip(self._of, self._then, strict=True) if one.trainable != then
+        ]
+        names = ", ".join(one.path or one.name for one in changed[:3])
+        done = "unfrozen" if changed[0].trainable else "frozen"
+        raise ValueError(
+            f"{names}: {done} after the Trainer was made, which goes on with what it began with; "
+            "make a new Trainer"
+        )
+
+
+def integer(name: str, value) -> None:
+    """Checks a number of things."""
+    if isinstance(value, bool) or not isinstance(value, (int, np.integer)):
+        raise TypeError(f"{name} is {described(value)}: must be an integer")
+
+
+def devices(given) -> tuple[str, ...]:
+    """The devices of towers."""
+    if (
+        not isinstance(given, (list, tuple))
+        or not given
+        or not all(isinstance(name, str) for name in given)
+    ):
+        raise TypeError(
+            f"tower_devices is {described(given)}: must be names of devices, one per tower, as "
+            "from towers.devices.choose"
+        )
+    return tuple(given)
+
+
+def batches(given) -> Iterator:
+    """The iterator of what has to be batches."""
+    if not isinstance(given, (str, bytes, Mapping)) and not hasattr(given, "shape"):
+        try:
+            return iter(given)
+        except TypeError:
+            pass
+    raise TypeError(
+        f"batches is {described(given)}: must be a list, a generator or a tf.data set of "
+        "(images, labels) or (images, labels, sample_weight)"
+    )
+
+
+def steps(given) -> None:
+    """Checks the number of steps of a `fit`, which people take for labels."""
+    if given is None:
+        return
+    if isinstance(given, bool) or not isinstance(given, (int, np.integer)) or given < 0:
+        raise TypeError(
+            f"steps is {described(given)}: must be a number of steps or None; images and labels "
+            "come together, as fit([(images, labels)])"
+        )
+
+
+def batch(given) -> tuple[tf.Tensor, tf.Tensor, object]:
+    """A batch's images and labels as tensors, and its sample_weight; None where it has none."""
+    if not isinstance(given, (tuple, list)) or len(given) not in (2, 3):
+        raise TypeError(
+            f"a batch is {described(given)}: must be (images, labels) or "
+            "(images, labels, sample_weight)"
+        )
+    images, labels = tensor("images", given[0]), tensor("labels", given[1])
+    if images.shape[0] != labels.shape[0]:
+        raise ValueError(f"{images.shape[0]} images, but {labels.shape[0]} labels")
+    return images, labels, given[2] if len(given) == 3 else None
+
+
+def tensor(name: str, given) -> tf.Tensor:
+    """Images or labels as one tensor [n, ...]."""
+    holds_arrays = isinstance(given, (list, tuple)) and any(
+        hasattr(one, "shape") and one.shape or isinstance(one, Mapping) for one in given
+    )
+    if not isinstance(given, (Mapping, str, bytes)) and given is not None and not holds_arrays:
+        try:
+            made = tf.convert_to_tensor(given)
+        except (ValueError, TypeError):  # it may say all values
+            made = None
+        if made is not None and made.shape.rank:
+            return made
+    raise TypeError(f"{name}: {described(given)}; must be one array or tensor, [n, ...]")
+
+
+def weights(given, examples: int, dtype: type, of: str = "") -> np.ndarray:
+    """The weights of a batch's examples, [examples], of `dtype`.
+
+    Args:
+      given: floating, integer or truth values; not None.
+      examples: of the batch.
+      dtype: floating.
+      of: what has so many examples, for messages.
+    """
+    weight = np.asarray(given, dtype)
+    if weight.shape != (examples,):
+        raise ValueError(
+            f"sample_weight of shape {list(weight.shape)}: must be one weight per example, "
+            f"[{examples}]{of and f', for {of}'}"
+        )
+    if not (np.isfinite(weight).all() and (weight >= 0).all()):
+        raise ValueError("sample_weight: every weight must be finite and at least 0")
+    return weight
+
+
+def without_weight_0(labels: tf.Tensor, weight: np.ndarray) -> tf.Tensor:
+    """The labels, with 0 in place of those of weight 0: what stands there leaves no trace.
+
+    Args:
+      labels: [n, ...].
+      weight: [n].
+    """
+    if (weight > 0).all():
+        return labels
+    counted = tf.reshape(weight > 0, [-1] + [1] * (labels.shape.rank - 1))
+    return tf.where(counted, labels, tf.zeros_like(labels))
+
+
+@contextlib.contextmanager
+def labels_in_range() -> Iterator[None]:
+    """Says in one sentence what TensorFlow's cross entropy on a CPU says of a label without output.
+
+    Raises:
+      ValueError: it was said while this was entered.
+    """
+    try:
+        yield
+    except tf.errors.InvalidArgumentError as error:
+        found = _LABEL_OUT_OF_RANGE.search(str(error))
+        if found is None:
+            raise
+        label, num_classes = found.groups()
+        raise ValueError(
+            f"a label is {label}: the model has {num_classes} outputs, for labels from 0 to "
+            f"{int(num_classes) - 1}"
+        ) from error
+
+
+def sizes(
+    global_batch_size: int, num_microbatches: int, num_towers: int, num_workers: int = 1
+) -> None:
+    """Checks that every tower of every worker gets the same number of equal microbatches.
+
+    Raises:
+      ValueError: with the numbers that do not divide.
+    """
+    if global_batch_size < 1:
+        raise ValueError(f"global_batch_size={global_batch_size}: must be at least 1")
+    if num_microbatches < 1:
+        raise ValueError(f"num_microbatches={num_microbatches}: must be at least 1")
+    towers = f"num_towers={num_towers}" + (f" x {num_workers} workers" if num_workers > 1 else "")
+    if num_microbatches % (num_towers * num_workers):
+        raise ValueError(f"num_microbatches={num_microbatches} must be divisible by {towers}")
+    if global_batch_size % num_microbatches:
+        raise ValueError(
+            f"global_batch_size={global_batch_size} must be divisible by "
+            f"num_microbatches={num_microbatches} (on {towers})"
+        )
+
+
+def choice(name: str, value: str, allowed: Collection[str]) -> None:
+    """Checks a value of which there are only so many; else a ValueError names them."""
+    if value not in allowed:
+        raise ValueError(f"{name}={value!r}: must be one of {', '.join(allowed)}")
+
+
+def copy_of(model: keras.Model) -> keras.Model:
+    """A copy with weights of its own; a ValueError where Keras cannot make one."""
+    try:
+        copy = keras.models.clone_model(model)
+        if not copy.built:
+            copy.build_from_config(model.get_build_config())
+    except (NotImplementedError, TypeError, ValueError) as error:
+        raise ValueError(
+            f"Keras cannot copy the model: a subclass such as {type(model).__name__} needs "
+            "get_config, with all that its constructor takes"
+        ) from error
+    if [v.shape for v in copy.variables] != [v.shape for v in model.variables]:
+        raise ValueError(
+            f"Keras's copy of the model has other variables: get_config of {type(model).__name__} "
+            "has to say all that its constructor takes"
+        )
+    return copy

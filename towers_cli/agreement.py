@@ -1,0 +1,142 @@
+"""Several workers begin a run: they meet, and find that they are about to do the same."""
+
+import dataclasses
+
+from towers import worker
+from towers.multi_worker import cluster, collectives, watcher
+from towers.runs import run_folder, run_lock, stretches
+from towers.support import machine
+from towers_cli import run_config, settings
+
+
+def members_of(tf_config: str) -> cluster.Cluster | None:
+    """The workers that the environment variable TF_CONFIG names; None where it names no others.
+
+    Raises:
+      SettingsError: it is not of its form.
+    """
+    try:
+        return cluster.from_tf_config(tf_config or "{}")
+    except ValueError as error:
+        raise settings.SettingsError(f"TF_CONFIG: {error}") from error
+
+
+def meet_workers(chosen: settings.TrainSettings) -> worker.Workers:
+    """Meets the other workers of the run, where there are any.
+
+    Raises:
+      SettingsError: an address is wrong.
+      WorkerError: one does not come.
+    """
+    if not chosen.workers:
+        return worker.SingleWorker()
+    try:
+        cluster.check(chosen.workers, chosen.worker_index)
+    except ValueError as error:
+        given = settings.shown(chosen.workers)
+        raise settings.SettingsError(f"--workers={given}: {error}") from error
+    members = cluster.Cluster(chosen.workers, chosen.worker_index)
+    return collectives.MultiWorker(members, chosen.worker_wait_seconds)
+
+
+@dataclasses.dataclass(frozen=True)
+class Found:
+    """What a run starts from, as its chief finds it.
+
+    Attributes:
+      earlier: the configuration of the run that goes on, if one does.
+      cores: that the chief may use.
+    """
+
+    earlier: dict | None
+    cores: int
+
+
+def find(workers: worker.Workers, folder: run_folder.RunFolder) -> Found:
+    """Looks into the run's folder, on the chief, for all workers.
+
+    Raises:
+      RunFolderError: the folder holds something else than a run, or one that is being trained.
+      WorkerError: another worker is gone or has ended.
+    """
+
+    def look():
+        earlier = run_config.earlier_run(folder)
+        run_lock.RunLock(folder).check_free()
+        return [earlier, machine.available_cores()]
+
+    found = workers.from_chief(look)
+    worker.check_fits(_is_found(found, folder), workers.name(0))
+    return Found(*found)
+
+
+def _is_found(found: object, folder: run_folder.RunFolder) -> bool:
+    """Whether what came from the chief is what `find` looks for."""
+    if not (isinstance(found, list) and len(found) == 2):
+        return False
+    earlier, cores = found
+    if earlier is not None:
+        if not (isinstance(earlier, dict) and {"settings", "resolved"} <= earlier.keys()):
+            return False
+        try:
+            run_config.check(earlier, folder.path)
+        except run_folder.RunFolderError:
+            return False
+    return type(cores) is int and cores > 0
+
+
+# What may differ between workers: where things are on each machine, and which worker it is.
+_OF_ONE_WORKER = ("train_dir", "data_dir", "begin_from", "worker_index", "worker_wait_seconds")
+
+
+def check_alike(workers: worker.Workers, chosen: settings.TrainSettings) -> None:
+    """Checks that all workers were given the same settings, and have the same packages.
+
+    Args:
+      workers: of the run.
+      chosen: resolved.
+
+    Raises:
+      WorkerError: names what differs, and on which worker.
+    """
+    given = dataclasses.asdict(chosen)
+    shared = {name: value for name, value in given.items() if name not in _OF_ONE_WORKER}
+    versions = {f"version of {name}": text for name, text in stretches.versions().items()}
+    _check_same(workers, shared | versions)
+    kinds = workers.exchange(machine.processor())
+    for index, kind in enumerate(kinds):
+        worker.check_fits(isinstance(kind, str), workers.name(index))
+    if workers.is_chief and len(set(kinds)) > 1:
+        named = watcher.one_line(", ".join(sorted(set(kinds))))
+        print(
+            f"the workers have processors of different kinds ({named}): "
+            "their arithmetic may differ in its last bits, and a run ends where their weights do",
+            flush=True,
+        )
+
+
+def check_same_data(workers: worker.Workers, **sha256: str) -> None:
+    """Checks that all workers read the same images.
+
+    Args:
+      workers: of the run.
+      **sha256: split to the hash of its images and labels.
+
+    Raises:
+      WorkerError: names what differs, and on which worker.
+    """
+    _check_same(
+        workers, {f"sha256 of the {split} images": text[:12] for split, text in sha256.items()}
+    )
+
+
+def _check_same(workers: worker.Workers, own: dict) -> None:
+    chief, *others = everyone = workers.exchange(own)
+    for index, message in enumerate(everyone):
+        worker.check_fits(isinstance(message, dict), workers.name(index))
+    for index, other in enumerate(others, start=1):
+        if different := run_folder.differences(chief, other, workers.name(0)):
+            raise worker.WorkerError(
+                f"{workers.name(index)} does not fit {workers.name(0)}: "
+                f"{watcher.one_line('; '.join(different))}"
+            )

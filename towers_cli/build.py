@@ -1,0 +1,126 @@
+"""From a run's `config.json` to the objects that train it."""
+
+import functools
+from collections.abc import Callable, Mapping
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+from towers import devices, losses, networks, schedules, trainer, worker
+from towers.networks import optimizers
+from towers_cli import settings
+
+IMAGES_TO_ADAPT_TO = 5000  # for a network that looks at some before its first step
+
+
+def start_runtime(intra_op_threads: int, deterministic: bool) -> None:
+    """Sets what TensorFlow's runtime fixes when it starts, as `TrainSettings` has it.
+
+    What Keras has read in `~/.keras/keras.json` does not decide a run: it is set to its defaults.
+
+    Raises:
+      SettingsError: the runtime has started already, with another number of threads.
+    """
+    keras.config.set_floatx("float32")
+    keras.config.set_image_data_format("channels_last")
+    keras.config.set_epsilon(1e-7)
+    try:
+        devices.use_intra_op_threads(intra_op_threads)
+    except ValueError as error:
+        raise settings.SettingsError(f"--{error}") from error
+    if deterministic:
+        tf.config.experimental.enable_op_determinism()
+
+
+def tower_devices(num_towers: int | None) -> tuple[str, ...]:
+    """One device per tower; None means one per visible GPU, else 1.
+
+    Raises:
+      SettingsError: `--num_towers` does not fit the machine.
+    """
+    try:
+        return devices.choose(num_towers)
+    except ValueError as error:
+        raise settings.SettingsError(f"--{error}") from error
+
+
+def build_trainer(
+    chosen: settings.TrainSettings,
+    tower_devices: tuple[str, ...],
+    config: Mapping,
+    learning_rate: schedules.LearningRate,
+    training_images: Callable[[], np.ndarray],
+    workers: worker.Workers | None = None,
+) -> trainer.Trainer:
+    """Builds the network, its optimizer and the trainer of a run.
+
+    Args:
+      chosen: resolved.
+      tower_devices: one per tower.
+      config: its `config.json`.
+      learning_rate: of the run.
+      training_images: () to some preprocessed training images, [n, height, width, channels], for a
+        network that looks at them before its first step.
+      workers: of the run; None for one.
+
+    Raises:
+      SettingsError: the images are too small for the network, or no weight decays.
+    """
+    model = build_model(config)
+    decayed = losses.WEIGHT_FILTERS[chosen.weight_decay_filter](model)
+    if chosen.weight_decay and not decayed:
+        raise settings.SettingsError(
+            f"--weight_decay_filter={chosen.weight_decay_filter}: no weight of --model="
+            f"{chosen.model} is one; choose another filter, or --weight_decay=0"
+        )
+    adapt = networks.NETWORKS[chosen.model].adapt
+    if adapt is not None:
+        adapt(model, training_images())
+    decoupled = chosen.optimizer in optimizers.DECOUPLED_WEIGHT_DECAY
+    optimizer = optimizers.make(
+        chosen.optimizer,
+        momentum=chosen.momentum,
+        nesterov=chosen.nesterov,
+        clip_norm=chosen.clip_norm,
+        weight_decay=chosen.weight_decay if decoupled else 0.0,
+        model=model,
+        decayed=decayed,
+        loss_scaling=chosen.compute_dtype == "float16",
+    )
+    return trainer.Trainer(
+        model,
+        optimizer,
+        tower_devices=tower_devices,
+        workers=workers,
+        global_batch_size=chosen.global_batch_size,
+        num_microbatches=chosen.num_microbatches,
+        learning_rate=learning_rate,
+        loss_fn=functools.partial(losses.cross_entropy, label_smoothing=chosen.label_smoothing),
+        evaluation_loss_fn=losses.cross_entropy,
+        weight_decay=0.0 if decoupled else chosen.weight_decay,
+        weight_filter=chosen.weight_decay_filter,
+        gradient_reduction=chosen.gradient_reduction,
+        batch_norm_statistics=chosen.batch_norm_statistics,
+        moving_average_decay=chosen.moving_average_decay,
+        jit_compile=chosen.jit_compile,
+    )
+
+
+def build_model(config: Mapping) -> keras.Model:
+    """The network that a `config.json` describes, at its initial weights.
+
+    Raises:
+      SettingsError: the images are too small for it.
+    """
+    chosen, derived = config["settings"], config["resolved"]
+    try:
+        return networks.build(
+            chosen["model"],
+            tuple(derived["image_shape"]),
+            len(derived["class_names"]),
+            compute_dtype=chosen["compute_dtype"],
+            seed=chosen["seed"],
+        )
+    except ValueError as error:
+        raise settings.SettingsError(f"--dataset={chosen['dataset']}: {error}") from error

@@ -1,0 +1,347 @@
+"""Evaluating the checkpoints of a run: what `eval.py` does once it has its data."""
+
+import functools
+import os
+import re
+import time
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+
+import numpy as np
+
+from towers import evaluation, losses, model_state, train_state
+from towers.runs import checkpoints, console, interrupts, loop, run_folder, summaries
+from towers.support import tally
+from towers_cli import build, run_config, settings
+
+
+def config_of(folder: run_folder.RunFolder) -> dict:
+    """The configuration of the run in `folder`.
+
+    Raises:
+      RunFolderError: there is no run, or its `config.json` is not one.
+    """
+    config = folder.read_config()
+    if config is None:
+        raise run_folder.RunFolderError(
+            f"--train_dir={folder.path}: there is no run here; train one with "
+            f"python train.py --train_dir={folder.path}"
+        )
+    run_config.check(config, folder.path)
+    return config
+
+
+def wait_for_run(folder: run_folder.RunFolder, interval_seconds: float) -> dict:
+    """The configuration of the run in `folder`, as soon as a training has begun one there.
+
+    Raises:
+      RunFolderError: what is there is no run.
+    """
+    if folder.read_config() is None:
+        print(f"waiting for a run in {folder.path}", flush=True)
+    while folder.read_config() is None:
+        time.sleep(interval_seconds)
+    return config_of(folder)
+
+
+def named_checkpoint(folder: run_folder.RunFolder, name: str | None) -> str | None:
+    """The checkpoint of that name; None without a name, which stands for the newest.
+
+    Raises:
+      CheckpointError: there is no such checkpoint.
+    """
+    if name is not None:
+        return checkpoints.find(folder.checkpoints, name)
+    if not checkpoints.finished(folder.checkpoints):
+        raise checkpoints.CheckpointError(f"{folder.checkpoints} holds no checkpoint yet")
+    return None
+
+
+def check_fits(config: Mapping, image_shape: Sequence[int], class_names: Sequence[str]) -> None:
+    """Checks that the data are of the kind that the run's network was built for.
+
+    Raises:
+      SettingsError: other image sizes or another number of classes.
+    """
+    derived = config["resolved"]
+    if list(image_shape) != list(derived["image_shape"]):
+        raise settings.SettingsError(
+            f"--dataset: its images are {list(image_shape)} after preprocessing, and the run's "
+            f"network takes {derived['image_shape']}"
+        )
+    if list(class_names) != derived["class_names"]:
+        raise settings.SettingsError(
+            f"--dataset: its classes are {_few(class_names)}, and the run's "
+            f"{_few(derived['class_names'])}"
+        )
+
+
+def _few(names: Sequence[str]) -> str:
+    return f"{len(names)} ({', '.join(names[:3])}{', ...' if len(names) > 3 else ''})"
+
+
+def check_same_images(config: Mapping, split: str, sha256: str) -> None:
+    """Checks that a split of the run's own data set is the one that the run was made with.
+
+    Args:
+      config: of the run.
+      split: its name.
+      sha256: of its images and labels.
+
+    Raises:
+      SettingsError: it is another one.
+    """
+    of_split = {
+        settings.TRAINING_SPLIT: config["resolved"]["data_sha256"],
+        config["settings"]["eval_split"]: config["resolved"]["eval_sha256"],
+    }
+    if of_split.get(split, sha256) != sha256:
+        raise settings.SettingsError(
+            f"--split={split}: its images or labels are not those of the run (sha256 {sha256[:12]},"
+            f" and the run's {of_split[split][:12]}); bring the data back"
+        )
+
+
+class CheckpointEvaluator:
+    """Evaluates one checkpoint after another on one split."""
+
+    def __init__(
+        self,
+        folder: run_folder.RunFolder,
+        config: Mapping,
+        tower_devices: Sequence[str],
+        *,
+        dataset: str,
+        data_sha256: str,
+        split: str,
+        count: int,
+        batches: Iterable,
+        test_time_flip: bool = False,
+    ):
+        """
+        Args:
+          folder: of the run.
+          config: its `config.json`.
+          tower_devices: one device per tower.
+          dataset: name of the data set.
+          data_sha256: of its images and labels in this split.
+          split: name of the split.
+          count: examples in the split.
+          batches: (images, labels, mask) that hold each example once, whenever they are iterated
+            over.
+          test_time_flip: as for `evaluation.Evaluator`.
+        """
+        self._folder, self._config = folder, config
+        self._dataset, self._data_sha256 = dataset, data_sha256
+        self._split, self._count, self._batches = split, count, batches
+        self._test_time_flip = test_time_flip
+        model, chosen = build.build_model(config), config["settings"]
+        each = chosen["batch_norm_statistics"] == "each"
+        self._state = train_state.new(
+            model,
+            None,
+            keep_averages=chosen["moving_average_decay"] > 0,
+            statistics_of_each=chosen["num_microbatches"] if each else 0,
+        )
+        self._run_sha256 = run_config.run_sha256(config)
+        self._checkpoint = checkpoints.of_state(self._state, self._run_sha256)
+        self._evaluator = evaluation.Evaluator(
+            model,
+            self._state.evaluated_weights(),
+            losses.cross_entropy,
+            tower_devices,
+            chosen["num_microbatches"],
+            test_time_flip,
+        )
+
+    @functools.cached_property
+    def _writer(self):
+        """Made when there is something to write: an evaluation that fails leaves no file."""
+        # Not the training's own eval/: TensorBoard follows one writer in a folder.
+        own_data = self._dataset == self._config["settings"]["dataset"]
+        of_data = "" if own_data else re.sub(r"[^\w.-]", "-", f"_{self._dataset}")
+        flip = "_flip" if self._test_time_flip else ""
+        return summaries.file_writer(self._folder.path / f"eval{of_data}_{self._split}{flip}")
+
+    def check_same_run(self) -> None:
+        """Checks that the folder still holds the run that this was made for.
+
+        Raises:
+          RunFolderError: it holds another one, or none.
+        """
+        if run_config.run_sha256(config_of(self._folder)) != self._run_sha256:
+            raise run_folder.RunFolderError(
+                f"--train_dir={self._folder.path}: another run has begun here since; give the same "
+                "command again to follow it"
+            )
+
+    def newest_evaluated(self) -> int:
+        """The newest step in `eval.jsonl` that was evaluated in this way; -1 if there is none."""
+        if not self._folder.evaluations.exists():
+            return -1
+        lines = run_folder.read_lines(self._folder.evaluations)
+        this_way = self._way()
+        return max((line["step"] for line in lines if this_way.items() <= line.items()), default=-1)
+
+    def _way(self) -> dict:
+        """What tells one evaluation of a checkpoint from another, as `eval.jsonl` has it."""
+        return {
+            "split": self._split,
+            "dataset": self._dataset,
+            "data_sha256": self._data_sha256,
+            "test_time_flip": self._test_time_flip,
+        }
+
+    def __call__(self, path: str) -> tally.Evaluation:
+        """Evaluates the checkpoint at `path`, prints the result and writes it down.
+
+        Raises:
+          CheckpointError: the checkpoint cannot be restored.
+          TrainingError: the examples counted are not those of the split.
+        """
+        checkpoints.restore(self._checkpoint, path, partial=True, run_sha256=self._run_sha256)
+        with loop.enough_memory():
+            result = self._evaluator(self._batches)
+        loop.check_evaluation(result, self._count)
+        derived, at_step = self._config["resolved"], checkpoints.step_of(path)
+        examples_seen = at_step * self._config["settings"]["global_batch_size"]
+        line = {
+            "step": at_step,
+            "epoch": examples_seen / derived["examples_per_epoch"],
+            "checkpoint": os.path.abspath(path),
+        } | self._way()
+        class_names = tuple(derived["class_names"])
+        metrics = result.as_metrics()
+        print(report(line, result, class_names), flush=True)
+        if self._state.statistics_of_each:
+            metrics["accuracy_of_each"] = self._accuracy_of_each()
+            shares = ", ".join(f"{share:.2%}" for share in metrics["accuracy_of_each"])
+            print(f"  with each microbatch's own batch-norm statistics: {shares}", flush=True)
+        run_folder.append_line(self._folder.evaluations, line | metrics)
+        summaries.write_evaluation(self._writer, result, class_names, at_step)
+        return result
+
+    def _accuracy_of_each(self) -> list[float]:
+        """The accuracy of the same weights with each microbatch's own batch-norm statistics.
+
+        It takes another evaluation for each, and leaves the model with the last one's statistics.
+        """
+        model, apart = self._state.model, self._state.statistics_of_each
+        accuracies = []
+        for microbatch in range(self._config["settings"]["num_microbatches"]):
+            model_state.assign_one_of(model, apart, microbatch)
+            accuracies.append(self._evaluator(self._batches).accuracy)
+        return accuracies
+
+
+def report(line: Mapping, result: tally.Evaluation, class_names: Sequence[str]) -> str:
+    """An evaluation in words: the figures, accuracy per class, and the confusion matrix."""
+    flipped = " and mirrored" if line.get("test_time_flip") else ""
+    head = (
+        f"step {line['step']}, epoch {line['epoch']:.2f}, {line['split']} split, "
+        f"{result.count:,} examples, each once{flipped}: accuracy {result.accuracy:.2%}, "
+        f"top-5 {result.top5_accuracy:.2%}, loss {result.loss:.4f}"
+    )
+    per_class = result.per_class_accuracy()
+    class_names = [console.printable(name) for name in class_names]
+    name_width = max(len(name) for name in class_names)
+    if len(class_names) > 20:  # a matrix this wide cannot be read on a terminal
+        rows = [
+            f"  {name:>{name_width}}  {share:7.2%}"
+            for name, share in zip(class_names, per_class, strict=True)
+        ]
+        return "\n".join([head, *rows])
+    width = max(5, len(str(int(np.max(result.confusion)))) + 1)
+    columns = "".join(f"{index:>{width}}" for index in range(len(class_names)))
+    rows = [
+        f"  {name:>{name_width}}  {share:8.2%}  {index:>2}"
+        + "".join(f"{count:>{width}}" for count in result.confusion[index])
+        for index, (name, share) in enumerate(zip(class_names, per_class, strict=True))
+    ]
+    title = f"  {'class':>{name_width}}  accuracy  predicted as:"
+    return "\n".join([head, title, f"  {'':>{name_width}}            {columns}", *rows])
+
+
+def evaluate_newest(evaluate: CheckpointEvaluator, folder: run_folder.RunFolder) -> None:
+    """Evaluates the newest checkpoint that can be read.
+
+    One that a training deletes before it is read, or that is damaged, is passed over for the newest
+    of the others.
+
+    Raises:
+      CheckpointError: there is none, or the system does not let one be read.
+    """
+    passed_over: set[str] = set()
+    while paths := [p for p in checkpoints.finished(folder.checkpoints) if p not in passed_over]:
+        try:
+            evaluate(paths[-1])
+            return
+        except checkpoints.UnreadableNowError:
+            raise
+        except checkpoints.CheckpointError as error:
+            print(f"passed over: {error}", flush=True)
+            passed_over.add(paths[-1])
+    raise checkpoints.CheckpointError(f"{folder.checkpoints} holds no checkpoint that can be read")
+
+
+def follow(
+    evaluate: CheckpointEvaluator, folder: run_folder.RunFolder, interval_seconds: float
+) -> int:
+    """Evaluates each new checkpoint of a running training, until that training has finished.
+
+    A checkpoint that the training deletes before its turn comes is passed over, and so are those
+    that `eval.jsonl` has already. One that the system does not let be read is waited for.
+
+    Returns:
+      The exit code: 0, or the convention's for a signal.
+
+    Raises:
+      RunFolderError: the folder was removed, or holds another run now.
+    """
+    evaluated = evaluate.newest_evaluated()
+    passed_over: set[tuple] = set()
+    with interrupts.Interrupts() as asked:
+        while True:
+            evaluate.check_same_run()
+            # Asked before the look for checkpoints: the last one is written before the summary.
+            finished = _has_finished(folder)
+            for path in checkpoints.after(folder.checkpoints, evaluated):
+                if asked.received:
+                    break
+                if _version(path) in passed_over:
+                    continue
+                try:
+                    evaluate(path)
+                    evaluated = checkpoints.step_of(path)
+                except checkpoints.UnreadableNowError as error:
+                    print(f"looked at again later: {error}", flush=True)
+                    finished = False
+                    break
+                except checkpoints.CheckpointError as error:
+                    print(f"passed over: {error}", flush=True)
+                    passed_over.add(_version(path))
+            if asked.received:
+                print("stopped following")
+                return asked.exit_code()
+            if finished:
+                print("the training has finished")
+                return 0
+            _wait(interval_seconds, asked)
+
+
+def _version(path: str) -> tuple[str, int | None]:
+    """Tells a checkpoint from another that a training later writes in its place."""
+    index = Path(f"{path}.index")
+    return path, index.stat().st_mtime_ns if index.exists() else None
+
+
+def _has_finished(folder: run_folder.RunFolder) -> bool:
+    """Whether the training is at its end, which may have been moved since it first finished."""
+    summary = folder.read_final_summary()
+    return summary is not None and summary["step"] >= config_of(folder)["resolved"]["last_step"]
+
+
+def _wait(seconds: float, asked: interrupts.Interrupts) -> None:
+    until = time.monotonic() + seconds
+    while not asked.received and (left := until - time.monotonic()) > 0:
+        time.sleep(min(0.2, left))

@@ -1,0 +1,271 @@
+"""A command's flags: made of its record of settings, parsed, and explained.
+
+A wrong flag is one line on stderr and exit code 2; help, or the version, goes to stdout and ends
+with 0. Nothing here imports TensorFlow: a slip of the finger is answered without waiting for it.
+"""
+
+import dataclasses
+import difflib
+import os
+import re
+import reprlib
+import shutil
+import sys
+import textwrap
+import typing
+from pathlib import Path
+
+from absl import app, flags
+
+from towers_cli import settings, system
+
+# What has no flag because there is nothing to set, and why.
+NOT_NEEDED = dict.fromkeys(
+    ("num_workers", "dataloader_num_workers", "num_preprocess_threads"),
+    "images are prepared on all cores",
+)
+
+
+class _Asked(flags.BooleanFlag):
+    """A flag that shows something where it is given, and ends the program, as absl's --helpfull."""
+
+    def __init__(self, name, short_name, help_, text):
+        super().__init__(name, False, help_, short_name=short_name, allow_hide_cpp=True)
+        self._text = text
+
+    def parse(self, argument):
+        if self._parse(argument):
+            print(self._text())
+            sys.exit()
+
+
+class CommandLine:
+    """The flags of one command.
+
+    Attributes:
+      record: the class of its settings.
+      values: the flags, of absl.
+    """
+
+    def __init__(
+        self, record: type[settings.Settings], about: str, values: flags.FlagValues | None = None
+    ):
+        """Defines the flags.
+
+        Args:
+          record: the class of the settings.
+          about: what the command does, above its flags in the help.
+          values: where they are defined; None for absl's own, of the process.
+        """
+        self.record = record
+        self.values = flags.FLAGS if values is None else values
+        self._about = (about or "").strip()
+        for field in dataclasses.fields(record):
+            _define(field, self.values)
+
+    def _define_asked(self) -> None:
+        """In place of absl's --help, which `app.run` has defined by now."""
+        for name in ("help", "helpshort", "?", "h", "version"):
+            if name in self.values:
+                delattr(self.values, name)
+        for name, short_name, help_, text in (
+            ("help", "h", "Show this.", self.help),
+            ("helpshort", "?", "Show this.", self.help),
+            ("version", None, "Show the version.", lambda: f"towers {version()}"),
+        ):
+            flags.DEFINE_flag(_Asked(name, short_name, help_, text), self.values)
+
+    def parse(self, argv: list[str]) -> list[str]:
+        """Parses a command line, for `app.run(main, flags_parser=...)`.
+
+        Args:
+          argv: the program's name, then its arguments.
+
+        Returns:
+          The program's name, then the arguments that are no flags.
+
+        Raises:
+          SystemExit: with 2, for a flag is unknown, or its value is not of its type; stderr says
+            which. With 0, for help or the version was asked for and shown.
+        """
+        system.provide_output()
+        self._define_asked()
+        try:
+            rest = [one for one in self.values(argv, known_only=True) if one != "--"]
+            is_flag = rest[1:] and rest[1].startswith("-")
+            problem = self._unknown(rest[1]) if is_flag else None
+        except flags.IllegalFlagValueError as error:
+            problem = _illegal(error, self.values)
+        except RecursionError:
+            problem = "--flagfile: too many files that name the next one"
+        except UnicodeDecodeError as error:
+            problem = f"--flagfile: is not text: {error}"
+        except (flags.Error, ValueError) as error:  # ValueError: absl's own, for --noflag=value
+            problem = _one_line(error)
+        except SystemExit:  # after the help; with 1, if it is absl's
+            sys.exit(_shown_to_the_end())
+        except BrokenPipeError:
+            sys.exit(system.output_is_gone())
+        if problem is None:
+            return rest
+        print(f"{os.path.basename(argv[0])}: error: {problem}", file=sys.stderr)
+        sys.exit(2)
+
+    def settings(self, rest: list[str], **given) -> settings.Settings:
+        """The checked record of the flags, with the recipe's values for those that were left out.
+
+        Args:
+          rest: from `parse`.
+          **given: values that another place than a flag gives.
+
+        Raises:
+          SettingsError: a setting is wrong; or there is an argument that is no flag.
+        """
+        if rest[1:]:
+            raise settings.SettingsError(f"unexpected argument {rest[1]!r}: flags begin with --")
+        recipe = settings.RECIPES[self.values.recipe] if "recipe" in self.values else {}
+        chosen = {}
+        for field in dataclasses.fields(self.record):
+            flag = self.values[field.name]
+            taken = field.name in recipe and not flag.present
+            chosen[field.name] = recipe[field.name] if taken else _value(field, flag)
+        return self.record(**chosen | given)
+
+    def is_given(self, name: str) -> bool:
+        """Whether a flag was given, even with its default."""
+        return bool(self.values[name].present)
+
+    def help(self) -> str:
+        """What --help shows: the flags by topic, the everyday ones first."""
+        width = min(80, shutil.get_terminal_size().columns)
+        lines = [self._about]
+        for topic, fields in settings.by_topic(self.record):
+            lines += ["", f"{topic}:"]
+            for field in fields:
+                said = f"{_usage(field)}: {described(field)}"
+                lines += textwrap.wrap(
+                    said, width, initial_indent="  ", subsequent_indent="      ",
+                    break_long_words=False, break_on_hyphens=False,
+                )  # fmt: skip
+        others = "--[no]version: Show the version. --flagfile=FILE: More flags, a line each. "
+        others += "--helpfull: Those of the libraries, too."
+        return "\n".join([*lines, "", *textwrap.wrap(others, width, break_on_hyphens=False)])
+
+    def _unknown(self, argument: str) -> str:
+        given = argument.partition("=")[0]
+        name = given.lstrip("-").lower().replace("-", "_")
+        remark = f" ({NOT_NEEDED[name]})" if name in NOT_NEEDED else ""
+        meant = [f"--{flag}" for flag in self._meant(name)]
+        hint = f"did you mean {' or '.join(meant)}?" if meant else "--help lists them"
+        return f"{_shown(given)}: there is no such flag{remark}; {hint}"
+
+    def _meant(self, name: str) -> list[str]:
+        """Flags that somebody may mean by a name that is none, at most two, the likeliest first."""
+        if name in self.values:  # it was given with hyphens, or capitals
+            return [name]
+        if name.startswith("no_") and name[3:] in self.values and self.values[name[3:]].boolean:
+            return [f"no{name[3:]}"]
+        known: dict[str, list[str]] = {}  # of both commands: what one has may be asked of the other
+        for record in (settings.EvalSettings, settings.TrainSettings):
+            for field in dataclasses.fields(record):
+                for other in field.metadata["also_called"]:
+                    known.setdefault(other, []).append(field.name)
+        if name not in known:
+            for flag in settings.names(self.record):
+                known.setdefault(flag, []).append(flag)
+        like = [name] if name in known else difflib.get_close_matches(name, known, n=2, cutoff=0.7)
+        own = settings.names(self.record)
+        meant = [flag for other in like for flag in known[other] if flag in own]
+        return list(dict.fromkeys(meant))[:2]
+
+
+def _define(field: dataclasses.Field, values: flags.FlagValues) -> None:
+    """Defines the flag of a setting; its range is checked by the record."""
+    kinds = {field.type, *typing.get_args(field.type)}
+    common = {"name": field.name, "help": described(field), "flag_values": values}
+    if field.metadata["choices"]:
+        choices = list(field.metadata["choices"])
+        flags.DEFINE_enum(default=field.default, enum_values=choices, **common)
+    elif bool in kinds:
+        flags.DEFINE_bool(default=field.default, **common)
+    elif any(typing.get_origin(kind) is tuple for kind in kinds):
+        default = None if field.default is None else list(field.default)
+        flags.DEFINE_list(default=default, **common)
+    elif float in kinds:
+        flags.DEFINE_float(default=field.default, **common)
+    elif int in kinds:
+        flags.DEFINE_integer(default=field.default, **common)
+    else:
+        flags.DEFINE_string(default=field.default, **common)
+
+
+def _value(field: dataclasses.Field, flag: flags.Flag):
+    is_list = isinstance(flag.parser, flags.ListParser)
+    return settings.of_text(field, flag.value) if is_list else flag.value
+
+
+def _usage(field: dataclasses.Field) -> str:
+    """A flag with its default: `--seed=0`, `--[no]nesterov`, `--max_steps=`."""
+    if field.type is bool:
+        return f"--[no]{field.name}" if not field.default else f"--[no]{field.name} (on)"
+    return f"--{field.name}={'' if field.default is None else settings.shown(field.default)}"
+
+
+def described(field: dataclasses.Field) -> str:
+    """A setting's help, with its choices."""
+    about = field.metadata
+    choices = f" One of {', '.join(about['choices'])}." if about["choices"] else ""
+    return about["help"] + choices
+
+
+def run(record: type[settings.Settings], about: str, main) -> None:
+    """Runs a command to its end: parses, checks, calls `main(command_line, rest)`, and exits.
+
+    Args:
+      record: the class of its settings.
+      about: what it does, for --help.
+      main: the command, which returns the exit code.
+    """
+    line = CommandLine(record, about)
+    app.run(lambda rest: main(line, rest), flags_parser=line.parse)
+
+
+def version() -> str:
+    """The package's, as its source has it: importing it would import TensorFlow."""
+    source = (Path(__file__).parents[1] / "towers" / "support" / "version.py").read_text(
+        encoding="utf-8"
+    )
+    return re.search(r'^__version__ = "(.+)"$', source, re.M)[1]
+
+
+def _shown_to_the_end() -> int:
+    """Writes out what was printed; returns the exit code."""
+    try:
+        sys.stdout.flush()
+    except BrokenPipeError:
+        return system.output_is_gone()
+    return 0
+
+
+def _illegal(error, values):
+    """Says it as a `settings.SettingsError` does: `--flag=value: must be ...`."""
+    # absl has caught the parser's exception, and says "flag --name=value: that exception".
+    given = str(error).removeprefix("flag --").removesuffix(f": {error.__context__}")
+    name, _, value = given.partition("=")
+    if name not in values:  # --flagfile without its value
+        return _one_line(error)
+    flag = values[name]
+    allowed = "true or false" if flag.boolean else flag.parser.syntactic_help
+    choices = getattr(flag.parser, "enum_values", [])
+    if choices:
+        near = difflib.get_close_matches(value.lower(), choices, n=1)
+        allowed = f"one of {', '.join(choices)}" + (f"; did you mean {near[0]}?" if near else "")
+    return f"--{name}={_shown(value)}: must be {allowed}" if allowed else _one_line(error)
+
+
+def _shown(text):
+    return text if text.isprintable() and len(text) <= 60 else reprlib.repr(text)
+
+
+def _one_line(error):
+    return " ".join(str(error).removeprefix("ERROR:: ").split())[:300]

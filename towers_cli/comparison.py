@@ -1,0 +1,224 @@
+"""Where two runs part: a setting, a step, a number."""
+
+import dataclasses
+import json
+from collections.abc import Callable, Iterator, Mapping, Sequence
+
+import numpy as np
+
+from towers.runs import checkpoints, run_folder, stretches
+from towers_cli import build, run_config, settings
+
+# Lines of metrics.jsonl have them, and they are not of what was computed.
+OF_CLOCK_AND_PLACE = (
+    "examples_per_second",
+    "step_seconds",
+    "count_of_workers",
+    "accuracy_of_workers",
+)
+
+
+@dataclasses.dataclass(frozen=True)
+class Parting:
+    """What two runs have both done, and the first step at which they differ.
+
+    Attributes:
+      what: such as "hashes of the state".
+      steps: those that both runs have, in order.
+      first: the first of `steps` that differs; None if none does.
+      how: what differs at `first`, in words.
+    """
+
+    what: str
+    steps: tuple[int, ...]
+    first: int | None = None
+    how: str = ""
+
+    def __str__(self) -> str:
+        if not self.steps:
+            return f"{self.what}: none that both runs have"
+        if self.first is None and len(self.steps) == 1:
+            return f"{self.what}: the same at the one step that both have, {self.steps[0]}"
+        if self.first is None:
+            return (
+                f"{self.what}: the same at all {len(self.steps)} steps that both have, "
+                f"{self.steps[0]} to {self.steps[-1]}"
+            )
+        before = [step for step in self.steps if step < self.first]
+        agreed = f"the last that agrees is {before[-1]}" if before else "none before it agrees"
+        return f"{self.what}: part at step {self.first} ({self.how}); {agreed}"
+
+
+def settings_that_differ(a: run_folder.RunFolder, b: run_folder.RunFolder) -> list[str]:
+    """What differs of that which defines a run, then of where and with what it ran, in words.
+
+    Raises:
+      RunFolderError: a folder holds no run, or a damaged one.
+    """
+    described = [_described(folder) for folder in (a, b)]
+    return [
+        difference
+        for first, second in zip(*described, strict=True)
+        for difference in run_folder.differences(first, second, "the first run")
+    ]
+
+
+def changes_on_the_way(folder: run_folder.RunFolder) -> list[str]:
+    """What a run went on with that it had not begun with: another TensorFlow, another processor."""
+    return stretches.changes(folder.read_config()["stretches"])
+
+
+def _described(folder: run_folder.RunFolder) -> tuple[dict, dict]:
+    config = folder.read_config()
+    if config is None:
+        raise run_folder.RunFolderError(f"{folder.path}: there is no run here")
+    run_config.check(config, folder.path)
+    chosen, derived = config["settings"], config["resolved"]
+    place = {
+        "num_towers": chosen["num_towers"],
+        "number of workers": derived["num_workers"],
+        "worker_reduction": chosen["worker_reduction"],
+        "tower devices": derived["tower_devices"],
+    }
+    began_on = config["stretches"][0]["runs_on"]
+    began_with = {f"began with {name}": value for name, value in began_on.items()}
+    return run_config.defining(config), place | began_with
+
+
+def partings(a: run_folder.RunFolder, b: run_folder.RunFolder) -> Iterator[Parting]:
+    """Compares what two runs have written, from the cheapest to the dearest.
+
+    Raises:
+      RunFolderError: `metrics.jsonl` is damaged.
+      CheckpointError: a checkpoint is.
+    """
+    lines_a, lines_b = _of_common_splits(_lines(a), _lines(b))
+    for what, select, describe in (
+        ("hashes of the state", _hashes, _parts_that_differ),
+        ("logged steps", _logged, _values_that_differ),
+        ("evaluations", _evaluations, _values_that_differ),
+    ):
+        yield first_parting(what, select(lines_a), select(lines_b), describe)
+    yield first_parting(
+        "checkpoints",
+        checkpoints.by_step(a.checkpoints),
+        checkpoints.by_step(b.checkpoints),
+        lambda path_a, path_b: _largest_difference(
+            checkpoints.read(path_a), checkpoints.read(path_b), a
+        ),
+    )
+
+
+def _lines(folder: run_folder.RunFolder) -> list[dict]:
+    """The lines of `metrics.jsonl`; a torn last one is left out, as a running training's may be."""
+    if not folder.metrics.exists():
+        return []
+    lines = run_folder.read_lines(folder.metrics)
+    for number, line in enumerate(lines, start=1):
+        if "state_sha256" in line and not isinstance(line.get("parts_sha256"), dict):
+            raise run_folder.RunFolderError(f"{folder.metrics}: line {number} has no parts_sha256")
+    return lines
+
+
+def _of_common_splits(
+    a: Sequence[Mapping], b: Sequence[Mapping]
+) -> tuple[list[Mapping], list[Mapping]]:
+    """Without the evaluations of a split that only one of the runs has evaluated."""
+    splits = [{line["split"] for line in lines if "split" in line} for lines in (a, b)]
+    common = splits[0] & splits[1]
+    kept_a, kept_b = (
+        [line for line in lines if line.get("split") in common | {None}] for lines in (a, b)
+    )
+    return kept_a, kept_b
+
+
+def _hashes(lines: Sequence[Mapping]) -> dict[int, Mapping]:
+    return {line["step"]: line for line in lines if "state_sha256" in line}
+
+
+def _logged(lines: Sequence[Mapping]) -> dict[int, Mapping]:
+    return {line["step"]: _computed(line) for line in lines if "learning_rate" in line}
+
+
+def _evaluations(lines: Sequence[Mapping]) -> dict[int, Mapping]:
+    return {line["step"]: _computed(line) for line in lines if "split" in line}
+
+
+def _computed(line: Mapping) -> dict:
+    return {name: value for name, value in line.items() if name not in OF_CLOCK_AND_PLACE}
+
+
+def first_parting(
+    what: str,
+    a: Mapping[int, object],
+    b: Mapping[int, object],
+    describe: Callable[[object, object], str],
+) -> Parting:
+    """The first step that both have with different content.
+
+    Args:
+      what: for the message.
+      a: step to content.
+      b: step to content.
+      describe: says how two contents differ; "" if they do not.
+    """
+    steps = tuple(sorted(a.keys() & b.keys()))
+    for step in steps:
+        how = describe(a[step], b[step])
+        if how:
+            return Parting(what, steps, step, how)
+    return Parting(what, steps)
+
+
+def _parts_that_differ(a: Mapping, b: Mapping) -> str:
+    if a["state_sha256"] == b["state_sha256"]:
+        return ""
+    return ", ".join(_names_that_differ(a["parts_sha256"], b["parts_sha256"]))
+
+
+def _values_that_differ(a: Mapping, b: Mapping) -> str:
+    different = _names_that_differ(a, b)
+    return ", ".join(f"{name} {a.get(name)!r} and {b.get(name)!r}" for name in different)
+
+
+def _names_that_differ(a: Mapping, b: Mapping) -> list[str]:
+    # As text: NaN is the same as NaN.
+    return [name for name in {**a, **b} if json.dumps(a.get(name)) != json.dumps(b.get(name))]
+
+
+def _largest_difference(
+    a: Mapping[str, np.ndarray], b: Mapping[str, np.ndarray], folder: run_folder.RunFolder
+) -> str:
+    shapes = [{name: value.shape for name, value in values.items()} for values in (a, b)]
+    if shapes[0] != shapes[1]:
+        return "they hold different variables"
+    differences = {
+        name: _distance(value, b[name])
+        for name, value in a.items()
+        if value.tobytes() != b[name].tobytes()
+    }
+    if not differences:
+        return ""
+    name = max(differences, key=differences.get)
+    return f"largest difference {differences[name]:.3g}, in {name}{_path(folder, name)}"
+
+
+def _distance(a: np.ndarray, b: np.ndarray) -> float:
+    a, b = a.astype(np.float64), b.astype(np.float64)
+    with np.errstate(invalid="ignore"):
+        apart = np.where(a == b, 0.0, np.abs(a - b))
+    return float(np.nan_to_num(apart, nan=np.inf, posinf=np.inf).max())
+
+
+def _path(folder: run_folder.RunFolder, name: str) -> str:
+    """The Keras path of what a checkpoint calls `weights/0`, where the run's network tells."""
+    part, _, index = name.partition("/")
+    if part not in ("weights", "moving_averages", "model_state"):
+        return ""
+    try:
+        model = build.build_model(folder.read_config())
+        state = part == "model_state"
+        variables = model.non_trainable_variables if state else model.trainable_variables
+        return f" ({variables[int(index)].path})"
+    except (settings.SettingsError, KeyError, IndexError):
+        return ""  # a network of another version

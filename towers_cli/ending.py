@@ -1,0 +1,79 @@
+"""How a command ends: an error of the user's or the system's, or a signal, becomes one line."""
+
+import os
+import signal
+import sys
+from collections.abc import Callable
+
+from towers_cli import settings, system
+
+
+def explained(program: str, run: Callable[[], int], stopped: Callable[[int], int]) -> int:
+    """What `run` returns, or the exit code of what went wrong, which is said in one line.
+
+    Args:
+      program: the command, as it was called.
+      run: the command itself.
+      stopped: (signal) says what Ctrl-C has left; returns the exit code.
+    """
+    program = os.path.basename(program)
+    try:
+        system.check_limits()
+        return _user_errors_said(program, run)
+    except KeyboardInterrupt:
+        return stopped(signal.SIGINT)
+    except BrokenPipeError:
+        return system.output_is_gone()
+    except ImportError as error:
+        if error.name != "towers":  # which says that Keras is not on TensorFlow
+            raise
+        print(f"{program}: error: {error}", file=sys.stderr)
+        return 1
+    except OSError as error:  # such as a full disk
+        return system.ended_by_system(program, error)
+
+
+def _user_errors_said(program: str, run: Callable[[], int]) -> int:
+    # Imported here, so that --help answers without waiting for TensorFlow.
+    from input_pipeline import datasets
+    from towers.runs import console
+    from towers.support import errors, noise
+
+    noise.quiet_loggers()
+    try:
+        return run()
+    except (settings.SettingsError, datasets.DataError, errors.UserError) as error:
+        console.say_error(program, error)
+        return error.exit_code
+
+
+def end_at_once_on_signals() -> None:
+    """Lets SIGTERM and a closed terminal end the process, before there is anything to save."""
+    signal.signal(signal.SIGTERM, _end_at_once)
+    if signal.getsignal(signal.SIGHUP) != signal.SIG_IGN:  # as it is under nohup
+        signal.signal(signal.SIGHUP, _end_at_once)
+
+
+def _end_at_once(number: int, _frame) -> None:
+    sys.exit(stopped_at_once(number))
+
+
+def stopped_at_once(number: int) -> int:
+    """Says so, where somebody reads it; returns the shell's exit code for a signal."""
+    try:
+        print("stopped at once; the newest checkpoint, if there is one, is as it was", flush=True)
+    except OSError:  # it went with its terminal, or its pipe
+        system.output_is_gone()
+    return 128 + number
+
+
+def keep_libraries_from_writing() -> None:
+    """For a dry run: some libraries write into the home folder when they are first imported."""
+    sys.dont_write_bytecode = True
+    if "keras" in sys.modules:
+        return
+    keras_home = os.environ.get("KERAS_HOME") or os.path.expanduser("~/.keras")
+    if not os.path.exists(os.path.join(keras_home, "keras.json")):
+        os.environ["KERAS_HOME"] = os.path.join(os.devnull, "keras")  # where nothing can be written
+    # Keras imports it if it can, and it would write a list of the system's fonts.
+    sys.modules.setdefault("matplotlib", None)

@@ -1,0 +1,129 @@
+"""Trains a run in its folder, from its beginning or from where it stands, and says how it ended."""
+
+import contextlib
+import shutil
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+
+from towers.runs import checkpoints, console, loop, run_folder, stretches
+from towers_cli import begin_from, run_config
+
+
+def train(run: loop.Run, config: Mapping) -> int:
+    """Trains or continues a run and says how it ended; returns the exit code.
+
+    Raises:
+      RunFolderError: another training is at work in the folder, it cannot be written, or it was
+        taken away.
+      WorkerError: another worker is gone or has ended.
+      CheckpointError: no checkpoint can be restored, or one cannot be written.
+      TrainingError: a loss, a gradient or a weight is not finite, or the run is past its end.
+    """
+    if not run.workers.is_chief:
+        return _train_with_chief(run, config)
+    with run.lock.held():
+        # Perhaps begun only since this process first looked.
+        earlier = run_config.earlier_run(run.folder)
+        if earlier is not None:
+            run_config.check_same_run(earlier, config)
+        return _train_as_chief(run, config, earlier)
+
+
+def _train_with_chief(run: loop.Run, config: Mapping) -> int:
+    if run.workers.from_chief(lambda: None) is not None:
+        print("the run had finished already")
+        return 0
+    run.trainer.broadcast_state()
+    outcome = run.train(config)
+    how = "stopped" if outcome.final is None else "finished"
+    print(f"{how} at step {outcome.step}; {run.workers.name(0)} has the run")
+    return outcome.exit_code
+
+
+def _train_as_chief(run: loop.Run, config: Mapping, earlier: Mapping | None) -> int:
+    folder, last_step = run.folder, run.plan.last_step
+    finished = folder.read_final_summary()
+    if finished and finished["step"] >= last_step:
+        run.workers.from_chief(lambda: finished)
+        print(f"the run had finished already, at step {finished['step']}")
+        _say_finished(folder, finished)
+        return 0
+    restored = run.restore(earlier and earlier.get(run_folder.FIRST_CHECKPOINT))
+    for damage in run.damaged_checkpoints:
+        print(f"passed over: {damage}", flush=True)
+    begins = config["resolved"]["begins_from"]
+    if restored is None and begins:
+        begin_from.restore(run.trainer.state, begins)
+    at_step = int(run.trainer.state.step)
+    if at_step > last_step:
+        raise loop.TrainingError(
+            f"the run is at step {at_step}, past the end that was asked for, step {last_step}; "
+            "give a later --train_epochs or --max_steps"
+        )
+    if earlier is None:
+        _say_begins_anew(folder, config)
+    config = _with_stretches(config, earlier, restored, at_step)
+    run.drop_later_metrics(anew=restored is None)
+    folder.create(config)
+    run.workers.from_chief(lambda: None)  # not finished
+    run.trainer.broadcast_state()
+    if restored:
+        print(f"continuing at step {at_step}", flush=True)
+    outcome = run.train(config)
+    if outcome.final is None:
+        print(
+            f"stopped at step {outcome.step} of {last_step}; checkpoint saved, the same command "
+            "goes on from there"
+        )
+        return outcome.exit_code
+    _say_finished(folder, outcome.final)
+    return 0
+
+
+def _say_begins_anew(folder: run_folder.RunFolder, config: Mapping) -> None:
+    """Says that what is in the folder never came to a checkpoint, and what is changed of it."""
+    before = folder.read_config()
+    if before is None:
+        return
+    changed = run_folder.differences(
+        run_config.defining(before), run_config.defining(config), "so far it"
+    )
+    anew = f"the run in {folder.path} has no checkpoint yet and begins anew"
+    changes = f": {'; '.join(changed)}" if changed else ""
+    print(console.printable(anew + changes), flush=True)
+
+
+def _with_stretches(
+    config: Mapping, earlier: Mapping | None, restored: str | None, at_step: int
+) -> dict:
+    """The configuration with what the run ran on so far; says what has changed."""
+    so_far = earlier["stretches"] if earlier and restored else []
+    now = stretches.extended(so_far, at_step, config["stretches"][-1]["runs_on"])
+    if so_far and now[-1]["first_step"] == at_step:
+        for change in stretches.changes(now[-2:]):
+            said = f"{change}: the last bits may not be those of a run without this"
+            print(console.printable(said), flush=True)
+    if not restored:
+        return dict(config) | {"stretches": now}
+    first = earlier.get(run_folder.FIRST_CHECKPOINT, checkpoints.step_of(restored))
+    return dict(config) | {"stretches": now, run_folder.FIRST_CHECKPOINT: first}
+
+
+def _say_finished(folder: run_folder.RunFolder, final: Mapping) -> None:
+    known = None not in (final.get("accuracy"), final.get("split"))
+    accuracy = f"{final['split']} accuracy {final['accuracy']:.2%}, " if known else ""
+    print(
+        f"finished: {accuracy}{folder.final_model}, weights sha256 {final['weights_sha256'][:16]}\n"
+        f"watch it: {_tensorboard()} --logdir {folder.path}"
+    )
+
+
+def _tensorboard() -> str:
+    """The command that opens TensorBoard, from wherever this Python has it."""
+    beside_python = Path(sys.executable).with_name("tensorboard")
+    if shutil.which("tensorboard") or not beside_python.exists():
+        return "tensorboard"
+    with contextlib.suppress(ValueError):  # not below the current folder
+        return str(beside_python.relative_to(Path.cwd()))
+    return str(beside_python)

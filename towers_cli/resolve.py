@@ -1,0 +1,170 @@
+"""Checked settings with every default filled in, and what follows from them."""
+
+import dataclasses
+import os
+from collections.abc import Mapping
+
+from towers import gradients, networks, schedules
+from towers.runs import loop
+from towers.support import checks
+from towers_cli import settings, sizes
+
+CPU_MICROBATCHES = 4
+
+
+def resolved(
+    chosen: settings.TrainSettings, earlier: Mapping | None, num_gpus: int, cores: int
+) -> settings.TrainSettings:
+    """The settings with every default filled in; does not start TensorFlow's runtime.
+
+    Where the number of microbatches or of intra-op threads, or what the run began from, is left
+    open, a run that goes on keeps its own: they are part of the arithmetic, and the number of
+    towers is not.
+
+    Args:
+      chosen: as asked for.
+      earlier: the configuration of the run that goes on, if one does.
+      num_gpus: how many the process may use.
+      cores: how many the chief may use.
+
+    Raises:
+      SettingsError: sizes that do not divide.
+    """
+    network, num_towers = networks.NETWORKS[chosen.model], chosen.num_towers or max(1, num_gpus)
+    num_microbatches, kept = chosen.num_microbatches, ""
+    num_workers = len(chosen.workers) or 1
+    if not num_microbatches and earlier is None:
+        num_microbatches = _default_microbatches(
+            chosen.global_batch_size, num_towers * num_workers, num_gpus
+        )
+    elif not num_microbatches:
+        num_microbatches = earlier["settings"]["num_microbatches"]
+        kept = f"; the run in {chosen.train_dir} began with {num_microbatches} microbatch(es)"
+    try:
+        checks.sizes(chosen.global_batch_size, num_microbatches, num_towers, num_workers)
+    except ValueError as error:
+        advice = _advice(chosen, earlier, num_towers, num_workers, num_gpus)
+        raise settings.SettingsError(f"--{error}{kept}{advice}") from error
+    reduction = chosen.worker_reduction or default_reduction(num_microbatches, num_workers)
+    threads = chosen.intra_op_threads or (earlier and earlier["settings"]["intra_op_threads"])
+    beginning = chosen.begin_from and os.path.abspath(os.path.expanduser(chosen.begin_from))
+    return dataclasses.replace(
+        chosen,
+        begin_from=beginning or (earlier and earlier["settings"]["begin_from"]),
+        # eval.py reads it from config.json, perhaps in another working folder.
+        data_dir=chosen.data_dir and os.path.abspath(os.path.expanduser(chosen.data_dir)),
+        num_towers=num_towers,
+        num_microbatches=num_microbatches,
+        worker_reduction=reduction,
+        intra_op_threads=threads or default_threads(num_microbatches, num_gpus, cores),
+        weight_decay=_default(chosen.weight_decay, network.weight_decay),
+        weight_decay_filter=_default(chosen.weight_decay_filter, network.weight_filter),
+    )
+
+
+def _advice(
+    chosen: settings.TrainSettings,
+    earlier: Mapping | None,
+    num_towers: int,
+    num_workers: int,
+    num_gpus: int,
+) -> str:
+    """What to give in place of sizes that do not fit together, as the end of a sentence."""
+    asked = (
+        chosen.global_batch_size,
+        chosen.num_microbatches,
+        num_towers,
+        num_workers,
+        num_gpus or sizes.MOST_PARTS,
+    )
+    if earlier is None:
+        ways = sizes.ways_out(*asked)
+    else:
+        ways = sizes.ways_to_go_on(earlier["settings"], *asked)
+    return f"; give {sizes.as_flags(ways)}" if ways else ""
+
+
+def _default_microbatches(global_batch_size: int, num_towers: int, num_gpus: int) -> int:
+    """On CPUs 4: fast there (docs/speed.md), and the same bits on 1, 2 and 4 towers.
+
+    On GPUs, where that was not measured, and where 4 does not divide, one per tower.
+    """
+    divides = CPU_MICROBATCHES % num_towers == 0 == global_batch_size % CPU_MICROBATCHES
+    return CPU_MICROBATCHES if divides and not num_gpus else num_towers
+
+
+def default_reduction(num_microbatches: int, num_workers: int) -> str:
+    """`ordered`, but where it could not give the bits of one worker: there `ring`, one call less.
+
+    Where a worker's share of the microbatches is no power of two, it is no part of the tree. Two
+    workers' sums are the same both ways.
+    """
+    in_tree = gradients.are_subtrees(num_microbatches, num_workers)
+    return "ordered" if in_tree or num_workers <= 2 else "ring"
+
+
+def default_threads(num_microbatches: int, num_gpus: int, cores: int) -> int:
+    """Threads for one operation: the cores divided by the microbatches, at least 1.
+
+    Microbatches run side by side. A core that has one to itself is never waited for in the midst of
+    an operation, which is why one thread each is faster than several for all (docs/speed.md). With
+    GPUs the CPU has no microbatches, and all its cores have the reduction and the update. Several
+    workers have the chief's: threads show in the bits, and workers must not.
+    """
+    return cores if num_gpus else max(1, cores // num_microbatches)
+
+
+def _default(value, default):
+    return default if value is None else value
+
+
+def learning_rate(
+    chosen: settings.TrainSettings, examples_per_epoch: int
+) -> schedules.LearningRate:
+    """The schedule that the settings describe."""
+    return schedules.LearningRate(
+        schedule=chosen.learning_rate_schedule,
+        initial=schedules.scaled_rate(
+            chosen.learning_rate,
+            chosen.learning_rate_scaling,
+            chosen.global_batch_size,
+            chosen.base_batch_size,
+        ),
+        examples_per_epoch=examples_per_epoch,
+        epochs_per_decay=chosen.epochs_per_decay,
+        decay_factor=chosen.decay_factor,
+        decay_epochs=chosen.decay_epochs,
+        warmup_epochs=chosen.warmup_epochs,
+        total_epochs=chosen.train_epochs,
+    )
+
+
+def plan(
+    chosen: settings.TrainSettings, examples_per_epoch: int, class_names: tuple[str, ...]
+) -> loop.Plan:
+    """When the run ends, and what it does on the way.
+
+    Raises:
+      SettingsError: the steps to profile lie past the end.
+    """
+    last_step = loop.last_step(
+        chosen.train_epochs, chosen.max_steps, examples_per_epoch, chosen.global_batch_size
+    )
+    if chosen.profile_steps and chosen.profile_steps[1] > last_step:
+        raise settings.SettingsError(
+            f"--profile_steps={settings.shown(chosen.profile_steps)}: must end by the last step, "
+            f"{last_step}"
+        )
+    return loop.Plan(
+        last_step=last_step,
+        examples_per_epoch=examples_per_epoch,
+        class_names=class_names,
+        log_every_steps=chosen.log_every_steps,
+        summary_every_steps=chosen.summary_every_steps,
+        verify_every_steps=chosen.verify_every_steps,
+        checkpoint_every_steps=chosen.checkpoint_every_steps,
+        checkpoints_to_keep=chosen.checkpoints_to_keep,
+        eval_every_epochs=chosen.eval_every_epochs,
+        profile_steps=chosen.profile_steps,
+        eval_of_workers=chosen.eval_of_workers,
+    )

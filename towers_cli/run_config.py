@@ -1,0 +1,202 @@
+"""A run's `config.json`: what it holds, whether it is one, and whether two are of the same run."""
+
+import dataclasses
+import hashlib
+import json
+from collections.abc import Mapping
+from pathlib import Path
+
+from towers import gradients, networks
+from towers.runs import checkpoints, loop, run_folder, stretches
+from towers.support import checks, machine
+from towers_cli import settings
+
+
+def make(
+    chosen: settings.TrainSettings,
+    tower_devices: tuple[str, ...],
+    plan: loop.Plan,
+    preprocessing: str,
+    image_shape: tuple[int, ...],
+    training,
+    evaluated,
+) -> dict:
+    """What `config.json` holds: settings, what follows from them, and what the run runs on.
+
+    Args:
+      chosen: resolved.
+      tower_devices: one per tower.
+      plan: of the run.
+      preprocessing: its name.
+      image_shape: of an image after it.
+      training: the training split, an `input_pipeline.datasets.ImageArrays`.
+      evaluated: the split that is evaluated, likewise.
+    """
+    num_workers = len(chosen.workers) or 1
+    return {
+        "settings": dataclasses.asdict(chosen),
+        "resolved": {
+            "tower_devices": list(tower_devices),
+            "num_workers": num_workers,
+            "per_tower_batch_size": chosen.global_batch_size // (len(tower_devices) * num_workers),
+            "microbatch_size": chosen.global_batch_size // chosen.num_microbatches,
+            "steps_per_epoch": plan.examples_per_epoch / chosen.global_batch_size,
+            "last_step": plan.last_step,
+            "examples_per_epoch": plan.examples_per_epoch,
+            "class_names": list(plan.class_names),
+            "preprocessing": preprocessing,
+            "image_shape": image_shape,
+            "data_source": training.source,
+            "data_sha256": training.fingerprint,
+            "eval_sha256": evaluated.fingerprint,
+        },
+        "stretches": stretches.extended(
+            [], 0, stretches.environment() | _arithmetic(chosen, tower_devices)
+        ),
+    }
+
+
+def _arithmetic(chosen: settings.TrainSettings, tower_devices: tuple[str, ...]) -> dict[str, str]:
+    """What computes and how it is added up, as far as it shows in the last bits."""
+    num_workers = len(chosen.workers) or 1
+    num_towers = len(tower_devices) * num_workers
+    in_tree = gradients.are_subtrees(chosen.num_microbatches, num_towers)
+    if chosen.worker_reduction == "ring" and num_workers > 2:
+        order = f"around a ring of {num_workers} workers"
+    else:
+        order = "along the tree" if in_tree else f"by {num_towers} towers that are no part of it"
+    return {"devices": machine.kinds(tower_devices), "order of additions": order}
+
+
+# What a run that goes on, or an evaluation, reads of a config.json beside the settings.
+_READ_OF_RESOLVED = {
+    "examples_per_epoch": int,
+    "last_step": int,
+    "class_names": tuple[str, ...],
+    "image_shape": tuple[int, ...],
+    "preprocessing": str,
+    "data_sha256": str,
+    "eval_sha256": str,
+    "num_workers": int,
+    "tower_devices": tuple[str, ...],
+}
+
+
+def check(config: Mapping, train_dir: str | Path) -> None:
+    """Checks what was read from a `config.json`, which anyone may have edited.
+
+    Raises:
+      RunFolderError: names the first value that is missing, or that no run has.
+    """
+    chosen, derived = config["settings"], config["resolved"]
+    try:
+        if not (isinstance(chosen, dict) and isinstance(derived, dict)):
+            raise ValueError("settings and resolved have to be objects")
+        for name in settings.names():
+            if name not in chosen:
+                raise ValueError(f"{name} is missing; another version of towers may have made it")
+            settings.check_value(name, chosen[name])
+        checks.sizes(chosen["global_batch_size"], chosen["num_microbatches"], num_towers=1)
+        for name, of_type in _READ_OF_RESOLVED.items():
+            if not settings.is_of(derived.get(name), of_type):
+                raise ValueError(f"{name}={settings.shown(derived.get(name))}")
+        if derived["examples_per_epoch"] < 1:
+            raise ValueError(f"examples_per_epoch={derived['examples_per_epoch']}")
+        if not is_beginning(begins := derived.get("begins_from", "missing")):
+            raise ValueError(f"begins_from={settings.shown(begins)}")
+        if not stretches.are_valid(config.get("stretches")):
+            raise ValueError("stretches has to be a list of what the run ran on")
+        if derived["preprocessing"] not in {
+            net.preprocessing for net in networks.NETWORKS.values()
+        }:
+            raise ValueError(f"preprocessing={settings.shown(derived['preprocessing'])}")
+    except ValueError as error:
+        raise run_folder.RunFolderError(
+            f"--train_dir={train_dir}: its config.json is not that of a run: {error}"
+        ) from error
+
+
+def earlier_run(folder: run_folder.RunFolder) -> dict | None:
+    """The configuration of the run that goes on in `folder`.
+
+    None where there is no run, or where it never came to a checkpoint: it then has nothing to go on
+    from, and begins anew with any settings.
+
+    Raises:
+      RunFolderError: the folder holds something else than a run.
+    """
+    config = folder.read_config()
+    if config is None:
+        return None
+    check(config, folder.path)
+    is_begun = (
+        run_folder.FIRST_CHECKPOINT in config
+        or checkpoints.by_step(folder.checkpoints)
+        or folder.final_summary.exists()
+    )
+    return config if is_begun else None
+
+
+def check_same_run(earlier: Mapping, config: Mapping) -> None:
+    """Checks that the settings which define a run are those that it began with.
+
+    Raises:
+      RunFolderError: names each setting that differs.
+    """
+    # What it began from is the earlier run's, whether or not it is still there.
+    config = with_begins(config, earlier["resolved"]["begins_from"])
+    splits = {one["settings"]["eval_split"] for one in (earlier, config)}
+    # Another split may be evaluated from now on; the same one has to have the same images.
+    began, now = (_fixed(one, same_split=len(splits) == 1) for one in (earlier, config))
+    different = run_folder.differences(began, now)
+    if different:
+        raise run_folder.RunFolderError(
+            f"--train_dir={config['settings']['train_dir']} holds a run with other settings: "
+            f"{'; '.join(different)}. Give the run's own settings to continue it, or choose "
+            "another --train_dir"
+        )
+
+
+def _fixed(config: Mapping, *, same_split: bool) -> dict:
+    """What a run that goes on keeps: what defines it, and what its logs are about."""
+    chosen, derived = config["settings"], config["resolved"]
+    kept = {"begin_from": chosen["begin_from"]} | defining(config)
+    kept["names of the classes"] = derived["class_names"]
+    if same_split:
+        kept[f"sha256 of the {chosen['eval_split']} images"] = derived["eval_sha256"][:12]
+    return kept
+
+
+def defining(config: Mapping) -> dict:
+    """Of a run's `config.json`, what decides the weights that it ends with, by name."""
+    derived, begins = config["resolved"], config["resolved"]["begins_from"]
+    return settings.run_defining(config["settings"]) | {
+        "sha256 of the images": derived["data_sha256"][:12],
+        "sha256 of what it began from": begins and begins["sha256"][:12],
+    }
+
+
+def run_sha256(config: Mapping) -> str:
+    """A hash over `defining`: two runs that have it in common are the same run."""
+    text = json.dumps(defining(config), sort_keys=True)
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
+def with_begins(config: Mapping, begins: Mapping | None) -> dict:
+    """The configuration with what the run begins from, as `begin_from.look` gives it, or None."""
+    return dict(config) | {"resolved": config["resolved"] | {"begins_from": begins}}
+
+
+def is_beginning(begins: object) -> bool:
+    """Whether what was read from a `config.json` is what `begin_from.look` gives, or None."""
+    kinds = {
+        "checkpoint": str,
+        "sha256": str,
+        "examples_seen": int,
+        "first_step": int,
+        "optimizer": bool,
+    }
+    return begins is None or (
+        isinstance(begins, dict)
+        and all(isinstance(begins.get(name), kind) for name, kind in kinds.items())
+    )

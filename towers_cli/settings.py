@@ -1,0 +1,665 @@
+"""The settings of a training and of an evaluation, each defined once.
+
+A definition has a setting's name, type, default, help, range or choices, its topic in --help and in
+docs/settings.md, and whether it defines the run. The flags, the checked record, `config.json`, what
+two runs are compared by, and the table in the docs are made of it.
+
+A setting that is wrong by itself or beside another raises a `SettingsError` that names the flag,
+the value and what is allowed, before anything is built. This file imports nothing of TensorFlow's.
+"""
+
+import dataclasses
+import itertools
+import math
+import os
+import re
+import reprlib
+import types
+import typing
+from collections.abc import Callable, Iterator, Mapping
+from typing import NamedTuple
+
+TRAINING_SPLIT = "train"
+
+# The network's name is that of `towers.networks.NETWORKS`, and so on; a test compares them.
+MODELS = ("cifarnet", "resnet", "fastnet")
+COMPUTE_DTYPES = ("float32", "bfloat16", "float16")
+OPTIMIZERS = ("sgd", "adam", "adamw", "lion", "rmsprop", "muon")
+WITH_MOMENTUM = ("sgd", "rmsprop", "muon")
+WITH_NESTEROV = ("sgd", "muon")
+SCHEDULES = ("exponential", "piecewise", "cosine", "linear", "constant")
+ENDING_SCHEDULES = ("cosine", "linear")  # those that depend on where the run ends
+SCALINGS = ("none", "linear", "sqrt")
+WEIGHT_FILTERS = ("kernels", "hidden_dense_kernels")
+GRADIENT_REDUCTIONS = ("mean", "sum")
+STATISTICS_POLICIES = ("mean", "first", "last", "each")
+WORKER_REDUCTIONS = ("ordered", "ring")
+
+# A recipe is a named set of defaults; a flag that is given overrides it. `tutorial` is the defaults
+# themselves: the settings of tensorflow/models tutorials/image/cifar10.
+RECIPES = {
+    "tutorial": {},
+    # A first look in half a minute on two CPU cores, with nothing to download.
+    "shapes": {
+        "train_dir": "runs/shapes",
+        "dataset": "shapes",
+        "global_batch_size": 64,
+        "train_epochs": 8.0,
+        "learning_rate": 0.02,
+        "learning_rate_schedule": "cosine",
+        "warmup_epochs": 1.0,
+        "momentum": 0.9,
+        "moving_average_decay": 0.99,
+        "eval_every_epochs": 1.0,
+    },
+    # 90 % on CIFAR-10 in few epochs (docs/fast.md).
+    "fast": {
+        "train_dir": "runs/fast",
+        "model": "fastnet",
+        "compute_dtype": "bfloat16",
+        "global_batch_size": 2048,
+        "num_microbatches": 16,
+        "train_epochs": 11.0,
+        "learning_rate": 0.24,
+        "learning_rate_schedule": "linear",
+        "optimizer": "muon",
+        "momentum": 0.6,
+        "nesterov": True,
+        "label_smoothing": 0.2,
+        "moving_average_decay": 0.0,
+        "checkpoint_every_steps": 50,
+        "summary_every_steps": 100,
+    },
+}
+
+
+class SettingsError(ValueError):
+    """A setting is out of range or contradicts another; the message names the flag."""
+
+    exit_code = 2
+
+
+class Range(NamedTuple):
+    """Which values are allowed, and how a message says it."""
+
+    holds: Callable[[object], object]
+    allowed: str
+
+
+def least_most(least: float, most: float = math.inf, said: str = "") -> Range:
+    """From `least` to `most`, both allowed; `said` where that is to be said in another way."""
+    upper = "" if most == math.inf else f" and at most {most}"
+    return Range(lambda value: least <= value <= most, said or f"at least {least}{upper}")
+
+
+def share(value: float) -> bool:
+    """Whether a number is in [0, 1)."""
+    return 0 <= value < 1
+
+
+# TensorFlow reads these characters as patterns: a run in `lr?` would delete checkpoints of `lr1`.
+_PATTERN = re.compile(r"[*?\[\]\\]")
+RUN_PATH = Range(
+    lambda value: value and "://" not in value and not _PATTERN.search(value),
+    "a local path without the characters * ? [ ] and \\, which TensorFlow reads as patterns",
+)
+SPLIT = Range(
+    re.compile(r"\w[\w.-]{0,99}", re.ASCII).fullmatch,
+    "the name of one whole split, such as test or validation; parts and sums of splits "
+    "(train[:10%], train+test) are not taken",
+)
+AT_LEAST_1, AT_LEAST_0 = least_most(1), least_most(0)
+ABOVE_0 = Range(lambda value: value > 0, "above 0")
+SHARE = Range(share, "at least 0 and below 1")
+PARTS, BATCH = least_most(1, 1024), least_most(1, 2**20)
+A_DAY = 86_400  # seconds
+
+EVERYDAY, DATA, NETWORK = "Everyday", "Data", "Network and loss"
+ARITHMETIC, RATE, UPDATE = "Towers and arithmetic", "Learning rate", "Optimizer and averages"
+RECORD, SEVERAL = "What is written, and when", "Several processes"
+TOPICS = (EVERYDAY, DATA, NETWORK, ARITHMETIC, RATE, UPDATE, RECORD, SEVERAL)
+
+
+def setting(
+    default,
+    help_: str,
+    topic: str,
+    *,
+    allowed: Range | None = None,
+    choices: tuple[str, ...] = (),
+    defines_run: bool = False,
+    is_path: bool = False,
+    also_called: str = "",
+):
+    """A field of a record of settings.
+
+    Args:
+      default: its value where the flag is left out; None where something else decides.
+      help_: what it means, for --help and docs/settings.md.
+      topic: one of TOPICS.
+      allowed: its range.
+      choices: what it may be, where there are only so many.
+      defines_run: whether it decides the weights that a run ends with. The rest say where the work
+        is done, when it is reported and when it ends, and may change when a run is continued.
+      is_path: of a file or folder.
+      also_called: its names in the tutorial, TensorFlow's models, Keras, PyTorch's examples,
+        Lightning and Transformers, for whoever types one of them.
+    """
+    about = {
+        "help": help_,
+        "topic": topic,
+        "allowed": allowed,
+        "choices": choices,
+        "defines_run": defines_run,
+        "is_path": is_path,
+        "also_called": also_called.split(),
+    }
+    return dataclasses.field(default=default, metadata=about)
+
+
+class Settings:
+    """What the records of settings share: each value is checked by its definition."""
+
+    def __post_init__(self):
+        for field in dataclasses.fields(self):
+            check(field, getattr(self, field.name))
+            if field.metadata["is_path"]:
+                _check_home(field.name, getattr(self, field.name) or "")
+
+
+@dataclasses.dataclass(frozen=True)
+class TrainSettings(Settings):
+    """The flags of `train.py` under their own names."""
+
+    # fmt: off
+    train_dir: str = setting(
+        "runs/tutorial", "Folder of the run; an existing run goes on.", EVERYDAY,
+        allowed=RUN_PATH, is_path=True,
+        also_called="logdir log_dir model_dir output_dir out_dir save_dir run_dir work_dir workdir "
+        "checkpoint_dir ckpt_dir eval_dir default_root_dir checkpoint_path ckpt_path resume "
+        "restore resume_from_checkpoint",
+    )
+    recipe: str = setting(
+        "tutorial", "Named set of defaults for other flags.", EVERYDAY, choices=tuple(RECIPES)
+    )
+    dataset: str = setting(
+        "cifar10", "cifar10, shapes (drawn, not downloaded), or a TFDS data set's name.", EVERYDAY,
+        defines_run=True, also_called="dataset_name data_set data",
+    )
+    data_dir: str | None = setting(
+        None,
+        "Folder of prepared TFDS data sets, or one that holds cifar-10-batches-bin/; default: "
+        "TFDS's.", EVERYDAY, is_path=True,
+        also_called="datadir dataset_dir data_path data_root data",
+    )
+    model: str = setting(
+        "cifarnet", "Network.", EVERYDAY, choices=MODELS, defines_run=True,
+        also_called="arch architecture model_name network net backbone",
+    )
+    num_towers: int | None = setting(
+        None, "Towers of each worker; default: one per visible GPU, else 1.", EVERYDAY,
+        allowed=PARTS,
+        also_called="towers gpus gpu num_gpus n_gpus ngpus devices num_devices nproc_per_node "
+        "num_clones num_replicas replicas",
+    )
+    global_batch_size: int = setting(
+        128, "Examples of one step, over all workers.", EVERYDAY, allowed=BATCH, defines_run=True,
+        also_called="b batch batch_size batchsize train_batch_size eval_batch_size "
+        "per_device_train_batch_size per_device_eval_batch_size per_gpu_batch_size",
+    )
+    train_epochs: float = setting(
+        256.0, "End of the run, in epochs.", EVERYDAY,
+        # Epochs are taken to the millionth; and positions in the data have to fit 64 bits.
+        allowed=least_most(1e-6, 1e9, "at least 0.000001 and at most 1e9"),
+        also_called="epochs epoch num_epochs n_epochs max_epochs num_train_epochs",
+    )
+    learning_rate: float = setting(
+        0.1, "Learning rate before scaling and decay.", EVERYDAY, allowed=ABOVE_0,
+        defines_run=True, also_called="lr initial_learning_rate base_learning_rate base_lr",
+    )
+    dry_run: bool = setting(
+        False,
+        "Say what the run would be, and its learning rate by epochs, and end; nothing is written "
+        "or downloaded.", EVERYDAY,
+    )
+
+    begin_from: str | None = setting(
+        None,
+        "Run or checkpoint that a new run begins from, at its number of examples seen, with the "
+        "settings given here: runs/first, or runs/first/checkpoints/step-500. It stays as it is.",
+        RECORD, allowed=RUN_PATH, is_path=True,
+        also_called="init_from pretrained finetune_from warm_start load_from",
+    )
+    eval_split: str = setting(
+        "test", "Split that is evaluated, of those that the data set has; not train.", DATA,
+        allowed=SPLIT, also_called="eval_data validation_split val_split valid_split test_split",
+    )
+    seed: int = setting(
+        0, "Of initial weights, order of examples and augmentation.", DATA,
+        allowed=Range(lambda value: 0 <= value < 2**31, "at least 0 and below 2147483648"),
+        defines_run=True, also_called="random_seed rng_seed manual_seed random_state",
+    )
+
+    compute_dtype: str = setting(
+        "float32", "Type that layers compute in; weights are float32 always.", NETWORK,
+        choices=COMPUTE_DTYPES, defines_run=True,
+        also_called="dtype precision mixed_precision amp fp16 use_fp16 bf16 half",
+    )
+    label_smoothing: float = setting(
+        0.0,
+        "Share of a label that is spread over all classes, in training; evaluations have none.",
+        NETWORK, allowed=SHARE, defines_run=True, also_called="smoothing label_smoothing_factor",
+    )
+    weight_decay: float | None = setting(
+        None,
+        "Coefficient of weight decay: a term of the loss, decoupled for adamw, lion and muon; "
+        "default: the model's (cifarnet 0.004, resnet 0.0001, fastnet 0).", NETWORK,
+        allowed=AT_LEAST_0, defines_run=True, also_called="wd l2",
+    )
+    weight_decay_filter: str | None = setting(
+        None,
+        "Which weights decay; default: the model's (cifarnet hidden_dense_kernels, others "
+        "kernels).", NETWORK, choices=WEIGHT_FILTERS, defines_run=True,
+    )
+
+    num_microbatches: int = setting(
+        0,
+        "Equal parts of the global batch, the unit of arithmetic: with the same number of them, "
+        "runs on different numbers of towers do the same. Batch norm sees one at a time, so for a "
+        "network with batch norm they are part of the model. 0: 4 on CPUs, where they run side by "
+        "side; on GPUs, and where 4 does not divide, one per tower; or what a run that goes on "
+        "began with.", ARITHMETIC, allowed=least_most(0, 1024), defines_run=True,
+        also_called="microbatches accumulate_grad_batches gradient_accumulation_steps "
+        "accumulation_steps grad_accum",
+    )
+    gradient_reduction: str = setting(
+        "mean", "Over microbatches; sum does not divide.", ARITHMETIC, choices=GRADIENT_REDUCTIONS,
+        defines_run=True,
+    )
+    batch_norm_statistics: str = setting(
+        "mean",
+        "Which microbatches' batch-norm statistics are kept: their mean, the first or last one's, "
+        "or each one's own, with their divergence in the logs (the model has their mean).",
+        ARITHMETIC, choices=STATISTICS_POLICIES, defines_run=True,
+    )
+    intra_op_threads: int | None = setting(
+        None,
+        "Threads that share the work of one operation, which shows in its last bits on a CPU; "
+        "default: cores / num_microbatches, at least 1 (with GPUs all cores); or what a run that "
+        "goes on began with.", ARITHMETIC, allowed=PARTS, defines_run=True,
+        also_called="threads num_threads intra_op_parallelism_threads num_intra_threads",
+    )
+    deterministic: bool = setting(
+        False,
+        "TensorFlow's deterministic operations, for the same bits on GPUs. A CPU does not need "
+        "them.", ARITHMETIC, defines_run=True,
+        also_called="enable_op_determinism use_deterministic_algorithms determinism",
+    )
+    jit_compile: bool = setting(
+        False,
+        "Compile each microbatch's forward and backward pass with XLA, which is slow on CPUs.",
+        ARITHMETIC, defines_run=True, also_called="xla use_xla enable_xla compile jit",
+    )
+
+    learning_rate_schedule: str = setting(
+        "exponential", "How the rate decays over epochs; exponential is a staircase.", RATE,
+        choices=SCHEDULES, defines_run=True,
+        also_called="lr_schedule lr_scheduler lr_scheduler_type scheduler lr_policy "
+        "learning_rate_decay_type",
+    )
+    epochs_per_decay: float = setting(
+        350.0, "Epochs between decays (exponential).", RATE,
+        allowed=least_most(1e-6, said="at least 0.000001"), defines_run=True,
+        also_called="num_epochs_per_decay decay_steps step_size lr_step_size",
+    )
+    decay_factor: float = setting(
+        0.1, "What a decay multiplies by (exponential, piecewise).", RATE,
+        allowed=Range(lambda value: 0 < value <= 1, "above 0 and at most 1"), defines_run=True,
+        also_called="gamma lr_gamma decay_rate lr_decay learning_rate_decay_factor",
+    )
+    decay_epochs: tuple[float, ...] = setting(
+        (), "Epochs at which the rate decays (piecewise): 82,123.", RATE, defines_run=True,
+        also_called="milestones lr_milestones lr_steps",
+    )
+    warmup_epochs: float = setting(
+        0.0, "Epochs over which the rate rises from 0.", RATE, allowed=AT_LEAST_0,
+        defines_run=True,
+        also_called="warmup warmup_steps warmup_ratio num_warmup_steps lr_warmup_epochs",
+    )
+    learning_rate_scaling: str = setting(
+        "none", "How the rate grows with global_batch_size / base_batch_size.", RATE,
+        choices=SCALINGS, defines_run=True,
+    )
+    base_batch_size: int = setting(
+        128, "Global batch that --learning_rate was found for.", RATE, allowed=BATCH,
+        defines_run=True,
+    )
+
+    optimizer: str = setting(
+        "sgd", "Keras optimizer.", UPDATE, choices=OPTIMIZERS, defines_run=True,
+        also_called="opt optim",
+    )
+    momentum: float = setting(
+        0.0, "Momentum (sgd, rmsprop, muon).", UPDATE, allowed=SHARE, defines_run=True
+    )
+    nesterov: bool = setting(False, "Nesterov momentum (sgd, muon).", UPDATE, defines_run=True)
+    clip_norm: float = setting(
+        0.0, "Largest global norm of the reduced gradients; 0: no clipping.", UPDATE,
+        # Its inverse has to be a number that processors do not round to 0.
+        allowed=Range(lambda value: value == 0 or 1e-30 <= value <= 1e30, "0, or 1e-30 to 1e30"),
+        defines_run=True,
+        also_called="clipnorm global_clipnorm max_grad_norm clip_grad_norm grad_clip gradient_clip "
+        "gradient_clip_val",
+    )
+    moving_average_decay: float = setting(
+        0.9999, "Of the weights; the averages are evaluated and exported. 0: none are kept.",
+        UPDATE, allowed=SHARE, defines_run=True,
+        also_called="ema use_ema ema_decay ema_momentum model_ema model_ema_decay",
+    )
+
+    max_steps: int | None = setting(
+        None, "End of the run, in steps, if that comes first.", RECORD, allowed=AT_LEAST_1,
+        also_called="steps step num_steps train_steps num_train_steps total_steps iterations "
+        "max_iter num_iterations",
+    )
+    eval_every_epochs: float = setting(
+        0.0, "Epochs between two evaluations; 0: at the end.", RECORD,
+        allowed=Range(lambda value: value == 0 or value >= 1e-6, "0, or at least 0.000001"),
+        also_called="eval_every eval_steps eval_freq validation_freq epochs_between_evals "
+        "check_val_every_n_epoch",
+    )
+    log_every_steps: int = setting(
+        20, "Steps between two lines of metrics.jsonl.", RECORD, allowed=AT_LEAST_1,
+        also_called="log_every log_every_n_steps log_frequency log_interval log_steps "
+        "logging_steps print_freq",
+    )
+    summary_every_steps: int = setting(
+        500, "Steps between two sets of histograms and images; 0: none.", RECORD,
+        allowed=AT_LEAST_0, also_called="summary_steps save_summary_steps",
+    )
+    verify_every_steps: int = setting(
+        0,
+        "Steps between two hashes of the whole state in metrics.jsonl, from step 0 to the last, by "
+        "which `towers-compare RUN_A RUN_B` finds the step where two runs part; 0: none.",
+        RECORD, allowed=AT_LEAST_0,
+    )
+    checkpoint_every_steps: int = setting(
+        500, "Steps between two checkpoints.", RECORD, allowed=AT_LEAST_1,
+        also_called="checkpoint_every checkpoint_steps save_steps save_every save_freq "
+        "save_checkpoints_steps",
+    )
+    checkpoints_to_keep: int = setting(
+        5, "The newest checkpoints that are kept.", RECORD, allowed=AT_LEAST_1,
+        also_called="max_to_keep keep_checkpoint_max save_total_limit",
+    )
+    profile_steps: tuple[int, int] | None = setting(
+        None, "First and last step of a profile for TensorBoard: A,B.", RECORD,
+        also_called="profile profiler profile_batch",
+    )
+
+    workers: tuple[str, ...] = setting(
+        (),
+        "Processes of one run on several machines: host:port of each, the same list on all; the "
+        "first is the chief, which has the run's folder. Or the environment variable TF_CONFIG "
+        "says it. Each has --num_towers towers.", SEVERAL,
+        also_called="num_workers num_nodes nnodes nodes hosts worker_hosts world_size",
+    )
+    worker_index: int | None = setting(
+        None, "Which of --workers this process is, from 0.", SEVERAL, allowed=AT_LEAST_0,
+        also_called="rank node_rank task_index task_id",
+    )
+    worker_reduction: str | None = setting(
+        None,
+        "How workers add up their gradients: along the tree of microbatches, for the bits of one "
+        "worker, or around a ring; default: ordered where it has those bits.", SEVERAL,
+        choices=WORKER_REDUCTIONS,
+    )
+    worker_wait_seconds: float = setting(
+        300.0, "How long a worker waits for the others to start.", SEVERAL,
+        allowed=Range(lambda value: 0 < value <= 1e6, "above 0 and at most 1e6"),
+    )
+    eval_of_workers: bool = setting(
+        False, "Beside each evaluation, the accuracy of each worker's share of the examples.",
+        SEVERAL,
+    )
+    # fmt: on
+
+    def __post_init__(self):
+        super().__post_init__()
+        self._check_eval_split()
+        self._check_workers()
+        self._check_schedule()
+        self._check_optimizer()
+        self._check_profile()
+
+    def _check_eval_split(self):
+        if self.eval_split == TRAINING_SPLIT:
+            raise SettingsError(
+                f"--eval_split={TRAINING_SPLIT}: must be another split than the run is trained on, "
+                f"such as test or validation; eval.py takes --split={TRAINING_SPLIT}"
+            )
+
+    def _check_workers(self):
+        if not self.workers:
+            if self.worker_index is not None:
+                raise SettingsError(
+                    f"--worker_index={self.worker_index}: only with --workers=host:port,host:port"
+                )
+            return
+        given = f"--workers={shown(self.workers)}"
+        if len(self.workers) < 2:
+            raise SettingsError(f"{given}: must be at least two; one worker needs no flag")
+        if self.worker_index is None:
+            raise SettingsError(f"{given}: needs --worker_index, which of them this process is")
+
+    def _check_schedule(self):
+        kind = self.learning_rate_schedule
+        if kind == "piecewise" and not self.decay_epochs:
+            raise SettingsError(
+                "--learning_rate_schedule=piecewise needs --decay_epochs, such as 82,123"
+            )
+        if kind != "piecewise" and self.decay_epochs:
+            raise SettingsError(
+                f"--decay_epochs={shown(self.decay_epochs)}: only for "
+                f"--learning_rate_schedule=piecewise, and it is {kind}"
+            )
+        increasing = all(a < b for a, b in itertools.pairwise(self.decay_epochs))
+        if not increasing or any(not 0 < epoch < math.inf for epoch in self.decay_epochs):
+            raise SettingsError(
+                f"--decay_epochs={shown(self.decay_epochs)}: must be above 0 and increase"
+            )
+        if kind in ENDING_SCHEDULES and self.warmup_epochs >= self.train_epochs:
+            raise SettingsError(
+                f"--warmup_epochs={self.warmup_epochs:g}: must be below "
+                f"--train_epochs={self.train_epochs:g} for the {kind} schedule"
+            )
+
+    def _check_optimizer(self):
+        if self.momentum and self.optimizer not in WITH_MOMENTUM:
+            raise SettingsError(
+                f"--momentum={self.momentum:g}: only for --optimizer="
+                f"{' or '.join(WITH_MOMENTUM)}, and it is {self.optimizer}"
+            )
+        if self.nesterov and not (self.momentum and self.optimizer in WITH_NESTEROV):
+            raise SettingsError(
+                f"--nesterov: only for --optimizer={' or '.join(WITH_NESTEROV)} with "
+                "--momentum above 0"
+            )
+
+    def _check_profile(self):
+        steps = self.profile_steps
+        if steps is not None and not (len(steps) == 2 and 0 < steps[0] <= steps[1]):
+            raise SettingsError(
+                f"--profile_steps={shown(self.profile_steps)}: must be two steps A,B with "
+                "0 < A <= B"
+            )
+
+
+def of_training(name: str, help_: str, topic: str, **changed):
+    """A setting of an evaluation that a training has under the same name, left open."""
+    about = definition(TrainSettings, name).metadata
+    kept = {key: about[key] for key in ("allowed", "is_path")}
+    return setting(None, help_, topic, also_called=" ".join(about["also_called"]), **kept | changed)
+
+
+def definition(record: type[Settings], name: str) -> dataclasses.Field:
+    """The definition of one setting."""
+    return next(field for field in dataclasses.fields(record) if field.name == name)
+
+
+@dataclasses.dataclass(frozen=True)
+class EvalSettings(Settings):
+    """The flags of `eval.py` under their own names."""
+
+    # fmt: off
+    train_dir: str = dataclasses.field(
+        default=definition(TrainSettings, "train_dir").default,
+        metadata=definition(TrainSettings, "train_dir").metadata | {"help": "Folder of the run."},
+    )
+    checkpoint: str | None = setting(
+        None, "Checkpoint to evaluate, by path or step; default: the newest.", EVERYDAY,
+        allowed=RUN_PATH, is_path=True,
+        also_called="ckpt checkpoint_path ckpt_path weights resume restore",
+    )
+    split: str | None = setting(
+        None, "Split to evaluate, such as train; default: the one that the run evaluates.",
+        EVERYDAY, allowed=SPLIT, also_called="eval_data eval_split subset",
+    )
+    num_towers: int | None = of_training(
+        "num_towers", "Towers; default: one per visible GPU, else 1.", EVERYDAY
+    )
+    test_time_flip: bool = setting(
+        False, "Evaluate the mean of the logits of each image and its mirror image.", EVERYDAY,
+        also_called="tta",
+    )
+    run_once: bool = setting(
+        True, "Whether to stop after one checkpoint, or follow a training.", EVERYDAY
+    )
+    eval_interval_seconds: float = setting(
+        10.0, "Time between two looks for a new checkpoint.", EVERYDAY,
+        allowed=Range(lambda value: 0 < value <= A_DAY, f"above 0 and at most {A_DAY}"),
+        also_called="eval_interval_secs",
+    )
+    dataset: str | None = of_training("dataset", "Data set; default: the run's.", DATA)
+    data_dir: str | None = of_training("data_dir", "Folder of the data; default: the run's.", DATA)
+    global_batch_size: int | None = of_training(
+        "global_batch_size", "Examples at a time, over all towers; default: the run's.", ARITHMETIC
+    )
+    # fmt: on
+
+    def __post_init__(self):
+        super().__post_init__()
+        if self.checkpoint is not None and not self.run_once:
+            raise SettingsError(
+                f"--checkpoint={self.checkpoint}: names one checkpoint, and --run_once=false "
+                "follows all of them; give one of the two"
+            )
+
+
+def names(record: type[Settings] = TrainSettings) -> list[str]:
+    """The names of all settings, which are those of the flags."""
+    return [field.name for field in dataclasses.fields(record)]
+
+
+def check_value(name: str, value: object) -> None:
+    """Checks one setting of a training by itself, wherever it was read.
+
+    Raises:
+      SettingsError: it is not of the setting's type, out of its range, or none of its choices.
+    """
+    check(definition(TrainSettings, name), value)
+
+
+def check(field: dataclasses.Field, value: object) -> None:
+    """Checks the value of one setting by its definition; raises as `check_value`."""
+    about, problem = field.metadata, ""
+    if not is_of(value, field.type):
+        problem = f"must be of type {getattr(field.type, '__name__', field.type)}"
+    elif value is None:
+        pass
+    elif about["allowed"] and not about["allowed"].holds(value):
+        problem = f"must be {about['allowed'].allowed}"
+    elif about["choices"] and value not in about["choices"]:
+        problem = f"must be one of {', '.join(about['choices'])}"
+    elif is_of(0.5, field.type) and not abs(value) <= _LARGEST_FLOAT32:
+        problem = "must be finite, in float32"
+    elif isinstance(value, str) and not _TEXT.fullmatch(value):
+        problem = "must be text of at most 4096 characters, without control characters"
+    if problem:
+        raise SettingsError(f"--{field.name}={shown(value)}: {problem}")
+
+
+# What terminals, logs and TensorFlow can show, and the system takes: no control characters, and no
+# half of a surrogate pair.
+_TEXT = re.compile(r"[^\x00-\x1f\x7f-\x9f\ud800-\udfff]{0,4096}")
+_LARGEST_FLOAT32 = (2 - 2**-23) * 2.0**127
+
+
+def _check_home(name: str, path: str) -> None:
+    """Checks that a path that begins with `~` is of a home folder that the system knows.
+
+    Otherwise a folder of that name would be made in the current one.
+    """
+    if path.startswith("~") and os.path.expanduser(path) == path:
+        home = path.partition("/")[0]
+        raise SettingsError(
+            f"--{name}={shown(path)}: {home} is no home folder that this system knows (is HOME "
+            f"set?); give the whole path, or ./{path} for a folder of that name here"
+        )
+
+
+def is_of(value: object, of_type) -> bool:
+    """Whether a value, perhaps read from JSON, is of an annotated type."""
+    if isinstance(of_type, types.UnionType):
+        return any(is_of(value, one) for one in typing.get_args(of_type))
+    if typing.get_origin(of_type) is tuple:  # a list in JSON
+        item = typing.get_args(of_type)[0]
+        return isinstance(value, (tuple, list)) and all(is_of(one, item) for one in value)
+    if isinstance(value, bool):
+        return of_type is bool
+    return isinstance(value, (int, float) if of_type is float else of_type)
+
+
+def shown(value: object) -> str:
+    """A value as a flag has it, for a message; without its middle where it is long."""
+    if isinstance(value, (tuple, list)):
+        text = ",".join(f"{one:g}" if isinstance(one, float) else str(one) for one in value)
+    else:
+        text = str(value)
+    return text if len(text) <= 60 and text.isprintable() else reprlib.repr(text)
+
+
+def of_text(field: dataclasses.Field, texts: list[str] | None) -> tuple | None:
+    """A flag's comma-separated items as the setting's type has them.
+
+    Raises:
+      SettingsError: one of `texts` is not a number of that type.
+    """
+    variants = [field.type, *typing.get_args(field.type)]
+    items = next(typing.get_args(one)[0] for one in variants if typing.get_origin(one) is tuple)
+    try:
+        return None if texts is None else tuple(items(text) for text in texts)
+    except ValueError as error:
+        raise SettingsError(
+            f"--{field.name}={shown(texts)}: must be numbers separated by commas"
+        ) from error
+
+
+def by_topic(record: type[Settings]) -> Iterator[tuple[str, list[dataclasses.Field]]]:
+    """The definitions under each topic that has some, in the order of TOPICS."""
+    for topic in TOPICS:
+        fields = [f for f in dataclasses.fields(record) if f.metadata["topic"] == topic]
+        if fields:
+            yield topic, fields
+
+
+def run_defining(chosen: Mapping) -> dict:
+    """Of resolved settings, those that decide the weights that a run ends with, by name."""
+    defining = {
+        field.name: chosen[field.name]
+        for field in dataclasses.fields(TrainSettings)
+        if field.metadata["defines_run"]
+    }
+    if chosen["learning_rate_schedule"] in ENDING_SCHEDULES:
+        defining["train_epochs"] = chosen["train_epochs"]
+    return defining

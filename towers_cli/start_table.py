@@ -1,0 +1,179 @@
+"""What a run says of itself before it starts."""
+
+import math
+from collections.abc import Mapping
+
+from towers import devices, gradients, schedules
+from towers.networks import optimizers
+from towers.runs import console
+from towers_cli import sizes
+
+_DECAYS_SHOWN = 50
+
+
+def rows(
+    config: Mapping, learning_rate: schedules.LearningRate, num_evaluated_examples: int
+) -> list[tuple[str, str]]:
+    """What a run is, in a few lines; warns where the rate will never decay."""
+    chosen, derived = config["settings"], config["resolved"]
+    table = [
+        ("run", console.unbroken(str(chosen["train_dir"]))),
+        *([("begins from", _describe_beginning(derived))] if derived["begins_from"] else []),
+        ("data", f"{console.unbroken(derived['data_source'])}: "
+                 f"{derived['examples_per_epoch']:,} train, "
+                 f"{num_evaluated_examples:,} {chosen['eval_split']}, "
+                 f"{len(derived['class_names'])} classes"),
+        ("model", f"{chosen['model']}, {chosen['compute_dtype']}, "
+                  f"images {' x '.join(map(str, derived['image_shape']))}"
+                  f"{', compiled with XLA' if chosen['jit_compile'] else ''}"),
+        *([("workers", _describe_workers(chosen))] if chosen["workers"] else []),
+        ("towers", f"{chosen['num_towers']}{' each' if chosen['workers'] else ''} on "
+                   f"{', '.join(derived['tower_devices'])}"),
+        ("batch", f"{chosen['global_batch_size']} global, "
+                  f"{derived['per_tower_batch_size']} per tower, {chosen['num_microbatches']} "
+                  f"microbatch(es) of {derived['microbatch_size']}"),
+        ("same bits", _describe_same_bits(chosen, derived)),
+        ("steps", f"{derived['last_step']:,}, {derived['steps_per_epoch']:.1f} per epoch"),
+        ("optimizer", _describe_optimizer(chosen)),
+        ("learning rate", describe_rate(learning_rate)),
+        ("weight decay", _describe_weight_decay(chosen)),
+        *([("labels", f"smoothed by {chosen['label_smoothing']:g}")]
+          if chosen["label_smoothing"] else []),
+        ("reduction", _describe_reduction(chosen)),
+    ]  # fmt: skip
+    warning = _warning(chosen, derived, learning_rate)
+    return [*table, ("warning", warning)] if warning else table
+
+
+def schedule(config: Mapping, learning_rate: schedules.LearningRate) -> str:
+    """The learning rate over the run, a line for each epoch at which something happens to it."""
+    chosen, derived = config["settings"], config["resolved"]
+    batch, examples_per_epoch = chosen["global_batch_size"], derived["examples_per_epoch"]
+    lines = [f"{'epoch':>10}{'step':>12}{'examples seen':>16}  rate of the next update"]
+    for step in _steps_to_show(learning_rate, derived["last_step"], batch, examples_per_epoch):
+        seen = step * batch
+        epoch = seen / examples_per_epoch
+        lines.append(f"{epoch:>10.2f}{step:>12,}{seen:>16,}  {learning_rate(seen):.6g}")
+    return "\n".join(lines)
+
+
+def _steps_to_show(
+    learning_rate: schedules.LearningRate, last_step: int, batch: int, examples_per_epoch: int
+) -> list[int]:
+    """The first and last step, tenths of the way, and those from which the rate has decayed."""
+    end = last_step * batch / examples_per_epoch
+    epochs = [end * tenth / 10 for tenth in range(11)]
+    if learning_rate.schedule == "exponential":
+        every = learning_rate.epochs_per_decay
+        epochs += [every * n for n in range(1, min(int(end / every), _DECAYS_SHOWN) + 1)]
+    epochs += [*learning_rate.decay_epochs, learning_rate.warmup_epochs]
+    steps = {math.ceil(schedules.exact(e) * examples_per_epoch / batch) for e in epochs if e <= end}
+    return sorted(min(step, last_step) for step in steps | {last_step})
+
+
+def _describe_same_bits(chosen: Mapping, derived: Mapping) -> str:
+    num_towers = chosen["num_towers"] * derived["num_workers"]
+    num_microbatches = chosen["num_microbatches"]
+    on_cpus = devices.are_cpus(derived["tower_devices"])
+    if not (on_cpus or chosen["deterministic"]):
+        return "not promised on GPUs without --deterministic"
+    numbers = gradients.same_bits(num_microbatches)
+    num_workers = derived["num_workers"]
+    if num_workers > 2 and chosen["worker_reduction"] == "ring":
+        return "not promised by --worker_reduction=ring on more than two workers"
+    if not gradients.are_subtrees(num_microbatches, num_workers):
+        own = num_microbatches // num_workers
+        return f"not those of one worker: a worker's {own} microbatches are no power of two"
+    said = (
+        f"on {sizes.either(numbers)} tower(s){' in all' if num_workers > 1 else ''}, by "
+        f"--num_microbatches={num_microbatches} and "
+        f"--intra_op_threads={chosen['intra_op_threads']}"
+    )
+    if num_towers not in numbers:
+        said += f"; not on the {num_towers} of this run"
+    if num_microbatches < 4 and 4 % num_towers == 0 == chosen["global_batch_size"] % 4:
+        all_of_4 = sizes.either(gradients.same_bits(4))
+        said += f"; a new run with --num_microbatches=4 has them on {all_of_4}"
+    return said if on_cpus else f"{said} (not yet measured on GPUs)"
+
+
+def _describe_workers(chosen: Mapping) -> str:
+    return (
+        f"{len(chosen['workers'])} ({', '.join(chosen['workers'])}), gradients "
+        f"{chosen['worker_reduction']}"
+    )
+
+
+def first_decay_epoch(rate: schedules.LearningRate) -> float:
+    """The epoch at which the rate first falls; infinity for `constant`."""
+    if rate.schedule == "exponential":
+        return rate.epochs_per_decay
+    if rate.schedule == "piecewise":
+        return min(rate.decay_epochs, default=math.inf)
+    return math.inf if rate.schedule == "constant" else rate.warmup_epochs
+
+
+def describe_rate(rate: schedules.LearningRate) -> str:
+    """One line for the start table, such as `0.1, x 0.1 every 350 epochs`."""
+    decays = {
+        "exponential": f"x {rate.decay_factor:g} every {rate.epochs_per_decay:g} epochs",
+        "piecewise": f"x {rate.decay_factor:g} at epochs "
+        + ", ".join(f"{epoch:g}" for epoch in rate.decay_epochs),
+        "cosine": f"cosine to 0 at epoch {rate.total_epochs:g}",
+        "linear": f"linear to 0 at epoch {rate.total_epochs:g}",
+        "constant": "constant",
+    }
+    warm_up = f", {rate.warmup_epochs:g} epochs of warm-up" if rate.warmup_epochs else ""
+    return f"{rate.initial:g}{warm_up}, {decays[rate.schedule]}"
+
+
+def _warning(
+    chosen: Mapping, derived: Mapping, learning_rate: schedules.LearningRate
+) -> str | None:
+    end = derived["last_step"] * chosen["global_batch_size"] / derived["examples_per_epoch"]
+    first_decay = first_decay_epoch(learning_rate)
+    if end <= first_decay < math.inf:
+        return (
+            f"the run ends at epoch {end:.4g}, before the learning rate first decays at epoch "
+            f"{first_decay:g}"
+        )
+    if learning_rate.schedule in ("cosine", "linear") and end < learning_rate.total_epochs:
+        return (
+            f"the run ends at epoch {end:.4g}, before the learning rate has fallen to 0 at epoch "
+            f"{learning_rate.total_epochs:g}"
+        )
+    return None
+
+
+def _describe_beginning(derived: Mapping) -> str:
+    begins = derived["begins_from"]
+    slots = "are taken over" if begins["optimizer"] else "begin anew"
+    return (
+        f"{console.unbroken(begins['checkpoint'])}, at {begins['examples_seen']:,} examples seen, "
+        f"which is step {begins['first_step']:,} here; the optimizer's slots {slots}"
+    )
+
+
+def _describe_optimizer(chosen: Mapping) -> str:
+    parts = [chosen["optimizer"]]
+    if chosen["optimizer"] == "muon":
+        ratio = optimizers.MUON_ADAM_RATIO
+        parts[0] += f" (scales, biases, last layer: adam at {ratio:g} of the rate)"
+    if chosen["momentum"]:
+        parts.append(f"{'Nesterov ' if chosen['nesterov'] else ''}momentum {chosen['momentum']:g}")
+    if chosen["clip_norm"]:
+        parts.append(f"global norm clipped to {chosen['clip_norm']:g} after the reduction")
+    if chosen["moving_average_decay"]:
+        parts.append(f"moving averages {chosen['moving_average_decay']:g}")
+    return ", ".join(parts)
+
+
+def _describe_weight_decay(chosen: Mapping) -> str:
+    decoupled = chosen["optimizer"] in optimizers.DECOUPLED_WEIGHT_DECAY
+    kind = "decoupled" if decoupled else "in every tower's loss"
+    return f"{chosen['weight_decay']:g} on {chosen['weight_decay_filter']}, {kind}"
+
+
+def _describe_reduction(chosen: Mapping) -> str:
+    of_gradients = f"{chosen['gradient_reduction']} of the gradients over microbatches"
+    return f"{of_gradients}; batch-norm statistics: {chosen['batch_norm_statistics']}"

@@ -1,0 +1,108 @@
+"""What a command asks of the system before TensorFlow starts, and what it says of its errors."""
+
+import contextlib
+import errno
+import os
+import resource
+import sys
+from pathlib import Path
+
+OPEN_FILES = 64  # enough for all that a run opens at a time
+# With less, TensorFlow ends in a crash. Measured: 2 GB of address space are too few and 2.5 are
+# enough; a run on two cores has 12 threads.
+ADDRESS_SPACE = 3 * 2**30  # bytes
+THREADS = 16, 8  # in any case, and for each core
+
+
+def provide_output():
+    """Sees to it that what is printed cannot end the process: it is lost, or escaped.
+
+    Where stdin, stdout or stderr is closed, the next file that is opened would take its place, and
+    what TensorFlow prints would go into it.
+    """
+    for descriptor in range(3):
+        try:
+            os.fstat(descriptor)
+        except OSError:
+            os.open(os.devnull, os.O_RDWR)  # takes the lowest number that is free, this one
+    sys.stdout = sys.stdout or open(1, "w", closefd=False)  # noqa: SIM115  for good
+    sys.stderr = sys.stderr or open(2, "w", closefd=False)  # noqa: SIM115
+    if hasattr(sys.stdout, "reconfigure"):  # an ASCII terminal, and a folder with another name
+        sys.stdout.reconfigure(errors="backslashreplace")
+
+
+def check_limits():
+    """Checks that the system lets the process have what TensorFlow would crash without.
+
+    Raises:
+      OSError: it does not; names the limit.
+    """
+    files = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+    if 0 <= files < OPEN_FILES:
+        raise OSError(
+            errno.EMFILE,
+            f"this process may open {files} files at a time, and {OPEN_FILES} are needed "
+            "(ulimit -n)",
+        )
+    addresses = resource.getrlimit(resource.RLIMIT_AS)[0]
+    if 0 <= addresses < ADDRESS_SPACE:
+        raise OSError(
+            errno.ENOMEM,
+            f"this process may use {addresses / 2**30:.2g} GB of address space, and "
+            f"{ADDRESS_SPACE / 2**30:.2g} are needed (ulimit -v)",
+        )
+    if os.geteuid():  # root may have any number
+        _check_threads()
+
+
+def _check_threads():
+    limit = resource.getrlimit(resource.RLIMIT_NPROC)[0]
+    if not 0 <= limit < 2**16:  # a higher one, or none, is not met
+        return
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+    base, per_core = THREADS
+    there, needed = _threads_of_user(), base + per_core * (cores or 1)
+    if there + needed > limit:
+        raise OSError(
+            errno.EAGAIN,
+            f"this user may have {limit:,} threads, has {there:,}, and {needed:,} more are needed "
+            "(ulimit -u)",
+        )
+
+
+def _threads_of_user():
+    """How many threads the processes of this user have."""
+    count = 0
+    for process in Path("/proc").glob("[0-9]*"):
+        with contextlib.suppress(OSError):  # it has just ended
+            if process.stat().st_uid == os.geteuid():
+                count += len(os.listdir(process / "task"))
+    return count
+
+
+def said_by_system(error):
+    """An OSError in words: `/a/file: No space left on device`, without Python's `[Errno 28]`."""
+    text = f"{error.filename}: {error.strerror}" if error.filename else error.strerror or str(error)
+    return "".join(one if one.isprintable() else repr(one)[1:-1] for one in text)
+
+
+def ended_by_system(command, error):
+    """Says why a command ends, where somebody reads it; returns the exit code."""
+    try:
+        print(f"{command}: error: {said_by_system(error)}", file=sys.stderr, flush=True)
+    except OSError:  # the terminal was closed, and what it said of that is the error
+        return output_is_gone()
+    return 1
+
+
+def output_is_gone():
+    """Ends the output where its reader has gone: that of `train.py | head`, a closed terminal.
+
+    Returns:
+      The exit code, as the shell has it for SIGPIPE.
+    """
+    # Else Python complains when it flushes at its end.
+    nowhere = os.open(os.devnull, os.O_WRONLY)
+    for stream in (sys.stdout, sys.stderr):
+        os.dup2(nowhere, stream.fileno())
+    return 141

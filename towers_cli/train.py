@@ -1,0 +1,127 @@
+"""Trains an image classifier on towers: several devices, one set of weights.
+
+    python train.py --train_dir=runs/first --num_towers=2
+    python train.py --recipe=shapes          (nothing to download)
+    tensorboard --logdir=runs/first
+
+The same command continues a run that was stopped.
+`python eval.py --train_dir=...` evaluates it.
+Once the package is installed, they are towers-train and towers-eval.
+"""
+
+import os
+
+from towers_cli import command_line, ending, settings
+
+
+def command() -> None:
+    """Runs the command to its end."""
+    command_line.run(settings.TrainSettings, __doc__, main)
+
+
+def main(line: command_line.CommandLine, rest: list[str]) -> int:
+    """Trains; returns the exit code."""
+    ending.end_at_once_on_signals()  # until the training takes them over, and saves first
+    if line.values.dry_run:
+        ending.keep_libraries_from_writing()
+    return ending.explained(rest[0], lambda: run(settings_of(line, rest)), ending.stopped_at_once)
+
+
+def settings_of(line: command_line.CommandLine, rest: list[str]) -> settings.TrainSettings:
+    """The settings that the flags, or TF_CONFIG in place of two of them, give."""
+    from towers_cli import agreement
+
+    members = agreement.members_of(os.environ.get("TF_CONFIG", ""))
+    given = {} if members is None else {"workers": members.addresses, "worker_index": members.index}
+    if given and any(line.is_given(name) for name in given):
+        raise settings.SettingsError(
+            f"--workers={settings.shown(line.values.workers)}: TF_CONFIG names workers too; give "
+            "one of the two"
+        )
+    return line.settings(rest, **given)
+
+
+def run(chosen: settings.TrainSettings) -> int:
+    """The story of a training; returns the exit code."""
+    from towers_cli import agreement
+
+    with agreement.meet_workers(chosen) as workers:  # most often there is one
+        return train(chosen, workers)
+
+
+def train(chosen: settings.TrainSettings, workers) -> int:
+    """The story, once all workers are there."""
+    from input_pipeline import batches, datasets, preprocess
+    from towers import devices, networks, worker
+    from towers.runs import console, loop, run_folder
+    from towers_cli import agreement, begin_from, build, going_on, resolve, run_config, start_table
+
+    # What the run is, as its folder and this machine have it.
+    folder = run_folder.RunFolder(chosen.train_dir)
+    found = agreement.find(workers, folder)
+    chosen = resolve.resolved(chosen, found.earlier, devices.visible_gpus(), found.cores)
+    build.start_runtime(chosen.intra_op_threads, chosen.deterministic)
+    tower_devices = build.tower_devices(chosen.num_towers)
+    agreement.check_alike(workers, chosen)
+    workers.start(chosen.worker_reduction)
+
+    # The data. First the split whose name may be wrong: to decode the other may take minutes.
+    load = datasets.load_prepared if chosen.dry_run else datasets.load
+    splits = (chosen.eval_split, settings.TRAINING_SPLIT)
+    evaluated, training = worker.chief_first(
+        workers, lambda: [load(chosen.dataset, chosen.data_dir, split) for split in splits]
+    )
+    network = networks.NETWORKS[chosen.model]
+    preprocessing = preprocess.for_images(network.preprocessing, training.images.shape[1:])
+    agreement.check_same_data(
+        workers, training=training.fingerprint, evaluation=evaluated.fingerprint
+    )
+
+    # The plan, written down and shown.
+    learning_rate = resolve.learning_rate(chosen, len(training.images))
+    plan = resolve.plan(chosen, len(training.images), training.class_names)
+    config = run_config.make(
+        chosen, tower_devices, plan, preprocessing.name, preprocessing.output_shape,
+        training, evaluated,
+    )  # fmt: skip
+    config = begin_from.with_beginning(workers, config, found.earlier)
+    if workers.is_chief:
+        table = start_table.rows(config, learning_rate, len(evaluated.images))
+        print(console.table(table), flush=True)
+    if chosen.dry_run:
+        if workers.is_chief:
+            print(start_table.schedule(config, learning_rate))
+        return 0
+
+    # The model and its trainer: one tower for each device.
+    def shown_first():  # to a network that looks at some images before its first step
+        images = batches.spread_out(training.images, build.IMAGES_TO_ADAPT_TO)
+        return preprocessing.evaluate(images).numpy()
+
+    trainer = build.build_trainer(
+        chosen, tower_devices, config, learning_rate, shown_first, workers
+    )
+
+    # The run, from its beginning or from where it stands.
+    pipeline = {
+        "global_batch_size": chosen.global_batch_size,
+        "shard": batches.Shard(workers.index, workers.count),
+    }
+    training_images = batches.as_tensor(training.images)
+    data = loop.Data(
+        training=lambda first_step, last_step: batches.training_batches(
+            training_images, training.labels, seed=chosen.seed, first_step=first_step,
+            last_step=last_step, preprocess=preprocessing.train, **pipeline,
+        ),
+        # Made once, for TensorFlow keeps something of each; every iteration starts anew.
+        evaluation=batches.evaluation_batches(
+            batches.as_tensor(evaluated.images), evaluated.labels,
+            preprocess=preprocessing.evaluate, **pipeline,
+        ),
+        evaluation_count=len(evaluated.images),
+        evaluation_split=chosen.eval_split,
+    )  # fmt: skip
+    begins_elsewhere = config["resolved"]["begins_from"] is not None
+    run_sha256 = run_config.run_sha256(config)
+    this_run = loop.Run(trainer, folder, plan, data, run_sha256, begins_elsewhere)
+    return going_on.train(this_run, config)
