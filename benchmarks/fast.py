@@ -76,7 +76,7 @@ def figures(measured: dict[str, turns.Measured]) -> list[dict]:
             "to_pytorch": turns.median_ratio(found.rates, measured[best].rates) if best else None,
             "every_round": [round(rate) for rate in found.rates],
         }
-        | turns.machine()
+        | turns.conditions()
         for name, found in measured.items()
     ]
 

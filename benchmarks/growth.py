@@ -62,7 +62,7 @@ def measure(series: str, options: argparse.Namespace) -> list[dict]:
             "peak_megabytes": found.peak_megabytes and round(found.peak_megabytes),
             "rounds": options.rounds,
         }
-        | turns.machine()
+        | turns.conditions()
         for point, found in turns.measure(sides, options.rounds).items()
     ]
 

@@ -53,7 +53,7 @@ def measure(megabytes: int) -> list[dict]:
             "above_megabytes": round(peak - by_itself),
             "to_the_images": round((peak - by_itself) / size, 2),
         }
-        | turns.machine()
+        | turns.conditions()
         for run, peak in peaks.items()
     ]
 

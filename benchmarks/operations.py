@@ -77,7 +77,7 @@ def measure(dtype: tf.DType, rounds: int) -> list[dict]:
     return [
         {"what": what, "form": form, "dtype": dtype.name, "rounds": rounds}
         | {"milliseconds": round(1000 * min(seconds[what, form]), 3)}
-        | turns.machine()
+        | turns.conditions()
         for what, form in timed
     ]
 

@@ -72,7 +72,7 @@ def main():
             "steps": options.steps,
             "dataset": options.dataset,
         }
-        | turns.machine()
+        | turns.conditions()
         for name, values in found.items()
     ]
     turns.report(HEAD, rows, as_row, options.output)

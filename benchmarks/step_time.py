@@ -77,7 +77,7 @@ def measure(model: str, compute_dtype: str, options: argparse.Namespace) -> list
             "to_one_tower": turns.median_ratio(rates["1-4"], rates[name]),
             "rounds": options.rounds,
         }
-        | turns.machine()
+        | turns.conditions()
         for side, name in zip(SIDES, sides, strict=True)
     ]
 

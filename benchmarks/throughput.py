@@ -190,7 +190,7 @@ def figures(
             "dataset": options.dataset,
             "rounds": options.rounds,
         }
-        | turns.machine()
+        | turns.conditions()
         for name, row in chosen.items()
     ]
 

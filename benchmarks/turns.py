@@ -22,6 +22,7 @@ from typing import NamedTuple
 import psutil
 
 from towers.runs import run_folder
+from towers.support import machine
 
 
 @dataclasses.dataclass(frozen=True)
@@ -125,7 +126,7 @@ def median_ratio(of: Sequence[float], to: Sequence[float]) -> float:
     return round(statistics.median(a / b for a, b in zip(of, to, strict=True)), 3)
 
 
-def machine() -> dict:
+def conditions() -> dict:
     """What a figure has to be read with."""
     found = {
         "processor": machine.processor(),

@@ -73,7 +73,7 @@ def rows(totals, counts, options: argparse.Namespace) -> list[dict]:
             "milliseconds": round(milliseconds, 2),
             "share": round(milliseconds / whole, 3),
         }
-        | turns.machine()
+        | turns.conditions()
         for kind, count, milliseconds in lines
     ]
 

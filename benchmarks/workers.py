@@ -93,7 +93,7 @@ def measure(model: str, num_towers: int, options: argparse.Namespace) -> list[di
             "megabytes": round(bytes_of_a_step(side) / num_workers / 1e6, 3),
             "rounds": options.rounds,
         }
-        | turns.machine()
+        | turns.conditions()
         for ((num_workers, reduction), side), found in zip(
             sides.items(), measured.values(), strict=True
         )

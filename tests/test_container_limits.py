@@ -8,7 +8,6 @@ import scripts
 
 import container_limits
 from input_pipeline import decoded
-from towers import devices
 from towers.support import machine
 
 GB = 10**9
@@ -95,7 +94,7 @@ class TestCores:
         assert container_limits.cores(root) is None
 
     def test_devices_takes_the_smaller_of_quota_and_affinity(self, monkeypatch):
-        monkeypatch.setattr(devices.os, "sched_getaffinity", lambda _: range(8), raising=False)
+        monkeypatch.setattr(machine.os, "sched_getaffinity", lambda _: range(8), raising=False)
         for quota, expected in ((None, 8), (3, 3), (64, 8)):
             monkeypatch.setattr(container_limits, "cores", lambda quota=quota: quota)
             assert machine.available_cores() == expected

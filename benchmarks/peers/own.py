@@ -10,11 +10,9 @@ import itertools
 import sys
 from collections.abc import Iterable
 
-from absl import app
-
-import train
 from benchmarks.peers import counter
 from input_pipeline import batches
+from towers_cli import train
 
 
 def main():
@@ -31,7 +29,7 @@ def main():
             turn.step_done(batch_size)  # the loop asks for the next one when a step is done
 
     batches.training_batches = counted
-    app.run(train.main)
+    train.command()
 
 
 if __name__ == "__main__":

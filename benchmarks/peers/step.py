@@ -73,7 +73,7 @@ def meet_workers(count: int) -> worker.Workers:
         addresses = tuple(f"127.0.0.1:{port}" for port in launch.free_ports(count))
         members = cluster.Cluster(addresses, 0)
         for index in range(1, count):
-            config = cluster.tf_config(cluster.Cluster(addresses, index))
+            config = launch.tf_config(addresses, index)
             subprocess.Popen(
                 [sys.executable, "-m", "benchmarks.peers.step", *sys.argv[1:]],
                 env=os.environ | {"TF_CONFIG": config},

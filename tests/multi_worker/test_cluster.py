@@ -5,6 +5,7 @@ import json
 import pytest
 
 from towers.multi_worker import cluster
+from towers_cli import launch
 
 
 def tf_config(jobs, kind="worker", index=0) -> str:
@@ -94,4 +95,4 @@ def test_a_tf_config_that_is_none_is_refused(text, problem):
 
 def test_tf_config_is_read_back():
     members = cluster.Cluster(("a:1", "b:1"), 1)
-    assert cluster.from_tf_config(cluster.tf_config(members)) == members
+    assert cluster.from_tf_config(launch.tf_config(members.addresses, members.index)) == members

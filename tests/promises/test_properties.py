@@ -25,6 +25,7 @@ from towers import evaluation, gradients, schedules
 from towers.multi_worker import cluster
 from towers.runs import loop
 from towers.support import tally
+from towers_cli import launch
 
 # Drawn from no clock and no chance, on slow machines too; no draw is kept for the next run.
 hypothesis.settings.register_profile(
@@ -320,7 +321,10 @@ class TestTfConfig:
         if members is not None:
             assert len(set(members.addresses)) == len(members.addresses) > 1
             cluster.check(members.addresses, members.index)
-            assert cluster.from_tf_config(cluster.tf_config(members)) == members
+            assert (
+                cluster.from_tf_config(launch.tf_config(members.addresses, members.index))
+                == members
+            )
 
 
 def ids_at(first, count, *, num_examples, global_batch_size, seed) -> np.ndarray:

@@ -48,11 +48,14 @@ class MultiWorker:
         """
         self.cluster = members
         self.count, self.index = len(members.addresses), members.index
-        self.is_chief = self.index == 0
         self._channel = channel.Channel(members, wait_seconds)
         self._strategy: tf.distribute.Strategy | None = None  # kept for what it has started
         self.reduction = "ordered"
         self._keys: dict[tuple, int] = {}
+
+    @property
+    def is_chief(self) -> bool:
+        return self.index == 0
 
     def __enter__(self) -> "MultiWorker":
         return self
