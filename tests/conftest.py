@@ -33,7 +33,7 @@ LONGEST_FIRST = (
     "test_step.py",
     "test_benchmarks.py",
     "test_cifar10.py",
-    "test_workers.py",
+    "test_collectives.py",
 )
 
 

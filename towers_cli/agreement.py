@@ -16,7 +16,7 @@ def members_of(tf_config: str) -> cluster.Cluster | None:
       SettingsError: it is not of its form.
     """
     try:
-        return cluster.from_tf_config(tf_config or "{}")
+        return cluster.from_tf_config(tf_config)
     except ValueError as error:
         raise settings.SettingsError(f"TF_CONFIG: {error}") from error
 
@@ -99,7 +99,7 @@ def check_alike(workers: worker.Workers, chosen: settings.TrainSettings) -> None
     Raises:
       WorkerError: names what differs, and on which worker.
     """
-    given = dataclasses.asdict(chosen)
+    given = settings.recorded(chosen)
     shared = {name: value for name, value in given.items() if name not in _OF_ONE_WORKER}
     versions = {f"version of {name}": text for name, text in stretches.versions().items()}
     _check_same(workers, shared | versions)

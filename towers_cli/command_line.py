@@ -171,11 +171,10 @@ class CommandLine:
                 for other in field.metadata["also_called"]:
                     known.setdefault(other, []).append(field.name)
         if name not in known:
-            for flag in settings.names(self.record):
+            for flag in self.values:
                 known.setdefault(flag, []).append(flag)
         like = [name] if name in known else difflib.get_close_matches(name, known, n=2, cutoff=0.7)
-        own = settings.names(self.record)
-        meant = [flag for other in like for flag in known[other] if flag in own]
+        meant = [flag for other in like for flag in known[other] if flag in self.values]
         return list(dict.fromkeys(meant))[:2]
 
 

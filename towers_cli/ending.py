@@ -8,18 +8,28 @@ from collections.abc import Callable
 from towers_cli import settings, system
 
 
-def explained(program: str, run: Callable[[], int], stopped: Callable[[int], int]) -> int:
+def explained(
+    program: str,
+    settings_of: Callable[[], settings.Settings],
+    run: Callable[[settings.Settings], int],
+    stopped: Callable[[int], int],
+) -> int:
     """What `run` returns, or the exit code of what went wrong, which is said in one line.
 
     Args:
       program: the command, as it was called.
-      run: the command itself.
+      settings_of: makes the checked record of its settings, before TensorFlow is imported.
+      run: the command itself, with that record.
       stopped: (signal) says what Ctrl-C has left; returns the exit code.
     """
     program = os.path.basename(program)
     try:
         system.check_limits()
-        return _user_errors_said(program, run)
+        chosen = settings_of()
+        return _user_errors_said(program, lambda: run(chosen))
+    except settings.SettingsError as error:
+        print(f"{program}: error: {system.printable(error)}", file=sys.stderr)
+        return error.exit_code
     except KeyboardInterrupt:
         return stopped(signal.SIGINT)
     except BrokenPipeError:
@@ -34,7 +44,7 @@ def explained(program: str, run: Callable[[], int], stopped: Callable[[int], int
 
 
 def _user_errors_said(program: str, run: Callable[[], int]) -> int:
-    # Imported here, so that --help answers without waiting for TensorFlow.
+    # Imported here, so that a wrong flag is answered without waiting for TensorFlow.
     from input_pipeline import datasets
     from towers.runs import console
     from towers.support import errors, noise

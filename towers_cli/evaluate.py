@@ -18,7 +18,7 @@ def command() -> None:
 
 def main(line: command_line.CommandLine, rest: list[str]) -> int:
     """Evaluates; returns the exit code."""
-    return ending.explained(rest[0], lambda: run(line.settings(rest)), stopped)
+    return ending.explained(rest[0], lambda: line.settings(rest), run, stopped)
 
 
 def stopped(number: int) -> int:

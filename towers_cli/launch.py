@@ -12,6 +12,7 @@ import argparse
 import contextlib
 import json
 import os
+import shutil
 import signal
 import socket
 import subprocess
@@ -37,14 +38,17 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Runs the workers to their end; returns the exit code."""
     parser = argparse.ArgumentParser(description=__doc__ and __doc__.splitlines()[0])
     parser.add_argument("--workers", type=int, required=True, help="how many processes")
-    parser.add_argument("script", help="such as train.py")
+    parser.add_argument("script", help="such as train.py, or towers-train")
     parser.add_argument("arguments", nargs=argparse.REMAINDER, help="the script's own flags")
     options = parser.parse_args(argv)
     if not 1 <= options.workers <= _LARGEST:
         parser.error(f"--workers={options.workers}: must be at least 1 and at most {_LARGEST}")
-    if not Path(options.script).is_file():
-        parser.error(f"{options.script}: there is no such file")
-    return run([sys.executable, "-u", options.script, *options.arguments], options.workers)
+    script = options.script
+    if not Path(script).is_file():  # an installed command
+        script = shutil.which(script, path=Path(sys.executable).parent) or shutil.which(script)
+    if script is None:
+        parser.error(f"{options.script}: there is no such file or command")
+    return run([sys.executable, "-u", script, *options.arguments], options.workers)
 
 
 def run(command: Sequence[str], count: int, environment: Mapping[str, str] = os.environ) -> int:

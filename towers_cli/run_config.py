@@ -1,6 +1,5 @@
 """A run's `config.json`: what it holds, whether it is one, and whether two are of the same run."""
 
-import dataclasses
 import hashlib
 import json
 from collections.abc import Mapping
@@ -34,7 +33,7 @@ def make(
     """
     num_workers = len(chosen.workers) or 1
     return {
-        "settings": dataclasses.asdict(chosen),
+        "settings": settings.recorded(chosen),
         "resolved": {
             "tower_devices": list(tower_devices),
             "num_workers": num_workers,
@@ -92,7 +91,7 @@ def check(config: Mapping, train_dir: str | Path) -> None:
     try:
         if not (isinstance(chosen, dict) and isinstance(derived, dict)):
             raise ValueError("settings and resolved have to be objects")
-        for name in settings.names():
+        for name in settings.recorded_names():
             if name not in chosen:
                 raise ValueError(f"{name} is missing; another version of towers may have made it")
             settings.check_value(name, chosen[name])

@@ -129,6 +129,7 @@ def setting(
     choices: tuple[str, ...] = (),
     defines_run: bool = False,
     is_path: bool = False,
+    is_recorded: bool = True,
     also_called: str = "",
 ):
     """A field of a record of settings.
@@ -142,6 +143,7 @@ def setting(
       defines_run: whether it decides the weights that a run ends with. The rest say where the work
         is done, when it is reported and when it ends, and may change when a run is continued.
       is_path: of a file or folder.
+      is_recorded: whether `config.json` has it; not what a command does once.
       also_called: its names in the tutorial, TensorFlow's models, Keras, PyTorch's examples,
         Lightning and Transformers, for whoever types one of them.
     """
@@ -152,6 +154,7 @@ def setting(
         "choices": choices,
         "defines_run": defines_run,
         "is_path": is_path,
+        "is_recorded": is_recorded,
         "also_called": also_called.split(),
     }
     return dataclasses.field(default=default, metadata=about)
@@ -220,7 +223,7 @@ class TrainSettings(Settings):
     dry_run: bool = setting(
         False,
         "Say what the run would be, and its learning rate by epochs, and end; nothing is written "
-        "or downloaded.", EVERYDAY,
+        "or downloaded.", EVERYDAY, is_recorded=False,
     )
 
     begin_from: str | None = setting(
@@ -495,11 +498,11 @@ class TrainSettings(Settings):
             )
 
 
-def of_training(name: str, help_: str, topic: str, **changed):
+def of_training(name: str, help_: str, topic: str):
     """A setting of an evaluation that a training has under the same name, left open."""
     about = definition(TrainSettings, name).metadata
     kept = {key: about[key] for key in ("allowed", "is_path")}
-    return setting(None, help_, topic, also_called=" ".join(about["also_called"]), **kept | changed)
+    return setting(None, help_, topic, also_called=" ".join(about["also_called"]), **kept)
 
 
 def definition(record: type[Settings], name: str) -> dataclasses.Field:
@@ -512,9 +515,9 @@ class EvalSettings(Settings):
     """The flags of `eval.py` under their own names."""
 
     # fmt: off
-    train_dir: str = dataclasses.field(
-        default=definition(TrainSettings, "train_dir").default,
-        metadata=definition(TrainSettings, "train_dir").metadata | {"help": "Folder of the run."},
+    train_dir: str = setting(
+        definition(TrainSettings, "train_dir").default, "Folder of the run.", EVERYDAY,
+        allowed=RUN_PATH, is_path=True,
     )
     checkpoint: str | None = setting(
         None, "Checkpoint to evaluate, by path or step; default: the newest.", EVERYDAY,
@@ -559,6 +562,17 @@ class EvalSettings(Settings):
 def names(record: type[Settings] = TrainSettings) -> list[str]:
     """The names of all settings, which are those of the flags."""
     return [field.name for field in dataclasses.fields(record)]
+
+
+def recorded(chosen: TrainSettings) -> dict:
+    """What `config.json` has of the settings, by name."""
+    return {name: getattr(chosen, name) for name in recorded_names()}
+
+
+def recorded_names() -> list[str]:
+    """The names of the settings that `config.json` has."""
+    fields = dataclasses.fields(TrainSettings)
+    return [field.name for field in fields if field.metadata["is_recorded"]]
 
 
 def check_value(name: str, value: object) -> None:

@@ -83,7 +83,12 @@ def _threads_of_user():
 def said_by_system(error):
     """An OSError in words: `/a/file: No space left on device`, without Python's `[Errno 28]`."""
     text = f"{error.filename}: {error.strerror}" if error.filename else error.strerror or str(error)
-    return "".join(one if one.isprintable() else repr(one)[1:-1] for one in text)
+    return printable(text)
+
+
+def printable(text):
+    """One line of text as a terminal may show it: a control character as `\\x1b`."""
+    return "".join(one if one.isprintable() else repr(one)[1:-1] for one in str(text))
 
 
 def ended_by_system(command, error):

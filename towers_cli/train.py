@@ -24,15 +24,18 @@ def main(line: command_line.CommandLine, rest: list[str]) -> int:
     ending.end_at_once_on_signals()  # until the training takes them over, and saves first
     if line.values.dry_run:
         ending.keep_libraries_from_writing()
-    return ending.explained(rest[0], lambda: run(settings_of(line, rest)), ending.stopped_at_once)
+    return ending.explained(rest[0], lambda: settings_of(line, rest), run, ending.stopped_at_once)
 
 
 def settings_of(line: command_line.CommandLine, rest: list[str]) -> settings.TrainSettings:
     """The settings that the flags, or TF_CONFIG in place of two of them, give."""
-    from towers_cli import agreement
+    given = {}
+    if os.environ.get("TF_CONFIG"):
+        from towers_cli import agreement
 
-    members = agreement.members_of(os.environ.get("TF_CONFIG", ""))
-    given = {} if members is None else {"workers": members.addresses, "worker_index": members.index}
+        members = agreement.members_of(os.environ["TF_CONFIG"])
+        if members is not None:
+            given = {"workers": members.addresses, "worker_index": members.index}
     if given and any(line.is_given(name) for name in given):
         raise settings.SettingsError(
             f"--workers={settings.shown(line.values.workers)}: TF_CONFIG names workers too; give "

@@ -43,7 +43,6 @@ def test_real_processes_train_one_model_with_stale_gradients(tmp_path):
 ONE_WORKER = """
 from laboratory import data, race
 from laboratory import findings
-from lessons import lesson
 findings.start_runtime()
 from laboratory import network, parameter_server, rules, simulation, speeds
 problem = network.Network(race.network, data.load(findings.Setup(short=True)), 16)

@@ -58,7 +58,7 @@ class TestAnImport:
         [
             "import towers",
             "import absl.logging, towers",
-            "import towers_cli.compare, towers_cli.launch, input_pipeline.datasets",
+            "import towers_cli.comparison, towers_cli.going_on, input_pipeline.datasets",
             "import tensorflow, towers",
         ],
     )

@@ -2,6 +2,7 @@
 
 import dataclasses
 import os
+import re
 import subprocess
 import sys
 
@@ -30,7 +31,7 @@ SAID = {
     "model_dir": ("--train_dir", "--train_dir"),
     "output_dir": ("--train_dir", "--train_dir"),
     "checkpoint_dir": ("--train_dir", "--train_dir"),
-    "checkpoint_path": ("--train_dir", "--train_dir or --checkpoint"),
+    "checkpoint_path": ("--train_dir", "--checkpoint or --train_dir"),
     "chekpoint": ("--train_dir", "--checkpoint or --train_dir"),
     "data": ("--dataset or --data_dir", "--dataset or --data_dir"),
     "wd": ("--weight_decay", ""),
@@ -71,7 +72,10 @@ def test_every_other_name_gets_the_flag_that_has_it():
     for name, (_, record) in scripts.COMMANDS.items():
         for field in dataclasses.fields(record):
             for other in set(field.metadata["also_called"]) - set(FLAGS[name]):
-                assert f"--{field.name}" in said_to(name, other), other
+                said = said_to(name, other)
+                assert f"--{field.name}" in said, other
+                suggested = re.findall(r"--(\w+)", said.replace("--help lists them", ""))
+                assert set(suggested) <= set(FLAGS[name]), other
 
 
 @pytest.mark.whole_program
@@ -140,6 +144,8 @@ def test_the_version_comes_without_tensorflow_from_anywhere(tmp_path):
         "laboratory.parameter_server",
         "lessons",
         "lessons.drawing",
+        "lessons.house",
+        "lessons.pages",
         "towers_cli.compare",
         "towers_cli.launch",
         "lessons.recipe",

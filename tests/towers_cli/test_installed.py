@@ -50,3 +50,23 @@ def test_an_error_names_the_command_as_it_was_called(tmp_path):
     assert done.stderr == "towers-train: error: --momentum=2.0: must be at least 0 and below 1\n"
     version = run("towers-eval", "--version", cwd=tmp_path)
     assert version.stdout == f"towers {towers.__version__}\n"
+
+
+@pytest.mark.whole_program
+def test_the_launcher_starts_an_installed_command(tmp_path):
+    done = run("towers-launch", "--workers=2", "--", "towers-train", "--version", cwd=tmp_path)
+    assert (done.returncode, done.stderr) == (0, "")
+    version = f"towers {towers.__version__}"
+    assert sorted(done.stdout.splitlines()) == [f"[0] {version}", f"[1] {version}"]
+
+
+@pytest.mark.whole_program
+def test_a_wrong_value_does_not_wait_for_tensorflow(tmp_path):
+    program = Path(sys.executable).with_name("towers-train")
+    done = subprocess.run(
+        [sys.executable, "-X", "importtime", program, "--momentum=2"],
+        cwd=tmp_path, capture_output=True, text=True, timeout=60,
+    )  # fmt: skip
+    assert done.returncode == 2
+    assert "towers-train: error: --momentum=2.0: must be at least 0 and below 1" in done.stderr
+    assert not {"tensorflow", "keras", "numpy"} & set(done.stderr.replace("|", " ").split())

@@ -219,7 +219,7 @@ def test_no_process_is_left_after_an_ordinary_end(alone):
     [
         (["--workers=0", "train.py"], "--workers=0: must be at least 1 and at most 64"),
         (["--workers=x", "train.py"], "invalid int value: 'x'"),
-        (["--workers=2", "no_such.py"], "no_such.py: there is no such file"),
+        (["--workers=2", "no_such.py"], "no_such.py: there is no such file or command"),
         (["--workers=2"], "the following arguments are required: script"),
         (["train.py"], "the following arguments are required: --workers"),
     ],

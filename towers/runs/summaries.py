@@ -104,7 +104,7 @@ class Summaries:
           metrics: a line of `metrics.jsonl`.
           losses: loss term to its value in each microbatch, [num_microbatches].
           num_towers: the spread is over the means of the towers.
-          divergence: from `batch_norm.divergence`, or empty.
+          divergence: from `divergence.divergence`, or empty.
         """
         with _events(self._train, metrics["step"]):
             for term, values in losses.items():
