@@ -50,8 +50,8 @@ ROOMS = (
          (20, 468, 680, 84), BLUE),
     Room("towers.support", "towers/support/", "what the idea leans on", (20, 596, 680, 68), GREEN),
 )  # fmt: skip
-# Only these have arrows: to the row below, and across. The rooms below the top row say in words what
-# else they import; those of the top row may import all.
+# Only these have arrows: to the row below, and across. All but the top row say in words what
+# else they import; that row may import all.
 ARROWS = {
     ("lessons", "laboratory"),
     ("lessons", "towers_cli"),
