@@ -90,5 +90,7 @@ class TestACommand:
         if name == "compare":
             compare.main([str(tmp_path), str(tmp_path)])
         else:
-            scripts.run(name, f"--train_dir={tmp_path}", "--global_batch_size=0")
+            flags = {"train": ["--num_towers=3"], "eval": []}  # refused later than a wrong value
+            done = scripts.run(name, f"--train_dir={tmp_path}", *flags[name])
+            assert done.returncode != 0
         assert logging.getLogger("absl").level == logging.ERROR
