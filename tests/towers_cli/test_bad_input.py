@@ -509,7 +509,7 @@ def test_a_configuration_that_lacks_what_is_read_of_it(run):
     """Every name is left out by itself: it is missed, or both commands do without it."""
     config = json.loads((run / "config.json").read_text())
     read = {
-        "settings": settings.names(),
+        "settings": settings.recorded_names(),
         "resolved": [*run_config._READ_OF_RESOLVED, "begins_from"],
     }
     for part, names in read.items():

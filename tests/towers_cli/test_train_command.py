@@ -23,7 +23,7 @@ import tensorflow as tf
 from input_pipeline import batches
 from towers import schedules, trainer
 from towers.runs import run_folder, summaries
-from towers_cli import going_on
+from towers_cli import going_on, settings
 
 TRAINING_KEYS = [
     "step",
@@ -183,13 +183,13 @@ class TestARun:
         config = json.loads((folder / "config.json").read_text())
         chosen, derived = config["settings"], config["resolved"]
         given = scripts.settings_of(*scripts.small_run(folder), *WHOLE_RUN)
-        assert set(chosen) == set(vars(given))
+        assert set(chosen) == set(settings.recorded_names())
         filled_in = {
             "weight_decay": 0.004,
             "weight_decay_filter": "hidden_dense_kernels",
             "worker_reduction": "ordered",
         }
-        for name, value in (vars(given) | filled_in).items():
+        for name, value in (settings.recorded(given) | filled_in).items():
             assert chosen[name] == (list(value) if isinstance(value, tuple) else value)
         assert derived["tower_devices"] == ["/CPU:0", "/CPU:1"]
         assert (derived["per_tower_batch_size"], derived["microbatch_size"]) == (12, 6)
