@@ -8,7 +8,6 @@ import scripts
 
 import container_limits
 from input_pipeline import decoded
-from towers.support import machine
 
 GB = 10**9
 V2_MOUNT = "30 23 0:26 / /sys/fs/cgroup rw,nosuid shared:4 - cgroup2 cgroup rw,nsdelegate"
@@ -92,12 +91,6 @@ class TestCores:
         (root / "proc/self/cgroup").write_bytes(b"\xff\n0:\n")
         (root / "proc/self/mountinfo").write_bytes(b"31 23\n - cgroup2\n\xff - \n")
         assert container_limits.cores(root) is None
-
-    def test_devices_takes_the_smaller_of_quota_and_affinity(self, monkeypatch):
-        monkeypatch.setattr(machine.os, "sched_getaffinity", lambda _: range(8), raising=False)
-        for quota, expected in ((None, 8), (3, 3), (64, 8)):
-            monkeypatch.setattr(container_limits, "cores", lambda quota=quota: quota)
-            assert machine.available_cores() == expected
 
 
 class TestMemory:

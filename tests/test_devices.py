@@ -1,6 +1,5 @@
 """Where towers run, and the errors of asking for too many."""
 
-import os
 import subprocess
 import sys
 
@@ -9,7 +8,6 @@ import tensorflow as tf
 import toys
 
 from towers import devices, evaluation
-from towers.support import machine
 
 
 @pytest.fixture
@@ -122,19 +120,6 @@ def test_threads_are_set_once():
     with pytest.raises(ValueError, match=message):
         devices.use_intra_op_threads(2)
     assert tf.config.threading.get_intra_op_parallelism_threads() == 1
-
-
-def test_available_cores_are_those_of_the_process():
-    if not hasattr(os, "sched_getaffinity"):
-        assert machine.available_cores() == os.cpu_count()
-        return
-    allowed = os.sched_getaffinity(0)
-    os.sched_setaffinity(0, {min(allowed)})
-    try:
-        assert machine.available_cores() == 1
-    finally:
-        os.sched_setaffinity(0, allowed)
-    assert machine.available_cores() == len(allowed)
 
 
 @pytest.mark.parametrize(

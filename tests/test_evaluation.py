@@ -135,7 +135,7 @@ class TestWeights:
         np.testing.assert_array_equal(found.confusion, expected.confusion)
 
     def test_travel_between_workers(self):
-        class Two(worker.Workers):
+        class Two(worker.SingleWorker):
             count = 2
 
             def all_gather(self, arrays):

@@ -7,7 +7,6 @@ import tensorflow as tf
 import toys
 
 from towers import model_state
-from towers.runs import divergence
 
 
 def normalizing(momentum, **arguments):
@@ -83,10 +82,6 @@ def test_each_microbatch_goes_on_from_its_own_statistics(num_towers):
         norm = model.get_layer("norm")
         assert norm.moving_mean.numpy() == np.mean(means)
         assert norm.moving_variance.numpy() == np.mean(variances)
-    # Means 7.5 and 15 differ from 11.25 by 3.75; the mean variance is 2.125, its spread 1.125.
-    (figures,) = divergence.divergence(run.state.model, run.state.statistics_of_each).values()
-    assert figures["moving_mean"] == pytest.approx(3.75 / np.sqrt(2.125))
-    assert figures["moving_variance"] == pytest.approx(1.125 / 2.125)
 
 
 def test_each_microbatch_is_normalized_by_its_own_statistics():
@@ -103,66 +98,10 @@ def test_each_microbatch_is_normalized_by_its_own_statistics():
     assert abs(loss - halves.mean()) > 1e-3
 
 
-def test_divergence_is_over_all_features_and_0_where_all_agree():
-    model = toys.small_resnet()
-    places = model_state.kept_apart(model)
-    same = [np.stack([model.non_trainable_variables[place].numpy()] * 3) for place in places]
-    figures = divergence.divergence(model, same)
-    norms = [layer for layer in model.layers if isinstance(layer, keras.layers.BatchNormalization)]
-    assert len(figures) == len(norms) > 5
-    assert {value for of_layer in figures.values() for value in of_layer.values()} == {0.0}
-
-    paths = [model.non_trainable_variables[place].path for place in places]
-    layer = next(iter(figures))
-    # Every other feature has the means -3, 0, 3 at variance 4: 0 and sqrt(6) / 2 deviations.
-    same[paths.index(f"{layer}/moving_mean")][:, ::2] = [[-3], [0], [3]]
-    same[paths.index(f"{layer}/moving_variance")][:] = 4.0
-    changed = divergence.divergence(model, same)
-    assert changed[layer]["moving_mean"] == pytest.approx(np.sqrt(6) / 2 / np.sqrt(2))
-    assert changed[layer]["moving_variance"] == 0.0
-    assert changed | {layer: figures[layer]} == figures
-
-
-@pytest.mark.filterwarnings("error")
-def test_a_feature_that_does_not_vary_does_not_diverge():
-    model = toys.on_cpu(
-        lambda: keras.Sequential([keras.Input([2]), keras.layers.BatchNormalization()])
-    )
-    # The first feature is constant; the second has means 1 and 3 at variance 4.
-    kept = [np.array([[7.0, 1.0], [7.0, 3.0]]), np.array([[0.0, 4.0], [0.0, 4.0]])]
-    (figures,) = divergence.divergence(model, kept).values()
-    assert figures == {"moving_mean": pytest.approx(0.5 / np.sqrt(2)), "moving_variance": 0.0}
-
-
-def test_layers_of_one_name_in_two_submodels_are_both_shown():
-    def submodel(name):
-        x = keras.Input([1])
-        return keras.Model(x, keras.layers.BatchNormalization(name="norm")(x), name=name)
-
-    images = keras.Input([1])
-    parts = [submodel(name)(images) for name in ("one", "two")]
-    model = toys.on_cpu(lambda: keras.Model(images, keras.layers.Add()(parts)))
-    means = [v.path for v in model.non_trainable_variables if v.name == "moving_mean"]
-    assert means == ["norm/moving_mean"] * 2
-    kept = [np.array([[0.0], [apart]]) if apart else np.ones([2, 1]) for apart in (2, 0, 4, 0)]
-    figures = divergence.divergence(model, kept).values()
-    assert [of_layer["moving_mean"] for of_layer in figures] == [1.0, 2.0]
-
-
-def test_the_hash_covers_the_statistics_of_each():
-    run = toys.trainer(
-        normalizing(0.5), global_batch_size=2, num_microbatches=2, batch_norm_statistics="each"
-    )
-    before = run.state.sha256()
-    run.state.statistics_of_each[0].assign_add([[0.0], [1e-6]])
-    assert run.state.sha256() != before
-
-
 @pytest.mark.parametrize("policy", ["mean", "first", "last"])
 def test_other_policies_keep_no_statistics_apart(policy):
     run = toys.trainer(normalizing(0.5), global_batch_size=2, batch_norm_statistics=policy)
     assert run.state.statistics_of_each == []
-    assert divergence.divergence(run.state.model, run.state.statistics_of_each) == {}
 
 
 def test_the_policy_changes_no_weight():

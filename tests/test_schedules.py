@@ -11,7 +11,6 @@ import toys
 
 from towers import schedules
 from towers.runs import loop
-from towers_cli import start_table
 
 EPOCH = 1000
 
@@ -52,10 +51,9 @@ def test_rates_by_hand(schedule, rates):
     assert at_epochs(EACH[schedule], 0, 0.001, 1, 2, 3, 4) == pytest.approx(rates, abs=1e-6)
 
 
-@pytest.mark.parametrize("schedule", ["exponential", "piecewise"])
-def test_decay_comes_with_the_first_example_of_its_epoch(schedule):
-    learning_rate = EACH[schedule]
-    first = round(start_table.first_decay_epoch(learning_rate) * EPOCH)
+@pytest.mark.parametrize(("schedule", "epoch"), [("exponential", 2), ("piecewise", 1)])
+def test_decay_comes_with_the_first_example_of_its_epoch(schedule, epoch):
+    learning_rate, first = EACH[schedule], epoch * EPOCH
     assert (learning_rate(first - 1), learning_rate(first)) == (1.0, 0.5)
 
 
@@ -164,43 +162,6 @@ def test_rate_at_an_epoch_does_not_depend_on_towers_or_batch_size():
 )
 def test_scaling_to_four_times_the_batch(scaling, expected):
     assert schedules.scaled_rate(0.1, scaling, 512, 128) == pytest.approx(expected, rel=1e-15)
-
-
-@pytest.mark.pitfall(4)
-@pytest.mark.parametrize(
-    "schedule, epoch",
-    [("exponential", 2.0), ("piecewise", 1.0), ("cosine", 0.0), ("constant", math.inf)],
-)
-def test_first_decay(schedule, epoch):
-    assert start_table.first_decay_epoch(EACH[schedule]) == epoch
-
-
-@pytest.mark.pitfall(4)
-def test_the_tutorial_s_rate_has_not_decayed_when_its_headline_run_ends():
-    tutorial = schedules.LearningRate("exponential", 0.1, 50_000)
-    assert start_table.first_decay_epoch(tutorial) == 350.0
-    assert tutorial(256 * 50_000) == 0.1 and tutorial(350 * 50_000) == pytest.approx(0.01)
-
-
-@pytest.mark.parametrize(
-    "schedule, line",
-    [
-        ("exponential", "1, x 0.5 every 2 epochs"),
-        ("piecewise", "1, x 0.5 at epochs 1, 3"),
-        ("cosine", "1, cosine to 0 at epoch 4"),
-        ("linear", "1, linear to 0 at epoch 4"),
-        ("constant", "1, constant"),
-    ],
-)
-def test_description(schedule, line):
-    assert start_table.describe_rate(EACH[schedule]) == line
-
-
-def test_description_names_the_warm_up():
-    assert (
-        start_table.describe_rate(rate("constant", warmup_epochs=2.5))
-        == "1, 2.5 epochs of warm-up, constant"
-    )
 
 
 @pytest.mark.parametrize(

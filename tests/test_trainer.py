@@ -1,4 +1,4 @@
-"""The front door: any Keras model, the step's own activations, fit, and errors by message."""
+"""The front door: any Keras model, fit, and errors by message."""
 
 import itertools
 
@@ -8,87 +8,12 @@ import pytest
 import tensorflow as tf
 import toys
 
-from towers import losses, train_state, trainer
-from towers.runs import activations
+from towers import losses, trainer
 
 
 @pytest.fixture(autouse=True)
 def same_initial_weights_every_time():
     keras.utils.set_random_seed(0)
-
-
-def dropout_classifier():
-    return toys.on_cpu(
-        lambda: keras.Sequential(
-            [
-                keras.Input([3]),
-                keras.layers.Dense(16, activation="relu", name="hidden"),
-                keras.layers.Dropout(0.5, seed=1, name="drop"),
-                keras.layers.BatchNormalization(name="norm"),
-                keras.layers.Dense(toys.CLASSES, name="logits"),
-            ]
-        )
-    )
-
-
-@pytest.mark.pitfall(8)
-@pytest.mark.parametrize("num_towers", [1, 2])
-def test_activations_are_those_of_the_coming_step_s_first_microbatch(num_towers):
-    run = toys.trainer(
-        dropout_classifier(), num_towers=num_towers, global_batch_size=8, num_microbatches=4
-    )
-    for step in range(3):
-        images, labels = toys.batch(8, [3], seed=step)
-        before = run.state.sha256()
-        shown = activations.Activations(run)(images)
-        assert run.state.sha256() == before
-        assert {name: tuple(value.shape) for name, value in shown.items()} == {
-            "hidden": (2, 16),
-            "logits": (2, toys.CLASSES),
-        }
-        loss = np.mean(losses.cross_entropy(labels[:2], shown["logits"]))
-        result = run.train_step(images, labels)
-        assert result.losses["total"][0].numpy() == pytest.approx(loss, rel=1e-5)
-
-
-def test_activations_of_a_model_built_layer_by_layer_draw_once():
-    model = keras.Sequential()
-    for layer in [keras.Input([3]), *dropout_classifier().layers]:
-        model.add(layer)
-    run = toys.trainer(model, global_batch_size=4)
-    images, labels = toys.batch(4, [3])
-    loss = np.mean(losses.cross_entropy(labels, activations.Activations(run)(images)["logits"]))
-    assert run.train_step(images, labels).losses["total"][0].numpy() == pytest.approx(
-        loss, rel=1e-5
-    )
-
-
-def test_activations_of_the_networks_are_their_nonlinear_layers():
-    for build, layers in [
-        (toys.small_cifarnet, ["relu1", "relu2", "local3", "local4", "softmax_linear"]),
-        (
-            toys.small_resnet,
-            [
-                "conv1_relu",
-                *(f"stage{stage}_block1_relu{relu}" for stage in (1, 2, 3) for relu in (1, 2)),
-                "logits",
-            ],
-        ),
-    ]:
-        run = toys.trainer(build(), global_batch_size=2)
-        shown = activations.Activations(run)(toys.batch(2)[0])
-        assert sorted(shown) == sorted(layers)
-        assert shown[layers[-1]].shape == [2, toys.CLASSES]
-        assert min(np.min(shown[layer]) for layer in layers[:-1]) == 0.0
-
-
-def test_a_layer_first_called_in_another_model_is_no_obstacle():
-    relu = keras.layers.ReLU(name="relu")
-    relu(keras.Input([5]))
-    images = keras.Input([3])
-    logits = keras.layers.Dense(2, name="logits")(relu(keras.layers.Dense(5)(images)))
-    run = toys.trainer(toys.on_cpu(lambda: keras.Model(images, logits)), global_batch_size=2)
-    assert list(activations.Activations(run)(toys.batch(2, [3])[0])) == ["logits"]
 
 
 class Subclassed(keras.Model):
@@ -133,7 +58,6 @@ def test_any_keras_model_trains_as_keras_trains_it(build):
     assert losses_of_run[0] == pytest.approx(keras_s_losses[0], rel=1e-5)
     for mine, theirs in zip(model.get_weights(), keras_s.get_weights(), strict=True):
         np.testing.assert_allclose(mine, theirs, rtol=1e-4, atol=1e-6)
-    assert bool(activations.Activations(run)(batches[0][0])) == (build is not Subclassed)
 
 
 @pytest.mark.pitfall(33)
@@ -389,41 +313,6 @@ def test_wrong_arguments_are_refused(arguments, message):
 def test_microbatches_default_to_one_per_tower():
     run = toys.trainer(toys.linear(1.0), num_towers=4, global_batch_size=8)
     assert run.num_microbatches == 4
-
-
-def test_hash_is_of_values_types_shapes_and_order():
-    a, b = np.arange(4, dtype=np.float32), np.ones(2, np.float32)
-    different = [
-        [a, b],
-        [b, a],
-        [a],
-        [a.reshape(2, 2), b],
-        [a.astype(np.float64), b],
-        [np.nextafter(a, 9), b],
-    ]
-    hashes = [train_state.sha256(values) for values in different]
-    assert len(set(hashes)) == len(hashes) and len(hashes[0]) == 64
-    assert train_state.sha256([a[::-1][::-1], b.copy()]) == hashes[0]
-
-
-def test_state_hash_sees_every_part_of_the_state():
-    model = dropout_classifier()
-    run = toys.trainer(
-        model,
-        keras.optimizers.SGD(0.5, momentum=0.5),
-        global_batch_size=2,
-        moving_average_decay=0.5,
-    )
-    hashes = [run.state.sha256()]
-    for variable in [
-        model.trainable_variables[0],
-        model.get_layer("norm").moving_mean,
-        run.state.optimizer.variables[-1],
-        run.state.averages[0],
-    ]:
-        variable.assign(variable + 1.0)
-        hashes.append(run.state.sha256())
-    assert len(set(hashes)) == 5
 
 
 def test_a_rate_from_two_sides_is_refused():

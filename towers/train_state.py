@@ -5,14 +5,13 @@ it, and a hash over it tells whether two runs are at the same place.
 """
 
 import dataclasses
-import hashlib
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Sequence
 
 import keras
-import numpy as np
 import tensorflow as tf
 
 from towers import devices, model_state
+from towers.support import hashes
 
 
 @dataclasses.dataclass(frozen=True)
@@ -59,14 +58,14 @@ class TrainState:
     def parts_sha256(self) -> dict[str, str]:
         """A hash for each of `parts` that this run has."""
         return {
-            name: sha256(variable.numpy() for variable in part)
+            name: hashes.sha256(variable.numpy() for variable in part)
             for name, part in self.parts().items()
             if part
         }
 
     def sha256(self) -> str:
         """One hash over those of `parts_sha256`: of the whole state."""
-        return sha256_of_parts(self.parts_sha256())
+        return hashes.sha256_of_parts(self.parts_sha256())
 
 
 def new(
@@ -99,18 +98,3 @@ def new(
             step=tf.Variable(0, dtype=tf.int64, trainable=False, name="step"),
             examples_seen=tf.Variable(0, dtype=tf.int64, trainable=False, name="examples_seen"),
         )
-
-
-def sha256(values: Iterable) -> str:
-    """Hash over the dtype, shape and bytes of arrays, in order; 64 hexadecimal digits."""
-    digest = hashlib.sha256()
-    for value in values:
-        array = np.ascontiguousarray(value)
-        digest.update(f"{array.dtype}{array.shape}".encode())
-        digest.update(array.tobytes())
-    return digest.hexdigest()
-
-
-def sha256_of_parts(parts: Mapping[str, str]) -> str:
-    """One hash over those of `TrainState.parts_sha256`, in order."""
-    return hashlib.sha256("".join(parts.values()).encode()).hexdigest()

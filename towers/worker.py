@@ -27,7 +27,12 @@ class WorkerError(errors.UserError):
 def check_fits(fits: bool, name: str) -> None:
     """Raises a WorkerError unless `fits`: whoever reaches a worker's port can send anything."""
     if not fits:
-        raise WorkerError(f"{name} has sent what no worker sends; is it another program?")
+        raise says_no_worker(name)
+
+
+def says_no_worker(name: str) -> WorkerError:
+    """What to raise where something has come that no worker sends."""
+    return WorkerError(f"{name} has sent what no worker sends; is it another program?")
 
 
 class Workers(Protocol):
@@ -90,7 +95,7 @@ class Workers(Protocol):
 
 
 class SingleWorker(contextlib.AbstractContextManager):
-    """A run in one process, for which `Workers` has nothing to do."""
+    """A run in one process, with nobody to talk to; `Workers` says what each method is."""
 
     count, index, is_chief = 1, 0, True
 

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from towers import devices, gradients, schedules
 from towers.networks import optimizers
 from towers.runs import console
-from towers_cli import sizes
+from towers_cli import settings, sizes
 
 _DECAYS_SHOWN = 50
 
@@ -137,7 +137,7 @@ def _warning(
             f"the run ends at epoch {end:.4g}, before the learning rate first decays at epoch "
             f"{first_decay:g}"
         )
-    if learning_rate.schedule in ("cosine", "linear") and end < learning_rate.total_epochs:
+    if learning_rate.schedule in settings.ENDING_SCHEDULES and end < learning_rate.total_epochs:
         return (
             f"the run ends at epoch {end:.4g}, before the learning rate has fallen to 0 at epoch "
             f"{learning_rate.total_epochs:g}"

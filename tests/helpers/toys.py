@@ -53,6 +53,21 @@ def classifier(features: int = 3, *, hidden: int = 5, seed: int = 0) -> keras.Mo
     )
 
 
+def dropout_classifier() -> keras.Model:
+    """Weights, batch-norm state and draws: every kind of variable that a model has."""
+    return on_cpu(
+        lambda: keras.Sequential(
+            [
+                keras.Input([3]),
+                keras.layers.Dense(16, activation="relu", name="hidden"),
+                keras.layers.Dropout(0.5, seed=1, name="drop"),
+                keras.layers.BatchNormalization(name="norm"),
+                keras.layers.Dense(CLASSES, name="logits"),
+            ]
+        )
+    )
+
+
 def small_cifarnet(dtype: str = "float32", seed: int = 3) -> keras.Model:
     """The tutorial's network for 8 x 8 images, with more channels than an LRN radius."""
     policy = keras.DTypePolicy(dtype)

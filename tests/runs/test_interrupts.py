@@ -1,13 +1,11 @@
 """Signals are remembered, answered between two steps, and handled as before afterwards."""
 
-import contextlib
 import os
 import signal
 
 import pytest
 
 from towers.runs import interrupts
-from towers_cli import ending
 
 
 def send(number: int) -> None:
@@ -69,11 +67,3 @@ def test_the_handlers_from_before_come_back():
     with interrupts.Interrupts():
         send(signal.SIGINT)
     assert [signal.getsignal(number) for number in interrupts.Interrupts.SIGNALS] == before
-
-
-def test_a_stop_at_once_that_nobody_reads_of_is_one():
-    """An error here would come up in the midst of an import, which might go on after it."""
-    read, write = os.pipe()
-    os.close(read)
-    with open(write, "w") as out, contextlib.redirect_stdout(out):
-        assert ending.stopped_at_once(signal.SIGTERM) == 143

@@ -45,6 +45,7 @@ SAID = {
     "warm_start": ("--begin_from", ""),
     "no-nesterov": ("--nonesterov", ""),
     "dropout": ("", ""),
+    "verison": ("--version", "--version"),
 }
 
 

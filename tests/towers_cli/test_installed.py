@@ -20,6 +20,15 @@ def run(command: str, *arguments: str, cwd: Path) -> subprocess.CompletedProcess
     )
 
 
+def test_what_is_installed_is_this_checkout(tmp_path):
+    """Otherwise the tests below would be of another one."""
+    program = "import towers_cli; print(towers_cli.__file__)"
+    done = subprocess.run(
+        [sys.executable, "-P", "-c", program], cwd=tmp_path, capture_output=True, text=True
+    )
+    assert done.stdout.strip() == str(scripts.ROOT / "towers_cli" / "__init__.py")
+
+
 @pytest.mark.whole_program
 @pytest.mark.parametrize("command", COMMANDS)
 def test_help_comes_without_tensorflow(command, tmp_path):

@@ -179,3 +179,17 @@ def test_help_lists_every_flag_and_imports_no_tensorflow(name, script):
 @pytest.mark.parametrize("script", [TRAIN, EVAL])
 def test_no_flag_calls_accuracy_precision(script):
     assert "precision" not in script.help().lower()
+
+
+def test_help_begins_with_the_ten_everyday_flags():
+    everyday = TRAIN.help().partition("Everyday:\n")[2].partition("\n\n")[0]
+    flags_of = [line.split("=")[0] for line in everyday.splitlines() if line.startswith("  --")]
+    assert len(flags_of) == 10
+    assert {"  --train_dir", "  --model", "  --num_towers", "  --learning_rate"} <= set(flags_of)
+    assert TRAIN.help().index("Everyday:") < TRAIN.help().index("Data:")
+
+
+@pytest.mark.parametrize("line", [TRAIN, EVAL])
+def test_every_setting_has_a_topic_that_help_shows(line):
+    shown = [field.name for _, fields in settings.by_topic(line.record) for field in fields]
+    assert sorted(shown) == sorted(settings.names(line.record))

@@ -140,6 +140,12 @@ MAY_CHANGE = {
 }
 
 
+def test_a_run_does_not_have_what_a_command_does_once():
+    recorded = settings.recorded(scripts.settings_of("--seed=3"))
+    assert set(settings.names()) - set(recorded) == {"dry_run"}
+    assert recorded["seed"] == 3
+
+
 def test_every_setting_either_defines_a_run_or_may_change():
     defining = settings.run_defining(dataclasses.asdict(scripts.settings_of()))
     assert set(settings.names()) - set(defining) == MAY_CHANGE

@@ -441,8 +441,8 @@ class Channel:
                     except _Gone:
                         gone.append(key.data)
                         continue
-                    except _NoWorker:
-                        worker.check_fits(False, self.cluster.name(key.data))
+                    except _NoWorker as error:
+                        raise worker.says_no_worker(self.cluster.name(key.data)) from error
                     if message is None:
                         continue
                     got, body = message

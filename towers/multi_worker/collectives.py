@@ -33,7 +33,7 @@ _PATIENCE_SECONDS, _CHIEF_PATIENCE_SECONDS = 12.0, 3.0
 
 
 class MultiWorker:
-    """The `worker.Workers` of a run in several processes, with their connections.
+    """A run in several processes, with their connections; `worker.Workers` says what a method is.
 
     Attributes:
       cluster: who the workers are.

@@ -58,7 +58,7 @@ def of_state(state: train_state.TrainState, run_sha256: str = "") -> tf.train.Ch
 
 
 def _without_empty(parts: dict) -> dict:
-    """An empty list would have to be found in the file, where a run has something in its place."""
+    """A part without variables has no place in a file; restoring would miss it there."""
     return {name: part for name, part in parts.items() if part}
 
 

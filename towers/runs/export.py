@@ -5,9 +5,9 @@ import os
 import struct
 import time
 
-from towers import train_state, trainer
+from towers import trainer
 from towers.runs import run_folder
-from towers.support import tally
+from towers.support import hashes, tally
 
 
 def final_model(
@@ -56,7 +56,7 @@ def final_model(
             partial.unlink(missing_ok=True)
     examples_seen = int(tower_trainer.state.examples_seen)
     summary = {
-        "weights_sha256": train_state.sha256(variable.value for variable in model.weights),
+        "weights_sha256": hashes.sha256(variable.value for variable in model.weights),
         "step": int(tower_trainer.state.step),
         "examples_seen": examples_seen,
         "epoch": examples_seen / examples_per_epoch,

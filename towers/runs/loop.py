@@ -16,7 +16,6 @@ from towers import (
     prefetch,
     schedules,
     step,
-    train_state,
     trainer,
     worker,
 )
@@ -31,7 +30,7 @@ from towers.runs import (
     run_lock,
     summaries,
 )
-from towers.support import errors, tally
+from towers.support import errors, hashes, tally
 
 
 class TrainingError(errors.UserError):
@@ -356,7 +355,7 @@ class Run:
         line = {
             "step": int(state.step),
             "examples_seen": int(state.examples_seen),
-            "state_sha256": train_state.sha256_of_parts(parts),
+            "state_sha256": hashes.sha256_of_parts(parts),
             "parts_sha256": parts,
         }
         with self._in_its_folder():

@@ -1,1 +1,3 @@
-"""What the idea leans on: checks of what a program hands over, and TensorFlow's quiet import."""
+"""What everything else leans on, and which leans on nothing here: checks of what programs hand
+over, sums, hashes, the machine, TensorFlow's quiet import.
+"""
