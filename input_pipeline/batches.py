@@ -20,6 +20,10 @@ _SHUFFLING_STREAM = 1
 _AUGMENTATION_STREAM = 2
 _MIRRORING_STREAM = 3
 
+# Philox, which is what it stands for on a CPU, where all draws are made. Asked for by its name,
+# TensorFlow 2.21 builds a dozen operations around each draw, and they take most of its time.
+ALGORITHM = "auto_select"
+
 # The op behind tf.random.experimental.index_shuffle, which fixes 4 rounds of its cipher. With 4,
 # and seed and epoch as its key, the permutations of 50,000 in neighbouring epochs were found to
 # correlate by up to 0.76; with 12 and a drawn key by no more than random ones (0.01).
@@ -113,7 +117,7 @@ def _permutation_key(seed: int, epoch: tf.Tensor) -> tf.Tensor:
         minval=None,
         maxval=None,
         dtype=tf.int64,
-        alg="philox",
+        alg=ALGORITHM,
     )
 
 
@@ -125,14 +129,14 @@ def augmentation_seed(step: int | tf.Tensor, *, seed: int) -> tf.Tensor:
 def coins(num_examples: int, *, seed: int) -> tf.Tensor:
     """A coin thrown for each example, int64 [num_examples], 0 or 1."""
     stream_seed = _stream_seed(seed, _MIRRORING_STREAM, 0)
-    return tf.random.stateless_uniform([num_examples], stream_seed, 0, 2, tf.int64, alg="philox")
+    return tf.random.stateless_uniform([num_examples], stream_seed, 0, 2, tf.int64, alg=ALGORITHM)
 
 
 def _stream_seed(seed: int, stream: int, counter: int | tf.Tensor) -> tf.Tensor:
     # The result takes the dtype of the counter: an int32 would give another stream.
     counter = tf.cast(counter, tf.int64)
     stream_seed = tf.constant([seed, stream], tf.int64)
-    return tf.random.experimental.stateless_fold_in(stream_seed, counter, alg="philox")
+    return tf.random.experimental.stateless_fold_in(stream_seed, counter, alg=ALGORITHM)
 
 
 def training_batches(

@@ -65,8 +65,8 @@ def draw_colour(draw_seed: tf.Tensor, count: int | tf.Tensor) -> Colour:
 
 
 def _uniform(draw_seed, kind_of_draw: int, count, low, high, dtype=tf.float32) -> tf.Tensor:
-    seed = tf.random.experimental.stateless_fold_in(draw_seed, kind_of_draw, alg="philox")
-    return tf.random.stateless_uniform([count], seed, low, high, dtype, alg="philox")
+    seed = tf.random.experimental.stateless_fold_in(draw_seed, kind_of_draw, alg=batches.ALGORITHM)
+    return tf.random.stateless_uniform([count], seed, low, high, dtype, alg=batches.ALGORITHM)
 
 
 def distort_for_tutorial(

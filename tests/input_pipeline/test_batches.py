@@ -15,6 +15,20 @@ from input_pipeline import batches, decoded, preprocess
 ROOT = Path(__file__).resolve().parents[2]
 
 
+@pytest.mark.parametrize("seed", [(0, 0), (1, -1), (2**62, 3), (-(2**63), 2**63 - 1)])
+def test_what_is_drawn_is_philox(seed):
+    """Else a run would not have the same images on every machine."""
+    seed = tf.constant(seed, tf.int64)
+    both = (batches.ALGORITHM, "philox")
+    for dtype, low, high in ((tf.int32, 0, 9), (tf.int64, None, None), (tf.float32, 0.0, 1.0)):
+        own, philox = (
+            tf.random.stateless_uniform([99], seed, low, high, dtype, alg=alg) for alg in both
+        )
+        np.testing.assert_array_equal(own, philox)
+    own, philox = (tf.random.experimental.stateless_fold_in(seed, 7, alg=alg) for alg in both)
+    np.testing.assert_array_equal(own, philox)
+
+
 def ids_of(step, num_examples, global_batch_size, seed=0):
     return batches.example_ids(
         step, num_examples=num_examples, global_batch_size=global_batch_size, seed=seed
