@@ -14,12 +14,13 @@ QUESTION = (
     "multi-GPU model less accurate?"
 )
 BATCH, RATE, WEIGHT_DECAY, CLIP_NORM = 128, 0.05, 0.004, 0.1
+STEPS, IN_SHORT = 100, {"steps": 6}
 RIGHT = "mean of two equal halves"
 
 
 def run(setup: findings.Setup) -> findings.Finding:
     """Trains the right way on 1, 2 and 4 towers, then every wrong way; looks how far they part."""
-    steps = 6 if setup.short else 100
+    steps = IN_SHORT["steps"] if setup.short else STEPS
     images = data.load(setup)
     batches = list(images.training_batches(BATCH, steps))
     on_towers = {k: train_on_towers(k, batches) for k in (1, 2, 4)}

@@ -16,6 +16,7 @@ QUESTION = "After synchronous training my k models differ. Which is the final on
 TOWERS, BATCH, RATE, MOMENTUM = 4, 64, 0.05, 0.9
 EXAMPLES = 75_000
 IMAGES_TO_ESTIMATE_FROM = 8_000
+IN_SHORT = {"examples": 6_000, "images_to_estimate_from": 1_000}
 STEPS_TO_COMPARE = 5
 MEAN, ANEW = "their mean", "estimated anew"
 
@@ -23,13 +24,15 @@ MEAN, ANEW = "their mean", "estimated anew"
 def run(setup: findings.Setup) -> findings.Finding:
     """Trains with a set of statistics for each tower, and evaluates every choice of one."""
     images = data.load(setup)
+    examples = IN_SHORT["examples"] if setup.short else EXAMPLES
+    to_estimate = IN_SHORT["images_to_estimate_from"] if setup.short else IMAGES_TO_ESTIMATE_FROM
     equal = of_policies(images)
-    trainer = trained("each", images, (6_000 if setup.short else EXAMPLES) // BATCH)
+    trainer = trained("each", images, examples // BATCH)
     model = trainer.state.model
     sets = list(zip(*numpy(trainer.state.statistics_of_each), strict=True))
     named = {f"tower {tower}'s": of_tower for tower, of_tower in enumerate(sets)}
     named[MEAN] = statistics(model)
-    named[ANEW] = estimated(model, images, 1_000 if setup.short else IMAGES_TO_ESTIMATE_FROM)
+    named[ANEW] = estimated(model, images, to_estimate)
     apart = max(
         layer["moving_mean"]
         for layer in divergence.divergence(model, trainer.state.statistics_of_each).values()

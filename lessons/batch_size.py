@@ -22,10 +22,15 @@ RATES = {
     1024: (0.2, 0.4),
     4096: (0.4, 0.8),
 }
-IN_SHORT = {"accuracy": 0.50, "at_most": 40_000, "rates": {32: (0.1,), 128: (0.2,), 1024: (0.4,)}}
+IN_SHORT = {
+    "accuracy": 0.50,
+    "at_most": 40_000,
+    "rates": {32: (0.1,), 128: (0.2,), 1024: (0.4,)},
+    "steps_before_noise": 500,
+}
 TURNS, SECONDS_OF_A_TURN = 5, 0.5
 MICROBATCHES, MICROBATCH = 16, 64  # for the noise scale
-BATCHES_FOR_NOISE = 8
+BATCHES_FOR_NOISE, STEPS_BEFORE_NOISE = 8, 1_500
 
 
 def run(setup: findings.Setup) -> findings.Finding:
@@ -46,7 +51,8 @@ def run(setup: findings.Setup) -> findings.Finding:
         for batch in rates
     }
     per_second = images_per_second(rates, images)
-    noise = noise_scales(images, 500 if setup.short else 1_500)
+    steps = IN_SHORT["steps_before_noise"] if setup.short else STEPS_BEFORE_NOISE
+    noise = noise_scales(images, steps)
     return finding(examples, per_second, noise, accuracy, images.name)
 
 

@@ -25,6 +25,7 @@ QUESTION = (
 )
 SHAPE, CLASSES = (24, 24, 3), 10
 BATCHES = (256, 512, 1024)
+STEPS, IN_SHORT = 200, {"steps": 60}
 BLOCKS = (("conv1", "norm1"), ("conv2", "pool2"), ("flatten", "softmax_linear"))  # first, last
 EVALUATION, TRAINING = "evaluation", "training"
 BFLOAT16, AGAIN = "training, bfloat16", "training, each block computed again"
@@ -43,7 +44,7 @@ def run(setup: findings.Setup) -> findings.Finding:
     counted = {point: count(make_pass(*point)) for point in POINTS}
     measured = dict.fromkeys(POINTS, NOT_MEASURED) if setup.short else measure(POINTS)
     images = data.load(setup)
-    steps = 60 if setup.short else 200
+    steps = IN_SHORT["steps"] if setup.short else STEPS
     batches = list(images.training_batches(BATCH, steps, distorted=False))
     agreement = {n * BATCH: cosines(batches[:n]) for n in (1, MANY_BATCHES)}
     curves = {

@@ -15,6 +15,7 @@ QUESTION = "Should the lower loss go with the higher accuracy?"
 TRAINING_EXAMPLES, TEST_EXAMPLES, EPOCHS = 8_000, 5_000, 20
 BATCH, RATE, WEIGHT_DECAY, MOVING_AVERAGE_DECAY = 64, 0.05, 0.004, 0.999
 EPOCHS_BETWEEN_EVALUATIONS = 2
+IN_SHORT = {"examples": 500, "epochs": 50, "between_evaluations": 10}
 # Name to (distorted images, coefficient of weight decay).
 RUNS = {
     "plain": (False, 0.0),
@@ -54,8 +55,10 @@ class Run(NamedTuple):
 
 def run(setup: findings.Setup) -> findings.Finding:
     """Trains four ways on the same images, as many side by side as there are cores."""
-    images = data.load(setup).first(500 if setup.short else TRAINING_EXAMPLES, TEST_EXAMPLES)
-    epochs, between = (50, 10) if setup.short else (EPOCHS, EPOCHS_BETWEEN_EVALUATIONS)
+    examples = IN_SHORT["examples"] if setup.short else TRAINING_EXAMPLES
+    epochs = IN_SHORT["epochs"] if setup.short else EPOCHS
+    between = IN_SHORT["between_evaluations"] if setup.short else EPOCHS_BETWEEN_EVALUATIONS
+    images = data.load(setup).first(examples, TEST_EXAMPLES)
     looks = range(between, epochs + 1, between)
     found = race.side_by_side(
         [functools.partial(train, images, looks, *how) for how in RUNS.values()]

@@ -51,6 +51,9 @@ class Effort(NamedTuple):
     steps: int
 
 
+EFFORT, IN_SHORT = Effort(turns=5, profiles=6, steps=8), Effort(turns=1, profiles=2, steps=4)
+
+
 class Timed(NamedTuple):
     """Means of some steps.
 
@@ -95,7 +98,7 @@ class Step(NamedTuple):
 
 def run(setup: findings.Setup) -> findings.Finding:
     """Measures inputs, takes steps of towers apart, and predicts those of one tower more."""
-    effort = Effort(1, 2, 4) if setup.short else Effort(5, 6, 8)
+    effort = IN_SHORT if setup.short else EFFORT
     images, cores = data.load(setup), machine.available_cores()
     alone, behind = of_inputs(images, effort)
     rates = {name: 1000 * DEVICE_BATCH / timed.step for name, timed in alone.items()}

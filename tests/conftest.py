@@ -6,6 +6,9 @@ import subprocess
 import sys
 from pathlib import Path
 
+import forked
+import lesson_checks
+import lighter
 import pytest
 
 # These tests are of logical CPU devices, on machines with GPUs too.
@@ -25,14 +28,15 @@ devices.choose(4)
 
 # With two processes, none is left alone at the end with a file that takes minutes.
 LONGEST_FIRST = (
+    "test_train_command.py",
     "test_same_bits.py",
     "test_faults.py",
-    "test_train_command.py",
-    "test_lessons.py",
-    "test_workers_command.py",
+    "test_begin_from.py",
     "test_step.py",
-    "test_benchmarks.py",
-    "test_cifar10.py",
+    "test_file_faults.py",
+    "test_workers_command.py",
+    "test_eval_command.py",
+    "test_lessons.py",
     "test_collectives.py",
 )
 
@@ -64,6 +68,12 @@ def let_graphs_go():
 
 
 @pytest.fixture(scope="module")
+def glance(request):
+    """What that lesson finds where it does as little as it can (helpers/lesson_checks.py)."""
+    return lesson_checks.glance(request.module.LESSON.name)
+
+
+@pytest.fixture(scope="module")
 def finding(request):
     """What the lesson of a test_lesson_*.py, its LESSON, finds in its short version."""
     from laboratory import findings
@@ -84,6 +94,13 @@ def cifar10_dir() -> Path:
     if folder is None or not (Path(folder) / "cifar10").is_dir():
         pytest.skip(f"needs TOWERS_TEST_DATA_DIR, a data_dir with cifar10 prepared: it is {folder}")
     return Path(folder).resolve()
+
+
+@pytest.fixture
+def whole_networks():
+    """Runs of the commands have the networks and images that people have (helpers/lighter.py)."""
+    with lighter.left_alone():
+        yield
 
 
 @pytest.fixture(scope="session")
@@ -114,5 +131,17 @@ def command(cache_home):
             timeout=300,
             **options,
         )
+
+    return run
+
+
+@pytest.fixture(scope="session")
+def forked_command(cache_home):
+    """As `command`, in a process that has TensorFlow already (helpers/forked.py)."""
+
+    def run(script: str, *arguments: str, **options) -> subprocess.CompletedProcess:
+        environment = os.environ | {"XDG_CACHE_HOME": str(cache_home)}
+        call = [sys.executable, str(ROOT / script), *arguments]
+        return forked.run(call, env=environment, timeout=300, **options)
 
     return run

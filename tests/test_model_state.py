@@ -112,7 +112,7 @@ def test_the_policy_changes_no_weight():
             toys.small_resnet(),
             num_towers=2,
             global_batch_size=8,
-            num_microbatches=4,
+            num_microbatches=2,
             batch_norm_statistics=policy,
         )
         run.fit(toys.batch(8, seed=step) for step in range(2))

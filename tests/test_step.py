@@ -151,8 +151,8 @@ def scaled_muon(model):
         (toys.small_cifarnet, "float32", clipped_sgd, "mean"),
         (toys.small_cifarnet, "mixed_bfloat16", adamw, "mean"),
         (toys.small_resnet, "float32", clipped_sgd, "mean"),
-        (toys.small_resnet, "mixed_bfloat16", adamw, "first"),
-        (toys.small_resnet, "float32", clipped_sgd, "each"),
+        pytest.param(toys.small_resnet, "mixed_bfloat16", adamw, "first", marks=pytest.mark.long),
+        pytest.param(toys.small_resnet, "float32", clipped_sgd, "each", marks=pytest.mark.long),
         (toys.small_fastnet, "mixed_bfloat16", muon, "each"),
         (toys.small_fastnet, "mixed_float16", scaled_muon, "mean"),
     ],
@@ -189,6 +189,7 @@ def test_state_is_the_same_to_the_last_bit_on_1_2_and_4_towers(
     assert len(set(hashes.values())) == 1, hashes
 
 
+@pytest.mark.long
 def test_a_whole_residual_step_is_the_same_on_one_tower_and_on_two():
     """Large enough for grappler's memory optimizer, which rewrote sums of three gradients."""
     images, labels = toys.batch(128, [32, 32, 3], classes=10)
@@ -439,7 +440,9 @@ class TestJitCompile:
         for plain, compiled in zip(*results, strict=True):
             np.testing.assert_allclose(compiled, plain, rtol=1e-4, atol=1e-6)
 
-    @pytest.mark.parametrize("build", [toys.small_cifarnet, toys.small_resnet])
+    @pytest.mark.parametrize(
+        "build", [toys.small_cifarnet, pytest.param(toys.small_resnet, marks=pytest.mark.long)]
+    )
     def test_is_the_same_step_up_to_rounding(self, build):
         images, labels = toys.batch(GLOBAL_BATCH)
         results, after = [], []
@@ -463,14 +466,21 @@ class TestJitCompile:
         for mine, expected in zip(*after, strict=True):  # batch-norm statistics too
             np.testing.assert_allclose(mine, expected, rtol=1e-3, atol=1e-5)
 
-    def test_is_the_same_to_the_last_bit_on_1_2_and_4_towers(self):
+    @pytest.mark.parametrize(
+        ("build", "towers"),
+        [
+            (toys.small_cifarnet, (1, 2)),
+            pytest.param(toys.small_resnet, (1, 2, 4), marks=pytest.mark.long),
+        ],
+    )
+    def test_is_the_same_to_the_last_bit_on_any_number_of_towers(self, build, towers):
         hashes = set()
-        for num_towers in (1, 2, 4):
+        for num_towers in towers:
             run = toys.trainer(
-                toys.small_resnet("mixed_bfloat16"),
+                build("mixed_bfloat16"),
                 num_towers=num_towers,
                 global_batch_size=GLOBAL_BATCH,
-                num_microbatches=4,
+                num_microbatches=towers[-1],
                 jit_compile=True,
             )
             for seed in range(3):

@@ -232,6 +232,7 @@ def test_figures_are_drawn_of_what_was_measured(tmp_path, monkeypatch):
     assert drawn == {f"{name}.png": b"\x89PNG" for name in names}
 
 
+@pytest.mark.long
 @pytest.mark.whole_program
 def test_throughput_runs_train_and_the_tutorial(tmp_path):
     done = subprocess.run(
@@ -247,6 +248,7 @@ def test_throughput_runs_train_and_the_tutorial(tmp_path):
     assert throughput.as_row(ours) in done.stdout
 
 
+@pytest.mark.long
 @pytest.mark.whole_program
 def test_step_time_prints_a_table_and_keeps_the_figures(tmp_path):
     done = subprocess.run(
@@ -277,6 +279,7 @@ def test_growth_measures_time_and_memory(monkeypatch):
     assert growth.batch_size("filters", "16") == 128
 
 
+@pytest.mark.long
 @pytest.mark.whole_program
 def test_memory_measures_whole_runs():
     rows = memory.measure(megabytes=3)
@@ -285,6 +288,7 @@ def test_memory_measures_whole_runs():
     assert memory.as_row(rows[0]).startswith("| decodes | 3 | ")
 
 
+@pytest.mark.long
 def test_start_measures_a_command_from_the_shell(monkeypatch):
     monkeypatch.chdir(scripts.ROOT)
     options = argparse.Namespace(dataset="shapes", data_dir=None, steps=2)

@@ -14,6 +14,8 @@ import sys
 from pathlib import Path
 from typing import NamedTuple
 
+import forked
+import lighter
 from absl import flags
 
 from towers_cli import command_line, comparison, settings
@@ -53,7 +55,8 @@ def run(name: str, *arguments: str) -> Done:
         except SystemExit as ended:
             code = ended.code
         else:
-            code = command.main(line, argv)
+            with lighter.runs():
+                code = command.main(line, argv)
     return Done(code, stdout.getvalue(), stderr.getvalue())
 
 
@@ -82,9 +85,9 @@ def settings_of(*arguments: str) -> settings.TrainSettings:
 
 
 def start(cache_home: Path, name: str, *arguments: str) -> subprocess.Popen:
-    """Starts a script as a process that a test sends signals to."""
+    """Starts a script as a process that a test sends signals to; TensorFlow is imported already."""
     environment = os.environ | {"XDG_CACHE_HOME": str(cache_home), "CUDA_VISIBLE_DEVICES": "-1"}
-    return subprocess.Popen(
+    return forked.Popen(
         [sys.executable, str(ROOT / f"{name}.py"), *arguments],
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,

@@ -5,6 +5,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import forked
 import numpy as np
 import pytest
 
@@ -26,15 +27,11 @@ def shapes(monkeypatch, tmp_path):
 
 
 @pytest.mark.whole_program
+@pytest.mark.usefixtures("whole_networks")
 def test_a_rule_ends_with_a_table_a_plot_and_one_model(tmp_path, shapes, capsys):
     arguments = ("--rule=easgd", "--speeds=straggler", "--rate=0.2", "--period=2", "--message=0")
-    done = subprocess.run(
-        [sys.executable, "-m", "laboratory", *arguments, *SHORT, f"--out={tmp_path}"],
-        capture_output=True,
-        text=True,
-        timeout=200,
-        cwd=ROOT,
-    )
+    call = [sys.executable, "-m", "laboratory", *arguments, *SHORT, f"--out={tmp_path}"]
+    done = forked.run(call, timeout=200, cwd=ROOT)
     assert done.returncode == 0, done.stderr
     assert "| easgd | 0.2  |" in done.stdout
     folder = tmp_path / "easgd"

@@ -11,16 +11,18 @@ from lessons import elastic_averaging
 LESSON = elastic_averaging.LESSON
 
 
-def test_is_a_table_a_claim_and_a_plot(finding, tmp_path):
-    lesson_checks.check_finding(finding, tmp_path)
+def test_is_a_table_a_claim_and_a_plot(glance, tmp_path):
+    lesson_checks.check_finding(glance, tmp_path)
 
 
+@pytest.mark.long
 def test_the_centre_is_better_than_every_worker(finding, numbers):
     papers = numbers["sprung"][1]
     assert papers.centre > max(papers.workers) + 0.03
     assert f"it was right on {papers.centre:.1%} of the test images, the 4 workers" in finding.claim
 
 
+@pytest.mark.long
 def test_a_spring_keeps_workers_together_and_makes_them_better(numbers):
     by_strength = [numbers["sprung"][pull] for pull in sorted(numbers["sprung"])]
     distances = [one.distance for one in by_strength]
@@ -28,11 +30,13 @@ def test_a_spring_keeps_workers_together_and_makes_them_better(numbers):
     assert statistics.mean(by_strength[-1].workers) > statistics.mean(by_strength[0].workers)
 
 
+@pytest.mark.long
 def test_the_mean_of_workers_trained_apart_is_worse_than_they_are(numbers):
     apart = numbers["sprung"][0]
     assert apart.mean < statistics.mean(apart.workers)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("rate", elastic_averaging.ETAS)
 def test_the_limit_of_stability_is_found_where_the_formula_has_it(numbers, rate):
     expected = elastic_averaging.stable_up_to(rate)

@@ -16,14 +16,14 @@ POWERS = (256, 512, 1024)
 LESSON = memory.LESSON
 
 
-def test_is_a_table_a_claim_and_a_plot(finding, tmp_path):
-    lesson_checks.check_finding(finding, tmp_path)
+def test_is_a_table_a_claim_and_a_plot(glance, tmp_path):
+    lesson_checks.check_finding(glance, tmp_path)
 
 
 class TestClaim:
-    def test_training_keeps_what_grows_with_the_batch_and_evaluation_nothing(self, numbers):
-        training = [numbers["counted"]["training", batch] for batch in POWERS]
-        evaluation = [numbers["counted"]["evaluation", batch] for batch in POWERS]
+    def test_training_keeps_what_grows_with_the_batch_and_evaluation_nothing(self, glance):
+        training = [glance.numbers["counted"]["training", batch] for batch in POWERS]
+        evaluation = [glance.numbers["counted"]["evaluation", batch] for batch in POWERS]
         assert [count.kept for count in evaluation] == [0, 0, 0]
         per_image = training[0].kept / 256
         assert [count.kept / batch for count, batch in zip(training, POWERS, strict=True)] == (
@@ -34,19 +34,20 @@ class TestClaim:
         ]
         assert training[0].alive > training[0].kept > 2 * evaluation[0].alive
 
-    def test_the_largest_activation_is_kept(self, numbers):
+    def test_the_largest_activation_is_kept(self, glance):
         # conv1's output, which its pooling's gradient reads; evaluation has it and the pooled one.
         one_image = 24 * 24 * 64 * 4
-        assert numbers["counted"]["training", 256].kept > 256 * one_image
-        assert numbers["counted"]["evaluation", 256].alive == 256 * one_image * 5 / 4
+        assert glance.numbers["counted"]["training", 256].kept > 256 * one_image
+        assert glance.numbers["counted"]["evaluation", 256].alive == 256 * one_image * 5 / 4
 
-    def test_what_is_done_about_it_keeps_less(self, numbers):
-        counted = numbers["counted"]
+    def test_what_is_done_about_it_keeps_less(self, glance):
+        counted = glance.numbers["counted"]
         float32 = counted["training", 1024]
         assert counted[memory.BFLOAT16, 1024].kept < float32.kept
         assert counted[memory.AGAIN, 1024].kept < float32.kept / 5
         assert counted[memory.AGAIN, 1024].alive < float32.alive
 
+    @pytest.mark.long
     def test_the_mean_activation_learns_nothing(self, numbers):
         ends = {name: np.mean(curve[-10:]) for name, curve in numbers["curves"].items()}
         assert ends[memory.AT_MEAN] == pytest.approx(np.log(10), abs=0.05)
@@ -126,6 +127,7 @@ class TestMeanActivation:
             np.testing.assert_allclose(gradient, at_mean, rtol=1e-4, atol=1e-6)
 
 
+@pytest.mark.long
 @pytest.mark.whole_program
 def test_a_process_that_trains_grows_more_than_one_that_evaluates():
     points = [(memory.EVALUATION, 256), (memory.TRAINING, 256)]

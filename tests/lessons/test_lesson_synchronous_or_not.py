@@ -10,16 +10,18 @@ LESSON = synchronous_or_not.LESSON
 EQUAL, LAGGING, FAR = IN_SHORT["settings"]
 
 
-def test_is_a_table_a_claim_and_a_plot(finding, tmp_path):
-    lesson_checks.check_finding(finding, tmp_path)
+def test_is_a_table_a_claim_and_a_plot(glance, tmp_path):
+    lesson_checks.check_finding(glance, tmp_path)
 
 
+@pytest.mark.long
 def test_with_equal_workers_not_waiting_gains_nothing(numbers):
     of_rule = {rule: time for (setting, rule), time in numbers["time"].items() if setting == EQUAL}
     # One seed, whose last bits are the processor's: on one of AVX2 backup workers are 6 % sooner.
     assert of_rule["synchronous"] < 1.1 * min(of_rule["backup_workers"], of_rule["asynchronous"])
 
 
+@pytest.mark.long
 def test_synchronous_needs_the_same_examples_whoever_is_slow(numbers):
     examples = {numbers["examples"][setting, "synchronous"] for setting in (EQUAL, LAGGING, FAR)}
     assert len(examples) == 1
@@ -29,6 +31,7 @@ def test_synchronous_needs_the_same_examples_whoever_is_slow(numbers):
         assert numbers["time"][setting, "synchronous"] == pytest.approx(steps * seconds)
 
 
+@pytest.mark.long
 def test_a_straggler_turns_it_round(numbers):
     time = numbers["time"]
     # Those that do not wait are nearly as soon there as without a straggler.
@@ -37,6 +40,7 @@ def test_a_straggler_turns_it_round(numbers):
     assert time[LAGGING, "synchronous"] > 2 * time[LAGGING, "asynchronous"]
 
 
+@pytest.mark.long
 def test_with_slow_messages_talking_less_often_wins(numbers):
     time, examples = numbers["time"], numbers["examples"]
     others = [time[FAR, rule] for rule in ("synchronous", "backup_workers", "asynchronous")]
@@ -44,6 +48,7 @@ def test_with_slow_messages_talking_less_often_wins(numbers):
     assert examples[FAR, "local_sgd"] > examples[FAR, "synchronous"]
 
 
+@pytest.mark.long
 def test_asynchronous_gradients_of_equal_workers_are_k_minus_one_stale(numbers):
     staleness = numbers["staleness"][EQUAL, "asynchronous"]
     late = staleness.pop(IN_SHORT["workers"] - 1)
@@ -52,6 +57,7 @@ def test_asynchronous_gradients_of_equal_workers_are_k_minus_one_stale(numbers):
     assert set(numbers["staleness"][LAGGING, "synchronous"]) == {0}
 
 
+@pytest.mark.long
 def test_the_claim_says_who_was_first_within_an_evaluation(finding, numbers):
     of_rules = IN_SHORT["rates"]
     for setting in (EQUAL, LAGGING, FAR):

@@ -24,11 +24,12 @@ SHORT = findings.Setup(short=True)
 LESSON = where_time_goes.LESSON
 
 
-def test_is_a_table_a_claim_and_a_plot(finding, tmp_path):
-    lesson_checks.check_finding(finding, tmp_path)
+def test_is_a_table_a_claim_and_a_plot(glance, tmp_path):
+    lesson_checks.check_finding(glance, tmp_path)
 
 
 class TestFinding:
+    @pytest.mark.long
     def test_most_of_a_step_is_compute(self, finding):
         steps = finding.numbers["steps"]
         assert set(steps) == set(where_time_goes.TRAINED)
@@ -40,11 +41,13 @@ class TestFinding:
         assert one.input < 0.1  # the batch is there
         assert min(one.compute, one.reduce, one.update, one.summaries) > 0
 
+    @pytest.mark.long
     def test_a_loop_over_images_is_much_slower_than_whole_batches(self, finding):
         rates = finding.numbers["rates"]  # more than ten times as fast where nothing disturbs
         assert rates[AHEAD] > 3 * rates[SINGLE]
         assert rates[AHEAD] > 3 * rates[NONE_AHEAD]
 
+    @pytest.mark.long
     def test_a_device_behind_the_loop_is_less_busy(self, finding):
         behind = finding.numbers["behind"]
         for rate in behind[AHEAD]:
@@ -52,8 +55,8 @@ class TestFinding:
             assert 0 < busy[NONE_AHEAD] < busy[AHEAD] <= 1
         assert busy[SINGLE] < 0.6 * busy[AHEAD]  # where the device is quickest: about 15 of 80 %
 
-    def test_the_claim_has_its_numbers(self, finding):
-        numbers = finding.numbers
+    def test_the_claim_has_its_numbers(self, glance):
+        numbers = glance.numbers
         device_rate = list(numbers["behind"][SINGLE])[1]
         speed_ups = numbers["speed_ups"]
         for text in (
@@ -62,17 +65,17 @@ class TestFinding:
             f"should make {speed_ups['predicted']:.2f} times",
             f"and made {speed_ups['measured']:.2f} times",
         ):
-            assert text in finding.claim
+            assert text in glance.claim
 
-    def test_the_table_adds_up(self, finding):
-        assert [len(row) for row in finding.rows] == [11] * 8
-        for _, *parts, whole, _, _ in finding.rows:
+    def test_the_table_adds_up(self, glance):
+        assert [len(row) for row in glance.rows] == [11] * 8
+        for _, *parts, whole, _, _ in glance.rows:
             assert sum(map(float, parts)) == pytest.approx(float(whole), abs=0.5)
 
-    def test_the_plot_cuts_no_text_off(self, finding):
+    def test_the_plot_cuts_no_text_off(self, glance):
         figure = matplotlib.figure.Figure(figsize=(8.5, 4.2), dpi=100, layout="constrained")
         matplotlib.backends.backend_agg.FigureCanvasAgg(figure)
-        finding.draw(figure)
+        glance.draw(figure)
         figure.canvas.draw()
         left, right = figure.axes
         legends = [*figure.legends, left.get_legend()]

@@ -1,13 +1,12 @@
 """The lessons' claims, in short versions, and their pages."""
 
 import importlib.util
-import os
 import re
-import subprocess
 import sys
 import time
 from unittest import mock
 
+import forked
 import lesson_checks
 import numpy as np
 import pytest
@@ -49,6 +48,7 @@ def found():
     return find
 
 
+@pytest.mark.long
 def test_averaging_is_exact_and_what_is_done_around_it_is_not(found):
     numbers = found("averaging").numbers
     assert numbers["same"]  # 1, 2 and 4 towers, after every step
@@ -73,6 +73,7 @@ def test_a_tower_s_loss_is_its_own_and_weight_decay_counts_once(found):
     assert len(numbers["total"]) == losses.TOWERS == 11
 
 
+@pytest.mark.long
 def test_beyond_the_noise_scale_a_larger_batch_needs_more_examples(found):
     numbers = found("batch_size").numbers
     smallest, middle, largest = numbers["examples"]
@@ -86,6 +87,7 @@ def test_beyond_the_noise_scale_a_larger_batch_needs_more_examples(found):
         assert seconds == pytest.approx(numbers["examples"][batch] / rates[batch])
 
 
+@pytest.mark.long
 def test_the_linear_rule_holds_for_a_while_and_a_fixed_rate_does_not(found):
     numbers = found("scaling").numbers
     fixed, linear = numbers["examples"]["fixed"], numbers["examples"]["linear"]
@@ -96,6 +98,7 @@ def test_the_linear_rule_holds_for_a_while_and_a_fixed_rate_does_not(found):
     assert numbers["sum_is_linear"] == dict.fromkeys((1, 4, 16), True)
 
 
+@pytest.mark.long
 def test_towers_share_weights_and_differ_in_statistics(found):
     numbers = found("batch_norm").numbers
     assert numbers["equal"] == dict.fromkeys(("weights", "first", "last", "mean"), True)
@@ -127,6 +130,7 @@ def test_nodes_of_mixed_shards_are_apart_by_chance_and_of_sorted_ones_by_more(fo
     assert final_model.spread(by_class, whole) > 2 * final_model.spread_by_chance(by_class, whole)
 
 
+@pytest.mark.long
 def test_the_lowest_training_loss_is_not_the_highest_accuracy(found):
     runs = found("train_and_test_loss").numbers["runs"]
     ends = {name: run.points[-1] for name, run in runs.items()}
@@ -152,16 +156,28 @@ ELSEWHERE = {
 }
 
 
-@pytest.mark.parametrize("name", [name for name in LESSONS if name not in ELSEWHERE])
+HERE = [name for name in LESSONS if name not in ELSEWHERE]
+NEED_LONG = ("averaging", "batch_norm", "batch_size", "scaling", "train_and_test_loss")
+
+
+@pytest.mark.parametrize(
+    "name",
+    [pytest.param(one, marks=pytest.mark.long if one in NEED_LONG else []) for one in HERE],
+)
 def test_a_finding_is_a_table_a_claim_and_a_plot(found, name, tmp_path):
     lesson_checks.check_finding(found(name), tmp_path)
+
+
+@pytest.mark.parametrize("name", [name for name in HERE if name in lesson_checks.GLANCES])
+def test_a_glance_is_one_too(name, tmp_path):
+    lesson_checks.check_finding(lesson_checks.glance(name), tmp_path)
 
 
 def test_that_is_tested_of_the_others_too():
     assert set(ELSEWHERE) < set(LESSONS)
     assert len(ELSEWHERE) == 6
     for path in ELSEWHERE.values():
-        assert "lesson_checks.check_finding(finding, tmp_path)" in path.read_text()
+        assert re.search(r"check_finding\((finding|glance), tmp_path\)", path.read_text())
 
 
 @pytest.mark.parametrize("name", LESSONS)
@@ -207,11 +223,8 @@ class TestPages:
 
 class TestCommand:
     def run(self, *arguments, cwd=scripts.ROOT):
-        return subprocess.run(
-            [sys.executable, "-m", "lessons", *arguments],
-            capture_output=True, text=True, cwd=cwd, timeout=120,
-            env={**os.environ, "PYTHONPATH": str(scripts.ROOT)},
-        )  # fmt: skip
+        call = [sys.executable, "-m", "lessons", *arguments]
+        return forked.run(call, cwd=cwd, timeout=120)
 
     @pytest.mark.whole_program
     def test_lists_the_lessons(self):
@@ -220,6 +233,7 @@ class TestCommand:
         assert [line.split()[0] for line in done.stdout.splitlines()] == list(LESSONS)
 
     @pytest.mark.whole_program
+    @pytest.mark.usefixtures("whole_networks")
     def test_runs_one(self, tmp_path):
         done = self.run("learning_rate", cwd=tmp_path)
         assert done.returncode == 0, done.stderr

@@ -4,9 +4,9 @@ import dataclasses
 import math
 import re
 import shlex
-import subprocess
 import sys
 
+import forked
 import numpy as np
 import pytest
 import scripts
@@ -411,10 +411,8 @@ class TestBadInput:
 @pytest.mark.whole_program
 def test_as_a_command():
     def run(*arguments):
-        return subprocess.run(
-            [sys.executable, "-m", "lessons.recipe", *arguments],
-            cwd=scripts.ROOT, capture_output=True, text=True, timeout=120,
-        )  # fmt: skip
+        call = [sys.executable, "-m", "lessons.recipe", *arguments]
+        return forked.run(call, cwd=scripts.ROOT, timeout=120)
 
     done = run(*TOWERS)
     assert (done.returncode, done.stderr) == (0, "")

@@ -10,14 +10,16 @@ import toys
 from input_pipeline import batches, datasets, preprocess
 from towers.networks import cifarnet
 
+pytestmark = pytest.mark.usefixtures("whole_networks")
+
 
 @pytest.mark.long
 @pytest.mark.whole_program
 @pytest.mark.pitfall(12)
-def test_one_epoch_of_the_tutorial_learns_on_two_towers(cifar10_dir, command, tmp_path):
+def test_one_epoch_of_the_tutorial_learns_on_two_towers(cifar10_dir, forked_command, tmp_path):
     """About half a minute. Three seeds gave 47.8 to 49.2 % after this epoch; chance is 10 %."""
     folder = tmp_path / "run"
-    trained = command(
+    trained = forked_command(
         "train.py",
         f"--data_dir={cifar10_dir}",
         f"--train_dir={folder}",
@@ -30,7 +32,7 @@ def test_one_epoch_of_the_tutorial_learns_on_two_towers(cifar10_dir, command, tm
     assert (final["step"], final["examples_seen"], final["count"]) == (391, 50_048, 10_000)
     assert final["accuracy"] > 0.44
 
-    evaluated = command("eval.py", f"--train_dir={folder}", "--global_batch_size=999")
+    evaluated = forked_command("eval.py", f"--train_dir={folder}", "--global_batch_size=999")
     assert evaluated.returncode == 0, evaluated.stderr
     (line,) = (folder / "eval.jsonl").read_text().splitlines()
     assert json.loads(line)["count"] == 10_000
@@ -75,7 +77,10 @@ def trained(twenty_batches, num_towers, dtype="float32", rate=0.1, num_microbatc
 @pytest.mark.pitfall(19, 20, 24)
 @pytest.mark.parametrize(
     ("dtype", "rate", "tolerance", "others", "steps"),
-    [("float64", 0.1, 1e-14, [(2, 2), (1, 4), (4, 8)], 8), ("float32", 0.01, 1e-6, [(2, 2)], 20)],
+    [
+        pytest.param("float64", 0.1, 1e-14, [(2, 2), (1, 4), (4, 8)], 8, marks=pytest.mark.long),
+        ("float32", 0.01, 1e-6, [(2, 2)], 20),
+    ],
 )
 def test_other_microbatches_differ_by_rounding_alone(
     twenty_batches, dtype, rate, tolerance, others, steps

@@ -10,6 +10,7 @@ import shutil
 import signal
 
 import keras
+import lighter
 import numpy as np
 import pytest
 import scripts
@@ -54,21 +55,22 @@ def what_a_run_wrote(folder) -> list[dict]:
 
 
 @pytest.mark.pitfall(31)
+@pytest.mark.usefixtures("whole_networks")
 @pytest.mark.parametrize(
-    ("model", "dtype", "optimizer"),
+    ("model", "dtype", "optimizer", "steps"),
     [
-        ("cifarnet", "float32", "sgd"),
-        # Where a processor has no bfloat16 of its own, these take longest of all tests.
-        pytest.param("cifarnet", "float32", "adamw", marks=pytest.mark.long),
-        pytest.param("cifarnet", "bfloat16", "sgd", marks=pytest.mark.long),
-        pytest.param("cifarnet", "bfloat16", "adamw", marks=pytest.mark.long),
+        ("cifarnet", "float32", "sgd", 8),
+        pytest.param("cifarnet", "float32", "sgd", 50, marks=pytest.mark.long),
+        pytest.param("cifarnet", "float32", "adamw", 50, marks=pytest.mark.long),
+        pytest.param("cifarnet", "bfloat16", "sgd", 50, marks=pytest.mark.long),
+        pytest.param("cifarnet", "bfloat16", "adamw", 50, marks=pytest.mark.long),
         # Each type and each optimizer once.
-        pytest.param("resnet", "float32", "sgd", marks=pytest.mark.long),
-        pytest.param("resnet", "bfloat16", "adamw", marks=pytest.mark.long),
+        pytest.param("resnet", "float32", "sgd", 50, marks=pytest.mark.long),
+        pytest.param("resnet", "bfloat16", "adamw", 50, marks=pytest.mark.long),
     ],
 )
-def test_fifty_steps_on_1_2_and_4_towers_are_one_run(
-    tmp_path, cifar10_dir, short_evaluation, model, dtype, optimizer
+def test_steps_on_1_2_and_4_towers_are_one_run(
+    tmp_path, cifar10_dir, short_evaluation, model, dtype, optimizer, steps
 ):
     """Every hash, loss and accuracy; about half a minute for a residual network."""
     flags = (f"--data_dir={cifar10_dir}", f"--model={model}", f"--compute_dtype={dtype}")
@@ -80,15 +82,15 @@ def test_fifty_steps_on_1_2_and_4_towers_are_one_run(
             *OPTIMIZERS[optimizer],
             f"--num_towers={num_towers}",
             "--global_batch_size=32",
-            "--max_steps=50",
-            "--verify_every_steps=10",
+            f"--max_steps={steps}",
+            f"--verify_every_steps={steps // 4}",
             "--summary_every_steps=0",
         )
         assert (done.returncode, done.stderr) == (0, "")
     written = what_a_run_wrote(tmp_path / "1")
-    assert len(written) == 50 + 6 + 1
+    assert len(written) == steps + 5 + bool(steps % 4) + 1
     hashes = [line["state_sha256"] for line in scripts.hash_lines(tmp_path / "1")]
-    assert len(set(hashes)) == 6  # at steps 0, 10, ... 50
+    assert len(set(hashes)) == len(hashes) == len(written) - steps - 1
     parts = ["weights", "model_state", "optimizer", "moving_averages", "counters"]
     if model == "cifarnet":
         parts.remove("model_state")  # no batch norm
@@ -99,6 +101,7 @@ def test_fifty_steps_on_1_2_and_4_towers_are_one_run(
 
 @pytest.mark.long
 @pytest.mark.whole_program
+@pytest.mark.usefixtures("whole_networks")
 @pytest.mark.pitfall(28, 31)
 def test_killed_at_random_steps_on_4_1_and_2_towers(tmp_path, cifar10_dir, cache_home):
     """Two processes die by SIGKILL, the third one finishes; as if nothing had happened."""
@@ -134,6 +137,7 @@ def test_killed_at_random_steps_on_4_1_and_2_towers(tmp_path, cifar10_dir, cache
 
 
 @pytest.mark.long
+@pytest.mark.usefixtures("whole_networks")
 def test_evaluation_is_the_same_on_any_number_of_towers(tmp_path, cifar10_dir):
     """All 10,000 test images; other batch sizes may sum in another order."""
     flags = (*REAL, f"--data_dir={cifar10_dir}", "--global_batch_size=128", "--max_steps=30")
@@ -208,8 +212,8 @@ class TestVerifying:
 EACH = (
     "--model=resnet",
     "--batch_norm_statistics=each",
-    "--num_microbatches=4",
-    "--global_batch_size=16",
+    "--num_microbatches=2",
+    "--global_batch_size=8",
     "--verify_every_steps=1",
     "--summary_every_steps=0",
     "--compute_dtype=bfloat16",
@@ -230,8 +234,8 @@ class TestStatisticsOfEach:
 
     @pytest.mark.pitfall(31)
     def test_go_on_on_another_number_of_towers(self, tmp_path, each_folder):
-        scripts.train(tmp_path, *EACH, "--num_towers=4", "--max_steps=2")
-        scripts.train(tmp_path, *EACH, "--num_towers=2")
+        scripts.train(tmp_path, *EACH, "--num_towers=2", "--max_steps=2")
+        scripts.train(tmp_path, *EACH, "--num_towers=1")
         assert scripts.hash_lines(tmp_path) == scripts.hash_lines(each_folder)
         losses = [
             [line["loss"] for line in scripts.training_lines(folder)]
@@ -259,7 +263,7 @@ class TestStatisticsOfEach:
         done = scripts.run("eval", f"--train_dir={folder}")
         assert (done.returncode, done.stderr) == (0, "")
         (line,) = scripts.lines_of(folder / "eval.jsonl")
-        assert len(line["accuracy_of_each"]) == 4
+        assert len(line["accuracy_of_each"]) == 2
         shares = ", ".join(f"{share:.2%}" for share in line["accuracy_of_each"])
         assert f"  with each microbatch's own batch-norm statistics: {shares}\n" in done.stdout
         # First with their mean, then with each one's own, as the checkpoint has them.
@@ -268,20 +272,21 @@ class TestStatisticsOfEach:
             of_each = values[f"statistics_of_each/{index}"]
             np.testing.assert_allclose(mean, of_each.mean(axis=0), rtol=1e-5, atol=1e-6)
             np.testing.assert_array_equal([state[index] for state in seen[1:]], of_each)
-            assert len({value.tobytes() for value in of_each}) == 4
+            assert len({value.tobytes() for value in of_each}) == 2
 
-        row = batch_norm.figures(run_folder.RunFolder(str(folder)))
+        with lighter.runs():
+            row = batch_norm.figures(run_folder.RunFolder(str(folder)))
         last = scripts.training_lines(folder)[-1]
         assert row["means_apart_largest"] == round(last["batch_norm_divergence"], 4) > 0
         assert row["accuracy_of_each"] == line["accuracy_of_each"]
-        assert batch_norm.as_row(row).startswith("| 4 of 4 | 0 | ")
+        assert batch_norm.as_row(row).startswith("| 2 of 4 | 0 | ")
 
 
 FAST = (
     "--recipe=fast",
     "--compute_dtype=float32",  # test_step.py has bfloat16, in which some processors are slow
     "--global_batch_size=16",
-    "--num_microbatches=4",
+    "--num_microbatches=2",
     "--train_epochs=0.0128",  # 4 steps, of a schedule that falls to 0
     "--verify_every_steps=1",
     "--summary_every_steps=0",
@@ -301,8 +306,8 @@ class TestTheFastRecipe:
 
     @pytest.mark.pitfall(23, 32)
     def test_goes_on_on_another_number_of_towers(self, tmp_path, whole):
-        scripts.train(tmp_path, *FAST, "--num_towers=4", "--max_steps=2")
-        done = scripts.train(tmp_path, *FAST, "--num_towers=2")
+        scripts.train(tmp_path, *FAST, "--num_towers=2", "--max_steps=2")
+        done = scripts.train(tmp_path, *FAST, "--num_towers=1")
         assert (done.returncode, done.stderr) == (0, "")
         assert len(scripts.hash_lines(whole)) == 5
         assert scripts.hash_lines(tmp_path) == scripts.hash_lines(whole)
@@ -365,13 +370,13 @@ def test_threads_with_gpus():
 
 
 @pytest.fixture
-def run(command, tmp_path):
+def run(forked_command, tmp_path):
     """Runs train.py as a process, in a folder of a given name."""
 
     def train(name, *flags):
         # Without the number of threads, which is this test process's own.
         small = [f for f in scripts.small_run(tmp_path / name) if "intra_op_threads" not in f]
-        return command("train.py", *small, *flags), tmp_path / name
+        return forked_command("train.py", *small, *flags), tmp_path / name
 
     return train
 
@@ -381,8 +386,9 @@ class TestARuntimeOfItsOwn:
     """Threads and determinism are set before TensorFlow's runtime starts."""
 
     @pytest.mark.pitfall(28)
+    @pytest.mark.usefixtures("whole_networks")  # in a small one threads may not change a bit
     def test_a_run_goes_on_with_the_threads_it_began_with(self, run):
-        flags = ("--verify_every_steps=1", "--summary_every_steps=0", "--global_batch_size=64")
+        flags = ("--verify_every_steps=1", "--summary_every_steps=0", "--global_batch_size=32")
         done, _ = run("whole", *flags, "--intra_op_threads=3")
         table = scripts.unwrapped(done.stdout)
         assert "by --num_microbatches=2 and --intra_op_threads=3; " in table
@@ -399,7 +405,7 @@ class TestARuntimeOfItsOwn:
         last = [scripts.hash_lines(folder)[-1]["state_sha256"] for folder in (one, parts)]
         assert last[0] != last[1]  # else the setting need not define a run
 
-    def test_deterministic_operations_are_the_same_bits_too(self, run, command):
+    def test_deterministic_operations_are_the_same_bits_too(self, run):
         hashes = {}
         for name, flags in {
             "plain": ["--num_towers=2"],
@@ -423,9 +429,9 @@ class TestARuntimeOfItsOwn:
         [["--model=resnet", "--intra_op_threads=3"], ["--deterministic", "--intra_op_threads=2"]],
         ids=["resnet", "deterministic"],
     )
-    def test_eval_is_the_training_s_own_evaluation(self, run, command, flags):
+    def test_eval_is_the_training_s_own_evaluation(self, run, forked_command, flags):
         _, folder = run("run", "--num_microbatches=4", *flags)
-        done = command("eval.py", f"--train_dir={folder}", "--num_towers=3")
+        done = forked_command("eval.py", f"--train_dir={folder}", "--num_towers=3")
         assert (done.returncode, done.stderr) == (0, "")
         [line] = scripts.lines_of(folder / "eval.jsonl")
         assert [scripts.result_of(line)] == scripts.evaluation_lines(folder)

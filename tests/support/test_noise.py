@@ -56,10 +56,13 @@ class TestAnImport:
     @pytest.mark.parametrize(
         "imports",
         [
-            "import towers",
+            pytest.param("import towers", marks=pytest.mark.long),
             "import absl.logging, towers",
-            "import towers_cli.comparison, towers_cli.going_on, input_pipeline.datasets",
-            "import tensorflow, towers",
+            pytest.param(
+                "import towers_cli.comparison, towers_cli.going_on, input_pipeline.datasets",
+                marks=pytest.mark.long,
+            ),
+            pytest.param("import tensorflow, towers", marks=pytest.mark.long),
         ],
     )
     def test_leaves_every_logger_as_it_is(self, imports):

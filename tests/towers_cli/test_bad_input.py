@@ -15,6 +15,7 @@ import subprocess
 import sys
 
 import keras
+import lighter
 import pytest
 import scripts
 
@@ -642,7 +643,7 @@ def test_a_training_and_an_evaluation_unpickle_nothing(tmp_path):
     trained, went_on, evaluated, seen = done.stdout.splitlines()
     assert "finished: test accuracy" in trained
     assert "continuing at step 1" in went_on
-    assert "1,000 examples, each once" in evaluated
+    assert f"{lighter.TEST_IMAGES} examples, each once" in evaluated
     # What this test unpickled itself, to see that it would be seen.
     assert re.fullmatch(
         r"the hook sees: \[<built-in function loads>, \('builtins', 'print'\)\]", seen

@@ -6,6 +6,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import forked
 import pytest
 import scripts
 import tiny_photos
@@ -22,18 +23,16 @@ def home(tmp_path) -> Path:
     return tmp_path / "home"
 
 
-def dry_run(home: Path, *flags: str) -> subprocess.CompletedProcess:
-    """As a user whose home folder it is; the run's folder would be there, too."""
+def dry_run(home: Path, *flags: str, run=subprocess.run) -> subprocess.CompletedProcess:
+    """As a user whose home folder it is; the run's folder would be there, too.
+
+    By `forked.run` its libraries are imported already, and what they would write then is not seen.
+    """
     kept = {k: v for k, v in os.environ.items() if k not in ("KERAS_HOME", "TFDS_DATA_DIR")}
     places = {"HOME": str(home), "XDG_CACHE_HOME": str(home / ".cache"), "XDG_CONFIG_HOME": ""}
-    return subprocess.run(
-        [sys.executable, str(scripts.ROOT / "train.py"), "--dry_run", *flags],
-        capture_output=True,
-        text=True,
-        env=kept | places,
-        cwd=home,
-        timeout=120,
-    )
+    call = [sys.executable, str(scripts.ROOT / "train.py"), "--dry_run", *flags]
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+    return run(call, env=kept | places, cwd=home, timeout=120, **pipes)
 
 
 def state(folder: Path) -> dict[str, tuple]:
@@ -77,7 +76,7 @@ def test_reads_the_cache_and_leaves_a_broken_entry_as_it_is(home, monkeypatch):
     abandoned.mkdir()
     os.utime(abandoned, (1, 1))
     before = state(home)
-    done = dry_run(home, "--dataset=tiny_photos", f"--data_dir={data_dir}")
+    done = dry_run(home, "--dataset=tiny_photos", f"--data_dir={data_dir}", run=forked.run)
     assert done.returncode == 0
     assert f"Cache entry '{of_test}' is broken" in done.stderr and "train-" not in done.stderr
     assert state(home) == before
@@ -95,7 +94,7 @@ def test_on_a_set_that_is_not_prepared_says_what_to_do(home):
     manual.mkdir(parents=True)
     (manual / "cifar-10-binary.tar.gz").write_bytes(b"an archive")
     before = state(home)
-    done = dry_run(home)
+    done = dry_run(home, run=forked.run)
     assert (done.returncode, done.stdout) == (1, "")
     assert done.stderr == (
         f"train.py: error: cifar10 is not prepared in {home}/tensorflow_datasets, and --dry_run "
@@ -110,6 +109,6 @@ def test_on_a_run_that_would_go_on_changes_nothing_of_it(home, tmp_path, monkeyp
     assert scripts.train(home / "run", "--max_steps=2").returncode == 0
     shutil.copytree(tmp_path / "cache", home / ".cache")
     before = state(home)
-    done = dry_run(home, *scripts.small_run(home / "run"), "--max_steps=9")
+    done = dry_run(home, *scripts.small_run(home / "run"), "--max_steps=9", run=forked.run)
     assert (done.returncode, done.stderr) == (0, "")
     assert state(home) == before

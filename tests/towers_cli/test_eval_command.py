@@ -8,6 +8,7 @@ import shutil
 import signal
 import time
 
+import lighter
 import numpy as np
 import pytest
 import scripts
@@ -21,6 +22,7 @@ WAY = ["checkpoint", "split", "dataset", "data_sha256", "test_time_flip"]
 KEYS = ["step", "epoch", *WAY, "count", "accuracy", "top5_accuracy", "loss"]
 
 TRAINING = (
+    "--model=fastnet",  # of the lighter networks the one that learns something in so few steps
     "--max_steps=40",
     "--checkpoint_every_steps=20",
     "--log_every_steps=20",
@@ -68,22 +70,22 @@ def test_the_run_has_learned_enough_to_compare(folder):
 
 @pytest.mark.whole_program
 @pytest.mark.pitfall(12, 13)
-def test_a_process_evaluates_the_newest_checkpoint(command, folder):
+def test_a_process_evaluates_the_newest_checkpoint(forked_command, folder):
     before = scripts.contents(folder)
-    done = command("eval.py", "--train_dir=run", cwd=folder.parent)
+    done = forked_command("eval.py", "--train_dir=run", cwd=folder.parent)
     assert (done.returncode, done.stderr) == (0, "")
     head, *rows = done.stdout.splitlines()
     line = scripts.lines_of(folder / "eval.jsonl")[-1]
     assert head == (
-        f"step 40, epoch 0.19, test split, 1,000 examples, each once: "
+        f"step 40, epoch 0.19, test split, {lighter.TEST_IMAGES} examples, each once: "
         f"accuracy {line['accuracy']:.2%}, top-5 {line['top5_accuracy']:.2%}, "
         f"loss {line['loss']:.4f}"
     )
     confusion = _confusion(rows)
-    assert confusion.sum(axis=1).tolist() == [100] * 10
-    assert np.trace(confusion) / 1000 == line["accuracy"]
+    assert confusion.sum(axis=1).tolist() == [lighter.TEST_IMAGES // 10] * 10
+    assert np.trace(confusion) / lighter.TEST_IMAGES == line["accuracy"]
     shares = [float(share) / 100 for share in re.findall(r"([\d.]+)%", "\n".join(rows))]
-    assert shares == (np.diag(confusion) / 100).tolist()
+    assert shares == (np.diag(confusion) * 10 / lighter.TEST_IMAGES).tolist()
 
     assert list(line) == KEYS
     own = scripts.evaluation_lines(folder)[-1]  # of the training, on two towers
@@ -104,14 +106,14 @@ def _confusion(rows: list[str]) -> np.ndarray:
 
 @pytest.mark.pitfall(12, 26)
 @pytest.mark.parametrize(
-    ("towers", "batch"), [(1, None), (3, None), (3, 64), (2, 33), (4, 1000), (3, 1001), (2, 7)]
+    ("towers", "batch"), [(1, None), (3, None), (3, 64), (2, 33), (4, 100), (3, 101), (2, 7)]
 )
 def test_towers_and_batches_change_nothing(folder, towers, batch):
     flags = [f"--num_towers={towers}"] + ([f"--global_batch_size={batch}"] if batch else [])
     done, [line] = evaluate(folder, *flags)
     assert (done.returncode, done.stderr) == (0, "")
     own = scripts.evaluation_lines(folder)[-1]
-    assert line["count"] == 1000
+    assert line["count"] == lighter.TEST_IMAGES
     assert {**scripts.result_of(line), "loss": None} == {**own, "loss": None}
     assert line["loss"] == pytest.approx(own["loss"], abs=1e-6)
 
@@ -142,7 +144,7 @@ class TestAFlipAtTestTime:
     def test_is_said_and_written_down(self, folder):
         _, [plain] = evaluate(folder)
         done, [line] = evaluate(folder, "--test_time_flip")
-        assert "1,000 examples, each once and mirrored: accuracy" in done.stdout
+        assert f"{lighter.TEST_IMAGES} examples, each once and mirrored: accuracy" in done.stdout
         assert (plain["test_time_flip"], line["test_time_flip"]) == (False, True)
         assert list(line) == KEYS
         assert line["loss"] != plain["loss"]
@@ -197,6 +199,7 @@ class TestFollowing:
     def test_evaluates_each_checkpoint_of_a_running_training_once(self, tmp_path, cache_home):
         folder = tmp_path / "run"
         flags = ["--max_steps=100", "--checkpoint_every_steps=25", "--checkpoints_to_keep=9"]
+        flags.append("--model=cifarnet")  # the quickest
         process = scripts.start(cache_home, "train", *scripts.small_run(folder), *TRAINING, *flags)
         scripts.wait_for_line(process, "step 1/")
         done, lines = evaluate(folder, *self.FLAGS)
@@ -229,13 +232,14 @@ class TestFollowing:
             patch.setattr(datasets, "load", other)
             _, of_other = evaluate(folder, "--dataset=other/set", *self.FLAGS)
         _, of_own = evaluate(folder, *self.FLAGS)
+        config = run_folder.RunFolder(str(folder)).read_config()
         assert [line["step"] for line in of_other] == [20, 40]
         assert [line["step"] for line in of_own] == [20, 40]
         assert {(line["dataset"], line["data_sha256"]) for line in of_other} == {
             ("other/set", "f" * 64)
         }
         assert {line["dataset"] for line in of_own} == {"shapes"}
-        assert of_own[0]["data_sha256"] == real("shapes", None, "test").fingerprint
+        assert of_own[0]["data_sha256"] == config["resolved"]["eval_sha256"]
         assert of_own[0]["checkpoint"] == f"{folder}/checkpoints/step-20"
         assert list((folder / "eval_other-set_test").iterdir())  # a TensorBoard run of its own
 
@@ -367,8 +371,8 @@ class TestOtherData:
         [
             (
                 lambda data: {"images": data.images[..., :1]},
-                r"--dataset: its images are \[24, 24, 1\] after preprocessing, and the run's "
-                r"network takes \[24, 24, 3\]",
+                r"--dataset: its images are \[32, 32, 1\] after preprocessing, and the run's "
+                r"network takes \[32, 32, 3\]",
             ),
             (
                 lambda data: {"class_names": data.class_names + ("another",)},

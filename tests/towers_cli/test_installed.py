@@ -1,7 +1,9 @@
 """The commands as they are after `pip install`."""
 
+import shutil
 import subprocess
 import sys
+import zipfile
 from pathlib import Path
 
 import pytest
@@ -27,6 +29,25 @@ def test_what_is_installed_is_this_checkout(tmp_path):
         [sys.executable, "-P", "-c", program], cwd=tmp_path, capture_output=True, text=True
     )
     assert done.stdout.strip() == str(scripts.ROOT / "towers_cli" / "__init__.py")
+
+
+def test_a_wheel_holds_every_module(tmp_path):
+    """Built from a copy, as setuptools writes beside what it packs."""
+    files = ["setup.py", "README.md", "LICENSE", "container_limits.py"]
+    for name in files:
+        shutil.copy(scripts.ROOT / name, tmp_path / name)
+    modules = {"container_limits.py"}
+    for package in ("towers", "towers_cli", "input_pipeline"):
+        for path in (scripts.ROOT / package).rglob("*.py"):
+            name = path.relative_to(scripts.ROOT)
+            (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+            shutil.copy(path, tmp_path / name)
+            modules.add(name.as_posix())
+    call = [sys.executable, "setup.py", "--quiet", "bdist_wheel", "--dist-dir", "wheels"]
+    done = subprocess.run(call, cwd=tmp_path, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr
+    (wheel,) = (tmp_path / "wheels").iterdir()
+    assert {name for name in zipfile.ZipFile(wheel).namelist() if name.endswith(".py")} == modules
 
 
 @pytest.mark.whole_program

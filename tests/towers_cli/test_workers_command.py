@@ -9,6 +9,7 @@ import sys
 import time
 import types
 
+import lighter
 import numpy as np
 import pytest
 import scripts
@@ -83,11 +84,22 @@ def alone(tmp_path_factory, cache):
     return folder
 
 
+LIGHTER = f"""
+import runpy, sys
+sys.path[:0] = [{str(scripts.ROOT)!r}, {str(scripts.ROOT / "tests" / "helpers")!r}]
+import lighter
+with lighter.runs():
+    runpy.run_path({str(scripts.ROOT / "train.py")!r}, run_name="__main__")
+"""
+
+
 @pytest.mark.whole_program
 def test_the_folder_of_two_workers_is_that_of_one(tmp_path, alone, cache_home):
     folder = tmp_path / "run"
+    script = tmp_path / "train.py"
+    script.write_text(LIGHTER)
     done = subprocess.run(
-        [sys.executable, "-m", "towers_cli.launch", "--workers=2", "--", "train.py",
+        [sys.executable, "-m", "towers_cli.launch", "--workers=2", "--", str(script),
          *flags(folder, "--eval_of_workers")],
         capture_output=True,
         text=True,
@@ -103,9 +115,10 @@ def test_the_folder_of_two_workers_is_that_of_one(tmp_path, alone, cache_home):
         line for line in out if "accuracy" in line and "test at" in line and "[0] " not in line
     ] == []
     evaluation = scripts.evaluation_lines(folder)[-1]
-    assert sum(evaluation["count_of_workers"]) == evaluation["count"] == 1000
+    assert sum(evaluation["count_of_workers"]) == evaluation["count"] == lighter.TEST_IMAGES
     shares = zip(evaluation["count_of_workers"], evaluation["accuracy_of_workers"], strict=True)
-    assert np.isclose(sum(n * share for n, share in shares) / 1000, evaluation["accuracy"])
+    accuracy = sum(n * share for n, share in shares) / evaluation["count"]
+    assert np.isclose(accuracy, evaluation["accuracy"])
     for index, share in enumerate(evaluation["accuracy_of_workers"]):
         assert any(
             re.search(rf"\[0\]   worker {index} .*: {share:.2%} of its", line) for line in out
