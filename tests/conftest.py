@@ -98,8 +98,15 @@ def cifar10_dir() -> Path:
 
 @pytest.fixture
 def whole_networks():
-    """Runs of the commands have the networks and images that people have (helpers/lighter.py)."""
-    with lighter.left_alone():
+    """Runs of the commands have the networks that people have (helpers/lighter.py)."""
+    with lighter.only({"images"}):
+        yield
+
+
+@pytest.fixture
+def whole_runs():
+    """And all images, too."""
+    with lighter.only(()):
         yield
 
 

@@ -144,7 +144,7 @@ def told(tmp_path_factory):
 
         return call
 
-    with pytest.MonkeyPatch.context() as patch, lighter.left_alone():
+    with pytest.MonkeyPatch.context() as patch, lighter.only(()):
         patch.setenv("XDG_CACHE_HOME", str(folder / "cache"))
         patch.setattr(build, "build_trainer", at_999)
         patch.setattr(tfds_source, "open_prepared", lambda *_: builder)

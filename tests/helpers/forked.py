@@ -61,7 +61,7 @@ class ForkedProcess(subprocess.Popen):
             "arguments": list(map(str, args[1:])),
             "cwd": str(cwd or os.getcwd()),
             "environment": dict(os.environ if env is None else env),
-            "lighter": lighter.is_wanted(),
+            "lighter": list(lighter.made_lighter()),
         }
         std = [2 if errwrite == -1 else errwrite]
         std = [0 if p2cread == -1 else p2cread, 1 if c2pwrite == -1 else c2pwrite, *std]
@@ -197,5 +197,5 @@ if __name__ == "__main__":
         importlib.import_module(name)
     gc.freeze()  # so that a collection in a fork does not touch, and copy, what is there
     request = _request(connection)
-    with lighter.runs() if request["lighter"] else lighter.left_alone():
+    with lighter.only(request["lighter"]), lighter.runs():
         _become(request["arguments"], request["cwd"], request["environment"])

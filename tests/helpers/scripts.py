@@ -78,6 +78,22 @@ def small_run(folder: Path) -> list[str]:
     ]
 
 
+LIGHTER_TRAIN = f"""
+import runpy, sys
+sys.path[:0] = [{str(ROOT)!r}, {str(ROOT / "tests" / "helpers")!r}]
+import lighter
+with lighter.runs():
+    runpy.run_path({str(ROOT / "train.py")!r}, run_name="__main__")
+"""
+
+
+def lighter_train(folder: Path) -> str:
+    """The path of a train.py for a process of its own, which trains what `train` does."""
+    path = folder / "train.py"
+    path.write_text(LIGHTER_TRAIN)
+    return str(path)
+
+
 def settings_of(*arguments: str) -> settings.TrainSettings:
     """The `TrainSettings` that train.py makes of its flags."""
     line = line_of("train")

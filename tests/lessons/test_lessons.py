@@ -233,7 +233,6 @@ class TestCommand:
         assert [line.split()[0] for line in done.stdout.splitlines()] == list(LESSONS)
 
     @pytest.mark.whole_program
-    @pytest.mark.usefixtures("whole_networks")
     def test_runs_one(self, tmp_path):
         done = self.run("learning_rate", cwd=tmp_path)
         assert done.returncode == 0, done.stderr

@@ -64,12 +64,12 @@ def folder(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def done(forked_command, folder):
-    with lighter.left_alone():
+    with lighter.only(()):
         return forked_command("train.py", *scripts.small_run(folder), *WHOLE_RUN)
 
 
 @pytest.mark.whole_program
-@pytest.mark.usefixtures("whole_networks")
+@pytest.mark.usefixtures("whole_runs")
 class TestARun:
     """One run of two towers as a process, and what it leaves."""
 
@@ -690,14 +690,14 @@ def test_a_damaged_final_model_is_exported_again(tmp_path, short_run, content):
 
 
 @pytest.mark.whole_program
-@pytest.mark.usefixtures("whole_networks")
 def test_a_configuration_of_keras_does_not_decide_a_run(tmp_path, command, monkeypatch):
     flags = ["--summary_every_steps=0", "--num_microbatches=2", "--max_steps=2"]
     monkeypatch.setenv("KERAS_HOME", str(tmp_path))
     content = {"floatx": "float16", "image_data_format": "channels_first", "epsilon": 0.1}
     (tmp_path / "keras.json").write_text(json.dumps(content | {"backend": "tensorflow"}))
     small = scripts.small_run(tmp_path / "other")
-    done = command("train.py", *small, *flags, "--optimizer=adam", "--learning_rate=0.001")
+    script = scripts.lighter_train(tmp_path)
+    done = command(script, *small, *flags, "--optimizer=adam", "--learning_rate=0.001")
     assert (done.returncode, done.stderr) == (0, "")
     scripts.train(tmp_path / "own", *flags, "--optimizer=adam", "--learning_rate=0.001")
     assert scripts.final_summary(tmp_path / "other") == scripts.final_summary(tmp_path / "own")

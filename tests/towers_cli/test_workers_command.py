@@ -84,22 +84,12 @@ def alone(tmp_path_factory, cache):
     return folder
 
 
-LIGHTER = f"""
-import runpy, sys
-sys.path[:0] = [{str(scripts.ROOT)!r}, {str(scripts.ROOT / "tests" / "helpers")!r}]
-import lighter
-with lighter.runs():
-    runpy.run_path({str(scripts.ROOT / "train.py")!r}, run_name="__main__")
-"""
-
-
 @pytest.mark.whole_program
 def test_the_folder_of_two_workers_is_that_of_one(tmp_path, alone, cache_home):
     folder = tmp_path / "run"
-    script = tmp_path / "train.py"
-    script.write_text(LIGHTER)
+    script = scripts.lighter_train(tmp_path)
     done = subprocess.run(
-        [sys.executable, "-m", "towers_cli.launch", "--workers=2", "--", str(script),
+        [sys.executable, "-m", "towers_cli.launch", "--workers=2", "--", script,
          *flags(folder, "--eval_of_workers")],
         capture_output=True,
         text=True,
