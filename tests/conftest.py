@@ -6,13 +6,14 @@ import subprocess
 import sys
 from pathlib import Path
 
-import forked
-import lesson_checks
-import lighter
 import pytest
 
 # These tests are of logical CPU devices, on machines with GPUs too.
 os.environ.setdefault("CUDA_VISIBLE_DEVICES", "-1")
+
+import forked
+import lesson_checks
+import lighter
 
 from towers import devices
 
@@ -69,7 +70,7 @@ def let_graphs_go():
 
 @pytest.fixture(scope="module")
 def glance(request):
-    """What that lesson finds where it does as little as it can (helpers/lesson_checks.py)."""
+    """What that lesson finds when it does as little as possible (helpers/lesson_checks.py)."""
     return lesson_checks.glance(request.module.LESSON.name)
 
 
@@ -105,7 +106,7 @@ def whole_networks():
 
 @pytest.fixture
 def whole_runs():
-    """And all images, too."""
+    """Runs of the commands have the networks and the test images that people have."""
     with lighter.only(()):
         yield
 
@@ -127,28 +128,25 @@ def cache(cache_home):
 @pytest.fixture(scope="session")
 def command(cache_home):
     """Runs a script as a user does: `command("train.py", "--max_steps=2")`."""
-
-    def run(script: str, *arguments: str, **options) -> subprocess.CompletedProcess:
-        environment = os.environ | {"XDG_CACHE_HOME": str(cache_home)}
-        return subprocess.run(
-            [sys.executable, str(ROOT / script), *arguments],
-            capture_output=True,
-            text=True,
-            env=environment,
-            timeout=300,
-            **options,
-        )
-
-    return run
+    return _runner_of_scripts(subprocess.run, cache_home)
 
 
 @pytest.fixture(scope="session")
 def forked_command(cache_home):
     """As `command`, in a process that has TensorFlow already (helpers/forked.py)."""
+    return _runner_of_scripts(forked.run, cache_home)
 
-    def run(script: str, *arguments: str, **options) -> subprocess.CompletedProcess:
-        environment = os.environ | {"XDG_CACHE_HOME": str(cache_home)}
-        call = [sys.executable, str(ROOT / script), *arguments]
-        return forked.run(call, env=environment, timeout=300, **options)
 
-    return run
+def _runner_of_scripts(run, cache_home):
+    def run_script(script: str, *arguments: str, **options) -> subprocess.CompletedProcess:
+        return run(
+            [sys.executable, str(ROOT / script), *arguments],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            env=os.environ | {"XDG_CACHE_HOME": str(cache_home)},
+            timeout=300,
+            **options,
+        )
+
+    return run_script

@@ -104,7 +104,8 @@ def test_other_policies_keep_no_statistics_apart(policy):
     assert run.state.statistics_of_each == []
 
 
-def test_the_policy_changes_no_weight():
+@pytest.mark.parametrize("num_microbatches", [2, pytest.param(4, marks=pytest.mark.long)])
+def test_the_policy_changes_no_weight(num_microbatches):
     # Training normalizes by the batch's own statistics; the kept ones are for evaluation.
     weights = {}
     for policy in model_state.POLICIES:
@@ -112,7 +113,7 @@ def test_the_policy_changes_no_weight():
             toys.small_resnet(),
             num_towers=2,
             global_batch_size=8,
-            num_microbatches=2,
+            num_microbatches=num_microbatches,
             batch_norm_statistics=policy,
         )
         run.fit(toys.batch(8, seed=step) for step in range(2))

@@ -1,14 +1,15 @@
-"""Processes of Python that have TensorFlow already, for tests that start many.
+"""Processes of Python that have imported TensorFlow already, for tests that start many.
 
-To import TensorFlow takes some five seconds of a core. So one process imports it, and what the
-commands import after it, without starting its runtime; every `Popen` of this module is a fork of
-that process, which then runs a script, a module or a program as `python` would: with arguments, an
-environment, a folder and pipes of its own. Exit code, signals and output are a real process's.
+Importing TensorFlow takes about five seconds of a core. Here one process imports it, and what the
+commands import besides, but does not start its runtime. Every `Popen` of this module is a fork of
+that process. It runs a script, a module or a program as `python` would, with its own arguments,
+environment, folder and pipes; exit code, signals and output are those of a real process. Its runs
+are as light as those of the test that starts it (lighter.py).
 
-What Python reads as it starts is the first process's: PYTHONHASHSEED, options such as -O, the
-encoding of the terminal. So is what happens on the way to the import. Tests of those start `python`
-itself. On other systems than Linux, where a fork of TensorFlow is not safe, `Popen` is
-`subprocess.Popen`.
+A fork cannot show what Python reads when it starts (PYTHONHASHSEED, options such as -O, the
+terminal's encoding) nor what happens during the import. Tests of those start `python` itself.
+
+Forks are for Linux. Elsewhere `Popen` starts a new process for each call, which is slower.
 """
 
 import atexit
@@ -46,29 +47,45 @@ PRELOADED = (
 _LARGEST_REQUEST = 2**20  # bytes
 
 
-class ForkedProcess(subprocess.Popen):
-    """`Popen([sys.executable, ...])`, as a fork of the process that has TensorFlow.
-
-    It takes stdin, stdout, stderr, text, env and cwd of `subprocess.Popen`, and nothing that would
-    have to run in the child.
-    """
-
-    def _execute_child(self, args, _, preexec_fn, __, pass_fds, cwd, env, *rest):
-        """In the place of subprocess's fork and exec; the order of arguments is Python's."""
-        *_, p2cread, p2cwrite, c2pread, c2pwrite, errread, errwrite = rest[:9]
-        assert args[0] == sys.executable and preexec_fn is None and not pass_fds, args
-        request = {
+def _request(args: Sequence, cwd, env) -> str:
+    """What `_become` needs to know, as JSON."""
+    assert args[0] == sys.executable, args
+    return json.dumps(
+        {
             "arguments": list(map(str, args[1:])),
             "cwd": str(cwd or os.getcwd()),
             "environment": dict(os.environ if env is None else env),
             "lighter": list(lighter.made_lighter()),
         }
+    )
+
+
+class StartedProcess(subprocess.Popen):
+    """`Popen([sys.executable, ...])` as a new process."""
+
+    def __init__(self, args, cwd=None, env=None, **options):
+        call = [sys.executable, __file__, _request(args, cwd, env)]
+        super().__init__(call, env=_environment(), **options)
+
+
+class ForkedProcess(subprocess.Popen):
+    """`Popen([sys.executable, ...])` as a fork of the process that has TensorFlow.
+
+    It takes stdin, stdout, stderr, text, env and cwd of `subprocess.Popen`, and nothing that would
+    have to run in the child. What it overrides is private to Python, and the same in 3.11 to 3.13.
+    """
+
+    def _execute_child(self, args, _, preexec_fn, __, pass_fds, cwd, env, *rest):
+        """In the place of subprocess's fork and exec; the order of arguments is Python's."""
+        *_, p2cread, p2cwrite, c2pread, c2pwrite, errread, errwrite = rest[:9]
+        assert preexec_fn is None and not pass_fds, args
+        request = _request(args, cwd, env).encode()
         std = [2 if errwrite == -1 else errwrite]
         std = [0 if p2cread == -1 else p2cread, 1 if c2pwrite == -1 else c2pwrite, *std]
         self._news, theirs = socket.socketpair()
         with theirs:
             connection, _ = _first_process()
-            socket.send_fds(connection, [json.dumps(request).encode()], [theirs.fileno(), *std])
+            socket.send_fds(connection, [request], [theirs.fileno(), *std])
         self.pid = int(self._line())
         self._child_created = True
         self._close_pipe_fds(p2cread, p2cwrite, c2pread, c2pwrite, errread, errwrite)
@@ -79,7 +96,7 @@ class ForkedProcess(subprocess.Popen):
         while not text.endswith(b"\n"):
             part = self._news.recv(1)
             if not part:
-                raise ChildProcessError(_first_process()[1].communicate()[1])
+                raise ChildProcessError(_why_there_is_no_fork())
             text += part
         return text.decode()
 
@@ -100,7 +117,7 @@ class ForkedProcess(subprocess.Popen):
         self._news.close()
 
 
-Popen = ForkedProcess if sys.platform == "linux" else subprocess.Popen
+Popen = ForkedProcess if sys.platform == "linux" else StartedProcess
 
 
 def run(arguments: Sequence[str], timeout: float, **options) -> subprocess.CompletedProcess:
@@ -127,7 +144,7 @@ def _first_process() -> tuple[socket.socket, subprocess.Popen]:
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             cwd=ROOT,
-            env=os.environ | {"PYTHONPATH": str(ROOT)},
+            env=_environment(),
             pass_fds=[theirs.fileno()],
             text=True,
         )
@@ -136,7 +153,18 @@ def _first_process() -> tuple[socket.socket, subprocess.Popen]:
     return ours, process
 
 
-def _request(connection: socket.socket) -> dict:
+def _environment() -> dict[str, str]:
+    """That of a process that runs this file."""
+    return os.environ | {"PYTHONPATH": str(ROOT)}
+
+
+def _why_there_is_no_fork() -> str:
+    """What the first process said when it ended, if it has."""
+    _, process = _first_process()
+    return "a fork ended without a word" if process.poll() is None else process.stderr.read()
+
+
+def _next_request(connection: socket.socket) -> str:
     """In the first process: forks for each request, and returns in the forks alone."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is pytest's
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # those that wait for the forks end unseen
@@ -147,7 +175,7 @@ def _request(connection: socket.socket) -> dict:
         if os.fork() == 0:
             connection.close()
             _fork_and_tell(*files)
-            return json.loads(text)
+            return text.decode()
         for file in files:
             os.close(file)
 
@@ -173,11 +201,17 @@ def _fork_and_tell(news: int, *std: int) -> None:
     os._exit(0)
 
 
-def _become(arguments: Sequence[str], cwd: str, environment: dict) -> None:
+def _become(request: str) -> None:
     """Runs what `python arguments` runs, in this process."""
-    os.chdir(cwd)
+    asked = json.loads(request)
+    os.chdir(asked["cwd"])
     os.environ.clear()
-    os.environ.update(environment)
+    os.environ.update(asked["environment"])
+    with lighter.only(asked["lighter"]), lighter.runs():
+        _run_as_main(asked["arguments"], asked["cwd"])
+
+
+def _run_as_main(arguments: Sequence[str], cwd: str) -> None:
     kind, *rest = arguments
     if kind == "-m":
         sys.argv, sys.path[0] = rest, cwd
@@ -192,10 +226,10 @@ def _become(arguments: Sequence[str], cwd: str, environment: dict) -> None:
 
 
 if __name__ == "__main__":
-    connection = socket.socket(fileno=int(sys.argv[1]))
-    for name in PRELOADED:
-        importlib.import_module(name)
-    gc.freeze()  # so that a collection in a fork does not touch, and copy, what is there
-    request = _request(connection)
-    with lighter.only(request["lighter"]), lighter.runs():
-        _become(request["arguments"], request["cwd"], request["environment"])
+    asked = sys.argv[1]
+    if asked.isdigit():  # the first process, and the connection that requests come by
+        for name in PRELOADED:
+            importlib.import_module(name)
+        gc.freeze()  # so that a collection in a fork does not touch, and copy, what is there
+        asked = _next_request(socket.socket(fileno=int(asked)))
+    _become(asked)

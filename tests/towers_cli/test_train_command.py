@@ -344,7 +344,7 @@ MOVING_RATE = (  # at every example: warm-up over 50 examples, then cosine to 0 
 def rates(tmp_path_factory):
     """Towers and global batch to the rate at each epoch, read from metrics.jsonl."""
     found = {}
-    for towers, batch in ((1, 16), (2, 16), (2, 32), (4, 64)):
+    for towers, batch in ((1, 16), (2, 16), (4, 16), (2, 32), (4, 64)):
         folder = tmp_path_factory.mktemp("rate") / "run"
         size = [f"--num_towers={towers}", f"--global_batch_size={batch}"]
         done = scripts.train(folder, *MOVING_RATE, *size, f"--max_steps={128 // batch}")
@@ -357,7 +357,7 @@ def rates(tmp_path_factory):
 class TestTheLearningRate:
     @pytest.mark.pitfall(1, 2)
     def test_is_the_same_number_at_an_epoch_for_any_number_of_towers(self, rates):
-        assert rates[1, 16] == rates[2, 16]
+        assert rates[1, 16] == rates[2, 16] == rates[4, 16]
         assert len(set(rates[1, 16].values())) == 8
 
     @pytest.mark.pitfall(1, 2)
@@ -437,6 +437,14 @@ class TestGoingOn:
         second = scripts.train(folder, *SIX_STEPS, f"--num_towers={towers_after}")
         assert f"\ncontinuing at step {stopped_at}\n" in second.stdout
         scripts.assert_same_run(folder, uninterrupted)
+
+    @pytest.mark.long
+    def test_so_it_does_on_four_towers_and_then_two(self, tmp_path):
+        flags = (*SIX_STEPS, "--num_microbatches=4")
+        scripts.train(tmp_path / "whole", *flags)
+        for towers, end in ((1, 3), (4, 4), (2, 6)):
+            scripts.train(tmp_path / "run", *flags, f"--num_towers={towers}", f"--max_steps={end}")
+        scripts.assert_same_run(tmp_path / "run", tmp_path / "whole")
 
     def test_goes_on_in_a_folder_that_was_moved(self, uninterrupted, tmp_path):
         scripts.train(tmp_path / "here", *SIX_STEPS, "--max_steps=4")
