@@ -13,6 +13,7 @@ from benchmarks import profiles
 from laboratory import data, findings
 from lessons import lesson
 from towers import devices, losses, networks, tower
+from towers.runs import picture
 from towers.support import machine
 
 import keras  # isort: skip
@@ -112,7 +113,7 @@ class Built(NamedTuple):
 def build_and_run(trainer: towers.Trainer, batches) -> Built:
     """Counts how often the loop's body, `tower.compute`, is called; then looks at the graph."""
     with mock.patch.object(tower, "compute", wraps=tower.compute) as body:
-        graph = trainer.step_graph(*batches[0])
+        graph = written_out(trainer.step_graph(*batches[0]))
         building = body.call_count
         trainer.fit(batches)
         running = body.call_count - building
@@ -131,8 +132,15 @@ def build_and_run(trainer: towers.Trainer, batches) -> Built:
     )
 
 
+def written_out(graph: tf.Graph) -> tf.Graph:
+    """The graph with the operations of each microbatch in the place of its call, as it runs."""
+    with tf.Graph().as_default() as drawn:
+        tf.graph_util.import_graph_def(picture.of_graph(graph), name="")
+    return drawn
+
+
 def tower_of(name: str) -> int | None:
-    """The tower in whose scope an operation is; in a backward pass, `gradient_tape/tower_0/`."""
+    """The tower in whose scope an operation is, in any scope around it."""
     found = re.search(r"(?:^|/)tower_(\d+)/", name)
     return int(found[1]) if found else None
 

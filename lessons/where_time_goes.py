@@ -319,7 +319,7 @@ def part_of(name: str, kind: str) -> str | None:
     """The part of a step that an operation belongs to; None where its scope is not known."""
     if kind in ("Identity", "_Send", "_Recv"):  # how a tensor comes from device to device
         return "copy"
-    scope = name.removeprefix("gradient_tape/").partition("/")[0]
+    scope = name.partition("/")[0]
     return PART_OF_SCOPE.get("tower" if scope.startswith("tower_") else scope)
 
 

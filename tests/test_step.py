@@ -9,6 +9,7 @@ import toys
 
 from towers import tower
 from towers.networks import cifarnet, optimizers, resnet
+from towers.runs import picture
 
 # Keras keeps these in float32, so that only such numbers are the same in float64.
 RATE, MOMENTUM, WEIGHT_DECAY = 0.125, 0.5, 0.25
@@ -309,6 +310,13 @@ def graph_of(num_towers):
     return run, run.step_graph(*toys.batch(8))
 
 
+def drawn(graph):
+    """With its calls written out, as it runs."""
+    with tf.Graph().as_default() as written_out:
+        tf.graph_util.import_graph_def(picture.of_graph(graph), name="")
+    return written_out
+
+
 def is_of_variable(operation):
     tensors = [*operation.inputs, *operation.outputs]
     return any(tensor.dtype == tf.resource for tensor in tensors)
@@ -337,7 +345,7 @@ def test_one_input_of_whole_batches_feeds_all_towers(num_towers):
 def test_towers_work_on_their_devices_and_the_rest_on_the_cpu(num_towers):
     run, graph = graph_of(num_towers)
     by_scope = {}
-    for operation in graph.get_operations():
+    for operation in drawn(graph).get_operations():
         by_scope.setdefault(operation.name.split("/")[0], []).append(operation)
 
     towers = {scope for scope in by_scope if scope.startswith("tower_")}
@@ -361,7 +369,7 @@ def test_towers_work_on_their_devices_and_the_rest_on_the_cpu(num_towers):
 @pytest.mark.pitfall(16)
 def test_the_batch_is_cut_by_towers_and_microbatches_and_never_by_images():
     _, graph = graph_of(2)
-    kinds = [operation.type for operation in graph.get_operations()]
+    kinds = [operation.type for operation in drawn(graph).get_operations()]
     # Images and labels, once among two towers and once in each tower.
     assert kinds.count("Split") == 2 + 2 * 2
     assert "Unpack" not in kinds

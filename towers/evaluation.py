@@ -61,6 +61,8 @@ class Evaluator:
         self._test_time_flip = test_time_flip
         self._workers = workers or worker.SingleWorker()
         self._batch_outputs = tf.function(self._build, autograph=False)
+        # Traced once, and called for every microbatch of every tower, as in training.
+        self._outputs_of_microbatch = tf.function(self._microbatch, autograph=False)
 
     def __call__(self, batches: Iterable) -> tally.Evaluation:
         """Evaluates every example of weight above 0.
@@ -129,7 +131,7 @@ class Evaluator:
     def _tower(self, microbatches) -> list[tuple[_Outputs, int]]:
         weights = [tf.identity(weight) for weight in self._weights]
         state = [tf.identity(variable.value) for variable in self._model.non_trainable_variables]
-        return [self._microbatch(weights, state, *part) for part in microbatches]
+        return [self._outputs_of_microbatch(weights, state, *part) for part in microbatches]
 
     def _microbatch(self, weights, state, images, labels) -> tuple[_Outputs, int]:
         logits, _ = self._model.stateless_call(weights, state, images, training=False)

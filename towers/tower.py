@@ -21,7 +21,7 @@ class TowerProgram:
       loss_fn: (labels [n], outputs [n, ...]) to one loss per example, [n].
       decayed: name of the layer to the index of its weight in `model.trainable_variables`.
       weight_decay: coefficient of the weight-decay terms; >= 0.
-      jit_compile: XLA compiles each microbatch's forward and backward pass.
+      jit_compile: XLA compiles `microbatch`: what is compiled does not depend on towers.
     """
 
     model: keras.Model
@@ -29,6 +29,16 @@ class TowerProgram:
     decayed: dict[str, int]
     weight_decay: float
     jit_compile: bool
+
+    @functools.cached_property
+    def microbatch(self) -> Callable[..., "_Microbatch"]:
+        """The forward and backward pass of a microbatch: traced once, called for each of them.
+
+        TensorFlow puts the operations in the place of each call before it runs the step: they run
+        on the caller's device, and side by side, as if they were written out for each one.
+        """
+        one_pass = functools.partial(_microbatch, self)
+        return tf.function(one_pass, autograph=False, jit_compile=self.jit_compile or None)
 
 
 class TowerResult(NamedTuple):
@@ -89,21 +99,18 @@ def compute(
     """
     num_microbatches = len(draw_indices)
     weighted = sample_weight is not None
-    one_pass = functools.partial(_microbatch, program)
-    if program.jit_compile:
-        # Each microbatch by itself, so that what is compiled does not depend on towers.
-        one_pass = tf.function(one_pass, autograph=False, jit_compile=True)
-    results = [
-        one_pass(weights, loss_scale, *part)
-        for part in zip(
-            model_states,
-            tf.split(images, num_microbatches),  # each [microbatch, ...]
-            tf.split(labels, num_microbatches),
-            tf.split(sample_weight, num_microbatches) if weighted else [None] * num_microbatches,
-            draw_indices,
-            strict=True,
-        )
-    ]
+    microbatches = zip(
+        model_states,
+        tf.split(images, num_microbatches),  # each [microbatch, ...]
+        tf.split(labels, num_microbatches),
+        tf.split(sample_weight, num_microbatches) if weighted else [None] * num_microbatches,
+        draw_indices,
+        strict=True,
+    )
+    results = []
+    for microbatch in microbatches:
+        with tf.name_scope("microbatch"):
+            results.append(program.microbatch(weights, loss_scale, *microbatch))
     correct = [result.correct for result in results]
     return TowerResult(
         sum_gradients=gradients.sum_over_parts([result.gradients for result in results]),

@@ -72,7 +72,8 @@ def test_what_needs_another_tower_is_found_by_any_path():
     "name, tower",
     [
         ("tower_0/conv1/convolution", 0),
-        ("gradient_tape/tower_11/local3/MatMul", 11),
+        ("tower_11/microbatch/gradient_tape/local3/MatMul", 11),
+        ("loop/tower_11/microbatch/add", 11),
         ("average_gradients/add", None),
         ("my_tower_1/add", None),
     ],

@@ -349,7 +349,7 @@ def test_a_towers_box_holds_its_backward_pass_on_its_device(train_events):
         backward = [
             node
             for node in train_events.accumulator.Graph().node
-            if node.name.startswith(f"tower_{tower}/gradient_tape/")
+            if node.name.startswith(f"tower_{tower}/microbatch/gradient_tape/")
         ]
         assert any(node.op == "ReluGrad" for node in backward)
         assert {node.device[-5:] for node in backward} == {f"CPU:{tower}"}

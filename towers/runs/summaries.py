@@ -8,7 +8,6 @@ import contextlib
 import errno
 import json
 import os
-import re
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
@@ -18,7 +17,7 @@ import tensorflow as tf
 from tensorboard.plugins.hparams import api as hparams
 
 from towers import gradients, step
-from towers.runs import figures, run_folder
+from towers.runs import figures, picture, run_folder
 from towers.support import noise, tally
 
 MAX_IMAGES = 8
@@ -75,7 +74,7 @@ class Summaries:
         with _events(self._train, 0):
             tf.summary.text("settings", _markdown_table(settings))
             tf.summary.text("resolved", _markdown_table(config["resolved"]))
-            tf.summary.graph(_as_picture(graph))
+            tf.summary.graph(picture.of_graph(graph))
         # HParams finds the metrics of a session in the session's own run alone, whether --logdir
         # is this run or the folder of many: a group of metrics beside it is not found in the first.
         with _events(self._eval, 0):
@@ -225,28 +224,6 @@ def profile(folder: run_folder.RunFolder):
     finally:
         with _on_disk():
             tf.profiler.experimental.stop()
-
-
-def _as_picture(graph: tf.Graph) -> tf.compat.v1.GraphDef:
-    """The graph of a step as it is drawn: each tower a box that only shared weights join.
-
-    Gradient tapes name all backward operations `gradient_tape/tower_0/...`, one box that would hang
-    between the towers; here they are `tower_0/gradient_tape/...`. What tf.function adds to return
-    its results (identities, and a NoOp that waits for every update) is left out.
-    """
-    drawn = tf.compat.v1.GraphDef()
-    for node in graph.as_graph_def().node:
-        if node.op in ("Identity", "NoOp") and "/" not in node.name:
-            continue
-        copy = drawn.node.add()
-        copy.CopyFrom(node)
-        copy.name = _in_its_tower(node.name)
-        copy.input[:] = [_in_its_tower(name) for name in node.input]
-    return drawn
-
-
-def _in_its_tower(name: str) -> str:
-    return re.sub(r"^(\^?)gradient_tape/(tower_\d+)/", r"\1\2/gradient_tape/", name)
 
 
 def _markdown_table(values: Mapping) -> str:
