@@ -191,9 +191,9 @@ class TestTheStep:
     def test_every_station_of_the_drawing_is_passed(self, told):
         functions = {box.name for box in drawing.BOXES.values()} - {"step.StepResult"}
         assert functions <= set(told.calls) and len(functions) > 15
-        # Built once, before the first step; tower_0 and tower_1, with two microbatches each.
+        # Built once, before the first step: tower_0 and tower_1, and a microbatch for all four.
         built = ("step.train_step", "tower.compute", "tower._microbatch")
-        assert [len(told.calls[name]) for name in built] == [1, 2, 4]
+        assert [len(told.calls[name]) for name in built] == [1, 2, 1]
 
     def test_arrows_carry_what_they_say(self, told):
         labelled = [arrow for arrow in drawing.ARROWS if stated(arrow.label)]

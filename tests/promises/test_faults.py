@@ -301,7 +301,6 @@ class TestAFullDisk:
         [
             (100, "config.json: cannot be written: File too large"),
             (120_000, "TensorBoard's files cannot be written: .* File too large"),
-            (95_000, "checkpoints/step-2 cannot be written: .*There is no checkpoint yet."),
         ],
     )
     def test_is_said_in_one_line_and_the_run_goes_on_later(
@@ -315,6 +314,20 @@ class TestAFullDisk:
         assert not [*folder.rglob("*temp*"), *folder.rglob("*tmp*")]
         assert scripts.train(folder, *SIX_STEPS).returncode == 0
         scripts.assert_same_run(folder, untouched)
+
+    @pytest.mark.usefixtures("whole_networks")
+    def test_at_a_checkpoint_is_said_in_one_line_and_the_run_goes_on_later(self, tmp_path):
+        """That of a whole network is larger than what TensorBoard has by then."""
+        flags = ["--max_steps=2", "--checkpoint_every_steps=2", "--summary_every_steps=0"]
+        with limit(resource.RLIMIT_FSIZE, 2**20):
+            line = refused(scripts.train(tmp_path / "run", *flags))
+        named = "checkpoints/step-2 cannot be written: .*There is no checkpoint yet."
+        assert re.search(named, line)
+        files = [path.name for path in (tmp_path / "run").rglob("*")]
+        assert not [name for name in files if "temp" in name or "tmp" in name]
+        for folder in (tmp_path / "run", tmp_path / "untouched"):
+            assert scripts.train(folder, *flags).returncode == 0
+        scripts.assert_same_run(tmp_path / "run", tmp_path / "untouched")
 
     @pytest.mark.parametrize("kilobytes", [8, 40, 200, 450, 600])
     def test_that_is_real_loses_nothing_that_was_written(
