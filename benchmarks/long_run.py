@@ -87,7 +87,7 @@ def _trainer() -> towers.Trainer:
     return towers.Trainer(
         model,
         keras.optimizers.SGD(0.01, momentum=0.9),
-        tower_devices=tower_devices,
+        towers=tower_devices,
         global_batch_size=BATCH,
         learning_rate=lambda examples_seen: 1 / (100 + examples_seen),  # another at every step
         weight_decay=1e-4,

@@ -6,6 +6,7 @@ import towers  # noqa: F401  before Keras: it silences TensorFlow's notices
 from input_pipeline import batches, preprocess
 from laboratory import data, problems, race
 from towers import devices, losses, tower
+from towers.support import classes, objective
 
 import keras  # isort: skip
 import numpy as np  # isort: skip
@@ -50,7 +51,11 @@ class Network:
             [v.numpy().ravel() for v in self.model.trainable_variables]
         )  # [weights]
         self._program = tower.TowerProgram(
-            self.model, losses.cross_entropy, {}, weight_decay=0.0, jit_compile=False
+            self.model,
+            objective.Objective(losses.cross_entropy),
+            {},
+            weight_decay=0.0,
+            jit_compile=False,
         )
         self._seed = seed
         self._all = images
@@ -116,7 +121,7 @@ class Network:
         counted = tf.cast(mask, tf.float32)
         return (
             tf.reduce_sum(losses.cross_entropy(labels, outputs) * counted),
-            tower.count_correct(labels, outputs, counted),
+            classes.count_correct(labels, outputs, counted),
             tf.reduce_sum(counted),
         )
 

@@ -98,7 +98,7 @@ def trainer(
         keras.optimizers.SGD(),
         global_batch_size=entry.global_batch_size,
         learning_rate=rate,
-        tower_devices=(devices.PARAMETER_DEVICE,),
+        towers=(devices.PARAMETER_DEVICE,),
         num_microbatches=num_microbatches,
         **options,
     )

@@ -136,7 +136,7 @@ def train_on_towers(num_towers: int, batches) -> np.ndarray:
     trainer = towers.Trainer(
         data.small_cifarnet(),
         keras.optimizers.SGD(RATE),
-        tower_devices=devices.choose(num_towers),
+        towers=devices.choose(num_towers),
         global_batch_size=BATCH,
         num_microbatches=4,
         weight_decay=WEIGHT_DECAY,

@@ -50,7 +50,7 @@ def trained(policy: str, images: data.Images, steps: int) -> towers.Trainer:
     trainer = towers.Trainer(
         data.small_resnet(),
         keras.optimizers.SGD(momentum=MOMENTUM),
-        tower_devices=devices.choose(TOWERS),
+        towers=devices.choose(TOWERS),
         global_batch_size=BATCH,
         num_microbatches=TOWERS,
         learning_rate=rate,

@@ -14,7 +14,7 @@ from laboratory import data, findings
 from lessons import lesson
 from towers import devices, losses, networks, tower
 from towers.runs import picture
-from towers.support import machine
+from towers.support import machine, objective
 
 import keras  # isort: skip
 import tensorflow as tf  # isort: skip
@@ -88,7 +88,7 @@ def trainer_of(model: keras.Model, num_towers: int) -> towers.Trainer:
     return towers.Trainer(
         model,
         keras.optimizers.SGD(0.01),
-        tower_devices=devices.choose(num_towers),
+        towers=devices.choose(num_towers),
         global_batch_size=BATCH,
     )
 
@@ -192,7 +192,9 @@ def one_tower(model: keras.Model, index: int, device: str, images, labels) -> li
     """The gradients of one tower."""
     with tf.device(device), tf.name_scope(f"tower_{index}"):
         result = tower.compute(
-            tower.TowerProgram(model, losses.cross_entropy, {}, 0.0, jit_compile=False),
+            tower.TowerProgram(
+                model, objective.Objective(losses.cross_entropy), {}, 0.0, jit_compile=False
+            ),
             [tf.convert_to_tensor(weight.value) for weight in model.trainable_variables],
             [[value.value for value in model.non_trainable_variables]],
             images,

@@ -5,6 +5,7 @@ from laboratory import data, findings
 from lessons import lesson
 from towers import devices
 from towers.networks import cifarnet
+from towers.support import weight_filters
 
 import keras  # isort: skip
 import numpy as np  # isort: skip
@@ -21,7 +22,7 @@ def run(setup: findings.Setup) -> findings.Finding:
     trainer = towers.Trainer(
         model,
         keras.optimizers.SGD(0.1),
-        tower_devices=devices.choose(1),  # its eleven microbatches stand for eleven towers
+        towers=devices.choose(1),  # its eleven microbatches stand for eleven towers
         global_batch_size=TOWERS * PER_TOWER,
         num_microbatches=TOWERS,
         weight_decay=WEIGHT_DECAY,
@@ -77,9 +78,9 @@ def gradient_norms(model, images, labels) -> dict[str, str]:
     with tf.GradientTape(persistent=True) as tape:
         logits = model(images, training=True)
         terms = {"cross_entropy": tf.reduce_mean(towers.losses.cross_entropy(labels, logits))}
-        decayed = towers.losses.hidden_dense_kernels(model)
+        decayed = weight_filters.hidden_dense_kernels(model)
         terms |= towers.losses.weight_decay_terms(
-            {towers.losses.layer_name(weight): weight.value for weight in decayed}, WEIGHT_DECAY
+            {weight_filters.layer_name(weight): weight.value for weight in decayed}, WEIGHT_DECAY
         )
         terms["total"] = towers.losses.total_loss(list(terms.values()))
     gradients = {

@@ -15,6 +15,7 @@ from benchmarks import turns
 from laboratory import data, findings
 from lessons import graph, lesson
 from towers import devices, losses, networks
+from towers.support import weight_filters
 
 import keras  # isort: skip
 import numpy as np  # isort: skip
@@ -264,7 +265,7 @@ def cosines(batches) -> dict[str, float]:
     for weight, *pair in zip(model.trainable_variables, both.gradient, both.at_mean, strict=True):
         if len(weight.shape) > 1:
             a, b = (np.ravel(gradient).astype(np.float64) for gradient in pair)
-            found[losses.layer_name(weight)] = float(a @ b / np.sqrt((a @ a) * (b @ b)))
+            found[weight_filters.layer_name(weight)] = float(a @ b / np.sqrt((a @ a) * (b @ b)))
     return found
 
 

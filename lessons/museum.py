@@ -10,7 +10,8 @@ import towers  # before Keras: it silences TensorFlow's notices
 from input_pipeline import batches
 from laboratory import findings
 from lessons import learning_rate, lesson
-from towers import devices, gradients, losses, moving_averages, step, tower
+from towers import devices, gradients, losses, moving_averages, step
+from towers.support import classes
 
 import keras  # isort: skip
 import numpy as np  # isort: skip
@@ -94,9 +95,9 @@ def towers_here(
     return towers.Trainer(
         model,
         keras.optimizers.SGD(rate, global_clipnorm=clip),
-        tower_devices=devices.choose(num_towers),
+        towers=devices.choose(num_towers),
         global_batch_size=global_batch_size,
-        loss_fn=lambda labels, outputs: outputs[:, 0],
+        loss=lambda labels, outputs: outputs[:, 0],
         **others,
     )
 
@@ -188,7 +189,7 @@ def queue_starts_over() -> Exhibit:
     labels = np.ones(len(logits), np.int32)
     examples = tf.data.Dataset.from_tensor_slices((logits, labels))
     scored = list(examples.repeat().batch(128).take(math.ceil(len(labels) / 128)))
-    correct = sum(int(tower.count_correct(labels, logits)) for logits, labels in scored)
+    correct = sum(int(classes.count_correct(labels, logits)) for logits, labels in scored)
     trainer = towers_here(128, layer=keras.layers.Identity(), features=2)
     each_once = batches.evaluation_batches(logits, labels, global_batch_size=128, preprocess=None)
     return Exhibit(

@@ -263,7 +263,7 @@ def workplace(num_towers: int, setup: findings.Setup) -> tuple[towers.Trainer, d
     trainer = towers.Trainer(
         networks.build("cifarnet", SHAPE, CLASSES),
         keras.optimizers.SGD(0.01),
-        tower_devices=devices.choose(num_towers),
+        towers=devices.choose(num_towers),
         global_batch_size=BATCH,
         weight_decay=network.weight_decay,
         weight_filter=network.weight_filter,

@@ -334,7 +334,7 @@ def test_weight_that_the_loss_does_not_depend_on_stays():
         toys.on_cpu(lambda: keras.Model(images, outputs)),
         num_towers=2,
         global_batch_size=2,
-        loss_fn=lambda labels, outputs: tf.stop_gradient(outputs[:, 1]) + outputs[:, 0],
+        loss=lambda labels, outputs: tf.stop_gradient(outputs[:, 1]) + outputs[:, 0],
     )
     result = run.train_step(toys.column(1.0, 3.0), [0, 0])
     assert used.kernel.numpy() == 1.0 - 0.5 * 2.0

@@ -10,6 +10,7 @@ import tensorflow as tf
 import toys
 
 from towers import losses, networks
+from towers.support import weight_filters
 from towers_cli import build, resolve
 
 
@@ -116,7 +117,7 @@ def test_labels_are_smoothed_in_training_alone():
 @pytest.mark.pitfall(27)
 def test_kernels_leave_out_biases_and_batch_norm():
     network = toys.small_resnet()
-    decayed = losses.kernels(network)
+    decayed = weight_filters.kernels(network)
     kinds = [
         layer.name
         for layer in network.layers
@@ -137,7 +138,7 @@ def test_kernels_of_any_layer_count_and_embeddings_do_not():
             keras.layers.LayerNormalization(),
         ]
     )
-    assert paths(losses.kernels(model)) == [
+    assert paths(weight_filters.kernels(model)) == [
         "separable/depthwise_kernel",
         "separable/pointwise_kernel",
     ]
@@ -145,14 +146,14 @@ def test_kernels_of_any_layer_count_and_embeddings_do_not():
 
 @pytest.mark.pitfall(27)
 def test_hidden_dense_kernels_are_those_of_the_tutorial():
-    decayed = losses.hidden_dense_kernels(toys.small_cifarnet())
+    decayed = weight_filters.hidden_dense_kernels(toys.small_cifarnet())
     assert paths(decayed) == ["local3/kernel", "local4/kernel"]
-    assert losses.layer_name(decayed[0]) == "local3"
+    assert weight_filters.layer_name(decayed[0]) == "local3"
 
 
 @pytest.mark.parametrize("name", networks.NETWORKS)
 def test_default_filter_of_each_network_is_known(name):
-    assert networks.NETWORKS[name].weight_filter in losses.WEIGHT_FILTERS
+    assert networks.NETWORKS[name].weight_filter in weight_filters.FILTERS
 
 
 def no_loss(labels, outputs):
@@ -169,7 +170,7 @@ def test_weight_decay_is_counted_once_for_any_number_of_towers(num_towers, num_m
         num_towers=num_towers,
         global_batch_size=4,
         num_microbatches=num_microbatches,
-        loss_fn=no_loss,
+        loss=no_loss,
         weight_decay=0.25,
     )
     result = run.train_step(toys.column(1.0, 2.0, 3.0, 4.0), [0] * 4)
@@ -184,7 +185,7 @@ def test_only_the_filtered_weights_shrink():
     x = keras.layers.Dense(3, kernel_initializer="ones", bias_initializer="ones")(images)
     x = keras.layers.BatchNormalization()(x)
     model = toys.on_cpu(lambda: keras.Model(images, x))
-    run = toys.trainer(model, global_batch_size=4, loss_fn=no_loss, weight_decay=0.5)
+    run = toys.trainer(model, global_batch_size=4, loss=no_loss, weight_decay=0.5)
     run.train_step(*toys.batch(4, [2]))
     values = {variable.name: variable.numpy() for variable in model.trainable_variables}
     np.testing.assert_array_equal(values["kernel"], np.full([2, 3], 0.75))
@@ -199,7 +200,7 @@ def test_layers_of_the_same_name_in_two_submodels_both_decay():
 
     images = keras.Input([1])
     model = toys.on_cpu(lambda: keras.Model(images, submodel("b")(submodel("a")(images))))
-    run = toys.trainer(model, global_batch_size=1, loss_fn=no_loss, weight_decay=0.5)
+    run = toys.trainer(model, global_batch_size=1, loss=no_loss, weight_decay=0.5)
     result = run.train_step(toys.column(1.0), [0])
     assert [weight.item() for weight in model.get_weights()] == [0.75, 0.75]
     terms = [term for term in result.losses if term.startswith("weight_decay/")]

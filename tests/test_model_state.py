@@ -32,7 +32,7 @@ def statistics_after_one_step(model, policy, num_towers):
         global_batch_size=4,
         num_microbatches=2,
         batch_norm_statistics=policy,
-        loss_fn=toys.output_itself,
+        loss=toys.output_itself,
     )
     run.train_step(IMAGES, toys.labels_for(IMAGES))
     norm = model.get_layer("norm")
@@ -71,7 +71,7 @@ def test_each_microbatch_goes_on_from_its_own_statistics(num_towers):
         global_batch_size=4,
         num_microbatches=2,
         batch_norm_statistics="each",
-        loss_fn=toys.output_itself,
+        loss=toys.output_itself,
     )
     # Momentum 0.5 from mean 0 and variance 1, toward 10 and 1, and toward 20 and 4.
     for means, variances in [([5.0, 10.0], [1.0, 2.5]), ([7.5, 15.0], [1.0, 3.25])]:
@@ -132,7 +132,7 @@ def test_evaluation_uses_the_statistics_that_the_step_left():
         keras.optimizers.SGD(0.0),
         num_towers=2,
         global_batch_size=4,
-        loss_fn=toys.output_itself,
+        loss=toys.output_itself,
     )
     run.train_step(IMAGES, toys.labels_for(IMAGES))
     loss = run.evaluate([(toys.column(25.0), np.zeros(1, np.int64))]).loss
@@ -210,7 +210,7 @@ def masks(num_towers, seed=1, steps=3):
         num_towers=num_towers,
         global_batch_size=4,
         num_microbatches=4,
-        loss_fn=toys.output_itself,
+        loss=toys.output_itself,
     )
     return [
         run.train_step(BINARY, toys.labels_for(BINARY)).losses["total"].numpy().tolist()
@@ -238,7 +238,7 @@ def test_a_random_layer_s_seed_stays_as_it_is():
     (seed,) = model.non_trainable_variables
     assert model_state.is_draw_counter(seed)
     before = seed.numpy()
-    run = toys.trainer(model, global_batch_size=4, loss_fn=toys.output_itself)
+    run = toys.trainer(model, global_batch_size=4, loss=toys.output_itself)
     run.train_step(BINARY, toys.labels_for(BINARY))
     np.testing.assert_array_equal(seed, before)
 

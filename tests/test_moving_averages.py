@@ -52,7 +52,7 @@ def run_with_averages(decay, num_towers=1):
         toys.beside_zero(toys.linear(1.0)),
         num_towers=num_towers,
         global_batch_size=4,
-        loss_fn=toys.output_itself,
+        loss=toys.output_itself,
         moving_average_decay=decay,
     )
 

@@ -74,7 +74,7 @@ def root_of_output(labels, outputs):
 
 def test_a_gradient_is_found_where_the_loss_is_finite():
     made = toys.trainer(
-        toys.linear(1.0), num_towers=TOWERS, global_batch_size=4, loss_fn=root_of_output
+        toys.linear(1.0), num_towers=TOWERS, global_batch_size=4, loss=root_of_output
     )
     before = everything(made)
     images = toys.column(1.0, 1.0, 1.0, 0.0)
@@ -88,7 +88,7 @@ def test_a_gradient_is_found_where_the_loss_is_finite():
 def test_a_sum_that_overflows_is_that_of_all_towers():
     made = toys.trainer(
         toys.linear(0.0), num_towers=TOWERS, global_batch_size=2, gradient_reduction="sum",
-        loss_fn=toys.output_itself,
+        loss=toys.output_itself,
     )  # fmt: skip
     images = toys.column(2.5e38, 2.5e38)
     with pytest.raises(towers.NotFiniteError) as caught:
@@ -103,7 +103,7 @@ def test_a_norm_that_overflows_is_not_clipped_to_nothing():
     """Keras would scale by 1 / inf, and make NaN of it."""
     made = toys.trainer(
         toys.linear(0.0), keras.optimizers.SGD(0.1, global_clipnorm=1.0), global_batch_size=1,
-        loss_fn=toys.output_itself,
+        loss=toys.output_itself,
     )  # fmt: skip
     images = toys.column(1e25)
     with pytest.raises(towers.NotFiniteError, match="all towers together: .*, or its norm, is not"):
@@ -132,7 +132,7 @@ def test_the_rows_of_an_embedding_are_looked_at():
         keras.layers.Embedding(4, 2, embeddings_initializer="ones", name="rows"),
     ]
     model = toys.on_cpu(lambda: keras.Sequential(layers))
-    made = toys.trainer(model, global_batch_size=2, loss_fn=lambda _, y: tf.sqrt(y[:, 0] - 1.0))
+    made = toys.trainer(model, global_batch_size=2, loss=lambda _, y: tf.sqrt(y[:, 0] - 1.0))
     before = everything(made)
     with pytest.raises(towers.NotFiniteError, match="the gradient of .*rows/embeddings is"):
         made.train_step(np.array([1, 3]), np.zeros(2, np.int64))
@@ -159,9 +159,7 @@ class TestLossScaling:
         optimizer = keras.optimizers.LossScaleOptimizer(
             keras.optimizers.SGD(0.1), initial_scale=4.0
         )
-        made = toys.trainer(
-            toys.linear(1.0), optimizer, global_batch_size=1, loss_fn=root_of_output
-        )
+        made = toys.trainer(toys.linear(1.0), optimizer, global_batch_size=1, loss=root_of_output)
         images = toys.column(0.0)
         for _ in range(2):  # 4 and 2 are halved
             made.train_step(images, toys.labels_for(images))
@@ -212,7 +210,7 @@ def test_another_error_of_tensorflow_is_left_as_it_is():
         with tf.control_dependencies([tf.debugging.assert_negative(labels, "of the loss")]):
             return tf.identity(losses.cross_entropy(labels, outputs))
 
-    made = toys.trainer(toys.classifier(), global_batch_size=BATCH, loss_fn=failing)
+    made = toys.trainer(toys.classifier(), global_batch_size=BATCH, loss=failing)
     with pytest.raises(tf.errors.InvalidArgumentError, match="of the loss"):
         made.train_step(*toys.batch(BATCH, [3]))
 

@@ -145,7 +145,7 @@ def test_rate_at_an_epoch_does_not_depend_on_towers_or_batch_size():
             learning_rate=rate(
                 "exponential", examples_per_epoch=8, epochs_per_decay=1.0, decay_factor=0.5
             ),
-            loss_fn=toys.output_itself,
+            loss=toys.output_itself,
         )
         images = toys.column(*range(global_batch_size))
         of_run = {}

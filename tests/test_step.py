@@ -7,9 +7,9 @@ import pytest
 import tensorflow as tf
 import toys
 
-from towers import tower
 from towers.networks import cifarnet, optimizers, resnet
 from towers.runs import picture
+from towers.support import classes
 
 # Keras keeps these in float32, so that only such numbers are the same in float64.
 RATE, MOMENTUM, WEIGHT_DECAY = 0.125, 0.5, 0.25
@@ -219,7 +219,7 @@ def test_towers_see_consecutive_disjoint_parts_of_the_batch(num_towers, num_micr
         global_batch_size=8,
         num_microbatches=num_microbatches,
         # Each example brings a power of two, at its image and at its label.
-        loss_fn=lambda labels, outputs: outputs[:, 0] + tf.cast(labels, tf.float32),
+        loss=lambda labels, outputs: outputs[:, 0] + tf.cast(labels, tf.float32),
     )
     powers = 2.0 ** np.arange(8)
     result = run.train_step(toys.column(*powers), (powers * 256).astype(np.int64))
@@ -236,7 +236,7 @@ def test_steps_and_examples_are_counted_apart(num_towers):
         num_towers=num_towers,
         global_batch_size=12,
         num_microbatches=4,
-        loss_fn=toys.output_itself,
+        loss=toys.output_itself,
     )
     images = toys.column(*range(12))
     for updates in range(1, 4):
@@ -247,13 +247,15 @@ def test_steps_and_examples_are_counted_apart(num_towers):
 
 def test_examples_are_right_where_their_label_has_the_largest_output():
     outputs = tf.constant([[1.0, 3.0, 2.0], [5.0, 5.0, 0.0], [0.0, 0.0, 1.0], [0.0, 7.0, 0.0]])
-    assert tower.count_correct(tf.constant([1, 0, 0, 1]), outputs).numpy() == 3
-    assert tower.count_correct(tf.constant([1, 1, 0, 1]), outputs).numpy() == 2  # a tie: the first
+    assert classes.count_correct(tf.constant([1, 0, 0, 1]), outputs).numpy() == 3
+    assert (
+        classes.count_correct(tf.constant([1, 1, 0, 1]), outputs).numpy() == 2
+    )  # a tie: the first
 
 
 def test_labels_may_be_a_column():
     outputs = tf.constant([[1.0, 3.0], [5.0, 0.0]])
-    assert tower.count_correct(tf.constant([[1], [1]]), outputs).numpy() == 1  # not of [2, 2]
+    assert classes.count_correct(tf.constant([[1], [1]]), outputs).numpy() == 1  # not of [2, 2]
 
 
 @pytest.mark.parametrize(
@@ -268,7 +270,7 @@ def test_labels_may_be_a_column():
     ],
 )
 def test_what_is_no_classifier_has_no_right_answers(labels, outputs):
-    assert tower.count_correct(labels, outputs) is None
+    assert classes.count_correct(labels, outputs) is None
 
 
 @pytest.mark.parametrize("jit_compile", [False, True])
@@ -279,7 +281,7 @@ def test_a_regression_is_trained_without_them(num_towers, jit_compile):
         num_towers=num_towers,
         global_batch_size=4,
         num_microbatches=4,
-        loss_fn=lambda labels, outputs: tf.square(labels - outputs[:, 0]),
+        loss=lambda labels, outputs: tf.square(labels - outputs[:, 0]),
         jit_compile=jit_compile,
     )
     result = run.train_step(toys.column(1, 2, 3, 4), np.array([0, 2, 3, 4], np.float32))

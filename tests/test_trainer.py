@@ -68,7 +68,7 @@ def test_a_shared_layer_has_one_gradient_the_sum_of_its_uses():
         toys.on_cpu(lambda: keras.Model(images, shared(shared(images)))),
         num_towers=2,
         global_batch_size=2,
-        loss_fn=toys.output_itself,
+        loss=toys.output_itself,
     )
     (gradient,) = run.train_step(toys.column(1.0, 3.0), [0, 0]).gradients
     assert gradient.numpy() == 2 * 2.0  # of w * w * x at w = 1
@@ -90,20 +90,16 @@ def test_a_model_s_own_regularizer_is_a_term_and_counts_once(num_towers):
             ]
         )
     )
-    run = toys.trainer(
-        model, num_towers=num_towers, global_batch_size=4, loss_fn=toys.output_itself
-    )
+    run = toys.trainer(model, num_towers=num_towers, global_batch_size=4, loss=toys.output_itself)
     result = run.train_step(toys.column(2, 2, 2, 2), [0] * 4)
-    assert list(result.losses) == ["cross_entropy", "model", "total"]
+    assert list(result.losses) == ["output_itself", "model", "total"]
     assert set(result.losses["model"].numpy()) == {0.25}
     assert set(result.losses["total"].numpy()) == {2.25}
     assert result.gradients[0].numpy() == 2.0 + 2 * 0.25
 
 
 def line_run(**arguments):
-    return toys.trainer(
-        toys.linear(1.0), global_batch_size=2, loss_fn=toys.output_itself, **arguments
-    )
+    return toys.trainer(toys.linear(1.0), global_batch_size=2, loss=toys.output_itself, **arguments)
 
 
 LINE_BATCH = (toys.column(1.0, 1.0), np.zeros(2, np.int64))  # the gradient is 1
@@ -168,7 +164,7 @@ def test_step_is_traced_once_for_all_rates():
         toys.linear(1.0),
         num_towers=2,
         global_batch_size=2,
-        loss_fn=loss_fn,
+        loss=loss_fn,
         learning_rate=lambda examples_seen: 1 / (1 + examples_seen),
     )
     run.fit([LINE_BATCH] * 4)
@@ -321,7 +317,7 @@ def test_a_rate_from_two_sides_is_refused():
         trainer.Trainer(
             toys.classifier(),
             keras.optimizers.SGD(schedule),
-            tower_devices=toys.cpus(1),
+            towers=toys.cpus(1),
             global_batch_size=4,
             learning_rate=lambda examples_seen: 0.1,
         )
@@ -332,6 +328,6 @@ def test_a_model_that_is_not_built_is_refused():
         trainer.Trainer(
             keras.Sequential([keras.layers.Dense(2)]),
             keras.optimizers.SGD(),
-            tower_devices=toys.cpus(1),
+            towers=toys.cpus(1),
             global_batch_size=4,
         )

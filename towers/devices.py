@@ -4,14 +4,18 @@ from collections.abc import Sequence
 
 import tensorflow as tf
 
+from towers.support import checks
+
 PARAMETER_DEVICE = "/CPU:0"  # holds the one set of variables; gradients are averaged here
 
 
 def choose(num_towers: int | None = None) -> tuple[str, ...]:
-    """Chooses one device per tower. Call it before any other use of TensorFlow's runtime.
+    """Chooses one device per tower.
 
     With GPUs: the first `num_towers` of them. Without: logical CPU devices, which split one
-    machine's CPU into several devices that TensorFlow treats as separate.
+    machine's CPU into several devices that TensorFlow treats as separate. It makes them only before
+    its runtime has started, which the first tensor or variable does; towers then share those that
+    there are. The numbers are the same, and so are the threads, which all of them share anyway.
 
     Args:
       num_towers: number of towers, at least 1; None means one per visible GPU, else 1.
@@ -20,8 +24,7 @@ def choose(num_towers: int | None = None) -> tuple[str, ...]:
       Device names such as `("/GPU:0", "/GPU:1")` or `("/CPU:0", "/CPU:1")`, index = tower.
 
     Raises:
-      ValueError: `num_towers` is below 1, is more than the GPUs of a machine that has some, or
-        needs logical CPU devices after TensorFlow's runtime has started with fewer.
+      ValueError: `num_towers` is below 1, or more than the GPUs of a machine that has some.
     """
     num_gpus = visible_gpus()
     if num_towers is None:
@@ -31,6 +34,17 @@ def choose(num_towers: int | None = None) -> tuple[str, ...]:
     if num_gpus:
         return _gpu_devices(num_towers, num_gpus)
     return _logical_cpu_devices(num_towers)
+
+
+def of_towers(towers: int | Sequence[str] | None) -> tuple[str, ...]:
+    """The devices of towers, of which there is a number for `choose`, or a list of names.
+
+    Raises:
+      TypeError: it is neither.
+      ValueError: as `choose`.
+    """
+    is_number = isinstance(towers, int) and not isinstance(towers, bool)
+    return choose(towers) if towers is None or is_number else checks.device_names(towers)
 
 
 def visible_gpus() -> int:
@@ -64,12 +78,8 @@ def _logical_cpu_devices(num_towers: int) -> tuple[str, ...]:
             tf.config.set_logical_device_configuration(
                 cpu, [tf.config.LogicalDeviceConfiguration()] * num_towers
             )
-        except RuntimeError as error:
-            raise ValueError(
-                f"num_towers={num_towers}: TensorFlow has already started with "
-                f"{num_devices} CPU device(s); call "
-                f"towers.devices.choose({num_towers}) before anything else that uses TensorFlow"
-            ) from error
+        except RuntimeError:  # it has started
+            return tuple(f"/CPU:{tower % num_devices}" for tower in range(num_towers))
     return tuple(f"/CPU:{tower}" for tower in range(num_towers))
 
 

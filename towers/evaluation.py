@@ -6,25 +6,28 @@ training, so that what an operation sees, and with it the last bits of its resul
 on towers.
 """
 
-from collections.abc import Callable, Iterable, Sequence
+import dataclasses
+from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple
 
 import keras
 import numpy as np
 import tensorflow as tf
 
-from towers import devices, tower, worker
-from towers.support import checks, per_example, tally
+from towers import devices, worker
+from towers.support import checks, objective, stateless, structures, tally
+from towers.support import classes as class_labels
+from towers.support import metrics as keras_metrics
 
 
 class _Outputs(NamedTuple):
-    losses: tf.Tensor  # [n], one per example
-    predicted: tf.Tensor  # int64 [n]
-    in_top5: tf.Tensor  # bool [n]
+    losses: list[tf.Tensor]  # [n] for each term
+    classes: list[tf.Tensor]  # of a classifier: predicted, int64 [n], and in_top5, bool [n]
+    states: list[list[tf.Tensor]]  # of each metric, [microbatches, ...] per variable
 
 
 class Evaluator:
-    """Evaluates a classifier with given weights, the batch spread over towers.
+    """Evaluates a model with given weights, the batch spread over towers.
 
     As a Trainer, it turns TensorFlow's rewriting of graphs off: `devices.run_graphs_as_written`.
     """
@@ -33,33 +36,38 @@ class Evaluator:
         self,
         model: keras.Model,
         weights: Sequence,
-        loss_fn: Callable[[tf.Tensor, tf.Tensor], tf.Tensor],
+        loss: objective.Loss | objective.Objective,
         tower_devices: Sequence[str],
         num_microbatches: int = 1,
         test_time_flip: bool = False,
         workers: worker.Workers | None = None,
+        metrics: Sequence | Mapping | None = None,
     ):
         """
         Args:
           model: called as a pure function with `training=False`.
           weights: variables in the order of `model.trainable_variables`: the model's own, or their
             moving averages.
-          loss_fn: (labels, logits [n, num_classes]) to one loss per example, as a Trainer's.
+          loss: as a Trainer's.
           tower_devices: one device per tower.
           num_microbatches: equal parts of a batch (of this worker's share of one), spread over the
             towers; need not be a multiple of their number, and more towers than parts are idle.
           test_time_flip: evaluates the mean of the logits of each image and of its mirror image;
             for images [n, height, width, channels].
           workers: that evaluate together, each its own share of every batch; None for one.
+          metrics: as a Trainer's.
         """
         devices.run_graphs_as_written()
         self._model = model
         self._weights = list(weights)
-        self._loss_fn = per_example.of(loss_fn)
+        self._objective = objective.of(loss)
+        self._metrics = None if metrics is None else keras_metrics.Metrics(metrics)
         self._tower_devices = tuple(tower_devices)
         self._num_microbatches = num_microbatches
         self._test_time_flip = test_time_flip
         self._workers = workers or worker.SingleWorker()
+        self._terms: dict[str, float] = {}  # known once a batch was seen, as is what follows
+        self._num_classes = 0
         self._batch_outputs = tf.function(self._build, autograph=False)
         # Traced once, and called for every microbatch of every tower, as in training.
         self._outputs_of_microbatch = tf.function(self._microbatch, autograph=False)
@@ -68,31 +76,35 @@ class Evaluator:
         """Evaluates every example of weight above 0.
 
         Args:
-          batches: of (images [n, ...], labels) or (images, labels, sample_weight [n]); labels are
-            integer [n] or [n, 1], weights as for `Trainer.train_step`: at least 0, a mask of truth
-            values among them. With several workers, of this one's share of each batch, and as many
-            on all.
+          batches: of (inputs [n, ...], labels) or (inputs, labels, sample_weight [n]); weights as
+            for `Trainer.train_step`: at least 0, a mask of truth values among them. With several
+            workers, of this one's share of each batch, and as many on all.
 
         Raises:
           TypeError: a batch, or a part of it, is of the wrong type.
-          ValueError: there is no example to evaluate, the model is no classifier or has no output
-            for a label, or a weight is missing, negative or not finite.
+          ValueError: there is no example to evaluate, the model has no output for a label, a metric
+            cannot be computed on towers, or a weight is missing, negative or not finite.
           WorkerError: another worker is gone or has ended.
         """
-        seen, num_classes = [], 0
+        seen, states = [], []
         for batch in checks.batches(batches):
-            images, labels, weight = checks.batch(batch)
-            n = labels.shape[0]
+            inputs, labels, weight = checks.batch(batch)
+            checks.inputs_fit(self._model, inputs)
+            n = structures.num_examples(labels)
             weight = np.ones(n) if weight is None else checks.weights(weight, n, np.float64)
             labels = checks.without_weight_0(labels, weight)
             with checks.labels_in_range():
-                outputs, num_classes = self._outputs(images, labels)
-            of_examples = labels.numpy().reshape(n)
-            _check_labels(of_examples[weight > 0], num_classes)
-            seen.append(tally.Seen(of_examples, weight, *outputs))
+                outputs = self._outputs(inputs, labels, weight)
+            classes = np.zeros((n, 0), np.int64)
+            if outputs.classes:
+                of_examples = labels.numpy().reshape(n)
+                class_labels.check(of_examples[weight > 0], self._num_classes)
+                classes = np.stack([of_examples, *outputs.classes], axis=1).astype(np.int64)
+            seen.append(tally.Seen(weight, np.stack(outputs.losses, axis=1), classes))
+            states.append(outputs.states)
         if not seen:
             raise ValueError("there is no example to evaluate")
-        ends = np.cumsum([len(batch.labels) for batch in seen])[:-1]
+        ends = np.cumsum([len(batch.weight) for batch in seen])[:-1]
         columns = [np.concatenate(values) for values in zip(*seen, strict=True)]
         of_workers = [tally.Seen(*own) for own in self._workers.all_gather(columns)]
         # As they were before the batches were cut: sums do not depend on the number of workers.
@@ -100,65 +112,75 @@ class Evaluator:
         whole = [tally.Seen.joined(shares) for shares in in_batches]
         if not any(batch.weight.any() for batch in whole):
             raise ValueError("there is no example to evaluate")
-        return tally.add_up(whole, num_classes, tuple(own.accuracy() for own in of_workers))
+        shares = tuple(own.accuracy() for own in of_workers) if self._num_classes else ()
+        found = tally.add_up(whole, self._terms, self._num_classes, shares)
+        if self._metrics is None:
+            return found
+        flat = [tf.nest.flatten(of_batch) for of_batch in states]
+        # [batches, microbatches of this worker, ...] for each variable of each metric
+        own = [np.stack(values) for values in zip(*flat, strict=True)]
+        of_metrics = self._metrics.results(self._workers.all_gather(own))
+        return dataclasses.replace(found, metrics=of_metrics)
 
-    def _outputs(self, images, labels) -> tuple[_Outputs, int]:
-        """One batch's outputs as NumPy arrays, [n], and the number of classes."""
-        n = labels.shape[0]
+    def _outputs(self, inputs, labels, weight: np.ndarray) -> _Outputs:
+        """What comes of one batch, as NumPy arrays."""
+        n = len(weight)
         filling = -n % self._num_microbatches  # a user's last batch may not divide
         if filling:
-            images = tf.concat([images, tf.repeat(images[:1], filling, axis=0)], axis=0)
-            labels = tf.concat([labels, tf.repeat(labels[:1], filling, axis=0)], axis=0)
-        outputs, num_classes = self._batch_outputs(images, labels)
-        return _Outputs(*(values.numpy()[:n] for values in outputs)), int(num_classes)
+            inputs = structures.filled_up(inputs, filling)
+            labels = structures.filled_up(labels, filling)
+        given = tf.constant(np.concatenate([weight, np.zeros(filling)]), tf.float32)
+        outputs = self._batch_outputs(inputs, labels, given if self._metrics else None)
+        outputs = tf.nest.map_structure(lambda values: values.numpy(), outputs)
+        return outputs._replace(
+            losses=[values[:n] for values in outputs.losses],
+            classes=[values[:n] for values in outputs.classes],
+        )
 
-    def _build(self, images, labels):
+    def _build(self, inputs, labels, weight=None) -> _Outputs:
         num_towers, parts = len(self._tower_devices), self._num_microbatches
         with tf.device(devices.PARAMETER_DEVICE), tf.name_scope("split_batch"):
-            image_parts = tf.split(images, parts)  # each [microbatch, ...]
-            label_parts = tf.split(labels, parts)
+            cut = (  # each [microbatch, ...]
+                structures.split(inputs, parts),
+                structures.split(labels, parts),
+                [None] * parts if weight is None else tf.split(weight, parts),
+            )
+            microbatches = list(zip(*cut, strict=True))
         results = []
         for index, device in enumerate(self._tower_devices):
             # In order, and as evenly as they go: with fewer parts than towers, some have none.
             own = range(-(-index * parts // num_towers), -(-(index + 1) * parts // num_towers))
             with tf.device(device), tf.name_scope(f"tower_{index}"):
-                results += self._tower([(image_parts[m], label_parts[m]) for m in own])
-        num_classes = results[0][1]
+                results += self._tower([microbatches[m] for m in own])
         with tf.device(devices.PARAMETER_DEVICE), tf.name_scope("gather"):
-            outputs = zip(*(result[0] for result in results), strict=True)
-            return _Outputs(*(tf.concat(values, axis=0) for values in outputs)), num_classes
+            losses, classes, states = zip(*results, strict=True)
+            return _Outputs(
+                [tf.concat(values, axis=0) for values in zip(*losses, strict=True)],
+                [tf.concat(values, axis=0) for values in zip(*classes, strict=True)],
+                tf.nest.map_structure(lambda *values: tf.stack(values), *states),
+            )
 
-    def _tower(self, microbatches) -> list[tuple[_Outputs, int]]:
+    def _tower(self, microbatches) -> list[_Outputs]:
         weights = [tf.identity(weight) for weight in self._weights]
         state = [tf.identity(variable.value) for variable in self._model.non_trainable_variables]
         return [self._outputs_of_microbatch(weights, state, *part) for part in microbatches]
 
-    def _microbatch(self, weights, state, images, labels) -> tuple[_Outputs, int]:
-        logits, _ = self._model.stateless_call(weights, state, images, training=False)
-        if not tower.is_classifier(labels, logits):
-            raise ValueError(
-                "only a classifier can be evaluated, with integer labels [n] or [n, 1] and outputs "
-                f"[n, num_classes] of two classes or more: labels are {checks.described(labels)}, "
-                f"outputs {checks.described(logits)}"
-            )
+    def _microbatch(self, weights, state, inputs, labels, weight) -> _Outputs:
+        outputs, _ = stateless.call(self._model, weights, state, inputs, training=False)
         if self._test_time_flip:
-            mirrored = images[:, :, ::-1]
-            others, _ = self._model.stateless_call(weights, state, mirrored, training=False)
-            wide = tf.float64 if logits.dtype == tf.float64 else tf.float32
-            logits = (tf.cast(logits, wide) + tf.cast(others, wide)) / 2.0
-        num_classes = logits.shape[-1]
-        of_examples = tf.cast(labels if labels.shape.rank == 1 else labels[:, 0], tf.int64)
-        outputs = _Outputs(
-            losses=self._loss_fn(labels, logits),
-            predicted=tf.argmax(logits, axis=-1),
-            in_top5=tf.math.in_top_k(of_examples, tf.cast(logits, tf.float32), min(5, num_classes)),
-        )
-        return outputs, num_classes
-
-
-def _check_labels(labels: np.ndarray, num_classes: int) -> None:
-    if labels.size and not (labels.min() >= 0 and labels.max() < num_classes):
-        raise ValueError(
-            f"labels from {labels.min()} to {labels.max()}: the model has {num_classes} outputs, "
-            f"for labels from 0 to {num_classes - 1}"
-        )
+            mirrored = inputs[:, :, ::-1]
+            others, _ = stateless.call(self._model, weights, state, mirrored, training=False)
+            wide = tf.float64 if outputs.dtype == tf.float64 else tf.float32
+            outputs = (tf.cast(outputs, wide) + tf.cast(others, wide)) / 2.0
+        of_outputs = self._objective(self._model, labels, outputs)
+        self._terms = {name: term.weight for name, term in of_outputs.items()}
+        classes, states = [], []
+        if self._metrics is not None:
+            states = self._metrics.states(self._model, labels, outputs, weight)
+        elif self._objective.is_of_classes(labels, outputs):
+            self._num_classes = outputs.shape[-1]
+            of_examples = tf.cast(labels if labels.shape.rank == 1 else labels[:, 0], tf.int64)
+            five = min(5, self._num_classes)
+            in_top5 = tf.math.in_top_k(of_examples, tf.cast(outputs, tf.float32), five)
+            classes = [tf.argmax(outputs, axis=-1), in_top5]
+        return _Outputs([term.of_each for term in of_outputs.values()], classes, states)

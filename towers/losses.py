@@ -4,9 +4,8 @@ Every tower adds the same weight decay to its own cross entropy. Averaging the t
 then counts the decay once: (1/k) * sum of k equal terms.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 
-import keras
 import tensorflow as tf
 
 
@@ -46,24 +45,6 @@ def mean(per_example: tf.Tensor, sample_weight: tf.Tensor | None = None) -> tf.T
     return tf.math.divide_no_nan(weighted, tf.reduce_sum(weight))
 
 
-def kernels(model: keras.Model) -> list[keras.Variable]:
-    """All weights that Keras calls a kernel: not biases, batch norm's scales or embeddings."""
-    return [v for v in model.trainable_variables if v.name.endswith("kernel")]
-
-
-def hidden_dense_kernels(model: keras.Model) -> list[keras.Variable]:
-    """The kernels of all dense layers but the last, as in the tutorial."""
-    dense = [layer for layer in model.layers if isinstance(layer, keras.layers.Dense)]
-    return [layer.kernel for layer in dense[:-1]]
-
-
-# Which weights decay. Biases and batch-norm scales never do.
-WEIGHT_FILTERS: dict[str, Callable[[keras.Model], list[keras.Variable]]] = {
-    "kernels": kernels,
-    "hidden_dense_kernels": hidden_dense_kernels,
-}
-
-
 def weight_decay_terms(
     weights: Mapping[str, tf.Tensor], coefficient: float
 ) -> dict[str, tf.Tensor]:
@@ -82,9 +63,9 @@ def weight_decay_terms(
     }
 
 
-def layer_name(variable: keras.Variable) -> str:
-    """The name of a variable's layer: `cifarnet/local3/kernel` gives `local3`."""
-    return variable.path.split("/")[-2]
+def weighted(term: tf.Tensor, weight: float) -> tf.Tensor:
+    """A scalar term times its weight, in its own dtype; itself where that is 1."""
+    return term if weight == 1 else term * tf.cast(weight, term.dtype)
 
 
 def total_loss(terms: Sequence[tf.Tensor]) -> tf.Tensor:

@@ -9,23 +9,25 @@ from collections.abc import Iterable, Iterator, Sequence
 import tensorflow as tf
 
 from towers import devices
+from towers.support import structures
 
-# (images [per_tower_batch, ...], labels [per_tower_batch]) for each tower, on its device.
-Parts = tuple[tuple[tf.Tensor, tf.Tensor], ...]
+# (inputs [per_tower_batch, ...], labels [per_tower_batch]) for each tower, on its device.
+Parts = tuple[tuple[structures.Structure, structures.Structure], ...]
 
 
 def to_towers(
-    batches: Iterable[tuple[tf.Tensor, tf.Tensor]], tower_devices: Sequence[str]
-) -> Iterator[tuple[tf.Tensor, tf.Tensor, Parts]]:
+    batches: Iterable[tuple[structures.Structure, structures.Structure]],
+    tower_devices: Sequence[str],
+) -> Iterator[tuple[structures.Structure, structures.Structure, Parts]]:
     """Each batch with its parts; before one is handed over, the next one's copies are begun.
 
     Args:
-      batches: (images [global_batch_size, ...], labels [global_batch_size]).
+      batches: (inputs [global_batch_size, ...], labels [global_batch_size, ...]).
       tower_devices: one device per tower; their number divides the batch.
     """
     ahead = None
-    for images, labels in batches:
-        placed = images, labels, _placed(images, labels, tower_devices)
+    for inputs, labels in batches:
+        placed = inputs, labels, _placed(inputs, labels, tower_devices)
         if ahead is not None:
             yield ahead
         ahead = placed
@@ -33,11 +35,13 @@ def to_towers(
         yield ahead
 
 
-def _placed(images: tf.Tensor, labels: tf.Tensor, tower_devices: Sequence[str]) -> Parts:
+def _placed(
+    inputs: structures.Structure, labels: structures.Structure, tower_devices: Sequence[str]
+) -> Parts:
     with tf.device(devices.PARAMETER_DEVICE):
-        cut = [tf.split(whole, len(tower_devices)) for whole in (images, labels)]
+        cut = [structures.split(whole, len(tower_devices)) for whole in (inputs, labels)]
     parts = []
     for device, *part in zip(tower_devices, *cut, strict=True):
         with tf.device(device):
-            parts.append(tuple(tf.identity(values) for values in part))
+            parts.append(tf.nest.map_structure(tf.identity, tuple(part)))
     return tuple(parts)

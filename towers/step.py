@@ -28,6 +28,7 @@ from towers import (
     train_state,
     worker,
 )
+from towers.support import structures
 
 
 class StepResult(NamedTuple):
@@ -75,8 +76,8 @@ class StepProgram:
 
 def train_step(
     program: StepProgram,
-    images: tf.Tensor,
-    labels: tf.Tensor,
+    inputs: structures.Structure,
+    labels: structures.Structure,
     learning_rate: tf.Tensor | None,
     sample_weight: tf.Tensor | None = None,
     parts: prefetch.Parts | None = None,
@@ -85,18 +86,18 @@ def train_step(
 
     Args:
       program: parts and policies.
-      images: [worker_batch, ...], this worker's share of the global batch.
-      labels: [worker_batch, ...].
+      inputs: [worker_batch, ...], this worker's share of the global batch, or a structure of such.
+      labels: likewise.
       learning_rate: float32 [], of this update; None leaves it to the optimizer.
       sample_weight: float32 [worker_batch], at least 0; None weighs all examples the same.
-      parts: each tower's images and labels where they are on its device already; None cuts the
+      parts: each tower's inputs and labels where they are on its device already; None cuts the
         batch within the step.
 
     Raises:
       InvalidArgumentError: as it runs, from `not_finite.check`; the state is then as it was.
     """
     state = program.state
-    results = run_towers(program, images, labels, sample_weight, parts)
+    results = run_towers(program, inputs, labels, sample_weight, parts)
     with tf.device(devices.PARAMETER_DEVICE):
         with tf.name_scope("average_gradients"):
             results = program.workers.join(results)
@@ -134,16 +135,17 @@ def train_step(
                         state.averages, new_weights, program.moving_average_decay, state.step
                     )
             with tf.name_scope("count"):
+                worker_batch = structures.num_examples(inputs)
                 state.step.assign_add(1)
-                state.examples_seen.assign_add(images.shape[0] * program.workers.count)
+                state.examples_seen.assign_add(worker_batch * program.workers.count)
         with tf.name_scope("result"):
             return _result(results, shown)
 
 
 def run_towers(
     program: StepProgram,
-    images: tf.Tensor,
-    labels: tf.Tensor,
+    inputs: structures.Structure,
+    labels: structures.Structure,
     sample_weight: tf.Tensor | None = None,
     parts: prefetch.Parts | None = None,
 ) -> list[tower.TowerResult]:
@@ -151,10 +153,10 @@ def run_towers(
     model, num_towers = program.state.model, len(program.tower_devices)
     with tf.device(devices.PARAMETER_DEVICE), tf.name_scope("split_batch"):
         # Each [per_tower_batch, ...].
-        image_parts, label_parts = (
+        input_parts, label_parts = (
             zip(*parts, strict=True)
             if parts
-            else (tf.split(images, num_towers), tf.split(labels, num_towers))
+            else (structures.split(inputs, num_towers), structures.split(labels, num_towers))
         )
         weight_parts = [None] * num_towers
         if sample_weight is not None:
@@ -178,7 +180,7 @@ def run_towers(
                     program.tower_program,
                     [tf.identity(weight) for weight in weights],  # the tower's own copy
                     [[tf.identity(value) for value in model_states[m]] for m in own],
-                    image_parts[index],
+                    input_parts[index],
                     label_parts[index],
                     weight_parts[index],
                     [first_draw + m for m in own],

@@ -10,6 +10,7 @@ import tensorflow as tf
 from keras import ops
 
 from towers import gradients, losses, model_state
+from towers.support import objective, stateless, structures
 
 
 @dataclasses.dataclass(frozen=True)
@@ -18,14 +19,14 @@ class TowerProgram:
 
     Attributes:
       model: called as a pure function; its variables are never read or written by a tower.
-      loss_fn: (labels [n], outputs [n, ...]) to one loss per example, [n].
+      objective: the loss of each example.
       decayed: name of the layer to the index of its weight in `model.trainable_variables`.
       weight_decay: coefficient of the weight-decay terms; >= 0.
       jit_compile: XLA compiles `microbatch`: what is compiled does not depend on towers.
     """
 
     model: keras.Model
-    loss_fn: Callable[[tf.Tensor, tf.Tensor], tf.Tensor]
+    objective: objective.Objective
     decayed: dict[str, int]
     weight_decay: float
     jit_compile: bool
@@ -77,8 +78,8 @@ def compute(
     program: TowerProgram,
     weights: Sequence[tf.Tensor],
     model_states: Sequence[Sequence[tf.Tensor]],
-    images: tf.Tensor,
-    labels: tf.Tensor,
+    inputs: structures.Structure,
+    labels: structures.Structure,
     sample_weight: tf.Tensor | None,
     draw_indices: Sequence[tf.Tensor],
     loss_scale: tf.Tensor | None,
@@ -90,8 +91,9 @@ def compute(
       weights: the tower's own copy of the weights; gradients are taken with respect to it.
       model_states: `model_states[m][v]`, variable v of the model that is not trained (batch-norm
         statistics and the like) as microbatch m finds it.
-      images: [per_tower_batch, ...]; cut into len(draw_indices) equal microbatches in order.
-      labels: [per_tower_batch, ...].
+      inputs: [per_tower_batch, ...], or a structure of such; cut into len(draw_indices) equal
+        microbatches in order.
+      labels: likewise.
       sample_weight: float32 [per_tower_batch], at least 0; None weighs all examples the same.
       draw_indices: per microbatch, an int64 scalar that no other microbatch of the run has; random
         layers such as dropout draw by it, so that a draw does not depend on towers.
@@ -101,8 +103,8 @@ def compute(
     weighted = sample_weight is not None
     microbatches = zip(
         model_states,
-        tf.split(images, num_microbatches),  # each [microbatch, ...]
-        tf.split(labels, num_microbatches),
+        structures.split(inputs, num_microbatches),  # each [microbatch, ...]
+        structures.split(labels, num_microbatches),
         tf.split(sample_weight, num_microbatches) if weighted else [None] * num_microbatches,
         draw_indices,
         strict=True,
@@ -128,14 +130,14 @@ def compute(
 
 
 def _microbatch(
-    program, weights, loss_scale, state, images, labels, sample_weight, draw_index
+    program, weights, loss_scale, state, inputs, labels, sample_weight, draw_index
 ) -> _Microbatch:
     """One forward and backward pass; arguments as in `compute`, for one microbatch."""
     before = model_state.with_draw_index(program.model, state, draw_index)
     with tf.GradientTape(watch_accessed_variables=False) as tape:
         tape.watch(weights)
-        outputs, after, model_losses = program.model.stateless_call(
-            weights, before, images, training=True, return_losses=True
+        outputs, after, model_losses = stateless.call(
+            program.model, weights, before, inputs, training=True, return_losses=True
         )
         terms = loss_terms(program, weights, labels, outputs, model_losses, sample_weight)
         # Keras's product widens as it must: a scale of 65,536 does not fit into float16.
@@ -145,7 +147,7 @@ def _microbatch(
     return _Microbatch(
         gradients=of_loss if weight is None else gradients.scale(of_loss, weight),
         losses=terms,
-        correct=count_correct(labels, outputs, sample_weight),
+        correct=program.objective.count_correct(labels, outputs, sample_weight),
         weight=weight,
         # Keras hands back the very tensor it was given for a variable that no layer updated.
         model_state=[None if new is old else new for old, new in zip(before, after, strict=True)],
@@ -155,47 +157,25 @@ def _microbatch(
 def loss_terms(
     program: TowerProgram,
     weights: Sequence[tf.Tensor],
-    labels: tf.Tensor,
-    outputs: tf.Tensor,
+    labels: structures.Structure,
+    outputs: structures.Structure,
     model_losses: Sequence[tf.Tensor],
     sample_weight: tf.Tensor | None = None,
 ) -> dict[str, tf.Tensor]:
     """The loss of one microbatch: its terms by name, and `total`, their sum.
 
-    `cross_entropy` is the mean over the microbatch of `loss_fn`, weighted where there are weights;
-    `weight_decay/<layer>` is described in losses.py; `model` is what the Keras model adds itself
-    (its regularizers), if any.
+    Those of the objective have the name of the loss, such as `cross_entropy`, or of the output
+    where there are several; each is the mean over the microbatch, weighted where there are weights,
+    and counts in `total` by its weight in the objective. `weight_decay/<layer>` is described in
+    losses.py; `model` is what the Keras model adds itself (its regularizers), if any.
     """
-    per_example = program.loss_fn(labels, outputs)  # [n]
-    terms = {"cross_entropy": losses.mean(per_example, sample_weight)}
+    of_outputs = program.objective(program.model, labels, outputs)
+    terms = {name: losses.mean(term.of_each, sample_weight) for name, term in of_outputs.items()}
+    counted = [losses.weighted(terms[name], term.weight) for name, term in of_outputs.items()]
     if program.weight_decay:
         decayed = {layer: weights[index] for layer, index in program.decayed.items()}
         terms |= losses.weight_decay_terms(decayed, program.weight_decay)
     if model_losses:
         terms["model"] = losses.total_loss(model_losses)
-    return terms | {"total": losses.total_loss(list(terms.values()))}
-
-
-def is_classifier(labels: tf.Tensor, outputs: tf.Tensor) -> bool:
-    """Whether these are classes, integer [n] or [n, 1], and an output for each of two or more."""
-    if not (tf.is_tensor(outputs) and outputs.shape.rank == 2 and outputs.shape[1] != 1):
-        return False
-    is_column = labels.shape.rank == 2 and labels.shape[1] == 1
-    return labels.dtype.is_integer and (labels.shape.rank == 1 or is_column)
-
-
-def count_correct(
-    labels: tf.Tensor, outputs: tf.Tensor, sample_weight: tf.Tensor | None = None
-) -> tf.Tensor | None:
-    """How many examples of weight above 0 have their largest output at their label, int32 [].
-
-    None where the model is no classifier.
-    """
-    if not is_classifier(labels, outputs):
-        return None
-    of_examples = labels if labels.shape.rank == 1 else labels[:, 0]
-    predicted = tf.argmax(outputs, axis=-1, output_type=tf.int64)
-    correct = predicted == tf.cast(of_examples, tf.int64)
-    if sample_weight is not None:
-        correct &= sample_weight > 0
-    return tf.reduce_sum(tf.cast(correct, tf.int32))
+    counted += [value for name, value in terms.items() if name not in of_outputs]
+    return terms | {"total": losses.total_loss(counted)}

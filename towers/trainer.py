@@ -2,7 +2,7 @@
 
 import functools
 import itertools
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
 import keras
 import numpy as np
@@ -21,7 +21,7 @@ from towers import (
     train_state,
     worker,
 )
-from towers.support import checks, per_example, tally
+from towers.support import checks, objective, structures, tally, weight_filters
 
 
 class Trainer:
@@ -49,13 +49,15 @@ class Trainer:
         model: keras.Model,
         optimizer: keras.optimizers.Optimizer,
         *,
-        tower_devices: tuple[str, ...],
+        loss: objective.Loss | Mapping | Sequence = losses.cross_entropy,
+        loss_weights: Mapping[str, float] | Sequence[float] | None = None,
+        evaluation_loss: objective.Loss | Mapping | Sequence | None = None,
+        metrics: Sequence | Mapping | None = None,
+        towers: int | Sequence[str] | None = None,
         workers: worker.Workers | None = None,
         global_batch_size: int,
         num_microbatches: int = 0,
         learning_rate: Callable[[int], float] | None = None,
-        loss_fn: Callable[[tf.Tensor, tf.Tensor], tf.Tensor] = losses.cross_entropy,
-        evaluation_loss_fn: Callable[[tf.Tensor, tf.Tensor], tf.Tensor] | None = None,
         weight_decay: float = 0.0,
         weight_filter: str = "kernels",
         gradient_reduction: str = "mean",
@@ -67,19 +69,26 @@ class Trainer:
         Args:
           model: built; its variables should live on `devices.PARAMETER_DEVICE`.
           optimizer: any Keras optimizer. Clipping it does itself comes after the reduction.
-          tower_devices: from `devices.choose`; as many on every worker.
+          loss: Keras's name of a loss, a `keras.losses.Loss`, whose reduction is then the weighted
+            mean of `train_step`, or a function (labels [n, ...], outputs [n, ...]) to one loss per
+            example, [n]; of [n, ...] the mean over an example's own axes is taken. For several
+            outputs a dict of them by the outputs' names or a list in their order, with None for
+            one that is not trained; or one function of all labels and outputs.
+          loss_weights: of several losses, a dict or a list likewise; 1 where none is given.
+          evaluation_loss: what an evaluation reports as its loss; None for `loss`.
+          metrics: of an evaluation, in place of a classifier's accuracies: names, objects or
+            functions as Keras's `compile` takes them, in a list, or for several outputs in a dict.
+            Their states have to be sums over examples, as those of Keras's own are.
+          towers: how many, as `devices.choose` takes it, or its result, the names of their devices;
+            as many on every worker.
           workers: a started `collectives.MultiWorker`; None where there is one worker. Before
             the first step each has to have the chief's state: `broadcast_state`.
           global_batch_size: examples of one step; a multiple of `num_microbatches`.
           num_microbatches: a multiple of the number of towers of all workers; 0 means one per
             tower.
           learning_rate: such as a `schedules.LearningRate`.
-          loss_fn: (labels [n, ...], outputs [n, ...]) to one loss per example, [n]; of [n, ...]
-            the mean over an example's own axes is taken. Or a `keras.losses.Loss`, whose reduction
-            is then the weighted mean of `train_step`.
-          evaluation_loss_fn: what an evaluation reports as its loss; None for `loss_fn`.
           weight_decay: coefficient of the weight-decay terms of the loss; 0 for none.
-          weight_filter: key of `losses.WEIGHT_FILTERS`, which weights decay.
+          weight_filter: key of `weight_filters.FILTERS`, which weights decay.
           gradient_reduction: one of `gradients.REDUCTIONS`.
           batch_norm_statistics: one of `model_state.POLICIES`.
           moving_average_decay: in [0, 1); 0 keeps no averages.
@@ -90,7 +99,7 @@ class Trainer:
           ValueError: an argument is out of range, or sizes do not divide; or the model or the
             optimizer has what a Trainer would leave out, such as `compile`.
         """
-        self.tower_devices = checks.devices(tower_devices)
+        self.tower_devices = devices.of_towers(towers)
         self.workers = workers = workers or worker.SingleWorker()
         checks.integer("global_batch_size", global_batch_size)
         checks.integer("num_microbatches", num_microbatches)
@@ -102,16 +111,16 @@ class Trainer:
         self.worker_batch_size = global_batch_size // workers.count
         checks.choice("gradient_reduction", gradient_reduction, gradients.REDUCTIONS)
         checks.choice("batch_norm_statistics", batch_norm_statistics, model_state.POLICIES)
-        checks.choice("weight_filter", weight_filter, losses.WEIGHT_FILTERS)
+        checks.choice("weight_filter", weight_filter, weight_filters.FILTERS)
         if weight_decay < 0:
             raise ValueError(f"weight_decay={weight_decay}: must be at least 0")
         if not 0 <= moving_average_decay < 1:
             raise ValueError(f"moving_average_decay={moving_average_decay}: must be in [0, 1)")
         checks.model(model)
         checks.optimizer(optimizer, model, learning_rate)
-        loss_fn = evaluated_loss_fn = per_example.of(loss_fn)
-        if evaluation_loss_fn is not None:
-            evaluated_loss_fn = per_example.of(evaluation_loss_fn, "evaluation_loss_fn")
+        minimized = evaluated = objective.Objective(loss, loss_weights)
+        if evaluation_loss is not None:
+            evaluated = objective.Objective(evaluation_loss, argument="evaluation_loss")
         devices.run_graphs_as_written()
         self.learning_rate = learning_rate
         self.state = train_state.new(
@@ -124,8 +133,8 @@ class Trainer:
             state=self.state,
             tower_program=tower.TowerProgram(
                 model=model,
-                loss_fn=loss_fn,
-                decayed=_indices(model, losses.WEIGHT_FILTERS[weight_filter](model)),
+                objective=minimized,
+                decayed=weight_filters.places(model, weight_filters.FILTERS[weight_filter](model)),
                 weight_decay=weight_decay,
                 jit_compile=jit_compile,
             ),
@@ -142,21 +151,22 @@ class Trainer:
         self._evaluator = evaluation.Evaluator(
             model,
             self.state.evaluated_weights(),
-            evaluated_loss_fn,
+            evaluated,
             self.tower_devices,
             self.num_microbatches // workers.count,
             workers=workers,
+            metrics=metrics,
         )
 
     def _build_step(
-        self, learning_rate, images, labels, sample_weight=None, parts=None
+        self, learning_rate, inputs, labels, sample_weight=None, parts=None
     ) -> step.StepResult:
-        return step.train_step(self._program, images, labels, learning_rate, sample_weight, parts)
+        return step.train_step(self._program, inputs, labels, learning_rate, sample_weight, parts)
 
     def train_step(
         self,
-        images: tf.Tensor,
-        labels: tf.Tensor,
+        inputs: structures.Structure,
+        labels: structures.Structure,
         sample_weight: tf.Tensor | None = None,
         *,
         parts: prefetch.Parts | None = None,
@@ -164,25 +174,28 @@ class Trainer:
         """Makes one update.
 
         Args:
-          images: [worker_batch_size, ...], which is the global batch where there is one worker.
-          labels: [worker_batch_size, ...], as the loss takes them.
+          inputs: [worker_batch_size, ...], which is the global batch where there is one worker; or
+            a dict, tuple or list of such, as the model takes them.
+          labels: [worker_batch_size, ...], as the loss takes them, or a structure likewise.
           sample_weight: [worker_batch_size], at least 0; truth values are 1 and 0. The loss is then
             the weighted mean, `sum(w * l) / sum(w)` over the global batch, so an example of weight
             0 that fills a batch up leaves no trace, except that batch norm sees it.
           parts: of the same batch, from `prefetch.to_towers`.
 
         Raises:
-          TypeError: images or labels are no array.
+          TypeError: inputs or labels are no arrays.
           ValueError: the batch is not full, for an uneven share would weigh examples unequally; a
             weight is missing, negative or not finite; or the loss is not one number per example.
           NotFiniteError: a loss or a gradient is not finite; nothing was updated.
           WorkerError: another worker is gone or has ended.
         """
         self._trainable.check()
-        images, labels, _ = checks.batch((images, labels))
-        if images.shape[0] != self.worker_batch_size:
+        inputs, labels, _ = checks.batch((inputs, labels))
+        checks.inputs_fit(self.state.model, inputs)
+        examples = structures.num_examples(inputs)
+        if examples != self.worker_batch_size:
             raise ValueError(
-                f"a batch of {images.shape[0]} examples: every training batch must have "
+                f"a batch of {examples} examples: every training batch must have "
                 f"{self._size_of_batch()}; fill it up with examples of sample_weight 0"
             )
         if sample_weight is not None:
@@ -190,7 +203,7 @@ class Trainer:
             weight = checks.weights(sample_weight, self.worker_batch_size, np.float32, size)
             labels = checks.without_weight_0(labels, weight)
             sample_weight = tf.convert_to_tensor(weight)
-        return self._update(images, labels, sample_weight, parts)
+        return self._update(inputs, labels, sample_weight, parts)
 
     def _size_of_batch(self) -> str:
         size = f"global_batch_size={self.global_batch_size}"
@@ -228,7 +241,7 @@ class Trainer:
         It leaves the last weights in the model; `evaluated_model` has those that are evaluated.
 
         Args:
-          batches: of (images, labels) or (images, labels, sample_weight), as `train_step` takes.
+          batches: of (inputs, labels) or (inputs, labels, sample_weight), as `train_step` takes.
           steps: at most so many; None for all.
 
         Returns:
@@ -245,15 +258,14 @@ class Trainer:
         return history
 
     def evaluate(self, batches: Iterable) -> tally.Evaluation:
-        """Evaluates a classifier: its moving-average weights, where they are kept.
+        """Evaluates the moving-average weights, where they are kept, else the weights.
 
         These are the weights of `evaluated_model`, and not those that `model.predict` uses.
 
         Args:
-          batches: of (images [n, ...], labels) or (images, labels, sample_weight [n]); labels are
-            integer [n] or [n, 1], the model's outputs are logits [n, num_classes] of two classes or
-            more. A weight is what it is for `train_step`; 0 or False leaves an example out. With
-            several workers, of this one's share of each batch, and of the same size on all.
+          batches: of (inputs, labels) or (inputs, labels, sample_weight [n]), of any size. A weight
+            is what it is for `train_step`; 0 or False leaves an example out. With several workers,
+            of this one's share of each batch, and of the same size on all.
 
         Raises:
           TypeError, ValueError, WorkerError: as `evaluation.Evaluator`.
@@ -279,13 +291,15 @@ class Trainer:
         return model
 
     def step_graph(
-        self, images: tf.Tensor, labels: tf.Tensor, parts: prefetch.Parts | None = None
+        self,
+        inputs: structures.Structure,
+        labels: structures.Structure,
+        parts: prefetch.Parts | None = None,
     ) -> tf.Graph:
         """The graph of the training step, for TensorBoard."""
         concrete = self._train_step.get_concrete_function(
             self._rate_of_next_step(),
-            tf.convert_to_tensor(images),
-            tf.convert_to_tensor(labels),
+            *checks.batch((inputs, labels))[:2],
             None,
             parts,
         )
@@ -294,14 +308,3 @@ class Trainer:
     def broadcast_state(self) -> None:
         """Gives every worker the chief's state; all call it together."""
         self.workers.broadcast([v for part in self.state.parts().values() for v in part])
-
-
-def _indices(model: keras.Model, decayed: list[keras.Variable]) -> dict[str, int]:
-    index_of = {id(weight): index for index, weight in enumerate(model.trainable_variables)}
-    names = [losses.layer_name(weight) for weight in decayed]
-    indices = [index_of[id(weight)] for weight in decayed]
-    # Layers of different submodels may share a name; each still decays, under a name of its own.
-    return {
-        name if names.count(name) == 1 else f"{name}_{index}": index
-        for name, index in zip(names, indices, strict=True)
-    }

@@ -9,6 +9,7 @@ import tensorflow as tf
 
 from towers import devices, losses, networks, schedules, trainer, worker
 from towers.networks import optimizers
+from towers.support import weight_filters
 from towers_cli import settings
 
 IMAGES_TO_ADAPT_TO = 5000  # for a network that looks at some before its first step
@@ -68,7 +69,7 @@ def build_trainer(
       SettingsError: the images are too small for the network, or no weight decays.
     """
     model = build_model(config)
-    decayed = losses.WEIGHT_FILTERS[chosen.weight_decay_filter](model)
+    decayed = weight_filters.FILTERS[chosen.weight_decay_filter](model)
     if chosen.weight_decay and not decayed:
         raise settings.SettingsError(
             f"--weight_decay_filter={chosen.weight_decay_filter}: no weight of --model="
@@ -91,13 +92,13 @@ def build_trainer(
     return trainer.Trainer(
         model,
         optimizer,
-        tower_devices=tower_devices,
+        towers=tower_devices,
         workers=workers,
         global_batch_size=chosen.global_batch_size,
         num_microbatches=chosen.num_microbatches,
         learning_rate=learning_rate,
-        loss_fn=functools.partial(losses.cross_entropy, label_smoothing=chosen.label_smoothing),
-        evaluation_loss_fn=losses.cross_entropy,
+        loss=functools.partial(losses.cross_entropy, label_smoothing=chosen.label_smoothing),
+        evaluation_loss=losses.cross_entropy,
         weight_decay=0.0 if decoupled else chosen.weight_decay,
         weight_filter=chosen.weight_decay_filter,
         gradient_reduction=chosen.gradient_reduction,

@@ -103,7 +103,7 @@ def trainer_and_batch(
     run = towers.Trainer(
         trained,
         keras.optimizers.SGD(0.01, momentum=0.9),
-        tower_devices=tower_devices,
+        towers=tower_devices,
         workers=workers,
         global_batch_size=global_batch_size,
         num_microbatches=num_microbatches,

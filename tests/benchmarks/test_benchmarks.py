@@ -28,6 +28,7 @@ from benchmarks.peers import keras_fit, tutorial
 from input_pipeline import cifar10_binary
 from towers import losses, networks
 from towers.runs import run_folder
+from towers.support import weight_filters
 
 pytestmark = pytest.mark.usefixtures("cache")
 
@@ -119,7 +120,7 @@ def ours():
     labels = rng.integers(0, 10, size=tutorial.BATCH)
     logits = model(images)
     terms = [tf.reduce_mean(losses.cross_entropy(labels, logits))]
-    decayed = {kernel.path: kernel.value for kernel in losses.hidden_dense_kernels(model)}
+    decayed = {kernel.path: kernel.value for kernel in weight_filters.hidden_dense_kernels(model)}
     terms += losses.weight_decay_terms(decayed, 0.004).values()
     return model.get_weights(), images, labels, logits.numpy(), float(sum(terms))
 

@@ -1,5 +1,6 @@
 """docs/architecture.md and its drawing against the one step that they tell of."""
 
+import functools
 import importlib
 import importlib.util
 import inspect
@@ -133,6 +134,7 @@ def told(tmp_path_factory):
         return made
 
     def watched(name, function):
+        @functools.wraps(function)
         def call(*arguments, **options):
             result = function(*arguments, **options)
             given = described([*arguments, *options.values()])

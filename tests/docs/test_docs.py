@@ -1,5 +1,6 @@
 """The documentation holds: each pitfall has a test, and the README's program runs."""
 
+import ast
 import json
 import re
 import statistics
@@ -7,6 +8,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import forked
 import pytest
 
 from benchmarks import (
@@ -59,6 +61,20 @@ def test_the_readme_program_trains_a_model(tmp_path):
     )  # fmt: skip
     assert (done.returncode, done.stderr) == (0, "")
     assert float(done.stdout) > 0.5  # ten classes: chance is 0.1
+
+
+PROGRAMS = re.findall(r"```python\n(.*?)```", (ROOT / "docs/library.md").read_text(), re.S)
+
+
+@pytest.mark.whole_program
+@pytest.mark.parametrize("place, least", [(0, 0.3), (1, 0.2), (2, 0.5)])
+def test_the_programs_of_the_library_s_page_learn(place, least):
+    """More than chance would have: an accuracy of 1/3, an overlap of 0.15, an accuracy of 0.02."""
+    assert len(PROGRAMS) == 3 and max(len(program.splitlines()) for program in PROGRAMS) <= 30
+    done = forked.run([sys.executable, "-c", PROGRAMS[place]], cwd=ROOT, timeout=300)
+    assert done.returncode == 0, done.stderr
+    shown = ast.literal_eval(done.stdout)
+    assert (shown["kind_accuracy"] if isinstance(shown, dict) else shown) > least
 
 
 @pytest.mark.pitfall(10)

@@ -111,7 +111,7 @@ def output_itself(labels, outputs):
 def trainer(model, optimizer=None, *, num_towers=1, **arguments) -> towers.Trainer:
     """A Trainer on CPU towers; SGD of rate 0.5 where no optimizer is given."""
     optimizer = optimizer or keras.optimizers.SGD(0.5)
-    return towers.Trainer(model, optimizer, tower_devices=cpus(num_towers), **arguments)
+    return towers.Trainer(model, optimizer, towers=cpus(num_towers), **arguments)
 
 
 def labels_for(images) -> np.ndarray:

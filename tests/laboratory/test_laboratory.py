@@ -41,7 +41,7 @@ def trained(images, build, num_towers, per_tower, steps, rate):
         keras.optimizers.SGD(),
         global_batch_size=num_towers * per_tower,
         learning_rate=lambda examples: rate,
-        tower_devices=devices.choose(num_towers),
+        towers=devices.choose(num_towers),
     )
     trainer.fit(images.training_batches(num_towers * per_tower, steps, distorted=False))
     weights = trainer.state.model.trainable_variables

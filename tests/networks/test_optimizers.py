@@ -7,8 +7,9 @@ import pytest
 import tensorflow as tf
 import toys
 
-from towers import losses, not_finite
+from towers import not_finite
 from towers.networks import optimizers
+from towers.support import weight_filters
 
 
 @pytest.mark.parametrize("name", optimizers.OPTIMIZERS)
@@ -17,7 +18,7 @@ def test_each_optimizer_learns_at_the_rate_of_the_step(name):
         toys.linear(1.0),
         optimizers.make(name),
         global_batch_size=1,
-        loss_fn=toys.output_itself,
+        loss=toys.output_itself,
         learning_rate=lambda examples_seen: 0.25 if examples_seen else 0.0,
     )
     run.train_step(toys.column(1.0), [0])
@@ -57,7 +58,7 @@ def test_sgd_is_numpy_s(nesterov):
         optimizers.make("sgd", momentum=0.5, nesterov=nesterov),
         num_towers=2,
         global_batch_size=4,
-        loss_fn=toys.output_itself,
+        loss=toys.output_itself,
         learning_rate=lambda examples_seen: 0.125,
     )
     weight, velocity = 1.0, 0.0
@@ -73,7 +74,7 @@ def test_sgd_is_numpy_s(nesterov):
 def test_adamw_is_numpy_s_and_shrinks_only_the_filtered_weights():
     model = toys.classifier()
     weights = [weight.numpy().astype(np.float64) for weight in model.trainable_variables]
-    decayed = losses.kernels(model)
+    decayed = weight_filters.kernels(model)
     decays = [any(weight is other for other in decayed) for weight in model.trainable_variables]
     assert decays == [True, False, True, False]
     run = toys.trainer(
@@ -104,7 +105,7 @@ def test_decoupled_weight_decay_is_the_rate_times_the_coefficient(name):
     model = toys.classifier()
     model.set_weights([np.full_like(weight, 2.0) for weight in model.get_weights()])
     optimizer = optimizers.make(
-        name, weight_decay=0.5, model=model, decayed=losses.hidden_dense_kernels(model)
+        name, weight_decay=0.5, model=model, decayed=weight_filters.hidden_dense_kernels(model)
     )
     run = toys.trainer(
         model,
@@ -112,7 +113,7 @@ def test_decoupled_weight_decay_is_the_rate_times_the_coefficient(name):
         num_towers=2,
         global_batch_size=2,
         learning_rate=lambda examples_seen: 0.25,
-        loss_fn=lambda labels, outputs: 0.0 * outputs[:, 0],
+        loss=lambda labels, outputs: 0.0 * outputs[:, 0],
     )
     run.train_step(*toys.batch(2, [3]))
     values = [set(np.ravel(weight)) for weight in model.get_weights()]
@@ -209,7 +210,7 @@ def test_clipping_comes_after_the_reduction(clip_norm, reduction, update, loss_s
         global_batch_size=2,
         num_microbatches=2,
         gradient_reduction=reduction,
-        loss_fn=toys.output_itself,
+        loss=toys.output_itself,
         learning_rate=lambda examples_seen: 1.0,
     )
     result = run.train_step(FAR_APART, [0, 0])
@@ -241,7 +242,7 @@ def scaled_run(num_towers=1, initial_scale=2.0**15, growth_steps=2000):
         keras.optimizers.LossScaleOptimizer(sgd, initial_scale, growth_steps),
         num_towers=num_towers,
         global_batch_size=2,
-        loss_fn=toys.output_itself,
+        loss=toys.output_itself,
         learning_rate=lambda examples_seen: 0.125,
     )
 
@@ -261,7 +262,7 @@ def test_gradients_too_small_for_float16_arrive(num_towers):
     arguments = {
         "num_towers": num_towers,
         "global_batch_size": 2,
-        "loss_fn": lambda labels, outputs: tiny * tf.cast(outputs[:, 0], tf.float32),
+        "loss": lambda labels, outputs: tiny * tf.cast(outputs[:, 0], tf.float32),
     }
     plain = toys.trainer(model, keras.optimizers.SGD(0.5, loss_scale_factor=1.0), **arguments)
     assert plain.train_step(toys.column(1.0, 1.0), [0, 0]).gradients[0].numpy() == 0.0
@@ -287,7 +288,7 @@ def test_a_loss_of_float16_takes_the_scale_too():
     run = toys.trainer(
         toys.linear(1.0),
         keras.optimizers.LossScaleOptimizer(keras.optimizers.SGD(0.125), initial_scale=2.0**15),
-        loss_fn=lambda labels, outputs: tf.cast(toys.output_itself(labels, outputs), tf.float16),
+        loss=lambda labels, outputs: tf.cast(toys.output_itself(labels, outputs), tf.float16),
         global_batch_size=2,
     )
     result = run.train_step(toys.column(1.0, 3.0), [0, 0])
@@ -315,7 +316,7 @@ def test_slots_are_the_same_for_any_number_of_towers(name):
             optimizers.make(name),
             num_towers=num_towers,
             global_batch_size=4,
-            loss_fn=toys.output_itself,
+            loss=toys.output_itself,
         )
         at_start = len(run.state.optimizer.variables)
         run.train_step(np.ones([4, 2], np.float32), [0] * 4)
@@ -376,7 +377,7 @@ class TestConstantLossScale:
             float16_line(1.0),
             keras.optimizers.SGD(2.0**10, loss_scale_factor=2.0**15),
             global_batch_size=2,
-            loss_fn=lambda labels, outputs: 2.0**-26 * tf.cast(outputs[:, 0], tf.float32),
+            loss=lambda labels, outputs: 2.0**-26 * tf.cast(outputs[:, 0], tf.float32),
         )
         run.train_step(toys.column(1.0, 1.0), [0, 0])
         assert run.state.model.get_weights()[0] == 1.0 - 2.0**-16
@@ -387,7 +388,7 @@ class TestConstantLossScale:
             float16_line(1.0),
             keras.optimizers.SGD(0.1, loss_scale_factor=2.0**15),
             global_batch_size=2,
-            loss_fn=toys.output_itself,
+            loss=toys.output_itself,
         )
         with pytest.raises(not_finite.NotFiniteError, match="step 1, tower 0: the gradient of"):
             run.train_step(toys.column(1.0, 8.0), [0, 0])

@@ -66,7 +66,7 @@ def tiny_trainer() -> trainer.Trainer:
     return trainer.Trainer(
         model,
         keras.optimizers.SGD(momentum=0.9),
-        tower_devices=("/CPU:0", "/CPU:1"),
+        towers=("/CPU:0", "/CPU:1"),
         global_batch_size=BATCH,
         num_microbatches=MICROBATCHES,
         learning_rate=lambda examples_seen: 0.1 / (1 + examples_seen),
@@ -314,7 +314,10 @@ def test_the_confusion_matrix_is_a_picture(eval_events):
 
 def test_a_class_without_examples_has_no_accuracy(tmp_path):
     result = tally.Evaluation(
-        count=4, loss=1.0, accuracy=0.75, top5_accuracy=1.0, confusion=np.array([[3, 1], [0, 0]])
+        count=4,
+        loss=1.0,
+        metrics={"accuracy": 0.75, "top5_accuracy": 1.0},
+        confusion=np.array([[3, 1], [0, 0]]),
     )
     writer = tf.summary.create_file_writer(str(tmp_path))
     summaries.write_evaluation(writer, result, ("cat", "dog"), at_step=5)
@@ -327,7 +330,7 @@ def test_the_graph_shows_towers_side_by_side(train_events):
     nodes = {node.name: node for node in train_events.accumulator.Graph().node}
     boxes = {name.split("/")[0] for name in nodes}
     assert boxes == {
-        "images", "labels", "learning_rate", "split_batch", "weights", "tower_0", "tower_1",
+        "inputs", "labels", "learning_rate", "split_batch", "weights", "tower_0", "tower_1",
         "average_gradients", "apply", "count", "result",
     }  # fmt: skip
     # From 15 boxes on, TensorBoard puts the best connected ones among the "auxiliary nodes".

@@ -180,7 +180,7 @@ class TestArguments:
         refused(TypeError, message, toys.trainer, toys.classifier(), optimizer, global_batch_size=4)
 
     def test_none_is_no_optimizer(self):
-        arguments = {"tower_devices": toys.cpus(1), "global_batch_size": 4}
+        arguments = {"towers": toys.cpus(1), "global_batch_size": 4}
         refused(
             TypeError, "optimizer is None", trainer.Trainer, toys.classifier(), None, **arguments
         )
@@ -204,40 +204,39 @@ class TestArguments:
             0.5, use_ema=True, ema_momentum=0.5, ema_overwrite_frequency=1
         )
         run = toys.trainer(
-            toys.linear(1.0), optimizer, global_batch_size=1, loss_fn=toys.output_itself
+            toys.linear(1.0), optimizer, global_batch_size=1, loss=toys.output_itself
         )
         run.fit([(toys.column(1.0), [0])] * 2)
         # 1, 0.5 and 0, which is averaged with the 0.5 before it.
         assert run.state.model.get_weights()[0] == 0.25
 
-    @pytest.mark.parametrize("name", ["loss_fn", "evaluation_loss_fn"])
+    @pytest.mark.parametrize("name", ["loss", "evaluation_loss"])
     @pytest.mark.parametrize(
-        "loss_fn, shown",
+        "loss, shown",
         [
-            ("mse", "'mse'"),
+            (0.5, "0.5"),
             (keras.losses.MeanSquaredError, "the class MeanSquaredError"),
-            (["mse"], "a list of 1"),
         ],
     )
-    def test_no_loss(self, name, loss_fn, shown):
+    def test_no_loss(self, name, loss, shown):
         message = rf"{name} is {shown}: must be a function \(labels, outputs\) to one loss per exam"
-        arguments = {"global_batch_size": 4, name: loss_fn}
+        arguments = {"global_batch_size": 4, name: loss}
         refused(TypeError, message, toys.trainer, toys.classifier(), **arguments)
 
     @pytest.mark.parametrize(
         "arguments, message",
         [
-            ({"loss_fn": None}, "loss_fn is None: must be a function"),
+            ({"loss": None}, "loss is None: must be a function"),
             ({"learning_rate": 0.1}, "learning_rate is 0.1: must be a function from the examples"),
             ({"global_batch_size": 4.0}, "global_batch_size is 4.0: must be an integer"),
             ({"num_microbatches": "2"}, "num_microbatches is '2': must be an integer"),
-            ({"tower_devices": "/CPU:0"}, "tower_devices is '/CPU:0': must be names of devices"),
-            ({"tower_devices": ()}, "tower_devices is a tuple of 0: must be names"),
-            ({"tower_devices": 2}, "tower_devices is 2: must be names of devices"),
+            ({"towers": "/CPU:0"}, "towers is '/CPU:0': must be their number, or a list of the"),
+            ({"towers": ()}, "towers is a tuple of 0: must be their number"),
+            ({"towers": 2.0}, "towers is 2.0: must be their number"),
         ],
     )
     def test_others(self, arguments, message):
-        given = {"tower_devices": toys.cpus(1), "global_batch_size": 4} | arguments
+        given = {"towers": toys.cpus(1), "global_batch_size": 4} | arguments
         refused(
             TypeError, message, trainer.Trainer, toys.classifier(), keras.optimizers.SGD(), **given
         )
@@ -261,20 +260,18 @@ class TestBatches:
             (5, "batches is 5: must be"),
             (None, "batches is None: must be"),
             (object(), "batches is of type object: must be"),
-            ((IMAGES, LABELS), r"a batch is float32 \[4, 3\]: must be \(images, labels\) or"),
+            ((IMAGES, LABELS), r"a batch is float32 \[4, 3\]: must be \(inputs, labels\) or"),
             ([{"x": IMAGES, "y": LABELS}], "a batch is a dict with the keys 'x', 'y': must be"),
             ([(IMAGES,)], "a batch is a tuple of 1: must be"),
             ([(IMAGES, LABELS, LABELS, LABELS)], "a batch is a tuple of 4: must be"),
-            ([({"x": IMAGES}, LABELS)], r"images: a dict with the keys 'x'; must be one array or"),
-            ([([IMAGES, IMAGES], LABELS)], r"images: a list of 2; must be one array or tensor"),
-            ([(IMAGES, {"y": LABELS})], "labels: a dict with the keys 'y'; must be one array"),
-            ([(IMAGES, ({"y": 1},) * 4)], "labels: a tuple of 4; must be one array or tensor"),
-            ([(IMAGES, None)], "labels: None; must be one array or tensor"),
-            ([(IMAGES, "four")], "labels: 'four'; must be one array or tensor"),
-            ([(IMAGES, 3)], "labels: 3; must be one array or tensor"),
+            ([(IMAGES, ({"y": 1},) * 4)], r"labels\[0\]\['y'\]: 1; must be an array or a tensor"),
+            ([({}, LABELS)], "inputs: a dict with the keys ; must be an array"),
+            ([(IMAGES, None)], "labels: None; must be an array or a tensor"),
+            ([(IMAGES, "four")], "labels: 'four'; must be an array or a tensor"),
+            ([(IMAGES, 3)], "labels: 3; must be an array or a tensor"),
             (
                 [(tf.ragged.constant([[1.0], [2.0, 3.0]]), LABELS)],
-                r"images: float32 \[2, None\]; must be one array",
+                r"inputs: float32 \[2, None\]; must be an array",
             ),
         ],
     )
@@ -282,19 +279,31 @@ class TestBatches:
         refused(TypeError, message, getattr(run, method), batches)
 
     @pytest.mark.parametrize("method", ["fit", "evaluate"])
+    @pytest.mark.parametrize(
+        "batch, message",
+        [
+            (({"x": IMAGES}, LABELS), "inputs: a dict with the keys 'x'; the model takes one arr"),
+            (([IMAGES, IMAGES], LABELS), "inputs: a list of 2; the model takes one array"),
+            ((IMAGES, {"y": LABELS}), "labels: a dict with the keys 'y'; the model has one output"),
+        ],
+    )
+    def test_of_another_structure(self, run, method, batch, message):
+        refused(ValueError, message, getattr(run, method), [batch])
+
+    @pytest.mark.parametrize("method", ["fit", "evaluate"])
     def test_with_fewer_labels_than_images(self, run, method):
-        refused(ValueError, "4 images, but 1 labels", getattr(run, method), [(IMAGES, LABELS[:1])])
+        refused(ValueError, "4 inputs, but 1 labels", getattr(run, method), [(IMAGES, LABELS[:1])])
 
     @pytest.mark.parametrize(
         "steps, shown", [(LABELS, r"int64 \[4\]"), (1.5, "1.5"), (True, "True"), (-1, "-1")]
     )
     def test_labels_are_no_steps(self, run, steps, shown):
-        message = rf"steps is {shown}: must be a number .*together, as fit\(\[\(images, labels\)\]"
+        message = rf"steps is {shown}: must be a number .*together, as fit\(\[\(inputs, labels\)\]"
         refused(TypeError, message, run.fit, IMAGES, steps)
 
     def test_of_a_step_are_looked_at_too(self, run):
-        message = "images: a dict with the keys 'x'"
-        refused(TypeError, message, run.train_step, {"x": IMAGES}, LABELS)
+        message = "inputs: a dict with the keys 'x'"
+        refused(ValueError, message, run.train_step, {"x": IMAGES}, LABELS)
 
     def test_may_be_lists_of_numbers(self, run):
         plain = toys.trainer(toys.classifier(), global_batch_size=4)

@@ -15,7 +15,7 @@ IMAGES = toys.column(1.0, 3.0, 5.0, 7.0)  # squares of the errors: 1, 4, 9, 16
 
 def run_with(loss_fn, model=None, **arguments):
     model = toys.linear(1.0) if model is None else model
-    return toys.trainer(model, global_batch_size=4, loss_fn=loss_fn, **arguments)
+    return toys.trainer(model, global_batch_size=4, loss=loss_fn, **arguments)
 
 
 def squared(labels, outputs):
@@ -60,7 +60,7 @@ class TestKerasLosses:
         assert run.fit([(IMAGES, LABELS, [1, 0, 0, 1])]) == [(2 + 17) / 2]
 
     def test_that_sum_are_refused(self):
-        with pytest.raises(ValueError, match="loss_fn is a Keras loss with reduction='sum'"):
+        with pytest.raises(ValueError, match="loss is a Keras loss with reduction='sum'"):
             run_with(keras.losses.MeanSquaredError(reduction="sum"))
 
     def test_do_not_overlook_a_mask(self):
@@ -77,7 +77,7 @@ class TestKerasLosses:
             losses.cross_entropy,
         ):
             run = run_with(loss_fn, toys.on_cpu(lambda: keras.models.clone_model(model)))
-            with pytest.raises(ValueError, match="outputs have a Keras mask, which loss_fn would"):
+            with pytest.raises(ValueError, match="outputs have a Keras mask, which loss would"):
                 run.train_step(words, labels)
 
         def of_its_own_words(labels, outputs):
@@ -103,7 +103,7 @@ class TestSeveralLossesOfAnExample:
             num_towers=num_towers,
             jit_compile=jit_compile,
             global_batch_size=3,
-            loss_fn=lambda labels, outputs: outputs,
+            loss=lambda labels, outputs: outputs,
         )
         (loss,) = run.fit([(self.OUTPUTS[..., None], np.zeros([3, 2, 2]), weight)])
         assert loss == pytest.approx(expected, rel=1e-6)
@@ -128,19 +128,19 @@ class TestSeveralLossesOfAnExample:
     [
         (
             lambda labels, outputs: tf.square(labels - outputs),  # [n] and [n, 1]
-            r"loss_fn gives \((\d), \1\) for n=\1 and .*: it must give one loss per example.*"
+            r"loss gives \((\d), \1\) for n=\1 and .*: it must give one loss per example.*"
             r"Labels are \(\1,\), outputs \(\1, 1\): do they broadcast\?",
         ),
         (
             lambda labels, outputs: tf.reduce_mean(squared(labels, outputs)),
-            "loss_fn gives one number for . examples: it must give one loss per example",
+            "loss gives one number for . examples: it must give one loss per example",
         ),
-        (lambda labels, outputs: 0.0, "loss_fn gives one number for"),
+        (lambda labels, outputs: 0.0, "loss gives one number for"),
         (
             lambda labels, outputs: tf.reduce_mean(squared(labels, outputs))[None],
-            r"loss_fn gives \(1,\) for n=",
+            r"loss gives \(1,\) for n=",
         ),
-        (lambda labels, outputs: tf.cast(outputs[:, 0], tf.int32), "loss_fn gives int32"),
+        (lambda labels, outputs: tf.cast(outputs[:, 0], tf.int32), "loss gives int32"),
     ],
     ids=["broadcast", "mean", "constant", "mean of one axis", "integers"],
 )
@@ -154,7 +154,7 @@ def test_others_are_refused_before_the_first_step(loss_fn, message, jit_compile,
 
 def test_a_loss_that_knows_its_batch_is_named():
     run = run_with(lambda labels, outputs: tf.reshape(outputs, [4]))
-    with pytest.raises(ValueError, match="loss_fn takes 4 examples and fails for 8"):
+    with pytest.raises(ValueError, match="loss takes 4 examples and fails for 8"):
         run.train_step(IMAGES, LABELS)
 
 
@@ -162,7 +162,7 @@ def test_an_evaluation_s_loss_is_seen_through_as_well():
     run = toys.trainer(
         toys.classifier(),
         global_batch_size=4,
-        evaluation_loss_fn=keras.losses.SparseCategoricalCrossentropy(from_logits=True),
+        evaluation_loss=keras.losses.SparseCategoricalCrossentropy(from_logits=True),
     )
     images, labels = toys.batch(4, [3])
     expected = np.mean(losses.cross_entropy(labels[:3], run.state.model(images[:3])))

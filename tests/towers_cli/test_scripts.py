@@ -9,9 +9,10 @@ import pytest
 import scripts
 from absl import flags
 
-from towers import gradients, losses, model_state, networks, schedules
+from towers import gradients, model_state, networks, schedules
 from towers.multi_worker import collectives
 from towers.networks import optimizers
+from towers.support import weight_filters
 from towers_cli import command_line, settings
 
 TRAIN, EVAL = (scripts.line_of(name) for name in ("train", "eval"))
@@ -44,7 +45,7 @@ def test_eval_has_the_flags_that_were_promised():
         ("learning_rate_schedule", schedules.SCHEDULES),
         ("learning_rate_scaling", schedules.SCALINGS),
         ("optimizer", optimizers.OPTIMIZERS),
-        ("weight_decay_filter", losses.WEIGHT_FILTERS),
+        ("weight_decay_filter", weight_filters.FILTERS),
         ("worker_reduction", collectives.REDUCTIONS),
     ],
 )

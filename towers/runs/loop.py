@@ -443,7 +443,7 @@ class Run:
             # Of the next update: the schedule at this line's examples_seen.
             "learning_rate": self.trainer.learning_rate(examples_seen),
             "loss": _mean(losses["total"]),
-            "cross_entropy": _mean(losses["cross_entropy"]),
+            **{term: _mean(values) for term, values in losses.items() if _is_of_outputs(term)},
             "weight_decay": sum(
                 _mean(values) for term, values in losses.items() if term.startswith("weight_decay/")
             ),
@@ -522,6 +522,11 @@ def check_evaluation(result: tally.Evaluation, expected_count: int) -> None:
 
 def _is_multiple(at_step: int, every_steps: int) -> bool:
     return every_steps > 0 and at_step % every_steps == 0
+
+
+def _is_of_outputs(term: str) -> bool:
+    """Whether a term of the loss is that of an output, such as the cross entropy."""
+    return term not in ("total", "model") and not term.startswith("weight_decay/")
 
 
 def _mean(values: np.ndarray) -> float:

@@ -7,11 +7,13 @@ shape and not by its values, and what is expected.
 import contextlib
 import math
 import re
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping, Sequence
 
 import keras
 import numpy as np
 import tensorflow as tf
+
+from towers.support import structures
 
 _LABEL_OUT_OF_RANGE = re.compile(r"label value of (-?\d+) which is outside .*\[0, (\d+)\)")
 
@@ -45,13 +47,13 @@ def model(given) -> None:
         raise ValueError(
             "the model is compiled, and a Trainer would leave out what it was compiled with: build "
             "it without compile(), or load it with compile=False, and give the Trainer the "
-            "optimizer and loss_fn"
+            "optimizer and the loss"
         )
     own = [name for name in _OF_KERAS_S_TRAINING if _is_overridden(given, name)]
     if own:
         raise ValueError(
             f"the model has {' and '.join(own)} of its own, which a Trainer never calls: put the "
-            "loss into loss_fn, or into add_loss of a layer"
+            "loss into `loss`, or into add_loss of a layer"
         )
     if given.metrics:
         names = ", ".join(repr(metric.name) for metric in given.metrics)
@@ -137,16 +139,13 @@ def integer(name: str, value) -> None:
         raise TypeError(f"{name} is {described(value)}: must be an integer")
 
 
-def devices(given) -> tuple[str, ...]:
-    """The devices of towers."""
-    if (
-        not isinstance(given, (list, tuple))
-        or not given
-        or not all(isinstance(name, str) for name in given)
-    ):
+def device_names(given) -> tuple[str, ...]:
+    """The names of towers' devices."""
+    is_list = isinstance(given, (list, tuple)) and len(given) > 0
+    if not (is_list and all(isinstance(name, str) for name in given)):
         raise TypeError(
-            f"tower_devices is {described(given)}: must be names of devices, one per tower, as "
-            "from towers.devices.choose"
+            f"towers is {described(given)}: must be their number, or a list of the names of their "
+            "devices"
         )
     return tuple(given)
 
@@ -160,7 +159,7 @@ def batches(given) -> Iterator:
             pass
     raise TypeError(
         f"batches is {described(given)}: must be a list, a generator or a tf.data set of "
-        "(images, labels) or (images, labels, sample_weight)"
+        "(inputs, labels) or (inputs, labels, sample_weight)"
     )
 
 
@@ -170,37 +169,128 @@ def steps(given) -> None:
         return
     if isinstance(given, bool) or not isinstance(given, (int, np.integer)) or given < 0:
         raise TypeError(
-            f"steps is {described(given)}: must be a number of steps or None; images and labels "
-            "come together, as fit([(images, labels)])"
+            f"steps is {described(given)}: must be a number of steps or None; inputs and labels "
+            "come together, as fit([(inputs, labels)])"
         )
 
 
-def batch(given) -> tuple[tf.Tensor, tf.Tensor, object]:
-    """A batch's images and labels as tensors, and its sample_weight; None where it has none."""
+def batch(given) -> tuple[structures.Structure, structures.Structure, object]:
+    """A batch's inputs and labels as tensors, and its sample_weight; None where it has none."""
     if not isinstance(given, (tuple, list)) or len(given) not in (2, 3):
         raise TypeError(
-            f"a batch is {described(given)}: must be (images, labels) or "
-            "(images, labels, sample_weight)"
+            f"a batch is {described(given)}: must be (inputs, labels) or "
+            "(inputs, labels, sample_weight)"
         )
-    images, labels = tensor("images", given[0]), tensor("labels", given[1])
-    if images.shape[0] != labels.shape[0]:
-        raise ValueError(f"{images.shape[0]} images, but {labels.shape[0]} labels")
-    return images, labels, given[2] if len(given) == 3 else None
+    inputs, labels = tensors("inputs", given[0]), tensors("labels", given[1])
+    n = structures.num_examples(inputs)
+    for name, part in (("inputs", inputs), ("labels", labels)):
+        for place, one in _leaves(name, part):
+            if one.shape[0] != n:
+                first = _leaves("inputs", inputs)[0][0]
+                raise ValueError(f"{n} {first}, but {one.shape[0]} {place}")
+    return inputs, labels, given[2] if len(given) == 3 else None
 
 
-def tensor(name: str, given) -> tf.Tensor:
-    """Images or labels as one tensor [n, ...]."""
-    holds_arrays = isinstance(given, (list, tuple)) and any(
+def _leaves(name: str, given: structures.Structure) -> list[tuple[str, tf.Tensor]]:
+    """Each tensor with the place that messages name it by: `inputs['a']`."""
+    if isinstance(given, Mapping):
+        pairs = given.items()
+    elif isinstance(given, (tuple, list)):
+        pairs = enumerate(given)
+    else:
+        return [(name, given)]
+    return [leaf for key, one in pairs for leaf in _leaves(f"{name}[{key!r}]", one)]
+
+
+def tensors(name: str, given) -> structures.Structure:
+    """Inputs or labels as tensors [n, ...]: one, or a dict, tuple or list of them."""
+    if isinstance(given, Mapping) and given:
+        return {key: tensors(f"{name}[{key!r}]", one) for key, one in given.items()}
+    if isinstance(given, (list, tuple)) and any(
         hasattr(one, "shape") and one.shape or isinstance(one, Mapping) for one in given
-    )
-    if not isinstance(given, (Mapping, str, bytes)) and given is not None and not holds_arrays:
+    ):
+        return type(given)(tensors(f"{name}[{i}]", one) for i, one in enumerate(given))
+    if not isinstance(given, (Mapping, str, bytes)) and given is not None:
         try:
             made = tf.convert_to_tensor(given)
         except (ValueError, TypeError):  # it may say all values
             made = None
         if made is not None and made.shape.rank:
             return made
-    raise TypeError(f"{name}: {described(given)}; must be one array or tensor, [n, ...]")
+    raise TypeError(
+        f"{name}: {described(given)}; must be an array or a tensor [n, ...], or a dict, tuple or "
+        "list of such"
+    )
+
+
+def inputs_fit(trained: keras.Model, inputs: structures.Structure) -> None:
+    """Checks that there are as many arrays as the model's graph takes, where it has one.
+
+    Raises:
+      ValueError: there are others.
+    """
+    is_sequential = isinstance(trained, keras.Sequential)
+    taken = trained.inputs[0] if is_sequential else getattr(trained, "_inputs_struct", None)
+    if taken is None:  # of a class of one's own
+        return
+    same_kind = structures.is_of_several(taken) == structures.is_of_several(inputs)
+    if not same_kind or len(tf.nest.flatten(taken)) != len(tf.nest.flatten(inputs)):
+        raise ValueError(f"inputs: {described(inputs)}; the model takes {_shown(taken)}")
+    if isinstance(taken, Mapping) and isinstance(inputs, Mapping) and set(taken) - set(inputs):
+        raise ValueError(f"inputs: {described(inputs)}; the model takes {_shown(taken)}")
+
+
+def _shown(taken: structures.Structure) -> str:
+    if isinstance(taken, Mapping):
+        return f"a dict with the keys {', '.join(map(repr, taken))}"
+    return f"a list of {len(taken)}" if structures.is_of_several(taken) else "one array"
+
+
+def by_output(given: Mapping | Sequence) -> dict:
+    """What is given for each output, by its name or by its place."""
+    return dict(given) if isinstance(given, Mapping) else dict(enumerate(given))
+
+
+def outputs_by_name(trained: keras.Model, outputs: structures.Structure) -> dict[str, tf.Tensor]:
+    """A model's outputs by name: the keys of a dict, else what Keras calls them."""
+    if isinstance(outputs, Mapping):
+        named = dict(outputs)
+    elif isinstance(outputs, (tuple, list)):
+        names = getattr(trained, "output_names", None)
+        if names is None or len(set(names)) != len(outputs):
+            names = [f"output_{place}" for place in range(len(outputs))]
+        named = dict(zip(names, outputs, strict=True))
+    else:
+        named = {(getattr(trained, "output_names", None) or ["output_0"])[0]: outputs}
+    if nested := [name for name, one in named.items() if structures.is_of_several(one)]:
+        raise ValueError(
+            f"the model's output {nested[0]!r} is {described(named[nested[0]])}: a loss by output "
+            "needs one tensor each; give one function of all labels and outputs"
+        )
+    return named
+
+
+def labels_of(labels: structures.Structure, name: str, place: int) -> tf.Tensor:
+    """The labels of one output, by its name or in its place."""
+    if isinstance(labels, Mapping):
+        found = labels.get(name)
+    elif isinstance(labels, (tuple, list)):
+        found = labels[place] if place < len(labels) else None
+    else:
+        found = labels if place == 0 else None
+    if found is None or structures.is_of_several(found):
+        raise ValueError(
+            f"labels: {described(labels)}; there are none for the model's output {name!r}"
+        )
+    return found
+
+
+def number(name: str, value) -> None:
+    """Checks a finite number that is at least 0."""
+    if isinstance(value, bool) or not isinstance(value, (int, float, np.integer, np.floating)):
+        raise TypeError(f"{name} is {described(value)}: must be a number")
+    if not (math.isfinite(value) and value >= 0):
+        raise ValueError(f"{name}={value}: must be finite and at least 0")
 
 
 def weights(given, examples: int, dtype: type, of: str = "") -> np.ndarray:
@@ -223,17 +313,21 @@ def weights(given, examples: int, dtype: type, of: str = "") -> np.ndarray:
     return weight
 
 
-def without_weight_0(labels: tf.Tensor, weight: np.ndarray) -> tf.Tensor:
+def without_weight_0(labels: structures.Structure, weight: np.ndarray) -> structures.Structure:
     """The labels, with 0 in place of those of weight 0: what stands there leaves no trace.
 
     Args:
-      labels: [n, ...].
+      labels: [n, ...], or a structure of such.
       weight: [n].
     """
     if (weight > 0).all():
         return labels
-    counted = tf.reshape(weight > 0, [-1] + [1] * (labels.shape.rank - 1))
-    return tf.where(counted, labels, tf.zeros_like(labels))
+
+    def counted(own: tf.Tensor) -> tf.Tensor:
+        is_counted = tf.reshape(weight > 0, [-1] + [1] * (own.shape.rank - 1))
+        return tf.where(is_counted, own, tf.zeros_like(own))
+
+    return tf.nest.map_structure(counted, labels)
 
 
 @contextlib.contextmanager

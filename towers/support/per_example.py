@@ -9,13 +9,13 @@ from collections.abc import Callable
 import keras
 import tensorflow as tf
 
-from towers.support import checks
+from towers.support import checks, structures
 
 Loss = Callable[[tf.Tensor, tf.Tensor], tf.Tensor]
 _EXPECTED = "it must give one loss per example, [n] or [n, ...]"
 
 
-def of(loss_fn: Loss, name: str = "loss_fn") -> "PerExample":
+def of(loss_fn: Loss, name: str = "loss") -> "PerExample":
     """A `PerExample` of a loss function, which may be one already."""
     return loss_fn if isinstance(loss_fn, PerExample) else PerExample(loss_fn, name)
 
@@ -24,9 +24,12 @@ class PerExample:
     """A loss function that gives one loss per example, [n]; every other one is refused.
 
     What has more axes than examples, such as [n, height, width], becomes its mean over these.
+
+    Attributes:
+      is_keras_s: whether it is a loss of Keras's, which takes the labels and outputs of one output.
     """
 
-    def __init__(self, loss_fn: Loss, name: str = "loss_fn"):
+    def __init__(self, loss_fn: Loss, name: str = "loss"):
         """
         Args:
           loss_fn: (labels [n, ...], outputs [n, ...]) to [n, ...], or a `keras.losses.Loss`, whose
@@ -40,12 +43,14 @@ class PerExample:
         if isinstance(loss_fn, type) or not callable(loss_fn):
             raise TypeError(
                 f"{name} is {checks.described(loss_fn)}: must be a function (labels, outputs) to "
-                "one loss per example, such as towers.losses.cross_entropy, or an object of "
-                "keras.losses.Loss"
+                "one loss per example, such as towers.losses.cross_entropy, an object of "
+                "keras.losses.Loss, or Keras's name of one"
             )
         self._name = name
-        self._is_keras_s = isinstance(loss_fn, keras.losses.Loss)
-        self._loss_fn = self._unreduced(loss_fn) if self._is_keras_s else loss_fn
+        self._is_loss = isinstance(loss_fn, keras.losses.Loss)
+        of_keras = getattr(loss_fn, "__module__", "").startswith("keras.")
+        self.is_keras_s = self._is_loss or (of_keras and hasattr(loss_fn, "__name__"))
+        self._loss_fn = self._unreduced(loss_fn) if self._is_loss else loss_fn
         self._checked = set()  # types and shapes
 
     def _unreduced(self, loss: keras.losses.Loss) -> keras.losses.Loss:
@@ -63,8 +68,8 @@ class PerExample:
         """The losses of n examples, floating [n].
 
         Args:
-          labels: [n, ...].
-          outputs: of the model, [n, ...], or a structure of such tensors.
+          labels: [n, ...], or a structure of such.
+          outputs: of the model, likewise.
 
         Raises:
           ValueError: there is not one loss per example, or outputs have a mask that is not heeded.
@@ -91,7 +96,7 @@ class PerExample:
         kind = str([(t.dtype, t.shape) for t in tf.nest.flatten((labels, outputs))])
         if kind in self._checked:
             return
-        n = labels.shape[0]
+        n = structures.num_examples(labels)
         if not losses.dtype.is_floating:
             raise ValueError(f"{self._name} gives {losses.dtype.name}: losses must be floating")
         if losses.shape.rank is None:
@@ -103,7 +108,7 @@ class PerExample:
         if [[m * n, *losses.shape[1:]] for m in (1, 2)] != [shape.as_list() for shape in shapes]:
             raise ValueError(
                 f"{self._name} gives {shapes[0]} for n={n} and {shapes[1]} for n={2 * n}: "
-                f"{_EXPECTED}. Labels are {labels.shape}, outputs {_shown(outputs)}: do they "
+                f"{_EXPECTED}. Labels are {_shown(labels)}, outputs {_shown(outputs)}: do they "
                 "broadcast?"
             )
         self._check_mask(outputs, losses)
@@ -125,7 +130,7 @@ class PerExample:
 
     def _check_mask(self, outputs, losses: tf.Tensor) -> None:
         masked = any(getattr(t, "_keras_mask", None) is not None for t in tf.nest.flatten(outputs))
-        if masked and (self._is_keras_s or losses.shape.rank > 1):
+        if masked and (self.is_keras_s or losses.shape.rank > 1):
             raise ValueError(
                 f"the model's outputs have a Keras mask, which {self._name} would not heed: give a "
                 "function that takes the mean over an example's own unmasked places, [n]"

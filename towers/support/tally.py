@@ -1,7 +1,7 @@
 """An evaluation's sums over examples, and what is divided once, at the end."""
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -15,20 +15,39 @@ class Evaluation:
 
     Attributes:
       count: examples evaluated, which are those of weight above 0.
-      loss: mean of the loss, for cross entropy in nats.
-      accuracy: share of examples whose label has the largest logit.
-      top5_accuracy: share of examples whose label is among the five largest logits.
+      loss: mean of the loss, for cross entropy in nats; of several outputs the weighted sum.
+      loss_terms: the mean loss of each output where there are several; else empty.
+      metrics: by name. Where none were asked for, a classifier has `accuracy`, the share of
+        examples whose label has the largest logit, and `top5_accuracy`, the share whose label is
+        among the five largest.
       confusion: [num_classes, num_classes], the weight of the examples by (label, predicted class):
-        their number, int64, where every weight is 0 or 1; else float64.
-      of_workers: (count, accuracy) of each worker's share of the examples.
+        their number, int64, where every weight is 0 or 1; else float64. None for no classifier, or
+        where metrics were asked for.
+      of_workers: (count, accuracy) of each worker's share of the examples; empty without confusion.
     """
 
     count: int
     loss: float
-    accuracy: float
-    top5_accuracy: float
-    confusion: np.ndarray
+    loss_terms: Mapping[str, float] = dataclasses.field(default_factory=dict)
+    metrics: Mapping[str, float | list] = dataclasses.field(default_factory=dict)
+    confusion: np.ndarray | None = None
     of_workers: tuple[tuple[int, float], ...] = ()
+
+    @property
+    def accuracy(self) -> float:
+        """The metric of that name."""
+        return self._metric("accuracy")
+
+    @property
+    def top5_accuracy(self) -> float:
+        """The metric of that name."""
+        return self._metric("top5_accuracy")
+
+    def _metric(self, name: str) -> float:
+        if name not in self.metrics:
+            there = ", ".join(self.metrics) or "none"
+            raise AttributeError(f"the evaluation has no {name}; its metrics are: {there}")
+        return self.metrics[name]
 
     def per_class_accuracy(self) -> np.ndarray:
         """Accuracy among the examples of each class, [num_classes]; NaN for an absent class."""
@@ -36,24 +55,25 @@ class Evaluation:
         with np.errstate(invalid="ignore"):
             return np.diag(self.confusion) / per_class
 
-    def as_metrics(self) -> dict[str, float | int]:
+    def as_metrics(self) -> dict[str, float | int | list]:
         """The scalars, under the names of `metrics.jsonl`."""
-        return {
-            "count": self.count,
-            "accuracy": self.accuracy,
-            "top5_accuracy": self.top5_accuracy,
-            "loss": self.loss,
-        }
+        terms = {f"loss/{name}": value for name, value in self.loss_terms.items()}
+        return {"count": self.count} | dict(self.metrics) | {"loss": self.loss} | terms
 
 
 class Seen(NamedTuple):
-    """Examples with their outputs, as NumPy arrays [n]."""
+    """Examples with what came of them, as NumPy arrays.
 
-    labels: np.ndarray
-    weight: np.ndarray  # float64
+    Attributes:
+      weight: float64 [n].
+      losses: floating [n, terms].
+      classes: int64 [n, 3], the label, the predicted class, and 1 where the label is among the five
+        largest; [n, 0] for no classifier.
+    """
+
+    weight: np.ndarray
     losses: np.ndarray
-    predicted: np.ndarray
-    in_top5: np.ndarray
+    classes: np.ndarray
 
     def split(self, ends: np.ndarray) -> list["Seen"]:
         """Cut at `ends`, as `np.split` cuts."""
@@ -69,32 +89,56 @@ class Seen(NamedTuple):
         return Seen(*(values[self.weight > 0] for values in self))
 
     def accuracy(self) -> tuple[int, float]:
-        """(examples, share that is right); 0.0 where there is none."""
+        """(examples, share that is right) of a classifier; 0.0 where there is none."""
         counted = self.counted()
-        right = float((counted.weight * (counted.labels == counted.predicted)).sum())
-        n = len(counted.labels)
+        labels, predicted, _ = counted.classes.T
+        right = float((counted.weight * (labels == predicted)).sum())
+        n = len(labels)
         return n, right / float(counted.weight.sum()) if n else 0.0
 
 
 def add_up(
-    batches: Sequence[Seen], num_classes: int, of_workers: tuple[tuple[int, float], ...]
+    batches: Sequence[Seen],
+    terms: Mapping[str, float],
+    num_classes: int,
+    of_workers: tuple[tuple[int, float], ...],
 ) -> Evaluation:
-    """The evaluation of the examples in `batches`, added up batch by batch."""
-    count, total, sum_loss, sum_top5 = 0, 0.0, 0.0, 0.0
+    """The evaluation of the examples in `batches`, added up batch by batch.
+
+    Args:
+      batches: what was seen.
+      terms: name and weight of each term of the loss.
+      num_classes: 0 for no classifier.
+      of_workers: as in `Evaluation`.
+    """
+    count, total, sum_top5 = 0, 0.0, 0.0
+    sum_losses = [0.0] * len(terms)
     confusion = np.zeros((num_classes, num_classes))
     for batch in batches:
-        labels, weight, losses, predicted, in_top5 = batch.counted()
-        np.add.at(confusion, (labels, predicted), weight)
+        weight, losses, classes = batch.counted()
         count += len(weight)
         total += float(weight.sum())
-        sum_loss += float((weight * losses.astype(np.float64)).sum())
-        sum_top5 += float((weight * in_top5).sum())
-    are_counts = all(np.isin(batch.weight, (0, 1)).all() for batch in batches)
-    return Evaluation(
+        for place, of_term in enumerate(losses.T):
+            sum_losses[place] += float((weight * of_term.astype(np.float64)).sum())
+        if num_classes:
+            labels, predicted, in_top5 = classes.T
+            np.add.at(confusion, (labels, predicted), weight)
+            sum_top5 += float((weight * in_top5).sum())
+    means = {name: of_term / total for name, of_term in zip(terms, sum_losses, strict=True)}
+    found = Evaluation(
         count=count,
-        loss=sum_loss / total,
-        accuracy=float(np.trace(confusion)) / total,
-        top5_accuracy=sum_top5 / total,
+        loss=sum(weight * means[name] for name, weight in terms.items()),
+        loss_terms=means if len(terms) > 1 else {},
+    )
+    if not num_classes:
+        return found
+    are_counts = all(np.isin(batch.weight, (0, 1)).all() for batch in batches)
+    return dataclasses.replace(
+        found,
+        metrics={
+            "accuracy": float(np.trace(confusion)) / total,
+            "top5_accuracy": sum_top5 / total,
+        },
         confusion=confusion.astype(np.int64) if are_counts else confusion,
         of_workers=of_workers,
     )

@@ -1,0 +1,44 @@
+"""Classes: integer labels, of which the model says by its largest output which one it is."""
+
+import numpy as np
+import tensorflow as tf
+
+from towers.support import structures
+
+
+def is_classifier(labels: structures.Structure, outputs: structures.Structure) -> bool:
+    """Whether these are classes, integer [n] or [n, 1], and an output for each of two or more."""
+    if not (tf.is_tensor(labels) and tf.is_tensor(outputs)):
+        return False
+    if outputs.shape.rank != 2 or outputs.shape[1] == 1:
+        return False
+    is_column = labels.shape.rank == 2 and labels.shape[1] == 1
+    return labels.dtype.is_integer and (labels.shape.rank == 1 or is_column)
+
+
+def count_correct(
+    labels: structures.Structure,
+    outputs: structures.Structure,
+    sample_weight: tf.Tensor | None = None,
+) -> tf.Tensor | None:
+    """How many examples of weight above 0 have their largest output at their label, int32 [].
+
+    None where the model is no classifier.
+    """
+    if not is_classifier(labels, outputs):
+        return None
+    of_examples = labels if labels.shape.rank == 1 else labels[:, 0]
+    predicted = tf.argmax(outputs, axis=-1, output_type=tf.int64)
+    correct = predicted == tf.cast(of_examples, tf.int64)
+    if sample_weight is not None:
+        correct &= sample_weight > 0
+    return tf.reduce_sum(tf.cast(correct, tf.int32))
+
+
+def check(labels: np.ndarray, num_classes: int) -> None:
+    """Checks labels [n], of which the model needs an output for each; else a ValueError."""
+    if labels.size and not (labels.min() >= 0 and labels.max() < num_classes):
+        raise ValueError(
+            f"labels from {labels.min()} to {labels.max()}: the model has {num_classes} outputs, "
+            f"for labels from 0 to {num_classes - 1}"
+        )

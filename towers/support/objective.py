@@ -1,0 +1,181 @@
+"""What training minimizes: the loss of a model's output, or the weighted sum of several outputs'.
+
+What people write for Keras's `compile` is taken: a loss by its name, an object of `keras.losses`, a
+function, or for several outputs a dict or a list of them.
+"""
+
+import functools
+from collections.abc import Callable, Mapping, Sequence
+from typing import NamedTuple
+
+import keras
+import tensorflow as tf
+
+from towers.support import checks, classes, per_example, structures
+
+# A loss of an output: Keras's name of it, an object, or (labels, outputs) to [n] or [n, ...].
+Loss = str | keras.losses.Loss | Callable[[tf.Tensor, tf.Tensor], tf.Tensor]
+
+# By name, the losses of classes that are integers: the largest output is the model's answer.
+_OF_CLASSES = ("cross_entropy", "sparse_categorical_crossentropy")
+_TAKEN = ("total", "model")  # by the other terms of tower.loss_terms
+
+
+def of(loss: "Loss | Objective", argument: str = "loss") -> "Objective":
+    """An `Objective` of a loss, or of several; it may be one already."""
+    return loss if isinstance(loss, Objective) else Objective(loss, argument=argument)
+
+
+class Term(NamedTuple):
+    """A term of the objective: the loss of each of n examples, floating [n], and its weight."""
+
+    of_each: tf.Tensor
+    weight: float
+
+
+class Objective:
+    """One loss, or one for each of several outputs.
+
+    Attributes:
+      of_classes: whether the loss is one of classes that are integers. None where only the shapes
+        of labels and outputs can tell, as of a function of one's own.
+    """
+
+    def __init__(
+        self,
+        loss: Loss | Mapping[str, Loss | None] | Sequence[Loss | None],
+        loss_weights: Mapping[str, float] | Sequence[float] | None = None,
+        argument: str = "loss",
+    ):
+        """
+        Args:
+          loss: of the one output; or a dict by the names of the outputs, or a list in their order,
+            with None for an output that is not trained. A function may also take the labels and the
+            outputs of several outputs, as the structures that they are.
+          loss_weights: of several losses, a dict or a list likewise; 1 where none is given.
+          argument: what messages call `loss`.
+
+        Raises:
+          TypeError, ValueError: one is no loss, or loss and weights do not fit together.
+        """
+        self._argument = argument
+        self._single = self._of_outputs = None
+        if structures.is_of_several(loss):
+            self.of_classes = False
+            given = checks.by_output(loss)
+            self._of_outputs = {
+                key: None if one is None else _per_example(one, f"{argument}[{key!r}]")
+                for key, one in given.items()
+            }
+            if not any(self._of_outputs.values()):
+                raise ValueError(f"{argument} names no loss: at least one output has to be trained")
+            self._weights = _weights(loss_weights, self._of_outputs, argument)
+            return
+        if loss_weights is not None:
+            raise ValueError(
+                f"loss_weights is {checks.described(loss_weights)}, and {argument} a single loss: "
+                "weights are for those of several outputs"
+            )
+        self._single, self._name = _per_example(loss, argument), _name_of(loss)
+        is_known = self._single.is_keras_s or self._name in _OF_CLASSES
+        self.of_classes = self._name in _OF_CLASSES if is_known else None
+
+    def __call__(
+        self, model: keras.Model, labels: structures.Structure, outputs: structures.Structure
+    ) -> dict[str, Term]:
+        """The terms by name, in the order of the losses.
+
+        The name is that of the loss, or of the output where there are several.
+
+        Args:
+          model: names its outputs.
+          labels: [n, ...], or a structure of such.
+          outputs: of the model, likewise.
+
+        Raises:
+          TypeError, ValueError: labels, outputs and losses do not fit together.
+        """
+        if self._single is not None:
+            several = structures.is_of_several(outputs)
+            if several and self._single.is_keras_s:
+                names = ", ".join(map(repr, checks.outputs_by_name(model, outputs)))
+                raise ValueError(
+                    f"{self._argument} is one Keras loss, and the model has the outputs {names}: "
+                    "give a dict with a loss for each of them, or None"
+                )
+            if structures.is_of_several(labels) and not several and self.of_classes is not None:
+                raise ValueError(
+                    f"labels: {checks.described(labels)}; the model has one output, and "
+                    f"{self._argument} takes one array for it"
+                )
+            return {self._name: Term(self._single(labels, outputs), 1.0)}
+        of_model = checks.outputs_by_name(model, outputs)
+        by_key = dict(zip(range(len(of_model)), of_model, strict=True))
+        names = {key: by_key.get(key, key) for key in self._of_outputs}
+        if taken := [name for name in of_model if name in _TAKEN]:
+            raise ValueError(
+                f"the model has an output {taken[0]!r}, as another term of the loss is called: "
+                "give it another name"
+            )
+        if sorted(map(str, names.values())) != sorted(of_model):
+            raise ValueError(
+                f"{self._argument} is for {', '.join(map(repr, self._of_outputs))}, and the model "
+                f"has the outputs {', '.join(map(repr, of_model))}: give each a loss, or None to "
+                "leave it out"
+            )
+        terms = {}
+        for key, name in names.items():
+            if (loss := self._of_outputs[key]) is not None:
+                own = checks.labels_of(labels, name, list(of_model).index(name))
+                terms[name] = Term(loss(own, of_model[name]), self._weights[key])
+        return terms
+
+    def is_of_classes(self, labels: structures.Structure, outputs: structures.Structure) -> bool:
+        """Whether the largest output is the model's answer."""
+        return self.of_classes is not False and classes.is_classifier(labels, outputs)
+
+    def count_correct(self, labels, outputs, sample_weight: tf.Tensor | None) -> tf.Tensor | None:
+        """`classes.count_correct`, or None where the loss is of something else."""
+        if self.of_classes is False:
+            return None
+        return classes.count_correct(labels, outputs, sample_weight)
+
+
+def _per_example(loss: Loss, argument: str) -> per_example.PerExample:
+    if isinstance(loss, str):
+        try:
+            loss = keras.losses.get(loss)
+        except ValueError as error:
+            raise ValueError(
+                f"{argument}={loss!r}: Keras has no loss of that name; it has names such as "
+                "'sparse_categorical_crossentropy' and 'mean_squared_error'"
+            ) from error
+    return per_example.of(loss, argument)
+
+
+def _name_of(loss: Loss) -> str:
+    """As Keras has it, such as `mean_squared_error`; of a function its own, `loss` of a lambda."""
+    if isinstance(loss, str):
+        loss = keras.losses.get(loss)
+    while isinstance(loss, functools.partial):
+        loss = loss.func
+    name = getattr(loss, "name", None) or getattr(loss, "__name__", None) or "loss"
+    return "loss" if name in _TAKEN or not name.isidentifier() else name
+
+
+def _weights(given, losses: Mapping, argument: str) -> dict[object, float]:
+    weights = dict.fromkeys(losses, 1.0)
+    if given is None:
+        return weights
+    if not structures.is_of_several(given):
+        raise TypeError(
+            f"loss_weights is {checks.described(given)}: must be a dict or a list, as {argument} is"
+        )
+    given = checks.by_output(given)
+    if unknown := [key for key in given if key not in losses]:
+        raise ValueError(
+            f"loss_weights has {unknown[0]!r}, and {argument} only {', '.join(map(repr, losses))}"
+        )
+    for key, weight in given.items():
+        checks.number(f"loss_weights[{key!r}]", weight)
+    return weights | {key: float(weight) for key, weight in given.items()}

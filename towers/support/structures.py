@@ -1,0 +1,32 @@
+"""Batches of several arrays: dicts, tuples and lists of them, [n, ...] for n examples."""
+
+from collections.abc import Mapping
+
+import tensorflow as tf
+
+# A tensor [n, ...], or a dict, tuple or list of such, nested or not.
+Structure = object
+
+
+def split(structure: Structure, parts: int) -> list[Structure]:
+    """Cuts along the first axis into so many equal parts, in order."""
+    cut = [tf.split(tensor, parts) for tensor in tf.nest.flatten(structure)]
+    return [tf.nest.pack_sequence_as(structure, part) for part in zip(*cut, strict=True)]
+
+
+def num_examples(structure: Structure) -> int:
+    """The length of the first axis, which all tensors of a structure have in common."""
+    return tf.nest.flatten(structure)[0].shape[0]
+
+
+def filled_up(structure: Structure, filling: int) -> Structure:
+    """With the first example once more behind the last, `filling` times."""
+    return tf.nest.map_structure(
+        lambda tensor: tf.concat([tensor, tf.repeat(tensor[:1], filling, axis=0)], axis=0),
+        structure,
+    )
+
+
+def is_of_several(structure: Structure) -> bool:
+    """Whether it is a dict, tuple or list, and no single tensor."""
+    return isinstance(structure, (Mapping, tuple, list))
