@@ -119,7 +119,7 @@ class Evaluator:
         flat = [tf.nest.flatten(of_batch) for of_batch in states]
         # [batches, microbatches of this worker, ...] for each variable of each metric
         own = [np.stack(values) for values in zip(*flat, strict=True)]
-        of_metrics = self._metrics.results(self._workers.all_gather(own))
+        of_metrics = self._metrics.results(self._workers.all_gather(own)) if own else {}
         return dataclasses.replace(found, metrics=of_metrics)
 
     def _outputs(self, inputs, labels, weight: np.ndarray) -> _Outputs:

@@ -167,3 +167,21 @@ def one_hot(n):
 def test_others_are_refused(metrics, message):
     with pytest.raises((ValueError, TypeError), match=message):
         evaluated(metrics, [toys.batch(4, [3])])
+
+
+def test_a_mask_is_not_passed_over():
+    """Keras leaves masked places out of its metrics."""
+    tokens = keras.Input((3,), dtype="int32")
+    x = keras.layers.Embedding(5, 4, mask_zero=True)(tokens)
+    run = toys.trainer(
+        toys.on_cpu(lambda: keras.Model(tokens, keras.layers.Dense(5)(x))),
+        global_batch_size=2,
+        loss=lambda labels, outputs: tf.reduce_mean(outputs, axis=[1, 2]),
+        metrics=["accuracy"],
+    )
+    with pytest.raises(ValueError, match="has a Keras mask, which metrics would not heed"):
+        run.evaluate([(np.zeros([2, 3], np.int32), np.zeros([2, 3], int))])
+
+
+def test_none_asked_for_are_none():
+    assert evaluated([], [toys.batch(4, [3])]).as_metrics().keys() == {"count", "loss"}

@@ -124,7 +124,8 @@ def test_others_are_refused_at_once(loss, weights, message):
 @pytest.mark.parametrize(
     "loss, labels, message",
     [
-        ("mse", LABELS, "loss is one Keras loss, and the model has the outputs 'a', 'b'"),
+        ("mse", LABELS, "loss is one loss, mean_squared_error, and the model has the out"),
+        (losses.cross_entropy, LABELS, "loss is one loss, cross_entropy, and the model has the ou"),
         ({"a": "mse"}, LABELS, "loss is for 'a', and the model has the outputs 'a', 'b'"),
         ({"a": "mse", "c": "mse"}, LABELS, "loss is for 'a', 'c', and the model has the outputs"),
         (["mse"] * 3, LABELS, "loss is for 0, 1, 2, and the model has the outputs 'a', 'b'"),

@@ -209,7 +209,8 @@ def tensors(name: str, given) -> structures.Structure:
     if isinstance(given, (list, tuple)) and any(
         hasattr(one, "shape") and one.shape or isinstance(one, Mapping) for one in given
     ):
-        return type(given)(tensors(f"{name}[{i}]", one) for i, one in enumerate(given))
+        made = [tensors(f"{name}[{place}]", one) for place, one in enumerate(given)]
+        return made if isinstance(given, list) else tuple(made)
     if not isinstance(given, (Mapping, str, bytes)) and given is not None:
         try:
             made = tf.convert_to_tensor(given)

@@ -59,7 +59,7 @@ class Metrics:
         outputs: structures.Structure,
         weight: tf.Tensor,
     ) -> list[list[tf.Tensor]]:
-        """Of each metric the state after these examples alone. Called while a graph is built.
+        """Each metric's state after these examples alone. Called while a graph is built.
 
         Args:
           model: names its outputs.
@@ -68,6 +68,12 @@ class Metrics:
           weight: float32 [n]; what has weight 0 leaves no trace.
         """
         of_model = checks.outputs_by_name(model, outputs)
+        masked = [n for n, t in of_model.items() if getattr(t, "_keras_mask", None) is not None]
+        if masked:
+            raise ValueError(
+                f"the model's output {masked[0]!r} has a Keras mask, which metrics would not heed: "
+                "leave them out"
+            )
         counted = weight > 0
         if self._named is None:
             with tf.init_scope():
@@ -102,7 +108,7 @@ class Metrics:
                 total = np.zeros(states.shape[2:], np.float64)
                 for state in states.reshape(-1, *total.shape):
                     total += state
-                sums.append(tf.constant(total, variable.dtype))
+                sums.append(tf.cast(total, variable.dtype))
             result = named.metric.stateless_result(sums)
             if isinstance(result, Mapping):
                 results |= {key: _plain(value) for key, value in result.items()}

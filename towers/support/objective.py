@@ -97,11 +97,11 @@ class Objective:
         """
         if self._single is not None:
             several = structures.is_of_several(outputs)
-            if several and self._single.is_keras_s:
+            if several and self.of_classes is not None:
                 names = ", ".join(map(repr, checks.outputs_by_name(model, outputs)))
                 raise ValueError(
-                    f"{self._argument} is one Keras loss, and the model has the outputs {names}: "
-                    "give a dict with a loss for each of them, or None"
+                    f"{self._argument} is one loss, {self._name}, and the model has the outputs "
+                    f"{names}: give a dict with a loss for each of them, or None"
                 )
             if structures.is_of_several(labels) and not several and self.of_classes is not None:
                 raise ValueError(
