@@ -66,6 +66,7 @@ class Evaluator:
         self._num_microbatches = num_microbatches
         self._test_time_flip = test_time_flip
         self._workers = workers or worker.SingleWorker()
+        self._labels = checks.LabelsOfOneKind()
         self._terms: dict[str, float] = {}  # known once a batch was seen, as is what follows
         self._num_classes = 0
         self._batch_outputs = tf.function(self._build, autograph=False)
@@ -88,14 +89,16 @@ class Evaluator:
         """
         seen, states = [], []
         for batch in checks.batches(batches):
-            inputs, labels, weight = checks.batch(batch)
-            checks.inputs_fit(self._model, inputs)
+            inputs, labels, weight = checks.batch(batch, self._model)
+            self._labels.check(labels)
             n = structures.num_examples(labels)
             weight = np.ones(n) if weight is None else checks.weights(weight, n, np.float64)
             labels = checks.without_weight_0(labels, weight)
             with checks.labels_in_range():
                 outputs = self._outputs(inputs, labels, weight)
             classes = np.zeros((n, 0), np.int64)
+            if self._metrics:
+                self._metrics.check_weights(weight)
             if outputs.classes:
                 of_examples = labels.numpy().reshape(n)
                 class_labels.check(of_examples[weight > 0], self._num_classes)

@@ -4,8 +4,10 @@ Every tower adds the same weight decay to its own cross entropy. Averaging the t
 then counts the decay once: (1/k) * sum of k equal terms.
 """
 
+import functools
 from collections.abc import Mapping, Sequence
 
+import keras
 import tensorflow as tf
 
 
@@ -69,8 +71,5 @@ def weighted(term: tf.Tensor, weight: float) -> tf.Tensor:
 
 
 def total_loss(terms: Sequence[tf.Tensor]) -> tf.Tensor:
-    """The sum of scalar terms, added in their order."""
-    total = terms[0]
-    for term in terms[1:]:
-        total = total + tf.cast(term, total.dtype)
-    return total
+    """The sum of scalar terms, added in their order, in the wider type of two."""
+    return functools.reduce(keras.ops.add, terms)

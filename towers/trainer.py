@@ -112,10 +112,8 @@ class Trainer:
         checks.choice("gradient_reduction", gradient_reduction, gradients.REDUCTIONS)
         checks.choice("batch_norm_statistics", batch_norm_statistics, model_state.POLICIES)
         checks.choice("weight_filter", weight_filter, weight_filters.FILTERS)
-        if weight_decay < 0:
-            raise ValueError(f"weight_decay={weight_decay}: must be at least 0")
-        if not 0 <= moving_average_decay < 1:
-            raise ValueError(f"moving_average_decay={moving_average_decay}: must be in [0, 1)")
+        checks.number("weight_decay", weight_decay)
+        checks.number("moving_average_decay", moving_average_decay, below=1)
         checks.model(model)
         checks.optimizer(optimizer, model, learning_rate)
         minimized = evaluated = objective.Objective(loss, loss_weights)
@@ -190,8 +188,7 @@ class Trainer:
           WorkerError: another worker is gone or has ended.
         """
         self._trainable.check()
-        inputs, labels, _ = checks.batch((inputs, labels))
-        checks.inputs_fit(self.state.model, inputs)
+        inputs, labels, _ = checks.batch((inputs, labels), self.state.model)
         examples = structures.num_examples(inputs)
         if examples != self.worker_batch_size:
             raise ValueError(

@@ -284,7 +284,10 @@ class TestBatches:
         [
             (({"x": IMAGES}, LABELS), "inputs: a dict with the keys 'x'; the model takes one arr"),
             (([IMAGES, IMAGES], LABELS), "inputs: a list of 2; the model takes one array"),
-            ((IMAGES, {"y": LABELS}), "labels: a dict with the keys 'y'; the model has one output"),
+            (
+                (IMAGES, {"y": LABELS}),
+                "labels: a dict with the keys 'y'; there are none for",
+            ),
         ],
     )
     def test_of_another_structure(self, run, method, batch, message):
@@ -319,3 +322,43 @@ class TestBatches:
 def test_long_things_are_described_shortly():
     assert len(checks.described("x" * 1000)) == 60
     assert len(checks.described({str(key): 0 for key in range(1000)})) < 120
+
+
+@pytest.mark.parametrize("name", ["/CPU:0", "cpu:0", "/device:CPU:0"])
+def test_a_device_that_is_there_may_have_any_of_its_names(name):
+    assert checks.device_names([name]) == (name,)
+
+
+@pytest.mark.parametrize("name", ["/GPU:9", "/CPU:99", "nonsense"])
+def test_a_device_that_is_not_there_is_refused(name):
+    """TensorFlow would take another one without a word."""
+    with pytest.raises(ValueError, match=f"towers has {name!r}"):
+        trainer.Trainer(
+            toys.classifier(),
+            keras.optimizers.SGD(0.1),
+            loss="mse",
+            global_batch_size=4,
+            towers=["/CPU:0", name],
+        )
+
+
+@pytest.mark.parametrize("shape", [(4, 5), (4, 3, 1, 1), (4,)])
+def test_inputs_of_another_shape_are_named(shape):
+    run = toys.trainer(toys.classifier(), global_batch_size=4)
+    with pytest.raises(ValueError, match=r"inputs: float32 .*; the model takes \[n, 3\]"):
+        run.train_step(np.zeros(shape, np.float32), np.zeros(4, int))
+
+
+@pytest.mark.parametrize("extra", [0, 1])
+def test_an_axis_of_length_1_may_be_missing_or_too_many_as_in_keras(extra):
+    model = toys.on_cpu(lambda: keras.Sequential([keras.Input((3, 1)), keras.layers.Flatten()]))
+    inputs = np.zeros([4, 3] + [1, 1] * extra, np.float32)
+    checks.inputs_fit(model, tf.constant(inputs))
+
+
+def test_labels_of_another_kind_are_not_evaluated_by_what_was_built_for_the_first():
+    run = toys.trainer(toys.classifier(), global_batch_size=4, loss=toys.output_itself)
+    images, labels = toys.batch(4, [3])
+    run.evaluate([(images, labels)])
+    with pytest.raises(ValueError, match="and they were int64 .4. before: a Trainer evaluates lab"):
+        run.evaluate([(images, np.eye(toys.CLASSES, dtype=np.float32)[labels])])

@@ -37,6 +37,22 @@ class OfBatches(keras.metrics.Metric):
         return self.total
 
 
+class OfFilling(keras.metrics.Metric):
+    """The mean of the outputs, weight or no weight."""
+
+    def __init__(self):
+        super().__init__(name="of_filling")
+        self.total = self.add_weight(name="total", initializer="zeros")
+        self.count = self.add_weight(name="count", initializer="zeros")
+
+    def update_state(self, y_true, y_pred, sample_weight=None):
+        self.total.assign_add(tf.reduce_sum(y_pred[:, 0]))
+        self.count.assign_add(tf.cast(tf.shape(y_pred)[0], tf.float32))
+
+    def result(self):
+        return self.total / self.count
+
+
 class FromOne(Largest):
     def __init__(self):
         super().__init__("from_one")
@@ -159,14 +175,22 @@ def one_hot(n):
         ({"b": ["accuracy"]}, "metrics has 'b', and the model the outputs"),
         ([Largest()], "metrics: the state of 'largest' is no sum over examples"),
         ([OfBatches()], "metrics: the state of 'of_batches' is no sum over examples"),
+        ([OfFilling()], "metrics: 'of_filling' counts examples of sample_weight 0, and with them"),
+        (
+            [keras.metrics.R2Score(num_regressors=2)],  # the number of examples in its formula
+            "metrics: 'r2_score' counts examples of sample_weight 0",
+        ),
+        ([["accuracy"], ["accuracy"]], "metrics is a list of 2, and the model has 1 output, 'l"),
         ([FromOne()], "metrics: the state of 'from_one' is no sum over examples"),
         ([WithoutWeight()], "metrics: 'largest' takes no sample_weight in update_state"),
         ([keras.metrics.MeanIoU(1)], "metrics: 'mean_io_u.*' cannot be computed of labels int64"),
     ],
 )
 def test_others_are_refused(metrics, message):
+    batch = one_hot(4) if "r2" in message else toys.batch(4, [3])
+    loss = "categorical_crossentropy" if "r2" in message else "sparse_categorical_crossentropy"
     with pytest.raises((ValueError, TypeError), match=message):
-        evaluated(metrics, [toys.batch(4, [3])])
+        evaluated(metrics, [batch], loss=loss)
 
 
 def test_a_mask_is_not_passed_over():
@@ -185,3 +209,124 @@ def test_a_mask_is_not_passed_over():
 
 def test_none_asked_for_are_none():
     assert evaluated([], [toys.batch(4, [3])]).as_metrics().keys() == {"count", "loss"}
+
+
+@pytest.mark.parametrize("num_towers", [1, 2])
+@pytest.mark.parametrize("n", [3, 5])
+def test_filling_is_not_divided_by(n, num_towers):
+    """An error relative to a label of 0 would be NaN, and 0 times NaN is NaN."""
+
+    def relative(labels, outputs):
+        return keras.ops.abs(labels - outputs)[:, 0] / keras.ops.abs(labels)[:, 0]
+
+    run = toys.trainer(
+        toys.linear(1.0),
+        global_batch_size=4,
+        num_microbatches=4,
+        num_towers=num_towers,
+        loss="mse",
+        metrics=[relative, keras.metrics.CosineSimilarity(name="cosine")],
+    )
+    inputs = toys.column(*range(2, n + 2))
+    labels = 2 * inputs
+    labels[0] = 0
+    weight = np.array([0] + [1] * (n - 1))  # the first example, which filling repeats, counts not
+    found = run.evaluate([(inputs, labels, weight)]).metrics
+    assert found == {"relative": 0.5, "cosine": pytest.approx(1)}
+
+
+class Values(keras.metrics.Metric):
+    """The sum of the outputs, under two names."""
+
+    def __init__(self, name, names=("sum", "twice")):
+        super().__init__(name=name)
+        self.names, self.total = names, self.add_weight(name="total", initializer="zeros")
+
+    def update_state(self, y_true, y_pred, sample_weight=None):
+        self.total.assign_add(tf.reduce_sum(y_pred[:, 0] * sample_weight))
+
+    def result(self):
+        return {self.names[0]: self.total, self.names[1]: 2 * self.total}
+
+
+def of_two_outputs(metrics):
+    inputs = keras.Input((1,))
+    ones = [keras.layers.Dense(1, name=n, kernel_initializer="ones")(inputs) for n in "ba"]
+    model = keras.Model(inputs, dict(zip("ba", ones, strict=True)))
+    run = toys.trainer(model, global_batch_size=2, loss={"a": "mse", "b": "mse"}, metrics=metrics)
+    inputs = toys.column(1.0, 2.0)
+    return run.evaluate([(inputs, {"a": inputs, "b": inputs + 1})]).metrics
+
+
+def test_values_of_several_outputs_have_names_of_their_own():
+    found = of_two_outputs({"b": [Values("x"), "mae"], "a": ["mae", Values("y")]})
+    of_values = {"b_sum": 3, "b_twice": 6, "a_sum": 3, "a_twice": 6}
+    assert found == of_values | {"b_mae": 1, "a_mae": 0}
+    assert of_two_outputs({"b": None, "a": "mae"}) == {"a_mae": 0}
+
+
+def test_values_of_one_name_are_refused():
+    with pytest.raises(ValueError, match="the name 'a_sum' is taken already"):
+        of_two_outputs({"a": [Values("x"), Values("y", ["sum", "other"])]})
+    run = toys.trainer(toys.linear(1.0), global_batch_size=2, loss="mse", metrics=[Values("x")])
+    run.evaluate([(toys.column(1.0, 2.0),) * 2])
+    named = [Values("x", ["loss", "other"])]
+    run = toys.trainer(toys.linear(1.0), global_batch_size=2, loss="mse", metrics=named)
+    with pytest.raises(ValueError, match="the name 'loss' is taken already"):
+        run.evaluate([(toys.column(1.0, 2.0),) * 2])
+
+
+@pytest.mark.filterwarnings("error::UserWarning")  # Keras's, of weights that it rounds
+def test_a_metric_that_counts_in_whole_numbers_takes_no_fractions():
+    model = keras.Sequential([keras.Input((2, 2)), keras.layers.Activation("linear")])
+    run = toys.trainer(
+        toys.on_cpu(lambda: model),
+        global_batch_size=2,
+        loss=keras.losses.SparseCategoricalCrossentropy(from_logits=True),
+        metrics=[keras.metrics.MeanIoU(2, sparse_y_pred=False, name="iou")],
+    )
+    logits = np.array([[[1, 0], [0, 1]], [[1, 0], [1, 0]]], np.float32)
+    labels = np.array([[0, 1], [0, 1]])  # 3 of 4 right: of class 0 2 of 3, of class 1 1 of 2
+    assert run.evaluate([(logits, labels, [1, 1])]).metrics["iou"] == pytest.approx(7 / 12)
+    assert run.evaluate([(logits, labels, [2, 0])]).metrics["iou"] == 1
+    with pytest.raises(ValueError, match="sample_weight has 0.5, and the metric 'iou' counts in w"):
+        run.evaluate([(logits, labels, [0.5, 0.5])])
+
+
+@pytest.mark.parametrize(
+    "name, metric",
+    [
+        ("accuracy", "accuracy"),
+        ("binary_accuracy", "binary_accuracy"),
+        ("mae", "mae"),
+        ("auc", lambda: keras.metrics.AUC(name="auc")),
+        ("precision", lambda: keras.metrics.Precision(name="precision")),
+        ("per_image", lambda: per_image),
+    ],
+)
+@pytest.mark.parametrize("axis_less", [False, True])
+def test_of_images_agree_with_keras(name, metric, axis_less):
+    """Labels [n, 2, 2, 1] and [n, 2, 2], with 7 examples in batches that are filled up."""
+    made = (lambda: metric) if isinstance(metric, str) else metric
+    rng = np.random.default_rng(0)
+    outputs = rng.uniform(size=(7, 2, 2, 1)).astype(np.float32)
+    labels = rng.integers(2, size=(7, 2, 2) if axis_less else (7, 2, 2, 1)).astype(np.float32)
+    layers = [keras.Input((2, 2, 1)), keras.layers.Activation("linear")]
+    model = toys.on_cpu(lambda: keras.Sequential(layers))
+    loss = "binary_crossentropy"
+    run = toys.trainer(
+        model, global_batch_size=4, num_towers=2, num_microbatches=4, loss=loss, metrics=[made()]
+    )
+    found = run.evaluate([(outputs[:4], labels[:4]), (outputs[4:], labels[4:])])
+    again = keras.models.clone_model(model)
+    again.compile(loss=loss, metrics=[made()])
+    expected = again.evaluate(outputs, labels, verbose=0, return_dict=True, batch_size=7)
+    (value,) = found.metrics.values()
+    (other,) = (value for key, value in expected.items() if key != "loss")
+    assert value == pytest.approx(other, rel=1e-5)
+    assert found.loss == pytest.approx(expected["loss"], rel=1e-5)
+
+
+def per_image(labels, outputs):
+    labels = keras.ops.reshape(labels, [-1, 4])
+    return keras.ops.mean(keras.ops.abs(labels - keras.ops.reshape(outputs, [-1, 4])), axis=1)

@@ -5,6 +5,7 @@ import functools
 import keras
 import numpy as np
 import pytest
+import tensorflow as tf
 import toys
 
 from towers import losses
@@ -25,6 +26,11 @@ def run_of(model, loss, **arguments):
     return toys.trainer(
         with_cpu, keras.optimizers.SGD(0.0), global_batch_size=N, loss=loss, **arguments
     )
+
+
+class OfMyOwn(keras.losses.Loss):
+    def call(self, y_true, y_pred):
+        return keras.losses.sparse_categorical_crossentropy(y_true, y_pred, from_logits=True)
 
 
 INPUTS = np.arange(12, dtype=np.float32).reshape(N, 3)
@@ -53,8 +59,7 @@ def test_a_loss_has_its_name_in_every_form(loss, name):
     assert result.correct is None
 
 
-@pytest.mark.parametrize("named", [True, False])
-@pytest.mark.parametrize("by_name", [True, False])
+@pytest.mark.parametrize("named, by_name", [(True, True), (False, True), (False, False)])
 def test_several_outputs_are_weighted_and_named(named, by_name):
     loss = {"b": "mae", "a": "mse"} if by_name else ["mse", "mae"]
     weights = {"b": 0.5} if by_name else [1.0, 0.5]
@@ -84,6 +89,18 @@ def test_weights_of_examples_weigh_every_output():
     np.testing.assert_allclose(result.losses["a"], [expected], rtol=1e-6)
 
 
+def test_terms_of_narrow_types_do_not_narrow_the_sum():
+    inputs = keras.Input((3,))
+    narrow = keras.layers.Dense(1, name="a", dtype="bfloat16", kernel_initializer="ones")(inputs)
+    wide = keras.layers.Dense(1, name="b", kernel_initializer="zeros")(inputs)
+    loss = {"a": lambda y, x: x[:, 0] / x[:, 0], "b": "mse"}  # 1, and 90,000
+    labels = {"a": LABELS["b"], "b": np.full([N, 1], 300, np.float32)}
+    result = run_of(keras.Model(inputs, {"a": narrow, "b": wide}), loss).train_step(INPUTS, labels)
+    np.testing.assert_array_equal(result.losses["total"], [90_001])  # bfloat16 has 90,112
+    total = losses.total_loss([tf.constant(1, tf.float16), tf.constant(90_000.0)])
+    assert (total.dtype, total.numpy()) == (tf.float32, 90_001)
+
+
 @pytest.mark.parametrize(
     "loss, of_classes",
     [
@@ -95,6 +112,9 @@ def test_weights_of_examples_weigh_every_output():
         (keras.losses.CategoricalCrossentropy(), False),
         ({"a": losses.cross_entropy}, False),
         (toys.output_itself, None),
+        (keras.losses.SparseCategoricalCrossentropy(from_logits=True, name="mine"), True),
+        (OfMyOwn(), None),
+        (keras.losses.MeanSquaredError(name="mine"), False),
     ],
 )
 def test_argmax_is_for_classes_alone(loss, of_classes):
@@ -110,6 +130,9 @@ def test_argmax_is_for_classes_alone(loss, of_classes):
         ({"a": 3}, None, r"loss\['a'\] is 3: must be a function"),
         ("mse", {"a": 1}, "loss_weights is a dict with the keys 'a', and loss a single loss"),
         ({"a": "mse"}, 2.0, "loss_weights is 2.0: must be a dict or a list, as loss is"),
+        (["mse", "mae"], [1.0], "loss_weights is a list of 1, and loss a list of 2: they go tog"),
+        (["mse"], {"a": 1}, "loss_weights is a dict with the keys 'a', and loss a list of 1: th"),
+        ({"a": "mse"}, [1], "loss_weights is a list of 1, and loss a dict with the keys 'a': th"),
         ({"a": "mse"}, {"b": 1}, "loss_weights has 'b', and loss only 'a'"),
         ({"a": "mse"}, {"a": "1"}, r"loss_weights\['a'\] is '1': must be a number"),
         ({"a": "mse"}, {"a": -1}, r"loss_weights\['a'\]=-1: must be finite and at least 0"),
@@ -128,10 +151,15 @@ def test_others_are_refused_at_once(loss, weights, message):
         (losses.cross_entropy, LABELS, "loss is one loss, cross_entropy, and the model has the ou"),
         ({"a": "mse"}, LABELS, "loss is for 'a', and the model has the outputs 'a', 'b'"),
         ({"a": "mse", "c": "mse"}, LABELS, "loss is for 'a', 'c', and the model has the outputs"),
-        (["mse"] * 3, LABELS, "loss is for 0, 1, 2, and the model has the outputs 'a', 'b'"),
+        # Whoever made the dict may have thought of its order, and Keras sorts its keys.
+        (["mse"] * 2, LABELS, "loss is a list of 2, and the model's outputs a dict with the keys"),
+        (
+            {"a": "mse", "b": "mse"},
+            list(LABELS.values()),
+            "labels is a list of 2, and the model's outputs a dict with the keys 'a', 'b'",
+        ),
         ({"a": "mse", "b": "mse"}, {"a": LABELS["a"]}, "there are none for the model's output 'b'"),
-        ({"a": "mse", "b": "mse"}, [LABELS["a"]], "there are none for the model's output 'b'"),
-        ({"a": "mse", "b": "mse"}, LABELS["a"], "there are none for the model's output 'b'"),
+        ({"a": "mse", "b": "mse"}, LABELS["a"], "there are none for the model's output 'a'"),
     ],
 )
 def test_what_does_not_fit_the_outputs_is_refused_before_the_first_step(loss, labels, message):
@@ -139,6 +167,49 @@ def test_what_does_not_fit_the_outputs_is_refused_before_the_first_step(loss, la
     with pytest.raises(ValueError, match=message):
         run.train_step(INPUTS, labels)
     assert run.state.step == 0
+
+
+@pytest.mark.parametrize(
+    "loss, labels, message",
+    [
+        (["mse"] * 3, list(LABELS.values()), "loss is a list of 3, and the model has 2 outputs, "),
+        (["mse"] * 2, [LABELS["a"]], "labels is a list of 1, and the model has 2 outputs, 'a', 'b"),
+        (["mse"] * 2, [LABELS["a"]] * 3, "labels is a list of 3, and the model has 2 outputs, '"),
+    ],
+)
+def test_lists_are_as_long_as_the_outputs_are_many(loss, labels, message):
+    run = run_of(two_outputs(named=False), loss)
+    with pytest.raises(ValueError, match=message):
+        run.train_step(INPUTS, labels)
+
+
+def of_one(inputs_in=lambda x: x, outputs_in=lambda x: x):
+    inputs = keras.Input((3,), name="x")
+    outputs = keras.layers.Dense(1, name="y", kernel_initializer="ones")(inputs)
+    return keras.Model(inputs_in(inputs), outputs_in(outputs))
+
+
+def sequential():
+    layer = keras.layers.Dense(1, name="y", kernel_initializer="ones")
+    return keras.Sequential([keras.Input((3,)), layer])
+
+
+@pytest.mark.parametrize(
+    "model, loss, of_labels",
+    [
+        (of_one(lambda x: [x]), "mse", lambda y: y),
+        (of_one(lambda x: {"x": x}), "mse", lambda y: y),
+        (of_one(outputs_in=lambda x: [x]), "mse", lambda y: y),
+        (of_one(outputs_in=lambda x: {"y": x}), "mse", lambda y: {"y": y}),
+        (of_one(), "mse", lambda y: [y]),
+        (of_one(), {"y": "mse"}, lambda y: y),
+        (of_one(outputs_in=lambda x: {"y": x}), ["mse"], lambda y: [y]),
+        (sequential(), {"y": "mse"}, lambda y: {"y": y}),
+    ],
+)
+def test_one_output_may_be_written_as_one_of_several(model, loss, of_labels):
+    result = run_of(model, loss).train_step(INPUTS, of_labels(LABELS["b"]))
+    np.testing.assert_allclose(result.losses["total"], [np.mean((SUMS - 1) ** 2)], rtol=1e-6)
 
 
 def test_an_output_named_as_another_term_is_refused():

@@ -1,5 +1,7 @@
 """Every loss function gives one number per example, or is refused before the first step."""
 
+import functools
+
 import keras
 import numpy as np
 import pytest
@@ -7,7 +9,7 @@ import tensorflow as tf
 import toys
 
 from towers import losses
-from towers.support import per_example
+from towers.support import objective, per_example
 
 LABELS = np.array([0, 1, 2, 3], np.float32)
 IMAGES = toys.column(1.0, 3.0, 5.0, 7.0)  # squares of the errors: 1, 4, 9, 16
@@ -86,6 +88,71 @@ class TestKerasLosses:
         assert run_with(of_its_own_words, model).fit([(words, labels)])[0] > 0
 
 
+def of_keras(loss, labels, outputs) -> float:
+    """What `compile` makes of a loss, and `evaluate` of data."""
+    model = keras.Sequential([keras.Input(outputs.shape[1:]), keras.layers.Activation("linear")])
+    model.compile(loss=loss)
+    return model.evaluate(outputs, labels, verbose=0, batch_size=len(labels))
+
+
+class TestKerasFunctions:
+    """By name or as they are, they are what `compile` makes of them."""
+
+    @pytest.mark.parametrize("labels_have_an_axis_less", [False, True])
+    @pytest.mark.parametrize(
+        "loss",
+        [
+            "binary_crossentropy",
+            "hinge",
+            "kl_divergence",
+            "mse",
+            "poisson",
+            keras.losses.mean_absolute_error,
+            functools.partial(keras.losses.huber, delta=0.1),
+        ],
+    )
+    def test_of_a_column_of_outputs(self, loss, labels_have_an_axis_less):
+        outputs = np.linspace(0.1, 0.9, 6, dtype=np.float32)[:, None]
+        labels = np.array([0, 1, 1, 0, 1, 1], np.float32)
+        expected = of_keras(loss, labels[:, None], outputs)
+        given = labels if labels_have_an_axis_less else labels[:, None]
+        found = objective.Objective(loss)(
+            toys.linear(1.0), tf.constant(given), tf.constant(outputs)
+        )
+        ((of_each, _),) = found.values()
+        assert of_each.shape == [6]
+        np.testing.assert_allclose(np.mean(of_each), expected, rtol=1e-6)
+
+    @pytest.mark.parametrize("narrow", ["bfloat16", "float16"])
+    @pytest.mark.parametrize("loss", ["mse", "categorical_crossentropy"])
+    def test_are_computed_in_float32(self, loss, narrow):
+        outputs = tf.constant([[0.3, 0.7], [0.9, 0.1]], narrow)
+        labels = np.array([[0, 1], [1, 0]], np.float32)
+        found = per_example.PerExample(keras.losses.get(loss))(tf.constant(labels), outputs)
+        expected = of_keras(loss, labels, tf.cast(outputs, tf.float32).numpy())
+        np.testing.assert_allclose(np.mean(found), expected, rtol=1e-6)
+
+    def test_that_do_not_fit_are_named(self):
+        run = run_with("categorical_crossentropy", toys.classifier())
+        images, labels = toys.batch(4, [3])
+        with pytest.raises(ValueError, match=r"loss cannot be computed of labels \(.,\) and outp"):
+            run.train_step(images, labels)
+
+
+@pytest.mark.parametrize(
+    "loss",
+    [
+        keras.losses.SparseCategoricalCrossentropy(from_logits=True, ignore_class=0),
+        functools.partial(keras.losses.sparse_categorical_crossentropy, ignore_class=0),
+    ],
+)
+def test_places_left_out_are_not_averaged_over_silently(loss):
+    """Keras divides by what is left of the whole batch, which no tower knows."""
+    run = run_with(loss, toys.classifier())
+    with pytest.raises(ValueError, match="loss leaves places out, as ignore_class does"):
+        run.train_step(*toys.batch(4, [3]))
+
+
 class TestSeveralLossesOfAnExample:
     OUTPUTS = np.array([[[0, 0], [0, 0.4]], [[100, 100], [100, 100]], [[1, 1], [2, 2]]], np.float32)
 
@@ -114,6 +181,10 @@ class TestSeveralLossesOfAnExample:
         run = run_with(lambda labels, outputs: tf.square(labels - outputs))
         assert run.fit([(IMAGES, LABELS[:, None], [1, 0, 1, 2])]) == [(1 + 9 + 32) / 4]
 
+    def test_of_narrow_types_are_weighed_in_float32(self):
+        found = per_example.of(lambda labels, outputs: outputs)
+        assert found(tf.zeros([2]), tf.ones([2], tf.float16)).dtype == "float32"
+
     def test_of_narrow_types_are_added_in_float32(self):
         ones = tf.ones([2, 3000], tf.bfloat16)
         found = per_example.PerExample(lambda labels, outputs: outputs)(tf.zeros([2]), ones)
@@ -141,8 +212,13 @@ class TestSeveralLossesOfAnExample:
             r"loss gives \(1,\) for n=",
         ),
         (lambda labels, outputs: tf.cast(outputs[:, 0], tf.int32), "loss gives int32"),
+        (
+            lambda labels, outputs: tf.reduce_mean(tf.square(labels - outputs), axis=-1),
+            r"loss gives an example another loss beside other examples: .*Labels are \((\d),\), "
+            r"outputs \(\1, 1\): do they broadcast\?",
+        ),
     ],
-    ids=["broadcast", "mean", "constant", "mean of one axis", "integers"],
+    ids=["broadcast", "mean", "constant", "mean of one axis", "integers", "hidden broadcast"],
 )
 def test_others_are_refused_before_the_first_step(loss_fn, message, jit_compile, num_microbatches):
     run = run_with(loss_fn, num_microbatches=num_microbatches, jit_compile=jit_compile)

@@ -140,13 +140,25 @@ def integer(name: str, value) -> None:
 
 
 def device_names(given) -> tuple[str, ...]:
-    """The names of towers' devices."""
+    """The names of towers' devices, which have to be there: TensorFlow would take another one."""
     is_list = isinstance(given, (list, tuple)) and len(given) > 0
     if not (is_list and all(isinstance(name, str) for name in given)):
         raise TypeError(
             f"towers is {described(given)}: must be their number, or a list of the names of their "
             "devices"
         )
+    for name in given:
+        try:
+            spec = tf.DeviceSpec.from_string(name)
+        except ValueError as error:
+            raise ValueError(f"towers has {name!r}, which is no name of a device") from error
+        kind = spec.device_type or "CPU"
+        physical = tf.config.list_physical_devices(kind)
+        # Asking for the logical ones would start TensorFlow.
+        cut = [tf.config.get_logical_device_configuration(one) or [one] for one in physical]
+        number = sum(map(len, cut))
+        if (spec.device_index or 0) >= number:
+            raise ValueError(f"towers has {name!r}: there is no such device, of {number} {kind}")
     return tuple(given)
 
 
@@ -174,8 +186,13 @@ def steps(given) -> None:
         )
 
 
-def batch(given) -> tuple[structures.Structure, structures.Structure, object]:
-    """A batch's inputs and labels as tensors, and its sample_weight; None where it has none."""
+def batch(
+    given, trained: keras.Model | None = None
+) -> tuple[structures.Structure, structures.Structure, object]:
+    """A batch's inputs and labels as tensors, and its sample_weight; None where it has none.
+
+    With a model, the inputs have to be those that it takes.
+    """
     if not isinstance(given, (tuple, list)) or len(given) not in (2, 3):
         raise TypeError(
             f"a batch is {described(given)}: must be (inputs, labels) or "
@@ -188,6 +205,8 @@ def batch(given) -> tuple[structures.Structure, structures.Structure, object]:
             if one.shape[0] != n:
                 first = _leaves("inputs", inputs)[0][0]
                 raise ValueError(f"{n} {first}, but {one.shape[0]} {place}")
+    if trained is not None:
+        inputs_fit(trained, inputs)
     return inputs, labels, given[2] if len(given) == 3 else None
 
 
@@ -225,20 +244,47 @@ def tensors(name: str, given) -> structures.Structure:
 
 
 def inputs_fit(trained: keras.Model, inputs: structures.Structure) -> None:
-    """Checks that there are as many arrays as the model's graph takes, where it has one.
+    """Checks that there are the arrays that the model's graph takes, where it has one.
 
     Raises:
-      ValueError: there are others.
+      ValueError: there are others, by number, name or shape.
     """
     is_sequential = isinstance(trained, keras.Sequential)
     taken = trained.inputs[0] if is_sequential else getattr(trained, "_inputs_struct", None)
     if taken is None:  # of a class of one's own
         return
-    same_kind = structures.is_of_several(taken) == structures.is_of_several(inputs)
-    if not same_kind or len(tf.nest.flatten(taken)) != len(tf.nest.flatten(inputs)):
+    specs, given = tf.nest.flatten(taken), tf.nest.flatten(inputs)
+    several = structures.is_of_several(inputs)
+    same_kind = structures.is_of_several(taken) == several or len(specs) == 1 and not several
+    by_name = isinstance(inputs, Mapping)
+    names = set(taken) if isinstance(taken, Mapping) else {spec.name for spec in specs}
+    if (
+        not same_kind
+        or len(specs) != len(given)
+        or by_name
+        and names != set(inputs)
+        or several
+        and not by_name
+        and isinstance(taken, Mapping)
+    ):
         raise ValueError(f"inputs: {described(inputs)}; the model takes {_shown(taken)}")
-    if isinstance(taken, Mapping) and isinstance(inputs, Mapping) and set(taken) - set(inputs):
-        raise ValueError(f"inputs: {described(inputs)}; the model takes {_shown(taken)}")
+    if by_name and not isinstance(taken, Mapping):
+        given = [inputs[spec.name] for spec in specs]
+    for spec, tensor in zip(specs, given, strict=True):
+        if not _fits(spec.shape[1:], tensor.shape[1:]):
+            raise ValueError(
+                f"inputs: {described(tensor)}; the model takes "
+                f"[n, {', '.join('any' if d is None else str(d) for d in spec.shape[1:])}]"
+                + (f" for {spec.name!r}" if len(specs) > 1 else "")
+            )
+
+
+def _fits(taken: Sequence[int | None], given: Sequence[int | None]) -> bool:
+    """As Keras fits them: an axis of length 1 may be missing or be one too many at the end."""
+    for own in (given, [*given, 1], given[:-1] if given[-1:] == [1] else given):
+        if len(own) == len(taken) and all(a in (None, b) for a, b in zip(taken, own, strict=True)):
+            return True
+    return False
 
 
 def _shown(taken: structures.Structure) -> str:
@@ -256,13 +302,15 @@ def outputs_by_name(trained: keras.Model, outputs: structures.Structure) -> dict
     """A model's outputs by name: the keys of a dict, else what Keras calls them."""
     if isinstance(outputs, Mapping):
         named = dict(outputs)
-    elif isinstance(outputs, (tuple, list)):
-        names = getattr(trained, "output_names", None)
-        if names is None or len(set(names)) != len(outputs):
-            names = [f"output_{place}" for place in range(len(outputs))]
-        named = dict(zip(names, outputs, strict=True))
     else:
-        named = {(getattr(trained, "output_names", None) or ["output_0"])[0]: outputs}
+        several = list(outputs) if structures.is_of_several(outputs) else [outputs]
+        if isinstance(trained, keras.Sequential):
+            names = [trained.layers[-1].name]
+        else:
+            names = getattr(trained, "output_names", None) or []
+        if len(set(names)) != len(several):
+            names = [f"output_{place}" for place in range(len(several))]
+        named = dict(zip(names, several, strict=True))
     if nested := [name for name, one in named.items() if structures.is_of_several(one)]:
         raise ValueError(
             f"the model's output {nested[0]!r} is {described(named[nested[0]])}: a loss by output "
@@ -271,14 +319,38 @@ def outputs_by_name(trained: keras.Model, outputs: structures.Structure) -> dict
     return named
 
 
-def labels_of(labels: structures.Structure, name: str, place: int) -> tf.Tensor:
-    """The labels of one output, by its name or in its place."""
-    if isinstance(labels, Mapping):
-        found = labels.get(name)
-    elif isinstance(labels, (tuple, list)):
-        found = labels[place] if place < len(labels) else None
-    else:
-        found = labels if place == 0 else None
+def by_output_s_name(name: str, given, outputs: structures.Structure, names: Sequence[str]) -> dict:
+    """What was given for the outputs, by their names.
+
+    Args:
+      name: of the argument.
+      given: a dict by name, or a list in the order of the outputs; labels may be one tensor.
+      outputs: of the model.
+      names: of the outputs, in order.
+
+    Raises:
+      ValueError: a list is longer or shorter, or the outputs have no order, as those in a dict.
+    """
+    if isinstance(given, Mapping):
+        return dict(given)
+    if isinstance(given, (tuple, list)):
+        if isinstance(outputs, Mapping) and len(names) > 1:
+            raise ValueError(
+                f"{name} is {described(given)}, and the model's outputs a dict with the keys "
+                f"{', '.join(map(repr, names))}: give a dict likewise"
+            )
+        if len(given) != len(names):
+            raise ValueError(
+                f"{name} is {described(given)}, and the model has "
+                f"{len(names)} output{'s' * (len(names) > 1)}, {', '.join(map(repr, names))}"
+            )
+        return dict(zip(names, given, strict=True))
+    return {names[0]: given} if len(names) == 1 else {}
+
+
+def labels_of(labels: structures.Structure, outputs, names: Sequence[str], name: str) -> tf.Tensor:
+    """The labels of the output called `name`; the other arguments as in `by_output_s_name`."""
+    found = by_output_s_name("labels", labels, outputs, names).get(name)
     if found is None or structures.is_of_several(found):
         raise ValueError(
             f"labels: {described(labels)}; there are none for the model's output {name!r}"
@@ -286,12 +358,35 @@ def labels_of(labels: structures.Structure, name: str, place: int) -> tf.Tensor:
     return found
 
 
-def number(name: str, value) -> None:
-    """Checks a finite number that is at least 0."""
+class LabelsOfOneKind:
+    """Checks that labels stay what they were in the first batch: what is built depends on it."""
+
+    def __init__(self):
+        self._kind = self._shown = None
+
+    def check(self, labels: structures.Structure) -> None:
+        """Raises a ValueError if they are of another type, structure or number of axes."""
+        kind = tf.nest.map_structure(
+            lambda own: (own.dtype.name, own.shape.rank, own.shape.rank > 1 and own.shape[-1] == 1),
+            labels,
+        )
+        if self._kind is None:
+            self._kind, self._shown = kind, described(labels)
+        if kind != self._kind:
+            raise ValueError(
+                f"labels: {described(labels)}, and they were {self._shown} before: a Trainer "
+                "evaluates labels of one kind"
+            )
+
+
+def number(name: str, value, below: float = math.inf) -> None:
+    """Checks a finite number that is at least 0, and below another."""
     if isinstance(value, bool) or not isinstance(value, (int, float, np.integer, np.floating)):
         raise TypeError(f"{name} is {described(value)}: must be a number")
     if not (math.isfinite(value) and value >= 0):
         raise ValueError(f"{name}={value}: must be finite and at least 0")
+    if value >= below:
+        raise ValueError(f"{name}={value}: must be below {below}")
 
 
 def weights(given, examples: int, dtype: type, of: str = "") -> np.ndarray:

@@ -22,8 +22,11 @@ Metric = str | keras.metrics.Metric | Callable[[tf.Tensor, tf.Tensor], tf.Tensor
 
 class _Named(NamedTuple):
     name: str
+    prefix: str  # of the names of several values: that of the output
     output: str
     metric: keras.metrics.Metric
+    is_spread: bool  # weights [n, ...], one for each value of an example, in place of [n]
+    takes_fractions: bool  # of weights; else it would round them
 
 
 class Metrics:
@@ -32,24 +35,23 @@ class Metrics:
     def __init__(self, given: Sequence[Metric] | Mapping[str, Metric | Sequence[Metric]]):
         """
         Args:
-          given: a list of the one output's metrics; or a dict of them by the names of outputs.
+          given: a list of the one output's metrics; or several, as a dict by the names of outputs
+            or as a list of lists in their order. None is for an output without.
 
         Raises:
           TypeError, ValueError: one is no metric.
         """
         if isinstance(given, Mapping):
-            by_output = {
-                key: list(own) if isinstance(own, (list, tuple)) else [own]
-                for key, own in given.items()
-            }
-        elif isinstance(given, (list, tuple)):
-            by_output = {None: list(given)}
-        else:
+            self._given = {key: _checked_list(own) for key, own in given.items()}
+        elif not isinstance(given, (list, tuple)):
             raise TypeError(
                 f"metrics is {checks.described(given)}: must be a list of metrics, or for several "
                 "outputs a dict of them"
             )
-        self._given = {key: [_checked(one) for one in own] for key, own in by_output.items()}
+        elif any(isinstance(one, (list, tuple)) for one in given):
+            self._given = [_checked_list(own) for own in given]
+        else:
+            self._given = _OfOne(_checked_list(given))
         self._named: list[_Named] | None = None
 
     def states(
@@ -74,22 +76,39 @@ class Metrics:
                 f"the model's output {masked[0]!r} has a Keras mask, which metrics would not heed: "
                 "leave them out"
             )
-        counted = weight > 0
+        names = list(of_model)
         if self._named is None:
             with tf.init_scope():
-                self._named = self._resolved(of_model, labels)
+                self._named = self._resolved(of_model, outputs, labels)
+        # In the place of what has weight 0 stands a counted example: 0 times NaN would be NaN.
+        is_counted = weight > 0
+        every = tf.range(tf.size(weight))
+        rows = tf.where(is_counted, every, tf.reduce_max(tf.where(is_counted, every, 0)))
         states = []
         for named in self._named:
-            own = checks.labels_of(labels, named.output, list(of_model).index(named.output))
-            states.append(
-                named.metric.stateless_update_state(
-                    [tf.zeros(v.shape, v.dtype) for v in named.metric.variables],
-                    _where(counted, own),
-                    _where(counted, of_model[named.output]),
-                    sample_weight=_spread(weight, of_model[named.output]),
-                )
+            answers, own = checks.labels_of(labels, outputs, names, named.output), named.output
+            after = named.metric.stateless_update_state(
+                [tf.zeros(v.shape, v.dtype) for v in named.metric.variables],
+                tf.gather(answers, rows),
+                tf.gather(of_model[own], rows),
+                sample_weight=_weight_for(named.metric, weight, of_model[own], named.is_spread),
             )
+            none = tf.reduce_all(~is_counted)
+            states.append([tf.where(none, tf.zeros_like(value), value) for value in after])
         return states
+
+    def check_weights(self, weight: np.ndarray) -> None:
+        """Checks the weights [n] of examples; called after `states`.
+
+        Raises:
+          ValueError: a metric counts in whole numbers, and a weight is none.
+        """
+        whole = [named.name for named in self._named if not named.takes_fractions]
+        if whole and (weight != np.round(weight)).any():
+            raise ValueError(
+                f"sample_weight has {weight[weight != np.round(weight)][0]:g}, and the metric "
+                f"{whole[0]!r} counts in whole numbers"
+            )
 
     def results(self, of_workers: Sequence[Sequence[np.ndarray]]) -> dict[str, float | list]:
         """The metrics by name, from the states of all microbatches.
@@ -109,58 +128,82 @@ class Metrics:
                 for state in states.reshape(-1, *total.shape):
                     total += state
                 sums.append(tf.cast(total, variable.dtype))
-            result = named.metric.stateless_result(sums)
+            result = _result(named.metric, sums)
             if isinstance(result, Mapping):
-                results |= {key: _plain(value) for key, value in result.items()}
+                of_metric = {named.prefix + key: value.tolist() for key, value in result.items()}
             else:
-                results[named.name] = _plain(result)
+                of_metric = {named.name: result.tolist()}
+            _check_free([*results, *of_metric])
+            results |= of_metric
         return results
 
-    def _resolved(self, of_model: Mapping[str, tf.Tensor], labels) -> list[_Named]:
+    def _resolved(self, of_model: Mapping[str, tf.Tensor], outputs, labels) -> list[_Named]:
         """Metrics as objects with variables; `accuracy` as what labels and outputs make it."""
-        if None in self._given and len(of_model) > 1:
+        names, given = list(of_model), self._given
+        is_of_one = isinstance(given, _OfOne)
+        if is_of_one:
+            if len(names) > 1:
+                raise ValueError(
+                    f"metrics is a list, and the model has the outputs "
+                    f"{', '.join(map(repr, names))}: give a dict with each one's metrics"
+                )
+            given = {names[0]: given}
+        given = checks.by_output_s_name("metrics", given, outputs, names)
+        if unknown := [key for key in given if key not in names]:
             raise ValueError(
-                f"metrics is a list, and the model has the outputs "
-                f"{', '.join(map(repr, of_model))}: give a dict with each one's metrics"
+                f"metrics has {unknown[0]!r}, and the model the outputs "
+                f"{', '.join(map(repr, names))}"
             )
         found = []
-        for key, own in self._given.items():
-            output = next(iter(of_model)) if key is None else key
-            if output not in of_model:
-                raise ValueError(
-                    f"metrics has {key!r}, and the model the outputs "
-                    f"{', '.join(map(repr, of_model))}"
-                )
-            answers = checks.labels_of(labels, output, list(of_model).index(output))
-            for given in own:
-                metric = _as_metric(given, answers, of_model[output])
-                name = given if isinstance(given, str) else metric.name
-                _build(metric, name, answers, of_model[output])
-                found.append(_Named(name if key is None else f"{key}_{name}", output, metric))
-        names = [named.name for named in found]
-        if twice := [name for name in names if names.count(name) > 1 or name in ("loss", "count")]:
-            raise ValueError(
-                f"metrics: the name {twice[0]!r} is taken already; give one a name of its own"
-            )
+        for output, own in given.items():
+            prefix = "" if is_of_one else f"{output}_"
+            for one in own:
+                answers = checks.labels_of(labels, outputs, names, output)
+                metric = _as_metric(one, answers, of_model[output])
+                name = one if isinstance(one, str) else metric.name
+                kind = _tried(metric, name, answers, of_model[output])
+                found.append(_Named(prefix + name, prefix, output, metric, *kind))
+        _check_free([named.name for named in found])
         return found
 
 
-def _where(counted: tf.Tensor, values: tf.Tensor) -> tf.Tensor:
-    is_counted = tf.reshape(counted, [-1] + [1] * (values.shape.rank - 1))
-    return tf.where(is_counted, values, tf.zeros_like(values))
+class _OfOne(list):
+    """The metrics of the one output."""
 
 
-def _spread(weight: tf.Tensor, outputs: tf.Tensor) -> tf.Tensor:
-    """The weight of each value, where an example has several: [n, ...] for outputs [n, ..., k].
+def _check_free(names: Sequence[str]) -> None:
+    if twice := [name for name in names if names.count(name) > 1 or name in ("loss", "count")]:
+        raise ValueError(
+            f"metrics: the name {twice[0]!r} is taken already; give one a name of its own"
+        )
 
-    Some of Keras's metrics, such as MeanIoU, do not spread it themselves.
+
+def _weight_for(
+    metric: keras.metrics.Metric, weight: tf.Tensor, outputs: tf.Tensor, is_spread: bool
+) -> tf.Tensor:
+    """The weights [n] of examples as a metric takes them.
+
+    Spread, they are [n, ...] for outputs [n, ..., k]: MeanIoU and its like do not do that
+    themselves.
     """
-    shape = outputs.shape[:-1] if outputs.shape.rank > 2 else outputs.shape[:1]
+    if "int" in str(metric.dtype):
+        weight = tf.cast(weight, tf.int64)
+    if not is_spread:
+        return weight
+    shape = [weight.shape[0], *outputs.shape[1:-1]]
     return tf.broadcast_to(tf.reshape(weight, [-1] + [1] * (len(shape) - 1)), shape)
 
 
-def _plain(value) -> float | list:
-    return np.asarray(value).tolist()
+def _result(metric: keras.metrics.Metric, state: Sequence) -> np.ndarray | dict[str, np.ndarray]:
+    """As `stateless_result`, which may hand back a variable, and with it another state's value."""
+    with keras.StatelessScope(list(zip(metric.variables, state, strict=True))):
+        return tf.nest.map_structure(np.asarray, metric.result())
+
+
+def _checked_list(given: Metric | Sequence[Metric] | None) -> list[Metric]:
+    if given is None:
+        return []
+    return [_checked(one) for one in (given if isinstance(given, (list, tuple)) else [given])]
 
 
 def _checked(given: Metric) -> Metric:
@@ -201,50 +244,93 @@ def _accuracy(labels: tf.Tensor, outputs: tf.Tensor, name: str) -> keras.metrics
     return keras.metrics.CategoricalAccuracy(name=name)
 
 
-def _build(metric: keras.metrics.Metric, name: str, labels: tf.Tensor, outputs: tf.Tensor) -> None:
-    """Lets a metric make its variables, and checks that its state is a sum over examples."""
+def _tried(
+    metric: keras.metrics.Metric, name: str, labels: tf.Tensor, outputs: tf.Tensor
+) -> tuple[bool, bool]:
+    """Lets a metric make its variables, and checks that its state is a sum over examples.
+
+    Returns:
+      `is_spread` and `takes_fractions` of `_Named`.
+    """
     if "sample_weight" not in inspect.signature(metric.update_state).parameters:
         raise ValueError(
             f"metrics: {name!r} takes no sample_weight in update_state, by which the last "
             "batch's filling is left out"
         )
+    if labels.dtype == tf.string:
+        raise ValueError(f"metrics: {name!r} cannot be computed of labels that are strings")
     rng = np.random.default_rng(0)
 
-    def some(like: tf.Tensor, n: int) -> tf.Tensor:
-        shape = [n, *like.shape[1:]]
+    def some(like: tf.Tensor) -> tf.Tensor:
+        shape = [11, *like.shape[1:]]
         if like.dtype.is_floating:
             return tf.constant(rng.uniform(size=shape), like.dtype)
         return tf.cast(tf.constant(rng.integers(2, size=shape)), like.dtype)
 
-    def weight(part) -> tf.Tensor:
-        return _spread(tf.ones([part[1].shape[0]]), part[1])
+    examples, reason = (some(labels), some(outputs)), None
+    for is_spread in (False, True)[: outputs.shape.rank - 1]:
+        try:
+            return is_spread, _trial(metric, name, examples, is_spread)
+        except (_NoSum, ValueError, TypeError, tf.errors.OpError) as error:
+            reason = reason or error
+    if isinstance(reason, _NoSum):
+        raise ValueError(f"metrics: {reason}") from reason
+    raise ValueError(
+        f"metrics: {name!r} cannot be computed of labels {checks.described(labels)} and "
+        f"outputs {checks.described(outputs)}: {noise.reason(reason)}"
+    ) from reason
 
-    def after(state, part):
-        return metric.stateless_update_state(state, *part, sample_weight=weight(part))
 
-    # Two shares of unlike sizes, for shapes that only fit by chance.
-    examples = (some(labels, 11), some(outputs, 11))
-    shares = [tuple(part[own] for part in examples) for own in (slice(0, 4), slice(4, 11))]
-    try:
-        metric.update_state(
-            *examples, sample_weight=weight(examples)
-        )  # makes what is still to make
-        metric.reset_state()
-        nothing = [variable.numpy() for variable in metric.variables]
-        start = [tf.constant(value) for value in nothing]
-        whole, first, second = (after(start, part) for part in (examples, *shares))
-        on = after(first, shares[1])
-    except (ValueError, TypeError, tf.errors.OpError) as error:
-        raise ValueError(
-            f"metrics: {name!r} cannot be computed of labels {checks.described(labels)} and "
-            f"outputs {checks.described(outputs)}: {noise.reason(error)}"
-        ) from error
-    is_sum = not any(np.any(value) for value in nothing) and all(
-        np.allclose(a, w, rtol=1e-3, atol=1e-6) and np.allclose(b + c, w, rtol=1e-3, atol=1e-6)
-        for a, w, b, c in zip(on, whole, first, second, strict=True)
-    )
-    if not is_sum:
-        raise ValueError(
-            f"metrics: the state of {name!r} is no sum over examples, and towers could not "
-            "add theirs"
+class _NoSum(Exception):
+    """A metric's state is no sum over examples, each times its weight."""
+
+
+def _trial(
+    metric: keras.metrics.Metric,
+    name: str,
+    examples: tuple[tf.Tensor, tf.Tensor],
+    is_spread: bool,
+) -> bool:
+    """Whether a metric takes fractions as weights.
+
+    Args:
+      metric: becomes built.
+      name: for messages.
+      examples: 11 made-up labels and outputs.
+      is_spread: as in `_Named`.
+
+    Raises:
+      _NoSum: as it says.
+      Exception: others, of the metric.
+    """
+
+    def after(state, own: slice, weight: list[float]) -> list[np.ndarray]:
+        labels, outputs = (part[own] for part in examples)
+        weight = _weight_for(metric, tf.constant(weight), outputs, is_spread)
+        state = metric.stateless_update_state(state, labels, outputs, sample_weight=weight)
+        return [value.numpy() for value in state]
+
+    def equal(ones, others) -> bool:
+        pairs = zip(ones, others, strict=True)
+        return all(np.allclose(a, b, rtol=1e-3, atol=1e-6, equal_nan=True) for a, b in pairs)
+
+    every, one, two = slice(None), slice(0, 4), slice(4, 11)  # unlike sizes: none fits by chance
+    labels, outputs = examples
+    weight = _weight_for(metric, tf.ones([11]), outputs, is_spread)
+    metric.update_state(labels, outputs, sample_weight=weight)  # makes what is still to make
+    metric.reset_state()
+    nothing = [variable.numpy() for variable in metric.variables]
+    start = [tf.constant(value) for value in nothing]
+    whole, first = after(start, every, [1.0] * 11), after(start, one, [1.0] * 4)
+    second, on = after(start, two, [1.0] * 7), after(first, two, [1.0] * 7)
+    together = [a + b for a, b in zip(first, second, strict=True)]
+    if any(map(np.any, nothing)) or not (equal(on, whole) and equal(together, whole)):
+        raise _NoSum(
+            f"the state of {name!r} is no sum over examples, and towers could not add theirs"
         )
+    without = after(start, every, [1.0] * 4 + [0.0] * 7)
+    if not equal(*(tf.nest.flatten(_result(metric, state)) for state in (without, first))):
+        raise _NoSum(
+            f"{name!r} counts examples of sample_weight 0, and with them the last batch's filling"
+        )
+    return equal([2 * value for value in after(start, every, [0.5] * 11)], whole)

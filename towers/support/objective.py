@@ -4,7 +4,6 @@ What people write for Keras's `compile` is taken: a loss by its name, an object 
 function, or for several outputs a dict or a list of them.
 """
 
-import functools
 from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
 
@@ -63,13 +62,16 @@ class Objective:
         if structures.is_of_several(loss):
             self.of_classes = False
             given = checks.by_output(loss)
-            self._of_outputs = {
+            of_each = {
                 key: None if one is None else _per_example(one, f"{argument}[{key!r}]")
                 for key, one in given.items()
             }
-            if not any(self._of_outputs.values()):
+            if not any(of_each.values()):
                 raise ValueError(f"{argument} names no loss: at least one output has to be trained")
-            self._weights = _weights(loss_weights, self._of_outputs, argument)
+            weights = _weights(loss_weights, loss, argument)
+            is_dict = isinstance(loss, Mapping)
+            self._of_outputs = of_each if is_dict else list(of_each.values())
+            self._weights = weights if is_dict else list(weights.values())
             return
         if loss_weights is not None:
             raise ValueError(
@@ -77,8 +79,8 @@ class Objective:
                 "weights are for those of several outputs"
             )
         self._single, self._name = _per_example(loss, argument), _name_of(loss)
-        is_known = self._single.is_keras_s or self._name in _OF_CLASSES
-        self.of_classes = self._name in _OF_CLASSES if is_known else None
+        self.of_classes = _is_of_classes(loss)
+        self._takes_one = self._single.is_keras_s or bool(self.of_classes)
 
     def __call__(
         self, model: keras.Model, labels: structures.Structure, outputs: structures.Structure
@@ -96,39 +98,40 @@ class Objective:
           TypeError, ValueError: labels, outputs and losses do not fit together.
         """
         if self._single is not None:
-            several = structures.is_of_several(outputs)
-            if several and self.of_classes is not None:
-                names = ", ".join(map(repr, checks.outputs_by_name(model, outputs)))
-                raise ValueError(
-                    f"{self._argument} is one loss, {self._name}, and the model has the outputs "
-                    f"{names}: give a dict with a loss for each of them, or None"
-                )
-            if structures.is_of_several(labels) and not several and self.of_classes is not None:
-                raise ValueError(
-                    f"labels: {checks.described(labels)}; the model has one output, and "
-                    f"{self._argument} takes one array for it"
-                )
+            if self._takes_one:
+                labels, outputs = self._one(model, labels, outputs)
             return {self._name: Term(self._single(labels, outputs), 1.0)}
         of_model = checks.outputs_by_name(model, outputs)
-        by_key = dict(zip(range(len(of_model)), of_model, strict=True))
-        names = {key: by_key.get(key, key) for key in self._of_outputs}
         if taken := [name for name in of_model if name in _TAKEN]:
             raise ValueError(
                 f"the model has an output {taken[0]!r}, as another term of the loss is called: "
                 "give it another name"
             )
-        if sorted(map(str, names.values())) != sorted(of_model):
+        names = list(of_model)
+        losses = checks.by_output_s_name(self._argument, self._of_outputs, outputs, names)
+        if sorted(losses) != sorted(names):
             raise ValueError(
-                f"{self._argument} is for {', '.join(map(repr, self._of_outputs))}, and the model "
-                f"has the outputs {', '.join(map(repr, of_model))}: give each a loss, or None to "
-                "leave it out"
+                f"{self._argument} is for {', '.join(map(repr, losses))}, and the model has the "
+                f"outputs {', '.join(map(repr, names))}: give each a loss, or None to leave it out"
             )
+        weights = checks.by_output_s_name("loss_weights", self._weights, outputs, names)
         terms = {}
-        for key, name in names.items():
-            if (loss := self._of_outputs[key]) is not None:
-                own = checks.labels_of(labels, name, list(of_model).index(name))
-                terms[name] = Term(loss(own, of_model[name]), self._weights[key])
+        for name, loss in losses.items():
+            if loss is not None:
+                own = checks.labels_of(labels, outputs, names, name)
+                terms[name] = Term(loss(own, of_model[name]), weights[name])
         return terms
+
+    def _one(self, model, labels, outputs) -> tuple[tf.Tensor, tf.Tensor]:
+        """The labels and the output of a model that has one, for a loss that takes no more."""
+        of_model = checks.outputs_by_name(model, outputs)
+        names = list(of_model)
+        if len(names) > 1:
+            raise ValueError(
+                f"{self._argument} is one loss, {self._name}, and the model has the outputs "
+                f"{', '.join(map(repr, names))}: give a dict with a loss for each of them, or None"
+            )
+        return checks.labels_of(labels, outputs, names, names[0]), of_model[names[0]]
 
     def is_of_classes(self, labels: structures.Structure, outputs: structures.Structure) -> bool:
         """Whether the largest output is the model's answer."""
@@ -153,28 +156,45 @@ def _per_example(loss: Loss, argument: str) -> per_example.PerExample:
     return per_example.of(loss, argument)
 
 
+def _plain(loss: Loss) -> keras.losses.Loss | Callable:
+    """The object or the function behind a name or a partial."""
+    return keras.losses.get(loss) if isinstance(loss, str) else per_example.plain(loss)
+
+
 def _name_of(loss: Loss) -> str:
     """As Keras has it, such as `mean_squared_error`; of a function its own, `loss` of a lambda."""
-    if isinstance(loss, str):
-        loss = keras.losses.get(loss)
-    while isinstance(loss, functools.partial):
-        loss = loss.func
+    loss = _plain(loss)
     name = getattr(loss, "name", None) or getattr(loss, "__name__", None) or "loss"
     return "loss" if name in _TAKEN or not name.isidentifier() else name
 
 
-def _weights(given, losses: Mapping, argument: str) -> dict[object, float]:
-    weights = dict.fromkeys(losses, 1.0)
+def _is_of_classes(loss: Loss) -> bool | None:
+    """As `Objective.of_classes`, of a single loss."""
+    loss = _plain(loss)
+    function = getattr(loss, "fn", loss)  # of an object of Keras's the function that it calls
+    if getattr(function, "__name__", None) in _OF_CLASSES:
+        return True
+    return False if per_example.is_keras_s(function) else None
+
+
+def _weights(given, losses: Mapping | Sequence, argument: str) -> dict[object, float]:
+    weights = dict.fromkeys(checks.by_output(losses), 1.0)
     if given is None:
         return weights
     if not structures.is_of_several(given):
         raise TypeError(
             f"loss_weights is {checks.described(given)}: must be a dict or a list, as {argument} is"
         )
-    given = checks.by_output(given)
-    if unknown := [key for key in given if key not in losses]:
+    is_list = not isinstance(given, Mapping)
+    if is_list == isinstance(losses, Mapping) or is_list and len(given) != len(losses):
         raise ValueError(
-            f"loss_weights has {unknown[0]!r}, and {argument} only {', '.join(map(repr, losses))}"
+            f"loss_weights is {checks.described(given)}, and {argument} "
+            f"{checks.described(losses)}: they go together"
+        )
+    given = checks.by_output(given)
+    if unknown := [key for key in given if key not in weights]:
+        raise ValueError(
+            f"loss_weights has {unknown[0]!r}, and {argument} only {', '.join(map(repr, weights))}"
         )
     for key, weight in given.items():
         checks.number(f"loss_weights[{key!r}]", weight)

@@ -4,15 +4,19 @@ Only then does the weight of an example multiply its own loss and nothing else, 
 the towers the mean over the global batch.
 """
 
+import functools
 from collections.abc import Callable
 
 import keras
+import numpy as np
 import tensorflow as tf
 
-from towers.support import checks, structures
+from towers.support import checks, noise, structures
 
 Loss = Callable[[tf.Tensor, tf.Tensor], tf.Tensor]
 _EXPECTED = "it must give one loss per example, [n] or [n, ...]"
+# Keras's LossFunctionWrapper, which it does not export.
+_OfFunction = keras.losses.MeanSquaredError.__base__
 
 
 def of(loss_fn: Loss, name: str = "loss") -> "PerExample":
@@ -47,10 +51,10 @@ class PerExample:
                 "keras.losses.Loss, or Keras's name of one"
             )
         self._name = name
-        self._is_loss = isinstance(loss_fn, keras.losses.Loss)
-        of_keras = getattr(loss_fn, "__module__", "").startswith("keras.")
-        self.is_keras_s = self._is_loss or (of_keras and hasattr(loss_fn, "__name__"))
-        self._loss_fn = self._unreduced(loss_fn) if self._is_loss else loss_fn
+        if not isinstance(loss_fn, keras.losses.Loss) and is_keras_s(loss_fn):
+            loss_fn = _OfFunction(loss_fn)  # as `compile` does: with types and axes that fit
+        self.is_keras_s = isinstance(loss_fn, keras.losses.Loss)
+        self._loss_fn = self._unreduced(loss_fn) if self.is_keras_s else loss_fn
         self._checked = set()  # types and shapes
 
     def _unreduced(self, loss: keras.losses.Loss) -> keras.losses.Loss:
@@ -65,7 +69,7 @@ class PerExample:
         return own
 
     def __call__(self, labels: tf.Tensor, outputs: tf.Tensor) -> tf.Tensor:
-        """The losses of n examples, floating [n].
+        """The losses of n examples, float32 or float64 [n].
 
         Args:
           labels: [n, ...], or a structure of such.
@@ -76,14 +80,22 @@ class PerExample:
         """
         losses = self._losses(labels, outputs)
         self._check(labels, outputs, losses)
+        if losses.dtype in (tf.bfloat16, tf.float16):  # whose sums would be rounded
+            losses = tf.cast(losses, tf.float32)
         if losses.shape.rank == 1:
             return losses
-        if losses.dtype in (tf.bfloat16, tf.float16):
-            losses = tf.cast(losses, tf.float32)
         return tf.reduce_mean(losses, axis=list(range(1, losses.shape.rank)))
 
     def _losses(self, labels, outputs) -> tf.Tensor:
-        losses = self._loss_fn(labels, outputs)
+        try:
+            losses = self._loss_fn(labels, outputs)
+        except (ValueError, TypeError) as error:
+            if not self.is_keras_s:  # it has a traceback of its own to show
+                raise
+            raise ValueError(
+                f"{self._name} cannot be computed of labels {_shown(labels)} and outputs "
+                f"{_shown(outputs)}: {noise.reason(error)}"
+            ) from error
         try:
             return tf.convert_to_tensor(losses)
         except (ValueError, TypeError) as error:
@@ -111,7 +123,8 @@ class PerExample:
                 f"{_EXPECTED}. Labels are {_shown(labels)}, outputs {_shown(outputs)}: do they "
                 "broadcast?"
             )
-        self._check_mask(outputs, losses)
+        self._check_mask(labels, outputs, losses)
+        self._check_alone(labels, outputs)
         self._checked.add(kind)
 
     def _shape_for_twice_as_many(self, n: int, labels, outputs) -> tf.TensorShape:
@@ -128,13 +141,71 @@ class PerExample:
                 f"{self._name} takes {n} examples and fails for {2 * n}: it must take any number"
             ) from error
 
-    def _check_mask(self, outputs, losses: tf.Tensor) -> None:
-        masked = any(getattr(t, "_keras_mask", None) is not None for t in tf.nest.flatten(outputs))
+    def _check_mask(self, labels, outputs, losses: tf.Tensor) -> None:
+        masked = any(_mask(t) is not None for t in tf.nest.flatten(outputs))
         if masked and (self.is_keras_s or losses.shape.rank > 1):
             raise ValueError(
                 f"the model's outputs have a Keras mask, which {self._name} would not heed: give a "
                 "function that takes the mean over an example's own unmasked places, [n]"
             )
+        if self.is_keras_s:
+            dtype = self._loss_fn.dtype
+            own = tf.nest.map_structure(lambda t: keras.ops.cast(t, dtype), (labels, outputs))
+            losses = self._loss_fn.call(*own)
+        if _mask(losses) is not None:
+            raise ValueError(
+                f"{self._name} leaves places out, as ignore_class does, and Keras then divides by "
+                "those of the whole batch that are left: give a function that takes the mean over "
+                "an example's own places, [n], or sample_weight 0 to an example"
+            )
+
+    def _check_alone(self, labels, outputs) -> None:
+        """Refuses a loss of one example that changes with another, as one hidden by a mean does.
+
+        It is computed of made-up examples, where it can be.
+        """
+        rng = np.random.default_rng(0)
+
+        def made_up(tensor):
+            drawn = rng.uniform(0.1, 0.9, [4, *tensor.shape[1:]])
+            return np.round(drawn) if tensor.dtype.is_integer else drawn
+
+        like = tf.nest.flatten((labels, outputs))
+        values = [made_up(tensor) for tensor in like]
+        others = [np.concatenate([value[:3], 1 - value[3:]]) for value in values]
+
+        def of(arrays) -> np.ndarray:
+            with tf.init_scope():
+                given = [tf.cast(array, t.dtype) for array, t in zip(arrays, like, strict=True)]
+                return self._losses(*tf.nest.pack_sequence_as((labels, outputs), given)).numpy()
+
+        try:
+            found = of(values), of(others)
+        except Exception:  # of such values it may say anything
+            return
+        alone, beside_another = (losses[:3].astype(np.float64) for losses in found)
+        if not np.allclose(alone, beside_another, rtol=0.02, atol=1e-6, equal_nan=True):
+            raise ValueError(
+                f"{self._name} gives an example another loss beside other examples: {_EXPECTED}, "
+                f"which depends on no other. Labels are {_shown(labels)}, outputs "
+                f"{_shown(outputs)}: do they broadcast?"
+            )
+
+
+def plain(function: Loss) -> Loss:
+    """The function behind partials of it."""
+    while isinstance(function, functools.partial):
+        function = function.func
+    return function
+
+
+def is_keras_s(function: Loss) -> bool:
+    """Whether it is a function of `keras.losses`, or a partial of one."""
+    return (getattr(plain(function), "__module__", None) or "").startswith("keras.")
+
+
+def _mask(tensor: tf.Tensor):
+    return getattr(tensor, "_keras_mask", None)
 
 
 def _shown(outputs) -> str:

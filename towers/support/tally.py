@@ -50,7 +50,15 @@ class Evaluation:
         return self.metrics[name]
 
     def per_class_accuracy(self) -> np.ndarray:
-        """Accuracy among the examples of each class, [num_classes]; NaN for an absent class."""
+        """Accuracy among the examples of each class, [num_classes]; NaN for an absent class.
+
+        Raises:
+          AttributeError: there is no confusion matrix.
+        """
+        if self.confusion is None:
+            raise AttributeError(
+                "the evaluation has no confusion matrix: it is a classifier's, without metrics"
+            )
         per_class = self.confusion.sum(axis=1)
         with np.errstate(invalid="ignore"):
             return np.diag(self.confusion) / per_class
