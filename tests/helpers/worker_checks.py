@@ -24,6 +24,7 @@ import keras  # isort: skip
 import numpy as np  # isort: skip
 import tensorflow as tf  # isort: skip
 
+import models as tasks  # isort: skip
 import toys  # isort: skip
 
 BATCH, STEPS, MICROBATCHES = 16, 10, 4
@@ -122,7 +123,26 @@ def models(workers) -> dict:
             workers, toys.classifier(), optimizer=keras.optimizers.SGD(0.1, global_clipnorm=0.1)
         ),
         "weighted": train(workers, toys.classifier(), weights=np.arange(BATCH) % 5),
+        "two outputs and metrics": of_two_outputs(workers),
         "weighted by nothing": train(workers, toys.classifier(), weights=np.zeros(BATCH), steps=2),
+    }
+
+
+def of_two_outputs(workers) -> dict:
+    """Dicts of inputs and of labels, a loss for each output, and metrics."""
+    task = tasks.made("two_by_two", 3 * BATCH)
+    given = {"loss": task.loss, "loss_weights": task.loss_weights, "metrics": task.metrics}
+    chosen = trainer(workers, task.model, optimizer=keras.optimizers.Adam(0.01), **given)
+    first, end = shard_of(workers).bounds(BATCH)
+    cuts = [slice(step * BATCH + first, step * BATCH + end) for step in range(3)]
+    data = [(tasks.part(task.inputs, cut), tasks.part(task.labels, cut)) for cut in cuts]
+    losses = [loss.hex() for loss in chosen.fit(data)]
+    weights = np.arange(end - first) % 2  # half of them count
+    found = chosen.evaluate([(*batch, weights) for batch in data])
+    return {
+        "state": chosen.state.parts_sha256(),
+        "losses": losses,
+        "evaluation": {name: str(value) for name, value in found.as_metrics().items()},
     }
 
 
