@@ -22,7 +22,7 @@ import towers  # before Keras: it silences TensorFlow's notices
 from benchmarks import turns
 from input_pipeline import batches
 from towers import devices
-from towers.runs import checkpoints, loop, run_folder
+from towers.runs import checkpoints, definition, loop, run_folder
 
 import keras  # isort: skip
 import tensorflow as tf  # isort: skip
@@ -55,7 +55,13 @@ def main():
 def figures(path: Path, steps: int) -> dict:
     """Trains in `path`; what became of the process and its files."""
     folder, looks = run_folder.RunFolder(str(path)), []
-    run = loop.Run(_trainer(), folder, _plan(steps), _data(steps // LOOKS, looks))
+    run = loop.Loop(
+        trainer := _trainer(),
+        folder,
+        _plan(steps),
+        _data(steps // LOOKS, looks),
+        definition.Definition(trainer, data={}, resolved=CONFIG["resolved"]),
+    )
     with run.lock.held():
         folder.create(CONFIG)
         with contextlib.redirect_stdout(io.StringIO()):
@@ -105,8 +111,7 @@ def _plan(steps: int) -> loop.Plan:
         verify_every_steps=500,
         checkpoint_every_steps=CONFIG["settings"]["checkpoint_every_steps"],
         checkpoints_to_keep=CHECKPOINTS_TO_KEEP,
-        eval_every_epochs=20.0,
-        profile_steps=None,
+        evaluate_every=loop.Interval(epochs=20.0),
     )
 
 

@@ -204,7 +204,7 @@ def training_batches(
             batch = preprocess(batch, draws)
         return batch, tf.gather(labels, ids)
 
-    return _mapped(tf.data.Dataset.range(first_step, last_step), batch_of_step)
+    return mapped(tf.data.Dataset.range(first_step, last_step), batch_of_step)
 
 
 def evaluation_batches(
@@ -252,7 +252,7 @@ def evaluation_batches(
         return batch, tf.gather(labels, ids), mask
 
     num_batches = -(-num_examples // global_batch_size)
-    return _mapped(tf.data.Dataset.range(num_batches), batch_at)
+    return mapped(tf.data.Dataset.range(num_batches), batch_at)
 
 
 def as_tensor(images: np.ndarray) -> tf.Tensor:
@@ -317,7 +317,8 @@ def _as_float(images: tf.Tensor) -> tf.Tensor:
     return tf.cast(images, tf.float32) if images.dtype == tf.uint8 else images
 
 
-def _mapped(indices: tf.data.Dataset, batch_at: Callable) -> tf.data.Dataset:
+def mapped(indices: tf.data.Dataset, batch_at: Callable) -> tf.data.Dataset:
+    """The batch of each index, several ahead of the reader, in order."""
     # Python is traced as it is written: else TensorFlow writes it anew into files in the temporary
     # folder, and a process that is killed leaves them there.
     as_written = tf.autograph.experimental.do_not_convert(batch_at)

@@ -115,7 +115,7 @@ BOXES = {
     "statistics": Box(462, 892, 174, "model_state.combine", "of 4 states one;\ncifarnet has none"),
     "averages": Box(660, 892, 204, "moving_averages.update", "0.9911 * average\n+ 0.0089 * weight"),
     "result": Box(36, 980, 828, "step.StepResult", _RESULT),
-    "log": Box(36, 1090, 190, "loop.Run._log", "every 20 steps: a line of\nmetrics.jsonl"),
+    "log": Box(36, 1090, 190, "loop.Loop._log", "every 20 steps: a line of\nmetrics.jsonl"),
     "histograms": Box(
         310, 1090, 250, "summaries.Summaries.histograms", "every 500 steps:\nfor TensorBoard"
     ),

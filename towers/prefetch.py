@@ -15,19 +15,17 @@ from towers.support import structures
 Parts = tuple[tuple[structures.Structure, structures.Structure], ...]
 
 
-def to_towers(
-    batches: Iterable[tuple[structures.Structure, structures.Structure]],
-    tower_devices: Sequence[str],
-) -> Iterator[tuple[structures.Structure, structures.Structure, Parts]]:
+def to_towers(batches: Iterable[tuple], tower_devices: Sequence[str]) -> Iterator[tuple]:
     """Each batch with its parts; before one is handed over, the next one's copies are begun.
 
     Args:
-      batches: (inputs [global_batch_size, ...], labels [global_batch_size, ...]).
+      batches: (inputs [global_batch_size, ...], labels [global_batch_size, ...]), and
+        sample_weight [global_batch_size] where there is one.
       tower_devices: one device per tower; their number divides the batch.
     """
     ahead = None
-    for inputs, labels in batches:
-        placed = inputs, labels, _placed(inputs, labels, tower_devices)
+    for inputs, labels, *weight in batches:
+        placed = inputs, labels, *weight, _placed(inputs, labels, tower_devices)
         if ahead is not None:
             yield ahead
         ahead = placed

@@ -127,7 +127,7 @@ class Trainer:
             keep_averages=moving_average_decay > 0,
             statistics_of_each=self.num_microbatches if batch_norm_statistics == "each" else 0,
         )
-        self._program = step.StepProgram(
+        self.program = step.StepProgram(
             state=self.state,
             tower_program=tower.TowerProgram(
                 model=model,
@@ -159,7 +159,7 @@ class Trainer:
     def _build_step(
         self, learning_rate, inputs, labels, sample_weight=None, parts=None
     ) -> step.StepResult:
-        return step.train_step(self._program, inputs, labels, learning_rate, sample_weight, parts)
+        return step.train_step(self.program, inputs, labels, learning_rate, sample_weight, parts)
 
     def train_step(
         self,
@@ -214,7 +214,7 @@ class Trainer:
             if not not_finite.is_from_check(error):
                 raise
         # Nothing was updated: the towers can be run again, to look at them one by one.
-        look = tf.function(functools.partial(step.run_towers, self._program), autograph=False)
+        look = tf.function(functools.partial(step.run_towers, self.program), autograph=False)
         own = not_finite.find(look(*batch), self.state.model.trainable_variables)
         found = enumerate(self.workers.exchange(own))
         towers = len(self.tower_devices)

@@ -14,8 +14,52 @@ import numpy as np
 import tensorflow as tf
 
 from towers import model_state, train_state, worker
-from towers.runs import checkpoints, run_folder
+from towers.runs import checkpoints, definition, run_folder
 from towers_cli import run_config, settings
+
+
+class CommandsRun(definition.Definition):
+    """What a run of the command is: the settings that define it, the data, what it begins from."""
+
+    def __init__(self, config: Mapping):
+        """
+        Args:
+          config: from `run_config.make` and `with_beginning`.
+        """
+        self.config = config
+
+    def defining(self) -> dict:
+        return run_config.defining(self.config)
+
+    def sha256(self) -> str:
+        return run_config.run_sha256(self.config)
+
+    def earlier(self, folder: run_folder.RunFolder) -> dict | None:
+        config = folder.read_config()
+        if config is not None:
+            run_config.check(config, folder.path)
+        return config
+
+    def check_same(self, earlier: Mapping, folder: run_folder.RunFolder) -> None:
+        run_config.check_same_run(earlier, self.config)
+
+    def differences(self, earlier: Mapping, who: str = "the run") -> list[str]:
+        return run_folder.differences(run_config.defining(earlier), self.defining(), who)
+
+    def begin(self, state: train_state.TrainState) -> None:
+        begins = self.config["resolved"]["begins_from"]
+        if begins:
+            restore(state, begins)
+
+    def how_to_change(self, folder: run_folder.RunFolder, is_saved: bool) -> str:
+        if not is_saved:
+            begins = self.config["resolved"]["begins_from"]
+            also = " and an earlier checkpoint for --begin_from" if begins else ""
+            return f"The same command takes other settings{also}, and begins anew."
+        return (
+            "To go on from it or from an earlier one with other settings, give them with "
+            f"--begin_from={folder.path}, or a checkpoint in it, and a new --train_dir."
+        )
 
 
 def with_beginning(workers: worker.Workers, config: Mapping, earlier: Mapping | None) -> dict:

@@ -34,7 +34,7 @@ def run(given: settings.EvalSettings) -> int:
     from towers_cli import build, checkpoint_evaluator
 
     # The run, and which of its checkpoints.
-    folder = run_folder.RunFolder(given.train_dir)
+    folder = run_folder.RunFolder(given.train_dir, "--train_dir")
     if given.run_once:
         config = checkpoint_evaluator.config_of(folder)
         named = checkpoint_evaluator.named_checkpoint(folder, given.checkpoint)

@@ -5,7 +5,7 @@ import os
 from collections.abc import Mapping
 
 from towers import gradients, networks, schedules
-from towers.runs import loop
+from towers.runs import every, loop
 from towers.support import checks
 from towers_cli import settings, sizes
 
@@ -139,32 +139,35 @@ def learning_rate(
     )
 
 
-def plan(
-    chosen: settings.TrainSettings, examples_per_epoch: int, class_names: tuple[str, ...]
-) -> loop.Plan:
-    """When the run ends, and what it does on the way.
+def last_step(chosen: settings.TrainSettings, examples_per_epoch: int) -> int:
+    """The step that a run ends after.
 
     Raises:
-      SettingsError: the steps to profile lie past the end.
+      SettingsError: the steps to profile lie past it.
     """
-    last_step = loop.last_step(
+    last = loop.last_step(
         chosen.train_epochs, chosen.max_steps, examples_per_epoch, chosen.global_batch_size
     )
-    if chosen.profile_steps and chosen.profile_steps[1] > last_step:
+    if chosen.profile_steps and chosen.profile_steps[1] > last:
         raise settings.SettingsError(
             f"--profile_steps={settings.shown(chosen.profile_steps)}: must end by the last step, "
-            f"{last_step}"
+            f"{last}"
         )
-    return loop.Plan(
-        last_step=last_step,
-        examples_per_epoch=examples_per_epoch,
-        class_names=class_names,
-        log_every_steps=chosen.log_every_steps,
-        summary_every_steps=chosen.summary_every_steps,
-        verify_every_steps=chosen.verify_every_steps,
-        checkpoint_every_steps=chosen.checkpoint_every_steps,
-        checkpoints_to_keep=chosen.checkpoints_to_keep,
-        eval_every_epochs=chosen.eval_every_epochs,
-        profile_steps=chosen.profile_steps,
-        eval_of_workers=chosen.eval_of_workers,
-    )
+    return last
+
+
+def on_the_way(chosen: settings.TrainSettings) -> list[every.Every]:
+    """What the run does on its way, and how often."""
+    asked = [
+        every.evaluate(epochs=chosen.eval_every_epochs, of_workers=chosen.eval_of_workers),
+        every.log(steps=chosen.log_every_steps),
+        every.checkpoint(steps=chosen.checkpoint_every_steps, keep=chosen.checkpoints_to_keep),
+    ]
+    if chosen.summary_every_steps:
+        asked.append(every.histograms(steps=chosen.summary_every_steps))
+    if chosen.verify_every_steps:
+        asked.append(every.verify(steps=chosen.verify_every_steps))
+    if chosen.profile_steps:
+        first, last = chosen.profile_steps
+        asked.append(every.profile(first=first, last=last))
+    return asked

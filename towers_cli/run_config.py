@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from towers import gradients, networks
-from towers.runs import checkpoints, loop, run_folder, stretches
+from towers.runs import going_on, run_folder, stretches
 from towers.support import checks, machine
 from towers_cli import settings
 
@@ -14,7 +14,7 @@ from towers_cli import settings
 def make(
     chosen: settings.TrainSettings,
     tower_devices: tuple[str, ...],
-    plan: loop.Plan,
+    last_step: int,
     preprocessing: str,
     image_shape: tuple[int, ...],
     training,
@@ -25,7 +25,7 @@ def make(
     Args:
       chosen: resolved.
       tower_devices: one per tower.
-      plan: of the run.
+      last_step: of the run.
       preprocessing: its name.
       image_shape: of an image after it.
       training: the training split, an `input_pipeline.datasets.ImageArrays`.
@@ -39,10 +39,10 @@ def make(
             "num_workers": num_workers,
             "per_tower_batch_size": chosen.global_batch_size // (len(tower_devices) * num_workers),
             "microbatch_size": chosen.global_batch_size // chosen.num_microbatches,
-            "steps_per_epoch": plan.examples_per_epoch / chosen.global_batch_size,
-            "last_step": plan.last_step,
-            "examples_per_epoch": plan.examples_per_epoch,
-            "class_names": list(plan.class_names),
+            "steps_per_epoch": len(training.images) / chosen.global_batch_size,
+            "last_step": last_step,
+            "examples_per_epoch": len(training.images),
+            "class_names": list(training.class_names),
             "preprocessing": preprocessing,
             "image_shape": image_shape,
             "data_source": training.source,
@@ -87,6 +87,11 @@ def check(config: Mapping, train_dir: str | Path) -> None:
     Raises:
       RunFolderError: names the first value that is missing, or that no run has.
     """
+    if "defining" in config:
+        raise run_folder.RunFolderError(
+            f"--train_dir={train_dir}: is a run of a program of its own, which alone can go on "
+            "with it or evaluate it"
+        )
     chosen, derived = config["settings"], config["resolved"]
     try:
         if not (isinstance(chosen, dict) and isinstance(derived, dict)):
@@ -128,12 +133,7 @@ def earlier_run(folder: run_folder.RunFolder) -> dict | None:
     if config is None:
         return None
     check(config, folder.path)
-    is_begun = (
-        run_folder.FIRST_CHECKPOINT in config
-        or checkpoints.by_step(folder.checkpoints)
-        or folder.final_summary.exists()
-    )
-    return config if is_begun else None
+    return config if going_on.is_begun(folder, config) else None
 
 
 def check_same_run(earlier: Mapping, config: Mapping) -> None:

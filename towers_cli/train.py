@@ -54,13 +54,14 @@ def run(chosen: settings.TrainSettings) -> int:
 
 def train(chosen: settings.TrainSettings, workers) -> int:
     """The story, once all workers are there."""
-    from input_pipeline import batches, datasets, preprocess
+    import towers
+    from input_pipeline import batches, datasets, images, preprocess
     from towers import devices, networks, worker
-    from towers.runs import console, loop, run_folder
-    from towers_cli import agreement, begin_from, build, going_on, resolve, run_config, start_table
+    from towers.runs import console, run_folder
+    from towers_cli import agreement, begin_from, build, resolve, run_config, start_table
 
     # What the run is, as its folder and this machine have it.
-    folder = run_folder.RunFolder(chosen.train_dir)
+    folder = run_folder.RunFolder(chosen.train_dir, "--train_dir")
     found = agreement.find(workers, folder)
     chosen = resolve.resolved(chosen, found.earlier, devices.visible_gpus(), found.cores)
     build.start_runtime(chosen.intra_op_threads, chosen.deterministic)
@@ -82,9 +83,9 @@ def train(chosen: settings.TrainSettings, workers) -> int:
 
     # The plan, written down and shown.
     learning_rate = resolve.learning_rate(chosen, len(training.images))
-    plan = resolve.plan(chosen, len(training.images), training.class_names)
+    last_step = resolve.last_step(chosen, len(training.images))
     config = run_config.make(
-        chosen, tower_devices, plan, preprocessing.name, preprocessing.output_shape,
+        chosen, tower_devices, last_step, preprocessing.name, preprocessing.output_shape,
         training, evaluated,
     )  # fmt: skip
     config = begin_from.with_beginning(workers, config, found.earlier)
@@ -98,33 +99,30 @@ def train(chosen: settings.TrainSettings, workers) -> int:
 
     # The model and its trainer: one tower for each device.
     def shown_first():  # to a network that looks at some images before its first step
-        images = batches.spread_out(training.images, build.IMAGES_TO_ADAPT_TO)
-        return preprocessing.evaluate(images).numpy()
+        some = batches.spread_out(training.images, build.IMAGES_TO_ADAPT_TO)
+        return preprocessing.evaluate(some).numpy()
 
     trainer = build.build_trainer(
         chosen, tower_devices, config, learning_rate, shown_first, workers
     )
 
     # The run, from its beginning or from where it stands.
-    pipeline = {
-        "global_batch_size": chosen.global_batch_size,
-        "shard": batches.Shard(workers.index, workers.count),
-    }
-    training_images = batches.as_tensor(training.images)
-    data = loop.Data(
-        training=lambda first_step, last_step: batches.training_batches(
-            training_images, training.labels, seed=chosen.seed, first_step=first_step,
-            last_step=last_step, preprocess=preprocessing.train, **pipeline,
+    this_run = towers.Run(
+        folder,
+        trainer,
+        train=images.Training(training, preprocessing.train, chosen.seed),
+        test=images.Evaluated(
+            evaluated, preprocessing.evaluate, chosen.global_batch_size, workers.index,
+            workers.count,
         ),
-        # Made once, for TensorFlow keeps something of each; every iteration starts anew.
-        evaluation=batches.evaluation_batches(
-            batches.as_tensor(evaluated.images), evaluated.labels,
-            preprocess=preprocessing.evaluate, **pipeline,
-        ),
-        evaluation_count=len(evaluated.images),
-        evaluation_split=chosen.eval_split,
+        epochs=chosen.train_epochs,
+        steps=chosen.max_steps,
+        class_names=training.class_names,
+        test_name=chosen.eval_split,
+        defined=begin_from.CommandsRun(config),
     )  # fmt: skip
-    begins_elsewhere = config["resolved"]["begins_from"] is not None
-    run_sha256 = run_config.run_sha256(config)
-    this_run = loop.Run(trainer, folder, plan, data, run_sha256, begins_elsewhere)
-    return going_on.train(this_run, config)
+    try:
+        this_run.train(every=resolve.on_the_way(chosen))
+    except towers.Stopped as stopped:
+        return stopped.code
+    return 0

@@ -128,7 +128,7 @@ class TestTornFiles:
         line = refused(scripts.train(stopped, *SIX_STEPS))
         assert f"every checkpoint in {stopped}/checkpoints is damaged: " in line
         assert "step-4" in line and "step-2" in line
-        assert "bring a good one back, or choose another --train_dir" in line
+        assert "bring a good one back, or choose another folder" in line
         assert scripts.contents(stopped) == before
 
     def test_eval_takes_the_one_before_it_too(self, stopped):

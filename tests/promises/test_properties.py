@@ -7,7 +7,6 @@ import json
 import math
 import re
 import tempfile
-import types
 from pathlib import Path
 from typing import NamedTuple
 
@@ -230,13 +229,8 @@ class TestLastStep:
 
 def is_due(at_step: int, every: int, examples_per_epoch: int, global_batch_size: int) -> bool:
     """Whether a run evaluates after a step; `every` in millionths of an epoch."""
-    plan = types.SimpleNamespace(
-        examples_per_epoch=examples_per_epoch, eval_every_epochs=every / MILLION
-    )
-    run = types.SimpleNamespace(
-        plan=plan, trainer=types.SimpleNamespace(global_batch_size=global_batch_size)
-    )
-    return loop.Run._evaluation_is_due(run, at_step)
+    interval = loop.Interval(epochs=every / MILLION)
+    return interval.is_due(at_step, global_batch_size, examples_per_epoch)
 
 
 class TestEvaluations:

@@ -15,7 +15,7 @@ CONFIG = {"settings": {"seed": 0}, "resolved": {}}
 
 @pytest.fixture
 def folder(tmp_path):
-    return run_folder.RunFolder(str(tmp_path / "new" / "run"))
+    return run_folder.RunFolder(str(tmp_path / "new" / "run"), "--train_dir")
 
 
 class TestReadConfig:
@@ -55,7 +55,7 @@ class TestReadConfig:
 
 def test_a_folder_that_cannot_be_made_is_refused(tmp_path):
     (tmp_path / "file").write_text("not a folder")
-    folder = run_folder.RunFolder(str(tmp_path / "file" / "run"))
+    folder = run_folder.RunFolder(str(tmp_path / "file" / "run"), "--train_dir")
     with pytest.raises(run_folder.RunFolderError, match="--train_dir=.*cannot be written: Not a d"):
         folder.create(CONFIG)
 

@@ -13,7 +13,7 @@ from towers.runs import run_folder, run_lock
 HOLD = """
 import sys, time
 from towers.runs import run_folder, run_lock
-with run_lock.RunLock(run_folder.RunFolder(sys.argv[1])).held():
+with run_lock.RunLock(run_folder.RunFolder(sys.argv[1], "--train_dir")).held():
     print("held", flush=True)
     time.sleep(600)
 """
@@ -21,7 +21,7 @@ with run_lock.RunLock(run_folder.RunFolder(sys.argv[1])).held():
 
 @pytest.fixture
 def folder(tmp_path):
-    return run_folder.RunFolder(str(tmp_path / "run"))
+    return run_folder.RunFolder(str(tmp_path / "run"), "--train_dir")
 
 
 def test_is_there_while_it_is_held_and_says_by_whom(folder):

@@ -85,6 +85,13 @@ def random_batches(count: int) -> list:
     ]
 
 
+class Named:
+    """What the loop asks of a definition."""
+
+    def sha256(self):
+        return "of this run"
+
+
 def train(path, *, summary_every_steps: int, profile_steps=None) -> SimpleNamespace:
     """A run in `path`, with what each of its steps was given and gave back, by step."""
     made, folder = tiny_trainer(), run_folder.RunFolder(str(path))
@@ -111,11 +118,11 @@ def train(path, *, summary_every_steps: int, profile_steps=None) -> SimpleNamesp
         verify_every_steps=0,
         checkpoint_every_steps=100,
         checkpoints_to_keep=1,
-        eval_every_epochs=1.0,
+        evaluate_every=loop.Interval(epochs=1.0),
         profile_steps=profile_steps,
     )
     data = loop.Data(batches, list(random_batches(2)), evaluation_count=2 * BATCH)
-    run = loop.Run(made, folder, plan, data)
+    run = loop.Loop(made, folder, plan, data, Named())
     with run.lock.held():
         run.train(CONFIG)
     return SimpleNamespace(

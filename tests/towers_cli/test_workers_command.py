@@ -416,8 +416,8 @@ def test_workers_whose_weights_differ_stop(tmp_path, monkeypatch, flags):
         self.workers.count = 2
         save(self)
 
-    save = loop.Run._save
-    monkeypatch.setattr(loop.Run, "_save", save_as_one_of_two)
+    save = loop.Loop._save
+    monkeypatch.setattr(loop.Loop, "_save", save_as_one_of_two)
     monkeypatch.setattr("towers.worker.SingleWorker.exchange", exchange)
     monkeypatch.setattr("towers_cli.agreement.check_alike", lambda *_: None)
     monkeypatch.setattr("towers_cli.agreement.check_same_data", lambda *_, **__: None)

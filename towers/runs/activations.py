@@ -4,6 +4,7 @@ import keras
 import tensorflow as tf
 
 from towers import model_state, trainer
+from towers.support import structures
 
 
 class Activations:
@@ -15,18 +16,19 @@ class Activations:
         self._model = None  # a subclassed model has no graph of layers to look into
         if isinstance(model, (keras.Sequential, keras.Model)) and getattr(model, "inputs", None):
             outputs = {layer.name: layer.output for layer in model.layers if _is_nonlinear(layer)}
-            output = {model.layers[-1].name: model.outputs[0]}
+            own = {output._keras_history.operation.name: output for output in model.outputs}
+            inputs = model.inputs[0] if isinstance(model, keras.Sequential) else model.input
             try:
-                self._model = keras.Model(model.inputs, outputs | output)
+                self._model = keras.Model(inputs, outputs | own)
             except ValueError:
                 # A layer that was first called in another model has its `output` there.
-                self._model = keras.Model(model.inputs, output)
+                self._model = keras.Model(inputs, own)
         self._call = tf.function(self._build, autograph=False)
 
-    def __call__(self, images: tf.Tensor) -> dict[str, tf.Tensor]:
+    def __call__(self, inputs: structures.Structure) -> dict[str, tf.Tensor]:
         """Layer to its activation for this worker's first microbatch of the coming step.
 
-        The same weights, images and draws as `train_step(images, ...)` will use if it comes next,
+        The same weights, inputs and draws as `train_step(inputs, ...)` will use if it comes next,
         so these are that step's own values, though a forward pass of their own computes them. They
         are not outputs of the step because fetching them could change how TensorFlow fuses its
         operations, and with that the last bits of its result.
@@ -41,13 +43,14 @@ class Activations:
         first = workers.index * (of.num_microbatches // workers.count)
         draw_index = of.state.step * of.num_microbatches + first
         with tf.device(of.tower_devices[0]):
-            return self._call(tf.convert_to_tensor(images)[:microbatch], draw_index)
+            own = tf.nest.map_structure(lambda x: tf.convert_to_tensor(x)[:microbatch], inputs)
+            return self._call(own, draw_index)
 
-    def _build(self, images, draw_index):
+    def _build(self, inputs, draw_index):
         weights = [variable.value for variable in self._model.trainable_variables]
         state = [variable.value for variable in self._model.non_trainable_variables]
         drawn_state = model_state.with_draw_index(self._model, state, draw_index)
-        return self._model.stateless_call(weights, drawn_state, images, training=True)[0]
+        return self._model.stateless_call(weights, drawn_state, inputs, training=True)[0]
 
 
 def _is_nonlinear(layer: keras.layers.Layer) -> bool:

@@ -154,7 +154,7 @@ class Checkpoints:
         if self.damaged:
             raise CheckpointError(
                 f"every checkpoint in {self._folder} is damaged: {'; '.join(self.damaged)}; bring "
-                "a good one back, or choose another --train_dir"
+                "a good one back, or choose another folder"
             )
         (self._folder / "checkpoint").unlink(missing_ok=True)  # TensorFlow's list, of nothing
         return None

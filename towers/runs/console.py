@@ -159,8 +159,15 @@ def progress(first_step: int, last_step: int, is_chief: bool = True) -> Lines | 
 
 
 def _summary(metrics: Mapping) -> str:
-    return (
-        f"epoch {metrics['epoch']:.2f}  loss {metrics['loss']:.4f}  "
-        f"accuracy {metrics['accuracy']:.1%}  rate {metrics['learning_rate']:.4g}  "
-        f"{metrics['examples_per_second']:,.0f} examples/s"
-    )
+    shown = {
+        "epoch": ".2f",
+        "loss": ".4f",
+        "accuracy": ".1%",
+        "learning_rate": ".4g",
+    }
+    said = [
+        f"{name.removeprefix('learning_')} {metrics[name]:{form}}"
+        for name, form in shown.items()
+        if name in metrics
+    ]
+    return "  ".join([*said, f"{metrics['examples_per_second']:,.0f} examples/s"])

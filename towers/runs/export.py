@@ -4,6 +4,9 @@ import contextlib
 import os
 import struct
 import time
+from pathlib import Path
+
+import keras
 
 from towers import trainer
 from towers.runs import run_folder
@@ -13,9 +16,10 @@ from towers.support import hashes, tally
 def final_model(
     tower_trainer: trainer.Trainer,
     folder: run_folder.RunFolder,
-    examples_per_epoch: int,
+    examples_per_epoch: int | None,
     result: tally.Evaluation | None,
     split: str,
+    stop_reason: str | None = None,
 ) -> dict:
     """Writes `final_model.keras` with the evaluated weights, then `final_model.json`.
 
@@ -25,9 +29,10 @@ def final_model(
     Args:
       tower_trainer: at the end of its training.
       folder: where to write.
-      examples_per_epoch: size of the training split.
+      examples_per_epoch: size of the training split; None where nobody knows.
       result: the last evaluation, if there was one.
       split: that was evaluated.
+      stop_reason: why a hook has ended the run before its last step; None where none has.
 
     Returns:
       What `final_model.json` holds.
@@ -35,33 +40,46 @@ def final_model(
     Raises:
       RunFolderError: it cannot be written, or the machine's clock is before 1980.
     """
+    model = save_model(tower_trainer, folder.final_model)
+    examples_seen = int(tower_trainer.state.examples_seen)
+    summary = {
+        "weights_sha256": hashes.sha256(variable.value for variable in model.weights),
+        "step": int(tower_trainer.state.step),
+        "examples_seen": examples_seen,
+    }
+    if examples_per_epoch:
+        summary["epoch"] = examples_seen / examples_per_epoch
+    if result is not None:
+        summary |= {"split": split} | result.as_metrics()
+    if stop_reason is not None:
+        summary["stopped_early"] = stop_reason
+    run_folder.write_json(folder.final_summary, summary)
+    return summary
+
+
+def save_model(tower_trainer: trainer.Trainer, path: Path) -> keras.Model:
+    """Writes the model with the weights that are evaluated, whole or not at all; returns it.
+
+    Raises:
+      RunFolderError: it cannot be written, or the machine's clock is before 1980.
+    """
     model = tower_trainer.evaluated_model()
-    partial = folder.path / "final_model.partial.keras"
+    partial = path.with_name(f"{path.stem}.partial.keras")
     try:
-        with run_folder.writing(folder.final_model):
+        with run_folder.writing(path):
             model.save(partial)
             with open(partial, "rb") as file:
                 os.fsync(file.fileno())  # else, after a power cut, the name may be an empty file's
-            os.replace(partial, folder.final_model)
+            os.replace(partial, path)
     except (ValueError, struct.error) as error:  # from zipfile
         if 1980 <= time.localtime().tm_year < 2108:
             raise
         raise run_folder.RunFolderError(
-            f"{folder.final_model}: cannot be written: this machine's clock says "
+            f"{path}: cannot be written: this machine's clock says "
             f"{time.strftime('%Y-%m-%d')}, and the file's format has no year before 1980 or after "
             "2107; set the clock and give the same command, which goes on from the last step"
         ) from error
     finally:
         with contextlib.suppress(OSError):  # which would hide why it could not be written
             partial.unlink(missing_ok=True)
-    examples_seen = int(tower_trainer.state.examples_seen)
-    summary = {
-        "weights_sha256": hashes.sha256(variable.value for variable in model.weights),
-        "step": int(tower_trainer.state.step),
-        "examples_seen": examples_seen,
-        "epoch": examples_seen / examples_per_epoch,
-    }
-    if result is not None:
-        summary |= {"split": split, "accuracy": result.accuracy, "count": result.count}
-    run_folder.write_json(folder.final_summary, summary)
-    return summary
+    return model

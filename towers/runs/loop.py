@@ -2,10 +2,11 @@
 
 import contextlib
 import dataclasses
+import functools
 import math
 import signal
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
 import numpy as np
 import tensorflow as tf
@@ -23,6 +24,7 @@ from towers.runs import (
     activations,
     checkpoints,
     console,
+    definition,
     divergence,
     export,
     interrupts,
@@ -42,34 +44,57 @@ class NotFiniteEvaluationError(TrainingError):
 
 
 @dataclasses.dataclass(frozen=True)
+class Interval:
+    """Every so many steps, or epochs; never where both are 0."""
+
+    steps: int = 0
+    epochs: float = 0.0
+
+    def is_due(self, at_step: int, batch: int, examples_per_epoch: int | None) -> bool:
+        """Whether an interval ends with a step.
+
+        Args:
+          at_step: made.
+          batch: examples of a step.
+          examples_per_epoch: None where nobody knows; then steps alone count.
+        """
+        if not self.epochs:
+            return _is_multiple(at_step, self.steps)
+        every = schedules.exact(self.epochs) * examples_per_epoch
+        return at_step * batch // every > max(0, at_step - 1) * batch // every
+
+
+@dataclasses.dataclass(frozen=True)
 class Plan:
     """When a run ends, and what it does on the way.
 
     Attributes:
       last_step: the step to stop after.
-      examples_per_epoch: size of the training split.
-      class_names: one per class.
+      examples_per_epoch: size of the training split; None where nobody knows.
+      class_names: one per class; empty where they have none.
       log_every_steps: between two lines of `metrics.jsonl`; at least 1.
       summary_every_steps: between two sets of histograms and images; 0 for none.
       verify_every_steps: between two hashes of the state in `metrics.jsonl`; 0 for none.
       checkpoint_every_steps: between two checkpoints; at least 1.
       checkpoints_to_keep: the newest few; at least 1.
-      eval_every_epochs: between two evaluations; 0 for one at the end.
+      evaluate_every: between two evaluations; there is one at the end, too.
       profile_steps: (first, last) steps to profile, or None.
       eval_of_workers: whether an evaluation also shows the accuracy of each worker's share.
+      hooks: called with an `Event` after every step, in order.
     """
 
     last_step: int
-    examples_per_epoch: int
-    class_names: tuple[str, ...]
-    log_every_steps: int
-    summary_every_steps: int
-    verify_every_steps: int
-    checkpoint_every_steps: int
-    checkpoints_to_keep: int
-    eval_every_epochs: float
-    profile_steps: tuple[int, int] | None
+    examples_per_epoch: int | None
+    class_names: tuple[str, ...] = ()
+    log_every_steps: int = 20
+    summary_every_steps: int = 0
+    verify_every_steps: int = 0
+    checkpoint_every_steps: int = 1000
+    checkpoints_to_keep: int = 3
+    evaluate_every: Interval = Interval()
+    profile_steps: tuple[int, int] | None = None
     eval_of_workers: bool = False
+    hooks: tuple[Callable[["Event"], object], ...] = ()
 
 
 @dataclasses.dataclass(frozen=True)
@@ -77,17 +102,56 @@ class Data:
     """Where batches come from.
 
     Attributes:
-      training: (first_step, last_step) to the batches (images, labels) of those steps.
-      evaluation: batches (images, labels, mask) that hold each example of a split once, whenever
-        they are iterated over.
-      evaluation_count: examples in that split.
+      training: (first_step, last_step) to the batches (inputs, labels) or (inputs, labels,
+        sample_weight) of those steps.
+      evaluation: batches (inputs, labels, sample_weight) that hold each example of a split once,
+        whenever they are iterated over; None for no evaluation.
+      evaluation_count: examples in that split; None where nobody knows.
       evaluation_split: its name.
     """
 
     training: Callable[[int, int], Iterable]
-    evaluation: Iterable
-    evaluation_count: int
+    evaluation: Iterable | None = None
+    evaluation_count: int | None = None
     evaluation_split: str = "test"
+
+
+@dataclasses.dataclass
+class Event:
+    """What a hook sees: a step was made, or a run goes on from one.
+
+    Attributes:
+      trainer: of the run; its `state` is the one after the step.
+      step: made so far, from 1.
+      examples_seen: in these steps.
+      epoch: examples seen, in training splits; None where nobody knows the size of one.
+      result: of the step; None where the run goes on from it, or where its hooks are called again.
+      evaluation: that was made after this step; None where none was.
+      evaluations: lines of `metrics.jsonl`, one for each evaluation of the run so far.
+      folder: of the run, to write into where `trainer.workers.is_chief`.
+      examples_per_epoch: size of the training split; None where nobody knows.
+      is_last: whether the run ends with this step, unless it is stopped earlier.
+    """
+
+    trainer: trainer.Trainer
+    step: int
+    examples_seen: int
+    epoch: float | None
+    result: step.StepResult | None
+    evaluation: tally.Evaluation | None
+    evaluations: Sequence[Mapping]
+    folder: run_folder.RunFolder
+    examples_per_epoch: int | None = None
+    is_last: bool = False
+    stop_reason: str | None = None
+
+    def save_model(self, name: str) -> None:
+        """Writes the model with the weights that are evaluated into the folder; on the chief."""
+        export.save_model(self.trainer, self.folder.path / name)
+
+    def stop(self, reason: str = "a hook has stopped it") -> None:
+        """Ends the run with this step, as if it were the last; on every worker alike."""
+        self.stop_reason = reason
 
 
 @dataclasses.dataclass(frozen=True)
@@ -97,6 +161,7 @@ class Outcome:
     final: Mapping | None
     step: int
     exit_code: int = 0
+    evaluation: tally.Evaluation | None = None
 
 
 def last_step(
@@ -116,8 +181,8 @@ def last_step(
     return steps if max_steps is None else min(steps, max_steps)
 
 
-class Run:
-    """One training run in its folder; `lock` is to be held while it restores and trains.
+class Loop:
+    """The loop of a run in its folder; `lock` is to be held while it restores and trains.
 
     With several workers each has one, makes the same steps and takes part in the evaluations; the
     chief alone reads and writes the folder, holds the lock and shows progress.
@@ -129,8 +194,7 @@ class Run:
         folder: run_folder.RunFolder,
         plan: Plan,
         data: Data,
-        run_sha256: str = "",
-        begins_elsewhere: bool = False,
+        defined: definition.Definition,
     ):
         """
         Args:
@@ -138,9 +202,8 @@ class Run:
           folder: of the run.
           plan: when it ends, and what it does on the way.
           data: where batches come from.
-          run_sha256: a hash of what defines the run; its checkpoints have it, and no other's are
+          defined: what the run is; its checkpoints have the hash of it, and no other's are
             restored.
-          begins_elsewhere: whether it begins from another run's checkpoint.
         """
         self.trainer = tower_trainer
         self.workers = tower_trainer.workers
@@ -149,15 +212,20 @@ class Run:
         self.data = data
         self.lock = run_lock.RunLock(folder)
         self._checkpoints = checkpoints.Checkpoints(
-            tower_trainer.state, folder.checkpoints, plan.checkpoints_to_keep, run_sha256
+            tower_trainer.state,
+            folder.checkpoints,
+            plan.checkpoints_to_keep,
+            defined.sha256(),
         )
+        self._defined = defined
         self._is_marked = False  # whether config.json says that there is a checkpoint
-        self._begins_elsewhere = begins_elsewhere
         # Of the chief; it makes files: not before train().
         self._summaries: summaries.Summaries | None = None
         self._activations = activations.Activations(tower_trainer)
         self._evaluation: tally.Evaluation | None = None
-        self._evaluated_steps: set[int] = set()  # with a line in metrics.jsonl
+        self._evaluations: list[Mapping] = []  # lines of metrics.jsonl
+        self._stop_reason: str | None = None  # a hook's
+        self._result: step.StepResult | None = None  # of the last step
         self._hashed_steps: set[int] = set()  # likewise
 
     @property
@@ -182,7 +250,7 @@ class Run:
             raise checkpoints.CheckpointError(
                 f"the run has saved checkpoints, the first at step {first_saved}, and "
                 f"{self.folder.checkpoints} holds none; bring them back, or choose another "
-                "--train_dir"
+                "folder"
             )
         return restored
 
@@ -199,7 +267,7 @@ class Run:
         if anew:
             self.folder.remove_events()
         split = self.data.evaluation_split
-        self._evaluated_steps = {line["step"] for line in kept if line.get("split") == split}
+        self._evaluations = [line for line in kept if line.get("split") == split]
         self._hashed_steps = {line["step"] for line in kept if "state_sha256" in line}
 
     def train(self, config: Mapping) -> Outcome:
@@ -207,6 +275,10 @@ class Run:
         first_step, is_chief = int(self.trainer.state.step), self.workers.is_chief
         if is_chief:
             self._summaries = summaries.Summaries(self.folder)
+        lines = self.workers.from_chief(lambda: self._evaluations)
+        are_lines = isinstance(lines, list) and all(isinstance(one, dict) for one in lines)
+        worker.check_fits(are_lines, self.workers.name(0))
+        self._evaluations = lines
         progress = console.progress(first_step, self.plan.last_step, is_chief)
         try:
             outcome = self._train(first_step, config, progress)
@@ -232,8 +304,16 @@ class Run:
             self._save()
             if self.workers.stop_asked():
                 return Outcome(None, at_step, exit_code=128 + self.workers.stop_asked())
-            self._evaluate(progress)
-            return Outcome(self.workers.from_chief(self._export), at_step)
+            if self._stop_reason is None:
+                self._evaluate(progress)
+                self._call_hooks(at_step, None if at_step == first_step else self._result)
+            elif self._evaluated_step() != at_step:
+                self._evaluate(progress)
+            found = self._evaluation
+            return Outcome(self.workers.from_chief(self._export), at_step, evaluation=found)
+
+    def _evaluated_step(self) -> int | None:
+        return self._evaluations[-1]["step"] if self._evaluation and self._evaluations else None
 
     def _export(self) -> dict:
         with self._in_its_folder():
@@ -243,6 +323,7 @@ class Run:
                 self.plan.examples_per_epoch,
                 self._evaluation,
                 self.data.evaluation_split,
+                self._stop_reason,
             )
 
     def _check_same_on_all_workers(self, parts_sha256: Mapping[str, str]) -> None:
@@ -276,18 +357,18 @@ class Run:
     def _steps(self, first_step, config, progress, asked, profile) -> None:
         plan, clock = self.plan, _Clock(first_step)
         for at_step, batch in enumerate(self._batches(first_step), start=first_step + 1):
-            images, labels, parts = batch
+            inputs, labels, *weight, parts = batch
             if at_step == first_step + 1:
                 self._begin(first_step, config, batch, progress)
                 clock.restart(first_step)
             shows = self._summaries and _is_multiple(at_step, plan.summary_every_steps)
             with clock.paused():
                 self._profile(at_step, first_step, profile)
-                shown = self._activations(images) if shows else {}
+                shown = self._activations(inputs) if shows else {}
 
             try:
                 with self._enough_memory():
-                    result = self.trainer.train_step(images, labels, parts=parts)
+                    result = self.trainer.train_step(inputs, labels, *weight, parts=parts)
             except not_finite.NotFiniteError as error:
                 raise self._cannot_go_on(f"{error}, and the step was not applied") from error
             progress.advance()
@@ -301,7 +382,7 @@ class Run:
                     self._verify()
                 if shows:
                     self._summaries.histograms(
-                        self.trainer.state.model, result, shown, images, at_step
+                        self.trainer.state.model, result, shown, inputs, at_step
                     )
                 if plan.profile_steps and at_step == plan.profile_steps[1]:
                     profile.close()
@@ -312,23 +393,58 @@ class Run:
                     return  # train() saves
                 if _is_multiple(at_step, plan.checkpoint_every_steps):
                     self._save()
-                if at_step < plan.last_step and self._evaluation_is_due(at_step):
-                    self._evaluate(progress)
+                self._result = result
+                if at_step < plan.last_step:
+                    self._evaluate_if_due(at_step, progress)
+                    self._call_hooks(at_step, result)
+                if self._stop_reason is not None:
+                    progress.say(f"stopped at step {at_step}: {self._stop_reason}")
+                    return
+
+    def _evaluate_if_due(self, at_step: int, progress) -> bool:
+        if self._evaluation_is_due(at_step):
+            self._evaluate(progress)
+            return True
+        return False
+
+    def _call_hooks(self, at_step: int, result: step.StepResult | None) -> None:
+        is_evaluated = self._evaluated_step() == at_step
+        event = Event(
+            trainer=self.trainer,
+            step=at_step,
+            examples_seen=at_step * self.trainer.global_batch_size,
+            epoch=self._epoch(at_step * self.trainer.global_batch_size),
+            result=result,
+            evaluation=self._evaluation if is_evaluated else None,
+            evaluations=tuple(self._evaluations),
+            folder=self.folder,
+            examples_per_epoch=self.plan.examples_per_epoch,
+            is_last=at_step == self.plan.last_step,
+        )
+        for hook in self.plan.hooks:
+            hook(event)
+        if event.stop_reason is not None:
+            self._stop_reason = event.stop_reason
+
+    def _epoch(self, examples_seen: int) -> float | None:
+        per_epoch = self.plan.examples_per_epoch
+        return examples_seen / per_epoch if per_epoch else None
 
     def _batches(self, first_step: int) -> Iterator[tuple]:
-        """(images, labels, parts) for each step that is left."""
+        """(inputs, labels, parts), or with sample_weight before parts, for each step left."""
         batches = self.data.training(first_step, self.plan.last_step)
         if devices.are_cpus(self.trainer.tower_devices):  # where there is nowhere to copy to
-            return ((images, labels, None) for images, labels in batches)
+            return ((*batch, None) for batch in batches)
         return prefetch.to_towers(batches, self.trainer.tower_devices)
 
     def _begin(self, first_step, config, batch, progress) -> None:
         """Writes what TensorBoard shows of the run as a whole, which traces the step's graph."""
-        graph = self.trainer.step_graph(*batch)
+        inputs, labels, *_, parts = batch
+        graph = self.trainer.step_graph(inputs, labels, parts)
         if self._summaries:
             self._summaries.start(config, graph)
         due = self.workers.from_chief(
-            lambda: [0 not in self._hashed_steps, first_step not in self._evaluated_steps]
+            lambda: [0 not in self._hashed_steps, self._has_no_evaluation(first_step)]
         )
         is_two = isinstance(due, list) and [type(one) for one in due] == [bool, bool]
         worker.check_fits(is_two, self.workers.name(0))
@@ -337,6 +453,11 @@ class Run:
             self._verify()
         if evaluates and self._evaluation_is_due(first_step):
             self._evaluate(progress)  # the run was stopped before it came to this
+        if first_step:
+            self._call_hooks(first_step, None)
+
+    def _has_no_evaluation(self, at_step: int) -> bool:
+        return all(line["step"] != at_step for line in self._evaluations)
 
     def _profile(self, at_step: int, first_step: int, profile: contextlib.ExitStack) -> None:
         """Starts the profile at its first step, or in its midst where a run goes on there."""
@@ -385,21 +506,14 @@ class Run:
                 self._is_marked = True
 
     def _cannot_go_on(self, what: str) -> TrainingError:
-        help_ = "a lower --learning_rate, a --clip_norm or a wider --compute_dtype may help"
+        help_ = "a lower learning rate, clipped gradients or a wider compute type may help"
         return TrainingError(f"{what}; {help_}.{self._newest_checkpoint()}{self._how_to_change()}")
 
     def _how_to_change(self) -> str:
         """How other settings can be given to this run, of the worker that can know."""
         if not self.workers.is_chief:
             return ""
-        if not self._is_marked:
-            earlier = " and an earlier checkpoint for --begin_from"
-            also = earlier if self._begins_elsewhere else ""
-            return f" The same command takes other settings{also}, and begins anew."
-        return (
-            " To go on from it or from an earlier one with other settings, give them with "
-            f"--begin_from={self.folder.path}, or a checkpoint in it, and a new --train_dir."
-        )
+        return f" {self._defined.how_to_change(self.folder, self._is_marked)}"
 
     @contextlib.contextmanager
     def _enough_memory(self) -> Iterator[None]:
@@ -408,7 +522,7 @@ class Run:
                 yield
         except TrainingError as error:
             raise TrainingError(
-                f"{error}, or on GPUs more --num_microbatches.{self._newest_checkpoint()}"
+                f"{error}, or on GPUs more num_microbatches.{self._newest_checkpoint()}"
                 f"{self._how_to_change()}"
             ) from error
 
@@ -436,29 +550,40 @@ class Run:
     def _metrics(self, losses, result: step.StepResult, at_step: int, step_seconds: float) -> dict:
         batch = self.trainer.global_batch_size
         examples_seen = at_step * batch
+        epoch, weights = self._epoch(examples_seen), result.weights
+        counts = result.correct is not None and weights is None
+        mean = functools.partial(_mean, weights=None if weights is None else weights.numpy())
         return {
             "step": at_step,
             "examples_seen": examples_seen,
-            "epoch": examples_seen / self.plan.examples_per_epoch,
-            # Of the next update: the schedule at this line's examples_seen.
-            "learning_rate": self.trainer.learning_rate(examples_seen),
-            "loss": _mean(losses["total"]),
-            **{term: _mean(values) for term, values in losses.items() if _is_of_outputs(term)},
+            **({} if epoch is None else {"epoch": epoch}),
+            "learning_rate": self._rate(examples_seen),
+            "loss": mean(losses["total"]),
+            **{term: mean(values) for term, values in losses.items() if _is_of_outputs(term)},
             "weight_decay": sum(
-                _mean(values) for term, values in losses.items() if term.startswith("weight_decay/")
+                mean(values) for term, values in losses.items() if term.startswith("weight_decay/")
             ),
-            "accuracy": int(result.correct.numpy().sum()) / batch,
+            **({"accuracy": int(result.correct.numpy().sum()) / batch} if counts else {}),
             "examples_per_second": batch / step_seconds,
             "step_seconds": step_seconds,
         }
 
+    def _rate(self, examples_seen: int) -> float:
+        """Of the next update: the schedule at this line's examples_seen, or the optimizer's own."""
+        of = self.trainer
+        if of.learning_rate is None:
+            return float(np.asarray(of.state.optimizer.learning_rate))
+        return of.learning_rate(examples_seen)
+
     def _evaluation_is_due(self, at_step: int) -> bool:
-        every = schedules.exact(self.plan.eval_every_epochs) * self.plan.examples_per_epoch
-        batch = self.trainer.global_batch_size
-        before = max(0, at_step - 1)
-        return every > 0 and at_step * batch // every > before * batch // every
+        plan = self.plan
+        return self.data.evaluation is not None and plan.evaluate_every.is_due(
+            at_step, self.trainer.global_batch_size, plan.examples_per_epoch
+        )
 
     def _evaluate(self, progress) -> None:
+        if self.data.evaluation is None:
+            return
         at_step = int(self.trainer.state.step)
         with self._enough_memory():
             result = self.trainer.evaluate(self.data.evaluation)
@@ -467,27 +592,36 @@ class Run:
         except NotFiniteEvaluationError as error:
             raise self._cannot_go_on(f"step {at_step}: {error}") from error
         self._evaluation = result
-        if not self.workers.is_chief:
-            return
-        examples_seen = int(self.trainer.state.examples_seen)
-        epoch = examples_seen / self.plan.examples_per_epoch
+        epoch = self._epoch(int(self.trainer.state.examples_seen))
         split = self.data.evaluation_split
-        line = {"step": at_step, "epoch": epoch, "split": split} | result.as_metrics()
+        line = {"step": at_step} | ({} if epoch is None else {"epoch": epoch})
+        line |= {"split": split} | result.as_metrics()
         shares = result.of_workers if self.plan.eval_of_workers else ()
         if shares:
             counts, accuracies = zip(*shares, strict=True)
             line |= {"count_of_workers": counts, "accuracy_of_workers": accuracies}
+        is_new = self._has_no_evaluation(at_step)  # a run that goes on may come by here again
+        if is_new:
+            self._evaluations.append(line)
+        if not self.workers.is_chief:
+            return
         with self._in_its_folder():
-            if at_step not in self._evaluated_steps:  # a run that goes on may come by here again
+            if is_new:
                 run_folder.append_line(self.folder.metrics, line)
-                self._evaluated_steps.add(at_step)
             self._summaries.evaluation(result, self.plan.class_names, at_step)
-        progress.say(
-            f"{split} at step {at_step}: accuracy {result.accuracy:.2%}, loss {result.loss:.4f} "
-            f"on {result.count:,} examples"
-        )
+        progress.say(f"{split} at step {at_step}: {said(result)} on {result.count:,} examples")
         for index, (count, accuracy) in enumerate(shares):
             progress.say(f"  {self.workers.name(index)}: {accuracy:.2%} of its {count:,}")
+
+
+def said(result: tally.Evaluation) -> str:
+    """An evaluation in a line: accuracy, loss, and where it has others, its metrics."""
+    numbers = {name: x for name, x in result.metrics.items() if isinstance(x, float)}
+    if result.confusion is not None:
+        del numbers["top5_accuracy"]
+    shares = [f"accuracy {numbers.pop('accuracy'):.2%}"] if "accuracy" in numbers else []
+    others = [f"{name} {value:.4g}" for name, value in numbers.items()]
+    return ", ".join([*shares, f"loss {result.loss:.4f}", *others])
 
 
 @contextlib.contextmanager
@@ -501,23 +635,29 @@ def enough_memory() -> Iterator[None]:
         yield
     except (tf.errors.ResourceExhaustedError, MemoryError) as error:
         raise TrainingError(
-            "there is not enough memory for a batch; it takes a lower --global_batch_size"
+            "there is not enough memory for a batch; it takes a lower global_batch_size"
         ) from error
 
 
-def check_evaluation(result: tally.Evaluation, expected_count: int) -> None:
+def check_evaluation(result: tally.Evaluation, expected_count: int | None) -> None:
     """Each example exactly once, not 10,112 for 10,000; and a loss that is a number.
 
     Raises:
       TrainingError: another number of examples was evaluated.
       NotFiniteEvaluationError: the loss is NaN or infinite.
     """
-    if result.count != expected_count:
+    if expected_count is not None and result.count != expected_count:
         raise TrainingError(f"evaluated {result.count} examples of a split of {expected_count}")
     if not math.isfinite(result.loss):
         raise NotFiniteEvaluationError(
             f"the loss of the evaluation is {result.loss}: the model's outputs are not finite"
         )
+
+
+def mean_loss(result: step.StepResult) -> float:
+    """The total loss over the global batch of a step, before its update."""
+    weights = None if result.weights is None else result.weights.numpy()
+    return _mean(result.losses["total"].numpy(), weights)
 
 
 def _is_multiple(at_step: int, every_steps: int) -> bool:
@@ -529,8 +669,10 @@ def _is_of_outputs(term: str) -> bool:
     return term not in ("total", "model") and not term.startswith("weight_decay/")
 
 
-def _mean(values: np.ndarray) -> float:
-    return float(np.mean(values, dtype=np.float64))
+def _mean(values: np.ndarray, weights: np.ndarray | None = None) -> float:
+    if weights is None or not weights.any():
+        return float(np.mean(values, dtype=np.float64))
+    return float(np.average(values.astype(np.float64), weights=weights))
 
 
 class _Clock:

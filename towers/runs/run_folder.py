@@ -24,10 +24,11 @@ class RunFolderError(errors.UserError):
 
 
 class RunFolder:
-    """Paths and small files of one `--train_dir`.
+    """Paths and small files of one run's folder.
 
     Attributes:
       path: the folder.
+      shown: what messages call it.
       config, metrics, evaluations: `config.json`, `metrics.jsonl`, `eval.jsonl`.
       checkpoints: folder of the newest few checkpoints.
       train_events, eval_events: folders of TensorBoard event files.
@@ -35,8 +36,14 @@ class RunFolder:
       lock: `training.lock`, there while a training is at work (run_lock.py).
     """
 
-    def __init__(self, path: str):
+    def __init__(self, path: str | os.PathLike, argument: str = ""):
+        """
+        Args:
+          path: of the folder, which need not be there.
+          argument: what a person gave it as, for messages, such as `--train_dir`.
+        """
         self.path = Path(os.path.expanduser(path))
+        self.shown = f"{argument}={self.path}" if argument else str(self.path)
         self.config = self.path / "config.json"
         self.metrics = self.path / "metrics.jsonl"
         self.evaluations = self.path / "eval.jsonl"
@@ -59,21 +66,19 @@ class RunFolder:
             config = _read_json(self.config)
             if isinstance(config, dict) and {"settings", "resolved"} <= set(config):
                 return config
-            raise RunFolderError(f"--train_dir={self.path}: its config.json is not that of a run")
+            raise RunFolderError(f"{self.shown}: its config.json is not that of a run")
         except FileNotFoundError:
             pass
         except (OSError, ValueError, RecursionError) as error:
             reason = getattr(error, "strerror", None) or error
-            raise RunFolderError(
-                f"--train_dir={self.path}: config.json cannot be read: {reason}"
-            ) from error
+            raise RunFolderError(f"{self.shown}: config.json cannot be read: {reason}") from error
         if self.path.is_symlink() and not self.path.exists():
-            raise RunFolderError(f"--train_dir={self.path}: is a symbolic link to nothing")
+            raise RunFolderError(f"{self.shown}: is a symbolic link to nothing")
         # All that a training killed in its first moments leaves.
         begun = {self.lock.name, _partial(self.config).name}
         if self.path.exists() and {path.name for path in self.path.iterdir()} - begun:
             raise RunFolderError(
-                f"--train_dir={self.path}: holds files but no run (no config.json); "
+                f"{self.shown}: holds files but no run (no config.json); "
                 "name a run's folder, or a new one to train in"
             )
         return None
@@ -87,7 +92,7 @@ class RunFolder:
         length = len(os.fsencode(os.path.abspath(self.path)))
         if length > _LONGEST_PATH:
             raise RunFolderError(
-                f"--train_dir={self.path}: has {length:,} bytes with the folders above it, and at "
+                f"{self.shown}: has {length:,} bytes with the folders above it, and at "
                 f"most {_LONGEST_PATH:,} leave room for the names of a run's files"
             )
         files = (self.config, self.metrics, self.evaluations, self.final_model, self.final_summary)
@@ -129,7 +134,7 @@ class RunFolder:
         Raises:
           RunFolderError: it cannot be written.
         """
-        with writing(f"--train_dir={self.path}"):
+        with writing(self.shown):
             self.path.mkdir(parents=True, exist_ok=True)
         write_json(self.config, config)
 
@@ -144,7 +149,7 @@ class RunFolder:
         """
         config = self.read_config()
         if config is None:
-            raise RunFolderError(f"--train_dir={self.path}: config.json is gone")
+            raise RunFolderError(f"{self.shown}: config.json is gone")
         write_json(self.config, config | {FIRST_CHECKPOINT: step})
 
     def remove_events(self) -> None:
@@ -184,10 +189,13 @@ def _is_whole_archive(path: Path) -> bool:
         return False
 
 
-def differences(old: Mapping, new: Mapping, who: str = "the run") -> list[str]:
+def differences(
+    old: Mapping, new: Mapping, who: str = "the run", *, as_flags: bool = True
+) -> list[str]:
     """`--name=new (the run has old)` for each setting that differs; `who` has the old one."""
+    label = _label if as_flags else "{} ".format
     return [
-        f"{_label(name)}{_as_flag(new.get(name))} ({who} has {_as_flag(old.get(name))})"
+        f"{label(name)}{_as_flag(new.get(name))} ({who} has {_as_flag(old.get(name))})"
         for name in {**old, **new}
         if _plain(old.get(name)) != _plain(new.get(name))
     ]

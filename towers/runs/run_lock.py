@@ -29,16 +29,13 @@ class RunLock:
         self._file: int | None = None
         self._is_ours = False  # False, too, where the file system has no locks
 
-    def _named(self) -> str:
-        return f"--train_dir={self._folder.path}"
-
     def check_free(self) -> None:
         """Refuses a folder that another process holds; changes nothing.
 
         Raises:
           RunFolderError: names the holder.
         """
-        with run_folder.writing(self._named()), contextlib.suppress(FileNotFoundError):
+        with run_folder.writing(self._folder.shown), contextlib.suppress(FileNotFoundError):
             file = os.open(self._folder.lock, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
             try:
                 fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
@@ -57,7 +54,7 @@ class RunLock:
         Raises:
           RunFolderError: another process holds it, or the folder cannot be written to.
         """
-        with run_folder.writing(self._named()):
+        with run_folder.writing(self._folder.shown):
             self._folder.path.mkdir(parents=True, exist_ok=True)
             self._file = self._acquire()
         try:
@@ -78,7 +75,7 @@ class RunLock:
         """
         if not self._is_there():
             raise run_folder.RunFolderError(
-                f"{self._named()}: it, or training.lock in it, was removed, moved or replaced "
+                f"{self._folder.shown}: it, or training.lock in it, was removed, moved or replaced "
                 "while the run was at work; nothing more is written there"
             )
 
@@ -119,8 +116,8 @@ class RunLock:
         except (ValueError, TypeError, KeyError):
             who = "another process"
         return run_folder.RunFolderError(
-            f"{self._named()}: {who} is training in it; wait for it, stop it, or choose another "
-            "--train_dir"
+            f"{self._folder.shown}: {who} is training in it; wait for it, stop it, or choose "
+            "another folder"
         )
 
     def _is_there(self) -> bool:

@@ -18,7 +18,7 @@ from tensorboard.plugins.hparams import api as hparams
 
 from towers import gradients, step
 from towers.runs import figures, picture, run_folder
-from towers.support import noise, tally
+from towers.support import noise, structures, tally
 
 MAX_IMAGES = 8
 
@@ -72,12 +72,18 @@ class Summaries:
         """Writes the settings as text and HParams, and the graph of the step."""
         settings = config["settings"]
         with _events(self._train, 0):
-            tf.summary.text("settings", _markdown_table(settings))
-            tf.summary.text("resolved", _markdown_table(config["resolved"]))
+            for part in ("settings", "resolved", "defining"):
+                if config.get(part):
+                    tf.summary.text(part, _markdown_table(config[part]))
             tf.summary.graph(picture.of_graph(graph))
         # HParams finds the metrics of a session in the session's own run alone, whether --logdir
         # is this run or the folder of many: a group of metrics beside it is not found in the first.
         with _events(self._eval, 0):
+            if "defining" in config:  # of a program, whose metrics are not known yet
+                if settings:
+                    values = {name: _as_hparam(value) for name, value in settings.items()}
+                    hparams.hparams(values, trial_id=str(self._folder.path))
+                return
             values = {name: _as_hparam(settings[name]) for name in COMPARED if name in settings}
             split = settings.get("eval_split", "test")
             hparams.hparams_config(
@@ -111,7 +117,8 @@ class Summaries:
             per_tower = losses["total"].reshape(num_towers, -1).mean(axis=1)  # [num_towers]
             _scalar("towers/loss_spread", per_tower.max() - per_tower.min())
             for name in ("accuracy", "learning_rate", "epoch", "examples_per_second"):
-                _scalar(name, metrics[name])
+                if name in metrics:
+                    _scalar(name, metrics[name])
             for layer, of_layer in divergence.items():
                 for name, value in of_layer.items():
                     # TensorBoard cuts titles short before the last slash.
@@ -122,10 +129,10 @@ class Summaries:
         model: keras.Model,
         result: step.StepResult,
         activations: Mapping[str, tf.Tensor],
-        images: tf.Tensor,
+        inputs: structures.Structure,
         at_step: int,
     ) -> None:
-        """Writes weights, gradients, activations with their sparsity, and augmented images."""
+        """Writes weights, gradients, activations with their sparsity, and images."""
         with _events(self._train, at_step):
             for weight, gradient in zip(model.trainable_variables, result.gradients, strict=True):
                 tf.summary.histogram(f"weights/{weight.path}", weight.value)
@@ -136,9 +143,11 @@ class Summaries:
             for layer, values in activations.items():
                 tf.summary.histogram(f"activations/{layer}", tf.cast(values, tf.float32))
                 _scalar(f"sparsity/{layer}", tf.nn.zero_fraction(values))
-            if images.shape.rank == 4 and images.shape[-1] in (1, 3):
-                shown = figures.stretched(images[:MAX_IMAGES].numpy())
-                tf.summary.image("augmented_images", shown, max_outputs=MAX_IMAGES)
+            for place, images in enumerate(tf.nest.flatten(inputs)):
+                if len(images.shape) == 4 and images.shape[-1] in (1, 3):
+                    shown = figures.stretched(np.asarray(images[:MAX_IMAGES]))
+                    name = "augmented_images" + (f"_{place}" if place else "")
+                    tf.summary.image(name, shown, max_outputs=MAX_IMAGES)
 
     def evaluation(
         self, result: tally.Evaluation, class_names: tuple[str, ...], at_step: int
@@ -203,14 +212,18 @@ def write_evaluation(
       RunFolderError: it cannot be written.
     """
     with _events(writer, at_step):
-        _scalar("loss/cross_entropy", result.loss)
-        _scalar("accuracy", result.accuracy)
-        _scalar("top5_accuracy", result.top5_accuracy)
-        for name, value in zip(class_names, result.per_class_accuracy(), strict=True):
-            if not np.isnan(value):
-                _scalar(f"accuracy_per_class/{name}", value)
-        picture = figures.confusion_matrix(result.confusion, class_names)
-        tf.summary.image("confusion_matrix", picture[None])
+        for name, value in ({result.loss_name: result.loss} | dict(result.loss_terms)).items():
+            _scalar(f"loss/{name}", value)
+        for name, value in result.metrics.items():
+            for place, one in enumerate(np.ravel(value)):
+                _scalar(name if np.ndim(value) == 0 else f"{name}/{place}", one)
+        if result.confusion is not None:
+            class_names = class_names or tuple(map(str, range(len(result.confusion))))
+            for name, value in zip(class_names, result.per_class_accuracy(), strict=True):
+                if not np.isnan(value):
+                    _scalar(f"accuracy_per_class/{name}", value)
+            picture = figures.confusion_matrix(result.confusion, class_names)
+            tf.summary.image("confusion_matrix", picture[None])
         writer.flush()
 
 

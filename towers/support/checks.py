@@ -193,11 +193,7 @@ def batch(
 
     With a model, the inputs have to be those that it takes.
     """
-    if not isinstance(given, (tuple, list)) or len(given) not in (2, 3):
-        raise TypeError(
-            f"a batch is {described(given)}: must be (inputs, labels) or "
-            "(inputs, labels, sample_weight)"
-        )
+    given = parts_of(given)
     inputs, labels = tensors("inputs", given[0]), tensors("labels", given[1])
     n = structures.num_examples(inputs)
     for name, part in (("inputs", inputs), ("labels", labels)):
@@ -208,6 +204,16 @@ def batch(
     if trained is not None:
         inputs_fit(trained, inputs)
     return inputs, labels, given[2] if len(given) == 3 else None
+
+
+def parts_of(batch) -> tuple:
+    """A batch's inputs, labels and, where there is one, sample_weight, as they are."""
+    if not isinstance(batch, (tuple, list)) or len(batch) not in (2, 3):
+        raise TypeError(
+            f"a batch is {described(batch)}: must be (inputs, labels) or "
+            "(inputs, labels, sample_weight)"
+        )
+    return tuple(batch)
 
 
 def _leaves(name: str, given: structures.Structure) -> list[tuple[str, tf.Tensor]]:
@@ -367,7 +373,11 @@ class LabelsOfOneKind:
     def check(self, labels: structures.Structure) -> None:
         """Raises a ValueError if they are of another type, structure or number of axes."""
         kind = tf.nest.map_structure(
-            lambda own: (own.dtype.name, own.shape.rank, own.shape.rank > 1 and own.shape[-1] == 1),
+            lambda own: (
+                own.dtype.is_integer or own.dtype.name,
+                own.shape.rank,
+                own.shape.rank > 1 and own.shape[-1] == 1,
+            ),
             labels,
         )
         if self._kind is None:

@@ -63,7 +63,7 @@ class Objective:
             self.of_classes = False
             given = checks.by_output(loss)
             of_each = {
-                key: None if one is None else _per_example(one, f"{argument}[{key!r}]")
+                key: None if one is None else _named(one, f"{argument}[{key!r}]")
                 for key, one in given.items()
             }
             if not any(of_each.values()):
@@ -133,6 +133,15 @@ class Objective:
             )
         return checks.labels_of(labels, outputs, names, names[0]), of_model[names[0]]
 
+    def described(self) -> str:
+        """The names of the losses, with their weights where there are several."""
+        if self._single is not None:
+            return self._name
+        losses, weights = map(checks.by_output, (self._of_outputs, self._weights))
+        return ", ".join(
+            f"{key}: {loss and loss.name} * {weights[key]:g}" for key, loss in losses.items()
+        )
+
     def is_of_classes(self, labels: structures.Structure, outputs: structures.Structure) -> bool:
         """Whether the largest output is the model's answer."""
         return self.of_classes is not False and classes.is_classifier(labels, outputs)
@@ -154,6 +163,12 @@ def _per_example(loss: Loss, argument: str) -> per_example.PerExample:
                 "'sparse_categorical_crossentropy' and 'mean_squared_error'"
             ) from error
     return per_example.of(loss, argument)
+
+
+def _named(loss: Loss, argument: str) -> per_example.PerExample:
+    made = _per_example(loss, argument)
+    made.name = _name_of(loss)
+    return made
 
 
 def _plain(loss: Loss) -> keras.losses.Loss | Callable:

@@ -30,6 +30,7 @@ class PerExample:
     What has more axes than examples, such as [n, height, width], becomes its mean over these.
 
     Attributes:
+      name: of the loss; empty where nobody has named it.
       is_keras_s: whether it is a loss of Keras's, which takes the labels and outputs of one output.
     """
 
@@ -50,6 +51,7 @@ class PerExample:
                 "one loss per example, such as towers.losses.cross_entropy, an object of "
                 "keras.losses.Loss, or Keras's name of one"
             )
+        self.name = ""
         self._name = name
         if not isinstance(loss_fn, keras.losses.Loss) and is_keras_s(loss_fn):
             loss_fn = _OfFunction(loss_fn)  # as `compile` does: with types and axes that fit

@@ -17,6 +17,7 @@ class Evaluation:
       count: examples evaluated, which are those of weight above 0.
       loss: mean of the loss, for cross entropy in nats; of several outputs the weighted sum.
       loss_terms: the mean loss of each output where there are several; else empty.
+      loss_name: of the one loss, such as `cross_entropy`; of several `weighted_sum`.
       metrics: by name. Where none were asked for, a classifier has `accuracy`, the share of
         examples whose label has the largest logit, and `top5_accuracy`, the share whose label is
         among the five largest.
@@ -29,6 +30,7 @@ class Evaluation:
     count: int
     loss: float
     loss_terms: Mapping[str, float] = dataclasses.field(default_factory=dict)
+    loss_name: str = "loss"
     metrics: Mapping[str, float | list] = dataclasses.field(default_factory=dict)
     confusion: np.ndarray | None = None
     of_workers: tuple[tuple[int, float], ...] = ()
@@ -137,6 +139,7 @@ def add_up(
         count=count,
         loss=sum(weight * means[name] for name, weight in terms.items()),
         loss_terms=means if len(terms) > 1 else {},
+        loss_name="weighted_sum" if len(terms) > 1 else next(iter(terms)),
     )
     if not num_classes:
         return found

@@ -6,63 +6,74 @@ import sys
 from collections.abc import Mapping
 from pathlib import Path
 
-from towers.runs import checkpoints, console, loop, run_folder, stretches
-from towers_cli import begin_from, run_config
+from towers.runs import checkpoints, console, definition, loop, run_folder, stretches
 
 
-def train(run: loop.Run, config: Mapping) -> int:
-    """Trains or continues a run and says how it ended; returns the exit code.
+def train(run: loop.Loop, defined: definition.Definition) -> loop.Outcome:
+    """Trains or continues a run and says how it ended.
 
     Raises:
       RunFolderError: another training is at work in the folder, it cannot be written, or it was
-        taken away.
+        taken away; or it holds another run.
       WorkerError: another worker is gone or has ended.
       CheckpointError: no checkpoint can be restored, or one cannot be written.
       TrainingError: a loss, a gradient or a weight is not finite, or the run is past its end.
     """
     if not run.workers.is_chief:
-        return _train_with_chief(run, config)
+        return _train_with_chief(run, defined.config)
     with run.lock.held():
         # Perhaps begun only since this process first looked.
-        earlier = run_config.earlier_run(run.folder)
-        if earlier is not None:
-            run_config.check_same_run(earlier, config)
-        return _train_as_chief(run, config, earlier)
+        earlier = defined.earlier(run.folder)
+        if earlier is not None and is_begun(run.folder, earlier):
+            defined.check_same(earlier, run.folder)
+            return _train_as_chief(run, defined, earlier)
+        return _train_as_chief(run, defined, None)
 
 
-def _train_with_chief(run: loop.Run, config: Mapping) -> int:
-    if run.workers.from_chief(lambda: None) is not None:
+def is_begun(folder: run_folder.RunFolder, config: Mapping) -> bool:
+    """Whether a run has something to go on from; else it begins anew, with any settings."""
+    return bool(
+        run_folder.FIRST_CHECKPOINT in config
+        or checkpoints.by_step(folder.checkpoints)
+        or folder.final_summary.exists()
+    )
+
+
+def _train_with_chief(run: loop.Loop, config: Mapping) -> loop.Outcome:
+    finished = run.workers.from_chief(lambda: None)
+    if finished is not None:
         print("the run had finished already")
-        return 0
+        return loop.Outcome(finished, run.plan.last_step)
     run.trainer.broadcast_state()
     outcome = run.train(config)
     how = "stopped" if outcome.final is None else "finished"
     print(f"{how} at step {outcome.step}; {run.workers.name(0)} has the run")
-    return outcome.exit_code
+    return outcome
 
 
-def _train_as_chief(run: loop.Run, config: Mapping, earlier: Mapping | None) -> int:
-    folder, last_step = run.folder, run.plan.last_step
+def _train_as_chief(
+    run: loop.Loop, defined: definition.Definition, earlier: Mapping | None
+) -> loop.Outcome:
+    folder, last_step, config = run.folder, run.plan.last_step, defined.config
     finished = folder.read_final_summary()
-    if finished and finished["step"] >= last_step:
+    if finished and (finished["step"] >= last_step or "stopped_early" in finished):
         run.workers.from_chief(lambda: finished)
         print(f"the run had finished already, at step {finished['step']}")
         _say_finished(folder, finished)
-        return 0
+        return loop.Outcome(finished, finished["step"])
     restored = run.restore(earlier and earlier.get(run_folder.FIRST_CHECKPOINT))
     for damage in run.damaged_checkpoints:
         print(f"passed over: {damage}", flush=True)
-    begins = config["resolved"]["begins_from"]
-    if restored is None and begins:
-        begin_from.restore(run.trainer.state, begins)
+    if restored is None:
+        defined.begin(run.trainer.state)
     at_step = int(run.trainer.state.step)
     if at_step > last_step:
         raise loop.TrainingError(
             f"the run is at step {at_step}, past the end that was asked for, step {last_step}; "
-            "give a later --train_epochs or --max_steps"
+            "give it a later one"
         )
     if earlier is None:
-        _say_begins_anew(folder, config)
+        _say_begins_anew(folder, defined)
     config = _with_stretches(config, earlier, restored, at_step)
     run.drop_later_metrics(anew=restored is None)
     folder.create(config)
@@ -76,19 +87,17 @@ def _train_as_chief(run: loop.Run, config: Mapping, earlier: Mapping | None) -> 
             f"stopped at step {outcome.step} of {last_step}; checkpoint saved, the same command "
             "goes on from there"
         )
-        return outcome.exit_code
-    _say_finished(folder, outcome.final)
-    return 0
+    else:
+        _say_finished(folder, outcome.final)
+    return outcome
 
 
-def _say_begins_anew(folder: run_folder.RunFolder, config: Mapping) -> None:
+def _say_begins_anew(folder: run_folder.RunFolder, defined: definition.Definition) -> None:
     """Says that what is in the folder never came to a checkpoint, and what is changed of it."""
     before = folder.read_config()
     if before is None:
         return
-    changed = run_folder.differences(
-        run_config.defining(before), run_config.defining(config), "so far it"
-    )
+    changed = defined.differences(before, "so far it")
     anew = f"the run in {folder.path} has no checkpoint yet and begins anew"
     changes = f": {'; '.join(changed)}" if changed else ""
     print(console.printable(anew + changes), flush=True)
@@ -111,10 +120,12 @@ def _with_stretches(
 
 
 def _say_finished(folder: run_folder.RunFolder, final: Mapping) -> None:
-    known = None not in (final.get("accuracy"), final.get("split"))
-    accuracy = f"{final['split']} accuracy {final['accuracy']:.2%}, " if known else ""
+    figures = {"accuracy": ".2%", "loss": ".4f"}
+    named = next((name for name in figures if final.get(name) is not None), None)
+    known = named is not None and final.get("split") is not None
+    figure = f"{final['split']} {named} {final[named]:{figures[named]}}, " if known else ""
     print(
-        f"finished: {accuracy}{folder.final_model}, weights sha256 {final['weights_sha256'][:16]}\n"
+        f"finished: {figure}{folder.final_model}, weights sha256 {final['weights_sha256'][:16]}\n"
         f"watch it: {_tensorboard()} --logdir {folder.path}"
     )
 

@@ -1,0 +1,135 @@
+"""Arrays of one's own as a source of training batches.
+
+The order of the examples is that of `batches`: every epoch its own permutation, from the seed.
+"""
+
+import hashlib
+import operator
+from collections.abc import Callable
+
+import numpy as np
+import tensorflow as tf
+
+from input_pipeline import batches as by_step
+
+
+def batches(
+    inputs,
+    labels,
+    sample_weight: np.ndarray | None = None,
+    *,
+    augment: Callable[[tf.Tensor, by_step.Draws], tf.Tensor] | None = None,
+    seed: int = 0,
+    shuffle: bool = True,
+) -> "Arrays":
+    """Training batches of arrays, in an order of their own in every epoch.
+
+    Args:
+      inputs: [n, ...], or a dict, tuple or list of such, nested or not. They are not copied, and
+        may be memory-mapped; float64 becomes float32 batch by batch.
+      labels: likewise.
+      sample_weight: [n], at least 0; None weighs all examples the same.
+      augment: (inputs, draws) to inputs, of a batch as tensors, as `preprocess` of
+        `batches.training_batches`.
+      seed: of the order and of what `augment` draws.
+      shuffle: False takes the examples in their order, epoch by epoch.
+
+    Raises:
+      TypeError, ValueError: they are no arrays, or not of as many examples each.
+    """
+    return Arrays(inputs, labels, sample_weight, augment, seed, shuffle)
+
+
+class Arrays:
+    """A source of batches by step, for `towers.Run`.
+
+    Attributes:
+      num_examples: n.
+      fingerprint: sha256 of the arrays, the seed and whether they are shuffled. What `augment` does
+        is not in it.
+    """
+
+    def __init__(self, inputs, labels, sample_weight, augment, seed, shuffle):
+        given = (inputs, labels) if sample_weight is None else (inputs, labels, sample_weight)
+        self._parts = tuple(tf.nest.map_structure(np.asarray, part) for part in given)
+        leaves = tf.nest.flatten(self._parts)
+        for leaf in leaves:
+            if leaf.dtype.kind not in "biuf" or not leaf.ndim:
+                raise TypeError(
+                    f"arrays: {leaf.dtype} {list(leaf.shape)}; must be numbers or truth values "
+                    "[n, ...]"
+                )
+        lengths = {len(leaf) for leaf in leaves}
+        if len(lengths) != 1 or 0 in lengths:
+            raise ValueError(
+                "arrays must have as many examples each, and at least one; they have "
+                f"{', '.join(map(str, (len(leaf) for leaf in leaves)))}"
+            )
+        (self.num_examples,) = lengths
+        self._augment, self._seed, self._shuffle = augment, seed, shuffle
+        digest = hashlib.sha256(f"{seed} {shuffle} {augment is None}".encode())
+        for leaf in leaves:
+            digest.update(f"{leaf.dtype} {leaf.shape}".encode())
+            for first in range(0, len(leaf), 4096):  # one that is memory-mapped is not read whole
+                digest.update(np.ascontiguousarray(leaf[first : first + 4096]))
+        self.fingerprint = digest.hexdigest()
+
+    def batches(
+        self,
+        first_step: int,
+        last_step: int,
+        *,
+        global_batch_size: int,
+        index: int = 0,
+        count: int = 1,
+    ) -> tf.data.Dataset:
+        """The batches of steps `first_step` to `last_step - 1`, or a share of each.
+
+        Args:
+          first_step: number of steps made already.
+          last_step: number of steps made when the data set ends.
+          global_batch_size: examples per step.
+          index: of the share.
+          count: shares, which divide the batch.
+
+        Returns:
+          A data set of (inputs, labels) or (inputs, labels, sample_weight).
+        """
+        shard = by_step.Shard(index, count)
+        first, end = shard.bounds(global_batch_size)
+        leaves = tf.nest.flatten(self._parts)
+        types = [
+            np.dtype(np.float32) if leaf.dtype == np.float64 else leaf.dtype for leaf in leaves
+        ]
+        with tf.device("/CPU:0"):
+            coin_of_example = by_step.coins(self.num_examples, seed=self._seed)
+
+        def gathered(ids: np.ndarray) -> list[np.ndarray]:
+            chosen = map(operator.itemgetter(ids), leaves)
+            return [
+                part.astype(dtype, copy=False) for part, dtype in zip(chosen, types, strict=True)
+            ]
+
+        def batch_of_step(step):
+            position = step * global_batch_size + tf.range(first, end, dtype=tf.int64)
+            ids = position % self.num_examples
+            if self._shuffle:
+                ids = by_step.example_ids(
+                    step,
+                    num_examples=self.num_examples,
+                    global_batch_size=global_batch_size,
+                    seed=self._seed,
+                )[first:end]
+            # With NumPy, from the arrays as they are: tensors would be a second copy of them.
+            values = tf.numpy_function(gathered, [ids], types)
+            for value, leaf in zip(values, leaves, strict=True):
+                value.set_shape([end - first, *leaf.shape[1:]])
+            inputs, *others = tf.nest.pack_sequence_as(self._parts, values)
+            if self._augment is not None:
+                turn = position // self.num_examples + tf.gather(coin_of_example, ids)
+                draws_from = by_step.augmentation_seed(step, seed=self._seed)
+                inputs = self._augment(inputs, by_step.Draws(draws_from, turn % 2 == 1, shard))
+            return inputs, *others
+
+        steps = tf.data.Dataset.range(first_step, last_step)
+        return by_step.mapped(steps, batch_of_step)

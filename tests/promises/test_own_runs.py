@@ -1,0 +1,54 @@
+"""Runs of a user's own model and data: killed, continued on other towers, the same to the bit."""
+
+import json
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import forked
+import models
+import pytest
+import scripts
+
+PROGRAM = scripts.ROOT / "tests/helpers/own_run.py"
+OFTEN = ("two_by_two", "next_token")  # the others in `make test-all`
+
+
+def run(folder: Path, *arguments) -> subprocess.CompletedProcess:
+    call = [sys.executable, str(PROGRAM), str(folder), *map(str, arguments)]
+    return forked.run(call, timeout=300)
+
+
+def lines(folder: Path) -> list[dict]:
+    """Of metrics.jsonl, without times."""
+    of_time = ("examples_per_second", "step_seconds")
+    found = map(json.loads, (folder / "metrics.jsonl").read_text().splitlines())
+    return [{k: v for k, v in line.items() if k not in of_time} for line in found]
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        name if name in OFTEN else pytest.param(name, marks=pytest.mark.long)
+        for name in models.TASKS
+    ],
+)
+def test_a_killed_run_goes_on_on_other_towers_with_the_same_bits(name, tmp_path):
+    whole = run(tmp_path / "whole", name, 1, 0)
+    assert whole.returncode == 0, whole.stderr
+    killed = run(tmp_path / "killed", name, 2, 0, 11)
+    assert killed.returncode == -signal.SIGKILL, killed.stderr
+    on = run(
+        tmp_path / "killed", name, 4, 1
+    )  # with other weights, in place of which come the run's
+    assert on.returncode == 0, on.stderr
+    assert "continuing at step 8" in on.stdout
+    assert on.stdout.splitlines()[-1] == whole.stdout.splitlines()[-1]
+    assert lines(tmp_path / "killed") == lines(tmp_path / "whole")
+    summaries = [
+        json.loads((tmp_path / f / "final_model.json").read_text()) for f in ("whole", "killed")
+    ]
+    assert summaries[0] == summaries[1]
+    again = run(tmp_path / "killed", name, 1, 0)
+    assert "the run had finished already, at step 19" in again.stdout

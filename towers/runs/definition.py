@@ -1,0 +1,164 @@
+"""What a run is: what decides the weights that it ends with, and what `config.json` says of it."""
+
+import hashlib
+import json
+from collections.abc import Mapping
+
+import keras
+
+from towers import gradients, train_state, trainer, worker
+from towers.runs import run_folder, stretches
+from towers.support import machine
+
+_KEYS = ("defining", "resolved", "settings", "stretches")
+
+
+class Definition:
+    """Of a run that a program makes: its Trainer and its data decide it.
+
+    A model is known by the shapes of its variables and the loss by its name: whoever changes what
+    they compute gives the run a new folder.
+
+    Attributes:
+      config: what `config.json` holds, with one stretch: what the run runs on now.
+    """
+
+    def __init__(
+        self,
+        tower_trainer: trainer.Trainer,
+        *,
+        data: Mapping,
+        resolved: Mapping,
+        settings: Mapping | None = None,
+    ):
+        """
+        Args:
+          tower_trainer: of the run.
+          data: what tells its data from others, by name.
+          resolved: what else `config.json` shows of the run.
+          settings: what TensorBoard compares runs by.
+        """
+        self.config = _plain(
+            {
+                "settings": dict(settings or {}),
+                "resolved": dict(resolved) | {"begins_from": None},
+                "defining": _of_trainer(tower_trainer) | dict(data),
+                "stretches": stretches.extended([], 0, _runs_on(tower_trainer)),
+            }
+        )
+
+    def defining(self) -> dict:
+        """What decides the weights that the run ends with, by name."""
+        return self.config["defining"]
+
+    def sha256(self) -> str:
+        """A hash over it: two runs that have it in common are the same run."""
+        return hashlib.sha256(json.dumps(self.defining(), sort_keys=True).encode()).hexdigest()
+
+    def earlier(self, folder: run_folder.RunFolder) -> dict | None:
+        """The configuration of the run that is in a folder, or None where there is none.
+
+        Raises:
+          RunFolderError: the folder holds something else than a run of a program's.
+        """
+        config = folder.read_config()
+        if config is None:
+            return None
+        whole = all(isinstance(config.get(key), dict) for key in _KEYS[:3])
+        if not (whole and stretches.are_valid(config.get("stretches"))):
+            raise run_folder.RunFolderError(
+                f"{folder.shown} holds a run of the command train.py, or another version's; choose "
+                "another folder"
+            )
+        return config
+
+    def check_same(self, earlier: Mapping, folder: run_folder.RunFolder) -> None:
+        """Checks that what defines the run is what it began with.
+
+        Raises:
+          RunFolderError: names what differs.
+        """
+        if different := self.differences(earlier):
+            raise run_folder.RunFolderError(
+                f"{folder.shown} holds a run of another kind: {'; '.join(different)}. Continue it "
+                "with what it has, or choose another folder"
+            )
+
+    def differences(self, earlier: Mapping, who: str = "the run") -> list[str]:
+        """What differs from an earlier configuration, in words."""
+        return run_folder.differences(earlier["defining"], self.defining(), who, as_flags=False)
+
+    def begin(self, state: train_state.TrainState) -> None:
+        """Gives a new run what it begins from, where that is not what the Trainer has."""
+
+    def how_to_change(self, folder: run_folder.RunFolder, is_saved: bool) -> str:
+        """A sentence on how a run that cannot go on may be given other settings."""
+        if not is_saved:
+            return "The same program with other settings begins anew."
+        return f"A run with other settings needs another folder than {folder.path}."
+
+
+def check_alike(workers: worker.Workers, defined: Definition) -> None:
+    """Checks that all workers are about to make the same run.
+
+    Raises:
+      WorkerError: names what differs, and on which worker.
+    """
+    chief, *others = everyone = workers.exchange(defined.defining() | stretches.versions())
+    for index, message in enumerate(everyone):
+        worker.check_fits(isinstance(message, dict), workers.name(index))
+    for index, other in enumerate(others, start=1):
+        if found := run_folder.differences(chief, other, workers.name(0), as_flags=False):
+            raise worker.WorkerError(
+                f"{workers.name(index)} does not fit {workers.name(0)}: {'; '.join(found)}"
+            )
+
+
+def _of_trainer(of: trainer.Trainer) -> dict:
+    program = of.program
+    tower = program.tower_program
+    rate = of.learning_rate
+    if rate is not None:
+        # A function has a name; a schedules.LearningRate says all that it is.
+        rate = repr(rate) if hasattr(rate, "schedule") else getattr(rate, "__name__", "a function")
+    return {
+        "global_batch_size": of.global_batch_size,
+        "num_microbatches": of.num_microbatches,
+        "gradient_reduction": program.gradient_reduction,
+        "batch_norm_statistics": program.batch_norm_statistics,
+        "moving_average_decay": program.moving_average_decay,
+        "weight_decay": tower.weight_decay,
+        "weights that decay": sorted(tower.decayed) if tower.weight_decay else [],
+        "jit_compile": tower.jit_compile,
+        "loss": tower.objective.described(),
+        "learning_rate": rate,
+        "optimizer": _described(program.state.optimizer),
+        "model": _variables(program.state.model),
+    }
+
+
+def _described(optimizer: keras.optimizers.Optimizer) -> str:
+    config = {key: value for key, value in optimizer.get_config().items() if key != "name"}
+    return f"{type(optimizer).__name__} {json.dumps(config, sort_keys=True, default=str)}"
+
+
+def _variables(model: keras.Model) -> str:
+    """Their number, and a hash of their shapes and types; names depend on what else was built."""
+    shapes = [(list(v.shape), v.dtype, v.trainable) for v in model.variables]
+    digest = hashlib.sha256(json.dumps(shapes).encode()).hexdigest()
+    return f"{len(shapes)} variables, sha256 of their shapes {digest[:12]}"
+
+
+def _runs_on(of: trainer.Trainer) -> dict:
+    num_towers = len(of.tower_devices) * of.workers.count
+    in_tree = gradients.are_subtrees(of.num_microbatches, num_towers)
+    order = "along the tree" if in_tree else f"by {num_towers} towers that are no part of it"
+    if getattr(of.workers, "reduction", "ordered") == "ring" and of.workers.count > 2:
+        order = f"around a ring of {of.workers.count} workers"
+    arithmetic = {"devices": machine.kinds(of.tower_devices), "order of additions": order}
+    return stretches.environment() | arithmetic
+
+
+def _plain(config: Mapping) -> dict:
+    """As it is when it was read back from JSON."""
+    return json.loads(json.dumps(config))

@@ -1,0 +1,65 @@
+"""Test data in memory: each example exactly once, on any number of workers."""
+
+import operator
+from collections.abc import Iterator
+
+import numpy as np
+import tensorflow as tf
+
+from towers import worker
+from towers.support import checks, structures
+
+
+class Arrays:
+    """The batches of arrays, whenever they are iterated over; of each this worker's share.
+
+    The last batch is filled up with example 0, of weight 0.
+
+    Attributes:
+      num_examples: in the arrays.
+    """
+
+    def __init__(self, given: tuple, global_batch_size: int, workers: worker.Workers):
+        """
+        Args:
+          given: (inputs [n, ...], labels [n, ...]), or with sample_weight [n]; the first two may be
+            dicts, tuples or lists of arrays.
+          global_batch_size: of all workers together.
+          workers: that evaluate together.
+
+        Raises:
+          TypeError, ValueError: they are no such arrays, or there are none.
+        """
+        if len(given) not in (2, 3):
+            raise TypeError(
+                f"test is {checks.described(given)}: must be (inputs, labels) or (inputs, labels, "
+                "sample_weight), or batches of such"
+            )
+        inputs, labels, *weight = given
+        self._arrays = [tf.nest.map_structure(np.asarray, part) for part in (inputs, labels)]
+        leaves = tf.nest.flatten(self._arrays)
+        lengths = {len(leaf) if leaf.ndim else 0 for leaf in leaves}
+        if len(lengths) != 1 or lengths == {0}:
+            raise ValueError(
+                "test: its arrays must have as many examples each, and at least one; they have "
+                f"{', '.join(str(list(leaf.shape)) for leaf in leaves)}"
+            )
+        (self.num_examples,) = lengths
+        self._weight = np.ones(self.num_examples, np.float32)
+        if weight and weight[0] is not None:
+            self._weight = checks.weights(weight[0], self.num_examples, np.float32)
+        share = global_batch_size // workers.count
+        self._batch, self._own = global_batch_size, np.arange(share) + share * workers.index
+
+    @property
+    def num_counted(self) -> int:
+        """How many have a weight above 0."""
+        return int((self._weight > 0).sum())
+
+    def __iter__(self) -> Iterator[tuple[structures.Structure, structures.Structure, np.ndarray]]:
+        for first in range(0, self.num_examples, self._batch):
+            places = first + self._own
+            is_there = places < self.num_examples
+            places = np.where(is_there, places, 0)
+            inputs, labels = tf.nest.map_structure(operator.itemgetter(places), self._arrays)
+            yield inputs, labels, self._weight[places] * is_there

@@ -1,0 +1,158 @@
+"""What a run does on its way, and how often: the things in `Run.train(every=[...])`."""
+
+import dataclasses
+from collections.abc import Callable, Mapping, Sequence
+
+from towers.runs import loop
+from towers.support import checks
+
+
+@dataclasses.dataclass(frozen=True)
+class Every:
+    """A thing that a run does; made by the functions below.
+
+    Attributes:
+      what: the name of the function.
+      plan: what it is in a `loop.Plan`.
+      needs_epochs: whether the size of the training split has to be known.
+    """
+
+    what: str
+    plan: Mapping
+    needs_epochs: bool = False
+
+
+def evaluate(*, epochs: float = 0, steps: int = 0, of_workers: bool = False) -> Every:
+    """Evaluates the test data every so many epochs or steps, and at the end.
+
+    Args:
+      epochs: between two evaluations; may be a part of one.
+      steps: between two evaluations; with neither of the two there is one at the end alone.
+      of_workers: whether to show the accuracy of each worker's share, too.
+    """
+    interval = _interval("evaluate", epochs, steps) if epochs or steps else loop.Interval()
+    numbers = {"evaluate_every": interval, "eval_of_workers": of_workers}
+    return Every("evaluate", numbers, needs_epochs=bool(epochs))
+
+
+def checkpoint(*, steps: int, keep: int = 3) -> Every:
+    """Saves a checkpoint every so many steps, and keeps the newest few."""
+    numbers = {"checkpoint_every_steps": steps, "checkpoints_to_keep": keep}
+    return Every("checkpoint", _at_least_1("checkpoint", numbers))
+
+
+def log(*, steps: int) -> Every:
+    """Writes a line of `metrics.jsonl`, and TensorBoard's curves, every so many steps."""
+    return Every("log", _at_least_1("log", {"log_every_steps": steps}))
+
+
+def histograms(*, steps: int) -> Every:
+    """Shows weights, gradients and activations in TensorBoard every so many steps."""
+    return Every("histograms", _at_least_1("histograms", {"summary_every_steps": steps}))
+
+
+def verify(*, steps: int) -> Every:
+    """Writes a hash of the state every so many steps, by which `towers-compare` compares runs."""
+    return Every("verify", _at_least_1("verify", {"verify_every_steps": steps}))
+
+
+def profile(*, first: int, last: int) -> Every:
+    """Records a profile of these steps for TensorBoard."""
+    _at_least_1("profile", {"first": first, "last": last})
+    if last < first:
+        raise ValueError(f"profile: last={last} is before first={first}")
+    return Every("profile", {"profile_steps": (first, last)})
+
+
+def call(hook: Callable[[loop.Event], object], *, epochs: float = 0, steps: int = 0) -> Every:
+    """Calls a function of your own every so many epochs or steps, with an `Event`."""
+    if not callable(hook):
+        raise TypeError(f"call: {checks.described(hook)}; must be a function of an event")
+    interval = _interval("call", epochs, steps)
+
+    def called(event: loop.Event) -> None:
+        batch = event.trainer.global_batch_size
+        if interval.is_due(event.step, batch, event.examples_per_epoch):
+            hook(event)
+
+    return Every("call", {"hooks": (called,)}, needs_epochs=bool(epochs))
+
+
+def stop_early(*, metric: str = "loss", patience: int, mode: str = "auto") -> Every:
+    """Ends the run where so many evaluations in a row were no better than the best before them.
+
+    It looks at all evaluations of the run, those before it was killed and resumed among them.
+
+    Args:
+      metric: a name in the lines of `metrics.jsonl`.
+      patience: evaluations to wait for a better one.
+      mode: `min` or `max` is better; `auto` is `max` for what has "acc" in its name, as in Keras.
+    """
+    _at_least_1("stop_early", {"patience": patience})
+    better = _better(metric, mode)
+
+    def look(event: loop.Event) -> None:
+        values = [_value(line, metric) for line in event.evaluations]
+        best = _best(values, better)
+        if values and len(values) - 1 - best >= patience:
+            event.stop(f"{metric} was no better than {values[best]:.4g} in {patience} evaluations")
+
+    return Every("stop_early", {"hooks": (look,)})
+
+
+def keep_best(*, metric: str = "loss", mode: str = "auto") -> Every:
+    """Writes `best_model.keras` whenever an evaluation is better than all before it.
+
+    The arguments are those of `stop_early`.
+    """
+    better = _better(metric, mode)
+
+    def look(event: loop.Event) -> None:
+        if event.evaluation is None or not event.trainer.workers.is_chief:
+            return
+        values = [_value(line, metric) for line in event.evaluations]
+        if _best(values, better) == len(values) - 1:
+            event.save_model("best_model.keras")
+
+    return Every("keep_best", {"hooks": (look,)})
+
+
+def _best(values: Sequence[float], better: Callable[[float, float], bool]) -> int:
+    """The place of the first of the best."""
+    best = 0
+    for place, value in enumerate(values):
+        if better(value, values[best]):
+            best = place
+    return best
+
+
+def _better(metric: str, mode: str) -> Callable[[float, float], bool]:
+    checks.choice("mode", mode, ("auto", "min", "max"))
+    if mode == "max" or mode == "auto" and "acc" in metric:
+        return lambda value, other: value > other
+    return lambda value, other: value < other
+
+
+def _value(line: Mapping, metric: str) -> float:
+    if not isinstance(line.get(metric), (int, float)):
+        raise ValueError(
+            f"the evaluations have no number {metric!r}; they have {', '.join(sorted(line))}"
+        )
+    return line[metric]
+
+
+def _interval(what: str, epochs: float, steps: int) -> loop.Interval:
+    checks.number(f"{what}(epochs=...)", epochs)
+    checks.integer(f"{what}(steps=...)", steps)
+    if bool(epochs) == bool(steps) or steps < 0:
+        raise ValueError(f"{what}: epochs={epochs}, steps={steps}; one of the two must be above 0")
+    return loop.Interval(steps=steps, epochs=float(epochs))
+
+
+def _at_least_1(what: str, numbers: Mapping[str, int]) -> Mapping[str, int]:
+    for name, value in numbers.items():
+        short = name if name in ("first", "last", "patience") else name.split("_")[-1]
+        checks.integer(f"{what}({short}=...)", value)
+        if value < 1:
+            raise ValueError(f"{what}({short}={value}): must be at least 1")
+    return numbers

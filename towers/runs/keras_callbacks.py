@@ -1,0 +1,66 @@
+"""Keras callbacks in a run: those that look at logs, and those that ask it to stop."""
+
+from collections.abc import Sequence
+
+import keras
+import numpy as np
+
+from towers import trainer
+from towers.runs import loop
+
+
+class KerasCallbacks:
+    """Calls Keras callbacks as `fit` does, with the mean loss and the evaluation, if any.
+
+    What a callback remembers is not in a checkpoint: in a run that goes on, it begins anew.
+    """
+
+    def __init__(self, callbacks: Sequence[keras.callbacks.Callback], of: trainer.Trainer):
+        """
+        Args:
+          callbacks: in their order.
+          of: the run's Trainer, whose model they see.
+
+        Raises:
+          ValueError: one would keep the run's state by itself.
+        """
+        for one in callbacks:
+            if isinstance(one, keras.callbacks.BackupAndRestore):
+                raise ValueError(
+                    "every has a keras.callbacks.BackupAndRestore: a run has checkpoints of its own"
+                )
+        self._model = of.state.model
+        self._callbacks = keras.callbacks.CallbackList(list(callbacks), model=self._model)
+        self._has_begun = False
+        self._epoch: int | None = None  # the one that is under way
+        self._losses: list[float] = []  # of its steps
+
+    def __call__(self, event: loop.Event) -> None:
+        """A step was made."""
+        if not self._has_begun:
+            self._model.stop_training = False
+            self._callbacks.on_train_begin()
+            self._has_begun = True
+        batch = event.trainer.global_batch_size
+        if event.result is not None:
+            first = (event.step - 1) * batch // event.examples_per_epoch
+            if self._epoch is None:
+                self._epoch = first
+                self._callbacks.on_epoch_begin(first)
+            loss = loop.mean_loss(event.result)
+            self._losses.append(loss)
+            self._callbacks.on_train_batch_end(event.step - 1, {"loss": loss})
+        has_ended = event.step * batch // event.examples_per_epoch > (self._epoch or 0)
+        if self._epoch is not None and (has_ended or event.is_last):
+            logs = {"loss": float(np.mean(self._losses))}
+            if event.evaluation is not None:
+                logs |= {f"val_{k}": v for k, v in event.evaluation.as_metrics().items()}
+            self._callbacks.on_epoch_end(self._epoch, logs)
+            self._epoch, self._losses = None, []
+        if self._model.stop_training:
+            event.stop("a Keras callback has stopped it")
+
+    def end(self) -> None:
+        """The run has ended."""
+        if self._has_begun:
+            self._callbacks.on_train_end()

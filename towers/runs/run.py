@@ -1,0 +1,268 @@
+"""A run of your own model and data in a folder of its own.
+
+    run = towers.Run("runs/mine", trainer, train=arrays.batches(x, y), test=(x_test, y_test),
+                     epochs=10)
+    run.train(every=[towers.evaluate(epochs=1), towers.checkpoint(steps=500)])
+
+The same program continues a run that was stopped or killed, on any number of towers, and ends with
+the same weights. The command train.py is one such program.
+"""
+
+import dataclasses
+import inspect
+import os
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Protocol
+
+import keras
+
+from towers import trainer
+from towers.runs import definition, evaluated, every, going_on, keras_callbacks, loop, run_folder
+from towers.support import checks, errors
+
+
+class Source(Protocol):
+    """Where training batches come from; `input_pipeline` has some.
+
+    Attributes:
+      num_examples: of one epoch; None where nobody knows.
+      fingerprint: tells these data from others.
+    """
+
+    num_examples: int | None
+    fingerprint: str
+
+    def batches(
+        self, first_step: int, last_step: int, *, global_batch_size: int, index: int, count: int
+    ) -> Iterable:
+        """The batches of steps `first_step` to `last_step - 1`, in order.
+
+        They are (inputs, labels) or (inputs, labels, sample_weight), of each the `index`-th of
+        `count` equal shares, one for each worker. The batch of a step is the same whatever
+        `first_step` is.
+        """
+
+
+class Stopped(SystemExit):
+    """A signal such as Ctrl-C has stopped a run, which has saved its state; ends the program.
+
+    Attributes:
+      code: 128 + the signal's number, the shell's convention.
+      outcome: how far it came.
+    """
+
+    def __init__(self, outcome: loop.Outcome):
+        super().__init__(outcome.exit_code)
+        self.outcome = outcome
+
+
+class Run:
+    """A run in its folder.
+
+    With several workers each makes one, with the same arguments, after `workers.start`.
+
+    Attributes:
+      folder: its files.
+      last_step: the step that it ends after.
+    """
+
+    def __init__(
+        self,
+        folder: str | os.PathLike | run_folder.RunFolder,
+        tower_trainer: trainer.Trainer,
+        *,
+        train: Source,
+        test: tuple | Iterable | None = None,
+        epochs: float | None = None,
+        steps: int | None = None,
+        class_names: Sequence[str] = (),
+        settings: Mapping | None = None,
+        test_name: str = "test",
+        defined: definition.Definition | None = None,
+    ):
+        """
+        Args:
+          folder: of the run; it is made where there is none.
+          tower_trainer: makes the steps.
+          train: where training batches come from, such as `input_pipeline.arrays.batches(x, y)`.
+          test: what is evaluated: arrays (inputs, labels) or (inputs, labels, sample_weight), or
+            batches of such that can be iterated over again and again; None for no evaluation.
+          epochs: the run ends with the first step that reaches them.
+          steps: the run ends after so many; with `epochs` too, after the earlier of the two.
+          class_names: of a classifier, for TensorBoard.
+          settings: by which TensorBoard compares runs; they decide nothing.
+          test_name: what the logs call `test`.
+          defined: what the run is; None for what the Trainer and the data make it.
+
+        Raises:
+          TypeError, ValueError: an argument is of the wrong type or out of range.
+        """
+        if not isinstance(tower_trainer, trainer.Trainer):
+            raise TypeError(
+                f"tower_trainer is {checks.described(tower_trainer)}: must be a towers.Trainer"
+            )
+        if isinstance(folder, run_folder.RunFolder):
+            self.folder = folder
+        elif isinstance(folder, (str, os.PathLike)):
+            self.folder = run_folder.RunFolder(folder)
+        else:
+            raise TypeError(f"folder is {checks.described(folder)}: must be a path")
+        self._trainer, self._workers = tower_trainer, tower_trainer.workers
+        _check_source(train)
+        self._per_epoch = train.num_examples
+        self.last_step = self._end(epochs, steps)
+        self._class_names = tuple(class_names)
+        share = {"index": self._workers.index, "count": self._workers.count}
+        batch = tower_trainer.global_batch_size
+        self._data = loop.Data(
+            training=lambda first_step, last_step: _checked(
+                train.batches(first_step, last_step, global_batch_size=batch, **share),
+                last_step - first_step,
+            ),
+            evaluation=(tested := self._tested(test)),
+            evaluation_count=getattr(tested, "num_counted", None),
+            evaluation_split=test_name,
+        )
+        self._is_commands = defined is not None
+        self._defined = defined or definition.Definition(
+            tower_trainer,
+            data={"data": train.fingerprint[:12], "examples of an epoch": self._per_epoch},
+            resolved={
+                "last_step": self.last_step,
+                "examples_per_epoch": self._per_epoch,
+                "class_names": list(self._class_names),
+                "tower_devices": list(tower_trainer.tower_devices),
+                "num_workers": self._workers.count,
+            },
+            settings=settings,
+        )
+
+    def _end(self, epochs: float | None, steps: int | None) -> int:
+        if epochs is None and steps is None:
+            raise ValueError("neither epochs nor steps says when the run ends; give one of them")
+        if epochs is not None:
+            checks.number("epochs", epochs)
+        if steps is not None:
+            checks.integer("steps", steps)
+        for name, given in (("epochs", epochs), ("steps", steps)):
+            if given is not None and given <= 0:
+                raise ValueError(f"{name}={given}: must be above 0")
+        if epochs is None:
+            return int(steps)
+        if self._per_epoch is None:
+            raise ValueError(
+                f"epochs={epochs}: train does not know how many examples an epoch has; give steps"
+            )
+        return loop.last_step(epochs, steps, self._per_epoch, self._trainer.global_batch_size)
+
+    def _tested(self, test) -> Iterable | None:
+        if test is None:
+            return None
+        if isinstance(test, tuple):
+            return evaluated.Arrays(test, self._trainer.global_batch_size, self._workers)
+        if isinstance(test, (str, bytes, Mapping)) or not isinstance(test, Iterable):
+            raise TypeError(
+                f"test is {checks.described(test)}: must be (inputs, labels), or batches of such"
+            )
+        if iter(test) is test:
+            raise TypeError(
+                "test can be iterated over once only, and a run evaluates more often: give a list, "
+                "a tf.data set, or arrays (inputs, labels)"
+            )
+        return test
+
+    def train(
+        self, every: Sequence[every.Every | keras.callbacks.Callback | Callable] = ()
+    ) -> loop.Outcome:
+        """Trains to the end, or goes on from where the run stands.
+
+        Args:
+          every: what the run does on its way: `towers.evaluate(epochs=1)` and the like, functions
+            of an `Event`, which are called after every step, and Keras callbacks.
+
+        Returns:
+          How it ended.
+
+        Raises:
+          Stopped: a signal such as Ctrl-C has stopped it, and its state is saved.
+          TypeError, ValueError: `every` has something else, or the same thing twice.
+          RunFolderError, CheckpointError, TrainingError, WorkerError: as `going_on.train`.
+        """
+        plan, of_keras = self._plan(every)
+        run = loop.Loop(self._trainer, self.folder, plan, self._data, self._defined)
+        if not self._is_commands:
+            definition.check_alike(self._workers, self._defined)
+        try:
+            outcome = going_on.train(run, self._defined)
+        finally:
+            if of_keras is not None:
+                of_keras.end()
+        if outcome.exit_code:
+            raise Stopped(outcome)
+        return outcome
+
+    def _plan(self, given) -> tuple[loop.Plan, keras_callbacks.KerasCallbacks | None]:
+        if isinstance(given, (str, bytes, Mapping)) or not isinstance(given, Iterable):
+            raise TypeError(f"every is {checks.described(given)}: must be a list")
+        asked, hooks, callbacks = {}, [], []
+        for one in given:
+            if isinstance(one, every.Every):
+                self._check_every(one, asked)
+                hooks += one.plan.get("hooks", ())
+                asked |= {name: value for name, value in one.plan.items() if name != "hooks"}
+            elif isinstance(one, keras.callbacks.Callback):
+                callbacks.append(one)
+            elif callable(one) and not inspect.isclass(one):
+                hooks.append(one)
+            else:
+                raise TypeError(
+                    f"every has {checks.described(one)}: must be towers.evaluate(...) or the like, "
+                    "a function of an event, or a Keras callback"
+                )
+        if callbacks and self._per_epoch is None:
+            raise ValueError(
+                "every has Keras callbacks, which know epochs, and train does not know how many "
+                "examples one has"
+            )
+        of_keras = keras_callbacks.KerasCallbacks(callbacks, self._trainer) if callbacks else None
+        hooks += [of_keras] if of_keras else []
+        plan = loop.Plan(self.last_step, self._per_epoch, self._class_names, **asked)
+        if plan.profile_steps and plan.profile_steps[1] > self.last_step:
+            raise ValueError(
+                f"profile: last={plan.profile_steps[1]} is behind the end, step {self.last_step}"
+            )
+        return dataclasses.replace(plan, hooks=tuple(hooks)), of_keras
+
+    def _check_every(self, one: every.Every, asked: Mapping) -> None:
+        if twice := [name for name in one.plan if name in asked]:
+            raise ValueError(f"every has {one.what}(...) twice, and {twice[0]} can be one only")
+        if one.needs_epochs and self._per_epoch is None:
+            raise ValueError(
+                f"every has {one.what}(epochs=...), and train does not know how many examples an "
+                "epoch has; give steps"
+            )
+        if one.what in ("evaluate", "stop_early", "keep_best") and self._data.evaluation is None:
+            raise ValueError(f"every has {one.what}(...), and the run has no test data")
+
+
+def _check_source(train) -> None:
+    for name in ("batches", "num_examples", "fingerprint"):
+        if not hasattr(train, name):
+            raise TypeError(
+                f"train is {checks.described(train)}: must be a source of batches by step, such as "
+                "input_pipeline.arrays.batches(inputs, labels)"
+            )
+    if train.num_examples is not None and train.num_examples < 1:
+        raise ValueError(f"train has {train.num_examples} examples: must be at least 1")
+
+
+def _checked(batches: Iterable, expected: int) -> Iterable:
+    """The batches; an error where they end early."""
+    made = 0
+    for batch in batches:
+        yield checks.parts_of(batch)
+        made += 1
+    if made < expected:
+        raise errors.UserError(
+            f"train has ended after {made} batches of the {expected} that were asked for"
+        )
