@@ -5,7 +5,7 @@ The order of the examples is that of `batches`: every epoch its own permutation,
 
 import hashlib
 import operator
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 import numpy as np
 import tensorflow as tf
@@ -82,7 +82,7 @@ class Arrays:
         global_batch_size: int,
         index: int = 0,
         count: int = 1,
-    ) -> tf.data.Dataset:
+    ) -> Iterator[tuple]:
         """The batches of steps `first_step` to `last_step - 1`, or a share of each.
 
         Args:
@@ -92,8 +92,8 @@ class Arrays:
           index: of the share.
           count: shares, which divide the batch.
 
-        Returns:
-          A data set of (inputs, labels) or (inputs, labels, sample_weight).
+        Yields:
+          (inputs, labels) or (inputs, labels, sample_weight), in the structures of the arrays.
         """
         shard = by_step.Shard(index, count)
         first, end = shard.bounds(global_batch_size)
@@ -129,7 +129,9 @@ class Arrays:
                 turn = position // self.num_examples + tf.gather(coin_of_example, ids)
                 draws_from = by_step.augmentation_seed(step, seed=self._seed)
                 inputs = self._augment(inputs, by_step.Draws(draws_from, turn % 2 == 1, shard))
-            return inputs, *others
+            # Flat: in the structures of tf.data a list is one tensor.
+            return tuple(tf.nest.flatten((inputs, *others)))
 
         steps = tf.data.Dataset.range(first_step, last_step)
-        return by_step.mapped(steps, batch_of_step)
+        for flat in by_step.mapped(steps, batch_of_step):
+            yield tf.nest.pack_sequence_as(self._parts, flat)

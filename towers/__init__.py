@@ -16,44 +16,18 @@ noise.import_tensorflow()
 
 from towers import devices, gradients, losses, multi_worker, networks, schedules  # noqa: E402
 from towers.not_finite import NotFiniteError  # noqa: E402
-from towers.runs.every import (  # noqa: E402
-    call,
-    checkpoint,
-    evaluate,
-    histograms,
-    keep_best,
-    log,
-    profile,
-    stop_early,
-    verify,
-)
 from towers.runs.loop import Event  # noqa: E402
 from towers.runs.run import Run, Stopped  # noqa: E402
 from towers.support.tally import Evaluation  # noqa: E402
 from towers.support.version import __version__  # noqa: E402
 from towers.trainer import Trainer  # noqa: E402
 
+from towers.runs.every import (  # noqa: E402  # isort: skip
+    call, checkpoint, evaluate, histograms, keep_best, log, profile, stop_early, verify,
+)  # fmt: skip
+
 __all__ = [
-    "Evaluation",
-    "Event",
-    "NotFiniteError",
-    "Run",
-    "Stopped",
-    "Trainer",
-    "__version__",
-    "call",
-    "checkpoint",
-    "devices",
-    "evaluate",
-    "gradients",
-    "histograms",
-    "keep_best",
-    "log",
-    "losses",
-    "multi_worker",
-    "networks",
-    "profile",
-    "schedules",
-    "stop_early",
-    "verify",
-]
+    "Evaluation", "Event", "NotFiniteError", "Run", "Stopped", "Trainer", "__version__", "call",
+    "checkpoint", "devices", "evaluate", "gradients", "histograms", "keep_best", "log", "losses",
+    "multi_worker", "networks", "profile", "schedules", "stop_early", "verify",
+]  # fmt: skip

@@ -3,7 +3,8 @@
     python tests/helpers/own_run.py FOLDER TASK TOWERS SEED [DIE_AT]
 
 trains for five epochs and prints the hash of the state. With DIE_AT the process kills itself, as
-`kill -9` does, after that step. SEED is that of the weights a model begins with.
+`kill -9` does, after that step. SEED is that of the weights a model begins with. Where TF_CONFIG is
+set, it is one of several workers.
 """
 
 import os
@@ -24,7 +25,7 @@ import models  # noqa: E402  # isort: skip
 EPOCHS, EXAMPLES, BATCH = 5, 29, 8  # an evaluation's last batch is not full
 
 
-def train(folder: str, name: str, num_towers: int, seed: int, die_at: int = 0) -> towers.Run:
+def train(folder: str, name: str, num_towers: int, seed: int, die_at: int = 0, workers=None):
     """Makes the run, or goes on with it."""
     keras.utils.set_random_seed(seed)
     task = models.made(name, EXAMPLES)
@@ -38,6 +39,7 @@ def train(folder: str, name: str, num_towers: int, seed: int, die_at: int = 0) -
         loss_weights=task.loss_weights,
         metrics=task.metrics,
         towers=num_towers,
+        workers=workers,
         num_microbatches=4,
         global_batch_size=BATCH,
     )
@@ -65,8 +67,14 @@ def train(folder: str, name: str, num_towers: int, seed: int, die_at: int = 0) -
         ]
     )
     print(trainer.state.sha256())
-    return run
 
 
 if __name__ == "__main__":
-    train(sys.argv[1], sys.argv[2], *map(int, sys.argv[3:]))
+    arguments = sys.argv[1], sys.argv[2], *map(int, sys.argv[3:])
+    if "TF_CONFIG" in os.environ:
+        members = towers.multi_worker.from_tf_config(os.environ["TF_CONFIG"])
+        with towers.multi_worker.MultiWorker(members, wait_seconds=60) as several:
+            several.start("ordered")
+            train(*arguments, workers=several)
+    else:
+        train(*arguments)

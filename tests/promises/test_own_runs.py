@@ -1,6 +1,7 @@
 """Runs of a user's own model and data: killed, continued on other towers, the same to the bit."""
 
 import json
+import os
 import signal
 import subprocess
 import sys
@@ -10,6 +11,8 @@ import forked
 import models
 import pytest
 import scripts
+
+from towers_cli import launch
 
 PROGRAM = scripts.ROOT / "tests/helpers/own_run.py"
 OFTEN = ("two_by_two", "next_token")  # the others in `make test-all`
@@ -52,3 +55,21 @@ def test_a_killed_run_goes_on_on_other_towers_with_the_same_bits(name, tmp_path)
     assert summaries[0] == summaries[1]
     again = run(tmp_path / "killed", name, 1, 0)
     assert "the run had finished already, at step 19" in again.stdout
+
+
+def test_two_workers_make_the_run_of_one(tmp_path):
+    alone = run(tmp_path / "alone", "two_by_two", 2, 0)
+    everyone = {"worker": [f"127.0.0.1:{port}" for port in launch.free_ports(2)]}
+    call = [sys.executable, str(PROGRAM), str(tmp_path / "two"), "two_by_two", "1"]
+    workers = []
+    for index in range(2):
+        config = {"cluster": everyone, "task": {"type": "worker", "index": index}}
+        environment = os.environ | {"TF_CONFIG": json.dumps(config)}
+        # The second one begins with other weights, and is given the chief's.
+        pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+        workers.append(forked.Popen([*call, str(index)], env=environment, **pipes))
+    for worker in workers:
+        stdout, stderr = worker.communicate(timeout=300)
+        assert worker.returncode == 0, stderr
+        assert stdout.splitlines()[-1] == alone.stdout.splitlines()[-1]
+    assert lines(tmp_path / "two") == lines(tmp_path / "alone")

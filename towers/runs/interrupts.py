@@ -1,6 +1,7 @@
 """Ctrl-C, SIGTERM and SIGHUP as a question that a loop asks between two steps."""
 
 import signal
+import threading
 
 
 class Interrupts:
@@ -8,7 +9,8 @@ class Interrupts:
 
     A second Ctrl-C acts at once, as it does elsewhere. SIGHUP, which a terminal sends as it closes,
     stays ignored where it is, as under nohup; SIGINT does not, which shells let programs in the
-    background ignore.
+    background ignore. Outside the main thread, where Python lets nobody handle signals, it
+    remembers none.
 
     Attributes:
       received: the signal's number, or None.
@@ -21,6 +23,8 @@ class Interrupts:
         self._before = {}
 
     def __enter__(self) -> "Interrupts":
+        if threading.current_thread() is not threading.main_thread():
+            return self
         self._before = {
             number: signal.signal(number, self._note)
             for number in self.SIGNALS

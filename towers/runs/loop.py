@@ -661,7 +661,7 @@ def mean_loss(result: step.StepResult) -> float:
 
 
 def _is_multiple(at_step: int, every_steps: int) -> bool:
-    return every_steps > 0 and at_step % every_steps == 0
+    return every_steps > 0 and at_step > 0 and at_step % every_steps == 0
 
 
 def _is_of_outputs(term: str) -> bool:

@@ -160,7 +160,8 @@ class Run:
             return None
         if isinstance(test, tuple):
             return evaluated.Arrays(test, self._trainer.global_batch_size, self._workers)
-        if isinstance(test, (str, bytes, Mapping)) or not isinstance(test, Iterable):
+        is_array = isinstance(test, (str, bytes, Mapping)) or hasattr(test, "shape")
+        if is_array or not isinstance(test, Iterable):
             raise TypeError(
                 f"test is {checks.described(test)}: must be (inputs, labels), or batches of such"
             )

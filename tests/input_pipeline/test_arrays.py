@@ -1,0 +1,129 @@
+"""Arrays of one's own as a source of training batches."""
+
+from typing import NamedTuple
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from input_pipeline import arrays
+from input_pipeline import batches as by_step
+
+N, BATCH = 10, 4
+X = np.arange(N * 2, dtype=np.float32).reshape(N, 2)
+Y = np.arange(N)
+
+
+class Noise(NamedTuple):
+    values: tf.Tensor
+
+
+def taken(source, first_step=0, last_step=5, **shares):
+    found = source.batches(first_step, last_step, global_batch_size=BATCH, **shares)
+    return [tf.nest.map_structure(np.asarray, batch) for batch in found]
+
+
+def test_come_in_the_order_of_training_batches():
+    expected = by_step.training_batches(X, Y, global_batch_size=BATCH, seed=3, last_step=5)
+    found = taken(arrays.batches(X, Y, seed=3))
+    assert len(found) == 5
+    for mine, other in zip(found, expected, strict=True):
+        np.testing.assert_array_equal(mine[0], other[0])
+        np.testing.assert_array_equal(mine[1], other[1])
+    assert sorted(np.concatenate([labels for _, labels in found])) == sorted([*Y, *Y])  # 2 epochs
+
+
+def test_come_in_their_own_order_without_shuffling():
+    labels = np.concatenate([labels for _, labels in taken(arrays.batches(X, Y, shuffle=False))])
+    np.testing.assert_array_equal(labels, [*Y, *Y])
+
+
+def test_of_a_step_are_the_same_wherever_reading_begins():
+    source = arrays.batches(X, Y)
+    for mine, other in zip(taken(source, first_step=2), taken(source)[2:], strict=True):
+        np.testing.assert_array_equal(mine[0], other[0])
+
+
+def test_are_shared_by_workers():
+    source = arrays.batches(X, Y)
+    halves = [taken(source, index=index, count=2) for index in range(2)]
+    for first, second, whole in zip(*halves, taken(source), strict=True):
+        np.testing.assert_array_equal(np.concatenate([first[1], second[1]]), whole[1])
+
+
+def test_of_structures_with_weights_stay_together():
+    source = arrays.batches({"a": X, "b": [Y, 2 * Y]}, (Y, -Y), Y / 10)
+    for inputs, labels, weight in taken(source):
+        np.testing.assert_array_equal(inputs["a"][:, 0], 2 * labels[0])
+        np.testing.assert_array_equal(inputs["b"][1], 2 * inputs["b"][0])
+        np.testing.assert_array_equal(labels[0], -labels[1])
+        np.testing.assert_allclose(weight, labels[0] / 10, rtol=1e-6)
+
+
+def test_keep_their_types_but_for_float64():
+    source = arrays.batches([X.astype(np.float64), X.astype(np.uint8), X.astype(np.float16)], Y > 3)
+    inputs, labels = taken(source)[0]
+    assert [part.dtype for part in inputs] == [np.float32, np.uint8, np.float16]
+    assert labels.dtype == bool
+
+
+def test_leave_a_users_arrays_as_they_are():
+    mine = X.copy()
+    taken(arrays.batches(mine, Y))
+    mine[0, 0] = 5  # not read-only, as batches.as_tensor would make it
+
+
+def test_read_no_more_of_a_file_than_they_need(tmp_path):
+    np.save(tmp_path / "x.npy", X)
+    mapped = np.load(tmp_path / "x.npy", mmap_mode="r")
+    source = arrays.batches(mapped, Y)
+    assert np.shares_memory(source._parts[0], mapped)
+    np.testing.assert_array_equal(taken(source)[0][0], taken(arrays.batches(X, Y))[0][0])
+
+
+def test_are_augmented_by_draws_that_do_not_depend_on_workers():
+    def noisy(inputs, draws):
+        def draw(count):
+            return Noise(tf.random.stateless_uniform([count, 2], draws.seed))
+
+        return inputs + draws.own(draw, tf.shape(inputs)[0]).values
+
+    source = arrays.batches(X, Y, augment=noisy)
+    whole = taken(source)
+    halves = [taken(source, index=index, count=2) for index in range(2)]
+    for first, second, both in zip(*halves, whole, strict=True):
+        np.testing.assert_array_equal(np.concatenate([first[0], second[0]]), both[0])
+    plain = taken(arrays.batches(X, Y))
+    for noisy_one, plain_one in zip(whole, plain, strict=True):
+        assert (noisy_one[0] > plain_one[0]).any()
+
+
+def test_have_a_fingerprint_of_their_values_and_order():
+    others = [
+        arrays.batches(X, Y),
+        arrays.batches(X + 1, Y),
+        arrays.batches(X, Y + 1),
+        arrays.batches(X, Y, seed=1),
+        arrays.batches(X, Y, shuffle=False),
+        arrays.batches(X, Y, np.ones(N)),
+        arrays.batches(X.astype(np.float64), Y),
+        arrays.batches(X.reshape(N, 1, 2), Y),
+    ]
+    assert len({source.fingerprint for source in others}) == len(others)
+    assert arrays.batches(X.copy(), Y).fingerprint == others[0].fingerprint
+
+
+@pytest.mark.parametrize(
+    "arguments, message",
+    [
+        ((X, Y[:3]), "arrays must have as many examples each, and at least one; they have 10, 3"),
+        ((X[:0], Y[:0]), "at least one; they have 0, 0"),
+        ((X, np.array(["a"] * N)), r"arrays: <U1 .10.; must be numbers or truth values"),
+        ((X, np.array([None] * N)), "arrays: object .10.; must be numbers"),
+        ((3.0, Y), "arrays: float64 ..; must be numbers or truth values .n"),
+        ((X, Y, Y[:2]), "they have 10, 10, 2"),
+    ],
+)
+def test_of_something_else_are_refused(arguments, message):
+    with pytest.raises((TypeError, ValueError), match=message):
+        arrays.batches(*arguments)

@@ -1,0 +1,427 @@
+"""A run of one's own model and data: what it does on its way, how it goes on, what it refuses."""
+
+import csv
+import json
+import os
+import signal
+import threading
+
+import keras
+import numpy as np
+import pytest
+import toys
+from tensorboard.backend.event_processing import event_accumulator
+
+import towers
+from input_pipeline import arrays
+from towers.runs import run_folder
+
+X = np.linspace(-1, 1, 26, dtype=np.float32).reshape(26, 1)
+Y = 3 * X + 1
+BATCH = 8
+
+
+def trainer_of(rate=0.05, **arguments):
+    given = {"loss": "mse", "metrics": ["mae"], "num_microbatches": 4} | arguments
+    return toys.trainer(
+        toys.linear(0.5), keras.optimizers.SGD(rate, momentum=0.9), global_batch_size=BATCH, **given
+    )
+
+
+def run_in(folder, trainer=None, **arguments):
+    given = {"train": arrays.batches(X, Y), "test": (X, Y), "epochs": 4} | arguments
+    return towers.Run(folder, trainer or trainer_of(), **given)
+
+
+def logged(folder) -> list[dict]:
+    return run_folder.read_lines(folder / "metrics.jsonl")
+
+
+def scalars(folder) -> set:
+    found = event_accumulator.EventAccumulator(str(folder))
+    found.Reload()
+    return set(found.Tags()["tensors"])
+
+
+class Dies(Exception):
+    """What ends a program in the midst of a run."""
+
+
+def dies_at(step):
+    def look(event):
+        if event.step == step and event.result is not None:
+            raise Dies
+
+    return look
+
+
+class TestOnTheWay:
+    def test_is_done_as_often_as_it_was_asked_for(self, tmp_path):
+        seen, at_epochs, at_steps = [], [], []
+        outcome = run_in(tmp_path).train(
+            [
+                towers.evaluate(epochs=1),
+                towers.checkpoint(steps=5, keep=2),
+                towers.log(steps=4),
+                towers.verify(steps=6),
+                towers.histograms(steps=10),
+                seen.append,
+                towers.call(lambda event: at_epochs.append(event.step), epochs=2),
+                towers.call(lambda event: at_steps.append(event.step), steps=6),
+            ]
+        )
+        assert outcome.step == 13  # of 8 examples: 4 epochs of 26
+        evaluated = [line["step"] for line in logged(tmp_path) if "split" in line]
+        assert evaluated == [4, 7, 10, 13]  # the first steps behind 26, 52, 78 and 104 examples
+        assert at_epochs == [7, 13]
+        assert at_steps == [6, 12]
+        of_steps = [line["step"] for line in logged(tmp_path) if "step_seconds" in line]
+        assert of_steps == [1, 4, 8, 12, 13]
+        hashed = [line["step"] for line in logged(tmp_path) if "state_sha256" in line]
+        assert hashed == [0, 6, 12, 13]
+        kept = {path.stem for path in (tmp_path / "checkpoints").glob("*.index")}
+        assert kept == {"step-10", "step-13"}
+        assert [event.step for event in seen] == list(range(1, 14))
+        assert [event.step for event in seen if event.evaluation] == evaluated
+        assert [event.examples_seen for event in seen][:2] == [8, 16]
+        assert seen[3].epoch == 32 / 26
+        assert [len(event.evaluations) for event in seen][-1] == 4
+        assert all(event.result.losses["total"].shape == [4] for event in seen)
+        assert outcome.evaluation == seen[-1].evaluation
+
+    def test_is_shown_under_the_names_of_losses_and_metrics(self, tmp_path):
+        run_in(tmp_path, settings={"rate": 0.05}).train([towers.histograms(steps=10)])
+        line = logged(tmp_path)[0]
+        assert line["learning_rate"] == pytest.approx(0.05)
+        assert "mean_squared_error" in line
+        assert "accuracy" not in line
+        of_training, of_test = scalars(tmp_path / "train"), scalars(tmp_path / "eval")
+        assert {"loss/mean_squared_error", "loss/total", "learning_rate", "epoch"} <= of_training
+        assert {"loss/mean_squared_error", "mae"} <= of_test
+        assert not {tag for tag in of_training | of_test if "accuracy" in tag or "cross" in tag}
+
+    def test_evaluates_each_example_once_by_its_weight(self, tmp_path):
+        weight = np.arange(26) % 3
+        test = (X, Y, weight)
+        outcome = run_in(tmp_path, test=test).train()
+        errors = np.abs(outcome.final["mae"] - 0)
+        trained = keras.saving.load_model(tmp_path / "final_model.keras")
+        expected = np.average(np.abs(trained.predict(X, verbose=0) - Y)[:, 0], weights=weight)
+        assert errors == pytest.approx(expected, rel=1e-5)
+        assert outcome.final["count"] == (weight > 0).sum()
+
+    def test_needs_no_test_data_and_no_epochs(self, tmp_path):
+        outcome = run_in(tmp_path, test=None, epochs=None, steps=5).train()
+        assert (outcome.step, outcome.evaluation) == (5, None)
+        assert "loss" not in outcome.final
+        assert (tmp_path / "final_model.keras").exists()
+
+    def test_takes_weights_and_structures(self, tmp_path):
+        source = arrays.batches({"a": X}, [Y], np.arange(26) % 2)
+        inputs = keras.Input((1,), name="a")
+        model = keras.Model({"a": inputs}, [keras.layers.Dense(1, name="y")(inputs)])
+        made = toys.trainer(model, global_batch_size=BATCH, loss=["mse"], num_microbatches=4)
+        batches = [({"a": X}, [Y])]
+        outcome = run_in(tmp_path, made, train=source, test=batches, steps=3).train()
+        assert outcome.final["count"] == 26
+
+    def test_runs_outside_the_main_thread(self, tmp_path):
+        run, found = run_in(tmp_path, steps=2), []
+        thread = threading.Thread(target=lambda: found.append(run.train()))
+        thread.start()
+        thread.join()
+        assert found[0].step == 2
+
+
+class TestGoingOn:
+    def test_after_a_signal_gives_the_same_bits(self, tmp_path):
+        def interrupts(event):
+            if event.step == 6 and event.result is not None:
+                os.kill(os.getpid(), signal.SIGINT)
+
+        whole = run_in(tmp_path / "whole").train([towers.evaluate(steps=3)])
+        seen = []
+        with pytest.raises(towers.Stopped) as stopped:
+            run_in(tmp_path / "stopped").train([towers.evaluate(steps=3), interrupts])
+        assert stopped.value.code == 130
+        assert stopped.value.outcome.step == 7
+        again = run_in(tmp_path / "stopped", trainer_of(num_towers=4)).train(
+            [towers.evaluate(steps=3), seen.append]
+        )
+        assert again.final == whole.final
+        # The step that it goes on from comes first, without a result.
+        assert [(e.step, e.result is None) for e in seen[:2]] == [(7, True), (8, False)]
+        assert [len(e.evaluations) for e in seen[:3]] == [2, 2, 3]
+
+    def test_a_finished_run_is_not_made_again(self, tmp_path, capsys):
+        first = run_in(tmp_path).train()
+        asked = []
+        again = run_in(tmp_path).train([asked.append])
+        assert again.final == first.final
+        assert asked == []
+        assert "the run had finished already, at step 13" in capsys.readouterr().out
+        longer = run_in(tmp_path, epochs=5).train()
+        assert longer.step == 17
+
+    @pytest.mark.parametrize(
+        "arguments, message",
+        [
+            ({"trainer": lambda: trainer_of(rate=0.1)}, "optimizer SGD .*0.1.*the run has SGD"),
+            (
+                {"trainer": lambda: trainer_of(loss="mae")},
+                "loss mean_absolute_error .the run has mea",
+            ),
+            (
+                {"trainer": lambda: trainer_of(num_microbatches=2)},
+                "num_microbatches 2 .the run has 4",
+            ),
+            ({"train": lambda: arrays.batches(X, Y + 1)}, "data "),
+            ({"train": lambda: arrays.batches(X, Y, seed=1)}, "data "),
+        ],
+    )
+    def test_with_another_definition_is_refused(self, tmp_path, arguments, message):
+        run_in(tmp_path, steps=2).train()
+        before = sorted(tmp_path.rglob("*"))
+        given = {name: make() for name, make in arguments.items()}
+        with pytest.raises(
+            run_folder.RunFolderError, match=f"{tmp_path} holds a run of .*{message}"
+        ):
+            run_in(tmp_path, **given).train()
+        assert sorted(tmp_path.rglob("*")) == before
+
+    def test_without_a_checkpoint_begins_anew(self, tmp_path, capsys):
+        with pytest.raises(Dies):
+            run_in(tmp_path).train([dies_at(2)])
+        outcome = run_in(tmp_path, trainer_of(rate=0.1)).train()
+        assert outcome.step == 13
+        assert "has no checkpoint yet and begins anew: optimizer SGD" in capsys.readouterr().out
+
+    def test_in_a_folder_of_something_else_is_refused(self, tmp_path):
+        (tmp_path / "letter.txt").write_text("dear reader")
+        with pytest.raises(run_folder.RunFolderError, match=f"{tmp_path}: holds files but no run"):
+            run_in(tmp_path).train()
+        assert [path.name for path in tmp_path.iterdir()] == ["letter.txt"]
+
+    def test_in_a_folder_of_the_command_is_refused(self, tmp_path):
+        (tmp_path / "config.json").write_text('{"settings": {}, "resolved": {}}')
+        with pytest.raises(run_folder.RunFolderError, match="holds a run of the command train.py"):
+            run_in(tmp_path).train()
+
+    def test_beside_another_process_is_refused(self, tmp_path):
+        def begins_another(event):
+            with pytest.raises(run_folder.RunFolderError, match="is training in it"):
+                run_in(tmp_path).train()
+
+        run_in(tmp_path, steps=1).train([begins_another])
+
+
+class TestEarlyStop:
+    """Of a rate that is too high the loss is best after the first evaluation."""
+
+    EVERY = (towers.evaluate(steps=2), towers.checkpoint(steps=3))
+
+    def test_comes_after_so_many_evaluations_and_is_the_end(self, tmp_path, capsys):
+        stop = towers.stop_early(patience=2)
+        outcome = run_in(tmp_path, trainer_of(rate=1.2)).train([*self.EVERY, stop])
+        losses = [line["loss"] for line in logged(tmp_path) if "split" in line]
+        best = int(np.argmin(losses))
+        assert len(losses) == best + 3
+        assert outcome.step == 2 * len(losses) < 13
+        assert outcome.final["stopped_early"] == (
+            f"loss was no better than {losses[best]:.4g} in 2 evaluations"
+        )
+        again = run_in(tmp_path, trainer_of(rate=1.2)).train([*self.EVERY, stop])
+        assert again.step == outcome.step
+
+    @pytest.mark.parametrize("step", [3, 4, 5])
+    def test_does_not_forget_what_was_before_a_kill(self, tmp_path, step):
+        stop, ends = towers.stop_early(patience=2), []
+        for folder, dying in ((tmp_path / "whole", 0), (tmp_path / "killed", step)):
+            if dying:
+                with pytest.raises(Dies):
+                    run_in(folder, trainer_of(rate=1.2)).train([*self.EVERY, dies_at(dying), stop])
+            ends.append(run_in(folder, trainer_of(rate=1.2)).train([*self.EVERY, stop]).final)
+        assert ends[0] == ends[1]
+
+    def test_the_best_model_is_kept(self, tmp_path):
+        every = [towers.evaluate(steps=1), towers.keep_best(metric="mae")]
+        run_in(tmp_path, trainer_of(rate=0.3)).train(every)
+        values = [line["mae"] for line in logged(tmp_path) if "split" in line]
+        assert min(values) < values[-1]  # so that there is something to keep
+        best = keras.saving.load_model(tmp_path / "best_model.keras")
+        found = np.abs(best.predict(X, verbose=0) - Y).mean()
+        assert found == pytest.approx(min(values), rel=1e-5)
+
+    def test_of_a_metric_that_is_not_there_is_refused(self, tmp_path):
+        with pytest.raises(
+            ValueError, match="the evaluations have no number 'auc'; they have .*mae"
+        ):
+            run_in(tmp_path).train(
+                [towers.evaluate(steps=2), towers.stop_early(metric="auc", patience=1)]
+            )
+
+
+class TestKerasCallbacks:
+    def test_see_epochs_as_in_fit(self, tmp_path):
+        path = tmp_path / "log.csv"
+        called = []
+        each = keras.callbacks.LambdaCallback(
+            on_train_begin=lambda logs: called.append("begin"),
+            on_epoch_begin=lambda epoch, logs: called.append(epoch),
+            on_train_end=lambda logs: called.append("end"),
+        )
+        run_in(tmp_path / "run", epochs=3).train(
+            [towers.evaluate(epochs=1), keras.callbacks.CSVLogger(path), each]
+        )
+        rows = list(csv.DictReader(path.open()))
+        lines = [line for line in logged(tmp_path / "run") if "split" in line]
+        assert [int(row["epoch"]) for row in rows] == [0, 1, 2]
+        assert [float(row["val_mae"]) for row in rows] == [line["mae"] for line in lines]
+        assert all(float(row["loss"]) > 0 for row in rows)
+        assert called == ["begin", 0, 1, 2, "end"]
+
+    def test_may_stop_the_run(self, tmp_path):
+        stop = keras.callbacks.EarlyStopping(monitor="val_loss", patience=1, min_delta=1e9)
+        outcome = run_in(tmp_path, epochs=6).train([towers.evaluate(epochs=1), stop])
+        assert outcome.final["stopped_early"] == "a Keras callback has stopped it"
+        assert outcome.step == 7  # two epochs
+
+
+GENERATOR = (batch for batch in [(X, Y)])
+
+
+@pytest.mark.parametrize(
+    "arguments, message",
+    [
+        ({"train": (X, Y)}, "train is a tuple of 2: must be a source of batches by step, such as"),
+        ({"train": None}, "train is None: must be a source"),
+        ({"test": X}, r"test is float32 \[26, 1\]: must be \(inputs, labels\)"),
+        ({"test": (X, Y[:3])}, "test: its arrays must have as many examples each.*26, 1.*3, 1"),
+        ({"test": (X[:0], Y[:0])}, "test: its arrays must have as many examples"),
+        ({"test": (X,)}, "test is a tuple of 1: must be .inputs, labels."),
+        (
+            {"test": (X, Y, -np.ones(26))},
+            "sample_weight: every weight must be finite and at least 0",
+        ),
+        ({"test": "cifar10"}, "test is 'cifar10': must be"),
+        ({"test": GENERATOR}, "test can be iterated over once only"),
+        ({"epochs": None}, "neither epochs nor steps says when the run ends"),
+        ({"epochs": 0}, "epochs=0: must be above 0"),
+        ({"epochs": -1}, "epochs=-1: must be finite and at least 0"),
+        ({"epochs": "3"}, "epochs is '3': must be a number"),
+        ({"steps": 2.5}, "steps is 2.5: must be an integer"),
+        ({"steps": -2}, "steps=-2: must be above 0"),
+        ({"folder": 3}, "folder is 3: must be a path"),
+        ({"trainer": toys.linear(1.0)}, "tower_trainer is of type Sequential: must be a towers.T"),
+    ],
+)
+def test_a_run_of_something_else_is_refused_at_once(tmp_path, arguments, message):
+    given = {"folder": tmp_path / "run"} | arguments
+    with pytest.raises((ValueError, TypeError), match=message):
+        run_in(given.pop("folder"), given.pop("trainer", None), **given)
+    assert list(tmp_path.iterdir()) == []
+
+
+class Endless:
+    """A source that does not know how long an epoch is."""
+
+    num_examples, fingerprint = None, "endless"
+
+    def batches(self, first_step, last_step, **_):
+        return [(X[:BATCH], Y[:BATCH])] * (last_step - first_step)
+
+
+def without_epochs():
+    return {"train": Endless(), "epochs": None, "steps": 9}
+
+
+def test_epochs_need_not_be_known(tmp_path):
+    outcome = run_in(tmp_path, **without_epochs()).train([towers.evaluate(steps=4)])
+    assert outcome.step == 9
+    assert "epoch" not in outcome.final
+    assert all("epoch" not in line for line in logged(tmp_path))
+
+
+@pytest.mark.parametrize(
+    "every, message",
+    [
+        ("evaluate", "every is 'evaluate': must be a list"),
+        (towers.log(steps=1), "every is of type Every: must be a list"),
+        ([3], "every has 3: must be towers.evaluate"),
+        ([keras.callbacks.CSVLogger], "every has the class CSVLogger: must be"),
+        ([towers.log(steps=2), towers.log(steps=3)], r"every has log\(...\) twice"),
+        ([keras.callbacks.BackupAndRestore("x")], "a run has checkpoints of its own"),
+        ([towers.profile(first=10, last=99)], "profile: last=99 is behind the end, step 13"),
+    ],
+)
+def test_other_things_to_do_are_refused_before_the_first_step(tmp_path, every, message):
+    with pytest.raises((ValueError, TypeError), match=message):
+        run_in(tmp_path / "run").train(every)
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    "make, message",
+    [
+        (lambda: towers.checkpoint(steps=0), r"checkpoint\(steps=0\): must be at least 1"),
+        (lambda: towers.checkpoint(steps=1, keep=0), r"checkpoint\(keep=0\): must be at least 1"),
+        (lambda: towers.log(steps=1.5), r"log\(steps=...\) is 1.5: must be an integer"),
+        (lambda: towers.evaluate(epochs=1, steps=2), "evaluate: epochs=1, steps=2; one of the two"),
+        (lambda: towers.evaluate(epochs=-1), r"evaluate\(epochs=...\)=-1: must be finite and"),
+        (lambda: towers.evaluate(steps=-1), "evaluate: epochs=0, steps=-1; one of the two"),
+        (lambda: towers.call(print), "call: epochs=0, steps=0; one of the two must be above 0"),
+        (lambda: towers.call("print", steps=1), "call: 'print'; must be a function of an event"),
+        (lambda: towers.profile(first=3, last=2), "profile: last=2 is before first=3"),
+        (lambda: towers.stop_early(patience=0), r"stop_early\(patience=0\): must be at least 1"),
+        (lambda: towers.stop_early(patience=1, mode="up"), "mode='up': must be one of auto, min"),
+        (lambda: towers.keep_best(mode="best"), "mode='best': must be one of auto, min, max"),
+    ],
+)
+def test_numbers_out_of_range_are_refused(make, message):
+    with pytest.raises((ValueError, TypeError), match=message):
+        make()
+
+
+@pytest.mark.parametrize(
+    "every, message",
+    [
+        (towers.evaluate(epochs=1), r"every has evaluate\(epochs=...\), and train does not know"),
+        (towers.call(print, epochs=1), r"every has call\(epochs=...\), and train does not know"),
+        (keras.callbacks.CSVLogger("x"), "every has Keras callbacks, which know epochs"),
+    ],
+)
+def test_epochs_of_unknown_size_are_refused(tmp_path, every, message):
+    with pytest.raises(ValueError, match=message):
+        run_in(tmp_path / "run", **without_epochs()).train([every])
+    with pytest.raises(ValueError, match="epochs=2: train does not know how many examples"):
+        run_in(tmp_path / "run", **without_epochs() | {"epochs": 2})
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("every", [towers.evaluate(steps=1), towers.keep_best()])
+def test_evaluations_without_test_data_are_refused(tmp_path, every):
+    with pytest.raises(ValueError, match="and the run has no test data"):
+        run_in(tmp_path, test=None).train([every])
+
+
+def test_a_stream_that_ends_early_is_named(tmp_path):
+    class Short(arrays.Arrays):
+        def batches(self, first_step, last_step, **shares):
+            return super().batches(first_step, min(6, last_step), **shares)
+
+    with pytest.raises(Exception, match="train has ended after 6 batches of the 13 that were ask"):
+        run_in(tmp_path, train=Short(X, Y, None, None, 0, True)).train([towers.log(steps=1)])
+    assert [line["step"] for line in logged(tmp_path)] == list(range(1, 7))
+
+
+def test_what_a_run_leaves_says_what_it_was(tmp_path):
+    run_in(tmp_path, class_names=["a"], settings={"width": 3}).train()
+    config = json.loads((tmp_path / "config.json").read_text())
+    assert config["settings"] == {"width": 3}
+    assert config["resolved"]["last_step"] == 13
+    assert config["defining"]["loss"] == "mean_squared_error"
+    assert (
+        config["defining"]["model"].startswith("2 variables")
+        or "1 variables" in (config["defining"]["model"])
+    )
+    assert config["defining"]["examples of an epoch"] == 26
