@@ -9,11 +9,12 @@ import threading
 import keras
 import numpy as np
 import pytest
+import tensorflow as tf
 import toys
 from tensorboard.backend.event_processing import event_accumulator
 
 import towers
-from input_pipeline import arrays
+from input_pipeline import arrays, streams
 from towers.runs import run_folder
 
 X = np.linspace(-1, 1, 26, dtype=np.float32).reshape(26, 1)
@@ -402,6 +403,65 @@ def test_epochs_of_unknown_size_are_refused(tmp_path, every, message):
 def test_evaluations_without_test_data_are_refused(tmp_path, every):
     with pytest.raises(ValueError, match="and the run has no test data"):
         run_in(tmp_path, test=None).train([every])
+
+
+def as_dataset():
+    found = tf.data.Dataset.from_tensor_slices((X, Y)).shuffle(26, seed=5)
+    return streams.of_dataset(found.batch(BATCH))
+
+
+class AsPyDataset(keras.utils.PyDataset):
+    """Shuffled by itself after every epoch."""
+
+    def __init__(self):
+        super().__init__()
+        self.rng, self.order = np.random.default_rng(0), np.arange(26)
+
+    def __len__(self):
+        return 4
+
+    def __getitem__(self, index):
+        own = self.order[index * BATCH : (index + 1) * BATCH]
+        return X[own], Y[own]
+
+    def on_epoch_end(self):
+        self.order = self.rng.permutation(26)
+
+
+STREAMS = {
+    "function": lambda: streams.of_function(
+        lambda step: (X[: 8 - step % 3], Y[: 8 - step % 3]), batches_per_epoch=4
+    ),
+    "dataset": as_dataset,
+    "pydataset": lambda: streams.of_pydataset(AsPyDataset()),
+}
+
+
+@pytest.mark.parametrize("name", STREAMS)
+def test_a_stream_goes_on_where_it_stood(tmp_path, name):
+    """With last batches that are not full, whose filling leaves no trace."""
+    every, ends = [towers.evaluate(epochs=1), towers.checkpoint(steps=3), towers.log(steps=1)], []
+    for folder, step in ((tmp_path / "whole", 0), (tmp_path / "killed", 8)):
+        if step:
+            tf.random.set_seed(1)
+            with pytest.raises(Dies):
+                run_in(folder, train=STREAMS[name]()).train([*every, dies_at(step)])
+        tf.random.set_seed(1)  # as in a program that begins anew
+        ends.append(run_in(folder, train=STREAMS[name](), epochs=3).train(every).final)
+    assert ends[0] == ends[1]
+    assert ends[0]["step"] == 12
+
+
+def test_a_data_set_whose_shuffle_has_no_seed_does_not_go_on(tmp_path):
+    for seed in (1, 2):
+        tf.random.set_seed(seed)  # as two programs without one begin
+        source = streams.of_dataset(
+            tf.data.Dataset.from_tensor_slices((X, Y)).shuffle(26).batch(BATCH)
+        )
+        if seed == 1:
+            run_in(tmp_path, train=source, steps=2).train()
+    with pytest.raises(run_folder.RunFolderError, match="data .* .the run has"):
+        run_in(tmp_path, train=source).train()
 
 
 def test_a_stream_that_ends_early_is_named(tmp_path):
