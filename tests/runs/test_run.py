@@ -288,6 +288,63 @@ class TestKerasCallbacks:
         assert outcome.step == 7  # two epochs
 
 
+class OfMyOwn(keras.Model):
+    """A subclass whose constructor takes a layer."""
+
+    def __init__(self, dense, **arguments):
+        super().__init__(**arguments)
+        self.dense = dense
+
+    def call(self, inputs):
+        return self.dense(inputs)
+
+    def get_config(self):
+        return super().get_config() | {"dense": keras.saving.serialize_keras_object(self.dense)}
+
+    @classmethod
+    def from_config(cls, config):
+        dense = keras.saving.deserialize_keras_object(config.pop("dense"))
+        return cls(dense, **config)
+
+
+class OfNoConfig(keras.Model):
+    """Keras cannot save it."""
+
+    def __init__(self, function):
+        super().__init__()
+        self.function, self.dense = function, keras.layers.Dense(1)
+
+    def call(self, inputs):
+        return self.function(self.dense(inputs))
+
+
+def trainer_for(model, **arguments):
+    model(X[:1])
+    given = {"global_batch_size": BATCH, "num_microbatches": 4, "loss": "mse"} | arguments
+    return toys.trainer(toys.on_cpu(lambda: model), keras.optimizers.SGD(0.05), **given)
+
+
+class TestModelsOfOnesOwn:
+    @pytest.mark.parametrize("moving_average_decay", [0.0, 0.9])
+    def test_are_saved_with_the_weights_that_are_evaluated(self, tmp_path, moving_average_decay):
+        made = trainer_for(
+            OfMyOwn(keras.layers.Dense(1)), moving_average_decay=moving_average_decay
+        )
+        outcome = run_in(tmp_path, made, epochs=2).train([towers.histograms(steps=2)])
+        objects = {"OfMyOwn": OfMyOwn}
+        loaded = keras.saving.load_model(tmp_path / "final_model.keras", custom_objects=objects)
+        found = np.mean((loaded.predict(X, verbose=0) - Y) ** 2)
+        assert found == pytest.approx(outcome.final["loss"], rel=1e-5)
+        trained = np.mean((made.state.model.predict(X, verbose=0) - Y) ** 2)
+        assert (trained == pytest.approx(found, rel=1e-5)) == (moving_average_decay == 0)
+
+    def test_that_keras_cannot_save_are_refused_before_the_first_step(self, tmp_path):
+        made = trainer_for(OfNoConfig(lambda outputs: 2 * outputs))
+        with pytest.raises(ValueError, match="Keras cannot save the model: .* needs get_config"):
+            run_in(tmp_path / "run", made).train()
+        assert list(tmp_path.iterdir()) == []
+
+
 GENERATOR = (batch for batch in [(X, Y)])
 
 

@@ -4,13 +4,14 @@ import contextlib
 import os
 import struct
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 import keras
 
-from towers import trainer
+from towers import train_state, trainer
 from towers.runs import run_folder
-from towers.support import hashes, tally
+from towers.support import hashes, noise, tally
 
 
 def final_model(
@@ -40,10 +41,10 @@ def final_model(
     Raises:
       RunFolderError: it cannot be written, or the machine's clock is before 1980.
     """
-    model = save_model(tower_trainer, folder.final_model)
+    weights_sha256 = save_model(tower_trainer, folder.final_model)
     examples_seen = int(tower_trainer.state.examples_seen)
     summary = {
-        "weights_sha256": hashes.sha256(variable.value for variable in model.weights),
+        "weights_sha256": weights_sha256,
         "step": int(tower_trainer.state.step),
         "examples_seen": examples_seen,
     }
@@ -57,17 +58,53 @@ def final_model(
     return summary
 
 
-def save_model(tower_trainer: trainer.Trainer, path: Path) -> keras.Model:
-    """Writes the model with the weights that are evaluated, whole or not at all; returns it.
+def check_can_be_saved(model: keras.Model) -> None:
+    """Checks before the first step what would be found out at the end.
+
+    Raises:
+      ValueError: Keras cannot save the model.
+    """
+    try:
+        keras.saving.serialize_keras_object(model)
+    except (NotImplementedError, TypeError, ValueError) as error:
+        raise ValueError(
+            f"Keras cannot save the model: {noise.reason(error)} A layer or a model of your own "
+            "needs get_config, with all that its constructor takes"
+        ) from error
+
+
+@contextlib.contextmanager
+def _evaluated(state: train_state.TrainState) -> Iterator[None]:
+    """While entered, the model has the weights that are evaluated, and not a copy of it has them.
+
+    A copy would need a model that Keras can copy.
+    """
+    weights = state.model.trainable_variables
+    trained = [weight.value.numpy() for weight in weights] if state.averages else []
+    try:
+        for weight, average in zip(weights, state.averages, strict=False):
+            weight.assign(average)
+        yield
+    finally:
+        for weight, value in zip(weights, trained, strict=False):
+            weight.assign(value)
+
+
+def save_model(tower_trainer: trainer.Trainer, path: Path) -> str:
+    """Writes the model with the weights that are evaluated, whole or not at all.
+
+    Returns:
+      The hash of its weights.
 
     Raises:
       RunFolderError: it cannot be written, or the machine's clock is before 1980.
     """
-    model = tower_trainer.evaluated_model()
+    model = tower_trainer.state.model
     partial = path.with_name(f"{path.stem}.partial.keras")
     try:
-        with run_folder.writing(path):
+        with run_folder.writing(path), _evaluated(tower_trainer.state):
             model.save(partial)
+            sha256 = hashes.sha256(variable.value for variable in model.weights)
             with open(partial, "rb") as file:
                 os.fsync(file.fileno())  # else, after a power cut, the name may be an empty file's
             os.replace(partial, path)
@@ -82,4 +119,4 @@ def save_model(tower_trainer: trainer.Trainer, path: Path) -> keras.Model:
     finally:
         with contextlib.suppress(OSError):  # which would hide why it could not be written
             partial.unlink(missing_ok=True)
-    return model
+    return sha256

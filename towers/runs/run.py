@@ -17,7 +17,16 @@ from typing import Protocol
 import keras
 
 from towers import trainer
-from towers.runs import definition, evaluated, every, going_on, keras_callbacks, loop, run_folder
+from towers.runs import (
+    definition,
+    evaluated,
+    every,
+    export,
+    going_on,
+    keras_callbacks,
+    loop,
+    run_folder,
+)
 from towers.support import checks, errors
 
 
@@ -190,6 +199,7 @@ class Run:
           RunFolderError, CheckpointError, TrainingError, WorkerError: as `going_on.train`.
         """
         plan, of_keras = self._plan(every)
+        export.check_can_be_saved(self._trainer.state.model)
         run = loop.Loop(self._trainer, self.folder, plan, self._data, self._defined)
         if not self._is_commands:
             definition.check_alike(self._workers, self._defined)
