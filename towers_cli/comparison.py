@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 
 import numpy as np
 
-from towers.runs import checkpoints, run_folder, stretches
+from towers.runs import checkpoints, definition, run_folder, stretches
 from towers_cli import build, run_config, settings
 
 # Lines of metrics.jsonl have them, and they are not of what was computed.
@@ -56,10 +56,13 @@ def settings_that_differ(a: run_folder.RunFolder, b: run_folder.RunFolder) -> li
       RunFolderError: a folder holds no run, or a damaged one.
     """
     described = [_described(folder) for folder in (a, b)]
+    programs = [definition.is_of_a_program(folder.read_config()) for folder in (a, b)]
     return [
         difference
         for first, second in zip(*described, strict=True)
-        for difference in run_folder.differences(first, second, "the first run")
+        for difference in run_folder.differences(
+            first, second, "the first run", as_flags=not any(programs)
+        )
     ]
 
 
@@ -72,17 +75,21 @@ def _described(folder: run_folder.RunFolder) -> tuple[dict, dict]:
     config = folder.read_config()
     if config is None:
         raise run_folder.RunFolderError(f"{folder.path}: there is no run here")
-    run_config.check(config, folder.path)
-    chosen, derived = config["settings"], config["resolved"]
+    if definition.is_of_a_program(config):
+        defining, chosen = config["defining"], {}
+    else:
+        run_config.check(config, folder.path)
+        defining, chosen = run_config.defining(config), config["settings"]
+    derived = config["resolved"]
     place = {
-        "num_towers": chosen["num_towers"],
-        "number of workers": derived["num_workers"],
-        "worker_reduction": chosen["worker_reduction"],
-        "tower devices": derived["tower_devices"],
+        "num_towers": chosen.get("num_towers"),
+        "number of workers": derived.get("num_workers"),
+        "worker_reduction": chosen.get("worker_reduction"),
+        "tower devices": derived.get("tower_devices"),
     }
     began_on = config["stretches"][0]["runs_on"]
     began_with = {f"began with {name}": value for name, value in began_on.items()}
-    return run_config.defining(config), place | began_with
+    return defining, place | began_with
 
 
 def partings(a: run_folder.RunFolder, b: run_folder.RunFolder) -> Iterator[Parting]:

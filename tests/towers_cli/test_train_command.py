@@ -906,7 +906,7 @@ class TestTooLittleMemory:
         assert done.returncode == 1
         assert re.fullmatch(
             "train.py: error: there is not enough memory for a batch; it takes a lower "
-            "--global_batch_size, or on GPUs .*\n",
+            "global_batch_size, or on GPUs .*\n",
             done.stderr,
         )
         if where == "train_step":

@@ -10,7 +10,11 @@ from towers import gradients, train_state, trainer, worker
 from towers.runs import run_folder, stretches
 from towers.support import machine
 
-_KEYS = ("defining", "resolved", "settings", "stretches")
+
+def is_of_a_program(config: Mapping) -> bool:
+    """Whether a `config.json` is that of a run which a program made, and not the command."""
+    whole = all(isinstance(config.get(key), dict) for key in ("defining", "resolved", "settings"))
+    return whole and stretches.are_valid(config.get("stretches"))
 
 
 class Definition:
@@ -64,8 +68,7 @@ class Definition:
         config = folder.read_config()
         if config is None:
             return None
-        whole = all(isinstance(config.get(key), dict) for key in _KEYS[:3])
-        if not (whole and stretches.are_valid(config.get("stretches"))):
+        if not is_of_a_program(config):
             raise run_folder.RunFolderError(
                 f"{folder.shown} holds a run of the command train.py, or another version's; choose "
                 "another folder"
