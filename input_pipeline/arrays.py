@@ -66,6 +66,13 @@ class Arrays:
                 f"{', '.join(map(str, (len(leaf) for leaf in leaves)))}"
             )
         (self.num_examples,) = lengths
+        if sample_weight is not None:
+            weight = self._parts[2]
+            fits = isinstance(weight, np.ndarray) and weight.ndim == 1
+            if not (fits and np.isfinite(weight).all() and (weight >= 0).all()):
+                raise ValueError(
+                    "arrays: sample_weight must be [n], every one finite and at least 0"
+                )
         self._augment, self._seed, self._shuffle = augment, seed, shuffle
         digest = hashlib.sha256(f"{seed} {shuffle} {augment is None}".encode())
         for leaf in leaves:

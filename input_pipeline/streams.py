@@ -25,12 +25,23 @@ class _Stream:
 
     def __init__(self, first_batch, batches_per_epoch: int | None, what: str):
         batch = _parts(first_batch, what)
-        self._what = what
+        self._what, self._is_used = what, False
         self._batch_size = _size(batch, what)
+        if batches_per_epoch is not None and not isinstance(batches_per_epoch, int):
+            raise TypeError(f"{what}: batches_per_epoch={batches_per_epoch!r}; must be an integer")
         if batches_per_epoch is not None and batches_per_epoch < 1:
             raise ValueError(f"{what}: an epoch of {batches_per_epoch} batches; at least 1")
         self.num_examples = batches_per_epoch and batches_per_epoch * self._batch_size
         self.fingerprint = _sha256(batch)
+
+    def _use_once(self) -> None:
+        """Refuses to begin again: what was read or shuffled is not where it was."""
+        if self._is_used:
+            raise ValueError(
+                f"{self._what}: it was read from already, and would go on with other batches; make "
+                "the data set and the source anew"
+            )
+        self._is_used = True
 
     def _all(self, first_step: int) -> Iterator:
         """The batches from a step on, without end."""
@@ -98,6 +109,7 @@ class _Dataset(_Stream):
         self._dataset = dataset
 
     def _all(self, first_step):
+        self._use_once()
         return iter(self._dataset.repeat().skip(first_step))
 
 
@@ -110,9 +122,15 @@ class _PyDataset(_Stream):
         if num_batches is None:
             raise ValueError("of_pydataset: nobody knows its length; give it a __len__")
         super().__init__(dataset[0], int(num_batches), "of_pydataset")
+        if _sha256(_parts(dataset[0], "of_pydataset")) != self.fingerprint:
+            raise ValueError(
+                "of_pydataset: its first batch is another one when it is asked for again; let the "
+                "place and the epoch decide all that __getitem__ draws"
+            )
         self._dataset, self._num_batches = dataset, int(num_batches)
 
     def _all(self, first_step):
+        self._use_once()
         for _ in range(first_step // self._num_batches):
             self._dataset.on_epoch_end()
         for step in itertools.count(first_step):

@@ -122,6 +122,8 @@ def test_have_a_fingerprint_of_their_values_and_order():
         ((X, np.array([None] * N)), "arrays: object .10.; must be numbers"),
         ((3.0, Y), "arrays: float64 ..; must be numbers or truth values .n"),
         ((X, Y, Y[:2]), "they have 10, 10, 2"),
+        ((X, Y, Y - 1), "sample_weight must be .n., every one finite and at least 0"),
+        ((X, Y, Y[:, None]), "sample_weight must be .n."),
     ],
 )
 def test_of_something_else_are_refused(arguments, message):

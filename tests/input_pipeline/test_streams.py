@@ -131,6 +131,22 @@ def test_of_another_size_are_named():
 DRAWN = itertools.count()
 
 
+class Drawn(Shuffled):
+    """Draws whenever it is asked."""
+
+    def __getitem__(self, index):
+        inputs, labels = super().__getitem__(index)
+        return inputs + self.rng.normal(size=inputs.shape), labels
+
+
+@pytest.mark.parametrize("name", ["dataset", "pydataset"])
+def test_that_have_moved_on_are_not_read_from_again(name):
+    source = SOURCES[name]()
+    taken(source)
+    with pytest.raises(ValueError, match="it was read from already, and would go on with other b"):
+        taken(source)
+
+
 class OfNoLength(keras.utils.PyDataset):
     def __getitem__(self, index):
         return X, Y
@@ -144,6 +160,8 @@ class OfNoLength(keras.utils.PyDataset):
         (lambda: streams.of_function(lambda step: (X, Y[:2])), r"as many .*\[10, 1\], \[2\]"),
         (lambda: streams.of_function(lambda step: (X[:0], Y[:0])), "and at least one"),
         (lambda: streams.of_function(batch_at, batches_per_epoch=0), "an epoch of 0 batches"),
+        (lambda: streams.of_function(batch_at, batches_per_epoch=2.5), "=2.5; must be an integer"),
+        (lambda: streams.of_pydataset(Drawn()), "its first batch is another one when it is asked"),
         (
             lambda: streams.of_function(lambda step: (X + next(DRAWN), Y)),
             "another batch of step 0 when it is called again",

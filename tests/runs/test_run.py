@@ -15,6 +15,7 @@ from tensorboard.backend.event_processing import event_accumulator
 
 import towers
 from input_pipeline import arrays, streams
+from towers.runs import every as every_module
 from towers.runs import run_folder
 
 X = np.linspace(-1, 1, 26, dtype=np.float32).reshape(26, 1)
@@ -234,15 +235,57 @@ class TestEarlyStop:
         again = run_in(tmp_path, trainer_of(rate=1.2)).train([*self.EVERY, stop])
         assert again.step == outcome.step
 
-    @pytest.mark.parametrize("step", [3, 4, 5])
-    def test_does_not_forget_what_was_before_a_kill(self, tmp_path, step):
-        stop, ends = towers.stop_early(patience=2), []
+    @pytest.mark.parametrize("checkpoint_at", [1, 2, 3])
+    @pytest.mark.parametrize("step", range(2, 7))
+    def test_does_not_forget_what_was_before_a_kill(self, tmp_path, step, checkpoint_at):
+        """Wherever it comes: among the evaluation, the checkpoint and the stop of one step."""
+        every = [towers.evaluate(steps=2), towers.checkpoint(steps=checkpoint_at)]
+        after, ends = [towers.stop_early(patience=1), towers.keep_best()], []
         for folder, dying in ((tmp_path / "whole", 0), (tmp_path / "killed", step)):
             if dying:
                 with pytest.raises(Dies):
-                    run_in(folder, trainer_of(rate=1.2)).train([*self.EVERY, dies_at(dying), stop])
-            ends.append(run_in(folder, trainer_of(rate=1.2)).train([*self.EVERY, stop]).final)
+                    run_in(folder, trainer_of(rate=1.2)).train([*every, dies_at(dying), *after])
+            ends.append(run_in(folder, trainer_of(rate=1.2)).train([*every, *after]).final)
         assert ends[0] == ends[1]
+        assert ends[0]["step"] == 6
+        values = [
+            keras.saving.load_model(tmp_path / name / "best_model.keras").get_weights()
+            for name in ("whole", "killed")
+        ]
+        tf.nest.map_structure(np.testing.assert_array_equal, *values)
+
+    def test_on_the_step_of_a_signal_is_the_end_all_the_same(self, tmp_path):
+        def stops(event):
+            if event.step == 6:
+                event.stop("it is step 6")
+
+        def interrupts(event):
+            if event.step == 5 and event.result is not None:
+                os.kill(os.getpid(), signal.SIGTERM)
+
+        whole = run_in(tmp_path / "whole").train([stops])
+        with pytest.raises(towers.Stopped):
+            run_in(tmp_path / "stopped").train([stops, interrupts])
+        again = run_in(tmp_path / "stopped").train([stops, interrupts])
+        assert (again.step, again.final) == (6, whole.final)
+
+    def test_has_a_last_evaluation_that_may_be_the_best(self, tmp_path):
+        every = [towers.evaluate(steps=4), towers.keep_best()]
+        outcome = run_in(tmp_path).train([*every, lambda e: e.step == 6 and e.stop()])
+        best = keras.saving.load_model(tmp_path / "best_model.keras")
+        expected = np.mean((best.predict(X, verbose=0) - Y) ** 2)
+        assert outcome.final["loss"] == pytest.approx(expected, rel=1e-5)
+
+    def test_at_the_last_step_is_none(self, tmp_path):
+        outcome = run_in(tmp_path, steps=3).train([lambda e: e.step == 3 and e.stop()])
+        assert "stopped_early" not in outcome.final
+        assert run_in(tmp_path, steps=5).train().step == 5
+
+    @pytest.mark.parametrize(
+        "values, best", [([np.nan, 0.5, 0.1], 2), ([0.5, np.nan, 0.4], 2), ([np.nan, np.nan], 0)]
+    )
+    def test_anything_is_better_than_nan(self, values, best):
+        assert every_module._best(values, every_module._better("loss", "auto")) == best
 
     def test_the_best_model_is_kept(self, tmp_path):
         every = [towers.evaluate(steps=1), towers.keep_best(metric="mae")]
@@ -258,7 +301,7 @@ class TestEarlyStop:
             ValueError, match="the evaluations have no number 'auc'; they have .*mae"
         ):
             run_in(tmp_path).train(
-                [towers.evaluate(steps=2), towers.stop_early(metric="auc", patience=1)]
+                [towers.evaluate(steps=2), towers.stop_early(metric="auc", mode="max", patience=1)]
             )
 
 
@@ -340,7 +383,7 @@ class TestModelsOfOnesOwn:
 
     def test_that_keras_cannot_save_are_refused_before_the_first_step(self, tmp_path):
         made = trainer_for(OfNoConfig(lambda outputs: 2 * outputs))
-        with pytest.raises(ValueError, match="Keras cannot save the model: .* needs get_config"):
+        with pytest.raises(ValueError, match="Keras cannot save the model: .* needs get_config, w"):
             run_in(tmp_path / "run", made).train()
         assert list(tmp_path.iterdir()) == []
 
@@ -409,7 +452,12 @@ def test_epochs_need_not_be_known(tmp_path):
         ([keras.callbacks.CSVLogger], "every has the class CSVLogger: must be"),
         ([towers.log(steps=2), towers.log(steps=3)], r"every has log\(...\) twice"),
         ([keras.callbacks.BackupAndRestore("x")], "a run has checkpoints of its own"),
-        ([towers.profile(first=10, last=99)], "profile: last=99 is behind the end, step 13"),
+        ([keras.callbacks.ReduceLROnPlateau()], "ReduceLROnPlateau: the rate is the Trainer's"),
+        ([keras.callbacks.TensorBoard("x")], "TensorBoard: a run writes its files"),
+        ([keras.callbacks.EarlyStopping(restore_best_weights=True)], "every has restore_best_w"),
+        ([towers.keep_best(), towers.keep_best()], r"every has keep_best\(...\) twice"),
+        ([towers.stop_early(patience=1)], r"every has stop_early\(...\) and no evaluate"),
+        ([towers.profile(first=10, last=99)], "profile: last=99 is past the end, step 13"),
     ],
 )
 def test_other_things_to_do_are_refused_before_the_first_step(tmp_path, every, message):
@@ -432,6 +480,7 @@ def test_other_things_to_do_are_refused_before_the_first_step(tmp_path, every, m
         (lambda: towers.profile(first=3, last=2), "profile: last=2 is before first=3"),
         (lambda: towers.stop_early(patience=0), r"stop_early\(patience=0\): must be at least 1"),
         (lambda: towers.stop_early(patience=1, mode="up"), "mode='up': must be one of auto, min"),
+        (lambda: towers.keep_best(metric="iou"), "metric='iou': give mode, 'min' or 'max'"),
         (lambda: towers.keep_best(mode="best"), "mode='best': must be one of auto, min, max"),
     ],
 )
@@ -519,6 +568,82 @@ def test_a_data_set_whose_shuffle_has_no_seed_does_not_go_on(tmp_path):
             run_in(tmp_path, train=source, steps=2).train()
     with pytest.raises(run_folder.RunFolderError, match="data .* .the run has"):
         run_in(tmp_path, train=source).train()
+
+
+def test_a_hook_sees_the_evaluation_of_the_step_that_a_run_goes_on_from(tmp_path):
+    def shown(event):
+        losses.append((event.step, event.evaluation.loss))
+
+    losses, every = [], [towers.evaluate(steps=2), towers.checkpoint(steps=2)]
+    every.append(towers.call(shown, steps=2))
+    with pytest.raises(Dies):
+        run_in(tmp_path, steps=6).train([*every, dies_at(5)])
+    run_in(tmp_path, steps=6).train(every)
+    assert [step for step, _ in losses] == [2, 4, 4, 6]
+    assert losses[1] == losses[2]
+
+
+def test_a_trainer_that_has_trained_begins_no_run(tmp_path):
+    made = trainer_of()
+    run_in(tmp_path / "a", made, steps=2).train()
+    with pytest.raises(Exception, match="the Trainer has made 2 steps already, and the run in .*b"):
+        run_in(tmp_path / "b", made).train()
+
+
+@pytest.mark.parametrize(
+    "arguments, message",
+    [
+        ({"test": [X, Y]}, "test: a batch is float32"),
+        ({"test": (np.zeros([26, 3]), Y)}, r"test: inputs: float64 .*; the model takes .n, 1."),
+        ({"test": tf.data.Dataset.from_tensors((X, Y)).repeat()}, "test is a tf.data set without"),
+        ({"class_names": "cat"}, "class_names is 'cat': must be a list of names"),
+    ],
+)
+def test_test_data_that_do_not_fit_are_found_before_the_first_step(tmp_path, arguments, message):
+    with pytest.raises((TypeError, ValueError), match=message):
+        run_in(tmp_path / "run", **arguments).train()
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_names_of_classes_are_as_many_as_outputs(tmp_path):
+    images, labels = toys.batch(16, [3])
+    run = towers.Run(
+        tmp_path / "run",
+        toys.trainer(toys.classifier(), global_batch_size=8),
+        train=arrays.batches(images, labels),
+        test=(images, labels),
+        epochs=1,
+        class_names=["ant", "bee"],
+    )
+    with pytest.raises(ValueError, match=f"class_names has 2 names, and the model {toys.CLASSES}"):
+        run.train()
+
+
+def test_a_source_is_known_by_all_of_its_fingerprint(tmp_path):
+    class Named(Endless):
+        fingerprint = "/a/long/path/to/the/first"
+
+    arguments = without_epochs() | {"train": Named()}
+    run_in(tmp_path, **arguments).train()
+    Named.fingerprint = "/a/long/path/to/the/second"
+    with pytest.raises(run_folder.RunFolderError, match="data .* .the run has"):
+        run_in(tmp_path, **arguments | {"steps": 12}).train()
+
+
+def test_a_loss_of_the_name_of_a_field_leaves_it_alone(tmp_path):
+    def loss(labels, outputs):
+        return tf.square(labels - outputs)
+
+    made = trainer_of(loss=loss, weight_decay=0.5, weight_filter="kernels")
+    run_in(tmp_path, made, steps=1).train()
+    line = logged(tmp_path)[0]
+    data = np.mean([np.mean((0.5 * x - y) ** 2) for x, y in first_batch()])
+    assert line["loss"] == pytest.approx(data + 0.5 * 0.5**2 / 2, rel=1e-5)
+
+
+def first_batch():
+    ((inputs, labels),) = arrays.batches(X, Y).batches(0, 1, global_batch_size=BATCH)
+    return zip(inputs.numpy(), labels.numpy(), strict=True)
 
 
 def test_a_stream_that_ends_early_is_named(tmp_path):

@@ -172,6 +172,10 @@ def one_hot(n):
             [keras.metrics.SparseCategoricalAccuracy(name="loss")],
             "metrics: the name 'loss' is taken",
         ),
+        (
+            [keras.metrics.SparseCategoricalAccuracy(name="step")],
+            "metrics: the name 'step' is taken",
+        ),
         ({"b": ["accuracy"]}, "metrics has 'b', and the model the outputs"),
         ([Largest()], "metrics: the state of 'largest' is no sum over examples"),
         ([OfBatches()], "metrics: the state of 'of_batches' is no sum over examples"),

@@ -5,6 +5,7 @@ import json
 from collections.abc import Mapping
 
 import keras
+import numpy as np
 
 from towers import gradients, train_state, trainer, worker
 from towers.runs import run_folder, stretches
@@ -164,4 +165,9 @@ def _runs_on(of: trainer.Trainer) -> dict:
 
 def _plain(config: Mapping) -> dict:
     """As it is when it was read back from JSON."""
-    return json.loads(json.dumps(config))
+    return json.loads(json.dumps(config, default=_as_number))
+
+
+def _as_number(value):
+    """NumPy's numbers as Python's; anything else as text."""
+    return value.item() if isinstance(value, np.generic) else str(value)

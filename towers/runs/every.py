@@ -1,6 +1,7 @@
 """What a run does on its way, and how often: the things in `Run.train(every=[...])`."""
 
 import dataclasses
+import math
 from collections.abc import Callable, Mapping, Sequence
 
 from towers.runs import loop
@@ -86,7 +87,10 @@ def stop_early(*, metric: str = "loss", patience: int, mode: str = "auto") -> Ev
     Args:
       metric: a name in the lines of `metrics.jsonl`.
       patience: evaluations to wait for a better one.
-      mode: `min` or `max` is better; `auto` is `max` for what has "acc" in its name, as in Keras.
+      mode: `min` or `max` is better; `auto` knows losses, errors and accuracies by their names.
+
+    Raises:
+      ValueError: `auto` does not know the metric.
     """
     _at_least_1("stop_early", {"patience": patience})
     better = _better(metric, mode)
@@ -108,7 +112,7 @@ def keep_best(*, metric: str = "loss", mode: str = "auto") -> Every:
     better = _better(metric, mode)
 
     def look(event: loop.Event) -> None:
-        if event.evaluation is None or not event.trainer.workers.is_chief:
+        if event.evaluation is None:
             return
         values = [_value(line, metric) for line in event.evaluations]
         if _best(values, better) == len(values) - 1:
@@ -128,9 +132,16 @@ def _best(values: Sequence[float], better: Callable[[float, float], bool]) -> in
 
 def _better(metric: str, mode: str) -> Callable[[float, float], bool]:
     checks.choice("mode", mode, ("auto", "min", "max"))
-    if mode == "max" or mode == "auto" and "acc" in metric:
-        return lambda value, other: value > other
-    return lambda value, other: value < other
+    if mode == "auto":
+        if "acc" in metric:
+            mode = "max"
+        elif any(word in metric for word in ("loss", "error", "mae", "mse", "crossentropy")):
+            mode = "min"
+        else:
+            raise ValueError(f"metric={metric!r}: give mode, 'min' or 'max', whichever is better")
+    if mode == "max":
+        return lambda value, other: value > other or math.isnan(other) > math.isnan(value)
+    return lambda value, other: value < other or math.isnan(other) > math.isnan(value)
 
 
 def _value(line: Mapping, metric: str) -> float:

@@ -68,8 +68,8 @@ def check_can_be_saved(model: keras.Model) -> None:
         keras.saving.serialize_keras_object(model)
     except (NotImplementedError, TypeError, ValueError) as error:
         raise ValueError(
-            f"Keras cannot save the model: {noise.reason(error)} A layer or a model of your own "
-            "needs get_config, with all that its constructor takes"
+            "Keras cannot save the model: a layer or a model of your own needs get_config, with "
+            f"all that its constructor takes ({noise.reason(error)})"
         ) from error
 
 

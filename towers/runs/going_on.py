@@ -59,12 +59,22 @@ def _train_as_chief(
     if finished and (finished["step"] >= last_step or "stopped_early" in finished):
         run.workers.from_chief(lambda: finished)
         print(f"the run had finished already, at step {finished['step']}")
+        if "stopped_early" in finished:
+            print(
+                f"it was stopped early: {finished['stopped_early']}; a longer run needs another "
+                "folder"
+            )
         _say_finished(folder, finished)
         return loop.Outcome(finished, finished["step"])
     restored = run.restore(earlier and earlier.get(run_folder.FIRST_CHECKPOINT))
     for damage in run.damaged_checkpoints:
         print(f"passed over: {damage}", flush=True)
     if restored is None:
+        if made := int(run.trainer.state.step):
+            raise loop.TrainingError(
+                f"the Trainer has made {made} steps already, and the run in {folder.path} begins: "
+                "make a new Trainer, with a new model"
+            )
         defined.begin(run.trainer.state)
     at_step = int(run.trainer.state.step)
     if at_step > last_step:

@@ -8,6 +8,16 @@ import numpy as np
 from towers import trainer
 from towers.runs import loop
 
+# What needs a compiled model, or would change what a run computes.
+_OF_RATE = "the rate is the Trainer's learning_rate, or a schedule in the optimizer"
+_REFUSED = {
+    keras.callbacks.BackupAndRestore: "a run has checkpoints of its own",
+    keras.callbacks.LearningRateScheduler: _OF_RATE,
+    keras.callbacks.ReduceLROnPlateau: _OF_RATE,
+    keras.callbacks.SwapEMAWeights: "a Trainer has moving_average_decay",
+    keras.callbacks.TensorBoard: "a run writes its files; towers.histograms(...) adds more",
+}
+
 
 class KerasCallbacks:
     """Calls Keras callbacks as `fit` does, with the mean loss and the evaluation, if any.
@@ -25,9 +35,13 @@ class KerasCallbacks:
           ValueError: one would keep the run's state by itself.
         """
         for one in callbacks:
-            if isinstance(one, keras.callbacks.BackupAndRestore):
+            for kind, why in _REFUSED.items():
+                if isinstance(one, kind):
+                    raise ValueError(f"every has a keras.callbacks.{kind.__name__}: {why}")
+            if getattr(one, "restore_best_weights", False):
                 raise ValueError(
-                    "every has a keras.callbacks.BackupAndRestore: a run has checkpoints of its own"
+                    "every has restore_best_weights, which would come behind the final model: "
+                    "towers.keep_best(...) writes the best one"
                 )
         self._model = of.state.model
         self._callbacks = keras.callbacks.CallbackList(list(callbacks), model=self._model)

@@ -34,6 +34,14 @@ from towers.runs import (
 )
 from towers.support import errors, hashes, tally
 
+# Of a line of metrics.jsonl; an output or a loss of such a name is in TensorBoard alone.
+_FIELDS = frozenset(
+    [
+        *("step", "examples_seen", "epoch", "learning_rate", "loss", "weight_decay", "accuracy"),
+        *("examples_per_second", "step_seconds"),
+    ]
+)
+
 
 class TrainingError(errors.UserError):
     """The run cannot go on; the message is for the person at the keyboard."""
@@ -126,7 +134,7 @@ class Event:
       examples_seen: in these steps.
       epoch: examples seen, in training splits; None where nobody knows the size of one.
       result: of the step; None where the run goes on from it, or where its hooks are called again.
-      evaluation: that was made after this step; None where none was.
+      evaluation: of the weights after this step; None where there is none.
       evaluations: lines of `metrics.jsonl`, one for each evaluation of the run so far.
       folder: of the run, to write into where `trainer.workers.is_chief`.
       examples_per_epoch: size of the training split; None where nobody knows.
@@ -146,8 +154,18 @@ class Event:
     stop_reason: str | None = None
 
     def save_model(self, name: str) -> None:
-        """Writes the model with the weights that are evaluated into the folder; on the chief."""
-        export.save_model(self.trainer, self.folder.path / name)
+        """Writes the model with the weights that are evaluated into the folder, on the chief.
+
+        Args:
+          name: of the file, such as `best_model.keras`.
+
+        Raises:
+          ValueError: the name does not end as a Keras file's does.
+        """
+        if not name.endswith(".keras"):
+            raise ValueError(f"save_model: the name {name!r} must end with .keras")
+        if self.trainer.workers.is_chief:
+            export.save_model(self.trainer, self.folder.path / name)
 
     def stop(self, reason: str = "a hook has stopped it") -> None:
         """Ends the run with this step, as if it were the last; on every worker alike."""
@@ -309,6 +327,7 @@ class Loop:
                 self._call_hooks(at_step, None if at_step == first_step else self._result)
             elif self._evaluated_step() != at_step:
                 self._evaluate(progress)
+                self._call_hooks(at_step, None)
             found = self._evaluation
             return Outcome(self.workers.from_chief(self._export), at_step, evaluation=found)
 
@@ -323,7 +342,7 @@ class Loop:
                 self.plan.examples_per_epoch,
                 self._evaluation,
                 self.data.evaluation_split,
-                self._stop_reason,
+                self._stop_reason if int(self.trainer.state.step) < self.plan.last_step else None,
             )
 
     def _check_same_on_all_workers(self, parts_sha256: Mapping[str, str]) -> None:
@@ -360,6 +379,8 @@ class Loop:
             inputs, labels, *weight, parts = batch
             if at_step == first_step + 1:
                 self._begin(first_step, config, batch, progress)
+                if self._stop_reason is not None:
+                    return  # it was stopped here before, and had not come to its end
                 clock.restart(first_step)
             shows = self._summaries and _is_multiple(at_step, plan.summary_every_steps)
             with clock.paused():
@@ -453,7 +474,10 @@ class Loop:
             self._verify()
         if evaluates and self._evaluation_is_due(first_step):
             self._evaluate(progress)  # the run was stopped before it came to this
-        if first_step:
+        if first_step and self.plan.hooks:
+            if self._evaluated_step() != first_step and not self._has_no_evaluation(first_step):
+                # Hooks see it again; its line is in the log.
+                self._evaluation = self.trainer.evaluate(self.data.evaluation)
             self._call_hooks(first_step, None)
 
     def _has_no_evaluation(self, at_step: int) -> bool:
@@ -559,7 +583,11 @@ class Loop:
             **({} if epoch is None else {"epoch": epoch}),
             "learning_rate": self._rate(examples_seen),
             "loss": mean(losses["total"]),
-            **{term: mean(values) for term, values in losses.items() if _is_of_outputs(term)},
+            **{
+                term: mean(values)
+                for term, values in losses.items()
+                if _is_of_outputs(term) and term not in _FIELDS
+            },
             "weight_decay": sum(
                 mean(values) for term, values in losses.items() if term.startswith("weight_decay/")
             ),

@@ -9,12 +9,15 @@ the same weights. The command train.py is one such program.
 """
 
 import dataclasses
+import hashlib
 import inspect
 import os
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence, Set
 from typing import Protocol
 
 import keras
+import numpy as np
+import tensorflow as tf
 
 from towers import trainer
 from towers.runs import (
@@ -118,8 +121,12 @@ class Run:
             raise TypeError(f"folder is {checks.described(folder)}: must be a path")
         self._trainer, self._workers = tower_trainer, tower_trainer.workers
         _check_source(train)
-        self._per_epoch = train.num_examples
+        self._per_epoch = None if train.num_examples is None else int(train.num_examples)
         self.last_step = self._end(epochs, steps)
+        if isinstance(class_names, str) or not all(isinstance(one, str) for one in class_names):
+            raise TypeError(
+                f"class_names is {checks.described(class_names)}: must be a list of names"
+            )
         self._class_names = tuple(class_names)
         share = {"index": self._workers.index, "count": self._workers.count}
         batch = tower_trainer.global_batch_size
@@ -135,7 +142,10 @@ class Run:
         self._is_commands = defined is not None
         self._defined = defined or definition.Definition(
             tower_trainer,
-            data={"data": train.fingerprint[:12], "examples of an epoch": self._per_epoch},
+            data={
+                "data": hashlib.sha256(train.fingerprint.encode()).hexdigest()[:12],
+                "examples of an epoch": self._per_epoch,
+            },
             resolved={
                 "last_step": self.last_step,
                 "examples_per_epoch": self._per_epoch,
@@ -179,7 +189,31 @@ class Run:
                 "test can be iterated over once only, and a run evaluates more often: give a list, "
                 "a tf.data set, or arrays (inputs, labels)"
             )
+        if isinstance(test, tf.data.Dataset) and test.cardinality() == tf.data.INFINITE_CARDINALITY:
+            raise ValueError("test is a tf.data set without end")
         return test
+
+    def _look_at_test(self) -> None:
+        """Evaluates a batch: what does not fit is found out now, and not after hours.
+
+        Raises:
+          TypeError, ValueError: it does not fit the model, its loss or its metrics.
+        """
+        batch = next(iter(self._data.evaluation), None)
+        if batch is None:
+            raise ValueError("test has no batch")
+        try:
+            *_, weight = checks.parts_of(batch)
+            if len(batch) == 3 and weight is not None and not np.any(weight):
+                return  # the others may weigh something
+            found = self._trainer.evaluate([batch])
+        except (TypeError, ValueError) as error:
+            raise type(error)(f"test: {error}") from error
+        names, confusion = self._class_names, found.confusion
+        if names and confusion is not None and len(names) != len(confusion):
+            raise ValueError(
+                f"class_names has {len(names)} names, and the model {len(confusion)} outputs"
+            )
 
     def train(
         self, every: Sequence[every.Every | keras.callbacks.Callback | Callable] = ()
@@ -202,6 +236,8 @@ class Run:
         export.check_can_be_saved(self._trainer.state.model)
         run = loop.Loop(self._trainer, self.folder, plan, self._data, self._defined)
         if not self._is_commands:
+            if self._data.evaluation is not None:
+                self._look_at_test()
             definition.check_alike(self._workers, self._defined)
         try:
             outcome = going_on.train(run, self._defined)
@@ -215,10 +251,11 @@ class Run:
     def _plan(self, given) -> tuple[loop.Plan, keras_callbacks.KerasCallbacks | None]:
         if isinstance(given, (str, bytes, Mapping)) or not isinstance(given, Iterable):
             raise TypeError(f"every is {checks.described(given)}: must be a list")
-        asked, hooks, callbacks = {}, [], []
+        asked, hooks, callbacks, done = {}, [], [], set()
         for one in given:
             if isinstance(one, every.Every):
-                self._check_every(one, asked)
+                self._check_every(one, asked, done)
+                done.add(one.what)
                 hooks += one.plan.get("hooks", ())
                 asked |= {name: value for name, value in one.plan.items() if name != "hooks"}
             elif isinstance(one, keras.callbacks.Callback):
@@ -230,6 +267,8 @@ class Run:
                     f"every has {checks.described(one)}: must be towers.evaluate(...) or the like, "
                     "a function of an event, or a Keras callback"
                 )
+        if "stop_early" in done and not asked.get("evaluate_every"):
+            raise ValueError("every has stop_early(...) and no evaluate(...), of which it is")
         if callbacks and self._per_epoch is None:
             raise ValueError(
                 "every has Keras callbacks, which know epochs, and train does not know how many "
@@ -240,11 +279,11 @@ class Run:
         plan = loop.Plan(self.last_step, self._per_epoch, self._class_names, **asked)
         if plan.profile_steps and plan.profile_steps[1] > self.last_step:
             raise ValueError(
-                f"profile: last={plan.profile_steps[1]} is behind the end, step {self.last_step}"
+                f"profile: last={plan.profile_steps[1]} is past the end, step {self.last_step}"
             )
         return dataclasses.replace(plan, hooks=tuple(hooks)), of_keras
 
-    def _check_every(self, one: every.Every, asked: Mapping) -> None:
+    def _check_every(self, one: every.Every, asked: Mapping, done: Set[str]) -> None:
         if twice := [name for name in one.plan if name in asked]:
             raise ValueError(f"every has {one.what}(...) twice, and {twice[0]} can be one only")
         if one.needs_epochs and self._per_epoch is None:
@@ -252,6 +291,8 @@ class Run:
                 f"every has {one.what}(epochs=...), and train does not know how many examples an "
                 "epoch has; give steps"
             )
+        if one.what == "keep_best" and "keep_best" in done:
+            raise ValueError("every has keep_best(...) twice, and there is one best model")
         if one.what in ("evaluate", "stop_early", "keep_best") and self._data.evaluation is None:
             raise ValueError(f"every has {one.what}(...), and the run has no test data")
 
@@ -263,6 +304,10 @@ def _check_source(train) -> None:
                 f"train is {checks.described(train)}: must be a source of batches by step, such as "
                 "input_pipeline.arrays.batches(inputs, labels)"
             )
+    if not isinstance(train.fingerprint, str):
+        raise TypeError(
+            f"train.fingerprint is {checks.described(train.fingerprint)}: must be a string"
+        )
     if train.num_examples is not None and train.num_examples < 1:
         raise ValueError(f"train has {train.num_examples} examples: must be at least 1")
 

@@ -20,6 +20,10 @@ from towers.support import checks, noise, structures
 Metric = str | keras.metrics.Metric | Callable[[tf.Tensor, tf.Tensor], tf.Tensor]
 
 
+# By what a log says of an evaluation beside its metrics.
+_TAKEN = ("count", "epoch", "loss", "split", "step")
+
+
 class _Named(NamedTuple):
     name: str
     prefix: str  # of the names of several values: that of the output
@@ -172,7 +176,7 @@ class _OfOne(list):
 
 
 def _check_free(names: Sequence[str]) -> None:
-    if twice := [name for name in names if names.count(name) > 1 or name in ("loss", "count")]:
+    if twice := [name for name in names if names.count(name) > 1 or name in _TAKEN]:
         raise ValueError(
             f"metrics: the name {twice[0]!r} is taken already; give one a name of its own"
         )
