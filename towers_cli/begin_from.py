@@ -46,7 +46,7 @@ class CommandsRun(definition.Definition):
     def differences(self, earlier: Mapping, who: str = "the run") -> list[str]:
         return run_folder.differences(run_config.defining(earlier), self.defining(), who)
 
-    def begin(self, state: train_state.TrainState) -> None:
+    def begin(self, state: train_state.TrainState, folder: run_folder.RunFolder) -> None:
         begins = self.config["resolved"]["begins_from"]
         if begins:
             restore(state, begins)

@@ -92,8 +92,17 @@ class Definition:
         """What differs from an earlier configuration, in words."""
         return run_folder.differences(earlier["defining"], self.defining(), who, as_flags=False)
 
-    def begin(self, state: train_state.TrainState) -> None:
-        """Gives a new run what it begins from, where that is not what the Trainer has."""
+    def begin(self, state: train_state.TrainState, folder: run_folder.RunFolder) -> None:
+        """Gives a new run what it begins from, where that is not what the Trainer has.
+
+        Raises:
+          RunFolderError: the Trainer has trained already, which no log of the run would show.
+        """
+        if made := int(state.step):
+            raise run_folder.RunFolderError(
+                f"the Trainer has made {made} steps already, and the run in {folder.path} begins: "
+                "make a new Trainer, with a new model"
+            )
 
     def how_to_change(self, folder: run_folder.RunFolder, is_saved: bool) -> str:
         """A sentence on how a run that cannot go on may be given other settings."""

@@ -70,12 +70,7 @@ def _train_as_chief(
     for damage in run.damaged_checkpoints:
         print(f"passed over: {damage}", flush=True)
     if restored is None:
-        if made := int(run.trainer.state.step):
-            raise loop.TrainingError(
-                f"the Trainer has made {made} steps already, and the run in {folder.path} begins: "
-                "make a new Trainer, with a new model"
-            )
-        defined.begin(run.trainer.state)
+        defined.begin(run.trainer.state, folder)
     at_step = int(run.trainer.state.step)
     if at_step > last_step:
         raise loop.TrainingError(
