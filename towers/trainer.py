@@ -21,7 +21,7 @@ from towers import (
     train_state,
     worker,
 )
-from towers.support import checks, objective, structures, tally, weight_filters
+from towers.support import adapted, checks, objective, structures, tally, weight_filters
 
 
 class Trainer:
@@ -285,6 +285,7 @@ class Trainer:
         values |= {id(weight): value for weight, value in weights}
         for variable, original in zip(model.variables, trained.variables, strict=True):
             variable.assign(values[id(original)])
+        adapted.refresh(model)
         return model
 
     def step_graph(

@@ -86,7 +86,14 @@ def _is_found(found: object, folder: run_folder.RunFolder) -> bool:
 
 
 # What may differ between workers: where things are on each machine, and which worker it is.
-_OF_ONE_WORKER = ("train_dir", "data_dir", "begin_from", "worker_index", "worker_wait_seconds")
+_OF_ONE_WORKER = (
+    "train_dir",
+    "data_dir",
+    "begin_from",
+    "init_from",
+    "worker_index",
+    "worker_wait_seconds",
+)
 
 
 def check_alike(workers: worker.Workers, chosen: settings.TrainSettings) -> None:

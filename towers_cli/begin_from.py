@@ -11,10 +11,9 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
-import tensorflow as tf
 
-from towers import model_state, train_state, worker
-from towers.runs import checkpoints, definition, run_folder
+from towers import train_state, worker
+from towers.runs import checkpoints, definition, run_folder, warm_start
 from towers_cli import run_config, settings
 
 
@@ -33,6 +32,9 @@ class CommandsRun(definition.Definition):
 
     def sha256(self) -> str:
         return run_config.run_sha256(self.config)
+
+    def begin_with(self, taken: Mapping | None) -> None:
+        self.config["resolved"]["init_from"] = taken
 
     def earlier(self, folder: run_folder.RunFolder) -> dict | None:
         config = folder.read_config()
@@ -72,13 +74,18 @@ def with_beginning(workers: worker.Workers, config: Mapping, earlier: Mapping | 
 
     Raises:
       RunFolderError: the settings are not those of the run that goes on.
-      SettingsError: the run cannot begin from what `--begin_from` names.
+      SettingsError: the run cannot begin from what `--begin_from` or `--init_from` names.
     """
 
     def find():
         if earlier is not None:
             run_config.check_same_run(earlier, config)
             return earlier["resolved"]["begins_from"]
+        if init_from := config["settings"]["init_from"]:
+            try:
+                warm_start.locate(init_from)
+            except warm_start.WarmStartError as error:
+                raise settings.SettingsError(f"--{error}") from error
         given = config["settings"]["begin_from"]
         return given and look(given, config)
 
@@ -203,27 +210,21 @@ def restore(state: train_state.TrainState, begins: Mapping) -> None:
     if _sha256(values) != begins["sha256"]:
         raise checkpoints.CheckpointError(f"checkpoint {path} was changed since the run began")
     model = state.model
-    weights = _part(values, "weights")
+    weights = checkpoints.part(values, "weights")
     _assign(path, "weights", model.trainable_variables, weights)
-    model_state = _part(values, "model_state")
+    model_state = checkpoints.part(values, "model_state")
     _assign(path, "model_state", model.non_trainable_variables, model_state)
     if state.averages:
-        averages = _part(values, "moving_averages") or weights
+        averages = checkpoints.part(values, "moving_averages") or weights
         _assign(path, "moving_averages", state.averages, averages)
-    _assign_statistics(state, _part(values, "statistics_of_each"))
+    _assign_statistics(state, checkpoints.part(values, "statistics_of_each"))
     if begins["optimizer"]:
-        found, slots = _part(values, "optimizer"), list(state.optimizer.variables)
+        found, slots = checkpoints.part(values, "optimizer"), list(state.optimizer.variables)
         if len(found) != len(slots):  # one of the two has a loss scale, which comes first
             slots = list(getattr(state.optimizer, "inner_optimizer", state.optimizer).variables)
         _assign(path, "optimizer", slots, found[-len(slots) :])
     state.step.assign(begins["first_step"])
     state.examples_seen.assign(begins["examples_seen"])
-
-
-def _part(values: Mapping[str, np.ndarray], name: str) -> list[np.ndarray]:
-    """The values of one part in their order: `weights/0`, `weights/1`, ..."""
-    places = sorted(int(key.partition("/")[2]) for key in values if key.startswith(f"{name}/"))
-    return [values[f"{name}/{place}"] for place in places]
 
 
 def _assign(path: str, part: str, variables: Sequence, values: Sequence[np.ndarray]) -> None:
@@ -244,7 +245,4 @@ def _assign_statistics(state: train_state.TrainState, values: Sequence[np.ndarra
         for variable, value in zip(state.statistics_of_each, values, strict=True):
             variable.assign(value)
         return
-    places = model_state.kept_apart(state.model) if state.statistics_of_each else []
-    for variable, place in zip(state.statistics_of_each, places, strict=True):
-        shared = state.model.non_trainable_variables[place].value
-        variable.assign(tf.stack([shared] * variable.shape[0]))
+    warm_start.begin_statistics_at_models(state)

@@ -47,12 +47,15 @@ def resolved(
         raise settings.SettingsError(f"--{error}{kept}{advice}") from error
     reduction = chosen.worker_reduction or default_reduction(num_microbatches, num_workers)
     threads = chosen.intra_op_threads or (earlier and earlier["settings"]["intra_op_threads"])
-    beginning = chosen.begin_from and os.path.abspath(os.path.expanduser(chosen.begin_from))
+    begin_from, init_from = _absolute(chosen.begin_from), _absolute(chosen.init_from)
+    if earlier is not None and not (begin_from or init_from):
+        begin_from, init_from = (earlier["settings"][n] for n in ("begin_from", "init_from"))
     return dataclasses.replace(
         chosen,
-        begin_from=beginning or (earlier and earlier["settings"]["begin_from"]),
+        begin_from=begin_from,
+        init_from=init_from,
         # eval.py reads it from config.json, perhaps in another working folder.
-        data_dir=chosen.data_dir and os.path.abspath(os.path.expanduser(chosen.data_dir)),
+        data_dir=_absolute(chosen.data_dir),
         num_towers=num_towers,
         num_microbatches=num_microbatches,
         worker_reduction=reduction,
@@ -112,6 +115,10 @@ def default_threads(num_microbatches: int, num_gpus: int, cores: int) -> int:
     workers have the chief's: threads show in the bits, and workers must not.
     """
     return cores if num_gpus else max(1, cores // num_microbatches)
+
+
+def _absolute(path: str | None) -> str | None:
+    return path and os.path.abspath(os.path.expanduser(path))
 
 
 def _default(value, default):

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from towers import gradients, networks
-from towers.runs import going_on, run_folder, stretches
+from towers.runs import going_on, run_folder, stretches, warm_start
 from towers.support import checks, machine
 from towers_cli import settings
 
@@ -48,6 +48,8 @@ def make(
             "data_source": training.source,
             "data_sha256": training.fingerprint,
             "eval_sha256": evaluated.fingerprint,
+            "begins_from": None,
+            "init_from": None,
         },
         "stretches": stretches.extended(
             [], 0, stretches.environment() | _arithmetic(chosen, tower_devices)
@@ -108,6 +110,8 @@ def check(config: Mapping, train_dir: str | Path) -> None:
             raise ValueError(f"examples_per_epoch={derived['examples_per_epoch']}")
         if not is_beginning(begins := derived.get("begins_from", "missing")):
             raise ValueError(f"begins_from={settings.shown(begins)}")
+        if not warm_start.is_recorded(taken := derived.get("init_from", "missing")):
+            raise ValueError(f"init_from={settings.shown(taken)}")
         if not stretches.are_valid(config.get("stretches")):
             raise ValueError("stretches has to be a list of what the run ran on")
         if derived["preprocessing"] not in {
@@ -143,7 +147,8 @@ def check_same_run(earlier: Mapping, config: Mapping) -> None:
       RunFolderError: names each setting that differs.
     """
     # What it began from is the earlier run's, whether or not it is still there.
-    config = with_begins(config, earlier["resolved"]["begins_from"])
+    began = {name: earlier["resolved"][name] for name in ("begins_from", "init_from")}
+    config = dict(config) | {"resolved": config["resolved"] | began}
     splits = {one["settings"]["eval_split"] for one in (earlier, config)}
     # Another split may be evaluated from now on; the same one has to have the same images.
     began, now = (_fixed(one, same_split=len(splits) == 1) for one in (earlier, config))
@@ -159,7 +164,7 @@ def check_same_run(earlier: Mapping, config: Mapping) -> None:
 def _fixed(config: Mapping, *, same_split: bool) -> dict:
     """What a run that goes on keeps: what defines it, and what its logs are about."""
     chosen, derived = config["settings"], config["resolved"]
-    kept = {"begin_from": chosen["begin_from"]} | defining(config)
+    kept = {name: chosen[name] for name in ("begin_from", "init_from")} | defining(config)
     kept["names of the classes"] = derived["class_names"]
     if same_split:
         kept[f"sha256 of the {chosen['eval_split']} images"] = derived["eval_sha256"][:12]
@@ -168,10 +173,12 @@ def _fixed(config: Mapping, *, same_split: bool) -> dict:
 
 def defining(config: Mapping) -> dict:
     """Of a run's `config.json`, what decides the weights that it ends with, by name."""
-    derived, begins = config["resolved"], config["resolved"]["begins_from"]
+    derived = config["resolved"]
+    begins, taken = derived["begins_from"], derived["init_from"]
     return settings.run_defining(config["settings"]) | {
         "sha256 of the images": derived["data_sha256"][:12],
         "sha256 of what it began from": begins and begins["sha256"][:12],
+        "sha256 of the weights it took": taken and taken["sha256"][:12],
     }
 
 

@@ -230,8 +230,15 @@ class TrainSettings(Settings):
         None,
         "Run or checkpoint that a new run begins from, at its number of examples seen, with the "
         "settings given here: runs/first, or runs/first/checkpoints/step-500. It stays as it is.",
-        RECORD, allowed=RUN_PATH, is_path=True,
-        also_called="init_from pretrained finetune_from warm_start load_from",
+        RECORD, allowed=RUN_PATH, is_path=True, also_called="load_from",
+    )
+    init_from: str | None = setting(
+        None,
+        "What a new run takes its first weights from, by name and shape of the layers, and nothing "
+        "else: a run, a checkpoint in one, or a .keras or .weights.h5 file.", RECORD,
+        allowed=RUN_PATH, is_path=True,
+        also_called="pretrained pretrained_weights "
+        "finetune_from finetune warm_start",
     )
     eval_split: str = setting(
         "test", "Split that is evaluated, of those that the data set has; not train.", DATA,
@@ -430,6 +437,7 @@ class TrainSettings(Settings):
     def __post_init__(self):
         super().__post_init__()
         self._check_eval_split()
+        self._check_beginning()
         self._check_workers()
         self._check_schedule()
         self._check_optimizer()
@@ -440,6 +448,14 @@ class TrainSettings(Settings):
             raise SettingsError(
                 f"--eval_split={TRAINING_SPLIT}: must be another split than the run is trained on, "
                 f"such as test or validation; eval.py takes --split={TRAINING_SPLIT}"
+            )
+
+    def _check_beginning(self):
+        if self.begin_from is not None and self.init_from is not None:
+            raise SettingsError(
+                f"--init_from={shown(self.init_from)}: takes weights for a run that begins at "
+                f"step 0, and --begin_from={shown(self.begin_from)} goes on from a step; give one "
+                "of the two"
             )
 
     def _check_workers(self):

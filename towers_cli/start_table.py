@@ -19,6 +19,7 @@ def rows(
     table = [
         ("run", console.unbroken(str(chosen["train_dir"]))),
         *([("begins from", _describe_beginning(derived))] if derived["begins_from"] else []),
+        *([("weights from", console.unbroken(chosen["init_from"]))] if chosen["init_from"] else []),
         ("data", f"{console.unbroken(derived['data_source'])}: "
                  f"{derived['examples_per_epoch']:,} train, "
                  f"{num_evaluated_examples:,} {chosen['eval_split']}, "

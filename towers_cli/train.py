@@ -57,7 +57,7 @@ def train(chosen: settings.TrainSettings, workers) -> int:
     import towers
     from input_pipeline import batches, datasets, images, preprocess
     from towers import devices, networks, worker
-    from towers.runs import console, run_folder
+    from towers.runs import console, run_folder, warm_start
     from towers_cli import agreement, begin_from, build, resolve, run_config, start_table
 
     # What the run is, as its folder and this machine have it.
@@ -118,6 +118,7 @@ def train(chosen: settings.TrainSettings, workers) -> int:
         epochs=chosen.train_epochs,
         steps=chosen.max_steps,
         class_names=training.class_names,
+        init_from=chosen.init_from,
         test_name=chosen.eval_split,
         defined=begin_from.CommandsRun(config),
     )  # fmt: skip
@@ -125,4 +126,6 @@ def train(chosen: settings.TrainSettings, workers) -> int:
         this_run.train(every=resolve.on_the_way(chosen))
     except towers.Stopped as stopped:
         return stopped.code
+    except warm_start.WarmStartError as error:
+        raise settings.SettingsError(f"--{error}") from error
     return 0

@@ -71,7 +71,7 @@ PROGRAMS = re.findall(r"```python\n(.*?)```", (ROOT / "docs/library.md").read_te
 @pytest.mark.parametrize("place, least", [(0, 0.3), (1, 0.2), (2, 0.5), (3, 0.8)])
 def test_the_programs_of_the_library_s_page_learn(place, least, tmp_path):
     """More than chance would have: accuracies of 1/3, 0.02 and 1/2, and an overlap of 0.15."""
-    assert len(PROGRAMS) == 4 and max(len(program.splitlines()) for program in PROGRAMS) <= 30
+    assert len(PROGRAMS) == 5 and max(len(program.splitlines()) for program in PROGRAMS) <= 30
     program = [sys.executable, "-c", PROGRAMS[place]]
     path = os.environ | {"PYTHONPATH": str(ROOT)}
     done = forked.run(program, cwd=tmp_path, env=path, timeout=300)
@@ -82,6 +82,15 @@ def test_the_programs_of_the_library_s_page_learn(place, least, tmp_path):
         again = forked.run(program, cwd=tmp_path, env=path, timeout=300)
         assert again.stdout.startswith("the run had finished already")
         assert again.stdout.splitlines()[-1] == done.stdout.splitlines()[-1]
+
+
+@pytest.mark.whole_program
+def test_the_page_s_fine_tuning_takes_the_weights_of_its_first_run(tmp_path):
+    path = os.environ | {"PYTHONPATH": str(ROOT)}
+    done = forked.run([sys.executable, "-c", PROGRAMS[4]], cwd=tmp_path, env=path, timeout=300)
+    assert done.returncode == 0, done.stderr
+    assert "runs/head/final_model.keras: 105 of 105 layers with weights\n" in done.stdout
+    assert (tmp_path / "runs/all/final_model.json").exists()
 
 
 @pytest.mark.pitfall(10)

@@ -64,6 +64,7 @@ OUT_OF_RANGE = {
     "--train_dir=runs/a\\b": "must be a local path without the characters * ? [ ] and",
     "--train_dir=gs://bucket/run": "must be a local path",
     "--begin_from=runs/lr?": "must be a local path without the characters * ? [ ] and",
+    "--init_from=runs/lr?": "must be a local path without the characters * ? [ ] and",
     "--clip_norm=-1.0": "must be 0, or 1e-30 to 1e30",
     "--clip_norm=nan": "must be 0, or 1e-30 to 1e30",
     "--clip_norm=1e+38": "must be 0, or 1e-30 to 1e30",
@@ -497,11 +498,12 @@ def test_a_configuration_that_is_none(run, content, reason):
         ("examples_per_epoch", 0, "examples_per_epoch=0"),
         ("last_step", None, "last_step=None"),
         ("begins_from", {"checkpoint": 3}, "begins_from={'checkpoint': 3}"),
+        ("init_from", "runs/first", "init_from=runs/first"),
     ],
 )
 def test_a_configuration_with_a_value_that_no_run_has(run, name, value, reason):
     config = json.loads((run / "config.json").read_text())
-    config["settings" if name in config["settings"] else "resolved"][name] = value
+    config["resolved" if name in config["resolved"] else "settings"][name] = value
     (run / "config.json").write_text(json.dumps(config))
     check_refused(run, "its config.json is not that of a run: ", reason)
 
@@ -511,7 +513,7 @@ def test_a_configuration_that_lacks_what_is_read_of_it(run):
     config = json.loads((run / "config.json").read_text())
     read = {
         "settings": settings.recorded_names(),
-        "resolved": [*run_config._READ_OF_RESOLVED, "begins_from"],
+        "resolved": [*run_config._READ_OF_RESOLVED, "begins_from", "init_from"],
     }
     for part, names in read.items():
         for name in config[part]:

@@ -43,7 +43,7 @@ SAID = {
     "log_frequency": ("--log_every_steps", ""),
     "eval_interval_secs": ("", "--eval_interval_seconds"),
     "eval_data": ("--eval_split", "--split"),
-    "warm_start": ("--begin_from", ""),
+    "warm_start": ("--init_from", ""),
     "no-nesterov": ("--nonesterov", ""),
     "dropout": ("", ""),
     "verison": ("--version", "--version"),

@@ -118,6 +118,7 @@ def test_types_of_what_was_read(value, of_type, expected):
 MAY_CHANGE = {
     "train_dir",
     "begin_from",  # what lies there is compared by its hash
+    "init_from",  # likewise
     "data_dir",  # the images themselves are compared
     "num_towers",
     "workers",

@@ -8,7 +8,7 @@ import re
 import shutil
 import stat
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 import numpy as np
@@ -360,6 +360,12 @@ def read(path: str) -> dict[str, np.ndarray]:
         }
     except _UNREADABLE as error:
         raise CheckpointError(f"checkpoint {path} cannot be read: {noise.reason(error)}") from error
+
+
+def part(values: Mapping[str, np.ndarray], name: str) -> list[np.ndarray]:
+    """Of what `read` gives, the values of one part in order: `weights/0`, `weights/1`, ..."""
+    places = sorted(int(key.partition("/")[2]) for key in values if key.startswith(f"{name}/"))
+    return [values[f"{name}/{place}"] for place in places]
 
 
 def finished(folder: Path) -> list[str]:

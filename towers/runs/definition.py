@@ -46,7 +46,7 @@ class Definition:
         self.config = _plain(
             {
                 "settings": dict(settings or {}),
-                "resolved": dict(resolved) | {"begins_from": None},
+                "resolved": dict(resolved) | {"begins_from": None, "init_from": None},
                 "defining": _of_trainer(tower_trainer) | dict(data),
                 "stretches": stretches.extended([], 0, _runs_on(tower_trainer)),
             }
@@ -59,6 +59,12 @@ class Definition:
     def sha256(self) -> str:
         """A hash over it: two runs that have it in common are the same run."""
         return hashlib.sha256(json.dumps(self.defining(), sort_keys=True).encode()).hexdigest()
+
+    def begin_with(self, taken: Mapping | None) -> None:
+        """Makes the weights that the run begins with a part of it, as `warm_start` records them."""
+        self.config["resolved"]["init_from"] = taken
+        if taken:
+            self.config["defining"]["init_from"] = f"weights of sha256 {taken['sha256'][:12]}"
 
     def earlier(self, folder: run_folder.RunFolder) -> dict | None:
         """The configuration of the run that is in a folder, or None where there is none.
@@ -108,7 +114,10 @@ class Definition:
         """A sentence on how a run that cannot go on may be given other settings."""
         if not is_saved:
             return "The same program with other settings begins anew."
-        return f"A run with other settings needs another folder than {folder.path}."
+        return (
+            "To train on from its weights with other settings, give Run another folder and "
+            f"init_from={str(folder.path)!r}, or a checkpoint in it."
+        )
 
 
 def check_alike(workers: worker.Workers, defined: Definition) -> None:

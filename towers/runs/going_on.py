@@ -6,7 +6,8 @@ import sys
 from collections.abc import Mapping
 from pathlib import Path
 
-from towers.runs import checkpoints, console, definition, loop, run_folder, stretches
+from towers.runs import checkpoints, console, definition, loop, run_folder, stretches, warm_start
+from towers.support import adapted
 
 
 def train(run: loop.Loop, defined: definition.Definition) -> loop.Outcome:
@@ -45,6 +46,7 @@ def _train_with_chief(run: loop.Loop, config: Mapping) -> loop.Outcome:
         print("the run had finished already")
         return loop.Outcome(finished, run.plan.last_step)
     run.trainer.broadcast_state()
+    _check_adapted(run)
     outcome = run.train(config)
     how = "stopped" if outcome.final is None else "finished"
     print(f"{how} at step {outcome.step}; {run.workers.name(0)} has the run")
@@ -71,6 +73,9 @@ def _train_as_chief(
         print(f"passed over: {damage}", flush=True)
     if restored is None:
         defined.begin(run.trainer.state, folder)
+        for line in warm_start.said(config["resolved"]["init_from"]):
+            print(console.printable(line), flush=True)
+    _check_adapted(run)
     at_step = int(run.trainer.state.step)
     if at_step > last_step:
         raise loop.TrainingError(
@@ -95,6 +100,14 @@ def _train_as_chief(
     else:
         _say_finished(folder, outcome.final)
     return outcome
+
+
+def _check_adapted(run: loop.Loop) -> None:
+    if stale := adapted.stale(run.trainer.state.model):
+        raise loop.TrainingError(
+            f"the layer {stale[0]} was adapted to other data than those of the run: adapt it to "
+            "the same, before towers.Trainer is made"
+        )
 
 
 def _say_begins_anew(folder: run_folder.RunFolder, defined: definition.Definition) -> None:

@@ -19,7 +19,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from towers import trainer
+from towers import trainer, worker
 from towers.runs import (
     definition,
     evaluated,
@@ -29,6 +29,7 @@ from towers.runs import (
     keras_callbacks,
     loop,
     run_folder,
+    warm_start,
 )
 from towers.support import checks, errors
 
@@ -88,6 +89,7 @@ class Run:
         epochs: float | None = None,
         steps: int | None = None,
         class_names: Sequence[str] = (),
+        init_from: str | os.PathLike | None = None,
         settings: Mapping | None = None,
         test_name: str = "test",
         defined: definition.Definition | None = None,
@@ -102,6 +104,8 @@ class Run:
           epochs: the run ends with the first step that reaches them.
           steps: the run ends after so many; with `epochs` too, after the earlier of the two.
           class_names: of a classifier, for TensorBoard.
+          init_from: what a new run takes weights from, by name and shape of its layers: a run's
+            folder, a checkpoint in one, or a `.keras` or `.weights.h5` file.
           settings: by which TensorBoard compares runs; they decide nothing.
           test_name: what the logs call `test`.
           defined: what the run is; None for what the Trainer and the data make it.
@@ -128,6 +132,9 @@ class Run:
                 f"class_names is {checks.described(class_names)}: must be a list of names"
             )
         self._class_names = tuple(class_names)
+        if not isinstance(init_from, (str, os.PathLike, type(None))):
+            raise TypeError(f"init_from is {checks.described(init_from)}: must be a path")
+        self._init_from = init_from
         share = {"index": self._workers.index, "count": self._workers.count}
         batch = tower_trainer.global_batch_size
         self._data = loop.Data(
@@ -230,11 +237,13 @@ class Run:
         Raises:
           Stopped: a signal such as Ctrl-C has stopped it, and its state is saved.
           TypeError, ValueError: `every` has something else, or the same thing twice.
+          WarmStartError: nothing can be taken from `init_from`.
           RunFolderError, CheckpointError, TrainingError, WorkerError: as `going_on.train`.
         """
         plan, of_keras = self._plan(every)
         export.check_can_be_saved(self._trainer.state.model)
         run = loop.Loop(self._trainer, self.folder, plan, self._data, self._defined)
+        self._take_weights()
         if not self._is_commands:
             if self._data.evaluation is not None:
                 self._look_at_test()
@@ -247,6 +256,27 @@ class Run:
         if outcome.exit_code:
             raise Stopped(outcome)
         return outcome
+
+    def _take_weights(self) -> None:
+        """Takes the weights that the run begins with, unless it is one that goes on.
+
+        Raises:
+          RunFolderError, WarmStartError: the folder holds something else, or none can be taken.
+        """
+        if self._init_from is None:
+            return
+
+        def take():
+            earlier = self._defined.earlier(self.folder)
+            if earlier is not None and going_on.is_begun(self.folder, earlier):
+                before = earlier["resolved"].get("init_from")
+                if warm_start.is_of(before, self._init_from):
+                    return before  # the file may have changed since, or be gone
+            return warm_start.take(self._init_from, self._trainer.state).recorded()
+
+        taken = self._workers.from_chief(take)
+        worker.check_fits(warm_start.is_recorded(taken), self._workers.name(0))
+        self._defined.begin_with(taken)
 
     def _plan(self, given) -> tuple[loop.Plan, keras_callbacks.KerasCallbacks | None]:
         if isinstance(given, (str, bytes, Mapping)) or not isinstance(given, Iterable):

@@ -1,0 +1,449 @@
+"""Beginning with weights that are there: which layer finds which, and what that makes of a run."""
+
+import json
+import shutil
+
+import keras
+import numpy as np
+import pytest
+import scripts
+import toys
+
+import towers
+from input_pipeline import arrays
+from towers.runs import run_folder, warm_start
+
+RNG = np.random.default_rng(0)
+X = RNG.normal(size=(48, 6)).astype(np.float32)
+Y = (X[:, 0] > 0).astype(np.int32)
+
+
+def dense(units, **arguments):
+    return keras.layers.Dense(units, **arguments)
+
+
+def sequential(*layers, width=6, **arguments):
+    model = toys.on_cpu(lambda: keras.Sequential([keras.Input((width,)), *layers], **arguments))
+    for weight in model.trainable_variables:  # none is zero, as biases are
+        weight.assign(RNG.normal(size=weight.shape))
+    return model
+
+
+def usual(classes=2, *between, **arguments):
+    layers = dense(8, activation="relu"), keras.layers.BatchNormalization(), *between
+    return sequential(*layers, dense(classes, name="head"), **arguments)
+
+
+def trainer_of(model, **arguments):
+    given = {
+        "loss": keras.losses.SparseCategoricalCrossentropy(from_logits=True),
+        "global_batch_size": 16,
+        "num_microbatches": 4,
+    }
+    return toys.trainer(model, keras.optimizers.Adam(0.01), **given | arguments)
+
+
+def run_in(folder, trainer, **arguments):
+    given = {"train": arrays.batches(X, Y), "test": (X, Y), "epochs": 2} | arguments
+    return towers.Run(folder, trainer, **given)
+
+
+def taken(source, model, **arguments):
+    return warm_start.take(source, trainer_of(model, **arguments).state)
+
+
+def values(model):
+    return [np.array(variable.value) for variable in model.variables]
+
+
+def assert_same(these, those):
+    assert len(these) == len(those)
+    for this, that in zip(these, those, strict=True):
+        np.testing.assert_array_equal(this, that)
+
+
+@pytest.fixture
+def saved(tmp_path):
+    """Saves a model as both kinds of files; returns one."""
+
+    def save(model, ending=".keras"):
+        path = tmp_path / f"saved{ending}"
+        model.save(path) if ending == ".keras" else model.save_weights(path)
+        return path
+
+    return save
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory):
+    """A run that has finished, and its trainer."""
+    folder = tmp_path_factory.mktemp("warm") / "first"
+    trainer = trainer_of(usual(), moving_average_decay=0.5)
+    run_in(folder, trainer).train([towers.checkpoint(steps=2)])
+    return folder, trainer
+
+
+@pytest.mark.parametrize("ending", [".keras", ".weights.h5"])
+class TestLayers:
+    def test_of_the_same_model_take_all_as_keras_does(self, saved, ending):
+        source, model, oracle = usual(), usual(), usual()
+        source.layers[1].moving_mean.assign(np.full(8, 7.0))
+        path = saved(source, ending)
+        found = taken(path, model)
+        assert_same(values(model), values(source))
+        if ending == ".weights.h5":
+            oracle.load_weights(path)
+            assert_same(values(model), values(oracle))
+        assert (found.own, found.unused) == ([], [])
+        assert found.taken == ["batch_normalization", "dense", "head"]
+
+    def test_are_counted_by_kind_where_keras_has_made_up_their_names(self, saved, ending):
+        source = sequential(dense(5), dense(5), dense(5), width=5)
+        path = saved(source, ending)
+        model = sequential(dense(5), dense(5), dense(5), width=5)
+        assert model.layers[0].name not in {layer.name for layer in source.layers}
+        taken(path, model)
+        assert_same(values(model), values(source))
+
+    def test_with_names_of_their_own_are_found_by_name(self, saved, ending):
+        """By kind and number, as Keras counts, `head` would be the third and not the second."""
+        source = sequential(dense(6, name="trunk"), dense(6, name="head"))
+        model = sequential(dense(6, name="trunk"), dense(6, name="new"), dense(6, name="head"))
+        own = values(model)[2:4]
+        found = taken(saved(source, ending), model)
+        trunk, head = values(source)[:2], values(source)[2:]
+        assert_same(values(model), [*trunk, *own, *head])
+        assert found.own == ["new (not there)"]
+
+    def test_of_another_shape_keep_their_weights(self, saved, ending):
+        source, model = usual(2), usual(3)
+        own = values(model.get_layer("head"))
+        found = taken(saved(source, ending), model)
+        assert_same(values(model)[:-2], values(source)[:-2])
+        assert_same(values(model.get_layer("head")), own)
+        assert found.own == ["head (there [8, 2] and [2], here [8, 3] and [3])"]
+        assert found.unused == ["head"]
+
+    def test_are_found_within_a_model_that_has_theirs_in_it(self, saved, ending):
+        base, head = usual(4), dense(3)
+        source = sequential(dense(6), base, head)
+        taken(saved(source, ending), model := usual(4))
+        assert_same(values(model), values(base))
+
+    def test_of_a_model_within_are_found_in_a_file_of_it_alone(self, saved, ending):
+        source, base = usual(4), usual(4, name="base")
+        model = sequential(base, dense(3))
+        own = values(model.layers[1])
+        found = taken(saved(source, ending), model)
+        assert_same(values(model), [*values(source), *own])
+        assert found.taken == ["base/batch_normalization", "base/dense", "base/head"]
+
+    def test_of_a_subclass_are_found_by_attribute(self, saved, ending):
+        @keras.saving.register_keras_serializable("warm")
+        class Own(keras.Model):
+            def __init__(self, count, **arguments):
+                super().__init__(**arguments)
+                self.begin, self.end = dense(6), [dense(6) for _ in range(count)]
+                self.scale = self.add_weight(shape=(6,), initializer="ones", name="scale")
+
+            def call(self, x):
+                x = self.begin(x) * self.scale
+                for layer in self.end:
+                    x = layer(x)
+                return x
+
+            def get_config(self):
+                return {"count": len(self.end)}
+
+        source, model = Own(1), Own(2)
+        for one in (source, model):
+            one(np.zeros((1, 6), np.float32))
+            for weight in one.trainable_variables:
+                weight.assign(RNG.normal(size=weight.shape))
+        own = values(model.end[1])
+        found = taken(saved(source, ending), model)
+        assert found.taken == ["the model itself", "begin", "end/dense"]
+        assert found.own == ["end/dense_1 (not there)"]
+        assert_same(values(model), [*values(source), *own])
+
+    def test_that_find_nothing_are_an_error(self, saved, ending):
+        path = saved(sequential(dense(9)), ending)
+        with pytest.raises(warm_start.WarmStartError, match="it has dense, and there are dense$"):
+            taken(path, sequential(dense(7)))
+
+
+class TestState:
+    def test_begins_at_the_weights_but_for_draws_and_optimizer(self, saved):
+        source = toys.dropout_classifier()
+        trainer = trainer_of(
+            model := toys.dropout_classifier(),
+            moving_average_decay=0.9,
+            batch_norm_statistics="each",
+        )
+        source.get_layer("norm").moving_mean.assign(np.full(16, 7.0))
+        model.get_layer("drop").seed_generator.state.assign([3, 4])
+        warm_start.take(saved(source), trainer.state)
+        averages = [average.numpy() for average in trainer.state.averages]
+        assert_same(averages, [np.array(w.value) for w in source.trainable_variables])
+        for statistic, per_unit in zip(trainer.state.statistics_of_each, (7.0, 1.0), strict=True):
+            np.testing.assert_array_equal(statistic.numpy(), np.full((4, 16), per_unit))
+        assert list(model.get_layer("drop").seed_generator.state.numpy()) == [3, 4]
+        assert int(trainer.state.step) == 0
+
+    def test_what_a_normalization_learned_is_taken_too(self, tmp_path, saved):
+        """Graphs have it as constants; the first evaluation is by those that were taken."""
+
+        def model(data):
+            layer = keras.layers.Normalization()
+            layer.adapt(data)
+            return toys.on_cpu(
+                lambda: keras.Sequential([keras.Input((6,)), layer, dense(2, name="head")])
+            )
+
+        source = model(3 * X + 1)
+        trainer = trainer_of(model(X))
+        losses = []
+        run = run_in(tmp_path / "run", trainer, init_from=saved(source), steps=1)
+        run.train([lambda event: losses.append(float(event.result.losses["total"].numpy().mean()))])
+        source.compile(loss=keras.losses.SparseCategoricalCrossentropy(from_logits=True))
+        [(inputs, labels)] = arrays.batches(X, Y).batches(
+            0, 1, global_batch_size=16, index=0, count=1
+        )
+        assert losses == [pytest.approx(source.evaluate(inputs, labels, verbose=0), rel=1e-5)]
+        found = trainer.evaluate([(X, Y)])
+        copy = trainer.evaluated_model()
+        copy.compile(loss=keras.losses.SparseCategoricalCrossentropy(from_logits=True))
+        assert found.loss == pytest.approx(copy.evaluate(X, Y, verbose=0), rel=1e-5)
+
+    def test_a_normalization_that_was_adapted_to_other_data_is_found_out(self, tmp_path):
+        def trainer(data):
+            layer = keras.layers.Normalization()
+            layer.adapt(data)
+            return trainer_of(sequential(layer, dense(2)))
+
+        run_in(tmp_path, trainer(X), steps=1).train()
+        with pytest.raises(towers.runs.loop.TrainingError, match="was adapted to other data"):
+            run_in(tmp_path, trainer(X + 1), steps=2).train()
+        assert run_in(tmp_path, trainer(X), steps=2).train().step == 2
+
+
+class TestARun:
+    def test_of_a_run_gives_the_weights_that_were_evaluated(self, finished):
+        folder, trainer = finished
+        found = taken(folder, model := usual())
+        assert_same(values(model), values(trainer.evaluated_model()))
+        assert found.file == str(folder / "final_model.keras")
+
+    def test_of_a_checkpoint_gives_the_same(self, finished):
+        folder, trainer = finished
+        newest = folder / "checkpoints" / f"step-{int(trainer.state.step)}"
+        for given in (newest, f"{newest}.index"):
+            taken(given, model := usual())
+            assert_same(values(model), values(trainer.evaluated_model()))
+
+    def test_that_went_on_gives_its_newest_checkpoint(self, finished, tmp_path):
+        folder = shutil.copytree(finished[0], tmp_path / "first")
+        summary = json.loads((folder / "final_model.json").read_text())
+        (folder / "final_model.json").write_text(json.dumps(summary | {"step": 4}))
+        assert taken(folder, usual()).file == str(folder / "checkpoints" / "step-6")
+
+    def test_whose_newest_checkpoint_is_damaged_gives_an_earlier_one(self, finished, tmp_path):
+        folder = shutil.copytree(finished[0], tmp_path / "first")
+        (folder / "final_model.json").unlink()
+        for data in (folder / "checkpoints").glob("step-6.data*"):
+            data.write_bytes(b"no checkpoint")
+        assert taken(folder, usual()).file == str(folder / "checkpoints" / "step-4")
+
+    @pytest.mark.parametrize("change", ["head", "frozen"])
+    def test_that_has_no_names_gives_all_or_nothing(self, finished, change):
+        """Of a frozen layer the weights have another place: shapes that fit by chance are wrong."""
+        model = usual(3 if change == "head" else 2)
+        model.layers[0].trainable = change != "frozen"
+        before = values(model)
+        with pytest.raises(warm_start.WarmStartError, match="have no names"):
+            taken(finished[0] / "checkpoints" / "step-4", model)
+        assert_same(values(model), before)
+
+
+def file_of(folder, text):
+    path = folder / "broken.keras"
+    path.write_text(text)
+    return path
+
+
+@pytest.mark.parametrize(
+    ("given", "reason"),
+    [
+        (lambda folder: folder, "must be the folder of a run, a checkpoint in one"),
+        (lambda folder: folder / "none", "must be the folder of a run, a checkpoint in one"),
+        (lambda folder: folder / "none.keras", "no such file"),
+        (lambda folder: folder / "none.weights.h5", "no such file"),
+        (lambda folder: folder / "checkpoints" / "step-9", "must be the folder of a run"),
+        (lambda folder: file_of(folder, "text"), "broken.keras cannot be read: "),
+    ],
+)
+def test_what_gives_no_weights_is_refused(tmp_path, given, reason):
+    path = given(tmp_path)
+    with pytest.raises(warm_start.WarmStartError) as refused:
+        run_in(tmp_path / "new", trainer_of(usual()), init_from=path).train()
+    assert str(refused.value).startswith(f"init_from={path}: ")
+    assert reason in str(refused.value)
+    assert not (tmp_path / "new").exists()
+
+
+def test_a_path_is_asked_for(tmp_path):
+    with pytest.raises(TypeError, match="init_from is 3: must be a path"):
+        run_in(tmp_path, trainer_of(usual()), init_from=3)
+
+
+class Dies(Exception):
+    """What ends a program in the midst of a run."""
+
+
+def dies(event):
+    if event.step == 3 and event.result is not None:
+        raise Dies
+
+
+class TestWholeRuns:
+    def test_end_with_the_same_bits_on_any_towers_and_after_a_death(self, finished, tmp_path):
+        found = set()
+        for place, num_towers in enumerate((1, 2, 4)):  # and a new head that is always the same
+            keras.utils.set_random_seed(5)
+            head = dense(3, name="head", kernel_initializer=keras.initializers.GlorotUniform(1))
+            layers = dense(8, activation="relu"), keras.layers.BatchNormalization(), head
+            model = keras.Sequential([keras.Input((6,)), *layers])
+            trainer = trainer_of(model, num_towers=num_towers)
+            run_in(tmp_path / str(place), trainer, init_from=finished[0]).train()
+            found.add(trainer.state.sha256())
+        with pytest.raises(Dies):
+            trainer = trainer_of(usual(2), num_towers=2)
+            run_in(tmp_path / "killed", trainer, init_from=finished[0]).train(
+                [towers.checkpoint(steps=2), dies]
+            )
+        again = trainer_of(usual(2))
+        run_in(tmp_path / "killed", again, init_from=finished[0]).train()
+        whole = trainer_of(usual(2))
+        run_in(tmp_path / "whole", whole, init_from=finished[0]).train()
+        assert len(found) == 1
+        assert again.state.sha256() == whole.state.sha256()
+
+    def test_say_what_they_take(self, finished, tmp_path, capsys):
+        run_in(tmp_path / "new", trainer_of(usual(3)), init_from=finished[0], steps=1).train()
+        assert (
+            f"begins with {finished[0]}/final_model.keras: 2 of 3 layers with weights\n"
+            "  not taken: head (there [8, 2] and [2], here [8, 3] and [3])\n"
+            "  not used of it: head\n"
+        ) in capsys.readouterr().out
+        config = json.loads((tmp_path / "new" / "config.json").read_text())
+        recorded = config["resolved"]["init_from"]
+        assert recorded["path"] == str(finished[0])
+        assert config["defining"]["init_from"] == f"weights of sha256 {recorded['sha256'][:12]}"
+
+    def test_go_on_without_what_they_began_with(self, finished, tmp_path, capsys):
+        source = shutil.copytree(finished[0], tmp_path / "source")
+        run_in(tmp_path / "new", trainer_of(usual()), init_from=source, steps=2).train()
+        shutil.rmtree(source)
+        outcome = run_in(tmp_path / "new", trainer_of(usual()), init_from=source, steps=3).train()
+        assert outcome.step == 3
+        assert capsys.readouterr().out.count("begins with") == 1
+
+    @pytest.mark.parametrize("other", ["weights", "none"])
+    def test_are_others_with_other_weights(self, finished, tmp_path, saved, other):
+        run_in(tmp_path / "new", trainer_of(usual()), init_from=finished[0], steps=2).train()
+        with pytest.raises(run_folder.RunFolderError, match="init_from"):
+            run_in(
+                tmp_path / "new",
+                trainer_of(usual()),
+                init_from=saved(usual()) if other == "weights" else None,
+                steps=3,
+            ).train()
+        with pytest.raises(run_folder.RunFolderError, match="init_from"):
+            run_in(finished[0], trainer_of(usual(), moving_average_decay=0.5),
+                   init_from=finished[0], epochs=3).train()  # fmt: skip
+
+    def test_the_same_weights_from_elsewhere_are_the_same_run(self, finished, tmp_path):
+        run_in(tmp_path / "new", trainer_of(usual()), init_from=finished[0], steps=2).train()
+        copy = shutil.copy(finished[0] / "final_model.keras", tmp_path / "copy.keras")
+        again = run_in(tmp_path / "new", trainer_of(usual()), init_from=copy, steps=3).train()
+        assert again.step == 3
+
+    def test_go_on_with_a_lower_rate_where_one_met_nan(self, tmp_path):
+        """The advice of the error can be followed."""
+
+        def run(folder, rate, **arguments):
+            trainer = toys.trainer(
+                toys.linear(0.5), keras.optimizers.SGD(rate), loss="mse", global_batch_size=8
+            )
+            x = np.linspace(-1, 1, 24, dtype=np.float32).reshape(24, 1)
+            made = towers.Run(
+                folder, trainer, train=arrays.batches(x, 3 * x), steps=60, **arguments
+            )
+            made.train([towers.checkpoint(steps=1), towers.log(steps=1)])
+
+        with pytest.raises(towers.runs.loop.TrainingError, match="is not finite") as met:
+            run(tmp_path / "first", 1e3)
+        advice = f"give Run another folder and init_from='{tmp_path / 'first'}'"
+        assert advice in str(met.value)
+        earliest = min((tmp_path / "first" / "checkpoints").glob("step-*.index"))
+        run(tmp_path / "second", 0.01, init_from=earliest)
+        assert run_folder.read_lines(tmp_path / "second" / "metrics.jsonl")[-1]["step"] == 60
+
+
+class TestTheCommand:
+    @pytest.fixture(autouse=True)
+    def cache(self, cache):
+        """Drawn data are drawn once."""
+
+    @pytest.fixture(scope="class")
+    def first(self, tmp_path_factory):
+        folder = tmp_path_factory.mktemp("command") / "first"
+        assert scripts.train(folder, "--moving_average_decay=0.9").returncode == 0
+        return folder
+
+    def test_begins_with_a_run_and_goes_on_without_it(self, first, tmp_path):
+        from_it = f"--init_from={first}"
+        done = scripts.train(tmp_path / "new", from_it, "--learning_rate=0.01", "--max_steps=2")
+        assert done.returncode == 0, done.stderr
+        assert "final_model.keras: 7 of 7 layers with weights" in " ".join(done.stdout.split())
+        done = scripts.train(tmp_path / "new", "--learning_rate=0.01", "--max_steps=3")
+        assert done.returncode == 0, done.stderr
+        assert "continuing at step 2" in done.stdout
+        done = scripts.train(
+            tmp_path / "new", f"--init_from={tmp_path}", "--learning_rate=0.01", "--max_steps=4"
+        )
+        assert done.returncode == 1
+        assert f"--init_from={tmp_path} (the run has {first})" in done.stderr
+
+    def test_has_the_weights_of_the_run_before_its_first_step(self, first, tmp_path):
+        """With a rate of almost nothing, the evaluation is that of the run it begins with."""
+        still = ("--learning_rate=1e-30", "--max_steps=1", "--weight_decay=0")
+        done = scripts.train(tmp_path / "new", f"--init_from={first}", *still)
+        assert done.returncode == 0, done.stderr
+        before, after = (
+            json.loads((folder / "final_model.json").read_text())
+            for folder in (first, tmp_path / "new")
+        )
+        assert (after["loss"], after["accuracy"]) == (before["loss"], before["accuracy"])
+
+    @pytest.mark.parametrize(
+        ("flags", "reason"),
+        [
+            (["--init_from=none"], "--init_from="),
+            (["--init_from=none", "--begin_from=none"], "give one of the two"),
+            (["--init_from=none.h5"], "a file with the ending .keras or .weights.h5"),
+            (["--init_from="], "--init_from="),
+            (["--init_from=none", "--dry_run"], "must be the folder of a run"),
+        ],
+    )
+    def test_refuses_what_it_cannot_begin_with(self, tmp_path, flags, reason):
+        done = scripts.train(tmp_path / "new", *flags)
+        assert done.returncode == 2
+        assert reason in done.stderr
+        assert not (tmp_path / "new").exists()
+
+    def test_refuses_weights_of_another_network(self, first, tmp_path):
+        done = scripts.train(tmp_path / "new", f"--init_from={first}", "--model=resnet")
+        assert done.returncode == 2
+        assert f"--init_from={first}: no layer of the model" in done.stderr
+        assert not (tmp_path / "new").exists()
