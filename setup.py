@@ -33,6 +33,7 @@ setup(
         "console_scripts": [
             "towers-train = towers_cli.train:command",
             "towers-eval = towers_cli.evaluate:command",
+            "towers-predict = towers_cli.predict:command",
             "towers-compare = towers_cli.compare:command",
             "towers-launch = towers_cli.launch:command",
         ]

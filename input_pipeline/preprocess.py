@@ -11,9 +11,11 @@ tutorials/image/cifar10/cifar10_input.py, `distorted_inputs`.
 
 import dataclasses
 import functools
+import math
 from collections.abc import Callable
 from typing import NamedTuple
 
+import keras
 import tensorflow as tf
 
 from input_pipeline import batches
@@ -234,6 +236,26 @@ def _rsqrt(values: tf.Tensor) -> tf.Tensor:
     return tf.reshape(tf.math.rsqrt(filled)[:count], [-1, 1, 1, 1])
 
 
+def _center_in_keras(images, crop_height: int, crop_width: int):
+    """`center_for_tutorial`, to the last digits."""
+    max_top, max_left = _margins(images, crop_height, crop_width)
+    top, left = max_top // 2, max_left // 2
+    return _standardize_in_keras(images[:, top : top + crop_height, left : left + crop_width, :])
+
+
+def _standardize_in_keras(images):
+    """`standardize`, to the last digits."""
+    centered = images - keras.ops.mean(images, axis=(1, 2, 3), keepdims=True)
+    variances = keras.ops.mean(keras.ops.square(centered), axis=(1, 2, 3), keepdims=True)
+    least = 1 / math.prod(images.shape[1:])
+    return centered * keras.ops.rsqrt(keras.ops.maximum(variances, least))
+
+
+def _scale_in_keras(images):
+    """`scale_pixels`, to the last digits."""
+    return (images - PIXEL_MEAN) * (1.0 / PIXEL_DEVIATION)
+
+
 @dataclasses.dataclass(frozen=True)
 class Preprocessing:
     """What happens to images between the arrays and the network."""
@@ -242,6 +264,8 @@ class Preprocessing:
     # (images uint8 [batch, h, w, c], draws) -> float32 [batch, *output_shape]
     train: Callable[[tf.Tensor, batches.Draws], tf.Tensor]
     evaluate: Callable[[tf.Tensor], tf.Tensor]  # (images) -> float32 [batch, *output_shape]
+    # (images float32) -> the same, of Keras's operations, for a model that takes raw images
+    in_keras: Callable[[keras.KerasTensor], keras.KerasTensor]
     output_shape: tuple[int, int, int]
 
 
@@ -252,6 +276,7 @@ def _crop_flip_colour(image_shape: tuple[int, int, int]) -> Preprocessing:
         name="crop_flip_colour",
         train=functools.partial(distort_for_tutorial, **crop),
         evaluate=functools.partial(center_for_tutorial, **crop),
+        in_keras=functools.partial(_center_in_keras, **crop),
         output_shape=(crop["crop_height"], crop["crop_width"], channels),
     )
 
@@ -261,6 +286,7 @@ def _pad_crop_flip(image_shape: tuple[int, int, int]) -> Preprocessing:
         name="pad_crop_flip",
         train=distort_pad_crop_flip,
         evaluate=standardize,
+        in_keras=_standardize_in_keras,
         output_shape=image_shape,
     )
 
@@ -270,6 +296,7 @@ def _shift_alternating_flip(image_shape: tuple[int, int, int]) -> Preprocessing:
         name="shift_alternating_flip",
         train=distort_shift_flip,
         evaluate=scale_pixels,
+        in_keras=_scale_in_keras,
         output_shape=image_shape,
     )
 

@@ -10,7 +10,7 @@ import tensorflow as tf
 from towers import devices, losses, networks, schedules, trainer, worker
 from towers.networks import optimizers
 from towers.support import weight_filters
-from towers_cli import settings
+from towers_cli import own_model, settings
 
 IMAGES_TO_ADAPT_TO = 5000  # for a network that looks at some before its first step
 
@@ -75,7 +75,7 @@ def build_trainer(
             f"--weight_decay_filter={chosen.weight_decay_filter}: no weight of --model="
             f"{chosen.model} is one; choose another filter, or --weight_decay=0"
         )
-    adapt = networks.NETWORKS[chosen.model].adapt
+    adapt = own_model.network(chosen.model).adapt
     if adapt is not None:
         adapt(model, training_images())
     decoupled = chosen.optimizer in optimizers.DECOUPLED_WEIGHT_DECAY
@@ -89,7 +89,8 @@ def build_trainer(
         decayed=decayed,
         loss_scaling=chosen.compute_dtype == "float16",
     )
-    return trainer.Trainer(
+    made = functools.partial(
+        trainer.Trainer,
         model,
         optimizer,
         towers=tower_devices,
@@ -106,6 +107,10 @@ def build_trainer(
         moving_average_decay=chosen.moving_average_decay,
         jit_compile=chosen.jit_compile,
     )
+    if chosen.model in networks.NETWORKS:
+        return made()
+    with own_model.faults_of(chosen.model, "training it"):
+        return made()
 
 
 def build_model(config: Mapping) -> keras.Model:
@@ -117,11 +122,13 @@ def build_model(config: Mapping) -> keras.Model:
     chosen, derived = config["settings"], config["resolved"]
     try:
         return networks.build(
-            chosen["model"],
+            own_model.network(chosen["model"]),
             tuple(derived["image_shape"]),
             len(derived["class_names"]),
             compute_dtype=chosen["compute_dtype"],
             seed=chosen["seed"],
         )
+    except settings.SettingsError:  # which names the flag
+        raise
     except ValueError as error:
         raise settings.SettingsError(f"--dataset={chosen['dataset']}: {error}") from error

@@ -178,13 +178,27 @@ class CommandLine:
         return list(dict.fromkeys(meant))[:2]
 
 
+class _Choice(flags.EnumParser):
+    """Of a setting that has choices, and perhaps takes something beside them."""
+
+    def __init__(self, field: dataclasses.Field):
+        super().__init__(list(field.metadata["choices"]))
+        self._field = field
+        self.allowed = settings.said_choices(field)
+
+    def parse(self, argument):
+        if settings.is_choice(self._field, argument):
+            return argument
+        return super().parse(argument)
+
+
 def _define(field: dataclasses.Field, values: flags.FlagValues) -> None:
     """Defines the flag of a setting; its range is checked by the record."""
     kinds = {field.type, *typing.get_args(field.type)}
     common = {"name": field.name, "help": described(field), "flag_values": values}
     if field.metadata["choices"]:
-        choices = list(field.metadata["choices"])
-        flags.DEFINE_enum(default=field.default, enum_values=choices, **common)
+        parser, serializer = _Choice(field), flags.ArgumentSerializer()
+        flags.DEFINE(parser, default=field.default, serializer=serializer, **common)
     elif bool in kinds:
         flags.DEFINE_bool(default=field.default, **common)
     elif any(typing.get_origin(kind) is tuple for kind in kinds):
@@ -213,7 +227,8 @@ def _usage(field: dataclasses.Field) -> str:
 def described(field: dataclasses.Field) -> str:
     """A setting's help, with its choices."""
     about = field.metadata
-    choices = f" One of {', '.join(about['choices'])}." if about["choices"] else ""
+    said = settings.said_choices(field) if about["choices"] else ""
+    choices = f" {said[0].upper()}{said[1:]}." if said else ""
     return about["help"] + choices
 
 
@@ -258,7 +273,7 @@ def _illegal(error, values):
     choices = getattr(flag.parser, "enum_values", [])
     if choices:
         near = difflib.get_close_matches(value.lower(), choices, n=1)
-        allowed = f"one of {', '.join(choices)}" + (f"; did you mean {near[0]}?" if near else "")
+        allowed = flag.parser.allowed + (f"; did you mean {near[0]}?" if near else "")
     return f"--{name}={_shown(value)}: must be {allowed}" if allowed else _one_line(error)
 
 

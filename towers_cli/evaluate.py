@@ -49,9 +49,7 @@ def run(given: settings.EvalSettings) -> int:
     split = given.split or of_run["eval_split"]
     dataset = given.dataset or of_run["dataset"]
     data = datasets.load(dataset, given.data_dir or of_run["data_dir"], split)
-    preprocessing = preprocess.for_images(
-        config["resolved"]["preprocessing"], data.images.shape[1:]
-    )
+    preprocessing = preprocess.for_images(of_run["preprocessing"], data.images.shape[1:])
     checkpoint_evaluator.check_fits(config, preprocessing.output_shape, data.class_names)
     if dataset == of_run["dataset"]:
         checkpoint_evaluator.check_same_images(config, split, data.fingerprint)

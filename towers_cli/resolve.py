@@ -4,10 +4,10 @@ import dataclasses
 import os
 from collections.abc import Mapping
 
-from towers import gradients, networks, schedules
+from towers import gradients, schedules
 from towers.runs import every, loop
 from towers.support import checks
-from towers_cli import settings, sizes
+from towers_cli import own_model, settings, sizes
 
 CPU_MICROBATCHES = 4
 
@@ -28,9 +28,9 @@ def resolved(
       cores: how many the chief may use.
 
     Raises:
-      SettingsError: sizes that do not divide.
+      SettingsError: sizes that do not divide, or a `--model` that cannot be imported.
     """
-    network, num_towers = networks.NETWORKS[chosen.model], chosen.num_towers or max(1, num_gpus)
+    network, num_towers = own_model.network(chosen.model), chosen.num_towers or max(1, num_gpus)
     num_microbatches, kept = chosen.num_microbatches, ""
     num_workers = len(chosen.workers) or 1
     if not num_microbatches and earlier is None:
@@ -60,6 +60,7 @@ def resolved(
         num_microbatches=num_microbatches,
         worker_reduction=reduction,
         intra_op_threads=threads or default_threads(num_microbatches, num_gpus, cores),
+        preprocessing=_default(chosen.preprocessing, network.preprocessing),
         weight_decay=_default(chosen.weight_decay, network.weight_decay),
         weight_decay_filter=_default(chosen.weight_decay_filter, network.weight_filter),
     )

@@ -5,7 +5,7 @@ import json
 from collections.abc import Mapping
 from pathlib import Path
 
-from towers import gradients, networks
+from towers import gradients
 from towers.runs import going_on, run_folder, stretches, warm_start
 from towers.support import checks, machine
 from towers_cli import settings
@@ -15,7 +15,6 @@ def make(
     chosen: settings.TrainSettings,
     tower_devices: tuple[str, ...],
     last_step: int,
-    preprocessing: str,
     image_shape: tuple[int, ...],
     training,
     evaluated,
@@ -26,8 +25,7 @@ def make(
       chosen: resolved.
       tower_devices: one per tower.
       last_step: of the run.
-      preprocessing: its name.
-      image_shape: of an image after it.
+      image_shape: of an image after its preprocessing.
       training: the training split, an `input_pipeline.datasets.ImageArrays`.
       evaluated: the split that is evaluated, likewise.
     """
@@ -43,7 +41,6 @@ def make(
             "last_step": last_step,
             "examples_per_epoch": len(training.images),
             "class_names": list(training.class_names),
-            "preprocessing": preprocessing,
             "image_shape": image_shape,
             "data_source": training.source,
             "data_sha256": training.fingerprint,
@@ -75,7 +72,6 @@ _READ_OF_RESOLVED = {
     "last_step": int,
     "class_names": tuple[str, ...],
     "image_shape": tuple[int, ...],
-    "preprocessing": str,
     "data_sha256": str,
     "eval_sha256": str,
     "num_workers": int,
@@ -114,10 +110,6 @@ def check(config: Mapping, train_dir: str | Path) -> None:
             raise ValueError(f"init_from={settings.shown(taken)}")
         if not stretches.are_valid(config.get("stretches")):
             raise ValueError("stretches has to be a list of what the run ran on")
-        if derived["preprocessing"] not in {
-            net.preprocessing for net in networks.NETWORKS.values()
-        }:
-            raise ValueError(f"preprocessing={settings.shown(derived['preprocessing'])}")
     except ValueError as error:
         raise run_folder.RunFolderError(
             f"--train_dir={train_dir}: its config.json is not that of a run: {error}"

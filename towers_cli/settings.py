@@ -30,6 +30,7 @@ WITH_NESTEROV = ("sgd", "muon")
 SCHEDULES = ("exponential", "piecewise", "cosine", "linear", "constant")
 ENDING_SCHEDULES = ("cosine", "linear")  # those that depend on where the run ends
 SCALINGS = ("none", "linear", "sqrt")
+PREPROCESSINGS = ("crop_flip_colour", "pad_crop_flip", "shift_alternating_flip")
 WEIGHT_FILTERS = ("kernels", "hidden_dense_kernels")
 GRADIENT_REDUCTIONS = ("mean", "sum")
 STATISTICS_POLICIES = ("mean", "first", "last", "each")
@@ -108,6 +109,9 @@ SPLIT = Range(
     "the name of one whole split, such as test or validation; parts and sums of splits "
     "(train[:10%], train+test) are not taken",
 )
+FUNCTION = Range(
+    re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)*:[^\W\d]\w*").fullmatch, "package.module:function"
+)
 AT_LEAST_1, AT_LEAST_0 = least_most(1), least_most(0)
 ABOVE_0 = Range(lambda value: value > 0, "above 0")
 SHARE = Range(share, "at least 0 and below 1")
@@ -127,6 +131,7 @@ def setting(
     *,
     allowed: Range | None = None,
     choices: tuple[str, ...] = (),
+    or_else: Range | None = None,
     defines_run: bool = False,
     is_path: bool = False,
     is_recorded: bool = True,
@@ -140,6 +145,7 @@ def setting(
       topic: one of TOPICS.
       allowed: its range.
       choices: what it may be, where there are only so many.
+      or_else: what it may be beside them.
       defines_run: whether it decides the weights that a run ends with. The rest say where the work
         is done, when it is reported and when it ends, and may change when a run is continued.
       is_path: of a file or folder.
@@ -152,6 +158,7 @@ def setting(
         "topic": topic,
         "allowed": allowed,
         "choices": choices,
+        "or_else": or_else,
         "defines_run": defines_run,
         "is_path": is_path,
         "is_recorded": is_recorded,
@@ -196,7 +203,9 @@ class TrainSettings(Settings):
         also_called="datadir dataset_dir data_path data_root data",
     )
     model: str = setting(
-        "cifarnet", "Network.", EVERYDAY, choices=MODELS, defines_run=True,
+        "cifarnet",
+        "Network; or a function of your own, of (image_shape, num_classes), that returns a Keras "
+        "model of logits.", EVERYDAY, choices=MODELS, or_else=FUNCTION, defines_run=True,
         also_called="arch architecture model_name network net backbone",
     )
     num_towers: int | None = setting(
@@ -250,6 +259,14 @@ class TrainSettings(Settings):
         defines_run=True, also_called="random_seed rng_seed manual_seed random_state",
     )
 
+    preprocessing: str | None = setting(
+        None,
+        "What happens to images before the network; default: the model's (cifarnet "
+        "crop_flip_colour, resnet and your own pad_crop_flip, fastnet shift_alternating_flip).",
+        DATA, choices=PREPROCESSINGS, defines_run=True,
+        also_called="augmentation augment data_augmentation aug transform transforms",
+    )
+
     compute_dtype: str = setting(
         "float32", "Type that layers compute in; weights are float32 always.", NETWORK,
         choices=COMPUTE_DTYPES, defines_run=True,
@@ -263,7 +280,7 @@ class TrainSettings(Settings):
     weight_decay: float | None = setting(
         None,
         "Coefficient of weight decay: a term of the loss, decoupled for adamw, lion and muon; "
-        "default: the model's (cifarnet 0.004, resnet 0.0001, fastnet 0).", NETWORK,
+        "default: the model's (cifarnet 0.004, resnet 0.0001, others 0).", NETWORK,
         allowed=AT_LEAST_0, defines_run=True, also_called="wd l2",
     )
     weight_decay_filter: str | None = setting(
@@ -609,8 +626,8 @@ def check(field: dataclasses.Field, value: object) -> None:
         pass
     elif about["allowed"] and not about["allowed"].holds(value):
         problem = f"must be {about['allowed'].allowed}"
-    elif about["choices"] and value not in about["choices"]:
-        problem = f"must be one of {', '.join(about['choices'])}"
+    elif about["choices"] and not is_choice(field, value):
+        problem = f"must be {said_choices(field)}"
     elif is_of(0.5, field.type) and not abs(value) <= _LARGEST_FLOAT32:
         problem = "must be finite, in float32"
     elif isinstance(value, str) and not _TEXT.fullmatch(value):
@@ -623,6 +640,19 @@ def check(field: dataclasses.Field, value: object) -> None:
 # half of a surrogate pair.
 _TEXT = re.compile(r"[^\x00-\x1f\x7f-\x9f\ud800-\udfff]{0,4096}")
 _LARGEST_FLOAT32 = (2 - 2**-23) * 2.0**127
+
+
+def is_choice(field: dataclasses.Field, value: str) -> bool:
+    """Whether a setting that has choices may be this."""
+    about = field.metadata
+    return value in about["choices"] or bool(about["or_else"] and about["or_else"].holds(value))
+
+
+def said_choices(field: dataclasses.Field) -> str:
+    """What a setting that has choices may be, in words."""
+    about = field.metadata
+    others = f", or {about['or_else'].allowed}" if about["or_else"] else ""
+    return f"one of {', '.join(about['choices'])}{others}"
 
 
 def _check_home(name: str, path: str) -> None:

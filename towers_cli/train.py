@@ -9,6 +9,7 @@ The same command continues a run that was stopped.
 Once the package is installed, they are towers-train and towers-eval.
 """
 
+import functools
 import os
 
 from towers_cli import command_line, ending, settings
@@ -55,8 +56,8 @@ def run(chosen: settings.TrainSettings) -> int:
 def train(chosen: settings.TrainSettings, workers) -> int:
     """The story, once all workers are there."""
     import towers
-    from input_pipeline import batches, datasets, images, preprocess
-    from towers import devices, networks, worker
+    from input_pipeline import batches, datasets, images, preprocess, raw_images
+    from towers import devices, worker
     from towers.runs import console, run_folder, warm_start
     from towers_cli import agreement, begin_from, build, resolve, run_config, start_table
 
@@ -75,8 +76,7 @@ def train(chosen: settings.TrainSettings, workers) -> int:
     evaluated, training = worker.chief_first(
         workers, lambda: [load(chosen.dataset, chosen.data_dir, split) for split in splits]
     )
-    network = networks.NETWORKS[chosen.model]
-    preprocessing = preprocess.for_images(network.preprocessing, training.images.shape[1:])
+    preprocessing = preprocess.for_images(chosen.preprocessing, training.images.shape[1:])
     agreement.check_same_data(
         workers, training=training.fingerprint, evaluation=evaluated.fingerprint
     )
@@ -85,9 +85,8 @@ def train(chosen: settings.TrainSettings, workers) -> int:
     learning_rate = resolve.learning_rate(chosen, len(training.images))
     last_step = resolve.last_step(chosen, len(training.images))
     config = run_config.make(
-        chosen, tower_devices, last_step, preprocessing.name, preprocessing.output_shape,
-        training, evaluated,
-    )  # fmt: skip
+        chosen, tower_devices, last_step, preprocessing.output_shape, training, evaluated
+    )
     config = begin_from.with_beginning(workers, config, found.earlier)
     if workers.is_chief:
         table = start_table.rows(config, learning_rate, len(evaluated.images))
@@ -119,6 +118,12 @@ def train(chosen: settings.TrainSettings, workers) -> int:
         steps=chosen.max_steps,
         class_names=training.class_names,
         init_from=chosen.init_from,
+        export=functools.partial(
+            raw_images.classifier,
+            image_shape=training.images.shape[1:],
+            class_names=training.class_names,
+            prepare=preprocessing.in_keras,
+        ),
         test_name=chosen.eval_split,
         defined=begin_from.CommandsRun(config),
     )  # fmt: skip

@@ -333,7 +333,9 @@ class TestTheFastRecipe:
         whitening = layers.Whitening()
         whitening.build(seen.shape)
         whitening.adapt(seen)
-        np.testing.assert_array_equal(model.get_layer("whitening").kernel, whitening.kernel)
+        np.testing.assert_array_equal(
+            model.get_layer("fastnet").get_layer("whitening").kernel, whitening.kernel
+        )
 
 
 @pytest.mark.parametrize(

@@ -413,6 +413,7 @@ GENERATOR = (batch for batch in [(X, Y)])
         ({"steps": 2.5}, "steps is 2.5: must be an integer"),
         ({"steps": -2}, "steps=-2: must be above 0"),
         ({"folder": 3}, "folder is 3: must be a path"),
+        ({"export": "final.keras"}, "export is 'final.keras': must be a function of a model"),
         ({"trainer": toys.linear(1.0)}, "tower_trainer is of type Sequential: must be a towers.T"),
     ],
 )
@@ -441,6 +442,22 @@ def test_epochs_need_not_be_known(tmp_path):
     assert outcome.step == 9
     assert "epoch" not in outcome.final
     assert all("epoch" not in line for line in logged(tmp_path))
+
+
+@pytest.mark.parametrize(
+    "export, message",
+    [
+        (lambda model: None, "export has given None: must be a Keras model"),
+        (keras.models.clone_model, "export has given a model without the weight .*line/kernel"),
+        (lambda model: model.no_such_thing, "no_such_thing"),
+    ],
+)
+def test_a_model_to_save_that_is_another_is_refused_before_the_first_step(
+    tmp_path, export, message
+):
+    with pytest.raises((AttributeError, TypeError, ValueError), match=message):
+        run_in(tmp_path / "run", export=export).train()
+    assert list(tmp_path.iterdir()) == []
 
 
 @pytest.mark.parametrize(

@@ -165,8 +165,10 @@ DO_NOT_DIVIDE = [
 ]
 
 NOT_A_VALUE = {
-    "--model=alexnet": "one of cifarnet, resnet, fastnet; did you mean resnet?",
-    "--model=resnett": "one of cifarnet, resnet, fastnet; did you mean resnet?",
+    "--model=alexnet": (
+        "one of cifarnet, resnet, fastnet, or package.module:function; did you mean resnet?"
+    ),
+    "--model=resnett": "package.module:function; did you mean resnet?",
     "--compute_dtype=float": "one of float32, bfloat16, float16; did you mean float32?",
     "--compute_dtype=bf16": "one of float32, bfloat16, float16; did you mean bfloat16?",
     "--gradient_reduction=max": "one of mean, sum",
@@ -399,7 +401,7 @@ def test_a_folder_of_other_files_is_left_alone(tmp_path, name):
     ("script", "flags", "code", "message"),
     [
         ("train.py", ["--learning_rat=1"], 2, NOT_A_FLAG["--learning_rat=1"]),
-        ("train.py", ["--model=vgg"], 2, "--model=vgg: must be one of cifarnet, resnet, fastnet\n"),
+        ("train.py", ["--model=vgg"], 2, "resnet, fastnet, or package.module:function\n"),
         ("train.py", ["--stderrthreshold=loud"], 2, "--stderrthreshold must be one of "),
         ("eval.py", ["--num_gpus=2"], 2, NOT_A_FLAG["--num_gpus=2"]),
         ("train.py", ["--seed=-1"], 2, "--seed=-1: must be at least 0 and below 2147483648"),
@@ -494,7 +496,7 @@ def test_a_configuration_that_is_none(run, content, reason):
         ("class_names", 10, "class_names=10"),
         ("class_names", [1, 2], "class_names=1,2"),
         ("image_shape", "24", "image_shape=24"),
-        ("preprocessing", "my_own", "preprocessing=my_own"),
+        ("preprocessing", "my_own", "--preprocessing=my_own: must be one of crop_flip_colour"),
         ("examples_per_epoch", 0, "examples_per_epoch=0"),
         ("last_step", None, "last_step=None"),
         ("begins_from", {"checkpoint": 3}, "begins_from={'checkpoint': 3}"),

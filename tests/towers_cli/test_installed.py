@@ -11,7 +11,7 @@ import scripts
 
 import towers
 
-COMMANDS = ("towers-train", "towers-eval", "towers-compare", "towers-launch")
+COMMANDS = ("towers-train", "towers-eval", "towers-predict", "towers-compare", "towers-launch")
 
 
 def run(command: str, *arguments: str, cwd: Path) -> subprocess.CompletedProcess:

@@ -9,6 +9,7 @@ import pytest
 import scripts
 from absl import flags
 
+from input_pipeline import preprocess
 from towers import gradients, model_state, networks, schedules
 from towers.multi_worker import collectives
 from towers.networks import optimizers
@@ -45,6 +46,7 @@ def test_eval_has_the_flags_that_were_promised():
         ("learning_rate_schedule", schedules.SCHEDULES),
         ("learning_rate_scaling", schedules.SCALINGS),
         ("optimizer", optimizers.OPTIMIZERS),
+        ("preprocessing", preprocess._BY_NAME),
         ("weight_decay_filter", weight_filters.FILTERS),
         ("worker_reduction", collectives.REDUCTIONS),
     ],

@@ -46,7 +46,7 @@ DTYPE_POLICIES = {
 
 
 def build(
-    name: str,
+    name: str | Network,
     image_shape: tuple[int, int, int],
     num_classes: int,
     *,
@@ -58,7 +58,7 @@ def build(
     Where `NETWORKS[name].adapt` is not None, it has to see training images before the first step.
 
     Args:
-      name: key of NETWORKS.
+      name: key of NETWORKS, or a network itself.
       image_shape: (height, width, channels) after preprocessing.
       num_classes: number of logits.
       compute_dtype: key of DTYPE_POLICIES.
@@ -67,8 +67,9 @@ def build(
     Raises:
       ValueError: unknown `name` or `compute_dtype`, or images too small for the network.
     """
-    if name not in NETWORKS:
+    if isinstance(name, str) and name not in NETWORKS:
         raise ValueError(f"model={name!r}: must be one of {', '.join(NETWORKS)}")
+    network = NETWORKS[name] if isinstance(name, str) else name
     if compute_dtype not in DTYPE_POLICIES:
         raise ValueError(
             f"compute_dtype={compute_dtype!r}: must be one of {', '.join(DTYPE_POLICIES)}"
@@ -77,4 +78,4 @@ def build(
         raise ValueError(f"images of {list(image_shape)} after preprocessing are too small")
     policy = keras.DTypePolicy(DTYPE_POLICIES[compute_dtype])
     with tf.device(devices.PARAMETER_DEVICE):
-        return NETWORKS[name].build(image_shape, num_classes, policy, seed)
+        return network.build(image_shape, num_classes, policy, seed)

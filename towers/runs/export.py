@@ -21,11 +21,11 @@ def final_model(
     result: tally.Evaluation | None,
     split: str,
     stop_reason: str | None = None,
+    exported: keras.Model | None = None,
 ) -> dict:
     """Writes `final_model.keras` with the evaluated weights, then `final_model.json`.
 
-    The model takes preprocessed images and gives logits. Its summary is written last, so where
-    `final_model.json` is, the model is complete.
+    Its summary is written last, so where `final_model.json` is, the model is complete.
 
     Args:
       tower_trainer: at the end of its training.
@@ -34,6 +34,7 @@ def final_model(
       result: the last evaluation, if there was one.
       split: that was evaluated.
       stop_reason: why a hook has ended the run before its last step; None where none has.
+      exported: what is saved, of the weights of the Trainer's model; None for that model itself.
 
     Returns:
       What `final_model.json` holds.
@@ -41,7 +42,7 @@ def final_model(
     Raises:
       RunFolderError: it cannot be written, or the machine's clock is before 1980.
     """
-    weights_sha256 = save_model(tower_trainer, folder.final_model)
+    weights_sha256 = save_model(tower_trainer, folder.final_model, exported)
     examples_seen = int(tower_trainer.state.examples_seen)
     summary = {
         "weights_sha256": weights_sha256,
@@ -90,11 +91,18 @@ def _evaluated(state: train_state.TrainState) -> Iterator[None]:
             weight.assign(value)
 
 
-def save_model(tower_trainer: trainer.Trainer, path: Path) -> str:
+def save_model(
+    tower_trainer: trainer.Trainer, path: Path, exported: keras.Model | None = None
+) -> str:
     """Writes the model with the weights that are evaluated, whole or not at all.
 
+    Args:
+      tower_trainer: whose model it is.
+      path: of the file.
+      exported: as for `final_model`.
+
     Returns:
-      The hash of its weights.
+      The hash of the weights of the Trainer's model.
 
     Raises:
       RunFolderError: it cannot be written, or the machine's clock is before 1980.
@@ -103,7 +111,7 @@ def save_model(tower_trainer: trainer.Trainer, path: Path) -> str:
     partial = path.with_name(f"{path.stem}.partial.keras")
     try:
         with run_folder.writing(path), _evaluated(tower_trainer.state):
-            model.save(partial)
+            (exported or model).save(partial)
             sha256 = hashes.sha256(variable.value for variable in model.weights)
             with open(partial, "rb") as file:
                 os.fsync(file.fileno())  # else, after a power cut, the name may be an empty file's

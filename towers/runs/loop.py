@@ -8,6 +8,7 @@ import signal
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
+import keras
 import numpy as np
 import tensorflow as tf
 
@@ -103,6 +104,7 @@ class Plan:
     profile_steps: tuple[int, int] | None = None
     eval_of_workers: bool = False
     hooks: tuple[Callable[["Event"], object], ...] = ()
+    exported: keras.Model | None = None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -139,6 +141,7 @@ class Event:
       folder: of the run, to write into where `trainer.workers.is_chief`.
       examples_per_epoch: size of the training split; None where nobody knows.
       is_last: whether the run ends with this step, unless it is stopped earlier.
+      exported: the model that is saved, where it is not the trainer's own.
     """
 
     trainer: trainer.Trainer
@@ -152,6 +155,7 @@ class Event:
     examples_per_epoch: int | None = None
     is_last: bool = False
     stop_reason: str | None = None
+    exported: keras.Model | None = None
 
     def save_model(self, name: str) -> None:
         """Writes the model with the weights that are evaluated into the folder, on the chief.
@@ -165,7 +169,7 @@ class Event:
         if not name.endswith(".keras"):
             raise ValueError(f"save_model: the name {name!r} must end with .keras")
         if self.trainer.workers.is_chief:
-            export.save_model(self.trainer, self.folder.path / name)
+            export.save_model(self.trainer, self.folder.path / name, self.exported)
 
     def stop(self, reason: str = "a hook has stopped it") -> None:
         """Ends the run with this step, as if it were the last; on every worker alike."""
@@ -343,6 +347,7 @@ class Loop:
                 self._evaluation,
                 self.data.evaluation_split,
                 self._stop_reason if int(self.trainer.state.step) < self.plan.last_step else None,
+                self.plan.exported,
             )
 
     def _check_same_on_all_workers(self, parts_sha256: Mapping[str, str]) -> None:
@@ -441,6 +446,7 @@ class Loop:
             folder=self.folder,
             examples_per_epoch=self.plan.examples_per_epoch,
             is_last=at_step == self.plan.last_step,
+            exported=self.plan.exported,
         )
         for hook in self.plan.hooks:
             hook(event)

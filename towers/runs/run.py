@@ -90,6 +90,7 @@ class Run:
         steps: int | None = None,
         class_names: Sequence[str] = (),
         init_from: str | os.PathLike | None = None,
+        export: Callable[[keras.Model], keras.Model] | None = None,
         settings: Mapping | None = None,
         test_name: str = "test",
         defined: definition.Definition | None = None,
@@ -106,6 +107,8 @@ class Run:
           class_names: of a classifier, for TensorBoard.
           init_from: what a new run takes weights from, by name and shape of its layers: a run's
             folder, a checkpoint in one, or a `.keras` or `.weights.h5` file.
+          export: (model) to the model that is saved at the end, with the given one's weights, such
+            as one of raw images; None saves the model as it is trained.
           settings: by which TensorBoard compares runs; they decide nothing.
           test_name: what the logs call `test`.
           defined: what the run is; None for what the Trainer and the data make it.
@@ -135,6 +138,9 @@ class Run:
         if not isinstance(init_from, (str, os.PathLike, type(None))):
             raise TypeError(f"init_from is {checks.described(init_from)}: must be a path")
         self._init_from = init_from
+        if export is not None and not callable(export):
+            raise TypeError(f"export is {checks.described(export)}: must be a function of a model")
+        self._export = export
         share = {"index": self._workers.index, "count": self._workers.count}
         batch = tower_trainer.global_batch_size
         self._data = loop.Data(
@@ -241,7 +247,8 @@ class Run:
           RunFolderError, CheckpointError, TrainingError, WorkerError: as `going_on.train`.
         """
         plan, of_keras = self._plan(every)
-        export.check_can_be_saved(self._trainer.state.model)
+        plan = dataclasses.replace(plan, exported=self._exported())
+        export.check_can_be_saved(plan.exported or self._trainer.state.model)
         run = loop.Loop(self._trainer, self.folder, plan, self._data, self._defined)
         self._take_weights()
         if not self._is_commands:
@@ -256,6 +263,26 @@ class Run:
         if outcome.exit_code:
             raise Stopped(outcome)
         return outcome
+
+    def _exported(self) -> keras.Model | None:
+        """The model that is saved, where it is not the Trainer's.
+
+        Raises:
+          TypeError, ValueError: it is none, or it has other weights.
+        """
+        if self._export is None:
+            return None
+        exported = self._export(self._trainer.state.model)
+        if not isinstance(exported, keras.Model):
+            raise TypeError(f"export has given {checks.described(exported)}: must be a Keras model")
+        there = {id(weight) for weight in exported.weights}
+        for weight in self._trainer.state.model.weights:
+            if id(weight) not in there:
+                raise ValueError(
+                    f"export has given a model without the weight {weight.path} of the one that is "
+                    "trained: it has to call that model, and not a copy of it"
+                )
+        return exported
 
     def _take_weights(self) -> None:
         """Takes the weights that the run begins with, unless it is one that goes on.

@@ -1,0 +1,193 @@
+"""`--model=package.module:function`: a network of the user's own, and what can be wrong with it."""
+
+import json
+import sys
+
+import forked
+import keras
+import pytest
+import scripts
+
+from towers_cli import own_model
+
+pytestmark = pytest.mark.usefixtures("cache")
+
+MODULE = """
+import keras
+
+def build(image_shape, num_classes):
+    return keras.Sequential([
+        keras.Input(image_shape),
+        keras.layers.Conv2D(8, 3, strides=4, activation="relu"),
+        keras.layers.BatchNormalization(),
+        keras.layers.Flatten(),
+        keras.layers.Dropout(0.1),
+        keras.layers.Dense(num_classes),
+    ])
+
+def three(image_shape, num_classes):
+    return keras.Sequential([keras.Input(image_shape), keras.layers.Flatten(),
+                             keras.layers.Dense(3)])
+
+def smaller(image_shape, num_classes):
+    return keras.Sequential([keras.Input((5,)), keras.layers.Dense(num_classes)])
+
+def compiled(image_shape, num_classes):
+    model = build(image_shape, num_classes)
+    model.compile(loss="mse")
+    return model
+
+class Own(keras.layers.Layer):
+    def __init__(self, size):
+        super().__init__()
+
+    def call(self, x):
+        return x
+
+def unsaved(image_shape, num_classes):
+    return keras.Sequential([keras.Input(image_shape), Own(object()), keras.layers.Flatten(),
+                             keras.layers.Dense(num_classes)])
+
+def nothing(image_shape, num_classes):
+    pass
+
+def wrong(image_shape, num_classes):
+    return keras.layers.Dense(-1)
+
+def alone():
+    pass
+
+number = 3
+"""
+
+
+@pytest.fixture
+def here(tmp_path, monkeypatch):
+    """A folder with a user's module, where the command is called."""
+    (tmp_path / "mine.py").write_text(MODULE)
+    (tmp_path / "broken.py").write_text("import keras\n\nkeras.no_such_thing\n")
+    (tmp_path / "needs.py").write_text("import no_such_package\n")
+    (tmp_path / "typo.py").write_text("def build(:\n")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    yield tmp_path
+    for name in ("mine", "broken", "needs", "typo"):
+        sys.modules.pop(name, None)
+
+
+def train(folder, *flags):
+    return scripts.train(folder, "--model=mine:build", "--verify_every_steps=1", *flags)
+
+
+class TestARunOfIt:
+    def test_has_the_same_bits_on_any_towers(self, here):
+        for towers in (1, 2):
+            done = train(here / str(towers), f"--num_towers={towers}")
+            assert done.returncode == 0, done.stderr
+        assert len(scripts.hash_lines(here / "1")) == 5
+        assert scripts.hash_lines(here / "1") == scripts.hash_lines(here / "2")
+
+    def test_has_weights_by_the_seed(self, here):
+        found = [
+            own_model.network("mine:build").build(
+                (32, 32, 3), 10, keras.DTypePolicy("float32"), seed
+            )
+            for seed in (0, 0, 1)
+        ]
+        first, same, other = (model.get_weights()[0] for model in found)
+        assert (first == same).all() and (first != other).all()
+
+    def test_computes_in_the_type_that_was_asked_for(self, here):
+        before = keras.config.dtype_policy()
+        model = own_model.network("mine:build").build(
+            (32, 32, 3), 10, keras.DTypePolicy("mixed_bfloat16"), 0
+        )
+        assert {layer.compute_dtype for layer in model.layers} == {"bfloat16"}
+        assert {weight.dtype for weight in model.trainable_variables} == {"float32"}
+        assert keras.config.dtype_policy() is before
+
+    def test_goes_on_and_is_evaluated(self, here):
+        folder = here / "run"
+        assert train(folder, "--max_steps=2").returncode == 0
+        done = train(folder, "--max_steps=3")
+        assert "continuing at step 2" in done.stdout
+        evaluated = scripts.run("eval", f"--train_dir={folder}")
+        assert evaluated.returncode == 0, evaluated.stderr
+        [line] = scripts.lines_of(folder / "eval.jsonl")
+        assert line["accuracy"] == scripts.final_summary(folder)["accuracy"]
+
+    def test_says_what_it_is_and_decides_the_run(self, here):
+        done = train(here / "run", "--max_steps=1", "--preprocessing=crop_flip_colour")
+        assert "mine:build, float32, images 24 x 24 x 3" in done.stdout
+        chosen = json.loads((here / "run" / "config.json").read_text())["settings"]
+        assert (chosen["model"], chosen["weight_decay"]) == ("mine:build", 0.0)
+        done = train(here / "run", "--max_steps=2")
+        assert done.returncode == 1
+        assert "--preprocessing=pad_crop_flip (the run has crop_flip_colour)" in done.stderr
+
+    def test_whose_shapes_have_changed_is_not_continued(self, here):
+        assert train(here / "run", "--max_steps=1").returncode == 0
+        (here / "mine.py").write_text(MODULE.replace("Conv2D(8", "Conv2D(9"))
+        sys.modules.pop("mine")
+        before = scripts.contents(here / "run")
+        done = train(here / "run", "--max_steps=2")
+        assert done.returncode == 1
+        assert "checkpoint" in done.stderr and "Traceback" not in done.stderr
+        assert scripts.contents(here / "run") == before
+
+
+@pytest.mark.parametrize(
+    ("model", "reason"),
+    [
+        ("none:build", "importing it: ModuleNotFoundError: No module named 'none'; it is looked"),
+        ("mine.sub:build", "'mine' is not a package"),
+        ("needs:build", "No module named 'no_such_package' ("),
+        ("broken:build", "importing it: AttributeError: "),
+        ("typo:build", "importing it: SyntaxError: "),
+        ("mine:other", "mine.py has no function other"),
+        ("mine:number", "mine.py has no function number"),
+        ("mine:alone", "building it: TypeError: alone() takes 0 positional arguments but 2"),
+        ("mine:wrong", "building it: ValueError: Received an invalid value for `units`"),
+        ("mine:nothing", "has returned a NoneType: must be a Keras model"),
+        ("mine:three", "gives (None, 3) of images of [32, 32, 3]: must be (None, 10)"),
+        ("mine:smaller", "calling it: ValueError: "),
+        ("mine:compiled", "training it: ValueError: "),
+        ("mine:unsaved", "saving it: ValueError: Keras cannot save the model"),
+        ("mine", "must be one of cifarnet, resnet, fastnet, or package.module:function"),
+        (":build", "must be one of cifarnet, resnet, fastnet, or package.module:function"),
+        ("mine:build()", "must be one of cifarnet, resnet, fastnet, or package.module:function"),
+    ],
+)
+def test_what_is_no_network_is_refused(here, model, reason):
+    done = scripts.train(here / "run", f"--model={model}")
+    assert done.returncode == 2
+    assert done.stderr.startswith(f"train.py: error: --model={model}: ")
+    assert done.stderr.count("\n") == 1
+    assert reason in done.stderr
+    assert not (here / "run").exists()
+
+
+def test_the_line_of_the_fault_is_named(here):
+    done = scripts.train(here / "run", "--model=broken:build")
+    assert f"({here / 'broken.py'}, line 3)" in done.stderr
+    done = scripts.train(here / "run", "--model=mine:wrong")
+    line = MODULE.split("\n").index("    return keras.layers.Dense(-1)") + 1
+    assert f"({here / 'mine.py'}, line {line})" in done.stderr
+
+
+@pytest.mark.whole_program
+def test_a_recipe_in_a_file(here):
+    """The command as a process: the module lies where it is called, and not beside it."""
+    recipe = [line for line in scripts.small_run(here / "run") if "max_steps" not in line]
+    (here / "recipe.txt").write_text(
+        "\n".join(["# my own", *recipe, "--model=mine:build", "--max_steps=9"])
+    )
+    call = [
+        sys.executable,
+        str(scripts.ROOT / "train.py"),
+        "--flagfile=recipe.txt",
+        "--max_steps=2",
+    ]
+    done = forked.run(call, cwd=here, timeout=120)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert scripts.final_summary(here / "run")["step"] == 2

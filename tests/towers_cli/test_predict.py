@@ -1,0 +1,216 @@
+"""`towers-predict`, and the final model that it asks."""
+
+import subprocess
+import sys
+
+import forked
+import keras
+import numpy as np
+import pytest
+import scripts
+import toys
+from PIL import Image
+
+import towers
+from input_pipeline import arrays, datasets, raw_images
+from towers_cli import predict
+
+pytestmark = pytest.mark.usefixtures("cache")
+
+RESNET = ("--model=resnet", "--max_steps=1", "--weight_decay=0")
+
+
+@pytest.fixture(scope="module")
+def test_images(cache):
+    return datasets.load("shapes", None, "test")
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory, cache):
+    folder = tmp_path_factory.mktemp("predict") / "run"
+    done = scripts.train(folder, "--momentum=0.9", "--max_steps=60", "--moving_average_decay=0.9")
+    assert done.returncode == 0, done.stderr
+    return folder
+
+
+@pytest.fixture(scope="module")
+def of_raw(trained, test_images):
+    """What the final model says of the test images: names, probabilities."""
+    model = keras.saving.load_model(trained / "final_model.keras")
+    found = model.predict(test_images.images, verbose=0)
+    return [name.decode() for name in found["class_name"]], found["probabilities"]
+
+
+def said(capsys, *arguments):
+    code = predict.main([str(argument) for argument in arguments])
+    captured = capsys.readouterr()
+    return code, captured.out, captured.err
+
+
+def test_the_final_model_has_the_accuracy_that_was_evaluated(trained, test_images, of_raw):
+    names, _ = of_raw
+    right = sum(
+        name == test_images.class_names[label]
+        for name, label in zip(names, test_images.labels, strict=True)
+    )
+    assert right / len(names) == scripts.final_summary(trained)["accuracy"]
+
+
+def test_the_best_three_classes_of_each_picture(trained, test_images, of_raw, tmp_path, capsys):
+    names, probabilities = of_raw
+    paths = [tmp_path / f"{place}.png" for place in range(5)]
+    for path, image in zip(paths, test_images.images, strict=False):
+        Image.fromarray(image).save(path)
+    code, out, err = said(capsys, trained, *paths)
+    assert (code, err) == (0, "")
+    for place, line in enumerate(out.splitlines()):
+        best = np.argsort(-probabilities[place])[:3]
+        expected = ", ".join(
+            f"{test_images.class_names[k]} {probabilities[place][k]:.1%}" for k in best
+        )
+        assert line == f"{paths[place]}: {expected}"
+        assert expected.startswith(names[place])
+    assert len(out.splitlines()) == 5
+
+
+@pytest.mark.parametrize("kind", ["L", "P", "RGBA", "CMYK", "jpeg", "turned", "larger"])
+def test_pictures_of_other_kinds(trained, test_images, of_raw, tmp_path, capsys, kind):
+    image = Image.fromarray(test_images.images[0])
+    path, more = tmp_path / "picture.png", {}
+    if kind == "jpeg" or kind == "CMYK":
+        path, more = tmp_path / "picture.jpg", {"quality": 95}
+    if kind == "larger":
+        image = image.resize((320, 320), Image.Resampling.BICUBIC)
+    elif kind == "turned":  # a camera held sideways, which says so
+        exif = Image.Exif()
+        exif[0x0112] = 6
+        image, more = image.transpose(Image.Transpose.ROTATE_90), {"exif": exif}
+    elif kind != "jpeg":
+        image = image.convert(kind)
+    image.save(path, **more)
+    code, out, err = said(capsys, trained, path)
+    assert (code, err) == (0, "")
+    assert out.startswith(f"{path}: ")
+    if kind == "turned":  # the picture itself
+        (name, *_), (probabilities, *_) = of_raw
+        assert out.startswith(f"{path}: {name} {probabilities.max():.1%}, ")
+
+
+def test_a_picture_that_cannot_be_read_does_not_stop_the_others(trained, tmp_path, capsys):
+    good, cut, text = (tmp_path / name for name in ("good.png", "cut.png", "text.png"))
+    Image.effect_noise((40, 40), 50).save(good)
+    cut.write_bytes(good.read_bytes()[:200])
+    text.write_text("no picture")
+    code, out, err = said(capsys, trained, tmp_path / "none.png", text, cut, tmp_path, good)
+    assert code == 1
+    assert out.startswith(f"{good}: ") and out.count("\n") == 1
+    assert [line.partition(": error: ")[2].partition(": ")[0] for line in err.splitlines()] == [
+        str(path) for path in (tmp_path / "none.png", text, cut, tmp_path)
+    ]
+
+
+class TestWhatHasNoModelOfPictures:
+    def test_a_folder_without_a_run(self, tmp_path, capsys):
+        code, out, err = said(capsys, tmp_path / "none", "a.png")
+        assert (code, out) == (2, "")
+        assert err == f"towers-predict: error: {tmp_path / 'none'} holds no run\n"
+
+    def test_a_run_that_has_not_finished(self, trained, tmp_path, capsys):
+        (tmp_path / "config.json").write_bytes((trained / "config.json").read_bytes())
+        code, _, err = said(capsys, tmp_path, "a.png")
+        assert code == 2
+        assert f"{tmp_path} has no final model: the run has not finished" in err
+
+    @pytest.mark.parametrize("content", [None, b"text"])
+    def test_a_file_that_is_none(self, tmp_path, capsys, content):
+        path = tmp_path / "model.keras"
+        if content:
+            path.write_bytes(content)
+        code, _, err = said(capsys, path, "a.png")
+        assert code == 2
+        assert err.startswith(f"towers-predict: error: {path}")
+        assert ("is no Keras file" if content else "no such file") in err
+
+    def test_a_model_of_something_else(self, tmp_path, capsys):
+        toys.classifier().save(tmp_path / "model.keras")
+        code, _, err = said(capsys, tmp_path / "model.keras", "a.png")
+        assert code == 2
+        assert "model.keras is no model of raw pictures; a program's run saves one where" in err
+
+    @pytest.mark.parametrize("arguments", [[], ["runs/first"], ["--run", "a.png"]])
+    def test_nothing_to_ask(self, capsys, arguments):
+        assert said(capsys, *arguments) == (
+            2, "", "usage: towers-predict RUN PICTURE [PICTURE ...]\n",
+        )  # fmt: skip
+
+
+def test_help(capsys):
+    code, out, err = said(capsys, "--help")
+    assert (code, err) == (0, "")
+    assert "towers-predict runs/first cat.jpg" in out
+
+
+def test_a_program_s_run_of_pictures(tmp_path, capsys):
+    """A model of one's own with `export=`: the best model and the final one take raw pictures."""
+    rng = np.random.default_rng(0)
+    pictures = rng.integers(256, size=(24, 9, 7, 1), dtype=np.uint8)
+    bright = (pictures.mean(axis=(1, 2, 3)) > 127).astype(np.int32)
+    model = toys.on_cpu(
+        lambda: keras.Sequential(
+            [keras.Input((9, 7, 1)), keras.layers.Flatten(), keras.layers.Dense(2)]
+        )
+    )
+    trainer = toys.trainer(
+        model,
+        keras.optimizers.Adam(0.01),
+        loss=keras.losses.SparseCategoricalCrossentropy(from_logits=True),
+        global_batch_size=8,
+    )
+    run = towers.Run(
+        tmp_path / "run",
+        trainer,
+        train=arrays.batches(pictures, bright),
+        test=(pictures, bright),
+        epochs=2,
+        export=lambda model: raw_images.classifier(
+            model, image_shape=(9, 7, 1), class_names=("dark", "bright")
+        ),
+    )
+    run.train([towers.evaluate(epochs=1), towers.keep_best()])
+    capsys.readouterr()
+    Image.fromarray(pictures[0, ..., 0]).save(tmp_path / "a.png")
+    logits = model(pictures[:1])
+    expected = keras.ops.softmax(logits)[0].numpy().max()
+    code, out, err = said(capsys, tmp_path / "run", tmp_path / "a.png")
+    assert (code, err) == (0, "")
+    assert f"a.png: {('dark', 'bright')[int(np.argmax(logits))]} {expected:.1%}, " in out
+    assert said(capsys, tmp_path / "run" / "best_model.keras", tmp_path / "a.png")[0] == 0
+
+
+PLAIN = """
+import sys
+import keras, numpy
+model = keras.saving.load_model(sys.argv[1])
+found = model.predict(numpy.zeros((2, 50, 70, 3), "uint8"), verbose=0)
+assert not [name for name in sys.modules if name.startswith(("towers", "input_pipeline"))]
+print(found["probabilities"].shape, found["class_name"][0].decode())
+"""
+
+
+@pytest.mark.whole_program
+def test_a_network_of_keras_s_own_layers_needs_keras_alone(tmp_path):
+    done = scripts.train(tmp_path / "run", *RESNET)
+    assert done.returncode == 0, done.stderr
+    call = [sys.executable, "-c", PLAIN, str(tmp_path / "run" / "final_model.keras")]
+    done = subprocess.run(call, cwd=tmp_path, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.startswith("(2, 10) ")
+
+
+@pytest.mark.whole_program
+def test_the_command_as_a_process(trained, test_images, tmp_path):
+    Image.fromarray(test_images.images[0]).save(tmp_path / "a.png")
+    call = [sys.executable, "-m", "towers_cli.predict", str(trained), "a.png"]
+    done = forked.run(call, cwd=tmp_path, timeout=120)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout.startswith("a.png: ")

@@ -1,0 +1,100 @@
+"""The network that `--model` names: one of the package's, or one of the user's own."""
+
+import contextlib
+import functools
+import importlib
+import os
+import re
+import sys
+import traceback
+from collections.abc import Callable, Iterator
+
+import keras
+
+from towers import networks
+from towers.runs import export
+from towers_cli import settings
+
+_OURS = tuple(os.path.dirname(file) + os.sep for file in (networks.__file__, __file__))
+_OTHERS = re.compile(r"[/\\](site-packages|importlib)[/\\]|^<frozen ")
+PREPROCESSING = "pad_crop_flip"  # of a model of one's own, where none is asked for
+
+
+def network(name: str) -> networks.Network:
+    """The network of a `--model`.
+
+    Raises:
+      SettingsError: it cannot be imported, or is no function.
+    """
+    if name in networks.NETWORKS:
+        return networks.NETWORKS[name]
+    module_name, _, function_name = name.partition(":")
+    if os.getcwd() not in sys.path:
+        # At the end: a file of the user's takes the place of no package.
+        sys.path.append(os.getcwd())
+    with faults_of(name, "importing it"):
+        module = importlib.import_module(module_name)
+    build = getattr(module, function_name, None)
+    if not callable(build):
+        raise settings.SettingsError(
+            f"--model={name}: {getattr(module, '__file__', module_name)} has no function "
+            f"{function_name}"
+        )
+    return networks.Network(functools.partial(_build, name, build), 0.0, "kernels", PREPROCESSING)
+
+
+def _build(
+    name: str,
+    function: Callable,
+    image_shape: tuple[int, int, int],
+    num_classes: int,
+    policy: keras.DTypePolicy,
+    seed: int,
+) -> keras.Model:
+    before = keras.config.dtype_policy()
+    keras.utils.set_random_seed(seed)
+    keras.config.set_dtype_policy(policy)
+    try:
+        with faults_of(name, "building it"):
+            model = function(image_shape, num_classes)
+    finally:
+        keras.config.set_dtype_policy(before)
+    _check(name, model, image_shape, num_classes)
+    return model
+
+
+def _check(name: str, model, image_shape: tuple[int, int, int], num_classes: int) -> None:
+    if not isinstance(model, keras.Model):
+        raise settings.SettingsError(
+            f"--model={name}: has returned a {type(model).__name__}: must be a Keras model"
+        )
+    with faults_of(name, "saving it"):
+        export.check_can_be_saved(model)
+    with faults_of(name, "calling it"):
+        logits = model.compute_output_shape((None, *image_shape))
+    if not isinstance(logits, tuple) or tuple(logits[1:]) != (num_classes,):
+        raise settings.SettingsError(
+            f"--model={name}: gives {logits} of images of {list(image_shape)}: must be "
+            f"(None, {num_classes}), a logit for each class"
+        )
+
+
+def _is_library(filename: str) -> bool:
+    return filename.startswith(_OURS) or bool(_OTHERS.search(filename))
+
+
+@contextlib.contextmanager
+def faults_of(name: str, what: str) -> Iterator[None]:
+    """Says in one line what went wrong in a user's code, and where."""
+    try:
+        yield
+    except Exception as error:
+        frames = traceback.extract_tb(error.__traceback__)[1:]
+        own = [frame for frame in frames if not _is_library(frame.filename)]
+        where = f" ({own[-1].filename}, line {own[-1].lineno})" if own else ""
+        if isinstance(error, ModuleNotFoundError) and name.startswith(error.name or "-"):
+            where = f"; it is looked for in {os.getcwd()} and where Python finds packages"
+        reason = " ".join(str(error).split())[:300]
+        raise settings.SettingsError(
+            f"--model={name}: {what}: {type(error).__name__}: {reason}{where}"
+        ) from error

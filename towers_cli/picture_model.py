@@ -1,0 +1,93 @@
+"""A saved model that is asked about pictures in files."""
+
+import zipfile
+from pathlib import Path
+
+import keras
+import numpy as np
+from PIL import Image, ImageOps
+
+from towers.runs import run_folder
+from towers.support import errors, noise
+
+_MODES = {1: "L", 3: "RGB", 4: "RGBA"}  # Pillow's, by the number of channels
+
+
+class PictureModelError(errors.UserError):
+    """There is no model, or it is none of raw pictures."""
+
+    exit_code = 2
+
+
+class PictureError(errors.UserError):
+    """A picture cannot be read."""
+
+
+def file_of(run: str) -> Path:
+    """The model of a run: its final one, or the `.keras` file that was given itself.
+
+    Raises:
+      RunFolderError: the folder holds something else than a run.
+      PictureModelError: there is no model.
+    """
+    if run.endswith(".keras"):
+        if not Path(run).is_file():
+            raise PictureModelError(f"{run}: no such file")
+        return Path(run)
+    folder = run_folder.RunFolder(run)
+    if folder.read_config() is None:
+        raise PictureModelError(f"{run} holds no run")
+    if folder.read_final_summary() is None:
+        raise PictureModelError(f"{run} has no final model: the run has not finished")
+    return folder.final_model
+
+
+class PictureModel:
+    """Gives classes and probabilities of pictures."""
+
+    def __init__(self, path: Path):
+        """
+        Raises:
+          PictureModelError: the model cannot be read, or is not as `raw_images.classifier` makes
+            them.
+        """
+        if not zipfile.is_zipfile(path):
+            raise PictureModelError(f"{path} is no Keras file")
+        try:
+            self._model = keras.saving.load_model(path, compile=False)
+        except (OSError, TypeError, ValueError, KeyError, zipfile.BadZipFile) as error:
+            raise PictureModelError(f"{path} cannot be read: {noise.reason(error)}") from error
+        outputs = getattr(self._model, "output", None)
+        shape = getattr(self._model, "input_shape", None)
+        of_pictures = isinstance(shape, tuple) and shape[:3] == (None, None, None)
+        if not (of_pictures and isinstance(outputs, dict) and "class_name" in outputs):
+            raise PictureModelError(
+                f"{path} is no model of raw pictures; a program's run saves one where it is given "
+                "export=, with input_pipeline.raw_images.classifier"
+            )
+        self._mode = _MODES[shape[-1]]
+        self._names = self._model.get_layer("class_name").get_vocabulary()
+
+    def __call__(self, picture: str) -> list[tuple[str, float]]:
+        """The classes with their probabilities, the most probable first.
+
+        Args:
+          picture: path of a file.
+
+        Raises:
+          PictureError: it cannot be read.
+        """
+        images = self._read(picture)[np.newaxis]
+        [probabilities] = keras.ops.convert_to_numpy(self._model(images)["probabilities"])
+        order = np.argsort(-probabilities, kind="stable")
+        return [(self._names[place], float(probabilities[place])) for place in order]
+
+    def _read(self, picture: str) -> np.ndarray:
+        """uint8 [height, width, channels], turned as its camera says."""
+        try:
+            with Image.open(picture) as image:
+                array = np.asarray(ImageOps.exif_transpose(image).convert(self._mode))
+        except (OSError, ValueError, SyntaxError, Image.DecompressionBombError) as error:
+            why = getattr(error, "strerror", None) or noise.reason(error)
+            raise PictureError(f"{picture}: {why}") from error
+        return array.reshape(*array.shape[:2], -1)

@@ -1,0 +1,70 @@
+"""What a finished run's model says of pictures.
+
+    towers-predict runs/first cat.jpg photos/*.png
+
+RUN is the folder of a run, whose final model is asked, or a .keras file such as
+runs/first/best_model.keras. A picture of any size and kind will do that Pillow
+reads. Ends with 0, with 1 where a picture could not be read, and with 2 where
+there is no model of pictures.
+"""
+
+import signal
+import sys
+from collections.abc import Sequence
+
+_USAGE = "usage: towers-predict RUN PICTURE [PICTURE ...]"
+_NAMES_SHOWN = 3
+
+
+def command() -> None:
+    """Runs the command to its end."""
+    # Python would make a page of text and an exit code of 1 of Ctrl-C, which has a meaning here.
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+    sys.exit(main(sys.argv[1:]))
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Prints what the model says of each picture; returns the exit code."""
+    if set(arguments) & {"-h", "--help"}:
+        print(__doc__ or _USAGE)  # python -OO leaves docstrings out
+        return 0
+    if len(arguments) < 2 or arguments[0].startswith("-"):
+        print(_USAGE, file=sys.stderr)
+        return 2
+    try:
+        return predict(*arguments)
+    except ImportError as error:
+        if error.name != "towers":  # which says that Keras is not on TensorFlow
+            raise
+        print(f"towers-predict: error: {error}", file=sys.stderr)
+        return 2
+
+
+def predict(run: str, *pictures: str) -> int:
+    """Prints what the model says of each picture; returns the exit code."""
+    # After the usage, for it imports TensorFlow.
+    from towers.runs import console, run_folder
+    from towers.support import noise
+    from towers_cli import picture_model
+
+    noise.quiet_loggers()
+    try:
+        ask = picture_model.PictureModel(picture_model.file_of(run))
+    except (run_folder.RunFolderError, picture_model.PictureModelError) as error:
+        console.say_error("towers-predict", error)
+        return 2
+    code = 0
+    for picture in pictures:
+        try:
+            found = ask(picture)[:_NAMES_SHOWN]
+        except picture_model.PictureError as error:
+            console.say_error("towers-predict", error)
+            code = 1
+        else:
+            said = ", ".join(f"{name} {probability:.1%}" for name, probability in found)
+            print(console.printable(f"{picture}: {said}"), flush=True)
+    return code
+
+
+if __name__ == "__main__":
+    command()
