@@ -122,14 +122,32 @@ def next_token(n: int) -> Task:
     )
 
 
+def pictures(n: int) -> Task:
+    """A network of `keras.applications` within another model, with a head of its own."""
+    keras.utils.set_random_seed(4)  # it has no seeds of its own
+    shape = 32, 32, 3
+    base = keras.applications.MobileNetV2(shape, 0.35, False, weights=None, pooling="avg")
+    scale = keras.layers.Rescaling(1 / 127.5, offset=-1)
+    head = keras.layers.Dropout(0.2, seed=1), dense(3)
+    rng = _rng()
+    return Task(
+        keras.Sequential([keras.Input(shape), scale, base, *head]),
+        keras.losses.SparseCategoricalCrossentropy(from_logits=True),
+        ["accuracy"],
+        rng.integers(256, size=(n, *shape), dtype=np.uint8),
+        rng.integers(3, size=n),
+    )
+
+
 TASKS = {
     task.__name__: task for task in (two_by_two, regression, multi_label, segmentation, next_token)
 }
+LARGE = {"pictures": pictures}  # its graph alone takes ten seconds
 
 
 def made(name: str, n: int) -> Task:
     """The task on the CPU, with n examples."""
-    return toys.on_cpu(lambda: TASKS[name](n))
+    return toys.on_cpu(lambda: (TASKS | LARGE)[name](n))
 
 
 def part(structure, own: slice):

@@ -34,7 +34,7 @@ def lines(folder: Path) -> list[dict]:
     "name",
     [
         name if name in OFTEN else pytest.param(name, marks=pytest.mark.long)
-        for name in models.TASKS
+        for name in models.TASKS | models.LARGE
     ],
 )
 def test_a_killed_run_goes_on_on_other_towers_with_the_same_bits(name, tmp_path):

@@ -164,11 +164,10 @@ DO_NOT_DIVIDE = [
     ),
 ]
 
+MODELS = "one of cifarnet, resnet, fastnet, or package.module:function"
 NOT_A_VALUE = {
-    "--model=alexnet": (
-        "one of cifarnet, resnet, fastnet, or package.module:function; did you mean resnet?"
-    ),
-    "--model=resnett": "package.module:function; did you mean resnet?",
+    "--model=alexnet": f"{MODELS}; did you mean resnet?",
+    "--model=resnett": f"{MODELS}; did you mean resnet?",
     "--compute_dtype=float": "one of float32, bfloat16, float16; did you mean float32?",
     "--compute_dtype=bf16": "one of float32, bfloat16, float16; did you mean bfloat16?",
     "--gradient_reduction=max": "one of mean, sum",
@@ -401,7 +400,12 @@ def test_a_folder_of_other_files_is_left_alone(tmp_path, name):
     ("script", "flags", "code", "message"),
     [
         ("train.py", ["--learning_rat=1"], 2, NOT_A_FLAG["--learning_rat=1"]),
-        ("train.py", ["--model=vgg"], 2, "resnet, fastnet, or package.module:function\n"),
+        (
+            "train.py",
+            ["--model=vgg"],
+            2,
+            "--model=vgg: must be one of cifarnet, resnet, fastnet, or package.module:function\n",
+        ),
         ("train.py", ["--stderrthreshold=loud"], 2, "--stderrthreshold must be one of "),
         ("eval.py", ["--num_gpus=2"], 2, NOT_A_FLAG["--num_gpus=2"]),
         ("train.py", ["--seed=-1"], 2, "--seed=-1: must be at least 0 and below 2147483648"),
@@ -661,7 +665,7 @@ def test_no_code_of_ours_unpickles():
     assert len(paths) > 40
     unpickles = re.compile(
         r"import (pickle|dill|cloudpickle|joblib|shelve|marshal)\b|from (pickle|shelve|marshal)\b|"
-        r"allow_pickle=True|unsafe_deserialization|safe_mode=False|torch\.load|\b(eval|exec)\("
+        r"allow_pickle=True|unsafe_deserialization|safe_mode=False|torch\.load|(?<!\.)\b(eval|exec)\("
     )
     for path in paths:
         text = path.read_text(encoding="utf-8")

@@ -189,6 +189,7 @@ class TestARun:
         given = scripts.settings_of(*scripts.small_run(folder), *WHOLE_RUN)
         assert set(chosen) == set(settings.recorded_names())
         filled_in = {
+            "preprocessing": "crop_flip_colour",
             "weight_decay": 0.004,
             "weight_decay_filter": "hidden_dense_kernels",
             "worker_reduction": "ordered",
@@ -630,6 +631,7 @@ class TestAnotherRun:
                 ["--model=resnet"],
                 [
                     "--model=resnet (the run has cifarnet)",
+                    "--preprocessing=pad_crop_flip (the run has crop_flip_colour)",
                     "--weight_decay=0.0001 (the run has 0.004)",
                     "--weight_decay_filter=kernels (the run has hidden_dense_kernels)",
                 ],

@@ -1,0 +1,5 @@
+"""One task in four systems, a whole program each: how long it is, and what a kill leaves of it.
+
+The programs are complete and stand alone: they are what a person writes. `python -m
+benchmarks.own_task` runs and compares them.
+"""
