@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator
 import numpy as np
 import tensorflow as tf
 
-from input_pipeline import batches as by_step
+from . import batches as by_step
 
 
 def batches(

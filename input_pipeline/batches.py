@@ -13,7 +13,7 @@ from typing import NamedTuple
 import numpy as np
 import tensorflow as tf
 
-from input_pipeline import decoded
+from . import decoded
 
 # Draws for different purposes start from different streams of the one seed.
 _SHUFFLING_STREAM = 1

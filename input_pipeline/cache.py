@@ -23,7 +23,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from input_pipeline import decoded, regular_files
+from . import decoded, regular_files
 
 FORMAT = 2  # to be raised when an entry's files change; older entries are then made again
 

@@ -12,7 +12,7 @@ import pathlib
 
 import numpy as np
 
-from input_pipeline import decoded, regular_files
+from . import decoded, regular_files
 
 FOLDER = "cifar-10-batches-bin"
 PYTHON_FOLDER = "cifar-10-batches-py"

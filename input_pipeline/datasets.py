@@ -13,7 +13,7 @@ import pathlib
 
 import numpy as np
 
-from input_pipeline import cache, cifar10_binary, decoded, shapes, tfds_source
+from . import cache, cifar10_binary, decoded, shapes, tfds_source
 
 DataError = decoded.DataError
 

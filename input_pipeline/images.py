@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterator
 
 import tensorflow as tf
 
-from input_pipeline import batches, datasets
+from . import batches, datasets
 
 
 class Training:

@@ -18,7 +18,7 @@ from typing import NamedTuple
 import keras
 import tensorflow as tf
 
-from input_pipeline import batches
+from . import batches
 
 MAX_BRIGHTNESS_DELTA = 63.0  # added to pixels in [0, 255]
 MIN_CONTRAST, MAX_CONTRAST = 0.2, 1.8

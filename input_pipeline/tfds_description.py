@@ -10,7 +10,7 @@ import pathlib
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from input_pipeline import decoded, regular_files
+from . import decoded, regular_files
 
 if TYPE_CHECKING:
     import tensorflow_datasets as tfds

@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from input_pipeline import cifar10_binary, decoded, regular_files, tfds_description
+from . import cifar10_binary, decoded, regular_files, tfds_description
 
 if TYPE_CHECKING:
     import tensorflow_datasets as tfds

@@ -8,9 +8,11 @@ import re
 import sys
 import traceback
 from collections.abc import Callable, Iterator
+from pathlib import Path
 
 import keras
 
+import input_pipeline
 from towers import networks
 from towers.runs import export
 from towers_cli import settings
@@ -30,6 +32,7 @@ def network(name: str) -> networks.Network:
         return networks.NETWORKS[name]
     module_name, _, function_name = name.partition(":")
     if os.getcwd() not in sys.path:
+        _check_no_namesake(name)
         # At the end: a file of the user's takes the place of no package.
         sys.path.append(os.getcwd())
     with faults_of(name, "importing it"):
@@ -41,6 +44,17 @@ def network(name: str) -> networks.Network:
             f"{function_name}"
         )
     return networks.Network(functools.partial(_build, name, build), 0.0, "kernels", PREPROCESSING)
+
+
+def _check_no_namesake(name: str) -> None:
+    """The user's modules would find ours, which is imported already, in place of their own."""
+    for theirs in (Path("input_pipeline.py"), Path("input_pipeline", "__init__.py")):
+        if theirs.exists() and not theirs.samefile(input_pipeline.__file__):
+            raise settings.SettingsError(
+                f"--model={name}: {theirs.absolute()} has the name of a package that the command "
+                "needs; rename it, or make the run in a program of your own (docs/library.md), "
+                "where the package is towers.data"
+            )
 
 
 def _build(

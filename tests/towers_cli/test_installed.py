@@ -1,5 +1,6 @@
 """The commands as they are after `pip install`."""
 
+import os
 import shutil
 import subprocess
 import sys
@@ -31,8 +32,11 @@ def test_what_is_installed_is_this_checkout(tmp_path):
     assert done.stdout.strip() == str(scripts.ROOT / "towers_cli" / "__init__.py")
 
 
-def test_a_wheel_holds_every_module(tmp_path):
-    """Built from a copy, as setuptools writes beside what it packs."""
+@pytest.fixture(scope="module")
+def built(tmp_path_factory):
+    """The wheel, and the modules of the checkout."""
+    # From a copy, as setuptools writes beside what it packs.
+    tmp_path = tmp_path_factory.mktemp("wheel")
     files = ["setup.py", "README.md", "LICENSE", "container_limits.py"]
     for name in files:
         shutil.copy(scripts.ROOT / name, tmp_path / name)
@@ -47,7 +51,85 @@ def test_a_wheel_holds_every_module(tmp_path):
     done = subprocess.run(call, cwd=tmp_path, capture_output=True, text=True, timeout=120)
     assert done.returncode == 0, done.stderr
     (wheel,) = (tmp_path / "wheels").iterdir()
+    return wheel, modules
+
+
+def test_a_wheel_holds_every_module(built):
+    wheel, modules = built
     assert {name for name in zipfile.ZipFile(wheel).namelist() if name.endswith(".py")} == modules
+
+
+PROGRAM = """
+import input_pipeline
+assert input_pipeline.WHOSE == "the project's own"
+import towers
+import keras, numpy
+from towers.data import arrays
+x = numpy.random.default_rng(0).normal(size=(64, 5)).astype("float32")
+trainer = towers.Trainer(keras.Sequential([keras.Input((5,)), keras.layers.Dense(1)]),
+                         keras.optimizers.SGD(0.1), loss="mse", towers=2, global_batch_size=16)
+run = towers.Run("run", trainer, train=arrays.batches(x, x[:, :1]), epochs=2)
+print(run.train().step, towers.__file__)
+assert input_pipeline.WHOSE == "the project's own"
+"""
+
+
+@pytest.mark.whole_program
+class TestInAnotherProject:
+    """Installed from the wheel, far from the checkout, beside a module of the same name as ours."""
+
+    @pytest.fixture(scope="class")
+    def packages(self, built, tmp_path_factory):
+        folder = tmp_path_factory.mktemp("packages")
+        call = [
+            *(sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--no-index"),
+            *("--disable-pip-version-check", "--target", str(folder), str(built[0])),
+        ]
+        done = subprocess.run(call, capture_output=True, text=True, timeout=120)
+        assert done.returncode == 0, done.stderr
+        return folder
+
+    @pytest.fixture
+    def project(self, tmp_path):
+        (tmp_path / "input_pipeline.py").write_text('WHOSE = "the project\'s own"\n')
+        (tmp_path / "program.py").write_text(PROGRAM)
+        return tmp_path
+
+    def run(self, packages, project, *call) -> subprocess.CompletedProcess:
+        environment = {
+            **{name: value for name, value in os.environ.items() if name != "PYTHONPATH"},
+            "PYTHONPATH": str(packages),
+        }
+        return subprocess.run(
+            [sys.executable, *map(str, call)],
+            cwd=project, env=environment, capture_output=True, text=True, timeout=300,
+        )  # fmt: skip
+
+    def test_a_program_has_its_own_module_and_ours(self, packages, project):
+        done = self.run(packages, project, "program.py")
+        assert done.returncode == 0, done.stderr
+        assert done.stdout.splitlines()[-1] == f"8 {packages / 'towers' / '__init__.py'}"
+        assert (project / "run" / "final_model.json").exists()
+
+    def test_the_commands_do_what_they_do(self, packages, project):
+        train = packages / "bin" / "towers-train"
+        done = self.run(packages, project, train, *scripts.small_run(project / "first"))
+        assert done.returncode == 0, done.stderr
+        for command, argument in (("eval", "--train_dir=first"), ("compare", "first")):
+            more = ["first"] if command == "compare" else []
+            done = self.run(
+                packages, project, packages / "bin" / f"towers-{command}", argument, *more
+            )
+            assert done.returncode == 0, done.stderr
+
+    def test_a_model_beside_a_module_of_that_name_is_refused(self, packages, project):
+        (project / "mine.py").write_text("def build(image_shape, num_classes):\n    pass\n")
+        train = packages / "bin" / "towers-train"
+        flags = [*scripts.small_run(project / "first"), "--model=mine:build"]
+        done = self.run(packages, project, train, *flags)
+        assert done.returncode == 2
+        assert f"{project / 'input_pipeline.py'} has the name of a package" in done.stderr
+        assert not (project / "first").exists()
 
 
 @pytest.mark.whole_program

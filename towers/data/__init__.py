@@ -1,0 +1,10 @@
+"""The package `input_pipeline` by a name that no program has for a module of its own.
+
+    from towers.data import arrays
+
+A program with a module `input_pipeline` finds its own by that name, and the package's here.
+"""
+
+from pathlib import Path
+
+__path__ = [str(Path(__file__).resolve().parents[2] / "input_pipeline")]
