@@ -235,6 +235,22 @@ class TestEarlyStop:
         again = run_in(tmp_path, trainer_of(rate=1.2)).train([*self.EVERY, stop])
         assert again.step == outcome.step
 
+    def test_comes_where_it_would_have_come_without_an_end_on_the_way(self, tmp_path):
+        """The evaluation at the end of five steps is none of those that a longer run counts."""
+        every, ends = [towers.evaluate(steps=2), towers.stop_early(patience=2)], {}
+        for name, ends_at in (("whole", [13]), ("longer", [5, 13])):
+            for steps in ends_at:
+                run = run_in(tmp_path / name, trainer_of(rate=1.2), epochs=None, steps=steps)
+                ends[name] = run.train([*every, towers.keep_best()]).final
+        evaluated = [line["step"] for line in logged(tmp_path / "longer") if "split" in line]
+        assert evaluated == [2, 4, 5, 6, 8]
+        assert ends["longer"] == ends["whole"]
+        best = [
+            keras.saving.load_model(tmp_path / name / "best_model.keras").get_weights()
+            for name in ("whole", "longer")
+        ]
+        tf.nest.map_structure(np.testing.assert_array_equal, *best)
+
     @pytest.mark.parametrize("checkpoint_at", [1, 2, 3])
     @pytest.mark.parametrize("step", range(2, 7))
     def test_does_not_forget_what_was_before_a_kill(self, tmp_path, step, checkpoint_at):

@@ -74,20 +74,21 @@ assert input_pipeline.WHOSE == "the project's own"
 """
 
 
+@pytest.fixture(scope="module")
+def packages(built, tmp_path_factory):
+    folder = tmp_path_factory.mktemp("packages")
+    call = [
+        *(sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--no-index"),
+        *("--disable-pip-version-check", "--target", str(folder), str(built[0])),
+    ]
+    done = subprocess.run(call, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr
+    return folder
+
+
 @pytest.mark.whole_program
 class TestInAnotherProject:
     """Installed from the wheel, far from the checkout, beside a module of the same name as ours."""
-
-    @pytest.fixture(scope="class")
-    def packages(self, built, tmp_path_factory):
-        folder = tmp_path_factory.mktemp("packages")
-        call = [
-            *(sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--no-index"),
-            *("--disable-pip-version-check", "--target", str(folder), str(built[0])),
-        ]
-        done = subprocess.run(call, capture_output=True, text=True, timeout=120)
-        assert done.returncode == 0, done.stderr
-        return folder
 
     @pytest.fixture
     def project(self, tmp_path):

@@ -137,7 +137,8 @@ class Event:
       epoch: examples seen, in training splits; None where nobody knows the size of one.
       result: of the step; None where the run goes on from it, or where its hooks are called again.
       evaluation: of the weights after this step; None where there is none.
-      evaluations: lines of `metrics.jsonl`, one for each evaluation of the run so far.
+      evaluations: lines of `metrics.jsonl`, one for each evaluation of the run so far; without
+        that at the end of a run which was made longer since, unless one was due there.
       folder: of the run, to write into where `trainer.workers.is_chief`.
       examples_per_epoch: size of the training split; None where nobody knows.
       is_last: whether the run ends with this step, unless it is stopped earlier.
@@ -434,7 +435,7 @@ class Loop:
         return False
 
     def _call_hooks(self, at_step: int, result: step.StepResult | None) -> None:
-        is_evaluated = self._evaluated_step() == at_step
+        is_evaluated = self._evaluated_step() == at_step and self._counts(at_step, at_step)
         event = Event(
             trainer=self.trainer,
             step=at_step,
@@ -442,7 +443,9 @@ class Loop:
             epoch=self._epoch(at_step * self.trainer.global_batch_size),
             result=result,
             evaluation=self._evaluation if is_evaluated else None,
-            evaluations=tuple(self._evaluations),
+            evaluations=tuple(
+                line for line in self._evaluations if self._counts(line["step"], at_step)
+            ),
             folder=self.folder,
             examples_per_epoch=self.plan.examples_per_epoch,
             is_last=at_step == self.plan.last_step,
@@ -452,6 +455,14 @@ class Loop:
             hook(event)
         if event.stop_reason is not None:
             self._stop_reason = event.stop_reason
+
+    def _counts(self, evaluated_step: int, at_step: int) -> bool:
+        """Whether hooks see an evaluation: not the one that ended a run which now is longer."""
+        batch, per_epoch = self.trainer.global_batch_size, self.plan.examples_per_epoch
+        is_end = at_step == self.plan.last_step or self._stop_reason is not None
+        return (evaluated_step == at_step and is_end) or self.plan.evaluate_every.is_due(
+            evaluated_step, batch, per_epoch
+        )
 
     def _epoch(self, examples_seen: int) -> float | None:
         per_epoch = self.plan.examples_per_epoch
