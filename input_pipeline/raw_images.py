@@ -65,8 +65,11 @@ def classifier(
 
 def _told_apart(names: Sequence[str]) -> list[str]:
     """The names; with their number those that are there twice, empty, or Keras's for no name."""
-    counts = collections.Counter(names)
-    return [
-        name if counts[name] == 1 and name not in ("", "[UNK]") else f"{name} ({number})".strip()
-        for number, name in enumerate(names)
-    ]
+    counts, told = collections.Counter(names), []
+    for number, name in enumerate(names):
+        if counts[name] > 1 or name in ("", "[UNK]"):
+            name = f"{name} ({number})".strip()
+            while name in counts:
+                name = f"{name} ({number})"
+        told.append(name)
+    return told

@@ -95,10 +95,9 @@ def test_labels_are_smoothed_in_training_alone():
         "--moving_average_decay=0", "--global_batch_size=8", "--num_microbatches=2",
     )  # fmt: skip
     chosen = resolve.resolved(chosen, None, num_gpus=0, cores=2)
-    derived = {"image_shape": (8, 8, 3), "class_names": ["one"] * 10}
-    config = {"settings": dataclasses.asdict(chosen), "resolved": derived}
+    model = build.build_network(dataclasses.asdict(chosen), (8, 8, 3), 10)
     rate = resolve.learning_rate(chosen, 8)
-    run = build.build_trainer(chosen, toys.cpus(2), config, rate, None)
+    run = build.build_trainer(chosen, toys.cpus(2), model, rate, None)
     rng = np.random.default_rng(0)
     run.state.model.set_weights(
         [rng.normal(scale=0.2, size=weight.shape) for weight in run.state.model.weights]

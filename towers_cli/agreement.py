@@ -137,6 +137,20 @@ def check_same_data(workers: worker.Workers, **sha256: str) -> None:
     )
 
 
+def check_same_model(workers: worker.Workers, name: str, sha256: str | None) -> None:
+    """Checks that all workers have built the same network of the user's own.
+
+    Args:
+      workers: of the run.
+      name: of the network.
+      sha256: from `own_model.sha256`.
+
+    Raises:
+      WorkerError: names the worker that has another one.
+    """
+    _check_same(workers, {f"sha256 of {name}": sha256 and sha256[:12]})
+
+
 def _check_same(workers: worker.Workers, own: dict) -> None:
     chief, *others = everyone = workers.exchange(own)
     for index, message in enumerate(everyone):

@@ -1,7 +1,7 @@
 """From a run's `config.json` to the objects that train it."""
 
 import functools
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 
 import keras
 import numpy as np
@@ -49,7 +49,7 @@ def tower_devices(num_towers: int | None) -> tuple[str, ...]:
 def build_trainer(
     chosen: settings.TrainSettings,
     tower_devices: tuple[str, ...],
-    config: Mapping,
+    model: keras.Model,
     learning_rate: schedules.LearningRate,
     training_images: Callable[[], np.ndarray],
     workers: worker.Workers | None = None,
@@ -59,16 +59,15 @@ def build_trainer(
     Args:
       chosen: resolved.
       tower_devices: one per tower.
-      config: its `config.json`.
+      model: from `build_model`.
       learning_rate: of the run.
       training_images: () to some preprocessed training images, [n, height, width, channels], for a
         network that looks at them before its first step.
       workers: of the run; None for one.
 
     Raises:
-      SettingsError: the images are too small for the network, or no weight decays.
+      SettingsError: no weight decays.
     """
-    model = build_model(config)
     decayed = weight_filters.FILTERS[chosen.weight_decay_filter](model)
     if chosen.weight_decay and not decayed:
         raise settings.SettingsError(
@@ -107,9 +106,7 @@ def build_trainer(
         moving_average_decay=chosen.moving_average_decay,
         jit_compile=chosen.jit_compile,
     )
-    if chosen.model in networks.NETWORKS:
-        return made()
-    with own_model.faults_of(chosen.model, "training it"):
+    with own_model.faults_in_training(chosen.model):
         return made()
 
 
@@ -117,14 +114,33 @@ def build_model(config: Mapping) -> keras.Model:
     """The network that a `config.json` describes, at its initial weights.
 
     Raises:
-      SettingsError: the images are too small for it.
+      SettingsError: as `build_network`; or a network of the user's own has changed.
     """
     chosen, derived = config["settings"], config["resolved"]
+    model = build_network(chosen, derived["image_shape"], len(derived["class_names"]))
+    if own_model.sha256(chosen["model"], model) != derived["model_sha256"]:
+        raise settings.SettingsError(
+            f"--model={chosen['model']}: its function builds another model now than the run's"
+        )
+    return model
+
+
+def build_network(chosen: Mapping, image_shape: Sequence[int], num_classes: int) -> keras.Model:
+    """The network that settings describe, at its initial weights.
+
+    Args:
+      chosen: resolved settings, by name.
+      image_shape: (height, width, channels) after preprocessing.
+      num_classes: number of logits.
+
+    Raises:
+      SettingsError: the images are too small for it, or it is no network.
+    """
     try:
         return networks.build(
             own_model.network(chosen["model"]),
-            tuple(derived["image_shape"]),
-            len(derived["class_names"]),
+            tuple(image_shape),
+            num_classes,
             compute_dtype=chosen["compute_dtype"],
             seed=chosen["seed"],
         )

@@ -2,7 +2,9 @@
 
 import contextlib
 import functools
+import hashlib
 import importlib
+import json
 import os
 import re
 import sys
@@ -13,11 +15,14 @@ from pathlib import Path
 import keras
 
 import input_pipeline
+import towers
 from towers import networks
 from towers.runs import export
+from towers.support import errors
 from towers_cli import settings
 
-_OURS = tuple(os.path.dirname(file) + os.sep for file in (networks.__file__, __file__))
+_OURS = tuple(os.path.dirname(file) + os.sep for file in (towers.__file__, __file__))
+_NAME = re.compile(r'"name": "([^"]+)"')
 _OTHERS = re.compile(r"[/\\](site-packages|importlib)[/\\]|^<frozen ")
 PREPROCESSING = "pad_crop_flip"  # of a model of one's own, where none is asked for
 
@@ -44,6 +49,22 @@ def network(name: str) -> networks.Network:
             f"{function_name}"
         )
     return networks.Network(functools.partial(_build, name, build), 0.0, "kernels", PREPROCESSING)
+
+
+def sha256(name: str, model: keras.Model) -> str | None:
+    """A hash of what a user's model is; None for a network of the package's.
+
+    It is of the layers as Keras saves them, of the weights' shapes, and of which are trained. Code
+    within a layer or a model of one's own is not in it.
+    """
+    if name in networks.NETWORKS:
+        return None
+    text = json.dumps(keras.saving.serialize_keras_object(model), sort_keys=True, default=str)
+    for number, name in enumerate(dict.fromkeys(_NAME.findall(text))):
+        # Keras numbers names by what a process has built before.
+        text = text.replace(f'"{name}"', f'"name {number}"')
+    weights = [(list(v.shape), v.dtype, v.trainable) for v in model.variables]
+    return hashlib.sha256(f"{text} {weights}".encode()).hexdigest()
 
 
 def _check_no_namesake(name: str) -> None:
@@ -82,19 +103,35 @@ def _check(name: str, model, image_shape: tuple[int, int, int], num_classes: int
         raise settings.SettingsError(
             f"--model={name}: has returned a {type(model).__name__}: must be a Keras model"
         )
+    with faults_of(name, "calling it"):
+        images = keras.KerasTensor((None, *image_shape), dtype="float32")
+        logits = model.compute_output_spec(images)
     with faults_of(name, "saving it"):
         export.check_can_be_saved(model)
-    with faults_of(name, "calling it"):
-        logits = model.compute_output_shape((None, *image_shape))
-    if not isinstance(logits, tuple) or tuple(logits[1:]) != (num_classes,):
+    shape = getattr(logits, "shape", None)
+    if shape is None or tuple(shape[1:]) != (num_classes,):
         raise settings.SettingsError(
-            f"--model={name}: gives {logits} of images of {list(image_shape)}: must be "
-            f"(None, {num_classes}), a logit for each class"
+            f"--model={name}: gives {shape or type(logits).__name__} of images of "
+            f"{list(image_shape)}: must be (None, {num_classes}), a logit for each class"
         )
+    last = model.layers[-1] if model.layers else None
+    softmax = getattr(last, "activation", None) is keras.activations.softmax
+    if softmax or isinstance(last, keras.layers.Softmax):
+        raise settings.SettingsError(
+            f"--model={name}: ends with a softmax: must give logits, which the loss and the final "
+            "model make probabilities of"
+        )
+    if not model.trainable_variables:
+        raise settings.SettingsError(f"--model={name}: has no weight that is trained")
 
 
 def _is_library(filename: str) -> bool:
     return filename.startswith(_OURS) or bool(_OTHERS.search(filename))
+
+
+def faults_in_training(name: str) -> contextlib.AbstractContextManager:
+    """Says in one line what a user's model does wrong in training; of our networks nothing."""
+    return contextlib.nullcontext() if name in networks.NETWORKS else faults_of(name, "training it")
 
 
 @contextlib.contextmanager
@@ -102,7 +139,9 @@ def faults_of(name: str, what: str) -> Iterator[None]:
     """Says in one line what went wrong in a user's code, and where."""
     try:
         yield
-    except Exception as error:
+    except (settings.SettingsError, errors.UserError, OSError):  # which say it themselves
+        raise
+    except (Exception, SystemExit) as error:
         frames = traceback.extract_tb(error.__traceback__)[1:]
         own = [frame for frame in frames if not _is_library(frame.filename)]
         where = f" ({own[-1].filename}, line {own[-1].lineno})" if own else ""

@@ -9,6 +9,7 @@ from PIL import Image, ImageOps
 
 from towers.runs import run_folder
 from towers.support import errors, noise
+from towers_cli import own_model
 
 _MODES = {1: "L", 3: "RGB", 4: "RGBA"}  # Pillow's, by the number of channels
 
@@ -35,8 +36,11 @@ def file_of(run: str) -> Path:
             raise PictureModelError(f"{run}: no such file")
         return Path(run)
     folder = run_folder.RunFolder(run)
-    if folder.read_config() is None:
+    config = folder.read_config()
+    if config is None:
         raise PictureModelError(f"{run} holds no run")
+    if ":" in str(config["settings"].get("model")):
+        own_model.network(config["settings"]["model"])  # registers layers of its own
     if folder.read_final_summary() is None:
         raise PictureModelError(f"{run} has no final model: the run has not finished")
     return folder.final_model
@@ -56,10 +60,15 @@ class PictureModel:
         try:
             self._model = keras.saving.load_model(path, compile=False)
         except (OSError, TypeError, ValueError, KeyError, zipfile.BadZipFile) as error:
-            raise PictureModelError(f"{path} cannot be read: {noise.reason(error)}") from error
+            raise PictureModelError(
+                f"{path} cannot be read: {noise.reason(error)[:300]} (layers of one's own have to "
+                "be registered where they are defined, in the module of --model, and a Lambda is "
+                "not read)"
+            ) from error
         outputs = getattr(self._model, "output", None)
         shape = getattr(self._model, "input_shape", None)
         of_pictures = isinstance(shape, tuple) and shape[:3] == (None, None, None)
+        of_pictures = of_pictures and len(shape) == 4 and shape[3] in _MODES
         if not (of_pictures and isinstance(outputs, dict) and "class_name" in outputs):
             raise PictureModelError(
                 f"{path} is no model of raw pictures; a program's run saves one where it is given "
@@ -82,11 +91,20 @@ class PictureModel:
         order = np.argsort(-probabilities, kind="stable")
         return [(self._names[place], float(probabilities[place])) for place in order]
 
+    def _converted(self, image: Image.Image) -> Image.Image:
+        """With the channels that the model takes."""
+        if image.mode.startswith(("I", "F")):
+            raise ValueError("has more than 8 bits a channel: must have 8")
+        if image.has_transparency_data and self._mode != "RGBA":  # on white, as it is shown
+            image = image.convert("RGBA")
+            image = Image.alpha_composite(Image.new("RGBA", image.size, "white"), image)
+        return image.convert(self._mode)
+
     def _read(self, picture: str) -> np.ndarray:
         """uint8 [height, width, channels], turned as its camera says."""
         try:
             with Image.open(picture) as image:
-                array = np.asarray(ImageOps.exif_transpose(image).convert(self._mode))
+                array = np.asarray(self._converted(ImageOps.exif_transpose(image)))
         except (OSError, ValueError, SyntaxError, Image.DecompressionBombError) as error:
             why = getattr(error, "strerror", None) or noise.reason(error)
             raise PictureError(f"{picture}: {why}") from error

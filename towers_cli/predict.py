@@ -43,14 +43,14 @@ def main(arguments: Sequence[str]) -> int:
 def predict(run: str, *pictures: str) -> int:
     """Prints what the model says of each picture; returns the exit code."""
     # After the usage, for it imports TensorFlow.
-    from towers.runs import console, run_folder
-    from towers.support import noise
-    from towers_cli import picture_model
+    from towers.runs import console
+    from towers.support import errors, noise
+    from towers_cli import picture_model, settings
 
     noise.quiet_loggers()
     try:
         ask = picture_model.PictureModel(picture_model.file_of(run))
-    except (run_folder.RunFolderError, picture_model.PictureModelError) as error:
+    except (settings.SettingsError, errors.UserError) as error:
         console.say_error("towers-predict", error)
         return 2
     code = 0

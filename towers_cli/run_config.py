@@ -18,6 +18,7 @@ def make(
     image_shape: tuple[int, ...],
     training,
     evaluated,
+    model_sha256: str | None = None,
 ) -> dict:
     """What `config.json` holds: settings, what follows from them, and what the run runs on.
 
@@ -28,6 +29,7 @@ def make(
       image_shape: of an image after its preprocessing.
       training: the training split, an `input_pipeline.datasets.ImageArrays`.
       evaluated: the split that is evaluated, likewise.
+      model_sha256: of a network of the user's own; None for one of the package's.
     """
     num_workers = len(chosen.workers) or 1
     return {
@@ -45,6 +47,7 @@ def make(
             "data_source": training.source,
             "data_sha256": training.fingerprint,
             "eval_sha256": evaluated.fingerprint,
+            "model_sha256": model_sha256,
             "begins_from": None,
             "init_from": None,
         },
@@ -74,6 +77,7 @@ _READ_OF_RESOLVED = {
     "image_shape": tuple[int, ...],
     "data_sha256": str,
     "eval_sha256": str,
+    "model_sha256": str | None,
     "num_workers": int,
     "tower_devices": tuple[str, ...],
 }
@@ -171,6 +175,7 @@ def defining(config: Mapping) -> dict:
         "sha256 of the images": derived["data_sha256"][:12],
         "sha256 of what it began from": begins and begins["sha256"][:12],
         "sha256 of the weights it took": taken and taken["sha256"][:12],
+        "sha256 of the model": derived["model_sha256"] and derived["model_sha256"][:12],
     }
 
 

@@ -59,7 +59,7 @@ def train(chosen: settings.TrainSettings, workers) -> int:
     from input_pipeline import batches, datasets, images, preprocess, raw_images
     from towers import devices, worker
     from towers.runs import console, run_folder, warm_start
-    from towers_cli import agreement, begin_from, build, resolve, run_config, start_table
+    from towers_cli import agreement, begin_from, build, own_model, resolve, run_config, start_table
 
     # What the run is, as its folder and this machine have it.
     folder = run_folder.RunFolder(chosen.train_dir, "--train_dir")
@@ -81,12 +81,20 @@ def train(chosen: settings.TrainSettings, workers) -> int:
         workers, training=training.fingerprint, evaluation=evaluated.fingerprint
     )
 
+    # The model.
+    model = build.build_network(
+        settings.recorded(chosen), preprocessing.output_shape, len(training.class_names)
+    )
+    model_sha256 = own_model.sha256(chosen.model, model)
+    agreement.check_same_model(workers, chosen.model, model_sha256)
+
     # The plan, written down and shown.
     learning_rate = resolve.learning_rate(chosen, len(training.images))
     last_step = resolve.last_step(chosen, len(training.images))
     config = run_config.make(
-        chosen, tower_devices, last_step, preprocessing.output_shape, training, evaluated
-    )
+        chosen, tower_devices, last_step, preprocessing.output_shape, training, evaluated,
+        model_sha256,
+    )  # fmt: skip
     config = begin_from.with_beginning(workers, config, found.earlier)
     if workers.is_chief:
         table = start_table.rows(config, learning_rate, len(evaluated.images))
@@ -96,14 +104,12 @@ def train(chosen: settings.TrainSettings, workers) -> int:
             print(start_table.schedule(config, learning_rate))
         return 0
 
-    # The model and its trainer: one tower for each device.
+    # The trainer: one tower for each device.
     def shown_first():  # to a network that looks at some images before its first step
         some = batches.spread_out(training.images, build.IMAGES_TO_ADAPT_TO)
         return preprocessing.evaluate(some).numpy()
 
-    trainer = build.build_trainer(
-        chosen, tower_devices, config, learning_rate, shown_first, workers
-    )
+    trainer = build.build_trainer(chosen, tower_devices, model, learning_rate, shown_first, workers)
 
     # The run, from its beginning or from where it stands.
     this_run = towers.Run(
@@ -128,7 +134,8 @@ def train(chosen: settings.TrainSettings, workers) -> int:
         defined=begin_from.CommandsRun(config),
     )  # fmt: skip
     try:
-        this_run.train(every=resolve.on_the_way(chosen))
+        with own_model.faults_in_training(chosen.model):
+            this_run.train(every=resolve.on_the_way(chosen))
     except towers.Stopped as stopped:
         return stopped.code
     except warm_start.WarmStartError as error:

@@ -75,10 +75,10 @@ def test_has_the_weights_of_the_network():
 
 
 def test_tells_classes_of_one_name_apart():
-    of = network(classes=5, kernel_initializer="zeros")
-    model = classifier(of, names=("crane", "crane", "", "[UNK]", "dog"))
+    of = network(classes=6, kernel_initializer="zeros")
+    model = classifier(of, names=("crane", "crane", "", "[UNK]", "dog", "crane (1)"))
     assert model.get_layer("class_name").get_vocabulary() == [
-        "crane (0)", "crane (1)", "(2)", "[UNK] (3)", "dog",
+        "crane (0)", "crane (1) (1)", "(2)", "[UNK] (3)", "dog", "crane (1)",
     ]  # fmt: skip
 
 

@@ -3,6 +3,7 @@
 import json
 import shutil
 
+import h5py
 import keras
 import numpy as np
 import pytest
@@ -136,7 +137,9 @@ class TestLayers:
         own = values(model.layers[1])
         found = taken(saved(source, ending), model)
         assert_same(values(model), [*values(source), *own])
-        assert found.taken == ["base/batch_normalization", "base/dense", "base/head"]
+        assert found.taken == [
+            f"base/{name} (there {name})" for name in ("batch_normalization", "dense", "head")
+        ]
 
     def test_of_a_subclass_are_found_by_attribute(self, saved, ending):
         @keras.saving.register_keras_serializable("warm")
@@ -166,10 +169,91 @@ class TestLayers:
         assert found.own == ["end/dense_1 (not there)"]
         assert_same(values(model), [*values(source), *own])
 
+    def test_of_one_kind_with_numbers_of_their_own_are_not_confused(self, saved, ending):
+        """By name `dense_2` is the second there, by its place among dense layers the first."""
+        source = sequential(dense(6, name="dense_1"), dense(6, name="dense_2"))
+        path, model = saved(source, ending), sequential(dense(6, name="dense_2"))
+        before = values(model)
+        with pytest.raises(warm_start.WarmStartError, match="dense_2 could be dense_2 there by"):
+            taken(path, model)
+        assert_same(values(model), before)
+
+    def test_in_a_list_called_layers_are_others_than_those_beside_it(self, saved, ending):
+        @keras.saving.register_keras_serializable("warm")
+        class Block(keras.layers.Layer):
+            def __init__(self, **arguments):
+                super().__init__(**arguments)
+                self.dense, self.layers = dense(6), [dense(6)]
+
+            def build(self, shape):
+                for layer in (self.dense, *self.layers):
+                    layer.build(shape)
+
+            def call(self, x):
+                return self.layers[0](self.dense(x))
+
+        source, model = sequential(Block(name="block")), sequential(Block(name="block"))
+        taken(saved(source, ending), model)
+        assert_same(values(model), values(source))
+
+    def test_are_found_where_both_are_within_others(self, saved, ending):
+        """A base in a new classifier takes the weights of what was exported with another."""
+        base = sequential(dense(6, name="c1"), dense(6, name="c2"), name="flat")
+        images = keras.Input((6,))
+        source = keras.Model(images, keras.ops.softmax(base(images * 2.0)))
+        model = sequential(
+            sequential(dense(6, name="c1"), dense(6, name="c2"), name="base"), dense(3, name="new")
+        )
+        own = values(model)[4:]
+        found = taken(saved(source, ending), model)
+        assert_same(values(model), [*values(base), *own])
+        assert found.taken == ["base/c1 (there flat/c1)", "base/c2 (there flat/c2)"]
+
+    def test_of_another_type_are_said_to_be(self, saved, ending):
+        path = saved(sequential(dense(6, dtype="bfloat16", name="a"), dense(2, name="b")), ending)
+        found = taken(path, sequential(dense(6, name="a"), dense(2, name="b")))
+        assert found.own == ["a (there bfloat16, here float32)"]
+
+    def test_that_are_not_saved_as_they_are_keep_their_weights(self, saved, ending):
+        model = sequential(dense(6, name="a"), dense(2, name="b"))
+        model.layers[0].enable_lora(2)
+        before = values(model)
+        with pytest.raises(warm_start.WarmStartError, match="does not save .*a/.* as it is"):
+            taken(saved(sequential(dense(6, name="a"), dense(2, name="b")), ending), model)
+        assert_same(values(model), before)
+
+    def test_of_a_model_that_was_compiled_have_its_optimizer_beside_them(self, saved, ending):
+        source = usual()
+        source.compile(keras.optimizers.Adam(), "mse")
+        assert taken(saved(source, ending), usual()).unused == []
+
     def test_that_find_nothing_are_an_error(self, saved, ending):
         path = saved(sequential(dense(9)), ending)
         with pytest.raises(warm_start.WarmStartError, match="it has dense, and there are dense$"):
             taken(path, sequential(dense(7)))
+
+
+def test_a_file_without_names_has_kinds_and_their_order(saved):
+    """As some versions of Keras have written them; the oracle is Keras itself."""
+    layers = [dict(name="trunk"), {}, dict(name="c"), {}]
+    path = saved(sequential(*(dense(6, **one) for one in layers)), ".weights.h5")
+    with h5py.File(path, "r+") as file:
+        file.visititems(lambda _, one: one.attrs.pop("name", None) and None)
+    model, oracle = (sequential(*(dense(6, **one) for one in layers)) for _ in range(2))
+    oracle.load_weights(path)
+    taken(path, model)
+    assert_same(values(model), values(oracle))
+
+
+@pytest.mark.parametrize("where", ["beside", "within"])
+def test_a_file_of_another_kind_is_refused(tmp_path, where):
+    path = tmp_path / "other.weights.h5"
+    with h5py.File(path, "w") as file:
+        file.create_dataset("dense/kernel", data=np.ones((6, 6)))
+        if where == "within":
+            file.create_group("layers/dense/vars/0")
+    with pytest.raises(warm_start.WarmStartError, match="other.weights.h5: (no layer|it is no)"):
+        taken(path, sequential(dense(6)))
 
 
 class TestState:
@@ -215,16 +299,44 @@ class TestState:
         copy.compile(loss=keras.losses.SparseCategoricalCrossentropy(from_logits=True))
         assert found.loss == pytest.approx(copy.evaluate(X, Y, verbose=0), rel=1e-5)
 
-    def test_a_normalization_that_was_adapted_to_other_data_is_found_out(self, tmp_path):
+    @pytest.mark.parametrize("within", [False, True])
+    def test_a_run_has_its_own_normalization_whatever_a_program_learns_later(
+        self, tmp_path, within
+    ):
+        """As graphs have no constants of it, which would be those of the process."""
+
+        @keras.saving.register_keras_serializable("warm")
+        class Own(keras.layers.Layer):
+            def __init__(self, inner=None, **arguments):
+                super().__init__(**arguments)
+                self.inner = inner
+
+            def call(self, x):
+                return self.inner(x)
+
+            def get_config(self):
+                return super().get_config()
+
         def trainer(data):
             layer = keras.layers.Normalization()
             layer.adapt(data)
-            return trainer_of(sequential(layer, dense(2)))
+            model = sequential(Own(layer) if within else layer, dense(2))
+            for weight in model.trainable_variables:
+                weight.assign(np.ones(weight.shape))
+            return trainer_of(model)
 
-        run_in(tmp_path, trainer(X), steps=1).train()
-        with pytest.raises(towers.runs.loop.TrainingError, match="was adapted to other data"):
-            run_in(tmp_path, trainer(X + 1), steps=2).train()
-        assert run_in(tmp_path, trainer(X), steps=2).train().step == 2
+        steps = [towers.checkpoint(steps=1), towers.evaluate(steps=1)]
+        ends = []
+        for folder, then in (("whole", X), ("other", 5 * X + 1)):
+            run_in(tmp_path / folder, trainer(X), steps=1).train(steps)
+            made = trainer(then)
+            made.evaluate([(X, Y)])  # a graph from before the run is restored
+            outcome = run_in(tmp_path / folder, made, steps=3).train(steps)
+            ends.append((outcome.final, made.evaluate([(X, Y)]).loss))
+            predicted = made.state.model.predict(X, verbose=0)
+            loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)(Y, predicted)
+            assert ends[-1][1] == pytest.approx(float(loss), rel=1e-5)
+        assert ends[0] == ends[1]
 
 
 class TestARun:
@@ -254,15 +366,37 @@ class TestARun:
             data.write_bytes(b"no checkpoint")
         assert taken(folder, usual()).file == str(folder / "checkpoints" / "step-4")
 
-    @pytest.mark.parametrize("change", ["head", "frozen"])
-    def test_that_has_no_names_gives_all_or_nothing(self, finished, change):
-        """Of a frozen layer the weights have another place: shapes that fit by chance are wrong."""
-        model = usual(3 if change == "head" else 2)
-        model.layers[0].trainable = change != "frozen"
-        before = values(model)
+    def test_that_has_no_names_gives_all_or_nothing(self, finished):
+        before = values(model := usual(3))
         with pytest.raises(warm_start.WarmStartError, match="have no names"):
             taken(finished[0] / "checkpoints" / "step-4", model)
         assert_same(values(model), before)
+
+    @pytest.mark.parametrize("frozen", [(), (0,), (1,), (0, 1)])
+    def test_with_frozen_layers_gives_them_to_one_with_others(self, tmp_path, frozen):
+        """In the checkpoint the order is another; by shapes all of them would fit."""
+
+        def model(*frozen):
+            made = sequential(dense(6), dense(6), dense(6), dense(2))
+            for place in frozen:
+                made.layers[place].trainable = False
+            return made
+
+        source = model(1)
+        run_in(tmp_path, trainer_of(source), steps=2).train()
+        checkpoint = tmp_path / "checkpoints" / "step-2"
+        found = taken(checkpoint, new := model(*frozen))
+        assert_same(values(new), values(source))
+        assert len(found.taken) == 4
+
+    @pytest.mark.parametrize("wrong", [None, [0, 1], "words"])
+    def test_whose_configuration_does_not_fit_is_refused(self, finished, tmp_path, wrong):
+        folder = shutil.copytree(finished[0], tmp_path / "first")
+        config = json.loads((folder / "config.json").read_text())
+        config["resolved"]["places_of_weights"] = wrong
+        (folder / "config.json").write_text(json.dumps(config))
+        with pytest.raises(warm_start.WarmStartError, match="config.json of its run does not fit"):
+            taken(folder / "checkpoints" / "step-4", usual())
 
 
 def file_of(folder, text):
@@ -368,6 +502,28 @@ class TestWholeRuns:
         again = run_in(tmp_path / "new", trainer_of(usual()), init_from=copy, steps=3).train()
         assert again.step == 3
 
+    def test_have_a_hash_of_their_own_in_their_checkpoints(self, finished, tmp_path, saved):
+        """A checkpoint of a run that began with other weights is another run's."""
+        for name, source in (("a", finished[0]), ("b", saved(usual()))):
+            run = run_in(tmp_path / name, trainer_of(usual()), init_from=source, steps=2)
+            run.train([towers.checkpoint(steps=1)])
+        b = tmp_path / "b" / "checkpoints"
+        shutil.rmtree(b)
+        shutil.copytree(tmp_path / "a" / "checkpoints", b)
+        with pytest.raises(towers.runs.checkpoints.CheckpointError, match="of another run"):
+            run_in(
+                tmp_path / "b", trainer_of(usual()), init_from=tmp_path / "saved.keras", steps=3
+            ).train()
+
+    def test_of_a_trainer_that_has_trained_are_refused_and_change_nothing(self, finished, tmp_path):
+        trainer = trainer_of(usual())
+        trainer.fit([(X[:16], Y[:16])])
+        before = trainer.state.sha256()
+        with pytest.raises(run_folder.RunFolderError, match="has made 1 steps already"):
+            run_in(tmp_path / "new", trainer, init_from=finished[0]).train()
+        assert trainer.state.sha256() == before
+        assert not (tmp_path / "new").exists()
+
     def test_go_on_with_a_lower_rate_where_one_met_nan(self, tmp_path):
         """The advice of the error can be followed."""
 
@@ -414,6 +570,14 @@ class TestTheCommand:
         )
         assert done.returncode == 1
         assert f"--init_from={tmp_path} (the run has {first})" in done.stderr
+
+    def test_is_evaluated_and_begun_from_like_any_other(self, first, tmp_path):
+        small = ("--learning_rate=0.01", "--max_steps=2")
+        assert scripts.train(tmp_path / "new", f"--init_from={first}", *small).returncode == 0
+        evaluated = scripts.run("eval", f"--train_dir={tmp_path / 'new'}")
+        assert evaluated.returncode == 0, evaluated.stderr
+        done = scripts.train(tmp_path / "next", f"--begin_from={tmp_path / 'new'}", "--max_steps=3")
+        assert done.returncode == 0, done.stderr
 
     def test_has_the_weights_of_the_run_before_its_first_step(self, first, tmp_path):
         """With a rate of almost nothing, the evaluation is that of the run it begins with."""

@@ -7,8 +7,9 @@ import forked
 import keras
 import pytest
 import scripts
+from PIL import Image
 
-from towers_cli import own_model
+from towers_cli import own_model, predict
 
 pytestmark = pytest.mark.usefixtures("cache")
 
@@ -57,6 +58,53 @@ def wrong(image_shape, num_classes):
 def alone():
     pass
 
+def ends_with_softmax(image_shape, num_classes):
+    model = build(image_shape, num_classes)
+    return keras.Sequential([model, keras.layers.Softmax()])
+
+def frozen(image_shape, num_classes):
+    model = build(image_shape, num_classes)
+    model.trainable = False
+    return model
+
+class Sub(keras.Model):
+    def __init__(self, num_classes):
+        super().__init__()
+        self.flat, self.out = keras.layers.Flatten(), keras.layers.Dense(num_classes)
+
+    def call(self, x):
+        return self.out(self.flat(x))
+
+    def get_config(self):
+        return {"num_classes": self.out.units}
+
+def subclass(image_shape, num_classes):
+    model = Sub(num_classes)
+    model(keras.ops.zeros((1, *image_shape)))
+    return model
+
+def unbuilt(image_shape, num_classes):
+    return Sub(num_classes)
+
+class Late(keras.layers.Layer):
+    def call(self, x, training=False):
+        if training:
+            raise KeyError("only in training")
+        return x
+
+def fails_late(image_shape, num_classes):
+    return keras.Sequential([keras.Input(image_shape), Late(), keras.layers.Flatten(),
+                             keras.layers.Dense(num_classes)])
+
+@keras.saving.register_keras_serializable("mine")
+class Scaled(keras.layers.Layer):
+    def call(self, x):
+        return x * 2.0
+
+def registered(image_shape, num_classes):
+    return keras.Sequential([keras.Input(image_shape), Scaled(), keras.layers.Flatten(),
+                             keras.layers.Dense(num_classes)])
+
 number = 3
 """
 
@@ -68,10 +116,11 @@ def here(tmp_path, monkeypatch):
     (tmp_path / "broken.py").write_text("import keras\n\nkeras.no_such_thing\n")
     (tmp_path / "needs.py").write_text("import no_such_package\n")
     (tmp_path / "typo.py").write_text("def build(:\n")
+    (tmp_path / "ends.py").write_text("import sys\n\nsys.exit(0)\n")
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", list(sys.path))
     yield tmp_path
-    for name in ("mine", "broken", "needs", "typo"):
+    for name in ("mine", "broken", "needs", "typo", "ends"):
         sys.modules.pop(name, None)
 
 
@@ -125,15 +174,53 @@ class TestARunOfIt:
         assert done.returncode == 1
         assert "--preprocessing=pad_crop_flip (the run has crop_flip_colour)" in done.stderr
 
-    def test_whose_shapes_have_changed_is_not_continued(self, here):
+    @pytest.mark.parametrize(
+        "change",
+        [("Conv2D(8", "Conv2D(9"), ('"relu"', '"tanh"'), ("Dropout(0.1)", "Dropout(0.2)"),
+         ("BatchNormalization()", "BatchNormalization(trainable=False)")],
+    )  # fmt: skip
+    def test_whose_function_has_changed_is_another(self, here, change):
         assert train(here / "run", "--max_steps=1").returncode == 0
-        (here / "mine.py").write_text(MODULE.replace("Conv2D(8", "Conv2D(9"))
+        (here / "mine.py").write_text(MODULE.replace(*change))
         sys.modules.pop("mine")
         before = scripts.contents(here / "run")
         done = train(here / "run", "--max_steps=2")
         assert done.returncode == 1
-        assert "checkpoint" in done.stderr and "Traceback" not in done.stderr
+        assert "--train_dir=" in done.stderr and "sha256 of the model " in done.stderr
+        done = train(here / "next", f"--begin_from={here / 'run'}", "--max_steps=2")
+        assert done.returncode == 2 and "it has a model of sha256 " in done.stderr
+        done = scripts.run("eval", f"--train_dir={here / 'run'}")
+        assert done.returncode == 2
+        assert "--model=mine:build: its function builds another model now" in done.stderr
         assert scripts.contents(here / "run") == before
+
+    def test_is_known_whatever_keras_has_numbered(self, here):
+        """Names of layers depend on what a process has built before."""
+        build = own_model.network("mine:build").build
+        arguments = (32, 32, 3), 10, keras.DTypePolicy("float32"), 0
+        first, second = (own_model.sha256("mine:build", build(*arguments)) for _ in range(2))
+        assert first == second
+
+    @pytest.mark.parametrize("model", ["mine:subclass", "mine:registered"])
+    def test_of_another_kind_is_trained_and_evaluated(self, here, model):
+        done = scripts.train(here / "run", f"--model={model}", "--max_steps=1")
+        assert done.returncode == 0, done.stderr
+        evaluated = scripts.run("eval", f"--train_dir={here / 'run'}")
+        assert evaluated.returncode == 0, evaluated.stderr
+
+    def test_with_layers_of_its_own_is_asked_about_pictures(self, here, capsys):
+        done = scripts.train(here / "run", "--model=mine:registered", "--max_steps=1")
+        assert done.returncode == 0, done.stderr
+        Image.effect_noise((40, 40), 50).save("a.png")
+        assert predict.main([str(here / "run"), "a.png"]) == 0
+        assert capsys.readouterr().out.startswith("a.png: ")
+
+    def test_that_fails_in_training_is_named(self, here):
+        done = scripts.train(here / "run", "--model=mine:fails_late", "--max_steps=1")
+        assert done.returncode == 2
+        assert "--model=mine:fails_late: training it: KeyError: " in done.stderr
+        assert "only in training" in done.stderr
+        assert f"({here / 'mine.py'}, line " in done.stderr
 
 
 @pytest.mark.parametrize(
@@ -152,6 +239,10 @@ class TestARunOfIt:
         ("mine:three", "gives (None, 3) of images of [32, 32, 3]: must be (None, 10)"),
         ("mine:smaller", "calling it: ValueError: "),
         ("mine:compiled", "training it: ValueError: "),
+        ("mine:unbuilt", "the model is not built: call it once"),
+        ("mine:ends_with_softmax", "ends with a softmax: must give logits"),
+        ("mine:frozen", "has no weight that is trained"),
+        ("ends:build", "importing it: SystemExit: 0"),
         ("mine:unsaved", "saving it: ValueError: Keras cannot save the model"),
         ("mine", "must be one of cifarnet, resnet, fastnet, or package.module:function"),
         (":build", "must be one of cifarnet, resnet, fastnet, or package.module:function"),

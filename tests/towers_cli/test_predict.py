@@ -96,6 +96,24 @@ def test_pictures_of_other_kinds(trained, test_images, of_raw, tmp_path, capsys,
         assert out.startswith(f"{path}: {name} {probabilities.max():.1%}, ")
 
 
+@pytest.mark.parametrize("mode", ["I;16", "I", "F"])
+def test_pictures_of_more_bits_are_refused(trained, tmp_path, capsys, mode):
+    """Pillow would make most of their pixels white."""
+    path = tmp_path / "deep.tiff"
+    Image.fromarray(np.full((9, 9), 30_000, np.uint16)).convert(mode).save(path)
+    code, out, err = said(capsys, trained, path)
+    assert (code, out) == (1, "")
+    assert err == f"towers-predict: error: {path}: has more than 8 bits a channel: must have 8\n"
+
+
+def test_what_is_transparent_is_white(trained, tmp_path, capsys):
+    Image.new("RGBA", (32, 32), (200, 10, 10, 0)).save(tmp_path / "clear.png")
+    Image.new("RGB", (32, 32), "white").save(tmp_path / "white.png")
+    _, out, _ = said(capsys, trained, tmp_path / "clear.png", tmp_path / "white.png")
+    clear, white = (line.partition(": ")[2] for line in out.splitlines())
+    assert clear == white
+
+
 def test_a_picture_that_cannot_be_read_does_not_stop_the_others(trained, tmp_path, capsys):
     good, cut, text = (tmp_path / name for name in ("good.png", "cut.png", "text.png"))
     Image.effect_noise((40, 40), 50).save(good)
@@ -136,6 +154,16 @@ class TestWhatHasNoModelOfPictures:
         code, _, err = said(capsys, tmp_path / "model.keras", "a.png")
         assert code == 2
         assert "model.keras is no model of raw pictures; a program's run saves one where" in err
+
+    def test_a_model_of_two_channels(self, tmp_path, capsys):
+        network = keras.Sequential(
+            [keras.Input((4, 4, 2)), keras.layers.Flatten(), keras.layers.Dense(2)]
+        )
+        raw_images.classifier(network, image_shape=(4, 4, 2), class_names="ab").save(
+            tmp_path / "model.keras"
+        )
+        code, _, err = said(capsys, tmp_path / "model.keras", "a.png")
+        assert code == 2 and "is no model of raw pictures" in err
 
     @pytest.mark.parametrize("arguments", [[], ["runs/first"], ["--run", "a.png"]])
     def test_nothing_to_ask(self, capsys, arguments):

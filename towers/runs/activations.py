@@ -4,7 +4,7 @@ import keras
 import tensorflow as tf
 
 from towers import model_state, trainer
-from towers.support import structures
+from towers.support import stateless, structures
 
 
 class Activations:
@@ -50,7 +50,7 @@ class Activations:
         weights = [variable.value for variable in self._model.trainable_variables]
         state = [variable.value for variable in self._model.non_trainable_variables]
         drawn_state = model_state.with_draw_index(self._model, state, draw_index)
-        return self._model.stateless_call(weights, drawn_state, inputs, training=True)[0]
+        return stateless.call(self._model, weights, drawn_state, inputs, training=True)[0]
 
 
 def _is_nonlinear(layer: keras.layers.Layer) -> bool:

@@ -104,11 +104,7 @@ class Definition:
         Raises:
           RunFolderError: the Trainer has trained already, which no log of the run would show.
         """
-        if made := int(state.step):
-            raise run_folder.RunFolderError(
-                f"the Trainer has made {made} steps already, and the run in {folder.path} begins: "
-                "make a new Trainer, with a new model"
-            )
+        check_untrained(state, folder)
 
     def how_to_change(self, folder: run_folder.RunFolder, is_saved: bool) -> str:
         """A sentence on how a run that cannot go on may be given other settings."""
@@ -117,6 +113,19 @@ class Definition:
         return (
             "To train on from its weights with other settings, give Run another folder and "
             f"init_from={str(folder.path)!r}, or a checkpoint in it."
+        )
+
+
+def check_untrained(state: train_state.TrainState, folder: run_folder.RunFolder) -> None:
+    """Checks that no step was made that no log of a run would show.
+
+    Raises:
+      RunFolderError: the Trainer has trained already.
+    """
+    if made := int(state.step):
+        raise run_folder.RunFolderError(
+            f"the Trainer has made {made} steps already, and the run in {folder.path} begins: "
+            "make a new Trainer, with a new model"
         )
 
 

@@ -46,7 +46,7 @@ def _train_with_chief(run: loop.Loop, config: Mapping) -> loop.Outcome:
         print("the run had finished already")
         return loop.Outcome(finished, run.plan.last_step)
     run.trainer.broadcast_state()
-    _check_adapted(run)
+    adapted.refresh(run.trainer.state.model)
     outcome = run.train(config)
     how = "stopped" if outcome.final is None else "finished"
     print(f"{how} at step {outcome.step}; {run.workers.name(0)} has the run")
@@ -75,7 +75,7 @@ def _train_as_chief(
         defined.begin(run.trainer.state, folder)
         for line in warm_start.said(config["resolved"]["init_from"]):
             print(console.printable(line), flush=True)
-    _check_adapted(run)
+    adapted.refresh(run.trainer.state.model)
     at_step = int(run.trainer.state.step)
     if at_step > last_step:
         raise loop.TrainingError(
@@ -100,14 +100,6 @@ def _train_as_chief(
     else:
         _say_finished(folder, outcome.final)
     return outcome
-
-
-def _check_adapted(run: loop.Loop) -> None:
-    if stale := adapted.stale(run.trainer.state.model):
-        raise loop.TrainingError(
-            f"the layer {stale[0]} was adapted to other data than those of the run: adapt it to "
-            "the same, before towers.Trainer is made"
-        )
 
 
 def _say_begins_anew(folder: run_folder.RunFolder, defined: definition.Definition) -> None:

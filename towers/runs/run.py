@@ -249,8 +249,8 @@ class Run:
         plan, of_keras = self._plan(every)
         plan = dataclasses.replace(plan, exported=self._exported())
         export.check_can_be_saved(plan.exported or self._trainer.state.model)
+        self._take_weights()  # before the Loop, whose checkpoints have the run's hash
         run = loop.Loop(self._trainer, self.folder, plan, self._data, self._defined)
-        self._take_weights()
         if not self._is_commands:
             if self._data.evaluation is not None:
                 self._look_at_test()
@@ -290,6 +290,8 @@ class Run:
         Raises:
           RunFolderError, WarmStartError: the folder holds something else, or none can be taken.
         """
+        places = warm_start.places(self._trainer.state.model)
+        self._defined.config["resolved"]["places_of_weights"] = places
         if self._init_from is None:
             return
 
@@ -299,6 +301,7 @@ class Run:
                 before = earlier["resolved"].get("init_from")
                 if warm_start.is_of(before, self._init_from):
                     return before  # the file may have changed since, or be gone
+            definition.check_untrained(self._trainer.state, self.folder)
             return warm_start.take(self._init_from, self._trainer.state).recorded()
 
         taken = self._workers.from_chief(take)

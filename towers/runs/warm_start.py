@@ -196,25 +196,39 @@ def begin_statistics_at_models(state: train_state.TrainState) -> None:
         variable.assign(tf.stack([shared] * variable.shape[0]))
 
 
+def places(model: keras.Model) -> list[int]:
+    """Where in `model.variables` each is of those that a checkpoint has, in the order it has them.
+
+    That order changes where layers are frozen, and the order of `model.variables` does not.
+    """
+    place_of = {id(variable): place for place, variable in enumerate(model.variables)}
+    saved = [*model.trainable_variables, *model.non_trainable_variables]
+    return [place_of[id(variable)] for variable in saved]
+
+
 def _take_checkpoint(path: str, model: keras.Model) -> tuple:
+    config = run_folder.RunFolder(Path(path).parent.parent).read_config()
+    of_run = config and config["resolved"].get("places_of_weights")
     values = checkpoints.read(path)
     weights = checkpoints.part(values, "moving_averages") or checkpoints.part(values, "weights")
-    found = weights, checkpoints.part(values, "model_state")
-    variables = model.trainable_variables, model.non_trainable_variables
-    shapes = [[tuple(variable.shape) for variable in part] for part in variables]
-    if shapes != [[value.shape for value in part] for part in found]:
+    found = [*weights, *checkpoints.part(values, "model_state")]
+    if not isinstance(of_run, list) or sorted(of_run) != list(range(len(found))):
+        raise _DoesNotFitError(f"the config.json of its run does not fit checkpoint {path}")
+    in_order = [value for _, value in sorted(zip(of_run, found, strict=True), key=lambda p: p[0])]
+    shapes = [tuple(variable.shape) for variable in model.variables]
+    if shapes != [value.shape for value in in_order]:
         raise _DoesNotFitError(
             f"the weights in {path} have no names, and their shapes are not the model's; the final "
             "model of a run has names, and gives what fits"
         )
-    digest = hashlib.sha256()
-    pairs = zip(itertools.chain(*variables), itertools.chain(*found), strict=True)
-    taken = [(one, value) for one, value in pairs if not model_state.is_draw_counter(one)]
-    for place, (variable, value) in enumerate(taken):
-        variable.assign(value)
-        _add(digest, str(place), value)
+    digest, layers = hashlib.sha256(), {}
+    for place, (variable, value) in enumerate(zip(model.variables, in_order, strict=True)):
+        if not model_state.is_draw_counter(variable):
+            variable.assign(value)
+            _add(digest, str(place), value)
+            layers[variable.path.rpartition("/")[0] or variable.path] = None
     adapted.refresh(model)
-    return digest.hexdigest(), [variable.path for variable, _ in taken], [], []
+    return digest.hexdigest(), list(layers), [], []
 
 
 def _add(digest, name: str, value: np.ndarray) -> None:
@@ -227,10 +241,25 @@ def _take_file(file: str, model: keras.Model) -> tuple:
         # The model's own file says which layer is where in it; Keras reads it back.
         own = Path(folder) / "own.weights.h5"
         model.save_weights(own)
+        _check_read_back(model, own)
         with h5py.File(own, "r+") as ours, _weights_file(file, Path(folder)) as theirs:
-            found = _give(dict(_layers(ours)), dict(_layers(theirs)))
+            found = _give(ours, theirs)
         model.load_weights(own)
     return found
+
+
+def _check_read_back(model: keras.Model, file: Path) -> None:
+    """Checks that a layer without weights in the file keeps its own, as LoRA's would not."""
+    before = [variable.numpy() for variable in model.variables]
+    model.load_weights(file)
+    for variable, value in zip(model.variables, before, strict=True):
+        if not np.array_equal(variable.numpy(), value, equal_nan=True):
+            for changed, original in zip(model.variables, before, strict=True):
+                changed.assign(original)
+            raise _DoesNotFitError(
+                f"Keras does not save {variable.path} as it is (LoRA, or a quantized layer?): take "
+                "weights before the layer is changed, in a program of its own"
+            )
 
 
 @contextlib.contextmanager
@@ -244,95 +273,171 @@ def _weights_file(file: str, folder: Path) -> Iterator[h5py.File]:
         yield opened
 
 
-def _give(ours: Mapping[str, h5py.Group], theirs: Mapping[str, h5py.Group]) -> tuple:
+_Name = tuple[str, ...]  # of a layer: the models and lists that it is in, and itself
+
+
+@dataclasses.dataclass(frozen=True)
+class _Layer:
+    """The weights of a layer in a file.
+
+    Attributes:
+      own_name: as the file has it, where the key is counted by kind.
+      values: the weights.
+      shapes: (shape, type) of each by its key.
+    """
+
+    own_name: _Name
+    values: h5py.Group
+    shapes: Mapping[str, tuple[tuple[int, ...], str]]
+
+
+def _give(ours: h5py.File, theirs: h5py.File) -> tuple:
     """Writes their values into ours, layer by layer."""
-    shapes, other_shapes = ({n: _shapes(g) for n, g in group.items()} for group in (ours, theirs))
-    names = _best_names(shapes, other_shapes)
-    pairs = {n: other for n, other in names.items() if shapes[n] == other_shapes.get(other)}
+    has_names = all(_says_names(file) for file in (ours, theirs))
+    mine, others = (dict(_layers(file, has_names)) for file in (ours, theirs))
+    here, there = _best_places(mine, others)
+    in_place = [name for name in mine if name[: len(here)] == here]
+    names = {name: there + name[len(here) :] for name in in_place}
+    pairs = {n: other for n, other in names.items() if _fit(mine[n], others.get(other))}
     if not pairs:
         raise _DoesNotFitError(
             "no layer of the model has the name and the shapes of one there; it has "
-            f"{_some(list(ours))}, and there are {_some(list(theirs))}"
+            f"{_some([*map(_said, mine)])}, and there are {_some([*map(_said, others)]) or 'none'}"
         )
+    _check_unambiguous(mine, others, pairs, here, there)
     digest = hashlib.sha256()
     for name, other in pairs.items():
-        for key, value in theirs[other].items():
-            ours[name][key][...] = value[...]
-            _add(digest, f"{name}/{key}", value[...])
+        for key, value in others[other].values.items():
+            mine[name].values[key][...] = value[...]
+            _add(digest, "/".join((*name, key)), value[...])
+    taken = [
+        _said(name) if name == other else f"{_said(name)} (there {_said(other)})"
+        for name, other in pairs.items()
+    ]
     kept = [
-        f"{name} (there {_said(other_shapes[names[name]])}, here {_said(shapes[name])})"
-        if names.get(name) in other_shapes
-        else f"{name} (not there)"
-        for name in ours
+        f"{_said(name)} ({_difference(mine[name], others.get(names.get(name)))})"
+        for name in mine
         if name not in pairs
     ]
-    taken_of_theirs = set(pairs.values())
-    return digest.hexdigest(), list(pairs), kept, [n for n in theirs if n not in taken_of_theirs]
+    used = set(pairs.values())
+    return digest.hexdigest(), taken, kept, [_said(name) for name in others if name not in used]
 
 
-def _shapes(group: h5py.Group) -> dict[str, tuple]:
-    return {key: (value.shape, str(value.dtype)) for key, value in group.items()}
+def _fit(one: _Layer, other: _Layer | None) -> bool:
+    return other is not None and one.shapes == other.shapes
 
 
-def _said(shapes: Mapping[str, tuple]) -> str:
-    return " and ".join(str(list(shape)) for shape, _ in shapes.values())
+def _difference(here: _Layer, there: _Layer | None) -> str:
+    if there is None:
+        return "not there"
+    types = [{of_type for _, of_type in layer.shapes.values()} for layer in (there, here)]
+    if types[0] != types[1]:
+        return f"there {' and '.join(sorted(types[0]))}, here {' and '.join(sorted(types[1]))}"
+    shapes = [
+        " and ".join(str(list(shape)) for shape, _ in layer.shapes.values())
+        for layer in (there, here)
+    ]
+    return f"there {shapes[0]}, here {shapes[1]}"
 
 
-def _best_names(ours: Mapping[str, dict], theirs: Mapping[str, dict]) -> dict[str, str]:
-    """The name there of layers here, whether or not there is one.
+def _said(name: _Name) -> str:
+    return "/".join(part for part in name if part != _LAYERS) or "the model itself"
 
-    One of the two may be a model within the other, as a pretrained base is within a classifier: it
-    is whichever gives the most weights.
+
+def _best_places(ours: Mapping[_Name, _Layer], theirs: Mapping[_Name, _Layer]) -> tuple:
+    """The model here and the model there whose layers give each other the most weights.
+
+    Each is the whole or a model within it, as a pretrained base is within a classifier.
     """
-    most, best = 0, {}
-    places = [("", "")]
-    places += [(inside, "") for inside in _models_within(ours)]
-    places += [("", inside) for inside in _models_within(theirs)]
-    for here, there in places:
-        names = {n: there + n.removeprefix(here) for n in ours if n.startswith(here)}
-        fit = [name for name, other in names.items() if ours[name] == theirs.get(other)]
-        given = sum(math.prod(shape) for name in fit for shape, _ in ours[name].values())
+    most, best = 0, ((), ())
+    for here, there in itertools.product(_models(ours), _models(theirs)):
+        given = 0
+        for name, layer in ours.items():
+            if name[: len(here)] == here and _fit(layer, theirs.get(there + name[len(here) :])):
+                given += sum(math.prod(shape) for shape, _ in layer.shapes.values())
         if given > most:
-            most, best = given, names
+            most, best = given, (here, there)
     return best
 
 
-def _models_within(names: Iterable[str]) -> list[str]:
-    """The first parts of names, each with the slash behind it."""
-    cuts = {name[: at.end()] for name in names for at in re.finditer("/", name)}
-    return sorted(cuts)
+def _models(names: Iterable[_Name]) -> list[_Name]:
+    """The whole, and the models within it."""
+    within = {name[:place] for name in names for place, part in enumerate(name) if part == _LAYERS}
+    return sorted({(), *within}, key=lambda name: (len(name), name))
 
 
-def _layers(group: h5py.Group, name: str = "") -> Iterator[tuple[str, h5py.Group]]:
+def _check_unambiguous(ours, theirs, pairs, here: _Name, there: _Name) -> None:
+    """Checks that no layer was counted to one of theirs, and has the name of another one.
+
+    Where both have as many layers, those that were counted are in their order.
+    """
+    if {name[len(here) :] for name in ours if name[: len(here)] == here} == {
+        name[len(there) :] for name in theirs if name[: len(there)] == there
+    }:
+        return
+    by_own_name = {layer.own_name[len(there) :]: name for name, layer in theirs.items()}
+    for name, other in pairs.items():
+        named = by_own_name.get(ours[name].own_name[len(here) :], other)
+        if named != other and _fit(ours[name], theirs[named]):
+            raise _DoesNotFitError(
+                f"the layer {_said(ours[name].own_name)} could be {_said(theirs[named].own_name)} "
+                f"there by its name, or {_said(theirs[other].own_name)} by its place among layers "
+                "of its kind, whose names Keras may have made up: give them names of their own"
+            )
+
+
+_LAYERS = "layers"  # what a Sequential or functional model has in a file
+
+
+def _says_names(file: h5py.File) -> bool:
+    """Whether a file has the names of layers; those of some versions of Keras have kinds only."""
+    found = []
+    file.visititems(
+        lambda path, one: found.append("name" in one.attrs) if path.endswith("/vars") else None
+    )
+    return all(found)
+
+
+def _layers(
+    group: h5py.Group, has_names: bool, name: _Name = (), own_name: _Name = ()
+) -> Iterator[tuple[_Name, _Layer]]:
     """The layers that have weights, by name."""
     own = group.get("vars")
-    if own is not None and len(own):
-        yield name or "the model itself", own
-    inner = [key for key in group if key != "vars"]
+    if isinstance(own, h5py.Group) and len(own):
+        if not all(isinstance(value, h5py.Dataset) for value in own.values()):
+            raise _DoesNotFitError("it is no file of weights as Keras 3 writes them")
+        # A type that HDF5 does not have, such as bfloat16, stands beside the bytes.
+        shapes = {k: (v.shape, str(v.attrs.get("dtype", v.dtype))) for k, v in own.items()}
+        yield name, _Layer(own_name, own, shapes)
+    inner = [key for key in group if key != "vars" and isinstance(group[key], h5py.Group)]
+    if not name and "optimizer" in inner:  # of a model that was compiled
+        inner.remove("optimizer")
     # A group without `vars` is a list or a dict of layers, whose keys are kinds and numbers.
-    named = _named(group, inner) if own is None else {}
+    counted, named = _named(group, inner, has_names) if own is None else ({}, {})
     for key in inner:
-        part = named.get(key, key)
-        if part == "layers":  # of a Sequential or functional model: no part of a layer's name
-            yield from _layers(group[key], name)
-        else:
-            yield from _layers(group[key], f"{name}/{part}" if name else part)
+        yield from _layers(
+            group[key],
+            has_names,
+            (*name, counted.get(key, key)),
+            (*own_name, named.get(key, key)),
+        )
 
 
-def _named(group: h5py.Group, keys: Sequence[str]) -> dict[str, str]:
-    """Layers' own names; those that Keras made up are counted by kind."""
-    counts, names = collections.Counter(), {}
+def _named(group: h5py.Group, keys: Sequence[str], has_names: bool) -> tuple[dict, dict]:
+    """Layers' names, of which those that Keras made up are counted by kind; and as they are."""
+    counts, names, own_names = collections.Counter(), {}, {}
     for key in sorted(keys, key=_kind_and_number):
         kind, _ = _kind_and_number(key)
-        given = group[key].get("vars")
-        given = None if given is None else given.attrs.get("name")
+        own = group[key].get("vars")
+        given = own.attrs.get("name") if has_names and own is not None else None
+        own_names[key] = given or key
         if given is None or re.fullmatch(rf"{re.escape(kind)}(_\d+)?", given):
             number = counts[kind]
             counts[kind] += 1
             given = f"{kind}_{number}" if number else kind
         names[key] = given
     twice = {name for name, count in collections.Counter(names.values()).items() if count > 1}
-    return {key: key if name in twice else name for key, name in names.items()}
+    return {key: key if name in twice else name for key, name in names.items()}, own_names
 
 
 def _kind_and_number(key: str) -> tuple[str, int]:

@@ -1,36 +1,47 @@
-"""Normalization layers, which keep what they learned of data twice: as variables and as constants.
+"""Normalization layers keep what they learned of data twice: as variables and as constants.
 
-Graphs have the constants, and checkpoints and copies the variables.
+A checkpoint, a copy and a step have the variables; a call of the layer reads the constants, which
+would stay in a graph whatever is restored.
 """
 
-from collections.abc import Iterator
+import contextlib
+from collections.abc import Iterator, Sequence
 
 import keras
-import numpy as np
+import tensorflow as tf
 
 
-def _layers(layer: keras.layers.Layer) -> Iterator[keras.layers.Normalization]:
-    adapts = isinstance(layer, keras.layers.Normalization) and layer.input_mean is None
-    if adapts and layer.built:
-        yield layer
-    for inner in getattr(layer, "layers", ()):
-        yield from _layers(inner)
+def _layers(model: keras.Model) -> list[keras.layers.Normalization]:
+    # Also those within layers of one's own; Keras has no public way to them.
+    found = (one for one in model._flatten_layers() if isinstance(one, keras.layers.Normalization))
+    return [one for one in found if one.built and one.input_mean is None]  # else: no variables
 
 
 def refresh(model: keras.Model) -> None:
-    """Makes the constants anew from the variables, which were assigned; before a graph is built."""
+    """Makes the constants anew from the variables, which were assigned."""
     for layer in _layers(model):
         layer.finalize_state()
 
 
-def stale(model: keras.Model) -> list[str]:
-    """Names of the layers whose constants, which a graph may have, are not their variables'."""
-    return [layer.name for layer in _layers(model) if not _agree(layer)]
+@contextlib.contextmanager
+def read_from(model: keras.Model, state: Sequence[tf.Tensor]) -> Iterator[None]:
+    """While entered, calls of the layers read the model's state that is given, and no constants.
 
-
-def _agree(layer: keras.layers.Normalization) -> bool:
-    pairs = ((layer.mean, layer.adapt_mean), (layer.variance, layer.adapt_variance))
-    return all(
-        np.array_equal(np.ravel(constant), np.ravel(keras.ops.cast(variable, constant.dtype)))
-        for constant, variable in pairs
-    )
+    Args:
+      model: that is called.
+      state: the values of its `non_trainable_variables`.
+    """
+    places = {id(variable): place for place, variable in enumerate(model.non_trainable_variables)}
+    layers = _layers(model)
+    constants = [(layer.mean, layer.variance) for layer in layers]
+    try:
+        for layer, (mean, variance) in zip(layers, constants, strict=True):
+            of_state = [state[places[id(v)]] for v in (layer.adapt_mean, layer.adapt_variance)]
+            layer.mean, layer.variance = (
+                keras.ops.cast(keras.ops.reshape(value, constant.shape), constant.dtype)
+                for value, constant in zip(of_state, (mean, variance), strict=True)
+            )
+        yield
+    finally:
+        for layer, (mean, variance) in zip(layers, constants, strict=True):
+            layer.mean, layer.variance = mean, variance

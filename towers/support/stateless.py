@@ -5,7 +5,7 @@ from collections.abc import Sequence
 import keras
 import tensorflow as tf
 
-from towers.support import structures
+from towers.support import adapted, structures
 
 
 def call(
@@ -22,4 +22,5 @@ def call(
     Keras's `fit` does the same: a model without that argument decides by itself.
     """
     mode = {"training": training} if model._call_has_training_arg else {}
-    return model.stateless_call(weights, state, inputs, return_losses=return_losses, **mode)
+    with adapted.read_from(model, state):
+        return model.stateless_call(weights, state, inputs, return_losses=return_losses, **mode)
