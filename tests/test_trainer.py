@@ -324,11 +324,51 @@ def test_a_rate_from_two_sides_is_refused():
         )
 
 
-def test_a_model_that_is_not_built_is_refused():
-    with pytest.raises(ValueError, match="the model is not built"):
-        trainer.Trainer(
-            keras.Sequential([keras.layers.Dense(2)]),
-            keras.optimizers.SGD(),
-            towers=toys.cpus(1),
+class TestAModelThatIsBuiltAtItsFirstCall:
+    class Own(keras.Model):
+        def __init__(self):
+            super().__init__()
+            self.inner = keras.layers.Dense(2, kernel_initializer="ones")
+
+        def call(self, inputs):
+            return self.inner(inputs["x"]) + inputs["y"]
+
+    def trainer(self, model, example_inputs):
+        return toys.trainer(
+            model,
+            keras.optimizers.SGD(0.1),
+            loss="mse",
             global_batch_size=4,
+            example_inputs=example_inputs,
         )
+
+    def test_is_called_on_the_examples(self):
+        """And trains as if it had been called before."""
+        inputs = {"x": toys.batch(4, [3])[0], "y": np.ones((4, 2), np.float32)}
+        batch = inputs, np.zeros((4, 2), np.float32)
+        called = self.Own()
+        called(inputs)
+        runs = [self.trainer(self.Own(), inputs), self.trainer(called, None)]
+        losses = [run.fit([batch] * 2) for run in runs]
+        assert losses[0] == losses[1]
+        weights = [run.state.model.get_weights() for run in runs]
+        for one, other in zip(*weights, strict=True):
+            np.testing.assert_array_equal(one, other)
+        assert all("CPU:0" in weight.value.device for weight in runs[0].state.model.weights)
+
+    def test_is_left_alone_where_it_is_built(self):
+        model = toys.linear(0.5)
+        self.trainer(model, np.ones((1, 99)))  # which would not fit
+
+    @pytest.mark.parametrize(
+        "example_inputs, message",
+        [
+            (None, r"the model is not built: give the Trainer example_inputs, such as x\[:1\]"),
+            (np.ones((1, 3)), "the model cannot be called on example_inputs: "),
+            ({"x": np.ones((1, 3))}, "the model cannot be called on example_inputs: "),
+            ({"x": "three", "y": 3}, "the model cannot be called on example_inputs: "),
+        ],
+    )
+    def test_is_refused_where_it_cannot_be_called(self, example_inputs, message):
+        with pytest.raises(ValueError, match=message):
+            self.trainer(self.Own(), example_inputs)

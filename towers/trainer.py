@@ -64,10 +64,11 @@ class Trainer:
         batch_norm_statistics: str = "mean",
         moving_average_decay: float = 0.0,
         jit_compile: bool = False,
+        example_inputs: structures.Structure | None = None,
     ):
         """
         Args:
-          model: built; its variables should live on `devices.PARAMETER_DEVICE`.
+          model: its variables should live on `devices.PARAMETER_DEVICE`.
           optimizer: any Keras optimizer. Clipping it does itself comes after the reduction.
           loss: Keras's name of a loss, a `keras.losses.Loss`, whose reduction is then the weighted
             mean of `train_step`, or a function (labels [n, ...], outputs [n, ...]) to one loss per
@@ -93,6 +94,7 @@ class Trainer:
           batch_norm_statistics: one of `model_state.POLICIES`.
           moving_average_decay: in [0, 1); 0 keeps no averages.
           jit_compile: compile each microbatch's forward and backward pass with XLA.
+          example_inputs: [n, ...], any; a model that is built at its first call is called on them.
 
         Raises:
           TypeError: an argument is of the wrong type.
@@ -114,7 +116,8 @@ class Trainer:
         checks.choice("weight_filter", weight_filter, weight_filters.FILTERS)
         checks.number("weight_decay", weight_decay)
         checks.number("moving_average_decay", moving_average_decay, below=1)
-        checks.model(model)
+        with tf.device(devices.PARAMETER_DEVICE):
+            checks.model(model, example_inputs)
         checks.optimizer(optimizer, model, learning_rate)
         minimized = evaluated = objective.Objective(loss, loss_weights)
         if evaluation_loss is not None:

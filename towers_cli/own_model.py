@@ -94,6 +94,9 @@ def _build(
             model = function(image_shape, num_classes)
     finally:
         keras.config.set_dtype_policy(before)
+    if isinstance(model, keras.Model) and not model.built:
+        with faults_of(name, "calling it"):
+            model(keras.ops.zeros((1, *image_shape)))
     _check(name, model, image_shape, num_classes)
     return model
 

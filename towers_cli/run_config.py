@@ -104,8 +104,8 @@ def check(config: Mapping, train_dir: str | Path) -> None:
             settings.check_value(name, chosen[name])
         checks.sizes(chosen["global_batch_size"], chosen["num_microbatches"], num_towers=1)
         for name, of_type in _READ_OF_RESOLVED.items():
-            if not settings.is_of(derived.get(name), of_type):
-                raise ValueError(f"{name}={settings.shown(derived.get(name))}")
+            if name not in derived or not settings.is_of(derived[name], of_type):
+                raise ValueError(f"{name}={settings.shown(derived.get(name, 'missing'))}")
         if derived["examples_per_epoch"] < 1:
             raise ValueError(f"examples_per_epoch={derived['examples_per_epoch']}")
         if not is_beginning(begins := derived.get("begins_from", "missing")):

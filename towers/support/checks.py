@@ -37,12 +37,20 @@ def described(value) -> str:
     return f"of type {type(value).__name__}"
 
 
-def model(given) -> None:
-    """Checks that towers can train a model, and leave nothing of it out."""
+def model(given, example_inputs: structures.Structure | None) -> None:
+    """Checks that towers can train a model, and leave nothing of it out; builds it, if need be."""
     if not isinstance(given, keras.Model):
         raise TypeError(f"model is {described(given)}: must be a keras.Model")
+    if not given.built and example_inputs is not None:
+        try:
+            given(tf.nest.map_structure(tf.convert_to_tensor, example_inputs))
+        except (TypeError, ValueError, tf.errors.InvalidArgumentError) as error:
+            raise ValueError(f"the model cannot be called on example_inputs: {error}") from error
     if not given.built:
-        raise ValueError("the model is not built: call it once, or give it a keras.Input")
+        raise ValueError(
+            "the model is not built: give the Trainer example_inputs, such as x[:1], or the model "
+            "a keras.Input"
+        )
     if given.compiled:
         raise ValueError(
             "the model is compiled, and a Trainer would leave out what it was compiled with: build "
