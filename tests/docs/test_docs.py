@@ -89,7 +89,7 @@ def test_the_page_s_fine_tuning_takes_the_weights_of_its_first_run(tmp_path):
     path = os.environ | {"PYTHONPATH": str(ROOT)}
     done = forked.run([sys.executable, "-c", PROGRAMS[4]], cwd=tmp_path, env=path, timeout=300)
     assert done.returncode == 0, done.stderr
-    assert "runs/head/final_model.keras: 105 of 105 layers with weights\n" in done.stdout
+    assert "runs/head/final_model.keras: 55 of 55 layers with weights\n" in done.stdout
     assert (tmp_path / "runs/all/final_model.json").exists()
 
 

@@ -546,16 +546,17 @@ class TestWholeRuns:
         assert run_folder.read_lines(tmp_path / "second" / "metrics.jsonl")[-1]["step"] == 60
 
 
+@pytest.fixture(scope="module")
+def first(cache, tmp_path_factory):
+    folder = tmp_path_factory.mktemp("command") / "first"
+    assert scripts.train(folder, "--moving_average_decay=0.9").returncode == 0
+    return folder
+
+
 class TestTheCommand:
     @pytest.fixture(autouse=True)
     def cache(self, cache):
         """Drawn data are drawn once."""
-
-    @pytest.fixture(scope="class")
-    def first(self, tmp_path_factory):
-        folder = tmp_path_factory.mktemp("command") / "first"
-        assert scripts.train(folder, "--moving_average_decay=0.9").returncode == 0
-        return folder
 
     def test_begins_with_a_run_and_goes_on_without_it(self, first, tmp_path):
         from_it = f"--init_from={first}"

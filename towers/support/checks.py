@@ -44,7 +44,7 @@ def model(given, example_inputs: structures.Structure | None) -> None:
     if not given.built and example_inputs is not None:
         try:
             given(tf.nest.map_structure(tf.convert_to_tensor, example_inputs))
-        except (TypeError, ValueError, tf.errors.InvalidArgumentError) as error:
+        except (AttributeError, LookupError, TypeError, ValueError, tf.errors.OpError) as error:
             raise ValueError(f"the model cannot be called on example_inputs: {error}") from error
     if not given.built:
         raise ValueError(
