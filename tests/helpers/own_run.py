@@ -4,7 +4,7 @@
 
 trains for five epochs and prints the hash of the state. With DIE_AT the process kills itself, as
 `kill -9` does, after that step. SEED is that of the weights a model begins with. Where TF_CONFIG is
-set, it is one of several workers.
+set, it is one of several workers; INIT_FROM is what it takes its first weights from.
 """
 
 import os
@@ -54,6 +54,7 @@ def train(folder: str, name: str, num_towers: int, seed: int, die_at: int = 0, w
         train=arrays.batches(task.inputs, task.labels, seed=7),
         test=(task.inputs, task.labels),
         epochs=EPOCHS,
+        init_from=os.environ.get("INIT_FROM"),
     )
     run.train(
         every=[

@@ -61,7 +61,13 @@ def test_a_killed_run_goes_on_on_other_towers_with_the_same_bits(name, tmp_path)
     assert "the run had finished already, at step 19" in again.stdout
 
 
-def test_two_workers_make_the_run_of_one(tmp_path):
+@pytest.mark.parametrize("init_from", ["", pytest.param("first", marks=pytest.mark.long)])
+def test_two_workers_make_the_run_of_one(tmp_path, monkeypatch, init_from):
+    """Where weights are taken from another run, the chief alone has that."""
+    if init_from:
+        first = run(tmp_path / init_from, "two_by_two", 1, 1)
+        assert first.returncode == 0, first.stderr
+        monkeypatch.setenv("INIT_FROM", str(tmp_path / init_from))
     alone = run(tmp_path / "alone", "two_by_two", 2, 0)
     everyone = {"worker": [f"127.0.0.1:{port}" for port in launch.free_ports(2)]}
     call = [sys.executable, str(PROGRAM), str(tmp_path / "two"), "two_by_two", "1"]
@@ -69,6 +75,8 @@ def test_two_workers_make_the_run_of_one(tmp_path):
     for index in range(2):
         config = {"cluster": everyone, "task": {"type": "worker", "index": index}}
         environment = os.environ | {"TF_CONFIG": json.dumps(config)}
+        if init_from and index:
+            environment["INIT_FROM"] = "nowhere"
         # The second one begins with other weights, and is given the chief's.
         pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
         workers.append(forked.Popen([*call, str(index)], env=environment, **pipes))
@@ -76,4 +84,5 @@ def test_two_workers_make_the_run_of_one(tmp_path):
         stdout, stderr = worker.communicate(timeout=300)
         assert worker.returncode == 0, stderr
         assert stdout.splitlines()[-1] == alone.stdout.splitlines()[-1]
+    assert ("begins with" in alone.stdout) == bool(init_from)
     assert lines(tmp_path / "two") == lines(tmp_path / "alone")
