@@ -366,7 +366,6 @@ class TestAModelThatIsBuiltAtItsFirstCall:
             (None, r"the model is not built: give the Trainer example_inputs, such as x\[:1\]"),
             (np.ones((1, 3)), "the model cannot be called on example_inputs: "),
             ({"x": np.ones((1, 3))}, "the model cannot be called on example_inputs: "),
-            ({"x": "three", "y": 3}, "the model cannot be called on example_inputs: "),
         ],
     )
     def test_is_refused_where_it_cannot_be_called(self, example_inputs, message):

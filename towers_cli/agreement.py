@@ -1,6 +1,7 @@
 """Several workers begin a run: they meet, and find that they are about to do the same."""
 
 import dataclasses
+from collections.abc import Mapping
 
 from towers import worker
 from towers.multi_worker import cluster, collectives, watcher
@@ -137,18 +138,18 @@ def check_same_data(workers: worker.Workers, **sha256: str) -> None:
     )
 
 
-def check_same_model(workers: worker.Workers, name: str, sha256: str | None) -> None:
-    """Checks that all workers have built the same network of the user's own.
+def check_same_model(workers: worker.Workers, name: str, layers: Mapping | None) -> None:
+    """Checks that all workers have built the same network.
 
     Args:
       workers: of the run.
       name: of the network.
-      sha256: from `own_model.sha256`.
+      layers: from `definition.layers`.
 
     Raises:
       WorkerError: names the worker that has another one.
     """
-    _check_same(workers, {f"sha256 of {name}": sha256 and sha256[:12]})
+    _check_same(workers, {f"sha256 of {name}": layers and layers["sha256"][:12]})
 
 
 def _check_same(workers: worker.Workers, own: dict) -> None:

@@ -112,8 +112,10 @@ def look(given: str, config: Mapping) -> dict:
     path, earlier = _find(given)
     chosen, before = config["settings"], earlier["settings"]
     _check_same(given, chosen["model"], before["model"], "--model")
-    models = (c["resolved"]["model_sha256"] for c in (config, earlier))
-    _check_same(given, *models, "a model of sha256")
+    if definition.are_others(*(c["resolved"]["layers"] for c in (config, earlier))):
+        raise settings.SettingsError(
+            f"--begin_from={given}: its --model={chosen['model']} was another network than now"
+        )
     same_data = (c["resolved"]["data_sha256"][:12] for c in (config, earlier))
     _check_same(given, *same_data, "the images' sha256")
     classes = (c["resolved"]["class_names"] for c in (config, earlier))

@@ -9,6 +9,7 @@ import tensorflow as tf
 
 from towers import devices, losses, networks, schedules, trainer, worker
 from towers.networks import optimizers
+from towers.runs import definition
 from towers.support import weight_filters
 from towers_cli import own_model, settings
 
@@ -114,13 +115,13 @@ def build_model(config: Mapping) -> keras.Model:
     """The network that a `config.json` describes, at its initial weights.
 
     Raises:
-      SettingsError: as `build_network`; or a network of the user's own has changed.
+      SettingsError: as `build_network`; or the network is another one now.
     """
     chosen, derived = config["settings"], config["resolved"]
     model = build_network(chosen, derived["image_shape"], len(derived["class_names"]))
-    if own_model.sha256(chosen["model"], model) != derived["model_sha256"]:
+    if definition.are_others(definition.layers(model), derived["layers"]):
         raise settings.SettingsError(
-            f"--model={chosen['model']}: its function builds another model now than the run's"
+            f"--model={chosen['model']}: is another network now than the run's"
         )
     return model
 

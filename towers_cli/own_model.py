@@ -2,9 +2,7 @@
 
 import contextlib
 import functools
-import hashlib
 import importlib
-import json
 import os
 import re
 import sys
@@ -22,7 +20,6 @@ from towers.support import errors
 from towers_cli import settings
 
 _OURS = tuple(os.path.dirname(file) + os.sep for file in (towers.__file__, __file__))
-_NAME = re.compile(r'"name": "([^"]+)"')
 _OTHERS = re.compile(r"[/\\](site-packages|importlib)[/\\]|^<frozen ")
 PREPROCESSING = "pad_crop_flip"  # of a model of one's own, where none is asked for
 
@@ -49,22 +46,6 @@ def network(name: str) -> networks.Network:
             f"{function_name}"
         )
     return networks.Network(functools.partial(_build, name, build), 0.0, "kernels", PREPROCESSING)
-
-
-def sha256(name: str, model: keras.Model) -> str | None:
-    """A hash of what a user's model is; None for a network of the package's.
-
-    It is of the layers as Keras saves them, of the weights' shapes, and of which are trained. Code
-    within a layer or a model of one's own is not in it.
-    """
-    if name in networks.NETWORKS:
-        return None
-    text = json.dumps(keras.saving.serialize_keras_object(model), sort_keys=True, default=str)
-    for number, name in enumerate(dict.fromkeys(_NAME.findall(text))):
-        # Keras numbers names by what a process has built before.
-        text = text.replace(f'"{name}"', f'"name {number}"')
-    weights = [(list(v.shape), v.dtype, v.trainable) for v in model.variables]
-    return hashlib.sha256(f"{text} {weights}".encode()).hexdigest()
 
 
 def _check_no_namesake(name: str) -> None:

@@ -18,7 +18,7 @@ def make(
     image_shape: tuple[int, ...],
     training,
     evaluated,
-    model_sha256: str | None = None,
+    layers: Mapping | None = None,
 ) -> dict:
     """What `config.json` holds: settings, what follows from them, and what the run runs on.
 
@@ -29,7 +29,7 @@ def make(
       image_shape: of an image after its preprocessing.
       training: the training split, an `input_pipeline.datasets.ImageArrays`.
       evaluated: the split that is evaluated, likewise.
-      model_sha256: of a network of the user's own; None for one of the package's.
+      layers: of the network, from `definition.layers`.
     """
     num_workers = len(chosen.workers) or 1
     return {
@@ -47,7 +47,7 @@ def make(
             "data_source": training.source,
             "data_sha256": training.fingerprint,
             "eval_sha256": evaluated.fingerprint,
-            "model_sha256": model_sha256,
+            "layers": layers,
             "begins_from": None,
             "init_from": None,
         },
@@ -77,7 +77,6 @@ _READ_OF_RESOLVED = {
     "image_shape": tuple[int, ...],
     "data_sha256": str,
     "eval_sha256": str,
-    "model_sha256": str | None,
     "num_workers": int,
     "tower_devices": tuple[str, ...],
 }
@@ -106,6 +105,8 @@ def check(config: Mapping, train_dir: str | Path) -> None:
         for name, of_type in _READ_OF_RESOLVED.items():
             if name not in derived or not settings.is_of(derived[name], of_type):
                 raise ValueError(f"{name}={settings.shown(derived.get(name, 'missing'))}")
+        if not isinstance(derived.get("layers", "missing"), (dict, type(None))):
+            raise ValueError(f"layers={settings.shown(derived.get('layers', 'missing'))}")
         if derived["examples_per_epoch"] < 1:
             raise ValueError(f"examples_per_epoch={derived['examples_per_epoch']}")
         if not is_beginning(begins := derived.get("begins_from", "missing")):
@@ -175,7 +176,6 @@ def defining(config: Mapping) -> dict:
         "sha256 of the images": derived["data_sha256"][:12],
         "sha256 of what it began from": begins and begins["sha256"][:12],
         "sha256 of the weights it took": taken and taken["sha256"][:12],
-        "sha256 of the model": derived["model_sha256"] and derived["model_sha256"][:12],
     }
 
 

@@ -58,7 +58,7 @@ def train(chosen: settings.TrainSettings, workers) -> int:
     import towers
     from input_pipeline import batches, datasets, images, preprocess, raw_images
     from towers import devices, worker
-    from towers.runs import console, run_folder, warm_start
+    from towers.runs import console, definition, run_folder, warm_start
     from towers_cli import agreement, begin_from, build, own_model, resolve, run_config, start_table
 
     # What the run is, as its folder and this machine have it.
@@ -85,15 +85,15 @@ def train(chosen: settings.TrainSettings, workers) -> int:
     model = build.build_network(
         settings.recorded(chosen), preprocessing.output_shape, len(training.class_names)
     )
-    model_sha256 = own_model.sha256(chosen.model, model)
-    agreement.check_same_model(workers, chosen.model, model_sha256)
+    layers = definition.layers(model)
+    agreement.check_same_model(workers, chosen.model, layers)
 
     # The plan, written down and shown.
     learning_rate = resolve.learning_rate(chosen, len(training.images))
     last_step = resolve.last_step(chosen, len(training.images))
     config = run_config.make(
         chosen, tower_devices, last_step, preprocessing.output_shape, training, evaluated,
-        model_sha256,
+        layers,
     )  # fmt: skip
     config = begin_from.with_beginning(workers, config, found.earlier)
     if workers.is_chief:

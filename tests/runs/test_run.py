@@ -460,6 +460,29 @@ def test_epochs_need_not_be_known(tmp_path):
     assert all("epoch" not in line for line in logged(tmp_path))
 
 
+@pytest.mark.parametrize("change", ["activation", "rate", "frozen"])
+def test_a_run_of_another_model_is_not_continued(tmp_path, change):
+    """Of the same shapes: what Keras saves of the layers is compared."""
+
+    def trainer(changed=""):
+        model = keras.Sequential(
+            [
+                keras.Input((1,)),
+                keras.layers.Dense(3, activation="tanh" if changed == "activation" else "relu"),
+                keras.layers.BatchNormalization(center=False, scale=False),
+                keras.layers.Dropout(0.5 if changed == "rate" else 0.2),
+                keras.layers.Dense(1),
+            ]
+        )
+        model.layers[1].trainable = changed != "frozen"
+        return toys.trainer(model, loss="mse", global_batch_size=BATCH)
+
+    run_in(tmp_path, trainer(), epochs=1).train()
+    with pytest.raises(run_folder.RunFolderError, match="holds a run of another model"):
+        run_in(tmp_path, trainer(change), epochs=2).train()
+    assert run_in(tmp_path, trainer(), epochs=2).train().step == 7
+
+
 @pytest.mark.parametrize(
     "export, message",
     [

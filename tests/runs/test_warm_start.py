@@ -209,6 +209,49 @@ class TestLayers:
         assert_same(values(model), [*values(base), *own])
         assert found.taken == ["base/c1 (there flat/c1)", "base/c2 (there flat/c2)"]
 
+    def test_of_their_names_are_taken_whatever_else_would_fit(self, saved, ending):
+        """A new head of the old one's shapes, in a model of a new name, is a new head."""
+
+        def model(head):
+            encoder = sequential(dense(8, name="conv"), name="encoder")
+            top = sequential(dense(64, name="hidden"), dense(3, name="out"), width=8, name=head)
+            return sequential(encoder, top)
+
+        source, new = model("head_a"), model("head_b")
+        own = values(new)[2:]
+        found = taken(saved(source, ending), new)
+        assert_same(values(new), [*values(source)[:2], *own])
+        assert found.taken == ["encoder/conv"]
+        assert found.own == ["head_b/hidden (not there)", "head_b/out (not there)"]
+
+    @pytest.mark.parametrize("nested", ["here", "there"])
+    def test_within_a_base_are_found_beside_those_around_it(self, saved, ending, nested):
+        """The same layers, in a functional model around the base's own or in a Sequential."""
+
+        def model(is_nested):
+            base = sequential(dense(8, name="c1"), dense(5, name="c2"), name="base")
+            colours = dense(3, name="colours")
+            if is_nested:
+                return sequential(base, colours)
+            return keras.Model(base.inputs, colours(base.outputs[0]))
+
+        source, new = model(nested == "there"), model(nested == "here")
+        taken(saved(source, ending), new)
+        assert_same(values(new), values(source))
+
+    def test_that_could_go_in_several_ways_go_nowhere_but_to_one_name(self, saved, ending):
+        def base(name):
+            return sequential(dense(6, name="c"), name=name)
+
+        student, teacher = base("student"), base("teacher")
+        path = saved(sequential(student, teacher), ending)
+        before = values(net := base("net"))
+        with pytest.raises(warm_start.WarmStartError, match="could go in several ways: student th"):
+            taken(path, net)
+        assert_same(values(net), before)
+        taken(path, named := base("teacher"))
+        assert_same(values(named), values(teacher))
+
     def test_of_another_type_are_said_to_be(self, saved, ending):
         path = saved(sequential(dense(6, dtype="bfloat16", name="a"), dense(2, name="b")), ending)
         found = taken(path, sequential(dense(6, name="a"), dense(2, name="b")))
@@ -229,7 +272,10 @@ class TestLayers:
 
     def test_that_find_nothing_are_an_error(self, saved, ending):
         path = saved(sequential(dense(9)), ending)
-        with pytest.raises(warm_start.WarmStartError, match="it has dense, and there are dense$"):
+        with pytest.raises(
+            warm_start.WarmStartError,
+            match=r"it has dense \(there \[6, 9\] and \[9\], here .*, and there are dense$",
+        ):
             taken(path, sequential(dense(7)))
 
 
@@ -409,10 +455,11 @@ def file_of(folder, text):
     ("given", "reason"),
     [
         (lambda folder: folder, "must be the folder of a run, a checkpoint in one"),
-        (lambda folder: folder / "none", "must be the folder of a run, a checkpoint in one"),
+        (lambda folder: folder / "none", "no such file or folder"),
+        (lambda folder: file_of(folder, "text").rename(folder / "a.h5"), "must be the folder of"),
         (lambda folder: folder / "none.keras", "no such file"),
         (lambda folder: folder / "none.weights.h5", "no such file"),
-        (lambda folder: folder / "checkpoints" / "step-9", "must be the folder of a run"),
+        (lambda folder: folder / "checkpoints" / "step-9", "no such file or folder"),
         (lambda folder: file_of(folder, "text"), "broken.keras cannot be read: "),
     ],
 )
@@ -482,14 +529,25 @@ class TestWholeRuns:
         assert outcome.step == 3
         assert capsys.readouterr().out.count("begins with") == 1
 
-    @pytest.mark.parametrize("other", ["weights", "none"])
-    def test_are_others_with_other_weights(self, finished, tmp_path, saved, other):
+    @pytest.mark.parametrize("then", ["moved", "left out"])
+    def test_go_on_where_what_they_began_with_is_gone(self, finished, tmp_path, then):
+        source = shutil.copytree(finished[0], tmp_path / "source")
+        run_in(tmp_path / "new", trainer_of(usual()), init_from=source, steps=2).train()
+        shutil.rmtree(source)
+        init_from = tmp_path / "elsewhere" / "source" if then == "moved" else None
+        for steps in (3, 4):
+            run = run_in(tmp_path / "new", trainer_of(usual()), init_from=init_from, steps=steps)
+            assert run.train().step == steps
+        recorded = json.loads((tmp_path / "new" / "config.json").read_text())["resolved"]
+        assert recorded["init_from"]["path"] == str(source)
+
+    def test_are_others_with_other_weights(self, finished, tmp_path, saved):
         run_in(tmp_path / "new", trainer_of(usual()), init_from=finished[0], steps=2).train()
         with pytest.raises(run_folder.RunFolderError, match="init_from"):
             run_in(
                 tmp_path / "new",
                 trainer_of(usual()),
-                init_from=saved(usual()) if other == "weights" else None,
+                init_from=saved(usual()),
                 steps=3,
             ).train()
         with pytest.raises(run_folder.RunFolderError, match="init_from"):
@@ -553,11 +611,8 @@ def first(cache, tmp_path_factory):
     return folder
 
 
+@pytest.mark.usefixtures("cache")
 class TestTheCommand:
-    @pytest.fixture(autouse=True)
-    def cache(self, cache):
-        """Drawn data are drawn once."""
-
     def test_begins_with_a_run_and_goes_on_without_it(self, first, tmp_path):
         from_it = f"--init_from={first}"
         done = scripts.train(tmp_path / "new", from_it, "--learning_rate=0.01", "--max_steps=2")
@@ -596,9 +651,9 @@ class TestTheCommand:
         [
             (["--init_from=none"], "--init_from="),
             (["--init_from=none", "--begin_from=none"], "give one of the two"),
-            (["--init_from=none.h5"], "a file with the ending .keras or .weights.h5"),
+            (["--init_from=none.h5"], "no such file or folder"),
             (["--init_from="], "--init_from="),
-            (["--init_from=none", "--dry_run"], "must be the folder of a run"),
+            (["--init_from=none", "--dry_run"], "no such file or folder"),
         ],
     )
     def test_refuses_what_it_cannot_begin_with(self, tmp_path, flags, reason):

@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+import re
 from collections.abc import Mapping
 
 import keras
@@ -46,7 +47,12 @@ class Definition:
         self.config = _plain(
             {
                 "settings": dict(settings or {}),
-                "resolved": dict(resolved) | {"begins_from": None, "init_from": None},
+                "resolved": dict(resolved)
+                | {
+                    "begins_from": None,
+                    "init_from": None,
+                    "layers": layers(tower_trainer.state.model),
+                },
                 "defining": _of_trainer(tower_trainer) | dict(data),
                 "stretches": stretches.extended([], 0, _runs_on(tower_trainer)),
             }
@@ -166,6 +172,54 @@ def _of_trainer(of: trainer.Trainer) -> dict:
         "optimizer": _described(program.state.optimizer),
         "model": _variables(program.state.model),
     }
+
+
+_NO_PART_OF_IT = ("module", "seed", "shared_object_id")  # differ from process to process
+_NAME = re.compile(r'"name": "([^"]+)"')
+
+
+def layers(model: keras.Model) -> dict[str, str] | None:
+    """A hash of a model's layers as Keras saves them, and of which weights train.
+
+    Code within a layer or a model of one's own is not in it, nor are seeds, which are state. None
+    where Keras cannot save the model. Keras's version stands beside it.
+    """
+    try:
+        text = json.dumps(_kept(keras.saving.serialize_keras_object(model)), sort_keys=True)
+    except (NotImplementedError, TypeError, ValueError):
+        return None
+    for number, name in enumerate(dict.fromkeys(_NAME.findall(text))):
+        # Keras numbers names by what a process has built before.
+        text = text.replace(f'"{name}"', f'"name {number}"')
+    weights = [(list(v.shape), v.dtype, v.trainable) for v in model.variables]
+    digest = hashlib.sha256(f"{text} {weights}".encode()).hexdigest()
+    return {"keras": keras.version(), "sha256": digest}
+
+
+def _kept(config):
+    if isinstance(config, dict):
+        return {k: _kept(value) for k, value in config.items() if k not in _NO_PART_OF_IT}
+    return [_kept(value) for value in config] if isinstance(config, (list, tuple)) else config
+
+
+def are_others(now: Mapping | None, before: object) -> bool:
+    """Whether two results of `layers` are of different models, as far as one Keras can tell."""
+    known = isinstance(now, Mapping) and isinstance(before, Mapping)
+    return known and now["keras"] == before.get("keras") and now["sha256"] != before.get("sha256")
+
+
+def check_same_layers(earlier: Mapping, config: Mapping, folder: run_folder.RunFolder) -> None:
+    """Checks that the model of a run that goes on is the one that it began with.
+
+    Raises:
+      RunFolderError: it is another one.
+    """
+    if are_others(config["resolved"].get("layers"), earlier["resolved"].get("layers")):
+        raise run_folder.RunFolderError(
+            f"{folder.shown} holds a run of another model: its layers had other settings, such as "
+            "an activation, or other weights were trained. Continue it with what it began with, or "
+            "choose another folder"
+        )
 
 
 def _described(optimizer: keras.optimizers.Optimizer) -> str:

@@ -27,6 +27,7 @@ def train(run: loop.Loop, defined: definition.Definition) -> loop.Outcome:
         earlier = defined.earlier(run.folder)
         if earlier is not None and is_begun(run.folder, earlier):
             defined.check_same(earlier, run.folder)
+            definition.check_same_layers(earlier, defined.config, run.folder)
             return _train_as_chief(run, defined, earlier)
         return _train_as_chief(run, defined, None)
 

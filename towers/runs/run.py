@@ -292,17 +292,18 @@ class Run:
         """
         places = warm_start.places(self._trainer.state.model)
         self._defined.config["resolved"]["places_of_weights"] = places
-        if self._init_from is None:
-            return
 
         def take():
-            earlier = self._defined.earlier(self.folder)
+            earlier, before = self._defined.earlier(self.folder), None
             if earlier is not None and going_on.is_begun(self.folder, earlier):
                 before = earlier["resolved"].get("init_from")
-                if warm_start.is_of(before, self._init_from):
-                    return before  # the file may have changed since, or be gone
+                if before is not None and not warm_start.may_differ(before, self._init_from):
+                    return before
+            if self._init_from is None:
+                return None
             definition.check_untrained(self._trainer.state, self.folder)
-            return warm_start.take(self._init_from, self._trainer.state).recorded()
+            found = warm_start.take(self._init_from, self._trainer.state).recorded()
+            return before if before and before["sha256"] == found["sha256"] else found
 
         taken = self._workers.from_chief(take)
         worker.check_fits(warm_start.is_recorded(taken), self._workers.name(0))

@@ -75,9 +75,14 @@ def is_recorded(value: object) -> bool:
     )
 
 
-def is_of(recorded: object, given: str | os.PathLike) -> bool:
-    """Whether it records what was taken from a path."""
-    return bool(is_recorded(recorded) and recorded and recorded["path"] == absolute(given))
+def may_differ(recorded: Mapping, given: str | os.PathLike | None) -> bool:
+    """Whether a run that goes on has to compare what it took with what is given now.
+
+    Not with the path that it took it from, which may have changed since, nor with nothing.
+    """
+    same = given is None or not is_recorded(recorded) or recorded["path"] == absolute(given)
+    place = "" if same else absolute(given)
+    return not same and (os.path.exists(place) or os.path.exists(f"{place}.index"))
 
 
 def said(recorded: Mapping | None) -> list[str]:
@@ -115,9 +120,11 @@ def locate(given: str | os.PathLike) -> str:
         return _of_run(given, place)
     if place.name.endswith((".keras", ".weights.h5")):
         if not place.is_file():
-            raise WarmStartError(f"init_from={given}: no such file")
+            raise WarmStartError(f"init_from={given}: no such file or folder")
         return os.path.abspath(place)
     checkpoint = os.path.abspath(place).removesuffix(".index")
+    if not place.exists() and not os.path.exists(f"{checkpoint}.index"):
+        raise WarmStartError(f"init_from={given}: no such file or folder")
     if place.parent.name != "checkpoints" or not os.path.exists(f"{checkpoint}.index"):
         raise WarmStartError(f"init_from={given}: {_ALLOWED}")
     try:
@@ -215,11 +222,11 @@ def _take_checkpoint(path: str, model: keras.Model) -> tuple:
     if not isinstance(of_run, list) or sorted(of_run) != list(range(len(found))):
         raise _DoesNotFitError(f"the config.json of its run does not fit checkpoint {path}")
     in_order = [value for _, value in sorted(zip(of_run, found, strict=True), key=lambda p: p[0])]
-    shapes = [tuple(variable.shape) for variable in model.variables]
-    if shapes != [value.shape for value in in_order]:
+    kinds = [(tuple(variable.shape), variable.dtype) for variable in model.variables]
+    if kinds != [(value.shape, value.dtype.name) for value in in_order]:
         raise _DoesNotFitError(
-            f"the weights in {path} have no names, and their shapes are not the model's; the final "
-            "model of a run has names, and gives what fits"
+            f"the weights in {path} have no names, and their shapes and types are not the model's; "
+            "the final model of a run has names, and gives what fits"
         )
     digest, layers = hashlib.sha256(), {}
     for place, (variable, value) in enumerate(zip(model.variables, in_order, strict=True)):
@@ -295,16 +302,27 @@ def _give(ours: h5py.File, theirs: h5py.File) -> tuple:
     """Writes their values into ours, layer by layer."""
     has_names = all(_says_names(file) for file in (ours, theirs))
     mine, others = (dict(_layers(file, has_names)) for file in (ours, theirs))
-    here, there = _best_places(mine, others)
-    in_place = [name for name in mine if name[: len(here)] == here]
-    names = {name: there + name[len(here) :] for name in in_place}
-    pairs = {n: other for n, other in names.items() if _fit(mine[n], others.get(other))}
+    if not others:
+        raise _DoesNotFitError("it is no file of weights as Keras 3 writes them")
+    pairs = _pairs(mine, others, (), ())
+    _check_unambiguous(mine, others, pairs, (), ())
+    left = {name: layer for name, layer in mine.items() if name not in pairs}
+    unused = {n: layer for n, layer in others.items() if n not in set(pairs.values())}
+    here, there = _best_places(left, unused, _own_names(ours, mine), _own_names(theirs, others),
+                               both_within=not pairs)  # fmt: skip
+    within = _pairs(left, unused, here, there)
+    _check_unambiguous(left, unused, within, here, there)
+    pairs |= within
+    own = [
+        f"{_said(name)} ({_difference(layer, others.get(name))})"
+        for name, layer in mine.items()
+        if name not in pairs
+    ]
     if not pairs:
         raise _DoesNotFitError(
-            "no layer of the model has the name and the shapes of one there; it has "
-            f"{_some([*map(_said, mine)])}, and there are {_some([*map(_said, others)]) or 'none'}"
+            "no layer of the model has the name, the shapes and the type of one there; it has "
+            f"{_some(own)}, and there are {_some([*map(_said, others)])}"
         )
-    _check_unambiguous(mine, others, pairs, here, there)
     digest = hashlib.sha256()
     for name, other in pairs.items():
         for key, value in others[other].values.items():
@@ -314,13 +332,16 @@ def _give(ours: h5py.File, theirs: h5py.File) -> tuple:
         _said(name) if name == other else f"{_said(name)} (there {_said(other)})"
         for name, other in pairs.items()
     ]
-    kept = [
-        f"{_said(name)} ({_difference(mine[name], others.get(names.get(name)))})"
-        for name in mine
-        if name not in pairs
-    ]
     used = set(pairs.values())
-    return digest.hexdigest(), taken, kept, [_said(name) for name in others if name not in used]
+    return digest.hexdigest(), taken, own, [_said(name) for name in others if name not in used]
+
+
+def _pairs(
+    ours: Mapping[_Name, _Layer], theirs: Mapping[_Name, _Layer], here: _Name, there: _Name
+) -> dict[_Name, _Name]:
+    """Layers of a model here, and those of a model there that have their names and shapes."""
+    names = {name: there + name[len(here) :] for name in ours if name[: len(here)] == here}
+    return {n: other for n, other in names.items() if _fit(ours[n], theirs.get(other))}
 
 
 def _fit(one: _Layer, other: _Layer | None) -> bool:
@@ -344,26 +365,53 @@ def _said(name: _Name) -> str:
     return "/".join(part for part in name if part != _LAYERS) or "the model itself"
 
 
-def _best_places(ours: Mapping[_Name, _Layer], theirs: Mapping[_Name, _Layer]) -> tuple:
+def _best_places(
+    ours: Mapping[_Name, _Layer],
+    theirs: Mapping[_Name, _Layer],
+    our_names: Mapping[_Name, str],
+    their_names: Mapping[_Name, str],
+    both_within: bool,
+) -> tuple[_Name, _Name]:
     """The model here and the model there whose layers give each other the most weights.
 
-    Each is the whole or a model within it, as a pretrained base is within a classifier.
+    One of them is the whole, and the other a model within it, as a pretrained base is within a
+    classifier; both may be within others where `both_within`.
+
+    Raises:
+      _DoesNotFitError: several give as many, and not one of them alone has the same name.
     """
-    most, best = 0, ((), ())
-    for here, there in itertools.product(_models(ours), _models(theirs)):
-        given = 0
-        for name, layer in ours.items():
-            if name[: len(here)] == here and _fit(layer, theirs.get(there + name[len(here) :])):
-                given += sum(math.prod(shape) for shape, _ in layer.shapes.values())
-        if given > most:
-            most, best = given, (here, there)
-    return best
+    found = {}
+    for here, there in itertools.product(_models(our_names), _models(their_names)):
+        if bool(here) != bool(there) or (here and both_within):
+            pairs = _pairs(ours, theirs, here, there)
+            shapes = [shape for name in pairs for shape, _ in ours[name].shapes.values()]
+            if shapes:
+                found[here, there] = sum(map(math.prod, shapes))
+    if not found:
+        return (), ()
+    best = [places for places, given in found.items() if given == max(found.values())]
+    if len(best) > 1:
+        named = [(h, t) for h, t in best if our_names[h] == their_names[t]]
+        if len(named) != 1:
+            ways = [f"{_said(there)} there to {_said(here)} here" for here, there in best]
+            raise _DoesNotFitError(
+                f"the weights could go in several ways: {_some(ways)}; give a file of one model "
+                "alone, or the two models one name"
+            )
+        best = named
+    return best[0]
 
 
 def _models(names: Iterable[_Name]) -> list[_Name]:
-    """The whole, and the models within it."""
-    within = {name[:place] for name in names for place, part in enumerate(name) if part == _LAYERS}
-    return sorted({(), *within}, key=lambda name: (len(name), name))
+    return sorted(names, key=lambda name: (len(name), name))
+
+
+def _own_names(file: h5py.File, layers: Iterable[_Name]) -> dict[_Name, str]:
+    """The whole, and the models within it, with the names they have themselves."""
+    within = {name[:place] for name in layers for place, part in enumerate(name) if part == _LAYERS}
+    own = file.get("vars")
+    whole = own.attrs.get("name", "") if own is not None else ""
+    return {(): whole} | {name: name[-1] for name in within if name}
 
 
 def _check_unambiguous(ours, theirs, pairs, here: _Name, there: _Name) -> None:

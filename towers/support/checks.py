@@ -42,6 +42,8 @@ def model(given, example_inputs: structures.Structure | None) -> None:
     if not isinstance(given, keras.Model):
         raise TypeError(f"model is {described(given)}: must be a keras.Model")
     if not given.built and example_inputs is not None:
+        if not all(hasattr(part, "shape") for part in tf.nest.flatten(example_inputs)):
+            raise TypeError("example_inputs: must be an array, or a structure of arrays")
         try:
             given(tf.nest.map_structure(tf.convert_to_tensor, example_inputs))
         except (AttributeError, LookupError, TypeError, ValueError, tf.errors.OpError) as error:
