@@ -460,6 +460,58 @@ def test_epochs_need_not_be_known(tmp_path):
     assert all("epoch" not in line for line in logged(tmp_path))
 
 
+class TestEvaluatingACheckpoint:
+    def test_gives_what_the_run_found_there(self, tmp_path):
+        run_in(tmp_path).train([towers.evaluate(steps=4), towers.checkpoint(steps=4, keep=9)])
+        lines = {line["step"]: line for line in logged(tmp_path) if "split" in line}
+        before = {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*")}
+        run = run_in(tmp_path)
+        for name, step in (
+            (None, 13),
+            ("8", 8),
+            (8, 8),
+            (str(tmp_path / "checkpoints" / "step-4"), 4),
+        ):
+            found = run.evaluate(name)
+            assert (found.loss, found.metrics["mae"]) == (lines[step]["loss"], lines[step]["mae"])
+        assert {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*")} == before
+
+    def test_is_done_while_the_run_is_at_work(self, tmp_path):
+        found = []
+
+        def look(event):
+            if event.step == 5:
+                found.append(run_in(tmp_path).evaluate("4").loss)
+
+        every = [towers.evaluate(steps=4), towers.checkpoint(steps=4), look]
+        run_in(tmp_path, steps=5).train(every)
+        [loss] = [
+            line["loss"] for line in logged(tmp_path) if line["step"] == 4 and "split" in line
+        ]
+        assert found == [loss]
+
+    def test_of_a_run_that_took_weights_needs_them_no_more(self, tmp_path):
+        keras.Sequential(
+            [keras.Input((1,)), keras.layers.Dense(1, use_bias=False, name="line")]
+        ).save(tmp_path / "line.keras")
+        run = run_in(tmp_path / "run", init_from=tmp_path / "line.keras", steps=3)
+        outcome = run.train([towers.evaluate(steps=3)])
+        (tmp_path / "line.keras").unlink()
+        assert run_in(tmp_path / "run", steps=3).evaluate().loss == outcome.final["loss"]
+
+    def test_that_is_not_there_is_refused(self, tmp_path):
+        with pytest.raises(run_folder.RunFolderError, match="holds no run yet"):
+            run_in(tmp_path / "none").evaluate()
+        assert not (tmp_path / "none").exists()
+        run_in(tmp_path / "run", steps=2).train()
+        with pytest.raises(towers.runs.checkpoints.CheckpointError, match="^checkpoint=77: not f"):
+            run_in(tmp_path / "run").evaluate(77)
+        with pytest.raises(run_folder.RunFolderError, match="another kind"):
+            run_in(tmp_path / "run", trainer_of(rate=0.5)).evaluate()
+        with pytest.raises(ValueError, match="the run has no test data"):
+            run_in(tmp_path / "run", test=None).evaluate()
+
+
 @pytest.mark.parametrize("change", ["activation", "rate", "frozen"])
 def test_a_run_of_another_model_is_not_continued(tmp_path, change):
     """Of the same shapes: what Keras saves of the layers is compared."""

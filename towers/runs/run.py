@@ -21,6 +21,7 @@ import tensorflow as tf
 
 from towers import trainer, worker
 from towers.runs import (
+    checkpoints,
     definition,
     evaluated,
     every,
@@ -31,7 +32,7 @@ from towers.runs import (
     run_folder,
     warm_start,
 )
-from towers.support import checks, errors
+from towers.support import adapted, checks, errors, tally
 
 
 class Source(Protocol):
@@ -263,6 +264,43 @@ class Run:
         if outcome.exit_code:
             raise Stopped(outcome)
         return outcome
+
+    def evaluate(self, checkpoint: str | int | None = None) -> tally.Evaluation:
+        """Evaluates a checkpoint of the run on its test data; writes nothing.
+
+        It needs no lock: the run may be at work in another process. The Trainer has the state of
+        the checkpoint then.
+
+        Args:
+          checkpoint: its step or its path; None for the newest.
+
+        Raises:
+          ValueError: the run has no test data.
+          RunFolderError: the folder holds no run, or another one.
+          CheckpointError: there is no such checkpoint, or it cannot be restored.
+          WorkerError: another worker is gone or has ended.
+        """
+        if self._data.evaluation is None:
+            raise ValueError("the run has no test data")
+        self._workers.from_chief(lambda: self._restore(checkpoint))
+        self._trainer.broadcast_state()
+        adapted.refresh(self._trainer.state.model)
+        return self._trainer.evaluate(self._data.evaluation)
+
+    def _restore(self, name: str | int | None) -> None:
+        defined, folder = self._defined, self.folder
+        earlier = defined.earlier(folder)
+        if earlier is None:
+            raise run_folder.RunFolderError(f"{folder.shown} holds no run yet")
+        defined.begin_with(earlier["resolved"].get("init_from"))
+        defined.check_same(earlier, folder)
+        definition.check_same_layers(earlier, defined.config, folder)
+        if name is not None:
+            path = checkpoints.find(folder.checkpoints, str(name), "checkpoint")
+        elif (path := checkpoints.newest(folder.checkpoints)) is None:
+            raise checkpoints.CheckpointError(f"{folder.checkpoints} holds no checkpoint yet")
+        state = checkpoints.of_state(self._trainer.state, defined.sha256())
+        checkpoints.restore(state, path, partial=False, run_sha256=defined.sha256())
 
     def _exported(self) -> keras.Model | None:
         """The model that is saved, where it is not the Trainer's.
