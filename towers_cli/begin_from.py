@@ -112,15 +112,18 @@ def look(given: str, config: Mapping) -> dict:
     path, earlier = _find(given)
     chosen, before = config["settings"], earlier["settings"]
     _check_same(given, chosen["model"], before["model"], "--model")
-    if definition.are_others(*(c["resolved"]["layers"] for c in (config, earlier))):
-        raise settings.SettingsError(
-            f"--begin_from={given}: its --model={chosen['model']} was another network than now"
-        )
     same_data = (c["resolved"]["data_sha256"][:12] for c in (config, earlier))
     _check_same(given, *same_data, "the images' sha256")
     classes = (c["resolved"]["class_names"] for c in (config, earlier))
     for now, was in itertools.zip_longest(*classes, fillvalue="(none)"):
         _check_same(given, now, was, "the class")
+    # In another type, layers are others; networks of the package are known by their names.
+    is_own = ":" in chosen["model"] and chosen["compute_dtype"] == before["compute_dtype"]
+    layers = (c["resolved"]["layers"] for c in (config, earlier))
+    if is_own and definition.are_others(*layers):
+        raise settings.SettingsError(
+            f"--begin_from={given}: its --model={chosen['model']} was another network than now"
+        )
     values = checkpoints.read(path)
     examples_seen, batch = int(values["examples_seen"]), chosen["global_batch_size"]
     if examples_seen % batch:

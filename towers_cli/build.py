@@ -119,7 +119,7 @@ def build_model(config: Mapping) -> keras.Model:
     """
     chosen, derived = config["settings"], config["resolved"]
     model = build_network(chosen, derived["image_shape"], len(derived["class_names"]))
-    if definition.are_others(definition.layers(model), derived["layers"]):
+    if definition.are_others(definition.layers(model), derived.get("layers")):
         raise settings.SettingsError(
             f"--model={chosen['model']}: is another network now than the run's"
         )

@@ -519,7 +519,7 @@ def test_a_configuration_that_lacks_what_is_read_of_it(run):
     config = json.loads((run / "config.json").read_text())
     read = {
         "settings": settings.recorded_names(),
-        "resolved": [*run_config._READ_OF_RESOLVED, "begins_from", "init_from"],
+        "resolved": [*run_config._READ_OF_RESOLVED, "begins_from", "init_from", "layers"],
     }
     for part, names in read.items():
         for name in config[part]:
