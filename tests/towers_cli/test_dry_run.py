@@ -76,7 +76,7 @@ def test_reads_the_cache_and_leaves_a_broken_entry_as_it_is(home, monkeypatch):
     abandoned.mkdir()
     os.utime(abandoned, (1, 1))
     before = state(home)
-    done = dry_run(home, "--dataset=tiny_photos", f"--data_dir={data_dir}", run=forked.run)
+    done = dry_run(home, "--dataset=tiny_photos", f"--data_dir={data_dir}")
     assert done.returncode == 0
     assert f"Cache entry '{of_test}' is broken" in done.stderr and "train-" not in done.stderr
     assert state(home) == before
