@@ -102,9 +102,7 @@ def center_for_tutorial(images: tf.Tensor, crop_height: int, crop_width: int) ->
 
     Args, result and errors are those of `distort_for_tutorial`, without the draws.
     """
-    max_top, max_left = _margins(images, crop_height, crop_width)
-    top, left = max_top // 2, max_left // 2
-    return standardize(images[:, top : top + crop_height, left : left + crop_width, :])
+    return standardize(_center(images, crop_height, crop_width))
 
 
 def distort_pad_crop_flip(images: tf.Tensor, draws: batches.Draws, padding: int = 4) -> tf.Tensor:
@@ -162,7 +160,13 @@ def scale_pixels(images: tf.Tensor) -> tf.Tensor:
     Returns:
       float32 of the same shape.
     """
-    return (tf.cast(images, tf.float32) - PIXEL_MEAN) * (1.0 / PIXEL_DEVIATION)
+    return (keras.ops.cast(images, "float32") - PIXEL_MEAN) * (1.0 / PIXEL_DEVIATION)
+
+
+def _center(images, crop_height: int, crop_width: int):
+    max_top, max_left = _margins(images, crop_height, crop_width)
+    top, left = max_top // 2, max_left // 2
+    return images[:, top : top + crop_height, left : left + crop_width, :]
 
 
 def _margins(images: tf.Tensor, crop_height: int, crop_width: int) -> tuple[int, int]:
@@ -238,9 +242,7 @@ def _rsqrt(values: tf.Tensor) -> tf.Tensor:
 
 def _center_in_keras(images, crop_height: int, crop_width: int):
     """`center_for_tutorial`, to the last digits."""
-    max_top, max_left = _margins(images, crop_height, crop_width)
-    top, left = max_top // 2, max_left // 2
-    return _standardize_in_keras(images[:, top : top + crop_height, left : left + crop_width, :])
+    return _standardize_in_keras(_center(images, crop_height, crop_width))
 
 
 def _standardize_in_keras(images):
@@ -249,11 +251,6 @@ def _standardize_in_keras(images):
     variances = keras.ops.mean(keras.ops.square(centered), axis=(1, 2, 3), keepdims=True)
     least = 1 / math.prod(images.shape[1:])
     return centered * keras.ops.rsqrt(keras.ops.maximum(variances, least))
-
-
-def _scale_in_keras(images):
-    """`scale_pixels`, to the last digits."""
-    return (images - PIXEL_MEAN) * (1.0 / PIXEL_DEVIATION)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -296,7 +293,7 @@ def _shift_alternating_flip(image_shape: tuple[int, int, int]) -> Preprocessing:
         name="shift_alternating_flip",
         train=distort_shift_flip,
         evaluate=scale_pixels,
-        in_keras=_scale_in_keras,
+        in_keras=scale_pixels,
         output_shape=image_shape,
     )
 

@@ -14,7 +14,7 @@ import numpy as np
 
 from towers import train_state, worker
 from towers.runs import checkpoints, definition, run_folder, warm_start
-from towers_cli import run_config, settings
+from towers_cli import own_model, run_config, settings
 
 
 class CommandsRun(definition.Definition):
@@ -118,7 +118,8 @@ def look(given: str, config: Mapping) -> dict:
     for now, was in itertools.zip_longest(*classes, fillvalue="(none)"):
         _check_same(given, now, was, "the class")
     # In another type, layers are others; networks of the package are known by their names.
-    is_own = ":" in chosen["model"] and chosen["compute_dtype"] == before["compute_dtype"]
+    is_own = own_model.is_own(chosen["model"])
+    is_own &= chosen["compute_dtype"] == before["compute_dtype"]
     layers = (c["resolved"]["layers"] for c in (config, earlier))
     if is_own and definition.are_others(*layers):
         raise settings.SettingsError(

@@ -24,13 +24,18 @@ _OTHERS = re.compile(r"[/\\](site-packages|importlib)[/\\]|^<frozen ")
 PREPROCESSING = "pad_crop_flip"  # of a model of one's own, where none is asked for
 
 
+def is_own(name: str) -> bool:
+    """Whether a `--model` is a function of the user's, and none of the package's networks."""
+    return name not in networks.NETWORKS
+
+
 def network(name: str) -> networks.Network:
     """The network of a `--model`.
 
     Raises:
       SettingsError: it cannot be imported, or is no function.
     """
-    if name in networks.NETWORKS:
+    if not is_own(name):
         return networks.NETWORKS[name]
     module_name, _, function_name = name.partition(":")
     if os.getcwd() not in sys.path:
@@ -115,7 +120,7 @@ def _is_library(filename: str) -> bool:
 
 def faults_in_training(name: str) -> contextlib.AbstractContextManager:
     """Says in one line what a user's model does wrong in training; of our networks nothing."""
-    return contextlib.nullcontext() if name in networks.NETWORKS else faults_of(name, "training it")
+    return faults_of(name, "training it") if is_own(name) else contextlib.nullcontext()
 
 
 @contextlib.contextmanager

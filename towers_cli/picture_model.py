@@ -39,8 +39,9 @@ def file_of(run: str) -> Path:
     config = folder.read_config()
     if config is None:
         raise PictureModelError(f"{run} holds no run")
-    if ":" in str(config["settings"].get("model")):
-        own_model.network(config["settings"]["model"])  # registers layers of its own
+    model = config["settings"].get("model")  # a program's run has none
+    if isinstance(model, str) and own_model.is_own(model):
+        own_model.network(model)  # registers layers of its own
     if folder.read_final_summary() is None:
         raise PictureModelError(f"{run} has no final model: the run has not finished")
     return folder.final_model

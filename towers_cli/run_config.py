@@ -18,7 +18,7 @@ def make(
     image_shape: tuple[int, ...],
     training,
     evaluated,
-    layers: Mapping | None = None,
+    of_model: Mapping,
 ) -> dict:
     """What `config.json` holds: settings, what follows from them, and what the run runs on.
 
@@ -29,7 +29,7 @@ def make(
       image_shape: of an image after its preprocessing.
       training: the training split, an `input_pipeline.datasets.ImageArrays`.
       evaluated: the split that is evaluated, likewise.
-      layers: of the network, from `definition.layers`.
+      of_model: of the network, from `definition.of_model`.
     """
     num_workers = len(chosen.workers) or 1
     return {
@@ -47,10 +47,10 @@ def make(
             "data_source": training.source,
             "data_sha256": training.fingerprint,
             "eval_sha256": evaluated.fingerprint,
-            "layers": layers,
             "begins_from": None,
             "init_from": None,
-        },
+        }
+        | of_model,
         "stretches": stretches.extended(
             [], 0, stretches.environment() | _arithmetic(chosen, tower_devices)
         ),

@@ -85,15 +85,15 @@ def train(chosen: settings.TrainSettings, workers) -> int:
     model = build.build_network(
         settings.recorded(chosen), preprocessing.output_shape, len(training.class_names)
     )
-    layers = definition.layers(model)
-    agreement.check_same_model(workers, chosen.model, layers)
+    of_model = definition.of_model(model)
+    agreement.check_same_model(workers, chosen.model, of_model["layers"])
 
     # The plan, written down and shown.
     learning_rate = resolve.learning_rate(chosen, len(training.images))
     last_step = resolve.last_step(chosen, len(training.images))
     config = run_config.make(
         chosen, tower_devices, last_step, preprocessing.output_shape, training, evaluated,
-        layers,
+        of_model,
     )  # fmt: skip
     config = begin_from.with_beginning(workers, config, found.earlier)
     if workers.is_chief:

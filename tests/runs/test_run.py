@@ -15,8 +15,8 @@ from tensorboard.backend.event_processing import event_accumulator
 
 import towers
 from input_pipeline import arrays, streams
+from towers.runs import definition, run_folder
 from towers.runs import every as every_module
-from towers.runs import run_folder
 
 X = np.linspace(-1, 1, 26, dtype=np.float32).reshape(26, 1)
 Y = 3 * X + 1
@@ -510,6 +510,18 @@ class TestEvaluatingACheckpoint:
             run_in(tmp_path / "run", trainer_of(rate=0.5)).evaluate()
         with pytest.raises(ValueError, match="the run has no test data"):
             run_in(tmp_path / "run", test=None).evaluate()
+
+
+def test_the_types_that_layers_compute_in_are_a_part_of_a_model():
+    """They have names, too, and those of layers do not count."""
+
+    def layers(dtype):
+        model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(3, dtype=dtype)])
+        return definition.layers(model)["sha256"]
+
+    types = ("float32", "mixed_bfloat16", "mixed_float16")
+    assert len({layers(dtype) for dtype in types}) == 3
+    assert layers("mixed_float16") == layers("mixed_float16")
 
 
 @pytest.mark.parametrize("change", ["activation", "rate", "frozen"])

@@ -252,6 +252,14 @@ class TestLayers:
         taken(path, named := base("teacher"))
         assert_same(values(named), values(teacher))
 
+    def test_of_a_base_are_not_confused_with_those_of_a_model_beside_it(self, saved, ending):
+        """Both have a layer of the name; that of the base's own name is meant."""
+        base, other = (sequential(dense(6, name="dense_1"), name=n) for n in ("base", "other"))
+        path = saved(sequential(base, other), ending)
+        new = sequential(dense(6, name="dense_1"), dense(9, name="more"), name="base")
+        taken(path, new)
+        assert_same(values(new)[:2], values(base))
+
     def test_of_another_type_are_said_to_be(self, saved, ending):
         path = saved(sequential(dense(6, dtype="bfloat16", name="a"), dense(2, name="b")), ending)
         found = taken(path, sequential(dense(6, name="a"), dense(2, name="b")))

@@ -22,8 +22,8 @@ def is_of_a_program(config: Mapping) -> bool:
 class Definition:
     """Of a run that a program makes: its Trainer and its data decide it.
 
-    A model is known by the shapes of its variables and the loss by its name: whoever changes what
-    they compute gives the run a new folder.
+    A model is known by what Keras saves of its layers, and the loss by its name: whoever changes
+    the code within them gives the run a new folder.
 
     Attributes:
       config: what `config.json` holds, with one stretch: what the run runs on now.
@@ -48,11 +48,8 @@ class Definition:
             {
                 "settings": dict(settings or {}),
                 "resolved": dict(resolved)
-                | {
-                    "begins_from": None,
-                    "init_from": None,
-                    "layers": layers(tower_trainer.state.model),
-                },
+                | {"begins_from": None, "init_from": None}
+                | of_model(tower_trainer.state.model),
                 "defining": _of_trainer(tower_trainer) | dict(data),
                 "stretches": stretches.extended([], 0, _runs_on(tower_trainer)),
             }
@@ -174,6 +171,20 @@ def _of_trainer(of: trainer.Trainer) -> dict:
     }
 
 
+def of_model(model: keras.Model) -> dict:
+    """What `config.json` has of a model.
+
+    `layers`: from `layers`. `places_of_weights`: where in `model.variables` each is of those that a
+    checkpoint has, in the checkpoint's order, which changes where layers are frozen.
+    """
+    place_of = {id(variable): place for place, variable in enumerate(model.variables)}
+    saved = [*model.trainable_variables, *model.non_trainable_variables]
+    return {
+        "layers": layers(model),
+        "places_of_weights": [place_of[id(variable)] for variable in saved],
+    }
+
+
 _NO_PART_OF_IT = ("module", "seed", "shared_object_id")  # differ from process to process
 _NAME = re.compile(r'"name": "([^"]+)"')
 
@@ -198,6 +209,8 @@ def layers(model: keras.Model) -> dict[str, str] | None:
 
 def _kept(config):
     if isinstance(config, dict):
+        if "DTypePolicy" in str(config.get("class_name")):  # its name is what it is
+            return f"{config['class_name']} {config['config']}"
         return {k: _kept(value) for k, value in config.items() if k not in _NO_PART_OF_IT}
     return [_kept(value) for value in config] if isinstance(config, (list, tuple)) else config
 

@@ -328,8 +328,6 @@ class Run:
         Raises:
           RunFolderError, WarmStartError: the folder holds something else, or none can be taken.
         """
-        places = warm_start.places(self._trainer.state.model)
-        self._defined.config["resolved"]["places_of_weights"] = places
 
         def take():
             earlier, before = self._defined.earlier(self.folder), None

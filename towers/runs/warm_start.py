@@ -203,16 +203,6 @@ def begin_statistics_at_models(state: train_state.TrainState) -> None:
         variable.assign(tf.stack([shared] * variable.shape[0]))
 
 
-def places(model: keras.Model) -> list[int]:
-    """Where in `model.variables` each is of those that a checkpoint has, in the order it has them.
-
-    That order changes where layers are frozen, and the order of `model.variables` does not.
-    """
-    place_of = {id(variable): place for place, variable in enumerate(model.variables)}
-    saved = [*model.trainable_variables, *model.non_trainable_variables]
-    return [place_of[id(variable)] for variable in saved]
-
-
 def _take_checkpoint(path: str, model: keras.Model) -> tuple:
     config = run_folder.RunFolder(Path(path).parent.parent).read_config()
     of_run = config and config["resolved"].get("places_of_weights")
@@ -423,7 +413,11 @@ def _check_unambiguous(ours, theirs, pairs, here: _Name, there: _Name) -> None:
         name[len(there) :] for name in theirs if name[: len(there)] == there
     }:
         return
-    by_own_name = {layer.own_name[len(there) :]: name for name, layer in theirs.items()}
+    by_own_name = {
+        layer.own_name[len(there) :]: name
+        for name, layer in theirs.items()
+        if name[: len(there)] == there
+    }
     for name, other in pairs.items():
         named = by_own_name.get(ours[name].own_name[len(here) :], other)
         if named != other and _fit(ours[name], theirs[named]):
