@@ -3,9 +3,9 @@
     towers-predict runs/first cat.jpg photos/*.png
 
 RUN is the folder of a run, whose final model is asked, or a .keras file such as
-runs/first/best_model.keras. A picture of any size and kind will do that Pillow
-reads. Ends with 0, with 1 where a picture could not be read, and with 2 where
-there is no model of pictures.
+runs/first/best_model.keras. Any picture that Pillow reads will do, of any size,
+with 8 bits a channel. Ends with 0, with 1 if a picture cannot be read, and with
+2 if there is no model of pictures.
 """
 
 import signal

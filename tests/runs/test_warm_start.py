@@ -246,7 +246,9 @@ class TestLayers:
         student, teacher = base("student"), base("teacher")
         path = saved(sequential(student, teacher), ending)
         before = values(net := base("net"))
-        with pytest.raises(warm_start.WarmStartError, match="could go in several ways: student th"):
+        with pytest.raises(
+            warm_start.WarmStartError, match="could go in several ways: from student th"
+        ):
             taken(path, net)
         assert_same(values(net), before)
         taken(path, named := base("teacher"))
@@ -522,7 +524,7 @@ class TestWholeRuns:
         assert (
             f"begins with {finished[0]}/final_model.keras: 2 of 3 layers with weights\n"
             "  not taken: head (there [8, 2] and [2], here [8, 3] and [3])\n"
-            "  not used of it: head\n"
+            "  not used: head\n"
         ) in capsys.readouterr().out
         config = json.loads((tmp_path / "new" / "config.json").read_text())
         recorded = config["resolved"]["init_from"]

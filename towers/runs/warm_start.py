@@ -78,7 +78,8 @@ def is_recorded(value: object) -> bool:
 def may_differ(recorded: Mapping, given: str | os.PathLike | None) -> bool:
     """Whether a run that goes on has to compare what it took with what is given now.
 
-    Not with the path that it took it from, which may have changed since, nor with nothing.
+    Not where the same path is given again, or none: the run has what it took. Nor where what is
+    given is not there any more.
     """
     same = given is None or not is_recorded(recorded) or recorded["path"] == absolute(given)
     place = "" if same else absolute(given)
@@ -93,7 +94,7 @@ def said(recorded: Mapping | None) -> list[str]:
     of = f"{len(taken)} of {len(taken) + len(own)} layers with weights"
     lines = [f"begins with {recorded['file']}: {of}"]
     lines += [f"  not taken: {_some(own)}"] if own else []
-    lines += [f"  not used of it: {_some(unused)}"] if unused else []
+    lines += [f"  not used: {_some(unused)}"] if unused else []
     return lines
 
 
@@ -383,7 +384,7 @@ def _best_places(
     if len(best) > 1:
         named = [(h, t) for h, t in best if our_names[h] == their_names[t]]
         if len(named) != 1:
-            ways = [f"{_said(there)} there to {_said(here)} here" for here, there in best]
+            ways = [f"from {_said(there)} there to {_said(here)} here" for here, there in best]
             raise _DoesNotFitError(
                 f"the weights could go in several ways: {_some(ways)}; give a file of one model "
                 "alone, or the two models one name"
