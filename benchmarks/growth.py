@@ -50,7 +50,10 @@ def main():
 def measure(series: str, options: argparse.Namespace) -> list[dict]:
     """One object for each point of a series."""
     sides = {
-        point: turns.Side(("benchmarks.peers.step", *arguments), {"seconds": options.seconds})
+        point: turns.Side(
+            ("benchmarks.peers.step", "--num_microbatches=4", *arguments),
+            {"seconds": options.seconds},
+        )
         for point, arguments in SERIES[series].items()
     }
     return [

@@ -95,6 +95,7 @@ def _trainer() -> towers.Trainer:
         keras.optimizers.SGD(0.01, momentum=0.9),
         towers=tower_devices,
         global_batch_size=BATCH,
+        num_microbatches=TOWERS,
         learning_rate=lambda examples_seen: 1 / (100 + examples_seen),  # another at every step
         weight_decay=1e-4,
         moving_average_decay=0.99,

@@ -111,6 +111,7 @@ def whole_run(options: argparse.Namespace, compute_dtype: str) -> tuple[float, f
         arguments = [
             f"--train_dir={folder}/run", f"--dataset={options.dataset}",
             f"--compute_dtype={compute_dtype}", f"--max_steps={options.steps}",
+            "--num_microbatches=4",
         ]  # fmt: skip
         if options.data_dir:
             arguments.append(f"--data_dir={options.data_dir}")

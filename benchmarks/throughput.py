@@ -53,7 +53,7 @@ def own(source: str, compute_dtype: str, num_towers: int, *more: str) -> tuple[s
     return (
         "benchmarks.peers.own", source, "--train_dir={folder}", "--dataset={dataset}",
         "--data_dir={data_dir}", f"--compute_dtype={compute_dtype}", f"--num_towers={num_towers}",
-        "--max_steps=1000000", "--train_epochs=1000000", *more,
+        "--num_microbatches=4", "--max_steps=1000000", "--train_epochs=1000000", *more,
     )  # fmt: skip
 
 

@@ -13,10 +13,10 @@ import towers  # noqa: F401  before Keras: it silences TensorFlow's notices
 from benchmarks import profiles, turns
 from benchmarks.peers import counter, step
 from towers import devices, networks
-from towers_cli import resolve
 
 import tensorflow as tf  # isort: skip
 
+MICROBATCHES = 4
 HEAD = """\
 | type | operation | times a step | ms | share |
 |---|---|---|---|---|"""
@@ -40,7 +40,7 @@ def profiled(
 ) -> tuple[collections.Counter, collections.Counter]:
     """Milliseconds and number of calls of a step, by kind of operation; means over `steps`."""
     run, images, labels = step.trainer_and_batch(
-        model, compute_dtype, 128, devices.choose(1), resolve.CPU_MICROBATCHES
+        model, compute_dtype, 128, devices.choose(1), MICROBATCHES
     )
     for _ in range(counter.WARM_UP_STEPS):
         run.train_step(images, labels)

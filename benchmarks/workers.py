@@ -18,16 +18,15 @@ import psutil
 from benchmarks import turns
 from benchmarks.peers import counter
 from towers import networks
-from towers.multi_worker import collectives
 
 HEAD = """\
-| network | workers x towers | reduction | ms per step | to one worker | megabytes sent by each \
-worker in a step |
-|---|---|---|---|---|---|"""
+| network | workers x towers | ms per step | to one worker | megabytes sent by each worker in a \
+step |
+|---|---|---|---|---|"""
 PAPER_HEAD = """\
 | network | machine | link | 8 workers | 64 workers | 512 workers |
 |---|---|---|---|---|---|"""
-TOWERS = (2, 4)  # of all workers together
+TOWERS = (2, 3, 4)  # of all workers together, with 8 microbatches: of 3, shares are uneven
 STEPS_TO_COUNT_BYTES = 30
 
 
@@ -54,7 +53,7 @@ def main():
 def as_row(row: dict) -> str:
     """One row of the measured table."""
     return (
-        f"| {row['model']} | {row['num_workers']} x {row['num_towers']} | {row['reduction']} | "
+        f"| {row['model']} | {row['num_workers']} x {row['num_towers']} | "
         f"{row['step_milliseconds']:.1f} | {row['to_one_worker']:.2f} | {row['megabytes']:.2f} |"
     )
 
@@ -63,22 +62,19 @@ def measure(model: str, num_towers: int, options: argparse.Namespace) -> list[di
     """Times one worker of `num_towers` and as many workers of one tower, by turns."""
     batch = options.global_batch_size
     sides = {
-        (num_workers, reduction): turns.Side(
+        f"{num_workers} workers": turns.Side(
             (
                 "benchmarks.peers.step",
                 f"--model={model}",
                 f"--global_batch_size={batch}",
                 f"--num_workers={num_workers}",
                 f"--num_towers={num_towers // num_workers}",
-                f"--worker_reduction={reduction}",
             ),
             {"seconds": options.seconds},
         )
-        for num_workers, reduction in [(1, "ordered")]
-        + [(num_towers, reduction) for reduction in collectives.REDUCTIONS]
+        for num_workers in (1, num_towers)
     }
-    named = {f"{number} workers, {reduction}": side for (number, reduction), side in sides.items()}
-    measured = turns.measure(named, options.rounds)
+    measured = turns.measure(sides, options.rounds)
     alone, *_ = measured.values()
     return [
         {
@@ -86,7 +82,6 @@ def measure(model: str, num_towers: int, options: argparse.Namespace) -> list[di
             "global_batch_size": batch,
             "num_workers": num_workers,
             "num_towers": num_towers // num_workers,
-            "reduction": reduction if num_workers > 1 else "–",
             "step_milliseconds": round(1000 * batch / found.median_rate(), 2),
             # Of times: the other way round than of images per second.
             "to_one_worker": turns.median_ratio(alone.rates, found.rates),
@@ -94,8 +89,8 @@ def measure(model: str, num_towers: int, options: argparse.Namespace) -> list[di
             "rounds": options.rounds,
         }
         | turns.conditions()
-        for ((num_workers, reduction), side), found in zip(
-            sides.items(), measured.values(), strict=True
+        for num_workers, side, found in zip(
+            (1, num_towers), sides.values(), measured.values(), strict=True
         )
     ]
 
@@ -148,12 +143,12 @@ WORKERS = (8, 64, 512)
 
 
 def all_reduce_seconds(num_bytes: float, num_workers: int, link: Link) -> float:
-    """The least time in which every worker has the sum, by a ring or by shares.
+    """The least time in which every worker has the sum.
 
     `2 (W - 1) / W * bytes / bandwidth + 2 (W - 1) * latency`: each worker sends and receives that
     many bytes in 2 (W - 1) messages, one after the other (Patarasuk and Yuan 2009, "Bandwidth
-    optimal all-reduce algorithms for clusters of workstations"). `ordered` sends the same bytes;
-    its messages need not wait for each other.
+    optimal all-reduce algorithms for clusters of workstations"). Here each sends as many bytes
+    where shares are even, in messages that need not wait for each other.
     """
     others = num_workers - 1
     return 2 * others / num_workers * num_bytes / link.bytes_per_second + 2 * others * link.latency

@@ -87,8 +87,7 @@ class Arrays:
         last_step: int,
         *,
         global_batch_size: int,
-        index: int = 0,
-        count: int = 1,
+        share: range | None = None,
     ) -> Iterator[tuple]:
         """The batches of steps `first_step` to `last_step - 1`, or a share of each.
 
@@ -96,14 +95,12 @@ class Arrays:
           first_step: number of steps made already.
           last_step: number of steps made when the data set ends.
           global_batch_size: examples per step.
-          index: of the share.
-          count: shares, which divide the batch.
+          share: the places in each batch that are read; None for all.
 
         Yields:
           (inputs, labels) or (inputs, labels, sample_weight), in the structures of the arrays.
         """
-        shard = by_step.Shard(index, count)
-        first, end = shard.bounds(global_batch_size)
+        own = by_step.places(share, global_batch_size)
         leaves = tf.nest.flatten(self._parts)
         types = [
             np.dtype(np.float32) if leaf.dtype == np.float64 else leaf.dtype for leaf in leaves
@@ -118,7 +115,7 @@ class Arrays:
             ]
 
         def batch_of_step(step):
-            position = step * global_batch_size + tf.range(first, end, dtype=tf.int64)
+            position = step * global_batch_size + tf.range(own.start, own.stop, dtype=tf.int64)
             ids = position % self.num_examples
             if self._shuffle:
                 ids = by_step.example_ids(
@@ -126,16 +123,17 @@ class Arrays:
                     num_examples=self.num_examples,
                     global_batch_size=global_batch_size,
                     seed=self._seed,
-                )[first:end]
+                )[own.start : own.stop]
             # With NumPy, from the arrays as they are: tensors would be a second copy of them.
             values = tf.numpy_function(gathered, [ids], types)
             for value, leaf in zip(values, leaves, strict=True):
-                value.set_shape([end - first, *leaf.shape[1:]])
+                value.set_shape([len(own), *leaf.shape[1:]])
             inputs, *others = tf.nest.pack_sequence_as(self._parts, values)
             if self._augment is not None:
                 turn = position // self.num_examples + tf.gather(coin_of_example, ids)
-                draws_from = by_step.augmentation_seed(step, seed=self._seed)
-                inputs = self._augment(inputs, by_step.Draws(draws_from, turn % 2 == 1, shard))
+                drawn_from = by_step.augmentation_seed(step, seed=self._seed)
+                draws = by_step.Draws(drawn_from, turn % 2 == 1, share, global_batch_size)
+                inputs = self._augment(inputs, draws)
             # Flat: in the structures of tf.data a list is one tensor.
             return tuple(tf.nest.flatten((inputs, *others)))
 

@@ -30,34 +30,27 @@ ALGORITHM = "auto_select"
 _SHUFFLING_ROUNDS = 12
 
 
-class Shard(NamedTuple):
-    """One worker's part of every batch: the `index`-th of `count` equal runs of examples."""
+def places(share: range | None, global_batch_size: int) -> range:
+    """The places in a batch that a reader reads: those of its share, or all.
 
-    index: int = 0
-    count: int = 1
-
-    def bounds(self, global_batch_size: int) -> tuple[int, int]:
-        """The places in a batch of its first example and of the one after its last.
-
-        Raises:
-          ValueError: the batch does not divide.
-        """
-        if global_batch_size % self.count:
-            raise ValueError(
-                f"global_batch_size must be divisible by the number of shards, {self.count}, got "
-                f"{global_batch_size}."
-            )
-        size = global_batch_size // self.count
-        return self.index * size, (self.index + 1) * size
-
-
-ALL = Shard()
+    Raises:
+      ValueError: the share is no run of places in the batch.
+    """
+    whole = range(global_batch_size)
+    if share is None:
+        return whole
+    if not (share and share.step == 1 and share[0] in whole and share[-1] in whole):
+        raise ValueError(
+            f"share={share} must be a run of places in a batch of global_batch_size="
+            f"{global_batch_size}."
+        )
+    return share
 
 
 class Draws(NamedTuple):
-    """What the distortions of one batch, or of a shard of it, are drawn from.
+    """What the distortions of one batch, or of a share of it, are drawn from.
 
-    Draws are made for the whole batch, and a shard takes its own of them: an image's distortion
+    Draws are made for the whole batch, and a share takes its own of them: an image's distortion
     depends on its place in the global batch, and not on who reads it.
     """
 
@@ -65,20 +58,21 @@ class Draws(NamedTuple):
     # bool [images], whether it is the example's turn to be mirrored: in every other epoch, from the
     # first or the second one on as a coin says that was thrown for the example once and for all.
     mirrored: tf.Tensor
-    shard: Shard = ALL
+    share: range | None = None  # places in the batch; None for all
+    global_batch_size: int = 0  # where a share is given
 
     def own(self, draw: Callable, count: int | tf.Tensor) -> tuple:
-        """The shard's part of what `draw` makes for the number of images in the whole batch.
+        """The share's part of what `draw` makes for the number of images in the whole batch.
 
         Args:
           draw: (count) to a named tuple of tensors [count].
-          count: images of the shard.
+          count: images of the share.
         """
-        drawn = draw(count * self.shard.count)
-        if self.shard == ALL:
-            return drawn
-        first = self.shard.index * count
-        return type(drawn)(*(values[first : first + count] for values in drawn))
+        if self.share is None:
+            return draw(count)
+        drawn = draw(self.global_batch_size)
+        own = slice(self.share.start, self.share.stop)
+        return type(drawn)(*(values[own] for values in drawn))
 
 
 def example_ids(
@@ -148,9 +142,9 @@ def training_batches(
     last_step: int,
     first_step: int = 0,
     preprocess: Callable[[tf.Tensor, Draws], tf.Tensor] | None = None,
-    shard: Shard = ALL,
+    share: range | None = None,
 ) -> tf.data.Dataset:
-    """The global batches of steps `first_step` to `last_step - 1`, in order, or a shard of each.
+    """The global batches of steps `first_step` to `last_step - 1`, in order, or a share of each.
 
     The element of a step is the same whatever `first_step` is. Examples are gathered and
     preprocessed as one batch on the CPU, several steps ahead of the reader.
@@ -163,24 +157,25 @@ def training_batches(
       seed: of the run, for the order of the examples and for the augmentation.
       last_step: number of steps made when the data set ends.
       first_step: number of steps made already.
-      preprocess: (images [n, ...], draws) -> float32 [n, ...], of the n images of the shard, traced
+      preprocess: (images [n, ...], draws) -> float32 [n, ...], of the n images of the share, traced
         as it is written: Python's `if` on a tensor is an error, `tf.where` and `tf.cond` are not.
         None leaves images as they are, uint8 cast to float32.
-      shard: which examples of each batch; only these are read and preprocessed.
+      share: the places in each batch that are read and preprocessed, such as a worker's
+        `Trainer.shares.examples`; None for all.
 
     Returns:
       A data set of (float32 [n, height, width, channels], labels [n, ...]), with n the global
-      batch size, or the size of a shard. Integer labels are int32, or int64 where one does not
+      batch size, or the size of the share. Integer labels are int32, or int64 where one does not
       fit; others keep their type.
 
     Raises:
       TypeError: labels are no numbers.
       ValueError: there are no examples, images and labels differ in number, the batch size is
-        below 1 or does not divide into shards, or `last_step` is before `first_step`; or a label
+        below 1, the share is none of the batch, or `last_step` is before `first_step`; or a label
         does not fit into int64.
     """
     num_examples = _checked_length(images, labels, global_batch_size)
-    first, end = shard.bounds(global_batch_size)
+    own = places(share, global_batch_size)
     if not 0 <= first_step <= last_step:
         raise ValueError(
             f"Steps must run forward from 0 or later: first_step={first_step}, "
@@ -193,14 +188,15 @@ def training_batches(
     def batch_of_step(step):
         ids = example_ids(
             step, num_examples=num_examples, global_batch_size=global_batch_size, seed=seed
-        )[first:end]
-        batch = tf.gather(images, ids)  # [end - first, height, width, channels]
+        )[own.start : own.stop]
+        batch = tf.gather(images, ids)  # [len(own), height, width, channels]
         if preprocess is None:
             batch = _as_float(batch)
         else:
-            turn = step * global_batch_size + tf.range(first, end, dtype=tf.int64)
+            turn = step * global_batch_size + tf.range(own.start, own.stop, dtype=tf.int64)
             turn = turn // num_examples + tf.gather(coin_of_example, ids)
-            draws = Draws(augmentation_seed(step, seed=seed), turn % 2 == 1, shard)
+            drawn_from = augmentation_seed(step, seed=seed)
+            draws = Draws(drawn_from, turn % 2 == 1, share, global_batch_size)
             batch = preprocess(batch, draws)
         return batch, tf.gather(labels, ids)
 
@@ -213,11 +209,11 @@ def evaluation_batches(
     *,
     global_batch_size: int,
     preprocess: Callable[[tf.Tensor], tf.Tensor] | None,
-    shard: Shard = ALL,
+    share: range | None = None,
 ) -> tf.data.Dataset:
     """Every example exactly once, in the order of the data, in full batches with a mask.
 
-    With shards, once over all shards together, each of which has the same number of batches.
+    With shares, once over all of them together, each of which has the same number of batches.
 
     The last batch is filled up with copies of example 0, which the mask leaves out: metrics add
     up under the mask, and the number of true entries over all batches is the number of examples.
@@ -228,26 +224,27 @@ def evaluation_batches(
       global_batch_size: examples per batch, at least 1.
       preprocess: (images [n, ...]) -> float32 [n, ...], traced as it is written. None leaves images
         as they are, uint8 cast to float32.
-      shard: which examples of each batch; only these are read and preprocessed.
+      share: the places in each batch that are read and preprocessed, such as a worker's
+        `Trainer.shares.examples`; None for all.
 
     Returns:
       A data set of (float32 [n, height, width, channels], labels [n, ...], mask bool [n]), with n
-      the global batch size, or the size of a shard; labels as from `training_batches`.
+      the global batch size, or the size of the share; labels as from `training_batches`.
 
     Raises:
       TypeError: labels are no numbers.
       ValueError: there are no examples, images and labels differ in number, the batch size is
-        below 1 or does not divide into shards, or a label does not fit into int64.
+        below 1, the share is none of the batch, or a label does not fit into int64.
     """
     num_examples = _checked_length(images, labels, global_batch_size)
-    first, end = shard.bounds(global_batch_size)
+    own = places(share, global_batch_size)
     images, labels = _in_memory(images, labels)
 
     def batch_at(index):
-        places = index * global_batch_size + tf.range(first, end, dtype=tf.int64)
-        mask = places < num_examples
-        ids = tf.where(mask, places, tf.zeros_like(places))
-        batch = tf.gather(images, ids)  # [end - first, height, width, channels]
+        ids = index * global_batch_size + tf.range(own.start, own.stop, dtype=tf.int64)
+        mask = ids < num_examples
+        ids = tf.where(mask, ids, tf.zeros_like(ids))
+        batch = tf.gather(images, ids)  # [len(own), height, width, channels]
         batch = _as_float(batch) if preprocess is None else preprocess(batch)
         return batch, tf.gather(labels, ids), mask
 

@@ -27,9 +27,14 @@ class Training:
         self._preprocess, self._seed = preprocess, seed
 
     def batches(
-        self, first_step: int, last_step: int, *, global_batch_size: int, index: int, count: int
+        self,
+        first_step: int,
+        last_step: int,
+        *,
+        global_batch_size: int,
+        share: range | None = None,
     ) -> tf.data.Dataset:
-        """As `batches.training_batches`, for a worker's share."""
+        """As `batches.training_batches`."""
         return batches.training_batches(
             self._images,
             self._labels,
@@ -38,7 +43,7 @@ class Training:
             first_step=first_step,
             last_step=last_step,
             preprocess=self._preprocess,
-            shard=batches.Shard(index, count),
+            share=share,
         )
 
 
@@ -54,16 +59,14 @@ class Evaluated:
         split: datasets.ImageArrays,
         preprocess: Callable,
         global_batch_size: int,
-        index: int = 0,
-        count: int = 1,
+        share: range | None = None,
     ):
         """
         Args:
           split: of a data set.
           preprocess: as for `batches.evaluation_batches`.
           global_batch_size: likewise.
-          index: of the share of each batch that is read.
-          count: shares.
+          share: likewise.
         """
         self.num_counted = len(split.images)
         # Made once, for TensorFlow keeps something of each; every iteration starts anew.
@@ -72,7 +75,7 @@ class Evaluated:
             split.labels,
             global_batch_size=global_batch_size,
             preprocess=preprocess,
-            shard=batches.Shard(index, count),
+            share=share,
         )
 
     def __iter__(self) -> Iterator:

@@ -14,6 +14,8 @@ import keras
 import numpy as np
 import tensorflow as tf
 
+from . import batches as by_step
+
 
 class _Stream:
     """What the sources below share.
@@ -53,8 +55,7 @@ class _Stream:
         last_step: int,
         *,
         global_batch_size: int,
-        index: int = 0,
-        count: int = 1,
+        share: range | None = None,
     ) -> Iterator[tuple]:
         """The batches of steps `first_step` to `last_step - 1`, or a share of each.
 
@@ -62,8 +63,7 @@ class _Stream:
           first_step: number of steps made already.
           last_step: number of steps made when they end.
           global_batch_size: examples of a full batch, which the stream has to have, too.
-          index: of the share.
-          count: shares, which divide the batch.
+          share: the places in each batch that are taken; None for all.
 
         Yields:
           (inputs, labels) or (inputs, labels, sample_weight).
@@ -76,8 +76,8 @@ class _Stream:
                 f"{self._what}: its first batch has {self._batch_size} examples, and a step takes "
                 f"global_batch_size={global_batch_size}"
             )
-        share = global_batch_size // count
-        own = slice(index * share, (index + 1) * share)
+        places = by_step.places(share, global_batch_size)
+        own = slice(places.start, places.stop)
         for given in itertools.islice(self._all(first_step), last_step - first_step):
             full = _filled_up(_parts(given, self._what), global_batch_size, self._what)
             yield tuple(tf.nest.map_structure(lambda array: array[own], part) for part in full)

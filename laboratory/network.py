@@ -101,10 +101,10 @@ class Network:
             images,
             labels,
             None,
-            [number],
+            number,
             None,
         )
-        return tf.concat([tf.reshape(g, [-1]) for g in result.sum_gradients], axis=0)
+        return tf.concat([tf.reshape(g, [-1]) for g in result.sums[0, 1]], axis=0)
 
     def evaluate(self, weights: np.ndarray) -> problems.Measured:
         """On the first test images, 2,000 unless told."""

@@ -117,7 +117,7 @@ def squared_norms(program: tower.TowerProgram, images, labels) -> tuple[tf.Tenso
     state = [tf.convert_to_tensor(v.value) for v in model.non_trainable_variables]
     draw = tf.constant(0, tf.int64)
     of_microbatches = [
-        tower.compute(program, weights, [state], *part, None, [draw], None).sum_gradients
+        tower.compute(program, weights, [state], *part, None, draw, None).sums[0, 1]
         for part in zip(tf.split(images, MICROBATCHES), tf.split(labels, MICROBATCHES), strict=True)
     ]
     mean = [tf.add_n(parts) / MICROBATCHES for parts in zip(*of_microbatches, strict=True)]

@@ -2,9 +2,9 @@
 
 python -m lessons.drawing     writes the drawing, and the page's code and table of files
 
-The drawing follows one batch: that of the 1,000th step of `python train.py --num_towers=2`. Its
-stations are functions, its shapes those of that step; tests/docs/test_architecture.py makes it
-and compares.
+The drawing follows one batch: that of the 1,000th step of
+`python train.py --num_towers=2 --num_microbatches=4`. Its stations are functions, its shapes those
+of that step; tests/docs/test_architecture.py makes it and compares.
 """
 
 import argparse
@@ -107,8 +107,8 @@ BOXES = {
     "m1": Box(238, 594, 188, "tower._microbatch", f"m1: {_M}"),
     "m2": Box(474, 594, 188, "tower._microbatch", f"m2: {_M}"),
     "m3": Box(676, 594, 188, "tower._microbatch", f"m3: {_M}"),
-    "sum_0": Box(36, 712, 390, "gradients.sum_over_parts", "m0 + m1"),
-    "sum_1": Box(474, 712, 390, "gradients.sum_over_parts", "m2 + m3"),
+    "sum_0": Box(36, 712, 390, "gradients.sum_over_share", "m0 + m1"),
+    "sum_1": Box(474, 712, 390, "gradients.sum_over_share", "m2 + m3"),
     "reduce": Box(36, 824, 828, "gradients.reduce_towers", "((m0 + m1) + (m2 + m3)) / 4"),
     "check": Box(36, 892, 162, "not_finite.check", "losses and gradients,\nor no update"),
     "apply": Box(222, 892, 216, "keras.optimizers.SGD.apply", "10 times\nweight - rate * gradient"),
@@ -151,7 +151,7 @@ def main() -> None:
 
 def svg() -> str:
     """The drawing; the same stations give the same text."""
-    title = "One batch, from the files to the update: step 1,000 of python train.py --num_towers=2"
+    title = "One batch, from the files to the update: step 1,000 on 2 towers"
     parts = [
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {HEIGHT}" width="{WIDTH}" '
         f'height="{HEIGHT}" font-family="sans-serif" role="img">',

@@ -7,6 +7,7 @@ import towers  # before Keras: it silences TensorFlow's notices
 from input_pipeline import batches, preprocess
 from laboratory import data, findings, race
 from lessons import lesson
+from towers.support import shares as shares_of_batch
 
 import numpy as np  # isort: skip
 
@@ -26,7 +27,7 @@ class Share(NamedTuple):
 
 
 def run(setup: findings.Setup) -> findings.Finding:
-    """Trains one model and evaluates it as a whole and by shards."""
+    """Trains one model and evaluates it as a whole and by shares."""
     images = data.load(setup)
     trainer = race.trainer(race.Entry(64, 0.05), len(images.train.images))
     steps = (10_000 if setup.short else EXAMPLES) // 64
@@ -38,8 +39,8 @@ def run(setup: findings.Setup) -> findings.Finding:
 
 def shares(trainer: towers.Trainer, images: data.Images, nodes: int) -> list[Share]:
     """Each node's accuracy on its own part of every batch, as workers have it."""
-    shards = [batches.Shard(index, nodes) for index in range(nodes)]
-    return [share(trainer, images.test.images, images.test.labels, shard) for shard in shards]
+    places = shares_of_batch.evenly(BATCH, nodes)
+    return [share(trainer, images.test.images, images.test.labels, own) for own in places]
 
 
 def in_a_row(trainer: towers.Trainer, images: data.Images, nodes: int) -> list[Share]:
@@ -49,12 +50,12 @@ def in_a_row(trainer: towers.Trainer, images: data.Images, nodes: int) -> list[S
     return [share(trainer, images.test.images[ids], images.test.labels[ids]) for ids in parts]
 
 
-def share(trainer: towers.Trainer, pixels, labels, shard: batches.Shard = batches.ALL) -> Share:
-    """The accuracy on one shard, and of how many examples it is."""
+def share(trainer: towers.Trainer, pixels, labels, places: range | None = None) -> Share:
+    """The accuracy on so many places of each batch, or on all, and of how many examples it is."""
     how = preprocess.for_images("crop_flip_colour", pixels.shape[1:])
     evaluated = trainer.evaluate(
         batches.evaluation_batches(
-            pixels, labels, global_batch_size=BATCH, preprocess=how.evaluate, shard=shard
+            pixels, labels, global_batch_size=BATCH, preprocess=how.evaluate, share=places
         )
     )
     return Share(evaluated.count, evaluated.accuracy)

@@ -90,6 +90,7 @@ def trainer_of(model: keras.Model, num_towers: int) -> towers.Trainer:
         keras.optimizers.SGD(0.01),
         towers=devices.choose(num_towers),
         global_batch_size=BATCH,
+        num_microbatches=num_towers,
     )
 
 
@@ -200,10 +201,10 @@ def one_tower(model: keras.Model, index: int, device: str, images, labels) -> li
             images,
             labels,
             None,
-            [tf.constant(index, tf.int64)],
+            tf.constant(index, tf.int64),
             None,
         )
-    return result.sum_gradients
+    return result.sums[0, 1]
 
 
 def times(ways: Sequence[Callable], batches) -> list[float]:

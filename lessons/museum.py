@@ -98,7 +98,7 @@ def towers_here(
         towers=devices.choose(num_towers),
         global_batch_size=global_batch_size,
         loss=lambda labels, outputs: outputs[:, 0],
-        **others,
+        **{"num_microbatches": num_towers} | others,
     )
 
 
@@ -294,7 +294,8 @@ def rows_of_one_tower() -> Exhibit:
         of_towers.append(tape.gradient(loss, table))  # IndexedSlices
     values = tf.reduce_mean([sparse.values for sparse in of_towers], axis=0)
     wrong = tf.IndexedSlices(values, of_towers[0].indices, of_towers[0].dense_shape)
-    (right,) = gradients.reduce_towers([[sparse] for sparse in of_towers], 2, "mean")
+    sums = [{(m, m + 1): [sparse]} for m, sparse in enumerate(of_towers)]
+    (right,) = gradients.reduce_towers(sums, 2, "mean")
     return Exhibit(
         rows=[21],
         did="averages rows under tower 0's indices",
@@ -307,9 +308,10 @@ def rows_of_one_tower() -> Exhibit:
 
 def sum_for_mean() -> Exhibit:
     """The gradients of four towers, added up where the rate was found for their mean."""
-    of_towers = [[tf.constant(gradient)] for gradient in (1.0, 2.0, 3.0, 6.0)]
-    wrong = tf.add_n([gradient for (gradient,) in of_towers])
-    (right,) = gradients.reduce_towers(of_towers, 4, "mean")
+    of_towers = [tf.constant(gradient) for gradient in (1.0, 2.0, 3.0, 6.0)]
+    wrong = tf.add_n(of_towers)
+    sums = [{(m, m + 1): [gradient]} for m, gradient in enumerate(of_towers)]
+    (right,) = gradients.reduce_towers(sums, 4, "mean")
     return Exhibit(
         rows=[22],
         did="adds gradients up",
@@ -387,14 +389,15 @@ def data_from_the_top() -> Exhibit:
 def same_images_twice() -> Exhibit:
     """Two replicas make the same reader, and each takes its batch from it."""
     replicas = [next(iter(old_reader())) for _ in range(2)]
-    shards = [reader_here(2 * BATCH, shard=batches.Shard(index, 2)) for index in range(2)]
+    halves = (range(BATCH), range(BATCH, 2 * BATCH))
+    shares = [reader_here(2 * BATCH, share=half) for half in halves]
     return Exhibit(
         rows=[30],
         did="gives two replicas the same data",
         symptom="two GPUs learn no more than one",
         number="images in two batches of 100",
         wrong=different(replicas),
-        right=different([part for shard in shards for part in shard]),
+        right=different([part for share in shares for part in share]),
     )
 
 

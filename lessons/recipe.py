@@ -18,9 +18,9 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 import numpy as np
 
-from towers import gradients, schedules
+from towers import schedules
 from towers.networks import optimizers
-from towers_cli import settings
+from towers_cli import settings, sizes
 
 _RULES = {
     "linear": "by the linear rule (Goyal et al. 2017, arXiv:1706.02677)",
@@ -41,7 +41,8 @@ class Recipe:
 
     num_towers: int
     num_microbatches: int  # for the authors, whose unit is the tower's batch, the towers again
-    per_tower_batch_size: int = _flag("global_batch_size", 128, "examples of a tower in a step")
+    # Where towers have uneven shares, their mean.
+    per_tower_batch_size: float = _flag("global_batch_size", 128, "examples of a tower in a step")
     learning_rate: float = _flag("learning_rate", 0.1, "before any decay")
     steps: float = _flag("max_steps", 100_000, "of the whole run")
     # The tutorial's int(50_000 / 128 * 350), whatever the number of GPUs.
@@ -56,7 +57,7 @@ class Recipe:
     @property
     def global_batch_size(self) -> int:
         """Examples of a step."""
-        return self.num_towers * self.per_tower_batch_size
+        return round(self.num_towers * self.per_tower_batch_size)
 
     @property
     def towers(self) -> str:
@@ -85,16 +86,21 @@ def with_mean(recipe: Recipe) -> Recipe:
 def same_run(recipe: Recipe, to_towers: int) -> Recipe | None:
     """Way A: the same global batch on other towers; None where it has no equal parts for them.
 
-    The microbatches stay where `to_towers` divides their number; else they are cut smaller.
+    The microbatches stay where there is one for each tower; else they are cut smaller.
     """
-    microbatches = math.lcm(recipe.num_microbatches, to_towers)
-    if recipe.global_batch_size % microbatches or microbatches > 1024:  # the most train.py takes
+    count, batch = recipe.num_microbatches, recipe.global_batch_size
+    fitting = [
+        microbatches
+        for microbatches in range(count, sizes.MOST_PARTS + 1, count)
+        if microbatches >= to_towers and batch % microbatches == 0
+    ]
+    if not fitting:
         return None
     return dataclasses.replace(
         with_mean(recipe),
         num_towers=to_towers,
-        num_microbatches=microbatches,
-        per_tower_batch_size=recipe.global_batch_size // to_towers,
+        num_microbatches=fitting[0],
+        per_tower_batch_size=batch / to_towers,
     )
 
 
@@ -207,21 +213,19 @@ def notes_on_a(authors: Recipe, a: Recipe | None) -> Iterator[str]:
     """What the same run keeps, and what it takes."""
     if a is None:
         yield f"""Not possible: {authors.global_batch_size:,} examples have no equal parts for so
-        many towers (at most 1,024 parts)."""
+        many towers (at most {sizes.MOST_PARTS:,} parts)."""
         return
-    count, share = a.num_microbatches, a.num_microbatches // a.num_towers
-    exact = gradients.same_bits(count)
-    rest = "" if a.num_towers in exact else f"; with {a.num_towers} but for rounding"
+    count, share = a.num_microbatches, -(-a.num_microbatches // a.num_towers)
     if count != authors.num_microbatches:
-        yield f"""For equal shares the microbatches are cut from {authors.per_tower_batch_size} to
-        {a.global_batch_size // count} examples: the same update but for rounding, and another model
-        where layers see a microbatch as a whole, as batch norm does (docs/batch_norm.md)."""
-    yield f"""On CPUs train.py ends with the same weights, to the last bit, with --num_towers={
-        " or ".join(map(str, exact))
-    }{rest} (docs/same_bits.md). The authors' own had other examples in each step."""
+        yield f"""To have one for each tower, the microbatches are cut from
+        {authors.per_tower_batch_size} to {a.global_batch_size // count} examples: the same update
+        but for rounding, and another model where layers see a microbatch as a whole, as batch norm
+        does (docs/batch_norm.md)."""
+    yield f"""On CPUs train.py ends with the same weights, to the last bit, with any --num_towers
+    up to {count:,} (docs/same_bits.md). The authors' own had other examples in each step."""
     if share > 1:
         yield f"""A tower's {share} microbatches do not wait for each other: count on memory for all
-        of its {a.per_tower_batch_size:,} examples."""
+        of its {share * a.global_batch_size // count:,} examples."""
 
 
 def notes_on_b(authors: Recipe, b: Recipe, scaling: str) -> Iterator[str]:

@@ -265,6 +265,7 @@ def workplace(num_towers: int, setup: findings.Setup) -> tuple[towers.Trainer, d
         keras.optimizers.SGD(0.01),
         towers=devices.choose(num_towers),
         global_batch_size=BATCH,
+        num_microbatches=num_towers,
         weight_decay=network.weight_decay,
         weight_filter=network.weight_filter,
         moving_average_decay=0.9999,
@@ -356,7 +357,7 @@ def other_costs(num_towers: int, setup: findings.Setup) -> dict[str, float]:
         return {
             "summaries": least(scalars) / LOG_EVERY + least(histograms) / SUMMARIES_EVERY,
             "addition": least(
-                lambda: gradients.sum_over_parts([result.gradients, other.gradients])
+                lambda: gradients.add_weight_by_weight(result.gradients, other.gradients)
             ),
         }
 

@@ -24,7 +24,7 @@ ROOT = Path(__file__).resolve().parent.parent
 # Before anything starts TensorFlow's runtime: the threads of the train.py that runs in this process
 # too (scripts.py); and towers on a CPU need logical devices.
 devices.use_intra_op_threads(1)
-devices.choose(4)
+devices.choose(8)
 
 
 # With two processes, none is left alone at the end with a file that takes minutes.

@@ -139,9 +139,9 @@ class TestWeights:
         class Two(worker.SingleWorker):
             count = 2
 
-            def all_gather(self, arrays):
-                _, *others = arrays
-                return [arrays, [np.array([0, 0, 1.0, 0]), *others]]
+            def all_gather(self, what, arrays):
+                sizes, _, *others = arrays
+                return [arrays, [sizes, np.array([0, 0, 1.0, 0]), *others]]
 
         found = self.evaluated([0.5, 0, 2.0, 1.5], workers=Two())
         assert found.of_workers == ((3, 0.5 / 4), (1, 0.0))

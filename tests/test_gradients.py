@@ -7,8 +7,20 @@ import tensorflow as tf
 import toys
 
 from towers import gradients
+from towers.support import shares
 
 ROWS = 5
+
+
+def summed(parts):
+    """One tower's sum of all microbatches, one gradient per weight."""
+    ((_, total),) = gradients.sum_over_share(parts, range(len(parts)), len(parts)).items()
+    return total
+
+
+def leaves(parts):
+    """The sums of towers of one microbatch each."""
+    return [{(m, m + 1): part} for m, part in enumerate(parts)]
 
 
 def slices(indices, values):
@@ -43,19 +55,45 @@ def test_nothing_to_add_is_refused():
 def test_float32_sum_is_the_one_of_the_pairwise_order():
     # Pairwise: (1 + 1e8) + (-1e8 + 1) = 1e8 - 1e8. One after the other it would be 1.
     parts = [[tf.constant(value)] for value in (1.0, 1e8, -1e8, 1.0)]
-    assert gradients.sum_over_parts(parts)[0].numpy() == 0.0
+    assert summed(parts)[0].numpy() == 0.0
 
 
-@pytest.mark.parametrize("num_parts, per_tower", [(8, 1), (8, 2), (8, 4), (6, 2), (12, 4)])
-def test_shares_of_a_power_of_two_are_subtrees_of_the_whole_tree(num_parts, per_tower):
+@pytest.mark.parametrize(
+    ("own", "num_leaves", "expected"),
+    [
+        (range(0, 8), 8, [(0, 8)]),
+        (range(0, 3), 8, [(0, 2), (2, 3)]),
+        (range(3, 6), 8, [(3, 4), (4, 6)]),
+        (range(1, 8), 8, [(1, 2), (2, 4), (4, 8)]),
+        (range(4, 6), 6, [(4, 6)]),
+        (range(2, 7), 7, [(2, 4), (4, 7)]),  # the last three are a subtree, for there are no more
+        (range(2, 7), 8, [(2, 4), (4, 6), (6, 7)]),
+        (range(5, 6), 8, [(5, 6)]),
+    ],
+)
+def test_a_share_consists_of_the_largest_subtrees_in_it(own, num_leaves, expected):
+    assert gradients.subtrees(own, num_leaves) == expected
+
+
+def test_a_leaf_that_nobody_has_is_an_error():
+    with pytest.raises(KeyError):
+        gradients.add_up({(0, 1): 1, (2, 4): 1}, (0, 4), max)
+
+
+@pytest.mark.parametrize("num_towers", range(1, 9))
+@pytest.mark.parametrize("num_parts", [7, 8, 12])
+def test_any_number_of_towers_has_the_bits_of_one(num_parts, num_towers):
+    if num_towers > num_parts:
+        return
     values = np.random.default_rng(0).normal(size=(num_parts, 100)).astype(np.float32)
     parts = [[tf.constant(value)] for value in values]
-    shares = [
-        gradients.sum_over_parts(parts[first : first + per_tower])
-        for first in range(0, num_parts, per_tower)
+    of_towers = [
+        gradients.sum_over_share([parts[m] for m in own], own, num_parts)
+        for own in shares.evenly(num_parts, num_towers)
     ]
-    whole = gradients.sum_over_parts(parts)[0].numpy()
-    np.testing.assert_array_equal(gradients.sum_over_parts(shares)[0], whole)
+    (whole,) = gradients.reduce_towers([{(0, num_parts): summed(parts)}], num_parts, "sum")
+    (found,) = gradients.reduce_towers(of_towers, num_parts, "sum")
+    np.testing.assert_array_equal(found, whole)
     assert np.any(whole != np.add.accumulate(values)[-1])  # the order shows in the last bits
 
 
@@ -63,13 +101,13 @@ def test_shares_of_a_power_of_two_are_subtrees_of_the_whole_tree(num_parts, per_
 def test_sum_of_an_odd_number_of_parts(num_parts):
     parts = [[tf.constant([1.0, 10.0]) * part] for part in range(1, num_parts + 1)]
     total = num_parts * (num_parts + 1) / 2
-    np.testing.assert_array_equal(gradients.sum_over_parts(parts)[0], [total, 10 * total])
+    np.testing.assert_array_equal(summed(parts)[0], [total, 10 * total])
 
 
 @pytest.mark.pitfall(21)
 def test_none_counts_as_zero_and_stays_none_where_no_part_has_a_gradient():
     parts = [[None, tf.constant(2.0), None], [None, None, None], [None, None, tf.constant(6.0)]]
-    reduced = gradients.reduce_towers(parts, 4, "mean")
+    reduced = gradients.reduce_towers(leaves([*parts, [None] * 3]), 4, "mean")
     assert reduced[0] is None
     # Divided by the number of microbatches, not by how many of them have a gradient.
     assert [value.numpy() for value in reduced[1:]] == [0.5, 1.5]
@@ -77,25 +115,25 @@ def test_none_counts_as_zero_and_stays_none_where_no_part_has_a_gradient():
 
 @pytest.mark.pitfall(21)
 def test_indexed_slices_keep_the_indices_of_every_part():
-    parts = [[slices([1], [[1.0, 2.0]])], [slices([3], [[5.0, 6.0]])], [None]]
-    (reduced,) = gradients.reduce_towers(parts, 2, "mean")
+    parts = [[slices([1], [[1.0, 2.0]])], [slices([3], [[5.0, 6.0]])], [None], [None]]
+    (reduced,) = gradients.reduce_towers(leaves(parts), 4, "mean")
     assert isinstance(reduced, tf.IndexedSlices)
     expected = np.zeros([ROWS, 2])
-    expected[1], expected[3] = [0.5, 1.0], [2.5, 3.0]
+    expected[1], expected[3] = [0.25, 0.5], [1.25, 1.5]
     np.testing.assert_array_equal(tf.convert_to_tensor(reduced), expected)
 
 
 @pytest.mark.pitfall(21)
 def test_rows_that_come_twice_are_added_up():
     parts = [[slices([4, 1], [[1.0, 2.0], [3.0, 4.0]])], [slices([1, 1], [[5.0, 6.0], [7.0, 8.0]])]]
-    (reduced,) = gradients.reduce_towers(parts, 2, "sum")
+    (reduced,) = gradients.reduce_towers(leaves(parts), 2, "sum")
     np.testing.assert_array_equal(reduced.indices, [4, 1])
     np.testing.assert_array_equal(reduced.values, [[1.0, 2.0], [15.0, 18.0]])
 
 
 def test_indexed_slices_and_a_dense_gradient_add_up_to_a_dense_one():
     dense = tf.ones([ROWS, 2])
-    (total,) = gradients.sum_over_parts([[slices([2, 2], [[1.0, 2.0], [3.0, 4.0]])], [dense]])
+    (total,) = summed([[slices([2, 2], [[1.0, 2.0], [3.0, 4.0]])], [dense]])
     expected = np.ones([ROWS, 2])
     expected[2] = [5.0, 7.0]
     np.testing.assert_array_equal(total, expected)
@@ -104,7 +142,7 @@ def test_indexed_slices_and_a_dense_gradient_add_up_to_a_dense_one():
 @pytest.mark.pitfall(33)
 def test_gradients_stay_in_the_order_of_the_weights():
     parts = [[tf.constant([1.0]), tf.constant(2.0)], [tf.constant([10.0]), tf.constant(20.0)]]
-    first, second = gradients.sum_over_parts(parts)
+    first, second = summed(parts)
     np.testing.assert_array_equal(first, [11.0])
     np.testing.assert_array_equal(second, 22.0)
 
@@ -112,18 +150,18 @@ def test_gradients_stay_in_the_order_of_the_weights():
 def test_parts_with_different_numbers_of_gradients_are_refused():
     parts = [[tf.constant(1.0)], [tf.constant(1.0), tf.constant(2.0)]]
     with pytest.raises(ValueError, match=r"different numbers of gradients: \[1, 2\]"):
-        gradients.sum_over_parts(parts)
+        summed(parts)
 
 
 def test_mean_divides_by_the_microbatches_and_sum_does_not():
-    towers_sums = [[tf.constant([6.0, 2.0])], [tf.constant([2.0, 4.0])]]
+    towers_sums = [{(0, 4): [tf.constant([6.0, 2.0])]}, {(4, 8): [tf.constant([2.0, 4.0])]}]
     np.testing.assert_array_equal(gradients.reduce_towers(towers_sums, 8, "mean")[0], [1.0, 0.75])
     np.testing.assert_array_equal(gradients.reduce_towers(towers_sums, 8, "sum")[0], [8.0, 6.0])
 
 
 def test_weighted_parts_are_divided_by_their_weight():
     # Two microbatches of weight 3 and 1 with gradients 2 and 6: (3 * 2 + 1 * 6) / 4 = 3.
-    sums = [[tf.constant([6.0])], [tf.constant([6.0])]]
+    sums = leaves([[tf.constant([6.0])], [tf.constant([6.0])]])
     weight = tf.constant(4.0)
     assert gradients.reduce_towers(sums, 2, "mean", weight)[0].numpy() == 3.0
     assert gradients.reduce_towers(sums, 2, "sum", weight)[0].numpy() == 6.0
@@ -132,7 +170,7 @@ def test_weighted_parts_are_divided_by_their_weight():
 @pytest.mark.pitfall(26)
 @pytest.mark.parametrize("reduction", gradients.REDUCTIONS)
 def test_parts_without_weight_leave_a_gradient_of_zero(reduction):
-    sums = [[tf.constant([0.0]), slices([1], [[0.0, 0.0]])]] * 2
+    sums = leaves([[tf.constant([0.0]), slices([1], [[0.0, 0.0]])]] * 2)
     dense, sparse = gradients.reduce_towers(sums, 2, reduction, tf.constant(0.0))
     assert dense.numpy() == 0.0
     np.testing.assert_array_equal(sparse.values, [[0.0, 0.0]])
@@ -142,13 +180,13 @@ def test_parts_without_weight_leave_a_gradient_of_zero(reduction):
 def test_narrow_types_are_added_as_float32(narrow):
     # In bfloat16 and float16, 4096 + 1 = 4096.
     values = [4096.0, 1.0, 1.0, 1.0]
-    (total,) = gradients.sum_over_parts([[tf.constant([value], narrow)] for value in values])
+    (total,) = summed([[tf.constant([value], narrow)] for value in values])
     assert total.dtype == tf.float32 and total.numpy() == 4099.0
     sparse = [[tf.cast(tf.constant([[value] * 2]), narrow)] for value in values]
     parts = [[tf.IndexedSlices(v, tf.constant([2]), tf.constant([ROWS, 2]))] for (v,) in sparse]
-    (reduced,) = gradients.reduce_towers(parts, 4, "sum")
+    (reduced,) = gradients.reduce_towers([{(0, 4): summed(parts)}], 4, "sum")
     np.testing.assert_array_equal(reduced.values, [[4099.0, 4099.0]])
-    assert gradients.sum_over_parts([[tf.constant(1.0, tf.float64)]])[0].dtype == tf.float64
+    assert summed([[tf.constant(1.0, tf.float64)]])[0].dtype == tf.float64
 
 
 def test_a_factor_is_not_rounded_to_the_type_of_a_narrow_gradient():
@@ -162,7 +200,7 @@ def test_a_factor_is_not_rounded_to_the_type_of_a_narrow_gradient():
 
 def test_unknown_reduction_is_refused():
     with pytest.raises(ValueError, match="reduction='max': must be one of mean, sum"):
-        gradients.reduce_towers([[tf.constant(1.0)]], 1, "max")
+        gradients.reduce_towers(leaves([[tf.constant(1.0)]]), 1, "max")
 
 
 def test_scaling_keeps_kind_and_dtype():

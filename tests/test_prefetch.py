@@ -9,6 +9,7 @@ import toys
 
 from towers import prefetch
 from towers.runs import loop
+from towers.support import shares
 
 BATCH, STEPS = 8, 3
 
@@ -21,14 +22,16 @@ def batches(log: list | None = None):
         yield tf.constant(images), tf.constant(labels)
 
 
-@pytest.mark.parametrize("num_towers", [1, 2, 4])
+@pytest.mark.parametrize("num_towers", [1, 3, 4])
 def test_each_tower_has_its_part_on_its_device(num_towers):
     tower_devices = toys.cpus(num_towers)
-    placed = list(prefetch.to_towers(batches(), tower_devices))
+    sizes = shares.Shares(BATCH, BATCH, [num_towers]).tower_batch_sizes
+    placed = list(prefetch.to_towers(batches(), tower_devices, sizes))
     assert len(placed) == STEPS
     for (images, labels, parts), (expected, classes) in zip(placed, batches(), strict=True):
         np.testing.assert_array_equal(images, expected)
         np.testing.assert_array_equal(labels, classes)
+        assert [len(part[0]) for part in parts] == sizes
         np.testing.assert_array_equal(np.concatenate([part[0] for part in parts]), expected)
         np.testing.assert_array_equal(np.concatenate([part[1] for part in parts]), classes)
         for part, device in zip(parts, tower_devices, strict=True):
@@ -38,7 +41,7 @@ def test_each_tower_has_its_part_on_its_device(num_towers):
 
 def test_the_next_batch_is_on_its_way_before_one_is_handed_over():
     fetched = []
-    placed = prefetch.to_towers(batches(fetched), toys.cpus(2))
+    placed = prefetch.to_towers(batches(fetched), toys.cpus(2), [4, 4])
     assert fetched == []
     next(placed)
     assert fetched == [0, 1]
@@ -49,10 +52,10 @@ def test_the_next_batch_is_on_its_way_before_one_is_handed_over():
 
 
 def test_no_batches_are_none():
-    assert list(prefetch.to_towers([], toys.cpus(1))) == []
+    assert list(prefetch.to_towers([], toys.cpus(1), [8])) == []
 
 
-@pytest.mark.parametrize("num_towers", [1, 2, 4])
+@pytest.mark.parametrize("num_towers", [1, 3, 4])
 def test_the_weights_are_those_of_batches_cut_within_the_step(num_towers):
     hashes = set()
     for ahead in (False, True):
@@ -65,7 +68,7 @@ def test_the_weights_are_those_of_batches_cut_within_the_step(num_towers):
             weight_decay=0.01,
         )
         source = (
-            prefetch.to_towers(batches(), made.tower_devices)
+            prefetch.to_towers(batches(), made.tower_devices, made.shares.tower_batch_sizes)
             if ahead
             else ((images, labels, None) for images, labels in batches())
         )

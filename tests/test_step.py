@@ -373,7 +373,7 @@ def test_the_batch_is_cut_by_towers_and_microbatches_and_never_by_images():
     _, graph = graph_of(2)
     kinds = [operation.type for operation in drawn(graph).get_operations()]
     # Images and labels, once among two towers and once in each tower.
-    assert kinds.count("Split") == 2 + 2 * 2
+    assert (kinds.count("SplitV"), kinds.count("Split")) == (2, 2 * 2)
     assert "Unpack" not in kinds
 
 
@@ -407,6 +407,63 @@ def test_narrow_arithmetic_gives_about_the_float32_gradients(dtype, epsilon):
         assert mine.dtype == tf.float32
         difference = np.linalg.norm(mine - theirs) / np.linalg.norm(theirs)
         assert 0 < difference < 10 * epsilon
+
+
+class TestGradientAccumulation:
+    """A tower's microbatches one after the other."""
+
+    def trainer(self, model, accumulate_gradients, num_towers=1, **arguments):
+        return toys.trainer(
+            model,
+            keras.optimizers.SGD(0.05, momentum=0.9),
+            num_towers=num_towers,
+            global_batch_size=8,
+            num_microbatches=8,
+            accumulate_gradients=accumulate_gradients,
+            **arguments,
+        )
+
+    @pytest.mark.parametrize("num_towers", [1, 3])
+    @pytest.mark.parametrize("build", [toys.small_cifarnet, toys.small_resnet])
+    def test_has_the_bits_of_microbatches_side_by_side(self, build, num_towers):
+        hashes = set()
+        for accumulate_gradients in (False, True):
+            run = self.trainer(build(), accumulate_gradients, num_towers, weight_decay=0.01)
+            run.fit([toys.batch(8, run.state.model.inputs[0].shape[1:], seed=s) for s in range(3)])
+            hashes.add(run.state.sha256())
+        assert len(hashes) == 1
+
+    @pytest.mark.parametrize("accumulate_gradients", [False, True])
+    def test_a_microbatch_waits_for_the_gradients_of_the_one_before(self, accumulate_gradients):
+        run = self.trainer(toys.classifier(), accumulate_gradients, num_towers=2)
+        graph = run.step_graph(*map(tf.constant, toys.batch(8, [3])))
+        calls = [
+            operation
+            for operation in graph.get_operations()
+            if operation.type in ("PartitionedCall", "StatefulPartitionedCall")
+            and "/microbatch" in operation.name
+        ]
+        assert len(calls) == 8
+        awaited = [{one.name for one in call.control_inputs} & names(calls) for call in calls]
+        of_tower = [
+            set(),
+            *({calls[m].name} for m in range(3)),
+        ]  # the first has nothing to wait for
+        expected = [*of_tower, set(), *({calls[m].name} for m in range(4, 7))]
+        assert awaited == (expected if accumulate_gradients else [set()] * 8)
+
+    @pytest.mark.filterwarnings("ignore:Gradients do not exist")
+    def test_takes_sparse_and_missing_gradients(self):
+        words = keras.Input([3], dtype="int32")
+        vectors = keras.layers.Flatten()(keras.layers.Embedding(7, 4)(words))
+        unused = keras.ops.stop_gradient(keras.layers.Dense(2)(vectors))
+        model = keras.Model(words, keras.layers.Dense(2)(vectors) + unused)
+        run = self.trainer(model, accumulate_gradients=True)
+        assert np.isfinite(run.fit([(np.arange(24).reshape(8, 3) % 7, np.arange(8) % 2)])).all()
+
+
+def names(operations) -> set[str]:
+    return {operation.name for operation in operations}
 
 
 class TestJitCompile:

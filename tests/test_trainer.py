@@ -285,7 +285,8 @@ def test_fit_s_loss_is_weighted_over_the_microbatches():
     "arguments, message",
     [
         ({"global_batch_size": 0}, "global_batch_size=0: must be at least 1"),
-        ({"num_microbatches": 3}, "num_microbatches=3 must be divisible by num_towers=2"),
+        ({"num_microbatches": 3}, "global_batch_size=8 must be divisible by num_microbatches=3"),
+        ({"num_microbatches": 1}, "num_towers=2: must be at most num_microbatches=1, for each"),
         ({"num_microbatches": -2}, "num_microbatches=-2: must be at least 1"),
         (
             {"num_microbatches": 16},
@@ -307,9 +308,17 @@ def test_wrong_arguments_are_refused(arguments, message):
         toys.trainer(toys.linear(1.0), num_towers=2, **{"global_batch_size": 8} | arguments)
 
 
-def test_microbatches_default_to_one_per_tower():
-    run = toys.trainer(toys.linear(1.0), num_towers=4, global_batch_size=8)
-    assert run.num_microbatches == 4
+@pytest.mark.parametrize("num_towers", [1, 3])
+def test_microbatches_default_to_a_rule_without_towers(num_towers):
+    run = toys.trainer(
+        toys.linear(1.0), num_towers=num_towers, global_batch_size=24, num_microbatches=0
+    )
+    assert run.num_microbatches == 8
+
+
+def test_more_towers_than_microbatches_are_refused():
+    with pytest.raises(ValueError, match="num_towers=3: must be at most num_microbatches=2, for"):
+        toys.trainer(toys.linear(1.0), num_towers=3, global_batch_size=4, num_microbatches=2)
 
 
 def test_a_rate_from_two_sides_is_refused():

@@ -6,22 +6,23 @@ import pytest
 
 from towers import worker
 from towers.multi_worker import MultiWorker
+from towers.support import worker_errors
 
 
 @pytest.mark.parametrize("is_chief", [True, False])
 def test_the_chief_makes_first_and_the_others_wait_for_it(is_chief):
     done = []
     one = worker.SingleWorker()
-    one.is_chief, one.barrier = is_chief, lambda: done.append("barrier")
-    assert worker.chief_first(one, lambda: done.append("made") or 7) == 7
-    assert done == (["made", "barrier"] if is_chief else ["barrier", "made"])
+    one.is_chief, one.from_chief = is_chief, lambda what, make: done.append(what)
+    assert worker.chief_first(one, "the data", lambda: done.append("made") or 7) == 7
+    assert done == (["made", "the data"] if is_chief else ["the data", "made"])
 
 
 @pytest.mark.parametrize("form", [worker.SingleWorker, MultiWorker])
 def test_both_forms_have_all_that_is_asked_of_workers(form):
     asked = [name for name, _ in inspect.getmembers(worker.Workers, inspect.isfunction)]
     asked = {name for name in asked if not name.startswith("_")}
-    assert asked >= {"join", "exchange", "from_chief", "barrier", "broadcast", "all_gather"}
+    assert asked >= {"join", "exchange", "from_chief", "broadcast", "all_gather"}
     for name in asked:
         parameters = [
             list(inspect.signature(getattr(one, name)).parameters) for one in (worker.Workers, form)
@@ -30,6 +31,6 @@ def test_both_forms_have_all_that_is_asked_of_workers(form):
 
 
 def test_what_no_worker_sends_is_one_sentence():
-    worker.check_fits(True, "worker 1")
-    with pytest.raises(worker.WorkerError, match="worker 1 has sent what no worker sends; is it"):
-        worker.check_fits(False, "worker 1")
+    worker_errors.check_fits(True, "worker 1")
+    with pytest.raises(worker_errors.WorkerError, match="worker 1 has sent what no worker sends;"):
+        worker_errors.check_fits(False, "worker 1")

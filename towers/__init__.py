@@ -20,6 +20,7 @@ from towers.runs.loop import Event  # noqa: E402
 from towers.runs.run import Run, Stopped  # noqa: E402
 from towers.support.tally import Evaluation  # noqa: E402
 from towers.support.version import __version__  # noqa: E402
+from towers.support.worker_errors import WorkerError  # noqa: E402
 from towers.trainer import Trainer  # noqa: E402
 
 from towers.runs.every import (  # noqa: E402  # isort: skip
@@ -27,7 +28,8 @@ from towers.runs.every import (  # noqa: E402  # isort: skip
 )  # fmt: skip
 
 __all__ = [
-    "Evaluation", "Event", "NotFiniteError", "Run", "Stopped", "Trainer", "__version__", "call",
-    "checkpoint", "devices", "evaluate", "gradients", "histograms", "keep_best", "log", "losses",
-    "multi_worker", "networks", "profile", "schedules", "stop_early", "verify",
+    "Evaluation", "Event", "NotFiniteError", "Run", "Stopped", "Trainer", "WorkerError",
+    "__version__", "call", "checkpoint", "devices", "evaluate", "gradients", "histograms",
+    "keep_best", "log", "losses", "multi_worker", "networks", "profile", "schedules", "stop_early",
+    "verify",
 ]  # fmt: skip

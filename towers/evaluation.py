@@ -15,7 +15,7 @@ import numpy as np
 import tensorflow as tf
 
 from towers import devices, worker
-from towers.support import checks, objective, stateless, structures, tally
+from towers.support import checks, objective, shares, stateless, structures, tally
 from towers.support import classes as class_labels
 from towers.support import metrics as keras_metrics
 
@@ -51,7 +51,7 @@ class Evaluator:
           loss: as a Trainer's.
           tower_devices: one device per tower.
           num_microbatches: equal parts of a batch (of this worker's share of one), spread over the
-            towers; need not be a multiple of their number, and more towers than parts are idle.
+            towers; more towers than parts are idle.
           test_time_flip: evaluates the mean of the logits of each image and of its mirror image;
             for images [n, height, width, channels].
           workers: that evaluate together, each its own share of every batch; None for one.
@@ -79,7 +79,7 @@ class Evaluator:
         Args:
           batches: of (inputs [n, ...], labels) or (inputs, labels, sample_weight [n]); weights as
             for `Trainer.train_step`: at least 0, a mask of truth values among them. With several
-            workers, of this one's share of each batch, and as many on all.
+            workers, of this one's share of each batch, and as many batches on all.
 
         Raises:
           TypeError: a batch, or a part of it, is of the wrong type.
@@ -107,22 +107,27 @@ class Evaluator:
             states.append(outputs.states)
         if not seen:
             raise ValueError("there is no example to evaluate")
-        ends = np.cumsum([len(batch.weight) for batch in seen])[:-1]
+        sizes = np.array([len(batch.weight) for batch in seen])
         columns = [np.concatenate(values) for values in zip(*seen, strict=True)]
-        of_workers = [tally.Seen(*own) for own in self._workers.all_gather(columns)]
+        gathered = self._workers.all_gather("an evaluation", [sizes, *columns])
+        of_workers = [tally.Seen(*own) for _, *own in gathered]
         # As they were before the batches were cut: sums do not depend on the number of workers.
-        in_batches = zip(*(own.split(ends) for own in of_workers), strict=True)
-        whole = [tally.Seen.joined(shares) for shares in in_batches]
+        sizes_of_workers = [own[0] for own in gathered]
+        cut = map(tally.Seen.split, of_workers, sizes_of_workers)
+        whole = [tally.Seen.joined(of_batch) for of_batch in zip(*cut, strict=True)]
         if not any(batch.weight.any() for batch in whole):
             raise ValueError("there is no example to evaluate")
-        shares = tuple(own.accuracy() for own in of_workers) if self._num_classes else ()
-        found = tally.add_up(whole, self._terms, self._num_classes, shares)
+        accuracies = tuple(own.accuracy() for own in of_workers) if self._num_classes else ()
+        found = tally.add_up(whole, self._terms, self._num_classes, accuracies)
         if self._metrics is None:
             return found
         flat = [tf.nest.flatten(of_batch) for of_batch in states]
-        # [batches, microbatches of this worker, ...] for each variable of each metric
-        own = [np.stack(values) for values in zip(*flat, strict=True)]
-        of_metrics = self._metrics.results(self._workers.all_gather(own)) if own else {}
+        # [microbatches of this worker, batches, ...] for each variable of each metric
+        own = [np.stack(values, axis=1) for values in zip(*flat, strict=True)]
+        of_metrics = {}
+        if own:
+            gathered = self._workers.all_gather("the metrics of an evaluation", own)
+            of_metrics = self._metrics.results(gathered)
         return dataclasses.replace(found, metrics=of_metrics)
 
     def _outputs(self, inputs, labels, weight: np.ndarray) -> _Outputs:
@@ -141,7 +146,7 @@ class Evaluator:
         )
 
     def _build(self, inputs, labels, weight=None) -> _Outputs:
-        num_towers, parts = len(self._tower_devices), self._num_microbatches
+        parts = self._num_microbatches
         with tf.device(devices.PARAMETER_DEVICE), tf.name_scope("split_batch"):
             cut = (  # each [microbatch, ...]
                 structures.split(inputs, parts),
@@ -150,9 +155,10 @@ class Evaluator:
             )
             microbatches = list(zip(*cut, strict=True))
         results = []
-        for index, device in enumerate(self._tower_devices):
-            # In order, and as evenly as they go: with fewer parts than towers, some have none.
-            own = range(-(-index * parts // num_towers), -(-(index + 1) * parts // num_towers))
+        towers = zip(
+            self._tower_devices, shares.evenly(parts, len(self._tower_devices)), strict=True
+        )
+        for index, (device, own) in enumerate(towers):
             with tf.device(device), tf.name_scope(f"tower_{index}"):
                 results += self._tower([microbatches[m] for m in own])
         with tf.device(devices.PARAMETER_DEVICE), tf.name_scope("gather"):

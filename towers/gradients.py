@@ -1,87 +1,102 @@
 """Gradients of many microbatches become one gradient per weight.
 
-`gradients[p][w]` is indexed by part p (a microbatch or a tower) and by weight w, in the order of
-`model.trainable_variables`. A gradient is a Tensor, a `tf.IndexedSlices` (an embedding's), or None
-where the loss does not depend on the weight.
+They are added in the order of a fixed tree, whose leaves are the microbatches. A gradient is a
+Tensor, a `tf.IndexedSlices` (an embedding's), or None where the loss does not depend on the weight;
+a list of gradients has one per weight, in the order of `model.trainable_variables`.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import tensorflow as tf
 
-Gradient = tf.Tensor | tf.IndexedSlices | None
+from towers.support import one_gradient
+
+Gradient = one_gradient.Gradient
+Subtree = tuple[int, int]  # the first of its leaves, and the one behind its last
+Sums = Mapping[Subtree, Sequence[Gradient]]  # of the gradients of a subtree's microbatches
 REDUCTIONS = ("mean", "sum")
 
 
-def pairwise_tree(values: Sequence, add: Callable):
-    """Adds neighbours, then neighbours of the sums, until one is left: (v0+v1)+(v2+v3).
+def halves(subtree: Subtree) -> tuple[Subtree, Subtree]:
+    """The two subtrees whose sums are added for that of `subtree`, which has two leaves or more."""
+    first, end = subtree
+    middle = first + 2 ** ((end - first - 1).bit_length() - 1)  # the left one is a power of two
+    return (first, middle), (middle, end)
 
-    Floating-point addition is not associative, so the order is part of the result. In this order a
-    run of consecutive values whose length is a power of two is a subtree: a tower can add up its
-    own share first, and the total is the same to the last bit. An odd one out moves up a level.
+
+def subtrees(own: range, num_leaves: int) -> list[Subtree]:
+    """The largest subtrees of the tree over `num_leaves` that lie within `own`, in order."""
+
+    def within(subtree: Subtree) -> list[Subtree]:
+        first, end = subtree
+        if end <= own.start or own.stop <= first:
+            return []
+        if own.start <= first and end <= own.stop:
+            return [subtree]
+        return [found for half in halves(subtree) for found in within(half)]
+
+    return within((0, num_leaves))
+
+
+def add_up(sums: Mapping[Subtree, object], subtree: Subtree, add: Callable):
+    """The sum over a subtree, of the sums over subtrees that it consists of."""
+    if subtree in sums or subtree[1] - subtree[0] == 1:
+        return sums[subtree]
+    left, right = halves(subtree)
+    return add(add_up(sums, left, add), add_up(sums, right, add))
+
+
+def pairwise_tree(values: Sequence, add: Callable):
+    """The sum over the whole tree, of its leaves: ((v0+v1)+(v2+v3))+v4.
+
+    Floating-point addition is not associative, so the order is part of the result. In this one any
+    run of consecutive values consists of a few subtrees: a tower adds up those of its own share,
+    the CPU adds up the rest, and the total is the same to the last bit for every share.
 
     Raises:
       ValueError: `values` is empty.
     """
     if not values:
         raise ValueError("nothing to add")
-    level = list(values)
-    while len(level) > 1:
-        pairs = [add(a, b) for a, b in zip(level[0::2], level[1::2], strict=False)]
-        level = pairs + ([level[-1]] if len(level) % 2 else [])
-    return level[0]
+    leaves = {(place, place + 1): value for place, value in enumerate(values)}
+    return add_up(leaves, (0, len(values)), add)
 
 
-def are_subtrees(num_microbatches: int, num_shares: int) -> bool:
-    """Whether equal shares of the microbatches are subtrees: then they have the bits of one."""
-    if num_shares == 1:
-        return True
-    return num_microbatches % num_shares == 0 and (num_microbatches // num_shares).bit_count() == 1
+def sum_over_share(
+    of_microbatches: Sequence[Sequence[Gradient]], own: range, num_microbatches: int
+) -> Sums:
+    """A tower's sums of its microbatches' gradients, along the fixed tree.
 
-
-def same_bits(num_microbatches: int) -> list[int]:
-    """The numbers of towers that all end with the same bits, from 1 on."""
-    numbers = range(1, num_microbatches + 1)
-    return [number for number in numbers if are_subtrees(num_microbatches, number)]
-
-
-def sum_over_parts(gradients: Sequence[Sequence[Gradient]]) -> list[Gradient]:
-    """Sums `gradients[p][w]` over the parts p along the fixed tree.
+    Args:
+      of_microbatches: `of_microbatches[m][w]`, for each microbatch of the tower.
+      own: which ones these are of the global batch's.
+      num_microbatches: of the global batch.
 
     Returns:
-      One gradient per weight: None where it is None in every part; IndexedSlices where it is
-      IndexedSlices in every part that has one (indices and values are joined, which is their sum).
-      Types narrower than float32 are added as float32, in which eight bits of a mantissa are not
-      worn down by the sum; Keras's optimizers cast to the type of the weight.
+      For each of the tower's `subtrees` one gradient per weight: None where it is None in every
+      microbatch; IndexedSlices where it is IndexedSlices in every one that has one (indices and
+      values are joined, which is their sum). Types narrower than float32 are added as float32, in
+      which eight bits of a mantissa are not worn down by the sum; Keras's optimizers cast to the
+      type of the weight.
 
     Raises:
-      ValueError: the parts do not have the same number of weights.
+      ValueError: the microbatches do not have the same number of weights.
     """
-    lengths = {len(part) for part in gradients}
-    if len(lengths) != 1:
-        raise ValueError(f"parts have different numbers of gradients: {sorted(lengths)}")
-    wide = [[_widened(gradient) for gradient in part] for part in gradients]
-    return [pairwise_tree(of_weight, _add) for of_weight in zip(*wide, strict=True)]
+    leaves = {
+        (m, m + 1): [one_gradient.widened(gradient) for gradient in gradients]
+        for m, gradients in zip(own, of_microbatches, strict=True)
+    }
+    return {
+        subtree: add_up(leaves, subtree, add_weight_by_weight)
+        for subtree in subtrees(own, num_microbatches)
+    }
 
 
-def _widened(gradient: Gradient) -> Gradient:
-    if gradient is None or gradient.dtype not in (tf.bfloat16, tf.float16):
-        return gradient
-    if isinstance(gradient, tf.IndexedSlices):
-        return _with_values(gradient, tf.cast(gradient.values, tf.float32))
-    return tf.cast(gradient, tf.float32)
-
-
-def _add(a: Gradient, b: Gradient) -> Gradient:
-    if a is None or b is None:
-        return b if a is None else a
-    if isinstance(a, tf.IndexedSlices) and isinstance(b, tf.IndexedSlices):
-        return tf.IndexedSlices(
-            tf.concat([a.values, b.values], axis=0),
-            tf.concat([a.indices, b.indices], axis=0),
-            a.dense_shape,
-        )
-    return tf.convert_to_tensor(a) + tf.convert_to_tensor(b)
+def add_weight_by_weight(a: Sequence[Gradient], b: Sequence[Gradient]) -> list[Gradient]:
+    """The sums of two lists of gradients; a ValueError if they are not of the same weights."""
+    if len(a) != len(b):
+        raise ValueError(f"parts have different numbers of gradients: {sorted({len(a), len(b)})}")
+    return [one_gradient.add(one, other) for one, other in zip(a, b, strict=True)]
 
 
 def scale(gradients: Sequence[Gradient], factor: float | tf.Tensor) -> list[Gradient]:
@@ -89,30 +104,11 @@ def scale(gradients: Sequence[Gradient], factor: float | tf.Tensor) -> list[Grad
 
     Types narrower than float32 become float32, in which the factor has its bits.
     """
-    return [
-        _on_values(_widened(gradient), lambda v: v * tf.cast(factor, v.dtype))
-        for gradient in gradients
-    ]
-
-
-def _divide(gradients: Sequence[Gradient], count: int | tf.Tensor) -> list[Gradient]:
-    return [_on_values(gradient, lambda v: v / tf.cast(count, v.dtype)) for gradient in gradients]
-
-
-def _on_values(gradient: Gradient, function: Callable[[tf.Tensor], tf.Tensor]) -> Gradient:
-    if gradient is None:
-        return None
-    if isinstance(gradient, tf.IndexedSlices):
-        return _with_values(gradient, function(gradient.values))
-    return function(gradient)
-
-
-def _with_values(gradient: tf.IndexedSlices, values: tf.Tensor) -> tf.IndexedSlices:
-    return tf.IndexedSlices(values, gradient.indices, gradient.dense_shape)
+    return [one_gradient.times(gradient, factor) for gradient in gradients]
 
 
 def reduce_towers(
-    tower_sums: Sequence[Sequence[Gradient]],
+    tower_sums: Sequence[Sums],
     num_microbatches: int,
     reduction: str,
     total_weight: tf.Tensor | None = None,
@@ -126,7 +122,7 @@ def reduce_towers(
     cancels the factor but for Adam's epsilon, and there `sum` at r nearly equals `mean` at r.
 
     Args:
-      tower_sums: `tower_sums[t][w]`, tower t's sum over its own microbatches.
+      tower_sums: of each tower, which together have the whole tree.
       num_microbatches: microbatches of the global batch, over all towers.
       reduction: one of REDUCTIONS.
       total_weight: where examples are weighted, each microbatch's gradient has been multiplied by
@@ -138,21 +134,17 @@ def reduce_towers(
     """
     if reduction not in REDUCTIONS:
         raise ValueError(f"reduction={reduction!r}: must be one of {', '.join(REDUCTIONS)}")
-    total = [_with_unique_rows(gradient) for gradient in sum_over_parts(tower_sums)]
+    sums = {subtree: total for of_tower in tower_sums for subtree, total in of_tower.items()}
+    total = add_up(sums, (0, num_microbatches), add_weight_by_weight)
+    total = [one_gradient.with_unique_rows(gradient) for gradient in total]
     if total_weight is None:
-        return total if reduction == "sum" else _divide(total, num_microbatches)
-    mean = _divide(total, tf.where(total_weight > 0, total_weight, 1))  # 0 / 1 where all weigh 0
+        return total if reduction == "sum" else _over(total, num_microbatches)
+    mean = _over(total, tf.where(total_weight > 0, total_weight, 1))  # 0 / 1 where all weigh 0
     return scale(mean, num_microbatches) if reduction == "sum" else mean
 
 
-def _with_unique_rows(gradient: Gradient) -> Gradient:
-    # Keras's Adam and its clipping square the rows of IndexedSlices one by one, which is right only
-    # where no index comes twice. Rows are added in the order of the microbatches.
-    if not isinstance(gradient, tf.IndexedSlices):
-        return gradient
-    indices, row_of = tf.unique(gradient.indices)
-    values = tf.math.unsorted_segment_sum(gradient.values, row_of, tf.size(indices))
-    return tf.IndexedSlices(values, indices, gradient.dense_shape)
+def _over(gradients: Sequence[Gradient], count: int | tf.Tensor) -> list[Gradient]:
+    return [one_gradient.over(gradient, count) for gradient in gradients]
 
 
 def global_norm(gradients: Sequence[Gradient]) -> tf.Tensor:

@@ -82,11 +82,12 @@ def find(
     for index, result in enumerate(results):
         paths = [
             weight.path
-            for weight, gradient in zip(weights, result.sum_gradients, strict=True)
+            for of_weights in result.sums.values()
+            for weight, gradient in zip(weights, of_weights, strict=True)
             if gradient is not None and not _is_finite(_values(gradient))
         ]
         if paths:
-            return index, f"the gradient of {_few(paths)}"
+            return index, f"the gradient of {_few(list(dict.fromkeys(paths)))}"
     return None, "the reduced gradient, or its norm,"
 
 

@@ -11,35 +11,35 @@ import tensorflow as tf
 from towers import devices
 from towers.support import structures
 
-# (inputs [per_tower_batch, ...], labels [per_tower_batch]) for each tower, on its device.
+# (inputs [tower_batch, ...], labels [tower_batch, ...]) for each tower, on its device.
 Parts = tuple[tuple[structures.Structure, structures.Structure], ...]
 
 
-def to_towers(batches: Iterable[tuple], tower_devices: Sequence[str]) -> Iterator[tuple]:
+def to_towers(
+    batches: Iterable[tuple], tower_devices: Sequence[str], sizes: Sequence[int]
+) -> Iterator[tuple]:
     """Each batch with its parts; before one is handed over, the next one's copies are begun.
 
     Args:
-      batches: (inputs [global_batch_size, ...], labels [global_batch_size, ...]), and
-        sample_weight [global_batch_size] where there is one.
-      tower_devices: one device per tower; their number divides the batch.
+      batches: (inputs [n, ...], labels [n, ...]), and sample_weight [n] where there is one.
+      tower_devices: one device per tower.
+      sizes: of each tower's part, `Trainer.shares.tower_batch_sizes`.
     """
+
+    def placed(inputs: structures.Structure, labels: structures.Structure) -> Parts:
+        with tf.device(devices.PARAMETER_DEVICE):
+            cut = [structures.split(whole, sizes) for whole in (inputs, labels)]
+        parts = []
+        for device, *part in zip(tower_devices, *cut, strict=True):
+            with tf.device(device):
+                parts.append(tf.nest.map_structure(tf.identity, tuple(part)))
+        return tuple(parts)
+
     ahead = None
     for inputs, labels, *weight in batches:
-        placed = inputs, labels, *weight, _placed(inputs, labels, tower_devices)
+        batch = inputs, labels, *weight, placed(inputs, labels)
         if ahead is not None:
             yield ahead
-        ahead = placed
+        ahead = batch
     if ahead is not None:
         yield ahead
-
-
-def _placed(
-    inputs: structures.Structure, labels: structures.Structure, tower_devices: Sequence[str]
-) -> Parts:
-    with tf.device(devices.PARAMETER_DEVICE):
-        cut = [structures.split(whole, len(tower_devices)) for whole in (inputs, labels)]
-    parts = []
-    for device, *part in zip(tower_devices, *cut, strict=True):
-        with tf.device(device):
-            parts.append(tf.nest.map_structure(tf.identity, tuple(part)))
-    return tuple(parts)

@@ -28,7 +28,7 @@ from towers import (
     train_state,
     worker,
 )
-from towers.support import structures
+from towers.support import shares, structures
 
 
 class StepResult(NamedTuple):
@@ -57,8 +57,7 @@ class StepProgram:
       tower_program: what each tower computes.
       tower_devices: one device per tower of this worker.
       workers: that make a step together.
-      num_microbatches: microbatches of a global batch; a multiple of the number of towers of all
-        workers.
+      shares: which microbatches each tower computes.
       gradient_reduction: one of gradients.REDUCTIONS.
       batch_norm_statistics: one of model_state.POLICIES.
       moving_average_decay: of the weights; not used where the state keeps no averages.
@@ -68,7 +67,7 @@ class StepProgram:
     tower_program: tower.TowerProgram
     tower_devices: tuple[str, ...]
     workers: worker.Workers
-    num_microbatches: int
+    shares: shares.Shares
     gradient_reduction: str
     batch_norm_statistics: str
     moving_average_decay: float
@@ -100,10 +99,10 @@ def train_step(
     results = run_towers(program, inputs, labels, sample_weight, parts)
     with tf.device(devices.PARAMETER_DEVICE):
         with tf.name_scope("average_gradients"):
-            results = program.workers.join(results)
+            results = program.workers.join(results, program.shares)
             reduced = gradients.reduce_towers(
-                [result.sum_gradients for result in results],
-                program.num_microbatches,
+                [result.sums for result in results],
+                program.shares.num_microbatches,
                 program.gradient_reduction,
                 None if sample_weight is None else tf.reduce_sum(_microbatch_weights(results)),
             )
@@ -135,9 +134,8 @@ def train_step(
                         state.averages, new_weights, program.moving_average_decay, state.step
                     )
             with tf.name_scope("count"):
-                worker_batch = structures.num_examples(inputs)
                 state.step.assign_add(1)
-                state.examples_seen.assign_add(worker_batch * program.workers.count)
+                state.examples_seen.assign_add(program.shares.global_batch_size)
         with tf.name_scope("result"):
             return _result(results, shown)
 
@@ -150,31 +148,29 @@ def run_towers(
     parts: prefetch.Parts | None = None,
 ) -> list[tower.TowerResult]:
     """Builds every tower of this worker on its device, each on its own part of the batch."""
-    model, num_towers = program.state.model, len(program.tower_devices)
+    model, num_microbatches = program.state.model, program.shares.num_microbatches
+    sizes = program.shares.tower_batch_sizes
     with tf.device(devices.PARAMETER_DEVICE), tf.name_scope("split_batch"):
-        # Each [per_tower_batch, ...].
+        # Each [tower_batch, ...].
         input_parts, label_parts = (
             zip(*parts, strict=True)
             if parts
-            else (structures.split(inputs, num_towers), structures.split(labels, num_towers))
+            else (structures.split(inputs, sizes), structures.split(labels, sizes))
         )
-        weight_parts = [None] * num_towers
+        weight_parts = [None] * len(sizes)
         if sample_weight is not None:
-            weight_parts = tf.split(sample_weight, num_towers)
-        first_draw = program.state.step * program.num_microbatches
+            weight_parts = tf.split(sample_weight, sizes)
+        first_draw = program.state.step * num_microbatches
     with tf.device(devices.PARAMETER_DEVICE), tf.name_scope("weights"):
         weights = [tf.convert_to_tensor(weight.value) for weight in model.trainable_variables]
         model_states = model_state.before_step(  # [microbatch][variable]
-            model, program.state.statistics_of_each, program.num_microbatches
+            model, program.state.statistics_of_each, num_microbatches
         )
         loss_scale = _loss_scale(program.state.optimizer)
-    workers = program.workers
-    microbatches_per_tower = program.num_microbatches // (num_towers * workers.count)
     results = []
-    for index, device in enumerate(program.tower_devices):
+    towers = zip(program.tower_devices, program.shares.of_towers, strict=True)
+    for index, (device, own) in enumerate(towers):
         with tf.device(device), tf.name_scope(f"tower_{index}"):
-            first = (workers.index * num_towers + index) * microbatches_per_tower
-            own = range(first, first + microbatches_per_tower)
             results.append(
                 tower.compute(
                     program.tower_program,
@@ -183,8 +179,10 @@ def run_towers(
                     input_parts[index],
                     label_parts[index],
                     weight_parts[index],
-                    [first_draw + m for m in own],
+                    first_draw,
                     None if loss_scale is None else tf.identity(loss_scale),
+                    own,
+                    num_microbatches,
                 )
             )
     return results

@@ -23,6 +23,8 @@ class TowerProgram:
       decayed: name of the layer to the index of its weight in `model.trainable_variables`.
       weight_decay: coefficient of the weight-decay terms; >= 0.
       jit_compile: XLA compiles `microbatch`: what is compiled does not depend on towers.
+      accumulate_gradients: a tower's microbatches wait for each other, so that it keeps the
+        activations of one at a time; side by side they are faster where cores are free.
     """
 
     model: keras.Model
@@ -30,6 +32,7 @@ class TowerProgram:
     decayed: dict[str, int]
     weight_decay: float
     jit_compile: bool
+    accumulate_gradients: bool = False
 
     @functools.cached_property
     def microbatch(self) -> Callable[..., "_Microbatch"]:
@@ -46,8 +49,8 @@ class TowerResult(NamedTuple):
     """What one tower hands to the CPU.
 
     Attributes:
-      sum_gradients: one gradient per weight, summed over the tower's microbatches; where examples
-        are weighted, each microbatch's is multiplied by its weight first.
+      sums: of the gradients, from `gradients.sum_over_share`; where examples are weighted, each
+        microbatch's are multiplied by its weight first.
       losses: loss term to its value in each microbatch, [microbatches of the tower].
       correct: int32 [microbatches of the tower], examples whose label has the largest output;
         where several outputs are largest the first counts, as in argmax. An example of weight 0
@@ -59,7 +62,7 @@ class TowerResult(NamedTuple):
         does a frozen layer's.
     """
 
-    sum_gradients: list[gradients.Gradient]
+    sums: gradients.Sums
     losses: dict[str, tf.Tensor]
     correct: tf.Tensor | None
     weights: tf.Tensor | None
@@ -81,8 +84,10 @@ def compute(
     inputs: structures.Structure,
     labels: structures.Structure,
     sample_weight: tf.Tensor | None,
-    draw_indices: Sequence[tf.Tensor],
+    first_draw: tf.Tensor,
     loss_scale: tf.Tensor | None,
+    own: range = range(1),
+    num_microbatches: int = 1,
 ) -> TowerResult:
     """Runs one tower. Called under `tf.device(the tower's device)`.
 
@@ -91,31 +96,36 @@ def compute(
       weights: the tower's own copy of the weights; gradients are taken with respect to it.
       model_states: `model_states[m][v]`, variable v of the model that is not trained (batch-norm
         statistics and the like) as microbatch m finds it.
-      inputs: [per_tower_batch, ...], or a structure of such; cut into len(draw_indices) equal
-        microbatches in order.
+      inputs: [tower_batch, ...], or a structure of such; cut into len(own) equal microbatches in
+        order.
       labels: likewise.
-      sample_weight: float32 [per_tower_batch], at least 0; None weighs all examples the same.
-      draw_indices: per microbatch, an int64 scalar that no other microbatch of the run has; random
-        layers such as dropout draw by it, so that a draw does not depend on towers.
+      sample_weight: float32 [tower_batch], at least 0; None weighs all examples the same.
+      first_draw: int64 [], the number in the run of the step's first microbatch. Random layers such
+        as dropout draw by a microbatch's number, so that a draw does not depend on towers.
       loss_scale: float32 [], multiplies the loss before differentiation (float16); None for 1.
+      own: the tower's microbatches; the loop over them runs while the graph is built.
+      num_microbatches: of the global batch.
     """
-    num_microbatches = len(draw_indices)
     weighted = sample_weight is not None
     microbatches = zip(
         model_states,
-        structures.split(inputs, num_microbatches),  # each [microbatch, ...]
-        structures.split(labels, num_microbatches),
-        tf.split(sample_weight, num_microbatches) if weighted else [None] * num_microbatches,
-        draw_indices,
+        structures.split(inputs, len(own)),  # each [microbatch, ...]
+        structures.split(labels, len(own)),
+        tf.split(sample_weight, len(own)) if weighted else [None] * len(own),
+        [first_draw + m for m in own],
         strict=True,
     )
     results = []
     for microbatch in microbatches:
-        with tf.name_scope("microbatch"):
+        awaited = results[-1].gradients if results and program.accumulate_gradients else []
+        awaited = [values for values in tf.nest.flatten(awaited, True) if values is not None]
+        with tf.name_scope("microbatch"), tf.control_dependencies(awaited):
             results.append(program.microbatch(weights, loss_scale, *microbatch))
     correct = [result.correct for result in results]
     return TowerResult(
-        sum_gradients=gradients.sum_over_parts([result.gradients for result in results]),
+        sums=gradients.sum_over_share(
+            [result.gradients for result in results], own, num_microbatches
+        ),
         losses={
             term: tf.stack([result.losses[term] for result in results])
             for term in results[0].losses

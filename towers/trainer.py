@@ -21,7 +21,7 @@ from towers import (
     train_state,
     worker,
 )
-from towers.support import adapted, checks, objective, structures, tally, weight_filters
+from towers.support import adapted, checks, objective, shares, structures, tally, weight_filters
 
 
 class Trainer:
@@ -39,8 +39,8 @@ class Trainer:
       tower_devices: one device per tower of this worker.
       workers: that make each step together.
       global_batch_size: examples of one step, over all workers.
-      worker_batch_size: this worker's share of them.
-      num_microbatches: equal parts of the global batch, at least one per tower.
+      num_microbatches: equal parts of the global batch, at least one for each tower.
+      shares: which of them each tower computes, and which examples of a batch this worker has.
       learning_rate: examples seen to the rate of the next update; None leaves it to the optimizer.
     """
 
@@ -64,6 +64,7 @@ class Trainer:
         batch_norm_statistics: str = "mean",
         moving_average_decay: float = 0.0,
         jit_compile: bool = False,
+        accumulate_gradients: bool = False,
         example_inputs: structures.Structure | None = None,
     ):
         """
@@ -81,12 +82,12 @@ class Trainer:
             functions as Keras's `compile` takes them, in a list, or for several outputs in a dict.
             Their states have to be sums over examples, as those of Keras's own are.
           towers: how many, as `devices.choose` takes it, or its result, the names of their devices;
-            as many on every worker.
+            of this worker, and others may have another number.
           workers: a started `collectives.MultiWorker`; None where there is one worker. Before
             the first step each has to have the chief's state: `broadcast_state`.
           global_batch_size: examples of one step; a multiple of `num_microbatches`.
-          num_microbatches: a multiple of the number of towers of all workers; 0 means one per
-            tower.
+          num_microbatches: at least the number of towers of all workers; 0 for the largest number
+            up to 8 that divides the batch. With as many, any number of towers has the same bits.
           learning_rate: such as a `schedules.LearningRate`.
           weight_decay: coefficient of the weight-decay terms of the loss; 0 for none.
           weight_filter: key of `weight_filters.FILTERS`, which weights decay.
@@ -94,6 +95,8 @@ class Trainer:
           batch_norm_statistics: one of `model_state.POLICIES`.
           moving_average_decay: in [0, 1); 0 keeps no averages.
           jit_compile: compile each microbatch's forward and backward pass with XLA.
+          accumulate_gradients: gradient accumulation: a tower computes its microbatches one after
+            the other, and memory does not grow with their number; with the same bits.
           example_inputs: [n, ...], any; a model that is built at its first call is called on them.
 
         Raises:
@@ -105,12 +108,10 @@ class Trainer:
         self.workers = workers = workers or worker.SingleWorker()
         checks.integer("global_batch_size", global_batch_size)
         checks.integer("num_microbatches", num_microbatches)
+        num_towers = len(self.tower_devices)
+        self.shares = shares.agreed(global_batch_size, num_microbatches, num_towers, workers)
         self.global_batch_size = global_batch_size
-        self.num_microbatches = num_microbatches or len(self.tower_devices) * workers.count
-        checks.sizes(
-            global_batch_size, self.num_microbatches, len(self.tower_devices), workers.count
-        )
-        self.worker_batch_size = global_batch_size // workers.count
+        self.num_microbatches = self.shares.num_microbatches
         checks.choice("gradient_reduction", gradient_reduction, gradients.REDUCTIONS)
         checks.choice("batch_norm_statistics", batch_norm_statistics, model_state.POLICIES)
         checks.choice("weight_filter", weight_filter, weight_filters.FILTERS)
@@ -138,10 +139,11 @@ class Trainer:
                 decayed=weight_filters.places(model, weight_filters.FILTERS[weight_filter](model)),
                 weight_decay=weight_decay,
                 jit_compile=jit_compile,
+                accumulate_gradients=accumulate_gradients,
             ),
             tower_devices=self.tower_devices,
             workers=workers,
-            num_microbatches=self.num_microbatches,
+            shares=self.shares,
             gradient_reduction=gradient_reduction,
             batch_norm_statistics=batch_norm_statistics,
             moving_average_decay=moving_average_decay,
@@ -154,7 +156,7 @@ class Trainer:
             self.state.evaluated_weights(),
             evaluated,
             self.tower_devices,
-            self.num_microbatches // workers.count,
+            len(self.shares.microbatches()),
             workers=workers,
             metrics=metrics,
         )
@@ -175,10 +177,10 @@ class Trainer:
         """Makes one update.
 
         Args:
-          inputs: [worker_batch_size, ...], which is the global batch where there is one worker; or
+          inputs: [n, ...], the global batch, or of several workers this one's `shares.examples`; or
             a dict, tuple or list of such, as the model takes them.
-          labels: [worker_batch_size, ...], as the loss takes them, or a structure likewise.
-          sample_weight: [worker_batch_size], at least 0; truth values are 1 and 0. The loss is then
+          labels: [n, ...], as the loss takes them, or a structure likewise.
+          sample_weight: [n], at least 0; truth values are 1 and 0. The loss is then
             the weighted mean, `sum(w * l) / sum(w)` over the global batch, so an example of weight
             0 that fills a batch up leaves no trace, except that batch norm sees it.
           parts: of the same batch, from `prefetch.to_towers`.
@@ -193,21 +195,20 @@ class Trainer:
         self._trainable.check()
         inputs, labels, _ = checks.batch((inputs, labels), self.state.model)
         examples = structures.num_examples(inputs)
-        if examples != self.worker_batch_size:
+        if examples != len(self.shares.examples):
             raise ValueError(
                 f"a batch of {examples} examples: every training batch must have "
                 f"{self._size_of_batch()}; fill it up with examples of sample_weight 0"
             )
         if sample_weight is not None:
-            size = self._size_of_batch()
-            weight = checks.weights(sample_weight, self.worker_batch_size, np.float32, size)
+            weight = checks.weights(sample_weight, examples, np.float32, self._size_of_batch())
             labels = checks.without_weight_0(labels, weight)
             sample_weight = tf.convert_to_tensor(weight)
         return self._update(inputs, labels, sample_weight, parts)
 
     def _size_of_batch(self) -> str:
-        size = f"global_batch_size={self.global_batch_size}"
-        return f"{size} / {self.workers.count} workers" if self.workers.count > 1 else size
+        whole, own = f"global_batch_size={self.global_batch_size}", len(self.shares.examples)
+        return f"{own} of {whole} on this worker" if self.workers.count > 1 else whole
 
     def _update(self, *batch) -> step.StepResult:
         try:
@@ -219,10 +220,11 @@ class Trainer:
         # Nothing was updated: the towers can be run again, to look at them one by one.
         look = tf.function(functools.partial(step.run_towers, self.program), autograph=False)
         own = not_finite.find(look(*batch), self.state.model.trainable_variables)
-        found = enumerate(self.workers.exchange(own))
-        towers = len(self.tower_devices)
+        found = enumerate(self.workers.exchange("what is not finite", own))
         known = [
-            (worker * towers + index, what) for worker, (index, what) in found if index is not None
+            (self.shares.first_tower(worker) + index, what)
+            for worker, (index, what) in found
+            if index is not None
         ]
         tower_index, what = known[0] if known else own
         raise not_finite.NotFiniteError(int(self.state.step) + 1, tower_index, what)
@@ -308,4 +310,5 @@ class Trainer:
 
     def broadcast_state(self) -> None:
         """Gives every worker the chief's state; all call it together."""
-        self.workers.broadcast([v for part in self.state.parts().values() for v in part])
+        variables = [v for part in self.state.parts().values() for v in part]
+        self.workers.broadcast("the chief's state", variables)

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from towers import worker
 from towers.multi_worker import cluster, collectives, watcher
 from towers.runs import run_folder, run_lock, stretches
-from towers.support import machine
+from towers.support import machine, worker_errors
 from towers_cli import run_config, settings
 
 
@@ -66,8 +66,8 @@ def find(workers: worker.Workers, folder: run_folder.RunFolder) -> Found:
         run_lock.RunLock(folder).check_free()
         return [earlier, machine.available_cores()]
 
-    found = workers.from_chief(look)
-    worker.check_fits(_is_found(found, folder), workers.name(0))
+    found = workers.from_chief("what is in the folder", look)
+    worker_errors.check_fits(_is_found(found, folder), workers.name(0))
     return Found(*found)
 
 
@@ -86,12 +86,24 @@ def _is_found(found: object, folder: run_folder.RunFolder) -> bool:
     return type(cores) is int and cores > 0
 
 
-# What may differ between workers: where things are on each machine, and which worker it is.
+def towers_of_workers(workers: worker.Workers, num_towers: int) -> list[int]:
+    """How many towers each worker has.
+
+    Raises:
+      WorkerError: another worker is gone or has ended.
+    """
+    counts = workers.exchange("their numbers of towers", num_towers)
+    return worker_errors.counts_of_towers(counts, workers.name)
+
+
+# What may differ between workers: where things are on each machine, how many towers it has, and
+# which worker it is.
 _OF_ONE_WORKER = (
     "train_dir",
     "data_dir",
     "begin_from",
     "init_from",
+    "num_towers",
     "worker_index",
     "worker_wait_seconds",
 )
@@ -111,9 +123,9 @@ def check_alike(workers: worker.Workers, chosen: settings.TrainSettings) -> None
     shared = {name: value for name, value in given.items() if name not in _OF_ONE_WORKER}
     versions = {f"version of {name}": text for name, text in stretches.versions().items()}
     _check_same(workers, shared | versions)
-    kinds = workers.exchange(machine.processor())
+    kinds = workers.exchange("their processors", machine.processor())
     for index, kind in enumerate(kinds):
-        worker.check_fits(isinstance(kind, str), workers.name(index))
+        worker_errors.check_fits(isinstance(kind, str), workers.name(index))
     if workers.is_chief and len(set(kinds)) > 1:
         named = watcher.one_line(", ".join(sorted(set(kinds))))
         print(
@@ -153,12 +165,12 @@ def check_same_model(workers: worker.Workers, name: str, layers: Mapping | None)
 
 
 def _check_same(workers: worker.Workers, own: dict) -> None:
-    chief, *others = everyone = workers.exchange(own)
+    chief, *others = everyone = workers.exchange("what they were given", own)
     for index, message in enumerate(everyone):
-        worker.check_fits(isinstance(message, dict), workers.name(index))
+        worker_errors.check_fits(isinstance(message, dict), workers.name(index))
     for index, other in enumerate(others, start=1):
         if different := run_folder.differences(chief, other, workers.name(0)):
-            raise worker.WorkerError(
+            raise worker_errors.WorkerError(
                 f"{workers.name(index)} does not fit {workers.name(0)}: "
                 f"{watcher.one_line('; '.join(different))}"
             )

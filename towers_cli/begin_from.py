@@ -14,6 +14,7 @@ import numpy as np
 
 from towers import train_state, worker
 from towers.runs import checkpoints, definition, run_folder, warm_start
+from towers.support import worker_errors
 from towers_cli import own_model, run_config, settings
 
 
@@ -89,8 +90,8 @@ def with_beginning(workers: worker.Workers, config: Mapping, earlier: Mapping | 
         given = config["settings"]["begin_from"]
         return given and look(given, config)
 
-    begins = workers.from_chief(find)
-    worker.check_fits(run_config.is_beginning(begins), workers.name(0))
+    begins = workers.from_chief("what it begins from", find)
+    worker_errors.check_fits(run_config.is_beginning(begins), workers.name(0))
     return run_config.with_begins(config, begins)
 
 

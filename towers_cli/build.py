@@ -106,6 +106,7 @@ def build_trainer(
         batch_norm_statistics=chosen.batch_norm_statistics,
         moving_average_decay=chosen.moving_average_decay,
         jit_compile=chosen.jit_compile,
+        accumulate_gradients=chosen.accumulate_gradients,
     )
     with own_model.faults_in_training(chosen.model):
         return made()

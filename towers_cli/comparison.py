@@ -84,7 +84,6 @@ def _described(folder: run_folder.RunFolder) -> tuple[dict, dict]:
     place = {
         "num_towers": chosen.get("num_towers"),
         "number of workers": derived.get("num_workers"),
-        "worker_reduction": chosen.get("worker_reduction"),
         "tower devices": derived.get("tower_devices"),
     }
     began_on = config["stretches"][0]["runs_on"]

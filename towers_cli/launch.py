@@ -1,32 +1,41 @@
 """Starts the workers of a run on this machine, to try with what is meant for several.
 
-    towers-launch --workers=2 -- train.py --train_dir=runs/two --num_microbatches=4
+    towers-launch --workers=2 -- train.py --train_dir=runs/two
+    towers-launch --workers=4 --min_workers=1 --restarts=20 -- train.py --train_dir=runs/four
 
 Each worker is a process of its own that finds the others through TF_CONFIG, on free ports of this
-machine. What they print is passed on behind their index; Ctrl-C and SIGTERM go to all of
-them. The exit code is 0 where all ended with it; else it is the chief's, or that of the first
-other one that failed. Where the launcher itself is killed, the workers get SIGTERM all the same.
+machine. What they print is passed on behind their index; Ctrl-C and SIGTERM go to all of them. The
+exit code is 0 where all ended with it; else it is that of the first one that did not end for
+another's sake. Where the launcher itself is killed, the workers get SIGTERM all the same.
+
+With --restarts a run whose worker has died is started again, from its last complete step: with the
+workers that are left, as long as there are --min_workers, and with one more when its place has come
+back, after --return_seconds. An error that would come back, such as a wrong flag, ends it.
 """
 
 import argparse
 import contextlib
 import json
 import os
+import re
 import shutil
 import signal
 import socket
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator, Mapping, Sequence
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 
-from towers_cli import keeper
+from towers_cli import keeper, slots
 
 _LARGEST = 64
 _FORWARDED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 # After the first failure, which workers notice within 25 by themselves, or the launcher's own end.
 _KILLED_AFTER_SECONDS = 30.0
+_LOOKS_EVERY_SECONDS = 0.1
+_A_STEP = re.compile(rb"step [\d,]+/")  # what the chief's line of a step begins with
 
 
 def command() -> None:
@@ -38,76 +47,203 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Runs the workers to their end; returns the exit code."""
     parser = argparse.ArgumentParser(description=__doc__ and __doc__.splitlines()[0])
     parser.add_argument("--workers", type=int, required=True, help="how many processes")
+    parser.add_argument(
+        "--restarts", type=int, default=0, help="how often to start again where a worker has died"
+    )
+    parser.add_argument(
+        "--min_workers", type=int, help="go on with no fewer than these; default: with all"
+    )
+    parser.add_argument(
+        "--return_seconds", type=float, default=60.0,
+        help="how long a worker that has died is not replaced, if others can go on (default: 60)",
+    )  # fmt: skip
     parser.add_argument("script", help="such as train.py, or towers-train")
     parser.add_argument("arguments", nargs=argparse.REMAINDER, help="the script's own flags")
     options = parser.parse_args(argv)
-    if not 1 <= options.workers <= _LARGEST:
-        parser.error(f"--workers={options.workers}: must be at least 1 and at most {_LARGEST}")
+    least = options.workers if options.min_workers is None else options.min_workers
+    for flag, value, low, high in (
+        ("workers", options.workers, 1, _LARGEST),
+        ("min_workers", least, 1, options.workers),
+        ("restarts", options.restarts, 0, 10**6),
+        ("return_seconds", options.return_seconds, 0, 10**6),
+    ):
+        if not low <= value <= high:
+            parser.error(f"--{flag}={value}: must be at least {low} and at most {high}")
     script = options.script
     if not Path(script).is_file():  # an installed command
         script = shutil.which(script, path=Path(sys.executable).parent) or shutil.which(script)
     if script is None:
         parser.error(f"{options.script}: there is no such file or command")
-    return run([sys.executable, "-u", script, *options.arguments], options.workers)
+    return run(
+        [sys.executable, "-u", script, *options.arguments],
+        options.workers,
+        restarts=options.restarts,
+        min_workers=least,
+        return_seconds=options.return_seconds,
+    )
 
 
-def run(command: Sequence[str], count: int, environment: Mapping[str, str] = os.environ) -> int:
+def run(
+    command: Sequence[str],
+    count: int,
+    environment: Mapping[str, str] = os.environ,
+    *,
+    restarts: int = 0,
+    min_workers: int | None = None,
+    return_seconds: float = 60.0,
+) -> int:
     """Runs `command` as each of `count` workers; returns the exit code.
 
     Args:
       command: program and arguments.
       count: number of workers.
       environment: theirs, but for TF_CONFIG.
+      restarts: how often all are started again where one has died.
+      min_workers: with how many the others go on; None for all.
+      return_seconds: how long one that has died is not replaced.
     """
-    addresses = tuple(f"127.0.0.1:{port}" for port in free_ports(count))
-    workers, received = [], []
+    places = slots.Slots(count, count if min_workers is None else min_workers, return_seconds)
+    with _forwarded() as signals, _keeper() as with_keeper:
+        died_at, is_elastic = None, restarts > 0
+        while True:
+            here = places.there()
+            started = _Workers(command, len(here), {**environment}, with_keeper, signals, died_at)
+            codes = started.wait(lambda here=here: is_elastic and len(places.there()) > len(here))
+            if signals.received or not any(codes) or not slots.may_be_tried_again(codes):
+                return slots.exit_code(codes)
+            if started.made_room:
+                _say(f"goes on with {len(places.there())} workers: one more has come back")
+                died_at = time.monotonic()
+                continue
+            if not restarts:
+                return slots.exit_code(codes)
+            restarts -= 1
+            died_at = started.first_failed_at
+            dead = [
+                slot
+                for slot, code in zip(here, codes, strict=True)
+                if slots.as_exit_code(code) not in (0, slots.ANOTHER_IS_GONE)
+            ]
+            places.lose(dead)
+            ended = ", ".join(f"worker {here.index(slot)}" for slot in dead) or "a worker"
+            _say(
+                f"{ended} has ended (exit codes {', '.join(map(str, codes))}); goes on with "
+                f"{len(places.there())} of {count} workers, {restarts} restarts are left"
+            )
 
-    def forward(number, _frame):
-        received.append(number)
-        for worker in workers:
+
+def _say(text: str) -> None:
+    if sys.stdout is not None:
+        with contextlib.suppress(BrokenPipeError):
+            print(f"[launcher] {text}", flush=True)
+
+
+class _Signals:
+    """Signals that were received, and who gets them."""
+
+    def __init__(self):
+        self.received: list[int] = []
+        self.workers: list[subprocess.Popen] = []
+
+    def forward(self, number: int, _frame) -> None:
+        self.received.append(number)
+        for worker in self.workers:
             worker.send_signal(number)
 
+
+@contextlib.contextmanager
+def _forwarded() -> Iterator[_Signals]:
+    signals = _Signals()
     before = {
-        number: signal.signal(number, forward)
+        number: signal.signal(number, signals.forward)
         for number in _FORWARDED
         if number != signal.SIGHUP or signal.getsignal(number) != signal.SIG_IGN  # as under nohup
     }
-    kept = contextlib.ExitStack()
     try:
-        with_keeper = kept.enter_context(_keeper())
-        for index in range(count):
-            own = {"TF_CONFIG": tf_config(addresses, index)}
-            workers.append(
-                subprocess.Popen(
-                    command,
-                    env={**environment, **own},
-                    stdin=subprocess.DEVNULL,
-                    stdout=subprocess.PIPE,
-                    stderr=subprocess.PIPE,
-                    **with_keeper,
-                )
-            )
-            for number in received:  # before this worker was there
-                workers[-1].send_signal(number)
-        unread = threading.Event()
-        readers = [
-            threading.Thread(target=_pass_on, args=(stream, to, f"[{index}] ".encode(), unread))
-            for index, worker in enumerate(workers)
-            for stream, to in ((worker.stdout, sys.stdout), (worker.stderr, sys.stderr))
-        ]
-        for reader in readers:
-            reader.start()
-        codes = _wait(workers)
-        for reader in readers:
-            reader.join()
+        yield signals
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
-        for worker in workers:
+
+
+class _Workers:
+    """The processes of one start.
+
+    Attributes:
+      first_failed_at: the time when the first of them had failed.
+      made_room: whether they were stopped because there can be more of them.
+    """
+
+    def __init__(self, command, count: int, environment, with_keeper, signals, died_at):
+        self.first_failed_at: float | None = None
+        self.made_room = False
+        self._processes = signals.workers = []
+        self._died_at = died_at
+        self._made_a_step = threading.Event()
+        addresses = tuple(f"127.0.0.1:{port}" for port in free_ports(count))
+        unread = threading.Event()
+        self._readers = []
+        for index in range(count):
+            worker = subprocess.Popen(
+                command,
+                env=environment | {"TF_CONFIG": tf_config(addresses, index)},
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.PIPE,
+                **with_keeper,
+            )
+            self._processes.append(worker)
+            for number in signals.received:  # before this worker was there
+                worker.send_signal(number)
+            for stream, to in ((worker.stdout, sys.stdout), (worker.stderr, sys.stderr)):
+                seen = self._look_at if index == 0 and stream is worker.stdout else None
+                arguments = (stream, to, f"[{index}] ".encode(), unread, seen)
+                self._readers.append(threading.Thread(target=_pass_on, args=arguments))
+        for reader in self._readers:
+            reader.start()
+
+    def _look_at(self, line: bytes) -> None:
+        """Says how long it took from a worker's end to the next step."""
+        if not self._made_a_step.is_set() and _A_STEP.match(line):
+            self._made_a_step.set()
+            if self._died_at is not None:
+                seconds = time.monotonic() - self._died_at
+                _say(f"{seconds:.1f} s from the end to the next step that is shown")
+
+    def wait(self, has_room: Callable[[], bool]) -> list[int]:
+        """Waits for all; the exit codes.
+
+        A worker that does not end after another has failed is killed. Where there is room for more
+        workers, the run is stopped after a step, with a checkpoint.
+        """
+        try:
+            while any(worker.poll() is None for worker in self._processes):
+                failed = any(worker.poll() for worker in self._processes)
+                if failed and self.first_failed_at is None:
+                    self.first_failed_at = time.monotonic()
+                late = time.monotonic() - (self.first_failed_at or float("inf"))
+                if late > _KILLED_AFTER_SECONDS:
+                    self._kill()
+                if not failed and self._made_a_step.is_set() and not self.made_room and has_room():
+                    self.made_room = True
+                    self._processes[0].send_signal(signal.SIGTERM)
+                for worker in self._processes:
+                    if worker.poll() is None:
+                        with contextlib.suppress(subprocess.TimeoutExpired):
+                            worker.wait(_LOOKS_EVERY_SECONDS)
+                        break
+            if self.first_failed_at is None:
+                self.first_failed_at = time.monotonic()
+            for reader in self._readers:
+                reader.join()
+        finally:
+            self._kill()
+        return [worker.returncode for worker in self._processes]
+
+    def _kill(self) -> None:
+        for worker in self._processes:
             if worker.poll() is None:
                 worker.kill()
-        kept.close()
-    return exit_code(codes)
 
 
 @contextlib.contextmanager
@@ -136,43 +272,18 @@ def _keeper() -> Iterator[dict]:
         os.close(alive)
 
 
-def exit_code(codes: Sequence[int]) -> int:
-    """One exit code for all: 0, the chief's, or the first other one; 128 + n for a signal n."""
-    failed = [code for code in codes if code]
-    code = codes[0] or (failed[0] if failed else 0)
-    return 128 - code if code < 0 else code
-
-
-def _wait(workers: Sequence[subprocess.Popen]) -> list[int]:
-    """Waits for all; a worker that does not end after another has failed is killed."""
-    ended = threading.Event()
-
-    def end_all():
-        if not ended.wait(_KILLED_AFTER_SECONDS):
-            for worker in workers:
-                if worker.poll() is None:
-                    worker.kill()
-
-    watcher = None
-    left = list(workers)
-    while left:
-        for worker in list(left):
-            try:
-                worker.wait(0.1)
-            except subprocess.TimeoutExpired:
-                continue
-            left.remove(worker)
-            if worker.returncode and watcher is None:
-                watcher = threading.Thread(target=end_all, daemon=True)
-                watcher.start()
-    ended.set()
-    return [worker.returncode for worker in workers]
-
-
-def _pass_on(stream, to, prefix: bytes, unread: threading.Event) -> None:
-    """Copies whole lines, so that those of two workers do not mix."""
+def _pass_on(
+    stream,
+    to,
+    prefix: bytes,
+    unread: threading.Event,
+    seen: Callable[[bytes], None] | None,
+) -> None:
+    """Copies whole lines, so that those of two workers do not mix; shows each to `seen`."""
     with stream:
         for line in stream:
+            if seen is not None:
+                seen(line)
             if to is None:  # was closed before this program began
                 continue
             try:

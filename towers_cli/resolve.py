@@ -2,18 +2,22 @@
 
 import dataclasses
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
-from towers import gradients, schedules
+from towers import schedules
 from towers.runs import every, loop
-from towers.support import checks
+from towers.support import shares
 from towers_cli import own_model, settings, sizes
 
-CPU_MICROBATCHES = 4
+GPU_THREADS = 8
 
 
 def resolved(
-    chosen: settings.TrainSettings, earlier: Mapping | None, num_gpus: int, cores: int
+    chosen: settings.TrainSettings,
+    earlier: Mapping | None,
+    num_gpus: int,
+    cores: int,
+    towers_of_workers: Sequence[int] = (),
 ) -> settings.TrainSettings:
     """The settings with every default filled in; does not start TensorFlow's runtime.
 
@@ -26,26 +30,24 @@ def resolved(
       earlier: the configuration of the run that goes on, if one does.
       num_gpus: how many the process may use.
       cores: how many the chief may use.
+      towers_of_workers: how many towers each worker has; where it is not said, as many as this one.
 
     Raises:
-      SettingsError: sizes that do not divide, or a `--model` that cannot be imported.
+      SettingsError: sizes that do not fit, or a `--model` that cannot be imported.
     """
     network, num_towers = own_model.network(chosen.model), chosen.num_towers or max(1, num_gpus)
     num_microbatches, kept = chosen.num_microbatches, ""
-    num_workers = len(chosen.workers) or 1
+    towers_of_workers = towers_of_workers or [num_towers] * (len(chosen.workers) or 1)
     if not num_microbatches and earlier is None:
-        num_microbatches = _default_microbatches(
-            chosen.global_batch_size, num_towers * num_workers, num_gpus
-        )
+        num_microbatches = shares.default_microbatches(chosen.global_batch_size)
     elif not num_microbatches:
         num_microbatches = earlier["settings"]["num_microbatches"]
         kept = f"; the run in {chosen.train_dir} began with {num_microbatches} microbatch(es)"
     try:
-        checks.sizes(chosen.global_batch_size, num_microbatches, num_towers, num_workers)
+        shares.check(chosen.global_batch_size, num_microbatches, towers_of_workers)
     except ValueError as error:
-        advice = _advice(chosen, earlier, num_towers, num_workers, num_gpus)
+        advice = _advice(chosen, earlier, towers_of_workers, num_gpus)
         raise settings.SettingsError(f"--{error}{kept}{advice}") from error
-    reduction = chosen.worker_reduction or default_reduction(num_microbatches, num_workers)
     threads = chosen.intra_op_threads or (earlier and earlier["settings"]["intra_op_threads"])
     begin_from, init_from = _absolute(chosen.begin_from), _absolute(chosen.init_from)
     if earlier is not None and not (begin_from or init_from):
@@ -58,7 +60,6 @@ def resolved(
         data_dir=_absolute(chosen.data_dir),
         num_towers=num_towers,
         num_microbatches=num_microbatches,
-        worker_reduction=reduction,
         intra_op_threads=threads or default_threads(num_microbatches, num_gpus, cores),
         preprocessing=_default(chosen.preprocessing, network.preprocessing),
         weight_decay=_default(chosen.weight_decay, network.weight_decay),
@@ -69,16 +70,15 @@ def resolved(
 def _advice(
     chosen: settings.TrainSettings,
     earlier: Mapping | None,
-    num_towers: int,
-    num_workers: int,
+    towers_of_workers: Sequence[int],
     num_gpus: int,
 ) -> str:
     """What to give in place of sizes that do not fit together, as the end of a sentence."""
     asked = (
         chosen.global_batch_size,
         chosen.num_microbatches,
-        num_towers,
-        num_workers,
+        sum(towers_of_workers),
+        len(towers_of_workers),
         num_gpus or sizes.MOST_PARTS,
     )
     if earlier is None:
@@ -88,34 +88,17 @@ def _advice(
     return f"; give {sizes.as_flags(ways)}" if ways else ""
 
 
-def _default_microbatches(global_batch_size: int, num_towers: int, num_gpus: int) -> int:
-    """On CPUs 4: fast there (docs/speed.md), and the same bits on 1, 2 and 4 towers.
-
-    On GPUs, where that was not measured, and where 4 does not divide, one per tower.
-    """
-    divides = CPU_MICROBATCHES % num_towers == 0 == global_batch_size % CPU_MICROBATCHES
-    return CPU_MICROBATCHES if divides and not num_gpus else num_towers
-
-
-def default_reduction(num_microbatches: int, num_workers: int) -> str:
-    """`ordered`, but where it could not give the bits of one worker: there `ring`, one call less.
-
-    Where a worker's share of the microbatches is no power of two, it is no part of the tree. Two
-    workers' sums are the same both ways.
-    """
-    in_tree = gradients.are_subtrees(num_microbatches, num_workers)
-    return "ordered" if in_tree or num_workers <= 2 else "ring"
-
-
 def default_threads(num_microbatches: int, num_gpus: int, cores: int) -> int:
-    """Threads for one operation: the cores divided by the microbatches, at least 1.
+    """Threads for one operation: 1 where there are several microbatches, whatever the machine.
 
     Microbatches run side by side. A core that has one to itself is never waited for in the midst of
-    an operation, which is why one thread each is faster than several for all (docs/speed.md). With
-    GPUs the CPU has no microbatches, and all its cores have the reduction and the update. Several
-    workers have the chief's: threads show in the bits, and workers must not.
+    an operation, which is faster than several threads for all (docs/speed.md); and threads show in
+    the bits, which the machine's cores must not. One microbatch has all cores to itself. With GPUs
+    the CPU has no microbatches, but the reduction and the update.
     """
-    return cores if num_gpus else max(1, cores // num_microbatches)
+    if num_gpus:
+        return GPU_THREADS
+    return 1 if num_microbatches > 1 else cores
 
 
 def _absolute(path: str | None) -> str | None:

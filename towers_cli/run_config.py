@@ -2,12 +2,11 @@
 
 import hashlib
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from towers import gradients
 from towers.runs import going_on, run_folder, stretches, warm_start
-from towers.support import checks, machine
+from towers.support import machine, shares
 from towers_cli import settings
 
 
@@ -19,6 +18,7 @@ def make(
     training,
     evaluated,
     of_model: Mapping,
+    towers_of_workers: Sequence[int] = (),
 ) -> dict:
     """What `config.json` holds: settings, what follows from them, and what the run runs on.
 
@@ -30,15 +30,20 @@ def make(
       training: the training split, an `input_pipeline.datasets.ImageArrays`.
       evaluated: the split that is evaluated, likewise.
       of_model: of the network, from `definition.of_model`.
+      towers_of_workers: how many towers each worker has; where it is not said, there is one worker.
     """
-    num_workers = len(chosen.workers) or 1
+    of = shares.Shares(
+        chosen.global_batch_size,
+        chosen.num_microbatches,
+        towers_of_workers or [len(tower_devices)],
+    )
     return {
         "settings": settings.recorded(chosen),
         "resolved": {
             "tower_devices": list(tower_devices),
-            "num_workers": num_workers,
-            "per_tower_batch_size": chosen.global_batch_size // (len(tower_devices) * num_workers),
-            "microbatch_size": chosen.global_batch_size // chosen.num_microbatches,
+            "num_workers": len(of.of_workers),
+            "microbatches_of_towers": [[len(own) for own in towers] for towers in of.of_workers],
+            "microbatch_size": of.microbatch_size,
             "steps_per_epoch": len(training.images) / chosen.global_batch_size,
             "last_step": last_step,
             "examples_per_epoch": len(training.images),
@@ -52,21 +57,9 @@ def make(
         }
         | of_model,
         "stretches": stretches.extended(
-            [], 0, stretches.environment() | _arithmetic(chosen, tower_devices)
+            [], 0, stretches.environment() | {"devices": machine.kinds(tower_devices)}
         ),
     }
-
-
-def _arithmetic(chosen: settings.TrainSettings, tower_devices: tuple[str, ...]) -> dict[str, str]:
-    """What computes and how it is added up, as far as it shows in the last bits."""
-    num_workers = len(chosen.workers) or 1
-    num_towers = len(tower_devices) * num_workers
-    in_tree = gradients.are_subtrees(chosen.num_microbatches, num_towers)
-    if chosen.worker_reduction == "ring" and num_workers > 2:
-        order = f"around a ring of {num_workers} workers"
-    else:
-        order = "along the tree" if in_tree else f"by {num_towers} towers that are no part of it"
-    return {"devices": machine.kinds(tower_devices), "order of additions": order}
 
 
 # What a run that goes on, or an evaluation, reads of a config.json beside the settings.
@@ -101,7 +94,7 @@ def check(config: Mapping, train_dir: str | Path) -> None:
             if name not in chosen:
                 raise ValueError(f"{name} is missing; another version of towers may have made it")
             settings.check_value(name, chosen[name])
-        checks.sizes(chosen["global_batch_size"], chosen["num_microbatches"], num_towers=1)
+        shares.check(chosen["global_batch_size"], chosen["num_microbatches"])
         for name, of_type in _READ_OF_RESOLVED.items():
             if name not in derived or not settings.is_of(derived[name], of_type):
                 raise ValueError(f"{name}={settings.shown(derived.get(name, 'missing'))}")

@@ -34,7 +34,6 @@ PREPROCESSINGS = ("crop_flip_colour", "pad_crop_flip", "shift_alternating_flip")
 WEIGHT_FILTERS = ("kernels", "hidden_dense_kernels")
 GRADIENT_REDUCTIONS = ("mean", "sum")
 STATISTICS_POLICIES = ("mean", "first", "last", "each")
-WORKER_REDUCTIONS = ("ordered", "ring")
 
 # A recipe is a named set of defaults; a flag that is given overrides it. `tutorial` is the defaults
 # themselves: the settings of tensorflow/models tutorials/image/cifar10.
@@ -292,10 +291,10 @@ class TrainSettings(Settings):
     num_microbatches: int = setting(
         0,
         "Equal parts of the global batch, the unit of arithmetic: with the same number of them, "
-        "runs on different numbers of towers do the same. Batch norm sees one at a time, so for a "
-        "network with batch norm they are part of the model. 0: 4 on CPUs, where they run side by "
-        "side; on GPUs, and where 4 does not divide, one per tower; or what a run that goes on "
-        "began with.", ARITHMETIC, allowed=least_most(0, 1024), defines_run=True,
+        "runs on any number of towers up to it do the same. Batch norm sees one at a time, so for "
+        "a network with batch norm they are part of the model. 0: the largest number up to 8 that "
+        "divides the batch; or what a run that goes on began with.", ARITHMETIC,
+        allowed=least_most(0, 1024), defines_run=True,
         also_called="microbatches accumulate_grad_batches gradient_accumulation_steps "
         "accumulation_steps grad_accum",
     )
@@ -312,7 +311,7 @@ class TrainSettings(Settings):
     intra_op_threads: int | None = setting(
         None,
         "Threads that share the work of one operation, which shows in its last bits on a CPU; "
-        "default: cores / num_microbatches, at least 1 (with GPUs all cores); or what a run that "
+        "default: 1 (8 with GPUs; all cores where there is one microbatch); or what a run that "
         "goes on began with.", ARITHMETIC, allowed=PARTS, defines_run=True,
         also_called="threads num_threads intra_op_parallelism_threads num_intra_threads",
     )
@@ -321,6 +320,12 @@ class TrainSettings(Settings):
         "TensorFlow's deterministic operations, for the same bits on GPUs. A CPU does not need "
         "them.", ARITHMETIC, defines_run=True,
         also_called="enable_op_determinism use_deterministic_algorithms determinism",
+    )
+    accumulate_gradients: bool = setting(
+        False,
+        "Gradient accumulation: a tower computes its microbatches one after the other, so that "
+        "memory does not grow with their number. The same bits as side by side, which is faster "
+        "where cores are free.", ARITHMETIC, also_called="gradient_accumulation sequential",
     )
     jit_compile: bool = setting(
         False,
@@ -428,18 +433,12 @@ class TrainSettings(Settings):
         (),
         "Processes of one run on several machines: host:port of each, the same list on all; the "
         "first is the chief, which has the run's folder. Or the environment variable TF_CONFIG "
-        "says it. Each has --num_towers towers.", SEVERAL,
+        "says it. Each has its own --num_towers.", SEVERAL,
         also_called="num_workers num_nodes nnodes nodes hosts worker_hosts world_size",
     )
     worker_index: int | None = setting(
         None, "Which of --workers this process is, from 0.", SEVERAL, allowed=AT_LEAST_0,
         also_called="rank node_rank task_index task_id",
-    )
-    worker_reduction: str | None = setting(
-        None,
-        "How workers add up their gradients: along the tree of microbatches, for the bits of one "
-        "worker, or around a ring; default: ordered where it has those bits.", SEVERAL,
-        choices=WORKER_REDUCTIONS,
     )
     worker_wait_seconds: float = setting(
         300.0, "How long a worker waits for the others to start.", SEVERAL,

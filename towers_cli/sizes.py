@@ -2,6 +2,8 @@
 
 from collections.abc import Mapping, Sequence
 
+from towers.support import shares
+
 MOST_PARTS = 1024  # towers of a worker, or microbatches
 LARGEST_BATCH = 2**20
 
@@ -19,8 +21,8 @@ def ways_out(
 
     Args:
       global_batch_size: as asked for.
-      num_microbatches: as asked for; 0 where they are left open, and one per tower will do.
-      num_towers: of each worker, as asked for.
+      num_microbatches: as asked for; 0 where they are left open.
+      num_towers: of all workers together, as asked for.
       num_workers: of the run; they stay.
       most_towers: that a worker can have.
 
@@ -28,25 +30,28 @@ def ways_out(
       Setting to the values near the one asked for, any of which will do; where there are two
       settings, any value of one with any of the other. All else stays as asked for.
     """
-    all_towers = num_towers * num_workers
-    towers = [
-        count
-        for count in range(1, min(most_towers, MOST_PARTS) + 1)
-        if _fit(global_batch_size, num_microbatches, count * num_workers)
+    parts = num_microbatches or shares.default_microbatches(global_batch_size)
+    divides = global_batch_size % parts == 0
+    batches = {
+        "global_batch_size": _batches_around(global_batch_size, num_microbatches, num_towers)
+    }
+    fewer = {}
+    if num_towers > parts:
+        fewer["num_towers"] = [min(parts // num_workers, most_towers)][: parts // num_workers]
+    fitting = [
+        count for count in range(num_towers, MOST_PARTS + 1) if global_batch_size % count == 0
     ]
-    ways = [{"num_towers": _nearest(num_towers, towers, 4)}]
-    unit = num_microbatches or all_towers
-    if unit % all_towers == 0 and unit <= MOST_PARTS:
-        ways.append({"global_batch_size": _multiples_around(global_batch_size, unit)})
-    if num_microbatches:
-        parts = range(all_towers, MOST_PARTS + 1, all_towers)
-        fitting = [count for count in parts if _fit(global_batch_size, count, all_towers)]
-        ways.append({"num_microbatches": _nearest(num_microbatches, fitting, 2)})
-        if unit % all_towers and parts and not fitting:
-            near = _nearest(num_microbatches, parts, 1)
-            batches = _multiples_around(global_batch_size, near[0])
-            ways.append({"num_microbatches": near, "global_batch_size": batches})
-    return [way for way in ways if all(way.values())]
+    ways = [
+        fewer if divides else fewer | batches,
+        {"num_microbatches": _nearest(num_microbatches, fitting, 2)},
+        {} if fewer and num_microbatches else batches,
+    ]
+    different = [way for place, way in enumerate(ways) if way and way not in ways[:place]]
+    found = [way for way in different if all(way.values())]
+    if not found and num_towers <= MOST_PARTS:
+        batches = _batches_around(global_batch_size, num_towers, num_towers)
+        found = [{"num_microbatches": [num_towers], "global_batch_size": batches}]
+    return found
 
 
 def ways_to_go_on(
@@ -63,19 +68,18 @@ def ways_to_go_on(
       began: the settings that it began with.
       global_batch_size: as in `ways_out`, like the others.
       num_microbatches: 0 for those of the run.
-      num_towers: of each worker.
+      num_towers: of all workers together.
       num_workers: of the run.
       most_towers: that a worker can have.
     """
-    sizes = began["global_batch_size"], began["num_microbatches"]
+    batch, parts = began["global_batch_size"], began["num_microbatches"]
     way = {}
-    if not _fit(*sizes, num_towers * num_workers):
-        ways = ways_out(*sizes, num_towers, num_workers, most_towers)
-        way["num_towers"] = next((w["num_towers"] for w in ways if "num_towers" in w), [])
-    if global_batch_size != sizes[0]:
-        way["global_batch_size"] = [sizes[0]]
-    if num_microbatches not in (0, sizes[1]):
-        way["num_microbatches"] = [sizes[1]]
+    if num_towers > parts:
+        way["num_towers"] = [min(parts // num_workers, most_towers)][: parts // num_workers]
+    if global_batch_size != batch:
+        way["global_batch_size"] = [batch]
+    if num_microbatches not in (0, parts):
+        way["num_microbatches"] = [parts]
     return [way] if all(way.values()) else []
 
 
@@ -92,16 +96,20 @@ def either(numbers: Sequence[int]) -> str:
     return f"{', '.join(most)} or {last}" if most else last
 
 
-def _fit(global_batch_size: int, num_microbatches: int, all_towers: int) -> bool:
-    parts = num_microbatches or all_towers
-    return parts % all_towers == 0 == global_batch_size % parts and parts <= MOST_PARTS
-
-
 def _nearest(to: int, numbers: Sequence[int], count: int) -> list[int]:
     return sorted(sorted(numbers, key=lambda number: abs(number - to))[:count])
 
 
-def _multiples_around(number: int, unit: int) -> list[int]:
-    below = number // unit * unit
-    multiples = [below] if below == number else [below, below + unit]
-    return [multiple for multiple in multiples if 0 < multiple <= LARGEST_BATCH]
+def _batches_around(number: int, num_microbatches: int, num_towers: int) -> list[int]:
+    """The next smaller and the next larger batch that so many microbatches or towers can share."""
+
+    def fits(batch: int) -> bool:
+        if num_microbatches:
+            return batch % num_microbatches == 0
+        return shares.default_microbatches(batch) >= num_towers
+
+    near = max(num_microbatches, shares.MOST_BY_DEFAULT)
+    below = range(number, max(number - near, 0), -1)
+    above = range(number + 1, min(number + near, LARGEST_BATCH) + 1)
+    found = [next(filter(fits, way), None) for way in (below, above)]
+    return [batch for batch in found if batch]

@@ -3,18 +3,29 @@
 import math
 from collections.abc import Mapping
 
-from towers import devices, gradients, schedules
+from towers import devices, schedules
 from towers.networks import optimizers
 from towers.runs import console
-from towers_cli import settings, sizes
+from towers.support import shares
+from towers_cli import settings
 
 _DECAYS_SHOWN = 50
 
 
 def rows(
-    config: Mapping, learning_rate: schedules.LearningRate, num_evaluated_examples: int
+    config: Mapping,
+    learning_rate: schedules.LearningRate,
+    num_evaluated_examples: int,
+    cores: int = 1,
 ) -> list[tuple[str, str]]:
-    """What a run is, in a few lines; warns where the rate will never decay."""
+    """What a run is, in a few lines; warns where the rate will never decay.
+
+    Args:
+      config: of the run.
+      learning_rate: its schedule.
+      num_evaluated_examples: of an evaluation.
+      cores: that the chief may use.
+    """
     chosen, derived = config["settings"], config["resolved"]
     table = [
         ("run", console.unbroken(str(chosen["train_dir"]))),
@@ -28,12 +39,11 @@ def rows(
                   f"images {' x '.join(map(str, derived['image_shape']))}"
                   f"{', compiled with XLA' if chosen['jit_compile'] else ''}"),
         *([("workers", _describe_workers(chosen))] if chosen["workers"] else []),
-        ("towers", f"{chosen['num_towers']}{' each' if chosen['workers'] else ''} on "
-                   f"{', '.join(derived['tower_devices'])}"),
-        ("batch", f"{chosen['global_batch_size']} global, "
-                  f"{derived['per_tower_batch_size']} per tower, {chosen['num_microbatches']} "
-                  f"microbatch(es) of {derived['microbatch_size']}"),
-        ("same bits", _describe_same_bits(chosen, derived)),
+        ("towers", _describe_towers(derived)),
+        ("batch", f"{chosen['global_batch_size']} global, {chosen['num_microbatches']} "
+                  f"microbatch(es) of {derived['microbatch_size']}, "
+                  f"{shares.described(sum(derived['microbatches_of_towers'], []))}"),
+        ("same bits", _describe_same_bits(chosen, derived, cores)),
         ("steps", f"{derived['last_step']:,}, {derived['steps_per_epoch']:.1f} per epoch"),
         ("optimizer", _describe_optimizer(chosen)),
         ("learning rate", describe_rate(learning_rate)),
@@ -72,37 +82,46 @@ def _steps_to_show(
     return sorted(min(step, last_step) for step in steps | {last_step})
 
 
-def _describe_same_bits(chosen: Mapping, derived: Mapping) -> str:
-    num_towers = chosen["num_towers"] * derived["num_workers"]
-    num_microbatches = chosen["num_microbatches"]
+def _describe_same_bits(chosen: Mapping, derived: Mapping, cores: int) -> str:
+    parts, threads = chosen["num_microbatches"], chosen["intra_op_threads"]
     on_cpus = devices.are_cpus(derived["tower_devices"])
-    if not (on_cpus or chosen["deterministic"]):
-        return "not promised on GPUs without --deterministic"
-    numbers = gradients.same_bits(num_microbatches)
-    num_workers = derived["num_workers"]
-    if num_workers > 2 and chosen["worker_reduction"] == "ring":
-        return "not promised by --worker_reduction=ring on more than two workers"
-    if not gradients.are_subtrees(num_microbatches, num_workers):
-        own = num_microbatches // num_workers
-        return f"not those of one worker: a worker's {own} microbatches are no power of two"
-    said = (
-        f"on {sizes.either(numbers)} tower(s){' in all' if num_workers > 1 else ''}, by "
-        f"--num_microbatches={num_microbatches} and "
-        f"--intra_op_threads={chosen['intra_op_threads']}"
+    counts = sum(derived["microbatches_of_towers"], [])
+    launches = (
+        ""
+        if on_cpus or max(counts) == 1
+        else (
+            f"; a tower launches its kernels {max(counts)} times a step, and once with "
+            f"--num_microbatches={len(counts)}: faster, with other bits"
+        )
     )
-    if num_towers not in numbers:
-        said += f"; not on the {num_towers} of this run"
-    if num_microbatches < 4 and 4 % num_towers == 0 == chosen["global_batch_size"] % 4:
-        all_of_4 = sizes.either(gradients.same_bits(4))
-        said += f"; a new run with --num_microbatches=4 has them on {all_of_4}"
-    return said if on_cpus else f"{said} (not yet measured on GPUs)"
+    if not (on_cpus or chosen["deterministic"]):
+        return f"not promised on GPUs without --deterministic{launches}"
+    said = (
+        f"on {f'1 to {parts} towers' if parts > 1 else '1 tower'} in all, on any number of "
+        f"workers, by --num_microbatches={parts} and --intra_op_threads={threads}"
+    )
+    if not on_cpus:
+        return f"{said} (not yet measured on GPUs){launches}"
+    if parts * threads < cores:
+        said += (
+            f"; they use {parts * threads} of {cores} cores, and --intra_op_threads="
+            f"{cores // parts} is faster, with other bits"
+        )
+    return said
+
+
+def _describe_towers(derived: Mapping) -> str:
+    here = ", ".join(derived["tower_devices"])
+    counts = [len(towers) for towers in derived["microbatches_of_towers"]]
+    if len(counts) == 1:
+        return f"{counts[0]} on {here}"
+    if len(set(counts)) == 1:
+        return f"{counts[0]} on each worker, here on {here}"
+    return f"{', '.join(map(str, counts))} on the workers in their order, here on {here}"
 
 
 def _describe_workers(chosen: Mapping) -> str:
-    return (
-        f"{len(chosen['workers'])} ({', '.join(chosen['workers'])}), gradients "
-        f"{chosen['worker_reduction']}"
-    )
+    return f"{len(chosen['workers'])} ({', '.join(chosen['workers'])})"
 
 
 def first_decay_epoch(rate: schedules.LearningRate) -> float:

@@ -64,17 +64,21 @@ def train(chosen: settings.TrainSettings, workers) -> int:
     # What the run is, as its folder and this machine have it.
     folder = run_folder.RunFolder(chosen.train_dir, "--train_dir")
     found = agreement.find(workers, folder)
-    chosen = resolve.resolved(chosen, found.earlier, devices.visible_gpus(), found.cores)
+    gpus = devices.visible_gpus()
+    towers_of_workers = agreement.towers_of_workers(workers, chosen.num_towers or max(1, gpus))
+    chosen = resolve.resolved(chosen, found.earlier, gpus, found.cores, towers_of_workers)
     build.start_runtime(chosen.intra_op_threads, chosen.deterministic)
     tower_devices = build.tower_devices(chosen.num_towers)
     agreement.check_alike(workers, chosen)
-    workers.start(chosen.worker_reduction)
+    workers.start()
 
     # The data. First the split whose name may be wrong: to decode the other may take minutes.
     load = datasets.load_prepared if chosen.dry_run else datasets.load
     splits = (chosen.eval_split, settings.TRAINING_SPLIT)
     evaluated, training = worker.chief_first(
-        workers, lambda: [load(chosen.dataset, chosen.data_dir, split) for split in splits]
+        workers,
+        "the images",
+        lambda: [load(chosen.dataset, chosen.data_dir, split) for split in splits],
     )
     preprocessing = preprocess.for_images(chosen.preprocessing, training.images.shape[1:])
     agreement.check_same_data(
@@ -93,11 +97,11 @@ def train(chosen: settings.TrainSettings, workers) -> int:
     last_step = resolve.last_step(chosen, len(training.images))
     config = run_config.make(
         chosen, tower_devices, last_step, preprocessing.output_shape, training, evaluated,
-        of_model,
+        of_model, towers_of_workers,
     )  # fmt: skip
     config = begin_from.with_beginning(workers, config, found.earlier)
     if workers.is_chief:
-        table = start_table.rows(config, learning_rate, len(evaluated.images))
+        table = start_table.rows(config, learning_rate, len(evaluated.images), found.cores)
         print(console.table(table), flush=True)
     if chosen.dry_run:
         if workers.is_chief:
@@ -117,8 +121,7 @@ def train(chosen: settings.TrainSettings, workers) -> int:
         trainer,
         train=images.Training(training, preprocessing.train, chosen.seed),
         test=images.Evaluated(
-            evaluated, preprocessing.evaluate, chosen.global_batch_size, workers.index,
-            workers.count,
+            evaluated, preprocessing.evaluate, chosen.global_batch_size, trainer.shares.examples
         ),
         epochs=chosen.train_epochs,
         steps=chosen.max_steps,

@@ -18,7 +18,7 @@ from input_pipeline import preprocess
 from towers import devices, networks, worker
 from towers.multi_worker import cluster, collectives
 from towers.networks import cifarnet
-from towers.support import machine
+from towers.support import machine, shares, worker_errors
 from towers_cli import launch, resolve
 
 import keras  # isort: skip
@@ -33,9 +33,9 @@ def main():
     parser.add_argument("--compute_dtype", default="float32", choices=list(networks.DTYPE_POLICIES))
     parser.add_argument("--global_batch_size", type=int, default=128)
     parser.add_argument("--num_towers", type=int, default=1)
-    parser.add_argument("--num_microbatches", type=int, default=resolve.CPU_MICROBATCHES)
+    parser.add_argument("--num_microbatches", type=int, default=shares.MOST_BY_DEFAULT)
+    parser.add_argument("--accumulate_gradients", action="store_true")
     parser.add_argument("--num_workers", type=int, default=1)
-    parser.add_argument("--worker_reduction", default="ordered", choices=collectives.REDUCTIONS)
     parser.add_argument("--evaluate", action="store_true")
     options = parser.parse_args()
     turn = None if "TF_CONFIG" in os.environ else counter.Counter()
@@ -45,7 +45,7 @@ def main():
     )
     batch = options.global_batch_size
     tower_devices = devices.choose(options.num_towers)
-    workers.start(options.worker_reduction)
+    workers.start()
     run, images, labels = trainer_and_batch(
         options.model,
         options.compute_dtype,
@@ -54,10 +54,11 @@ def main():
         options.num_microbatches,
         options.filters,
         workers,
+        options.accumulate_gradients,
     )
     if options.evaluate:
         run.evaluate(counted(turn, (images, labels, tf.ones([batch], tf.bool)), batch))
-    with contextlib.nullcontext() if turn else contextlib.suppress(worker.WorkerError):
+    with contextlib.nullcontext() if turn else contextlib.suppress(worker_errors.WorkerError):
         for _ in itertools.count():
             run.train_step(images, labels).losses["total"].numpy()
             if turn:
@@ -91,11 +92,15 @@ def trainer_and_batch(
     num_microbatches: int,
     filters: int | None = None,
     workers: worker.Workers | None = None,
+    accumulate_gradients: bool = False,
 ) -> tuple[towers.Trainer, tf.Tensor, tf.Tensor]:
     """A trainer with all that a run of `train.py` updates, and a worker's images and labels."""
     network = networks.NETWORKS[model]
     shape = preprocess.for_images(network.preprocessing, (32, 32, 3)).output_shape
-    n = global_batch_size // (workers.count if workers else 1)
+    workers = workers or worker.SingleWorker()
+    towers_of_workers = [len(tower_devices)] * workers.count
+    of = shares.Shares(global_batch_size, num_microbatches, towers_of_workers, workers.index)
+    n = len(of.examples)
     images = tf.random.stateless_normal([n, *shape], seed=[0, 0])
     trained = build(model, compute_dtype, shape, filters)
     if network.adapt is not None:
@@ -110,6 +115,7 @@ def trainer_and_batch(
         weight_decay=network.weight_decay,
         weight_filter=network.weight_filter,
         moving_average_decay=0.9999,
+        accumulate_gradients=accumulate_gradients,
     )
     return run, images, tf.random.stateless_uniform([n], [0, 1], 0, 10, tf.int64)
 

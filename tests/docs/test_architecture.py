@@ -161,8 +161,8 @@ def told(tmp_path_factory):
             if inspect.isfunction(function):
                 patch.setattr(owner, name.rpartition(".")[2], watched(name, function))
         done = scripts.run(
-            "train", "--num_towers=2", f"--max_steps={STEP}", f"--train_dir={folder / 'run'}",
-            f"--data_dir={folder}", "--intra_op_threads=1",
+            "train", "--num_towers=2", "--num_microbatches=4", f"--max_steps={STEP}",
+            f"--train_dir={folder / 'run'}", f"--data_dir={folder}", "--intra_op_threads=1",
         )  # fmt: skip
     shutil.rmtree(folder / "cache")  # 200 MB
     assert (done.returncode, done.stderr) == (0, "")

@@ -75,7 +75,7 @@ if __name__ == "__main__":
     if "TF_CONFIG" in os.environ:
         members = towers.multi_worker.from_tf_config(os.environ["TF_CONFIG"])
         with towers.multi_worker.MultiWorker(members, wait_seconds=60) as several:
-            several.start("ordered")
+            several.start()
             train(*arguments, workers=several)
     else:
         train(*arguments)

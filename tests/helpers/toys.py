@@ -109,8 +109,9 @@ def output_itself(labels, outputs):
 
 
 def trainer(model, optimizer=None, *, num_towers=1, **arguments) -> towers.Trainer:
-    """A Trainer on CPU towers; SGD of rate 0.5 where no optimizer is given."""
+    """A Trainer on CPU towers, of one microbatch each; SGD of rate 0.5 for want of an optimizer."""
     optimizer = optimizer or keras.optimizers.SGD(0.5)
+    arguments = {"num_microbatches": num_towers} | arguments
     return towers.Trainer(model, optimizer, towers=cpus(num_towers), **arguments)
 
 

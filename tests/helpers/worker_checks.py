@@ -3,8 +3,7 @@
     python -m towers_cli.launch --workers=2 -- tests/helpers/worker_checks.py FOLDER
 
 writes what each worker found into FOLDER/worker-<index>.json. With WORKER_CHECKS_ALL=1 in the
-environment four workers, and two of two towers, train a residual network too. The tests fork the
-workers.
+environment three and five workers train all networks too. The tests fork the workers.
 """
 
 import json
@@ -27,7 +26,7 @@ import tensorflow as tf  # isort: skip
 import models as tasks  # isort: skip
 import toys  # isort: skip
 
-BATCH, STEPS, MICROBATCHES = 16, 10, 4
+BATCH, STEPS, MICROBATCHES = 16, 6, 8
 ALL = os.environ.get("WORKER_CHECKS_ALL") == "1"
 
 
@@ -43,11 +42,6 @@ def trainer(workers, model, num_towers=1, optimizer=None, **arguments) -> towers
     )
 
 
-def shard_of(workers) -> batches.Shard:
-    """This worker's share of the batches."""
-    return batches.Shard(workers.index, workers.count)
-
-
 def train(workers, model, num_towers=1, weights=None, steps=STEPS, **arguments) -> dict:
     """Trains and evaluates; all that should not depend on workers."""
     chosen = trainer(workers, model, num_towers, **arguments)
@@ -55,15 +49,19 @@ def train(workers, model, num_towers=1, weights=None, steps=STEPS, **arguments) 
     if model.inputs[0].dtype == "int32":
         images = np.arange(images.size).reshape(images.shape) % 9
     data = batches.training_batches(
-        images, labels, global_batch_size=BATCH, seed=1, last_step=steps, shard=shard_of(workers)
+        images,
+        labels,
+        global_batch_size=BATCH,
+        seed=1,
+        last_step=steps,
+        share=(share := own(chosen)),
     )
     if weights is not None:
-        first, end = shard_of(workers).bounds(BATCH)
-        data = [(images, labels, weights[first:end]) for images, labels in data]
+        data = [(images, labels, weights[list(share)]) for images, labels in data]
     history = chosen.fit(data)
     found = chosen.evaluate(
         batches.evaluation_batches(
-            images, labels, global_batch_size=BATCH, preprocess=None, shard=shard_of(workers)
+            images, labels, global_batch_size=BATCH, preprocess=None, share=share
         )
     )
     return {
@@ -105,16 +103,25 @@ def _initial(seed):
     return keras.initializers.GlorotUniform(seed=seed)
 
 
+def own(chosen: towers.Trainer) -> range:
+    """The places in a batch of a worker's examples."""
+    return chosen.shares.examples
+
+
 def models(workers) -> dict:
-    """Networks of all kinds; fewer of them among four workers, which share the machine's cores."""
+    """Networks of all kinds; fewer of them among many workers, which share the machine's cores."""
     adam = keras.optimizers.Adam
     found = {"cifarnet": train(workers, toys.small_cifarnet(), weight_decay=0.01)}
-    if workers.count <= 2 or ALL:
+    if workers.count <= 3 or ALL:
         found["resnet"] = train(workers, toys.small_resnet(), moving_average_decay=0.9)
-    if workers.count > 2:
+    if workers.count > 3 and not ALL:
+        return found
+    found["sparse gradients"] = train(workers, embedding(), optimizer=adam(0.01))
+    found["two outputs and metrics"] = of_two_outputs(workers)
+    if workers.count > 2 and not ALL:
         return found
     return found | {
-        "sparse gradients": train(workers, embedding(), optimizer=adam(0.01)),
+        "resnet in bfloat16": train(workers, toys.small_resnet(dtype="bfloat16")),
         "cifarnet in bfloat16": train(workers, toys.small_cifarnet("bfloat16")),
         "resnet, each": train(workers, toys.small_resnet(), batch_norm_statistics="each"),
         "sum": train(workers, toys.classifier(), gradient_reduction="sum"),
@@ -123,8 +130,12 @@ def models(workers) -> dict:
             workers, toys.classifier(), optimizer=keras.optimizers.SGD(0.1, global_clipnorm=0.1)
         ),
         "weighted": train(workers, toys.classifier(), weights=np.arange(BATCH) % 5),
-        "two outputs and metrics": of_two_outputs(workers),
         "weighted by nothing": train(workers, toys.classifier(), weights=np.zeros(BATCH), steps=2),
+        "float16": train(
+            workers,
+            toys.small_cifarnet("float16"),
+            optimizer=keras.optimizers.LossScaleOptimizer(keras.optimizers.SGD(0.05)),
+        ),
     }
 
 
@@ -133,11 +144,11 @@ def of_two_outputs(workers) -> dict:
     task = tasks.made("two_by_two", 3 * BATCH)
     given = {"loss": task.loss, "loss_weights": task.loss_weights, "metrics": task.metrics}
     chosen = trainer(workers, task.model, optimizer=keras.optimizers.Adam(0.01), **given)
-    first, end = shard_of(workers).bounds(BATCH)
-    cuts = [slice(step * BATCH + first, step * BATCH + end) for step in range(3)]
+    share = own(chosen)
+    cuts = [slice(step * BATCH + share.start, step * BATCH + share.stop) for step in range(3)]
     data = [(tasks.part(task.inputs, cut), tasks.part(task.labels, cut)) for cut in cuts]
     losses = [loss.hex() for loss in chosen.fit(data)]
-    weights = np.arange(end - first) % 2  # half of them count
+    weights = np.array(share) % 2  # half of them count
     found = chosen.evaluate([(*batch, weights) for batch in data])
     return {
         "state": chosen.state.parts_sha256(),
@@ -146,10 +157,13 @@ def of_two_outputs(workers) -> dict:
     }
 
 
-def two_towers(workers) -> dict:
-    """Two towers on each worker."""
-    networks = ("small_cifarnet", "small_resnet") if ALL else ("small_cifarnet",)
-    return {name: train(workers, getattr(toys, name)(), num_towers=2) for name in networks}
+def several_towers(workers) -> dict:
+    """More than one tower on a worker: two on each, and another number on each."""
+    return {
+        "two on each": train(workers, toys.small_cifarnet(), num_towers=2),
+        "two and one": train(workers, toys.small_cifarnet(), num_towers=2 - workers.index),
+        "one and three": train(workers, toys.small_cifarnet(), num_towers=1 + 2 * workers.index),
+    }
 
 
 def broadcast(workers) -> list:
@@ -160,14 +174,14 @@ def broadcast(workers) -> list:
     if not workers.is_chief:
         for variable in variables:
             variable.assign(tf.zeros_like(variable))
-    workers.broadcast(variables)
+    workers.broadcast("some variables", variables)
     return [[v.dtype.name, v.numpy().tobytes().hex(), list(v.shape)] for v in variables]
 
 
 def stopped(workers) -> list:
     """The steps after which a worker knows that the last one was asked to stop before step 3."""
     chosen = trainer(workers, toys.classifier())
-    images, labels = toys.batch(BATCH // workers.count, (3,))
+    images, labels = toys.batch(len(own(chosen)), (3,))
     known = []
     for step in range(1, 6):
         if step == 3 and workers.index == workers.count - 1:
@@ -179,9 +193,9 @@ def stopped(workers) -> list:
 
 def not_finite(workers) -> list:
     """What is said where the last worker's last image is not a number, and what is left of it."""
-    chosen = trainer(workers, toys.classifier())
+    chosen = trainer(workers, toys.classifier(), num_towers=1 + (workers.is_chief))
     before = chosen.state.sha256()
-    images, labels = toys.batch(BATCH // workers.count, (3,))
+    images, labels = toys.batch(len(own(chosen)), (3,))
     if workers.index == workers.count - 1:
         images[-1] = np.nan
     try:
@@ -194,9 +208,10 @@ def not_finite(workers) -> list:
 def few_examples(workers) -> list:
     """An evaluation of five examples: some workers have none of them."""
     images, labels = toys.batch(5, (3,))
-    found = trainer(workers, toys.classifier()).evaluate(
+    chosen = trainer(workers, toys.classifier())
+    found = chosen.evaluate(
         batches.evaluation_batches(
-            images, labels, global_batch_size=BATCH, preprocess=None, shard=shard_of(workers)
+            images, labels, global_batch_size=BATCH, preprocess=None, share=own(chosen)
         )
     )
     return [found.count, found.loss.hex(), found.accuracy]
@@ -211,6 +226,23 @@ def wrong_size(workers) -> str:
     return "nothing was said"
 
 
+def at_odds(workers) -> list[str]:
+    """What is said where the chief alone evaluates, or writes to the others, and they train."""
+    chosen, said = trainer(workers, toys.classifier()), []
+    batch = toys.batch(len(own(chosen)), (3,))
+    for chief_does in (
+        lambda: chosen.evaluate([batch]),
+        lambda: workers.exchange("a message", 1),
+        chosen.broadcast_state,
+    ):
+        try:
+            chief_does() if workers.is_chief else chosen.train_step(*batch)
+        except towers.WorkerError as error:
+            said.append(str(error))
+    chosen.train_step(*batch)  # nothing is left of it
+    return said
+
+
 CHECKS = (models, broadcast, stopped, few_examples, wrong_size)
 
 
@@ -218,22 +250,19 @@ def all_checks(workers) -> dict:
     """Everything, by name."""
     found = {check.__name__: check(workers) for check in CHECKS}
     if workers.count == 2:
-        found["two_towers"] = two_towers(workers)
-    if workers.count == 4:
-        workers.reduction = "ring"
-        found["ring"] = train(workers, toys.small_cifarnet())
-        workers.reduction = "ordered"
+        found["several_towers"] = several_towers(workers)
     found["not_finite"] = not_finite(workers)
+    found["at_odds"] = at_odds(workers)
     return found
 
 
 def main(folder: str) -> None:
     """Runs the checks as the worker that TF_CONFIG says."""
     devices.use_intra_op_threads(1)
-    devices.choose(4)
+    devices.choose(8)
     members = cluster.from_tf_config(os.environ["TF_CONFIG"])
     with collectives.MultiWorker(members, wait_seconds=60) as workers:
-        workers.start("ordered")
+        workers.start()
         found = all_checks(workers)
         Path(folder, f"worker-{workers.index}.json").write_text(json.dumps(found))
 

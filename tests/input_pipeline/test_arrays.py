@@ -46,7 +46,7 @@ def test_of_a_step_are_the_same_wherever_reading_begins():
 
 def test_are_shared_by_workers():
     source = arrays.batches(X, Y)
-    halves = [taken(source, index=index, count=2) for index in range(2)]
+    halves = [taken(source, share=own) for own in (range(3), range(3, BATCH))]
     for first, second, whole in zip(*halves, taken(source), strict=True):
         np.testing.assert_array_equal(np.concatenate([first[1], second[1]]), whole[1])
 
@@ -90,7 +90,7 @@ def test_are_augmented_by_draws_that_do_not_depend_on_workers():
 
     source = arrays.batches(X, Y, augment=noisy)
     whole = taken(source)
-    halves = [taken(source, index=index, count=2) for index in range(2)]
+    halves = [taken(source, share=own) for own in (range(3), range(3, BATCH))]
     for first, second, both in zip(*halves, whole, strict=True):
         np.testing.assert_array_equal(np.concatenate([first[0], second[0]]), both[0])
     plain = taken(arrays.batches(X, Y))

@@ -1,6 +1,7 @@
 """The order of the data: exact, resumable, and the same whoever reads it."""
 
 import gc
+import itertools
 import os
 import subprocess
 import sys
@@ -294,43 +295,49 @@ class TestLabels:
             self.batched(labels)
 
 
-class TestShards:
+def cut(count: int, size: int) -> list[range]:
+    """A batch's places as so many shares, some larger than others."""
+    ends = [size * part * (part + 1) // (count * (count + 1)) for part in range(count + 1)]
+    return [range(first, end) for first, end in itertools.pairwise(ends)]
+
+
+class TestShares:
     """What each of several workers reads."""
 
-    @pytest.mark.parametrize("count", [1, 2, 4])
+    @pytest.mark.parametrize("count", [1, 2, 3, 4])
     @pytest.mark.parametrize(
         "name", ["crop_flip_colour", "pad_crop_flip", "shift_alternating_flip"]
     )
-    def test_shards_are_the_whole_batch_to_the_last_bit(self, name, count):
+    def test_shares_are_the_whole_batch_to_the_last_bit(self, name, count):
         rng = np.random.default_rng(0)
         images, labels = rng.integers(0, 256, (50, 32, 32, 3), np.uint8), np.arange(50)
         chosen = preprocess.for_images(name, (32, 32, 3))
         data = {"global_batch_size": 16, "preprocess": chosen.train, "last_step": 5}
         whole = list(training(images, labels, **data))
-        shards = [
-            training(images, labels, shard=batches.Shard(i, count), **data) for i in range(count)
-        ]
-        for batch, *parts in zip(whole, *shards, strict=True):
+        shares = [training(images, labels, share=own, **data) for own in cut(count, 16)]
+        for batch, *parts in zip(whole, *shares, strict=True):
             for expected, values in zip(batch, zip(*parts, strict=True), strict=True):
                 np.testing.assert_array_equal(np.concatenate(values), expected)
 
-    @pytest.mark.parametrize(("num_examples", "count"), [(24, 2), (24, 4), (10, 4)])
+    @pytest.mark.parametrize(("num_examples", "count"), [(24, 2), (24, 3), (10, 3)])
     def test_together_they_see_each_example_once_an_epoch(self, num_examples, count):
         images, labels = numbered_images(num_examples)
         steps = 30  # of 8 examples: whole epochs of 24 and of 10
         seen = [
             list(training(images, labels, global_batch_size=8, last_step=steps,
-                          shard=batches.Shard(index, count)).as_numpy_iterator())
-            for index in range(count)
+                          share=own).as_numpy_iterator())
+            for own in cut(count, 8)
         ]  # fmt: skip
-        ids = np.stack([[labels for _, labels in own] for own in seen], axis=1)  # [step, shard, n]
-        for epoch in ids.reshape(-1, num_examples):
+        ids = [  # [step][8]
+            np.concatenate([labels for _, labels in of_step]) for of_step in zip(*seen, strict=True)
+        ]
+        for epoch in np.reshape(ids, [-1, num_examples]):
             assert sorted(epoch) == list(range(num_examples))
         for own in seen:
             for shown, its_labels in own:
                 np.testing.assert_array_equal(shown[:, 0, 0, 0], its_labels)
 
-    def test_only_the_shard_is_read_and_preprocessed(self):
+    def test_only_the_share_is_read_and_preprocessed(self):
         sizes = []
 
         def note(images, draws):
@@ -338,42 +345,39 @@ class TestShards:
             return tf.cast(images, tf.float32)
 
         images, labels = numbered_images(12)
-        data = training(images, labels, global_batch_size=8, preprocess=note,
-                        shard=batches.Shard(1, 4))  # fmt: skip
+        data = training(images, labels, global_batch_size=8, preprocess=note, share=range(3, 5))
         assert {image.shape[0] for image, _ in data} == {2}
         assert set(sizes) == {(2, 2)}
 
-    @pytest.mark.parametrize("count", [2, 4])
-    def test_each_example_is_evaluated_once_over_all_shards(self, count):
+    @pytest.mark.parametrize("count", [2, 3])
+    def test_each_example_is_evaluated_once_over_all_shares(self, count):
         images, labels = numbered_images(21)
         found, lengths = [], set()
-        for index in range(count):
+        for places in cut(count, 8):
             own = list(
                 batches.evaluation_batches(
-                    images,
-                    labels,
-                    global_batch_size=8,
-                    preprocess=None,
-                    shard=batches.Shard(index, count),
+                    images, labels, global_batch_size=8, preprocess=None, share=places
                 ).as_numpy_iterator()
             )
             lengths.add(len(own))
             for shown, its_labels, mask in own:
-                assert shown.shape[0] == 8 // count
+                assert shown.shape[0] == len(places)
                 found += [*its_labels[mask]]
         assert sorted(found) == list(range(21))
         assert lengths == {3}
 
     @pytest.mark.parametrize("make", ["training", "evaluation"])
-    def test_a_batch_that_does_not_divide_is_refused(self, make):
+    @pytest.mark.parametrize(
+        "share", [range(0), range(4, 9), range(-1, 3), range(0, 8, 2), range(3, 0, -1)]
+    )
+    def test_what_is_no_share_of_a_batch_is_refused(self, make, share):
         images, labels = numbered_images(12)
-        shard = batches.Shard(0, 3)
-        with pytest.raises(ValueError, match="divisible by the number of shards, 3, got 8"):
+        with pytest.raises(ValueError, match=r"must be a run of places in a batch of .*size=8"):
             if make == "training":
-                training(images, labels, global_batch_size=8, shard=shard)
+                training(images, labels, global_batch_size=8, share=share)
             else:
                 batches.evaluation_batches(
-                    images, labels, global_batch_size=8, preprocess=None, shard=shard
+                    images, labels, global_batch_size=8, preprocess=None, share=share
                 )
 
 

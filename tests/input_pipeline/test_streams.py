@@ -88,7 +88,7 @@ def test_of_a_step_are_the_same_wherever_reading_begins(make):
 
 def test_are_shared_by_workers(make):
     whole = taken(make())
-    halves = [taken(make(), index=index, count=2) for index in range(2)]
+    halves = [taken(make(), share=own) for own in (range(3), range(3, BATCH))]
     for first, second, both in zip(*halves, whole, strict=True):
         for parts in zip(first, second, both, strict=True):
             np.testing.assert_array_equal(np.concatenate(parts[:2]), parts[2])

@@ -40,6 +40,7 @@ def trained(images, build, num_towers, per_tower, steps, rate):
         build(),
         keras.optimizers.SGD(),
         global_batch_size=num_towers * per_tower,
+        num_microbatches=num_towers,
         learning_rate=lambda examples: rate,
         towers=devices.choose(num_towers),
     )

@@ -18,9 +18,9 @@ import types
 import pytest
 import scripts
 
-from towers import worker
 from towers.multi_worker import channel, cluster, collectives, watcher
 from towers.runs import run_folder
+from towers.support import worker_errors
 from towers_cli import agreement, launch
 
 
@@ -58,7 +58,7 @@ def meet(addresses, indices, do=lambda one: None, wait_seconds=10.0, delays=None
         try:
             result = do(one)
         except Exception as error:
-            one.end(str(error))
+            one.end(str(error), isinstance(error, worker_errors.GoneError))
             raise
         one.end(None)
         return result
@@ -68,7 +68,7 @@ def meet(addresses, indices, do=lambda one: None, wait_seconds=10.0, delays=None
 
 def test_every_worker_gets_the_messages_of_all(addresses):
     def do(one):
-        return [one.exchange({"from": one.cluster.index, "round": n}) for n in range(3)]
+        return [one.exchange("who", {"from": one.cluster.index, "round": n}) for n in range(3)]
 
     expected = [[{"from": i, "round": n} for i in range(3)] for n in range(3)]
     assert meet(addresses, range(3), do) == [expected] * 3
@@ -76,14 +76,14 @@ def test_every_worker_gets_the_messages_of_all(addresses):
 
 def test_every_worker_gets_what_the_chief_makes(addresses):
     def do(one):
-        return one.from_chief(lambda: [one.cluster.index, None, "ä"])
+        return one.from_chief("what", lambda: [one.cluster.index, None, "ä"])
 
     assert meet(addresses, range(3), do) == [[0, None, "ä"]] * 3
 
 
 def test_a_long_message_arrives_whole(addresses):
     def do(one):
-        return [len(text) for text in one.exchange("x" * (1_000_000 + one.cluster.index))]
+        return [len(text) for text in one.exchange("long", "x" * (1_000_000 + one.cluster.index))]
 
     assert meet(addresses, range(3), do) == [[1_000_000, 1_000_001, 1_000_002]] * 3
 
@@ -91,7 +91,8 @@ def test_a_long_message_arrives_whole(addresses):
 @pytest.mark.parametrize("late", [0, 2])
 def test_a_worker_that_comes_late_is_waited_for(addresses, late):
     assert (
-        meet(addresses, range(3), lambda one: one.exchange(1), delays={late: 1.0}) == [[1] * 3] * 3
+        meet(addresses, range(3), lambda one: one.exchange("one", 1), delays={late: 1.0})
+        == [[1] * 3] * 3
     )
 
 
@@ -121,7 +122,7 @@ def test_a_worker_that_starts_again_while_another_is_waited_for_is_taken_up(addr
         if index == 1:
             killed()
         one = channel.Channel(cluster.Cluster(addresses, index), 10.0)
-        messages = one.exchange(index)
+        messages = one.exchange("who", index)
         one.end(None)
         return messages
 
@@ -148,13 +149,14 @@ def test_it_is_said_who_is_waited_for(addresses, monkeypatch, capsys):
 def test_a_worker_that_never_comes_is_named_by_all(addresses):
     problem = f"worker 1 ({addresses[1]}) did not come within 1 s"
     chief, other = meet(addresses, [0, 2], wait_seconds=1.0)
-    assert (str(chief), type(chief)) == (problem, worker.WorkerError)
+    assert (str(chief), type(chief)) == (problem, worker_errors.GoneError)
     assert str(other) == f"worker 0 ({addresses[0]}) has ended: {problem}"
+    assert type(other) is worker_errors.GoneError
 
 
 def test_a_chief_that_never_comes_is_named(addresses):
     (error,) = meet(addresses, [1], wait_seconds=0.5)
-    assert isinstance(error, worker.WorkerError)
+    assert isinstance(error, worker_errors.GoneError)
     assert str(error).startswith(f"worker 0 ({addresses[0]}) did not come within 0.5 s: ")
 
 
@@ -221,7 +223,7 @@ def test_a_stranger_on_the_port_is_sent_away(addresses, said):
 
     def worker(index):
         one = channel.Channel(cluster.Cluster(addresses[:2], index), 10.0)
-        messages = one.exchange(index)
+        messages = one.exchange("who", index)
         one.end(None)
         return messages
 
@@ -279,7 +281,7 @@ def met(members, wait_seconds=20.0):
 
 def waits_in_vain(addresses, wait_seconds: float) -> None:
     """The chief of two, whose other worker does not come."""
-    with pytest.raises(worker.WorkerError):
+    with pytest.raises(worker_errors.WorkerError):
         channel.Channel(cluster.Cluster(addresses[:2], 0), wait_seconds)
 
 
@@ -328,7 +330,9 @@ class TestStrangers:
 
         def chief():
             began = time.monotonic()
-            with pytest.raises(worker.WorkerError, match=r"worker 1 .* did not come within 1 s"):
+            with pytest.raises(
+                worker_errors.WorkerError, match=r"worker 1 .* did not come within 1 s"
+            ):
                 channel.Channel(cluster.Cluster(addresses[:2], 0), 1.0)
             return time.monotonic() - began
 
@@ -452,8 +456,9 @@ def _readable(connections) -> list:
 
 # What a false worker, or a false chief, may say once it is taken for one.
 SAID = [
-    *(packed(["message", body]) for body in ([], 1, "ab", None, True, float("nan"), {}, [[]])),
-    packed(["message", {"seed": {"a": [1, {}]}, "two\nlines": "two\nlines", "max_steps": None}]),
+    *(packed(["message", body]) for body in ([], 1, "ab", None, {}, [[]], [1, 2], ["a", 1, 2])),
+    *(packed(["message", ["GIVEN", body]]) for body in ([], 1, "ab", None, float("nan"), [[]])),
+    packed(["message", ["GIVEN", {"seed": {"a": [1, {}]}, "two\nlines": "two\nlines"}]]),
     packed(b'["message", ' + b"[" * 40 + b"]" * 40 + b"]"),
     packed(b'["message", {"seed": ' + b"[" * 60 + b"]" * 60 + b"}]"),
     packed(b"[" * 100_000),
@@ -461,13 +466,18 @@ SAID = [
     packed(b'["message", ' + b"9" * 5000 + b"]"),
     packed(b"", 2**32 - 1),
     *(packed(message) for message in ([], 1, None, "ab", {"a": 1, "b": 2}, [[], 1], ["x", 1])),
-    *(packed(["ended", reason]) for reason in ("two\nlines \x1b[2J", "x" * 100_000, None, [1])),
+    *(packed(["ended", [said, False]]) for said in ("two\nlines \x1b[2J", "x" * 100_000, None)),
+    *(packed(["ended", body]) for body in ("no flag", [], ["x"], ["x", 1], ["x", True, 1], None)),
 ]
 
 
 def one_sentence(error) -> bool:
     text = str(error)
-    return type(error) is worker.WorkerError and text.isprintable() and 0 < len(text) < 2500
+    return (
+        type(error) in (worker_errors.WorkerError, worker_errors.GoneError)
+        and text.isprintable()
+        and 0 < len(text) < 2500
+    )
 
 
 def greeted_as_worker(address, listed) -> socket.socket:
@@ -481,6 +491,8 @@ def greeted_as_worker(address, listed) -> socket.socket:
 
 @pytest.mark.parametrize("said", SAID, ids=range(len(SAID)))
 def test_what_no_worker_says_is_one_sentence_of_the_chief(addresses, said):
+    said = about(said, "what they were given")
+
     def chief():
         members = cluster.Cluster(addresses[:2], 0)
         with collectives.MultiWorker(members, 10.0) as workers:
@@ -496,11 +508,16 @@ def test_what_no_worker_says_is_one_sentence_of_the_chief(addresses, said):
     assert str(error).startswith(f"worker 1 ({addresses[1]}) ")
 
 
+def about(said: bytes, what: str, kind: str = "message") -> bytes:
+    """What is said, of another kind, and about something else."""
+    said = said.replace(b'"message"', f'"{kind}"'.encode()).replace(b"GIVEN", what.encode())
+    return said if said[4:5] != b"[" else packed(said[4:])  # it has another length
+
+
 @pytest.mark.parametrize("said", SAID, ids=range(len(SAID)))
-@pytest.mark.parametrize("kind", ["messages", "from_chief"])
-def test_what_no_chief_says_is_one_sentence_of_the_worker(addresses, tmp_path, said, kind):
-    said = said.replace(b'"message"', f'"{kind}"'.encode())
-    said = said if said[4:5] != b"[" else packed(said[4:])  # another kind has another length
+@pytest.mark.parametrize("what", ["what they were given", "what is in the folder"])
+def test_what_no_chief_says_is_one_sentence_of_the_worker(addresses, tmp_path, said, what):
+    said = about(said, what, "messages")
 
     def false_chief():
         with socket.create_server(cluster.host_and_port(addresses[0])) as listener:
@@ -512,7 +529,7 @@ def test_what_no_chief_says_is_one_sentence_of_the_worker(addresses, tmp_path, s
     def worker():
         members = cluster.Cluster(addresses[:2], 1)
         with collectives.MultiWorker(members, 10.0) as workers:
-            if kind == "messages":
+            if what == "what they were given":
                 agreement.check_alike(workers, scripts.settings_of())
             else:
                 agreement.find(workers, run_folder.RunFolder(str(tmp_path)))
@@ -557,12 +574,13 @@ def test_a_worker_that_is_killed_is_named_by_all(addresses):
         if one.cluster.index == 2:
             close(one)
             return "killed"
-        return one.exchange(None)
+        return one.exchange("who", None)
 
     chief, other, _ = meet(addresses, range(3), do)
     problem = f"worker 2 ({addresses[2]}) is gone without a word"
     assert str(chief) == problem
     assert str(other) == f"worker 0 ({addresses[0]}) has ended: {problem}"
+    assert (chief.exit_code, other.exit_code) == (138, 138)
 
 
 def test_a_chief_that_is_killed_is_named(addresses):
@@ -570,7 +588,7 @@ def test_a_chief_that_is_killed_is_named(addresses):
         if one.is_chief:
             close(one)
             return "killed"
-        return one.from_chief(lambda: None)
+        return one.from_chief("what", lambda: None)
 
     results = meet(addresses, range(3), do)
     assert [str(error) for error in results[1:]] == [
@@ -578,18 +596,38 @@ def test_a_chief_that_is_killed_is_named(addresses):
     ] * 2
 
 
+@pytest.mark.parametrize("index", [0, 2])
+def test_workers_that_have_come_to_different_calls_are_named(addresses, index):
+    def do(one):
+        if one.cluster.index == index:
+            return one.from_chief("the images", lambda: 1)
+        return one.exchange("their processors", 1)
+
+    found = [str(error) for error in meet(addresses, range(3), do)]
+    same = "every worker has to make the same calls in the same order"
+    names = [f"worker {i} ({addresses[i]})" for i in range(3)]
+    said = {
+        0: f"{names[0]} has come to 'the images', and {names[1]} to 'their processors': {same}",
+        2: f"{names[0]} has come to 'their processors', and {names[2]} to 'the images': {same}",
+    }[index]
+    assert found[0] == said
+    assert found[1:] == [f"{names[0]} has ended: {said}"] * 2
+
+
 @pytest.mark.parametrize("culprit", [0, 1])
 def test_why_a_worker_has_ended_is_told_to_all(addresses, culprit):
     def do(one):
         if one.cluster.index == culprit:
             raise OSError("the disk is full")
-        return one.exchange(None)
+        return one.exchange("who", None)
 
     results = meet(addresses, range(3), do)
     said = f"worker {culprit} ({addresses[culprit]}) has ended: the disk is full"
     expected = [said, f"worker 0 ({addresses[0]}) has ended: {said}"]
     assert all(str(error) in expected for i, error in enumerate(results) if i != culprit)
     assert str(results[culprit]) == "the disk is full"
+    # That will not go away when all are started again.
+    assert {error.exit_code for i, error in enumerate(results) if i != culprit} == {1}
 
 
 class TestWhy:
@@ -602,12 +640,36 @@ class TestWhy:
                 return None
             if one.is_chief:
                 time.sleep(0.3)  # the others notice first
-            raise worker.WorkerError(one.why(5.0))
+            raise one.why(5.0)
 
         chief, _, other = meet(addresses, range(3), do)
         problem = f"worker 1 ({addresses[1]}) is gone without a word"
         assert str(chief) == problem
         assert str(other) == f"worker 0 ({addresses[0]}) has ended: {problem}"
+
+    def test_the_chief_learns_what_the_others_say_of_themselves(self, addresses):
+        def do(one):
+            if one.cluster.index == 1:
+                close(one)
+                return None
+            error = one.why(5.0, None if one.is_chief else [one.cluster.index, "state"])
+            return str(error), one.survivors(2.0) if one.is_chief else None
+
+        chief, _, _ = meet(addresses, range(3), do)
+        assert chief == (
+            f"worker 1 ({addresses[1]}) is gone without a word",
+            {2: [2, "state"]},
+        )
+
+    def test_those_that_have_not_noticed_are_not_waited_for_forever(self, addresses):
+        def do(one):
+            if one.cluster.index == 1:
+                close(one)
+            if not one.is_chief:
+                return time.sleep(1.0)
+            return one.survivors(0.3)
+
+        assert meet(addresses, range(3), do)[0] == {}
 
     def test_nothing_is_found_where_all_are_there(self, addresses):
         def do(one):
@@ -653,12 +715,13 @@ class TestLastWord:
         ("left", "said"),
         [
             (b"", "is gone without a word"),
-            (b'\0\0\0\x1a["ended", "the disk is full"]', "has ended: the disk is full"),
+            (packed(["ended", ["the disk is full", False]]), "has ended: the disk is full"),
             (b"\0\0\0\x1a[", "is gone"),
             (b"\0\1\0\0" + b"[" * 50_000, "is gone"),
-            (b'\0\0\0\x0e["ended", [1]]', "is gone"),
+            (packed(["ended", [1]]), "is gone"),
+            (packed(["ended", "no flag"]), "is gone"),
             (b'\0\0\0\x10["noticed", 1]', "is gone"),
-            (b'\0\0\0\x0f["ended", "a\\nb\\u001b"]', "has ended: a b?"),
+            (packed(["ended", ["a\nb\u001b", True]]), "has ended: a b?"),
         ],
     )
     def test_is_what_it_left_on_its_connection(self, left, said):

@@ -483,10 +483,13 @@ def parts_of_weights(draw, num_parts, factors=None):
     return weights
 
 
-def tower_sums(weights, edges: list[int]) -> list[list[gradients.Gradient]]:
-    """`sums[t][w]` of towers whose microbatches run from one edge to the next."""
+def tower_sums(weights, edges: list[int]) -> list[gradients.Sums]:
+    """Of towers whose microbatches run from one edge to the next."""
     by_part = [[part.given for part in parts] for parts in zip(*weights, strict=True)]
-    return [gradients.sum_over_parts(by_part[a:b]) for a, b in itertools.pairwise(edges)]
+    return [
+        gradients.sum_over_share(by_part[a:b], range(a, b), len(by_part))
+        for a, b in itertools.pairwise(edges)
+    ]
 
 
 def check_is_near(found: gradients.Gradient, parts: list[Part], *, over=1, times=1) -> None:
@@ -574,23 +577,29 @@ class TestReduction:
                 times=len(factors) if reduction == "sum" else 1,
             )
 
-    @hypothesis.settings(max_examples=60)
-    @given(st.integers(1, 6), st.sampled_from([1, 2, 4]), st.sampled_from([None, 3.0]), st.data())
-    def test_has_the_same_bits_where_shares_are_powers_of_two(
-        self, towers, share, total_weight, data
-    ):
-        num_parts = towers * share
+    @hypothesis.settings(max_examples=100)
+    @given(st.integers(1, 13), st.sampled_from([None, 3.0]), st.data())
+    def test_has_the_same_bits_in_any_split_into_towers(self, num_parts, total_weight, data):
         weights = data.draw(parts_of_weights(num_parts))
+        edges = data.draw(edges_of_towers(num_parts), label="edges")
         split, whole = (
-            gradients.reduce_towers(tower_sums(weights, edges), num_parts, "mean", total_weight)
-            for edges in (range(0, num_parts + 1, share), [0, num_parts])
+            gradients.reduce_towers(tower_sums(weights, some), num_parts, "mean", total_weight)
+            for some in (edges, [0, num_parts])
         )
         assert [bits(gradient) for gradient in split] == [bits(gradient) for gradient in whole]
+
+    @given(st.integers(1, 40), st.data())
+    def test_a_share_is_handed_over_in_few_sums(self, num_parts, data):
+        first = data.draw(st.integers(0, num_parts - 1))
+        own = range(first, data.draw(st.integers(first + 1, num_parts)))
+        found = gradients.subtrees(own, num_parts)
+        assert [m for a, b in found for m in range(a, b)] == list(own)
+        assert len(found) <= max(1, 2 * (num_parts - 1).bit_length() - 2)
 
     @given(st.integers(1, 40), SEEDS)
     def test_has_the_bits_of_float32_added_along_the_tree(self, num_parts, seed):
         values = np.random.default_rng(seed).normal(size=(num_parts, 5)).astype(np.float32)
-        (found,) = gradients.sum_over_parts([[tf.constant(value)] for value in values])
+        found = gradients.pairwise_tree([tf.constant(value) for value in values], tf.add)
         assert found.numpy().tobytes() == top_down(list(values)).tobytes()
 
 

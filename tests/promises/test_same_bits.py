@@ -22,7 +22,7 @@ from towers.networks import layers
 from towers.runs import checkpoints, run_folder
 from towers_cli import build, comparison, resolve
 
-REAL = ("--dataset=cifar10", "--num_microbatches=4", "--log_every_steps=1")
+REAL = ("--dataset=cifar10", "--num_microbatches=8", "--log_every_steps=1")
 OPTIMIZERS = {
     "sgd": ("--momentum=0.9", "--learning_rate=0.05"),
     "adamw": ("--optimizer=adamw", "--learning_rate=0.001"),
@@ -59,7 +59,7 @@ def what_a_run_wrote(folder) -> list[dict]:
 @pytest.mark.parametrize(
     ("model", "dtype", "optimizer", "steps"),
     [
-        ("cifarnet", "float32", "sgd", 8),
+        ("cifarnet", "float32", "sgd", 8),  # on fewer numbers of towers
         pytest.param("cifarnet", "float32", "sgd", 50, marks=pytest.mark.long),
         pytest.param("cifarnet", "float32", "adamw", 50, marks=pytest.mark.long),
         pytest.param("cifarnet", "bfloat16", "sgd", 50, marks=pytest.mark.long),
@@ -69,12 +69,13 @@ def what_a_run_wrote(folder) -> list[dict]:
         pytest.param("resnet", "bfloat16", "adamw", 50, marks=pytest.mark.long),
     ],
 )
-def test_steps_on_1_2_and_4_towers_are_one_run(
+def test_steps_on_1_to_8_towers_are_one_run(
     tmp_path, cifar10_dir, short_evaluation, model, dtype, optimizer, steps
 ):
     """Every hash, loss and accuracy; about half a minute for a residual network."""
     flags = (f"--data_dir={cifar10_dir}", f"--model={model}", f"--compute_dtype={dtype}")
-    for num_towers in (1, 2, 4):
+    numbers = (1, 3, 8) if steps == 8 else range(1, 9)
+    for num_towers in numbers:
         done = scripts.train(
             tmp_path / str(num_towers),
             *REAL,
@@ -95,15 +96,15 @@ def test_steps_on_1_2_and_4_towers_are_one_run(
     if model == "cifarnet":
         parts.remove("model_state")  # no batch norm
     assert list(scripts.hash_lines(tmp_path / "1")[0]["parts_sha256"]) == parts
-    assert what_a_run_wrote(tmp_path / "2") == written
-    assert what_a_run_wrote(tmp_path / "4") == written
+    for num_towers in numbers:
+        assert what_a_run_wrote(tmp_path / str(num_towers)) == written
 
 
 @pytest.mark.long
 @pytest.mark.whole_program
 @pytest.mark.usefixtures("whole_networks")
 @pytest.mark.pitfall(28, 31)
-def test_killed_at_random_steps_on_4_1_and_2_towers(tmp_path, cifar10_dir, cache_home):
+def test_killed_at_random_steps_on_5_1_and_2_towers(tmp_path, cifar10_dir, cache_home):
     """Two processes die by SIGKILL, the third one finishes; as if nothing had happened."""
     flags = (
         *REAL,
@@ -116,7 +117,7 @@ def test_killed_at_random_steps_on_4_1_and_2_towers(tmp_path, cifar10_dir, cache
         "--summary_every_steps=0",
     )
     at_steps = sorted(random.sample(range(4, 36), 2))
-    for num_towers, at_step in zip((4, 1), at_steps, strict=True):
+    for num_towers, at_step in zip((5, 1), at_steps, strict=True):
         process = scripts.start(
             cache_home,
             "train",
@@ -338,50 +339,46 @@ class TestTheFastRecipe:
         )
 
 
+@pytest.mark.parametrize("num_gpus", [0, 1, 8])
+@pytest.mark.parametrize("num_towers", [1, 3])
 @pytest.mark.parametrize(
-    ("num_towers", "flags", "expected"),
+    ("flags", "expected"),
     [
-        (1, [], 4),
-        (2, [], 4),
-        (4, [], 4),
-        (8, [], 8),  # more towers than 4: one each
-        (3, ["--global_batch_size=24"], 3),  # 4 microbatches do not divide among 3 towers
-        (1, ["--global_batch_size=30"], 1),  # nor 30 examples among 4 microbatches
-        (1, ["--compute_dtype=bfloat16"], 4),
-        (2, ["--num_microbatches=2"], 2),
+        ([], 8),
+        (["--global_batch_size=24"], 8),
+        (["--global_batch_size=30"], 6),  # the largest number up to 8 that divides it
+        (["--global_batch_size=127", "--num_microbatches=127"], 127),
+        (["--num_microbatches=4"], 4),
+        (["--compute_dtype=bfloat16"], 8),
     ],
 )
-def test_default_microbatches(num_towers, flags, expected):
+def test_towers_and_devices_do_not_occur_in_the_default_microbatches(
+    num_towers, num_gpus, flags, expected
+):
     asked = scripts.settings_of(f"--num_towers={num_towers}", *flags)
-    assert resolve.resolved(asked, None, num_gpus=0, cores=2).num_microbatches == expected
-
-
-@pytest.mark.parametrize("num_towers", [1, 2, 4])
-def test_default_microbatches_on_gpus_are_one_per_tower(num_towers):
-    # What four of them cost there was not measured.
-    chosen = resolve.resolved(scripts.settings_of(), None, num_gpus=num_towers, cores=2)
-    assert (chosen.num_towers, chosen.num_microbatches) == (num_towers, num_towers)
+    chosen = resolve.resolved(asked, None, num_gpus=num_gpus, cores=2)
+    assert chosen.num_microbatches == expected
 
 
 @pytest.mark.parametrize(
     ("cores", "flags", "expected"),
     [
-        (2, [], 1),  # 4 microbatches for 2 cores
-        (16, [], 4),
-        (7, [], 1),
-        (16, ["--num_microbatches=1"], 16),
-        (2, ["--num_microbatches=2", "--num_towers=2"], 1),
+        (2, [], 1),
+        (64, [], 1),
+        (64, ["--num_microbatches=2"], 1),
+        (16, ["--num_microbatches=1"], 16),  # which has the machine to itself
         (16, ["--intra_op_threads=3"], 3),
     ],
 )
-def test_default_threads_are_the_cores_of_a_microbatch(cores, flags, expected):
+def test_cores_do_not_occur_in_the_default_threads_of_several_microbatches(cores, flags, expected):
     chosen = resolve.resolved(scripts.settings_of(*flags), None, num_gpus=0, cores=cores)
     assert chosen.intra_op_threads == expected
 
 
-def test_threads_with_gpus():
-    with_gpus = resolve.resolved(scripts.settings_of(), None, num_gpus=8, cores=16)
-    assert with_gpus.intra_op_threads == 16  # the microbatches are not on the CPU
+@pytest.mark.parametrize("cores", [2, 64])
+def test_threads_with_gpus(cores):
+    with_gpus = resolve.resolved(scripts.settings_of(), None, num_gpus=8, cores=cores)
+    assert with_gpus.intra_op_threads == 8  # the microbatches are not on the CPU
 
 
 @pytest.fixture
@@ -406,7 +403,7 @@ class TestARuntimeOfItsOwn:
         flags = ("--verify_every_steps=1", "--summary_every_steps=0", "--global_batch_size=32")
         done, _ = run("whole", *flags, "--intra_op_threads=3")
         table = scripts.unwrapped(done.stdout)
-        assert "by --num_microbatches=2 and --intra_op_threads=3; " in table
+        assert "by --num_microbatches=2 and --intra_op_threads=3" in table
         run("parts", *flags, "--intra_op_threads=3", "--max_steps=2")
         done, parts = run("parts", *flags, "--num_towers=2")  # 4 steps, the flag left open
         assert (done.returncode, done.stderr) == (0, "")

@@ -347,7 +347,7 @@ class TestState:
         run.train([lambda event: losses.append(float(event.result.losses["total"].numpy().mean()))])
         source.compile(loss=keras.losses.SparseCategoricalCrossentropy(from_logits=True))
         [(inputs, labels)] = arrays.batches(X, Y).batches(
-            0, 1, global_batch_size=16, index=0, count=1
+            0, 1, global_batch_size=16, share=range(16)
         )
         assert losses == [pytest.approx(source.evaluate(inputs, labels, verbose=0), rel=1e-5)]
         found = trainer.evaluate([(X, Y)])

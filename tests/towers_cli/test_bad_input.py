@@ -151,16 +151,16 @@ CONTRADICTORY = [
 
 DO_NOT_DIVIDE = [
     (
-        ["--global_batch_size=7", "--num_towers=2"],
-        "--global_batch_size=7 must be divisible by num_microbatches=2",
+        ["--global_batch_size=7", "--num_towers=8"],
+        "--num_towers=8: must be at most num_microbatches=7, for each tower computes one or more",
     ),
     (
         ["--global_batch_size=128", "--num_microbatches=3"],
         "--global_batch_size=128 must be divisible by num_microbatches=3",
     ),
     (
-        ["--global_batch_size=12", "--num_microbatches=3", "--num_towers=2"],
-        "--num_microbatches=3 must be divisible by num_towers=2",
+        ["--global_batch_size=12", "--num_microbatches=3", "--num_towers=4"],
+        "--num_towers=4: must be at most num_microbatches=3",
     ),
 ]
 
@@ -411,9 +411,9 @@ def test_a_folder_of_other_files_is_left_alone(tmp_path, name):
         ("train.py", ["--seed=-1"], 2, "--seed=-1: must be at least 0 and below 2147483648"),
         (
             "train.py",
-            ["--num_towers=3"],
+            ["--num_towers=9"],
             2,
-            "--global_batch_size=128 must be divisible by num_microbatches=3",
+            "--num_towers=9: must be at most num_microbatches=8, for each tower computes one or",
         ),
         (
             "eval.py",

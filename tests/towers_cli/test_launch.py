@@ -1,6 +1,7 @@
 """The launcher, with small programs in place of train.py."""
 
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -58,14 +59,6 @@ def test_every_worker_knows_all_addresses(launched):
     ]
     assert others == [first] * 2
     assert len(set(first.split("127.0.0.1:"))) == 4
-
-
-@pytest.mark.parametrize(
-    ("codes", "expected"),
-    [([0, 0], 0), ([3, 4], 3), ([0, 4], 4), ([0, 4, 5], 4), ([0, -9], 137), ([-15, 1], 143)],
-)
-def test_one_exit_code(codes, expected):
-    assert launch.exit_code(codes) == expected
 
 
 def test_a_worker_that_fails_gives_the_exit_code(launched):
@@ -222,6 +215,9 @@ def test_no_process_is_left_after_an_ordinary_end(alone):
         (["--workers=2", "no_such.py"], "no_such.py: there is no such file or command"),
         (["--workers=2"], "the following arguments are required: script"),
         (["train.py"], "the following arguments are required: --workers"),
+        (["--workers=2", "--min_workers=3", "a.py"], "--min_workers=3: must be at least 1 and at"),
+        (["--workers=2", "--restarts=-1", "a.py"], "--restarts=-1: must be at least 0 and at most"),
+        (["--workers=2", "--return_seconds=-1", "a.py"], "--return_seconds=-1.0: must be at least"),
     ],
 )
 def test_wrong_arguments(arguments, problem, capsys):
@@ -229,6 +225,103 @@ def test_wrong_arguments(arguments, problem, capsys):
         launch.main(arguments)
     assert ended.value.code == 2
     assert problem in capsys.readouterr().err
+
+
+# Counts the lives of a worker, and says in each how many there are.
+LIVES = """
+count = len(json.loads(os.environ["TF_CONFIG"])["cluster"]["worker"])
+life = len([name for name in os.listdir() if name.startswith(f"life-{index}-")])
+open(f"life-{index}-{life}", "w").close()
+def stopped(*_):
+    sys.exit(143)
+signal.signal(signal.SIGTERM, stopped)
+print(f"step {life + 1}/9 of {count}", flush=True)
+"""
+
+
+class TestElastic:
+    @pytest.fixture
+    def elastic(self, tmp_path, monkeypatch, capfdbinary):
+        monkeypatch.chdir(tmp_path)
+
+        def run(program: str, count: int, **options):
+            script = tmp_path / "program.py"
+            script.write_text(HEAD + LIVES + textwrap.dedent(program))
+            code = launch.run([sys.executable, "-S", str(script)], count, **options)
+            lines = capfdbinary.readouterr().out.decode().splitlines()
+            said = [line.removeprefix("[launcher] ") for line in lines if line[1] == "l"]
+            steps = [line for line in lines if line.startswith("[0] step")]
+            return code, said, [int(line.rpartition(" ")[2]) for line in steps]
+
+        return run
+
+    def test_a_run_whose_worker_was_killed_goes_on_with_those_that_are_left(self, elastic):
+        program = """
+        if life == 0 and index == 1:
+            time.sleep(0.5)
+            os.kill(os.getpid(), 9)
+        if life == 0:
+            time.sleep(1)
+            sys.exit(138)
+        """
+        code, said, counts = elastic(program, 3, restarts=5, min_workers=1)
+        assert (code, counts) == (0, [3, 2])
+        assert said[0] == (
+            "worker 1 has ended (exit codes 138, -9, 138); goes on with 2 of 3 workers, 4 restarts "
+            "are left"
+        )
+        seconds = float(re.fullmatch(r"([\d.]+) s from the end to the next step .*", said[1])[1])
+        assert 0.5 <= seconds < 10  # until all have ended, and begun
+
+    def test_it_grows_back_when_a_place_returns(self, elastic):
+        program = """
+        if life == 0 and index == 1:
+            os.kill(os.getpid(), 9)
+        if count == 2 and life == 0:
+            sys.exit(138)
+        if count == 1:
+            time.sleep(60)
+        """
+        code, said, counts = elastic(program, 2, restarts=5, min_workers=1, return_seconds=1.0)
+        assert (code, counts) == (0, [2, 1, 2])
+        assert "goes on with 2 workers: one more has come back" in said
+
+    def test_by_default_it_goes_on_with_all(self, elastic):
+        code, _, counts = elastic("os.kill(os.getpid(), 9) if life < 2 else 0", 2, restarts=5)
+        assert (code, counts) == (0, [2, 2, 2])
+
+    @pytest.mark.parametrize("code", [1, 2, 127])
+    def test_an_error_that_would_come_back_ends_it(self, elastic, code):
+        program = f"sys.exit({code} if index else 138)"
+        assert elastic(program, 2, restarts=5) == (code, [], [2])
+
+    def test_restarts_come_to_an_end(self, elastic):
+        code, said, counts = elastic("os.kill(os.getpid(), 9)", 1, restarts=3)
+        assert (code, counts) == (137, [1] * 4)
+        assert [line for line in said if "has ended" in line][-1].endswith(" 0 restarts are left")
+
+    def test_a_launcher_that_is_stopped_starts_nothing_again(self, elastic, tmp_path):
+        def send():
+            while not (tmp_path / "life-1-0").exists():
+                time.sleep(0.05)
+            time.sleep(0.5)
+            os.kill(os.getpid(), signal.SIGTERM)
+
+        threading.Thread(target=send, daemon=True).start()
+        assert elastic("time.sleep(60)", 2, restarts=5) == (143, [], [2])
+
+    def test_a_worker_that_hangs_after_another_was_killed_is_killed(self, elastic, monkeypatch):
+        monkeypatch.setattr(launch, "_KILLED_AFTER_SECONDS", 1.0)
+        program = """
+        if life == 0 and index == 1:
+            os.kill(os.getpid(), 9)
+        if life == 0:
+            signal.signal(signal.SIGTERM, signal.SIG_IGN)
+            time.sleep(60)
+        """
+        code, said, counts = elastic(program, 2, restarts=1)
+        assert (code, counts) == (0, [2, 2])
+        assert "(exit codes -9, -9)" in said[0]
 
 
 def test_handlers_are_put_back():

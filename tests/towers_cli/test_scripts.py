@@ -11,7 +11,6 @@ from absl import flags
 
 from input_pipeline import preprocess
 from towers import gradients, model_state, networks, schedules
-from towers.multi_worker import collectives
 from towers.networks import optimizers
 from towers.support import weight_filters
 from towers_cli import command_line, settings
@@ -48,7 +47,6 @@ def test_eval_has_the_flags_that_were_promised():
         ("optimizer", optimizers.OPTIMIZERS),
         ("preprocessing", preprocess._BY_NAME),
         ("weight_decay_filter", weight_filters.FILTERS),
-        ("worker_reduction", collectives.REDUCTIONS),
     ],
 )
 def test_choices_are_those_of_the_package(flag, registry):

@@ -121,9 +121,9 @@ MAY_CHANGE = {
     "init_from",  # likewise
     "data_dir",  # the images themselves are compared
     "num_towers",
+    "accumulate_gradients",  # the same bits
     "workers",
     "worker_index",
-    "worker_reduction",  # as the number of workers does, it may show in the last bits
     "worker_wait_seconds",
     "train_epochs",
     "max_steps",

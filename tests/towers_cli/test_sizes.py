@@ -14,26 +14,35 @@ from towers_cli import resolve, settings, sizes
 @pytest.mark.parametrize(
     ("flags", "advice"),
     [
-        ("--num_towers=3", "--num_towers=1, 2, 4 or 8, or --global_batch_size=126 or 129"),
+        ("--num_towers=9", "--num_towers=8, or --num_microbatches=16 or 32"),
         (
-            "--num_towers=3 --num_microbatches=4",
-            "--num_towers=1, 2 or 4, or --num_microbatches=3 with --global_batch_size=126 or 129",
+            "--num_towers=9 --num_microbatches=4",
+            "--num_towers=4, or --num_microbatches=16 or 32",
         ),
         (
-            "--num_towers=3 --num_microbatches=4 --global_batch_size=24",
-            "--num_towers=1, 2 or 4, or --num_microbatches=3 or 6",
+            "--num_towers=3 --num_microbatches=5",
+            "--global_batch_size=125 or 130, or --num_microbatches=4 or 8",
         ),
-        ("--num_microbatches=3", "--global_batch_size=126 or 129, or --num_microbatches=2 or 4"),
         (
-            "--global_batch_size=7 --num_towers=2",
-            "--num_towers=1 or 7, or --global_batch_size=6 or 8",
+            "--num_towers=9 --num_microbatches=5 --global_batch_size=7",
+            "--num_towers=5 with --global_batch_size=5 or 10",
         ),
-        ("--global_batch_size=2 --num_towers=3", "--num_towers=1 or 2, or --global_batch_size=3"),
         (
-            "--num_towers=3 --workers=a:1,b:1 --worker_index=0",
-            "--num_towers=1, 2, 4 or 8, or --global_batch_size=126 or 132",
+            "--global_batch_size=7 --num_towers=8",
+            "--num_towers=7, or --global_batch_size=8",
         ),
-        ("--workers=a:1,b:1,c:1 --worker_index=0", "--global_batch_size=126 or 129"),
+        (
+            "--global_batch_size=127 --num_towers=2",
+            "--num_towers=1, or --num_microbatches=127, or --global_batch_size=126 or 128",
+        ),
+        (
+            "--num_towers=5 --workers=a:1,b:1 --worker_index=0",
+            "--num_towers=4, or --num_microbatches=16 or 32",
+        ),
+        (
+            "--num_microbatches=2 --workers=a:1,b:1,c:1 --worker_index=0",
+            "--num_microbatches=4 or 8",
+        ),
     ],
 )
 def test_by_hand(flags, advice):
@@ -43,22 +52,25 @@ def test_by_hand(flags, advice):
 
 
 def test_no_more_towers_than_gpus():
-    said = refusal(["--num_towers=3"], num_gpus=3)
-    assert said.endswith("; give --num_towers=1 or 2, or --global_batch_size=126 or 129")
+    said = refusal(["--num_towers=9"], num_gpus=3)
+    assert said.endswith("; give --num_towers=3, or --num_microbatches=16 or 32")
 
 
 @pytest.mark.parametrize(
     ("flags", "advice"),
     [
-        ("--num_towers=3", "; give --num_towers=1, 2 or 4"),
-        ("--num_towers=3 --num_microbatches=4", "; give --num_towers=1, 2 or 4"),
+        ("--num_towers=5", "; give --num_towers=4"),
+        ("--num_towers=5 --num_microbatches=4", "; give --num_towers=4"),
         ("--num_microbatches=3", "; give --num_microbatches=4"),
         ("--global_batch_size=126", "; give --global_batch_size=128"),
         (
-            "--num_towers=3 --global_batch_size=126",
-            "; give --num_towers=1, 2 or 4 with --global_batch_size=128",
+            "--num_towers=5 --global_batch_size=126",
+            "; give --num_towers=4 with --global_batch_size=128",
         ),
-        ("--workers=a:1,b:1,c:1 --worker_index=0", " began with 4 microbatch(es)"),
+        (
+            "--workers=a:1,b:1,c:1,d:1,e:1 --worker_index=0",
+            " began with 4 microbatch(es)",
+        ),
     ],
 )
 def test_a_run_that_goes_on_keeps_its_batch_and_microbatches(flags, advice):

@@ -21,8 +21,8 @@ import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 
-from towers import worker
 from towers.multi_worker import cluster, watcher
+from towers.support import worker_errors
 
 _GREETING = "towers"
 _KINDS = {
@@ -31,7 +31,6 @@ _KINDS = {
     "welcome",
     "message",
     "messages",
-    "from_chief",
     "noticed",
     "done",
     "ended",
@@ -187,6 +186,7 @@ class Channel:
         """
         self.cluster = members
         self._peers: dict[int, _Peer] = {}
+        self._noticed: dict[int, object] = {}  # what others have said where one was gone
         until = time.monotonic() + wait_seconds
         if self.is_chief:
             self._listen(until, wait_seconds)
@@ -206,8 +206,8 @@ class Channel:
                 names = ", ".join(self.cluster.name(index) for index in missing)
                 if time.monotonic() > until:
                     problem = f"{names} did not come within {wait_seconds:g} s"
-                    self._tell_all("ended", problem)
-                    raise worker.WorkerError(problem)
+                    self._tell_all("ended", [problem, True])
+                    raise worker_errors.GoneError(problem)
                 waiting.say(f"waiting for {names}")
                 for peer, kind, body in strangers.introduced(until):
                     self._welcome(peer, kind, body, until)
@@ -223,7 +223,9 @@ class Channel:
         except OSError as error:
             name = self.cluster.name(self.cluster.index)
             reason = os.strerror(error.errno)
-            raise worker.WorkerError(f"{name} cannot listen on its port: {reason}") from error
+            raise worker_errors.WorkerError(
+                f"{name} cannot listen on its port: {reason}"
+            ) from error
 
     def _missing(self) -> list[int]:
         """Those that have not come, or have gone again; workers are silent until all are there."""
@@ -242,7 +244,7 @@ class Channel:
                 left = max(0.0, until - time.monotonic())
                 peer.send("greeted", min(left, _LONGEST_WAIT_SECONDS))
             else:
-                peer.send("ended", problem)
+                peer.send("ended", [problem, False])
         except _Gone:
             problem = "it is gone again"
         if problem is not None:
@@ -273,7 +275,7 @@ class Channel:
                 problem = ": it does not answer as worker 0 does"
             waiting.say(f"waiting for {chief}{problem}")
             time.sleep(_RETRY_SECONDS)
-        raise worker.WorkerError(f"{chief} did not come within {wait_seconds:g} s{problem}")
+        raise worker_errors.GoneError(f"{chief} did not come within {wait_seconds:g} s{problem}")
 
     def _greet(self) -> _Peer:
         """Connects to the chief, and waits until it has all workers or says who is missing."""
@@ -298,68 +300,98 @@ class Channel:
         except TimeoutError:
             raise _Gone from None
         if got == "ended":
-            raise worker.WorkerError(self._has_ended(0, body))
+            raise self._has_ended(0, body)
         if got != kind:
             raise _NoWorker
         return body
 
-    def exchange(self, message: object) -> list:
+    def exchange(self, what: str, message: object) -> list:
         """Gives every worker the messages of all, by their index; all call it together.
 
         Args:
+          what: the messages are, the same on all workers.
           message: of this worker, anything that JSON can hold, and not nested too deep.
 
         Raises:
-          WorkerError: another one is gone, or has ended and says why.
+          WorkerError: another one is gone, or has ended and says why; or it does something else.
         """
         others = range(1, len(self.cluster.addresses))
         if not self.is_chief:
-            self._send(0, "message", message)
-            messages = self._receive([0], "messages")[0]
+            self._send(0, "message", [what, message])
+            messages = self._received([0], "messages", what)[0]
             is_of_all = isinstance(messages, list) and len(messages) == len(self.cluster.addresses)
-            worker.check_fits(is_of_all, self.cluster.name(0))
+            worker_errors.check_fits(is_of_all, self.cluster.name(0))
             return messages
-        messages = {0: message} | self._receive(others, "message")
+        messages = {0: message} | self._received(others, "message", what)
         everything = [messages[index] for index in range(len(self.cluster.addresses))]
         for index in others:
-            self._send(index, "messages", everything)
+            self._send(index, "messages", [what, everything])
         return everything
 
-    def from_chief(self, make: Callable[[], object]) -> object:
+    def from_chief(self, what: str, make: Callable[[], object]) -> object:
         """What the chief makes, on every worker; all call it together.
 
         Raises:
-          WorkerError: the chief is gone, or has ended and says why.
+          WorkerError: the chief is gone, or has ended and says why; or it does something else.
         """
-        if not self.is_chief:
-            return self._receive([0], "from_chief")[0]
-        made = make()
-        for index in self._peers:
-            self._send(index, "from_chief", made)
-        return made
+        return self.exchange(what, make() if self.is_chief else None)[0]
 
-    def why(self, patience_seconds: float) -> str | None:
+    def _received(self, indices: Iterable[int], kind: str, what: str) -> dict[int, object]:
+        """The messages of that kind about `what`, from each."""
+        bodies = {}
+        for index, body in self._receive(indices, kind).items():
+            name = self.cluster.name(index)
+            fits = isinstance(body, list) and len(body) == 2 and isinstance(body[0], str)
+            worker_errors.check_fits(fits, name)
+            if body[0] != what:
+                raise self._at_odds(index, body[0], what)
+            bodies[index] = body[1]
+        return bodies
+
+    def _at_odds(self, index: int, theirs: str, ours: str) -> worker_errors.WorkerError:
+        return worker_errors.WorkerError(
+            f"{self.cluster.name(self.cluster.index)} has come to {ours!r}, and "
+            f"{self.cluster.name(index)} to {watcher.one_line(theirs)!r}: every worker has to make "
+            "the same calls in the same order"
+        )
+
+    def why(
+        self, patience_seconds: float, of_itself: object = None
+    ) -> worker_errors.WorkerError | None:
         """Which worker is gone or has ended, once something has gone wrong between them.
 
         Waits for the chief's word, or as the chief for a sign of those that are gone.
 
         Args:
           patience_seconds: how long at most.
+          of_itself: what this worker tells the chief, for its `survivors`.
 
         Returns:
-          A sentence, or None if all connections are as they should be.
+          What to raise, or None if all connections are as they should be.
         """
         until = time.monotonic() + patience_seconds
         if not self.is_chief:
             with contextlib.suppress(_Gone):
-                self._peers[0].send("noticed", None)  # so that this one is not thought to be gone
+                self._peers[0].send("noticed", of_itself)
         try:
             self._receive(list(self._peers), "nothing is of this kind", until)
-        except worker.WorkerError as error:
-            return str(error)
+        except worker_errors.WorkerError as error:
+            return error
         except TimeoutError:
             pass
         return None
+
+    def survivors(self, seconds: float) -> dict[int, object]:
+        """What those that are left have told the chief of themselves, once another one is gone.
+
+        Args:
+          seconds: how long to wait for those that have not noticed yet.
+        """
+        until = time.monotonic() + seconds
+        for index in [index for index in self._peers if index not in self._noticed]:
+            with contextlib.suppress(worker_errors.WorkerError, TimeoutError):
+                self._noticed |= self._receive([index], "noticed", until)
+        return self._noticed
 
     @contextlib.contextmanager
     def guarded(self) -> Iterator[None]:
@@ -381,14 +413,15 @@ class Channel:
             finally:
                 process.kill()
 
-    def end(self, reason: str | None) -> None:
+    def end(self, reason: str | None, try_again: bool = False) -> None:
         """Ends the connections; without a reason the chief's end last.
 
         Args:
           reason: why this worker cannot go on; None if it has come to its end.
+          try_again: whether it may help to start all workers again.
         """
         if reason is None and not self.is_chief:
-            with contextlib.suppress(worker.WorkerError, TimeoutError):
+            with contextlib.suppress(worker_errors.WorkerError, TimeoutError):
                 self._receive([0], "done")
             return  # the connection ends with the process, which the chief waits for
         elif reason is None:
@@ -398,7 +431,7 @@ class Channel:
             for peer in self._peers.values():
                 peer.wait_for_end(until)
         else:
-            self._tell_all("ended", reason)
+            self._tell_all("ended", [reason, try_again])
         for peer in self._peers.values():
             peer.connection.close()
 
@@ -414,7 +447,7 @@ class Channel:
             with contextlib.suppress(TimeoutError):
                 # Its last word, or that it is gone.
                 self._receive([index], kind, time.monotonic() + _ENDING_SECONDS)
-            raise worker.WorkerError(self._is_gone([index])) from None
+            raise self._is_gone([index]) from None
 
     def _receive(
         self, indices: Iterable[int], kind: str, until: float = float("inf")
@@ -442,27 +475,33 @@ class Channel:
                         gone.append(key.data)
                         continue
                     except _NoWorker as error:
-                        raise worker.says_no_worker(self.cluster.name(key.data)) from error
+                        raise worker_errors.says_no_worker(self.cluster.name(key.data)) from error
                     if message is None:
                         continue
                     got, body = message
                     if got == "ended":
-                        raise worker.WorkerError(self._has_ended(key.data, body))
+                        raise self._has_ended(key.data, body)
+                    if got == "noticed":
+                        self._noticed[key.data] = body
                     if got == kind:
                         received[key.data] = body
                         pending.remove(key.data)
                         selector.unregister(key.fileobj)
                 if gone:
-                    raise worker.WorkerError(self._is_gone(gone))
+                    raise self._is_gone(gone)
         return received
 
-    def _is_gone(self, indices: Sequence[int]) -> str:
+    def _is_gone(self, indices: Sequence[int]) -> worker_errors.GoneError:
         names = " and ".join(self.cluster.name(index) for index in indices)
-        return f"{names} {'is' if len(indices) == 1 else 'are'} gone without a word"
+        are = "is" if len(indices) == 1 else "are"
+        return worker_errors.GoneError(f"{names} {are} gone without a word")
 
-    def _has_ended(self, index: int, reason: object) -> str:
-        worker.check_fits(isinstance(reason, str), self.cluster.name(index))
-        return f"{self.cluster.name(index)} has ended: {watcher.one_line(reason)}"
+    def _has_ended(self, index: int, body: object) -> worker_errors.WorkerError:
+        name = self.cluster.name(index)
+        worker_errors.check_fits(watcher.is_last_word(body), name)
+        reason, try_again = body
+        error = worker_errors.GoneError if try_again else worker_errors.WorkerError
+        return error(f"{name} has ended: {watcher.one_line(reason)}")
 
 
 class _Strangers:

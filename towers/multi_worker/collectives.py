@@ -7,17 +7,19 @@ of each call (docs/workers.md).
 """
 
 import contextlib
+import functools
+import math
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import numpy as np
 import tensorflow as tf
 
-from towers import devices, gradients, tower, worker
+from towers import devices, gradients, tower
 from towers.multi_worker import channel, cluster
+from towers.support import shares, worker_errors
 
-REDUCTIONS = ("ordered", "ring")
-
+_MARK, _LABEL_BYTES = "workers do different things", 64
 _GROUP, _FIRST_KEY = 7001, 100  # apart from those that the strategy makes
 _PEER_FAILURES = (  # what TensorFlow says where another worker is gone
     tf.errors.UnavailableError,
@@ -30,6 +32,7 @@ _PEER_FAILURES = (  # what TensorFlow says where another worker is gone
 )
 # TensorFlow's heartbeat misses a worker after 10 seconds, and the chief then looks for it.
 _PATIENCE_SECONDS, _CHIEF_PATIENCE_SECONDS = 12.0, 3.0
+_SURVIVORS_SECONDS = 3.0  # in which those that are left have noticed, too
 
 
 class MultiWorker:
@@ -37,7 +40,6 @@ class MultiWorker:
 
     Attributes:
       cluster: who the workers are.
-      reduction: one of REDUCTIONS.
     """
 
     def __init__(self, members: cluster.Cluster, wait_seconds: float):
@@ -50,7 +52,7 @@ class MultiWorker:
         self.count, self.index = len(members.addresses), members.index
         self._channel = channel.Channel(members, wait_seconds)
         self._strategy: tf.distribute.Strategy | None = None  # kept for what it has started
-        self.reduction = "ordered"
+        self._describe: Callable[[], object] = lambda: None
         self._keys: dict[tuple, int] = {}
 
     @property
@@ -64,15 +66,15 @@ class MultiWorker:
         if error is None:
             self._channel.end(None)
         elif isinstance(error, SystemExit | KeyboardInterrupt):
-            self._channel.end("it was stopped")
+            self._channel.end("it was stopped", try_again=True)
         else:
-            self._channel.end(str(error) or type(error).__name__)
+            reason = str(error) or type(error).__name__
+            self._channel.end(reason, try_again=isinstance(error, worker_errors.GoneError))
 
     def name(self, index: int) -> str:
         return self.cluster.name(index)
 
-    def start(self, reduction: str) -> None:
-        self.reduction = reduction
+    def start(self) -> None:
         resolver = tf.distribute.cluster_resolver.SimpleClusterResolver(
             tf.train.ClusterSpec({"worker": list(self.cluster.addresses)}),
             task_type="worker",
@@ -85,7 +87,7 @@ class MultiWorker:
                 self._strategy = tf.distribute.MultiWorkerMirroredStrategy(resolver)
         except tf.errors.OpError as error:
             _, port = cluster.host_and_port(self.cluster.addresses[self.index])
-            raise worker.WorkerError(
+            raise worker_errors.WorkerError(
                 f"--workers: TensorFlow's server cannot start on port {port}: {error.message}"
             ) from error
         with tf.device(devices.PARAMETER_DEVICE):
@@ -95,64 +97,84 @@ class MultiWorker:
             self._parity = tf.Variable(0, trainable=False, name="parity")
             self._asked = tf.Variable(0, trainable=False, name="asked_to_stop")
             self._stop = tf.Variable(0, trainable=False, name="stop")
-        order = [
-            int(values[0]) for (values,) in self.all_gather([np.array([self.index], np.int32)])
-        ]
+            rows = tf.zeros([self.count, _LABEL_BYTES // 4], tf.int32)
+            self._doing = tf.Variable(rows, trainable=False, name="doing")
+        own = [np.array([self.index], np.int32)]
+        order = [int(values[0]) for (values,) in self.all_gather("their order", own)]
         if order != list(range(self.count)):
-            raise worker.WorkerError(f"TensorFlow has the workers in the order {order}")
+            raise worker_errors.WorkerError(f"TensorFlow has the workers in the order {order}")
 
-    def join(self, results):
-        own = _as_one_tower(results)
-        dense = [None if isinstance(g, tf.IndexedSlices) else g for g in own.sum_gradients]
-        sparse = [g if isinstance(g, tf.IndexedSlices) else None for g in own.sum_gradients]
+    def join(self, results, of):
+        own = _as_one_tower(results, of)
+        sparse = _joined_rows(own.sums)
         parity = self._next_parity()
-        with tf.name_scope("workers"):
-            totals = self._totals(dense, parity)
-            rest = own._replace(sum_gradients=sparse)
-            everything = self._gathered([rest, self._asked], parity)
-            self._stop.assign(tf.reduce_max(tf.stack([asked for _, asked in everything])))
-        joined = []
-        for index, (result, _) in enumerate(everything):
-            own_share = [
-                (total if index == 0 else None) if slices is None else slices
-                for total, slices in zip(totals, result.sum_gradients, strict=True)
-            ]
-            joined.append(result._replace(sum_gradients=own_share))
-        return joined
+        # It waits for nothing, and so is done while the towers compute.
+        all_do = self._all_do("a training step", parity)
+        with tf.name_scope("workers"), tf.control_dependencies([all_do]):
+            totals = self._totals(own.sums, of, parity)
+            rows = [None if s is None else (s.values, s.indices) for s in sparse]
+            asked = tf.repeat(self._asked, len(of.microbatches()))
+            rest, rows, asked = self._gathered([own._replace(sums={}), rows, asked], of, parity)
+            self._stop.assign(tf.reduce_max(asked))
+        for place, slices in enumerate(sparse):
+            if slices is not None:
+                totals[place] = tf.IndexedSlices(*rows[place], slices.dense_shape)
+        return [rest._replace(sums={(0, of.num_microbatches): totals})]
 
-    def _totals(self, of_worker: Sequence[tf.Tensor | None], parity) -> list[tf.Tensor | None]:
-        """The sum over the workers of each gradient; all of one type travel as one vector."""
-        totals: list[tf.Tensor | None] = [None] * len(of_worker)
-        present = [index for index, gradient in enumerate(of_worker) if gradient is not None]
-        dtypes = sorted({of_worker[index].dtype.name for index in present})
+    def _totals(self, sums, of, parity) -> list[tf.Tensor | None]:
+        """The sum of each dense gradient over all microbatches; those of one type travel as one."""
+        first = next(iter(sums.values()))
+        totals: list[tf.Tensor | None] = [None] * len(first)
+        is_dense = [g is not None and not isinstance(g, tf.IndexedSlices) for g in first]
+        dtypes = sorted({g.dtype.name for g, dense in zip(first, is_dense, strict=True) if dense})
         for dtype in dtypes:
-            places = [index for index in present if of_worker[index].dtype.name == dtype]
-            flat = tf.concat([tf.reshape(of_worker[index], [-1]) for index in places], axis=0)
-            summed = self._sum(flat, parity)
-            sizes = [of_worker[index].shape.num_elements() for index in places]
-            for index, piece in zip(places, tf.split(summed, sizes), strict=True):
-                totals[index] = tf.reshape(piece, of_worker[index].shape)
+            places = [
+                place
+                for place, gradient in enumerate(first)
+                if is_dense[place] and gradient.dtype.name == dtype
+            ]
+            flat = {
+                subtree: tf.concat([tf.reshape(of_all[place], [-1]) for place in places], axis=0)
+                for subtree, of_all in sums.items()
+            }
+            summed = self._sum(flat, of, parity)
+            sizes = [first[place].shape.num_elements() for place in places]
+            for place, piece in zip(places, tf.split(summed, sizes), strict=True):
+                totals[place] = tf.reshape(piece, first[place].shape)
         return totals
 
-    def _sum(self, flat: tf.Tensor, parity: tf.Tensor) -> tf.Tensor:
-        """The workers' vectors added up, [n]: along the tree, or around the ring."""
-        if self.reduction == "ring":
-            return tf.raw_ops.CollectiveReduceV2(
-                input=flat, merge_op="Add", final_op="Id", **self._group("sum", flat, parity)
-            )
-        # Each worker adds up one share of all vectors, and then all give each other their shares:
-        # as few bytes as around a ring, and the order of additions is ours.
-        n = flat.shape.num_elements()
+    def _sum(self, flat, of, parity) -> tf.Tensor:
+        """All workers' vectors, [n] for each of a worker's subtrees, added up along the tree.
+
+        Each worker adds up one share of all vectors, and then all give each other their shares: as
+        few bytes as around a ring where a worker has one subtree, and the order of additions is
+        ours.
+        """
+        subtrees = [
+            gradients.subtrees(of.microbatches(worker), of.num_microbatches)
+            for worker in range(self.count)
+        ]
+        most = max(map(len, subtrees))
+        vectors = list(flat.values())
+        n = vectors[0].shape.num_elements()
         share = -(-n // self.count)
-        padded = tf.pad(flat, [[0, share * self.count - n]])
-        cut = tf.reshape(padded, [self.count, share])
-        shares = tf.raw_ops.CollectiveAllToAllV2(input=cut, **self._group("shares", cut, parity))
-        shares = tf.ensure_shape(shares, cut.shape)  # [worker, share]
-        total = gradients.pairwise_tree(tf.unstack(shares), tf.add)
+        rows = tf.stack([tf.pad(vector, [[0, share * self.count - n]]) for vector in vectors])
+        rows = tf.pad(rows, [[0, most - len(vectors)], [0, 0]])  # as many from each worker
+        # [subtree of this worker, share of worker w] to worker w
+        cut = tf.transpose(tf.reshape(rows, [most, self.count, share]), [1, 0, 2])
+        got = tf.raw_ops.CollectiveAllToAllV2(input=cut, **self._group("shares", cut, parity))
+        sums = {
+            subtree: vector
+            for own, of_worker in zip(
+                subtrees, tf.unstack(tf.ensure_shape(got, cut.shape)), strict=True
+            )
+            for subtree, vector in zip(own, tf.unstack(of_worker), strict=False)
+        }
+        total = gradients.add_up(sums, (0, of.num_microbatches), tf.add)
         return tf.reshape(self._gather_vectors("totals", total, parity), [-1])[:n]
 
     def _gather_vectors(self, use: str, vector: tf.Tensor, parity: tf.Tensor) -> tf.Tensor:
-        """[workers, n] of everyone's [n]."""
+        """[workers, n, ...] of everyone's [n, ...]."""
         return tf.raw_ops.CollectiveGatherV2(
             input=vector[tf.newaxis], **self._group(use, vector, parity)
         )
@@ -176,25 +198,37 @@ class MultiWorker:
     def _next_parity(self) -> tf.Tensor:
         return self._parity.assign(1 - self._parity)
 
-    def _gathered(self, structure, parity: tf.Tensor) -> list:
-        """Every worker's structure of tensors; they travel as one vector of 32-bit words."""
-        leaves = tf.nest.flatten(structure, expand_composites=True)
+    def _gathered(self, structure, of, parity):
+        """Tensors of this worker's microbatches as those of all; they travel as one.
+
+        Their first axis is the microbatches, or so many rows for each of them.
+        """
+        leaves = tf.nest.flatten(structure)
         present = [tf.convert_to_tensor(leaf) for leaf in leaves if leaf is not None]
-        words = [_as_words(leaf) for leaf in present]
-        sizes = [word.shape.num_elements() for word in words]
-        rows = self._gather_vectors("results", tf.concat(words, axis=0), parity)
-        structures = []
-        for row in tf.unstack(tf.ensure_shape(rows, [self.count, sum(sizes)])):
-            pieces = zip(tf.split(row, sizes), present, strict=True)
-            values = iter([_from_words(piece, leaf) for piece, leaf in pieces])
-            structures.append(
-                tf.nest.pack_sequence_as(
-                    structure,
-                    [None if leaf is None else next(values) for leaf in leaves],
-                    expand_composites=True,
+        counts = [len(of.microbatches(worker)) for worker in range(self.count)]
+        own = counts[self.index]
+        words = [tf.reshape(_as_words(leaf), [own, -1]) for leaf in present]
+        sent = tf.concat(words, axis=1)
+        sent = tf.pad(sent, [[0, max(counts) - own], [0, 0]])  # as many from each worker
+        got = tf.ensure_shape(
+            self._gather_vectors("results", sent, parity), [self.count, *sent.shape]
+        )
+        rows = zip(tf.unstack(got), counts, strict=True)
+        whole = tf.concat([row[:count] for row, count in rows], axis=0)
+        pieces = tf.split(whole, [word.shape[1] for word in words], axis=1)
+        values = iter(
+            [
+                _from_words(
+                    tf.reshape(piece, [-1]),
+                    leaf.dtype,
+                    [leaf.shape[0] // own * of.num_microbatches, *leaf.shape[1:]],
                 )
-            )
-        return structures
+                for piece, leaf in zip(pieces, present, strict=True)
+            ]
+        )
+        return tf.nest.pack_sequence_as(
+            structure, [None if leaf is None else next(values) for leaf in leaves]
+        )
 
     def ask_to_stop(self, signal_number):
         if signal_number is not None:
@@ -203,7 +237,8 @@ class MultiWorker:
     def stop_asked(self):
         return int(self._stop) or None
 
-    def broadcast(self, variables):
+    def broadcast(self, what, variables):
+        self._begin_together(what)
         values = [np.asarray(variable.numpy()) for variable in variables]
         flat = np.frombuffer(b"".join(value.tobytes() for value in values), np.uint8)
         words = np.pad(flat, (0, -len(flat) % 4)).view(np.int32)
@@ -222,44 +257,90 @@ class MultiWorker:
             variable.assign(own.view(value.dtype).reshape(value.shape))
             place += value.nbytes
 
-    def all_gather(self, arrays):
-        with self.watched(), tf.device(devices.PARAMETER_DEVICE):
-            flat = np.frombuffer(b"".join(a.tobytes() for a in arrays), np.uint8)
-            words = tf.constant(np.pad(flat, (0, -len(flat) % 4)).view(np.int32))
-            rows = self._gather_vectors("arrays", words, self._next_parity()).numpy()
+    def all_gather(self, what, arrays):
+        self._begin_together(what)
+        own = np.array([len(array) for array in arrays], np.int64)
+        lengths = self._gather_bytes("lengths", own.tobytes()).view(np.int64)  # [workers, arrays]
+        bytes_of_rows = [array.dtype.itemsize * math.prod(array.shape[1:]) for array in arrays]
+        sizes = lengths * bytes_of_rows
+        data = b"".join(array.tobytes() for array in arrays)
+        rows = self._gather_bytes("arrays", data.ljust(sizes.sum(axis=1).max(), b"\0"))
         everything = []
-        for row in rows.view(np.uint8):
-            places = np.cumsum([0, *(a.nbytes for a in arrays)])
+        for row, own_lengths, own_sizes in zip(rows, lengths, sizes, strict=True):
+            ends = np.cumsum(own_sizes)
+            cut = [row[end - size : end].copy() for size, end in zip(own_sizes, ends, strict=True)]
             everything.append(
                 [
-                    row[first:last].copy().view(a.dtype).reshape(a.shape)
-                    for a, first, last in zip(arrays, places, places[1:], strict=False)
+                    part.view(array.dtype).reshape(length, *array.shape[1:])
+                    for part, array, length in zip(cut, arrays, own_lengths, strict=True)
                 ]
             )
         return everything
 
-    def exchange(self, message):
-        return self._channel.exchange(message)
+    def _gather_bytes(self, use: str, data: bytes) -> np.ndarray:
+        """uint8 [workers, n or a little more] of everyone's n bytes."""
+        words = np.frombuffer(data.ljust(-(-len(data) // 4) * 4, b"\0"), np.int32)
+        with self.watched(), tf.device(devices.PARAMETER_DEVICE):
+            rows = self._gather_vectors(use, tf.constant(words), self._next_parity())
+        return rows.numpy().view(np.uint8)
 
-    def from_chief(self, make):
-        return self._channel.from_chief(make)
+    def exchange(self, what, message):
+        self._begin_together(what)
+        return self._channel.exchange(what, message)
 
-    def barrier(self):
-        self._channel.from_chief(lambda: None)
+    def from_chief(self, what, make):
+        self._begin_together(what)
+        return self._channel.from_chief(what, make)
+
+    def _begin_together(self, what: str) -> None:
+        """Raises a WorkerError unless all workers are about to do the same."""
+        if self._strategy is not None:  # before, messages alone say what they are
+            with self.watched(), tf.device(devices.PARAMETER_DEVICE):
+                self._all_do(what, self._next_parity())
+
+    def _all_do(self, what: str, parity: tf.Tensor) -> tf.Operation:
+        """Fails unless all workers do the same; `watched` then names both sides.
+
+        What each does travels in a call that is the same for all that they may do: else two would
+        wait for each other forever.
+        """
+        label = np.frombuffer(what.encode().ljust(_LABEL_BYTES)[:_LABEL_BYTES], np.int32)
+        rows = self._gather_vectors("what", tf.constant(label), parity)
+        with tf.control_dependencies([self._doing.assign(rows)]):
+            return tf.raw_ops.Assert(condition=tf.reduce_all(rows == label), data=[_MARK])
+
+    def _at_odds(self) -> worker_errors.WorkerError:
+        """What to raise where workers do different things."""
+        rows = self._doing.numpy()
+        said = [bytes(row).decode(errors="replace").strip() for row in rows]
+        other = next(index for index, text in enumerate(said) if text != said[self.index])
+        return worker_errors.WorkerError(
+            f"{self.name(self.index)} has come to {said[self.index]!r}, and {self.name(other)} to "
+            f"{said[other]!r}: every worker has to make the same calls in the same order"
+        )
 
     @contextlib.contextmanager
     def watched(self):
         try:
             yield
         except _PEER_FAILURES as error:
-            reason = self._channel.why(
-                _CHIEF_PATIENCE_SECONDS if self.is_chief else _PATIENCE_SECONDS
-            )
-            if reason is None:
-                reason = self._named_by(error)
-            if reason is None:
+            patience = _CHIEF_PATIENCE_SECONDS if self.is_chief else _PATIENCE_SECONDS
+            because = self._channel.why(patience, None if self.is_chief else self._describe())
+            if because is None and (missed := self._named_by(error)):
+                because = worker_errors.GoneError(missed)
+            if because is None:
                 raise
-            raise worker.WorkerError(reason) from error
+            raise because from error
+        except tf.errors.InvalidArgumentError as error:
+            if _MARK not in error.message:
+                raise
+            raise self._at_odds() from error
+
+    def if_one_is_gone(self, describe):
+        self._describe = describe
+
+    def survivors(self):
+        return self._channel.survivors(_SURVIVORS_SECONDS)
 
     def _named_by(self, error: tf.errors.OpError) -> str | None:
         """What TensorFlow says of workers that it does not hear of any more."""
@@ -276,12 +357,16 @@ class MultiWorker:
         return f"TensorFlow has lost the connection to other workers ({first_line})"
 
 
-def _as_one_tower(results: Sequence[tower.TowerResult]) -> tower.TowerResult:
+def _as_one_tower(results: Sequence[tower.TowerResult], of: shares.Shares) -> tower.TowerResult:
     """Several towers' results as those of one tower that had all their microbatches."""
     weights, states = zip(*((r.weights, r.model_states) for r in results), strict=True)
     correct = [result.correct for result in results]
+    sums = {subtree: total for result in results for subtree, total in result.sums.items()}
     return tower.TowerResult(
-        sum_gradients=gradients.sum_over_parts([result.sum_gradients for result in results]),
+        sums={
+            subtree: gradients.add_up(sums, subtree, gradients.add_weight_by_weight)
+            for subtree in gradients.subtrees(of.microbatches(), of.num_microbatches)
+        },
         losses={
             term: tf.concat([result.losses[term] for result in results], axis=0)
             for term in results[0].losses
@@ -295,6 +380,12 @@ def _as_one_tower(results: Sequence[tower.TowerResult]) -> tower.TowerResult:
     )
 
 
+def _joined_rows(sums: gradients.Sums) -> list[tf.IndexedSlices | None]:
+    """The rows of each sparse gradient, one behind the other; None for one that is not sparse."""
+    joined = functools.reduce(gradients.add_weight_by_weight, sums.values())
+    return [total if isinstance(total, tf.IndexedSlices) else None for total in joined]
+
+
 def _as_words(values: tf.Tensor) -> tf.Tensor:
     """The values' bits, int32 [n]; types narrower than that are widened, which loses nothing."""
     if not values.shape.is_fully_defined():
@@ -305,10 +396,10 @@ def _as_words(values: tf.Tensor) -> tf.Tensor:
     return tf.reshape(tf.bitcast(wide, tf.int32), [-1])
 
 
-def _from_words(words: tf.Tensor, like: tf.Tensor) -> tf.Tensor:
-    carrier = _carrier(like.dtype)
-    shape = [*like.shape, carrier.size // 4] if carrier.size > 4 else like.shape
-    return tf.cast(tf.bitcast(tf.reshape(words, shape), carrier), like.dtype)
+def _from_words(words: tf.Tensor, dtype: tf.DType, shape: Sequence[int]) -> tf.Tensor:
+    carrier = _carrier(dtype)
+    in_words = [*shape, carrier.size // 4] if carrier.size > 4 else shape
+    return tf.cast(tf.bitcast(tf.reshape(words, in_words), carrier), dtype)
 
 
 def _carrier(dtype: tf.DType) -> tf.DType:

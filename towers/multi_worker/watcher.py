@@ -13,8 +13,10 @@ import select
 import signal
 import socket
 import sys
+import time
 
 _LOOKS_EVERY_SECONDS = 0.2
+_KILLED_AFTER_SECONDS = 2.0
 _LONGEST_LINE = 2000
 
 
@@ -30,7 +32,12 @@ def main(process: str, prefix: str, connections: str) -> None:
         ready, _, _ = select.select(list(names), [], [], _LOOKS_EVERY_SECONDS)
     said = [f"{names[descriptor]} {last_word(descriptor)}" for descriptor in ready]
     print(f"{prefix}{'; '.join(said)}", file=sys.stderr, flush=True)
-    os.kill(int(process), signal.SIGKILL)
+    # Ends the process by itself, with what a shell calls exit code 138, unless a handler waits for
+    # Python, which stands still.
+    os.kill(int(process), signal.SIGUSR1)
+    time.sleep(_KILLED_AFTER_SECONDS)
+    if os.getppid() == int(process):
+        os.kill(int(process), signal.SIGKILL)
 
 
 def last_word(descriptor: int) -> str:
@@ -40,11 +47,17 @@ def last_word(descriptor: int) -> str:
             text = connection.recv(2**16, socket.MSG_PEEK)
             if not text:
                 return "is gone without a word"
-            kind, reason = json.loads(text[4:])
+            kind, body = json.loads(text[4:])
         except (OSError, ValueError, TypeError, RecursionError):
             return "is gone"
-    is_reason = kind == "ended" and isinstance(reason, str)
-    return f"has ended: {one_line(reason)}" if is_reason else "is gone"
+    is_reason = kind == "ended" and is_last_word(body)
+    return f"has ended: {one_line(body[0])}" if is_reason else "is gone"
+
+
+def is_last_word(body: object) -> bool:
+    """Whether it is a reason for an end, and whether to try again."""
+    is_pair = isinstance(body, list) and len(body) == 2
+    return is_pair and isinstance(body[0], str) and isinstance(body[1], bool)
 
 
 def one_line(text: str) -> str:

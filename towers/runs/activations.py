@@ -38,9 +38,8 @@ class Activations:
         """
         if self._model is None:
             return {}
-        of, workers = self._trainer, self._trainer.workers
-        microbatch = of.global_batch_size // of.num_microbatches
-        first = workers.index * (of.num_microbatches // workers.count)
+        of, microbatch = self._trainer, self._trainer.shares.microbatch_size
+        first = of.shares.microbatches().start
         draw_index = of.state.step * of.num_microbatches + first
         with tf.device(of.tower_devices[0]):
             own = tf.nest.map_structure(lambda x: tf.convert_to_tensor(x)[:microbatch], inputs)

@@ -8,9 +8,9 @@ from collections.abc import Mapping
 import keras
 import numpy as np
 
-from towers import gradients, train_state, trainer, worker
+from towers import train_state, trainer, worker
 from towers.runs import run_folder, stretches
-from towers.support import machine
+from towers.support import machine, worker_errors
 
 
 def is_of_a_program(config: Mapping) -> bool:
@@ -138,12 +138,14 @@ def check_alike(workers: worker.Workers, defined: Definition) -> None:
     Raises:
       WorkerError: names what differs, and on which worker.
     """
-    chief, *others = everyone = workers.exchange(defined.defining() | stretches.versions())
+    chief, *others = everyone = workers.exchange(
+        "what they train", defined.defining() | stretches.versions()
+    )
     for index, message in enumerate(everyone):
-        worker.check_fits(isinstance(message, dict), workers.name(index))
+        worker_errors.check_fits(isinstance(message, dict), workers.name(index))
     for index, other in enumerate(others, start=1):
         if found := run_folder.differences(chief, other, workers.name(0), as_flags=False):
-            raise worker.WorkerError(
+            raise worker_errors.WorkerError(
                 f"{workers.name(index)} does not fit {workers.name(0)}: {'; '.join(found)}"
             )
 
@@ -248,13 +250,7 @@ def _variables(model: keras.Model) -> str:
 
 
 def _runs_on(of: trainer.Trainer) -> dict:
-    num_towers = len(of.tower_devices) * of.workers.count
-    in_tree = gradients.are_subtrees(of.num_microbatches, num_towers)
-    order = "along the tree" if in_tree else f"by {num_towers} towers that are no part of it"
-    if getattr(of.workers, "reduction", "ordered") == "ring" and of.workers.count > 2:
-        order = f"around a ring of {of.workers.count} workers"
-    arithmetic = {"devices": machine.kinds(of.tower_devices), "order of additions": order}
-    return stretches.environment() | arithmetic
+    return stretches.environment() | {"devices": machine.kinds(of.tower_devices)}
 
 
 def _plain(config: Mapping) -> dict:

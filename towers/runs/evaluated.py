@@ -6,8 +6,7 @@ from collections.abc import Iterator
 import numpy as np
 import tensorflow as tf
 
-from towers import worker
-from towers.support import checks, structures
+from towers.support import checks, shares, structures
 
 
 class Arrays:
@@ -19,13 +18,12 @@ class Arrays:
       num_examples: in the arrays.
     """
 
-    def __init__(self, given: tuple, global_batch_size: int, workers: worker.Workers):
+    def __init__(self, given: tuple, of: shares.Shares):
         """
         Args:
           given: (inputs [n, ...], labels [n, ...]), or with sample_weight [n]; the first two may be
             dicts, tuples or lists of arrays.
-          global_batch_size: of all workers together.
-          workers: that evaluate together.
+          of: the workers that evaluate together, and the batch.
 
         Raises:
           TypeError, ValueError: they are no such arrays, or there are none.
@@ -48,8 +46,7 @@ class Arrays:
         self._weight = np.ones(self.num_examples, np.float32)
         if weight and weight[0] is not None:
             self._weight = checks.weights(weight[0], self.num_examples, np.float32)
-        share = global_batch_size // workers.count
-        self._batch, self._own = global_batch_size, np.arange(share) + share * workers.index
+        self._batch, self._own = of.global_batch_size, np.array(of.examples)
 
     @property
     def num_counted(self) -> int:

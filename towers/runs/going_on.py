@@ -9,6 +9,8 @@ from pathlib import Path
 from towers.runs import checkpoints, console, definition, loop, run_folder, stretches, warm_start
 from towers.support import adapted
 
+_IS_FINISHED = "whether the run has finished"
+
 
 def train(run: loop.Loop, defined: definition.Definition) -> loop.Outcome:
     """Trains or continues a run and says how it ended.
@@ -42,7 +44,7 @@ def is_begun(folder: run_folder.RunFolder, config: Mapping) -> bool:
 
 
 def _train_with_chief(run: loop.Loop, config: Mapping) -> loop.Outcome:
-    finished = run.workers.from_chief(lambda: None)
+    finished = run.workers.from_chief(_IS_FINISHED, lambda: None)
     if finished is not None:
         print("the run had finished already")
         return loop.Outcome(finished, run.plan.last_step)
@@ -60,7 +62,7 @@ def _train_as_chief(
     folder, last_step, config = run.folder, run.plan.last_step, defined.config
     finished = folder.read_final_summary()
     if finished and (finished["step"] >= last_step or "stopped_early" in finished):
-        run.workers.from_chief(lambda: finished)
+        run.workers.from_chief(_IS_FINISHED, lambda: finished)
         print(f"the run had finished already, at step {finished['step']}")
         if "stopped_early" in finished:
             print(
@@ -88,7 +90,7 @@ def _train_as_chief(
     config = _with_stretches(config, earlier, restored, at_step)
     run.drop_later_metrics(anew=restored is None)
     folder.create(config)
-    run.workers.from_chief(lambda: None)  # not finished
+    run.workers.from_chief(_IS_FINISHED, lambda: None)
     run.trainer.broadcast_state()
     if restored:
         print(f"continuing at step {at_step}", flush=True)

@@ -19,7 +19,6 @@ from towers import (
     schedules,
     step,
     trainer,
-    worker,
 )
 from towers.runs import (
     activations,
@@ -33,7 +32,7 @@ from towers.runs import (
     run_lock,
     summaries,
 )
-from towers.support import errors, hashes, tally
+from towers.support import errors, hashes, tally, worker_errors
 
 # Of a line of metrics.jsonl; an output or a loss of such a name is in TensorBoard alone.
 _FIELDS = frozenset(
@@ -296,11 +295,12 @@ class Loop:
     def train(self, config: Mapping) -> Outcome:
         """Trains to the plan's last step, or until a signal asks to stop."""
         first_step, is_chief = int(self.trainer.state.step), self.workers.is_chief
+        self.workers.if_one_is_gone(self._described)
         if is_chief:
             self._summaries = summaries.Summaries(self.folder)
-        lines = self.workers.from_chief(lambda: self._evaluations)
+        lines = self.workers.from_chief("the evaluations so far", lambda: self._evaluations)
         are_lines = isinstance(lines, list) and all(isinstance(one, dict) for one in lines)
-        worker.check_fits(are_lines, self.workers.name(0))
+        worker_errors.check_fits(are_lines, self.workers.name(0))
         self._evaluations = lines
         progress = console.progress(first_step, self.plan.last_step, is_chief)
         try:
@@ -308,8 +308,9 @@ class Loop:
         except BaseException as error:
             with contextlib.suppress(run_folder.RunFolderError):  # what went wrong first is said
                 self._flush()
-            if is_chief and isinstance(error, worker.WorkerError):
-                raise worker.WorkerError(f"{error}.{self._newest_checkpoint()}") from error
+            if is_chief and isinstance(error, worker_errors.WorkerError):
+                lost = self._saved_after_loss(first_step, error)
+                raise type(error)(f"{error}.{lost}{self._newest_checkpoint()}") from error
             raise
         finally:
             progress.close()
@@ -334,7 +335,9 @@ class Loop:
                 self._evaluate(progress)
                 self._call_hooks(at_step, None)
             found = self._evaluation
-            return Outcome(self.workers.from_chief(self._export), at_step, evaluation=found)
+            return Outcome(
+                self.workers.from_chief("the final model", self._export), at_step, evaluation=found
+            )
 
     def _evaluated_step(self) -> int | None:
         return self._evaluations[-1]["step"] if self._evaluation and self._evaluations else None
@@ -353,9 +356,9 @@ class Loop:
 
     def _check_same_on_all_workers(self, parts_sha256: Mapping[str, str]) -> None:
         """Workers only ever give each other gradients: that their weights agree is checked."""
-        chief, *others = everyone = self.workers.exchange(parts_sha256)
+        chief, *others = everyone = self.workers.exchange("hashes of their states", parts_sha256)
         for index, message in enumerate(everyone):
-            worker.check_fits(isinstance(message, dict), self.workers.name(index))
+            worker_errors.check_fits(isinstance(message, dict), self.workers.name(index))
         for index, parts in enumerate(others, start=1):
             if different := [name for name in chief if parts.get(name) != chief[name]]:
                 raise TrainingError(
@@ -473,7 +476,9 @@ class Loop:
         batches = self.data.training(first_step, self.plan.last_step)
         if devices.are_cpus(self.trainer.tower_devices):  # where there is nowhere to copy to
             return ((*batch, None) for batch in batches)
-        return prefetch.to_towers(batches, self.trainer.tower_devices)
+        return prefetch.to_towers(
+            batches, self.trainer.tower_devices, self.trainer.shares.tower_batch_sizes
+        )
 
     def _begin(self, first_step, config, batch, progress) -> None:
         """Writes what TensorBoard shows of the run as a whole, which traces the step's graph."""
@@ -482,12 +487,14 @@ class Loop:
         if self._summaries:
             self._summaries.start(config, graph)
         due = self.workers.from_chief(
-            lambda: [0 not in self._hashed_steps, self._has_no_evaluation(first_step)]
+            "what is due at the start",
+            lambda: [first_step not in self._hashed_steps, self._has_no_evaluation(first_step)],
         )
         is_two = isinstance(due, list) and [type(one) for one in due] == [bool, bool]
-        worker.check_fits(is_two, self.workers.name(0))
+        worker_errors.check_fits(is_two, self.workers.name(0))
         verifies, evaluates = due
-        if verifies and self.plan.verify_every_steps and first_step == 0:
+        every = self.plan.verify_every_steps
+        if verifies and every and first_step % every == 0:  # or it was stopped before it
             self._verify()
         if evaluates and self._evaluation_is_due(first_step):
             self._evaluate(progress)  # the run was stopped before it came to this
@@ -531,6 +538,12 @@ class Loop:
         """
         if self.workers.count > 1:  # hashing the state of a large network takes a while
             self._check_same_on_all_workers(self.trainer.state.parts_sha256())
+        self._check_finite()
+        if self.workers.is_chief:
+            with self._in_its_folder():
+                self._write_checkpoint()
+
+    def _check_finite(self) -> None:
         state = self.trainer.state
         variables = [*state.model.variables, *state.optimizer.variables]
         wrong = [v.path for v in variables if not np.isfinite(v.value.numpy()).all()]
@@ -538,13 +551,39 @@ class Loop:
             raise self._cannot_go_on(
                 f"step {int(state.step)}: what the update left is not finite ({', '.join(wrong)})"
             )
-        if not self.workers.is_chief:
-            return
-        with self._in_its_folder():
-            self._checkpoints.save()
-            if not self._is_marked:
-                self.folder.mark_saved(int(state.step))
-                self._is_marked = True
+
+    def _write_checkpoint(self) -> None:
+        self._checkpoints.save()
+        if not self._is_marked:
+            self.folder.mark_saved(int(self.trainer.state.step))
+            self._is_marked = True
+
+    def _saved_after_loss(self, first_step: int, error: worker_errors.WorkerError) -> str:
+        """Saves the last complete step where another worker is gone; says why not, if need be.
+
+        An update begins when the sums of all workers have come, so it is made whole or not at all.
+        What the others are at the same step has to be the same, as before every checkpoint.
+        """
+        state = self.trainer.state
+        step = int(state.step)
+        if not isinstance(error, worker_errors.GoneError) or step == first_step:
+            return ""
+        own = self._described()
+        for index, of_other in self.workers.survivors().items():
+            if isinstance(of_other, list) and of_other[:1] == own[:1] and of_other != own:
+                name = self.workers.name(index)
+                return f" Step {step} is not saved: {name} has other weights than worker 0."
+        try:
+            self._check_finite()
+            with self._in_its_folder():
+                self._write_checkpoint()
+        except (errors.UserError, OSError) as problem:
+            return f" Step {step} is not saved: {problem}."
+        return ""
+
+    def _described(self) -> list:
+        """What workers compare where one of them is gone: their step, and hashes of its parts."""
+        return [int(self.trainer.state.step), self.trainer.state.parts_sha256()]
 
     def _cannot_go_on(self, what: str) -> TrainingError:
         help_ = "a lower learning rate, clipped gradients or a wider compute type may help"
@@ -584,7 +623,7 @@ class Loop:
             metrics["batch_norm_divergence"] = largest
         with self._in_its_folder():
             run_folder.append_line(self.folder.metrics, metrics)
-            num_towers = len(self.trainer.tower_devices) * self.workers.count
+            num_towers = sum(self.trainer.shares.towers_of_workers)
             self._summaries.scalars(metrics, losses, num_towers, apart)
         progress.metrics(metrics, (self.plan.last_step - at_step) * step_seconds)
 

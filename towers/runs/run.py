@@ -19,7 +19,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from towers import trainer, worker
+from towers import trainer
 from towers.runs import (
     checkpoints,
     definition,
@@ -32,7 +32,7 @@ from towers.runs import (
     run_folder,
     warm_start,
 )
-from towers.support import adapted, checks, errors, tally
+from towers.support import adapted, checks, errors, tally, worker_errors
 
 
 class Source(Protocol):
@@ -47,13 +47,13 @@ class Source(Protocol):
     fingerprint: str
 
     def batches(
-        self, first_step: int, last_step: int, *, global_batch_size: int, index: int, count: int
+        self, first_step: int, last_step: int, *, global_batch_size: int, share: range
     ) -> Iterable:
         """The batches of steps `first_step` to `last_step - 1`, in order.
 
-        They are (inputs, labels) or (inputs, labels, sample_weight), of each the `index`-th of
-        `count` equal shares, one for each worker. The batch of a step is the same whatever
-        `first_step` is.
+        They are (inputs, labels) or (inputs, labels, sample_weight), of each the examples at the
+        places of `share`, which are this worker's: all where there is one. The batch of a step is
+        the same whatever `first_step` is.
         """
 
 
@@ -142,11 +142,10 @@ class Run:
         if export is not None and not callable(export):
             raise TypeError(f"export is {checks.described(export)}: must be a function of a model")
         self._export = export
-        share = {"index": self._workers.index, "count": self._workers.count}
-        batch = tower_trainer.global_batch_size
+        batch, share = tower_trainer.global_batch_size, tower_trainer.shares.examples
         self._data = loop.Data(
             training=lambda first_step, last_step: _checked(
-                train.batches(first_step, last_step, global_batch_size=batch, **share),
+                train.batches(first_step, last_step, global_batch_size=batch, share=share),
                 last_step - first_step,
             ),
             evaluation=(tested := self._tested(test)),
@@ -192,7 +191,7 @@ class Run:
         if test is None:
             return None
         if isinstance(test, tuple):
-            return evaluated.Arrays(test, self._trainer.global_batch_size, self._workers)
+            return evaluated.Arrays(test, self._trainer.shares)
         is_array = isinstance(test, (str, bytes, Mapping)) or hasattr(test, "shape")
         if is_array or not isinstance(test, Iterable):
             raise TypeError(
@@ -282,7 +281,7 @@ class Run:
         """
         if self._data.evaluation is None:
             raise ValueError("the run has no test data")
-        self._workers.from_chief(lambda: self._restore(checkpoint))
+        self._workers.from_chief("a checkpoint", lambda: self._restore(checkpoint))
         self._trainer.broadcast_state()
         adapted.refresh(self._trainer.state.model)
         return self._trainer.evaluate(self._data.evaluation)
@@ -341,8 +340,8 @@ class Run:
             found = warm_start.take(self._init_from, self._trainer.state).recorded()
             return before if before and before["sha256"] == found["sha256"] else found
 
-        taken = self._workers.from_chief(take)
-        worker.check_fits(warm_start.is_recorded(taken), self._workers.name(0))
+        taken = self._workers.from_chief("the weights to begin with", take)
+        worker_errors.check_fits(warm_start.is_recorded(taken), self._workers.name(0))
         self._defined.begin_with(taken)
 
     def _plan(self, given) -> tuple[loop.Plan, keras_callbacks.KerasCallbacks | None]:

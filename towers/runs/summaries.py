@@ -18,7 +18,7 @@ from tensorboard.plugins.hparams import api as hparams
 
 from towers import gradients, step
 from towers.runs import figures, picture, run_folder
-from towers.support import noise, structures, tally
+from towers.support import noise, shares, structures, tally
 
 MAX_IMAGES = 8
 
@@ -114,7 +114,9 @@ class Summaries:
         with _events(self._train, metrics["step"]):
             for term, values in losses.items():
                 _scalar(f"loss/{term}", values.mean(dtype=np.float64))
-            per_tower = losses["total"].reshape(num_towers, -1).mean(axis=1)  # [num_towers]
+            total = losses["total"]
+            of_towers = shares.evenly(len(total), num_towers)
+            per_tower = np.array([total[own.start : own.stop].mean() for own in of_towers])
             _scalar("towers/loss_spread", per_tower.max() - per_tower.min())
             for name in ("accuracy", "learning_rate", "epoch", "examples_per_second"):
                 if name in metrics:

@@ -466,28 +466,6 @@ def labels_in_range() -> Iterator[None]:
         ) from error
 
 
-def sizes(
-    global_batch_size: int, num_microbatches: int, num_towers: int, num_workers: int = 1
-) -> None:
-    """Checks that every tower of every worker gets the same number of equal microbatches.
-
-    Raises:
-      ValueError: with the numbers that do not divide.
-    """
-    if global_batch_size < 1:
-        raise ValueError(f"global_batch_size={global_batch_size}: must be at least 1")
-    if num_microbatches < 1:
-        raise ValueError(f"num_microbatches={num_microbatches}: must be at least 1")
-    towers = f"num_towers={num_towers}" + (f" x {num_workers} workers" if num_workers > 1 else "")
-    if num_microbatches % (num_towers * num_workers):
-        raise ValueError(f"num_microbatches={num_microbatches} must be divisible by {towers}")
-    if global_batch_size % num_microbatches:
-        raise ValueError(
-            f"global_batch_size={global_batch_size} must be divisible by "
-            f"num_microbatches={num_microbatches} (on {towers})"
-        )
-
-
 def choice(name: str, value: str, allowed: Collection[str]) -> None:
     """Checks a value of which there are only so many; else a ValueError names them."""
     if value not in allowed:

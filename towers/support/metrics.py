@@ -118,16 +118,16 @@ class Metrics:
         """The metrics by name, from the states of all microbatches.
 
         Args:
-          of_workers: for each worker, [batches, microbatches of the worker, ...] for each variable
+          of_workers: for each worker, [microbatches of the worker, batches, ...] for each variable
             of each metric.
         """
-        # [batches, microbatches, ...]: in the same order on any number of workers.
         variables = iter(zip(*of_workers, strict=True))
         results = {}
         for named in self._named:
             sums = []
             for variable in named.metric.variables:
-                states = np.concatenate(next(variables), axis=1)
+                # [batches, microbatches, ...]: in the same order on any number of workers.
+                states = np.concatenate(next(variables), axis=0).swapaxes(0, 1)
                 total = np.zeros(states.shape[2:], np.float64)
                 for state in states.reshape(-1, *total.shape):
                     total += state

@@ -1,6 +1,6 @@
 """Batches of several arrays: dicts, tuples and lists of them, [n, ...] for n examples."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import tensorflow as tf
 
@@ -8,8 +8,8 @@ import tensorflow as tf
 Structure = object
 
 
-def split(structure: Structure, parts: int) -> list[Structure]:
-    """Cuts along the first axis into so many equal parts, in order."""
+def split(structure: Structure, parts: int | Sequence[int]) -> list[Structure]:
+    """Cuts along the first axis into so many equal parts, or parts of such sizes, in order."""
     cut = [tf.split(tensor, parts) for tensor in tf.nest.flatten(structure)]
     return [tf.nest.pack_sequence_as(structure, part) for part in zip(*cut, strict=True)]
 

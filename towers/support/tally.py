@@ -85,8 +85,9 @@ class Seen(NamedTuple):
     losses: np.ndarray
     classes: np.ndarray
 
-    def split(self, ends: np.ndarray) -> list["Seen"]:
-        """Cut at `ends`, as `np.split` cuts."""
+    def split(self, sizes: np.ndarray) -> list["Seen"]:
+        """Cut into parts of these sizes, in order."""
+        ends = np.cumsum(sizes)[:-1]
         return [Seen(*parts) for parts in zip(*(np.split(v, ends) for v in self), strict=True)]
 
     @staticmethod

@@ -1,0 +1,71 @@
+"""Which workers an elastic launcher can start, and which exit codes let it start them again."""
+
+import pytest
+
+from towers.support import worker_errors
+from towers_cli import slots
+
+
+@pytest.mark.parametrize(
+    ("codes", "expected"),
+    [
+        ([0, 0], 0),
+        ([3, 4], 3),
+        ([0, 4], 4),
+        ([0, 4, 5], 4),
+        ([0, -9], 137),
+        ([-15, 1], 143),
+        ([138, 1], 1),
+        ([138, 138, -9], 137),
+        ([138, 0, 138], 138),
+        ([-10, 2], 2),  # SIGUSR1, by the watcher
+    ],
+)
+def test_one_exit_code(codes, expected):
+    assert slots.exit_code(codes) == expected
+
+
+def test_the_code_is_that_of_the_error():
+    assert worker_errors.GoneError.exit_code == slots.ANOTHER_IS_GONE
+
+
+@pytest.mark.parametrize(
+    ("codes", "expected"),
+    [
+        ([138, -9], True),
+        ([143, 143], True),
+        ([0, 138], True),
+        ([-11, 138], True),
+        ([138, 1], False),
+        ([2, 2], False),
+        ([-9, 1], False),
+    ],
+)
+def test_what_may_be_tried_again(codes, expected):
+    assert slots.may_be_tried_again(codes) is expected
+
+
+class TestSlots:
+    @pytest.fixture
+    def clock(self):
+        self.now = 0.0
+        return lambda: self.now
+
+    def test_are_all_there_at_first(self, clock):
+        assert slots.Slots(3, 1, 60.0, clock).there() == [0, 1, 2]
+
+    def test_come_back_after_a_while(self, clock):
+        made = slots.Slots(3, 1, 60.0, clock)
+        made.lose([1])
+        assert made.there() == [0, 2]
+        self.now = 59.0
+        assert made.there() == [0, 2]
+        self.now = 60.0
+        assert made.there() == [0, 1, 2]
+
+    def test_are_taken_early_where_too_few_are_left(self, clock):
+        made = slots.Slots(3, 2, 60.0, clock)
+        made.lose([2])
+        self.now = 10.0
+        made.lose([0, 1])
+        assert made.there() == [0, 2]  # what was lost first comes first
