@@ -8,9 +8,10 @@ machine. What they print is passed on behind their index; Ctrl-C and SIGTERM go 
 exit code is 0 where all ended with it; else it is that of the first one that did not end for
 another's sake. Where the launcher itself is killed, the workers get SIGTERM all the same.
 
-With --restarts a run whose worker has died is started again, from its last complete step: with the
-workers that are left, as long as there are --min_workers, and with one more when its place has come
-back, after --return_seconds. An error that would come back, such as a wrong flag, ends it.
+With --restarts a run whose worker has died is started again, from its last complete step, or from
+its newest checkpoint where it was the chief: with the workers that are left, as long as there are
+--min_workers, and with one more when its place has come back, after --return_seconds. An error that
+would come back, such as a wrong flag, ends it.
 """
 
 import argparse
