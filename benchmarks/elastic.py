@@ -25,7 +25,7 @@ from pathlib import Path
 from benchmarks import turns
 
 ROOT = Path(__file__).resolve().parent.parent
-WORKERS, RETURN_SECONDS = 3, 20
+WORKERS, RETURN_SECONDS = 3, 8
 FLAGS = (
     "--dataset=shapes",
     "--global_batch_size=32",
@@ -109,34 +109,33 @@ def disturbed(folder: Path, options: argparse.Namespace) -> list[Event]:
     """Trains to the end, through so many events."""
     rng = random.Random(options.seed)
     chief_at = rng.randrange(options.events)
-    events, step, at_work = [], 0, 0
+    events, sent_at, send_at, is_back = [], None, None, False
     launcher = train(
         folder, options.steps, f"--workers={WORKERS}", "--min_workers=1",
         f"--restarts={2 * options.events}", f"--return_seconds={RETURN_SECONDS}",
     )  # fmt: skip
-    sent_at, send_at = None, None
     for line in launcher.stdout:
+        if line.startswith("[launcher] ") and " to the next step" in line:
+            is_back = True
         found = re.match(r"\[0\] step ([\d,]+)/", line)
         if not found:
             continue
-        step = int(found[1].replace(",", ""))
-        workers = workers_of(launcher.pid)
-        if sent_at is not None and set(workers.values()) != at_work:
+        step, now = int(found[1].replace(",", "")), time.monotonic()
+        if sent_at is not None and is_back:
             event = events[-1]
-            event.goes_on_at, event.workers_then = step, len(workers)
-            event.seconds = round(time.monotonic() - sent_at, 1)
+            event.goes_on_at, event.workers_then = step, len(workers_of(launcher.pid))
+            event.seconds = round(now - sent_at, 1)
             print(as_row({"event": len(events), **dataclasses.asdict(event)}), flush=True)
             sent_at = None
         if sent_at is None and send_at is None:
-            send_at = time.monotonic() + rng.uniform(0.2, 3.0)
-        if send_at is not None and time.monotonic() > send_at and len(events) < options.events:
+            send_at = now + rng.uniform(0.2, 3.0)
+        if send_at is not None and now > send_at and len(events) < options.events:
             number = signal.SIGSTOP if rng.random() < 0.15 else signal.SIGKILL
+            workers = workers_of(launcher.pid)
             index = 0 if len(events) == chief_at else rng.choice(sorted(workers))
-            at_work = set(workers.values())
-            sent_at, send_at = time.monotonic(), None
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(workers[index], number)
+            sent_at, send_at, is_back = now, None, False
             events.append(Event(number.name, index, len(workers), step))
+            os.kill(workers[index], number)
     if launcher.wait():
         raise RuntimeError(f"the launcher has ended with {launcher.returncode}")
     return events
@@ -149,7 +148,7 @@ def workers_of(launcher: int) -> dict[int, int]:
         with contextlib.suppress(OSError, ValueError, KeyError, IndexError):
             parent = int((process / "stat").read_text().rpartition(")")[2].split()[1])
             variables = (process / "environ").read_bytes().split(b"\0")
-            config = next(v for v in variables if v.startswith(b"TF_CONFIG="))
+            (config,) = [v for v in variables if v.startswith(b"TF_CONFIG=")]  # of no zombie
             if parent == launcher:
                 found[json.loads(config[10:])["task"]["index"]] = int(process.name)
     return found

@@ -444,7 +444,18 @@ class TestGradientAccumulation:
             and "/microbatch" in operation.name
         ]
         assert len(calls) == 8
-        awaited = [{one.name for one in call.control_inputs} & names(calls) for call in calls]
+        # Its inputs wait, and with them all that is computed of them.
+        awaited = [
+            {
+                one.name
+                for tensor in call.inputs
+                if tensor.op.type == "Identity"
+                for gradient in tensor.op.control_inputs
+                for one in (source.op for source in gradient.inputs)
+            }
+            & names(calls)
+            for call in calls
+        ]
         of_tower = [
             set(),
             *({calls[m].name} for m in range(3)),

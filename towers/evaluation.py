@@ -112,9 +112,7 @@ class Evaluator:
         gathered = self._workers.all_gather("an evaluation", [sizes, *columns])
         of_workers = [tally.Seen(*own) for _, *own in gathered]
         # As they were before the batches were cut: sums do not depend on the number of workers.
-        sizes_of_workers = [own[0] for own in gathered]
-        cut = map(tally.Seen.split, of_workers, sizes_of_workers)
-        whole = [tally.Seen.joined(of_batch) for of_batch in zip(*cut, strict=True)]
+        whole = tally.uncut(of_workers, [own[0] for own in gathered])
         if not any(batch.weight.any() for batch in whole):
             raise ValueError("there is no example to evaluate")
         accuracies = tuple(own.accuracy() for own in of_workers) if self._num_classes else ()

@@ -23,8 +23,7 @@ class TowerProgram:
       decayed: name of the layer to the index of its weight in `model.trainable_variables`.
       weight_decay: coefficient of the weight-decay terms; >= 0.
       jit_compile: XLA compiles `microbatch`: what is compiled does not depend on towers.
-      accumulate_gradients: a tower's microbatches wait for each other, so that it keeps the
-        activations of one at a time; side by side they are faster where cores are free.
+      accumulate_gradients: microbatches wait for each other: activations of one at a time.
     """
 
     model: keras.Model
@@ -116,11 +115,14 @@ def compute(
         strict=True,
     )
     results = []
-    for microbatch in microbatches:
-        awaited = results[-1].gradients if results and program.accumulate_gradients else []
-        awaited = [values for values in tf.nest.flatten(awaited, True) if values is not None]
-        with tf.name_scope("microbatch"), tf.control_dependencies(awaited):
-            results.append(program.microbatch(weights, loss_scale, *microbatch))
+    for state, microbatch, *others in microbatches:
+        with tf.name_scope("microbatch"):
+            if results and program.accumulate_gradients:
+                # Inputs wait for results: TensorFlow leaves no edge between a call and a call.
+                done = tf.nest.flatten(results[-1].gradients, expand_composites=True)
+                with tf.control_dependencies([tf.identity(g) for g in done if g is not None]):
+                    microbatch = tf.nest.map_structure(tf.identity, microbatch)
+            results.append(program.microbatch(weights, loss_scale, state, microbatch, *others))
     correct = [result.correct for result in results]
     return TowerResult(
         sums=gradients.sum_over_share(

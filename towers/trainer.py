@@ -96,7 +96,7 @@ class Trainer:
           moving_average_decay: in [0, 1); 0 keeps no averages.
           jit_compile: compile each microbatch's forward and backward pass with XLA.
           accumulate_gradients: gradient accumulation: a tower computes its microbatches one after
-            the other, and memory does not grow with their number; with the same bits.
+            the other, and keeps the activations of one at a time; with the same bits.
           example_inputs: [n, ...], any; a model that is built at its first call is called on them.
 
         Raises:
@@ -267,7 +267,7 @@ class Trainer:
         Args:
           batches: of (inputs, labels) or (inputs, labels, sample_weight [n]), of any size. A weight
             is what it is for `train_step`; 0 or False leaves an example out. With several workers,
-            of this one's share of each batch, and of the same size on all.
+            of this one's share of each batch, and as many batches on all.
 
         Raises:
           TypeError, ValueError, WorkerError: as `evaluation.Evaluator`.

@@ -77,8 +77,8 @@ class Workers(Protocol):
     def if_one_is_gone(self, describe: Callable[[], object]) -> None:
         """Sets what this worker then tells the chief of itself."""
 
-    def survivors(self) -> dict[int, object]:
-        """What those that are left have told the chief of themselves, by their index."""
+    def survivors(self, reason: str) -> dict[int, object]:
+        """What those that are left have told the chief of themselves; they are told why it ends."""
 
 
 class SingleWorker(contextlib.AbstractContextManager):
@@ -125,7 +125,7 @@ class SingleWorker(contextlib.AbstractContextManager):
     def if_one_is_gone(self, describe: Callable[[], object]) -> None:
         pass
 
-    def survivors(self) -> dict[int, object]:
+    def survivors(self, reason: str) -> dict[int, object]:
         return {}
 
 

@@ -16,6 +16,7 @@ would come back, such as a wrong flag, ends it.
 
 import argparse
 import contextlib
+import functools
 import json
 import os
 import re
@@ -33,8 +34,11 @@ from towers_cli import keeper, slots
 
 _LARGEST = 64
 _FORWARDED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-# After the first failure, which workers notice within 25 by themselves, or the launcher's own end.
+# After the launcher's own end; and after the first failure, which workers notice within 25 by
+# themselves, or the last sign of life since. Those that are left are then asked to end, and killed
+# after as long again, the chief later: it may be writing the checkpoint that all depends on.
 _KILLED_AFTER_SECONDS = 30.0
+_CHIEF_KILLED_AFTER_SECONDS = 600.0
 _LOOKS_EVERY_SECONDS = 0.1
 _A_STEP = re.compile(rb"step [\d,]+/")  # what the chief's line of a step begins with
 
@@ -110,7 +114,12 @@ def run(
             here = places.there()
             started = _Workers(command, len(here), {**environment}, with_keeper, signals, died_at)
             codes = started.wait(lambda here=here: is_elastic and len(places.there()) > len(here))
-            if signals.received or not any(codes) or not slots.may_be_tried_again(codes):
+            if signals.received or not any(codes):
+                return slots.exit_code(codes)
+            if not slots.may_be_tried_again(codes):
+                if is_elastic:
+                    shown = ", ".join(map(str, codes))
+                    _say(f"exit codes {shown}: such an error would come back, and ends the run")
                 return slots.exit_code(codes)
             if started.made_room:
                 _say(f"goes on with {len(places.there())} workers: one more has come back")
@@ -120,15 +129,12 @@ def run(
                 return slots.exit_code(codes)
             restarts -= 1
             died_at = started.first_failed_at
-            dead = [
-                slot
-                for slot, code in zip(here, codes, strict=True)
-                if slots.as_exit_code(code) not in (0, slots.ANOTHER_IS_GONE)
-            ]
-            places.lose(dead)
-            ended = ", ".join(f"worker {here.index(slot)}" for slot in dead) or "a worker"
+            dead = slots.dead(codes, started.asked)
+            places.lose([here[index] for index in dead])
+            names = " and ".join(f"worker {index}" for index in dead)
+            ended = f"{names} {'has' if len(dead) == 1 else 'have'} ended" if dead else "all ended"
             _say(
-                f"{ended} has ended (exit codes {', '.join(map(str, codes))}); goes on with "
+                f"{ended} (exit codes {', '.join(map(str, codes))}); goes on with "
                 f"{len(places.there())} of {count} workers, {restarts} restarts are left"
             )
 
@@ -172,12 +178,15 @@ class _Workers:
 
     Attributes:
       first_failed_at: the time when the first of them had failed.
+      asked: those that were asked to end, or killed, because they had not ended after another.
       made_room: whether they were stopped because there can be more of them.
     """
 
     def __init__(self, command, count: int, environment, with_keeper, signals, died_at):
         self.first_failed_at: float | None = None
         self.made_room = False
+        self.asked: set[int] = set()
+        self._last_sign = time.monotonic()
         self._processes = signals.workers = []
         self._died_at = died_at
         self._made_a_step = threading.Event()
@@ -197,15 +206,16 @@ class _Workers:
             for number in signals.received:  # before this worker was there
                 worker.send_signal(number)
             for stream, to in ((worker.stdout, sys.stdout), (worker.stderr, sys.stderr)):
-                seen = self._look_at if index == 0 and stream is worker.stdout else None
+                seen = functools.partial(self._look_at, index)
                 arguments = (stream, to, f"[{index}] ".encode(), unread, seen)
                 self._readers.append(threading.Thread(target=_pass_on, args=arguments))
         for reader in self._readers:
             reader.start()
 
-    def _look_at(self, line: bytes) -> None:
+    def _look_at(self, index: int, line: bytes) -> None:
         """Says how long it took from a worker's end to the next step."""
-        if not self._made_a_step.is_set() and _A_STEP.match(line):
+        self._last_sign = time.monotonic()
+        if index == 0 and not self._made_a_step.is_set() and _A_STEP.match(line):
             self._made_a_step.set()
             if self._died_at is not None:
                 seconds = time.monotonic() - self._died_at
@@ -214,17 +224,20 @@ class _Workers:
     def wait(self, has_room: Callable[[], bool]) -> list[int]:
         """Waits for all; the exit codes.
 
-        A worker that does not end after another has failed is killed. Where there is room for more
-        workers, the run is stopped after a step, with a checkpoint.
+        A worker that does not end after another has failed is asked to, and then killed. Where
+        there is room for more workers, the run is stopped after a step, with a checkpoint.
         """
+        left = len(self._processes)
         try:
             while any(worker.poll() is None for worker in self._processes):
                 failed = any(worker.poll() for worker in self._processes)
                 if failed and self.first_failed_at is None:
                     self.first_failed_at = time.monotonic()
-                late = time.monotonic() - (self.first_failed_at or float("inf"))
-                if late > _KILLED_AFTER_SECONDS:
-                    self._kill()
+                before, left = left, sum(worker.poll() is None for worker in self._processes)
+                if left < before:
+                    self._last_sign = time.monotonic()
+                if failed:
+                    self._end_those_that_are_late()
                 if not failed and self._made_a_step.is_set() and not self.made_room and has_room():
                     self.made_room = True
                     self._processes[0].send_signal(signal.SIGTERM)
@@ -241,10 +254,31 @@ class _Workers:
             self._kill()
         return [worker.returncode for worker in self._processes]
 
+    def _end_those_that_are_late(self) -> None:
+        late = time.monotonic() - self._last_sign
+        for index, worker in enumerate(self._processes):
+            if late <= _KILLED_AFTER_SECONDS or worker.poll() is not None:
+                continue
+            limit = _KILLED_AFTER_SECONDS if index else _CHIEF_KILLED_AFTER_SECONDS
+            if index not in self.asked:
+                worker.send_signal(signal.SIGTERM)
+            if _is_stopped(worker.pid) or late > _KILLED_AFTER_SECONDS + limit:
+                worker.kill()
+            self.asked.add(index)
+
     def _kill(self) -> None:
         for worker in self._processes:
             if worker.poll() is None:
                 worker.kill()
+
+
+def _is_stopped(process: int) -> bool:
+    """Whether it was stopped, as by SIGSTOP, so that no other signal than SIGKILL ends it."""
+    try:
+        state = Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[0]
+    except (OSError, IndexError):  # it has just ended, or there is no /proc
+        return False
+    return state == "T"
 
 
 @contextlib.contextmanager
@@ -278,13 +312,12 @@ def _pass_on(
     to,
     prefix: bytes,
     unread: threading.Event,
-    seen: Callable[[bytes], None] | None,
+    seen: Callable[[bytes], None],
 ) -> None:
     """Copies whole lines, so that those of two workers do not mix; shows each to `seen`."""
     with stream:
         for line in stream:
-            if seen is not None:
-                seen(line)
+            seen(line)
             if to is None:  # was closed before this program began
                 continue
             try:

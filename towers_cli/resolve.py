@@ -85,7 +85,8 @@ def _advice(
         ways = sizes.ways_out(*asked)
     else:
         ways = sizes.ways_to_go_on(earlier["settings"], *asked)
-    return f"; give {sizes.as_flags(ways)}" if ways else ""
+    each = " on each worker" if len(towers_of_workers) > 1 else ""
+    return f"; give {sizes.as_flags(ways, each)}" if ways else ""
 
 
 def default_threads(num_microbatches: int, num_gpus: int, cores: int) -> int:

@@ -323,9 +323,9 @@ class TrainSettings(Settings):
     )
     accumulate_gradients: bool = setting(
         False,
-        "Gradient accumulation: a tower computes its microbatches one after the other, so that "
-        "memory does not grow with their number. The same bits as side by side, which is faster "
-        "where cores are free.", ARITHMETIC, also_called="gradient_accumulation sequential",
+        "Gradient accumulation: a tower computes its microbatches one after the other, and keeps "
+        "the activations of one at a time. The same bits as side by side, which is faster where "
+        "cores are free.", ARITHMETIC, also_called="gradient_accumulation sequential",
     )
     jit_compile: bool = setting(
         False,

@@ -83,11 +83,18 @@ def ways_to_go_on(
     return [way] if all(way.values()) else []
 
 
-def as_flags(ways: Ways) -> str:
-    """`--num_towers=2 or 4, or --num_microbatches=6 with --global_batch_size=126 or 132`."""
-    return ", or ".join(
-        " with ".join(f"--{name}={either(values)}" for name, values in way.items()) for way in ways
-    )
+def as_flags(ways: Ways, each: str = "") -> str:
+    """`--num_towers=2 or 4, or --num_microbatches=6 with --global_batch_size=126 or 132`.
+
+    Args:
+      ways: from `ways_out`, or `ways_to_go_on`.
+      each: behind a number of towers, which are a worker's own.
+    """
+
+    def flag(name: str, values: Sequence[int]) -> str:
+        return f"--{name}={either(values)}{each if name == 'num_towers' else ''}"
+
+    return ", or ".join(" with ".join(flag(*setting) for setting in way.items()) for way in ways)
 
 
 def either(numbers: Sequence[int]) -> str:

@@ -1,7 +1,7 @@
 """Which workers an elastic launcher can start: places that are lost for a while when one dies."""
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 
 ANOTHER_IS_GONE = 138  # `worker_errors.GoneError.exit_code`, without importing TensorFlow
 _LOWEST_TO_TRY_AGAIN = 128
@@ -25,6 +25,20 @@ def may_be_tried_again(codes: Sequence[int]) -> bool:
     Such an error, a wrong flag or a full disk, would come back forever.
     """
     return all(code == 0 or as_exit_code(code) >= _LOWEST_TO_TRY_AGAIN for code in codes)
+
+
+def dead(codes: Sequence[int], asked: Collection[int]) -> list[int]:
+    """The workers that ended by themselves; if there is none, those that had to be ended.
+
+    Args:
+      codes: of all workers, by their index.
+      asked: those that the launcher asked to end, or killed, because they had not ended after
+        another.
+    """
+    failed = [
+        index for index, code in enumerate(codes) if as_exit_code(code) not in (0, ANOTHER_IS_GONE)
+    ]
+    return [index for index in failed if index not in asked] or failed
 
 
 class Slots:

@@ -85,29 +85,31 @@ def _steps_to_show(
 def _describe_same_bits(chosen: Mapping, derived: Mapping, cores: int) -> str:
     parts, threads = chosen["num_microbatches"], chosen["intra_op_threads"]
     on_cpus = devices.are_cpus(derived["tower_devices"])
-    counts = sum(derived["microbatches_of_towers"], [])
-    launches = (
-        ""
-        if on_cpus or max(counts) == 1
-        else (
-            f"; a tower launches its kernels {max(counts)} times a step, and once with "
-            f"--num_microbatches={len(counts)}: faster, with other bits"
-        )
-    )
     if not (on_cpus or chosen["deterministic"]):
-        return f"not promised on GPUs without --deterministic{launches}"
+        return f"not promised on GPUs without --deterministic{_describe_launches(chosen, derived)}"
     said = (
         f"on {f'1 to {parts} towers' if parts > 1 else '1 tower'} in all, on any number of "
         f"workers, by --num_microbatches={parts} and --intra_op_threads={threads}"
     )
     if not on_cpus:
-        return f"{said} (not yet measured on GPUs){launches}"
-    if parts * threads < cores:
+        return f"{said} (not yet measured on GPUs){_describe_launches(chosen, derived)}"
+    if threads < cores // parts:
         said += (
-            f"; they use {parts * threads} of {cores} cores, and --intra_op_threads="
-            f"{cores // parts} is faster, with other bits"
+            f"; they use {parts * threads} of {cores} cores, and in a new run --intra_op_threads="
+            f"{cores // parts} uses {cores // parts * parts}, with other bits"
         )
     return said
+
+
+def _describe_launches(chosen: Mapping, derived: Mapping) -> str:
+    """What microbatches cost on GPUs: each launches its own kernels."""
+    counts = sum(derived["microbatches_of_towers"], [])
+    if max(counts) == 1:
+        return ""
+    said = f"; a tower launches its kernels {max(counts)} times a step"
+    if chosen["global_batch_size"] % len(counts):
+        return said
+    return f"{said}, and in a new run with --num_microbatches={len(counts)} once, with other bits"
 
 
 def _describe_towers(derived: Mapping) -> str:

@@ -13,6 +13,7 @@ import forked
 import pytest
 
 from benchmarks import (
+    accumulation,
     batch_norm,
     fast,
     growth,
@@ -129,6 +130,7 @@ def measured(name: str) -> list[dict]:
         ("speed.md", "throughput", throughput, 17),
         ("speed.md", "operations", operations, 19),
         ("speed.md", "where_time_goes", where_time_goes, 32),
+        ("speed.md", "accumulation", accumulation, 6),
         ("speed.md", "growth", growth, 33),
         ("speed.md", "start", start, 7),
         ("fast.md", "time_to_accuracy", time_to_accuracy, 33),

@@ -234,6 +234,7 @@ def at_odds(workers) -> list[str]:
         lambda: chosen.evaluate([batch]),
         lambda: workers.exchange("a message", 1),
         chosen.broadcast_state,
+        lambda: chosen.train_step(*batch, np.ones(len(batch[0]))),
     ):
         try:
             chief_does() if workers.is_chief else chosen.train_step(*batch)
@@ -241,6 +242,27 @@ def at_odds(workers) -> list[str]:
             said.append(str(error))
     chosen.train_step(*batch)  # nothing is left of it
     return said
+
+
+def other_sizes(workers) -> str:
+    """What is said where the last worker has another batch."""
+    batch = BATCH * (1 + (not workers.is_chief))
+    try:
+        trainer(workers, toys.classifier(), global_batch_size=batch)
+    except towers.WorkerError as error:
+        return str(error)
+    return "nothing was said"
+
+
+def other_batches(workers) -> str:
+    """What is said where the chief evaluates a batch less than the others."""
+    chosen = trainer(workers, toys.classifier())
+    batch = toys.batch(len(own(chosen)), (3,))
+    try:
+        chosen.evaluate([batch] * (1 + (not workers.is_chief)))
+    except ValueError as error:
+        return str(error)
+    return "nothing was said"
 
 
 CHECKS = (models, broadcast, stopped, few_examples, wrong_size)
@@ -252,7 +274,7 @@ def all_checks(workers) -> dict:
     if workers.count == 2:
         found["several_towers"] = several_towers(workers)
     found["not_finite"] = not_finite(workers)
-    found["at_odds"] = at_odds(workers)
+    found |= {check.__name__: check(workers) for check in (at_odds, other_sizes, other_batches)}
     return found
 
 

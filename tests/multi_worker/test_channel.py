@@ -653,7 +653,7 @@ class TestWhy:
                 close(one)
                 return None
             error = one.why(5.0, None if one.is_chief else [one.cluster.index, "state"])
-            return str(error), one.survivors(2.0) if one.is_chief else None
+            return str(error), one.survivors("it saves", 2.0) if one.is_chief else None
 
         chief, _, _ = meet(addresses, range(3), do)
         assert chief == (
@@ -661,13 +661,47 @@ class TestWhy:
             {2: [2, "state"]},
         )
 
+    def test_one_that_hangs_hides_nothing_of_what_the_others_say(self, addresses):
+        def do(one):
+            if one.cluster.index == 1:
+                return time.sleep(1.0)
+            if one.cluster.index == 2:
+                one._peers[0].send("noticed", "mine")
+                return time.sleep(1.0)
+            time.sleep(0.3)  # it is there, even if there is no time left
+            return one.survivors("it saves", 0.0)
+
+        assert meet(addresses, range(3), do)[0] == {2: "mine"}
+
+    def test_those_that_are_left_are_told_before_the_chief_saves(self, addresses):
+        def do(one):
+            if one.cluster.index == 1:
+                return close(one)
+            if one.is_chief:
+                one.survivors("worker 1 is gone", 0.5)
+                return time.sleep(2.0)  # as saving takes a while
+            began = time.monotonic()
+            return str(one.why(5.0)), time.monotonic() - began < 1.5
+
+        said, is_soon = meet(addresses, range(3), do)[2]
+        assert said == f"worker 0 ({addresses[0]}) has ended: worker 1 is gone"
+        assert is_soon
+
+    def test_a_chief_that_has_come_to_its_end_is_not_gone(self, addresses):
+        def do(one):
+            return None if one.is_chief else one.exchange("hashes of their states", 1)
+
+        _, *others = meet(addresses, range(3), do)
+        said = f"worker 0 ({addresses[0]}) has come to its end"
+        assert [(str(error), error.exit_code) for error in others] == [(said, 1)] * 2
+
     def test_those_that_have_not_noticed_are_not_waited_for_forever(self, addresses):
         def do(one):
             if one.cluster.index == 1:
                 close(one)
             if not one.is_chief:
                 return time.sleep(1.0)
-            return one.survivors(0.3)
+            return one.survivors("it saves", 0.3)
 
         assert meet(addresses, range(3), do)[0] == {}
 

@@ -1,5 +1,6 @@
 """Several processes make one step: the same bits as one process, in every kind of network."""
 
+import contextlib
 import json
 import os
 import subprocess
@@ -14,7 +15,7 @@ import tensorflow as tf
 import toys
 import worker_checks
 
-from towers import tower, worker
+from towers import multi_worker, tower, worker
 from towers.multi_worker import cluster, collectives
 from towers.support import shares, worker_errors
 from towers_cli import launch
@@ -106,9 +107,15 @@ def test_all_know_after_the_same_step_that_one_was_asked_to_stop(of_workers):
 
 def test_workers_that_make_different_calls_are_named(of_workers):
     for index, found in enumerate(of_workers):
-        theirs = ["an evaluation", "a message", "the chief's state"]
-        for said, of_chief in zip(found["at_odds"], theirs, strict=True):
-            mine, others = ("a training step", of_chief) if index else (of_chief, "a training step")
+        step = "a training step of 44 weights"
+        *theirs, last = [
+            "an evaluation",
+            "a message",
+            "the chief's state",
+            f"{step}, with sample_weight",
+        ]
+        for said, of_chief in zip(found["at_odds"], [*theirs, last], strict=True):
+            mine, others = (step, of_chief) if index else (of_chief, step)
             other = f"worker {0 if index else 1} "
             assert said.startswith(f"worker {index} (") and other in said
             assert f"has come to {mine!r}, and {other}" in said
@@ -174,15 +181,28 @@ class TestWatched:
             (worker_errors.WorkerError("b has another seed"), ("b has another seed", False)),
             (OSError("the disk is full"), ("the disk is full", False)),
             (SystemExit(143), ("it was stopped", True)),
+            (SystemExit(138), ("it was stopped", True)),
+            (SystemExit(1), ("exit code 1", False)),
+            (SystemExit("no data"), ("exit code no data", False)),
             (KeyboardInterrupt(), ("it was stopped", True)),
         ],
     )
     def test_the_others_are_told_whether_to_try_again(self, error, told):
         workers, said = self.workers(None), []
-        workers._channel.end = lambda reason, try_again: said.append((reason, try_again))
+        workers._channel.end = lambda *last_word: said.append(last_word)
         with pytest.raises(type(error)), workers:
             raise error
         assert said == [told]
+
+    def test_an_exit_for_an_error_s_sake_is_told_by_the_error(self):
+        workers, said = self.workers(None), []
+        workers._channel.end = lambda *last_word: said.append(last_word)
+        with pytest.raises(SystemExit), workers:
+            try:
+                raise worker_errors.WorkerError("it has other images")
+            except worker_errors.WorkerError as error:
+                sys.exit(error.exit_code)
+        assert said == [("it has other images", False)]
 
     @pytest.mark.parametrize(
         ("index", "said"),
@@ -202,6 +222,50 @@ class TestWatched:
     def test_an_error_of_no_other_worker_stays_as_it_is(self, kind):
         with pytest.raises(kind), self.workers(None).watched():
             raise kind(None, None, "of something else")
+
+
+def test_workers_with_other_sizes_are_named(of_workers):
+    for index, found in enumerate(of_workers):
+        said = found["other_sizes"]
+        assert said.endswith(": they must be the same on all workers")
+        assert "global_batch_size=32 and num_microbatches=8" in said or index
+        assert said.startswith("worker 1 (" if index == 0 else "worker 0 (")
+
+
+def test_workers_with_other_numbers_of_batches_are_named(of_workers):
+    expected = f"the workers have {', '.join(['1'] + ['2'] * (len(of_workers) - 1))} batches to"
+    assert all(found["other_batches"].startswith(expected) for found in of_workers)
+
+
+class TestMeet:
+    @pytest.mark.parametrize("members", [None, cluster.Cluster(("a:1",), 0)])
+    def test_one_worker_needs_nobody(self, members):
+        with multi_worker.meet(members) as workers:
+            assert isinstance(workers, worker.SingleWorker)
+
+    @pytest.mark.parametrize(
+        ("error", "code"), [(worker_errors.GoneError, 138), (worker_errors.WorkerError, 1)]
+    )
+    def test_another_worker_s_end_is_one_line_and_the_exit_code(
+        self, monkeypatch, capsys, error, code
+    ):
+        monkeypatch.setattr(collectives, "MultiWorker", lambda *_: contextlib.nullcontext("both"))
+        with (
+            pytest.raises(SystemExit) as ended,
+            multi_worker.meet(cluster.Cluster(("a:1", "b:2"), 0)) as workers,
+        ):
+            assert workers == "both"
+            raise error("worker 1 (b:2) is gone")
+        assert ended.value.code == code
+        assert capsys.readouterr().err.endswith(": error: worker 1 (b:2) is gone\n")
+
+    def test_other_errors_are_the_program_s_own(self, monkeypatch):
+        monkeypatch.setattr(collectives, "MultiWorker", lambda *_: contextlib.nullcontext("both"))
+        with (
+            pytest.raises(ZeroDivisionError),
+            multi_worker.meet(cluster.Cluster(("a:1", "b:2"), 0)),
+        ):
+            raise ZeroDivisionError
 
 
 def test_workers_join_what_has_none():

@@ -465,13 +465,16 @@ def test_too_few_threads_are_said_in_one_line(monkeypatch):
 
 
 def test_the_threads_of_a_user_are_counted():
-    before = system._threads_of_user()
-    with ThreadPoolExecutor(5) as pool:
+    more = []
+    for _ in range(5):  # other programs' threads come and go meanwhile
+        before = system._threads_of_user()
         together = threading.Barrier(6)
-        for _ in range(5):
-            pool.submit(together.wait)
-        assert system._threads_of_user() - before >= 5 - 2  # others come and go
-        together.wait()
+        with ThreadPoolExecutor(5) as pool:
+            for _ in range(5):
+                pool.submit(together.wait)
+            more.append(system._threads_of_user() - before)
+            together.wait()
+    assert sorted(more)[2] >= 5 - 2
 
 
 @pytest.mark.whole_program

@@ -86,6 +86,25 @@ def test_a_hash_that_could_not_be_compared_is_written_when_the_run_goes_on(
     assert scripts.hash_lines(folder) == scripts.hash_lines(whole)
 
 
+def test_so_is_that_of_the_last_step(tmp_path, monkeypatch, whole):
+    folder = tmp_path / "run"
+    original = worker.SingleWorker.exchange
+
+    def exchange(self, what, message):
+        if message == last:
+            raise GONE
+        return original(self, what, message)
+
+    last = scripts.hash_lines(whole)[-1]["parts_sha256"]
+    with monkeypatch.context() as patch:
+        patch.setattr(worker.SingleWorker, "exchange", exchange)
+        assert train(folder).returncode == 138
+    assert scripts.checkpoint_steps(folder)[-1] == 6
+    assert scripts.hash_lines(folder) == scripts.hash_lines(whole)[:-1]
+    assert train(folder).returncode == 0
+    assert scripts.hash_lines(folder) == scripts.hash_lines(whole)
+
+
 def test_a_step_that_is_saved_already_stays_as_it_is(tmp_path, lost_at, monkeypatch, whole):
     folder = tmp_path / "run"
     lost_at(3)
@@ -125,7 +144,7 @@ def test_survivors_that_have_other_weights_are_named(
 ):
     folder = tmp_path / "run"
     lost_at(4)
-    monkeypatch.setattr(worker.SingleWorker, "survivors", lambda self: {2: said})
+    monkeypatch.setattr(worker.SingleWorker, "survivors", lambda self, reason: {2: said})
     done = train(folder)
     assert done.returncode == 138
     problem = " Step 3 is not saved: worker 2 has other weights than worker 0."
@@ -137,7 +156,7 @@ def test_what_is_not_finite_is_not_saved(tmp_path, lost_at, monkeypatch):
     folder = tmp_path / "run"
     lost_at(4)
 
-    def survivors(self):
+    def survivors(self, reason):
         np.isfinite = lambda values: np.zeros(np.shape(values), bool)
         return {}
 

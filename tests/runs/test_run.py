@@ -5,6 +5,7 @@ import json
 import os
 import signal
 import threading
+import types
 
 import keras
 import numpy as np
@@ -411,6 +412,14 @@ GENERATOR = (batch for batch in [(X, Y)])
     "arguments, message",
     [
         ({"train": (X, Y)}, "train is a tuple of 2: must be a source of batches by step, such as"),
+        (
+            {
+                "train": types.SimpleNamespace(
+                    num_examples=9, fingerprint="", batches=lambda first, last, *, index, count: []
+                )
+            },
+            r"train.batches has to take \(first_step, last_step, \*, global_batch_size, share\): ",
+        ),
         ({"train": None}, "train is None: must be a source"),
         ({"test": X}, r"test is float32 \[26, 1\]: must be \(inputs, labels\)"),
         ({"test": (X, Y[:3])}, "test: its arrays must have as many examples each.*26, 1.*3, 1"),

@@ -293,7 +293,8 @@ class TestElastic:
     @pytest.mark.parametrize("code", [1, 2, 127])
     def test_an_error_that_would_come_back_ends_it(self, elastic, code):
         program = f"sys.exit({code} if index else 138)"
-        assert elastic(program, 2, restarts=5) == (code, [], [2])
+        said = f"exit codes 138, {code}: such an error would come back, and ends the run"
+        assert elastic(program, 2, restarts=5) == (code, [said], [2])
 
     def test_restarts_come_to_an_end(self, elastic):
         code, said, counts = elastic("os.kill(os.getpid(), 9)", 1, restarts=3)
@@ -310,8 +311,64 @@ class TestElastic:
         threading.Thread(target=send, daemon=True).start()
         assert elastic("time.sleep(60)", 2, restarts=5) == (143, [], [2])
 
+    def test_those_that_wait_for_one_that_died_do_not_lose_their_places(self, elastic, monkeypatch):
+        monkeypatch.setattr(launch, "_KILLED_AFTER_SECONDS", 1.0)
+        program = """
+        if life == 0 and index == 1:
+            os.kill(os.getpid(), 9)
+        if life == 0:
+            time.sleep(60)
+        """
+        code, said, counts = elastic(program, 3, restarts=1, min_workers=1)
+        assert (code, counts) == (0, [3, 2])
+        assert said[0].startswith("worker 1 has ended (exit codes 143, -9, 143); goes on with 2")
+
+    def test_a_chief_that_saves_for_long_is_left_to_it(self, elastic, monkeypatch, tmp_path):
+        monkeypatch.setattr(launch, "_KILLED_AFTER_SECONDS", 0.3)
+        program = """
+        if life == 0 and index == 1:
+            os.kill(os.getpid(), 9)
+        if life == 0:
+            signal.signal(signal.SIGTERM, signal.SIG_IGN)
+            time.sleep(2)
+            open("saved", "w").close()
+            sys.exit(138)
+        """
+        code, said, counts = elastic(program, 2, restarts=1, min_workers=1)
+        assert (code, counts) == (0, [2, 1])
+        assert (tmp_path / "saved").exists()
+        assert said[0].startswith("worker 1 has ended (exit codes 138, -9)")
+
+    def test_one_that_talks_is_not_late(self, elastic, monkeypatch):
+        monkeypatch.setattr(launch, "_KILLED_AFTER_SECONDS", 0.6)
+        program = """
+        if life == 0 and index == 1:
+            os.kill(os.getpid(), 9)
+        if life == 0:
+            for _ in range(10):
+                time.sleep(0.2)
+                print("at work", flush=True)
+            sys.exit(138)
+        """
+        code, said, _ = elastic(program, 3, restarts=1)
+        assert code == 0
+        assert said[0].startswith("worker 1 has ended (exit codes 138, -9, 138)")
+
+    def test_a_stopped_process_is_killed(self, elastic, monkeypatch):
+        monkeypatch.setattr(launch, "_KILLED_AFTER_SECONDS", 1.0)
+        program = """
+        if life == 0 and index == 0:
+            os.kill(os.getpid(), signal.SIGSTOP)
+        if life == 0:
+            sys.exit(138)
+        """
+        code, said, counts = elastic(program, 2, restarts=1, min_workers=1)
+        assert code == 0
+        assert said[0].startswith("worker 0 has ended (exit codes -9, 138); goes on with 1 of 2")
+
     def test_a_worker_that_hangs_after_another_was_killed_is_killed(self, elastic, monkeypatch):
         monkeypatch.setattr(launch, "_KILLED_AFTER_SECONDS", 1.0)
+        monkeypatch.setattr(launch, "_CHIEF_KILLED_AFTER_SECONDS", 1.0)
         program = """
         if life == 0 and index == 1:
             os.kill(os.getpid(), 9)

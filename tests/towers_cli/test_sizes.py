@@ -37,7 +37,7 @@ from towers_cli import resolve, settings, sizes
         ),
         (
             "--num_towers=5 --workers=a:1,b:1 --worker_index=0",
-            "--num_towers=4, or --num_microbatches=16 or 32",
+            "--num_towers=4 on each worker, or --num_microbatches=16 or 32",
         ),
         (
             "--num_microbatches=2 --workers=a:1,b:1,c:1 --worker_index=0",

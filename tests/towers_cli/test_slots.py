@@ -45,6 +45,20 @@ def test_what_may_be_tried_again(codes, expected):
     assert slots.may_be_tried_again(codes) is expected
 
 
+@pytest.mark.parametrize(
+    ("codes", "asked", "expected"),
+    [
+        ([138, -9, 138], [], [1]),
+        ([-15, -9, -15], [0, 2], [1]),  # the others waited for it, and were ended
+        ([138, -9], [1], [1]),  # it hung
+        ([0, 138], [], []),
+        ([143, -11], [], [0, 1]),
+    ],
+)
+def test_places_are_lost_by_those_that_died_by_themselves(codes, asked, expected):
+    assert slots.dead(codes, asked) == expected
+
+
 class TestSlots:
     @pytest.fixture
     def clock(self):

@@ -117,14 +117,17 @@ class TestARun:
         config["resolved"]["tower_devices"] = ["/GPU:0", "/GPU:1"]
         said = dict(start_table.rows(config, rate, 1000))["same bits"]
         launches = (
-            "; a tower launches its kernels 2 times a step, and once with --num_microbatches=2: "
-            "faster, with other bits"
+            "; a tower launches its kernels 2 times a step, and in a new run with "
+            "--num_microbatches=2 once, with other bits"
         )
         assert said == f"not promised on GPUs without --deterministic{launches}"
         config["settings"]["deterministic"] = True
         said = dict(start_table.rows(config, rate, 1000))["same bits"]
         assert said.startswith("on 1 to 4 towers in all, on any number of workers, by --num_microb")
         assert said.endswith(f"(not yet measured on GPUs){launches}")
+        config["resolved"]["microbatches_of_towers"] = [[2, 2, 1, 1, 1]]  # 5 do not divide 24
+        said = dict(start_table.rows(config, rate, 1000))["same bits"]
+        assert said.endswith("; a tower launches its kernels 2 times a step")
         config["resolved"]["microbatches_of_towers"] = [[1, 1]]
         said = dict(start_table.rows(config, rate, 1000))["same bits"]
         assert said.endswith("(not yet measured on GPUs)")
@@ -133,7 +136,9 @@ class TestARun:
         ("parts", "cores", "said"),
         [
             (4, 4, "--intra_op_threads=1"),
-            (4, 9, "; they use 4 of 9 cores, and --intra_op_threads=2 is faster, with other bits"),
+            (4, 9, "; they use 4 of 9 cores, and in a new run --intra_op_threads=2 uses 8, with "
+                   "other bits"),
+            (4, 7, "--intra_op_threads=1"),  # two for each are too many
             (1, 1, "on 1 tower in all, on any number of workers, by --num_microbatches=1 and "
                    "--intra_op_threads=1"),
         ],
@@ -913,7 +918,7 @@ class TestTooLittleMemory:
         assert done.returncode == 1
         assert re.fullmatch(
             "train.py: error: there is not enough memory for a batch; it takes a lower "
-            "global_batch_size, or on GPUs .*\n",
+            "global_batch_size, or accumulate_gradients\\. .*\n",
             done.stderr,
         )
         if where == "train_step":

@@ -2,5 +2,6 @@
 
 from towers.multi_worker.cluster import Cluster, from_tf_config
 from towers.multi_worker.collectives import MultiWorker
+from towers.multi_worker.meeting import meet
 
-__all__ = ["Cluster", "MultiWorker", "from_tf_config"]
+__all__ = ["Cluster", "MultiWorker", "from_tf_config", "meet"]

@@ -339,7 +339,7 @@ class Channel:
     def _received(self, indices: Iterable[int], kind: str, what: str) -> dict[int, object]:
         """The messages of that kind about `what`, from each."""
         bodies = {}
-        for index, body in self._receive(indices, kind).items():
+        for index, body in sorted(self._receive(indices, kind).items()):
             name = self.cluster.name(index)
             fits = isinstance(body, list) and len(body) == 2 and isinstance(body[0], str)
             worker_errors.check_fits(fits, name)
@@ -381,16 +381,31 @@ class Channel:
             pass
         return None
 
-    def survivors(self, seconds: float) -> dict[int, object]:
+    def survivors(self, reason: str, seconds: float) -> dict[int, object]:
         """What those that are left have told the chief of themselves, once another one is gone.
 
         Args:
+          reason: why the chief ends, too; they are told, and need not wait any longer.
           seconds: how long to wait for those that have not noticed yet.
         """
         until = time.monotonic() + seconds
-        for index in [index for index in self._peers if index not in self._noticed]:
-            with contextlib.suppress(worker_errors.WorkerError, TimeoutError):
-                self._noticed |= self._receive([index], "noticed", until)
+        with selectors.DefaultSelector() as selector:
+            for index, peer in self._peers.items():
+                if index not in self._noticed:
+                    selector.register(peer.connection, selectors.EVENT_READ, index)
+            while selector.get_map() and (
+                ready := selector.select(max(0.0, until - time.monotonic()))
+            ):
+                for key, _ in ready:
+                    try:
+                        message = self._peers[key.data].take()
+                    except (_Gone, _NoWorker):
+                        selector.unregister(key.fileobj)
+                        continue
+                    if message is not None and message[0] == "noticed":
+                        self._noticed[key.data] = message[1]
+                        selector.unregister(key.fileobj)
+        self._tell_all("ended", [reason, True])
         return self._noticed
 
     @contextlib.contextmanager
@@ -481,6 +496,9 @@ class Channel:
                     got, body = message
                     if got == "ended":
                         raise self._has_ended(key.data, body)
+                    if got == "done" != kind:
+                        name = self.cluster.name(key.data)
+                        raise worker_errors.WorkerError(f"{name} has come to its end")
                     if got == "noticed":
                         self._noticed[key.data] = body
                     if got == kind:

@@ -10,6 +10,7 @@ import contextlib
 import functools
 import math
 import re
+import zlib
 from collections.abc import Callable, Sequence
 
 import numpy as np
@@ -20,7 +21,8 @@ from towers.multi_worker import channel, cluster
 from towers.support import shares, worker_errors
 
 _MARK, _LABEL_BYTES = "workers do different things", 64
-_GROUP, _FIRST_KEY = 7001, 100  # apart from those that the strategy makes
+# Apart from those that the strategy makes, and below 2 ** 31.
+_GROUP, _FIRST_KEY, _KEYS = 7001, 2**20, 2**29
 _PEER_FAILURES = (  # what TensorFlow says where another worker is gone
     tf.errors.UnavailableError,
     tf.errors.AbortedError,
@@ -53,7 +55,7 @@ class MultiWorker:
         self._channel = channel.Channel(members, wait_seconds)
         self._strategy: tf.distribute.Strategy | None = None  # kept for what it has started
         self._describe: Callable[[], object] = lambda: None
-        self._keys: dict[tuple, int] = {}
+        self._keys: dict[int, str] = {}
 
     @property
     def is_chief(self) -> bool:
@@ -63,13 +65,15 @@ class MultiWorker:
         return self
 
     def __exit__(self, _, error: BaseException | None, __) -> None:
-        if error is None:
-            self._channel.end(None)
-        elif isinstance(error, SystemExit | KeyboardInterrupt):
-            self._channel.end("it was stopped", try_again=True)
-        else:
-            reason = str(error) or type(error).__name__
-            self._channel.end(reason, try_again=isinstance(error, worker_errors.GoneError))
+        if error is not None:
+            self._channel.end(*_last_word(error))
+            return
+        try:
+            self._begin_together("its end")
+        except BaseException as problem:
+            self._channel.end(*_last_word(problem))
+            raise
+        self._channel.end(None)
 
     def name(self, index: int) -> str:
         return self.cluster.name(index)
@@ -109,7 +113,7 @@ class MultiWorker:
         sparse = _joined_rows(own.sums)
         parity = self._next_parity()
         # It waits for nothing, and so is done while the towers compute.
-        all_do = self._all_do("a training step", parity)
+        all_do = self._all_do(_described_step(own), parity)
         with tf.name_scope("workers"), tf.control_dependencies([all_do]):
             totals = self._totals(own.sums, of, parity)
             rows = [None if s is None else (s.values, s.indices) for s in sparse]
@@ -182,11 +186,12 @@ class MultiWorker:
     def _group(self, use: str, values: tf.Tensor, parity: tf.Tensor) -> dict:
         """Who takes part, and an instance key that all have for this call and no other.
 
-        A key has to be used with one type and size. Keys are given out in the order in which they
-        are first asked for, which is the same on every worker.
+        A key has to be used with one type and size, and is made of them.
         """
-        wanted = use, values.dtype, values.shape.num_elements()
-        key = self._keys.setdefault(wanted, _FIRST_KEY + 2 * len(self._keys))
+        wanted = f"{use} {values.dtype.name} {values.shape.num_elements()}"
+        key = _FIRST_KEY + 2 * (zlib.crc32(wanted.encode()) % _KEYS)
+        if self._keys.setdefault(key, wanted) != wanted:
+            raise ValueError(f"{wanted!r} and {self._keys[key]!r} have one key")
         return {
             "group_size": self.count,
             "group_key": _GROUP,
@@ -339,8 +344,8 @@ class MultiWorker:
     def if_one_is_gone(self, describe):
         self._describe = describe
 
-    def survivors(self):
-        return self._channel.survivors(_SURVIVORS_SECONDS)
+    def survivors(self, reason):
+        return self._channel.survivors(reason, _SURVIVORS_SECONDS)
 
     def _named_by(self, error: tf.errors.OpError) -> str | None:
         """What TensorFlow says of workers that it does not hear of any more."""
@@ -355,6 +360,29 @@ class MultiWorker:
             return f"{self.cluster.name(0)} does not answer"
         first_line = why.split("\n")[0]
         return f"TensorFlow has lost the connection to other workers ({first_line})"
+
+
+def _last_word(error: BaseException) -> tuple[str, bool]:
+    """Why a worker ends, and whether it may help to start all of them again."""
+    if isinstance(error, SystemExit) and not _is_signals(error.code):
+        cause = error.__context__
+        return str(cause) if isinstance(cause, Exception) else f"exit code {error.code}", False
+    if isinstance(error, SystemExit | KeyboardInterrupt):
+        return "it was stopped", True
+    return str(error) or type(error).__name__, isinstance(error, worker_errors.GoneError)
+
+
+def _is_signals(code: object) -> bool:
+    """Whether an exit code is one of those that stand for a signal: 128 and above."""
+    return isinstance(code, int) and code >= 128
+
+
+def _described_step(own: tower.TowerResult) -> str:
+    """What has to be alike on all workers for a step of theirs to be one."""
+    first = next(iter(own.sums.values()))
+    dense = [g for g in first if g is not None and not isinstance(g, tf.IndexedSlices)]
+    weighted = "" if own.weights is None else ", with sample_weight"
+    return f"a training step of {sum(g.shape.num_elements() for g in dense):,} weights{weighted}"
 
 
 def _as_one_tower(results: Sequence[tower.TowerResult], of: shares.Shares) -> tower.TowerResult:

@@ -328,6 +328,8 @@ class Loop:
             self._save()
             if self.workers.stop_asked():
                 return Outcome(None, at_step, exit_code=128 + self.workers.stop_asked())
+            if at_step == first_step == self.plan.last_step:
+                self._verify_if_missing(first_step)
             if self._stop_reason is None:
                 self._evaluate(progress)
                 self._call_hooks(at_step, None if at_step == first_step else self._result)
@@ -406,9 +408,7 @@ class Loop:
             if _is_multiple(at_step, plan.log_every_steps) or at_step in (1, plan.last_step):
                 self._log(result, at_step, clock, progress)
             with clock.paused():
-                if _is_multiple(at_step, plan.verify_every_steps) or (
-                    plan.verify_every_steps and at_step == plan.last_step
-                ):
+                if self._is_verified(at_step):
                     self._verify()
                 if shows:
                     self._summaries.histograms(
@@ -486,16 +486,11 @@ class Loop:
         graph = self.trainer.step_graph(inputs, labels, parts)
         if self._summaries:
             self._summaries.start(config, graph)
-        due = self.workers.from_chief(
-            "what is due at the start",
-            lambda: [first_step not in self._hashed_steps, self._has_no_evaluation(first_step)],
+        self._verify_if_missing(first_step)
+        evaluates = self.workers.from_chief(
+            "whether an evaluation is missing", lambda: self._has_no_evaluation(first_step)
         )
-        is_two = isinstance(due, list) and [type(one) for one in due] == [bool, bool]
-        worker_errors.check_fits(is_two, self.workers.name(0))
-        verifies, evaluates = due
-        every = self.plan.verify_every_steps
-        if verifies and every and first_step % every == 0:  # or it was stopped before it
-            self._verify()
+        worker_errors.check_fits(isinstance(evaluates, bool), self.workers.name(0))
         if evaluates and self._evaluation_is_due(first_step):
             self._evaluate(progress)  # the run was stopped before it came to this
         if first_step and self.plan.hooks:
@@ -503,6 +498,22 @@ class Loop:
                 # Hooks see it again; its line is in the log.
                 self._evaluation = self.trainer.evaluate(self.data.evaluation)
             self._call_hooks(first_step, None)
+
+    def _verify_if_missing(self, first_step: int) -> None:
+        """Writes the hash of the step at which the run stands, if it was stopped before that."""
+        if not self._is_verified(first_step):
+            return
+        is_missing = self.workers.from_chief(
+            "whether a hash is missing", lambda: first_step not in self._hashed_steps
+        )
+        worker_errors.check_fits(isinstance(is_missing, bool), self.workers.name(0))
+        if is_missing:
+            self._verify()
+
+    def _is_verified(self, step: int) -> bool:
+        """Whether a step has its hash written."""
+        every = self.plan.verify_every_steps
+        return bool(every) and (step % every == 0 or step == self.plan.last_step)
 
     def _has_no_evaluation(self, at_step: int) -> bool:
         return all(line["step"] != at_step for line in self._evaluations)
@@ -562,20 +573,21 @@ class Loop:
         """Saves the last complete step where another worker is gone; says why not, if need be.
 
         An update begins when the sums of all workers have come, so it is made whole or not at all.
-        What the others are at the same step has to be the same, as before every checkpoint.
+        Those that are left and have noticed say what they have at their step; where it is the
+        chief's step, it has to be the same.
         """
         state = self.trainer.state
         step = int(state.step)
         if not isinstance(error, worker_errors.GoneError) or step == first_step:
             return ""
         own = self._described()
-        for index, of_other in self.workers.survivors().items():
+        for index, of_other in self.workers.survivors(str(error)).items():
             if isinstance(of_other, list) and of_other[:1] == own[:1] and of_other != own:
                 name = self.workers.name(index)
                 return f" Step {step} is not saved: {name} has other weights than worker 0."
         try:
             self._check_finite()
-            with self._in_its_folder():
+            with interrupts.Interrupts(), self._in_its_folder():  # a launcher may be impatient
                 self._write_checkpoint()
         except (errors.UserError, OSError) as problem:
             return f" Step {step} is not saved: {problem}."
@@ -601,9 +613,10 @@ class Loop:
             with enough_memory():
                 yield
         except TrainingError as error:
+            accumulates = self.trainer.program.tower_program.accumulate_gradients
+            way = "" if accumulates else ", or accumulate_gradients"
             raise TrainingError(
-                f"{error}, or on GPUs more num_microbatches.{self._newest_checkpoint()}"
-                f"{self._how_to_change()}"
+                f"{error}{way}.{self._newest_checkpoint()}{self._how_to_change()}"
             ) from error
 
     def _newest_checkpoint(self) -> str:

@@ -400,6 +400,15 @@ def _check_source(train) -> None:
                 f"train is {checks.described(train)}: must be a source of batches by step, such as "
                 "input_pipeline.arrays.batches(inputs, labels)"
             )
+    try:
+        inspect.signature(train.batches).bind(0, 1, global_batch_size=1, share=range(1))
+    except ValueError:  # nobody knows the signature
+        pass
+    except TypeError as error:
+        raise TypeError(
+            "train.batches has to take (first_step, last_step, *, global_batch_size, share): "
+            f"{error}"
+        ) from error
     if not isinstance(train.fingerprint, str):
         raise TypeError(
             f"train.fingerprint is {checks.described(train.fingerprint)}: must be a string"

@@ -107,11 +107,23 @@ def agreed(global_batch_size: int, num_microbatches: int, num_towers: int, worke
 
     Raises:
       ValueError: as `check`.
+      WorkerError: another worker has other sizes, by which examples would not weigh the same.
     """
-    counts = workers.exchange("a Trainer's number of towers", num_towers)
-    counts = worker_errors.counts_of_towers(counts, workers.name)
     if num_microbatches == 0 < global_batch_size:
         num_microbatches = default_microbatches(global_batch_size)
+    sizes = [global_batch_size, num_microbatches]
+    said = workers.exchange("a Trainer's sizes", [num_towers, *sizes])
+    for index, of_worker in enumerate(said):
+        are_sizes = isinstance(of_worker, list) and [type(size) for size in of_worker] == [int] * 3
+        worker_errors.check_fits(are_sizes, workers.name(index))
+        if of_worker[1:] != sizes:
+            batch, microbatches = of_worker[1:]
+            raise worker_errors.WorkerError(
+                f"{workers.name(index)} has global_batch_size={batch} and num_microbatches="
+                f"{microbatches}, and {workers.name(workers.index)} has {global_batch_size} and "
+                f"{num_microbatches}: they must be the same on all workers"
+            )
+    counts = worker_errors.counts_of_towers([own[0] for own in said], workers.name)
     check(global_batch_size, num_microbatches, counts)
     return Shares(global_batch_size, num_microbatches, counts, workers.index)
 

@@ -108,6 +108,26 @@ class Seen(NamedTuple):
         return n, right / float(counted.weight.sum()) if n else 0.0
 
 
+def uncut(of_workers: Sequence[Seen], sizes: Sequence[np.ndarray]) -> list[Seen]:
+    """The batches of which each worker has seen its share.
+
+    Args:
+      of_workers: what each has seen, all batches one behind the other.
+      sizes: of each one's share of every batch.
+
+    Raises:
+      ValueError: they have not seen as many batches.
+    """
+    counts = [len(of_worker) for of_worker in sizes]
+    if len(set(counts)) > 1:
+        raise ValueError(
+            f"the workers have {', '.join(map(str, counts))} batches to evaluate, in their order: "
+            "each has to have its share of the same batches"
+        )
+    cut = map(Seen.split, of_workers, sizes)
+    return [Seen.joined(shares) for shares in zip(*cut, strict=True)]
+
+
 def add_up(
     batches: Sequence[Seen],
     terms: Mapping[str, float],
