@@ -59,8 +59,10 @@ setup(
         "test": [
             "hypothesis>=6",
             "import-linter>=2.16",
+            "kubeflow-trainer-api>=2.3",
             "pytest>=8",
             "pytest-xdist>=3.7",
+            "pyyaml>=6",
             "ruff>=0.15",
         ],
     },

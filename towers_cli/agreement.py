@@ -4,7 +4,7 @@ import dataclasses
 from collections.abc import Mapping
 
 from towers import worker
-from towers.multi_worker import cluster, collectives, watcher
+from towers.multi_worker import cluster, collectives, door, watcher
 from towers.runs import run_folder, run_lock, stretches
 from towers.support import machine, worker_errors
 from towers_cli import run_config, settings
@@ -26,7 +26,7 @@ def meet_workers(chosen: settings.TrainSettings) -> worker.Workers:
     """Meets the other workers of the run, where there are any.
 
     Raises:
-      SettingsError: an address is wrong.
+      SettingsError: an address is wrong, or the environment's secret.
       WorkerError: one does not come.
     """
     if not chosen.workers:
@@ -36,7 +36,11 @@ def meet_workers(chosen: settings.TrainSettings) -> worker.Workers:
     except ValueError as error:
         given = settings.shown(chosen.workers)
         raise settings.SettingsError(f"--workers={given}: {error}") from error
-    members = cluster.Cluster(chosen.workers, chosen.worker_index)
+    try:
+        secret = door.secret_of()
+    except ValueError as error:
+        raise settings.SettingsError(str(error)) from error
+    members = cluster.Cluster(chosen.workers, chosen.worker_index, secret)
     return collectives.MultiWorker(members, chosen.worker_wait_seconds)
 
 

@@ -20,6 +20,7 @@ import functools
 import json
 import os
 import re
+import secrets
 import shutil
 import signal
 import socket
@@ -102,7 +103,7 @@ def run(
     Args:
       command: program and arguments.
       count: number of workers.
-      environment: theirs, but for TF_CONFIG.
+      environment: theirs, but for TF_CONFIG and the secret by which they know each other.
       restarts: how often all are started again where one has died.
       min_workers: with how many the others go on; None for all.
       return_seconds: how long one that has died is not replaced.
@@ -191,6 +192,8 @@ class _Workers:
         self._died_at = died_at
         self._made_a_step = threading.Event()
         addresses = tuple(f"127.0.0.1:{port}" for port in free_ports(count))
+        environment = environment | {"TOWERS_SECRET": secrets.token_hex(32)}
+        environment.pop("TOWERS_SECRET_FILE", None)
         unread = threading.Event()
         self._readers = []
         for index in range(count):

@@ -15,6 +15,7 @@ import pytest
 from benchmarks import (
     accumulation,
     batch_norm,
+    elastic,
     fast,
     growth,
     kills,
@@ -136,6 +137,7 @@ def measured(name: str) -> list[dict]:
         ("fast.md", "time_to_accuracy", time_to_accuracy, 33),
         ("fast.md", "fast", fast, 4),
         ("reliability.md", "kills", kills, 20),
+        ("workers.md", "elastic", elastic, 20),
         ("reliability.md", "long_run", long_run, 2),
     ],
 )

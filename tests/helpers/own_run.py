@@ -72,7 +72,7 @@ def train(folder: str, name: str, num_towers: int, seed: int, die_at: int = 0, w
 
 if __name__ == "__main__":
     arguments = sys.argv[1], sys.argv[2], *map(int, sys.argv[3:])
-    members = towers.multi_worker.from_tf_config(os.environ.get("TF_CONFIG", "{}"))
+    members = towers.multi_worker.from_environment()
     with towers.multi_worker.meet(members, wait_seconds=60) as workers:
         workers.start()
         train(*arguments, workers=workers)

@@ -18,7 +18,7 @@ import types
 import pytest
 import scripts
 
-from towers.multi_worker import channel, cluster, collectives, watcher
+from towers.multi_worker import channel, cluster, collectives, door, watcher
 from towers.runs import run_folder
 from towers.support import worker_errors
 from towers_cli import agreement, launch
@@ -113,9 +113,7 @@ def test_a_chief_that_comes_last_has_the_clock(addresses):
 def test_a_worker_that_starts_again_while_another_is_waited_for_is_taken_up(addresses):
     def killed():
         with socket.create_connection(cluster.host_and_port(addresses[0])) as connection:
-            text = json.dumps(["towers", [1, list(addresses)]]).encode()
-            connection.sendall(struct.pack("!I", len(text)) + text)
-            assert connection.recv(100)
+            assert b"greeted" in greeted(connection, [1, list(addresses)])
 
     def worker(index, delay):
         time.sleep(delay)
@@ -251,6 +249,23 @@ def connected(address) -> socket.socket:
     raise AssertionError(f"nobody listens on {address}")
 
 
+def greeted(connection, who, secret=b"") -> bytes:
+    """What the chief answers to a greeting and a proof of that secret."""
+    greeting = [*who, "ab" * 32]
+    connection.sendall(packed(["towers", greeting]))
+    kind, asked = json.loads(connection.recv(2**16)[4:])
+    assert kind == "challenge"
+    connection.sendall(packed(["proof", door.answer(secret, asked, greeting)]))
+    return connection.recv(2**20)
+
+
+def asks(connection, secret) -> None:
+    """Takes a greeting and its proof, as a chief that has the secret."""
+    greeting = json.loads(connection.recv(1000)[4:])[1]
+    connection.sendall(packed(["challenge", door.challenge(secret, greeting)]))
+    assert b"proof" in connection.recv(1000)
+
+
 def ended_by_other(connection) -> bool:
     """Whether the other side closes the connection without a word."""
     with contextlib.suppress(ConnectionError):
@@ -340,7 +355,7 @@ class TestStrangers:
         assert 1.0 <= seconds < 2.0
 
     def test_that_are_slow_are_sent_away_in_time(self, addresses, monkeypatch):
-        monkeypatch.setattr(channel, "_GREETING_SECONDS", 0.3)
+        monkeypatch.setattr(door, "GREETING_SECONDS", 0.3)
 
         def come():
             silent, slow = (connected(addresses[0]) for _ in range(2))
@@ -360,7 +375,7 @@ class TestStrangers:
             return gone, met(cluster.Cluster(addresses[:2], 1)), strangers
 
         _, (gone, seconds, _) = run_all(lambda: met(cluster.Cluster(addresses[:2], 0)), come)
-        assert gone == 100 - channel._MOST_STRANGERS
+        assert gone == 100 - door.MOST_STRANGERS
         assert seconds < 2.0
 
     def test_that_have_all_files_open_make_room_one_by_one(self, addresses, monkeypatch):
@@ -370,7 +385,7 @@ class TestStrangers:
             raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
 
         listener = socket.create_server(("127.0.0.1", 0))
-        with listener, channel._Strangers(listener) as strangers:
+        with listener, door.Strangers(listener, b"") as strangers:
             first, second = (connected(_address(listener)) for _ in range(2))
             while len(strangers._late) < 2:
                 assert list(strangers.introduced(time.monotonic() + 1)) == []
@@ -400,8 +415,10 @@ class TestStrangers:
         greetings = [
             *([True, listed], [1.0, listed], ["1", listed], [None, listed], [[1], listed]),
             *([1, addresses[0]], [1, None], [1, {"a:1": 0}], [1, [1, 2]], [1, [[]]]),
-            *([1], [1, listed, 0], {"1": listed}, "ab", 1, None, float("nan")),
+            *([1], [1, listed, 0, 0], {"1": listed}, "ab", 1, None, float("nan"), [2**31, listed]),
         ]
+        greetings = [one + ["ab"] if isinstance(one, list) else one for one in greetings]
+        greetings += [[1, listed], [1, listed, 1], [1, listed, None]]
         messages = [json.dumps(["towers", greeting]).encode() for greeting in greetings]
         messages += [
             b"[]",
@@ -430,8 +447,8 @@ class TestStrangers:
     def test_a_greeted_one_that_talks_before_all_are_there_is_no_worker(self, addresses):
         def come():
             stranger = connected(addresses[0])
-            stranger.sendall(packed(["towers", [1, list(addresses)]]) + packed(["message", 1]))
-            assert b"greeted" in stranger.recv(100)
+            assert b"greeted" in greeted(stranger, [1, list(addresses)])
+            stranger.sendall(packed(["message", 1]))
             workers = [lambda i=i: met(cluster.Cluster(addresses, i)) for i in (1, 2)]
             return run_all(*workers)
 
@@ -443,8 +460,7 @@ class TestStrangers:
 
         def come():
             with connected(addresses[0]) as stranger:
-                stranger.sendall(packed(["towers", [1, many]]))
-                return len(stranger.recv(2**20))
+                return len(greeted(stranger, [1, many]))
 
         _, size = run_all(lambda: waits_in_vain(addresses, 1.0), come)
         assert 0 < size < 5000
@@ -452,6 +468,126 @@ class TestStrangers:
 
 def _readable(connections) -> list:
     return select.select(connections, [], [], 0)[0]
+
+
+RIGHT, WRONG = b"the secret of this run", b"the secret of another run"
+
+
+class TestSecret:
+    """Who may join a run."""
+
+    @pytest.mark.parametrize("theirs", [WRONG, b""])
+    def test_a_worker_with_another_one_is_sent_away_and_named(self, addresses, capsys, theirs):
+        def late():
+            time.sleep(0.7)  # the other one has tried by then, as the same worker
+            return met(cluster.Cluster(addresses[:2], 1, RIGHT))
+
+        error, *seconds = run_all(
+            lambda: met(cluster.Cluster(addresses[:2], 1, theirs), wait_seconds=0.5),
+            lambda: met(cluster.Cluster(addresses[:2], 0, RIGHT)),
+            late,
+        )
+        assert str(error) == (
+            f"worker 0 ({addresses[0]}) did not come within 0.5 s: it has another secret"
+        )
+        assert type(error) is worker_errors.WorkerError  # to try again does not help
+        assert [type(one) for one in seconds] == [float, float]
+        said = capsys.readouterr().out.splitlines()
+        assert said == ["sent away 127.0.0.1: it says it is worker 1 and has another secret"]
+
+    def test_what_another_worker_has_said_cannot_be_repeated(self, addresses):
+        greeting = [1, list(addresses[:2]), "ab" * 32]
+
+        def heard(proof):
+            stranger = connected(addresses[0])
+            stranger.sendall(packed(["towers", greeting]))
+            asked = json.loads(stranger.recv(2**16)[4:])[1]
+            stranger.sendall(packed(["proof", proof(asked)]))
+            return asked, stranger
+
+        def come():
+            first, stranger = heard(lambda asked: "nothing")
+            assert ended_by_other(stranger)
+            good = door.answer(RIGHT, first, greeting)
+            for proof in (
+                lambda asked: good,  # of the connection before
+                lambda asked: asked[1],  # the chief's own
+                lambda asked: door.answer(RIGHT, asked, [2, *greeting[1:]]),  # of another worker
+                lambda asked: "\ud800",
+                lambda asked: None,
+            ):
+                _, stranger = heard(proof)
+                assert ended_by_other(stranger)
+            return met(cluster.Cluster(addresses[:2], 1, RIGHT))
+
+        results = run_all(lambda: met(cluster.Cluster(addresses[:2], 0, RIGHT)), come)
+        assert [type(one) for one in results] == [float, float]
+
+    def test_a_chief_with_another_one_is_not_believed(self, addresses, monkeypatch):
+        monkeypatch.setattr(door, "GREETING_SECONDS", 0.4)
+
+        def false_chief(listener):
+            with contextlib.suppress(OSError):
+                connection, _ = listener.accept()
+                asks(connection, WRONG)
+                connection.sendall(packed(["ended", ["the disk is full", False]]))
+
+        with socket.create_server(cluster.host_and_port(addresses[0])) as listener:
+            arguments = [lambda: false_chief(listener)]
+            arguments += [lambda: met(cluster.Cluster(addresses[:2], 1, RIGHT), 0.5)]
+            _, error = run_all(*arguments)
+        assert "the disk is full" not in str(error)
+        assert str(error).startswith(f"worker 0 ({addresses[0]}) did not come within 0.5 s: ")
+
+    def test_garbage_is_named(self, addresses, capsys):
+        def come():
+            stranger = connected(addresses[0])
+            stranger.sendall(packed("GET / HTTP/1.1"))
+            assert ended_by_other(stranger)
+            return met(cluster.Cluster(addresses[:2], 1))
+
+        run_all(lambda: met(cluster.Cluster(addresses[:2], 0)), come)
+        said = capsys.readouterr().out
+        assert said == "sent away 127.0.0.1: what it says is not a worker's\n"
+
+    def test_it_is_read_from_the_environment_or_a_file(self, tmp_path):
+        path = tmp_path / "secret"
+        path.write_text("of a file, long enough\n")
+        assert door.secret_of({}) == b""
+        assert door.secret_of({"TOWERS_SECRET": "of the environment"}) == b"of the environment"
+        assert door.secret_of({"TOWERS_SECRET_FILE": str(path)}) == b"of a file, long enough"
+        config = launch.tf_config(addresses := ("a:1", "b:1"), 1)
+        members = cluster.from_environment({"TF_CONFIG": config, "TOWERS_SECRET": "s" * 16})
+        assert members == cluster.Cluster(addresses, 1, b"s" * 16)
+        assert "s" * 16 not in repr(members)
+        assert cluster.from_environment({}) is None
+
+    @pytest.mark.parametrize(
+        ("environment", "problem"),
+        [
+            (
+                {"TOWERS_SECRET": "short"},
+                "TOWERS_SECRET: a secret must have at least 16",
+            ),
+            (
+                {"TOWERS_SECRET_FILE": "/nowhere"},
+                "_FILE=/nowhere: No such file or dir",
+            ),
+            (
+                {"TOWERS_SECRET_FILE": "/dev/null"},
+                "/dev/null: a secret must have at least 16",
+            ),
+            (
+                {"TOWERS_SECRET": "s" * 16, "TOWERS_SECRET_FILE": "/x"},
+                "TOWERS_SECRET and TOWERS_SECRET_FILE=/x are both given; give one",
+            ),
+            ({"TF_CONFIG": "{"}, "TF_CONFIG: is not JSON"),
+        ],
+    )
+    def test_a_bad_one_is_refused(self, environment, problem):
+        with pytest.raises(ValueError, match=problem) as error:
+            cluster.from_environment(environment)
+        assert "s" * 16 not in str(error.value)
 
 
 # What a false worker, or a false chief, may say once it is taken for one.
@@ -483,9 +619,9 @@ def one_sentence(error) -> bool:
 def greeted_as_worker(address, listed) -> socket.socket:
     """A connection that the chief takes for that of worker 1, the last it has waited for."""
     connection = connected(address)
-    connection.sendall(packed(["towers", [1, listed]]))
-    while b"welcome" not in connection.recv(1000):
-        pass
+    said = greeted(connection, [1, listed])
+    while b"welcome" not in said:
+        said += connection.recv(1000)
     return connection
 
 
@@ -522,7 +658,7 @@ def test_what_no_chief_says_is_one_sentence_of_the_worker(addresses, tmp_path, s
     def false_chief():
         with socket.create_server(cluster.host_and_port(addresses[0])) as listener:
             connection, _ = listener.accept()
-        assert b"towers" in connection.recv(1000)
+        asks(connection, b"")
         connection.sendall(packed(["greeted", 10.0]) + packed(["welcome", None]) + said)
         return connection
 
@@ -540,19 +676,39 @@ def test_what_no_chief_says_is_one_sentence_of_the_worker(addresses, tmp_path, s
 
 
 @pytest.mark.parametrize(
-    "said",
-    [b"", SLOW, packed(["greeted", 0.1]), packed(["greeted", 1e9]), packed(["greeted", "1"])],
-    ids=["nothing", "slow", "no welcome", "too long", "no number"],
+    ("said", "then"),
+    [
+        (b"", b""),
+        (SLOW, b""),
+        (packed(["greeted", 0.1]), b""),
+        (packed(["ended", ["no", False]]), b""),
+        (packed(["challenge", "ab"]), b""),
+        (None, packed(["greeted", 0.1])),
+        (None, packed(["greeted", 1e9])),
+        (None, packed(["greeted", "1"])),
+    ],
+    ids=[
+        "nothing",
+        "slow",
+        "no challenge",
+        "end",
+        "no proof",
+        "no welcome",
+        "too long",
+        "no number",
+    ],
 )
-def test_a_false_chief_does_not_hold_a_worker(addresses, monkeypatch, said):
-    monkeypatch.setattr(channel, "_GREETING_SECONDS", 0.4)
+def test_a_false_chief_does_not_hold_a_worker(addresses, monkeypatch, said, then):
+    monkeypatch.setattr(door, "GREETING_SECONDS", 0.4)
     connections = []
 
     def false_chief(listener):
         with contextlib.suppress(OSError):
             while True:
                 connections.append(listener.accept()[0])
-                drips(connections[-1], said) if said == SLOW else connections[-1].send(said)
+                if said is None:
+                    asks(connections[-1], b"")
+                drips(connections[-1], said) if said == SLOW else connections[-1].send(said or then)
 
     with socket.create_server(cluster.host_and_port(addresses[0])) as listener:
         threading.Thread(target=false_chief, args=(listener,), daemon=True).start()

@@ -201,6 +201,19 @@ class TestKilledLauncher:
         until(lambda: not left(), 5)
 
 
+def test_workers_get_a_secret_of_their_own(tmp_path):
+    """A new one for each start, whatever the environment has."""
+    path = str(tmp_path / "secrets")
+    program = f"import os; open({path!r}, 'a').write(os.environ['TOWERS_SECRET'] + '\\n')"
+    program += "; assert 'TOWERS_SECRET_FILE' not in os.environ"
+    for _ in range(2):
+        given = {**os.environ, "TOWERS_SECRET": "x" * 16, "TOWERS_SECRET_FILE": "/nowhere"}
+        assert launch.run([sys.executable, "-c", program], 2, given) == 0
+    first, second, third, fourth = (tmp_path / "secrets").read_text().split()
+    assert first == second != third == fourth
+    assert len(first) == len(third) == 64
+
+
 def test_no_process_is_left_after_an_ordinary_end(alone):
     launcher, left = alone("sys.exit(3)", 2)
     assert launcher.wait(timeout=20) == 3
@@ -261,7 +274,7 @@ class TestElastic:
             time.sleep(0.5)
             os.kill(os.getpid(), 9)
         if life == 0:
-            time.sleep(1)
+            time.sleep(2)
             sys.exit(138)
         """
         code, said, counts = elastic(program, 3, restarts=5, min_workers=1)

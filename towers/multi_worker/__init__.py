@@ -1,7 +1,7 @@
 """Several processes, each with its own towers, make one step."""
 
-from towers.multi_worker.cluster import Cluster, from_tf_config
+from towers.multi_worker.cluster import Cluster, from_environment, from_tf_config
 from towers.multi_worker.collectives import MultiWorker
 from towers.multi_worker.meeting import meet
 
-__all__ = ["Cluster", "MultiWorker", "from_tf_config", "meet"]
+__all__ = ["Cluster", "MultiWorker", "from_environment", "from_tf_config", "meet"]

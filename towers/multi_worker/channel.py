@@ -1,174 +1,28 @@
 """What workers tell each other outside TensorFlow: who is there, what differs, and why one ends.
 
 Every other worker has one TCP connection to the chief, on the chief's own `host:port`, from before
-TensorFlow starts to the end of the run. Messages are JSON behind their length. A worker that is
-killed leaves a connection that ends without a word, which is how the others know. Whatever else
-connects to the chief is sent away, and what no worker sends ends the run with one sentence.
-
-It is not encrypted, and whoever reaches the port can disturb the run, as with TensorFlow's own
-servers: workers belong on a network of their own.
+TensorFlow starts to the end of the run. A worker that is killed leaves a connection that ends
+without a word, which is how the others know. Whatever else connects to the chief is sent away
+(`door`), and what no worker sends ends the run with one sentence.
 """
 
 import contextlib
-import errno
 import json
 import os
 import selectors
 import socket
-import struct
 import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 
-from towers.multi_worker import cluster, watcher
+from towers.multi_worker import cluster, door, watcher, wire
 from towers.support import worker_errors
 
-_GREETING = "towers"
-_KINDS = {
-    _GREETING,
-    "greeted",
-    "welcome",
-    "message",
-    "messages",
-    "noticed",
-    "done",
-    "ended",
-}
-_LARGEST_GREETING, _LARGEST_MESSAGE = 2**18, 2**24  # bytes; a greeting has all addresses
-_DEEPEST_MESSAGE = 50  # lists and objects within each other
-_LENGTH = struct.Struct("!I")
-_GREETING_SECONDS = 5.0
-_MOST_STRANGERS = 32  # that are connected at a time and have not said who they are
 _LONGEST_WAIT_SECONDS = 1e6  # as --worker_wait_seconds has it
 _ENDING_SECONDS = 5.0
 _RETRY_SECONDS = 0.2
 _SAYS_WAITING_AFTER_SECONDS = 5.0
-_PLAIN = str | int | float | None  # what JSON has beside lists and objects
-# A machine that goes without a word is noticed after 10 + 3 * 5 seconds.
-_KEEPALIVE = {
-    "TCP_KEEPIDLE": 10,
-    "TCP_KEEPINTVL": 5,
-    "TCP_KEEPCNT": 3,
-    "TCP_USER_TIMEOUT": 25_000,  # milliseconds, where it does not answer what was sent
-}
-
-
-class _Gone(Exception):
-    """A connection has ended without a word."""
-
-
-class _NoWorker(Exception):
-    """Something has come that no worker sends."""
-
-
-class _Peer:
-    """One connection.
-
-    Attributes:
-      connection: the socket, which has no timeout.
-      largest_message: in bytes, of those that are received.
-    """
-
-    def __init__(self, connection: socket.socket, largest_message: int = _LARGEST_MESSAGE):
-        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-        for option, value in _KEEPALIVE.items():
-            if hasattr(socket, option):  # not on every system
-                connection.setsockopt(socket.IPPROTO_TCP, getattr(socket, option), value)
-        connection.settimeout(None)
-        self.connection = connection
-        self.largest_message = largest_message
-        self._begun = bytearray()  # the message of which some has come
-
-    def send(self, kind: str, body: object) -> None:
-        text = json.dumps([kind, body]).encode()
-        with _ended_is_gone():
-            self.connection.sendall(_LENGTH.pack(len(text)) + text)
-
-    def take(self) -> tuple[str, object] | None:
-        """The next message, or None where not all of it has come yet; does not wait.
-
-        What is behind it stays in the connection, where `talks` and the watcher look.
-        """
-        while missing := self._missing():
-            with _ended_is_gone():
-                try:
-                    part = self.connection.recv(min(missing, 2**16), socket.MSG_DONTWAIT)
-                except BlockingIOError:
-                    return None
-            if not part:
-                raise _Gone
-            self._begun += part
-        text, self._begun = bytes(self._begun[_LENGTH.size :]), bytearray()
-        return _message(text)
-
-    def receive(self, until: float) -> tuple[str, object]:
-        """Waits for the next message; TimeoutError if it has not come by the time `until`."""
-        with selectors.DefaultSelector() as selector:
-            selector.register(self.connection, selectors.EVENT_READ)
-            while (message := self.take()) is None:
-                left = until - time.monotonic()
-                if left < 0 or not selector.select(left):
-                    raise TimeoutError
-        return message
-
-    def talks(self) -> bool:
-        """Whether the other side has said something or closed the connection; nothing is read."""
-        try:
-            self.connection.recv(1, socket.MSG_PEEK | socket.MSG_DONTWAIT)
-        except BlockingIOError:
-            return False
-        except OSError:
-            pass
-        return True
-
-    def wait_for_end(self, until: float) -> None:
-        """Returns when the other side has closed the connection, or at the time `until`."""
-        with contextlib.suppress(_Gone, _NoWorker, TimeoutError):
-            while time.monotonic() < until:
-                self.receive(until)
-
-    def _missing(self) -> int:
-        """How many bytes are to come of the length, or of what it is the length of."""
-        if len(self._begun) < _LENGTH.size:
-            return _LENGTH.size - len(self._begun)
-        (length,) = _LENGTH.unpack_from(self._begun)
-        if length > self.largest_message:
-            raise _NoWorker
-        return _LENGTH.size + length - len(self._begun)
-
-
-def _message(text: bytes) -> tuple[str, object]:
-    try:
-        message = json.loads(text)
-    except (ValueError, RecursionError) as error:
-        raise _NoWorker from error
-    if not (isinstance(message, list) and len(message) == 2 and not _is_deep(message)):
-        raise _NoWorker
-    kind, body = message
-    if not (isinstance(kind, str) and kind in _KINDS):
-        raise _NoWorker
-    return kind, body
-
-
-def _is_deep(value: object) -> bool:
-    """Whether lists and objects are nested so deep that to show or send them might fail."""
-    level = [value]
-    for _ in range(_DEEPEST_MESSAGE):
-        inner = [one.values() if isinstance(one, dict) else one for one in level]
-        level = [one for many in inner if not isinstance(many, _PLAIN) for one in many]
-        if not level:
-            return False
-    return True
-
-
-@contextlib.contextmanager
-def _ended_is_gone() -> Iterator[None]:
-    try:
-        yield
-    except OSError as error:
-        raise _Gone from error
 
 
 class Channel:
@@ -185,7 +39,7 @@ class Channel:
           WorkerError: names who has not come, or why this process cannot be reached.
         """
         self.cluster = members
-        self._peers: dict[int, _Peer] = {}
+        self._peers: dict[int, wire.Peer] = {}
         self._noticed: dict[int, object] = {}  # what others have said where one was gone
         until = time.monotonic() + wait_seconds
         if self.is_chief:
@@ -200,8 +54,11 @@ class Channel:
 
     def _listen(self, until: float, wait_seconds: float) -> None:
         waiting = _Waiting()
-        backlog = max(len(self.cluster.addresses), _MOST_STRANGERS)
-        with self._listener(backlog) as listener, _Strangers(listener) as strangers:
+        backlog = max(len(self.cluster.addresses), door.MOST_STRANGERS)
+        with (
+            self._listener(backlog) as listener,
+            door.Strangers(listener, self.cluster.secret) as strangers,
+        ):
             while missing := self._missing():
                 names = ", ".join(self.cluster.name(index) for index in missing)
                 if time.monotonic() > until:
@@ -209,8 +66,9 @@ class Channel:
                     self._tell_all("ended", [problem, True])
                     raise worker_errors.GoneError(problem)
                 waiting.say(f"waiting for {names}")
-                for peer, kind, body in strangers.introduced(until):
-                    self._welcome(peer, kind, body, until)
+                for peer, host, index, addresses in strangers.introduced(until):
+                    if problem := self._welcome(peer, index, addresses, until):
+                        strangers.name(host, problem)
         self._tell_all("welcome", None)
 
     def _listener(self, backlog: int) -> socket.socket:
@@ -232,12 +90,10 @@ class Channel:
         others = range(1, len(self.cluster.addresses))
         return [i for i in others if i not in self._peers or self._peers[i].talks()]
 
-    def _welcome(self, peer: _Peer, kind: str, body: object, until: float) -> None:
-        """Takes up a worker; anything else that has found the port is sent away."""
-        if not _is_greeting(kind, body):
-            peer.connection.close()
-            return
-        index, addresses = body
+    def _welcome(
+        self, peer: wire.Peer, index: int, addresses: list[str], until: float
+    ) -> str | None:
+        """Takes up a worker, or says why not."""
         problem = self._problem_with(index, addresses)
         try:
             if problem is None:
@@ -245,15 +101,16 @@ class Channel:
                 peer.send("greeted", min(left, _LONGEST_WAIT_SECONDS))
             else:
                 peer.send("ended", [problem, False])
-        except _Gone:
+        except wire.Gone:
             problem = "it is gone again"
         if problem is not None:
             peer.connection.close()
-            return
+            return problem
         if index in self._peers:
             self._peers[index].connection.close()
-        peer.largest_message = _LARGEST_MESSAGE
+        peer.largest_message = wire.LARGEST_MESSAGE
         self._peers[index] = peer
+        return None
 
     def _problem_with(self, index: int, addresses: list[str]) -> str | None:
         own = list(self.cluster.addresses)
@@ -263,46 +120,61 @@ class Channel:
             return f"--worker_index={index}: another process is that worker"
         return None
 
-    def _connect(self, until: float, wait_seconds: float) -> _Peer:
+    def _connect(self, until: float, wait_seconds: float) -> wire.Peer:
         self._listener(1).close()  # TensorFlow will listen there
         chief, waiting, problem = self.cluster.name(0), _Waiting(), ""
+        kind = worker_errors.GoneError
         while time.monotonic() < until:
+            kind = worker_errors.GoneError
             try:
                 return self._greet()
             except (OSError, UnicodeError) as error:  # not there yet, or no name of a machine
                 problem = f": {getattr(error, 'strerror', None) or error}"
-            except (_Gone, _NoWorker):  # it hung up, or another program is on its port
+            except (wire.Gone, wire.NoWorker):  # it hung up, or another program is on its port
                 problem = ": it does not answer as worker 0 does"
+            except door.AnotherSecret:
+                problem, kind = ": it has another secret", worker_errors.WorkerError
             waiting.say(f"waiting for {chief}{problem}")
             time.sleep(_RETRY_SECONDS)
-        raise worker_errors.GoneError(f"{chief} did not come within {wait_seconds:g} s{problem}")
+        raise kind(f"{chief} did not come within {wait_seconds:g} s{problem}")
 
-    def _greet(self) -> _Peer:
+    def _greet(self) -> wire.Peer:
         """Connects to the chief, and waits until it has all workers or says who is missing."""
         address = cluster.host_and_port(self.cluster.addresses[0])
-        connection = socket.create_connection(address, timeout=_GREETING_SECONDS)
+        connection = socket.create_connection(address, timeout=door.GREETING_SECONDS)
         try:
-            peer = _Peer(connection)
-            peer.send(_GREETING, [self.cluster.index, list(self.cluster.addresses)])
+            peer = wire.Peer(connection)
+            greeting = door.greeting(self.cluster.index, self.cluster.addresses)
+            peer.send("towers", greeting)
+            asked = self._answer(peer, "challenge", 0.0, is_known=False)
+            peer.send("proof", door.answer(self.cluster.secret, asked, greeting))
+            door.check_chief(self.cluster.secret, asked, greeting)
             left = self._answer(peer, "greeted", 0.0)
             if not (_is_number(left) and 0 <= left <= _LONGEST_WAIT_SECONDS):
-                raise _NoWorker
+                raise wire.NoWorker
             self._answer(peer, "welcome", left)  # the chief has the clock
         except BaseException:
             connection.close()
             raise
         return peer
 
-    def _answer(self, peer: _Peer, kind: str, seconds: float) -> object:
-        """What the chief says, a little later than within so many seconds at most."""
+    def _answer(self, peer: wire.Peer, kind: str, seconds: float, is_known: bool = True) -> object:
+        """What the chief says, a little later than within so many seconds at most.
+
+        Args:
+          peer: the chief, or what passes for it.
+          kind: of message that is awaited.
+          seconds: see above.
+          is_known: whether it has shown that it is the chief; only then is it believed.
+        """
         try:
-            got, body = peer.receive(time.monotonic() + seconds + _GREETING_SECONDS)
+            got, body = peer.receive(time.monotonic() + seconds + door.GREETING_SECONDS)
         except TimeoutError:
-            raise _Gone from None
-        if got == "ended":
+            raise wire.Gone from None
+        if got == "ended" and is_known:
             raise self._has_ended(0, body)
         if got != kind:
-            raise _NoWorker
+            raise wire.NoWorker
         return body
 
     def exchange(self, what: str, message: object) -> list:
@@ -371,7 +243,7 @@ class Channel:
         """
         until = time.monotonic() + patience_seconds
         if not self.is_chief:
-            with contextlib.suppress(_Gone):
+            with contextlib.suppress(wire.Gone):
                 self._peers[0].send("noticed", of_itself)
         try:
             self._receive(list(self._peers), "nothing is of this kind", until)
@@ -399,7 +271,7 @@ class Channel:
                 for key, _ in ready:
                     try:
                         message = self._peers[key.data].take()
-                    except (_Gone, _NoWorker):
+                    except (wire.Gone, wire.NoWorker):
                         selector.unregister(key.fileobj)
                         continue
                     if message is not None and message[0] == "noticed":
@@ -452,13 +324,13 @@ class Channel:
 
     def _tell_all(self, kind: str, body: object) -> None:
         for peer in self._peers.values():
-            with contextlib.suppress(_Gone):
+            with contextlib.suppress(wire.Gone):
                 peer.send(kind, body)
 
     def _send(self, index: int, kind: str, body: object) -> None:
         try:
             self._peers[index].send(kind, body)
-        except _Gone:
+        except wire.Gone:
             with contextlib.suppress(TimeoutError):
                 # Its last word, or that it is gone.
                 self._receive([index], kind, time.monotonic() + _ENDING_SECONDS)
@@ -486,10 +358,10 @@ class Channel:
                 for key, _ in ready:
                     try:
                         message = self._peers[key.data].take()
-                    except _Gone:
+                    except wire.Gone:
                         gone.append(key.data)
                         continue
-                    except _NoWorker as error:
+                    except wire.NoWorker as error:
                         raise worker_errors.says_no_worker(self.cluster.name(key.data)) from error
                     if message is None:
                         continue
@@ -520,92 +392,6 @@ class Channel:
         reason, try_again = body
         error = worker_errors.GoneError if try_again else worker_errors.WorkerError
         return error(f"{name} has ended: {watcher.one_line(reason)}")
-
-
-class _Strangers:
-    """What has connected to the chief's port and not said who it is yet; nobody is waited for."""
-
-    def __init__(self, listener: socket.socket):
-        """
-        Args:
-          listener: the chief's.
-        """
-        self._listener = listener
-        self._late: dict[_Peer, float] = {}  # each with its time, in the order they came in
-        self._selector = selectors.DefaultSelector()
-        listener.setblocking(False)
-        self._selector.register(listener, selectors.EVENT_READ)
-
-    def __enter__(self) -> "_Strangers":
-        return self
-
-    def __exit__(self, *_) -> None:
-        for peer in list(self._late):
-            self._send_away(peer)
-        self._selector.close()
-
-    def introduced(self, until: float) -> Iterator[tuple[_Peer, str, object]]:
-        """Those that have sent a message, with it; waits a little for one, and not after `until`.
-
-        They are the caller's from then on. Whoever is slow, or says what no worker says, is sent
-        away; so is the first of too many.
-        """
-        left = max(0.0, until - time.monotonic())
-        for key, _ in self._selector.select(min(_RETRY_SECONDS, left)):
-            peer = key.data or self._accepted()
-            if peer not in self._late:  # nobody came, or it was sent away a moment ago
-                continue
-            try:
-                message = peer.take()
-            except (_Gone, _NoWorker):
-                self._send_away(peer)
-                continue
-            if message is not None:
-                self._let_go(peer)
-                yield peer, *message
-        now = time.monotonic()
-        late = [peer for peer, at in self._late.items() if at < now]
-        for peer in late or list(self._late)[:-_MOST_STRANGERS]:
-            self._send_away(peer)
-
-    def _accepted(self) -> _Peer | None:
-        try:
-            connection, _ = self._listener.accept()
-        except OSError as error:  # it is gone again, in one of many ways
-            if error.errno in (errno.EMFILE, errno.ENFILE):
-                self._send_away_oldest()
-            return None
-        try:
-            peer = _Peer(connection, _LARGEST_GREETING)
-        except OSError:
-            connection.close()
-            return None
-        self._late[peer] = time.monotonic() + _GREETING_SECONDS
-        self._selector.register(connection, selectors.EVENT_READ, peer)
-        return peer
-
-    def _send_away_oldest(self) -> None:
-        for peer in list(self._late)[:1]:
-            self._send_away(peer)
-
-    def _let_go(self, peer: _Peer) -> None:
-        del self._late[peer]
-        self._selector.unregister(peer.connection)
-
-    def _send_away(self, peer: _Peer) -> None:
-        self._let_go(peer)
-        peer.connection.close()
-
-
-def _is_greeting(kind: str, body: object) -> bool:
-    return (
-        kind == _GREETING
-        and isinstance(body, list)
-        and len(body) == 2
-        and type(body[0]) is int
-        and isinstance(body[1], list)
-        and all(isinstance(address, str) for address in body[1])
-    )
 
 
 def _is_number(value: object) -> bool:

@@ -5,9 +5,12 @@ A worker is one process with its own towers. Worker 0 is the chief: it has the r
 
 import dataclasses
 import json
+import os
 import re
 import reprlib
 from collections.abc import Mapping, Sequence
+
+from towers.multi_worker import door
 
 _ADDRESS = re.compile("([A-Za-z0-9._-]+):([0-9]{1,5})")
 _SHORT = reprlib.Repr()  # however long or deep a value is
@@ -21,10 +24,12 @@ class Cluster:
     Attributes:
       addresses: `host:port` of each worker, which the others reach it at; index = worker.
       index: of this process.
+      secret: that all of them have, and nobody else (`door`); empty where everybody may join.
     """
 
     addresses: tuple[str, ...]
     index: int
+    secret: bytes = dataclasses.field(default=b"", repr=False)
 
     def name(self, index: int) -> str:
         """A worker as messages name it."""
@@ -61,6 +66,23 @@ def check(addresses: Sequence[str], index: int | None) -> None:
             f"this process has worker_index={index}: must be at least 0 and below the number of "
             f"workers, {len(addresses)}"
         )
+
+
+def from_environment(environment: Mapping[str, str] = os.environ) -> Cluster | None:
+    """The cluster that TF_CONFIG describes, and its secret of TOWERS_SECRET or TOWERS_SECRET_FILE.
+
+    Returns:
+      None where there is no more than one process.
+
+    Raises:
+      ValueError: names the variable, and what is wrong.
+    """
+    try:
+        members = from_tf_config(environment.get("TF_CONFIG") or "{}")
+    except ValueError as error:
+        raise ValueError(f"TF_CONFIG: {error}") from error
+    secret = door.secret_of(environment)
+    return members and dataclasses.replace(members, secret=secret)
 
 
 def from_tf_config(text: str) -> Cluster | None:

@@ -18,7 +18,7 @@ def meet(members: cluster.Cluster | None, wait_seconds: float = 300.0) -> Iterat
     that tells an engine whether to start all of them again (docs/workers.md).
 
     Args:
-      members: such as `from_tf_config(os.environ.get("TF_CONFIG", "{}"))`; None for one worker.
+      members: such as `from_environment()`; None for one worker.
       wait_seconds: how long to wait for the others.
 
     Raises:

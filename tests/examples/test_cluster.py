@@ -1,0 +1,157 @@
+"""What `examples/cluster` gives to engines: the script by a stand-in for Slurm, and the manifest.
+
+Neither was run on a real cluster.
+"""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import scripts
+import yaml
+from kubeflow_trainer_api import models
+
+from towers_cli import launch
+
+EXAMPLES = scripts.ROOT / "examples" / "cluster"
+SRUN = """\
+for SLURM_PROCID in $(seq 0 $((SLURM_NTASKS - 1))); do
+  export SLURM_PROCID
+  "$@" &
+  pids="${pids:-} $!"
+done
+worst=0
+for pid in $pids; do
+  wait "$pid"; code=$?
+  [ "$code" -le "$worst" ] || worst=$code
+done
+exit "$worst"
+"""
+SCONTROL = """\
+echo "$@" >> "$(dirname "$0")/asked"
+[ "$1" = requeue ] || printf '127.0.0.1\\n127.0.0.2\\n'
+"""
+
+
+@pytest.fixture
+def submitted(tmp_path):
+    """Runs the script as Slurm does, on two nodes that are this machine."""
+    tools = tmp_path / "tools"
+    tools.mkdir()
+    for name, text in (("srun", SRUN), ("scontrol", SCONTROL)):
+        (tools / name).write_text(f"#!/bin/bash\n{text}")
+        (tools / name).chmod(0o755)
+    (tools / "asked").touch()
+
+    def run(program: str, *arguments: str, ntasks: int = 2, **variables: str):
+        (tmp_path / "train.py").write_text(program)
+        (port,) = launch.free_ports(1)
+        done = subprocess.run(
+            ["bash", EXAMPLES / "slurm.sh", *arguments],
+            capture_output=True, text=True, cwd=tmp_path, timeout=120,
+            env={
+                **os.environ, "PATH": f"{tools}:{os.environ['PATH']}", "PYTHON": sys.executable,
+                "PORT": str(port), "SLURM_JOB_ID": "77", "SLURM_NTASKS": str(ntasks),
+                "SLURM_JOB_NUM_NODES": "2", "SLURM_JOB_NODELIST": "node[1-2]", **variables,
+            },
+        )  # fmt: skip
+        return done, port, (tools / "asked").read_text().splitlines()
+
+    return run
+
+
+class TestSlurm:
+    @pytest.mark.whole_program
+    def test_a_run_has_the_bits_of_one_worker(self, submitted, tmp_path, cache_home):
+        flags = ["--dataset=shapes", "--global_batch_size=32", "--max_steps=10"]
+        flags += ["--verify_every_steps=10", "--intra_op_threads=1"]
+        program = Path(scripts.lighter_train(tmp_path)).read_text()
+        two, one = tmp_path / "two", tmp_path / "one"
+        done, _, asked = submitted(
+            program, *flags, f"--train_dir={two}", XDG_CACHE_HOME=str(cache_home)
+        )
+        assert (done.returncode, done.stderr) == (0, "")
+        assert asked == ["show hostnames node[1-2]"]
+        assert "TOWERS_SECRET" not in done.stdout  # as the start table says where there is none
+        assert scripts.run("train", f"--train_dir={one}", *flags).returncode == 0
+        assert scripts.hash_lines(two) != []
+        scripts.assert_same_run(two, one)
+
+    def test_every_task_is_told_who_all_are_and_keeps_its_arguments(self, submitted, tmp_path):
+        program = f"""
+import json, os, sys
+said = json.dumps([sys.argv[1:], os.environ["TOWERS_SECRET"]])
+open({str(tmp_path)!r} + "/said-" + os.environ["SLURM_PROCID"], "w").write(said)
+"""
+        done, port, _ = submitted(program, "--a=b c", "*", ntasks=4)
+        assert done.returncode == 0
+        hosts = ["127.0.0.1", "127.0.0.1", "127.0.0.2", "127.0.0.2"]
+        workers = ",".join(f"{host}:{port + i}" for i, host in enumerate(hosts))
+        secrets = set()
+        for index in range(4):
+            arguments, secret = yaml.safe_load((tmp_path / f"said-{index}").read_text())
+            own = [f"--workers={workers}", f"--worker_index={index}"]
+            assert arguments == [*own, "--a=b c", "*"]
+            secrets.add(secret)
+        assert [len(secret) for secret in secrets] == [64]
+
+    @pytest.mark.parametrize(
+        ("codes", "restarts", "code", "is_requeued"),
+        [
+            ((138, 137), 0, 0, True),
+            ((138, 137), 19, 0, True),
+            ((138, 137), 20, 138, False),
+            ((1, 1), 0, 1, False),
+            ((0, 2), 0, 2, False),
+            ((143, 143), 0, 143, False),
+        ],
+    )
+    def test_the_job_is_started_again_where_a_worker_died(
+        self, submitted, codes, restarts, code, is_requeued
+    ):
+        program = f"import os, sys; sys.exit({codes}[int(os.environ['SLURM_PROCID'])])"
+        done, _, asked = submitted(program, SLURM_RESTART_COUNT=str(restarts))
+        assert done.returncode == code
+        assert ("requeue 77" in asked) == is_requeued
+
+
+def read_back(model, document: dict) -> dict:
+    """What is left of a document that has the form of the model; its fields have their types."""
+    return model.from_dict(document).to_dict()
+
+
+class TestJobSet:
+    @pytest.fixture
+    def manifest(self):
+        return yaml.safe_load((EXAMPLES / "jobset.yaml").read_text())
+
+    def test_it_has_the_form_of_its_schema(self, manifest):
+        """What the schema does not know would be left out."""
+        assert read_back(models.JobsetV1alpha2JobSet, manifest) == manifest
+
+    @pytest.mark.parametrize(
+        ("name", "value"), [("replicatedJob", []), ("network", {"enableDNSHostnames": "yes"})]
+    )
+    def test_a_mistake_would_be_found(self, manifest, name, value):
+        manifest["spec"][name] = value
+        try:
+            found = read_back(models.JobsetV1alpha2JobSet, manifest)
+        except ValueError:
+            return
+        assert found != manifest
+
+    def test_every_pod_is_a_worker_that_the_others_know(self, manifest):
+        """Names are `JOBSET-JOB-REPLICA-INDEX.SUBDOMAIN`, the subdomain is the JobSet's name."""
+        (job,) = manifest["spec"]["replicatedJobs"]
+        spec, name = job["template"]["spec"], manifest["metadata"]["name"]
+        assert spec["completions"] == spec["parallelism"] and job["replicas"] == 1
+        workers = [f"{name}-{job['name']}-0-{i}.{name}:12345" for i in range(spec["completions"])]
+        (container,) = spec["template"]["spec"]["containers"]
+        flags = container["command"][-1].split()
+        assert f"--workers={','.join(workers)}" in flags
+        assert flags[:3] == ["exec", "python", "train.py"]
+        (rule,) = spec["podFailurePolicy"]["rules"]
+        assert rule["onExitCodes"]["values"] == [1, 2]  # what docs/workers.md says not to try again
+        assert rule["onExitCodes"]["containerName"] == container["name"]
