@@ -103,7 +103,8 @@ def print_megabytes(model: str, size: int, count: int, accumulates: bool) -> Non
         model, "float32", count * size, devices.choose(1), count, accumulate_gradients=accumulates
     )
 
-    def make_step():
+    def make_step() -> None:
+        """A step, to its end."""
         run.train_step(images, labels).losses["total"].numpy()
 
     for _ in range(WARM_UP_STEPS):

@@ -23,7 +23,7 @@ def members_of(tf_config: str) -> cluster.Cluster | None:
 
 
 def meet_workers(chosen: settings.TrainSettings) -> worker.Workers:
-    """Meets the other workers of the run, where there are any.
+    """Meets the other workers of the run, where there are any; says so if everybody may join.
 
     Raises:
       SettingsError: an address is wrong, or the environment's secret.
@@ -41,7 +41,13 @@ def meet_workers(chosen: settings.TrainSettings) -> worker.Workers:
     except ValueError as error:
         raise settings.SettingsError(str(error)) from error
     members = cluster.Cluster(chosen.workers, chosen.worker_index, secret)
-    return collectives.MultiWorker(members, chosen.worker_wait_seconds)
+    workers = collectives.MultiWorker(members, chosen.worker_wait_seconds)
+    if workers.is_chief and not secret:
+        print(
+            "the workers have no TOWERS_SECRET: whoever reaches this worker's port may join",
+            flush=True,
+        )
+    return workers
 
 
 @dataclasses.dataclass(frozen=True)

@@ -258,7 +258,10 @@ class _Workers:
         return [worker.returncode for worker in self._processes]
 
     def _end_those_that_are_late(self) -> None:
-        late = time.monotonic() - self._last_sign
+        now = time.monotonic()
+        late = max(
+            now - self._last_sign, now - self.first_failed_at - _CHIEF_KILLED_AFTER_SECONDS
+        )  # one that talks forever ends, too
         for index, worker in enumerate(self._processes):
             if late <= _KILLED_AFTER_SECONDS or worker.poll() is not None:
                 continue

@@ -4,7 +4,6 @@ import math
 from collections.abc import Mapping
 
 from towers import devices, schedules
-from towers.multi_worker import door
 from towers.networks import optimizers
 from towers.runs import console
 from towers.support import shares
@@ -124,9 +123,7 @@ def _describe_towers(derived: Mapping) -> str:
 
 
 def _describe_workers(chosen: Mapping) -> str:
-    named = f"{len(chosen['workers'])} ({', '.join(chosen['workers'])})"
-    may_join = "" if door.secret_of() else "; no TOWERS_SECRET: whoever reaches them may join"
-    return named + may_join
+    return f"{len(chosen['workers'])} ({', '.join(chosen['workers'])})"
 
 
 def first_decay_epoch(rate: schedules.LearningRate) -> float:

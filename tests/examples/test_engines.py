@@ -17,6 +17,7 @@ from towers_cli import launch
 
 EXAMPLES = scripts.ROOT / "examples" / "cluster"
 SRUN = """\
+[ "$1" = --distribution=block ] && shift
 for SLURM_PROCID in $(seq 0 $((SLURM_NTASKS - 1))); do
   export SLURM_PROCID
   "$@" &
@@ -54,7 +55,8 @@ def submitted(tmp_path):
             env={
                 **os.environ, "PATH": f"{tools}:{os.environ['PATH']}", "PYTHON": sys.executable,
                 "PORT": str(port), "SLURM_JOB_ID": "77", "SLURM_NTASKS": str(ntasks),
-                "SLURM_JOB_NUM_NODES": "2", "SLURM_JOB_NODELIST": "node[1-2]", **variables,
+                "SLURM_NTASKS_PER_NODE": str(ntasks // 2), "SLURM_JOB_NODELIST": "node[1-2]",
+                **variables,
             },
         )  # fmt: skip
         return done, port, (tools / "asked").read_text().splitlines()

@@ -367,6 +367,20 @@ class TestElastic:
         assert code == 0
         assert said[0].startswith("worker 1 has ended (exit codes 138, -9, 138)")
 
+    def test_one_that_talks_forever_ends(self, elastic, monkeypatch):
+        monkeypatch.setattr(launch, "_KILLED_AFTER_SECONDS", 0.5)
+        monkeypatch.setattr(launch, "_CHIEF_KILLED_AFTER_SECONDS", 1.0)
+        program = """
+        if life == 0 and index == 1:
+            os.kill(os.getpid(), 9)
+        while life == 0:
+            time.sleep(0.1)
+            print("at work", flush=True)
+        """
+        code, said, _ = elastic(program, 2, restarts=1)
+        assert code == 0
+        assert said[0].startswith("worker 1 has ended (exit codes 143, -9)")
+
     def test_a_stopped_process_is_killed(self, elastic, monkeypatch):
         monkeypatch.setattr(launch, "_KILLED_AFTER_SECONDS", 1.0)
         program = """

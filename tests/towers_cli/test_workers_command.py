@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 import scripts
 
+from towers.multi_worker import collectives
 from towers.runs import loop, run_folder
 from towers.support import worker_errors
 from towers_cli import agreement, launch, resolve
@@ -413,6 +414,30 @@ def test_a_wrong_tf_config(tmp_path, monkeypatch, text, arguments, problem):
     done = scripts.train(tmp_path / "run", *arguments)
     assert (done.returncode, done.stderr.count("\n")) == (2, 1)
     assert problem in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "problem"),
+    [
+        ("TOWERS_SECRET", "short", "TOWERS_SECRET: a secret must have at least 16 characters"),
+        ("TOWERS_SECRET_FILE", "/nowhere", "TOWERS_SECRET_FILE=/nowhere: No such file"),
+    ],
+)
+def test_a_wrong_secret(tmp_path, monkeypatch, name, value, problem):
+    monkeypatch.setenv(name, value)
+    two = ["--workers=127.0.0.1:1,127.0.0.1:2", "--worker_index=0"]
+    done = scripts.train(tmp_path / "run", *two)
+    assert (done.returncode, done.stderr.count("\n")) == (2, 1)
+    assert problem in done.stderr
+    assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize(("secret", "times"), [("", 1), ("s" * 16, 0)])
+def test_a_chief_says_whether_everybody_may_join(monkeypatch, capsys, secret, times):
+    monkeypatch.setenv("TOWERS_SECRET", secret)
+    monkeypatch.setattr(collectives, "MultiWorker", lambda *_: types.SimpleNamespace(is_chief=True))
+    agreement.meet_workers(scripts.settings_of("--workers=a:1,b:1", "--worker_index=0"))
+    assert capsys.readouterr().out.count("port may join") == times
 
 
 def test_every_tower_of_every_worker_needs_a_microbatch():

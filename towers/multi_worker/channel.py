@@ -101,8 +101,9 @@ class Channel:
                 peer.send("greeted", min(left, _LONGEST_WAIT_SECONDS))
             else:
                 peer.send("ended", [problem, False])
-        except wire.Gone:
-            problem = "it is gone again"
+        except wire.Gone:  # it has gone again
+            peer.connection.close()
+            return None
         if problem is not None:
             peer.connection.close()
             return problem
@@ -261,22 +262,14 @@ class Channel:
           seconds: how long to wait for those that have not noticed yet.
         """
         until = time.monotonic() + seconds
-        with selectors.DefaultSelector() as selector:
-            for index, peer in self._peers.items():
-                if index not in self._noticed:
-                    selector.register(peer.connection, selectors.EVENT_READ, index)
-            while selector.get_map() and (
-                ready := selector.select(max(0.0, until - time.monotonic()))
-            ):
-                for key, _ in ready:
-                    try:
-                        message = self._peers[key.data].take()
-                    except (wire.Gone, wire.NoWorker):
-                        selector.unregister(key.fileobj)
-                        continue
-                    if message is not None and message[0] == "noticed":
-                        self._noticed[key.data] = message[1]
-                        selector.unregister(key.fileobj)
+        pending = self._peers.keys() - self._noticed
+        while pending and (said := self._said(pending, until)):
+            for index, message in said.items():
+                if isinstance(message, wire.Gone | wire.NoWorker):
+                    pending.remove(index)
+                elif message[0] == "noticed":
+                    self._noticed[index] = message[1]
+                    pending.remove(index)
         self._tell_all("ended", [reason, True])
         return self._noticed
 
@@ -346,40 +339,55 @@ class Channel:
           TimeoutError: not all have come by the time `until`.
         """
         pending, received = set(indices), {}
+        while pending:
+            said = self._said(pending, until)
+            if not said:
+                raise TimeoutError
+            gone = []
+            for index, message in said.items():
+                name = self.cluster.name(index)
+                if isinstance(message, wire.NoWorker):
+                    raise worker_errors.says_no_worker(name) from message
+                if isinstance(message, wire.Gone):
+                    gone.append(index)
+                    continue
+                got, body = message
+                if got == "ended":
+                    raise self._has_ended(index, body)
+                if got == "done" != kind:
+                    raise worker_errors.WorkerError(f"{name} has come to its end")
+                if got == "noticed":
+                    self._noticed[index] = body
+                if got == kind:
+                    received[index] = body
+                    pending.remove(index)
+            if gone:
+                raise self._is_gone(gone)
+        return received
+
+    def _said(
+        self, indices: Iterable[int], until: float
+    ) -> dict[int, tuple[str, object] | wire.Gone | wire.NoWorker]:
+        """Waits until one of them has said something; the next message of each that has.
+
+        Returns:
+          By index: kind and body, or what is wrong; empty if nothing has come by the time `until`.
+        """
+        said = {}
         with selectors.DefaultSelector() as selector:
-            for index in pending:
+            for index in indices:
                 selector.register(self._peers[index].connection, selectors.EVENT_READ, index)
-            while pending:
+            left = 0.0
+            while not said and left >= 0:  # what is there already is heard, however late it is
                 left = until - time.monotonic()
-                ready = selector.select(None if left == float("inf") else max(0.0, left))
-                if not ready or left < 0:
-                    raise TimeoutError
-                gone = []
-                for key, _ in ready:
+                for key, _ in selector.select(None if left == float("inf") else max(0.0, left)):
                     try:
                         message = self._peers[key.data].take()
-                    except wire.Gone:
-                        gone.append(key.data)
-                        continue
-                    except wire.NoWorker as error:
-                        raise worker_errors.says_no_worker(self.cluster.name(key.data)) from error
-                    if message is None:
-                        continue
-                    got, body = message
-                    if got == "ended":
-                        raise self._has_ended(key.data, body)
-                    if got == "done" != kind:
-                        name = self.cluster.name(key.data)
-                        raise worker_errors.WorkerError(f"{name} has come to its end")
-                    if got == "noticed":
-                        self._noticed[key.data] = body
-                    if got == kind:
-                        received[key.data] = body
-                        pending.remove(key.data)
-                        selector.unregister(key.fileobj)
-                if gone:
-                    raise self._is_gone(gone)
-        return received
+                    except (wire.Gone, wire.NoWorker) as problem:
+                        message = problem
+                    if message is not None:
+                        said[key.data] = message
+        return said
 
     def _is_gone(self, indices: Sequence[int]) -> worker_errors.GoneError:
         names = " and ".join(self.cluster.name(index) for index in indices)

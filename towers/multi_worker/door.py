@@ -80,7 +80,7 @@ def answer(secret: bytes, asked: object, said: list) -> str:
     Raises:
       NoWorker: it is no challenge.
     """
-    if not _is_texts(asked, 2):
+    if not (isinstance(asked, list) and [type(text) for text in asked] == [str] * 2):
         raise wire.NoWorker
     return _proof(secret, "worker", asked[0], said)
 
@@ -238,7 +238,3 @@ def _is_greeting(kind: str, body: object) -> bool:
         and all(isinstance(address, str) for address in body[1])
         and isinstance(body[2], str)
     )
-
-
-def _is_texts(body: object, count: int) -> bool:
-    return isinstance(body, list) and len(body) == count and all(isinstance(t, str) for t in body)
