@@ -2,6 +2,7 @@
 
 import gc
 import os
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -20,6 +21,9 @@ from towers import devices
 from tensorflow.python.framework import ops  # isort: skip
 
 ROOT = Path(__file__).resolve().parent.parent
+
+# A shell that starts the tests in the background has them ignore SIGINT, and all that they start.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 
 # Before anything starts TensorFlow's runtime: the threads of the train.py that runs in this process
 # too (scripts.py); and towers on a CPU need logical devices.
