@@ -122,6 +122,15 @@ def test_workers_that_make_different_calls_are_named(of_workers):
             assert f" to {others!r}: every worker has to make the same calls" in said
 
 
+def test_a_worker_that_trains_beyond_the_others_end_is_named(of_workers):
+    step = "a training step of 44 weights"
+    for index, found in enumerate(of_workers):
+        mine, others = (step, "its end") if index else ("its end", step)
+        assert f"worker {index} (" in found["at_the_end"]
+        assert f"has come to {mine!r}, and worker {0 if index else 1} " in found["at_the_end"]
+        assert f" to {others!r}: every worker" in found["at_the_end"]
+
+
 def test_what_is_not_finite_is_named_by_all_and_nothing_is_updated(of_workers):
     last = len(of_workers)  # the chief has two
     said = f"step 1, tower {last}: the loss (cross_entropy) is not finite"
