@@ -103,6 +103,7 @@ open({str(tmp_path)!r} + "/said-" + os.environ["SLURM_PROCID"], "w").write(said)
         ("codes", "restarts", "code", "is_requeued"),
         [
             ((138, 137), 0, 0, True),
+            ((0, 137), 0, 0, True),
             ((138, 137), 19, 0, True),
             ((138, 137), 20, 138, False),
             ((1, 1), 0, 1, False),

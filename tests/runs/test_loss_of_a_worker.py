@@ -3,11 +3,15 @@
 Whole processes that are killed are in tests/towers_cli/test_workers_command.py.
 """
 
+import os
+import signal
+
 import numpy as np
 import pytest
 import scripts
 
 from towers import trainer, worker
+from towers.runs import loop
 from towers.support import worker_errors
 
 GONE = worker_errors.GoneError("worker 1 (b:2) is gone without a word")
@@ -103,6 +107,22 @@ def test_so_is_that_of_the_last_step(tmp_path, monkeypatch, whole):
     assert scripts.hash_lines(folder) == scripts.hash_lines(whole)[:-1]
     assert train(folder).returncode == 0
     assert scripts.hash_lines(folder) == scripts.hash_lines(whole)
+
+
+def test_a_signal_does_not_cut_the_saving_short(tmp_path, lost_at, monkeypatch):
+    """A launcher that has waited long enough sends SIGTERM."""
+    folder = tmp_path / "run"
+    lost_at(4)
+    original = loop.Loop._write_checkpoint
+
+    def signalled(self):
+        if int(self.trainer.state.step) == 3:
+            os.kill(os.getpid(), signal.SIGTERM)
+        original(self)
+
+    monkeypatch.setattr(loop.Loop, "_write_checkpoint", signalled)
+    assert train(folder).returncode == 138
+    assert scripts.checkpoint_steps(folder) == [2, 3]
 
 
 def test_a_step_that_is_saved_already_stays_as_it_is(tmp_path, lost_at, monkeypatch, whole):
