@@ -56,10 +56,12 @@ setup(
         "benchmark": ["matplotlib>=3.9"],
         "gpu": ["tensorflow[and-cuda]>=2.21,<3"],
         "profile": ["xprof>=2.21"],
+        "ray": ["ray[train]>=2.60"],
         "test": [
             "hypothesis>=6",
             "import-linter>=2.16",
             "kubeflow-trainer-api>=2.3",
+            "kubeflow-training>=1.9",
             "pytest>=8",
             "pytest-xdist>=3.7",
             "pyyaml>=6",

@@ -1,18 +1,22 @@
-"""What `examples/cluster` gives to engines: the script by a stand-in for Slurm, and the manifest.
+"""What `examples/cluster` gives to engines: the script by a stand-in for Slurm, and the manifests.
 
 Neither was run on a real cluster.
 """
 
+import json
 import os
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import scripts
 import yaml
+from kubeflow.training import ApiClient
 from kubeflow_trainer_api import models
 
+from towers.multi_worker import cluster
 from towers_cli import launch
 
 EXAMPLES = scripts.ROOT / "examples" / "cluster"
@@ -158,3 +162,47 @@ class TestJobSet:
         (rule,) = spec["podFailurePolicy"]["rules"]
         assert rule["onExitCodes"]["values"] == [1, 2]  # what docs/workers.md says not to try again
         assert rule["onExitCodes"]["containerName"] == container["name"]
+
+
+class TestTFJob:
+    @pytest.fixture
+    def manifest(self):
+        return yaml.safe_load((EXAMPLES / "tfjob.yaml").read_text())
+
+    def read_back(self, document: dict) -> dict:
+        api = ApiClient()
+        answer = SimpleNamespace(data=json.dumps(document))
+        return api.sanitize_for_serialization(api.deserialize(answer, "KubeflowOrgV1TFJob"))
+
+    def test_it_has_the_form_of_its_types(self, manifest):
+        assert self.read_back(manifest) == manifest
+
+    @pytest.mark.parametrize(
+        ("name", "value"), [("tfReplicaSpec", {}), ("runPolicy", {"backoffLimit": "twenty"})]
+    )
+    def test_a_mistake_would_be_found(self, manifest, name, value):
+        manifest["spec"][name] = value
+        try:
+            found = self.read_back(manifest)
+        except ValueError:
+            return
+        assert found != manifest
+
+    def test_what_the_operator_sets_and_retries_is_what_the_command_reads_and_says(self, manifest):
+        """The form of TF_CONFIG, the container's name and the port are the operator's own."""
+        worker = manifest["spec"]["tfReplicaSpecs"]["Worker"]
+        name = manifest["metadata"]["name"]
+        addresses = [f"{name}-worker-{i}.default.svc:2222" for i in range(worker["replicas"])]
+        config = {
+            "cluster": {"worker": addresses},
+            "task": {"type": "worker", "index": 3},
+            "environment": "cloud",
+        }
+        members = cluster.from_environment({"TF_CONFIG": json.dumps(config)})
+        assert (members.addresses, members.index) == (tuple(addresses), 3)
+        assert worker["restartPolicy"] == "ExitCode"  # retries 128 and above
+        (container,) = worker["template"]["spec"]["containers"]
+        assert container["name"] == "tensorflow"
+        assert container["command"][:2] == ["python", "train.py"]
+        (variable,) = container["env"]
+        assert variable["name"] == "TOWERS_SECRET"
