@@ -263,12 +263,14 @@ class _Workers:
             now - self._last_sign, now - self.first_failed_at - _CHIEF_KILLED_AFTER_SECONDS
         )  # one that talks forever ends, too
         for index, worker in enumerate(self._processes):
-            if late <= _KILLED_AFTER_SECONDS or worker.poll() is not None:
+            is_late, is_stopped = late > _KILLED_AFTER_SECONDS, _is_stopped(worker.pid)
+            # A chief that somebody lets go on in time has something to save.
+            if worker.poll() is not None or not (is_late or (is_stopped and index)):
                 continue
             limit = _KILLED_AFTER_SECONDS if index else _CHIEF_KILLED_AFTER_SECONDS
             if index not in self.asked:
                 worker.send_signal(signal.SIGTERM)
-            if _is_stopped(worker.pid) or late > _KILLED_AFTER_SECONDS + limit:
+            if is_stopped or late > _KILLED_AFTER_SECONDS + limit:
                 worker.kill()
             self.asked.add(index)
 

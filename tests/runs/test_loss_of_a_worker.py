@@ -3,6 +3,7 @@
 Whole processes that are killed are in tests/towers_cli/test_workers_command.py.
 """
 
+import itertools
 import os
 import signal
 
@@ -109,18 +110,26 @@ def test_so_is_that_of_the_last_step(tmp_path, monkeypatch, whole):
     assert scripts.hash_lines(folder) == scripts.hash_lines(whole)
 
 
-def test_a_signal_does_not_cut_the_saving_short(tmp_path, lost_at, monkeypatch):
-    """A launcher that has waited long enough sends SIGTERM."""
+@pytest.mark.parametrize(
+    ("of", "method"),
+    [
+        (loop.Loop, "_write_checkpoint"),
+        (worker.SingleWorker, "survivors"),  # takes three seconds, with several workers
+        (loop.Loop, "_described"),
+    ],
+)
+def test_a_signal_does_not_cut_the_saving_short(tmp_path, lost_at, monkeypatch, of, method):
+    """A launcher sends SIGTERM that has waited long enough, or that has one more worker."""
     folder = tmp_path / "run"
     lost_at(4)
-    original = loop.Loop._write_checkpoint
+    original, times = getattr(of, method), itertools.count()
 
-    def signalled(self):
-        if int(self.trainer.state.step) == 3:
+    def signalled(self, *arguments):
+        if method != "_write_checkpoint" or next(times) == 1:  # the one at step 2 is any other
             os.kill(os.getpid(), signal.SIGTERM)
-        original(self)
+        return original(self, *arguments)
 
-    monkeypatch.setattr(loop.Loop, "_write_checkpoint", signalled)
+    monkeypatch.setattr(of, method, signalled)
     assert train(folder).returncode == 138
     assert scripts.checkpoint_steps(folder) == [2, 3]
 

@@ -381,7 +381,7 @@ class TestElastic:
         assert code == 0
         assert said[0].startswith("worker 1 has ended (exit codes 143, -9)")
 
-    def test_a_stopped_process_is_killed(self, elastic, monkeypatch):
+    def test_a_stopped_chief_is_killed_after_a_while(self, elastic, monkeypatch):
         monkeypatch.setattr(launch, "_KILLED_AFTER_SECONDS", 1.0)
         program = """
         if life == 0 and index == 0:
@@ -392,6 +392,19 @@ class TestElastic:
         code, said, counts = elastic(program, 2, restarts=1, min_workers=1)
         assert code == 0
         assert said[0].startswith("worker 0 has ended (exit codes -9, 138); goes on with 1 of 2")
+
+    def test_another_stopped_worker_is_killed_at_once(self, elastic):
+        program = """
+        if life == 0 and index == 1:
+            os.kill(os.getpid(), signal.SIGSTOP)
+        if life == 0:
+            sys.exit(138)
+        """
+        begun = time.monotonic()
+        code, said, counts = elastic(program, 2, restarts=1, min_workers=1)
+        assert code == 0
+        assert said[0].startswith("worker 1 has ended (exit codes 138, -9); goes on with 1 of 2")
+        assert time.monotonic() - begun < launch._KILLED_AFTER_SECONDS
 
     def test_a_worker_that_hangs_after_another_was_killed_is_killed(self, elastic, monkeypatch):
         monkeypatch.setattr(launch, "_KILLED_AFTER_SECONDS", 1.0)

@@ -303,17 +303,19 @@ class Loop:
         worker_errors.check_fits(are_lines, self.workers.name(0))
         self._evaluations = lines
         progress = console.progress(first_step, self.plan.last_step, is_chief)
-        try:
-            outcome = self._train(first_step, config, progress)
-        except BaseException as error:
-            with contextlib.suppress(run_folder.RunFolderError):  # what went wrong first is said
-                self._flush()
-            if is_chief and isinstance(error, worker_errors.WorkerError):
-                lost = self._saved_after_loss(first_step, error)
-                raise type(error)(f"{error}.{lost}{self._newest_checkpoint()}") from error
-            raise
-        finally:
-            progress.close()
+        # To the end of saving after a loss: a launcher may be impatient, or have one more worker.
+        with interrupts.Interrupts() as asked:
+            try:
+                outcome = self._train(first_step, config, progress, asked)
+            except BaseException as error:
+                with contextlib.suppress(run_folder.RunFolderError):  # the first error is said
+                    self._flush()
+                if is_chief and isinstance(error, worker_errors.WorkerError):
+                    lost = self._saved_after_loss(first_step, error)
+                    raise type(error)(f"{error}.{lost}{self._newest_checkpoint()}") from error
+                raise
+            finally:
+                progress.close()
         self._flush()
         return outcome
 
@@ -321,8 +323,8 @@ class Loop:
         if self._summaries:
             self._summaries.flush()
 
-    def _train(self, first_step: int, config: Mapping, progress) -> Outcome:
-        with interrupts.Interrupts() as asked, contextlib.ExitStack() as profile:
+    def _train(self, first_step: int, config: Mapping, progress, asked) -> Outcome:
+        with contextlib.ExitStack() as profile:
             self._steps(first_step, config, progress, asked, profile)
             at_step = int(self.trainer.state.step)
             self._save()
@@ -587,7 +589,7 @@ class Loop:
                 return f" Step {step} is not saved: {name} has other weights than worker 0."
         try:
             self._check_finite()
-            with interrupts.Interrupts(), self._in_its_folder():  # a launcher may be impatient
+            with self._in_its_folder():
                 self._write_checkpoint()
         except (errors.UserError, OSError) as problem:
             return f" Step {step} is not saved: {problem}."
