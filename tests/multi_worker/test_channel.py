@@ -830,6 +830,19 @@ class TestWhy:
 
         assert meet(addresses, range(3), do)[0] == {2: "mine"}
 
+    def test_one_that_is_known_to_hang_is_not_waited_for(self, addresses):
+        def do(one):
+            if one.cluster.index == 1:
+                return time.sleep(1.0)
+            if one.cluster.index == 2:
+                time.sleep(0.2)
+                one._peers[0].send("noticed", "mine")
+                return time.sleep(1.0)
+            began = time.monotonic()
+            return one.survivors("it saves", 20.0, {1}), time.monotonic() - began < 10.0
+
+        assert meet(addresses, range(3), do)[0] == ({2: "mine"}, True)
+
     def test_those_that_are_left_are_told_before_the_chief_saves(self, addresses):
         def do(one):
             if one.cluster.index == 1:

@@ -156,7 +156,10 @@ class TestWatched:
     def workers(self, why, index=0):
         made = object.__new__(collectives.MultiWorker)
         made.cluster, made.index = cluster.Cluster(("a:1", "b:2", "c:3"), index), index
-        made._channel = types.SimpleNamespace(why=lambda patience, of_itself: why)
+        made._channel = types.SimpleNamespace(
+            why=lambda patience, of_itself: why,
+            survivors=lambda reason, seconds, unheard: unheard,
+        )
         made._describe = lambda: None
         return made
 
@@ -176,6 +179,19 @@ class TestWatched:
         with pytest.raises(worker_errors.GoneError) as error, workers.watched():
             raise tf.errors.UnavailableError(None, None, message)
         assert str(error.value) == said
+
+    @pytest.mark.parametrize(
+        ("message", "unheard"),
+        [
+            ("unhealthy: /job:worker/replica:0/task:2 reported by task:0", {2}),
+            ("Socket closed", set()),
+        ],
+    )
+    def test_whom_it_names_is_waited_for_no_longer(self, message, unheard):
+        workers = self.workers(worker_errors.GoneError("one is gone"))
+        with pytest.raises(worker_errors.GoneError), workers.watched():
+            raise tf.errors.UnavailableError(None, None, message)
+        assert workers.survivors("it saves") == unheard
 
     def test_what_ended_another_for_good_is_no_reason_to_try_again(self):
         workers = self.workers(worker_errors.WorkerError("worker 2 has ended: the disk is full"))

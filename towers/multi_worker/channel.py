@@ -14,7 +14,7 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 
 from towers.multi_worker import cluster, door, watcher, wire
 from towers.support import worker_errors
@@ -254,15 +254,18 @@ class Channel:
             pass
         return None
 
-    def survivors(self, reason: str, seconds: float) -> dict[int, object]:
+    def survivors(
+        self, reason: str, seconds: float, unheard: Collection[int] = ()
+    ) -> dict[int, object]:
         """What those that are left have told the chief of themselves, once another one is gone.
 
         Args:
           reason: why the chief ends, too; they are told, and need not wait any longer.
           seconds: how long to wait for those that have not noticed yet.
+          unheard: workers that hang, and so are not waited for.
         """
         until = time.monotonic() + seconds
-        pending = self._peers.keys() - self._noticed
+        pending = self._peers.keys() - self._noticed - set(unheard)
         while pending and (said := self._said(pending, until)):
             for index, message in said.items():
                 if isinstance(message, wire.Gone | wire.NoWorker):

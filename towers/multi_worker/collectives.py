@@ -32,8 +32,9 @@ _PEER_FAILURES = (  # what TensorFlow says where another worker is gone
     tf.errors.InternalError,
     tf.errors.UnknownError,
 )
-# TensorFlow's heartbeat misses a worker after 10 seconds, and the chief then looks for it.
-_PATIENCE_SECONDS, _CHIEF_PATIENCE_SECONDS = 12.0, 3.0
+# TensorFlow's heartbeat misses a worker after 10 seconds, and the chief then looks for it; for a
+# shorter time where TensorFlow says who it is.
+_PATIENCE_SECONDS, _CHIEF_PATIENCE_SECONDS, _PATIENCE_IF_NAMED = 12.0, 3.0, 0.5
 _SURVIVORS_SECONDS = 3.0  # in which those that are left have noticed, too
 
 
@@ -55,6 +56,7 @@ class MultiWorker:
         self._channel = channel.Channel(members, wait_seconds)
         self._strategy: tf.distribute.Strategy | None = None  # kept for what it has started
         self._describe: Callable[[], object] = lambda: None
+        self._unheard: set[int] = set()
         self._keys: dict[int, str] = {}
 
     @property
@@ -329,9 +331,12 @@ class MultiWorker:
         try:
             yield
         except _PEER_FAILURES as error:
-            patience = _CHIEF_PATIENCE_SECONDS if self.is_chief else _PATIENCE_SECONDS
+            self._unheard = self._unheard_by(error)
+            patience = _PATIENCE_SECONDS
+            if self.is_chief:
+                patience = _PATIENCE_IF_NAMED if self._unheard else _CHIEF_PATIENCE_SECONDS
             because = self._channel.why(patience, None if self.is_chief else self._describe())
-            if because is None and (missed := self._named_by(error)):
+            if because is None and (missed := self._said_by(error)):
                 because = worker_errors.GoneError(missed)
             if because is None:
                 raise
@@ -345,13 +350,16 @@ class MultiWorker:
         self._describe = describe
 
     def survivors(self, reason):
-        return self._channel.survivors(reason, _SURVIVORS_SECONDS)
+        return self._channel.survivors(reason, _SURVIVORS_SECONDS, self._unheard)
 
-    def _named_by(self, error: tf.errors.OpError) -> str | None:
-        """What TensorFlow says of workers that it does not hear of any more."""
+    def _unheard_by(self, error: tf.errors.OpError) -> set[int]:
+        """The workers that TensorFlow names as those that it does not hear any more."""
         tasks = {int(task) for task in re.findall(r"/job:worker\S*/task:(\d+)", error.message)}
-        names = [self.cluster.name(task) for task in sorted(tasks - {self.index})]
-        if names:
+        return tasks - {self.index}
+
+    def _said_by(self, error: tf.errors.OpError) -> str | None:
+        """What TensorFlow says of workers that it does not hear any more."""
+        if names := [self.cluster.name(index) for index in sorted(self._unheard)]:
             return f"TensorFlow hears nothing of {' and '.join(names)} any more"
         _, is_of_others, why = error.message.partition("Collective ops is aborted by: ")
         if not is_of_others:
