@@ -108,35 +108,40 @@ def own(chosen: towers.Trainer) -> range:
     return chosen.shares.examples
 
 
+def _float16(workers) -> dict:
+    scaled = keras.optimizers.LossScaleOptimizer(keras.optimizers.SGD(0.05))
+    return train(workers, toys.small_cifarnet("float16"), optimizer=scaled)
+
+
+def _clipped(workers) -> dict:
+    clipping = keras.optimizers.SGD(0.1, global_clipnorm=0.1)
+    return train(workers, toys.classifier(), optimizer=clipping)
+
+
+# Networks of all kinds: what a worker makes of each.
+KINDS = {
+    "cifarnet": lambda w: train(w, toys.small_cifarnet(), weight_decay=0.01),
+    "resnet": lambda w: train(w, toys.small_resnet(), moving_average_decay=0.9),
+    "sparse gradients": lambda w: train(w, embedding(), optimizer=keras.optimizers.Adam(0.01)),
+    "two outputs and metrics": lambda w: of_two_outputs(w),
+    "cifarnet in bfloat16": lambda w: train(w, toys.small_cifarnet("bfloat16")),
+    "sum": lambda w: train(w, toys.classifier(), gradient_reduction="sum"),
+    "dropout in float64": lambda w: train(w, dropout("float64")),
+    "clipped": _clipped,
+    "weighted": lambda w: train(w, toys.classifier(), weights=np.arange(BATCH) % 5),
+    "weighted by nothing": lambda w: train(w, toys.classifier(), weights=np.zeros(BATCH), steps=2),
+    "float16": _float16,
+    "resnet in bfloat16": lambda w: train(w, toys.small_resnet(dtype="bfloat16")),
+    "resnet, each": lambda w: train(w, toys.small_resnet(), batch_norm_statistics="each"),
+}
+# Fewer of them among many workers, which share the machine's cores.
+FEWER = {2: list(KINDS)[:-2], 3: ["cifarnet", "resnet", "sparse gradients"], 5: ["cifarnet"]}
+
+
 def models(workers) -> dict:
-    """Networks of all kinds; fewer of them among many workers, which share the machine's cores."""
-    adam = keras.optimizers.Adam
-    found = {"cifarnet": train(workers, toys.small_cifarnet(), weight_decay=0.01)}
-    if workers.count <= 3 or ALL:
-        found["resnet"] = train(workers, toys.small_resnet(), moving_average_decay=0.9)
-    if workers.count > 3 and not ALL:
-        return found
-    found["sparse gradients"] = train(workers, embedding(), optimizer=adam(0.01))
-    found["two outputs and metrics"] = of_two_outputs(workers)
-    if workers.count > 2 and not ALL:
-        return found
-    return found | {
-        "resnet in bfloat16": train(workers, toys.small_resnet(dtype="bfloat16")),
-        "cifarnet in bfloat16": train(workers, toys.small_cifarnet("bfloat16")),
-        "resnet, each": train(workers, toys.small_resnet(), batch_norm_statistics="each"),
-        "sum": train(workers, toys.classifier(), gradient_reduction="sum"),
-        "dropout in float64": train(workers, dropout("float64")),
-        "clipped": train(
-            workers, toys.classifier(), optimizer=keras.optimizers.SGD(0.1, global_clipnorm=0.1)
-        ),
-        "weighted": train(workers, toys.classifier(), weights=np.arange(BATCH) % 5),
-        "weighted by nothing": train(workers, toys.classifier(), weights=np.zeros(BATCH), steps=2),
-        "float16": train(
-            workers,
-            toys.small_cifarnet("float16"),
-            optimizer=keras.optimizers.LossScaleOptimizer(keras.optimizers.SGD(0.05)),
-        ),
-    }
+    """What this worker makes of each network that is tried among so many."""
+    names = KINDS if ALL else FEWER[workers.count]
+    return {name: KINDS[name](workers) for name in names}
 
 
 def of_two_outputs(workers) -> dict:
