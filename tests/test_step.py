@@ -423,8 +423,15 @@ class TestGradientAccumulation:
             **arguments,
         )
 
-    @pytest.mark.parametrize("num_towers", [1, 3])
-    @pytest.mark.parametrize("build", [toys.small_cifarnet, toys.small_resnet])
+    @pytest.mark.parametrize(
+        ("build", "num_towers"),
+        [
+            (toys.small_cifarnet, 1),
+            (toys.small_cifarnet, 3),
+            pytest.param(toys.small_resnet, 1, marks=pytest.mark.long),
+            (toys.small_resnet, 3),
+        ],
+    )
     def test_has_the_bits_of_microbatches_side_by_side(self, build, num_towers):
         hashes = set()
         for accumulate_gradients in (False, True):
@@ -566,6 +573,7 @@ class TestJitCompile:
             hashes.add(run.state.sha256())
         assert len(hashes) == 1
 
+    @pytest.mark.long
     def test_takes_the_loss_scale_of_float16_along(self):
         scales = []
         for jit_compile in (False, True):

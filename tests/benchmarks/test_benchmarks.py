@@ -87,6 +87,7 @@ def test_sides_take_turns_and_count_their_own_images(side, capfd):
         assert 10 < found.peak_megabytes < 5000
 
 
+@pytest.mark.long
 def test_warm_up_and_lead_in_are_not_counted(side):
     # The 12 steps of the warm-up and the 5 of the turn's lead-in take 0.2 s; the others nothing.
     text = COUNTING.replace("turn = ", "slow_steps = [0.2] * 17\nturn = ")
@@ -267,6 +268,7 @@ def test_step_time_prints_a_table_and_keeps_the_figures(tmp_path):
     assert done.stdout.count("\n| cifarnet | float32 |") == 4
 
 
+@pytest.mark.long
 @pytest.mark.whole_program
 def test_growth_measures_time_and_memory(monkeypatch):
     points = {"8": ("--global_batch_size=8", "--filters=4", "--evaluate")}
@@ -412,6 +414,7 @@ class TestWorkers:
             lambda v: v.value, model.trainable_variables)), rel=0.02)  # fmt: skip
         assert said.multiply_adds == pytest.approx(multiply_adds(model), rel=0.02)
 
+    @pytest.mark.long
     @pytest.mark.whole_program
     def test_a_step_sends_one_all_reduce_of_the_gradients(self, monkeypatch):
         monkeypatch.chdir(scripts.ROOT)

@@ -86,6 +86,7 @@ def test_the_programs_of_the_library_s_page_learn(place, least, tmp_path):
         assert again.stdout.splitlines()[-1] == done.stdout.splitlines()[-1]
 
 
+@pytest.mark.long
 @pytest.mark.whole_program
 def test_the_page_s_fine_tuning_takes_the_weights_of_its_first_run(tmp_path):
     path = os.environ | {"PYTHONPATH": str(ROOT)}

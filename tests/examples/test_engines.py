@@ -69,6 +69,7 @@ def submitted(tmp_path):
 
 
 class TestSlurm:
+    @pytest.mark.long
     @pytest.mark.whole_program
     def test_a_run_has_the_bits_of_one_worker(self, submitted, tmp_path, cache_home):
         flags = ["--dataset=shapes", "--global_batch_size=32", "--max_steps=10"]

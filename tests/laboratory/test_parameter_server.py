@@ -90,6 +90,7 @@ def none_is_left(processes):
     return not left
 
 
+@pytest.mark.long
 @pytest.mark.whole_program
 def test_a_worker_that_is_gone_ends_the_run_with_one_line_and_all_processes(tmp_path):
     """The coordinator ends without tidying up, as one does that is killed itself."""

@@ -24,6 +24,7 @@ SHORT = findings.Setup(short=True)
 LESSON = where_time_goes.LESSON
 
 
+@pytest.mark.long
 def test_is_a_table_a_claim_and_a_plot(glance, tmp_path):
     lesson_checks.check_finding(glance, tmp_path)
 
@@ -209,6 +210,7 @@ def test_summaries_come_as_often_as_those_of_train_py():
     assert defaults == [where_time_goes.LOG_EVERY, where_time_goes.SUMMARIES_EVERY]
 
 
+@pytest.mark.long
 @pytest.mark.whole_program
 def test_towers_of_another_process_have_a_thread_each():
     with where_time_goes.place_of(2, short=False) as place:

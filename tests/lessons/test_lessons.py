@@ -115,6 +115,7 @@ def test_towers_share_weights_and_differ_in_statistics(found):
     assert np.ptp(list(accuracy.values())) < 0.1
 
 
+@pytest.mark.long
 def test_nodes_of_mixed_shards_are_apart_by_chance_and_of_sorted_ones_by_more(found):
     numbers = found("final_model").numbers
     whole, mixed = numbers["whole"], numbers["of_nodes"]
@@ -169,6 +170,7 @@ def test_a_finding_is_a_table_a_claim_and_a_plot(found, name, tmp_path):
     lesson_checks.check_finding(found(name), tmp_path)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", [name for name in HERE if name in lesson_checks.GLANCES])
 def test_a_glance_is_one_too(name, tmp_path):
     lesson_checks.check_finding(lesson_checks.glance(name), tmp_path)

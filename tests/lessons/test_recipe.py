@@ -239,7 +239,9 @@ class TestWhatIsSaidOfBits:
 
         return train
 
-    @pytest.mark.parametrize(("here", "numbers"), [(4, (1, 4)), (3, (1, 3))])
+    @pytest.mark.parametrize(
+        ("here", "numbers"), [pytest.param(4, (1, 4), marks=pytest.mark.long), (3, (1, 3))]
+    )
     def test_so_it_is(self, trained, here, numbers):
         authors = stated(here, per_tower_batch_size=6, momentum=0.9, learning_rate=0.02)
         folders = [trained(authors, there, f"on{there}") for there in numbers]

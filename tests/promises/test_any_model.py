@@ -7,6 +7,10 @@ import pytest
 import toys
 
 STEPS, BATCH = 3, 8
+NAMES = [
+    pytest.param(name, marks=pytest.mark.long if name == "multi_label" else ())
+    for name in models.TASKS
+]
 
 
 def trained(task, num_towers, optimizer=None):
@@ -28,7 +32,7 @@ def trained(task, num_towers, optimizer=None):
     return run, history
 
 
-@pytest.mark.parametrize("name", models.TASKS)
+@pytest.mark.parametrize("name", NAMES)
 def test_one_hash_and_one_evaluation_on_1_2_and_4_towers(name):
     found = set()
     for num_towers in (1, 2, 4):
@@ -42,7 +46,7 @@ def test_one_hash_and_one_evaluation_on_1_2_and_4_towers(name):
     assert len(found) == 1
 
 
-@pytest.mark.parametrize("name", models.TASKS)
+@pytest.mark.parametrize("name", NAMES)
 def test_evaluates_as_keras_does(name):
     task = models.made(name, 29)
     run, _ = trained(task, 2)

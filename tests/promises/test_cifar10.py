@@ -74,6 +74,7 @@ def trained(twenty_batches, num_towers, dtype="float32", rate=0.1, num_microbatc
     return run
 
 
+@pytest.mark.long
 @pytest.mark.pitfall(19, 20, 24)
 @pytest.mark.parametrize(
     ("dtype", "rate", "tolerance", "others", "steps"),

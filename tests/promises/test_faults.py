@@ -329,7 +329,10 @@ class TestAFullDisk:
             assert scripts.train(folder, *flags).returncode == 0
         scripts.assert_same_run(tmp_path / "run", tmp_path / "untouched")
 
-    @pytest.mark.parametrize("kilobytes", [8, 40, 200, 450, 600])
+    @pytest.mark.parametrize(
+        "kilobytes",
+        [8, 40, *(pytest.param(size, marks=pytest.mark.long) for size in (200, 450, 600))],
+    )
     def test_that_is_real_loses_nothing_that_was_written(
         self, untouched, tmp_path, disk, kilobytes
     ):
@@ -507,7 +510,7 @@ def exit_code(process: int) -> int:
 
 
 @pytest.mark.whole_program
-@pytest.mark.parametrize("seconds", [0.5, 1.5, 3.0])
+@pytest.mark.parametrize("seconds", [0.5, 1.5, pytest.param(3.0, marks=pytest.mark.long)])
 def test_a_terminal_that_is_closed_at_the_start_ends_it(tmp_path, cache_home, seconds):
     """Whatever library is being imported: none of them may take the end for an error of its own."""
     arguments = [*scripts.small_run(tmp_path / "run"), *ENDLESS]

@@ -52,7 +52,8 @@ def test_what_a_run_writes_and_reads(library, cache_home, every):
 
 
 @pytest.mark.parametrize(
-    ("every", "minutes"), [(False, 10), pytest.param(True, 180, marks=pytest.mark.long)]
+    ("every", "minutes"),
+    [pytest.param(*of, marks=pytest.mark.long) for of in ((False, 10), (True, 180))],
 )
 def test_a_whole_training(library, cache_home, every, minutes):
     """Of about 140 operations each, or one for each kind of fault."""

@@ -438,8 +438,14 @@ class TestARuntimeOfItsOwn:
     @pytest.mark.parametrize(
         "flags",
         # Not the threads that eval.py would choose for itself.
-        [["--model=resnet", "--intra_op_threads=3"], ["--deterministic", "--intra_op_threads=2"]],
-        ids=["resnet", "deterministic"],
+        [
+            pytest.param(["--model=resnet", "--intra_op_threads=3"], id="resnet"),
+            pytest.param(
+                ["--deterministic", "--intra_op_threads=2"],
+                id="deterministic",
+                marks=pytest.mark.long,
+            ),
+        ],
     )
     def test_eval_is_the_training_s_own_evaluation(self, run, forked_command, flags):
         _, folder = run("run", "--num_microbatches=4", *flags)

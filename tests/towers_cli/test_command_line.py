@@ -174,7 +174,7 @@ class TestOutputThatCannotBe:
         "closed",
         [
             pytest.param("<&-", marks=pytest.mark.long),
-            ">&-",
+            pytest.param(">&-", marks=pytest.mark.long),
             pytest.param(">&- 2>&-", marks=pytest.mark.long),
             "<&- >&- 2>&-",
         ],
@@ -210,6 +210,7 @@ class TestOutputThatCannotBe:
         assert done.returncode == (2 if flag == "--zzz" else 0)
         assert done.stderr.count("\n") == (1 if flag == "--zzz" else 0)
 
+    @pytest.mark.long
     def test_a_terminal_of_ascii_and_a_folder_of_more(self, command, tmp_path, monkeypatch):
         monkeypatch.setenv("PYTHONIOENCODING", "ascii")
         folder = tmp_path / "läufe-日本"

@@ -242,7 +242,7 @@ def names_in(part) -> list:
         pytest.param(0.8, marks=pytest.mark.long),
         1.5,
         pytest.param(3.0, marks=pytest.mark.long),
-        6.0,
+        pytest.param(6.0, marks=pytest.mark.long),
     ],
 )
 def test_ctrl_c_is_no_answer(runs, seconds):

@@ -282,6 +282,7 @@ class TestFollowing:
         assert done.stdout.startswith(f"waiting for a run in {tmp_path}\n")
         assert [line["step"] for line in lines] == [20, 40]
 
+    @pytest.mark.long
     def test_goes_on_where_a_finished_training_goes_on(self, tmp_path, monkeypatch):
         assert scripts.train(tmp_path, *TRAINING, "--max_steps=20").returncode == 0
         config = json.loads((tmp_path / "config.json").read_text())

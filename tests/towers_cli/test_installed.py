@@ -146,6 +146,7 @@ def test_help_comes_without_tensorflow(command, tmp_path):
     assert not {"tensorflow", "keras", "numpy"} & set(done.stderr.replace("|", " ").split())
 
 
+@pytest.mark.long
 @pytest.mark.whole_program
 def test_a_run_is_trained_evaluated_and_compared(tmp_path):
     trained = run("towers-train", *scripts.small_run(tmp_path / "run"), cwd=tmp_path)

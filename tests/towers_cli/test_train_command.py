@@ -438,7 +438,8 @@ class TestGoingOn:
 
     @pytest.mark.pitfall(11, 28, 31)
     @pytest.mark.parametrize(
-        ("stopped_at", "towers_before", "towers_after"), [(2, 1, 1), (3, 1, 2), (4, 2, 1)]
+        ("stopped_at", "towers_before", "towers_after"),
+        [pytest.param(2, 1, 1, marks=pytest.mark.long), (3, 1, 2), (4, 2, 1)],
     )
     def test_ends_with_the_same_weights_and_metrics(
         self, uninterrupted, tmp_path, stopped_at, towers_before, towers_after
@@ -811,7 +812,12 @@ def _all_finite(path) -> bool:
 
 
 @pytest.mark.parametrize(
-    ("model", "dtype"), [("cifarnet", "float16"), ("resnet", "bfloat16"), ("fastnet", "float16")]
+    ("model", "dtype"),
+    [
+        ("cifarnet", "float16"),
+        ("resnet", "bfloat16"),
+        pytest.param("fastnet", "float16", marks=pytest.mark.long),
+    ],
 )
 @pytest.mark.pitfall(29)
 def test_other_networks_and_dtypes_go_the_same_way(tmp_path, model, dtype):
