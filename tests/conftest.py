@@ -22,8 +22,10 @@ from tensorflow.python.framework import ops  # isort: skip
 
 ROOT = Path(__file__).resolve().parent.parent
 
-# A shell that starts the tests in the background has them ignore SIGINT, and all that they start.
+# A shell that starts the tests in the background has them ignore SIGINT, nohup has them ignore
+# SIGHUP, and so would all that they start.
 signal.signal(signal.SIGINT, signal.default_int_handler)
+signal.signal(signal.SIGHUP, signal.SIG_DFL)
 
 # Before anything starts TensorFlow's runtime: the threads of the train.py that runs in this process
 # too (scripts.py); and towers on a CPU need logical devices.
