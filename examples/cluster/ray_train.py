@@ -26,6 +26,14 @@ from ray.train.tensorflow import TensorflowTrainer
 os.environ.setdefault("RAY_TRAIN_COLLECTIVE_TIMEOUT_S", "120")
 
 
+def workers(text: str) -> int | tuple[int, int]:
+    """4, or 1:4 as the least and the most."""
+    least, _, most = text.partition(":")
+    if not 1 <= int(least) <= int(most or least):
+        raise ValueError
+    return (int(least), int(most)) if most else int(least)
+
+
 def work(run: dict) -> int:
     """Runs one worker to its end, in a Ray worker; returns its exit code."""
     environment = {**os.environ, "TOWERS_SECRET": run["secret"]}
@@ -43,13 +51,14 @@ def work(run: dict) -> int:
 def main() -> int:
     """Runs the workers to their end; returns the chief's exit code, or 1 where Ray gave up."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--workers", default="2", help="how many, or the least and the most: 1:4")
+    parser.add_argument(
+        "--workers", type=workers, default=2, help="how many, or the least and the most: 1:4"
+    )
     parser.add_argument("--restarts", type=int, default=20, help="how often to start again")
     parser.add_argument("--cpus", type=float, default=1, help="that each worker asks Ray for")
     parser.add_argument("--gpus", type=float, default=0, help="that each worker asks Ray for")
     parser.add_argument("command", nargs="+", help="-- train.py and its flags")
     flags = parser.parse_args()
-    numbers = [int(number) for number in flags.workers.split(":")]
     trainer = TensorflowTrainer(
         work,
         train_loop_config={
@@ -58,7 +67,7 @@ def main() -> int:
             "secret": secrets.token_hex(),
         },
         scaling_config=ScalingConfig(
-            num_workers=numbers[0] if len(numbers) == 1 else tuple(numbers),
+            num_workers=flags.workers,
             use_gpu=flags.gpus > 0,
             resources_per_worker={"CPU": flags.cpus} | ({"GPU": flags.gpus} if flags.gpus else {}),
         ),
