@@ -441,7 +441,8 @@ class TrainSettings(Settings):
         also_called="rank node_rank task_index task_id",
     )
     worker_wait_seconds: float = setting(
-        300.0, "How long a worker waits for the others to start.", SEVERAL,
+        300.0, "How long a worker waits for the others to start, and to answer while all do.",
+        SEVERAL,
         allowed=Range(lambda value: 0 < value <= 1e6, "above 0 and at most 1e6"),
     )
     eval_of_workers: bool = setting(

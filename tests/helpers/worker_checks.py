@@ -270,7 +270,20 @@ def other_batches(workers) -> str:
     return "nothing was said"
 
 
-CHECKS = (models, broadcast, stopped, few_examples, wrong_size)
+def messages(workers) -> list:
+    """What all say, and what the chief makes; not over the connections, which miss no heartbeat."""
+    if workers.count > 1:
+        workers._channel.exchange = None
+    said = workers.exchange("who they are", [workers.index, None, "ä" * (500 * workers.index)])
+    said = [[index, nothing, len(text)] for index, nothing, text in said]
+    try:
+        return [said, workers.from_chief("it", lambda: {"a": [workers.index, 0.1]})]
+    finally:
+        if workers.count > 1:
+            del workers._channel.exchange
+
+
+CHECKS = (models, broadcast, messages, stopped, few_examples, wrong_size)
 
 
 def all_checks(workers) -> dict:

@@ -49,19 +49,24 @@ def _first(pair):
     return pair[0]
 
 
+def meet_one(addresses, index, do, wait_seconds=10.0):
+    """A worker of that index meets the others, does something, and ends; what it returned."""
+    one = channel.Channel(cluster.Cluster(addresses, index), wait_seconds)
+    try:
+        result = do(one)
+    except Exception as error:
+        one.end(str(error), isinstance(error, worker_errors.GoneError))
+        raise
+    one.end(None)
+    return result
+
+
 def meet(addresses, indices, do=lambda one: None, wait_seconds=10.0, delays=None):
     """Workers of those indices meet, do something, and end; what each returned or raised."""
 
     def worker(index):
         time.sleep((delays or {}).get(index, 0))
-        one = channel.Channel(cluster.Cluster(addresses, index), wait_seconds)
-        try:
-            result = do(one)
-        except Exception as error:
-            one.end(str(error), isinstance(error, worker_errors.GoneError))
-            raise
-        one.end(None)
-        return result
+        return meet_one(addresses, index, do, wait_seconds)
 
     return run_all(*(lambda index=index: worker(index) for index in indices))
 
@@ -72,13 +77,6 @@ def test_every_worker_gets_the_messages_of_all(addresses):
 
     expected = [[{"from": i, "round": n} for i in range(3)] for n in range(3)]
     assert meet(addresses, range(3), do) == [expected] * 3
-
-
-def test_every_worker_gets_what_the_chief_makes(addresses):
-    def do(one):
-        return one.from_chief("what", lambda: [one.cluster.index, None, "ä"])
-
-    assert meet(addresses, range(3), do) == [[0, None, "ä"]] * 3
 
 
 def test_a_long_message_arrives_whole(addresses):
@@ -259,11 +257,13 @@ def greeted(connection, who, secret=b"") -> bytes:
     return connection.recv(2**20)
 
 
-def asks(connection, secret) -> None:
-    """Takes a greeting and its proof, as a chief that has the secret."""
+def asks(connection, secret) -> bytes:
+    """Takes a greeting and its proof, as a chief that has the secret; the proof, as it came."""
     greeting = json.loads(connection.recv(1000)[4:])[1]
     connection.sendall(packed(["challenge", door.challenge(secret, greeting)]))
-    assert b"proof" in connection.recv(1000)
+    proof = connection.recv(1000)
+    assert b"proof" in proof
+    return proof
 
 
 def ended_by_other(connection) -> bool:
@@ -375,8 +375,56 @@ class TestStrangers:
             return gone, met(cluster.Cluster(addresses[:2], 1)), strangers
 
         _, (gone, seconds, _) = run_all(lambda: met(cluster.Cluster(addresses[:2], 0)), come)
-        assert gone == 100 - door.MOST_STRANGERS
+        assert gone == 100 - door.MOST_STRANGERS - 2  # beside as many as there are workers
         assert seconds < 2.0
+
+    def test_that_are_many_do_not_push_out_one_that_has_greeted(self, addresses, monkeypatch):
+        """Its answer may take a while, on a machine far away."""
+        original = door.answer
+
+        def slow(*arguments):
+            time.sleep(0.5)
+            return original(*arguments)
+
+        monkeypatch.setattr(door, "answer", slow)
+        stop = threading.Event()
+
+        def flood():
+            strangers = [connected(addresses[0])]
+            while not stop.wait(0.002):
+                with contextlib.suppress(OSError):
+                    strangers.append(connected(addresses[0]))
+                    strangers = strangers[-200:]
+
+        def chief():
+            return met(cluster.Cluster(addresses[:2], 0), 5.0)
+
+        def come():
+            threading.Thread(target=flood, daemon=True).start()
+            try:
+                time.sleep(0.5)
+                return met(cluster.Cluster(addresses[:2], 1), 5.0)
+            finally:
+                stop.set()
+
+        assert [type(one) for one in run_all(chief, come)] == [float, float]
+
+    def test_of_the_host_that_has_most_one_is_sent_away_first(self):
+        """The oldest of those that have not greeted."""
+        listener = socket.create_server(("127.0.0.1", 0))
+        with listener, door.Strangers(listener, b"", 4) as strangers:
+            for name, host, said in (
+                ("far", "10.0.0.1", None),
+                ("greeted", "10.0.0.2", [1]),
+                ("old", "10.0.0.2", None),
+                ("new", "10.0.0.2", None),
+            ):
+                strangers._late[name] = door._Stranger(host, 0.0, said)
+            gone = []
+            while strangers._late:
+                gone.append(strangers._least())
+                del strangers._late[gone[-1]]
+        assert gone == ["old", "new", "far", "greeted"]
 
     def test_that_have_all_files_open_make_room_one_by_one(self, addresses, monkeypatch):
         """The one that is sent away may have been found ready to be read a moment before."""
@@ -538,6 +586,21 @@ class TestSecret:
             _, error = run_all(*arguments)
         assert "the disk is full" not in str(error)
         assert str(error).startswith(f"worker 0 ({addresses[0]}) did not come within 0.5 s: ")
+
+    def test_a_worker_shows_nothing_to_a_chief_with_another_one(self, addresses, monkeypatch):
+        monkeypatch.setattr(door, "GREETING_SECONDS", 0.4)
+        got = []
+
+        def false_chief(listener):
+            with contextlib.suppress(OSError):
+                connection, _ = listener.accept()
+                got.append(asks(connection, WRONG))
+
+        with socket.create_server(cluster.host_and_port(addresses[0])) as listener:
+            arguments = [lambda: false_chief(listener)]
+            arguments += [lambda: met(cluster.Cluster(addresses[:2], 1, RIGHT), 0.5)]
+            run_all(*arguments)
+        assert got == [packed(["proof", ""])]
 
     def test_garbage_is_named(self, addresses, capsys):
         def come():
@@ -744,7 +807,7 @@ def test_a_chief_that_is_killed_is_named(addresses):
         if one.is_chief:
             close(one)
             return "killed"
-        return one.from_chief("what", lambda: None)
+        return one.exchange("what", None)
 
     results = meet(addresses, range(3), do)
     assert [str(error) for error in results[1:]] == [
@@ -757,7 +820,7 @@ def test_workers_that_have_come_to_different_calls_are_named(addresses, index):
     def do(one):
         time.sleep(0.3 * (one.cluster.index == 1))  # the first in order is the last to come
         if one.cluster.index == index:
-            return one.from_chief("the images", lambda: 1)
+            return one.exchange("the images", 1)
         return one.exchange("their processors", 1)
 
     found = [str(error) for error in meet(addresses, range(3), do)]
@@ -787,6 +850,46 @@ def test_why_a_worker_has_ended_is_told_to_all(addresses, culprit):
     assert {error.exit_code for i, error in enumerate(results) if i != culprit} == {1}
 
 
+class TestDeadlines:
+    """One that hangs ends no connection."""
+
+    @pytest.mark.parametrize("hangs", [0, 1])
+    def test_a_worker_that_says_nothing_is_named(self, addresses, monkeypatch, hangs):
+        monkeypatch.setattr(channel, "_ENDING_SECONDS", 0.3)
+
+        def do(one):
+            if one.cluster.index == hangs:
+                return time.sleep(2.0)
+            return one.exchange("who", None)
+
+        results = meet(addresses, range(3), do, wait_seconds=0.6)
+        said = f"worker {hangs} ({addresses[hangs]}) did not come to 'who' within 0.6 s"
+        chief_said = f"worker 0 ({addresses[0]}) has ended: {said}"
+        expected = {0: [None, said, said], 1: [said, None, chief_said]}[hangs]
+        assert [error and str(error) for error in results] == expected
+        assert {error.exit_code for error in results if error} == {138}
+
+    def test_all_that_say_nothing_are_named(self, addresses):
+        def do(one):
+            return one.exchange("who", None) if one.is_chief else time.sleep(1.5)
+
+        names = " and ".join(f"worker {index} ({addresses[index]})" for index in (1, 2))
+        chief, *_ = meet(addresses, range(3), do, wait_seconds=0.6)
+        assert str(chief) == f"{names} did not come to 'who' within 0.6 s"
+
+    def test_a_chief_that_hangs_at_its_end_holds_nobody(self, addresses, monkeypatch):
+        monkeypatch.setattr(channel, "_DONE_SECONDS", 0.3)
+
+        def do(one):
+            return None if not one.is_chief else time.sleep(2.0)
+
+        began = time.monotonic()
+        results = run_all(
+            *(lambda i=i: (meet_one(addresses, i, do), time.monotonic())[1] for i in range(3))
+        )
+        assert [ended - began > 1.8 for ended in results] == [True, False, False]
+
+
 class TestWhy:
     """What is found out after TensorFlow has noticed that something is wrong."""
 
@@ -809,7 +912,7 @@ class TestWhy:
             if one.cluster.index == 1:
                 close(one)
                 return None
-            error = one.why(5.0, None if one.is_chief else [one.cluster.index, "state"])
+            error = one.why(2.0, None if one.is_chief else [one.cluster.index, "state"])
             return str(error), one.survivors("it saves", 2.0) if one.is_chief else None
 
         chief, _, _ = meet(addresses, range(3), do)
@@ -817,6 +920,21 @@ class TestWhy:
             f"worker 1 ({addresses[1]}) is gone without a word",
             {2: [2, "state"]},
         )
+
+    def test_what_one_says_of_itself_is_heard_beside_another_s_last_word(self, addresses):
+        """Both are there when the chief looks, in either order."""
+
+        def do(one):
+            if not one.is_chief:
+                said = {1: ("ended", ["it is full", True]), 2: ("noticed", "mine")}
+                one._peers[0].send(*said[one.cluster.index])
+                return time.sleep(1.5)
+            time.sleep(0.5)
+            error = one.why(1.0)
+            return str(error), one.survivors("it saves", 0.3)
+
+        said = f"worker 1 ({addresses[1]}) has ended: it is full"
+        assert meet(addresses, range(3), do)[0] == (said, {2: "mine"})
 
     def test_one_that_hangs_hides_nothing_of_what_the_others_say(self, addresses):
         def do(one):
@@ -898,6 +1016,7 @@ def test_the_watcher_is_not_ended_by_a_signal_to_all():
                 str(os.getpid()),
                 "",
                 f'{{"{ours.fileno()}": ""}}',
+                "60",
             ],
             pass_fds=[ours.fileno()],
         ) as process,

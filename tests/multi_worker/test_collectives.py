@@ -102,6 +102,15 @@ def test_the_chiefs_values_are_given_to_all(of_workers):
     assert [found["broadcast"] for found in of_workers] == [expected] * len(of_workers)
 
 
+def test_messages_go_through_tensorflow_once_it_has_started(of_workers):
+    """Which misses a worker that hangs."""
+    count = len(of_workers)
+    expected = [[[index, None, 500 * index] for index in range(count)], {"a": [0, 0.1]}]
+    assert [found["messages"] for found in of_workers] == [expected] * count
+    alone = worker_checks.messages(worker.SingleWorker())
+    assert alone == [[[0, None, 0]], {"a": [0, 0.1]}]
+
+
 def test_all_know_after_the_same_step_that_one_was_asked_to_stop(of_workers):
     assert {tuple(found["stopped"]) for found in of_workers} == {(None, None, 15, 15, 15)}
 

@@ -276,35 +276,80 @@ def test_a_launcher_that_is_killed_takes_its_workers_with_it(tmp_path, cache_hom
         assert step == scripts.training_lines(folder)[-1]["step"] >= 10
 
 
-DIES_AT_START = """
+# The worker of that index gets that signal at that moment.
+SMALL = """
 import os, sys
-from towers.multi_worker import cluster, collectives
-members = cluster.Cluster(tuple(sys.argv[1].split(",")), int(sys.argv[2]))
-with collectives.MultiWorker(members, 60) as workers:
-    workers.exchange("a greeting", None)
-    if workers.index == 1:
-        os.kill(os.getpid(), 9)
+from towers import multi_worker  # before TensorFlow: it silences its notices
+import tensorflow as tf
+addresses, index, moment, victim, signal, seconds = sys.argv[1:]
+def die():
+    if index == victim:
+        os.kill(os.getpid(), int(signal))
+class Dies(tf.distribute.MultiWorkerMirroredStrategy):
+    def __init__(self, *arguments):
+        die()
+        super().__init__(*arguments)
+if moment == "servers":
+    tf.distribute.MultiWorkerMirroredStrategy = Dies
+members = multi_worker.Cluster(tuple(addresses.split(",")), int(index))
+with multi_worker.meet(members, float(seconds)) as workers:
+    if moment == "before":
+        die()
     workers.start()
+    def make():
+        if moment == "making":
+            die()
+    workers.from_chief("it", make)
 """
 
 
+@pytest.fixture
+def one_of_two_dies(workers):
+    """Two small programs, of which one gets a signal; what becomes of the other, and its name."""
+
+    def die(moment: str, victim: int, number: int, wait_seconds: float = 60.0):
+        two = workers(2)
+        for index in range(2):
+            arguments = [",".join(two.addresses), index, moment, victim, int(number), wait_seconds]
+            two.processes[index] = subprocess.Popen(
+                [sys.executable, "-c", SMALL, *map(str, arguments)],
+                stdout=subprocess.PIPE,
+                stderr=subprocess.PIPE,
+                text=True,
+                cwd=scripts.ROOT,
+                env=os.environ | {"CUDA_VISIBLE_DEVICES": "-1"},
+            )
+        return *two.ended(1 - victim), two.name(victim)
+
+    return die
+
+
 @pytest.mark.whole_program
-def test_a_worker_that_is_killed_while_tensorflow_starts_does_not_hang_the_others(workers):
-    two = workers(2)
-    for index in range(2):
-        two.processes[index] = subprocess.Popen(
-            [sys.executable, "-c", DIES_AT_START, ",".join(two.addresses), str(index)],
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-            cwd=scripts.ROOT,
-            env=os.environ | {"CUDA_VISIBLE_DEVICES": "-1"},
-        )
-    assert two.ended(1)[0] == -signal.SIGKILL
-    killed = time.monotonic()
-    code, err = two.ended(0)
-    assert time.monotonic() - killed < STOPS_WITHIN_SECONDS
-    assert (code, err) == (-signal.SIGUSR1, f"-c: error: {two.name(1)} is gone without a word\n")
+def test_a_worker_that_is_killed_while_tensorflow_starts_does_not_hang_the_others(one_of_two_dies):
+    code, err, name = one_of_two_dies("servers", 1, signal.SIGKILL)
+    assert (code, err) == (-signal.SIGUSR1, f"-c: error: {name} is gone without a word\n")
+
+
+@pytest.mark.whole_program
+def test_one_that_hangs_then_does_not_either(one_of_two_dies):
+    code, err, _ = one_of_two_dies("servers", 1, signal.SIGSTOP, 6.0)
+    late = "TensorFlow's servers have not found each other within 6 s"
+    assert (code, err) == (-signal.SIGUSR1, f"-c: error: {late}\n")
+
+
+@pytest.mark.whole_program
+@pytest.mark.long
+def test_nor_one_that_hangs_before(one_of_two_dies):
+    code, err, name = one_of_two_dies("before", 1, signal.SIGSTOP, 6.0)
+    said = f'{name} did not come to "the start of TensorFlow\'s servers" within 6 s'
+    assert (code, err) == (138, f"-c: error: {said}\n")
+
+
+@pytest.mark.whole_program
+@pytest.mark.long  # TensorFlow misses a heartbeat after ten seconds, and the chief's later
+def test_a_chief_that_hangs_while_it_makes_something_does_not_hang_the_others(one_of_two_dies):
+    code, err, name = one_of_two_dies("making", 0, signal.SIGSTOP)
+    assert (code, err) == (138, f"-c: error: {name} does not answer\n")
 
 
 class Fake:

@@ -2,8 +2,10 @@
 
 Every other worker has one TCP connection to the chief, on the chief's own `host:port`, from before
 TensorFlow starts to the end of the run. A worker that is killed leaves a connection that ends
-without a word, which is how the others know. Whatever else connects to the chief is sent away
-(`door`), and what no worker sends ends the run with one sentence.
+without a word, which is how the others know. One that hangs leaves it open: so nothing here waits
+without a deadline, and once TensorFlow has started, its own calls carry the messages, beside a
+heartbeat (`collectives`). Whatever else connects to the chief is sent away (`door`), and what no
+worker sends ends the run with one sentence.
 """
 
 import contextlib
@@ -14,13 +16,14 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 
 from towers.multi_worker import cluster, door, watcher, wire
 from towers.support import worker_errors
 
 _LONGEST_WAIT_SECONDS = 1e6  # as --worker_wait_seconds has it
 _ENDING_SECONDS = 5.0
+_DONE_SECONDS = 30.0  # until the chief says that it has come to the end to which all have come
 _RETRY_SECONDS = 0.2
 _SAYS_WAITING_AFTER_SECONDS = 5.0
 
@@ -33,12 +36,13 @@ class Channel:
 
         Args:
           members: who they are.
-          wait_seconds: how long to wait for the last of them.
+          wait_seconds: how long to wait for the last of them, and later for a message.
 
         Raises:
           WorkerError: names who has not come, or why this process cannot be reached.
         """
         self.cluster = members
+        self._wait_seconds = wait_seconds
         self._peers: dict[int, wire.Peer] = {}
         self._noticed: dict[int, object] = {}  # what others have said where one was gone
         until = time.monotonic() + wait_seconds
@@ -54,10 +58,10 @@ class Channel:
 
     def _listen(self, until: float, wait_seconds: float) -> None:
         waiting = _Waiting()
-        backlog = max(len(self.cluster.addresses), door.MOST_STRANGERS)
+        most = len(self.cluster.addresses) + door.MOST_STRANGERS
         with (
-            self._listener(backlog) as listener,
-            door.Strangers(listener, self.cluster.secret) as strangers,
+            self._listener(most) as listener,
+            door.Strangers(listener, self.cluster.secret, most) as strangers,
         ):
             while missing := self._missing():
                 names = ", ".join(self.cluster.name(index) for index in missing)
@@ -148,8 +152,13 @@ class Channel:
             greeting = door.greeting(self.cluster.index, self.cluster.addresses)
             peer.send("towers", greeting)
             asked = self._answer(peer, "challenge", 0.0, is_known=False)
-            peer.send("proof", door.answer(self.cluster.secret, asked, greeting))
-            door.check_chief(self.cluster.secret, asked, greeting)
+            proof = door.answer(self.cluster.secret, asked, greeting)
+            try:
+                door.check_chief(self.cluster.secret, asked, greeting)
+            except door.AnotherSecret:
+                peer.send("proof", "")  # so that the chief can name this worker
+                raise
+            peer.send("proof", proof)
             left = self._answer(peer, "greeted", 0.0)
             if not (_is_number(left) and 0 <= left <= _LONGEST_WAIT_SECONDS):
                 raise wire.NoWorker
@@ -186,12 +195,14 @@ class Channel:
           message: of this worker, anything that JSON can hold, and not nested too deep.
 
         Raises:
-          WorkerError: another one is gone, or has ended and says why; or it does something else.
+          WorkerError: another one is gone, or has ended and says why; or it does something else,
+            or says nothing for `wait_seconds`.
         """
         others = range(1, len(self.cluster.addresses))
         if not self.is_chief:
             self._send(0, "message", [what, message])
-            messages = self._received([0], "messages", what)[0]
+            # The chief waits as long, and may have begun a little later.
+            messages = self._received([0], "messages", what, _ENDING_SECONDS)[0]
             is_of_all = isinstance(messages, list) and len(messages) == len(self.cluster.addresses)
             worker_errors.check_fits(is_of_all, self.cluster.name(0))
             return messages
@@ -201,18 +212,19 @@ class Channel:
             self._send(index, "messages", [what, everything])
         return everything
 
-    def from_chief(self, what: str, make: Callable[[], object]) -> object:
-        """What the chief makes, on every worker; all call it together.
-
-        Raises:
-          WorkerError: the chief is gone, or has ended and says why; or it does something else.
-        """
-        return self.exchange(what, make() if self.is_chief else None)[0]
-
-    def _received(self, indices: Iterable[int], kind: str, what: str) -> dict[int, object]:
-        """The messages of that kind about `what`, from each."""
-        bodies = {}
-        for index, body in sorted(self._receive(indices, kind).items()):
+    def _received(
+        self, indices: Iterable[int], kind: str, what: str, more_seconds: float = 0.0
+    ) -> dict[int, object]:
+        """The messages of that kind about `what`, from each, within `wait_seconds` and a little."""
+        bodies, until = {}, time.monotonic() + self._wait_seconds + more_seconds
+        try:
+            received = self._receive(indices, kind, until)
+        except _Silent as silent:
+            names = self._names(silent.indices)
+            raise worker_errors.GoneError(
+                f"{names} did not come to {what!r} within {self._wait_seconds:g} s"
+            ) from None
+        for index, body in sorted(received.items()):
             name = self.cluster.name(index)
             fits = isinstance(body, list) and len(body) == 2 and isinstance(body[0], str)
             worker_errors.check_fits(fits, name)
@@ -247,10 +259,10 @@ class Channel:
             with contextlib.suppress(wire.Gone):
                 self._peers[0].send("noticed", of_itself)
         try:
-            self._receive(list(self._peers), "nothing is of this kind", until)
+            self._receive(self._peers, "nothing is of this kind", until)
         except worker_errors.WorkerError as error:
             return error
-        except TimeoutError:
+        except _Silent:
             pass
         return None
 
@@ -280,14 +292,16 @@ class Channel:
     def guarded(self) -> Iterator[None]:
         """While entered, the process is killed where another worker is gone or has ended.
 
-        For calls in which Python stands still, so that nothing else could end them. Nobody may send
-        messages in that time. A line on stderr says who it was.
+        So it is after `wait_seconds`. For calls in which Python stands still, so that nothing else
+        could end them. Nobody may send messages in that time. A line on stderr says why.
         """
         program = os.path.basename(sys.argv[0])
         names = {peer.connection.fileno(): self.cluster.name(i) for i, peer in self._peers.items()}
-        arguments = [str(os.getpid()), f"{program}: error: ", json.dumps(names)]
+        seconds = min(self._wait_seconds, _LONGEST_WAIT_SECONDS)
+        arguments = [str(os.getpid()), f"{program}: error: ", json.dumps(names), str(seconds)]
         with subprocess.Popen(
             [sys.executable, "-S", watcher.__file__, *arguments],
+            env={name: value for name, value in os.environ.items() if name not in door.VARIABLES},
             stdin=subprocess.DEVNULL,
             pass_fds=list(names),
         ) as process:
@@ -304,8 +318,8 @@ class Channel:
           try_again: whether it may help to start all workers again.
         """
         if reason is None and not self.is_chief:
-            with contextlib.suppress(worker_errors.WorkerError, TimeoutError):
-                self._receive([0], "done")
+            with contextlib.suppress(worker_errors.WorkerError, _Silent):
+                self._receive([0], "done", time.monotonic() + _DONE_SECONDS)
             return  # the connection ends with the process, which the chief waits for
         elif reason is None:
             self._tell_all("done", None)
@@ -327,25 +341,26 @@ class Channel:
         try:
             self._peers[index].send(kind, body)
         except wire.Gone:
-            with contextlib.suppress(TimeoutError):
+            with contextlib.suppress(_Silent):
                 # Its last word, or that it is gone.
                 self._receive([index], kind, time.monotonic() + _ENDING_SECONDS)
             raise self._is_gone([index]) from None
 
-    def _receive(
-        self, indices: Iterable[int], kind: str, until: float = float("inf")
-    ) -> dict[int, object]:
+    def _receive(self, indices: Iterable[int], kind: str, until: float) -> dict[int, object]:
         """A message of that kind from each; looks at all connections at once.
 
         Raises:
           WorkerError: one is gone, or has ended and says why.
-          TimeoutError: not all have come by the time `until`.
+          _Silent: not all have come by the time `until`.
         """
         pending, received = set(indices), {}
         while pending:
             said = self._said(pending, until)
             if not said:
-                raise TimeoutError
+                raise _Silent(sorted(pending))
+            for index, message in said.items():  # before another's last word ends this
+                if isinstance(message, tuple) and message[0] == "noticed":
+                    self._noticed[index] = message[1]
             gone = []
             for index, message in said.items():
                 name = self.cluster.name(index)
@@ -359,8 +374,6 @@ class Channel:
                     raise self._has_ended(index, body)
                 if got == "done" != kind:
                     raise worker_errors.WorkerError(f"{name} has come to its end")
-                if got == "noticed":
-                    self._noticed[index] = body
                 if got == kind:
                     received[index] = body
                     pending.remove(index)
@@ -383,7 +396,7 @@ class Channel:
             left = 0.0
             while not said and left >= 0:  # what is there already is heard, however late it is
                 left = until - time.monotonic()
-                for key, _ in selector.select(None if left == float("inf") else max(0.0, left)):
+                for key, _ in selector.select(min(max(0.0, left), _LONGEST_WAIT_SECONDS)):
                     try:
                         message = self._peers[key.data].take()
                     except (wire.Gone, wire.NoWorker) as problem:
@@ -393,9 +406,11 @@ class Channel:
         return said
 
     def _is_gone(self, indices: Sequence[int]) -> worker_errors.GoneError:
-        names = " and ".join(self.cluster.name(index) for index in indices)
         are = "is" if len(indices) == 1 else "are"
-        return worker_errors.GoneError(f"{names} {are} gone without a word")
+        return worker_errors.GoneError(f"{self._names(indices)} {are} gone without a word")
+
+    def _names(self, indices: Iterable[int]) -> str:
+        return " and ".join(self.cluster.name(index) for index in indices)
 
     def _has_ended(self, index: int, body: object) -> worker_errors.WorkerError:
         name = self.cluster.name(index)
@@ -403,6 +418,14 @@ class Channel:
         reason, try_again = body
         error = worker_errors.GoneError if try_again else worker_errors.WorkerError
         return error(f"{name} has ended: {watcher.one_line(reason)}")
+
+
+class _Silent(Exception):
+    """Not all have said what was awaited; `indices` are those that have not."""
+
+    def __init__(self, indices: Sequence[int]):
+        super().__init__(indices)
+        self.indices = indices
 
 
 def _is_number(value: object) -> bool:

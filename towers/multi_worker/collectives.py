@@ -8,6 +8,7 @@ of each call (docs/workers.md).
 
 import contextlib
 import functools
+import json
 import math
 import re
 import zlib
@@ -20,6 +21,7 @@ from towers import devices, gradients, tower
 from towers.multi_worker import channel, cluster
 from towers.support import shares, worker_errors
 
+_SHORTEST_TEXT = 1024  # bytes of a message
 _MARK, _LABEL_BYTES = "workers do different things", 64
 # Apart from those that the strategy makes, and below 2 ** 31.
 _GROUP, _FIRST_KEY, _KEYS = 7001, 2**20, 2**29
@@ -88,6 +90,7 @@ class MultiWorker:
             # The strategy serves between workers; devices are the towers' affair.
             num_accelerators={"GPU": 0},
         )
+        self._channel.exchange("the start of TensorFlow's servers", None)  # they come soon
         try:
             with self._channel.guarded(), self.watched():
                 self._strategy = tf.distribute.MultiWorkerMirroredStrategy(resolver)
@@ -266,6 +269,9 @@ class MultiWorker:
 
     def all_gather(self, what, arrays):
         self._begin_together(what)
+        return self._all_gathered(arrays)
+
+    def _all_gathered(self, arrays: Sequence[np.ndarray]) -> list[list[np.ndarray]]:
         own = np.array([len(array) for array in arrays], np.int64)
         lengths = self._gather_bytes("lengths", own.tobytes()).view(np.int64)  # [workers, arrays]
         bytes_of_rows = [array.dtype.itemsize * math.prod(array.shape[1:]) for array in arrays]
@@ -293,11 +299,21 @@ class MultiWorker:
 
     def exchange(self, what, message):
         self._begin_together(what)
-        return self._channel.exchange(what, message)
+        return self._exchanged(what, message)
 
     def from_chief(self, what, make):
         self._begin_together(what)
-        return self._channel.from_chief(what, make)
+        return self._exchanged(what, make() if self.is_chief else None)[0]
+
+    def _exchanged(self, what: str, message: object) -> list:
+        """The messages of all: by TensorFlow where it has started, for it misses one that hangs."""
+        if self._strategy is None:
+            return self._channel.exchange(what, message)
+        text = json.dumps(message).encode()
+        # White space up to one of a few lengths: TensorFlow keeps something of each of them.
+        text = text.ljust(max(_SHORTEST_TEXT, 1 << (len(text) - 1).bit_length()))
+        gathered = self._all_gathered([np.frombuffer(text, np.uint8)])
+        return [json.loads(of_worker.tobytes()) for (of_worker,) in gathered]
 
     def _begin_together(self, what: str) -> None:
         """Raises a WorkerError unless all workers are about to do the same."""

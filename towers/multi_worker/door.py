@@ -2,14 +2,17 @@
 
 A worker greets the chief with a random number (a nonce), and the chief answers with one of its own.
 Each then sends a proof, HMAC-SHA256 (RFC 2104) of both numbers and the greeting under the secret,
-which only one with the same secret can make, and which is of no use for another connection. What is
-said later is neither signed nor encrypted: this keeps out strangers and workers of other runs, not
-somebody who can change what travels between the machines.
+which only one with the same secret can make. To repeat it on a later connection helps nobody: the
+numbers are others then. What is said later is neither signed nor encrypted. So this keeps out
+strangers and workers of other runs, and not somebody between the machines, who can pass the whole
+handshake on and then speak for either side. Whoever greets gets a proof of the chief's, and can try
+at leisure which secret made it: so it has to be a random one.
 
 `multiprocessing.connection` has such a handshake, too. It waits for each stranger in turn, and has
 HMAC-MD5 before Python 3.12.
 """
 
+import collections
 import dataclasses
 import errno
 import hmac
@@ -32,6 +35,7 @@ _LOOKS_EVERY_SECONDS = 0.2
 _SHORTEST_SECRET = 16  # characters
 _VARIABLE = "TOWERS_SECRET"
 _FILE_VARIABLE = "TOWERS_SECRET_FILE"
+VARIABLES = (_VARIABLE, _FILE_VARIABLE)  # of the environment, which no other program needs
 
 
 class AnotherSecret(Exception):
@@ -120,13 +124,14 @@ class _Stranger:
 class Strangers:
     """What has connected to the chief's port and not shown who it is yet; nobody is waited for."""
 
-    def __init__(self, listener: socket.socket, secret: bytes):
+    def __init__(self, listener: socket.socket, secret: bytes, most: int = MOST_STRANGERS):
         """
         Args:
           listener: the chief's.
           secret: the run's.
+          most: of them that are kept at a time.
         """
-        self._listener, self._secret = listener, secret
+        self._listener, self._secret, self._most = listener, secret, most
         self._late: dict[wire.Peer, _Stranger] = {}  # in the order they came in
         self._named: set[str] = set()
         self._selector = selectors.DefaultSelector()
@@ -172,8 +177,8 @@ class Strangers:
         now = time.monotonic()
         for peer in [one for one, stranger in self._late.items() if stranger.until < now]:
             self._send_away(peer, f"it does not say who it is within {GREETING_SECONDS:g} s")
-        for peer in list(self._late)[:-MOST_STRANGERS]:
-            self._send_away(peer, f"more than {MOST_STRANGERS} do not say who they are")
+        while len(self._late) > self._most:
+            self._send_away(self._least(), f"more than {self._most} do not say who they are")
 
     def name(self, host: str, reason: str) -> None:
         """Says once that something was sent away, and why."""
@@ -201,7 +206,7 @@ class Strangers:
             connection, (host, _) = self._listener.accept()
         except OSError as error:  # it is gone again, in one of many ways
             if error.errno in (errno.EMFILE, errno.ENFILE):
-                self._send_away_oldest()
+                self._make_room()
             return None
         try:
             peer = wire.Peer(connection, _LARGEST_GREETING)
@@ -212,9 +217,25 @@ class Strangers:
         self._selector.register(connection, selectors.EVENT_READ, peer)
         return peer
 
-    def _send_away_oldest(self) -> None:
-        for peer in list(self._late)[:1]:
-            self._send_away(peer, "this process cannot open more connections")
+    def _make_room(self) -> None:
+        if self._late:
+            self._send_away(self._least(), "this process cannot open more connections")
+        else:
+            time.sleep(_LOOKS_EVERY_SECONDS)  # others have to close theirs
+
+    def _least(self) -> wire.Peer:
+        """Who is sent away first: of the host that has most, one that has not even greeted.
+
+        The oldest of these. A worker has greeted before its host can have many others.
+        """
+        of_host = collections.Counter(stranger.host for stranger in self._late.values())
+        return min(
+            self._late,
+            key=lambda peer: (
+                -of_host[self._late[peer].host],
+                self._late[peer].said is not None,
+            ),
+        )
 
     def _let_go(self, peer: wire.Peer) -> None:
         del self._late[peer]

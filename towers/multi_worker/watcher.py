@@ -1,10 +1,13 @@
 """Ends a process that cannot look after itself, where another worker's connection has ended.
 
-    python watcher.py PROCESS MESSAGE_PREFIX {"FILE DESCRIPTOR": "NAME OF THE WORKER", ...}
+    python watcher.py PROCESS MESSAGE_PREFIX {"FILE DESCRIPTOR": "NAME OF THE WORKER", ...} SECONDS
 
 While TensorFlow's servers start and find each other, Python stands still in every thread, for up to
-an hour where one of them is gone. `Channel.guarded` starts this program for that time, with the
-connections to the other workers. It imports nothing but the standard library.
+an hour where one of them is gone or hangs. `Channel.guarded` starts this program for that time,
+with the connections to the other workers. It imports nothing but the standard library.
+
+The process ends by a signal (exit code 138), also where the other's last word is that to start all
+again will not help: that one's own exit code says so.
 """
 
 import json
@@ -20,18 +23,22 @@ _KILLED_AFTER_SECONDS = 2.0
 _LONGEST_LINE = 2000
 
 
-def main(process: str, prefix: str, connections: str) -> None:
-    """Waits for the end of a connection, or a last word on one; nobody says anything else now."""
+def main(process: str, prefix: str, connections: str, seconds: str) -> None:
+    """Waits for the end of a connection, or a last word on one; nobody says anything else now.
+
+    After so many seconds it waits no longer: one of them hangs, without an end of its connection.
+    """
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)  # a terminal's and a launcher's go to it, too
     names = {int(descriptor): name for descriptor, name in json.loads(connections).items()}
-    ready = []
-    while not ready:
+    ready, until = [], time.monotonic() + float(seconds)
+    while not ready and time.monotonic() < until:
         if os.getppid() != int(process):
             return  # and with this process its copies of the connections, which the others look at
         ready, _, _ = select.select(list(names), [], [], _LOOKS_EVERY_SECONDS)
     said = [f"{names[descriptor]} {last_word(descriptor)}" for descriptor in ready]
-    print(f"{prefix}{'; '.join(said)}", file=sys.stderr, flush=True)
+    late = f"TensorFlow's servers have not found each other within {float(seconds):g} s"
+    print(f"{prefix}{'; '.join(said) or late}", file=sys.stderr, flush=True)
     # Ends the process by itself, with what a shell calls exit code 138, unless a handler waits for
     # Python, which stands still.
     os.kill(int(process), signal.SIGUSR1)
