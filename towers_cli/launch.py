@@ -5,8 +5,9 @@
 
 Each worker is a process of its own that finds the others through TF_CONFIG, on free ports of this
 machine. What they print is passed on behind their index; Ctrl-C and SIGTERM go to all of them. The
-exit code is 0 where all ended with it; else it is that of the first one that did not end for
-another's sake. Where the launcher itself is killed, the workers get SIGTERM all the same.
+exit code is 0 where all ended with it; else it is that of the first one with an error of its own,
+or of the first that died. Where the launcher itself is killed, the workers get SIGTERM all the
+same.
 
 With --restarts a run whose worker has died is started again, from its last complete step, or from
 its newest checkpoint where it was the chief: with the workers that are left, as long as there are
@@ -16,11 +17,11 @@ would come back, such as a wrong flag, ends it.
 
 import argparse
 import contextlib
-import functools
 import json
 import os
 import re
 import secrets
+import selectors
 import shutil
 import signal
 import socket
@@ -37,10 +38,13 @@ _LARGEST = 64
 _FORWARDED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 # After the launcher's own end; and after the first failure, which workers notice within 25 by
 # themselves, or the last sign of life since. Those that are left are then asked to end, and killed
-# after as long again, the chief later: it may be writing the checkpoint that all depends on.
+# after as long again, the chief later: it may be writing the checkpoint that all depends on. So may
+# it be after a signal, and the others wait for it.
 _KILLED_AFTER_SECONDS = 30.0
 _CHIEF_KILLED_AFTER_SECONDS = 600.0
 _LOOKS_EVERY_SECONDS = 0.1
+_READERS_LOOK_EVERY_SECONDS = 1.0
+_MOST_AFTER_THE_END = 2**20  # bytes of output; no pipe holds more
 _A_STEP = re.compile(rb"step [\d,]+/")  # what the chief's line of a step begins with
 
 
@@ -80,13 +84,17 @@ def main(argv: Sequence[str] | None = None) -> int:
         script = shutil.which(script, path=Path(sys.executable).parent) or shutil.which(script)
     if script is None:
         parser.error(f"{options.script}: there is no such file or command")
-    return run(
-        [sys.executable, "-u", script, *options.arguments],
-        options.workers,
-        restarts=options.restarts,
-        min_workers=least,
-        return_seconds=options.return_seconds,
-    )
+    try:
+        return run(
+            [sys.executable, "-u", script, *options.arguments],
+            options.workers,
+            restarts=options.restarts,
+            min_workers=least,
+            return_seconds=options.return_seconds,
+        )
+    except OSError as error:
+        print(f"{parser.prog}: error: cannot start the workers: {error}", file=sys.stderr)
+        return 1
 
 
 def run(
@@ -110,40 +118,42 @@ def run(
     """
     places = slots.Slots(count, count if min_workers is None else min_workers, return_seconds)
     with _forwarded() as signals, _keeper() as with_keeper:
-        died_at, is_elastic = None, restarts > 0
+        died_at, is_elastic, here = None, restarts > 0, places.there()
         while True:
-            here = places.there()
             started = _Workers(command, len(here), {**environment}, with_keeper, signals, died_at)
             codes = started.wait(lambda here=here: is_elastic and len(places.there()) > len(here))
-            if signals.received or not any(codes):
-                return slots.exit_code(codes)
+            exit_code = slots.exit_code(codes, started.asked)
+            if signals.received or started.is_unread or not exit_code:
+                return exit_code
+            shown = ", ".join(map(str, codes))
             if not slots.may_be_tried_again(codes):
                 if is_elastic:
-                    shown = ", ".join(map(str, codes))
                     _say(f"exit codes {shown}: such an error would come back, and ends the run")
-                return slots.exit_code(codes)
-            if started.made_room:
-                _say(f"goes on with {len(places.there())} workers: one more has come back")
-                died_at = time.monotonic()
+                return exit_code
+            if started.made_room and slots.ended_as_asked(codes):
+                here, died_at = places.there(), time.monotonic()
+                _say(f"goes on with {len(here)} workers: one more has come back")
                 continue
             if not restarts:
-                return slots.exit_code(codes)
+                return exit_code
             restarts -= 1
             died_at = started.first_failed_at
-            dead = slots.dead(codes, started.asked)
+            dead = slots.dead(codes, started.asked) or slots.dead(codes, ())
             places.lose([here[index] for index in dead])
             names = " and ".join(f"worker {index}" for index in dead)
             ended = f"{names} {'has' if len(dead) == 1 else 'have'} ended" if dead else "all ended"
+            here = places.there()
             _say(
-                f"{ended} (exit codes {', '.join(map(str, codes))}); goes on with "
-                f"{len(places.there())} of {count} workers, {restarts} restarts are left"
+                f"{ended} (exit codes {shown}); goes on with {len(here)} of {count} workers, "
+                f"{restarts} restarts are left"
             )
 
 
 def _say(text: str) -> None:
     if sys.stdout is not None:
-        with contextlib.suppress(BrokenPipeError):
-            print(f"[launcher] {text}", flush=True)
+        with contextlib.suppress(OSError):  # the readers of workers' output end the run for that
+            sys.stdout.write(f"[launcher] {text}\n")  # at once, as a reader may write beside it
+            sys.stdout.flush()
 
 
 class _Signals:
@@ -151,10 +161,13 @@ class _Signals:
 
     def __init__(self):
         self.received: list[int] = []
+        self.first_at: float | None = None
         self.workers: list[subprocess.Popen] = []
 
     def forward(self, number: int, _frame) -> None:
         self.received.append(number)
+        if self.first_at is None:
+            self.first_at = time.monotonic()
         for worker in self.workers:
             worker.send_signal(number)
 
@@ -179,7 +192,7 @@ class _Workers:
 
     Attributes:
       first_failed_at: the time when the first of them had failed.
-      asked: those that were asked to end, or killed, because they had not ended after another.
+      asked: those that the launcher asked to end, by itself or through the chief, or killed.
       made_room: whether they were stopped because there can be more of them.
     """
 
@@ -188,32 +201,42 @@ class _Workers:
         self.made_room = False
         self.asked: set[int] = set()
         self._last_sign = time.monotonic()
+        self._first_ended_at: float | None = None
         self._processes = signals.workers = []
-        self._died_at = died_at
+        self._signals, self._died_at = signals, died_at
         self._made_a_step = threading.Event()
         addresses = tuple(f"127.0.0.1:{port}" for port in free_ports(count))
         environment = environment | {"TOWERS_SECRET": secrets.token_hex(32)}
         environment.pop("TOWERS_SECRET_FILE", None)
-        unread = threading.Event()
+        self._unread, self._all_ended = threading.Event(), threading.Event()
         self._readers = []
-        for index in range(count):
-            worker = subprocess.Popen(
-                command,
-                env=environment | {"TF_CONFIG": tf_config(addresses, index)},
-                stdin=subprocess.DEVNULL,
-                stdout=subprocess.PIPE,
-                stderr=subprocess.PIPE,
-                **with_keeper,
-            )
-            self._processes.append(worker)
-            for number in signals.received:  # before this worker was there
-                worker.send_signal(number)
-            for stream, to in ((worker.stdout, sys.stdout), (worker.stderr, sys.stderr)):
-                seen = functools.partial(self._look_at, index)
-                arguments = (stream, to, f"[{index}] ".encode(), unread, seen)
-                self._readers.append(threading.Thread(target=_pass_on, args=arguments))
-        for reader in self._readers:
-            reader.start()
+        try:
+            for index in range(count):
+                worker = subprocess.Popen(
+                    command,
+                    env=environment | {"TF_CONFIG": tf_config(addresses, index)},
+                    stdin=subprocess.DEVNULL,
+                    stdout=subprocess.PIPE,
+                    stderr=subprocess.PIPE,
+                    **with_keeper,
+                )
+                self._processes.append(worker)
+                for number in signals.received:  # before this worker was there
+                    worker.send_signal(number)
+                for stream, to in ((worker.stdout, sys.stdout), (worker.stderr, sys.stderr)):
+                    arguments = (stream, to, index)
+                    self._readers.append(threading.Thread(target=self._pass_on, args=arguments))
+            for reader in self._readers:
+                reader.start()
+        except BaseException:
+            self._all_ended.set()
+            self._kill()
+            raise
+
+    @property
+    def is_unread(self) -> bool:
+        """Whether nobody takes what they print any more."""
+        return self._unread.is_set()
 
     def _look_at(self, index: int, line: bytes) -> None:
         """Says how long it took from a worker's end to the next step."""
@@ -224,11 +247,53 @@ class _Workers:
                 seconds = time.monotonic() - self._died_at
                 _say(f"{seconds:.1f} s from the end to the next step that is shown")
 
+    def _pass_on(self, stream, to, index: int) -> None:
+        """Copies whole lines, so that those of two workers do not mix, until all have ended."""
+        left = _MOST_AFTER_THE_END
+        with stream, selectors.DefaultSelector() as selector:
+            selector.register(stream, selectors.EVENT_READ)
+            begun = bytearray()  # the line of which some has come
+            while left > 0 and not self.is_unread:
+                have_ended = self._all_ended.is_set()  # then all that they have said is there
+                if not selector.select(0 if have_ended else _READERS_LOOK_EVERY_SECONDS):
+                    if have_ended:
+                        break
+                    continue
+                some = os.read(stream.fileno(), 2**16)
+                if not some:
+                    break
+                left -= have_ended and len(some)
+                begun += some
+                if b"\n" in some:
+                    *lines, rest = bytes(begun).split(b"\n")
+                    begun = bytearray(rest)
+                    self._write(to, index, lines)
+            if begun:
+                self._write(to, index, [bytes(begun)])
+
+    def _write(self, to, index: int, lines: Sequence[bytes]) -> None:
+        prefix = f"[{index}] ".encode()
+        for line in lines:
+            self._look_at(index, line)
+            if to is None or self.is_unread:  # was closed before this program began, or since
+                continue
+            try:
+                to.buffer.write(prefix + line + b"\n")
+                to.flush()
+            except OSError as error:  # as that of `... | head`, or of a full disk
+                self._unread.set()  # the workers find out as they print
+                os.dup2(os.open(os.devnull, os.O_WRONLY), to.fileno())
+                if not isinstance(error, BrokenPipeError):
+                    problem = f"towers-launch: error: cannot write to {to.name}: {error.strerror}"
+                    with contextlib.suppress(OSError):
+                        print(problem, file=sys.stderr, flush=True)
+
     def wait(self, has_room: Callable[[], bool]) -> list[int]:
         """Waits for all; the exit codes.
 
-        A worker that does not end after another has failed is asked to, and then killed. Where
-        there is room for more workers, the run is stopped after a step, with a checkpoint.
+        A worker that does not end after another has failed, or after a signal, is asked to, and
+        then killed. Where there is room for more workers, the run is stopped after a step, with a
+        checkpoint. What a process prints that a worker has left behind is not waited for.
         """
         left = len(self._processes)
         try:
@@ -239,10 +304,11 @@ class _Workers:
                 before, left = left, sum(worker.poll() is None for worker in self._processes)
                 if left < before:
                     self._last_sign = time.monotonic()
-                if failed:
-                    self._end_those_that_are_late()
+                    self._first_ended_at = self._first_ended_at or self._last_sign
+                self._end_those_that_are_late()
                 if not failed and self._made_a_step.is_set() and not self.made_room and has_room():
                     self.made_room = True
+                    self.asked.add(0)
                     self._processes[0].send_signal(signal.SIGTERM)
                 for worker in self._processes:
                     if worker.poll() is None:
@@ -251,26 +317,37 @@ class _Workers:
                         break
             if self.first_failed_at is None:
                 self.first_failed_at = time.monotonic()
+            self._all_ended.set()
             for reader in self._readers:
                 reader.join()
         finally:
+            self._all_ended.set()
             self._kill()
-        return [worker.returncode for worker in self._processes]
+        codes = [worker.returncode for worker in self._processes]
+        if self.made_room:  # all stop after the same step
+            self.asked |= {i for i, code in enumerate(codes) if slots.ended_as_asked([code])}
+        return codes
 
     def _end_those_that_are_late(self) -> None:
         now = time.monotonic()
-        late = max(
-            now - self._last_sign, now - self.first_failed_at - _CHIEF_KILLED_AFTER_SECONDS
-        )  # one that talks forever ends, too
+        failed_at, signal_at = self.first_failed_at, self._signals.first_at
+        began = min((at for at in (failed_at, signal_at, self._first_ended_at) if at), default=now)
+        has_to_end_since = min((at for at in (failed_at, signal_at) if at), default=now)
+        patience = _CHIEF_KILLED_AFTER_SECONDS if failed_at is None else _KILLED_AFTER_SECONDS
+        late = min(now - self._last_sign, now - has_to_end_since)
+        # One that talks forever ends, too.
+        late = max(late, now - has_to_end_since - _CHIEF_KILLED_AFTER_SECONDS)
         for index, worker in enumerate(self._processes):
-            is_late, is_stopped = late > _KILLED_AFTER_SECONDS, _is_stopped(worker.pid)
+            is_late, is_stopped = late > patience, _is_stopped(worker.pid)
             # A chief that somebody lets go on in time has something to save.
-            if worker.poll() is not None or not (is_late or (is_stopped and index)):
+            is_at_once = index and failed_at is not None
+            is_stopped = is_stopped and (is_at_once or now - began > _KILLED_AFTER_SECONDS)
+            if worker.poll() is not None or not (is_late or is_stopped):
                 continue
             limit = _KILLED_AFTER_SECONDS if index else _CHIEF_KILLED_AFTER_SECONDS
             if index not in self.asked:
                 worker.send_signal(signal.SIGTERM)
-            if is_stopped or late > _KILLED_AFTER_SECONDS + limit:
+            if is_stopped or late > patience + limit:
                 worker.kill()
             self.asked.add(index)
 
@@ -313,29 +390,6 @@ def _keeper() -> Iterator[dict]:
     finally:
         os.close(nobody_left)
         os.close(alive)
-
-
-def _pass_on(
-    stream,
-    to,
-    prefix: bytes,
-    unread: threading.Event,
-    seen: Callable[[bytes], None],
-) -> None:
-    """Copies whole lines, so that those of two workers do not mix; shows each to `seen`."""
-    with stream:
-        for line in stream:
-            seen(line)
-            if to is None:  # was closed before this program began
-                continue
-            try:
-                to.buffer.write(prefix + line if line.endswith(b"\n") else prefix + line + b"\n")
-                to.flush()
-            except BrokenPipeError:  # as that of `... | head`
-                os.dup2(os.open(os.devnull, os.O_WRONLY), to.fileno())
-                unread.set()
-            if unread.is_set():
-                return  # the workers find out as they print
 
 
 def tf_config(addresses: Sequence[str], index: int) -> str:

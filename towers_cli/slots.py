@@ -5,6 +5,7 @@ from collections.abc import Callable, Collection, Sequence
 
 ANOTHER_IS_GONE = 138  # `worker_errors.GoneError.exit_code`, without importing TensorFlow
 _LOWEST_TO_TRY_AGAIN = 128
+_STOPPED = 143  # by SIGTERM
 
 
 def as_exit_code(code: int) -> int:
@@ -12,11 +13,22 @@ def as_exit_code(code: int) -> int:
     return 128 - code if code < 0 else code
 
 
-def exit_code(codes: Sequence[int]) -> int:
-    """One exit code for all workers: 0, or the first one's that did not end for another's sake."""
-    failed = [as_exit_code(code) for code in codes if code]
-    of_itself = [code for code in failed if code != ANOTHER_IS_GONE]
-    return next(iter(of_itself or failed), 0)
+def exit_code(codes: Sequence[int], asked: Collection[int] = ()) -> int:
+    """One exit code for all workers: 0 where all ended with it, else the one that says most.
+
+    That is the first error that would come back; else the first death; else, that another is gone.
+
+    Args:
+      codes: of all workers, by their index.
+      asked: those that the launcher ended, whose codes say least of all.
+    """
+
+    def says(index: int) -> tuple:
+        code = as_exit_code(codes[index])
+        return index in asked, code >= _LOWEST_TO_TRY_AGAIN, code == ANOTHER_IS_GONE
+
+    failed = [index for index, code in enumerate(codes) if code]
+    return as_exit_code(codes[min(failed, key=says)]) if failed else 0
 
 
 def may_be_tried_again(codes: Sequence[int]) -> bool:
@@ -27,18 +39,23 @@ def may_be_tried_again(codes: Sequence[int]) -> bool:
     return all(code == 0 or as_exit_code(code) >= _LOWEST_TO_TRY_AGAIN for code in codes)
 
 
+def ended_as_asked(codes: Sequence[int]) -> bool:
+    """Whether all ended as workers do after SIGTERM to one of them."""
+    return all(as_exit_code(code) in (0, _STOPPED, ANOTHER_IS_GONE) for code in codes)
+
+
 def dead(codes: Sequence[int], asked: Collection[int]) -> list[int]:
-    """The workers that ended by themselves; if there is none, those that had to be ended.
+    """The workers that died by themselves.
 
     Args:
       codes: of all workers, by their index.
-      asked: those that the launcher asked to end, or killed, because they had not ended after
-        another.
+      asked: those that the launcher asked to end, or killed.
     """
-    failed = [
-        index for index, code in enumerate(codes) if as_exit_code(code) not in (0, ANOTHER_IS_GONE)
+    return [
+        index
+        for index, code in enumerate(codes)
+        if as_exit_code(code) not in (0, ANOTHER_IS_GONE) and index not in asked
     ]
-    return [index for index in failed if index not in asked] or failed
 
 
 class Slots:

@@ -55,6 +55,16 @@ def test_a_second_ctrl_c_acts_at_once():
         send(signal.SIGINT)
 
 
+def test_a_first_ctrl_c_after_a_sigterm_does_not():
+    """The checkpoint that the SIGTERM asked for may be under way."""
+    with interrupts.Interrupts() as asked:
+        send(signal.SIGTERM)
+        send(signal.SIGINT)
+        assert asked.exit_code() == 143
+        with pytest.raises(KeyboardInterrupt):
+            send(signal.SIGINT)
+
+
 def test_a_second_sigterm_changes_nothing():
     with interrupts.Interrupts() as asked:
         send(signal.SIGTERM)

@@ -1,5 +1,6 @@
 """The launcher, with small programs in place of train.py."""
 
+import errno
 import os
 import re
 import signal
@@ -252,6 +253,14 @@ print(f"step {life + 1}/9 of {count}", flush=True)
 """
 
 
+ENDS_BY_SIGPIPE = "signal.signal(signal.SIGPIPE, signal.SIG_DFL)\n"
+PRINTS = """
+for n in range(300):
+    print(n, flush=True)
+    time.sleep(0.02)
+"""
+
+
 class TestElastic:
     @pytest.fixture
     def elastic(self, tmp_path, monkeypatch, capfdbinary):
@@ -419,6 +428,140 @@ class TestElastic:
         code, said, counts = elastic(program, 2, restarts=1)
         assert (code, counts) == (0, [2, 2])
         assert "(exit codes -9, -9)" in said[0]
+
+    def test_one_that_dies_while_room_is_made_has_died(self, elastic):
+        program = """
+        def dies(*_):
+            open("asked", "w").close()
+            os.kill(os.getpid(), 9)
+        if os.path.exists("asked"):
+            sys.exit(0)
+        if count == 2:
+            os.kill(os.getpid(), 9) if index else sys.exit(138)
+        signal.signal(signal.SIGTERM, dies)
+        time.sleep(60)
+        """
+        code, said, counts = elastic(program, 2, restarts=5, min_workers=1, return_seconds=1.0)
+        assert (code, counts[:2]) == (0, [2, 1])
+        restarts = [line for line in said if "restarts are left" in line]
+        assert len(restarts) == 2  # the first death, and that of the chief that was asked to stop
+        assert restarts[1].startswith("worker 0 has ended (exit codes -9); goes on with ")
+
+    def test_a_reader_that_goes_away_starts_nothing_again(self, tmp_path):
+        script = tmp_path / "program.py"
+        script.write_text(HEAD + LIVES + ENDS_BY_SIGPIPE + PRINTS)
+        command = [sys.executable, "-S", "-c", QUICK_LAUNCHER.replace("))", "), restarts=5)", 1)]
+        done = subprocess.run(
+            ["bash", "-c", '"$@" | head -1; exit ${PIPESTATUS[0]}', "", *command,
+             scripts.ROOT, "30", "2", script],
+            cwd=tmp_path, capture_output=True, text=True, timeout=60,
+        )  # fmt: skip
+        assert done.returncode == 141
+        assert len(list(tmp_path.glob("life-*"))) == 2
+
+
+class TestHanging:
+    """Nothing is waited for forever."""
+
+    @pytest.fixture(autouse=True)
+    def soon(self, monkeypatch):
+        monkeypatch.setattr(launch, "_KILLED_AFTER_SECONDS", 1.0)
+        monkeypatch.setattr(launch, "_CHIEF_KILLED_AFTER_SECONDS", 2.0)
+
+    @pytest.mark.parametrize("stopped", [0, 1])
+    def test_a_stopped_worker_beside_one_that_has_come_to_its_end(self, launched, stopped):
+        program = f"os.kill(os.getpid(), signal.SIGSTOP) if index == {stopped} else 0"
+        assert launched(program)[0] == 137
+
+    def test_workers_that_do_not_answer_a_signal(self, launched, tmp_path):
+        program = f"""
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
+        open(f"{tmp_path}/ready-{{index}}", "w").close()
+        time.sleep(60)
+        """
+
+        def send():
+            until(lambda: len(list(tmp_path.glob("ready-*"))) == 2, 20)
+            os.kill(os.getpid(), signal.SIGTERM)
+
+        threading.Thread(target=send, daemon=True).start()
+        began = time.monotonic()
+        assert launched(program)[0] == 137
+        assert time.monotonic() - began < 20
+
+    def test_a_stopped_worker_does_not_answer_a_signal(self, launched, tmp_path):
+        program = f"""
+        open(f"{tmp_path}/ready-{{index}}", "w").close()
+        os.kill(os.getpid(), signal.SIGSTOP)
+        """
+
+        def send():
+            until(lambda: len(list(tmp_path.glob("ready-*"))) == 2, 20)
+            os.kill(os.getpid(), signal.SIGTERM)
+
+        threading.Thread(target=send, daemon=True).start()
+        assert launched(program)[0] == 137
+
+    @pytest.mark.parametrize("talks", ["while :; do sleep 0.01; echo talks; done", "sleep 60"])
+    def test_what_a_worker_leaves_behind(self, launched, talks):
+        """It holds the worker's output, and may go on with it."""
+        program = f"""
+        import subprocess
+        left = subprocess.Popen(["sh", "-c", "trap '' PIPE; {talks}"])
+        print("left", left.pid, flush=True)
+        sys.stdout.write("no end of line")
+        """
+        began = time.monotonic()
+        code, out, _ = launched(program, 1)
+        assert time.monotonic() - began < 20
+        os.kill(int(next(line for line in out if "left" in line).split()[-1]), signal.SIGKILL)
+        assert code == 0
+        assert "[0] no end of line" in out or talks != "sleep 60"
+
+
+def test_a_worker_that_cannot_be_started_leaves_no_other(monkeypatch, tmp_path):
+    started = []
+
+    def popen(command, *arguments, **options):
+        if len(started) == 2:  # with the keeper
+            raise OSError(errno.EAGAIN, os.strerror(errno.EAGAIN))
+        started.append(original(command, *arguments, **options))
+        return started[-1]
+
+    original = subprocess.Popen
+    monkeypatch.setattr(subprocess, "Popen", popen)
+    began = time.monotonic()
+    with pytest.raises(OSError, match="temporarily unavailable"):
+        launch.run([sys.executable, "-S", "-c", "import time; time.sleep(60)"], 3)
+    assert started[1].wait(timeout=10) == -signal.SIGKILL
+    assert time.monotonic() - began < 20
+
+
+def test_that_no_worker_can_be_started_is_a_sentence(monkeypatch, capsys, tmp_path):
+    def run(*_, **__):
+        raise OSError(errno.EAGAIN, "Resource temporarily unavailable")
+
+    monkeypatch.setattr(launch, "run", run)
+    script = tmp_path / "a.py"
+    script.write_text("")
+    assert launch.main(["--workers=2", str(script)]) == 1
+    said = "error: cannot start the workers: [Errno 11] Resource temporarily unavailable\n"
+    assert capsys.readouterr().err.endswith(said)
+
+
+@pytest.mark.skipif(not os.path.exists("/dev/full"), reason="needs /dev/full")
+def test_a_full_disk_for_the_output_is_one_line(tmp_path):
+    script = tmp_path / "program.py"
+    script.write_text(HEAD + PRINTS)
+    with open("/dev/full", "w") as full:
+        done = subprocess.run(
+            [sys.executable, "-S", "-c", QUICK_LAUNCHER, scripts.ROOT, "30", "2", script],
+            stdout=full, stderr=subprocess.PIPE, text=True, timeout=60,
+        )  # fmt: skip
+    said = [line for line in done.stderr.splitlines() if not line.startswith("[")]
+    problem = "cannot write to <stdout>: No space left on device"
+    assert said == [f"towers-launch: error: {problem}"]
+    assert done.returncode != 0
 
 
 def test_handlers_are_put_back():

@@ -14,7 +14,8 @@ from towers_cli import slots
         ([0, 4], 4),
         ([0, 4, 5], 4),
         ([0, -9], 137),
-        ([-15, 1], 143),
+        ([-15, 1], 1),  # it would come back
+        ([-15, -9], 143),
         ([138, 1], 1),
         ([138, 138, -9], 137),
         ([138, 0, 138], 138),
@@ -23,6 +24,28 @@ from towers_cli import slots
 )
 def test_one_exit_code(codes, expected):
     assert slots.exit_code(codes) == expected
+
+
+@pytest.mark.parametrize(
+    ("codes", "asked", "expected"),
+    [
+        ([143, 1], [0], 1),  # the chief had to be ended after the error of the other
+        ([143, 137, 138], [0], 137),
+        ([143, 138], [0], 138),
+        ([143, 0], [0], 143),
+        ([0, 0], [0], 0),
+    ],
+)
+def test_those_that_were_ended_say_least(codes, asked, expected):
+    assert slots.exit_code(codes, asked) == expected
+
+
+@pytest.mark.parametrize(
+    ("codes", "expected"),
+    [([143, 143], True), ([143, -15, 0, 138], True), ([143, -9], False), ([1, 143], False)],
+)
+def test_who_ended_as_asked(codes, expected):
+    assert slots.ended_as_asked(codes) is expected
 
 
 def test_the_code_is_that_of_the_error():
@@ -50,7 +73,7 @@ def test_what_may_be_tried_again(codes, expected):
     [
         ([138, -9, 138], [], [1]),
         ([-15, -9, -15], [0, 2], [1]),  # the others waited for it, and were ended
-        ([138, -9], [1], [1]),  # it hung
+        ([138, -9], [1], []),  # it hung
         ([0, 138], [], []),
         ([143, -11], [], [0, 1]),
     ],

@@ -7,7 +7,8 @@ import threading
 class Interrupts:
     """While entered, remembers the first SIGINT, SIGTERM or SIGHUP instead of acting on it.
 
-    A second Ctrl-C acts at once, as it does elsewhere. SIGHUP, which a terminal sends as it closes,
+    A second Ctrl-C acts at once, as it does elsewhere; the first does not, whatever came before it:
+    a checkpoint may be under way. SIGHUP, which a terminal sends as it closes,
     stays ignored where it is, as under nohup; SIGINT does not, which shells let programs in the
     background ignore. Outside the main thread, where Python lets nobody handle signals, it
     remembers none.
@@ -37,8 +38,10 @@ class Interrupts:
             signal.signal(number, handler)
 
     def _note(self, number: int, _frame) -> None:
-        self.received = number
-        signal.signal(signal.SIGINT, signal.default_int_handler)
+        if self.received is None:
+            self.received = number
+        if number == signal.SIGINT:
+            signal.signal(signal.SIGINT, signal.default_int_handler)
 
     def exit_code(self) -> int:
         """128 + the signal's number, the shell's convention; 0 if there was none."""
