@@ -5,22 +5,32 @@
 #     sbatch examples/cluster/slurm.sh --recipe=shapes --train_dir=runs/four
 # Two minutes before the time is up all workers get SIGTERM and save a checkpoint; the same job,
 # submitted again, goes on. Where a worker dies, the others end by themselves, the chief with a
-# checkpoint (so there is no --kill-on-bad-exit), and the job is put into the queue again.
+# checkpoint (so --kill-on-bad-exit=0), and the job is put into the queue again.
 set -u
-port=${PORT:-$((20000 + SLURM_JOB_ID % 20000))} # another one for each task
+# Another one for each task and job, below those that the system gives to connections.
+port=${PORT:-$((10000 + SLURM_JOB_ID * SLURM_NTASKS % 20000))}
 per_node=$SLURM_NTASKS_PER_NODE
 WORKERS=$(scontrol show hostnames "$SLURM_JOB_NODELIST" | awk -v port="$port" -v n="$per_node" \
   '{for (i = 0; i < n; i++) printf "%s%s:%d", (NR + i > 1 ? "," : ""), $0, port++}')
 TOWERS_SECRET=$(od -An -N32 -tx1 /dev/urandom | tr -d ' \n') # srun gives both to all tasks
 export WORKERS TOWERS_SECRET
 
+# What each task runs. srun gives the highest of their exit codes alone: so an error that would come
+# back becomes 192 and more, the end of a run that was stopped on purpose 192, and a death stays.
 # shellcheck disable=SC2016  # the tasks' own variables
-srun --distribution=block bash -c 'exec ${PYTHON:-python} train.py \
-  --workers="$WORKERS" --worker_index="$SLURM_PROCID" "$@"' worker "$@"
-code=$? # the highest of all tasks
-
-# 137 and 138 say that a worker was killed; 130 and 143 that the run was stopped on purpose.
-if { [ "$code" = 137 ] || [ "$code" = 138 ]; } && [ "${SLURM_RESTART_COUNT:-0}" -lt 20 ]; then
+task='
+  ${PYTHON:-python} train.py --workers="$WORKERS" --worker_index="$SLURM_PROCID" "$@" &
+  trap "kill -TERM $!" TERM
+  wait $!; code=$?
+  while kill -0 $! 2> /dev/null; do wait $!; code=$?; done  # a signal ends the first wait
+  case $code in 129 | 130 | 143) exit 192 ;; esac
+  [ $code = 0 ] || [ $code -ge 128 ] || exit $((192 + (code < 63 ? code : 63)))
+  exit $code'
+srun --kill-on-bad-exit=0 --distribution=block bash -c "$task" worker "$@"
+code=$?
+if [ "$code" -gt 192 ]; then exit $((code - 192)); fi
+if [ "$code" = 192 ]; then exit 143; fi
+if [ "$code" -ge 128 ] && [ "${SLURM_RESTART_COUNT:-0}" -lt 20 ]; then
   exec scontrol requeue "$SLURM_JOB_ID"
 fi
 exit "$code"

@@ -21,7 +21,8 @@ from towers_cli import launch
 
 EXAMPLES = scripts.ROOT / "examples" / "cluster"
 SRUN = """\
-[ "$1" = --distribution=block ] && shift
+[ "$1 $2" = "--kill-on-bad-exit=0 --distribution=block" ] || exit 99
+shift 2
 for SLURM_PROCID in $(seq 0 $((SLURM_NTASKS - 1))); do
   export SLURM_PROCID
   "$@" &
@@ -114,6 +115,11 @@ open({str(tmp_path)!r} + "/said-" + os.environ["SLURM_PROCID"], "w").write(said)
             ((1, 1), 0, 1, False),
             ((0, 2), 0, 2, False),
             ((143, 143), 0, 143, False),
+            ((138, 1), 0, 1, False),
+            ((139, 2), 0, 2, False),
+            ((138, 139), 0, 0, True),
+            ((134, 138), 0, 0, True),
+            ((138, 130), 0, 143, False),
         ],
     )
     def test_the_job_is_started_again_where_a_worker_died(
@@ -123,6 +129,36 @@ open({str(tmp_path)!r} + "/said-" + os.environ["SLURM_PROCID"], "w").write(said)
         done, _, asked = submitted(program, SLURM_RESTART_COUNT=str(restarts))
         assert done.returncode == code
         assert ("requeue 77" in asked) == is_requeued
+
+    def test_every_task_gets_the_signal_and_is_waited_for(self, submitted, tmp_path):
+        """Where Slurm sends it to a task's shell alone."""
+        program = """
+import os, signal, sys, time
+def answer(*_):
+    time.sleep(0.5)  # as a checkpoint takes a while
+    open(f"saved-{os.environ['SLURM_PROCID']}", "w").close()
+    sys.exit(143)
+signal.signal(signal.SIGTERM, answer)
+os.kill(os.getppid(), signal.SIGTERM)
+time.sleep(60)
+"""
+        done, _, asked = submitted(program)
+        assert (done.returncode, len(list(tmp_path.glob("saved-*")))) == (143, 2)
+        assert "requeue 77" not in asked
+
+    def test_jobs_that_follow_each_other_have_ports_of_their_own(self, submitted, tmp_path):
+        program = f"""
+import os, sys
+port = sys.argv[1].rpartition(":")[2]
+open({str(tmp_path)!r} + "/ports", "a").write(port + "\\n")
+"""
+        for job in ("1234566", "1234567", "1234568"):
+            submitted(program, ntasks=4, SLURM_JOB_ID=job, PORT="")
+        last = {int(text) for text in (tmp_path / "ports").read_text().split()}
+        assert len(last) == 3
+        low, middle, high = sorted(last)
+        assert middle - low >= 4 and high - middle >= 4  # each task of a job has one
+        assert low >= 10000 and high < 32768
 
 
 def read_back(model, document: dict) -> dict:

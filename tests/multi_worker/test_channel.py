@@ -164,6 +164,7 @@ def test_a_port_that_is_taken_is_named(addresses, index):
         str(error)
         == f"worker {index} ({addresses[index]}) cannot listen on its port: Address already in use"
     )
+    assert error.exit_code == 138  # it will be free again
 
 
 def test_two_processes_of_one_index(addresses):

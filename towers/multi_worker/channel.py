@@ -9,6 +9,7 @@ worker sends ends the run with one sentence.
 """
 
 import contextlib
+import errno
 import json
 import os
 import selectors
@@ -85,9 +86,9 @@ class Channel:
         except OSError as error:
             name = self.cluster.name(self.cluster.index)
             reason = os.strerror(error.errno)
-            raise worker_errors.WorkerError(
-                f"{name} cannot listen on its port: {reason}"
-            ) from error
+            is_taken = error.errno == errno.EADDRINUSE  # as by a worker that has not ended yet
+            kind = worker_errors.GoneError if is_taken else worker_errors.WorkerError
+            raise kind(f"{name} cannot listen on its port: {reason}") from error
 
     def _missing(self) -> list[int]:
         """Those that have not come, or have gone again; workers are silent until all are there."""
