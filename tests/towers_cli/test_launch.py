@@ -449,7 +449,7 @@ class TestElastic:
 
     def test_a_reader_that_goes_away_starts_nothing_again(self, tmp_path):
         script = tmp_path / "program.py"
-        script.write_text(HEAD + LIVES + ENDS_BY_SIGPIPE + PRINTS)
+        script.write_text(HEAD + ENDS_BY_SIGPIPE + LIVES + PRINTS)
         command = [sys.executable, "-S", "-c", QUICK_LAUNCHER.replace("))", "), restarts=5)", 1)]
         done = subprocess.run(
             ["bash", "-c", '"$@" | head -1; exit ${PIPESTATUS[0]}', "", *command,
