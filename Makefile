@@ -27,10 +27,10 @@ train: $(VENV)/installed
 	$(VENV)/bin/python train.py --recipe=shapes --num_towers=2
 
 test: $(VENV)/installed
-	$(VENV)/bin/python -m pytest --numprocesses=2 --dist=loadfile --no-loadscope-reorder -m "not long"
+	$(VENV)/bin/python -m pytest --numprocesses=3 --dist=loadfile --no-loadscope-reorder -m "not long"
 
 test-all: $(VENV)/installed
-	$(VENV)/bin/python -m pytest --numprocesses=2 --dist=loadfile --no-loadscope-reorder
+	$(VENV)/bin/python -m pytest --numprocesses=3 --dist=loadfile --no-loadscope-reorder
 
 # PyTorch is among the peers where it is installed: .venv/bin/pip install torch
 benchmark: $(VENV)/installed

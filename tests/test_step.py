@@ -155,7 +155,9 @@ def scaled_muon(model):
         pytest.param(toys.small_resnet, "mixed_bfloat16", adamw, "first", marks=pytest.mark.long),
         pytest.param(toys.small_resnet, "float32", clipped_sgd, "each", marks=pytest.mark.long),
         (toys.small_fastnet, "mixed_bfloat16", muon, "each"),
-        (toys.small_fastnet, "mixed_float16", scaled_muon, "mean"),
+        pytest.param(
+            toys.small_fastnet, "mixed_float16", scaled_muon, "mean", marks=pytest.mark.long
+        ),
     ],
     ids=[
         "cifarnet",
@@ -429,7 +431,7 @@ class TestGradientAccumulation:
             (toys.small_cifarnet, 1),
             (toys.small_cifarnet, 3),
             pytest.param(toys.small_resnet, 1, marks=pytest.mark.long),
-            (toys.small_resnet, 3),
+            pytest.param(toys.small_resnet, 3, marks=pytest.mark.long),
         ],
     )
     def test_has_the_bits_of_microbatches_side_by_side(self, build, num_towers):
@@ -554,7 +556,7 @@ class TestJitCompile:
     @pytest.mark.parametrize(
         ("build", "towers"),
         [
-            (toys.small_cifarnet, (1, 2)),
+            pytest.param(toys.small_cifarnet, (1, 2), marks=pytest.mark.long),
             pytest.param(toys.small_resnet, (1, 2, 4), marks=pytest.mark.long),
         ],
     )

@@ -190,6 +190,7 @@ class TestThePeersTrainTheSameNetwork:
         assert model(images).shape == (2, 10)
         assert model[0](images).shape == (2, 24, 31, 31)
 
+    @pytest.mark.long
     def test_the_tutorial_reads_the_same_images(self, tmp_path):
         rng = np.random.default_rng(0)
         images = rng.integers(0, 256, size=(50_000, 32, 32, 3), dtype=np.uint8)
@@ -382,6 +383,7 @@ def test_the_forms_compared_are_the_same_function():
     )
 
 
+@pytest.mark.long
 def test_where_time_goes_adds_up():
     totals, counts = where_time_goes.profiled("cifarnet", "float32", 2)
     options = argparse.Namespace(model="cifarnet", compute_dtype="float32")

@@ -507,6 +507,7 @@ print(*growths)
 
 @pytest.mark.whole_program
 @pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="needs Linux's /proc")
+@pytest.mark.long
 def test_a_large_set_is_in_memory_once(tmp_path):
     """Made and kept, read from the cache, trained on and evaluated; a second copy would show."""
     done = subprocess.run(

@@ -432,6 +432,7 @@ class TestRuns:
         assert one.weights_sha256() == other.weights_sha256()
         assert one.staleness == other.staleness
 
+    @pytest.mark.long
     def test_runs_side_by_side_are_those_of_one_at_a_time(self, network):
         alone = [run(name, network, 3, "jitter")[0] for name in rules.RULES]
         together = race.side_by_side(

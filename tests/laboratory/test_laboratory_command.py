@@ -28,6 +28,7 @@ def shapes(monkeypatch, tmp_path):
 
 @pytest.mark.whole_program
 @pytest.mark.usefixtures("whole_runs")
+@pytest.mark.long
 def test_a_rule_ends_with_a_table_a_plot_and_one_model(tmp_path, shapes, capsys):
     arguments = ("--rule=easgd", "--speeds=straggler", "--rate=0.2", "--period=2", "--message=0")
     call = [sys.executable, "-m", "laboratory", *arguments, *SHORT, f"--out={tmp_path}"]
@@ -133,6 +134,7 @@ def test_the_model_and_the_batch_are_those_asked_for(shapes):
     np.testing.assert_array_equal(images, same)
 
 
+@pytest.mark.long
 def test_a_run_without_an_update_or_that_diverged_leaves_no_model(shapes, tmp_path, capsys):
     assert command.main(["--rule=local_sgd", "--workers=2", "--time=2", "--batch=4"]) == 0
     assert (

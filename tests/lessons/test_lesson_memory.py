@@ -16,6 +16,7 @@ POWERS = (256, 512, 1024)
 LESSON = memory.LESSON
 
 
+@pytest.mark.long
 def test_is_a_table_a_claim_and_a_plot(glance, tmp_path):
     lesson_checks.check_finding(glance, tmp_path)
 

@@ -44,6 +44,7 @@ EXPECTED = {
 LESSON = museum.LESSON
 
 
+@pytest.mark.long
 def test_is_a_table_a_claim_and_a_plot(finding, tmp_path):
     lesson_checks.check_finding(finding, tmp_path)
 

@@ -29,6 +29,7 @@ def test_is_a_table_a_claim_and_a_plot(glance, tmp_path):
     lesson_checks.check_finding(glance, tmp_path)
 
 
+@pytest.mark.long
 class TestFinding:
     @pytest.mark.long
     def test_most_of_a_step_is_compute(self, finding):

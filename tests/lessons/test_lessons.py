@@ -159,7 +159,9 @@ ELSEWHERE = {
 
 
 HERE = [name for name in LESSONS if name not in ELSEWHERE]
-NEED_LONG = ("averaging", "batch_norm", "batch_size", "scaling", "train_and_test_loss")
+NEED_LONG = (
+    "averaging", "batch_norm", "batch_size", "final_model", "scaling", "train_and_test_loss"
+)  # fmt: skip
 
 
 @pytest.mark.parametrize(

@@ -209,6 +209,7 @@ class TestThePrintedFlags:
         assert (f"for {optimizer} a guess" in out) == (optimizer in ("lion", "muon"))
 
 
+@pytest.mark.long
 class TestWhatIsSaidOfBits:
     @pytest.mark.parametrize(
         ("here", "there", "said"),

@@ -69,7 +69,12 @@ def all_of_five(tmp_path_factory):
 
 
 @pytest.fixture(
-    params=["of_two", "of_three", "of_five", pytest.param("all_of_five", marks=pytest.mark.long)]
+    params=[
+        "of_two",
+        "of_three",
+        pytest.param("of_five", marks=pytest.mark.long),
+        pytest.param("all_of_five", marks=pytest.mark.long),
+    ]
 )
 def of_workers(request):
     return request.getfixturevalue(request.param)

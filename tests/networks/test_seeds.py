@@ -40,7 +40,10 @@ def assert_nothing_shared(values: dict) -> None:
         assert correlation(values[one], values[other]) < 0.5, f"{one} and {other} share draws"
 
 
-@pytest.mark.parametrize("name", networks.NETWORKS)
+@pytest.mark.parametrize(
+    "name",
+    [pytest.param(n, marks=() if n == "cifarnet" else pytest.mark.long) for n in networks.NETWORKS],
+)
 def test_no_kernel_of_ten_seeds_has_the_values_of_another(name):
     values = {
         (seed, path): drawn

@@ -99,6 +99,7 @@ def test_killed_six_times_a_run_ends_as_if_it_had_not_been(tmp_path):
 
 class TestTornFiles:
     @pytest.mark.whole_program
+    @pytest.mark.long
     def test_tensorflows_own_list_may_be_torn_too(self, stopped, untouched, forked_command):
         """In a process, whose stderr TensorFlow would write its view of it to."""
         (stopped / "checkpoints" / "checkpoint").write_text("model_checkpoint_path: abc all_mo")
@@ -177,7 +178,17 @@ class TestTornFiles:
         assert scripts.contents(stopped) == before
 
     @pytest.mark.parametrize(
-        "text", ["{", '{"step": 4}', '{"step": 4, "weights_sha256": "a", "accuracy": "high"}']
+        "text",
+        [
+            "{",
+            *(
+                pytest.param(text, marks=pytest.mark.long)
+                for text in (
+                    '{"step": 4}',
+                    '{"step": 4, "weights_sha256": "a", "accuracy": "high"}',
+                )
+            ),
+        ],
     )
     def test_a_damaged_summary_is_made_again(self, stopped, untouched, text):
         (stopped / "final_model.json").write_text(text)
@@ -219,7 +230,7 @@ def test_a_file_in_the_place_of_a_folder_is_said(stopped, name):
     assert (stopped / name).read_text() == "mine"
 
 
-@pytest.mark.parametrize("year", [1970, 2150])
+@pytest.mark.parametrize("year", [1970, pytest.param(2150, marks=pytest.mark.long)])
 def test_a_clock_that_no_archive_knows_is_said(stopped, untouched, monkeypatch, year):
     """As on a board without a battery; the run is saved, and ends once the clock is set."""
     when = time.struct_time((year, 1, 1, 0, 0, 0, 3, 1, 0))
@@ -331,7 +342,7 @@ class TestAFullDisk:
 
     @pytest.mark.parametrize(
         "kilobytes",
-        [8, 40, *(pytest.param(size, marks=pytest.mark.long) for size in (200, 450, 600))],
+        [8, *(pytest.param(size, marks=pytest.mark.long) for size in (40, 200, 450, 600))],
     )
     def test_that_is_real_loses_nothing_that_was_written(
         self, untouched, tmp_path, disk, kilobytes
@@ -521,6 +532,7 @@ def test_a_terminal_that_is_closed_at_the_start_ends_it(tmp_path, cache_home, se
 
 
 @pytest.mark.whole_program
+@pytest.mark.long
 def test_a_terminal_that_is_closed_ends_the_run_with_a_checkpoint(tmp_path, cache_home):
     """SIGHUP comes, and from then on whatever is printed is an error."""
     folder = tmp_path / "run"

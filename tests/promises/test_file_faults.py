@@ -45,7 +45,8 @@ def run_under_faults(library, cache_home, chosen: str, every: bool, minutes: int
     assert done.returncode == PASSED, done.stdout + done.stderr
 
 
-@pytest.mark.parametrize("every", [False, pytest.param(True, marks=pytest.mark.long)])
+@pytest.mark.parametrize("every", [False, True])
+@pytest.mark.long
 def test_what_a_run_writes_and_reads(library, cache_home, every):
     """Lines, checkpoints, TensorBoard's files, the lock: each operation, by some faults or all."""
     run_under_faults(library, cache_home, "not TestAWholeTraining", every, minutes=10)

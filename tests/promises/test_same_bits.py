@@ -169,6 +169,7 @@ class TestVerifying:
         for part in parts:
             assert len({line["parts_sha256"][part] for line in lines}) == 5
 
+    @pytest.mark.long
     def test_changes_nothing_else(self, tmp_path):
         scripts.train(tmp_path / "verified", *self.FLAGS)
         scripts.train(tmp_path / "plain", *self.FLAGS, "--verify_every_steps=0")
@@ -179,6 +180,7 @@ class TestVerifying:
         finals = [scripts.final_summary(tmp_path / name) for name in ("verified", "plain")]
         assert finals[0] == finals[1]
 
+    @pytest.mark.long
     def test_a_run_that_goes_on_writes_each_line_once(self, tmp_path):
         scripts.train(tmp_path / "whole", *self.FLAGS)
         scripts.train(tmp_path / "parts", *self.FLAGS, "--max_steps=5")
@@ -250,6 +252,7 @@ class TestStatisticsOfEach:
     """A residual network, stopped on one number of towers and continued on another."""
 
     @pytest.mark.pitfall(31)
+    @pytest.mark.long
     def test_go_on_on_another_number_of_towers(self, tmp_path, each_folder, microbatches):
         stop_and_go_on(tmp_path, microbatches, EACH)
         assert scripts.hash_lines(tmp_path) == scripts.hash_lines(each_folder)
@@ -259,6 +262,7 @@ class TestStatisticsOfEach:
         ]
         assert losses[0] == losses[1]
 
+    @pytest.mark.long
     def test_divergence_is_in_every_logged_line(self, each_folder):
         lines = scripts.training_lines(each_folder)
         assert len(lines) == 4
@@ -321,12 +325,14 @@ class TestTheFastRecipe:
     """Whitening, fused batch norm, Muon and labels that are smoothed, whole and in pieces."""
 
     @pytest.mark.pitfall(23, 32)
+    @pytest.mark.long
     def test_goes_on_on_another_number_of_towers(self, tmp_path, fast_folder, microbatches):
         stop_and_go_on(tmp_path, microbatches, FAST)
         assert len(scripts.hash_lines(fast_folder)) == 5
         assert scripts.hash_lines(tmp_path) == scripts.hash_lines(fast_folder)
         assert scripts.final_summary(tmp_path) == scripts.final_summary(fast_folder)
 
+    @pytest.mark.long
     def test_has_seen_the_training_images_before_its_first_step(self, fast_folder):
         model = keras.saving.load_model(fast_folder / "final_model.keras")
         train = datasets.load("shapes", None, "train")
@@ -394,6 +400,7 @@ def run(forked_command, tmp_path):
 
 
 @pytest.mark.whole_program
+@pytest.mark.long
 class TestARuntimeOfItsOwn:
     """Threads and determinism are set before TensorFlow's runtime starts."""
 

@@ -43,6 +43,7 @@ def process(folder):
         process.kill()
 
 
+@pytest.mark.long
 def test_a_second_one_is_refused_until_the_first_is_dead(folder, process):
     assert process.stdout.readline() == b"held\n"
     before = folder.lock.read_bytes()

@@ -71,6 +71,7 @@ class TestARunThatGoesOn:
         assert second["first_step"] == 2
         assert second["runs_on"] == began["runs_on"] | {"TF_ENABLE_ONEDNN_OPTS": "0"}
 
+    @pytest.mark.long
     def test_on_the_same_says_nothing(self, tmp_path):
         scripts.train(tmp_path, *self.FLAGS, "--max_steps=2")
         began = self.stretches_of(tmp_path)

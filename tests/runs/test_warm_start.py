@@ -355,7 +355,7 @@ class TestState:
         copy.compile(loss=keras.losses.SparseCategoricalCrossentropy(from_logits=True))
         assert found.loss == pytest.approx(copy.evaluate(X, Y, verbose=0), rel=1e-5)
 
-    @pytest.mark.parametrize("within", [False, True])
+    @pytest.mark.parametrize("within", [False, pytest.param(True, marks=pytest.mark.long)])
     def test_a_run_has_its_own_normalization_whatever_a_program_learns_later(
         self, tmp_path, within
     ):
@@ -539,7 +539,7 @@ class TestWholeRuns:
         assert outcome.step == 3
         assert capsys.readouterr().out.count("begins with") == 1
 
-    @pytest.mark.parametrize("then", ["moved", "left out"])
+    @pytest.mark.parametrize("then", ["moved", pytest.param("left out", marks=pytest.mark.long)])
     def test_go_on_where_what_they_began_with_is_gone(self, finished, tmp_path, then):
         source = shutil.copytree(finished[0], tmp_path / "source")
         run_in(tmp_path / "new", trainer_of(usual()), init_from=source, steps=2).train()
@@ -570,6 +570,7 @@ class TestWholeRuns:
         again = run_in(tmp_path / "new", trainer_of(usual()), init_from=copy, steps=3).train()
         assert again.step == 3
 
+    @pytest.mark.long
     def test_have_a_hash_of_their_own_in_their_checkpoints(self, finished, tmp_path, saved):
         """A checkpoint of a run that began with other weights is another run's."""
         for name, source in (("a", finished[0]), ("b", saved(usual()))):
@@ -592,6 +593,7 @@ class TestWholeRuns:
         assert trainer.state.sha256() == before
         assert not (tmp_path / "new").exists()
 
+    @pytest.mark.long
     def test_go_on_with_a_lower_rate_where_one_met_nan(self, tmp_path):
         """The advice of the error can be followed."""
 
@@ -637,6 +639,7 @@ class TestTheCommand:
         assert done.returncode == 1
         assert f"--init_from={tmp_path} (the run has {first})" in done.stderr
 
+    @pytest.mark.long
     def test_is_evaluated_and_begun_from_like_any_other(self, first, tmp_path):
         small = ("--learning_rate=0.01", "--max_steps=2")
         assert scripts.train(tmp_path / "new", f"--init_from={first}", *small).returncode == 0

@@ -29,6 +29,7 @@ def test_a_backend_named_in_the_environment(backend):
     assert done.stderr.splitlines()[-1] == f"ImportError: {message}"
 
 
+@pytest.mark.long
 def test_a_backend_named_in_keras_s_file(tmp_path):
     (tmp_path / "keras.json").write_text('{"backend": "jax"}')
     home = {"KERAS_HOME": str(tmp_path)}

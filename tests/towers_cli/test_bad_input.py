@@ -415,12 +415,13 @@ def test_a_folder_of_other_files_is_left_alone(tmp_path, name):
             2,
             "--num_towers=9: must be at most num_microbatches=8, for each tower computes one or",
         ),
-        (
+        pytest.param(
             "eval.py",
             ["--train_dir=runs/a"],
             1,
             "--train_dir=runs/a: there is no run here; "
             "train one with python train.py --train_dir=runs/a",
+            marks=pytest.mark.long,
         ),
     ],
 )
@@ -637,6 +638,7 @@ print("the hook sees:", pickle.loads(pickle.dumps(print)) is print and unpickled
 
 
 @pytest.mark.whole_program
+@pytest.mark.long
 def test_a_training_and_an_evaluation_unpickle_nothing(tmp_path):
     """Not by our code, nor by TensorFlow, Keras or NumPy for us: no call and no audit event."""
     paths = os.pathsep.join([str(scripts.ROOT), str(scripts.ROOT / "tests" / "helpers")])

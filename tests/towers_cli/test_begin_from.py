@@ -109,6 +109,7 @@ class TestOtherSettings:
         after = state_at(tmp_path, 5)
         assert after["optimizer/0"] == 1  # of one update, where the old optimizer has made four
 
+    @pytest.mark.long
     def test_a_wider_type_leaves_the_loss_scale_behind(self, tmp_path):
         narrow = (*FLAGS, "--compute_dtype=float16", "--max_steps=2")
         assert scripts.train(tmp_path / "narrow", *narrow).returncode == 0
@@ -123,6 +124,7 @@ class TestOtherSettings:
             place = int(name.partition("/")[2])
             np.testing.assert_array_equal(after[name], before[f"optimizer/{place + 4}"])
 
+    @pytest.mark.long
     def test_averages_begin_at_the_weights_where_there_were_none(self, tmp_path):
         none = (*MOMENTUM, "--moving_average_decay=0", "--max_steps=2")
         assert scripts.train(tmp_path / "none", *none).returncode == 0
@@ -134,6 +136,7 @@ class TestOtherSettings:
         for name in averages:
             np.testing.assert_array_equal(after[name], before[f"weights/{name.partition('/')[2]}"])
 
+    @pytest.mark.long
     def test_a_loss_scale_goes_on_where_both_have_one(self, tmp_path):
         narrow = (*FLAGS, "--compute_dtype=float16", "--max_steps=2")
         assert scripts.train(tmp_path / "one", *narrow).returncode == 0
@@ -143,6 +146,7 @@ class TestOtherSettings:
         for name, value in before.items():
             assert after[name].tobytes() == value.tobytes(), name
 
+    @pytest.mark.long
     def test_statistics_of_each_begin_at_the_models_where_there_were_none(self, tmp_path):
         resnet = (*FLAGS, "--model=resnet", "--max_steps=2")
         assert scripts.train(tmp_path / "mean", *resnet).returncode == 0
@@ -179,6 +183,7 @@ class TestTheNewRun:
         assert f"--begin_from={four_steps} (the run has None)" in done.stderr
         assert scripts.contents(tmp_path) == before
 
+    @pytest.mark.long
     def test_can_be_evaluated(self, four_steps, tmp_path):
         scripts.train(tmp_path, *FLAGS, f"--begin_from={four_steps}", "--max_steps=6")
         done = scripts.run("eval", f"--train_dir={tmp_path}")
@@ -243,6 +248,7 @@ class TestWhatIsRefused:
         assert "step-40 holds step 2, and its name says 40" in error
 
 
+@pytest.mark.long
 def test_what_it_began_from_defines_a_run_and_not_its_path(four_steps, tmp_path):
     """The same step of the same run is the same beginning; another step is another run."""
     shutil.copytree(four_steps, tmp_path / "copy")
@@ -274,6 +280,7 @@ class TestAnAttemptWithoutACheckpoint:
         ours, fresh = scripts.hash_lines(tmp_path / "run"), scripts.hash_lines(tmp_path / "fresh")
         assert ours == fresh
 
+    @pytest.mark.long
     def test_nor_in_one_that_begins_elsewhere(self, four_steps, tmp_path):
         assert scripts.train(tmp_path, *FLAGS, "--learning_rate=1e20").returncode == 1
         done = scripts.train(tmp_path, *FLAGS, f"--begin_from={four_steps}", "--max_steps=6")
@@ -281,6 +288,7 @@ class TestAnAttemptWithoutACheckpoint:
         assert [line["step"] for line in scripts.training_lines(tmp_path)] == [5, 6]
 
 
+@pytest.mark.long
 class TestTheAdvice:
     def test_after_nan_can_be_followed(self, tmp_path, monkeypatch):
         """Step 3 leaves infinite weights; a new run with a lower rate begins from step 2."""
@@ -348,6 +356,7 @@ class TestTheFirstCheckpoint:
             assert done.returncode == 0, done.stderr
             scripts.assert_same_run(folder, four_steps)
 
+    @pytest.mark.long
     def test_that_was_whole_is_missed_where_it_is_gone(self, tmp_path):
         """Stopped before the first regular one, then without its checkpoints: nothing is cut."""
         assert scripts.train(tmp_path, *MOMENTUM, "--max_steps=3").returncode == 0

@@ -54,6 +54,7 @@ def test_on_a_drawn_set_leaves_a_new_home_folder_empty(home):
     assert state(home) == before
 
 
+@pytest.mark.long
 def test_on_a_prepared_set_writes_neither_there_nor_into_the_cache(home):
     data_dir = home / "data"
     tiny_photos.prepare(data_dir, size=(32, 32))
@@ -64,6 +65,7 @@ def test_on_a_prepared_set_writes_neither_there_nor_into_the_cache(home):
     assert state(home) == before
 
 
+@pytest.mark.long
 def test_reads_the_cache_and_leaves_a_broken_entry_as_it_is(home, monkeypatch):
     data_dir = home / "data"
     tiny_photos.prepare(data_dir, size=(32, 32))

@@ -271,6 +271,7 @@ class TestFollowing:
         assert done.returncode == 1
         assert "there is no run here" in done.stderr
 
+    @pytest.mark.long
     def test_waits_for_a_training_that_has_not_begun(self, tmp_path, monkeypatch):
         def train_meanwhile(_):
             monkeypatch.undo()  # others sleep, too

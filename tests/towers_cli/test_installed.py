@@ -112,6 +112,7 @@ class TestInAnotherProject:
         assert done.stdout.splitlines()[-1] == f"8 {packages / 'towers' / '__init__.py'}"
         assert (project / "run" / "final_model.json").exists()
 
+    @pytest.mark.long
     def test_the_commands_do_what_they_do(self, packages, project):
         train = packages / "bin" / "towers-train"
         done = self.run(packages, project, train, *scripts.small_run(project / "first"))
@@ -123,6 +124,7 @@ class TestInAnotherProject:
             )
             assert done.returncode == 0, done.stderr
 
+    @pytest.mark.long
     def test_a_model_beside_a_module_of_that_name_is_refused(self, packages, project):
         (project / "mine.py").write_text("def build(image_shape, num_classes):\n    pass\n")
         train = packages / "bin" / "towers-train"

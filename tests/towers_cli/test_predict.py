@@ -226,6 +226,7 @@ print(found["probabilities"].shape, found["class_name"][0].decode())
 
 
 @pytest.mark.whole_program
+@pytest.mark.long
 def test_a_network_of_keras_s_own_layers_needs_keras_alone(tmp_path):
     done = scripts.train(tmp_path / "run", *RESNET)
     assert done.returncode == 0, done.stderr

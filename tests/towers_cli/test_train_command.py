@@ -306,6 +306,7 @@ print(json.dumps([shape, int(correct), float(numpy.mean(losses))]))
 
 
 @pytest.mark.whole_program
+@pytest.mark.long
 def test_tensorflows_notices_are_there_for_who_asks(command, monkeypatch):
     # Refused once TensorFlow is there, unlike a value that is wrong by itself.
     monkeypatch.setenv("TF_CPP_MIN_LOG_LEVEL", "0")
@@ -439,7 +440,11 @@ class TestGoingOn:
     @pytest.mark.pitfall(11, 28, 31)
     @pytest.mark.parametrize(
         ("stopped_at", "towers_before", "towers_after"),
-        [pytest.param(2, 1, 1, marks=pytest.mark.long), (3, 1, 2), (4, 2, 1)],
+        [
+            pytest.param(2, 1, 1, marks=pytest.mark.long),
+            (3, 1, 2),
+            pytest.param(4, 2, 1, marks=pytest.mark.long),
+        ],
     )
     def test_ends_with_the_same_weights_and_metrics(
         self, uninterrupted, tmp_path, stopped_at, towers_before, towers_after
@@ -462,6 +467,7 @@ class TestGoingOn:
             scripts.train(tmp_path / "run", *flags, f"--num_towers={towers}", f"--max_steps={end}")
         scripts.assert_same_run(tmp_path / "run", tmp_path / "whole")
 
+    @pytest.mark.long
     def test_goes_on_in_a_folder_that_was_moved(self, uninterrupted, tmp_path):
         scripts.train(tmp_path / "here", *SIX_STEPS, "--max_steps=4")
         shutil.move(tmp_path / "here", tmp_path / "there")
@@ -554,6 +560,7 @@ class TestGoingOn:
         scripts.assert_same_run(folder, uninterrupted)
         assert scripts.evaluation_lines(folder) == scripts.evaluation_lines(uninterrupted)
 
+    @pytest.mark.long
     def test_an_evaluation_that_was_missed_is_made_up_for(self, uninterrupted, tmp_path):
         """A signal at a step with an evaluation stops the run before that evaluation."""
         folder = tmp_path / "run"
@@ -584,7 +591,12 @@ def test_ctrl_c_before_the_first_step_ends_in_one_line(tmp_path, monkeypatch, sh
 
 class TestTheEndMoves:
     @pytest.mark.parametrize(
-        ("schedule", "refused"), [("exponential", False), ("cosine", True), ("linear", True)]
+        ("schedule", "refused"),
+        [
+            ("exponential", False),
+            ("cosine", True),
+            pytest.param("linear", True, marks=pytest.mark.long),
+        ],
     )
     def test_unless_the_rate_depends_on_it(self, tmp_path, schedule, refused):
         schedule = f"--learning_rate_schedule={schedule}"
@@ -715,6 +727,7 @@ def test_a_damaged_final_model_is_exported_again(tmp_path, short_run, content):
 
 
 @pytest.mark.whole_program
+@pytest.mark.long
 def test_a_configuration_of_keras_does_not_decide_a_run(tmp_path, command, monkeypatch):
     flags = ["--summary_every_steps=0", "--num_microbatches=2", "--max_steps=2"]
     monkeypatch.setenv("KERAS_HOME", str(tmp_path))
@@ -782,6 +795,7 @@ class TestALossThatIsNotFinite:
         assert "There is no checkpoint yet." in done.stderr
         assert not list(tmp_path.rglob("*.index"))
 
+    @pytest.mark.long
     def test_is_what_is_said_where_the_disk_is_full_besides(self, tmp_path, monkeypatch):
         def no_space(_):
             raise run_folder.RunFolderError("TensorBoard's files cannot be written: no space")
@@ -815,7 +829,7 @@ def _all_finite(path) -> bool:
     ("model", "dtype"),
     [
         ("cifarnet", "float16"),
-        ("resnet", "bfloat16"),
+        pytest.param("resnet", "bfloat16", marks=pytest.mark.long),
         pytest.param("fastnet", "float16", marks=pytest.mark.long),
     ],
 )
@@ -862,6 +876,7 @@ class TestBeforeTheFirstStep:
         )
         assert not (tmp_path / "run").exists()
 
+    @pytest.mark.long
     def test_metrics_without_their_checkpoints_are_not_thrown_away(self, tmp_path):
         flags = ["--max_steps=4", "--checkpoint_every_steps=2", "--log_every_steps=1"]
         scripts.train(tmp_path, *flags)
@@ -959,6 +974,7 @@ class TestTheProfile:
             "directory\n",
         )
 
+    @pytest.mark.long
     def test_begins_where_the_run_goes_on(self, tmp_path):
         scripts.train(tmp_path, "--max_steps=3")
         scripts.train(tmp_path, "--max_steps=5", "--profile_steps=2,4")

@@ -241,7 +241,7 @@ def test_a_worker_that_never_comes_is_named(tmp_path, workers):
 
 
 @pytest.mark.whole_program
-@pytest.mark.parametrize("moment", ["importing", "training"])
+@pytest.mark.parametrize("moment", ["importing", pytest.param("training", marks=pytest.mark.long)])
 def test_a_launcher_that_is_killed_takes_its_workers_with_it(tmp_path, cache_home, moment):
     folder = tmp_path / "run"
     script = tmp_path / "train.py"  # says when it has begun
@@ -331,6 +331,7 @@ def test_a_worker_that_is_killed_while_tensorflow_starts_does_not_hang_the_other
 
 
 @pytest.mark.whole_program
+@pytest.mark.long
 def test_one_that_hangs_then_does_not_either(one_of_two_dies):
     code, err, _ = one_of_two_dies("servers", 1, signal.SIGSTOP, 6.0)
     late = "TensorFlow's servers have not found each other within 6 s"
