@@ -41,6 +41,7 @@ setup(
     python_requires=">=3.11",
     install_requires=[
         "absl-py>=2.1",
+        "array_record>=0.6",
         "h5py",  # Keras writes weights with it; a run that begins with some reads them by layer
         "importlib_resources",  # TFDS 4.9.10 needs it to prepare a data set and does not say so
         "keras>=3.15,<4",

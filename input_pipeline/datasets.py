@@ -1,22 +1,38 @@
-"""A data set's name → its images and labels in memory.
+"""A data set's name → its images and labels, in memory or in a store on disk.
 
 `shapes` is drawn here and needs no files. `cifar10` is read from the original binary files where
-`data_dir` holds them. Every other name, and `cifar10` without those files, goes to TensorFlow
-Datasets. What has to be decoded or drawn is decoded once and then comes from the user's cache
-folder; `data_dir` is written to only where a set has to be downloaded.
+`data_dir` holds them. `folder` is the pictures in `data_dir`. Every other name, and `cifar10`
+without those files, goes to TensorFlow Datasets.
+
+Images of one size are in memory: what has to be decoded or drawn is decoded once and then comes
+from the user's cache folder. Pictures of different sizes, and any for which an image size is asked
+for, are put into a store, and read and decoded as they are needed (docs/data.md). `data_dir` is
+written to only where a set has to be downloaded.
 """
 
 import dataclasses
 import functools
 import os
 import pathlib
+from collections.abc import Sequence
 
 import numpy as np
 
-from . import cache, cifar10_binary, decoded, shapes, tfds_source
+from . import (
+    batches,
+    cache,
+    cifar10_binary,
+    decoded,
+    folder_source,
+    shapes,
+    store,
+    stored_images,
+    tfds_source,
+)
 
 DataError = decoded.DataError
 
+FOLDER = "folder"
 SPLITS = ("train", "test")  # of `shapes` and CIFAR-10; TFDS's sets may have others
 
 _SHAPES_SEED = 0
@@ -24,7 +40,7 @@ _SHAPES_SEED = 0
 
 @dataclasses.dataclass(frozen=True)
 class ImageArrays:
-    """One split of a data set.
+    """One split of a data set, in memory.
 
     Attributes:
       images: uint8 [n, height, width, channels].
@@ -40,51 +56,115 @@ class ImageArrays:
     source: str
     fingerprint: str
 
+    @property
+    def num_examples(self) -> int:
+        """How many images there are."""
+        return len(self.images)
 
-def load(name: str, data_dir: str | None, split: str) -> ImageArrays:
+    @property
+    def image_shape(self) -> tuple[int, int, int]:
+        """(height, width, channels) of an image."""
+        return self.images.shape[1:]
+
+    def some(self, count: int) -> np.ndarray:
+        """At most `count` images, evenly spread: uint8 [n, *image_shape]."""
+        return batches.spread_out(self.images, count)
+
+
+Images = ImageArrays | stored_images.StoredImages
+
+
+def load(
+    name: str,
+    data_dir: str | None,
+    split: str,
+    *,
+    image_size: int | None = None,
+    store_dir: str | None = None,
+    class_names: Sequence[str] | None = None,
+    read_only: bool = False,
+) -> Images:
     """Loads one split of a data set.
 
-    The first load of a TFDS set runs TensorFlow operations to decode it. Logical devices have to be
-    configured before that.
+    The first load of a TFDS set or a folder runs TensorFlow operations to decode it. Logical
+    devices have to be configured before that.
 
     Args:
-      name: `shapes`, `cifar10` or any image-classification set of TFDS.
+      name: `shapes`, `cifar10`, `folder` or any image-classification set of TFDS.
       data_dir: the folder of the data; None for TFDS's own (`$TFDS_DATA_DIR`, or
         `~/tensorflow_datasets`). `shapes` does not look at it.
-      split: `train` or `test`; of TFDS's sets any split by its plain name.
+      split: `train` or `test`; of other sets any split by its plain name.
+      image_size: the side of the square that each picture becomes, whose set is then in a store;
+        None for images as they are, and for pictures of different sizes IMAGE_SIZE.
+      store_dir: where stores are; None for the user's cache.
+      class_names: of `folder`, in their order; None for those of its own folders.
+      read_only: write no file: a set that is not prepared is refused, and nothing is cached.
 
     Raises:
       DataError: with a message for the person at the keyboard.
     """
-    return _load(name, data_dir, split, read_only=False)
-
-
-def load_prepared(name: str, data_dir: str | None, split: str) -> ImageArrays:
-    """As `load`, but writes no file: a set that is not prepared is refused, and nothing is cached.
-
-    Args, result and errors are those of `load`.
-    """
-    return _load(name, data_dir, split, read_only=True)
-
-
-def _load(name: str, data_dir: str | None, split: str, read_only: bool) -> ImageArrays:
     if name == "shapes":
+        _refuse_size(name, image_size)
         _check_split(name, split)
         return _load_shapes(split, read_only)
+    if name == FOLDER:
+        if not data_dir:
+            raise DataError(
+                "--dataset=folder needs --data_dir, the folder of the pictures: class_name/*.jpg "
+                "in it, or train/class_name/*.jpg and test/class_name/*.jpg."
+            )
+        pictures = folder_source.Folder(_data_folder(data_dir), split, class_names)
+        return _stored(f"folder-{split}", pictures, image_size, store_dir, read_only)
     folder = _data_folder(data_dir)
-    if name == "cifar10":
+    if name == "cifar10" and image_size is None:
         binary_folder = cifar10_binary.find_folder(folder)
         if binary_folder:
             _check_split(name, split)
             return _load_binary(binary_folder, split)
         _refuse_python_version(folder)
-    return _load_tfds(name, folder, split, read_only)
+    builder = tfds_source.open_prepared(name, folder, read_only)
+    if image_size is None and tfds_source.has_one_size(builder):
+        return _load_tfds(name, builder, split, read_only)
+    pictures = tfds_source.Pictures(builder, split)
+    return _stored(f"{name}-{split}", pictures, image_size, store_dir, read_only)
+
+
+def _stored(
+    readable: str, source: store.Source, image_size: int | None, store_dir, read_only: bool
+) -> stored_images.StoredImages:
+    found = store.open_or_make(readable, source, store_dir, read_only)
+    size = stored_images.IMAGE_SIZE if image_size is None else image_size
+    return stored_images.StoredImages(found, size, source.description)
+
+
+def _refuse_size(name: str, image_size: int | None) -> None:
+    if image_size is not None:
+        raise DataError(
+            f"--image_size={image_size}: the images of --dataset={name} have one size, and are not "
+            "scaled; leave it out."
+        )
 
 
 def _check_split(name: str, split: str) -> None:
     """Refuses other splits than the two of a set that does not come from TFDS."""
     if split not in SPLITS:
         raise tfds_source.no_such_split(name, split, SPLITS)
+
+
+def default_split(name: str, data_dir: str | None, otherwise: str) -> str:
+    """The split that is evaluated where nobody names one.
+
+    Args:
+      name: of the data set.
+      data_dir: the folder of other pictures than the run's; None for the run's own.
+      otherwise: the split that the run evaluates.
+
+    Returns:
+      `all` of a folder of other pictures that has no splits; else `otherwise`.
+    """
+    if name == FOLDER and data_dir and not folder_source.is_split(_data_folder(data_dir)):
+        return folder_source.ALL
+    return otherwise
 
 
 def at_hand(name: str, data_dir: str | None) -> bool:
@@ -95,6 +175,8 @@ def at_hand(name: str, data_dir: str | None) -> bool:
     if name == "shapes":
         return True
     folder = _data_folder(data_dir)
+    if name == FOLDER:
+        return True
     has_binary = name == "cifar10" and cifar10_binary.find_folder(folder) is not None
     return has_binary or any((folder / name).glob("**/dataset_info.json"))
 
@@ -164,8 +246,7 @@ def _refuse_python_version(folder: pathlib.Path) -> None:
         )
 
 
-def _load_tfds(name: str, folder: pathlib.Path, split: str, read_only: bool) -> ImageArrays:
-    builder = tfds_source.open_prepared(name, folder, read_only)
+def _load_tfds(name: str, builder, split: str, read_only: bool) -> ImageArrays:
     source = f"TFDS {builder.info.full_name} in {builder.data_dir_root}"
     make = functools.partial(tfds_source.read, builder, split)
     identity = tfds_source.identity(builder, split)

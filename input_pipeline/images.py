@@ -1,10 +1,59 @@
-"""The images of a data set as a source of training batches, and as examples to evaluate."""
+"""The images of a data set as a source of training batches, and as examples to evaluate.
+
+`training` and `evaluated` do it for any set that `datasets.load` gives: for one in memory, here;
+for one on disk, by `stored_images`.
+"""
 
 from collections.abc import Callable, Iterator
 
 import tensorflow as tf
 
-from . import batches, datasets
+from . import batches, datasets, decoded, preprocess, stored_images
+
+
+def preprocessing(name: str, split: datasets.Images) -> preprocess.Preprocessing:
+    """The preprocessing called `name` for the images of a data set.
+
+    Raises:
+      ValueError: as `preprocess.for_images`.
+      DataError: it cuts pictures as they are decoded, and these were decoded before.
+    """
+    found = preprocess.for_images(name, split.image_shape)
+    if found.cuts_at_random and isinstance(split, datasets.ImageArrays):
+        height, width, _ = split.image_shape
+        raise decoded.DataError(
+            f"--preprocessing={name} cuts pictures as they are decoded, and this set is decoded to "
+            f"{height} x {width} before: give --image_size, by which its pictures are read from "
+            "disk, or another --preprocessing."
+        )
+    return found
+
+
+def training(
+    split: datasets.Images, prepared: preprocess.Preprocessing, seed: int
+) -> "Training | stored_images.Training":
+    """The split as a source of training batches, for `towers.Run`.
+
+    Args:
+      split: from `datasets.load`.
+      prepared: from `preprocessing`.
+      seed: of the order of the examples and of what preprocessing draws.
+    """
+    if isinstance(split, datasets.ImageArrays):
+        return Training(split, prepared.train, seed)
+    return stored_images.Training(split, prepared, seed)
+
+
+def evaluated(
+    split: datasets.Images,
+    prepared: preprocess.Preprocessing,
+    global_batch_size: int,
+    share: range | None = None,
+) -> "Evaluated | stored_images.Evaluated":
+    """The split's examples, each exactly once; arguments as of `training` and `Evaluated`."""
+    if isinstance(split, datasets.ImageArrays):
+        return Evaluated(split, prepared.evaluate, global_batch_size, share)
+    return stored_images.Evaluated(split, prepared, global_batch_size, share)
 
 
 class Training:

@@ -16,6 +16,7 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 import keras
+import numpy as np
 import tensorflow as tf
 
 from . import batches
@@ -23,6 +24,9 @@ from . import batches
 MAX_BRIGHTNESS_DELTA = 63.0  # added to pixels in [0, 255]
 MIN_CONTRAST, MAX_CONTRAST = 0.2, 1.8
 PIXEL_MEAN, PIXEL_DEVIATION = 120.7, 64.2  # of CIFAR-10, over all images and channels
+# Of ImageNet's red, green and blue, times 255, as torchvision and timm have them.
+COLOUR_MEANS, COLOUR_DEVIATIONS = (123.675, 116.28, 103.53), (58.395, 57.12, 57.375)
+_SHORTER_SIDE = 8 / 7  # of a picture, to the middle of it that is evaluated: 256 to 224
 
 _WHOLE_PACKETS = 64  # a multiple of the floats that any CPU computes at once
 
@@ -163,6 +167,35 @@ def scale_pixels(images: tf.Tensor) -> tf.Tensor:
     return (keras.ops.cast(images, "float32") - PIXEL_MEAN) * (1.0 / PIXEL_DEVIATION)
 
 
+def distort_flip(images: tf.Tensor, draws: batches.Draws) -> tf.Tensor:
+    """Mirroring by a coin for each image, then `scale_colours`.
+
+    For images that were cut at random as they were decoded (`cuts.at_random`).
+
+    Args:
+      images: uint8 or float32 [batch, height, width, 3], in [0, 255].
+      draws: of the batch.
+
+    Returns:
+      float32 [batch, height, width, 3].
+    """
+    flip = _own_placement(draws, images, 0).flip[:, tf.newaxis, tf.newaxis, tf.newaxis]
+    return scale_colours(tf.where(flip, images[:, :, ::-1], images))
+
+
+def scale_colours(images):
+    """Each channel minus its COLOUR_MEANS, divided by its COLOUR_DEVIATIONS.
+
+    Args:
+      images: uint8 or float32 [batch, height, width, 3], in [0, 255].
+
+    Returns:
+      float32 of the same shape.
+    """
+    means, factors = np.float32(COLOUR_MEANS), np.float32(1 / np.array(COLOUR_DEVIATIONS))
+    return (keras.ops.cast(images, "float32") - means) * factors
+
+
 def _center(images, crop_height: int, crop_width: int):
     max_top, max_left = _margins(images, crop_height, crop_width)
     top, left = max_top // 2, max_left // 2
@@ -255,7 +288,12 @@ def _standardize_in_keras(images):
 
 @dataclasses.dataclass(frozen=True)
 class Preprocessing:
-    """What happens to images between the arrays and the network."""
+    """What happens to images between the data set and the network.
+
+    Where a set has pictures of different sizes, one becomes an image first: in training a part of
+    it, at random or the middle; in evaluation the middle, of the picture scaled so that its shorter
+    side is that of `raw_shape`.
+    """
 
     name: str
     # (images uint8 [batch, h, w, c], draws) -> float32 [batch, *output_shape]
@@ -264,6 +302,19 @@ class Preprocessing:
     # (images float32) -> the same, of Keras's operations, for a model that takes raw images
     in_keras: Callable[[keras.KerasTensor], keras.KerasTensor]
     output_shape: tuple[int, int, int]
+    raw_shape: tuple[int, int, int]  # of an image, or of a picture's middle, that `in_keras` takes
+    cuts_at_random: bool = False
+
+
+def unchanged(image_shape: tuple[int, int, int]) -> Preprocessing:
+    """No preprocessing: images as they are."""
+
+    def as_it_is(images, draws=None):
+        return images
+
+    return Preprocessing(
+        "unchanged", as_it_is, as_it_is, as_it_is, image_shape, raw_shape=image_shape
+    )
 
 
 def _crop_flip_colour(image_shape: tuple[int, int, int]) -> Preprocessing:
@@ -275,6 +326,7 @@ def _crop_flip_colour(image_shape: tuple[int, int, int]) -> Preprocessing:
         evaluate=functools.partial(center_for_tutorial, **crop),
         in_keras=functools.partial(_center_in_keras, **crop),
         output_shape=(crop["crop_height"], crop["crop_width"], channels),
+        raw_shape=image_shape,
     )
 
 
@@ -285,6 +337,7 @@ def _pad_crop_flip(image_shape: tuple[int, int, int]) -> Preprocessing:
         evaluate=standardize,
         in_keras=_standardize_in_keras,
         output_shape=image_shape,
+        raw_shape=image_shape,
     )
 
 
@@ -295,6 +348,22 @@ def _shift_alternating_flip(image_shape: tuple[int, int, int]) -> Preprocessing:
         evaluate=scale_pixels,
         in_keras=scale_pixels,
         output_shape=image_shape,
+        raw_shape=image_shape,
+    )
+
+
+def _random_resized_crop(image_shape: tuple[int, int, int]) -> Preprocessing:
+    height, width, channels = image_shape
+    if channels != 3:
+        raise ValueError(f"random_resized_crop: images have {channels} channels, and must have 3")
+    return Preprocessing(
+        name="random_resized_crop",
+        train=distort_flip,
+        evaluate=scale_colours,
+        in_keras=lambda images: scale_colours(_center(images, height, width)),
+        output_shape=image_shape,
+        raw_shape=(int(height * _SHORTER_SIDE), int(width * _SHORTER_SIDE), channels),
+        cuts_at_random=True,
     )
 
 
@@ -302,6 +371,7 @@ _BY_NAME = {
     "crop_flip_colour": _crop_flip_colour,
     "pad_crop_flip": _pad_crop_flip,
     "shift_alternating_flip": _shift_alternating_flip,
+    "random_resized_crop": _random_resized_crop,
 }
 
 
@@ -310,12 +380,12 @@ def for_images(name: str, image_shape: tuple[int, int, int]) -> Preprocessing:
 
     Args:
       name: `crop_flip_colour`, the tutorial's (a crop of 3/4 of each side: 24 of 32);
-        `pad_crop_flip`, for residual networks (the size stays); or `shift_alternating_flip`, for
-        few epochs (the size stays).
+        `pad_crop_flip`, for residual networks (the size stays); `shift_alternating_flip`, for few
+        epochs (the size stays); or `random_resized_crop`, for pictures of different sizes.
       image_shape: (height, width, channels) of the images in the data set.
 
     Raises:
-      ValueError: no preprocessing has that name.
+      ValueError: no preprocessing has that name, or it does not take such images.
     """
     if name not in _BY_NAME:
         raise ValueError(f"Unknown preprocessing {name!r}; it is one of {', '.join(_BY_NAME)}.")

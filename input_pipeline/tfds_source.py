@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from . import cifar10_binary, decoded, regular_files, tfds_description
+from . import cifar10_binary, decoded, regular_files, store, tfds_description
 
 if TYPE_CHECKING:
     import tensorflow_datasets as tfds
@@ -132,7 +132,7 @@ def _unknown_name_message(name: str, data_dir: pathlib.Path) -> str:
             "set: that is a folder of a version such as 1.0.0/, with dataset_info.json and "
             "features.json. Copy it again."
         )
-    known = ["shapes", *tfds.list_builders(with_community_datasets=False)]
+    known = ["shapes", "folder", *tfds.list_builders(with_community_datasets=False)]
     near = difflib.get_close_matches(re.split("[/:]", name.lower())[0], known)
     hint = f"Did you mean {' or '.join(near)}?" if near else "Try cifar10, cifar100 or shapes."
     return f"--dataset={name} is unknown to TensorFlow Datasets. {hint}"
@@ -149,15 +149,15 @@ def _check_features(builder: "tfds.core.DatasetBuilder") -> None:
         isinstance(image, tfds.features.Image)
         and image.np_dtype == np.uint8
         and len(image.shape) == 3
-        and None not in image.shape
-        and min(image.shape) > 0
+        and min(side for side in (*image.shape, 1) if side is not None) > 0
+        and image.shape[2] is not None
         and isinstance(label, tfds.features.ClassLabel)
     ):
         return
     listing = ", ".join(f"{key}: {feature!r}" for key, feature in found.items()) or repr(features)
     raise decoded.DataError(
-        f"--dataset={builder.name} cannot be used: needed are `image` (uint8 of one fixed shape "
-        f"[height, width, channels]) and `label` (a class); it has {' '.join(listing.split())}."
+        f"--dataset={builder.name} cannot be used: needed are `image` (uint8 [height, "
+        f"width, channels]) and `label` (a class); it has {' '.join(listing.split())}."
     )
 
 
@@ -432,6 +432,63 @@ def read(builder: "tfds.core.DatasetBuilder", split: str) -> decoded.Decoded:
     return decoded.Decoded(images, labels.astype(np.int32), names)  # all are below len(names)
 
 
+def has_one_size(builder: "tfds.core.DatasetBuilder") -> bool:
+    """Whether all images of a set have the same height and width."""
+    return None not in builder.info.features["image"].shape
+
+
+class Pictures:
+    """The encoded pictures of one split; a `store.Source`.
+
+    Attributes:
+      description, identity, class_names, num_examples, num_bytes: see `store.Source`.
+    """
+
+    def __init__(self, builder: "tfds.core.DatasetBuilder", split: str):
+        """
+        Raises:
+          DataError: as `identity`; or the split is empty.
+        """
+        self._builder, self._split = builder, split
+        found = identity(builder, split)
+        where = f"TFDS {builder.info.full_name} in {builder.data_dir_root}"
+        if found is None or not builder.info.splits[split].num_examples:
+            raise decoded.DataError(f"{where}: {split} is empty.")
+        self.description, self.identity = where, found | {"pictures": "as they came"}
+        self.class_names = tuple(builder.info.features["label"].names)
+        self.num_examples = builder.info.splits[split].num_examples
+        self.num_bytes = sum(size for _, size, _ in found["files"])
+
+    def examples(self, first: int) -> Iterator[store.Example]:
+        """As `store.Source.examples`.
+
+        Raises:
+          DataError: the files are damaged.
+        """
+        import tensorflow as tf
+        import tensorflow_datasets as tfds
+
+        where = f"{self._builder.name} in {self._builder.data_path}, {self._split}"
+        skipping = {"image": tfds.decode.SkipDecoding()}
+        count = first
+        try:
+            found = _in_order(self._builder, self._split, skipping).skip(first)
+            for count, example in enumerate(found.as_numpy_iterator(), start=first):
+                label = int(example["label"])
+                if not 0 <= label < len(self.class_names):
+                    raise decoded.DataError(f"{where}: example {count} has label {label}.")
+                yield store.Example(f"{self._split}/{count}", label, example["image"])
+        except tf.errors.OpError as error:
+            raise decoded.DataError(
+                f"{where} cannot be read behind example {count}: {_first_line(error)}. The files "
+                "are damaged; copy them again, or let them be prepared anew."
+            ) from error
+        if count + 1 != self.num_examples:
+            raise decoded.DataError(
+                f"{where}: has {count + 1:,} examples, and {self.num_examples:,} were expected."
+            )
+
+
 def _num_examples(builder: "tfds.core.DatasetBuilder", split: str) -> int:
     splits = builder.info.splits
     if splits:
@@ -443,7 +500,7 @@ def _examples_at_a_time(shape: tuple[int, ...]) -> int:
     return max(1, _READ_BYTES // math.prod(shape))
 
 
-def _in_order(builder: "tfds.core.DatasetBuilder", split: str):
+def _in_order(builder: "tfds.core.DatasetBuilder", split: str, decoders=None):
     """The split's images and labels in the order of its files."""
     import tensorflow_datasets as tfds
 
@@ -451,7 +508,7 @@ def _in_order(builder: "tfds.core.DatasetBuilder", split: str):
         return builder.as_dataset(
             split=split,
             shuffle_files=False,
-            decoders=tfds.decode.PartialDecoding({"image": True, "label": True}),
+            decoders=tfds.decode.PartialDecoding({"image": True, "label": True}, decoders),
             read_config=tfds.ReadConfig(
                 interleave_cycle_length=1,
                 try_autocache=False,

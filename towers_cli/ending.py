@@ -45,14 +45,14 @@ def explained(
 
 def _user_errors_said(program: str, run: Callable[[], int]) -> int:
     # Imported here, so that a wrong flag is answered without waiting for TensorFlow.
-    from input_pipeline import datasets
+    from input_pipeline import decoded
     from towers.runs import console
     from towers.support import errors, noise
 
     noise.quiet_loggers()
     try:
         return run()
-    except (settings.SettingsError, datasets.DataError, errors.UserError) as error:
+    except (settings.SettingsError, decoded.DataError, errors.UserError) as error:
         console.say_error(program, error)
         return error.exit_code
 

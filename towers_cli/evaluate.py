@@ -29,7 +29,7 @@ def stopped(number: int) -> int:
 
 def run(given: settings.EvalSettings) -> int:
     """The story of an evaluation; returns the exit code."""
-    from input_pipeline import batches, datasets, preprocess
+    from input_pipeline import datasets, images
     from towers.runs import run_folder
     from towers_cli import build, checkpoint_evaluator
 
@@ -46,12 +46,20 @@ def run(given: settings.EvalSettings) -> int:
     devices = build.tower_devices(given.num_towers)
 
     # The data.
-    split = given.split or of_run["eval_split"]
     dataset = given.dataset or of_run["dataset"]
-    data = datasets.load(dataset, given.data_dir or of_run["data_dir"], split)
-    preprocessing = preprocess.for_images(of_run["preprocessing"], data.images.shape[1:])
+    others = given.data_dir if dataset == datasets.FOLDER else None  # than the run's pictures
+    split = given.split or datasets.default_split(dataset, others, of_run["eval_split"])
+    data = datasets.load(
+        dataset,
+        given.data_dir or of_run["data_dir"],
+        split,
+        image_size=of_run["image_size"],
+        store_dir=given.store_dir or of_run["store_dir"],
+        class_names=config["resolved"]["class_names"],
+    )
+    preprocessing = images.preprocessing(of_run["preprocessing"], data)
     checkpoint_evaluator.check_fits(config, preprocessing.output_shape, data.class_names)
-    if dataset == of_run["dataset"]:
+    if dataset == of_run["dataset"] and others is None:
         checkpoint_evaluator.check_same_images(config, split, data.fingerprint)
 
     # The evaluation of one checkpoint, or of each that a running training saves.
@@ -62,12 +70,9 @@ def run(given: settings.EvalSettings) -> int:
         dataset=dataset,
         data_sha256=data.fingerprint,
         split=split,
-        count=len(data.images),
-        batches=batches.evaluation_batches(
-            batches.as_tensor(data.images),
-            data.labels,
-            global_batch_size=given.global_batch_size or of_run["global_batch_size"],
-            preprocess=preprocessing.evaluate,
+        count=data.num_examples,
+        batches=images.evaluated(
+            data, preprocessing, given.global_batch_size or of_run["global_batch_size"]
         ),
         test_time_flip=given.test_time_flip,
     )

@@ -1,8 +1,10 @@
-"""The network that `--model` names: one of the package's, or one of the user's own."""
+"""The network that `--model` names: the package's, keras.applications', or the user's own."""
 
 import contextlib
+import difflib
 import functools
 import importlib
+import inspect
 import os
 import re
 import sys
@@ -25,7 +27,7 @@ PREPROCESSING = "pad_crop_flip"  # of a model of one's own, where none is asked 
 
 
 def is_own(name: str) -> bool:
-    """Whether a `--model` is a function of the user's, and none of the package's networks."""
+    """Whether a `--model` is none of the package's networks."""
     return name not in networks.NETWORKS
 
 
@@ -38,6 +40,9 @@ def network(name: str) -> networks.Network:
     if not is_own(name):
         return networks.NETWORKS[name]
     module_name, _, function_name = name.partition(":")
+    if not function_name:
+        build = functools.partial(_build, name, _of_keras(name))
+        return networks.Network(build, 0.0, "kernels", "random_resized_crop")
     if os.getcwd() not in sys.path:
         _check_no_namesake(name)
         # At the end: a file of the user's takes the place of no package.
@@ -51,6 +56,33 @@ def network(name: str) -> networks.Network:
             f"{function_name}"
         )
     return networks.Network(functools.partial(_build, name, build), 0.0, "kernels", PREPROCESSING)
+
+
+def _of_keras(name: str) -> Callable:
+    """A network of keras.applications, as a function of (image_shape, num_classes)."""
+    known = [n for n in dir(keras.applications) if n[0].isupper()]
+    if name not in known:
+        near = difflib.get_close_matches(name, known, cutoff=0.4) or known[:3]
+        raise settings.SettingsError(
+            f"--model={name}: keras.applications has no such network; it has {', '.join(near)} and "
+            "others"
+        )
+    function = getattr(keras.applications, name)
+
+    def build(image_shape, num_classes):
+        options = {"input_shape": image_shape, "classes": num_classes, "weights": None}
+        if "include_preprocessing" in inspect.signature(function).parameters:
+            options["include_preprocessing"] = False  # the images are prepared already
+        model = function(classifier_activation=None, **options)
+        scaling = (keras.layers.Rescaling, keras.layers.Normalization)
+        if any(isinstance(layer, scaling) for layer in model.layers):
+            raise settings.SettingsError(
+                f"--model={name}: scales raw pixels itself, and gets images that are scaled; take "
+                "one that does not, such as EfficientNetV2B0"
+            )
+        return model
+
+    return build
 
 
 def _check_no_namesake(name: str) -> None:

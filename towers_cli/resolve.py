@@ -58,6 +58,7 @@ def resolved(
         init_from=init_from,
         # eval.py reads it from config.json, perhaps in another working folder.
         data_dir=_absolute(chosen.data_dir),
+        store_dir=_absolute(chosen.store_dir),
         num_towers=num_towers,
         num_microbatches=num_microbatches,
         intra_op_threads=threads or default_threads(num_microbatches, num_gpus, cores),

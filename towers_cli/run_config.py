@@ -27,7 +27,7 @@ def make(
       tower_devices: one per tower.
       last_step: of the run.
       image_shape: of an image after its preprocessing.
-      training: the training split, an `input_pipeline.datasets.ImageArrays`.
+      training: the training split, an `input_pipeline.datasets.Images`.
       evaluated: the split that is evaluated, likewise.
       of_model: of the network, from `definition.of_model`.
       towers_of_workers: how many towers each worker has; where it is not said, there is one worker.
@@ -44,9 +44,9 @@ def make(
             "num_workers": len(of.of_workers),
             "microbatches_of_towers": [[len(own) for own in towers] for towers in of.of_workers],
             "microbatch_size": of.microbatch_size,
-            "steps_per_epoch": len(training.images) / chosen.global_batch_size,
+            "steps_per_epoch": training.num_examples / chosen.global_batch_size,
             "last_step": last_step,
-            "examples_per_epoch": len(training.images),
+            "examples_per_epoch": training.num_examples,
             "class_names": list(training.class_names),
             "image_shape": image_shape,
             "data_source": training.source,

@@ -22,7 +22,7 @@ from typing import NamedTuple
 TRAINING_SPLIT = "train"
 
 # The network's name is that of `towers.networks.NETWORKS`, and so on; a test compares them.
-MODELS = ("cifarnet", "resnet", "fastnet")
+MODELS = ("cifarnet", "resnet", "resnet50", "fastnet")
 COMPUTE_DTYPES = ("float32", "bfloat16", "float16")
 OPTIMIZERS = ("sgd", "adam", "adamw", "lion", "rmsprop", "muon")
 WITH_MOMENTUM = ("sgd", "rmsprop", "muon")
@@ -30,7 +30,9 @@ WITH_NESTEROV = ("sgd", "muon")
 SCHEDULES = ("exponential", "piecewise", "cosine", "linear", "constant")
 ENDING_SCHEDULES = ("cosine", "linear")  # those that depend on where the run ends
 SCALINGS = ("none", "linear", "sqrt")
-PREPROCESSINGS = ("crop_flip_colour", "pad_crop_flip", "shift_alternating_flip")
+PREPROCESSINGS = (
+    "crop_flip_colour", "pad_crop_flip", "shift_alternating_flip", "random_resized_crop"
+)  # fmt: skip
 WEIGHT_FILTERS = ("kernels", "hidden_dense_kernels")
 GRADIENT_REDUCTIONS = ("mean", "sum")
 STATISTICS_POLICIES = ("mean", "first", "last", "each")
@@ -108,8 +110,9 @@ SPLIT = Range(
     "the name of one whole split, such as test or validation; parts and sums of splits "
     "(train[:10%], train+test) are not taken",
 )
-FUNCTION = Range(
-    re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)*:[^\W\d]\w*").fullmatch, "package.module:function"
+OTHER_MODEL = Range(
+    re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)*:[^\W\d]\w*|[A-Z]\w*").fullmatch,
+    "package.module:function, or a network of keras.applications such as MobileNetV3Small",
 )
 AT_LEAST_1, AT_LEAST_0 = least_most(1), least_most(0)
 ABOVE_0 = Range(lambda value: value > 0, "above 0")
@@ -192,19 +195,22 @@ class TrainSettings(Settings):
         "tutorial", "Named set of defaults for other flags.", EVERYDAY, choices=tuple(RECIPES)
     )
     dataset: str = setting(
-        "cifar10", "cifar10, shapes (drawn, not downloaded), or a TFDS data set's name.", EVERYDAY,
-        defines_run=True, also_called="dataset_name data_set data",
+        "cifar10",
+        "cifar10, shapes (drawn, not downloaded), folder (the pictures in --data_dir), or a TFDS "
+        "data set's name.", EVERYDAY, defines_run=True, also_called="dataset_name data_set data",
     )
     data_dir: str | None = setting(
         None,
         "Folder of prepared TFDS data sets, or one that holds cifar-10-batches-bin/; default: "
-        "TFDS's.", EVERYDAY, is_path=True,
+        "TFDS's. With --dataset=folder, of the pictures: class_name/*.jpg in it, or "
+        "train/class_name/*.jpg and test/class_name/*.jpg.", EVERYDAY, is_path=True,
         also_called="datadir dataset_dir data_path data_root data",
     )
     model: str = setting(
         "cifarnet",
-        "Network; or a function of your own, of (image_shape, num_classes), that returns a Keras "
-        "model of logits.", EVERYDAY, choices=MODELS, or_else=FUNCTION, defines_run=True,
+        "Network; one of keras.applications by its name, such as MobileNetV3Small; or a function "
+        "of your own, of (image_shape, num_classes), that returns a Keras model of logits.",
+        EVERYDAY, choices=MODELS, or_else=OTHER_MODEL, defines_run=True,
         also_called="arch architecture model_name network net backbone",
     )
     num_towers: int | None = setting(
@@ -261,9 +267,24 @@ class TrainSettings(Settings):
     preprocessing: str | None = setting(
         None,
         "What happens to images before the network; default: the model's (cifarnet "
-        "crop_flip_colour, resnet and your own pad_crop_flip, fastnet shift_alternating_flip).",
+        "crop_flip_colour, resnet and your own pad_crop_flip, fastnet shift_alternating_flip, "
+        "resnet50 and keras.applications random_resized_crop, of pictures read from disk).",
         DATA, choices=PREPROCESSINGS, defines_run=True,
         also_called="augmentation augment data_augmentation aug transform transforms",
+    )
+    image_size: int | None = setting(
+        None,
+        "Side in pixels of the square that every picture becomes; default: 224 where a data set "
+        "has pictures of different sizes. Given for another TFDS set, its pictures are read from "
+        "disk too, and need not fit in memory.",
+        DATA, allowed=least_most(1, 4096), defines_run=True,
+        also_called="img_size imgsz resolution input_size crop_size train_crop_size",
+    )
+    store_dir: str | None = setting(
+        None,
+        "Folder of stores, in which encoded pictures are read at random; default: in the user's "
+        "cache.",
+        DATA, allowed=RUN_PATH, is_path=True, also_called="cache_dir",
     )
 
     compute_dtype: str = setting(
@@ -279,7 +300,7 @@ class TrainSettings(Settings):
     weight_decay: float | None = setting(
         None,
         "Coefficient of weight decay: a term of the loss, decoupled for adamw, lion and muon; "
-        "default: the model's (cifarnet 0.004, resnet 0.0001, others 0).", NETWORK,
+        "default: the model's (cifarnet 0.004, resnet and resnet50 0.0001, others 0).", NETWORK,
         allowed=AT_LEAST_0, defines_run=True, also_called="wd l2",
     )
     weight_decay_filter: str | None = setting(
@@ -578,6 +599,7 @@ class EvalSettings(Settings):
     )
     dataset: str | None = of_training("dataset", "Data set; default: the run's.", DATA)
     data_dir: str | None = of_training("data_dir", "Folder of the data; default: the run's.", DATA)
+    store_dir: str | None = of_training("store_dir", "Folder of stores; default: the run's.", DATA)
     global_batch_size: int | None = of_training(
         "global_batch_size", "Examples at a time, over all towers; default: the run's.", ARITHMETIC
     )

@@ -56,7 +56,7 @@ def run(chosen: settings.TrainSettings) -> int:
 def train(chosen: settings.TrainSettings, workers) -> int:
     """The story, once all workers are there."""
     import towers
-    from input_pipeline import batches, datasets, images, preprocess, raw_images
+    from input_pipeline import datasets, images, raw_images
     from towers import devices, worker
     from towers.runs import console, definition, run_folder, warm_start
     from towers_cli import agreement, begin_from, build, own_model, resolve, run_config, start_table
@@ -73,14 +73,21 @@ def train(chosen: settings.TrainSettings, workers) -> int:
     workers.start()
 
     # The data. First the split whose name may be wrong: to decode the other may take minutes.
-    load = datasets.load_prepared if chosen.dry_run else datasets.load
+    load = functools.partial(
+        datasets.load,
+        chosen.dataset,
+        chosen.data_dir,
+        image_size=chosen.image_size,
+        store_dir=chosen.store_dir,
+        read_only=chosen.dry_run,
+    )
     splits = (chosen.eval_split, settings.TRAINING_SPLIT)
     evaluated, training = worker.chief_first(
         workers,
         "the images",
-        lambda: [load(chosen.dataset, chosen.data_dir, split) for split in splits],
+        lambda: [load(split=split) for split in splits],
     )
-    preprocessing = preprocess.for_images(chosen.preprocessing, training.images.shape[1:])
+    preprocessing = images.preprocessing(chosen.preprocessing, training)
     agreement.check_same_data(
         workers, training=training.fingerprint, evaluation=evaluated.fingerprint
     )
@@ -93,15 +100,15 @@ def train(chosen: settings.TrainSettings, workers) -> int:
     agreement.check_same_model(workers, chosen.model, of_model["layers"])
 
     # The plan, written down and shown.
-    learning_rate = resolve.learning_rate(chosen, len(training.images))
-    last_step = resolve.last_step(chosen, len(training.images))
+    learning_rate = resolve.learning_rate(chosen, training.num_examples)
+    last_step = resolve.last_step(chosen, training.num_examples)
     config = run_config.make(
         chosen, tower_devices, last_step, preprocessing.output_shape, training, evaluated,
         of_model, towers_of_workers,
     )  # fmt: skip
     config = begin_from.with_beginning(workers, config, found.earlier)
     if workers.is_chief:
-        table = start_table.rows(config, learning_rate, len(evaluated.images), found.cores)
+        table = start_table.rows(config, learning_rate, evaluated.num_examples, found.cores)
         print(console.table(table), flush=True)
     if chosen.dry_run:
         if workers.is_chief:
@@ -110,8 +117,7 @@ def train(chosen: settings.TrainSettings, workers) -> int:
 
     # The trainer: one tower for each device.
     def shown_first():  # to a network that looks at some images before its first step
-        some = batches.spread_out(training.images, build.IMAGES_TO_ADAPT_TO)
-        return preprocessing.evaluate(some).numpy()
+        return preprocessing.evaluate(training.some(build.IMAGES_TO_ADAPT_TO)).numpy()
 
     trainer = build.build_trainer(chosen, tower_devices, model, learning_rate, shown_first, workers)
 
@@ -119,9 +125,9 @@ def train(chosen: settings.TrainSettings, workers) -> int:
     this_run = towers.Run(
         folder,
         trainer,
-        train=images.Training(training, preprocessing.train, chosen.seed),
-        test=images.Evaluated(
-            evaluated, preprocessing.evaluate, chosen.global_batch_size, trainer.shares.examples
+        train=images.training(training, preprocessing, chosen.seed),
+        test=images.evaluated(
+            evaluated, preprocessing, chosen.global_batch_size, trainer.shares.examples
         ),
         epochs=chosen.train_epochs,
         steps=chosen.max_steps,
@@ -129,7 +135,7 @@ def train(chosen: settings.TrainSettings, workers) -> int:
         init_from=chosen.init_from,
         export=functools.partial(
             raw_images.classifier,
-            image_shape=training.images.shape[1:],
+            image_shape=preprocessing.raw_shape,
             class_names=training.class_names,
             prepare=preprocessing.in_keras,
         ),

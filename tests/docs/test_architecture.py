@@ -123,7 +123,10 @@ def told(tmp_path_factory):
         "test": shapes.make("test"),
     }
     builder = types.SimpleNamespace(
-        info=types.SimpleNamespace(full_name="cifar10"), data_dir_root=folder
+        info=types.SimpleNamespace(
+            full_name="cifar10", features={"image": types.SimpleNamespace(shape=(32, 32, 3))}
+        ),
+        data_dir_root=folder,
     )
     build_trainer, calls, results, batch = build.build_trainer, {}, {}, []
 

@@ -10,6 +10,7 @@ import sys
 from pathlib import Path
 
 import forked
+import photos
 import pytest
 
 from benchmarks import (
@@ -94,6 +95,19 @@ def test_the_page_s_fine_tuning_takes_the_weights_of_its_first_run(tmp_path):
     assert done.returncode == 0, done.stderr
     assert "runs/head/final_model.keras: 55 of 55 layers with weights\n" in done.stdout
     assert (tmp_path / "runs/all/final_model.json").exists()
+
+
+@pytest.mark.long
+@pytest.mark.whole_program
+def test_the_program_of_the_page_on_data_trains(tmp_path):
+    [program] = re.findall(r"```python\n(.*?)```", (ROOT / "docs/data.md").read_text(), re.S)
+    photos.folder(tmp_path / "pictures", 40)
+    path = os.environ | {"PYTHONPATH": str(ROOT), "XDG_CACHE_HOME": str(tmp_path / "cache")}
+    call = [sys.executable, "-c", program]
+    done = forked.run(call, cwd=tmp_path, env=path, timeout=300)
+    assert done.returncode == 0, done.stderr
+    assert 0 <= float(done.stdout.splitlines()[-1]) <= 1
+    assert (tmp_path / "runs/mine/final_model.json").exists()
 
 
 @pytest.mark.pitfall(10)

@@ -212,8 +212,9 @@ def test_the_older_form_of_features_is_read(folder):
     assert len(loaded.images) == 25 and loaded.class_names == ("ant", "bee", "cow")
 
 
-@pytest.mark.parametrize("size", ["0", "-1", "-5"])
-@pytest.mark.parametrize("axis", [0, 1, 2])
+@pytest.mark.parametrize(
+    ("axis", "size"), [*((axis, size) for axis in (0, 1, 2) for size in ("0", "-5")), (2, "-1")]
+)
 def test_images_without_a_size(folder, axis, size):
     def change(content):
         shape = content["featuresDict"]["features"]["image"]["image"]["shape"]

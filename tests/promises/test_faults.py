@@ -283,10 +283,10 @@ class TestTwoAtOnce:
 
         original = datasets.load
 
-        def load(*arguments):
+        def load(*arguments, **options):
             monkeypatch.setattr(datasets, "load", original)
             assert scripts.train(tmp_path / "run", "--seed=1").returncode == 0
-            return original(*arguments)
+            return original(*arguments, **options)
 
         monkeypatch.setattr(datasets, "load", load)
         line = refused(scripts.train(tmp_path / "run", "--seed=2"))

@@ -37,8 +37,8 @@ def short_evaluation(monkeypatch):
     """The first 256 images of the test split, and all of the training split."""
     whole = datasets.load
 
-    def load(name, data_dir, split):
-        data = whole(name, data_dir, split)
+    def load(name, data_dir, split, **options):
+        data = whole(name, data_dir, split, **options)
         if split == "train":
             return data
         return dataclasses.replace(data, images=data.images[:256], labels=data.labels[:256])

@@ -64,6 +64,9 @@ OUT_OF_RANGE = {
     "--train_dir=runs/a\\b": "must be a local path without the characters * ? [ ] and",
     "--train_dir=gs://bucket/run": "must be a local path",
     "--begin_from=runs/lr?": "must be a local path without the characters * ? [ ] and",
+    "--store_dir=stores/*": "must be a local path without the characters * ? [ ] and",
+    "--image_size=0": "must be at least 1 and at most 4096",
+    "--image_size=5000": "must be at least 1 and at most 4096",
     "--init_from=runs/lr?": "must be a local path without the characters * ? [ ] and",
     "--clip_norm=-1.0": "must be 0, or 1e-30 to 1e30",
     "--clip_norm=nan": "must be 0, or 1e-30 to 1e30",
@@ -164,7 +167,10 @@ DO_NOT_DIVIDE = [
     ),
 ]
 
-MODELS = "one of cifarnet, resnet, fastnet, or package.module:function"
+MODELS = (
+    "one of cifarnet, resnet, resnet50, fastnet, or package.module:function, or a network of "
+    "keras.applications such as MobileNetV3Small"
+)
 NOT_A_VALUE = {
     "--model=alexnet": f"{MODELS}; did you mean resnet?",
     "--model=resnett": f"{MODELS}; did you mean resnet?",
@@ -404,7 +410,7 @@ def test_a_folder_of_other_files_is_left_alone(tmp_path, name):
             "train.py",
             ["--model=vgg"],
             2,
-            "--model=vgg: must be one of cifarnet, resnet, fastnet, or package.module:function\n",
+            f"--model=vgg: must be {MODELS}\n",
         ),
         ("train.py", ["--stderrthreshold=loud"], 2, "--stderrthreshold must be one of "),
         ("eval.py", ["--num_gpus=2"], 2, NOT_A_FLAG["--num_gpus=2"]),
@@ -485,7 +491,11 @@ def test_a_configuration_that_is_none(run, content, reason):
 @pytest.mark.parametrize(
     ("name", "value", "reason"),
     [
-        ("model", "of_tomorrow", "--model=of_tomorrow: must be one of cifarnet, resnet, fastnet"),
+        (
+            "model",
+            "of_tomorrow",
+            "--model=of_tomorrow: must be one of cifarnet, resnet, resnet50, fast",
+        ),
         ("model", ["cifarnet"], "--model=cifarnet: must be of type str"),
         ("dataset", None, "--dataset=None: must be of type str"),
         ("dataset", "a\nb", r"--dataset='a\nb': must be text of at most"),

@@ -66,8 +66,8 @@ class TestTheSameSettings:
 def test_other_names_of_classes_are_refused(four_steps, tmp_path, monkeypatch, change, reason):
     load = datasets.load
 
-    def other_names(*arguments):
-        data = load(*arguments)
+    def other_names(*arguments, **options):
+        data = load(*arguments, **options)
         return dataclasses.replace(data, class_names=change(data.class_names))
 
     monkeypatch.setattr(datasets, "load", other_names)

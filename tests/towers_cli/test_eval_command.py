@@ -129,8 +129,8 @@ def test_the_training_split_and_its_count(folder):
 def test_other_images_under_the_runs_own_name_are_refused(folder, monkeypatch, split):
     real = datasets.load
 
-    def other(*arguments):
-        return dataclasses.replace(real(*arguments), fingerprint="f" * 64)
+    def other(*arguments, **options):
+        return dataclasses.replace(real(*arguments, **options), fingerprint="f" * 64)
 
     monkeypatch.setattr(datasets, "load", other)
     done, lines = evaluate(folder, f"--split={split}")
@@ -224,7 +224,7 @@ class TestFollowing:
         forget_evaluations(folder)
         real = datasets.load
 
-        def other(name, *arguments):
+        def other(name, *arguments, **options):
             data = real("shapes", *arguments)
             return dataclasses.replace(data, labels=data.labels[::-1], fingerprint="f" * 64)
 
@@ -386,8 +386,8 @@ class TestOtherData:
     def test_that_do_not_fit_are_refused(self, folder, monkeypatch, change, message):
         original = datasets.load
 
-        def other_data(*arguments):
-            data = original(*arguments)
+        def other_data(*arguments, **options):
+            data = original(*arguments, **options)
             return type(data)(**{**vars(data), **change(data)})
 
         monkeypatch.setattr(datasets, "load", other_data)
@@ -400,9 +400,9 @@ class TestOtherData:
         asked = []
         original = datasets.load
 
-        def noted(name, data_dir, split):
+        def noted(name, data_dir, split, **options):
             asked.append(data_dir)
-            return original(name, data_dir, split)
+            return original(name, data_dir, split, **options)
 
         monkeypatch.setattr(datasets, "load", noted)
         monkeypatch.chdir(tmp_path)

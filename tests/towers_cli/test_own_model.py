@@ -245,9 +245,15 @@ class TestARunOfIt:
         ("mine:frozen", "has no weight that is trained"),
         ("ends:build", "importing it: SystemExit: 0"),
         ("mine:unsaved", "saving it: ValueError: Keras cannot save the model"),
-        ("mine", "must be one of cifarnet, resnet, fastnet, or package.module:function"),
-        (":build", "must be one of cifarnet, resnet, fastnet, or package.module:function"),
-        ("mine:build()", "must be one of cifarnet, resnet, fastnet, or package.module:function"),
+        ("mine", "must be one of cifarnet, resnet, resnet50, fastnet, or package.module:function"),
+        (
+            ":build",
+            "must be one of cifarnet, resnet, resnet50, fastnet, or package.module:function",
+        ),
+        (
+            "mine:build()",
+            "must be one of cifarnet, resnet, resnet50, fastnet, or package.module:function",
+        ),
     ],
 )
 def test_what_is_no_network_is_refused(here, model, reason):

@@ -22,6 +22,7 @@ EVAL_FLAGS = {
     "checkpoint",
     "dataset",
     "data_dir",
+    "store_dir",
     "split",
     "num_towers",
     "global_batch_size",

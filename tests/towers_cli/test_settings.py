@@ -120,6 +120,7 @@ MAY_CHANGE = {
     "begin_from",  # what lies there is compared by its hash
     "init_from",  # likewise
     "data_dir",  # the images themselves are compared
+    "store_dir",  # likewise
     "num_towers",
     "accumulate_gradients",  # the same bits
     "workers",

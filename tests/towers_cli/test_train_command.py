@@ -578,7 +578,7 @@ class TestGoingOn:
 def test_ctrl_c_before_the_first_step_ends_in_one_line(tmp_path, monkeypatch, short_run, name):
     from input_pipeline import datasets
 
-    def interrupted(*_):
+    def interrupted(*_, **__):
         raise KeyboardInterrupt
 
     monkeypatch.setattr(datasets, "load", interrupted)
@@ -685,8 +685,8 @@ class TestAnotherRun:
 
         original = datasets.load
 
-        def other_images(*arguments):
-            data = original(*arguments)
+        def other_images(*arguments, **options):
+            data = original(*arguments, **options)
             return type(data)(**{**vars(data), "fingerprint": "f" * 64})
 
         monkeypatch.setattr(datasets, "load", other_images)
@@ -700,8 +700,8 @@ class TestAnotherRun:
 
         original = datasets.load
 
-        def other_names(*arguments):
-            data = original(*arguments)
+        def other_names(*arguments, **options):
+            data = original(*arguments, **options)
             return dataclasses.replace(data, class_names=data.class_names[::-1])
 
         monkeypatch.setattr(datasets, "load", other_names)
@@ -857,7 +857,7 @@ class TestBeforeTheFirstStep:
         from input_pipeline import datasets
 
         handler = signal.signal(signal.SIGTERM, signal.SIG_IGN)  # the tests' own process
-        monkeypatch.setattr(datasets, "load", lambda *_: os.kill(os.getpid(), signal.SIGTERM))
+        monkeypatch.setattr(datasets, "load", lambda *_, **__: os.kill(os.getpid(), signal.SIGTERM))
         try:
             with pytest.raises(SystemExit) as stopped:
                 scripts.train(tmp_path / "run")

@@ -8,7 +8,7 @@ import numpy as np
 import tensorflow as tf
 
 from towers import devices
-from towers.networks import cifarnet, fastnet, resnet
+from towers.networks import cifarnet, fastnet, resnet, resnet50
 
 
 @dataclasses.dataclass(frozen=True)
@@ -34,6 +34,7 @@ class Network:
 NETWORKS: dict[str, Network] = {
     "cifarnet": Network(cifarnet.build, 0.004, "hidden_dense_kernels", "crop_flip_colour"),
     "resnet": Network(resnet.build, 1e-4, "kernels", "pad_crop_flip"),
+    "resnet50": Network(resnet50.build, 1e-4, "kernels", "random_resized_crop"),
     "fastnet": Network(fastnet.build, 0.0, "kernels", "shift_alternating_flip", fastnet.adapt),
 }
 

@@ -1,0 +1,111 @@
+"""Which part of a picture becomes the square that a network sees, and how large it is scaled."""
+
+import math
+from typing import NamedTuple
+
+import tensorflow as tf
+
+from . import batches
+
+LEAST_AREA, MOST_AREA = 0.08, 1.0  # of the picture
+LEAST_RATIO, MOST_RATIO = 3 / 4, 4 / 3  # width / height
+_TRIES = 10
+
+_AREA_DRAW, _RATIO_DRAW, _TOP_DRAW, _LEFT_DRAW = range(16, 20)  # apart from those of `preprocess`
+
+
+class Cut(NamedTuple):
+    """A part of each picture, and the size it is scaled to, of which the middle is kept.
+
+    Attributes:
+      box: int32 [n, 4], (top, left, height, width).
+      side: float32 [n, 2], height and width.
+    """
+
+    box: tf.Tensor
+    side: tf.Tensor
+
+
+def middle(sizes: tf.Tensor, shorter: int) -> Cut:
+    """The whole picture, scaled so that its shorter side is `shorter`; the longer one is cut off.
+
+    As torchvision's `Resize(shorter)` before `CenterCrop`.
+
+    Args:
+      sizes: int32 [n, 2], height and width.
+      shorter: pixels.
+    """
+    least = tf.reduce_min(sizes, axis=1, keepdims=True)
+    side = sizes * shorter // least  # whole pixels, downwards, as torchvision has them
+    box = tf.concat([tf.zeros_like(sizes), sizes], axis=1)
+    return Cut(box, tf.cast(side, tf.float32))
+
+
+class _Drawn(NamedTuple):
+    area: tf.Tensor  # float32 [n, tries], in [LEAST_AREA, MOST_AREA)
+    ratio: tf.Tensor  # float32 [n, tries], in [LEAST_RATIO, MOST_RATIO)
+    top: tf.Tensor  # float32 [n], in [0, 1)
+    left: tf.Tensor  # float32 [n], in [0, 1)
+
+
+def at_random(sizes: tf.Tensor, draws: batches.Draws, size: int) -> Cut:
+    """A part of random area and ratio, scaled to `size` x `size`.
+
+    Szegedy et al. 2014 (arXiv:1409.4842, section 6), by the rule of torchvision's
+    `RandomResizedCrop`: ten tries, and where none fits the middle, in the nearest ratio allowed.
+
+    Args:
+      sizes: int32 [n, 2], height and width.
+      draws: of the batch.
+      size: pixels.
+    """
+    drawn = draws.own(lambda n: _draw(draws.seed, n), tf.shape(sizes)[0])
+    height, width = (tf.cast(side, tf.float32) for side in tf.unstack(sizes, axis=1))  # [n]
+    area, ratio = (height * width)[:, tf.newaxis] * drawn.area, drawn.ratio
+    tried_width, tried_height = tf.round(tf.sqrt(area * ratio)), tf.round(tf.sqrt(area / ratio))
+    fits = (
+        (tried_width >= 1) & (tried_width <= width[:, tf.newaxis])
+        & (tried_height >= 1) & (tried_height <= height[:, tf.newaxis])
+    )  # fmt: skip
+    first = tf.argmax(tf.cast(fits, tf.int32), axis=1)
+    own_ratio = width / height
+    otherwise = (
+        tf.where(own_ratio < LEAST_RATIO, tf.round(width / LEAST_RATIO), height),
+        tf.where(own_ratio > MOST_RATIO, tf.round(height * MOST_RATIO), width),
+    )
+    does_fit = tf.reduce_any(fits, axis=1)
+    part_height, part_width = (
+        tf.where(does_fit, tf.gather(tried, first, axis=1, batch_dims=1), other)
+        for tried, other in zip((tried_height, tried_width), otherwise, strict=True)
+    )
+
+    def begin(of_picture, of_part, share):
+        left_over = of_picture - of_part
+        at = tf.minimum(tf.floor(share * (left_over + 1)), left_over)
+        return tf.where(does_fit, at, tf.floor(left_over / 2))
+
+    box = tf.stack(
+        [
+            begin(height, part_height, drawn.top),
+            begin(width, part_width, drawn.left),
+            part_height,
+            part_width,
+        ],
+        axis=1,
+    )
+    return Cut(tf.cast(box, tf.int32), tf.fill(tf.shape(sizes), float(size)))
+
+
+def _draw(draw_seed: tf.Tensor, count: int | tf.Tensor) -> _Drawn:
+    def uniform(kind, shape, low, high):
+        seed = tf.random.experimental.stateless_fold_in(draw_seed, kind, alg=batches.ALGORITHM)
+        return tf.random.stateless_uniform(shape, seed, low, high, alg=batches.ALGORITHM)
+
+    ratios = math.log(LEAST_RATIO), math.log(MOST_RATIO)
+    return _Drawn(
+        uniform(_AREA_DRAW, [count, _TRIES], LEAST_AREA, MOST_AREA),
+        # For the whole batch, for the last bits of exp depend on how many are computed together.
+        tf.exp(uniform(_RATIO_DRAW, [count, _TRIES], *ratios)),
+        uniform(_TOP_DRAW, [count], 0.0, 1.0),
+        uniform(_LEFT_DRAW, [count], 0.0, 1.0),
+    )

@@ -1,0 +1,195 @@
+"""A folder of pictures, a folder in it for each class, as the source of a store.
+
+    root/class_name/*.jpg              two splits are cut from it, and there is a third: all
+    root/train/class_name/*.jpg        each folder beside train is a split of its own
+    root/test/class_name/*.jpg
+
+Where there is no folder `train`, every tenth picture is for `test`, chosen by a hash of its path:
+more pictures move none of those that are there. The split `all` has both.
+"""
+
+import hashlib
+import os
+import pathlib
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from . import decoded, pictures, regular_files, store
+
+TRAIN, TEST, ALL = "train", "test", "all"
+_TEST_OF = 10  # one picture of so many is for `test`
+
+# Pictures that no reader of TensorFlow's takes: to leave them out without a word would be wrong.
+_OTHER_PICTURES = (".tif", ".tiff", ".heic", ".heif", ".avif", ".jp2", ".jxl", ".svg", ".psd",
+                   ".raw", ".cr2", ".nef", ".dng", ".tga", ".ppm", ".pgm")  # fmt: skip
+_MOST_NAMED = 5
+
+
+class Folder:
+    """The pictures of one split; a `store.Source`.
+
+    Attributes:
+      description, identity, class_names, num_examples, num_bytes: see `store.Source`.
+      passed_over: files that are no pictures by their ending, with the endings.
+    """
+
+    def __init__(self, root: pathlib.Path, split: str, class_names: Sequence[str] | None = None):
+        """
+        Args:
+          root: of the pictures.
+          split: a folder beside `train`; or train, test or all where there is none.
+          class_names: what classes there are, in their order; None for the folders of `train`, or
+            of `root`, sorted.
+
+        Raises:
+          DataError: no such split, no pictures, a folder of a class that is none, or files that
+            cannot be looked at or are pictures that cannot be read.
+        """
+        try:
+            self._list(root, split, class_names)
+        except OSError as error:
+            where = f" ({error.filename})" if error.filename else ""
+            raise decoded.DataError(
+                f"--data_dir={root} cannot be read: {error.strerror}{where}"
+            ) from error
+
+    def _list(self, root, split, class_names) -> None:
+        has_splits = is_split(root)
+        there = split_names(root)
+        if split not in there:
+            raise decoded.DataError(
+                f"--dataset=folder has no split {split!r} in {root}; it has {', '.join(there)}. "
+                "Training needs train; --eval_split (of eval.py, --split) names the one to "
+                "evaluate."
+            )
+        self._root = root / split if has_splits else root
+        are_its_own = class_names is None
+        if are_its_own:
+            class_names = _folders(root / TRAIN if has_splits else root)
+        self.class_names = tuple(class_names)
+        _check_classes(root, self.class_names, _folders(self._root))
+        self._paths: list[str] = []
+        self.passed_over: dict[str, int] = {}
+        labels, digest, self.num_bytes = [], hashlib.sha256(), 0
+        others: list[str] = []
+        for label, name in enumerate(self.class_names):
+            before = len(self._paths)
+            for path, found in _files(self._root, name):
+                ending = os.path.splitext(path)[1].lower()
+                if ending in _OTHER_PICTURES:
+                    others.append(path)
+                if ending not in pictures.ENDINGS:
+                    self.passed_over[ending] = self.passed_over.get(ending, 0) + 1
+                    continue
+                if not has_splits and split != ALL and is_for_test(path) != (split == TEST):
+                    continue
+                self._paths.append(path)
+                labels.append(label)
+                self.num_bytes += found.st_size
+                text = f"{path}\0{found.st_size}\0{found.st_mtime_ns}\n"
+                digest.update(text.encode("utf-8", "surrogateescape"))
+            if split == TRAIN and are_its_own and len(self._paths) == before:
+                raise decoded.DataError(
+                    f"--data_dir={root}: the class {name!r} has no pictures in {split}; put some "
+                    f"there ({', '.join(pictures.ENDINGS)}), or remove its folder."
+                )
+        if others:
+            names = ", ".join(sorted(others)[:_MOST_NAMED])
+            raise decoded.DataError(
+                f"--data_dir={root}: {len(others):,} pictures are of formats that are not read, "
+                f"such as {names}; save them as JPEG or PNG, or take them out of the folder."
+            )
+        if not self._paths:
+            raise decoded.DataError(f"--data_dir={root}: there are no pictures in {split}.")
+        self._labels = np.array(labels, np.int32)
+        self.num_examples = len(self._paths)
+        self.description = f"pictures in {self._root}" + self._said_of_the_split(has_splits, split)
+        self.identity: Mapping[str, Any] = {
+            "source": "folder",
+            "root": os.path.realpath(self._root),
+            "class_names": list(self.class_names),
+            "num_examples": self.num_examples,
+            "files": digest.hexdigest(),
+        }
+
+    def _said_of_the_split(self, has_splits: bool, split: str) -> str:
+        said = ""
+        if not has_splits and split != ALL:
+            said = f", every {_TEST_OF}th for {TEST} by a hash of its path"
+        if self.passed_over:
+            count = sum(self.passed_over.values())
+            kinds = ", ".join(sorted(ending or "none" for ending in self.passed_over))
+            said += f" ({count:,} files of other endings passed over: {kinds})"
+        return said
+
+    def examples(self, first: int) -> Iterator[store.Example]:
+        """As `store.Source.examples`."""
+        for path, label in zip(self._paths[first:], self._labels[first:], strict=True):
+            try:
+                content: bytes | OSError = regular_files.read(self._root / path)
+            except OSError as error:
+                content = error
+            yield store.Example(path, int(label), content)
+
+
+def is_split(root: pathlib.Path) -> bool:
+    """Whether the folders in `root` are splits, and not classes: there is a `train` of folders."""
+    return (root / TRAIN).is_dir() and bool(_folders(root / TRAIN))
+
+
+def split_names(root: pathlib.Path) -> list[str]:
+    """The splits that a folder of pictures has."""
+    return _folders(root) if is_split(root) else [TRAIN, TEST, ALL]
+
+
+def is_for_test(path: str) -> bool:
+    """Whether a picture is held out for `test` where no folder says it; by its path below root."""
+    digest = hashlib.sha256(path.encode("utf-8", "surrogateescape")).digest()
+    return int.from_bytes(digest[:8], "big") % _TEST_OF == 0
+
+
+def _folders(root: pathlib.Path) -> list[str]:
+    with os.scandir(root) as entries:
+        return sorted(e.name for e in entries if e.is_dir() and not e.name.startswith("."))
+
+
+def _files(root: pathlib.Path, name: str) -> Iterator[tuple[str, os.stat_result]]:
+    """The files of a class, sorted: their paths below `root`, and their sizes and times.
+
+    Hidden ones, and those in hidden folders, are none. Nor need there be the folder: a split may
+    lack a class.
+    """
+    if not (root / name).exists():
+        return
+    with os.scandir(root / name) as entries:
+        found = sorted(entries, key=lambda entry: entry.name)
+    for entry in found:
+        if entry.name.startswith("."):
+            continue
+        path = f"{name}/{entry.name}"
+        if entry.is_dir(follow_symlinks=False):
+            yield from _files(root, path)
+        else:
+            yield path, entry.stat()
+
+
+def _check_classes(root: pathlib.Path, names: Sequence[str], here: Sequence[str]) -> None:
+    unknown = [name for name in here if name not in set(names)]
+    if unknown:
+        shown = ", ".join(map(repr, unknown[:_MOST_NAMED]))
+        known = ", ".join(names[:_MOST_NAMED]) + (", ..." if len(names) > _MOST_NAMED else "")
+        raise decoded.DataError(
+            f"--data_dir={root}: {shown} {'is no class' if len(unknown) == 1 else 'are no classes'}"
+            f" of the set, which has {known}; give the folders the names of classes."
+        )
+    if len(names) < 2:
+        raise decoded.DataError(
+            f"--data_dir={root} has {len(names)} folders, and needs one for each of at least two "
+            "classes, with its pictures in it."
+        )
+    odd = [name for name in names if not name.isprintable()]
+    if odd:
+        raise decoded.DataError(f"--data_dir={root}: {odd[0]!r} is no name of a class: it must be "
+                                "printable text.")  # fmt: skip

@@ -1,0 +1,506 @@
+"""Sets of encoded pictures on disk, of which any can be read at any time.
+
+A store is a folder: the pictures' bytes as they came, in ArrayRecord files of PICTURES_PER_SHARD
+each (`group_size:1`, so that one is read without its neighbours), `index.npz` with what a step
+needs of each before it is read, and `store.json`, which is written last. A store that is made is in
+a folder that ends in `.unfinished`; its finished shards stay where making it is cut off, and are
+taken up again. So a store is there whole or not at all.
+
+It is made once, from a `Source`, and known by what that source is. Deleting it is always safe.
+"""
+
+import collections
+import concurrent.futures
+import contextlib
+import dataclasses
+import errno
+import fcntl
+import hashlib
+import json
+import logging
+import os
+import pathlib
+import shutil
+import sys
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, NamedTuple, Protocol
+
+import numpy as np
+import tqdm
+from array_record.python import array_record_module
+
+from . import cache, decoded, pictures, regular_files
+
+FORMAT = 1  # to be raised when a store's files change; older ones are then made again
+PICTURES_PER_SHARD = 16384  # few enough that all shards of ten million can be open
+UNFINISHED = ".unfinished"
+
+_LOOKED_AT_AHEAD = 32  # pictures
+_MOST_NAMED = 10
+_SPARE = 1.05  # of the disk, beside the pictures themselves: what ArrayRecord and the index add
+_WAITS_SECONDS = 0.5  # between two looks whether another process has made the store
+
+_log = logging.getLogger(__name__)
+
+
+class Example(NamedTuple):
+    """A picture of a source.
+
+    Attributes:
+      name: by which a person finds it, such as its path below the folder.
+      label: index into the source's class names.
+      content: the encoded picture; or why it cannot be read.
+    """
+
+    name: str
+    label: int
+    content: bytes | OSError
+
+
+class Source(Protocol):
+    """What a store is made from.
+
+    Attributes:
+      description: one line for a person.
+      identity: everything that the store depends on, as JSON values.
+      class_names: one per class.
+      num_examples: how many there are.
+      num_bytes: of all pictures together, about.
+    """
+
+    description: str
+    identity: Mapping[str, Any]
+    class_names: Sequence[str]
+    num_examples: int
+    num_bytes: int
+
+    def examples(self, first: int) -> Iterator[Example]:
+        """The examples from number `first` on, in an order that is the same every time."""
+
+
+class Index(NamedTuple):
+    """What is known of each picture without reading it.
+
+    Attributes:
+      labels: int32 [n].
+      sizes: int32 [n, 2], height and width as it is to be seen.
+      orientations: uint8 [n], of EXIF.
+      kinds: uint8 [n], places in `pictures.FORMATS`.
+    """
+
+    labels: np.ndarray
+    sizes: np.ndarray
+    orientations: np.ndarray
+    kinds: np.ndarray
+
+
+_TYPES = {"labels": np.int32, "sizes": np.int32, "orientations": np.uint8, "kinds": np.uint8}
+
+
+@dataclasses.dataclass(frozen=True)
+class Store:
+    """A store that is ready.
+
+    Attributes:
+      path: its folder.
+      class_names: one per class.
+      index: of all pictures.
+      fingerprint: SHA-256 in hex over classes, labels and pictures; two stores of the same ones
+        have the same, whatever they were made from.
+    """
+
+    path: pathlib.Path
+    class_names: tuple[str, ...]
+    index: Index
+    fingerprint: str
+
+    def __len__(self) -> int:
+        return len(self.index.labels)
+
+    def reader(self) -> "Reader":
+        """Opens its files for reading."""
+        return Reader(self.path, len(self))
+
+    def names(self) -> list[str]:
+        """The names of all pictures, in order."""
+        text = regular_files.read(self.path / "names.txt").decode("utf-8", "surrogateescape")
+        return text.split("\n")[:-1]
+
+
+class Reader:
+    """Reads pictures by their numbers, by any number of threads."""
+
+    def __init__(self, path: pathlib.Path, count: int):
+        """
+        Args:
+          path: of the store.
+          count: of its pictures.
+        """
+        self._path, self._count = path, count
+        self._files: dict[int, Any] = {}
+
+    def __call__(self, ids: np.ndarray) -> list[bytes]:
+        """The encoded pictures of these numbers, in their order.
+
+        Raises:
+          DataError: a file is gone or damaged.
+        """
+        by_shard = collections.defaultdict(list)
+        for place, number in enumerate(ids):
+            by_shard[int(number) // PICTURES_PER_SHARD].append(place)
+        found: list[bytes] = [b""] * len(ids)
+        for shard, places in by_shard.items():
+            rows = [int(ids[place]) % PICTURES_PER_SHARD for place in places]
+            for place, content in zip(places, self._read(shard, rows), strict=True):
+                found[place] = content
+        return found
+
+    def _read(self, shard: int, rows: list[int]) -> list[bytes]:
+        path = self._path / shard_name(shard)
+        try:
+            if shard not in self._files:
+                self._files[shard] = _opened(path)
+            return self._files[shard].read(rows)
+        except (OSError, RuntimeError, ValueError, IndexError) as error:
+            raise decoded.DataError(
+                f"{path} cannot be read: {_reason(error)}. Remove {self._path}, and it is made "
+                "anew from its pictures at the next start."
+            ) from error
+
+
+def _opened(path: pathlib.Path):
+    regular_files.check(path)
+    return array_record_module.ArrayRecordReader(str(path), "readahead_buffer_size:0")
+
+
+def shard_name(number: int) -> str:
+    """The file of the pictures from `number * PICTURES_PER_SHARD` on."""
+    return f"pictures-{number:05d}.array_record"
+
+
+def default_folder() -> pathlib.Path:
+    """Where stores are made if nobody says: in the user's cache.
+
+    Raises:
+      OSError: nobody knows where the user's home is.
+    """
+    return cache.folder() / "stores"
+
+
+def open_or_make(
+    name: str, source: Source, folder: str | os.PathLike | None = None, read_only: bool = False
+) -> Store:
+    """The store of a source, made now where it is not there.
+
+    Args:
+      name: readable, for people who look into the folder.
+      source: what it is made from.
+      folder: of all stores; None for `default_folder`.
+      read_only: refuse a store that would have to be made.
+
+    Raises:
+      DataError: it is not there and `read_only`; pictures cannot be used, and are named; or it
+        cannot be written.
+    """
+    try:
+        root = pathlib.Path(os.path.expanduser(folder)) if folder else default_folder()
+    except OSError as error:
+        raise decoded.DataError(f"{error}; name a folder for the store with --store_dir") from error
+    path = root / cache.key(name, dict(source.identity))
+    found = _open_if_sound(path, read_only)
+    if found is not None:
+        return found
+    if read_only:
+        raise decoded.DataError(
+            f"{source.description}: its pictures are not in a store in {root} yet, and --dry_run "
+            "makes none. Train once without --dry_run."
+        )
+    try:
+        root.mkdir(parents=True, exist_ok=True)
+        with _alone(path):
+            found = _open_if_sound(path, read_only)  # another process may have made it meanwhile
+            if found is None:
+                _check_space(root, source, path)
+                _make(path, source)
+                found = _open(path)
+    except OSError as error:
+        raise _cannot_be_written(path, _reason(error)) from error
+    return found
+
+
+def _cannot_be_written(path: pathlib.Path, reason: str) -> decoded.DataError:
+    return decoded.DataError(
+        f"the store {path} cannot be written: {reason}. What is finished of it stays, and the next "
+        "start goes on from there; --store_dir names another place."
+    )
+
+
+def _open_if_sound(path: pathlib.Path, read_only: bool) -> Store | None:
+    """The store at `path`; None where there is none, or one that has to be made again."""
+    if not os.path.lexists(path):
+        return None
+    try:
+        return _open(path)
+    except decoded.DataError as error:
+        if read_only:
+            raise
+        _log.warning("%s; it is made again.", error)
+        shutil.rmtree(path, ignore_errors=True)
+        return None
+
+
+def _open(path: pathlib.Path) -> Store:
+    """Opens a store, and checks all of it but the pictures, which have checksums of their own.
+
+    Raises:
+      DataError: it is damaged, or another version made it.
+    """
+    try:
+        about = json.loads(regular_files.read(path / "store.json"))
+        digest = about.pop("sha256")
+        if about["format"] != FORMAT:
+            raise ValueError(f"it is of format {about['format']}, and this version has {FORMAT}")
+        if digest != _sha256(about):
+            raise ValueError("store.json is not what was written")
+        for name, size in about["sizes"].items():
+            actual = regular_files.check(path / name).st_size
+            if actual != size:
+                raise ValueError(f"{name} has {actual} bytes in place of {size}")
+        content = regular_files.read(path / "index.npz")
+        if hashlib.sha256(content).hexdigest() != about["index_sha256"]:
+            raise ValueError("index.npz is not what was written")
+        with regular_files.open_to_read(path / "index.npz") as file:
+            arrays = np.load(file, allow_pickle=False)
+            index = Index(*(arrays[name] for name in Index._fields))
+        return Store(path, tuple(about["class_names"]), index, about["fingerprint"])
+    except Exception as error:  # whatever a damaged file makes json and NumPy raise
+        raise decoded.DataError(f"the store {path} cannot be used: {_reason(error)}") from error
+
+
+def _reason(error: BaseException) -> str:
+    text = getattr(error, "strerror", None) or str(error) or type(error).__name__
+    return str(text).strip().splitlines()[0][:300].rstrip(".")
+
+
+def _sha256(about: Mapping) -> str:
+    return hashlib.sha256(json.dumps(about, sort_keys=True).encode()).hexdigest()
+
+
+@contextlib.contextmanager
+def _alone(path: pathlib.Path) -> Iterator[None]:
+    """While entered, no other process makes the same store; waits for one that does."""
+    with open(f"{path}.lock", "w") as file:
+        said = False
+        while True:
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                break
+            except OSError as error:
+                if error.errno not in (errno.EAGAIN, errno.EACCES):
+                    break  # this file system has no locks
+            if not said:
+                print(f"waiting for another process, which makes {path}", flush=True)
+                said = True
+            time.sleep(_WAITS_SECONDS)
+        yield
+
+
+def _check_space(root: pathlib.Path, source: Source, path: pathlib.Path) -> None:
+    unfinished = path.with_name(path.name + UNFINISHED)
+    done = sum(file.stat().st_size for file in unfinished.glob("*")) if unfinished.exists() else 0
+    needed, free = source.num_bytes * _SPARE - done, shutil.disk_usage(root).free
+    if needed > free:
+        raise decoded.DataError(
+            f"the store of {source.description} takes {source.num_bytes * _SPARE / 1e9:.2f} GB in "
+            f"{root}, and {free / 1e9:.2f} GB are free there; --store_dir names another place."
+        )
+
+
+def _make(path: pathlib.Path, source: Source) -> None:
+    """Makes a store beside `path`, then gives it its name."""
+    unfinished = path.with_name(path.name + UNFINISHED)
+    unfinished.mkdir(exist_ok=True)
+    shards = -(-source.num_examples // PICTURES_PER_SHARD)
+    parts = []
+    for number in range(shards):
+        part = _finished_part(unfinished, number, source)
+        if part is None:
+            break
+        parts.append(part)
+    first = len(parts) * PICTURES_PER_SHARD
+    with contextlib.closing(_looked_at(source.examples(first))) as looked_at:
+        bar = tqdm.tqdm(
+            looked_at,
+            desc="pictures into the store",
+            total=source.num_examples,
+            initial=min(first, source.num_examples),
+            unit="",
+            disable=not sys.stderr.isatty(),
+            file=sys.stderr,
+        )
+        taken, unusable = iter(bar), []
+        for number in range(len(parts), shards):
+            count = min(PICTURES_PER_SHARD, source.num_examples - number * PICTURES_PER_SHARD)
+            part = _write_part(unfinished, number, taken, count, unusable)
+            parts.append(part)
+        bar.close()
+    if unusable:
+        _refuse(path, source, unusable)
+    _finish(unfinished, source, parts)
+    os.rename(unfinished, path)
+    for number in range(shards):
+        _part_file(path, number).unlink(missing_ok=True)
+
+
+def _refuse(path: pathlib.Path, source: Source, unusable: Sequence[str]) -> None:
+    """Says which pictures cannot be used; all of them are in a file."""
+    listing = path.with_name(path.name + ".unusable.txt")
+    listing.write_text("".join(f"{line}\n" for line in unusable), "utf-8", "surrogateescape")
+    shutil.rmtree(path.with_name(path.name + UNFINISHED), ignore_errors=True)
+    shown = "; ".join(unusable[:_MOST_NAMED])
+    more = (
+        f"; and {len(unusable) - _MOST_NAMED:,} more, in {listing}"
+        if (len(unusable) > _MOST_NAMED)
+        else ""
+    )
+    raise decoded.DataError(
+        f"{source.description}: {len(unusable):,} of {source.num_examples:,} pictures cannot be "
+        f"used: {shown}{more}. Mend them, or take them out of the set."
+    )
+
+
+class _Part(NamedTuple):
+    """What a shard says of itself, in a file of its own beside it."""
+
+    index: Index
+    names: str
+    sha256: str
+
+
+def _part_file(unfinished: pathlib.Path, number: int) -> pathlib.Path:
+    return unfinished / f"part-{number:05d}.npz"
+
+
+def _finished_part(unfinished: pathlib.Path, number: int, source: Source) -> _Part | None:
+    """A shard that was finished before making the store was cut off."""
+    count = min(PICTURES_PER_SHARD, source.num_examples - number * PICTURES_PER_SHARD)
+    try:
+        with regular_files.open_to_read(_part_file(unfinished, number)) as file:
+            arrays = np.load(file, allow_pickle=False)
+            index = Index(*(arrays[name] for name in Index._fields))
+            names, sha256 = arrays["names"].tobytes(), str(arrays["sha256"])
+            size = int(arrays["size"])
+        whole = (unfinished / shard_name(number)).stat().st_size == size
+    except Exception:  # whatever a torn file makes NumPy raise: it is made again
+        return None
+    if not whole or len(index.labels) != count:
+        return None
+    return _Part(index, names.decode("utf-8", "surrogateescape"), sha256)
+
+
+def _write_part(unfinished, number: int, looked_at, count: int, unusable: list[str]) -> _Part:
+    """Writes one shard, and when it is whole the file beside it that says so."""
+    path = unfinished / shard_name(number)
+    digest, rows, names = hashlib.sha256(), [], []
+    try:
+        writer = array_record_module.ArrayRecordWriter(str(path), "group_size:1,uncompressed")
+        for _ in range(count):
+            example, header = next(looked_at)
+            names.append(example.name)
+            if isinstance(header, str):
+                unusable.append(f"{example.name} {header}")
+                continue
+            writer.write(example.content)
+            rows.append((example.label, header))
+            digest.update(np.array([example.label, header.orientation], "<i4").tobytes())
+            digest.update(np.array([len(example.content)], "<i8").tobytes())
+            digest.update(example.content)
+        writer.close()
+        if rows and _opened(path).num_records() != len(rows):
+            raise OSError(errno.EIO, f"{path.name} was not written whole")
+        _sync(path)
+    except (RuntimeError, ValueError) as error:  # of ArrayRecord, as of a full disk
+        raise OSError(errno.EIO, _reason(error)) from error
+    headers = [header for _, header in rows]
+    index = Index(
+        np.array([label for label, _ in rows], np.int32),
+        np.array([(h.height, h.width) for h in headers], np.int32).reshape(-1, 2),
+        np.array([h.orientation for h in headers], np.uint8),
+        np.array([h.kind for h in headers], np.uint8),
+    )
+    text = "".join(f"{name}\n" for name in names)
+    part = _Part(index, text, digest.hexdigest())
+    file = _part_file(unfinished, number)
+    with open(f"{file}.tmp", "wb") as open_file:
+        np.savez(
+            open_file,
+            **index._asdict(),
+            names=np.frombuffer(text.encode("utf-8", "surrogateescape"), np.uint8),
+            sha256=np.array(part.sha256),
+            size=np.array(path.stat().st_size),
+        )
+        open_file.flush()
+        os.fsync(open_file.fileno())
+    os.replace(f"{file}.tmp", file)
+    return part
+
+
+def _sync(path: pathlib.Path) -> None:
+    with open(path, "rb") as file:
+        os.fsync(file.fileno())
+
+
+def _looked_at(
+    examples: Iterator[Example],
+) -> Iterator[tuple[Example, pictures.Header | str]]:
+    """Each example with its header, or with why it cannot be used; in order, several at a time."""
+
+    def look(example: Example) -> pictures.Header | str:
+        if isinstance(example.content, OSError):
+            return f"cannot be read ({_reason(example.content)})"
+        try:
+            return pictures.check(example.content)
+        except pictures.NoPicture as error:
+            return str(error)
+
+    waiting: collections.deque = collections.deque()
+    with concurrent.futures.ThreadPoolExecutor() as pool:
+        for example in examples:
+            waiting.append((example, pool.submit(look, example)))
+            if len(waiting) >= _LOOKED_AT_AHEAD:
+                done, header = waiting.popleft()
+                yield done, header.result()
+        for done, header in waiting:
+            yield done, header.result()
+
+
+def _finish(unfinished: pathlib.Path, source: Source, parts: Sequence[_Part]) -> None:
+    """Writes what is known of all shards together, and `store.json` last."""
+    joined = Index(
+        *(np.concatenate(columns) for columns in zip(*(p.index for p in parts), strict=True))
+    )
+    with open(unfinished / "index.npz", "wb") as file:
+        np.savez(file, **joined._asdict())
+    (unfinished / "names.txt").write_text(
+        "".join(part.names for part in parts), "utf-8", "surrogateescape"
+    )
+    text = json.dumps([list(source.class_names), [part.sha256 for part in parts]])
+    names = ["index.npz", "names.txt", *(shard_name(number) for number in range(len(parts)))]
+    index_bytes = (unfinished / "index.npz").read_bytes()
+    about = {
+        "format": FORMAT,
+        "source": source.description,
+        "class_names": list(source.class_names),
+        "num_examples": len(joined.labels),
+        "fingerprint": hashlib.sha256(text.encode("utf-8", "surrogateescape")).hexdigest(),
+        "index_sha256": hashlib.sha256(index_bytes).hexdigest(),
+        "sizes": {name: (unfinished / name).stat().st_size for name in names},
+    }
+    about["sha256"] = _sha256(about)
+    for name in ("index.npz", "names.txt"):
+        _sync(unfinished / name)
+    with open(unfinished / "store.json", "w", encoding="utf-8") as file:
+        json.dump(about, file, indent=1)
+        file.flush()
+        os.fsync(file.fileno())

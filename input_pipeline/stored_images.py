@@ -1,0 +1,247 @@
+"""The pictures of a store as training batches by step, and as examples to evaluate.
+
+The way of one picture: its number, from the step and its place in the batch (`batches`); the part
+of it that is to be seen, drawn by the same (`cuts`); its bytes, from the store; its pixels, decoded
+and scaled (`pictures`); then, with the others of its batch, what happens to any images
+(`preprocess`). Nothing of it depends on who reads which share of a batch, nor on where a run goes
+on.
+"""
+
+import dataclasses
+import functools
+from collections.abc import Callable, Iterator
+
+import numpy as np
+import tensorflow as tf
+
+from . import batches, cuts, decoded, pictures, preprocess, store
+
+IMAGE_SIZE = 224  # where nobody asks for another
+_CHANNELS = 3
+
+
+@dataclasses.dataclass(frozen=True)
+class StoredImages:
+    """One split of a data set whose pictures are on disk, of any size each.
+
+    Attributes:
+      store: that has them.
+      image_size: pixels, of the side of the square that becomes of each.
+      source: where they came from, one line for a person.
+    """
+
+    store: store.Store
+    image_size: int
+    source: str
+
+    @property
+    def num_examples(self) -> int:
+        """How many pictures there are."""
+        return len(self.store)
+
+    @property
+    def image_shape(self) -> tuple[int, int, int]:
+        """(height, width, channels) of an image as preprocessing gets it."""
+        return (self.image_size, self.image_size, _CHANNELS)
+
+    @property
+    def class_names(self) -> tuple[str, ...]:
+        """One name per class."""
+        return self.store.class_names
+
+    @property
+    def fingerprint(self) -> str:
+        """SHA-256 in hex over classes, labels and pictures."""
+        return self.store.fingerprint
+
+    def some(self, count: int) -> np.ndarray:
+        """At most `count` images, evenly spread: uint8 [n, *image_shape]."""
+        ids = batches.spread_out(np.arange(len(self.store)), count)
+        prepared = preprocess.unchanged(self.image_shape)
+        examples = Evaluated(self, prepared, min(64, len(ids)), ids=ids)
+        masked = ((images.numpy(), mask.numpy()) for images, _, mask in examples)
+        return np.concatenate([images[mask] for images, mask in masked]).astype(np.uint8)
+
+
+class _Pictures:
+    """A store in the terms of TensorFlow's graphs."""
+
+    def __init__(self, split: StoredImages):
+        self._size, self._read = split.image_size, split.store.reader()
+        self.problem: decoded.DataError | None = None
+        index = split.store.index
+        with tf.device("/CPU:0"):
+            self.labels = tf.constant(index.labels)
+            self._sizes = tf.constant(index.sizes)
+            self._kinds = tf.constant(index.kinds)
+            self._orientations = tf.constant(index.orientations)
+
+    def asked_for(self, ids: tf.Tensor, cut_of: Callable[[tf.Tensor], cuts.Cut]) -> tuple:
+        """What `square` needs of each picture, the first axis of all being that of `ids`."""
+        cut = cut_of(tf.gather(self._sizes, ids))
+        [content] = tf.numpy_function(self._contents, [ids], [tf.string])
+        content.set_shape(ids.shape)
+        kinds, orientations = (
+            tf.cast(tf.gather(of_all, ids), tf.int32)
+            for of_all in (self._kinds, self._orientations)
+        )
+        return content, kinds, orientations, cut.box, cut.side
+
+    def square(self, *picture: tf.Tensor) -> tf.Tensor:
+        """One picture's pixels, uint8 [size, size, 3]."""
+        return pictures.square(*picture, self._size)
+
+    def _contents(self, ids: np.ndarray) -> np.ndarray:
+        try:
+            found = np.empty(len(ids), object)
+            found[:] = self._read(ids)
+            return found
+        except decoded.DataError as error:
+            self.problem = error  # TensorFlow would make its own error of it
+            raise
+
+    def decoded(self, asked: tf.data.Dataset, at_a_time: int) -> tf.data.Dataset:
+        """Batches of so many images of what `asked_for` has given for each batch, in order."""
+        one_by_one = asked.unbatch().map(
+            _as_written(self.square), num_parallel_calls=tf.data.AUTOTUNE, deterministic=True
+        )
+        return one_by_one.batch(at_a_time, drop_remainder=True)
+
+    def explained(self, dataset: tf.data.Dataset) -> Iterator:
+        """Iterates; what is wrong with the store is said as a DataError.
+
+        Raises:
+          DataError: a file of the store is gone or damaged.
+        """
+        iterator = iter(dataset)
+        while True:
+            try:
+                batch = next(iterator)
+            except StopIteration:
+                return
+            except tf.errors.OpError as error:
+                if self.problem is not None:
+                    raise self.problem from error
+                raise
+            yield batch
+
+
+_as_written = tf.autograph.experimental.do_not_convert
+
+
+class Training:
+    """A source of training batches by step, for `towers.Run`.
+
+    Attributes:
+      num_examples: pictures of the split.
+      fingerprint: of them.
+    """
+
+    def __init__(self, split: StoredImages, preprocessing: preprocess.Preprocessing, seed: int):
+        """
+        Args:
+          split: of a data set.
+          preprocessing: from `preprocess.for_images`.
+          seed: of the order of the pictures and of what preprocessing draws.
+        """
+        self.num_examples, self.fingerprint = split.num_examples, split.fingerprint
+        self._split, self._preprocessing, self._seed = split, preprocessing, seed
+
+    def _cut(self, sizes: tf.Tensor, draws: batches.Draws) -> cuts.Cut:
+        size = self._split.image_size
+        if self._preprocessing.cuts_at_random:
+            return cuts.at_random(sizes, draws, size)
+        return cuts.middle(sizes, size)
+
+    def batches(
+        self,
+        first_step: int,
+        last_step: int,
+        *,
+        global_batch_size: int,
+        share: range | None = None,
+    ) -> Iterator:
+        """As `batches.training_batches`, one after the other.
+
+        Raises:
+          DataError: as they are read, a file of the store is gone or damaged.
+        """
+        own = batches.places(share, global_batch_size)
+        of_store, count = _Pictures(self._split), self.num_examples
+        with tf.device("/CPU:0"):
+            coin_of_example = batches.coins(count, seed=self._seed)
+
+        def ids_and_draws(step):
+            ids = batches.example_ids(
+                step, num_examples=count, global_batch_size=global_batch_size, seed=self._seed
+            )[own.start : own.stop]
+            turn = step * global_batch_size + tf.range(own.start, own.stop, dtype=tf.int64)
+            turn = turn // count + tf.gather(coin_of_example, ids)
+            drawn_from = batches.augmentation_seed(step, seed=self._seed)
+            return ids, batches.Draws(drawn_from, turn % 2 == 1, share, global_batch_size)
+
+        def asked_for(step):
+            ids, draws = ids_and_draws(step)
+            return of_store.asked_for(ids, lambda sizes: self._cut(sizes, draws))
+
+        def finished(step, images):
+            ids, draws = ids_and_draws(step)
+            return self._preprocessing.train(images, draws), tf.gather(of_store.labels, ids)
+
+        steps = tf.data.Dataset.range(first_step, last_step)
+        images = of_store.decoded(batches.mapped(steps, asked_for), len(own))
+        whole = batches.mapped(tf.data.Dataset.zip(steps, images), finished)
+        return of_store.explained(whole)
+
+
+class Evaluated:
+    """Each picture of a split exactly once, whenever it is iterated over.
+
+    Attributes:
+      num_counted: pictures of the split.
+    """
+
+    def __init__(
+        self,
+        split: StoredImages,
+        preprocessing: preprocess.Preprocessing,
+        global_batch_size: int,
+        share: range | None = None,
+        ids: np.ndarray | None = None,
+    ):
+        """
+        Args:
+          split: of a data set.
+          preprocessing: from `preprocess.for_images`.
+          global_batch_size: as for `batches.evaluation_batches`.
+          share: likewise.
+          ids: the numbers of the pictures; None for all.
+        """
+        own = batches.places(share, global_batch_size)
+        numbers = np.arange(split.num_examples) if ids is None else ids
+        self.num_counted = len(numbers)
+        self._pictures = _Pictures(split)
+        with tf.device("/CPU:0"):
+            of_place = tf.constant(numbers, tf.int64)
+        cut_of = functools.partial(cuts.middle, shorter=preprocessing.raw_shape[0])
+
+        def ids_and_mask(index):
+            places = index * global_batch_size + tf.range(own.start, own.stop, dtype=tf.int64)
+            mask = places < self.num_counted
+            return tf.gather(of_place, tf.where(mask, places, tf.zeros_like(places))), mask
+
+        def asked_for(index):
+            return self._pictures.asked_for(ids_and_mask(index)[0], cut_of)
+
+        def finished(index, images):
+            numbers, mask = ids_and_mask(index)
+            labels = tf.gather(self._pictures.labels, numbers)
+            return preprocessing.evaluate(images), labels, mask
+
+        # Made once, for TensorFlow keeps something of each; every iteration starts anew.
+        indices = tf.data.Dataset.range(-(-self.num_counted // global_batch_size))
+        images = self._pictures.decoded(batches.mapped(indices, asked_for), len(own))
+        self._batches = batches.mapped(tf.data.Dataset.zip(indices, images), finished)
+
+    def __iter__(self) -> Iterator:
+        return self._pictures.explained(self._batches)

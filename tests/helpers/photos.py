@@ -1,0 +1,36 @@
+"""Pictures of different sizes and formats, for tests of what reads them."""
+
+import io
+from pathlib import Path
+
+import numpy as np
+from PIL import Image
+
+CLASSES = {"ant": (200, 60, 60), "bee": (60, 200, 60), "cow": (60, 60, 200)}
+
+
+def picture(height: int, width: int, seed: int = 0, colour=(128, 128, 128)) -> Image.Image:
+    """Smooth noise around a colour, which a JPEG keeps."""
+    noise = np.random.default_rng(seed).normal(0, 40, (-(-height // 8), -(-width // 8), 3))
+    noise = noise.repeat(8, axis=0).repeat(8, axis=1)[:height, :width]
+    return Image.fromarray(np.clip(noise + np.array(colour), 0, 255).astype(np.uint8))
+
+
+def encoded(image: Image.Image, kind: str = "JPEG", **options) -> bytes:
+    """The bytes of a file of that format."""
+    file = io.BytesIO()
+    image.save(file, kind, **options)
+    return file.getvalue()
+
+
+def folder(root: Path, count: int = 12, splits: tuple[str, ...] = ("",), first: int = 0) -> Path:
+    """So many JPEGs of 24 to 60 pixels a side in the folder of each class, of each split."""
+    sizes = np.random.default_rng(first).integers(24, 60, (len(splits), len(CLASSES), count, 2))
+    for of_split, split in zip(sizes, splits, strict=True):
+        for of_class, (name, colour) in zip(of_split, CLASSES.items(), strict=True):
+            place = root / split / name
+            place.mkdir(parents=True, exist_ok=True)
+            for number, (height, width) in enumerate(of_class):
+                image = picture(height, width, number + len(split), colour)
+                image.save(place / f"{first + number:03d}.jpg", quality=90)
+    return root

@@ -1,0 +1,199 @@
+"""Encoded pictures: what may be one, and its pixels beside Pillow's."""
+
+import io
+import struct
+import zlib
+
+import numpy as np
+import photos
+import pytest
+import tensorflow as tf
+from PIL import Image, ImageOps
+
+from input_pipeline import pictures
+
+PICTURE = photos.picture(40, 56)
+PIXELS = np.asarray(PICTURE)
+
+
+def pixels_of(content: bytes) -> np.ndarray:
+    """A whole picture as it is to be seen."""
+    found = pictures.check(content)
+    whole = pictures._whole_by_kind(tf.constant(content), found.kind)
+    return pictures._turned(whole, tf.constant(found.orientation)).numpy()
+
+
+def on_white(image: Image.Image) -> np.ndarray:
+    image = image.convert("RGBA")
+    white = Image.new("RGBA", image.size, "white")
+    return np.asarray(Image.alpha_composite(white, image).convert("RGB"))
+
+
+@pytest.mark.parametrize("kind", pictures.FORMATS)
+def test_the_header_of_each_format(kind):
+    found = pictures.check(photos.encoded(PICTURE, kind))
+    assert found == (pictures.FORMATS.index(kind), 40, 56, 1)
+
+
+@pytest.mark.parametrize("kind", ["PNG", "WEBP", "BMP"])
+def test_pixels_of_a_format_without_loss_are_those_of_the_picture(kind):
+    options = {"lossless": True} if kind == "WEBP" else {}
+    np.testing.assert_array_equal(pixels_of(photos.encoded(PICTURE, kind, **options)), PIXELS)
+
+
+@pytest.mark.parametrize("mode", ["RGB", "L", "CMYK"])
+@pytest.mark.parametrize("progressive", [False, True])
+def test_pixels_of_a_jpeg_are_pillow_s(mode, progressive):
+    content = photos.encoded(PICTURE.convert(mode), progressive=progressive, quality=90)
+    expected = np.asarray(Image.open(io.BytesIO(content)).convert("RGB")).astype(int)
+    assert np.abs(pixels_of(content) - expected).max() <= 2
+
+
+@pytest.mark.parametrize("mode", ["L", "LA", "P", "P of 2", "P of 9", "1", "RGBA"])
+def test_a_png_of_any_mode_lies_on_white(mode):
+    kind, _, colours = mode.partition(" of ")
+    image = PICTURE.quantize(int(colours)) if colours else PICTURE.convert(kind)
+    if mode in ("LA", "RGBA"):
+        image.putalpha(
+            Image.fromarray(np.arange(40 * 56, dtype=np.uint32).astype(np.uint8).reshape(40, 56))
+        )
+    found = pixels_of(photos.encoded(image, "PNG")).astype(int)
+    assert np.abs(found - on_white(image)).max() <= 1
+
+
+def test_an_opaque_webp_and_one_that_is_not():
+    image = PICTURE.copy()
+    image.putalpha(100)
+    found = pixels_of(photos.encoded(image, "WEBP", lossless=True)).astype(int)
+    assert np.abs(found - on_white(image)).max() <= 1
+
+
+def test_of_16_bits_the_upper_8_are_kept():
+    values = np.arange(0, 65536, 29, dtype=np.uint16)[: 40 * 56].reshape(40, 56)
+    found = pixels_of(photos.encoded(Image.fromarray(values), "PNG"))
+    np.testing.assert_array_equal(found, np.repeat((values >> 8)[..., None], 3, axis=2))
+
+
+def test_the_first_picture_of_an_animated_gif():
+    others = [photos.picture(40, 56, seed) for seed in (1, 2)]
+    content = photos.encoded(PICTURE, "GIF", save_all=True, append_images=others)
+    expected = np.asarray(Image.open(io.BytesIO(content)).convert("RGB"))
+    np.testing.assert_array_equal(pixels_of(content), expected)
+
+
+@pytest.mark.parametrize("kind", ["JPEG", "PNG", "WEBP"])
+@pytest.mark.parametrize("orientation", range(1, 9))
+def test_a_picture_is_turned_as_its_camera_was(kind, orientation):
+    exif = Image.Exif()
+    exif[0x0112] = orientation
+    content = photos.encoded(PICTURE, kind, exif=exif)
+    expected = np.asarray(ImageOps.exif_transpose(Image.open(io.BytesIO(content))).convert("RGB"))
+    found = pictures.check(content)
+    assert (found.height, found.width) == expected.shape[:2]
+    assert np.abs(pixels_of(content).astype(int) - expected).max() <= 2
+
+
+@pytest.mark.parametrize("orientation", [0, 9, 60_000])
+def test_an_orientation_that_is_none_is_upright(orientation):
+    exif = Image.Exif()
+    exif[0x0112] = orientation
+    assert pictures.check(photos.encoded(PICTURE, exif=exif)).orientation == 1
+
+
+def chunk(kind: bytes, data: bytes) -> bytes:
+    """A part of a PNG file."""
+    checksum = struct.pack(">I", zlib.crc32(kind + data))
+    return struct.pack(">I", len(data)) + kind + data + checksum
+
+
+def bomb(side: int) -> bytes:
+    """A small PNG whose header names so many pixels a side."""
+    head = chunk(b"IHDR", struct.pack(">IIBBBBB", side, side, 8, 2, 0, 0, 0))
+    return b"\x89PNG\r\n\x1a\n" + head + chunk(b"IDAT", zlib.compress(bytes(1000)))
+
+
+def animated_webp() -> bytes:
+    return photos.encoded(PICTURE, "WEBP", save_all=True, append_images=[photos.picture(40, 56, 1)])
+
+
+JPEG = photos.encoded(PICTURE)
+PNG = photos.encoded(PICTURE, "PNG")
+
+
+@pytest.mark.parametrize(
+    ("content", "why"),
+    [
+        (b"", "is empty"),
+        (b"<html>not found</html>", "is none of JPEG, PNG, WEBP, GIF, BMP"),
+        (JPEG[:-200], "is cut short or damaged"),
+        (JPEG[:30], "damaged"),
+        (PNG[:-200], "is cut short or damaged"),
+        (PNG[:60] + bytes(40) + PNG[100:], "damaged"),
+        (bomb(50_000), "at most 178,956,970 are decoded"),
+        (bomb(14_000), "has more pixels by its header"),
+        (photos.encoded(PICTURE.resize((70_000, 1)), "PNG"), "70000 x 1 pixels by its header"),
+        (animated_webp(), "is an animated WebP"),
+        (photos.encoded(PICTURE.convert("P"), "BMP"), "is a BMP with a palette"),
+        (photos.encoded(PICTURE, "TIFF"), "is none of JPEG"),
+    ],
+    ids=["empty", "text", "cut jpeg", "head", "cut png", "damaged png", "bomb", "large", "long",
+         "animated webp", "palette", "tiff"],
+)  # fmt: skip
+def test_what_cannot_be_used_says_why(content, why):
+    with pytest.raises(pictures.NoPicture, match=why):
+        pictures.check(content)
+
+
+def test_a_bmp_of_grey_values_is_one():
+    assert pixels_of(photos.encoded(PICTURE, "BMP")).shape == (40, 56, 3)
+
+
+@pytest.fixture(scope="module")
+def square():
+    """(content, box, side, size) to the square of an encoded picture."""
+
+    @tf.function(autograph=False)
+    def graph(content, kind, orientation, box, side):
+        return pictures.square(content, kind, orientation, box, side, 32)
+
+    def found(content, box, side):
+        head = pictures.check(content)
+        return graph(
+            tf.constant(content),
+            tf.constant(head.kind),
+            tf.constant(head.orientation),
+            tf.constant(box, tf.int32),
+            tf.constant(side, tf.float32),
+        ).numpy()
+
+    return found
+
+
+@pytest.mark.parametrize("size", [(300, 400), (33, 500), (32, 32), (20, 25)])
+def test_a_square_is_pillow_s_to_one_step(square, size):
+    """Bilinear with antialiasing, of the middle, as torchvision and timm do it with Pillow."""
+    image = photos.picture(*size)
+    height, width = size
+    shorter = min(size)
+    side = (32 * height // shorter, 32 * width // shorter)
+    scaled = np.asarray(image.resize(side[::-1], Image.Resampling.BILINEAR)).astype(int)
+    top, left = round((side[0] - 32) / 2), round((side[1] - 32) / 2)
+    found = square(photos.encoded(image, "PNG"), (0, 0, *size), side)
+    expected = scaled[top : top + 32, left : left + 32]
+    assert np.abs(found - expected).max() <= 1
+
+
+@pytest.mark.parametrize("kind", ["JPEG", "PNG"])
+@pytest.mark.parametrize("orientation", [1, 6])
+def test_a_part_is_cut_out_before_it_is_scaled(square, kind, orientation):
+    exif = Image.Exif()
+    exif[0x0112] = orientation
+    content = photos.encoded(photos.picture(120, 200), kind, exif=exif, quality=95)
+    upright = ImageOps.exif_transpose(Image.open(io.BytesIO(content)))
+    top, left, height, width = 16, 24, 64, 48
+    part = upright.crop((left, top, left + width, top + height))
+    expected = np.asarray(part.resize((32, 32), Image.Resampling.BILINEAR)).astype(int)
+    found = square(content, (top, left, height, width), (32, 32))
+    # A part of a JPEG that is decoded alone differs at its edge by what lies beyond it.
+    assert np.abs(found - expected).mean() < 1
+    assert np.abs(found - expected)[1:-1, 1:-1].max() <= 6

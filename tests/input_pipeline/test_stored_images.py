@@ -1,0 +1,202 @@
+"""Batches of pictures from a store, as a pure function of seed and step."""
+
+import os
+
+import numpy as np
+import photos
+import pytest
+import tensorflow as tf
+
+from input_pipeline import cuts, datasets, decoded, images, pictures, preprocess, store
+
+BATCH, SIZE = 8, 16
+
+
+@pytest.fixture(scope="module")
+def split(tmp_path_factory):
+    """33 pictures of different sizes."""
+    folder = tmp_path_factory.mktemp("data")
+    photos.folder(folder / "pictures", 11)
+    return datasets.load(
+        "folder", str(folder / "pictures"), "all", image_size=SIZE, store_dir=str(folder)
+    )
+
+
+@pytest.fixture(params=["random_resized_crop", "pad_crop_flip"])
+def prepared(request, split):
+    return images.preprocessing(request.param, split)
+
+
+def taken(source, first, last, share=None) -> list[tuple]:
+    batches = source.batches(first, last, global_batch_size=BATCH, share=share)
+    return [tuple(part.numpy() for part in batch) for batch in batches]
+
+
+def test_a_split_says_what_it_is(split):
+    assert (split.num_examples, split.image_shape) == (33, (SIZE, SIZE, 3))
+    assert split.class_names == ("ant", "bee", "cow")
+    some = split.some(7)
+    assert some.shape == (7, SIZE, SIZE, 3) and some.dtype == np.uint8
+
+
+def test_batches_hold_each_picture_once_an_epoch(split, prepared):
+    source = images.training(split, prepared, seed=3)
+    labels = np.concatenate([labels for _, labels in taken(source, 0, 33)])
+    for epoch in range(8):
+        assert np.bincount(labels[epoch * 33 : epoch * 33 + 33]).tolist() == [11, 11, 11]
+    assert labels.dtype == np.int32
+
+
+def test_a_batch_is_the_same_wherever_a_run_goes_on(split, prepared):
+    source = images.training(split, prepared, seed=3)
+    whole, later = taken(source, 0, 7), taken(source, 4, 7)
+    for (images_, labels), (images_later, labels_later) in zip(whole[4:], later, strict=True):
+        np.testing.assert_array_equal(images_, images_later)
+        np.testing.assert_array_equal(labels, labels_later)
+    assert whole[0][0].shape == (BATCH, SIZE, SIZE, 3) and whole[0][0].dtype == np.float32
+
+
+@pytest.mark.parametrize("share", [range(0, 3), range(3, 8), range(5, 6)])
+def test_a_share_is_that_of_the_whole_batch(split, prepared, share):
+    source = images.training(split, prepared, seed=3)
+    for whole, own in zip(taken(source, 0, 3), taken(source, 0, 3, share), strict=True):
+        for of_whole, of_own in zip(whole, own, strict=True):
+            np.testing.assert_array_equal(of_whole[share.start : share.stop], of_own)
+
+
+def test_another_seed_has_other_batches(split, prepared):
+    one, other = (taken(images.training(split, prepared, seed), 0, 1)[0] for seed in (3, 4))
+    assert not np.array_equal(one[0], other[0])
+
+
+def by_hand(split, number: int, cut: cuts.Cut) -> np.ndarray:
+    """One picture's square."""
+    [content] = split.store.reader()([number])
+    index = split.store.index
+    return pictures.square(
+        tf.constant(content), tf.constant(int(index.kinds[number])),
+        tf.constant(int(index.orientations[number])), cut.box[0], cut.side[0], SIZE,
+    ).numpy()  # fmt: skip
+
+
+def test_evaluation_is_of_the_middle_and_of_each_once(split, prepared):
+    found = list(images.evaluated(split, prepared, BATCH))
+    assert len(found) == 5
+    mask = np.concatenate([batch[2].numpy() for batch in found])
+    assert mask.sum() == 33
+    labels = np.concatenate([batch[1].numpy() for batch in found])[mask]
+    np.testing.assert_array_equal(labels, split.store.index.labels)
+    pixels = np.concatenate([batch[0].numpy() for batch in found])[mask]
+    for number in (0, 17, 32):
+        size = split.store.index.sizes[number : number + 1]
+        square = by_hand(split, number, cuts.middle(tf.constant(size), prepared.raw_shape[0]))
+        np.testing.assert_array_equal(pixels[number], prepared.evaluate(square[None])[0])
+
+
+def test_evaluation_of_a_share(split, prepared):
+    whole = list(images.evaluated(split, prepared, BATCH))
+    own = list(images.evaluated(split, prepared, BATCH, range(2, 5)))
+    for of_whole, of_own in zip(whole, own, strict=True):
+        for one, other in zip(of_whole, of_own, strict=True):
+            np.testing.assert_array_equal(one[2:5], other)
+
+
+def test_a_store_that_goes_away_is_said(split, tmp_path):
+    folder = photos.folder(tmp_path / "pictures", 4)
+    own = datasets.load("folder", str(folder), "all", image_size=SIZE, store_dir=str(tmp_path))
+    source = images.training(own, images.preprocessing("pad_crop_flip", own), 0)
+    (own.store.path / store.shard_name(0)).unlink()
+    with pytest.raises(decoded.DataError, match=f"cannot be read: .*Remove {own.store.path}"):
+        list(source.batches(0, 2, global_batch_size=4))
+
+
+class TestTheNewPreprocessing:
+    def test_scales_each_colour_as_torchvision_does(self):
+        pixels = np.random.default_rng(0).integers(0, 256, (2, 5, 5, 3)).astype(np.uint8)
+        mean, deviation = np.array([0.485, 0.456, 0.406]), np.array([0.229, 0.224, 0.225])
+        expected = (pixels / 255 - mean) / deviation
+        np.testing.assert_allclose(preprocess.scale_colours(pixels), expected, atol=1e-5)
+
+    def test_evaluates_224_of_256(self):
+        chosen = preprocess.for_images("random_resized_crop", (224, 224, 3))
+        assert chosen.raw_shape == (256, 256, 3) and chosen.output_shape == (224, 224, 3)
+
+    def test_mirrors_half_of_the_images(self, split):
+        batch = np.zeros((400, 2, 2, 3), np.uint8)
+        batch[:, :, 0] = 255
+        seed = tf.constant([1, 2], tf.int64)
+        draws = preprocess.batches.Draws(seed, tf.zeros([400], tf.bool))
+        found = preprocess.distort_flip(batch, draws).numpy()
+        assert 0.4 < (found[:, 0, 0, 0] > 0).mean() < 0.6
+
+    def test_takes_no_images_that_are_decoded_already(self):
+        pixels = np.zeros((2, 8, 8, 3), np.uint8)
+        held = datasets.ImageArrays(pixels, np.zeros(2, np.int32), ("a", "b"), "here", "0")
+        with pytest.raises(decoded.DataError, match="decoded to 8 x 8 before: give --image_size"):
+            images.preprocessing("random_resized_crop", held)
+
+
+class TestLoading:
+    def test_a_folder_needs_a_data_dir(self):
+        with pytest.raises(decoded.DataError, match="--dataset=folder needs --data_dir"):
+            datasets.load("folder", None, "train")
+
+    def test_shapes_have_one_size(self):
+        with pytest.raises(decoded.DataError, match="--image_size=9: the images of .*shapes"):
+            datasets.load("shapes", None, "train", image_size=9)
+
+    def test_the_size_where_nobody_asks(self, tmp_path):
+        folder = photos.folder(tmp_path / "pictures", 4)
+        found = datasets.load("folder", str(folder), "all", store_dir=str(tmp_path))
+        assert found.image_shape == (224, 224, 3)
+
+    def test_a_split_of_other_pictures(self, tmp_path):
+        flat = photos.folder(tmp_path / "flat", 2)
+        split = photos.folder(tmp_path / "split", 2, splits=("train", "test"))
+        assert datasets.default_split("folder", str(flat), "test") == "all"
+        assert datasets.default_split("folder", str(split), "test") == "test"
+        assert datasets.default_split("folder", None, "val") == "val"
+        assert datasets.default_split("cifar10", str(flat), "test") == "test"
+
+
+@pytest.mark.parametrize("fixed", [True, False], ids=["one size", "different sizes"])
+def test_a_tfds_set_from_disk(tmp_path, fixed):
+    """One of different sizes, and any for which a size is asked for."""
+    import tensorflow_datasets as tfds
+
+    contents = [photos.encoded(photos.picture(24 + (0 if fixed else n), 30, n)) for n in range(10)]
+
+    class Photos(tfds.core.GeneratorBasedBuilder, skip_registration=True):
+        VERSION = tfds.core.Version("1.0.0")
+
+        def _info(self):
+            shape = (24, 30, 3) if fixed else (None, None, 3)
+            features = {
+                "image": tfds.features.Image(shape=shape, encoding_format="jpeg"),
+                "label": tfds.features.ClassLabel(names=["ant", "bee"]),
+            }
+            features = tfds.features.FeaturesDict(features)
+            return tfds.core.DatasetInfo(builder=self, features=features)
+
+        def _split_generators(self, dl_manager):
+            return {"train": self._generate_examples()}
+
+        def _generate_examples(self):
+            for n, content in enumerate(contents):
+                path = tmp_path / f"{n}.jpg"
+                path.write_bytes(content)
+                yield n, {"image": os.fspath(path), "label": n % 2}
+
+    Photos(data_dir=str(tmp_path / "data")).download_and_prepare()
+    options = {"store_dir": str(tmp_path / "stores")}
+    if fixed:
+        held = datasets.load("photos", str(tmp_path / "data"), "train")
+        assert isinstance(held, datasets.ImageArrays)
+        options["image_size"] = 224
+    found = datasets.load("photos", str(tmp_path / "data"), "train", **options)
+    assert found.image_shape == (224, 224, 3) and found.class_names == ("ant", "bee")
+    assert sorted(found.store.reader()(range(10))) == sorted(contents)
+    labels = {content: n % 2 for n, content in enumerate(contents)}
+    stored = found.store.reader()(range(10))
+    assert [labels[content] for content in stored] == found.store.index.labels.tolist()
+    assert found.store.names()[3] == "train/3"

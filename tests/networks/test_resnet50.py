@@ -1,0 +1,42 @@
+"""The residual network of 50 layers."""
+
+import keras
+import numpy as np
+import pytest
+
+from towers import networks
+from towers.networks import resnet50
+
+
+@pytest.fixture(scope="module")
+def network():
+    return networks.build("resnet50", (64, 96, 3), 7)
+
+
+def test_has_the_weights_of_torchvision_s():
+    """25,557,032 for 1,000 classes, as torchvision.models.resnet50 says."""
+    trained = networks.build("resnet50", (32, 32, 3), 1000).trainable_variables
+    assert sum(np.prod(weight.shape) for weight in trained) == 25_557_032
+
+
+def test_halves_the_image_five_times_and_in_the_3_x_3_convolutions(network):
+    shapes = [network.get_layer(f"stage{n}_block1_relu3").output.shape[1:] for n in range(1, 5)]
+    assert shapes == [(16, 24, 256), (8, 12, 512), (4, 6, 1024), (2, 3, 2048)]
+    first = {n: network.get_layer(f"stage{n}_block1_conv1").strides for n in range(1, 5)}
+    second = {n: network.get_layer(f"stage{n}_block1_conv2").strides for n in range(1, 5)}
+    assert set(first.values()) == {(1, 1)}
+    assert second == {1: (1, 1), 2: (2, 2), 3: (2, 2), 4: (2, 2)}
+
+
+def test_a_block_begins_as_its_shortcut(network):
+    images = np.random.default_rng(0).normal(size=(1, 64, 96, 3)).astype(np.float32)
+    names = ["stage2_block1_relu3", "stage2_block4_relu3"]
+    watched = keras.Model(network.input, [network.get_layer(name).output for name in names])
+    before, after = watched(images)
+    np.testing.assert_array_equal(before, after)
+
+
+def test_images_that_are_too_small_are_refused():
+    with pytest.raises(ValueError, match="images of 31 x 40 are too small for resnet50"):
+        networks.build("resnet50", (31, 40, 3), 2)
+    assert resnet50.STAGES[-1] == (3, 512)

@@ -1,0 +1,227 @@
+"""train.py, eval.py and towers-predict on a folder of pictures of different sizes."""
+
+import json
+import os
+import signal
+import sys
+import time
+
+import forked
+import photos
+import pytest
+import scripts
+
+from input_pipeline import store
+from towers_cli import launch
+
+pytestmark = pytest.mark.usefixtures("cache")
+
+STEPS = 6
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    return photos.folder(tmp_path_factory.mktemp("data") / "pictures", 12)
+
+
+def flags(folder, run, *more: str) -> list[str]:
+    """Six steps of 24 pictures, in eight microbatches."""
+    return [
+        f"--train_dir={run}",
+        "--dataset=folder",
+        f"--data_dir={folder}",
+        "--image_size=24",
+        "--preprocessing=random_resized_crop",
+        "--global_batch_size=24",
+        "--num_microbatches=8",
+        "--intra_op_threads=1",
+        "--learning_rate=0.05",
+        "--momentum=0.9",
+        "--log_every_steps=1",
+        "--verify_every_steps=2",
+        "--checkpoint_every_steps=2",
+        f"--max_steps={STEPS}",
+        *more,
+    ]
+
+
+@pytest.fixture(scope="module")
+def whole(folder, tmp_path_factory, cache):
+    """A run on one tower, of each network and type that is asked for."""
+    runs = {}
+
+    def of(model="cifarnet", dtype="float32"):
+        if (model, dtype) not in runs:
+            run = tmp_path_factory.mktemp("runs") / f"{model}-{dtype}"
+            chosen = [f"--model={model}", f"--compute_dtype={dtype}"]
+            done = scripts.run("train", *flags(folder, run, *chosen))
+            assert done.returncode == 0, done.stderr
+            runs[model, dtype] = run
+        return runs[model, dtype]
+
+    return of
+
+
+KINDS = [
+    ("cifarnet", "float32"),
+    pytest.param("cifarnet", "bfloat16", marks=pytest.mark.long),
+    ("resnet", "float32"),
+    pytest.param("resnet", "bfloat16", marks=pytest.mark.long),
+]
+
+
+@pytest.mark.parametrize("towers", [2, 3])
+@pytest.mark.parametrize(("model", "dtype"), KINDS)
+def test_the_number_of_towers_does_not_show(folder, whole, tmp_path, model, dtype, towers):
+    chosen = [f"--model={model}", f"--compute_dtype={dtype}", f"--num_towers={towers}"]
+    done = scripts.run("train", *flags(folder, tmp_path, *chosen))
+    assert done.returncode == 0, done.stderr
+    assert scripts.hash_lines(tmp_path) == scripts.hash_lines(whole(model, dtype))
+    assert len(scripts.hash_lines(tmp_path)) == STEPS // 2 + 1
+    scripts.assert_same_run(tmp_path, whole(model, dtype))
+
+
+def test_killed_on_one_number_of_towers_and_continued_on_another(
+    folder, whole, tmp_path, cache_home
+):
+    pause = ["--checkpoint_every_steps=2", "--summary_every_steps=3"]  # which takes a while
+    process = scripts.start(cache_home, "train", *flags(folder, tmp_path, *pause))
+    while not (tmp_path / "checkpoints" / "step-2.index").exists():
+        assert process.poll() is None, process.communicate()
+        time.sleep(0.005)
+    process.send_signal(signal.SIGKILL)
+    process.communicate(timeout=60)
+    assert not (tmp_path / "final_model.json").exists()
+    done = scripts.run("train", *flags(folder, tmp_path, "--num_towers=3"))
+    assert done.returncode == 0, done.stderr
+    assert "continuing at step " in done.stdout
+    scripts.assert_same_run(tmp_path, whole())
+
+
+@pytest.mark.whole_program
+def test_two_workers_make_the_run_of_one(folder, whole, tmp_path, cache_home):
+    ports = launch.free_ports(2)
+    addresses = ",".join(f"127.0.0.1:{port}" for port in ports)
+    started = [
+        scripts.start(
+            cache_home,
+            "train",
+            *flags(folder, tmp_path, f"--workers={addresses}", f"--worker_index={index}"),
+        )
+        for index in range(2)
+    ]
+    said = [process.communicate(timeout=120) for process in started]
+    assert [process.returncode for process in started] == [0, 0], said
+    scripts.assert_same_run(tmp_path, whole())
+
+
+def test_the_table_says_where_the_pictures_are(folder, whole, tmp_path):
+    done = scripts.run("train", *flags(folder, tmp_path, "--dry_run"))
+    assert done.returncode == 0, done.stderr
+    said = " ".join(done.stdout.split())
+    assert f"pictures in {folder}, every 10th for test by a hash of its path" in said
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_dry_run_makes_no_store(folder, tmp_path):
+    stores = tmp_path / "stores"
+    done = scripts.run("train", *flags(folder, tmp_path, "--dry_run", f"--store_dir={stores}"))
+    assert done.returncode == 1
+    assert "are not in a store in" in done.stderr and not stores.exists()
+
+
+class TestEvaluation:
+    def test_has_the_accuracy_of_the_training(self, whole):
+        done = scripts.run("eval", f"--train_dir={whole()}")
+        assert done.returncode == 0, done.stderr
+        line = scripts.lines_of(whole() / "eval.jsonl")[-1]
+        final = scripts.final_summary(whole())
+        assert (line["accuracy"], line["loss"]) == (final["accuracy"], final["loss"])
+
+    def test_of_other_pictures_is_of_all_of_them(self, whole, tmp_path):
+        photos.folder(tmp_path / "new", 5, first=50)
+        done = scripts.run("eval", f"--train_dir={whole()}", f"--data_dir={tmp_path / 'new'}")
+        assert done.returncode == 0, done.stderr
+        assert "all split, 15 examples, each once" in done.stdout
+
+    def test_of_pictures_of_one_class(self, whole, tmp_path):
+        photos.folder(tmp_path / "new", 5, first=50)
+        for name in ("ant", "bee"):
+            os.rename(tmp_path / "new" / name, tmp_path / name)
+        done = scripts.run("eval", f"--train_dir={whole()}", f"--data_dir={tmp_path / 'new'}")
+        assert done.returncode == 0, done.stderr
+        line = scripts.lines_of(whole() / "eval.jsonl")[-1]
+        assert line["count"] == 5
+
+    def test_of_another_class_is_refused(self, whole, tmp_path):
+        photos.folder(tmp_path / "new", 2)
+        os.rename(tmp_path / "new" / "ant", tmp_path / "new" / "dog")
+        done = scripts.run("eval", f"--train_dir={whole()}", f"--data_dir={tmp_path / 'new'}")
+        assert done.returncode == 1
+        assert "'dog' is no class of the set, which has ant, bee, cow" in done.stderr
+
+
+def test_a_changed_picture_is_another_run(tmp_path, whole):
+    folder = photos.folder(tmp_path / "pictures", 12)
+    first = scripts.run("train", *flags(folder, tmp_path / "run", "--max_steps=2"))
+    assert first.returncode == 0, first.stderr
+    content = photos.encoded(photos.picture(30, 30, 99), quality=90)
+    (folder / "ant" / "003.jpg").write_bytes(content)
+    done = scripts.run("train", *flags(folder, tmp_path / "run"))
+    assert done.returncode == 1
+    assert "holds a run with other settings: sha256 of the images" in done.stderr
+
+
+def test_the_final_model_takes_pictures(whole, folder):
+    picture = folder / "cow" / "001.jpg"
+    call = [sys.executable, "-m", "towers_cli.predict", str(whole()), str(picture)]
+    done = forked.run(call, timeout=120)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.startswith(f"{picture}: ") and done.stdout.count("%") == 3
+
+
+def test_a_store_that_is_damaged_in_the_midst_of_a_run_ends_it_with_a_sentence(
+    folder, tmp_path, monkeypatch
+):
+    opened = store._opened
+
+    def failing(path):
+        if tmp_path.joinpath("config.json").exists():
+            raise OSError(5, "Input/output error")
+        return opened(path)
+
+    monkeypatch.setattr(store, "_opened", failing)
+    done = scripts.run("train", *flags(folder, tmp_path))
+    assert done.returncode == 1
+    assert "array_record cannot be read: Input/output error. Remove " in done.stderr
+    assert done.stderr.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    ("chosen", "code", "said"),
+    [
+        (["--dataset=folder", "--data_dir="], 1, "--dataset=folder needs --data_dir"),
+        (["--dataset=shapes", "--data_dir="], 1, "--image_size=24: the images of --dataset=shapes"),
+        (["--eval_split=val"], 1, "has no split 'val' in"),
+        (["--model=resnet50"], 2, "images of 24 x 24 are too small for resnet50"),
+        (["--model=EfficientNetB0", "--image_size=32"], 2, "B0: scales raw pixels itself"),
+        (["--model=MobileNetV9"], 2, "has no such network; it has MobileNetV"),
+    ],
+)
+def test_what_does_not_fit_is_said(folder, tmp_path, chosen, code, said):
+    done = scripts.run("train", *flags(folder, tmp_path / "run", *chosen))
+    assert done.returncode == code and said in done.stderr, done.stderr
+    assert done.stderr.count("\n") == 1
+    assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.long
+def test_a_network_of_keras_applications(folder, tmp_path):
+    """Two towers and one have the same bits; and it goes on."""
+    chosen = ["--model=MobileNetV3Small", "--image_size=32"]
+    for name, more in [("one", []), ("two", ["--num_towers=2"])]:
+        done = scripts.run("train", *flags(folder, tmp_path / name, *chosen, *more))
+        assert done.returncode == 0, done.stderr
+    scripts.assert_same_run(tmp_path / "one", tmp_path / "two")
+    config = json.loads((tmp_path / "one" / "config.json").read_text())
+    assert config["settings"]["preprocessing"] == "random_resized_crop"
