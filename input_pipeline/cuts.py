@@ -11,7 +11,8 @@ LEAST_AREA, MOST_AREA = 0.08, 1.0  # of the picture
 LEAST_RATIO, MOST_RATIO = 3 / 4, 4 / 3  # width / height
 _TRIES = 10
 
-_AREA_DRAW, _RATIO_DRAW, _TOP_DRAW, _LEFT_DRAW = range(16, 20)  # apart from those of `preprocess`
+# Apart from those of `preprocess`.
+_AREA_DRAW, _RATIO_DRAW, _TOP_DRAW, _LEFT_DRAW, _FLIP_DRAW = range(16, 21)
 
 
 class Cut(NamedTuple):
@@ -20,10 +21,12 @@ class Cut(NamedTuple):
     Attributes:
       box: int32 [n, 4], (top, left, height, width).
       side: float32 [n, 2], height and width.
+      mirrored: bool [n], whether left becomes right.
     """
 
     box: tf.Tensor
     side: tf.Tensor
+    mirrored: tf.Tensor
 
 
 def middle(sizes: tf.Tensor, shorter: int) -> Cut:
@@ -38,7 +41,8 @@ def middle(sizes: tf.Tensor, shorter: int) -> Cut:
     least = tf.reduce_min(sizes, axis=1, keepdims=True)
     side = sizes * shorter // least  # whole pixels, downwards, as torchvision has them
     box = tf.concat([tf.zeros_like(sizes), sizes], axis=1)
-    return Cut(box, tf.cast(side, tf.float32))
+    never = tf.zeros([tf.shape(sizes)[0]], tf.bool)
+    return Cut(box, tf.cast(side, tf.float32), never)
 
 
 class _Drawn(NamedTuple):
@@ -46,10 +50,11 @@ class _Drawn(NamedTuple):
     ratio: tf.Tensor  # float32 [n, tries], in [LEAST_RATIO, MOST_RATIO)
     top: tf.Tensor  # float32 [n], in [0, 1)
     left: tf.Tensor  # float32 [n], in [0, 1)
+    mirrored: tf.Tensor  # bool [n]
 
 
 def at_random(sizes: tf.Tensor, draws: batches.Draws, size: int) -> Cut:
-    """A part of random area and ratio, scaled to `size` x `size`.
+    """A part of random area and ratio, scaled to `size` x `size`, and mirrored by a coin.
 
     Szegedy et al. 2014 (arXiv:1409.4842, section 6), by the rule of torchvision's
     `RandomResizedCrop`: ten tries, and where none fits the middle, in the nearest ratio allowed.
@@ -93,7 +98,7 @@ def at_random(sizes: tf.Tensor, draws: batches.Draws, size: int) -> Cut:
         ],
         axis=1,
     )
-    return Cut(tf.cast(box, tf.int32), tf.fill(tf.shape(sizes), float(size)))
+    return Cut(tf.cast(box, tf.int32), tf.fill(tf.shape(sizes), float(size)), drawn.mirrored)
 
 
 def _draw(draw_seed: tf.Tensor, count: int | tf.Tensor) -> _Drawn:
@@ -108,4 +113,5 @@ def _draw(draw_seed: tf.Tensor, count: int | tf.Tensor) -> _Drawn:
         tf.exp(uniform(_RATIO_DRAW, [count, _TRIES], *ratios)),
         uniform(_TOP_DRAW, [count], 0.0, 1.0),
         uniform(_LEFT_DRAW, [count], 0.0, 1.0),
+        uniform(_FLIP_DRAW, [count], 0.0, 1.0) < 0.5,
     )

@@ -70,6 +70,14 @@ class ImageArrays:
         """At most `count` images, evenly spread: uint8 [n, *image_shape]."""
         return batches.spread_out(self.images, count)
 
+    def at(self, ids: Sequence[int]) -> np.ndarray:
+        """The images of these numbers: uint8 [n, *image_shape]."""
+        return self.images[np.asarray(ids, np.int64)]
+
+    def names(self) -> list[str]:
+        """What a person calls each image: its number."""
+        return list(map(str, range(len(self.images))))
+
 
 Images = ImageArrays | stored_images.StoredImages
 

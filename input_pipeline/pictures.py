@@ -124,12 +124,14 @@ def _reason(error: tf.errors.OpError) -> str:
 
 def square(
     content: tf.Tensor, kind: tf.Tensor, orientation: tf.Tensor, box: tf.Tensor, side: tf.Tensor,
-    size: int,
+    mirrored: tf.Tensor, size: int,
 ) -> tf.Tensor:  # fmt: skip
     """A part of one picture, scaled to a square. To be called in a graph.
 
-    The part is decoded alone where the picture is an upright JPEG. It is scaled as by
-    `tf.image.resize(..., antialias=True)`, which Pillow, torchvision and timm call bilinear.
+    The part is decoded alone where the picture is an upright JPEG, and at half, a quarter or an
+    eighth of its size where that is still twice what is needed (as Pillow's `reducing_gap=2.0`). It
+    is scaled as by `tf.image.resize(..., antialias=True)`, which Pillow, torchvision and timm call
+    bilinear.
 
     Args:
       content: string [], the encoded picture.
@@ -138,22 +140,44 @@ def square(
       box: int32 [4], (top, left, height, width) of the part of the picture as it is to be seen.
       side: float32 [2], height and width to which the part is scaled, each at least `size`; of that
         the middle is kept.
+      mirrored: bool [], whether left becomes right.
       size: of the square.
 
     Returns:
-      uint8 [size, size, 3].
+      float32 [size, size, 3], in [0, 255].
     """
     is_upright_jpeg = (kind == JPEG) & (orientation == _UPRIGHT)
-    part = tf.cond(
-        is_upright_jpeg,
-        lambda: tf.io.decode_and_crop_jpeg(
-            content, box, channels=3, dct_method="INTEGER_ACCURATE", fancy_upscaling=True
-        ),
-        lambda: _part(_turned(_whole(content, kind), orientation), box),
+    times = tf.reduce_min(tf.cast(box[2:], tf.float32) / side)  # too large for what is needed
+    halvings = tf.where(
+        is_upright_jpeg, sum(tf.cast(times >= 2.0 * 2**n, tf.int32) for n in (1, 2, 3)), 0
     )
-    scale = side / tf.cast(box[2:], tf.float32)
-    # The middle; as in torchvision a half pixel goes to the even neighbour.
-    offset = tf.round((side - size) / 2.0)
+    ratio = tf.bitwise.left_shift(1, halvings)
+    first = box[:2] // ratio
+    shape = -(-(box[:2] + box[2:]) // ratio) - first
+    window = tf.concat([first, shape], axis=0)
+
+    def of_jpeg(ratio):
+        return lambda: tf.io.decode_and_crop_jpeg(
+            content,
+            window,
+            channels=3,
+            ratio=ratio,
+            dct_method="INTEGER_ACCURATE",
+            fancy_upscaling=True,
+        )
+
+    def of_others():
+        return tf.slice(
+            _turned(_whole(content, kind), orientation), [*tf.unstack(first), 0],
+            [*tf.unstack(shape), 3],
+        )  # fmt: skip
+
+    ways = [*map(of_jpeg, (1, 2, 4, 8)), of_others]
+    part = tf.switch_case(tf.where(is_upright_jpeg, halvings, 4), dict(enumerate(ways)))
+    scale = side * tf.cast(ratio, tf.float32) / tf.cast(box[2:], tf.float32)
+    begins = tf.cast(box[:2], tf.float32) / tf.cast(ratio, tf.float32) - tf.cast(first, tf.float32)
+    # Of what is scaled the middle; as in torchvision a half pixel goes to the even neighbour.
+    offset = tf.round((side - size) / 2.0) + begins * scale
     scaled = tf.raw_ops.ScaleAndTranslate(
         images=part[tf.newaxis],
         size=[size, size],
@@ -161,13 +185,9 @@ def square(
         translation=-offset,
         kernel_type="triangle",
         antialias=True,
-    )
-    pixels = tf.cast(tf.clip_by_value(tf.round(scaled[0]), 0.0, 255.0), tf.uint8)
-    return tf.ensure_shape(pixels, [size, size, 3])
-
-
-def _part(pixels: tf.Tensor, box: tf.Tensor) -> tf.Tensor:
-    return tf.slice(pixels, [box[0], box[1], 0], [box[2], box[3], 3])
+    )[0]
+    seen = tf.cond(mirrored, lambda: tf.reverse(scaled, [1]), lambda: scaled)
+    return tf.ensure_shape(seen, [size, size, 3])
 
 
 def _whole(content: tf.Tensor, kind: tf.Tensor) -> tf.Tensor:

@@ -9,7 +9,7 @@ on.
 
 import dataclasses
 import functools
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 
 import numpy as np
 import tensorflow as tf
@@ -56,11 +56,20 @@ class StoredImages:
 
     def some(self, count: int) -> np.ndarray:
         """At most `count` images, evenly spread: uint8 [n, *image_shape]."""
-        ids = batches.spread_out(np.arange(len(self.store)), count)
+        return self.at(batches.spread_out(np.arange(len(self.store)), count))
+
+    def at(self, ids: Sequence[int]) -> np.ndarray:
+        """The images of these numbers: uint8 [n, *image_shape]."""
+        ids = np.asarray(ids, np.int64)
         prepared = preprocess.unchanged(self.image_shape)
         examples = Evaluated(self, prepared, min(64, len(ids)), ids=ids)
         masked = ((images.numpy(), mask.numpy()) for images, _, mask in examples)
-        return np.concatenate([images[mask] for images, mask in masked]).astype(np.uint8)
+        pixels = np.rint(np.concatenate([images[mask] for images, mask in masked]))
+        return np.clip(pixels, 0, 255).astype(np.uint8)
+
+    def names(self) -> list[str]:
+        """What a person calls each picture: its path in the folder, or its number in the split."""
+        return self.store.names()
 
 
 class _Pictures:
@@ -85,11 +94,7 @@ class _Pictures:
             tf.cast(tf.gather(of_all, ids), tf.int32)
             for of_all in (self._kinds, self._orientations)
         )
-        return content, kinds, orientations, cut.box, cut.side
-
-    def square(self, *picture: tf.Tensor) -> tf.Tensor:
-        """One picture's pixels, uint8 [size, size, 3]."""
-        return pictures.square(*picture, self._size)
+        return content, kinds, orientations, *cut
 
     def _contents(self, ids: np.ndarray) -> np.ndarray:
         try:
@@ -100,10 +105,24 @@ class _Pictures:
             self.problem = error  # TensorFlow would make its own error of it
             raise
 
-    def decoded(self, asked: tf.data.Dataset, at_a_time: int) -> tf.data.Dataset:
-        """Batches of so many images of what `asked_for` has given for each batch, in order."""
+    def decoded(
+        self, asked: tf.data.Dataset, at_a_time: int, finished: Callable | None = None
+    ) -> tf.data.Dataset:
+        """Batches of so many images of what `asked_for` has given for each batch, in order.
+
+        Args:
+          asked: what it has given.
+          at_a_time: images of a batch.
+          finished: (float32 [1, size, size, 3]) to an image as it is to be; one at a time is in a
+            core's cache, and a batch is not. None leaves images as they are.
+        """
+
+        def one(*picture):
+            image = pictures.square(*picture, self._size)
+            return image if finished is None else finished(image[tf.newaxis])[0]
+
         one_by_one = asked.unbatch().map(
-            _as_written(self.square), num_parallel_calls=tf.data.AUTOTUNE, deterministic=True
+            _as_written(one), num_parallel_calls=tf.data.AUTOTUNE, deterministic=True
         )
         return one_by_one.batch(at_a_time, drop_remainder=True)
 
@@ -184,12 +203,19 @@ class Training:
             ids, draws = ids_and_draws(step)
             return of_store.asked_for(ids, lambda sizes: self._cut(sizes, draws))
 
+        draws_nothing = self._preprocessing.cuts_at_random
+
         def finished(step, images):
             ids, draws = ids_and_draws(step)
-            return self._preprocessing.train(images, draws), tf.gather(of_store.labels, ids)
+            if not draws_nothing:
+                images = self._preprocessing.train(images, draws)
+            return images, tf.gather(of_store.labels, ids)
 
         steps = tf.data.Dataset.range(first_step, last_step)
-        images = of_store.decoded(batches.mapped(steps, asked_for), len(own))
+        of_each = functools.partial(self._preprocessing.train, draws=None)
+        images = of_store.decoded(
+            batches.mapped(steps, asked_for), len(own), of_each if draws_nothing else None
+        )
         whole = batches.mapped(tf.data.Dataset.zip(steps, images), finished)
         return of_store.explained(whole)
 
@@ -236,11 +262,13 @@ class Evaluated:
         def finished(index, images):
             numbers, mask = ids_and_mask(index)
             labels = tf.gather(self._pictures.labels, numbers)
-            return preprocessing.evaluate(images), labels, mask
+            return images, labels, mask
 
         # Made once, for TensorFlow keeps something of each; every iteration starts anew.
         indices = tf.data.Dataset.range(-(-self.num_counted // global_batch_size))
-        images = self._pictures.decoded(batches.mapped(indices, asked_for), len(own))
+        images = self._pictures.decoded(
+            batches.mapped(indices, asked_for), len(own), preprocessing.evaluate
+        )
         self._batches = batches.mapped(tf.data.Dataset.zip(indices, images), finished)
 
     def __iter__(self) -> Iterator:

@@ -4,7 +4,7 @@ import functools
 import os
 import re
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -117,6 +117,7 @@ class CheckpointEvaluator:
         count: int,
         batches: Iterable,
         test_time_flip: bool = False,
+        looks_at: Callable[[tally.Seen], np.ndarray | None] = lambda _: None,
     ):
         """
         Args:
@@ -130,11 +131,13 @@ class CheckpointEvaluator:
           batches: (images, labels, mask) that hold each example once, whenever they are iterated
             over.
           test_time_flip: as for `evaluation.Evaluator`.
+          looks_at: called with the examples of each evaluation; what it returns, an image uint8
+            [height, width, 3] or None, is for TensorBoard.
         """
         self._folder, self._config = folder, config
         self._dataset, self._data_sha256 = dataset, data_sha256
         self._split, self._count, self._batches = split, count, batches
-        self._test_time_flip = test_time_flip
+        self._test_time_flip, self._looks_at = test_time_flip, looks_at
         model, chosen = build.build_model(config), config["settings"]
         each = chosen["batch_norm_statistics"] == "each"
         self._state = train_state.new(
@@ -218,7 +221,8 @@ class CheckpointEvaluator:
             shares = ", ".join(f"{share:.2%}" for share in metrics["accuracy_of_each"])
             print(f"  with each microbatch's own batch-norm statistics: {shares}", flush=True)
         run_folder.append_line(self._folder.evaluations, line | metrics)
-        summaries.write_evaluation(self._writer, result, class_names, at_step)
+        sheet = self._looks_at(result.examples)
+        summaries.write_evaluation(self._writer, result, class_names, at_step, sheet)
         return result
 
     def _accuracy_of_each(self) -> list[float]:

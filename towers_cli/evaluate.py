@@ -8,6 +8,8 @@ run's folder, and to TensorBoard. Once the package is installed, the command is
 towers-eval.
 """
 
+import functools
+
 from towers_cli import command_line, ending, settings
 
 
@@ -31,7 +33,7 @@ def run(given: settings.EvalSettings) -> int:
     """The story of an evaluation; returns the exit code."""
     from input_pipeline import datasets, images
     from towers.runs import run_folder
-    from towers_cli import build, checkpoint_evaluator
+    from towers_cli import build, checkpoint_evaluator, pictures
 
     # The run, and which of its checkpoints.
     folder = run_folder.RunFolder(given.train_dir, "--train_dir")
@@ -75,6 +77,7 @@ def run(given: settings.EvalSettings) -> int:
             data, preprocessing, given.global_batch_size or of_run["global_batch_size"]
         ),
         test_time_flip=given.test_time_flip,
+        looks_at=functools.partial(pictures.look_at, data, given.write_predictions),
     )
     if not given.run_once:
         return checkpoint_evaluator.follow(evaluate, folder, given.eval_interval_seconds)

@@ -105,6 +105,16 @@ RUN_PATH = Range(
     lambda value: value and "://" not in value and not _PATTERN.search(value),
     "a local path without the characters * ? [ ] and \\, which TensorFlow reads as patterns",
 )
+
+
+def file_that_ends(ending: str) -> Range:
+    """The path of a file of a kind."""
+    return Range(
+        lambda value: RUN_PATH.holds(value) and value.lower().endswith(ending),
+        f"the path of a {ending} file",
+    )
+
+
 SPLIT = Range(
     re.compile(r"\w[\w.-]{0,99}", re.ASCII).fullmatch,
     "the name of one whole split, such as test or validation; parts and sums of splits "
@@ -279,6 +289,12 @@ class TrainSettings(Settings):
         "disk too, and need not fit in memory.",
         DATA, allowed=least_most(1, 4096), defines_run=True,
         also_called="img_size imgsz resolution input_size crop_size train_crop_size",
+    )
+    show_batch: str | None = setting(
+        None,
+        "PNG file for a sheet of the first training batch as the network sees it; then the command "
+        "ends.", DATA, allowed=file_that_ends(".png"), is_path=True, is_recorded=False,
+        also_called="show_images preview",
     )
     store_dir: str | None = setting(
         None,
@@ -475,6 +491,7 @@ class TrainSettings(Settings):
     def __post_init__(self):
         super().__post_init__()
         self._check_eval_split()
+        self._check_show_batch()
         self._check_beginning()
         self._check_workers()
         self._check_schedule()
@@ -486,6 +503,13 @@ class TrainSettings(Settings):
             raise SettingsError(
                 f"--eval_split={TRAINING_SPLIT}: must be another split than the run is trained on, "
                 f"such as test or validation; eval.py takes --split={TRAINING_SPLIT}"
+            )
+
+    def _check_show_batch(self):
+        if self.show_batch is not None and self.dry_run:
+            raise SettingsError(
+                f"--show_batch={shown(self.show_batch)}: writes a file, and --dry_run writes none; "
+                "give one of the two"
             )
 
     def _check_beginning(self):
@@ -588,6 +612,12 @@ class EvalSettings(Settings):
     test_time_flip: bool = setting(
         False, "Evaluate the mean of the logits of each image and its mirror image.", EVERYDAY,
         also_called="tta",
+    )
+    write_predictions: str | None = setting(
+        None,
+        "CSV file for what the network says of each example: its name, class, predicted class and "
+        "loss.", EVERYDAY, allowed=file_that_ends(".csv"), is_path=True,
+        also_called="predictions predictions_file save_predictions output_csv",
     )
     run_once: bool = setting(
         True, "Whether to stop after one checkpoint, or follow a training.", EVERYDAY

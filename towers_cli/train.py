@@ -59,7 +59,16 @@ def train(chosen: settings.TrainSettings, workers) -> int:
     from input_pipeline import datasets, images, raw_images
     from towers import devices, worker
     from towers.runs import console, definition, run_folder, warm_start
-    from towers_cli import agreement, begin_from, build, own_model, resolve, run_config, start_table
+    from towers_cli import (
+        agreement,
+        begin_from,
+        build,
+        own_model,
+        pictures,
+        resolve,
+        run_config,
+        start_table,
+    )
 
     # What the run is, as its folder and this machine have it.
     folder = run_folder.RunFolder(chosen.train_dir, "--train_dir")
@@ -91,6 +100,12 @@ def train(chosen: settings.TrainSettings, workers) -> int:
     agreement.check_same_data(
         workers, training=training.fingerprint, evaluation=evaluated.fingerprint
     )
+
+    if chosen.show_batch:
+        if workers.is_chief:
+            source = images.training(training, preprocessing, chosen.seed)
+            pictures.show_batch(chosen, source, training)
+        return 0
 
     # The model.
     model = build.build_network(

@@ -150,21 +150,24 @@ def test_a_bmp_of_grey_values_is_one():
 
 @pytest.fixture(scope="module")
 def square():
-    """(content, box, side, size) to the square of an encoded picture."""
+    """(content, box, side, mirrored) to the square of an encoded picture, rounded."""
 
     @tf.function(autograph=False)
-    def graph(content, kind, orientation, box, side):
-        return pictures.square(content, kind, orientation, box, side, 32)
+    def graph(content, kind, orientation, box, side, mirrored):
+        return pictures.square(content, kind, orientation, box, side, mirrored, 32)
 
-    def found(content, box, side):
+    def found(content, box, side, mirrored=False):
         head = pictures.check(content)
-        return graph(
+        pixels = graph(
             tf.constant(content),
             tf.constant(head.kind),
             tf.constant(head.orientation),
             tf.constant(box, tf.int32),
             tf.constant(side, tf.float32),
+            tf.constant(mirrored),
         ).numpy()
+        assert pixels.dtype == np.float32
+        return np.rint(pixels).astype(int)
 
     return found
 
@@ -197,3 +200,22 @@ def test_a_part_is_cut_out_before_it_is_scaled(square, kind, orientation):
     # A part of a JPEG that is decoded alone differs at its edge by what lies beyond it.
     assert np.abs(found - expected).mean() < 1
     assert np.abs(found - expected)[1:-1, 1:-1].max() <= 6
+
+
+@pytest.mark.parametrize("box", [(0, 0, 600, 800), (37, 101, 511, 340), (1, 3, 599, 797)])
+def test_a_large_jpeg_is_decoded_smaller_and_looks_the_same(square, box):
+    """At a quarter or half of its size, beside all of it scaled by Pillow."""
+    image = photos.picture(600, 800)
+    content = photos.encoded(image, quality=95)
+    top, left, height, width = box
+    part = Image.open(io.BytesIO(content)).crop((left, top, left + width, top + height))
+    expected = np.asarray(part.resize((32, 32), Image.Resampling.BILINEAR)).astype(int)
+    found = square(content, box, (32, 32))
+    assert np.abs(found - expected).mean() < 1
+    assert np.abs(found - expected).max() <= 8
+
+
+def test_a_mirrored_square(square):
+    content = photos.encoded(photos.picture(50, 60), "PNG")
+    plain, mirrored = (square(content, (5, 5, 40, 40), (32, 32), flip) for flip in (False, True))
+    np.testing.assert_array_equal(plain[:, ::-1], mirrored)

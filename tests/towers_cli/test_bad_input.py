@@ -65,6 +65,7 @@ OUT_OF_RANGE = {
     "--train_dir=gs://bucket/run": "must be a local path",
     "--begin_from=runs/lr?": "must be a local path without the characters * ? [ ] and",
     "--store_dir=stores/*": "must be a local path without the characters * ? [ ] and",
+    "--show_batch=sheet.jpg": "must be the path of a .png file",
     "--image_size=0": "must be at least 1 and at most 4096",
     "--image_size=5000": "must be at least 1 and at most 4096",
     "--init_from=runs/lr?": "must be a local path without the characters * ? [ ] and",

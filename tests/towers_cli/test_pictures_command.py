@@ -1,5 +1,6 @@
 """train.py, eval.py and towers-predict on a folder of pictures of different sizes."""
 
+import csv
 import json
 import os
 import signal
@@ -7,12 +8,15 @@ import sys
 import time
 
 import forked
+import numpy as np
 import photos
 import pytest
 import scripts
+from PIL import Image
 
-from input_pipeline import store
-from towers_cli import launch
+from input_pipeline import datasets, images, store
+from towers.support import tally
+from towers_cli import launch, pictures
 
 pytestmark = pytest.mark.usefixtures("cache")
 
@@ -159,6 +163,70 @@ class TestEvaluation:
         done = scripts.run("eval", f"--train_dir={whole()}", f"--data_dir={tmp_path / 'new'}")
         assert done.returncode == 1
         assert "'dog' is no class of the set, which has ant, bee, cow" in done.stderr
+
+
+class TestWhatAPersonLooksAt:
+    def test_a_sheet_of_the_first_batch(self, folder, tmp_path):
+        sheet = tmp_path / "batch.png"
+        done = scripts.run("train", *flags(folder, tmp_path / "run", f"--show_batch={sheet}"))
+        assert (done.returncode, done.stderr) == (0, "")
+        assert f"{sheet}: 24 of 24 images of the first batch" in done.stdout
+        assert not (tmp_path / "run").exists()
+        with Image.open(sheet) as image:
+            pixels = np.asarray(image.convert("RGB"))
+        assert pixels.shape[1] > pixels.shape[0] > 300  # three rows of eight
+        # Its first image is of the class that the batch begins with, by its colour.
+        chosen = datasets.load("folder", str(folder), "train", image_size=24)
+        how = images.preprocessing("random_resized_crop", chosen)
+        batch = next(images.training(chosen, how, 0).batches(0, 1, global_batch_size=24))
+        strongest = pixels[10:110, 10:110].mean(axis=(0, 1)).argmax()
+        assert strongest == batch[1].numpy()[0]
+
+    def test_a_sheet_that_cannot_be_written(self, folder, tmp_path):
+        sheet = tmp_path / "no" / "batch.png"
+        done = scripts.run("train", *flags(folder, tmp_path / "run", f"--show_batch={sheet}"))
+        assert done.returncode == 1
+        assert (
+            done.stderr
+            == f"train.py: error: {sheet}: cannot be written: No such file or directory\n"
+        )
+
+    def test_a_sheet_and_a_dry_run(self, folder, tmp_path):
+        asked = [f"--show_batch={tmp_path / 'a.png'}", "--dry_run"]
+        done = scripts.run("train", *flags(folder, tmp_path / "run", *asked))
+        assert done.returncode == 2 and "--dry_run writes none" in done.stderr
+
+    def test_predictions_with_the_names_of_files(self, whole, folder, tmp_path):
+        file = tmp_path / "predictions.csv"
+        asked = [f"--train_dir={whole()}", "--split=all", f"--data_dir={folder}"]
+        done = scripts.run("eval", *asked, f"--write_predictions={file}")
+        assert done.returncode == 0, done.stderr
+        with open(file, newline="") as opened:
+            rows = list(csv.DictReader(opened))
+        assert [row["name"] for row in rows] == sorted(
+            str(path.relative_to(folder)) for path in folder.glob("*/*.jpg")
+        )
+        assert all(row["name"].startswith(row["class"]) for row in rows)
+        line = scripts.lines_of(whole() / "eval.jsonl")[-1]
+        right = [row["class"] == row["predicted"] for row in rows]
+        assert [row["correct"] == "1" for row in rows] == right
+        assert sum(right) / len(rows) == pytest.approx(line["accuracy"])
+        assert np.mean([float(row["loss"]) for row in rows]) == pytest.approx(
+            line["loss"], rel=1e-4
+        )
+        assert list(tmp_path.iterdir()) == [file]
+
+    def test_the_most_confused_are_those_of_the_largest_loss(self, folder):
+        split = datasets.load("folder", str(folder), "all", image_size=24)
+        losses, classes = np.zeros((36, 1)), np.zeros((36, 3), np.int64)
+        classes[:, 0] = classes[:, 1] = split.store.index.labels
+        assert pictures.most_confused(tally.Seen(np.ones(36), losses, classes), split) is None
+        classes[[3, 20], 1], losses[[3, 20], 0] = 2, [1.0, 5.0]
+        losses[30] = 9.0  # right all the same
+        sheet = pictures.most_confused(tally.Seen(np.ones(36), losses, classes), split)
+        assert sheet.shape[1] < 300  # two of them
+        first, second = sheet[10:110, 10:110], sheet[10:110, 130:220]
+        assert first.mean(axis=(0, 1)).argmax() == 1 and second.mean(axis=(0, 1)).argmax() == 0
 
 
 def test_a_changed_picture_is_another_run(tmp_path, whole):

@@ -23,6 +23,7 @@ EVAL_FLAGS = {
     "dataset",
     "data_dir",
     "store_dir",
+    "write_predictions",
     "split",
     "num_towers",
     "global_batch_size",

@@ -206,9 +206,20 @@ def _on_disk() -> Iterator[None]:
 
 
 def write_evaluation(
-    writer, result: tally.Evaluation, class_names: tuple[str, ...], at_step: int
+    writer,
+    result: tally.Evaluation,
+    class_names: tuple[str, ...],
+    at_step: int,
+    most_confused: np.ndarray | None = None,
 ) -> None:
     """Writes one evaluation to a `file_writer`.
+
+    Args:
+      writer: the `file_writer`.
+      result: of the evaluation.
+      class_names: one per class; empty where they have none.
+      at_step: of the weights.
+      most_confused: a sheet of examples, uint8 [height, width, 3]; None for none.
 
     Raises:
       RunFolderError: it cannot be written.
@@ -226,6 +237,8 @@ def write_evaluation(
                     _scalar(f"accuracy_per_class/{name}", value)
             picture = figures.confusion_matrix(result.confusion, class_names)
             tf.summary.image("confusion_matrix", picture[None])
+        if most_confused is not None:
+            tf.summary.image("most_confused", most_confused[None])
         writer.flush()
 
 

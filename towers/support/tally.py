@@ -25,6 +25,7 @@ class Evaluation:
         their number, int64, where every weight is 0 or 1; else float64. None for no classifier, or
         where metrics were asked for.
       of_workers: (count, accuracy) of each worker's share of the examples; empty without confusion.
+      examples: each one's loss and prediction, in their order.
     """
 
     count: int
@@ -34,6 +35,7 @@ class Evaluation:
     metrics: Mapping[str, float | list] = dataclasses.field(default_factory=dict)
     confusion: np.ndarray | None = None
     of_workers: tuple[tuple[int, float], ...] = ()
+    examples: "Seen | None" = dataclasses.field(default=None, repr=False, compare=False)
 
     @property
     def accuracy(self) -> float:
@@ -161,6 +163,7 @@ def add_up(
         loss=sum(weight * means[name] for name, weight in terms.items()),
         loss_terms=means if len(terms) > 1 else {},
         loss_name="weighted_sum" if len(terms) > 1 else next(iter(terms)),
+        examples=Seen.joined([batch.counted() for batch in batches]),
     )
     if not num_classes:
         return found

@@ -1,0 +1,130 @@
+"""Pictures per second that loaders reach: ours, tf.data over TFRecords, Grain, PyTorch.
+
+    python -m benchmarks.input [--peers_python=PYTHON] [--output=docs/measurements/input.jsonl]
+
+The job is the same for all: a random part of a JPEG (8 to 100 % of its area), scaled to 224 x 224,
+mirrored by a coin, each colour scaled; batches of 128. Pictures of 100 to 800 pixels a side are
+made for it. The first row is `tf.io.decode_jpeg` of bytes in memory on all cores, and nothing else.
+Sides take turns, each turn in a process of its own. Grain, PyTorch, Pillow and simplejpeg are those
+of PYTHON, which may be that of another environment.
+"""
+
+import contextlib
+import json
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+import numpy as np
+from PIL import Image
+
+from benchmarks import turns
+
+HEAD = """\
+| loader | pictures/s | share of decoding alone | peak memory, MB |
+|---|---|---|---|"""
+DECODING = "`tf.io.decode_jpeg` of bytes in memory, nothing else"
+# Name to program and its argument; those of another Python last.
+OURS = {
+    DECODING: "decode",
+    "towers": "towers",
+    "tf.data over TFRecords": "tfrecords",
+}
+PEERS = {
+    "Grain, OpenCV-free: Pillow": "grain",
+    "PyTorch `DataLoader`, Pillow": "pillow",
+    "PyTorch `DataLoader`, simplejpeg and Pillow's resize": "simplejpeg",
+}
+LEAST_SIDE, MOST_SIDE = 100, 800
+
+
+def photograph(rng: np.random.Generator) -> Image.Image:
+    """Something with edges, areas and grain, which JPEG encodes to the size of a photograph."""
+    height, width = rng.integers(LEAST_SIDE, MOST_SIDE + 1, 2)
+    coarse = rng.integers(0, 256, (12, 12, 3)).astype(np.uint8)
+    image = Image.fromarray(coarse).resize((int(width), int(height)), Image.Resampling.BICUBIC)
+    grain = rng.normal(0, 8, (height, width, 1))
+    return Image.fromarray(np.clip(np.asarray(image) + grain, 0, 255).astype(np.uint8))
+
+
+def make_pictures(folder: Path, count: int) -> None:
+    """So many pictures in ten classes."""
+    rng = np.random.default_rng(0)
+    for number in range(count):
+        path = folder / "pictures" / f"class{number % 10}" / f"{number:06d}.jpg"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        photograph(rng).save(path, quality=88)
+
+
+def one_turn(python: str, program: str, side: str, folder: Path, batches: int) -> dict:
+    """`pictures_per_second` and `peak_megabytes` of one process."""
+    call = [python, "-m", f"benchmarks.peers.{program}", side, str(folder), str(batches)]
+    with tempfile.TemporaryFile("w+") as errors:
+        process = subprocess.Popen(
+            call, stdout=subprocess.PIPE, stderr=errors, text=True, start_new_session=True
+        )
+        line = process.stdout.readline()
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)  # with the loaders' own processes
+        process.wait()
+        if not line:
+            errors.seek(0)
+            raise SystemExit(f"{side} has ended: {errors.read()[-1500:]}")
+    return json.loads(line)
+
+
+def main():
+    """Measures, and prints a table."""
+    parser = turns.parser(__doc__, rounds=3)
+    parser.add_argument("--pictures", type=int, default=3000)
+    parser.add_argument("--batches", type=int, default=40, help="of a turn")
+    parser.add_argument("--peers_python", help="of an environment with grain and torch")
+    options = parser.parse_args()
+    sides = [(name, sys.executable, "pictures", side) for name, side in OURS.items()]
+    if options.peers_python:
+        peers = PEERS.items()
+        sides += [(n, options.peers_python, "pictures_elsewhere", side) for n, side in peers]
+    found: dict[str, list[dict]] = {name: [] for name, *_ in sides}
+    with tempfile.TemporaryDirectory() as temporary:
+        folder = Path(temporary)
+        make_pictures(folder, options.pictures)
+        for _, python, program, side in sides[:3]:  # the store, and the TFRecords, are made
+            one_turn(python, program, side, folder, 1)
+        for number in range(1, options.rounds + 1):
+            for name, python, program, side in sides:
+                found[name].append(one_turn(python, program, side, folder, options.batches))
+                rate = found[name][-1]["pictures_per_second"]
+                print(f"round {number}: {name} {rate:,.0f}/s", file=sys.stderr, flush=True)
+    decoding = [turn["pictures_per_second"] for turn in found[DECODING]]
+    rows = []
+    for name, of_side in found.items():
+        rates = [turn["pictures_per_second"] for turn in of_side]
+        rows.append(
+            {
+                "loader": name,
+                "pictures_per_second": round(sorted(rates)[len(rates) // 2]),
+                "all": [round(rate) for rate in rates],
+                "share_of_decoding": turns.median_ratio(rates, decoding),
+                "peak_megabytes": round(max(turn["peak_megabytes"] for turn in of_side)),
+                "versions": of_side[0].get("versions", {}),
+            }
+            | turns.conditions()
+        )
+    turns.report(HEAD, rows, as_row, options.output)
+
+
+def as_row(row: dict) -> str:
+    """One row of the table."""
+    versions = ", ".join(f"{name} {version}" for name, version in row["versions"].items())
+    name = row["loader"] + (f" ({versions})" if versions else "")
+    return (
+        f"| {name} | {row['pictures_per_second']:,} | {row['share_of_decoding']:.2f} | "
+        f"{row['peak_megabytes']:,} |"
+    )
+
+
+if __name__ == "__main__":
+    main()

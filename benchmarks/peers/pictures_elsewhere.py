@@ -1,0 +1,141 @@
+"""Sides of `benchmarks.input` without TensorFlow: Grain and PyTorch.
+
+    python -m benchmarks.peers.pictures_elsewhere grain|pillow|simplejpeg FOLDER BATCHES
+
+At the settings that were fastest on two cores: as many processes as cores.
+"""
+
+import importlib.metadata
+import io
+import json
+import math
+import os
+import random
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+from PIL import Image
+
+BATCH, SIZE = 128, 224
+WARM_UP = 8  # batches
+MEAN = np.array([123.675, 116.28, 103.53], np.float32)
+DEVIATION = np.array([58.395, 57.12, 57.375], np.float32)
+
+
+def part(height: int, width: int, random_: random.Random) -> tuple[int, int, int, int]:
+    """(top, left, height, width) of a random part, by torchvision's rule."""
+    for _ in range(10):
+        area = height * width * random_.uniform(0.08, 1.0)
+        ratio = math.exp(random_.uniform(math.log(3 / 4), math.log(4 / 3)))
+        w, h = round(math.sqrt(area * ratio)), round(math.sqrt(area / ratio))
+        if 0 < w <= width and 0 < h <= height:
+            return random_.randint(0, height - h), random_.randint(0, width - w), h, w
+    return 0, 0, height, width
+
+
+def prepared(image: Image.Image, random_: random.Random) -> np.ndarray:
+    """A random part of a picture, scaled, mirrored by a coin, with its colours scaled."""
+    top, left, h, w = part(image.height, image.width, random_)
+    image = image.resize(
+        (SIZE, SIZE), Image.Resampling.BILINEAR, box=(left, top, left + w, top + h)
+    )
+    pixels = np.asarray(image, np.float32)
+    if random_.random() < 0.5:
+        pixels = pixels[:, ::-1]
+    return (pixels - MEAN) / DEVIATION
+
+
+def by_pillow(content: bytes) -> Image.Image:
+    """Decoded by Pillow."""
+    return Image.open(io.BytesIO(content)).convert("RGB")
+
+
+def by_simplejpeg(content: bytes) -> Image.Image:
+    """Decoded by simplejpeg."""
+    import simplejpeg
+
+    return Image.fromarray(simplejpeg.decode_jpeg(content))
+
+
+class Files:
+    """The pictures of a folder by their numbers, for the loaders below."""
+
+    def __init__(self, folder: Path, decode):
+        self.paths, self.decode = sorted(folder.glob("pictures/*/*.jpg")), decode
+
+    def __len__(self):
+        return len(self.paths)
+
+    def __getitem__(self, number: int) -> np.ndarray:
+        content = self.paths[number].read_bytes()
+        return prepared(self.decode(content), random.Random(number))
+
+
+def of_torch(folder: Path, decode) -> Iterator:
+    """PyTorch's DataLoader."""
+    import torch
+    from torch.utils import data
+
+    torch.set_num_threads(1)
+    files = Files(folder, decode)
+    while True:
+        yield from data.DataLoader(
+            files, BATCH, shuffle=True, drop_last=True, num_workers=os.cpu_count(),
+            persistent_workers=False,
+        )  # fmt: skip
+
+
+def of_grain(folder: Path) -> Iterator:
+    """Grain's DataLoader over the files themselves."""
+    import grain.python as grain
+
+    files = Files(folder, by_pillow)
+    return iter(
+        grain.DataLoader(
+            data_source=files,
+            sampler=grain.IndexSampler(
+                len(files), grain.NoSharding(), shuffle=True, num_epochs=None, seed=0
+            ),
+            operations=[grain.Batch(BATCH, drop_remainder=True)],
+            worker_count=os.cpu_count(),
+        )
+    )
+
+
+SIDES = {
+    "grain": of_grain,
+    "pillow": lambda folder: of_torch(folder, by_pillow),
+    "simplejpeg": lambda folder: of_torch(folder, by_simplejpeg),
+}
+USED = {"grain": ("grain", "pillow"), "pillow": ("torch", "pillow"),
+        "simplejpeg": ("torch", "simplejpeg")}  # fmt: skip
+
+
+def measure(batches: Iterator, count: int, packages: tuple[str, ...] = ()) -> None:
+    """Takes so many batches after the warm-up, and prints what was measured as JSON."""
+    for _ in range(WARM_UP):
+        next(batches)
+    begun = time.perf_counter()
+    for _ in range(count):
+        next(batches)
+    seconds = time.perf_counter() - begun
+    lines = Path("/proc/self/status").read_text().splitlines()
+    peak = next(int(line.split()[1]) for line in lines if line.startswith("VmHWM"))
+    print(
+        json.dumps(
+            {
+                "pictures_per_second": count * BATCH / seconds,
+                "peak_megabytes": peak / 1024,
+                "versions": {name: importlib.metadata.version(name) for name in packages},
+            }
+        ),
+        flush=True,
+    )
+
+
+if __name__ == "__main__":
+    side = sys.argv[1]
+    measure(SIDES[side](Path(sys.argv[2])), int(sys.argv[3]), USED[side])

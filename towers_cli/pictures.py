@@ -1,0 +1,96 @@
+"""What a person looks at: a batch as the network sees it, and what it says of each example."""
+
+import csv
+import os
+
+import numpy as np
+
+from input_pipeline import contact_sheet
+from towers.runs import console, run_folder
+from towers.support import tally
+from towers_cli import settings
+
+_SHOWN = 64  # images of a batch
+MOST_CONFUSED = 32  # examples on a sheet
+
+
+def show_batch(chosen: settings.TrainSettings, source, split) -> None:
+    """Writes the sheet that `--show_batch` asks for.
+
+    Args:
+      chosen: resolved.
+      source: of training batches.
+      split: of the data set.
+
+    Raises:
+      RunFolderError: the file cannot be written.
+    """
+    images, labels = next(iter(source.batches(0, 1, global_batch_size=chosen.global_batch_size)))
+    images, labels = images.numpy()[:_SHOWN], labels.numpy()[:_SHOWN]
+    names = [split.class_names[label] for label in labels]
+    with run_folder.writing(chosen.show_batch):
+        contact_sheet.sheet(images, names).save(chosen.show_batch)
+    of_all = f"{len(images)} of {chosen.global_batch_size} images"
+    print(
+        console.printable(
+            f"{chosen.show_batch}: {of_all} of the first batch, after {chosen.preprocessing}, each "
+            "stretched from its least to its largest value"
+        )
+    )
+
+
+def look_at(split, predictions: str | None, examples: tally.Seen) -> np.ndarray | None:
+    """What a person may look at of an evaluation: a file, where one is asked for, and a sheet.
+
+    Args:
+      split: of the data set.
+      predictions: as `--write_predictions`.
+      examples: of the evaluation.
+
+    Returns:
+      As `most_confused`.
+    """
+    if predictions is not None:
+        write_predictions(predictions, examples, split)
+    return most_confused(examples, split)
+
+
+def write_predictions(path: str, examples: tally.Seen, split) -> None:
+    """Writes a line for each example: its name, class, predicted class and loss.
+
+    Args:
+      path: of the CSV file, which appears whole or not at all.
+      examples: of an evaluation, in the order of the split.
+      split: of the data set.
+
+    Raises:
+      RunFolderError: the file cannot be written.
+    """
+    partial = f"{path}.partial"
+    with run_folder.writing(path):
+        with open(partial, "w", newline="", encoding="utf-8", errors="surrogateescape") as file:
+            writer = csv.writer(file)
+            writer.writerow(["name", "class", "predicted", "correct", "loss"])
+            for name, (label, predicted, _), losses in zip(
+                split.names(), examples.classes, examples.losses, strict=True
+            ):
+                names = [split.class_names[label], split.class_names[predicted]]
+                writer.writerow([name, *names, int(label == predicted), f"{losses[0]:.6g}"])
+        os.replace(partial, path)
+
+
+def most_confused(examples: tally.Seen, split) -> np.ndarray | None:
+    """A sheet of the examples that were taken for another class with the largest loss.
+
+    Returns:
+      uint8 [height, width, 3]; None where all were right.
+    """
+    label, predicted, _ = examples.classes.T
+    wrong = np.flatnonzero(label != predicted)
+    if not wrong.size:
+        return None
+    worst = wrong[np.argsort(-examples.losses[wrong, 0], kind="stable")][:MOST_CONFUSED]
+    captions = [
+        f"{split.class_names[label[n]]} as {split.class_names[predicted[n]]}" for n in worst
+    ]
+    return np.asarray(contact_sheet.sheet(split.at(worst), captions))
