@@ -34,7 +34,7 @@ OURS = {
     "tf.data over TFRecords": "tfrecords",
 }
 PEERS = {
-    "Grain, OpenCV-free: Pillow": "grain",
+    "Grain, Pillow": "grain",
     "PyTorch `DataLoader`, Pillow": "pillow",
     "PyTorch `DataLoader`, simplejpeg and Pillow's resize": "simplejpeg",
 }

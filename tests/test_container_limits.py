@@ -164,6 +164,7 @@ class TestMemory:
         ):
             decoded.check_memory("the set is too large: its images", 9 * GB)
 
+    @pytest.mark.long
     def test_a_run_says_so_in_one_line(self, tmp_path, monkeypatch):
         monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
         assert scripts.train(tmp_path / "run", "--max_steps=1").returncode == 0

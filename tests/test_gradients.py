@@ -253,6 +253,7 @@ def adam_weights(reduction, epsilon):
 
 
 @pytest.mark.pitfall(22)
+@pytest.mark.long
 def test_adam_nearly_cancels_the_factor_of_sum():
     start = np.concatenate([values.ravel() for values in toys.classifier().get_weights()])
     moved = np.abs(adam_weights("mean", 1e-7) - start).max()

@@ -105,6 +105,7 @@ def test_other_policies_keep_no_statistics_apart(policy):
 
 
 @pytest.mark.parametrize("num_microbatches", [2, pytest.param(4, marks=pytest.mark.long)])
+@pytest.mark.long
 def test_the_policy_changes_no_weight(num_microbatches):
     # Training normalizes by the batch's own statistics; the kept ones are for evaluation.
     weights = {}

@@ -528,7 +528,11 @@ class TestJitCompile:
             np.testing.assert_allclose(compiled, plain, rtol=1e-4, atol=1e-6)
 
     @pytest.mark.parametrize(
-        "build", [toys.small_cifarnet, pytest.param(toys.small_resnet, marks=pytest.mark.long)]
+        "build",
+        [
+            pytest.param(toys.small_cifarnet, marks=pytest.mark.long),
+            pytest.param(toys.small_resnet, marks=pytest.mark.long),
+        ],
     )
     def test_is_the_same_step_up_to_rounding(self, build):
         images, labels = toys.batch(GLOBAL_BATCH)

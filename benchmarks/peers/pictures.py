@@ -9,7 +9,7 @@ from pathlib import Path
 
 import towers  # before TensorFlow: it silences its notices
 from benchmarks.peers import pictures_elsewhere
-from input_pipeline import datasets, images, preprocess
+from input_pipeline import datasets, images
 
 import tensorflow as tf  # isort: skip
 
@@ -65,7 +65,8 @@ def tfrecords(folder: Path) -> Iterator:
         box = tf.stack([begin[0], begin[1], size[0], size[1]])
         pixels = tf.io.decode_and_crop_jpeg(content, box, channels=3)
         pixels = tf.image.resize(pixels, (SIZE, SIZE), antialias=True)
-        return preprocess.scale_colours(tf.image.random_flip_left_right(pixels))
+        pixels = tf.image.random_flip_left_right(pixels)
+        return (pixels - pictures_elsewhere.MEAN) / pictures_elsewhere.DEVIATION
 
     return iter(
         tf.data.TFRecordDataset(str(file))

@@ -29,6 +29,7 @@ from benchmarks import (
     where_time_goes,
     workers,
 )
+from benchmarks import input as input_pipelines
 from lessons import house
 from towers.support import shares
 
@@ -71,7 +72,9 @@ PROGRAMS = re.findall(r"```python\n(.*?)```", (ROOT / "docs/library.md").read_te
 
 
 @pytest.mark.whole_program
-@pytest.mark.parametrize("place, least", [(0, 0.3), (1, 0.2), (2, 0.5), (3, 0.8)])
+@pytest.mark.parametrize(
+    "place, least", [(0, 0.3), (1, 0.2), pytest.param(2, 0.5, marks=pytest.mark.long), (3, 0.8)]
+)
 def test_the_programs_of_the_library_s_page_learn(place, least, tmp_path):
     """More than chance would have: accuracies of 1/3, 0.02 and 1/2, and an overlap of 0.15."""
     assert len(PROGRAMS) == 5 and max(len(program.splitlines()) for program in PROGRAMS) <= 30
@@ -149,6 +152,7 @@ def measured(name: str) -> list[dict]:
         ("speed.md", "accumulation", accumulation, 6),
         ("speed.md", "growth", growth, 33),
         ("speed.md", "start", start, 7),
+        ("data.md", "input", input_pipelines, 6),
         ("fast.md", "time_to_accuracy", time_to_accuracy, 33),
         ("fast.md", "fast", fast, 4),
         ("reliability.md", "kills", kills, 20),

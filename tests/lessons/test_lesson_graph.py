@@ -19,6 +19,7 @@ def test_is_a_table_a_claim_and_a_plot(finding, tmp_path):
 
 
 class TestClaim:
+    @pytest.mark.long
     def test_the_loop_s_body_runs_while_the_graph_is_built_and_never_again(self, numbers):
         for k in (1, 2, 4):
             built = numbers["built"][k]

@@ -22,6 +22,7 @@ def test_is_a_table_a_claim_and_a_plot(glance, tmp_path):
 
 
 class TestClaim:
+    @pytest.mark.long
     def test_training_keeps_what_grows_with_the_batch_and_evaluation_nothing(self, glance):
         training = [glance.numbers["counted"]["training", batch] for batch in POWERS]
         evaluation = [glance.numbers["counted"]["evaluation", batch] for batch in POWERS]

@@ -245,6 +245,7 @@ def test_a_clock_that_no_archive_knows_is_said(stopped, untouched, monkeypatch, 
 
 
 @pytest.mark.whole_program
+@pytest.mark.long
 def test_a_kill_leaves_nothing_in_the_temporary_folder(tmp_path, cache_home, monkeypatch):
     """TensorFlow keeps Python that it has written anew there, until the process ends."""
     place = tmp_path / "temporary"
@@ -310,7 +311,9 @@ class TestAFullDisk:
     @pytest.mark.parametrize(
         ("file_bytes", "named"),
         [
-            (100, "config.json: cannot be written: File too large"),
+            pytest.param(
+                100, "config.json: cannot be written: File too large", marks=pytest.mark.long
+            ),
             (120_000, "TensorBoard's files cannot be written: .* File too large"),
         ],
     )

@@ -198,6 +198,7 @@ class TestVerifying:
         assert scripts.hash_lines(tmp_path / "parts") == whole
         assert len(whole) == 5
 
+    @pytest.mark.long
     def test_a_run_killed_before_its_first_checkpoint_has_one_first_line(self, tmp_path):
         scripts.train(tmp_path / "whole", *self.FLAGS)
         scripts.train(tmp_path / "killed", *self.FLAGS, "--max_steps=2")
@@ -270,6 +271,7 @@ class TestStatisticsOfEach:
         assert "statistics_of_each" in scripts.hash_lines(each_folder)[0]["parts_sha256"]
 
     @pytest.mark.pitfall(23)
+    @pytest.mark.long
     def test_evaluation_tells_the_accuracy_of_each(self, each_folder, microbatches, monkeypatch):
         folder = each_folder
         seen = []
@@ -462,6 +464,7 @@ class TestARuntimeOfItsOwn:
         assert [scripts.result_of(line)] == scripts.evaluation_lines(folder)
 
 
+@pytest.mark.long
 def test_eval_starts_the_runtime_as_the_training_did(tmp_path, monkeypatch):
     # A forward pass alone does not show the threads in its bits on every machine.
     started = []

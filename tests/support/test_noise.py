@@ -65,6 +65,7 @@ class TestAnImport:
             pytest.param("import tensorflow, towers", marks=pytest.mark.long),
         ],
     )
+    @pytest.mark.long
     def test_leaves_every_logger_as_it_is(self, imports):
         said = stderr_of(imports + HOST, TF_CPP_MIN_LOG_LEVEL="3")
         assert said[-1] == "absl: a word of the program's"

@@ -268,6 +268,7 @@ def test_what_it_began_from_defines_a_run_and_not_its_path(four_steps, tmp_path)
 
 
 class TestAnAttemptWithoutACheckpoint:
+    @pytest.mark.long
     def test_leaves_nothing_in_the_run_that_begins_anew(self, four_steps, tmp_path):
         verify = ("--verify_every_steps=1", "--summary_every_steps=0")
         failed = scripts.train(tmp_path / "run", *verify, "--learning_rate=1e20")

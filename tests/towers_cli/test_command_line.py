@@ -179,6 +179,7 @@ class TestOutputThatCannotBe:
             "<&- >&- 2>&-",
         ],
     )
+    @pytest.mark.long
     def test_closed_streams(self, tmp_path, cache_home, closed):
         script = scripts.ROOT / "train.py"
         flags = [*self.SHORT, "--summary_every_steps=0", f"--train_dir={tmp_path / 'run'}"]

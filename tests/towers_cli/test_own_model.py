@@ -130,6 +130,7 @@ def train(folder, *flags):
 
 
 class TestARunOfIt:
+    @pytest.mark.long
     def test_has_the_same_bits_on_any_towers(self, here):
         for towers in (1, 2):
             done = train(here / str(towers), f"--num_towers={towers}")

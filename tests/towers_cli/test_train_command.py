@@ -1011,6 +1011,7 @@ def test_the_last_step_is_the_first_to_reach_the_end(train_epochs, max_steps, ba
     assert loop.last_step(train_epochs, max_steps, 50_000, batch) == step
 
 
+@pytest.mark.long
 def test_any_tfds_set_of_images_and_labels(tmp_path, monkeypatch):
     import tensorflow_datasets as tfds
 
