@@ -37,6 +37,7 @@ PICTURES_PER_SHARD = 16384  # few enough that all shards of ten million can be o
 UNFINISHED = ".unfinished"
 
 _LOOKED_AT_AHEAD = 32  # pictures
+_END_OF_NAME = "\0"  # which no name of a file has
 _MOST_NAMED = 10
 _SPARE = 1.05  # of the disk, beside the pictures themselves: what ArrayRecord and the index add
 _WAITS_SECONDS = 0.5  # between two looks whether another process has made the store
@@ -124,8 +125,8 @@ class Store:
 
     def names(self) -> list[str]:
         """The names of all pictures, in order."""
-        text = regular_files.read(self.path / "names.txt").decode("utf-8", "surrogateescape")
-        return text.split("\n")[:-1]
+        text = regular_files.read(self.path / "names").decode("utf-8", "surrogateescape")
+        return text.split(_END_OF_NAME)[:-1]
 
 
 class Reader:
@@ -429,7 +430,7 @@ def _write_part(unfinished, number: int, looked_at, count: int, unusable: list[s
         np.array([h.orientation for h in headers], np.uint8),
         np.array([h.kind for h in headers], np.uint8),
     )
-    text = "".join(f"{name}\n" for name in names)
+    text = "".join(f"{name}{_END_OF_NAME}" for name in names)
     part = _Part(index, text, digest.hexdigest())
     file = _part_file(unfinished, number)
     with open(f"{file}.tmp", "wb") as open_file:
@@ -482,11 +483,11 @@ def _finish(unfinished: pathlib.Path, source: Source, parts: Sequence[_Part]) ->
     )
     with open(unfinished / "index.npz", "wb") as file:
         np.savez(file, **joined._asdict())
-    (unfinished / "names.txt").write_text(
+    (unfinished / "names").write_text(
         "".join(part.names for part in parts), "utf-8", "surrogateescape"
     )
     text = json.dumps([list(source.class_names), [part.sha256 for part in parts]])
-    names = ["index.npz", "names.txt", *(shard_name(number) for number in range(len(parts)))]
+    names = ["index.npz", "names", *(shard_name(number) for number in range(len(parts)))]
     index_bytes = (unfinished / "index.npz").read_bytes()
     about = {
         "format": FORMAT,
@@ -498,7 +499,7 @@ def _finish(unfinished: pathlib.Path, source: Source, parts: Sequence[_Part]) ->
         "sizes": {name: (unfinished / name).stat().st_size for name in names},
     }
     about["sha256"] = _sha256(about)
-    for name in ("index.npz", "names.txt"):
+    for name in ("index.npz", "names"):
         _sync(unfinished / name)
     with open(unfinished / "store.json", "w", encoding="utf-8") as file:
         json.dump(about, file, indent=1)

@@ -500,6 +500,7 @@ class TestJitCompile:
         assert bool(must or calls) == jit_compile
 
     @pytest.mark.filterwarnings("ignore:Gradients do not exist")
+    @pytest.mark.long
     def test_takes_example_weights_and_sparse_and_missing_gradients(self):
         def dense(seed):
             return keras.layers.Dense(

@@ -7,11 +7,12 @@ import keras
 import numpy as np
 import tensorflow as tf
 
+from input_pipeline import datasets
 from towers import devices, losses, networks, schedules, trainer, worker
 from towers.networks import optimizers
 from towers.runs import definition
 from towers.support import weight_filters
-from towers_cli import own_model, settings
+from towers_cli import agreement, own_model, settings
 
 IMAGES_TO_ADAPT_TO = 5000  # for a network that looks at some before its first step
 
@@ -45,6 +46,37 @@ def tower_devices(num_towers: int | None) -> tuple[str, ...]:
         return devices.choose(num_towers)
     except ValueError as error:
         raise settings.SettingsError(f"--{error}") from error
+
+
+def load_data(
+    chosen: settings.TrainSettings, workers: worker.Workers
+) -> tuple[datasets.Images, datasets.Images]:
+    """The splits that a run is trained on and evaluated on, the same on all workers.
+
+    Raises:
+      DataError: they cannot be had.
+      WorkerError: another worker has other images.
+    """
+
+    def load(split: str) -> datasets.Images:
+        return datasets.load(
+            chosen.dataset,
+            chosen.data_dir,
+            split,
+            image_size=chosen.image_size,
+            store_dir=chosen.store_dir,
+            read_only=chosen.dry_run,
+        )
+
+    # First the split whose name may be wrong: to decode the other may take minutes.
+    splits = (chosen.eval_split, settings.TRAINING_SPLIT)
+    evaluated, training = worker.chief_first(
+        workers, "the images", lambda: [load(split) for split in splits]
+    )
+    agreement.check_same_data(
+        workers, training=training.fingerprint, evaluation=evaluated.fingerprint
+    )
+    return training, evaluated
 
 
 def build_trainer(

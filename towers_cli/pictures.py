@@ -5,7 +5,9 @@ import os
 
 import numpy as np
 
-from input_pipeline import contact_sheet
+from input_pipeline import contact_sheet, datasets, preprocess
+from input_pipeline import images as sources
+from towers import worker
 from towers.runs import console, run_folder
 from towers.support import tally
 from towers_cli import settings
@@ -14,17 +16,26 @@ _SHOWN = 64  # images of a batch
 MOST_CONFUSED = 32  # examples on a sheet
 
 
-def show_batch(chosen: settings.TrainSettings, source, split) -> None:
-    """Writes the sheet that `--show_batch` asks for.
+def show_batch(
+    chosen: settings.TrainSettings,
+    split: datasets.Images,
+    prepared: preprocess.Preprocessing,
+    workers: worker.Workers,
+) -> None:
+    """Writes the sheet that `--show_batch` asks for, on the chief.
 
     Args:
       chosen: resolved.
-      source: of training batches.
-      split: of the data set.
+      split: that is trained on.
+      prepared: its preprocessing.
+      workers: of the run.
 
     Raises:
       RunFolderError: the file cannot be written.
     """
+    if not workers.is_chief:
+        return
+    source = sources.training(split, prepared, chosen.seed)
     images, labels = next(iter(source.batches(0, 1, global_batch_size=chosen.global_batch_size)))
     images, labels = images.numpy()[:_SHOWN], labels.numpy()[:_SHOWN]
     names = [split.class_names[label] for label in labels]

@@ -56,8 +56,8 @@ def run(chosen: settings.TrainSettings) -> int:
 def train(chosen: settings.TrainSettings, workers) -> int:
     """The story, once all workers are there."""
     import towers
-    from input_pipeline import datasets, images, raw_images
-    from towers import devices, worker
+    from input_pipeline import images, raw_images
+    from towers import devices
     from towers.runs import console, definition, run_folder, warm_start
     from towers_cli import (
         agreement,
@@ -81,30 +81,11 @@ def train(chosen: settings.TrainSettings, workers) -> int:
     agreement.check_alike(workers, chosen)
     workers.start()
 
-    # The data. First the split whose name may be wrong: to decode the other may take minutes.
-    load = functools.partial(
-        datasets.load,
-        chosen.dataset,
-        chosen.data_dir,
-        image_size=chosen.image_size,
-        store_dir=chosen.store_dir,
-        read_only=chosen.dry_run,
-    )
-    splits = (chosen.eval_split, settings.TRAINING_SPLIT)
-    evaluated, training = worker.chief_first(
-        workers,
-        "the images",
-        lambda: [load(split=split) for split in splits],
-    )
+    # The data.
+    training, evaluated = build.load_data(chosen, workers)
     preprocessing = images.preprocessing(chosen.preprocessing, training)
-    agreement.check_same_data(
-        workers, training=training.fingerprint, evaluation=evaluated.fingerprint
-    )
-
     if chosen.show_batch:
-        if workers.is_chief:
-            source = images.training(training, preprocessing, chosen.seed)
-            pictures.show_batch(chosen, source, training)
+        pictures.show_batch(chosen, training, preprocessing, workers)
         return 0
 
     # The model.

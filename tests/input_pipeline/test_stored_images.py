@@ -22,7 +22,9 @@ def split(tmp_path_factory):
     )
 
 
-@pytest.fixture(params=["random_resized_crop", "pad_crop_flip"])
+@pytest.fixture(
+    params=["random_resized_crop", pytest.param("pad_crop_flip", marks=pytest.mark.long)]
+)
 def prepared(request, split):
     return images.preprocessing(request.param, split)
 

@@ -25,6 +25,7 @@ class TestClaim:
             built = numbers["built"][k]
             assert (built.building, built.running) == (k, 0)
 
+    @pytest.mark.long
     def test_no_tower_needs_another_and_the_average_needs_all(self, numbers):
         for k in (1, 2, 4):
             built = numbers["built"][k]

@@ -36,6 +36,7 @@ class TestClaim:
         ]
         assert training[0].alive > training[0].kept > 2 * evaluation[0].alive
 
+    @pytest.mark.long
     def test_the_largest_activation_is_kept(self, glance):
         # conv1's output, which its pooling's gradient reads; evaluation has it and the pooled one.
         one_image = 24 * 24 * 64 * 4

@@ -62,6 +62,7 @@ def test_a_killed_run_goes_on_on_other_towers_with_the_same_bits(name, tmp_path)
 
 
 @pytest.mark.parametrize("init_from", ["", pytest.param("first", marks=pytest.mark.long)])
+@pytest.mark.long
 def test_two_workers_make_the_run_of_one(tmp_path, monkeypatch, init_from):
     """Where weights are taken from another run, the chief alone has that."""
     if init_from:

@@ -69,7 +69,7 @@ def whole(folder, tmp_path_factory, cache):
 KINDS = [
     ("cifarnet", "float32"),
     pytest.param("cifarnet", "bfloat16", marks=pytest.mark.long),
-    ("resnet", "float32"),
+    pytest.param("resnet", "float32", marks=pytest.mark.long),
     pytest.param("resnet", "bfloat16", marks=pytest.mark.long),
 ]
 
