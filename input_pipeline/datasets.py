@@ -130,6 +130,11 @@ def load(
             _check_split(name, split)
             return _load_binary(binary_folder, split)
         _refuse_python_version(folder)
+    if name == "cifar10" and cifar10_binary.find_folder(folder) and not (folder / name).is_dir():
+        raise DataError(
+            f"--image_size={image_size}: the binary files of CIFAR-10 in {folder} have one size "
+            "and are not scaled; leave it out."
+        )
     builder = tfds_source.open_prepared(name, folder, read_only)
     if image_size is None and tfds_source.has_one_size(builder):
         return _load_tfds(name, builder, split, read_only)
@@ -170,9 +175,14 @@ def default_split(name: str, data_dir: str | None, otherwise: str) -> str:
     Returns:
       `all` of a folder of other pictures that has no splits; else `otherwise`.
     """
-    if name == FOLDER and data_dir and not folder_source.is_split(_data_folder(data_dir)):
-        return folder_source.ALL
-    return otherwise
+    if name != FOLDER or not data_dir:
+        return otherwise
+    folder = _data_folder(data_dir)
+    try:
+        has_splits = folder_source.is_split(folder)
+    except OSError as error:
+        raise DataError(f"--data_dir={folder} cannot be read: {error.strerror}") from error
+    return otherwise if has_splits else folder_source.ALL
 
 
 def at_hand(name: str, data_dir: str | None) -> bool:

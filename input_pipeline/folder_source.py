@@ -11,7 +11,7 @@ more pictures move none of those that are there. The split `all` has both.
 import hashlib
 import os
 import pathlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -22,8 +22,13 @@ TRAIN, TEST, ALL = "train", "test", "all"
 _TEST_OF = 10  # one picture of so many is for `test`
 
 # Pictures that no reader of TensorFlow's takes: to leave them out without a word would be wrong.
-_OTHER_PICTURES = (".tif", ".tiff", ".heic", ".heif", ".avif", ".jp2", ".jxl", ".svg", ".psd",
-                   ".raw", ".cr2", ".nef", ".dng", ".tga", ".ppm", ".pgm")  # fmt: skip
+_OTHER_PICTURES = (
+    ".tif", ".tiff", ".heic", ".heif", ".avif", ".jp2", ".j2k", ".jxl", ".svg", ".psd", ".raw",
+    ".cr2", ".cr3", ".nef", ".arw", ".orf", ".rw2", ".dng", ".tga", ".ppm", ".pgm", ".pbm", ".pnm",
+    ".exr", ".hdr", ".apng", ".ico", ".dib", ".pcx",
+)  # fmt: skip
+# Where they are taken for classes, they are splits of another spelling.
+_LIKE_SPLITS = ("train", "training", "test", "testing", "val", "valid", "validation", "dev", "eval")
 _MOST_NAMED = 5
 
 
@@ -70,6 +75,9 @@ class Folder:
             class_names = _folders(root / TRAIN if has_splits else root)
         self.class_names = tuple(class_names)
         _check_classes(root, self.class_names, _folders(self._root))
+        if not has_splits:
+            _check_no_splits(root, _folders(root))
+        _check_no_strays(root, {root, self._root})
         self._paths: list[str] = []
         self.passed_over: dict[str, int] = {}
         labels, digest, self.num_bytes = [], hashlib.sha256(), 0
@@ -91,9 +99,10 @@ class Folder:
                 text = f"{path}\0{found.st_size}\0{found.st_mtime_ns}\n"
                 digest.update(text.encode("utf-8", "surrogateescape"))
             if split == TRAIN and are_its_own and len(self._paths) == before:
+                held_out = "" if has_splits else f" beside those held out for {TEST}"
                 raise decoded.DataError(
-                    f"--data_dir={root}: the class {name!r} has no pictures in {split}; put some "
-                    f"there ({', '.join(pictures.ENDINGS)}), or remove its folder."
+                    f"--data_dir={root}: the class {name!r} has no pictures in {split}{held_out}; "
+                    f"put some there ({', '.join(pictures.ENDINGS)}), or remove its folder."
                 )
         if others:
             names = ", ".join(sorted(others)[:_MOST_NAMED])
@@ -102,7 +111,12 @@ class Folder:
                 f"such as {names}; save them as JPEG or PNG, or take them out of the folder."
             )
         if not self._paths:
-            raise decoded.DataError(f"--data_dir={root}: there are no pictures in {split}.")
+            few = (
+                f" One in {_TEST_OF} is held out for {TEST}, which with so few is none; add more, "
+                f"or make folders {TRAIN}/ and {TEST}/."
+            )
+            help_ = "" if has_splits else few
+            raise decoded.DataError(f"--data_dir={root}: there are no pictures in {split}.{help_}")
         self._labels = np.array(labels, np.int32)
         self.num_examples = len(self._paths)
         self.description = f"pictures in {self._root}" + self._said_of_the_split(has_splits, split)
@@ -171,8 +185,43 @@ def _files(root: pathlib.Path, name: str) -> Iterator[tuple[str, os.stat_result]
         path = f"{name}/{entry.name}"
         if entry.is_dir(follow_symlinks=False):
             yield from _files(root, path)
+        elif entry.is_dir():
+            raise decoded.DataError(
+                f"--data_dir={root}: {path} is a link to a folder, which is not followed within a "
+                "class; move the pictures, or link each of them."
+            )
         else:
             yield path, entry.stat()
+
+
+def _check_no_splits(root: pathlib.Path, names: Sequence[str]) -> None:
+    """Refuses folders that somebody has meant as splits."""
+    like = [name for name in names if name.casefold() in _LIKE_SPLITS]
+    if like:
+        raise decoded.DataError(
+            f"--data_dir={root}: {', '.join(map(repr, like))} would be classes, and look like "
+            f"splits. Splits are folders of folders of classes, and one of them is called {TRAIN}: "
+            f"{TRAIN}/class_name/*.jpg."
+        )
+
+
+def _check_no_strays(root: pathlib.Path, folders: Iterable[pathlib.Path]) -> None:
+    """Refuses pictures that lie beside the folders of classes, and would be left out."""
+    kinds, strays = pictures.ENDINGS + _OTHER_PICTURES, []
+    for folder in sorted(folders):
+        with os.scandir(folder) as entries:
+            strays += [
+                str(pathlib.Path(folder, entry.name).relative_to(root))
+                for entry in entries
+                if not entry.name.startswith(".")
+                and os.path.splitext(entry.name)[1].lower() in kinds
+                and not entry.is_dir()
+            ]
+    if strays:
+        raise decoded.DataError(
+            f"--data_dir={root}: {len(strays):,} pictures are in no class's folder, such as "
+            f"{', '.join(sorted(strays)[:_MOST_NAMED])}; put them into one, or elsewhere."
+        )
 
 
 def _check_classes(root: pathlib.Path, names: Sequence[str], here: Sequence[str]) -> None:

@@ -10,6 +10,7 @@ import io
 import warnings
 from typing import NamedTuple
 
+import numpy as np
 import tensorflow as tf
 from PIL import Image
 
@@ -22,9 +23,7 @@ LONGEST_SIDE = 65_535  # pixels: what JPEG can have
 
 _ORIENTATION = 0x0112  # of EXIF
 _UPRIGHT = 1
-# TensorFlow takes a BMP of a palette for one of grey values.
-_BMP_MODES = ("RGB", "RGBA", "L")
-_BMP_WITH_PALETTE = "is a BMP with a palette, which TensorFlow reads wrongly; save it as PNG"
+_EDGE = 2  # pixels
 
 
 class NoPicture(ValueError):
@@ -80,8 +79,6 @@ def _header(image: Image.Image) -> Header:
     kind = FORMATS.index("JPEG" if image.format == "MPO" else image.format)
     if kind == WEBP and getattr(image, "is_animated", False):
         raise NoPicture("is an animated WebP, on which TensorFlow 2.21 crashes; save a still one")
-    if kind == BMP and image.mode not in _BMP_MODES or image.mode == "L" and image.palette:
-        raise NoPicture(_BMP_WITH_PALETTE)
     try:
         orientation = image.getexif().get(_ORIENTATION, _UPRIGHT)
     except Exception:  # of damaged metadata, which does not keep anybody from the picture
@@ -94,7 +91,10 @@ def _header(image: Image.Image) -> Header:
 
 
 def _too_large(size: str) -> str:
-    return f"has {size} pixels by its header, and at most {MOST_PIXELS:,} are decoded"
+    return (
+        f"has {size} pixels by its header: at most {MOST_PIXELS:,} are decoded, and "
+        f"{LONGEST_SIDE:,} a side"
+    )
 
 
 def check(content: bytes) -> Header:
@@ -106,15 +106,27 @@ def check(content: bytes) -> Header:
     found = header(content)
     try:
         with tf.device("/CPU:0"):
-            shape = _whole_by_kind(tf.constant(content), found.kind).shape
+            pixels = _on_white(_as_stored(tf.constant(content), found.kind))
+    except tf.errors.ResourceExhaustedError as error:
+        raise NoPicture("is too large for the memory that is there") from error
     except tf.errors.OpError as error:
-        raise NoPicture(f"cannot be decoded; it is cut short or damaged ({_reason(error)})") from (
-            error
-        )
+        why = f"cannot be decoded; it is cut short or damaged ({_reason(error)})"
+        raise NoPicture(why) from error
     size = (found.height, found.width) if found.orientation < 5 else (found.width, found.height)
-    if tuple(shape[:2]) != size:
+    if tuple(pixels.shape[:2]) != size:
         raise NoPicture("is not of the size that its header says")
+    if found.kind == BMP and not _is_as_pillow_has_it(content, pixels.numpy()):
+        raise NoPicture("is a BMP of a kind that TensorFlow reads wrongly; save it as PNG")
     return found
+
+
+def _is_as_pillow_has_it(content: bytes, pixels: np.ndarray) -> bool:
+    """TensorFlow 2.21 takes a palette for grey values, and a byte that is not used for opacity."""
+    with Image.open(io.BytesIO(content)) as image:
+        on_white = Image.new("RGBA", image.size, "white")
+        on_white.alpha_composite(image.convert("RGBA"))
+        expected = np.asarray(on_white.convert("RGB")).astype(int)
+    return bool(np.abs(expected - pixels).max() <= 1)
 
 
 def _reason(error: tf.errors.OpError) -> str:
@@ -123,8 +135,8 @@ def _reason(error: tf.errors.OpError) -> str:
 
 
 def square(
-    content: tf.Tensor, kind: tf.Tensor, orientation: tf.Tensor, box: tf.Tensor, side: tf.Tensor,
-    mirrored: tf.Tensor, size: int,
+    content: tf.Tensor, kind: tf.Tensor, orientation: tf.Tensor, picture: tf.Tensor,
+    box: tf.Tensor, side: tf.Tensor, mirrored: tf.Tensor, size: int,
 ) -> tf.Tensor:  # fmt: skip
     """A part of one picture, scaled to a square. To be called in a graph.
 
@@ -137,6 +149,7 @@ def square(
       content: string [], the encoded picture.
       kind: int32 [], its place in FORMATS.
       orientation: int32 [], as EXIF has it.
+      picture: int32 [2], its height and width as it is to be seen.
       box: int32 [4], (top, left, height, width) of the part of the picture as it is to be seen.
       side: float32 [2], height and width to which the part is scaled, each at least `size`; of that
         the middle is kept.
@@ -154,7 +167,10 @@ def square(
     ratio = tf.bitwise.left_shift(1, halvings)
     first = box[:2] // ratio
     shape = -(-(box[:2] + box[2:]) // ratio) - first
-    window = tf.concat([first, shape], axis=0)
+    # Colours at the edge of what is decoded are not those that the whole picture has there.
+    outer = tf.maximum(first - _EDGE, 0)
+    end = tf.minimum(first + shape + _EDGE, -(-picture // ratio))
+    window = tf.concat([outer, end - outer], axis=0)
 
     def of_jpeg(ratio):
         return lambda: tf.io.decode_and_crop_jpeg(
@@ -167,13 +183,12 @@ def square(
         )
 
     def of_others():
-        return tf.slice(
-            _turned(_whole(content, kind), orientation), [*tf.unstack(first), 0],
-            [*tf.unstack(shape), 3],
-        )  # fmt: skip
+        turned = _turned(_as_stored_of(content, kind), orientation)
+        return _on_white(tf.slice(turned, [*tf.unstack(outer), 0], [*tf.unstack(end - outer), -1]))
 
     ways = [*map(of_jpeg, (1, 2, 4, 8)), of_others]
     part = tf.switch_case(tf.where(is_upright_jpeg, halvings, 4), dict(enumerate(ways)))
+    part = tf.slice(part, [*tf.unstack(first - outer), 0], [*tf.unstack(shape), 3])
     scale = side * tf.cast(ratio, tf.float32) / tf.cast(box[2:], tf.float32)
     begins = tf.cast(box[:2], tf.float32) / tf.cast(ratio, tf.float32) - tf.cast(first, tf.float32)
     # Of what is scaled the middle; as in torchvision a half pixel goes to the even neighbour.
@@ -190,15 +205,16 @@ def square(
     return tf.ensure_shape(seen, [size, size, 3])
 
 
-def _whole(content: tf.Tensor, kind: tf.Tensor) -> tf.Tensor:
-    """A whole picture as it lies in the file, uint8 [height, width, 3]."""
-    branches = {place: (lambda place=place: _whole_by_kind(content, place)) for place in range(5)}
+def _as_stored_of(content: tf.Tensor, kind: tf.Tensor) -> tf.Tensor:
+    """`_as_stored`, of a format that is known when the graph runs."""
+    branches = {place: (lambda place=place: _as_stored(content, place)) for place in range(5)}
     return tf.switch_case(kind, branches)
 
 
-def _whole_by_kind(content: tf.Tensor, kind: int) -> tf.Tensor:
-    """The same, of a format that is known: the first picture of a GIF, on white where one can see
-    through it, and the upper 8 bits of 16.
+def _as_stored(content: tf.Tensor, kind: int) -> tf.Tensor:
+    """A whole picture as it lies in the file, uint8 [height, width, 1 to 4 channels].
+
+    Of a GIF the first picture, and of 16 bits the upper 8.
     """
     if kind == JPEG:
         return tf.io.decode_jpeg(
@@ -207,22 +223,25 @@ def _whole_by_kind(content: tf.Tensor, kind: int) -> tf.Tensor:
     if kind == GIF:
         return tf.io.decode_image(content, channels=3, expand_animations=False)
     if kind == BMP:
-        return _on_white(tf.io.decode_bmp(content, channels=0))
+        return tf.io.decode_bmp(content, channels=0)
     if kind == PNG:  # asked for four channels, TensorFlow 2.21 makes pictures of 1 to 4 bits clear
-        return _on_white(tf.io.decode_png(content, channels=0))
-    return _on_white(tf.io.decode_webp(content, channels=0)[0])
+        return tf.io.decode_png(content, channels=0)
+    return tf.io.decode_webp(content, channels=0)[0]
 
 
 def _on_white(pixels: tf.Tensor) -> tf.Tensor:
     """Pixels of one to four channels as three: grey or colours, on white if opacity is the last."""
     channels = tf.shape(pixels)[2]
-    has_opacity = channels % 2 == 0
-    last = channels - tf.cast(has_opacity, tf.int32)
-    colours = tf.cast(pixels[:, :, :last], tf.int32)
-    colours = tf.tile(colours, [1, 1, 3 // last])
-    opacity = tf.where(has_opacity, tf.cast(pixels[:, :, -1:], tf.int32), 255)
-    mixed = (colours * opacity + 255 * (255 - opacity) + 127) // 255
-    return tf.cast(mixed, tf.uint8)
+
+    def colours(count):
+        return tf.tile(pixels[:, :, :count], [1, 1, 3 // count])
+
+    def mixed():
+        opacity = tf.cast(pixels[:, :, -1:], tf.int32)
+        seen = tf.cast(colours(channels - 1), tf.int32) * opacity + 255 * (255 - opacity)
+        return tf.cast((seen + 127) // 255, tf.uint8)
+
+    return tf.cond(channels % 2 == 0, mixed, lambda: colours(channels))
 
 
 def _turned(pixels: tf.Tensor, orientation: tf.Tensor) -> tf.Tensor:

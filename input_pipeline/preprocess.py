@@ -294,17 +294,6 @@ class Preprocessing:
     cuts_at_random: bool = False  # then `train` draws nothing more
 
 
-def unchanged(image_shape: tuple[int, int, int]) -> Preprocessing:
-    """No preprocessing: images as they are."""
-
-    def as_it_is(images, draws=None):
-        return images
-
-    return Preprocessing(
-        "unchanged", as_it_is, as_it_is, as_it_is, image_shape, raw_shape=image_shape
-    )
-
-
 def _crop_flip_colour(image_shape: tuple[int, int, int]) -> Preprocessing:
     height, width, channels = image_shape
     crop = {"crop_height": height * 3 // 4, "crop_width": width * 3 // 4}

@@ -15,6 +15,7 @@ import contextlib
 import dataclasses
 import errno
 import fcntl
+import functools
 import hashlib
 import json
 import logging
@@ -42,7 +43,13 @@ _MOST_NAMED = 10
 _SPARE = 1.05  # of the disk, beside the pictures themselves: what ArrayRecord and the index add
 _WAITS_SECONDS = 0.5  # between two looks whether another process has made the store
 
+_NO_FILE = (FileNotFoundError, NotADirectoryError, regular_files.NotRegularError)
+
 _log = logging.getLogger(__name__)
+
+
+class _Damaged(decoded.DataError):
+    """A store is not as it was written."""
 
 
 class Example(NamedTuple):
@@ -119,8 +126,9 @@ class Store:
     def __len__(self) -> int:
         return len(self.index.labels)
 
+    @functools.cached_property
     def reader(self) -> "Reader":
-        """Opens its files for reading."""
+        """Reads its pictures; each file stays open from the first time that it is read."""
         return Reader(self.path, len(self))
 
     def names(self) -> list[str]:
@@ -208,7 +216,7 @@ def open_or_make(
         root = pathlib.Path(os.path.expanduser(folder)) if folder else default_folder()
     except OSError as error:
         raise decoded.DataError(f"{error}; name a folder for the store with --store_dir") from error
-    path = root / cache.key(name, dict(source.identity))
+    path = root / cache.key(name, {"format": FORMAT} | dict(source.identity))
     found = _open_if_sound(path, read_only)
     if found is not None:
         return found
@@ -222,6 +230,7 @@ def open_or_make(
         with _alone(path):
             found = _open_if_sound(path, read_only)  # another process may have made it meanwhile
             if found is None:
+                shutil.rmtree(path, ignore_errors=True)  # what is damaged
                 _check_space(root, source, path)
                 _make(path, source)
                 found = _open(path)
@@ -243,11 +252,10 @@ def _open_if_sound(path: pathlib.Path, read_only: bool) -> Store | None:
         return None
     try:
         return _open(path)
-    except decoded.DataError as error:
+    except _Damaged as error:
         if read_only:
             raise
         _log.warning("%s; it is made again.", error)
-        shutil.rmtree(path, ignore_errors=True)
         return None
 
 
@@ -255,7 +263,7 @@ def _open(path: pathlib.Path) -> Store:
     """Opens a store, and checks all of it but the pictures, which have checksums of their own.
 
     Raises:
-      DataError: it is damaged, or another version made it.
+      DataError: it is damaged, or the system does not let it be read.
     """
     try:
         about = json.loads(regular_files.read(path / "store.json"))
@@ -276,7 +284,9 @@ def _open(path: pathlib.Path) -> Store:
             index = Index(*(arrays[name] for name in Index._fields))
         return Store(path, tuple(about["class_names"]), index, about["fingerprint"])
     except Exception as error:  # whatever a damaged file makes json and NumPy raise
-        raise decoded.DataError(f"the store {path} cannot be used: {_reason(error)}") from error
+        is_damage = not isinstance(error, OSError | MemoryError) or isinstance(error, _NO_FILE)
+        kind = _Damaged if is_damage else decoded.DataError
+        raise kind(f"the store {path} cannot be used: {_reason(error)}") from error
 
 
 def _reason(error: BaseException) -> str:
@@ -299,7 +309,10 @@ def _alone(path: pathlib.Path) -> Iterator[None]:
                 break
             except OSError as error:
                 if error.errno not in (errno.EAGAIN, errno.EACCES):
-                    break  # this file system has no locks
+                    raise decoded.DataError(
+                        f"{path.parent}: this file system has no locks, by which one process makes "
+                        "a store and others wait; --store_dir names another place."
+                    ) from error
             if not said:
                 print(f"waiting for another process, which makes {path}", flush=True)
                 said = True
@@ -345,11 +358,16 @@ def _make(path: pathlib.Path, source: Source) -> None:
             count = min(PICTURES_PER_SHARD, source.num_examples - number * PICTURES_PER_SHARD)
             part = _write_part(unfinished, number, taken, count, unusable)
             parts.append(part)
+        next(taken, None)  # so that a source with more pictures than it says finds that out
         bar.close()
     if unusable:
         _refuse(path, source, unusable)
     _finish(unfinished, source, parts)
-    os.rename(unfinished, path)
+    try:
+        os.rename(unfinished, path)
+    except OSError:  # another machine may have been first, whose lock this one did not see
+        if not (path / "store.json").exists():
+            raise
     for number in range(shards):
         _part_file(path, number).unlink(missing_ok=True)
 
@@ -407,7 +425,9 @@ def _write_part(unfinished, number: int, looked_at, count: int, unusable: list[s
     try:
         writer = array_record_module.ArrayRecordWriter(str(path), "group_size:1,uncompressed")
         for _ in range(count):
-            example, header = next(looked_at)
+            example, header = next(looked_at, (None, None))
+            if example is None:
+                raise decoded.DataError("the source has fewer pictures than it says")
             names.append(example.name)
             if isinstance(header, str):
                 unusable.append(f"{example.name} {header}")
@@ -466,7 +486,7 @@ def _looked_at(
             return str(error)
 
     waiting: collections.deque = collections.deque()
-    with concurrent.futures.ThreadPoolExecutor() as pool:
+    with concurrent.futures.ThreadPoolExecutor(os.cpu_count()) as pool:
         for example in examples:
             waiting.append((example, pool.submit(look, example)))
             if len(waiting) >= _LOOKED_AT_AHEAD:

@@ -60,23 +60,34 @@ class StoredImages:
 
     def at(self, ids: Sequence[int]) -> np.ndarray:
         """The images of these numbers: uint8 [n, *image_shape]."""
-        ids = np.asarray(ids, np.int64)
-        prepared = preprocess.unchanged(self.image_shape)
-        examples = Evaluated(self, prepared, min(64, len(ids)), ids=ids)
-        masked = ((images.numpy(), mask.numpy()) for images, _, mask in examples)
-        pixels = np.rint(np.concatenate([images[mask] for images, mask in masked]))
-        return np.clip(pixels, 0, 255).astype(np.uint8)
+        ids, index = np.asarray(ids, np.int64), self.store.index
+        sizes = index.sizes[ids]
+        cut = cuts.middle(tf.constant(sizes), self.image_size)
+        parts = (self.store.reader(ids), index.kinds[ids], index.orientations[ids], sizes, *cut)
+        square, pixels = _square(self.image_size), []
+        with tf.device("/CPU:0"):
+            for content, kind, orientation, *others in zip(*parts, strict=True):
+                numbers = (tf.constant(int(kind)), tf.constant(int(orientation)))
+                found = square(tf.constant(content), *numbers, *map(tf.convert_to_tensor, others))
+                pixels.append(np.clip(np.rint(found), 0, 255).astype(np.uint8))
+        return np.stack(pixels)
 
     def names(self) -> list[str]:
         """What a person calls each picture: its path in the folder, or its number in the split."""
         return self.store.names()
 
 
+@functools.cache
+def _square(size: int) -> Callable:
+    """`pictures.square` for one picture at a time, traced once."""
+    return tf.function(functools.partial(pictures.square, size=size), autograph=False)
+
+
 class _Pictures:
     """A store in the terms of TensorFlow's graphs."""
 
     def __init__(self, split: StoredImages):
-        self._size, self._read = split.image_size, split.store.reader()
+        self._size, self._read = split.image_size, split.store.reader
         self.problem: decoded.DataError | None = None
         index = split.store.index
         with tf.device("/CPU:0"):
@@ -87,14 +98,14 @@ class _Pictures:
 
     def asked_for(self, ids: tf.Tensor, cut_of: Callable[[tf.Tensor], cuts.Cut]) -> tuple:
         """What `square` needs of each picture, the first axis of all being that of `ids`."""
-        cut = cut_of(tf.gather(self._sizes, ids))
+        sizes = tf.gather(self._sizes, ids)
         [content] = tf.numpy_function(self._contents, [ids], [tf.string])
         content.set_shape(ids.shape)
         kinds, orientations = (
             tf.cast(tf.gather(of_all, ids), tf.int32)
             for of_all in (self._kinds, self._orientations)
         )
-        return content, kinds, orientations, *cut
+        return content, kinds, orientations, sizes, *cut_of(sizes)
 
     def _contents(self, ids: np.ndarray) -> np.ndarray:
         try:
@@ -233,7 +244,6 @@ class Evaluated:
         preprocessing: preprocess.Preprocessing,
         global_batch_size: int,
         share: range | None = None,
-        ids: np.ndarray | None = None,
     ):
         """
         Args:
@@ -241,20 +251,16 @@ class Evaluated:
           preprocessing: from `preprocess.for_images`.
           global_batch_size: as for `batches.evaluation_batches`.
           share: likewise.
-          ids: the numbers of the pictures; None for all.
         """
         own = batches.places(share, global_batch_size)
-        numbers = np.arange(split.num_examples) if ids is None else ids
-        self.num_counted = len(numbers)
+        self.num_counted = split.num_examples
         self._pictures = _Pictures(split)
-        with tf.device("/CPU:0"):
-            of_place = tf.constant(numbers, tf.int64)
         cut_of = functools.partial(cuts.middle, shorter=preprocessing.raw_shape[0])
 
         def ids_and_mask(index):
             places = index * global_batch_size + tf.range(own.start, own.stop, dtype=tf.int64)
             mask = places < self.num_counted
-            return tf.gather(of_place, tf.where(mask, places, tf.zeros_like(places))), mask
+            return tf.where(mask, places, tf.zeros_like(places)), mask
 
         def asked_for(index):
             return self._pictures.asked_for(ids_and_mask(index)[0], cut_of)

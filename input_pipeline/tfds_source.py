@@ -470,22 +470,26 @@ class Pictures:
 
         where = f"{self._builder.name} in {self._builder.data_path}, {self._split}"
         skipping = {"image": tfds.decode.SkipDecoding()}
-        count = first
+        count = first - 1  # of the last example
         try:
             found = _in_order(self._builder, self._split, skipping).skip(first)
             for count, example in enumerate(found.as_numpy_iterator(), start=first):
+                if count == self.num_examples:
+                    break
                 label = int(example["label"])
                 if not 0 <= label < len(self.class_names):
                     raise decoded.DataError(f"{where}: example {count} has label {label}.")
                 yield store.Example(f"{self._split}/{count}", label, example["image"])
         except tf.errors.OpError as error:
             raise decoded.DataError(
-                f"{where} cannot be read behind example {count}: {_first_line(error)}. The files "
-                "are damaged; copy them again, or let them be prepared anew."
+                f"{where} cannot be read after {count + 1} examples: {_first_line(error)}. The "
+                "files are damaged; copy them again, or let them be prepared anew."
             ) from error
         if count + 1 != self.num_examples:
+            more = "more" if count + 1 > self.num_examples else f"{count + 1:,}"
             raise decoded.DataError(
-                f"{where}: has {count + 1:,} examples, and {self.num_examples:,} were expected."
+                f"{where}: has {more} examples, and {self.num_examples:,} were expected. The files "
+                "are damaged; copy them again, or let them be prepared anew."
             )
 
 

@@ -111,6 +111,7 @@ def towers_of_workers(workers: worker.Workers, num_towers: int) -> list[int]:
 _OF_ONE_WORKER = (
     "train_dir",
     "data_dir",
+    "store_dir",
     "begin_from",
     "init_from",
     "num_towers",

@@ -9,10 +9,13 @@ from pathlib import Path
 
 import numpy as np
 
+from input_pipeline import datasets
 from towers import evaluation, losses, model_state, train_state
 from towers.runs import checkpoints, console, interrupts, loop, run_folder, summaries
 from towers.support import tally
 from towers_cli import build, run_config, settings
+
+_LONGEST_NAME = 100  # of a data set, in the name of a folder
 
 
 def config_of(folder: run_folder.RunFolder) -> dict:
@@ -55,6 +58,16 @@ def named_checkpoint(folder: run_folder.RunFolder, name: str | None) -> str | No
     if not checkpoints.finished(folder.checkpoints):
         raise checkpoints.CheckpointError(f"{folder.checkpoints} holds no checkpoint yet")
     return None
+
+
+def other_pictures(config: Mapping, dataset: str, data_dir: str | None) -> str | None:
+    """The folder of pictures that are to be evaluated, where it is another than the run's."""
+    of_run = config["settings"]
+    if data_dir is None or dataset != datasets.FOLDER:
+        return None
+    here = os.path.realpath(os.path.expanduser(data_dir))
+    of_the_run = of_run["dataset"] == dataset and os.path.realpath(of_run["data_dir"] or "")
+    return None if here == of_the_run else here
 
 
 def check_fits(config: Mapping, image_shape: Sequence[int], class_names: Sequence[str]) -> None:
@@ -162,7 +175,7 @@ class CheckpointEvaluator:
         """Made when there is something to write: an evaluation that fails leaves no file."""
         # Not the training's own eval/: TensorBoard follows one writer in a folder.
         own_data = self._dataset == self._config["settings"]["dataset"]
-        of_data = "" if own_data else re.sub(r"[^\w.-]", "-", f"_{self._dataset}")
+        of_data = "" if own_data else "_" + re.sub(r"[^\w.-]", "-", self._dataset)[-_LONGEST_NAME:]
         flip = "_flip" if self._test_time_flip else ""
         return summaries.file_writer(self._folder.path / f"eval{of_data}_{self._split}{flip}")
 

@@ -49,7 +49,7 @@ def run(given: settings.EvalSettings) -> int:
 
     # The data.
     dataset = given.dataset or of_run["dataset"]
-    others = given.data_dir if dataset == datasets.FOLDER else None  # than the run's pictures
+    others = checkpoint_evaluator.other_pictures(config, dataset, given.data_dir)
     split = given.split or datasets.default_split(dataset, others, of_run["eval_split"])
     data = datasets.load(
         dataset,
@@ -69,7 +69,7 @@ def run(given: settings.EvalSettings) -> int:
         folder,
         config,
         devices,
-        dataset=dataset,
+        dataset=f"{dataset} {others}" if others else dataset,
         data_sha256=data.fingerprint,
         split=split,
         count=data.num_examples,

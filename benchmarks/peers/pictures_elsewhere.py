@@ -81,11 +81,8 @@ def of_torch(folder: Path, decode) -> Iterator:
 
     torch.set_num_threads(1)
     files = Files(folder, decode)
-    while True:
-        yield from data.DataLoader(
-            files, BATCH, shuffle=True, drop_last=True, num_workers=os.cpu_count(),
-            persistent_workers=False,
-        )  # fmt: skip
+    endless = data.RandomSampler(files, num_samples=10**8)  # one permutation after the other
+    return iter(data.DataLoader(files, BATCH, sampler=endless, num_workers=os.cpu_count()))
 
 
 def of_grain(folder: Path) -> Iterator:

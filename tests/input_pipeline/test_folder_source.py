@@ -88,12 +88,12 @@ def test_odd_names_are_names(root):
     assert f"ant/{name}" in names_of(root, "all")
 
 
-def test_a_link_is_a_picture_and_a_loop_of_folders_is_none(root):
+def test_a_link_to_a_picture_is_one(root):
     os.symlink(root / "ant" / "000.jpg", root / "bee" / "link.jpg")
-    os.symlink(root / "bee", root / "bee" / "loop.d")
-    found = folder_source.Folder(root, "all")
-    assert "bee/link.jpg" in [e.name for e in found.examples(0)]
-    assert found.num_examples == 61
+    os.rename(root / "cow", root.parent / "elsewhere")
+    os.symlink(root.parent / "elsewhere", root / "cow")
+    names = names_of(root, "all")
+    assert "bee/link.jpg" in names and "cow/003.jpg" in names and len(names) == 61
 
 
 def test_what_it_is_changes_with_its_files(root):
@@ -116,12 +116,31 @@ def test_what_it_is_changes_with_its_files(root):
         (lambda r: (r / "ant" / "a.tif").touch(), "formats that are not read, .*ant/a.tif"),
         (lambda r: (r / "a\tb").mkdir(), "is no name of a class"),
         (lambda r: os.symlink("nowhere", r / "ant" / "x.jpg"), "No such file .*x.jpg"),
+        (lambda r: os.symlink(r / "ant", r / "ant" / "x"), "ant/x is a link to a folder"),
+        (lambda r: (r / "x.png").touch(), "1 pictures are in no class's folder, such as x.png"),
+        (lambda r: (r / "Training").mkdir(), "'Training' would be classes, and look like splits"),
     ],
-    ids=["empty class", "tiff", "name", "dead link"],
+    ids=["empty class", "tiff", "name", "dead link", "loop", "stray", "splits"],
 )  # fmt: skip
 def test_what_is_refused(root, break_it, message):
     break_it(root)
     with pytest.raises(decoded.DataError, match=message):
+        folder_source.Folder(root, "train")
+
+
+def test_pictures_beside_the_classes_of_a_split_are_refused(tmp_path):
+    photos.folder(tmp_path, 2, splits=("train", "val"))
+    (tmp_path / "val" / "x.jpg").touch()
+    assert folder_source.Folder(tmp_path, "train").num_examples == 6
+    with pytest.raises(decoded.DataError, match="such as val/x.jpg"):
+        folder_source.Folder(tmp_path, "val")
+
+
+def test_pictures_that_are_all_held_out(root):
+    held_out = next(n for n in range(1000) if folder_source.is_for_test(f"dog/{n}.jpg"))
+    (root / "dog").mkdir()
+    os.rename(root / "ant" / "000.jpg", root / "dog" / f"{held_out}.jpg")
+    with pytest.raises(decoded.DataError, match="'dog' has no pictures in train beside those held"):
         folder_source.Folder(root, "train")
 
 

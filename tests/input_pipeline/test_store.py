@@ -61,7 +61,7 @@ def test_holds_the_bytes_as_they_came_and_reads_them_in_any_order(tmp_path):
     made = store.open_or_make("mine", source, tmp_path)
     assert len(made) == COUNT and made.class_names == ("ant", "bee", "cow")
     ids = np.random.default_rng(0).permutation(COUNT).repeat(2)
-    assert made.reader()(ids) == [source.contents[number] for number in ids]
+    assert made.reader(ids) == [source.contents[number] for number in ids]
     assert made.names() == [name_of(number) for number in range(COUNT)]
     np.testing.assert_array_equal(made.index.labels, np.arange(COUNT) % 3)
     np.testing.assert_array_equal(made.index.sizes, [(20 + n, 30) for n in range(COUNT)])
@@ -107,7 +107,7 @@ def test_goes_on_where_making_it_was_cut_off(tmp_path, stop_at, goes_on_at):
     assert made.names() == whole.names()
     for ours, theirs in zip(made.index, whole.index, strict=True):
         np.testing.assert_array_equal(ours, theirs)
-    assert made.reader()(range(COUNT)) == source.contents
+    assert made.reader(range(COUNT)) == source.contents
 
 
 @pytest.mark.parametrize("torn", ["part-00001.npz", "pictures-00001.array_record"])
@@ -121,7 +121,7 @@ def test_a_torn_shard_of_an_unfinished_store_is_made_again(tmp_path, torn):
     source.stop_at = None
     made = store.open_or_make("mine", source, tmp_path)
     assert source.asked == [0, 5]
-    assert made.reader()(range(COUNT)) == source.contents
+    assert made.reader(range(COUNT)) == source.contents
 
 
 def test_of_two_at_once_one_makes_it_and_the_other_waits(tmp_path, capsys):
@@ -198,7 +198,7 @@ class TestADamagedStore:
         again = store.open_or_make("mine", source, tmp_path)
         assert source.asked == [0, 0]
         assert again.fingerprint == made.fingerprint
-        assert again.reader()(range(COUNT)) == source.contents
+        assert again.reader(range(COUNT)) == source.contents
 
     @pytest.mark.parametrize("damage", ["gone", "changed"])
     def test_is_said_where_it_shows_as_it_is_read(self, made, damage):
@@ -210,7 +210,7 @@ class TestADamagedStore:
             first = content.index(encoded(5)[:20])
             content[first + 30 : first + 40] = bytes(10)
             path.write_bytes(content)
-        reader = made.reader()
+        reader = made.reader
         assert reader([0, 22]) == [encoded(0), encoded(22)]
         with pytest.raises(
             decoded.DataError, match="00001.array_record cannot be read: .* Remove "
@@ -267,7 +267,7 @@ class TestADiskThatIsFull:
             resource.setrlimit(resource.RLIMIT_FSIZE, limits)
         made = store.open_or_make("mine", source, tmp_path)
         assert source.asked == [0, 15]
-        assert made.reader()([17]) == [source.contents[17]]
+        assert made.reader([17]) == [source.contents[17]]
 
 
 def test_a_folder_that_cannot_be_made_is_said(tmp_path):

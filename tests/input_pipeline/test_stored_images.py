@@ -73,11 +73,12 @@ def test_another_seed_has_other_batches(split, prepared):
 
 def by_hand(split, number: int, cut: cuts.Cut) -> np.ndarray:
     """One picture's square."""
-    [content] = split.store.reader()([number])
+    [content] = split.store.reader([number])
     index = split.store.index
     return pictures.square(
         tf.constant(content), tf.constant(int(index.kinds[number])),
-        tf.constant(int(index.orientations[number])), *(of_all[0] for of_all in cut), SIZE,
+        tf.constant(int(index.orientations[number])), tf.constant(index.sizes[number]),
+        *(of_all[0] for of_all in cut), SIZE,
     ).numpy()  # fmt: skip
 
 
@@ -189,8 +190,8 @@ def test_a_tfds_set_from_disk(tmp_path, fixed):
         options["image_size"] = 224
     found = datasets.load("photos", str(tmp_path / "data"), "train", **options)
     assert found.image_shape == (224, 224, 3) and found.class_names == ("ant", "bee")
-    assert sorted(found.store.reader()(range(10))) == sorted(contents)
+    assert sorted(found.store.reader(range(10))) == sorted(contents)
     labels = {content: n % 2 for n, content in enumerate(contents)}
-    stored = found.store.reader()(range(10))
+    stored = found.store.reader(range(10))
     assert [labels[content] for content in stored] == found.store.index.labels.tolist()
     assert found.store.names()[3] == "train/3"

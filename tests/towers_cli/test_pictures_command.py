@@ -147,6 +147,15 @@ class TestEvaluation:
         done = scripts.run("eval", f"--train_dir={whole()}", f"--data_dir={tmp_path / 'new'}")
         assert done.returncode == 0, done.stderr
         assert "all split, 15 examples, each once" in done.stdout
+        line = scripts.lines_of(whole() / "eval.jsonl")[-1]
+        assert line["dataset"] == f"folder {tmp_path / 'new'}"
+
+    def test_of_the_run_s_own_folder_is_of_its_own_split(self, whole, folder):
+        spelled = folder / ".." / folder.name
+        done = scripts.run("eval", f"--train_dir={whole()}", f"--data_dir={spelled}")
+        assert done.returncode == 0, done.stderr
+        assert "test split" in done.stdout
+        assert scripts.lines_of(whole() / "eval.jsonl")[-1]["dataset"] == "folder"
 
     def test_of_pictures_of_one_class(self, whole, tmp_path):
         photos.folder(tmp_path / "new", 5, first=50)
@@ -198,7 +207,7 @@ class TestWhatAPersonLooksAt:
 
     def test_predictions_with_the_names_of_files(self, whole, folder, tmp_path):
         file = tmp_path / "predictions.csv"
-        asked = [f"--train_dir={whole()}", "--split=all", f"--data_dir={folder}"]
+        asked = [f"--train_dir={whole()}", "--split=all"]
         done = scripts.run("eval", *asked, f"--write_predictions={file}")
         assert done.returncode == 0, done.stderr
         with open(file, newline="") as opened:
