@@ -73,7 +73,13 @@ PROGRAMS = re.findall(r"```python\n(.*?)```", (ROOT / "docs/library.md").read_te
 
 @pytest.mark.whole_program
 @pytest.mark.parametrize(
-    "place, least", [(0, 0.3), (1, 0.2), pytest.param(2, 0.5, marks=pytest.mark.long), (3, 0.8)]
+    "place, least",
+    [
+        (0, 0.3),
+        (1, 0.2),
+        pytest.param(2, 0.5, marks=pytest.mark.long),
+        pytest.param(3, 0.8, marks=pytest.mark.long),
+    ],
 )
 def test_the_programs_of_the_library_s_page_learn(place, least, tmp_path):
     """More than chance would have: accuracies of 1/3, 0.02 and 1/2, and an overlap of 0.15."""

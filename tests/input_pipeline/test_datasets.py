@@ -638,6 +638,7 @@ class TestWithoutAHome:
         assert len(datasets.load("shapes", None, "test").images) == 1000
         assert "Decoded images are not kept (HOME is not set" in caplog.text
 
+    @pytest.mark.long
     def test_the_folder_of_data_sets_is_asked_for(self):
         with pytest.raises(decoded.DataError, match="HOME is not set.* with --data_dir"):
             datasets.load("cifar10", None, "test")

@@ -314,7 +314,11 @@ class TestAFullDisk:
             pytest.param(
                 100, "config.json: cannot be written: File too large", marks=pytest.mark.long
             ),
-            (120_000, "TensorBoard's files cannot be written: .* File too large"),
+            pytest.param(
+                120_000,
+                "TensorBoard's files cannot be written: .* File too large",
+                marks=pytest.mark.long,
+            ),
         ],
     )
     def test_is_said_in_one_line_and_the_run_goes_on_later(

@@ -70,6 +70,7 @@ def test_the_step_before_is_saved_and_the_run_is_as_if_nothing_had_been(
     assert scripts.final_summary(folder) == scripts.final_summary(whole)
 
 
+@pytest.mark.long
 def test_a_hash_that_could_not_be_compared_is_written_when_the_run_goes_on(
     tmp_path, monkeypatch, whole
 ):
@@ -134,6 +135,7 @@ def test_a_signal_does_not_cut_the_saving_short(tmp_path, lost_at, monkeypatch, 
     assert scripts.checkpoint_steps(folder) == [2, 3]
 
 
+@pytest.mark.long
 def test_a_step_that_is_saved_already_stays_as_it_is(tmp_path, lost_at, monkeypatch, whole):
     folder = tmp_path / "run"
     lost_at(3)

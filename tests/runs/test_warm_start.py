@@ -497,6 +497,7 @@ def dies(event):
 
 
 class TestWholeRuns:
+    @pytest.mark.long
     def test_end_with_the_same_bits_on_any_towers_and_after_a_death(self, finished, tmp_path):
         found = set()
         for place, num_towers in enumerate((1, 2, 4)):  # and a new head that is always the same
@@ -531,6 +532,7 @@ class TestWholeRuns:
         assert recorded["path"] == str(finished[0])
         assert config["defining"]["init_from"] == f"weights of sha256 {recorded['sha256'][:12]}"
 
+    @pytest.mark.long
     def test_go_on_without_what_they_began_with(self, finished, tmp_path, capsys):
         source = shutil.copytree(finished[0], tmp_path / "source")
         run_in(tmp_path / "new", trainer_of(usual()), init_from=source, steps=2).train()

@@ -106,6 +106,7 @@ def test_on_a_set_that_is_not_prepared_says_what_to_do(home):
     assert state(home) == before
 
 
+@pytest.mark.long
 def test_on_a_run_that_would_go_on_changes_nothing_of_it(home, tmp_path, monkeypatch):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     assert scripts.train(home / "run", "--max_steps=2").returncode == 0

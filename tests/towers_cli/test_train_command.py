@@ -518,6 +518,7 @@ class TestGoingOn:
 
     @pytest.mark.whole_program
     @pytest.mark.pitfall(11, 28)
+    @pytest.mark.long
     def test_goes_on_after_being_killed(self, tmp_path, cache_home):
         folder = tmp_path / "run"
         flags = ["--checkpoint_every_steps=3", "--eval_every_epochs=0"]
@@ -593,7 +594,7 @@ class TestTheEndMoves:
     @pytest.mark.parametrize(
         ("schedule", "refused"),
         [
-            ("exponential", False),
+            pytest.param("exponential", False, marks=pytest.mark.long),
             ("cosine", True),
             pytest.param("linear", True, marks=pytest.mark.long),
         ],

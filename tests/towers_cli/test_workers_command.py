@@ -86,6 +86,7 @@ def alone(tmp_path_factory, cache):
 
 
 @pytest.mark.whole_program
+@pytest.mark.long
 def test_the_folder_of_two_workers_is_that_of_one(tmp_path, alone, cache_home):
     folder = tmp_path / "run"
     script = scripts.lighter_train(tmp_path)
