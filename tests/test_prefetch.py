@@ -80,6 +80,7 @@ def test_the_weights_are_those_of_batches_cut_within_the_step(num_towers):
 
 
 @pytest.mark.usefixtures("cache")
+@pytest.mark.long
 def test_a_run_that_prefetches_is_the_same_run(tmp_path, monkeypatch):
     """As it does on devices other than the CPU."""
     flags = ("--num_towers=2", "--summary_every_steps=2", "--checkpoint_every_steps=2")

@@ -136,7 +136,7 @@ KINDS = {
 }
 # Fewer of them among many workers, which share the machine's cores.
 FEWER = {
-    2: ["resnet", "two outputs and metrics", "weighted"],
+    2: ["cifarnet", "resnet", "two outputs and metrics"],
     3: ["cifarnet", "sparse gradients"],
     5: ["cifarnet"],
 }

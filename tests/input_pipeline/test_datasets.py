@@ -584,6 +584,7 @@ def test_an_archive_that_is_no_file_is_named(data_dir, network_is_off_limits, ki
 # The real images.
 
 
+@pytest.mark.long
 def test_real_cifar10(cifar10_dir, network_is_off_limits, monkeypatch):
     real_data_dir = str(cifar10_dir)
     test = datasets.load("cifar10", real_data_dir, "test")

@@ -295,6 +295,7 @@ class TestDryRun:
         assert rates[0] == 0 and rates[1] == 0.05 and rates[2] == 0.1
         assert (rates[4], rates[4.5], rates[9.0]) == (0.1, 0.01, pytest.approx(0.001))
 
+    @pytest.mark.long
     def test_leaves_a_run_that_is_there_alone(self, tmp_path):
         folder = tmp_path / "run"
         assert scripts.train(folder).returncode == 0

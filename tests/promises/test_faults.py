@@ -529,6 +529,7 @@ def exit_code(process: int) -> int:
 
 @pytest.mark.whole_program
 @pytest.mark.parametrize("seconds", [0.5, 1.5, pytest.param(3.0, marks=pytest.mark.long)])
+@pytest.mark.long
 def test_a_terminal_that_is_closed_at_the_start_ends_it(tmp_path, cache_home, seconds):
     """Whatever library is being imported: none of them may take the end for an error of its own."""
     arguments = [*scripts.small_run(tmp_path / "run"), *ENDLESS]

@@ -416,11 +416,12 @@ def test_a_folder_of_other_files_is_left_alone(tmp_path, name):
         ("train.py", ["--stderrthreshold=loud"], 2, "--stderrthreshold must be one of "),
         ("eval.py", ["--num_gpus=2"], 2, NOT_A_FLAG["--num_gpus=2"]),
         ("train.py", ["--seed=-1"], 2, "--seed=-1: must be at least 0 and below 2147483648"),
-        (
+        pytest.param(
             "train.py",
             ["--num_towers=9"],
             2,
             "--num_towers=9: must be at most num_microbatches=8, for each tower computes one or",
+            marks=pytest.mark.long,
         ),
         pytest.param(
             "eval.py",

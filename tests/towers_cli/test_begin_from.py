@@ -161,6 +161,7 @@ class TestOtherSettings:
 
 
 class TestTheNewRun:
+    @pytest.mark.long
     def test_goes_on_without_the_old_one_and_without_the_flag(self, four_steps, tmp_path):
         old = tmp_path / "old"
         shutil.copytree(four_steps, old)
@@ -412,6 +413,7 @@ class TestACheckpointThatIsNotTheRuns:
         assert "step-40 holds step 2, and its name says 40" in done.stderr
 
 
+@pytest.mark.long
 def test_a_run_alone_does_not_hash_its_state(tmp_path, monkeypatch):
     """The hashes of several workers are compared before each checkpoint; one has nobody to ask."""
 
