@@ -103,9 +103,6 @@ class Index(NamedTuple):
     kinds: np.ndarray
 
 
-_TYPES = {"labels": np.int32, "sizes": np.int32, "orientations": np.uint8, "kinds": np.uint8}
-
-
 @dataclasses.dataclass(frozen=True)
 class Store:
     """A store that is ready.
