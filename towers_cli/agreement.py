@@ -7,19 +7,35 @@ from towers import worker
 from towers.multi_worker import cluster, collectives, door, watcher
 from towers.runs import run_folder, run_lock, stretches
 from towers.support import machine, worker_errors
-from towers_cli import run_config, settings
+from towers_cli import command_line, run_config, settings
 
 
-def members_of(tf_config: str) -> cluster.Cluster | None:
-    """The workers that the environment variable TF_CONFIG names; None where it names no others.
+def workers_of(tf_config: str, line: command_line.CommandLine) -> dict:
+    """The settings of the workers that the environment variable TF_CONFIG names.
+
+    Args:
+      tf_config: its text.
+      line: with the flags that were given.
+
+    Returns:
+      `workers` and `worker_index`; nothing where it names no others.
 
     Raises:
-      SettingsError: it is not of its form.
+      SettingsError: it is not of its form, or a flag names workers too.
     """
     try:
-        return cluster.from_tf_config(tf_config)
+        members = cluster.from_tf_config(tf_config)
     except ValueError as error:
         raise settings.SettingsError(f"TF_CONFIG: {error}") from error
+    if members is None:
+        return {}
+    given = {"workers": members.addresses, "worker_index": members.index}
+    if any(line.is_given(name) for name in given):
+        raise settings.SettingsError(
+            f"--workers={settings.shown(line.values.workers)}: TF_CONFIG names workers too; give "
+            "one of the two"
+        )
+    return given
 
 
 def meet_workers(chosen: settings.TrainSettings) -> worker.Workers:

@@ -7,7 +7,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from input_pipeline import datasets
+from input_pipeline import datasets, preprocess, raw_images
 from towers import devices, losses, networks, schedules, trainer, worker
 from towers.networks import optimizers
 from towers.runs import definition
@@ -77,6 +77,25 @@ def load_data(
         workers, training=training.fingerprint, evaluation=evaluated.fingerprint
     )
     return training, evaluated
+
+
+def images_to_adapt_to(
+    training: datasets.Images, preprocessing: preprocess.Preprocessing
+) -> np.ndarray:
+    """What a network that looks at some images before its first step is shown."""
+    return preprocessing.evaluate(training.some(IMAGES_TO_ADAPT_TO)).numpy()
+
+
+def exporter(
+    preprocessing: preprocess.Preprocessing, class_names: Sequence[str]
+) -> Callable[[keras.Model], keras.Model]:
+    """From a network to the model of raw images that a run writes at its end."""
+    return functools.partial(
+        raw_images.classifier,
+        image_shape=preprocessing.raw_shape,
+        class_names=class_names,
+        prepare=preprocessing.in_keras,
+    )
 
 
 def build_trainer(

@@ -21,8 +21,8 @@ def show_batch(
     split: datasets.Images,
     prepared: preprocess.Preprocessing,
     workers: worker.Workers,
-) -> None:
-    """Writes the sheet that `--show_batch` asks for, on the chief.
+) -> int:
+    """Writes the sheet that `--show_batch` asks for, on the chief; returns the exit code.
 
     Args:
       chosen: resolved.
@@ -34,7 +34,7 @@ def show_batch(
       RunFolderError: the file cannot be written.
     """
     if not workers.is_chief:
-        return
+        return 0
     source = sources.training(split, prepared, chosen.seed)
     images, labels = next(iter(source.batches(0, 1, global_batch_size=chosen.global_batch_size)))
     images, labels = images.numpy()[:_SHOWN], labels.numpy()[:_SHOWN]
@@ -48,6 +48,7 @@ def show_batch(
             "stretched from its least to its largest value"
         )
     )
+    return 0
 
 
 def look_at(split, predictions: str | None, examples: tally.Seen) -> np.ndarray | None:

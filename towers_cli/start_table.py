@@ -12,6 +12,20 @@ from towers_cli import settings
 _DECAYS_SHOWN = 50
 
 
+def show(
+    config: Mapping,
+    learning_rate: schedules.LearningRate,
+    num_evaluated_examples: int,
+    cores: int,
+    with_schedule: bool,
+) -> None:
+    """Prints what `rows` says and, where it is asked for, the learning rate over the whole run."""
+    table = rows(config, learning_rate, num_evaluated_examples, cores)
+    print(console.table(table), flush=True)
+    if with_schedule:
+        print(schedule(config, learning_rate))
+
+
 def rows(
     config: Mapping,
     learning_rate: schedules.LearningRate,

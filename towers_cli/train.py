@@ -30,19 +30,11 @@ def main(line: command_line.CommandLine, rest: list[str]) -> int:
 
 def settings_of(line: command_line.CommandLine, rest: list[str]) -> settings.TrainSettings:
     """The settings that the flags, or TF_CONFIG in place of two of them, give."""
-    given = {}
-    if os.environ.get("TF_CONFIG"):
-        from towers_cli import agreement
+    if not os.environ.get("TF_CONFIG"):
+        return line.settings(rest)
+    from towers_cli import agreement
 
-        members = agreement.members_of(os.environ["TF_CONFIG"])
-        if members is not None:
-            given = {"workers": members.addresses, "worker_index": members.index}
-    if given and any(line.is_given(name) for name in given):
-        raise settings.SettingsError(
-            f"--workers={settings.shown(line.values.workers)}: TF_CONFIG names workers too; give "
-            "one of the two"
-        )
-    return line.settings(rest, **given)
+    return line.settings(rest, **agreement.workers_of(os.environ["TF_CONFIG"], line))
 
 
 def run(chosen: settings.TrainSettings) -> int:
@@ -56,9 +48,9 @@ def run(chosen: settings.TrainSettings) -> int:
 def train(chosen: settings.TrainSettings, workers) -> int:
     """The story, once all workers are there."""
     import towers
-    from input_pipeline import images, raw_images
+    from input_pipeline import images
     from towers import devices
-    from towers.runs import console, definition, run_folder, warm_start
+    from towers.runs import definition, run_folder, warm_start
     from towers_cli import (
         agreement,
         begin_from,
@@ -85,8 +77,7 @@ def train(chosen: settings.TrainSettings, workers) -> int:
     training, evaluated = build.load_data(chosen, workers)
     preprocessing = images.preprocessing(chosen.preprocessing, training)
     if chosen.show_batch:
-        pictures.show_batch(chosen, training, preprocessing, workers)
-        return 0
+        return pictures.show_batch(chosen, training, preprocessing, workers)
 
     # The model.
     model = build.build_network(
@@ -104,18 +95,13 @@ def train(chosen: settings.TrainSettings, workers) -> int:
     )  # fmt: skip
     config = begin_from.with_beginning(workers, config, found.earlier)
     if workers.is_chief:
-        table = start_table.rows(config, learning_rate, evaluated.num_examples, found.cores)
-        print(console.table(table), flush=True)
+        start_table.show(config, learning_rate, evaluated.num_examples, found.cores, chosen.dry_run)
     if chosen.dry_run:
-        if workers.is_chief:
-            print(start_table.schedule(config, learning_rate))
         return 0
 
     # The trainer: one tower for each device.
-    def shown_first():  # to a network that looks at some images before its first step
-        return preprocessing.evaluate(training.some(build.IMAGES_TO_ADAPT_TO)).numpy()
-
-    trainer = build.build_trainer(chosen, tower_devices, model, learning_rate, shown_first, workers)
+    to_adapt_to = functools.partial(build.images_to_adapt_to, training, preprocessing)
+    trainer = build.build_trainer(chosen, tower_devices, model, learning_rate, to_adapt_to, workers)
 
     # The run, from its beginning or from where it stands.
     this_run = towers.Run(
@@ -129,12 +115,7 @@ def train(chosen: settings.TrainSettings, workers) -> int:
         steps=chosen.max_steps,
         class_names=training.class_names,
         init_from=chosen.init_from,
-        export=functools.partial(
-            raw_images.classifier,
-            image_shape=preprocessing.raw_shape,
-            class_names=training.class_names,
-            prepare=preprocessing.in_keras,
-        ),
+        export=build.exporter(preprocessing, training.class_names),
         test_name=chosen.eval_split,
         defined=begin_from.CommandsRun(config),
     )  # fmt: skip

@@ -1,5 +1,6 @@
 """The house: rules of import, the size of the idea, figure and tables made of the source."""
 
+import ast
 import subprocess
 import sys
 import tomllib
@@ -61,6 +62,13 @@ def test_every_file_of_the_idea_is_kept_from_sockets():
 
 def test_the_idea_is_read_in_an_evening():
     assert sum(house.files("towers").values()) <= 2000
+
+
+@pytest.mark.parametrize("name", ["train", "evaluate"])
+def test_the_story_of_a_command_is_short(name):
+    """Below its docstring."""
+    source = (scripts.ROOT / "towers_cli" / f"{name}.py").read_text(encoding="utf-8")
+    assert len(source.splitlines()) - ast.parse(source).body[0].end_lineno < 120
 
 
 class TestTheFigure:
