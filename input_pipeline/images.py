@@ -11,14 +11,22 @@ import tensorflow as tf
 from . import batches, datasets, decoded, preprocess, stored_images
 
 
-def preprocessing(name: str, split: datasets.Images) -> preprocess.Preprocessing:
+def preprocessing(
+    name: str, split: datasets.Images, augmentation: str = "none", random_erasing: float = 0.0
+) -> preprocess.Preprocessing:
     """The preprocessing called `name` for the images of a data set.
+
+    Args:
+      name: as for `preprocess.for_images`.
+      split: of a data set.
+      augmentation: as for `preprocess.for_images`.
+      random_erasing: likewise.
 
     Raises:
       ValueError: as `preprocess.for_images`.
       DataError: it cuts pictures as they are decoded, and these were decoded before.
     """
-    found = preprocess.for_images(name, split.image_shape)
+    found = preprocess.for_images(name, split.image_shape, augmentation, random_erasing)
     if found.cuts_at_random and isinstance(split, datasets.ImageArrays):
         height, width, _ = split.image_shape
         raise decoded.DataError(
@@ -40,7 +48,7 @@ def training(
       seed: of the order of the examples and of what preprocessing draws.
     """
     if isinstance(split, datasets.ImageArrays):
-        return Training(split, prepared.train, seed)
+        return Training(split, prepared.in_training, seed)
     return stored_images.Training(split, prepared, seed)
 
 

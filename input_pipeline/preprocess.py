@@ -19,7 +19,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from . import batches
+from . import augment, batches
 
 MAX_BRIGHTNESS_DELTA = 63.0  # added to pixels in [0, 255]
 MIN_CONTRAST, MAX_CONTRAST = 0.2, 1.8
@@ -292,6 +292,32 @@ class Preprocessing:
     output_shape: tuple[int, int, int]
     raw_shape: tuple[int, int, int]  # of an image, or of a picture's middle, that `in_keras` takes
     cuts_at_random: bool = False  # then `train` draws nothing more
+    augmentation: augment.Augmentation = augment.Augmentation()
+
+    def in_training(self, images: tf.Tensor, draws: batches.Draws) -> tf.Tensor:
+        """`train`, with the augmentation around it; arguments and result are the same."""
+        if not self.augmentation.is_any:
+            return self.train(images, draws)
+        return self.as_planned(images, draws, self.augmentation.plan(draws, tf.shape(images)[0]))
+
+    def as_planned(
+        self, images: tf.Tensor, draws: batches.Draws | None, plan: augment.Plan
+    ) -> tf.Tensor:
+        """`in_training` by an augmentation that was drawn before; `draws` as for `train`."""
+
+        def of_each(function, images, shape, dtype):
+            signature = tf.TensorSpec(shape, dtype)
+            return tf.map_fn(
+                lambda each: function(*each), (images, plan), fn_output_signature=signature
+            )
+
+        augmentation = self.augmentation
+        if augmentation.name != "none":
+            images = of_each(augmentation.distort, images, augmentation.image_shape, tf.uint8)
+        images = self.train(images, draws)
+        if augmentation.erasing:
+            images = of_each(augmentation.erase, images, augmentation.output_shape, tf.float32)
+        return images
 
 
 def _crop_flip_colour(image_shape: tuple[int, int, int]) -> Preprocessing:
@@ -352,7 +378,12 @@ _BY_NAME = {
 }
 
 
-def for_images(name: str, image_shape: tuple[int, int, int]) -> Preprocessing:
+def for_images(
+    name: str,
+    image_shape: tuple[int, int, int],
+    augmentation: str = "none",
+    random_erasing: float = 0.0,
+) -> Preprocessing:
     """The preprocessing called `name` for images of `image_shape`.
 
     Args:
@@ -360,10 +391,16 @@ def for_images(name: str, image_shape: tuple[int, int, int]) -> Preprocessing:
         `pad_crop_flip`, for residual networks (the size stays); `shift_alternating_flip`, for few
         epochs (the size stays); or `random_resized_crop`, for pictures of different sizes.
       image_shape: (height, width, channels) of the images in the data set.
+      augmentation: name of an `augment.Augmentation`, for training.
+      random_erasing: its probability of erasing.
 
     Raises:
-      ValueError: no preprocessing has that name, or it does not take such images.
+      ValueError: no preprocessing or augmentation has that name, or it does not take such images.
     """
     if name not in _BY_NAME:
         raise ValueError(f"Unknown preprocessing {name!r}; it is one of {', '.join(_BY_NAME)}.")
-    return _BY_NAME[name](tuple(image_shape))
+    found = _BY_NAME[name](tuple(image_shape))
+    chosen = augment.Augmentation(
+        augmentation, random_erasing, tuple(image_shape), found.output_shape
+    )
+    return dataclasses.replace(found, augmentation=chosen)

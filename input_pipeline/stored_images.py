@@ -122,15 +122,18 @@ class _Pictures:
         """Batches of so many images of what `asked_for` has given for each batch, in order.
 
         Args:
-          asked: what it has given.
+          asked: (what it has given, besides), the first axis of all being that of the pictures.
           at_a_time: images of a batch.
-          finished: (float32 [1, size, size, 3]) to an image as it is to be; one at a time is in a
-            core's cache, and a batch is not. None leaves images as they are.
+          finished: (float32 [1, size, size, 3], and what was given for it besides) to an image as
+            it is to be; one at a time is in a core's cache, and a batch is not. None leaves images
+            as they are.
         """
 
-        def one(*picture):
-            image = pictures.square(*picture, self._size)
-            return image if finished is None else finished(image[tf.newaxis])[0]
+        def one(asked, *besides):
+            image = pictures.square(*asked, self._size)
+            if finished is None:
+                return image
+            return finished(image[tf.newaxis], *tf.nest.map_structure(_as_batch, besides))[0]
 
         one_by_one = asked.unbatch().map(
             _as_written(one), num_parallel_calls=tf.data.AUTOTUNE, deterministic=True
@@ -157,6 +160,10 @@ class _Pictures:
 
 
 _as_written = tf.autograph.experimental.do_not_convert
+
+
+def _as_batch(one: tf.Tensor) -> tf.Tensor:
+    return one[tf.newaxis]
 
 
 class Training:
@@ -212,20 +219,25 @@ class Training:
 
         def asked_for(step):
             ids, draws = ids_and_draws(step)
-            return of_store.asked_for(ids, lambda sizes: self._cut(sizes, draws))
+            asked = of_store.asked_for(ids, lambda sizes: self._cut(sizes, draws))
+            return (asked, augmentation.plan(draws, len(own))) if augmentation.is_any else (asked,)
 
+        def as_planned(image, *plan):
+            how = self._preprocessing
+            return how.as_planned(image, None, *plan) if plan else how.train(image, None)
+
+        augmentation = self._preprocessing.augmentation
         draws_nothing = self._preprocessing.cuts_at_random
 
         def finished(step, images):
             ids, draws = ids_and_draws(step)
             if not draws_nothing:
-                images = self._preprocessing.train(images, draws)
+                images = self._preprocessing.in_training(images, draws)
             return images, tf.gather(of_store.labels, ids)
 
         steps = tf.data.Dataset.range(first_step, last_step)
-        of_each = functools.partial(self._preprocessing.train, draws=None)
         images = of_store.decoded(
-            batches.mapped(steps, asked_for), len(own), of_each if draws_nothing else None
+            batches.mapped(steps, asked_for), len(own), as_planned if draws_nothing else None
         )
         whole = batches.mapped(tf.data.Dataset.zip(steps, images), finished)
         return of_store.explained(whole)
@@ -263,7 +275,7 @@ class Evaluated:
             return tf.where(mask, places, tf.zeros_like(places)), mask
 
         def asked_for(index):
-            return self._pictures.asked_for(ids_and_mask(index)[0], cut_of)
+            return (self._pictures.asked_for(ids_and_mask(index)[0], cut_of),)
 
         def finished(index, images):
             numbers, mask = ids_and_mask(index)

@@ -7,7 +7,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from input_pipeline import datasets, preprocess, raw_images
+from input_pipeline import datasets, images, preprocess, raw_images
 from towers import devices, losses, networks, schedules, trainer, worker
 from towers.networks import optimizers
 from towers.runs import definition
@@ -79,22 +79,37 @@ def load_data(
     return training, evaluated
 
 
-def images_to_adapt_to(
-    training: datasets.Images, preprocessing: preprocess.Preprocessing
-) -> np.ndarray:
+def preprocessing(
+    chosen: settings.TrainSettings, training: datasets.Images
+) -> preprocess.Preprocessing:
+    """What happens to the images before the network.
+
+    Raises:
+      DataError: the preprocessing cuts pictures as they are decoded, and these were decoded before.
+      SettingsError: it does not take such images.
+    """
+    try:
+        return images.preprocessing(
+            chosen.preprocessing, training, chosen.augment, chosen.random_erasing
+        )
+    except ValueError as error:
+        raise settings.SettingsError(f"--dataset={chosen.dataset}: {error}") from error
+
+
+def images_to_adapt_to(training: datasets.Images, prepared: preprocess.Preprocessing) -> np.ndarray:
     """What a network that looks at some images before its first step is shown."""
-    return preprocessing.evaluate(training.some(IMAGES_TO_ADAPT_TO)).numpy()
+    return prepared.evaluate(training.some(IMAGES_TO_ADAPT_TO)).numpy()
 
 
 def exporter(
-    preprocessing: preprocess.Preprocessing, class_names: Sequence[str]
+    prepared: preprocess.Preprocessing, class_names: Sequence[str]
 ) -> Callable[[keras.Model], keras.Model]:
     """From a network to the model of raw images that a run writes at its end."""
     return functools.partial(
         raw_images.classifier,
-        image_shape=preprocessing.raw_shape,
+        image_shape=prepared.raw_shape,
         class_names=class_names,
-        prepare=preprocessing.in_keras,
+        prepare=prepared.in_keras,
     )
 
 

@@ -41,10 +41,13 @@ def show_batch(
     names = [split.class_names[label] for label in labels]
     with run_folder.writing(chosen.show_batch):
         contact_sheet.sheet(images, names).save(chosen.show_batch)
+    erasing = ["random erasing"] if chosen.random_erasing else []
+    augmentation = [chosen.augment] if chosen.augment != "none" else []
+    how = ", ".join([chosen.preprocessing, *augmentation, *erasing])
     of_all = f"{len(images)} of {chosen.global_batch_size} images"
     print(
         console.printable(
-            f"{chosen.show_batch}: {of_all} of the first batch, after {chosen.preprocessing}, each "
+            f"{chosen.show_batch}: {of_all} of the first batch, after {how}, each "
             "stretched from its least to its largest value"
         )
     )

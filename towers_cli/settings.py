@@ -33,6 +33,7 @@ SCALINGS = ("none", "linear", "sqrt")
 PREPROCESSINGS = (
     "crop_flip_colour", "pad_crop_flip", "shift_alternating_flip", "random_resized_crop"
 )  # fmt: skip
+AUGMENTATIONS = ("none", "trivial_augment", "rand_augment", "colour_jitter")
 WEIGHT_FILTERS = ("kernels", "hidden_dense_kernels")
 GRADIENT_REDUCTIONS = ("mean", "sum")
 STATISTICS_POLICIES = ("mean", "first", "last", "each")
@@ -126,6 +127,7 @@ OTHER_MODEL = Range(
 )
 AT_LEAST_1, AT_LEAST_0 = least_most(1), least_most(0)
 ABOVE_0 = Range(lambda value: value > 0, "above 0")
+FROM_0_TO_1 = least_most(0, 1)
 SHARE = Range(share, "at least 0 and below 1")
 PARTS, BATCH = least_most(1, 1024), least_most(1, 2**20)
 A_DAY = 86_400  # seconds
@@ -280,7 +282,19 @@ class TrainSettings(Settings):
         "crop_flip_colour, resnet and your own pad_crop_flip, fastnet shift_alternating_flip, "
         "resnet50 and keras.applications random_resized_crop, of pictures read from disk).",
         DATA, choices=PREPROCESSINGS, defines_run=True,
-        also_called="augmentation augment data_augmentation aug transform transforms",
+        also_called="transform transforms",
+    )
+    augment: str = setting(
+        "none",
+        "What changes training images besides: trivial_augment (one operation of any strength), "
+        "rand_augment (two of strength 9 of 30) or colour_jitter (brightness, contrast and "
+        "saturation).", DATA, choices=AUGMENTATIONS, defines_run=True,
+        also_called="augmentation data_augmentation aug auto_augment autoaugment aa color_jitter",
+    )
+    random_erasing: float = setting(
+        0.0, "Probability that a rectangle of a training image is erased.", DATA,
+        allowed=FROM_0_TO_1, defines_run=True,
+        also_called="reprob random_erase erasing cutout",
     )
     image_size: int | None = setting(
         None,

@@ -75,7 +75,7 @@ def train(chosen: settings.TrainSettings, workers) -> int:
 
     # The data.
     training, evaluated = build.load_data(chosen, workers)
-    preprocessing = images.preprocessing(chosen.preprocessing, training)
+    preprocessing = build.preprocessing(chosen, training)
     if chosen.show_batch:
         return pictures.show_batch(chosen, training, preprocessing, workers)
 

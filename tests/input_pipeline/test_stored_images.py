@@ -7,7 +7,17 @@ import photos
 import pytest
 import tensorflow as tf
 
-from input_pipeline import cuts, datasets, decoded, images, pictures, preprocess, store
+from input_pipeline import (
+    augment,
+    batches,
+    cuts,
+    datasets,
+    decoded,
+    images,
+    pictures,
+    preprocess,
+    store,
+)
 
 BATCH, SIZE = 8, 16
 
@@ -23,10 +33,17 @@ def split(tmp_path_factory):
 
 
 @pytest.fixture(
-    params=["random_resized_crop", pytest.param("pad_crop_flip", marks=pytest.mark.long)]
+    params=[
+        ("random_resized_crop",),
+        ("random_resized_crop", "trivial_augment", 0.5),
+        pytest.param(("pad_crop_flip",), marks=pytest.mark.long),
+        pytest.param(("pad_crop_flip", "rand_augment", 0.5), marks=pytest.mark.long),
+    ],
+    ids=lambda param: "-".join(map(str, param)),
 )
 def prepared(request, split):
-    return images.preprocessing(request.param, split)
+    name, *augmentation = request.param
+    return images.preprocessing(name, split, *augmentation)
 
 
 def taken(source, first, last, share=None) -> list[tuple]:
@@ -69,6 +86,33 @@ def test_a_share_is_that_of_the_whole_batch(split, prepared, share):
 def test_another_seed_has_other_batches(split, prepared):
     one, other = (taken(images.training(split, prepared, seed), 0, 1)[0] for seed in (3, 4))
     assert not np.array_equal(one[0], other[0])
+
+
+def test_augmentation_is_of_the_same_parts(split):
+    """One picture is cut, then augmented, then scaled, then a rectangle is erased."""
+    plain, augmented = (
+        images.preprocessing("random_resized_crop", split, *more)
+        for more in ((), ("trivial_augment", 1.0))
+    )
+    [whole, *_], [changed, *_] = (
+        taken(images.training(split, how, seed=3), 0, 1) for how in (plain, augmented)
+    )
+    ids = batches.example_ids(0, num_examples=33, global_batch_size=BATCH, seed=3)
+    drawn_from = batches.augmentation_seed(0, seed=3)
+    draws = batches.Draws(drawn_from, tf.zeros([BATCH], tf.bool), None, BATCH)
+    cut = cuts.at_random(tf.gather(split.store.index.sizes, ids), draws, SIZE)
+    plan = augmented.augmentation.plan(draws, BATCH)
+    for place, number in enumerate(ids.numpy()):
+        square = by_hand(split, number, cuts.Cut(*(part[place : place + 1] for part in cut)))
+        expected = preprocess.scale_colours(square[np.newaxis]).numpy()
+        np.testing.assert_array_equal(whole[0][place], expected[0])
+        pixels = tf.constant(np.clip(np.rint(square), 0, 255).astype(np.uint8))
+        pixels = augment.apply(pixels, plan.operations[place, 0], plan.values[place, 0])
+        expected = preprocess.scale_colours(pixels[tf.newaxis]).numpy()[0]
+        top, left, height, width = plan.erased[place].numpy()
+        expected[top : top + height, left : left + width] = 0.0
+        np.testing.assert_array_equal(changed[0][place], expected)
+    np.testing.assert_array_equal(whole[1], changed[1])
 
 
 def by_hand(split, number: int, cut: cuts.Cut) -> np.ndarray:

@@ -85,6 +85,16 @@ def test_the_number_of_towers_does_not_show(folder, whole, tmp_path, model, dtyp
     scripts.assert_same_run(tmp_path, whole(model, dtype))
 
 
+def test_augmented_pictures_are_the_same_on_any_number_of_towers(folder, whole, tmp_path):
+    for towers in (1, 3):
+        augmentation = ("--augment=trivial_augment", "--random_erasing=0.5")
+        run = tmp_path / str(towers)
+        done = scripts.run("train", *flags(folder, run, *augmentation, f"--num_towers={towers}"))
+        assert done.returncode == 0, done.stderr
+    scripts.assert_same_run(tmp_path / "3", tmp_path / "1")
+    assert scripts.final_summary(tmp_path / "1") != scripts.final_summary(whole())
+
+
 def test_killed_on_one_number_of_towers_and_continued_on_another(
     folder, whole, tmp_path, cache_home
 ):

@@ -9,7 +9,7 @@ import pytest
 import scripts
 from absl import flags
 
-from input_pipeline import preprocess
+from input_pipeline import augment, preprocess
 from towers import gradients, model_state, networks, schedules
 from towers.networks import optimizers
 from towers.support import weight_filters
@@ -48,6 +48,7 @@ def test_eval_has_the_flags_that_were_promised():
         ("learning_rate_scaling", schedules.SCALINGS),
         ("optimizer", optimizers.OPTIMIZERS),
         ("preprocessing", preprocess._BY_NAME),
+        ("augment", augment.NAMES),
         ("weight_decay_filter", weight_filters.FILTERS),
     ],
 )

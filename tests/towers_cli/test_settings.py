@@ -31,6 +31,8 @@ from towers_cli import settings
         "--decay_factor=1",
         "--weight_decay=0",
         "--clip_norm=0",
+        "--random_erasing=0",
+        "--random_erasing=1",
         "--label_smoothing=0",
         "--label_smoothing=0.999",
         "--seed=0",

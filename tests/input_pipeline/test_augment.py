@@ -1,0 +1,195 @@
+"""Augmentations: Pillow's operations, and draws that do not depend on who reads a batch."""
+
+import numpy as np
+import pytest
+import tensorflow as tf
+from PIL import Image, ImageEnhance, ImageFilter, ImageOps
+
+from input_pipeline import augment, batches, preprocess
+
+SHAPE = (24, 36, 3)
+
+
+def pictures(count=4, shape=SHAPE):
+    """Smooth and noisy ones, and one of a single colour."""
+    height, width, _ = shape
+    rows, columns = np.mgrid[:height, :width]
+    smooth = np.stack([rows * 5 + 20, columns * 4 + 60, rows * 2 + columns * 3], axis=-1)
+    noisy = np.random.default_rng(3).integers(0, 256, shape)
+    dark = np.random.default_rng(4).integers(40, 90, shape)
+    return [x.astype(np.uint8) for x in (smooth, noisy, dark, np.full(shape, 77))][:count]
+
+
+def affine(image, *matrix):
+    return image.transform(image.size, Image.Transform.AFFINE, matrix, Image.Resampling.NEAREST)
+
+
+# By Pillow, in the terms of `augment.apply`.
+PILLOW = {
+    "identity": lambda image, value: image,
+    "shear_x": lambda image, value: affine(image, 1, value, 0, 0, 1, 0),
+    "shear_y": lambda image, value: affine(image, 1, 0, 0, value, 1, 0),
+    "translate_x": lambda image, value: affine(image, 1, 0, value, 0, 1, 0),
+    "translate_y": lambda image, value: affine(image, 1, 0, 0, 0, 1, value),
+    "rotate": lambda image, value: image.rotate(value, Image.Resampling.NEAREST),
+    "brightness": lambda image, value: ImageEnhance.Brightness(image).enhance(value),
+    "colour": lambda image, value: ImageEnhance.Color(image).enhance(value),
+    "contrast": lambda image, value: ImageEnhance.Contrast(image).enhance(value),
+    "sharpness": lambda image, value: ImageEnhance.Sharpness(image).enhance(value),
+    "posterize": lambda image, value: ImageOps.posterize(image, int(value)),
+    "solarize": lambda image, value: ImageOps.solarize(image, value),
+    "autocontrast": lambda image, value: ImageOps.autocontrast(image),
+    "equalize": lambda image, value: ImageOps.equalize(image),
+}
+MOVING = ("shear_x", "shear_y", "rotate")
+
+
+@pytest.fixture(scope="module")
+def apply():
+    """`augment.apply`, traced once."""
+    return tf.function(augment.apply, autograph=False)
+
+
+@pytest.mark.parametrize("name", augment.OPERATIONS)
+@pytest.mark.parametrize("values", [augment._wide_values, augment._rand_values])
+def test_an_operation_is_pillow_s(apply, name, values):
+    place = augment.OPERATIONS.index(name)
+    # Not as they are drawn, so that a nearest pixel is never a matter of the last bit.
+    off = 0.013 if name in MOVING else 0.0
+    changed = 0
+    for value in np.unique(values(*SHAPE[:2])[place][:, [0, 9, 17, 30]] + np.float32(off)):
+        for pixels in pictures():
+            mine = apply(pixels, np.int32(place), np.float32(value)).numpy()
+            expected = np.asarray(PILLOW[name](Image.fromarray(pixels), float(value)))
+            differ = np.abs(mine.astype(int) - expected)
+            if name in MOVING:
+                assert np.mean(differ.any(axis=2)) < 0.004, value  # Pillow counts in 1/65536
+            elif name == "autocontrast":  # Pillow's products are floats: truncated, one less
+                assert differ.max() <= 1 and np.mean(differ > 0) < 0.03
+            else:
+                assert differ.max() == 0, value
+            changed += np.any(mine != pixels)
+    assert bool(changed) == (name != "identity")
+
+
+def test_the_smoothing_of_sharpness_is_pillow_s():
+    for pixels in pictures():
+        expected = np.asarray(Image.fromarray(pixels).filter(ImageFilter.SMOOTH))
+        np.testing.assert_array_equal(augment._smoothed(tf.constant(pixels)), expected)
+
+
+def test_the_strengths_are_those_of_the_papers():
+    """Of torchvision's TrivialAugmentWide and RandAugment, written down by hand."""
+    wide = dict(zip(augment.OPERATIONS, augment._wide_values(100, 200), strict=True))
+    assert wide["shear_x"][:, -1].tolist() == pytest.approx([0.99, -0.99])
+    assert wide["translate_y"][:, -1].tolist() == [32, -32]
+    assert wide["rotate"][:, 10].tolist() == [45, -45]
+    assert wide["contrast"][:, -1].tolist() == pytest.approx([1.99, 0.01])
+    assert (
+        wide["posterize"][0].tolist()
+        == [8] * 3 + [7] * 5 + [6] * 5 + [5] * 5 + [4] * 5 + [3] * 5 + [2] * 3
+    )
+    assert wide["solarize"][0, [0, 15, 30]].tolist() == [255, 127.5, 0]
+    rand = dict(zip(augment.OPERATIONS, augment._rand_values(100, 331), strict=True))
+    assert rand["translate_x"][:, -1].tolist() == [150, -150]
+    assert rand["rotate"][0, augment.RAND_LEVEL] == 9
+    assert rand["brightness"][0, -1] == pytest.approx(1.9)
+    assert rand["posterize"][0, -1] == 4
+
+
+def drawn(name, count, share=None, erasing=0.5, step=3):
+    chosen = augment.Augmentation(name, erasing, SHAPE, (20, 30, 3))
+    seed = batches.augmentation_seed(step, seed=7)
+    draws = batches.Draws(seed, tf.zeros([count], tf.bool), share, 64)
+    return chosen.plan(draws, count)
+
+
+class TestDraws:
+    @pytest.mark.parametrize("name", augment.NAMES)
+    def test_of_a_share_are_those_of_the_batch(self, name):
+        whole, part = drawn(name, 64), drawn(name, 21, range(5, 26))
+        for of_all, of_share in zip(whole, part, strict=True):
+            np.testing.assert_array_equal(of_share, of_all[5:26])
+
+    def test_are_each_operation_and_level_about_as_often(self):
+        plan = drawn("trivial_augment", 20_000)
+        assert plan.operations.shape == (20_000, 1)
+        counts = np.bincount(plan.operations[:, 0], minlength=14)
+        assert abs(counts - 20_000 / 14).max() < 5 * (20_000 / 14) ** 0.5
+        rotations = plan.values[plan.operations == augment.OPERATIONS.index("rotate")].numpy()
+        assert len(np.unique(rotations)) == 2 * augment.LEVELS - 1
+        assert rotations.min() == -135 and rotations.max() == 135
+        assert abs(np.mean(rotations > 0) - 0.48) < 0.07
+
+    def test_of_rand_augment_are_two_of_one_strength(self):
+        plan = drawn("rand_augment", 5_000)
+        assert plan.operations.shape == (5_000, 2)
+        rotations = plan.values[plan.operations == augment.OPERATIONS.index("rotate")].numpy()
+        assert set(rotations) == {9.0, -9.0}
+
+    def test_of_jitter_are_three_factors_in_any_order(self):
+        plan = drawn("colour_jitter", 3_000)
+        orders, counts = np.unique(plan.operations, axis=0, return_counts=True)
+        names = {tuple(augment.OPERATIONS[place] for place in order) for order in orders}
+        assert len(names) == 6 and {"brightness", "contrast", "colour"} == set(*[*names][:1])
+        assert counts.min() > 400
+        assert 0.6 <= plan.values.numpy().min() < 0.61 < 1.39 < plan.values.numpy().max() < 1.4
+
+    def test_of_another_step_are_others(self):
+        assert np.any(drawn("trivial_augment", 9).values != drawn("trivial_augment", 9, step=4)[1])
+
+    def test_of_a_rectangle_are_within_the_image(self):
+        top, left, height, width = drawn("none", 20_000).erased.numpy().T
+        chosen = height > 0
+        assert abs(chosen.mean() - 0.5) < 0.02
+        assert top.min() >= 0 and left.min() >= 0
+        assert (top + height).max() == 20 and (left + width).max() == 30
+        part = (height * width / 600)[chosen]
+        assert 0.01 < part.min() < 0.03 and 0.32 < part.max() < 0.36  # whole pixels
+        # By the formula: the mean area, where nothing is cut off, is the middle of the range.
+        assert part.mean() == pytest.approx(0.175, abs=0.01)
+
+
+class TestAWholeBatch:
+    @pytest.mark.parametrize("name", augment.NAMES[1:])
+    def test_is_made_of_images_one_by_one(self, name):
+        images = np.stack(pictures(4) * 16)
+        how = preprocess.for_images("pad_crop_flip", SHAPE, name, 0.5)
+        mirrored = tf.zeros([64], tf.bool)
+        draws = batches.Draws(batches.augmentation_seed(3, seed=7), mirrored, None, 64)
+        found = how.in_training(tf.constant(images), draws).numpy()
+        plan = how.augmentation.plan(draws, 64)
+        expected = images.copy()
+        for index, image in enumerate(images):
+            for place, value in zip(plan.operations[index], plan.values[index], strict=True):
+                image = np.asarray(augment.apply(tf.constant(image), place, value))
+            expected[index] = image
+        expected = preprocess.distort_pad_crop_flip(tf.constant(expected), draws).numpy()
+        for image, (top, left, height, width) in zip(expected, plan.erased, strict=True):
+            image[top : top + height, left : left + width] = 0.0
+        np.testing.assert_array_equal(found, expected)
+        assert np.any(images != 0)
+
+    def test_without_augmentation_is_as_it_was(self):
+        images = tf.constant(np.stack(pictures()))
+        draws = batches.Draws(batches.augmentation_seed(3, seed=7), tf.zeros([4], tf.bool), None, 4)
+        how = preprocess.for_images("pad_crop_flip", SHAPE)
+        np.testing.assert_array_equal(how.in_training(images, draws), how.train(images, draws))
+
+    def test_in_evaluation_is_not_augmented(self):
+        images = tf.constant(np.stack(pictures()))
+        how = preprocess.for_images("pad_crop_flip", SHAPE, "trivial_augment", 1.0)
+        np.testing.assert_array_equal(how.evaluate(images), preprocess.standardize(images))
+
+
+@pytest.mark.parametrize(
+    ("name", "erasing", "shape", "problem"),
+    [
+        ("mixup", 0.0, SHAPE, "Unknown augmentation 'mixup'; it is one of none, trivial_augment"),
+        ("none", 1.5, SHAPE, "probability of erasing is 1.5"),
+        ("rand_augment", 0.0, (8, 8, 1), "rand_augment: images have 1 channels"),
+    ],
+)
+def test_what_does_not_fit_is_said(name, erasing, shape, problem):
+    with pytest.raises(ValueError, match=problem):
+        preprocess.for_images("pad_crop_flip", shape, name, erasing)
