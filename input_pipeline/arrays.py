@@ -3,6 +3,7 @@
 The order of the examples is that of `batches`: every epoch its own permutation, from the seed.
 """
 
+import functools
 import hashlib
 import operator
 from collections.abc import Callable, Iterator
@@ -97,8 +98,9 @@ class Arrays:
           global_batch_size: examples per step.
           share: the places in each batch that are read; None for all.
 
-        Yields:
-          (inputs, labels) or (inputs, labels, sample_weight), in the structures of the arrays.
+        Returns:
+          An iterator over (inputs, labels) or (inputs, labels, sample_weight), in the structures of
+          the arrays.
         """
         own = by_step.places(share, global_batch_size)
         leaves = tf.nest.flatten(self._parts)
@@ -138,5 +140,5 @@ class Arrays:
             return tuple(tf.nest.flatten((inputs, *others)))
 
         steps = tf.data.Dataset.range(first_step, last_step)
-        for flat in by_step.mapped(steps, batch_of_step):
-            yield tf.nest.pack_sequence_as(self._parts, flat)
+        reading = by_step.Reading(by_step.mapped(steps, batch_of_step))
+        return map(functools.partial(tf.nest.pack_sequence_as, self._parts), reading)

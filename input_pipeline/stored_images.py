@@ -146,10 +146,10 @@ class _Pictures:
         Raises:
           DataError: a file of the store is gone or damaged.
         """
-        iterator = iter(dataset)
+        reading = batches.Reading(dataset)
         while True:
             try:
-                batch = next(iterator)
+                batch = next(reading)
             except StopIteration:
                 return
             except tf.errors.OpError as error:

@@ -1,6 +1,7 @@
 """Batches of pictures from a store, as a pure function of seed and step."""
 
 import os
+import time
 
 import numpy as np
 import photos
@@ -239,3 +240,23 @@ def test_a_tfds_set_from_disk(tmp_path, fixed):
     stored = found.store.reader(range(10))
     assert [labels[content] for content in stored] == found.store.index.labels.tolist()
     assert found.store.names()[3] == "train/3"
+
+
+def test_what_reads_ahead_ends_before_python_does(split, monkeypatch):
+    """Else the process was aborted now and then: TensorFlow's threads call Python as it ends."""
+    calls, read = [], store.Reader.__call__
+
+    def slow(self, ids):
+        time.sleep(0.02)
+        calls.append(1)
+        return read(self, ids)
+
+    monkeypatch.setattr(store.Reader, "__call__", slow)
+    how = images.preprocessing("random_resized_crop", split)
+    reading = images.training(split, how, seed=0).batches(0, 9000, global_batch_size=BATCH)
+    next(reading)
+    batches._close_all()  # as Python calls it at its end
+    made = len(calls)
+    time.sleep(0.2)
+    assert len(calls) <= made + 2  # what was under way
+    assert list(reading) == []
