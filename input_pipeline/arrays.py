@@ -12,6 +12,7 @@ import numpy as np
 import tensorflow as tf
 
 from . import batches as by_step
+from . import reading
 
 
 def batches(
@@ -140,5 +141,5 @@ class Arrays:
             return tuple(tf.nest.flatten((inputs, *others)))
 
         steps = tf.data.Dataset.range(first_step, last_step)
-        reading = by_step.Reading(by_step.mapped(steps, batch_of_step))
-        return map(functools.partial(tf.nest.pack_sequence_as, self._parts), reading)
+        flat = reading.Reading(by_step.mapped(steps, batch_of_step))
+        return map(functools.partial(tf.nest.pack_sequence_as, self._parts), flat)

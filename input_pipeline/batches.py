@@ -7,8 +7,6 @@ full, every example comes exactly once an epoch, batches run across the ends of 
 that is resumed needs no more than its step to go on with the data where it stood.
 """
 
-import atexit
-import weakref
 from collections.abc import Callable
 from typing import NamedTuple
 
@@ -327,34 +325,3 @@ def mapped(indices: tf.data.Dataset, batch_at: Callable) -> tf.data.Dataset:
     # operations they change nothing.
     options.experimental_optimization.apply_default_optimizations = False
     return batches.prefetch(tf.data.AUTOTUNE).with_options(options)
-
-
-class Reading:
-    """An iterator over a data set that calls Python; it ends before Python does.
-
-    A thread of TensorFlow's that reads ahead, and calls Python while Python ends, aborts the
-    process or waits forever: also where a program has stopped reading long before.
-    """
-
-    def __init__(self, dataset: tf.data.Dataset):
-        self._iterator = iter(dataset)
-        _read_now.add(self)
-
-    def __iter__(self) -> "Reading":
-        return self
-
-    def __next__(self):
-        return next(self._iterator)
-
-    def close(self) -> None:
-        """Lets the data set go, and ends its threads."""
-        self._iterator = iter(())
-
-
-_read_now: weakref.WeakSet[Reading] = weakref.WeakSet()
-
-
-@atexit.register
-def _close_all() -> None:
-    for reading in list(_read_now):
-        reading.close()

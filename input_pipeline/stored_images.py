@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator, Sequence
 import numpy as np
 import tensorflow as tf
 
-from . import batches, cuts, decoded, pictures, preprocess, store
+from . import batches, cuts, decoded, pictures, preprocess, reading, store
 
 IMAGE_SIZE = 224  # where nobody asks for another
 _CHANNELS = 3
@@ -146,10 +146,10 @@ class _Pictures:
         Raises:
           DataError: a file of the store is gone or damaged.
         """
-        reading = batches.Reading(dataset)
+        iterator = reading.Reading(dataset)
         while True:
             try:
-                batch = next(reading)
+                batch = next(iterator)
             except StopIteration:
                 return
             except tf.errors.OpError as error:

@@ -17,6 +17,7 @@ from input_pipeline import (
     images,
     pictures,
     preprocess,
+    reading,
     store,
 )
 
@@ -253,10 +254,10 @@ def test_what_reads_ahead_ends_before_python_does(split, monkeypatch):
 
     monkeypatch.setattr(store.Reader, "__call__", slow)
     how = images.preprocessing("random_resized_crop", split)
-    reading = images.training(split, how, seed=0).batches(0, 9000, global_batch_size=BATCH)
-    next(reading)
-    batches._close_all()  # as Python calls it at its end
+    found = images.training(split, how, seed=0).batches(0, 9000, global_batch_size=BATCH)
+    next(found)
+    reading._close_all()  # as Python calls it at its end
     made = len(calls)
     time.sleep(0.2)
     assert len(calls) <= made + 2  # what was under way
-    assert list(reading) == []
+    assert list(found) == []

@@ -1,0 +1,37 @@
+"""Reading ahead, and when it ends."""
+
+import atexit
+import weakref
+
+import tensorflow as tf
+
+
+class Reading:
+    """An iterator over a data set that calls Python; it ends before Python does.
+
+    A thread of TensorFlow's that reads ahead, and calls Python while Python ends, aborts the
+    process or waits forever: also where a program has stopped reading long before.
+    """
+
+    def __init__(self, dataset: tf.data.Dataset):
+        self._iterator = iter(dataset)
+        _read_now.add(self)
+
+    def __iter__(self) -> "Reading":
+        return self
+
+    def __next__(self):
+        return next(self._iterator)
+
+    def close(self) -> None:
+        """Lets the data set go, and ends its threads."""
+        self._iterator = iter(())
+
+
+_read_now: weakref.WeakSet[Reading] = weakref.WeakSet()
+
+
+@atexit.register
+def _close_all() -> None:
+    for reading in list(_read_now):
+        reading.close()
