@@ -36,7 +36,7 @@ def split(tmp_path_factory):
 
 @pytest.fixture(
     params=[
-        ("random_resized_crop",),
+        pytest.param(("random_resized_crop",), marks=pytest.mark.long),
         ("random_resized_crop", "trivial_augment", 0.5),
         pytest.param(("pad_crop_flip",), marks=pytest.mark.long),
         pytest.param(("pad_crop_flip", "rand_augment", 0.5), marks=pytest.mark.long),

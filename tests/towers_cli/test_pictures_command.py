@@ -74,7 +74,8 @@ KINDS = [
 ]
 
 
-@pytest.mark.parametrize("towers", [pytest.param(2, marks=pytest.mark.long), 3])
+@pytest.mark.long  # with augmentation in every session
+@pytest.mark.parametrize("towers", [2, 3])
 @pytest.mark.parametrize(("model", "dtype"), KINDS)
 def test_the_number_of_towers_does_not_show(folder, whole, tmp_path, model, dtype, towers):
     chosen = [f"--model={model}", f"--compute_dtype={dtype}", f"--num_towers={towers}"]
