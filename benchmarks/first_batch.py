@@ -30,6 +30,8 @@ def make(path: pathlib.Path, count: int) -> None:
     header = pictures.Header(pictures.JPEG, 64, 48, 1)
 
     class Source:
+        """What `store` writes down of where pictures came from."""
+
         description, class_names = "one JPEG", tuple(map(str, range(_CLASSES)))
 
     path.mkdir(parents=True)

@@ -1,10 +1,10 @@
-"""MobileNetV3Small with the weights that Keras has of ImageNet, for pictures of your own.
+"""MobileNetV3Small with Keras's ImageNet weights, for pictures of your own.
 
     python train.py --dataset=folder --data_dir=pictures --model=examples.fine_tune:mobilenet \
         --preprocessing=random_resized_crop --augment=trivial_augment --optimizer=adamw \
         --learning_rate=0.0003 --train_epochs=10 --train_dir=runs/fine_tuned
 
-The first time, Keras downloads the weights (4 MB) into ~/.keras.
+The first time, Keras downloads the weights into ~/.keras.
 """
 
 import keras

@@ -2,7 +2,7 @@
 
 Each picture of the global batch has its own draws, made at once from the seed and the step
 (`batches.Draws`), so that they do not depend on the number of towers and workers. The operations
-are those of Pillow, on whole numbers, and so their bits do not depend on the processor.
+give whole numbers from 0 to 255, as Pillow's do.
 """
 
 import dataclasses
@@ -92,7 +92,7 @@ class Augmentation:
             raise ValueError(f"The probability of erasing is {self.erasing}, and must be 0 to 1.")
         if self.name != "none" and self.image_shape[2] != 3:
             raise ValueError(
-                f"{self.name}: images have {self.image_shape[2]} channels, and must have 3"
+                f"{self.name} takes images of 3 channels, and these have {self.image_shape[2]}."
             )
 
     @property
@@ -120,9 +120,8 @@ class Augmentation:
             operations = number(_OPERATION_DRAW, shape, len(OPERATIONS))
             level = number(_LEVEL_DRAW, shape, LEVELS) if is_trivial else RAND_LEVEL
             sign = number(_SIGN_DRAW, shape, 2)
-            table = tf.constant((_wide_values if is_trivial else _rand_values)(height, width))
-            of_all = tf.reshape(table, [-1])
-            values = tf.gather(of_all, (operations * 2 + sign) * LEVELS + level)
+            table = _values_of_trivial() if is_trivial else _values_of_rand(height, width)
+            values = tf.gather(table.reshape(-1), (operations * 2 + sign) * LEVELS + level)
         return Plan(operations, values, self._erased(number, uniform, count))
 
     def _erased(self, number: Callable, uniform: Callable, count: int | tf.Tensor) -> tf.Tensor:
@@ -149,10 +148,8 @@ class Augmentation:
           plan: of this image.
 
         Returns:
-          uint8 of the same shape; where no operation is planned, the image as it was.
+          uint8 of the same shape.
         """
-        if self.name == "none":
-            return image
         if image.dtype != tf.uint8:
             image = tf.cast(tf.clip_by_value(tf.round(image), 0, 255), tf.uint8)
         for place in range(plan.operations.shape[-1]):
@@ -160,9 +157,7 @@ class Augmentation:
         return image
 
     def erase(self, image: tf.Tensor, plan: Plan) -> tf.Tensor:
-        """An image, float32 [height, width, channels], without its erased rectangle."""
-        if not self.erasing:
-            return image
+        """An image, float32 [height, width, channels], with 0 in its erased rectangle."""
         height, width, _ = image.shape
         top, left, of_height, of_width = tf.unstack(plan.erased)
         rows, columns = tf.range(height), tf.range(width)
@@ -189,12 +184,12 @@ def _drawn_from(draw_seed: tf.Tensor) -> tuple[Callable, Callable]:
     return number, uniform
 
 
-def _wide_values(height: int, width: int) -> np.ndarray:
+def _values_of_trivial() -> np.ndarray:
     """TrivialAugment's wide space: float32 [operations, signs, levels], in the terms of `apply`."""
     return _values(shear=0.99, translate=(32.0, 32.0), rotate=135.0, blend=0.99, bits=6)
 
 
-def _rand_values(height: int, width: int) -> np.ndarray:
+def _values_of_rand(height: int, width: int) -> np.ndarray:
     """RandAugment's space, likewise."""
     translate = (150 / 331 * width, 150 / 331 * height)
     return _values(shear=0.3, translate=translate, rotate=30.0, blend=0.9, bits=4)
@@ -243,7 +238,7 @@ def apply(image: tf.Tensor, operation: tf.Tensor, value: tf.Tensor) -> tf.Tensor
         lambda: _blended(_grey(image), image, value),
         lambda: _blended(_mean_grey(image), image, value),
         lambda: _blended(_smoothed(image), image, value),
-        lambda: tf.bitwise.bitwise_and(image, tf.cast(256 - 2 ** (8 - _whole(value)), tf.uint8)),
+        lambda: _posterized(image, tf.cast(value, tf.int32)),
         lambda: tf.where(tf.cast(image, tf.float32) < value, image, 255 - image),
         lambda: _autocontrast(image),
         lambda: _equalized(image),
@@ -251,8 +246,8 @@ def apply(image: tf.Tensor, operation: tf.Tensor, value: tf.Tensor) -> tf.Tensor
     return tf.switch_case(operation, functions)
 
 
-def _whole(value: tf.Tensor) -> tf.Tensor:
-    return tf.cast(value, tf.int32)
+def _posterized(image: tf.Tensor, bits: tf.Tensor) -> tf.Tensor:
+    return tf.bitwise.bitwise_and(image, tf.cast(256 - 2 ** (8 - bits), tf.uint8))
 
 
 def _moved(image: tf.Tensor, for_column: list, for_row: list) -> tf.Tensor:

@@ -41,9 +41,8 @@ def show_batch(
     names = [split.class_names[label] for label in labels]
     with run_folder.writing(chosen.show_batch):
         contact_sheet.sheet(images, names).save(chosen.show_batch)
-    erasing = ["random erasing"] if chosen.random_erasing else []
-    augmentation = [chosen.augment] if chosen.augment != "none" else []
-    how = ", ".join([chosen.preprocessing, *augmentation, *erasing])
+    augmentation = settings.augmentation(settings.recorded(chosen))
+    how = f"{chosen.preprocessing}, {augmentation}" if augmentation else chosen.preprocessing
     of_all = f"{len(images)} of {chosen.global_batch_size} images"
     print(
         console.printable(

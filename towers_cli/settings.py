@@ -668,6 +668,17 @@ def recorded(chosen: TrainSettings) -> dict:
     return {name: getattr(chosen, name) for name in recorded_names()}
 
 
+def augmentation(chosen: Mapping) -> str:
+    """What changes training images besides the preprocessing, in words; empty for nothing.
+
+    Args:
+      chosen: the settings of a training by name.
+    """
+    erasing = chosen["random_erasing"]
+    said = [chosen["augment"]] if chosen["augment"] != "none" else []
+    return ", ".join(said + ([f"random erasing with probability {erasing:g}"] if erasing else []))
+
+
 def recorded_names() -> list[str]:
     """The names of the settings that `config.json` has."""
     fields = dataclasses.fields(TrainSettings)

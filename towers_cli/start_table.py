@@ -52,6 +52,7 @@ def rows(
         ("model", f"{chosen['model']}, {chosen['compute_dtype']}, "
                   f"images {' x '.join(map(str, derived['image_shape']))}"
                   f"{', compiled with XLA' if chosen['jit_compile'] else ''}"),
+        *([("augmentation", said)] if (said := settings.augmentation(chosen)) else []),
         *([("workers", _describe_workers(chosen))] if chosen["workers"] else []),
         ("towers", _describe_towers(derived)),
         ("batch", f"{chosen['global_batch_size']} global, {chosen['num_microbatches']} "

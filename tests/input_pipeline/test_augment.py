@@ -5,7 +5,7 @@ import pytest
 import tensorflow as tf
 from PIL import Image, ImageEnhance, ImageFilter, ImageOps
 
-from input_pipeline import augment, batches, preprocess
+from input_pipeline import arrays, augment, batches, preprocess
 
 SHAPE = (24, 36, 3)
 
@@ -42,6 +42,10 @@ PILLOW = {
     "equalize": lambda image, value: ImageOps.equalize(image),
 }
 MOVING = ("shear_x", "shear_y", "rotate")
+SPACES = {
+    "trivial": augment._values_of_trivial(),
+    "rand": augment._values_of_rand(*SHAPE[:2]),
+}
 
 
 @pytest.fixture(scope="module")
@@ -51,13 +55,13 @@ def apply():
 
 
 @pytest.mark.parametrize("name", augment.OPERATIONS)
-@pytest.mark.parametrize("values", [augment._wide_values, augment._rand_values])
+@pytest.mark.parametrize("values", SPACES.values(), ids=SPACES)
 def test_an_operation_is_pillow_s(apply, name, values):
     place = augment.OPERATIONS.index(name)
     # Not as they are drawn, so that a nearest pixel is never a matter of the last bit.
     off = 0.013 if name in MOVING else 0.0
     changed = 0
-    for value in np.unique(values(*SHAPE[:2])[place][:, [0, 9, 17, 30]] + np.float32(off)):
+    for value in np.unique(values[place][:, [0, 9, 17, 30]] + np.float32(off)):
         for pixels in pictures():
             mine = apply(pixels, np.int32(place), np.float32(value)).numpy()
             expected = np.asarray(PILLOW[name](Image.fromarray(pixels), float(value)))
@@ -80,7 +84,7 @@ def test_the_smoothing_of_sharpness_is_pillow_s():
 
 def test_the_strengths_are_those_of_the_papers():
     """Of torchvision's TrivialAugmentWide and RandAugment, written down by hand."""
-    wide = dict(zip(augment.OPERATIONS, augment._wide_values(100, 200), strict=True))
+    wide = dict(zip(augment.OPERATIONS, augment._values_of_trivial(), strict=True))
     assert wide["shear_x"][:, -1].tolist() == pytest.approx([0.99, -0.99])
     assert wide["translate_y"][:, -1].tolist() == [32, -32]
     assert wide["rotate"][:, 10].tolist() == [45, -45]
@@ -90,7 +94,7 @@ def test_the_strengths_are_those_of_the_papers():
         == [8] * 3 + [7] * 5 + [6] * 5 + [5] * 5 + [4] * 5 + [3] * 5 + [2] * 3
     )
     assert wide["solarize"][0, [0, 15, 30]].tolist() == [255, 127.5, 0]
-    rand = dict(zip(augment.OPERATIONS, augment._rand_values(100, 331), strict=True))
+    rand = dict(zip(augment.OPERATIONS, augment._values_of_rand(100, 331), strict=True))
     assert rand["translate_x"][:, -1].tolist() == [150, -150]
     assert rand["rotate"][0, augment.RAND_LEVEL] == 9
     assert rand["brightness"][0, -1] == pytest.approx(1.9)
@@ -170,6 +174,16 @@ class TestAWholeBatch:
         np.testing.assert_array_equal(found, expected)
         assert np.any(images != 0)
 
+    def test_of_a_program_s_own_arrays_is_the_same_in_shares(self):
+        how = preprocess.for_images("pad_crop_flip", SHAPE, "trivial_augment", 0.5)
+        own = np.stack(pictures(4) * 4)
+        source = arrays.batches(own, np.arange(16), seed=0, augment=how.in_training)
+        whole, part = (
+            next(iter(source.batches(2, 3, global_batch_size=12, share=share)))[0].numpy()
+            for share in (None, range(4, 9))
+        )
+        np.testing.assert_array_equal(part, whole[4:9])
+
     def test_without_augmentation_is_as_it_was(self):
         images = tf.constant(np.stack(pictures()))
         draws = batches.Draws(batches.augmentation_seed(3, seed=7), tf.zeros([4], tf.bool), None, 4)
@@ -187,7 +201,12 @@ class TestAWholeBatch:
     [
         ("mixup", 0.0, SHAPE, "Unknown augmentation 'mixup'; it is one of none, trivial_augment"),
         ("none", 1.5, SHAPE, "probability of erasing is 1.5"),
-        ("rand_augment", 0.0, (8, 8, 1), "rand_augment: images have 1 channels"),
+        (
+            "rand_augment",
+            0.0,
+            (8, 8, 1),
+            "rand_augment takes images of 3 channels",
+        ),
     ],
 )
 def test_what_does_not_fit_is_said(name, erasing, shape, problem):

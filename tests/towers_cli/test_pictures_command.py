@@ -6,6 +6,7 @@ import os
 import signal
 import sys
 import time
+import types
 
 import forked
 import numpy as np
@@ -16,7 +17,7 @@ from PIL import Image
 
 from input_pipeline import datasets, images, store
 from towers.support import tally
-from towers_cli import launch, pictures
+from towers_cli import build, launch, pictures, settings
 
 pytestmark = pytest.mark.usefixtures("cache")
 
@@ -92,8 +93,20 @@ def test_augmented_pictures_are_the_same_on_any_number_of_towers(folder, whole, 
         run = tmp_path / str(towers)
         done = scripts.run("train", *flags(folder, run, *augmentation, f"--num_towers={towers}"))
         assert done.returncode == 0, done.stderr
+        said = "augmentation   trivial_augment, random erasing with probability 0.5"
+        assert said in scripts.unwrapped(done.stdout)
     scripts.assert_same_run(tmp_path / "3", tmp_path / "1")
     assert scripts.final_summary(tmp_path / "1") != scripts.final_summary(whole())
+
+
+def test_an_augmentation_that_does_not_take_such_images_is_refused():
+    grey = types.SimpleNamespace(image_shape=(28, 28, 1))
+    chosen = scripts.settings_of(
+        "--dataset=mnist", "--augment=rand_augment", "--preprocessing=pad_crop_flip"
+    )
+    said = "--dataset=mnist: rand_augment takes images of 3 channels, and these have 1"
+    with pytest.raises(settings.SettingsError, match=said):
+        build.preprocessing(chosen, grey)
 
 
 def test_killed_on_one_number_of_towers_and_continued_on_another(
