@@ -8,6 +8,7 @@ group holds for all groups inside it, so the process's own group is asked and ev
 Where there is no Linux, no limit, or a file that cannot be understood, there is nothing to say.
 """
 
+import os
 import re
 import resource
 from collections.abc import Iterator
@@ -23,6 +24,18 @@ def cores(root: Path = _ROOT) -> int | None:
       root: of the file system that has /proc and the control groups.
     """
     return min((max(1, int(quota)) for quota in _quotas(root)), default=None)
+
+
+def available_cores() -> int:
+    """The cores this process may use, at least 1.
+
+    A container that has 2.5 cores' time may use 2: of three threads one would always be waited for.
+    """
+    if hasattr(os, "sched_getaffinity"):
+        of_process = len(os.sched_getaffinity(0))
+    else:
+        of_process = os.cpu_count() or 1  # not Linux
+    return min(of_process, cores() or of_process)
 
 
 def _quotas(root: Path) -> Iterator[float]:

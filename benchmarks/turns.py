@@ -21,6 +21,7 @@ from typing import NamedTuple
 
 import psutil
 
+import container_limits
 from towers.runs import run_folder
 from towers.support import machine
 
@@ -130,7 +131,7 @@ def conditions() -> dict:
     """What a figure has to be read with."""
     found = {
         "processor": machine.processor(),
-        "cores": machine.available_cores(),
+        "cores": container_limits.available_cores(),
         "memory_gigabytes": round(psutil.virtual_memory().total / 2**30),
     }
     for package in ("tensorflow", "keras", "torch"):

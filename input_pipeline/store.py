@@ -31,6 +31,8 @@ import numpy as np
 import tqdm
 from array_record.python import array_record_module
 
+import container_limits
+
 from . import cache, decoded, pictures, regular_files
 
 FORMAT = 1  # to be raised when a store's files change; older ones are then made again
@@ -483,7 +485,7 @@ def _looked_at(
             return str(error)
 
     waiting: collections.deque = collections.deque()
-    with concurrent.futures.ThreadPoolExecutor(os.cpu_count()) as pool:
+    with concurrent.futures.ThreadPoolExecutor(container_limits.available_cores()) as pool:
         for example in examples:
             waiting.append((example, pool.submit(look, example)))
             if len(waiting) >= _LOOKED_AT_AHEAD:

@@ -6,6 +6,7 @@ import importlib.metadata
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
+import container_limits
 from towers import devices
 from towers.support import machine, noise
 
@@ -105,7 +106,7 @@ def conditions(finding: Finding, seconds: float) -> str:
         "one run",
         *([finding.data] if finding.data else ["nothing is trained"]),
         *versions,
-        f"{machine.available_cores()} cores of {machine.processor()}",
+        f"{container_limits.available_cores()} cores of {machine.processor()}",
         f"{seconds:.0f} s",
     ]
     return f"({'; '.join(said)})"

@@ -9,10 +9,10 @@ import statistics
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
+import container_limits
 import towers  # before Keras: it silences TensorFlow's notices
 from laboratory import data
 from towers import devices, schedules
-from towers.support import machine
 
 import keras  # isort: skip
 import tensorflow as tf  # isort: skip
@@ -52,7 +52,7 @@ def examples_needed(
 
 def side_by_side(calls: Sequence[Callable]) -> list:
     """What calls return that are made in threads, as many at a time as there are cores."""
-    with concurrent.futures.ThreadPoolExecutor(machine.available_cores()) as pool:
+    with concurrent.futures.ThreadPoolExecutor(container_limits.available_cores()) as pool:
         running = [pool.submit(call) for call in calls]
         try:
             return [one.result() for one in running]

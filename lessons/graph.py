@@ -8,13 +8,14 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import NamedTuple
 from unittest import mock
 
+import container_limits
 import towers  # before Keras: it silences TensorFlow's notices
 from benchmarks import profiles
 from laboratory import data, findings
 from lessons import lesson
 from towers import devices, losses, networks, tower
 from towers.runs import picture
-from towers.support import machine, objective
+from towers.support import objective
 
 import keras  # isort: skip
 import tensorflow as tf  # isort: skip
@@ -61,7 +62,7 @@ def run(setup: findings.Setup) -> findings.Finding:
             f"operation running for {overlap(step_seen):.0%} of the less busy one's time; called "
             f"one after the other by a Python loop, for {overlap(loop_seen):.0%}. The two took "
             f"{milliseconds[0]:.0f} ms in one graph and {milliseconds[1]:.0f} ms in that loop "
-            f"(cores: {machine.available_cores()})."
+            f"(cores: {container_limits.available_cores()})."
         ),
         numbers={
             "built": built,

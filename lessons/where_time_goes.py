@@ -13,6 +13,7 @@ from collections import Counter
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping
 from typing import NamedTuple
 
+import container_limits
 import towers  # before Keras: it silences TensorFlow's notices
 from benchmarks import profiles
 from input_pipeline import datasets
@@ -20,7 +21,6 @@ from laboratory import data, findings
 from lessons import lesson
 from towers import devices, gradients, networks
 from towers.runs import activations, run_folder, summaries
-from towers.support import machine
 
 import keras  # isort: skip
 import numpy as np  # isort: skip
@@ -99,7 +99,7 @@ class Step(NamedTuple):
 def run(setup: findings.Setup) -> findings.Finding:
     """Measures inputs, takes steps of towers apart, and predicts those of one tower more."""
     effort = IN_SHORT if setup.short else EFFORT
-    images, cores = data.load(setup), machine.available_cores()
+    images, cores = data.load(setup), container_limits.available_cores()
     alone, behind = of_inputs(images, effort)
     rates = {name: 1000 * DEVICE_BATCH / timed.step for name, timed in alone.items()}
     trained, profiles, others = on_towers(setup, effort)
@@ -147,7 +147,7 @@ def pipelines(images: data.Images, batch_size: int) -> dict[str, Iterable]:
     ahead = images.training_batches(batch_size, 10**9)
     # Threads of its own: it would wait where towers have all those of their process.
     threads = tf.data.Options()
-    threads.threading.private_threadpool_size = machine.available_cores()
+    threads.threading.private_threadpool_size = container_limits.available_cores()
     one_by_one = functools.partial(image_by_image, images.train, batch_size)
     signature = (
         tf.TensorSpec([batch_size, *SHAPE], tf.float32),

@@ -1,5 +1,6 @@
 """Limits of containers, read from control groups that these tests write."""
 
+import os
 from pathlib import Path
 
 import psutil
@@ -173,3 +174,23 @@ class TestMemory:
         assert (done.returncode, done.stdout) == (1, "")
         assert "the data set is too large: its images take 0.0 GB" in done.stderr
         assert done.stderr.count("\n") == 1
+
+
+def test_available_cores_are_those_of_the_process():
+    if not hasattr(os, "sched_getaffinity"):
+        assert container_limits.available_cores() == os.cpu_count()
+        return
+    allowed = os.sched_getaffinity(0)
+    os.sched_setaffinity(0, {min(allowed)})
+    try:
+        assert container_limits.available_cores() == 1
+    finally:
+        os.sched_setaffinity(0, allowed)
+    assert container_limits.available_cores() == len(allowed)
+
+
+def test_the_smaller_of_quota_and_affinity(monkeypatch):
+    monkeypatch.setattr(container_limits.os, "sched_getaffinity", lambda _: range(8), raising=False)
+    for quota, expected in ((None, 8), (3, 3), (64, 8)):
+        monkeypatch.setattr(container_limits, "cores", lambda quota=quota: quota)
+        assert container_limits.available_cores() == expected

@@ -113,11 +113,3 @@ def test_threads_are_set_once():
     with pytest.raises(ValueError, match=message):
         devices.use_intra_op_threads(2)
     assert tf.config.threading.get_intra_op_parallelism_threads() == 1
-
-
-@pytest.mark.parametrize(
-    "tower_devices, expected",
-    [(["/CPU:0", "/CPU:1"], True), (["/GPU:0"], False), (["/CPU:0", "/GPU:0"], False)],
-)
-def test_cpus_are_told_from_gpus(tower_devices, expected):
-    assert devices.are_cpus(tower_devices) == expected

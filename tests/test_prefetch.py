@@ -85,7 +85,7 @@ def test_a_run_that_prefetches_is_the_same_run(tmp_path, monkeypatch):
     """As it does on devices other than the CPU."""
     flags = ("--num_towers=2", "--summary_every_steps=2", "--checkpoint_every_steps=2")
     assert scripts.train(tmp_path / "cut_in_the_step", *flags).returncode == 0
-    monkeypatch.setattr(loop.devices, "are_cpus", lambda _: False)
+    monkeypatch.setattr(loop.machine, "are_cpus", lambda _: False)
     asked = []
     original = prefetch.to_towers
     monkeypatch.setattr(

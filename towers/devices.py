@@ -27,8 +27,7 @@ def choose(num_towers: int | None = None) -> tuple[str, ...]:
       ValueError: `num_towers` is below 1, or more than the GPUs of a machine that has some.
     """
     num_gpus = visible_gpus()
-    if num_towers is None:
-        num_towers = max(1, num_gpus)
+    num_towers = max(1, num_gpus) if num_towers is None else num_towers
     if num_towers < 1:
         raise ValueError(f"num_towers={num_towers}: must be at least 1")
     if num_gpus:
@@ -81,11 +80,6 @@ def _logical_cpu_devices(num_towers: int) -> tuple[str, ...]:
         except RuntimeError:  # it has started
             return tuple(f"/CPU:{tower % num_devices}" for tower in range(num_towers))
     return tuple(f"/CPU:{tower}" for tower in range(num_towers))
-
-
-def are_cpus(tower_devices: Sequence[str]) -> bool:
-    """Whether all towers are on the CPU."""
-    return all(device.startswith("/CPU") for device in tower_devices)
 
 
 def use_intra_op_threads(intra_op_threads: int) -> None:

@@ -3,6 +3,7 @@
 import dataclasses
 from collections.abc import Mapping
 
+import container_limits
 from towers import worker
 from towers.multi_worker import cluster, collectives, door, watcher
 from towers.runs import run_folder, run_lock, stretches
@@ -90,7 +91,7 @@ def find(workers: worker.Workers, folder: run_folder.RunFolder) -> Found:
     def look():
         earlier = run_config.earlier_run(folder)
         run_lock.RunLock(folder).check_free()
-        return [earlier, machine.available_cores()]
+        return [earlier, container_limits.available_cores()]
 
     found = workers.from_chief("what is in the folder", look)
     worker_errors.check_fits(_is_found(found, folder), workers.name(0))

@@ -3,10 +3,10 @@
 import math
 from collections.abc import Mapping
 
-from towers import devices, schedules
+from towers import schedules
 from towers.networks import optimizers
 from towers.runs import console
-from towers.support import shares
+from towers.support import machine, shares
 from towers_cli import settings
 
 _DECAYS_SHOWN = 50
@@ -99,7 +99,7 @@ def _steps_to_show(
 
 def _describe_same_bits(chosen: Mapping, derived: Mapping, cores: int) -> str:
     parts, threads = chosen["num_microbatches"], chosen["intra_op_threads"]
-    on_cpus = devices.are_cpus(derived["tower_devices"])
+    on_cpus = machine.are_cpus(derived["tower_devices"])
     if not (on_cpus or chosen["deterministic"]):
         return f"not promised on GPUs without --deterministic{_describe_launches(chosen, derived)}"
     said = (

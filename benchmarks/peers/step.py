@@ -12,13 +12,14 @@ import os
 import subprocess
 import sys
 
+import container_limits
 import towers  # before Keras: it silences TensorFlow's notices
 from benchmarks.peers import counter
 from input_pipeline import preprocess
 from towers import devices, networks, worker
 from towers.multi_worker import cluster, collectives
 from towers.networks import cifarnet
-from towers.support import machine, shares, worker_errors
+from towers.support import shares, worker_errors
 from towers_cli import launch, resolve
 
 import keras  # isort: skip
@@ -41,7 +42,7 @@ def main():
     turn = None if "TF_CONFIG" in os.environ else counter.Counter()
     workers = meet_workers(options.num_workers)
     devices.use_intra_op_threads(
-        resolve.default_threads(options.num_microbatches, 0, machine.available_cores())
+        resolve.default_threads(options.num_microbatches, 0, container_limits.available_cores())
     )
     batch = options.global_batch_size
     tower_devices = devices.choose(options.num_towers)

@@ -5,10 +5,10 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
+import container_limits
 from laboratory import data, findings
 from lessons import graph
 from towers import devices
-from towers.support import machine
 
 LESSON = graph.LESSON
 
@@ -38,7 +38,7 @@ class TestClaim:
 
     def test_two_towers_are_at_work_at_once_and_one_by_one_they_are_not(self, numbers):
         steps, loops = numbers["overlaps"]
-        if machine.available_cores() > 1:
+        if container_limits.available_cores() > 1:
             assert max(steps) > 0
         assert max(loops) < 0.01
 

@@ -13,7 +13,6 @@ import numpy as np
 import tensorflow as tf
 
 from towers import (
-    devices,
     not_finite,
     prefetch,
     schedules,
@@ -32,7 +31,7 @@ from towers.runs import (
     run_lock,
     summaries,
 )
-from towers.support import errors, hashes, tally, worker_errors
+from towers.support import errors, hashes, machine, tally, worker_errors
 
 # Of a line of metrics.jsonl; an output or a loss of such a name is in TensorBoard alone.
 _FIELDS = frozenset(
@@ -476,7 +475,7 @@ class Loop:
     def _batches(self, first_step: int) -> Iterator[tuple]:
         """(inputs, labels, parts), or with sample_weight before parts, for each step left."""
         batches = self.data.training(first_step, self.plan.last_step)
-        if devices.are_cpus(self.trainer.tower_devices):  # where there is nowhere to copy to
+        if machine.are_cpus(self.trainer.tower_devices):  # where there is nowhere to copy to
             return ((*batch, None) for batch in batches)
         return prefetch.to_towers(
             batches, self.trainer.tower_devices, self.trainer.shares.tower_batch_sizes
