@@ -52,7 +52,7 @@ class Plan(NamedTuple):
     """What is done to each image of a batch, or to one where the first axis is left out.
 
     Attributes:
-      operations: int32 [n, k], places in OPERATIONS, one after the other; k may be 0.
+      operations: int32 [n, k], places in OPERATIONS, one after the other; k is at least 1.
       values: float32 [n, k], how much of each, in the terms of `apply`.
       erased: int32 [n, 4], (top, left, height, width); nothing where the height is 0.
     """
@@ -108,8 +108,9 @@ class Augmentation:
         number, uniform = _drawn_from(seed)
         height, width, _ = self.image_shape
         if self.name == "none":
-            operations = tf.zeros([count, 0], tf.int32)
-            values = tf.zeros([count, 0])
+            # Not of no operation: TensorFlow 2.21 crashes where it unbatches what has no elements.
+            operations = tf.fill([count, 1], OPERATIONS.index("identity"))
+            values = tf.zeros([count, 1])
         elif self.name == "colour_jitter":
             order = number(_ORDER_DRAW, [count], len(_ORDERS))
             operations = tf.gather(tf.constant(_ORDERS, tf.int32), order)
