@@ -21,6 +21,7 @@ def batches(
     sample_weight: np.ndarray | None = None,
     *,
     augment: Callable[[tf.Tensor, by_step.Draws], tf.Tensor] | None = None,
+    mix: Callable[[tf.Tensor, tf.Tensor, by_step.Draws], tuple] | None = None,
     seed: int = 0,
     shuffle: bool = True,
 ) -> "Arrays":
@@ -33,13 +34,14 @@ def batches(
       sample_weight: [n], at least 0; None weighs all examples the same.
       augment: (inputs, draws) to inputs, of a batch as tensors, as `preprocess` of
         `batches.training_batches`.
-      seed: of the order and of what `augment` draws.
+      mix: (inputs, labels, draws) to inputs and labels, such as a `mixing.Mixing`, after `augment`.
+      seed: of the order and of what `augment` and `mix` draw.
       shuffle: False takes the examples in their order, epoch by epoch.
 
     Raises:
       TypeError, ValueError: they are no arrays, or not of as many examples each.
     """
-    return Arrays(inputs, labels, sample_weight, augment, seed, shuffle)
+    return Arrays(inputs, labels, sample_weight, augment, mix, seed, shuffle)
 
 
 class Arrays:
@@ -47,11 +49,11 @@ class Arrays:
 
     Attributes:
       num_examples: n.
-      fingerprint: sha256 of the arrays, the seed and whether they are shuffled. What `augment` does
-        is not in it.
+      fingerprint: sha256 of the arrays, the seed and whether they are shuffled. What `augment` and
+        `mix` do is not in it.
     """
 
-    def __init__(self, inputs, labels, sample_weight, augment, seed, shuffle):
+    def __init__(self, inputs, labels, sample_weight, augment, mix, seed, shuffle):
         given = (inputs, labels) if sample_weight is None else (inputs, labels, sample_weight)
         self._parts = tuple(tf.nest.map_structure(np.asarray, part) for part in given)
         leaves = tf.nest.flatten(self._parts)
@@ -75,8 +77,9 @@ class Arrays:
                 raise ValueError(
                     "arrays: sample_weight must be [n], every one finite and at least 0"
                 )
-        self._augment, self._seed, self._shuffle = augment, seed, shuffle
-        digest = hashlib.sha256(f"{seed} {shuffle} {augment is None}".encode())
+        self._augment, self._mix, self._seed, self._shuffle = augment, mix, seed, shuffle
+        changes = f"{augment is None} {mix is None}"
+        digest = hashlib.sha256(f"{seed} {shuffle} {changes}".encode())
         for leaf in leaves:
             digest.update(f"{leaf.dtype} {leaf.shape}".encode())
             for first in range(0, len(leaf), 4096):  # one that is memory-mapped is not read whole
@@ -131,14 +134,16 @@ class Arrays:
             values = tf.numpy_function(gathered, [ids], types)
             for value, leaf in zip(values, leaves, strict=True):
                 value.set_shape([len(own), *leaf.shape[1:]])
-            inputs, *others = tf.nest.pack_sequence_as(self._parts, values)
+            inputs, labels, *weight = tf.nest.pack_sequence_as(self._parts, values)
+            turn = position // self.num_examples + tf.gather(coin_of_example, ids)
+            drawn_from = by_step.augmentation_seed(step, seed=self._seed)
+            draws = by_step.Draws(drawn_from, turn % 2 == 1, share, global_batch_size)
             if self._augment is not None:
-                turn = position // self.num_examples + tf.gather(coin_of_example, ids)
-                drawn_from = by_step.augmentation_seed(step, seed=self._seed)
-                draws = by_step.Draws(drawn_from, turn % 2 == 1, share, global_batch_size)
                 inputs = self._augment(inputs, draws)
+            if self._mix is not None:
+                inputs, labels = self._mix(inputs, labels, draws)
             # Flat: in the structures of tf.data a list is one tensor.
-            return tuple(tf.nest.flatten((inputs, *others)))
+            return tuple(tf.nest.flatten((inputs, labels, *weight)))
 
         steps = tf.data.Dataset.range(first_step, last_step)
         flat = reading.Reading(by_step.mapped(steps, batch_of_step))

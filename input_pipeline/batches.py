@@ -142,6 +142,7 @@ def training_batches(
     last_step: int,
     first_step: int = 0,
     preprocess: Callable[[tf.Tensor, Draws], tf.Tensor] | None = None,
+    mix: Callable[[tf.Tensor, tf.Tensor, Draws], tuple[tf.Tensor, tf.Tensor]] | None = None,
     share: range | None = None,
 ) -> tf.data.Dataset:
     """The global batches of steps `first_step` to `last_step - 1`, in order, or a share of each.
@@ -160,13 +161,14 @@ def training_batches(
       preprocess: (images [n, ...], draws) -> float32 [n, ...], of the n images of the share, traced
         as it is written: Python's `if` on a tensor is an error, `tf.where` and `tf.cond` are not.
         None leaves images as they are, uint8 cast to float32.
+      mix: (preprocessed images, labels, draws) to both, such as a `mixing.Mixing`, after that.
       share: the places in each batch that are read and preprocessed, such as a worker's
         `Trainer.shares.examples`; None for all.
 
     Returns:
       A data set of (float32 [n, height, width, channels], labels [n, ...]), with n the global
       batch size, or the size of the share. Integer labels are int32, or int64 where one does not
-      fit; others keep their type.
+      fit; others keep their type, unless `mix` gives other ones.
 
     Raises:
       TypeError: labels are no numbers.
@@ -190,15 +192,13 @@ def training_batches(
             step, num_examples=num_examples, global_batch_size=global_batch_size, seed=seed
         )[own.start : own.stop]
         batch = tf.gather(images, ids)  # [len(own), height, width, channels]
-        if preprocess is None:
-            batch = _as_float(batch)
-        else:
-            turn = step * global_batch_size + tf.range(own.start, own.stop, dtype=tf.int64)
-            turn = turn // num_examples + tf.gather(coin_of_example, ids)
-            drawn_from = augmentation_seed(step, seed=seed)
-            draws = Draws(drawn_from, turn % 2 == 1, share, global_batch_size)
-            batch = preprocess(batch, draws)
-        return batch, tf.gather(labels, ids)
+        turn = step * global_batch_size + tf.range(own.start, own.stop, dtype=tf.int64)
+        turn = turn // num_examples + tf.gather(coin_of_example, ids)
+        drawn_from = augmentation_seed(step, seed=seed)
+        draws = Draws(drawn_from, turn % 2 == 1, share, global_batch_size)
+        batch = _as_float(batch) if preprocess is None else preprocess(batch, draws)
+        of_batch = tf.gather(labels, ids)
+        return (batch, of_batch) if mix is None else mix(batch, of_batch, draws)
 
     return mapped(tf.data.Dataset.range(first_step, last_step), batch_of_step)
 

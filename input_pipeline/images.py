@@ -8,11 +8,16 @@ from collections.abc import Callable, Iterator
 
 import tensorflow as tf
 
-from . import batches, datasets, decoded, preprocess, stored_images
+from . import batches, datasets, decoded, mixing, preprocess, stored_images
 
 
 def preprocessing(
-    name: str, split: datasets.Images, augmentation: str = "none", random_erasing: float = 0.0
+    name: str,
+    split: datasets.Images,
+    augmentation: str = "none",
+    random_erasing: float = 0.0,
+    mixup_alpha: float = 0.0,
+    cutmix_alpha: float = 0.0,
 ) -> preprocess.Preprocessing:
     """The preprocessing called `name` for the images of a data set.
 
@@ -21,12 +26,15 @@ def preprocessing(
       split: of a data set.
       augmentation: as for `preprocess.for_images`.
       random_erasing: likewise.
+      mixup_alpha: as of a `mixing.Mixing`.
+      cutmix_alpha: likewise.
 
     Raises:
-      ValueError: as `preprocess.for_images`.
+      ValueError: as `preprocess.for_images` and `mixing.Mixing`.
       DataError: it cuts pictures as they are decoded, and these were decoded before.
     """
-    found = preprocess.for_images(name, split.image_shape, augmentation, random_erasing)
+    mixed = mixing.Mixing(mixup_alpha, cutmix_alpha, len(split.class_names))
+    found = preprocess.for_images(name, split.image_shape, augmentation, random_erasing, mixed)
     if found.cuts_at_random and isinstance(split, datasets.ImageArrays):
         height, width, _ = split.image_shape
         raise decoded.DataError(
@@ -48,7 +56,7 @@ def training(
       seed: of the order of the examples and of what preprocessing draws.
     """
     if isinstance(split, datasets.ImageArrays):
-        return Training(split, prepared.in_training, seed)
+        return Training(split, prepared.in_training, seed, prepared.mixed)
     return stored_images.Training(split, prepared, seed)
 
 
@@ -72,16 +80,24 @@ class Training:
       fingerprint: sha256 of the images and labels.
     """
 
-    def __init__(self, split: datasets.ImageArrays, preprocess: Callable, seed: int):
+    def __init__(
+        self,
+        split: datasets.ImageArrays,
+        preprocess: Callable,
+        seed: int,
+        mixed: mixing.Mixing | None = None,
+    ):
         """
         Args:
           split: of a data set.
           preprocess: as for `batches.training_batches`.
           seed: likewise.
+          mixed: what images are mixed by; None for nothing.
         """
         self.num_examples, self.fingerprint = len(split.images), split.fingerprint
         self._images, self._labels = batches.as_tensor(split.images), split.labels
         self._preprocess, self._seed = preprocess, seed
+        self._mixing = mixed if mixed and mixed.is_any else None
 
     def batches(
         self,
@@ -91,7 +107,7 @@ class Training:
         global_batch_size: int,
         share: range | None = None,
     ) -> tf.data.Dataset:
-        """As `batches.training_batches`."""
+        """As `batches.training_batches`, and `mixing.Mixing` where images are mixed."""
         return batches.training_batches(
             self._images,
             self._labels,
@@ -100,6 +116,7 @@ class Training:
             first_step=first_step,
             last_step=last_step,
             preprocess=self._preprocess,
+            mix=self._mixing,
             share=share,
         )
 

@@ -19,7 +19,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from . import augment, batches
+from . import augment, batches, mixing
 
 MAX_BRIGHTNESS_DELTA = 63.0  # added to pixels in [0, 255]
 MIN_CONTRAST, MAX_CONTRAST = 0.2, 1.8
@@ -293,6 +293,7 @@ class Preprocessing:
     raw_shape: tuple[int, int, int]  # of an image, or of a picture's middle, that `in_keras` takes
     cuts_at_random: bool = False  # then `train` draws nothing more
     augmentation: augment.Augmentation = augment.Augmentation()
+    mixed: mixing.Mixing = mixing.Mixing()  # the images that `in_training` gives
 
     def in_training(self, images: tf.Tensor, draws: batches.Draws) -> tf.Tensor:
         """`train`, with the augmentation around it; arguments and result are the same."""
@@ -383,6 +384,7 @@ def for_images(
     image_shape: tuple[int, int, int],
     augmentation: str = "none",
     random_erasing: float = 0.0,
+    mixed: mixing.Mixing | None = None,
 ) -> Preprocessing:
     """The preprocessing called `name` for images of `image_shape`.
 
@@ -393,6 +395,7 @@ def for_images(
       image_shape: (height, width, channels) of the images in the data set.
       augmentation: name of an `augment.Augmentation`, for training.
       random_erasing: its probability of erasing.
+      mixed: what training images are mixed by, with their labels; None for nothing.
 
     Raises:
       ValueError: no preprocessing or augmentation has that name, or it does not take such images.
@@ -403,4 +406,4 @@ def for_images(
     chosen = augment.Augmentation(
         augmentation, random_erasing, tuple(image_shape), found.output_shape
     )
-    return dataclasses.replace(found, augmentation=chosen)
+    return dataclasses.replace(found, augmentation=chosen, mixed=mixed or mixing.Mixing())

@@ -88,6 +88,28 @@ def test_smoothed_labels_are_keras_s(label_smoothing, dtype):
     np.testing.assert_allclose(found, reference, rtol=1e-5)
 
 
+@pytest.mark.parametrize("label_smoothing", [0.0, 0.2])
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float64"])
+def test_shares_of_classes_are_keras_s(label_smoothing, dtype):
+    """As images have that were mixed."""
+    logits, labels = toys.batch(20, [7], classes=7)
+    logits = tf.cast(logits * 3, dtype)
+    shares = np.eye(7)[labels] * 0.7 + np.eye(7)[labels[::-1]] * 0.3
+    reference = keras.losses.CategoricalCrossentropy(
+        from_logits=True, label_smoothing=label_smoothing, reduction="none", dtype="float64"
+    )(shares, tf.cast(logits, "float64"))
+    shares = tf.constant(shares, tf.float32)
+    found = losses.cross_entropy(shares, logits, label_smoothing)
+    assert found.dtype == ("float64" if dtype == "float64" else "float32")
+    np.testing.assert_allclose(found, reference, rtol=1e-5)
+
+
+@pytest.mark.parametrize("shape", [[4], [4, 1], [4, 6]])
+def test_floating_labels_that_are_no_shares_are_refused(shape):
+    with pytest.raises(ValueError, match="must be integers .n., or the share of each class"):
+        losses.cross_entropy(tf.zeros(shape), tf.zeros([4, 7]))
+
+
 def test_labels_are_smoothed_in_training_alone():
     """Through the flag, with logits that are far apart, and a step that moves nothing."""
     chosen = scripts.settings_of(

@@ -10,12 +10,15 @@ from collections.abc import Mapping, Sequence
 import keras
 import tensorflow as tf
 
+from towers.support import classes
+
 
 def cross_entropy(labels: tf.Tensor, logits: tf.Tensor, label_smoothing: float = 0.0) -> tf.Tensor:
     """Softmax cross entropy in nats.
 
     Args:
-      labels: integer [n], in [0, num_classes).
+      labels: integer [n], in [0, num_classes); or floating [n, num_classes], of mixed images, the
+        share of each class, which weighs its -log p.
       logits: floating [n, num_classes]; narrow types are widened to float32 first.
       label_smoothing: share s of each label that is spread over all classes, in [0, 1):
         `(1 - s) * -log p[label] + s * mean(-log p)` (Szegedy et al. 2015, arXiv:1512.00567,
@@ -26,7 +29,10 @@ def cross_entropy(labels: tf.Tensor, logits: tf.Tensor, label_smoothing: float =
     """
     if logits.dtype != tf.float64:
         logits = tf.cast(logits, tf.float32)
-    of_label = tf.nn.sparse_softmax_cross_entropy_with_logits(labels=labels, logits=logits)
+    if (labels := tf.convert_to_tensor(labels)).dtype.is_floating:
+        of_label = classes.cross_entropy_of_shares(labels, logits)
+    else:
+        of_label = tf.nn.sparse_softmax_cross_entropy_with_logits(labels=labels, logits=logits)
     if not label_smoothing:
         return of_label
     of_all = -tf.reduce_mean(tf.nn.log_softmax(logits), axis=-1)

@@ -90,7 +90,12 @@ def preprocessing(
     """
     try:
         return images.preprocessing(
-            chosen.preprocessing, training, chosen.augment, chosen.random_erasing
+            chosen.preprocessing,
+            training,
+            chosen.augment,
+            chosen.random_erasing,
+            chosen.mixup_alpha,
+            chosen.cutmix_alpha,
         )
     except ValueError as error:
         raise settings.SettingsError(f"--dataset={chosen.dataset}: {error}") from error

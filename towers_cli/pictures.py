@@ -2,6 +2,7 @@
 
 import csv
 import os
+from collections.abc import Sequence
 
 import numpy as np
 
@@ -38,7 +39,7 @@ def show_batch(
     source = sources.training(split, prepared, chosen.seed)
     images, labels = next(iter(source.batches(0, 1, global_batch_size=chosen.global_batch_size)))
     images, labels = images.numpy()[:_SHOWN], labels.numpy()[:_SHOWN]
-    names = [split.class_names[label] for label in labels]
+    names = [_caption(label, split.class_names) for label in labels]
     with run_folder.writing(chosen.show_batch):
         contact_sheet.sheet(images, names).save(chosen.show_batch)
     augmentation = settings.augmentation(settings.recorded(chosen))
@@ -51,6 +52,16 @@ def show_batch(
         )
     )
     return 0
+
+
+def _caption(label: np.ndarray, class_names: Sequence[str]) -> str:
+    """The name of a class; of a mixed image the names of its classes, with their shares."""
+    if not label.ndim:
+        return class_names[label]
+    shares = [(round(100 * label[place]), place) for place in np.argsort(-label, kind="stable")[:2]]
+    if shares[0][0] == 100:
+        return class_names[shares[0][1]]
+    return ", ".join(f"{percent}% {class_names[place]}" for percent, place in shares)
 
 
 def look_at(split, predictions: str | None, examples: tally.Seen) -> np.ndarray | None:

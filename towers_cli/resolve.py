@@ -48,6 +48,14 @@ def resolved(
     except ValueError as error:
         advice = _advice(chosen, earlier, towers_of_workers, num_gpus)
         raise settings.SettingsError(f"--{error}{kept}{advice}") from error
+    size = chosen.global_batch_size // num_microbatches
+    if (chosen.mixup_alpha or chosen.cutmix_alpha) and size % 2:
+        name = "mixup_alpha" if chosen.mixup_alpha else "cutmix_alpha"
+        raise settings.SettingsError(
+            f"--{name}={getattr(chosen, name):g}: mixes the images of a microbatch in pairs, so it "
+            f"must have an even number of them, and has {size}{kept}; give another "
+            "--global_batch_size or --num_microbatches"
+        )
     threads = chosen.intra_op_threads or (earlier and earlier["settings"]["intra_op_threads"])
     begin_from, init_from = _absolute(chosen.begin_from), _absolute(chosen.init_from)
     if earlier is not None and not (begin_from or init_from):

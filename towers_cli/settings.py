@@ -129,6 +129,7 @@ AT_LEAST_1, AT_LEAST_0 = least_most(1), least_most(0)
 ABOVE_0 = Range(lambda value: value > 0, "above 0")
 FROM_0_TO_1 = least_most(0, 1)
 SHARE = Range(share, "at least 0 and below 1")
+ALPHA = Range(lambda value: value == 0 or 0.1 <= value <= 100, "0, or from 0.1 to 100")
 PARTS, BATCH = least_most(1, 1024), least_most(1, 2**20)
 A_DAY = 86_400  # seconds
 
@@ -295,6 +296,19 @@ class TrainSettings(Settings):
         0.0, "Probability that a rectangle of a training image is erased.", DATA,
         allowed=FROM_0_TO_1, defines_run=True,
         also_called="reprob random_erase erasing cutout",
+    )
+    mixup_alpha: float = setting(
+        0.0,
+        "Mixup: training images, and their labels, are weighted means of two; the weight is drawn "
+        "from Beta(alpha, alpha), such as 0.2. 0 for none.", DATA, allowed=ALPHA, defines_run=True,
+        also_called="mixup mix_up",
+    )
+    cutmix_alpha: float = setting(
+        0.0,
+        "CutMix: a rectangle of a training image is another's; its share of the area, and of the "
+        "label, is drawn from Beta(alpha, alpha), such as 1. 0 for none; with mixup, half of the "
+        "images have one and half the other.", DATA, allowed=ALPHA, defines_run=True,
+        also_called="cutmix cut_mix",
     )
     image_size: int | None = setting(
         None,
@@ -674,9 +688,15 @@ def augmentation(chosen: Mapping) -> str:
     Args:
       chosen: the settings of a training by name.
     """
-    erasing = chosen["random_erasing"]
-    said = [chosen["augment"]] if chosen["augment"] != "none" else []
-    return ", ".join(said + ([f"random erasing with probability {erasing:g}"] if erasing else []))
+    erasing, said = chosen["random_erasing"], []
+    if chosen["augment"] != "none":
+        said.append(chosen["augment"])
+    if erasing:
+        said.append(f"random erasing with probability {erasing:g}")
+    for name, alpha in (("mixup", chosen["mixup_alpha"]), ("CutMix", chosen["cutmix_alpha"])):
+        if alpha:
+            said.append(f"{name} with alpha {alpha:g}")
+    return ", ".join(said)
 
 
 def recorded_names() -> list[str]:

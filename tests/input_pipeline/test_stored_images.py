@@ -117,6 +117,24 @@ def test_augmentation_is_of_the_same_parts(split):
     np.testing.assert_array_equal(whole[1], changed[1])
 
 
+def test_pictures_are_mixed_last_and_the_same_in_shares(split):
+    plain, mixed = (
+        images.preprocessing("random_resized_crop", split, "none", 0.5, *alphas)
+        for alphas in ((), (0.4, 1.0))
+    )
+    [unmixed], [whole] = (
+        taken(images.training(split, how, seed=3), 2, 3) for how in (plain, mixed)
+    )
+    drawn_from = batches.augmentation_seed(2, seed=3)
+    draws = batches.Draws(drawn_from, tf.zeros([BATCH], tf.bool), None, BATCH)
+    for found, expected in zip(whole, mixed.mixed(*unmixed, draws), strict=True):
+        np.testing.assert_allclose(found, expected, rtol=0, atol=1e-5)
+    assert whole[1].shape == (BATCH, 3) and np.abs(whole[0] - unmixed[0]).max() > 0.1
+    [part] = taken(images.training(split, mixed, seed=3), 2, 3, range(2, 6))
+    for of_whole, of_part in zip(whole, part, strict=True):
+        np.testing.assert_array_equal(of_whole[2:6], of_part)
+
+
 def by_hand(split, number: int, cut: cuts.Cut) -> np.ndarray:
     """One picture's square."""
     [content] = split.store.reader([number])

@@ -217,3 +217,21 @@ def test_an_output_named_as_another_term_is_refused():
     model = keras.Model(inputs, {"total": keras.layers.Dense(1)(inputs)})
     with pytest.raises(ValueError, match="the model has an output 'total', as another term"):
         run_of(model, {"total": "mse"}).train_step(INPUTS, {"total": LABELS["b"]})
+
+
+@pytest.mark.parametrize(
+    ("loss", "labels", "expected"),
+    [
+        (losses.cross_entropy, [[0.6, 0.4], [0.3, 0.7], [0.9, 0.1]], 2),
+        (losses.cross_entropy, [[0.0], [1.0], [0.0]], None),  # not a class in floats
+        (
+            lambda labels, outputs: tf.reduce_sum(labels * outputs, axis=-1),
+            [[0.6, 0.4], [0.3, 0.7], [0.9, 0.1]],
+            None,
+        ),
+    ],
+)
+def test_of_shares_of_classes_the_largest_is_the_label(loss, labels, expected):
+    outputs = tf.constant([[3.0, 1.0], [1.0, 2.0], [0.0, 1.0]])
+    found = objective.of(loss).count_correct(tf.constant(labels), outputs, None)
+    assert found == expected

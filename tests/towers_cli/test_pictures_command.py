@@ -90,17 +90,21 @@ def test_the_number_of_towers_does_not_show(folder, whole, tmp_path, model, dtyp
 def test_augmented_pictures_are_the_same_on_any_number_of_towers(folder, whole, tmp_path):
     for towers in (1, 3):
         augmentation = ("--augment=trivial_augment", "--random_erasing=0.5")
+        augmentation += ("--mixup_alpha=0.4", "--cutmix_alpha=1", "--num_microbatches=12")
         run = tmp_path / str(towers)
         done = scripts.run("train", *flags(folder, run, *augmentation, f"--num_towers={towers}"))
         assert done.returncode == 0, done.stderr
-        said = "augmentation   trivial_augment, random erasing with probability 0.5"
+        said = (
+            "augmentation   trivial_augment, random erasing with probability 0.5, "
+            "mixup with alpha 0.4, CutMix with alpha 1"
+        )
         assert said in scripts.unwrapped(done.stdout)
     scripts.assert_same_run(tmp_path / "3", tmp_path / "1")
     assert scripts.final_summary(tmp_path / "1") != scripts.final_summary(whole())
 
 
 def test_an_augmentation_that_does_not_take_such_images_is_refused():
-    grey = types.SimpleNamespace(image_shape=(28, 28, 1))
+    grey = types.SimpleNamespace(image_shape=(28, 28, 1), class_names=("0", "1"))
     chosen = scripts.settings_of(
         "--dataset=mnist", "--augment=rand_augment", "--preprocessing=pad_crop_flip"
     )
@@ -214,6 +218,16 @@ class TestWhatAPersonLooksAt:
         batch = next(images.training(chosen, how, 0).batches(0, 1, global_batch_size=24))
         strongest = pixels[10:110, 10:110].mean(axis=(0, 1)).argmax()
         assert strongest == batch[1].numpy()[0]
+
+    def test_a_mixed_image_has_the_names_of_its_classes(self):
+        names = ("ant", "bee", "cow")
+        for label, expected in (
+            (np.int32(1), "bee"),
+            (np.array([0, 0, 1], np.float32), "cow"),
+            (np.array([0.3, 0.7, 0], np.float32), "70% bee, 30% ant"),
+            (np.array([0.999, 0, 0.001], np.float32), "ant"),
+        ):
+            assert pictures._caption(label, names) == expected
 
     def test_a_sheet_that_cannot_be_written(self, folder, tmp_path):
         sheet = tmp_path / "no" / "batch.png"

@@ -145,3 +145,14 @@ def test_limits_are_those_of_the_settings():
         settings.check_value(name, most)
         with pytest.raises(settings.SettingsError):
             settings.check_value(name, most + 1)
+
+
+@pytest.mark.parametrize("flag", ["--mixup_alpha=0.2", "--cutmix_alpha=1"])
+def test_images_that_are_mixed_come_in_pairs(flag):
+    sizes = ("--global_batch_size=24", "--num_microbatches=8")
+    said = refusal([flag, *sizes])
+    assert said.startswith(f"{flag}: mixes the images of a microbatch in pairs") and "has 3" in said
+    assert refusal([flag, "--global_batch_size=24", "--num_microbatches=12"]) is None
+    earlier = {"settings": {"num_microbatches": 8, "intra_op_threads": 1}}
+    kept = refusal([flag, "--global_batch_size=24"], earlier)
+    assert "began with 8 microbatch(es)" in kept

@@ -1,4 +1,7 @@
-"""Classes: integer labels, of which the model says by its largest output which one it is."""
+"""Classes: integer labels, of which the model says by its largest output which one it is.
+
+A mixed image has a share of each class in the place of a label.
+"""
 
 import numpy as np
 import tensorflow as tf
@@ -33,6 +36,31 @@ def count_correct(
     if sample_weight is not None:
         correct &= sample_weight > 0
     return tf.reduce_sum(tf.cast(correct, tf.int32))
+
+
+def are_shares(labels: structures.Structure, outputs: structures.Structure) -> bool:
+    """Whether labels are floating [n, num_classes], as outputs are."""
+    if not (tf.is_tensor(labels) and tf.is_tensor(outputs) and labels.dtype.is_floating):
+        return False
+    return labels.shape.rank == 2 and labels.shape.is_compatible_with(outputs.shape)
+
+
+def cross_entropy_of_shares(shares: tf.Tensor, logits: tf.Tensor) -> tf.Tensor:
+    """`sum(q * -log p)` of each example, [n].
+
+    Args:
+      shares: floating [n, num_classes], q.
+      logits: floating [n, num_classes].
+
+    Raises:
+      ValueError: they are not of one shape.
+    """
+    if not are_shares(shares, logits):
+        raise ValueError(
+            f"labels are {shares.dtype.name} {shares.shape}: must be integers [n], or the share of "
+            f"each class, of the logits' shape {logits.shape}"
+        )
+    return tf.nn.softmax_cross_entropy_with_logits(tf.cast(shares, logits.dtype), logits)
 
 
 def check(labels: np.ndarray, num_classes: int) -> None:

@@ -147,9 +147,14 @@ class Objective:
         return self.of_classes is not False and classes.is_classifier(labels, outputs)
 
     def count_correct(self, labels, outputs, sample_weight: tf.Tensor | None) -> tf.Tensor | None:
-        """`classes.count_correct`, or None where the loss is of something else."""
+        """`classes.count_correct`, or None where the loss is of something else.
+
+        Of an example that has shares of classes, the largest is its label.
+        """
         if self.of_classes is False:
             return None
+        if self.of_classes and classes.are_shares(labels, outputs):
+            labels = tf.argmax(labels, axis=-1)
         return classes.count_correct(labels, outputs, sample_weight)
 
 
