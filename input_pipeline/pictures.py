@@ -193,16 +193,47 @@ def square(
     begins = tf.cast(box[:2], tf.float32) / tf.cast(ratio, tf.float32) - tf.cast(first, tf.float32)
     # Of what is scaled the middle; as in torchvision a half pixel goes to the even neighbour.
     offset = tf.round((side - size) / 2.0) + begins * scale
-    scaled = tf.raw_ops.ScaleAndTranslate(
-        images=part[tf.newaxis],
-        size=[size, size],
-        scale=scale,
-        translation=-offset,
+    return scaled(part, scale, offset, mirrored, size)
+
+
+def scaled(
+    pixels: tf.Tensor, scale: tf.Tensor, offset: tf.Tensor, mirrored: tf.Tensor, size: int
+) -> tf.Tensor:
+    """A square of a scaled image, as by one `ScaleAndTranslate` with antialiasing, to the last bit.
+
+    That is half as fast: it scales rows as wholes, and then columns pixel by pixel. So columns
+    become rows here before they are scaled.
+
+    Args:
+      pixels: uint8 [height, width, 3].
+      scale: float32 [2], of height and width; above 1 enlarges.
+      offset: float32 [2], in pixels of the scaled image, where the square begins.
+      mirrored: bool [], whether left becomes right.
+      size: of the square.
+
+    Returns:
+      float32 [size, size, 3].
+    """
+    width = tf.shape(pixels)[1]
+    rows = _rows_scaled(pixels, scale[0], offset[0], size)  # [y, (x, channel)]
+    columns = tf.reshape(tf.transpose(rows), [width, 3 * size])
+    columns = _rows_scaled(columns, scale[1], offset[1], size)  # [x, (channel, y)]
+    columns = tf.cond(mirrored, lambda: tf.reverse(columns, [0]), lambda: columns)
+    return tf.reshape(tf.transpose(tf.reshape(columns, [size * 3, size])), [size, size, 3])
+
+
+def _rows_scaled(values: tf.Tensor, scale: tf.Tensor, offset: tf.Tensor, size: int) -> tf.Tensor:
+    """[n, ...] as [size, m]: each value a weighted mean of those above and below it."""
+    rows = tf.reshape(values, [1, tf.shape(values)[0], 1, -1])
+    found = tf.raw_ops.ScaleAndTranslate(
+        images=rows,
+        size=[size, 1],
+        scale=tf.stack([scale, 1.0]),
+        translation=tf.stack([-offset, 0.0]),
         kernel_type="triangle",
         antialias=True,
-    )[0]
-    seen = tf.cond(mirrored, lambda: tf.reverse(scaled, [1]), lambda: scaled)
-    return tf.ensure_shape(seen, [size, size, 3])
+    )
+    return tf.reshape(found, [size, -1])
 
 
 def _as_stored_of(content: tf.Tensor, kind: tf.Tensor) -> tf.Tensor:

@@ -244,3 +244,23 @@ def test_a_mirrored_square(square):
     content = photos.encoded(photos.picture(50, 60), "PNG")
     plain, mirrored = (square(content, (5, 5, 40, 40), (32, 32), flip) for flip in (False, True))
     np.testing.assert_array_equal(plain[:, ::-1], mirrored)
+
+
+@pytest.mark.parametrize("mirrored", [False, True])
+@pytest.mark.parametrize("size", [1, 40, 224])
+@pytest.mark.parametrize("height,width", [(300, 330), (97, 211), (8, 5), (1, 1)])
+def test_scaling_has_the_bits_of_one_operation(height, width, size, mirrored):
+    """Smaller and larger; of an offset, and of the very edge."""
+    pixels = np.random.default_rng(0).integers(0, 256, (height, width, 3), np.uint8)
+    for scale, offset in (
+        ((size / height, size / width), (0.0, 0.0)),
+        ((1.3 * size / height, 1.1 * size / width), (0.25, 0.1 * size)),
+    ):
+        scale, offset = np.float32(scale), np.float32(offset)
+        [expected] = tf.raw_ops.ScaleAndTranslate(
+            images=pixels[np.newaxis], size=[size, size], scale=scale, translation=-offset,
+            kernel_type="triangle", antialias=True,
+        ).numpy()  # fmt: skip
+        expected = expected[:, ::-1] if mirrored else expected
+        found = pictures.scaled(*map(tf.constant, (pixels, scale, offset, mirrored)), size)
+        np.testing.assert_array_equal(found, expected)
