@@ -39,9 +39,16 @@ OPTIMIZERS = {
 }
 
 
-@pytest.mark.parametrize("optimizer", OPTIMIZERS)
-@pytest.mark.parametrize("value", [np.nan, np.inf])
-@pytest.mark.parametrize(("example", "tower"), [(1, 0), (5, 1)])
+@pytest.mark.parametrize(
+    ("example", "tower", "value", "optimizer"),
+    [
+        (1, 0, np.nan, "sgd"),
+        (5, 1, np.inf, "sgd"),
+        (5, 1, np.nan, "adamw"),
+        (1, 0, np.inf, "clipped"),
+        (5, 1, np.inf, "averaged"),
+    ],
+)
 def test_a_loss_stops_the_step_and_names_its_tower(optimizer, value, example, tower):
     made = toys.trainer(
         toys.classifier(), OPTIMIZERS[optimizer](), num_towers=TOWERS, global_batch_size=BATCH,

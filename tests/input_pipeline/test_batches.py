@@ -7,6 +7,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import combinations
 import numpy as np
 import pytest
 import tensorflow as tf
@@ -244,8 +245,10 @@ class TestLabels:
         np.testing.assert_array_equal(trained, evaluated.numpy()[order])
         return evaluated
 
-    @pytest.mark.parametrize("dtype", ["float32", "float64", "float16", "bool"])
-    @pytest.mark.parametrize("shape", [[4], [4, 1], [4, 2, 3]])
+    @pytest.mark.parametrize(
+        ("shape", "dtype"),
+        [([4], "float64"), ([4, 1], "float32"), ([4, 2, 3], "float16"), ([4], "bool")],
+    )
     def test_targets_that_are_no_integers_stay_as_they_are(self, dtype, shape):
         labels = np.linspace(0, 0.99, int(np.prod(shape))).reshape(shape)
         labels = (labels > 0.5) if dtype == "bool" else labels.astype(dtype)
@@ -304,9 +307,13 @@ def cut(count: int, size: int) -> list[range]:
 class TestShares:
     """What each of several workers reads."""
 
-    @pytest.mark.parametrize("count", [1, 2, 3, 4])
     @pytest.mark.parametrize(
-        "name", ["crop_flip_colour", "pad_crop_flip", "shift_alternating_flip"]
+        ("name", "count"),
+        combinations.crossed(
+            ["crop_flip_colour", "pad_crop_flip", "shift_alternating_flip"],
+            [1, 2, 3, 4],
+            often=[("crop_flip_colour", 3), ("pad_crop_flip", 4), ("shift_alternating_flip", 2)],
+        ),
     )
     def test_shares_are_the_whole_batch_to_the_last_bit(self, name, count):
         rng = np.random.default_rng(0)

@@ -22,8 +22,10 @@ def classifier(of, shape=(32, 32, 3), names=NAMES, **arguments):
     return raw_images.classifier(of, image_shape=shape, class_names=names, **arguments)
 
 
-@pytest.mark.parametrize("name", ["crop_flip_colour", "pad_crop_flip", "shift_alternating_flip"])
-@pytest.mark.parametrize("channels", [1, 3])
+@pytest.mark.parametrize(
+    ("name", "channels"),
+    [("crop_flip_colour", 3), ("pad_crop_flip", 1), ("shift_alternating_flip", 3)],
+)
 def test_prepares_images_as_an_evaluation_does(name, channels, tmp_path):
     images = IMAGES[..., :channels]
     prepared = preprocess.for_images(name, images.shape[1:])

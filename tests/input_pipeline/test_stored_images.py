@@ -37,7 +37,8 @@ def split(tmp_path_factory):
 @pytest.fixture(
     params=[
         pytest.param(("random_resized_crop",), marks=pytest.mark.long),
-        ("random_resized_crop", "trivial_augment", 0.5),
+        ("random_resized_crop", "none", 0.5),
+        pytest.param(("random_resized_crop", "trivial_augment", 0.5), marks=pytest.mark.long),
         pytest.param(("pad_crop_flip",), marks=pytest.mark.long),
         pytest.param(("pad_crop_flip", "rand_augment", 0.5), marks=pytest.mark.long),
     ],

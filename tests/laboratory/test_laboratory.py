@@ -3,6 +3,7 @@
 import functools
 import math
 
+import combinations
 import numpy as np
 import pytest
 
@@ -423,7 +424,10 @@ class TestEASGD:
 
 
 class TestRuns:
-    @pytest.mark.parametrize("name", rules.RULES)
+    @pytest.mark.parametrize(
+        "name",
+        combinations.crossed(rules.RULES, often=[("asynchronous",), ("synchronous",), ("easgd",)]),
+    )
     def test_the_same_command_gives_the_same_run(self, name, network):
         one, other = (
             run(name, network, 3, "jitter", until=12, message=0.1, rate=0.05)[0] for _ in range(2)

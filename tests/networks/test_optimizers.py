@@ -1,5 +1,6 @@
 """Optimizers by name: their options, decoupled weight decay, clipping and loss scaling."""
 
+import combinations
 import keras
 import numpy as np
 import numpy_oracle as oracle
@@ -339,9 +340,15 @@ class TestConstantLossScale:
         results = [run.train_step(*toys.batch(8, [3], seed=step)) for step in range(3)]
         return run.state.model.get_weights(), results
 
-    @pytest.mark.parametrize("jit_compile", [False, True])
-    @pytest.mark.parametrize("optimizer", [keras.optimizers.SGD, keras.optimizers.Adam])
-    @pytest.mark.parametrize("num_towers", [1, 2])
+    @pytest.mark.parametrize(
+        ("num_towers", "optimizer", "jit_compile"),
+        combinations.crossed(
+            [1, 2],
+            [keras.optimizers.SGD, keras.optimizers.Adam],
+            [False, True],
+            often=[(1, keras.optimizers.SGD, False), (2, keras.optimizers.Adam, True)],
+        ),
+    )
     def test_of_a_power_of_two_changes_no_bit(self, num_towers, optimizer, jit_compile):
         arguments = {"num_towers": num_towers, "jit_compile": jit_compile, "weight_decay": 0.01}
         weights, results = self.trained(None, optimizer, **arguments)

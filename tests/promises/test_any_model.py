@@ -1,5 +1,6 @@
 """A user's own model, loss and metrics: Keras's numbers, the same bits on any number of towers."""
 
+import combinations
 import keras
 import models
 import numpy as np
@@ -72,7 +73,13 @@ def test_evaluates_as_keras_does(name):
         np.testing.assert_allclose(metrics[metric], value, rtol=2e-5, err_msg=metric)
 
 
-@pytest.mark.parametrize("name", [name for name in models.TASKS if name != "two_by_two"])
+@pytest.mark.parametrize(
+    "name",
+    combinations.crossed(
+        [name for name in models.TASKS if name != "two_by_two"],
+        often=[("regression",), ("multi_label",), ("segmentation",)],
+    ),
+)
 def test_trains_as_keras_does(name):
     """But for batch norm and dropout, which Keras computes over the whole batch.
 

@@ -57,8 +57,6 @@ def test_a_killed_run_goes_on_on_other_towers_with_the_same_bits(name, tmp_path)
     compared = forked.run(program, timeout=100, cwd=tmp_path)
     assert compared.returncode == 0, compared.stderr
     assert "the same, to the last bit" in compared.stdout
-    again = run(tmp_path / "killed", name, 1, 0)
-    assert "the run had finished already, at step 19" in again.stdout
 
 
 @pytest.mark.parametrize("init_from", ["", pytest.param("first", marks=pytest.mark.long)])

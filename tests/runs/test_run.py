@@ -255,7 +255,7 @@ class TestEarlyStop:
     @pytest.mark.parametrize(
         ("step", "checkpoint_at"),
         [
-            pytest.param(step, at, marks=() if (step, at) in {(3, 3), (5, 1)} else pytest.mark.long)
+            pytest.param(step, at, marks=() if (step, at) == (3, 3) else pytest.mark.long)
             for step in range(2, 7)
             for at in (1, 2, 3)
         ],
@@ -787,7 +787,7 @@ def test_a_stream_that_ends_early_is_named(tmp_path):
             return super().batches(first_step, min(6, last_step), **shares)
 
     with pytest.raises(Exception, match="train has ended after 6 batches of the 13 that were ask"):
-        run_in(tmp_path, train=Short(X, Y, None, None, 0, True)).train([towers.log(steps=1)])
+        run_in(tmp_path, train=Short(X, Y, None, None, None, 0, True)).train([towers.log(steps=1)])
     assert [line["step"] for line in logged(tmp_path)] == list(range(1, 7))
 
 

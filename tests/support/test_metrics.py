@@ -308,7 +308,7 @@ def test_a_metric_that_counts_in_whole_numbers_takes_no_fractions():
         ("per_image", lambda: per_image),
     ],
 )
-@pytest.mark.parametrize("axis_less", [False, True])
+@pytest.mark.parametrize("axis_less", [pytest.param(False, marks=pytest.mark.long), True])
 def test_of_images_agree_with_keras(name, metric, axis_less):
     """Labels [n, 2, 2, 1] and [n, 2, 2], with 7 examples in batches that are filled up."""
     made = (lambda: metric) if isinstance(metric, str) else metric

@@ -105,9 +105,7 @@ def _confusion(rows: list[str]) -> np.ndarray:
 
 
 @pytest.mark.pitfall(12, 26)
-@pytest.mark.parametrize(
-    ("towers", "batch"), [(1, None), (3, None), (3, 64), (2, 33), (4, 100), (3, 101), (2, 7)]
-)
+@pytest.mark.parametrize(("towers", "batch"), [(1, None), (3, 64), (2, 33), (4, 101)])
 def test_towers_and_batches_change_nothing(folder, towers, batch):
     flags = [f"--num_towers={towers}"] + ([f"--global_batch_size={batch}"] if batch else [])
     done, [line] = evaluate(folder, *flags)
