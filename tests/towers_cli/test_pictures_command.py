@@ -15,7 +15,7 @@ import pytest
 import scripts
 from PIL import Image
 
-from input_pipeline import datasets, images, store
+from input_pipeline import datasets, images, mixing, store
 from towers.support import tally
 from towers_cli import build, launch, pictures, settings
 
@@ -101,6 +101,17 @@ def test_augmented_pictures_are_the_same_on_any_number_of_towers(folder, whole, 
         assert said in scripts.unwrapped(done.stdout)
     scripts.assert_same_run(tmp_path / "3", tmp_path / "1")
     assert scripts.final_summary(tmp_path / "1") != scripts.final_summary(whole())
+
+
+def test_every_flag_of_augmentation_reaches_the_preprocessing():
+    images_ = types.SimpleNamespace(image_shape=(28, 28, 3), class_names=("a", "b"))
+    chosen = scripts.settings_of(
+        "--preprocessing=pad_crop_flip", "--augment=colour_jitter", "--random_erasing=0.25",
+        "--mixup_alpha=0.2", "--cutmix_alpha=1",
+    )  # fmt: skip
+    found = build.preprocessing(chosen, images_)
+    assert (found.augmentation.name, found.augmentation.erasing) == ("colour_jitter", 0.25)
+    assert found.mixed == mixing.Mixing(mixup_alpha=0.2, cutmix_alpha=1.0, num_classes=2)
 
 
 def test_an_augmentation_that_does_not_take_such_images_is_refused():
