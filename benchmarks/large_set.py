@@ -42,7 +42,7 @@ def make(folder: Path, gigabytes: float) -> int:
 
 
 def train(folder: Path, gigabytes: float, run: str) -> tuple[float, float]:
-    """Seconds of a run of the command, and the most memory it had, in megabytes."""
+    """Seconds of a run of the command, and the most memory it had, in MiB."""
     command = [
         sys.executable, "train.py", "--dataset=folder",
         f"--data_dir={folder / f'set-{gigabytes:g}'}", f"--store_dir={folder / 'stores'}",
@@ -62,12 +62,12 @@ def train(folder: Path, gigabytes: float, run: str) -> tuple[float, float]:
 def main(_) -> None:
     """Prints a row for each set."""
     folder = Path(_FOLDER.value)
-    print("| set, GB | pictures | with the store to be made: s, MB | with it there: s, MB |")
+    print("| set, GB | pictures | with the store to be made: s, MiB | with it there: s, MiB |")
     print("|---|---|---|---|")
     for gigabytes in map(float, _SETS.value):
         count = make(folder, gigabytes)
         turns = [train(folder, gigabytes, f"run-{gigabytes:g}-{turn}") for turn in range(2)]
-        cells = (f"{seconds:,.0f}, {megabytes:,.0f}" for seconds, megabytes in turns)
+        cells = (f"{seconds:,.0f}, {mebibytes:,.0f}" for seconds, mebibytes in turns)
         print(f"| {gigabytes:g} | {count:,} | {' | '.join(cells)} |", flush=True)
 
 
