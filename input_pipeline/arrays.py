@@ -34,7 +34,9 @@ def batches(
       sample_weight: [n], at least 0; None weighs all examples the same.
       augment: (inputs, draws) to inputs, of a batch as tensors, as `preprocess` of
         `batches.training_batches`.
-      mix: (inputs, labels, draws) to inputs and labels, such as a `mixing.Mixing`, after `augment`.
+      mix: (inputs, labels, draws) to inputs and labels, such as a `mixing.Mixing`, after `augment`;
+        not together with `sample_weight`. A Mixing needs a share of even size for each worker, as
+        every microbatch of even size gives.
       seed: of the order and of what `augment` and `mix` draw.
       shuffle: False takes the examples in their order, epoch by epoch.
 
@@ -76,6 +78,11 @@ class Arrays:
             if not (fits and np.isfinite(weight).all() and (weight >= 0).all()):
                 raise ValueError(
                     "arrays: sample_weight must be [n], every one finite and at least 0"
+                )
+            if mix is not None:
+                raise ValueError(
+                    "arrays: sample_weight and mix do not go together: an example of weight 0 "
+                    "would be a part of its neighbour"
                 )
         self._augment, self._mix, self._seed, self._shuffle = augment, mix, seed, shuffle
         changes = f"{augment is None} {mix is None}"

@@ -1,8 +1,8 @@
 """Mixup and CutMix: each image of a training batch is mixed with its neighbour, and so are labels.
 
 The neighbours are places 0 and 1 of the global batch, 2 and 3, and so on. The order of examples is
-random, so a neighbour is any other example; and both lie in one microbatch if that has an even
-number of images, so that no worker needs an image of another's share.
+random, so a neighbour is any other example. A microbatch of an even number of images has both, and
+then no worker needs an image of another's share.
 """
 
 import dataclasses
@@ -79,16 +79,22 @@ class Mixing:
 
         Args:
           images: float32 or uint8 [n, height, width, channels].
-          labels: integer [n], in [0, num_classes).
+          labels: integer [n] or [n, 1], in [0, num_classes).
           draws: of the batch.
 
         Returns:
           images: float32 of the same shape.
           labels: float32 [n, num_classes], the share of each class; they add up to 1.
+          Where nothing is mixed, both as they came.
 
         Raises:
-          ValueError: an image has no neighbour in this share of the batch.
+          ValueError: an image has no neighbour in this share of the batch, or these are no images
+            or no labels.
+          tf.errors.InvalidArgumentError: a label is out of range.
         """
+        if not self.is_any:
+            return images, labels
+        labels = _classes(images, labels)
         count, height, width, channels = images.shape
         _check_pairs(draws.share or range(count))
         plan = draws.own(lambda whole: self._plan(draws.seed, whole, height, width), count)
@@ -98,9 +104,16 @@ class Mixing:
         in_rectangle = plan.rows[:, :, tf.newaxis] * columns[:, tf.newaxis]
         weight = plan.weight[:, tf.newaxis, tf.newaxis] - in_rectangle
         mixed = weight * rows + (1.0 - weight) * _of_neighbours(rows)
-        of_class, share = tf.one_hot(labels, self.num_classes), plan.share[:, tf.newaxis]
+        with tf.control_dependencies([self._in_range(labels)]):
+            of_class = tf.one_hot(labels, self.num_classes)
+        share = plan.share[:, tf.newaxis]
         shares = share * of_class + (1.0 - share) * _of_neighbours(of_class)
         return tf.reshape(mixed, images.shape), shares
+
+    def _in_range(self, labels: tf.Tensor) -> tf.Operation | None:
+        is_in_range = tf.reduce_all((labels >= 0) & (labels < self.num_classes))
+        said = f"mixup and CutMix: a label is not from 0 to {self.num_classes - 1}; of the batch:"
+        return tf.debugging.Assert(is_in_range, [said, labels], summarize=10)
 
     def _plan(self, seed: tf.Tensor, count: int | tf.Tensor, height: int, width: int) -> Plan:
         """Draws a `Plan` for `count` images."""
@@ -123,6 +136,22 @@ class Mixing:
             columns=columns,
             weight=tf.where(is_cut, 1.0, weight),
         )
+
+
+def _classes(images: tf.Tensor, labels: tf.Tensor) -> tf.Tensor:
+    """The labels, integer [n]; else a ValueError, as where `images` are none."""
+    is_column = labels.shape.rank == 2 and labels.shape[1] == 1
+    if not labels.dtype.is_integer or not (labels.shape.rank == 1 or is_column):
+        raise ValueError(
+            f"mixup and CutMix take integer labels [n], and these are {labels.dtype.name} "
+            f"{labels.shape}"
+        )
+    if images.shape.rank != 4:
+        raise ValueError(
+            "mixup and CutMix take images [n, height, width, channels], and these inputs are "
+            f"{images.shape}"
+        )
+    return labels[:, 0] if is_column else labels
 
 
 def _check_pairs(places: range) -> None:

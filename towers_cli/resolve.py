@@ -37,9 +37,12 @@ def resolved(
     """
     network, num_towers = own_model.network(chosen.model), chosen.num_towers or max(1, num_gpus)
     num_microbatches, kept = chosen.num_microbatches, ""
+    mixes = bool(chosen.mixup_alpha or chosen.cutmix_alpha)
     towers_of_workers = towers_of_workers or [num_towers] * (len(chosen.workers) or 1)
     if not num_microbatches and earlier is None:
-        num_microbatches = shares.default_microbatches(chosen.global_batch_size)
+        # Pairs of images, where they are mixed, stay together.
+        unit = 2 if mixes and chosen.global_batch_size % 2 == 0 else 1
+        num_microbatches = shares.default_microbatches(chosen.global_batch_size // unit)
     elif not num_microbatches:
         num_microbatches = earlier["settings"]["num_microbatches"]
         kept = f"; the run in {chosen.train_dir} began with {num_microbatches} microbatch(es)"
@@ -49,12 +52,12 @@ def resolved(
         advice = _advice(chosen, earlier, towers_of_workers, num_gpus)
         raise settings.SettingsError(f"--{error}{kept}{advice}") from error
     size = chosen.global_batch_size // num_microbatches
-    if (chosen.mixup_alpha or chosen.cutmix_alpha) and size % 2:
+    if mixes and size % 2:
         name = "mixup_alpha" if chosen.mixup_alpha else "cutmix_alpha"
         raise settings.SettingsError(
             f"--{name}={getattr(chosen, name):g}: mixes the images of a microbatch in pairs, so it "
-            f"must have an even number of them, and has {size}{kept}; give another "
-            "--global_batch_size or --num_microbatches"
+            f"must have an even number of them, and has {size}{kept}; give "
+            f"--global_batch_size={num_microbatches * (size + 1)}"
         )
     threads = chosen.intra_op_threads or (earlier and earlier["settings"]["intra_op_threads"])
     begin_from, init_from = _absolute(chosen.begin_from), _absolute(chosen.init_from)

@@ -154,6 +154,42 @@ def test_what_makes_no_sense_is_refused(arguments, problem):
     assert not mixing.Mixing().is_any
 
 
+def test_nothing_is_mixed_where_nothing_was_asked_for():
+    pixels, labels = batch(7)
+    found = mixing.Mixing(num_classes=CLASSES)(pixels, labels, draws(7))
+    assert found[0] is pixels and found[1] is labels
+
+
+@pytest.mark.parametrize("label", [-1, CLASSES])
+def test_a_label_out_of_range_is_refused(label):
+    pixels, labels = batch(4)
+    labels[2] = label
+    with pytest.raises(tf.errors.InvalidArgumentError, match="a label is not from 0 to 4"):
+        EACH["mixup"](tf.constant(pixels), tf.constant(labels), draws(4))
+
+
+def test_labels_may_be_a_column():
+    pixels, labels = batch(4)
+    column, flat = (
+        EACH["mixup"](tf.constant(pixels), tf.constant(of), draws(4))[1]
+        for of in (labels[:, np.newaxis], labels)
+    )
+    np.testing.assert_array_equal(column, flat)
+
+
+@pytest.mark.parametrize(
+    ("inputs", "labels", "problem"),
+    [
+        (np.zeros((4, *SHAPE)), np.zeros(4, np.float32), "take integer labels .n., and these are"),
+        (np.zeros((4, *SHAPE)), np.zeros((4, 5), np.int32), r"and these are int32 \(4, 5\)"),
+        (np.zeros((4, 3)), np.zeros(4, np.int32), r"and these inputs are \(4, 3\)"),
+    ],
+)
+def test_what_are_no_images_or_labels_is_said(inputs, labels, problem):
+    with pytest.raises(ValueError, match=problem):
+        EACH["mixup"](tf.constant(inputs), tf.constant(labels), draws(4))
+
+
 class TestOfADataSet:
     """In memory, from arrays: preprocessed first, then mixed, and the same for any share."""
 
@@ -189,6 +225,15 @@ class TestOfADataSet:
             arrays.batches(self.pixels, self.labels, mix=of) for of in (None, EACH["both"])
         )
         assert one.fingerprint != other.fingerprint
+
+    def test_has_no_weights(self):
+        with pytest.raises(ValueError, match="sample_weight and mix do not go together"):
+            arrays.batches(self.pixels, self.labels, np.ones(20), mix=EACH["mixup"])
+
+    def test_of_labels_out_of_range_is_not_trained(self):
+        source = arrays.batches(self.pixels, self.labels, mix=mixing.Mixing(0.4, 0.0, 3))
+        with pytest.raises(tf.errors.InvalidArgumentError, match="a label is not from 0 to 2"):
+            list(source.batches(0, 1, global_batch_size=20))
 
     def test_is_images_in_memory_mixed_likewise(self):
         shapes_split = datasets.load("shapes", None, "test")

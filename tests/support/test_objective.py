@@ -219,6 +219,13 @@ def test_an_output_named_as_another_term_is_refused():
         run_of(model, {"total": "mse"}).train_step(INPUTS, {"total": LABELS["b"]})
 
 
+def test_a_loss_of_integers_says_which_one_takes_shares():
+    model = keras.Sequential([keras.Input((2,)), keras.layers.Dense(2)])
+    for loss in (keras.losses.SparseCategoricalCrossentropy(), "sparse_categorical_crossentropy"):
+        with pytest.raises(ValueError, match="as mixup makes them: give towers.losses.cross_entro"):
+            objective.of(loss)(model, tf.constant([[0.5, 0.5]]), tf.constant([[1.0, 2.0]]))
+
+
 @pytest.mark.parametrize(
     ("loss", "labels", "expected"),
     [

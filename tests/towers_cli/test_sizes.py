@@ -156,3 +156,7 @@ def test_images_that_are_mixed_come_in_pairs(flag):
     earlier = {"settings": {"num_microbatches": 8, "intra_op_threads": 1}}
     kept = refusal([flag, "--global_batch_size=24"], earlier)
     assert "began with 8 microbatch(es)" in kept
+    [advice] = suggestions(said)
+    assert refusal([flag, *flags_of(advice), "--num_microbatches=8"]) is None
+    assert refusal([flag, "--global_batch_size=24"]) is None  # by default 6 microbatches
+    assert "has 25" in refusal([flag, "--global_batch_size=25", "--num_microbatches=1"])

@@ -100,6 +100,11 @@ class Objective:
         if self._single is not None:
             if self._takes_one:
                 labels, outputs = self._one(model, labels, outputs)
+            if self.of_classes and self._single.is_keras_s and classes.are_shares(labels, outputs):
+                raise ValueError(
+                    f"{self._argument} is {self._name}, and the labels are shares of classes, as "
+                    "mixup makes them: give towers.losses.cross_entropy"
+                )
             return {self._name: Term(self._single(labels, outputs), 1.0)}
         of_model = checks.outputs_by_name(model, outputs)
         if taken := [name for name in of_model if name in _TAKEN]:
