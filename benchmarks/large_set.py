@@ -1,6 +1,8 @@
-"""Memory and time of a run on a set of pictures that is larger than memory.
+"""Memory and time of a run on a large set of pictures.
 
     python -m benchmarks.large_set --folder=/tmp/large [--gigabytes=1,20]
+
+FOLDER must not be there.
 
 Generated photographs of 100 to 800 pixels a side; files are links to 2,000 different ones, and the
 store, which holds the bytes, is as large as the set. One process makes the store and trains, the
@@ -22,6 +24,7 @@ _SETS = flags.DEFINE_list("gigabytes", ["1", "20"], "Sizes of the sets.")
 _STEPS = flags.DEFINE_integer("steps", 60, "Of a run.", lower_bound=1)
 _MODEL = flags.DEFINE_string("model", "MobileNetV3Small", "As of train.py.")
 _BATCH, _DIFFERENT, _CLASSES = 32, 2000, 10
+_ROOT = Path(__file__).resolve().parents[1]
 
 
 def make(folder: Path, gigabytes: float) -> int:
@@ -44,7 +47,7 @@ def make(folder: Path, gigabytes: float) -> int:
 def train(folder: Path, gigabytes: float, run: str) -> tuple[float, float]:
     """Seconds of a run of the command, and the most memory it had, in MiB."""
     command = [
-        sys.executable, "train.py", "--dataset=folder",
+        sys.executable, str(_ROOT / "train.py"), "--dataset=folder",
         f"--data_dir={folder / f'set-{gigabytes:g}'}", f"--store_dir={folder / 'stores'}",
         f"--train_dir={folder / run}", f"--model={_MODEL.value}", "--image_size=224",
         "--preprocessing=random_resized_crop", f"--global_batch_size={_BATCH}",
@@ -61,7 +64,11 @@ def train(folder: Path, gigabytes: float, run: str) -> tuple[float, float]:
 
 def main(_) -> None:
     """Prints a row for each set."""
-    folder = Path(_FOLDER.value)
+    folder = Path(_FOLDER.value).absolute()
+    if folder.exists():
+        raise app.UsageError(
+            f"--folder={folder}: is there already; its runs would be found finished"
+        )
     print("| set, GB | pictures | with the store to be made: s, MiB | with it there: s, MiB |")
     print("|---|---|---|---|")
     for gigabytes in map(float, _SETS.value):

@@ -358,7 +358,8 @@ class TrainSettings(Settings):
         "Equal parts of the global batch, the unit of arithmetic: with the same number of them, "
         "runs on any number of towers up to it do the same. Batch norm sees one at a time, so for "
         "a network with batch norm they are part of the model. 0: the largest number up to 8 that "
-        "divides the batch; or what a run that goes on began with.", ARITHMETIC,
+        "divides the batch, or with mixup or CutMix half of it; or what a run that goes on began "
+        "with.", ARITHMETIC,
         allowed=least_most(0, 1024), defines_run=True,
         also_called="microbatches accumulate_grad_batches gradient_accumulation_steps "
         "accumulation_steps grad_accum",
