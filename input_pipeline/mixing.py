@@ -94,6 +94,7 @@ class Mixing:
         """
         if not self.is_any:
             return images, labels
+        images, labels = tf.convert_to_tensor(images), tf.convert_to_tensor(labels)
         labels = _classes(images, labels)
         count, height, width, channels = images.shape
         _check_pairs(draws.share or range(count))
