@@ -38,8 +38,7 @@ def make(folder: Path, gigabytes: float) -> int:
         for number, path in enumerate(different):
             link = whole / f"class{number % _CLASSES}" / f"{turn:06d}-{number:06d}.jpg"
             link.parent.mkdir(parents=True, exist_ok=True)
-            if not link.exists():
-                os.link(path, link)
+            os.link(path, link)
             count += 1
     return count
 

@@ -142,9 +142,10 @@ class Arrays:
             for value, leaf in zip(values, leaves, strict=True):
                 value.set_shape([len(own), *leaf.shape[1:]])
             inputs, labels, *weight = tf.nest.pack_sequence_as(self._parts, values)
-            turn = position // self.num_examples + tf.gather(coin_of_example, ids)
-            drawn_from = by_step.augmentation_seed(step, seed=self._seed)
-            draws = by_step.Draws(drawn_from, turn % 2 == 1, share, global_batch_size)
+            draws = by_step.draws_of(
+                step, ids, coin_of_example, share,
+                global_batch_size=global_batch_size, seed=self._seed,
+            )  # fmt: skip
             if self._augment is not None:
                 inputs = self._augment(inputs, draws)
             if self._mix is not None:

@@ -75,6 +75,17 @@ class Draws(NamedTuple):
         return type(drawn)(*(values[own] for values in drawn))
 
 
+def draws_of(
+    step: tf.Tensor, ids: tf.Tensor, coin_of_example: tf.Tensor, share: range | None, *,
+    global_batch_size: int, seed: int,
+) -> Draws:  # fmt: skip
+    """The draws for the examples `ids`, in the places `share` of the batch of `step`."""
+    own = places(share, global_batch_size)
+    turn = step * global_batch_size + tf.range(own.start, own.stop, dtype=tf.int64)
+    turn = turn // len(coin_of_example) + tf.gather(coin_of_example, ids)
+    return Draws(augmentation_seed(step, seed=seed), turn % 2 == 1, share, global_batch_size)
+
+
 def example_ids(
     step: int | tf.Tensor, *, num_examples: int, global_batch_size: int, seed: int
 ) -> tf.Tensor:
@@ -192,10 +203,9 @@ def training_batches(
             step, num_examples=num_examples, global_batch_size=global_batch_size, seed=seed
         )[own.start : own.stop]
         batch = tf.gather(images, ids)  # [len(own), height, width, channels]
-        turn = step * global_batch_size + tf.range(own.start, own.stop, dtype=tf.int64)
-        turn = turn // num_examples + tf.gather(coin_of_example, ids)
-        drawn_from = augmentation_seed(step, seed=seed)
-        draws = Draws(drawn_from, turn % 2 == 1, share, global_batch_size)
+        draws = draws_of(
+            step, ids, coin_of_example, share, global_batch_size=global_batch_size, seed=seed
+        )
         batch = _as_float(batch) if preprocess is None else preprocess(batch, draws)
         of_batch = tf.gather(labels, ids)
         return (batch, of_batch) if mix is None else mix(batch, of_batch, draws)

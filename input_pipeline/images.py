@@ -56,7 +56,7 @@ def training(
       seed: of the order of the examples and of what preprocessing draws.
     """
     if isinstance(split, datasets.ImageArrays):
-        return Training(split, prepared.in_training, seed, prepared.mixed)
+        return Training(split, prepared, seed)
     return stored_images.Training(split, prepared, seed)
 
 
@@ -83,21 +83,18 @@ class Training:
     def __init__(
         self,
         split: datasets.ImageArrays,
-        preprocess: Callable,
+        prepared: preprocess.Preprocessing,
         seed: int,
-        mixed: mixing.Mixing | None = None,
     ):
         """
         Args:
           split: of a data set.
-          preprocess: as for `batches.training_batches`.
-          seed: likewise.
-          mixed: what images are mixed by; None for nothing.
+          prepared: what happens to its images.
+          seed: as for `batches.training_batches`.
         """
         self.num_examples, self.fingerprint = len(split.images), split.fingerprint
         self._images, self._labels = batches.as_tensor(split.images), split.labels
-        self._preprocess, self._seed = preprocess, seed
-        self._mixing = mixed if mixed and mixed.is_any else None
+        self._prepared, self._seed = prepared, seed
 
     def batches(
         self,
@@ -115,8 +112,8 @@ class Training:
             seed=self._seed,
             first_step=first_step,
             last_step=last_step,
-            preprocess=self._preprocess,
-            mix=self._mixing,
+            preprocess=self._prepared.in_training,
+            mix=self._prepared.mixed,
             share=share,
         )
 

@@ -8,6 +8,7 @@ import dataclasses
 import pytest
 import scripts
 
+from input_pipeline import mixing
 from towers_cli import settings
 
 
@@ -51,6 +52,13 @@ def test_values_at_the_edge_of_their_range_are_accepted(flag):
     name, value = flag.removeprefix("--").split("=")
     accepted = getattr(scripts.settings_of(flag), name)
     assert accepted == (tuple(map(int, value.split(","))) if "," in value else float(value))
+
+
+def test_the_range_of_alpha_is_that_of_mixing():
+    for alpha in (0, mixing.LEAST_ALPHA, mixing.MOST_ALPHA):
+        assert settings.ALPHA.holds(alpha)
+    for alpha in (0.99 * mixing.LEAST_ALPHA, 1.01 * mixing.MOST_ALPHA):
+        assert not settings.ALPHA.holds(alpha)
 
 
 @pytest.mark.parametrize(
