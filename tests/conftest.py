@@ -15,6 +15,7 @@ os.environ.setdefault("CUDA_VISIBLE_DEVICES", "-1")
 import forked
 import lesson_checks
 import lighter
+import reused
 
 from towers import devices
 
@@ -81,6 +82,7 @@ def graphs_let_go():
 
 def let_graphs_go():
     """What `graphs_let_go` does after a file."""
+    reused.let_go()
     registered = ops.gradient_registry._registry
     for name in [name for name in registered if name.startswith("CustomGradient-")]:
         del registered[name]

@@ -16,6 +16,7 @@ from typing import NamedTuple
 
 import forked
 import lighter
+import reused
 from absl import flags
 
 from towers_cli import command_line, comparison, settings
@@ -55,7 +56,7 @@ def run(name: str, *arguments: str) -> Done:
         except SystemExit as ended:
             code = ended.code
         else:
-            with lighter.runs():
+            with lighter.runs(), reused.trainers():
                 code = command.main(line, argv)
     return Done(code, stdout.getvalue(), stderr.getvalue())
 

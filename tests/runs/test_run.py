@@ -10,6 +10,7 @@ import types
 import keras
 import numpy as np
 import pytest
+import reused
 import tensorflow as tf
 import toys
 from tensorboard.backend.event_processing import event_accumulator
@@ -24,11 +25,16 @@ Y = 3 * X + 1
 BATCH = 8
 
 
-def trainer_of(rate=0.05, **arguments):
+def new_trainer(rate=0.05, **arguments):
     given = {"loss": "mse", "metrics": ["mae"], "num_microbatches": 4} | arguments
     return toys.trainer(
         toys.linear(0.5), keras.optimizers.SGD(rate, momentum=0.9), global_batch_size=BATCH, **given
     )
+
+
+def trainer_of(**arguments):
+    """As `new_trainer`; one that an earlier run has had, if there is one."""
+    return reused.trainer(new_trainer, **arguments)
 
 
 def run_in(folder, trainer=None, **arguments):
@@ -156,6 +162,23 @@ class TestGoingOn:
         assert [(e.step, e.result is None) for e in seen[:2]] == [(7, True), (8, False)]
         assert [len(e.evaluations) for e in seen[:3]] == [2, 2, 3]
 
+    @pytest.mark.parametrize("last", [5, 12])
+    def test_in_the_program_that_was_stopped(self, tmp_path, last):
+        """Somebody presses Ctrl-C in a notebook, at the last step even, and runs the cell again."""
+        interrupted = []
+
+        def interrupts(event):
+            if event.step == last and not interrupted:
+                interrupted.append(event.step)
+                os.kill(os.getpid(), signal.SIGINT)
+
+        whole = run_in(tmp_path / "whole").train()
+        run = run_in(tmp_path / "stopped")
+        with pytest.raises(towers.Stopped) as stopped:
+            run.train([interrupts])
+        assert stopped.value.outcome.step == last + 1
+        assert run.train([interrupts]).final == whole.final
+
     def test_a_finished_run_is_not_made_again(self, tmp_path, capsys):
         first = run_in(tmp_path).train()
         asked = []
@@ -213,7 +236,7 @@ class TestGoingOn:
     def test_beside_another_process_is_refused(self, tmp_path):
         def begins_another(event):
             with pytest.raises(run_folder.RunFolderError, match="is training in it"):
-                run_in(tmp_path).train()
+                run_in(tmp_path, new_trainer()).train()
 
         run_in(tmp_path, steps=1).train([begins_another])
 
@@ -496,7 +519,7 @@ class TestEvaluatingACheckpoint:
 
         def look(event):
             if event.step == 5:
-                found.append(run_in(tmp_path).evaluate("4").loss)
+                found.append(run_in(tmp_path, new_trainer()).evaluate("4").loss)
 
         every = [towers.evaluate(steps=4), towers.checkpoint(steps=4), look]
         run_in(tmp_path, steps=5).train(every)

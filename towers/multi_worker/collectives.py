@@ -241,8 +241,7 @@ class MultiWorker:
         )
 
     def ask_to_stop(self, signal_number):
-        if signal_number is not None:
-            self._asked.assign(np.int32(signal_number))
+        self._asked.assign(np.int32(signal_number or 0))
 
     def stop_asked(self):
         return int(self._stop) or None

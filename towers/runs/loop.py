@@ -294,6 +294,7 @@ class Loop:
     def train(self, config: Mapping) -> Outcome:
         """Trains to the plan's last step, or until a signal asks to stop."""
         first_step, is_chief = int(self.trainer.state.step), self.workers.is_chief
+        self.workers.ask_to_stop(None)  # whatever an earlier training of this program was asked
         self.workers.if_one_is_gone(self._described)
         if is_chief:
             self._summaries = summaries.Summaries(self.folder)
@@ -324,11 +325,11 @@ class Loop:
 
     def _train(self, first_step: int, config: Mapping, progress, asked) -> Outcome:
         with contextlib.ExitStack() as profile:
-            self._steps(first_step, config, progress, asked, profile)
+            stopped_by = self._steps(first_step, config, progress, asked, profile)
             at_step = int(self.trainer.state.step)
             self._save()
-            if self.workers.stop_asked():
-                return Outcome(None, at_step, exit_code=128 + self.workers.stop_asked())
+            if stopped_by:
+                return Outcome(None, at_step, exit_code=128 + stopped_by)
             if at_step == first_step == self.plan.last_step:
                 self._verify_if_missing(first_step)
             if self._stop_reason is None:
@@ -385,14 +386,15 @@ class Loop:
             raise
         self.lock.check_held()
 
-    def _steps(self, first_step, config, progress, asked, profile) -> None:
+    def _steps(self, first_step, config, progress, asked, profile) -> int | None:
+        """Trains; returns the signal that has stopped it, None at the end or an early stop."""
         plan, clock = self.plan, _Clock(first_step)
         for at_step, batch in enumerate(self._batches(first_step), start=first_step + 1):
             inputs, labels, *weight, parts = batch
             if at_step == first_step + 1:
                 self._begin(first_step, config, batch, progress)
                 if self._stop_reason is not None:
-                    return  # it was stopped here before, and had not come to its end
+                    return None  # it was stopped here before, and had not come to its end
                 clock.restart(first_step)
             shows = self._summaries and _is_multiple(at_step, plan.summary_every_steps)
             with clock.paused():
@@ -420,8 +422,8 @@ class Loop:
                 if not progress.is_read:
                     asked.received = asked.received or int(signal.SIGPIPE)
                 self.workers.ask_to_stop(asked.received)
-                if self.workers.stop_asked():
-                    return  # train() saves
+                if stopped_by := self.workers.stop_asked():
+                    return stopped_by  # train() saves
                 if _is_multiple(at_step, plan.checkpoint_every_steps):
                     self._save()
                 self._result = result
@@ -430,7 +432,8 @@ class Loop:
                     self._call_hooks(at_step, result)
                 if self._stop_reason is not None:
                     progress.say(f"stopped at step {at_step}: {self._stop_reason}")
-                    return
+                    return None
+        return None
 
     def _evaluate_if_due(self, at_step: int, progress) -> bool:
         if self._evaluation_is_due(at_step):
