@@ -37,11 +37,13 @@ class _Read:
 def trainers() -> Iterator[None]:
     """While entered, `build_trainer` gives trainers that were built before.
 
-    A run within a run has a trainer of its own.
+    A run within a run has a trainer of its own, and a test that replaces `build_trainer` has its.
     """
     with pytest.MonkeyPatch.context() as patch:
-        within = build.build_trainer is _build_trainer
-        patch.setattr(build, "build_trainer", _new if within else _build_trainer)
+        if build.build_trainer is _build_trainer:
+            patch.setattr(build, "build_trainer", _new)
+        elif build.build_trainer is _new:
+            patch.setattr(build, "build_trainer", _build_trainer)
         yield
 
 
