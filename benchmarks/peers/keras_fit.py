@@ -57,13 +57,13 @@ def network() -> keras.Model:
 class CountSteps(keras.callbacks.Callback):
     """Tells of each step."""
 
-    def __init__(self, turn: counter.Counter):
+    def __init__(self, turn: counter.Counter, batch: int):
         super().__init__()
-        self._turn = turn
+        self._turn, self._batch = turn, batch
 
     def on_train_batch_end(self, batch, logs=None):
         """Keras calls it after each step."""
-        self._turn.step_done(BATCH)
+        self._turn.step_done(self._batch)
 
 
 def main():
@@ -99,7 +99,7 @@ def main():
             metrics=["accuracy"],
             jit_compile=True if options.xla else "auto",
         )
-    model.fit(source, epochs=1, verbose=0, callbacks=[CountSteps(turn)])
+    model.fit(source, epochs=1, verbose=0, callbacks=[CountSteps(turn, BATCH)])
 
 
 if __name__ == "__main__":

@@ -205,6 +205,12 @@ def test_fused_batch_norm_refuses_what_it_does_not_do(option):
         layers.FusedBatchNormalization(**option)
 
 
+def test_fused_batch_norm_refuses_a_mask():
+    layer, _ = batch_norm_pair("float32")
+    with pytest.raises(ValueError, match="takes no mask"):
+        layer(tf.zeros([2, 5, 4, 6]), mask=tf.ones([2, 5, 4], tf.bool))
+
+
 def test_fused_batch_norm_that_is_frozen_stays_as_it_is():
     layer, _ = batch_norm_pair("float32")
     layer.trainable = False

@@ -9,6 +9,7 @@ import tensorflow as tf
 
 from towers import devices
 from towers.networks import cifarnet, fastnet, resnet, resnet50
+from towers.networks.fusing import fused as fused
 
 
 @dataclasses.dataclass(frozen=True)

@@ -169,8 +169,14 @@ class FusedBatchNormalization(keras.layers.BatchNormalization):
         if self.axis not in (-1, 3) or self.renorm or self.synchronized:
             raise ValueError("fused batch norm has no other axis, renorm or synchronized")
 
-    def call(self, inputs, training=None):
-        """Normalizes `inputs`, [n, height, width, channels]; returns its shape and dtype."""
+    def call(self, inputs, training=None, mask=None):
+        """Normalizes `inputs`, [n, height, width, channels]; returns its shape and dtype.
+
+        Raises:
+          ValueError: there is a mask, which the operation does not have.
+        """
+        if mask is not None:
+            raise ValueError(f"{self.name}: fused batch norm takes no mask")
         moments = self.moving_mean, self.moving_variance
         scale = self.gamma if self.scale else tf.ones_like(self.moving_mean)
         offset = self.beta if self.center else tf.zeros_like(self.moving_mean)

@@ -1,0 +1,101 @@
+"""The bare step on every kind of network, beside Keras's `fit` and PyTorch, in one run.
+
+    python -m benchmarks.networks
+    python -m benchmarks.networks --task=resnet --compute_dtype=bfloat16 --rounds=7
+
+One batch in memory, SGD with momentum, no logs; towers with one tower and the default microbatches
+and threads. The sides of a row take turns, each a process of its own; a ratio is the median over
+rounds of the ratios within a round, to the peer whose median rate is the highest, and its interval
+is that of the least and the largest of these.
+"""
+
+import importlib.util
+import statistics
+
+from benchmarks import turns
+from benchmarks.peers import task_sizes
+
+HEAD = """\
+| network | type | towers, images/s | with `fused` | Keras `fit` | compiled with XLA | PyTorch | \
+compiled | to the best of them |
+|---|---|---|---|---|---|---|---|---|"""
+OWN = ("towers", "fused")
+FUSED = ("resnet", "resnet50", "mobilenet")  # whose batch norm is Keras's
+PEERS = ("keras", "keras-xla", "pytorch", "pytorch-compiled")
+DTYPES = ("float32", "bfloat16")
+
+
+def main():
+    """Measures each row, and prints a table."""
+    parser = turns.parser(__doc__, rounds=5)
+    parser.add_argument("--task", action="append", choices=list(task_sizes.SHAPES))
+    parser.add_argument("--compute_dtype", action="append", choices=DTYPES)
+    parser.add_argument("--peer", action="append", choices=PEERS)
+    parser.add_argument("--seconds", type=float, default=3.0, help="of a turn")
+    options = parser.parse_args()
+    rows = (
+        measure(task, compute_dtype, options.peer or PEERS, options.seconds, options.rounds)
+        for task in options.task or task_sizes.SHAPES
+        for compute_dtype in options.compute_dtype or DTYPES
+    )
+    turns.report(HEAD, rows, as_row, options.output)
+
+
+def measure(task: str, compute_dtype: str, peers: list[str], seconds: float, rounds: int) -> dict:
+    """The figures of one row."""
+    given = (task, compute_dtype)
+    commands = {
+        "towers": ("benchmarks.peers.keras_tasks", "towers", *given),
+        "fused": ("benchmarks.peers.keras_tasks", "fused", *given),
+        "keras": ("benchmarks.peers.keras_tasks", "fit", *given),
+        "keras-xla": ("benchmarks.peers.keras_tasks", "xla", *given),
+        "pytorch": ("benchmarks.peers.pytorch_tasks", *given),
+        "pytorch-compiled": ("benchmarks.peers.pytorch_tasks", *given, "--compile"),
+    }
+    has_torch = importlib.util.find_spec("torch") is not None
+    sides = {
+        name: turns.Side(command, {"seconds": seconds})
+        for name, command in commands.items()
+        if name == "towers"
+        or (name == "fused" and task in FUSED)
+        or (name in peers and (has_torch or "pytorch" not in name))
+    }
+    measured = turns.measure(sides, rounds)
+    rates = {name: found.rates for name, found in measured.items()}
+    medians = {name: found.median_rate() for name, found in measured.items()}
+    best = max(set(rates) - set(OWN), key=medians.get, default=None)
+    figures = {
+        "task": task,
+        "compute_dtype": compute_dtype,
+        "batch": task_sizes.BATCHES[task],
+        "images_per_second": {name: round(rate, 1) for name, rate in medians.items()},
+        "peak_megabytes": {
+            name: round(found.peak_megabytes or 0) for name, found in measured.items()
+        },
+        "every_round": {name: [round(rate, 1) for rate in found] for name, found in rates.items()},
+        "rounds": rounds,
+    }
+    if best:
+        ours = rates.get("fused", rates["towers"])
+        ratios = [own / its for own, its in zip(ours, rates[best], strict=True)]
+        figures |= {
+            "best_peer": best,
+            "to_best_peer": round(statistics.median(ratios), 3),
+            "least_and_largest": [round(min(ratios), 3), round(max(ratios), 3)],
+        }
+    return figures | turns.conditions()
+
+
+def as_row(row: dict) -> str:
+    """One row of the table."""
+    rates = row["images_per_second"]
+    shown = " | ".join(f"{rates[name]:,.0f}" if name in rates else "" for name in OWN + PEERS)
+    ratio = ""
+    if "best_peer" in row:
+        least, largest = row["least_and_largest"]
+        ratio = f"{row['to_best_peer']:.2f} ({least:.2f}–{largest:.2f})"
+    return f"| {row['task']} | {row['compute_dtype']} | {shown} | {ratio} |"
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,66 @@
+"""All kinds of networks beside their peers: the same networks, and what is made of their rates."""
+
+import pytest
+
+from benchmarks import networks, turns
+from benchmarks.peers import task_sizes, tasks
+
+# Trained weights. Keras's LSTM has one bias for each gate and PyTorch two, 4 * UNITS of them more;
+# fastnet has a whitening, and PyTorch's one bias of it.
+WEIGHTS = {
+    "cifarnet": 1_068_298,
+    "resnet": 272_474,
+    "resnet50": 23_528_522,
+    "mobilenet": 408_938,
+    "transformer": 1_446_666,
+    "lstm": 1_181_450,
+}
+
+
+@pytest.mark.parametrize("name", WEIGHTS)
+def test_each_network_has_its_weights(name):
+    model = tasks.build(name, "float32")
+    assert sum(weight.shape.num_elements() for weight in model.trainable_weights) == WEIGHTS[name]
+    assert model.output_shape == (None, task_sizes.CLASSES)
+    assert tasks.inputs(name).shape == (len(tasks.labels(name)), *task_sizes.SHAPES[name])
+
+
+@pytest.mark.parametrize("name", WEIGHTS)
+def test_pytorch_s_has_as_many(name):
+    pytest.importorskip("torch", reason="PyTorch is not installed")
+    from benchmarks.peers import pytorch_tasks
+
+    found = sum(weight.numel() for weight in pytorch_tasks.NETWORKS[name]().parameters())
+    assert found - (4 * task_sizes.UNITS if name == "lstm" else 0) == WEIGHTS[name]
+
+
+def test_the_ratio_is_to_the_best_peer_within_each_round(monkeypatch):
+    rates = {
+        "towers": [10.0, 20.0, 30.0],
+        "fused": [12.0, 44.0, 36.0],
+        "keras": [4.0, 4.0, 4.0],
+        "keras-xla": [10.0, 20.0, 40.0],
+    }
+    asked = []
+
+    def measured(sides, rounds):
+        asked.append((set(sides), rounds))
+        return {name: turns.Measured(rates[name], 100.0) for name in sides}
+
+    monkeypatch.setattr(turns, "measure", measured)
+    row = networks.measure("resnet", "float32", ["keras", "keras-xla"], 1.0, 3)
+    assert asked == [(set(rates), 3)]
+    assert (row["best_peer"], row["to_best_peer"]) == ("keras-xla", 1.2)
+    assert row["least_and_largest"] == [0.9, 2.2]
+    assert networks.as_row(row) == (
+        "| resnet | float32 | 20 | 36 | 4 | 20 |  |  | 1.20 (0.90–2.20) |"
+    )
+
+
+def test_a_network_without_batch_norm_of_keras_s_is_not_fused(monkeypatch):
+    monkeypatch.setattr(
+        turns, "measure", lambda sides, _: {name: turns.Measured([1.0], None) for name in sides}
+    )
+    row = networks.measure("lstm", "float32", [], 1.0, 1)
+    assert row["images_per_second"] == {"towers": 1.0}
+    assert networks.as_row(row) == "| lstm | float32 | 1 |  |  |  |  |  |  |"

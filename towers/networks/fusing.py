@@ -1,0 +1,67 @@
+"""The same model in operations that are faster on a CPU, for any Keras model made of layers."""
+
+import keras
+import tensorflow as tf
+
+from towers import devices
+from towers.networks import layers
+
+_DTYPES = ("float32", "bfloat16", "float16")
+
+
+def fused(model: keras.Model) -> keras.Model:
+    """A copy of a model in which every batch norm over the channels of images is one operation.
+
+    Each `keras.layers.BatchNormalization` that can becomes a `layers.FusedBatchNormalization` of
+    the same name and the same weights; all other layers are as they were, those within layers of
+    your own too. The function is the same up to the rounding of sums, in training and without, so
+    weights of the one fit the other.
+
+    Args:
+      model: a `keras.Sequential` or a `keras.Model` of inputs and outputs; built. Models within it
+        are such, too.
+
+    Returns:
+      A model with variables of its own, on `devices.PARAMETER_DEVICE`.
+
+    Raises:
+      TypeError: no Keras model.
+      ValueError: Keras cannot take a model, or one within it, apart: it is a subclass with a `call`
+        of its own.
+    """
+    if not isinstance(model, keras.Model):
+        raise TypeError(f"model is of type {type(model).__name__}: must be a Keras model")
+    _check_is_of_layers(model)
+    with tf.device(devices.PARAMETER_DEVICE):
+        made = keras.models.clone_model(model, clone_function=_replaced, recursive=True)
+    for new, old in zip(made.variables, model.variables, strict=True):
+        new.assign(old)
+    return made
+
+
+def _check_is_of_layers(model: keras.Model) -> None:
+    for part in [model, *model._flatten_layers(include_self=False)]:
+        if isinstance(part, keras.Model) and not type(part).__module__.startswith("keras."):
+            raise ValueError(
+                f"the model {part.name} is a {type(part).__name__}: must be a keras.Sequential or "
+                "a keras.Model(inputs, outputs); a model with a call of its own can use "
+                "layers.FusedBatchNormalization itself"
+            )
+
+
+def _replaced(layer: keras.layers.Layer) -> keras.layers.Layer:
+    if not _can_be_fused(layer):
+        return type(layer).from_config(layer.get_config())
+    return layers.FusedBatchNormalization.from_config(layer.get_config())
+
+
+def _can_be_fused(layer: keras.layers.Layer) -> bool:
+    return (
+        type(layer) is keras.layers.BatchNormalization
+        and layer.built
+        and layer.input_spec.ndim == 4
+        and layer.axis in (-1, 3)
+        and not layer.renorm
+        and not layer.synchronized
+        and layer.compute_dtype in _DTYPES
+    )
