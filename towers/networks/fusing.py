@@ -1,4 +1,4 @@
-"""The same model in operations that are faster on a CPU, for any Keras model made of layers."""
+"""The same model with batch norm in one operation, for any Keras model made of layers."""
 
 import keras
 import tensorflow as tf
