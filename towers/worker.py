@@ -54,7 +54,7 @@ class Workers(Protocol):
         """What the towers of all workers hand to the update. Called in the step's graph."""
 
     def ask_to_stop(self, signal_number: int | None) -> None:
-        """Notes that this worker was asked to stop; None for that it was not."""
+        """Notes that this worker was asked to stop; None takes that back."""
 
     def stop_asked(self) -> int | None:
         """The signal that asked a worker to stop, as all know it since the last step; or None."""

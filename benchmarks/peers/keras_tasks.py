@@ -11,12 +11,11 @@ import towers  # before Keras: it silences TensorFlow's notices
 from benchmarks.peers import counter, keras_fit, tasks
 from benchmarks.peers import task_sizes as sizes
 from towers import devices, networks
+from towers.support import shares
 from towers_cli import resolve
 
 import keras  # isort: skip
 import tensorflow as tf  # isort: skip
-
-MICROBATCHES = 8
 
 
 def optimizer() -> keras.optimizers.Optimizer:
@@ -27,7 +26,7 @@ def optimizer() -> keras.optimizers.Optimizer:
 def on_towers(name: str, compute_dtype: str, turn: counter.Counter, is_fused: bool) -> None:
     """The bare step of a Trainer of one tower, with the default microbatches and threads."""
     cores = container_limits.available_cores()
-    devices.use_intra_op_threads(resolve.default_threads(MICROBATCHES, 0, cores))
+    devices.use_intra_op_threads(resolve.default_threads(shares.MOST_BY_DEFAULT, 0, cores))
     devices.choose(1)
     with tf.device(devices.PARAMETER_DEVICE):
         model = tasks.build(name, compute_dtype)

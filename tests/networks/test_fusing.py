@@ -105,6 +105,19 @@ def test_a_model_with_a_call_of_its_own_is_refused(outer):
         networks.fused(model)
 
 
+def test_what_a_normalization_layer_has_learned_is_copied():
+    images, _ = toys.batch(16, (8, 8, 3))
+    learned = keras.layers.Normalization()
+    learned.adapt(3.0 * images + 5.0)
+    model = keras.Sequential([keras.Input((8, 8, 3)), learned, Norm()])
+    np.testing.assert_allclose(networks.fused(model)(images), model(images), rtol=1e-5, atol=1e-5)
+
+
+def test_a_model_that_is_not_built_is_refused():
+    with pytest.raises(ValueError, match="the model late is not built yet: call it on some inputs"):
+        networks.fused(keras.Sequential([Norm()], name="late"))
+
+
 def test_something_else_is_refused():
     with pytest.raises(TypeError, match="model is of type BatchNormalization: must be a Keras mod"):
         networks.fused(Norm())

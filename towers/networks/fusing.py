@@ -5,6 +5,7 @@ import tensorflow as tf
 
 from towers import devices
 from towers.networks import layers
+from towers.support import adapted
 
 _DTYPES = ("float32", "bfloat16", "float16")
 
@@ -26,16 +27,19 @@ def fused(model: keras.Model) -> keras.Model:
 
     Raises:
       TypeError: no Keras model.
-      ValueError: Keras cannot take a model, or one within it, apart: it is a subclass with a `call`
-        of its own.
+      ValueError: the model is not built; or Keras cannot take it, or a model within it, apart: it
+        is a subclass with a `call` of its own.
     """
     if not isinstance(model, keras.Model):
         raise TypeError(f"model is of type {type(model).__name__}: must be a Keras model")
+    if not model.built:
+        raise ValueError(f"the model {model.name} is not built yet: call it on some inputs first")
     _check_is_of_layers(model)
     with tf.device(devices.PARAMETER_DEVICE):
         made = keras.models.clone_model(model, clone_function=_replaced, recursive=True)
     for new, old in zip(made.variables, model.variables, strict=True):
         new.assign(old)
+    adapted.refresh(made)
     return made
 
 
