@@ -87,13 +87,13 @@ def test_each_microbatch_goes_on_from_its_own_statistics(num_towers):
 def test_each_microbatch_is_normalized_by_its_own_statistics():
     # "Ghost" batch norm: what a microbatch computes is what it computes alone.
     images, labels = toys.batch(8)
-    run = toys.trainer(toys.small_resnet("float64"), global_batch_size=8, num_microbatches=2)
+    run = toys.trainer(toys.normalized("float64"), global_batch_size=8, num_microbatches=2)
     halves = run.train_step(images, labels).losses["total"].numpy()
     for half, part in enumerate((slice(0, 4), slice(4, 8))):
-        alone = toys.trainer(toys.small_resnet("float64"), global_batch_size=4)
+        alone = toys.trainer(toys.normalized("float64"), global_batch_size=4)
         (loss,) = alone.train_step(images[part], labels[part]).losses["total"].numpy()
         assert halves[half] == pytest.approx(loss, rel=1e-12)
-    whole = toys.trainer(toys.small_resnet("float64"), global_batch_size=8)
+    whole = toys.trainer(toys.normalized("float64"), global_batch_size=8)
     (loss,) = whole.train_step(images, labels).losses["total"].numpy()
     assert abs(loss - halves.mean()) > 1e-3
 

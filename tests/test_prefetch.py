@@ -55,7 +55,7 @@ def test_no_batches_are_none():
     assert list(prefetch.to_towers([], toys.cpus(1), [8])) == []
 
 
-@pytest.mark.parametrize("num_towers", [1, 3, 4])
+@pytest.mark.parametrize("num_towers", [1, pytest.param(3, marks=pytest.mark.long), 4])
 def test_the_weights_are_those_of_batches_cut_within_the_step(num_towers):
     hashes = set()
     for ahead in (False, True):

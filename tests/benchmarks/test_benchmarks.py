@@ -353,6 +353,7 @@ def test_time_to_accuracy_adds_up_the_steps_before_an_evaluation(tmp_path):
         time_to_accuracy.figures(run_folder.RunFolder(str(tmp_path / "nothing")))
 
 
+@pytest.mark.long
 def test_operations_times_every_form():
     rows = operations.measure(tf.float32, rounds=1)
     assert [(row["what"], row["form"]) for row in rows] == [

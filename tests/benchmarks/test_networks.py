@@ -1,5 +1,6 @@
 """All kinds of networks beside their peers: the same networks, and what is made of their rates."""
 
+import combinations
 import pytest
 
 from benchmarks import networks, turns
@@ -17,7 +18,12 @@ WEIGHTS = {
 }
 
 
-@pytest.mark.parametrize("name", WEIGHTS)
+LARGE = ("resnet50", "mobilenet")
+
+
+@pytest.mark.parametrize(
+    ("name",), combinations.crossed(WEIGHTS, often=[(n,) for n in WEIGHTS if n not in LARGE])
+)
 def test_each_network_has_its_weights(name):
     model = tasks.build(name, "float32")
     assert sum(weight.shape.num_elements() for weight in model.trainable_weights) == WEIGHTS[name]

@@ -35,6 +35,7 @@ def downloaded(made, monkeypatch):
     monkeypatch.setattr(mobilenet_v3.file_utils, "get_file", lambda *_, **__: str(made[1]))
 
 
+@pytest.mark.long
 def test_gives_the_features_that_keras_does_of_raw_pixels(made):
     pixels = np.random.default_rng(0).integers(0, 256, (4, SIZE, SIZE, 3)).astype(np.uint8)
     network = fine_tune.mobilenet((SIZE, SIZE, 3), 5)

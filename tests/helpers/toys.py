@@ -82,6 +82,24 @@ def small_resnet(dtype: str = "float32") -> keras.Model:
     return on_cpu(lambda: resnet.build((8, 8, 3), CLASSES, policy, 3, blocks_per_stage=1))
 
 
+def normalized(dtype: str = "float32") -> keras.Model:
+    """A convolution and a dense layer, each with batch norm, for 8 x 8 images."""
+    kernels = keras.initializers.GlorotUniform(seed=4)
+    with_dtype = {"dtype": keras.DTypePolicy(dtype)}
+    return on_cpu(
+        lambda: keras.Sequential(
+            [
+                keras.Input([8, 8, 3]),
+                keras.layers.Conv2D(4, 3, kernel_initializer=kernels, **with_dtype),
+                keras.layers.BatchNormalization(**with_dtype),
+                keras.layers.Flatten(),
+                keras.layers.BatchNormalization(**with_dtype),
+                keras.layers.Dense(CLASSES, kernel_initializer=kernels, **with_dtype),
+            ]
+        )
+    )
+
+
 def small_fastnet(dtype: str = "float32") -> keras.Model:
     """Whitening and two blocks of convolutions, for 8 x 8 images; it has seen some of them."""
     policy = keras.DTypePolicy(dtype)

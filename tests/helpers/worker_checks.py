@@ -121,6 +121,7 @@ def _clipped(workers) -> dict:
 # Networks of all kinds: what a worker makes of each.
 KINDS = {
     "cifarnet": lambda w: train(w, toys.small_cifarnet(), weight_decay=0.01),
+    "batch norm": lambda w: train(w, toys.normalized(), moving_average_decay=0.9),
     "resnet": lambda w: train(w, toys.small_resnet(), moving_average_decay=0.9),
     "sparse gradients": lambda w: train(w, embedding(), optimizer=keras.optimizers.Adam(0.01)),
     "two outputs and metrics": lambda w: of_two_outputs(w),
@@ -136,7 +137,7 @@ KINDS = {
 }
 # Fewer of them among many workers, which share the machine's cores.
 FEWER = {
-    2: ["cifarnet", "resnet", "two outputs and metrics"],
+    2: ["cifarnet", "batch norm", "two outputs and metrics"],
     3: ["cifarnet", "sparse gradients"],
     5: ["cifarnet"],
 }

@@ -1,5 +1,6 @@
 """Augmentations: Pillow's operations, and draws that do not depend on who reads a batch."""
 
+import combinations
 import numpy as np
 import pytest
 import tensorflow as tf
@@ -155,7 +156,9 @@ class TestDraws:
 
 
 class TestAWholeBatch:
-    @pytest.mark.parametrize("name", augment.NAMES[1:])
+    @pytest.mark.parametrize(
+        ("name",), combinations.crossed(augment.NAMES[1:], often=[("trivial_augment",)])
+    )
     def test_is_made_of_images_one_by_one(self, name):
         images = np.stack(pictures(4) * 16)
         how = preprocess.for_images("pad_crop_flip", SHAPE, name, 0.5)

@@ -55,6 +55,7 @@ def test_version_1_has_these_pixels(test):
     assert images.mean() == pytest.approx(127.609, abs=0.01)
 
 
+@pytest.mark.long
 def test_a_linear_model_stays_far_below(train, test):
     """Ridge regression onto the classes; its penalty is about the best for the test split."""
     (images, labels), (test_images, test_labels) = train, test

@@ -78,7 +78,14 @@ def test_a_batch_is_the_same_wherever_a_run_goes_on(split, prepared):
     assert whole[0][0].shape == (BATCH, SIZE, SIZE, 3) and whole[0][0].dtype == np.float32
 
 
-@pytest.mark.parametrize("share", [range(0, 3), range(3, 8), range(5, 6)])
+@pytest.mark.parametrize(
+    "share",
+    [
+        pytest.param(range(0, 3), marks=pytest.mark.long),
+        range(3, 8),
+        pytest.param(range(5, 6), marks=pytest.mark.long),
+    ],
+)
 def test_a_share_is_that_of_the_whole_batch(split, prepared, share):
     source = images.training(split, prepared, seed=3)
     for whole, own in zip(taken(source, 0, 3), taken(source, 0, 3, share), strict=True):
@@ -91,6 +98,7 @@ def test_another_seed_has_other_batches(split, prepared):
     assert not np.array_equal(one[0], other[0])
 
 
+@pytest.mark.long
 def test_augmentation_is_of_the_same_parts(split):
     """One picture is cut, then augmented, then scaled, then a rectangle is erased."""
     plain, augmented = (

@@ -93,6 +93,7 @@ def test_compare_shows_each_rule_at_the_best_of_its_rates(shapes, simulated, tmp
     assert [run["accuracy"] for run in runs] == [0.9, 0.8]
 
 
+@pytest.mark.long
 def test_compare_runs_all_rules_at_three_rates(shapes, simulated):
     calls, _ = simulated
     assert command.main(["compare"]) == 0
@@ -288,6 +289,7 @@ class TestReport:
     def test_the_race_is_to_three_quarters_of_the_best(self):
         assert report.target([a_run([0.5] * 3), a_run([0.62] * 3)]) == 0.46
 
+    @pytest.mark.long
     def test_runs_that_never_got_anywhere_can_be_drawn(self, tmp_path):
         still = [simulation.Point(float(t), 0, 2.0, 0.1, 0.0) for t in range(4)]
         runs = [

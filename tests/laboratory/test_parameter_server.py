@@ -118,12 +118,20 @@ class TestOutcome:
         assert outcome.staleness() == {0: 4, 1: 4}
         assert outcome.pause() == pytest.approx(2 * 10 / 8 - 1)  # from 50 to 60, 8 at work
 
-    @pytest.mark.parametrize(("workers", "pause"), [(4, 0.0), (4, 1.0), (8, 10.9)])
+    @pytest.mark.parametrize(
+        ("workers", "pause"),
+        [
+            pytest.param(4, 0.0, marks=pytest.mark.long),
+            (4, 1.0),
+            pytest.param(8, 10.9, marks=pytest.mark.long),
+        ],
+    )
     def test_a_simulation_is_stale_by_the_others_that_are_at_work(self, workers, pause):
         staleness = parameter_server.simulated(workers, pause)
         expected = (workers - 1) / (1 + pause)
         assert parameter_server.mean(staleness) == pytest.approx(expected, rel=0.06)
 
+    @pytest.mark.long
     def test_rows_end_with_the_means(self):
         applied = [Applied(number, 1, number, number + 1.0) for number in range(30)]
         rows = parameter_server.rows(Outcome(2, applied, 0.1, 0.5, np.zeros(1)))

@@ -11,6 +11,7 @@ from lessons import elastic_averaging
 LESSON = elastic_averaging.LESSON
 
 
+@pytest.mark.long
 def test_is_a_table_a_claim_and_a_plot(glance, tmp_path):
     lesson_checks.check_finding(glance, tmp_path)
 
@@ -68,6 +69,7 @@ def test_the_formula_is_exact_for_odd_numbers_of_workers(workers, above):
         assert largest(1.001 * limit) > 1
 
 
+@pytest.mark.long
 def test_an_even_number_of_workers_stands_a_little_more():
     found = elastic_averaging.unstable_from(1.0, 4)
     limit = elastic_averaging.stable_up_to(1.0)

@@ -18,14 +18,13 @@ def test_is_a_table_a_claim_and_a_plot(finding, tmp_path):
     lesson_checks.check_finding(finding, tmp_path)
 
 
+@pytest.mark.long
 class TestClaim:
-    @pytest.mark.long
     def test_the_loop_s_body_runs_while_the_graph_is_built_and_never_again(self, numbers):
         for k in (1, 2, 4):
             built = numbers["built"][k]
             assert (built.building, built.running) == (k, 0)
 
-    @pytest.mark.long
     def test_no_tower_needs_another_and_the_average_needs_all(self, numbers):
         for k in (1, 2, 4):
             built = numbers["built"][k]

@@ -43,6 +43,7 @@ class TestClaim:
         assert glance.numbers["counted"]["training", 256].kept > 256 * one_image
         assert glance.numbers["counted"]["evaluation", 256].alive == 256 * one_image * 5 / 4
 
+    @pytest.mark.long
     def test_what_is_done_about_it_keeps_less(self, glance):
         counted = glance.numbers["counted"]
         float32 = counted["training", 1024]

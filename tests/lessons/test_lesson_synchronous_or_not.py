@@ -10,6 +10,7 @@ LESSON = synchronous_or_not.LESSON
 EQUAL, LAGGING, FAR = IN_SHORT["settings"]
 
 
+@pytest.mark.long
 def test_is_a_table_a_claim_and_a_plot(glance, tmp_path):
     lesson_checks.check_finding(glance, tmp_path)
 

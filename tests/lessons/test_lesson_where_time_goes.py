@@ -171,6 +171,7 @@ class TestProfile:
             "copy": 0.0, "compute": 4.0, "reduce": 0.0, "update": 2.0
         }  # fmt: skip
 
+    @pytest.mark.long
     def test_every_operation_of_a_step_has_its_part(self):
         trainer, inputs = where_time_goes.workplace(2, SHORT)
         batch = next(inputs[FIXED])

@@ -287,6 +287,7 @@ class TestDryRun:
             7: 0.001, 8: 0.001, 9: 0.001, 10: 0.001,
         }  # fmt: skip
 
+    @pytest.mark.long
     def test_shows_the_staircase_and_the_warm_up(self, tmp_path):
         rates = self.rates(
             tmp_path, "--max_steps=99999", "--epochs_per_decay=4.5", "--warmup_epochs=2",

@@ -45,7 +45,9 @@ def after_a_step(model, images, labels):
     return [before, loss, *(variable.numpy() for variable in model.variables)]
 
 
-@pytest.mark.parametrize("build", [mobilenet, toys.small_resnet, within])
+@pytest.mark.parametrize(
+    "build", [pytest.param(mobilenet, marks=pytest.mark.long), toys.small_resnet, within]
+)
 def test_it_is_the_same_function(build):
     model = toys.on_cpu(build)
     made = networks.fused(model)
@@ -62,7 +64,7 @@ def kinds(model):
 
 
 def test_every_batch_norm_that_can_is_one_operation():
-    assert set(kinds(networks.fused(mobilenet())).values()) == {Fused}
+    assert set(kinds(networks.fused(toys.small_resnet())).values()) == {Fused}
     found = networks.fused(within())
     assert kinds(found) == {"inner_norm": Fused, "rows": Norm, "wide": Norm, "flat": Norm}
     assert found.get_layer("inner").layers[1].momentum == 0.7

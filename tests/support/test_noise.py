@@ -50,6 +50,7 @@ def stderr_of(program: str, **environment: str) -> list[str]:
 
 @pytest.mark.whole_program
 class TestAnImport:
+    @pytest.mark.long
     def test_is_silent(self):
         assert stderr_of("import towers") == []
 

@@ -116,6 +116,7 @@ def test_towers_and_batches_change_nothing(folder, towers, batch):
     assert line["loss"] == pytest.approx(own["loss"], abs=1e-6)
 
 
+@pytest.mark.long
 def test_the_training_split_and_its_count(folder):
     done, [line] = evaluate(folder, "--split=train", "--global_batch_size=500")
     assert "train split, 5,000 examples, each once" in done.stdout
@@ -217,6 +218,7 @@ class TestFollowing:
         again, lines = evaluate(folder, *self.FLAGS)
         assert (again.stdout, lines) == ("the training has finished\n", [])  # once is enough
 
+    @pytest.mark.long
     def test_an_evaluation_of_other_data_is_none_of_the_runs_own(self, folder, monkeypatch):
         """After `eval.py --dataset=other` the run's own steps are still to be evaluated."""
         forget_evaluations(folder)

@@ -178,9 +178,13 @@ class TestARunOfIt:
 
     @pytest.mark.parametrize(
         "change",
-        [("Conv2D(8", "Conv2D(9"), ('"relu"', '"tanh"'), ("Dropout(0.1)", "Dropout(0.2)"),
-         ("BatchNormalization()", "BatchNormalization(trainable=False)")],
-    )  # fmt: skip
+        [
+            pytest.param(("Conv2D(8", "Conv2D(9"), marks=pytest.mark.long),
+            pytest.param(('"relu"', '"tanh"'), marks=pytest.mark.long),
+            ("Dropout(0.1)", "Dropout(0.2)"),
+            ("BatchNormalization()", "BatchNormalization(trainable=False)"),
+        ],
+    )
     def test_whose_function_has_changed_is_another(self, here, change):
         assert train(here / "run", "--max_steps=1").returncode == 0
         (here / "mine.py").write_text(MODULE.replace(*change))

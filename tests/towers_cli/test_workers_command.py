@@ -325,6 +325,7 @@ def one_of_two_dies(workers):
     return die
 
 
+@pytest.mark.long
 @pytest.mark.whole_program
 def test_a_worker_that_is_killed_while_tensorflow_starts_does_not_hang_the_others(one_of_two_dies):
     code, err, name = one_of_two_dies("servers", 1, signal.SIGKILL)
