@@ -119,7 +119,7 @@ def test_a_norm_that_overflows_is_not_clipped_to_nothing():
 
 
 def test_batch_norm_and_kept_apart_statistics_stay_as_they_were():
-    model = toys.small_resnet()
+    model = toys.normalized()
     made = toys.trainer(
         model, num_towers=TOWERS, global_batch_size=4, batch_norm_statistics="each",
         weight_decay=0.0,

@@ -153,7 +153,7 @@ def scaled_muon(model):
         (toys.small_resnet, "float32", clipped_sgd, "mean"),
         pytest.param(toys.small_resnet, "mixed_bfloat16", adamw, "first", marks=pytest.mark.long),
         pytest.param(toys.small_resnet, "float32", clipped_sgd, "each", marks=pytest.mark.long),
-        (toys.small_fastnet, "mixed_bfloat16", muon, "each"),
+        pytest.param(toys.small_fastnet, "mixed_bfloat16", muon, "each", marks=pytest.mark.long),
         pytest.param(
             toys.small_fastnet, "mixed_float16", scaled_muon, "mean", marks=pytest.mark.long
         ),
@@ -427,7 +427,7 @@ class TestGradientAccumulation:
     @pytest.mark.parametrize(
         ("build", "num_towers"),
         [
-            (toys.small_cifarnet, 1),
+            pytest.param(toys.small_cifarnet, 1, marks=pytest.mark.long),
             (toys.small_cifarnet, 3),
             pytest.param(toys.small_resnet, 1, marks=pytest.mark.long),
             pytest.param(toys.small_resnet, 3, marks=pytest.mark.long),

@@ -93,6 +93,7 @@ def test_a_share_is_that_of_the_whole_batch(split, prepared, share):
             np.testing.assert_array_equal(of_whole[share.start : share.stop], of_own)
 
 
+@pytest.mark.long
 def test_another_seed_has_other_batches(split, prepared):
     one, other = (taken(images.training(split, prepared, seed), 0, 1)[0] for seed in (3, 4))
     assert not np.array_equal(one[0], other[0])

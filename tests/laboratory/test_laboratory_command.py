@@ -83,6 +83,7 @@ def simulated(monkeypatch):
     return calls, accuracy
 
 
+@pytest.mark.long
 def test_compare_shows_each_rule_at_the_best_of_its_rates(shapes, simulated, tmp_path, capsys):
     _, accuracy = simulated
     accuracy |= {("synchronous", 0.1): 0.9, ("easgd", 0.3): 0.8, ("easgd", 0.02): 0.7}

@@ -277,6 +277,7 @@ class TestDryRun:
         lines = done.stdout.split("rate of the next update\n")[1].splitlines()
         return {float(line.split()[0]): float(line.split()[-1]) for line in lines}
 
+    @pytest.mark.long
     def test_shows_every_decay(self, tmp_path):
         rates = self.rates(
             tmp_path, "--max_steps=99999", "--learning_rate_schedule=piecewise",

@@ -19,6 +19,7 @@ def test_has_the_weights_of_torchvision_s():
     assert sum(np.prod(weight.shape) for weight in trained) == 25_557_032
 
 
+@pytest.mark.long
 def test_halves_the_image_five_times_and_in_the_3_x_3_convolutions(network):
     shapes = [network.get_layer(f"stage{n}_block1_relu3").output.shape[1:] for n in range(1, 5)]
     assert shapes == [(16, 24, 256), (8, 12, 512), (4, 6, 1024), (2, 3, 2048)]

@@ -8,10 +8,7 @@ import pytest
 import toys
 
 STEPS, BATCH = 3, 8
-NAMES = [
-    pytest.param(name, marks=pytest.mark.long if name == "multi_label" else ())
-    for name in models.TASKS
-]
+NAMES = list(models.TASKS)
 
 
 def trainer_of(task, num_towers, optimizer=None):
@@ -37,8 +34,14 @@ def trained(task, *arguments):
     return run, history
 
 
-@pytest.mark.parametrize("name", NAMES)
-@pytest.mark.parametrize("towers", [(1, 4), pytest.param((1, 2, 3, 4), marks=pytest.mark.long)])
+@pytest.mark.parametrize(
+    ("name", "towers"),
+    combinations.crossed(
+        NAMES,
+        [(1, 4), (1, 2, 3, 4)],
+        often=[("two_by_two", (1, 4)), ("segmentation", (1, 4))],
+    ),
+)
 def test_one_hash_and_one_evaluation_on_any_number_of_towers(name, towers):
     found = set()
     for num_towers in towers:
@@ -52,7 +55,9 @@ def test_one_hash_and_one_evaluation_on_any_number_of_towers(name, towers):
     assert len(found) == 1
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize(
+    ("name",), combinations.crossed(NAMES, often=[("two_by_two",), ("next_token",)])
+)
 def test_evaluates_as_keras_does(name):
     task = models.made(name, 29)
     result = trainer_of(task, 2).evaluate([(task.inputs, task.labels)])

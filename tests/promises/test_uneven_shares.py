@@ -40,8 +40,7 @@ KINDS = {
     "dropout": lambda: (worker_checks.dropout("float64"), {}),
 }
 # The others are long.
-FEW = {(3, kind) for kind in ("cifarnet, float32", "dropout")}
-FEW |= {(5, "cifarnet, float32")}
+FEW = {(3, "cifarnet, float32"), (5, "dropout")}
 
 
 @functools.cache

@@ -137,10 +137,10 @@ class TestWhatDoesNotFit:
         "other",
         [
             {"units": 4},
-            {"optimizer": keras.optimizers.Adam},
+            pytest.param({"optimizer": keras.optimizers.Adam}, marks=pytest.mark.long),
             {"optimizer": keras.optimizers.SGD},  # no momentum: fewer slots than in the file
-            {"keep_averages": False},
-            {"statistics_of_each": 0},
+            pytest.param({"keep_averages": False}, marks=pytest.mark.long),
+            pytest.param({"statistics_of_each": 0}, marks=pytest.mark.long),
             {"statistics_of_each": 3},
         ],
     )
@@ -273,10 +273,13 @@ class TestDamage:
         "text",
         [
             None,
-            b"",
-            b"model_checkpoint_path: ",
-            b"\xff\xfe",
-            b'model_checkpoint_path: "abc" all_model_checkpoint_paths: "abc"',
+            pytest.param(b"", marks=pytest.mark.long),
+            pytest.param(b"model_checkpoint_path: ", marks=pytest.mark.long),
+            pytest.param(b"\xff\xfe", marks=pytest.mark.long),
+            pytest.param(
+                b'model_checkpoint_path: "abc" all_model_checkpoint_paths: "abc"',
+                marks=pytest.mark.long,
+            ),
             b'model_checkpoint_path: "../step-3" all_model_checkpoint_paths: "../step-3"',
         ],
     )

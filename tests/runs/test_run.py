@@ -7,6 +7,7 @@ import signal
 import threading
 import types
 
+import combinations
 import keras
 import numpy as np
 import pytest
@@ -562,7 +563,9 @@ def test_the_types_that_layers_compute_in_are_a_part_of_a_model():
     assert layers("mixed_float16") == layers("mixed_float16")
 
 
-@pytest.mark.parametrize("change", ["activation", "rate", "frozen"])
+@pytest.mark.parametrize(
+    "change", ["activation", pytest.param("rate", marks=pytest.mark.long), "frozen"]
+)
 def test_a_run_of_another_model_is_not_continued(tmp_path, change):
     """Of the same shapes: what Keras saves of the layers is compared."""
 
@@ -701,7 +704,9 @@ STREAMS = {
 }
 
 
-@pytest.mark.parametrize("name", STREAMS)
+@pytest.mark.parametrize(
+    ("name",), combinations.crossed(STREAMS, often=[("function",), ("dataset",)])
+)
 def test_a_stream_goes_on_where_it_stood(tmp_path, name):
     """With last batches that are not full, whose filling leaves no trace."""
     every, ends = [towers.evaluate(epochs=1), towers.checkpoint(steps=3), towers.log(steps=1)], []

@@ -51,6 +51,7 @@ class TestARunThatGoesOn:
     def stretches_of(self, folder):
         return json.loads((folder / "config.json").read_text())["stretches"]
 
+    @pytest.mark.long
     def test_on_something_else_says_and_keeps_both(self, tmp_path, monkeypatch):
         assert scripts.train(tmp_path, *self.FLAGS, "--max_steps=2").returncode == 0
         [began] = self.stretches_of(tmp_path)

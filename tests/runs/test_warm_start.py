@@ -566,6 +566,7 @@ class TestWholeRuns:
             run_in(finished[0], trainer_of(usual(), moving_average_decay=0.5),
                    init_from=finished[0], epochs=3).train()  # fmt: skip
 
+    @pytest.mark.long
     def test_the_same_weights_from_elsewhere_are_the_same_run(self, finished, tmp_path):
         run_in(tmp_path / "new", trainer_of(usual()), init_from=finished[0], steps=2).train()
         copy = shutil.copy(finished[0] / "final_model.keras", tmp_path / "copy.keras")

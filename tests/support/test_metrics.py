@@ -301,10 +301,12 @@ def test_a_metric_that_counts_in_whole_numbers_takes_no_fractions():
     "name, metric",
     [
         ("accuracy", "accuracy"),
-        ("binary_accuracy", "binary_accuracy"),
-        ("mae", "mae"),
+        pytest.param("binary_accuracy", "binary_accuracy", marks=pytest.mark.long),
+        pytest.param("mae", "mae", marks=pytest.mark.long),
         ("auc", lambda: keras.metrics.AUC(name="auc")),
-        ("precision", lambda: keras.metrics.Precision(name="precision")),
+        pytest.param(
+            "precision", lambda: keras.metrics.Precision(name="precision"), marks=pytest.mark.long
+        ),
         ("per_image", lambda: per_image),
     ],
 )

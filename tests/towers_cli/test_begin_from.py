@@ -101,6 +101,7 @@ class TestOtherSettings:
         [line] = scripts.training_lines(tmp_path)
         assert (line["step"], line["examples_seen"]) == (9, 108)
 
+    @pytest.mark.long
     def test_another_optimizer_begins_with_new_slots(self, four_steps, tmp_path):
         adam = ("--summary_every_steps=0", "--optimizer=adam", "--learning_rate=0.001")
         done = scripts.train(tmp_path, *adam, f"--begin_from={four_steps}", "--max_steps=5")
@@ -337,6 +338,7 @@ class TestTheAdvice:
 
 
 class TestTheFirstCheckpoint:
+    @pytest.mark.long
     def test_that_was_torn_is_none(self, four_steps, tmp_path):
         """Killed, or the disk full, before its index was whole: the same command begins anew."""
         for content in (None, b"", b"half an index"):

@@ -150,6 +150,7 @@ class TestAFlipAtTestTime:
         assert line["loss"] == pytest.approx(plain["loss"], abs=0.2)
         assert list((folder / "eval_test_flip").iterdir())
 
+    @pytest.mark.long
     def test_is_an_evaluation_of_its_own_to_one_that_follows(self, folder):
         forget_evaluations(folder)
         evaluate(folder)
@@ -395,6 +396,7 @@ class TestOtherData:
         assert (done.returncode, done.stdout, lines) == (2, "", [])
         assert re.fullmatch(f"eval.py: error: {message}\n", done.stderr)
 
+    @pytest.mark.long
     def test_the_runs_own_are_found_from_another_folder(self, tmp_path, monkeypatch):
         """`--data_dir` and `--train_dir` may be relative, and eval.py started elsewhere."""
         asked = []

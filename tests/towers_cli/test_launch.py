@@ -9,6 +9,7 @@ import sys
 import textwrap
 import threading
 import time
+from pathlib import Path
 
 import pytest
 import scripts
@@ -171,6 +172,11 @@ def until(condition, seconds: float) -> float:
         assert time.monotonic() - began < seconds
         time.sleep(0.02)
     return time.monotonic() - began
+
+
+def is_stopped(pid: str) -> bool:
+    """Whether SIGSTOP has arrived; a pid that is not written yet is none."""
+    return pid != "" and Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "T"
 
 
 class TestKilledLauncher:
@@ -491,12 +497,17 @@ class TestHanging:
 
     def test_a_stopped_worker_does_not_answer_a_signal(self, launched, tmp_path):
         program = f"""
-        open(f"{tmp_path}/ready-{{index}}", "w").close()
+        with open(f"{tmp_path}/ready-{{index}}", "w") as file:
+            file.write(str(os.getpid()))
         os.kill(os.getpid(), signal.SIGSTOP)
         """
 
+        def both_are_stopped():
+            pids = [path.read_text() for path in tmp_path.glob("ready-*")]
+            return len(pids) == 2 and all(map(is_stopped, pids))
+
         def send():
-            until(lambda: len(list(tmp_path.glob("ready-*"))) == 2, 20)
+            until(both_are_stopped, 20)
             os.kill(os.getpid(), signal.SIGTERM)
 
         threading.Thread(target=send, daemon=True).start()

@@ -208,7 +208,13 @@ class TestARunOfIt:
         first, second = (definition.layers(build(*arguments)) for _ in range(2))
         assert first == second
 
-    @pytest.mark.parametrize("model", ["mine:subclass", "mine:unbuilt", "mine:registered"])
+    @pytest.mark.parametrize(
+        "model",
+        [
+            "mine:subclass",
+            *(pytest.param(m, marks=pytest.mark.long) for m in ("mine:unbuilt", "mine:registered")),
+        ],
+    )
     def test_of_another_kind_is_trained_and_evaluated(self, here, model):
         done = scripts.train(here / "run", f"--model={model}", "--max_steps=1")
         assert done.returncode == 0, done.stderr

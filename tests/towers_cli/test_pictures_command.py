@@ -87,18 +87,16 @@ def test_the_number_of_towers_does_not_show(folder, whole, tmp_path, model, dtyp
     scripts.assert_same_run(tmp_path, whole(model, dtype))
 
 
-@pytest.mark.parametrize(
-    "augment", ["colour_jitter", pytest.param("trivial_augment", marks=pytest.mark.long)]
-)
-def test_augmented_pictures_are_the_same_on_any_number_of_towers(folder, whole, tmp_path, augment):
+@pytest.mark.long
+def test_augmented_pictures_are_the_same_on_any_number_of_towers(folder, whole, tmp_path):
     for towers in (1, 3):
-        augmentation = (f"--augment={augment}", "--random_erasing=0.5")
+        augmentation = ("--augment=trivial_augment", "--random_erasing=0.5")
         augmentation += ("--mixup_alpha=0.4", "--cutmix_alpha=1", "--num_microbatches=12")
         run = tmp_path / str(towers)
         done = scripts.run("train", *flags(folder, run, *augmentation, f"--num_towers={towers}"))
         assert done.returncode == 0, done.stderr
         said = (
-            f"augmentation   {augment}, random erasing with probability 0.5, "
+            "augmentation   trivial_augment, random erasing with probability 0.5, "
             "mixup with alpha 0.4, CutMix with alpha 1"
         )
         assert said in scripts.unwrapped(done.stdout)
