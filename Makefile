@@ -26,8 +26,9 @@ $(VENV)/installed: setup.py requirements.txt
 train: $(VENV)/installed
 	$(VENV)/bin/python train.py --recipe=shapes --num_towers=2
 
+# Four processes keep two cores busy: some tests wait for a clock or a socket.
 test: $(VENV)/installed
-	$(VENV)/bin/python -m pytest --numprocesses=3 --dist=loadfile --no-loadscope-reorder -m "not long"
+	$(VENV)/bin/python -m pytest --numprocesses=4 --dist=loadfile --no-loadscope-reorder -m "not long"
 
 test-all: $(VENV)/installed
 	$(VENV)/bin/python -m pytest --numprocesses=3 --dist=loadfile --no-loadscope-reorder

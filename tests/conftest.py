@@ -37,7 +37,7 @@ devices.choose(8)
 gc.set_threshold(7_000, 10, 10)
 
 
-# With three processes, none is left alone at the end with a file that takes a while. The first of
+# No process is left alone at the end with a file that takes a while. The first of
 # these mostly waits.
 LONGEST_FIRST = (
     "test_channel.py",

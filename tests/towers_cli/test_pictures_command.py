@@ -143,6 +143,7 @@ def test_killed_on_one_number_of_towers_and_continued_on_another(
 
 
 @pytest.mark.whole_program
+@pytest.mark.long
 def test_two_workers_make_the_run_of_one(folder, whole, tmp_path, cache_home):
     ports = launch.free_ports(2)
     addresses = ",".join(f"127.0.0.1:{port}" for port in ports)
