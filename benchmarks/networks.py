@@ -3,10 +3,10 @@
     python -m benchmarks.networks
     python -m benchmarks.networks --task=resnet --compute_dtype=bfloat16 --rounds=7
 
-One batch in memory, SGD with momentum, no logs; towers with one tower and the default microbatches
-and threads. The sides of a row take turns, each a process of its own; a ratio is the median over
-rounds of the ratios within a round, to the peer whose median rate is the highest, and its interval
-is that of the least and the largest of these.
+One batch in memory, SGD with momentum, no logs; towers with one tower, the default threads and the
+default number of microbatches, or the one that is asked for. The sides of a row take turns, each a
+process of its own; a ratio is the median over rounds of the ratios within a round, to the peer
+whose median rate is the highest, and its interval is that of the least and the largest of these.
 """
 
 import importlib.util
@@ -14,11 +14,12 @@ import statistics
 
 from benchmarks import turns
 from benchmarks.peers import task_sizes
+from towers.support import shares
 
 HEAD = """\
-| network | type | towers, images/s | with `fused` | Keras `fit` | compiled with XLA | PyTorch | \
-compiled | to the best of them |
-|---|---|---|---|---|---|---|---|---|"""
+| network | type | microbatches | towers, images/s | with `fused` | Keras `fit` | \
+compiled with XLA | PyTorch | compiled | to the best of them |
+|---|---|---|---|---|---|---|---|---|---|"""
 OWN = ("towers", "fused")
 FUSED = ("resnet", "resnet50", "mobilenet")  # whose batch norm is Keras's
 PEERS = ("keras", "keras-xla", "pytorch", "pytorch-compiled")
@@ -31,22 +32,39 @@ def main():
     parser.add_argument("--task", action="append", choices=list(task_sizes.SHAPES))
     parser.add_argument("--compute_dtype", action="append", choices=DTYPES)
     parser.add_argument("--peer", action="append", choices=PEERS)
+    parser.add_argument(
+        "--num_microbatches", type=int, default=shares.MOST_BY_DEFAULT, help="of a step of towers"
+    )
     parser.add_argument("--seconds", type=float, default=3.0, help="of a turn")
     options = parser.parse_args()
     rows = (
-        measure(task, compute_dtype, options.peer or PEERS, options.seconds, options.rounds)
+        measure(
+            task,
+            compute_dtype,
+            options.peer or PEERS,
+            options.seconds,
+            options.rounds,
+            options.num_microbatches,
+        )
         for task in options.task or task_sizes.SHAPES
         for compute_dtype in options.compute_dtype or DTYPES
     )
     turns.report(HEAD, rows, as_row, options.output)
 
 
-def measure(task: str, compute_dtype: str, peers: list[str], seconds: float, rounds: int) -> dict:
+def measure(
+    task: str,
+    compute_dtype: str,
+    peers: list[str],
+    seconds: float,
+    rounds: int,
+    num_microbatches: int,
+) -> dict:
     """The figures of one row."""
     given = (task, compute_dtype)
     commands = {
-        "towers": ("benchmarks.peers.keras_tasks", "towers", *given),
-        "fused": ("benchmarks.peers.keras_tasks", "fused", *given),
+        "towers": ("benchmarks.peers.keras_tasks", "towers", *given, str(num_microbatches)),
+        "fused": ("benchmarks.peers.keras_tasks", "fused", *given, str(num_microbatches)),
         "keras": ("benchmarks.peers.keras_tasks", "fit", *given),
         "keras-xla": ("benchmarks.peers.keras_tasks", "xla", *given),
         "pytorch": ("benchmarks.peers.pytorch_tasks", *given),
@@ -68,6 +86,7 @@ def measure(task: str, compute_dtype: str, peers: list[str], seconds: float, rou
         "task": task,
         "compute_dtype": compute_dtype,
         "batch": task_sizes.BATCHES[task],
+        "num_microbatches": num_microbatches,
         "images_per_second": {name: round(rate, 1) for name, rate in medians.items()},
         "peak_megabytes": {
             name: round(found.peak_megabytes or 0) for name, found in measured.items()
@@ -94,7 +113,8 @@ def as_row(row: dict) -> str:
     if "best_peer" in row:
         least, largest = row["least_and_largest"]
         ratio = f"{row['to_best_peer']:.2f} ({least:.2f}–{largest:.2f})"
-    return f"| {row['task']} | {row['compute_dtype']} | {shown} | {ratio} |"
+    what = f"{row['task']} | {row['compute_dtype']} | {row['num_microbatches']}"
+    return f"| {what} | {shown} | {ratio} |"
 
 
 if __name__ == "__main__":

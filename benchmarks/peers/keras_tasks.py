@@ -1,6 +1,6 @@
 """A network of `tasks` on towers or in Keras's `fit`, on one batch in memory.
 
-python -m benchmarks.peers.keras_tasks towers|fused|fit|xla TASK COMPUTE_DTYPE
+python -m benchmarks.peers.keras_tasks towers|fused|fit|xla TASK COMPUTE_DTYPE [NUM_MICROBATCHES]
 """
 
 import itertools
@@ -11,7 +11,6 @@ import towers  # before Keras: it silences TensorFlow's notices
 from benchmarks.peers import counter, keras_fit, tasks
 from benchmarks.peers import task_sizes as sizes
 from towers import devices, networks
-from towers.support import shares
 from towers_cli import resolve
 
 import keras  # isort: skip
@@ -23,16 +22,23 @@ def optimizer() -> keras.optimizers.Optimizer:
     return keras.optimizers.SGD(0.01, momentum=0.9)
 
 
-def on_towers(name: str, compute_dtype: str, turn: counter.Counter, is_fused: bool) -> None:
-    """The bare step of a Trainer of one tower, with the default microbatches and threads."""
+def on_towers(
+    name: str, compute_dtype: str, turn: counter.Counter, is_fused: bool, num_microbatches: int
+) -> None:
+    """The bare step of a Trainer of one tower, with the default threads."""
     cores = container_limits.available_cores()
-    devices.use_intra_op_threads(resolve.default_threads(shares.MOST_BY_DEFAULT, 0, cores))
+    devices.use_intra_op_threads(resolve.default_threads(num_microbatches, 0, cores))
     devices.choose(1)
     with tf.device(devices.PARAMETER_DEVICE):
         model = tasks.build(name, compute_dtype)
         if is_fused:
             model = networks.fused(model)
-    trainer = towers.Trainer(model, optimizer(), global_batch_size=sizes.BATCHES[name])
+    trainer = towers.Trainer(
+        model,
+        optimizer(),
+        global_batch_size=sizes.BATCHES[name],
+        num_microbatches=num_microbatches,
+    )
     inputs, labels = tf.constant(tasks.inputs(name)), tf.constant(tasks.labels(name))
     for _ in itertools.count():
         trainer.train_step(inputs, labels).losses["total"].numpy()
@@ -54,10 +60,10 @@ def in_fit(name: str, compute_dtype: str, turn: counter.Counter, xla: bool) -> N
 
 def main():
     """Trains until nobody listens."""
-    side, name, compute_dtype = sys.argv[1:]
+    side, name, compute_dtype, *number = sys.argv[1:]
     turn = counter.Counter()
     if side in ("towers", "fused"):
-        on_towers(name, compute_dtype, turn, side == "fused")
+        on_towers(name, compute_dtype, turn, side == "fused", int(number[0]))
     else:
         in_fit(name, compute_dtype, turn, side == "xla")
 

@@ -3,7 +3,7 @@
 import combinations
 import pytest
 
-from benchmarks import networks, turns
+from benchmarks import microbatches, networks, turns
 from benchmarks.peers import task_sizes, tasks
 
 # Trained weights. Keras's LSTM has one bias for each gate and PyTorch two, 4 * UNITS of them more;
@@ -51,15 +51,16 @@ def test_the_ratio_is_to_the_best_peer_within_each_round(monkeypatch):
 
     def measured(sides, rounds):
         asked.append((set(sides), rounds))
+        assert sides["towers"].arguments[-2:] == ("float32", "8")
         return {name: turns.Measured(rates[name], 100.0) for name in sides}
 
     monkeypatch.setattr(turns, "measure", measured)
-    row = networks.measure("resnet", "float32", ["keras", "keras-xla"], 1.0, 3)
+    row = networks.measure("resnet", "float32", ["keras", "keras-xla"], 1.0, 3, 8)
     assert asked == [(set(rates), 3)]
     assert (row["best_peer"], row["to_best_peer"]) == ("keras-xla", 1.2)
     assert row["least_and_largest"] == [0.9, 2.2]
     assert networks.as_row(row) == (
-        "| resnet | float32 | 20 | 36 | 4 | 20 |  |  | 1.20 (0.90–2.20) |"
+        "| resnet | float32 | 8 | 20 | 36 | 4 | 20 |  |  | 1.20 (0.90–2.20) |"
     )
 
 
@@ -67,6 +68,17 @@ def test_a_network_without_batch_norm_of_keras_s_is_not_fused(monkeypatch):
     monkeypatch.setattr(
         turns, "measure", lambda sides, _: {name: turns.Measured([1.0], None) for name in sides}
     )
-    row = networks.measure("lstm", "float32", [], 1.0, 1)
+    row = networks.measure("lstm", "float32", [], 1.0, 1, 2)
     assert row["images_per_second"] == {"towers": 1.0}
-    assert networks.as_row(row) == "| lstm | float32 | 1 |  |  |  |  |  |  |"
+    assert networks.as_row(row) == "| lstm | float32 | 2 | 1 |  |  |  |  |  |  |"
+
+
+def test_numbers_of_microbatches_are_compared_to_the_default(monkeypatch):
+    def measured(sides, rounds):
+        assert [side.arguments[-1] for side in sides.values()] == ["2", "4", "8", "16"]
+        return {n: turns.Measured([16.0 / n, 64.0 / n, 32.0 / n], 90.4) for n in sides}
+
+    monkeypatch.setattr(turns, "measure", measured)
+    rows = microbatches.measure("lstm", "float32", 1.0, 3)
+    assert [row["to_the_default"] for row in rows] == [4.0, 2.0, 1.0, 0.5]
+    assert microbatches.as_row(rows[0]) == "| lstm | float32 | 2 | 16 | 4.00 | 90 |"
