@@ -64,13 +64,13 @@ def test_the_ratio_is_to_the_best_peer_within_each_round(monkeypatch):
     )
 
 
-def test_a_network_without_batch_norm_of_keras_s_is_not_fused(monkeypatch):
+def test_a_network_without_such_layers_is_not_fused(monkeypatch):
     monkeypatch.setattr(
         turns, "measure", lambda sides, _: {name: turns.Measured([1.0], None) for name in sides}
     )
-    row = networks.measure("lstm", "float32", [], 1.0, 1, 2)
+    row = networks.measure("transformer", "float32", [], 1.0, 1, 2)
     assert row["images_per_second"] == {"towers": 1.0}
-    assert networks.as_row(row) == "| lstm | float32 | 2 | 1 |  |  |  |  |  |  |"
+    assert networks.as_row(row) == "| transformer | float32 | 2 | 1 |  |  |  |  |  |  |"
 
 
 def test_numbers_of_microbatches_are_compared_to_the_default(monkeypatch):

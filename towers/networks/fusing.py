@@ -1,22 +1,23 @@
-"""The same model with batch norm in one operation, for any Keras model made of layers."""
+"""The same model with faster forms of some of its layers, for any Keras model made of layers."""
 
 import keras
 import tensorflow as tf
 
 from towers import devices
-from towers.networks import layers
+from towers.networks import layers, recurrent
 from towers.support import adapted
 
 _DTYPES = ("float32", "bfloat16", "float16")
 
 
 def fused(model: keras.Model) -> keras.Model:
-    """A copy of a model in which every batch norm over the channels of images is one operation.
+    """A copy of a model with faster forms of two kinds of layers.
 
-    Each `keras.layers.BatchNormalization` that can becomes a `layers.FusedBatchNormalization` of
-    the same name and the same weights; all other layers are as they were, those within layers of
-    your own too. The function is the same up to the rounding of sums, in training and without, so
-    weights of the one fit the other.
+    Each `keras.layers.BatchNormalization` over the channels of images becomes a
+    `layers.FusedBatchNormalization`, and each `keras.layers.LSTM`, also within a `Bidirectional`, a
+    `recurrent.FusedLSTM`, of the same name and the same weights. All other layers are as they were,
+    those within layers of your own too. The function is the same up to the rounding of sums, in
+    training and without, so weights of the one fit the other.
 
     Args:
       model: a `keras.Sequential` or a `keras.Model` of inputs and outputs; built. Models within it
@@ -54,15 +55,21 @@ def _check_is_of_layers(model: keras.Model) -> None:
 
 
 def _replaced(layer: keras.layers.Layer) -> keras.layers.Layer:
-    if not _can_be_fused(layer):
-        return type(layer).from_config(layer.get_config())
-    return layers.FusedBatchNormalization.from_config(layer.get_config())
+    kind, config = type(layer), layer.get_config()
+    if kind is keras.layers.BatchNormalization and _is_over_channels(layer):
+        kind = layers.FusedBatchNormalization
+    if kind is keras.layers.LSTM:
+        kind = recurrent.FusedLSTM
+    if kind is keras.layers.Bidirectional:
+        for way in {"layer", "backward_layer"} & set(config):
+            within = keras.saving.deserialize_keras_object(config[way])
+            config[way] = keras.saving.serialize_keras_object(_replaced(within))
+    return kind.from_config(config)
 
 
-def _can_be_fused(layer: keras.layers.Layer) -> bool:
+def _is_over_channels(layer: keras.layers.BatchNormalization) -> bool:
     return (
-        type(layer) is keras.layers.BatchNormalization
-        and layer.built
+        layer.built
         and layer.input_spec.ndim == 4
         and layer.axis in (-1, 3)
         and not layer.renorm

@@ -1,0 +1,187 @@
+"""The LSTM that is fast, beside Keras's own."""
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+import toys
+
+from towers import networks
+from towers.networks import recurrent
+
+BATCH, TIME, FEATURES, UNITS = 3, 7, 5, 4
+KINDS = {
+    "last output": {},
+    "sequence": {"return_sequences": True},
+    "states, backwards": {"return_sequences": True, "return_state": True, "go_backwards": True},
+    "no bias": {"use_bias": False},
+    "stateful": {"stateful": True},
+    "dropout": {"dropout": 0.5},
+    "other activation": {"activation": "relu"},
+}
+
+
+def both(shape=(BATCH, TIME, FEATURES), **arguments):
+    """Keras's layer and this one with the same weights."""
+    made = []
+    for kind in (keras.layers.LSTM, recurrent.FusedLSTM):
+        layer = toys.on_cpu(lambda kind=kind: kind(UNITS, name="lstm", **arguments))
+        layer.build(shape)
+        for number, weight in enumerate(layer.trainable_variables):
+            weight.assign(np.random.default_rng(number).normal(0.0, 0.5, weight.shape))
+        made.append(layer)
+    return made
+
+
+def found(layer, x, training=False, **options):
+    """Outputs and states, and the gradients of inputs and weights."""
+    weights = [weight.value for weight in layer.trainable_variables]
+    given = [x, *tf.nest.flatten(options)]
+
+    @tf.function
+    def computed():
+        with tf.GradientTape() as tape:
+            tape.watch([*given, *weights])
+            outputs = tf.nest.flatten(layer(x, training=training, **options))
+            values = [(1 + k) * tf.reduce_sum(tf.sin(out)) for k, out in enumerate(outputs)]
+            total = tf.add_n(values)
+        return outputs, tape.gradient(total, [x, *weights])
+
+    return tf.nest.flatten(computed())
+
+
+def inputs(seed=0):
+    rng = np.random.default_rng(seed)
+    return tf.constant(rng.normal(size=(BATCH, TIME, FEATURES)), tf.float32)
+
+
+def assert_same(layers, *arguments, **options):
+    theirs, mine = (found(layer, *arguments, **options) for layer in layers)
+    assert len(theirs) == len(mine) > 2
+    for one, other in zip(theirs, mine, strict=True):
+        np.testing.assert_allclose(other, one, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_it_is_keras_s_function_with_its_gradients(kind):
+    layers = both(**KINDS[kind])
+    assert_same(layers, inputs())
+    if kind == "stateful":  # goes on from where it was
+        assert_same(layers, inputs(1))
+
+
+def test_it_begins_with_the_states_that_are_given():
+    states = [tf.constant(np.random.default_rng(k).normal(size=(BATCH, UNITS)), tf.float32)
+              for k in (1, 2)]  # fmt: skip
+    layers = both(return_state=True)
+    assert_same(layers, inputs(), initial_state=states)
+    first, second = (found(layers[1], inputs(), initial_state=s)[0] for s in (states, states[::-1]))
+    assert np.abs(first - second).max() > 0.01
+
+
+def test_a_mask_is_kept():
+    mask = tf.constant([[True] * 4 + [False] * 3, [True] * TIME, [True, False] * 3 + [True]])
+    layers = both()
+    assert_same(layers, inputs(), mask=mask)
+    assert np.abs(layers[1](inputs()) - layers[1](inputs(), mask=mask)).max() > 0.01
+
+
+def test_dropout_in_training_is_keras_s():
+    """With one seed, the same values are dropped."""
+    theirs, mine = both(dropout=0.5, seed=3)
+    np.testing.assert_array_equal(mine(inputs(), training=True), theirs(inputs(), training=True))
+    assert np.abs(mine(inputs(), training=True) - mine(inputs())).max() > 0.01
+
+
+@pytest.mark.parametrize("dtype", ["mixed_bfloat16", "mixed_float16"])
+def test_narrow_types_are_wide_within(dtype):
+    plain, mine = both()[1], both(dtype=keras.DTypePolicy(dtype))[1]
+    output = mine(inputs())
+    assert output.dtype == mine.compute_dtype
+    np.testing.assert_allclose(tf.cast(output, tf.float32), plain(inputs()), rtol=0, atol=0.02)
+
+
+def test_its_loop_has_one_product_each_way():
+    """What makes it fast: of three products forward, two are outside; backward, three."""
+
+    def products(layer):
+        weights = [weight.value for weight in layer.trainable_variables]
+
+        @tf.function
+        def computed(x):
+            with tf.GradientTape() as tape:
+                tape.watch(weights)
+                total = tf.reduce_sum(layer(x))
+            return tape.gradient(total, weights)
+
+        library = computed.get_concrete_function(inputs()).graph.as_graph_def().library
+        bodies = [f for f in library.function if "while" in f.signature.name]
+        return [sum(node.op == "MatMul" for node in f.node_def) for f in bodies]
+
+    theirs, mine = (products(layer) for layer in both())
+    assert max(mine) == 1 and sum(mine) == 2
+    assert sum(theirs) > 2
+
+
+def tokens_model():
+    x = keras.Input([TIME], dtype="int32")
+    y = keras.layers.Embedding(9, FEATURES, mask_zero=True)(x)
+    y = keras.layers.Bidirectional(
+        keras.layers.LSTM(UNITS, return_sequences=True, name="one"), name="both"
+    )(y)
+    y = keras.layers.LSTM(UNITS, name="two", dropout=0.1)(y)
+    return keras.Model(x, keras.layers.Dense(toys.CLASSES)(y))
+
+
+def test_fused_puts_it_in_its_place():
+    model = toys.on_cpu(tokens_model)
+    made = networks.fused(model)
+    paths = [[v.path for v in one.trainable_variables] for one in (model, made)]
+    assert paths[0] == paths[1]
+    ways = made.get_layer("both")
+    kinds = [type(layer) for layer in (ways.forward_layer, ways.backward_layer)]
+    assert [*kinds, type(made.get_layer("two"))] == [recurrent.FusedLSTM] * 3
+    assert (ways.forward_layer.go_backwards, ways.backward_layer.go_backwards) == (False, True)
+    tokens = np.random.default_rng(0).integers(0, 9, (BATCH, TIME))
+    np.testing.assert_allclose(made(tokens), model(tokens), rtol=1e-5, atol=1e-6)
+    tokens = np.random.default_rng(0).integers(1, 9, (BATCH, TIME))  # no mask
+    np.testing.assert_allclose(made(tokens), model(tokens), rtol=1e-5, atol=1e-6)
+
+
+def test_it_is_saved_and_loaded(tmp_path):
+    made = networks.fused(toys.on_cpu(tokens_model))
+    made.save(tmp_path / "model.keras")
+    loaded = keras.saving.load_model(tmp_path / "model.keras")
+    assert type(loaded.get_layer("two")) is recurrent.FusedLSTM
+    tokens = np.random.default_rng(0).integers(0, 9, (BATCH, TIME))
+    np.testing.assert_array_equal(loaded(tokens), made(tokens))
+
+
+@pytest.mark.parametrize("num_towers", [1, 3])
+def test_it_trains_as_keras_s_does(num_towers):
+    """And on any number of towers to the same bits."""
+    tokens = np.random.default_rng(0).integers(1, 9, (6, TIME)).astype(np.int32)
+    labels = np.arange(6) % toys.CLASSES
+    ends = []
+    for change, towers in ((lambda m: m, 1), (networks.fused, 1), (networks.fused, num_towers)):
+        keras.utils.set_random_seed(0)
+        plain = keras.Sequential(
+            [
+                keras.Input([TIME], dtype="int32"),
+                keras.layers.Embedding(9, FEATURES),
+                keras.layers.LSTM(UNITS),
+                keras.layers.Dense(toys.CLASSES),
+            ]
+        )
+        model = toys.on_cpu(lambda plain=plain, change=change: change(plain))
+        run = toys.trainer(
+            model, keras.optimizers.SGD(0.5), num_towers=towers, global_batch_size=6,
+            num_microbatches=3,
+        )  # fmt: skip
+        losses = run.fit([(tokens, labels)] * 3)
+        ends.append((losses, [v.numpy() for v in model.trainable_variables], run.state.sha256()))
+    assert ends[1][2] == ends[2][2]
+    for one, other in zip(ends[0][1], ends[1][1], strict=True):
+        np.testing.assert_allclose(other, one, rtol=1e-4, atol=1e-6)
+    np.testing.assert_allclose(ends[1][0], ends[0][0], rtol=1e-5)
+    assert ends[0][0][0] > ends[0][0][-1]
