@@ -5,13 +5,13 @@ rooms around them are `networks`, `multi_worker` (several processes), `runs` (a 
 and `support`, which the idea leans on.
 
 Importing this package also registers its layers with Keras, so that `keras.saving.load_model` reads
-a `final_model.keras`, and silences TensorFlow's notices (noise.py says how to hear them). Loggers
-keep the levels that they have. It is an ImportError where Keras's backend is not TensorFlow.
+a `final_model.keras`, silences TensorFlow's notices (noise.py) and has TensorFlow compute with
+oneDNN (backend.py). It is an ImportError where Keras's backend is not TensorFlow.
 """
 
 from towers.support import backend, noise
 
-backend.check()
+backend.prepare()
 noise.import_tensorflow()
 
 from towers import devices, gradients, losses, multi_worker, networks, schedules  # noqa: E402

@@ -185,3 +185,18 @@ def test_it_trains_as_keras_s_does(num_towers):
         np.testing.assert_allclose(other, one, rtol=1e-4, atol=1e-6)
     np.testing.assert_allclose(ends[1][0], ends[0][0], rtol=1e-5)
     assert ends[0][0][0] > ends[0][0][-1]
+
+
+@pytest.mark.parametrize("jit_compile", [False, True])
+def test_the_length_may_differ_from_batch_to_batch(jit_compile):
+    theirs, mine = (
+        tf.function(
+            layer,
+            input_signature=[tf.TensorSpec([None, None, FEATURES])],
+            jit_compile=jit_compile or None,
+        )
+        for layer in both((None, None, FEATURES), use_cudnn=False)
+    )
+    for time in (TIME, 2, 1):
+        x = inputs()[:2, :time]
+        np.testing.assert_allclose(mine(x), theirs(x), rtol=1e-5, atol=1e-6)

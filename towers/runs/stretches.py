@@ -17,12 +17,13 @@ import tensorflow as tf
 
 from towers.support import machine, version
 
+from tensorflow.python.util import _pywrap_util_port  # isort: skip
+
 # Read by TensorFlow and oneDNN as they start; each changes which kernels compute.
 _KERNEL_VARIABLES = (
     "DNNL_MAX_CPU_ISA",
     "NVIDIA_TF32_OVERRIDE",
     "ONEDNN_MAX_CPU_ISA",
-    "TF_ENABLE_ONEDNN_OPTS",
     "TF_XLA_FLAGS",
     "XLA_FLAGS",
 )
@@ -41,6 +42,7 @@ def environment() -> dict[str, str | None]:
         versions()
         | given
         | {
+            "oneDNN": "on" if _pywrap_util_port.IsMklEnabled() else "off",
             "python": platform.python_version(),
             "processor": machine.processor(),
             "git revision": _git_revision(),
