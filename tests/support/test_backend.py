@@ -101,7 +101,7 @@ class TestOneDNN:
             "x = np.random.default_rng(0).normal(size=(16, 24, 24, 64)).astype(np.float32)\n"
             "kernel = tf.reshape(x[:1, :, :, :], [24, 24, 64, 1])[:5, :5]\n"
             "done = tf.function(lambda: tf.nn.conv2d(x, kernel, 1, 'SAME'))().numpy()\n"
-            "print(stretches.environment()['oneDNN'], float(done.sum()).hex(), done.tobytes().hex()[:999])"
+            "print(stretches.environment()['oneDNN'], done.tobytes().hex()[:999])"
         )
         off, on = (run("-c", program, **{VARIABLE: chosen}).stdout.split() for chosen in "01")
         assert (off[0], on[0]) == ("off", "on")
