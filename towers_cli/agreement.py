@@ -138,7 +138,7 @@ _OF_ONE_WORKER = (
 
 
 def check_alike(workers: worker.Workers, chosen: settings.TrainSettings) -> None:
-    """Checks that all workers were given the same settings, and have the same packages.
+    """Checks that all workers were given the same settings, and compute with the same packages.
 
     Args:
       workers: of the run.
@@ -150,7 +150,8 @@ def check_alike(workers: worker.Workers, chosen: settings.TrainSettings) -> None
     given = settings.recorded(chosen)
     shared = {name: value for name, value in given.items() if name not in _OF_ONE_WORKER}
     versions = {f"version of {name}": text for name, text in stretches.versions().items()}
-    _check_same(workers, shared | versions)
+    kernels = {f"use of {name}": text for name, text in stretches.onednn().items()}
+    _check_same(workers, shared | versions | kernels)
     kinds = workers.exchange("their processors", machine.processor())
     for index, kind in enumerate(kinds):
         worker_errors.check_fits(isinstance(kind, str), workers.name(index))

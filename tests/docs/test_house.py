@@ -23,40 +23,21 @@ def test_the_rules_of_import_are_kept():
     assert "Contracts: 6 kept, 0 broken." in done.stdout
 
 
+BREACHES = [
+    ("towers/step.py", "from towers.runs import loop", "the rooms import the idea"),
+    ("towers/gradients.py", "import socket", "no sockets and no processes"),
+    ("towers/new.py", "", "the rooms import the idea"),
+    ("towers/runs/console.py", "from towers.networks import layers", "the rooms import"),
+    ("input_pipeline/cache.py", "from towers import devices", "do not import each other"),
+    ("laboratory/rules.py", "from lessons import every", "in a circle"),
+    ("towers/trainer.py", "from absl import flags", "nothing parses flags"),
+    ("towers_cli/settings.py", "import numpy", "without TensorFlow"),
+]
+
+
 @pytest.mark.parametrize(
     ("module", "line", "broken"),
-    [
-        ("towers/step.py", "from towers.runs import loop", "the rooms import the idea"),
-        ("towers/gradients.py", "import socket", "no sockets and no processes"),
-        pytest.param(
-            "towers/runs/console.py",
-            "from towers.networks import layers",
-            "the rooms import",
-            marks=pytest.mark.long,
-        ),
-        pytest.param(
-            "input_pipeline/cache.py",
-            "from towers import devices",
-            "do not import each other",
-            marks=pytest.mark.long,
-        ),
-        pytest.param(
-            "laboratory/rules.py",
-            "from lessons import every",
-            "in a circle",
-            marks=pytest.mark.long,
-        ),
-        pytest.param(
-            "towers/trainer.py",
-            "from absl import flags",
-            "nothing parses flags",
-            marks=pytest.mark.long,
-        ),
-        ("towers/new.py", "", "the rooms import the idea"),
-        pytest.param(
-            "towers_cli/settings.py", "import numpy", "without TensorFlow", marks=pytest.mark.long
-        ),
-    ],
+    [*BREACHES[:3], *(pytest.param(*breach, marks=pytest.mark.long) for breach in BREACHES[3:])],
 )
 def test_a_rule_that_is_broken_is_named(module, line, broken, tmp_path):
     for path in [*scripts.ROOT.glob("*/**/*.py"), *scripts.ROOT.glob("*.*")]:

@@ -70,6 +70,21 @@ def test_it_is_keras_s_function_with_its_gradients(kind):
         assert_same(layers, inputs(1))
 
 
+def test_gradients_of_its_gradients_are_keras_s():
+    def of_the_square(layer, x):
+        with tf.GradientTape() as outer:
+            outer.watch(x)
+            with tf.GradientTape() as inner:
+                inner.watch(x)
+                total = tf.reduce_sum(tf.sin(layer(x)))
+            square = tf.reduce_sum(tf.square(inner.gradient(total, x)))
+        return outer.gradient(square, x)
+
+    theirs, mine = (tf.function(of_the_square)(layer, inputs()) for layer in both())
+    assert np.abs(theirs).max() > 0.01
+    np.testing.assert_allclose(mine, theirs, rtol=1e-4, atol=1e-6)
+
+
 def test_it_begins_with_the_states_that_are_given():
     states = [tf.constant(np.random.default_rng(k).normal(size=(BATCH, UNITS)), tf.float32)
               for k in (1, 2)]  # fmt: skip

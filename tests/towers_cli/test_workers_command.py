@@ -15,7 +15,7 @@ import pytest
 import scripts
 
 from towers.multi_worker import collectives
-from towers.runs import loop, run_folder
+from towers.runs import definition, loop, run_folder
 from towers.support import worker_errors
 from towers_cli import agreement, launch, resolve
 
@@ -387,6 +387,14 @@ def test_another_version_of_a_package_is_refused_by_name():
     assert str(error.value).startswith(
         "worker 1 does not fit worker 0: version of keras 3.0.0 (wor"
     )
+
+
+def test_workers_have_onednn_all_or_none():
+    """The bits of a worker without it are others."""
+    with pytest.raises(worker_errors.WorkerError, match=r"use of oneDNN neither \(worker 0 has o"):
+        agreement.check_alike(Fake({"use of oneDNN": "neither"}), scripts.settings_of())
+    with pytest.raises(worker_errors.WorkerError, match=r": oneDNN neither \(worker 0 has o"):
+        definition.check_alike(Fake({"oneDNN": "neither"}), types.SimpleNamespace(defining=dict))
 
 
 @pytest.mark.parametrize(

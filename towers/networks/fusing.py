@@ -50,7 +50,7 @@ def _check_is_of_layers(model: keras.Model) -> None:
             raise ValueError(
                 f"the model {part.name} is a {type(part).__name__}: must be a keras.Sequential or "
                 "a keras.Model(inputs, outputs); a model with a call of its own can use "
-                "layers.FusedBatchNormalization itself"
+                "layers.FusedBatchNormalization and recurrent.FusedLSTM itself"
             )
 
 
@@ -61,9 +61,10 @@ def _replaced(layer: keras.layers.Layer) -> keras.layers.Layer:
     if kind is keras.layers.LSTM:
         kind = recurrent.FusedLSTM
     if kind is keras.layers.Bidirectional:
-        for way in {"layer", "backward_layer"} & set(config):
-            within = keras.saving.deserialize_keras_object(config[way])
-            config[way] = keras.saving.serialize_keras_object(_replaced(within))
+        for way in ("layer", "backward_layer"):
+            if config.get(way) is not None:
+                within = keras.saving.deserialize_keras_object(config[way])
+                config[way] = keras.saving.serialize_keras_object(_replaced(within))
     return kind.from_config(config)
 
 

@@ -49,46 +49,48 @@ def lstm_loop(
     all_ifo.set_shape([projected.shape[0], projected.shape[1], 3 * units])
 
     def gradient(dh_of_step, dc_of_step):
-        def before(first, values):
-            return tf.concat([first[None], values[:-1]], axis=0)
-
+        h_before, c_before = (
+            tf.concat([first[None], values[:-1]], axis=0)
+            for first, values in ((h, all_h), (c, all_c))
+        )
         i, f, o = tf.split(all_ifo, 3, axis=2)
         tanh_c = tf.tanh(all_c)
         h_to_c = o * (1.0 - tf.square(tanh_c))
         to_gates = tf.concat(
             [
                 all_g * i * (1.0 - i),
-                before(c, all_c) * f * (1.0 - f),
+                c_before * f * (1.0 - f),
                 tanh_c * o * (1.0 - o),
                 i * (1.0 - tf.square(all_g)),
             ],
             axis=2,
         )
-        of_step = [
-            tf.TensorArray(tf.float32, steps).unstack(values)
-            for values in (dh_of_step, dc_of_step, h_to_c, to_gates, f)
-        ]
-
-        def backward(t, dh, dc, dz):
-            dh_here, dc_here, h_to_c, to_gates, f = (array.read(t) for array in of_step)
-            dh = dh + dh_here
-            dc = dc + dc_here + dh * h_to_c
-            dz_here = tf.concat([dc, dc, dh, dc], axis=1) * to_gates
-            dh = tf.matmul(dz_here, recurrent, transpose_b=True)
-            return t - 1, dh, dc * f, dz.write(t, dz_here)
-
-        _, dh, dc, dz = tf.while_loop(
-            lambda t, *_: t >= 0,
-            backward,
-            [steps - 1, tf.zeros_like(h), tf.zeros_like(c), tf.TensorArray(tf.float32, steps)],
+        dz, dh, dc = _back_in_time(
+            recurrent, (dh_of_step, dc_of_step, h_to_c, to_gates, f), tf.zeros_like(h)
         )
-        dz = dz.stack()
         dz.set_shape(projected.shape)
-        h_before = tf.reshape(before(h, all_h), [-1, units])
-        d_recurrent = tf.matmul(h_before, tf.reshape(dz, [-1, 4 * units]), transpose_a=True)
-        return dz, d_recurrent, dh, dc
+        rows = tf.reshape(h_before, [-1, units]), tf.reshape(dz, [-1, 4 * units])
+        return dz, tf.matmul(*rows, transpose_a=True), dh, dc
 
     return (all_h, all_c), gradient
+
+
+def _back_in_time(recurrent, of_all_steps, zeros):
+    """The gradients of what came to the gates, [time, n, 4 * units], and of the first h and c."""
+    steps = tf.shape(of_all_steps[0])[0]
+    by_step = [tf.TensorArray(tf.float32, steps).unstack(values) for values in of_all_steps]
+
+    def backward(t, dh, dc, dz):
+        dh_here, dc_here, h_to_c, to_gates, f = (array.read(t) for array in by_step)
+        dh = dh + dh_here
+        dc = dc + dc_here + dh * h_to_c
+        dz_here = tf.concat([dc, dc, dh, dc], axis=1) * to_gates
+        dh = tf.matmul(dz_here, recurrent, transpose_b=True)
+        return t - 1, dh, dc * f, dz.write(t, dz_here)
+
+    begin = [steps - 1, zeros, zeros, tf.TensorArray(tf.float32, steps)]
+    _, dh, dc, dz = tf.while_loop(lambda t, *_: t >= 0, backward, begin)
+    return dz.stack(), dh, dc
 
 
 @keras.saving.register_keras_serializable(package="towers")

@@ -35,14 +35,19 @@ def versions() -> dict[str, str]:
     return {"towers": version.__version__} | others
 
 
+def onednn() -> dict[str, str]:
+    """Whether TensorFlow computes with oneDNN, which all workers have to share, too."""
+    return {"oneDNN": "on" if _pywrap_util_port.IsMklEnabled() else "off"}
+
+
 def environment() -> dict[str, str | None]:
     """Name to value of what this process runs on, outside the settings."""
     given = {name: os.environ[name] for name in _KERNEL_VARIABLES if name in os.environ}
     return (
         versions()
+        | onednn()
         | given
         | {
-            "oneDNN": "on" if _pywrap_util_port.IsMklEnabled() else "off",
             "python": platform.python_version(),
             "processor": machine.processor(),
             "git revision": _git_revision(),
