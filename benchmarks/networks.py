@@ -21,7 +21,7 @@ HEAD = """\
 compiled with XLA | PyTorch | compiled | to the best of them |
 |---|---|---|---|---|---|---|---|---|---|"""
 OWN = ("towers", "fused")
-FUSED = ("resnet", "resnet50", "mobilenet", "lstm")  # which have layers that `fused` replaces
+FUSED = ("mobilenet", "lstm")  # which have layers that `fused` replaces
 PEERS = ("keras", "keras-xla", "pytorch", "pytorch-compiled")
 DTYPES = ("float32", "bfloat16")
 

@@ -32,7 +32,7 @@ def rows(
     num_evaluated_examples: int,
     cores: int = 1,
 ) -> list[tuple[str, str]]:
-    """What a run is, in a few lines; warns where the rate will never decay.
+    """What a run is, in a few lines; warns where the rate will never decay or the type is slow.
 
     Args:
       config: of the run.
@@ -67,8 +67,8 @@ def rows(
           if chosen["label_smoothing"] else []),
         ("reduction", _describe_reduction(chosen)),
     ]  # fmt: skip
-    warning = _warning(chosen, derived, learning_rate)
-    return [*table, ("warning", warning)] if warning else table
+    warnings = _of_the_rate(chosen, derived, learning_rate), _of_the_type(chosen, derived)
+    return table + [("warning", warning) for warning in warnings if warning]
 
 
 def schedule(config: Mapping, learning_rate: schedules.LearningRate) -> str:
@@ -164,7 +164,17 @@ def describe_rate(rate: schedules.LearningRate) -> str:
     return f"{rate.initial:g}{warm_up}, {decays[rate.schedule]}"
 
 
-def _warning(
+def _of_the_type(chosen: Mapping, derived: Mapping) -> str | None:
+    compute_dtype, on_cpus = chosen["compute_dtype"], machine.are_cpus(derived["tower_devices"])
+    if compute_dtype == "float32" or not on_cpus or not machine.emulates_half_precision():
+        return None
+    return (
+        f"TensorFlow has no fast {compute_dtype} on this processor, and steps may take many times "
+        "as long as with --compute_dtype=float32"
+    )
+
+
+def _of_the_rate(
     chosen: Mapping, derived: Mapping, learning_rate: schedules.LearningRate
 ) -> str | None:
     end = derived["last_step"] * chosen["global_batch_size"] / derived["examples_per_epoch"]

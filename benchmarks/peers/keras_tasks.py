@@ -47,7 +47,7 @@ def on_towers(
 
 def in_fit(name: str, compute_dtype: str, turn: counter.Counter, xla: bool) -> None:
     """Keras's own loop."""
-    model = tasks.build(name, compute_dtype)
+    model = tasks.with_keras_batch_norm(tasks.build(name, compute_dtype))
     model.compile(
         optimizer(),
         keras.losses.SparseCategoricalCrossentropy(from_logits=True),

@@ -8,6 +8,7 @@ import numpy as np
 
 from benchmarks.peers import task_sizes as sizes
 from towers import networks
+from towers.networks import layers
 
 
 def build(name: str, compute_dtype: str) -> keras.Model:
@@ -20,6 +21,20 @@ def build(name: str, compute_dtype: str) -> keras.Model:
         return model
     keras.config.set_dtype_policy(networks.DTYPE_POLICIES[compute_dtype])
     return {"mobilenet": _mobilenet, "transformer": _transformer, "lstm": _lstm}[name]()
+
+
+def with_keras_batch_norm(model: keras.Model) -> keras.Model:
+    """The network as somebody without towers has it: with Keras's own batch norm in each place."""
+
+    def its_own(layer):
+        kind = type(layer)
+        if kind is layers.FusedBatchNormalization:
+            kind = keras.layers.BatchNormalization
+        return kind.from_config(layer.get_config())
+
+    made = keras.models.clone_model(model, clone_function=its_own)
+    made.set_weights(model.get_weights())
+    return made
 
 
 def inputs(name: str) -> np.ndarray:

@@ -55,12 +55,12 @@ def test_the_ratio_is_to_the_best_peer_within_each_round(monkeypatch):
         return {name: turns.Measured(rates[name], 100.0) for name in sides}
 
     monkeypatch.setattr(turns, "measure", measured)
-    row = networks.measure("resnet", "float32", ["keras", "keras-xla"], 1.0, 3, 8)
+    row = networks.measure("mobilenet", "float32", ["keras", "keras-xla"], 1.0, 3, 8)
     assert asked == [(set(rates), 3)]
     assert (row["best_peer"], row["to_best_peer"]) == ("keras-xla", 1.2)
     assert row["least_and_largest"] == [0.9, 2.2]
     assert networks.as_row(row) == (
-        "| resnet | float32 | 8 | 20 | 36 | 4 | 20 |  |  | 1.20 (0.90–2.20) |"
+        "| mobilenet | float32 | 8 | 20 | 36 | 4 | 20 |  |  | 1.20 (0.90–2.20) |"
     )
 
 

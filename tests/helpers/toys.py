@@ -5,7 +5,7 @@ import numpy as np
 import tensorflow as tf
 
 import towers
-from towers.networks import cifarnet, fastnet, resnet
+from towers.networks import cifarnet, fastnet, resnet, resnet50
 
 CLASSES = 4
 
@@ -80,6 +80,13 @@ def small_resnet(dtype: str = "float32") -> keras.Model:
     """Three residual blocks with batch norm, for 8 x 8 images."""
     policy = keras.DTypePolicy(dtype)
     return on_cpu(lambda: resnet.build((8, 8, 3), CLASSES, policy, 3, blocks_per_stage=1))
+
+
+def small_resnet50() -> keras.Model:
+    """A bottleneck block with batch norm in each of two stages, for 32 x 32 images."""
+    policy = keras.DTypePolicy("float32")
+    stages = ((1, 2), (1, 3))
+    return on_cpu(lambda: resnet50.build((32, 32, 3), CLASSES, policy, 3, stages=stages))
 
 
 def normalized(dtype: str = "float32") -> keras.Model:

@@ -6,6 +6,7 @@ import pytest
 import tensorflow as tf
 import toys
 
+from benchmarks.peers import tasks
 from towers import networks
 from towers.networks import layers
 
@@ -20,6 +21,11 @@ def mobilenet():
     for variable in made.variables:  # no scale is 1, no offset 0
         variable.assign(variable + rng.uniform(0.0, 0.1, variable.shape))
     return made
+
+
+def residual():
+    """A residual network with Keras's batch norm."""
+    return tasks.with_keras_batch_norm(toys.small_resnet())
 
 
 def within(*more):
@@ -46,7 +52,7 @@ def after_a_step(model, images, labels):
 
 
 @pytest.mark.parametrize(
-    "build", [pytest.param(mobilenet, marks=pytest.mark.long), toys.small_resnet, within]
+    "build", [pytest.param(mobilenet, marks=pytest.mark.long), residual, within]
 )
 def test_it_is_the_same_function(build):
     model = toys.on_cpu(build)
@@ -64,7 +70,8 @@ def kinds(model):
 
 
 def test_every_batch_norm_that_can_is_one_operation():
-    assert set(kinds(networks.fused(toys.small_resnet())).values()) == {Fused}
+    assert set(kinds(residual()).values()) == {Norm}
+    assert set(kinds(networks.fused(residual())).values()) == {Fused}
     found = networks.fused(within())
     assert kinds(found) == {"inner_norm": Fused, "rows": Norm, "wide": Norm, "flat": Norm}
     assert found.get_layer("inner").layers[1].momentum == 0.7
@@ -123,3 +130,16 @@ def test_a_model_that_is_not_built_is_refused():
 def test_something_else_is_refused():
     with pytest.raises(TypeError, match="model is of type BatchNormalization: must be a Keras mod"):
         networks.fused(Norm())
+
+
+@pytest.mark.parametrize("build", [toys.small_resnet, toys.small_resnet50])
+def test_the_residual_networks_have_it_and_are_the_function_of_keras_s(build):
+    model = build()
+    assert set(kinds(model).values()) == {Fused}
+    plain = toys.on_cpu(lambda: tasks.with_keras_batch_norm(model))
+    assert [variable.path for variable in plain.variables] == [v.path for v in model.variables]
+    images, labels = toys.batch(16, model.input_shape[1:])
+    for mine, theirs in zip(
+        after_a_step(model, images, labels), after_a_step(plain, images, labels), strict=True
+    ):
+        np.testing.assert_allclose(mine, theirs, rtol=1e-4, atol=1e-5)

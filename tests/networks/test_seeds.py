@@ -10,7 +10,12 @@ from laboratory import data, network, race
 from towers import networks
 from towers.networks import seeds
 
-SHAPES = {"cifarnet": (24, 24, 3), "resnet": (32, 32, 3), "fastnet": (32, 32, 3)}
+SHAPES = {
+    "cifarnet": (24, 24, 3),
+    "resnet": (32, 32, 3),
+    "fastnet": (32, 32, 3),
+    "resnet50": (32, 32, 3),
+}
 VALUES = 2000  # of each kernel at most
 
 
@@ -50,7 +55,7 @@ def test_no_kernel_of_ten_seeds_has_the_values_of_another(name):
         for seed in range(10)
         for path, drawn in drawn_values(networks.build(name, SHAPES[name], 10, seed=seed)).items()
     }
-    assert len(values) == 10 * {"cifarnet": 5, "resnet": 22, "fastnet": 3}[name]
+    assert len(values) == 10 * {"cifarnet": 5, "resnet": 22, "fastnet": 3, "resnet50": 54}[name]
     assert_nothing_shared(values)
 
 

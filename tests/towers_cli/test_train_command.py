@@ -25,7 +25,7 @@ from input_pipeline import batches
 from towers import schedules, trainer
 from towers.runs import going_on, run_folder, summaries
 from towers.runs.loop import Outcome
-from towers_cli import settings
+from towers_cli import settings, start_table
 
 TRAINING_KEYS = [
     "step",
@@ -95,6 +95,30 @@ class TestARun:
         assert said["reduction"].startswith("mean of the gradients over microbatches")
         assert said["warning"].startswith("the run ends at epoch 0.0336, before the learning rate ")
         assert said["warning"].endswith("first decays at epoch 350")
+
+    @pytest.mark.parametrize(
+        "emulates, device, compute_dtype, warns",
+        [
+            (True, "/CPU:0", "bfloat16", True),
+            (True, "/CPU:0", "float16", True),
+            (True, "/CPU:0", "float32", False),
+            (True, "/GPU:0", "bfloat16", False),
+            (False, "/CPU:0", "bfloat16", False),
+        ],
+    )
+    def test_warns_of_a_type_that_the_processor_emulates(
+        self, done, folder, monkeypatch, emulates, device, compute_dtype, warns
+    ):
+        config = json.loads((folder / "config.json").read_text())
+        config["settings"]["compute_dtype"] = compute_dtype
+        config["resolved"]["tower_devices"] = [device]
+        monkeypatch.setattr(start_table.machine, "emulates_half_precision", lambda: emulates)
+        table = start_table.rows(config, schedules.LearningRate("exponential", 0.1, 5000), 1000)
+        warnings = [said for name, said in table if name == "warning"]
+        assert warnings[0].startswith("the run ends at epoch 0.0336")
+        assert [said.split(" on this")[0] for said in warnings[1:]] == (
+            [f"TensorFlow has no fast {compute_dtype}"] if warns else []
+        )
 
     def test_says_how_each_step_went(self, done):
         lines = [line for line in done.stdout.splitlines() if line.startswith("step ")]

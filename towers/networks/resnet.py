@@ -6,7 +6,7 @@ Where a stage changes the shape the shortcut is a 1 x 1 convolution (their optio
 
 import keras
 
-from towers.networks import seeds
+from towers.networks import layers, seeds
 
 STAGE_FILTERS = (16, 32, 64)
 
@@ -46,7 +46,7 @@ def build(
             name=name,
             dtype=dtype,
         )(x)
-        return keras.layers.BatchNormalization(
+        return layers.FusedBatchNormalization(
             momentum=0.9, epsilon=1e-5, name=f"{name}_norm", dtype=dtype
         )(x)
 

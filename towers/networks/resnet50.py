@@ -8,7 +8,7 @@ as its shortcut (Goyal et al. 2017, arXiv:1706.02677, section 5.1).
 
 import keras
 
-from towers.networks import seeds
+from towers.networks import layers, seeds
 
 STAGES = ((3, 64), (4, 128), (6, 256), (3, 512))  # blocks, and filters of their first convolutions
 _WIDENING = 4  # of a block's last convolution
@@ -61,7 +61,7 @@ def build(
             name=name,
             dtype=dtype,
         )(x)
-        return keras.layers.BatchNormalization(
+        return layers.FusedBatchNormalization(
             momentum=0.9,
             epsilon=1e-5,
             gamma_initializer=first_scale,

@@ -6,6 +6,8 @@ from pathlib import Path
 
 import tensorflow as tf
 
+CPUINFO = Path("/proc/cpuinfo")
+
 
 def are_cpus(tower_devices: Sequence[str]) -> bool:
     """Whether all towers are on the CPU."""
@@ -22,7 +24,21 @@ def kinds(tower_devices: Sequence[str]) -> str:
 
 def processor() -> str:
     """The processor's name, where the system tells; its kind shows in a run's last bits."""
-    cpuinfo = Path("/proc/cpuinfo")
-    lines = cpuinfo.read_text().splitlines() if cpuinfo.exists() else []
-    names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
-    return names[0] if names else platform.processor()
+    return _of_cpuinfo("model name") or platform.processor()
+
+
+def emulates_half_precision() -> bool:
+    """Whether TensorFlow computes in bfloat16 and float16 without kernels for this processor.
+
+    It has them on x86 where there is AVX-512 or AVX-NE-CONVERT, as its `mkl_util.h` asks.
+    docs/speed.md has the times without. False where the system does not list instructions.
+    """
+    flags = (_of_cpuinfo("flags") or "").split()
+    return bool(flags) and not {"avx512f", "avx_ne_convert"} & set(flags)
+
+
+def _of_cpuinfo(name: str) -> str | None:
+    """The value of a field of the first processor; None where there is none."""
+    lines = CPUINFO.read_text().splitlines() if CPUINFO.exists() else []
+    values = [line.partition(":")[2].strip() for line in lines if line.startswith(name)]
+    return values[0] if values else None
