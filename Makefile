@@ -23,8 +23,9 @@ $(VENV)/installed: setup.py requirements.txt
 	$(VENV)/bin/python -m pip install --quiet --no-deps --editable .
 	touch $@
 
+# Two towers on the CPU, so that it is the same run on any machine; train.py itself takes GPUs.
 train: $(VENV)/installed
-	$(VENV)/bin/python train.py --recipe=shapes --num_towers=2
+	CUDA_VISIBLE_DEVICES=-1 $(VENV)/bin/python train.py --recipe=shapes --num_towers=2
 
 # Four processes keep two cores busy: some tests wait for a clock or a socket.
 test: $(VENV)/installed

@@ -12,15 +12,18 @@ from towers import devices, evaluation
 
 @pytest.fixture
 def with_gpus(monkeypatch):
-    """Makes TensorFlow list this many physical GPUs."""
-    listed = tf.config.list_physical_devices
+    """Makes TensorFlow list this many visible GPUs, each cut into logical ones or not."""
+    visible, cut = tf.config.get_visible_devices, tf.config.get_logical_device_configuration
 
-    def see(num_gpus):
-        def listing(kind):
-            return ["a GPU"] * num_gpus if kind == "GPU" else listed(kind)
+    def see(num_gpus, parts=None):
+        def seen(kind):
+            return ["a GPU"] * num_gpus if kind == "GPU" else visible(kind)
 
-        monkeypatch.setattr(tf.config, "list_physical_devices", listing)
-        monkeypatch.setattr(tf.config, "list_logical_devices", lambda kind: ["a GPU"] * num_gpus)
+        def parts_of(device):
+            return parts if device == "a GPU" else cut(device)
+
+        monkeypatch.setattr(tf.config, "get_visible_devices", seen)
+        monkeypatch.setattr(tf.config, "get_logical_device_configuration", parts_of)
         monkeypatch.setattr(tf.config.experimental, "set_memory_growth", lambda gpu, on: None)
 
     return see
@@ -97,13 +100,12 @@ def test_graphs_run_as_they_are_written(make):
 @pytest.mark.parametrize("error", [RuntimeError, ValueError])
 def test_gpus_split_into_logical_devices_keep_their_memory_settings(with_gpus, monkeypatch, error):
     # ValueError is TensorFlow's answer where logical devices have a size of their own.
-    with_gpus(1)
+    with_gpus(1, ["half of it"] * 2)
 
     def refuse(gpu, on):
         raise error("Cannot set memory growth on device when virtual devices configured")
 
     monkeypatch.setattr(tf.config.experimental, "set_memory_growth", refuse)
-    monkeypatch.setattr(tf.config, "list_logical_devices", lambda kind: ["half a GPU"] * 2)
     assert devices.choose(2) == ("/GPU:0", "/GPU:1")
 
 

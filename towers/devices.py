@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 import tensorflow as tf
 
-from towers.support import checks
+from towers.support import checks, machine
 
 PARAMETER_DEVICE = "/CPU:0"  # holds the one set of variables; gradients are averaged here
 
@@ -26,10 +26,11 @@ def choose(num_towers: int | None = None) -> tuple[str, ...]:
     Raises:
       ValueError: `num_towers` is below 1, or more than the GPUs of a machine that has some.
     """
-    num_gpus = visible_gpus()
+    num_gpus = machine.num_devices("GPU")
     num_towers = max(1, num_gpus) if num_towers is None else num_towers
     if num_towers < 1:
         raise ValueError(f"num_towers={num_towers}: must be at least 1")
+    machine.tell_about_gpus()
     if num_gpus:
         return _gpu_devices(num_towers, num_gpus)
     return _logical_cpu_devices(num_towers)
@@ -46,20 +47,14 @@ def of_towers(towers: int | Sequence[str] | None) -> tuple[str, ...]:
     return choose(towers) if towers is None or is_number else checks.device_names(towers)
 
 
-def visible_gpus() -> int:
-    """How many GPUs the process may use; asking does not start TensorFlow's runtime."""
-    return len(tf.config.list_physical_devices("GPU"))
-
-
-def _gpu_devices(num_towers: int, num_physical: int) -> tuple[str, ...]:
-    for gpu in tf.config.list_physical_devices("GPU"):
+def _gpu_devices(num_towers: int, num_gpus: int) -> tuple[str, ...]:
+    for gpu in tf.config.get_visible_devices("GPU"):
         try:
             tf.config.experimental.set_memory_growth(gpu, True)
         except (RuntimeError, ValueError):
             # The runtime has started already, or the GPU is split into logical devices of a given
             # size; memory growth is then what it was.
             continue
-    num_gpus = max(num_physical, len(tf.config.list_logical_devices("GPU")))
     if num_towers > num_gpus:
         raise ValueError(
             f"num_towers={num_towers}: this machine has {num_gpus} GPU(s), and a tower needs one "
@@ -70,8 +65,7 @@ def _gpu_devices(num_towers: int, num_physical: int) -> tuple[str, ...]:
 
 
 def _logical_cpu_devices(num_towers: int) -> tuple[str, ...]:
-    cpu = tf.config.list_physical_devices("CPU")[0]
-    num_devices = len(tf.config.get_logical_device_configuration(cpu) or [cpu])
+    cpu, num_devices = tf.config.get_visible_devices("CPU")[0], machine.num_devices("CPU")
     if num_devices < num_towers:
         try:
             tf.config.set_logical_device_configuration(

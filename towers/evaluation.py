@@ -89,22 +89,23 @@ class Evaluator:
         """
         seen, states = [], []
         for batch in checks.batches(batches):
-            inputs, labels, weight = checks.batch(batch, self._model)
-            self._labels.check(labels)
-            n = structures.num_examples(labels)
-            weight = np.ones(n) if weight is None else checks.weights(weight, n, np.float64)
-            labels = checks.without_weight_0(labels, weight)
-            with checks.labels_in_range():
-                outputs = self._outputs(inputs, labels, weight)
-            classes = np.zeros((n, 0), np.int64)
-            if self._metrics:
-                self._metrics.check_weights(weight)
-            if outputs.classes:
-                of_examples = labels.numpy().reshape(n)
-                class_labels.check(of_examples[weight > 0], self._num_classes)
-                classes = np.stack([of_examples, *outputs.classes], axis=1).astype(np.int64)
-            seen.append(tally.Seen(weight, np.stack(outputs.losses, axis=1), classes))
-            states.append(outputs.states)
+            with tf.device(devices.PARAMETER_DEVICE):
+                inputs, labels, weight = checks.batch(batch, self._model)
+                self._labels.check(labels)
+                n = structures.num_examples(labels)
+                weight = np.ones(n) if weight is None else checks.weights(weight, n, np.float64)
+                labels = checks.without_weight_0(labels, weight)
+                with checks.labels_in_range():
+                    outputs = self._outputs(inputs, labels, weight)
+                classes = np.zeros((n, 0), np.int64)
+                if self._metrics:
+                    self._metrics.check_weights(weight)
+                if outputs.classes:
+                    of_examples = labels.numpy().reshape(n)
+                    class_labels.check(of_examples[weight > 0], self._num_classes)
+                    classes = np.stack([of_examples, *outputs.classes], axis=1).astype(np.int64)
+                seen.append(tally.Seen(weight, np.stack(outputs.losses, axis=1), classes))
+                states.append(outputs.states)
         if not seen:
             raise ValueError("there is no example to evaluate")
         sizes = np.array([len(batch.weight) for batch in seen])

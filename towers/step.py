@@ -159,7 +159,7 @@ def run_towers(
         )
         weight_parts = [None] * len(sizes)
         if sample_weight is not None:
-            weight_parts = tf.split(sample_weight, sizes)
+            weight_parts = structures.split(sample_weight, sizes)
         first_draw = program.state.step * num_microbatches
     with tf.device(devices.PARAMETER_DEVICE), tf.name_scope("weights"):
         weights = [tf.convert_to_tensor(weight.value) for weight in model.trainable_variables]

@@ -110,7 +110,7 @@ def compute(
         model_states,
         structures.split(inputs, len(own)),  # each [microbatch, ...]
         structures.split(labels, len(own)),
-        tf.split(sample_weight, len(own)) if weighted else [None] * len(own),
+        structures.split(sample_weight, len(own)) if weighted else [None] * len(own),
         [first_draw + m for m in own],
         strict=True,
     )

@@ -193,6 +193,10 @@ class Trainer:
           WorkerError: another worker is gone or has ended.
         """
         self._trainable.check()
+        with tf.device(devices.PARAMETER_DEVICE):  # what has no device takes TensorFlow's first GPU
+            return self._step_of(inputs, labels, sample_weight, parts)
+
+    def _step_of(self, inputs, labels, sample_weight, parts) -> step.StepResult:
         inputs, labels, _ = checks.batch((inputs, labels), self.state.model)
         examples = structures.num_examples(inputs)
         if examples != len(self.shares.examples):
@@ -255,8 +259,9 @@ class Trainer:
         checks.steps(steps)
         history = []
         for batch in itertools.islice(checks.batches(batches), steps):
-            result = self.train_step(*checks.batch(batch))
-            history.append(float(losses.mean(result.losses["total"], result.weights)))
+            with tf.device(devices.PARAMETER_DEVICE):
+                result = self.train_step(*checks.batch(batch))
+                history.append(float(losses.mean(result.losses["total"], result.weights)))
         return history
 
     def evaluate(self, batches: Iterable) -> tally.Evaluation:
@@ -285,11 +290,11 @@ class Trainer:
         trained = self.state.model
         with tf.device(devices.PARAMETER_DEVICE):
             model = checks.copy_of(trained)
-        values = {id(weight): weight.value for weight in trained.variables}
-        weights = zip(trained.trainable_variables, self.state.evaluated_weights(), strict=True)
-        values |= {id(weight): value for weight, value in weights}
-        for variable, original in zip(model.variables, trained.variables, strict=True):
-            variable.assign(values[id(original)])
+            values = {id(weight): weight.value for weight in trained.variables}
+            weights = zip(trained.trainable_variables, self.state.evaluated_weights(), strict=True)
+            values |= {id(weight): value for weight, value in weights}
+            for variable, original in zip(model.variables, trained.variables, strict=True):
+                variable.assign(values[id(original)])
         adapted.refresh(model)
         return model
 

@@ -150,9 +150,10 @@ def check_alike(workers: worker.Workers, chosen: settings.TrainSettings) -> None
     given = settings.recorded(chosen)
     shared = {name: value for name, value in given.items() if name not in _OF_ONE_WORKER}
     versions = {f"version of {name}": text for name, text in stretches.versions().items()}
-    kernels = {f"use of {name}": text for name, text in stretches.onednn().items()}
+    kernels = {f"use of {name}": text for name, text in stretches.kernels().items()}
     _check_same(workers, shared | versions | kernels)
-    kinds = workers.exchange("their processors", machine.processor())
+    own = ", ".join([machine.processor(), *machine.gpu_names()])
+    kinds = workers.exchange("their processors", own)
     for index, kind in enumerate(kinds):
         worker_errors.check_fits(isinstance(kind, str), workers.name(index))
     if workers.is_chief and len(set(kinds)) > 1:

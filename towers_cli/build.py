@@ -1,6 +1,7 @@
 """From a run's `config.json` to the objects that train it."""
 
 import functools
+import os
 from collections.abc import Callable, Mapping, Sequence
 
 import keras
@@ -9,11 +10,16 @@ import tensorflow as tf
 
 from input_pipeline import datasets, images, preprocess, raw_images
 from towers import devices, losses, networks, schedules, trainer, worker
-from towers.networks import optimizers
+from towers.networks import layers, optimizers
 from towers.runs import definition
-from towers.support import weight_filters
+from towers.support import machine, weight_filters
 from towers_cli import agreement, own_model, settings
 
+_MAX_POOLING = (
+    keras.layers.MaxPooling1D,
+    keras.layers.MaxPooling2D,
+    keras.layers.MaxPooling3D,
+)
 IMAGES_TO_ADAPT_TO = 5000  # for a network that looks at some before its first step
 
 
@@ -33,6 +39,8 @@ def start_runtime(intra_op_threads: int, deterministic: bool) -> None:
     except ValueError as error:
         raise settings.SettingsError(f"--{error}") from error
     if deterministic:
+        os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # as cuBLAS asks for
+        tf.config.experimental.enable_tensor_float_32_execution(False)
         tf.config.experimental.enable_op_determinism()
 
 
@@ -196,6 +204,29 @@ def build_model(config: Mapping) -> keras.Model:
             f"--model={chosen['model']}: is another network now than the run's"
         )
     return model
+
+
+def check_has_kernels(chosen: settings.TrainSettings, model: keras.Model) -> None:
+    """Checks that TensorFlow can compute the model as it is asked to.
+
+    Raises:
+      SettingsError: names the layer whose gradient it has no kernel for.
+    """
+    if not chosen.deterministic:
+        return
+    for layer in model._flatten_layers(include_self=False):
+        if chosen.jit_compile and isinstance(layer, _MAX_POOLING):
+            raise settings.SettingsError(
+                f"--jit_compile with --deterministic: the layer {layer.name} is max pooling, whose "
+                "deterministic gradient XLA does not have; leave one of the two out"
+            )
+        is_frozen = isinstance(layer, layers.FusedBatchNormalization)
+        if is_frozen and not layer.trainable and machine.num_devices("GPU"):
+            raise settings.SettingsError(
+                f"--deterministic: the layer {layer.name} is a frozen FusedBatchNormalization, "
+                "whose deterministic gradient GPUs do not have; take keras.layers."
+                "BatchNormalization, or leave the flag out"
+            )
 
 
 def build_network(chosen: Mapping, image_shape: Sequence[int], num_classes: int) -> keras.Model:

@@ -383,8 +383,8 @@ class TrainSettings(Settings):
     )
     deterministic: bool = setting(
         False,
-        "TensorFlow's deterministic operations, for the same bits on GPUs. A CPU does not need "
-        "them.", ARITHMETIC, defines_run=True,
+        "TensorFlow's deterministic operations, and no TF32, for the same bits on GPUs. A CPU does "
+        "not need them.", ARITHMETIC, defines_run=True,
         also_called="enable_op_determinism use_deterministic_algorithms determinism",
     )
     accumulate_gradients: bool = setting(

@@ -49,8 +49,8 @@ def train(chosen: settings.TrainSettings, workers) -> int:
     """The story, once all workers are there."""
     import towers
     from input_pipeline import images
-    from towers import devices
     from towers.runs import definition, run_folder, warm_start
+    from towers.support import machine
     from towers_cli import (
         agreement,
         begin_from,
@@ -65,7 +65,7 @@ def train(chosen: settings.TrainSettings, workers) -> int:
     # What the run is, as its folder and this machine have it.
     folder = run_folder.RunFolder(chosen.train_dir, "--train_dir")
     found = agreement.find(workers, folder)
-    gpus = devices.visible_gpus()
+    gpus = machine.num_devices("GPU")
     towers_of_workers = agreement.towers_of_workers(workers, chosen.num_towers or max(1, gpus))
     chosen = resolve.resolved(chosen, found.earlier, gpus, found.cores, towers_of_workers)
     build.start_runtime(chosen.intra_op_threads, chosen.deterministic)
@@ -83,6 +83,7 @@ def train(chosen: settings.TrainSettings, workers) -> int:
     model = build.build_network(
         settings.recorded(chosen), preprocessing.output_shape, len(training.class_names)
     )
+    build.check_has_kernels(chosen, model)
     of_model = definition.of_model(model)
     agreement.check_same_model(workers, chosen.model, of_model["layers"])
 

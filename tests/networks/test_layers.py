@@ -180,7 +180,8 @@ def batch_norm_pair(dtype, **options):
 
 @pytest.mark.parametrize("scale", [True, False])
 @pytest.mark.parametrize(
-    "dtype, tolerance", [("float32", 1e-5), ("mixed_bfloat16", 0.02), ("mixed_float16", 0.003)]
+    "dtype, tolerance",
+    [("float32", 1e-5), ("mixed_bfloat16", 0.02), ("bfloat16", 0.02), ("mixed_float16", 0.003)],
 )
 def test_fused_batch_norm_is_keras_s(dtype, tolerance, scale):
     x, upstream = np.random.default_rng(0).normal(3.0, 2.0, size=(2, 8, 5, 4, 6))

@@ -182,10 +182,10 @@ class FusedBatchNormalization(keras.layers.BatchNormalization):
         offset = self.beta if self.center else tf.zeros_like(self.moving_mean)
         in_training = bool(training and self.trainable)
         outputs, mean, variance = tf.compat.v1.nn.fused_batch_norm(
-            inputs,
-            tf.convert_to_tensor(scale),
-            tf.convert_to_tensor(offset),
-            *([] if in_training else map(tf.convert_to_tensor, moments)),
+            inputs,  # whatever its type, the operation has the others in float32
+            tf.cast(scale, tf.float32),
+            tf.cast(offset, tf.float32),
+            *([] if in_training else [tf.cast(moment, tf.float32) for moment in moments]),
             epsilon=self.epsilon,
             is_training=in_training,
         )
@@ -193,6 +193,7 @@ class FusedBatchNormalization(keras.layers.BatchNormalization):
             # TensorFlow hands out the unbiased variance.
             values = tf.cast(tf.size(inputs) / inputs.shape[-1], variance.dtype)
             for moving, value in zip(moments, (mean, variance * (1 - 1 / values)), strict=True):
+                value = tf.cast(value, moving.dtype)
                 moving.assign(moving * self.momentum + value * (1.0 - self.momentum))
         return outputs
 

@@ -6,6 +6,8 @@ from collections.abc import Sequence
 import keras
 import tensorflow as tf
 
+from towers import devices
+
 # Of Muon's learning rate, for the weights that Adam updates.
 MUON_ADAM_RATIO = 0.08
 
@@ -93,13 +95,15 @@ def make(
             "rms_rate": None,  # the update is U S' V' itself
             "exclude_layers": _output_layer(model),
         }
-    optimizer = OPTIMIZERS[name](**options)
+    with tf.device(devices.PARAMETER_DEVICE):  # for its rate and its count of steps
+        optimizer = OPTIMIZERS[name](**options)
     if name in DECOUPLED_WEIGHT_DECAY and model is not None:
         kept = {id(variable) for variable in decayed}
         optimizer.exclude_from_weight_decay(
             var_list=[v for v in model.trainable_variables if id(v) not in kept]
         )
-    return keras.optimizers.LossScaleOptimizer(optimizer) if loss_scaling else optimizer
+    with tf.device(devices.PARAMETER_DEVICE):
+        return keras.optimizers.LossScaleOptimizer(optimizer) if loss_scaling else optimizer
 
 
 def _output_layer(model: keras.Model | None) -> list[str]:

@@ -139,7 +139,7 @@ def check_alike(workers: worker.Workers, defined: Definition) -> None:
       WorkerError: names what differs, and on which worker.
     """
     chief, *others = everyone = workers.exchange(
-        "what they train", defined.defining() | stretches.versions() | stretches.onednn()
+        "what they train", defined.defining() | stretches.versions() | stretches.kernels()
     )
     for index, message in enumerate(everyone):
         worker_errors.check_fits(isinstance(message, dict), workers.name(index))

@@ -29,6 +29,7 @@ from towers.runs import (
     going_on,
     keras_callbacks,
     loop,
+    placement,
     run_folder,
     warm_start,
 )
@@ -80,6 +81,7 @@ class Run:
       last_step: the step that it ends after.
     """
 
+    @placement.on_parameter_device
     def __init__(
         self,
         folder: str | os.PathLike | run_folder.RunFolder,
@@ -228,6 +230,7 @@ class Run:
                 f"class_names has {len(names)} names, and the model {len(confusion)} outputs"
             )
 
+    @placement.on_parameter_device
     def train(
         self, every: Sequence[every.Every | keras.callbacks.Callback | Callable] = ()
     ) -> loop.Outcome:
@@ -264,6 +267,7 @@ class Run:
             raise Stopped(outcome)
         return outcome
 
+    @placement.on_parameter_device
     def evaluate(self, checkpoint: str | int | None = None) -> tally.Evaluation:
         """Evaluates a checkpoint of the run on its test data; writes nothing.
 

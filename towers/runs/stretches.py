@@ -21,6 +21,7 @@ from tensorflow.python.util import _pywrap_util_port  # isort: skip
 
 # Read by TensorFlow and oneDNN as they start; each changes which kernels compute.
 _KERNEL_VARIABLES = (
+    "CUBLAS_WORKSPACE_CONFIG",
     "DNNL_MAX_CPU_ISA",
     "NVIDIA_TF32_OVERRIDE",
     "ONEDNN_MAX_CPU_ISA",
@@ -35,9 +36,10 @@ def versions() -> dict[str, str]:
     return {"towers": version.__version__} | others
 
 
-def onednn() -> dict[str, str]:
-    """Whether TensorFlow computes with oneDNN, which all workers have to share, too."""
-    return {"oneDNN": "on" if _pywrap_util_port.IsMklEnabled() else "off"}
+def kernels() -> dict[str, str]:
+    """Whose kernels compute, which all workers have to share, too."""
+    onednn = {"oneDNN": "on" if _pywrap_util_port.IsMklEnabled() else "off"}
+    return onednn | machine.gpu_software()
 
 
 def environment() -> dict[str, str | None]:
@@ -45,7 +47,7 @@ def environment() -> dict[str, str | None]:
     given = {name: os.environ[name] for name in _KERNEL_VARIABLES if name in os.environ}
     return (
         versions()
-        | onednn()
+        | kernels()
         | given
         | {
             "python": platform.python_version(),

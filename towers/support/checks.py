@@ -13,7 +13,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from towers.support import structures
+from towers.support import machine, structures
 
 _LABEL_OUT_OF_RANGE = re.compile(r"label value of (-?\d+) which is outside .*\[0, (\d+)\)")
 
@@ -163,10 +163,7 @@ def device_names(given) -> tuple[str, ...]:
         except ValueError as error:
             raise ValueError(f"towers has {name!r}, which is no name of a device") from error
         kind = spec.device_type or "CPU"
-        physical = tf.config.list_physical_devices(kind)
-        # Asking for the logical ones would start TensorFlow.
-        cut = [tf.config.get_logical_device_configuration(one) or [one] for one in physical]
-        number = sum(map(len, cut))
+        number = machine.num_devices(kind)
         if (spec.device_index or 0) >= number:
             raise ValueError(f"towers has {name!r}: there is no such device, of {number} {kind}")
     return tuple(given)

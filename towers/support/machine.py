@@ -1,12 +1,18 @@
 """What computes, as far as it shows in a run's last bits."""
 
+import functools
+import logging
+import os
 import platform
+import re
 from collections.abc import Sequence
 from pathlib import Path
 
 import tensorflow as tf
 
 CPUINFO = Path("/proc/cpuinfo")
+DEVICE_FILES = Path("/dev")
+NVIDIA_DRIVER = Path("/proc/driver/nvidia/version")
 
 
 def are_cpus(tower_devices: Sequence[str]) -> bool:
@@ -14,12 +20,82 @@ def are_cpus(tower_devices: Sequence[str]) -> bool:
     return all(device.startswith("/CPU") for device in tower_devices)
 
 
+def num_devices(kind: str) -> int:
+    """How many devices of a kind, `CPU` or `GPU`, towers can name.
+
+    Asking does not start TensorFlow's runtime, as its list of logical devices would: several
+    workers have to be introduced to each other before that.
+    """
+    visible = tf.config.get_visible_devices(kind)
+    return sum(len(tf.config.get_logical_device_configuration(one) or [one]) for one in visible)
+
+
 def kinds(tower_devices: Sequence[str]) -> str:
     """What kind of device the towers are on: `CPU`, or the names of the GPUs."""
     if are_cpus(tower_devices):
         return "CPU"
-    details = map(tf.config.experimental.get_device_details, tf.config.list_physical_devices("GPU"))
-    return ", ".join(sorted({detail.get("device_name", "GPU") for detail in details}))
+    return ", ".join(gpu_names())
+
+
+def gpu_names() -> list[str]:
+    """The kinds of GPUs that the process may use, each once."""
+    details = map(tf.config.experimental.get_device_details, tf.config.get_visible_devices("GPU"))
+    return sorted({detail.get("device_name", "GPU") for detail in details})
+
+
+def gpu_software() -> dict[str, str]:
+    """What computes on the GPUs that the process may use, name to version; empty without any."""
+    if not tf.config.get_visible_devices("GPU"):
+        return {}
+    build = tf.sysconfig.get_build_info()
+    driver = NVIDIA_DRIVER.read_text() if NVIDIA_DRIVER.exists() else ""
+    found = re.search(r"\b\d+(\.\d+)+\b", driver)
+    return {
+        "CUDA": build.get("cuda_version", "unknown"),
+        "cuDNN": build.get("cudnn_version", "unknown"),
+        "NVIDIA driver": found[0] if found else "unknown",
+        "TF32": "on" if tf.config.experimental.tensor_float_32_execution_enabled() else "off",
+    }
+
+
+@functools.cache
+def tell_about_gpus() -> None:
+    """Logs a warning, once, where a GPU is not used, or makes its first step wait.
+
+    TensorFlow's own notices of both are among those that `noise` keeps off the terminal.
+    """
+    if notice := _unused_gpus() or _gpus_to_compile_for():
+        logging.getLogger(__name__).warning(notice)
+
+
+def _unused_gpus() -> str | None:
+    if tf.config.list_physical_devices("GPU") or "CUDA_VISIBLE_DEVICES" in os.environ:
+        return None
+    files = os.listdir(DEVICE_FILES) if DEVICE_FILES.exists() else []
+    there = sum(re.fullmatch(r"nvidia\d+", name) is not None for name in files)
+    if not there:
+        return None
+    return (
+        f"this machine has {there} NVIDIA GPU(s), and TensorFlow can use none of them: install "
+        f"tensorflow[and-cuda]=={tf.__version__} with pip, or set CUDA_VISIBLE_DEVICES=-1 to train "
+        "on the CPU without this notice"
+    )
+
+
+def _gpus_to_compile_for() -> str | None:
+    """TensorFlow's wheel has machine code for some compute capabilities; a minor one fits later."""
+    listed = tf.sysconfig.get_build_info().get("cuda_compute_capabilities", [])
+    built = [divmod(int(name.split("_")[1]), 10) for name in listed]
+    for gpu in tf.config.get_visible_devices("GPU"):
+        details = tf.config.experimental.get_device_details(gpu)
+        has = details.get("compute_capability")
+        if built and has and not any(has[0] == of[0] and has[1] >= of[1] for of in built):
+            return (
+                f"TensorFlow has no kernels ready for {details.get('device_name', 'this GPU')} "
+                f"(compute capability {has[0]}.{has[1]}): it compiles them when they are first "
+                "used, which may take half an hour"
+            )
+    return None
 
 
 def processor() -> str:

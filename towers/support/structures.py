@@ -1,5 +1,6 @@
 """Batches of several arrays: dicts, tuples and lists of them, [n, ...] for n examples."""
 
+import itertools
 from collections.abc import Mapping, Sequence
 
 import tensorflow as tf
@@ -9,8 +10,17 @@ Structure = object
 
 
 def split(structure: Structure, parts: int | Sequence[int]) -> list[Structure]:
-    """Cuts along the first axis into so many equal parts, or parts of such sizes, in order."""
-    cut = [tf.split(tensor, parts) for tensor in tf.nest.flatten(structure)]
+    """Cuts along the first axis into so many equal parts, or parts of such sizes, in order.
+
+    By slices: GPUs have no kernel that splits int32, and labels would go back to the CPU for it.
+    """
+    if isinstance(parts, int):
+        parts = [num_examples(structure) // parts] * parts
+    ends = list(itertools.accumulate(parts))
+    cut = [
+        [tensor[end - size : end] for size, end in zip(parts, ends, strict=True)]
+        for tensor in tf.nest.flatten(structure)
+    ]
     return [tf.nest.pack_sequence_as(structure, part) for part in zip(*cut, strict=True)]
 
 

@@ -1,0 +1,39 @@
+"""Runs `train.py`, with its arguments, on a machine that seems to have a GPU.
+
+TensorFlow's configuration lists one; as there is none, what is placed on it runs on the CPU.
+"""
+
+import runpy
+from collections.abc import Callable
+from pathlib import Path
+
+import tensorflow as tf
+
+GPU = tf.config.PhysicalDevice("/physical_device:GPU:0", "GPU")
+TRAIN = Path(__file__).resolve().parents[2] / "train.py"
+
+
+def pretend(patch: Callable = setattr, **details) -> None:
+    """Makes TensorFlow's configuration list a GPU.
+
+    Args:
+      patch: (object, name, value), such as that of pytest's `monkeypatch`.
+      **details: of the GPU.
+    """
+    visible, cut = tf.config.get_visible_devices, tf.config.get_logical_device_configuration
+    listed, told = tf.config.list_physical_devices, tf.config.experimental.get_device_details
+
+    def instead(gpu, of_others):
+        return lambda device: gpu if device in (GPU, "GPU") else of_others(device)
+
+    patch(tf.config, "get_visible_devices", instead([GPU], visible))
+    patch(tf.config, "list_physical_devices", instead([GPU], listed))
+    patch(tf.config, "get_logical_device_configuration", instead(None, cut))
+    details = {"device_name": "no GPU at all"} | details
+    patch(tf.config.experimental, "get_device_details", instead(details, told))
+    patch(tf.config.experimental, "set_memory_growth", lambda device, enable: None)
+
+
+if __name__ == "__main__":
+    pretend()
+    runpy.run_path(str(TRAIN), run_name="__main__")

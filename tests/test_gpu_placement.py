@@ -1,0 +1,273 @@
+"""Where each operation would be on a machine with GPUs, asked of TensorFlow on one without.
+
+The wheel for Linux has the kernels of GPUs, and its registry lists them. Which device an operation
+gets that names none shows with logical CPU devices: it is the first, so the CPU of these tests is
+the second, and the towers' are behind it.
+"""
+
+import collections
+import itertools
+import os
+import subprocess
+import sys
+
+import forked
+import keras
+import numpy as np
+import pretend_gpu
+import pytest
+import tensorflow as tf
+import toys
+from tensorflow.python.eager import context
+from tensorflow.python.framework import kernels, op_callbacks
+
+import towers
+from input_pipeline import arrays
+from towers import devices, networks
+from towers.networks import optimizers
+from towers.support import machine
+from towers_cli import launch
+
+HOST, TOWERS = "/CPU:1", ("/CPU:2", "/CPU:3")
+NETWORKS = {
+    "cifarnet": toys.small_cifarnet,
+    "resnet": toys.small_resnet,
+    "fastnet": toys.small_fastnet,
+}
+OPTIMIZERS = ("sgd", "adamw", "lion", "muon")
+# Each network, type and optimizer once; the other combinations are long.
+FEW = {
+    ("cifarnet", "float32", "sgd"),
+    ("resnet", "bfloat16", "adamw"),
+    ("fastnet", "float16", "muon"),
+}
+
+
+def trainer(network, dtype, optimizer, towers_of_it):
+    model = NETWORKS[network](networks.DTYPE_POLICIES[dtype])
+    momentum = 0.9 if optimizer in optimizers.WITH_MOMENTUM else 0.0
+    return towers.Trainer(
+        model,
+        optimizers.make(optimizer, momentum=momentum, model=model, loss_scaling=dtype == "float16"),
+        towers=towers_of_it,
+        global_batch_size=8,
+        num_microbatches=4,
+        moving_average_decay=0.9,
+        weight_decay=1e-3,
+        learning_rate=lambda _: 0.1,
+    )
+
+
+def nodes_of(nodes, functions, inherited=None):
+    """Each node with the kind of its device, which a function's body has from its caller."""
+    for node in nodes:
+        kind = tf.DeviceSpec.from_string(node.device).device_type or inherited
+        called = [attr.func.name for attr in node.attr.values() if attr.HasField("func")]
+        called += [node.op] if node.op in functions else []
+        for name in called:
+            yield from nodes_of(functions[name].node_def, functions, kind)
+        if not called:
+            yield node, kind
+
+
+def has_kernel(node, kind) -> bool:
+    """Whether TensorFlow has a kernel of the node's types; as `FindKernelDef` looks for one."""
+
+    def types(name):
+        return set(node.attr[name].list.type) or {node.attr[name].type}
+
+    return any(
+        kernel.device_type in (kind, "DEFAULT")
+        and not kernel.label
+        and all(types(of.name) <= set(of.allowed_values.list.type) for of in kernel.constraint)
+        for kernel in kernels.get_registered_kernels_for_op(node.op).kernel
+    )
+
+
+def without_kernel(graph) -> set[str]:
+    definition = graph.as_graph_def()
+    functions = {function.signature.name: function for function in definition.library.function}
+    found = list(nodes_of(definition.node, functions))
+    assert {kind for _, kind in found} == {None, "CPU", "GPU"}
+    # Without a device: what the caller's device scope, the CPU, is for.
+    assert {node.op for node, kind in found if kind is None} <= {
+        "Placeholder", "ReadVariableOp", "Identity", "NoOp",
+    }  # fmt: skip
+    return {
+        f"{kind} {node.op}"
+        for node, kind in found
+        if kind and node.op != "Placeholder" and not has_kernel(node, kind)
+    }
+
+
+@pytest.fixture
+def cuda_build():
+    if not tf.sysconfig.get_build_info()["is_cuda_build"]:
+        pytest.skip("needs TensorFlow's wheel for Linux, which has the kernels of GPUs")
+
+
+@pytest.fixture
+def two_gpus(monkeypatch):
+    monkeypatch.setattr(machine, "num_devices", lambda kind: 2)
+    return "/GPU:0", "/GPU:1"
+
+
+@pytest.mark.usefixtures("cuda_build")
+@pytest.mark.parametrize(
+    "given",
+    [
+        pytest.param(case, marks=() if case in FEW else pytest.mark.long, id="-".join(case))
+        for case in itertools.product(NETWORKS, networks.DTYPE_POLICIES, OPTIMIZERS)
+    ],
+)
+def test_every_operation_has_a_kernel_where_it_is(two_gpus, given):
+    made = trainer(*given, two_gpus)
+    images, labels = toys.batch(8)
+    batch = tf.constant(images), tf.constant(labels, tf.int32)
+    assert without_kernel(made.step_graph(*batch)) == set()
+    evaluation = made._evaluator._batch_outputs.get_concrete_function(*batch)
+    assert without_kernel(evaluation.graph) == set()
+
+
+@pytest.mark.usefixtures("cuda_build")
+def test_an_operation_without_a_kernel_is_found():
+    with tf.Graph().as_default() as graph:
+        one = tf.raw_ops.RandomIndexShuffle(index=0, seed=[1, 2, 3], max_index=9, rounds=4)
+        with tf.device("/CPU:0"):
+            tf.identity(one)
+        with tf.device("/GPU:0"):
+            tf.raw_ops.RandomIndexShuffle(index=0, seed=[1, 2, 3], max_index=9, rounds=4)
+            tf.split(tf.constant([1, 2]), 2)
+    nodes = nodes_of(graph.as_graph_def().node, {})
+    missing = {node.op for node, kind in nodes if kind == "GPU" and not has_kernel(node, kind)}
+    assert missing == {"RandomIndexShuffle", "Split"}
+
+
+@pytest.fixture
+def on_another_cpu(monkeypatch):
+    """The parameters' device is not the one that TensorFlow takes where none is named."""
+    monkeypatch.setattr(devices, "PARAMETER_DEVICE", HOST)
+
+
+def on_the_default_device(run) -> collections.Counter:
+    """The operations with data, of the graphs that TensorFlow made of `run`, on device 0."""
+    context.context().enable_run_metadata()
+    try:
+        run()
+        graphs = context.context().export_run_metadata().function_graphs
+    finally:
+        context.context().disable_run_metadata()
+    nodes = [node for graph in graphs for part in graph.partition_graphs for node in part.node]
+    assert len(nodes) > 100
+    # Shapes and labels of 32 bits come in through the host's memory, as they do with a GPU.
+    arguments = [node for node in nodes if node.op in ("_Arg", "_DeviceArg")]
+    integers = {node.name for node in arguments if node.attr["T"].type == tf.int32}
+    return collections.Counter(
+        node.op
+        for node in nodes
+        if node.device.endswith("CPU:0")
+        and node.name not in integers
+        and not (node.op == "_Send" and node.input[0] in integers)
+    )
+
+
+@pytest.mark.parametrize("given", sorted(FEW), ids="-".join)
+def test_nothing_of_a_step_or_an_evaluation_is_on_the_first_gpu_for_want_of_a_device(
+    on_another_cpu, given
+):
+    made = trainer(*given, TOWERS)
+    with tf.device(HOST):
+        images, labels = map(tf.constant, toys.batch(8))
+    assert not on_the_default_device(lambda: made.train_step(images, labels))
+    assert not on_the_default_device(lambda: made.evaluate([(images, labels)]))
+    variables = [variable for part in made.state.parts().values() for variable in part]
+    of_tensorflow = [v.value if isinstance(v, keras.Variable) else v for v in variables]
+    assert {variable.device[-5:] for variable in of_tensorflow} == {"CPU:1"}
+
+
+def test_a_step_without_a_device_would_be_found(on_another_cpu):
+    made = trainer("cifarnet", "float32", "sgd", TOWERS)
+    batch = [tf.constant(values) for values in toys.batch(8)]
+    found = on_the_default_device(lambda: made._train_step(tf.constant(0.1), *batch))
+    assert found["Identity"] > 50
+
+
+@pytest.fixture
+def without_device():
+    """Collects the operations that run one by one, outside of a graph, and name no device."""
+    found = collections.Counter()
+
+    def look(op_type, inputs, attrs, outputs, op_name=None, graph=None):
+        if graph is None and not context.context().device_name:
+            found[op_type] += 1
+
+    op_callbacks.add_op_callback(look)
+    yield found
+    op_callbacks.remove_op_callback(look)
+
+
+def test_a_program_names_the_device_of_all_it_does(tmp_path, without_device):
+    with tf.device(devices.PARAMETER_DEVICE):
+        made = toys.trainer(
+            toys.normalized(),
+            keras.optimizers.Adam(0.01),
+            global_batch_size=8,
+            num_microbatches=4,
+            moving_average_decay=0.9,
+        )
+        other = toys.trainer(
+            toys.normalized(),
+            keras.optimizers.Adam(0.01),
+            global_batch_size=8,
+            num_microbatches=4,
+            metrics=[keras.metrics.SparseTopKCategoricalAccuracy(2)],
+        )
+    images, labels = toys.batch(26)
+    made.fit([(images[:8], labels[:8]), (images[:8], labels[:8], np.ones(8))])
+    made.evaluate([(images, labels, np.ones(26))])
+    made.evaluated_model()
+    given = {"train": arrays.batches(images, labels), "test": (images, labels), "epochs": 2}
+    towers.Run(tmp_path, other, **given).train(
+        [towers.evaluate(epochs=1), towers.checkpoint(steps=2), towers.log(steps=1)]
+    )
+    towers.Run(tmp_path, other, **given).evaluate(7)
+    assert not without_device
+    tf.constant(1.0) + tf.constant(1.0)
+    assert without_device["AddV2"] == 1
+
+
+def test_choosing_a_gpu_does_not_start_tensorflow():
+    program = """
+import pretend_gpu
+from tensorflow.python.eager import context
+from towers import devices
+from towers.support import machine
+pretend_gpu.pretend()
+print(devices.choose(), machine.kinds(("/GPU:0",)), context.context()._context_handle is None)
+"""
+    done = forked.run(
+        [sys.executable, "-c", f"import sys; sys.path[:0] = {sys.path!r}\n{program}"], timeout=60
+    )
+    assert done.stdout == "('/GPU:0',) no GPU at all True\n", done.stderr
+
+
+def test_several_workers_train_where_a_gpu_is_visible(tmp_path, cache_home):
+    addresses = ",".join(f"127.0.0.1:{port}" for port in launch.free_ports(2))
+    environment = os.environ | {"XDG_CACHE_HOME": str(cache_home)}
+    started = [
+        forked.Popen(
+            [
+                sys.executable, pretend_gpu.__file__, f"--train_dir={tmp_path / 'run'}",
+                "--dataset=shapes", "--global_batch_size=32", "--num_microbatches=4",
+                "--max_steps=2", f"--workers={addresses}", f"--worker_index={index}",
+            ],
+            env=environment,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        for index in range(2)
+    ]  # fmt: skip
+    said = [process.communicate(timeout=120) for process in started]
+    assert [process.returncode for process in started] == [0, 0], said
+    assert "1 on each worker, here on /GPU:0" in said[0][0]
