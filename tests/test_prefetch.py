@@ -39,18 +39,6 @@ def test_each_tower_has_its_part_on_its_device(num_towers):
             assert part[1].device == part[0].device
 
 
-def test_the_next_batch_is_on_its_way_before_one_is_handed_over():
-    fetched = []
-    placed = prefetch.to_towers(batches(fetched), toys.cpus(2), [4, 4])
-    assert fetched == []
-    next(placed)
-    assert fetched == [0, 1]
-    next(placed)
-    assert fetched == [0, 1, 2]
-    next(placed)
-    assert next(placed, None) is None
-
-
 def test_no_batches_are_none():
     assert list(prefetch.to_towers([], toys.cpus(1), [8])) == []
 

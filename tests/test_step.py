@@ -337,10 +337,17 @@ def test_one_input_of_whole_batches_feeds_all_towers(num_towers):
     batches = [op.outputs[0].shape for op in inputs if op.outputs[0].dtype != tf.resource]
     assert sorted(shape[0] for shape in batches if shape.rank) == [8, 8]  # images and labels
 
-    cuts = [op for op in graph.get_operations() if op.type in ("Split", "SplitV", "Unpack")]
-    of_batch = [op for op in cuts if op.name.startswith("split_batch/")]
-    assert {len(op.outputs) for op in of_batch} == {num_towers}
-    assert all(out.shape[0] == 8 // num_towers for op in of_batch for out in op.outputs)
+    of_batch = slices(graph, inputs)
+    assert len(of_batch) == 2 * num_towers
+    assert all(op.name.startswith("split_batch/") for op in of_batch)
+    assert {op.outputs[0].shape[0] for op in of_batch} == {8 // num_towers}
+
+
+def slices(graph, sources) -> list:
+    """The operations that take a part of what `sources` give."""
+    given = {tensor.name for source in sources for tensor in source.outputs}
+    cuts = [op for op in graph.get_operations() if op.type == "StridedSlice"]
+    return [op for op in cuts if op.inputs[0].name in given]
 
 
 @pytest.mark.pitfall(15)
@@ -372,10 +379,15 @@ def test_towers_work_on_their_devices_and_the_rest_on_the_cpu(num_towers):
 @pytest.mark.pitfall(16)
 def test_the_batch_is_cut_by_towers_and_microbatches_and_never_by_images():
     _, graph = graph_of(2)
-    kinds = [operation.type for operation in drawn(graph).get_operations()]
-    # Images and labels, once among two towers and once in each tower.
-    assert (kinds.count("SplitV"), kinds.count("Split")) == (2, 2 * 2)
-    assert "Unpack" not in kinds
+    inputs = [op for op in graph.get_operations() if op.type == "Placeholder"]
+    # Images and labels, once among two towers, and once in each tower for its two microbatches.
+    of_towers = slices(graph, inputs)
+    assert len(of_towers) == 2 * 2
+    of_microbatches = slices(graph, of_towers)
+    assert len(of_microbatches) == 2 * 2 * 2
+    assert {op.outputs[0].shape[0] for op in of_microbatches} == {2}
+    kinds = {operation.type for operation in drawn(graph).get_operations()}
+    assert not kinds & {"Unpack", "Split", "SplitV"}
 
 
 @pytest.mark.pitfall(29)
@@ -593,3 +605,14 @@ class TestJitCompile:
             result = run.train_step(*toys.batch(GLOBAL_BATCH))
             scales.append(float(tf.linalg.global_norm(result.gradients)))
         assert scales[1] == pytest.approx(scales[0], rel=0.02)
+
+
+def test_the_graph_that_is_shown_is_the_one_that_trains():
+    """It is traced once: a second time would take as long again before the first step."""
+    made = toys.trainer(toys.linear(0.5), global_batch_size=4, num_microbatches=2, loss="mse")
+    batch = np.ones((4, 1), np.float32), np.ones((4, 1), np.float32)
+    made.step_graph(*batch)
+    made.fit([batch])
+    with tf.device("/CPU:0"):
+        made.train_step(*map(tf.constant, batch))
+    assert made._train_step.experimental_get_tracing_count() == 1

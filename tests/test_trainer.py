@@ -8,7 +8,7 @@ import pytest
 import tensorflow as tf
 import toys
 
-from towers import losses, trainer
+from towers import devices, losses, trainer
 
 
 @pytest.fixture(autouse=True)
@@ -380,3 +380,20 @@ class TestAModelThatIsBuiltAtItsFirstCall:
     def test_is_refused_where_it_cannot_be_called(self, example_inputs, message):
         with pytest.raises(ValueError, match=message):
             self.trainer(self.Own(), example_inputs)
+
+
+def test_variables_that_lie_elsewhere_are_told_of(caplog):
+    with tf.device("/CPU:2"):  # as the first GPU would be, where nothing else is said
+        model = keras.Sequential([keras.Input([3]), keras.layers.Dense(2)])
+        optimizer = keras.optimizers.SGD(0.1, momentum=0.9)
+    given = {"global_batch_size": 4, "num_microbatches": 2}
+    toys.trainer(model, optimizer, **given)
+    [line] = [record.getMessage() for record in caplog.records if record.name.startswith("towers")]
+    # Two weights, a slot for each, which lies beside it, and the optimizer's counter and rate.
+    assert line.startswith("6 variables (optimizer, weights) lie on CPU:2, and each step copies")
+    caplog.clear()
+    with tf.device(devices.PARAMETER_DEVICE):
+        model = keras.Sequential([keras.Input([3]), keras.layers.Dense(2)])
+        optimizer = keras.optimizers.SGD(0.1, momentum=0.9)
+    toys.trainer(model, optimizer, **given)
+    assert not [record for record in caplog.records if record.name.startswith("towers")]

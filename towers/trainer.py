@@ -131,6 +131,7 @@ class Trainer:
             keep_averages=moving_average_decay > 0,
             statistics_of_each=self.num_microbatches if batch_norm_statistics == "each" else 0,
         )
+        checks.tell_of_other_devices(self.state.parts(), devices.PARAMETER_DEVICE)
         self.program = step.StepProgram(
             state=self.state,
             tower_program=tower.TowerProgram(
@@ -193,22 +194,19 @@ class Trainer:
           WorkerError: another worker is gone or has ended.
         """
         self._trainable.check()
-        with tf.device(devices.PARAMETER_DEVICE):  # what has no device takes TensorFlow's first GPU
-            return self._step_of(inputs, labels, sample_weight, parts)
-
-    def _step_of(self, inputs, labels, sample_weight, parts) -> step.StepResult:
-        inputs, labels, _ = checks.batch((inputs, labels), self.state.model)
-        examples = structures.num_examples(inputs)
-        if examples != len(self.shares.examples):
-            raise ValueError(
-                f"a batch of {examples} examples: every training batch must have "
-                f"{self._size_of_batch()}; fill it up with examples of sample_weight 0"
-            )
-        if sample_weight is not None:
-            weight = checks.weights(sample_weight, examples, np.float32, self._size_of_batch())
-            labels = checks.without_weight_0(labels, weight)
-            sample_weight = tf.convert_to_tensor(weight)
-        return self._update(inputs, labels, sample_weight, parts)
+        with tf.device(devices.PARAMETER_DEVICE):  # what names none takes TensorFlow's first GPU
+            inputs, labels, _ = checks.batch((inputs, labels), self.state.model)
+            examples = structures.num_examples(inputs)
+            if examples != len(self.shares.examples):
+                raise ValueError(
+                    f"a batch of {examples} examples: every training batch must have "
+                    f"{self._size_of_batch()}; fill it up with examples of sample_weight 0"
+                )
+            if sample_weight is not None:
+                weight = checks.weights(sample_weight, examples, np.float32, self._size_of_batch())
+                labels = checks.without_weight_0(labels, weight)
+                sample_weight = tf.convert_to_tensor(weight)
+            return self._update(inputs, labels, sample_weight, parts)
 
     def _size_of_batch(self) -> str:
         whole, own = f"global_batch_size={self.global_batch_size}", len(self.shares.examples)
@@ -305,13 +303,9 @@ class Trainer:
         parts: prefetch.Parts | None = None,
     ) -> tf.Graph:
         """The graph of the training step, for TensorBoard."""
-        concrete = self._train_step.get_concrete_function(
-            self._rate_of_next_step(),
-            *checks.batch((inputs, labels))[:2],
-            None,
-            parts,
-        )
-        return concrete.graph
+        with tf.device(devices.PARAMETER_DEVICE):  # as for a step, which is then traced once
+            given = self._rate_of_next_step(), *checks.batch((inputs, labels))[:2], None, parts
+            return self._train_step.get_concrete_function(*given).graph
 
     def broadcast_state(self) -> None:
         """Gives every worker the chief's state; all call it together."""

@@ -206,6 +206,24 @@ def build_model(config: Mapping) -> keras.Model:
     return model
 
 
+def network_to_train(
+    chosen: settings.TrainSettings, image_shape: Sequence[int], class_names: Sequence[str]
+) -> keras.Model:
+    """The network of a run, at its initial weights.
+
+    Args:
+      chosen: resolved.
+      image_shape: (height, width, channels) after preprocessing.
+      class_names: of the data.
+
+    Raises:
+      SettingsError: as `build_network` and `check_has_kernels`.
+    """
+    model = build_network(settings.recorded(chosen), image_shape, len(class_names))
+    check_has_kernels(chosen, model)
+    return model
+
+
 def check_has_kernels(chosen: settings.TrainSettings, model: keras.Model) -> None:
     """Checks that TensorFlow can compute the model as it is asked to.
 

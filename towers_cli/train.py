@@ -80,10 +80,7 @@ def train(chosen: settings.TrainSettings, workers) -> int:
         return pictures.show_batch(chosen, training, preprocessing, workers)
 
     # The model.
-    model = build.build_network(
-        settings.recorded(chosen), preprocessing.output_shape, len(training.class_names)
-    )
-    build.check_has_kernels(chosen, model)
+    model = build.network_to_train(chosen, preprocessing.output_shape, training.class_names)
     of_model = definition.of_model(model)
     agreement.check_same_model(workers, chosen.model, of_model["layers"])
 

@@ -21,6 +21,7 @@ from towers import (
 )
 from towers.runs import (
     activations,
+    ahead,
     checkpoints,
     console,
     definition,
@@ -480,9 +481,8 @@ class Loop:
         batches = self.data.training(first_step, self.plan.last_step)
         if machine.are_cpus(self.trainer.tower_devices):  # where there is nowhere to copy to
             return ((*batch, None) for batch in batches)
-        return prefetch.to_towers(
-            batches, self.trainer.tower_devices, self.trainer.shares.tower_batch_sizes
-        )
+        sizes = self.trainer.shares.tower_batch_sizes
+        return ahead.taken_ahead(prefetch.to_towers(batches, self.trainer.tower_devices, sizes))
 
     def _begin(self, first_step, config, batch, progress) -> None:
         """Writes what TensorBoard shows of the run as a whole, which traces the step's graph."""

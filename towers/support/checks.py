@@ -5,6 +5,7 @@ shape and not by its values, and what is expected.
 """
 
 import contextlib
+import logging
 import math
 import re
 from collections.abc import Collection, Iterator, Mapping, Sequence
@@ -147,6 +148,23 @@ def integer(name: str, value) -> None:
     """Checks a number of things."""
     if isinstance(value, bool) or not isinstance(value, (int, np.integer)):
         raise TypeError(f"{name} is {described(value)}: must be an integer")
+
+
+def tell_of_other_devices(parts: Mapping[str, Sequence[tf.Variable]], device: str) -> None:
+    """Logs a warning where variables of a state, by its parts, do not lie on its device."""
+    wanted = tf.DeviceSpec.from_string(device)
+    elsewhere = {}
+    for part, variables in parts.items():
+        for variable in variables:
+            spec = tf.DeviceSpec.from_string(variable.device)
+            if (spec.device_type, spec.device_index) != (wanted.device_type, wanted.device_index):
+                elsewhere.setdefault(f"{spec.device_type}:{spec.device_index}", []).append(part)
+    for place, of_parts in elsewhere.items():
+        logging.getLogger(__name__).warning(
+            "%d variables (%s) lie on %s, and each step copies them to the CPU and back: make "
+            "the model and the optimizer within `with tf.device(towers.devices.PARAMETER_DEVICE):`",
+            len(of_parts), ", ".join(sorted(set(of_parts))), place,
+        )  # fmt: skip
 
 
 def device_names(given) -> tuple[str, ...]:
