@@ -35,6 +35,14 @@ def test_without_gpus_towers_are_logical_cpu_devices(with_gpus, num_towers):
     assert devices.choose(num_towers) == toys.cpus(num_towers)
 
 
+def test_choosing_tells_of_gpus_that_are_not_used(with_gpus, monkeypatch):
+    with_gpus(0)
+    told = []
+    monkeypatch.setattr(devices.machine, "tell_about_gpus", lambda: told.append(True))
+    devices.choose(1)
+    assert told == [True]
+
+
 def test_without_gpus_there_is_one_tower(with_gpus):
     with_gpus(0)
     assert devices.choose() == ("/CPU:0",)

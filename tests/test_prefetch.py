@@ -1,5 +1,7 @@
 """Batches that lie on the towers' devices before their step: the same numbers, one step ahead."""
 
+import threading
+
 import keras
 import numpy as np
 import pytest
@@ -68,17 +70,20 @@ def test_the_weights_are_those_of_batches_cut_within_the_step(num_towers):
 
 
 @pytest.mark.usefixtures("cache")
-@pytest.mark.long
 def test_a_run_that_prefetches_is_the_same_run(tmp_path, monkeypatch):
     """As it does on devices other than the CPU."""
     flags = ("--num_towers=2", "--summary_every_steps=2", "--checkpoint_every_steps=2")
     assert scripts.train(tmp_path / "cut_in_the_step", *flags).returncode == 0
     monkeypatch.setattr(loop.machine, "are_cpus", lambda _: False)
-    asked = []
+    makers = set()
     original = prefetch.to_towers
-    monkeypatch.setattr(
-        prefetch, "to_towers", lambda *arguments: asked.append(1) or original(*arguments)
-    )
+
+    def watched(*arguments):
+        for batch in original(*arguments):
+            makers.add(threading.current_thread().name)
+            yield batch
+
+    monkeypatch.setattr(prefetch, "to_towers", watched)
     done = scripts.train(tmp_path / "ahead", *flags)
-    assert (done.returncode, done.stderr, asked) == (0, "", [1])
+    assert (done.returncode, done.stderr, makers) == (0, "", {"batches_0"})
     scripts.assert_same_run(tmp_path / "ahead", tmp_path / "cut_in_the_step")

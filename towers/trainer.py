@@ -303,7 +303,7 @@ class Trainer:
         parts: prefetch.Parts | None = None,
     ) -> tf.Graph:
         """The graph of the training step, for TensorBoard."""
-        with tf.device(devices.PARAMETER_DEVICE):  # as for a step, which is then traced once
+        with tf.device(devices.PARAMETER_DEVICE):
             given = self._rate_of_next_step(), *checks.batch((inputs, labels))[:2], None, parts
             return self._train_step.get_concrete_function(*given).graph
 

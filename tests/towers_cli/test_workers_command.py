@@ -16,7 +16,7 @@ import scripts
 
 from towers.multi_worker import collectives
 from towers.runs import definition, loop, run_folder
-from towers.support import worker_errors
+from towers.support import machine, worker_errors
 from towers_cli import agreement, launch, resolve
 
 STOPS_WITHIN_SECONDS = 25  # as docs/workers.md says
@@ -377,6 +377,16 @@ def test_another_kind_of_processor_is_said(capsys):
     assert "processors of different kinds" in capsys.readouterr().out
     agreement.check_alike(Fake({}), scripts.settings_of())
     assert capsys.readouterr().out == ""
+
+
+def test_another_kind_of_gpu_is_said(capsys, monkeypatch):
+    of_this_one = machine.processor()
+    monkeypatch.setattr(machine, "gpu_names", lambda: ["A100"])
+    agreement.check_alike(Fake({}, f"{of_this_one}, A100"), scripts.settings_of())
+    assert capsys.readouterr().out == ""
+    agreement.check_alike(Fake({}, f"{of_this_one}, H100"), scripts.settings_of())
+    said = capsys.readouterr().out
+    assert f"({of_this_one}, A100, {of_this_one}, H100)" in said
 
 
 def test_another_version_of_a_package_is_refused_by_name():
