@@ -1,11 +1,18 @@
 """Keras models called as pure functions."""
 
+import itertools
 from collections.abc import Sequence
 
 import keras
 import tensorflow as tf
+from keras.src.backend.common import global_state
 
 from towers.support import adapted, structures
+
+_INSTEAD = (
+    "let the layer keep a keras.random.SeedGenerator, and give it to keras.random as seed=, as "
+    "Keras's own layers do"
+)
 
 
 def call(
@@ -20,7 +27,59 @@ def call(
     """`model.stateless_call`, with `training` where the model's own `call` takes it.
 
     Keras's `fit` does the same: a model without that argument decides by itself.
+
+    Raises:
+      ValueError: the model draws random numbers that depend on more than `state`.
     """
     mode = {"training": training} if model._call_has_training_arg else {}
+    before = _keras_generator()
     with adapted.read_from(model, state):
-        return model.stateless_call(weights, state, inputs, return_losses=return_losses, **mode)
+        found = model.stateless_call(weights, state, inputs, return_losses=return_losses, **mode)
+    if not tf.executing_eagerly():
+        _check_draws(model, tf.compat.v1.get_default_graph(), before is not _keras_generator())
+    return found
+
+
+def _keras_generator() -> keras.random.SeedGenerator | None:
+    """Keras's global one, which it makes at the first draw without a seed."""
+    return global_state.get_global_attribute("global_seed_generator")
+
+
+def _check_draws(model: keras.Model, graph: tf.Graph, uses_new_generator: bool) -> None:
+    """Checks that each draw in the graph of a call is a function of what the call is given."""
+    for layer in model._flatten_layers(include_self=False):
+        if isinstance(layer, keras.layers.AugMix):
+            raise ValueError(
+                f"the layer {layer.name} is an AugMix, which draws its operations once, when the "
+                "graph is built, and keeps them: use keras.layers.RandAugment"
+            )
+    definition = graph.as_graph_def()
+    functions = [function.node_def for function in definition.library.function]
+    nodes = [*itertools.chain(definition.node, *functions)]
+    # A model's own generators are among its variables, which are given to the call and not read.
+    if uses_new_generator or any(map(_reads_generator, graph.get_operations())):
+        raise ValueError(
+            f"the model {model.name} draws random numbers with a generator that is none of its "
+            f"layers' own, so that each step would draw the same: {_INSTEAD}"
+        )
+    for node in filter(_draws_by_state, nodes):
+        raise ValueError(
+            f"the model {model.name} draws random numbers with {node.op} ({node.name}), as "
+            "tf.random.normal and tf.random.Generator do: they depend on what was drawn before, "
+            f"and so on the number of towers: {_INSTEAD}"
+        )
+
+
+def _reads_generator(operation: tf.Operation) -> bool:
+    """Whether it reads a variable as a `keras.random.SeedGenerator` has: two integers."""
+    if operation.type != "ReadVariableOp":
+        return False
+    [value] = operation.outputs
+    return value.dtype == tf.int64 and value.shape == [2]
+
+
+def _draws_by_state(node: tf.compat.v1.NodeDef) -> bool:
+    """Whether an operation counts its draws: by two seeds of its own, or in a generator."""
+    if node.op.startswith("CudnnRNN") or node.op == "StatefulPartitionedCall":
+        return False
+    return "seed2" in node.attr or node.op.startswith(("Rng", "Stateful"))
