@@ -5,7 +5,6 @@ from collections.abc import Sequence
 
 import keras
 import tensorflow as tf
-from keras.src.backend.common import global_state
 
 from towers.support import adapted, structures
 
@@ -32,20 +31,14 @@ def call(
       ValueError: the model draws random numbers that depend on more than `state`.
     """
     mode = {"training": training} if model._call_has_training_arg else {}
-    before = _keras_generator()
     with adapted.read_from(model, state):
         found = model.stateless_call(weights, state, inputs, return_losses=return_losses, **mode)
     if not tf.executing_eagerly():
-        _check_draws(model, tf.compat.v1.get_default_graph(), before is not _keras_generator())
+        _check_draws(model, tf.compat.v1.get_default_graph())
     return found
 
 
-def _keras_generator() -> keras.random.SeedGenerator | None:
-    """Keras's global one, which it makes at the first draw without a seed."""
-    return global_state.get_global_attribute("global_seed_generator")
-
-
-def _check_draws(model: keras.Model, graph: tf.Graph, uses_new_generator: bool) -> None:
+def _check_draws(model: keras.Model, graph: tf.Graph) -> None:
     """Checks that each draw in the graph of a call is a function of what the call is given."""
     for layer in model._flatten_layers(include_self=False):
         if isinstance(layer, keras.layers.AugMix):
@@ -57,7 +50,7 @@ def _check_draws(model: keras.Model, graph: tf.Graph, uses_new_generator: bool) 
     functions = [function.node_def for function in definition.library.function]
     nodes = [*itertools.chain(definition.node, *functions)]
     # A model's own generators are among its variables, which are given to the call and not read.
-    if uses_new_generator or any(map(_reads_generator, graph.get_operations())):
+    if any(map(_reads_generator, graph.get_operations())):
         raise ValueError(
             f"the model {model.name} draws random numbers with a generator that is none of its "
             f"layers' own, so that each step would draw the same: {_INSTEAD}"
