@@ -10,49 +10,77 @@ import subprocess
 import sys
 from pathlib import Path
 
+import forked
 import pytest
 import scripts
 
+TIMEOUT_SECONDS = 2400  # TensorFlow compiles its kernels for a new kind of GPU
+MANY = ("fastnet", "float16", "muon")
 PROGRAM = """
 import json, sys
 import towers
 import keras
 import tensorflow as tf
-from towers import networks
+from towers import networks, prefetch
+from towers.networks import optimizers
+from towers.runs import ahead
 
-num_towers, model, compute_dtype = json.loads(sys.argv[1])
+num_towers, steps, model, compute_dtype, optimizer = json.loads(sys.argv[1])
 gpus = tf.config.list_physical_devices("GPU")
 tf.config.experimental.enable_op_determinism()  # what --deterministic does
-if len(gpus) < num_towers:
-    part = tf.config.LogicalDeviceConfiguration(memory_limit=2048)
+tf.config.experimental.enable_tensor_float_32_execution(False)
+if gpus and len(gpus) < num_towers:
+    part = tf.config.LogicalDeviceConfiguration(memory_limit=1536)
     tf.config.set_logical_device_configuration(gpus[0], [part] * num_towers)
 devices = towers.devices.choose(num_towers)
+draw = tf.random.stateless_normal, tf.random.stateless_uniform
+with tf.device("/CPU:0"):
+    batches = [
+        (draw[0]([64, 24, 24, 3], [0, step]), draw[1]([64], [1, step], 0, 10, tf.int32))
+        for step in range(steps)
+    ]
+built = networks.build(model, (24, 24, 3), 10, compute_dtype=compute_dtype)
+if networks.NETWORKS[model].adapt is not None:
+    networks.NETWORKS[model].adapt(built, batches[0][0].numpy())
 trainer = towers.Trainer(
-    networks.build(model, (24, 24, 3), 10, compute_dtype=compute_dtype),
-    keras.optimizers.SGD(0.05, momentum=0.9),
+    built,
+    optimizers.make(
+        optimizer,
+        momentum=0.9 if optimizer in optimizers.WITH_MOMENTUM else 0.0,
+        model=built,
+        loss_scaling=compute_dtype == "float16",
+    ),
     towers=devices,
+    learning_rate=lambda _: 0.01,
     global_batch_size=64,
     num_microbatches=4,
     weight_decay=0.004,
     moving_average_decay=0.9,
 )
-draw = tf.random.stateless_normal, tf.random.stateless_uniform
-losses = trainer.fit(
-    (draw[0]([64, 24, 24, 3], [0, step]), draw[1]([64], [1, step], 0, 10, tf.int64))
-    for step in range(50)
-)
-assert trainer.state.model.trainable_variables[0].value.device.endswith("CPU:0")
-print(json.dumps([devices, trainer.state.sha256(), losses]))
+losses = []
+sizes = trainer.shares.tower_batch_sizes
+for *batch, parts in ahead.taken_ahead(prefetch.to_towers(batches, devices, sizes)):
+    losses.append(trainer.train_step(*batch, parts=parts).losses["total"].numpy().tolist())
+places = {v.device[-5:] for part in trainer.state.parts().values() for v in part}
+evaluated = trainer.evaluate(batches[:2])
+print(json.dumps([devices, sorted(places), trainer.state.sha256(), losses, evaluated.loss]))
 """
 
 
-def printed_by(program, *arguments):
-    """The JSON that a process prints which sees the GPUs."""
+def seeing(hidden: bool) -> dict[str, str]:
+    """The environment of a process that sees the GPUs, or is on the CPU."""
     environment = {k: v for k, v in os.environ.items() if k != "CUDA_VISIBLE_DEVICES"}
-    done = subprocess.run(
-        [sys.executable, "-c", program, json.dumps(arguments)],
-        cwd=scripts.ROOT, env=environment, capture_output=True, text=True, timeout=600,
-    )  # fmt: skip
+    return environment | ({"CUDA_VISIBLE_DEVICES": "-1"} if hidden else {})
+
+
+def printed_by(program, *arguments, hidden=False):
+    """The JSON that a process prints which sees the GPUs."""
+    command = [sys.executable, "-c", program, json.dumps(arguments)]
+    options = {"cwd": scripts.ROOT, "env": seeing(hidden), "timeout": TIMEOUT_SECONDS}
+    if hidden:
+        done = forked.run(command, **options)
+    else:
+        done = subprocess.run(command, capture_output=True, text=True, **options)
     assert done.returncode == 0, done.stderr
     return json.loads(done.stdout)
 
@@ -68,12 +96,67 @@ def a_gpu():
 
 
 @pytest.mark.usefixtures("a_gpu")
-@pytest.mark.parametrize("compute_dtype", ["float32", "bfloat16"])
-@pytest.mark.parametrize("model", ["cifarnet", "resnet"])
-def test_deterministic_towers_on_gpus_are_the_same_to_the_last_bit(model, compute_dtype):
-    runs = [printed_by(PROGRAM, num_towers, model, compute_dtype) for num_towers in (1, 2, 4)]
+@pytest.mark.parametrize(
+    "kind",
+    [
+        ("cifarnet", "float32", "sgd"),
+        ("cifarnet", "bfloat16", "adamw"),
+        ("resnet", "float32", "sgd"),
+        ("resnet", "bfloat16", "sgd"),
+        ("resnet", "float16", "adamw"),
+        ("fastnet", "float32", "muon"),
+        ("fastnet", "bfloat16", "muon"),
+    ],
+    ids="-".join,
+)
+def test_deterministic_towers_on_gpus_are_the_same_to_the_last_bit(kind):
+    runs = [printed_by(PROGRAM, num_towers, 50, *kind) for num_towers in (1, 2, 4)]
     assert [run[0] for run in runs] == [[f"/GPU:{t}" for t in range(n)] for n in (1, 2, 4)]
-    assert runs[1][1:] == runs[0][1:]
-    assert runs[2][1:] == runs[0][1:]
-    again = printed_by(PROGRAM, 2, model, compute_dtype)
-    assert again[1:] == runs[0][1:]
+    assert [run[1] for run in runs] == [["CPU:0"]] * 3
+    assert runs[1][2:] == runs[0][2:]
+    assert runs[2][2:] == runs[0][2:]
+    again = printed_by(PROGRAM, 2, 50, *kind)
+    assert again[2:] == runs[0][2:]
+
+
+@pytest.mark.parametrize(
+    "kind", [("cifarnet", "float32", "sgd"), pytest.param(MANY, marks=pytest.mark.long)]
+)
+def test_what_is_asked_of_gpus_can_be_asked_of_a_cpu(kind):
+    runs = [printed_by(PROGRAM, num_towers, 2, *kind, hidden=True) for num_towers in (1, 2)]
+    assert runs[1][:2] == [["/CPU:0", "/CPU:1"], ["CPU:0"]]
+    assert runs[0][2:] == runs[1][2:]
+
+
+FLAGS = (
+    "--recipe=shapes", "--deterministic", "--num_microbatches=4", "--intra_op_threads=1",
+    "--max_steps=40", "--checkpoint_every_steps=20", "--verify_every_steps=20",
+)  # fmt: skip
+
+
+def trained(folder, cache_home, *command, hidden=False):
+    """The hashes of a run of `train.py`."""
+    done = subprocess.run(
+        [sys.executable, *command, str(scripts.ROOT / "train.py"), f"--train_dir={folder}", *FLAGS],
+        env=seeing(hidden) | {"XDG_CACHE_HOME": str(cache_home)},
+        capture_output=True, text=True, timeout=TIMEOUT_SECONDS,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    return done.stdout, scripts.hash_lines(folder)
+
+
+@pytest.mark.usefixtures("a_gpu")
+def test_train_py_on_a_gpu_is_one_run_for_one_process_and_two(tmp_path, cache_home):
+    said, one = trained(tmp_path / "one", cache_home)
+    assert "/GPU:0" in said
+    launched = "-m", "towers_cli.launch", "--workers=2", "--"
+    _, two = trained(tmp_path / "two", cache_home, *launched)
+    assert one == two != []
+
+
+@pytest.mark.long
+def test_train_py_can_be_asked_the_same_on_a_cpu(tmp_path, cache_home):
+    _, one = trained(tmp_path / "one", cache_home, hidden=True)
+    launched = "-m", "towers_cli.launch", "--workers=2", "--"
+    _, two = trained(tmp_path / "two", cache_home, *launched, hidden=True)
+    assert one == two != []
