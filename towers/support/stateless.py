@@ -31,30 +31,31 @@ def call(
       ValueError: the model draws random numbers that depend on more than `state`.
     """
     mode = {"training": training} if model._call_has_training_arg else {}
+    graph = None if tf.executing_eagerly() else tf.compat.v1.get_default_graph()
+    before = len(graph.get_operations()) if graph else 0
     with adapted.read_from(model, state):
         found = model.stateless_call(weights, state, inputs, return_losses=return_losses, **mode)
-    if not tf.executing_eagerly():
-        _check_draws(model, tf.compat.v1.get_default_graph())
+    if graph:
+        _check_draws(model, graph, graph.get_operations()[before:])
     return found
 
 
-def _check_draws(model: keras.Model, graph: tf.Graph) -> None:
-    """Checks that each draw in the graph of a call is a function of what the call is given."""
+def _check_draws(model: keras.Model, graph: tf.Graph, of_call: Sequence[tf.Operation]) -> None:
+    """Checks that each draw of a call's operations is a function of what the call is given."""
     for layer in model._flatten_layers(include_self=False):
         if isinstance(layer, keras.layers.AugMix):
             raise ValueError(
                 f"the layer {layer.name} is an AugMix, which draws its operations once, when the "
                 "graph is built, and keeps them: use keras.layers.RandAugment"
             )
-    definition = graph.as_graph_def()
-    functions = [function.node_def for function in definition.library.function]
-    nodes = [*itertools.chain(definition.node, *functions)]
     # A model's own generators are among its variables, which are given to the call and not read.
-    if any(map(_reads_generator, graph.get_operations())):
+    if any(map(_reads_generator, of_call)):
         raise ValueError(
             f"the model {model.name} draws random numbers with a generator that is none of its "
             f"layers' own, so that each step would draw the same: {_INSTEAD}"
         )
+    functions = [function.node_def for function in graph.as_graph_def().library.function]
+    nodes = itertools.chain((operation.node_def for operation in of_call), *functions)
     for node in filter(_draws_by_state, nodes):
         raise ValueError(
             f"the model {model.name} draws random numbers with {node.op} ({node.name}), as "
