@@ -14,6 +14,7 @@ import argparse
 import dataclasses
 import functools
 import json
+import statistics
 import subprocess
 import sys
 import time
@@ -30,8 +31,8 @@ import tensorflow as tf  # isort: skip
 TRACED_FOR = ("/GPU:0", "/GPU:1")
 HEAD = """\
 | network | type | microbatches | copies to the GPUs | MB | copies back | MB | \
-weights, MB | launches a tower |
-|---|---|---|---|---|---|---|---|---|"""
+weights, MB | launches a tower | update on the CPU, ms |
+|---|---|---|---|---|---|---|---|---|---|"""
 MEASURED_HEAD = """\
 | network | type | device | towers | images/s | peak on a device, MB | hash of the state |
 |---|---|---|---|---|---|---|"""
@@ -62,12 +63,12 @@ def main():
         print(json.dumps(measured(*cases[0], options)))
         return
     turns.report(HEAD, (counted(*case, options) for case in cases), as_row, options.output)
-    turns.report(
-        MEASURED_HEAD,
-        (row for case in cases for row in measured_by_itself(*case, options)),
-        as_measured_row,
-        options.output,
-    )
+    rows = []
+    found = (row for case in cases for row in measured_by_itself(*case, options))
+    shown = (rows.append(row) or row for row in found)
+    turns.report(MEASURED_HEAD, shown, as_measured_row, options.output)
+    if others := that_differ(rows):
+        raise SystemExit(f"not the same bits on all numbers of towers: {', '.join(others)}")
 
 
 def counted(model: str, compute_dtype: str, options: argparse.Namespace) -> dict:
@@ -96,7 +97,36 @@ def counted(model: str, compute_dtype: str, options: argparse.Namespace) -> dict
         "bytes_back": sum(back.values()),
         "bytes_of_weights": sum(weight.shape.num_elements() * 4 for weight in weights),
         "launches_of_a_tower": launches(graph) // len(TRACED_FOR),
+        "update_ms": round(update_ms(run), 2),
     }
+
+
+def update_ms(run: towers.Trainer, turns_of_it: int = 7) -> float:
+    """What averaging two towers' gradients and the optimizer's update take, the median."""
+    weights = run.state.model.trainable_variables
+    gradients = [[tf.ones_like(weight.value) for weight in weights] for _ in TRACED_FOR]
+
+    @tf.function(autograph=False)
+    def update(one, other):
+        mean = [(a + b) / 2 for a, b in zip(one, other, strict=True)]
+        run.state.optimizer.apply(mean, weights)
+
+    with tf.device(towers.devices.PARAMETER_DEVICE):
+        update(*gradients)
+        seconds = []
+        for _ in range(turns_of_it):
+            begun = time.monotonic()
+            update(*gradients)
+            seconds.append(time.monotonic() - begun)
+    return 1000 * statistics.median(seconds)
+
+
+def that_differ(rows: list[dict]) -> list[str]:
+    """The networks and types whose state is not the same on all numbers of towers."""
+    found = {}
+    for row in rows:
+        found.setdefault(f"{row['model']} {row['compute_dtype']}", set()).add(row["sha256"])
+    return [name for name, hashes in found.items() if len(hashes) > 1]
 
 
 def traffic(graph: tf.Graph) -> tuple[dict, dict]:
@@ -200,7 +230,8 @@ def as_row(row: dict) -> str:
     return (
         f"| `{row['model']}` | {row['compute_dtype']} | {row['num_microbatches']} | "
         f"{row['copies_to_gpus']} | {megabytes[0]:.1f} | {row['copies_back']} | "
-        f"{megabytes[1]:.1f} | {megabytes[2]:.1f} | {row['launches_of_a_tower']:,} |"
+        f"{megabytes[1]:.1f} | {megabytes[2]:.1f} | {row['launches_of_a_tower']:,} | "
+        f"{row['update_ms']:.1f} |"
     )
 
 

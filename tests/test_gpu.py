@@ -119,9 +119,8 @@ def test_deterministic_towers_on_gpus_are_the_same_to_the_last_bit(kind):
     assert again[2:] == runs[0][2:]
 
 
-@pytest.mark.parametrize(
-    "kind", [("cifarnet", "float32", "sgd"), pytest.param(MANY, marks=pytest.mark.long)]
-)
+@pytest.mark.parametrize("kind", [("cifarnet", "float32", "sgd"), MANY], ids=["one", "many"])
+@pytest.mark.long
 def test_what_is_asked_of_gpus_can_be_asked_of_a_cpu(kind):
     runs = [printed_by(PROGRAM, num_towers, 2, *kind, hidden=True) for num_towers in (1, 2)]
     assert runs[1][:2] == [["/CPU:0", "/CPU:1"], ["CPU:0"]]

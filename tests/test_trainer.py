@@ -199,7 +199,7 @@ def gradients_of(result):
 
 
 @pytest.mark.pitfall(26)
-@pytest.mark.parametrize("num_towers", [1, 2, 4])
+@pytest.mark.parametrize("num_towers", [1, pytest.param(2, marks=pytest.mark.long), 4])
 def test_examples_of_weight_0_leave_no_trace(num_towers):
     # Five of eight examples; on four towers the last one has none that counts.
     images, labels = toys.batch(8)
@@ -215,7 +215,7 @@ def test_examples_of_weight_0_leave_no_trace(num_towers):
     assert loss.numpy() == pytest.approx(alone.losses["cross_entropy"].numpy()[0], rel=1e-6)
 
 
-@pytest.mark.parametrize("num_towers", [1, 4])
+@pytest.mark.parametrize("num_towers", [pytest.param(1, marks=pytest.mark.long), 4])
 def test_a_weight_of_3_is_the_example_three_times(num_towers):
     images, labels = toys.batch(4)
     weighted = weighted_run(num_towers, 4, 4).train_step(images, labels, [3, 1, 2, 2])

@@ -22,6 +22,7 @@ def test_weights_go_to_each_tower_once_and_their_gradients_come_back(model):
     assert weights < row["bytes_to_gpus"] < weights + images + 4 * statistics
     assert weights < row["bytes_back"] < weights + 4 * statistics + 4096
     assert f"| {row['copies_to_gpus']} |" in gpus.as_row(row)
+    assert row["update_ms"] > 0
 
 
 def test_a_tensor_is_copied_to_a_device_once():
@@ -42,11 +43,14 @@ def test_a_tensor_is_copied_to_a_device_once():
     assert gpus.launches(graph) == 3
 
 
+@pytest.mark.long
 def test_towers_are_measured_by_their_bits():
     rows = []
     for FLAGS.towers in (1, 2):
         rows.append(gpus.measured("cifarnet", "float32", FLAGS))
     assert rows[0]["sha256"] == rows[1]["sha256"]
+    assert gpus.that_differ(rows) == []
+    assert gpus.that_differ([*rows, rows[0] | {"sha256": "0"}]) == ["cifarnet float32"]
     assert rows[0]["device"] == "CPU" and rows[0]["peak_bytes_of_device"] is None
     assert f"| CPU | 2 | {rows[1]['images_per_second']:,.0f} |  |" in gpus.as_measured_row(rows[1])
     assert towers.devices.choose(2) == ("/CPU:0", "/CPU:1")

@@ -52,7 +52,12 @@ def after_a_step(model, images, labels):
 
 
 @pytest.mark.parametrize(
-    "build", [pytest.param(mobilenet, marks=pytest.mark.long), residual, within]
+    "build",
+    [
+        pytest.param(mobilenet, marks=pytest.mark.long),
+        pytest.param(residual, marks=pytest.mark.long),
+        within,
+    ],
 )
 def test_it_is_the_same_function(build):
     model = toys.on_cpu(build)
@@ -132,7 +137,9 @@ def test_something_else_is_refused():
         networks.fused(Norm())
 
 
-@pytest.mark.parametrize("build", [toys.small_resnet, toys.small_resnet50])
+@pytest.mark.parametrize(
+    "build", [toys.small_resnet, pytest.param(toys.small_resnet50, marks=pytest.mark.long)]
+)
 def test_the_residual_networks_have_it_and_are_the_function_of_keras_s(build):
     model = build()
     assert set(kinds(model).values()) == {Fused}

@@ -70,6 +70,7 @@ def test_it_is_keras_s_function_with_its_gradients(kind):
         assert_same(layers, inputs(1))
 
 
+@pytest.mark.long
 def test_gradients_of_its_gradients_are_keras_s():
     def of_the_square(layer, x):
         with tf.GradientTape() as outer:
@@ -172,7 +173,7 @@ def test_it_is_saved_and_loaded(tmp_path):
     np.testing.assert_array_equal(loaded(tokens), made(tokens))
 
 
-@pytest.mark.parametrize("num_towers", [1, 3])
+@pytest.mark.parametrize("num_towers", [pytest.param(1, marks=pytest.mark.long), 3])
 def test_it_trains_as_keras_s_does(num_towers):
     """And on any number of towers to the same bits."""
     tokens = np.random.default_rng(0).integers(1, 9, (6, TIME)).astype(np.int32)
@@ -202,7 +203,7 @@ def test_it_trains_as_keras_s_does(num_towers):
     assert ends[0][0][0] > ends[0][0][-1]
 
 
-@pytest.mark.parametrize("jit_compile", [False, True])
+@pytest.mark.parametrize("jit_compile", [False, pytest.param(True, marks=pytest.mark.long)])
 def test_the_length_may_differ_from_batch_to_batch(jit_compile):
     theirs, mine = (
         tf.function(
