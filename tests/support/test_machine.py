@@ -86,7 +86,7 @@ def test_a_gpu_that_tensorflow_cannot_use_is_told_of_once(
 )
 def test_kernels_that_have_to_be_compiled_first_are_told_of(monkeypatch, told, capability, waits):
     pretend_gpu.pretend(monkeypatch.setattr, compute_capability=capability)
-    listed = ["sm_60", "sm_70", "sm_80", "sm_89", "compute_90"]
+    listed = ["sm_60", "sm_70", "sm_80", "sm_89", "compute_90a"]
     build = {"cuda_compute_capabilities": listed, "cuda_version": "12.5.1", "cudnn_version": "9"}
     monkeypatch.setattr(tf.sysconfig, "get_build_info", lambda: build)
     said = told()
