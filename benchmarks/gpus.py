@@ -64,9 +64,14 @@ def main():
         return
     turns.report(HEAD, (counted(*case, options) for case in cases), as_row, options.output)
     rows = []
-    found = (row for case in cases for row in measured_by_itself(*case, options))
-    shown = (rows.append(row) or row for row in found)
-    turns.report(MEASURED_HEAD, shown, as_measured_row, options.output)
+
+    def kept() -> Iterator[dict]:
+        for case in cases:
+            for row in measured_by_itself(*case, options):
+                rows.append(row)
+                yield row
+
+    turns.report(MEASURED_HEAD, kept(), as_measured_row, options.output)
     if others := that_differ(rows):
         raise SystemExit(f"not the same bits on all numbers of towers: {', '.join(others)}")
 
@@ -108,6 +113,7 @@ def update_ms(run: towers.Trainer, turns_of_it: int = 7) -> float:
 
     @tf.function(autograph=False)
     def update(one, other):
+        """One update of the weights."""
         mean = [(a + b) / 2 for a, b in zip(one, other, strict=True)]
         run.state.optimizer.apply(mean, weights)
 
@@ -193,7 +199,7 @@ def measured_by_itself(
 
 def measured(model: str, compute_dtype: str, options: argparse.Namespace) -> dict:
     """Some deterministic steps on so many towers: their time, after the first, and their bits."""
-    tf.config.experimental.enable_op_determinism()
+    towers.devices.run_deterministically()
     tower_devices = towers.devices.choose(options.towers)
     run, images, labels = step.trainer_and_batch(
         model, compute_dtype, options.global_batch_size, tower_devices, options.num_microbatches

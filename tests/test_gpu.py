@@ -27,8 +27,7 @@ from towers.runs import ahead
 
 num_towers, steps, model, compute_dtype, optimizer = json.loads(sys.argv[1])
 gpus = tf.config.list_physical_devices("GPU")
-tf.config.experimental.enable_op_determinism()  # what --deterministic does
-tf.config.experimental.enable_tensor_float_32_execution(False)
+towers.devices.run_deterministically()
 if gpus and len(gpus) < num_towers:
     part = tf.config.LogicalDeviceConfiguration(memory_limit=1536)
     tf.config.set_logical_device_configuration(gpus[0], [part] * num_towers)

@@ -22,6 +22,7 @@ from tensorflow.python.eager import context
 from tensorflow.python.framework import kernels, op_callbacks
 
 import towers
+from benchmarks import gpus
 from input_pipeline import arrays
 from towers import devices, networks
 from towers.networks import optimizers
@@ -54,18 +55,6 @@ def trainer(network, dtype, optimizer, towers_of_it):
     )
 
 
-def nodes_of(nodes, functions, inherited=None):
-    """Each node with the kind of its device, which a function's body has from its caller."""
-    for node in nodes:
-        kind = tf.DeviceSpec.from_string(node.device).device_type or inherited
-        called = [attr.func.name for attr in node.attr.values() if attr.HasField("func")]
-        called += [node.op] if node.op in functions else []
-        for name in called:
-            yield from nodes_of(functions[name].node_def, functions, kind)
-        if not called:
-            yield node, kind
-
-
 def has_kernel(node, kind) -> bool:
     """Whether TensorFlow has a kernel of the node's types; as `FindKernelDef` looks for one."""
 
@@ -83,7 +72,7 @@ def has_kernel(node, kind) -> bool:
 def without_kernel(graph) -> set[str]:
     definition = graph.as_graph_def()
     functions = {function.signature.name: function for function in definition.library.function}
-    found = list(nodes_of(definition.node, functions))
+    found = list(gpus.nodes_of(definition.node, functions))
     assert {kind for _, kind in found} == {None, "CPU", "GPU"}
     # Without a device: what the caller's device scope, the CPU, is for.
     assert {node.op for node, kind in found if kind is None} <= {
@@ -134,7 +123,7 @@ def test_an_operation_without_a_kernel_is_found():
         with tf.device("/GPU:0"):
             tf.raw_ops.RandomIndexShuffle(index=0, seed=[1, 2, 3], max_index=9, rounds=4)
             tf.split(tf.constant([1, 2]), 2)
-    nodes = nodes_of(graph.as_graph_def().node, {})
+    nodes = gpus.nodes_of(graph.as_graph_def().node, {})
     missing = {node.op for node, kind in nodes if kind == "GPU" and not has_kernel(node, kind)}
     assert missing == {"RandomIndexShuffle", "Split"}
 

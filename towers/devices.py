@@ -1,5 +1,6 @@
 """Where the work is done: one device per tower, and the CPU that holds the shared variables."""
 
+import os
 from collections.abc import Sequence
 
 import tensorflow as tf
@@ -95,6 +96,16 @@ def use_intra_op_threads(intra_op_threads: int) -> None:
             f"number; call towers.devices.use_intra_op_threads({intra_op_threads}) before anything "
             "else that uses TensorFlow"
         ) from error
+
+
+def run_deterministically() -> None:
+    """Turns on what gives the same bits on GPUs; before any other use of the runtime.
+
+    TensorFlow's deterministic operations, float32 without TF32, and cuBLAS's own workspace.
+    """
+    os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+    tf.config.experimental.enable_tensor_float_32_execution(False)
+    tf.config.experimental.enable_op_determinism()
 
 
 def run_graphs_as_written() -> None:

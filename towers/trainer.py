@@ -23,6 +23,8 @@ from towers import (
 )
 from towers.support import adapted, checks, objective, shares, structures, tally, weight_filters
 
+from tensorflow.python.framework import config  # isort: skip
+
 
 class Trainer:
     """One set of weights, trained by several towers.
@@ -120,6 +122,8 @@ class Trainer:
         with tf.device(devices.PARAMETER_DEVICE):
             checks.model(model, example_inputs)
         checks.optimizer(optimizer, model, learning_rate)
+        if jit_compile and config.is_op_determinism_enabled():
+            checks.compiled_deterministically(model)
         minimized = evaluated = objective.Objective(loss, loss_weights)
         if evaluation_loss is not None:
             evaluated = objective.Objective(evaluation_loss, argument="evaluation_loss")

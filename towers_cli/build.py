@@ -1,25 +1,18 @@
 """From a run's `config.json` to the objects that train it."""
 
 import functools
-import os
 from collections.abc import Callable, Mapping, Sequence
 
 import keras
 import numpy as np
-import tensorflow as tf
 
 from input_pipeline import datasets, images, preprocess, raw_images
 from towers import devices, losses, networks, schedules, trainer, worker
 from towers.networks import layers, optimizers
 from towers.runs import definition
-from towers.support import machine, weight_filters
+from towers.support import checks, machine, weight_filters
 from towers_cli import agreement, own_model, settings
 
-_MAX_POOLING = (
-    keras.layers.MaxPooling1D,
-    keras.layers.MaxPooling2D,
-    keras.layers.MaxPooling3D,
-)
 IMAGES_TO_ADAPT_TO = 5000  # for a network that looks at some before its first step
 
 
@@ -39,9 +32,7 @@ def start_runtime(intra_op_threads: int, deterministic: bool) -> None:
     except ValueError as error:
         raise settings.SettingsError(f"--{error}") from error
     if deterministic:
-        os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # as cuBLAS asks for
-        tf.config.experimental.enable_tensor_float_32_execution(False)
-        tf.config.experimental.enable_op_determinism()
+        devices.run_deterministically()
 
 
 def tower_devices(num_towers: int | None) -> tuple[str, ...]:
@@ -232,12 +223,12 @@ def check_has_kernels(chosen: settings.TrainSettings, model: keras.Model) -> Non
     """
     if not chosen.deterministic:
         return
+    if chosen.jit_compile:
+        try:
+            checks.compiled_deterministically(model)
+        except ValueError as error:
+            raise settings.SettingsError(f"--jit_compile with --deterministic: {error}") from error
     for layer in model._flatten_layers(include_self=False):
-        if chosen.jit_compile and isinstance(layer, _MAX_POOLING):
-            raise settings.SettingsError(
-                f"--jit_compile with --deterministic: the layer {layer.name} is max pooling, whose "
-                "deterministic gradient XLA does not have; leave one of the two out"
-            )
         is_frozen = isinstance(layer, layers.FusedBatchNormalization)
         if is_frozen and not layer.trainable and machine.num_devices("GPU"):
             raise settings.SettingsError(

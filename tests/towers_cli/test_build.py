@@ -7,6 +7,7 @@ import forked
 import keras
 import pytest
 import toys
+from tensorflow.python.framework import config
 
 from towers.support import machine
 from towers_cli import build, settings
@@ -56,6 +57,14 @@ def test_frozen_batch_norm_is_not_deterministic_on_gpus(monkeypatch, num_gpus, m
             check(model, deterministic=True, jit_compile=False)
     else:
         check(model, deterministic=True, jit_compile=False)
+
+
+def test_a_trainer_refuses_it_too(monkeypatch):
+    toys.trainer(toys.small_cifarnet(), global_batch_size=2, jit_compile=True)
+    monkeypatch.setattr(config, "is_op_determinism_enabled", lambda: True)
+    toys.trainer(toys.small_cifarnet(), global_batch_size=2)
+    with pytest.raises(ValueError, match="the layer pool1 is max pooling, whose deterministic"):
+        toys.trainer(toys.small_cifarnet(), global_batch_size=2, jit_compile=True)
 
 
 @pytest.mark.parametrize("deterministic", [True, False])

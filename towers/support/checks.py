@@ -150,6 +150,21 @@ def integer(name: str, value) -> None:
         raise TypeError(f"{name} is {described(value)}: must be an integer")
 
 
+def compiled_deterministically(trained: keras.Model) -> None:
+    """Checks that XLA has a deterministic gradient of each of Keras's layers.
+
+    Raises:
+      ValueError: names the layer.
+    """
+    pooling = keras.layers.MaxPooling1D, keras.layers.MaxPooling2D, keras.layers.MaxPooling3D
+    for layer in trained._flatten_layers(include_self=False):
+        if isinstance(layer, pooling):
+            raise ValueError(
+                f"the layer {layer.name} is max pooling, whose deterministic gradient XLA does not "
+                "have; leave one of the two out"
+            )
+
+
 def tell_of_other_devices(parts: Mapping[str, Sequence[tf.Variable]], device: str) -> None:
     """Logs a warning where variables of a state, by its parts, do not lie on its device."""
     wanted = tf.DeviceSpec.from_string(device)
