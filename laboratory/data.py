@@ -89,11 +89,11 @@ def load(setup: findings.Setup) -> Images:
     return Images(KNOWN.get(train.fingerprint[:12], name), train, test)
 
 
-def small_cifarnet() -> keras.Model:
+def small_cifarnet(dtype: str = "float32") -> keras.Model:
     """The tutorial's network with a quarter of its filters and a sixth of its hidden units."""
     with tf.device(devices.PARAMETER_DEVICE):
         return cifarnet.build(
-            SHAPE, CLASSES, keras.DTypePolicy("float32"), 0, filters=16, hidden_units=(64, 32)
+            SHAPE, CLASSES, keras.DTypePolicy(dtype), 0, filters=16, hidden_units=(64, 32)
         )
 
 

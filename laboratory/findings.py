@@ -11,6 +11,7 @@ from towers import devices
 from towers.support import machine, noise
 
 PACKAGES = ("TensorFlow", "Keras")
+STYLE = Path(__file__).resolve().parent.parent / "docs" / "figures" / "towers.mplstyle"
 
 Draw = Callable[["matplotlib.figure.Figure"], None]  # noqa: F821  imported when a plot is drawn
 
@@ -39,6 +40,9 @@ class Finding:
       numbers: those that the claim rests on, for the lesson's test.
       draw: draws the plot on an empty figure.
       data: what the images were; empty where there were none.
+      answer: to the lesson's question, in one sentence.
+      more: further tables, each (head, rows).
+      runs: of how many runs each figure is.
     """
 
     head: Sequence[str]
@@ -47,10 +51,13 @@ class Finding:
     numbers: Mapping[str, object]
     draw: Draw
     data: str = "shapes"
+    answer: str = ""
+    more: Sequence[tuple[Sequence[str], Sequence[Sequence[str]]]] = ()
+    runs: str = "one run"
 
     def table(self) -> str:
-        """The table in Markdown, which a terminal shows well enough."""
-        return table(self.head, self.rows)
+        """The tables in Markdown, which a terminal shows well enough."""
+        return "\n\n".join(table(*one) for one in ((self.head, self.rows), *self.more))
 
 
 def table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
@@ -76,12 +83,11 @@ def save(finding: Finding, path: Path, size: tuple[float, float] = (8.5, 4.2)) -
     matplotlib.use("Agg")
     import matplotlib.pyplot as plt
 
-    style = {"font.size": 10, "axes.spines.top": False, "axes.spines.right": False}
-    with plt.rc_context(style):
-        figure = plt.figure(figsize=size, layout="constrained")
+    with plt.style.context(STYLE):
+        figure = plt.figure(figsize=size)
         finding.draw(figure)
         path.parent.mkdir(parents=True, exist_ok=True)
-        figure.savefig(path, dpi=100)
+        figure.savefig(path)
         plt.close(figure)
 
 
@@ -103,7 +109,7 @@ def conditions(finding: Finding, seconds: float) -> str:
     versions = [f"{package} {importlib.metadata.version(package.lower())}" for package in PACKAGES]
     said = [
         f"{datetime.date.today():%B %Y}",
-        "one run",
+        finding.runs,
         *([finding.data] if finding.data else ["nothing is trained"]),
         *versions,
         f"{container_limits.available_cores()} cores of {machine.processor()}",

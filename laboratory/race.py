@@ -15,6 +15,7 @@ from laboratory import data
 from towers import devices, schedules
 
 import keras  # isort: skip
+import numpy as np  # isort: skip
 import tensorflow as tf  # isort: skip
 
 EXAMPLES_BETWEEN_EVALUATIONS = 2_000
@@ -84,9 +85,17 @@ def run(entry: Entry, images: data.Images, test, accuracy: float, at_most: int) 
 
 
 def trainer(
-    entry: Entry, examples_per_epoch: int, num_microbatches: int = 1, **options
+    entry: Entry, examples_per_epoch: int, num_microbatches: int = 1, seed: int = 0, **options
 ) -> towers.Trainer:
-    """A new trainer of the small network, on one tower; `options` are the Trainer's."""
+    """A new trainer of the small network, on one tower.
+
+    Args:
+      entry: its batch and rate.
+      examples_per_epoch: of the schedule.
+      num_microbatches: parts of a batch.
+      seed: of the initial weights.
+      **options: the Trainer's.
+    """
     rate = schedules.LearningRate(
         "constant",
         entry.rate,
@@ -94,7 +103,7 @@ def trainer(
         warmup_epochs=entry.warm_up / examples_per_epoch,
     )
     return towers.Trainer(
-        network(),
+        network(seed),
         keras.optimizers.SGD(),
         global_batch_size=entry.global_batch_size,
         learning_rate=rate,
@@ -104,9 +113,9 @@ def trainer(
     )
 
 
-def network() -> keras.Model:
+def network(seed: int = 0) -> keras.Model:
     """Two convolutions and a dense layer: quick enough to be trained some thirty times."""
-    start = iter(range(4))
+    start = iter(range(4 * seed, 4 * seed + 4))
 
     def layer(kind, *arguments, **options):
         return kind(
@@ -127,3 +136,12 @@ def network() -> keras.Model:
                 layer(keras.layers.Dense, data.CLASSES),
             ]
         )
+
+
+def right(trained: towers.Trainer, images: data.Images) -> np.ndarray:
+    """Whether the last weights have each test image right, bool [images]."""
+    found = []
+    for pixels, labels, mask in images.test_batches():
+        logits = trained.state.model(pixels, training=False)
+        found.append((tf.argmax(logits, axis=1, output_type=labels.dtype) == labels)[mask])
+    return np.concatenate(found)

@@ -80,7 +80,8 @@ def show(one, setup, write: bool) -> None:
     findings.start_runtime()
     finding = one.run(setup)
     seconds = time.perf_counter() - began
-    print(f"{finding.table()}\n\n{finding.claim}\n\n{findings.conditions(finding, seconds)}")
+    print(f"{finding.answer}\n\n{finding.table()}\n\n{finding.claim}\n")
+    print(f"{findings.conditions(finding, seconds)}")
     path = one.figure if write else Path("runs/lessons") / f"{one.name}.png"
     findings.save(finding, path)
     if write:

@@ -1,7 +1,11 @@
-"""Averaging the gradients of k towers is one large batch; five ways in which it is not."""
+"""Averaging the gradients of k towers is one large batch; what else changes is not."""
+
+import functools
+from collections.abc import Callable
+from typing import NamedTuple
 
 import towers  # before Keras: it silences TensorFlow's notices
-from laboratory import data, findings
+from laboratory import data, findings, paired, race
 from lessons import lesson
 from towers import devices, losses
 
@@ -14,65 +18,105 @@ QUESTION = (
     "multi-GPU model less accurate?"
 )
 BATCH, RATE, WEIGHT_DECAY, CLIP_NORM = 128, 0.05, 0.004, 0.1
-STEPS, IN_SHORT = 100, {"steps": 6}
-RIGHT = "mean of two equal halves"
+ADAM_RATE, BETA_1, BETA_2, EPSILON = 0.001, 0.9, 0.999, 1e-7  # Kingma & Ba 2015; Keras's own
+STEPS = 100
+# Runs at equal epochs: the batch of one GPU and its rate; name to (GPUs, what the rate is times).
+PER_GPU, RATE_OF_ONE, EPOCHS, SEEDS, EXAMPLES = 32, 0.05, 4, (0, 1, 2), 20_000
+AT_EQUAL_EPOCHS = {
+    "1 GPU": (1, 1),
+    "2 GPUs, the same rate": (2, 1),
+    "2 GPUs, twice the rate": (2, 2),
+    "4 GPUs, the same rate": (4, 1),
+    "4 GPUs, 4 times the rate": (4, 4),
+}
+IN_SHORT = {"steps": 6, "epochs": 2, "examples": 2_000}
+RIGHT, WHOLE = "mean of two equal halves", "the whole batch at once"
+ROUNDING = 1e-10  # of the way: in float64 nothing but rounding is below it after so few steps
+
+
+class Way(NamedTuple):
+    """One way to train for some steps.
+
+    make_model: () -> a model; from the same weights each time.
+    gradients: (model, weights, images, labels) -> the gradients to update with, of which each
+      makes a step of its own; the mean of these steps is made.
+    right: the way that it is compared with; None for a right way itself.
+    adam: with Adam's rule; otherwise plain SGD.
+    """
+
+    make_model: Callable
+    gradients: Callable
+    right: str | None = None
+    adam: bool = False
 
 
 def run(setup: findings.Setup) -> findings.Finding:
-    """Trains the right way on 1, 2 and 4 towers, then every wrong way; looks how far they part."""
+    """Trains in right and in wrong ways, looks how far they part, and what becomes of accuracy."""
     steps = IN_SHORT["steps"] if setup.short else STEPS
     images = data.load(setup)
     batches = list(images.training_batches(BATCH, steps))
     on_towers = {k: train_on_towers(k, batches) for k in (1, 2, 4)}
     same = all(np.array_equal(on_towers[1], others) for others in on_towers.values())
-    paths = {name: train(*way, batches) for name, way in ways().items()}
+    paths = {name: train(way, batches) for name, way in ways().items()}
     gaps = {
-        name: gap(paths[name], paths[right])
-        for name, (_, _, right) in ways().items()
-        if right is not None
+        name: gap(paths[name], paths[way.right])
+        for name, way in ways().items()
+        if way.right is not None
     }
-    rows = [["1, 2 and 4 towers of this package", "each other", "0" if same else "not 0"]]
-    rows += [[name, ways()[name][2], f"{path[-1]:.2g}"] for name, path in gaps.items()]
-    worst = max(gaps, key=lambda name: gaps[name][-1])
+    right = at_equal_epochs(images, setup.short)
+    accuracy = {name: [float(np.mean(of_seed)) for of_seed in right[name]] for name in right}
+    one = next(iter(right))
+    apart = {name: paired.difference(right[name], right[one]) for name in right if name != one}
+    rows = [["1, 2 and 4 towers of this package", "each other", *(["0" if same else "not 0"] * 2)]]
+    rows += [
+        [name, ways()[name].right, f"{path[0]:.2g}", f"{path[-1]:.2g}"]
+        for name, path in gaps.items()
+    ]
     return findings.Finding(
-        head=(f"what is done for {steps} steps", "compared with", "distance"),
+        head=(f"what is done for {steps} steps", "compared with", "first step", f"step {steps}"),
         rows=rows,
-        claim=(
-            f"Averaging is exact: 1, 2 and 4 towers had {'the same' if same else 'other'} weights "
-            f"after each of {steps} steps, to the last bit, and the whole batch at once differs "
-            f"from two halves by rounding alone ({gaps[WHOLE][-1]:.0e} of the way that the weights "
-            "went). "
-            f"What is done around the average is not exact: the farthest, {worst!r}, ended "
-            f"{gaps[worst][-1]:.0%} of that way off."
-        ),
-        numbers={"same": same, "gaps": {name: path[-1] for name, path in gaps.items()}},
-        draw=lambda figure: draw(figure, gaps),
+        more=[accuracies(accuracy, apart)],
+        answer=answer(same, gaps, apart),
+        claim=claim(same, gaps, apart, steps),
+        numbers={
+            "same": same,
+            "first": {name: path[0] for name, path in gaps.items()},
+            "gaps": {name: path[-1] for name, path in gaps.items()},
+            "apart": apart,
+        },
+        draw=lambda figure: draw(figure, gaps, accuracy),
         data=images.name,
+        runs=f"accuracies of {len(SEEDS)} seeds, the rest of one run",
     )
 
 
-WHOLE = "the whole batch at once"
-
-
-def ways() -> dict:
-    """Name to (model, gradient of a batch, the right way it is compared with)."""
+def ways() -> dict[str, Way]:
+    """Each way by its name, a right one before those that are compared with it."""
+    float64 = functools.partial(data.small_cifarnet, "float64")
     return {
-        RIGHT: (data.small_cifarnet, halves(mean), None),
-        WHOLE: (data.small_cifarnet, halves(mean, cuts=[BATCH]), RIGHT),
-        "weight decay on one tower only": (data.small_cifarnet, halves(mean, decays=[1, 0]), RIGHT),
-        "sum instead of mean": (data.small_cifarnet, halves(total), RIGHT),
-        "uneven parts, 96 and 32": (data.small_cifarnet, halves(mean, cuts=[96, 32]), RIGHT),
-        "clipped after the mean": (data.small_cifarnet, halves(mean, clip_after=True), None),
-        "clipped before the mean": (
-            data.small_cifarnet,
-            halves(mean, clip_before=True),
-            "clipped after the mean",
+        RIGHT: Way(data.small_cifarnet, halves(mean)),
+        f"{RIGHT}, float64": Way(float64, halves(mean)),
+        f"{WHOLE}, float64": Way(float64, halves(mean, cuts=[BATCH]), f"{RIGHT}, float64"),
+        f"{WHOLE}, float32": Way(data.small_cifarnet, halves(mean, cuts=[BATCH]), RIGHT),
+        "weight decay on one tower only": Way(
+            data.small_cifarnet, halves(mean, decays=[1, 0]), RIGHT
         ),
-        "batch norm over the whole batch": (data.small_resnet, halves(mean, cuts=[BATCH]), None),
-        "batch norm per tower": (
-            data.small_resnet,
-            halves(mean),
-            "batch norm over the whole batch",
+        "sum instead of mean": Way(data.small_cifarnet, halves(total), RIGHT),
+        "uneven parts, 96 and 32": Way(data.small_cifarnet, halves(mean, cuts=[96, 32]), RIGHT),
+        "clipped after the mean": Way(data.small_cifarnet, halves(mean, clip_after=True)),
+        "clipped before the mean": Way(
+            data.small_cifarnet, halves(mean, clip_before=True), "clipped after the mean"
+        ),
+        "batch norm over the whole batch": Way(data.small_resnet, halves(mean, cuts=[BATCH])),
+        "batch norm per tower": Way(
+            data.small_resnet, halves(mean), "batch norm over the whole batch"
+        ),
+        "Adam, mean of two halves": Way(data.small_cifarnet, halves(mean), adam=True),
+        "Adam, sum instead of mean": Way(
+            data.small_cifarnet, halves(total), "Adam, mean of two halves", adam=True
+        ),
+        "Adam, mean of the halves' own steps": Way(
+            data.small_cifarnet, halves(None), "Adam, mean of two halves", adam=True
         ),
     }
 
@@ -80,15 +124,17 @@ def ways() -> dict:
 def halves(reduce, cuts=(64, 64), decays=(1, 1), clip_before=False, clip_after=False):
     """The gradient of a batch, cut into parts that are differentiated one by one."""
 
-    def gradient(model, weights, images, labels):
+    def gradients(model, weights, images, labels):
         parts = zip(tf.split(images, cuts), tf.split(labels, cuts), decays, strict=False)
         of_parts = [gradient_of_part(model, weights, *part) for part in parts]
+        if reduce is None:
+            return of_parts
         if clip_before:
             of_parts = [tf.clip_by_global_norm(part, CLIP_NORM)[0] for part in of_parts]
         reduced = [reduce(of_weight) for of_weight in zip(*of_parts, strict=True)]
-        return tf.clip_by_global_norm(reduced, CLIP_NORM)[0] if clip_after else reduced
+        return [tf.clip_by_global_norm(reduced, CLIP_NORM)[0] if clip_after else reduced]
 
-    return gradient
+    return gradients
 
 
 def gradient_of_part(model, weights, images, labels, decay):
@@ -96,6 +142,7 @@ def gradient_of_part(model, weights, images, labels, decay):
     with tf.GradientTape() as tape:
         tape.watch(weights)
         state = [variable.value for variable in model.non_trainable_variables]
+        images = tf.cast(images, weights[0].dtype)
         logits, _ = model.stateless_call(weights, state, images, training=True)
         loss = tf.reduce_mean(losses.cross_entropy(labels, logits))
         for weight in weights:
@@ -114,19 +161,42 @@ def total(values):
     return tf.add_n(values)
 
 
-def train(make_model, gradient, _, batches) -> list[np.ndarray]:
-    """The weights before the first step and after each, by plain SGD; each flat."""
-    model = make_model()
+def sgd(state, gradient):
+    """A step of plain SGD: linear in the gradient, so the mean of steps is the step of the mean."""
+    return state, [RATE * g for g in gradient]
+
+
+def adam(state, gradient):
+    """A step of Adam (Kingma & Ba 2015): the gradient is divided by its own recent size."""
+    count, ms, vs = state
+    count += 1
+    ms = [BETA_1 * m + (1 - BETA_1) * g for m, g in zip(ms, gradient, strict=True)]
+    vs = [BETA_2 * v + (1 - BETA_2) * g * g for v, g in zip(vs, gradient, strict=True)]
+    rate = ADAM_RATE * tf.sqrt(1 - BETA_2**count) / (1 - BETA_1**count)
+    steps = [rate * m / (tf.sqrt(v) + EPSILON) for m, v in zip(ms, vs, strict=True)]
+    return (count, ms, vs), steps
+
+
+def train(way: Way, batches) -> list[np.ndarray]:
+    """The weights before the first step and after each; each flat."""
+    model = way.make_model()
+    rule = adam if way.adam else sgd
 
     @tf.function(autograph=False)
-    def step(weights, images, labels):
-        reduced = gradient(model, weights, images, labels)
-        return [weight - RATE * g for weight, g in zip(weights, reduced, strict=True)]
+    def step(weights, states, images, labels):
+        gradients = way.gradients(model, weights, images, labels)
+        updates = [rule(*pair) for pair in zip(states, gradients, strict=False)]
+        states = [state for state, _ in updates]
+        changes = [mean(of_weight) for of_weight in zip(*(s for _, s in updates), strict=True)]
+        return [w - change for w, change in zip(weights, changes, strict=True)], states
 
     weights = [tf.identity(variable.value) for variable in model.trainable_variables]
+    zeros = [tf.zeros_like(weight) for weight in weights]
+    states = [(tf.constant(0.0), zeros, zeros)] * (2 if way.adam else 1)
     path = [flat(weights)]
     for images, labels in batches:
-        weights = step(weights, images, labels)
+        weights, new = step(weights, states, images, labels)
+        states = [*new, *states[len(new) :]]
         path.append(flat(weights))
     return path
 
@@ -161,17 +231,95 @@ def flat(weights) -> np.ndarray:
     return np.concatenate([np.ravel(weight) for weight in weights])
 
 
-def draw(figure, gaps: dict) -> None:
-    """Every wrong way's distance from its right way, step by step."""
-    axes = figure.subplots()
-    for name, path in gaps.items():
-        colour = "#9a9a9a" if name == WHOLE else None
-        axes.semilogy(range(1, len(path) + 1), path, label=name, color=colour)
-    axes.set(
-        xlabel="step", title="Distance from the right weights, as a share of the way they went"
+def at_equal_epochs(images: data.Images, short: bool) -> dict[str, list[np.ndarray]]:
+    """Which test images each way of `AT_EQUAL_EPOCHS` has right in the end, seed by seed."""
+    epochs = IN_SHORT["epochs"] if short else EPOCHS
+    images = images.first(IN_SHORT["examples"] if short else EXAMPLES, len(images.test.images))
+    keys = [(name, seed) for name in AT_EQUAL_EPOCHS for seed in SEEDS]
+    found = race.side_by_side(
+        [functools.partial(train_epochs, images, epochs, *AT_EQUAL_EPOCHS[n], s) for n, s in keys]
     )
-    axes.title.set(fontsize=10)
-    figure.legend(loc="outside right center", frameon=False, fontsize=9)
+    return {
+        name: [of for (of_name, _), of in zip(keys, found, strict=True) if of_name == name]
+        for name in AT_EQUAL_EPOCHS
+    }
+
+
+def train_epochs(images: data.Images, epochs: int, gpus: int, times: int, seed: int) -> np.ndarray:
+    """One run: each GPU has PER_GPU images of a step, so more GPUs make fewer updates."""
+    batch, count = gpus * PER_GPU, len(images.train.images)
+    entry = race.Entry(batch, times * RATE_OF_ONE)
+    trainer = race.trainer(entry, count, num_microbatches=gpus, seed=seed)
+    steps = epochs * count // batch
+    trainer.fit(images.training_batches(batch, steps, seed=seed, distorted=False))
+    return race.right(trainer, images)
+
+
+def accuracies(accuracy: dict, apart: dict):
+    """The table of the runs at equal epochs."""
+    rows = []
+    for name, of_seeds in accuracy.items():
+        gpus, times = AT_EQUAL_EPOCHS[name]
+        spread = f"{np.mean(of_seeds):.1%} ({min(of_seeds):.1%} to {max(of_seeds):.1%})"
+        rows.append([name, f"{gpus * PER_GPU}", f"{times * RATE_OF_ONE:g}", spread])
+        rows[-1].append(str(apart[name]) if name in apart else "")
+    return ("equal epochs", "batch", "rate", "test accuracy", "against 1 GPU, points"), rows
+
+
+def rounding_alone(gaps: dict) -> bool:
+    """Whether the difference of halves and whole all but vanishes in float64, as rounding does."""
+    wide, narrow = gaps[f"{WHOLE}, float64"][-1], gaps[f"{WHOLE}, float32"][-1]
+    return wide < ROUNDING and wide < narrow / 1e4
+
+
+def answer(same: bool, gaps: dict, apart: dict) -> str:
+    """In one sentence."""
+    if not (same and rounding_alone(gaps)):
+        return "Not here: the average of two halves was not the whole batch."
+    kept = [name for name in apart if AT_EQUAL_EPOCHS[name][1] == 1 and apart[name].verdict < 0]
+    why = (
+        "a model that is less accurate on more GPUs has been trained with fewer updates at the old "
+        "rate, or with something else changed around the average"
+        if kept
+        else "a model that is less accurate has been trained with something changed around it"
+    )
+    return f"Yes, averaging is exact; {why}."
+
+
+def claim(same: bool, gaps: dict, apart: dict, steps: int) -> str:
+    """What the numbers say."""
+    around = {name: path[-1] for name, path in gaps.items() if WHOLE not in name}
+    plain = {name: far for name, far in around.items() if "Adam" not in name}
+    worst = max(plain, key=plain.get)
+    words = {-1: "less accurate than 1 GPU", 0: "no difference shown", 1: "more accurate"}
+    said = {words[one.verdict]: [] for one in sorted(apart.values(), key=lambda one: one.verdict)}
+    for name, one in apart.items():
+        said[words[one.verdict]].append(name)
+    return (
+        f"1, 2 and 4 towers had {'the same' if same else 'different'} weights after each of "
+        f"{steps} steps, to the last bit. The whole batch at once and the mean of two halves "
+        f"ended {gaps[f'{WHOLE}, float32'][-1]:.0e} of the way apart in float32 and "
+        f"{gaps[f'{WHOLE}, float64'][-1]:.0e} in float64"
+        f"{': rounding alone' if rounding_alone(gaps) else ''}. Of what was changed around the "
+        f"average, {worst!r} ended farthest off, {plain[worst]:.1f} times as far as the right way "
+        "had gone. At equal epochs: "
+        + "; ".join(f"{what}: {', '.join(names)}" for what, names in said.items())
+        + "."
+    )
+
+
+def draw(figure, gaps: dict, accuracy: dict) -> None:
+    """Every way's distance from its right way, step by step; accuracies at equal epochs."""
+    left, right = figure.subplots(1, 2, width_ratios=(3, 2))
+    for name, path in gaps.items():
+        style = {"color": "#8a8a8a"} if WHOLE in name else {}
+        left.semilogy(range(1, len(path) + 1), path, label=name, **style)
+    left.set(xlabel="step", title="distance from the right weights")
+    left.legend(loc="upper center", bbox_to_anchor=(0.5, -0.18), ncols=2, fontsize=8)
+    for place, of_seeds in enumerate(reversed(accuracy.values())):
+        right.plot([100 * one for one in of_seeds], [place] * len(of_seeds), "o", color="#0072b2")
+    right.set_yticks(range(len(accuracy)), list(reversed(accuracy)))
+    right.set(xlabel="test accuracy, %", title="equal epochs, each dot a seed", ylim=(-0.5, None))
 
 
 LESSON = lesson.Lesson("averaging", QUESTION, run)

@@ -38,15 +38,17 @@ class Lesson:
 
 
 # A page's parts that are written by `refreshed`: <!-- claim -->...<!-- end -->, and so on.
-_PART = re.compile(r"<!-- (claim|table|conditions|code [\w/.]+ [\w.]+) -->\n.*?<!-- end -->", re.S)
+_PART = re.compile(
+    r"<!-- (answer|claim|table|conditions|code [\w/.]+ [\w.]+) -->\n.*?<!-- end -->", re.S
+)
 
 
 def refreshed(page: str, finding: findings.Finding | None = None, seconds: float = 0.0) -> str:
     """A page with the code in it as the source has it now, and with what was found.
 
     Args:
-      page: text with parts `<!-- code towers/step.py train_step -->`, `<!-- claim -->`,
-        `<!-- table -->` and `<!-- conditions -->`, each up to `<!-- end -->`.
+      page: text with parts `<!-- code towers/step.py train_step -->`, `<!-- answer -->`,
+        `<!-- claim -->`, `<!-- table -->` and `<!-- conditions -->`, each up to `<!-- end -->`.
       finding: None leaves all but the code as it is.
       seconds: that the lesson took.
     """
@@ -59,6 +61,7 @@ def refreshed(page: str, finding: findings.Finding | None = None, seconds: float
             return part[0]
         else:
             written = {
+                "answer": f"**{finding.answer}**",
                 "claim": finding.claim,
                 "table": finding.table(),
                 "conditions": findings.conditions(finding, seconds),

@@ -1,10 +1,11 @@
 """Training loss with and without distortions and weight decay, beside test loss and accuracy."""
 
 import functools
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from itertools import count
 from typing import NamedTuple
 
-from laboratory import data, findings, race
+from laboratory import data, findings, paired, race
 from lessons import lesson
 from towers import evaluation, losses
 from towers.support import tally
@@ -12,7 +13,7 @@ from towers.support import tally
 import numpy as np  # isort: skip
 
 QUESTION = "Should the lower loss go with the higher accuracy?"
-TRAINING_EXAMPLES, TEST_EXAMPLES, EPOCHS = 8_000, 5_000, 20
+TRAINING_EXAMPLES, TEST_EXAMPLES, EPOCHS, SEEDS = 8_000, 5_000, 20, (0, 1, 2)
 BATCH, RATE, WEIGHT_DECAY, MOVING_AVERAGE_DECAY = 64, 0.05, 0.004, 0.999
 EPOCHS_BETWEEN_EVALUATIONS = 2
 IN_SHORT = {"examples": 500, "epochs": 50, "between_evaluations": 10}
@@ -47,32 +48,41 @@ class Point(NamedTuple):
 
 
 class Run(NamedTuple):
-    """A run's points, and at its end its training images without distortions."""
+    """One run.
+
+    points: on the way.
+    train: of its training images without distortions, at its end.
+    right: whether each test image is right, at its end, bool [images].
+    """
 
     points: list[Point]
     train: Seen
+    right: np.ndarray
 
 
 def run(setup: findings.Setup) -> findings.Finding:
-    """Trains four ways on the same images, as many side by side as there are cores."""
+    """Trains four ways on the same images with each seed, side by side."""
     examples = IN_SHORT["examples"] if setup.short else TRAINING_EXAMPLES
     epochs = IN_SHORT["epochs"] if setup.short else EPOCHS
     between = IN_SHORT["between_evaluations"] if setup.short else EPOCHS_BETWEEN_EVALUATIONS
     images = data.load(setup).first(examples, TEST_EXAMPLES)
     looks = range(between, epochs + 1, between)
     found = race.side_by_side(
-        [functools.partial(train, images, looks, *how) for how in RUNS.values()]
+        [functools.partial(train, images, looks, seed, *RUNS[n]) for n in RUNS for seed in SEEDS]
     )
-    runs = dict(zip(RUNS, found, strict=True))
+    runs = {name: found[at : at + len(SEEDS)] for name, at in zip(RUNS, count(0, len(SEEDS)))}
     return finding(runs, f"the first {len(images.train.images):,} training images of {images.name}")
 
 
-def train(images: data.Images, epochs: Sequence[int], distorted: bool, weight_decay: float) -> Run:
-    """One run, looked at after each of `epochs`."""
-    count = len(images.train.images)
+def train(
+    images: data.Images, epochs: Sequence[int], seed: int, distorted: bool, weight_decay: float
+) -> Run:
+    """One run, evaluated after each of `epochs`."""
+    examples = len(images.train.images)
     trainer = race.trainer(
         race.Entry(BATCH, RATE),
-        count,
+        examples,
+        seed=seed,
         weight_decay=weight_decay,
         moving_average_decay=MOVING_AVERAGE_DECAY,
     )
@@ -81,15 +91,17 @@ def train(images: data.Images, epochs: Sequence[int], distorted: bool, weight_de
         model, model.trainable_variables, losses.cross_entropy, trainer.tower_devices
     )
     test = images.test_batches()
-    batches = iter(images.training_batches(BATCH, epochs[-1] * count // BATCH, distorted=distorted))
+    steps = epochs[-1] * examples // BATCH
+    batches = iter(images.training_batches(BATCH, steps, seed=seed, distorted=distorted))
     points = []
     for epoch in epochs:
-        history = trainer.fit(batches, epoch * count // BATCH - int(trainer.state.step))
-        shown = float(np.mean(history[-count // BATCH :]))
+        history = trainer.fit(batches, epoch * examples // BATCH - int(trainer.state.step))
+        shown = float(np.mean(history[-examples // BATCH :]))
         points.append(
             Point(epoch, shown, seen(of_last_weights(test)), seen(trainer.evaluate(test)))
         )
-    return Run(points, seen(of_last_weights(images.test_batches(split="train"))))
+    train = seen(of_last_weights(images.test_batches(split="train")))
+    return Run(points, train, race.right(trainer, images))
 
 
 def seen(of: tally.Evaluation) -> Seen:
@@ -97,82 +109,141 @@ def seen(of: tally.Evaluation) -> Seen:
     return Seen(of.loss, of.accuracy)
 
 
-def finding(runs: dict[str, Run], name: str) -> findings.Finding:
+def finding(runs: dict[str, list[Run]], name: str) -> findings.Finding:
     """The table and the claim."""
+    lowest, best = by_shown(runs), by_accuracy(runs)
+    apart = paired.difference(*([run.right for run in runs[of]] for of in (best, lowest)))
     return findings.Finding(
         head=(
             "trained with", "loss shown", "training images: cross entropy", "accuracy",
             "test images: cross entropy", "accuracy", "averaged weights: cross entropy", "accuracy",
         ),
-        rows=[[name, *cells(run)] for name, run in runs.items()],
-        claim=f"{between_runs(runs)} {within_a_run(runs)}",
-        numbers={"runs": runs},
+        rows=[[name, *cells(of_seeds)] for name, of_seeds in runs.items()],
+        answer=answer(apart),
+        claim=f"{between_runs(runs, apart)} {within_a_run(runs)}",
+        numbers={"runs": runs, "lowest": lowest, "best": best, "apart": apart},
         draw=lambda figure: draw(figure, runs),
         data=name,
+        runs=f"means of {len(SEEDS)} seeds",
     )  # fmt: skip
 
 
-def between_runs(runs: dict[str, Run]) -> str:
-    """Whether the lowest losses and the highest accuracy are of the same run."""
-    ends = {name: run.points[-1] for name, run in runs.items()}
-    shown = min(ends, key=lambda name: ends[name].shown)
-    test = min(ends, key=lambda name: ends[name].test.loss)
-    best = max(ends, key=lambda name: ends[name].test.accuracy)
+def averaged(of_seeds: list[Run], value: Callable[[Run], float]) -> float:
+    """The mean over the seeds."""
+    return float(np.mean([value(run) for run in of_seeds]))
+
+
+def by_shown(runs: dict[str, list[Run]]) -> str:
+    """The way whose training showed the lowest loss."""
+    return min(runs, key=lambda name: averaged(runs[name], lambda run: run.points[-1].shown))
+
+
+def by_accuracy(runs: dict[str, list[Run]]) -> str:
+    """The way that has most test images right."""
+    return max(runs, key=lambda name: averaged(runs[name], lambda run: run.right.mean()))
+
+
+def answer(apart: paired.Difference) -> str:
+    """In one sentence."""
+    if apart.verdict > 0:
+        return (
+            "No: losses shown in training are of distorted images and hold the weight decay, so "
+            "the lowest of them need not belong to the most accurate model; compare the same "
+            "loss of the same test images."
+        )
     return (
-        f"{'The training loss ranks runs here' if shown == best else 'Not the training loss'}: the "
-        f"lowest, {ends[shown].shown:.2f}, was that of {shown!r}, with "
-        f"{ends[shown].test.accuracy:.1%} of the test images right, and the highest accuracy, "
-        f"{ends[best].test.accuracy:.1%}, that of {best!r}, at a training loss of "
-        f"{ends[best].shown:.2f}. The lowest test loss, {ends[test].test.loss:.2f}, was "
-        f"{'that of the same run' if test == best else f'that of {test!r}'}."
+        "Here it did, or the seeds cannot tell; but it need not, since losses shown in training "
+        "are not all of the same thing."
     )
 
 
-def within_a_run(runs: dict[str, Run]) -> str:
+def between_runs(runs: dict[str, list[Run]], apart: paired.Difference) -> str:
+    """Whether the lowest losses and the highest accuracy are of the same way."""
+
+    def end(name: str, value: Callable[[Point], float]) -> float:
+        return averaged(runs[name], lambda run: value(run.points[-1]))
+
+    shown, best = by_shown(runs), by_accuracy(runs)
+    test = min(runs, key=lambda name: end(name, lambda point: point.test.loss))
+    began = (
+        f"The lowest training loss, {end(shown, lambda point: point.shown):.2f}, was shown by "
+        f"{shown!r}, which has {averaged(runs[shown], lambda run: run.right.mean()):.1%} of the "
+        "test images right"
+    )
+    ended = (
+        f"The lowest test loss, {end(test, lambda point: point.test.loss):.2f}, is that of "
+        f"{test!r}."
+    )
+    if shown == best:
+        return f"{began}, more than any other. {ended}"
+    return (
+        f"{began}; the most, {averaged(runs[best], lambda run: run.right.mean()):.1%}, {best!r} "
+        f"has, at a training loss of {end(best, lambda point: point.shown):.2f}. On the same test "
+        f"images that is a difference of {apart} points. {ended}"
+    )
+
+
+def within_a_run(runs: dict[str, list[Run]]) -> str:
     """Where test loss and accuracy part most between a run's lowest test loss and its end."""
+    every = [(name, run) for name, of_seeds in runs.items() for run in of_seeds]
 
-    def turning(name: str) -> Point:
-        return min(runs[name].points, key=lambda point: point.test.loss)
+    def turning(run: Run) -> Point:
+        return min(run.points, key=lambda point: point.test.loss)
 
-    def gained(name: str) -> float:
-        return runs[name].points[-1].test.accuracy - turning(name).test.accuracy
+    def gained(run: Run) -> float:
+        return run.points[-1].test.accuracy - turning(run).test.accuracy
 
-    rising = [name for name, run in runs.items() if turning(name) is not run.points[-1]]
+    rising = [(name, run) for name, run in every if turning(run) is not run.points[-1]]
     if not rising:
         return "In no run did the test loss rise again."
-    name = max(rising, key=gained)
-    low, end = turning(name), runs[name].points[-1]
-    how = "and so did" if gained(name) > 0 else "and down went"
+    both = [run for _, run in rising if gained(run) > 0]
+    name, run = max(rising, key=lambda pair: gained(pair[1]))
+    low, end = turning(run), run.points[-1]
     return (
-        f"Within a run they may part as well: that of {name!r} rose from {low.test.loss:.2f} at "
-        f"epoch {low.epoch} to {end.test.loss:.2f}, {how} the accuracy, from "
+        f"The test loss rose again towards the end of {len(rising)} of {len(every)} runs, and in "
+        f"{len(both)} of these the accuracy rose with it: for {name!r} the loss went from "
+        f"{low.test.loss:.2f} after epoch {low.epoch} to {end.test.loss:.2f} and the accuracy from "
         f"{low.test.accuracy:.1%} to {end.test.accuracy:.1%}."
     )
 
 
-def cells(run: Run) -> Sequence[str]:
-    """A run's end, for the table."""
-    end = run.points[-1]
-    pairs = [(f"{s.loss:.2f}", f"{s.accuracy:.1%}") for s in (run.train, end.test, end.averaged)]
-    return [f"{end.shown:.2f}", *(cell for pair in pairs for cell in pair)]
+def cells(of_seeds: list[Run]) -> Sequence[str]:
+    """The end of one way, for the table."""
+    values: tuple[Callable[[Run], Seen], ...] = (
+        lambda run: run.train,
+        lambda run: run.points[-1].test,
+        lambda run: run.points[-1].averaged,
+    )
+    pairs = [
+        (
+            f"{averaged(of_seeds, lambda run, of=of: of(run).loss):.2f}",
+            f"{averaged(of_seeds, lambda run, of=of: of(run).accuracy):.1%}",
+        )
+        for of in values
+    ]
+    shown = averaged(of_seeds, lambda run: run.points[-1].shown)
+    return [f"{shown:.2f}", *(cell for pair in pairs for cell in pair)]
 
 
-def draw(figure, runs: dict[str, Run]) -> None:
-    """Loss shown, test loss and test accuracy against epochs."""
-    shown, test, accuracy = figure.subplots(1, 3)
-    for name, (points, _) in runs.items():
-        epochs = [point.epoch for point in points]
-        shown.plot(epochs, [point.shown for point in points], label=name)
-        test.plot(epochs, [point.test.loss for point in points])
-        accuracy.plot(epochs, [100 * point.test.accuracy for point in points])
-    for axes, title in (
-        (shown, "loss shown in training"),
-        (test, "cross entropy of the test images"),
-        (accuracy, "accuracy on them, %"),
-    ):
+def draw(figure, runs: dict[str, list[Run]]) -> None:
+    """Loss shown, test loss and test accuracy against epochs: means, and from least to largest."""
+    panels = figure.subplots(1, 3)
+    values: tuple[Callable[[Point], float], ...] = (
+        lambda point: point.shown,
+        lambda point: point.test.loss,
+        lambda point: 100 * point.test.accuracy,
+    )
+    titles = ("loss shown in training", "test cross entropy", "test accuracy, %")
+    for axes, value, title in zip(panels, values, titles, strict=True):
+        for name, of_seeds in runs.items():
+            epochs = [point.epoch for point in of_seeds[0].points]
+            lines = np.array([[value(point) for point in run.points] for run in of_seeds])
+            (line,) = axes.plot(epochs, lines.mean(axis=0), label=name)
+            band = {"color": line.get_color(), "alpha": 0.2, "linewidth": 0}
+            axes.fill_between(epochs, lines.min(axis=0), lines.max(axis=0), **band)
         axes.set(title=title, xlabel="epoch")
-        axes.title.set(fontsize=10)
-    figure.legend(loc="outside lower center", ncols=len(runs), frameon=False, fontsize=9)
+    handles, labels = panels[0].get_legend_handles_labels()
+    figure.legend(handles, labels, loc="outside lower center", ncols=len(runs))
 
 
 LESSON = lesson.Lesson("train_and_test_loss", QUESTION, run)

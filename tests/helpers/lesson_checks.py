@@ -10,7 +10,10 @@ from laboratory import findings
 # Smaller numbers for the constants that take most of the time of a lesson's short version. They
 # show that the lesson runs; its claims need the short version's own numbers (`make test-all`).
 GLANCES = {
-    "averaging": {"IN_SHORT": {"steps": 2}},
+    "averaging": {
+        "IN_SHORT": {"steps": 2, "epochs": 1, "examples": 128},
+        "SEEDS": (0,),
+    },
     "batch_size": {
         "IN_SHORT": {
             "accuracy": 0.5,
@@ -47,6 +50,7 @@ GLANCES = {
     "train_and_test_loss": {
         "IN_SHORT": {"examples": 64, "epochs": 4, "between_evaluations": 2},
         "TEST_EXAMPLES": 100,
+        "SEEDS": (0,),
     },
     "where_time_goes": {"BATCH": 8, "DEVICE_BATCH": 32},
 }
@@ -62,10 +66,13 @@ def glance(name: str) -> findings.Finding:
 
 
 def check_finding(finding: findings.Finding, folder: Path) -> None:
-    """A table whose rows are as long as its head, a claim, and a plot that can be drawn."""
-    lines = finding.table().splitlines()
-    assert len(lines) == len(finding.rows) + 2
-    assert {line.count("|") for line in lines} == {len(finding.head) + 1}
+    """Tables whose rows are as long as their heads, an answer, a claim, and a plot that is drawn."""
+    tables = finding.table().split("\n\n")
+    for (head, rows), text in zip(((finding.head, finding.rows), *finding.more), tables):
+        lines = text.splitlines()
+        assert len(lines) == len(rows) + 2
+        assert {line.count("|") for line in lines} == {len(head) + 1}
     assert len(finding.claim) > 100
+    assert len(finding.answer) > 40 and finding.answer.endswith(".")
     findings.save(finding, folder / "plot.png")
     assert (folder / "plot.png").stat().st_size > 10_000
