@@ -19,16 +19,28 @@ import numpy as np  # isort: skip
 import tensorflow as tf  # isort: skip
 
 EXAMPLES_BETWEEN_EVALUATIONS = 2_000
-TEST_BATCHES = 8  # of 500
+TEST_BATCHES = 4  # of 500
 SMOOTHED_OVER = 3  # evaluations: one alone is off by a point
 
 
+OPTIMIZERS = {"sgd": keras.optimizers.SGD, "adam": keras.optimizers.Adam}
+
+
 class Entry(NamedTuple):
-    """One run: the examples of a step, the rate, and over how many examples it is warmed up."""
+    """One run.
+
+    global_batch_size: examples of a step.
+    rate: after the warm-up.
+    warm_up: examples over which the rate rises from 0.
+    seed: of the initial weights and of the order of the examples.
+    """
 
     global_batch_size: int
     rate: float
     warm_up: int = 0
+    start_factor: float = 0.0
+    optimizer: str = "sgd"
+    seed: int = 0
 
 
 def examples_needed(
@@ -37,7 +49,7 @@ def examples_needed(
     """The examples that each run has seen when its test accuracy is there.
 
     Args:
-      entries: the runs, all from the same weights.
+      entries: the runs; those of one seed begin with the same weights.
       images: what they train on, without distortions.
       accuracy: share of the test examples; of the last three evaluations' mean.
       at_most: examples after which a run is given up.
@@ -49,6 +61,11 @@ def examples_needed(
     return side_by_side(
         [functools.partial(run, entry, images, test, accuracy, at_most) for entry in entries]
     )
+
+
+def mean_needed(of_seeds: Sequence[float | None]) -> float | None:
+    """The mean over the seeds; None where there is none, or where one did not get there."""
+    return float(np.mean(of_seeds)) if of_seeds and None not in of_seeds else None
 
 
 def side_by_side(calls: Sequence[Callable]) -> list:
@@ -68,7 +85,7 @@ def run(entry: Entry, images: data.Images, test, accuracy: float, at_most: int) 
     trained = trainer(entry, len(images.train.images))
     seen, measured = [], []
     for step, pair in enumerate(
-        images.training_batches(batch, at_most // batch, distorted=False), start=1
+        images.training_batches(batch, at_most // batch, seed=entry.seed, distorted=False), start=1
     ):
         try:
             trained.train_step(*pair)
@@ -85,15 +102,14 @@ def run(entry: Entry, images: data.Images, test, accuracy: float, at_most: int) 
 
 
 def trainer(
-    entry: Entry, examples_per_epoch: int, num_microbatches: int = 1, seed: int = 0, **options
+    entry: Entry, examples_per_epoch: int, num_microbatches: int = 1, **options
 ) -> towers.Trainer:
     """A new trainer of the small network, on one tower.
 
     Args:
-      entry: its batch and rate.
+      entry: its batch, its rate, and the seed of its weights.
       examples_per_epoch: of the schedule.
       num_microbatches: parts of a batch.
-      seed: of the initial weights.
       **options: the Trainer's.
     """
     rate = schedules.LearningRate(
@@ -101,10 +117,11 @@ def trainer(
         entry.rate,
         examples_per_epoch,
         warmup_epochs=entry.warm_up / examples_per_epoch,
+        warmup_start_factor=entry.start_factor,
     )
     return towers.Trainer(
-        network(seed),
-        keras.optimizers.SGD(),
+        network(entry.seed),
+        OPTIMIZERS[entry.optimizer](),
         global_batch_size=entry.global_batch_size,
         learning_rate=rate,
         towers=(devices.PARAMETER_DEVICE,),

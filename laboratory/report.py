@@ -164,4 +164,4 @@ def draw_legend(axes, runs: Sequence[simulation.Run], colours: Sequence[str]) ->
     for run, colour in zip(runs, colours, strict=True):
         name = f"{run.rule}, η = {run.rate:g}" + (" (diverged)" if run.diverged else "")
         axes.plot([], [], color=colour, label=name)
-    axes.legend(loc="center", frameon=False, fontsize=8)
+    axes.legend(loc="center", fontsize=8)

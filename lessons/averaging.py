@@ -248,8 +248,8 @@ def at_equal_epochs(images: data.Images, short: bool) -> dict[str, list[np.ndarr
 def train_epochs(images: data.Images, epochs: int, gpus: int, times: int, seed: int) -> np.ndarray:
     """One run: each GPU has PER_GPU images of a step, so more GPUs make fewer updates."""
     batch, count = gpus * PER_GPU, len(images.train.images)
-    entry = race.Entry(batch, times * RATE_OF_ONE)
-    trainer = race.trainer(entry, count, num_microbatches=gpus, seed=seed)
+    entry = race.Entry(batch, times * RATE_OF_ONE, seed=seed)
+    trainer = race.trainer(entry, count, num_microbatches=gpus)
     steps = epochs * count // batch
     trainer.fit(images.training_batches(batch, steps, seed=seed, distorted=False))
     return race.right(trainer, images)

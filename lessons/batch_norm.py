@@ -175,7 +175,7 @@ def draw(figure, accuracy: dict, off: dict, count: int) -> None:
     axes = figure.subplots()
     for name, share in accuracy.items():
         error = (share * (1 - share) / count) ** 0.5
-        colour = {MEAN: "#1f6fb4", ANEW: "black"}.get(name, "#d9731a")
+        colour = {MEAN: "#0072b2", ANEW: "black"}.get(name, "#d55e00")
         place = (100 * off[name], 100 * share)
         axes.errorbar(*place, 100 * error, fmt="o", color=colour, capsize=3)
         axes.annotate(name, place, (8, -3), textcoords="offset points", fontsize=9)
@@ -184,7 +184,6 @@ def draw(figure, accuracy: dict, off: dict, count: int) -> None:
         ylabel="test accuracy, %",
         title="One set of weights with each set of statistics (bars: one standard error)",
     )
-    axes.title.set(fontsize=10)
     axes.margins(x=0.12)
 
 

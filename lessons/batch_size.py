@@ -4,8 +4,9 @@ import functools
 import math
 import time
 from collections.abc import Callable, Iterable
+from typing import NamedTuple
 
-from laboratory import data, findings, race
+from laboratory import data, findings, paired, race
 from lessons import lesson
 from towers import losses, tower
 from towers.support import objective
@@ -15,7 +16,7 @@ import tensorflow as tf  # isort: skip
 
 QUESTION = "Why does training not get faster beyond some batch size? Is a larger batch better?"
 ACCURACY, AT_MOST = 0.37, 120_000
-# Batch to the rates that are tried; the best one counts.
+# Batch to the rates that are tried with the first seed; all seeds have the best of them.
 RATES = {
     16: (0.05, 0.1),
     64: (0.1, 0.2),
@@ -23,15 +24,20 @@ RATES = {
     1024: (0.2, 0.4),
     4096: (0.4, 0.8),
 }
+SEEDS = (0, 1, 2)
 IN_SHORT = {
     "accuracy": 0.50,
     "at_most": 40_000,
     "rates": {32: (0.1,), 128: (0.2,), 1024: (0.4,)},
     "steps_before_noise": 500,
+    "gap": {"examples": 300, "loss": 1.5, "at_most": 60_000},
 }
 TURNS, SECONDS_OF_A_TURN = 5, 0.5
 MICROBATCHES, MICROBATCH = 16, 64  # for the noise scale
 BATCHES_FOR_NOISE, STEPS_BEFORE_NOISE = 8, 1_500
+# A small and a large batch with their rates, trained to the same loss of few training images.
+GAP_ENTRIES = (race.Entry(32, 0.05), race.Entry(1024, 0.4))
+GAP = {"examples": 4_000, "loss": 0.9, "at_most": 1_000_000}
 
 
 def run(setup: findings.Setup) -> findings.Finding:
@@ -40,21 +46,82 @@ def run(setup: findings.Setup) -> findings.Finding:
     rates = IN_SHORT["rates"] if setup.short else RATES
     accuracy = IN_SHORT["accuracy"] if setup.short else ACCURACY
     at_most = IN_SHORT["at_most"] if setup.short else AT_MOST
-    entries = [
-        race.Entry(batch, rate) for batch in sorted(rates, reverse=True) for rate in rates[batch]
-    ]
-    needed = race.examples_needed(entries, images, accuracy, at_most)
-    examples = {
-        batch: min(
-            (n for entry, n in zip(entries, needed, strict=True) if n and entry[0] == batch),
-            default=None,
-        )
-        for batch in rates
-    }
+    examples = raced(rates, images, accuracy, at_most)
     per_second = images_per_second(rates, images)
     steps = IN_SHORT["steps_before_noise"] if setup.short else STEPS_BEFORE_NOISE
     noise = noise_scales(images, steps)
-    return finding(examples, per_second, noise, accuracy, images.name)
+    stopped = at_equal_loss(images, **(IN_SHORT["gap"] if setup.short else GAP))
+    return finding(examples, per_second, noise, stopped, accuracy, images.name)
+
+
+def raced(rates: dict, images: data.Images, accuracy: float, at_most: int) -> dict:
+    """Batch to the examples that each seed needs at the rate that is best with the first one.
+
+    An empty list where no rate comes to the accuracy, and None for a seed that does not.
+    """
+    entries = [
+        race.Entry(batch, rate, seed=SEEDS[0])
+        for batch in sorted(rates, reverse=True)
+        for rate in rates[batch]
+    ]
+    tried = dict(
+        zip(entries, race.examples_needed(entries, images, accuracy, at_most), strict=True)
+    )
+    best = {}
+    for entry, needed in tried.items():
+        batch = entry.global_batch_size
+        if needed and (batch not in best or needed < tried[best[batch]]):
+            best[batch] = entry
+    more = [entry._replace(seed=seed) for entry in best.values() for seed in SEEDS[1:]]
+    tried |= zip(more, race.examples_needed(more, images, accuracy, at_most), strict=True)
+    return {
+        batch: [tried[best[batch]._replace(seed=seed)] for seed in SEEDS] if batch in best else []
+        for batch in rates
+    }
+
+
+class Stopped(NamedTuple):
+    """A run that was stopped at a training loss.
+
+    examples: that it had seen.
+    loss: cross entropy of its training images.
+    right: whether each test image is right, bool [images].
+    """
+
+    examples: int
+    loss: float
+    right: np.ndarray
+
+
+def at_equal_loss(
+    images: data.Images, examples: int, loss: float, at_most: int
+) -> dict[int, list[Stopped]]:
+    """Batch to one run for each seed, each stopped at the same loss of its training images."""
+    images = images.first(examples, len(images.test.images))
+    entries = [entry._replace(seed=seed) for entry in GAP_ENTRIES for seed in SEEDS]
+    found = race.side_by_side(
+        [functools.partial(stopped_at, entry, images, loss, at_most) for entry in entries]
+    )
+    return {
+        small.global_batch_size: [
+            run for entry, run in zip(entries, found, strict=True) if entry[:2] == small[:2]
+        ]
+        for small in GAP_ENTRIES
+    }
+
+
+def stopped_at(entry: race.Entry, images: data.Images, loss: float, at_most: int) -> Stopped:
+    """Trains until the training images' cross entropy is at most `loss`; looks once an epoch."""
+    batch, count = entry.global_batch_size, len(images.train.images)
+    trainer = race.trainer(entry, count)
+    batches = iter(
+        images.training_batches(batch, at_most // batch, seed=entry.seed, distorted=False)
+    )
+    found = math.inf
+    while found > loss and int(trainer.state.examples_seen) + count <= at_most:
+        trainer.fit(batches, max(1, count // batch))
+        found = trainer.evaluate(images.test_batches(split="train")).loss
+    return Stopped(int(trainer.state.examples_seen), found, race.right(trainer, images))
 
 
 def images_per_second(batches: Iterable[int], images: data.Images) -> dict[int, float]:
@@ -146,76 +213,157 @@ def noise_scale(of_small: float, of_large: float, small: int, large: int) -> flo
     return float(noise / signal) if signal > 0 else math.inf
 
 
-def finding(examples: dict, per_second: dict, noise: dict, accuracy: float, name: str):
-    """The table and the claim."""
-    seconds = {batch: n / per_second[batch] for batch, n in examples.items() if n}
+def finding(examples: dict, per_second: dict, noise: dict, stopped: dict, accuracy: float, name):
+    """The tables and the claim.
+
+    Args:
+      examples: batch to the examples that each seed needs, as `raced`.
+      per_second: batch to images per second.
+      noise: examples seen to the noise scale.
+      stopped: small and large batch to their runs, as `at_equal_loss`.
+      accuracy: that was raced to.
+      name: of the images.
+    """
+    means = {batch: race.mean_needed(of) for batch, of in examples.items()}
+    seconds = {batch: n / per_second[batch] for batch, n in means.items() if n}
+    expected = predicted(means, noise)
     rows = [
         [
             f"{batch:,}",
             f"{per_second[batch]:,.0f}",
-            f"{n:,.0f}" if n else "not reached",
+            f"{n:,.0f} ({min(examples[batch]):,.0f}–{max(examples[batch]):,.0f})"
+            if n
+            else "not reached",
+            f"{expected[batch]:,.0f}" if expected else "",
             f"{n / batch:,.0f}" if n else "",
             f"{seconds[batch]:.1f}" if n else "",
         ]
-        for batch, n in examples.items()
+        for batch, n in means.items()
     ]
+    small, large = stopped.values()
+    gap = paired.difference([run.right for run in large], [run.right for run in small])
     return findings.Finding(
-        head=("batch", "images/s", f"examples to {accuracy:.0%}", "steps", "seconds"),
+        head=(
+            "batch", "images/s", f"examples to {accuracy:.0%}", "predicted by the noise scale",
+            "steps", "seconds",
+        ),
         rows=rows,
-        claim=claim(examples, per_second, seconds, noise, accuracy),
+        more=[gap_table(stopped, gap)],
+        answer=answer(means, per_second, seconds),
+        claim=claim(means, per_second, seconds, noise, accuracy, gap),
         numbers={
-            "examples": examples,
+            "examples": means,
+            "of_seeds": examples,
             "images_per_second": per_second,
             "noise_scale": noise,
             "seconds": seconds,
+            "predicted": expected,
+            "stopped": stopped,
+            "gap": gap,
         },
-        draw=lambda figure: draw(figure, examples, per_second, seconds, noise),
+        draw=lambda figure: draw(figure, examples, per_second, seconds, expected),
         data=name,
+        runs=f"{len(SEEDS)} seeds",
+    )  # fmt: skip
+
+
+def predicted(means: dict, noise: dict) -> dict[int, float]:
+    """The examples that each batch should need, from those of the smallest and the noise scale.
+
+    McCandlish et al. 2018, section 2: a batch of B needs `E * (1 + B / noise scale)` examples, with
+    E those of the smallest batches. The noise scale is the measured ones' geometric mean.
+    """
+    finite = [scale for scale in noise.values() if math.isfinite(scale)]
+    smallest = min(means)
+    if not finite or means[smallest] is None:
+        return {}
+    scale = math.exp(np.mean(np.log(finite)))
+    least = means[smallest] / (1 + smallest / scale)
+    return {batch: least * (1 + batch / scale) for batch in means}
+
+
+def gap_table(stopped: dict, gap: paired.Difference):
+    """The small and the large batch at the same training loss."""
+    rows = [
+        [
+            f"{batch:,}",
+            f"{np.mean([run.examples for run in runs]):,.0f}",
+            f"{np.mean([run.loss for run in runs]):.2f}",
+            f"{np.mean([run.right.mean() for run in runs]):.1%}",
+            str(gap) if batch == max(stopped) else "",
+        ]
+        for batch, runs in stopped.items()
+    ]
+    head = ("batch", "examples seen", "training loss", "test accuracy", "difference, points")
+    return head, rows
+
+
+def answer(means: dict, per_second: dict, seconds: dict) -> str:
+    """In one sentence, for both questions."""
+    if not seconds:
+        return "Not to be said here: no batch came to the accuracy."
+    best, smallest = min(seconds, key=seconds.get), min(means)
+    always = best == max(means)
+    return (
+        f"{'Here it was' if always else 'No, not always'}: a larger batch processes more images "
+        "per second, up to a point, but needs more images for the same accuracy; of batches from "
+        f"{smallest:,} to {max(means):,}, those of {best:,} took the least time here."
     )
 
 
-def claim(examples: dict, per_second: dict, seconds: dict, noise: dict, accuracy: float) -> str:
+def claim(means: dict, per_second: dict, seconds: dict, noise: dict, accuracy: float, gap) -> str:
     """What the numbers say."""
     fastest, smallest = max(per_second, key=per_second.get), min(per_second)
     scales = ", then ".join(f"{scale:,.0f}" for scale in noise.values())
-    race = f"No batch came to {accuracy:.0%}."
+    race = f"No batch came to {accuracy:.0%} with every seed."
     if seconds:
-        fewest = min(seconds, key=examples.get)
+        fewest = min(seconds, key=means.get)
         race = (
-            f"The fewest examples to {accuracy:.0%} were {examples[fewest]:,.0f}, with batches of "
+            f"The fewest examples to {accuracy:.0%} were {means[fewest]:,.0f}, with batches of "
             f"{fewest:,}. Examples divided by images/s are the time, which was lowest at "
             f"{min(seconds, key=seconds.get):,}."
         )
+    words = {
+        -1: "were less accurate on the test images than",
+        0: "could not be told apart on the test images from",
+        1: "were more accurate on the test images than",
+    }
+    small, large = (entry.global_batch_size for entry in GAP_ENTRIES)
     return (
         f"Most images/s came with batches of {fastest:,}: "
         f"{per_second[fastest] / per_second[smallest]:.1f} times as many as with {smallest}. "
         f"{race} The noise scale of the gradient was {scales} examples after "
-        f"{', '.join(f'{seen:,}' for seen in noise)} examples of a run."
+        f"{', '.join(f'{seen:,}' for seen in noise)} examples of a run. Stopped at the same "
+        f"training loss, batches of {large:,} {words[gap.verdict]} those of {small}: {gap} points."
     )
 
 
-def draw(figure, examples: dict, per_second: dict, seconds: dict, noise: dict) -> None:
-    """Three panels that share the axis of batches."""
+def draw(figure, examples: dict, per_second: dict, seconds: dict, expected: dict) -> None:
+    """Three panels that share the axis of batches; every axis is logarithmic."""
     panels = figure.subplots(1, 3, sharex=True)
-    reached = {batch: n for batch, n in examples.items() if n}
+    means = {batch: race.mean_needed(of) for batch, of in examples.items()}
+    reached = {batch: n for batch, n in means.items() if n}
     for axes, title, values, colour in zip(
         panels,
         ("images/s", "examples needed", "seconds: their quotient"),
         (per_second, reached, seconds),
-        ("#1f6fb4", "#d9731a", "black"),
+        ("#0072b2", "#d55e00", "black"),
         strict=True,
     ):
-        axes.plot(values.keys(), values.values(), "o-", color=colour)
+        axes.loglog(values.keys(), values.values(), "o-", color=colour)
         axes.set_xscale("log", base=2)
-        axes.set_xticks(list(per_second), [str(batch) for batch in per_second])
+        axes.set_xticks(list(per_second), [f"{batch:,}" for batch in per_second], rotation=45)
         axes.minorticks_off()
-        axes.set(title=title, xlabel="batch", ylim=(0, None))
-        axes.title.set(fontsize=10)
-    finite = [scale for scale in noise.values() if math.isfinite(scale)]
-    if finite:
-        grey = {"color": "#9a9a9a", "alpha": 0.3, "linewidth": 0}
-        panels[1].axvspan(min(finite), max(finite), label="noise scale", **grey)
-        panels[1].legend(frameon=False, loc="upper left", fontsize=9)
+        axes.set(title=title, xlabel="batch")
+    for batch in reached:
+        panels[1].plot([batch] * len(SEEDS), examples[batch], "_", color="#d55e00")
+    if expected:
+        panels[1].plot(expected.keys(), expected.values(), "--", color="#555555")
+        last = list(expected)[-1]
+        panels[1].annotate(
+            "predicted", (last, expected[last]), (-4, -12), textcoords="offset points",
+            ha="right", color="#555555",
+        )  # fmt: skip
 
 
 LESSON = lesson.Lesson("batch_size", QUESTION, run)

@@ -178,24 +178,24 @@ def draw(figure, sprung: dict, workers: int, synchronous: float, boundary: dict,
         [place for place in places if pulls[place]],
         [sprung[pull].centre for pull in pulls if pull],
         "o-",
-        color="#1f6fb4",
+        color="#0072b2",
         label="the centre",
     )
     for place, pull in zip(places, pulls, strict=True):
         own = sprung[pull].workers
         label = "each worker" if place == 0 else None
-        left.plot([place] * len(own), own, ".", color="#d9731a", alpha=0.5, label=label)
+        left.plot([place] * len(own), own, ".", color="#d55e00", alpha=0.5, label=label)
     means = [sprung[pull].mean for pull in pulls]
     left.plot(places, means, "_", color="black", markersize=14, label="mean of the workers")
     left.axhline(synchronous, color="#9a9a9a", linewidth=1, label="synchronous, in the same time")
     left.set_xticks(places, [f"{0.9 / workers * pull:.2g}" for pull in pulls])
     left.set(xlabel="α, how far a pull goes", title=f"accuracy ({name})")
-    left.legend(frameon=False, fontsize=8)
+    left.legend(fontsize=8)
     etas = [step / 50 for step in range(101)]
     right.plot(etas, [stable_up_to(eta) for eta in etas], color="black", label="(4 - 2η) / (4 - η)")
     right.plot(boundary.keys(), boundary.values(), "o", color="#c0392b", label="found by trying")
     right.set(xlabel="η · curvature", ylabel="α", title="the spring that is too strong, on x²/2")
-    right.legend(frameon=False, fontsize=8)
+    right.legend(fontsize=8)
     for axes in (left, right):
         axes.title.set(fontsize=9)
 

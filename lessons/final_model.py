@@ -162,7 +162,7 @@ def draw(figure, whole: Share, of_nodes: dict, of_sorted: list[Share]) -> None:
     for _, shares in groups:
         places = range(place, place + len(shares))
         bars = np.array([[p - interval(s)[0], interval(s)[1] - p] for s in shares for p in [s[1]]])
-        colour = "#d9731a" if shares is of_sorted else "#1f6fb4"
+        colour = "#d55e00" if shares is of_sorted else "#0072b2"
         axes.errorbar(
             places, [100 * s.accuracy for s in shares], 100 * bars.T, fmt="o", color=colour,
             capsize=2, markersize=4,
@@ -177,7 +177,6 @@ def draw(figure, whole: Share, of_nodes: dict, of_sorted: list[Share]) -> None:
         title="One model on each node's share of the test images, with 95 % intervals "
         "(line: on all of them)",
     )
-    axes.title.set(fontsize=10)
 
 
 LESSON = lesson.Lesson("final_model", QUESTION, run)

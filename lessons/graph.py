@@ -54,8 +54,9 @@ def run(setup: findings.Setup) -> findings.Finding:
             + [str(of.waiting), str(of.averaged)]
             for k, of in built.items()
         ],
+        answer=answer(largest),
         claim=(
-            f"The loop is serial, and it only builds: its body ran {largest.building} times while "
+            f"The loop's body ran {largest.building} times while "
             f"the graph of {TOWERS[-1]} towers was built, and {largest.running} times in the next "
             f"{steps} steps. Of the {sum(largest.operations)} operations of these towers "
             f"{largest.waiting} need another tower's. In a profiled step of two towers both had an "
@@ -71,6 +72,17 @@ def run(setup: findings.Setup) -> findings.Finding:
         },
         draw=lambda figure: draw(figure, step_seen, loop_seen),
         data=images.name,
+    )
+
+
+def answer(built: "Built") -> str:
+    """In one sentence, from the graph of the most towers."""
+    parallel = built.running == 0 == built.waiting
+    return (
+        "The loop is serial but it only builds the graph, once; in the graph no tower waits for "
+        "another, so the towers run side by side."
+        if parallel
+        else "Here it was: a tower waited for another, or the loop ran again in each step."
     )
 
 
@@ -279,7 +291,7 @@ def median_call(calls: Sequence[list[Event]]) -> list[Event]:
 def draw(figure, step: Sequence[Event], one_by_one: Sequence[Event]) -> None:
     """The time lines of a step, and of its towers called one after the other."""
     above, below = figure.subplots(2, 1, sharex=True, sharey=True)
-    lanes = {0: "#1f6fb4", 1: "#d9731a", None: "#6a6a6a"}
+    lanes = {0: "#0072b2", 1: "#d55e00", None: "#6a6a6a"}
     for axes, events in ((above, step), (below, one_by_one)):
         for place, (own, colour) in enumerate(lanes.items()):
             spans = busy(event for event in events if event.tower == own)
@@ -289,8 +301,6 @@ def draw(figure, step: Sequence[Event], one_by_one: Sequence[Event]) -> None:
     above.set_yticks(range(len(lanes)), ["tower 0", "tower 1", "the rest"])
     above.invert_yaxis()
     below.set(title="A Python loop: one call for each tower", xlabel="ms")
-    for axes in (above, below):
-        axes.title.set(fontsize=10)
 
 
 LESSON = lesson.Lesson("graph", QUESTION, run)

@@ -8,7 +8,8 @@ QUESTION = "Is the learning rate the same in the n-th epoch for 1 and 2 GPUs?"
 EXAMPLES, BATCH_PER_TOWER = 50_000, 128  # the tutorial's
 TOWERS = (1, 2, 4, 8)
 EPOCHS_PER_DECAY, DECAY_FACTOR, INITIAL = 350.0, 0.1, 0.1
-LAST_EPOCH = 3000
+LAST_EPOCH = 3000  # of the search
+LAST_DRAWN, HEADLINE_RUN = 800, 256  # epochs; 100,000 steps of 128 images are 256
 
 
 def run(setup: findings.Setup) -> findings.Finding:
@@ -40,15 +41,25 @@ def run(setup: findings.Setup) -> findings.Finding:
             "rate at epoch 400",
         ),
         rows=rows,
+        answer=answer(first),
         claim=(
-            "With the tutorial's rule, no: it counts steps, a step of k towers has k times the "
-            f"examples, and the rate that falls at epoch {first[1][0]:.0f} on one tower falls at "
-            f"epoch {first[8][0]:,.0f} on eight. Here, yes: the rate is a function of the examples "
-            f"seen, and falls at epoch {first[8][1]:.0f} on any number of towers."
+            "The old rule counts steps, and a step of k towers has k times the examples: the rate "
+            f"that falls at epoch {first[1][0]:.0f} on one tower falls at epoch {first[8][0]:,.0f} "
+            "on eight. Here the rate is a function of the examples seen, and falls at epoch "
+            f"{first[8][1]:.0f} on eight towers."
         ),
         numbers={"first_decay": first},
         draw=draw,
         data="",
+    )
+
+
+def answer(first: dict[int, tuple[float, float]]) -> str:
+    """In one sentence, from the epochs of the first decay by either rule."""
+    old, new = (len({round(rules[i]) for rules in first.values()}) == 1 for i in (0, 1))
+    return (
+        f"{'Yes' if old else 'No'}, with the rule that the tutorial had until late 2018; "
+        f"{'yes' if new else 'no'}, in this package, where the rate depends on the examples seen."
     )
 
 
@@ -64,7 +75,7 @@ def rule_keyed_to_examples() -> schedules.LearningRate:
 
 
 def rule_keyed_to_steps(examples_seen: int, batch: int) -> float:
-    """The tutorial's: `decay_steps` comes from the batch of one tower, whatever their number."""
+    """The tutorial's until models PR #5658: `decay_steps` comes from the batch of one tower."""
     decay_steps = int(EXAMPLES / BATCH_PER_TOWER * EPOCHS_PER_DECAY)
     step = examples_seen // batch
     return INITIAL * DECAY_FACTOR ** (step // decay_steps)
@@ -92,21 +103,22 @@ def draw(figure) -> None:
     """The rate against epochs, by the old rule and by this one."""
     old, new = figure.subplots(1, 2, sharey=True)
     here = rule_keyed_to_examples()
-    epochs = range(0, LAST_EPOCH, 10)
+    epochs = range(0, LAST_DRAWN + 1, 2)
     for number, num_towers in enumerate(TOWERS):
         batch = num_towers * BATCH_PER_TOWER
         seen = [examples_at(epoch, batch) for epoch in epochs]
         label = f"{num_towers} tower{'s' if num_towers > 1 else ''}"
-        old.semilogy(epochs, [rule_keyed_to_steps(n, batch) for n in seen], label=label)
         # Lines of the same numbers lie on each other: drawn ever thinner, all are seen.
-        width = 7 - 2 * number
-        new.semilogy(epochs, [here(n) for n in seen], label=label, linewidth=max(width, 1))
-    old.set(xlabel="epoch", ylabel="learning rate", title="keyed to steps")
-    new.set(xlabel="epoch", title="keyed to examples seen")
+        style = {"label": label, "linestyle": "-", "linewidth": 7 - 2 * number}
+        old.semilogy(epochs, [rule_keyed_to_steps(n, batch) for n in seen], **style)
+        new.semilogy(epochs, [here(n) for n in seen], **style)
+    old.set(xlabel="epoch", ylabel="learning rate", title="keyed to steps, as until late 2018")
+    new.set(xlabel="epoch", title="keyed to examples seen, as here")
     for axes in (old, new):
-        axes.title.set(fontsize=10)
-        axes.set_ylim(1e-6, 0.3)
-    new.legend(frameon=False)
+        axes.set_ylim(5e-4, 0.2)
+        axes.axvline(HEADLINE_RUN, color="#555555", linewidth=1, linestyle=":")
+        axes.text(HEADLINE_RUN - 8, 6e-4, "the headline run ends", ha="right", color="#555555")
+    old.legend(loc="lower right")
 
 
 LESSON = lesson.Lesson("learning_rate", QUESTION, run)

@@ -48,6 +48,7 @@ def run(setup: findings.Setup) -> findings.Finding:
     return findings.Finding(
         head=("term", "tower 0", "tower 1", "tower 10", "mean", "norm of its gradient"),
         rows=rows,
+        answer=answer(decay, terms["total"]),
         claim=(
             "The loss of a step is the mean of the towers' totals, and so of all their examples. "
             "Every tower adds the same weight decay to its own cross entropy, and the mean counts "
@@ -63,6 +64,16 @@ def run(setup: findings.Setup) -> findings.Finding:
         },
         draw=lambda figure: draw(figure, terms["cross_entropy"], decay, collected),
         data=source.name,
+    )
+
+
+def answer(decay: np.ndarray, total: np.ndarray) -> str:
+    """In one sentence, from each tower's weight decay and total."""
+    once = np.ptp(decay) == 0 and np.isclose(total.mean() - decay[0], (total - decay).mean())
+    return (
+        "Each tower combines its own loss, the cross entropy of its part plus the weight decay; "
+        "the step's loss is the mean of these, so it is that of the whole batch, and the decay "
+        f"counts {'once' if once else 'more than once'}."
     )
 
 
@@ -91,19 +102,17 @@ def gradient_norms(model, images, labels) -> dict[str, str]:
 
 
 def draw(figure, cross_entropy, decay, collected) -> None:
-    """Each tower's loss: its own terms, and the collection's sum."""
-    own, old = figure.subplots(1, 2, sharex=True)
+    """What differs: each tower's cross entropy from their mean; what a collection adds to each."""
+    own, old = figure.subplots(1, 2)
     towers_axis = np.arange(len(decay))
-    own.bar(towers_axis, cross_entropy, color="#1f6fb4", label="cross entropy")
-    own.bar(towers_axis, decay, bottom=cross_entropy, color="#d9731a", label="weight decay")
-    own.axhline((cross_entropy + decay).mean(), color="black", linewidth=1, label="mean")
-    own.set(xlabel="tower", title="Each tower's own loss")
-    own.set_ylim(0, 1.2 * (cross_entropy + decay).max())
-    own.legend(frameon=False, loc="upper center", ncols=3, fontsize=9)
-    old.bar(towers_axis, collected, color="#9a9a9a")
+    own.bar(towers_axis, cross_entropy - cross_entropy.mean(), color="#0072b2")
+    own.axhline(0, color="black", linewidth=1)
+    own.set(xlabel="tower", title="own cross entropy, minus the towers' mean")
+    total = cross_entropy + decay
+    old.bar(towers_axis, total, color="#0072b2", label="its own loss")
+    old.bar(towers_axis, collected - total, bottom=total, color="#d55e00", label="others' losses")
     old.set(xlabel="tower", title="add_n(get_collection('losses'))")
-    for axes in (own, old):
-        axes.title.set(fontsize=10)
+    old.legend(loc="upper left")
 
 
 LESSON = lesson.Lesson("losses", QUESTION, run)

@@ -65,6 +65,7 @@ def run(setup: findings.Setup) -> findings.Finding:
             [way, f"{batch:,}", *map(as_cell, counted[way, batch] + measured[way, batch])]
             for way, batch in POINTS
         ],
+        answer=answer(counted, agreement),
         claim=f"{of_memory(counted, measured)} {of_the_mean(agreement, curves)}",
         numbers={"counted": counted, "agreement": agreement, "curves": curves},
         draw=lambda figure: draw(figure, counted, measured, curves),
@@ -286,6 +287,18 @@ def train(chosen: Callable[[BothGradients], list[tf.Tensor]], batches) -> list[f
     return [float(step(*batch)) for batch in batches]
 
 
+def answer(counted: Mapping, agreement: Mapping) -> str:
+    """In one sentence, for both questions."""
+    kept = [counted[way, BATCHES[-1]].kept for way in (TRAINING, EVALUATION)]
+    lowest = min(min(of_layers.values()) for of_layers in agreement.values())
+    return (
+        "The backward pass reads nearly every activation of the forward pass, so training has to "
+        f"keep one copy for each image{'' if kept[0] > kept[1] else ' (not here)'}; a mean "
+        f"activation {'gives another gradient' if lowest < 0.9 else 'came near the gradient here'},"
+        " because it loses which image had which error."
+    )
+
+
 def as_cell(size: float | None) -> str:
     """Megabytes."""
     return "" if size is None else f"{size / MB:.0f}"
@@ -322,7 +335,7 @@ def of_the_mean(agreement: Mapping, curves: Mapping) -> str:
 def draw(figure, counted: Mapping, measured: Mapping, curves: Mapping) -> None:
     """Memory against the batch, and the loss by either gradient."""
     memory, training = figure.subplots(1, 2)
-    for way, colour in ((TRAINING, "#1f6fb4"), (EVALUATION, "#d9731a")):
+    for way, colour in ((TRAINING, "#0072b2"), (EVALUATION, "#d55e00")):
         alive = [counted[way, batch].alive / MB for batch in BATCHES]
         memory.plot(BATCHES, alive, "--", color=colour, label=f"{way}, counted")
         resident = [measured[way, batch].resident for batch in BATCHES]
@@ -331,12 +344,11 @@ def draw(figure, counted: Mapping, measured: Mapping, curves: Mapping) -> None:
             memory.plot(BATCHES, peaks, "o-", color=colour, label=f"{way}, measured")
     memory.set(xlabel="batch", ylabel="MB", title="Most memory at once", xticks=BATCHES)
     memory.set_ylim(bottom=0)
-    for (name, curve), colour in zip(curves.items(), ("#1f6fb4", "#9a9a9a"), strict=True):
+    for (name, curve), colour in zip(curves.items(), ("#0072b2", "#9a9a9a"), strict=True):
         training.plot(range(1, len(curve) + 1), curve, color=colour, label=name)
     training.set(xlabel="step", title="Loss of each step's batch")
     for axes in (memory, training):
-        axes.title.set(fontsize=10)
-        axes.legend(frameon=False, fontsize=9)
+        axes.legend()
 
 
 LESSON = lesson.Lesson("memory", QUESTION, run)

@@ -451,8 +451,8 @@ def draw(figure, exhibits: Sequence[Exhibit]) -> None:
     places = range(len(exhibits))
     ratios = [exhibit.ratio for exhibit in exhibits]
     axes.axvline(1, color="black", linewidth=1)
-    axes.hlines(places, 1, ratios, color="#d9731a", linewidth=2)
-    axes.plot(ratios, places, "o", color="#d9731a")
+    axes.hlines(places, 1, ratios, color="#d55e00", linewidth=2)
+    axes.plot(ratios, places, "o", color="#d55e00")
     for place, exhibit in zip(places, exhibits, strict=True):
         said = f"{shown(exhibit.wrong)} for {shown(exhibit.right)}"
         axes.annotate(

@@ -1,4 +1,6 @@
-"""Four rules for the rate of a larger batch, each raced to an accuracy."""
+"""Rules for the rate of a larger batch, each raced to an accuracy."""
+
+from typing import NamedTuple
 
 from laboratory import data, findings, race
 from lessons import lesson
@@ -7,19 +9,40 @@ from towers import schedules
 import numpy as np  # isort: skip
 
 QUESTION = "How do I change the rate with the number of GPUs?"
-PER_TOWER, RATE, WARM_UP = 32, 0.05, 8_000
+PER_TOWER, RATE, ADAM_RATE = 32, 0.05, 1e-3
 TOWERS = (1, 2, 4, 8, 16, 32)
 ACCURACY, AT_MOST = 0.40, 80_000
+WARM_UP = 4_000  # examples: a twentieth of the longest run
+SEEDS = (0, 1, 2)
 IN_SHORT = {
     "towers": (1, 4, 16), "rules": ("fixed", "linear"), "accuracy": 0.60, "at_most": 60_000,
 }  # fmt: skip
-# Name to (scaling of `schedules.scaled_rate`, examples of warm-up).
+
+
+class Rule(NamedTuple):
+    """How the rate follows the number of towers.
+
+    scaling: of `schedules.scaled_rate`.
+    warm_up: examples over which the rate rises from that of one tower (Goyal et al. 2017).
+    optimizer: of `race.OPTIMIZERS`.
+    """
+
+    scaling: str
+    warm_up: int = 0
+    optimizer: str = "sgd"
+
+
 RULES = {
-    "fixed": ("none", 0),
-    "sqrt": ("sqrt", 0),
-    "linear": ("linear", 0),
-    "linear with warm-up": ("linear", WARM_UP),
+    "fixed": Rule("none"),
+    "sqrt": Rule("sqrt"),
+    "linear": Rule("linear"),
+    "linear with warm-up": Rule("linear", WARM_UP),
+    "Adam, fixed": Rule("none", optimizer="adam"),
+    "Adam, sqrt": Rule("sqrt", optimizer="adam"),
 }
+
+# Rule to the number of towers to what each seed needed; None where it did not get there.
+Needed = dict[str, dict[int, list[float | None]]]
 
 
 def run(setup: findings.Setup) -> findings.Finding:
@@ -29,29 +52,47 @@ def run(setup: findings.Setup) -> findings.Finding:
     rules = IN_SHORT["rules"] if setup.short else tuple(RULES)
     accuracy = IN_SHORT["accuracy"] if setup.short else ACCURACY
     at_most = IN_SHORT["at_most"] if setup.short else AT_MOST
-    entries = {(rule, k): entry(rule, k) for rule in rules for k in towers}
+    entries = {
+        (rule, k, seed): entry(rule, k, seed) for rule in rules for k in towers for seed in SEEDS
+    }
     distinct = sorted(set(entries.values()))  # the smallest batches take longest: they begin
     needed = race.examples_needed(distinct, images, accuracy, at_most)
     of_entry = dict(zip(distinct, needed, strict=True))
-    examples = {rule: {k: of_entry[entries[rule, k]] for k in towers} for rule in rules}
+    of_seeds: Needed = {
+        rule: {k: [of_entry[entries[rule, k, seed]] for seed in SEEDS] for k in towers}
+        for rule in rules
+    }
+    examples = {
+        rule: {k: race.mean_needed(of) for k, of in of_k.items()} for rule, of_k in of_seeds.items()
+    }
     same = {k: sum_is_linear(images, k) for k in towers}
     return findings.Finding(
         head=("rule", *(f"{k} × {PER_TOWER}" for k in towers)),
-        rows=[[rule, *map(shown, of_k.values())] for rule, of_k in examples.items()]
+        rows=[[rule, *map(shown, of_k.values())] for rule, of_k in of_seeds.items()]
         + [["sum of the gradients", *["as linear" if same[k] else "another" for k in towers]]],
+        answer=answer(examples),
         claim=claim(examples, accuracy, same),
         numbers={"examples": examples, "sum_is_linear": same},
-        draw=lambda figure: draw(figure, examples, accuracy, images.name),
+        draw=lambda figure: draw(figure, examples, accuracy),
         data=images.name,
+        runs=f"{len(SEEDS)} seeds",
     )
 
 
-def entry(rule: str, num_towers: int) -> race.Entry:
+def entry(rule: str, num_towers: int, seed: int) -> race.Entry:
     """One tower's rate, scaled by a rule to the batch of so many towers."""
-    scaling, warm_up = RULES[rule]
+    how = RULES[rule]
     batch = num_towers * PER_TOWER
-    rate = schedules.scaled_rate(RATE, scaling, batch, PER_TOWER)
-    return race.Entry(batch, rate, warm_up if num_towers > 1 else 0)
+    base = ADAM_RATE if how.optimizer == "adam" else RATE
+    rate = schedules.scaled_rate(base, how.scaling, batch, PER_TOWER)
+    return race.Entry(
+        batch,
+        rate,
+        how.warm_up if num_towers > 1 else 0,
+        start_factor=base / rate if how.warm_up and num_towers > 1 else 0.0,
+        optimizer=how.optimizer,
+        seed=seed,
+    )
 
 
 def sum_is_linear(images: data.Images, num_towers: int, steps: int = 5) -> bool:
@@ -75,9 +116,12 @@ def sum_is_linear(images: data.Images, num_towers: int, steps: int = 5) -> bool:
     return all(np.array_equal(a, b) for a, b in zip(*weights, strict=True))
 
 
-def shown(examples: float | None) -> str:
-    """As the table has it."""
-    return f"{examples:,.0f}" if examples else "not reached"
+def shown(of_seeds: list[float | None]) -> str:
+    """As the table has it: the mean, and least to largest; or how many seeds got there."""
+    reached = [one for one in of_seeds if one]
+    if len(reached) < len(of_seeds):
+        return f"{len(reached)} of {len(of_seeds)} reached it" if reached else "not reached"
+    return f"{race.mean_needed(of_seeds):,.0f} ({min(reached):,.0f}–{max(reached):,.0f})"
 
 
 def holds_up_to(of_k: dict[int, float | None]) -> int:
@@ -88,45 +132,62 @@ def holds_up_to(of_k: dict[int, float | None]) -> int:
     return max((k for k in good if all(j in good for j in of_k if j <= k)), default=0)
 
 
+def answer(examples: dict[str, dict[int, float | None]]) -> str:
+    """In one sentence, from how far the fixed rate and the linear rule carry."""
+    most = max(examples["linear"])
+    carried = {rule: holds_up_to(of_k) for rule, of_k in examples.items()}
+    fixed, linear = carried["fixed"], carried["linear"]
+    middle = (
+        f"multiply the rate of SGD by the number of GPUs (here that carried to {linear}, an "
+        f"unchanged rate to {fixed})"
+        if linear > fixed
+        else f"here multiplying the rate carried no farther than leaving it, to {fixed}"
+    )
+    if "Adam, sqrt" in carried and carried["Adam, sqrt"] > carried["Adam, fixed"]:
+        middle += f" and that of Adam by its square root (to {carried['Adam, sqrt']})"
+    end = f"; no rule carried to {most}" if max(carried.values()) < most else ""
+    return f"If the global batch stays, not at all; if it grows with the GPUs, {middle}{end}."
+
+
 def claim(examples: dict, accuracy: float, same: dict[int, bool]) -> str:
     """What the race says."""
     carried = {rule: holds_up_to(of_k) for rule, of_k in examples.items()}
-    most = max(max(of_k) for of_k in examples.values())
     reach = []
     for k in sorted(set(carried.values()), reverse=True):
         rules = ", ".join(rule for rule in carried if carried[rule] == k)
-        reach.append(f"up to {k} tower{'' if k == 1 else 's'}: {rules}")
-    end = f"None carries to {most}." if max(carried.values()) < most else ""
+        reach.append(f"up to {k} tower{'' if k == 1 else 's'}: {rules}" if k else f"not: {rules}")
     return (
         f"Allowed twice the examples that one tower of {PER_TOWER} needs for {accuracy:.0%} of the "
-        f"test images, the rules carry so far: {'; '.join(reach)}. {end} "
-        f"Adding the gradients up is {'' if all(same.values()) else 'not '}the linear rule, to the "
-        "last bit."
+        f"test images, the rules carry this far: {'; '.join(reach)}. Adding the gradients up is "
+        f"{'' if all(same.values()) else 'not '}the linear rule, to the last bit."
     )
 
 
-def draw(figure, examples: dict, accuracy: float, name: str) -> None:
+def draw(figure, examples: dict, accuracy: float) -> None:
     """Examples needed against the batch; what was not reached stands at the top."""
     axes = figure.subplots()
     top = 1.25 * AT_MOST
     for rule, of_k in examples.items():
         batches = [k * PER_TOWER for k in of_k]
         values = [needed or top for needed in of_k.values()]
-        axes.loglog(batches, values, "o-", label=rule, alpha=0.85)
-    axes.axhline(AT_MOST, color="#9a9a9a", linewidth=1)
-    axes.text(PER_TOWER, 1.03 * AT_MOST, "not reached", color="#6a6a6a", fontsize=9, va="bottom")
+        axes.loglog(batches, values, marker="o", label=rule, alpha=0.85)
+    first = next(iter(examples.values()))[1]
+    if first:
+        axes.axhline(first, color="#777777", linewidth=1, linestyle=":")
+        axes.text(32 * PER_TOWER, 0.95 * first, "ideal", color="#555555", va="top", ha="right")
+    axes.axhline(AT_MOST, color="#777777", linewidth=1, linestyle="-")
+    axes.text(PER_TOWER, 1.03 * AT_MOST, "not reached", color="#555555", va="bottom")
     axes.set(
         xlabel=f"global batch: towers × {PER_TOWER}",
         ylabel="examples",
-        title=f"Examples needed for {accuracy:.0%} of the test images ({name})",
+        title=f"examples needed for {accuracy:.0%} of the test images",
     )
-    axes.title.set(fontsize=10)
     ticks = [k * PER_TOWER for k in TOWERS]
-    axes.set_xticks(ticks, [str(tick) for tick in ticks])
+    axes.set_xticks(ticks, [f"{tick:,}" for tick in ticks])
     axes.minorticks_off()
     counts = [10_000, 20_000, 40_000, 80_000]
     axes.set_yticks(counts, [f"{count:,}" for count in counts])
-    figure.legend(loc="outside right center", frameon=False, fontsize=9)
+    figure.legend(loc="outside right center")
 
 
 LESSON = lesson.Lesson("scaling", QUESTION, run)

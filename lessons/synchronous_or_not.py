@@ -185,7 +185,7 @@ def draw(figure, reached: dict, settings, of_rules, accuracy: float, name: str) 
         axes.set_xticks(ticks, [setting.replace(" ", "\n") for setting in settings], fontsize=8)
         axes.set_title(f"{title} to {accuracy:.0%} ({name})", fontsize=9)
     panels[1].yaxis.set_major_formatter(lambda value, _: f"{value / 1000:g}k")
-    figure.legend(loc="outside lower center", ncols=5, frameon=False, fontsize=8)
+    figure.legend(loc="outside lower center", ncols=5, fontsize=8)
 
 
 LESSON = lesson.Lesson("synchronous_or_not", QUESTION, run)

@@ -80,9 +80,8 @@ def train(
     """One run, evaluated after each of `epochs`."""
     examples = len(images.train.images)
     trainer = race.trainer(
-        race.Entry(BATCH, RATE),
+        race.Entry(BATCH, RATE, seed=seed),
         examples,
-        seed=seed,
         weight_decay=weight_decay,
         moving_average_decay=MOVING_AVERAGE_DECAY,
     )

@@ -439,7 +439,7 @@ def expected_busy(device_rate: float, input_rate: float, ahead: bool) -> float:
 
 
 SMALL = "copy, reduce, update, summaries"
-COLOURS = {"compute": "#1f6fb4", "input": "#d9731a", SMALL: "#2a8f5d", "rest": "#c4c4c4"}
+COLOURS = {"compute": "#0072b2", "input": "#d55e00", SMALL: "#2a8f5d", "rest": "#c4c4c4"}
 
 
 def draw(figure, rates: Mapping, behind: Mapping, steps: Mapping, expected: Step) -> None:
@@ -470,7 +470,7 @@ def draw_busy(axes, rates: Mapping, behind: Mapping, tower_rate: float) -> None:
     axes.text(tower_rate / 1000, 108, "the tower here", color="#6a6a6a", fontsize=9)
     axes.set_yticks(range(0, 101, 20))
     axes.xaxis.set_major_formatter("{x:g}")
-    axes.legend(frameon=False, loc="lower left", fontsize=9)
+    axes.legend(loc="lower left", fontsize=9)
 
 
 def draw_parts(axes, steps: Mapping, expected: Step) -> None:
@@ -486,9 +486,7 @@ def draw_parts(axes, steps: Mapping, expected: Step) -> None:
     axes.invert_yaxis()
     axes.set(title="Milliseconds of a step")
     handles, labels = axes.get_legend_handles_labels()
-    axes.figure.legend(
-        handles, labels, loc="outside lower right", ncols=4, frameon=False, fontsize=9
-    )
+    axes.figure.legend(handles, labels, loc="outside lower right", ncols=4, fontsize=9)
 
 
 LESSON = lesson.Lesson("where_time_goes", QUESTION, run)

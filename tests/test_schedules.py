@@ -87,6 +87,23 @@ def test_warm_up_multiplies_by_the_share_of_it_that_is_done(schedule):
     assert at_epochs(warm, 0, 0.125, 0.25, 0.5) == [0.0, 0.25, 0.5, 1.0]
 
 
+@pytest.mark.parametrize("schedule", EACH)
+def test_warm_up_may_start_at_a_share_of_the_rate(schedule):
+    # Goyal et al. 2017: four GPUs have four times the rate of one and begin with that of one.
+    warm = rate(
+        schedule,
+        warmup_epochs=0.5,
+        warmup_start_factor=0.25,
+        total_epochs=4.0,
+        decay_epochs=(1.0,) if schedule == "piecewise" else (),
+    )
+    assert at_epochs(warm, 0, 0.25, 0.5) == [0.25, 0.625, 1.0]
+
+
+def test_a_start_without_a_warm_up_changes_nothing():
+    assert at_epochs(rate("constant", warmup_start_factor=0.25), 0, 1) == [1.0, 1.0]
+
+
 def test_decay_of_cosine_and_linear_starts_where_the_warm_up_ends():
     for schedule in ("cosine", "linear"):
         warm = rate(schedule, warmup_epochs=2.0, total_epochs=6.0)
@@ -169,6 +186,7 @@ def test_scaling_to_four_times_the_batch(scaling, expected):
     [
         ("step", {}, "schedule='step': must be one of exponential, piecewise, cosine"),
         ("constant", {"examples_per_epoch": 0}, "examples_per_epoch=0: must be at least 1"),
+        ("constant", {"warmup_start_factor": 1.5}, "warmup_start_factor=1.5: must be in "),
         ("exponential", {"epochs_per_decay": 0.0}, "epochs_per_decay=0.0: must be above 0"),
         (
             "cosine",

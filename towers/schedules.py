@@ -20,7 +20,7 @@ class LearningRate:
 
       initial * warm_up(epoch) * decay(epoch)
 
-      warm_up      min(1, epoch / warmup_epochs) (Goyal et al. 2017, arXiv:1706.02677, section 2.2)
+      warm_up      s + (1 - s) * min(1, epoch / warmup_epochs), with s = warmup_start_factor
       exponential  decay_factor ** floor(epoch / epochs_per_decay)   (the tutorial's staircase)
       piecewise    decay_factor ** (number of decay_epochs that are <= epoch)
       cosine       (1 + cos(pi * p)) / 2    (Loshchilov and Hutter 2017, arXiv:1608.03983, eq. 5)
@@ -36,7 +36,9 @@ class LearningRate:
       epochs_per_decay: epochs between decays (`exponential`); > 0.
       decay_factor: what a decay multiplies by (`exponential`, `piecewise`); in (0, 1].
       decay_epochs: increasing epochs at which `piecewise` decays.
-      warmup_epochs: epochs of linear warm-up from 0; 0 for none.
+      warmup_epochs: epochs of linear warm-up; 0 for none.
+      warmup_start_factor: share of the rate at which the warm-up starts; in [0, 1]; 1 / k for k
+        GPUs in Goyal et al. 2017 (arXiv:1706.02677), section 2.2.
       total_epochs: where `cosine` and `linear` reach 0; other schedules do not use it.
 
     Example:
@@ -52,6 +54,7 @@ class LearningRate:
     decay_factor: float = 0.1
     decay_epochs: tuple[float, ...] = ()
     warmup_epochs: float = 0.0
+    warmup_start_factor: float = 0.0
     total_epochs: float = 0.0
 
     def __post_init__(self):
@@ -59,43 +62,40 @@ class LearningRate:
             raise ValueError(f"schedule={self.schedule!r}: must be one of {', '.join(SCHEDULES)}")
         if self.examples_per_epoch < 1:
             raise ValueError(f"examples_per_epoch={self.examples_per_epoch}: must be at least 1")
+        if not 0 <= self.warmup_start_factor <= 1:
+            raise ValueError(f"warmup_start_factor={self.warmup_start_factor}: must be in [0, 1]")
         if self.schedule == "exponential" and not self.epochs_per_decay > 0:
             raise ValueError(f"epochs_per_decay={self.epochs_per_decay}: must be above 0")
         if self.schedule in ("cosine", "linear") and not self.total_epochs > self.warmup_epochs:
             raise ValueError(
-                f"total_epochs={self.total_epochs:g}: must be above "
-                f"warmup_epochs={self.warmup_epochs:g} for the {self.schedule} schedule"
+                f"total_epochs={self.total_epochs:g}: must be above warmup_epochs="
+                f"{self.warmup_epochs:g} for the {self.schedule} schedule"
             )
 
     def __call__(self, examples_seen: int) -> float:
         """The rate of the update that follows `examples_seen` examples; >= 0."""
         epoch = examples_seen / self.examples_per_epoch
-        warm_up = min(1.0, epoch / self.warmup_epochs) if self.warmup_epochs else 1.0
+        done = min(1.0, epoch / self.warmup_epochs) if self.warmup_epochs else 1.0
+        warm_up = self.warmup_start_factor * (1.0 - done) + done
         return self.initial * warm_up * self._decay(examples_seen, epoch)
 
     def _decay(self, examples_seen: int, epoch: float) -> float:
+        size = self.examples_per_epoch
         if self.schedule == "exponential":
-            period = exact(self.epochs_per_decay) * self.examples_per_epoch
-            return self.decay_factor ** (examples_seen // period)
+            return self.decay_factor ** (examples_seen // (exact(self.epochs_per_decay) * size))
         if self.schedule == "piecewise":
-            return self.decay_factor ** sum(
-                exact(boundary) * self.examples_per_epoch <= examples_seen
-                for boundary in self.decay_epochs
-            )
+            passed = sum(exact(boundary) * size <= examples_seen for boundary in self.decay_epochs)
+            return self.decay_factor**passed
         if self.schedule == "constant":
             return 1.0
         progress = (epoch - self.warmup_epochs) / (self.total_epochs - self.warmup_epochs)
         progress = min(1.0, max(0.0, progress))
-        if self.schedule == "cosine":
-            return 0.5 * (1.0 + math.cos(math.pi * progress))
-        return 1.0 - progress
+        cosine = 0.5 * (1.0 + math.cos(math.pi * progress))
+        return cosine if self.schedule == "cosine" else 1.0 - progress
 
 
 def exact(epochs: float) -> fractions.Fraction:
-    """The fraction a person meant by a number of epochs: 0.1 is 1/10.
-
-    In floating point 0.3 // 0.1 is 2, and the third decay would come a step late.
-    """
+    """The fraction that was meant: 0.1 is 1/10. (In floating point 0.3 // 0.1 is 2, not 3.)"""
     return fractions.Fraction(epochs).limit_denominator(1_000_000)
 
 

@@ -139,6 +139,7 @@ def learning_rate(
         decay_factor=chosen.decay_factor,
         decay_epochs=chosen.decay_epochs,
         warmup_epochs=chosen.warmup_epochs,
+        warmup_start_factor=chosen.warmup_start_factor,
         total_epochs=chosen.train_epochs,
     )
 

@@ -420,9 +420,13 @@ class TrainSettings(Settings):
         also_called="milestones lr_milestones lr_steps",
     )
     warmup_epochs: float = setting(
-        0.0, "Epochs over which the rate rises from 0.", RATE, allowed=AT_LEAST_0,
-        defines_run=True,
+        0.0, "Epochs over which the rate rises.", RATE, allowed=AT_LEAST_0, defines_run=True,
         also_called="warmup warmup_steps warmup_ratio num_warmup_steps lr_warmup_epochs",
+    )
+    warmup_start_factor: float = setting(
+        0.0, "Share of the rate at which the warm-up starts: 0.125 for 8 times a batch's rate.",
+        RATE, allowed=SHARE, defines_run=True,
+        also_called="start_factor lr_warmup_decay warmup_init_lr",
     )
     learning_rate_scaling: str = setting(
         "none", "How the rate grows with global_batch_size / base_batch_size.", RATE,
@@ -577,6 +581,11 @@ class TrainSettings(Settings):
         if not increasing or any(not 0 < epoch < math.inf for epoch in self.decay_epochs):
             raise SettingsError(
                 f"--decay_epochs={shown(self.decay_epochs)}: must be above 0 and increase"
+            )
+        if self.warmup_start_factor and not self.warmup_epochs:
+            raise SettingsError(
+                f"--warmup_start_factor={self.warmup_start_factor:g}: only with a warm-up, and "
+                "--warmup_epochs is 0"
             )
         if kind in ENDING_SCHEDULES and self.warmup_epochs >= self.train_epochs:
             raise SettingsError(

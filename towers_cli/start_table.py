@@ -161,6 +161,8 @@ def describe_rate(rate: schedules.LearningRate) -> str:
         "constant": "constant",
     }
     warm_up = f", {rate.warmup_epochs:g} epochs of warm-up" if rate.warmup_epochs else ""
+    if rate.warmup_start_factor:
+        warm_up += f" from {rate.initial * rate.warmup_start_factor:g}"
     return f"{rate.initial:g}{warm_up}, {decays[rate.schedule]}"
 
 

@@ -20,7 +20,9 @@ GLANCES = {
             "at_most": 3_000,
             "rates": {128: (0.2,), 1024: (0.4,)},
             "steps_before_noise": 6,
+            "gap": {"examples": 100, "loss": 2.4, "at_most": 2_000},
         },
+        "SEEDS": (0,),
         "BATCHES_FOR_NOISE": 1,
         "TURNS": 1,
     },
@@ -36,7 +38,8 @@ GLANCES = {
             "rules": ("fixed", "linear"),
             "accuracy": 0.6,
             "at_most": 2_100,
-        }
+        },
+        "SEEDS": (0,),
     },
     "synchronous_or_not": {
         "IN_SHORT": {
@@ -66,9 +69,9 @@ def glance(name: str) -> findings.Finding:
 
 
 def check_finding(finding: findings.Finding, folder: Path) -> None:
-    """Tables whose rows are as long as their heads, an answer, a claim, and a plot that is drawn."""
-    tables = finding.table().split("\n\n")
-    for (head, rows), text in zip(((finding.head, finding.rows), *finding.more), tables):
+    """Tables whose rows are as long as their heads, an answer, a claim, a plot that is drawn."""
+    given = ((finding.head, finding.rows), *finding.more)
+    for (head, rows), text in zip(given, finding.table().split("\n\n"), strict=True):
         lines = text.splitlines()
         assert len(lines) == len(rows) + 2
         assert {line.count("|") for line in lines} == {len(head) + 1}

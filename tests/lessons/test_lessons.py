@@ -1,6 +1,7 @@
 """The lessons' claims, in short versions, and their pages."""
 
 import importlib.util
+import math
 import re
 import sys
 import time
@@ -101,6 +102,12 @@ def test_beyond_the_noise_scale_a_larger_batch_needs_more_examples(found):
     assert rates[largest] > rates[smallest]
     for batch, seconds in numbers["seconds"].items():
         assert seconds == pytest.approx(numbers["examples"][batch] / rates[batch])
+        assert numbers["examples"][batch] == pytest.approx(np.mean(numbers["of_seeds"][batch]))
+    assert numbers["predicted"][smallest] == pytest.approx(numbers["examples"][smallest])
+    for runs in numbers["stopped"].values():
+        assert len(runs) == 3
+        assert all(run.loss <= batch_size.IN_SHORT["gap"]["loss"] for run in runs)
+    assert found("batch_size").answer.startswith("No, not always: ")
 
 
 @pytest.mark.long
@@ -373,6 +380,32 @@ def test_the_old_rule_is_the_tutorials():
     assert learning_rate.rule_keyed_to_steps(136_718 * 128, 256) == 0.1
 
 
+class TestBatchSizeByHand:
+    def test_a_prediction_doubles_the_examples_at_the_noise_scale(self):
+        # A batch of 1 needs 100 * (1 + 1 / 64) examples, with 100 those of no noise.
+        found = batch_size.predicted({1: 101.5625, 64: None}, {0: 32.0, 9: 128.0, 99: math.inf})
+        assert found == pytest.approx({1: 101.5625, 64: 200.0})
+        assert batch_size.predicted({1: None, 64: 100.0}, {0: 32.0}) == {}
+        assert batch_size.predicted({1: 100.0}, {0: math.inf}) == {}
+
+    def test_a_mean_needs_every_seed(self):
+        assert race.mean_needed([10, 20]) == 15
+        assert race.mean_needed([10, None]) is None
+        assert race.mean_needed([]) is None
+
+    def test_the_answer_can_come_out_either_way(self):
+        rates = {16: 10.0, 64: 20.0}
+        for means, best, begins in (
+            ({16: 100.0, 64: 150.0}, 64, "Here it was: "),
+            ({16: 100.0, 64: 300.0}, 16, "No, not always: "),
+        ):
+            seconds = {batch: n / rates[batch] for batch, n in means.items()}
+            answer = batch_size.answer(means, rates, seconds)
+            assert answer.startswith(begins)
+            assert f"those of {best} took the least time" in answer
+        assert "no batch came" in batch_size.answer({16: None}, rates, {})
+
+
 class TestNoiseScale:
     def test_is_that_of_gradients_whose_noise_is_known(self):
         # Gradients g + e, with |g|^2 = 4 and E|e|^2 = 100 / B over B examples: 100 / 4 = 25.
@@ -396,6 +429,26 @@ class TestNoiseScale:
             gradients.append(np.concatenate([np.ravel(g) for g in of_part]))
         assert float(small) == pytest.approx(np.mean(np.square(gradients).sum(axis=1)), rel=1e-4)
         assert float(large) == pytest.approx(np.square(np.mean(gradients, axis=0)).sum(), rel=1e-4)
+
+
+def test_which_rule_to_use_follows_from_how_far_each_carries():
+    far, near = {1: 10.0, 2: 15.0, 4: 18.0}, {1: 10.0, 2: 15.0, 4: None}
+    found = scaling.answer({"fixed": near, "linear": far})
+    assert "multiply the rate of SGD by the number of GPUs (here that carried to 4, an" in found
+    assert "no rule carried" not in found and "Adam" not in found
+    found = scaling.answer({"fixed": near, "linear": near, "Adam, fixed": near, "Adam, sqrt": far})
+    assert "carried no farther than leaving it, to 2" in found
+    assert "Adam by its square root (to 4)" in found
+
+
+def test_a_warm_up_begins_with_the_rate_of_one_tower():
+    warm = scaling.entry("linear with warm-up", 8, seed=2)
+    trainer = race.trainer(warm, 50_000)
+    rate = trainer.learning_rate
+    assert rate(0) == pytest.approx(scaling.RATE)
+    assert rate(scaling.WARM_UP) == pytest.approx(8 * scaling.RATE)
+    assert scaling.WARM_UP <= 0.05 * scaling.AT_MOST
+    assert scaling.entry("linear with warm-up", 1, seed=2) == scaling.entry("fixed", 1, seed=2)
 
 
 def test_a_rule_carries_as_far_as_it_needs_at_most_twice_the_examples():

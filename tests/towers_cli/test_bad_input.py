@@ -52,6 +52,8 @@ OUT_OF_RANGE = {
     "--decay_factor=0.0": "must be above 0 and at most 1",
     "--decay_factor=1.5": "must be above 0 and at most 1",
     "--warmup_epochs=-1.0": "must be at least 0",
+    "--warmup_start_factor=-0.1": "must be at least 0 and below 1",
+    "--warmup_start_factor=1.0": "must be at least 0 and below 1",
     "--base_batch_size=0": "must be at least 1 and at most 1048576",
     "--base_batch_size=1048577": "must be at least 1 and at most 1048576",
     "--momentum=1.0": "must be at least 0 and below 1",
@@ -147,6 +149,10 @@ CONTRADICTORY = [
     (
         ["--learning_rate_schedule=piecewise", "--decay_epochs=82,later"],
         ["--decay_epochs=82,later: must be numbers separated by commas"],
+    ),
+    (
+        ["--warmup_start_factor=0.5"],
+        ["--warmup_start_factor=0.5: only with a warm-up, and --warmup_epochs is 0"],
     ),
     (
         ["--learning_rate_schedule=cosine", "--warmup_epochs=5", "--train_epochs=5"],

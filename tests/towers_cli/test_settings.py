@@ -25,6 +25,7 @@ from towers_cli import settings
         "--train_epochs=1e9",
         "--learning_rate=3.4e38",
         "--warmup_epochs=0",
+        "--warmup_start_factor=0",
         "--warmup_epochs=300",  # longer than the run: the rate rises to the end
         "--momentum=0",
         "--momentum=0.999",

@@ -60,3 +60,5 @@ def test_description_names_the_warm_up():
         start_table.describe_rate(rate("constant", warmup_epochs=2.5))
         == "1, 2.5 epochs of warm-up, constant"
     )
+    goyal = rate("constant", warmup_epochs=2.5, warmup_start_factor=0.125)
+    assert start_table.describe_rate(goyal) == "1, 2.5 epochs of warm-up from 0.125, constant"
