@@ -195,12 +195,13 @@ def within_a_run(runs: dict[str, list[Run]]) -> str:
     rising = [(name, run) for name, run in every if turning(run) is not run.points[-1]]
     if not rising:
         return "In no run did the test loss rise again."
-    both = [run for _, run in rising if gained(run) > 0]
+    with_it = [run for _, run in rising if gained(run) > 0]
     name, run = max(rising, key=lambda pair: gained(pair[1]))
     low, end = turning(run), run.points[-1]
     return (
         f"The test loss rose again towards the end of {len(rising)} of {len(every)} runs, and in "
-        f"{len(both)} of these the accuracy rose with it: for {name!r} the loss went from "
+        f"{len(with_it)} of these the accuracy rose with it. The most it gained meanwhile: for "
+        f"{name!r} the loss went from "
         f"{low.test.loss:.2f} after epoch {low.epoch} to {end.test.loss:.2f} and the accuracy from "
         f"{low.test.accuracy:.1%} to {end.test.accuracy:.1%}."
     )
