@@ -5,10 +5,19 @@ import math
 import statistics
 from collections import Counter
 from collections.abc import Callable
+from typing import NamedTuple
 
 import numpy as np
 
 from laboratory import clock, problems, speeds
+
+
+class Work(NamedTuple):
+    """A gradient that a worker computes, and the virtual times at which it begins and ends."""
+
+    worker: int
+    begin: float
+    end: float
 
 
 class Cluster:
@@ -24,6 +33,7 @@ class Cluster:
       alive: those not known to be gone, in order.
       holds: worker to the weights that it had as it last began a gradient.
       began: gradients so far.
+      work: each of them, in the order in which they began.
       on_update: called after every update of the model.
     """
 
@@ -39,6 +49,7 @@ class Cluster:
         self.alive = list(self.workers)
         self.holds = dict.fromkeys(self.workers, problem.initial)
         self.began = 0
+        self.work: list[Work] = []
         self.on_update: Callable[[], None] = lambda: None
         self.clock = clock.Clock()
         self._speeds = of_workers
@@ -71,6 +82,7 @@ class Cluster:
         self.holds[worker] = weights if holds is None else holds
         gradient = self.problem.gradient(weights, self.began)
         self.began += 1
+        self.work.append(Work(worker, self.clock.now, self.clock.now + seconds))
         if self.clock.now + seconds < self._speeds.death(worker):
             self.clock.after(seconds, functools.partial(then, gradient))
 

@@ -36,7 +36,8 @@ class Difference(NamedTuple):
 
     def __str__(self) -> str:
         """In points of a per cent, as `-1.2 (-1.9 to -0.5)`."""
-        return f"{100 * self.mean:+.1f} ({100 * self.low:+.1f} to {100 * self.high:+.1f})"
+        mean, low, high = (round(100 * x, 1) + 0.0 for x in (self.mean, self.low, self.high))
+        return f"{mean:+.1f} ({low:+.1f} to {high:+.1f})"
 
 
 def difference(ours: Sequence[np.ndarray], theirs: Sequence[np.ndarray]) -> Difference:

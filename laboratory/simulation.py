@@ -58,6 +58,7 @@ class Run:
       updates: of the model.
       weights: of the model.
       diverged: weights or loss were no longer finite, and the run ended.
+      work: the workers' gradients, see cluster.Cluster.
     """
 
     rule: str
@@ -71,6 +72,7 @@ class Run:
     updates: int
     weights: np.ndarray
     diverged: bool
+    work: Sequence[cluster.Work]
 
     @property
     def end(self) -> Point:
@@ -172,4 +174,5 @@ def run(
         updates=rule.updates,
         weights=rule.weights,
         diverged=bool(diverged) or not np.isfinite(rule.weights).all(),
+        work=workers.work,
     )

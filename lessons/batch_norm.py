@@ -3,7 +3,7 @@
 from collections.abc import Iterable, Sequence
 
 import towers  # before Keras: it silences TensorFlow's notices
-from laboratory import data, findings
+from laboratory import data, findings, paired, race
 from lessons import lesson
 from towers import devices, model_state, schedules
 from towers.runs import divergence
@@ -19,6 +19,7 @@ IMAGES_TO_ESTIMATE_FROM = 8_000
 IN_SHORT = {"examples": 6_000, "images_to_estimate_from": 1_000}
 STEPS_TO_COMPARE = 5
 MEAN, ANEW = "their mean", "estimated anew"
+WIDER = "their mean, variances estimated anew"
 
 
 def run(setup: findings.Setup) -> findings.Finding:
@@ -33,13 +34,14 @@ def run(setup: findings.Setup) -> findings.Finding:
     named = {f"tower {tower}'s": of_tower for tower, of_tower in enumerate(sets)}
     named[MEAN] = statistics(model)
     named[ANEW] = estimated(model, images, to_estimate)
+    pairs = zip(named[MEAN][0::2], named[ANEW][1::2], strict=True)  # a layer's mean, its variance
+    named[WIDER] = [values for pair in pairs for values in pair]
     apart = max(
         layer["moving_mean"]
         for layer in divergence.divergence(model, trainer.state.statistics_of_each).values()
     )
-    test = list(images.test_batches())
-    accuracy = {name: accuracy_with(trainer, values, test) for name, values in named.items()}
-    return finding(accuracy, named, apart, equal, images)
+    right = {name: right_with(trainer, values, images) for name, values in named.items()}
+    return finding(right, named, apart, equal, images.name)
 
 
 def trained(policy: str, images: data.Images, steps: int) -> towers.Trainer:
@@ -112,12 +114,14 @@ def estimated(model: keras.Model, images: data.Images, count: int) -> list[np.nd
     return [total.numpy() / (count // 500) for total in sums]
 
 
-def accuracy_with(trainer: towers.Trainer, values: Sequence[np.ndarray], test: Iterable) -> float:
-    """The test accuracy of the weights with these statistics, which the model then keeps."""
+def right_with(
+    trainer: towers.Trainer, values: Sequence[np.ndarray], images: data.Images
+) -> np.ndarray:
+    """Which test images the weights have right with these statistics, which the model keeps."""
     model = trainer.state.model
     for index, value in zip(model_state.kept_apart(model), values, strict=True):
         model.non_trainable_variables[index].assign(value)
-    return trainer.evaluate(test).accuracy
+    return race.right(trainer, images)
 
 
 def statistics(model: keras.Model) -> list[np.ndarray]:
@@ -135,31 +139,74 @@ def same(some: Sequence[np.ndarray], others: Sequence[np.ndarray]) -> bool:
     return all(np.array_equal(a, b) for a, b in zip(some, others, strict=True))
 
 
-def finding(accuracy: dict, named: dict, apart: float, equal: dict, images: data.Images):
-    """The table and the claim."""
-    count = len(images.test.images)
-    off = {name: distance(values, named[ANEW]) for name, values in named.items()}
-    of_towers = [share for name, share in accuracy.items() if name not in (MEAN, ANEW)]
+def finding(right: dict, named: dict, apart: float, equal: dict, name: str) -> findings.Finding:
+    """The table and the claim.
+
+    Args:
+      right: name of a set of statistics to whether each test image is right with it.
+      named: name to the set.
+      apart: the farthest that the towers' moving means are apart, in standard deviations.
+      equal: as `of_policies`.
+      name: of the images.
+    """
+    off = {what: distance(values, named[ANEW]) for what, values in named.items()}
+    wide = {what: variances(values, named[ANEW]) for what, values in named.items()}
+    accuracy = {what: float(of_set.mean()) for what, of_set in right.items()}
+    against = {
+        what: paired.difference([of_set], [right[MEAN]])
+        for what, of_set in right.items()
+        if what != MEAN
+    }
+    of_towers = [what for what in right if what.startswith("tower ")]
+    told_apart = [what for what in of_towers if against[what].verdict]
     policy = {"tower 0's": "first", f"tower {TOWERS - 1}'s": "last", MEAN: "mean, each"}
+    shares = [accuracy[what] for what in of_towers]
     return findings.Finding(
-        head=("statistics", "policy", "means off those estimated anew", "accuracy"),
-        rows=[
-            [name, policy.get(name, ""), f"{off[name]:.1%}", f"{accuracy[name]:.2%}"]
-            for name in named
-        ],
-        claim=(
-            f"There is one set of weights and there are {TOWERS} sets of statistics. The weights "
-            f"are {'the same, to the last bit,' if equal['weights'] else 'not the same'} whichever "
-            "statistics are kept, for training uses those of the batch. The statistics are up to "
-            f"{apart:.1%} of a standard deviation apart, which makes accuracies of "
-            f"{min(of_towers):.2%} to {max(of_towers):.2%} on {count:,} images. The mean of the "
-            f"statistics gives {accuracy[MEAN]:.2%}, and statistics estimated anew after training "
-            f"{accuracy[ANEW]:.2%}. The final model is the weights with one of these two."
+        head=(
+            "statistics", "policy", "means off those estimated anew",
+            "variances, in those estimated anew", "accuracy", "against their mean, points",
         ),
-        numbers={"accuracy": accuracy, "equal": equal, "apart": apart, "off": off},
-        draw=lambda figure: draw(figure, accuracy, off, count),
-        data=images.name,
-    )
+        rows=[
+            [
+                what,
+                policy.get(what, ""),
+                f"{off[what]:.1%}",
+                f"{wide[what]:.3f}",
+                f"{accuracy[what]:.2%}",
+                str(against[what]) if what in against else "",
+            ]
+            for what in named
+        ],
+        answer=(
+            "There is one set of weights, and only the batch-norm statistics differ: the final "
+            "model is these weights with the mean of the statistics, or with statistics estimated "
+            "anew."
+            if equal["weights"]
+            else "Not to be said here: the weights differed."
+        ),
+        claim=(
+            f"The weights are {'the same, to the last bit,' if equal['weights'] else 'different'} "
+            "whichever statistics are kept, for training uses those of the batch. The towers' "
+            f"statistics are up to {apart:.1%} of a standard deviation apart, and give accuracies "
+            f"of {min(shares):.2%} to {max(shares):.2%} on {len(right[MEAN]):,} images; on these "
+            f"same images {len(told_apart) or 'none'} of the {TOWERS} can be told apart from "
+            f"their mean, which gives {accuracy[MEAN]:.2%}. The mean of the variances is "
+            f"{wide[MEAN]:.3f} of those estimated anew; with the latter the accuracy changes by "
+            f"{against[WIDER]} points."
+        ),
+        numbers={
+            "accuracy": accuracy, "equal": equal, "apart": apart, "off": off, "wide": wide,
+            "against": against,
+        },
+        draw=lambda figure: draw(figure, accuracy, against, off),
+        data=name,
+    )  # fmt: skip
+
+
+def variances(values: Sequence[np.ndarray], true: Sequence[np.ndarray]) -> float:
+    """The moving variances in those of `true`, as a geometric mean over features."""
+    logs = [np.log(of / other) for of, other in zip(values[1::2], true[1::2], strict=True)]
+    return float(np.exp(np.mean(np.concatenate(logs))))
 
 
 def distance(values: Sequence[np.ndarray], true: Sequence[np.ndarray]) -> float:
@@ -170,21 +217,22 @@ def distance(values: Sequence[np.ndarray], true: Sequence[np.ndarray]) -> float:
     return float(np.sqrt(np.mean(np.concatenate(squares))))
 
 
-def draw(figure, accuracy: dict, off: dict, count: int) -> None:
-    """Accuracy against how far the statistics are off."""
-    axes = figure.subplots()
-    for name, share in accuracy.items():
-        error = (share * (1 - share) / count) ** 0.5
-        colour = {MEAN: "#0072b2", ANEW: "black"}.get(name, "#d55e00")
-        place = (100 * off[name], 100 * share)
-        axes.errorbar(*place, 100 * error, fmt="o", color=colour, capsize=3)
-        axes.annotate(name, place, (8, -3), textcoords="offset points", fontsize=9)
-    axes.set(
-        xlabel="moving means off those estimated anew, % of a standard deviation",
-        ylabel="test accuracy, %",
-        title="One set of weights with each set of statistics (bars: one standard error)",
-    )
-    axes.margins(x=0.12)
+def draw(figure, accuracy: dict, against: dict, off: dict) -> None:
+    """How far each set is off, and its difference from the mean set on the same images."""
+    left, right = figure.subplots(1, 2, sharey=True)
+    names = list(reversed(accuracy))
+    for place, name in enumerate(names):
+        colour = "#0072b2" if name == MEAN else "#d55e00" if name.startswith("tower ") else "black"
+        left.plot(100 * off[name], place, "o", color=colour)
+        if name == MEAN:
+            continue
+        one = against[name]
+        bars = [[100 * (one.mean - one.low)], [100 * (one.high - one.mean)]]
+        right.errorbar(100 * one.mean, place, xerr=bars, fmt="o", color=colour, capsize=3)
+    right.axvline(0, color="#0072b2", linewidth=1)
+    left.set_yticks(range(len(names)), [name.replace(", ", ",\n") for name in names])
+    left.set(title="moving means off those estimated anew", xlabel="% of a standard deviation")
+    right.set(title="test accuracy against their mean's", xlabel="points, with 95 % intervals")
 
 
 LESSON = lesson.Lesson("batch_norm", QUESTION, run)

@@ -9,17 +9,25 @@ from lessons import lesson
 
 QUESTION = "What of elastic averaging? Each worker has a model of its own then: which one counts?"
 WORKERS, BATCH, RATE, PERIOD = 16, 16, 0.1, 8
-MESSAGE, TIME = 1.0, 250.0
+MESSAGE, TIME, SEEDS = 1.0, 320.0, (0, 1, 2)
 # α in units of the paper's own choice, 0.9 / k.
-PULLS = (0, 0.2, 1, 3, 8, 15)
-IN_SHORT = {"workers": 4, "rate": 0.2, "time": 400.0, "pulls": (0, 0.2, 1)}
+PULLS = (0, 0.2, 1, 3, 8)
+PERIODS = (1, 8, 32)  # steps between two pulls, with the paper's α
+IN_SHORT = {
+    "workers": 4,
+    "rate": 0.2,
+    "time": 400.0,
+    "pulls": (0, 0.2, 1),
+    "periods": (1, 8),
+    "seeds": (0,),
+}
 # Of the stability on a parabola. Odd numbers of workers: see `stable_up_to`.
 ROUND_ROBIN, ETAS = 3, (0.2, 0.6, 1.0, 1.4, 1.8)
 ROUNDS, HALVINGS = 1_500, 12
 
 
 class Sprung(NamedTuple):
-    """Where a spring led to.
+    """Where a spring led to; of several seeds: means.
 
     centre: accuracy of the centre.
     workers: accuracy of what each worker held.
@@ -40,20 +48,41 @@ def run(setup: findings.Setup) -> findings.Finding:
     rate = IN_SHORT["rate"] if setup.short else RATE
     time = IN_SHORT["time"] if setup.short else TIME
     pulls = IN_SHORT["pulls"] if setup.short else PULLS
-    problem = network.Network(race.network, images, BATCH, test_batches=10)
-    alphas = [0.9 / workers * pull for pull in pulls]
-    *sprung, low, high = race.side_by_side(
-        [functools.partial(of_spring, problem, workers, rate, time, alpha) for alpha in alphas]
-        + [functools.partial(of_synchronous, problem, workers, r, time) for r in (rate, 2 * rate)]
-    )
+    periods = IN_SHORT["periods"] if setup.short else PERIODS
+    seeds = IN_SHORT["seeds"] if setup.short else SEEDS
+    problem_of = {
+        seed: network.Network(
+            functools.partial(race.network, seed), images, BATCH, seed=seed, test_batches=10
+        )
+        for seed in seeds
+    }
+    springs = [(pull, PERIOD) for pull in pulls]
+    springs += [(1, period) for period in periods if period != PERIOD]
+    calls = [
+        functools.partial(
+            of_spring, problem_of[seed], workers, rate, time, 0.9 / workers * pull, period
+        )
+        for pull, period in springs
+        for seed in seeds
+    ]
+    rates = (rate, 2 * rate)
+    calls += [
+        functools.partial(of_synchronous, problem_of[seed], workers, one, time)
+        for one in rates
+        for seed in seeds
+    ]
+    done = iter(race.side_by_side(calls))
+    of_spring_s = {spring: [next(done) for _ in seeds] for spring in springs}
+    synchronous = max(statistics.mean(next(done) for _ in seeds) for _ in rates)
     boundary = {eta: unstable_from(eta, ROUND_ROBIN) for eta in ETAS}
-    of_pull = dict(zip(pulls, sprung, strict=True))
-    return finding(of_pull, workers, max(low, high), boundary, images.name)
+    of_pull = {pull: of_spring_s[pull, PERIOD] for pull in pulls}
+    of_period = {period: of_spring_s[1, period] for period in periods}
+    return finding(of_pull, of_period, workers, synchronous, boundary, images.name)
 
 
-def of_spring(problem, workers: int, rate: float, time: float, alpha: float) -> Sprung:
-    """What EASGD comes to, with a pull every PERIOD steps."""
-    rule = rules.EASGD(rate, alpha, PERIOD)
+def of_spring(problem, workers: int, rate: float, time: float, alpha: float, period: int) -> Sprung:
+    """What EASGD comes to, with a pull every `period` steps."""
+    rule = rules.EASGD(rate, alpha, period)
     done = simulation.run(
         "easgd",
         rule,
@@ -69,6 +98,17 @@ def of_spring(problem, workers: int, rate: float, time: float, alpha: float) -> 
         [problem.evaluate(weights).accuracy for weights in held],
         problem.evaluate(rules.mean(held)).accuracy,
         done.end.distance,
+    )
+
+
+def mean_of(of_seeds: list[Sprung]) -> Sprung:
+    """Means over the seeds; of the workers, each worker's."""
+    mean = statistics.mean
+    return Sprung(
+        mean(one.centre for one in of_seeds),
+        [mean(of) for of in zip(*(one.workers for one in of_seeds), strict=True)],
+        mean(one.mean for one in of_seeds),
+        mean(one.distance for one in of_seeds),
     )
 
 
@@ -127,77 +167,156 @@ def flies_off(rate: float, alpha: float, workers: int) -> bool:
     return done.diverged or done.points[2].loss > done.points[1].loss
 
 
-def finding(sprung: dict, workers: int, synchronous: float, boundary: dict, name: str):
-    """The table and the claim."""
-    rows = [
-        [
-            f"{0.9 / workers * pull:.3f}" if pull else "0: no spring",
-            f"{one.centre:.1%}" if pull else "stays where it was",
+OF_MODELS = ("the centre", "a worker", "the mean of the workers")
+
+
+def finding(
+    of_pull: dict, of_period: dict, workers: int, synchronous: float, boundary: dict, name: str
+) -> findings.Finding:
+    """The tables and the claim.
+
+    Args:
+      of_pull: α in units of the paper's to a `Sprung` for each seed.
+      of_period: steps between two pulls to the same, with the paper's α.
+      workers: their number.
+      synchronous: the synchronous rule's accuracy, of the better rate.
+      boundary: η to the α from which on it is unstable.
+      name: of the images.
+    """
+    sprung = {pull: mean_of(of_seeds) for pull, of_seeds in of_pull.items()}
+    better = {pull: centre_against_mean(of_seeds) for pull, of_seeds in of_pull.items() if pull}
+
+    def cells(one: Sprung, of_seeds: list[Sprung], has_spring: bool) -> list[str]:
+        against = [100 * (seed.centre - seed.mean) for seed in of_seeds]
+        return [
+            f"{one.centre:.1%}" if has_spring else "stays where it was",
             f"{statistics.mean(one.workers):.1%}",
             f"{max(one.workers):.1%}",
             f"{one.mean:.1%}",
+            f"{min(against):+.1f} to {max(against):+.1f}" if has_spring else "",
             f"{one.distance:.2f}",
         ]
-        for pull, one in sprung.items()
-    ]
-    head = ("α", "the centre", "a worker", "the best worker", "mean of the workers", "distance")
+
+    models = (
+        "the centre", "a worker", "the best worker", "mean of the workers",
+        "centre minus mean, points", "distance",
+    )  # fmt: skip
     return findings.Finding(
-        head=head,
-        rows=rows,
-        claim=claim(sprung, workers, synchronous, boundary),
-        numbers={"sprung": sprung, "synchronous": synchronous, "boundary": boundary},
-        draw=lambda figure: draw(figure, sprung, workers, synchronous, boundary, name),
+        head=(f"α, a pull every {PERIOD} steps", *models),
+        rows=[
+            [
+                f"{0.9 / workers * pull:.3f}" if pull else "0: no spring",
+                *cells(one, of_pull[pull], bool(pull)),
+            ]
+            for pull, one in sprung.items()
+        ],
+        more=[
+            (
+                (f"steps between pulls, α = {0.9 / workers:.3f}", *models),
+                [
+                    [str(period), *cells(mean_of(of_seeds), of_seeds, True)]
+                    for period, of_seeds in of_period.items()
+                ],
+            )
+        ],
+        answer=answer(sprung, better),
+        claim=claim(sprung, of_period, workers, synchronous, boundary),
+        numbers={
+            "sprung": sprung,
+            "better": better,
+            "periods": {period: mean_of(of_seeds) for period, of_seeds in of_period.items()},
+            "synchronous": synchronous,
+            "boundary": boundary,
+        },
+        draw=lambda figure: draw(figure, sprung, workers, synchronous, boundary),
         data=name,
+        runs=f"{len(next(iter(of_pull.values())))} seeds",
     )
 
 
-def claim(sprung: dict, workers: int, synchronous: float, boundary: dict) -> str:
+def centre_against_mean(of_seeds: list[Sprung]) -> int:
+    """1 where the centre beats the mean of the workers with every seed, -1 where it loses; or 0."""
+    signs = {(one.centre > one.mean) - (one.centre < one.mean) for one in of_seeds}
+    return signs.pop() if len(signs) == 1 else 0
+
+
+def answer(sprung: dict, better: dict) -> str:
+    """In one sentence, from which model was the most accurate with the paper's spring."""
+    papers = sprung[1]
+    single = max(statistics.mean(papers.workers), max(papers.workers))
+    averages = min(papers.centre, papers.mean)
+    if averages <= single:
+        return "Not to be said here: a worker's own model was as accurate as the averages."
+    between = {
+        1: "the centre, which is also better than the mean of the workers' weights",
+        0: "the centre or the mean of the workers' weights, between which the seeds disagree",
+        -1: "the mean of the workers' weights, which is even better than the centre",
+    }[better[1]]
+    return f"No worker's own model: with the authors' spring keep {between}; " + (
+        "with stronger springs the mean is the better one."
+        if any(better[pull] < 0 for pull in better if pull > 1)
+        else "with stronger springs that holds, too."
+    )
+
+
+def claim(sprung: dict, of_period: dict, workers: int, synchronous: float, boundary: dict) -> str:
     """What the numbers say."""
     papers, apart = sprung[1], sprung[0]
-    best = max((pull for pull in sprung if pull), key=lambda pull: sprung[pull].centre)
+    kinds = {
+        (what, pull): value
+        for pull, one in sprung.items()
+        for what, value in zip(
+            OF_MODELS, (one.centre, statistics.mean(one.workers), one.mean), strict=True
+        )
+        if pull or what != OF_MODELS[0]
+    }
+    what, pull = max(kinds, key=kinds.get)
     off = max(abs(found / stable_up_to(eta) - 1) for eta, found in boundary.items())
+    periods = ", ".join(
+        f"{statistics.mean(one.centre for one in of_seeds):.1%} every {period}"
+        for period, of_seeds in of_period.items()
+    )
     return (
-        f"The centre counts. With the paper's α = 0.9 / k it was right on {papers.centre:.1%} of "
-        f"the test images, the {workers} workers on {statistics.mean(papers.workers):.1%} on "
-        f"average and {max(papers.workers):.1%} at best, and the mean of their weights, taken once "
-        f"at the end, on {papers.mean:.1%}. Of the strengths that were tried the best was "
-        f"α = {0.9 / workers * best:.2f} ({sprung[best].centre:.1%}). Without a spring the workers "
+        f"With the paper's α = 0.9 / k the centre was right on {papers.centre:.1%} of the test "
+        f"images, the {workers} workers on {statistics.mean(papers.workers):.1%} on average and "
+        f"{max(papers.workers):.1%} at best, and the mean of their weights, taken once at the end, "
+        f"on {papers.mean:.1%}. The most accurate was {what} at "
+        f"α = {0.9 / workers * pull:.2f} ({kinds[what, pull]:.1%}). Without a spring the workers "
         f"came to {statistics.mean(apart.workers):.1%} and their mean to {apart.mean:.1%}; the "
         f"synchronous rule, in the same time with messages as long as a gradient, to "
-        f"{synchronous:.1%}. On a parabola the spring that is too strong was found within "
-        f"{off:.2%} of the paper's (4 - 2η) / (4 - η), at {len(boundary)} rates."
+        f"{synchronous:.1%}. The centre by steps between pulls: {periods}. On a parabola the "
+        f"spring that is too strong was found within {off:.2%} of the paper's "
+        f"(4 - 2η) / (4 - η), at {len(boundary)} rates."
     )
 
 
-def draw(figure, sprung: dict, workers: int, synchronous: float, boundary: dict, name: str) -> None:
+def draw(figure, sprung: dict, workers: int, synchronous: float, boundary: dict) -> None:
     """Accuracies against the spring; and the limit of its strength."""
-    left, right = figure.subplots(1, 2)
+    left, right = figure.subplots(1, 2, width_ratios=(3, 2))
     pulls = list(sprung)
     places = range(len(pulls))
     left.plot(
         [place for place in places if pulls[place]],
-        [sprung[pull].centre for pull in pulls if pull],
+        [100 * sprung[pull].centre for pull in pulls if pull],
         "o-",
         color="#0072b2",
         label="the centre",
     )
     for place, pull in zip(places, pulls, strict=True):
-        own = sprung[pull].workers
+        own = [100 * one for one in sprung[pull].workers]
         label = "each worker" if place == 0 else None
         left.plot([place] * len(own), own, ".", color="#d55e00", alpha=0.5, label=label)
-    means = [sprung[pull].mean for pull in pulls]
-    left.plot(places, means, "_", color="black", markersize=14, label="mean of the workers")
-    left.axhline(synchronous, color="#9a9a9a", linewidth=1, label="synchronous, in the same time")
+    means = [100 * sprung[pull].mean for pull in pulls]
+    left.plot(places, means, "s--", color="black", label="mean of the workers")
+    left.axhline(100 * synchronous, color="#777777", linewidth=1, label="synchronous, same time")
     left.set_xticks(places, [f"{0.9 / workers * pull:.2g}" for pull in pulls])
-    left.set(xlabel="α, how far a pull goes", title=f"accuracy ({name})")
-    left.legend(fontsize=8)
+    left.set(xlabel="α, how far a pull goes", title="test accuracy, %")
+    left.legend(loc="upper center", bbox_to_anchor=(0.5, -0.2), ncols=2)
     etas = [step / 50 for step in range(101)]
     right.plot(etas, [stable_up_to(eta) for eta in etas], color="black", label="(4 - 2η) / (4 - η)")
-    right.plot(boundary.keys(), boundary.values(), "o", color="#c0392b", label="found by trying")
+    right.plot(boundary.keys(), boundary.values(), "o", color="#d55e00", label="found by trying")
     right.set(xlabel="η · curvature", ylabel="α", title="the spring that is too strong, on x²/2")
-    right.legend(fontsize=8)
-    for axes in (left, right):
-        axes.title.set(fontsize=9)
+    right.legend()
 
 
 LESSON = lesson.Lesson("elastic_averaging", QUESTION, run)

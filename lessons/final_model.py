@@ -112,6 +112,7 @@ def finding(whole: Share, of_nodes: dict, of_sorted: list[Share], name: str) -> 
             "intervals that hold the whole's", "all together",
         ),
         rows=rows,
+        answer=answer(held, chance),
         claim=(
             f"There is one model, and its accuracy is {whole.accuracy:.2%}, the right answers of "
             f"all nodes over all {whole.count:,} answers. What the nodes report is that number and "
@@ -126,6 +127,16 @@ def finding(whole: Share, of_nodes: dict, of_sorted: list[Share], name: str) -> 
         draw=lambda figure: draw(figure, whole, of_nodes, of_sorted),
         data=name,
     )  # fmt: skip
+
+
+def answer(held: float, chance: float) -> str:
+    """In one sentence, from how far nodes are apart, and how far chance puts them."""
+    if held < 2 * chance:
+        return (
+            "Because each evaluates other images: it is one model, measured on several small "
+            "samples, and the accuracy to report is all nodes' right answers over all answers."
+        )
+    return "Not by chance alone: the nodes were farther apart than samples of one model are."
 
 
 def row(what: str, shares: list[Share], whole: Share) -> list[str]:

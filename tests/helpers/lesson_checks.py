@@ -27,7 +27,14 @@ GLANCES = {
         "TURNS": 1,
     },
     "elastic_averaging": {
-        "IN_SHORT": {"workers": 2, "rate": 0.2, "time": 12.0, "pulls": (0, 1)},
+        "IN_SHORT": {
+            "workers": 2,
+            "rate": 0.2,
+            "time": 12.0,
+            "pulls": (0, 1),
+            "periods": (8,),
+            "seeds": (0,),
+        },
         "ETAS": (0.6, 1.0),
         "HALVINGS": 2,
     },
@@ -48,6 +55,7 @@ GLANCES = {
             "at_most": 5.0,
             "rates": {"synchronous": (0.2,), "asynchronous": (0.05,)},
             "settings": ("equal workers", "one straggler"),
+            "seeds": (0,),
         }
     },
     "train_and_test_loss": {

@@ -20,7 +20,46 @@ def test_is_a_table_a_claim_and_a_plot(glance, tmp_path):
 def test_the_centre_is_better_than_every_worker(finding, numbers):
     papers = numbers["sprung"][1]
     assert papers.centre > max(papers.workers) + 0.03
-    assert f"it was right on {papers.centre:.1%} of the test images, the 4 workers" in finding.claim
+    assert f"the centre was right on {papers.centre:.1%} of the test images, the 4 workers" in (
+        finding.claim
+    )
+    assert finding.answer.startswith("No worker's own model: ")
+    assert set(numbers["periods"]) == {1, 8}
+    assert numbers["periods"][8] == papers
+
+
+class TestAnswer:
+    """It is computed, and can come out each way."""
+
+    @staticmethod
+    def of(centres, means, workers=0.3):
+        return [
+            elastic_averaging.Sprung(centre, [workers, workers], mean, 1.0)
+            for centre, mean in zip(centres, means, strict=True)
+        ]
+
+    def test_a_model_is_better_where_every_seed_says_so(self):
+        compare = elastic_averaging.centre_against_mean
+        assert compare(self.of((0.5, 0.6), (0.4, 0.5))) == 1
+        assert compare(self.of((0.4, 0.5), (0.5, 0.6))) == -1
+        assert compare(self.of((0.4, 0.6), (0.5, 0.5))) == 0
+
+    @pytest.mark.parametrize(
+        ("centre", "mean", "says"),
+        [
+            (0.6, 0.5, "keep the centre, which is also better"),
+            (0.5, 0.6, "keep the mean of the workers' weights, which is even better"),
+        ],
+    )
+    def test_which_to_keep(self, centre, mean, says):
+        of_seeds = self.of((centre, centre), (mean, mean))
+        sprung = {1: elastic_averaging.mean_of(of_seeds)}
+        better = {1: elastic_averaging.centre_against_mean(of_seeds)}
+        assert says in elastic_averaging.answer(sprung, better)
+
+    def test_none_where_a_worker_is_as_good(self):
+        sprung = {1: elastic_averaging.mean_of(self.of((0.5,), (0.5,), workers=0.6))}
+        assert elastic_averaging.answer(sprung, {1: 0}).startswith("Not to be said here")
 
 
 @pytest.mark.long
