@@ -51,6 +51,7 @@ def main(arguments: Sequence[str]) -> int:
         print(f"{parser.prog}: error: --out={options.out}: {error.strerror}", file=sys.stderr)
         return 1
     os.environ["CUDA_VISIBLE_DEVICES"] = "-1"  # the laboratory is on the CPU everywhere
+    import towers  # noqa: F401  before what imports TensorFlow: it silences TensorFlow's notices
     from input_pipeline import datasets
 
     try:

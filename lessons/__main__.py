@@ -37,6 +37,7 @@ def main() -> int:
 
     # After --help, for it imports TensorFlow; and lessons are on logical CPU devices everywhere.
     os.environ["CUDA_VISIBLE_DEVICES"] = "-1"
+    import towers  # noqa: F401  before what imports TensorFlow: it silences TensorFlow's notices
     from input_pipeline import datasets
     from laboratory import findings
     from lessons import every

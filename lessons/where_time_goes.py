@@ -7,6 +7,7 @@ import itertools
 import math
 import multiprocessing
 import operator
+import statistics
 import tempfile
 import time
 from collections import Counter
@@ -35,6 +36,7 @@ FIXED, AHEAD = "one fixed batch", "whole batches, ahead"
 SINGLE, NONE_AHEAD = "image by image, ahead", "image by image, none ahead"
 TRAINED = ((1, FIXED), (1, AHEAD), (1, NONE_AHEAD), (2, AHEAD))  # (towers, input)
 BUSY = 0.6  # of a device behind images made one by one, as in the question
+TIME_STEPS, SEQUENCES, FEATURES, UNITS = 64, 32, 16, 32  # of a small recurrent network
 DEVICE_BATCH = 512  # of the stand-in; the smaller, the more it shows that handing over takes time
 
 
@@ -109,13 +111,22 @@ def run(setup: findings.Setup) -> findings.Finding:
     }
     of_batch = alone[AHEAD].step * alone[AHEAD].cores * BATCH / DEVICE_BATCH
     expected = predicted(steps[1, FIXED], 2, cores, of_batch, others["addition"])
+    launches = of_launches(effort.profiles)
     one, two = (sum(steps[k, AHEAD]) for k in (1, 2))
     speed_ups = {"predicted": one / sum(expected), "measured": one / two}
     return findings.Finding(
-        head=("ms of a step", *Step._fields, "sum", "busy", "CPU"),
+        head=("ms of a step", "input", "compute", "all else", "sum", "busy", "CPU"),
         rows=[as_row(*row) for row in rows(trained, steps, expected, behind)],
+        more=[launch_table(launches)],
+        answer=answer(behind, launches),
         claim=claim(steps[1, FIXED], rates, behind, speed_ups, trained[2, AHEAD].cores),
-        numbers={"steps": steps, "rates": rates, "behind": behind, "speed_ups": speed_ups},
+        numbers={
+            "steps": steps,
+            "rates": rates,
+            "behind": behind,
+            "speed_ups": speed_ups,
+            "launches": launches,
+        },
         draw=lambda figure: draw(figure, rates, behind, steps, expected),
         data=images.name,
     )
@@ -372,6 +383,99 @@ def least(call: Callable, times: int = 5) -> float:
     return min(found)
 
 
+class Launches(NamedTuple):
+    """A forward and a backward pass of a small network.
+
+    operations: that ran, one after the other or side by side.
+    typical: microseconds of the median operation.
+    milliseconds: of the whole.
+    """
+
+    operations: int
+    typical: float
+    milliseconds: float
+
+
+STEP_BY_STEP, AT_ONCE = "one time step after the other", "all time steps at once"
+
+
+def of_launches(times: int) -> dict[str, Launches]:
+    """A recurrent network, and the multiplications of all its time steps in one go."""
+    return {name: launched(make(), times) for name, make in SMALL_NETWORKS.items()}
+
+
+def recurrent() -> Callable[[], object]:
+    """Forward and backward pass of a GRU that runs its time steps in a loop, as most cells do."""
+    with tf.device(devices.PARAMETER_DEVICE):
+        layer = keras.layers.GRU(UNITS, use_cudnn=False)
+        layer.build([SEQUENCES, TIME_STEPS, FEATURES])
+    sequences = tf.ones([SEQUENCES, TIME_STEPS, FEATURES])
+    weights = [variable.value for variable in layer.trainable_variables]
+    return differentiated(weights, lambda: layer(sequences))
+
+
+def multiplications() -> Callable[[], object]:
+    """The GRU's matrix products, of its inputs and of its states, for all time steps together."""
+    rows = SEQUENCES * TIME_STEPS
+    inputs, states = tf.ones([rows, FEATURES]), tf.ones([rows, UNITS])
+    kernels = [tf.Variable(tf.ones([n, 3 * UNITS])) for n in (FEATURES, UNITS)]
+    return differentiated(kernels, lambda: inputs @ kernels[0] + states @ kernels[1])
+
+
+def differentiated(variables, forward: Callable[[], tf.Tensor]) -> Callable[[], object]:
+    """The gradient of the outputs' sum, as a graph."""
+
+    @tf.function(autograph=False)
+    def one_pass():
+        with tf.GradientTape() as tape:
+            total = tf.reduce_sum(forward())
+        return tape.gradient(total, variables)
+
+    return one_pass
+
+
+SMALL_NETWORKS = {STEP_BY_STEP: recurrent, AT_ONCE: multiplications}
+
+
+def launched(one_pass: Callable[[], object], times: int) -> Launches:
+    """The quickest of some profiled passes."""
+    one_pass()  # builds
+
+    def timed() -> float:
+        began = time.perf_counter()
+        tf.nest.map_structure(lambda gradient: gradient.numpy(), one_pass())
+        return 1000 * (time.perf_counter() - began)
+
+    milliseconds, found = min((profiles.recorded(timed) for _ in range(times)), key=lambda p: p[0])
+    typical = 1000 * statistics.median(operation.milliseconds for operation in found)
+    return Launches(len(found), typical, milliseconds)
+
+
+def launch_table(launches: Mapping[str, Launches]):
+    """The small networks beside each other."""
+    head = ("the same multiplications", "operations", "the median takes, µs", "ms in all")
+    return head, [
+        [name, f"{of.operations:,}", f"{of.typical:.0f}", f"{of.milliseconds:.1f}"]
+        for name, of in launches.items()
+    ]
+
+
+def answer(behind: Mapping, launches: Mapping[str, Launches]) -> str:
+    """In one sentence."""
+    device_rate = list(behind[SINGLE])[1]
+    slow = behind[SINGLE][device_rate][0].busy < 0.8 * behind[AHEAD][device_rate][0].busy
+    small = launches[STEP_BY_STEP].milliseconds > 3 * launches[AT_ONCE].milliseconds
+    said = [
+        "for its input, if the step is quicker on one fixed batch" if slow else "",
+        "otherwise most likely for many small operations that are started one after the other, "
+        "as a recurrent network has them"
+        if small
+        else "",
+    ]
+    reasons = "; ".join(part for part in said if part)
+    return f"The device waits {reasons or 'for something that was not found here'}."
+
+
 def taken_apart(timed: Timed, profile: Mapping[str, float], of_summaries: float) -> Step:
     """The parts of a step: what was not waiting is shared out as in the profile."""
     scale = (timed.step - timed.waited) / sum(profile.values())
@@ -410,7 +514,9 @@ def rows(trained: Mapping, steps: Mapping, expected: Step, behind: Mapping) -> I
 
 def as_row(name: str, step: Step, cores: float | None) -> list[str]:
     """A row of the table; the CPU as `top` shows it, where a core is 100 %."""
-    shown = [f"{milliseconds:.1f}" for milliseconds in (*step, sum(step))]
+    whole = sum(step)
+    parts = (step.input, step.compute, whole - step.input - step.compute, whole)
+    shown = [f"{milliseconds:.1f}" for milliseconds in parts]
     return [name, *shown, f"{step.busy:.0%}", "" if cores is None else f"{cores:.0%}"]
 
 
@@ -439,7 +545,7 @@ def expected_busy(device_rate: float, input_rate: float, ahead: bool) -> float:
 
 
 SMALL = "copy, reduce, update, summaries"
-COLOURS = {"compute": "#0072b2", "input": "#d55e00", SMALL: "#2a8f5d", "rest": "#c4c4c4"}
+COLOURS = {"compute": "#0072b2", "input": "#d55e00", SMALL: "#009e73", "rest": "#c4c4c4"}
 
 
 def draw(figure, rates: Mapping, behind: Mapping, steps: Mapping, expected: Step) -> None:
@@ -447,15 +553,13 @@ def draw(figure, rates: Mapping, behind: Mapping, steps: Mapping, expected: Step
     left, right = figure.subplots(1, 2, width_ratios=(1.1, 1))
     draw_busy(left, rates, behind, 1000 * BATCH / sum(steps[1, FIXED]))
     draw_parts(right, steps, expected)
-    for axes in (left, right):
-        axes.title.set(fontsize=10)
 
 
 def draw_busy(axes, rates: Mapping, behind: Mapping, tower_rate: float) -> None:
     """Lines are computed, dots were measured with the stand-in."""
     measured = list(behind[SINGLE])
     shown = np.geomspace(tower_rate / 2, 2 * measured[-1], 200)
-    colours = {AHEAD: COLOURS["compute"], SINGLE: COLOURS["input"], NONE_AHEAD: "#8c3a2b"}
+    colours = {AHEAD: COLOURS["compute"], SINGLE: COLOURS["input"], NONE_AHEAD: "#cc79a7"}
     for name, colour in colours.items():
         line = [100 * expected_busy(rate, rates[name], name != NONE_AHEAD) for rate in shown]
         axes.semilogx(shown / 1000, line, color=colour, label=name)

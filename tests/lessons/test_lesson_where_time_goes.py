@@ -70,9 +70,18 @@ class TestFinding:
             assert text in glance.claim
 
     def test_the_table_adds_up(self, glance):
-        assert [len(row) for row in glance.rows] == [11] * 8
+        assert [len(row) for row in glance.rows] == [7] * 8
         for _, *parts, whole, _, _ in glance.rows:
             assert sum(map(float, parts)) == pytest.approx(float(whole), abs=0.5)
+
+    def test_a_loop_over_time_steps_runs_many_small_operations(self, glance):
+        launches = glance.numbers["launches"]
+        loop = launches[where_time_goes.STEP_BY_STEP]
+        at_once = launches[where_time_goes.AT_ONCE]
+        assert loop.operations > 10 * where_time_goes.TIME_STEPS
+        assert at_once.operations < 100
+        assert loop.milliseconds > 3 * at_once.milliseconds
+        assert "many small operations" in glance.answer
 
     def test_the_plot_cuts_no_text_off(self, glance):
         figure = matplotlib.figure.Figure(figsize=(8.5, 4.2), dpi=100, layout="constrained")
