@@ -68,6 +68,12 @@ def run(setup: findings.Setup) -> findings.Finding:
     return findings.Finding(
         head=("row", "what the old code did", "what one notices", "the number", "wrong", "right"),
         rows=rows,
+        answer=(
+            f"Most likely it is one of the {len(found)} faults below: each runs without an error, "
+            "and changes one number that nobody prints."
+            if off
+            else "Not one of the faults below: none of them shows here."
+        ),
         claim=(
             f"None of the {len(found)} old ways stops with an error, and "
             f"{'all' if off == len(found) else off} give another number than this package. "

@@ -69,6 +69,8 @@ class Recipe:
         return steps * self.global_batch_size / examples
 
 
+WAS = ("synchronous", "asynchronous")  # how the authors' towers updated the weights
+
 _STATED = dataclasses.fields(Recipe)[2:]  # what is a flag of the command
 
 
@@ -297,12 +299,46 @@ def readings(authors: Recipe, examples: int) -> Iterator[str]:
     divided by {count}; where each tower clips its own, nothing is the same (pitfall 25)."""
 
 
-def report(authors: Recipe, to_towers: int, scaling: str, examples: int) -> str:
+def one_gradient_at_a_time(authors: Recipe) -> Recipe:
+    """An asynchronous recipe as what its weights saw: one gradient of one tower at each update."""
+    return dataclasses.replace(authors, num_towers=1, num_microbatches=1)
+
+
+def on_asynchronous(authors: Recipe, to_towers: int, was: str | None) -> Iterator[str]:
+    """What an asynchronous recipe means here; where nobody has said which it was, how to ask."""
+    count, batch = authors.num_towers, authors.per_tower_batch_size
+    if count == 1 or was == "synchronous":
+        return
+    if was is None:
+        yield f"""If each of the {count} towers applied its own gradient, without waiting for the
+        others, the answer is another one: leave the rate alone on one tower. Ask with
+        --from_towers={count} --to_towers={to_towers} --was=asynchronous."""
+        return
+    yield f"""Each update was of one tower's gradient, of {batch:g} examples, and the steps count
+    these. So what is converted is a recipe of one tower at the authors' rate,
+    {authors.learning_rate:.6g}: on one tower it stays."""
+    yield f"""A gradient was of weights about {count - 1} updates old. What was tuned with that may
+    stand a larger rate without it: that is for a search, not for a rule."""
+
+
+def report(
+    authors: Recipe, to_towers: int, scaling: str, examples: int, was: str | None = None
+) -> str:
     """All that the command prints.
+
+    Args:
+      authors: their recipe, as stated.
+      to_towers: to convert it for.
+      scaling: of `schedules.SCALINGS`.
+      examples: of the training set.
+      was: of `WAS`; None takes it for synchronous, and says what else it may have been.
 
     Raises:
       SettingsError: as `train_flags`.
     """
+    stated = authors
+    if was == "asynchronous":
+        authors = one_gradient_at_a_time(authors)
     a, b = same_run(authors, to_towers), converted(authors, to_towers, scaling)
     flags_of_a, flags_of_b = train_flags(a, examples) if a else [], train_flags(b, examples)
     columns = {f"authors, {authors.towers}": authors, f"A, {b.towers}": a, f"B, {b.towers}": b}
@@ -320,6 +356,10 @@ def report(authors: Recipe, to_towers: int, scaling: str, examples: int) -> str:
         ),
         _block("What does not convert", doubts(authors, b)),
         _block("What the authors may have meant otherwise", readings(authors, examples)),
+        _block(
+            "Asynchronous" if was else "Was it asynchronous?",
+            on_asynchronous(stated, to_towers, was),
+        ),
         "All that is not named here, such as --model and --decay_factor, is to be as theirs.",
     ]
     return "\n\n".join(block for block in blocks if block)
@@ -335,8 +375,8 @@ def _block(title: str, notes: Iterable[str], flags: Sequence[str] = ()) -> str:
     return "\n".join([title, *lines]) if lines else ""
 
 
-def parse(arguments: Sequence[str]) -> tuple[Recipe, int, str, int]:
-    """The authors' recipe, the towers to convert it for, the scaling, the training set's examples.
+def parse(arguments: Sequence[str]) -> tuple[Recipe, int, str, int, str | None]:
+    """The arguments of `report`.
 
     Raises:
       SettingsError: a flag is unknown, missing, out of its range, or not for the optimizer.
@@ -353,6 +393,8 @@ def parse(arguments: Sequence[str]) -> tuple[Recipe, int, str, int]:
         parser.add_argument(f"--{field.name}", default=field.default, help=text)
     scalings = f"of the rate: {', '.join(schedules.SCALINGS)} (default: linear for sgd, else sqrt)"
     parser.add_argument("--scaling", help=scalings)
+    text = f"how the towers updated the weights: {' or '.join(WAS)} (default: both are answered)"
+    parser.add_argument("--was", choices=WAS, help=text)
     parser.add_argument("--examples", default=50_000, help="of the training set (default: 50000)")
     given = vars(parser.parse_args(arguments))
 
@@ -370,7 +412,7 @@ def parse(arguments: Sequence[str]) -> tuple[Recipe, int, str, int]:
     # The linear rule is SGD's; square roots are for what divides by the gradient's own size.
     given["scaling"] = given["scaling"] or ("linear" if authors.optimizer == "sgd" else "sqrt")
     scaling = checked("scaling", str, "learning_rate_scaling")
-    return authors, to_towers, scaling, checked("examples", int, "max_steps")
+    return authors, to_towers, scaling, checked("examples", int, "max_steps"), given["was"]
 
 
 class _Parser(argparse.ArgumentParser):

@@ -426,3 +426,41 @@ def test_as_a_command():
     done = run("--help")
     assert (done.returncode, done.stderr) == (0, "")
     assert "--moving_average_decay" in done.stdout
+
+
+class TestAsynchronous:
+    """Recipes whose towers applied their gradients one by one."""
+
+    def test_its_rate_stays_on_one_tower(self, capsys):
+        out = printed(capsys, "--from_towers=10", "--to_towers=1", "--was=asynchronous")
+        for flags in commands(out):
+            assert {"--learning_rate=0.1", "--num_towers=1", "--global_batch_size=128"} <= set(
+                flags
+            )
+            assert "--train_epochs=256" in flags  # 100,000 updates of 128 examples
+        assert "of weights about 9 updates old" in out
+        assert "recipe of one tower at the authors' rate, 0.1: on one tower it stays." in out
+
+    def test_on_several_towers_it_is_scaled_from_one(self, capsys):
+        out = printed(capsys, "--from_towers=10", "--to_towers=4", "--was=asynchronous")
+        _, same_batch = commands(out)
+        assert {"--learning_rate=0.4", "--global_batch_size=512"} <= set(same_batch)
+
+    def test_a_synchronous_one_is_another_recipe(self, capsys):
+        out = printed(capsys, "--from_towers=10", "--to_towers=1", "--was=synchronous")
+        _, same_batch = commands(out)
+        assert "--learning_rate=0.01" in same_batch
+        assert "synchronous" not in out.lower()
+
+    def test_who_does_not_say_is_answered_both(self, capsys):
+        out = printed(capsys, "--from_towers=10", "--to_towers=1")
+        assert "--learning_rate=0.01" in commands(out)[1]
+        assert "Was it asynchronous?" in out
+        assert "--from_towers=10 --to_towers=1 --was=asynchronous." in out
+
+    def test_one_tower_is_not_asked(self, capsys):
+        assert "synchronous" not in printed(capsys, "--from_towers=1", "--to_towers=4").lower()
+
+    def test_another_word_is_refused(self, capsys):
+        assert recipe.main(["--from_towers=2", "--to_towers=1", "--was=both"]) == 2
+        assert "choose from" in capsys.readouterr().err
