@@ -19,6 +19,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from . import (
+    array_source,
     batches,
     cache,
     cifar10_binary,
@@ -140,6 +141,33 @@ def load(
         return _load_tfds(name, builder, split, read_only)
     pictures = tfds_source.Pictures(builder, split)
     return _stored(f"{name}-{split}", pictures, image_size, store_dir, read_only)
+
+
+def from_arrays(
+    images: np.ndarray | Sequence[np.ndarray] | Sequence[bytes],
+    labels: Sequence[int] | np.ndarray,
+    class_names: Sequence[str],
+    *,
+    name: str = "arrays",
+    image_size: int | None = None,
+    store_dir: str | None = None,
+) -> stored_images.StoredImages:
+    """A split of a program's own images, in a store on disk: for more than fit in memory.
+
+    Args:
+      images: uint8 [n, height, width, channels], or n images or encoded pictures of any sizes;
+        see `array_source.Arrays`.
+      labels: integers [n], places in `class_names`.
+      class_names: one per class.
+      name: of the store, for people who look into its folder.
+      image_size: the side of the square that each picture becomes; None for 224.
+      store_dir: where stores are; None for the user's cache.
+
+    Raises:
+      DataError: what is given is not that, a picture cannot be used, or no store can be written.
+    """
+    source = array_source.Arrays(images, labels, class_names)
+    return _stored(name, source, image_size, store_dir, read_only=False)
 
 
 def _stored(

@@ -21,7 +21,7 @@ BATCH, RATE, WEIGHT_DECAY, CLIP_NORM = 128, 0.05, 0.004, 0.1
 ADAM_RATE, BETA_1, BETA_2, EPSILON = 0.001, 0.9, 0.999, 1e-7  # Kingma & Ba 2015; Keras's own
 STEPS = 100
 # Runs at equal epochs: the batch of one GPU and its rate; name to (GPUs, what the rate is times).
-PER_GPU, RATE_OF_ONE, EPOCHS, SEEDS, EXAMPLES = 32, 0.05, 4, (0, 1, 2), 20_000
+PER_GPU, RATE_OF_ONE, EPOCHS, SEEDS, EXAMPLES = 32, 0.05, 4, (0, 1, 2), 10_000
 AT_EQUAL_EPOCHS = {
     "1 GPU": (1, 1),
     "2 GPUs, the same rate": (2, 1),
@@ -315,11 +315,11 @@ def draw(figure, gaps: dict, accuracy: dict) -> None:
         style = {"color": "#8a8a8a"} if WHOLE in name else {}
         left.semilogy(range(1, len(path) + 1), path, label=name, **style)
     left.set(xlabel="step", title="distance from the right weights")
-    left.legend(loc="upper center", bbox_to_anchor=(0.5, -0.18), ncols=2, fontsize=8)
+    figure.legend(*left.get_legend_handles_labels(), loc="outside lower center", ncols=3)
     for place, of_seeds in enumerate(reversed(accuracy.values())):
         right.plot([100 * one for one in of_seeds], [place] * len(of_seeds), "o", color="#0072b2")
     right.set_yticks(range(len(accuracy)), list(reversed(accuracy)))
-    right.set(xlabel="test accuracy, %", title="equal epochs, each dot a seed", ylim=(-0.5, None))
+    right.set(xlabel="test accuracy, %; a dot is a seed", title="equal epochs", ylim=(-0.5, None))
 
 
 LESSON = lesson.Lesson("averaging", QUESTION, run)

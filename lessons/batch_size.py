@@ -353,16 +353,17 @@ def draw(figure, examples: dict, per_second: dict, seconds: dict, expected: dict
         axes.loglog(values.keys(), values.values(), "o-", color=colour)
         axes.set_xscale("log", base=2)
         axes.set_xticks(list(per_second), [f"{batch:,}" for batch in per_second], rotation=45)
+        findings.label_in_ones_twos_fives(axes.yaxis)
         axes.minorticks_off()
         axes.set(title=title, xlabel="batch")
     for batch in reached:
         panels[1].plot([batch] * len(SEEDS), examples[batch], "_", color="#d55e00")
     if expected:
         panels[1].plot(expected.keys(), expected.values(), "--", color="#555555")
-        last = list(expected)[-1]
+        middle = list(expected)[len(expected) // 2]
         panels[1].annotate(
-            "predicted", (last, expected[last]), (-4, -12), textcoords="offset points",
-            ha="right", color="#555555",
+            "predicted", (middle, expected[middle]), (10, -12), textcoords="offset points",
+            color="#555555",
         )  # fmt: skip
 
 

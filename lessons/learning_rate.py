@@ -117,8 +117,14 @@ def draw(figure) -> None:
     for axes in (old, new):
         axes.set_ylim(5e-4, 0.2)
         axes.axvline(HEADLINE_RUN, color="#555555", linewidth=1, linestyle=":")
-        axes.text(HEADLINE_RUN - 8, 6e-4, "the headline run ends", ha="right", color="#555555")
-    old.legend(loc="lower right")
+        axes.text(
+            HEADLINE_RUN - 8,
+            6e-4,
+            "epoch 256:\nthe headline\nrun ends",
+            ha="right",
+            color="#555555",
+        )
+    old.legend(loc="center left", bbox_to_anchor=(0, 0.45))
 
 
 LESSON = lesson.Lesson("learning_rate", QUESTION, run)

@@ -7,7 +7,7 @@ import argparse
 import re
 from collections.abc import Iterator
 
-from lessons import drawing, every, house, lesson
+from lessons import drawing, every, house, landscape, lesson
 from towers_cli import command_line, settings
 
 SETTINGS = lesson.ROOT / "docs" / "settings.md"
@@ -44,6 +44,7 @@ def main() -> None:
     """Writes all of it anew."""
     drawing.main()
     house.main()
+    landscape.main()
     SETTINGS.write_text(settings_page(SETTINGS.read_text(encoding="utf-8")), encoding="utf-8")
     for one in every.LESSONS:
         page = one.page.read_text(encoding="utf-8")

@@ -11,8 +11,8 @@ import numpy as np  # isort: skip
 QUESTION = "How do I change the rate with the number of GPUs?"
 PER_TOWER, RATE, ADAM_RATE = 32, 0.05, 1e-3
 TOWERS = (1, 2, 4, 8, 16, 32)
-ACCURACY, AT_MOST = 0.40, 80_000
-WARM_UP = 4_000  # examples: a twentieth of the longest run
+ACCURACY, AT_MOST = 0.36, 60_000
+WARM_UP = 3_000  # examples: a twentieth of the longest run
 SEEDS = (0, 1, 2)
 IN_SHORT = {
     "towers": (1, 4, 16), "rules": ("fixed", "linear"), "accuracy": 0.60, "at_most": 60_000,
@@ -185,7 +185,7 @@ def draw(figure, examples: dict, accuracy: float) -> None:
     ticks = [k * PER_TOWER for k in TOWERS]
     axes.set_xticks(ticks, [f"{tick:,}" for tick in ticks])
     axes.minorticks_off()
-    counts = [10_000, 20_000, 40_000, 80_000]
+    counts = [5_000, 10_000, 20_000, 40_000]
     axes.set_yticks(counts, [f"{count:,}" for count in counts])
     figure.legend(loc="outside right center")
 

@@ -351,7 +351,7 @@ def other_costs(num_towers: int, setup: findings.Setup) -> dict[str, float]:
     images, labels = next(inputs[FIXED])
     result, other = (trainer.train_step(images, labels) for _ in range(2))
     losses = {term: values.numpy() for term, values in result.losses.items()}
-    logged = ("step", "accuracy", "learning_rate", "epoch", "examples_per_second")
+    logged = ("step", "examples_seen", "accuracy", "learning_rate", "examples_per_second")
     activations_of = activations.Activations(trainer)
     with tempfile.TemporaryDirectory() as folder:
         writers = summaries.Summaries(run_folder.RunFolder(folder))

@@ -235,7 +235,7 @@ class CheckpointEvaluator:
             print(f"  with each microbatch's own batch-norm statistics: {shares}", flush=True)
         run_folder.append_line(self._folder.evaluations, line | metrics)
         sheet = self._looks_at(result.examples)
-        summaries.write_evaluation(self._writer, result, class_names, at_step, sheet)
+        summaries.write_evaluation(self._writer, result, class_names, at_step, examples_seen, sheet)
         return result
 
     def _accuracy_of_each(self) -> list[float]:

@@ -29,10 +29,11 @@ from benchmarks import (
     workers,
 )
 from benchmarks import input as input_pipelines
-from lessons import house
+from lessons import house, landscape
 from towers.support import shares
 
 ROOT = Path(__file__).resolve().parents[2]
+RESULTS = ROOT / "docs" / "results.md"
 
 
 def rows_documented() -> set[int]:
@@ -117,7 +118,7 @@ def test_the_program_of_the_page_on_data_trains(tmp_path):
 
 
 @pytest.mark.pitfall(10)
-def test_the_readme_shows_what_was_measured():
+def test_the_results_show_what_was_measured():
     table = {}
     for line in (ROOT / "docs/measurements/cifar10_jpeg_q75.jsonl").read_text().splitlines():
         measured = json.loads(line)
@@ -130,7 +131,7 @@ def test_the_readme_shows_what_was_measured():
         for epoch, runs in sorted(table.items())
     ]
     assert len(rows) == 8
-    assert "\n".join(rows) in (ROOT / "README.md").read_text(encoding="utf-8")
+    assert "\n".join(rows) in RESULTS.read_text(encoding="utf-8")
 
 
 def span(values: list[float], form: str) -> str:
@@ -169,28 +170,28 @@ def test_tables_are_what_was_measured(page, name, benchmark, rows):
     assert "\n".join(table) in (ROOT / "docs" / page).read_text(encoding="utf-8")
 
 
-def figures_in_order(beginning: str) -> str:
-    """The numbers of a paragraph of the README, as they are written there: ` 3,390 1.65 61.7 `.
+def figures_in_order(beginning: str, page: Path = RESULTS) -> str:
+    """The numbers of a paragraph of a page, as they are written there: ` 3,390 1.65 61.7 `.
 
     The words between them are free; which number comes after which is not.
     """
-    text = (ROOT / "README.md").read_text(encoding="utf-8")
+    text = page.read_text(encoding="utf-8")
     (paragraph,) = [part for part in re.split(r"\n(?=- )|\n\n", text) if part.startswith(beginning)]
     numbers = re.findall(r"(?<!\w)\d[\d.,]*", paragraph)  # not that of bfloat16
     return f" {' '.join(number.rstrip('.,') for number in numbers)} "
 
 
-def test_the_readme_s_throughput_is_what_was_measured():
+def test_the_throughput_of_the_results_is_what_was_measured():
     rows = {row["side"]: row for row in measured("throughput")}
     narrow, wide = rows["towers-bfloat16-1"], rows["towers-float32-1"]
     expected = [f"{round(row['images_per_second'], -1):,}" for row in (wide, narrow)]
     expected += [f"{wide['to_tutorial']:.2f}", f"{narrow['to_tutorial']:.1f}"]
     for peer in ("to_keras", "to_pytorch"):
         expected += [f"{wide[peer]:.1f}", f"{narrow[peer]:.1f}"]
-    assert f" {' '.join(expected)} " in figures_in_order("- **Speed.**")
+    assert f" {' '.join(expected)} " in figures_in_order("**The tutorial's network.**")
 
 
-def test_the_readme_s_fast_recipe_is_what_was_measured():
+def test_the_fast_recipe_of_the_results_is_what_was_measured():
     ends = {row["seed"]: row for row in measured("time_to_accuracy") if row["epoch"] > 11}
     accuracies = [100 * row["accuracy"] for row in ends.values()]
     minutes = [row["training_seconds"] / 60 for row in ends.values()]
@@ -212,7 +213,7 @@ def test_the_readme_s_fast_recipe_is_what_was_measured():
     assert list(ends) == [0, 1, 2]
 
 
-def test_the_readme_s_whole_schedule_is_what_was_measured():
+def test_the_whole_schedule_of_the_results_is_what_was_measured():
     whole, short = measured("tutorial"), measured("time_to_accuracy")
     chosen = [
         *([row] for row in whole if row["epoch"] in (8, 16, 32, 64, 128, 192, 256)),
@@ -226,9 +227,33 @@ def test_the_readme_s_whole_schedule_is_what_was_measured():
         for runs in chosen
     ]
     assert len(table) == 9
-    assert "\n".join(table) in (ROOT / "README.md").read_text(encoding="utf-8")
+    assert "\n".join(table) in RESULTS.read_text(encoding="utf-8")
     assert {row["count"] for row in whole} == {10_000}
     assert whole[-1]["step"] == 100_000
+
+
+def test_the_readme_s_results_are_those_of_the_page():
+    readme = ROOT / "README.md"
+    wide = next(row for row in measured("throughput") if row["side"] == "towers-float32-1")
+    speed = f" {wide['to_tutorial']:.2f} {wide['to_keras']:.1f} "
+    assert speed in figures_in_order("- **Speed**", readme)
+    ends = [row for row in measured("time_to_accuracy") if row["epoch"] > 11]
+    assert min(row["accuracy"] for row in ends) >= 0.9
+    minutes = span([row["training_seconds"] / 60 for row in ends], ".1f")
+    assert f"after {minutes} minutes" in readme.read_text(encoding="utf-8")
+
+
+@pytest.mark.parametrize("theme", landscape.THEMES)
+def test_the_readme_s_picture_is_what_its_source_draws(theme):
+    assert landscape.path(theme).read_text(encoding="utf-8") == landscape.picture(theme)
+    assert f"docs/figures/{landscape.path(theme).name}" in (ROOT / "README.md").read_text()
+
+
+def test_the_readme_is_short_and_begins_with_a_lesson():
+    readme = (ROOT / "README.md").read_text(encoding="utf-8")
+    assert len(readme.splitlines()) <= 150
+    links = re.findall(r"\]\((docs/lessons/\w+\.md)\)", readme)
+    assert links[:2] == ["docs/lessons/averaging.md", "docs/lessons/README.md"]
 
 
 def test_the_default_microbatches_are_among_what_was_measured():

@@ -268,7 +268,7 @@ def test_a_page_has_the_question_the_figure_and_the_code_as_it_is(name):
     assert len(re.findall("```python", page)) >= 2
     parts = dict(re.findall(r"<!-- (claim|table|conditions) -->\n(.*?)<!-- end -->", page, re.S))
     assert len(parts) == 3 and all(parts.values())
-    assert float(re.search(r"(\d+) s\)$", parts["conditions"])[1]) < 120
+    assert float(re.search(r"(\d+) s\)$", parts["conditions"])[1]) < 240
 
 
 def test_every_lesson_is_listed_with_its_question():
@@ -602,10 +602,3 @@ class TestClaims:
             for i, (loss, accuracy) in enumerate(of_test, start=1)
         ]
         return train_and_test_loss.Run(points, points[-1].test, np.ones(1, bool))
-
-
-def test_the_readme_leads_with_the_lessons():
-    readme = (scripts.ROOT / "README.md").read_text(encoding="utf-8")
-    linked = re.findall(r"^- \[.*\]\(docs/lessons/(\w+)\.md\)$", readme, re.M)
-    assert linked == list(LESSONS)
-    assert readme.index("docs/lessons") < readme.index("## Start")

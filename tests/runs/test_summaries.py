@@ -41,6 +41,7 @@ SCALARS = {
     "loss/total", "loss/cross_entropy", "loss/weight_decay/hidden", "loss/weight_decay/logits",
     "towers/loss_spread", "accuracy", "learning_rate", "epoch", "examples_per_second",
     "sparsity/hidden", "sparsity/logits", "gradient_norm",
+    "by_examples_seen/loss", "by_examples_seen/accuracy", "by_examples_seen/learning_rate",
 }  # fmt: skip
 
 
@@ -197,10 +198,13 @@ def test_training_writes_these_tags(train_events):
 def test_curves_of_training_and_evaluation_overlay(train_events, eval_events):
     assert eval_events.tags("scalars") == (
         {"accuracy", "top5_accuracy", "loss/cross_entropy"}
+        | {"by_examples_seen/loss", "by_examples_seen/accuracy"}
         | {f"accuracy_per_class/{name}" for name in CLASS_NAMES}
     )
     both = train_events.tags("scalars") & eval_events.tags("scalars")
-    assert both == {"accuracy", "loss/cross_entropy"}
+    assert both == {
+        "accuracy", "loss/cross_entropy", "by_examples_seen/loss", "by_examples_seen/accuracy"
+    }  # fmt: skip
 
 
 def test_scalars_are_those_of_the_metrics_file(done, train_events):
@@ -226,17 +230,33 @@ def test_evaluations_are_those_of_the_metrics_file(done, eval_events):
         assert written == {line["step"]: np.float32(line[key]) for line in lines}
 
 
+def test_curves_by_examples_seen_are_those_by_steps(done, train_events, eval_events):
+    """Runs of other batch sizes have other steps, and may be laid on each other by these."""
+    logged = {line["step"]: line for line in done.metrics if "split" not in line}
+    assert len(logged) > 2
+    for tag, name in (("loss/total", "loss"), ("accuracy",) * 2, ("learning_rate",) * 2):
+        by_step = train_events.values(tag)
+        moved = {logged[step]["examples_seen"]: value for step, value in by_step.items()}
+        assert train_events.values(f"by_examples_seen/{name}") == moved
+    batch = logged[LOGGED[0]]["examples_seen"] // LOGGED[0]
+    for tag, name in (("loss/cross_entropy", "loss"), ("accuracy",) * 2):
+        moved = {step * batch: value for step, value in eval_events.values(tag).items()}
+        assert eval_events.values(f"by_examples_seen/{name}") == moved
+
+
 @pytest.mark.pitfall(6)
 def test_the_loss_is_the_mean_over_towers_and_their_spread_is_beside_it(tmp_path):
     folder = run_folder.RunFolder(str(tmp_path))
     written = summaries.Summaries(folder)
-    metrics = {"step": 3, "accuracy": 0, "learning_rate": 0, "epoch": 0, "examples_per_second": 0}
+    metrics = dict.fromkeys(("accuracy", "learning_rate", "epoch", "examples_per_second"), 0)
+    metrics |= {"step": 3, "examples_seen": 24}
     # Tower 0 has the microbatches of 1 and 2, tower 1 those of 5 and 8: means 1.5 and 6.5.
     losses = {"total": np.array([1.0, 2.0, 5.0, 8.0])}
     written.scalars(metrics, losses, num_towers=2, divergence={"norm": {"moving_mean": 0.5}})
     written.flush()
     events = Events(folder.train_events)
     assert events.values("loss/total") == {3: 4.0}
+    assert events.values("by_examples_seen/loss") == {24: 4.0}
     assert events.values("towers/loss_spread") == {3: 5.0}
     assert events.values("batch_norm_divergence/norm_moving_mean") == {3: 0.5}
 
@@ -327,9 +347,12 @@ def test_a_class_without_examples_has_no_accuracy(tmp_path):
         confusion=np.array([[3, 1], [0, 0]]),
     )
     writer = tf.summary.create_file_writer(str(tmp_path))
-    summaries.write_evaluation(writer, result, ("cat", "dog"), at_step=5)
+    summaries.write_evaluation(writer, result, ("cat", "dog"), at_step=5, examples_seen=40)
     events = Events(tmp_path)
     assert events.values("accuracy_per_class/cat") == {5: 0.75}
+    assert events.values("accuracy") == {5: 0.75}
+    assert events.values("by_examples_seen/accuracy") == {40: 0.75}
+    assert events.values("by_examples_seen/loss") == {40: 1.0}
     assert "accuracy_per_class/dog" not in events.tags("scalars")
 
 

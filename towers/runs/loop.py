@@ -709,7 +709,8 @@ class Loop:
         with self._in_its_folder():
             if is_new:
                 run_folder.append_line(self.folder.metrics, line)
-            self._summaries.evaluation(result, self.plan.class_names, at_step)
+            seen = at_step * self.trainer.global_batch_size
+            self._summaries.evaluation(result, self.plan.class_names, at_step, seen)
         progress.say(f"{split} at step {at_step}: {said(result)} on {result.count:,} examples")
         for index, (count, accuracy) in enumerate(shares):
             progress.say(f"  {self.workers.name(index)}: {accuracy:.2%} of its {count:,}")

@@ -53,10 +53,17 @@ COMPARED = (
     "weight_decay",
 )
 
+BY_EXAMPLES = "by_examples_seen/"
+
 
 class Summaries:
     """Writers of one run's event files: `train/` and `eval/`, with the same tags for the same
-    quantity so that their curves overlay."""
+    quantity so that their curves overlay.
+
+    TensorBoard's horizontal axis is the step, and runs with other batch sizes have other steps. So
+    the loss, the accuracy and the learning rate are written a second time with the examples seen in
+    the place of the step, as `by_examples_seen/loss` and so on: there, one schedule is one curve.
+    """
 
     def __init__(self, folder: run_folder.RunFolder):
         """Makes the files.
@@ -111,6 +118,7 @@ class Summaries:
           num_towers: the spread is over the means of the towers.
           divergence: from `divergence.divergence`, or empty.
         """
+        self._by_examples_seen(metrics, losses["total"])
         with _events(self._train, metrics["step"]):
             for term, values in losses.items():
                 _scalar(f"loss/{term}", values.mean(dtype=np.float64))
@@ -125,6 +133,13 @@ class Summaries:
                 for name, value in of_layer.items():
                     # TensorBoard cuts titles short before the last slash.
                     _scalar(f"batch_norm_divergence/{layer}_{name}", value)
+
+    def _by_examples_seen(self, metrics: Mapping, total: np.ndarray) -> None:
+        with _events(self._train, metrics["examples_seen"]):
+            _scalar(BY_EXAMPLES + "loss", total.mean(dtype=np.float64))
+            for name in ("accuracy", "learning_rate"):
+                if name in metrics:
+                    _scalar(BY_EXAMPLES + name, metrics[name])
 
     def histograms(
         self,
@@ -152,10 +167,14 @@ class Summaries:
                     tf.summary.image(name, shown, max_outputs=MAX_IMAGES)
 
     def evaluation(
-        self, result: tally.Evaluation, class_names: tuple[str, ...], at_step: int
+        self,
+        result: tally.Evaluation,
+        class_names: tuple[str, ...],
+        at_step: int,
+        examples_seen: int,
     ) -> None:
         """Writes one evaluation: scalars, accuracy per class and the confusion matrix."""
-        write_evaluation(self._eval, result, class_names, at_step)
+        write_evaluation(self._eval, result, class_names, at_step, examples_seen)
 
     def flush(self) -> None:
         """Writes out what is buffered."""
@@ -210,6 +229,7 @@ def write_evaluation(
     result: tally.Evaluation,
     class_names: tuple[str, ...],
     at_step: int,
+    examples_seen: int,
     most_confused: np.ndarray | None = None,
 ) -> None:
     """Writes one evaluation to a `file_writer`.
@@ -219,11 +239,16 @@ def write_evaluation(
       result: of the evaluation.
       class_names: one per class; empty where they have none.
       at_step: of the weights.
+      examples_seen: by the weights, in training.
       most_confused: a sheet of examples, uint8 [height, width, 3]; None for none.
 
     Raises:
       RunFolderError: it cannot be written.
     """
+    with _events(writer, examples_seen):
+        _scalar(BY_EXAMPLES + "loss", result.loss)
+        if np.ndim(result.metrics.get("accuracy", ())) == 0:
+            _scalar(BY_EXAMPLES + "accuracy", result.metrics["accuracy"])
     with _events(writer, at_step):
         for name, value in ({result.loss_name: result.loss} | dict(result.loss_terms)).items():
             _scalar(f"loss/{name}", value)
