@@ -454,6 +454,7 @@ def shown(value: float | bool) -> str:
 def draw(figure, exhibits: Sequence[Exhibit]) -> None:
     """Each wrong number, in multiples of the right one."""
     axes = figure.subplots()
+    exhibits = sorted(exhibits, key=lambda exhibit: exhibit.ratio)
     places = range(len(exhibits))
     ratios = [exhibit.ratio for exhibit in exhibits]
     axes.axvline(1, color="black", linewidth=1)

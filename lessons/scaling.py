@@ -174,7 +174,9 @@ def draw(figure, examples: dict, accuracy: float) -> None:
     first = next(iter(examples.values()))[1]
     if first:
         axes.axhline(first, color="#777777", linewidth=1, linestyle=":")
-        axes.text(32 * PER_TOWER, 0.95 * first, "ideal", color="#555555", va="top", ha="right")
+        axes.text(
+            32 * PER_TOWER, 0.95 * first, "ideal for SGD", color="#555555", va="top", ha="right"
+        )
     axes.axhline(AT_MOST, color="#777777", linewidth=1, linestyle="-")
     axes.text(PER_TOWER, 1.03 * AT_MOST, "not reached", color="#555555", va="bottom")
     axes.set(
