@@ -13,7 +13,7 @@ from towers.support import tally
 import numpy as np  # isort: skip
 
 QUESTION = "Should the lower loss go with the higher accuracy?"
-TRAINING_EXAMPLES, TEST_EXAMPLES, EPOCHS, SEEDS = 8_000, 5_000, 20, (0, 1, 2)
+TRAINING_EXAMPLES, TEST_EXAMPLES, EPOCHS, SEEDS = 6_000, 5_000, 16, (0, 1, 2)
 BATCH, RATE, WEIGHT_DECAY, MOVING_AVERAGE_DECAY = 64, 0.05, 0.004, 0.999
 EPOCHS_BETWEEN_EVALUATIONS = 2
 IN_SHORT = {"examples": 500, "epochs": 50, "between_evaluations": 10}
@@ -175,10 +175,11 @@ def between_runs(runs: dict[str, list[Run]], apart: paired.Difference) -> str:
     )
     if shown == best:
         return f"{began}, more than any other. {ended}"
+    most = averaged(runs[best], lambda run: run.right.mean())
     return (
-        f"{began}; the most, {averaged(runs[best], lambda run: run.right.mean()):.1%}, {best!r} "
-        f"has, at a training loss of {end(best, lambda point: point.shown):.2f}. On the same test "
-        f"images that is a difference of {apart} points. {ended}"
+        f"{began}. {best!r} has the most, {most:.1%}, "
+        f"at a training loss of {end(best, lambda point: point.shown):.2f}: a difference of "
+        f"{apart} points on the same test images. {ended}"
     )
 
 
@@ -200,7 +201,7 @@ def within_a_run(runs: dict[str, list[Run]]) -> str:
     low, end = turning(run), run.points[-1]
     return (
         f"The test loss rose again towards the end of {len(rising)} of {len(every)} runs, and in "
-        f"{len(with_it)} of these the accuracy rose with it. The most it gained meanwhile: for "
+        f"{len(with_it)} of these the accuracy rose with it. For "
         f"{name!r} the loss went from "
         f"{low.test.loss:.2f} after epoch {low.epoch} to {end.test.loss:.2f} and the accuracy from "
         f"{low.test.accuracy:.1%} to {end.test.accuracy:.1%}."

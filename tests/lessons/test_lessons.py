@@ -214,7 +214,7 @@ class TestVerdictOfTheLowestTrainingLoss:
         found = train_and_test_loss.finding(runs, "images")
         assert found.answer.startswith("No: ")
         assert "shown by 'plain', which has 40.0% of the test images right" in found.claim
-        assert "the most, 50.0%, 'both' has" in found.claim
+        assert "'both' has the most, 50.0%, at a training loss of 2.00" in found.claim
 
     def test_yes_where_it_is_the_most_accurate(self):
         runs = self.runs({"plain": 0.1, "both": 2.0}, (0.5, 0.4))
@@ -588,7 +588,7 @@ class TestClaims:
         said = train_and_test_loss.within_a_run(runs)
         assert said.startswith("The test loss rose again towards the end of 2 of 4 runs, and in 1 ")
         assert (
-            "for 'plain' the loss went from 1.00 after epoch 2 to 2.00 and the accuracy from "
+            "For 'plain' the loss went from 1.00 after epoch 2 to 2.00 and the accuracy from "
             "40.0% to 45.0%." in said
         )
 
