@@ -3,9 +3,10 @@
 import math
 
 import pytest
+import scripts
 
 from towers import schedules
-from towers_cli import start_table
+from towers_cli import resolve, start_table
 
 
 def rate(schedule, **arguments):
@@ -62,3 +63,14 @@ def test_description_names_the_warm_up():
     )
     goyal = rate("constant", warmup_epochs=2.5, warmup_start_factor=0.125)
     assert start_table.describe_rate(goyal) == "1, 2.5 epochs of warm-up from 0.125, constant"
+
+
+def test_the_flags_of_the_rate_make_the_schedule():
+    chosen = scripts.settings_of(
+        "--learning_rate=0.8", "--learning_rate_schedule=piecewise", "--decay_epochs=3,4",
+        "--decay_factor=0.5", "--warmup_epochs=2", "--warmup_start_factor=0.25",
+    )  # fmt: skip
+    of_flags = resolve.learning_rate(chosen, 1_000)
+    # 0.25 of the rate at first, half way up after an epoch, then halved twice.
+    rates = [of_flags(epoch * 1_000) for epoch in range(5)]
+    assert rates == pytest.approx([0.2, 0.5, 0.8, 0.4, 0.2])
