@@ -1,4 +1,4 @@
-"""Arrays of one's own as a source of training batches.
+"""Your own arrays as a source of training batches.
 
 The order of the examples is that of `batches`: every epoch its own permutation, from the seed.
 """

@@ -21,7 +21,7 @@ from . import decoded, pictures, regular_files, store
 TRAIN, TEST, ALL = "train", "test", "all"
 _TEST_OF = 10  # one picture of so many is for `test`
 
-# Pictures that no reader of TensorFlow's takes: to leave them out without a word would be wrong.
+# Pictures that no reader of TensorFlow's takes: to leave them out silently would be wrong.
 _OTHER_PICTURES = (
     ".tif", ".tiff", ".heic", ".heif", ".avif", ".jp2", ".j2k", ".jxl", ".svg", ".psd", ".raw",
     ".cr2", ".cr3", ".nef", ".arw", ".orf", ".rw2", ".dng", ".tga", ".ppm", ".pgm", ".pbm", ".pnm",

@@ -241,7 +241,7 @@ def open_or_make(
 def _cannot_be_written(path: pathlib.Path, reason: str) -> decoded.DataError:
     return decoded.DataError(
         f"the store {path} cannot be written: {reason}. What is finished of it stays, and the next "
-        "start goes on from there; --store_dir names another place."
+        "start continues from there; --store_dir names another place."
     )
 
 

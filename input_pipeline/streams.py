@@ -158,8 +158,8 @@ def of_function(batch_at: Callable[[int], tuple], *, batches_per_epoch: int | No
 def of_dataset(dataset: tf.data.Dataset, *, batches_per_epoch: int | None = None):
     """A tf.data set of batches, again from its beginning whenever it ends.
 
-    A run that goes on reads and drops all batches of the steps that were made: it takes as long as
-    making these batches does. Give `shuffle` a seed and draw from seeds: a run whose first batch
+    A run that continues reads and drops all batches of the steps that were made: it takes as long
+    as making these batches does. Give `shuffle` a seed and draw from seeds: a run whose first batch
     is another one than when it began is refused. With a shuffle, which is another one in every
     epoch, iterate over the data set nowhere else in the program.
 
@@ -178,7 +178,7 @@ def of_dataset(dataset: tf.data.Dataset, *, batches_per_epoch: int | None = None
 def of_pydataset(dataset: keras.utils.PyDataset):
     """A Keras PyDataset: batches by their place, and `on_epoch_end` after every epoch.
 
-    A run that goes on calls `on_epoch_end` once for each epoch that was made, and reads no batch.
+    A run that continues calls `on_epoch_end` once for each epoch that was made, and reads no batch.
     `__getitem__` is called in the run's own thread; the data set's `workers` are not started.
 
     Args:

@@ -13,7 +13,7 @@ SPEEDS = {
     "jitter": "log-normal around a mean of 1, drawn anew for every gradient",
     "straggler": "the last worker takes --slowdown for every gradient",
     "two_speeds": "the second half of the workers take --slowdown for every gradient",
-    "dying": "the last worker is gone at --dies_at, in the midst of a gradient",
+    "dying": "the last worker dies at --dies_at, in the middle of a gradient",
 }
 JITTER = 0.5  # standard deviation of the logarithm: one gradient in twenty takes more than 2
 

@@ -4,7 +4,7 @@ Every microbatch starts a step from the same state and brings back its own new o
 says how the new ones become the one state that is kept:
 
 - `mean` averages them; `first` and `last` take one microbatch's and forget the others'.
-- `each` keeps them apart as well: every microbatch goes on from its own, as k independent replicas
+- `each` keeps them apart as well: every microbatch continues from its own, as k separate replicas
   would, so that their divergence can be watched. The model holds their mean.
 
 Under Keras's MirroredStrategy every replica keeps its own statistics, and reading them shows those

@@ -72,7 +72,7 @@ class Found:
     """What a run starts from, as its chief finds it.
 
     Attributes:
-      earlier: the configuration of the run that goes on, if one does.
+      earlier: the configuration of the run that continues, if one does.
       cores: that the chief may use.
     """
 

@@ -71,10 +71,10 @@ def with_beginning(workers: worker.Workers, config: Mapping, earlier: Mapping | 
     Args:
       workers: of the run.
       config: as it is now.
-      earlier: the configuration of the run that goes on, if one does.
+      earlier: the configuration of the run that continues, if one does.
 
     Raises:
-      RunFolderError: the settings are not those of the run that goes on.
+      RunFolderError: the settings are not those of the run that continues.
       SettingsError: the run cannot begin from what `--begin_from` or `--init_from` names.
     """
 

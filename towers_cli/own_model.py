@@ -23,7 +23,7 @@ from towers_cli import settings
 
 _OURS = tuple(os.path.dirname(file) + os.sep for file in (towers.__file__, __file__))
 _OTHERS = re.compile(r"[/\\](site-packages|importlib)[/\\]|^<frozen ")
-PREPROCESSING = "pad_crop_flip"  # of a model of one's own, where none is asked for
+PREPROCESSING = "pad_crop_flip"  # of your own model, where none is asked for
 
 
 def is_own(name: str) -> bool:

@@ -22,12 +22,12 @@ def resolved(
     """The settings with every default filled in; does not start TensorFlow's runtime.
 
     Where the number of microbatches or of intra-op threads, or what the run began from, is left
-    open, a run that goes on keeps its own: they are part of the arithmetic, and the number of
+    open, a run that continues keeps its own: they are part of the arithmetic, and the number of
     towers is not.
 
     Args:
       chosen: as asked for.
-      earlier: the configuration of the run that goes on, if one does.
+      earlier: the configuration of the run that continues, if one does.
       num_gpus: how many the process may use.
       cores: how many the chief may use.
       towers_of_workers: how many towers each worker has; where it is not said, as many as this one.
@@ -104,8 +104,8 @@ def _advice(
 def default_threads(num_microbatches: int, num_gpus: int, cores: int) -> int:
     """Threads for one operation: 1 where there are several microbatches, whatever the machine.
 
-    Microbatches run side by side. A core that has one to itself is never waited for in the midst of
-    an operation, which is faster than several threads for all (docs/speed.md); and threads show in
+    Microbatches run side by side. A core that has one to itself is never waited for in the middle
+    of an operation, which is faster than several threads for all (docs/speed.md); and threads show in
     the bits, which the machine's cores must not. One microbatch has all cores to itself. With GPUs
     the CPU has no microbatches, but the reduction and the update.
     """

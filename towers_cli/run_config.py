@@ -62,7 +62,7 @@ def make(
     }
 
 
-# What a run that goes on, or an evaluation, reads of a config.json beside the settings.
+# What a run that continues, or an evaluation, reads of a config.json beside the settings.
 _READ_OF_RESOLVED = {
     "examples_per_epoch": int,
     "last_step": int,
@@ -115,7 +115,7 @@ def check(config: Mapping, train_dir: str | Path) -> None:
 
 
 def earlier_run(folder: run_folder.RunFolder) -> dict | None:
-    """The configuration of the run that goes on in `folder`.
+    """The configuration of the run that continues in `folder`.
 
     None where there is no run, or where it never came to a checkpoint: it then has nothing to go on
     from, and begins anew with any settings.
@@ -152,7 +152,7 @@ def check_same_run(earlier: Mapping, config: Mapping) -> None:
 
 
 def _fixed(config: Mapping, *, same_split: bool) -> dict:
-    """What a run that goes on keeps: what defines it, and what its logs are about."""
+    """What a run that continues keeps: what defines it, and what its logs are about."""
     chosen, derived = config["settings"], config["resolved"]
     kept = {name: chosen[name] for name in ("begin_from", "init_from")} | defining(config)
     kept["names of the classes"] = derived["class_names"]

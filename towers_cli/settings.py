@@ -198,7 +198,7 @@ class TrainSettings(Settings):
 
     # fmt: off
     train_dir: str = setting(
-        "runs/tutorial", "Folder of the run; an existing run goes on.", EVERYDAY,
+        "runs/tutorial", "Folder of the run; an existing run continues.", EVERYDAY,
         allowed=RUN_PATH, is_path=True,
         also_called="logdir log_dir model_dir output_dir out_dir save_dir run_dir work_dir workdir "
         "checkpoint_dir ckpt_dir eval_dir default_root_dir checkpoint_path ckpt_path resume "
@@ -358,7 +358,7 @@ class TrainSettings(Settings):
         "Equal parts of the global batch, the unit of arithmetic: with the same number of them, "
         "runs on any number of towers up to it do the same. Batch norm sees one at a time, so for "
         "a network with batch norm they are part of the model. 0: the largest number up to 8 that "
-        "divides the batch, or with mixup or CutMix half of it; or what a run that goes on began "
+        "divides the batch, or with mixup or CutMix half of it; or what a run that continues began "
         "with.", ARITHMETIC,
         allowed=least_most(0, 1024), defines_run=True,
         also_called="microbatches accumulate_grad_batches gradient_accumulation_steps "

@@ -62,7 +62,7 @@ def ways_to_go_on(
     num_workers: int = 1,
     most_towers: int = MOST_PARTS,
 ) -> Ways:
-    """The same for a run that goes on, whose batch and microbatches are part of it.
+    """The same for a run that continues, whose batch and microbatches are part of it.
 
     Args:
       began: the settings that it began with.

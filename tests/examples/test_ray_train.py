@@ -103,7 +103,7 @@ def test_a_killed_worker_costs_a_start_and_no_step(started, tmp_path, alone):
     read_until(process, r"\bstep 60/")
     killed = trainings(folder)[1]
     killed.send_signal(signal.SIGKILL)
-    _, lines = read_until(process, r"worker 1 .* is gone without a word")
+    _, lines = read_until(process, r"worker 1 .* died without an error message")
     said = [int(step) for step in re.findall(r"\bstep (\d+)/400", "".join(lines))]
     found, _ = read_until(process, r"continuing at step (\d+)")
     assert int(found[1]) >= max(said, default=60)

@@ -29,7 +29,7 @@ def train(folder: str, name: str, num_towers: int, seed: int, die_at: int = 0, w
     """Makes the run, or goes on with it."""
     keras.utils.set_random_seed(seed)
     task = models.made(name, EXAMPLES)
-    if seed:  # other weights than the task's own, which a run that goes on does not look at
+    if seed:  # other weights than the task's own, which a run that continues does not look at
         for weight in task.model.trainable_variables:
             weight.assign(weight * 0.5 + 0.01)
     trainer = towers.Trainer(

@@ -1,4 +1,4 @@
-"""Arrays of one's own as a source of training batches."""
+"""Your own arrays as a source of training batches."""
 
 import sys
 from typing import NamedTuple

@@ -86,3 +86,48 @@ def test_where_no_rule_arrives_the_claim_says_so():
     of_rules = ("synchronous", "asynchronous")
     nobody = synchronous_or_not.claim(reached, {}, (EQUAL,), of_rules, 0.9, 4)
     assert nobody == f"4 workers raced to 90% of the test images. With {EQUAL} no rule came there."
+
+
+@pytest.mark.parametrize(
+    ("of_straggler", "says"),
+    [
+        ((40.0, 45.0), "where one was slow it did and so did one backup worker."),
+        ((95.0, 105.0), "where one was slow it did not, either."),
+    ],
+)
+def test_the_answer_is_computed_from_every_seed(of_straggler, says):
+    def reached(soonest, latest):
+        return synchronous_or_not.Reached((soonest + latest) / 2, 1_000, soonest, latest)
+
+    found = {
+        (EQUAL, "synchronous"): reached(50.0, 60.0),
+        (EQUAL, "asynchronous"): reached(55.0, 65.0),
+        (LAGGING, "synchronous"): reached(100.0, 110.0),
+        (LAGGING, "asynchronous"): reached(*of_straggler),
+        (LAGGING, "backup_workers"): reached(*of_straggler),
+    }
+    answer = synchronous_or_not.answer(found)
+    assert "where workers were equal, not waiting gained nothing" in answer
+    assert answer.endswith(says)
+
+
+def test_a_rule_that_a_seed_does_not_bring_there_is_not_there():
+    run = synchronous_or_not.simulation.run(
+        "synchronous",
+        synchronous_or_not.rules.RULES["synchronous"](0.1),
+        synchronous_or_not.problems.Parabola(),
+        synchronous_or_not.speeds.Speeds("constant", 2),
+        until=10.0,
+    )
+    assert synchronous_or_not.reached_by([run], accuracy=2.0) is None
+
+
+def test_the_time_lines_show_who_waits():
+    def busy(rule, worker):
+        return sum(one.end - one.begin for one in lines[rule] if one.worker == worker)
+
+    lines = {rule: synchronous_or_not.time_line(rule) for rule in synchronous_or_not.DRAWN}
+    last = synchronous_or_not.LANES - 1  # the straggler
+    assert busy("synchronous", 0) < 0.3 * busy("synchronous", last)  # waits three quarters
+    for rule in ("backup_workers", "asynchronous"):
+        assert busy(rule, 0) > 0.7 * busy(rule, last)

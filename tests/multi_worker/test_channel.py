@@ -797,7 +797,7 @@ def test_a_worker_that_is_killed_is_named_by_all(addresses):
         return one.exchange("who", None)
 
     chief, other, _ = meet(addresses, range(3), do)
-    problem = f"worker 2 ({addresses[2]}) is gone without a word"
+    problem = f"worker 2 ({addresses[2]}) died without an error message"
     assert str(chief) == problem
     assert str(other) == f"worker 0 ({addresses[0]}) has ended: {problem}"
     assert (chief.exit_code, other.exit_code) == (138, 138)
@@ -812,7 +812,7 @@ def test_a_chief_that_is_killed_is_named(addresses):
 
     results = meet(addresses, range(3), do)
     assert [str(error) for error in results[1:]] == [
-        f"worker 0 ({addresses[0]}) is gone without a word"
+        f"worker 0 ({addresses[0]}) died without an error message"
     ] * 2
 
 
@@ -904,7 +904,7 @@ class TestWhy:
             raise one.why(5.0)
 
         chief, _, other = meet(addresses, range(3), do)
-        problem = f"worker 1 ({addresses[1]}) is gone without a word"
+        problem = f"worker 1 ({addresses[1]}) died without an error message"
         assert str(chief) == problem
         assert str(other) == f"worker 0 ({addresses[0]}) has ended: {problem}"
 
@@ -918,7 +918,7 @@ class TestWhy:
 
         chief, _, _ = meet(addresses, range(3), do)
         assert chief == (
-            f"worker 1 ({addresses[1]}) is gone without a word",
+            f"worker 1 ({addresses[1]}) died without an error message",
             {2: [2, "state"]},
         )
 
@@ -1038,7 +1038,7 @@ class TestLastWord:
     @pytest.mark.parametrize(
         ("left", "said"),
         [
-            (b"", "is gone without a word"),
+            (b"", "died without an error message"),
             (packed(["ended", ["the disk is full", False]]), "has ended: the disk is full"),
             (b"\0\0\0\x1a[", "is gone"),
             (b"\0\1\0\0" + b"[" * 50_000, "is gone"),

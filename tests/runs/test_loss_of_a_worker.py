@@ -15,7 +15,7 @@ from towers import trainer, worker
 from towers.runs import loop
 from towers.support import worker_errors
 
-GONE = worker_errors.GoneError("worker 1 (b:2) is gone without a word")
+GONE = worker_errors.GoneError("worker 1 (b:2) died without an error message")
 FLAGS = (
     "--max_steps=6", "--checkpoint_every_steps=2", "--verify_every_steps=1", "--eval_every_epochs=0"
 )  # fmt: skip

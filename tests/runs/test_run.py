@@ -54,7 +54,7 @@ def scalars(folder) -> set:
 
 
 class Dies(Exception):
-    """What ends a program in the midst of a run."""
+    """What ends a program in the middle of a run."""
 
 
 def dies_at(step):

@@ -488,7 +488,7 @@ def test_a_path_is_asked_for(tmp_path):
 
 
 class Dies(Exception):
-    """What ends a program in the midst of a run."""
+    """What ends a program in the middle of a run."""
 
 
 def dies(event):

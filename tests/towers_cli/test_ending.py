@@ -8,7 +8,7 @@ from towers_cli import ending
 
 
 def test_a_stop_at_once_that_nobody_reads_of_is_one():
-    """An error here would come up in the midst of an import, which might go on after it."""
+    """An error here would come up in the middle of an import, which might go on after it."""
     read, write = os.pipe()
     os.close(read)
     with open(write, "w") as out, contextlib.redirect_stdout(out):

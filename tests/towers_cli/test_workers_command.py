@@ -140,7 +140,8 @@ def test_killed_stopped_and_continued_by_other_numbers_of_workers(tmp_path, alon
     other.kill()
     killed = time.monotonic()
     code, err = two.ended(0)
-    said = f"{two.name(1)} is gone without a word. The newest checkpoint is {folder}/checkpoints"
+    said = f"{two.name(1)} died without an error message. "
+    said += f"The newest checkpoint is {folder}/checkpoints"
     saved = int(re.fullmatch(rf"train.py: error: {re.escape(said)}/step-(\d+).\n", err)[1])
     assert code == 138 and saved >= 15  # nothing is lost but the step under way
     assert time.monotonic() - killed < STOPS_WITHIN_SECONDS
@@ -162,7 +163,7 @@ def test_killed_stopped_and_continued_by_other_numbers_of_workers(tmp_path, alon
     chief.kill()
     killed = time.monotonic()
     code, err = third.ended(1)
-    assert (code, err) == (138, f"train.py: error: {third.name(0)} is gone without a word\n")
+    assert (code, err) == (138, f"train.py: error: {third.name(0)} died without an error message\n")
     assert time.monotonic() - killed < STOPS_WITHIN_SECONDS
 
     assert scripts.run("train", *flags(folder)).returncode == 0
@@ -329,7 +330,7 @@ def one_of_two_dies(workers):
 @pytest.mark.whole_program
 def test_a_worker_that_is_killed_while_tensorflow_starts_does_not_hang_the_others(one_of_two_dies):
     code, err, name = one_of_two_dies("servers", 1, signal.SIGKILL)
-    assert (code, err) == (-signal.SIGUSR1, f"-c: error: {name} is gone without a word\n")
+    assert (code, err) == (-signal.SIGUSR1, f"-c: error: {name} died without an error message\n")
 
 
 @pytest.mark.whole_program

@@ -2,8 +2,8 @@
 
 Every other worker has one TCP connection to the chief, on the chief's own `host:port`, from before
 TensorFlow starts to the end of the run. A worker that is killed leaves a connection that ends
-without a word, which is how the others know. One that hangs leaves it open: so nothing here waits
-without a deadline, and once TensorFlow has started, its own calls carry the messages, beside a
+without a last message, which is how the others know. One that hangs leaves it open: so nothing
+here waits without a deadline, and once TensorFlow has started, its own calls carry the messages, beside a
 heartbeat (`collectives`). Whatever else connects to the chief is sent away (`door`), and what no
 worker sends ends the run with one sentence.
 """
@@ -407,8 +407,7 @@ class Channel:
         return said
 
     def _is_gone(self, indices: Sequence[int]) -> worker_errors.GoneError:
-        are = "is" if len(indices) == 1 else "are"
-        return worker_errors.GoneError(f"{self._names(indices)} {are} gone without a word")
+        return worker_errors.GoneError(f"{self._names(indices)} died without an error message")
 
     def _names(self, indices: Iterable[int]) -> str:
         return " and ".join(self.cluster.name(index) for index in indices)

@@ -53,7 +53,7 @@ def last_word(descriptor: int) -> str:
         try:
             text = connection.recv(2**16, socket.MSG_PEEK)
             if not text:
-                return "is gone without a word"
+                return "died without an error message"
             kind, body = json.loads(text[4:])
         except (OSError, ValueError, TypeError, RecursionError):
             return "is gone"

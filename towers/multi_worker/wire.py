@@ -24,7 +24,7 @@ LARGEST_MESSAGE = 2**24  # bytes
 _DEEPEST_MESSAGE = 50  # lists and objects within each other
 _LENGTH = struct.Struct("!I")
 _PLAIN = str | int | float | None  # what JSON has beside lists and objects
-# A machine that goes without a word is noticed after 10 + 3 * 5 seconds.
+# A machine that disappears is noticed after 10 + 3 * 5 seconds.
 _KEEPALIVE = {
     "TCP_KEEPIDLE": 10,
     "TCP_KEEPINTVL": 5,
@@ -34,7 +34,7 @@ _KEEPALIVE = {
 
 
 class Gone(Exception):
-    """A connection has ended without a word."""
+    """A connection has ended without a last message."""
 
 
 class NoWorker(Exception):

@@ -194,7 +194,7 @@ _NAME = re.compile(r'"name": "([^"]+)"')
 def layers(model: keras.Model) -> dict[str, str] | None:
     """A hash of a model's layers as Keras saves them, and of which weights train.
 
-    Code within a layer or a model of one's own is not in it, nor are seeds, which are state. None
+    Code within a layer or your own model is not in it, nor are seeds, which are state. None
     where Keras cannot save the model. Keras's version stands beside it.
     """
     try:
@@ -224,7 +224,7 @@ def are_others(now: Mapping | None, before: object) -> bool:
 
 
 def check_same_layers(earlier: Mapping, config: Mapping, folder: run_folder.RunFolder) -> None:
-    """Checks that the model of a run that goes on is the one that it began with.
+    """Checks that the model of a run that continues is the one that it began with.
 
     Raises:
       RunFolderError: it is another one.

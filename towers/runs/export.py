@@ -122,7 +122,7 @@ def save_model(
         raise run_folder.RunFolderError(
             f"{path}: cannot be written: this machine's clock says "
             f"{time.strftime('%Y-%m-%d')}, and the file's format has no year before 1980 or after "
-            "2107; set the clock and give the same command, which goes on from the last step"
+            "2107; set the clock and give the same command, which continues from the last step"
         ) from error
     finally:
         with contextlib.suppress(OSError):  # which would hide why it could not be written

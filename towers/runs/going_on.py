@@ -98,7 +98,7 @@ def _train_as_chief(
     if outcome.final is None:
         print(
             f"stopped at step {outcome.step} of {last_step}; checkpoint saved, the same command "
-            "goes on from there"
+            "continues from there"
         )
     else:
         _say_finished(folder, outcome.final)

@@ -22,7 +22,7 @@ _REFUSED = {
 class KerasCallbacks:
     """Calls Keras callbacks as `fit` does, with the mean loss and the evaluation, if any.
 
-    What a callback remembers is not in a checkpoint: in a run that goes on, it begins anew.
+    What a callback remembers is not in a checkpoint: in a run that continues, it begins anew.
     """
 
     def __init__(self, callbacks: Sequence[keras.callbacks.Callback], of: trainer.Trainer):

@@ -127,14 +127,14 @@ class Data:
 
 @dataclasses.dataclass
 class Event:
-    """What a hook sees: a step was made, or a run goes on from one.
+    """What a hook sees: a step was made, or a run continues from one.
 
     Attributes:
       trainer: of the run; its `state` is the one after the step.
       step: made so far, from 1.
       examples_seen: in these steps.
       epoch: examples seen, in training splits; None where nobody knows the size of one.
-      result: of the step; None where the run goes on from it, or where its hooks are called again.
+      result: of the step; None where the run continues from it, or where its hooks are called twice.
       evaluation: of the weights after this step; None where there is none.
       evaluations: lines of `metrics.jsonl`, one for each evaluation of the run so far; without
         that at the end of a run which was made longer since, unless one was due there.
@@ -523,7 +523,7 @@ class Loop:
         return all(line["step"] != at_step for line in self._evaluations)
 
     def _profile(self, at_step: int, first_step: int, profile: contextlib.ExitStack) -> None:
-        """Starts the profile at its first step, or in its midst where a run goes on there."""
+        """Starts the profile at its first step, or in its middle where a run continues there."""
         if self.plan.profile_steps is None or not self.workers.is_chief:
             return
         first, last = self.plan.profile_steps
@@ -701,7 +701,7 @@ class Loop:
         if shares:
             counts, accuracies = zip(*shares, strict=True)
             line |= {"count_of_workers": counts, "accuracy_of_workers": accuracies}
-        is_new = self._has_no_evaluation(at_step)  # a run that goes on may come by here again
+        is_new = self._has_no_evaluation(at_step)  # a run that continues may come by here again
         if is_new:
             self._evaluations.append(line)
         if not self.workers.is_chief:

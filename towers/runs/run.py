@@ -234,7 +234,7 @@ class Run:
     def train(
         self, every: Sequence[every.Every | keras.callbacks.Callback | Callable] = ()
     ) -> loop.Outcome:
-        """Trains to the end, or goes on from where the run stands.
+        """Trains to the end, or continues from where the run stands.
 
         Args:
           every: what the run does on its way: `towers.evaluate(epochs=1)` and the like, functions

@@ -84,7 +84,7 @@ class RunFolder:
         return None
 
     def _check_usable(self) -> None:
-        """Refuses what would be found out in the midst of a run, or waited for forever.
+        """Refuses what would be found out in the middle of a run, or waited for forever.
 
         Raises:
           RunFolderError: the path is too long, or a pipe or a device lies where a run has a file.
@@ -121,7 +121,7 @@ class RunFolder:
         try:
             summary = _read_json(self.final_summary)
         except (OSError, ValueError, RecursionError):
-            return None  # not what a run writes; the end of a run that goes on writes it anew
+            return None  # not what a run writes; the end of a run that continues writes it anew
         kinds = {"step": int, "weights_sha256": str, "accuracy": float | None, "split": str | None}
         whole = isinstance(summary, dict) and all(
             isinstance(summary.get(name), kind) for name, kind in kinds.items()

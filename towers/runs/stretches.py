@@ -73,7 +73,7 @@ def _git_revision() -> str | None:
 def extended(
     stretches: Sequence[Mapping], first_step: int, runs_on: Mapping[str, str | None]
 ) -> list[dict]:
-    """The stretches of a run that goes on.
+    """The stretches of a run that continues.
 
     Args:
       stretches: so far; empty where a run begins.

@@ -76,7 +76,7 @@ def is_recorded(value: object) -> bool:
 
 
 def may_differ(recorded: Mapping, given: str | os.PathLike | None) -> bool:
-    """Whether a run that goes on has to compare what it took with what is given now.
+    """Whether a run that continues has to compare what it took with what is given now.
 
     Not where the same path is given again, or none: the run has what it took. Nor where what is
     given is not there any more.

@@ -54,7 +54,7 @@ def _chosen() -> tuple[str, str]:
     file = _home() / "keras.json"
     try:
         config = json.loads(file.read_text(encoding="utf-8"))
-    except (OSError, ValueError):  # Keras goes on without it
+    except (OSError, ValueError):  # Keras continues without it
         config = {}
     named = config.get("backend") if isinstance(config, dict) else None
     return str(file), named or "tensorflow"

@@ -139,7 +139,7 @@ class Trainable:
         names = ", ".join(one.path or one.name for one in changed[:3])
         done = "unfrozen" if changed[0].trainable else "frozen"
         raise ValueError(
-            f"{names}: {done} after the Trainer was made, which goes on with what it began with; "
+            f"{names}: {done} after the Trainer was made, which continues with what it began with; "
             "make a new Trainer"
         )
 
@@ -297,7 +297,7 @@ def inputs_fit(trained: keras.Model, inputs: structures.Structure) -> None:
     """
     is_sequential = isinstance(trained, keras.Sequential)
     taken = trained.inputs[0] if is_sequential else getattr(trained, "_inputs_struct", None)
-    if taken is None:  # of a class of one's own
+    if taken is None:  # of your own class
         return
     specs, given = tf.nest.flatten(taken), tf.nest.flatten(inputs)
     several = structures.is_of_several(inputs)
