@@ -134,7 +134,7 @@ class Event:
       step: made so far, from 1.
       examples_seen: in these steps.
       epoch: examples seen, in training splits; None where nobody knows the size of one.
-      result: of the step; None where the run continues from it, or where its hooks are called twice.
+      result: of the step; None where the run continues from it, or its hooks are called again.
       evaluation: of the weights after this step; None where there is none.
       evaluations: lines of `metrics.jsonl`, one for each evaluation of the run so far; without
         that at the end of a run which was made longer since, unless one was due there.
