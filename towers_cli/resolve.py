@@ -106,8 +106,8 @@ def default_threads(num_microbatches: int, num_gpus: int, cores: int) -> int:
 
     Microbatches run side by side. A core that has one to itself is never waited for in the middle
     of an operation, which is faster than several threads for all (docs/speed.md); and threads show
-    in the bits, which the machine's cores must not. One microbatch has all cores to itself. With GPUs
-    the CPU has no microbatches, but the reduction and the update.
+    in the bits, which the machine's cores must not. One microbatch has all cores to itself. With
+    GPUs the CPU has no microbatches, but the reduction and the update.
     """
     if num_gpus:
         return GPU_THREADS

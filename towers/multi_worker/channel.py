@@ -2,8 +2,8 @@
 
 Every other worker has one TCP connection to the chief, on the chief's own `host:port`, from before
 TensorFlow starts to the end of the run. A worker that is killed leaves a connection that ends
-without a last message, which is how the others know. One that hangs leaves it open: so nothing
-here waits without a deadline, and once TensorFlow has started, its own calls carry the messages, beside
+without a last message, which is how the others know. One that hangs leaves it open: so nothing here
+waits without a deadline, and once TensorFlow has started, its own calls carry the messages, beside
 a heartbeat (`collectives`). Whatever else connects to the chief is sent away (`door`), and what no
 worker sends ends the run with one sentence.
 """
