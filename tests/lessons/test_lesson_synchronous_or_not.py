@@ -91,8 +91,8 @@ def test_where_no_rule_arrives_the_claim_says_so():
 @pytest.mark.parametrize(
     ("of_straggler", "says"),
     [
-        ((40.0, 45.0), "where one was slow it did and so did one backup worker."),
-        ((95.0, 105.0), "where one was slow it did not, either."),
+        ((40.0, 45.0), "where one was slow, it gained time, and so did one backup worker."),
+        ((95.0, 105.0), "where one was slow, it gained nothing either."),
     ],
 )
 def test_the_answer_is_computed_from_every_seed(of_straggler, says):

@@ -685,7 +685,7 @@ class Loop:
     def _evaluate(self, progress) -> None:
         if self.data.evaluation is None:
             return
-        at_step = int(self.trainer.state.step)
+        at_step, seen = int(self.trainer.state.step), int(self.trainer.state.examples_seen)
         with self._enough_memory():
             result = self.trainer.evaluate(self.data.evaluation)
         try:
@@ -693,7 +693,7 @@ class Loop:
         except NotFiniteEvaluationError as error:
             raise self._cannot_go_on(f"step {at_step}: {error}") from error
         self._evaluation = result
-        epoch = self._epoch(int(self.trainer.state.examples_seen))
+        epoch = self._epoch(seen)
         split = self.data.evaluation_split
         line = {"step": at_step} | ({} if epoch is None else {"epoch": epoch})
         line |= {"split": split} | result.as_metrics()
@@ -709,7 +709,6 @@ class Loop:
         with self._in_its_folder():
             if is_new:
                 run_folder.append_line(self.folder.metrics, line)
-            seen = at_step * self.trainer.global_batch_size
             self._summaries.evaluation(result, self.plan.class_names, at_step, seen)
         progress.say(f"{split} at step {at_step}: {said(result)} on {result.count:,} examples")
         for index, (count, accuracy) in enumerate(shares):
