@@ -72,7 +72,7 @@ class Run:
     updates: int
     weights: np.ndarray
     diverged: bool
-    work: Sequence[cluster.Work]
+    work: Sequence[cluster.Work] = ()
 
     @property
     def end(self) -> Point:

@@ -523,7 +523,7 @@ class TestGoingOn:
             assert (process.returncode, stderr) == (code, "")
             last = stdout.splitlines()[-1]
             said = re.fullmatch(
-                r"stopped at step (\d+) of 50000; checkpoint saved, the same command goes on "
+                r"stopped at step (\d+) of 50000; checkpoint saved, the same command continues "
                 r"from there",
                 last,
             )
