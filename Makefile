@@ -8,7 +8,7 @@ LESSONS_FLAGS ?=
 .PHONY: help train test test-all benchmark lessons lint format clean
 
 help:
-	@echo "make train   train on the embedded data set with two towers (half a minute, once installed)"
+	@echo "make train   train on the embedded data set with two towers (about a minute, once installed)"
 	@echo "make test    run the tests"
 	@echo "make test-all  run the long ones, too"
 	@echo "make benchmark  train beside the tutorial and Keras by turns (a quarter of an hour)"

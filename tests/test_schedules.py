@@ -77,27 +77,25 @@ def test_rate_stays_0_after_the_end(schedule):
 
 
 @pytest.mark.parametrize("schedule", EACH)
-def test_warm_up_multiplies_by_the_share_of_it_that_is_done(schedule):
+@pytest.mark.parametrize(
+    "start_factor, expected",
+    [
+        (0.0, [0.0, 0.25, 0.5, 1.0]),
+        # Goyal et al. 2017: four GPUs have four times the rate of one and begin with that of one.
+        (0.25, [0.25, 0.4375, 0.625, 1.0]),
+    ],
+)
+def test_warm_up_rises_to_the_rate_by_the_share_of_it_that_is_done(
+    schedule, start_factor, expected
+):
     warm = rate(
         schedule,
         warmup_epochs=0.5,
+        warmup_start_factor=start_factor,
         total_epochs=4.0,
         decay_epochs=(1.0,) if schedule == "piecewise" else (),
     )
-    assert at_epochs(warm, 0, 0.125, 0.25, 0.5) == [0.0, 0.25, 0.5, 1.0]
-
-
-@pytest.mark.parametrize("schedule", EACH)
-def test_warm_up_may_start_at_a_share_of_the_rate(schedule):
-    # Goyal et al. 2017: four GPUs have four times the rate of one and begin with that of one.
-    warm = rate(
-        schedule,
-        warmup_epochs=0.5,
-        warmup_start_factor=0.25,
-        total_epochs=4.0,
-        decay_epochs=(1.0,) if schedule == "piecewise" else (),
-    )
-    assert at_epochs(warm, 0, 0.25, 0.5) == [0.25, 0.625, 1.0]
+    assert at_epochs(warm, 0, 0.125, 0.25, 0.5) == expected
 
 
 def test_a_start_without_a_warm_up_changes_nothing():

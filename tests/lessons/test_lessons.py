@@ -266,6 +266,8 @@ def test_a_page_has_the_question_the_figure_and_the_code_as_it_is(name):
     one = LESSONS[name]
     page = one.page.read_text(encoding="utf-8")
     assert one.question in " ".join(page.replace(">", "").split())
+    # The answer stands right below the question, before any evidence.
+    assert re.search(r"^> .*\n\n<!-- answer -->\n\*\*.{40,}\.\*\*\n<!-- end -->\n", page, re.M)
     assert f"](../figures/{one.figure.name})" in page
     assert one.figure.exists()
     assert lesson.refreshed(page) == page  # `make lessons` writes it
