@@ -17,8 +17,10 @@ class Arrays:
     An image is stored as PNG, which loses nothing; what is encoded already is stored as it is.
 
     Attributes:
-      description, identity, class_names, num_examples, num_bytes: see `store.Source`.
+      description, identity, class_names, num_examples, num_bytes, files: see `store.Source`.
     """
+
+    files = None
 
     def __init__(
         self,

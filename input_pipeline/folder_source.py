@@ -36,9 +36,11 @@ class Folder:
     """The pictures of one split; a `store.Source`.
 
     Attributes:
-      description, identity, class_names, num_examples, num_bytes: see `store.Source`.
+      description, identity, class_names, num_examples, num_bytes, files: see `store.Source`.
       passed_over: files that are no pictures by their ending, with the endings.
     """
+
+    files = None
 
     def __init__(self, root: pathlib.Path, split: str, class_names: Sequence[str] | None = None):
         """

@@ -2,9 +2,10 @@
 
 A store is a folder: the pictures' bytes as they came, in ArrayRecord files of PICTURES_PER_SHARD
 each (`group_size:1`, so that one is read without its neighbours), `index.npz` with what a step
-needs of each before it is read, and `store.json`, which is written last. A store that is made is in
-a folder that ends in `.unfinished`; its finished shards stay where making it is cut off, and are
-taken up again. So a store is there whole or not at all.
+needs of each before it is read, and `store.json`, which is written last. Where a source has its
+pictures in such files already, they are read there, and the store has the rest. A store that is
+made is in a folder that ends in `.unfinished`; its finished shards stay where making it is cut off,
+and are taken up again. So a store is there whole or not at all.
 
 It is made once, from a `Source`, and known by what that source is. Deleting it is always safe.
 """
@@ -23,8 +24,9 @@ import os
 import pathlib
 import shutil
 import sys
+import threading
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple, Protocol
 
 import numpy as np
@@ -36,13 +38,16 @@ import container_limits
 from . import cache, decoded, pictures, regular_files
 
 FORMAT = 1  # to be raised when a store's files change; older ones are then made again
-PICTURES_PER_SHARD = 16384  # few enough that all shards of ten million can be open
+PICTURES_PER_SHARD = 16384
+MOST_OPEN_FILES = 512  # of one store; most systems let a process have 1,024
 UNFINISHED = ".unfinished"
 
 _LOOKED_AT_AHEAD = 32  # pictures
+_RECORDS_AT_A_TIME = 64  # where all are read in order
 _END_OF_NAME = "\0"  # which no name of a file has
 _MOST_NAMED = 10
 _SPARE = 1.05  # of the disk, beside the pictures themselves: what ArrayRecord and the index add
+_INDEX_BYTES = 64  # of a picture, its name among them, where it is read in place
 _WAITS_SECONDS = 0.5  # between two looks whether another process has made the store
 
 _NO_FILE = (FileNotFoundError, NotADirectoryError, regular_files.NotRegularError)
@@ -68,6 +73,22 @@ class Example(NamedTuple):
     content: bytes | OSError
 
 
+class Files(NamedTuple):
+    """ArrayRecord files that hold pictures, one in each record.
+
+    Attributes:
+      paths: of the files, in order.
+      counts: records in each.
+      picture: takes the encoded picture out of a record; raises ValueError where there is none.
+      remedy: what a person does when a file cannot be read, as a sentence.
+    """
+
+    paths: Sequence[str]
+    counts: Sequence[int]
+    picture: Callable[[bytes], bytes]
+    remedy: str
+
+
 class Source(Protocol):
     """What a store is made from.
 
@@ -77,6 +98,7 @@ class Source(Protocol):
       class_names: one per class.
       num_examples: how many there are.
       num_bytes: of all pictures together, about.
+      files: where the pictures already lie, in the order of `examples`; None has them copied.
     """
 
     description: str
@@ -84,6 +106,7 @@ class Source(Protocol):
     class_names: Sequence[str]
     num_examples: int
     num_bytes: int
+    files: Files | None
 
     def examples(self, first: int) -> Iterator[Example]:
         """The examples from number `first` on, in an order that is the same every time."""
@@ -111,6 +134,7 @@ class Store:
 
     Attributes:
       path: its folder.
+      files: that hold its pictures: its own, or those of its source.
       class_names: one per class.
       index: of all pictures.
       fingerprint: SHA-256 in hex over classes, labels and pictures; two stores of the same ones
@@ -118,6 +142,7 @@ class Store:
     """
 
     path: pathlib.Path
+    files: Files
     class_names: tuple[str, ...]
     index: Index
     fingerprint: str
@@ -127,8 +152,8 @@ class Store:
 
     @functools.cached_property
     def reader(self) -> "Reader":
-        """Reads its pictures; each file stays open from the first time that it is read."""
-        return Reader(self.path, len(self))
+        """Reads its pictures."""
+        return Reader(self.files)
 
     def names(self) -> list[str]:
         """The names of all pictures, in order."""
@@ -137,16 +162,20 @@ class Store:
 
 
 class Reader:
-    """Reads pictures by their numbers, by any number of threads."""
+    """Reads pictures by their numbers, by any number of threads.
 
-    def __init__(self, path: pathlib.Path, count: int):
+    The MOST_OPEN_FILES that were read last stay open.
+    """
+
+    def __init__(self, files: Files):
         """
         Args:
-          path: of the store.
-          count: of its pictures.
+          files: that hold the pictures, numbered through.
         """
-        self._path, self._count = path, count
-        self._files: dict[int, Any] = {}
+        self._files = files
+        self._ends = np.cumsum(np.asarray(files.counts, np.int64))
+        self._open: collections.OrderedDict[int, Any] = collections.OrderedDict()
+        self._lock = threading.Lock()  # of `_open`
 
     def __call__(self, ids: np.ndarray) -> list[bytes]:
         """The encoded pictures of these numbers, in their order.
@@ -154,32 +183,77 @@ class Reader:
         Raises:
           DataError: a file is gone or damaged.
         """
-        by_shard = collections.defaultdict(list)
-        for place, number in enumerate(ids):
-            by_shard[int(number) // PICTURES_PER_SHARD].append(place)
+        ids = np.asarray(ids, np.int64)
+        places_of = collections.defaultdict(list)
+        for place, file in enumerate(np.searchsorted(self._ends, ids, side="right")):
+            places_of[int(file)].append(place)
         found: list[bytes] = [b""] * len(ids)
-        for shard, places in by_shard.items():
-            rows = [int(ids[place]) % PICTURES_PER_SHARD for place in places]
-            for place, content in zip(places, self._read(shard, rows), strict=True):
+        for file, places in places_of.items():
+            first = self._ends[file] - self._files.counts[file]
+            rows = [int(ids[place] - first) for place in places]
+            for place, content in zip(places, self._read(file, rows), strict=True):
                 found[place] = content
         return found
 
-    def _read(self, shard: int, rows: list[int]) -> list[bytes]:
-        path = self._path / shard_name(shard)
+    def _read(self, file: int, rows: list[int]) -> list[bytes]:
         try:
-            if shard not in self._files:
-                self._files[shard] = _opened(path)
-            return self._files[shard].read(rows)
+            return [self._files.picture(record) for record in self._reader(file).read(rows)]
         except (OSError, RuntimeError, ValueError, IndexError) as error:
             raise decoded.DataError(
-                f"{path} cannot be read: {_reason(error)}. Remove {self._path}, and it is made "
-                "anew from its pictures at the next start."
+                f"{self._files.paths[file]} cannot be read: {_reason(error)}. {self._files.remedy}"
             ) from error
 
+    def _reader(self, file: int):
+        with self._lock:
+            found = self._open.pop(file, None)
+            if found is None:
+                found = _opened(self._files.paths[file])
+                if found.num_records() != self._files.counts[file]:
+                    raise ValueError(
+                        f"it has {found.num_records():,} records in place of "
+                        f"{self._files.counts[file]:,}"
+                    )
+            self._open[file] = found
+            if len(self._open) > MOST_OPEN_FILES:
+                self._open.popitem(last=False)  # closed once no thread reads it
+            return found
 
-def _opened(path: pathlib.Path):
+
+def _opened(path: str | os.PathLike):
     regular_files.check(path)
-    return array_record_module.ArrayRecordReader(str(path), "readahead_buffer_size:0")
+    return array_record_module.ArrayRecordReader(os.fspath(path), "readahead_buffer_size:0")
+
+
+def records(paths: Sequence[str]) -> Iterator[bytes]:
+    """The records of ArrayRecord files, in order.
+
+    Raises:
+      OSError, RuntimeError: a file is gone or damaged.
+    """
+    for path in paths:
+        reader = _opened(path)
+        for first in range(0, reader.num_records(), _RECORDS_AT_A_TIME):
+            yield from reader.read(first, min(first + _RECORDS_AT_A_TIME, reader.num_records()))
+
+
+def one_by_one(path: str) -> bool:
+    """Whether a record of an ArrayRecord file is read without its neighbours.
+
+    Raises:
+      OSError, RuntimeError: the file is gone or damaged.
+    """
+    return "group_size:1," in f"{_opened(path).writer_options_string()},"
+
+
+def _own_files(path: pathlib.Path, count: int) -> Files:
+    """Of a store whose pictures were copied."""
+    starts = range(0, count, PICTURES_PER_SHARD)
+    return Files(
+        [str(path / shard_name(number)) for number in range(len(starts))],
+        [min(PICTURES_PER_SHARD, count - start) for start in starts],
+        bytes,
+        f"Remove {path}, and it is made anew from its pictures at the next start.",
+    )
 
 
 def shard_name(number: int) -> str:
@@ -216,7 +290,7 @@ def open_or_make(
     except OSError as error:
         raise decoded.DataError(f"{error}; name a folder for the store with --store_dir") from error
     path = root / cache.key(name, {"format": FORMAT} | dict(source.identity))
-    found = _open_if_sound(path, read_only)
+    found = _open_if_sound(path, source, read_only)
     if found is not None:
         return found
     if read_only:
@@ -227,12 +301,12 @@ def open_or_make(
     try:
         root.mkdir(parents=True, exist_ok=True)
         with _alone(path):
-            found = _open_if_sound(path, read_only)  # another process may have made it meanwhile
+            found = _open_if_sound(path, source, read_only)  # another process may have made it
             if found is None:
                 shutil.rmtree(path, ignore_errors=True)  # what is damaged
                 _check_space(root, source, path)
                 _make(path, source)
-                found = _open(path)
+                found = _open(path, source)
     except OSError as error:
         raise _cannot_be_written(path, _reason(error)) from error
     return found
@@ -245,12 +319,12 @@ def _cannot_be_written(path: pathlib.Path, reason: str) -> decoded.DataError:
     )
 
 
-def _open_if_sound(path: pathlib.Path, read_only: bool) -> Store | None:
+def _open_if_sound(path: pathlib.Path, source: Source, read_only: bool) -> Store | None:
     """The store at `path`; None where there is none, or one that has to be made again."""
     if not os.path.lexists(path):
         return None
     try:
-        return _open(path)
+        return _open(path, source)
     except _Damaged as error:
         if read_only:
             raise
@@ -258,7 +332,7 @@ def _open_if_sound(path: pathlib.Path, read_only: bool) -> Store | None:
         return None
 
 
-def _open(path: pathlib.Path) -> Store:
+def _open(path: pathlib.Path, source: Source) -> Store:
     """Opens a store, and checks all of it but the pictures, which have checksums of their own.
 
     Raises:
@@ -281,7 +355,8 @@ def _open(path: pathlib.Path) -> Store:
         with regular_files.open_to_read(path / "index.npz") as file:
             arrays = np.load(file, allow_pickle=False)
             index = Index(*(arrays[name] for name in Index._fields))
-        return Store(path, tuple(about["class_names"]), index, about["fingerprint"])
+        files = source.files or _own_files(path, len(index.labels))
+        return Store(path, files, tuple(about["class_names"]), index, about["fingerprint"])
     except Exception as error:  # whatever a damaged file makes json and NumPy raise
         is_damage = not isinstance(error, OSError | MemoryError) or isinstance(error, _NO_FILE)
         kind = _Damaged if is_damage else decoded.DataError
@@ -322,10 +397,12 @@ def _alone(path: pathlib.Path) -> Iterator[None]:
 def _check_space(root: pathlib.Path, source: Source, path: pathlib.Path) -> None:
     unfinished = path.with_name(path.name + UNFINISHED)
     done = sum(file.stat().st_size for file in unfinished.glob("*")) if unfinished.exists() else 0
-    needed, free = source.num_bytes * _SPARE - done, shutil.disk_usage(root).free
-    if needed > free:
+    in_place = source.files is not None
+    takes = _SPARE * (source.num_examples * _INDEX_BYTES if in_place else source.num_bytes)
+    free = shutil.disk_usage(root).free
+    if takes - done > free:
         raise decoded.DataError(
-            f"the store of {source.description} takes {source.num_bytes * _SPARE / 1e9:.2f} GB in "
+            f"the store of {source.description} takes {takes / 1e9:.2f} GB in "
             f"{root}, and {free / 1e9:.2f} GB are free there; --store_dir names another place."
         )
 
@@ -345,7 +422,7 @@ def _make(path: pathlib.Path, source: Source) -> None:
     with contextlib.closing(_looked_at(source.examples(first))) as looked_at:
         bar = tqdm.tqdm(
             looked_at,
-            desc="pictures into the store",
+            desc="pictures into the store" if source.files is None else "pictures looked at",
             total=source.num_examples,
             initial=min(first, source.num_examples),
             unit="",
@@ -355,7 +432,8 @@ def _make(path: pathlib.Path, source: Source) -> None:
         taken, unusable = iter(bar), []
         for number in range(len(parts), shards):
             count = min(PICTURES_PER_SHARD, source.num_examples - number * PICTURES_PER_SHARD)
-            part = _write_part(unfinished, number, taken, count, unusable)
+            in_place = source.files is not None
+            part = _write_part(unfinished, number, taken, count, unusable, in_place)
             parts.append(part)
         next(taken, None)  # so that a source with more pictures than it says finds that out
         bar.close()
@@ -409,7 +487,8 @@ def _finished_part(unfinished: pathlib.Path, number: int, source: Source) -> _Pa
             index = Index(*(arrays[name] for name in Index._fields))
             names, sha256 = arrays["names"].tobytes(), str(arrays["sha256"])
             size = int(arrays["size"])
-        whole = (unfinished / shard_name(number)).stat().st_size == size
+        shard = unfinished / shard_name(number)
+        whole = source.files is not None or shard.stat().st_size == size
     except Exception:  # whatever a torn file makes NumPy raise: it is made again
         return None
     if not whole or len(index.labels) != count:
@@ -417,12 +496,16 @@ def _finished_part(unfinished: pathlib.Path, number: int, source: Source) -> _Pa
     return _Part(index, names.decode("utf-8", "surrogateescape"), sha256)
 
 
-def _write_part(unfinished, number: int, looked_at, count: int, unusable: list[str]) -> _Part:
-    """Writes one shard, and when it is whole the file beside it that says so."""
+def _write_part(
+    unfinished, number: int, looked_at, count: int, unusable: list[str], in_place: bool
+) -> _Part:
+    """Writes one shard, and when it is whole the file beside it that says so.
+
+    A shard of pictures that are read in place has the file beside it alone.
+    """
     path = unfinished / shard_name(number)
     digest, rows, names = hashlib.sha256(), [], []
-    try:
-        writer = array_record_module.ArrayRecordWriter(str(path), "group_size:1,uncompressed")
+    with contextlib.nullcontext() if in_place else _shard(path) as write:
         for _ in range(count):
             example, header = next(looked_at, (None, None))
             if example is None:
@@ -431,17 +514,12 @@ def _write_part(unfinished, number: int, looked_at, count: int, unusable: list[s
             if isinstance(header, str):
                 unusable.append(f"{example.name} {header}")
                 continue
-            writer.write(example.content)
+            if write is not None:
+                write(example.content)
             rows.append((example.label, header))
             digest.update(np.array([example.label, header.orientation], "<i4").tobytes())
             digest.update(np.array([len(example.content)], "<i8").tobytes())
             digest.update(example.content)
-        writer.close()
-        if rows and _opened(path).num_records() != len(rows):
-            raise OSError(errno.EIO, f"{path.name} was not written whole")
-        _sync(path)
-    except (RuntimeError, ValueError) as error:  # of ArrayRecord, as of a full disk
-        raise OSError(errno.EIO, _reason(error)) from error
     headers = [header for _, header in rows]
     index = Index(
         np.array([label for label, _ in rows], np.int32),
@@ -458,12 +536,37 @@ def _write_part(unfinished, number: int, looked_at, count: int, unusable: list[s
             **index._asdict(),
             names=np.frombuffer(text.encode("utf-8", "surrogateescape"), np.uint8),
             sha256=np.array(part.sha256),
-            size=np.array(path.stat().st_size),
+            size=np.array(0 if in_place else path.stat().st_size),
         )
         open_file.flush()
         os.fsync(open_file.fileno())
     os.replace(f"{file}.tmp", file)
     return part
+
+
+@contextlib.contextmanager
+def _shard(path: pathlib.Path) -> Iterator[Callable[[bytes], None]]:
+    """Yields what writes a picture into a shard, which afterwards is whole and on the disk.
+
+    Raises:
+      OSError: it cannot be written.
+    """
+    try:
+        writer = array_record_module.ArrayRecordWriter(str(path), "group_size:1,uncompressed")
+        written = 0
+
+        def write(picture: bytes) -> None:
+            nonlocal written
+            writer.write(picture)
+            written += 1
+
+        yield write
+        writer.close()
+        if written and _opened(path).num_records() != written:
+            raise OSError(errno.EIO, f"{path.name} was not written whole")
+        _sync(path)
+    except (RuntimeError, ValueError) as error:  # of ArrayRecord, as of a full disk
+        raise OSError(errno.EIO, _reason(error)) from error
 
 
 def _sync(path: pathlib.Path) -> None:
@@ -506,7 +609,8 @@ def _finish(unfinished: pathlib.Path, source: Source, parts: Sequence[_Part]) ->
         "".join(part.names for part in parts), "utf-8", "surrogateescape"
     )
     text = json.dumps([list(source.class_names), [part.sha256 for part in parts]])
-    names = ["index.npz", "names", *(shard_name(number) for number in range(len(parts)))]
+    copied = () if source.files else (shard_name(number) for number in range(len(parts)))
+    names = ["index.npz", "names", *copied]
     index_bytes = (unfinished / "index.npz").read_bytes()
     about = {
         "format": FORMAT,

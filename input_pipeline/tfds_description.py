@@ -21,7 +21,7 @@ _INFO, _FEATURES, _NAMES = "dataset_info.json", "features.json", "label.labels.t
 _CLASS_KEYS = ("type", "pythonClassName", "python_class_name")
 _JSON_IN_TEXT = ("content", "json")
 
-_REMEDY = "Copy the set again, or remove that folder and let it be prepared anew."
+REMEDY = "Copy the set again, or remove that folder and let it be prepared anew."
 
 _ANY_VERSION = "[0-9]*.[0-9]*.[0-9]*"  # a set that is being prepared has a folder of another name
 _MOST_CLASSES = 10**6
@@ -135,14 +135,14 @@ def shards(builder: "tfds.core.DatasetBuilder", split: str) -> list[tuple[str, o
         files = [(path, regular_files.check(path)) for path in paths]
     except (OSError, ValueError) as error:  # ValueError: a name that no file can have
         raise decoded.DataError(
-            f"{builder.name} in {builder.data_path} is incomplete ({error}). {_REMEDY}"
+            f"{builder.name} in {builder.data_path} is incomplete ({error}). {REMEDY}"
         ) from error
     if builder.info.as_proto.file_format in ("", "tfrecord"):
         for length, (path, found) in zip(lengths, files, strict=True):
             if length * _RECORD_OVERHEAD > found.st_size:
                 raise decoded.DataError(
                     f"{path} has {found.st_size:,} bytes, in which the {length:,} examples of "
-                    f"{description} cannot be. {_REMEDY}"
+                    f"{description} cannot be. {REMEDY}"
                 )
     return files
 
@@ -213,4 +213,4 @@ def _own_features() -> set[str]:
 
 
 def _damaged(path: pathlib.Path, what: str) -> decoded.DataError:
-    return decoded.DataError(f"{path} cannot be used: {what}. {_REMEDY}")
+    return decoded.DataError(f"{path} cannot be used: {what}. {REMEDY}")

@@ -7,6 +7,7 @@ within seconds? Only then does TFDS download.
 
 import contextlib
 import difflib
+import functools
 import logging
 import math
 import os
@@ -20,7 +21,7 @@ import time
 import urllib.parse
 import urllib.request
 import uuid
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -440,8 +441,10 @@ def has_one_size(builder: "tfds.core.DatasetBuilder") -> bool:
 class Pictures:
     """The encoded pictures of one split; a `store.Source`.
 
+    A set that TFDS prepared as ArrayRecord files is read where it is.
+
     Attributes:
-      description, identity, class_names, num_examples, num_bytes: see `store.Source`.
+      description, identity, class_names, num_examples, num_bytes, files: see `store.Source`.
     """
 
     def __init__(self, builder: "tfds.core.DatasetBuilder", split: str):
@@ -454,10 +457,22 @@ class Pictures:
         where = f"TFDS {builder.info.full_name} in {builder.data_dir_root}"
         if found is None or not builder.info.splits[split].num_examples:
             raise decoded.DataError(f"{where}: {split} is empty.")
-        self.description, self.identity = where, found | {"pictures": "as they came"}
+        self.files = self._files([path for path, *_ in found["files"]])
+        how = "as they came" if self.files is None else "read in place"
+        self.description, self.identity = where, found | {"pictures": how}
         self.class_names = tuple(builder.info.features["label"].names)
         self.num_examples = builder.info.splits[split].num_examples
         self.num_bytes = sum(size for _, size, _ in found["files"])
+
+    def _files(self, paths: Sequence[str]) -> store.Files | None:
+        counts = list(self._builder.info.splits[self._split].shard_lengths)
+        try:
+            path = next(path for path, count in zip(paths, counts, strict=True) if count)
+            if not (_is_array_record(self._builder) and store.one_by_one(path)):
+                return None
+        except (OSError, RuntimeError) as error:
+            raise decoded.DataError(f"{path} cannot be read: {_first_line(error)}") from error
+        return store.Files(paths, counts, _taking_pictures_out(), tfds_description.REMEDY)
 
     def examples(self, first: int) -> Iterator[store.Example]:
         """As `store.Source.examples`.
@@ -504,15 +519,44 @@ def _examples_at_a_time(shape: tuple[int, ...]) -> int:
     return max(1, _READ_BYTES // math.prod(shape))
 
 
+def _is_array_record(builder: "tfds.core.DatasetBuilder") -> bool:
+    return builder.info.as_proto.file_format == "array_record"
+
+
+def _taking_pictures_out() -> Callable[[bytes], bytes]:
+    """What takes the encoded picture out of an example as TFDS writes it."""
+    import tensorflow as tf
+    from google.protobuf import message
+
+    def picture(record: bytes) -> bytes:
+        try:
+            found = tf.train.Example.FromString(record).features.feature["image"].bytes_list.value
+        except message.DecodeError as error:
+            raise ValueError("a record is no example") from error
+        if len(found) != 1:
+            raise ValueError(f"an example has {len(found)} images")
+        return found[0]
+
+    return picture
+
+
 def _in_order(builder: "tfds.core.DatasetBuilder", split: str, decoders=None):
     """The split's images and labels in the order of its files."""
+    import tensorflow as tf
     import tensorflow_datasets as tfds
 
+    wanted = tfds.decode.PartialDecoding({"image": True, "label": True}, decoders)
+    if _is_array_record(builder):  # which TFDS does not read as a tf.data.Dataset
+        paths = [path for path, _ in tfds_description.shards(builder, split)]
+        features = wanted.extract_features(builder.info.features)
+        return tf.data.Dataset.from_generator(
+            lambda: store.records(paths), output_signature=tf.TensorSpec([], tf.string)
+        ).map(functools.partial(features.deserialize_example, decoders=wanted.decoders))
     try:
         return builder.as_dataset(
             split=split,
             shuffle_files=False,
-            decoders=tfds.decode.PartialDecoding({"image": True, "label": True}, decoders),
+            decoders=wanted,
             read_config=tfds.ReadConfig(
                 interleave_cycle_length=1,
                 try_autocache=False,

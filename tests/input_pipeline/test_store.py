@@ -44,6 +44,7 @@ class Made:
     def __init__(self, contents=None, identity="made"):
         self.contents = contents or [encoded(number) for number in range(COUNT)]
         self.num_examples = len(self.contents)
+        self.files = None
         self.num_bytes = sum(len(c) for c in self.contents if isinstance(c, bytes))
         self.identity = {"source": identity}
         self.asked, self.stop_at = [], None

@@ -1,6 +1,8 @@
 """Batches of pictures from a store, as a pure function of seed and step."""
 
 import os
+import pathlib
+import shutil
 import time
 
 import numpy as np
@@ -228,12 +230,9 @@ class TestLoading:
         assert datasets.default_split("cifar10", str(flat), "test") == "test"
 
 
-@pytest.mark.parametrize("fixed", [True, False], ids=["one size", "different sizes"])
-def test_a_tfds_set_from_disk(tmp_path, fixed):
-    """One of different sizes, and any for which a size is asked for."""
+def prepared_photos(tmp_path, contents, fixed=False, **options):
+    """A set of these JPEGs, number n of class n % 2, prepared by TFDS; returns its files."""
     import tensorflow_datasets as tfds
-
-    contents = [photos.encoded(photos.picture(24 + (0 if fixed else n), 30, n)) for n in range(10)]
 
     class Photos(tfds.core.GeneratorBasedBuilder, skip_registration=True):
         VERSION = tfds.core.Version("1.0.0")
@@ -243,6 +242,7 @@ def test_a_tfds_set_from_disk(tmp_path, fixed):
             features = {
                 "image": tfds.features.Image(shape=shape, encoding_format="jpeg"),
                 "label": tfds.features.ClassLabel(names=["ant", "bee"]),
+                "place": tfds.features.Text(),
             }
             features = tfds.features.FeaturesDict(features)
             return tfds.core.DatasetInfo(builder=self, features=features)
@@ -254,13 +254,30 @@ def test_a_tfds_set_from_disk(tmp_path, fixed):
             for n, content in enumerate(contents):
                 path = tmp_path / f"{n}.jpg"
                 path.write_bytes(content)
-                yield n, {"image": os.fspath(path), "label": n % 2}
+                yield n, {"image": os.fspath(path), "label": n % 2, "place": "a meadow"}
 
-    Photos(data_dir=str(tmp_path / "data")).download_and_prepare()
+    config = tfds.download.DownloadConfig(num_shards=options.pop("num_shards", 1))
+    builder = Photos(data_dir=str(tmp_path / "data"), **options)
+    builder.download_and_prepare(download_config=config)
+    return [str(path) for path in builder.info.splits["train"].filepaths]
+
+
+@pytest.mark.parametrize("file_format", ["tfrecord", "array_record"])
+@pytest.mark.parametrize("fixed", [True, False], ids=["one size", "different sizes"])
+def test_a_tfds_set_from_disk(tmp_path, fixed, file_format):
+    """One of different sizes, and any for which a size is asked for."""
+    contents = [photos.encoded(photos.picture(24 + (0 if fixed else n), 30, n)) for n in range(10)]
+    prepared_photos(tmp_path, contents, fixed, file_format=file_format)
     options = {"store_dir": str(tmp_path / "stores")}
     if fixed:
         held = datasets.load("photos", str(tmp_path / "data"), "train")
         assert isinstance(held, datasets.ImageArrays)
+        pixels = {
+            tf.io.decode_jpeg(content).numpy().tobytes(): n for n, content in enumerate(contents)
+        }
+        numbers = [pixels[image.tobytes()] for image in held.some(10)]
+        assert sorted(numbers) == list(range(10))
+        assert [n % 2 for n in numbers] == held.labels.tolist()
         options["image_size"] = 224
     found = datasets.load("photos", str(tmp_path / "data"), "train", **options)
     assert found.image_shape == (224, 224, 3) and found.class_names == ("ant", "bee")
@@ -269,6 +286,104 @@ def test_a_tfds_set_from_disk(tmp_path, fixed):
     stored = found.store.reader(range(10))
     assert [labels[content] for content in stored] == found.store.index.labels.tolist()
     assert found.store.names()[3] == "train/3"
+
+
+def in_place(tmp_path, **options):
+    return datasets.load(
+        "photos", str(tmp_path / "data"), "train", store_dir=str(tmp_path / "stores"), **options
+    )
+
+
+@pytest.fixture
+def array_records(tmp_path):
+    """The files of 42 pictures that TFDS prepared as ArrayRecord, and the pictures."""
+    contents = [photos.encoded(photos.picture(16, 16 + n, n)) for n in range(42)]
+    options = {"file_format": "array_record", "num_shards": 5}
+    return prepared_photos(tmp_path, contents, **options), contents
+
+
+def test_array_records_of_tfds_are_read_where_they_are(tmp_path, array_records, monkeypatch):
+    """No picture is copied, and it is the same set as one that is."""
+    files, contents = array_records
+    monkeypatch.setattr(store, "PICTURES_PER_SHARD", 7)
+    monkeypatch.setattr(store, "MOST_OPEN_FILES", 2)
+    found = in_place(tmp_path)
+    assert sorted(path.name for path in found.store.path.iterdir()) == [
+        "index.npz",
+        "names",
+        "store.json",
+    ]
+    ids = np.random.default_rng(0).permutation(42)
+    by_number = found.store.reader(np.arange(42))
+    assert found.store.reader(ids) == [by_number[number] for number in ids]
+    assert sorted(by_number) == sorted(contents)
+    copied = store.open_or_make("copied", Copied(found.store, by_number), tmp_path / "stores")
+    assert copied.fingerprint == found.fingerprint
+    assert len(list(copied.path.glob("*.array_record"))) == 6
+
+
+def test_a_file_of_tfds_that_vanishes_or_changes_while_it_is_read(tmp_path, array_records):
+    """Each is named, with what to do; the store holds nothing of it that could be removed."""
+    files, _ = array_records
+    found = in_place(tmp_path)
+    os.rename(files[0], files[0] + ".aside")
+    remedy = "Copy the set again, or remove that folder and let it be prepared anew"
+    with pytest.raises(datasets.DataError, match=f"00000-of-00005 cannot be read: .*{remedy}"):
+        found.store.reader([0])
+    shutil.copy(files[1], files[0])
+    counts = found.store.files.counts
+    assert counts[0] != counts[1]
+    wrong = f"has {counts[1]} records in place of {counts[0]}"
+    with pytest.raises(datasets.DataError, match=wrong):
+        found.store.reader([0])
+    content = bytearray(pathlib.Path(files[2]).read_bytes())
+    content[len(content) // 2] ^= 1
+    pathlib.Path(files[2]).write_bytes(content)
+    with pytest.raises(datasets.DataError, match=f"00002-of-00005 .*{remedy}"):
+        found.store.reader(np.arange(sum(counts[:2]), sum(counts[:3])))
+    os.remove(files[0])
+    with pytest.raises(datasets.DataError, match=f"incomplete .*{remedy}"):
+        in_place(tmp_path)
+
+
+def test_records_without_a_picture_are_refused(tmp_path):
+    from input_pipeline import tfds_source
+
+    picture = tfds_source._taking_pictures_out()
+    with pytest.raises(ValueError, match="no example"):
+        picture(b"no example")
+    with pytest.raises(ValueError, match="0 images"):
+        picture(tf.train.Example().SerializeToString())
+
+
+def test_array_records_in_groups_are_copied(tmp_path, array_records, monkeypatch):
+    """Reading one of a group reads the group."""
+    from array_record.python import array_record_module
+
+    files, contents = array_records
+    for path in files:
+        records = list(store.records([path]))
+        writer = array_record_module.ArrayRecordWriter(path, "group_size:4")
+        for record in records:
+            writer.write(record)
+        writer.close()
+    found = in_place(tmp_path)
+    assert len(list(found.store.path.glob("*.array_record"))) == 1
+    assert sorted(found.store.reader(np.arange(42))) == sorted(contents)
+
+
+class Copied:
+    """The pictures of a store as a source that has them copied into another."""
+
+    description, identity, files = "pictures of a store", {"source": "a store"}, None
+
+    def __init__(self, found, contents):
+        self.class_names, self.num_examples = found.class_names, len(found)
+        self._rows = zip(found.names(), found.index.labels.tolist(), contents, strict=True)
+        self.num_bytes = sum(map(len, contents))
+
+    def examples(self, first):
+        yield from (store.Example(*row) for row in self._rows)
 
 
 def test_what_reads_ahead_ends_before_python_does(split, monkeypatch):
