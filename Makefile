@@ -5,7 +5,7 @@ VENV ?= .venv
 BENCHMARK_FLAGS ?=
 LESSONS_FLAGS ?=
 
-.PHONY: help train test test-all benchmark lessons lint format clean
+.PHONY: help train test test-all benchmark lessons docs docs-serve docs-test lint format clean
 
 help:
 	@echo "make train   train on the embedded data set with two towers (about a minute, once installed)"
@@ -13,6 +13,9 @@ help:
 	@echo "make test-all  run the long ones, too"
 	@echo "make benchmark  train beside the tutorial and Keras by turns (a quarter of an hour)"
 	@echo "make lessons  run all lessons and write their numbers, plots and code into docs"
+	@echo "make docs    build the site from the pages in docs, into build/site"
+	@echo "make docs-serve  build it and serve it on http://localhost:8000"
+	@echo "make docs-test  open its pages in a browser"
 	@echo "make lint    check style"
 	@echo "make format  mend style"
 	@echo "make clean   remove the virtual environment and caches; runs stay"
@@ -29,10 +32,10 @@ train: $(VENV)/installed
 
 # Four processes keep two cores busy: some tests wait for a clock or a socket.
 test: $(VENV)/installed
-	$(VENV)/bin/python -m pytest --numprocesses=4 --dist=loadfile --no-loadscope-reorder -m "not long"
+	$(VENV)/bin/python -m pytest --numprocesses=4 --dist=loadfile --no-loadscope-reorder -m "not long and not site"
 
 test-all: $(VENV)/installed
-	$(VENV)/bin/python -m pytest --numprocesses=3 --dist=loadfile --no-loadscope-reorder
+	$(VENV)/bin/python -m pytest --numprocesses=3 --dist=loadfile --no-loadscope-reorder -m "not site"
 
 # PyTorch is among the peers where it is installed: .venv/bin/pip install torch
 benchmark: $(VENV)/installed
@@ -41,6 +44,22 @@ benchmark: $(VENV)/installed
 lessons: $(VENV)/installed
 	$(VENV)/bin/python -m lessons all --write $(LESSONS_FLAGS)
 	$(VENV)/bin/python -m lessons.pages
+
+$(VENV)/installed-docs: $(VENV)/installed requirements-docs.txt
+	$(VENV)/bin/python -m pip install --quiet --requirement requirements-docs.txt
+	touch $@
+
+docs: $(VENV)/installed-docs
+	$(VENV)/bin/sphinx-build --quiet --fail-on-warning --keep-going -c docs/site docs build/site
+
+docs-serve: docs
+	$(VENV)/bin/python -m http.server --directory build/site 8000
+
+# CHROMIUM names a browser that is there; else Playwright fetches one.
+docs-test: docs
+	$(VENV)/bin/python -m pip install --quiet playwright==1.65.2 axe-playwright-python==0.1.8
+	[ -n "$(CHROMIUM)" ] || $(VENV)/bin/playwright install chromium
+	$(VENV)/bin/python -m pytest -m site tests/site
 
 lint: $(VENV)/installed
 	$(VENV)/bin/ruff check .

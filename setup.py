@@ -1,6 +1,6 @@
 """Installs the packages, `container_limits`, which two of them import, and the commands.
 
-From a checkout `python train.py` and `python eval.py` are `towers-train` and `towers-eval`.
+In a checkout, `python train.py` and `python eval.py` are `towers-train` and `towers-eval`.
 """
 
 import re
@@ -43,7 +43,7 @@ setup(
         "absl-py>=2.1",
         "array_record>=0.6",
         "h5py",  # Keras writes weights with it; a run that begins with some reads them by layer
-        "importlib_resources",  # TFDS 4.9.10 needs it to prepare a data set and does not say so
+        "importlib_resources",  # TFDS 4.9.10 needs it to prepare a data set, undeclared
         "keras>=3.15,<4",
         "numpy>=2",
         "pillow>=10.1",
@@ -55,6 +55,14 @@ setup(
     ],
     extras_require={
         "benchmark": ["matplotlib>=3.9"],
+        "docs": [
+            "jupytext>=1.19",
+            "myst-nb>=1.4",
+            "sphinx>=9",
+            "sphinx-book-theme>=1.4",
+            "sphinx-copybutton>=0.5",
+            "sphinx-design>=0.8",
+        ],
         "gpu": ["tensorflow[and-cuda]>=2.21,<3"],
         "profile": ["xprof>=2.21"],
         "ray": ["ray[train]>=2.60"],

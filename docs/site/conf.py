@@ -1,0 +1,67 @@
+"""How Sphinx builds the site from the pages in docs: `make docs`."""
+
+import pathlib
+import re
+import sys
+
+HERE = pathlib.Path(__file__).parent
+ROOT = HERE.parent.parent
+sys.path[:0] = [str(HERE / "extensions"), str(ROOT)]
+
+_version = (ROOT / "towers/support/version.py").read_text()
+
+project = "towers"
+copyright = "The towers authors. Apache-2.0"
+version = release = re.search(r'^__version__ = "(.+)"$', _version, re.M).group(1)
+
+extensions = [
+    "myst_parser",
+    "sphinx.ext.autodoc",
+    "sphinx.ext.napoleon",
+    "sphinx_copybutton",
+    "sphinx_design",
+    "source_pages",
+    "glossary_links",
+    "two_pictures",
+]
+exclude_patterns = ["_build", "site", "measurements"]
+myst_heading_anchors = 4
+myst_enable_extensions = ["attrs_inline"]
+suppress_warnings = ["myst.header"]  # pages may begin with a comment
+
+default_role = "py:obj"  # docstrings write `name`: a link where it is one, and code where not
+autoclass_content = "both"  # the class's docstring, and the arguments of __init__
+autodoc_member_order = "bysource"
+autodoc_preserve_defaults = True
+autodoc_typehints = "description"
+napoleon_use_rtype = False
+
+html_theme = "sphinx_book_theme"
+html_title = "towers"
+html_static_path = ["static"]
+html_favicon = "static/favicon.svg"
+html_css_files = ["site.css"]
+html_use_index = False  # the search finds names
+html_domain_indices = False
+html_copy_source = False
+html_show_sourcelink = False
+html_theme_options = {
+    "show_navbar_depth": 1,
+    "show_toc_level": 2,
+    "home_page_in_toc": True,
+    "navbar_persistent": [],  # the search field is in the sidebar
+    "use_download_button": False,
+    "use_fullscreen_button": False,
+}
+html_context = {"default_mode": "auto"}
+pygments_style = "a11y-high-contrast-light"
+
+
+def setup(app):
+    """As Sphinx calls it."""
+    app.connect("autodoc-skip-member", _is_field)
+
+
+def _is_field(app, what, name, member, skip, options):
+    """Fields of a NamedTuple are in its docstring, which says more of them than their numbers."""
+    return True if str(member.__doc__).startswith("Alias for field number") else None

@@ -1,0 +1,177 @@
+"""The site in a real browser, on a phone and on a desk, light and dark."""
+
+import html.parser
+import pathlib
+import re
+import urllib.parse
+
+import pytest
+
+pytestmark = pytest.mark.site
+
+WIDTHS = {"phone": 390, "desk": 1280}
+HEIGHT = 900
+SCHEMES = ("light", "dark")
+
+MISPLACED = (pathlib.Path(__file__).parent / "misplaced.js").read_text("utf-8")
+
+
+def pages_of(folder: pathlib.Path) -> list[str]:
+    names = (path.relative_to(folder).as_posix() for path in folder.rglob("*.html"))
+    return sorted(name for name in names if not name.startswith("_static/"))  # theme's templates
+
+
+def unlike_pages(folder: pathlib.Path) -> list[str]:
+    """All pages, but of those that show a file, which are made alike, only a few."""
+    shown = ("code/towers/step.py.html", "code/towers/multi_worker/collectives.py.html")
+    listing = "code/docs/measurements.html"
+    pages = [page for page in pages_of(folder) if not page.startswith("code/")]
+    return [*pages, *shown, listing]
+
+
+def fail_with(faults: list[str]) -> None:
+    if faults:
+        pytest.fail("\n".join(faults), pytrace=False)
+
+
+class Links(html.parser.HTMLParser):
+    """What a page links to, what it loads, and the names of its places."""
+
+    def __init__(self, text: str):
+        super().__init__()
+        self.links, self.loads, self.ids = [], [], set()
+        self.feed(text)
+
+    def handle_starttag(self, tag, attributes):
+        found = dict(attributes)
+        self.ids.update(value for key, value in attributes if key in ("id", "name") and value)
+        if tag == "a" and found.get("href"):
+            self.links.append(found["href"])
+        if tag in ("script", "img", "source", "iframe") and found.get("src"):
+            self.loads.append(found["src"])
+        if tag == "link" and found.get("rel") not in (
+            "canonical",
+            "index",
+            "search",
+            "next",
+            "prev",
+        ):
+            self.loads.append(found["href"])
+
+
+@pytest.fixture(scope="module")
+def read(site):
+    return {page: Links((site / page).read_text("utf-8")) for page in pages_of(site)}
+
+
+def test_every_link_within_the_site_leads_to_a_place(site, read):
+    broken = []
+    for page, found in read.items():
+        for link in found.links + found.loads:
+            parts = urllib.parse.urlsplit(link)
+            if parts.scheme or parts.netloc or link.startswith("#"):
+                continue
+            target = (site / page).parent / urllib.parse.unquote(parts.path)
+            place = target.resolve().relative_to(site.resolve()).as_posix()
+            places = read[place].ids if place in read else {parts.fragment}
+            if not target.exists() or (parts.fragment and parts.fragment not in places):
+                broken.append(f"{page}: {link}")
+    fail_with(broken)
+
+
+def test_nothing_is_loaded_from_elsewhere(site, read):
+    for page, found in read.items():
+        assert not [load for load in found.loads if urllib.parse.urlsplit(load).netloc], page
+    for sheet in site.rglob("*.css"):
+        assert not re.findall(r"url\(['\"]?(?:https?:)?//", sheet.read_text("utf-8")), sheet
+
+
+@pytest.fixture
+def opened(browser, address):
+    """Opens a page; says afterwards what the browser complained of and what it asked others for."""
+    contexts = []
+
+    def open_page(page, width=WIDTHS["desk"], scheme="light", **options):
+        size = {"width": width, "height": HEIGHT}
+        contexts.append(browser.new_context(viewport=size, color_scheme=scheme, **options))
+        tab = contexts[-1].new_page()
+        tab.set_default_timeout(10_000)
+        tab.complaints, tab.address = [], address
+        tab.on("console", lambda m: m.type == "error" and tab.complaints.append(m.text))
+        tab.on("pageerror", lambda error: tab.complaints.append(str(error)))
+        tab.on("requestfailed", lambda r: "ABORTED" in r.failure or tab.complaints.append(r.url))
+        tab.on(
+            "request",
+            lambda r: r.url.startswith((address, "data:")) or tab.complaints.append(r.url),
+        )
+        tab.goto(f"{address}/{page}")
+        return tab
+
+    yield open_page
+    for context in contexts:
+        context.close()
+
+
+@pytest.mark.parametrize("scheme", SCHEMES)
+@pytest.mark.parametrize("width", WIDTHS.values(), ids=WIDTHS.keys())
+def test_every_page_opens_and_its_text_is_whole(site, opened, width, scheme):
+    tab, faults = opened("index.html", width, scheme), []
+    for page in unlike_pages(site):
+        tab.complaints.clear()
+        tab.goto(f"{tab.address}/{page}")
+        faults += [f"{page}: {fault}" for fault in [*tab.complaints, *tab.evaluate(MISPLACED)]]
+    fail_with(faults)
+
+
+@pytest.mark.parametrize("scheme", SCHEMES)
+def test_a_reader_who_does_not_see_finds_no_serious_fault(site, opened, scheme):
+    from axe_playwright_python import sync_playwright as axe
+
+    tab, faults = opened("index.html", scheme=scheme), []
+    rules = {} if scheme == "light" else {"runOnly": ["color-contrast"]}  # all else is the same
+    for page in unlike_pages(site):
+        tab.goto(f"{tab.address}/{page}")
+        for fault in axe.Axe().run(tab, options=rules).response["violations"]:
+            if fault["impact"] in ("serious", "critical"):
+                places = [place["target"] for place in fault["nodes"][:3]]
+                faults.append(f"{page}: {fault['id']}: {fault['help']}: {places}")
+    fail_with(faults)
+
+
+def test_search_finds_a_page_by_its_words(opened):
+    tab = opened("search.html?q=batch+norm")
+    link = tab.locator("#search-results a", has_text="Batch norm on towers").first
+    link.wait_for()
+    link.click()
+    assert "batch_norm.html" in tab.url
+    assert tab.complaints == []
+
+
+def test_a_word_of_the_glossary_explains_itself(opened):
+    tab = opened("index.html", WIDTHS["phone"])
+    word = tab.locator(".explained", has_text="tower").first
+    tip = word.locator(".tip")
+    assert not tip.is_visible()
+    word.locator("a").focus()
+    assert tip.is_visible() and "computation of the model on one device" in tip.inner_text()
+    box = tip.bounding_box()
+    assert box["x"] >= 0 and box["x"] + box["width"] <= WIDTHS["phone"]
+
+
+def test_pictures_follow_the_switch_between_light_and_dark(opened):
+    tab = opened("index.html")
+    light, dark = (tab.locator(f"article img.only-{when}") for when in SCHEMES)
+    assert light.is_visible() and not dark.is_visible()
+    tab.locator("button.theme-switch-button:visible").first.click()
+    tab.locator("button.theme-change-button[data-mode=dark]:visible").first.click()
+    dark.wait_for(state="visible")
+    assert not light.is_visible()
+
+
+def test_a_page_reads_without_javascript(opened):
+    tab = opened("index.html", java_script_enabled=False)
+    assert tab.locator("article h1").inner_text().startswith("towers")
+    tab.locator("article a", has_text="all lessons").first.click()
+    tab.locator("article a", has_text="averaging").first.click()
+    assert tab.locator("article h1").is_visible()
+    assert "lessons/averaging.html" in tab.url
