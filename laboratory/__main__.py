@@ -16,13 +16,13 @@ from laboratory import flags, report, rules, simulation, speeds
 
 MODELS = ("two_convolutions", "cifarnet")  # of network.MODELS, which imports TensorFlow
 COMPARED_RATES = ("0.03", "0.1", "0.3")
-# Flags of some speeds alone: those, the default, the range, and what it is.
+# Flags that only some speeds have: these speeds, the default, the range, and the meaning.
 OF_SPEEDS = {
     "slowdown": (
         ("straggler", "two_speeds"),
         4.0,
         (1, 1000),
-        "what a slow worker's gradient takes",
+        "virtual time of a slow worker's gradient",
     ),
     "dies_at": (("dying",), 50.0, (0, 1e6), "virtual time of the death"),
     "noticed_after": (
@@ -50,14 +50,14 @@ def main(arguments: Sequence[str]) -> int:
     except OSError as error:
         print(f"{parser.prog}: error: --out={options.out}: {error.strerror}", file=sys.stderr)
         return 1
-    os.environ["CUDA_VISIBLE_DEVICES"] = "-1"  # the laboratory is on the CPU everywhere
+    os.environ["CUDA_VISIBLE_DEVICES"] = "-1"  # the laboratory runs on the CPU everywhere
     import towers  # noqa: F401  before what imports TensorFlow: it silences TensorFlow's notices
     from input_pipeline import datasets
 
     try:
         problem, data_name = make_problem(options)
     except datasets.DataError as error:
-        from towers.runs import console  # with TensorFlow, which some problems do without
+        from towers.runs import console  # it imports TensorFlow, which some problems do not need
 
         parser.error(console.printable(error))
     try:
@@ -102,7 +102,7 @@ def _make_parser() -> flags.Parser:
 
 
 def rule_parameters() -> dict[str, tuple[dataclasses.Field, list[str]]]:
-    """Parameters of rules: name to its field and the rules that have it."""
+    """Parameters of rules: name to the field and the rules that have it."""
     found = {}
     for name, rule in rules.RULES.items():
         for field in dataclasses.fields(rule):
@@ -111,7 +111,7 @@ def rule_parameters() -> dict[str, tuple[dataclasses.Field, list[str]]]:
 
 
 def show_list() -> None:
-    """What there is to choose from."""
+    """Prints the rules and speeds to choose from."""
     for name, rule in rules.RULES.items():
         formula = rule.__doc__.strip().splitlines()
         print(f"--rule={name}\n  {formula[0]}")
@@ -125,7 +125,7 @@ def show_list() -> None:
 
 
 def check(parser: flags.Parser, options: argparse.Namespace) -> None:
-    """Ends with what is allowed, or leaves `rules` and `rates` in the options."""
+    """Ends the command and says what is allowed, or adds `rules` and `rates` to the options."""
     if options.compare not in (None, "compare"):
         parser.error(f"{options.compare}: the one word that is known is compare")
     if options.compare is None and options.rule is None:
@@ -156,8 +156,8 @@ def check(parser: flags.Parser, options: argparse.Namespace) -> None:
             parser.error(f"--{name}={value:g}: only for --speeds={' or '.join(owners)}")
     if options.backups is not None and options.backups >= options.workers:
         parser.error(
-            f"--backups={options.backups}: must be below --workers={options.workers}, for a step "
-            "has to wait for one"
+            f"--backups={options.backups}: must be below --workers={options.workers}, because a "
+            "step has to wait for one worker"
         )
 
 
@@ -194,7 +194,7 @@ def show(options: argparse.Namespace, problem, data_name: str, folder: Path) -> 
 
 
 def save_model(run: simulation.Run, problem, folder: Path) -> str | None:
-    """Writes the one model of a run, and says which it is; returns the file's name."""
+    """Writes the one model of a run, and prints which it is; returns the file's name."""
     if run.diverged:
         print(f"{run.rule}: diverged, there is no model")
         return None
@@ -210,7 +210,7 @@ def save_model(run: simulation.Run, problem, folder: Path) -> str | None:
 
 
 def settings_of(options: argparse.Namespace, data_name: str) -> dict:
-    """What a run can be repeated with."""
+    """The settings that repeat a run."""
     kept = {name: value for name, value in vars(options).items() if value is not None}
     for name in ("compare", "out", "data_dir", "rule"):
         kept.pop(name, None)
@@ -232,7 +232,7 @@ def best_runs(options: argparse.Namespace, problem) -> list[simulation.Run]:
 
 
 def one_run(options: argparse.Namespace, problem, name: str, rate: float) -> simulation.Run:
-    """A rule at a rate."""
+    """Runs a rule at a rate."""
     parameters = {field.name for field in dataclasses.fields(rules.RULES[name])} - {"rate"}
     given = {field: getattr(options, field) for field in parameters}
     of_speeds = {
@@ -252,7 +252,7 @@ def one_run(options: argparse.Namespace, problem, name: str, rate: float) -> sim
 
 
 def title(options: argparse.Namespace, data_name: str) -> str:
-    """Of the drawing."""
+    """The title of the drawing."""
     return (
         f"{options.workers} workers, speeds: {options.speeds.replace('_', ' ')}, a message takes "
         f"{options.message:g}, batches of {options.batch} ({options.model}, {data_name})"

@@ -1,4 +1,4 @@
-"""A virtual clock: events in the order of their time, and of their making where times are equal."""
+"""A virtual clock: events in the order of their time; at equal times, in that of their making."""
 
 import heapq
 import itertools
@@ -9,7 +9,7 @@ class Clock:
     """A queue of events. Nothing waits: time is a number, and the next event says what it is.
 
     Attributes:
-      now: virtual time of the event that is at work, from 0.
+      now: virtual time of the current event, from 0.
     """
 
     def __init__(self):
@@ -19,22 +19,22 @@ class Clock:
         self._stopped = False
 
     def after(self, seconds: float, call: Callable[[], None]) -> None:
-        """Calls `call` so much later; events of the same time come in the order they were made."""
+        """Calls `call` so much later; events of equal time come in the order of their making."""
         self._add(self.now + seconds, False, call)
 
     def measure_at(self, time: float, call: Callable[[], None]) -> None:
-        """Calls `call` at a time, behind all events of that time."""
+        """Calls `call` at a time, after all events of that time."""
         self._add(time, True, call)
 
     def _add(self, time: float, is_measurement: bool, call: Callable[[], None]) -> None:
         heapq.heappush(self._events, (time, is_measurement, next(self._numbers), call))
 
     def run(self, until: float) -> None:
-        """Lets time go by, up to and with `until`."""
+        """Advances the time up to `until`, inclusive."""
         while not self._stopped and self._events and self._events[0][0] <= until:
             self.now, _, _, call = heapq.heappop(self._events)
             call()
 
     def stop(self) -> None:
-        """Nothing more happens once the event that is at work is over."""
+        """Ends the run after the current event."""
         self._stopped = True

@@ -24,15 +24,15 @@ class Cluster:
     """The workers, as a rule sees them.
 
     A gradient is computed at once, on the weights that it is asked for, and handed over when the
-    virtual clock says that the worker is done. The n-th gradient that begins takes the n-th batch,
-    as from one queue that feeds all workers.
+    virtual clock says that the worker is done. The n-th gradient to begin takes the n-th batch, as
+    if one queue fed all workers.
 
     Attributes:
       problem: what they compute.
       workers: all of them.
-      alive: those not known to be gone, in order.
-      holds: worker to the weights that it had as it last began a gradient.
-      began: gradients so far.
+      alive: workers that are not known to be gone, in order.
+      holds: worker to the weights that it had when it last began a gradient.
+      began: gradients that have begun so far.
       work: each of them, in the order in which they began.
       on_update: called after every update of the model.
     """
@@ -57,7 +57,7 @@ class Cluster:
         self._count = Counter()  # of each worker's gradients
 
     def send(self, arrives: Callable[[], None]) -> None:
-        """A message is on its way, and `arrives` is called where it comes."""
+        """Sends a message, and calls `arrives` when it arrives."""
         self.clock.after(self._message, arrives)
 
     def compute(
@@ -67,13 +67,13 @@ class Cluster:
         then: Callable[[np.ndarray], None],
         holds: np.ndarray | None = None,
     ) -> None:
-        """A worker begins a gradient; if it dies before it is done, nothing more comes of it.
+        """A worker begins a gradient; if it dies before the gradient is done, the gradient is lost.
 
         Args:
           worker: who.
           weights: where the gradient is taken, [weights].
           then: called with the gradient, [weights].
-          holds: the worker's own weights, where it looks elsewhere; None for `weights`.
+          holds: the worker's own weights, if its gradient is taken elsewhere; None for `weights`.
         """
         if self.clock.now >= self._speeds.death(worker):
             return
@@ -95,7 +95,7 @@ class Cluster:
         )
 
     def distance(self, weights: np.ndarray) -> float:
-        """From what the workers hold: the root of the mean of their squared distances."""
+        """The root mean square distance of the workers' weights from these."""
         squares = [
             float(np.sum(np.subtract(self.holds[worker], weights, dtype=np.float64) ** 2))
             for worker in self.alive

@@ -12,7 +12,7 @@ from towers.networks import cifarnet, resnet
 import keras  # isort: skip
 import tensorflow as tf  # isort: skip
 
-# The beginning of the fingerprint of a training split that has a name of its own.
+# The first digits of the fingerprint of a training split, to the name shown for it.
 KNOWN = {"7a2567a4c9a6": "CIFAR-10, JPEG q75"}
 
 
@@ -22,7 +22,7 @@ PREPROCESSING, SHAPE, CLASSES = "crop_flip_colour", (24, 24, 3), 10  # of both d
 class Images(NamedTuple):
     """A data set in memory.
 
-    name: for a person; where it is CIFAR-10 with other pixels than the original, it says so.
+    name: for people; CIFAR-10 with pixels other than the original ones has a name that says so.
     """
 
     name: str
@@ -64,7 +64,7 @@ class Images(NamedTuple):
         )
 
     def first(self, training: int, test: int) -> "Images":
-        """The same with the first so many examples of each split alone."""
+        """The same with only the first examples of each split."""
         train, test = (
             dataclasses.replace(split, images=split.images[:count], labels=split.labels[:count])
             for split, count in ((self.train, training), (self.test, test))
@@ -73,10 +73,10 @@ class Images(NamedTuple):
 
 
 def load(setup: findings.Setup) -> Images:
-    """CIFAR-10 where it is at hand and there is time for it, else `shapes`.
+    """CIFAR-10 if it is available and the run is not a short one, else `shapes`.
 
     Raises:
-      DataError: with a message for the person at the keyboard; a folder that was named has none.
+      DataError: the folder that the setup names has no CIFAR-10; the message is for the user.
     """
     found = not setup.short and datasets.at_hand("cifar10", setup.data_dir)
     if setup.data_dir and not (found or setup.short):

@@ -21,8 +21,8 @@ class Setup:
     """What a lesson is given.
 
     Attributes:
-      short: for the test of the claim: it takes seconds, and draws its images itself.
-      data_dir: where CIFAR-10 may lie, as in `train.py`; None for the folder of TFDS.
+      short: for the test of the claim: the lesson takes seconds, and draws its own images.
+      data_dir: folder that may hold CIFAR-10, as in `train.py`; None for the folder of TFDS.
     """
 
     short: bool = False
@@ -37,12 +37,12 @@ class Finding:
       head: names of the table's columns.
       rows: the table, as text.
       claim: what the numbers say, in a sentence or two.
-      numbers: those that the claim rests on, for the lesson's test.
+      numbers: what the claim is based on, for the lesson's test.
       draw: draws the plot on an empty figure.
-      data: what the images were; empty where there were none.
+      data: name of the images; empty if there were none.
       answer: to the lesson's question, in one sentence.
       more: further tables, each (head, rows).
-      runs: of how many runs each figure is.
+      runs: how many runs each figure is based on.
     """
 
     head: Sequence[str]
@@ -73,7 +73,7 @@ def table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
 
 
 def save(finding: Finding, path: Path, size: tuple[float, float] = (8.5, 4.2)) -> None:
-    """Draws the plot into a file, of so many inches.
+    """Draws the plot into a file; its size is in inches.
 
     Raises:
       ImportError: matplotlib is not installed (`pip install matplotlib`).
@@ -100,7 +100,7 @@ def label_in_ones_twos_fives(axis) -> None:
 
 
 def start_runtime() -> None:
-    """Four logical CPU devices, and one thread for an operation, as `train.py` has on a few cores.
+    """Four logical CPU devices, and one thread per operation, as `train.py` has on a few cores.
 
     As in `train.py`, nothing is logged below an error.
 
@@ -113,7 +113,7 @@ def start_runtime() -> None:
 
 
 def conditions(finding: Finding, seconds: float) -> str:
-    """What a page's numbers have to be read with."""
+    """The conditions under which a page's numbers were measured."""
     versions = [f"{package} {importlib.metadata.version(package.lower())}" for package in PACKAGES]
     said = [
         f"{datetime.date.today():%B %Y}",

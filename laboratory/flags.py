@@ -1,4 +1,4 @@
-"""Flags of the laboratory's commands: a wrong one is one line on stderr, and exit code 2."""
+"""Flags of the laboratory's commands: a wrong flag gives one line on stderr and exit code 2."""
 
 import argparse
 import math
@@ -7,7 +7,7 @@ from collections.abc import Callable, Collection, Sequence
 
 from towers_cli import system
 
-DATA_DIR = "folder of CIFAR-10, as train.py takes it; default: TFDS's, or shapes are drawn"
+DATA_DIR = "folder of CIFAR-10, as train.py takes it; default: TFDS's; without it, shapes are drawn"
 
 
 class Parser(argparse.ArgumentParser):
@@ -31,7 +31,7 @@ class Parser(argparse.ArgumentParser):
         self._numbers[name] = (default, of_type, least, most)
 
     def parse(self, arguments: Sequence[str]) -> argparse.Namespace:
-        """The flags, with numbers where numbers are meant."""
+        """The flags, with numbers converted and checked."""
         options = self.parse_args(arguments)
         for name, (default, *_) in self._numbers.items():
             text = getattr(options, name)
@@ -61,14 +61,14 @@ class Parser(argparse.ArgumentParser):
         return value
 
     def choice(self, name: str, text: str, allowed: Collection[str]) -> str:
-        """The value of a flag that has only so many."""
+        """The value of a flag that allows only certain values."""
         if text not in allowed:
             self.error(f"--{name}={text}: must be one of {', '.join(allowed)}")
         return text
 
 
 def run(command: Callable[[Sequence[str]], int], arguments: Sequence[str]) -> int:
-    """A command's exit code; interrupted, or with nobody to read it, it has no traceback."""
+    """A command's exit code; if it is interrupted or its reader is gone, there is no traceback."""
     try:
         code = command(arguments)
         sys.stdout.flush()

@@ -38,13 +38,13 @@ class Network:
           test_batches: of 500 images each that an evaluation takes.
 
         Raises:
-          ValueError: the model keeps statistics, of which workers would each have their own.
+          ValueError: the model keeps statistics, and each worker would have its own.
         """
         devices.run_graphs_as_written()
         self.model = build()
         kept = [v.path for v in self.model.non_trainable_variables if v.dtype.startswith("float")]
         if kept:
-            raise ValueError(f"{self.model.name} keeps {kept[0]}: workers share weights alone here")
+            raise ValueError(f"{self.model.name} keeps {kept[0]}: workers share only weights here")
         self.batch = batch
         self._shapes = [tuple(v.shape) for v in self.model.trainable_variables]
         self.initial = np.concatenate(
@@ -69,11 +69,11 @@ class Network:
         self._sums = tf.function(self._build_sums, autograph=False)
 
     def batches(self, count: int) -> tf.data.Dataset:
-        """The first so many batches of the row, (images, labels)."""
+        """The first batches of the sequence, (images, labels)."""
         return self._all.training_batches(self.batch, count, seed=self._seed, distorted=False)
 
     def gradient(self, weights: np.ndarray, number: int) -> np.ndarray:
-        """Of batch `number` of the one row of batches that all workers draw from, [weights]."""
+        """Of batch `number` of the one sequence that all workers draw from, [weights]."""
         return self._gradient(tf.constant(weights), tf.constant(number, tf.int64)).numpy()
 
     def _build_gradient(self, weights: tf.Tensor, number: tf.Tensor) -> tf.Tensor:
@@ -92,7 +92,7 @@ class Network:
           weights: float32 [weights].
           images: float32 [batch, ...], preprocessed.
           labels: int32 [batch].
-          number: int64 [], by which random layers draw.
+          number: int64 [], from which random layers derive their draws.
         """
         result = tower.compute(
             self._program,
@@ -107,7 +107,7 @@ class Network:
         return tf.concat([tf.reshape(g, [-1]) for g in result.sums[0, 1]], axis=0)
 
     def evaluate(self, weights: np.ndarray) -> problems.Measured:
-        """On the first test images, 2,000 unless told."""
+        """On the first test images, by default 2,000."""
         flat = tf.constant(weights)
         sums = [self._sums(flat, *batch) for batch in self._test]
         loss, correct, count = (float(sum(s.numpy() for s in of)) for of in zip(*sums, strict=True))

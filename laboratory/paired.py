@@ -1,4 +1,4 @@
-"""Comparing two ways of training on the same test images, over several seeds."""
+"""Compares two ways of training on the same test images, over several seeds."""
 
 from collections.abc import Sequence
 from typing import NamedTuple
@@ -9,7 +9,7 @@ RESAMPLES, CONFIDENCE = 2_000, 0.95
 
 
 class Difference(NamedTuple):
-    """How much more often one way is right than another.
+    """How much more often one way is right than the other.
 
     mean: the difference of the accuracies, averaged over the seeds.
     low: lower end of its 95 % interval, by a bootstrap over the test images.
@@ -24,9 +24,9 @@ class Difference(NamedTuple):
 
     @property
     def verdict(self) -> int:
-        """1 more often right, -1 less often, 0 where that cannot be said.
+        """1 for more often right, -1 for less often, 0 if the data cannot tell.
 
-        It can be said where every seed says the same and the interval leaves out 0.
+        They can if all seeds agree and the interval excludes 0.
         """
         if self.low > 0 and min(self.of_seeds) > 0:
             return 1
@@ -35,7 +35,7 @@ class Difference(NamedTuple):
         return 0
 
     def __str__(self) -> str:
-        """In points of a per cent, as `-1.2 (-1.9 to -0.5)`."""
+        """In percentage points, as `-1.2 (-1.9 to -0.5)`."""
         mean, low, high = (round(100 * x, 1) + 0.0 for x in (self.mean, self.low, self.high))
         return f"{mean:+.1f} ({low:+.1f} to {high:+.1f})"
 
@@ -43,13 +43,14 @@ class Difference(NamedTuple):
 def difference(ours: Sequence[np.ndarray], theirs: Sequence[np.ndarray]) -> Difference:
     """Compares two ways that were trained with the same seeds.
 
-    Both answer the same images, so what makes an image easy or hard drops out of the difference:
-    the interval is that of the mean of `ours - theirs` over the images, and narrower than the two
-    accuracies' own. (Efron & Tibshirani 1993, An Introduction to the Bootstrap, chapter 13.)
+    Both are evaluated on the same images, so what makes an image easy or hard drops out of the
+    difference: the interval is that of the mean of `ours - theirs` over the images, and is narrower
+    than those of the two accuracies. (Efron & Tibshirani 1993, An Introduction to the Bootstrap,
+    chapter 13.)
 
     Args:
       ours: for each seed whether each test image was right, bool [images].
-      theirs: the same of the other way.
+      theirs: the same for the other way.
     """
     of_images = np.asarray(ours, np.float64) - np.asarray(theirs, np.float64)  # [seeds, images]
     mean_of_image = of_images.mean(axis=0)

@@ -4,8 +4,8 @@
 
 Starts one process for the server and one for each worker, on this machine; this process
 coordinates them. Each worker reads the weights from the server, computes the gradient of a tower
-(`tower.compute`) and applies it on the server, without asking what the others do. How stale each
-gradient was is counted there, and shown beside what the simulation says.
+(`tower.compute`) and applies it on the server, whatever the other workers do. The server counts how
+stale each gradient was, and the command shows the counts beside those of the simulation.
 """
 
 import collections
@@ -28,7 +28,7 @@ import numpy as np
 from laboratory import flags, problems, rules, simulation, speeds
 
 _AHEAD = 4  # gradients that are scheduled for each worker
-_SERVE = "serve"  # the one argument of the processes that this starts
+_SERVE = "serve"  # the only argument of the processes that this command starts
 
 
 class Applied(NamedTuple):
@@ -36,8 +36,8 @@ class Applied(NamedTuple):
 
     read_at: updates of the weights before it read them.
     staleness: updates by others between reading the weights and applying the gradient.
-    began: the server's clock as the weights were read, seconds.
-    ended: the server's clock as the gradient had been applied.
+    began: the server's clock when the weights were read, seconds.
+    ended: the server's clock when the gradient had been applied.
     """
 
     read_at: int
@@ -48,14 +48,14 @@ class Applied(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class Outcome:
-    """What a run on real processes was.
+    """The result of a run on real processes.
 
     Attributes:
       workers: how many there were.
       applied: the gradients, in the order in which they were scheduled.
       accuracy_before: of the initial weights, on test images.
       accuracy: of the server's weights at the end, the one model.
-      weights: those, [weights].
+      weights: the server's weights, [weights].
     """
 
     workers: int
@@ -65,15 +65,15 @@ class Outcome:
     weights: np.ndarray
 
     def steady(self) -> list[Applied]:
-        """Without the first third, in which workers are still building their graphs."""
+        """All but the first third, in which workers are still building their graphs."""
         return [one for one in self.applied if one.read_at >= len(self.applied) // 3]
 
     def staleness(self) -> collections.Counter:
-        """Of the steady gradients, to how many there were."""
+        """Staleness to the number of steady gradients that had it."""
         return collections.Counter(one.staleness for one in self.steady())
 
     def pause(self) -> float:
-        """What a worker does nothing for between two gradients, in units of a gradient."""
+        """How long a worker is idle between two gradients, in units of a gradient."""
         steady = self.steady()
         at_work = sum(one.ended - one.began for one in steady)
         span = max(one.ended for one in steady) - min(one.began for one in steady)
@@ -81,7 +81,7 @@ class Outcome:
 
 
 def serve() -> None:
-    """Is a worker or the parameter server, as TF_CONFIG says, until the coordinator is gone."""
+    """Runs a worker or the parameter server, as TF_CONFIG says, until the coordinator is gone."""
     threading.Thread(target=_end_with_coordinator, daemon=True).start()
     import tensorflow as tf
 
@@ -100,12 +100,12 @@ def serve() -> None:
 
 
 def _end_with_coordinator() -> None:
-    sys.stdin.buffer.read()  # the pipe from the coordinator ends, however that has ended
+    sys.stdin.buffer.read()  # this pipe ends with the coordinator, however it ends
     os._exit(0)
 
 
 class Processes:
-    """The server's and the workers' processes, which end with the block.
+    """The server's and the workers' processes, which end with the `with` block.
 
     Attributes:
       cluster: job to the addresses of its processes.
@@ -141,7 +141,7 @@ class Processes:
         return self
 
     def _watch(self, process: subprocess.Popen, name: str, said) -> None:
-        """Ends everything where one of them is gone, for TensorFlow would wait forever."""
+        """Ends everything if a process is gone, because TensorFlow would wait forever."""
         code = process.wait()
         if not self._ending.is_set():
             said.seek(0)
@@ -151,7 +151,7 @@ class Processes:
             os._exit(1)  # the others notice
 
     def wait_until_they_listen(self) -> None:
-        """Else TensorFlow would, holding Python's lock, and `_watch` notice nobody's end."""
+        """Else TensorFlow would wait, hold Python's lock, and keep `_watch` from noticing ends."""
         for address in (address for addresses in self.cluster.values() for address in addresses):
             host, port = address.split(":")
             while True:
@@ -169,16 +169,16 @@ class Processes:
 
 
 def train(problem, workers: int, gradients: int, rate: float) -> Outcome:
-    """Applies so many gradients asynchronously, in processes of their own.
+    """Applies gradients asynchronously, in separate processes.
 
     Weights and updates are two variables, and reading or writing both is not one operation: a
-    gradient's staleness may be off by those that are applied at that very moment.
+    gradient's staleness may be off by the gradients that are applied at that very moment.
 
     Args:
-      problem: a network.Network; the n-th gradient that is scheduled takes its n-th batch.
+      problem: a network.Network; the n-th gradient to be scheduled takes its n-th batch.
       workers: processes besides the server's.
       gradients: how many are applied.
-      rate: learning rate of each.
+      rate: learning rate of each gradient.
     """
     import tensorflow as tf
 
@@ -195,7 +195,7 @@ def train(problem, workers: int, gradients: int, rate: float) -> Outcome:
             updates = tf.Variable(0, dtype=tf.int64)
 
         def server_time_after(operation):
-            """The server's clock, once something has been done there."""
+            """The server's clock, once an operation has been done there."""
             with tf.control_dependencies([operation]), tf.device(weights.device):
                 return tf.timestamp()
 
@@ -236,9 +236,10 @@ def train(problem, workers: int, gradients: int, rate: float) -> Outcome:
 
 
 def simulated(workers: int, pause: float, gradients: int = 20_000) -> collections.Counter:
-    """The staleness of simulated gradients, of workers that pause between them.
+    """The staleness of simulated gradients, from workers that pause between them.
 
-    They are many, because all begin together, and it takes a while until they are spread evenly.
+    There are many gradients, because all workers begin together, and it takes a while until they
+    are spread evenly.
 
     Args:
       workers: how many.
@@ -275,7 +276,7 @@ def rows(outcome: Outcome) -> list[list[str]]:
 
 
 def mean(staleness: collections.Counter) -> float:
-    """Over the gradients."""
+    """The mean staleness over the gradients."""
     return sum(key * count for key, count in staleness.items()) / staleness.total()
 
 
@@ -298,7 +299,7 @@ def main(arguments: Sequence[str]) -> int:
     parser.add_argument("--data_dir", help=flags.DATA_DIR)
     options = parser.parse(arguments)
 
-    # After --help, for it imports TensorFlow; and the laboratory is on the CPU everywhere.
+    # After --help, because it imports TensorFlow; the laboratory runs on the CPU everywhere.
     os.environ["CUDA_VISIBLE_DEVICES"] = "-1"
     from input_pipeline import datasets
     from laboratory import data, findings, network, race

@@ -1,4 +1,4 @@
-"""What simulated workers minimize; here a parabola, in network.py a real network.
+"""What simulated workers minimize: here a parabola, and a real network in network.py.
 
 Weights are one flat array, so that an update rule reads as its formula.
 """
@@ -9,7 +9,7 @@ import numpy as np
 
 
 class Measured(NamedTuple):
-    """Of a model, on test images.
+    """The result of evaluating a model on test images.
 
     loss: mean cross entropy.
     accuracy: share of the images.
@@ -38,7 +38,7 @@ class Problem(Protocol):
 
 
 class Parabola:
-    """F(x) = curvature / 2 * x**2, without noise: what stability is analyzed on. See Problem."""
+    """F(x) = curvature / 2 * x**2, without noise, for the analysis of stability. See Problem."""
 
     batch = 1
 

@@ -1,6 +1,6 @@
-"""Runs to an accuracy: how many examples a batch size and a rate need.
+"""Runs until an accuracy is reached: how many examples a batch size and a rate need.
 
-Each run has one tower with one microbatch, and as many runs go on side by side as there are cores.
+Each run has one tower with one microbatch, and as many runs work side by side as there are cores.
 """
 
 import concurrent.futures
@@ -20,7 +20,7 @@ import tensorflow as tf  # isort: skip
 
 EXAMPLES_BETWEEN_EVALUATIONS = 2_000
 TEST_BATCHES = 4  # of 500
-SMOOTHED_OVER = 3  # evaluations: one alone is off by a point
+SMOOTHED_OVER = 3  # evaluations: a single one is off by a point
 
 
 OPTIMIZERS = {"sgd": keras.optimizers.SGD, "adam": keras.optimizers.Adam}
@@ -31,7 +31,9 @@ class Entry(NamedTuple):
 
     global_batch_size: examples of a step.
     rate: after the warm-up.
-    warm_up: examples over which the rate rises from 0.
+    warm_up: examples over which the rate rises.
+    start_factor: of the rate, with which the warm-up starts.
+    optimizer: one of OPTIMIZERS.
     seed: of the initial weights and of the order of the examples.
     """
 
@@ -46,12 +48,12 @@ class Entry(NamedTuple):
 def examples_needed(
     entries: Sequence[Entry], images: data.Images, accuracy: float, at_most: int
 ) -> list[float | None]:
-    """The examples that each run has seen when its test accuracy is there.
+    """The examples that each run has seen when it reaches the test accuracy.
 
     Args:
       entries: the runs; those of one seed begin with the same weights.
       images: what they train on, without distortions.
-      accuracy: share of the test examples; of the last three evaluations' mean.
+      accuracy: share of the test examples, as the mean of the last three evaluations.
       at_most: examples after which a run is given up.
 
     Returns:
@@ -64,17 +66,17 @@ def examples_needed(
 
 
 def mean_needed(of_seeds: Sequence[float | None]) -> float | None:
-    """The mean over the seeds; None where there is none, or where one did not get there."""
+    """The mean over the seeds; None if there are none, or if one did not reach the accuracy."""
     return float(np.mean(of_seeds)) if of_seeds and None not in of_seeds else None
 
 
 def side_by_side(calls: Sequence[Callable]) -> list:
-    """What calls return that are made in threads, as many at a time as there are cores."""
+    """Makes calls in threads, as many at a time as there are cores; returns their results."""
     with concurrent.futures.ThreadPoolExecutor(container_limits.available_cores()) as pool:
         running = [pool.submit(call) for call in calls]
         try:
             return [one.result() for one in running]
-        except BaseException:  # also a Ctrl-C: do not begin the rest
+        except BaseException:  # also at Ctrl-C: do not begin the rest
             pool.shutdown(cancel_futures=True)
             raise
 
@@ -131,7 +133,7 @@ def trainer(
 
 
 def network(seed: int = 0) -> keras.Model:
-    """Two convolutions and a dense layer: quick enough to be trained some thirty times."""
+    """Two convolutions and a dense layer: fast enough to be trained about thirty times."""
     start = iter(range(4 * seed, 4 * seed + 4))
 
     def layer(kind, *arguments, **options):
@@ -156,7 +158,7 @@ def network(seed: int = 0) -> keras.Model:
 
 
 def right(trained: towers.Trainer, images: data.Images) -> np.ndarray:
-    """Whether the last weights have each test image right, bool [images]."""
+    """Whether the last weights get each test image right, bool [images]."""
     found = []
     for pixels, labels, mask in images.test_batches():
         logits = trained.state.model(pixels, training=False)

@@ -1,4 +1,4 @@
-"""What runs show: a table, and a drawing of what happened in virtual time and by examples."""
+"""Shows runs: a table, and a drawing of what happened in virtual time and by examples."""
 
 import math
 import statistics
@@ -11,7 +11,7 @@ def table(runs: Sequence[simulation.Run]) -> tuple[list[str], list[list[str]]]:
     """Head and rows, one for each run.
 
     Accuracy is the mean of the last three points; the column of the target says when it was reached
-    and with how many examples; staleness is mean and largest; "dropped" counts gradients;
+    and with how many examples; staleness is given as mean and largest; "dropped" counts gradients;
     "distance" is that of the workers from the model at the end.
     """
     accuracy = target(runs)
@@ -35,7 +35,7 @@ def table(runs: Sequence[simulation.Run]) -> tuple[list[str], list[list[str]]]:
 
 
 def shown_staleness(run: simulation.Run) -> str:
-    """Mean and largest; empty where nothing was used."""
+    """Mean and largest; empty if no gradient was used."""
     total = sum(run.staleness.values())
     if not total:
         return ""
@@ -56,13 +56,13 @@ def target(runs: Sequence[simulation.Run]) -> float:
 
 
 def reached(run: simulation.Run, accuracy: float) -> simulation.Point | None:
-    """Where it was there, by its own training; None if never."""
+    """Where a run reached the accuracy by training; None if it never did."""
     found = run.first(accuracy)
     return found if found and found.examples else None
 
 
 def as_json(run: simulation.Run) -> dict:
-    """All of a run but its weights, whose hash it has; `accuracy` is the saved model's own."""
+    """All of a run, with a hash for its weights; `accuracy` is the saved model's."""
     return {
         "rule": run.rule,
         "rate": run.rate,
@@ -115,7 +115,7 @@ def draw(figure, runs: Sequence[simulation.Run], title: str) -> None:
 
 
 def draw_times(axes, runs: Sequence[simulation.Run], colours: Sequence[str]) -> None:
-    """Examples needed against examples/s up to there: a line through 0 has one time."""
+    """Examples needed against examples/s until then: each line through 0 stands for one time."""
     accuracy = target(runs)
     found = {run.rule: reached(run, accuracy) for run in runs}
     there = [(run, colour) for run, colour in zip(runs, colours, strict=True) if found[run.rule]]

@@ -1,10 +1,10 @@
 """Update rules: what becomes of the gradients of workers that may or may not wait for each other.
 
-Everywhere w are the weights, k workers, g_i a gradient of worker i, η the learning rate. With one
-worker every rule but the elastic ones is plain SGD, `w <- w - η g`; of EASGD the worker is, where
-nothing pulls at it.
+In all formulas, w are the weights, k is the number of workers, g_i a gradient of worker i, and η
+the learning rate. With one worker every rule except the elastic ones is plain SGD, `w <- w - η g`;
+with EASGD the worker itself is, if nothing pulls at it.
 
-Arrays are never written into: an update makes new ones, so that what a worker holds stays as it is.
+Arrays are never written to: an update makes new ones, so what a worker holds does not change.
 """
 
 import abc
@@ -35,10 +35,10 @@ class Rule(abc.ABC):
       weights: of the one model that a run ends with.
       updates: of `weights` so far.
       used: gradients that are in `weights`.
-      dropped: gradients that came too late, for a step that went on without them. (One that died
-        with its worker is not among them: it never came.)
-      staleness: of each gradient, or exchange, that was used: the updates that `weights` had seen
-        between the worker's reading them and its own; to how many there were.
+      dropped: gradients that came too late, for a step that was made without them. (A gradient that
+        died with its worker is not counted: it never came.)
+      staleness: the number of updates of `weights` between a worker's reading and its own update,
+        to the number of used gradients (or exchanges) that had this staleness.
     """
 
     source: ClassVar[str]
@@ -58,8 +58,8 @@ class Rule(abc.ABC):
     def begin(self) -> None:
         """What the workers do first."""
 
-    def lost(self, worker: int) -> None:  # noqa: B027  nothing, where nobody waits for anybody
-        """A worker is known to be gone, and no longer in `cluster.alive`."""
+    def lost(self, worker: int) -> None:  # noqa: B027  nothing to do if nobody waits
+        """A worker is known to be gone, and is no longer in `cluster.alive`."""
 
     def updated(self, weights: np.ndarray, used: int, staleness: Sequence[int]) -> None:
         """The model is now `weights`."""
@@ -76,7 +76,7 @@ class Rule(abc.ABC):
 
 def mean(arrays: Collection[np.ndarray]) -> np.ndarray:
     """The sum along the tree that the package's towers use, divided once."""
-    from towers import gradients  # here, for it imports TensorFlow, which a flag need not wait for
+    from towers import gradients  # here: it imports TensorFlow, and flags should not wait for that
 
     total = gradients.pairwise_tree(list(arrays), np.add)
     return total / total.dtype.type(len(arrays))
@@ -93,7 +93,7 @@ class OfGradients(Rule):
 
     @abc.abstractmethod
     def arrive(self, worker: int, version: int, gradient: np.ndarray) -> None:
-        """A gradient that `ask` asked for is at the server.
+        """A gradient that `ask` asked for has arrived at the server.
 
         Args:
           worker: whose it is.
@@ -117,7 +117,7 @@ class Synchronous(OfGradients):
             self.ask(worker)
 
     def arrive(self, worker, version, gradient):
-        if version < self.updates:  # of a step that went on without it
+        if version < self.updates:  # of a step that was made without it
             self.dropped += 1
             self.ask(worker)
             return
@@ -128,7 +128,7 @@ class Synchronous(OfGradients):
         self.step_if_complete()
 
     def step_if_complete(self) -> None:
-        """The update, once enough gradients are there; who sent one goes on with new weights."""
+        """Updates once enough gradients are there; their workers continue with the new weights."""
         if self.arrived and self.is_complete():
             workers = sorted(self.arrived)
             in_order = [self.arrived[worker] for worker in workers]
@@ -139,11 +139,11 @@ class Synchronous(OfGradients):
                 self.ask(worker)
 
     def is_complete(self) -> bool:
-        """Whether the gradients of all that are alive are there."""
+        """Whether the gradients of all living workers are there."""
         return all(worker in self.arrived for worker in self.cluster.alive)
 
     def rate_of_step(self, count: int) -> float:
-        """η of the coming update, of so many gradients."""
+        """η of the next update, from so many gradients."""
         return self.rate
 
 
@@ -193,7 +193,7 @@ class BackupWorkers(WarmUp):
 
 @dataclasses.dataclass
 class Asynchronous(OfGradients):
-    """Every gradient is applied as it comes, to weights that have moved since.
+    """Every gradient is applied as it arrives, to weights that have changed since.
 
     w_t+1 = w_t - η g_i(w_t-s), with staleness s
     """
@@ -211,7 +211,7 @@ class Asynchronous(OfGradients):
         self.applied(worker)
 
     def rate_of_gradient(self, staleness: int) -> float:
-        """η of a gradient so stale."""
+        """η of a gradient with this staleness."""
         return self.rate
 
     def applied(self, worker: int) -> None:
@@ -221,7 +221,7 @@ class Asynchronous(OfGradients):
 
 @dataclasses.dataclass
 class StalenessScaled(Asynchronous):
-    """Asynchronous, and a gradient counts the less the staler it is.
+    """Asynchronous, but a staler gradient counts less.
 
     w_t+1 = w_t - η / max(1, s) g_i(w_t-s), with staleness s
     """
@@ -234,7 +234,7 @@ class StalenessScaled(Asynchronous):
 
 @dataclasses.dataclass
 class BoundedStaleness(Asynchronous):
-    """Asynchronous, but nobody runs ahead: a worker waits for the slowest where it must.
+    """Asynchronous, but nobody runs far ahead: a worker that does waits for the slowest.
 
     As asynchronous; a worker with c gradients begins its next while c - min(c of all) <= bound
     """
@@ -262,7 +262,7 @@ class BoundedStaleness(Asynchronous):
         self.release()
 
     def release(self) -> None:
-        """Those that wait begin, unless they are too far ahead of the slowest that is alive."""
+        """Waiting workers begin, unless they are too far ahead of the slowest living one."""
         slowest = min((self.clocks[worker] for worker in self.cluster.alive), default=0)
         waiting, self.waiting = self.waiting, []
         for worker in waiting:
@@ -273,7 +273,7 @@ class BoundedStaleness(Asynchronous):
 
 
 class _Local(NamedTuple):
-    """What a worker of local SGD has: its weights, and how far it is in which round."""
+    """What a worker of local SGD has: its weights, and where it is in which round."""
 
     weights: np.ndarray
     left: int
@@ -301,7 +301,7 @@ class LocalSGD(Rule):
             self.cluster.send(functools.partial(self.step, worker, own))
 
     def steps_of_round(self) -> int:
-        """H of the coming round."""
+        """H of the next round."""
         return self.local_steps
 
     def step(self, worker: int, own: _Local) -> None:
@@ -310,7 +310,7 @@ class LocalSGD(Rule):
         self.cluster.compute(worker, own.weights, stepped)
 
     def stepped(self, worker: int, own: _Local, gradient: np.ndarray) -> None:
-        """It makes the step, and begins the next, or sends its weights."""
+        """The worker makes the step, and begins the next one or sends its weights."""
         weights = own.weights - self.times(self.rate, gradient)
         own = own._replace(weights=weights, left=own.left - 1)
         if own.left:
@@ -319,8 +319,8 @@ class LocalSGD(Rule):
             self.cluster.send(functools.partial(self.arrive, worker, own))
 
     def arrive(self, worker: int, own: _Local) -> None:
-        """A worker's weights are there."""
-        if own.version < self.updates:  # of a round that went on without it: it was thought dead
+        """A worker's weights have arrived."""
+        if own.version < self.updates:  # of a round that ended without it: it was thought dead
             self.dropped += own.steps
             return
         self.arrived[worker] = own
@@ -330,7 +330,7 @@ class LocalSGD(Rule):
         self.average_if_complete()
 
     def average_if_complete(self) -> None:
-        """The mean, once the weights of all that are alive are there."""
+        """Takes the mean, once the weights of all living workers are there."""
         if self.arrived and all(worker in self.arrived for worker in self.cluster.alive):
             in_order = [self.arrived[worker] for worker in sorted(self.arrived)]
             used = sum(own.steps for own in in_order)
@@ -393,7 +393,7 @@ class EASGD(Rule):
         self.cluster.compute(worker, self.looks_at(own), stepped, own.weights)
 
     def stepped(self, worker: int, own: _Elastic, gradient: np.ndarray) -> None:
-        """It makes the step; before every τ-th it meets the centre, for which it waits."""
+        """The worker makes the step; before every τ-th, it meets the centre and waits for it."""
         moved = self.moved(own, gradient)
         if own.steps % self.period == 0:
             self.cluster.send(functools.partial(self.pull, worker, own, moved))
@@ -405,14 +405,14 @@ class EASGD(Rule):
         return own.weights
 
     def moved(self, own: _Elastic, gradient: np.ndarray) -> _Elastic:
-        """What a worker has after a step, but for the pull."""
+        """What a worker has after a step, without the pull."""
         weights = own.weights - self.times(self.rate, gradient)
         return dataclasses.replace(own, weights=weights, steps=own.steps + 1)
 
     def pull(self, worker: int, own: _Elastic, moved: _Elastic) -> None:
         """A worker's weights are at the centre, and the spring pulls at both."""
         pulled = self.times(self.alpha, own.weights - self.weights)
-        new = self.period if own.steps else 0  # gradients that the centre had not yet heard of
+        new = self.period if own.steps else 0  # gradients that are new to the centre
         self.updated(self.weights + pulled, new, [self.updates - own.version])
         back = dataclasses.replace(moved, weights=moved.weights - pulled, version=self.updates)
         self.cluster.send(functools.partial(self.step, worker, back))

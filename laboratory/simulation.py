@@ -15,13 +15,13 @@ from laboratory import cluster, problems, rules, speeds
 
 
 class Point(NamedTuple):
-    """A run at a virtual time.
+    """The state of a run at a virtual time.
 
     time: virtual.
-    examples: whose gradients are in the model.
+    examples: the number whose gradients are in the model.
     loss: of the model, on test examples.
     accuracy: of the model, on test examples.
-    distance: of the workers from it, see cluster.Cluster.
+    distance: of the workers from the model, see cluster.Cluster.
     """
 
     time: float
@@ -32,9 +32,9 @@ class Point(NamedTuple):
 
 
 def first(points: Sequence[Point], accuracy: float) -> Point | None:
-    """Where a model first was as accurate; None if it never was.
+    """The first point at which a model was as accurate; None if it never was.
 
-    Of three points' mean, of which it is the middle one: one point alone is off by chance.
+    It is the middle one of three points whose mean counts, because one point is off by chance.
     """
     for three in zip(points, points[1:], points[2:], strict=False):
         if statistics.mean(point.accuracy for point in three) >= accuracy:
@@ -44,15 +44,15 @@ def first(points: Sequence[Point], accuracy: float) -> Point | None:
 
 @dataclasses.dataclass(frozen=True)
 class Run:
-    """What became of a rule.
+    """The result of running a rule.
 
     Attributes:
       rule: its key in rules.RULES.
       rate: its learning rate.
       model: which weights its one model is.
-      points: in the order of time, up to the end, or to where it was no longer finite.
+      points: in the order of time, up to the end or to where the model was no longer finite.
       staleness: see rules.Rule.
-      began: gradients that were begun; some are still under way, or died with their worker.
+      began: gradients that were begun; some were not finished, or died with their worker.
       used: gradients that are in the model.
       dropped: see rules.Rule.
       updates: of the model.
@@ -116,13 +116,13 @@ def run(
       until: virtual time at which the run ends.
       message: virtual time of a message.
       measurements: of the model, at even distances in time, besides the one at time 0.
-      every_examples: measures after so many examples in the model instead, as a race has to: at
-        even distances in time a slow run would be looked at more often.
+      every_examples: instead, measures after so many examples in the model, for fair races: at even
+        distances in time, a slow run would be measured more often.
       noticed_after: virtual time from a worker's death until the rule is told.
-      enough: accuracy, of three points' mean, with which the run ends early; None for never.
+      enough: accuracy, as the mean of three points, that ends the run early; None for never.
 
     Returns:
-      What became of it, up to `until`, or to where weights or loss were no longer finite.
+      The result, up to `until` or to where weights or loss were no longer finite.
     """
     workers = cluster.Cluster(problem, of_workers, message)
     points, diverged = [], []

@@ -10,7 +10,7 @@ import numpy as np
 
 SPEEDS = {
     "constant": "every gradient takes 1",
-    "jitter": "log-normal around a mean of 1, drawn anew for every gradient",
+    "jitter": "log-normal around a mean of 1, drawn for every gradient",
     "straggler": "the last worker takes --slowdown for every gradient",
     "two_speeds": "the second half of the workers take --slowdown for every gradient",
     "dying": "the last worker dies at --dies_at, in the middle of a gradient",
@@ -25,7 +25,7 @@ class Speeds:
     Attributes:
       name: one of SPEEDS.
       workers: how many; at least 1.
-      slowdown: what a slow worker's gradient takes; at least 1.
+      slowdown: time of a slow worker's gradient; at least 1.
       dies_at: virtual time at which the last worker of `dying` is gone.
       seed: of the jitter.
     """
@@ -41,7 +41,7 @@ class Speeds:
             raise ValueError(f"speeds={self.name!r}: must be one of {', '.join(SPEEDS)}")
 
     def of_gradient(self, worker: int, count: int) -> float:
-        """Virtual time that a worker takes for its gradient number `count`, whatever the rule."""
+        """Virtual time that a worker takes for its gradient number `count`, under any rule."""
         if self.name == "jitter":
             drawn = np.random.default_rng((self.seed, worker, count)).standard_normal()
             return math.exp(JITTER * drawn - JITTER**2 / 2)

@@ -21,12 +21,12 @@ def main() -> int:
     parser = argparse.ArgumentParser(
         prog="python -m lessons", description=lessons.__doc__ and lessons.__doc__.splitlines()[0]
     )
-    parser.add_argument("name", nargs="?", help="a lesson, or all; none lists them")
+    parser.add_argument("name", nargs="?", help="a lesson, or all; without one: lists them")
     parser.add_argument("--write", action="store_true", help="write docs/lessons, and its figures")
     parser.add_argument(
         "--data_dir",
-        help="folder of CIFAR-10, as train.py takes it; default: TFDS's; where that has none, "
-        "shapes are drawn",
+        help="folder of CIFAR-10, as train.py takes it; default: TFDS's; if that has none, shapes "
+        "are drawn",
     )
     options = parser.parse_args()
 
@@ -35,7 +35,7 @@ def main() -> int:
     if options.name and importlib.util.find_spec("matplotlib") is None:
         parser.error("the plots need matplotlib: pip install matplotlib")
 
-    # After --help, for it imports TensorFlow; and lessons are on logical CPU devices everywhere.
+    # After --help, because it imports TensorFlow; lessons use logical CPU devices everywhere.
     os.environ["CUDA_VISIBLE_DEVICES"] = "-1"
     import towers  # noqa: F401  before what imports TensorFlow: it silences TensorFlow's notices
     from input_pipeline import datasets

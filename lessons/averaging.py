@@ -1,4 +1,4 @@
-"""Averaging the gradients of k towers is one large batch; what else changes is not."""
+"""Averaging the gradients of k towers equals one large batch; other changes do not."""
 
 import functools
 from collections.abc import Callable
@@ -20,7 +20,7 @@ QUESTION = (
 BATCH, RATE, WEIGHT_DECAY, CLIP_NORM = 128, 0.05, 0.004, 0.1
 ADAM_RATE, BETA_1, BETA_2, EPSILON = 0.001, 0.9, 0.999, 1e-7  # Kingma & Ba 2015; Keras's own
 STEPS = 100
-# Runs at equal epochs: the batch of one GPU and its rate; name to (GPUs, what the rate is times).
+# Runs at equal epochs: the batch and the rate of one GPU; name to (GPUs, factor of the rate).
 PER_GPU, RATE_OF_ONE, EPOCHS, SEEDS, EXAMPLES = 32, 0.05, 4, (0, 1, 2), 10_000
 AT_EQUAL_EPOCHS = {
     "1 GPU": (1, 1),
@@ -31,15 +31,15 @@ AT_EQUAL_EPOCHS = {
 }
 IN_SHORT = {"steps": 6, "epochs": 2, "examples": 2_000}
 RIGHT, WHOLE = "mean of two equal halves", "the whole batch at once"
-ROUNDING = 1e-10  # of the way: in float64 nothing but rounding is below it after so few steps
+ROUNDING = 1e-10  # of the way: in float64, after so few steps, only rounding is below it
 
 
 class Way(NamedTuple):
     """One way to train for some steps.
 
     make_model: () -> a model; from the same weights each time.
-    gradients: (model, weights, images, labels) -> the gradients to update with, of which each
-      makes a step of its own; the mean of these steps is made.
+    gradients: (model, weights, images, labels) -> the gradients to update with; each gives a step
+      of its own, and the mean of these steps is applied.
     right: the way that it is compared with; None for a right way itself.
     adam: with Adam's rule; otherwise plain SGD.
     """
@@ -51,7 +51,7 @@ class Way(NamedTuple):
 
 
 def run(setup: findings.Setup) -> findings.Finding:
-    """Trains in right and in wrong ways, looks how far they part, and what becomes of accuracy."""
+    """Trains in right and in wrong ways; measures how far they diverge, and accuracies."""
     steps = IN_SHORT["steps"] if setup.short else STEPS
     images = data.load(setup)
     batches = list(images.training_batches(BATCH, steps))
@@ -232,7 +232,7 @@ def flat(weights) -> np.ndarray:
 
 
 def at_equal_epochs(images: data.Images, short: bool) -> dict[str, list[np.ndarray]]:
-    """Which test images each way of `AT_EQUAL_EPOCHS` has right in the end, seed by seed."""
+    """Which test images each way of `AT_EQUAL_EPOCHS` gets right at the end, seed by seed."""
     epochs = IN_SHORT["epochs"] if short else EPOCHS
     images = images.first(IN_SHORT["examples"] if short else EXAMPLES, len(images.test.images))
     keys = [(name, seed) for name in AT_EQUAL_EPOCHS for seed in SEEDS]
@@ -278,10 +278,10 @@ def answer(same: bool, gaps: dict, apart: dict) -> str:
         return "Not here: the average of two halves was not the whole batch."
     kept = [name for name in apart if AT_EQUAL_EPOCHS[name][1] == 1 and apart[name].verdict < 0]
     why = (
-        "a model that is less accurate on more GPUs has been trained with fewer updates at the old "
-        "rate, or with something else changed around the average"
+        "a model that is less accurate on more GPUs was trained with fewer updates at an unchanged "
+        "rate, or something other than the averaging was changed"
         if kept
-        else "a model that is less accurate has been trained with something changed around it"
+        else "if a model is less accurate, something other than the averaging was changed"
     )
     return f"Yes, averaging is exact; {why}."
 
@@ -298,12 +298,12 @@ def claim(same: bool, gaps: dict, apart: dict, steps: int) -> str:
     return (
         f"1, 2 and 4 towers had {'the same' if same else 'different'} weights after each of "
         f"{steps} steps, to the last bit. The whole batch at once and the mean of two halves "
-        f"ended {gaps[f'{WHOLE}, float32'][-1]:.0e} of the way apart in float32 and "
-        f"{gaps[f'{WHOLE}, float64'][-1]:.0e} in float64"
-        f"{': rounding alone' if rounding_alone(gaps) else ''}. Of what was changed around the "
-        f"average, {worst!r} ended farthest off, {plain[worst]:.1f} times as far as the right way "
-        "had gone. At equal epochs: "
-        + "; ".join(f"{what}: {', '.join(names)}" for what, names in said.items())
+        f"ended apart by {gaps[f'{WHOLE}, float32'][-1]:.0e} of the way that the weights had moved "
+        f"in float32, and by {gaps[f'{WHOLE}, float64'][-1]:.0e} in float64"
+        f"{': rounding alone' if rounding_alone(gaps) else ''}. Of the changes with SGD, {worst!r} "
+        f"ended farthest off: {plain[worst]:.1f} times as far from the right weights as these had "
+        "moved from the initial ones. At equal epochs: "
+        + "; ".join(f"{what}: {', '.join(map(repr, names))}" for what, names in said.items())
         + "."
     )
 

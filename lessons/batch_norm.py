@@ -1,4 +1,4 @@
-"""One set of weights, k sets of batch-norm statistics: which of them, or none, makes the model."""
+"""One set of weights, k sets of batch-norm statistics: which one, if any, makes the model."""
 
 from collections.abc import Iterable, Sequence
 
@@ -23,7 +23,7 @@ WIDER = "their mean, variances estimated anew"
 
 
 def run(setup: findings.Setup) -> findings.Finding:
-    """Trains with a set of statistics for each tower, and evaluates every choice of one."""
+    """Trains with a set of statistics for each tower; evaluates each set, their mean and others."""
     images = data.load(setup)
     examples = IN_SHORT["examples"] if setup.short else EXAMPLES
     to_estimate = IN_SHORT["images_to_estimate_from"] if setup.short else IMAGES_TO_ESTIMATE_FROM
@@ -64,12 +64,12 @@ def trained(policy: str, images: data.Images, steps: int) -> towers.Trainer:
 
 
 def of_policies(images: data.Images) -> dict[str, bool]:
-    """What the other policies keep, beside what `each` keeps, after the same few steps.
+    """Compares what the policies keep with what `each` keeps, after the same few steps.
 
     Returns:
-      `weights`, whether all have the same weights; for `first` and `last` whether they keep what
-      `each` has for that tower; for `mean` whether it is that of `each`, but for rounding: a mean
-      of moving averages is a moving average of means.
+      `weights`: whether all policies have the same weights; `first` and `last`: whether they keep
+      what `each` has for that tower; `mean`: whether it is the mean of `each`, except for rounding:
+      a mean of moving averages is a moving average of means.
     """
     of = {
         policy: trained(policy, images, STEPS_TO_COMPARE).state for policy in model_state.POLICIES
@@ -89,9 +89,9 @@ def of_policies(images: data.Images) -> dict[str, bool]:
 def estimated(model: keras.Model, images: data.Images, count: int) -> list[np.ndarray]:
     """Statistics of `count` training images under the final weights, in batches of 500.
 
-    Wu and Johnson 2021 (arXiv:2105.07576, section 3.1) call that precise batch norm. A layer that
-    starts at 0 has moved by 1 - momentum of the batch's statistics after one call. How far the
-    batches' means are apart belongs to the variance, too; with 500 images it is next to nothing.
+    Wu and Johnson 2021 (arXiv:2105.07576, section 3.1) call this precise batch norm. Moving
+    averages that start at 0 are (1 - momentum) times the batch's statistics after one call. The
+    spread of the batches' means belongs to the variance too; with 500 images it is negligible.
     """
     kept = model_state.kept_apart(model)
     of_layer = {
@@ -117,7 +117,7 @@ def estimated(model: keras.Model, images: data.Images, count: int) -> list[np.nd
 def right_with(
     trainer: towers.Trainer, values: Sequence[np.ndarray], images: data.Images
 ) -> np.ndarray:
-    """Which test images the weights have right with these statistics, which the model keeps."""
+    """Which test images the model gets right with these statistics, which it keeps."""
     model = trainer.state.model
     for index, value in zip(model_state.kept_apart(model), values, strict=True):
         model.non_trainable_variables[index].assign(value)
@@ -143,9 +143,9 @@ def finding(right: dict, named: dict, apart: float, equal: dict, name: str) -> f
     """The table and the claim.
 
     Args:
-      right: name of a set of statistics to whether each test image is right with it.
+      right: name of a set of statistics to which test images the model gets right with it.
       named: name to the set.
-      apart: the farthest that the towers' moving means are apart, in standard deviations.
+      apart: the largest distance between the towers' moving means, in standard deviations.
       equal: as `of_policies`.
       name: of the images.
     """
@@ -164,7 +164,7 @@ def finding(right: dict, named: dict, apart: float, equal: dict, name: str) -> f
     return findings.Finding(
         head=(
             "statistics", "policy", "means off those estimated anew",
-            "variances, in those estimated anew", "accuracy", "against their mean, points",
+            "variances, relative to those estimated anew", "accuracy", "against their mean, points",
         ),
         rows=[
             [
@@ -178,21 +178,20 @@ def finding(right: dict, named: dict, apart: float, equal: dict, name: str) -> f
             for what in named
         ],
         answer=(
-            "There is one set of weights, and only the batch-norm statistics differ: the final "
-            "model is these weights with the mean of the statistics, or with statistics estimated "
-            "anew."
+            "Only the batch-norm statistics differ, not the weights: the final model is the one "
+            "set of weights with the mean of the statistics, or with statistics estimated anew."
             if equal["weights"]
-            else "Not to be said here: the weights differed."
+            else "This run cannot tell: the weights differed."
         ),
         claim=(
             f"The weights are {'the same, to the last bit,' if equal['weights'] else 'different'} "
-            "whichever statistics are kept, for training uses those of the batch. The towers' "
+            "whichever statistics are kept, because training uses those of the batch. The towers' "
             f"statistics are up to {apart:.1%} of a standard deviation apart, and give accuracies "
             f"of {min(shares):.2%} to {max(shares):.2%} on {len(right[MEAN]):,} images; on these "
             f"same images {len(told_apart) or 'none'} of the {TOWERS} can be told apart from "
-            f"their mean, which gives {accuracy[MEAN]:.2%}. The mean of the variances is "
-            f"{wide[MEAN]:.3f} of those estimated anew; with the latter the accuracy changes by "
-            f"{against[WIDER]} points."
+            f"their mean, which gives {accuracy[MEAN]:.2%}. The mean of the towers' variances is "
+            f"{wide[MEAN]:.3f} times the variance estimated anew; using the latter instead changes "
+            f"the accuracy by {against[WIDER]} points."
         ),
         numbers={
             "accuracy": accuracy, "equal": equal, "apart": apart, "off": off, "wide": wide,
@@ -204,7 +203,7 @@ def finding(right: dict, named: dict, apart: float, equal: dict, name: str) -> f
 
 
 def variances(values: Sequence[np.ndarray], true: Sequence[np.ndarray]) -> float:
-    """The moving variances in those of `true`, as a geometric mean over features."""
+    """The ratio of the moving variances to those of `true`, as a geometric mean over features."""
     logs = [np.log(of / other) for of, other in zip(values[1::2], true[1::2], strict=True)]
     return float(np.exp(np.mean(np.concatenate(logs))))
 

@@ -1,4 +1,4 @@
-"""Images per second and examples needed against the batch; their quotient is the time."""
+"""Images per second and examples needed, against the batch; their quotient is the time."""
 
 import functools
 import math
@@ -16,7 +16,7 @@ import tensorflow as tf  # isort: skip
 
 QUESTION = "Why does training not get faster beyond some batch size? Is a larger batch better?"
 ACCURACY, AT_MOST = 0.37, 120_000
-# Batch to the rates that are tried with the first seed; all seeds have the best of them.
+# Batch to the rates that are tried with the first seed; all seeds use the best of them.
 RATES = {
     16: (0.05, 0.1),
     64: (0.1, 0.2),
@@ -57,7 +57,7 @@ def run(setup: findings.Setup) -> findings.Finding:
 def raced(rates: dict, images: data.Images, accuracy: float, at_most: int) -> dict:
     """Batch to the examples that each seed needs at the rate that is best with the first one.
 
-    An empty list where no rate comes to the accuracy, and None for a seed that does not.
+    An empty list if no rate reaches the accuracy, and None for a seed that does not.
     """
     entries = [
         race.Entry(batch, rate, seed=SEEDS[0])
@@ -83,7 +83,7 @@ def raced(rates: dict, images: data.Images, accuracy: float, at_most: int) -> di
 class Stopped(NamedTuple):
     """A run that was stopped at a training loss.
 
-    examples: that it had seen.
+    examples: seen until then.
     loss: cross entropy of its training images.
     right: whether each test image is right, bool [images].
     """
@@ -111,7 +111,7 @@ def at_equal_loss(
 
 
 def stopped_at(entry: race.Entry, images: data.Images, loss: float, at_most: int) -> Stopped:
-    """Trains until the training images' cross entropy is at most `loss`; looks once an epoch."""
+    """Trains until the training images' cross entropy is at most `loss`; checks once per epoch."""
     batch, count = entry.global_batch_size, len(images.train.images)
     trainer = race.trainer(entry, count)
     batches = iter(
@@ -125,9 +125,9 @@ def stopped_at(entry: race.Entry, images: data.Images, loss: float, at_most: int
 
 
 def images_per_second(batches: Iterable[int], images: data.Images) -> dict[int, float]:
-    """Of the bare step on one batch in memory, by its size: the best of several turns.
+    """Batch size to the speed of a step alone, on one batch in memory: the best of several turns.
 
-    The sizes take turns, so that what else the machine does falls on all of them alike.
+    The sizes take turns, so that other load on the machine affects all of them alike.
     """
     steps = {batch: prepared_step(batch, images) for batch in batches}
     turns = [{batch: timed(steps[batch], batch) for batch in steps} for _ in range(TURNS)]
@@ -135,7 +135,7 @@ def images_per_second(batches: Iterable[int], images: data.Images) -> dict[int, 
 
 
 def prepared_step(batch: int, images: data.Images) -> Callable[[], object]:
-    """Makes a step and waits for it; the first, which traces, has been made."""
+    """A function that makes a step and waits for it; tracing is already done."""
     trainer = race.trainer(race.Entry(batch, 0.01), len(images.train.images))
     ((pixels, labels),) = images.training_batches(batch, 1, distorted=False)
 
@@ -157,7 +157,7 @@ def timed(step: Callable[[], object], batch: int) -> float:
 
 
 def noise_scales(images: data.Images, steps: int) -> dict[int, float]:
-    """The noise scale at the start of a run of batches of 64, on the way, and at its end.
+    """The noise scale at the start of a run with batches of 64, during the run, and at its end.
 
     Returns:
       Examples seen to the noise scale, in examples.
@@ -196,8 +196,8 @@ def noise_scale(of_small: float, of_large: float, small: int, large: int) -> flo
     """The batch at which a gradient's noise is as large as the gradient, in examples.
 
     McCandlish et al. 2018 (arXiv:1812.06162), appendix A.1: a gradient over B examples has the
-    expected squared norm `|G|**2 + S / B`, so two sizes of batch tell `|G|**2` and S; it is
-    `S / |G|**2`.
+    expected squared norm `|G|**2 + S / B`, so two batch sizes determine `|G|**2` and S; the noise
+    scale is `S / |G|**2`.
 
     Args:
       of_small: mean squared norm of gradients over `small` examples.
@@ -206,7 +206,7 @@ def noise_scale(of_small: float, of_large: float, small: int, large: int) -> flo
       large: examples of a batch.
 
     Returns:
-      Infinity where the large batch shows no gradient beside its noise.
+      Infinity where the large batch shows no gradient beyond its noise.
     """
     signal = (large * of_large - small * of_small) / (large - small)
     noise = (of_small - of_large) / (1 / small - 1 / large)
@@ -221,7 +221,7 @@ def finding(examples: dict, per_second: dict, noise: dict, stopped: dict, accura
       per_second: batch to images per second.
       noise: examples seen to the noise scale.
       stopped: small and large batch to their runs, as `at_equal_loss`.
-      accuracy: that was raced to.
+      accuracy: the target.
       name: of the images.
     """
     means = {batch: race.mean_needed(of) for batch, of in examples.items()}
@@ -271,7 +271,7 @@ def predicted(means: dict, noise: dict) -> dict[int, float]:
     """The examples that each batch should need, from those of the smallest and the noise scale.
 
     McCandlish et al. 2018, section 2: a batch of B needs `E * (1 + B / noise scale)` examples, with
-    E those of the smallest batches. The noise scale is the measured ones' geometric mean.
+    E those of the smallest batches. The noise scale is the geometric mean of the measured ones.
     """
     finite = [scale for scale in noise.values() if math.isfinite(scale)]
     smallest = min(means)
@@ -301,7 +301,7 @@ def gap_table(stopped: dict, gap: paired.Difference):
 def answer(means: dict, per_second: dict, seconds: dict) -> str:
     """In one sentence, for both questions."""
     if not seconds:
-        return "Not to be said here: no batch came to the accuracy."
+        return "This run cannot tell: no batch came to the target accuracy."
     best, smallest = min(seconds, key=seconds.get), min(means)
     always = best == max(means)
     return (
@@ -319,9 +319,9 @@ def claim(means: dict, per_second: dict, seconds: dict, noise: dict, accuracy: f
     if seconds:
         fewest = min(seconds, key=means.get)
         race = (
-            f"The fewest examples to {accuracy:.0%} were {means[fewest]:,.0f}, with batches of "
-            f"{fewest:,}. Examples divided by images/s are the time, which was lowest at "
-            f"{min(seconds, key=seconds.get):,}."
+            f"An accuracy of {accuracy:.0%} took the fewest examples, {means[fewest]:,.0f}, with "
+            f"batches of {fewest:,}. The time, which is examples divided by images/s, was lowest "
+            f"at {min(seconds, key=seconds.get):,}."
         )
     words = {
         -1: "were less accurate on the test images than",
@@ -330,7 +330,7 @@ def claim(means: dict, per_second: dict, seconds: dict, noise: dict, accuracy: f
     }
     small, large = (entry.global_batch_size for entry in GAP_ENTRIES)
     return (
-        f"Most images/s came with batches of {fastest:,}: "
+        f"Batches of {fastest:,} gave the most images/s: "
         f"{per_second[fastest] / per_second[smallest]:.1f} times as many as with {smallest}. "
         f"{race} The noise scale of the gradient was {scales} examples after "
         f"{', '.join(f'{seen:,}' for seen in noise)} examples of a run. Stopped at the same "

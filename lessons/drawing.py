@@ -3,8 +3,8 @@
 python -m lessons.drawing     writes the drawing, and the page's code and table of files
 
 The drawing follows one batch: that of the 1,000th step of
-`python train.py --num_towers=2 --num_microbatches=4`. Its stations are functions, its shapes those
-of that step; tests/docs/test_architecture.py makes it and compares.
+`python train.py --num_towers=2 --num_microbatches=4`. Its stations are functions, and its shapes
+are those of that step; tests/docs/test_architecture.py makes the step and compares.
 """
 
 import argparse
@@ -63,7 +63,7 @@ class Box(NamedTuple):
 
     @property
     def height(self) -> int:
-        """With its name and its notes, 16 pixels to a line."""
+        """For its name and its notes, 16 pixels per line."""
         return 48 + 16 * self.notes.count("\n")
 
 
@@ -150,13 +150,13 @@ def main() -> None:
 
 
 def svg() -> str:
-    """The drawing; the same stations give the same text."""
+    """The drawing; the same stations always give the same text."""
     title = "One batch, from the files to the update: step 1,000 on 2 towers"
     parts = [
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {HEIGHT}" width="{WIDTH}" '
         f'height="{HEIGHT}" font-family="sans-serif" role="img">',
         f"<title>{title}</title>",
-        # A background of its own: on a dark page the text would be dark on dark.
+        # Its own background: otherwise, on a dark page, the text would be dark on dark.
         f'<rect width="{WIDTH}" height="{HEIGHT}" rx="8" fill="#ffffff"/>',
         text(20, 29, title, size=15, is_bold=True),
         *(part for lane in LANES for part in lane_parts(lane)),
@@ -168,7 +168,7 @@ def svg() -> str:
 
 
 def text(x, y, words, anchor="start", size=11, is_bold=False) -> str:
-    """A line of text whose foot is at `y`."""
+    """A line of text whose baseline is at `y`."""
     look = f'font-size="{size}" text-anchor="{anchor}"' + ' font-weight="bold"' * is_bold
     return f'<text x="{x:g}" y="{y:g}" {look} fill="{DARK}">{html.escape(words)}</text>'
 
@@ -218,7 +218,7 @@ def arrow_parts(arrow: Arrow) -> list[str]:
         f'<polygon points="{points}" fill="{LINE}"/>',
     ]
     lines = arrow.label.split("\n")
-    if is_down:  # nearer to its beginning: before the title of the next lane
+    if is_down:  # near its beginning, above the title of the next lane
         x, anchor = (x1 - 8, "end") if arrow.label_is_left else (x1 + 8, "start")
         y = y1 + 0.4 * (y2 - y1) + 11 - 7 * len(lines)
         return parts + [text(x, y + 14 * n, line, anchor) for n, line in enumerate(lines)]
@@ -227,7 +227,7 @@ def arrow_parts(arrow: Arrow) -> list[str]:
 
 
 def refreshed(page: str) -> str:
-    """The page with the lines of the files and the code as the source has them now."""
+    """The page with current line counts and code."""
     from lessons import lesson  # it imports TensorFlow, which the drawing does not need
 
     part = re.compile(r"(<!-- reading_order -->\n).*?(<!-- end -->)", re.S)
@@ -235,7 +235,7 @@ def refreshed(page: str) -> str:
 
 
 def reading_order() -> str:
-    """The table of files to read, with their lines and the minutes these take."""
+    """The table of files to read, with their lines and the minutes to read them."""
     rows = ["| | file | what it is read for | lines | minutes |", "|---|---|---|---|---|"]
     lines = {path: len((ROOT / path).read_text("utf-8").splitlines()) for path in READING_ORDER}
     for place, (path, purpose) in enumerate(READING_ORDER.items(), start=1):

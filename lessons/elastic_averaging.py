@@ -1,4 +1,4 @@
-"""EASGD: workers on springs. How strong may a spring be, and which model is the one to keep?"""
+"""EASGD: workers on springs. How strong may a spring be, and which model should be kept?"""
 
 import functools
 import statistics
@@ -7,7 +7,9 @@ from typing import NamedTuple
 from laboratory import data, findings, network, problems, race, rules, simulation, speeds
 from lessons import lesson
 
-QUESTION = "What of elastic averaging? Each worker has a model of its own then: which one counts?"
+QUESTION = (
+    "What about elastic averaging? Each worker then has a model of its own: which one counts?"
+)
 WORKERS, BATCH, RATE, PERIOD = 16, 16, 0.1, 8
 MESSAGE, TIME, SEEDS = 1.0, 320.0, (0, 1, 2)
 # α in units of the paper's own choice, 0.9 / k.
@@ -21,13 +23,13 @@ IN_SHORT = {
     "periods": (1, 8),
     "seeds": (0,),
 }
-# Of the stability on a parabola. Odd numbers of workers: see `stable_up_to`.
+# For the stability on a parabola. Why the number of workers is odd: see `stable_up_to`.
 ROUND_ROBIN, ETAS = 3, (0.2, 0.6, 1.0, 1.4, 1.8)
 ROUNDS, HALVINGS = 1_500, 12
 
 
 class Sprung(NamedTuple):
-    """Where a spring led to; of several seeds: means.
+    """What a run with a spring led to; for several seeds, the means.
 
     centre: accuracy of the centre.
     workers: accuracy of what each worker held.
@@ -42,7 +44,7 @@ class Sprung(NamedTuple):
 
 
 def run(setup: findings.Setup) -> findings.Finding:
-    """Trains with springs of several strengths, and looks for the strength that is too much."""
+    """Trains with springs of several strengths, and finds the strength that is too much."""
     images = data.load(setup)
     workers = IN_SHORT["workers"] if setup.short else WORKERS
     rate = IN_SHORT["rate"] if setup.short else RATE
@@ -81,7 +83,7 @@ def run(setup: findings.Setup) -> findings.Finding:
 
 
 def of_spring(problem, workers: int, rate: float, time: float, alpha: float, period: int) -> Sprung:
-    """What EASGD comes to, with a pull every `period` steps."""
+    """The result of EASGD with a pull every `period` steps."""
     rule = rules.EASGD(rate, alpha, period)
     done = simulation.run(
         "easgd",
@@ -102,7 +104,7 @@ def of_spring(problem, workers: int, rate: float, time: float, alpha: float, per
 
 
 def mean_of(of_seeds: list[Sprung]) -> Sprung:
-    """Means over the seeds; of the workers, each worker's."""
+    """Means over the seeds; for the workers, the mean of each worker."""
     mean = statistics.mean
     return Sprung(
         mean(one.centre for one in of_seeds),
@@ -146,7 +148,7 @@ def stable_up_to(rate: float) -> float:
 
 
 def unstable_from(rate: float, workers: int) -> float:
-    """The α from which on the centre flies off, by trying: halving [0, 1.5] HALVINGS times."""
+    """The α beyond which the centre diverges, found by halving [0, 1.5] HALVINGS times."""
     low, high = 0.0, 1.5
     for _ in range(HALVINGS):
         middle = (low + high) / 2
@@ -179,8 +181,8 @@ def finding(
       of_pull: α in units of the paper's to a `Sprung` for each seed.
       of_period: steps between two pulls to the same, with the paper's α.
       workers: their number.
-      synchronous: the synchronous rule's accuracy, of the better rate.
-      boundary: η to the α from which on it is unstable.
+      synchronous: the synchronous rule's accuracy, at the better rate.
+      boundary: η to the α beyond which it is unstable.
       name: of the images.
     """
     sprung = {pull: mean_of(of_seeds) for pull, of_seeds in of_pull.items()}
@@ -249,13 +251,14 @@ def answer(sprung: dict, better: dict) -> str:
         return "Not to be said here: a worker's own model was as accurate as the averages."
     between = {
         1: "the centre, which is also better than the mean of the workers' weights",
-        0: "the centre or the mean of the workers' weights, between which the seeds disagree",
+        0: "the centre or the mean of the workers' weights, since the seeds disagree on which is "
+        "better",
         -1: "the mean of the workers' weights, which is even better than the centre",
     }[better[1]]
-    return f"No worker's own model: with the authors' spring keep {between}; " + (
-        "with stronger springs the mean is the better one."
+    return f"No worker's own model: with the authors' spring, keep {between}; " + (
+        "with stronger springs, the mean is better."
         if any(better[pull] < 0 for pull in better if pull > 1)
-        else "with stronger springs that holds, too."
+        else "this holds with stronger springs too."
     )
 
 
@@ -284,9 +287,9 @@ def claim(sprung: dict, of_period: dict, workers: int, synchronous: float, bound
         f"α = {0.9 / workers * pull:.2f} ({kinds[what, pull]:.1%}). Without a spring the workers "
         f"came to {statistics.mean(apart.workers):.1%} and their mean to {apart.mean:.1%}; the "
         f"synchronous rule, in the same time with messages as long as a gradient, to "
-        f"{synchronous:.1%}. The centre by steps between pulls: {periods}. On a parabola the "
-        f"spring that is too strong was found within {off:.2%} of the paper's "
-        f"(4 - 2η) / (4 - η), at {len(boundary)} rates."
+        f"{synchronous:.1%}. The accuracy of the centre by the steps between pulls: {periods}. On "
+        f"a parabola, the α beyond which the spring is too strong was within {off:.2%} of the "
+        f"paper's (4 - 2η) / (4 - η), at {len(boundary)} rates."
     )
 
 

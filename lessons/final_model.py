@@ -11,7 +11,7 @@ from towers.support import shares as shares_of_batch
 
 import numpy as np  # isort: skip
 
-QUESTION = "Each node reports another validation accuracy"
+QUESTION = "Each node reports a different validation accuracy"
 NODES = (2, 4, 8, 16)
 BATCH = 800  # of an evaluation; the last one is not full, so nodes have unequal shares
 EXAMPLES = 150_000
@@ -20,7 +20,7 @@ Z = 1.96  # standard deviations on each side that hold 95 % of a normal distribu
 
 
 class Share(NamedTuple):
-    """What one node says: how many examples it has evaluated, and the share that was right."""
+    """What one node reports: how many examples it evaluated, and the share that was right."""
 
     count: int
     accuracy: float
@@ -44,14 +44,14 @@ def shares(trainer: towers.Trainer, images: data.Images, nodes: int) -> list[Sha
 
 
 def in_a_row(trainer: towers.Trainer, images: data.Images, nodes: int) -> list[Share]:
-    """Each node's accuracy where examples are sorted by class, and dealt out from the first on."""
+    """Each node's accuracy where examples are sorted by class and dealt out in that order."""
     by_class = np.argsort(images.test.labels, kind="stable")
     parts = np.array_split(by_class, nodes)
     return [share(trainer, images.test.images[ids], images.test.labels[ids]) for ids in parts]
 
 
 def share(trainer: towers.Trainer, pixels, labels, places: range | None = None) -> Share:
-    """The accuracy on so many places of each batch, or on all, and of how many examples it is."""
+    """The accuracy on these places of each batch (default: all), and the number of examples."""
     how = preprocess.for_images("crop_flip_colour", pixels.shape[1:])
     evaluated = trainer.evaluate(
         batches.evaluation_batches(
@@ -62,7 +62,7 @@ def share(trainer: towers.Trainer, pixels, labels, places: range | None = None) 
 
 
 def interval(share: Share) -> tuple[float, float]:
-    """Where the accuracy on endless images of the kind lies, with 95 % confidence.
+    """Where the accuracy on unlimited images of this kind lies, with 95 % confidence.
 
     Wilson 1927 (Journal of the American Statistical Association 22, page 209); unlike the
     textbook's `p +- z sqrt(p (1 - p) / n)` it never leaves [0, 1].
@@ -76,8 +76,8 @@ def interval(share: Share) -> tuple[float, float]:
 def spread_by_chance(of_nodes: list[Share], whole: Share) -> float:
     """The standard deviation of the nodes' accuracies if examples are dealt out at random.
 
-    `sqrt(p (1 - p) / n)` for n examples, times `sqrt((N - n) / (N - 1))`, as they are drawn from N
-    without being put back.
+    `sqrt(p (1 - p) / n)` for n examples, times `sqrt((N - n) / (N - 1))`, because they are drawn
+    from N without replacement.
     """
     variances = [
         whole.accuracy * (1 - whole.accuracy) / n * (whole.count - n) / (whole.count - 1)
@@ -87,13 +87,13 @@ def spread_by_chance(of_nodes: list[Share], whole: Share) -> float:
 
 
 def spread(of_nodes: list[Share], whole: Share) -> float:
-    """The root mean square of the nodes' distances from the accuracy of the whole."""
+    """The root mean square of the nodes' distances from the overall accuracy."""
     squares = [(share.accuracy - whole.accuracy) ** 2 for share in of_nodes]
     return math.sqrt(sum(squares) / len(squares))
 
 
 def together(of_nodes: list[Share]) -> float:
-    """The accuracy of all nodes together: right answers over answers."""
+    """The accuracy of all nodes together: right answers divided by answers."""
     return sum(n * p for n, p in of_nodes) / sum(n for n, _ in of_nodes)
 
 
@@ -108,19 +108,20 @@ def finding(whole: Share, of_nodes: dict, of_sorted: list[Share], name: str) -> 
     ] + [row(f"{len(of_sorted)}, sorted by class", of_sorted, whole)]
     return findings.Finding(
         head=(
-            "nodes", "examples of a node", "lowest", "highest", "spread", "spread by chance",
-            "intervals that hold the whole's", "all together",
+            "nodes", "examples per node", "lowest", "highest", "spread", "spread by chance",
+            "intervals that contain the overall accuracy", "overall accuracy",
         ),
         rows=rows,
         answer=answer(held, chance),
         claim=(
-            f"There is one model, and its accuracy is {whole.accuracy:.2%}, the right answers of "
-            f"all nodes over all {whole.count:,} answers. What the nodes report is that number and "
-            f"chance: {most} nodes were {100 * held:.1f} points apart (standard deviation) where "
-            f"chance alone makes {100 * chance:.1f}, and {covering(mixed, whole)} of {len(mixed)} "
-            "nodes' 95 % intervals hold the accuracy of the whole. Even of the whole the interval "
-            f"is {low:.1%} to {high:.1%}. Where each node has other classes it is not chance: the "
-            f"same model then has {min(of_sorted, key=accuracy).accuracy:.0%} on one node and "
+            f"There is one model, and its accuracy is {whole.accuracy:.2%}: the right answers of "
+            f"all nodes divided by all {whole.count:,} answers. What the nodes report is that "
+            f"number plus chance: {most} nodes were {100 * held:.1f} points apart (standard "
+            f"deviation) where chance alone gives {100 * chance:.1f}, and "
+            f"{covering(mixed, whole)} of {len(mixed)} nodes' 95 % intervals contain the overall "
+            f"accuracy. Even the overall accuracy has an interval, {low:.1%} to {high:.1%}. Where "
+            "each node has different classes, the differences are not chance: the same model then "
+            f"has {min(of_sorted, key=accuracy).accuracy:.0%} on one node and "
             f"{max(of_sorted, key=accuracy).accuracy:.0%} on another."
         ),
         numbers={"whole": whole, "of_nodes": of_nodes, "of_sorted": of_sorted},
@@ -133,10 +134,11 @@ def answer(held: float, chance: float) -> str:
     """In one sentence, from how far nodes are apart, and how far chance puts them."""
     if held < 2 * chance:
         return (
-            "Because each evaluates other images: it is one model, measured on several small "
-            "samples, and the accuracy to report is all nodes' right answers over all answers."
+            "Because each node evaluates different images: it is one model, measured on several "
+            "small samples, and the accuracy to report is the right answers of all nodes divided "
+            "by all their answers."
         )
-    return "Not by chance alone: the nodes were farther apart than samples of one model are."
+    return "Not by chance alone: the nodes were farther apart than samples from one model are."
 
 
 def row(what: str, shares: list[Share], whole: Share) -> list[str]:
@@ -160,12 +162,12 @@ def accuracy(share: Share) -> float:
 
 
 def covering(shares: list[Share], whole: Share) -> int:
-    """How many nodes' intervals hold the accuracy of the whole."""
+    """How many nodes' intervals contain the overall accuracy."""
     return sum(low <= whole.accuracy <= high for low, high in map(interval, shares))
 
 
 def draw(figure, whole: Share, of_nodes: dict, of_sorted: list[Share]) -> None:
-    """Each node's accuracy with its interval, in groups, and a line for the whole."""
+    """Each node's accuracy with its interval, in groups, and a line for the overall accuracy."""
     axes = figure.subplots()
     groups = [(f"{nodes} nodes", shares) for nodes, shares in of_nodes.items()]
     groups.append((f"{len(of_sorted)} nodes,\nsorted by class", of_sorted))

@@ -1,4 +1,4 @@
-"""The loop over towers builds a graph and is gone; what runs is the graph, side by side."""
+"""The loop over towers only builds a graph; what runs is the graph, with towers side by side."""
 
 import functools
 import re
@@ -24,11 +24,11 @@ QUESTION = "The loop over GPUs looks serial. Is it?"
 SHAPE, CLASSES, BATCH = (24, 24, 3), 10, 128
 TOWERS = (1, 2, 4)
 PROFILED = 7  # steps; the one that took the median time is shown
-TRANSFERS = ("_Send", "_Recv")  # between devices; who receives may go on to work within a _Send
+TRANSFERS = ("_Send", "_Recv")  # between devices; the receiver may continue to work within a _Send
 
 
 def run(setup: findings.Setup) -> findings.Finding:
-    """Builds and runs steps of 1, 2 and 4 towers; looks at two of them at work."""
+    """Builds and runs steps of 1, 2 and 4 towers; profiles two of them."""
     network = data.small_cifarnet if setup.short else full_network
     images = data.load(setup)
     steps = 5 if setup.short else 20
@@ -46,7 +46,7 @@ def run(setup: findings.Setup) -> findings.Finding:
             "the loop's body ran, building",
             f"in the next {steps} steps",
             "operations of each tower",
-            "of them need another tower's",
+            "of these, need another tower's",
             "towers that the average needs",
         ),
         rows=[
@@ -59,11 +59,12 @@ def run(setup: findings.Setup) -> findings.Finding:
             f"The loop's body ran {largest.building} times while "
             f"the graph of {TOWERS[-1]} towers was built, and {largest.running} times in the next "
             f"{steps} steps. Of the {sum(largest.operations)} operations of these towers "
-            f"{largest.waiting} need another tower's. In a profiled step of two towers both had an "
-            f"operation running for {overlap(step_seen):.0%} of the less busy one's time; called "
-            f"one after the other by a Python loop, for {overlap(loop_seen):.0%}. The two took "
-            f"{milliseconds[0]:.0f} ms in one graph and {milliseconds[1]:.0f} ms in that loop "
-            f"(cores: {container_limits.available_cores()})."
+            f"{largest.waiting} need an operation of another tower. In a profiled step of two "
+            f"towers both had an operation running for {overlap(step_seen):.0%} of the less busy "
+            "one's time; when a Python loop called them one after the other, for "
+            f"{overlap(loop_seen):.0%}. The two towers took {milliseconds[0]:.0f} ms in one graph "
+            f"and {milliseconds[1]:.0f} ms in that loop (cores: "
+            f"{container_limits.available_cores()})."
         ),
         numbers={
             "built": built,
@@ -92,7 +93,7 @@ def several(counts: Sequence[int]) -> str:
 
 
 def full_network() -> keras.Model:
-    """The tutorial's."""
+    """The tutorial's network."""
     return networks.build("cifarnet", SHAPE, CLASSES)
 
 
@@ -111,7 +112,7 @@ class Built(NamedTuple):
     """What is known of a step's graph.
 
     building: times that the body of the loop over towers ran while the graph was built.
-    running: and while it ran, step after step.
+    running: the same, in the steps after that.
     operations: of each tower.
     waiting: those that cannot start before some operation of another tower.
     averaged: towers that the average of the gradients waits for.
@@ -147,7 +148,7 @@ def build_and_run(trainer: towers.Trainer, batches) -> Built:
 
 
 def written_out(graph: tf.Graph) -> tf.Graph:
-    """The graph with the operations of each microbatch in the place of its call, as it runs."""
+    """The graph as it runs: each call of a microbatch is replaced by its operations."""
     with tf.Graph().as_default() as drawn:
         tf.graph_util.import_graph_def(picture.of_graph(graph), name="")
     return drawn
@@ -174,7 +175,7 @@ def waiting(of_towers: Sequence[set[tf.Operation]]) -> int:
 
 
 def needed_for(operations: Iterable[tf.Operation]) -> set[tf.Operation]:
-    """These operations and all that come before them, by inputs and by control inputs."""
+    """These operations and all that they depend on, by inputs and by control inputs."""
     found, to_visit = set(), list(operations)
     while to_visit:
         operation = to_visit.pop()
@@ -221,7 +222,7 @@ def one_tower(model: keras.Model, index: int, device: str, images, labels) -> li
 
 
 def times(ways: Sequence[Callable], batches) -> list[float]:
-    """The median milliseconds of each way, by turns; the first turn builds."""
+    """The median milliseconds of each way, in alternation; the first call builds the graph."""
     found = [[] for _ in ways]
     for batch in batches:
         for way, own in zip(ways, found, strict=True):
@@ -240,7 +241,7 @@ class Event(NamedTuple):
 
 
 def rounds_of_profiles(ways: Sequence[Callable], batch) -> list[list[list[Event]]]:
-    """[way][call], by turns; each call in a profile of its own."""
+    """[way][call]; the ways alternate, and each call has its own profile."""
     for way in ways:
         way(*batch)  # builds
     rounds = [[profile(way, batch) for way in ways] for _ in range(PROFILED)]
@@ -248,7 +249,7 @@ def rounds_of_profiles(ways: Sequence[Callable], batch) -> list[list[list[Event]
 
 
 def profile(step: Callable, batch) -> list[Event]:
-    """The operations of one call, as TensorFlow's profiler saw them, from its first one on."""
+    """The operations of one call, from TensorFlow's profiler; times count from the first one."""
     _, operations = profiles.recorded(lambda: step(*batch))
     found = [operation for operation in operations if operation.kind not in TRANSFERS]
     first = min(operation.begin for operation in found)
@@ -258,7 +259,7 @@ def profile(step: Callable, batch) -> list[Event]:
     ]
 
 
-Spans = list[tuple[float, float]]  # (begin, end), in order, apart from each other
+Spans = list[tuple[float, float]]  # (begin, end), in order, without overlaps
 
 
 def busy(events: Iterable[Event]) -> Spans:
@@ -273,7 +274,7 @@ def busy(events: Iterable[Event]) -> Spans:
 
 
 def overlap(events: Sequence[Event]) -> float:
-    """How much of the less busy tower's time the other one was busy too; between 0 and 1."""
+    """The share of the less busy tower's time in which the other was busy too; from 0 to 1."""
     first, second = (busy(event for event in events if event.tower == k) for k in (0, 1))
     both = sum(
         max(0.0, min(end, other_end) - max(begin, other_begin))

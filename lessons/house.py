@@ -50,8 +50,8 @@ ROOMS = (
          (20, 468, 680, 84), BLUE),
     Room("towers.support", "towers/support/", "what the idea leans on", (20, 596, 680, 68), GREEN),
 )  # fmt: skip
-# Only these have arrows: to the row below, and across. All but the top row say in words what
-# else they import; that row may import all.
+# Only these imports have arrows: to the row below, and across. Rooms below the top row list their
+# other imports in words; rooms in the top row may import everything.
 ARROWS = {
     ("lessons", "laboratory"),
     ("lessons", "towers_cli"),
@@ -75,10 +75,10 @@ def room_of(module: str) -> str:
 
 
 def imports(graph: grimp.ImportGraph) -> dict[tuple[str, str], int]:
-    """(room, room) to how many modules of the one import how many of the other, in pairs."""
+    """(room, room) to the number of pairs in which a module of the one imports one of the other."""
     counts: dict[tuple[str, str], int] = {}
     for module in graph.modules:
-        # The public face imports its rooms for whoever imports it, and is no part of the idea.
+        # The public face imports its rooms for its users, and is not part of the idea.
         for imported in (
             graph.find_modules_directly_imported_by(module) if module != "towers" else ()
         ):
@@ -89,7 +89,7 @@ def imports(graph: grimp.ImportGraph) -> dict[tuple[str, str], int]:
 
 
 def files(package: str) -> dict[str, int]:
-    """The files of a room, by their names without ending, with their lines."""
+    """The files of a room, by name without extension, with their lines."""
     folder = lesson.ROOT / package.replace(".", "/")
     paths = sorted(path for path in folder.glob("*.py") if path.stem != "__init__")
     return {path.stem: lines(path) for path in [folder / "__init__.py", *paths]}
@@ -101,7 +101,7 @@ def lines(path: Path) -> int:
 
 
 def hundreds(of_files: Mapping[str, int]) -> str:
-    """The lines of a room to the hundred, so that the figure does not change with each of them."""
+    """The lines of a room, to the hundred: so the figure does not change with every line."""
     return f"{round(sum(of_files.values()), -2):,}"
 
 
@@ -154,7 +154,7 @@ def _room(room: Room, counts: Mapping[tuple[str, str], int]) -> str:
 
 
 def _arrow(start: tuple, end: tuple, count: int) -> str:
-    """From the middle of what two rooms have in common, or else of their edges; with a number."""
+    """From the middle of the span that two rooms share, or between their edges; with a number."""
     (x, y, width, height), (to_x, to_y, to_width, _) = start, end
     left, right = max(x, to_x), min(x + width, to_x + to_width)
     across = (left + right) / 2 if left < right else None
@@ -178,7 +178,7 @@ def _text(x, y, text: str, size: float, weight: str = "normal", colour: str = DA
 
 
 def main() -> None:
-    """Writes the figure, and says how many lines each room has."""
+    """Writes the figure, and prints how many lines each room has."""
     DRAWING.write_text(drawing(), encoding="utf-8")
     for room in ROOMS:
         own = files(room.package)

@@ -11,8 +11,8 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 WIDTH, HEIGHT = 1000, 392
 PARTS = ("m0", "m1", "m2", "m3")
-# A theme's colours: ground, text, lines, a box's edge and its ground, and one for each part (Okabe
-# and Ito's, which colour-blind readers tell apart).
+# A theme's colours: background, text, lines, a box's edge and background, and one for each part
+# (Okabe and Ito's, which colour-blind readers can tell apart).
 THEMES = {
     "light": {
         "ground": "#ffffff", "text": "#1f2328", "quiet": "#59636e", "line": "#59636e",
@@ -148,7 +148,7 @@ def _arrow(of, course: str, *, dashed=False) -> str:
 
 
 def main() -> None:
-    """Writes both."""
+    """Writes both pictures."""
     for theme in THEMES:
         path(theme).write_text(picture(theme), encoding="utf-8")
 

@@ -1,4 +1,4 @@
-"""The learning rate at an epoch: keyed to examples, and keyed to steps as the tutorial has it."""
+"""The learning rate at an epoch: keyed to examples, and keyed to steps as in the old tutorial."""
 
 from laboratory import findings
 from lessons import lesson
@@ -108,7 +108,7 @@ def draw(figure) -> None:
         batch = num_towers * BATCH_PER_TOWER
         seen = [examples_at(epoch, batch) for epoch in epochs]
         label = f"{num_towers} tower{'s' if num_towers > 1 else ''}"
-        # Lines of the same numbers lie on each other: drawn ever thinner, all are seen.
+        # Lines of equal numbers coincide: each is drawn thinner than the last, so all are seen.
         style = {"label": label, "linestyle": "-", "linewidth": 7 - 2 * number}
         old.semilogy(epochs, [rule_keyed_to_steps(n, batch) for n in seen], **style)
         new.semilogy(epochs, [here(n) for n in seen], **style)

@@ -1,4 +1,4 @@
-"""What a lesson is: a question, a short run that answers it, and a page that shows the answer."""
+"""A lesson: a question, a short run that answers it, and a page that shows the answer."""
 
 import ast
 import dataclasses
@@ -19,7 +19,7 @@ class Lesson:
     Attributes:
       name: of the command and of the page.
       question: as people ask it.
-      run: setup to what was found.
+      run: from the setup to what was found.
     """
 
     name: str
@@ -44,7 +44,7 @@ _PART = re.compile(
 
 
 def refreshed(page: str, finding: findings.Finding | None = None, seconds: float = 0.0) -> str:
-    """A page with the code in it as the source has it now, and with what was found.
+    """A page with the current code of the source, and with what was found.
 
     Args:
       page: text with parts `<!-- code towers/step.py train_step -->`, `<!-- answer -->`,

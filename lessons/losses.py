@@ -1,4 +1,4 @@
-"""The loss as a ledger: every tower's terms, and what an old way of adding them up did."""
+"""Every tower's loss, term by term, and what an old way of adding them up did."""
 
 import towers  # before Keras: it silences TensorFlow's notices
 from laboratory import data, findings
@@ -53,8 +53,8 @@ def run(setup: findings.Setup) -> findings.Finding:
             "The loss of a step is the mean of the towers' totals, and so of all their examples. "
             "Every tower adds the same weight decay to its own cross entropy, and the mean counts "
             f"it once: {decay.mean():.4f} in each and in the mean. Adding up a collection that all "
-            f"towers fill gives the last of {TOWERS} towers a loss {ratio:.1f} times too large, "
-            f"with the weight decay {TOWERS} times in it."
+            f"towers fill gives the last of {TOWERS} towers a loss {ratio:.1f} times as large, "
+            f"with the weight decay in it {TOWERS} times."
         ),
         numbers={
             "total": terms["total"].tolist(),
@@ -71,9 +71,9 @@ def answer(decay: np.ndarray, total: np.ndarray) -> str:
     """In one sentence, from each tower's weight decay and total."""
     once = np.ptp(decay) == 0 and np.isclose(total.mean() - decay[0], (total - decay).mean())
     return (
-        "Each tower combines its own loss, the cross entropy of its part plus the weight decay; "
-        "the step's loss is the mean of these, so it is that of the whole batch, and the decay "
-        f"counts {'once' if once else 'more than once'}."
+        "Each tower adds the weight decay to the cross entropy of its part of the batch; the "
+        "step's loss is the mean over the towers, so it is the loss of the whole batch, and the "
+        f"decay counts {'once' if once else 'more than once'}."
     )
 
 

@@ -1,4 +1,4 @@
-"""What training keeps in memory that evaluation does not, and what a mean of it would leave out."""
+"""What training keeps in memory and evaluation does not, and what a mean of it would lose."""
 
 import collections
 import concurrent.futures
@@ -36,12 +36,12 @@ RUNS = 3  # of a pass whose memory is measured
 BATCH, MANY_BATCHES, RATE = 128, 16, 1e-3  # for the gradient at the mean activations
 GRADIENT, AT_MEAN = "by the gradient", "by the one at the mean activations"
 LAST = 10  # steps whose mean loss is the loss at the end
-GUESS = np.log(CLASSES)  # the loss where all classes are given the same chance
+GUESS = np.log(CLASSES)  # the loss if all classes are given the same probability
 KB, MB = 2**10, 2**20
 
 
 def run(setup: findings.Setup) -> findings.Finding:
-    """Counts and measures passes; trains by the gradient, and by that of the mean activations."""
+    """Counts and measures passes; trains with the gradient and that of the mean activations."""
     counted = {point: count(make_pass(*point)) for point in POINTS}
     measured = dict.fromkeys(POINTS, NOT_MEASURED) if setup.short else measure(POINTS)
     images = data.load(setup)
@@ -94,7 +94,7 @@ def make_pass(way: str, batch: int):
 
 
 def forward(model: keras.Model, weights, images, again: bool) -> tf.Tensor:
-    """The logits, block by block; `again` keeps a block's input alone for the backward pass."""
+    """The logits, block by block; `again` keeps only a block's input for the backward pass."""
     x, weights = images, list(weights)
     for first, last in BLOCKS:
         block = keras.Model(model.get_layer(first).input, model.get_layer(last).output)
@@ -111,9 +111,9 @@ def call_block(block: keras.Model, x, *weights) -> tf.Tensor:
 
 
 class Count(NamedTuple):
-    """What a graph says of its pass's memory, in bytes.
+    """What a graph says about the memory of its pass, in bytes.
 
-    kept: what the forward pass computes of the images and the backward pass reads.
+    kept: what the forward pass computes from the images and the backward pass reads.
     alive: the most at any one time, if operations run in the order in which they were built and
       nothing is kept longer than it is needed.
     """
@@ -132,7 +132,7 @@ def count(one_pass) -> Count:
     for operation in built:
         if any(tensor.op in of_images for tensor in operation.inputs):
             of_images.add(operation)
-    of_images.remove(images.op)  # the batch is there in any pass, and so are the weights
+    of_images.remove(images.op)  # every pass has the batch in memory, and the weights
     read = {buffer(tensor).ref() for operation in backward_pass for tensor in operation.inputs}
     kept = {ref for ref in read if ref.deref().op in forward_pass & of_images}
     order = [operation for operation in built if operation in forward_pass | backward_pass]
@@ -152,7 +152,7 @@ def size(tensor: tf.Tensor) -> int:
 
 
 def most_alive(order: Sequence[tf.Operation], outputs: Sequence[tf.Tensor]) -> int:
-    """The most bytes that are computed and still to be read, over operations in order."""
+    """The most bytes that are computed and still have to be read, over operations in order."""
     last_use = {}
     for place, operation in enumerate(order):
         last_use |= {buffer(tensor).ref(): place for tensor in operation.inputs}
@@ -172,10 +172,10 @@ def most_alive(order: Sequence[tf.Operation], outputs: Sequence[tf.Tensor]) -> i
 
 
 class Measured(NamedTuple):
-    """By how many bytes the peak of a process rises from a batch of 1 to one of this size.
+    """How many bytes the peak of a process rises from a batch of 1 to one of this size.
 
-    handed_out: by TensorFlow's allocator to operations; None where it does not tell.
-    resident: of the whole process; None where there is no /proc.
+    handed_out: by TensorFlow's allocator to operations; None if it does not report this.
+    resident: of the whole process; None if there is no /proc.
     """
 
     handed_out: int | None
@@ -186,7 +186,7 @@ NOT_MEASURED = Measured(None, None)
 
 
 def measure(points: Sequence[tuple[str, int]]) -> dict[tuple[str, int], Measured]:
-    """Makes each pass in a process of its own, two of them at a time."""
+    """Runs each pass in a process of its own, two at a time."""
     with concurrent.futures.ThreadPoolExecutor(2) as pool:
         return dict(zip(points, pool.map(in_new_process, points), strict=True))
 
@@ -201,7 +201,7 @@ def in_new_process(point: tuple[str, int]) -> Measured:
 
 
 def print_peaks(way: str, batch: int) -> None:
-    """Makes the pass on one image and on a batch, and prints the fields of `Measured` as JSON."""
+    """Runs the pass on one image and on a batch, and prints the fields of `Measured` as JSON."""
     findings.start_runtime()
     devices.run_graphs_as_written()
     before, after = (peaks_of(make_pass(way, images)) for images in (1, batch))
@@ -233,8 +233,8 @@ class BothGradients(NamedTuple):
 def both_gradients(model: keras.Model, images, labels) -> BothGradients:
     """Runs the backward pass over all examples, and over their mean.
 
-    The second keeps of each layer's input the mean over the batch, and of the logits the mean of
-    the loss's derivative, and goes back once, as if there were that one example.
+    The second keeps the mean over the batch of each layer's input, and the mean derivative of the
+    loss by the logits, and runs backward once, as if there were only this one example.
     """
     inputs = [images]
     with tf.GradientTape() as tape:
@@ -271,9 +271,9 @@ def cosines(batches) -> dict[str, float]:
 
 
 def train(chosen: Callable[[BothGradients], list[tf.Tensor]], batches) -> list[float]:
-    """The loss before each step by one of the two gradients.
+    """The loss before each step, training with one of the two gradients.
 
-    Adam takes steps of the same size for a small gradient: it gives the second one its chance.
+    Adam's steps are as large for a small gradient, which gives the second one a fair chance.
     """
     model, optimizer = data.small_cifarnet(), keras.optimizers.Adam(RATE)
     optimizer.build(model.trainable_variables)
@@ -291,11 +291,11 @@ def answer(counted: Mapping, agreement: Mapping) -> str:
     """In one sentence, for both questions."""
     kept = [counted[way, BATCHES[-1]].kept for way in (TRAINING, EVALUATION)]
     lowest = min(min(of_layers.values()) for of_layers in agreement.values())
+    gives = "gives a different gradient" if lowest < 0.9 else "came near the gradient here"
     return (
         "The backward pass reads nearly every activation of the forward pass, so training has to "
         f"keep one copy for each image{'' if kept[0] > kept[1] else ' (not here)'}; a mean "
-        f"activation {'gives another gradient' if lowest < 0.9 else 'came near the gradient here'},"
-        " because it loses which image had which error."
+        f"activation {gives}, because it loses which image had which error."
     )
 
 
@@ -309,10 +309,11 @@ def of_memory(counted: Mapping, measured: Mapping) -> str:
     batch = BATCHES[-1]
     training, evaluation = counted[TRAINING, batch], counted[EVALUATION, batch]
     said = (
-        f"Of each image, training keeps {training.kept / batch / KB:.0f} KB of activations until "
-        f"the backward pass has read them, and evaluation {evaluation.kept / batch / KB:.0f} KB. "
-        f"At the fullest moment a batch of {batch:,} has {as_cell(training.alive)} MB alive in "
-        f"training and {as_cell(evaluation.alive)} MB in evaluation, by count"
+        f"For each image, training keeps {training.kept / batch / KB:.0f} KB of activations until "
+        "the backward pass has read them, and evaluation keeps "
+        f"{evaluation.kept / batch / KB:.0f} KB. At its peak, a batch of {batch:,} has "
+        f"{as_cell(training.alive)} MB alive in training and {as_cell(evaluation.alive)} MB in "
+        "evaluation, by count"
     )
     grew = [as_cell(measured[way, batch].resident) for way in (TRAINING, EVALUATION)]
     return f"{said}; the process grew by {grew[0]} and {grew[1]} MB." if all(grew) else f"{said}."
@@ -326,9 +327,10 @@ def of_the_mean(agreement: Mapping, curves: Mapping) -> str:
     )
     ends = {name: np.mean(curve[-LAST:]) for name, curve in curves.items()}
     return (
-        "One backward pass at the mean activations gives another gradient: its cosine to the true "
-        f"one is, layer by layer, {found}. After {len(curves[AT_MEAN])} steps by it the loss was "
-        f"{ends[AT_MEAN]:.2f}, by the true one {ends[GRADIENT]:.2f}; a guess has {GUESS:.2f}."
+        "One backward pass at the mean activations gives a different gradient: its cosine to the "
+        f"true one is, layer by layer, {found}. After {len(curves[AT_MEAN])} steps with it the "
+        f"loss was {ends[AT_MEAN]:.2f}, with the true one {ends[GRADIENT]:.2f}; guessing gives "
+        f"{GUESS:.2f}."
     )
 
 

@@ -1,4 +1,4 @@
-"""Old faults, each made again in a few lines: the number that it gives, and the right one."""
+"""Old faults, each reproduced in a few lines: the number that it gives, and the right one."""
 
 import argparse
 import dataclasses
@@ -50,7 +50,7 @@ class Exhibit:
 
 
 def run(setup: findings.Setup) -> findings.Finding:
-    """Makes every fault, and does the same right; the short version is the same."""
+    """Reproduces every fault, and does the same correctly; the short version is the same."""
     found = {make.__name__: make() for make in EXHIBITS}
     rows = [
         [
@@ -69,8 +69,8 @@ def run(setup: findings.Setup) -> findings.Finding:
         head=("row", "what the old code did", "what one notices", "the number", "wrong", "right"),
         rows=rows,
         answer=(
-            f"Most likely it is one of the {len(found)} faults below: each runs without an error, "
-            "and changes one number that nobody prints."
+            f"Look for one of the {len(found)} faults below: each runs without an error, and makes "
+            "one number wrong."
             if off
             else "Not one of the faults below: none of them shows here."
         ),
@@ -109,7 +109,7 @@ def towers_here(
 
 
 def update(trainer: towers.Trainer, images, sample_weight=None) -> step.StepResult:
-    """One step; the loss does not look at labels."""
+    """One step; the loss ignores the labels."""
     return trainer.train_step(images, tf.zeros(len(images), tf.int64), sample_weight)
 
 
@@ -132,9 +132,9 @@ def decay_by_steps() -> Exhibit:
 
 
 def average_before_update() -> Exhibit:
-    """Grouped with the update, the moving average may read the weight before it or after it.
+    """Grouped with the update, the moving average may read the weight before or after the update.
 
-    In the old graph that is a race; here the average always wins it.
+    In the old graph this is a race; here the average always wins it.
     """
     weight, average = tf.Variable(1.0), tf.Variable(1.0)
     moving_averages.update([average], [weight], 0.9999, tf.constant(0))
@@ -152,7 +152,7 @@ def average_before_update() -> Exhibit:
 
 
 def summary_of_next_batch() -> Exhibit:
-    """After the step, the tutorial runs its summaries by themselves: on a batch of their own."""
+    """After the step, the tutorial runs its summaries separately, so on another batch."""
     queue = iter([column(1, 2), column(3, 4)])
     trainer = towers_here(2)
     result = update(trainer, next(queue))
@@ -189,7 +189,7 @@ def seconds_over_towers() -> Exhibit:
 def queue_starts_over() -> Exhibit:
     """79 full batches of 128 from a queue that starts over: 112 images are scored twice.
 
-    They are the first ones, and all that the model gets wrong.
+    They are the first ones, and the only ones that the model gets wrong.
     """
     logits = np.repeat(np.array([[1, 0], [0, 1]], np.float32), [112, 9_888], axis=0)
     labels = np.ones(len(logits), np.int32)
@@ -209,7 +209,7 @@ def queue_starts_over() -> Exhibit:
 
 
 def flag_of_type_bool() -> Exhibit:
-    """argparse gives the text to `bool`, and every text but the empty one is true."""
+    """argparse passes the text to `bool`, and every text except the empty one is true."""
     parser, values = argparse.ArgumentParser(), flags.FlagValues()
     parser.add_argument("--use_fp16", type=bool)
     flags.DEFINE_boolean("use_fp16", True, "what train.py would have", flag_values=values)
@@ -246,7 +246,7 @@ def decay_on_one_tower() -> Exhibit:
     """Only tower 0 adds the weight decay to its loss, and the mean over towers divides it."""
     weight = tf.Variable(1.0)
     with tf.GradientTape(persistent=True) as tape:
-        of_towers = [0.0 * weight for _ in range(4)]  # in the place of the cross entropy
+        of_towers = [0.0 * weight for _ in range(4)]  # instead of the cross entropy
         of_towers[0] += WEIGHT_DECAY * tf.nn.l2_loss(weight)
     return Exhibit(
         rows=[20],
@@ -281,7 +281,7 @@ def mean_gradient(tape: tf.GradientTape, of_towers: Sequence, weight: tf.Variabl
 
 
 def decay_here() -> float:
-    """The gradient of a weight of 1, of images that are 0: nothing but weight decay."""
+    """The gradient of a weight of 1 for images that are 0: only the weight decay."""
     trainer = towers_here(4, num_towers=4, weight_decay=WEIGHT_DECAY)
     result = update(trainer, column(0, 0, 0, 0))
     return result.gradients[0].numpy().item()
@@ -313,7 +313,7 @@ def rows_of_one_tower() -> Exhibit:
 
 
 def sum_for_mean() -> Exhibit:
-    """The gradients of four towers, added up where the rate was found for their mean."""
+    """The gradients of four towers, added up although the rate was chosen for their mean."""
     of_towers = [tf.constant(gradient) for gradient in (1.0, 2.0, 3.0, 6.0)]
     wrong = tf.add_n(of_towers)
     sums = [{(m, m + 1): [gradient]} for m, gradient in enumerate(of_towers)]
@@ -346,7 +346,7 @@ def statistics_of_one_tower() -> Exhibit:
 
 
 def clipped_before_the_sum() -> Exhibit:
-    """Keras under MirroredStrategy: each replica has half its loss, clips, and then they add up."""
+    """Keras under MirroredStrategy: each replica halves its loss, clips, and the sum is taken."""
     halves = [column(6) / 2, column(8) / 2]
     clipped = [tf.clip_by_global_norm([half], 1.0)[0][0] for half in halves]
     trainer = towers_here(2, rate=1.0, clip=1.0)
@@ -367,7 +367,7 @@ def mean_of_uneven_means() -> Exhibit:
     weight = tf.Variable(1.0)
     with tf.GradientTape(persistent=True) as tape:
         of_towers = [tf.reduce_mean(weight * part) for part in tf.split(images, [3, 1])]
-    filled = tf.concat([images, column(9, 9)], axis=0)  # the two that weigh nothing
+    filled = tf.concat([images, column(9, 9)], axis=0)  # two of weight 0
     result = update(towers_here(6), filled, sample_weight=[1, 1, 1, 1, 0, 0])
     return Exhibit(
         rows=[26],
@@ -393,7 +393,7 @@ def data_from_the_top() -> Exhibit:
 
 
 def same_images_twice() -> Exhibit:
-    """Two replicas make the same reader, and each takes its batch from it."""
+    """Two replicas make the same reader, and each takes its batches from its own."""
     replicas = [next(iter(old_reader())) for _ in range(2)]
     halves = (range(BATCH), range(BATCH, 2 * BATCH))
     shares = [reader_here(2 * BATCH, share=half) for half in halves]
@@ -408,12 +408,12 @@ def same_images_twice() -> Exhibit:
 
 
 def old_reader() -> tf.data.Dataset:
-    """Batches of numbers of images, in an order that the seed alone decides."""
+    """Batches of image numbers, in an order that only the seed decides."""
     return tf.data.Dataset.range(IMAGES).shuffle(IMAGES, seed=1).batch(BATCH)
 
 
 def reader_here(size: int = BATCH, last_step: int = 1, **others) -> list[tf.Tensor]:
-    """This package's batches of numbers of images."""
+    """This package's batches of image numbers."""
     numbers = np.arange(IMAGES)
     made = batches.training_batches(
         numbers, numbers, global_batch_size=size, seed=1, last_step=last_step, **others
@@ -447,7 +447,7 @@ EXHIBITS = (
 
 
 def shown(value: float | bool) -> str:
-    """A number for a person."""
+    """A number as text for people."""
     return str(value).lower() if isinstance(value, bool) else f"{value:,.4g}"
 
 

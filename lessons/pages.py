@@ -15,7 +15,7 @@ RECORDS = {"train": settings.TrainSettings, "eval": settings.EvalSettings}
 
 
 def settings_page(page: str) -> str:
-    """The page with the tables between its marks as the definitions have them now."""
+    """The page with the current tables between its marks."""
     part = re.compile(r"(<!-- settings (\w+) -->\n).*?(<!-- end -->)", re.S)
     return part.sub(lambda found: found[1] + "\n".join(tables(found[2])) + "\n" + found[3], page)
 
@@ -41,7 +41,7 @@ def tables(command: str) -> Iterator[str]:
 
 
 def main() -> None:
-    """Writes all of it anew."""
+    """Writes all of it again."""
     drawing.main()
     house.main()
     landscape.main()

@@ -2,11 +2,11 @@
 
     python -m lessons.recipe --from_towers=9 --to_towers=1
 
-Papers and old scripts state a recipe as it was run: a batch for each GPU, durations in steps. Two
-ways lead to other towers: A, the same run, where nothing changes but where the work is done; and B,
-the same batch per tower, where a step has other examples and most of the recipe converts. Both are
-printed with train.py's flags, and then what does not convert. Flags left out are those of the
-tutorial's headline run.
+Papers and old scripts state a recipe as it was run: a batch for each GPU, durations in steps. There
+are two ways to use other towers. A is the same run: only the place where the work is done changes.
+B keeps the batch per tower: a step has more or fewer examples, and most of the recipe converts.
+Both are printed with train.py's flags, and then what does not convert. Flags that are left out have
+the values of the tutorial's headline run.
 """
 
 import argparse
@@ -40,8 +40,8 @@ class Recipe:
     """How to train on so many towers; durations in steps."""
 
     num_towers: int
-    num_microbatches: int  # for the authors, whose unit is the tower's batch, the towers again
-    # Where towers have uneven shares, their mean.
+    num_microbatches: int  # for the authors, one per tower: their unit is the tower's batch
+    # The mean, if towers have uneven shares.
     per_tower_batch_size: float = _flag("global_batch_size", 128, "examples of a tower in a step")
     learning_rate: float = _flag("learning_rate", 0.1, "before any decay")
     steps: float = _flag("max_steps", 100_000, "of the whole run")
@@ -65,20 +65,20 @@ class Recipe:
         return f"{self.num_towers} tower{'s' if self.num_towers > 1 else ''}"
 
     def epochs(self, steps: float, examples: int) -> float:
-        """Steps in epochs of a training set of so many examples."""
+        """Converts steps into epochs of a training set of so many examples."""
         return steps * self.global_batch_size / examples
 
 
 WAS = ("synchronous", "asynchronous")  # how the authors' towers updated the weights
 
-_STATED = dataclasses.fields(Recipe)[2:]  # what is a flag of the command
+_STATED = dataclasses.fields(Recipe)[2:]  # the flags of the command
 
 
 def with_mean(recipe: Recipe) -> Recipe:
-    """The same updates by the mean of the gradients.
+    """The recipe that makes the same updates with the mean of the gradients.
 
     For SGD the sum of k gradients at rate r is their mean at k * r. The other optimizers divide by
-    the gradient's own size, and their rate stays (nearly: `gradients.reduce_towers`).
+    the gradient's own size, so their rate stays the same (nearly: `gradients.reduce_towers`).
     """
     summed = recipe.gradient_reduction == "sum" and recipe.optimizer == "sgd"
     rate = recipe.learning_rate * (recipe.num_microbatches if summed else 1)
@@ -86,9 +86,9 @@ def with_mean(recipe: Recipe) -> Recipe:
 
 
 def same_run(recipe: Recipe, to_towers: int) -> Recipe | None:
-    """Way A: the same global batch on other towers; None where it has no equal parts for them.
+    """Way A: the same global batch on other towers; None if it has no equal parts for them.
 
-    The microbatches stay where there is one for each tower; else they are cut smaller.
+    The microbatches stay the same if there is at least one for each tower; otherwise they are cut.
     """
     count, batch = recipe.num_microbatches, recipe.global_batch_size
     fitting = [
@@ -109,11 +109,11 @@ def same_run(recipe: Recipe, to_towers: int) -> Recipe | None:
 def converted(recipe: Recipe, to_towers: int, scaling: str) -> Recipe:
     """Way B: the same batch per tower, so that a step has k = to / from times the examples.
 
-      learning rate    * k (linear), * sqrt(k) or as it is (none): `schedules.scaled_rate`
+      learning rate    * k (linear), * sqrt(k) or unchanged (none): `schedules.scaled_rate`
       durations        / k, which is the same in epochs
       moving averages  decay ** k, which has the same half-life in epochs (Busbridge et al. 2023,
                        arXiv:2307.13813)
-      weight decay     as it is in a loss; decoupled, so that rate * coefficient * steps stays
+      weight decay     unchanged in a loss; if decoupled, rate * coefficient * steps stays the same
                        (Wang and Aitchison 2024, arXiv:2405.13698)
 
     Raises:
@@ -137,7 +137,7 @@ def converted(recipe: Recipe, to_towers: int, scaling: str) -> Recipe:
 
 
 def train_flags(recipe: Recipe, examples: int) -> list[str]:
-    """The recipe as flags of train.py, which counts in epochs: here of so many examples.
+    """The recipe as flags of train.py, which counts in epochs; an epoch has so many examples.
 
     Raises:
       SettingsError: train.py would refuse one of them, or could not tell a decay from 1.
@@ -173,7 +173,7 @@ def train_flags(recipe: Recipe, examples: int) -> list[str]:
 
 
 def table(columns: Mapping[str, Recipe], examples: int) -> str:
-    """Recipes beside each other, under their titles; durations in epochs of so many examples."""
+    """Recipes side by side, under their titles; durations also in epochs of so many examples."""
     described = {title: _described(recipe, examples) for title, recipe in columns.items()}
     names = next(iter(described.values()))
     cells = [["", *names], *([title, *rows.values()] for title, rows in described.items())]
@@ -212,7 +212,7 @@ def _described(recipe: Recipe, examples: int) -> dict[str, str]:
 
 
 def notes_on_a(authors: Recipe, a: Recipe | None) -> Iterator[str]:
-    """What the same run keeps, and what it takes."""
+    """What the same run keeps, and what it needs."""
     if a is None:
         yield f"""Not possible: {authors.global_batch_size:,} examples have no equal parts for so
         many towers (at most {sizes.MOST_PARTS:,} parts)."""
@@ -221,10 +221,10 @@ def notes_on_a(authors: Recipe, a: Recipe | None) -> Iterator[str]:
     if count != authors.num_microbatches:
         yield f"""To have one for each tower, the microbatches are cut from
         {authors.per_tower_batch_size} to {a.global_batch_size // count} examples: the same update
-        but for rounding, and another model where layers see a microbatch as a whole, as batch norm
-        does (docs/batch_norm.md)."""
+        except for rounding, but a different model if a layer sees a microbatch as a whole, as batch
+        norm does (docs/batch_norm.md)."""
     yield f"""On CPUs train.py ends with the same weights, to the last bit, with any --num_towers
-    up to {count:,} (docs/same_bits.md). The authors' own had other examples in each step."""
+    up to {count:,} (docs/same_bits.md). The authors' own run had other examples in each step."""
     if share > 1:
         yield f"""A tower's {share} microbatches do not wait for each other: count on memory for all
         of its {share * a.global_batch_size // count:,} examples."""
@@ -242,18 +242,18 @@ def notes_on_b(authors: Recipe, b: Recipe, scaling: str) -> Iterator[str]:
     yield f"""Rate x {growth:.4g} {_RULES[scaling]}{f", for {name} a guess" if guess else ""}; steps
     x {1 / k:.4g}."""
     if sgd and scaling != "linear":
-        yield f"In an epoch that pushes the weights {growth / k:.3g} times as far as theirs."
+        yield f"In an epoch, this pushes the weights {growth / k:.3g} times as far as theirs."
     if k > 1 and scaling == "linear" and not authors.warmup_steps:
-        yield f"""Warning: {growth:.4g} times the rate, and no warm-up. Goyal et al. rise to theirs
-        in 5 epochs (--warmup_steps)."""
+        yield f"""Warning: {growth:.4g} times the rate, and no warm-up. Goyal et al. reach theirs
+        gradually, over 5 epochs (--warmup_steps)."""
     if authors.moving_average_decay:
         yield f"Moving averages: decay ** {k:.4g} (Busbridge et al. 2023, arXiv:2307.13813)."
     if b.weight_decay != authors.weight_decay:
         yield f"""Decoupled weight decay x {k / growth:.4g} keeps rate x coefficient x steps (Wang
         and Aitchison 2024, arXiv:2405.13698)."""
     if name in ("adam", "adamw"):
-        yield f"""By hand, for train.py has no flags for them: each beta of {name} becomes 1 -
-        {k:.4g} (1 - beta), where that is above 0, and its epsilon is divided by
+        yield f"""By hand, because train.py has no flags for them: each beta of {name} becomes 1 -
+        {k:.4g} (1 - beta), if that is above 0, and its epsilon is divided by
         {math.sqrt(k):.4g} (Malladi et al.)."""
 
 
@@ -263,62 +263,63 @@ def doubts(authors: Recipe, b: Recipe) -> Iterator[str]:
     if k == 1:
         return
     yield f"""Noise, in B. A step's gradient has {1 / math.sqrt(k):.3g} times the standard
-    deviation. The rule (linear for SGD, square root for Adam) gives an epoch the same noise while
-    rates are small, and no step the same."""
-    yield f"""Large batches. Up to which one the rule holds, network and data decide: Goyal et al.
-    went to 8,192 on ImageNet. {"Beyond" if k > 1 else "From beyond"} it the rate is likely too
-    {"high" if k > 1 else "low"}."""
+    deviation. The rule (linear for SGD, square root for Adam) keeps the noise of an epoch while
+    rates are small, but not the noise of a step."""
+    yield f"""Large batches. Network and data decide up to which batch the rule holds: Goyal et al.
+    went to 8,192 on ImageNet. {"Beyond" if k > 1 else "From a batch beyond"} that, the rate is
+    likely too {"high" if k > 1 else "low"}."""
     if authors.momentum:
-        yield """Momentum, in B. It is kept, as by Goyal et al.: for small rates rate /
-        (1 - momentum) is what counts. Its memory, 1 / (1 - momentum) steps, is of other
-        examples."""
-    yield f"""Batch norm, in B. Its running statistics forget by the step: with the layer's momentum
-    ** {k:.4g} they remember as many examples."""
+        yield """Momentum, in B. It is kept, as Goyal et al. do: for small rates, rate /
+        (1 - momentum) is what counts. Its memory, 1 / (1 - momentum) steps, covers another number
+        of examples."""
+    yield f"""Batch norm, in B. Its running statistics forget with each step: with the layer's
+    momentum ** {k:.4g} they remember as many examples as the authors'."""
     yield f"Time. In an epoch a tower has {1 / k:.4g} times the examples of theirs, in A and in B."
 
 
 def readings(authors: Recipe, examples: int) -> Iterator[str]:
-    """What several towers may have done in more than one way."""
+    """What the authors' towers may have done in more than one way."""
     count, rate = authors.num_towers, authors.learning_rate
     if count == 1:
         return
     if authors.gradient_reduction == "sum":
-        yield f"""Sum. Of {count} gradients at rate {rate:.6g} it is their mean at
-        {with_mean(authors).learning_rate:.6g}, by {authors.optimizer} (pitfall 22)."""
+        yield f"""Sum. With {authors.optimizer}, the sum of {count} gradients at rate {rate:.6g} is
+        their mean at rate {with_mean(authors).learning_rate:.6g} (pitfall 22)."""
     if authors.decay_steps:
         ran = authors.epochs(authors.decay_steps, examples)
         yield f"""Decay. {authors.decay_steps:,} steps of {authors.towers} are {ran:,.6g} epochs,
-        and that is what was run. Where they were worked out from the batch of one tower,
+        and that is what was run. If they were computed from the batch of one tower,
         {ran / count:,.6g} were meant: --epochs_per_decay={ran / count:.10g} (pitfalls 1, 2)."""
     if authors.weight_decay and authors.optimizer not in optimizers.DECOUPLED_WEIGHT_DECAY:
-        yield f"""Weight decay is taken to be in every tower's loss. Added in one tower's alone, or
-        once to a sum, it had 1/{count} of its coefficient (pitfall 20)."""
+        yield f"""Weight decay is assumed to be in every tower's loss. If only one tower added it,
+        or if it was added once to a sum, it had 1/{count} of its coefficient (pitfall 20)."""
     yield """Batch norm. Its statistics here are the mean of the microbatches'; a script that keeps
-    one tower's has others (pitfall 23)."""
-    yield f"""Clipping. A norm stays where the mean is clipped, as here; where a sum is, it is
-    divided by {count}; where each tower clips its own, nothing is the same (pitfall 25)."""
+    one tower's statistics has different ones (pitfall 23)."""
+    yield f"""Clipping. If the mean was clipped, as here, the norm stays the same; if a sum was
+    clipped, divide the norm by {count}; if each tower clipped its own gradient, no norm gives the
+    same (pitfall 25)."""
 
 
 def one_gradient_at_a_time(authors: Recipe) -> Recipe:
-    """An asynchronous recipe as what its weights saw: one gradient of one tower at each update."""
+    """An asynchronous recipe as its weights saw it: one gradient of one tower in each update."""
     return dataclasses.replace(authors, num_towers=1, num_microbatches=1)
 
 
 def on_asynchronous(authors: Recipe, to_towers: int, was: str | None) -> Iterator[str]:
-    """What an asynchronous recipe means here; where nobody has said which it was, how to ask."""
+    """What an asynchronous recipe means here; if nobody has said which it was, how to ask."""
     count, batch = authors.num_towers, authors.per_tower_batch_size
     if count == 1 or was == "synchronous":
         return
     if was is None:
-        yield f"""If each of the {count} towers applied its own gradient, without waiting for the
-        others, the answer is another one: leave the rate alone on one tower. Ask with
+        yield f"""If each of the {count} towers applied its own gradient without waiting for the
+        others, the answer is different: on one tower, do not change the rate. Ask with
         --from_towers={count} --to_towers={to_towers} --was=asynchronous."""
         return
-    yield f"""Each update was of one tower's gradient, of {batch:g} examples, and the steps count
-    these. So what is converted is a recipe of one tower at the authors' rate,
+    yield f"""Each update used one tower's gradient, of {batch:g} examples, and the steps count
+    these updates. So what is converted is a recipe of one tower at the authors' rate,
     {authors.learning_rate:.6g}: on one tower it stays."""
-    yield f"""A gradient was of weights about {count - 1} updates old. What was tuned with that may
-    stand a larger rate without it: that is for a search, not for a rule."""
+    yield f"""A gradient was of weights about {count - 1} updates old. A recipe that was tuned with
+    such gradients may allow a larger rate without them; only a search can tell, not a rule."""
 
 
 def report(
@@ -331,7 +332,7 @@ def report(
       to_towers: to convert it for.
       scaling: of `schedules.SCALINGS`.
       examples: of the training set.
-      was: of `WAS`; None takes it for synchronous, and says what else it may have been.
+      was: of `WAS`; None assumes synchronous, and says what else it may have been.
 
     Raises:
       SettingsError: as `train_flags`.
@@ -360,13 +361,13 @@ def report(
             "Asynchronous" if was else "Was it asynchronous?",
             on_asynchronous(stated, to_towers, was),
         ),
-        "All that is not named here, such as --model and --decay_factor, is to be as theirs.",
+        "Set everything that is not named here, such as --model and --decay_factor, as they did.",
     ]
     return "\n\n".join(block for block in blocks if block)
 
 
 def _block(title: str, notes: Iterable[str], flags: Sequence[str] = ()) -> str:
-    """A title over a command, where there are flags, and notes; nothing without either."""
+    """A title, a command if there are flags, and notes; empty if there is neither."""
     command = textwrap.wrap(" ".join(["python train.py", *flags]), 92, break_on_hyphens=False)
     lines = ["  " + " \\\n      ".join(command)] if flags else []
     for note in notes:
@@ -409,7 +410,7 @@ def parse(arguments: Sequence[str]) -> tuple[Recipe, int, str, int, str | None]:
             f"--momentum={authors.momentum:g}: only for --optimizer="
             f"{' or '.join(optimizers.WITH_MOMENTUM)}, and it is {authors.optimizer}"
         )
-    # The linear rule is SGD's; square roots are for what divides by the gradient's own size.
+    # The linear rule is SGD's; square roots are for optimizers that divide by the gradient's size.
     given["scaling"] = given["scaling"] or ("linear" if authors.optimizer == "sgd" else "sqrt")
     scaling = checked("scaling", str, "learning_rate_scaling")
     return authors, to_towers, scaling, checked("examples", int, "max_steps"), given["was"]

@@ -1,4 +1,4 @@
-"""Rules for the rate of a larger batch, each raced to an accuracy."""
+"""Rules for the rate of a larger batch, each trained to the same accuracy."""
 
 from typing import NamedTuple
 
@@ -41,7 +41,7 @@ RULES = {
     "Adam, sqrt": Rule("sqrt", optimizer="adam"),
 }
 
-# Rule to the number of towers to what each seed needed; None where it did not get there.
+# Rule to number of towers to the examples that each seed needed; None if it did not get there.
 Needed = dict[str, dict[int, list[float | None]]]
 
 
@@ -55,7 +55,7 @@ def run(setup: findings.Setup) -> findings.Finding:
     entries = {
         (rule, k, seed): entry(rule, k, seed) for rule in rules for k in towers for seed in SEEDS
     }
-    distinct = sorted(set(entries.values()))  # the smallest batches take longest: they begin
+    distinct = sorted(set(entries.values()))  # the smallest batches take longest, so they begin
     needed = race.examples_needed(distinct, images, accuracy, at_most)
     of_entry = dict(zip(distinct, needed, strict=True))
     of_seeds: Needed = {
@@ -117,7 +117,7 @@ def sum_is_linear(images: data.Images, num_towers: int, steps: int = 5) -> bool:
 
 
 def shown(of_seeds: list[float | None]) -> str:
-    """As the table has it: the mean, and least to largest; or how many seeds got there."""
+    """As in the table: the mean, smallest and largest; or how many seeds reached the accuracy."""
     reached = [one for one in of_seeds if one]
     if len(reached) < len(of_seeds):
         return f"{len(reached)} of {len(of_seeds)} reached it" if reached else "not reached"
@@ -146,7 +146,10 @@ def answer(examples: dict[str, dict[int, float | None]]) -> str:
     if "Adam, sqrt" in carried and carried["Adam, sqrt"] > carried["Adam, fixed"]:
         middle += f" and that of Adam by its square root (to {carried['Adam, sqrt']})"
     end = f"; no rule carried to {most}" if max(carried.values()) < most else ""
-    return f"If the global batch stays, not at all; if it grows with the GPUs, {middle}{end}."
+    return (
+        "If the global batch stays the same, do not change it; if the batch grows with the GPUs, "
+        f"{middle}{end}."
+    )
 
 
 def claim(examples: dict, accuracy: float, same: dict[int, bool]) -> str:
@@ -154,17 +157,20 @@ def claim(examples: dict, accuracy: float, same: dict[int, bool]) -> str:
     carried = {rule: holds_up_to(of_k) for rule, of_k in examples.items()}
     reach = []
     for k in sorted(set(carried.values()), reverse=True):
-        rules = ", ".join(rule for rule in carried if carried[rule] == k)
+        # Names that have a comma are quoted.
+        names = [repr(rule) if "," in rule else rule for rule in carried if carried[rule] == k]
+        rules = ", ".join(names)
         reach.append(f"up to {k} tower{'' if k == 1 else 's'}: {rules}" if k else f"not: {rules}")
     return (
-        f"Allowed twice the examples that one tower of {PER_TOWER} needs for {accuracy:.0%} of the "
-        f"test images, the rules carry this far: {'; '.join(reach)}. Adding the gradients up is "
+        f"With at most twice the examples that one tower with a batch of {PER_TOWER} needs to get "
+        f"{accuracy:.0%} of the test images right, the rules carry this far: "
+        f"{'; '.join(reach)}. Adding the gradients up is "
         f"{'' if all(same.values()) else 'not '}the linear rule, to the last bit."
     )
 
 
 def draw(figure, examples: dict, accuracy: float) -> None:
-    """Examples needed against the batch; what was not reached stands at the top."""
+    """Examples needed against the batch; runs that did not reach the accuracy are at the top."""
     axes = figure.subplots()
     top = 1.25 * AT_MOST
     for rule, of_k in examples.items():

@@ -12,7 +12,7 @@ QUESTION = "Why not asynchronous SGD? Nobody trains synchronously on tens of GPU
 WORKERS, BATCH = 16, 16
 ACCURACY, AT_MOST = 0.36, 400.0
 EVERY = 1_200  # examples between two evaluations
-# Rule to the rates that are tried with equal workers and the first seed: all runs have the best.
+# Rule to the rates that are tried with equal workers and the first seed; all runs use the best.
 RATES = {
     "synchronous": (0.1, 0.2, 0.4),
     "backup_workers": (0.1, 0.2, 0.4),
@@ -101,7 +101,7 @@ def run(setup: findings.Setup) -> findings.Finding:
 
 
 def one_run(problem, workers: int, setting: str, rule: str, rate: float, accuracy, at_most):
-    """A rule in a setting, up to the accuracy."""
+    """Runs a rule in a setting until it reaches the accuracy."""
     of_speeds, message = SETTINGS[setting]
     return simulation.run(
         rule,
@@ -116,13 +116,13 @@ def one_run(problem, workers: int, setting: str, rule: str, rate: float, accurac
 
 
 def arrival(run: simulation.Run, accuracy: float) -> float:
-    """Virtual time to the accuracy; infinity where it was not reached."""
+    """Virtual time to the accuracy; infinity if it was not reached."""
     found = run.first(accuracy)
     return found.time if found else float("inf")
 
 
 class Reached(NamedTuple):
-    """When a rule came to the accuracy: means over the seeds, and of the times the extremes."""
+    """When a rule reached the accuracy: means over the seeds, and the extremes of the times."""
 
     time: float
     examples: float
@@ -131,7 +131,7 @@ class Reached(NamedTuple):
 
 
 def reached_by(runs: list[simulation.Run], accuracy: float) -> Reached | None:
-    """None where a seed did not come there."""
+    """When a rule reached the accuracy; None if a seed did not."""
     points = [run.first(accuracy) for run in runs]
     if None in points:
         return None
@@ -148,7 +148,7 @@ def finding(
     Args:
       raced: (setting, rule) to a run for each seed.
       on_an_edge: rules whose best rate was the smallest or the largest that was tried.
-      accuracy: that was raced to.
+      accuracy: the target.
       workers: their number.
       name: of the images.
     """
@@ -186,10 +186,10 @@ def finding(
 
 
 def answer(reached: dict) -> str:
-    """In one sentence, from where workers are equal, and where one of them is slow."""
+    """In one sentence, from the settings with equal workers and with one slow worker."""
 
     def gains(setting: str, rule: str) -> bool:
-        """Whether each seed of a rule was there before every seed of the synchronous one."""
+        """Whether each seed of a rule arrived before every seed of the synchronous one."""
         own, other = reached.get((setting, "synchronous")), reached.get((setting, rule))
         return bool(other and (not own or other.latest < own.soonest))
 
@@ -213,16 +213,15 @@ def claim(reached: dict, raced: dict, settings, of_rules, accuracy: float, worke
             continue
         first = together(times, {rule: reached[setting, rule].examples for rule in times})
         low, high = min(times[rule] for rule in first), max(times[rule] for rule in first)
-        after = (
-            f"after {low:.0f}"
-            if f"{low:.0f}" == f"{high:.0f}"
-            else f"after {low:.0f} to {high:.0f}"
-        )
+        at = f"{low:.0f}" if f"{low:.0f}" == f"{high:.0f}" else f"{low:.0f} to {high:.0f}"
         own = times.get("synchronous")
         shown = f"after {own:.0f}" if own else "not there at the end"
         beside = "" if "synchronous" in first else f" (synchronous: {shown})"
-        there = "this one was" if len(first) == 1 else "these were"
-        said.append(f"With {setting} {there} there first, {after}: {', '.join(first)}{beside}.")
+        verb = "was" if len(first) == 1 else "were"
+        said.append(
+            f"With {setting} the first to get there, at virtual time {at}, {verb}: "
+            f"{', '.join(first)}{beside}."
+        )
     spans = []
     for rule in ("synchronous", "asynchronous", "local_sgd"):
         examples = [p.examples for s in settings if (p := reached.get((s, rule)))]
@@ -242,7 +241,7 @@ def claim(reached: dict, raced: dict, settings, of_rules, accuracy: float, worke
 
 
 def together(times: dict[str, float], examples: dict[str, int]) -> list[str]:
-    """The rules that were there as soon as the first, within an evaluation's distance of it.
+    """The rules that arrived together with the first: within one evaluation of it.
 
     Args:
       times: rule to its virtual time.
@@ -254,7 +253,7 @@ def together(times: dict[str, float], examples: dict[str, int]) -> list[str]:
 
 
 def time_line(rule: str) -> Sequence[cluster.Work]:
-    """Who computes when, where one of a few workers is slow; on a parabola, which is quick."""
+    """Who computes when, if one of a few workers is slow; on a parabola, which is fast to run."""
     done = simulation.run(
         rule,
         rules.RULES[rule](0.01),
@@ -268,7 +267,7 @@ def time_line(rule: str) -> Sequence[cluster.Work]:
 
 
 def draw(figure, reached: dict, settings, of_rules, accuracy: float) -> None:
-    """Time to the accuracy in each setting; and who waits for whom where one worker is slow."""
+    """Time to the accuracy in each setting; and who waits for whom if one worker is slow."""
     left, right = figure.subfigures(1, 2, width_ratios=(3, 2))
     axes = left.subplots()
     width = 0.8 / len(of_rules)

@@ -27,7 +27,7 @@ RUNS = {
 
 
 class Seen(NamedTuple):
-    """What an evaluation says: the mean cross entropy, and the share of examples that is right."""
+    """What an evaluation reports: the mean cross entropy, and the share of right answers."""
 
     loss: float
     accuracy: float
@@ -50,9 +50,9 @@ class Point(NamedTuple):
 class Run(NamedTuple):
     """One run.
 
-    points: on the way.
-    train: of its training images without distortions, at its end.
-    right: whether each test image is right, at its end, bool [images].
+    points: during the run.
+    train: of its training images without distortions, at the end.
+    right: whether each test image is right, at the end, bool [images].
     """
 
     points: list[Point]
@@ -133,12 +133,12 @@ def averaged(of_seeds: list[Run], value: Callable[[Run], float]) -> float:
 
 
 def by_shown(runs: dict[str, list[Run]]) -> str:
-    """The way whose training showed the lowest loss."""
+    """The way that showed the lowest training loss."""
     return min(runs, key=lambda name: averaged(runs[name], lambda run: run.points[-1].shown))
 
 
 def by_accuracy(runs: dict[str, list[Run]]) -> str:
-    """The way that has most test images right."""
+    """The way that gets the most test images right."""
     return max(runs, key=lambda name: averaged(runs[name], lambda run: run.right.mean()))
 
 
@@ -146,18 +146,18 @@ def answer(apart: paired.Difference) -> str:
     """In one sentence."""
     if apart.verdict > 0:
         return (
-            "No: losses shown in training are of distorted images and hold the weight decay, so "
-            "the lowest of them need not belong to the most accurate model; compare the same "
-            "loss of the same test images."
+            "No: losses shown in training are of distorted images and include the weight decay, "
+            "so the lowest of them need not belong to the most accurate model; compare the same "
+            "loss on the same test images."
         )
     return (
         "Here it did, or the seeds cannot tell; but it need not, since losses shown in training "
-        "are not all of the same thing."
+        "do not all measure the same thing."
     )
 
 
 def between_runs(runs: dict[str, list[Run]], apart: paired.Difference) -> str:
-    """Whether the lowest losses and the highest accuracy are of the same way."""
+    """Whether the lowest losses and the highest accuracy belong to the same way."""
 
     def end(name: str, value: Callable[[Point], float]) -> float:
         return averaged(runs[name], lambda run: value(run.points[-1]))
@@ -184,7 +184,7 @@ def between_runs(runs: dict[str, list[Run]], apart: paired.Difference) -> str:
 
 
 def within_a_run(runs: dict[str, list[Run]]) -> str:
-    """Where test loss and accuracy part most between a run's lowest test loss and its end."""
+    """Where test loss and accuracy diverge most between a run's lowest test loss and its end."""
     every = [(name, run) for name, of_seeds in runs.items() for run in of_seeds]
 
     def turning(run: Run) -> Point:
@@ -209,7 +209,7 @@ def within_a_run(runs: dict[str, list[Run]]) -> str:
 
 
 def cells(of_seeds: list[Run]) -> Sequence[str]:
-    """The end of one way, for the table."""
+    """The cells of one way at its end, for the table."""
     values: tuple[Callable[[Run], Seen], ...] = (
         lambda run: run.train,
         lambda run: run.points[-1].test,
@@ -227,7 +227,7 @@ def cells(of_seeds: list[Run]) -> Sequence[str]:
 
 
 def draw(figure, runs: dict[str, list[Run]]) -> None:
-    """Loss shown, test loss and test accuracy against epochs: means, and from least to largest."""
+    """Loss shown, test loss and test accuracy against epochs: means, and smallest to largest."""
     panels = figure.subplots(1, 3)
     values: tuple[Callable[[Point], float], ...] = (
         lambda point: point.shown,

@@ -1,4 +1,4 @@
-"""What the time of a step goes into, who waits for whom, and what one tower more brings."""
+"""What the time of a step goes into, who waits for whom, and what one more tower gains."""
 
 import concurrent.futures
 import contextlib
@@ -35,9 +35,9 @@ LEAD_IN = 3  # steps before those that count
 FIXED, AHEAD = "one fixed batch", "whole batches, ahead"
 SINGLE, NONE_AHEAD = "image by image, ahead", "image by image, none ahead"
 TRAINED = ((1, FIXED), (1, AHEAD), (1, NONE_AHEAD), (2, AHEAD))  # (towers, input)
-BUSY = 0.6  # of a device behind images made one by one, as in the question
+BUSY = 0.6  # share of the time, of a device fed with images made one by one, as in the question
 TIME_STEPS, SEQUENCES, FEATURES, UNITS = 64, 32, 16, 32  # of a small recurrent network
-DEVICE_BATCH = 512  # of the stand-in; the smaller, the more it shows that handing over takes time
+DEVICE_BATCH = 512  # of the stand-in; if smaller, the time to hand over a batch shows more
 
 
 class Effort(NamedTuple):
@@ -59,9 +59,9 @@ EFFORT, IN_SHORT = Effort(turns=5, profiles=6, steps=8), Effort(turns=1, profile
 class Timed(NamedTuple):
     """Means of some steps.
 
-    waited: milliseconds of a step until its batch was there.
-    step: milliseconds of a step, with that.
-    cores: that the process was given.
+    waited: milliseconds that a step waited for its batch.
+    step: milliseconds of a step, including the wait.
+    cores: that the process used, on average.
     """
 
     waited: float
@@ -99,7 +99,7 @@ class Step(NamedTuple):
 
 
 def run(setup: findings.Setup) -> findings.Finding:
-    """Measures inputs, takes steps of towers apart, and predicts those of one tower more."""
+    """Measures inputs, takes steps of towers apart, and predicts those with one more tower."""
     effort = IN_SHORT if setup.short else EFFORT
     images, cores = data.load(setup), container_limits.available_cores()
     alone, behind = of_inputs(images, effort)
@@ -133,7 +133,7 @@ def run(setup: findings.Setup) -> findings.Finding:
 
 
 def of_inputs(images: data.Images, effort: Effort) -> tuple[dict, dict]:
-    """Each input by itself: name to Timed; and before devices: name to speed to (Step, cores)."""
+    """Each input by itself: name to Timed; with devices: name to speed to (Step, cores)."""
     inputs = pipelines(images, DEVICE_BATCH)
     names = (AHEAD, SINGLE, NONE_AHEAD)
 
@@ -156,7 +156,7 @@ def of_inputs(images: data.Images, effort: Effort) -> tuple[dict, dict]:
 def pipelines(images: data.Images, batch_size: int) -> dict[str, Iterable]:
     """Endless batches by name: the same one, this package's, and two made image by image."""
     ahead = images.training_batches(batch_size, 10**9)
-    # Threads of its own: it would wait where towers have all those of their process.
+    # Threads of its own: otherwise it would wait while the towers use all of their process's.
     threads = tf.data.Options()
     threads.threading.private_threadpool_size = container_limits.available_cores()
     one_by_one = functools.partial(image_by_image, images.train, batch_size)
@@ -197,13 +197,13 @@ def distorted(image: np.ndarray, random: np.random.Generator) -> np.ndarray:
 
 
 def by_turns(sides: Mapping[Hashable, Callable[[], Timed]], turns: int) -> dict[Hashable, Timed]:
-    """The quickest turn of each side: other programs on these cores can only add to the time."""
+    """The fastest turn of each side: other programs on these cores can only add to the time."""
     timed = [{name: side() for name, side in sides.items()} for _ in range(turns)]
     return {name: min((of[name] for of in timed), key=STEP_TIME) for name in sides}
 
 
 def quickest(batches: Iterable, step: Callable, windows: int, steps: int) -> Timed:
-    """The quickest of some windows of steps, after those that fill what is made ahead."""
+    """The fastest of some windows of steps, after steps that fill the buffers."""
     batches = iter(batches)
     for _ in range(LEAD_IN):
         step(*next(batches))
@@ -211,7 +211,7 @@ def quickest(batches: Iterable, step: Callable, windows: int, steps: int) -> Tim
 
 
 def window(batches: Iterator, step: Callable, steps: int) -> Timed:
-    """Makes some steps, with one eye on the clock and one on the processor's time."""
+    """Makes some steps; measures their time on the clock and on the CPU."""
     waited, began, began_cpu = 0.0, time.perf_counter(), time.process_time()
     for _ in range(steps):
         asked = time.perf_counter()
@@ -224,7 +224,7 @@ def window(batches: Iterator, step: Callable, steps: int) -> Timed:
 
 
 def stand_in(seconds: float, images, labels) -> None:
-    """A step of a device that takes time and no core."""
+    """A step of a device that takes time but no core."""
     time.sleep(seconds)
 
 
@@ -236,7 +236,7 @@ def of_device(timed: Timed, device_rate: float) -> tuple[Step, float]:
 
 
 def on_towers(setup: findings.Setup, effort: Effort) -> tuple[dict, dict, dict]:
-    """Steps by (towers, input), profiles by number of towers, and what else costs time."""
+    """Steps by (towers, input), profiles by number of towers, and other costs."""
     with contextlib.ExitStack() as stack:
         place = {k: stack.enter_context(place_of(k, setup.short)) for k in (1, 2)}
 
@@ -244,7 +244,7 @@ def on_towers(setup: findings.Setup, effort: Effort) -> tuple[dict, dict, dict]:
             return place[num_towers].submit(function, num_towers, setup, *arguments).result()
 
         building = [place[k].submit(turn, k, setup, FIXED) for k in place]
-        concurrent.futures.wait(building)  # both at once; what follows is by turns
+        concurrent.futures.wait(building)  # both at once; after this they take turns
         profiles = {k: at(k, profiled, effort.profiles) for k in place}
         sides = {(k, name): functools.partial(at, k, turn, name) for k, name in TRAINED}
         trained = by_turns(sides, effort.turns)
@@ -252,7 +252,7 @@ def on_towers(setup: findings.Setup, effort: Effort) -> tuple[dict, dict, dict]:
 
 
 def place_of(num_towers: int, short: bool) -> concurrent.futures.Executor:
-    """A process whose towers have a core each; in the short version a thread of this one."""
+    """A process whose towers have a core each; in the short version, a thread of this process."""
     if short:
         return concurrent.futures.ThreadPoolExecutor(1)
     return concurrent.futures.ProcessPoolExecutor(
@@ -285,7 +285,7 @@ def workplace(num_towers: int, setup: findings.Setup) -> tuple[towers.Trainer, d
 
 
 def turn(num_towers: int, setup: findings.Setup, name: str) -> Timed:
-    """Some steps with this input."""
+    """Times some steps with this input."""
     trainer, inputs = workplace(num_towers, setup)
 
     def step(images, labels):
@@ -295,7 +295,7 @@ def turn(num_towers: int, setup: findings.Setup, name: str) -> Timed:
 
 
 def profiled(num_towers: int, setup: findings.Setup, times: int) -> dict[str, float]:
-    """The milliseconds of the parts of the quickest step among some, each profiled by itself."""
+    """The milliseconds of the parts of the fastest of some steps, each profiled by itself."""
     trainer, inputs = workplace(num_towers, setup)
     batch = next(inputs[FIXED])
     for _ in range(LEAD_IN):
@@ -328,8 +328,8 @@ PART_OF_SCOPE = {  # the scopes of towers/step.py
 
 
 def part_of(name: str, kind: str) -> str | None:
-    """The part of a step that an operation belongs to; None where its scope is not known."""
-    if kind in ("Identity", "_Send", "_Recv"):  # how a tensor comes from device to device
+    """The part of a step that an operation belongs to; None if its scope is unknown."""
+    if kind in ("Identity", "_Send", "_Recv"):  # how a tensor gets from one device to another
         return "copy"
     scope = name.partition("/")[0]
     return PART_OF_SCOPE.get("tower" if scope.startswith("tower_") else scope)
@@ -400,7 +400,7 @@ STEP_BY_STEP, AT_ONCE = "one time step after the other", "all time steps at once
 
 
 def of_launches(times: int) -> dict[str, Launches]:
-    """A recurrent network, and the multiplications of all its time steps in one go."""
+    """A recurrent network, and the multiplications of all its time steps at once."""
     return {name: launched(make(), times) for name, make in SMALL_NETWORKS.items()}
 
 
@@ -438,7 +438,7 @@ SMALL_NETWORKS = {STEP_BY_STEP: recurrent, AT_ONCE: multiplications}
 
 
 def launched(one_pass: Callable[[], object], times: int) -> Launches:
-    """The quickest of some profiled passes."""
+    """The fastest of some profiled passes."""
     one_pass()  # builds
 
     def timed() -> float:
@@ -466,9 +466,9 @@ def answer(behind: Mapping, launches: Mapping[str, Launches]) -> str:
     slow = behind[SINGLE][device_rate][0].busy < 0.8 * behind[AHEAD][device_rate][0].busy
     small = launches[STEP_BY_STEP].milliseconds > 3 * launches[AT_ONCE].milliseconds
     said = [
-        "for its input, if the step is quicker on one fixed batch" if slow else "",
-        "otherwise most likely for many small operations that are started one after the other, "
-        "as a recurrent network has them"
+        "for its input if the step is faster on one fixed batch" if slow else "",
+        "otherwise, most likely, for many small operations that are started one after the other, "
+        "as in a recurrent network"
         if small
         else "",
     ]
@@ -477,22 +477,22 @@ def answer(behind: Mapping, launches: Mapping[str, Launches]) -> str:
 
 
 def taken_apart(timed: Timed, profile: Mapping[str, float], of_summaries: float) -> Step:
-    """The parts of a step: what was not waiting is shared out as in the profile."""
+    """The parts of a step: the time without waiting is divided as in the profile."""
     scale = (timed.step - timed.waited) / sum(profile.values())
     shares = {part: scale * milliseconds for part, milliseconds in profile.items()}
     return Step(input=timed.waited, summaries=of_summaries, **shares)
 
 
 def predicted(one: Step, num_towers: int, cores: int, of_batch: float, addition: float) -> Step:
-    """The step of so many towers, from the parts of one tower's on a batch that is there.
+    """The step on several towers, from the parts of a step on one tower with a ready batch.
 
     Args:
-      one: on one tower.
+      one: the step on one tower.
       num_towers: of the step that is predicted.
       cores: of the machine; a tower takes one.
-      of_batch: milliseconds of a core that making a batch takes; nobody waits for them while a
+      of_batch: milliseconds that making a batch takes on a core; no step waits for this while a
         core is free.
-      addition: milliseconds of adding the gradients of one tower more.
+      addition: milliseconds of adding the gradients of one more tower.
     """
     return one._replace(
         input=of_batch / cores if num_towers >= cores else 0.0,
@@ -527,19 +527,20 @@ def claim(one: Step, rates: Mapping, behind: Mapping, speed_ups: Mapping, cores:
     cpu = {name: of_rate[device_rate][1] for name, of_rate in behind.items()}
     small = (one.reduce + one.update) / sum(one)
     return (
-        f"Of one tower's step {one.busy:.0%} is compute, and {small:.1%} reduction and update. A "
-        f"device waits for its input: where that is made image by image, {rates[SINGLE]:,.0f} a "
-        f"second, a stand-in for a device of {device_rate:,.0f} images/s was busy "
-        f"{busy[SINGLE]:.0%} of the time at {cpu[SINGLE]:.0%} CPU; with whole batches, "
-        f"{rates[AHEAD]:,.0f} images a second, {busy[AHEAD]:.0%} at {cpu[AHEAD]:.0%}. One tower "
-        f"more should make {speed_ups['predicted']:.2f} times as many images a second, and made "
-        f"{speed_ups['measured']:.2f} times as many, with {cores:.1f} cores at work."
+        f"Of one tower's step {one.busy:.0%} is compute, and {small:.1%} is reduction and update. "
+        "A device waits for its input: with batches made image by image, at "
+        f"{rates[SINGLE]:,.0f} images/s, a stand-in for a device of {device_rate:,.0f} images/s "
+        f"was busy {busy[SINGLE]:.0%} of the time at {cpu[SINGLE]:.0%} CPU; with whole batches, at "
+        f"{rates[AHEAD]:,.0f} images/s, it was busy {busy[AHEAD]:.0%} of the time at "
+        f"{cpu[AHEAD]:.0%} CPU. Two towers should make {speed_ups['predicted']:.2f} times as many "
+        f"images/s as one, and made {speed_ups['measured']:.2f} times as many, with "
+        f"{cores:.1f} cores at work."
     )
 
 
 def expected_busy(device_rate: float, input_rate: float, ahead: bool) -> float:
-    """The share of its time that a device is busy, from both speeds by themselves."""
-    if ahead:  # the slower one of the two has the say
+    """The share of the time in which a device is busy, from the speeds of input and device."""
+    if ahead:  # the slower of the two decides
         return min(1.0, input_rate / device_rate)
     return input_rate / (input_rate + device_rate)  # one after the other
 
@@ -549,7 +550,7 @@ COLOURS = {"compute": "#0072b2", "input": "#d55e00", SMALL: "#009e73", "rest": "
 
 
 def draw(figure, rates: Mapping, behind: Mapping, steps: Mapping, expected: Step) -> None:
-    """How busy devices are behind each input; and what steps of towers go into."""
+    """How busy devices are behind each input; and the parts of the towers' steps."""
     left, right = figure.subplots(1, 2, width_ratios=(1.1, 1))
     draw_busy(left, rates, behind, 1000 * BATCH / sum(steps[1, FIXED]))
     draw_parts(right, steps, expected)

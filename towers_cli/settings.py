@@ -198,7 +198,8 @@ class TrainSettings(Settings):
 
     # fmt: off
     train_dir: str = setting(
-        "runs/tutorial", "Folder of the run; an existing run continues.", EVERYDAY,
+        "runs/tutorial",
+        "Folder of the run; if it already holds a run, that run is resumed.", EVERYDAY,
         allowed=RUN_PATH, is_path=True,
         also_called="logdir log_dir model_dir output_dir out_dir save_dir run_dir work_dir workdir "
         "checkpoint_dir ckpt_dir eval_dir default_root_dir checkpoint_path ckpt_path resume "
@@ -209,36 +210,42 @@ class TrainSettings(Settings):
     )
     dataset: str = setting(
         "cifar10",
-        "cifar10, shapes (drawn, not downloaded), folder (the pictures in --data_dir), or a TFDS "
-        "data set's name.", EVERYDAY, defines_run=True, also_called="dataset_name data_set data",
+        "cifar10, shapes (generated, nothing to download), folder (the pictures in --data_dir), "
+        "or the name of a TFDS data set.",
+        EVERYDAY, defines_run=True, also_called="dataset_name data_set data",
     )
     data_dir: str | None = setting(
         None,
-        "Folder of prepared TFDS data sets, or one that holds cifar-10-batches-bin/; default: "
-        "TFDS's. With --dataset=folder, of the pictures: class_name/*.jpg in it, or "
-        "train/class_name/*.jpg and test/class_name/*.jpg.", EVERYDAY, is_path=True,
+        "Folder of prepared TFDS data sets, or a folder that contains cifar-10-batches-bin/; "
+        "default: TFDS's own. With --dataset=folder, the folder of the pictures: "
+        "class_name/*.jpg, or train/class_name/*.jpg and test/class_name/*.jpg.",
+        EVERYDAY, is_path=True,
         also_called="datadir dataset_dir data_path data_root data",
     )
     model: str = setting(
         "cifarnet",
-        "Network; one of keras.applications by its name, such as MobileNetV3Small; or a function "
-        "of your own, of (image_shape, num_classes), that returns a Keras model of logits.",
+        "Network to train. A function of your own takes (image_shape, num_classes) and returns a "
+        "Keras model that outputs logits.",
         EVERYDAY, choices=MODELS, or_else=OTHER_MODEL, defines_run=True,
         also_called="arch architecture model_name network net backbone",
     )
     num_towers: int | None = setting(
-        None, "Towers of each worker; default: one per visible GPU, else 1.", EVERYDAY,
+        None,
+        "Number of towers of each worker; default: one per visible GPU, or 1 without a GPU.",
+        EVERYDAY,
         allowed=PARTS,
         also_called="towers gpus gpu num_gpus n_gpus ngpus devices num_devices nproc_per_node "
         "num_clones num_replicas replicas",
     )
     global_batch_size: int = setting(
-        128, "Examples of one step, over all workers.", EVERYDAY, allowed=BATCH, defines_run=True,
+        128,
+        "Examples per step, over all towers and workers together.",
+        EVERYDAY, allowed=BATCH, defines_run=True,
         also_called="b batch batch_size batchsize train_batch_size eval_batch_size "
         "per_device_train_batch_size per_device_eval_batch_size per_gpu_batch_size",
     )
     train_epochs: float = setting(
-        256.0, "End of the run, in epochs.", EVERYDAY,
+        256.0, "Epoch at which the run ends.", EVERYDAY,
         # Epochs are taken to the millionth; and positions in the data have to fit 64 bits.
         allowed=least_most(1e-6, 1e9, "at least 0.000001 and at most 1e9"),
         also_called="epochs epoch num_epochs n_epochs max_epochs num_train_epochs",
@@ -249,47 +256,52 @@ class TrainSettings(Settings):
     )
     dry_run: bool = setting(
         False,
-        "Say what the run would be, and its learning rate by epochs, and end; nothing is written "
-        "or downloaded.", EVERYDAY, is_recorded=False,
+        "Print what the run would be and its learning rate at each epoch, then exit. Nothing is "
+        "written or downloaded.", EVERYDAY, is_recorded=False,
     )
 
     begin_from: str | None = setting(
         None,
-        "Run or checkpoint that a new run begins from, at its number of examples seen, with the "
-        "settings given here: runs/first, or runs/first/checkpoints/step-500. It stays as it is.",
+        "Run or checkpoint from which a new run starts, at the same number of examples seen but "
+        "with the settings given here: runs/first, or runs/first/checkpoints/step-500. The old "
+        "run is not changed.",
         RECORD, allowed=RUN_PATH, is_path=True, also_called="load_from",
     )
     init_from: str | None = setting(
         None,
-        "What a new run takes its first weights from, by name and shape of the layers, and nothing "
-        "else: a run, a checkpoint in one, or a .keras or .weights.h5 file.", RECORD,
+        "Where a new run takes its initial weights from, and nothing else: a run, a checkpoint in "
+        "one, or a .keras or .weights.h5 file. Layers are matched by name and shape.", RECORD,
         allowed=RUN_PATH, is_path=True,
         also_called="pretrained pretrained_weights "
         "finetune_from finetune warm_start",
     )
     eval_split: str = setting(
-        "test", "Split that is evaluated, of those that the data set has; not train.", DATA,
+        "test",
+        "Split to evaluate: any split of the data set except train.", DATA,
         allowed=SPLIT, also_called="eval_data validation_split val_split valid_split test_split",
     )
     seed: int = setting(
-        0, "Of initial weights, order of examples and augmentation.", DATA,
+        0,
+        "Seed of the initial weights, the order of the examples and the augmentation.", DATA,
         allowed=Range(lambda value: 0 <= value < 2**31, "at least 0 and below 2147483648"),
         defines_run=True, also_called="random_seed rng_seed manual_seed random_state",
     )
 
     preprocessing: str | None = setting(
         None,
-        "What happens to images before the network; default: the model's (cifarnet "
-        "crop_flip_colour, resnet and your own pad_crop_flip, fastnet shift_alternating_flip, "
-        "resnet50 and keras.applications random_resized_crop, of pictures read from disk).",
+        "What is done to images before they reach the network; default: depends on the model "
+        "(crop_flip_colour for cifarnet; pad_crop_flip for resnet and your own function; "
+        "shift_alternating_flip for fastnet; random_resized_crop, which needs pictures that are "
+        "read from disk, for resnet50 and keras.applications).",
         DATA, choices=PREPROCESSINGS, defines_run=True,
         also_called="transform transforms",
     )
     augment: str = setting(
         "none",
-        "What changes training images besides: trivial_augment (one operation of any strength), "
-        "rand_augment (two of strength 9 of 30) or colour_jitter (brightness, contrast and "
-        "saturation).", DATA, choices=AUGMENTATIONS, defines_run=True,
+        "Augmentation of the training images in addition to --preprocessing: trivial_augment (one "
+        "operation of random strength), rand_augment (two operations of strength 9 of 30) or "
+        "colour_jitter (brightness, contrast and saturation).",
+        DATA, choices=AUGMENTATIONS, defines_run=True,
         also_called="augmentation data_augmentation aug auto_augment autoaugment aa color_jitter",
     )
     random_erasing: float = setting(
@@ -299,108 +311,119 @@ class TrainSettings(Settings):
     )
     mixup_alpha: float = setting(
         0.0,
-        "Mixup: training images, and their labels, are weighted means of two; the weight is drawn "
-        "from Beta(alpha, alpha), such as 0.2. 0 for none.", DATA, allowed=ALPHA, defines_run=True,
+        "Mixup: each training image becomes a weighted mean of two images, and so does its label. "
+        "The weight is drawn from Beta(alpha, alpha), for example with alpha 0.2. 0: no mixup.",
+        DATA, allowed=ALPHA, defines_run=True,
         also_called="mixup mix_up",
     )
     cutmix_alpha: float = setting(
         0.0,
-        "CutMix: a rectangle of a training image is another's; its share of the area, and of the "
-        "label, is drawn from Beta(alpha, alpha), such as 1. 0 for none; with mixup, half of the "
-        "images have one and half the other.", DATA, allowed=ALPHA, defines_run=True,
+        "CutMix: a rectangle of each training image is replaced by the same rectangle of another "
+        "image, whose label gets the rectangle's share of the area. The area is drawn from "
+        "Beta(alpha, alpha), for example with alpha 1. 0: no CutMix. If mixup is on too, a coin "
+        "toss decides which of the two an image gets.", DATA, allowed=ALPHA, defines_run=True,
         also_called="cutmix cut_mix",
     )
     image_size: int | None = setting(
         None,
-        "Side in pixels of the square that every picture becomes; default: 224 where a data set "
-        "has pictures of different sizes. Given for another TFDS set, its pictures are read from "
-        "disk too, and need not fit in memory.",
+        "Side, in pixels, of the square image that is made from each picture; default: 224 if the "
+        "pictures of the data set have different sizes. With this flag, the pictures of any other "
+        "TFDS set are read from disk too, and need not fit in memory.",
         DATA, allowed=least_most(1, 4096), defines_run=True,
         also_called="img_size imgsz resolution input_size crop_size train_crop_size",
     )
     show_batch: str | None = setting(
         None,
-        "PNG file for a sheet of the first training batch as the network sees it; then the command "
-        "ends.", DATA, allowed=file_that_ends(".png"), is_path=True, is_recorded=False,
+        "PNG file to which the first training batch is written, as the network sees it; the "
+        "command then exits.",
+        DATA, allowed=file_that_ends(".png"), is_path=True, is_recorded=False,
         also_called="show_images preview",
     )
     store_dir: str | None = setting(
         None,
-        "Folder of stores, in which encoded pictures are read at random; default: in the user's "
-        "cache.",
+        "Folder of the stores, from which encoded pictures can be read in any order; default: a "
+        "folder in the user's cache.",
         DATA, allowed=RUN_PATH, is_path=True, also_called="cache_dir",
     )
 
     compute_dtype: str = setting(
-        "float32", "Type that layers compute in; weights are float32 always.", NETWORK,
+        "float32",
+        "Type in which layers compute; weights are always float32.", NETWORK,
         choices=COMPUTE_DTYPES, defines_run=True,
         also_called="dtype precision mixed_precision amp fp16 use_fp16 bf16 half",
     )
     label_smoothing: float = setting(
         0.0,
-        "Share of a label that is spread over all classes, in training; evaluations have none.",
+        "Share of each training label that is spread evenly over all classes; evaluations use the "
+        "labels as they are.",
         NETWORK, allowed=SHARE, defines_run=True, also_called="smoothing label_smoothing_factor",
     )
     weight_decay: float | None = setting(
         None,
-        "Coefficient of weight decay: a term of the loss, decoupled for adamw, lion and muon; "
-        "default: the model's (cifarnet 0.004, resnet and resnet50 0.0001, others 0).", NETWORK,
+        "Coefficient of weight decay. It is a term of the loss; for adamw, lion and muon it is "
+        "decoupled from the loss. Default: depends on the model (cifarnet 0.004, resnet and "
+        "resnet50 0.0001, others 0).", NETWORK,
         allowed=AT_LEAST_0, defines_run=True, also_called="wd l2",
     )
     weight_decay_filter: str | None = setting(
         None,
-        "Which weights decay; default: the model's (cifarnet hidden_dense_kernels, others "
-        "kernels).", NETWORK, choices=WEIGHT_FILTERS, defines_run=True,
+        "Which weights decay; default: depends on the model (hidden_dense_kernels for cifarnet, "
+        "kernels for others).", NETWORK, choices=WEIGHT_FILTERS, defines_run=True,
     )
 
     num_microbatches: int = setting(
         0,
-        "Equal parts of the global batch, the unit of arithmetic: with the same number of them, "
-        "runs on any number of towers up to it do the same. Batch norm sees one at a time, so for "
-        "a network with batch norm they are part of the model. 0: the largest number up to 8 that "
-        "divides the batch, or with mixup or CutMix half of it; or what a run that continues began "
-        "with.", ARITHMETIC,
+        "Number of equal parts into which the global batch is split. With the same number, runs "
+        "end with the same weights on any number of towers up to this number. Batch norm "
+        "normalizes each microbatch separately, so for a network with batch norm the number is "
+        "part of the model. 0: the largest number up to 8 that divides the batch (with mixup or "
+        "CutMix, half of the batch); a resumed run keeps its number.", ARITHMETIC,
         allowed=least_most(0, 1024), defines_run=True,
         also_called="microbatches accumulate_grad_batches gradient_accumulation_steps "
         "accumulation_steps grad_accum",
     )
     gradient_reduction: str = setting(
-        "mean", "Over microbatches; sum does not divide.", ARITHMETIC, choices=GRADIENT_REDUCTIONS,
+        "mean",
+        "How the gradients of the microbatches are combined; sum does not divide by their number.",
+        ARITHMETIC, choices=GRADIENT_REDUCTIONS,
         defines_run=True,
     )
     batch_norm_statistics: str = setting(
         "mean",
-        "Which microbatches' batch-norm statistics are kept: their mean, the first or last one's, "
-        "or each one's own, with their divergence in the logs (the model has their mean).",
+        "Which batch-norm statistics are kept: the mean over the microbatches, those of the first "
+        "or of the last microbatch, or those of each. With each, the model uses their mean, and "
+        "the logs show how far they diverge.",
         ARITHMETIC, choices=STATISTICS_POLICIES, defines_run=True,
     )
     intra_op_threads: int | None = setting(
         None,
-        "Threads that share the work of one operation, which shows in its last bits on a CPU; "
-        "default: 1 (8 with GPUs; all cores where there is one microbatch); or what a run that "
-        "goes on began with.", ARITHMETIC, allowed=PARTS, defines_run=True,
+        "Threads that share the work of one operation; on a CPU, their number changes the last "
+        "bits of the result. Default: 8 with GPUs; otherwise 1, or all cores if there is only one "
+        "microbatch. A resumed run keeps its number.", ARITHMETIC, allowed=PARTS, defines_run=True,
         also_called="threads num_threads intra_op_parallelism_threads num_intra_threads",
     )
     deterministic: bool = setting(
         False,
-        "TensorFlow's deterministic operations, and no TF32, for the same bits on GPUs. A CPU does "
-        "not need them.", ARITHMETIC, defines_run=True,
+        "Use TensorFlow's deterministic operations and no TF32, so that GPUs give the same bits "
+        "in every run. A CPU does not need this.", ARITHMETIC, defines_run=True,
         also_called="enable_op_determinism use_deterministic_algorithms determinism",
     )
     accumulate_gradients: bool = setting(
         False,
-        "Gradient accumulation: a tower computes its microbatches one after the other, and keeps "
-        "the activations of one at a time. The same bits as side by side, which is faster where "
-        "cores are free.", ARITHMETIC, also_called="gradient_accumulation sequential",
+        "Gradient accumulation: a tower computes its microbatches one after the other and keeps "
+        "the activations of only one at a time. The bits are the same as for microbatches side by "
+        "side, which are faster if cores are free.",
+        ARITHMETIC, also_called="gradient_accumulation sequential",
     )
     jit_compile: bool = setting(
         False,
-        "Compile each microbatch's forward and backward pass with XLA, which is slow on CPUs.",
+        "Compile the forward and backward pass of each microbatch with XLA; slow on CPUs.",
         ARITHMETIC, defines_run=True, also_called="xla use_xla enable_xla compile jit",
     )
 
     learning_rate_schedule: str = setting(
-        "exponential", "How the rate decays over epochs; exponential is a staircase.", RATE,
+        "exponential",
+        "How the learning rate decays over epochs; exponential decays in steps.", RATE,
         choices=SCHEDULES, defines_run=True,
         also_called="lr_schedule lr_scheduler lr_scheduler_type scheduler lr_policy "
         "learning_rate_decay_type",
@@ -411,29 +434,37 @@ class TrainSettings(Settings):
         also_called="num_epochs_per_decay decay_steps step_size lr_step_size",
     )
     decay_factor: float = setting(
-        0.1, "What a decay multiplies by (exponential, piecewise).", RATE,
+        0.1,
+        "Factor by which each decay multiplies the rate (exponential, piecewise).", RATE,
         allowed=Range(lambda value: 0 < value <= 1, "above 0 and at most 1"), defines_run=True,
         also_called="gamma lr_gamma decay_rate lr_decay learning_rate_decay_factor",
     )
     decay_epochs: tuple[float, ...] = setting(
-        (), "Epochs at which the rate decays (piecewise): 82,123.", RATE, defines_run=True,
+        (),
+        "Epochs at which the rate decays (piecewise), for example 82,123.", RATE, defines_run=True,
         also_called="milestones lr_milestones lr_steps",
     )
     warmup_epochs: float = setting(
-        0.0, "Epochs over which the rate rises.", RATE, allowed=AT_LEAST_0, defines_run=True,
+        0.0,
+        "Epochs over which the rate rises linearly to its full value.",
+        RATE, allowed=AT_LEAST_0, defines_run=True,
         also_called="warmup warmup_steps warmup_ratio num_warmup_steps lr_warmup_epochs",
     )
     warmup_start_factor: float = setting(
-        0.0, "Share of the rate at which the warm-up starts: 0.125 for 8 times a batch's rate.",
+        0.0,
+        "Share of the full rate at which the warm-up starts; for example 0.125 if the rate was "
+        "scaled up by 8.",
         RATE, allowed=SHARE, defines_run=True,
         also_called="start_factor lr_warmup_decay warmup_init_lr",
     )
     learning_rate_scaling: str = setting(
-        "none", "How the rate grows with global_batch_size / base_batch_size.", RATE,
+        "none",
+        "How the learning rate grows with global_batch_size / base_batch_size.", RATE,
         choices=SCALINGS, defines_run=True,
     )
     base_batch_size: int = setting(
-        128, "Global batch that --learning_rate was found for.", RATE, allowed=BATCH,
+        128,
+        "Global batch size for which --learning_rate was chosen.", RATE, allowed=BATCH,
         defines_run=True,
     )
 
@@ -446,7 +477,8 @@ class TrainSettings(Settings):
     )
     nesterov: bool = setting(False, "Nesterov momentum (sgd, muon).", UPDATE, defines_run=True)
     clip_norm: float = setting(
-        0.0, "Largest global norm of the reduced gradients; 0: no clipping.", UPDATE,
+        0.0,
+        "Global norm to which the reduced gradients are clipped; 0: no clipping.", UPDATE,
         # Its inverse has to be a number that processors do not round to 0.
         allowed=Range(lambda value: value == 0 or 1e-30 <= value <= 1e30, "0, or 1e-30 to 1e30"),
         defines_run=True,
@@ -454,18 +486,23 @@ class TrainSettings(Settings):
         "gradient_clip_val",
     )
     moving_average_decay: float = setting(
-        0.9999, "Of the weights; the averages are evaluated and exported. 0: none are kept.",
+        0.9999,
+        "Decay of the moving averages of the weights, which are evaluated and exported. 0: no "
+        "averages are kept.",
         UPDATE, allowed=SHARE, defines_run=True,
         also_called="ema use_ema ema_decay ema_momentum model_ema model_ema_decay",
     )
 
     max_steps: int | None = setting(
-        None, "End of the run, in steps, if that comes first.", RECORD, allowed=AT_LEAST_1,
+        None,
+        "Step at which the run ends, if it comes before the end of --train_epochs.",
+        RECORD, allowed=AT_LEAST_1,
         also_called="steps step num_steps train_steps num_train_steps total_steps iterations "
         "max_iter num_iterations",
     )
     eval_every_epochs: float = setting(
-        0.0, "Epochs between two evaluations; 0: at the end.", RECORD,
+        0.0,
+        "Epochs between two evaluations; 0: only at the end.", RECORD,
         allowed=Range(lambda value: value == 0 or value >= 1e-6, "0, or at least 0.000001"),
         also_called="eval_every eval_steps eval_freq validation_freq epochs_between_evals "
         "check_val_every_n_epoch",
@@ -476,13 +513,15 @@ class TrainSettings(Settings):
         "logging_steps print_freq",
     )
     summary_every_steps: int = setting(
-        500, "Steps between two sets of histograms and images; 0: none.", RECORD,
+        500,
+        "Steps between two sets of histograms and images for TensorBoard; 0: none.", RECORD,
         allowed=AT_LEAST_0, also_called="summary_steps save_summary_steps",
     )
     verify_every_steps: int = setting(
         0,
-        "Steps between two hashes of the whole state in metrics.jsonl, from step 0 to the last, by "
-        "which `towers-compare RUN_A RUN_B` finds the step where two runs part; 0: none.",
+        "Steps between two hashes of the whole state in metrics.jsonl, including step 0 and the "
+        "last step. `towers-compare RUN_A RUN_B` uses them to find the step at which two runs "
+        "diverge. 0: no hashes.",
         RECORD, allowed=AT_LEAST_0,
     )
     checkpoint_every_steps: int = setting(
@@ -491,32 +530,38 @@ class TrainSettings(Settings):
         "save_checkpoints_steps",
     )
     checkpoints_to_keep: int = setting(
-        5, "The newest checkpoints that are kept.", RECORD, allowed=AT_LEAST_1,
+        5,
+        "How many of the newest checkpoints are kept.", RECORD, allowed=AT_LEAST_1,
         also_called="max_to_keep keep_checkpoint_max save_total_limit",
     )
     profile_steps: tuple[int, int] | None = setting(
-        None, "First and last step of a profile for TensorBoard: A,B.", RECORD,
+        None,
+        "First and last step to profile for TensorBoard: A,B.", RECORD,
         also_called="profile profiler profile_batch",
     )
 
     workers: tuple[str, ...] = setting(
         (),
-        "Processes of one run on several machines: host:port of each, the same list on all; the "
-        "first is the chief, which has the run's folder. Or the environment variable TF_CONFIG "
-        "says it. Each has its own --num_towers.", SEVERAL,
+        "Addresses host:port of all processes of a run on several machines, the same list for "
+        "each; the first is the chief, which has the run's folder. The environment variable "
+        "TF_CONFIG can name them instead. Each process has its own --num_towers.", SEVERAL,
         also_called="num_workers num_nodes nnodes nodes hosts worker_hosts world_size",
     )
     worker_index: int | None = setting(
-        None, "Which of --workers this process is, from 0.", SEVERAL, allowed=AT_LEAST_0,
+        None,
+        "Position of this process in --workers, counted from 0.", SEVERAL, allowed=AT_LEAST_0,
         also_called="rank node_rank task_index task_id",
     )
     worker_wait_seconds: float = setting(
-        300.0, "How long a worker waits for the others to start, and to answer while all do.",
+        300.0,
+        "How long a worker waits for the others to start and, while they start, for each of their "
+        "answers.",
         SEVERAL,
         allowed=Range(lambda value: 0 < value <= 1e6, "above 0 and at most 1e6"),
     )
     eval_of_workers: bool = setting(
-        False, "Beside each evaluation, the accuracy of each worker's share of the examples.",
+        False,
+        "Show the accuracy on each worker's share of the examples beside each evaluation.",
         SEVERAL,
     )
     # fmt: on
@@ -549,8 +594,8 @@ class TrainSettings(Settings):
         if self.begin_from is not None and self.init_from is not None:
             raise SettingsError(
                 f"--init_from={shown(self.init_from)}: takes weights for a run that begins at "
-                f"step 0, and --begin_from={shown(self.begin_from)} goes on from a step; give one "
-                "of the two"
+                f"step 0, and --begin_from={shown(self.begin_from)} continues from a step; give "
+                "one of the two"
             )
 
     def _check_workers(self):
@@ -636,32 +681,38 @@ class EvalSettings(Settings):
         allowed=RUN_PATH, is_path=True,
     )
     checkpoint: str | None = setting(
-        None, "Checkpoint to evaluate, by path or step; default: the newest.", EVERYDAY,
+        None,
+        "Checkpoint to evaluate, by path or step; default: the newest one.", EVERYDAY,
         allowed=RUN_PATH, is_path=True,
         also_called="ckpt checkpoint_path ckpt_path weights resume restore",
     )
     split: str | None = setting(
-        None, "Split to evaluate, such as train; default: the one that the run evaluates.",
+        None,
+        "Split to evaluate, such as train; default: the split that the run evaluates.",
         EVERYDAY, allowed=SPLIT, also_called="eval_data eval_split subset",
     )
     num_towers: int | None = of_training(
-        "num_towers", "Towers; default: one per visible GPU, else 1.", EVERYDAY
+        "num_towers",
+        "Number of towers; default: one per visible GPU, or 1 without a GPU.", EVERYDAY
     )
     test_time_flip: bool = setting(
-        False, "Evaluate the mean of the logits of each image and its mirror image.", EVERYDAY,
+        False,
+        "Average the logits of each image and its mirror image.", EVERYDAY,
         also_called="tta",
     )
     write_predictions: str | None = setting(
         None,
-        "CSV file for what the network says of each example: its name, class, predicted class and "
-        "loss.", EVERYDAY, allowed=file_that_ends(".csv"), is_path=True,
+        "CSV file with one line per example: its name, class, predicted class and loss.",
+        EVERYDAY, allowed=file_that_ends(".csv"), is_path=True,
         also_called="predictions predictions_file save_predictions output_csv",
     )
     run_once: bool = setting(
-        True, "Whether to stop after one checkpoint, or follow a training.", EVERYDAY
+        True,
+        "Evaluate one checkpoint and exit; --run_once=false follows a running training.", EVERYDAY
     )
     eval_interval_seconds: float = setting(
-        10.0, "Time between two looks for a new checkpoint.", EVERYDAY,
+        10.0,
+        "Seconds between two checks for a new checkpoint.", EVERYDAY,
         allowed=Range(lambda value: 0 < value <= A_DAY, f"above 0 and at most {A_DAY}"),
         also_called="eval_interval_secs",
     )
@@ -669,7 +720,8 @@ class EvalSettings(Settings):
     data_dir: str | None = of_training("data_dir", "Folder of the data; default: the run's.", DATA)
     store_dir: str | None = of_training("store_dir", "Folder of stores; default: the run's.", DATA)
     global_batch_size: int | None = of_training(
-        "global_batch_size", "Examples at a time, over all towers; default: the run's.", ARITHMETIC
+        "global_batch_size",
+        "Examples per batch, over all towers together; default: the run's.", ARITHMETIC
     )
     # fmt: on
 
