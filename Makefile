@@ -49,6 +49,7 @@ $(VENV)/installed-docs: $(VENV)/installed requirements-docs.txt
 	$(VENV)/bin/python -m pip install --quiet --requirement requirements-docs.txt
 	touch $@
 
+# TOWERS_NOTEBOOKS=cache runs the notebooks, too, those that have changed since.
 docs: $(VENV)/installed-docs
 	$(VENV)/bin/sphinx-build --quiet --fail-on-warning --keep-going -c docs/site docs build/site
 

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import laboratory
-from laboratory import flags, report, rules, simulation, speeds
+from laboratory import flags, report, rules, simulation, speeds, timeline
 
 MODELS = ("two_convolutions", "cifarnet")  # of network.MODELS, which imports TensorFlow
 COMPARED_RATES = ("0.03", "0.1", "0.3")
@@ -97,6 +97,7 @@ def _make_parser() -> flags.Parser:
         number(name, None, of_type, least, most, f"{text} ({only}{default})")
     number("seed", 0, int, 0, 2**31 - 1, "of the order of examples, and of the jitter")
     add("--data_dir", help=flags.DATA_DIR)
+    add("--export", action="store_true", help="write timeline.html, which plays what workers do")
     add("--out", default="runs/laboratory", help="folder of what it writes (default: %(default)s)")
     return parser
 
@@ -185,6 +186,11 @@ def show(options: argparse.Namespace, problem, data_name: str, folder: Path) -> 
     print(f"{finding.table()}\n\n{findings.conditions(finding, time.perf_counter() - began)}")
     findings.save(finding, folder / "plot.png", size=(15, 6.5))
     print(folder / "plot.png")
+    if options.export:
+        raced = {(run.rule, options.speeds): timeline.as_json(run) for run in runs}
+        text = timeline.page(raced, options.workers, options.time, options.message, shown)
+        (folder / "timeline.html").write_text(text, encoding="utf-8")
+        print(folder / "timeline.html")
     written = {"settings": settings_of(options, data_name), "runs": []}
     for run in runs:
         file = save_model(run, problem, folder)
@@ -212,7 +218,7 @@ def save_model(run: simulation.Run, problem, folder: Path) -> str | None:
 def settings_of(options: argparse.Namespace, data_name: str) -> dict:
     """The settings that repeat a run."""
     kept = {name: value for name, value in vars(options).items() if value is not None}
-    for name in ("compare", "out", "data_dir", "rule"):
+    for name in ("compare", "out", "data_dir", "rule", "export"):
         kept.pop(name, None)
     return kept | {"data": data_name}
 

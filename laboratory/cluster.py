@@ -34,6 +34,9 @@ class Cluster:
       holds: worker to the weights that it had when it last began a gradient.
       began: gradients that have begun so far.
       work: each of them, in the order in which they began.
+      behind: worker to how many updates the model had got while each of its gradients was computed
+        and sent, in order; for rules whose workers send gradients.
+      updated_at: virtual times at which the model was updated, in order.
       on_update: called after every update of the model.
     """
 
@@ -50,6 +53,8 @@ class Cluster:
         self.holds = dict.fromkeys(self.workers, problem.initial)
         self.began = 0
         self.work: list[Work] = []
+        self.behind: dict[int, list[int]] = {worker: [] for worker in self.workers}
+        self.updated_at: list[float] = []
         self.on_update: Callable[[], None] = lambda: None
         self.clock = clock.Clock()
         self._speeds = of_workers

@@ -42,6 +42,7 @@ class Rule(abc.ABC):
     """
 
     source: ClassVar[str]
+    drops_late: ClassVar[bool] = False  # gradients for a step that was made without them
     model: ClassVar[str] = "the server's weights"
 
     rate: float = parameter(0.1, 1e-6, 100.0, "learning rate η")
@@ -67,6 +68,7 @@ class Rule(abc.ABC):
         self.updates += 1
         self.used += used
         self.staleness.update(staleness)
+        self.cluster.updated_at.append(self.cluster.clock.now)
         self.cluster.on_update()
 
     def times(self, factor: float, array: np.ndarray) -> np.ndarray:
@@ -88,7 +90,12 @@ class OfGradients(Rule):
 
     def ask(self, worker: int) -> None:
         """A worker reads the weights, and its gradient comes to `arrive`."""
-        arrive = functools.partial(self.arrive, worker, self.updates)
+        version = self.updates
+
+        def arrive(gradient: np.ndarray) -> None:
+            self.cluster.behind[worker].append(self.updates - version)
+            self.arrive(worker, version, gradient)
+
         self.cluster.ask(worker, self.weights, arrive)
 
     @abc.abstractmethod
@@ -110,6 +117,7 @@ class Synchronous(OfGradients):
     """
 
     source = "what the package does"
+    drops_late = True
 
     def begin(self) -> None:
         self.arrived = {}

@@ -6,7 +6,7 @@ import hashlib
 import math
 import statistics
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -59,6 +59,7 @@ class Run:
       weights: of the model.
       diverged: weights or loss were no longer finite, and the run ended.
       work: the workers' gradients, see cluster.Cluster.
+      behind, updated_at: see cluster.Cluster.
     """
 
     rule: str
@@ -73,6 +74,8 @@ class Run:
     weights: np.ndarray
     diverged: bool
     work: Sequence[cluster.Work] = ()
+    behind: Mapping[int, Sequence[int]] = dataclasses.field(default_factory=dict)
+    updated_at: Sequence[float] = ()
 
     @property
     def end(self) -> Point:
@@ -175,4 +178,6 @@ def run(
         weights=rule.weights,
         diverged=bool(diverged) or not np.isfinite(rule.weights).all(),
         work=workers.work,
+        behind=workers.behind,
+        updated_at=workers.updated_at,
     )

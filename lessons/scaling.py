@@ -133,18 +133,22 @@ def holds_up_to(of_k: dict[int, float | None]) -> int:
 
 
 def answer(examples: dict[str, dict[int, float | None]]) -> str:
-    """In one sentence, from how far the fixed rate and the linear rule carry."""
+    """In one sentence, from how far the fixed rate and the two rules for SGD carry."""
     most = max(examples["linear"])
     carried = {rule: holds_up_to(of_k) for rule, of_k in examples.items()}
-    fixed, linear = carried["fixed"], carried["linear"]
+    fixed = carried["fixed"]
+    of_rule = {"linear": "by the number of GPUs", "sqrt": "by its square root"}
+    farthest = max(carried[rule] for rule in of_rule if rule in carried)
+    best = [text for rule, text in of_rule.items() if carried.get(rule) == farthest]
     middle = (
-        f"multiply the rate of SGD by the number of GPUs (here that carried to {linear}, an "
-        f"unchanged rate to {fixed})"
-        if linear > fixed
+        f"multiply the rate of SGD {' or '.join(best)} (here "
+        f"{'that' if len(best) == 1 else 'both'} carried to {farthest}, an unchanged rate to "
+        f"{fixed})"
+        if farthest > fixed
         else f"here multiplying the rate carried no farther than leaving it, to {fixed}"
     )
     if "Adam, sqrt" in carried and carried["Adam, sqrt"] > carried["Adam, fixed"]:
-        middle += f" and that of Adam by its square root (to {carried['Adam, sqrt']})"
+        middle += f" and that of Adam by the square root (to {carried['Adam, sqrt']})"
     end = f"; no rule carried to {most}" if max(carried.values()) < most else ""
     return (
         "If the global batch stays the same, do not change it; if the batch grows with the GPUs, "

@@ -80,6 +80,14 @@ def graphs_let_go():
     let_graphs_go()
 
 
+@pytest.fixture(autouse=True)
+def graphs_of_a_long_test_let_go(request):
+    """After each long test, too: a file of those grew to 10 GB by itself."""
+    yield
+    if request.node.get_closest_marker("long"):
+        let_graphs_go()
+
+
 def let_graphs_go():
     """What `graphs_let_go` does after a file."""
     reused.let_go()

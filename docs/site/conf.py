@@ -1,5 +1,6 @@
 """How Sphinx builds the site from the pages in docs: `make docs`."""
 
+import os
 import pathlib
 import re
 import sys
@@ -15,16 +16,23 @@ copyright = "The towers authors. Apache-2.0"
 version = release = re.search(r'^__version__ = "(.+)"$', _version, re.M).group(1)
 
 extensions = [
-    "myst_parser",
+    "myst_nb",
     "sphinx.ext.autodoc",
     "sphinx.ext.napoleon",
     "sphinx_copybutton",
     "sphinx_design",
     "source_pages",
     "glossary_links",
+    "notebooks",
     "two_pictures",
 ]
 exclude_patterns = ["_build", "site", "measurements"]
+nb_execution_mode = os.environ.get("TOWERS_NOTEBOOKS", "off")  # hosted CI has "cache"
+nb_execution_cache_path = str(ROOT / "build/notebooks")
+nb_execution_timeout = 300
+nb_execution_raise_on_error = True
+nb_execution_show_tb = True
+nb_output_stderr = "remove"
 myst_heading_anchors = 4
 myst_enable_extensions = ["attrs_inline"]
 suppress_warnings = ["myst.header"]  # pages may begin with a comment

@@ -90,7 +90,7 @@ def test_the_programs_of_the_library_s_page_learn(place, least, tmp_path):
     assert (shown["kind_accuracy"] if isinstance(shown, dict) else shown) > least
     if place == 3:
         again = forked.run(program, cwd=tmp_path, env=path, timeout=300)
-        assert again.stdout.startswith("the run had finished already")
+        assert again.stdout.startswith("the run has finished already")
         assert again.stdout.splitlines()[-1] == done.stdout.splitlines()[-1]
 
 

@@ -454,9 +454,13 @@ def test_which_rule_to_use_follows_from_how_far_each_carries():
     found = scaling.answer({"fixed": near, "linear": far})
     assert "multiply the rate of SGD by the number of GPUs (here that carried to 4, an" in found
     assert "no rule carried" not in found and "Adam" not in found
+    found = scaling.answer({"fixed": near, "linear": near, "sqrt": far})
+    assert "multiply the rate of SGD by its square root (here that carried to 4, an" in found
+    found = scaling.answer({"fixed": near, "linear": far, "sqrt": far})
+    assert "by the number of GPUs or by its square root (here both carried to 4, an" in found
     found = scaling.answer({"fixed": near, "linear": near, "Adam, fixed": near, "Adam, sqrt": far})
     assert "carried no farther than leaving it, to 2" in found
-    assert "Adam by its square root (to 4)" in found
+    assert "Adam by the square root (to 4)" in found
 
 
 def test_a_warm_up_begins_with_the_rate_of_one_tower():

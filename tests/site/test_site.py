@@ -175,3 +175,40 @@ def test_a_page_reads_without_javascript(opened):
     tab.locator("article a", has_text="averaging").first.click()
     assert tab.locator("article h1").is_visible()
     assert "lessons/averaging.html" in tab.url
+
+
+def test_the_race_plays_pauses_and_follows_the_theme(opened):
+    tab = opened("race.html", scheme="dark")
+    race = tab.frame_locator("iframe")
+    state = race.locator("#state")
+    race.locator("#rule").select_option("asynchronous")
+    race.locator("#speeds").select_option("straggler")
+    assert "stale" in state.inner_text()
+    before = float(race.locator("#time").input_value())
+    race.locator("#play").click()
+    tab.wait_for_function(
+        "before => frames[0].document.getElementById('time').value > before + 1", arg=before
+    )
+    race.locator("#play").click()
+    assert race.locator("#play").inner_text() == "play"
+    stopped = state.inner_text()
+    tab.wait_for_timeout(300)
+    assert state.inner_text() == stopped
+    race.locator("#rule").select_option("synchronous")
+    assert ", 0 of them dropped" in state.inner_text()
+    dark = "frames[0].document.documentElement.classList.contains('dark')"
+    assert tab.evaluate(dark)
+    tab.locator("button.theme-switch-button:visible").first.click()
+    tab.locator("button.theme-change-button[data-mode=light]:visible").first.click()
+    tab.wait_for_function(f"!{dark}")
+    assert tab.complaints == []
+
+
+@pytest.mark.parametrize("width", WIDTHS.values(), ids=WIDTHS.keys())
+def test_the_race_fits_its_frame(opened, width):
+    tab = opened("race.html", width)
+    inner = tab.frame_locator("iframe").locator("html")
+    inner.locator("#conditions").wait_for()
+    assert inner.evaluate("node => node.scrollWidth <= node.clientWidth + 1")
+    text = inner.locator("svg text").first.evaluate("node => node.getBoundingClientRect().height")
+    assert text > 10  # pixels: it is read on a phone, too

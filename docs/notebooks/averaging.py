@@ -1,0 +1,138 @@
+# %% [markdown]
+# # Try it: is averaging gradients exact?
+# > Is averaging the gradients of 2 GPUs the same as one GPU with twice the batch?
+#
+# [The lesson](../lessons/averaging.md) answers with trained networks. Here you take the average
+# yourself, on a model of one layer, whose gradient you can follow number by number.
+#
+# ## Begin
+# Towers on a CPU are logical devices, and TensorFlow makes those once, before it first computes. If
+# the next cell says that TensorFlow has started already, restart the kernel and run it first.
+
+# %%
+import towers  # before TensorFlow: it silences its notices
+
+devices = towers.devices.choose(2)
+print(devices)
+
+# %% [markdown]
+# 128 images of the embedded data set, and a linear classifier in float64, so that rounding is small
+# enough not to be mistaken for anything else.
+
+# %%
+import numpy as np
+import tensorflow as tf
+
+from input_pipeline import shapes
+
+images, labels = shapes.make("train")
+images = images[:128].reshape(128, -1) / 255.0
+labels = labels[:128]
+weights = np.random.default_rng(0).normal(0, 0.01, (images.shape[1], 10))
+
+
+def gradient(images, labels, weights):
+    """Of the mean cross-entropy of these images."""
+    weights = tf.constant(weights)
+    with tf.GradientTape() as tape:
+        tape.watch(weights)
+        losses = tf.nn.sparse_softmax_cross_entropy_with_logits(labels, images @ weights)
+        loss = tf.reduce_mean(losses)
+    return tape.gradient(loss, weights).numpy()
+
+
+def distance(one, other):
+    """Between two gradients, divided by the length of the second."""
+    return np.linalg.norm(one - other) / np.linalg.norm(other)
+
+
+# %% [markdown]
+# ## Predict, then look
+# 1. Two towers have 64 images each, and the mean of their gradients is taken. How far is it from
+#    the gradient of all 128: 0, about 1e-16, or about 1e-2?
+# 2. Now the towers have 96 and 32 images. Is the mean of their gradients as close?
+#
+# Write your answers down, then run the cell.
+
+# %%
+whole = gradient(images, labels, weights)
+halves = [gradient(images[part], labels[part], weights) for part in np.split(np.arange(128), 2)]
+uneven = [gradient(images[part], labels[part], weights) for part in np.split(np.arange(128), [96])]
+print(f"two halves:  {distance(np.mean(halves, axis=0), whole):.1e}")
+print(f"96 and 32:   {distance(np.mean(uneven, axis=0), whole):.1e}")
+
+# %% [markdown]
+# <details><summary>Answers</summary>
+#
+# 1. About 1e-16. The loss of the batch is a mean, so its gradient is the mean of the halves'
+#    gradients. What is left is rounding: the sums were added in another order.
+# 2. No, by many orders of magnitude. The mean of two means is the mean of all only where both have
+#    the same number of examples. Here, an image among the 32 counts three times as much as one
+#    among the 96.
+#
+# </details>
+#
+# ## Exercise 1: uneven parts, done right
+# Average the two uneven gradients so that the result is the whole batch's. Change one line.
+
+# %%
+average = np.mean(uneven, axis=0)  # change this
+print(f"{distance(average, whole):.1e}")
+
+# %% tags=["hide-cell"]
+# A solution: each gradient counts as often as it has examples.
+average = np.average(uneven, axis=0, weights=[96, 32])
+assert distance(average, whole) < 1e-12
+
+# %% [markdown]
+# ## Exercise 2: clip before or after?
+# Gradients are clipped: one whose norm is above a bound is scaled down to it. Write `clipped`, then
+# find out whether the mean of the clipped halves is the clipped gradient of the whole batch. Which
+# of the two would you compute on two GPUs, and why?
+
+# %%
+bound = 0.5 * np.linalg.norm(whole)
+
+
+def clipped(gradient, bound):
+    return gradient  # change this
+
+
+# %% tags=["hide-cell"]
+# A solution. The halves have other norms than the whole, so clipping them is another rule; it even
+# depends on the number of GPUs. A Trainer clips the average.
+def clipped(gradient, bound):
+    """Scaled down to a norm of at most `bound`."""
+    return gradient * min(1.0, bound / np.linalg.norm(gradient))
+
+
+after = clipped(whole, bound)
+before = np.mean([clipped(half, bound) for half in halves], axis=0)
+print(f"clipped before the mean: {distance(before, after):.1e} away")
+assert np.isclose(np.linalg.norm(after), bound)
+assert distance(before, after) > 1e-3
+
+# %% [markdown]
+# ## The same by the package
+# A Trainer on one tower and on two, with the same two microbatches. It adds them in the same order,
+# so there is not even rounding between the two.
+
+# %%
+import keras
+
+
+def trained(devices):
+    keras.utils.set_random_seed(0)
+    with keras.device("cpu:0"):
+        model = keras.Sequential([keras.Input((3072,)), keras.layers.Dense(10)])
+    optimizer = keras.optimizers.SGD(0.1)
+    trainer = towers.Trainer(
+        model, optimizer, towers=devices, global_batch_size=128, num_microbatches=2
+    )
+    trainer.fit([(images.astype("float32"), labels)] * 20)
+    return model.get_weights()
+
+
+one, two = trained(devices[:1]), trained(devices)
+assert all(np.array_equal(a, b) for a, b in zip(one, two, strict=True))
+print("1 and 2 towers: the same bits")

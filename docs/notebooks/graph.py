@@ -1,0 +1,248 @@
+# %% [markdown]
+# # Try it: is the loop over towers serial?
+# > The loop over GPUs looks serial. Is it?
+#
+# [The lesson](../lessons/graph.md) looks into the graph of a network and at its time line. Here you
+# write a loop over three towers yourself, trace what waits for what, and mend a loop whose towers
+# do wait for each other.
+#
+# ## Begin
+# Towers on a CPU are logical devices, and TensorFlow makes those once, before it first computes. If
+# the next cell says that TensorFlow has started already, restart the kernel and run it first.
+
+# %%
+import towers  # before TensorFlow: it silences its notices
+
+devices = towers.devices.choose(3)
+print(devices)
+
+# %% [markdown]
+# 120 images of the embedded data set, and a linear classifier. `step` gives each tower a third of
+# the images and averages the towers' gradients. `built` is a Python list: a tower's number is
+# appended each time that Python runs the body of the loop.
+
+# %%
+import numpy as np
+import tensorflow as tf
+
+from input_pipeline import shapes
+
+images, labels = shapes.make("train")
+images = tf.constant(images[:120].reshape(120, -1) / 255.0)
+labels = tf.constant(labels[:120])
+weights = tf.zeros((3072, 10), tf.float64)
+
+
+def gradient(weights, images, labels):
+    """Of the mean cross entropy of a tower's images."""
+    with tf.GradientTape() as tape:
+        tape.watch(weights)
+        losses = tf.nn.sparse_softmax_cross_entropy_with_logits(labels, images @ weights)
+        loss = tf.reduce_mean(losses)
+    return tape.gradient(loss, weights)
+
+
+built = []
+
+
+@tf.function(autograph=False)
+def step(weights, images, labels):
+    gradients = []
+    parts = zip(tf.split(images, 3), tf.split(labels, 3), strict=True)
+    for k, part in enumerate(parts):
+        built.append(k)
+        with tf.device(devices[k]), tf.name_scope(f"tower_{k}"):
+            gradients.append(gradient(weights, *part))
+    with tf.name_scope("average"):
+        return tf.add_n(gradients) / 3
+
+
+# %% [markdown]
+# ## Predict, then look
+# 1. The step is called 20 times with 120 images. How often does the body of the loop run: 3, 20 or
+#    60 times?
+# 2. Then comes a last batch of only 60 images. How often does the body run for it: never, or 3
+#    times?
+#
+# Write your answers down, then run the cell.
+
+# %%
+for _ in range(20):
+    step(weights, images, labels)
+print("after 20 steps:       ", built)
+step(weights, images[:60], labels[:60])
+print("after a smaller batch:", built)
+
+# %% [markdown]
+# <details><summary>Answers</summary>
+#
+# 1. 3 times, once for each tower. The first call runs the Python code, which builds the graph. The
+#    other calls run only the graph.
+# 2. 3 times. A graph is built for one signature, and 60 images have another shape than 120, so
+#    TensorFlow runs the Python code again and builds a second graph.
+#
+# </details>
+#
+# ## What waits for what
+# An operation waits for its inputs, for its control inputs, and for all that these wait for. The
+# names of operations have the scopes in which they were made, so they tell whose they are.
+
+
+# %%
+def needed_for(operation):
+    """The operation itself, and all that it waits for."""
+    found, to_visit = set(), [operation]
+    while to_visit:
+        operation = to_visit.pop()
+        if operation not in found:
+            found.add(operation)
+            to_visit += [tensor.op for tensor in operation.inputs] + operation.control_inputs
+    return found
+
+
+def operations(graph, scope):
+    """Those made in a scope."""
+    return {o for o in graph.get_operations() if scope in o.name.split("/")[:-1]}
+
+
+def waiting(graph):
+    """How many operations of each tower wait for an operation of another tower."""
+    of_towers = [operations(graph, f"tower_{k}") for k in range(3)]
+    counts = []
+    for own in of_towers:
+        others = set.union(*of_towers) - own
+        counts.append(sum(bool(needed_for(o) & others) for o in own))
+    return counts
+
+
+# %% [markdown]
+# ## Predict, then look again
+# 1. The loop comes to tower 2 last. How many of its operations wait for one of tower 0 or 1: none,
+#    the first one, or all?
+# 2. For how many towers does the average wait: 1 or 3?
+
+# %%
+graph = step.get_concrete_function(weights, images, labels).graph
+of_towers = [operations(graph, f"tower_{k}") for k in range(3)]
+average = set.union(*map(needed_for, operations(graph, "average")))
+print("operations of each tower:    ", [len(own) for own in of_towers])
+print("that wait for another tower: ", waiting(graph))
+print("towers that the average needs:", sum(bool(own & average) for own in of_towers))
+
+# %% [markdown]
+# <details><summary>Answers</summary>
+#
+# 1. None. No input of tower 2 is a result of another tower. The graph has what an operation needs,
+#    not the order in which Python asked for it.
+# 2. For 3: it adds up the gradients of all of them.
+#
+# </details>
+#
+# ## Exercise 1: a counter makes towers wait
+# This step adds noise to the images. Each draw of noise needs another number, and a variable counts
+# the draws: 1, 2 and 3 in the first step, 4, 5 and 6 in the second. Now operations of towers 1 and
+# 2 wait for another tower. Why? Change the step so that none does, and the draws stay the same.
+
+# %%
+draws = tf.Variable(0, dtype=tf.int64)
+
+
+@tf.function(autograph=False)
+def noisy_step(weights, images, labels):
+    gradients = []
+    parts = zip(tf.split(images, 3), tf.split(labels, 3), strict=True)
+    for k, (own_images, own_labels) in enumerate(parts):
+        with tf.device(devices[k]), tf.name_scope(f"tower_{k}"):
+            draw = draws.assign_add(1).read_value()  # change where draws is read and written
+            noise = tf.random.stateless_normal(own_images.shape, [0, draw], dtype=tf.float64)
+            gradients.append(gradient(weights, own_images + noise, own_labels))
+    return tf.add_n(gradients) / 3
+
+
+with_counter = [noisy_step(weights, images, labels) for _ in range(2)]
+print(waiting(noisy_step.get_concrete_function(weights, images, labels).graph))
+
+# %% tags=["hide-cell"]
+# A solution. `tf.function` keeps the order in which a function reads and writes a variable, so
+# tower 1 cannot count before tower 0 has. Here the variable is read once, before the loop, and
+# written once, after it. In between, a draw's number follows from the number of the tower.
+draws = tf.Variable(0, dtype=tf.int64)
+
+
+@tf.function(autograph=False)
+def noisy_step(weights, images, labels):
+    gradients = []
+    parts = zip(tf.split(images, 3), tf.split(labels, 3), strict=True)
+    before = draws.read_value()
+    for k, (own_images, own_labels) in enumerate(parts):
+        with tf.device(devices[k]), tf.name_scope(f"tower_{k}"):
+            draw = before + k + 1
+            noise = tf.random.stateless_normal(own_images.shape, [0, draw], dtype=tf.float64)
+            gradients.append(gradient(weights, own_images + noise, own_labels))
+    draws.assign_add(3)
+    return tf.add_n(gradients) / 3
+
+
+without = [noisy_step(weights, images, labels) for _ in range(2)]
+assert waiting(noisy_step.get_concrete_function(weights, images, labels).graph) == [0, 0, 0]
+assert draws.numpy() == 6
+np.testing.assert_allclose(without, with_counter, rtol=0, atol=1e-12)
+
+# %% [markdown]
+# ## Exercise 2: a graph for each rate
+# This update takes a rate that falls with every step. How many graphs does TensorFlow build for
+# three updates? Change the call so that it builds one.
+
+# %%
+trained = tf.Variable(weights)
+graphs_built = []
+
+
+@tf.function(autograph=False)
+def update(images, labels, rate):
+    graphs_built.append(rate)
+    trained.assign_sub(rate * step(trained.read_value(), images, labels))
+
+
+for number in range(3):
+    rate = 0.001 / (1 + number)
+    update(images, labels, rate)  # change this
+print("graphs built:", len(graphs_built))
+
+# %% tags=["hide-cell"]
+# A solution. The value of a Python number is part of the signature, so each new rate takes another
+# graph. Of a tensor only its type and shape are part of it: the value is an input of the graph.
+graphs_built.clear()
+for number in range(3):
+    rate = 0.001 / (1 + number)
+    update(images, labels, tf.constant(rate, tf.float64))
+assert len(graphs_built) == 1
+
+# %% [markdown]
+# ## The same by the package
+# A Trainer on three towers. The body of its loop calls `towers.tower.compute` once, so the cell
+# counts these calls in 20 steps. Then it looks at the graph.
+
+# %%
+from unittest import mock
+
+import keras
+
+with keras.device("cpu:0"):
+    model = keras.Sequential([keras.Input((3072,)), keras.layers.Dense(10)])
+trainer = towers.Trainer(
+    model,
+    keras.optimizers.SGD(0.001),
+    towers=devices,
+    global_batch_size=120,
+    num_microbatches=3,  # one for each tower
+)
+batch = images.numpy().astype("float32"), labels.numpy()
+with mock.patch.object(towers.tower, "compute", wraps=towers.tower.compute) as compute:
+    trainer.fit([batch] * 20)
+graph = trainer.step_graph(*batch)
+print("calls in 20 steps:", compute.call_count)
+print("operations that wait for another tower:", waiting(graph))
+assert compute.call_count == 3
+assert all(operations(graph, f"tower_{k}") for k in range(3))
+assert waiting(graph) == [0, 0, 0]

@@ -1,0 +1,69 @@
+"""What the page of a race shows of each gradient, by hand; and that it is a page of its own."""
+
+import json
+import re
+
+import pytest
+
+from laboratory import problems, rules, simulation, speeds, timeline
+
+
+def run(name, *, workers=2, of_speeds="constant", until=3.0, message=0.1):
+    rule = rules.RULES[name](rate=0.1)
+    of_workers = speeds.Speeds(of_speeds, workers)
+    problem = problems.Parabola()
+    return simulation.run(name, rule, problem, of_workers, until=until, message=message)
+
+
+def test_how_far_gradients_are_behind():
+    """Both arrive at 1.2, one after the other; then each reads after its own update."""
+    shown = timeline.as_json(run("asynchronous"))
+    assert shown["updates"] == [1.2, 1.2, 2.4, 2.4]
+    assert shown["work"] == [
+        (0, 0.1, 1.1, 0),
+        (1, 0.1, 1.1, 1),
+        (0, 1.3, 2.3, 1),
+        (1, 1.3, 2.3, 1),
+        (0, 2.5, 3.5, None),
+        (1, 2.5, 3.5, None),
+    ]
+    assert shown["sends"] and not shown["drops"]
+
+
+def test_gradients_that_a_step_does_not_wait_for():
+    """The slow worker of three takes 4, and three steps are made until its gradient arrives."""
+    shown = timeline.as_json(
+        run("backup_workers", workers=3, of_speeds="straggler", until=4.5, message=0.0)
+    )
+    assert shown["drops"] and shown["updates"] == [1.0, 2.0, 3.0, 4.0]
+    behind = {(worker, begin): late for worker, begin, _, late in shown["work"]}
+    assert behind[2, 0.0] in (3, 4) and behind[0, 2.0] == 0
+
+
+@pytest.mark.parametrize("name", rules.RULES)
+def test_every_rule_has_a_time_line(name):
+    found = run(name, until=10.0)
+    shown = timeline.as_json(found)
+    assert len(shown["work"]) == found.began
+    assert len(shown["updates"]) == found.updates
+    late = [behind for *_, behind in shown["work"]]
+    assert (any(behind is not None for behind in late)) == shown["sends"]
+    assert sum(behind is not None and behind > 0 for behind in late) >= found.dropped
+
+
+def test_the_page_has_its_data_and_loads_nothing():
+    raced = {("synchronous", "constant"): timeline.as_json(run("synchronous"))}
+    text = timeline.page(raced, 2, 3.0, 0.1, "a </script> problem")
+    assert not re.search(r"(?:src|href)=|@import|url\((?!#)", text)
+    data = json.loads(re.search(r"const DATA = (.+);\n", text)[1])
+    assert data["conditions"] == "a </script> problem"
+    assert "</script> problem" not in text
+    assert data["runs"]["synchronous constant"] == json.loads(
+        json.dumps(raced["synchronous", "constant"])
+    )
+
+
+def test_the_race_of_the_site_is_of_the_newest_template():
+    text = (timeline.DOCS / "site/static/race.html").read_text("utf-8")
+    data = re.search(r"const DATA = .+;\n", text)[0].rstrip("\n")
+    assert timeline.TEMPLATE.read_text("utf-8").replace(timeline.PLACE, data) == text
