@@ -160,9 +160,9 @@ print(f"replicas 0 and 1: {before} predictions differ; with the same statistics:
 # </details>
 #
 # ## Exercise 1: the final model
-# Which statistics should the final model have? The cell takes those of replica 0. Make better ones
-# of the four sets. The cell prints how far they are from a reference: statistics estimated anew,
-# from 2,000 images at once and with the final weights.
+# Which statistics should the final model have? The cell takes those of replica 0. Combine the four
+# sets into better ones. The cell prints how far they are from a reference: statistics estimated
+# anew, from 2,000 images at once and with the final weights.
 
 
 # %%

@@ -163,8 +163,8 @@ print(f"over all ways: {over_all_ways(5):.4f}, by the formula: {by_chance(0.6, 5
 
 
 # %% tags=["hide-cell"]
-# A solution: the finite-population correction. The node draws no image twice, so its accuracy comes
-# the closer to that on all images, the more of them it has.
+# A solution: the finite-population correction. The node draws no image twice, so the more of the
+# images it has, the less its accuracy can vary.
 def by_chance(p, n, whole):
     """The standard deviation of the accuracy on n of `whole` images, p of which are right."""
     return np.sqrt(p * (1 - p) / n * (whole - n) / (whole - 1))

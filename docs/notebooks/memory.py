@@ -190,9 +190,9 @@ show()
 
 
 # %% tags=["hide-cell"]
-# A solution: the covariance of inputs and errors, that is, which image had which error. With a last
-# layer of zeros, each image has the probability 0.1 for each class; a tenth of the images belong to
-# each class, so the errors have a mean of 0.
+# A solution: the covariance of inputs and errors, that is, which image had which error. The means
+# keep only the errors that all images share, which random weights make large. With a last layer of
+# zeros there are none: every class has the probability 0.1 and a tenth of the images.
 def lost(x, errors):
     return (x - x.mean(axis=0)).T @ (errors - errors.mean(axis=0)) / len(x)
 

@@ -141,8 +141,8 @@ for name, model, shown in (("plain", plain, plain_shown), ("both", both, both_sh
 # <details><summary>Answers</summary>
 #
 # 1. `plain`, by far. It sees the same 500 images in every epoch and memorizes them.
-# 2. `both`. It cannot memorize images that it never sees twice, so it has to learn what the
-#    distortions do not change, and that is true of the test images too.
+# 2. `both`. It never sees the same image twice, so memorizing helps it little. It has to learn what
+#    the distorted images of a class have in common, and the test images have that too.
 # 3. Much lower. The loss shown is of distorted images, and it contains the weight decay.
 #
 # So the lower training loss belongs to the worse model: the two losses shown do not measure the
