@@ -4,8 +4,8 @@
 
 Memory is the most that TensorFlow's allocator has handed out in a step, above what stays between
 steps: activations, and sums of gradients. Each side is a process of its own; for their times they
-take turns. What the process has resident is more, for pieces are not freed in the order in which
-they are wanted again (docs/lessons/memory.md).
+take turns. The process's resident memory is larger, because pieces are not freed in the order in
+which they are needed again (docs/lessons/memory.md).
 """
 
 import argparse
@@ -97,7 +97,7 @@ def megabytes_of_a_step(model: str, size: int, count: int, accumulates: bool) ->
 
 
 def print_megabytes(model: str, size: int, count: int, accumulates: bool) -> None:
-    """Prints the most that a step has at a time of what it does not leave behind."""
+    """Prints the peak, within a step, of memory that is free again after it."""
     devices.use_intra_op_threads(1)
     run, images, labels = step.trainer_and_batch(
         model, "float32", count * size, devices.choose(1), count, accumulate_gradients=accumulates

@@ -1,4 +1,4 @@
-"""How far apart batch-norm statistics are that are kept for each microbatch, and what that does.
+"""How far apart each microbatch's own batch-norm statistics are, and what that does.
 
 For runs trained with --batch_norm_statistics=each and evaluated by eval.py (docs/batch_norm.md has
 the commands):
@@ -28,10 +28,10 @@ def main():
 
 
 def figures(folder: run_folder.RunFolder) -> dict:
-    """What one finished run has come to."""
+    """The figures of one finished run."""
     config = folder.read_config()
     if config is None or config["settings"]["batch_norm_statistics"] != "each":
-        raise SystemExit(f"{folder.path}: no run with --batch_norm_statistics=each is here")
+        raise SystemExit(f"{folder.path}: there is no run with --batch_norm_statistics=each here")
     chosen = config["settings"]
     model = build.build_model(config)
     newest = checkpoints.newest(folder.checkpoints)

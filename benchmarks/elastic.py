@@ -1,11 +1,11 @@
-"""Kills and stops the workers of an elastic run, and looks at what it ends with and what that cost.
+"""Kills and stops the workers of an elastic run, and measures what it ends with and what that cost.
 
     python -m benchmarks.elastic --events=20 --seed=0
 
-`towers-launch` trains with three workers, of which one may be enough, while this program sends
-SIGKILL or SIGSTOP to a worker that is drawn at random, once to the chief at least. A place whose
-worker has died comes back after a while. In the end the weights are compared with those of a run of
-one worker that was left alone.
+`towers-launch` trains with three workers, of which one is enough, while this program sends SIGKILL
+or SIGSTOP to a worker drawn at random, at least once to the chief. A place whose worker has died
+comes back after a while. In the end the weights are compared with those of a run of one worker that
+was left alone.
 """
 
 import argparse
@@ -36,7 +36,7 @@ FLAGS = (
     "--intra_op_threads=1",
 )
 HEAD = """\
-| event | signal | to worker | of | after step | goes on at step | with | seconds to the next step |
+| event | signal | to worker | of | after step | resumes at step | with | seconds to the next step |
 |---|---|---|---|---|---|---|---|"""
 
 
@@ -47,10 +47,10 @@ class Event:
     Attributes:
       sent: its name.
       worker: who got it.
-      workers: that were at work.
+      workers: how many were at work.
       after_step: the last step that the chief had shown.
       goes_on_at: the first that was shown afterwards.
-      workers_then: that were at work then.
+      workers_then: how many were at work then.
       seconds: from the signal to that step.
     """
 
@@ -82,7 +82,7 @@ def main():
         for number, event in enumerate(events, start=1)
     ]
     turns.report(HEAD, rows, as_row, options.output)
-    print(f"the weights are {'the same' if same else 'OTHERS'}")
+    print(f"the weights are {'the same' if same else 'DIFFERENT'}")
     sys.exit(not same)
 
 
@@ -96,7 +96,7 @@ def as_row(row: dict) -> str:
 
 
 def train(folder: Path, steps: int, *launcher: str) -> subprocess.Popen | None:
-    """A run by itself; with a launcher's arguments its process, at work."""
+    """Runs to the end; with a launcher's arguments, returns its running process."""
     script = [str(ROOT / "train.py"), f"--train_dir={folder}", f"--max_steps={steps}", *FLAGS]
     if not launcher:
         subprocess.run([sys.executable, *script], check=True, stdout=subprocess.DEVNULL)
@@ -137,7 +137,7 @@ def disturbed(folder: Path, options: argparse.Namespace) -> list[Event]:
             events.append(Event(number.name, index, len(workers), step))
             os.kill(workers[index], number)
     if launcher.wait():
-        raise RuntimeError(f"the launcher has ended with {launcher.returncode}")
+        raise RuntimeError(f"the launcher ended with {launcher.returncode}")
     return events
 
 

@@ -1,4 +1,4 @@
-"""From a store that is ready to its first batch: seconds for so many pictures.
+"""From a finished store to its first batch: seconds for so many pictures.
 
     python -m benchmarks.first_batch --pictures=1300000 --folder=/tmp/store
 
@@ -30,7 +30,7 @@ def make(path: pathlib.Path, count: int) -> None:
     header = pictures.Header(pictures.JPEG, 64, 48, 1)
 
     class Source:
-        """What `store` writes down of where pictures came from."""
+        """What `store` records about where pictures came from."""
 
         description, class_names = "one JPEG", tuple(map(str, range(_CLASSES)))
 

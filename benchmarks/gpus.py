@@ -1,10 +1,10 @@
-"""What a step copies to and from GPUs and launches there; its time and bits, where there are some.
+"""What a step copies to and from GPUs and launches there; its time and bits, if there are GPUs.
 
     python -m benchmarks.gpus
     python -m benchmarks.gpus --model=cifarnet --steps=10 --output=gpus.jsonl
 
 The step of each network is traced for two towers on GPUs, whether or not there are any, and its
-graph says what crosses from one device to another. Then 1, 2, 4 and 8 towers, as many as there are
+graph shows what crosses from one device to another. Then 1, 2, 4 and 8 towers, as many as there are
 GPUs (without one: 1 and 2 on the CPU), train a few deterministic steps, each number in a process of
 its own. One hash for all of them is the promise of this package, never checked on a GPU so far:
 send the file back.
@@ -36,7 +36,7 @@ weights, MB | launches a tower | update on the CPU, ms |
 MEASURED_HEAD = """\
 | network | type | device | towers | images/s | peak on a device, MB | hash of the state |
 |---|---|---|---|---|---|---|"""
-# These run nothing on a GPU: they hand on what is there, or are known before the step.
+# These run nothing on a GPU: they pass on what is there, or are known before the step.
 NO_LAUNCH = {
     "BroadcastGradientArgs", "Const", "ExpandDims", "Identity", "IdentityN", "NoOp", "Placeholder",
     "PreventGradient", "Rank", "Reshape", "Shape", "ShapeN", "Size", "Squeeze", "StopGradient",
@@ -85,7 +85,7 @@ def counted(model: str, compute_dtype: str, options: argparse.Namespace) -> dict
         towers.devices.choose(len(TRACED_FOR)),
         options.num_microbatches,
     )
-    # Only the Trainer asks whether its devices are there.
+    # Only the Trainer checks that its devices exist.
     program = dataclasses.replace(run.program, tower_devices=TRACED_FOR)
     traced = tf.function(functools.partial(towers.step.train_step, program), autograph=False)
     graph = traced.get_concrete_function(images, tf.cast(labels, tf.int32), None).graph

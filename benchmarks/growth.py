@@ -3,7 +3,7 @@
     python -m benchmarks.growth
 
 The bare step on one batch in memory, each point a process of its own; the points of a series take
-turns. Memory is the most that the process has had resident, TensorFlow itself included.
+turns. Memory is the process's peak of resident memory, TensorFlow itself included.
 """
 
 import argparse

@@ -42,7 +42,7 @@ LEAST_SIDE, MOST_SIDE = 100, 800
 
 
 def photograph(rng: np.random.Generator) -> Image.Image:
-    """Something with edges, areas and grain, which JPEG encodes to the size of a photograph."""
+    """A picture with edges, areas and grain, which JPEG encodes to the size of a photograph."""
     height, width = rng.integers(LEAST_SIDE, MOST_SIDE + 1, 2)
     coarse = rng.integers(0, 256, (12, 12, 3)).astype(np.uint8)
     image = Image.fromarray(coarse).resize((int(width), int(height)), Image.Resampling.BICUBIC)
@@ -72,7 +72,7 @@ def one_turn(python: str, program: str, side: str, folder: Path, batches: int) -
         process.wait()
         if not line:
             errors.seek(0)
-            raise SystemExit(f"{side} has ended: {errors.read()[-1500:]}")
+            raise SystemExit(f"{side} ended: {errors.read()[-1500:]}")
     return json.loads(line)
 
 

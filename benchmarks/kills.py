@@ -1,4 +1,4 @@
-"""Kills a training again and again, and looks at what was lost.
+"""Kills a training again and again, and measures what was lost.
 
     python -m benchmarks.kills --kills=20 --seed=0
 
@@ -38,7 +38,7 @@ FLAGS = (
 )
 MOMENTS = ("starting", "training", "checkpoint", "evaluation")
 HEAD = """\
-| kill | while | after step | newest checkpoint | went on from | steps to be made again |
+| kill | while | after step | newest checkpoint | continued from | steps to be made again |
 |---|---|---|---|---|---|"""
 
 
@@ -48,9 +48,9 @@ class Kill:
 
     Attributes:
       moment: what it was doing.
-      after_step: the last step that it said it had made; 0 for none.
-      checkpoint: the newest that lay there when it was dead; 0 for none.
-      went_on_from: the step at which training went on.
+      after_step: the last step that it reported; 0 for none.
+      checkpoint: the newest one there when it was dead; 0 for none.
+      went_on_from: the step that training continued from.
     """
 
     moment: str
@@ -91,7 +91,7 @@ def torment(folder: Path, number: int, seed: int) -> list[Kill]:
             life.process.kill()
         life.end()
         for kill in kills:
-            if kill.went_on_from is None:  # or the next start was killed before it came to say
+            if kill.went_on_from is None:  # or the next start was killed before it reported one
                 kill.went_on_from = life.began_at
         if life.process.returncode == -signal.SIGKILL:
             kills.append(Kill(moments[len(kills)], life.last_step, newest_whole(folder)))
@@ -111,13 +111,13 @@ def newest_whole(folder: Path) -> int:
 
 
 class Life:
-    """A process that trains, and what it says.
+    """A process that trains, and what it prints.
 
     Attributes:
       process: of `train.py`.
-      began_at: the step that it went on from; None before it said so.
-      last_step: the last step that it said it had made.
-      evaluated: the step of the last evaluation that it told of.
+      began_at: the step that it continued from; None before it reported one.
+      last_step: the last step that it reported.
+      evaluated: the step of the last evaluation that it reported.
     """
 
     def __init__(self, folder: Path):
@@ -155,7 +155,7 @@ class Life:
             time.sleep(draw.uniform(0, 0.005))
 
     def end(self) -> None:
-        """Reads the rest of what it says."""
+        """Reads the rest of what it prints."""
         self._read_until(lambda: False)
         self.process.wait()
 
@@ -180,7 +180,7 @@ class Life:
 
 def as_row(row: dict) -> str:
     """One row of the table."""
-    after = row["after_step"]  # 0: it was killed before it said where it goes on
+    after = row["after_step"]  # 0: it was killed before it reported a step
     again = max(0, after - row["went_on_from"])
     return (
         f"| {row['kill']} | {row['moment']} | {after or '–'} | {row['checkpoint']} "

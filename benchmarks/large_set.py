@@ -2,7 +2,7 @@
 
     python -m benchmarks.large_set --folder=/tmp/large [--gigabytes=1,20]
 
-FOLDER must not be there.
+FOLDER must not exist.
 
 Generated photographs of 100 to 800 pixels a side; files are links to 2,000 different ones, and the
 store, which holds the bytes, is as large as the set. One process makes the store and trains, the
@@ -66,7 +66,7 @@ def main(_) -> None:
     folder = Path(_FOLDER.value).absolute()
     if folder.exists():
         raise app.UsageError(
-            f"--folder={folder}: is there already; its runs would be found finished"
+            f"--folder={folder}: exists already, so its runs would be finished; name a new one"
         )
     print("| set, GB | pictures | with the store to be made: s, MiB | with it there: s, MiB |")
     print("|---|---|---|---|")

@@ -29,7 +29,7 @@ import tensorflow as tf  # isort: skip
 
 EXAMPLES, CLASSES, BATCH, TOWERS = 1000, 4, 16, 2
 LOG_EVERY, CHECKPOINTS_TO_KEEP = 20, 3
-LOOKS = 40  # at the process, in equal distances
+LOOKS = 40  # at the process, at equal distances
 WARM_UP = 0.2  # of the run, which the slope of memory leaves out
 CONFIG = {
     "settings": {"train_dir": "", "checkpoint_every_steps": 500},
@@ -53,7 +53,7 @@ def main():
 
 
 def figures(path: Path, steps: int) -> dict:
-    """Trains in `path`; what became of the process and its files."""
+    """Trains in `path`; the figures of the process and its files."""
     folder, looks = run_folder.RunFolder(str(path)), []
     run = loop.Loop(
         trainer := _trainer(),

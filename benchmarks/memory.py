@@ -3,7 +3,7 @@
     python -m benchmarks.memory
 
 A synthetic set is prepared as TensorFlow Datasets does, in a temporary folder. One run decodes it,
-the next has it from the cache, and a third is on one image for each split: what a run takes by
+the next has it from the cache, and a third has one image for each split: what a run takes by
 itself.
 """
 
@@ -90,7 +90,7 @@ def prepare(name: str, data_dir: Path, counts: dict[str, int]) -> None:
 
 
 def peak_megabytes(name: str, folder: str) -> float:
-    """The most that a run of a few steps has had resident."""
+    """The peak of resident memory of a run of a few steps."""
     with tempfile.TemporaryDirectory() as run:
         arguments = [
             f"--train_dir={run}/run", f"--dataset={name}", f"--data_dir={folder}",

@@ -4,9 +4,9 @@
     python -m benchmarks.networks --task=resnet --compute_dtype=bfloat16 --rounds=7
 
 One batch in memory, SGD with momentum, no logs; towers with one tower, the default threads and the
-default number of microbatches, or the one that is asked for. The sides of a row take turns, each a
-process of its own; a ratio is the median over rounds of the ratios within a round, to the peer
-whose median rate is the highest, and its interval is that of the least and the largest of these.
+default number of microbatches, or the given one. The sides of a row take turns, each a process of
+its own; a ratio is the median over rounds of the ratios within a round, to the peer whose median
+rate is the highest, and its interval is from the smallest to the largest of these.
 """
 
 import importlib.util

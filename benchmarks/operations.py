@@ -52,7 +52,7 @@ def measure(dtype: tf.DType, rounds: int) -> list[dict]:
         (NORMALIZATION, "band, `tf.pow`", band_and_pow),
         (NORMALIZATION, "band, square roots", normalized),
     ):
-        if dtype != tf.bfloat16 or form != "`tf.nn.lrn`":  # it has no kernel for it on a CPU
+        if dtype != tf.bfloat16 or form != "`tf.nn.lrn`":  # which has no such kernel on a CPU
             timed[what, form] = with_gradients(function, [pooled])
     for form, function in (("textbook", relu_then_pool), ("pool first", pool_then_relu)):
         timed[FIRST_LAYERS, form] = with_gradients(function, [images, kernel, bias], [kernel, bias])
@@ -88,7 +88,7 @@ def normalized(x: tf.Tensor) -> tf.Tensor:
 
 
 def band_and_pow(x: tf.Tensor) -> tf.Tensor:
-    """A product with a banded matrix, a power, and the gradient that the tape makes of them."""
+    """A product with a banded matrix, a power, and the tape's gradient of them."""
     band = tf.linalg.band_part(tf.ones([64, 64], x.dtype), LRN["depth_radius"], LRN["depth_radius"])
     rows = tf.reshape(tf.square(x), [-1, 64])
     sums = tf.reshape(tf.matmul(rows, band), tf.shape(x))

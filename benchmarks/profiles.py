@@ -14,7 +14,7 @@ PICOSECONDS = 1e9  # in a millisecond
 
 
 class Operation(NamedTuple):
-    """One run of an operation; times in milliseconds, `begin` from some moment before them all."""
+    """One run of an operation; times in milliseconds, `begin` from a moment before all of them."""
 
     name: str
     kind: str

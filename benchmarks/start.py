@@ -21,7 +21,7 @@ from towers.support import noise
 HEAD = """\
 | what | median | all |
 |---|---|---|"""
-# Processes of their own, for they import TensorFlow; each prints one number.
+# Processes of their own, because they import TensorFlow; each prints one number.
 LOAD = """\
 import time
 from input_pipeline import datasets

@@ -72,7 +72,7 @@ def measure(model: str, compute_dtype: str, options: argparse.Namespace) -> list
             "step_milliseconds": round(
                 1000 * options.global_batch_size / measured[name].median_rate(), 2
             ),
-            # Of times: the other way round than of images per second.
+            # A ratio of times: the other way round than of images per second.
             "to_one_microbatch": turns.median_ratio(rates["1-1"], rates[name]),
             "to_one_tower": turns.median_ratio(rates["1-8"], rates[name]),
             "rounds": options.rounds,

@@ -36,10 +36,10 @@ class Row:
     """One row of the comparison.
 
     Attributes:
-      label: what is said of it.
+      label: its name in the table.
       arguments: after `python -m`; `{folder}`, `{dataset}`, `{data_dir}` and `{binary}` are filled.
       whole_loop: it has turns of STEPS_PER_TURN steps, not of seconds.
-      needs: a package it is left out without.
+      needs: a package without which it is left out.
     """
 
     label: str

@@ -26,7 +26,7 @@ def figures(folder: run_folder.RunFolder) -> list[dict]:
     """One object for each of the run's evaluations on the test split."""
     config = folder.read_config()
     if config is None:
-        raise SystemExit(f"{folder.path}: no run is here")
+        raise SystemExit(f"{folder.path}: there is no run here")
     chosen, lines = config["settings"], run_folder.read_lines(folder.metrics)
     flipped = {}
     if folder.evaluations.exists():

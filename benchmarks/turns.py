@@ -53,13 +53,13 @@ class Worker:
 
     def images_per_second(self) -> float:
         """Of one turn."""
-        with contextlib.suppress(BrokenPipeError):  # it has ended, as the answer will tell
+        with contextlib.suppress(BrokenPipeError):  # it has ended, as the answer will show
             print(json.dumps(self._turn), file=self._process.stdin, flush=True)
         turn = self._answer()
         return turn["images"] / turn["seconds"]
 
     def peak_megabytes(self) -> float | None:
-        """The most memory that the process has had resident; None where there is no /proc."""
+        """The process's peak of resident memory; None where there is no /proc."""
         return peak_megabytes(self._process.pid)
 
     def end(self) -> None:
@@ -77,9 +77,9 @@ class Worker:
 
 
 def peak_megabytes(pid: int) -> float | None:
-    """The most memory that a process has had resident; None where it or /proc is not there.
+    """A process's peak of resident memory; None where it or /proc does not exist.
 
-    `wait4` would say that of the process that started it, where that was more.
+    `wait4` would give that of the process that started it, where that was more.
     """
     path = Path(f"/proc/{pid}/status")
     if not path.exists():
@@ -89,7 +89,7 @@ def peak_megabytes(pid: int) -> float | None:
 
 
 class Measured(NamedTuple):
-    """What came of one side."""
+    """The measurements of one side."""
 
     rates: list[float]  # images per second, of each round
     peak_megabytes: float | None
@@ -100,7 +100,7 @@ class Measured(NamedTuple):
 
 
 def measure(sides: Mapping[str, Side], rounds: int) -> dict[str, Measured]:
-    """Gives every side its turn in every round; says on stderr how it goes."""
+    """Gives every side its turn in every round; reports progress on stderr."""
     workers: dict[str, Worker] = {}
     rates: dict[str, list[float]] = {name: [] for name in sides}
     with tempfile.TemporaryDirectory() as logs:
@@ -128,7 +128,7 @@ def median_ratio(of: Sequence[float], to: Sequence[float]) -> float:
 
 
 def conditions() -> dict:
-    """What a figure has to be read with."""
+    """What a figure must be read with."""
     found = {
         "processor": machine.processor(),
         "cores": container_limits.available_cores(),

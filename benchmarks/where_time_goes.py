@@ -2,8 +2,8 @@
 
     python -m benchmarks.where_time_goes --compute_dtype=bfloat16
 
-One thread for everything, so that the times of operations add up; 4 microbatches of 32. What the
-step takes on n cores is at best an n-th of the sum.
+One thread for everything, so that the times of operations add up; 4 microbatches of 32. On n cores,
+a step takes at best an n-th of the sum.
 """
 
 import argparse

@@ -3,9 +3,9 @@
     python -m benchmarks.workers
     python -m benchmarks.workers --paper
 
-All workers are processes of this machine and share its cores, so the ratio is what talking costs,
-and no speed-up is measured. On paper, an all-reduce takes as long as its bytes and messages do, and
-hides behind the backward pass where that takes longer.
+All workers are processes of this machine and share its cores, so the ratio is what communication
+costs, and no speed-up is measured. On paper, an all-reduce takes as long as its bytes and messages
+do, and hides behind the backward pass where that takes longer.
 """
 
 import argparse
@@ -83,7 +83,7 @@ def measure(model: str, num_towers: int, options: argparse.Namespace) -> list[di
             "num_workers": num_workers,
             "num_towers": num_towers // num_workers,
             "step_milliseconds": round(1000 * batch / found.median_rate(), 2),
-            # Of times: the other way round than of images per second.
+            # A ratio of times: the other way round than of images per second.
             "to_one_worker": turns.median_ratio(alone.rates, found.rates),
             "megabytes": round(bytes_of_a_step(side) / num_workers / 1e6, 3),
             "rounds": options.rounds,
@@ -96,7 +96,7 @@ def measure(model: str, num_towers: int, options: argparse.Namespace) -> list[di
 
 
 def bytes_of_a_step(side: turns.Side) -> float:
-    """What goes over the loopback interface in a step, from all workers together."""
+    """Bytes over the loopback interface in a step, from all workers together."""
     counted = turns.Side(side.arguments, {"steps": STEPS_TO_COUNT_BYTES})
     with tempfile.TemporaryDirectory() as logs:
         worker = turns.Worker("bytes", counted, Path(logs) / "log")
@@ -137,7 +137,7 @@ NETWORKS = (
     Network("ResNet-50", 25.6e6, 3.8e9),
 )
 LINKS = (Link("10 Gb/s, 50 us", 10e9 / 8, 50e-6), Link("100 Gb/s, 5 us", 100e9 / 8, 5e-6))
-# Sustained, not peak: what the two cores here make of cifarnet's step, and two round numbers.
+# Sustained, not peak: what the two cores here reach in cifarnet's step, and two round numbers.
 MACHINES = {"these 2 cores": 0.38e12, "1 TFLOP/s": 1e12, "50 TFLOP/s": 50e12}
 WORKERS = (8, 64, 512)
 

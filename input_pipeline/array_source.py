@@ -58,7 +58,7 @@ class Arrays:
     def _check(self) -> None:
         labels = self._labels
         if not self.num_examples:
-            raise decoded.DataError("images: there are none")
+            raise decoded.DataError("images: there are none; give at least 1")
         if labels.shape != (self.num_examples,) or labels.dtype.kind not in "iu":
             raise decoded.DataError(
                 f"labels: must be {self.num_examples:,} integers, one for each image; they are "
@@ -67,7 +67,8 @@ class Arrays:
         if labels.min() < 0 or labels.max() >= len(self.class_names):
             wrong = labels.min() if labels.min() < 0 else labels.max()
             raise decoded.DataError(
-                f"labels: {wrong} has none of the {len(self.class_names)} class names"
+                f"labels: {wrong} has no class name; with {len(self.class_names)} names, labels "
+                f"are 0 to {len(self.class_names) - 1}"
             )
 
     def _image(self, number: int) -> np.ndarray | bytes:

@@ -28,20 +28,20 @@ def batches(
     """Training batches of arrays, in an order of their own in every epoch.
 
     Args:
-      inputs: [n, ...], or a dict, tuple or list of such, nested or not. They are not copied, and
+      inputs: [n, ...], or a dict, tuple or list of these, nested or not. They are not copied, and
         may be memory-mapped; float64 becomes float32 batch by batch.
       labels: likewise.
       sample_weight: [n], at least 0; None weighs all examples the same.
       augment: (inputs, draws) to inputs, of a batch as tensors, as `preprocess` of
         `batches.training_batches`.
       mix: (inputs, labels, draws) to inputs and labels, such as a `mixing.Mixing`, after `augment`;
-        not together with `sample_weight`. A Mixing needs a share of even size for each worker, as
-        every microbatch of even size gives.
+        not together with `sample_weight`. A Mixing needs a share of even size for each worker,
+        which microbatches of even size give.
       seed: of the order and of what `augment` and `mix` draw.
       shuffle: False takes the examples in their order, epoch by epoch.
 
     Raises:
-      TypeError, ValueError: they are no arrays, or not of as many examples each.
+      TypeError, ValueError: they are not arrays, or differ in their number of examples.
     """
     return Arrays(inputs, labels, sample_weight, augment, mix, seed, shuffle)
 
@@ -62,13 +62,12 @@ class Arrays:
         for leaf in leaves:
             if leaf.dtype.kind not in "biuf" or not leaf.ndim:
                 raise TypeError(
-                    f"arrays: {leaf.dtype} {list(leaf.shape)}; must be numbers or truth values "
-                    "[n, ...]"
+                    f"arrays: {leaf.dtype} {list(leaf.shape)}; must be numbers or booleans [n, ...]"
                 )
         lengths = {len(leaf) for leaf in leaves}
         if len(lengths) != 1 or 0 in lengths:
             raise ValueError(
-                "arrays must have as many examples each, and at least one; they have "
+                "arrays must all have the same number of examples, at least 1; they have "
                 f"{', '.join(map(str, (len(leaf) for leaf in leaves)))}"
             )
         (self.num_examples,) = lengths
@@ -82,7 +81,7 @@ class Arrays:
             if mix is not None:
                 raise ValueError(
                     "arrays: sample_weight and mix do not go together: an example of weight 0 "
-                    "would be a part of its neighbour"
+                    "would be mixed into its neighbour"
                 )
         self._augment, self._mix, self._seed, self._shuffle = augment, mix, seed, shuffle
         changes = f"{augment is None} {mix is None}"

@@ -35,7 +35,7 @@ OPERATIONS = (
     "equalize",
 )
 NAMES = ("none", "trivial_augment", "rand_augment", "colour_jitter")
-LEVELS = 31  # from none to the most, as in both papers
+LEVELS = 31  # from nothing to the most, as in both papers
 RAND_OPERATIONS, RAND_LEVEL = 2, 9  # torchvision's defaults
 LEAST_JITTER, MOST_JITTER = 0.6, 1.4
 LEAST_AREA, MOST_AREA = 0.02, 0.33  # of the image, that is erased
@@ -85,14 +85,12 @@ class Augmentation:
 
     def __post_init__(self):
         if self.name not in NAMES:
-            raise ValueError(
-                f"Unknown augmentation {self.name!r}; it is one of {', '.join(NAMES)}."
-            )
+            raise ValueError(f"augmentation={self.name!r}: must be one of {', '.join(NAMES)}")
         if not 0.0 <= self.erasing <= 1.0:
-            raise ValueError(f"The probability of erasing is {self.erasing}, and must be 0 to 1.")
+            raise ValueError(f"random_erasing={self.erasing}: must be from 0 to 1")
         if self.name != "none" and self.image_shape[2] != 3:
             raise ValueError(
-                f"{self.name} takes images of 3 channels, and these have {self.image_shape[2]}."
+                f"{self.name} takes images of 3 channels, but these have {self.image_shape[2]}"
             )
 
     @property
@@ -108,7 +106,7 @@ class Augmentation:
         number, uniform = _drawn_from(seed)
         height, width, _ = self.image_shape
         if self.name == "none":
-            # Not of no operation: TensorFlow 2.21 crashes where it unbatches what has no elements.
+            # One operation, not none: TensorFlow 2.21 crashes when it unbatches empty tensors.
             operations = tf.fill([count, 1], OPERATIONS.index("identity"))
             values = tf.zeros([count, 1])
         elif self.name == "colour_jitter":
@@ -130,7 +128,7 @@ class Augmentation:
         if not self.erasing:
             return tf.zeros([count, 4], tf.int32)
         area = uniform(_AREA_DRAW, [count], LEAST_AREA, MOST_AREA) * height * width
-        # For the whole batch, for the last bits of exp depend on how many are computed together.
+        # For the whole batch: the last bits of exp depend on how many are computed together.
         ratio = tf.exp(uniform(_RATIO_DRAW, [count], math.log(LEAST_RATIO), math.log(MOST_RATIO)))
         of_height = tf.clip_by_value(tf.round(tf.sqrt(area * ratio)), 1, height)
         of_width = tf.clip_by_value(tf.round(tf.sqrt(area / ratio)), 1, width)

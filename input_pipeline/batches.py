@@ -3,8 +3,8 @@
 Training reads an endless row of positions 0, 1, 2, ... of which step `s` takes the
 `global_batch_size` positions from `s * global_batch_size` on. Position `p` lies in epoch
 `p // n` at place `p % n` of that epoch's own permutation of the `n` examples. So every batch is
-full, every example comes exactly once an epoch, batches run across the ends of epochs, and a run
-that is resumed needs no more than its step to go on with the data where it stood.
+full, every example comes exactly once an epoch, batches run across the ends of epochs, and a
+resumed run needs nothing but its step to continue with the data where it stopped.
 """
 
 from collections.abc import Callable
@@ -34,15 +34,15 @@ def places(share: range | None, global_batch_size: int) -> range:
     """The places in a batch that a reader reads: those of its share, or all.
 
     Raises:
-      ValueError: the share is no run of places in the batch.
+      ValueError: the share is not a run of places in the batch.
     """
     whole = range(global_batch_size)
     if share is None:
         return whole
     if not (share and share.step == 1 and share[0] in whole and share[-1] in whole):
         raise ValueError(
-            f"share={share} must be a run of places in a batch of global_batch_size="
-            f"{global_batch_size}."
+            f"share={share}: must be a run of places in a batch of global_batch_size="
+            f"{global_batch_size}"
         )
     return share
 
@@ -50,13 +50,13 @@ def places(share: range | None, global_batch_size: int) -> range:
 class Draws(NamedTuple):
     """What the distortions of one batch, or of a share of it, are drawn from.
 
-    Draws are made for the whole batch, and a share takes its own of them: an image's distortion
-    depends on its place in the global batch, and not on who reads it.
+    Draws are made for the whole batch, and a share takes its own: an image's distortion depends on
+    its place in the global batch, and not on who reads it.
     """
 
     seed: tf.Tensor  # int64 [2], of the step
     # bool [images], whether it is the example's turn to be mirrored: in every other epoch, from the
-    # first or the second one on as a coin says that was thrown for the example once and for all.
+    # first or the second one on, as a coin decides that is thrown once for each example.
     mirrored: tf.Tensor
     share: range | None = None  # places in the batch; None for all
     global_batch_size: int = 0  # where a share is given
@@ -164,7 +164,7 @@ def training_batches(
     Args:
       images: uint8 [n, height, width, channels]; any dtype and shape [n, ...] where `preprocess`
         takes it or is None. An array is copied; `as_tensor` makes a tensor of it that is not.
-      labels: numbers or truth values [n, ...]: classes, or targets of a regression.
+      labels: numbers or booleans [n, ...]: classes, or targets of a regression.
       global_batch_size: examples per step, at least 1.
       seed: of the run, for the order of the examples and for the augmentation.
       last_step: number of steps made when the data set ends.
@@ -172,7 +172,7 @@ def training_batches(
       preprocess: (images [n, ...], draws) -> float32 [n, ...], of the n images of the share, traced
         as it is written: Python's `if` on a tensor is an error, `tf.where` and `tf.cond` are not.
         None leaves images as they are, uint8 cast to float32.
-      mix: (preprocessed images, labels, draws) to both, such as a `mixing.Mixing`, after that.
+      mix: (preprocessed images, labels, draws) to images and labels, such as a `mixing.Mixing`.
       share: the places in each batch that are read and preprocessed, such as a worker's
         `Trainer.shares.examples`; None for all.
 
@@ -182,17 +182,17 @@ def training_batches(
       fit; others keep their type, unless `mix` gives other ones.
 
     Raises:
-      TypeError: labels are no numbers.
+      TypeError: labels are not numbers.
       ValueError: there are no examples, images and labels differ in number, the batch size is
-        below 1, the share is none of the batch, or `last_step` is before `first_step`; or a label
-        does not fit into int64.
+        below 1, the share is not one of the batch, or `last_step` is before `first_step`; or a
+        label does not fit into int64.
     """
     num_examples = _checked_length(images, labels, global_batch_size)
     own = places(share, global_batch_size)
     if not 0 <= first_step <= last_step:
         raise ValueError(
-            f"Steps must run forward from 0 or later: first_step={first_step}, "
-            f"last_step={last_step}."
+            f"first_step={first_step}, last_step={last_step}: the first must be at least 0 and at "
+            "most the last"
         )
     images, labels = _in_memory(images, labels)
     with tf.device("/CPU:0"):
@@ -223,14 +223,14 @@ def evaluation_batches(
 ) -> tf.data.Dataset:
     """Every example exactly once, in the order of the data, in full batches with a mask.
 
-    With shares, once over all of them together, each of which has the same number of batches.
+    With shares, once over all of them together; each has the same number of batches.
 
     The last batch is filled up with copies of example 0, which the mask leaves out: metrics add
     up under the mask, and the number of true entries over all batches is the number of examples.
 
     Args:
       images: uint8 [n, height, width, channels], as for `training_batches`.
-      labels: numbers or truth values [n, ...], as for `training_batches`.
+      labels: numbers or booleans [n, ...], as for `training_batches`.
       global_batch_size: examples per batch, at least 1.
       preprocess: (images [n, ...]) -> float32 [n, ...], traced as it is written. None leaves images
         as they are, uint8 cast to float32.
@@ -242,9 +242,9 @@ def evaluation_batches(
       the global batch size, or the size of the share; labels as from `training_batches`.
 
     Raises:
-      TypeError: labels are no numbers.
+      TypeError: labels are not numbers.
       ValueError: there are no examples, images and labels differ in number, the batch size is
-        below 1, the share is none of the batch, or a label does not fit into int64.
+        below 1, the share is not one of the batch, or a label does not fit into int64.
     """
     num_examples = _checked_length(images, labels, global_batch_size)
     own = places(share, global_batch_size)
@@ -263,7 +263,7 @@ def evaluation_batches(
 
 
 def as_tensor(images: np.ndarray) -> tf.Tensor:
-    """A tensor in the array's own memory, so that a large data set is there once.
+    """A tensor in the array's own memory, so that a large data set is in memory once.
 
     The array cannot be written to from then on. One that cannot be written to already, does not
     begin where tensors do (`decoded.empty` makes those that do), or has gaps, is copied.
@@ -285,11 +285,11 @@ def spread_out(images: np.ndarray, count: int) -> np.ndarray:
 
 def _checked_length(images, labels, global_batch_size: int) -> int:
     if len(images) != len(labels):
-        raise ValueError(f"There are {len(images)} images but {len(labels)} labels.")
+        raise ValueError(f"{len(images)} images but {len(labels)} labels: give one for each")
     if len(images) == 0:
-        raise ValueError("There are 0 examples; at least 1 is needed to make batches.")
+        raise ValueError("0 examples: must be at least 1")
     if global_batch_size < 1:
-        raise ValueError(f"global_batch_size must be at least 1, got {global_batch_size}.")
+        raise ValueError(f"global_batch_size={global_batch_size}: must be at least 1")
     return len(images)
 
 
@@ -310,11 +310,11 @@ def _as_labels(labels) -> np.ndarray | tf.Tensor:
     if dtype.is_floating or dtype.is_bool:
         return labels
     if not dtype.is_integer:
-        raise TypeError(f"Labels must be numbers or truth values, and these are {labels.dtype}.")
+        raise TypeError(f"labels are {labels.dtype}: must be numbers or booleans")
     values = np.asarray(labels)
     smallest, largest = int(values.min()), int(values.max())
     if largest > np.iinfo(np.int64).max:
-        raise ValueError(f"The label {largest} does not fit into int64.")
+        raise ValueError(f"a label is {largest}: must fit into int64")
     narrow = np.iinfo(np.int32)
     fits = narrow.min <= smallest and largest <= narrow.max
     return values.astype(np.int32 if fits else np.int64)
@@ -326,12 +326,12 @@ def _as_float(images: tf.Tensor) -> tf.Tensor:
 
 def mapped(indices: tf.data.Dataset, batch_at: Callable) -> tf.data.Dataset:
     """The batch of each index, several ahead of the reader, in order."""
-    # Python is traced as it is written: else TensorFlow writes it anew into files in the temporary
-    # folder, and a process that is killed leaves them there.
+    # Python is traced as it is written: else TensorFlow rewrites it into files in the temporary
+    # folder, which a killed process leaves there.
     as_written = tf.autograph.experimental.do_not_convert(batch_at)
     batches = indices.map(as_written, num_parallel_calls=tf.data.AUTOTUNE, deterministic=True)
     options = tf.data.Options()
-    # They rewrite the data set as a graph, and in it make a copy of all images; of these two
-    # operations they change nothing.
+    # They rewrite the data set as a graph, which copies all images; they do not improve these two
+    # operations.
     options.experimental_optimization.apply_default_optimizations = False
     return batches.prefetch(tf.data.AUTOTUNE).with_options(options)

@@ -3,7 +3,7 @@
 The folder is `$XDG_CACHE_HOME/towers`, or `~/.cache/towers`. An entry is a folder of `images.npy`,
 `labels.npy` and `meta.json`; its name ends in a hash of what the arrays were made from, so that
 other data never meets an old entry. Deleting entries is always safe. The cache never stands in the
-way: what cannot be read is made again, and what cannot be written is used without.
+way: what cannot be read is made again, and what cannot be written is used all the same.
 
 `meta.json` has the hash of the arrays and one of itself: a changed bit anywhere is noticed.
 """
@@ -58,12 +58,12 @@ def folder() -> pathlib.Path:
     """The cache folder, which need not exist yet.
 
     Raises:
-      OSError: nobody knows where the user's home is.
+      OSError: the user's home is unknown.
     """
     base = os.environ.get("XDG_CACHE_HOME", "")
     if not os.path.isabs(base):  # the XDG specification: relative paths are to be ignored
         base = os.path.expanduser("~/.cache")
-    if not os.path.isabs(base):  # `~` as it was, which would be a folder in the current one
+    if not os.path.isabs(base):  # still `~`, which would be a folder in the current one
         raise OSError("HOME is not set, and the user has no home")
     return pathlib.Path(base) / "towers"
 
@@ -108,7 +108,7 @@ def load_or_make(
     try:
         path = folder() / entry_key
     except OSError as error:
-        _log.warning("Decoded images are not kept (%s).", error)
+        _log.warning("Decoded images are not cached (%s).", error)
         return without_cache(make(), source)
     _check_memory(path, source)
     entry = _load(path, read_only)
@@ -147,15 +147,14 @@ def _load(path: pathlib.Path, read_only: bool) -> Entry | None:
         if not read_only:
             _remove(path)
     except OSError as error:
-        _log.warning("Cache entry %r cannot be read (%s); going on without.", str(path), error)
+        _log.warning("Cache entry %r cannot be read (%s); continuing without.", str(path), error)
     return None
 
 
 def _read(path: pathlib.Path) -> Entry:
     """Reads an entry, sizes first: they show a truncated file before NumPy meets it.
 
-    The fingerprint shows every other damage to the arrays, for a tenth of a second where they are
-    CIFAR-10's.
+    The fingerprint shows all other damage to the arrays, in a tenth of a second for CIFAR-10.
     """
     try:
         meta = json.loads(regular_files.read(path / "meta.json"))
@@ -164,7 +163,7 @@ def _read(path: pathlib.Path) -> Entry:
         if meta.pop("sha256") != _sha256(meta):
             raise _BrokenEntry("meta.json is not what was written")
         if meta["key"] != path.name:
-            raise _BrokenEntry(f"it is that of {meta['key']!r}")
+            raise _BrokenEntry(f"it is the entry of {meta['key']!r}")
         for name in ("images.npy", "labels.npy"):
             actual_bytes = regular_files.check(path / name).st_size
             expected_bytes = meta["sizes"][name]
@@ -196,7 +195,7 @@ def _read_images(path: pathlib.Path) -> np.ndarray:
     """What `np.load` would read, into memory that TensorFlow can use as it is.
 
     Raises:
-      ValueError: it is no file of uint8 in C order, or too short.
+      ValueError: it is not a file of uint8 in C order, or too short.
     """
     with regular_files.open_to_read(path) as file:
         version = np.lib.format.read_magic(file)
@@ -207,7 +206,7 @@ def _read_images(path: pathlib.Path) -> np.ndarray:
             raise ValueError(f"{dtype} in {'Fortran' if fortran_order else 'C'} order")
         images = decoded.empty(shape)
         if file.readinto(images.reshape(-1)) != images.size:
-            raise ValueError("fewer bytes than its shape has")
+            raise ValueError("fewer bytes than its shape needs")
     return images
 
 
@@ -226,7 +225,7 @@ def _save(path: pathlib.Path, entry: Entry, source: str) -> None:
             if not (path / "meta.json").exists():
                 raise
     except OSError as error:
-        _log.warning("Decoded images are not kept in %r (%s).", str(path.parent), error)
+        _log.warning("Decoded images are not cached in %r (%s).", str(path.parent), error)
     finally:
         if temporary is not None:
             shutil.rmtree(temporary, ignore_errors=True)

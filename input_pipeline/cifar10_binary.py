@@ -3,7 +3,7 @@
 A file is a row of records without a header; a record is one label byte and 3,072 bytes of pixels,
 first the red plane, then the green, then the blue, each 32 rows of 32
 (https://www.cs.toronto.edu/~kriz/cifar.html). The original files hold 10,000 records each. Files
-with fewer or more are read as they are, so that people can cut them down; only a size that is no
+with fewer or more are read as they are, so that people can cut them down; only a size that is not a
 whole number of records is refused.
 """
 
@@ -69,7 +69,7 @@ def read(folder: pathlib.Path, split: str) -> decoded.Decoded:
       `batches.meta.txt` where the folder has one.
 
     Raises:
-      DataError: a file is missing, no file, empty, cut short, too large or holds a label over 9.
+      DataError: a file is missing, not a file, empty, cut short, too large or has a label over 9.
     """
     class_names = _read_class_names(folder / NAMES_FILE)
     paths = [folder / name for name in SPLIT_FILES[split]]
@@ -113,7 +113,7 @@ def _read_records(path: pathlib.Path) -> np.ndarray:
         raise decoded.DataError(f"{path} is empty. Unpack cifar-10-binary.tar.gz again.")
     if content.size % RECORD_BYTES:
         raise decoded.DataError(
-            f"{path} has {content.size:,} bytes, which is no multiple of {RECORD_BYTES:,} (one "
+            f"{path} has {content.size:,} bytes, not a multiple of {RECORD_BYTES:,} (one "
             "record: label and 32x32 RGB pixels). It was cut short or is another file; unpack "
             "cifar-10-binary.tar.gz again."
         )

@@ -109,7 +109,7 @@ def _draw(draw_seed: tf.Tensor, count: int | tf.Tensor) -> _Drawn:
     ratios = math.log(LEAST_RATIO), math.log(MOST_RATIO)
     return _Drawn(
         uniform(_AREA_DRAW, [count, _TRIES], LEAST_AREA, MOST_AREA),
-        # For the whole batch, for the last bits of exp depend on how many are computed together.
+        # For the whole batch: the last bits of exp depend on how many are computed together.
         tf.exp(uniform(_RATIO_DRAW, [count, _TRIES], *ratios)),
         uniform(_TOP_DRAW, [count], 0.0, 1.0),
         uniform(_LEFT_DRAW, [count], 0.0, 1.0),

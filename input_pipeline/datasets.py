@@ -68,11 +68,11 @@ class ImageArrays:
         return self.images.shape[1:]
 
     def some(self, count: int) -> np.ndarray:
-        """At most `count` images, evenly spread: uint8 [n, *image_shape]."""
+        """At most `count` images, evenly spread: uint8 `[n, *image_shape]`."""
         return batches.spread_out(self.images, count)
 
     def at(self, ids: Sequence[int]) -> np.ndarray:
-        """The images of these numbers: uint8 [n, *image_shape]."""
+        """The images of these numbers: uint8 `[n, *image_shape]`."""
         return self.images[np.asarray(ids, np.int64)]
 
     def names(self) -> list[str]:
@@ -164,7 +164,7 @@ def from_arrays(
       store_dir: where stores are; None for the user's cache.
 
     Raises:
-      DataError: what is given is not that, a picture cannot be used, or no store can be written.
+      DataError: the arrays do not fit, a picture cannot be used, or no store can be written.
     """
     source = array_source.Arrays(images, labels, class_names)
     return _stored(name, source, image_size, store_dir, read_only=False)
@@ -181,7 +181,7 @@ def _stored(
 def _refuse_size(name: str, image_size: int | None) -> None:
     if image_size is not None:
         raise DataError(
-            f"--image_size={image_size}: the images of --dataset={name} have one size, and are not "
+            f"--image_size={image_size}: the images of --dataset={name} have one size and are not "
             "scaled; leave it out."
         )
 
@@ -193,7 +193,7 @@ def _check_split(name: str, split: str) -> None:
 
 
 def default_split(name: str, data_dir: str | None, otherwise: str) -> str:
-    """The split that is evaluated where nobody names one.
+    """The split that is evaluated where none is named.
 
     Args:
       name: of the data set.

@@ -14,7 +14,7 @@ import container_limits
 
 TENSOR_ALIGNMENT = 64  # bytes; TensorFlow's own tensors begin at multiples of it
 
-# What a run takes when it trains, beyond what it has when it reads its images: 0.25 GB with the
+# What a run needs when it trains, beyond what it has when it reads its images: 0.25 GB with the
 # recipe `tutorial`, 0.7 GB with 16 images of 128 x 128 at a time (docs/speed.md).
 _TRAINING_BYTES, _LEAST_TRAINING_BYTES = 0.7e9, 0.25e9
 
@@ -70,14 +70,14 @@ def check_memory(what: str, needed_bytes: int) -> None:
     training_bytes = _TRAINING_BYTES if is_large else _LEAST_TRAINING_BYTES
     if needed_bytes > available_bytes - training_bytes:
         raise DataError(
-            f"{what} take {needed_bytes / 1e9:.1f} GB and training needs "
-            f"{training_bytes / 1e9:g} GB besides; {available_bytes / 1e9:.1f} GB of memory is "
+            f"{what} take {needed_bytes / 1e9:.1f} GB and training needs another "
+            f"{training_bytes / 1e9:g} GB, but {available_bytes / 1e9:.1f} GB of memory is "
             "available."
         )
 
 
 def check(decoded: Decoded, origin: str) -> None:
-    """Refuses arrays that no network of ours could be trained on.
+    """Refuses arrays that none of our networks could be trained on.
 
     Args:
       decoded: what a source has handed over.
@@ -91,7 +91,7 @@ def check(decoded: Decoded, origin: str) -> None:
     if images.dtype != np.uint8 or images.ndim != 4:
         raise DataError(
             f"{origin}: images are {images.dtype} {list(images.shape)}; "
-            "needed are uint8 [n, height, width, channels]."
+            "must be uint8 [n, height, width, channels]."
         )
     if 0 in images.shape:
         raise DataError(f"{origin}: there are no images (shape {list(images.shape)}).")

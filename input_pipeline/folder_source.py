@@ -1,11 +1,11 @@
-"""A folder of pictures, a folder in it for each class, as the source of a store.
+"""A folder of pictures, with a folder in it for each class, as the source of a store.
 
     root/class_name/*.jpg              two splits are cut from it, and there is a third: all
     root/train/class_name/*.jpg        each folder beside train is a split of its own
     root/test/class_name/*.jpg
 
 Where there is no folder `train`, every tenth picture is for `test`, chosen by a hash of its path:
-more pictures move none of those that are there. The split `all` has both.
+adding pictures moves none of the others. The split `all` has both.
 """
 
 import hashlib
@@ -21,13 +21,13 @@ from . import decoded, pictures, regular_files, store
 TRAIN, TEST, ALL = "train", "test", "all"
 _TEST_OF = 10  # one picture of so many is for `test`
 
-# Pictures that no reader of TensorFlow's takes: to leave them out silently would be wrong.
+# Pictures that TensorFlow cannot read: leaving them out silently would be wrong.
 _OTHER_PICTURES = (
     ".tif", ".tiff", ".heic", ".heif", ".avif", ".jp2", ".j2k", ".jxl", ".svg", ".psd", ".raw",
     ".cr2", ".cr3", ".nef", ".arw", ".orf", ".rw2", ".dng", ".tga", ".ppm", ".pgm", ".pbm", ".pnm",
     ".exr", ".hdr", ".apng", ".ico", ".dib", ".pcx",
 )  # fmt: skip
-# Where they are taken for classes, they are splits of another spelling.
+# Folders of these names look like splits, not classes.
 _LIKE_SPLITS = ("train", "training", "test", "testing", "val", "valid", "validation", "dev", "eval")
 _MOST_NAMED = 5
 
@@ -37,7 +37,7 @@ class Folder:
 
     Attributes:
       description, identity, class_names, num_examples, num_bytes, files: see `store.Source`.
-      passed_over: files that are no pictures by their ending, with the endings.
+      passed_over: how many files of each ending were skipped, as not being pictures.
     """
 
     files = None
@@ -51,7 +51,7 @@ class Folder:
             of `root`, sorted.
 
         Raises:
-          DataError: no such split, no pictures, a folder of a class that is none, or files that
+          DataError: no such split, no pictures, a folder that is not a class's, or files that
             cannot be looked at or are pictures that cannot be read.
         """
         try:
@@ -109,12 +109,12 @@ class Folder:
         if others:
             names = ", ".join(sorted(others)[:_MOST_NAMED])
             raise decoded.DataError(
-                f"--data_dir={root}: {len(others):,} pictures are of formats that are not read, "
+                f"--data_dir={root}: {len(others):,} pictures are in formats that are not read, "
                 f"such as {names}; save them as JPEG or PNG, or take them out of the folder."
             )
         if not self._paths:
             few = (
-                f" One in {_TEST_OF} is held out for {TEST}, which with so few is none; add more, "
+                f" One in {_TEST_OF} is held out for {TEST}, and there are too few; add more, "
                 f"or make folders {TRAIN}/ and {TEST}/."
             )
             help_ = "" if has_splits else few
@@ -137,7 +137,7 @@ class Folder:
         if self.passed_over:
             count = sum(self.passed_over.values())
             kinds = ", ".join(sorted(ending or "none" for ending in self.passed_over))
-            said += f" ({count:,} files of other endings passed over: {kinds})"
+            said += f" ({count:,} files with other endings skipped: {kinds})"
         return said
 
     def examples(self, first: int) -> Iterator[store.Example]:
@@ -161,7 +161,7 @@ def split_names(root: pathlib.Path) -> list[str]:
 
 
 def is_for_test(path: str) -> bool:
-    """Whether a picture is held out for `test` where no folder says it; by its path below root."""
+    """Whether a picture is held out for `test` where no folder says so; by its path below root."""
     digest = hashlib.sha256(path.encode("utf-8", "surrogateescape")).digest()
     return int.from_bytes(digest[:8], "big") % _TEST_OF == 0
 
@@ -174,7 +174,7 @@ def _folders(root: pathlib.Path) -> list[str]:
 def _files(root: pathlib.Path, name: str) -> Iterator[tuple[str, os.stat_result]]:
     """The files of a class, sorted: their paths below `root`, and their sizes and times.
 
-    Hidden ones, and those in hidden folders, are none. Nor need there be the folder: a split may
+    Hidden files, and those in hidden folders, are left out. The folder need not exist: a split may
     lack a class.
     """
     if not (root / name).exists():
@@ -197,13 +197,13 @@ def _files(root: pathlib.Path, name: str) -> Iterator[tuple[str, os.stat_result]
 
 
 def _check_no_splits(root: pathlib.Path, names: Sequence[str]) -> None:
-    """Refuses folders that somebody has meant as splits."""
+    """Refuses folders that were probably meant as splits."""
     like = [name for name in names if name.casefold() in _LIKE_SPLITS]
     if like:
         raise decoded.DataError(
-            f"--data_dir={root}: {', '.join(map(repr, like))} would be classes, and look like "
-            f"splits. Splits are folders of folders of classes, and one of them is called {TRAIN}: "
-            f"{TRAIN}/class_name/*.jpg."
+            f"--data_dir={root}: {', '.join(map(repr, like))} would be classes, but look like "
+            f"splits. Splits are folders that hold the classes' folders, and one must be called "
+            f"{TRAIN}: {TRAIN}/class_name/*.jpg."
         )
 
 
@@ -232,15 +232,16 @@ def _check_classes(root: pathlib.Path, names: Sequence[str], here: Sequence[str]
         shown = ", ".join(map(repr, unknown[:_MOST_NAMED]))
         known = ", ".join(names[:_MOST_NAMED]) + (", ..." if len(names) > _MOST_NAMED else "")
         raise decoded.DataError(
-            f"--data_dir={root}: {shown} {'is no class' if len(unknown) == 1 else 'are no classes'}"
-            f" of the set, which has {known}; give the folders the names of classes."
+            f"--data_dir={root}: {shown} "
+            f"{'is not a class' if len(unknown) == 1 else 'are not classes'} of the set, which has "
+            f"{known}; give the folders the names of classes."
         )
     if len(names) < 2:
         raise decoded.DataError(
-            f"--data_dir={root} has {len(names)} folders, and needs one for each of at least two "
+            f"--data_dir={root} has {len(names)} folders, but needs one for each of at least two "
             "classes, with its pictures in it."
         )
     odd = [name for name in names if not name.isprintable()]
     if odd:
-        raise decoded.DataError(f"--data_dir={root}: {odd[0]!r} is no name of a class: it must be "
+        raise decoded.DataError(f"--data_dir={root}: {odd[0]!r} is not a class name: it must be "
                                 "printable text.")  # fmt: skip

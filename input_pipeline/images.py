@@ -31,16 +31,16 @@ def preprocessing(
 
     Raises:
       ValueError: as `preprocess.for_images` and `mixing.Mixing`.
-      DataError: it cuts pictures as they are decoded, and these were decoded before.
+      DataError: it cuts pictures as they are decoded, and these already are.
     """
     mixed = mixing.Mixing(mixup_alpha, cutmix_alpha, len(split.class_names))
     found = preprocess.for_images(name, split.image_shape, augmentation, random_erasing, mixed)
     if found.cuts_at_random and isinstance(split, datasets.ImageArrays):
         height, width, _ = split.image_shape
         raise decoded.DataError(
-            f"--preprocessing={name} cuts pictures as they are decoded, and this set is decoded to "
-            f"{height} x {width} before: give --image_size, by which its pictures are read from "
-            "disk, or another --preprocessing."
+            f"--preprocessing={name} cuts pictures as they are decoded, but this set is already "
+            f"decoded to {height} x {width}: give --image_size, to read its pictures from disk, or "
+            "another --preprocessing."
         )
     return found
 
@@ -119,7 +119,7 @@ class Training:
 
 
 class Evaluated:
-    """Each image of a split exactly once, whenever it is iterated over.
+    """Each image of a split exactly once, as often as it is iterated over.
 
     Attributes:
       num_counted: images of the split.
@@ -140,7 +140,7 @@ class Evaluated:
           share: likewise.
         """
         self.num_counted = len(split.images)
-        # Made once, for TensorFlow keeps something of each; every iteration starts anew.
+        # Made once, because TensorFlow keeps something of each; every iteration starts over.
         self._batches = batches.evaluation_batches(
             batches.as_tensor(split.images),
             split.labels,

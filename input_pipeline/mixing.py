@@ -1,8 +1,8 @@
-"""Mixup and CutMix: each image of a training batch is mixed with its neighbour, and so are labels.
+"""Mixup and CutMix: each image of a training batch is mixed with its neighbour, as are the labels.
 
 The neighbours are places 0 and 1 of the global batch, 2 and 3, and so on. The order of examples is
-random, so a neighbour is any other example. A microbatch of an even number of images has both, and
-then no worker needs an image of another's share.
+random, so a neighbour may be any other example. A microbatch with an even number of images has
+both, so that no worker needs an image of another's share.
 """
 
 import dataclasses
@@ -88,8 +88,8 @@ class Mixing:
           Where nothing is mixed, both as they came.
 
         Raises:
-          ValueError: an image has no neighbour in this share of the batch, or these are no images
-            or no labels.
+          ValueError: an image has no neighbour in this share of the batch, or these are not images
+            or not labels.
           tf.errors.InvalidArgumentError: a label is out of range.
         """
         if not self.is_any:
@@ -140,16 +140,16 @@ class Mixing:
 
 
 def _classes(images: tf.Tensor, labels: tf.Tensor) -> tf.Tensor:
-    """The labels, integer [n]; else a ValueError, as where `images` are none."""
+    """The labels, integer [n]; else a ValueError, as where `images` are not images."""
     is_column = labels.shape.rank == 2 and labels.shape[1] == 1
     if not labels.dtype.is_integer or not (labels.shape.rank == 1 or is_column):
         raise ValueError(
-            f"mixup and CutMix take integer labels [n], and these are {labels.dtype.name} "
+            f"mixup and CutMix take integer labels [n], but these are {labels.dtype.name} "
             f"{labels.shape}"
         )
     if images.shape.rank != 4:
         raise ValueError(
-            "mixup and CutMix take images [n, height, width, channels], and these inputs are "
+            "mixup and CutMix take images [n, height, width, channels], but these inputs are "
             f"{images.shape}"
         )
     return labels[:, 0] if is_column else labels
@@ -160,7 +160,7 @@ def _check_pairs(places: range) -> None:
     if places.start % 2 or len(places) % 2:
         raise ValueError(
             "mixup and CutMix mix pairs of images: a batch, and each worker's share of it, must "
-            f"have an even number of them, and this one begins at {places.start} and has "
+            f"have an even number of them, but this one begins at {places.start} and has "
             f"{len(places)}"
         )
 

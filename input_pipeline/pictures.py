@@ -1,9 +1,9 @@
-"""Encoded pictures: what may be one, and how one becomes pixels.
+"""Encoded pictures: which are accepted, and how one becomes pixels.
 
 A picture is looked at once, when it is put into a store (`store`): its header is read by Pillow,
-and all of it is decoded by TensorFlow. Its pixels come from TensorFlow alone, by one fixed way of
-each format, so that they do not depend on what else is installed, nor on threads. What is decided
-about the odd ones stands in docs/data.md.
+and all of it is decoded by TensorFlow. Its pixels come from TensorFlow alone, in one fixed way for
+each format, so that they do not depend on what else is installed, nor on threads. docs/data.md says
+what happens to odd ones.
 """
 
 import io
@@ -18,7 +18,7 @@ from PIL import Image
 FORMATS = ("JPEG", "PNG", "WEBP", "GIF", "BMP")
 JPEG, PNG, WEBP, GIF, BMP = range(len(FORMATS))
 ENDINGS = (".jpg", ".jpeg", ".jpe", ".jfif", ".png", ".webp", ".gif", ".bmp")
-MOST_PIXELS = 178_956_970  # of one picture, as Pillow's own limit of what is no attack
+MOST_PIXELS = 178_956_970  # of one picture, like Pillow's own limit, against attacks
 LONGEST_SIDE = 65_535  # pixels: what JPEG can have
 
 _ORIENTATION = 0x0112  # of EXIF
@@ -50,8 +50,8 @@ def header(content: bytes) -> Header:
     """Reads what a picture says of itself, without decoding it.
 
     Raises:
-      NoPicture: it is none of FORMATS, has too many pixels, or is one that TensorFlow does not
-        decode rightly.
+      NoPicture: it is not one of FORMATS, has too many pixels, or is one that TensorFlow does not
+        decode correctly.
     """
     if not content:
         raise NoPicture("is empty")
@@ -65,7 +65,7 @@ def header(content: bytes) -> Header:
     except Image.DecompressionBombError as error:
         raise NoPicture(_too_large("more")) from error
     except Image.UnidentifiedImageError as error:
-        raise NoPicture(f"is none of {', '.join(FORMATS)}, or its header is damaged") from error
+        raise NoPicture(f"is not {' or '.join(FORMATS)}, or has a damaged header") from error
     except Exception as error:  # whatever Pillow's readers raise of damaged files
         raise NoPicture(f"has a damaged header ({type(error).__name__}: {error})") from error
     return found
@@ -81,7 +81,7 @@ def _header(image: Image.Image) -> Header:
         raise NoPicture("is an animated WebP, on which TensorFlow 2.21 crashes; save a still one")
     try:
         orientation = image.getexif().get(_ORIENTATION, _UPRIGHT)
-    except Exception:  # of damaged metadata, which does not keep anybody from the picture
+    except Exception:  # damaged metadata, which does not make the picture unusable
         orientation = _UPRIGHT
     if type(orientation) is not int or not 1 <= orientation <= 8:
         orientation = _UPRIGHT
@@ -101,27 +101,27 @@ def check(content: bytes) -> Header:
     """The header of a picture that can be decoded to its end.
 
     Raises:
-      NoPicture: it cannot be.
+      NoPicture: it cannot be decoded.
     """
     found = header(content)
     try:
         with tf.device("/CPU:0"):
             pixels = _on_white(_as_stored(tf.constant(content), found.kind))
     except tf.errors.ResourceExhaustedError as error:
-        raise NoPicture("is too large for the memory that is there") from error
+        raise NoPicture("is too large for the available memory") from error
     except tf.errors.OpError as error:
         why = f"cannot be decoded; it is cut short or damaged ({_reason(error)})"
         raise NoPicture(why) from error
     size = (found.height, found.width) if found.orientation < 5 else (found.width, found.height)
     if tuple(pixels.shape[:2]) != size:
-        raise NoPicture("is not of the size that its header says")
+        raise NoPicture("does not have the size that its header gives")
     if found.kind == BMP and not _is_as_pillow_has_it(content, pixels.numpy()):
         raise NoPicture("is a BMP of a kind that TensorFlow reads wrongly; save it as PNG")
     return found
 
 
 def _is_as_pillow_has_it(content: bytes, pixels: np.ndarray) -> bool:
-    """TensorFlow 2.21 takes a palette for grey values, and a byte that is not used for opacity."""
+    """TensorFlow 2.21 takes a palette for grey values, and an unused byte for opacity."""
     with Image.open(io.BytesIO(content)) as image:
         on_white = Image.new("RGBA", image.size, "white")
         on_white.alpha_composite(image.convert("RGBA"))
@@ -160,7 +160,7 @@ def square(
       float32 [size, size, 3], in [0, 255].
     """
     is_upright_jpeg = (kind == JPEG) & (orientation == _UPRIGHT)
-    times = tf.reduce_min(tf.cast(box[2:], tf.float32) / side)  # too large for what is needed
+    times = tf.reduce_min(tf.cast(box[2:], tf.float32) / side)  # as large as needed
     halvings = tf.where(
         is_upright_jpeg, sum(tf.cast(times >= 2.0 * 2**n, tf.int32) for n in (1, 2, 3)), 0
     )
@@ -191,7 +191,7 @@ def square(
     part = tf.slice(part, [*tf.unstack(first - outer), 0], [*tf.unstack(shape), 3])
     scale = side * tf.cast(ratio, tf.float32) / tf.cast(box[2:], tf.float32)
     begins = tf.cast(box[:2], tf.float32) / tf.cast(ratio, tf.float32) - tf.cast(first, tf.float32)
-    # Of what is scaled the middle; as in torchvision a half pixel goes to the even neighbour.
+    # The middle of what is scaled; as in torchvision, a half pixel rounds to the even neighbour.
     offset = tf.round((side - size) / 2.0) + begins * scale
     return scaled(part, scale, offset, mirrored, size)
 

@@ -131,9 +131,9 @@ def distort_pad_crop_flip(images: tf.Tensor, draws: batches.Draws, padding: int 
 
 
 def distort_shift_flip(images: tf.Tensor, draws: batches.Draws, margin: int = 2) -> tf.Tensor:
-    """A shift by at most `margin` pixels each way, mirroring by turns, then `scale_pixels`.
+    """A shift by at most `margin` pixels each way, alternate mirroring, then `scale_pixels`.
 
-    Jordan 2024 (arXiv:2404.00498). Mirrored by turns, an example is seen both ways in any two
+    Jordan 2024 (arXiv:2404.00498). Mirrored alternately, an example is seen both ways in any two
     epochs; by a coin for each epoch, half of them are seen one way only.
 
     Args:
@@ -194,7 +194,7 @@ def _margins(images: tf.Tensor, crop_height: int, crop_width: int) -> tuple[int,
     _, height, width, _ = images.shape
     if crop_height > height or crop_width > width:
         raise ValueError(
-            f"A crop of {crop_height}x{crop_width} does not fit images of {height}x{width}."
+            f"a crop of {crop_height}x{crop_width} does not fit images of {height}x{width}"
         )
     return height - crop_height, width - crop_width
 
@@ -278,7 +278,7 @@ def _standardize_in_keras(images):
 class Preprocessing:
     """What happens to images between the data set and the network.
 
-    Where a set has pictures of different sizes, one becomes an image first: in training a part of
+    Where a set has pictures of different sizes, each becomes an image first: in training a part of
     it, at random or the middle; in evaluation the middle, of the picture scaled so that its shorter
     side is that of `raw_shape`.
     """
@@ -359,7 +359,7 @@ def _shift_alternating_flip(image_shape: tuple[int, int, int]) -> Preprocessing:
 def _random_resized_crop(image_shape: tuple[int, int, int]) -> Preprocessing:
     height, width, channels = image_shape
     if channels != 3:
-        raise ValueError(f"random_resized_crop: images have {channels} channels, and must have 3")
+        raise ValueError(f"random_resized_crop: images have {channels} channels; must have 3")
     return Preprocessing(
         name="random_resized_crop",
         train=lambda images, draws: scale_colours(images),  # cut and mirrored as they are decoded
@@ -401,7 +401,7 @@ def for_images(
       ValueError: no preprocessing or augmentation has that name, or it does not take such images.
     """
     if name not in _BY_NAME:
-        raise ValueError(f"Unknown preprocessing {name!r}; it is one of {', '.join(_BY_NAME)}.")
+        raise ValueError(f"preprocessing={name!r}: must be one of {', '.join(_BY_NAME)}")
     found = _BY_NAME[name](tuple(image_shape))
     chosen = augment.Augmentation(
         augmentation, random_erasing, tuple(image_shape), found.output_shape

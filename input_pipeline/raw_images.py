@@ -1,6 +1,6 @@
 """A model for use: raw images in, classes and probabilities out.
 
-A network is trained on images that were prepared in a way of its own. Whoever uses it later has
+A network is trained on images that were prepared in a way of its own. Whoever uses it later has raw
 pictures. `classifier` puts the preparation before the network, in Keras's own operations, so that
 the file it is saved in is all that its user needs.
 """
@@ -31,7 +31,7 @@ def classifier(
       network: of prepared images, float32, to [n, classes].
       image_shape: (height, width, channels) of the images that it was trained on, before they were
         prepared.
-      class_names: of its outputs, in their order; one that is there twice gets its number.
+      class_names: of its outputs, in their order; one that occurs twice gets its number.
       prepare: from images, float32 [n, height, width, channels] in [0, 255], to what the network
         takes, in Keras's operations or layers; None where it takes just these.
       gives_logits: whether the network's outputs are logits, and not probabilities.
@@ -51,7 +51,8 @@ def classifier(
     outputs = ops.cast(network(prepare(resized) if prepare else resized), "float32")
     if len(class_names) != outputs.shape[-1]:
         raise ValueError(
-            f"class_names has {len(class_names)} names, and the network {outputs.shape[-1]} outputs"
+            f"class_names has {len(class_names)} names, but the network {outputs.shape[-1]} "
+            "outputs: give one name for each"
         )
     probabilities = ops.softmax(outputs) if gives_logits else outputs
     name_of = keras.layers.StringLookup(
@@ -64,7 +65,7 @@ def classifier(
 
 
 def _told_apart(names: Sequence[str]) -> list[str]:
-    """The names; with their number those that are there twice, empty, or Keras's for no name."""
+    """The names, with numbers where they occur twice, are empty, or are Keras's for no name."""
     counts, told = collections.Counter(names), []
     for number, name in enumerate(names):
         if counts[name] > 1 or name in ("", "[UNK]"):

@@ -9,8 +9,8 @@ import tensorflow as tf
 class Reading:
     """An iterator over a data set that calls Python; it ends before Python does.
 
-    A thread of TensorFlow's that reads ahead, and calls Python while Python ends, aborts the
-    process or waits forever: also where a program has stopped reading long before.
+    A TensorFlow thread that reads ahead, and calls Python while Python ends, aborts the process or
+    waits forever, even if the program stopped reading long before.
     """
 
     def __init__(self, dataset: tf.data.Dataset):

@@ -23,7 +23,7 @@ def check(path: str | os.PathLike) -> os.stat_result:
       Its size, times and so on.
 
     Raises:
-      NotRegularError: it is no regular file.
+      NotRegularError: it is not a regular file.
       OSError: there is nothing, or it cannot be looked at.
     """
     try:

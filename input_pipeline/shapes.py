@@ -53,7 +53,7 @@ def make(split: str, seed: int = 0) -> tuple[np.ndarray, np.ndarray]:
       ValueError: there is no such split.
     """
     if split not in _STREAMS:
-        raise ValueError(f"Unknown split {split!r} of shapes; it is one of {', '.join(_STREAMS)}.")
+        raise ValueError(f"split={split!r} of shapes: must be one of {', '.join(_STREAMS)}")
     rng = np.random.default_rng([seed, _STREAMS[split]])
     count = _NUM_EXAMPLES[split]
     labels = rng.permutation(np.arange(count, dtype=np.int32) % len(CLASS_NAMES))

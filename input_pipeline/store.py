@@ -1,13 +1,13 @@
-"""Sets of encoded pictures on disk, of which any can be read at any time.
+"""Sets of encoded pictures on disk, with random access.
 
 A store is a folder: the pictures' bytes as they came, in ArrayRecord files of PICTURES_PER_SHARD
 each (`group_size:1`, so that one is read without its neighbours), `index.npz` with what a step
-needs of each before it is read, and `store.json`, which is written last. Where a source has its
-pictures in such files already, they are read there, and the store has the rest. A store that is
-made is in a folder that ends in `.unfinished`; its finished shards stay where making it is cut off,
-and are taken up again. So a store is there whole or not at all.
+needs to know of each before it is read, and `store.json`, which is written last. Where a source
+already has its pictures in such files, they are read there, and the store has the rest. While a
+store is made, its folder's name ends in `.unfinished`; if that is cut off, its finished shards stay
+and are used again. So a store is there whole or not at all.
 
-It is made once, from a `Source`, and known by what that source is. Deleting it is always safe.
+It is made once, from a `Source`, and identified by what that source is. Deleting it is always safe.
 """
 
 import collections
@@ -44,11 +44,11 @@ UNFINISHED = ".unfinished"
 
 _LOOKED_AT_AHEAD = 32  # pictures
 _RECORDS_AT_A_TIME = 64  # where all are read in order
-_END_OF_NAME = "\0"  # which no name of a file has
+_END_OF_NAME = "\0"  # which no file name has
 _MOST_NAMED = 10
-_SPARE = 1.05  # of the disk, beside the pictures themselves: what ArrayRecord and the index add
+_SPARE = 1.05  # on disk, for what ArrayRecord and the index add to the pictures themselves
 _INDEX_BYTES = 64  # of a picture, its name among them, where it is read in place
-_WAITS_SECONDS = 0.5  # between two looks whether another process has made the store
+_WAITS_SECONDS = 0.5  # between two checks whether another process has made the store
 
 _NO_FILE = (FileNotFoundError, NotADirectoryError, regular_files.NotRegularError)
 
@@ -63,7 +63,7 @@ class Example(NamedTuple):
     """A picture of a source.
 
     Attributes:
-      name: by which a person finds it, such as its path below the folder.
+      name: for a person to find it by, such as its path below the folder.
       label: index into the source's class names.
       content: the encoded picture; or why it cannot be read.
     """
@@ -80,7 +80,7 @@ class Files(NamedTuple):
       paths: of the files, in order.
       counts: records in each.
       picture: takes the encoded picture out of a record; raises ValueError where there is none.
-      remedy: what a person does when a file cannot be read, as a sentence.
+      remedy: what a person can do when a file cannot be read, as a sentence.
     """
 
     paths: Sequence[str]
@@ -210,7 +210,7 @@ class Reader:
                 found = _opened(self._files.paths[file])
                 if found.num_records() != self._files.counts[file]:
                     raise ValueError(
-                        f"it has {found.num_records():,} records in place of "
+                        f"it has {found.num_records():,} records instead of "
                         f"{self._files.counts[file]:,}"
                     )
             self._open[file] = found
@@ -252,7 +252,7 @@ def _own_files(path: pathlib.Path, count: int) -> Files:
         [str(path / shard_name(number)) for number in range(len(starts))],
         [min(PICTURES_PER_SHARD, count - start) for start in starts],
         bytes,
-        f"Remove {path}, and it is made anew from its pictures at the next start.",
+        f"Remove {path}: the next start makes it again from its pictures.",
     )
 
 
@@ -262,10 +262,10 @@ def shard_name(number: int) -> str:
 
 
 def default_folder() -> pathlib.Path:
-    """Where stores are made if nobody says: in the user's cache.
+    """Where stores are made by default: in the user's cache.
 
     Raises:
-      OSError: nobody knows where the user's home is.
+      OSError: the user's home is unknown.
     """
     return cache.folder() / "stores"
 
@@ -273,7 +273,7 @@ def default_folder() -> pathlib.Path:
 def open_or_make(
     name: str, source: Source, folder: str | os.PathLike | None = None, read_only: bool = False
 ) -> Store:
-    """The store of a source, made now where it is not there.
+    """The store of a source, made now if it does not exist.
 
     Args:
       name: readable, for people who look into the folder.
@@ -282,7 +282,7 @@ def open_or_make(
       read_only: refuse a store that would have to be made.
 
     Raises:
-      DataError: it is not there and `read_only`; pictures cannot be used, and are named; or it
+      DataError: it does not exist and `read_only`; pictures cannot be used, and are named; or it
         cannot be written.
     """
     try:
@@ -314,13 +314,13 @@ def open_or_make(
 
 def _cannot_be_written(path: pathlib.Path, reason: str) -> decoded.DataError:
     return decoded.DataError(
-        f"the store {path} cannot be written: {reason}. What is finished of it stays, and the next "
-        "start continues from there; --store_dir names another place."
+        f"the store {path} cannot be written: {reason}. What is finished stays, and the next start "
+        "continues from there; --store_dir names another place."
     )
 
 
 def _open_if_sound(path: pathlib.Path, source: Source, read_only: bool) -> Store | None:
-    """The store at `path`; None where there is none, or one that has to be made again."""
+    """The store at `path`; None where there is none, or one that must be made again."""
     if not os.path.lexists(path):
         return None
     try:
@@ -328,7 +328,7 @@ def _open_if_sound(path: pathlib.Path, source: Source, read_only: bool) -> Store
     except _Damaged as error:
         if read_only:
             raise
-        _log.warning("%s; it is made again.", error)
+        _log.warning("%s; making it again.", error)
         return None
 
 
@@ -342,13 +342,13 @@ def _open(path: pathlib.Path, source: Source) -> Store:
         about = json.loads(regular_files.read(path / "store.json"))
         digest = about.pop("sha256")
         if about["format"] != FORMAT:
-            raise ValueError(f"it is of format {about['format']}, and this version has {FORMAT}")
+            raise ValueError(f"it has format {about['format']}, but this version needs {FORMAT}")
         if digest != _sha256(about):
             raise ValueError("store.json is not what was written")
         for name, size in about["sizes"].items():
             actual = regular_files.check(path / name).st_size
             if actual != size:
-                raise ValueError(f"{name} has {actual} bytes in place of {size}")
+                raise ValueError(f"{name} has {actual} bytes instead of {size}")
         content = regular_files.read(path / "index.npz")
         if hashlib.sha256(content).hexdigest() != about["index_sha256"]:
             raise ValueError("index.npz is not what was written")
@@ -384,11 +384,11 @@ def _alone(path: pathlib.Path) -> Iterator[None]:
             except OSError as error:
                 if error.errno not in (errno.EAGAIN, errno.EACCES):
                     raise decoded.DataError(
-                        f"{path.parent}: this file system has no locks, by which one process makes "
-                        "a store and others wait; --store_dir names another place."
+                        f"{path.parent}: this file system has no locks, without which two "
+                        "processes may make one store; --store_dir names another place."
                     ) from error
             if not said:
-                print(f"waiting for another process, which makes {path}", flush=True)
+                print(f"waiting for another process, which is making {path}", flush=True)
                 said = True
             time.sleep(_WAITS_SECONDS)
         yield
@@ -403,7 +403,7 @@ def _check_space(root: pathlib.Path, source: Source, path: pathlib.Path) -> None
     if takes - done > free:
         raise decoded.DataError(
             f"the store of {source.description} takes {takes / 1e9:.2f} GB in "
-            f"{root}, and {free / 1e9:.2f} GB are free there; --store_dir names another place."
+            f"{root}, but {free / 1e9:.2f} GB are free there; --store_dir names another place."
         )
 
 
@@ -422,7 +422,7 @@ def _make(path: pathlib.Path, source: Source) -> None:
     with contextlib.closing(_looked_at(source.examples(first))) as looked_at:
         bar = tqdm.tqdm(
             looked_at,
-            desc="pictures into the store" if source.files is None else "pictures looked at",
+            desc="pictures into the store" if source.files is None else "pictures checked",
             total=source.num_examples,
             initial=min(first, source.num_examples),
             unit="",
@@ -435,7 +435,7 @@ def _make(path: pathlib.Path, source: Source) -> None:
             in_place = source.files is not None
             part = _write_part(unfinished, number, taken, count, unusable, in_place)
             parts.append(part)
-        next(taken, None)  # so that a source with more pictures than it says finds that out
+        next(taken, None)  # so that a source notices that it has more pictures than it says
         bar.close()
     if unusable:
         _refuse(path, source, unusable)
@@ -462,7 +462,7 @@ def _refuse(path: pathlib.Path, source: Source, unusable: Sequence[str]) -> None
     )
     raise decoded.DataError(
         f"{source.description}: {len(unusable):,} of {source.num_examples:,} pictures cannot be "
-        f"used: {shown}{more}. Mend them, or take them out of the set."
+        f"used: {shown}{more}. Repair them, or take them out of the set."
     )
 
 
@@ -499,9 +499,9 @@ def _finished_part(unfinished: pathlib.Path, number: int, source: Source) -> _Pa
 def _write_part(
     unfinished, number: int, looked_at, count: int, unusable: list[str], in_place: bool
 ) -> _Part:
-    """Writes one shard, and when it is whole the file beside it that says so.
+    """Writes one shard, and when it is whole, the file beside it that says so.
 
-    A shard of pictures that are read in place has the file beside it alone.
+    For pictures that are read in place, only that file is written.
     """
     path = unfinished / shard_name(number)
     digest, rows, names = hashlib.sha256(), [], []

@@ -1,10 +1,10 @@
 """The pictures of a store as training batches by step, and as examples to evaluate.
 
-The way of one picture: its number, from the step and its place in the batch (`batches`); the part
-of it that is to be seen, drawn by the same (`cuts`); its bytes, from the store; its pixels, decoded
-and scaled (`pictures`); then, with the others of its batch, what happens to any images
-(`preprocess`). Nothing of it depends on who reads which share of a batch, nor on where a run goes
-on.
+One picture passes through these stages: its number, from the step and its place in the batch
+(`batches`); the part of it that is seen, drawn from the same (`cuts`); its bytes, from the store;
+its pixels, decoded and scaled (`pictures`); then, with the others of its batch, what happens to any
+images (`preprocess`). None of it depends on who reads which share of a batch, nor on where a run
+continues.
 """
 
 import dataclasses
@@ -18,7 +18,7 @@ import container_limits
 
 from . import batches, cuts, decoded, pictures, preprocess, reading, store
 
-IMAGE_SIZE = 224  # where nobody asks for another
+IMAGE_SIZE = 224  # by default
 _CHANNELS = 3
 
 
@@ -27,8 +27,8 @@ class StoredImages:
     """One split of a data set whose pictures are on disk, of any size each.
 
     Attributes:
-      store: that has them.
-      image_size: pixels, of the side of the square that becomes of each.
+      store: holds them.
+      image_size: pixels, the side of the square that each becomes.
       source: where they came from, one line for a person.
     """
 
@@ -57,11 +57,11 @@ class StoredImages:
         return self.store.fingerprint
 
     def some(self, count: int) -> np.ndarray:
-        """At most `count` images, evenly spread: uint8 [n, *image_shape]."""
+        """At most `count` images, evenly spread: uint8 `[n, *image_shape]`."""
         return self.at(batches.spread_out(np.arange(len(self.store)), count))
 
     def at(self, ids: Sequence[int]) -> np.ndarray:
-        """The images of these numbers: uint8 [n, *image_shape]."""
+        """The images of these numbers: uint8 `[n, *image_shape]`."""
         ids, index = np.asarray(ids, np.int64), self.store.index
         sizes = index.sizes[ids]
         cut = cuts.middle(tf.constant(sizes), self.image_size)
@@ -126,9 +126,9 @@ class _Pictures:
         Args:
           asked: (what it has given, besides), the first axis of all being that of the pictures.
           at_a_time: images of a batch.
-          finished: (float32 [1, size, size, 3], and what was given for it besides) to an image as
-            it is to be; one at a time is in a core's cache, and a batch is not. None leaves images
-            as they are.
+          finished: (float32 [1, size, size, 3], and what was given for it besides) to the final
+            image; one at a time fits a core's cache, and a batch does not. None leaves images as
+            they are.
         """
 
         def one(asked, *besides):
@@ -146,7 +146,7 @@ class _Pictures:
         return one_by_one.batch(at_a_time, drop_remainder=True)
 
     def explained(self, dataset: tf.data.Dataset) -> Iterator:
-        """Iterates; what is wrong with the store is said as a DataError.
+        """Iterates; what is wrong with the store is raised as a DataError.
 
         Raises:
           DataError: a file of the store is gone or damaged.
@@ -251,7 +251,7 @@ class Training:
 
 
 class Evaluated:
-    """Each picture of a split exactly once, whenever it is iterated over.
+    """Each picture of a split exactly once, as often as it is iterated over.
 
     Attributes:
       num_counted: pictures of the split.
@@ -289,7 +289,7 @@ class Evaluated:
             labels = tf.gather(self._pictures.labels, numbers)
             return images, labels, mask
 
-        # Made once, for TensorFlow keeps something of each; every iteration starts anew.
+        # Made once, because TensorFlow keeps something of each; every iteration starts over.
         indices = tf.data.Dataset.range(-(-self.num_counted // global_batch_size))
         images = self._pictures.decoded(
             batches.mapped(indices, asked_for), len(own), preprocessing.evaluate

@@ -1,6 +1,6 @@
-"""Batches that somebody else makes as a source for a run: a function, a tf.data set, a PyDataset.
+"""Batches made elsewhere as a source for a run: a function, a tf.data.Dataset, a PyDataset.
 
-Each gives whole global batches; with several workers every one reads them and takes its share. A
+Each gives whole global batches; with several workers each reads them all and takes its share. A
 batch that is not full, as the last one of an epoch often is, is filled up with its first example,
 of weight 0. So an epoch has as many steps as batches, and counts as many examples as if they were
 full.
@@ -21,7 +21,7 @@ class _Stream:
     """What the sources below share.
 
     Attributes:
-      num_examples: of an epoch; None where nobody knows.
+      num_examples: of an epoch; None where it is unknown.
       fingerprint: sha256 of the first batch.
     """
 
@@ -30,18 +30,18 @@ class _Stream:
         self._what, self._is_used = what, False
         self._batch_size = _size(batch, what)
         if batches_per_epoch is not None and not isinstance(batches_per_epoch, int):
-            raise TypeError(f"{what}: batches_per_epoch={batches_per_epoch!r}; must be an integer")
+            raise TypeError(f"{what}: batches_per_epoch={batches_per_epoch!r}: must be an integer")
         if batches_per_epoch is not None and batches_per_epoch < 1:
-            raise ValueError(f"{what}: an epoch of {batches_per_epoch} batches; at least 1")
+            raise ValueError(f"{what}: batches_per_epoch={batches_per_epoch}: must be at least 1")
         self.num_examples = batches_per_epoch and batches_per_epoch * self._batch_size
         self.fingerprint = _sha256(batch)
 
     def _use_once(self) -> None:
-        """Refuses to begin again: what was read or shuffled is not where it was."""
+        """Refuses to begin again: what was read or shuffled has moved on."""
         if self._is_used:
             raise ValueError(
-                f"{self._what}: it was read from already, and would go on with other batches; make "
-                "the data set and the source anew"
+                f"{self._what}: it was read from already, and would continue with other batches; "
+                "make the data set and the source again"
             )
         self._is_used = True
 
@@ -62,7 +62,7 @@ class _Stream:
         Args:
           first_step: number of steps made already.
           last_step: number of steps made when they end.
-          global_batch_size: examples of a full batch, which the stream has to have, too.
+          global_batch_size: examples of a full batch, which the stream must have, too.
           share: the places in each batch that are taken; None for all.
 
         Yields:
@@ -73,7 +73,7 @@ class _Stream:
         """
         if global_batch_size != self._batch_size:
             raise ValueError(
-                f"{self._what}: its first batch has {self._batch_size} examples, and a step takes "
+                f"{self._what}: its first batch has {self._batch_size} examples, but a step takes "
                 f"global_batch_size={global_batch_size}"
             )
         places = by_step.places(share, global_batch_size)
@@ -89,7 +89,7 @@ class _Function(_Stream):
         self._batch_at = batch_at
         if _sha256(_parts(batch_at(0), "of_function")) != self.fingerprint:
             raise ValueError(
-                "of_function: the function gives another batch of step 0 when it is called again; "
+                "of_function: the function gives another batch for step 0 when it is called again; "
                 "let the step decide all that it draws"
             )
 
@@ -104,7 +104,7 @@ class _Dataset(_Stream):
             batches_per_epoch = known if known > 0 else None
         first = next(iter(dataset), None)
         if first is None:
-            raise ValueError("of_dataset: the data set has no batch")
+            raise ValueError("of_dataset: the data set has no batches: give at least 1")
         super().__init__(first, batches_per_epoch, "of_dataset")
         self._dataset = dataset
 
@@ -120,12 +120,12 @@ class _PyDataset(_Stream):
         except NotImplementedError:
             num_batches = None
         if num_batches is None:
-            raise ValueError("of_pydataset: nobody knows its length; give it a __len__")
+            raise ValueError("of_pydataset: its length is unknown; give it a __len__")
         super().__init__(dataset[0], int(num_batches), "of_pydataset")
         if _sha256(_parts(dataset[0], "of_pydataset")) != self.fingerprint:
             raise ValueError(
-                "of_pydataset: its first batch is another one when it is asked for again; let the "
-                "place and the epoch decide all that __getitem__ draws"
+                "of_pydataset: its first batch differs when it is asked for again; let the place "
+                "and the epoch decide all that __getitem__ draws"
             )
         self._dataset, self._num_batches = dataset, int(num_batches)
 
@@ -140,7 +140,7 @@ class _PyDataset(_Stream):
 
 
 def of_function(batch_at: Callable[[int], tuple], *, batches_per_epoch: int | None = None):
-    """A function from the step, from 0, to its batch: resuming costs nothing.
+    """A function from the step, counted from 0, to its batch: resuming costs nothing.
 
     Args:
       batch_at: (step) to (inputs, labels) or (inputs, labels, sample_weight), arrays or dicts,
@@ -151,17 +151,17 @@ def of_function(batch_at: Callable[[int], tuple], *, batches_per_epoch: int | No
       TypeError, ValueError: it gives no such batch, or not the same one twice.
     """
     if not callable(batch_at):
-        raise TypeError(f"of_function: a {type(batch_at).__name__} is no function of a step")
+        raise TypeError(f"of_function: a {type(batch_at).__name__} is not a function of a step")
     return _Function(batch_at, batches_per_epoch)
 
 
 def of_dataset(dataset: tf.data.Dataset, *, batches_per_epoch: int | None = None):
-    """A tf.data set of batches, again from its beginning whenever it ends.
+    """A tf.data.Dataset of batches, repeated from its beginning whenever it ends.
 
-    A run that continues reads and drops all batches of the steps that were made: it takes as long
+    A run that continues reads and drops all batches of the steps already made: that takes as long
     as making these batches does. Give `shuffle` a seed and draw from seeds: a run whose first batch
-    is another one than when it began is refused. With a shuffle, which is another one in every
-    epoch, iterate over the data set nowhere else in the program.
+    is not the one it began with is refused. With a shuffle that differs in every epoch, iterate
+    over the data set nowhere else in the program.
 
     Args:
       dataset: of (inputs, labels) or (inputs, labels, sample_weight), in batches.
@@ -171,14 +171,14 @@ def of_dataset(dataset: tf.data.Dataset, *, batches_per_epoch: int | None = None
       TypeError, ValueError: it has no such batch.
     """
     if not isinstance(dataset, tf.data.Dataset):
-        raise TypeError(f"of_dataset: a {type(dataset).__name__} is no tf.data.Dataset")
+        raise TypeError(f"of_dataset: a {type(dataset).__name__} is not a tf.data.Dataset")
     return _Dataset(dataset, batches_per_epoch)
 
 
 def of_pydataset(dataset: keras.utils.PyDataset):
     """A Keras PyDataset: batches by their place, and `on_epoch_end` after every epoch.
 
-    A run that continues calls `on_epoch_end` once for each epoch that was made, and reads no batch.
+    A run that continues calls `on_epoch_end` once for each epoch already made, and reads no batch.
     `__getitem__` is called in the run's own thread; the data set's `workers` are not started.
 
     Args:
@@ -188,7 +188,7 @@ def of_pydataset(dataset: keras.utils.PyDataset):
       TypeError, ValueError: it has no such batch, or no length.
     """
     if not isinstance(dataset, keras.utils.PyDataset):
-        raise TypeError(f"of_pydataset: a {type(dataset).__name__} is no keras.utils.PyDataset")
+        raise TypeError(f"of_pydataset: a {type(dataset).__name__} is not a keras.utils.PyDataset")
     return _PyDataset(dataset)
 
 
@@ -206,7 +206,7 @@ def _size(batch: tuple, what: str) -> int:
     if len(sizes) != 1 or 0 in sizes:
         shapes = ", ".join(str(list(array.shape)) for array in tf.nest.flatten(batch))
         raise ValueError(
-            f"{what}: the arrays of a batch must have as many examples each, and at least one; "
+            f"{what}: the arrays of a batch must all have the same number of examples, at least 1; "
             f"they are {shapes}"
         )
     return sizes.pop()
@@ -216,7 +216,7 @@ def _filled_up(batch: tuple, global_batch_size: int, what: str) -> tuple:
     size = _size(batch, what)
     if size > global_batch_size:
         raise ValueError(
-            f"{what}: a batch of {size} examples, and a step takes global_batch_size="
+            f"{what}: a batch of {size} examples, but a step takes global_batch_size="
             f"{global_batch_size}"
         )
     if size == global_batch_size:

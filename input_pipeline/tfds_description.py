@@ -1,7 +1,7 @@
 """The files that describe a prepared TFDS set, checked before TFDS reads them, and after.
 
 TFDS trusts them: it imports any module that `features.json` names, waits forever where a named
-pipe lies in a file's place, and takes names of classes that are too few, too many or no text.
+pipe lies in a file's place, and accepts class names that are too few, too many or not text.
 """
 
 import json
@@ -21,7 +21,7 @@ _INFO, _FEATURES, _NAMES = "dataset_info.json", "features.json", "label.labels.t
 _CLASS_KEYS = ("type", "pythonClassName", "python_class_name")
 _JSON_IN_TEXT = ("content", "json")
 
-REMEDY = "Copy the set again, or remove that folder and let it be prepared anew."
+REMEDY = "Copy the set again, or remove that folder and let it be prepared again."
 
 _ANY_VERSION = "[0-9]*.[0-9]*.[0-9]*"  # a set that is being prepared has a folder of another name
 _MOST_CLASSES = 10**6
@@ -29,11 +29,11 @@ _RECORD_OVERHEAD = 16  # bytes of a TFRecord beside what it holds: its length an
 
 
 class _NoJsonError(decoded.DataError):
-    """A file that describes a set is no JSON."""
+    """A file that describes a set is not JSON."""
 
 
 def set_folder(name: str, data_dir: pathlib.Path) -> pathlib.Path:
-    """Where TFDS looks for the versions of a set, for those of its configurations, too."""
+    """Where TFDS looks for the versions of a set, and for those of its configurations."""
     from tensorflow_datasets.core import naming
 
     return data_dir / naming.camelcase_to_snakecase(name.partition(":")[0].partition("/")[0])
@@ -49,7 +49,7 @@ def check_files(name: str, data_dir: pathlib.Path) -> dict[pathlib.Path, decoded
       data_dir: the folder that TFDS looks for the set in.
 
     Returns:
-      The folders whose description is no JSON, and why; TFDS may choose another one.
+      The folders whose description is not JSON, and why; TFDS may choose another one.
 
     Raises:
       DataError: something else lies in the place of a file, or a file names a feature that is not
@@ -91,7 +91,7 @@ def check_classes(builder: "tfds.core.DatasetBuilder") -> None:
     """Checks the names of the classes of a set that is prepared.
 
     Raises:
-      DataError: there are none, too many, or not as many as the file of names has, or one is there
+      DataError: there are none, too many, or not as many as in the file of names, or one occurs
         twice.
     """
     label = builder.info.features["label"]
@@ -116,8 +116,8 @@ def shards(builder: "tfds.core.DatasetBuilder", split: str) -> list[tuple[str, o
     """The files of a split, in order, with what is known of them without opening one.
 
     Raises:
-      DataError: a file is missing or no file; or the numbers of examples that the description has
-        for them are none, negative, or more than the files can hold.
+      DataError: a file is missing or not a file; or the numbers of examples that the description
+        gives for them are missing, negative, or more than the files can hold.
     """
     info = builder.info.splits[split]
     description = pathlib.Path(builder.data_dir) / _INFO
@@ -129,7 +129,7 @@ def shards(builder: "tfds.core.DatasetBuilder", split: str) -> list[tuple[str, o
         paths = [os.fspath(path) for path in info.filepaths]
     except Exception as error:  # whatever a template of file names makes str.format raise
         raise _damaged(
-            description, f"the filepathTemplate of {split!r} is none: {type(error).__name__}"
+            description, f"the filepathTemplate of {split!r} is not one: {type(error).__name__}"
         ) from error
     try:
         files = [(path, regular_files.check(path)) for path in paths]
@@ -141,8 +141,8 @@ def shards(builder: "tfds.core.DatasetBuilder", split: str) -> list[tuple[str, o
         for length, (path, found) in zip(lengths, files, strict=True):
             if length * _RECORD_OVERHEAD > found.st_size:
                 raise decoded.DataError(
-                    f"{path} has {found.st_size:,} bytes, in which the {length:,} examples of "
-                    f"{description} cannot be. {REMEDY}"
+                    f"{path} has {found.st_size:,} bytes, too few for the {length:,} examples of "
+                    f"{description}. {REMEDY}"
                 )
     return files
 

@@ -47,7 +47,7 @@ _log = logging.getLogger(__name__)
 def open_prepared(
     name: str, data_dir: pathlib.Path, read_only: bool = False
 ) -> "tfds.core.DatasetBuilder":
-    """A builder whose data lie ready in `data_dir`, downloaded and prepared now where they did not.
+    """A builder whose data lie ready in `data_dir`, downloaded and prepared now if they did not.
 
     Args:
       name: as TFDS knows it: `cifar100`, or with a configuration and version `set/config:1.0.0`.
@@ -64,7 +64,7 @@ def open_prepared(
         tfds.disable_progress_bar()
     builder = _builder(name, data_dir)
     _check_features(builder)
-    # TFDS warns of a folder without data where there is no folder at all.
+    # TFDS would warn of a folder without data where there is no folder at all.
     if not (builder.data_path.exists() and builder.is_prepared()):
         if read_only:
             raise decoded.DataError(
@@ -110,7 +110,7 @@ def _builder(name: str, data_dir: pathlib.Path) -> "tfds.core.DatasetBuilder":
         raise decoded.DataError(
             f"--dataset={name}: its description in {data_dir} cannot be read "
             f"({type(error).__name__}: {_without_call(error)}). Copy the set again, or remove it "
-            "and let it be prepared anew."
+            "and let it be prepared again."
         ) from error
     if pathlib.Path(builder.data_path) in unreadable:
         raise unreadable[pathlib.Path(builder.data_path)]
@@ -118,7 +118,7 @@ def _builder(name: str, data_dir: pathlib.Path) -> "tfds.core.DatasetBuilder":
 
 
 def _without_call(error: Exception) -> str:
-    """TFDS's reason without the call that it says before, and the empty list it may say after."""
+    """TFDS's reason without the call that it puts before, and the empty list it may put after."""
     reason = _first_line(error).rpartition('}": ')[2]
     return re.sub(r" Here are \d+ BuilderConfigs whose name closely match: *$", "", reason)
 
@@ -157,8 +157,8 @@ def _check_features(builder: "tfds.core.DatasetBuilder") -> None:
         return
     listing = ", ".join(f"{key}: {feature!r}" for key, feature in found.items()) or repr(features)
     raise decoded.DataError(
-        f"--dataset={builder.name} cannot be used: needed are `image` (uint8 [height, "
-        f"width, channels]) and `label` (a class); it has {' '.join(listing.split())}."
+        f"--dataset={builder.name} cannot be used: it must have `image` (uint8 [height, "
+        f"width, channels]) and `label` (a class), but has {' '.join(listing.split())}."
     )
 
 
@@ -176,13 +176,13 @@ def _prepare(builder: "tfds.core.DatasetBuilder") -> None:
     _check_network(builder.name, root, missing)
     _check_writable(builder.name, root)
     if missing:
-        _log.warning("Downloading %s to %r; this can take long.", builder.name, str(root))
+        _log.warning("Downloading %s to %r; this can take a while.", builder.name, str(root))
     try:
         with _no_leftovers(root, builder.name):
             builder.download_and_prepare()
     except download_manager.NonMatchingChecksumError as error:
         raise decoded.DataError(
-            f"{_first_line(error)} The file was cut short or is another one; delete it and "
+            f"{_first_line(error)} The file is cut short or another one; delete it and "
             "fetch it again."
         ) from error
     except ImportError as error:
@@ -309,7 +309,7 @@ def _check_writable(name: str, root: pathlib.Path) -> None:
 def _no_leftovers(root: pathlib.Path, name: str) -> Iterator[None]:
     """Removes what a failed preparation has begun: its partial downloads and new, empty folders.
 
-    What another process is at work on stays. TFDS itself removes the folder that it prepares in.
+    What another process is working on stays. TFDS itself removes the folder that it prepares in.
     """
     before = set(_preparation_folders(root, name))
     with _noted_uuids() as drawn:
@@ -362,8 +362,8 @@ def identity(builder: "tfds.core.DatasetBuilder", split: str) -> dict[str, Any] 
     data); such a split is not to be cached.
 
     Raises:
-      DataError: the set has no such split; a file is missing, or is none; the numbers of examples
-        cannot be those of the files.
+      DataError: the set has no such split; a file is missing, or is not one; the numbers of
+        examples cannot be those of the files.
     """
     splits = builder.info.splits
     if not splits:
@@ -410,7 +410,7 @@ def read(builder: "tfds.core.DatasetBuilder", split: str) -> decoded.Decoded:
     images, labels = decoded.empty((count, *shape)), np.empty(count, np.int64)
     first = 0
     where = f"{builder.name} in {builder.data_path}"
-    damaged = "The files are damaged; copy them again, or let them be prepared anew."
+    damaged = "The files are damaged; copy them again, or let them be prepared again."
     try:
         # Not TFDS's own batches: those fill up an image that is too small with black.
         batches = _in_order(builder, split).batch(_examples_at_a_time(shape))
@@ -424,7 +424,7 @@ def read(builder: "tfds.core.DatasetBuilder", split: str) -> decoded.Decoded:
         raise decoded.DataError(f"{where} cannot be decoded: {what} {damaged}") from error
     if first != count:
         raise decoded.DataError(
-            f"{where}: {first:,} examples are in {split}, and {count:,} were expected. {damaged}"
+            f"{where}: {split} has {first:,} examples, but {count:,} were expected. {damaged}"
         )
     if not count:
         raise decoded.DataError(f"{where}: {split} is empty.")
@@ -498,13 +498,13 @@ class Pictures:
         except tf.errors.OpError as error:
             raise decoded.DataError(
                 f"{where} cannot be read after {count + 1} examples: {_first_line(error)}. The "
-                "files are damaged; copy them again, or let them be prepared anew."
+                "files are damaged; copy them again, or let them be prepared again."
             ) from error
         if count + 1 != self.num_examples:
             more = "more" if count + 1 > self.num_examples else f"{count + 1:,}"
             raise decoded.DataError(
-                f"{where}: has {more} examples, and {self.num_examples:,} were expected. The files "
-                "are damaged; copy them again, or let them be prepared anew."
+                f"{where}: has {more} examples, but {self.num_examples:,} were expected. The files "
+                "are damaged; copy them again, or let them be prepared again."
             )
 
 
@@ -532,7 +532,7 @@ def _taking_pictures_out() -> Callable[[bytes], bytes]:
         try:
             found = tf.train.Example.FromString(record).features.feature["image"].bytes_list.value
         except message.DecodeError as error:
-            raise ValueError("a record is no example") from error
+            raise ValueError("a record is not an example") from error
         if len(found) != 1:
             raise ValueError(f"an example has {len(found)} images")
         return found[0]
@@ -567,7 +567,7 @@ def _in_order(builder: "tfds.core.DatasetBuilder", split: str, decoders=None):
         raise decoded.DataError(
             f"{builder.name} in {builder.data_path} cannot be read "
             f"({type(error).__name__}: {_first_line(error)}). Copy it again, or remove that folder "
-            "and let it be prepared anew."
+            "and let it be prepared again."
         ) from error
 
 

@@ -61,7 +61,7 @@ def test_a_loss_stops_the_step_and_names_its_tower(optimizer, value, example, to
         made.train_step(*batch_with(example, value))
     error = caught.value
     assert (error.step, error.tower) == (4, tower)
-    assert str(error) == f"step 4, tower {tower}: the loss (cross_entropy) is not finite"
+    assert str(error) == f"step 4, tower {tower}: the loss (cross_entropy) is NaN or Inf"
     assert_untouched(made, before)
     made.train_step(*toys.batch(BATCH, [3]))  # the trainer is as good as before
     assert int(made.state.step) == 4
@@ -88,7 +88,7 @@ def test_a_gradient_is_found_where_the_loss_is_finite():
     with pytest.raises(towers.NotFiniteError) as caught:
         made.train_step(images, toys.labels_for(images))
     weight = made.state.model.trainable_variables[0].path
-    assert str(caught.value) == f"step 1, tower 1: the gradient of {weight} is not finite"
+    assert str(caught.value) == f"step 1, tower 1: the gradient of {weight} is NaN or Inf"
     assert_untouched(made, before)
 
 
@@ -101,7 +101,7 @@ def test_a_sum_that_overflows_is_that_of_all_towers():
     with pytest.raises(towers.NotFiniteError) as caught:
         made.train_step(images, toys.labels_for(images))
     assert str(caught.value) == (
-        "step 1, all towers together: the reduced gradient, or its norm, is not finite"
+        "step 1, all towers together: the reduced gradient, or its norm, is NaN or Inf"
     )
     assert caught.value.tower is None
 
@@ -113,7 +113,7 @@ def test_a_norm_that_overflows_is_not_clipped_to_nothing():
         loss=toys.output_itself,
     )  # fmt: skip
     images = toys.column(1e25)
-    with pytest.raises(towers.NotFiniteError, match="all towers together: .*, or its norm, is not"):
+    with pytest.raises(towers.NotFiniteError, match="all towers together: .*, or its norm, is NaN"):
         made.train_step(images, toys.labels_for(images))
     assert made.state.model.trainable_variables[0].numpy() == 0
 

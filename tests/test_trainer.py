@@ -285,14 +285,14 @@ def test_fit_s_loss_is_weighted_over_the_microbatches():
     "arguments, message",
     [
         ({"global_batch_size": 0}, "global_batch_size=0: must be at least 1"),
-        ({"num_microbatches": 3}, "global_batch_size=8 must be divisible by num_microbatches=3"),
-        ({"num_microbatches": 1}, "num_towers=2: must be at most num_microbatches=1, for each"),
+        ({"num_microbatches": 3}, "global_batch_size=8: must be divisible by num_microbatches=3"),
+        ({"num_microbatches": 1}, "num_towers=2: must be at most num_microbatches=1, because"),
         ({"num_microbatches": -2}, "num_microbatches=-2: must be at least 1"),
         (
             {"num_microbatches": 16},
-            "global_batch_size=8 must be divisible by num_microbatches=16",
+            "global_batch_size=8: must be divisible by num_microbatches=16",
         ),
-        ({"global_batch_size": 9}, "global_batch_size=9 must be divisible by num_microbatches=2"),
+        ({"global_batch_size": 9}, "global_batch_size=9: must be divisible by num_microbatches=2"),
         ({"weight_filter": "biases"}, "weight_filter='biases': must be one of kernels, hidden"),
         ({"gradient_reduction": "max"}, "gradient_reduction='max': must be one of mean, sum"),
         (
@@ -317,7 +317,7 @@ def test_microbatches_default_to_a_rule_without_towers(num_towers):
 
 
 def test_more_towers_than_microbatches_are_refused():
-    with pytest.raises(ValueError, match="num_towers=3: must be at most num_microbatches=2, for"):
+    with pytest.raises(ValueError, match="num_towers=3: must be at most num_microbatches=2, bec"):
         toys.trainer(toys.linear(1.0), num_towers=3, global_batch_size=4, num_microbatches=2)
 
 
@@ -390,7 +390,7 @@ def test_variables_that_lie_elsewhere_are_told_of(caplog):
     toys.trainer(model, optimizer, **given)
     [line] = [record.getMessage() for record in caplog.records if record.name.startswith("towers")]
     # Two weights, a slot for each, which lies beside it, and the optimizer's counter and rate.
-    assert line.startswith("6 variables (optimizer, weights) lie on CPU:2, and each step copies")
+    assert line.startswith("6 variables (optimizer, weights) are on CPU:2, and each step copies")
     caplog.clear()
     with tf.device(devices.PARAMETER_DEVICE):
         model = keras.Sequential([keras.Input([3]), keras.layers.Dense(2)])

@@ -4,9 +4,9 @@ The files beside this one are the idea: one step, cut into towers, whose gradien
 rooms around them are `networks`, `multi_worker` (several processes), `runs` (a run in its folder)
 and `support`, which the idea leans on.
 
-Importing this package also registers its layers with Keras, so that `keras.saving.load_model` reads
-a `final_model.keras`, silences TensorFlow's notices (noise.py) and has TensorFlow compute with
-oneDNN (backend.py). It is an ImportError where Keras's backend is not TensorFlow.
+Importing this package also registers its layers with Keras (so `keras.saving.load_model` reads a
+`final_model.keras`), silences TensorFlow's notices (noise.py) and has TensorFlow compute with
+oneDNN (backend.py). It raises an ImportError where Keras's backend is not TensorFlow.
 """
 
 from towers.support import backend, noise

@@ -15,8 +15,8 @@ def choose(num_towers: int | None = None) -> tuple[str, ...]:
 
     With GPUs: the first `num_towers` of them. Without: logical CPU devices, which split one
     machine's CPU into several devices that TensorFlow treats as separate. It makes them only before
-    its runtime has started, which the first tensor or variable does; towers then share those that
-    there are. The numbers are the same, and so are the threads, which all of them share anyway.
+    its runtime starts, with the first tensor or variable; after that, towers share the devices
+    there are. The results are the same either way, and all devices share the same threads.
 
     Args:
       num_towers: number of towers, at least 1; None means one per visible GPU, else 1.
@@ -38,7 +38,7 @@ def choose(num_towers: int | None = None) -> tuple[str, ...]:
 
 
 def of_towers(towers: int | Sequence[str] | None) -> tuple[str, ...]:
-    """The devices of towers, of which there is a number for `choose`, or a list of names.
+    """The towers' devices, given their number, as for `choose`, or a list of names.
 
     Raises:
       TypeError: it is neither.
@@ -54,12 +54,12 @@ def _gpu_devices(num_towers: int, num_gpus: int) -> tuple[str, ...]:
             tf.config.experimental.set_memory_growth(gpu, True)
         except (RuntimeError, ValueError):
             # The runtime has started already, or the GPU is split into logical devices of a given
-            # size; memory growth is then what it was.
+            # size: memory growth stays as it was.
             continue
     if num_towers > num_gpus:
         raise ValueError(
-            f"num_towers={num_towers}: this machine has {num_gpus} GPU(s), and a tower needs one "
-            f"each; use at most {num_gpus}, or hide the GPUs with CUDA_VISIBLE_DEVICES=-1 to run "
+            f"num_towers={num_towers}: this machine has {num_gpus} GPU(s), and each tower needs "
+            f"one; use at most {num_gpus}, or hide the GPUs with CUDA_VISIBLE_DEVICES=-1 to run "
             "the towers on the CPU"
         )
     return tuple(f"/GPU:{tower}" for tower in range(num_towers))
@@ -72,7 +72,7 @@ def _logical_cpu_devices(num_towers: int) -> tuple[str, ...]:
             tf.config.set_logical_device_configuration(
                 cpu, [tf.config.LogicalDeviceConfiguration()] * num_towers
             )
-        except RuntimeError:  # it has started
+        except RuntimeError:  # the runtime has started
             return tuple(f"/CPU:{tower % num_devices}" for tower in range(num_towers))
     return tuple(f"/CPU:{tower}" for tower in range(num_towers))
 
@@ -99,7 +99,7 @@ def use_intra_op_threads(intra_op_threads: int) -> None:
 
 
 def run_deterministically() -> None:
-    """Turns on what gives the same bits on GPUs; before any other use of the runtime.
+    """Turns on what gives the same bits on GPUs. Call it before any other use of the runtime.
 
     TensorFlow's deterministic operations, float32 without TF32, and cuBLAS's own workspace.
     """
@@ -109,11 +109,11 @@ def run_deterministically() -> None:
 
 
 def run_graphs_as_written() -> None:
-    """Turns grappler's rewriting of graphs off for the process.
+    """Turns off grappler's rewriting of graphs for the process.
 
-    Some of its rewrites add in another order, and make it depend on what else is on a device, and
-    so on the number of towers: `arithmetic_optimization` turns chains of Add into AddN, and the
-    memory optimizer, which has no switch of its own, turns AddN into AssignAdd where it estimates
-    a peak of memory. docs/same_bits.md has what was measured.
+    Some of its rewrites change the order of additions, and make it depend on what else is on a
+    device, and so on the number of towers: `arithmetic_optimization` turns chains of Add into AddN,
+    and the memory optimizer, which has no switch of its own, turns AddN into AssignAdd where it
+    estimates a peak of memory. docs/same_bits.md has the measurements.
     """
     tf.config.optimizer.set_experimental_options({"disable_meta_optimizer": True})

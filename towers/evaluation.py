@@ -3,7 +3,7 @@
 Sums travel; division happens once, at the end. The last batch is filled up to full size, and what
 fills it has weight 0, which keeps it out of every sum. A batch is cut into microbatches, as in
 training, so that what an operation sees, and with it the last bits of its result, does not depend
-on towers.
+on the number of towers.
 """
 
 import dataclasses
@@ -29,7 +29,7 @@ class _Outputs(NamedTuple):
 class Evaluator:
     """Evaluates a model with given weights, the batch spread over towers.
 
-    As a Trainer, it turns TensorFlow's rewriting of graphs off: `devices.run_graphs_as_written`.
+    Like a Trainer, it turns off TensorFlow's rewriting of graphs: `devices.run_graphs_as_written`.
     """
 
     def __init__(
@@ -51,10 +51,10 @@ class Evaluator:
           loss: as a Trainer's.
           tower_devices: one device per tower.
           num_microbatches: equal parts of a batch (of this worker's share of one), spread over the
-            towers; more towers than parts are idle.
+            towers; towers beyond that number are idle.
           test_time_flip: evaluates the mean of the logits of each image and of its mirror image;
             for images [n, height, width, channels].
-          workers: that evaluate together, each its own share of every batch; None for one.
+          workers: those that evaluate together, each its share of every batch; None for one.
           metrics: as a Trainer's.
         """
         devices.run_graphs_as_written()
@@ -67,7 +67,7 @@ class Evaluator:
         self._test_time_flip = test_time_flip
         self._workers = workers or worker.SingleWorker()
         self._labels = checks.LabelsOfOneKind()
-        self._terms: dict[str, float] = {}  # known once a batch was seen, as is what follows
+        self._terms: dict[str, float] = {}  # known once a batch was seen, like the next
         self._num_classes = 0
         self._batch_outputs = tf.function(self._build, autograph=False)
         # Traced once, and called for every microbatch of every tower, as in training.
@@ -78,8 +78,8 @@ class Evaluator:
 
         Args:
           batches: of (inputs [n, ...], labels) or (inputs, labels, sample_weight [n]); weights as
-            for `Trainer.train_step`: at least 0, a mask of truth values among them. With several
-            workers, of this one's share of each batch, and as many batches on all.
+            for `Trainer.train_step`: at least 0, or a boolean mask. With several workers, this
+            one's share of each batch, and the same number of batches on all.
 
         Raises:
           TypeError: a batch, or a part of it, is of the wrong type.
@@ -130,9 +130,9 @@ class Evaluator:
         return dataclasses.replace(found, metrics=of_metrics)
 
     def _outputs(self, inputs, labels, weight: np.ndarray) -> _Outputs:
-        """What comes of one batch, as NumPy arrays."""
+        """What the model gives for one batch, as NumPy arrays."""
         n = len(weight)
-        filling = -n % self._num_microbatches  # a user's last batch may not divide
+        filling = -n % self._num_microbatches  # a user's last batch may not divide evenly
         if filling:
             inputs = structures.filled_up(inputs, filling)
             labels = structures.filled_up(labels, filling)

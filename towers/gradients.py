@@ -12,7 +12,7 @@ import tensorflow as tf
 from towers.support import one_gradient
 
 Gradient = one_gradient.Gradient
-Subtree = tuple[int, int]  # the first of its leaves, and the one behind its last
+Subtree = tuple[int, int]  # the first of its leaves, and the one after its last
 Sums = Mapping[Subtree, Sequence[Gradient]]  # of the gradients of a subtree's microbatches
 REDUCTIONS = ("mean", "sum")
 
@@ -39,7 +39,7 @@ def subtrees(own: range, num_leaves: int) -> list[Subtree]:
 
 
 def add_up(sums: Mapping[Subtree, object], subtree: Subtree, add: Callable):
-    """The sum over a subtree, of the sums over subtrees that it consists of."""
+    """The sum over a subtree, from the sums over the subtrees that it consists of."""
     if subtree in sums or subtree[1] - subtree[0] == 1:
         return sums[subtree]
     left, right = halves(subtree)
@@ -47,11 +47,11 @@ def add_up(sums: Mapping[Subtree, object], subtree: Subtree, add: Callable):
 
 
 def pairwise_tree(values: Sequence, add: Callable):
-    """The sum over the whole tree, of its leaves: ((v0+v1)+(v2+v3))+v4.
+    """The sum over the whole tree, from its leaves: ((v0+v1)+(v2+v3))+v4.
 
-    Floating-point addition is not associative, so the order is part of the result. In this one any
-    run of consecutive values consists of a few subtrees: a tower adds up those of its own share,
-    the CPU adds up the rest, and the total is the same to the last bit for every share.
+    Floating-point addition is not associative, so the order is part of the result. In this order,
+    any run of consecutive values consists of a few subtrees: a tower adds up those of its share,
+    the CPU adds up the rest, and the total is the same to the last bit however they are shared.
 
     Raises:
       ValueError: `values` is empty.
@@ -69,14 +69,14 @@ def sum_over_share(
 
     Args:
       of_microbatches: `of_microbatches[m][w]`, for each microbatch of the tower.
-      own: which ones these are of the global batch's.
+      own: which microbatches of the global batch these are.
       num_microbatches: of the global batch.
 
     Returns:
       For each of the tower's `subtrees` one gradient per weight: None where it is None in every
       microbatch; IndexedSlices where it is IndexedSlices in every one that has one (indices and
-      values are joined, which is their sum). Types narrower than float32 are added as float32, in
-      which eight bits of a mantissa are not worn down by the sum; Keras's optimizers cast to the
+      values are joined, which is their sum). Types narrower than float32 are added as float32, so
+      that a long sum does not wear down their few bits of mantissa; Keras's optimizers cast to the
       type of the weight.
 
     Raises:
@@ -102,7 +102,7 @@ def add_weight_by_weight(a: Sequence[Gradient], b: Sequence[Gradient]) -> list[G
 def scale(gradients: Sequence[Gradient], factor: float | tf.Tensor) -> list[Gradient]:
     """Multiplies every gradient by `factor`; None stays None, IndexedSlices stay sparse.
 
-    Types narrower than float32 become float32, in which the factor has its bits.
+    Types narrower than float32 become float32, in which the factor keeps its bits.
     """
     return [one_gradient.times(gradient, factor) for gradient in gradients]
 
@@ -119,15 +119,15 @@ def reduce_towers(
     has the same number of examples, that is the gradient of the mean loss over the global batch.
     `sum`: num_microbatches times that. So with SGD, with momentum or without, `sum` at learning
     rate r equals `mean` at num_microbatches * r; Adam divides by the gradient's own size, which
-    cancels the factor but for Adam's epsilon, and there `sum` at r nearly equals `mean` at r.
+    cancels the factor except in Adam's epsilon, so `sum` at r nearly equals `mean` at r.
 
     Args:
-      tower_sums: of each tower, which together have the whole tree.
+      tower_sums: of each tower; together they cover the whole tree.
       num_microbatches: microbatches of the global batch, over all towers.
       reduction: one of REDUCTIONS.
       total_weight: where examples are weighted, each microbatch's gradient has been multiplied by
-        the weight of its examples, and this is the weight of all, a scalar >= 0; the mean is then
-        divided by it, and is 0 where it is 0.
+        the weight of its examples, and this is the weight of all, a scalar >= 0: `mean` divides by
+        it, and is 0 where it is 0.
 
     Raises:
       ValueError: `reduction` is unknown.

@@ -17,8 +17,8 @@ def cross_entropy(labels: tf.Tensor, logits: tf.Tensor, label_smoothing: float =
     """Softmax cross entropy in nats.
 
     Args:
-      labels: integer [n], in [0, num_classes); or floating [n, num_classes], of mixed images, the
-        share of each class, which weighs its -log p.
+      labels: integer [n], in [0, num_classes); or, for mixed images, floating [n, num_classes], the
+        share of each class, which weights its -log p.
       logits: floating [n, num_classes]; narrow types are widened to float32 first.
       label_smoothing: share s of each label that is spread over all classes, in [0, 1):
         `(1 - s) * -log p[label] + s * mean(-log p)` (Szegedy et al. 2015, arXiv:1512.00567,
@@ -72,10 +72,10 @@ def weight_decay_terms(
 
 
 def weighted(term: tf.Tensor, weight: float) -> tf.Tensor:
-    """A scalar term times its weight, in its own dtype; itself where that is 1."""
+    """A scalar term times its weight, in its own dtype; the term itself where the weight is 1."""
     return term if weight == 1 else term * tf.cast(weight, term.dtype)
 
 
 def total_loss(terms: Sequence[tf.Tensor]) -> tf.Tensor:
-    """The sum of scalar terms, added in their order, in the wider type of two."""
+    """The sum of scalar terms, added in their order, each time in the wider type of the two."""
     return functools.reduce(keras.ops.add, terms)

@@ -3,12 +3,12 @@
 Every microbatch starts a step from the same state and brings back its own new one. A named policy
 says how the new ones become the one state that is kept:
 
-- `mean` averages them; `first` and `last` take one microbatch's and forget the others'.
+- `mean` averages them; `first` and `last` take one microbatch's and drop the others'.
 - `each` keeps them apart as well: every microbatch continues from its own, as k separate replicas
   would, so that their divergence can be watched. The model holds their mean.
 
 Under Keras's MirroredStrategy every replica keeps its own statistics, and reading them shows those
-of the first. docs/batch_norm.md has what was measured.
+of the first. docs/batch_norm.md has the measurements.
 """
 
 from collections.abc import Sequence
@@ -30,7 +30,7 @@ def is_draw_counter(variable: keras.Variable) -> bool:
 def with_draw_index(
     model: keras.Model, state: Sequence[tf.Tensor], draw_index: tf.Tensor
 ) -> list[tf.Tensor]:
-    """The state with each random layer's (seed, counter), int [2], moved on by `draw_index`.
+    """The state with each random layer's (seed, counter), int [2], advanced by `draw_index`.
 
     The counter moves, not the seed: layers of seeds 1 and 2 would share their draws otherwise. A
     draw is then a function of the layer's seed, the step and the microbatch, and of nothing else.
@@ -55,7 +55,7 @@ def combine(
     Args:
       model: names the state's variables.
       tower_states: `tower_states[t][v]`, [microbatches of tower t, ...], for variable v; None where
-        the model left it alone.
+        the model left it unchanged.
       policy: one of POLICIES; `mean` and `each` average over all microbatches along the fixed
         tree. Integer variables take the first microbatch's, or with `last` the last's.
 
@@ -88,7 +88,7 @@ def _combine_one(tower_parts: Sequence[tf.Tensor], policy: str) -> tf.Tensor:
 def kept_apart(model: keras.Model) -> list[int]:
     """The places in `model.non_trainable_variables` of what the policy `each` keeps apart.
 
-    All floating variables: batch-norm statistics, and what other layers keep of the kind.
+    All floating variables: batch-norm statistics, and similar state of other layers.
     """
     return [
         index
@@ -128,7 +128,7 @@ def after_step(
     tower_states: Sequence[Sequence[tf.Tensor | None]],
     policy: str,
 ) -> None:
-    """Makes the microbatches' states the model's one; arguments as in `combine`."""
+    """Makes the microbatches' states the model's one state; arguments as in `combine`."""
     combined = combine(model, tower_states, policy)
     for variable, value in zip(model.non_trainable_variables, combined, strict=True):
         if value is not None:

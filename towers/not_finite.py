@@ -23,7 +23,7 @@ class NotFiniteError(ArithmeticError):
 
     def __init__(self, step: int, tower: int | None, what: str):
         where = "all towers together" if tower is None else f"tower {tower}"
-        super().__init__(f"step {step}, {where}: {what} is not finite")
+        super().__init__(f"step {step}, {where}: {what} is NaN or Inf")
         self.step, self.tower, self.what = step, tower, what
 
 
@@ -41,7 +41,7 @@ def check(
       reduced: one gradient per weight.
       dynamic_scale: of a LossScaleOptimizer; None for any other. Above 1, gradients may overflow:
         the optimizer skips the update and lowers the scale.
-      clips: whether their global norm has to be finite as well, for it to be clipped.
+      clips: whether their global norm must be finite as well, because it is clipped.
     """
     losses = [result.losses["total"] for result in results]
     # TensorFlow's check_numerics takes ten times as long on a CPU (docs/reliability.md).

@@ -1,8 +1,8 @@
 """Batches that lie on the towers' devices before their step begins.
 
-For devices that have a memory of their own. Within a step a tower would wait for the copy of its
-part of the batch; a loop can have it made during the step before, as that of `towers.Run` has, in a
-thread. The numbers are the same.
+For devices that have memory of their own. Within a step, a tower would wait while its part of the
+batch is copied; a loop can have it copied during the step before, as `towers.Run` does in a thread.
+The results are the same.
 """
 
 from collections.abc import Iterable, Iterator, Sequence

@@ -2,10 +2,10 @@
 
     split_batch -> tower_0 ... tower_{k-1} -> average_gradients -> apply -> moving_averages
 
-With several workers each has such a graph, and within average_gradients they give each other the
-sums of their towers.
+With several workers each has such a graph, and within average_gradients they exchange the sums of
+their towers.
 
-The loop over towers below runs while the graph is built, once. The graph it leaves has k towers
+The loop over towers below runs once, while the graph is built. The graph it leaves has k towers
 that depend on nothing but their own inputs, and TensorFlow runs them side by side. Nothing is
 updated before every loss and every reduced gradient is known to be finite.
 """
@@ -32,12 +32,12 @@ from towers.support import shares, structures
 
 
 class StepResult(NamedTuple):
-    """What one step shows of itself; M is num_microbatches.
+    """What one step returns; M is num_microbatches.
 
     Attributes:
       losses: loss term to its value in each microbatch, [M].
-      correct: int32 [M], examples classified right, before the update; None where the model is no
-        classifier, with integer labels [n] or [n, 1] and outputs [n, num_classes].
+      correct: int32 [M], examples classified correctly before the update; None where the model is
+        not a classifier, with integer labels [n] or [n, 1] and outputs [n, num_classes].
       weights: float32 [M], the weight of each microbatch's examples; None if all weigh the same.
       gradients: the reduced gradients, one per weight, before clipping; never scaled.
     """
@@ -56,7 +56,7 @@ class StepProgram:
       state: what the step updates.
       tower_program: what each tower computes.
       tower_devices: one device per tower of this worker.
-      workers: that make a step together.
+      workers: those that make a step together.
       shares: which microbatches each tower computes.
       gradient_reduction: one of gradients.REDUCTIONS.
       batch_norm_statistics: one of model_state.POLICIES.
@@ -85,7 +85,7 @@ def train_step(
 
     Args:
       program: parts and policies.
-      inputs: [worker_batch, ...], this worker's share of the global batch, or a structure of such.
+      inputs: [worker_batch, ...], this worker's share of the global batch, or a structure of these.
       labels: likewise.
       learning_rate: float32 [], of this update; None leaves it to the optimizer.
       sample_weight: float32 [worker_batch], at least 0; None weighs all examples the same.
@@ -93,7 +93,7 @@ def train_step(
         batch within the step.
 
     Raises:
-      InvalidArgumentError: as it runs, from `not_finite.check`; the state is then as it was.
+      InvalidArgumentError: when it runs, from `not_finite.check`; the state is then unchanged.
     """
     state = program.state
     results = run_towers(program, inputs, labels, sample_weight, parts)

@@ -23,7 +23,7 @@ class TowerProgram:
       decayed: name of the layer to the index of its weight in `model.trainable_variables`.
       weight_decay: coefficient of the weight-decay terms; >= 0.
       jit_compile: XLA compiles `microbatch`: what is compiled does not depend on towers.
-      accumulate_gradients: microbatches wait for each other: activations of one at a time.
+      accumulate_gradients: microbatches wait for each other: only one's activations at a time.
     """
 
     model: keras.Model
@@ -53,12 +53,12 @@ class TowerResult(NamedTuple):
       losses: loss term to its value in each microbatch, [microbatches of the tower].
       correct: int32 [microbatches of the tower], examples whose label has the largest output;
         where several outputs are largest the first counts, as in argmax. An example of weight 0
-        does not count. None where the model is no classifier.
+        does not count. None where the model is not a classifier.
       weights: float32 [microbatches of the tower], the weight of each one's examples together;
         None where examples are not weighted.
       model_states: per variable of the model that is not trained, its value after each
-        microbatch, [microbatches of the tower, ...]; None where the model leaves it alone, as it
-        does a frozen layer's.
+        microbatch, [microbatches of the tower, ...]; None where the model leaves it unchanged, as
+        in a frozen layer.
     """
 
     sums: gradients.Sums
@@ -95,11 +95,11 @@ def compute(
       weights: the tower's own copy of the weights; gradients are taken with respect to it.
       model_states: `model_states[m][v]`, variable v of the model that is not trained (batch-norm
         statistics and the like) as microbatch m finds it.
-      inputs: [tower_batch, ...], or a structure of such; cut into len(own) equal microbatches in
+      inputs: [tower_batch, ...], or a structure of these; cut into len(own) equal microbatches in
         order.
       labels: likewise.
       sample_weight: float32 [tower_batch], at least 0; None weighs all examples the same.
-      first_draw: int64 [], the number in the run of the step's first microbatch. Random layers such
+      first_draw: int64 [], the number of the step's first microbatch in the run. Random layers such
         as dropout draw by a microbatch's number, so that a draw does not depend on towers.
       loss_scale: float32 [], multiplies the loss before differentiation (float16); None for 1.
       own: the tower's microbatches; the loop over them runs while the graph is built.

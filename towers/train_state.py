@@ -1,6 +1,6 @@
 """The state of a run: all that it carries from step to step, and nothing of towers.
 
-This file alone says what belongs to it. A step updates it, workers are given it, a checkpoint holds
+This file alone says what belongs to it. A step updates it, workers receive it, a checkpoint holds
 it, and a hash over it tells whether two runs are at the same place.
 """
 

@@ -29,21 +29,21 @@ from tensorflow.python.framework import config  # isort: skip
 class Trainer:
     """One set of weights, trained by several towers.
 
-    The model given to it is updated in place and holds the last weights: so `model.predict` and
-    `model.save` use these. With moving averages `evaluate` uses others, which `evaluated_model`
+    The model given to it is updated in place and holds the last weights, which `model.predict` and
+    `model.save` use. With moving averages `evaluate` uses others, which `evaluated_model`
     gives.
 
-    Making one turns TensorFlow's rewriting of graphs off for the process, by
+    Making one turns off TensorFlow's rewriting of graphs for the process, by
     `devices.run_graphs_as_written`.
 
     Attributes:
       state: weights, optimizer slots, moving averages and counters.
       tower_devices: one device per tower of this worker.
-      workers: that make each step together.
+      workers: those that make each step together.
       global_batch_size: examples of one step, over all workers.
       num_microbatches: equal parts of the global batch, at least one for each tower.
       shares: which of them each tower computes, and which examples of a batch this worker has.
-      learning_rate: examples seen to the rate of the next update; None leaves it to the optimizer.
+      learning_rate: (examples seen) to the next update's rate; None leaves it to the optimizer.
     """
 
     def __init__(
@@ -72,24 +72,24 @@ class Trainer:
         """
         Args:
           model: its variables should live on `devices.PARAMETER_DEVICE`.
-          optimizer: any Keras optimizer. Clipping it does itself comes after the reduction.
+          optimizer: any Keras optimizer. Its own clipping comes after the reduction.
           loss: Keras's name of a loss, a `keras.losses.Loss`, whose reduction is then the weighted
             mean of `train_step`, or a function (labels [n, ...], outputs [n, ...]) to one loss per
             example, [n]; of [n, ...] the mean over an example's own axes is taken. For several
-            outputs a dict of them by the outputs' names or a list in their order, with None for
-            one that is not trained; or one function of all labels and outputs.
+            outputs, a dict of losses by output name or a list in the outputs' order, with None for
+            an output that is not trained; or one function of all labels and outputs.
           loss_weights: of several losses, a dict or a list likewise; 1 where none is given.
           evaluation_loss: what an evaluation reports as its loss; None for `loss`.
           metrics: of an evaluation, in place of a classifier's accuracies: names, objects or
             functions as Keras's `compile` takes them, in a list, or for several outputs in a dict.
-            Their states have to be sums over examples, as those of Keras's own are.
-          towers: how many, as `devices.choose` takes it, or its result, the names of their devices;
-            of this worker, and others may have another number.
+            Their states must be sums over examples, as those of Keras's own metrics are.
+          towers: of this worker: how many, as for `devices.choose`, or the names of their devices,
+            as it returns them. Other workers may have another number.
           workers: a started `collectives.MultiWorker`; None where there is one worker. Before
-            the first step each has to have the chief's state: `broadcast_state`.
+            the first step each must have the chief's state: `broadcast_state`.
           global_batch_size: examples of one step; a multiple of `num_microbatches`.
           num_microbatches: at least the number of towers of all workers; 0 for the largest number
-            up to 8 that divides the batch. With as many, any number of towers has the same bits.
+            up to 8 that divides the batch. With as many, any number of towers gives the same bits.
           learning_rate: such as a `schedules.LearningRate`.
           weight_decay: coefficient of the weight-decay terms of the loss; 0 for none.
           weight_filter: key of `weight_filters.FILTERS`, which weights decay.
@@ -98,13 +98,13 @@ class Trainer:
           moving_average_decay: in [0, 1); 0 keeps no averages.
           jit_compile: compile each microbatch's forward and backward pass with XLA.
           accumulate_gradients: gradient accumulation: a tower computes its microbatches one after
-            the other, and keeps the activations of one at a time; with the same bits.
-          example_inputs: [n, ...], any; a model that is built at its first call is called on them.
+            the other, and keeps the activations of only one at a time; the bits stay the same.
+          example_inputs: any, [n, ...]; a model that is built at its first call is called on them.
 
         Raises:
           TypeError: an argument is of the wrong type.
           ValueError: an argument is out of range, or sizes do not divide; or the model or the
-            optimizer has what a Trainer would leave out, such as `compile`.
+            optimizer has what a Trainer would ignore, such as `compile`.
         """
         self.tower_devices = devices.of_towers(towers)
         self.workers = workers = workers or worker.SingleWorker()
@@ -183,22 +183,22 @@ class Trainer:
 
         Args:
           inputs: [n, ...], the global batch, or of several workers this one's `shares.examples`; or
-            a dict, tuple or list of such, as the model takes them.
+            a dict, tuple or list of these, as the model takes them.
           labels: [n, ...], as the loss takes them, or a structure likewise.
-          sample_weight: [n], at least 0; truth values are 1 and 0. The loss is then
+          sample_weight: [n], at least 0; booleans count as 1 and 0. The loss is then
             the weighted mean, `sum(w * l) / sum(w)` over the global batch, so an example of weight
             0 that fills a batch up leaves no trace, except that batch norm sees it.
           parts: of the same batch, from `prefetch.to_towers`.
 
         Raises:
-          TypeError: inputs or labels are no arrays.
-          ValueError: the batch is not full, for an uneven share would weigh examples unequally; a
+          TypeError: inputs or labels are not arrays.
+          ValueError: the batch is not full: an uneven share would weight examples unequally; a
             weight is missing, negative or not finite; or the loss is not one number per example.
           NotFiniteError: a loss or a gradient is not finite; nothing was updated.
           WorkerError: another worker is gone or has ended.
         """
         self._trainable.check()
-        with tf.device(devices.PARAMETER_DEVICE):  # what names none takes TensorFlow's first GPU
+        with tf.device(devices.PARAMETER_DEVICE):  # else operations go to the first GPU
             inputs, labels, _ = checks.batch((inputs, labels), self.state.model)
             examples = structures.num_examples(inputs)
             if examples != len(self.shares.examples):
@@ -244,13 +244,13 @@ class Trainer:
         return tf.constant(rate)
 
     def fit(self, batches: Iterable, steps: int | None = None) -> list[float]:
-        """Trains on batches; stops after `steps`, or with the last batch.
+        """Trains on batches; stops after `steps`, or after the last batch.
 
         It leaves the last weights in the model; `evaluated_model` has those that are evaluated.
 
         Args:
           batches: of (inputs, labels) or (inputs, labels, sample_weight), as `train_step` takes.
-          steps: at most so many; None for all.
+          steps: at most this many; None for all batches.
 
         Returns:
           The mean total loss over the global batch at each step, before its update.
@@ -272,9 +272,9 @@ class Trainer:
         These are the weights of `evaluated_model`, and not those that `model.predict` uses.
 
         Args:
-          batches: of (inputs, labels) or (inputs, labels, sample_weight [n]), of any size. A weight
-            is what it is for `train_step`; 0 or False leaves an example out. With several workers,
-            of this one's share of each batch, and as many batches on all.
+          batches: of (inputs, labels) or (inputs, labels, sample_weight [n]), of any size. Weights
+            as for `train_step`: 0 or False leaves an example out. With several workers, this one's
+            share of each batch, and the same number of batches on all.
 
         Raises:
           TypeError, ValueError, WorkerError: as `evaluation.Evaluator`.

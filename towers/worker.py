@@ -25,8 +25,8 @@ class Workers(Protocol):
     """The workers of a run, as one of them sees them.
 
     Each calls `exchange`, `from_chief`, `broadcast`, `all_gather` and the training step in the same
-    order as the others; each call says what it is for, and where they differ it is a WorkerError
-    that names both. As a context it tells the others what goes wrong.
+    order as the others; each call says what it is for, and where two differ, a WorkerError names
+    both. As a context it tells the others what goes wrong.
 
     Attributes:
       count: number of workers.
@@ -57,13 +57,13 @@ class Workers(Protocol):
         """Notes that this worker was asked to stop; None takes that back."""
 
     def stop_asked(self) -> int | None:
-        """The signal that asked a worker to stop, as all know it since the last step; or None."""
+        """The signal that asked a worker to stop, which all know since the last step; or None."""
 
     def broadcast(self, what: str, variables: Sequence[tf.Variable]) -> None:
         """Gives every worker the chief's values."""
 
     def all_gather(self, what: str, arrays: Sequence[np.ndarray]) -> list[list[np.ndarray]]:
-        """The arrays [n, ...] of every worker; only n may be another on each."""
+        """The arrays [n, ...] of every worker; only n may differ."""
 
     def exchange(self, what: str, message: object) -> list:
         """The messages of all workers, by their index; a message is what JSON can hold."""
@@ -72,13 +72,13 @@ class Workers(Protocol):
         """What the chief makes, on every worker."""
 
     def watched(self) -> contextlib.AbstractContextManager:
-        """While entered, an error that another worker's end has caused is said as such."""
+        """While entered, an error that another worker's end has caused is reported as such."""
 
     def if_one_is_gone(self, describe: Callable[[], object]) -> None:
-        """Sets what this worker then tells the chief of itself."""
+        """Sets what this worker tells the chief of itself where another one is gone."""
 
     def survivors(self, reason: str) -> dict[int, object]:
-        """What those that are left have told the chief of themselves; they are told why it ends."""
+        """What the workers left have told the chief of themselves; tells them why it ends."""
 
 
 class SingleWorker(contextlib.AbstractContextManager):
@@ -130,9 +130,9 @@ class SingleWorker(contextlib.AbstractContextManager):
 
 
 def chief_first(workers: Workers, what: str, make: Callable[[], _Made]) -> _Made:
-    """What `make` gives, which the chief calls before the others do.
+    """What `make` returns, which the chief calls before the others do.
 
-    So that what it downloads and decodes is there for others that share its files.
+    So what it downloads and decodes is there for others that share its files.
     """
     if workers.is_chief:
         made = make()

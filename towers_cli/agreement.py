@@ -1,4 +1,4 @@
-"""Several workers begin a run: they meet, and find that they are about to do the same."""
+"""Several workers begin a run: they meet, and check that they are about to do the same."""
 
 import dataclasses
 from collections.abc import Mapping
@@ -22,7 +22,7 @@ def workers_of(tf_config: str, line: command_line.CommandLine) -> dict:
       `workers` and `worker_index`; nothing where it names no others.
 
     Raises:
-      SettingsError: it is not of its form, or a flag names workers too.
+      SettingsError: it does not have the right form, or a flag names workers too.
     """
     try:
         members = cluster.from_tf_config(tf_config)
@@ -40,11 +40,11 @@ def workers_of(tf_config: str, line: command_line.CommandLine) -> dict:
 
 
 def meet_workers(chosen: settings.TrainSettings) -> worker.Workers:
-    """Meets the other workers of the run, where there are any; says so if everybody may join.
+    """Meets the other workers of the run, where there are any; says so if anyone may join.
 
     Raises:
       SettingsError: an address is wrong, or the environment's secret.
-      WorkerError: one does not come.
+      WorkerError: one does not connect.
     """
     if not chosen.workers:
         return worker.SingleWorker()
@@ -84,7 +84,7 @@ def find(workers: worker.Workers, folder: run_folder.RunFolder) -> Found:
     """Looks into the run's folder, on the chief, for all workers.
 
     Raises:
-      RunFolderError: the folder holds something else than a run, or one that is being trained.
+      RunFolderError: the folder holds something other than a run, or one that is being trained.
       WorkerError: another worker is gone or has ended.
     """
 
@@ -160,7 +160,7 @@ def check_alike(workers: worker.Workers, chosen: settings.TrainSettings) -> None
         named = watcher.one_line(", ".join(sorted(set(kinds))))
         print(
             f"the workers have processors of different kinds ({named}): "
-            "their arithmetic may differ in its last bits, and a run ends where their weights do",
+            "their arithmetic may differ in its last bits, and a run ends if their weights do",
             flush=True,
         )
 
@@ -201,6 +201,6 @@ def _check_same(workers: worker.Workers, own: dict) -> None:
     for index, other in enumerate(others, start=1):
         if different := run_folder.differences(chief, other, workers.name(0)):
             raise worker_errors.WorkerError(
-                f"{workers.name(index)} does not fit {workers.name(0)}: "
+                f"{workers.name(index)} differs from {workers.name(0)}: "
                 f"{watcher.one_line('; '.join(different))}"
             )

@@ -1,7 +1,7 @@
-"""Beginning a run where another one stands, with other settings.
+"""Beginning a run where another one is, with other settings.
 
 What a run computes is fixed by the settings it began with. A run that diverged, or that needs more
-memory than there is, can go on with others all the same: as a new run, in a folder of its own, that
+memory than there is, can still continue with others: as a new run, in a folder of its own, that
 begins from one of its checkpoints, at the same number of examples seen.
 """
 
@@ -58,9 +58,9 @@ class CommandsRun(definition.Definition):
         if not is_saved:
             begins = self.config["resolved"]["begins_from"]
             also = " and an earlier checkpoint for --begin_from" if begins else ""
-            return f"The same command takes other settings{also}, and begins anew."
+            return f"The same command takes other settings{also}, and starts over."
         return (
-            "To go on from it or from an earlier one with other settings, give them with "
+            "To continue from it or from an earlier one with other settings, give them with "
             f"--begin_from={folder.path}, or a checkpoint in it, and a new --train_dir."
         )
 
@@ -124,14 +124,14 @@ def look(given: str, config: Mapping) -> dict:
     layers = (c["resolved"]["layers"] for c in (config, earlier))
     if is_own and definition.are_others(*layers):
         raise settings.SettingsError(
-            f"--begin_from={given}: its --model={chosen['model']} was another network than now"
+            f"--begin_from={given}: its --model={chosen['model']} was a different network then"
         )
     values = checkpoints.read(path)
     examples_seen, batch = int(values["examples_seen"]), chosen["global_batch_size"]
     if examples_seen % batch:
         fitting = _fitting_batch(examples_seen, batch, chosen["num_microbatches"])
         raise settings.SettingsError(
-            f"--begin_from={given}: its {examples_seen:,} examples seen are no whole number of "
+            f"--begin_from={given}: its {examples_seen:,} examples seen are not a whole number of "
             f"batches of --global_batch_size={batch}"
             + (f"; {fitting} would fit" if fitting else "")
         )
@@ -189,12 +189,12 @@ def _find(given: str) -> tuple[str, dict]:
 def _check_same(given: str, now, before, name: str) -> None:
     if now != before:
         raise settings.SettingsError(
-            f"--begin_from={given}: it has {name} {before}, and this run has {now}"
+            f"--begin_from={given}: it has {name} {before}, but this run has {now}"
         )
 
 
 def _fitting_batch(examples: int, at_most: int, num_microbatches: int) -> int | None:
-    """The largest batch that divides the examples and into microbatches; None if there is none."""
+    """The largest batch that divides the examples and splits into microbatches; or None."""
     sizes = range(at_most - at_most % num_microbatches, 0, -num_microbatches)
     return next((size for size in sizes if examples % size == 0), None)
 
@@ -202,9 +202,9 @@ def _fitting_batch(examples: int, at_most: int, num_microbatches: int) -> int | 
 def restore(state: train_state.TrainState, begins: Mapping) -> None:
     """Gives a new run the state that it begins from.
 
-    Weights, batch-norm state and counters are the checkpoint's. Moving averages are, too, or begin
-    at the weights where it has none. The optimizer's slots are, where the new run has the same
-    optimizer, and the loss scale, where both have one.
+    Weights, batch-norm state and counters are the checkpoint's. So are moving averages, or they
+    begin at the weights where it has none. So are the optimizer's slots, where the new run has the
+    same optimizer, and the loss scale, where both have one.
 
     Args:
       state: of the new run, at step 0.
@@ -217,7 +217,7 @@ def restore(state: train_state.TrainState, begins: Mapping) -> None:
     checkpoints.check_whole(path)
     values = checkpoints.read(path)
     if _sha256(values) != begins["sha256"]:
-        raise checkpoints.CheckpointError(f"checkpoint {path} was changed since the run began")
+        raise checkpoints.CheckpointError(f"checkpoint {path} has changed since the run began")
     model = state.model
     weights = checkpoints.part(values, "weights")
     _assign(path, "weights", model.trainable_variables, weights)

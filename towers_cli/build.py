@@ -19,7 +19,7 @@ IMAGES_TO_ADAPT_TO = 5000  # for a network that looks at some before its first s
 def start_runtime(intra_op_threads: int, deterministic: bool) -> None:
     """Sets what TensorFlow's runtime fixes when it starts, as `TrainSettings` has it.
 
-    What Keras has read in `~/.keras/keras.json` does not decide a run: it is set to its defaults.
+    What Keras has read from `~/.keras/keras.json` does not affect a run: it is set to its defaults.
 
     Raises:
       SettingsError: the runtime has started already, with another number of threads.
@@ -53,7 +53,7 @@ def load_data(
     """The splits that a run is trained on and evaluated on, the same on all workers.
 
     Raises:
-      DataError: they cannot be had.
+      DataError: they cannot be loaded.
       WorkerError: another worker has other images.
     """
 
@@ -67,7 +67,7 @@ def load_data(
             read_only=chosen.dry_run,
         )
 
-    # First the split whose name may be wrong: to decode the other may take minutes.
+    # First the split whose name may be wrong: decoding the other may take minutes.
     splits = (chosen.eval_split, settings.TRAINING_SPLIT)
     evaluated, training = worker.chief_first(
         workers, "the images", lambda: [load(split) for split in splits]
@@ -84,7 +84,7 @@ def preprocessing(
     """What happens to the images before the network.
 
     Raises:
-      DataError: the preprocessing cuts pictures as they are decoded, and these were decoded before.
+      DataError: the preprocessing cuts pictures as they are decoded, and these already are.
       SettingsError: it does not take such images.
     """
     try:
@@ -143,7 +143,7 @@ def build_trainer(
     if chosen.weight_decay and not decayed:
         raise settings.SettingsError(
             f"--weight_decay_filter={chosen.weight_decay_filter}: no weight of --model="
-            f"{chosen.model} is one; choose another filter, or --weight_decay=0"
+            f"{chosen.model} matches; choose another filter, or --weight_decay=0"
         )
     adapt = own_model.network(chosen.model).adapt
     if adapt is not None:
@@ -192,7 +192,7 @@ def build_model(config: Mapping) -> keras.Model:
     model = build_network(chosen, derived["image_shape"], len(derived["class_names"]))
     if definition.are_others(definition.layers(model), derived.get("layers")):
         raise settings.SettingsError(
-            f"--model={chosen['model']}: is another network now than the run's"
+            f"--model={chosen['model']}: is no longer the network of the run"
         )
     return model
 
@@ -233,7 +233,7 @@ def check_has_kernels(chosen: settings.TrainSettings, model: keras.Model) -> Non
         if is_frozen and not layer.trainable and machine.num_devices("GPU"):
             raise settings.SettingsError(
                 f"--deterministic: the layer {layer.name} is a frozen FusedBatchNormalization, "
-                "whose deterministic gradient GPUs do not have; take keras.layers."
+                "which has no deterministic gradient on GPUs; use keras.layers."
                 "BatchNormalization, or leave the flag out"
             )
 
@@ -247,7 +247,7 @@ def build_network(chosen: Mapping, image_shape: Sequence[int], num_classes: int)
       num_classes: number of logits.
 
     Raises:
-      SettingsError: the images are too small for it, or it is no network.
+      SettingsError: the images are too small for it, or it is not a network.
     """
     try:
         return networks.build(

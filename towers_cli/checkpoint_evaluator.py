@@ -38,7 +38,7 @@ def wait_for_run(folder: run_folder.RunFolder, interval_seconds: float) -> dict:
     """The configuration of the run in `folder`, as soon as a training has begun one there.
 
     Raises:
-      RunFolderError: what is there is no run.
+      RunFolderError: what is there is not a run.
     """
     if folder.read_config() is None:
         print(f"waiting for a run in {folder.path}", flush=True)
@@ -79,12 +79,12 @@ def check_fits(config: Mapping, image_shape: Sequence[int], class_names: Sequenc
     derived = config["resolved"]
     if list(image_shape) != list(derived["image_shape"]):
         raise settings.SettingsError(
-            f"--dataset: its images are {list(image_shape)} after preprocessing, and the run's "
+            f"--dataset: its images are {list(image_shape)} after preprocessing, but the run's "
             f"network takes {derived['image_shape']}"
         )
     if list(class_names) != derived["class_names"]:
         raise settings.SettingsError(
-            f"--dataset: its classes are {_few(class_names)}, and the run's "
+            f"--dataset: its classes are {_few(class_names)}, but the run's "
             f"{_few(derived['class_names'])}"
         )
 
@@ -111,7 +111,7 @@ def check_same_images(config: Mapping, split: str, sha256: str) -> None:
     if of_split.get(split, sha256) != sha256:
         raise settings.SettingsError(
             f"--split={split}: its images or labels are not those of the run (sha256 {sha256[:12]},"
-            f" and the run's {of_split[split][:12]}); bring the data back"
+            f" and the run's {of_split[split][:12]}); restore the data"
         )
 
 
@@ -141,8 +141,8 @@ class CheckpointEvaluator:
           data_sha256: of its images and labels in this split.
           split: name of the split.
           count: examples in the split.
-          batches: (images, labels, mask) that hold each example once, whenever they are iterated
-            over.
+          batches: (images, labels, mask) that hold each example once, as often as they are
+            iterated over.
           test_time_flip: as for `evaluation.Evaluator`.
           looks_at: called with the examples of each evaluation; what it returns, an image uint8
             [height, width, 3] or None, is for TensorBoard.
@@ -187,7 +187,7 @@ class CheckpointEvaluator:
         """
         if run_config.run_sha256(config_of(self._folder)) != self._run_sha256:
             raise run_folder.RunFolderError(
-                f"--train_dir={self._folder.path}: another run has begun here since; give the same "
+                f"--train_dir={self._folder.path}: another run has begun here since; run the same "
                 "command again to follow it"
             )
 
@@ -200,7 +200,7 @@ class CheckpointEvaluator:
         return max((line["step"] for line in lines if this_way.items() <= line.items()), default=-1)
 
     def _way(self) -> dict:
-        """What tells one evaluation of a checkpoint from another, as `eval.jsonl` has it."""
+        """What tells one evaluation of a checkpoint from another, as in `eval.jsonl`."""
         return {
             "split": self._split,
             "dataset": self._dataset,
@@ -282,8 +282,8 @@ def report(line: Mapping, result: tally.Evaluation, class_names: Sequence[str]) 
 def evaluate_newest(evaluate: CheckpointEvaluator, folder: run_folder.RunFolder) -> None:
     """Evaluates the newest checkpoint that can be read.
 
-    One that a training deletes before it is read, or that is damaged, is passed over for the newest
-    of the others.
+    One that a training deletes before it is read, or that is damaged, is skipped for the newest of
+    the others.
 
     Raises:
       CheckpointError: there is none, or the system does not let one be read.
@@ -296,7 +296,7 @@ def evaluate_newest(evaluate: CheckpointEvaluator, folder: run_folder.RunFolder)
         except checkpoints.UnreadableNowError:
             raise
         except checkpoints.CheckpointError as error:
-            print(f"passed over: {error}", flush=True)
+            print(f"skipped: {error}", flush=True)
             passed_over.add(paths[-1])
     raise checkpoints.CheckpointError(f"{folder.checkpoints} holds no checkpoint that can be read")
 
@@ -306,8 +306,8 @@ def follow(
 ) -> int:
     """Evaluates each new checkpoint of a running training, until that training has finished.
 
-    A checkpoint that the training deletes before its turn comes is passed over, and so are those
-    that `eval.jsonl` has already. One that the system does not let be read is waited for.
+    A checkpoint that the training deletes before its turn comes is skipped, and so are those that
+    `eval.jsonl` already has. One that the system does not let be read is waited for.
 
     Returns:
       The exit code: 0, or the convention's for a signal.
@@ -331,11 +331,11 @@ def follow(
                     evaluate(path)
                     evaluated = checkpoints.step_of(path)
                 except checkpoints.UnreadableNowError as error:
-                    print(f"looked at again later: {error}", flush=True)
+                    print(f"trying again later: {error}", flush=True)
                     finished = False
                     break
                 except checkpoints.CheckpointError as error:
-                    print(f"passed over: {error}", flush=True)
+                    print(f"skipped: {error}", flush=True)
                     passed_over.add(_version(path))
             if asked.received:
                 print("stopped following")
@@ -353,7 +353,7 @@ def _version(path: str) -> tuple[str, int | None]:
 
 
 def _has_finished(folder: run_folder.RunFolder) -> bool:
-    """Whether the training is at its end, which may have been moved since it first finished."""
+    """Whether the training is at its end, which may have moved since it first finished."""
     summary = folder.read_final_summary()
     return summary is not None and summary["step"] >= config_of(folder)["resolved"]["last_step"]
 

@@ -1,7 +1,7 @@
-"""A command's flags: made of its record of settings, parsed, and explained.
+"""A command's flags: made from its record of settings, parsed, and explained.
 
 A wrong flag is one line on stderr and exit code 2; help, or the version, goes to stdout and ends
-with 0. Nothing here imports TensorFlow: a slip of the finger is answered without waiting for it.
+with 0. Nothing here imports TensorFlow: a typo is answered without waiting for it.
 """
 
 import dataclasses
@@ -27,7 +27,7 @@ NOT_NEEDED = dict.fromkeys(
 
 
 class _Asked(flags.BooleanFlag):
-    """A flag that shows something where it is given, and ends the program, as absl's --helpfull."""
+    """A flag that shows something and ends the program, like absl's --helpfull."""
 
     def __init__(self, name, short_name, help_, text):
         super().__init__(name, False, help_, short_name=short_name, allow_hide_cpp=True)
@@ -82,11 +82,11 @@ class CommandLine:
           argv: the program's name, then its arguments.
 
         Returns:
-          The program's name, then the arguments that are no flags.
+          The program's name, then the arguments that are not flags.
 
         Raises:
-          SystemExit: with 2, for a flag is unknown, or its value is not of its type; stderr says
-            which. With 0, for help or the version was asked for and shown.
+          SystemExit: with 2, if a flag is unknown, or its value is not of its type; stderr says
+            which. With 0, if help or the version was asked for and shown.
         """
         system.provide_output()
         self._define_asked()
@@ -97,7 +97,7 @@ class CommandLine:
         except flags.IllegalFlagValueError as error:
             problem = _illegal(error, self.values)
         except RecursionError:
-            problem = "--flagfile: too many files that name the next one"
+            problem = "--flagfile: too many files within each other"
         except UnicodeDecodeError as error:
             problem = f"--flagfile: is not text: {error}"
         except (flags.Error, ValueError) as error:  # ValueError: absl's own, for --noflag=value
@@ -116,10 +116,10 @@ class CommandLine:
 
         Args:
           rest: from `parse`.
-          **given: values that another place than a flag gives.
+          **given: values that do not come from flags.
 
         Raises:
-          SettingsError: a setting is wrong; or there is an argument that is no flag.
+          SettingsError: a setting is wrong; or there is an argument that is not a flag.
         """
         if rest[1:]:
             raise settings.SettingsError(f"unexpected argument {rest[1]!r}: flags begin with --")
@@ -147,8 +147,8 @@ class CommandLine:
                     said, width, initial_indent="  ", subsequent_indent="      ",
                     break_long_words=False, break_on_hyphens=False,
                 )  # fmt: skip
-        others = "--[no]version: Show the version. --flagfile=FILE: More flags, a line each. "
-        others += "--helpfull: Those of the libraries, too."
+        others = "--[no]version: Show the version. --flagfile=FILE: More flags, one per line. "
+        others += "--helpfull: Flags of the libraries, too."
         return "\n".join([*lines, "", *textwrap.wrap(others, width, break_on_hyphens=False)])
 
     def _unknown(self, argument: str) -> str:
@@ -160,7 +160,7 @@ class CommandLine:
         return f"{_shown(given)}: there is no such flag{remark}; {hint}"
 
     def _meant(self, name: str) -> list[str]:
-        """Flags that somebody may mean by a name that is none, at most two, the likeliest first."""
+        """Flags that may be meant by a name that is not one: at most two, the likeliest first."""
         if name in self.values:  # it was given with hyphens, or capitals
             return [name]
         if name.startswith("no_") and name[3:] in self.values and self.values[name[3:]].boolean:
@@ -179,7 +179,7 @@ class CommandLine:
 
 
 class _Choice(flags.EnumParser):
-    """Of a setting that has choices, and perhaps takes something beside them."""
+    """For a setting that has choices, and may take something besides."""
 
     def __init__(self, field: dataclasses.Field):
         super().__init__(list(field.metadata["choices"]))

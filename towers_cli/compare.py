@@ -1,11 +1,11 @@
-"""Where two runs part: a setting, a step, a number.
+"""Where two runs diverge: a setting, a step, a number.
 
     towers-compare runs/one_tower runs/four_towers
 
 Settings are compared first, then the hashes of the whole state that
 --verify_every_steps writes, the logged steps and evaluations of metrics.jsonl,
-and the values in checkpoints of the same step. Ends with 0 where all that both
-runs have is the same to the last bit, with 1 where they part, and with 2 where
+and the values in checkpoints of the same step. Exits with 0 if all that both
+runs have is the same to the last bit, with 1 if they diverge, and with 2 if
 they cannot be compared.
 """
 
@@ -18,13 +18,13 @@ _USAGE = "usage: towers-compare RUN_A RUN_B"
 
 def command() -> None:
     """Runs the command to its end."""
-    # Python would make a page of text and an exit code of 1 of Ctrl-C, which has a meaning here.
+    # Python would turn Ctrl-C into a page of text and an exit code of 1, which has a meaning here.
     signal.signal(signal.SIGINT, signal.SIG_DFL)
     sys.exit(main(sys.argv[1:]))
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Prints where the runs in two folders part; returns the exit code."""
+    """Prints where the runs in two folders diverge; returns the exit code."""
     if len(arguments) != 2 or any(argument.startswith("-") for argument in arguments):
         asked = set(arguments) & {"-h", "--help"}
         if asked:
@@ -42,8 +42,8 @@ def main(arguments: Sequence[str]) -> int:
 
 
 def compare(arguments: Sequence[str]) -> int:
-    """Prints where the runs in two folders part; returns the exit code."""
-    # After the usage, for it imports TensorFlow.
+    """Prints where the runs in two folders diverge; returns the exit code."""
+    # After the usage, because it imports TensorFlow.
     from towers.runs import checkpoints, console, run_folder
     from towers.support import noise
     from towers_cli import comparison
@@ -61,14 +61,14 @@ def compare(arguments: Sequence[str]) -> int:
             print(parting, flush=True)
             compared.append(parting)
     except (run_folder.RunFolderError, checkpoints.CheckpointError, OSError) as error:
-        text = str(error).removeprefix("--train_dir=")  # no flag of this command
+        text = str(error).removeprefix("--train_dir=")  # not a flag of this command
         console.say_error("towers-compare", text)
         return 2
     if not any(parting.steps for parting in compared):
         print("towers-compare: error: the runs have no step in common", file=sys.stderr)
         return 2
     parted = [parting.first for parting in compared if parting.first is not None]
-    print(f"they part at step {min(parted)}" if parted else "the same, to the last bit")
+    print(f"they diverge at step {min(parted)}" if parted else "the same, to the last bit")
     return 1 if parted else 0
 
 

@@ -1,4 +1,4 @@
-"""Where two runs part: a setting, a step, a number."""
+"""Where two runs diverge: a setting, a step, a number."""
 
 import dataclasses
 import json
@@ -9,7 +9,7 @@ import numpy as np
 from towers.runs import checkpoints, definition, run_folder, stretches
 from towers_cli import build, run_config, settings
 
-# Lines of metrics.jsonl have them, and they are not of what was computed.
+# Fields of metrics.jsonl that are not about what was computed.
 OF_CLOCK_AND_PLACE = (
     "examples_per_second",
     "step_seconds",
@@ -20,7 +20,7 @@ OF_CLOCK_AND_PLACE = (
 
 @dataclasses.dataclass(frozen=True)
 class Parting:
-    """What two runs have both done, and the first step at which they differ.
+    """What two runs both have, and the first step at which they differ.
 
     Attributes:
       what: such as "hashes of the state".
@@ -46,11 +46,11 @@ class Parting:
             )
         before = [step for step in self.steps if step < self.first]
         agreed = f"the last that agrees is {before[-1]}" if before else "none before it agrees"
-        return f"{self.what}: part at step {self.first} ({self.how}); {agreed}"
+        return f"{self.what}: diverge at step {self.first} ({self.how}); {agreed}"
 
 
 def settings_that_differ(a: run_folder.RunFolder, b: run_folder.RunFolder) -> list[str]:
-    """What differs of that which defines a run, then of where and with what it ran, in words.
+    """What differs in what defines a run, then in where and with what it ran, in words.
 
     Raises:
       RunFolderError: a folder holds no run, or a damaged one.
@@ -67,7 +67,7 @@ def settings_that_differ(a: run_folder.RunFolder, b: run_folder.RunFolder) -> li
 
 
 def changes_on_the_way(folder: run_folder.RunFolder) -> list[str]:
-    """What a run went on with that it had not begun with: another TensorFlow, another processor."""
+    """What changed when a run was continued: to another TensorFlow, to another processor."""
     return stretches.changes(folder.read_config()["stretches"])
 
 
@@ -92,7 +92,7 @@ def _described(folder: run_folder.RunFolder) -> tuple[dict, dict]:
 
 
 def partings(a: run_folder.RunFolder, b: run_folder.RunFolder) -> Iterator[Parting]:
-    """Compares what two runs have written, from the cheapest to the dearest.
+    """Compares what two runs have written, cheapest first.
 
     Raises:
       RunFolderError: `metrics.jsonl` is damaged.

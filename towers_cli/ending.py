@@ -14,7 +14,7 @@ def explained(
     run: Callable[[settings.Settings], int],
     stopped: Callable[[int], int],
 ) -> int:
-    """What `run` returns, or the exit code of what went wrong, which is said in one line.
+    """What `run` returns, or the exit code of what went wrong, which is printed in one line.
 
     Args:
       program: the command, as it was called.
@@ -69,10 +69,10 @@ def _end_at_once(number: int, _frame) -> None:
 
 
 def stopped_at_once(number: int) -> int:
-    """Says so, where somebody reads it; returns the shell's exit code for a signal."""
+    """Says so, if anyone reads it; returns the shell's exit code for a signal."""
     try:
-        print("stopped at once; the newest checkpoint, if there is one, is as it was", flush=True)
-    except OSError:  # it went with its terminal, or its pipe
+        print("stopped at once; the newest checkpoint, if there is one, is unchanged", flush=True)
+    except OSError:  # the terminal or the pipe is gone
         system.output_is_gone()
     return 128 + number
 
@@ -85,5 +85,5 @@ def keep_libraries_from_writing() -> None:
     keras_home = os.environ.get("KERAS_HOME") or os.path.expanduser("~/.keras")
     if not os.path.exists(os.path.join(keras_home, "keras.json")):
         os.environ["KERAS_HOME"] = os.path.join(os.devnull, "keras")  # where nothing can be written
-    # Keras imports it if it can, and it would write a list of the system's fonts.
+    # Keras imports matplotlib if it can, which would write a list of the system's fonts.
     sys.modules.setdefault("matplotlib", None)

@@ -1,18 +1,17 @@
-"""Starts the workers of a run on this machine, to try with what is meant for several.
+"""Starts the workers of a run on this machine, to try out what is meant for several.
 
     towers-launch --workers=2 -- train.py --train_dir=runs/two
     towers-launch --workers=4 --min_workers=1 --restarts=20 -- train.py --train_dir=runs/four
 
 Each worker is a process of its own that finds the others through TF_CONFIG, on free ports of this
-machine. What they print is passed on behind their index; Ctrl-C and SIGTERM go to all of them. The
-exit code is 0 where all ended with it; else it is that of the first one with an error of its own,
-or of the first that died. Where the launcher itself is killed, the workers get SIGTERM all the
-same.
+machine. What they print is passed on after their index; Ctrl-C and SIGTERM go to all of them. The
+exit code is 0 if all ended with 0; else it is that of the first one with an error of its own, or of
+the first that died. If the launcher itself is killed, the workers still get SIGTERM.
 
 With --restarts a run whose worker has died is started again, from its last complete step, or from
 its newest checkpoint where it was the chief: with the workers that are left, as long as there are
---min_workers, and with one more when its place has come back, after --return_seconds. An error that
-would come back, such as a wrong flag, ends it.
+--min_workers, and with one more when its place is back, after --return_seconds. An error that would
+recur, such as a wrong flag, ends it.
 """
 
 import argparse
@@ -37,9 +36,9 @@ from towers_cli import keeper, slots
 _LARGEST = 64
 _FORWARDED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 # After the launcher's own end; and after the first failure, which workers notice within 25 by
-# themselves, or the last sign of life since. Those that are left are then asked to end, and killed
-# after as long again, the chief later: it may be writing the checkpoint that all depends on. So may
-# it be after a signal, and the others wait for it.
+# themselves, or the last sign of life since. Those left are then asked to end, and killed after as
+# long again, the chief later: it may be writing the checkpoint that all depend on. So may it after
+# a signal, and the others wait for it.
 _KILLED_AFTER_SECONDS = 30.0
 _CHIEF_KILLED_AFTER_SECONDS = 600.0
 _LOOKS_EVERY_SECONDS = 0.1
@@ -58,14 +57,14 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__ and __doc__.splitlines()[0])
     parser.add_argument("--workers", type=int, required=True, help="how many processes")
     parser.add_argument(
-        "--restarts", type=int, default=0, help="how often to start again where a worker has died"
+        "--restarts", type=int, default=0, help="how often to start again after a worker has died"
     )
     parser.add_argument(
-        "--min_workers", type=int, help="go on with no fewer than these; default: with all"
+        "--min_workers", type=int, help="continue with no fewer than this; default: all"
     )
     parser.add_argument(
         "--return_seconds", type=float, default=60.0,
-        help="how long a worker that has died is not replaced, if others can go on (default: 60)",
+        help="how long a dead worker is not replaced, if the others can continue (default: 60)",
     )  # fmt: skip
     parser.add_argument("script", help="such as train.py, or towers-train")
     parser.add_argument("arguments", nargs=argparse.REMAINDER, help="the script's own flags")
@@ -111,10 +110,10 @@ def run(
     Args:
       command: program and arguments.
       count: number of workers.
-      environment: theirs, but for TF_CONFIG and the secret by which they know each other.
-      restarts: how often all are started again where one has died.
-      min_workers: with how many the others go on; None for all.
-      return_seconds: how long one that has died is not replaced.
+      environment: theirs, except TF_CONFIG and the secret by which they know each other.
+      restarts: how often all are started again after one has died.
+      min_workers: the fewest to continue with; None for all.
+      return_seconds: how long a dead one is not replaced.
     """
     places = slots.Slots(count, count if min_workers is None else min_workers, return_seconds)
     with _forwarded() as signals, _keeper() as with_keeper:
@@ -128,11 +127,11 @@ def run(
             shown = ", ".join(map(str, codes))
             if not slots.may_be_tried_again(codes):
                 if is_elastic:
-                    _say(f"exit codes {shown}: such an error would come back, and ends the run")
+                    _say(f"exit codes {shown}: such an error would recur, and ends the run")
                 return exit_code
             if started.made_room and slots.ended_as_asked(codes):
                 here, died_at = places.there(), time.monotonic()
-                _say(f"goes on with {len(here)} workers: one more has come back")
+                _say(f"continuing with {len(here)} workers: one more is back")
                 continue
             if not restarts:
                 return exit_code
@@ -144,15 +143,15 @@ def run(
             ended = f"{names} {'has' if len(dead) == 1 else 'have'} ended" if dead else "all ended"
             here = places.there()
             _say(
-                f"{ended} (exit codes {shown}); goes on with {len(here)} of {count} workers, "
-                f"{restarts} restarts are left"
+                f"{ended} (exit codes {shown}); continuing with {len(here)} of {count} workers, "
+                f"{restarts} restarts left"
             )
 
 
 def _say(text: str) -> None:
     if sys.stdout is not None:
-        with contextlib.suppress(OSError):  # the readers of workers' output end the run for that
-            sys.stdout.write(f"[launcher] {text}\n")  # at once, as a reader may write beside it
+        with contextlib.suppress(OSError):  # the readers of workers' output end the run then
+            sys.stdout.write(f"[launcher] {text}\n")  # in one call: a reader may write, too
             sys.stdout.flush()
 
 
@@ -235,7 +234,7 @@ class _Workers:
 
     @property
     def is_unread(self) -> bool:
-        """Whether nobody takes what they print any more."""
+        """Whether nobody reads what they print any more."""
         return self._unread.is_set()
 
     def _look_at(self, index: int, line: bytes) -> None:
@@ -245,16 +244,16 @@ class _Workers:
             self._made_a_step.set()
             if self._died_at is not None:
                 seconds = time.monotonic() - self._died_at
-                _say(f"{seconds:.1f} s from the end to the next step that is shown")
+                _say(f"{seconds:.1f} s from the end to the next step shown")
 
     def _pass_on(self, stream, to, index: int) -> None:
         """Copies whole lines, so that those of two workers do not mix, until all have ended."""
         left = _MOST_AFTER_THE_END
         with stream, selectors.DefaultSelector() as selector:
             selector.register(stream, selectors.EVENT_READ)
-            begun = bytearray()  # the line of which some has come
+            begun = bytearray()  # the part of a line that has come
             while left > 0 and not self.is_unread:
-                have_ended = self._all_ended.is_set()  # then all that they have said is there
+                have_ended = self._all_ended.is_set()  # then all their output is there
                 if not selector.select(0 if have_ended else _READERS_LOOK_EVERY_SECONDS):
                     if have_ended:
                         break
@@ -275,7 +274,7 @@ class _Workers:
         prefix = f"[{index}] ".encode()
         for line in lines:
             self._look_at(index, line)
-            if to is None or self.is_unread:  # was closed before this program began, or since
+            if to is None or self.is_unread:  # closed before this program began, or since
                 continue
             try:
                 to.buffer.write(prefix + line + b"\n")
@@ -293,7 +292,7 @@ class _Workers:
 
         A worker that does not end after another has failed, or after a signal, is asked to, and
         then killed. Where there is room for more workers, the run is stopped after a step, with a
-        checkpoint. What a process prints that a worker has left behind is not waited for.
+        checkpoint. Output of a process that a worker has left behind is not waited for.
         """
         left = len(self._processes)
         try:
@@ -335,11 +334,11 @@ class _Workers:
         has_to_end_since = min((at for at in (failed_at, signal_at) if at), default=now)
         patience = _CHIEF_KILLED_AFTER_SECONDS if failed_at is None else _KILLED_AFTER_SECONDS
         late = min(now - self._last_sign, now - has_to_end_since)
-        # One that talks forever ends, too.
+        # One that prints forever is ended, too.
         late = max(late, now - has_to_end_since - _CHIEF_KILLED_AFTER_SECONDS)
         for index, worker in enumerate(self._processes):
             is_late, is_stopped = late > patience, _is_stopped(worker.pid)
-            # A chief that somebody lets go on in time has something to save.
+            # A chief that is let continue in time has something to save.
             is_at_once = index and failed_at is not None
             is_stopped = is_stopped and (is_at_once or now - began > _KILLED_AFTER_SECONDS)
             if worker.poll() is not None or not (is_late or is_stopped):
@@ -368,7 +367,7 @@ def _is_stopped(process: int) -> bool:
 
 @contextlib.contextmanager
 def _keeper() -> Iterator[dict]:
-    """While entered, workers that are started with what it gives end where this process goes.
+    """While entered, workers started with what it yields end when this process dies.
 
     They are in a process group of their own, so that the terminal's Ctrl-C comes through the
     launcher alone.
@@ -393,7 +392,7 @@ def _keeper() -> Iterator[dict]:
 
 
 def tf_config(addresses: Sequence[str], index: int) -> str:
-    """What TF_CONFIG has to be for one of the workers at these addresses."""
+    """What TF_CONFIG must be for one of the workers at these addresses."""
     task = {"type": "worker", "index": index}
     return json.dumps({"cluster": {"worker": list(addresses)}, "task": task})
 

@@ -27,7 +27,7 @@ PREPROCESSING = "pad_crop_flip"  # of your own model, where none is asked for
 
 
 def is_own(name: str) -> bool:
-    """Whether a `--model` is none of the package's networks."""
+    """Whether a `--model` is not one of the package's networks."""
     return name not in networks.NETWORKS
 
 
@@ -35,7 +35,7 @@ def network(name: str) -> networks.Network:
     """The network of a `--model`.
 
     Raises:
-      SettingsError: it cannot be imported, or is no function.
+      SettingsError: it cannot be imported, or is not a function.
     """
     if not is_own(name):
         return networks.NETWORKS[name]
@@ -77,8 +77,8 @@ def _of_keras(name: str) -> Callable:
         scaling = (keras.layers.Rescaling, keras.layers.Normalization)
         if any(isinstance(layer, scaling) for layer in model.layers):
             raise settings.SettingsError(
-                f"--model={name}: scales raw pixels itself, and gets images that are scaled; take "
-                "one that does not, such as EfficientNetV2B0"
+                f"--model={name}: scales raw pixels itself, but gets scaled images; choose one "
+                "that does not, such as EfficientNetV2B0"
             )
         return model
 
@@ -122,7 +122,7 @@ def _build(
 def _check(name: str, model, image_shape: tuple[int, int, int], num_classes: int) -> None:
     if not isinstance(model, keras.Model):
         raise settings.SettingsError(
-            f"--model={name}: has returned a {type(model).__name__}: must be a Keras model"
+            f"--model={name}: returned a {type(model).__name__}: must be a Keras model"
         )
     with faults_of(name, "calling it"):
         images = keras.KerasTensor((None, *image_shape), dtype="float32")
@@ -132,7 +132,7 @@ def _check(name: str, model, image_shape: tuple[int, int, int], num_classes: int
     shape = getattr(logits, "shape", None)
     if shape is None or tuple(shape[1:]) != (num_classes,):
         raise settings.SettingsError(
-            f"--model={name}: gives {shape or type(logits).__name__} of images of "
+            f"--model={name}: gives {shape or type(logits).__name__} for images of "
             f"{list(image_shape)}: must be (None, {num_classes}), a logit for each class"
         )
     last = model.layers[-1] if model.layers else None
@@ -140,10 +140,10 @@ def _check(name: str, model, image_shape: tuple[int, int, int], num_classes: int
     if softmax or isinstance(last, keras.layers.Softmax):
         raise settings.SettingsError(
             f"--model={name}: ends with a softmax: must give logits, which the loss and the final "
-            "model make probabilities of"
+            "model turn into probabilities"
         )
     if not model.trainable_variables:
-        raise settings.SettingsError(f"--model={name}: has no weight that is trained")
+        raise settings.SettingsError(f"--model={name}: has no trainable weight: must have one")
 
 
 def _is_library(filename: str) -> bool:
@@ -151,7 +151,7 @@ def _is_library(filename: str) -> bool:
 
 
 def faults_in_training(name: str) -> contextlib.AbstractContextManager:
-    """Says in one line what a user's model does wrong in training; of our networks nothing."""
+    """Says in one line what a user's model does wrong in training; for our networks nothing."""
     return faults_of(name, "training it") if is_own(name) else contextlib.nullcontext()
 
 

@@ -15,7 +15,7 @@ _MODES = {1: "L", 3: "RGB", 4: "RGBA"}  # Pillow's, by the number of channels
 
 
 class PictureModelError(errors.UserError):
-    """There is no model, or it is none of raw pictures."""
+    """There is no model, or it does not take raw pictures."""
 
     exit_code = 2
 
@@ -28,7 +28,7 @@ def file_of(run: str) -> Path:
     """The model of a run: its final one, or the `.keras` file that was given itself.
 
     Raises:
-      RunFolderError: the folder holds something else than a run.
+      RunFolderError: the folder holds something other than a run.
       PictureModelError: there is no model.
     """
     if run.endswith(".keras"):
@@ -48,7 +48,7 @@ def file_of(run: str) -> Path:
 
 
 class PictureModel:
-    """Gives classes and probabilities of pictures."""
+    """Gives classes and probabilities for pictures."""
 
     def __init__(self, path: Path):
         """
@@ -57,14 +57,13 @@ class PictureModel:
             them.
         """
         if not zipfile.is_zipfile(path):
-            raise PictureModelError(f"{path} is no Keras file")
+            raise PictureModelError(f"{path} is not a Keras file")
         try:
             self._model = keras.saving.load_model(path, compile=False)
         except (OSError, TypeError, ValueError, KeyError, zipfile.BadZipFile) as error:
             raise PictureModelError(
-                f"{path} cannot be read: {noise.reason(error)[:300]} (layers of one's own have to "
-                "be registered where they are defined, in the module of --model, and a Lambda is "
-                "not read)"
+                f"{path} cannot be read: {noise.reason(error)[:300]} (your own layers must be "
+                "registered where they are defined, in the module of --model; a Lambda is not read)"
             ) from error
         outputs = getattr(self._model, "output", None)
         shape = getattr(self._model, "input_shape", None)
@@ -72,7 +71,7 @@ class PictureModel:
         of_pictures = of_pictures and len(shape) == 4 and shape[3] in _MODES
         if not (of_pictures and isinstance(outputs, dict) and "class_name" in outputs):
             raise PictureModelError(
-                f"{path} is no model of raw pictures; a program's run saves one where it is given "
+                f"{path} does not take raw pictures; to save a model that does, give the run "
                 "export=, with input_pipeline.raw_images.classifier"
             )
         self._mode = _MODES[shape[-1]]

@@ -1,4 +1,4 @@
-"""What a person looks at: a batch as the network sees it, and what it says of each example."""
+"""What a person looks at: a batch as the network sees it, and its answer for each example."""
 
 import csv
 import os
@@ -48,7 +48,7 @@ def show_batch(
     print(
         console.printable(
             f"{chosen.show_batch}: {of_all} of the first batch, after {how}, each "
-            "stretched from its least to its largest value"
+            "stretched from its smallest to its largest value"
         )
     )
     return 0
@@ -65,7 +65,7 @@ def _caption(label: np.ndarray, class_names: Sequence[str]) -> str:
 
 
 def look_at(split, predictions: str | None, examples: tally.Seen) -> np.ndarray | None:
-    """What a person may look at of an evaluation: a file, where one is asked for, and a sheet.
+    """What a person may look at after an evaluation: a file, where one is asked for, and a sheet.
 
     Args:
       split: of the data set.
@@ -105,7 +105,7 @@ def write_predictions(path: str, examples: tally.Seen, split) -> None:
 
 
 def most_confused(examples: tally.Seen, split) -> np.ndarray | None:
-    """A sheet of the examples that were taken for another class with the largest loss.
+    """A sheet of the wrongly classified examples with the largest loss.
 
     Returns:
       uint8 [height, width, 3]; None where all were right.

@@ -1,11 +1,11 @@
-"""What a finished run's model says of pictures.
+"""Classifies pictures with a finished run's model.
 
     towers-predict runs/first cat.jpg photos/*.png
 
-RUN is the folder of a run, whose final model is asked, or a .keras file such as
+RUN is the folder of a run, whose final model is used, or a .keras file such as
 runs/first/best_model.keras. Any picture that Pillow reads will do, of any size,
-with 8 bits a channel. Ends with 0, with 1 if a picture cannot be read, and with
-2 if there is no model of pictures.
+with 8 bits a channel. Exits with 0, with 1 if a picture cannot be read, and with
+2 if there is no model for pictures.
 """
 
 import signal
@@ -18,13 +18,13 @@ _NAMES_SHOWN = 3
 
 def command() -> None:
     """Runs the command to its end."""
-    # Python would make a page of text and an exit code of 1 of Ctrl-C, which has a meaning here.
+    # Python would turn Ctrl-C into a page of text and an exit code of 1, which has a meaning here.
     signal.signal(signal.SIGINT, signal.SIG_DFL)
     sys.exit(main(sys.argv[1:]))
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Prints what the model says of each picture; returns the exit code."""
+    """Prints the model's answer for each picture; returns the exit code."""
     if set(arguments) & {"-h", "--help"}:
         print(__doc__ or _USAGE)  # python -OO leaves docstrings out
         return 0
@@ -41,8 +41,8 @@ def main(arguments: Sequence[str]) -> int:
 
 
 def predict(run: str, *pictures: str) -> int:
-    """Prints what the model says of each picture; returns the exit code."""
-    # After the usage, for it imports TensorFlow.
+    """Prints the model's answer for each picture; returns the exit code."""
+    # After the usage, because it imports TensorFlow.
     from towers.runs import console
     from towers.support import errors, noise
     from towers_cli import picture_model, settings

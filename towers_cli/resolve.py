@@ -26,11 +26,11 @@ def resolved(
     towers is not.
 
     Args:
-      chosen: as asked for.
+      chosen: as given.
       earlier: the configuration of the run that continues, if one does.
       num_gpus: how many the process may use.
       cores: how many the chief may use.
-      towers_of_workers: how many towers each worker has; where it is not said, as many as this one.
+      towers_of_workers: how many towers each worker has; where empty, as many as this one.
 
     Raises:
       SettingsError: sizes that do not fit, or a `--model` that cannot be imported.
@@ -56,7 +56,7 @@ def resolved(
         name = "mixup_alpha" if chosen.mixup_alpha else "cutmix_alpha"
         raise settings.SettingsError(
             f"--{name}={getattr(chosen, name):g}: mixes the images of a microbatch in pairs, so it "
-            f"must have an even number of them, and has {size}{kept}; give "
+            f"must have an even number of them, but has {size}{kept}; give "
             f"--global_batch_size={num_microbatches * (size + 1)}"
         )
     threads = chosen.intra_op_threads or (earlier and earlier["settings"]["intra_op_threads"])
@@ -162,7 +162,7 @@ def last_step(chosen: settings.TrainSettings, examples_per_epoch: int) -> int:
 
 
 def on_the_way(chosen: settings.TrainSettings) -> list[every.Every]:
-    """What the run does on its way, and how often."""
+    """What the run does along the way, and how often."""
     asked = [
         every.evaluate(epochs=chosen.eval_every_epochs, of_workers=chosen.eval_of_workers),
         every.log(steps=chosen.log_every_steps),

@@ -1,4 +1,4 @@
-"""A run's `config.json`: what it holds, whether it is one, and whether two are of the same run."""
+"""A run's `config.json`: what it holds, whether it is one, and whether two define the same run."""
 
 import hashlib
 import json
@@ -30,7 +30,7 @@ def make(
       training: the training split, an `input_pipeline.datasets.Images`.
       evaluated: the split that is evaluated, likewise.
       of_model: of the network, from `definition.of_model`.
-      towers_of_workers: how many towers each worker has; where it is not said, there is one worker.
+      towers_of_workers: how many towers each worker has; where empty, there is one worker.
     """
     of = shares.Shares(
         chosen.global_batch_size,
@@ -62,7 +62,7 @@ def make(
     }
 
 
-# What a run that continues, or an evaluation, reads of a config.json beside the settings.
+# What a run that continues, or an evaluation, reads from a config.json beside the settings.
 _READ_OF_RESOLVED = {
     "examples_per_epoch": int,
     "last_step": int,
@@ -83,13 +83,13 @@ def check(config: Mapping, train_dir: str | Path) -> None:
     """
     if "defining" in config:
         raise run_folder.RunFolderError(
-            f"--train_dir={train_dir}: is a run of a program of its own, which alone can go on "
-            "with it or evaluate it"
+            f"--train_dir={train_dir}: is a program's own run; continue or evaluate it with that "
+            "program"
         )
     chosen, derived = config["settings"], config["resolved"]
     try:
         if not (isinstance(chosen, dict) and isinstance(derived, dict)):
-            raise ValueError("settings and resolved have to be objects")
+            raise ValueError("settings and resolved must be objects")
         for name in settings.recorded_names():
             if name not in chosen:
                 raise ValueError(f"{name} is missing; another version of towers may have made it")
@@ -107,7 +107,7 @@ def check(config: Mapping, train_dir: str | Path) -> None:
         if not warm_start.is_recorded(taken := derived.get("init_from", "missing")):
             raise ValueError(f"init_from={settings.shown(taken)}")
         if not stretches.are_valid(config.get("stretches")):
-            raise ValueError("stretches has to be a list of what the run ran on")
+            raise ValueError("stretches must be a list of what the run ran on")
     except ValueError as error:
         raise run_folder.RunFolderError(
             f"--train_dir={train_dir}: its config.json is not that of a run: {error}"
@@ -117,11 +117,11 @@ def check(config: Mapping, train_dir: str | Path) -> None:
 def earlier_run(folder: run_folder.RunFolder) -> dict | None:
     """The configuration of the run that continues in `folder`.
 
-    None where there is no run, or where it never came to a checkpoint: it then has nothing to go on
-    from, and begins anew with any settings.
+    None where there is no run, or where it never saved a checkpoint: it then has nothing to
+    continue from, and starts over with any settings.
 
     Raises:
-      RunFolderError: the folder holds something else than a run.
+      RunFolderError: the folder holds something other than a run.
     """
     config = folder.read_config()
     if config is None:
@@ -140,7 +140,7 @@ def check_same_run(earlier: Mapping, config: Mapping) -> None:
     began = {name: earlier["resolved"][name] for name in ("begins_from", "init_from")}
     config = dict(config) | {"resolved": config["resolved"] | began}
     splits = {one["settings"]["eval_split"] for one in (earlier, config)}
-    # Another split may be evaluated from now on; the same one has to have the same images.
+    # Another split may be evaluated from now on; the same one must have the same images.
     began, now = (_fixed(one, same_split=len(splits) == 1) for one in (earlier, config))
     different = run_folder.differences(began, now)
     if different:

@@ -20,15 +20,15 @@ def ways_out(
     """What to change of sizes that do not fit together.
 
     Args:
-      global_batch_size: as asked for.
-      num_microbatches: as asked for; 0 where they are left open.
-      num_towers: of all workers together, as asked for.
+      global_batch_size: as given.
+      num_microbatches: as given; 0 where they are left open.
+      num_towers: of all workers together, as given.
       num_workers: of the run; they stay.
       most_towers: that a worker can have.
 
     Returns:
-      Setting to the values near the one asked for, any of which will do; where there are two
-      settings, any value of one with any of the other. All else stays as asked for.
+      Setting to the values near the given one, any of which will do; where there are two settings,
+      any value of one with any of the other. All else stays as given.
     """
     parts = num_microbatches or shares.default_microbatches(global_batch_size)
     divides = global_batch_size % parts == 0
@@ -88,7 +88,7 @@ def as_flags(ways: Ways, each: str = "") -> str:
 
     Args:
       ways: from `ways_out`, or `ways_to_go_on`.
-      each: behind a number of towers, which are a worker's own.
+      each: added to a number of towers, which are a worker's own.
     """
 
     def flag(name: str, values: Sequence[int]) -> str:

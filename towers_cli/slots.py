@@ -1,4 +1,4 @@
-"""Which workers an elastic launcher can start: places that are lost for a while when one dies."""
+"""Which workers an elastic launcher can start: their places are lost for a while when one dies."""
 
 import time
 from collections.abc import Callable, Collection, Sequence
@@ -16,7 +16,7 @@ def as_exit_code(code: int) -> int:
 def exit_code(codes: Sequence[int], asked: Collection[int] = ()) -> int:
     """One exit code for all workers: 0 where all ended with it, else the one that says most.
 
-    That is the first error that would come back; else the first death; else, that another is gone.
+    That is the first error that would recur; else the first death; else, that another is gone.
 
     Args:
       codes: of all workers, by their index.
@@ -32,9 +32,9 @@ def exit_code(codes: Sequence[int], asked: Collection[int] = ()) -> int:
 
 
 def may_be_tried_again(codes: Sequence[int]) -> bool:
-    """Whether to start all again may help: nobody ended with an error of its own (docs/workers.md).
+    """Whether starting all again may help: none ended with an error of its own (docs/workers.md).
 
-    Such an error, a wrong flag or a full disk, would come back forever.
+    Such an error, a wrong flag or a full disk, would recur forever.
     """
     return all(code == 0 or as_exit_code(code) >= _LOWEST_TO_TRY_AGAIN for code in codes)
 

@@ -1,4 +1,4 @@
-"""What a run says of itself before it starts."""
+"""What a run prints about itself before it starts."""
 
 import math
 from collections.abc import Mapping
@@ -104,13 +104,13 @@ def _describe_same_bits(chosen: Mapping, derived: Mapping, cores: int) -> str:
         return f"not promised on GPUs without --deterministic{_describe_launches(chosen, derived)}"
     said = (
         f"on {f'1 to {parts} towers' if parts > 1 else '1 tower'} in all, on any number of "
-        f"workers, by --num_microbatches={parts} and --intra_op_threads={threads}"
+        f"workers, with --num_microbatches={parts} and --intra_op_threads={threads}"
     )
     if not on_cpus:
         return f"{said} (not yet measured on GPUs){_describe_launches(chosen, derived)}"
     if threads < cores // parts:
         said += (
-            f"; they use {parts * threads} of {cores} cores, and in a new run --intra_op_threads="
+            f"; they use {parts * threads} of {cores} cores; in a new run, --intra_op_threads="
             f"{cores // parts} uses {cores // parts * parts}, with other bits"
         )
     return said
@@ -124,7 +124,7 @@ def _describe_launches(chosen: Mapping, derived: Mapping) -> str:
     said = f"; a tower launches its kernels {max(counts)} times a step"
     if chosen["global_batch_size"] % len(counts):
         return said
-    return f"{said}, and in a new run with --num_microbatches={len(counts)} once, with other bits"
+    return f"{said}; in a new run with --num_microbatches={len(counts)}, once, with other bits"
 
 
 def _describe_towers(derived: Mapping) -> str:
@@ -196,7 +196,7 @@ def _of_the_rate(
 
 def _describe_beginning(derived: Mapping) -> str:
     begins = derived["begins_from"]
-    slots = "are taken over" if begins["optimizer"] else "begin anew"
+    slots = "are taken over" if begins["optimizer"] else "start over"
     return (
         f"{console.unbroken(begins['checkpoint'])}, at {begins['examples_seen']:,} examples seen, "
         f"which is step {begins['first_step']:,} here; the optimizer's slots {slots}"

@@ -1,4 +1,4 @@
-"""What a command asks of the system before TensorFlow starts, and what it says of its errors."""
+"""What a command asks of the system before TensorFlow starts, and how it reports its errors."""
 
 import contextlib
 import errno
@@ -15,7 +15,7 @@ THREADS = 16, 8  # in any case, and for each core
 
 
 def provide_output():
-    """Sees to it that what is printed cannot end the process: it is lost, or escaped.
+    """Makes sure that printing cannot end the process: what is printed is lost, or escaped.
 
     Where stdin, stdout or stderr is closed, the next file that is opened would take its place, and
     what TensorFlow prints would go into it.
@@ -32,7 +32,7 @@ def provide_output():
 
 
 def check_limits():
-    """Checks that the system lets the process have what TensorFlow would crash without.
+    """Checks that the system allows the process what TensorFlow would crash without.
 
     Raises:
       OSError: it does not; names the limit.
@@ -41,14 +41,14 @@ def check_limits():
     if 0 <= files < OPEN_FILES:
         raise OSError(
             errno.EMFILE,
-            f"this process may open {files} files at a time, and {OPEN_FILES} are needed "
+            f"this process may open {files} files at a time, but {OPEN_FILES} are needed "
             "(ulimit -n)",
         )
     addresses = resource.getrlimit(resource.RLIMIT_AS)[0]
     if 0 <= addresses < ADDRESS_SPACE:
         raise OSError(
             errno.ENOMEM,
-            f"this process may use {addresses / 2**30:.2g} GB of address space, and "
+            f"this process may use {addresses / 2**30:.2g} GB of address space, but "
             f"{ADDRESS_SPACE / 2**30:.2g} are needed (ulimit -v)",
         )
     if os.geteuid():  # root may have any number
@@ -65,8 +65,8 @@ def _check_threads():
     if there + needed > limit:
         raise OSError(
             errno.EAGAIN,
-            f"this user may have {limit:,} threads, has {there:,}, and {needed:,} more are needed "
-            "(ulimit -u)",
+            f"this user may have {limit:,} threads and has {there:,}, but {needed:,} more are "
+            "needed (ulimit -u)",
         )
 
 
@@ -92,10 +92,10 @@ def printable(text):
 
 
 def ended_by_system(command, error):
-    """Says why a command ends, where somebody reads it; returns the exit code."""
+    """Says why a command ends, if anyone reads it; returns the exit code."""
     try:
         print(f"{command}: error: {said_by_system(error)}", file=sys.stderr, flush=True)
-    except OSError:  # the terminal was closed, and what it said of that is the error
+    except OSError:  # the terminal was closed, which may be the error itself
         return output_is_gone()
     return 1
 

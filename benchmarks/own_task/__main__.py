@@ -3,9 +3,9 @@
     python -m benchmarks.own_task
     python -m benchmarks.own_task --torch_python=other/bin/python    (with accelerate and fabric)
 
-The task: a model of two inputs with dropout, checkpoints, going on after a kill, TensorBoard, an
-evaluation in each epoch, the best model, early stop. Each program trains on one device, twice; on
-one device, killed by SIGKILL half a second after its first checkpoint appears and started again;
+The task: a model of two inputs with dropout, checkpoints, resuming after a kill, TensorBoard, an
+evaluation in each epoch, the best model, early stopping. Each program trains on one device, twice;
+on one device, killed by SIGKILL half a second after its first checkpoint appears and started again;
 and on two. Equal hashes are equal weights. A program's lines are those of code, without empty ones
 and without the data.
 """
@@ -38,8 +38,8 @@ class System:
     Attributes:
       name: of the system, with what trains on several devices in it.
       program: the file.
-      call: (python, devices) to what the program's path and arguments come after.
-      first_checkpoint: pattern of the files of which one says that there is a checkpoint.
+      call: (python, devices) to the command line before the program's path and arguments.
+      first_checkpoint: pattern of files, any of which shows that there is a checkpoint.
       needs: modules of Python.
     """
 
@@ -97,7 +97,7 @@ def _finished(system: System, python: str, folder: Path, devices: int) -> dict:
     said, _ = process.communicate(timeout=TIMEOUT)
     found = [line for line in said.splitlines() if line.startswith('{"sha256"')]
     if process.returncode or not found:
-        raise SystemExit(f"{system.program} has ended with {process.returncode}:\n{said[-2000:]}")
+        raise SystemExit(f"{system.program} ended with {process.returncode}:\n{said[-2000:]}")
     return json.loads(found[-1])
 
 
@@ -106,7 +106,7 @@ def _kill_at_first_checkpoint(system: System, python: str, folder: Path) -> None
     end = time.monotonic() + TIMEOUT
     while not any(folder.glob(system.first_checkpoint)):
         if process.poll() is not None or time.monotonic() > end:
-            raise SystemExit(f"{system.program} has left no checkpoint:\n{process.stdout.read()}")
+            raise SystemExit(f"{system.program} left no checkpoint:\n{process.stdout.read()}")
         time.sleep(0.002)
     time.sleep(SECONDS_TO_WRITE_IT)
     os.killpg(process.pid, signal.SIGKILL)
@@ -114,7 +114,7 @@ def _kill_at_first_checkpoint(system: System, python: str, folder: Path) -> None
 
 
 def compare(system: System, python: str, folder: Path) -> dict:
-    """Runs a program five times; what became of its weights."""
+    """Runs a program five times; whether its weights stay the same."""
     first = _finished(system, python, folder / "first", 1)
     again = _finished(system, python, folder / "again", 1)
     _kill_at_first_checkpoint(system, python, folder / "killed")
@@ -164,7 +164,7 @@ def main() -> None:
     parser.add_argument(
         "--torch_python",
         default=sys.executable,
-        help="a Python that has what is not installed here",
+        help="a Python with the packages that are not installed here",
     )
     parser.add_argument("--output", help="file of one JSON object per line to add the figures to")
     arguments = parser.parse_args()

@@ -1,4 +1,4 @@
-"""What all four programs train on, and what they say at the end."""
+"""What all four programs train on, and what they print at the end."""
 
 import hashlib
 import json

@@ -1,4 +1,4 @@
-"""What a side counts of its own steps. Nothing but the standard library: every peer imports it."""
+"""How a side counts its own steps. Nothing but the standard library: every peer imports it."""
 
 import json
 import os
@@ -10,7 +10,7 @@ LEAD_IN_STEPS = 5  # of each turn: they use up what was made ready during the ot
 
 
 class Counter:
-    """Tells `benchmarks.turns` what each turn had; what the process prints goes to stderr."""
+    """Reports each turn to `benchmarks.turns`; what the process prints goes to stderr."""
 
     def __init__(self):
         self._out = os.fdopen(os.dup(1), "w", buffering=1)
@@ -22,7 +22,7 @@ class Counter:
     def step_done(self, images: int) -> None:
         """Counts a step of so many images; where the turn is over, reports it and waits.
 
-        Leaves the process at the end of the input: whoever listened has gone.
+        Ends the process at the end of the input: whoever listened is gone.
         """
         now = time.perf_counter()
         if self._uncounted:

@@ -55,7 +55,7 @@ def network() -> keras.Model:
 
 
 class CountSteps(keras.callbacks.Callback):
-    """Tells of each step."""
+    """Reports each step."""
 
     def __init__(self, turn: counter.Counter, batch: int):
         super().__init__()

@@ -2,8 +2,8 @@
 
     python -m benchmarks.peers.own real --train_dir=... --compute_dtype=bfloat16
 
-`real` reads what the command reads; `fixed` has the first batch again and again, so that the
-difference is what the input pipeline costs.
+`real` reads what the command reads; `fixed` repeats the first batch, so that the difference is what
+the input pipeline costs.
 """
 
 import itertools

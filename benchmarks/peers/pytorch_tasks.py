@@ -26,7 +26,7 @@ def convolution(before: int, channels: int, size: int, stride: int = 1, groups: 
 
 
 class Residual(nn.Module):
-    """Some layers beside a shortcut; a ReLU of their sum where `ends` is."""
+    """Some layers beside a shortcut; a ReLU of their sum where `ends` is true."""
 
     def __init__(self, layers: nn.Module, shortcut: nn.Module | None = None, ends: bool = True):
         super().__init__()

@@ -124,7 +124,7 @@ def trainer_and_batch(
 def build(
     model: str, compute_dtype: str, shape: tuple[int, int, int], filters: int | None
 ) -> keras.Model:
-    """The network, of another width where that is asked for."""
+    """The network, of another width if one is given."""
     if filters is None:
         return networks.build(model, shape, 10, compute_dtype=compute_dtype)
     policy = keras.DTypePolicy(networks.DTYPE_POLICIES[compute_dtype])

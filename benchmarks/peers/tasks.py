@@ -24,7 +24,7 @@ def build(name: str, compute_dtype: str) -> keras.Model:
 
 
 def with_keras_batch_norm(model: keras.Model) -> keras.Model:
-    """The network as somebody without towers has it: with Keras's own batch norm in each place."""
+    """The network as it is without towers: with Keras's own batch norm in each place."""
 
     def its_own(layer):
         kind = type(layer)

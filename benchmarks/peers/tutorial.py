@@ -2,7 +2,7 @@
 
     python -m benchmarks.peers.tutorial FOLDER_OF_BINARY_BATCHES TRAIN_DIR
 
-Written anew for this comparison after the description of tensorflow/models
+Rewritten for this comparison from the description of tensorflow/models
 `tutorials/image/cifar10` (cifar10.py, cifar10_input.py, cifar10_train.py): one reader of binary
 records, distortions of single images in 16 threads, a shuffling queue of 20,000 images,
 MonitoredTrainingSession with its summaries and a loss logged every ten steps.

@@ -349,7 +349,7 @@ def test_time_to_accuracy_adds_up_the_steps_before_an_evaluation(tmp_path):
     assert (first["processor"], first["tensorflow"]) == ("Zen", "2.21.0")
     assert (first["accuracy_with_flip"], second["accuracy_with_flip"]) == (None, 0.8)
     assert time_to_accuracy.as_row(second) == "| fast | 3 | 1.5 | 0.2 | 75.00% | 80.00% |"
-    with pytest.raises(SystemExit, match="no run is here"):
+    with pytest.raises(SystemExit, match="there is no run here"):
         time_to_accuracy.figures(run_folder.RunFolder(str(tmp_path / "nothing")))
 
 

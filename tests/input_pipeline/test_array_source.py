@@ -104,8 +104,8 @@ class TestStore:
             "labels: must be 6 integers, one for each image; they are int64 of shape [5]",
         ),
         ({"labels": labels() / 2}, "they are float64 of shape [6]"),
-        ({"labels": labels() + 1}, "labels: 2 has none of the 2 class names"),
-        ({"labels": labels() - 1}, "labels: -1 has none of the 2 class names"),
+        ({"labels": labels() + 1}, "labels: 2 has no class name; with 2 names, labels are 0 to 1"),
+        ({"labels": labels() - 1}, "labels: -1 has no class name; with 2 names"),
     ],
 )
 def test_what_cannot_be_a_set_is_refused(given, message, tmp_path):

@@ -119,11 +119,11 @@ def test_have_a_fingerprint_of_their_values_and_order():
 @pytest.mark.parametrize(
     "arguments, message",
     [
-        ((X, Y[:3]), "arrays must have as many examples each, and at least one; they have 10, 3"),
-        ((X[:0], Y[:0]), "at least one; they have 0, 0"),
-        ((X, np.array(["a"] * N)), r"arrays: <U1 .10.; must be numbers or truth values"),
+        ((X, Y[:3]), "arrays must all have the same number of examples, at least 1; they .* 10, 3"),
+        ((X[:0], Y[:0]), "at least 1; they have 0, 0"),
+        ((X, np.array(["a"] * N)), r"arrays: <U1 .10.; must be numbers or booleans"),
         ((X, np.array([None] * N)), "arrays: object .10.; must be numbers"),
-        ((3.0, Y), "arrays: float64 ..; must be numbers or truth values .n"),
+        ((3.0, Y), "arrays: float64 ..; must be numbers or booleans .n"),
         ((X, Y, Y[:2]), "they have 10, 10, 2"),
         ((X, Y, Y - 1), "sample_weight must be .n., every one finite and at least 0"),
         ((X, Y, Y[:, None]), "sample_weight must be .n."),

@@ -202,8 +202,8 @@ class TestAWholeBatch:
 @pytest.mark.parametrize(
     ("name", "erasing", "shape", "problem"),
     [
-        ("mixup", 0.0, SHAPE, "Unknown augmentation 'mixup'; it is one of none, trivial_augment"),
-        ("none", 1.5, SHAPE, "probability of erasing is 1.5"),
+        ("mixup", 0.0, SHAPE, "augmentation='mixup': must be one of none, trivial_augment"),
+        ("none", 1.5, SHAPE, "random_erasing=1.5: must be from 0 to 1"),
         (
             "rand_augment",
             0.0,

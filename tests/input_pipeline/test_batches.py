@@ -215,7 +215,7 @@ class TestTrainingBatches:
     @pytest.mark.parametrize(
         ("changes", "message"),
         [
-            ({"global_batch_size": 0}, "global_batch_size must be at least 1, got 0"),
+            ({"global_batch_size": 0}, "global_batch_size=0: must be at least 1"),
             ({"first_step": 7}, "first_step=7, last_step=6"),
             ({"first_step": -1}, "first_step=-1"),
         ],
@@ -284,12 +284,12 @@ class TestLabels:
             (
                 ["cat", "dog"],
                 TypeError,
-                "Labels must be numbers or truth values, and these are <U3",
+                "labels are <U3: must be numbers or booleans",
             ),
             (
                 np.array([2**63, 0], np.uint64),
                 ValueError,
-                f"The label {2**63} does not fit into int64",
+                f"a label is {2**63}: must fit into int64",
             ),
         ],
     )
@@ -379,7 +379,7 @@ class TestShares:
     )
     def test_what_is_no_share_of_a_batch_is_refused(self, make, share):
         images, labels = numbered_images(12)
-        with pytest.raises(ValueError, match=r"must be a run of places in a batch of .*size=8"):
+        with pytest.raises(ValueError, match=r": must be a run of places in a batch of .*size=8"):
             if make == "training":
                 training(images, labels, global_batch_size=8, share=share)
             else:
@@ -420,7 +420,7 @@ class TestEvaluationBatches:
 
     @pytest.mark.parametrize(
         ("count", "num_labels", "global_batch_size", "message"),
-        [(5, 4, 2, "5 images but 4"), (0, 0, 2, "0 examples"), (5, 5, 0, "at least 1, got 0")],
+        [(5, 4, 2, "5 images but 4"), (0, 0, 2, "0 examples"), (5, 5, 0, "=0: must be at least")],
     )
     def test_refuses_what_cannot_be_read(self, count, num_labels, global_batch_size, message):
         images, labels = numbered_images(count)

@@ -283,7 +283,7 @@ def test_unwritable_folder_is_done_without(tmp_path, caplog):
     _assert_is_what_the_maker_makes(_load(maker))
     _assert_is_what_the_maker_makes(_load(maker))
     assert maker.calls == 2
-    warnings = [record for record in caplog.records if "not kept" in record.getMessage()]
+    warnings = [record for record in caplog.records if "not cached" in record.getMessage()]
     assert len(warnings) == 2 and "\n" not in warnings[0].getMessage()
 
 

@@ -114,7 +114,7 @@ def _label_ten(path):
     [
         (_missing, r"data_batch_3\.bin is missing.*data_batch_1\.bin.*test_batch\.bin"),
         (_empty, r"data_batch_3\.bin is empty"),
-        (_cut_short, r"data_batch_3\.bin has 6,145 bytes, which is no multiple of 3,073"),
+        (_cut_short, r"data_batch_3\.bin has 6,145 bytes, not a multiple of 3,073"),
         (_label_ten, r"data_batch_3\.bin: record 1 has label 10; .* 0 to 9"),
     ],
 )

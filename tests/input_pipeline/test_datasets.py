@@ -202,7 +202,7 @@ def test_another_number_of_examples_than_the_description_has_is_named(data_dir, 
     with tf.io.TFRecordWriter(str(record_file)) as writer:
         for index in range(count):
             writer.write(records[index % 25])
-    said = f"{count} examples are in train, and 25 were expected"
+    said = f"train has {count} examples, but 25 were expected"
     with pytest.raises(datasets.DataError, match=said):
         datasets.load("tiny_photos", str(data_dir), "train")
 
@@ -303,7 +303,7 @@ def test_unknown_names(data_dir, network_is_off_limits, name, message):
 def test_sets_without_image_and_label_are_refused_before_a_download(
     data_dir, network_is_off_limits, name, found
 ):
-    with pytest.raises(datasets.DataError, match=f"needed are `image`.*`label`.*{found}"):
+    with pytest.raises(datasets.DataError, match=f"must have `image`.*`label`.*{found}"):
         datasets.load(name, str(data_dir), "train")
     assert _everything_in(data_dir) == []
 
@@ -637,7 +637,7 @@ class TestWithoutAHome:
 
     def test_drawn_images_are_used_and_not_kept(self, caplog):
         assert len(datasets.load("shapes", None, "test").images) == 1000
-        assert "Decoded images are not kept (HOME is not set" in caplog.text
+        assert "Decoded images are not cached (HOME is not set" in caplog.text
 
     @pytest.mark.long
     def test_the_folder_of_data_sets_is_asked_for(self):

@@ -72,7 +72,7 @@ def test_other_files_are_passed_over_and_said(root):
     found = folder_source.Folder(root, "all")
     assert found.num_examples == 60
     assert found.passed_over == {".db": 1, "": 1}
-    assert found.description.endswith("(2 files of other endings passed over: .db, none)")
+    assert found.description.endswith("(2 files with other endings skipped: .db, none)")
 
 
 def test_folders_within_a_class_are_of_the_class(root):
@@ -114,11 +114,11 @@ def test_what_it_is_changes_with_its_files(root):
     [
         (lambda r: (r / "dog").mkdir(), "the class 'dog' has no pictures in train"),
         (lambda r: (r / "ant" / "a.tif").touch(), "formats that are not read, .*ant/a.tif"),
-        (lambda r: (r / "a\tb").mkdir(), "is no name of a class"),
+        (lambda r: (r / "a\tb").mkdir(), "is not a class name"),
         (lambda r: os.symlink("nowhere", r / "ant" / "x.jpg"), "No such file .*x.jpg"),
         (lambda r: os.symlink(r / "ant", r / "ant" / "x"), "ant/x is a link to a folder"),
         (lambda r: (r / "x.png").touch(), "1 pictures are in no class's folder, such as x.png"),
-        (lambda r: (r / "Training").mkdir(), "'Training' would be classes, and look like splits"),
+        (lambda r: (r / "Training").mkdir(), "'Training' would be classes, but look like splits"),
     ],
     ids=["empty class", "tiff", "name", "dead link", "loop", "stray", "splits"],
 )  # fmt: skip
@@ -147,7 +147,7 @@ def test_pictures_that_are_all_held_out(root):
 def test_one_folder_is_no_set(tmp_path):
     photos.folder(tmp_path / "all" / "pictures", 2)
     with pytest.raises(
-        decoded.DataError, match="has 1 folders, and needs one for each of at least"
+        decoded.DataError, match="has 1 folders, but needs one for each of at least"
     ):
         folder_source.Folder(tmp_path / "all", "train")
 
@@ -167,7 +167,7 @@ class TestOtherPictures:
         assert [e.label for e in found.examples(0)][::20] == [1, 2, 3]
 
     def test_a_class_that_the_run_does_not_have(self, root):
-        with pytest.raises(decoded.DataError, match="'cow' is no class of the set, .* ant, bee"):
+        with pytest.raises(decoded.DataError, match="'cow' is not a class of the set, .* ant, b"):
             folder_source.Folder(root, "all", ["ant", "bee"])
 
 

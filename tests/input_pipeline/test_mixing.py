@@ -180,9 +180,9 @@ def test_labels_may_be_a_column():
 @pytest.mark.parametrize(
     ("inputs", "labels", "problem"),
     [
-        (np.zeros((4, *SHAPE)), np.zeros(4, np.float32), "take integer labels .n., and these are"),
-        (np.zeros((4, *SHAPE)), np.zeros((4, 5), np.int32), r"and these are int32 \(4, 5\)"),
-        (np.zeros((4, 3)), np.zeros(4, np.int32), r"and these inputs are \(4, 3\)"),
+        (np.zeros((4, *SHAPE)), np.zeros(4, np.float32), "take integer labels .n., but these are"),
+        (np.zeros((4, *SHAPE)), np.zeros((4, 5), np.int32), r"but these are int32 \(4, 5\)"),
+        (np.zeros((4, 3)), np.zeros(4, np.int32), r"but these inputs are \(4, 3\)"),
     ],
 )
 def test_what_are_no_images_or_labels_is_said(inputs, labels, problem):

@@ -124,7 +124,7 @@ PNG = photos.encoded(PICTURE, "PNG")
     ("content", "why"),
     [
         (b"", "is empty"),
-        (b"<html>not found</html>", "is none of JPEG, PNG, WEBP, GIF, BMP"),
+        (b"<html>not found</html>", "is not JPEG or PNG or WEBP or GIF or BMP, or has a damaged"),
         (JPEG[:-200], "is cut short or damaged"),
         (JPEG[:30], "damaged"),
         (PNG[:-200], "is cut short or damaged"),
@@ -134,7 +134,7 @@ PNG = photos.encoded(PICTURE, "PNG")
         (photos.encoded(PICTURE.resize((70_000, 1)), "PNG"), "70000 x 1 pixels by its header"),
         (animated_webp(), "is an animated WebP"),
         (photos.encoded(PICTURE.convert("P"), "BMP"), "is a BMP of a kind that TensorFlow"),
-        (photos.encoded(PICTURE, "TIFF"), "is none of JPEG"),
+        (photos.encoded(PICTURE, "TIFF"), "is not JPEG or PNG"),
     ],
     ids=["empty", "text", "cut jpeg", "head", "cut png", "damaged png", "bomb", "large", "long",
          "animated webp", "palette", "tiff"],

@@ -186,7 +186,7 @@ def test_for_images_names_the_size(name, image_shape, output_shape):
 
 
 def test_for_images_refuses_unknown_names():
-    with pytest.raises(ValueError, match="'mixup'; it is one of crop_flip_colour, pad_crop_flip"):
+    with pytest.raises(ValueError, match="'mixup': must be one of crop_flip_colour, pad_crop_fl"):
         preprocess.for_images("mixup", (32, 32, 3))
 
 

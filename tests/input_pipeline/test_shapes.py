@@ -86,7 +86,7 @@ def test_a_shape_lies_within_its_radius(name):
 
 
 def test_unknown_splits_are_refused():
-    with pytest.raises(ValueError, match="'validation' of shapes; it is one of train, test"):
+    with pytest.raises(ValueError, match="'validation' of shapes: must be one of train, tes"):
         shapes.make("validation")
 
 

@@ -203,7 +203,7 @@ class TestTheNewPreprocessing:
     def test_takes_no_images_that_are_decoded_already(self):
         pixels = np.zeros((2, 8, 8, 3), np.uint8)
         held = datasets.ImageArrays(pixels, np.zeros(2, np.int32), ("a", "b"), "here", "0")
-        with pytest.raises(decoded.DataError, match="decoded to 8 x 8 before: give --image_size"):
+        with pytest.raises(decoded.DataError, match="already decoded to 8 x 8: give --image_size"):
             images.preprocessing("random_resized_crop", held)
 
 
@@ -327,13 +327,13 @@ def test_a_file_of_tfds_that_vanishes_or_changes_while_it_is_read(tmp_path, arra
     files, _ = array_records
     found = in_place(tmp_path)
     os.rename(files[0], files[0] + ".aside")
-    remedy = "Copy the set again, or remove that folder and let it be prepared anew"
+    remedy = "Copy the set again, or remove that folder and let it be prepared again"
     with pytest.raises(datasets.DataError, match=f"00000-of-00005 cannot be read: .*{remedy}"):
         found.store.reader([0])
     shutil.copy(files[1], files[0])
     counts = found.store.files.counts
     assert counts[0] != counts[1]
-    wrong = f"has {counts[1]} records in place of {counts[0]}"
+    wrong = f"has {counts[1]} records instead of {counts[0]}"
     with pytest.raises(datasets.DataError, match=wrong):
         found.store.reader([0])
     content = bytearray(pathlib.Path(files[2]).read_bytes())
@@ -350,7 +350,7 @@ def test_records_without_a_picture_are_refused(tmp_path):
     from input_pipeline import tfds_source
 
     picture = tfds_source._taking_pictures_out()
-    with pytest.raises(ValueError, match="no example"):
+    with pytest.raises(ValueError, match="not an example"):
         picture(b"no example")
     with pytest.raises(ValueError, match="0 images"):
         picture(tf.train.Example().SerializeToString())

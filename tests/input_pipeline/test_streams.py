@@ -121,10 +121,10 @@ def test_have_the_fingerprint_of_their_first_batch():
 
 
 def test_of_another_size_are_named():
-    with pytest.raises(ValueError, match="its first batch has 4 examples, and a step takes .*=8"):
+    with pytest.raises(ValueError, match="its first batch has 4 examples, but a step takes .*=8"):
         next(SOURCES["dataset"]().batches(0, 3, global_batch_size=8))
     grows = streams.of_function(lambda step: (X[: 3 + step], Y[: 3 + step]))
-    with pytest.raises(ValueError, match="of_function: a batch of 4 examples, and a step takes"):
+    with pytest.raises(ValueError, match="of_function: a batch of 4 examples, but a step takes"):
         list(grows.batches(0, 3, global_batch_size=3))
 
 
@@ -143,7 +143,7 @@ class Drawn(Shuffled):
 def test_that_have_moved_on_are_not_read_from_again(name):
     source = SOURCES[name]()
     taken(source)
-    with pytest.raises(ValueError, match="it was read from already, and would go on with other b"):
+    with pytest.raises(ValueError, match="it was read from already, and would continue with othe"):
         taken(source)
 
 
@@ -155,22 +155,22 @@ class OfNoLength(keras.utils.PyDataset):
 @pytest.mark.parametrize(
     "make, message",
     [
-        (lambda: streams.of_function(3), "of_function: a int is no function of a step"),
+        (lambda: streams.of_function(3), "of_function: a int is not a function of a step"),
         (lambda: streams.of_function(lambda step: X), "a batch is a ndarray; must be .inputs, l"),
-        (lambda: streams.of_function(lambda step: (X, Y[:2])), r"as many .*\[10, 1\], \[2\]"),
-        (lambda: streams.of_function(lambda step: (X[:0], Y[:0])), "and at least one"),
-        (lambda: streams.of_function(batch_at, batches_per_epoch=0), "an epoch of 0 batches"),
-        (lambda: streams.of_function(batch_at, batches_per_epoch=2.5), "=2.5; must be an integer"),
-        (lambda: streams.of_pydataset(Drawn()), "its first batch is another one when it is asked"),
+        (lambda: streams.of_function(lambda step: (X, Y[:2])), r"same number .*\[10, 1\], \[2\]"),
+        (lambda: streams.of_function(lambda step: (X[:0], Y[:0])), "at least 1; they are"),
+        (lambda: streams.of_function(batch_at, batches_per_epoch=0), "batches_per_epoch=0: must"),
+        (lambda: streams.of_function(batch_at, batches_per_epoch=2.5), "=2.5: must be an integer"),
+        (lambda: streams.of_pydataset(Drawn()), "its first batch differs when it is asked for aga"),
         (
             lambda: streams.of_function(lambda step: (X + next(DRAWN), Y)),
-            "another batch of step 0 when it is called again",
+            "another batch for step 0 when it is called again",
         ),
-        (lambda: streams.of_dataset([(X, Y)]), "of_dataset: a list is no tf.data.Dataset"),
+        (lambda: streams.of_dataset([(X, Y)]), "of_dataset: a list is not a tf.data.Dataset"),
         (lambda: streams.of_dataset(dataset().take(0)), "of_dataset: the data set has no batch"),
         (lambda: streams.of_dataset(tf.data.Dataset.range(3)), "of_dataset: a batch is a Eager"),
-        (lambda: streams.of_pydataset(X), "of_pydataset: a ndarray is no keras.utils.PyDataset"),
-        (lambda: streams.of_pydataset(OfNoLength()), "nobody knows its length; give it a __len__"),
+        (lambda: streams.of_pydataset(X), "of_pydataset: a ndarray is not a keras.utils.PyDa"),
+        (lambda: streams.of_pydataset(OfNoLength()), "its length is unknown; give it a __len__"),
     ],
 )
 def test_other_things_are_refused(make, message):

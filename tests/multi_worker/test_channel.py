@@ -132,7 +132,7 @@ def test_a_wait_may_be_without_end(addresses):
 
 def test_a_name_of_no_machine_is_said(addresses):
     (error,) = meet(("a..b:1234", addresses[1]), [1], wait_seconds=0.5)
-    assert str(error).startswith("worker 0 (a..b:1234) did not come within 0.5 s: ")
+    assert str(error).startswith("worker 0 (a..b:1234) could not be reached within 0.5 s: ")
 
 
 def test_it_is_said_who_is_waited_for(addresses, monkeypatch, capsys):
@@ -143,7 +143,7 @@ def test_it_is_said_who_is_waited_for(addresses, monkeypatch, capsys):
 
 
 def test_a_worker_that_never_comes_is_named_by_all(addresses):
-    problem = f"worker 1 ({addresses[1]}) did not come within 1 s"
+    problem = f"worker 1 ({addresses[1]}) did not connect within 1 s"
     chief, other = meet(addresses, [0, 2], wait_seconds=1.0)
     assert (str(chief), type(chief)) == (problem, worker_errors.GoneError)
     assert str(other) == f"worker 0 ({addresses[0]}) has ended: {problem}"
@@ -153,7 +153,7 @@ def test_a_worker_that_never_comes_is_named_by_all(addresses):
 def test_a_chief_that_never_comes_is_named(addresses):
     (error,) = meet(addresses, [1], wait_seconds=0.5)
     assert isinstance(error, worker_errors.GoneError)
-    assert str(error).startswith(f"worker 0 ({addresses[0]}) did not come within 0.5 s: ")
+    assert str(error).startswith(f"worker 0 ({addresses[0]}) could not be reached within 0.5 s: ")
 
 
 @pytest.mark.parametrize("index", [0, 1])
@@ -174,10 +174,11 @@ def test_two_processes_of_one_index(addresses):
 
     results = run_all(lambda: worker(0, 0), lambda: worker(1, 0), lambda: worker(1, 0.7))
     refused = (
-        f"worker 0 ({addresses[0]}) has ended: --worker_index=1: another process is that worker"
+        f"worker 0 ({addresses[0]}) has ended: --worker_index=1: another process is that worker; "
+        "give each its own"
     )
     assert refused in map(str, results)
-    assert str(results[0]) == f"worker 2 ({addresses[2]}) did not come within 2 s"
+    assert str(results[0]) == f"worker 2 ({addresses[2]}) did not connect within 2 s"
 
 
 def test_another_list_of_workers_is_refused(addresses):
@@ -186,7 +187,7 @@ def test_another_list_of_workers_is_refused(addresses):
         lambda: channel.Channel(cluster.Cluster(addresses, 0), 1.0),
         lambda: channel.Channel(cluster.Cluster(others, 1), 1.0),
     )
-    problem = f"--workers={','.join(others)}: it has --workers={','.join(addresses)}"
+    problem = f"--workers={','.join(others)}: worker 0 has --workers={','.join(addresses)}"
     assert str(other) == f"worker 0 ({addresses[0]}) has ended: {problem}"
     assert "worker 1 " in str(chief) and "worker 2 " in str(chief)
 
@@ -347,7 +348,7 @@ class TestStrangers:
         def chief():
             began = time.monotonic()
             with pytest.raises(
-                worker_errors.WorkerError, match=r"worker 1 .* did not come within 1 s"
+                worker_errors.WorkerError, match=r"worker 1 .* did not connect within 1 s"
             ):
                 channel.Channel(cluster.Cluster(addresses[:2], 0), 1.0)
             return time.monotonic() - began
@@ -537,12 +538,13 @@ class TestSecret:
             late,
         )
         assert str(error) == (
-            f"worker 0 ({addresses[0]}) did not come within 0.5 s: it has another secret"
+            f"worker 0 ({addresses[0]}) could not be reached within 0.5 s: it has a different "
+            "secret"
         )
         assert type(error) is worker_errors.WorkerError  # to try again does not help
         assert [type(one) for one in seconds] == [float, float]
         said = capsys.readouterr().out.splitlines()
-        assert said == ["sent away 127.0.0.1: it says it is worker 1 and has another secret"]
+        assert said == ["refused 127.0.0.1: it says it is worker 1, with a different secret"]
 
     def test_what_another_worker_has_said_cannot_be_repeated(self, addresses):
         greeting = [1, list(addresses[:2]), "ab" * 32]
@@ -586,7 +588,8 @@ class TestSecret:
             arguments += [lambda: met(cluster.Cluster(addresses[:2], 1, RIGHT), 0.5)]
             _, error = run_all(*arguments)
         assert "the disk is full" not in str(error)
-        assert str(error).startswith(f"worker 0 ({addresses[0]}) did not come within 0.5 s: ")
+        name = f"worker 0 ({addresses[0]})"
+        assert str(error).startswith(f"{name} could not be reached within 0.5 s: ")
 
     def test_a_worker_shows_nothing_to_a_chief_with_another_one(self, addresses, monkeypatch):
         monkeypatch.setattr(door, "GREETING_SECONDS", 0.4)
@@ -612,7 +615,7 @@ class TestSecret:
 
         run_all(lambda: met(cluster.Cluster(addresses[:2], 0)), come)
         said = capsys.readouterr().out
-        assert said == "sent away 127.0.0.1: what it says is not a worker's\n"
+        assert said == "refused 127.0.0.1: it does not talk like a worker\n"
 
     def test_it_is_read_from_the_environment_or_a_file(self, tmp_path):
         path = tmp_path / "secret"
@@ -643,7 +646,7 @@ class TestSecret:
             ),
             (
                 {"TOWERS_SECRET": "s" * 16, "TOWERS_SECRET_FILE": "/x"},
-                "TOWERS_SECRET and TOWERS_SECRET_FILE=/x are both given; give one",
+                "TOWERS_SECRET and TOWERS_SECRET_FILE=/x are both set; set one",
             ),
             ({"TF_CONFIG": "{"}, "TF_CONFIG: is not JSON"),
         ],
@@ -780,7 +783,7 @@ def test_a_false_chief_does_not_hold_a_worker(addresses, monkeypatch, said, then
         (error,) = meet(addresses[:2], [1], wait_seconds=0.5)
         assert time.monotonic() - began < 3.0
         listener.shutdown(socket.SHUT_RDWR)
-    assert "did not come within 0.5 s: it does not answer as worker 0 does" in str(error)
+    assert "could not be reached within 0.5 s: it does not answer like a worker" in str(error)
 
 
 def close(one):
@@ -825,11 +828,11 @@ def test_workers_that_have_come_to_different_calls_are_named(addresses, index):
         return one.exchange("their processors", 1)
 
     found = [str(error) for error in meet(addresses, range(3), do)]
-    same = "every worker has to make the same calls in the same order"
+    same = "every worker must make the same calls in the same order"
     names = [f"worker {i} ({addresses[i]})" for i in range(3)]
     said = {
-        0: f"{names[0]} has come to 'the images', and {names[1]} to 'their processors': {same}",
-        2: f"{names[0]} has come to 'their processors', and {names[2]} to 'the images': {same}",
+        0: f"{names[0]} is at 'the images', and {names[1]} at 'their processors': {same}",
+        2: f"{names[0]} is at 'their processors', and {names[2]} at 'the images': {same}",
     }[index]
     assert found[0] == said
     assert found[1:] == [f"{names[0]} has ended: {said}"] * 2
@@ -864,7 +867,7 @@ class TestDeadlines:
             return one.exchange("who", None)
 
         results = meet(addresses, range(3), do, wait_seconds=0.6)
-        said = f"worker {hangs} ({addresses[hangs]}) did not come to 'who' within 0.6 s"
+        said = f"worker {hangs} ({addresses[hangs]}) did not reach 'who' within 0.6 s"
         chief_said = f"worker 0 ({addresses[0]}) has ended: {said}"
         expected = {0: [None, said, said], 1: [said, None, chief_said]}[hangs]
         assert [error and str(error) for error in results] == expected
@@ -876,7 +879,7 @@ class TestDeadlines:
 
         names = " and ".join(f"worker {index} ({addresses[index]})" for index in (1, 2))
         chief, *_ = meet(addresses, range(3), do, wait_seconds=0.6)
-        assert str(chief) == f"{names} did not come to 'who' within 0.6 s"
+        assert str(chief) == f"{names} did not reach 'who' within 0.6 s"
 
     def test_a_chief_that_hangs_at_its_end_holds_nobody(self, addresses, monkeypatch):
         monkeypatch.setattr(channel, "_DONE_SECONDS", 0.3)
@@ -981,7 +984,7 @@ class TestWhy:
             return None if one.is_chief else one.exchange("hashes of their states", 1)
 
         _, *others = meet(addresses, range(3), do)
-        said = f"worker 0 ({addresses[0]}) has come to its end"
+        said = f"worker 0 ({addresses[0]}) has finished already"
         assert [(str(error), error.exit_code) for error in others] == [(said, 1)] * 2
 
     def test_those_that_have_not_noticed_are_not_waited_for_forever(self, addresses):

@@ -141,8 +141,8 @@ def test_workers_that_make_different_calls_are_named(of_workers):
             mine, others = (step, of_chief) if index else (of_chief, step)
             other = f"worker {0 if index else 1} "
             assert said.startswith(f"worker {index} (") and other in said
-            assert f"has come to {mine!r}, and {other}" in said
-            assert f" to {others!r}: every worker has to make the same calls" in said
+            assert f"is at {mine!r}, and {other}" in said
+            assert f" at {others!r}: every worker must make the same calls" in said
 
 
 def test_a_worker_that_trains_beyond_the_others_end_is_named(of_workers):
@@ -150,13 +150,13 @@ def test_a_worker_that_trains_beyond_the_others_end_is_named(of_workers):
     for index, found in enumerate(of_workers):
         mine, others = (step, "its end") if index else ("its end", step)
         assert f"worker {index} (" in found["at_the_end"]
-        assert f"has come to {mine!r}, and worker {0 if index else 1} " in found["at_the_end"]
-        assert f" to {others!r}: every worker" in found["at_the_end"]
+        assert f"is at {mine!r}, and worker {0 if index else 1} " in found["at_the_end"]
+        assert f" at {others!r}: every worker" in found["at_the_end"]
 
 
 def test_what_is_not_finite_is_named_by_all_and_nothing_is_updated(of_workers):
     last = len(of_workers)  # the chief has two
-    said = f"step 1, tower {last}: the loss (cross_entropy) is not finite"
+    said = f"step 1, tower {last}: the loss (cross_entropy) is NaN or Inf"
     assert [found["not_finite"] for found in of_workers] == [[said, True]] * len(of_workers)
 
 
@@ -193,7 +193,7 @@ class TestWatched:
             (
                 None,
                 "unhealthy: /job:worker/replica:0/task:2 reported by /job:worker/task:0",
-                "TensorFlow hears nothing of worker 2 (c:3) any more",
+                "TensorFlow no longer hears from worker 2 (c:3)",
             ),
         ],
     )

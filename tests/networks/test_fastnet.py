@@ -35,7 +35,7 @@ def test_scales_begin_where_elu_behind_them_is_celu():
 
 @pytest.mark.parametrize("image_shape", [(8, 32, 3), (32, 8, 3)])
 def test_images_that_are_too_small_are_refused(image_shape):
-    with pytest.raises(ValueError, match="too small for fastnet: it takes 9 x 9 and larger"):
+    with pytest.raises(ValueError, match="too small for fastnet: it needs at least 9 x 9"):
         networks.build("fastnet", image_shape, 10)
     networks.build("fastnet", (9, 9, 1), 10)
 

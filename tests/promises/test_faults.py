@@ -116,7 +116,7 @@ class TestTornFiles:
         data.write_bytes(content)
         done = scripts.train(stopped, *SIX_STEPS)
         assert (done.returncode, done.stderr) == (0, "")
-        said = rf"\npassed over: checkpoint {stopped}/checkpoints/step-4: .*\n"
+        said = rf"\nskipped: checkpoint {stopped}/checkpoints/step-4: .*\n"
         assert re.search(said + "continuing at step 2\n", done.stdout)
         scripts.assert_same_run(stopped, untouched)
         assert scripts.evaluation_lines(stopped) == scripts.evaluation_lines(untouched)
@@ -129,14 +129,14 @@ class TestTornFiles:
         line = refused(scripts.train(stopped, *SIX_STEPS))
         assert f"every checkpoint in {stopped}/checkpoints is damaged: " in line
         assert "step-4" in line and "step-2" in line
-        assert "bring a good one back, or choose another folder" in line
+        assert "put a good one back, or choose another folder" in line
         assert scripts.contents(stopped) == before
 
     def test_eval_takes_the_one_before_it_too(self, stopped):
         (stopped / "checkpoints" / "step-4.data-00000-of-00001").write_bytes(b"")
         done = scripts.run("eval", f"--train_dir={stopped}")
         assert (done.returncode, done.stderr) == (0, "")
-        assert done.stdout.startswith(f"passed over: checkpoint {stopped}/checkpoints/step-4: ")
+        assert done.stdout.startswith(f"skipped: checkpoint {stopped}/checkpoints/step-4: ")
         assert [line["step"] for line in scripts.lines_of(stopped / "eval.jsonl")] == [2]
         named = scripts.run("eval", f"--train_dir={stopped}", "--checkpoint=4")
         assert f"checkpoint {stopped}/checkpoints/step-4: " in refused(named)
@@ -226,7 +226,7 @@ def test_a_file_in_the_place_of_a_folder_is_said(stopped, name):
     shutil.rmtree(stopped / name)
     (stopped / name).write_text("mine")
     line = refused(scripts.train(stopped, *SIX_STEPS))
-    assert f"{stopped / name}: is no folder, and a run has one there" in line
+    assert f"{stopped / name}: is not a folder, and a run needs one there" in line
     assert (stopped / name).read_text() == "mine"
 
 
@@ -433,7 +433,7 @@ class TestAFolderThatCannotBeUsed:
         assert process.returncode == 1
         assert stderr == (
             f"train.py: error: --train_dir={folder}: it, or training.lock in it, was removed, "
-            "moved or replaced while the run was at work; nothing more is written there\n"
+            "moved or replaced during the run; nothing more is written there\n"
         )
         assert not (folder / "metrics.jsonl").exists()  # at most a checkpoint that was under way
         newest = max(checkpoints.by_step(elsewhere / "checkpoints"))
@@ -450,7 +450,7 @@ def test_too_few_file_handles_are_said_in_one_line(stopped, command, script):
 
     before = scripts.contents(stopped)
     line = refused(command(script, f"--train_dir={stopped}", preexec_fn=few_handles))
-    said = "this process may open 20 files at a time, and 64 are needed (ulimit -n)"
+    said = "this process may open 20 files at a time, but 64 are needed (ulimit -n)"
     assert line == f"{script}: error: {said}\n"
     assert scripts.contents(stopped) == before
 
@@ -464,7 +464,7 @@ def test_too_little_address_space_is_said_in_one_line(command):
 
     done = command("train.py", "--recipe=shapes", preexec_fn=few)
     assert refused(done) == (
-        "train.py: error: this process may use 2 GB of address space, and 3 are needed "
+        "train.py: error: this process may use 2 GB of address space, but 3 are needed "
         "(ulimit -v)\n"
     )
 
@@ -478,7 +478,7 @@ def test_too_few_threads_are_said_in_one_line(monkeypatch):
     monkeypatch.setattr(os, "geteuid", lambda: 12345)
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: range(4))
     monkeypatch.setattr(system, "_threads_of_user", lambda: 3)
-    said = r"may have 50 threads, has 3, and 48 more are needed \(ulimit -u\)"
+    said = r"may have 50 threads and has 3, but 48 more are needed \(ulimit -u\)"
     with pytest.raises(OSError, match=said):
         system.check_limits()
     limits[resource.RLIMIT_NPROC] = (51, 51)

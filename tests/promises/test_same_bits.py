@@ -421,7 +421,7 @@ class TestARuntimeOfItsOwn:
         flags = ("--verify_every_steps=1", "--summary_every_steps=0", "--global_batch_size=32")
         done, _ = run("whole", *flags, "--intra_op_threads=3")
         table = scripts.unwrapped(done.stdout)
-        assert "by --num_microbatches=2 and --intra_op_threads=3" in table
+        assert "with --num_microbatches=2 and --intra_op_threads=3" in table
         run("parts", *flags, "--intra_op_threads=3", "--max_steps=2")
         done, parts = run("parts", *flags, "--num_towers=2")  # 4 steps, the flag left open
         assert (done.returncode, done.stderr) == (0, "")

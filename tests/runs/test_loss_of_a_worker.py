@@ -178,7 +178,7 @@ def test_survivors_that_have_other_weights_are_named(
     monkeypatch.setattr(worker.SingleWorker, "survivors", lambda self, reason: {2: said})
     done = train(folder)
     assert done.returncode == 138
-    problem = " Step 3 is not saved: worker 2 has other weights than worker 0."
+    problem = " Step 3 is not saved: worker 2 and worker 0 have different weights."
     assert (problem in done.stderr) == (not is_saved)
     assert scripts.checkpoint_steps(folder) == ([2, 3] if is_saved else [2])
 
@@ -195,5 +195,5 @@ def test_what_is_not_finite_is_not_saved(tmp_path, lost_at, monkeypatch):
     monkeypatch.setattr(worker.SingleWorker, "survivors", survivors)
     done = train(folder)
     assert done.returncode == 138
-    assert " Step 3 is not saved: step 3: what the update left is not finite" in done.stderr
+    assert " Step 3 is not saved: step 3: the update has left NaN or Inf in " in done.stderr
     assert scripts.checkpoint_steps(folder) == [2]

@@ -186,7 +186,7 @@ class TestGoingOn:
         again = run_in(tmp_path).train([asked.append])
         assert again.final == first.final
         assert asked == []
-        assert "the run had finished already, at step 13" in capsys.readouterr().out
+        assert "the run has finished already, at step 13" in capsys.readouterr().out
         longer = run_in(tmp_path, epochs=5).train()
         assert longer.step == 17
 
@@ -211,7 +211,7 @@ class TestGoingOn:
         before = sorted(tmp_path.rglob("*"))
         given = {name: make() for name, make in arguments.items()}
         with pytest.raises(
-            run_folder.RunFolderError, match=f"{tmp_path} holds a run of .*{message}"
+            run_folder.RunFolderError, match=f"{tmp_path} holds a run with other .*{message}"
         ):
             run_in(tmp_path, **given).train()
         assert sorted(tmp_path.rglob("*")) == before
@@ -221,7 +221,7 @@ class TestGoingOn:
             run_in(tmp_path).train([dies_at(2)])
         outcome = run_in(tmp_path, trainer_of(rate=0.1)).train()
         assert outcome.step == 13
-        assert "has no checkpoint yet and begins anew: optimizer SGD" in capsys.readouterr().out
+        assert "has no checkpoint yet and starts over: optimizer SGD" in capsys.readouterr().out
 
     def test_in_a_folder_of_something_else_is_refused(self, tmp_path):
         (tmp_path / "letter.txt").write_text("dear reader")
@@ -345,7 +345,7 @@ class TestEarlyStop:
 
     def test_of_a_metric_that_is_not_there_is_refused(self, tmp_path):
         with pytest.raises(
-            ValueError, match="the evaluations have no number 'auc'; they have .*mae"
+            ValueError, match="metric='auc': the evaluations have no such number; they have .*mae"
         ):
             run_in(tmp_path).train(
                 [towers.evaluate(steps=2), towers.stop_early(metric="auc", mode="max", patience=1)]
@@ -374,7 +374,7 @@ class TestKerasCallbacks:
     def test_may_stop_the_run(self, tmp_path):
         stop = keras.callbacks.EarlyStopping(monitor="val_loss", patience=1, min_delta=1e9)
         outcome = run_in(tmp_path, epochs=6).train([towers.evaluate(epochs=1), stop])
-        assert outcome.final["stopped_early"] == "a Keras callback has stopped it"
+        assert outcome.final["stopped_early"] == "a Keras callback stopped it"
         assert outcome.step == 7  # two epochs
 
 
@@ -430,7 +430,7 @@ class TestModelsOfOnesOwn:
 
     def test_that_keras_cannot_save_are_refused_before_the_first_step(self, tmp_path):
         made = trainer_for(OfNoConfig(lambda outputs: 2 * outputs))
-        with pytest.raises(ValueError, match="Keras cannot save the model: .* needs get_config, w"):
+        with pytest.raises(ValueError, match="Keras cannot save the model: .* needs a get_conf"):
             run_in(tmp_path / "run", made).train()
         assert list(tmp_path.iterdir()) == []
 
@@ -448,20 +448,20 @@ GENERATOR = (batch for batch in [(X, Y)])
                     num_examples=9, fingerprint="", batches=lambda first, last, *, index, count: []
                 )
             },
-            r"train.batches has to take \(first_step, last_step, \*, global_batch_size, share\): ",
+            r"train.batches must take \(first_step, last_step, \*, global_batch_size, share\): ",
         ),
         ({"train": None}, "train is None: must be a source"),
         ({"test": X}, r"test is float32 \[26, 1\]: must be \(inputs, labels\)"),
-        ({"test": (X, Y[:3])}, "test: its arrays must have as many examples each.*26, 1.*3, 1"),
-        ({"test": (X[:0], Y[:0])}, "test: its arrays must have as many examples"),
+        ({"test": (X, Y[:3])}, "test: its arrays must all have the same number.*26, 1.*3, 1"),
+        ({"test": (X[:0], Y[:0])}, "test: its arrays must all have the same number"),
         ({"test": (X,)}, "test is a tuple of 1: must be .inputs, labels."),
         (
             {"test": (X, Y, -np.ones(26))},
             "sample_weight: every weight must be finite and at least 0",
         ),
         ({"test": "cifar10"}, "test is 'cifar10': must be"),
-        ({"test": GENERATOR}, "test can be iterated over once only"),
-        ({"epochs": None}, "neither epochs nor steps says when the run ends"),
+        ({"test": GENERATOR}, "test can be iterated over only once"),
+        ({"epochs": None}, "epochs and steps are both None: give one"),
         ({"epochs": 0}, "epochs=0: must be above 0"),
         ({"epochs": -1}, "epochs=-1: must be finite and at least 0"),
         ({"epochs": "3"}, "epochs is '3': must be a number"),
@@ -545,7 +545,7 @@ class TestEvaluatingACheckpoint:
         run_in(tmp_path / "run", steps=2).train()
         with pytest.raises(towers.runs.checkpoints.CheckpointError, match="^checkpoint=77: not f"):
             run_in(tmp_path / "run").evaluate(77)
-        with pytest.raises(run_folder.RunFolderError, match="another kind"):
+        with pytest.raises(run_folder.RunFolderError, match="holds a run with other settings"):
             run_in(tmp_path / "run", trainer_of(rate=0.5)).evaluate()
         with pytest.raises(ValueError, match="the run has no test data"):
             run_in(tmp_path / "run", test=None).evaluate()
@@ -591,8 +591,8 @@ def test_a_run_of_another_model_is_not_continued(tmp_path, change):
 @pytest.mark.parametrize(
     "export, message",
     [
-        (lambda model: None, "export has given None: must be a Keras model"),
-        (keras.models.clone_model, "export has given a model without the weight .*line/kernel"),
+        (lambda model: None, "export returned None: must be a Keras model"),
+        (keras.models.clone_model, "export returned a model without the weight .*line/kernel"),
         (lambda model: model.no_such_thing, "no_such_thing"),
     ],
 )
@@ -613,12 +613,12 @@ def test_a_model_to_save_that_is_another_is_refused_before_the_first_step(
         ([keras.callbacks.CSVLogger], "every has the class CSVLogger: must be"),
         ([towers.log(steps=2), towers.log(steps=3)], r"every has log\(...\) twice"),
         ([keras.callbacks.BackupAndRestore("x")], "a run has checkpoints of its own"),
-        ([keras.callbacks.ReduceLROnPlateau()], "ReduceLROnPlateau: the rate is the Trainer's"),
+        ([keras.callbacks.ReduceLROnPlateau()], "ReduceLROnPlateau: give the Trainer learning_ra"),
         ([keras.callbacks.TensorBoard("x")], "TensorBoard: a run writes its files"),
         ([keras.callbacks.EarlyStopping(restore_best_weights=True)], "every has restore_best_w"),
         ([towers.keep_best(), towers.keep_best()], r"every has keep_best\(...\) twice"),
-        ([towers.stop_early(patience=1)], r"every has stop_early\(...\) and no evaluate"),
-        ([towers.profile(first=10, last=99)], "profile: last=99 is past the end, step 13"),
+        ([towers.stop_early(patience=1)], r"every has stop_early\(...\) but no evaluate"),
+        ([towers.profile(first=10, last=99)], r"profile\(last=99\): must be at most 13, the last"),
     ],
 )
 def test_other_things_to_do_are_refused_before_the_first_step(tmp_path, every, message):
@@ -633,15 +633,15 @@ def test_other_things_to_do_are_refused_before_the_first_step(tmp_path, every, m
         (lambda: towers.checkpoint(steps=0), r"checkpoint\(steps=0\): must be at least 1"),
         (lambda: towers.checkpoint(steps=1, keep=0), r"checkpoint\(keep=0\): must be at least 1"),
         (lambda: towers.log(steps=1.5), r"log\(steps=...\) is 1.5: must be an integer"),
-        (lambda: towers.evaluate(epochs=1, steps=2), "evaluate: epochs=1, steps=2; one of the two"),
+        (lambda: towers.evaluate(epochs=1, steps=2), r"evaluate\(epochs=1, steps=2\): one of the"),
         (lambda: towers.evaluate(epochs=-1), r"evaluate\(epochs=...\)=-1: must be finite and"),
-        (lambda: towers.evaluate(steps=-1), "evaluate: epochs=0, steps=-1; one of the two"),
-        (lambda: towers.call(print), "call: epochs=0, steps=0; one of the two must be above 0"),
-        (lambda: towers.call("print", steps=1), "call: 'print'; must be a function of an event"),
-        (lambda: towers.profile(first=3, last=2), "profile: last=2 is before first=3"),
+        (lambda: towers.evaluate(steps=-1), r"evaluate\(epochs=0, steps=-1\): one of the two"),
+        (lambda: towers.call(print), r"call\(epochs=0, steps=0\): one of the two must be above 0"),
+        (lambda: towers.call("print", steps=1), "call: hook is 'print': must be a function of an"),
+        (lambda: towers.profile(first=3, last=2), r"profile\(last=2\): must be at least first=3"),
         (lambda: towers.stop_early(patience=0), r"stop_early\(patience=0\): must be at least 1"),
         (lambda: towers.stop_early(patience=1, mode="up"), "mode='up': must be one of auto, min"),
-        (lambda: towers.keep_best(metric="iou"), "metric='iou': give mode, 'min' or 'max'"),
+        (lambda: towers.keep_best(metric="iou"), "metric='iou': give mode='min' or 'max'"),
         (lambda: towers.keep_best(mode="best"), "mode='best': must be one of auto, min, max"),
     ],
 )
@@ -653,9 +653,9 @@ def test_numbers_out_of_range_are_refused(make, message):
 @pytest.mark.parametrize(
     "every, message",
     [
-        (towers.evaluate(epochs=1), r"every has evaluate\(epochs=...\), and train does not know"),
-        (towers.call(print, epochs=1), r"every has call\(epochs=...\), and train does not know"),
-        (keras.callbacks.CSVLogger("x"), "every has Keras callbacks, which know epochs"),
+        (towers.evaluate(epochs=1), r"every has evaluate\(epochs=...\), but train does not know"),
+        (towers.call(print, epochs=1), r"every has call\(epochs=...\), but train does not know"),
+        (keras.callbacks.CSVLogger("x"), "every has Keras callbacks, which need epochs"),
     ],
 )
 def test_epochs_of_unknown_size_are_refused(tmp_path, every, message):
@@ -668,7 +668,7 @@ def test_epochs_of_unknown_size_are_refused(tmp_path, every, message):
 
 @pytest.mark.parametrize("every", [towers.evaluate(steps=1), towers.keep_best()])
 def test_evaluations_without_test_data_are_refused(tmp_path, every):
-    with pytest.raises(ValueError, match="and the run has no test data"):
+    with pytest.raises(ValueError, match="but the run has no test data: give test="):
         run_in(tmp_path, test=None).train([every])
 
 
@@ -758,7 +758,7 @@ def test_a_trainer_that_has_trained_begins_no_run(tmp_path):
     [
         ({"test": [X, Y]}, "test: a batch is float32"),
         ({"test": (np.zeros([26, 3]), Y)}, r"test: inputs: float64 .*; the model takes .n, 1."),
-        ({"test": tf.data.Dataset.from_tensors((X, Y)).repeat()}, "test is a tf.data set without"),
+        ({"test": tf.data.Dataset.from_tensors((X, Y)).repeat()}, "test is an infinite tf.data.Da"),
         ({"class_names": "cat"}, "class_names is 'cat': must be a list of names"),
     ],
 )
@@ -814,7 +814,7 @@ def test_a_stream_that_ends_early_is_named(tmp_path):
         def batches(self, first_step, last_step, **shares):
             return super().batches(first_step, min(6, last_step), **shares)
 
-    with pytest.raises(Exception, match="train has ended after 6 batches of the 13 that were ask"):
+    with pytest.raises(Exception, match="train ended after 6 of 13 batches; it must have one"):
         run_in(tmp_path, train=Short(X, Y, None, None, None, 0, True)).train([towers.log(steps=1)])
     assert [line["step"] for line in logged(tmp_path)] == list(range(1, 7))
 

@@ -64,8 +64,8 @@ class TestARunThatGoesOn:
         assert done.returncode == 0
         was = began["runs_on"].get("ONEDNN_MAX_CPU_ISA", "not set")
         assert (
-            f"from step 2 on, ONEDNN_MAX_CPU_ISA AVX (before: {was}): the last bits may not be "
-            "those of a run without this\n"
+            f"from step 2 on, ONEDNN_MAX_CPU_ISA AVX (before: {was}): the last bits may differ "
+            "from those of a run without this\n"
         ) in done.stdout
         first, second = self.stretches_of(tmp_path)
         assert first == began

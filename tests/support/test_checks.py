@@ -253,7 +253,7 @@ class TestBatches:
     @pytest.mark.parametrize(
         "batches, message",
         [
-            (IMAGES, r"batches is float32 \[4, 3\]: must be a list, a generator or a tf.data set"),
+            (IMAGES, r"batches is float32 \[4, 3\]: must be a list, a generator or a tf.data.Da"),
             (tf.constant(IMAGES), r"batches is float32 \[4, 3\]: must be"),
             ({"x": IMAGES}, "batches is a dict with the keys 'x': must be"),
             ("batches", "batches is 'batches': must be"),

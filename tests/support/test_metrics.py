@@ -167,27 +167,27 @@ def one_hot(n):
         (["accurracy"], "metrics: Keras has no metric 'accurracy'"),
         ([keras.metrics.Mean], "metrics has the class Mean: must be"),
         ([None], "metrics has None: must be"),
-        (["accuracy", "accuracy"], "metrics: the name 'accuracy' is taken already"),
+        (["accuracy", "accuracy"], "metrics: the name 'accuracy' is already taken"),
         (
             [keras.metrics.SparseCategoricalAccuracy(name="loss")],
-            "metrics: the name 'loss' is taken",
+            "metrics: the name 'loss' is already taken",
         ),
         (
             [keras.metrics.SparseCategoricalAccuracy(name="step")],
-            "metrics: the name 'step' is taken",
+            "metrics: the name 'step' is already taken",
         ),
-        ({"b": ["accuracy"]}, "metrics has 'b', and the model the outputs"),
-        ([Largest()], "metrics: the state of 'largest' is no sum over examples"),
-        ([OfBatches()], "metrics: the state of 'of_batches' is no sum over examples"),
+        ({"b": ["accuracy"]}, "metrics has 'b': must be one of the model's outputs"),
+        ([Largest()], "metrics: the state of 'largest' is not a sum over examples"),
+        ([OfBatches()], "metrics: the state of 'of_batches' is not a sum over examples"),
         ([OfFilling()], "metrics: 'of_filling' counts examples of sample_weight 0, and with them"),
         (
             [keras.metrics.R2Score(num_regressors=2)],  # the number of examples in its formula
             "metrics: 'r2_score' counts examples of sample_weight 0",
         ),
         ([["accuracy"], ["accuracy"]], "metrics is a list of 2, and the model has 1 output, 'l"),
-        ([FromOne()], "metrics: the state of 'from_one' is no sum over examples"),
-        ([WithoutWeight()], "metrics: 'largest' takes no sample_weight in update_state"),
-        ([keras.metrics.MeanIoU(1)], "metrics: 'mean_io_u.*' cannot be computed of labels int64"),
+        ([FromOne()], "metrics: the state of 'from_one' is not a sum over examples"),
+        ([WithoutWeight()], "metrics: 'largest' must take sample_weight in update_state"),
+        ([keras.metrics.MeanIoU(1)], "metrics: 'mean_io_u.*' cannot be computed from labels int6"),
     ],
 )
 def test_others_are_refused(metrics, message):
@@ -207,7 +207,7 @@ def test_a_mask_is_not_passed_over():
         loss=lambda labels, outputs: tf.reduce_mean(outputs, axis=[1, 2]),
         metrics=["accuracy"],
     )
-    with pytest.raises(ValueError, match="has a Keras mask, which metrics would not heed"):
+    with pytest.raises(ValueError, match="has a Keras mask, which metrics would ignore"):
         run.evaluate([(np.zeros([2, 3], np.int32), np.zeros([2, 3], int))])
 
 
@@ -270,13 +270,13 @@ def test_values_of_several_outputs_have_names_of_their_own():
 
 
 def test_values_of_one_name_are_refused():
-    with pytest.raises(ValueError, match="the name 'a_sum' is taken already"):
+    with pytest.raises(ValueError, match="the name 'a_sum' is already taken"):
         of_two_outputs({"a": [Values("x"), Values("y", ["sum", "other"])]})
     run = toys.trainer(toys.linear(1.0), global_batch_size=2, loss="mse", metrics=[Values("x")])
     run.evaluate([(toys.column(1.0, 2.0),) * 2])
     named = [Values("x", ["loss", "other"])]
     run = toys.trainer(toys.linear(1.0), global_batch_size=2, loss="mse", metrics=named)
-    with pytest.raises(ValueError, match="the name 'loss' is taken already"):
+    with pytest.raises(ValueError, match="the name 'loss' is already taken"):
         run.evaluate([(toys.column(1.0, 2.0),) * 2])
 
 
@@ -293,7 +293,7 @@ def test_a_metric_that_counts_in_whole_numbers_takes_no_fractions():
     labels = np.array([[0, 1], [0, 1]])  # 3 of 4 right: of class 0 2 of 3, of class 1 1 of 2
     assert run.evaluate([(logits, labels, [1, 1])]).metrics["iou"] == pytest.approx(7 / 12)
     assert run.evaluate([(logits, labels, [2, 0])]).metrics["iou"] == 1
-    with pytest.raises(ValueError, match="sample_weight has 0.5, and the metric 'iou' counts in w"):
+    with pytest.raises(ValueError, match="sample_weight has 0.5, but the metric 'iou' counts in w"):
         run.evaluate([(logits, labels, [0.5, 0.5])])
 
 

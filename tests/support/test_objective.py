@@ -128,12 +128,12 @@ def test_argmax_is_for_classes_alone(loss, of_classes):
         ({}, None, "loss names no loss"),
         ({"a": None}, None, "loss names no loss"),
         ({"a": 3}, None, r"loss\['a'\] is 3: must be a function"),
-        ("mse", {"a": 1}, "loss_weights is a dict with the keys 'a', and loss a single loss"),
-        ({"a": "mse"}, 2.0, "loss_weights is 2.0: must be a dict or a list, as loss is"),
-        (["mse", "mae"], [1.0], "loss_weights is a list of 1, and loss a list of 2: they go tog"),
+        ("mse", {"a": 1}, "loss_weights is a dict with the keys 'a', but loss a single loss"),
+        ({"a": "mse"}, 2.0, "loss_weights is 2.0: must be a dict or a list, like loss"),
+        (["mse", "mae"], [1.0], "loss_weights is a list of 1, and loss a list of 2: they must m"),
         (["mse"], {"a": 1}, "loss_weights is a dict with the keys 'a', and loss a list of 1: th"),
         ({"a": "mse"}, [1], "loss_weights is a list of 1, and loss a dict with the keys 'a': th"),
-        ({"a": "mse"}, {"b": 1}, "loss_weights has 'b', and loss only 'a'"),
+        ({"a": "mse"}, {"b": 1}, "loss_weights has 'b', but loss only 'a'"),
         ({"a": "mse"}, {"a": "1"}, r"loss_weights\['a'\] is '1': must be a number"),
         ({"a": "mse"}, {"a": -1}, r"loss_weights\['a'\]=-1: must be finite and at least 0"),
         ({"a": keras.losses.MeanSquaredError(reduction="sum")}, None, r"loss\['a'\] is a Keras l"),
@@ -147,10 +147,10 @@ def test_others_are_refused_at_once(loss, weights, message):
 @pytest.mark.parametrize(
     "loss, labels, message",
     [
-        ("mse", LABELS, "loss is one loss, mean_squared_error, and the model has the out"),
-        (losses.cross_entropy, LABELS, "loss is one loss, cross_entropy, and the model has the ou"),
-        ({"a": "mse"}, LABELS, "loss is for 'a', and the model has the outputs 'a', 'b'"),
-        ({"a": "mse", "c": "mse"}, LABELS, "loss is for 'a', 'c', and the model has the outputs"),
+        ("mse", LABELS, "loss is one loss, mean_squared_error, but the model has the out"),
+        (losses.cross_entropy, LABELS, "loss is one loss, cross_entropy, but the model has the ou"),
+        ({"a": "mse"}, LABELS, "loss is for 'a', but the model has the outputs 'a', 'b'"),
+        ({"a": "mse", "c": "mse"}, LABELS, "loss is for 'a', 'c', but the model has the outputs"),
         # Whoever made the dict may have thought of its order, and Keras sorts its keys.
         (["mse"] * 2, LABELS, "loss is a list of 2, and the model's outputs a dict with the keys"),
         (
@@ -215,7 +215,7 @@ def test_one_output_may_be_written_as_one_of_several(model, loss, of_labels):
 def test_an_output_named_as_another_term_is_refused():
     inputs = keras.Input((3,))
     model = keras.Model(inputs, {"total": keras.layers.Dense(1)(inputs)})
-    with pytest.raises(ValueError, match="the model has an output 'total', as another term"):
+    with pytest.raises(ValueError, match="the model has an output 'total', which is the name of"):
         run_of(model, {"total": "mse"}).train_step(INPUTS, {"total": LABELS["b"]})
 
 

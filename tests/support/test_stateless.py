@@ -97,8 +97,8 @@ OUTSIDE = keras.random.SeedGenerator(3)
     "layer, message",
     [
         (lambda: L.AugMix(**IMAGES), "is an AugMix, which draws its operations once"),
-        (drawing(lambda _, x: normal(x)), "with a generator that is none of its layers' own"),
-        (drawing(lambda _, x: normal(x, seed=OUTSIDE)), "generator that is none of its layers'"),
+        (drawing(lambda _, x: normal(x)), "with a generator that none of its layers has"),
+        (drawing(lambda _, x: normal(x, seed=OUTSIDE)), "generator that none of its layers has"),
         (drawing(lambda _, x: tf.random.normal(tf.shape(x))), "RandomStandardNormal .*drawing"),
         (drawing(lambda _, x: tf.random.shuffle(x)), "RandomShuffle .*so on the number of towers"),
         (

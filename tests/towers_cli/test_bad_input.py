@@ -169,11 +169,11 @@ CONTRADICTORY = [
 DO_NOT_DIVIDE = [
     (
         ["--global_batch_size=7", "--num_towers=8"],
-        "--num_towers=8: must be at most num_microbatches=7, for each tower computes one or more",
+        "--num_towers=8: must be at most num_microbatches=7, because each tower computes at least",
     ),
     (
         ["--global_batch_size=128", "--num_microbatches=3"],
-        "--global_batch_size=128 must be divisible by num_microbatches=3",
+        "--global_batch_size=128: must be divisible by num_microbatches=3",
     ),
     (
         ["--global_batch_size=12", "--num_microbatches=3", "--num_towers=4"],
@@ -240,7 +240,7 @@ NOT_A_DATA_SET = {
     "cifar10:../1.0.0": "--dataset=cifar10:../1.0.0 is not the name of a data set",
     "cifar10:9.9.9": "--dataset=cifar10:9.9.9: Dataset cifar10 cannot be loaded at version 9.9.9, ",
     "cifar10/large": "--dataset=cifar10/large: BuilderConfig large not found",
-    "ag_news_subset": "--dataset=ag_news_subset cannot be used: needed are `image` ",
+    "ag_news_subset": "--dataset=ag_news_subset cannot be used: it must have `image` ",
 }
 
 NOT_A_DATA_FOLDER = {
@@ -433,7 +433,7 @@ def test_a_folder_of_other_files_is_left_alone(tmp_path, name):
             "train.py",
             ["--num_towers=9"],
             2,
-            "--num_towers=9: must be at most num_microbatches=8, for each tower computes one or",
+            "--num_towers=9: must be at most num_microbatches=8, because each tower computes at",
             marks=pytest.mark.long,
         ),
         pytest.param(
@@ -493,7 +493,7 @@ def check_refused(run, *pieces: str, scripts_to_run=("train", "eval")) -> None:
         (b"\xff\xfe{}", "config.json cannot be read: 'utf-8' codec can't decode"),
         (b"[1, 2]", "its config.json is not that of a run"),
         (b"NaN", "its config.json is not that of a run"),
-        (b'{"settings": [], "resolved": []}', "settings and resolved have to be objects"),
+        (b'{"settings": [], "resolved": []}', "settings and resolved must be objects"),
         (b'{"settings": {}, "resolved": {}}', "train_dir is missing"),
     ],
     ids=lambda content: repr(content[:20]),
@@ -518,7 +518,7 @@ def test_a_configuration_that_is_none(run, content, reason):
         ("global_batch_size", True, "--global_batch_size=True: must be of type int"),
         ("global_batch_size", 10**12, "must be at least 1 and at most 1048576"),
         ("num_microbatches", 0, "num_microbatches=0: must be at least 1"),
-        ("num_microbatches", 7, "global_batch_size=24 must be divisible by num_microbatches=7"),
+        ("num_microbatches", 7, "global_batch_size=24: must be divisible by num_microbatches=7"),
         ("intra_op_threads", -1, "--intra_op_threads=-1: must be at least 1 and at most 1024"),
         ("moving_average_decay", float("nan"), "--moving_average_decay=nan: must be at least 0"),
         ("learning_rate", 10**400, "must be finite, in float32"),
@@ -560,7 +560,7 @@ def test_a_configuration_that_lacks_what_is_read_of_it(run):
     (run / "config.json").write_text(json.dumps(config))
     assert scripts.run("eval", f"--train_dir={run}").returncode == 0
     done = scripts.train(run, "--max_steps=1")
-    assert "the run had finished already, at step 1" in done.stdout
+    assert "the run has finished already, at step 1" in done.stdout
 
 
 class Trap:
@@ -600,7 +600,7 @@ def test_a_model_with_a_lambda_is_never_loaded(run, model_with_a_lambda, no_mode
         check(done, 1, f"--checkpoint={name}: not found; {run}/checkpoints holds the steps 1")
     done = scripts.train(run, "--max_steps=1")
     assert (done.returncode, done.stderr) == (0, "")
-    assert "the run had finished already" in done.stdout
+    assert "the run has finished already" in done.stdout
     assert scripts.contents(run) == before
     assert scripts.run("eval", f"--train_dir={run}").returncode == 0
 
@@ -621,7 +621,7 @@ def test_a_checkpoint_that_is_none(run, tmp_path, model_with_a_lambda, kind):
 @pytest.mark.parametrize(
     ("name", "spoil", "said"),
     [
-        ("cifar-10-batches-bin/test_batch.bin", lambda content: content, "is no multiple of 3,0"),
+        ("cifar-10-batches-bin/test_batch.bin", lambda content: content, "not a multiple of 3,0"),
         (  # as long as two records
             "cifar-10-batches-bin/test_batch.bin",
             lambda content: content.ljust(2 * 3073, b"."),

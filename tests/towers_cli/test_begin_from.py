@@ -59,8 +59,8 @@ class TestTheSameSettings:
 @pytest.mark.parametrize(
     ("change", "reason"),
     [
-        (lambda names: names[::-1], "it has the class disc, and this run has checkers"),
-        (lambda names: (*names, "more"), "it has the class (none), and this run has more"),
+        (lambda names: names[::-1], "it has the class disc, but this run has checkers"),
+        (lambda names: (*names, "more"), "it has the class (none), but this run has more"),
     ],
 )
 def test_other_names_of_classes_are_refused(four_steps, tmp_path, monkeypatch, change, reason):
@@ -106,7 +106,7 @@ class TestOtherSettings:
         adam = ("--summary_every_steps=0", "--optimizer=adam", "--learning_rate=0.001")
         done = scripts.train(tmp_path, *adam, f"--begin_from={four_steps}", "--max_steps=5")
         assert done.returncode == 0, done.stderr
-        assert "slots begin anew" in " ".join(done.stdout.split())
+        assert "slots start over" in " ".join(done.stdout.split())
         after = state_at(tmp_path, 5)
         assert after["optimizer/0"] == 1  # of one update, where the old optimizer has made four
 
@@ -214,13 +214,13 @@ class TestWhatIsRefused:
 
     def test_another_network(self, four_steps, tmp_path):
         error = self.refused(tmp_path / "new", f"--begin_from={four_steps}", "--model=resnet")
-        assert "it has --model cifarnet, and this run has resnet" in error
+        assert "it has --model cifarnet, but this run has resnet" in error
 
     def test_a_batch_that_does_not_divide_the_examples_seen(self, four_steps, tmp_path):
         error = self.refused(
             tmp_path / "new", f"--begin_from={four_steps}", "--global_batch_size=36"
         )
-        assert "its 96 examples seen are no whole number of batches of --global_batch_size=36" in (
+        assert "its 96 examples seen are not a whole number of batches of --global_batch_siz" in (
             error
         )
         assert "; 32 would fit" in error
@@ -228,7 +228,7 @@ class TestWhatIsRefused:
     def test_past_the_end(self, four_steps, tmp_path):
         done = scripts.train(tmp_path, *FLAGS, f"--begin_from={four_steps}", "--max_steps=3")
         assert done.returncode == 1
-        assert "the run is at step 4, past the end that was asked for, step 3" in done.stderr
+        assert "the run is at step 4, past its last step, 3; give it a later end" in done.stderr
 
     def test_a_run_whose_configuration_was_edited(self, four_steps, tmp_path):
         shutil.copytree(four_steps, tmp_path / "old")
@@ -247,7 +247,7 @@ class TestWhatIsRefused:
             else:
                 file.unlink()
         error = self.refused(tmp_path / "new", f"--begin_from={tmp_path / 'old'}")
-        assert "step-40 holds step 2, and its name says 40" in error
+        assert "step-40 holds step 2, but its name says 40" in error
 
 
 @pytest.mark.long
@@ -309,9 +309,9 @@ class TestTheAdvice:
             done = scripts.train(tmp_path / "old", *FLAGS)
         assert done.returncode == 1
         assert done.stderr.endswith(
-            f"The newest checkpoint is {tmp_path}/old/checkpoints/step-2. To go on from it or from "
-            f"an earlier one with other settings, give them with --begin_from={tmp_path}/old, or a "
-            "checkpoint in it, and a new --train_dir.\n"
+            f"The newest checkpoint is {tmp_path}/old/checkpoints/step-2. To continue from it or "
+            f"from an earlier one with other settings, give them with --begin_from={tmp_path}/old, "
+            "or a checkpoint in it, and a new --train_dir.\n"
         )
         advised = (f"--begin_from={tmp_path}/old", "--learning_rate=0.01", "--clip_norm=1")
         done = scripts.train(tmp_path / "new", *FLAGS, *advised)
@@ -322,12 +322,12 @@ class TestTheAdvice:
         done = scripts.train(tmp_path, "--learning_rate=1e20", "--summary_every_steps=0")
         assert done.returncode == 1
         assert done.stderr.endswith(
-            "There is no checkpoint yet. The same command takes other settings, and begins anew.\n"
+            "There is no checkpoint yet. The same command takes other settings, and starts over.\n"
         )
         done = scripts.train(tmp_path, "--learning_rate=0.01", "--summary_every_steps=0")
         assert done.returncode == 0, done.stderr
         assert (
-            f"the run in {tmp_path} has no checkpoint yet and begins anew: "
+            f"the run in {tmp_path} has no checkpoint yet and starts over: "
             "--learning_rate=0.01 (so far it has 1e+20)\n"
         ) in done.stdout
         assert [line["step"] for line in scripts.training_lines(tmp_path)] == [1, 2, 3, 4]
@@ -371,7 +371,7 @@ class TestTheFirstCheckpoint:
         before = (tmp_path / "metrics.jsonl").read_bytes()
         done = scripts.train(tmp_path, *MOMENTUM)
         assert done.returncode == 1
-        assert "the run has saved checkpoints, the first at step 3, and" in done.stderr
+        assert "the run has saved checkpoints, the first at step 3, but " in done.stderr
         assert (tmp_path / "metrics.jsonl").read_bytes() == before
 
     def test_whose_mark_a_kill_prevented_is_marked_as_the_run_goes_on(self, four_steps, tmp_path):
@@ -401,18 +401,18 @@ class TestACheckpointThatIsNotTheRuns:
         self.copy(tmp_path / "other" / "checkpoints" / "step-6", run, "step-6")
         done = scripts.train(run, *FLAGS, "--max_steps=8")
         assert done.returncode == 1
-        assert "step-6 is of another run, with other settings or images" in done.stderr
+        assert "step-6 belongs to another run, with other settings or images" in done.stderr
         path = tmp_path / "other" / "checkpoints" / "step-6"
         done = scripts.run("eval", f"--train_dir={run}", f"--checkpoint={path}")
         assert done.returncode == 1
-        assert "is of another run" in done.stderr
+        assert "belongs to another run" in done.stderr
         assert not (run / "eval.jsonl").exists()
 
     def test_a_renamed_one_is_told_by_its_step(self, run):
         self.copy(run / "checkpoints" / "step-2", run, "step-40")
         done = scripts.train(run, *FLAGS, "--max_steps=50")
         assert done.returncode == 1
-        assert "step-40 holds step 2, and its name says 40" in done.stderr
+        assert "step-40 holds step 2, but its name says 40" in done.stderr
 
 
 @pytest.mark.long

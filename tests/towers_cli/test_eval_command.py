@@ -261,7 +261,7 @@ class TestFollowing:
         finally:
             path.write_text(before)
         assert done.returncode == 1
-        assert "another run has begun here since; give the same command again" in done.stderr
+        assert "another run has begun here since; run the same command again" in done.stderr
 
     def test_a_folder_that_was_removed_is_said(self, unfinished, monkeypatch, tmp_path):
         shutil.copytree(unfinished, tmp_path / "run")
@@ -321,7 +321,7 @@ class TestFollowing:
         monkeypatch.setattr(checkpoints, "after", with_a_deleted_one)
         done, lines = evaluate(folder, *self.FLAGS)
         assert done.returncode == 0
-        assert f"passed over: checkpoint {folder}/checkpoints/step-5: " in done.stdout
+        assert f"skipped: checkpoint {folder}/checkpoints/step-5: " in done.stdout
         assert [line["step"] for line in lines] == [20, 40]
 
 
@@ -374,12 +374,12 @@ class TestOtherData:
         [
             (
                 lambda data: {"images": data.images[..., :1]},
-                r"--dataset: its images are \[32, 32, 1\] after preprocessing, and the run's "
+                r"--dataset: its images are \[32, 32, 1\] after preprocessing, but the run's "
                 r"network takes \[32, 32, 3\]",
             ),
             (
                 lambda data: {"class_names": data.class_names + ("another",)},
-                r"--dataset: its classes are 11 \(disc, ring, square, \.\.\.\), and the run's "
+                r"--dataset: its classes are 11 \(disc, ring, square, \.\.\.\), but the run's "
                 r"10 \(disc, ring, square, \.\.\.\)",
             ),
         ],

@@ -295,8 +295,8 @@ class TestElastic:
         code, said, counts = elastic(program, 3, restarts=5, min_workers=1)
         assert (code, counts) == (0, [3, 2])
         assert said[0] == (
-            "worker 1 has ended (exit codes 138, -9, 138); goes on with 2 of 3 workers, 4 restarts "
-            "are left"
+            "worker 1 has ended (exit codes 138, -9, 138); continuing with 2 of 3 workers, 4 "
+            "restarts left"
         )
         seconds = float(re.fullmatch(r"([\d.]+) s from the end to the next step .*", said[1])[1])
         assert 0.5 <= seconds < 10  # until all have ended, and begun
@@ -312,7 +312,7 @@ class TestElastic:
         """
         code, said, counts = elastic(program, 2, restarts=5, min_workers=1, return_seconds=1.0)
         assert (code, counts) == (0, [2, 1, 2])
-        assert "goes on with 2 workers: one more has come back" in said
+        assert "continuing with 2 workers: one more is back" in said
 
     def test_by_default_it_goes_on_with_all(self, elastic):
         code, _, counts = elastic("os.kill(os.getpid(), 9) if life < 2 else 0", 2, restarts=5)
@@ -321,13 +321,13 @@ class TestElastic:
     @pytest.mark.parametrize("code", [1, 2, 127])
     def test_an_error_that_would_come_back_ends_it(self, elastic, code):
         program = f"sys.exit({code} if index else 138)"
-        said = f"exit codes 138, {code}: such an error would come back, and ends the run"
+        said = f"exit codes 138, {code}: such an error would recur, and ends the run"
         assert elastic(program, 2, restarts=5) == (code, [said], [2])
 
     def test_restarts_come_to_an_end(self, elastic):
         code, said, counts = elastic("os.kill(os.getpid(), 9)", 1, restarts=3)
         assert (code, counts) == (137, [1] * 4)
-        assert [line for line in said if "has ended" in line][-1].endswith(" 0 restarts are left")
+        assert [line for line in said if "has ended" in line][-1].endswith(" 0 restarts left")
 
     def test_a_launcher_that_is_stopped_starts_nothing_again(self, elastic, tmp_path):
         def send():
@@ -349,7 +349,7 @@ class TestElastic:
         """
         code, said, counts = elastic(program, 3, restarts=1, min_workers=1)
         assert (code, counts) == (0, [3, 2])
-        assert said[0].startswith("worker 1 has ended (exit codes 143, -9, 143); goes on with 2")
+        assert said[0].startswith("worker 1 has ended (exit codes 143, -9, 143); continuing with 2")
 
     def test_a_chief_that_saves_for_long_is_left_to_it(self, elastic, monkeypatch, tmp_path):
         monkeypatch.setattr(launch, "_KILLED_AFTER_SECONDS", 0.3)
@@ -406,7 +406,7 @@ class TestElastic:
         """
         code, said, counts = elastic(program, 2, restarts=1, min_workers=1)
         assert code == 0
-        assert said[0].startswith("worker 0 has ended (exit codes -9, 138); goes on with 1 of 2")
+        assert said[0].startswith("worker 0 has ended (exit codes -9, 138); continuing with 1 of 2")
 
     def test_another_stopped_worker_is_killed_at_once(self, elastic):
         program = """
@@ -418,7 +418,7 @@ class TestElastic:
         begun = time.monotonic()
         code, said, counts = elastic(program, 2, restarts=1, min_workers=1)
         assert code == 0
-        assert said[0].startswith("worker 1 has ended (exit codes 138, -9); goes on with 1 of 2")
+        assert said[0].startswith("worker 1 has ended (exit codes 138, -9); continuing with 1 of 2")
         assert time.monotonic() - begun < launch._KILLED_AFTER_SECONDS
 
     def test_a_worker_that_hangs_after_another_was_killed_is_killed(self, elastic, monkeypatch):
@@ -449,9 +449,9 @@ class TestElastic:
         """
         code, said, counts = elastic(program, 2, restarts=5, min_workers=1, return_seconds=1.0)
         assert (code, counts[:2]) == (0, [2, 1])
-        restarts = [line for line in said if "restarts are left" in line]
+        restarts = [line for line in said if "restarts left" in line]
         assert len(restarts) == 2  # the first death, and that of the chief that was asked to stop
-        assert restarts[1].startswith("worker 0 has ended (exit codes -9); goes on with ")
+        assert restarts[1].startswith("worker 0 has ended (exit codes -9); continuing with ")
 
     def test_a_reader_that_goes_away_starts_nothing_again(self, tmp_path):
         script = tmp_path / "program.py"

@@ -195,10 +195,10 @@ class TestARunOfIt:
         assert f"--train_dir={here / 'run'} holds a run of another model" in done.stderr
         done = train(here / "next", f"--begin_from={here / 'run'}", "--max_steps=2")
         assert done.returncode == 2
-        assert "its --model=mine:build was another network than now" in done.stderr
+        assert "its --model=mine:build was a different network then" in done.stderr
         done = scripts.run("eval", f"--train_dir={here / 'run'}")
         assert done.returncode == 2
-        assert "--model=mine:build: is another network now than the run's" in done.stderr
+        assert "--model=mine:build: is no longer the network of the run" in done.stderr
         assert scripts.contents(here / "run") == before
 
     def test_is_known_whatever_keras_has_numbered(self, here):
@@ -248,12 +248,12 @@ class TestARunOfIt:
         ("mine:number", "mine.py has no function number"),
         ("mine:alone", "building it: TypeError: alone() takes 0 positional arguments but 2"),
         ("mine:wrong", "building it: ValueError: Received an invalid value for `units`"),
-        ("mine:nothing", "has returned a NoneType: must be a Keras model"),
-        ("mine:three", "gives (None, 3) of images of [32, 32, 3]: must be (None, 10)"),
+        ("mine:nothing", "returned a NoneType: must be a Keras model"),
+        ("mine:three", "gives (None, 3) for images of [32, 32, 3]: must be (None, 10)"),
         ("mine:smaller", "calling it: ValueError: "),
         ("mine:compiled", "training it: ValueError: "),
         ("mine:ends_with_softmax", "ends with a softmax: must give logits"),
-        ("mine:frozen", "has no weight that is trained"),
+        ("mine:frozen", "has no trainable weight: must have one"),
         ("ends:build", "importing it: SystemExit: 0"),
         ("mine:unsaved", "saving it: ValueError: Keras cannot save the model"),
         ("mine", "must be one of cifarnet, resnet, resnet50, fastnet, or package.module:function"),

@@ -120,7 +120,7 @@ def test_an_augmentation_that_does_not_take_such_images_is_refused():
     chosen = scripts.settings_of(
         "--dataset=mnist", "--augment=rand_augment", "--preprocessing=pad_crop_flip"
     )
-    said = "--dataset=mnist: rand_augment takes images of 3 channels, and these have 1"
+    said = "--dataset=mnist: rand_augment takes images of 3 channels, but these have 1$"
     with pytest.raises(settings.SettingsError, match=said):
         build.preprocessing(chosen, grey)
 
@@ -212,7 +212,7 @@ class TestEvaluation:
         os.rename(tmp_path / "new" / "ant", tmp_path / "new" / "dog")
         done = scripts.run("eval", f"--train_dir={whole()}", f"--data_dir={tmp_path / 'new'}")
         assert done.returncode == 1
-        assert "'dog' is no class of the set, which has ant, bee, cow" in done.stderr
+        assert "'dog' is not a class of the set, which has ant, bee, cow" in done.stderr
 
 
 class TestWhatAPersonLooksAt:

@@ -135,19 +135,19 @@ class TestARun:
         rate = schedules.LearningRate("constant", 0.1, 5000)
         said = dict(start_table.rows(config, rate, 1000))["same bits"]
         assert said == (
-            "on 1 to 4 towers in all, on any number of workers, by --num_microbatches=4 and "
+            "on 1 to 4 towers in all, on any number of workers, with --num_microbatches=4 and "
             "--intra_op_threads=1"
         )
         config["resolved"]["tower_devices"] = ["/GPU:0", "/GPU:1"]
         said = dict(start_table.rows(config, rate, 1000))["same bits"]
         launches = (
-            "; a tower launches its kernels 2 times a step, and in a new run with "
-            "--num_microbatches=2 once, with other bits"
+            "; a tower launches its kernels 2 times a step; in a new run with "
+            "--num_microbatches=2, once, with other bits"
         )
         assert said == f"not promised on GPUs without --deterministic{launches}"
         config["settings"]["deterministic"] = True
         said = dict(start_table.rows(config, rate, 1000))["same bits"]
-        assert said.startswith("on 1 to 4 towers in all, on any number of workers, by --num_microb")
+        assert said.startswith("on 1 to 4 towers in all, on any number of workers, with --num_mic")
         assert said.endswith(f"(not yet measured on GPUs){launches}")
         config["resolved"]["microbatches_of_towers"] = [[2, 2, 1, 1, 1]]  # 5 do not divide 24
         said = dict(start_table.rows(config, rate, 1000))["same bits"]
@@ -160,10 +160,10 @@ class TestARun:
         ("parts", "cores", "said"),
         [
             (4, 4, "--intra_op_threads=1"),
-            (4, 9, "; they use 4 of 9 cores, and in a new run --intra_op_threads=2 uses 8, with "
+            (4, 9, "; they use 4 of 9 cores; in a new run, --intra_op_threads=2 uses 8, with "
                    "other bits"),
             (4, 7, "--intra_op_threads=1"),  # two for each are too many
-            (1, 1, "on 1 tower in all, on any number of workers, by --num_microbatches=1 and "
+            (1, 1, "on 1 tower in all, on any number of workers, with --num_microbatches=1 and "
                    "--intra_op_threads=1"),
         ],
     )  # fmt: skip
@@ -324,7 +324,7 @@ print(json.dumps([shape, int(correct), float(numpy.mean(losses))]))
         for flags in ([], ["--num_towers=1"], ["--max_steps=3"]):
             again = scripts.train(folder, *WHOLE_RUN, *flags)
             assert (again.returncode, again.stderr) == (0, "")
-            assert again.stdout.splitlines()[-3] == "the run had finished already, at step 7"
+            assert again.stdout.splitlines()[-3] == "the run has finished already, at step 7"
             assert again.stdout.splitlines()[-2:] == done.stdout.splitlines()[-2:]
         assert scripts.contents(folder) == before
 
@@ -523,7 +523,7 @@ class TestGoingOn:
             assert (process.returncode, stderr) == (code, "")
             last = stdout.splitlines()[-1]
             said = re.fullmatch(
-                r"stopped at step (\d+) of 50000; checkpoint saved, the same command continues "
+                r"stopped at step (\d+) of 50000; checkpoint saved: the same command continues "
                 r"from there",
                 last,
             )
@@ -643,7 +643,7 @@ class TestTheEndMoves:
         before = scripts.contents(tmp_path)
         done = scripts.train(tmp_path, "--max_steps=3")
         assert done.returncode == 1
-        assert "the run is at step 4, past the end that was asked for, step 3" in done.stderr
+        assert "the run is at step 4, past its last step, 3; give it a later end" in done.stderr
         assert done.stderr.count("\n") == 1
         assert scripts.contents(tmp_path) == before
 
@@ -784,11 +784,11 @@ class TestALossThatIsNotFinite:
     @pytest.mark.parametrize(
         ("rate", "message"),
         [
-            ("0.1", r"step 3: what the update left is not finite \(conv1/kernel, relu1/bias\)"),
+            ("0.1", "step 3: the update has left NaN or Inf in conv1/kernel, relu1/bias"),
             # The loss of step 2 overflows before step 3; the weights do not.
             (
                 "1e20",
-                r"step 2, tower 0: the loss \(cross_entropy\) is not finite, and the step was not "
+                r"step 2, tower 0: the loss \(cross_entropy\) is NaN or Inf; the step was not "
                 "applied",
             ),
         ],
@@ -802,7 +802,7 @@ class TestALossThatIsNotFinite:
         assert done.stderr.count("\n") == 1
         step = int(re.search(r"step (\d+)", done.stderr)[1])
         newest = tmp_path / "checkpoints" / f"step-{step - 1}"
-        assert f"The newest checkpoint is {newest}. To go on from it or from an earlier one" in (
+        assert f"The newest checkpoint is {newest}. To continue from it or from an earlier" in (
             done.stderr
         )
         files = sorted((tmp_path / "checkpoints").glob("*.index"))
@@ -815,7 +815,7 @@ class TestALossThatIsNotFinite:
         flags = ("--learning_rate=1e20", "--checkpoint_every_steps=3", "--log_every_steps=100")
         done = scripts.train(tmp_path, *flags, "--max_steps=9")
         assert done.returncode == 1
-        assert "step 2, tower 0: the loss (cross_entropy) is not finite" in done.stderr
+        assert "step 2, tower 0: the loss (cross_entropy) is NaN or Inf" in done.stderr
         assert "There is no checkpoint yet." in done.stderr
         assert not list(tmp_path.rglob("*.index"))
 
@@ -827,7 +827,7 @@ class TestALossThatIsNotFinite:
         monkeypatch.setattr(summaries.Summaries, "flush", no_space)
         done = scripts.train(tmp_path, "--learning_rate=1e20", "--max_steps=9")
         assert done.returncode == 1
-        assert "step 2, tower 0: the loss (cross_entropy) is not finite" in done.stderr
+        assert "step 2, tower 0: the loss (cross_entropy) is NaN or Inf" in done.stderr
         assert "no space" not in done.stderr
         done = scripts.train(tmp_path / "another", "--max_steps=1")
         assert done.stderr == "train.py: error: TensorBoard's files cannot be written: no space\n"
@@ -836,7 +836,7 @@ class TestALossThatIsNotFinite:
     def test_is_found_at_the_end(self, tmp_path):
         done = scripts.train(tmp_path, "--max_steps=3")
         assert done.returncode == 1
-        assert "step 3: what the update left is not finite" in done.stderr
+        assert "step 3: the update has left NaN or Inf in " in done.stderr
         assert not list(tmp_path.rglob("*.index"))
         assert not (tmp_path / "final_model.keras").exists()
 
@@ -911,8 +911,8 @@ class TestBeforeTheFirstStep:
         done = scripts.train(tmp_path, *flags)
         assert done.returncode == 1
         assert (
-            "the run has saved checkpoints, the first at step 2, and "
-            f"{tmp_path / 'checkpoints'} holds none; bring them back"
+            "the run has saved checkpoints, the first at step 2, but "
+            f"{tmp_path / 'checkpoints'} holds none; put them back"
         ) in done.stderr
         assert scripts.contents(tmp_path) == before
 
@@ -939,7 +939,7 @@ class TestBeforeTheFirstStep:
         done = scripts.train(
             tmp_path, f"--num_microbatches={num_microbatches}", "--global_batch_size=24"
         )
-        by = f"by --num_microbatches={num_microbatches} and --intra_op_threads="
+        by = f"with --num_microbatches={num_microbatches} and --intra_op_threads="
         said = scripts.unwrapped(done.stdout)
         assert f"  same bits      on {same} in all, on any number of workers, {by}" in said
 
@@ -962,14 +962,14 @@ class TestTooLittleMemory:
         done = scripts.train(tmp_path, "--max_steps=2")
         assert done.returncode == 1
         assert re.fullmatch(
-            "train.py: error: there is not enough memory for a batch; it takes a lower "
+            "train.py: error: there is not enough memory for a batch; give a lower "
             "global_batch_size, or accumulate_gradients\\. .*\n",
             done.stderr,
         )
         if where == "train_step":
             assert done.stderr.endswith(
-                "There is no checkpoint yet. The same command takes other settings, and begins "
-                "anew.\n"
+                "There is no checkpoint yet. The same command takes other settings, and starts "
+                "over.\n"
             )
         else:
             assert done.stderr.endswith(

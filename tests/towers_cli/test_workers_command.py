@@ -180,7 +180,7 @@ def test_a_worker_with_other_settings_is_refused_by_name(tmp_path, workers):
     two.start(0, *flags(folder))
     two.start(1, *flags(folder, "--seed=1", "--max_steps=30"))
     problem = (
-        f"{two.name(1)} does not fit {two.name(0)}: --seed=1 ({two.name(0)} has 0); "
+        f"{two.name(1)} differs from {two.name(0)}: --seed=1 ({two.name(0)} has 0); "
         f"--max_steps=30 ({two.name(0)} has 40)"
     )
     for index in range(2):
@@ -238,7 +238,7 @@ def test_what_the_chief_finds_wrong_is_told_to_the_others(tmp_path, workers):
 def test_a_worker_that_never_comes_is_named(tmp_path, workers):
     two = workers(2)
     two.start(0, *flags(tmp_path / "run", "--worker_wait_seconds=0.5"))
-    assert two.ended(0) == (138, f"train.py: error: {two.name(1)} did not come within 0.5 s\n")
+    assert two.ended(0) == (138, f"train.py: error: {two.name(1)} did not connect within 0.5 s\n")
     assert not (tmp_path / "run").exists()
 
 
@@ -345,7 +345,7 @@ def test_one_that_hangs_then_does_not_either(one_of_two_dies):
 @pytest.mark.long
 def test_nor_one_that_hangs_before(one_of_two_dies):
     code, err, name = one_of_two_dies("before", 1, signal.SIGSTOP, 6.0)
-    said = f'{name} did not come to "the start of TensorFlow\'s servers" within 6 s'
+    said = f'{name} did not reach "the start of TensorFlow\'s servers" within 6 s'
     assert (code, err) == (138, f"-c: error: {said}\n")
 
 
@@ -396,7 +396,7 @@ def test_another_version_of_a_package_is_refused_by_name():
     with pytest.raises(worker_errors.WorkerError) as error:
         agreement.check_alike(Fake({"version of keras": "3.0.0"}), chosen)
     assert str(error.value).startswith(
-        "worker 1 does not fit worker 0: version of keras 3.0.0 (wor"
+        "worker 1 differs from worker 0: version of keras 3.0.0 (wor"
     )
 
 
@@ -440,7 +440,7 @@ def test_a_worker_with_other_images_is_refused_by_name(tmp_path, workers, split)
     for index in range(2):
         code, err = two.ended(index)
         assert code == 1
-        assert f"{two.name(1)} does not fit {two.name(0)}: sha256 of the {which} images " in err
+        assert f"{two.name(1)} differs from {two.name(0)}: sha256 of the {which} images " in err
         assert err.count("sha256") == err.count("\n") == 1
     assert not (tmp_path / "run").exists()
 
@@ -453,7 +453,7 @@ def test_a_worker_with_other_images_is_refused_by_name(tmp_path, workers, split)
         (["--worker_index=0"], "--worker_index=0: only with --workers="),
         (["--workers=a:1,b:2", "--worker_index=2"], "worker_index=2: must be at least 0 and below"),
         (["--workers=a:1,b", "--worker_index=0"], "--workers=a:1,b: 'b' is not host:port"),
-        (["--workers=a:1,a:1", "--worker_index=0"], "--workers=a:1,a:1: a:1 comes twice"),
+        (["--workers=a:1,a:1", "--worker_index=0"], "--workers=a:1,a:1: a:1 is listed twice"),
         (["--worker_wait_seconds=0"], "--worker_wait_seconds=0.0: must be above 0 and at most 1e6"),
     ],
 )
@@ -468,7 +468,7 @@ def test_wrong_flags(tmp_path, arguments, problem):
     ("text", "arguments", "problem"),
     [
         ("[1]", [], "TF_CONFIG: must have the form"),
-        ("[" * 100_000, [], "TF_CONFIG: is nested too deep"),
+        ("[" * 100_000, [], "TF_CONFIG: is nested too deeply"),
         (
             '{"cluster": {"worker": ["a:1", "b:1"]}, "task": {"type": "worker", "index": 0}}',
             ["--workers=c:1,d:1", "--worker_index=0"],
@@ -544,7 +544,7 @@ def test_workers_whose_weights_differ_stop(tmp_path, monkeypatch, flags):
     assert done.returncode == 1
     at_step = 0 if flags else 4
     assert (
-        f"step {at_step}: worker 1 has other weights than worker 0; is one of the machines"
+        f"step {at_step}: worker 1 and worker 0 differ in weights; is one of the machines"
     ) in done.stderr
     assert not run_folder.RunFolder(str(tmp_path / "run")).final_model.exists()
     assert scripts.checkpoint_steps(tmp_path / "run") == []

@@ -1,8 +1,8 @@
-"""The package `input_pipeline` by a name that no program has for a module of its own.
+"""The package `input_pipeline` by a name that no module of a program's own has.
 
     from towers.data import arrays
 
-A program with a module `input_pipeline` finds its own by that name, and the package's here.
+A program with a module `input_pipeline` finds its own under that name, and the package's here.
 """
 
 from pathlib import Path

@@ -4,8 +4,8 @@ Every other worker has one TCP connection to the chief, on the chief's own `host
 TensorFlow starts to the end of the run. A worker that is killed leaves a connection that ends
 without a last message, which is how the others know. One that hangs leaves it open: so nothing here
 waits without a deadline, and once TensorFlow has started, its own calls carry the messages, beside
-a heartbeat (`collectives`). Whatever else connects to the chief is sent away (`door`), and what no
-worker sends ends the run with one sentence.
+a heartbeat (`collectives`). Whatever else connects to the chief is refused (`door`), and a message
+that no worker sends ends the run with a one-line error.
 """
 
 import contextlib
@@ -24,13 +24,13 @@ from towers.support import worker_errors
 
 _LONGEST_WAIT_SECONDS = 1e6  # as --worker_wait_seconds has it
 _ENDING_SECONDS = 5.0
-_DONE_SECONDS = 30.0  # until the chief says that it has come to the end to which all have come
+_DONE_SECONDS = 30.0  # until the chief says that it has finished, as all have
 _RETRY_SECONDS = 0.2
 _SAYS_WAITING_AFTER_SECONDS = 5.0
 
 
 class Channel:
-    """The connections of one worker, made when it is made; close it by `end`."""
+    """The connections of one worker, opened when it is made; `end` closes them."""
 
     def __init__(self, members: cluster.Cluster, wait_seconds: float):
         """Meets the other workers.
@@ -40,12 +40,12 @@ class Channel:
           wait_seconds: how long to wait for the last of them, and later for a message.
 
         Raises:
-          WorkerError: names who has not come, or why this process cannot be reached.
+          WorkerError: names who has not connected, or says why this process cannot be reached.
         """
         self.cluster = members
         self._wait_seconds = wait_seconds
         self._peers: dict[int, wire.Peer] = {}
-        self._noticed: dict[int, object] = {}  # what others have said where one was gone
+        self._noticed: dict[int, object] = {}  # what others have said when one was gone
         until = time.monotonic() + wait_seconds
         if self.is_chief:
             self._listen(until, wait_seconds)
@@ -67,7 +67,7 @@ class Channel:
             while missing := self._missing():
                 names = ", ".join(self.cluster.name(index) for index in missing)
                 if time.monotonic() > until:
-                    problem = f"{names} did not come within {wait_seconds:g} s"
+                    problem = f"{names} did not connect within {wait_seconds:g} s"
                     self._tell_all("ended", [problem, True])
                     raise worker_errors.GoneError(problem)
                 waiting.say(f"waiting for {names}")
@@ -91,14 +91,14 @@ class Channel:
             raise kind(f"{name} cannot listen on its port: {reason}") from error
 
     def _missing(self) -> list[int]:
-        """Those that have not come, or have gone again; workers are silent until all are there."""
+        """Those not connected, or gone again; workers are silent until all are connected."""
         others = range(1, len(self.cluster.addresses))
         return [i for i in others if i not in self._peers or self._peers[i].talks()]
 
     def _welcome(
         self, peer: wire.Peer, index: int, addresses: list[str], until: float
     ) -> str | None:
-        """Takes up a worker, or says why not."""
+        """Accepts a worker, or returns why not."""
         problem = self._problem_with(index, addresses)
         try:
             if problem is None:
@@ -121,9 +121,9 @@ class Channel:
     def _problem_with(self, index: int, addresses: list[str]) -> str | None:
         own = list(self.cluster.addresses)
         if addresses != own:
-            return f"--workers={_shown(addresses)}: it has --workers={_shown(own)}"
+            return f"--workers={_shown(addresses)}: worker 0 has --workers={_shown(own)}"
         if not 0 < index < len(own) or index in self._peers and not self._peers[index].talks():
-            return f"--worker_index={index}: another process is that worker"
+            return f"--worker_index={index}: another process is that worker; give each its own"
         return None
 
     def _connect(self, until: float, wait_seconds: float) -> wire.Peer:
@@ -134,15 +134,15 @@ class Channel:
             kind = worker_errors.GoneError
             try:
                 return self._greet()
-            except (OSError, UnicodeError) as error:  # not there yet, or no name of a machine
+            except (OSError, UnicodeError) as error:  # not there yet, or not a host name
                 problem = f": {getattr(error, 'strerror', None) or error}"
             except (wire.Gone, wire.NoWorker):  # it hung up, or another program is on its port
-                problem = ": it does not answer as worker 0 does"
+                problem = ": it does not answer like a worker"
             except door.AnotherSecret:
-                problem, kind = ": it has another secret", worker_errors.WorkerError
+                problem, kind = ": it has a different secret", worker_errors.WorkerError
             waiting.say(f"waiting for {chief}{problem}")
             time.sleep(_RETRY_SECONDS)
-        raise kind(f"{chief} did not come within {wait_seconds:g} s{problem}")
+        raise kind(f"{chief} could not be reached within {wait_seconds:g} s{problem}")
 
     def _greet(self) -> wire.Peer:
         """Connects to the chief, and waits until it has all workers or says who is missing."""
@@ -170,12 +170,12 @@ class Channel:
         return peer
 
     def _answer(self, peer: wire.Peer, kind: str, seconds: float, is_known: bool = True) -> object:
-        """What the chief says, a little later than within so many seconds at most.
+        """What the chief says.
 
         Args:
           peer: the chief, or what passes for it.
-          kind: of message that is awaited.
-          seconds: see above.
+          kind: of the message that is awaited.
+          seconds: to wait, and a little longer.
           is_known: whether it has shown that it is the chief; only then is it believed.
         """
         try:
@@ -192,8 +192,8 @@ class Channel:
         """Gives every worker the messages of all, by their index; all call it together.
 
         Args:
-          what: the messages are, the same on all workers.
-          message: of this worker, anything that JSON can hold, and not nested too deep.
+          what: the messages are about, the same on all workers.
+          message: of this worker, anything that JSON can hold, and not nested too deeply.
 
         Raises:
           WorkerError: another one is gone, or has ended and says why; or it does something else,
@@ -223,7 +223,7 @@ class Channel:
         except _Silent as silent:
             names = self._names(silent.indices)
             raise worker_errors.GoneError(
-                f"{names} did not come to {what!r} within {self._wait_seconds:g} s"
+                f"{names} did not reach {what!r} within {self._wait_seconds:g} s"
             ) from None
         for index, body in sorted(received.items()):
             name = self.cluster.name(index)
@@ -236,8 +236,8 @@ class Channel:
 
     def _at_odds(self, index: int, theirs: str, ours: str) -> worker_errors.WorkerError:
         return worker_errors.WorkerError(
-            f"{self.cluster.name(self.cluster.index)} has come to {ours!r}, and "
-            f"{self.cluster.name(index)} to {watcher.one_line(theirs)!r}: every worker has to make "
+            f"{self.cluster.name(self.cluster.index)} is at {ours!r}, and "
+            f"{self.cluster.name(index)} at {watcher.one_line(theirs)!r}: every worker must make "
             "the same calls in the same order"
         )
 
@@ -246,7 +246,7 @@ class Channel:
     ) -> worker_errors.WorkerError | None:
         """Which worker is gone or has ended, once something has gone wrong between them.
 
-        Waits for the chief's word, or as the chief for a sign of those that are gone.
+        Waits for word from the chief; the chief itself waits for a sign of those that are gone.
 
         Args:
           patience_seconds: how long at most.
@@ -270,10 +270,10 @@ class Channel:
     def survivors(
         self, reason: str, seconds: float, unheard: Collection[int] = ()
     ) -> dict[int, object]:
-        """What those that are left have told the chief of themselves, once another one is gone.
+        """What the workers left have told the chief of themselves, once another one is gone.
 
         Args:
-          reason: why the chief ends, too; they are told, and need not wait any longer.
+          reason: why the chief ends, too; the workers are told, and stop waiting.
           seconds: how long to wait for those that have not noticed yet.
           unheard: workers that hang, and so are not waited for.
         """
@@ -291,10 +291,10 @@ class Channel:
 
     @contextlib.contextmanager
     def guarded(self) -> Iterator[None]:
-        """While entered, the process is killed where another worker is gone or has ended.
+        """While entered, the process is killed if another worker is gone or has ended.
 
-        So it is after `wait_seconds`. For calls in which Python stands still, so that nothing else
-        could end them. Nobody may send messages in that time. A line on stderr says why.
+        The same happens after `wait_seconds`. For calls that block Python, so that nothing else
+        could end them. No messages may be sent meanwhile. A line on stderr says why.
         """
         program = os.path.basename(sys.argv[0])
         names = {peer.connection.fileno(): self.cluster.name(i) for i, peer in self._peers.items()}
@@ -312,11 +312,11 @@ class Channel:
                 process.kill()
 
     def end(self, reason: str | None, try_again: bool = False) -> None:
-        """Ends the connections; without a reason the chief's end last.
+        """Closes the connections; without a reason, the chief's close last.
 
         Args:
-          reason: why this worker cannot go on; None if it has come to its end.
-          try_again: whether it may help to start all workers again.
+          reason: why this worker cannot continue; None if it has finished.
+          try_again: whether starting all workers again may help.
         """
         if reason is None and not self.is_chief:
             with contextlib.suppress(worker_errors.WorkerError, _Silent):
@@ -374,7 +374,7 @@ class Channel:
                 if got == "ended":
                     raise self._has_ended(index, body)
                 if got == "done" != kind:
-                    raise worker_errors.WorkerError(f"{name} has come to its end")
+                    raise worker_errors.WorkerError(f"{name} has finished already")
                 if got == kind:
                     received[index] = body
                     pending.remove(index)
@@ -421,7 +421,7 @@ class Channel:
 
 
 class _Silent(Exception):
-    """Not all have said what was awaited; `indices` are those that have not."""
+    """Not all have answered in time; `indices` are those that have not."""
 
     def __init__(self, indices: Sequence[int]):
         super().__init__(indices)
@@ -437,7 +437,7 @@ def _shown(addresses: Sequence[str]) -> str:
 
 
 class _Waiting:
-    """Says what is waited for, once that takes long and whenever it changes."""
+    """Prints what it is waiting for, once that takes long and whenever it changes."""
 
     def __init__(self):
         self._since, self._said = time.monotonic(), ""

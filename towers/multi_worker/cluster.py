@@ -24,7 +24,7 @@ class Cluster:
     Attributes:
       addresses: `host:port` of each worker, which the others reach it at; index = worker.
       index: of this process.
-      secret: that all of them have, and nobody else (`door`); empty where everybody may join.
+      secret: shared by all of them and nobody else (`door`); empty where anyone may join.
     """
 
     addresses: tuple[str, ...]
@@ -45,8 +45,8 @@ def host_and_port(address: str) -> tuple[str, int]:
     parts = _ADDRESS.fullmatch(address)
     if parts is None or not 0 < int(parts[2]) < 2**16:
         raise ValueError(
-            f"{_SHORT.repr(address)} is not host:port, a name or IPv4 address and a port from 1 to "
-            "65535"
+            f"{_SHORT.repr(address)} is not host:port: must be a name or IPv4 address, and a port "
+            "from 1 to 65535"
         )
     return parts[1], int(parts[2])
 
@@ -60,22 +60,22 @@ def check(addresses: Sequence[str], index: int | None) -> None:
     for address in addresses:
         host_and_port(address)
     if twice := [address for n, address in enumerate(addresses) if address in addresses[:n]]:
-        raise ValueError(f"{twice[0]} comes twice")
+        raise ValueError(f"{twice[0]} is listed twice; give each worker its own address")
     if index is None or not 0 <= index < len(addresses):
         raise ValueError(
-            f"this process has worker_index={index}: must be at least 0 and below the number of "
-            f"workers, {len(addresses)}"
+            f"worker_index={index}: must be at least 0 and below the number of workers, "
+            f"{len(addresses)}"
         )
 
 
 def from_environment(environment: Mapping[str, str] = os.environ) -> Cluster | None:
-    """The cluster that TF_CONFIG describes, and its secret of TOWERS_SECRET or TOWERS_SECRET_FILE.
+    """The cluster that TF_CONFIG describes, with the secret of TOWERS_SECRET or its _FILE.
 
     Returns:
-      None where there is no more than one process.
+      None where there is only one process.
 
     Raises:
-      ValueError: names the variable, and what is wrong.
+      ValueError: names the variable, and says what is wrong.
     """
     try:
         members = from_tf_config(environment.get("TF_CONFIG") or "{}")
@@ -88,14 +88,14 @@ def from_environment(environment: Mapping[str, str] = os.environ) -> Cluster | N
 def from_tf_config(text: str) -> Cluster | None:
     """The cluster that the environment variable TF_CONFIG describes.
 
-    A `chief`, where there is one, is worker 0, and the `worker`s come after it.
+    A `chief`, where there is one, is worker 0, and those of type `worker` come after it.
 
     Args:
       text: such as `{"cluster": {"worker": ["a:1234", "b:1234"]}, "task": {"type": "worker",
         "index": 1}}`.
 
     Returns:
-      None where it describes no more than one process.
+      None where it describes only one process.
 
     Raises:
       ValueError: it is not of that form, or this process is neither chief nor worker.
@@ -105,7 +105,7 @@ def from_tf_config(text: str) -> Cluster | None:
     except ValueError as error:
         raise ValueError(f"is not JSON: {error}") from error
     except RecursionError:
-        raise ValueError("is nested too deep") from None
+        raise ValueError("is nested too deeply") from None
     if not (isinstance(config, dict) and isinstance(config.get("cluster", {}), dict)):
         raise ValueError('must have the form {"cluster": {...}, "task": {...}}')
     jobs, task = config.get("cluster", {}), config.get("task", {})
@@ -117,7 +117,9 @@ def from_tf_config(text: str) -> Cluster | None:
     index = task.get("index")
     own = chief if task["type"] == "chief" else others
     if type(index) is not int or not 0 <= index < len(own):
-        raise ValueError(f"task {_SHORT.repr(task)}: there are {len(own)} of that type")
+        raise ValueError(
+            f"task {_SHORT.repr(task)}: its index must be below {len(own)}, the number of its type"
+        )
     index += len(chief) if task["type"] == "worker" else 0
     check([*chief, *others], index)
     return Cluster((*chief, *others), index)

@@ -1,9 +1,9 @@
 """Several workers make one step: what each has computed becomes what all have.
 
-Between workers run TensorFlow's own collective operations, over the servers that
+TensorFlow's own collective operations run between workers, over the servers that
 `tf.distribute.MultiWorkerMirroredStrategy` starts. The strategy's own `all_gather` is not used: it
 sends W - 1 times the gradients where 2 (W - 1) / W are enough, and TensorFlow 2.21 keeps something
-of each call (docs/workers.md).
+from each call (docs/workers.md).
 """
 
 import contextlib
@@ -25,7 +25,7 @@ _SHORTEST_TEXT = 1024  # bytes of a message
 _MARK, _LABEL_BYTES = "workers do different things", 64
 # Apart from those that the strategy makes, and below 2 ** 31.
 _GROUP, _FIRST_KEY, _KEYS = 7001, 2**20, 2**29
-_PEER_FAILURES = (  # what TensorFlow says where another worker is gone
+_PEER_FAILURES = (  # what TensorFlow raises where another worker is gone
     tf.errors.UnavailableError,
     tf.errors.AbortedError,
     tf.errors.CancelledError,
@@ -34,14 +34,14 @@ _PEER_FAILURES = (  # what TensorFlow says where another worker is gone
     tf.errors.InternalError,
     tf.errors.UnknownError,
 )
-# TensorFlow's heartbeat misses a worker after 10 seconds, and the chief then looks for it; for a
-# shorter time where TensorFlow says who it is.
+# TensorFlow's heartbeat notices a missing worker after 10 seconds, and the chief then looks for it;
+# for a shorter time where TensorFlow says which it is.
 _PATIENCE_SECONDS, _CHIEF_PATIENCE_SECONDS, _PATIENCE_IF_NAMED = 12.0, 3.0, 0.5
-_SURVIVORS_SECONDS = 3.0  # in which those that are left have noticed, too
+_SURVIVORS_SECONDS = 3.0  # for the workers left to notice, too
 
 
 class MultiWorker:
-    """A run in several processes, with their connections; `worker.Workers` says what a method is.
+    """A run in several processes, with their connections; `worker.Workers` documents the methods.
 
     Attributes:
       cluster: who the workers are.
@@ -51,7 +51,7 @@ class MultiWorker:
         """Meets the others; TensorFlow's runtime between them begins with `start`.
 
         Raises:
-          WorkerError: one does not come.
+          WorkerError: one does not connect.
         """
         self.cluster = members
         self.count, self.index = len(members.addresses), members.index
@@ -87,10 +87,10 @@ class MultiWorker:
             tf.train.ClusterSpec({"worker": list(self.cluster.addresses)}),
             task_type="worker",
             task_id=self.index,
-            # The strategy serves between workers; devices are the towers' affair.
+            # The strategy only connects workers; devices are up to the towers.
             num_accelerators={"GPU": 0},
         )
-        self._channel.exchange("the start of TensorFlow's servers", None)  # they come soon
+        self._channel.exchange("the start of TensorFlow's servers", None)  # all start them soon
         try:
             with self._channel.guarded(), self.watched():
                 self._strategy = tf.distribute.MultiWorkerMirroredStrategy(resolver)
@@ -102,7 +102,7 @@ class MultiWorker:
         with tf.device(devices.PARAMETER_DEVICE):
             # Instance keys alternate between two sets from one call to the next. Every worker has
             # left a call when any of them is in the next but one, so no two calls can be confused.
-            # A new key for each call would be safe too; TensorFlow keeps something of each.
+            # A new key for each call would be safe too; TensorFlow keeps something for each.
             self._parity = tf.Variable(0, trainable=False, name="parity")
             self._asked = tf.Variable(0, trainable=False, name="asked_to_stop")
             self._stop = tf.Variable(0, trainable=False, name="stop")
@@ -155,9 +155,8 @@ class MultiWorker:
     def _sum(self, flat, of, parity) -> tf.Tensor:
         """All workers' vectors, [n] for each of a worker's subtrees, added up along the tree.
 
-        Each worker adds up one share of all vectors, and then all give each other their shares: as
-        few bytes as around a ring where a worker has one subtree, and the order of additions is
-        ours.
+        Each worker adds up one share of all vectors, and then all exchange their shares: as few
+        bytes as around a ring where a worker has one subtree, and the order of additions is ours.
         """
         subtrees = [
             gradients.subtrees(of.microbatches(worker), of.num_microbatches)
@@ -191,12 +190,12 @@ class MultiWorker:
     def _group(self, use: str, values: tf.Tensor, parity: tf.Tensor) -> dict:
         """Who takes part, and an instance key that all have for this call and no other.
 
-        A key has to be used with one type and size, and is made of them.
+        A key must always be used with the same type and size, and is made from them.
         """
         wanted = f"{use} {values.dtype.name} {values.shape.num_elements()}"
         key = _FIRST_KEY + 2 * (zlib.crc32(wanted.encode()) % _KEYS)
         if self._keys.setdefault(key, wanted) != wanted:
-            raise ValueError(f"{wanted!r} and {self._keys[key]!r} have one key")
+            raise ValueError(f"{wanted!r} and {self._keys[key]!r} have the same key")
         return {
             "group_size": self.count,
             "group_key": _GROUP,
@@ -305,11 +304,11 @@ class MultiWorker:
         return self._exchanged(what, make() if self.is_chief else None)[0]
 
     def _exchanged(self, what: str, message: object) -> list:
-        """The messages of all: by TensorFlow where it has started, for it misses one that hangs."""
+        """The messages of all: by TensorFlow once started, because it notices one that hangs."""
         if self._strategy is None:
             return self._channel.exchange(what, message)
         text = json.dumps(message).encode()
-        # White space up to one of a few lengths: TensorFlow keeps something of each of them.
+        # White space up to one of a few lengths: TensorFlow keeps something for each of them.
         text = text.ljust(max(_SHORTEST_TEXT, 1 << (len(text) - 1).bit_length()))
         gathered = self._all_gathered([np.frombuffer(text, np.uint8)])
         return [json.loads(of_worker.tobytes()) for (of_worker,) in gathered]
@@ -323,8 +322,8 @@ class MultiWorker:
     def _all_do(self, what: str, parity: tf.Tensor) -> tf.Operation:
         """Fails unless all workers do the same; `watched` then names both sides.
 
-        What each does travels in a call that is the same for all that they may do: else two would
-        wait for each other forever.
+        What each does travels in a call that is the same whatever they do; otherwise two would wait
+        for each other forever.
         """
         label = np.frombuffer(what.encode().ljust(_LABEL_BYTES)[:_LABEL_BYTES], np.int32)
         rows = self._gather_vectors("what", tf.constant(label), parity)
@@ -337,8 +336,8 @@ class MultiWorker:
         said = [bytes(row).decode(errors="replace").strip() for row in rows]
         other = next(index for index, text in enumerate(said) if text != said[self.index])
         return worker_errors.WorkerError(
-            f"{self.name(self.index)} has come to {said[self.index]!r}, and {self.name(other)} to "
-            f"{said[other]!r}: every worker has to make the same calls in the same order"
+            f"{self.name(self.index)} is at {said[self.index]!r}, and {self.name(other)} at "
+            f"{said[other]!r}: every worker must make the same calls in the same order"
         )
 
     @contextlib.contextmanager
@@ -368,14 +367,14 @@ class MultiWorker:
         return self._channel.survivors(reason, _SURVIVORS_SECONDS, self._unheard)
 
     def _unheard_by(self, error: tf.errors.OpError) -> set[int]:
-        """The workers that TensorFlow names as those that it does not hear any more."""
+        """The workers that TensorFlow says it no longer hears from."""
         tasks = {int(task) for task in re.findall(r"/job:worker\S*/task:(\d+)", error.message)}
         return tasks - {self.index}
 
     def _said_by(self, error: tf.errors.OpError) -> str | None:
-        """What TensorFlow says of workers that it does not hear any more."""
+        """What TensorFlow reports about workers that it no longer hears from."""
         if names := [self.cluster.name(index) for index in sorted(self._unheard)]:
-            return f"TensorFlow hears nothing of {' and '.join(names)} any more"
+            return f"TensorFlow no longer hears from {' and '.join(names)}"
         _, is_of_others, why = error.message.partition("Collective ops is aborted by: ")
         if not is_of_others:
             return None
@@ -386,7 +385,7 @@ class MultiWorker:
 
 
 def _last_word(error: BaseException) -> tuple[str, bool]:
-    """Why a worker ends, and whether it may help to start all of them again."""
+    """Why a worker ends, and whether starting all of them again may help."""
     if isinstance(error, SystemExit) and not _is_signals(error.code):
         cause = error.__context__
         return str(cause) if isinstance(cause, Exception) else f"exit code {error.code}", False
@@ -401,7 +400,7 @@ def _is_signals(code: object) -> bool:
 
 
 def _described_step(own: tower.TowerResult) -> str:
-    """What has to be alike on all workers for a step of theirs to be one."""
+    """What must be the same on all workers for their steps to be one step."""
     first = next(iter(own.sums.values()))
     dense = [g for g in first if g is not None and not isinstance(g, tf.IndexedSlices)]
     weighted = "" if own.weights is None else ", with sample_weight"
@@ -432,7 +431,7 @@ def _as_one_tower(results: Sequence[tower.TowerResult], of: shares.Shares) -> to
 
 
 def _joined_rows(sums: gradients.Sums) -> list[tf.IndexedSlices | None]:
-    """The rows of each sparse gradient, one behind the other; None for one that is not sparse."""
+    """The rows of each sparse gradient, one after the other; None for one that is not sparse."""
     joined = functools.reduce(gradients.add_weight_by_weight, sums.values())
     return [total if isinstance(total, tf.IndexedSlices) else None for total in joined]
 
@@ -441,7 +440,7 @@ def _as_words(values: tf.Tensor) -> tf.Tensor:
     """The values' bits, int32 [n]; types narrower than that are widened, which loses nothing."""
     if not values.shape.is_fully_defined():
         raise ValueError(
-            f"between workers shapes have to be known, and {values} has {values.shape}"
+            f"{values} has shape {values.shape}: between workers, shapes must be known"
         )
     wide = tf.cast(values, _carrier(values.dtype))
     return tf.reshape(tf.bitcast(wide, tf.int32), [-1])

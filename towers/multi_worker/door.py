@@ -1,14 +1,14 @@
-"""Who may join a run: whoever shows that it has the run's secret, which nobody says aloud.
+"""Who may join a run: whoever proves that it has the run's secret, which is never sent.
 
 A worker greets the chief with a random number (a nonce), and the chief answers with one of its own.
 Each then sends a proof, HMAC-SHA256 (RFC 2104) of both numbers and the greeting under the secret,
-which only one with the same secret can make. To repeat it on a later connection helps nobody: the
-numbers are others then. What is said later is neither signed nor encrypted. So this keeps out
-strangers and workers of other runs, and not somebody between the machines, who can pass the whole
-handshake on and then speak for either side. Whoever greets gets a proof of the chief's, and can try
-at leisure which secret made it: so it has to be a random one.
+which only a holder of the same secret can make. Replaying it on a later connection does not help:
+the numbers differ. Later messages are neither signed nor encrypted. So this keeps out strangers and
+workers of other runs, but not somebody between the machines, who can relay the whole handshake and
+then speak for either side. Whoever greets gets a proof from the chief, and can try at leisure which
+secret made it: so it must be a random one.
 
-`multiprocessing.connection` has such a handshake, too. It waits for each stranger in turn, and has
+`multiprocessing.connection` has such a handshake, too. It waits for each stranger in turn, and uses
 HMAC-MD5 before Python 3.12.
 """
 
@@ -29,8 +29,8 @@ from towers.multi_worker import wire
 
 GREETING_SECONDS = 5.0
 _LARGEST_GREETING = 2**18  # bytes; it has all addresses
-MOST_STRANGERS = 32  # that are connected at a time and have not shown who they are
-_MOST_NAMED = 20  # lines about who was sent away
+MOST_STRANGERS = 32  # connected at a time that have not shown who they are
+_MOST_NAMED = 20  # lines about who was refused
 _LOOKS_EVERY_SECONDS = 0.2
 _SHORTEST_SECRET = 16  # characters
 _VARIABLE = "TOWERS_SECRET"
@@ -46,14 +46,14 @@ def secret_of(environment: Mapping[str, str] = os.environ) -> bytes:
     """The run's secret: TOWERS_SECRET, or the contents of the file that TOWERS_SECRET_FILE names.
 
     Returns:
-      It, without white space around it; empty where neither is there: then everybody may join.
+      The secret, without white space around it; empty where neither is set: then anyone may join.
 
     Raises:
-      ValueError: names the variable, and what is wrong.
+      ValueError: names the variable, and says what is wrong.
     """
     text, path = environment.get(_VARIABLE, ""), environment.get(_FILE_VARIABLE, "")
     if text and path:
-        raise ValueError(f"{_VARIABLE} and {_FILE_VARIABLE}={path} are both given; give one")
+        raise ValueError(f"{_VARIABLE} and {_FILE_VARIABLE}={path} are both set; set one")
     name = _VARIABLE
     if path:
         name = f"{_FILE_VARIABLE}={path}"
@@ -82,7 +82,7 @@ def answer(secret: bytes, asked: object, said: list) -> str:
     """A worker's proof, for the chief's challenge.
 
     Raises:
-      NoWorker: it is no challenge.
+      NoWorker: it is not a challenge.
     """
     if not (isinstance(asked, list) and [type(text) for text in asked] == [str] * 2):
         raise wire.NoWorker
@@ -109,8 +109,8 @@ class _Stranger:
     """One that has not shown who it is.
 
     Attributes:
-      host: it comes from.
-      until: it is sent away, on the clock of `time.monotonic`.
+      host: where it comes from.
+      until: when it is refused, on the clock of `time.monotonic`.
       said: its greeting, if that has come.
       number: the chief's random number, for its proof.
     """
@@ -122,14 +122,14 @@ class _Stranger:
 
 
 class Strangers:
-    """What has connected to the chief's port and not shown who it is yet; nobody is waited for."""
+    """Whoever has connected to the chief's port and not yet shown who they are; waits for none."""
 
     def __init__(self, listener: socket.socket, secret: bytes, most: int = MOST_STRANGERS):
         """
         Args:
           listener: the chief's.
           secret: the run's.
-          most: of them that are kept at a time.
+          most: how many are kept at a time.
         """
         self._listener, self._secret, self._most = listener, secret, most
         self._late: dict[wire.Peer, _Stranger] = {}  # in the order they came in
@@ -150,13 +150,13 @@ class Strangers:
         """Those that have the secret, with their host and who they say they are: index, addresses.
 
         They are the caller's from then on. Waits a little for one, and not after `until`. Whoever
-        is slow, has another secret, or says what no worker says, is sent away and named; so is the
+        is slow, has another secret, or says what no worker says, is refused and named; so is the
         first of too many.
         """
         left = max(0.0, until - time.monotonic())
         for key, _ in self._selector.select(min(_LOOKS_EVERY_SECONDS, left)):
             peer = key.data or self._accepted()
-            if peer not in self._late:  # nobody came, or it was sent away a moment ago
+            if peer not in self._late:  # nobody came, or it was refused a moment ago
                 continue
             stranger = self._late[peer]
             try:
@@ -165,10 +165,10 @@ class Strangers:
             except wire.Gone:
                 self._send_away(peer)
             except wire.NoWorker:
-                self._send_away(peer, "what it says is not a worker's")
+                self._send_away(peer, "it does not talk like a worker")
             except AnotherSecret:
                 self._send_away(
-                    peer, f"it says it is worker {stranger.said[0]} and has another secret"
+                    peer, f"it says it is worker {stranger.said[0]}, with a different secret"
                 )
             else:
                 if has_shown:
@@ -176,13 +176,13 @@ class Strangers:
                     yield peer, stranger.host, *stranger.said[:2]
         now = time.monotonic()
         for peer in [one for one, stranger in self._late.items() if stranger.until < now]:
-            self._send_away(peer, f"it does not say who it is within {GREETING_SECONDS:g} s")
+            self._send_away(peer, f"it did not say who it is within {GREETING_SECONDS:g} s")
         while len(self._late) > self._most:
-            self._send_away(self._least(), f"more than {self._most} do not say who they are")
+            self._send_away(self._least(), f"more than {self._most} did not say who they are")
 
     def name(self, host: str, reason: str) -> None:
-        """Says once that something was sent away, and why."""
-        line = f"sent away {host}: {reason}"
+        """Says once that a connection was refused, and why."""
+        line = f"refused {host}: {reason}"
         if line not in self._named and len(self._named) < _MOST_NAMED:
             self._named.add(line)
             print(line, flush=True)
@@ -224,7 +224,7 @@ class Strangers:
             time.sleep(_LOOKS_EVERY_SECONDS)  # others have to close theirs
 
     def _least(self) -> wire.Peer:
-        """Who is sent away first: of the host that has most, one that has not even greeted.
+        """Who is refused first: of the host that has most, one that has not even greeted.
 
         The oldest of these. A worker has greeted before its host can have many others.
         """

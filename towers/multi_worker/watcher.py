@@ -1,13 +1,13 @@
-"""Ends a process that cannot look after itself, where another worker's connection has ended.
+"""Ends a process that cannot end itself, where another worker's connection has ended.
 
     python watcher.py PROCESS MESSAGE_PREFIX {"FILE DESCRIPTOR": "NAME OF THE WORKER", ...} SECONDS
 
-While TensorFlow's servers start and find each other, Python stands still in every thread, for up to
+While TensorFlow's servers start and find each other, Python is blocked in every thread, for up to
 an hour where one of them is gone or hangs. `Channel.guarded` starts this program for that time,
 with the connections to the other workers. It imports nothing but the standard library.
 
-The process ends by a signal (exit code 138), also where the other's last word is that to start all
-again will not help: that one's own exit code says so.
+The process ends by a signal (exit code 138), even where the other's last word is that starting all
+again will not help: the other's own exit code says that.
 """
 
 import json
@@ -26,7 +26,7 @@ _LONGEST_LINE = 2000
 def main(process: str, prefix: str, connections: str, seconds: str) -> None:
     """Waits for the end of a connection, or a last word on one; nobody says anything else now.
 
-    After so many seconds it waits no longer: one of them hangs, without an end of its connection.
+    Stops waiting after `seconds`: then one of them hangs, with its connection still open.
     """
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)  # a terminal's and a launcher's go to it, too
@@ -34,13 +34,13 @@ def main(process: str, prefix: str, connections: str, seconds: str) -> None:
     ready, until = [], time.monotonic() + float(seconds)
     while not ready and time.monotonic() < until:
         if os.getppid() != int(process):
-            return  # and with this process its copies of the connections, which the others look at
+            return  # closes this process's copies of the connections, which the others look at
         ready, _, _ = select.select(list(names), [], [], _LOOKS_EVERY_SECONDS)
     said = [f"{names[descriptor]} {last_word(descriptor)}" for descriptor in ready]
     late = f"TensorFlow's servers have not found each other within {float(seconds):g} s"
     print(f"{prefix}{'; '.join(said) or late}", file=sys.stderr, flush=True)
-    # Ends the process by itself, with what a shell calls exit code 138, unless a handler waits for
-    # Python, which stands still.
+    # This alone ends the process, with what a shell calls exit code 138, unless a handler waits for
+    # Python, which is blocked.
     os.kill(int(process), signal.SIGUSR1)
     time.sleep(_KILLED_AFTER_SECONDS)
     if os.getppid() == int(process):

@@ -1,4 +1,4 @@
-"""Messages between two workers: JSON behind its length, over one TCP connection."""
+"""Messages between two workers: JSON after its length, over one TCP connection."""
 
 import contextlib
 import json
@@ -58,7 +58,7 @@ class Peer:
         connection.settimeout(None)
         self.connection = connection
         self.largest_message = largest_message
-        self._begun = bytearray()  # the message of which some has come
+        self._begun = bytearray()  # the part of a message that has come
 
     def send(self, kind: str, body: object) -> None:
         text = json.dumps([kind, body]).encode()
@@ -68,7 +68,7 @@ class Peer:
     def take(self) -> tuple[str, object] | None:
         """The next message, or None where not all of it has come yet; does not wait.
 
-        What is behind it stays in the connection, where `talks` and the watcher look.
+        What follows it stays in the connection, where `talks` and the watcher look.
         """
         while missing := self._missing():
             with _ended_is_gone():
@@ -109,7 +109,7 @@ class Peer:
                 self.receive(until)
 
     def _missing(self) -> int:
-        """How many bytes are to come of the length, or of what it is the length of."""
+        """How many bytes are still to come: of the length, or of the message after it."""
         if len(self._begun) < _LENGTH.size:
             return _LENGTH.size - len(self._begun)
         (length,) = _LENGTH.unpack_from(self._begun)
@@ -132,7 +132,7 @@ def _message(text: bytes) -> tuple[str, object]:
 
 
 def _is_deep(value: object) -> bool:
-    """Whether lists and objects are nested so deep that to show or send them might fail."""
+    """Whether lists and objects are nested so deeply that showing or sending them might fail."""
     level = [value]
     for _ in range(_DEEPEST_MESSAGE):
         inner = [one.values() if isinstance(one, dict) else one for one in level]

@@ -57,7 +57,7 @@ def build(
 ) -> keras.Model:
     """Builds a network with its variables on the CPU.
 
-    Where `NETWORKS[name].adapt` is not None, it has to see training images before the first step.
+    Where `NETWORKS[name].adapt` is not None, it must see training images before the first step.
 
     Args:
       name: key of NETWORKS, or a network itself.

@@ -2,11 +2,11 @@
 
 The network of airbench94 (Jordan 2024, "94% on CIFAR-10 in 3.29 seconds on a single GPU",
 arXiv:2404.00498), which goes back to Page 2019 ("How to train your ResNet"), with the activations
-that are fast on a CPU: ReLU behind the whitening, whose filters come in pairs of opposite sign, and
-ELU behind batch norm. Its batch norm begins with a scale of 1 / 0.3, and as the next batch norm
+that are fast on a CPU: ReLU after the whitening, whose filters come in pairs of opposite sign, and
+ELU after batch norm. Its batch norm begins with a scale of 1 / 0.3, and as the next batch norm
 takes a factor out again this is the CELU of alpha = 0.3 (Barron 2017, arXiv:1704.07483) that Page's
-recipe has, by one fused operation (behind the last block, where no batch norm follows, LOGIT_SCALE
-stands for the factor). GELU (Hendrycks and Gimpel 2016, arXiv:1606.08415) is many.
+recipe has, in one fused operation (after the last block, where no batch norm follows, LOGIT_SCALE
+stands for the factor). GELU (Hendrycks and Gimpel 2016, arXiv:1606.08415) takes many.
 """
 
 import keras
@@ -28,7 +28,7 @@ def build(
     *,
     block_filters: tuple[int, ...] = BLOCK_FILTERS,
 ) -> keras.Model:
-    """Builds the network; `adapt` has to see some images before it is trained.
+    """Builds the network; `adapt` must see some images before it is trained.
 
     Args:
       image_shape: (height, width, channels), images of mean about 0 and deviation about 1.
@@ -46,8 +46,8 @@ def build(
     halved = 2 ** len(block_filters)
     if min(image_shape[:2]) < halved + 1:
         raise ValueError(
-            f"images of {image_shape[0]} x {image_shape[1]} are too small for fastnet: it takes "
-            f"{halved + 1} x {halved + 1} and larger ones"
+            f"images of {image_shape[0]} x {image_shape[1]} are too small for fastnet: it needs at "
+            f"least {halved + 1} x {halved + 1}"
         )
 
     def convolution(x, filters, name):
@@ -102,7 +102,7 @@ def adapt(model: keras.Model, images: np.ndarray) -> None:
 
 @keras.saving.register_keras_serializable(package="towers")
 class PartialIdentity(keras.initializers.Initializer):
-    """A convolution's first filters hand its input channels on; the others are random.
+    """A convolution's first filters pass its input channels through; the others are random.
 
     Zagoruyko and Komodakis 2017 (arXiv:1706.00388) for the identity, Jordan 2024
     (arXiv:2404.00498) for the part. The random ones are uniform within +- 1 / sqrt(fan in).

@@ -20,14 +20,14 @@ def fused(model: keras.Model) -> keras.Model:
     training and without, so weights of the one fit the other.
 
     Args:
-      model: a `keras.Sequential` or a `keras.Model` of inputs and outputs; built. Models within it
-        are such, too.
+      model: a `keras.Sequential` or a `keras.Model` of inputs and outputs; built. So are models
+        within it.
 
     Returns:
       A model with variables of its own, on `devices.PARAMETER_DEVICE`.
 
     Raises:
-      TypeError: no Keras model.
+      TypeError: it is not a Keras model.
       ValueError: the model is not built; or Keras cannot take it, or a model within it, apart: it
         is a subclass with a `call` of its own.
     """

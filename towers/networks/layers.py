@@ -29,9 +29,9 @@ def local_response_normalization(
     - For the exponents that networks use, the power is made of square roots, which the processor
       has an instruction for.
 
-    bfloat16 and float16 are computed in float32, at no cost in time: d is 1 and a little, of which
-    8 bits keep next to nothing. (`tf.nn.lrn` takes neither bfloat16 on a CPU nor float64, which the
-    tests against NumPy need.)
+    bfloat16 and float16 are computed in float32, at no cost in time: d is 1 and a little, and 8
+    bits keep next to nothing of that. (`tf.nn.lrn` takes neither bfloat16 on a CPU nor float64,
+    which the tests against NumPy need.)
 
     Args:
       inputs: floating [..., channels].
@@ -156,9 +156,9 @@ class BiasRelu(keras.layers.Layer):
 class FusedBatchNormalization(keras.layers.BatchNormalization):
     """Keras's batch norm over the channels of images, by TensorFlow's one operation for it.
 
-    Keras 3 writes batch norm out in single operations in float32, each of which goes over all
-    values (docs/speed.md has the times of both). The same function, for float32, bfloat16 or
-    float16 [n, height, width, channels], without masks.
+    Keras 3 builds batch norm from single operations in float32, each of which goes over all values
+    (docs/speed.md has the times of both). The same function, for float32, bfloat16 or float16
+    [n, height, width, channels], without masks.
 
     Raises:
       ValueError: an option that the operation does not have.
@@ -167,7 +167,10 @@ class FusedBatchNormalization(keras.layers.BatchNormalization):
     def __init__(self, **kwargs):
         super().__init__(**kwargs)
         if self.axis not in (-1, 3) or self.renorm or self.synchronized:
-            raise ValueError("fused batch norm has no other axis, renorm or synchronized")
+            raise ValueError(
+                f"axis={self.axis}, renorm={self.renorm}, synchronized={self.synchronized}: fused "
+                "batch norm needs -1 or 3, False and False; use Keras's layer"
+            )
 
     def call(self, inputs, training=None, mask=None):
         """Normalizes `inputs`, [n, height, width, channels]; returns its shape and dtype.
@@ -176,7 +179,7 @@ class FusedBatchNormalization(keras.layers.BatchNormalization):
           ValueError: there is a mask, which the operation does not have.
         """
         if mask is not None:
-            raise ValueError(f"{self.name}: fused batch norm takes no mask")
+            raise ValueError(f"{self.name}: fused batch norm takes no mask; use Keras's layer")
         moments = self.moving_mean, self.moving_variance
         scale = self.gamma if self.scale else tf.ones_like(self.moving_mean)
         offset = self.beta if self.center else tf.zeros_like(self.moving_mean)
@@ -203,7 +206,7 @@ class Whitening(keras.layers.Layer):
     """A convolution whose outputs are uncorrelated and of mean square 1 on the images it has seen.
 
     Its filters are the eigenvectors v of the mean product of all patches with themselves, each as
-    v / sqrt(eigenvalue + epsilon), and the negatives of these, so that a ReLU behind it loses
+    v / sqrt(eigenvalue + epsilon), and the negatives of these, so that a ReLU after it loses
     nothing. `adapt` sets them, and nothing is trained, which spares a backward pass over the
     largest of the activations. Page 2019 ("How to train your ResNet 8") has it as a first layer;
     this form, with its negatives, is that of Jordan 2024 (arXiv:2404.00498), without the bias.
@@ -232,7 +235,7 @@ class Whitening(keras.layers.Layer):
         images, size = np.asarray(images), self.kernel_size
         rows, columns = (length - size + 1 for length in images.shape[1:3])
         products, count = 0.0, len(images) * rows * columns
-        for first in range(0, len(images), 100):  # a patch of each pixel takes room
+        for first in range(0, len(images), 100):  # a patch for each pixel takes memory
             part = images[first : first + 100].astype(np.float64)
             patches = np.stack(
                 [part[:, y : y + rows, x : x + columns] for y in range(size) for x in range(size)],

@@ -8,7 +8,7 @@ import tensorflow as tf
 
 from towers import devices
 
-# Of Muon's learning rate, for the weights that Adam updates.
+# The share of Muon's learning rate, for the weights that Adam updates.
 MUON_ADAM_RATIO = 0.08
 
 

@@ -1,4 +1,4 @@
-"""Keras's LSTM with as little as possible within its loop over time."""
+"""Keras's LSTM with as little as possible inside its loop over time."""
 
 import keras
 import tensorflow as tf
@@ -15,11 +15,11 @@ def lstm_loop(
         h = sigmoid(o) * tanh(c)
 
     The loop holds one matrix product in each direction. The gradient of `recurrent` is one product
-    of all steps together, and the derivatives of the gates are taken of all steps before the loop
+    for all steps together, and the derivatives of the gates are taken for all steps before the loop
     back in time.
 
     Args:
-      projected: float32 [time, n, 4 * units], what the inputs bring to the gates i, f, o and g.
+      projected: float32 [time, n, 4 * units], what the inputs add to the gates i, f, o and g.
       recurrent: float32 [units, 4 * units], for the gates in that order.
       h: float32 [n, units], the output before the first step.
       c: likewise, the cell's state.

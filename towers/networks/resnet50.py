@@ -40,8 +40,8 @@ def build(
     """
     if min(image_shape[:2]) < _STRIDES:
         raise ValueError(
-            f"images of {image_shape[0]} x {image_shape[1]} are too small for resnet50, which "
-            f"needs {_STRIDES} x {_STRIDES}"
+            f"images of {image_shape[0]} x {image_shape[1]} are too small for resnet50: it needs "
+            f"at least {_STRIDES} x {_STRIDES}"
         )
 
     def he_normal(layer):

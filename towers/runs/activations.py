@@ -8,7 +8,7 @@ from towers.support import stateless, structures
 
 
 class Activations:
-    """Those of a functional model, computed without touching its state; a subclassed has none."""
+    """Those of a functional model, without touching its state; a subclassed model has none."""
 
     def __init__(self, tower_trainer: trainer.Trainer):
         self._trainer = tower_trainer
@@ -29,8 +29,8 @@ class Activations:
         """Layer to its activation for this worker's first microbatch of the coming step.
 
         The same weights, inputs and draws as `train_step(inputs, ...)` will use if it comes next,
-        so these are that step's own values, though a forward pass of their own computes them. They
-        are not outputs of the step because fetching them could change how TensorFlow fuses its
+        so these are that step's own values, though a separate forward pass computes them. They are
+        not outputs of the step because fetching them could change how TensorFlow fuses its
         operations, and with that the last bits of its result.
 
         Returns:

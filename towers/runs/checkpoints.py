@@ -21,10 +21,10 @@ PREFIX = "step"
 _STEP = re.compile(r"-\d+$")  # how a checkpoint's name ends
 _VALUE = "/.ATTRIBUTES/VARIABLE_VALUE"  # how a variable's name in a checkpoint ends
 _RUN = "run_sha256"
-# In every checkpoint, and no part of a run's state: TensorFlow's counter of saves, and the run.
+# In every checkpoint, but not part of a run's state: TensorFlow's counter of saves, and the run.
 _NO_STATE = ("save_counter", _RUN)
-# What the system says where a file may be whole and cannot be read all the same, as far as Python,
-# which reads a file first, had no such trouble.
+# What the system reports where a file may be whole but still cannot be read, although Python, which
+# reads it first, had no such trouble.
 _TROUBLE = ("EACCES", "EAGAIN", "EINTR", "EIO", "EMFILE", "ENFILE", "ENOMEM", "ESTALE", "ETIMEDOUT")
 # What TensorFlow raises for a file that is missing, damaged, or too short (IndexError).
 _UNREADABLE = (tf.errors.OpError, ValueError, RuntimeError, IndexError)
@@ -35,7 +35,7 @@ class CheckpointError(errors.UserError):
 
 
 class UnreadableNowError(CheckpointError):
-    """The system does not let a checkpoint be read, which says nothing of what is in it."""
+    """The system does not let a checkpoint be read, which says nothing about its contents."""
 
 
 class DamagedCheckpointError(CheckpointError):
@@ -43,7 +43,7 @@ class DamagedCheckpointError(CheckpointError):
 
 
 def of_state(state: train_state.TrainState, run_sha256: str = "") -> tf.train.Checkpoint:
-    """A checkpoint over everything in `state`, and over which run it is of.
+    """A checkpoint of everything in `state`, and of which run it belongs to.
 
     Variables are saved by their place in their list, not by name: Keras numbers the names of layers
     by what the process built before.
@@ -58,7 +58,7 @@ def of_state(state: train_state.TrainState, run_sha256: str = "") -> tf.train.Ch
 
 
 def _without_empty(parts: dict) -> dict:
-    """A part without variables has no place in a file; restoring would miss it there."""
+    """A part without variables is not in a file; restoring would look for it there."""
     return {name: part for name, part in parts.items() if part}
 
 
@@ -68,7 +68,7 @@ class Checkpoints:
     A damaged one stays where it is until others take its place: it is the first to be deleted.
 
     Attributes:
-      damaged: what was wrong with each checkpoint that `restore_newest` had to pass over.
+      damaged: what was wrong with each checkpoint that `restore_newest` had to skip.
     """
 
     def __init__(
@@ -97,7 +97,7 @@ class Checkpoints:
         """Saves the state as `step-<step>`; does nothing if that checkpoint is there already.
 
         Raises:
-          CheckpointError: it cannot be written; those before it are as they were.
+          CheckpointError: it cannot be written; those before it are unchanged.
         """
         number = int(self._state.step)
         newest = self._manager.latest_checkpoint
@@ -106,7 +106,7 @@ class Checkpoints:
         try:
             return self._manager.save(checkpoint_number=number)
         except (tf.errors.OpError, OSError) as error:
-            # Which would hide why there is something to remove.
+            # An error here would hide the first one.
             with contextlib.suppress(OSError, CheckpointError):
                 self._remove_failed(number)
             raise CheckpointError(
@@ -115,7 +115,7 @@ class Checkpoints:
             ) from error
 
     def _remove_failed(self, number: int) -> None:
-        """Removes what a save that failed has left, unless only the list was not written."""
+        """Removes what a failed save has left, unless only the list was not written."""
         _remove_unfinished(self._folder)
         path = self._folder / f"{PREFIX}-{number}"
         try:
@@ -128,8 +128,8 @@ class Checkpoints:
         """Restores the newest checkpoint that is whole into the state; None if there is none.
 
         Args:
-          ever_saved: whether the run has come to the end of saving one. If not, what there is was
-            torn while the first one was written, is no checkpoint, and is removed.
+          ever_saved: whether the run has finished saving one. If not, what there is was torn while
+            the first one was written; it is not a checkpoint, and is removed.
 
         Raises:
           CheckpointError: it does not fit the model and optimizer, is another run's or not of the
@@ -153,14 +153,14 @@ class Checkpoints:
             self.damaged.clear()
         if self.damaged:
             raise CheckpointError(
-                f"every checkpoint in {self._folder} is damaged: {'; '.join(self.damaged)}; bring "
+                f"every checkpoint in {self._folder} is damaged: {'; '.join(self.damaged)}; put "
                 "a good one back, or choose another folder"
             )
         (self._folder / "checkpoint").unlink(missing_ok=True)  # TensorFlow's list, of nothing
         return None
 
     def _remove_torn_first(self) -> bool:
-        """Removes what a save has left that was the run's first; False where it is of several."""
+        """Removes what the run's first save has left; False where files of several saves are."""
         files = [path for path in self._folder.glob(f"{PREFIX}-*") if _STEP.search(path.stem)]
         if len({path.stem for path in files}) > 1:
             return False
@@ -171,8 +171,8 @@ class Checkpoints:
     def _record(self, newest: str) -> None:
         """Writes TensorFlow's list of checkpoints as they were found.
 
-        A process that was killed may have left the list behind the files, or no list. Damaged
-        checkpoints come first, as the next to be deleted.
+        A killed process may have left a list older than the files, or no list. Damaged checkpoints
+        come first, as the next to be deleted.
         """
         names = [Path(path).name for path in by_step(self._folder).values()]
         later = names[names.index(Path(newest).name) + 1 :]
@@ -200,7 +200,7 @@ class Checkpoints:
 
 
 def _remove_unfinished(folder: Path) -> None:
-    """Removes what a save that did not come to its end has left in `folder`."""
+    """Removes what an unfinished save has left in `folder`."""
     for unfinished in [*folder.glob(f"{PREFIX}-*_temp"), *folder.glob("checkpoint.tmp*")]:
         if unfinished.is_dir():
             shutil.rmtree(unfinished, ignore_errors=True)
@@ -237,7 +237,7 @@ def check_whole(path: str) -> None:
 
 @contextlib.contextmanager
 def _said_of(path: str) -> Iterator[None]:
-    """Turns what TensorFlow says of a checkpoint into one of the two errors for it."""
+    """Turns TensorFlow's error about a checkpoint into one of the two errors for it."""
     try:
         yield
     except _UNREADABLE as error:
@@ -250,28 +250,28 @@ def _said_of(path: str) -> Iterator[None]:
 def _read_through(file: Path) -> None:
     """Reads a file and forgets it.
 
-    Then what the system says of a disk is an OSError. TensorFlow, which comes after and finds it in
-    memory, says of some of it that the file is damaged, and crashes on some (2.21).
+    So trouble with the disk is an OSError here. TensorFlow, which reads the file afterwards from
+    memory, would report some of it as damage, and crash on some (2.21).
 
     Raises:
       OSError: it cannot be read, or is a pipe, which is not waited for.
     """
     if not stat.S_ISREG(file.stat().st_mode):
-        raise OSError(f"{file.name} is no regular file")
+        raise OSError(f"{file.name} is not a regular file")
     with file.open("rb", buffering=0) as opened:
         while opened.read(2**20):
             pass
 
 
 def check_origin(path: str, run_sha256: str) -> None:
-    """Checks that a whole checkpoint is of a run, and of the step in its name.
+    """Checks that a whole checkpoint belongs to a run, and to the step in its name.
 
     Args:
       path: without ending.
       run_sha256: of the run, as given to `Checkpoints`.
 
     Raises:
-      CheckpointError: it is of another run, or was renamed.
+      CheckpointError: it belongs to another run, or was renamed.
     """
     with _said_of(path):
         reader = tf.train.load_checkpoint(path)
@@ -281,13 +281,13 @@ def check_origin(path: str, run_sha256: str) -> None:
         )
     if of_run is None or of_run.decode() != run_sha256:
         raise CheckpointError(
-            f"checkpoint {path} is of another run, with other settings or images; move its files "
-            "to where that run is"
+            f"checkpoint {path} belongs to another run, with other settings or images; move its "
+            "files to that run"
         )
     if at_step != step_of(path):
         raise CheckpointError(
-            f"checkpoint {path} holds step {at_step}, and its name says {step_of(path)}; give its "
-            "files their name back, or move them away"
+            f"checkpoint {path} holds step {at_step}, but its name says {step_of(path)}; rename "
+            "its files back, or move them away"
         )
 
 
@@ -307,11 +307,11 @@ def restore(
       CheckpointError: it is another run's, or not of the step in its name; it lacks variables or
         has others, or cannot be opened.
     """
-    check_whole(path)  # by itself, TensorFlow would find the damage when half is done
+    check_whole(path)  # by itself, TensorFlow would find damage when half is restored
     check_origin(path, run_sha256)
     try:
         status = checkpoint.restore(path)
-        # Said now, for otherwise TensorFlow warns of each variable left over, even after an error.
+        # Called now: otherwise TensorFlow warns of each variable left over, even after an error.
         status.expect_partial()
         status.assert_existing_objects_matched()
         if not partial:
@@ -327,7 +327,7 @@ def find(folder: Path, name: str, argument: str = "--checkpoint") -> str:
     Args:
       folder: of the checkpoints.
       name: what was given.
-      argument: as which, for a message.
+      argument: what messages call it.
 
     Raises:
       CheckpointError: there is no such checkpoint.
@@ -374,7 +374,7 @@ def part(values: Mapping[str, np.ndarray], name: str) -> list[np.ndarray]:
 
 
 def finished(folder: Path) -> list[str]:
-    """The checkpoints in `folder`, oldest first, without one that is just being written."""
+    """The checkpoints in `folder`, oldest first, without one that is still being written."""
     recorded = _recorded(folder)
     if not recorded:  # without TensorFlow's list, as in a copy of the files alone
         return list(by_step(folder).values())

@@ -1,4 +1,4 @@
-"""What a run says on the terminal."""
+"""What a run prints on the terminal."""
 
 import contextlib
 import errno
@@ -14,7 +14,7 @@ _SPACE = "\0"  # that no line is broken at; no path has it
 
 
 def table(rows: Sequence[tuple[str, str]], width: int | None = None) -> str:
-    """Two aligned columns; a value too long for its line goes on below its beginning.
+    """Two aligned columns; a value too long for its line continues below its beginning.
 
     Args:
       rows: names and values.
@@ -41,8 +41,8 @@ def unbroken(text: str) -> str:
 def printable(text: object) -> str:
     """One line of text as a terminal may show it: a control character as `\\x1b`.
 
-    A terminal obeys those that it is sent, and names of classes and whatever else a data set's
-    files say may hold any.
+    A terminal obeys those that it is sent, and class names or anything else in a data set's files
+    may hold some.
     """
     return "".join(one if one.isprintable() else repr(one)[1:-1] for one in str(text))
 
@@ -66,14 +66,14 @@ class _Progress:
     """What both ways to show progress share.
 
     Attributes:
-      is_read: whether there still is somebody to read it.
+      is_read: whether somebody still reads it.
     """
 
     is_read = True
 
     @contextlib.contextmanager
     def _shown(self) -> Iterator[None]:
-        """Notes where the reader has gone: that of `... | head`, or a terminal that was closed."""
+        """Notes when the reader is gone: that of `... | head`, or a terminal that was closed."""
         try:
             yield
         except OSError as error:
@@ -117,7 +117,7 @@ class Silence(Lines):
 class Bar(_Progress):
     """Progress as a bar with one status line, for terminals.
 
-    The bar itself says nothing more where its terminal is closed: tqdm sees to that.
+    The bar itself prints nothing once its terminal is closed: tqdm takes care of that.
     """
 
     def __init__(self, first_step: int, last_step: int):

@@ -1,4 +1,4 @@
-"""What a run is: what decides the weights that it ends with, and what `config.json` says of it."""
+"""What a run is: what decides the weights it ends with, and what `config.json` records."""
 
 import hashlib
 import json
@@ -14,7 +14,7 @@ from towers.support import machine, worker_errors
 
 
 def is_of_a_program(config: Mapping) -> bool:
-    """Whether a `config.json` is that of a run which a program made, and not the command."""
+    """Whether a `config.json` is that of a run made by a program, and not by the command."""
     whole = all(isinstance(config.get(key), dict) for key in ("defining", "resolved", "settings"))
     return whole and stretches.are_valid(config.get("stretches"))
 
@@ -22,8 +22,8 @@ def is_of_a_program(config: Mapping) -> bool:
 class Definition:
     """Of a run that a program makes: its Trainer and its data decide it.
 
-    A model is known by what Keras saves of its layers, and the loss by its name: whoever changes
-    the code within them gives the run a new folder.
+    A model is known by what Keras saves of its layers, and the loss by its name: where the code
+    within them changes, give the run a new folder.
 
     Attributes:
       config: what `config.json` holds, with one stretch: what the run runs on now.
@@ -40,8 +40,8 @@ class Definition:
         """
         Args:
           tower_trainer: of the run.
-          data: what tells its data from others, by name.
-          resolved: what else `config.json` shows of the run.
+          data: what identifies its data, by name.
+          resolved: what else `config.json` records of the run.
           settings: what TensorBoard compares runs by.
         """
         self.config = _plain(
@@ -64,7 +64,7 @@ class Definition:
         return hashlib.sha256(json.dumps(self.defining(), sort_keys=True).encode()).hexdigest()
 
     def begin_with(self, taken: Mapping | None) -> None:
-        """Makes the weights that the run begins with a part of it, as `warm_start` records them."""
+        """Adds the weights that the run begins with, as `warm_start` records them."""
         self.config["resolved"]["init_from"] = taken
         if taken:
             self.config["defining"]["init_from"] = f"weights of sha256 {taken['sha256'][:12]}"
@@ -73,15 +73,15 @@ class Definition:
         """The configuration of the run that is in a folder, or None where there is none.
 
         Raises:
-          RunFolderError: the folder holds something else than a run of a program's.
+          RunFolderError: the folder holds something other than a program's run.
         """
         config = folder.read_config()
         if config is None:
             return None
         if not is_of_a_program(config):
             raise run_folder.RunFolderError(
-                f"{folder.shown} holds a run of the command train.py, or another version's; choose "
-                "another folder"
+                f"{folder.shown} holds a run of the command train.py, or of another version; "
+                "choose another folder"
             )
         return config
 
@@ -93,8 +93,8 @@ class Definition:
         """
         if different := self.differences(earlier):
             raise run_folder.RunFolderError(
-                f"{folder.shown} holds a run of another kind: {'; '.join(different)}. Continue it "
-                "with what it has, or choose another folder"
+                f"{folder.shown} holds a run with other settings: {'; '.join(different)}. Continue "
+                "it with its own, or choose another folder"
             )
 
     def differences(self, earlier: Mapping, who: str = "the run") -> list[str]:
@@ -110,11 +110,11 @@ class Definition:
         check_untrained(state, folder)
 
     def how_to_change(self, folder: run_folder.RunFolder, is_saved: bool) -> str:
-        """A sentence on how a run that cannot go on may be given other settings."""
+        """A sentence on how a run that cannot continue may be given other settings."""
         if not is_saved:
-            return "The same program with other settings begins anew."
+            return "Run the program again with other settings; it starts over."
         return (
-            "To train on from its weights with other settings, give Run another folder and "
+            "To continue from its weights with other settings, give Run another folder and "
             f"init_from={str(folder.path)!r}, or a checkpoint in it."
         )
 
@@ -127,8 +127,8 @@ def check_untrained(state: train_state.TrainState, folder: run_folder.RunFolder)
     """
     if made := int(state.step):
         raise run_folder.RunFolderError(
-            f"the Trainer has made {made} steps already, and the run in {folder.path} begins: "
-            "make a new Trainer, with a new model"
+            f"the Trainer has made {made} steps already, and the run in {folder.path} starts at "
+            "step 0: make a new Trainer, with a new model"
         )
 
 
@@ -146,7 +146,7 @@ def check_alike(workers: worker.Workers, defined: Definition) -> None:
     for index, other in enumerate(others, start=1):
         if found := run_folder.differences(chief, other, workers.name(0), as_flags=False):
             raise worker_errors.WorkerError(
-                f"{workers.name(index)} does not fit {workers.name(0)}: {'; '.join(found)}"
+                f"{workers.name(index)} differs from {workers.name(0)}: {'; '.join(found)}"
             )
 
 
@@ -155,7 +155,7 @@ def _of_trainer(of: trainer.Trainer) -> dict:
     tower = program.tower_program
     rate = of.learning_rate
     if rate is not None:
-        # A function has a name; a schedules.LearningRate says all that it is.
+        # A function has only a name; a schedules.LearningRate says all that it is.
         rate = repr(rate) if hasattr(rate, "schedule") else getattr(rate, "__name__", "a function")
     return {
         "global_batch_size": of.global_batch_size,
@@ -174,10 +174,10 @@ def _of_trainer(of: trainer.Trainer) -> dict:
 
 
 def of_model(model: keras.Model) -> dict:
-    """What `config.json` has of a model.
+    """What `config.json` records of a model.
 
-    `layers`: from `layers`. `places_of_weights`: where in `model.variables` each is of those that a
-    checkpoint has, in the checkpoint's order, which changes where layers are frozen.
+    `layers`: from `layers`. `places_of_weights`: for each weight in a checkpoint, in the
+    checkpoint's order, its place in `model.variables`; that order changes where layers are frozen.
     """
     place_of = {id(variable): place for place, variable in enumerate(model.variables)}
     saved = [*model.trainable_variables, *model.non_trainable_variables]
@@ -187,7 +187,7 @@ def of_model(model: keras.Model) -> dict:
     }
 
 
-_NO_PART_OF_IT = ("module", "seed", "shared_object_id")  # differ from process to process
+_NO_PART_OF_IT = ("module", "seed", "shared_object_id")  # they differ from process to process
 _NAME = re.compile(r'"name": "([^"]+)"')
 
 
@@ -232,8 +232,8 @@ def check_same_layers(earlier: Mapping, config: Mapping, folder: run_folder.RunF
     if are_others(config["resolved"].get("layers"), earlier["resolved"].get("layers")):
         raise run_folder.RunFolderError(
             f"{folder.shown} holds a run of another model: its layers had other settings, such as "
-            "an activation, or other weights were trained. Continue it with what it began with, or "
-            "choose another folder"
+            "an activation, or other weights were trained. Continue it with the model it began "
+            "with, or choose another folder"
         )
 
 
@@ -254,7 +254,7 @@ def _runs_on(of: trainer.Trainer) -> dict:
 
 
 def _plain(config: Mapping) -> dict:
-    """As it is when it was read back from JSON."""
+    """As it is when read back from JSON."""
     return json.loads(json.dumps(config, default=_as_number))
 
 

@@ -10,7 +10,7 @@ from towers.support import checks, shares, structures
 
 
 class Arrays:
-    """The batches of arrays, whenever they are iterated over; of each this worker's share.
+    """This worker's share of each batch of some arrays, as often as they are iterated over.
 
     The last batch is filled up with example 0, of weight 0.
 
@@ -26,12 +26,12 @@ class Arrays:
           of: the workers that evaluate together, and the batch.
 
         Raises:
-          TypeError, ValueError: they are no such arrays, or there are none.
+          TypeError, ValueError: they are not such arrays, or are empty.
         """
         if len(given) not in (2, 3):
             raise TypeError(
                 f"test is {checks.described(given)}: must be (inputs, labels) or (inputs, labels, "
-                "sample_weight), or batches of such"
+                "sample_weight), or batches of these"
             )
         inputs, labels, *weight = given
         self._arrays = [tf.nest.map_structure(np.asarray, part) for part in (inputs, labels)]
@@ -39,7 +39,7 @@ class Arrays:
         lengths = {len(leaf) if leaf.ndim else 0 for leaf in leaves}
         if len(lengths) != 1 or lengths == {0}:
             raise ValueError(
-                "test: its arrays must have as many examples each, and at least one; they have "
+                "test: its arrays must all have the same number of examples, at least 1; they are "
                 f"{', '.join(str(list(leaf.shape)) for leaf in leaves)}"
             )
         (self.num_examples,) = lengths

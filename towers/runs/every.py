@@ -1,4 +1,4 @@
-"""What a run does on its way, and how often: the things in `Run.train(every=[...])`."""
+"""What a run does along the way, and how often: the things in `Run.train(every=[...])`."""
 
 import dataclasses
 import math
@@ -10,12 +10,12 @@ from towers.support import checks
 
 @dataclasses.dataclass(frozen=True)
 class Every:
-    """A thing that a run does; made by the functions below.
+    """One thing that a run does; made by the functions below.
 
     Attributes:
       what: the name of the function.
       plan: what it is in a `loop.Plan`.
-      needs_epochs: whether the size of the training split has to be known.
+      needs_epochs: whether the size of the training split must be known.
     """
 
     what: str
@@ -27,8 +27,8 @@ def evaluate(*, epochs: float = 0, steps: int = 0, of_workers: bool = False) -> 
     """Evaluates the test data every so many epochs or steps, and at the end.
 
     Args:
-      epochs: between two evaluations; may be a part of one.
-      steps: between two evaluations; with neither of the two there is one at the end alone.
+      epochs: between two evaluations; may be a fraction.
+      steps: between two evaluations; with neither, there is only one, at the end.
       of_workers: whether to show the accuracy of each worker's share, too.
     """
     interval = _interval("evaluate", epochs, steps) if epochs or steps else loop.Interval()
@@ -61,14 +61,14 @@ def profile(*, first: int, last: int) -> Every:
     """Records a profile of these steps for TensorBoard."""
     _at_least_1("profile", {"first": first, "last": last})
     if last < first:
-        raise ValueError(f"profile: last={last} is before first={first}")
+        raise ValueError(f"profile(last={last}): must be at least first={first}")
     return Every("profile", {"profile_steps": (first, last)})
 
 
 def call(hook: Callable[[loop.Event], object], *, epochs: float = 0, steps: int = 0) -> Every:
     """Calls a function of your own every so many epochs or steps, with an `Event`."""
     if not callable(hook):
-        raise TypeError(f"call: {checks.described(hook)}; must be a function of an event")
+        raise TypeError(f"call: hook is {checks.described(hook)}: must be a function of an event")
     interval = _interval("call", epochs, steps)
 
     def called(event: loop.Event) -> None:
@@ -80,9 +80,9 @@ def call(hook: Callable[[loop.Event], object], *, epochs: float = 0, steps: int 
 
 
 def stop_early(*, metric: str = "loss", patience: int, mode: str = "auto") -> Every:
-    """Ends the run where so many evaluations in a row were no better than the best before them.
+    """Ends the run when `patience` evaluations in a row were no better than the best before them.
 
-    It looks at all evaluations of the run, those before it was killed and resumed among them.
+    It looks at all evaluations of the run, including those before it was killed and resumed.
 
     Args:
       metric: a name in the lines of `metrics.jsonl`.
@@ -138,7 +138,7 @@ def _better(metric: str, mode: str) -> Callable[[float, float], bool]:
         elif any(word in metric for word in ("loss", "error", "mae", "mse", "crossentropy")):
             mode = "min"
         else:
-            raise ValueError(f"metric={metric!r}: give mode, 'min' or 'max', whichever is better")
+            raise ValueError(f"metric={metric!r}: give mode='min' or 'max', whichever is better")
     if mode == "max":
         return lambda value, other: value > other or math.isnan(other) > math.isnan(value)
     return lambda value, other: value < other or math.isnan(other) > math.isnan(value)
@@ -147,7 +147,8 @@ def _better(metric: str, mode: str) -> Callable[[float, float], bool]:
 def _value(line: Mapping, metric: str) -> float:
     if not isinstance(line.get(metric), (int, float)):
         raise ValueError(
-            f"the evaluations have no number {metric!r}; they have {', '.join(sorted(line))}"
+            f"metric={metric!r}: the evaluations have no such number; they have "
+            f"{', '.join(sorted(line))}"
         )
     return line[metric]
 
@@ -156,7 +157,7 @@ def _interval(what: str, epochs: float, steps: int) -> loop.Interval:
     checks.number(f"{what}(epochs=...)", epochs)
     checks.integer(f"{what}(steps=...)", steps)
     if bool(epochs) == bool(steps) or steps < 0:
-        raise ValueError(f"{what}: epochs={epochs}, steps={steps}; one of the two must be above 0")
+        raise ValueError(f"{what}(epochs={epochs}, steps={steps}): one of the two must be above 0")
     return loop.Interval(steps=steps, epochs=float(epochs))
 
 

@@ -30,11 +30,11 @@ def final_model(
     Args:
       tower_trainer: at the end of its training.
       folder: where to write.
-      examples_per_epoch: size of the training split; None where nobody knows.
+      examples_per_epoch: size of the training split; None where it is unknown.
       result: the last evaluation, if there was one.
-      split: that was evaluated.
-      stop_reason: why a hook has ended the run before its last step; None where none has.
-      exported: what is saved, of the weights of the Trainer's model; None for that model itself.
+      split: the one that was evaluated.
+      stop_reason: why a hook ended the run before its last step; None where none did.
+      exported: the model to save, with the weights of the Trainer's; None for that model itself.
 
     Returns:
       What `final_model.json` holds.
@@ -60,7 +60,7 @@ def final_model(
 
 
 def check_can_be_saved(model: keras.Model) -> None:
-    """Checks before the first step what would be found out at the end.
+    """Checks before the first step what would otherwise fail at the end.
 
     Raises:
       ValueError: Keras cannot save the model.
@@ -69,16 +69,16 @@ def check_can_be_saved(model: keras.Model) -> None:
         keras.saving.serialize_keras_object(model)
     except (NotImplementedError, TypeError, ValueError) as error:
         raise ValueError(
-            "Keras cannot save the model: a layer or a model of your own needs get_config, with "
-            f"all that its constructor takes ({noise.reason(error)})"
+            "Keras cannot save the model: a layer or a model of your own needs a get_config with "
+            f"all arguments of its constructor ({noise.reason(error)})"
         ) from error
 
 
 @contextlib.contextmanager
 def _evaluated(state: train_state.TrainState) -> Iterator[None]:
-    """While entered, the model has the weights that are evaluated, and not a copy of it has them.
+    """While entered, the model itself has the weights that are evaluated.
 
-    A copy would need a model that Keras can copy.
+    A copy of it would have to be one that Keras can make.
     """
     weights = state.model.trainable_variables
     trained = [weight.value.numpy() for weight in weights] if state.averages else []
@@ -114,17 +114,17 @@ def save_model(
             (exported or model).save(partial)
             sha256 = hashes.sha256(variable.value for variable in model.weights)
             with open(partial, "rb") as file:
-                os.fsync(file.fileno())  # else, after a power cut, the name may be an empty file's
+                os.fsync(file.fileno())  # else the file may be empty after a power cut
             os.replace(partial, path)
     except (ValueError, struct.error) as error:  # from zipfile
         if 1980 <= time.localtime().tm_year < 2108:
             raise
         raise run_folder.RunFolderError(
             f"{path}: cannot be written: this machine's clock says "
-            f"{time.strftime('%Y-%m-%d')}, and the file's format has no year before 1980 or after "
-            "2107; set the clock and give the same command, which continues from the last step"
+            f"{time.strftime('%Y-%m-%d')}, and the file format has no year before 1980 or after "
+            "2107; set the clock and run the same command, which continues from the last step"
         ) from error
     finally:
-        with contextlib.suppress(OSError):  # which would hide why it could not be written
+        with contextlib.suppress(OSError):  # it would hide why the model could not be written
             partial.unlink(missing_ok=True)
     return sha256

@@ -8,7 +8,7 @@ CORNER = "label \\ predicted"
 
 
 def stretched(images: np.ndarray) -> np.ndarray:
-    """Maps each image's own range to [0, 1]: standardized images have none of their own.
+    """Maps each image's own range to [0, 1]: standardized images have no fixed one.
 
     Args:
       images: floating [n, height, width, channels].

@@ -1,4 +1,4 @@
-"""Trains a run in its folder, from its beginning or from where it stands, and says how it ended."""
+"""Trains a run in its folder, from its start or its newest checkpoint, and prints how it ended."""
 
 import contextlib
 import shutil
@@ -13,7 +13,7 @@ _IS_FINISHED = "whether the run has finished"
 
 
 def train(run: loop.Loop, defined: definition.Definition) -> loop.Outcome:
-    """Trains or continues a run and says how it ended.
+    """Trains or continues a run and prints how it ended.
 
     Raises:
       RunFolderError: another training is at work in the folder, it cannot be written, or it was
@@ -25,7 +25,7 @@ def train(run: loop.Loop, defined: definition.Definition) -> loop.Outcome:
     if not run.workers.is_chief:
         return _train_with_chief(run, defined.config)
     with run.lock.held():
-        # Perhaps begun only since this process first looked.
+        # It may have begun only since this process first looked.
         earlier = defined.earlier(run.folder)
         if earlier is not None and is_begun(run.folder, earlier):
             defined.check_same(earlier, run.folder)
@@ -35,7 +35,7 @@ def train(run: loop.Loop, defined: definition.Definition) -> loop.Outcome:
 
 
 def is_begun(folder: run_folder.RunFolder, config: Mapping) -> bool:
-    """Whether a run has something to go on from; else it begins anew, with any settings."""
+    """Whether a run has something to continue from; else it starts over, with any settings."""
     return bool(
         run_folder.FIRST_CHECKPOINT in config
         or checkpoints.by_step(folder.checkpoints)
@@ -46,7 +46,7 @@ def is_begun(folder: run_folder.RunFolder, config: Mapping) -> bool:
 def _train_with_chief(run: loop.Loop, config: Mapping) -> loop.Outcome:
     finished = run.workers.from_chief(_IS_FINISHED, lambda: None)
     if finished is not None:
-        print("the run had finished already")
+        print("the run has finished already")
         return loop.Outcome(finished, run.plan.last_step)
     run.trainer.broadcast_state()
     adapted.refresh(run.trainer.state.model)
@@ -63,7 +63,7 @@ def _train_as_chief(
     finished = folder.read_final_summary()
     if finished and (finished["step"] >= last_step or "stopped_early" in finished):
         run.workers.from_chief(_IS_FINISHED, lambda: finished)
-        print(f"the run had finished already, at step {finished['step']}")
+        print(f"the run has finished already, at step {finished['step']}")
         if "stopped_early" in finished:
             print(
                 f"it was stopped early: {finished['stopped_early']}; a longer run needs another "
@@ -73,7 +73,7 @@ def _train_as_chief(
         return loop.Outcome(finished, finished["step"])
     restored = run.restore(earlier and earlier.get(run_folder.FIRST_CHECKPOINT))
     for damage in run.damaged_checkpoints:
-        print(f"passed over: {damage}", flush=True)
+        print(f"skipped: {damage}", flush=True)
     if restored is None:
         defined.begin(run.trainer.state, folder)
         for line in warm_start.said(config["resolved"]["init_from"]):
@@ -82,8 +82,7 @@ def _train_as_chief(
     at_step = int(run.trainer.state.step)
     if at_step > last_step:
         raise loop.TrainingError(
-            f"the run is at step {at_step}, past the end that was asked for, step {last_step}; "
-            "give it a later one"
+            f"the run is at step {at_step}, past its last step, {last_step}; give it a later end"
         )
     if earlier is None:
         _say_begins_anew(folder, defined)
@@ -97,7 +96,7 @@ def _train_as_chief(
     outcome = run.train(config)
     if outcome.final is None:
         print(
-            f"stopped at step {outcome.step} of {last_step}; checkpoint saved, the same command "
+            f"stopped at step {outcome.step} of {last_step}; checkpoint saved: the same command "
             "continues from there"
         )
     else:
@@ -106,12 +105,12 @@ def _train_as_chief(
 
 
 def _say_begins_anew(folder: run_folder.RunFolder, defined: definition.Definition) -> None:
-    """Says that what is in the folder never came to a checkpoint, and what is changed of it."""
+    """Says that the run in the folder has no checkpoint yet, and which settings change."""
     before = folder.read_config()
     if before is None:
         return
     changed = defined.differences(before, "so far it")
-    anew = f"the run in {folder.path} has no checkpoint yet and begins anew"
+    anew = f"the run in {folder.path} has no checkpoint yet and starts over"
     changes = f": {'; '.join(changed)}" if changed else ""
     print(console.printable(anew + changes), flush=True)
 
@@ -119,12 +118,12 @@ def _say_begins_anew(folder: run_folder.RunFolder, defined: definition.Definitio
 def _with_stretches(
     config: Mapping, earlier: Mapping | None, restored: str | None, at_step: int
 ) -> dict:
-    """The configuration with what the run ran on so far; says what has changed."""
+    """The configuration with what the run has run on so far; prints what has changed."""
     so_far = earlier["stretches"] if earlier and restored else []
     now = stretches.extended(so_far, at_step, config["stretches"][-1]["runs_on"])
     if so_far and now[-1]["first_step"] == at_step:
         for change in stretches.changes(now[-2:]):
-            said = f"{change}: the last bits may not be those of a run without this"
+            said = f"{change}: the last bits may differ from those of a run without this"
             print(console.printable(said), flush=True)
     if not restored:
         return dict(config) | {"stretches": now}

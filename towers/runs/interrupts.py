@@ -1,4 +1,4 @@
-"""Ctrl-C, SIGTERM and SIGHUP as a question that a loop asks between two steps."""
+"""Ctrl-C, SIGTERM and SIGHUP, noted for a loop to look at between two steps."""
 
 import signal
 import threading
@@ -8,10 +8,9 @@ class Interrupts:
     """While entered, remembers the first SIGINT, SIGTERM or SIGHUP instead of acting on it.
 
     A second Ctrl-C acts at once, as it does elsewhere; the first does not, whatever came before it:
-    a checkpoint may be under way. SIGHUP, which a terminal sends as it closes,
-    stays ignored where it is, as under nohup; SIGINT does not, which shells let programs in the
-    background ignore. Outside the main thread, where Python lets nobody handle signals, it
-    remembers none.
+    a checkpoint may be under way. SIGHUP, which a closing terminal sends, stays ignored where it
+    already is, as under nohup; SIGINT does not, although shells start background programs with it
+    ignored. Outside the main thread, where Python cannot handle signals, it remembers none.
 
     Attributes:
       received: the signal's number, or None.

@@ -9,12 +9,12 @@ from towers import trainer
 from towers.runs import loop
 
 # What needs a compiled model, or would change what a run computes.
-_OF_RATE = "the rate is the Trainer's learning_rate, or a schedule in the optimizer"
+_OF_RATE = "give the Trainer learning_rate, or the optimizer a schedule"
 _REFUSED = {
-    keras.callbacks.BackupAndRestore: "a run has checkpoints of its own",
+    keras.callbacks.BackupAndRestore: "leave it out; a run has checkpoints of its own",
     keras.callbacks.LearningRateScheduler: _OF_RATE,
     keras.callbacks.ReduceLROnPlateau: _OF_RATE,
-    keras.callbacks.SwapEMAWeights: "a Trainer has moving_average_decay",
+    keras.callbacks.SwapEMAWeights: "give the Trainer moving_average_decay",
     keras.callbacks.TensorBoard: "a run writes its files; towers.histograms(...) adds more",
 }
 
@@ -22,7 +22,7 @@ _REFUSED = {
 class KerasCallbacks:
     """Calls Keras callbacks as `fit` does, with the mean loss and the evaluation, if any.
 
-    What a callback remembers is not in a checkpoint: in a run that continues, it begins anew.
+    What a callback remembers is not in a checkpoint: in a run that continues, it starts over.
     """
 
     def __init__(self, callbacks: Sequence[keras.callbacks.Callback], of: trainer.Trainer):
@@ -32,7 +32,7 @@ class KerasCallbacks:
           of: the run's Trainer, whose model they see.
 
         Raises:
-          ValueError: one would keep the run's state by itself.
+          ValueError: one would keep the run's state on its own.
         """
         for one in callbacks:
             for kind, why in _REFUSED.items():
@@ -40,8 +40,8 @@ class KerasCallbacks:
                     raise ValueError(f"every has a keras.callbacks.{kind.__name__}: {why}")
             if getattr(one, "restore_best_weights", False):
                 raise ValueError(
-                    "every has restore_best_weights, which would come behind the final model: "
-                    "towers.keep_best(...) writes the best one"
+                    "every has restore_best_weights, which would come after the final model is "
+                    "saved: use towers.keep_best(...)"
                 )
         self._model = of.state.model
         self._callbacks = keras.callbacks.CallbackList(list(callbacks), model=self._model)
@@ -72,7 +72,7 @@ class KerasCallbacks:
             self._callbacks.on_epoch_end(self._epoch, logs)
             self._epoch, self._losses = None, []
         if self._model.stop_training:
-            event.stop("a Keras callback has stopped it")
+            event.stop("a Keras callback stopped it")
 
     def end(self) -> None:
         """The run has ended."""

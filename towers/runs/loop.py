@@ -34,7 +34,7 @@ from towers.runs import (
 )
 from towers.support import errors, hashes, machine, tally, worker_errors
 
-# Of a line of metrics.jsonl; an output or a loss of such a name is in TensorBoard alone.
+# Of a line of metrics.jsonl; an output or a loss with such a name is only in TensorBoard.
 _FIELDS = frozenset(
     [
         *("step", "examples_seen", "epoch", "learning_rate", "loss", "weight_decay", "accuracy"),
@@ -44,11 +44,11 @@ _FIELDS = frozenset(
 
 
 class TrainingError(errors.UserError):
-    """The run cannot go on; the message is for the person at the keyboard."""
+    """The run cannot continue; the message is for the person at the keyboard."""
 
 
 class NotFiniteEvaluationError(TrainingError):
-    """The loss of an evaluation is NaN or infinite."""
+    """The loss of an evaluation is NaN or Inf."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -62,9 +62,9 @@ class Interval:
         """Whether an interval ends with a step.
 
         Args:
-          at_step: made.
+          at_step: the step.
           batch: examples of a step.
-          examples_per_epoch: None where nobody knows; then steps alone count.
+          examples_per_epoch: None where it is unknown; then only steps count.
         """
         if not self.epochs:
             return _is_multiple(at_step, self.steps)
@@ -74,11 +74,11 @@ class Interval:
 
 @dataclasses.dataclass(frozen=True)
 class Plan:
-    """When a run ends, and what it does on the way.
+    """When a run ends, and what it does along the way.
 
     Attributes:
       last_step: the step to stop after.
-      examples_per_epoch: size of the training split; None where nobody knows.
+      examples_per_epoch: size of the training split; None where it is unknown.
       class_names: one per class; empty where they have none.
       log_every_steps: between two lines of `metrics.jsonl`; at least 1.
       summary_every_steps: between two sets of histograms and images; 0 for none.
@@ -114,8 +114,8 @@ class Data:
       training: (first_step, last_step) to the batches (inputs, labels) or (inputs, labels,
         sample_weight) of those steps.
       evaluation: batches (inputs, labels, sample_weight) that hold each example of a split once,
-        whenever they are iterated over; None for no evaluation.
-      evaluation_count: examples in that split; None where nobody knows.
+        as often as they are iterated over; None for no evaluation.
+      evaluation_count: examples in that split; None where it is unknown.
       evaluation_split: its name.
     """
 
@@ -131,15 +131,15 @@ class Event:
 
     Attributes:
       trainer: of the run; its `state` is the one after the step.
-      step: made so far, from 1.
+      step: steps made so far, from 1.
       examples_seen: in these steps.
-      epoch: examples seen, in training splits; None where nobody knows the size of one.
+      epoch: examples seen, in training splits; None where the size of one is unknown.
       result: of the step; None where the run continues from it, or its hooks are called again.
       evaluation: of the weights after this step; None where there is none.
-      evaluations: lines of `metrics.jsonl`, one for each evaluation of the run so far; without
-        that at the end of a run which was made longer since, unless one was due there.
+      evaluations: lines of `metrics.jsonl`, one for each evaluation of the run so far; without the
+        one at the former end of a run made longer since, unless one was due there.
       folder: of the run, to write into where `trainer.workers.is_chief`.
-      examples_per_epoch: size of the training split; None where nobody knows.
+      examples_per_epoch: size of the training split; None where it is unknown.
       is_last: whether the run ends with this step, unless it is stopped earlier.
       exported: the model that is saved, where it is not the trainer's own.
     """
@@ -164,14 +164,14 @@ class Event:
           name: of the file, such as `best_model.keras`.
 
         Raises:
-          ValueError: the name does not end as a Keras file's does.
+          ValueError: the name does not end with `.keras`.
         """
         if not name.endswith(".keras"):
-            raise ValueError(f"save_model: the name {name!r} must end with .keras")
+            raise ValueError(f"save_model(name={name!r}): must end with .keras")
         if self.trainer.workers.is_chief:
             export.save_model(self.trainer, self.folder.path / name, self.exported)
 
-    def stop(self, reason: str = "a hook has stopped it") -> None:
+    def stop(self, reason: str = "a hook stopped it") -> None:
         """Ends the run with this step, as if it were the last; on every worker alike."""
         self.stop_reason = reason
 
@@ -204,7 +204,7 @@ def last_step(
 
 
 class Loop:
-    """The loop of a run in its folder; `lock` is to be held while it restores and trains.
+    """The loop of a run in its folder; hold `lock` while it restores and trains.
 
     With several workers each has one, makes the same steps and takes part in the evaluations; the
     chief alone reads and writes the folder, holds the lock and shows progress.
@@ -222,9 +222,9 @@ class Loop:
         Args:
           tower_trainer: makes the steps.
           folder: of the run.
-          plan: when it ends, and what it does on the way.
+          plan: when it ends, and what it does along the way.
           data: where batches come from.
-          defined: what the run is; its checkpoints have the hash of it, and no other's are
+          defined: what the run is; its checkpoints have a hash of it, and no others are
             restored.
         """
         self.trainer = tower_trainer
@@ -252,7 +252,7 @@ class Loop:
 
     @property
     def damaged_checkpoints(self) -> list[str]:
-        """What was wrong with each checkpoint that `restore` has passed over."""
+        """What was wrong with each checkpoint that `restore` has skipped."""
         return self._checkpoints.damaged
 
     def restore(self, first_saved: int | None) -> str | None:
@@ -260,7 +260,7 @@ class Loop:
 
         Args:
           first_saved: the step of the run's first checkpoint, whether or not it was kept; None
-            where it never came to the end of saving one.
+            where it never finished saving one.
 
         Raises:
           CheckpointError: no checkpoint can be restored, or there is none although the run has
@@ -270,8 +270,8 @@ class Loop:
         self._is_marked = restored is not None
         if restored is None and first_saved is not None:
             raise checkpoints.CheckpointError(
-                f"the run has saved checkpoints, the first at step {first_saved}, and "
-                f"{self.folder.checkpoints} holds none; bring them back, or choose another "
+                f"the run has saved checkpoints, the first at step {first_saved}, but "
+                f"{self.folder.checkpoints} holds none; put them back, or choose another "
                 "folder"
             )
         return restored
@@ -280,7 +280,7 @@ class Loop:
         """Removes what the folder holds of steps that will be made again.
 
         Args:
-          anew: whether nothing was restored, so that all of it is of an attempt before.
+          anew: whether nothing was restored, so that all of it is from an earlier attempt.
 
         Raises:
           RunFolderError: `metrics.jsonl` is damaged, or a file cannot be written or removed.
@@ -304,12 +304,12 @@ class Loop:
         worker_errors.check_fits(are_lines, self.workers.name(0))
         self._evaluations = lines
         progress = console.progress(first_step, self.plan.last_step, is_chief)
-        # To the end of saving after a loss: a launcher may be impatient, or have one more worker.
+        # Until a save after a loss is done: a launcher may be impatient, or have one more worker.
         with interrupts.Interrupts() as asked:
             try:
                 outcome = self._train(first_step, config, progress, asked)
             except BaseException as error:
-                with contextlib.suppress(run_folder.RunFolderError):  # the first error is said
+                with contextlib.suppress(run_folder.RunFolderError):  # the first error counts
                     self._flush()
                 if is_chief and isinstance(error, worker_errors.WorkerError):
                     lost = self._saved_after_loss(first_step, error)
@@ -360,24 +360,24 @@ class Loop:
             )
 
     def _check_same_on_all_workers(self, parts_sha256: Mapping[str, str]) -> None:
-        """Workers only ever give each other gradients: that their weights agree is checked."""
+        """Workers only ever exchange gradients: this checks that their weights agree."""
         chief, *others = everyone = self.workers.exchange("hashes of their states", parts_sha256)
         for index, message in enumerate(everyone):
             worker_errors.check_fits(isinstance(message, dict), self.workers.name(index))
         for index, parts in enumerate(others, start=1):
             if different := [name for name in chief if parts.get(name) != chief[name]]:
                 raise TrainingError(
-                    f"step {int(self.trainer.state.step)}: {self.workers.name(index)} has other "
-                    f"{', '.join(different)} than {self.workers.name(0)}; is one of the machines "
-                    f"of another kind, or faulty?{self._newest_checkpoint()}"
+                    f"step {int(self.trainer.state.step)}: {self.workers.name(index)} and "
+                    f"{self.workers.name(0)} differ in {', '.join(different)}; is one of the "
+                    f"machines of another kind, or faulty?{self._newest_checkpoint()}"
                 )
 
     @contextlib.contextmanager
     def _in_its_folder(self) -> Iterator[None]:
-        """Says that the folder has gone, where it went before or during what is written in it.
+        """Reports that the folder is gone, if it went before or during a write into it.
 
-        TensorFlow makes the folder of a checkpoint again: one that was under way is then in a place
-        where nobody looks for it.
+        TensorFlow makes the folder of a checkpoint again: one that was being written is then in a
+        place where nobody looks for it.
         """
         self.lock.check_held()
         try:
@@ -388,14 +388,14 @@ class Loop:
         self.lock.check_held()
 
     def _steps(self, first_step, config, progress, asked, profile) -> int | None:
-        """Trains; returns the signal that has stopped it, None at the end or an early stop."""
+        """Trains; returns the signal that stopped it, None at the end or an early stop."""
         plan, clock = self.plan, _Clock(first_step)
         for at_step, batch in enumerate(self._batches(first_step), start=first_step + 1):
             inputs, labels, *weight, parts = batch
             if at_step == first_step + 1:
                 self._begin(first_step, config, batch, progress)
                 if self._stop_reason is not None:
-                    return None  # it was stopped here before, and had not come to its end
+                    return None  # it was stopped early here before, and had not finished
                 clock.restart(first_step)
             shows = self._summaries and _is_multiple(at_step, plan.summary_every_steps)
             with clock.paused():
@@ -406,7 +406,7 @@ class Loop:
                 with self._enough_memory():
                     result = self.trainer.train_step(inputs, labels, *weight, parts=parts)
             except not_finite.NotFiniteError as error:
-                raise self._cannot_go_on(f"{error}, and the step was not applied") from error
+                raise self._cannot_go_on(f"{error}; the step was not applied") from error
             progress.advance()
 
             if _is_multiple(at_step, plan.log_every_steps) or at_step in (1, plan.last_step):
@@ -465,7 +465,7 @@ class Loop:
             self._stop_reason = event.stop_reason
 
     def _counts(self, evaluated_step: int, at_step: int) -> bool:
-        """Whether hooks see an evaluation: not the one that ended a run which now is longer."""
+        """Whether hooks see an evaluation: not the one that ended a run that is longer now."""
         batch, per_epoch = self.trainer.global_batch_size, self.plan.examples_per_epoch
         is_end = at_step == self.plan.last_step or self._stop_reason is not None
         return (evaluated_step == at_step and is_end) or self.plan.evaluate_every.is_due(
@@ -496,7 +496,7 @@ class Loop:
         )
         worker_errors.check_fits(isinstance(evaluates, bool), self.workers.name(0))
         if evaluates and self._evaluation_is_due(first_step):
-            self._evaluate(progress)  # the run was stopped before it came to this
+            self._evaluate(progress)  # the run was stopped before this evaluation
         if first_step and self.plan.hooks:
             if self._evaluated_step() != first_step and not self._has_no_evaluation(first_step):
                 # Hooks see it again; its line is in the log.
@@ -504,7 +504,7 @@ class Loop:
             self._call_hooks(first_step, None)
 
     def _verify_if_missing(self, first_step: int) -> None:
-        """Writes the hash of the step at which the run stands, if it was stopped before that."""
+        """Writes the hash of the step that the run is at, if it was stopped before that."""
         if not self._is_verified(first_step):
             return
         is_missing = self.workers.from_chief(
@@ -546,10 +546,10 @@ class Loop:
             run_folder.append_line(self.folder.metrics, line)
 
     def _save(self) -> None:
-        """Saves a checkpoint, unless its weights are none that a run could go on from.
+        """Saves a checkpoint, unless no run could continue from its weights.
 
-        That is so where they are not those of all workers; or not finite, as finite gradients make
-        them where the rate is too high for the range of float32.
+        That is so where workers differ in them; or where they are not finite, as even finite
+        gradients make them where the rate is too high for the range of float32.
         """
         if self.workers.count > 1:  # hashing the state of a large network takes a while
             self._check_same_on_all_workers(self.trainer.state.parts_sha256())
@@ -564,7 +564,7 @@ class Loop:
         wrong = [v.path for v in variables if not np.isfinite(v.value.numpy()).all()]
         if wrong:
             raise self._cannot_go_on(
-                f"step {int(state.step)}: what the update left is not finite ({', '.join(wrong)})"
+                f"step {int(state.step)}: the update has left NaN or Inf in {', '.join(wrong)}"
             )
 
     def _write_checkpoint(self) -> None:
@@ -574,11 +574,11 @@ class Loop:
             self._is_marked = True
 
     def _saved_after_loss(self, first_step: int, error: worker_errors.WorkerError) -> str:
-        """Saves the last complete step where another worker is gone; says why not, if need be.
+        """Saves the last complete step where another worker is gone; or returns why not.
 
         An update begins when the sums of all workers have come, so it is made whole or not at all.
-        Those that are left and have noticed say what they have at their step; where it is the
-        chief's step, it has to be the same.
+        The workers left that have noticed report their step and state; where it is the chief's
+        step, the state must be the same.
         """
         state = self.trainer.state
         step = int(state.step)
@@ -588,7 +588,7 @@ class Loop:
         for index, of_other in self.workers.survivors(str(error)).items():
             if isinstance(of_other, list) and of_other[:1] == own[:1] and of_other != own:
                 name = self.workers.name(index)
-                return f" Step {step} is not saved: {name} has other weights than worker 0."
+                return f" Step {step} is not saved: {name} and worker 0 have different weights."
         try:
             self._check_finite()
             with self._in_its_folder():
@@ -606,7 +606,7 @@ class Loop:
         return TrainingError(f"{what}; {help_}.{self._newest_checkpoint()}{self._how_to_change()}")
 
     def _how_to_change(self) -> str:
-        """How other settings can be given to this run, of the worker that can know."""
+        """How other settings can be given to this run, on the worker that knows."""
         if not self.workers.is_chief:
             return ""
         return f" {self._defined.how_to_change(self.folder, self._is_marked)}"
@@ -624,7 +624,7 @@ class Loop:
             ) from error
 
     def _newest_checkpoint(self) -> str:
-        """A sentence for a person whose run has to stop, of the worker that can know."""
+        """A sentence for a person whose run has to stop, on the worker that knows."""
         return f" {self._checkpoints.describe_newest()}" if self.workers.is_chief else ""
 
     def _log(self, result: step.StepResult, at_step, clock: "_Clock", progress) -> None:
@@ -701,7 +701,7 @@ class Loop:
         if shares:
             counts, accuracies = zip(*shares, strict=True)
             line |= {"count_of_workers": counts, "accuracy_of_workers": accuracies}
-        is_new = self._has_no_evaluation(at_step)  # a run that continues may come by here again
+        is_new = self._has_no_evaluation(at_step)  # a run that continues may evaluate again
         if is_new:
             self._evaluations.append(line)
         if not self.workers.is_chief:
@@ -727,16 +727,16 @@ def said(result: tally.Evaluation) -> str:
 
 @contextlib.contextmanager
 def enough_memory() -> Iterator[None]:
-    """Turns what Python and TensorFlow say of memory that is not there into a line.
+    """Turns Python's and TensorFlow's errors about lacking memory into one line.
 
     Raises:
-      TrainingError: it was said while this was entered.
+      TrainingError: there was such an error while this was entered.
     """
     try:
         yield
     except (tf.errors.ResourceExhaustedError, MemoryError) as error:
         raise TrainingError(
-            "there is not enough memory for a batch; it takes a lower global_batch_size"
+            "there is not enough memory for a batch; give a lower global_batch_size"
         ) from error
 
 
@@ -745,13 +745,13 @@ def check_evaluation(result: tally.Evaluation, expected_count: int | None) -> No
 
     Raises:
       TrainingError: another number of examples was evaluated.
-      NotFiniteEvaluationError: the loss is NaN or infinite.
+      NotFiniteEvaluationError: the loss is NaN or Inf.
     """
     if expected_count is not None and result.count != expected_count:
         raise TrainingError(f"evaluated {result.count} examples of a split of {expected_count}")
     if not math.isfinite(result.loss):
         raise NotFiniteEvaluationError(
-            f"the loss of the evaluation is {result.loss}: the model's outputs are not finite"
+            f"the loss of the evaluation is {result.loss}: the model's outputs are NaN or Inf"
         )
 
 

@@ -90,7 +90,7 @@ class _Call:
             yield operation
 
     def results(self) -> dict[str, list[str]]:
-        """By the name under which other operations read a result, what they read in its place."""
+        """By the name under which other operations read a result: what they read instead."""
         results = {
             f"^{self.node.name}": [f"^{self.scope}{n}" for n in self.body.control_ret.values()]
         }

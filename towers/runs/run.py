@@ -40,8 +40,8 @@ class Source(Protocol):
     """Where training batches come from; `input_pipeline` has some.
 
     Attributes:
-      num_examples: of one epoch; None where nobody knows.
-      fingerprint: tells these data from others.
+      num_examples: of one epoch; None where it is unknown.
+      fingerprint: identifies these data.
     """
 
     num_examples: int | None
@@ -52,14 +52,14 @@ class Source(Protocol):
     ) -> Iterable:
         """The batches of steps `first_step` to `last_step - 1`, in order.
 
-        They are (inputs, labels) or (inputs, labels, sample_weight), of each the examples at the
-        places of `share`, which are this worker's: all where there is one. The batch of a step is
-        the same whatever `first_step` is.
+        They are (inputs, labels) or (inputs, labels, sample_weight), each with the examples at the
+        places of `share`, which are this worker's: all where there is one worker. The batch of a
+        step is the same whatever `first_step` is.
         """
 
 
 class Stopped(SystemExit):
-    """A signal such as Ctrl-C has stopped a run, which has saved its state; ends the program.
+    """A signal such as Ctrl-C has stopped a run, which has saved its state. Ends the program.
 
     Attributes:
       code: 128 + the signal's number, the shell's convention.
@@ -100,18 +100,18 @@ class Run:
     ):
         """
         Args:
-          folder: of the run; it is made where there is none.
+          folder: of the run; made if it does not exist.
           tower_trainer: makes the steps.
           train: where training batches come from, such as `input_pipeline.arrays.batches(x, y)`.
           test: what is evaluated: arrays (inputs, labels) or (inputs, labels, sample_weight), or
-            batches of such that can be iterated over again and again; None for no evaluation.
+            batches of these that can be iterated over again and again; None for no evaluation.
           epochs: the run ends with the first step that reaches them.
           steps: the run ends after so many; with `epochs` too, after the earlier of the two.
           class_names: of a classifier, for TensorBoard.
           init_from: what a new run takes weights from, by name and shape of its layers: a run's
             folder, a checkpoint in one, or a `.keras` or `.weights.h5` file.
           export: (model) to the model that is saved at the end, with the given one's weights, such
-            as one of raw images; None saves the model as it is trained.
+            as one that takes raw images; None saves the model as it is trained.
           settings: by which TensorBoard compares runs; they decide nothing.
           test_name: what the logs call `test`.
           defined: what the run is; None for what the Trainer and the data make it.
@@ -173,7 +173,7 @@ class Run:
 
     def _end(self, epochs: float | None, steps: int | None) -> int:
         if epochs is None and steps is None:
-            raise ValueError("neither epochs nor steps says when the run ends; give one of them")
+            raise ValueError("epochs and steps are both None: give one, for the run to end")
         if epochs is not None:
             checks.number("epochs", epochs)
         if steps is not None:
@@ -197,26 +197,26 @@ class Run:
         is_array = isinstance(test, (str, bytes, Mapping)) or hasattr(test, "shape")
         if is_array or not isinstance(test, Iterable):
             raise TypeError(
-                f"test is {checks.described(test)}: must be (inputs, labels), or batches of such"
+                f"test is {checks.described(test)}: must be (inputs, labels), or batches of these"
             )
         if iter(test) is test:
             raise TypeError(
-                "test can be iterated over once only, and a run evaluates more often: give a list, "
-                "a tf.data set, or arrays (inputs, labels)"
+                "test can be iterated over only once, and a run evaluates more often: give a list, "
+                "a tf.data.Dataset, or arrays (inputs, labels)"
             )
         if isinstance(test, tf.data.Dataset) and test.cardinality() == tf.data.INFINITE_CARDINALITY:
-            raise ValueError("test is a tf.data set without end")
+            raise ValueError("test is an infinite tf.data.Dataset: give a finite one")
         return test
 
     def _look_at_test(self) -> None:
-        """Evaluates a batch: what does not fit is found out now, and not after hours.
+        """Evaluates a batch, to find out now, and not after hours, what does not fit.
 
         Raises:
           TypeError, ValueError: it does not fit the model, its loss or its metrics.
         """
         batch = next(iter(self._data.evaluation), None)
         if batch is None:
-            raise ValueError("test has no batch")
+            raise ValueError("test has no batches: give at least 1")
         try:
             *_, weight = checks.parts_of(batch)
             if len(batch) == 3 and weight is not None and not np.any(weight):
@@ -227,7 +227,8 @@ class Run:
         names, confusion = self._class_names, found.confusion
         if names and confusion is not None and len(names) != len(confusion):
             raise ValueError(
-                f"class_names has {len(names)} names, and the model {len(confusion)} outputs"
+                f"class_names has {len(names)} names, and the model {len(confusion)} outputs: give "
+                "one name for each"
             )
 
     @placement.on_parameter_device
@@ -237,8 +238,8 @@ class Run:
         """Trains to the end, or continues from where the run stands.
 
         Args:
-          every: what the run does on its way: `towers.evaluate(epochs=1)` and the like, functions
-            of an `Event`, which are called after every step, and Keras callbacks.
+          every: what the run does along the way: `towers.evaluate(epochs=1)` and the like,
+            functions of an `Event`, which are called after every step, and Keras callbacks.
 
         Returns:
           How it ended.
@@ -246,7 +247,7 @@ class Run:
         Raises:
           Stopped: a signal such as Ctrl-C has stopped it, and its state is saved.
           TypeError, ValueError: `every` has something else, or the same thing twice.
-          WarmStartError: nothing can be taken from `init_from`.
+          WarmStartError: no weights can be taken from `init_from`.
           RunFolderError, CheckpointError, TrainingError, WorkerError: as `going_on.train`.
         """
         plan, of_keras = self._plan(every)
@@ -271,8 +272,8 @@ class Run:
     def evaluate(self, checkpoint: str | int | None = None) -> tally.Evaluation:
         """Evaluates a checkpoint of the run on its test data; writes nothing.
 
-        It needs no lock: the run may be at work in another process. The Trainer has the state of
-        the checkpoint then.
+        It needs no lock: the run may be training in another process. Afterwards the Trainer has
+        the state of the checkpoint.
 
         Args:
           checkpoint: its step or its path; None for the newest.
@@ -284,7 +285,7 @@ class Run:
           WorkerError: another worker is gone or has ended.
         """
         if self._data.evaluation is None:
-            raise ValueError("the run has no test data")
+            raise ValueError("the run has no test data: give Run test=")
         self._workers.from_chief("a checkpoint", lambda: self._restore(checkpoint))
         self._trainer.broadcast_state()
         adapted.refresh(self._trainer.state.model)
@@ -309,24 +310,24 @@ class Run:
         """The model that is saved, where it is not the Trainer's.
 
         Raises:
-          TypeError, ValueError: it is none, or it has other weights.
+          TypeError, ValueError: it is not a model, or it has other weights.
         """
         if self._export is None:
             return None
         exported = self._export(self._trainer.state.model)
         if not isinstance(exported, keras.Model):
-            raise TypeError(f"export has given {checks.described(exported)}: must be a Keras model")
+            raise TypeError(f"export returned {checks.described(exported)}: must be a Keras model")
         there = {id(weight) for weight in exported.weights}
         for weight in self._trainer.state.model.weights:
             if id(weight) not in there:
                 raise ValueError(
-                    f"export has given a model without the weight {weight.path} of the one that is "
-                    "trained: it has to call that model, and not a copy of it"
+                    f"export returned a model without the weight {weight.path} of the trained "
+                    "model: it must call that model, not a copy of it"
                 )
         return exported
 
     def _take_weights(self) -> None:
-        """Takes the weights that the run begins with, unless it is one that goes on.
+        """Takes the weights that the run begins with, unless it continues.
 
         Raises:
           RunFolderError, WarmStartError: the folder holds something else, or none can be taken.
@@ -368,33 +369,34 @@ class Run:
                     "a function of an event, or a Keras callback"
                 )
         if "stop_early" in done and not asked.get("evaluate_every"):
-            raise ValueError("every has stop_early(...) and no evaluate(...), of which it is")
+            raise ValueError("every has stop_early(...) but no evaluate(...): give both")
         if callbacks and self._per_epoch is None:
             raise ValueError(
-                "every has Keras callbacks, which know epochs, and train does not know how many "
-                "examples one has"
+                "every has Keras callbacks, which need epochs, but train does not know how many "
+                "examples an epoch has: leave them out"
             )
         of_keras = keras_callbacks.KerasCallbacks(callbacks, self._trainer) if callbacks else None
         hooks += [of_keras] if of_keras else []
         plan = loop.Plan(self.last_step, self._per_epoch, self._class_names, **asked)
         if plan.profile_steps and plan.profile_steps[1] > self.last_step:
             raise ValueError(
-                f"profile: last={plan.profile_steps[1]} is past the end, step {self.last_step}"
+                f"profile(last={plan.profile_steps[1]}): must be at most {self.last_step}, the "
+                "last step"
             )
         return dataclasses.replace(plan, hooks=tuple(hooks)), of_keras
 
     def _check_every(self, one: every.Every, asked: Mapping, done: Set[str]) -> None:
         if twice := [name for name in one.plan if name in asked]:
-            raise ValueError(f"every has {one.what}(...) twice, and {twice[0]} can be one only")
+            raise ValueError(f"every has {one.what}(...) twice: {twice[0]} can be set only once")
         if one.needs_epochs and self._per_epoch is None:
             raise ValueError(
-                f"every has {one.what}(epochs=...), and train does not know how many examples an "
+                f"every has {one.what}(epochs=...), but train does not know how many examples an "
                 "epoch has; give steps"
             )
         if one.what == "keep_best" and "keep_best" in done:
-            raise ValueError("every has keep_best(...) twice, and there is one best model")
+            raise ValueError("every has keep_best(...) twice: give it once")
         if one.what in ("evaluate", "stop_early", "keep_best") and self._data.evaluation is None:
-            raise ValueError(f"every has {one.what}(...), and the run has no test data")
+            raise ValueError(f"every has {one.what}(...), but the run has no test data: give test=")
 
 
 def _check_source(train) -> None:
@@ -406,19 +408,18 @@ def _check_source(train) -> None:
             )
     try:
         inspect.signature(train.batches).bind(0, 1, global_batch_size=1, share=range(1))
-    except ValueError:  # nobody knows the signature
+    except ValueError:  # the signature is unknown
         pass
     except TypeError as error:
         raise TypeError(
-            "train.batches has to take (first_step, last_step, *, global_batch_size, share): "
-            f"{error}"
+            f"train.batches must take (first_step, last_step, *, global_batch_size, share): {error}"
         ) from error
     if not isinstance(train.fingerprint, str):
         raise TypeError(
             f"train.fingerprint is {checks.described(train.fingerprint)}: must be a string"
         )
     if train.num_examples is not None and train.num_examples < 1:
-        raise ValueError(f"train has {train.num_examples} examples: must be at least 1")
+        raise ValueError(f"train.num_examples={train.num_examples}: must be at least 1")
 
 
 def _checked(batches: Iterable, expected: int) -> Iterable:
@@ -429,5 +430,5 @@ def _checked(batches: Iterable, expected: int) -> Iterable:
         made += 1
     if made < expected:
         raise errors.UserError(
-            f"train has ended after {made} batches of the {expected} that were asked for"
+            f"train ended after {made} of {expected} batches; it must have one for each step"
         )

@@ -1,4 +1,4 @@
-"""The files of a run: what they are called, how they are written, when a run may go on in them."""
+"""The files of a run: their names, how they are written, when a run may continue in them."""
 
 import contextlib
 import fcntl
@@ -15,7 +15,7 @@ from towers.support import errors
 
 FIRST_CHECKPOINT = "first_checkpoint"  # in config.json, once a run has one: its step
 
-_LONGEST_PATH = 3900  # bytes; the names of a run's files come behind it, and Linux has 4,095
+_LONGEST_PATH = 3900  # bytes; the names of a run's files come after it, and Linux allows 4,095
 _LARGEST_JSON = 2**24  # bytes; a file of settings has a few thousand
 
 
@@ -39,8 +39,8 @@ class RunFolder:
     def __init__(self, path: str | os.PathLike, argument: str = ""):
         """
         Args:
-          path: of the folder, which need not be there.
-          argument: what a person gave it as, for messages, such as `--train_dir`.
+          path: of the folder, which need not exist.
+          argument: what messages call it, such as `--train_dir`.
         """
         self.path = Path(os.path.expanduser(path))
         self.shown = f"{argument}={self.path}" if argument else str(self.path)
@@ -58,7 +58,7 @@ class RunFolder:
         """The run's configuration, or None where the folder holds no run.
 
         Raises:
-          RunFolderError: the path is no folder or too long, `config.json` cannot be read, or the
+          RunFolderError: the path is not a folder or too long, `config.json` cannot be read, or the
             folder holds files but no run, or a pipe under the name of one of a run's files.
         """
         self._check_usable()
@@ -73,7 +73,7 @@ class RunFolder:
             reason = getattr(error, "strerror", None) or error
             raise RunFolderError(f"{self.shown}: config.json cannot be read: {reason}") from error
         if self.path.is_symlink() and not self.path.exists():
-            raise RunFolderError(f"{self.shown}: is a symbolic link to nothing")
+            raise RunFolderError(f"{self.shown}: is a symbolic link to nothing; remove it")
         # All that a training killed in its first moments leaves.
         begun = {self.lock.name, _partial(self.config).name}
         if self.path.exists() and {path.name for path in self.path.iterdir()} - begun:
@@ -84,7 +84,7 @@ class RunFolder:
         return None
 
     def _check_usable(self) -> None:
-        """Refuses what would be found out in the middle of a run, or waited for forever.
+        """Refuses what would fail in the middle of a run, or be waited for forever.
 
         Raises:
           RunFolderError: the path is too long, or a pipe or a device lies where a run has a file.
@@ -92,28 +92,28 @@ class RunFolder:
         length = len(os.fsencode(os.path.abspath(self.path)))
         if length > _LONGEST_PATH:
             raise RunFolderError(
-                f"{self.shown}: has {length:,} bytes with the folders above it, and at "
-                f"most {_LONGEST_PATH:,} leave room for the names of a run's files"
+                f"{self.shown}: has {length:,} bytes with the folders above it; must have at "
+                f"most {_LONGEST_PATH:,}, to leave room for the names of a run's files"
             )
         files = (self.config, self.metrics, self.evaluations, self.final_model, self.final_summary)
-        with contextlib.suppress(OSError):  # what cannot be looked at is said where it is needed
+        with contextlib.suppress(OSError):  # it is reported where the file is needed
             for path in (self.checkpoints, self.train_events, self.eval_events):
                 if path.exists() and not path.is_dir():
                     raise RunFolderError(
-                        f"{path}: is no folder, and a run has one there; move it away"
+                        f"{path}: is not a folder, and a run needs one there; move it away"
                     )
             for path in (*files, self.lock, *self.checkpoints.glob("*")):
                 mode = path.stat().st_mode if path.exists() else stat.S_IFREG
                 if not (stat.S_ISREG(mode) or stat.S_ISDIR(mode)):
                     raise RunFolderError(
-                        f"{path}: is a pipe, a socket or a device, and a run has a file there; "
+                        f"{path}: is a pipe, a socket or a device, and a run needs a file there; "
                         "move it away"
                     )
 
     def read_final_summary(self) -> dict | None:
         """What a finished run left in `final_model.json`.
 
-        None where it has not finished, or where its model is gone or damaged and has to be exported
+        None where it has not finished, or where its model is gone or damaged and must be exported
         again.
         """
         if not (self.final_summary.exists() and _is_whole_archive(self.final_model)):
@@ -121,7 +121,7 @@ class RunFolder:
         try:
             summary = _read_json(self.final_summary)
         except (OSError, ValueError, RecursionError):
-            return None  # not what a run writes; the end of a run that continues writes it anew
+            return None  # not what a run writes; a run that continues writes it again at its end
         kinds = {"step": int, "weights_sha256": str, "accuracy": float | None, "split": str | None}
         whole = isinstance(summary, dict) and all(
             isinstance(summary.get(name), kind) for name, kind in kinds.items()
@@ -141,15 +141,15 @@ class RunFolder:
     def mark_saved(self, step: int) -> None:
         """Writes into `config.json` that the run has a checkpoint, the first at `step`.
 
-        From then on the run has something to lose: it is not begun anew where its checkpoints are
-        gone, and not with other settings.
+        From then on the run has something to lose: it does not start over where its checkpoints are
+        gone, nor with other settings.
 
         Raises:
           RunFolderError: `config.json` cannot be read or written.
         """
         config = self.read_config()
         if config is None:
-            raise RunFolderError(f"{self.shown}: config.json is gone")
+            raise RunFolderError(f"{self.shown}: config.json is gone; put it back")
         write_json(self.config, config | {FIRST_CHECKPOINT: step})
 
     def remove_events(self) -> None:
@@ -181,7 +181,7 @@ class RunFolder:
 
 
 def _is_whole_archive(path: Path) -> bool:
-    """Whether a zip archive, such as a `.keras` file, is there with all its bytes."""
+    """Whether a zip archive, such as a `.keras` file, exists with all its bytes."""
     try:
         with zipfile.ZipFile(path) as archive:
             return archive.testzip() is None
@@ -217,11 +217,11 @@ def _read_json(path: Path):
     """What a small JSON file holds; a pipe or a device is not waited for.
 
     Raises:
-      OSError, ValueError, RecursionError: there is none.
+      OSError, ValueError, RecursionError: there is no such file.
     """
     status = path.stat()
     if not stat.S_ISREG(status.st_mode) or status.st_size > _LARGEST_JSON:
-        raise ValueError("it is no regular file of a few kilobytes")
+        raise ValueError("it is not a regular file of a few kilobytes")
     return json.loads(path.read_text(encoding="utf-8"))
 
 
@@ -235,7 +235,7 @@ def write_json(path: Path, content: Mapping) -> None:
 
 
 def append_line(path: Path, content: Mapping) -> None:
-    """Adds one JSON object as a line, behind the last whole line.
+    """Adds one JSON object as a line, after the last whole line.
 
     Raises:
       RunFolderError: it cannot be written.
@@ -248,9 +248,9 @@ def append_line(path: Path, content: Mapping) -> None:
 
 
 def _end_last_line(file: BinaryIO) -> None:
-    """Ends a last line that only lacks its end, and cuts off one that is torn.
+    """Ends a last line that lacks only its newline, and cuts off one that is torn.
 
-    A process that was killed, or a full disk, leaves a torn line; editors leave out the end.
+    A killed process, or a full disk, leaves a torn line; editors leave out the last newline.
     """
     if file.seek(0, os.SEEK_END) == 0:
         return
@@ -276,10 +276,10 @@ def _parsed(line: bytes) -> dict | None:
 
 @contextlib.contextmanager
 def writing(what: Path | str) -> Iterator[None]:
-    """Turns what the system says of a file or folder that cannot be written into one line.
+    """Turns the system's error for a file or folder that cannot be written into one line.
 
     Raises:
-      RunFolderError: it was said while this was entered.
+      RunFolderError: there was such an error while this was entered.
     """
     try:
         yield
@@ -291,17 +291,17 @@ def read_lines(path: Path) -> list[dict]:
     """The JSON objects of a `.jsonl` file; a torn last line is left out.
 
     Raises:
-      RunFolderError: another line is none.
+      RunFolderError: another line is not one.
     """
     *whole, last = path.read_bytes().split(b"\n")
     if _parsed(last) is not None:
-        whole.append(last)  # it lacks its end alone
+        whole.append(last)  # it lacks only its newline
     lines = []
     for number, text in enumerate(whole, start=1):
         line = _parsed(text)
         if line is None or not isinstance(line.get("step"), int):
             raise RunFolderError(
-                f"{path}: line {number} is not one that a run writes; mend the file, or bring back "
+                f"{path}: line {number} is not one that a run writes; repair the file, or restore "
                 "a copy of it"
             )
         lines.append(line)
@@ -315,7 +315,7 @@ def _replace(path: Path, text: str) -> None:
         with open(partial, "x", encoding="utf-8") as file:
             file.write(text)
             file.flush()
-            os.fsync(file.fileno())  # else, after a power cut, the name may stand for an empty file
+            os.fsync(file.fileno())  # else the file may be empty after a power cut
         os.replace(partial, path)
 
 

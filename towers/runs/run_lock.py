@@ -1,7 +1,7 @@
 """One training at a time in a run's folder.
 
 The lock is the kernel's, on a file in the folder (`flock`). It ends with the process that holds it,
-however that ends, so what a killed run leaves behind keeps nobody out.
+however that ends, so what a killed run leaves behind keeps no other run out.
 """
 
 import contextlib
@@ -22,7 +22,7 @@ _PATIENCE_SECONDS = 0.5  # another process that only looks holds the lock for a 
 
 
 class RunLock:
-    """What keeps a second training out of a folder while a first one is at work there."""
+    """Keeps a second training out of a folder while a first one is at work there."""
 
     def __init__(self, folder: run_folder.RunFolder):
         self._folder = folder
@@ -49,7 +49,7 @@ class RunLock:
 
     @contextlib.contextmanager
     def held(self) -> Iterator[None]:
-        """Holds the lock while entered; makes the folder, where there is none.
+        """Holds the lock while entered; makes the folder if there is none.
 
         Raises:
           RunFolderError: another process holds it, or the folder cannot be written to.
@@ -63,12 +63,12 @@ class RunLock:
             with contextlib.suppress(OSError):
                 if self._is_ours and self._is_there():
                     self._folder.lock.unlink()
-            with contextlib.suppress(OSError):  # or what it says would hide why the run has ended
+            with contextlib.suppress(OSError):  # it would hide why the run has ended
                 os.close(self._file)
             self._file = None
 
     def check_held(self) -> None:
-        """Refuses to go on in a folder that was removed, moved or replaced during the run.
+        """Refuses to continue in a folder that was removed, moved or replaced during the run.
 
         Raises:
           RunFolderError: it was.
@@ -76,7 +76,7 @@ class RunLock:
         if not self._is_there():
             raise run_folder.RunFolderError(
                 f"{self._folder.shown}: it, or training.lock in it, was removed, moved or replaced "
-                "while the run was at work; nothing more is written there"
+                "during the run; nothing more is written there"
             )
 
     def _acquire(self) -> int:
@@ -99,7 +99,7 @@ class RunLock:
             except OSError as error:
                 if error.errno in _NO_LOCKS:
                     print(
-                        f"{self._folder.path}: this file system has no locks; see to it that no "
+                        f"{self._folder.path}: this file system has no locks; make sure that no "
                         "other training uses the folder",
                         flush=True,
                     )

@@ -1,7 +1,7 @@
 """What a run ran on, stretch by stretch.
 
-A run may go on under another TensorFlow, on another processor, with another revision of this code.
-Its settings say nothing of that, and its last bits may. So `config.json` keeps a list: one entry
+A run may continue under another TensorFlow, on another processor, with another revision of this
+code. Its settings do not show that, but its last bits may. So `config.json` keeps a list: one entry
 for the start, and one for each continuation on something else.
 """
 
@@ -31,13 +31,13 @@ _KERNEL_VARIABLES = (
 
 
 def versions() -> dict[str, str]:
-    """Package to version, of those that all workers of a run have to share."""
+    """Package to version, of those that must be the same on all workers of a run."""
     others = {module.__name__: module.__version__ for module in (tf, keras, np)}
     return {"towers": version.__version__} | others
 
 
 def kernels() -> dict[str, str]:
-    """Whose kernels compute, which all workers have to share, too."""
+    """Whose kernels compute, which must be the same on all workers, too."""
     onednn = {"oneDNN": "on" if _pywrap_util_port.IsMklEnabled() else "off"}
     return onednn | machine.gpu_software()
 
@@ -77,8 +77,8 @@ def extended(
 
     Args:
       stretches: so far; empty where a run begins.
-      first_step: the step it goes on from. Stretches that began there or later left nothing.
-      runs_on: `environment()` and more of the kind, now.
+      first_step: the step it continues from. Stretches that began there or later left nothing.
+      runs_on: `environment()` and the like, now.
 
     Returns:
       `stretches`, with one more where `runs_on` is not what the last one ran on; each has

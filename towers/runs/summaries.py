@@ -22,7 +22,7 @@ from towers.support import noise, shares, structures, tally
 
 MAX_IMAGES = 8
 
-# These are of files, whatever they say.
+# These are about files, whatever their message.
 _OF_FILES = (
     tf.errors.AlreadyExistsError,
     tf.errors.FailedPreconditionError,
@@ -32,7 +32,7 @@ _OF_FILES = (
 
 
 # The settings by which runs are compared. HParams shows the first five in alphabetical order, the
-# others at a click; the table of all settings is on the text page.
+# others after a click; the table of all settings is on the text page.
 COMPARED = (
     "clip_norm",
     "compute_dtype",
@@ -62,7 +62,7 @@ class Summaries:
 
     TensorBoard's horizontal axis is the step, and runs with other batch sizes have other steps. So
     the loss, the accuracy and the learning rate are written a second time with the examples seen in
-    the place of the step, as `by_examples_seen/loss` and so on: there, one schedule is one curve.
+    place of the step, as `by_examples_seen/loss` and so on: there, one schedule is one curve.
     """
 
     def __init__(self, folder: run_folder.RunFolder):
@@ -83,8 +83,8 @@ class Summaries:
                 if config.get(part):
                     tf.summary.text(part, _markdown_table(config[part]))
             tf.summary.graph(picture.of_graph(graph))
-        # HParams finds the metrics of a session in the session's own run alone, whether --logdir
-        # is this run or the folder of many: a group of metrics beside it is not found in the first.
+        # HParams finds the metrics of a session only in the session's own run, whether --logdir is
+        # this run or the folder of many: a group of metrics beside it is not found in the former.
         with _events(self._eval, 0):
             if "defining" in config:  # of a program, whose metrics are not known yet
                 if settings:
@@ -184,13 +184,13 @@ class Summaries:
 
 
 def file_writer(folder: Path) -> tf.summary.SummaryWriter:
-    """A writer of event files in `folder`, which is made where there is none.
+    """A writer of event files in `folder`, which is made if it does not exist.
 
     Raises:
       RunFolderError: they cannot be written.
     """
     # TensorFlow's name has the second, the machine and the process. In a container that was started
-    # again all three may be those of a file that is there, which would be written over.
+    # again, all three may be those of an existing file, which would be overwritten.
     there = len(list(folder.glob("events.out.tfevents.*")))
     with _on_disk():
         return tf.summary.create_file_writer(str(folder), filename_suffix=f".{there}.v2")
@@ -203,19 +203,19 @@ def _events(writer: tf.summary.SummaryWriter, at_step: int) -> Iterator[None]:
 
 
 def _scalar(tag: str, value) -> None:
-    # As an array, and the step above as well: of Python numbers TensorFlow 2.21 keeps every one
+    # As an array, and the step above as well: TensorFlow 2.21 keeps every Python number forever
     # (tensorflow#68196).
     tf.summary.scalar(tag, np.asarray(value, np.float32))
 
 
 @contextlib.contextmanager
 def _on_disk() -> Iterator[None]:
-    """Turns what TensorFlow says of files that cannot be written into a RunFolderError."""
+    """Turns TensorFlow's error about files that cannot be written into a RunFolderError."""
     try:
         yield
     except tf.errors.OpError as error:
-        # Of the other kinds, those are of files that end with the system's words; the rest are of
-        # the tensors that were to be shown.
+        # Errors of other kinds are about files where they end with the system's words; the rest are
+        # about the tensors to be shown.
         words = tuple(f"; {os.strerror(number)}" for number in (0, *errno.errorcode))
         if not isinstance(error, _OF_FILES) and not noise.reason(error).endswith(words):
             raise

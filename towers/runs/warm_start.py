@@ -1,7 +1,7 @@
-"""Beginning with weights that are there already: a run's, or those of a file that Keras wrote.
+"""Beginning with existing weights: a run's, or those of a file that Keras wrote.
 
 Layers find their weights by name and shape. Names that Keras makes up, such as `dense_7`, depend on
-what a process has built before; those layers are counted by their kind and order, as in Keras's own
+what a process has built before; those layers are matched by kind and order, as in Keras's own
 files. A file is read as numbers, and no code in it is run.
 """
 
@@ -30,13 +30,13 @@ from towers.support import adapted, errors
 
 _ALLOWED = (
     "must be the folder of a run, a checkpoint in one such as runs/first/checkpoints/step-500, or "
-    "a file with the ending .keras or .weights.h5"
+    "a .keras or .weights.h5 file"
 )
 _NAMES_SAID = 4  # of layers, in one line
 
 
 class WarmStartError(errors.UserError):
-    """Nothing can be taken from what a run is to begin with."""
+    """No weights can be taken from what a run was told to begin with."""
 
     exit_code = 2
 
@@ -47,7 +47,7 @@ class WarmStart:
 
     Attributes:
       path: what was given, absolute.
-      file: what is read of it.
+      file: the file or checkpoint in it that is read.
       sha256: of all that is taken.
       taken: layers of the model that find their weights.
       own: layers of the model that keep the weights they have, each with the reason.
@@ -79,7 +79,7 @@ def may_differ(recorded: Mapping, given: str | os.PathLike | None) -> bool:
     """Whether a run that continues has to compare what it took with what is given now.
 
     Not where the same path is given again, or none: the run has what it took. Nor where what is
-    given is not there any more.
+    given no longer exists.
     """
     same = given is None or not is_recorded(recorded) or recorded["path"] == absolute(given)
     place = "" if same else absolute(given)
@@ -114,7 +114,7 @@ def locate(given: str | os.PathLike) -> str:
     Of a run it is the final model, or its newest whole checkpoint where that is of a later step.
 
     Raises:
-      WarmStartError: there is nothing to begin with.
+      WarmStartError: there are no weights to begin with.
     """
     place = Path(os.path.expanduser(given))
     if place.is_dir():
@@ -161,16 +161,16 @@ def _of_run(given, place: Path) -> str:
 def take(given: str | os.PathLike, state: train_state.TrainState) -> WarmStart:
     """Gives a model at step 0 the weights that it finds, as they are evaluated.
 
-    Batch-norm statistics are weights in this. Moving averages begin at the weights; the optimizer
+    Batch-norm statistics count as weights here. Moving averages begin at the weights; the optimizer
     begins with nothing.
 
     Args:
       given: a run's folder, a checkpoint in one, or a `.keras` or `.weights.h5` file. The weights
-        of a checkpoint have no names: all of them have to fit the model's, in their order.
+        of a checkpoint have no names: all of them must fit the model's, in their order.
       state: of the run that begins.
 
     Raises:
-      WarmStartError: there is nothing to begin with, it cannot be read, or no layer finds weights.
+      WarmStartError: there are no weights, they cannot be read, or no layer finds any.
     """
     file = locate(given)
     try:
@@ -217,7 +217,7 @@ def _take_checkpoint(path: str, model: keras.Model) -> tuple:
     if kinds != [(value.shape, value.dtype.name) for value in in_order]:
         raise _DoesNotFitError(
             f"the weights in {path} have no names, and their shapes and types are not the model's; "
-            "the final model of a run has names, and gives what fits"
+            "give the final model of the run, which has names and gives what fits"
         )
     digest, layers = hashlib.sha256(), {}
     for place, (variable, value) in enumerate(zip(model.variables, in_order, strict=True)):
@@ -256,7 +256,7 @@ def _check_read_back(model: keras.Model, file: Path) -> None:
                 changed.assign(original)
             raise _DoesNotFitError(
                 f"Keras does not save {variable.path} as it is (LoRA, or a quantized layer?): take "
-                "weights before the layer is changed, in a program of its own"
+                "weights before the layer is changed, in a program of your own"
             )
 
 
@@ -294,7 +294,7 @@ def _give(ours: h5py.File, theirs: h5py.File) -> tuple:
     has_names = all(_says_names(file) for file in (ours, theirs))
     mine, others = (dict(_layers(file, has_names)) for file in (ours, theirs))
     if not others:
-        raise _DoesNotFitError("it is no file of weights as Keras 3 writes them")
+        raise _DoesNotFitError("it is not a weights file as Keras 3 writes them")
     pairs = _pairs(mine, others, (), ())
     _check_unambiguous(mine, others, pairs, (), ())
     left = {name: layer for name, layer in mine.items() if name not in pairs}
@@ -311,8 +311,8 @@ def _give(ours: h5py.File, theirs: h5py.File) -> tuple:
     ]
     if not pairs:
         raise _DoesNotFitError(
-            "no layer of the model has the name, the shapes and the type of one there; it has "
-            f"{_some(own)}, and there are {_some([*map(_said, others)])}"
+            "no layer of the model has the name, the shapes and the type of one in it; the model "
+            f"has {_some(own)}, and the file {_some([*map(_said, others)])}"
         )
     digest = hashlib.sha256()
     for name, other in pairs.items():
@@ -363,13 +363,13 @@ def _best_places(
     their_names: Mapping[_Name, str],
     both_within: bool,
 ) -> tuple[_Name, _Name]:
-    """The model here and the model there whose layers give each other the most weights.
+    """The model here and the model there whose layers share the most weights.
 
     One of them is the whole, and the other a model within it, as a pretrained base is within a
     classifier; both may be within others where `both_within`.
 
     Raises:
-      _DoesNotFitError: several give as many, and not one of them alone has the same name.
+      _DoesNotFitError: several share as many, and not exactly one of them has the same name.
     """
     found = {}
     for here, there in itertools.product(_models(our_names), _models(their_names)):
@@ -387,7 +387,7 @@ def _best_places(
             ways = [f"from {_said(there)} there to {_said(here)} here" for here, there in best]
             raise _DoesNotFitError(
                 f"the weights could go in several ways: {_some(ways)}; give a file of one model "
-                "alone, or the two models one name"
+                "alone, or the two models the same name"
             )
         best = named
     return best[0]
@@ -406,9 +406,9 @@ def _own_names(file: h5py.File, layers: Iterable[_Name]) -> dict[_Name, str]:
 
 
 def _check_unambiguous(ours, theirs, pairs, here: _Name, there: _Name) -> None:
-    """Checks that no layer was counted to one of theirs, and has the name of another one.
+    """Checks that no layer was matched by count to one of theirs but has another one's name.
 
-    Where both have as many layers, those that were counted are in their order.
+    Where both have the same layers, their order matches those that were counted.
     """
     if {name[len(here) :] for name in ours if name[: len(here)] == here} == {
         name[len(there) :] for name in theirs if name[: len(there)] == there
@@ -424,8 +424,9 @@ def _check_unambiguous(ours, theirs, pairs, here: _Name, there: _Name) -> None:
         if named != other and _fit(ours[name], theirs[named]):
             raise _DoesNotFitError(
                 f"the layer {_said(ours[name].own_name)} could be {_said(theirs[named].own_name)} "
-                f"there by its name, or {_said(theirs[other].own_name)} by its place among layers "
-                "of its kind, whose names Keras may have made up: give them names of their own"
+                f"in the file by its name, or {_said(theirs[other].own_name)} by its place among "
+                "layers of its kind, whose names Keras may have made up: give them names of your "
+                "own"
             )
 
 
@@ -448,7 +449,7 @@ def _layers(
     own = group.get("vars")
     if isinstance(own, h5py.Group) and len(own):
         if not all(isinstance(value, h5py.Dataset) for value in own.values()):
-            raise _DoesNotFitError("it is no file of weights as Keras 3 writes them")
+            raise _DoesNotFitError("it is not a weights file as Keras 3 writes them")
         # A type that HDF5 does not have, such as bfloat16, stands beside the bytes.
         shapes = {k: (v.shape, str(v.attrs.get("dtype", v.dtype))) for k, v in own.items()}
         yield name, _Layer(own_name, own, shapes)
@@ -467,7 +468,7 @@ def _layers(
 
 
 def _named(group: h5py.Group, keys: Sequence[str], has_names: bool) -> tuple[dict, dict]:
-    """Layers' names, of which those that Keras made up are counted by kind; and as they are."""
+    """Layers' names, with those that Keras made up counted by kind; and as they are."""
     counts, names, own_names = collections.Counter(), {}, {}
     for key in sorted(keys, key=_kind_and_number):
         kind, _ = _kind_and_number(key)

@@ -1,4 +1,4 @@
-"""Normalization layers keep what they learned of data twice: as variables and as constants.
+"""Normalization layers keep what they learned from data twice: as variables and as constants.
 
 A checkpoint, a copy and a step have the variables; a call of the layer reads the constants, which
 would stay in a graph whatever is restored.
@@ -12,20 +12,20 @@ import tensorflow as tf
 
 
 def _layers(model: keras.Model) -> list[keras.layers.Normalization]:
-    # Also those within layers of one's own; Keras has no public way to them.
+    # Also those within your own layers; Keras has no public way to them.
     found = (one for one in model._flatten_layers() if isinstance(one, keras.layers.Normalization))
     return [one for one in found if one.built and one.input_mean is None]  # else: no variables
 
 
 def refresh(model: keras.Model) -> None:
-    """Makes the constants anew from the variables, which were assigned."""
+    """Makes the constants again from the variables, after these were assigned."""
     for layer in _layers(model):
         layer.finalize_state()
 
 
 @contextlib.contextmanager
 def read_from(model: keras.Model, state: Sequence[tf.Tensor]) -> Iterator[None]:
-    """While entered, calls of the layers read the model's state that is given, and no constants.
+    """While entered, calls of the layers read the given state of the model, and no constants.
 
     Args:
       model: that is called.

@@ -12,7 +12,7 @@ _HOW = "set the environment variable KERAS_BACKEND=tensorflow"
 
 
 def prepare() -> None:
-    """What has to be done before Keras and TensorFlow are imported; raises what `check` raises."""
+    """What must be done before Keras and TensorFlow are imported; raises what `check` raises."""
     check()
     choose_onednn()
 
@@ -25,7 +25,7 @@ def check() -> None:
     """
     where, backend = _chosen()
     if backend != "tensorflow":
-        # Of this package: then a command says it in one line, without traceback.
+        # Named after this package: then a command says it in one line, without a traceback.
         raise ImportError(
             f"towers needs Keras on TensorFlow, and {where} says {backend!r}: {_HOW}"
             + (", before Keras is imported" if "keras" in sys.modules else ""),
@@ -45,7 +45,7 @@ def choose_onednn() -> None:
 
 
 def _chosen() -> tuple[str, str]:
-    """Where the backend is named, and which one it is; as Keras 3 finds it."""
+    """Where the backend is named, and which one it is, as Keras 3 finds it."""
     keras = sys.modules.get("keras")
     if hasattr(keras, "config"):
         return "keras.config.backend()", keras.config.backend()
@@ -63,5 +63,5 @@ def _chosen() -> tuple[str, str]:
 def _home() -> Path:
     if "KERAS_HOME" in os.environ:
         return Path(os.path.expanduser(os.environ["KERAS_HOME"]))
-    home = Path(os.path.expanduser("~"))  # as it is, where nobody knows a home; `Path` would raise
+    home = Path(os.path.expanduser("~"))  # stays "~" where no home is known; `Path` would raise
     return (home if os.access(home, os.W_OK) else Path("/tmp")) / ".keras"

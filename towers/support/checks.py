@@ -1,7 +1,7 @@
 """What a program hands to a Trainer, checked before anything is computed with it.
 
 What is wrong raises a TypeError or a ValueError of one sentence: what was given, by its type and
-shape and not by its values, and what is expected.
+shape but not its values, and what is expected.
 """
 
 import contextlib
@@ -39,7 +39,7 @@ def described(value) -> str:
 
 
 def model(given, example_inputs: structures.Structure | None) -> None:
-    """Checks that towers can train a model, and leave nothing of it out; builds it, if need be."""
+    """Checks that towers can train a model, and ignore nothing of it; builds it, if need be."""
     if not isinstance(given, keras.Model):
         raise TypeError(f"model is {described(given)}: must be a keras.Model")
     if not given.built and example_inputs is not None:
@@ -56,15 +56,15 @@ def model(given, example_inputs: structures.Structure | None) -> None:
         )
     if given.compiled:
         raise ValueError(
-            "the model is compiled, and a Trainer would leave out what it was compiled with: build "
+            "the model is compiled, and a Trainer would ignore what it was compiled with: build "
             "it without compile(), or load it with compile=False, and give the Trainer the "
             "optimizer and the loss"
         )
     own = [name for name in _OF_KERAS_S_TRAINING if _is_overridden(given, name)]
     if own:
         raise ValueError(
-            f"the model has {' and '.join(own)} of its own, which a Trainer never calls: put the "
-            "loss into `loss`, or into add_loss of a layer"
+            f"the model has {' and '.join(own)} of its own, which a Trainer never calls: give the "
+            "loss as `loss`, or by add_loss of a layer"
         )
     if given.metrics:
         names = ", ".join(repr(metric.name) for metric in given.metrics)
@@ -79,7 +79,7 @@ def _is_overridden(given: keras.Model, name: str) -> bool:
 
 
 def optimizer(given, trained: keras.Model, learning_rate) -> None:
-    """Checks that an optimizer does with a model, within a Trainer, what it says."""
+    """Checks that an optimizer does in a Trainer, with a model, what it says."""
     if not isinstance(given, keras.optimizers.Optimizer):
         raise TypeError(
             f"optimizer is {described(given)}: must be a Keras optimizer, such as "
@@ -88,11 +88,11 @@ def optimizer(given, trained: keras.Model, learning_rate) -> None:
     if learning_rate is not None and not callable(learning_rate):
         raise TypeError(
             f"learning_rate is {described(learning_rate)}: must be a function from the examples "
-            "seen to the rate; a rate that stays the same is the optimizer's own"
+            "seen to the rate; give a constant rate to the optimizer"
         )
     if learning_rate is not None and not hasattr(getattr(given, "learning_rate", None), "assign"):
         raise ValueError(
-            "learning_rate is given, and the optimizer has a schedule of its own; give one of them"
+            "learning_rate is given, but the optimizer has a schedule of its own; give one of them"
         )
     _check_averages(given)
     factor = given.loss_scale_factor
@@ -112,7 +112,7 @@ def _check_averages(given: keras.optimizers.Optimizer) -> None:
     for one in inner:
         if getattr(one, "use_ema", False) and not one.ema_overwrite_frequency:
             raise ValueError(
-                "the optimizer has use_ema, whose averages Keras's fit would make the weights at "
+                "the optimizer has use_ema, whose averages Keras's fit puts into the weights at "
                 "its end, and a Trainer does not: give moving_average_decay instead"
             )
 
@@ -130,8 +130,8 @@ class Trainable:
         self._then = [one.trainable for one in self._of]
 
     def check(self) -> None:
-        """Raises a ValueError if it was changed since: the step is built for what it was."""
-        if [one.trainable for one in self._of] == self._then:  # every step asks
+        """Raises a ValueError if that has changed since: the step is built for what it was."""
+        if [one.trainable for one in self._of] == self._then:  # every step comes here
             return
         changed = [
             one for one, then in zip(self._of, self._then, strict=True) if one.trainable != then
@@ -139,13 +139,13 @@ class Trainable:
         names = ", ".join(one.path or one.name for one in changed[:3])
         done = "unfrozen" if changed[0].trainable else "frozen"
         raise ValueError(
-            f"{names}: {done} after the Trainer was made, which continues with what it began with; "
+            f"{names}: {done} after the Trainer was made, which still trains what it was made for; "
             "make a new Trainer"
         )
 
 
 def integer(name: str, value) -> None:
-    """Checks a number of things."""
+    """Checks that a value is an integer."""
     if isinstance(value, bool) or not isinstance(value, (int, np.integer)):
         raise TypeError(f"{name} is {described(value)}: must be an integer")
 
@@ -160,13 +160,13 @@ def compiled_deterministically(trained: keras.Model) -> None:
     for layer in trained._flatten_layers(include_self=False):
         if isinstance(layer, pooling):
             raise ValueError(
-                f"the layer {layer.name} is max pooling, whose deterministic gradient XLA does not "
-                "have; leave one of the two out"
+                f"the layer {layer.name} is max pooling, which has no deterministic gradient in "
+                "XLA; leave one of the two out"
             )
 
 
 def tell_of_other_devices(parts: Mapping[str, Sequence[tf.Variable]], device: str) -> None:
-    """Logs a warning where variables of a state, by its parts, do not lie on its device."""
+    """Logs a warning where variables of a state, by its parts, are not on its device."""
     wanted = tf.DeviceSpec.from_string(device)
     elsewhere = {}
     for part, variables in parts.items():
@@ -176,53 +176,52 @@ def tell_of_other_devices(parts: Mapping[str, Sequence[tf.Variable]], device: st
                 elsewhere.setdefault(f"{spec.device_type}:{spec.device_index}", []).append(part)
     for place, of_parts in elsewhere.items():
         logging.getLogger(__name__).warning(
-            "%d variables (%s) lie on %s, and each step copies them to the CPU and back: make "
+            "%d variables (%s) are on %s, and each step copies them to the CPU and back: make "
             "the model and the optimizer within `with tf.device(towers.devices.PARAMETER_DEVICE):`",
             len(of_parts), ", ".join(sorted(set(of_parts))), place,
         )  # fmt: skip
 
 
 def device_names(given) -> tuple[str, ...]:
-    """The names of towers' devices, which have to be there: TensorFlow would take another one."""
+    """The names of towers' devices, which must exist: TensorFlow would take another one."""
     is_list = isinstance(given, (list, tuple)) and len(given) > 0
     if not (is_list and all(isinstance(name, str) for name in given)):
         raise TypeError(
-            f"towers is {described(given)}: must be their number, or a list of the names of their "
-            "devices"
+            f"towers is {described(given)}: must be their number, or a list of their devices' names"
         )
     for name in given:
         try:
             spec = tf.DeviceSpec.from_string(name)
         except ValueError as error:
-            raise ValueError(f"towers has {name!r}, which is no name of a device") from error
+            raise ValueError(f"towers has {name!r}: must be the name of a device") from error
         kind = spec.device_type or "CPU"
         number = machine.num_devices(kind)
         if (spec.device_index or 0) >= number:
-            raise ValueError(f"towers has {name!r}: there is no such device, of {number} {kind}")
+            raise ValueError(f"towers has {name!r}: no such device; {kind} devices: {number}")
     return tuple(given)
 
 
 def batches(given) -> Iterator:
-    """The iterator of what has to be batches."""
+    """The iterator over what must be batches."""
     if not isinstance(given, (str, bytes, Mapping)) and not hasattr(given, "shape"):
         try:
             return iter(given)
         except TypeError:
             pass
     raise TypeError(
-        f"batches is {described(given)}: must be a list, a generator or a tf.data set of "
+        f"batches is {described(given)}: must be a list, a generator or a tf.data.Dataset of "
         "(inputs, labels) or (inputs, labels, sample_weight)"
     )
 
 
 def steps(given) -> None:
-    """Checks the number of steps of a `fit`, which people take for labels."""
+    """Checks the number of steps of a `fit`, where people may give labels instead."""
     if given is None:
         return
     if isinstance(given, bool) or not isinstance(given, (int, np.integer)) or given < 0:
         raise TypeError(
-            f"steps is {described(given)}: must be a number of steps or None; inputs and labels "
-            "come together, as fit([(inputs, labels)])"
+            f"steps is {described(given)}: must be a number of steps or None; give inputs and "
+            "labels together, as fit([(inputs, labels)])"
         )
 
 
@@ -231,7 +230,7 @@ def batch(
 ) -> tuple[structures.Structure, structures.Structure, object]:
     """A batch's inputs and labels as tensors, and its sample_weight; None where it has none.
 
-    With a model, the inputs have to be those that it takes.
+    With a model, the inputs must be those that it takes.
     """
     given = parts_of(given)
     inputs, labels = tensors("inputs", given[0]), tensors("labels", given[1])
@@ -285,15 +284,15 @@ def tensors(name: str, given) -> structures.Structure:
             return made
     raise TypeError(
         f"{name}: {described(given)}; must be an array or a tensor [n, ...], or a dict, tuple or "
-        "list of such"
+        "list of these"
     )
 
 
 def inputs_fit(trained: keras.Model, inputs: structures.Structure) -> None:
-    """Checks that there are the arrays that the model's graph takes, where it has one.
+    """Checks that the arrays are those that the model's graph takes, where it has one.
 
     Raises:
-      ValueError: there are others, by number, name or shape.
+      ValueError: they differ in number, name or shape.
     """
     is_sequential = isinstance(trained, keras.Sequential)
     taken = trained.inputs[0] if is_sequential else getattr(trained, "_inputs_struct", None)
@@ -326,7 +325,7 @@ def inputs_fit(trained: keras.Model, inputs: structures.Structure) -> None:
 
 
 def _fits(taken: Sequence[int | None], given: Sequence[int | None]) -> bool:
-    """As Keras fits them: an axis of length 1 may be missing or be one too many at the end."""
+    """As Keras fits them: an axis of length 1 at the end may be missing or one too many."""
     for own in (given, [*given, 1], given[:-1] if given[-1:] == [1] else given):
         if len(own) == len(taken) and all(a in (None, b) for a, b in zip(taken, own, strict=True)):
             return True
@@ -383,7 +382,7 @@ def by_output_s_name(name: str, given, outputs: structures.Structure, names: Seq
         if isinstance(outputs, Mapping) and len(names) > 1:
             raise ValueError(
                 f"{name} is {described(given)}, and the model's outputs a dict with the keys "
-                f"{', '.join(map(repr, names))}: give a dict likewise"
+                f"{', '.join(map(repr, names))}: give a dict, too"
             )
         if len(given) != len(names):
             raise ValueError(
@@ -443,7 +442,7 @@ def weights(given, examples: int, dtype: type, of: str = "") -> np.ndarray:
     """The weights of a batch's examples, [examples], of `dtype`.
 
     Args:
-      given: floating, integer or truth values; not None.
+      given: floats, integers or booleans; not None.
       examples: of the batch.
       dtype: floating.
       of: what has so many examples, for messages.
@@ -463,7 +462,7 @@ def without_weight_0(labels: structures.Structure, weight: np.ndarray) -> struct
     """The labels, with 0 in place of those of weight 0: what stands there leaves no trace.
 
     Args:
-      labels: [n, ...], or a structure of such.
+      labels: [n, ...], or a structure of these.
       weight: [n].
     """
     if (weight > 0).all():
@@ -478,10 +477,10 @@ def without_weight_0(labels: structures.Structure, weight: np.ndarray) -> struct
 
 @contextlib.contextmanager
 def labels_in_range() -> Iterator[None]:
-    """Says in one sentence what TensorFlow's cross entropy on a CPU says of a label without output.
+    """Turns TensorFlow's error on a CPU, for a label without an output, into one sentence.
 
     Raises:
-      ValueError: it was said while this was entered.
+      ValueError: there was such an error while this was entered.
     """
     try:
         yield
@@ -497,7 +496,7 @@ def labels_in_range() -> Iterator[None]:
 
 
 def choice(name: str, value: str, allowed: Collection[str]) -> None:
-    """Checks a value of which there are only so many; else a ValueError names them."""
+    """Checks that a value is one of those allowed; else a ValueError names them."""
     if value not in allowed:
         raise ValueError(f"{name}={value!r}: must be one of {', '.join(allowed)}")
 
@@ -510,12 +509,12 @@ def copy_of(model: keras.Model) -> keras.Model:
             copy.build_from_config(model.get_build_config())
     except (NotImplementedError, TypeError, ValueError) as error:
         raise ValueError(
-            f"Keras cannot copy the model: a subclass such as {type(model).__name__} needs "
-            "get_config, with all that its constructor takes"
+            f"Keras cannot copy the model: a subclass such as {type(model).__name__} needs a "
+            "get_config with all arguments of its constructor"
         ) from error
     if [v.shape for v in copy.variables] != [v.shape for v in model.variables]:
         raise ValueError(
             f"Keras's copy of the model has other variables: get_config of {type(model).__name__} "
-            "has to say all that its constructor takes"
+            "must give all arguments of its constructor"
         )
     return copy

@@ -1,6 +1,6 @@
-"""Classes: integer labels, of which the model says by its largest output which one it is.
+"""Classes: integer labels, where the model's largest output is its answer.
 
-A mixed image has a share of each class in the place of a label.
+A mixed image has a share of each class in place of a label.
 """
 
 import numpy as np
@@ -26,7 +26,7 @@ def count_correct(
 ) -> tf.Tensor | None:
     """How many examples of weight above 0 have their largest output at their label, int32 [].
 
-    None where the model is no classifier.
+    None where the model is not a classifier.
     """
     if not is_classifier(labels, outputs):
         return None
@@ -53,7 +53,7 @@ def cross_entropy_of_shares(shares: tf.Tensor, logits: tf.Tensor) -> tf.Tensor:
       logits: floating [n, num_classes].
 
     Raises:
-      ValueError: they are not of one shape.
+      ValueError: they do not have the same shape.
     """
     if not are_shares(shares, logits):
         raise ValueError(
@@ -64,7 +64,7 @@ def cross_entropy_of_shares(shares: tf.Tensor, logits: tf.Tensor) -> tf.Tensor:
 
 
 def check(labels: np.ndarray, num_classes: int) -> None:
-    """Checks labels [n], of which the model needs an output for each; else a ValueError."""
+    """Checks that the model has an output for each of some labels [n]; else a ValueError."""
     if labels.size and not (labels.min() >= 0 and labels.max() < num_classes):
         raise ValueError(
             f"labels from {labels.min()} to {labels.max()}: the model has {num_classes} outputs, "

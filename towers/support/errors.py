@@ -2,7 +2,7 @@
 
 
 class UserError(Exception):
-    """What is wrong, with which value, and what to do; a command says it and ends.
+    """What is wrong, with which value, and what to do; a command prints it and ends.
 
     Attributes:
       exit_code: of a command that ends with it.

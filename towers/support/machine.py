@@ -24,7 +24,7 @@ def num_devices(kind: str) -> int:
     """How many devices of a kind, `CPU` or `GPU`, towers can name.
 
     Asking does not start TensorFlow's runtime, as its list of logical devices would: several
-    workers have to be introduced to each other before that.
+    workers must be introduced to each other before that.
     """
     visible = tf.config.get_visible_devices(kind)
     return sum(len(tf.config.get_logical_device_configuration(one) or [one]) for one in visible)
@@ -76,14 +76,14 @@ def _unused_gpus() -> str | None:
     if not there:
         return None
     return (
-        f"this machine has {there} NVIDIA GPU(s), and TensorFlow can use none of them: install "
+        f"this machine has {there} NVIDIA GPU(s), but TensorFlow can use none of them: install "
         f"tensorflow[and-cuda]=={tf.__version__} with pip, or set CUDA_VISIBLE_DEVICES=-1 to train "
         "on the CPU without this notice"
     )
 
 
 def _gpus_to_compile_for() -> str | None:
-    """Of a compute capability that TensorFlow has no machine code for; that of 8.0 serves 8.9."""
+    """A GPU that TensorFlow has no machine code for; that for capability 8.0 serves 8.9."""
     listed = tf.sysconfig.get_build_info().get("cuda_compute_capabilities", [])
     built = [divmod(int(re.search(r"\d+", name)[0]), 10) for name in listed]  # such as sm_90a
     for gpu in tf.config.get_visible_devices("GPU"):

@@ -1,9 +1,9 @@
 """Keras metrics over examples that are spread over towers and workers.
 
-A metric's state is a sum over examples: of values, of counts, of a confusion matrix. So that of
-each microbatch is computed from nothing, the states are added in the order of the microbatches, and
+A metric's state is a sum over examples: of values, of counts, of a confusion matrix. So each
+microbatch's is computed from nothing, the states are added in the order of the microbatches, and
 the metric's result is computed once, from their sum. It depends neither on towers nor on workers,
-and no example is counted twice. A metric whose state is no such sum is refused.
+and no example is counted twice. A metric whose state is not such a sum is refused.
 """
 
 import inspect
@@ -20,7 +20,7 @@ from towers.support import checks, noise, structures
 Metric = str | keras.metrics.Metric | Callable[[tf.Tensor, tf.Tensor], tf.Tensor]
 
 
-# By what a log says of an evaluation beside its metrics.
+# Names that a log uses for what an evaluation has beside its metrics.
 _TAKEN = ("count", "epoch", "loss", "split", "step")
 
 
@@ -40,10 +40,10 @@ class Metrics:
         """
         Args:
           given: a list of the one output's metrics; or several, as a dict by the names of outputs
-            or as a list of lists in their order. None is for an output without.
+            or as a list of lists in their order, with None for an output without any.
 
         Raises:
-          TypeError, ValueError: one is no metric.
+          TypeError, ValueError: one is not a metric.
         """
         if isinstance(given, Mapping):
             self._given = {key: _checked_list(own) for key, own in given.items()}
@@ -69,7 +69,7 @@ class Metrics:
 
         Args:
           model: names its outputs.
-          labels: [n, ...], or a structure of such.
+          labels: [n, ...], or a structure of these.
           outputs: of the model, likewise.
           weight: float32 [n]; what has weight 0 leaves no trace.
         """
@@ -77,14 +77,14 @@ class Metrics:
         masked = [n for n, t in of_model.items() if getattr(t, "_keras_mask", None) is not None]
         if masked:
             raise ValueError(
-                f"the model's output {masked[0]!r} has a Keras mask, which metrics would not heed: "
+                f"the model's output {masked[0]!r} has a Keras mask, which metrics would ignore: "
                 "leave them out"
             )
         names = list(of_model)
         if self._named is None:
             with tf.init_scope():
                 self._named = self._resolved(of_model, outputs, labels)
-        # In the place of what has weight 0 stands a counted example: 0 times NaN would be NaN.
+        # A counted example replaces each one of weight 0: 0 times NaN would be NaN.
         is_counted = weight > 0
         every = tf.range(tf.size(weight))
         rows = tf.where(is_counted, every, tf.reduce_max(tf.where(is_counted, every, 0)))
@@ -105,13 +105,13 @@ class Metrics:
         """Checks the weights [n] of examples; called after `states`.
 
         Raises:
-          ValueError: a metric counts in whole numbers, and a weight is none.
+          ValueError: a metric counts in whole numbers, and a weight is not one.
         """
         whole = [named.name for named in self._named if not named.takes_fractions]
         if whole and (weight != np.round(weight)).any():
             raise ValueError(
-                f"sample_weight has {weight[weight != np.round(weight)][0]:g}, and the metric "
-                f"{whole[0]!r} counts in whole numbers"
+                f"sample_weight has {weight[weight != np.round(weight)][0]:g}, but the metric "
+                f"{whole[0]!r} counts in whole numbers: give these"
             )
 
     def results(self, of_workers: Sequence[Sequence[np.ndarray]]) -> dict[str, float | list]:
@@ -149,13 +149,13 @@ class Metrics:
             if len(names) > 1:
                 raise ValueError(
                     f"metrics is a list, and the model has the outputs "
-                    f"{', '.join(map(repr, names))}: give a dict with each one's metrics"
+                    f"{', '.join(map(repr, names))}: give a dict with metrics for each"
                 )
             given = {names[0]: given}
         given = checks.by_output_s_name("metrics", given, outputs, names)
         if unknown := [key for key in given if key not in names]:
             raise ValueError(
-                f"metrics has {unknown[0]!r}, and the model the outputs "
+                f"metrics has {unknown[0]!r}: must be one of the model's outputs, "
                 f"{', '.join(map(repr, names))}"
             )
         found = []
@@ -178,7 +178,7 @@ class _OfOne(list):
 def _check_free(names: Sequence[str]) -> None:
     if twice := [name for name in names if names.count(name) > 1 or name in _TAKEN]:
         raise ValueError(
-            f"metrics: the name {twice[0]!r} is taken already; give one a name of its own"
+            f"metrics: the name {twice[0]!r} is already taken; give the metric another name"
         )
 
 
@@ -258,11 +258,11 @@ def _tried(
     """
     if "sample_weight" not in inspect.signature(metric.update_state).parameters:
         raise ValueError(
-            f"metrics: {name!r} takes no sample_weight in update_state, by which the last "
-            "batch's filling is left out"
+            f"metrics: {name!r} must take sample_weight in update_state, which leaves out the "
+            "filling of the last batch"
         )
     if labels.dtype == tf.string:
-        raise ValueError(f"metrics: {name!r} cannot be computed of labels that are strings")
+        raise ValueError(f"metrics: {name!r} cannot be computed from labels that are strings")
     rng = np.random.default_rng(0)
 
     def some(like: tf.Tensor) -> tf.Tensor:
@@ -280,13 +280,13 @@ def _tried(
     if isinstance(reason, _NoSum):
         raise ValueError(f"metrics: {reason}") from reason
     raise ValueError(
-        f"metrics: {name!r} cannot be computed of labels {checks.described(labels)} and "
+        f"metrics: {name!r} cannot be computed from labels {checks.described(labels)} and "
         f"outputs {checks.described(outputs)}: {noise.reason(reason)}"
     ) from reason
 
 
 class _NoSum(Exception):
-    """A metric's state is no sum over examples, each times its weight."""
+    """A metric's state is not a sum over examples, each times its weight."""
 
 
 def _trial(
@@ -330,7 +330,7 @@ def _trial(
     together = [a + b for a, b in zip(first, second, strict=True)]
     if any(map(np.any, nothing)) or not (equal(on, whole) and equal(together, whole)):
         raise _NoSum(
-            f"the state of {name!r} is no sum over examples, and towers could not add theirs"
+            f"the state of {name!r} is not a sum over examples, so towers could not add theirs"
         )
     without = after(start, every, [1.0] * 4 + [0.0] * 7)
     if not equal(*(tf.nest.flatten(_result(metric, state)) for state in (without, first))):

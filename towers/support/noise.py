@@ -53,6 +53,6 @@ def quiet_loggers() -> None:
 
 
 def reason(error: Exception) -> str:
-    """What an error of TensorFlow's says in its first line, without the operations it names."""
+    """The first line of a TensorFlow error, without the operations it names."""
     line = str(error).strip().split("\n")[0]
     return re.sub(r"^\{\{.*?\}\} | \[Op:\w+\].*$", "", line)

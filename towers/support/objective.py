@@ -1,7 +1,7 @@
 """What training minimizes: the loss of a model's output, or the weighted sum of several outputs'.
 
-What people write for Keras's `compile` is taken: a loss by its name, an object of `keras.losses`, a
-function, or for several outputs a dict or a list of them.
+It takes what Keras's `compile` takes: a loss by its name, an object of `keras.losses`, a function,
+or for several outputs a dict or a list of them.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -36,8 +36,8 @@ class Objective:
     """One loss, or one for each of several outputs.
 
     Attributes:
-      of_classes: whether the loss is one of classes that are integers. None where only the shapes
-        of labels and outputs can tell, as of a function of one's own.
+      of_classes: whether the loss is one for integer classes. None where only the shapes of labels
+        and outputs can tell, as for your own function.
     """
 
     def __init__(
@@ -55,7 +55,7 @@ class Objective:
           argument: what messages call `loss`.
 
         Raises:
-          TypeError, ValueError: one is no loss, or loss and weights do not fit together.
+          TypeError, ValueError: one is not a loss, or loss and weights do not fit together.
         """
         self._argument = argument
         self._single = self._of_outputs = None
@@ -67,7 +67,7 @@ class Objective:
                 for key, one in given.items()
             }
             if not any(of_each.values()):
-                raise ValueError(f"{argument} names no loss: at least one output has to be trained")
+                raise ValueError(f"{argument} names no loss: at least one output must be trained")
             weights = _weights(loss_weights, loss, argument)
             is_dict = isinstance(loss, Mapping)
             self._of_outputs = of_each if is_dict else list(of_each.values())
@@ -75,8 +75,8 @@ class Objective:
             return
         if loss_weights is not None:
             raise ValueError(
-                f"loss_weights is {checks.described(loss_weights)}, and {argument} a single loss: "
-                "weights are for those of several outputs"
+                f"loss_weights is {checks.described(loss_weights)}, but {argument} a single loss: "
+                "weights are only for the losses of several outputs"
             )
         self._single, self._name = _per_example(loss, argument), _name_of(loss)
         self.of_classes = _is_of_classes(loss)
@@ -91,7 +91,7 @@ class Objective:
 
         Args:
           model: names its outputs.
-          labels: [n, ...], or a structure of such.
+          labels: [n, ...], or a structure of these.
           outputs: of the model, likewise.
 
         Raises:
@@ -109,14 +109,14 @@ class Objective:
         of_model = checks.outputs_by_name(model, outputs)
         if taken := [name for name in of_model if name in _TAKEN]:
             raise ValueError(
-                f"the model has an output {taken[0]!r}, as another term of the loss is called: "
-                "give it another name"
+                f"the model has an output {taken[0]!r}, which is the name of another term of the "
+                "loss: give it another name"
             )
         names = list(of_model)
         losses = checks.by_output_s_name(self._argument, self._of_outputs, outputs, names)
         if sorted(losses) != sorted(names):
             raise ValueError(
-                f"{self._argument} is for {', '.join(map(repr, losses))}, and the model has the "
+                f"{self._argument} is for {', '.join(map(repr, losses))}, but the model has the "
                 f"outputs {', '.join(map(repr, names))}: give each a loss, or None to leave it out"
             )
         weights = checks.by_output_s_name("loss_weights", self._weights, outputs, names)
@@ -133,7 +133,7 @@ class Objective:
         names = list(of_model)
         if len(names) > 1:
             raise ValueError(
-                f"{self._argument} is one loss, {self._name}, and the model has the outputs "
+                f"{self._argument} is one loss, {self._name}, but the model has the outputs "
                 f"{', '.join(map(repr, names))}: give a dict with a loss for each of them, or None"
             )
         return checks.labels_of(labels, outputs, names, names[0]), of_model[names[0]]
@@ -152,9 +152,9 @@ class Objective:
         return self.of_classes is not False and classes.is_classifier(labels, outputs)
 
     def count_correct(self, labels, outputs, sample_weight: tf.Tensor | None) -> tf.Tensor | None:
-        """`classes.count_correct`, or None where the loss is of something else.
+        """`classes.count_correct`, or None where the loss is not one for classes.
 
-        Of an example that has shares of classes, the largest is its label.
+        Where an example has shares of classes, the largest is its label.
         """
         if self.of_classes is False:
             return None
@@ -208,18 +208,18 @@ def _weights(given, losses: Mapping | Sequence, argument: str) -> dict[object, f
         return weights
     if not structures.is_of_several(given):
         raise TypeError(
-            f"loss_weights is {checks.described(given)}: must be a dict or a list, as {argument} is"
+            f"loss_weights is {checks.described(given)}: must be a dict or a list, like {argument}"
         )
     is_list = not isinstance(given, Mapping)
     if is_list == isinstance(losses, Mapping) or is_list and len(given) != len(losses):
         raise ValueError(
             f"loss_weights is {checks.described(given)}, and {argument} "
-            f"{checks.described(losses)}: they go together"
+            f"{checks.described(losses)}: they must match"
         )
     given = checks.by_output(given)
     if unknown := [key for key in given if key not in weights]:
         raise ValueError(
-            f"loss_weights has {unknown[0]!r}, and {argument} only {', '.join(map(repr, weights))}"
+            f"loss_weights has {unknown[0]!r}, but {argument} only {', '.join(map(repr, weights))}"
         )
     for key, weight in given.items():
         checks.number(f"loss_weights[{key!r}]", weight)

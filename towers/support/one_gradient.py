@@ -28,7 +28,7 @@ def add(a: Gradient, b: Gradient) -> Gradient:
 
 
 def times(gradient: Gradient, factor: float | tf.Tensor) -> Gradient:
-    """The product, at least in float32, in which the factor has its bits."""
+    """The product, at least in float32, in which the factor keeps its bits."""
     return _on_values(widened(gradient), lambda v: v * tf.cast(factor, v.dtype))
 
 

@@ -1,7 +1,7 @@
 """Any loss function as one loss per example, which is what towers weigh and average.
 
-Only then does the weight of an example multiply its own loss and nothing else, and is the mean over
-the towers the mean over the global batch.
+Only then does the weight of an example multiply its own loss and nothing else, and only then is the
+mean over the towers the mean over the global batch.
 """
 
 import functools
@@ -25,12 +25,12 @@ def of(loss_fn: Loss, name: str = "loss") -> "PerExample":
 
 
 class PerExample:
-    """A loss function that gives one loss per example, [n]; every other one is refused.
+    """A loss function that gives one loss per example, [n]; all others are refused.
 
-    What has more axes than examples, such as [n, height, width], becomes its mean over these.
+    Further axes, as in [n, height, width], are averaged over.
 
     Attributes:
-      name: of the loss; empty where nobody has named it.
+      name: of the loss; empty where it has none.
       is_keras_s: whether it is a loss of Keras's, which takes the labels and outputs of one output.
     """
 
@@ -42,7 +42,7 @@ class PerExample:
           name: what messages call it.
 
         Raises:
-          TypeError: it is no such function.
+          TypeError: it is not such a function.
           ValueError: it is a Keras loss that sums over examples.
         """
         if isinstance(loss_fn, type) or not callable(loss_fn):
@@ -62,7 +62,7 @@ class PerExample:
     def _unreduced(self, loss: keras.losses.Loss) -> keras.losses.Loss:
         if loss.reduction == "sum":
             raise ValueError(
-                f"{self._name} is a Keras loss with reduction='sum', and towers average over "
+                f"{self._name} is a Keras loss with reduction='sum', but towers average over "
                 "examples: leave the reduction out"
             )
         # Not copy.copy, for which Keras saves and loads the loss.
@@ -74,11 +74,11 @@ class PerExample:
         """The losses of n examples, float32 or float64 [n].
 
         Args:
-          labels: [n, ...], or a structure of such.
+          labels: [n, ...], or a structure of these.
           outputs: of the model, likewise.
 
         Raises:
-          ValueError: there is not one loss per example, or outputs have a mask that is not heeded.
+          ValueError: there is not one loss per example, or outputs have a mask that it ignores.
         """
         losses = self._losses(labels, outputs)
         self._check(labels, outputs, losses)
@@ -92,10 +92,10 @@ class PerExample:
         try:
             losses = self._loss_fn(labels, outputs)
         except (ValueError, TypeError) as error:
-            if not self.is_keras_s:  # it has a traceback of its own to show
+            if not self.is_keras_s:  # its own traceback says more
                 raise
             raise ValueError(
-                f"{self._name} cannot be computed of labels {_shown(labels)} and outputs "
+                f"{self._name} cannot be computed from labels {_shown(labels)} and outputs "
                 f"{_shown(outputs)}: {noise.reason(error)}"
             ) from error
         try:
@@ -112,7 +112,7 @@ class PerExample:
             return
         n = structures.num_examples(labels)
         if not losses.dtype.is_floating:
-            raise ValueError(f"{self._name} gives {losses.dtype.name}: losses must be floating")
+            raise ValueError(f"{self._name} gives {losses.dtype.name}: losses must be floats")
         if losses.shape.rank is None:
             raise ValueError(f"{self._name} gives a tensor of unknown shape: {_EXPECTED}")
         if losses.shape.rank == 0:
@@ -140,14 +140,14 @@ class PerExample:
             return traced.get_concrete_function(*specs).structured_outputs.shape
         except (ValueError, TypeError, tf.errors.OpError) as error:
             raise ValueError(
-                f"{self._name} takes {n} examples and fails for {2 * n}: it must take any number"
+                f"{self._name} takes {n} examples but fails for {2 * n}: it must take any number"
             ) from error
 
     def _check_mask(self, labels, outputs, losses: tf.Tensor) -> None:
         masked = any(_mask(t) is not None for t in tf.nest.flatten(outputs))
         if masked and (self.is_keras_s or losses.shape.rank > 1):
             raise ValueError(
-                f"the model's outputs have a Keras mask, which {self._name} would not heed: give a "
+                f"the model's outputs have a Keras mask, which {self._name} would ignore: give a "
                 "function that takes the mean over an example's own unmasked places, [n]"
             )
         if self.is_keras_s:
@@ -164,7 +164,7 @@ class PerExample:
     def _check_alone(self, labels, outputs) -> None:
         """Refuses a loss of one example that changes with another, as one hidden by a mean does.
 
-        It is computed of made-up examples, where it can be.
+        It is computed from made-up examples, where it can be.
         """
         rng = np.random.default_rng(0)
 
@@ -183,7 +183,7 @@ class PerExample:
 
         try:
             found = of(values), of(others)
-        except Exception:  # of such values it may say anything
+        except Exception:  # for such values it may raise anything
             return
         alone, beside_another = (losses[:3].astype(np.float64) for losses in found)
         if not np.allclose(alone, beside_another, rtol=0.02, atol=1e-6, equal_nan=True):

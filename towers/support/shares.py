@@ -1,4 +1,4 @@
-"""Which microbatches each tower computes: a run of consecutive ones, and as even as they go."""
+"""Which microbatches each tower computes: a run of consecutive ones, as evenly as possible."""
 
 import dataclasses
 from collections.abc import Sequence
@@ -9,7 +9,7 @@ MOST_BY_DEFAULT = 8
 
 
 def default_microbatches(global_batch_size: int) -> int:
-    """The largest number up to 8 that divides the batch; towers and devices do not occur in it."""
+    """The largest number up to 8 that divides the batch, whatever the towers and devices."""
     numbers = range(MOST_BY_DEFAULT, 0, -1)
     return next(number for number in numbers if global_batch_size % number == 0)
 
@@ -31,17 +31,17 @@ def check(
         of_all = "" if len(towers_of_workers) == 1 else " on all workers together"
         raise ValueError(
             f"num_towers={towers}{of_all}: must be at most num_microbatches={num_microbatches}, "
-            "for each tower computes one or more of them"
+            "because each tower computes at least one"
         )
     if global_batch_size % num_microbatches:
         raise ValueError(
-            f"global_batch_size={global_batch_size} must be divisible by "
+            f"global_batch_size={global_batch_size}: must be divisible by "
             f"num_microbatches={num_microbatches}"
         )
 
 
 def evenly(count: int, parts: int) -> list[range]:
-    """`count` things as so many runs of consecutive ones, of which none has two more than another.
+    """`count` things in `parts` runs of consecutive ones, whose lengths differ by at most 1.
 
     With more parts than things some runs are empty.
     """
@@ -107,7 +107,7 @@ def agreed(global_batch_size: int, num_microbatches: int, num_towers: int, worke
 
     Raises:
       ValueError: as `check`.
-      WorkerError: another worker has other sizes, by which examples would not weigh the same.
+      WorkerError: another worker has other sizes, so that examples would not weigh the same.
     """
     if num_microbatches == 0 < global_batch_size:
         num_microbatches = default_microbatches(global_batch_size)

@@ -51,8 +51,8 @@ def _check_draws(model: keras.Model, graph: tf.Graph, of_call: Sequence[tf.Opera
     # A model's own generators are among its variables, which are given to the call and not read.
     if any(map(_reads_generator, of_call)):
         raise ValueError(
-            f"the model {model.name} draws random numbers with a generator that is none of its "
-            f"layers' own, so that each step would draw the same: {_INSTEAD}"
+            f"the model {model.name} draws random numbers with a generator that none of its layers "
+            f"has, so each step would draw the same: {_INSTEAD}"
         )
     functions = [function.node_def for function in graph.as_graph_def().library.function]
     nodes = itertools.chain((operation.node_def for operation in of_call), *functions)
@@ -65,7 +65,7 @@ def _check_draws(model: keras.Model, graph: tf.Graph, of_call: Sequence[tf.Opera
 
 
 def _reads_generator(operation: tf.Operation) -> bool:
-    """Whether it reads a variable as a `keras.random.SeedGenerator` has: two integers."""
+    """Whether it reads a variable like that of a `keras.random.SeedGenerator`: two integers."""
     if operation.type != "ReadVariableOp":
         return False
     [value] = operation.outputs

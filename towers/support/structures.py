@@ -5,12 +5,12 @@ from collections.abc import Mapping, Sequence
 
 import tensorflow as tf
 
-# A tensor [n, ...], or a dict, tuple or list of such, nested or not.
+# A tensor [n, ...], or a dict, tuple or list of these, nested or not.
 Structure = object
 
 
 def split(structure: Structure, parts: int | Sequence[int]) -> list[Structure]:
-    """Cuts along the first axis into so many equal parts, or parts of such sizes, in order.
+    """Cuts along the first axis into that many equal parts, or parts of these sizes, in order.
 
     By slices: GPUs have no kernel that splits int32, and labels would go back to the CPU for it.
     """
@@ -30,7 +30,7 @@ def num_examples(structure: Structure) -> int:
 
 
 def filled_up(structure: Structure, filling: int) -> Structure:
-    """With the first example once more behind the last, `filling` times."""
+    """With the first example added after the last, `filling` times."""
     return tf.nest.map_structure(
         lambda tensor: tf.concat([tensor, tf.repeat(tensor[:1], filling, axis=0)], axis=0),
         structure,
@@ -38,5 +38,5 @@ def filled_up(structure: Structure, filling: int) -> Structure:
 
 
 def is_of_several(structure: Structure) -> bool:
-    """Whether it is a dict, tuple or list, and no single tensor."""
+    """Whether it is a dict, tuple or list, and not a single tensor."""
     return isinstance(structure, (Mapping, tuple, list))

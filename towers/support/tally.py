@@ -1,4 +1,4 @@
-"""An evaluation's sums over examples, and what is divided once, at the end."""
+"""An evaluation's sums over examples, divided once, at the end."""
 
 import dataclasses
 from collections.abc import Mapping, Sequence
@@ -18,12 +18,12 @@ class Evaluation:
       loss: mean of the loss, for cross entropy in nats; of several outputs the weighted sum.
       loss_terms: the mean loss of each output where there are several; else empty.
       loss_name: of the one loss, such as `cross_entropy`; of several `weighted_sum`.
-      metrics: by name. Where none were asked for, a classifier has `accuracy`, the share of
+      metrics: by name. Where none were given, a classifier has `accuracy`, the share of
         examples whose label has the largest logit, and `top5_accuracy`, the share whose label is
         among the five largest.
       confusion: [num_classes, num_classes], the weight of the examples by (label, predicted class):
-        their number, int64, where every weight is 0 or 1; else float64. None for no classifier, or
-        where metrics were asked for.
+        their number, int64, where every weight is 0 or 1; else float64. None without a classifier,
+        or where metrics were given.
       of_workers: (count, accuracy) of each worker's share of the examples; empty without confusion.
       examples: each one's loss and prediction, in their order.
     """
@@ -61,7 +61,7 @@ class Evaluation:
         """
         if self.confusion is None:
             raise AttributeError(
-                "the evaluation has no confusion matrix: it is a classifier's, without metrics"
+                "the evaluation has no confusion matrix: only a classifier without metrics has one"
             )
         per_class = self.confusion.sum(axis=1)
         with np.errstate(invalid="ignore"):
@@ -74,13 +74,13 @@ class Evaluation:
 
 
 class Seen(NamedTuple):
-    """Examples with what came of them, as NumPy arrays.
+    """Examples with their results, as NumPy arrays.
 
     Attributes:
       weight: float64 [n].
       losses: floating [n, terms].
       classes: int64 [n, 3], the label, the predicted class, and 1 where the label is among the five
-        largest; [n, 0] for no classifier.
+        largest; [n, 0] without a classifier.
     """
 
     weight: np.ndarray
@@ -94,7 +94,7 @@ class Seen(NamedTuple):
 
     @staticmethod
     def joined(parts: Sequence["Seen"]) -> "Seen":
-        """Several, one behind the other."""
+        """Several, one after the other."""
         return Seen(*(np.concatenate(values) for values in zip(*parts, strict=True)))
 
     def counted(self) -> "Seen":
@@ -102,7 +102,7 @@ class Seen(NamedTuple):
         return Seen(*(values[self.weight > 0] for values in self))
 
     def accuracy(self) -> tuple[int, float]:
-        """(examples, share that is right) of a classifier; 0.0 where there is none."""
+        """(examples, share that is right) of a classifier; 0.0 where there are no examples."""
         counted = self.counted()
         labels, predicted, _ = counted.classes.T
         right = float((counted.weight * (labels == predicted)).sum())
@@ -114,17 +114,17 @@ def uncut(of_workers: Sequence[Seen], sizes: Sequence[np.ndarray]) -> list[Seen]
     """The batches of which each worker has seen its share.
 
     Args:
-      of_workers: what each has seen, all batches one behind the other.
+      of_workers: what each has seen, all batches one after the other.
       sizes: of each one's share of every batch.
 
     Raises:
-      ValueError: they have not seen as many batches.
+      ValueError: they have seen different numbers of batches.
     """
     counts = [len(of_worker) for of_worker in sizes]
     if len(set(counts)) > 1:
         raise ValueError(
             f"the workers have {', '.join(map(str, counts))} batches to evaluate, in their order: "
-            "each has to have its share of the same batches"
+            "each must have its share of the same batches"
         )
     cut = map(Seen.split, of_workers, sizes)
     return [Seen.joined(shares) for shares in zip(*cut, strict=True)]
@@ -141,7 +141,7 @@ def add_up(
     Args:
       batches: what was seen.
       terms: name and weight of each term of the loss.
-      num_classes: 0 for no classifier.
+      num_classes: 0 without a classifier.
       of_workers: as in `Evaluation`.
     """
     count, total, sum_top5 = 0, 0.0, 0.0

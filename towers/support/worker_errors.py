@@ -10,7 +10,7 @@ class WorkerError(errors.UserError):
 
 
 class GoneError(WorkerError):
-    """Another worker is late, is gone or was stopped: to start all of them again may help."""
+    """Another worker is late, is gone or was stopped: starting all of them again may help."""
 
     exit_code = 138  # above 128, as of a signal, engines try again (docs/workers.md)
 
@@ -22,7 +22,7 @@ def check_fits(fits: bool, name: str) -> None:
 
 
 def says_no_worker(name: str) -> WorkerError:
-    """What to raise where something has come that no worker sends."""
+    """What to raise when something has come that no worker sends."""
     return WorkerError(f"{name} has sent what no worker sends; is it another program?")
 
 
