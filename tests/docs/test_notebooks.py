@@ -35,7 +35,7 @@ def test_asks_before_it_shows(name):
     assert len(re.findall(r"^# ## Exercise", "\n".join(texts), re.M)) >= 2
     solutions = [text for mark, text in cells(name) if "hide-cell" in mark]
     assert len(solutions) >= 2 and all(
-        re.search(r"^(np\.testing\.)?assert", text, re.M) for text in solutions
+        re.search(r"^\s*(np\.testing\.)?assert", text, re.M) for text in solutions
     )
 
 
