@@ -9,6 +9,8 @@ HERE = pathlib.Path(__file__).parent
 ROOT = HERE.parent.parent
 sys.path[:0] = [str(HERE / "extensions"), str(ROOT)]
 
+import towers  # noqa: E402, F401  before what imports TensorFlow: it silences TensorFlow's notices
+
 _version = (ROOT / "towers/support/version.py").read_text()
 
 project = "towers"
