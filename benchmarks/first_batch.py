@@ -22,17 +22,18 @@ _ROUNDS = flags.DEFINE_integer("rounds", 5, "How often each start is measured.",
 _BATCH, _SIZE, _CLASSES = 128, 64, 1000
 
 
+class _Source:
+    """What `store` records about where pictures came from."""
+
+    description, class_names, files = "one JPEG", tuple(map(str, range(_CLASSES))), None
+
+
 def make(path: pathlib.Path, count: int) -> None:
     """Writes a store of `count` pictures as `store.open_or_make` does, without looking at each."""
     buffer = io.BytesIO()
     noise = np.random.default_rng(0).integers(0, 256, (64, 48, 3), np.uint8)
     Image.fromarray(noise).save(buffer, "JPEG", quality=30)
     header = pictures.Header(pictures.JPEG, 64, 48, 1)
-
-    class Source:
-        """What `store` records about where pictures came from."""
-
-        description, class_names = "one JPEG", tuple(map(str, range(_CLASSES)))
 
     path.mkdir(parents=True)
     parts = []
@@ -42,14 +43,14 @@ def make(path: pathlib.Path, count: int) -> None:
             (store.Example(f"{place}.jpg", place % _CLASSES, buffer.getvalue()), header)
             for place in range(first, last)
         )
-        parts.append(store._write_part(path, number, looked_at, last - first, []))
-    store._finish(path, Source, parts)
+        parts.append(store._write_part(path, number, looked_at, last - first, [], in_place=False))
+    store._finish(path, _Source, parts)
 
 
 def first_batch(path: pathlib.Path, step: int) -> float:
     """Seconds from opening the store to the batch of that step."""
     began = time.perf_counter()
-    split = stored_images.StoredImages(store._open(path), _SIZE, "")
+    split = stored_images.StoredImages(store._open(path, _Source), _SIZE, "")
     how = images.preprocessing("random_resized_crop", split)
     source = images.training(split, how, seed=0)
     next(source.batches(step, step + 100, global_batch_size=_BATCH))

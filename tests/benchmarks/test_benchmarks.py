@@ -452,3 +452,10 @@ def multiply_adds(model) -> int:
             positions = np.prod(layer.output.shape[1:-1], dtype=int)
             count += int(positions) * int(np.prod(layer.kernel.shape))
     return count
+
+
+def test_the_first_batch_of_a_store_that_is_made_for_it(tmp_path):
+    from benchmarks import first_batch
+
+    first_batch.make(tmp_path / "store", 200)
+    assert first_batch.first_batch(tmp_path / "store", step=1000) > 0

@@ -10,6 +10,7 @@ import time
 import numpy as np
 import photos
 import pytest
+from array_record.python import array_record_module
 
 from input_pipeline import decoded, pictures, store
 
@@ -93,10 +94,24 @@ def test_has_a_fingerprint_of_what_is_in_it_alone(tmp_path):
     assert fingerprint(named, "four") != one
 
 
+def in_records(source, folder):
+    """The same source, whose pictures lie in two ArrayRecord files already."""
+    halves = [source.contents[:9], source.contents[9:]]
+    paths = [str(folder / f"there-{number}") for number in range(2)]
+    for path, contents in zip(paths, halves, strict=True):
+        writer = array_record_module.ArrayRecordWriter(path, "group_size:1")
+        for content in contents:
+            writer.write(content)
+        writer.close()
+    source.files = store.Files(paths, [len(half) for half in halves], bytes, "Copy it again.")
+    return source
+
+
+@pytest.mark.parametrize("in_place", [False, True], ids=["copied", "in place"])
 @pytest.mark.parametrize(("stop_at", "goes_on_at"), [(3, 0), (12, 10), (22, 20)])
-def test_goes_on_where_making_it_was_cut_off(tmp_path, stop_at, goes_on_at):
+def test_continues_where_making_it_was_cut_off(tmp_path, stop_at, goes_on_at, in_place):
     whole = store.open_or_make("mine", Made(), tmp_path / "whole")
-    source = Made()
+    source = in_records(Made(), tmp_path) if in_place else Made()
     source.stop_at = stop_at
     with pytest.raises(KeyboardInterrupt):
         store.open_or_make("mine", source, tmp_path / "cut")
@@ -109,6 +124,19 @@ def test_goes_on_where_making_it_was_cut_off(tmp_path, stop_at, goes_on_at):
     for ours, theirs in zip(made.index, whole.index, strict=True):
         np.testing.assert_array_equal(ours, theirs)
     assert made.reader(range(COUNT)) == source.contents
+    assert len(list(made.path.glob("*.array_record"))) == (0 if in_place else 5)
+
+
+def test_keeps_the_files_open_that_were_read_last(tmp_path, monkeypatch):
+    monkeypatch.setattr(store, "MOST_OPEN_FILES", 2)
+    opened, open_file = [], store._opened
+    monkeypatch.setattr(store, "_opened", lambda path: opened.append(path) or open_file(path))
+    reader = store.open_or_make("mine", Made(), tmp_path).reader
+    opened.clear()
+    for number in (0, 5, 1, 10, 2, 6):  # of shards 0, 1, 0, 2, 0, 1
+        reader([number])
+    shards = [int(path[-18:-13]) for path in opened]
+    assert shards == [0, 1, 2, 1]
 
 
 @pytest.mark.parametrize("torn", ["part-00001.npz", "pictures-00001.array_record"])
@@ -269,6 +297,16 @@ class TestADiskThatIsFull:
         made = store.open_or_make("mine", source, tmp_path)
         assert source.asked == [0, 15]
         assert made.reader([17]) == [source.contents[17]]
+
+
+def test_what_lies_ready_takes_no_space(tmp_path, monkeypatch):
+    source = in_records(Made(), tmp_path)
+    usage = shutil.disk_usage(tmp_path)._replace(free=4_000)
+    assert source.num_bytes > 4_000
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: usage)
+    assert len(store.open_or_make("mine", source, tmp_path / "stores")) == COUNT
+    with pytest.raises(decoded.DataError, match="are free there"):
+        store.open_or_make("mine", Made(identity="copied"), tmp_path / "stores")
 
 
 def test_a_folder_that_cannot_be_made_is_said(tmp_path):
