@@ -94,7 +94,7 @@ def test_other_microbatches_differ_by_rounding_alone(
             np.testing.assert_allclose(mine, expected, rtol=0, atol=tolerance)
 
 
-@pytest.mark.long  # test_same_bits.py trains the network on 1, 3 and 8 towers in every session
+@pytest.mark.long  # test_same_bits.py trains a network on 1 and 4 towers in every session
 def test_equal_microbatches_are_equal_to_the_last_bit(twenty_batches):
     one, two = (trained(twenty_batches, num_towers, num_microbatches=2) for num_towers in (1, 2))
     assert one.state.sha256() == two.state.sha256()
