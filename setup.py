@@ -61,7 +61,6 @@ setup(
             "sphinx>=9",
             "sphinx-book-theme>=1.4",
             "sphinx-copybutton>=0.5",
-            "sphinx-design>=0.8",
         ],
         "gpu": ["tensorflow[and-cuda]>=2.21,<3"],
         "profile": ["xprof>=2.21"],

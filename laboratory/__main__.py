@@ -188,8 +188,8 @@ def show(options: argparse.Namespace, problem, data_name: str, folder: Path) -> 
     print(folder / "plot.png")
     if options.export:
         raced = {(run.rule, options.speeds): timeline.as_json(run) for run in runs}
-        text = timeline.page(raced, options.workers, options.time, options.message, shown)
-        (folder / "timeline.html").write_text(text, encoding="utf-8")
+        race = timeline.race_of(raced, options.workers, options.time, options.message, shown)
+        (folder / "timeline.html").write_text(timeline.page(race), encoding="utf-8")
         print(folder / "timeline.html")
     written = {"settings": settings_of(options, data_name), "runs": []}
     for run in runs:

@@ -17,6 +17,7 @@ from laboratory import flags, rules, simulation, speeds
 TEMPLATE = Path(__file__).parent / "timeline.html"
 PLACE = "/* the data */"
 DOCS = Path(__file__).parent.parent / "docs"
+RACE = DOCS / "site/race.json"  # of which `make docs` makes the page
 
 # The race of the site.
 WORKERS, UNTIL, MESSAGE, BATCH = 8, 60.0, 0.1, 16
@@ -33,7 +34,7 @@ _FRESH, _STALE, _DROPPED = "#0072b2", "#e69f00", "#999999"
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Writes the page and the picture; returns the exit code."""
+    """Writes the data and the picture; returns the exit code."""
     parser = argparse.ArgumentParser(prog="python -m laboratory.timeline", description=__doc__)
     parser.add_argument("--data_dir", help=flags.DATA_DIR)
     options = parser.parse_args(arguments)
@@ -55,11 +56,12 @@ def main(arguments: Sequence[str]) -> int:
         f"{images.name}, two convolutions, batches of {BATCH}, seed 0; each rule at the better of "
         f"the rates {rates}"
     )
-    path = DOCS / "site/static/race.html"
-    path.write_text(page(raced, WORKERS, UNTIL, MESSAGE, conditions), encoding="utf-8")
+    found = race_of(raced, WORKERS, UNTIL, MESSAGE, conditions)
+    text = json.dumps(found, separators=(",", ":"), allow_nan=False)
+    RACE.write_text(f"{text}\n", encoding="utf-8")
     finding = findings.Finding((), [], "", {}, functools.partial(draw, raced=raced), images.name)
     findings.save(finding, DOCS / "figures/race.png", size=(9, 6.5))
-    print(path, DOCS / "figures/race.png", sep="\n")
+    print(RACE, DOCS / "figures/race.png", sep="\n")
     return 0
 
 
@@ -96,7 +98,6 @@ def as_json(run: simulation.Run) -> dict[str, Any]:
     """
     behind = {worker: iter(of_worker) for worker, of_worker in run.behind.items()}
     return {
-        "rule": run.rule,
         "rate": run.rate,
         "sends": issubclass(rules.RULES[run.rule], rules.OfGradients),
         "diverged": run.diverged,
@@ -113,14 +114,14 @@ def as_json(run: simulation.Run) -> dict[str, Any]:
     }
 
 
-def page(
+def race_of(
     raced: Mapping[tuple[str, str], Mapping],
     workers: int,
     until: float,
     message: float,
     conditions: str,
-) -> str:
-    """A page of its own that plays these runs; nothing is loaded from elsewhere.
+) -> dict[str, Any]:
+    """What `page` plays, as JSON values.
 
     Args:
       raced: (rule, speeds) to what `as_json` gives.
@@ -129,15 +130,18 @@ def page(
       message: virtual time of a message.
       conditions: one line for a person.
     """
-    data = {
+    return {
         "workers": workers,
         "until": until,
         "message": message,
         "conditions": conditions,
-        "speeds": {name: speeds.SPEEDS[name] for _, name in raced},
         "runs": {f"{rule} {speed}": run for (rule, speed), run in raced.items()},
     }
-    text = json.dumps(data, separators=(",", ":"), allow_nan=False).replace("</", "<\\/")
+
+
+def page(race: Mapping[str, Any]) -> str:
+    """A page of its own that plays the runs of `race_of`; nothing is loaded from elsewhere."""
+    text = json.dumps(race, separators=(",", ":"), allow_nan=False).replace("</", "<\\/")
     return TEMPLATE.read_text("utf-8").replace(PLACE, f"const DATA = {text};")
 
 

@@ -22,10 +22,10 @@ extensions = [
     "sphinx.ext.autodoc",
     "sphinx.ext.napoleon",
     "sphinx_copybutton",
-    "sphinx_design",
     "source_pages",
     "glossary_links",
     "notebooks",
+    "race",
     "two_pictures",
 ]
 exclude_patterns = ["_build", "site", "measurements"]

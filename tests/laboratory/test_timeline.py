@@ -53,7 +53,7 @@ def test_every_rule_has_a_time_line(name):
 
 def test_the_page_has_its_data_and_loads_nothing():
     raced = {("synchronous", "constant"): timeline.as_json(run("synchronous"))}
-    text = timeline.page(raced, 2, 3.0, 0.1, "a </script> problem")
+    text = timeline.page(timeline.race_of(raced, 2, 3.0, 0.1, "a </script> problem"))
     assert not re.search(r"(?:src|href)=|@import|url\((?!#)", text)
     data = json.loads(re.search(r"const DATA = (.+);\n", text)[1])
     assert data["conditions"] == "a </script> problem"
@@ -63,7 +63,10 @@ def test_the_page_has_its_data_and_loads_nothing():
     )
 
 
-def test_the_race_of_the_site_is_of_the_newest_template():
-    text = (timeline.DOCS / "site/static/race.html").read_text("utf-8")
-    data = re.search(r"const DATA = .+;\n", text)[0].rstrip("\n")
-    assert timeline.TEMPLATE.read_text("utf-8").replace(timeline.PLACE, data) == text
+def test_the_race_of_the_site_has_every_rule_at_every_speed():
+    race = json.loads(timeline.RACE.read_text("utf-8"))
+    pairs = {f"{rule} {speed}" for rule in rules.RULES for speed in speeds.SPEEDS}
+    assert set(race["runs"]) == pairs
+    assert set(race) == set(timeline.race_of({}, 2, 3.0, 0.1, ""))
+    expected = set(timeline.as_json(run("synchronous")))
+    assert all(set(shown) == expected for shown in race["runs"].values())
