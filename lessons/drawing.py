@@ -10,6 +10,7 @@ are those of that step; tests/docs/test_architecture.py makes the step and compa
 import argparse
 import html
 import re
+from collections.abc import Mapping
 from pathlib import Path
 from typing import NamedTuple
 
@@ -149,18 +150,23 @@ def main() -> None:
     PAGE.write_text(refreshed(PAGE.read_text(encoding="utf-8")), encoding="utf-8")
 
 
-def svg() -> str:
-    """The drawing; the same stations always give the same text."""
+def svg(places: Mapping[str, str] | None = None, look: str = 'role="img"') -> str:
+    """The drawing; the same stations always give the same text.
+
+    Args:
+      places: where a click on a box leads, by the name of its function.
+      look: further attributes of the SVG.
+    """
     title = "One batch, from the files to the update: step 1,000 on 2 towers"
     parts = [
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {HEIGHT}" width="{WIDTH}" '
-        f'height="{HEIGHT}" font-family="sans-serif" role="img">',
+        f'height="{HEIGHT}" font-family="sans-serif" {look}>',
         f"<title>{title}</title>",
         # Its own background: otherwise, on a dark page, the text would be dark on dark.
         f'<rect width="{WIDTH}" height="{HEIGHT}" rx="8" fill="#ffffff"/>',
         text(20, 29, title, size=15, is_bold=True),
         *(part for lane in LANES for part in lane_parts(lane)),
-        *(part for box in BOXES.values() for part in box_parts(box)),
+        *(part for box in BOXES.values() for part in linked(box, places or {})),
         *(part for arrow in ARROWS for part in arrow_parts(arrow)),
         "</svg>",
     ]
@@ -196,6 +202,13 @@ def box_parts(box: Box) -> list[str]:
     return [rectangle(box, f'fill="#ffffff" stroke="{LINE}"'), name, *notes]
 
 
+def linked(box: Box, places: Mapping[str, str]) -> list[str]:
+    """A box that leads where `places` says."""
+    if box.name not in places:
+        return box_parts(box)
+    return [f'<a href="{html.escape(places[box.name])}">', *box_parts(box), "</a>"]
+
+
 def ends(arrow: Arrow) -> tuple[float, float, float, float]:
     """Where an arrow begins and ends, x and y of each: on the edges of its boxes."""
     start, end = BOXES[arrow.start], BOXES[arrow.end]
@@ -228,10 +241,12 @@ def arrow_parts(arrow: Arrow) -> list[str]:
 
 def refreshed(page: str) -> str:
     """The page with current line counts and code."""
-    from lessons import lesson  # it imports TensorFlow, which the drawing does not need
+    from lessons import additions, lesson  # TensorFlow, which the drawing does not need
 
-    part = re.compile(r"(<!-- reading_order -->\n).*?(<!-- end -->)", re.S)
-    return lesson.refreshed(part.sub(lambda found: found[1] + reading_order() + found[2], page))
+    for name, made in (("reading_order", reading_order()), ("additions", additions.table())):
+        part = re.compile(rf"(<!-- {name} -->\n).*?(<!-- end -->)", re.S)
+        page = part.sub(lambda found, made=made: found[1] + made + found[2], page)
+    return lesson.refreshed(page)
 
 
 def reading_order() -> str:

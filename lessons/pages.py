@@ -7,7 +7,7 @@ import argparse
 import re
 from collections.abc import Iterator
 
-from lessons import drawing, every, house, landscape, lesson
+from lessons import additions, drawing, every, house, landscape, lesson
 from towers_cli import command_line, settings
 
 SETTINGS = lesson.ROOT / "docs" / "settings.md"
@@ -43,6 +43,7 @@ def tables(command: str) -> Iterator[str]:
 def main() -> None:
     """Writes all of it again."""
     drawing.main()
+    additions.main()
     house.main()
     landscape.main()
     SETTINGS.write_text(settings_page(SETTINGS.read_text(encoding="utf-8")), encoding="utf-8")

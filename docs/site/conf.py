@@ -26,6 +26,7 @@ extensions = [
     "glossary_links",
     "notebooks",
     "race",
+    "stations",
     "two_pictures",
 ]
 exclude_patterns = ["_build", "site", "measurements"]
