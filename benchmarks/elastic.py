@@ -49,7 +49,7 @@ class Event:
       worker: who got it.
       workers: how many were at work.
       after_step: the last step that the chief had shown.
-      goes_on_at: the first that was shown afterwards.
+      resumed_at: the first that was shown afterwards.
       workers_then: how many were at work then.
       seconds: from the signal to that step.
     """
@@ -58,7 +58,7 @@ class Event:
     worker: int
     workers: int
     after_step: int
-    goes_on_at: int = 0
+    resumed_at: int = 0
     workers_then: int = 0
     seconds: float = 0.0
 
@@ -90,7 +90,7 @@ def as_row(row: dict) -> str:
     """One row of the table."""
     return (
         f"| {row['event']} | {row['sent']} | {row['worker']} | {row['workers']} | "
-        f"{row['after_step']} | {row['goes_on_at']} | {row['workers_then']} | "
+        f"{row['after_step']} | {row['resumed_at']} | {row['workers_then']} | "
         f"{row['seconds']:.1f} |"
     )
 
@@ -123,7 +123,7 @@ def disturbed(folder: Path, options: argparse.Namespace) -> list[Event]:
         step, now = int(found[1].replace(",", "")), time.monotonic()
         if sent_at is not None and is_back:
             event = events[-1]
-            event.goes_on_at, event.workers_then = step, len(workers_of(launcher.pid))
+            event.resumed_at, event.workers_then = step, len(workers_of(launcher.pid))
             event.seconds = round(now - sent_at, 1)
             print(as_row({"event": len(events), **dataclasses.asdict(event)}), flush=True)
             sent_at = None

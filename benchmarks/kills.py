@@ -38,7 +38,7 @@ FLAGS = (
 )
 MOMENTS = ("starting", "training", "checkpoint", "evaluation")
 HEAD = """\
-| kill | while | after step | newest checkpoint | continued from | steps to be made again |
+| kill | while | after step | newest checkpoint | continued from | steps to repeat |
 |---|---|---|---|---|---|"""
 
 
@@ -50,13 +50,13 @@ class Kill:
       moment: what it was doing.
       after_step: the last step that it reported; 0 for none.
       checkpoint: the newest one there when it was dead; 0 for none.
-      went_on_from: the step that training continued from.
+      resumed_from: the step that training continued from.
     """
 
     moment: str
     after_step: int
     checkpoint: int
-    went_on_from: int | None = None
+    resumed_from: int | None = None
 
 
 def main():
@@ -91,8 +91,8 @@ def torment(folder: Path, number: int, seed: int) -> list[Kill]:
             life.process.kill()
         life.end()
         for kill in kills:
-            if kill.went_on_from is None:  # or the next start was killed before it reported one
-                kill.went_on_from = life.began_at
+            if kill.resumed_from is None:  # or the next start was killed before it reported one
+                kill.resumed_from = life.began_at
         if life.process.returncode == -signal.SIGKILL:
             kills.append(Kill(moments[len(kills)], life.last_step, newest_whole(folder)))
         elif len(kills) == number:
@@ -181,10 +181,10 @@ class Life:
 def as_row(row: dict) -> str:
     """One row of the table."""
     after = row["after_step"]  # 0: it was killed before it reported a step
-    again = max(0, after - row["went_on_from"])
+    again = max(0, after - row["resumed_from"])
     return (
         f"| {row['kill']} | {row['moment']} | {after or '–'} | {row['checkpoint']} "
-        f"| {row['went_on_from']} | {again} |"
+        f"| {row['resumed_from']} | {again} |"
     )
 
 

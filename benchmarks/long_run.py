@@ -37,7 +37,7 @@ CONFIG = {
 }
 HEAD = """\
 | steps | megabytes after warm-up and at the end | growth in 10,000 steps | open files | \
-checkpoints | logged steps in the event files | milliseconds of a step, second fifth and last |
+checkpoints | logged steps in the event files | ms per step, second and last fifth |
 |---|---|---|---|---|---|---|"""
 
 

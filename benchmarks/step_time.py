@@ -12,8 +12,8 @@ from benchmarks import turns
 from towers import networks
 
 HEAD = """\
-| network | type | towers | microbatches | ms per step | to 1 tower, 1 microbatch | \
-to 1 tower, 8 microbatches |
+| network | type | towers | microbatches | ms per step | relative to 1 tower, 1 microbatch | \
+relative to 1 tower, 8 microbatches |
 |---|---|---|---|---|---|---|"""
 SIDES = ((1, 1), (1, 4), (1, 8), (2, 8), (3, 8), (4, 8), (8, 8))  # (towers, microbatches)
 

@@ -37,7 +37,7 @@ class Folder:
 
     Attributes:
       description, identity, class_names, num_examples, num_bytes, files: see `store.Source`.
-      passed_over: how many files of each ending were skipped, as not being pictures.
+      skipped: how many files of each ending were skipped, as not being pictures.
     """
 
     files = None
@@ -81,7 +81,7 @@ class Folder:
             _check_no_splits(root, _folders(root))
         _check_no_strays(root, {root, self._root})
         self._paths: list[str] = []
-        self.passed_over: dict[str, int] = {}
+        self.skipped: dict[str, int] = {}
         labels, digest, self.num_bytes = [], hashlib.sha256(), 0
         others: list[str] = []
         for label, name in enumerate(self.class_names):
@@ -91,7 +91,7 @@ class Folder:
                 if ending in _OTHER_PICTURES:
                     others.append(path)
                 if ending not in pictures.ENDINGS:
-                    self.passed_over[ending] = self.passed_over.get(ending, 0) + 1
+                    self.skipped[ending] = self.skipped.get(ending, 0) + 1
                     continue
                 if not has_splits and split != ALL and is_for_test(path) != (split == TEST):
                     continue
@@ -134,9 +134,9 @@ class Folder:
         said = ""
         if not has_splits and split != ALL:
             said = f", every {_TEST_OF}th for {TEST} by a hash of its path"
-        if self.passed_over:
-            count = sum(self.passed_over.values())
-            kinds = ", ".join(sorted(ending or "none" for ending in self.passed_over))
+        if self.skipped:
+            count = sum(self.skipped.values())
+            kinds = ", ".join(sorted(ending or "none" for ending in self.skipped))
             said += f" ({count:,} files with other endings skipped: {kinds})"
         return said
 

@@ -133,13 +133,13 @@ def svg(num_towers: int) -> str:
         f'<rect width="{WIDTH}" height="{height}" rx="8" fill="#ffffff"/>',
         _text(LEFT + 4, 24, f"{title}, in thousandths", size=16, anchor="start", bold=True),
         *_lanes(num_towers),
-        *_additions(values, (0, MICROBATCHES), _on_towers(num_towers)),
+        *_additions(values, (0, MICROBATCHES), on_towers(num_towers)),
         "</svg>",
     ]
     return "\n".join(parts) + "\n"
 
 
-def _on_towers(num_towers: int) -> set[gradients.Subtree]:
+def on_towers(num_towers: int) -> set[gradients.Subtree]:
     """The subtrees that lie within one tower's microbatches; the CPU adds up the others."""
     return {
         (first, end)

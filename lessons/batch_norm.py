@@ -18,8 +18,8 @@ EXAMPLES = 75_000
 IMAGES_TO_ESTIMATE_FROM = 8_000
 IN_SHORT = {"examples": 6_000, "images_to_estimate_from": 1_000}
 STEPS_TO_COMPARE = 5
-MEAN, ANEW = "their mean", "estimated anew"
-WIDER = "their mean, variances estimated anew"
+MEAN, REESTIMATED = "their mean", "re-estimated"
+WIDER = "their mean, variances re-estimated"
 
 
 def run(setup: findings.Setup) -> findings.Finding:
@@ -33,8 +33,9 @@ def run(setup: findings.Setup) -> findings.Finding:
     sets = list(zip(*numpy(trainer.state.statistics_of_each), strict=True))
     named = {f"tower {tower}'s": of_tower for tower, of_tower in enumerate(sets)}
     named[MEAN] = statistics(model)
-    named[ANEW] = estimated(model, images, to_estimate)
-    pairs = zip(named[MEAN][0::2], named[ANEW][1::2], strict=True)  # a layer's mean, its variance
+    named[REESTIMATED] = estimated(model, images, to_estimate)
+    # Of each layer, its mean and its variance.
+    pairs = zip(named[MEAN][0::2], named[REESTIMATED][1::2], strict=True)
     named[WIDER] = [values for pair in pairs for values in pair]
     apart = max(
         layer["moving_mean"]
@@ -149,8 +150,8 @@ def finding(right: dict, named: dict, apart: float, equal: dict, name: str) -> f
       equal: as `of_policies`.
       name: of the images.
     """
-    off = {what: distance(values, named[ANEW]) for what, values in named.items()}
-    wide = {what: variances(values, named[ANEW]) for what, values in named.items()}
+    off = {what: distance(values, named[REESTIMATED]) for what, values in named.items()}
+    wide = {what: variances(values, named[REESTIMATED]) for what, values in named.items()}
     accuracy = {what: float(of_set.mean()) for what, of_set in right.items()}
     against = {
         what: paired.difference([of_set], [right[MEAN]])
@@ -163,8 +164,8 @@ def finding(right: dict, named: dict, apart: float, equal: dict, name: str) -> f
     shares = [accuracy[what] for what in of_towers]
     return findings.Finding(
         head=(
-            "statistics", "policy", "means off those estimated anew",
-            "variances, relative to those estimated anew", "accuracy", "against their mean, points",
+            "statistics", "policy", "means off those re-estimated",
+            "variances, relative to those re-estimated", "accuracy", "against their mean, points",
         ),
         rows=[
             [
@@ -179,7 +180,7 @@ def finding(right: dict, named: dict, apart: float, equal: dict, name: str) -> f
         ],
         answer=(
             "Only the batch-norm statistics differ, not the weights: the final model is the one "
-            "set of weights with the mean of the statistics, or with statistics estimated anew."
+            "set of weights with the mean of the statistics, or with statistics re-estimated."
             if equal["weights"]
             else "This run cannot tell: the weights differed."
         ),
@@ -190,7 +191,7 @@ def finding(right: dict, named: dict, apart: float, equal: dict, name: str) -> f
             f"of {min(shares):.2%} to {max(shares):.2%} on {len(right[MEAN]):,} images; on these "
             f"same images {len(told_apart) or 'none'} of the {TOWERS} can be told apart from "
             f"their mean, which gives {accuracy[MEAN]:.2%}. The mean of the towers' variances is "
-            f"{wide[MEAN]:.3f} times the variance estimated anew; using the latter instead changes "
+            f"{wide[MEAN]:.3f} times the variance re-estimated; using the latter instead changes "
             f"the accuracy by {against[WIDER]} points."
         ),
         numbers={
@@ -230,7 +231,7 @@ def draw(figure, accuracy: dict, against: dict, off: dict) -> None:
         right.errorbar(100 * one.mean, place, xerr=bars, fmt="o", color=colour, capsize=3)
     right.axvline(0, color="#0072b2", linewidth=1)
     left.set_yticks(range(len(names)), [name.replace(", ", ",\n") for name in names])
-    left.set(title="moving means off those estimated anew", xlabel="% of a standard deviation")
+    left.set(title="moving means off those re-estimated", xlabel="% of a standard deviation")
     right.set(title="test accuracy against their mean's", xlabel="points, with 95 % intervals")
 
 

@@ -219,7 +219,7 @@ def masks(num_towers, seed=1, steps=3):
     ]
 
 
-def test_dropout_draws_anew_for_each_microbatch_and_step():
+def test_dropout_draws_again_for_each_microbatch_and_step():
     drawn = np.ravel(masks(1))
     assert len(set(drawn)) == len(drawn) == 12
     assert set(drawn % 1) == {0.0} and drawn.min() > 0 and drawn.max() < 2**PIXELS

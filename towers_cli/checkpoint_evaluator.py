@@ -288,8 +288,8 @@ def evaluate_newest(evaluate: CheckpointEvaluator, folder: run_folder.RunFolder)
     Raises:
       CheckpointError: there is none, or the system does not let one be read.
     """
-    passed_over: set[str] = set()
-    while paths := [p for p in checkpoints.finished(folder.checkpoints) if p not in passed_over]:
+    skipped: set[str] = set()
+    while paths := [p for p in checkpoints.finished(folder.checkpoints) if p not in skipped]:
         try:
             evaluate(paths[-1])
             return
@@ -297,7 +297,7 @@ def evaluate_newest(evaluate: CheckpointEvaluator, folder: run_folder.RunFolder)
             raise
         except checkpoints.CheckpointError as error:
             print(f"skipped: {error}", flush=True)
-            passed_over.add(paths[-1])
+            skipped.add(paths[-1])
     raise checkpoints.CheckpointError(f"{folder.checkpoints} holds no checkpoint that can be read")
 
 
@@ -316,7 +316,7 @@ def follow(
       RunFolderError: the folder was removed, or holds another run now.
     """
     evaluated = evaluate.newest_evaluated()
-    passed_over: set[tuple] = set()
+    skipped: set[tuple] = set()
     with interrupts.Interrupts() as asked:
         while True:
             evaluate.check_same_run()
@@ -325,7 +325,7 @@ def follow(
             for path in checkpoints.after(folder.checkpoints, evaluated):
                 if asked.received:
                     break
-                if _version(path) in passed_over:
+                if _version(path) in skipped:
                     continue
                 try:
                     evaluate(path)
@@ -336,7 +336,7 @@ def follow(
                     break
                 except checkpoints.CheckpointError as error:
                     print(f"skipped: {error}", flush=True)
-                    passed_over.add(_version(path))
+                    skipped.add(_version(path))
             if asked.received:
                 print("stopped following")
                 return asked.exit_code()

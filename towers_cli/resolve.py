@@ -96,7 +96,7 @@ def _advice(
     if earlier is None:
         ways = sizes.ways_out(*asked)
     else:
-        ways = sizes.ways_to_go_on(earlier["settings"], *asked)
+        ways = sizes.ways_to_resume(earlier["settings"], *asked)
     each = " on each worker" if len(towers_of_workers) > 1 else ""
     return f"; give {sizes.as_flags(ways, each)}" if ways else ""
 

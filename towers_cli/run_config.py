@@ -5,7 +5,7 @@ import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from towers.runs import going_on, run_folder, stretches, warm_start
+from towers.runs import resuming, run_folder, stretches, warm_start
 from towers.support import machine, shares
 from towers_cli import settings
 
@@ -127,7 +127,7 @@ def earlier_run(folder: run_folder.RunFolder) -> dict | None:
     if config is None:
         return None
     check(config, folder.path)
-    return config if going_on.is_begun(folder, config) else None
+    return config if resuming.is_begun(folder, config) else None
 
 
 def check_same_run(earlier: Mapping, config: Mapping) -> None:

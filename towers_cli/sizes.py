@@ -54,7 +54,7 @@ def ways_out(
     return found
 
 
-def ways_to_go_on(
+def ways_to_resume(
     began: Mapping,
     global_batch_size: int,
     num_microbatches: int,
@@ -87,7 +87,7 @@ def as_flags(ways: Ways, each: str = "") -> str:
     """`--num_towers=2 or 4, or --num_microbatches=6 with --global_batch_size=126 or 132`.
 
     Args:
-      ways: from `ways_out`, or `ways_to_go_on`.
+      ways: from `ways_out`, or `ways_to_resume`.
       each: added to a number of towers, which are a worker's own.
     """
 

@@ -162,11 +162,11 @@ print(f"replicas 0 and 1: {before} predictions differ; with the same statistics:
 # ## Exercise 1: the final model
 # Which statistics should the final model have? The cell takes those of replica 0. Combine the four
 # sets into better ones. The cell prints how far they are from a reference: statistics estimated
-# anew, from 2,000 images at once and with the final weights.
+# again, from 2,000 images at once and with the final weights.
 
 
 # %%
-def estimated_anew(count):
+def reestimated(count):
     model = with_statistics(first, statistics(first))
     for layer in model.layers:
         if isinstance(layer, keras.layers.BatchNormalization):
@@ -175,18 +175,22 @@ def estimated_anew(count):
     return statistics(model)
 
 
-anew = estimated_anew(2_000)
+reference = reestimated(2_000)
 sets = [statistics(replica) for replica in replicas]
 final = sets[0]  # change this
-print("the replicas:", *(f"{distance(of_one, anew):.4f}" for of_one in sets), "from the reference")
-print(f"the final model: {distance(final, anew):.4f}")
+print(
+    "the replicas:",
+    *(f"{distance(of_one, reference):.4f}" for of_one in sets),
+    "from the reference",
+)
+print(f"the final model: {distance(final, reference):.4f}")
 
 # %% tags=["hide-cell"]
 # A solution: the mean of the four sets. Whatever the reference is, the mean's distance from it is
 # at most the mean of the four distances, because the errors of the four partly cancel.
 final = [np.mean(values, axis=0) for values in zip(*sets, strict=True)]
-print(f"the final model: {distance(final, anew):.4f}")
-assert distance(final, anew) < np.mean([distance(of_one, anew) for of_one in sets])
+print(f"the final model: {distance(final, reference):.4f}")
+assert distance(final, reference) < np.mean([distance(of_one, reference) for of_one in sets])
 
 # %% [markdown]
 # ## Exercise 2: what the mean of the variances leaves out

@@ -262,9 +262,9 @@ class TestThePage:
     def test_code_and_lines_are_those_of_the_source(self):
         assert drawing.refreshed(PAGE) == PAGE  # `python -m lessons.drawing` writes it
         assert len(re.findall("```python", PAGE)) > 10
-        assert PAGE.count("<!-- end -->") == PAGE.count("<!-- code ") + 1
+        assert PAGE.count("<!-- end -->") == PAGE.count("<!-- code ") + 2
 
-    def test_stale_parts_are_written_anew(self):
+    def test_stale_parts_are_rewritten(self):
         old = "<!-- reading_order -->\nold\n<!-- end -->\nkept\n"
         assert drawing.refreshed(old) == (
             f"<!-- reading_order -->\n{drawing.reading_order()}<!-- end -->\nkept\n"
@@ -287,6 +287,25 @@ class TestThePage:
             if words.startswith("`"):
                 _, function = found(words.strip("`"))
                 assert Path(inspect.getsourcefile(function)) == path, words
+
+    def test_each_station_says_what_went_wrong_there_and_with_the_museum_s_numbers(self):
+        stations = re.split(r"^### \d+\. ", PAGE, flags=re.M)[1:]
+        rows = (drawing.ROOT / "docs/pitfalls.md").read_text(encoding="utf-8")
+        museum = (drawing.ROOT / "docs/lessons/museum.md").read_text(encoding="utf-8")
+        exhibits = re.findall(r"^\| (\d+)(?:, \d+)? +\|(.*)\|$", museum, re.M)
+        compared = 0
+        for station in stations:
+            _, wrong = station.split("> **What went wrong here:** ")
+            said = " ".join(wrong.split("\n\n")[0].replace("\n> ", " ").split())
+            source = re.search(r"\(\[(pitfalls|museum)\]\([^)]*\), row (\d+)\)", said)
+            page, row = source.groups()
+            assert f"\n| {row} | " in rows, said
+            if page == "museum" and row != "9":  # row 9 is of a time, which is another in each run
+                numbers = set(re.findall(r"\d[\d,.]*\d|\d", said[: source.start()]))
+                pairs = [cells.split("|")[-2:] for number, cells in exhibits if number == row]
+                assert any({cell.strip() for cell in pair} <= numbers for pair in pairs), said
+                compared += 1
+        assert len(stations) == 14 and compared > 8
 
     def test_decisions_and_headings_it_points_to_exist(self):
         design = (drawing.PAGE.parent / "design.md").read_text(encoding="utf-8")

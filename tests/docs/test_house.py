@@ -77,7 +77,7 @@ def test_the_story_of_a_command_is_short(name):
 class TestTheFigure:
     def test_is_what_the_imports_are(self):
         drawn = house.DRAWING.read_text(encoding="utf-8")
-        assert drawn == house.drawing(), "python -m lessons.pages draws it anew"
+        assert drawn == house.drawing(), "python -m lessons.pages draws it again"
 
     def test_shows_every_room_with_its_lines(self):
         root = ElementTree.fromstring(house.drawing())
@@ -109,7 +109,7 @@ class TestTheFigure:
 class TestTheTablesOfSettings:
     def test_are_what_the_definitions_say(self):
         page = pages.SETTINGS.read_text(encoding="utf-8")
-        assert page == pages.settings_page(page), "python -m lessons.pages writes them anew"
+        assert page == pages.settings_page(page), "python -m lessons.pages writes them again"
 
     @pytest.mark.parametrize("command", pages.RECORDS)
     def test_have_every_flag_once(self, command):

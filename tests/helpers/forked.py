@@ -40,7 +40,7 @@ PRELOADED = (
     "towers_cli.build",
     "towers_cli.checkpoint_evaluator",
     "towers_cli.evaluate",
-    "towers.runs.going_on",
+    "towers.runs.resuming",
     "towers_cli.start_table",
     "towers_cli.train",
 )

@@ -284,7 +284,7 @@ class TestCheckpoints:
 
 
 def files_of_checkpoints(folder: Path) -> dict[str, bytes]:
-    """Without TensorFlow's list, which is written anew where it could not be read."""
+    """Without TensorFlow's list, which is rewritten where it could not be read."""
     return {name: data for name, data in scripts.contents(folder).items() if name != "checkpoint"}
 
 

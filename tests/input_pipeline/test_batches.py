@@ -162,7 +162,7 @@ class TestTrainingBatches:
         assert all(len(ids) == 24 // num_towers for ids in by_tower)
         assert sorted(np.concatenate(by_tower)) == list(range(24))
 
-    def test_the_same_image_is_distorted_anew_at_each_step_and_place(self):
+    def test_the_same_image_is_distorted_again_at_each_step_and_place(self):
         image = np.random.default_rng(0).integers(0, 256, (1, 8, 8, 3), np.uint8)
         distort = preprocess.for_images("crop_flip_colour", (8, 8, 3)).train
         dataset = training(image, np.zeros(1), preprocess=distort)

@@ -145,7 +145,7 @@ def test_files_too_large_for_memory_are_refused_unread(tmp_path, monkeypatch):
     assert len(cifar10_binary.read(folder, "train").images) == 10
 
 
-def test_an_empty_binary_folder_is_not_passed_over(tmp_path):
+def test_an_empty_binary_folder_is_not_skipped(tmp_path):
     (tmp_path / "cifar-10-batches-bin").mkdir()
     with pytest.raises(datasets.DataError, match=r"test_batch\.bin is missing"):
         datasets.load("cifar10", str(tmp_path / "cifar-10-batches-bin"), "test")

@@ -61,7 +61,7 @@ def test_a_split_that_lacks_a_class_has_the_labels_of_the_training(tmp_path):
     assert [e.label for e in found.examples(0)] == [1, 1, 2, 2]
 
 
-def test_other_files_are_passed_over_and_said(root):
+def test_other_files_are_skipped_and_said(root):
     (root / "ant" / "Thumbs.db").write_bytes(b"x")
     (root / "ant" / "notes").write_bytes(b"x")
     (root / "ant" / ".hidden.jpg").write_bytes(b"x")
@@ -71,7 +71,7 @@ def test_other_files_are_passed_over_and_said(root):
     (root / "README.md").write_text("x")
     found = folder_source.Folder(root, "all")
     assert found.num_examples == 60
-    assert found.passed_over == {".db": 1, "": 1}
+    assert found.skipped == {".db": 1, "": 1}
     assert found.description.endswith("(2 files with other endings skipped: .db, none)")
 
 

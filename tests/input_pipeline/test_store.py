@@ -108,8 +108,8 @@ def in_records(source, folder):
 
 
 @pytest.mark.parametrize("in_place", [False, True], ids=["copied", "in place"])
-@pytest.mark.parametrize(("stop_at", "goes_on_at"), [(3, 0), (12, 10), (22, 20)])
-def test_continues_where_making_it_was_cut_off(tmp_path, stop_at, goes_on_at, in_place):
+@pytest.mark.parametrize(("stop_at", "resumed_at"), [(3, 0), (12, 10), (22, 20)])
+def test_continues_where_making_it_was_cut_off(tmp_path, stop_at, resumed_at, in_place):
     whole = store.open_or_make("mine", Made(), tmp_path / "whole")
     source = in_records(Made(), tmp_path) if in_place else Made()
     source.stop_at = stop_at
@@ -118,7 +118,7 @@ def test_continues_where_making_it_was_cut_off(tmp_path, stop_at, goes_on_at, in
     assert not [p for p in (tmp_path / "cut").iterdir() if (p / "store.json").exists()]
     source.stop_at = None
     made = store.open_or_make("mine", source, tmp_path / "cut")
-    assert source.asked == [0, goes_on_at]
+    assert source.asked == [0, resumed_at]
     assert made.fingerprint == whole.fingerprint
     assert made.names() == whole.names()
     for ours, theirs in zip(made.index, whole.index, strict=True):

@@ -88,7 +88,7 @@ def test_killed_six_times_a_run_ends_as_if_it_had_not_been(tmp_path):
     assert len(done) == 6
     assert {kill.moment for kill in done} == {*kills.MOMENTS, "export"}
     for kill in done:
-        assert kill.went_on_from == kill.checkpoint
+        assert kill.resumed_from == kill.checkpoint
         assert kill.after_step - kill.checkpoint <= kills.CHECKPOINT_EVERY
     scripts.assert_same_run(folder, alone)
     assert scripts.evaluation_lines(folder) == scripts.evaluation_lines(alone)
@@ -247,7 +247,7 @@ def test_a_clock_that_no_archive_knows_is_said(stopped, untouched, monkeypatch, 
 @pytest.mark.whole_program
 @pytest.mark.long
 def test_a_kill_leaves_nothing_in_the_temporary_folder(tmp_path, cache_home, monkeypatch):
-    """TensorFlow keeps Python that it has written anew there, until the process ends."""
+    """TensorFlow keeps Python that it has rewritten there, until the process ends."""
     place = tmp_path / "temporary"
     place.mkdir()
     monkeypatch.setenv("TMPDIR", str(place))

@@ -246,7 +246,7 @@ class TestDamage:
             checkpoints.Checkpoints(new_state(), tmp_path, keep=5).restore_newest()
         assert "\n" not in str(error.value)
 
-    def test_a_damaged_one_is_written_anew_when_the_run_comes_to_it_again(self, tmp_path):
+    def test_a_damaged_one_is_rewritten_when_the_run_comes_to_it_again(self, tmp_path):
         for at_step in (2, 4):
             save(new_state(), tmp_path, at_step)
         empty(tmp_path / DATA.format(4))

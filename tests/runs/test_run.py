@@ -216,7 +216,7 @@ class TestGoingOn:
             run_in(tmp_path, **given).train()
         assert sorted(tmp_path.rglob("*")) == before
 
-    def test_without_a_checkpoint_begins_anew(self, tmp_path, capsys):
+    def test_without_a_checkpoint_starts_over(self, tmp_path, capsys):
         with pytest.raises(Dies):
             run_in(tmp_path).train([dies_at(2)])
         outcome = run_in(tmp_path, trainer_of(rate=0.1)).train()
@@ -715,7 +715,7 @@ def test_a_stream_goes_on_where_it_stood(tmp_path, name):
             tf.random.set_seed(1)
             with pytest.raises(Dies):
                 run_in(folder, train=STREAMS[name]()).train([*every, dies_at(step)])
-        tf.random.set_seed(1)  # as in a program that begins anew
+        tf.random.set_seed(1)  # as in a program that starts over
         ends.append(run_in(folder, train=STREAMS[name](), epochs=3).train(every).final)
     assert ends[0] == ends[1]
     assert ends[0]["step"] == 12

@@ -91,7 +91,7 @@ def test_what_has_weight_0_leaves_no_trace(num_towers):
     assert found["sparse_categorical_crossentropy"] == pytest.approx(expected, rel=1e-6)
 
 
-def test_an_evaluation_begins_anew():
+def test_an_evaluation_starts_over():
     batches = [toys.batch(6, [3])]
     run = toys.trainer(toys.classifier(), global_batch_size=2, metrics=["accuracy"])
     assert run.evaluate(batches) == run.evaluate(batches)
@@ -197,7 +197,7 @@ def test_others_are_refused(metrics, message):
         evaluated(metrics, [batch], loss=loss)
 
 
-def test_a_mask_is_not_passed_over():
+def test_a_mask_is_not_skipped():
     """Keras leaves masked places out of its metrics."""
     tokens = keras.Input((3,), dtype="int32")
     x = keras.layers.Embedding(5, 4, mask_zero=True)(tokens)

@@ -60,7 +60,7 @@ class TestAnImport:
             pytest.param("import towers", marks=pytest.mark.long),
             "import absl.logging, towers",
             pytest.param(
-                "import towers_cli.comparison, towers.runs.going_on, input_pipeline.datasets",
+                "import towers_cli.comparison, towers.runs.resuming, input_pipeline.datasets",
                 marks=pytest.mark.long,
             ),
             pytest.param("import tensorflow, towers", marks=pytest.mark.long),

@@ -59,7 +59,7 @@ def trained(layer, num_towers, rate=0.1):
 @pytest.mark.parametrize(
     "name", [pytest.param(n, marks=() if n in FEW else pytest.mark.long) for n in KERAS_S]
 )
-def test_an_augmentation_layer_of_keras_draws_anew_and_the_same_on_any_number_of_towers(name):
+def test_an_augmentation_layer_of_keras_draws_again_and_the_same_on_any_number_of_towers(name):
     runs = [trained(KERAS_S[name], num_towers) for num_towers in (1, 3)]
     assert runs[0] == runs[1]
     _, losses = trained(KERAS_S[name], 2, rate=0.0)
@@ -84,7 +84,7 @@ def normal(x, **arguments):
     return keras.random.normal(x.shape[1:], **arguments)
 
 
-def test_a_generator_of_the_layer_draws_anew_and_the_same_on_any_number_of_towers():
+def test_a_generator_of_the_layer_draws_again_and_the_same_on_any_number_of_towers():
     layer = drawing(lambda layer, x: normal(x, seed=layer.generator))
     assert trained(layer, 1) == trained(layer, 3)
     assert len(set(trained(layer, 2, rate=0.0)[1])) == 3

@@ -271,7 +271,7 @@ def test_what_it_began_from_defines_a_run_and_not_its_path(four_steps, tmp_path)
 
 class TestAnAttemptWithoutACheckpoint:
     @pytest.mark.long
-    def test_leaves_nothing_in_the_run_that_begins_anew(self, four_steps, tmp_path):
+    def test_leaves_nothing_in_the_run_that_starts_over(self, four_steps, tmp_path):
         verify = ("--verify_every_steps=1", "--summary_every_steps=0")
         failed = scripts.train(tmp_path / "run", *verify, "--learning_rate=1e20")
         assert failed.returncode == 1
@@ -340,7 +340,7 @@ class TestTheAdvice:
 class TestTheFirstCheckpoint:
     @pytest.mark.long
     def test_that_was_torn_is_none(self, four_steps, tmp_path):
-        """Killed, or the disk full, before its index was whole: the same command begins anew."""
+        """Killed, or the disk full, before its index was whole: the same command starts over."""
         for content in (None, b"", b"half an index"):
             folder = tmp_path / f"torn-{content}"
             shutil.copytree(four_steps, folder)

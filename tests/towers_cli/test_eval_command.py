@@ -245,7 +245,7 @@ class TestFollowing:
         assert list((folder / "eval_other-set_test").iterdir())  # a TensorBoard run of its own
 
     def test_another_run_in_the_folder_is_said(self, unfinished, monkeypatch):
-        """As when a run without a checkpoint begins anew with other settings."""
+        """As when a run without a checkpoint starts over with other settings."""
         forget_evaluations(unfinished)
         path = unfinished / "config.json"
         before = path.read_text()
@@ -336,7 +336,7 @@ def test_too_little_memory_is_said_in_one_line(folder, monkeypatch):
     assert done.stderr.count("\n") == 1
 
 
-def test_one_that_follows_comes_back_to_a_checkpoint_that_is_written_anew(tmp_path, monkeypatch):
+def test_one_that_follows_comes_back_to_a_checkpoint_that_is_rewritten(tmp_path, monkeypatch):
     """As by a training that went back to the one before, and came to this step again."""
     folder = run_folder.RunFolder(str(tmp_path))
     folder.checkpoints.mkdir()

@@ -23,7 +23,7 @@ import tensorflow as tf
 
 from input_pipeline import batches
 from towers import schedules, trainer
-from towers.runs import going_on, run_folder, summaries
+from towers.runs import resuming, run_folder, summaries
 from towers.runs.loop import Outcome
 from towers_cli import settings, start_table
 
@@ -353,7 +353,7 @@ class TestTheWarningOfARateThatNeverDecays:
     )
     def test_is_given_where_it_is_true(self, flags, warns, tmp_path, monkeypatch):
         monkeypatch.setattr(
-            going_on, "train", lambda run, defined: Outcome(None, 0)
+            resuming, "train", lambda run, defined: Outcome(None, 0)
         )  # the table is enough
         done = scripts.train(tmp_path, *flags)  # ends at epoch 4 * 24 / 5000 = 0.0192
         assert done.returncode == 0
@@ -362,7 +362,7 @@ class TestTheWarningOfARateThatNeverDecays:
         assert ("before the learning rate first decays" in said) == warns
 
     def test_and_where_a_rate_that_falls_to_0_does_not_get_there(self, tmp_path, monkeypatch):
-        monkeypatch.setattr(going_on, "train", lambda run, defined: Outcome(None, 0))
+        monkeypatch.setattr(resuming, "train", lambda run, defined: Outcome(None, 0))
         done = scripts.train(tmp_path, "--learning_rate_schedule=linear", "--train_epochs=9")
         assert (
             "warning        the run ends at epoch 0.0192, before the learning rate has fallen to 0 "
@@ -564,7 +564,7 @@ class TestGoingOn:
         scripts.train(tmp_path / "in_one_go", *SIX_STEPS, *flags, end)
         scripts.assert_same_run(folder, tmp_path / "in_one_go")
 
-    def test_a_run_killed_before_its_first_checkpoint_begins_anew(self, uninterrupted, tmp_path):
+    def test_a_run_killed_before_its_first_checkpoint_starts_over(self, uninterrupted, tmp_path):
         folder = tmp_path / "run"
         folder.mkdir()
         config = json.loads((uninterrupted / "config.json").read_text())
@@ -920,7 +920,7 @@ class TestBeforeTheFirstStep:
     def test_jit_compile_reaches_the_step_and_the_table(self, tmp_path, monkeypatch, flags):
         runs = []
         monkeypatch.setattr(
-            going_on, "train", lambda run, defined: runs.append(run) or Outcome(None, 0)
+            resuming, "train", lambda run, defined: runs.append(run) or Outcome(None, 0)
         )
         done = scripts.train(tmp_path, *flags)
         assert (", compiled with XLA" in scripts.unwrapped(done.stdout)) == bool(flags)
@@ -935,7 +935,7 @@ class TestBeforeTheFirstStep:
     def test_the_table_says_on_which_towers_the_bits_agree(
         self, tmp_path, monkeypatch, num_microbatches, same
     ):
-        monkeypatch.setattr(going_on, "train", lambda run, defined: Outcome(None, 0))
+        monkeypatch.setattr(resuming, "train", lambda run, defined: Outcome(None, 0))
         done = scripts.train(
             tmp_path, f"--num_microbatches={num_microbatches}", "--global_batch_size=24"
         )

@@ -276,17 +276,17 @@ class Loop:
             )
         return restored
 
-    def drop_later_metrics(self, *, anew: bool) -> None:
-        """Removes what the folder holds of steps that will be made again.
+    def drop_later_metrics(self, *, starts_over: bool) -> None:
+        """Removes what the folder holds of steps that will be repeated.
 
         Args:
-          anew: whether nothing was restored, so that all of it is from an earlier attempt.
+          starts_over: whether nothing was restored, so that all of it is from an earlier attempt.
 
         Raises:
           RunFolderError: `metrics.jsonl` is damaged, or a file cannot be written or removed.
         """
-        kept = self.folder.drop_metrics_after(-1 if anew else int(self.trainer.state.step))
-        if anew:
+        kept = self.folder.drop_metrics_after(-1 if starts_over else int(self.trainer.state.step))
+        if starts_over:
             self.folder.remove_events()
         split = self.data.evaluation_split
         self._evaluations = [line for line in kept if line.get("split") == split]
@@ -406,7 +406,7 @@ class Loop:
                 with self._enough_memory():
                     result = self.trainer.train_step(inputs, labels, *weight, parts=parts)
             except not_finite.NotFiniteError as error:
-                raise self._cannot_go_on(f"{error}; the step was not applied") from error
+                raise self._cannot_continue(f"{error}; the step was not applied") from error
             progress.advance()
 
             if _is_multiple(at_step, plan.log_every_steps) or at_step in (1, plan.last_step):
@@ -563,7 +563,7 @@ class Loop:
         variables = [*state.model.variables, *state.optimizer.variables]
         wrong = [v.path for v in variables if not np.isfinite(v.value.numpy()).all()]
         if wrong:
-            raise self._cannot_go_on(
+            raise self._cannot_continue(
                 f"step {int(state.step)}: the update has left NaN or Inf in {', '.join(wrong)}"
             )
 
@@ -601,7 +601,7 @@ class Loop:
         """What workers compare where one of them is gone: their step, and hashes of its parts."""
         return [int(self.trainer.state.step), self.trainer.state.parts_sha256()]
 
-    def _cannot_go_on(self, what: str) -> TrainingError:
+    def _cannot_continue(self, what: str) -> TrainingError:
         help_ = "a lower learning rate, clipped gradients or a wider compute type may help"
         return TrainingError(f"{what}; {help_}.{self._newest_checkpoint()}{self._how_to_change()}")
 
@@ -691,7 +691,7 @@ class Loop:
         try:
             check_evaluation(result, self.data.evaluation_count)
         except NotFiniteEvaluationError as error:
-            raise self._cannot_go_on(f"step {at_step}: {error}") from error
+            raise self._cannot_continue(f"step {at_step}: {error}") from error
         self._evaluation = result
         epoch = self._epoch(seen)
         split = self.data.evaluation_split

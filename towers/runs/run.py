@@ -26,10 +26,10 @@ from towers.runs import (
     evaluated,
     every,
     export,
-    going_on,
     keras_callbacks,
     loop,
     placement,
+    resuming,
     run_folder,
     warm_start,
 )
@@ -248,7 +248,7 @@ class Run:
           Stopped: a signal such as Ctrl-C has stopped it, and its state is saved.
           TypeError, ValueError: `every` has something else, or the same thing twice.
           WarmStartError: no weights can be taken from `init_from`.
-          RunFolderError, CheckpointError, TrainingError, WorkerError: as `going_on.train`.
+          RunFolderError, CheckpointError, TrainingError, WorkerError: as `resuming.train`.
         """
         plan, of_keras = self._plan(every)
         plan = dataclasses.replace(plan, exported=self._exported())
@@ -260,7 +260,7 @@ class Run:
                 self._look_at_test()
             definition.check_alike(self._workers, self._defined)
         try:
-            outcome = going_on.train(run, self._defined)
+            outcome = resuming.train(run, self._defined)
         finally:
             if of_keras is not None:
                 of_keras.end()
@@ -335,7 +335,7 @@ class Run:
 
         def take():
             earlier, before = self._defined.earlier(self.folder), None
-            if earlier is not None and going_on.is_begun(self.folder, earlier):
+            if earlier is not None and resuming.is_begun(self.folder, earlier):
                 before = earlier["resolved"].get("init_from")
                 if before is not None and not warm_start.may_differ(before, self._init_from):
                     return before

@@ -85,9 +85,9 @@ def _train_as_chief(
             f"the run is at step {at_step}, past its last step, {last_step}; give it a later end"
         )
     if earlier is None:
-        _say_begins_anew(folder, defined)
+        _say_starts_over(folder, defined)
     config = _with_stretches(config, earlier, restored, at_step)
-    run.drop_later_metrics(anew=restored is None)
+    run.drop_later_metrics(starts_over=restored is None)
     folder.create(config)
     run.workers.from_chief(_IS_FINISHED, lambda: None)
     run.trainer.broadcast_state()
@@ -104,15 +104,15 @@ def _train_as_chief(
     return outcome
 
 
-def _say_begins_anew(folder: run_folder.RunFolder, defined: definition.Definition) -> None:
+def _say_starts_over(folder: run_folder.RunFolder, defined: definition.Definition) -> None:
     """Says that the run in the folder has no checkpoint yet, and which settings change."""
     before = folder.read_config()
     if before is None:
         return
     changed = defined.differences(before, "so far it")
-    anew = f"the run in {folder.path} has no checkpoint yet and starts over"
+    line = f"the run in {folder.path} has no checkpoint yet and starts over"
     changes = f": {'; '.join(changed)}" if changed else ""
-    print(console.printable(anew + changes), flush=True)
+    print(console.printable(line + changes), flush=True)
 
 
 def _with_stretches(
