@@ -20,6 +20,7 @@ import reused
 from towers import devices
 
 from tensorflow.python.framework import ops  # isort: skip
+from tensorflow.python.util import tf_stack  # isort: skip
 
 ROOT = Path(__file__).resolve().parent.parent
 
@@ -35,6 +36,11 @@ devices.choose(8)
 
 # Tracing makes many objects that stay: with Python's 700 it took 5 % longer.
 gc.set_threshold(7_000, 10, 10)
+
+# TensorFlow notes for each operation the Python calls that led to it, of which pytest has a
+# hundred: a tenth of the time of tracing. Only its own error messages show them.
+_CALLS = tf_stack.extract_stack()
+tf_stack.extract_stack = lambda stacklevel=1: _CALLS
 
 
 # No process is left alone at the end with a file that takes a while. The first of
