@@ -184,7 +184,7 @@ def show(options: argparse.Namespace, problem, data_name: str, folder: Path) -> 
         head, rows, "", {}, lambda figure: report.draw(figure, runs, shown), data_name
     )
     print(f"{finding.table()}\n\n{findings.conditions(finding, time.perf_counter() - began)}")
-    findings.save(finding, folder / "plot.png", size=(15, 6.5))
+    findings.save(finding, folder / "plot.png", size=(11, 6.5))
     print(folder / "plot.png")
     if options.export:
         raced = {(run.rule, options.speeds): timeline.as_json(run) for run in runs}

@@ -112,6 +112,11 @@ def start_runtime() -> None:
     devices.choose(4)
 
 
+def hardware() -> str:
+    """The cores that this process may use."""
+    return f"{container_limits.available_cores()} cores of {machine.processor()}"
+
+
 def conditions(finding: Finding, seconds: float) -> str:
     """The conditions under which a page's numbers were measured."""
     versions = [f"{package} {importlib.metadata.version(package.lower())}" for package in PACKAGES]
@@ -120,7 +125,7 @@ def conditions(finding: Finding, seconds: float) -> str:
         finding.runs,
         *([finding.data] if finding.data else ["nothing is trained"]),
         *versions,
-        f"{container_limits.available_cores()} cores of {machine.processor()}",
+        hardware(),
         f"{seconds:.0f} s",
     ]
     return f"({'; '.join(said)})"

@@ -2,7 +2,7 @@
 
 import math
 import statistics
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from laboratory import simulation
 
@@ -79,49 +79,52 @@ def as_json(run: simulation.Run) -> dict:
 
 
 def draw(figure, runs: Sequence[simulation.Run], title: str) -> None:
-    """Accuracy and loss against virtual time and examples, staleness, and distance."""
-    panels = figure.subplots(2, 4)
-    colours = [f"C{number % 10}" for number in range(len(runs))]
-    curves = (
-        (panels[0, 0], "time", "accuracy"),
-        (panels[0, 1], "examples", "accuracy"),
-        (panels[1, 0], "time", "loss"),
-        (panels[1, 1], "examples", "loss"),
-        (panels[1, 3], "time", "distance"),
-    )
-    for run, colour in zip(runs, colours, strict=True):
-        for axes, x, y in curves:
-            points = [(getattr(point, x), getattr(point, y)) for point in run.points]
-            axes.plot(*zip(*points, strict=True), color=colour)
+    """Accuracy, loss and distance over virtual time, the time to an accuracy, and staleness."""
+    panels = figure.subplots(2, 3)
+    runs_looks = looks(len(runs))
+    curves = ((panels[0, 0], "accuracy"), (panels[0, 1], "loss"), (panels[1, 0], "distance"))
+    for run, look in zip(runs, runs_looks, strict=True):
+        times = [point.time for point in run.points]
+        for axes, of in curves:
+            values = [getattr(point, of) for point in run.points]
+            axes.plot(times, values, **look, markevery=max(1, len(values) // 5), markersize=4)
             if run.diverged:
-                axes.plot(*points[-1], "x", color=colour)
-    for axes, x, y in curves:
-        axes.set(xlabel="virtual time" if x == "time" else "examples in the model", title=y)
+                axes.plot(times[-1], values[-1], "x", color=look["color"], markersize=8)
+    for axes, of in curves:
+        axes.set(xlabel="virtual time", title=of)
     worst = max(run.points[0].loss for run in runs)
-    for axes in panels[1, :2]:
-        axes.set_ylim(top=1.15 * worst)  # a run that diverges would flatten the others
-    panels[1, 3].set_title("distance of the workers from the model")
-    for axes in (panels[0, 1], panels[1, 1]):
-        axes.xaxis.set_major_formatter(lambda value, _: f"{value / 1000:g}k")
-    draw_times(panels[0, 2], runs, colours)
-    draw_staleness(panels[1, 2], runs, colours)
-    draw_legend(panels[0, 3], runs, colours)
+    panels[0, 1].set_ylim(top=1.15 * worst)  # a run that diverges would flatten the others
+    panels[1, 0].set_title("distance of the workers from the model")
+    draw_times(panels[0, 2], runs, runs_looks)
+    draw_staleness(panels[1, 1], runs, runs_looks)
+    draw_legend(panels[1, 2], runs, runs_looks)
     figure.suptitle(title, fontsize=10)
-    for axes in panels.flat:
-        axes.title.set(fontsize=9)
-        axes.tick_params(labelsize=8)
-        axes.xaxis.label.set(fontsize=8)
-        axes.yaxis.label.set(fontsize=8)
 
 
-def draw_times(axes, runs: Sequence[simulation.Run], colours: Sequence[str]) -> None:
+def looks(count: int) -> list[dict[str, str]]:
+    """Colour, line and marker of so many runs: the style's, and then with another line."""
+    import matplotlib as mpl
+
+    given = list(mpl.rcParams["axes.prop_cycle"])
+    lines = ("-", "--", "-.", ":")
+    return [
+        {
+            "color": given[number % len(given)]["color"],
+            "linestyle": lines[(number + number // len(given)) % len(lines)],
+            "marker": "os^Dv<>P*X"[number % 10],
+        }
+        for number in range(count)
+    ]
+
+
+def draw_times(axes, runs: Sequence[simulation.Run], runs_looks: Sequence[Mapping]) -> None:
     """Examples needed against examples/s until then: each line through 0 stands for one time."""
     accuracy = target(runs)
     found = {run.rule: reached(run, accuracy) for run in runs}
-    there = [(run, colour) for run, colour in zip(runs, colours, strict=True) if found[run.rule]]
-    for run, colour in there:
+    there = [(run, look) for run, look in zip(runs, runs_looks, strict=True) if found[run.rule]]
+    for run, look in there:
         point = found[run.rule]
-        axes.plot(point.examples / point.time, point.examples, "o", color=colour)
+        axes.plot(point.examples / point.time, point.examples, **look | {"linestyle": "none"})
     axes.set(
         title=f"to {accuracy:.0%}: time = examples / (examples/s)",
         xlabel="examples in the model per unit of time",
@@ -129,8 +132,8 @@ def draw_times(axes, runs: Sequence[simulation.Run], colours: Sequence[str]) -> 
     )
     late = [run.rule for run in runs if not found[run.rule]]
     if late:
-        axes.text(0.02, 0.98, "\n".join(["not reached:", *late]), fontsize=7, va="top", ha="left",
-                  transform=axes.transAxes, color="#6a6a6a")  # fmt: skip
+        axes.text(0.03, 0.98, "\n".join(["not reached:", *late]), fontsize=8, va="top", ha="left",
+                  transform=axes.transAxes, color="#5a5a5a")  # fmt: skip
     if there:
         points = [found[run.rule] for run, _ in there]
         most = 1.15 * max(point.examples / point.time for point in points)
@@ -138,30 +141,29 @@ def draw_times(axes, runs: Sequence[simulation.Run], colours: Sequence[str]) -> 
         for time in sorted({point.time for point in (min(points), max(points))}):
             axes.plot((0, most), (0, time * most), color="#9a9a9a", linewidth=0.8, zorder=0)
             where = (0.5 * most, 0.5 * most * time)
-            axes.annotate(f"time {time:.0f}", where, fontsize=8, color="#6a6a6a", clip_on=True)
+            axes.annotate(f"time {time:.0f}", where, fontsize=8, color="#5a5a5a", clip_on=True)
 
 
-def draw_staleness(axes, runs: Sequence[simulation.Run], colours: Sequence[str]) -> None:
-    """A histogram for each run: the share of gradients (or exchanges) by staleness."""
-    width = 0.8 / len(runs)
-    for number, (run, colour) in enumerate(zip(runs, colours, strict=True)):
+def draw_staleness(axes, runs: Sequence[simulation.Run], runs_looks: Sequence[Mapping]) -> None:
+    """A row for each run: the larger a dot, the more of its gradients were so many updates old."""
+    for row, (run, look) in enumerate(zip(runs, runs_looks, strict=True)):
         total = sum(run.staleness.values())
-        places = [staleness + width * (number - len(runs) / 2) for staleness in run.staleness]
         shares = [count / total for count in run.staleness.values()]
-        axes.vlines(places, 0, shares, color=colour, linewidth=1)
-        axes.plot(places, shares, "o", color=colour, markersize=3)
+        sizes = [max(4, 120 * share) for share in shares]
+        axes.scatter(list(run.staleness), [row] * len(sizes), s=sizes, color=look["color"])
     axes.set(
-        title="staleness of gradients",
+        title="staleness: dots by their share of the gradients",
         xlabel="updates since the weights were read",
-        ylabel="share",
-        ylim=(0, 1.05),
+        yticks=range(len(runs)),
+        yticklabels=[run.rule for run in runs],
+        ylim=(len(runs) - 0.5, -0.5),
     )
 
 
-def draw_legend(axes, runs: Sequence[simulation.Run], colours: Sequence[str]) -> None:
+def draw_legend(axes, runs: Sequence[simulation.Run], runs_looks: Sequence[Mapping]) -> None:
     """The runs' names, with their rates."""
     axes.axis("off")
-    for run, colour in zip(runs, colours, strict=True):
+    for run, look in zip(runs, runs_looks, strict=True):
         name = f"{run.rule}, η = {run.rate:g}" + (" (diverged)" if run.diverged else "")
-        axes.plot([], [], color=colour, label=name)
-    axes.legend(loc="center", fontsize=8)
+        axes.plot([], [], **look, label=name)
+    axes.legend(loc="center", handlelength=4)

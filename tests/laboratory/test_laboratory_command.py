@@ -281,7 +281,7 @@ class TestReport:
             for t, (examples, accuracy) in enumerate([(0, 0.1), (400, 0.4), (600, 0.5), (700, 0.5)])
         ]
         axes = Figure().subplots()
-        report.draw_times(axes, [a_run([], points=points)], ["C0"])
+        report.draw_times(axes, [a_run([], points=points)], report.looks(1))
         dot, line = axes.lines
         assert tuple(dot.get_xydata()[0]) == (300.0, 600)
         (x0, y0), (x1, y1) = line.get_xydata()
@@ -299,5 +299,5 @@ class TestReport:
             a_run([0.1, 0.1, 0.1]),
         ]
         finding = findings.Finding((), (), "", {}, lambda f: report.draw(f, runs, "title"))
-        findings.save(finding, tmp_path / "plot.png", size=(15, 6.5))
+        findings.save(finding, tmp_path / "plot.png", size=(11, 6.5))
         assert (tmp_path / "plot.png").stat().st_size > 10_000
