@@ -11,7 +11,7 @@ help:
 	@echo "make train   train on the embedded data set with two towers (about a minute, once installed)"
 	@echo "make test    run the tests"
 	@echo "make test-all  run the long ones, too"
-	@echo "make benchmark  train beside the tutorial and Keras by turns (a quarter of an hour)"
+	@echo "make benchmark  train beside the tutorial and Keras by turns (ten minutes)"
 	@echo "make lessons  run all lessons and write their numbers, plots and code into docs"
 	@echo "make docs    build the site from the pages in docs, into build/site"
 	@echo "make docs-serve  build it and serve it on http://localhost:8000"
@@ -30,9 +30,9 @@ $(VENV)/installed: setup.py requirements.txt
 train: $(VENV)/installed
 	CUDA_VISIBLE_DEVICES=-1 $(VENV)/bin/python train.py --recipe=shapes --num_towers=2
 
-# Four processes keep two cores busy: some tests wait for a clock or a socket.
+# Three processes keep two cores busy: some tests wait for a clock or a socket.
 test: $(VENV)/installed
-	$(VENV)/bin/python -m pytest --numprocesses=4 --dist=loadfile --no-loadscope-reorder -m "not long and not site"
+	$(VENV)/bin/python -m pytest --numprocesses=3 --dist=loadfile --no-loadscope-reorder -m "not long and not site"
 
 test-all: $(VENV)/installed
 	$(VENV)/bin/python -m pytest --numprocesses=3 --dist=loadfile --no-loadscope-reorder -m "not site"

@@ -1,7 +1,8 @@
 """Images per second of this project, of the tutorial, of Keras and of PyTorch, in one run.
 
     python -m benchmarks.throughput --data_dir=...
-    python -m benchmarks.throughput --side=towers-bfloat16-1 --side=tutorial --rounds=3
+    python -m benchmarks.throughput --data_dir=... --all --rounds=5
+    python -m benchmarks.throughput --side=towers-bfloat16-1 --side=tutorial
 
 Each side is a process of its own. They take turns, so that what else the machine does falls on all
 of them alike; a ratio is the median over rounds of the ratios within a round. `train.py` has turns
@@ -26,6 +27,7 @@ QUIET = tuple(
     f"--{name}_every_steps=1000000000" for name in ("log", "checkpoint")
 ) + ("--summary_every_steps=0",)  # fmt: skip
 STEPS_PER_TURN = 500
+DEFAULT = ("towers-float32-1", "towers-bfloat16-1", "tutorial", "keras", "pytorch")  # ten minutes
 HEAD = """\
 | side | images/s | to the tutorial | to Keras `fit` | to the best PyTorch |
 |---|---|---|---|---|"""
@@ -99,20 +101,23 @@ def rows() -> dict[str, Row]:
 
 def main():
     """Measures, and prints a table."""
-    parser = turns.parser(__doc__, rounds=5)
+    parser = turns.parser(__doc__, rounds=3)
     parser.add_argument("--dataset", default="cifar10", help="as train.py's; of CIFAR-10's shape")
     parser.add_argument("--data_dir", default="", help="as train.py's")
-    parser.add_argument(
+    chosen_by = parser.add_mutually_exclusive_group()
+    chosen_by.add_argument(
         "--side",
         action="append",
         choices=list(rows()),
         metavar="NAME",
-        help=f"{', '.join(rows())}; default: all",
+        help=f"{', '.join(rows())}; default: {', '.join(DEFAULT)}",
     )
+    chosen_by.add_argument("--all", action="store_true", help="every side, in half an hour or more")
     parser.add_argument("--seconds", type=float, default=8.0, help="of a turn")
     options = parser.parse_args()
     noise.quiet_loggers()
-    chosen = {name: row for name, row in rows().items() if name in (options.side or rows())}
+    names = options.side or (rows() if options.all else DEFAULT)
+    chosen = {name: row for name, row in rows().items() if name in names}
     for name in [name for name, row in chosen.items() if not importlib.util.find_spec(row.needs)]:
         print(f"{name} is left out: {chosen[name].needs} is not installed", file=sys.stderr)
         del chosen[name]

@@ -13,6 +13,7 @@ import pytest
 os.environ.setdefault("CUDA_VISIBLE_DEVICES", "-1")
 
 import forked
+import length
 import lesson_checks
 import lighter
 import reused
@@ -66,6 +67,11 @@ LONGEST_FIRST = (
     "test_compare.py",
     "test_predict.py",
 )
+
+
+def pytest_configure(config):
+    """Before the files of tests are read."""
+    length.all_tests = "not long" not in config.option.markexpr
 
 
 def pytest_collection_modifyitems(items):

@@ -40,7 +40,7 @@ def test_asks_before_it_shows(name):
 
 
 # One in each session of tests; all together take minutes.
-RUN = [pytest.param(n, marks=() if n == "losses" else pytest.mark.long) for n in NAMES]
+RUN = [pytest.param(n, marks=() if n == "museum" else pytest.mark.long) for n in NAMES]
 
 
 @pytest.mark.parametrize("name", RUN)

@@ -12,6 +12,7 @@ from typing import NamedTuple
 
 import hypothesis
 import keras
+import length
 import numpy as np
 import pytest
 import tensorflow as tf
@@ -29,6 +30,7 @@ from towers_cli import launch
 # Drawn from no clock and no chance, on slow machines too; no draw is kept for the next run.
 hypothesis.settings.register_profile(
     "the_same_everywhere",
+    max_examples=length.examples(100),
     derandomize=True,
     database=None,
     deadline=None,
@@ -165,7 +167,7 @@ class TestLearningRate:
             warming = [learning_rate(s) for s in seen if recipe.position(s) < recipe.warmup]
             assert all(earlier < later for earlier, later in itertools.pairwise(warming))
 
-    @hypothesis.settings(max_examples=8)
+    @hypothesis.settings(max_examples=length.examples(8))
     @given(st.data())
     def test_of_an_update_is_that_of_its_epoch_however_examples_are_split(self, kind, data):
         recipe = data.draw(recipes(kind, examples_per_epoch=st.integers(1, 12)))
@@ -212,7 +214,7 @@ def rates_of_updates(recipe: Recipe, global_batch_size: int) -> dict[int, float]
 
 
 class TestLastStep:
-    @hypothesis.settings(max_examples=500)
+    @hypothesis.settings(max_examples=length.examples(500))
     @given(MILLIONTHS, EXAMPLES_PER_EPOCH, BATCH_SIZES)
     def test_is_the_first_to_reach_the_epochs(self, millionths, per_epoch, batch):
         wanted = millionths * per_epoch  # examples, in millionths
@@ -234,7 +236,7 @@ def is_due(at_step: int, every: int, examples_per_epoch: int, global_batch_size:
 
 
 class TestEvaluations:
-    @hypothesis.settings(max_examples=200)
+    @hypothesis.settings(max_examples=length.examples(200))
     @given(MILLIONTHS, st.integers(1, 60), st.data())
     def test_come_once_per_interval_whatever_the_batch_size(self, every, steps, data):
         one_example_or_more = st.integers(-(-MILLION // every), 1_300_000)
@@ -244,7 +246,7 @@ class TestEvaluations:
         due = [is_due(step, every, per_epoch, batch) for step in range(steps + 1)]
         assert sum(due) == steps * batch * MILLION // interval
 
-    @hypothesis.settings(max_examples=500)
+    @hypothesis.settings(max_examples=length.examples(500))
     @given(MILLIONTHS, EXAMPLES_PER_EPOCH, BATCH_SIZES, st.integers(0, 10**7))
     def test_come_after_a_step_that_reaches_one(self, every, per_epoch, batch, step):
         """Also where a batch is larger than the interval, and a step passes several."""
@@ -303,7 +305,7 @@ def tf_configs(draw) -> str:
 
 
 class TestTfConfig:
-    @hypothesis.settings(max_examples=250)
+    @hypothesis.settings(max_examples=length.examples(250))
     @given(tf_configs())
     def test_is_workers_or_none_or_one_sentence(self, text):
         try:
@@ -340,7 +342,7 @@ SMALL_BATCHES = st.integers(1, 40)
 
 
 class TestPositions:
-    @hypothesis.settings(max_examples=40)
+    @hypothesis.settings(max_examples=length.examples(40))
     @given(NUM_EXAMPLES, SMALL_BATCHES, SEEDS, st.integers(0, 2**33))
     def test_every_epoch_holds_every_example_once(self, num_examples, batch, seed, epoch):
         ids = ids_at(
@@ -352,7 +354,7 @@ class TestPositions:
         )
         assert sorted(ids) == list(range(num_examples))
 
-    @hypothesis.settings(max_examples=25)
+    @hypothesis.settings(max_examples=length.examples(25))
     @given(NUM_EXAMPLES, SMALL_BATCHES, SMALL_BATCHES, SEEDS, st.integers(0, 2**36))
     def test_the_stream_is_the_same_in_batches_of_any_size(
         self, num_examples, one_batch, other_batch, seed, first
@@ -374,7 +376,7 @@ def draws_shown(images, draws) -> tf.Tensor:
 class TestTrainingBatches:
     """On images that are their own number, with labels that are another function of it."""
 
-    @hypothesis.settings(max_examples=12)
+    @hypothesis.settings(max_examples=length.examples(12))
     @given(st.integers(1, 12), SEEDS, st.data())
     def test_hold_the_stream_wherever_it_is_entered(self, num_examples, seed, data):
         batch = data.draw(st.integers(1, 2 * num_examples + 3), label="global_batch_size")
@@ -548,7 +550,7 @@ def edges_of_towers(draw, num_parts):
 
 
 class TestReduction:
-    @hypothesis.settings(max_examples=60)
+    @hypothesis.settings(max_examples=length.examples(60))
     @given(st.integers(1, 13), st.sampled_from(gradients.REDUCTIONS), st.data())
     def test_is_numpy_s_in_any_split_into_towers(self, num_parts, reduction, data):
         weights = data.draw(parts_of_weights(num_parts))
@@ -557,7 +559,7 @@ class TestReduction:
         for gradient, parts in zip(found, weights, strict=True):
             check_is_near(gradient, parts, over=num_parts if reduction == "mean" else 1)
 
-    @hypothesis.settings(max_examples=40)
+    @hypothesis.settings(max_examples=length.examples(40))
     @given(
         st.lists(st.integers(0, 3), min_size=1, max_size=8),
         st.sampled_from(gradients.REDUCTIONS),
@@ -577,7 +579,7 @@ class TestReduction:
                 times=len(factors) if reduction == "sum" else 1,
             )
 
-    @hypothesis.settings(max_examples=100)
+    @hypothesis.settings(max_examples=length.examples(100))
     @given(st.integers(1, 13), st.sampled_from([None, 3.0]), st.data())
     def test_has_the_same_bits_in_any_split_into_towers(self, num_parts, total_weight, data):
         weights = data.draw(parts_of_weights(num_parts))
@@ -640,7 +642,7 @@ def check_is_of(result: tally.Evaluation, logits: np.ndarray, labels: np.ndarray
 
 
 class TestEvaluationUnderMasks:
-    @hypothesis.settings(max_examples=30)
+    @hypothesis.settings(max_examples=length.examples(30))
     @given(splits(), st.integers(1, 25), st.integers(1, 3), st.sampled_from([1, 3]))
     def test_every_example_counts_once_in_batches_of_any_size(
         self, split, batch, num_towers, num_microbatches
@@ -655,7 +657,7 @@ class TestEvaluationUnderMasks:
         assert all(len(images) == batch and mask.any() for images, _, mask in read)
         check_is_of(evaluates(read), logits, labels)
 
-    @hypothesis.settings(max_examples=25)
+    @hypothesis.settings(max_examples=length.examples(25))
     @given(splits(), st.integers(1, 25), st.integers(1, 3), st.sampled_from([1, 3]), st.data())
     def test_any_mask_leaves_what_it_admits(self, split, batch, num_towers, num_microbatches, data):
         logits, labels = split

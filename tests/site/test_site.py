@@ -131,7 +131,10 @@ def test_a_reader_who_does_not_see_finds_no_serious_fault(site, opened, scheme):
     rules = {} if scheme == "light" else {"runOnly": ["color-contrast"]}  # all else is the same
     for page in unlike_pages(site):
         tab.goto(f"{tab.address}/{page}")
-        for fault in axe.Axe().run(tab, options=rules).response["violations"]:
+        # The colours of code are the same on every page, and axe looks at each word.
+        without_code = None if page.startswith("code/") else {"exclude": [".highlight span"]}
+        run = axe.Axe().run(tab, without_code, rules | {"resultTypes": ["violations"]})
+        for fault in run.response["violations"]:
             if fault["impact"] in ("serious", "critical"):
                 places = [place["target"] for place in fault["nodes"][:3]]
                 faults.append(f"{page}: {fault['id']}: {fault['help']}: {places}")

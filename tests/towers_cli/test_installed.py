@@ -106,6 +106,7 @@ class TestInAnotherProject:
             cwd=project, env=environment, capture_output=True, text=True, timeout=300,
         )  # fmt: skip
 
+    @pytest.mark.long
     def test_a_program_has_its_own_module_and_ours(self, packages, project):
         done = self.run(packages, project, "program.py")
         assert done.returncode == 0, done.stderr

@@ -125,6 +125,7 @@ def test_an_augmentation_that_does_not_take_such_images_is_refused():
         build.preprocessing(chosen, grey)
 
 
+@pytest.mark.long
 def test_killed_on_one_number_of_towers_and_continued_on_another(
     folder, whole, tmp_path, cache_home
 ):

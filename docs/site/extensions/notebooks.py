@@ -1,6 +1,14 @@
-"""Notebooks are made of the scripts in docs/notebooks, and can be downloaded from their pages."""
+"""Notebooks are made of the scripts in docs/notebooks, and can be downloaded from their pages.
 
+Where TOWERS_REPOSITORY is a repository on GitHub, such as https://github.com/owner/name, a page has
+a button that opens its notebook in Colab, and the notebook begins with a cell that installs the
+package where it is missing. Colab reads the notebooks from the branch that hosted CI writes them to
+(.github/workflows/docs.yml).
+"""
+
+import os
 import pathlib
+import re
 import shutil
 
 import jupytext
@@ -16,10 +24,35 @@ _KERNEL = {
 }
 
 
+_BRANCH = "notebooks"
+_ON_GITHUB = re.compile(r"https://github\.com/([\w.-]+/[\w.-]+)")
+_INSTALL = """\
+# In a place without towers, such as Colab: install it, and take the CPU, which has several towers.
+import importlib.util
+
+if importlib.util.find_spec("towers") is None:
+    %pip install --quiet git+{repository}
+    %env CUDA_VISIBLE_DEVICES=-1"""
+
+
+def _repository() -> str | None:
+    """What TOWERS_REPOSITORY says; None where it says nothing."""
+    address = os.environ.get("TOWERS_REPOSITORY")
+    if address and not _ON_GITHUB.fullmatch(address):
+        raise ValueError(
+            f"TOWERS_REPOSITORY={address}: must be a repository on GitHub, such as "
+            "https://github.com/owner/name"
+        )
+    return address or None
+
+
 def _make(app: Sphinx, config: Config) -> None:
     for path in (pathlib.Path(app.srcdir) / _FOLDER).glob("*.py"):
         notebook = jupytext.read(path)
         notebook.metadata = nbformat.from_dict(_KERNEL)
+        if _repository():
+            install = nbformat.v4.new_code_cell(_INSTALL.format(repository=_repository()))
+            notebook.cells.insert(1, install)  # after the title
         for number, cell in enumerate(notebook.cells):
             cell["id"] = f"cell-{number}"  # else drawn at random, and every build another file
         made, text = path.with_suffix(".ipynb"), nbformat.writes(notebook)
@@ -34,7 +67,12 @@ def _offer(app: Sphinx, doctree: nodes.document) -> None:
     link = f'<a href="{name}.ipynb" download>{name}.ipynb</a>'
     title = next(doctree.findall(nodes.title))
     place = title.parent.index(title) + 1
-    title.parent.insert(place, nodes.raw("", f"<p>As a notebook: {link}</p>", format="html"))
+    offer = f"As a notebook: {link}"
+    if _repository():
+        repository = _ON_GITHUB.fullmatch(_repository())[1]
+        colab = f"https://colab.research.google.com/github/{repository}/blob/{_BRANCH}/{name}.ipynb"
+        offer += f' · <a class="colab" href="{colab}">Open in Colab</a>'
+    title.parent.insert(place, nodes.raw("", f"<p>{offer}</p>", format="html"))
 
 
 def _copy(app: Sphinx, exception: Exception | None) -> None:
