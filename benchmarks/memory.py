@@ -29,7 +29,7 @@ def main():
     """Measures, and prints a table."""
     parser = turns.parser(__doc__, rounds=1)
     parser.add_argument(
-        "--megabytes", type=int, default=1200, help="of images, a sixth of them test"
+        "--megabytes", type=int, default=1200, help="of images, a tenth of them test"
     )
     options = parser.parse_args()
     turns.report(HEAD, measure(options.megabytes), as_row, options.output)

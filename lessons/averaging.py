@@ -51,7 +51,7 @@ class Way(NamedTuple):
 
 
 def run(setup: findings.Setup) -> findings.Finding:
-    """Trains in right and in wrong ways; measures how far they diverge, and accuracies."""
+    """Trains in right and in wrong ways; measures how far apart they end, and accuracies."""
     steps = IN_SHORT["steps"] if setup.short else STEPS
     images = data.load(setup)
     batches = list(images.training_batches(BATCH, steps))
@@ -276,11 +276,12 @@ def answer(same: bool, gaps: dict, apart: dict) -> str:
     """In one sentence."""
     if not (same and rounding_alone(gaps)):
         return "Not here: the average of two halves was not the whole batch."
-    kept = [name for name in apart if AT_EQUAL_EPOCHS[name][1] == 1 and apart[name].verdict < 0]
+    worse = [AT_EQUAL_EPOCHS[name][1] for name, one in apart.items() if one.verdict < 0]
+    makes_up = "only partly makes up for" if any(factor > 1 for factor in worse) else "makes up for"
     why = (
-        "a model that is less accurate on more GPUs was trained with fewer updates at an unchanged "
-        "rate, or something other than the averaging was changed"
-        if kept
+        "a model that is less accurate on more GPUs was trained with fewer updates, which a higher "
+        f"rate {makes_up}, or something other than the averaging was changed"
+        if 1 in worse
         else "if a model is less accurate, something other than the averaging was changed"
     )
     return f"Yes, averaging is exact; {why}."

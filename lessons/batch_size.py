@@ -3,7 +3,7 @@
 import functools
 import math
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import NamedTuple
 
 from laboratory import data, findings, paired, race
@@ -249,7 +249,7 @@ def finding(examples: dict, per_second: dict, noise: dict, stopped: dict, accura
         ),
         rows=rows,
         more=[gap_table(stopped, gap)],
-        answer=answer(means, per_second, seconds),
+        answer=answer(examples, per_second),
         claim=claim(means, per_second, seconds, noise, accuracy, gap),
         numbers={
             "examples": means,
@@ -298,17 +298,29 @@ def gap_table(stopped: dict, gap: paired.Difference):
     return head, rows
 
 
-def answer(means: dict, per_second: dict, seconds: dict) -> str:
+def answer(examples: dict, per_second: dict) -> str:
     """In one sentence, for both questions."""
-    if not seconds:
+    ranges = {
+        batch: [n / per_second[batch] for n in (min(of_seeds), max(of_seeds))]
+        for batch, of_seeds in examples.items()
+        if of_seeds and None not in of_seeds
+    }
+    if not ranges:
         return "This run cannot tell: no batch came to the target accuracy."
-    best, smallest = min(seconds, key=seconds.get), min(means)
-    always = best == max(means)
+    best = min(ranges, key=lambda batch: sum(ranges[batch]))
+    close = [b for b, (least, _) in ranges.items() if b != best and least <= ranges[best][1]]
+    beside = f", not clearly less than those of {_listed(close)}" if close else ""
+    always = best == max(examples)
     return (
         f"{'Here it was' if always else 'No, not always'}: a larger batch processes more images "
         "per second, up to a point, but needs more images for the same accuracy; of batches from "
-        f"{smallest:,} to {max(means):,}, those of {best:,} took the least time here."
+        f"{min(examples):,} to {max(examples):,}, those of {best:,} took the least time "
+        f"here{beside}."
     )
+
+
+def _listed(batches: Sequence[int]) -> str:
+    return " and ".join(f"{batch:,}" for batch in batches)
 
 
 def claim(means: dict, per_second: dict, seconds: dict, noise: dict, accuracy: float, gap) -> str:

@@ -28,7 +28,7 @@ KINDS = {
     "average": ("average_gradients/", "#009e73", "average of the gradients"),
     "update": ("apply/", "#cc79a7", "update of the weights"),
     "averages": ("moving_averages/", "#e69f00", "moving averages"),
-    "forward": ("tower_", "#0072b2", "forward pass, loss, sums of gradients"),
+    "forward": ("tower_", "#0072b2", "forward pass, and the rest of a tower"),
     "other": ("", "#8a8f96", "anything else"),
 }
 _COUNTS = "count/"  # the operations that end a step

@@ -321,7 +321,7 @@ def sum_for_mean() -> Exhibit:
     return Exhibit(
         rows=[22],
         did="adds gradients up",
-        symptom="the rate of one GPU diverges on four",
+        symptom="one GPU's rate makes four diverge",
         number="gradient, 4 towers",
         wrong=float(wrong),
         right=float(right),

@@ -215,7 +215,7 @@ def claim(reached: dict, raced: dict, settings, of_rules, accuracy: float, worke
         low, high = min(times[rule] for rule in first), max(times[rule] for rule in first)
         at = f"{low:.0f}" if f"{low:.0f}" == f"{high:.0f}" else f"{low:.0f} to {high:.0f}"
         own = times.get("synchronous")
-        shown = f"after {own:.0f}" if own else "not there at the end"
+        shown = f"after {own:.0f}" if own else "did not get there"
         beside = "" if "synchronous" in first else f" (synchronous: {shown})"
         verb = "was" if len(first) == 1 else "were"
         said.append(

@@ -87,7 +87,7 @@ def test_no_tower_is_refused(num_towers):
 
 def test_more_cpu_towers_than_tensorflow_started_with_share_its_devices(with_gpus):
     with_gpus(0)
-    tf.constant(0)  # starts the runtime with the eight devices of conftest.py
+    tf.constant(0)  # starts the runtime with the eight devices of shared.py
     assert devices.choose(9) == (*(f"/CPU:{n}" for n in range(8)), "/CPU:0")
 
 
@@ -118,7 +118,7 @@ def test_gpus_split_into_logical_devices_keep_their_memory_settings(with_gpus, m
 
 
 def test_threads_are_set_once():
-    devices.use_intra_op_threads(1)  # as conftest.py did
+    devices.use_intra_op_threads(1)  # as shared.py did
     message = r"intra_op_threads=2: .* call towers.devices.use_intra_op_threads\(2"
     with pytest.raises(ValueError, match=message):
         devices.use_intra_op_threads(2)

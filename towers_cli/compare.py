@@ -1,11 +1,11 @@
-"""Where two runs diverge: a setting, a step, a number.
+"""Where two runs begin to differ: a setting, a step, a number.
 
     towers-compare runs/one_tower runs/four_towers
 
 Settings are compared first, then the hashes of the whole state that
 --verify_every_steps writes, the logged steps and evaluations of metrics.jsonl,
 and the values in checkpoints of the same step. Exits with 0 if all that both
-runs have is the same to the last bit, with 1 if they diverge, and with 2 if
+runs have is the same to the last bit, with 1 if they differ, and with 2 if
 they cannot be compared.
 """
 
@@ -24,7 +24,7 @@ def command() -> None:
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Prints where the runs in two folders diverge; returns the exit code."""
+    """Prints where the runs in two folders begin to differ; returns the exit code."""
     if len(arguments) != 2 or any(argument.startswith("-") for argument in arguments):
         asked = set(arguments) & {"-h", "--help"}
         if asked:
@@ -42,7 +42,7 @@ def main(arguments: Sequence[str]) -> int:
 
 
 def compare(arguments: Sequence[str]) -> int:
-    """Prints where the runs in two folders diverge; returns the exit code."""
+    """Prints where the runs in two folders begin to differ; returns the exit code."""
     # After the usage, because it imports TensorFlow.
     from towers.runs import checkpoints, console, run_folder
     from towers.support import noise
@@ -68,7 +68,7 @@ def compare(arguments: Sequence[str]) -> int:
         print("towers-compare: error: the runs have no step in common", file=sys.stderr)
         return 2
     parted = [parting.first for parting in compared if parting.first is not None]
-    print(f"they diverge at step {min(parted)}" if parted else "the same, to the last bit")
+    print(f"they differ from step {min(parted)}" if parted else "the same, to the last bit")
     return 1 if parted else 0
 
 

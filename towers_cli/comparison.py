@@ -1,4 +1,4 @@
-"""Where two runs diverge: a setting, a step, a number."""
+"""Where two runs begin to differ: a setting, a step, a number."""
 
 import dataclasses
 import json
@@ -46,7 +46,7 @@ class Parting:
             )
         before = [step for step in self.steps if step < self.first]
         agreed = f"the last that agrees is {before[-1]}" if before else "none before it agrees"
-        return f"{self.what}: diverge at step {self.first} ({self.how}); {agreed}"
+        return f"{self.what}: differ from step {self.first} ({self.how}); {agreed}"
 
 
 def settings_that_differ(a: run_folder.RunFolder, b: run_folder.RunFolder) -> list[str]:

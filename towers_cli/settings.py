@@ -256,7 +256,7 @@ class TrainSettings(Settings):
     )
     dry_run: bool = setting(
         False,
-        "Print what the run would be and its learning rate at each epoch, then exit. Nothing is "
+        "Print what the run would be and how its learning rate changes, then exit. Nothing is "
         "written or downloaded.", EVERYDAY, is_recorded=False,
     )
 
@@ -392,7 +392,7 @@ class TrainSettings(Settings):
         "mean",
         "Which batch-norm statistics are kept: the mean over the microbatches, those of the first "
         "or of the last microbatch, or those of each. With each, the model uses their mean, and "
-        "the logs show how far they diverge.",
+        "the logs show how far apart they are.",
         ARITHMETIC, choices=STATISTICS_POLICIES, defines_run=True,
     )
     intra_op_threads: int | None = setting(
@@ -521,7 +521,7 @@ class TrainSettings(Settings):
         0,
         "Steps between two hashes of the whole state in metrics.jsonl, including step 0 and the "
         "last step. `towers-compare RUN_A RUN_B` uses them to find the step at which two runs "
-        "diverge. 0: no hashes.",
+        "begin to differ. 0: no hashes.",
         RECORD, allowed=AT_LEAST_0,
     )
     checkpoint_every_steps: int = setting(

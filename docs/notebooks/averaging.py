@@ -3,11 +3,12 @@
 # > Is averaging the gradients of 2 GPUs the same as one GPU with twice the batch?
 #
 # [The lesson](../lessons/averaging.md) answers with trained networks. Here you take the average
-# yourself, on a model of one layer, whose gradient you can follow number by number.
+# yourself, on a model of one layer.
 #
 # ## Begin
-# Towers on a CPU are logical devices, and TensorFlow makes those once, before it first computes. If
-# the next cell says that TensorFlow has started already, restart the kernel and run it first.
+# On a CPU, each tower is a logical device. TensorFlow creates these only once, before its first
+# computation. If the next cell prints a device twice, TensorFlow had started before: restart the
+# kernel and run that cell first.
 
 # %%
 import towers  # before TensorFlow: it silences its notices
@@ -16,8 +17,8 @@ devices = towers.devices.choose(2)
 print(devices)
 
 # %% [markdown]
-# 128 images of the embedded data set, and a linear classifier in float64, so that rounding is small
-# enough not to be mistaken for anything else.
+# 128 images of the embedded data set, and a linear classifier in float64. Its numbers have about 16
+# digits, so rounding is too small to be mistaken for anything else.
 
 # %%
 import numpy as np
@@ -65,15 +66,16 @@ print(f"96 and 32:   {distance(np.mean(uneven, axis=0), whole):.1e}")
 # <details><summary>Answers</summary>
 #
 # 1. About 1e-16. The loss of the batch is a mean, so its gradient is the mean of the halves'
-#    gradients. What is left is rounding: the sums were added in another order.
-# 2. No, by many orders of magnitude. The mean of two means is the mean of all only where both have
-#    the same number of examples. Here, an image among the 32 counts three times as much as one
-#    among the 96.
+#    gradients. What is left is rounding: the same numbers were added in another order.
+# 2. No, it is farther off by many orders of magnitude. The mean of two means is the mean of all
+#    only where both have the same number of examples. Here, an image among the 32 counts three
+#    times as much as one among the 96.
 #
 # </details>
 #
 # ## Exercise 1: uneven parts, done right
-# Average the two uneven gradients so that the result is the whole batch's. Change one line.
+# Average the two uneven gradients so that the result is the gradient of the whole batch. Change one
+# line.
 
 # %%
 average = np.mean(uneven, axis=0)  # change this
@@ -86,7 +88,7 @@ assert distance(average, whole) < 1e-12
 
 # %% [markdown]
 # ## Exercise 2: clip before or after?
-# Gradients are clipped: one whose norm is above a bound is scaled down to it. Write `clipped`, then
+# Clipping scales a gradient down to a bound if its norm is larger than that. Write `clipped`, then
 # find out whether the mean of the clipped halves is the clipped gradient of the whole batch. Which
 # of the two would you compute on two GPUs, and why?
 
@@ -99,7 +101,7 @@ def clipped(gradient, bound):
 
 
 # %% tags=["hide-cell"]
-# A solution. The halves have other norms than the whole, so clipping them is another rule; it even
+# A solution. The halves have different norms from the whole, so clipping them is another rule; it even
 # depends on the number of GPUs. A Trainer clips the average.
 def clipped(gradient, bound):
     """Scaled down to a norm of at most `bound`."""
@@ -113,9 +115,9 @@ assert np.isclose(np.linalg.norm(after), bound)
 assert distance(before, after) > 1e-3
 
 # %% [markdown]
-# ## The same by the package
-# A Trainer on one tower and on two, with the same two microbatches. It adds them in the same order,
-# so there is not even rounding between the two.
+# ## The same with the package
+# A Trainer on one tower and on two, with the same two microbatches. The Trainer adds the gradients
+# in the same order, so the results do not differ even by rounding.
 
 # %%
 import keras

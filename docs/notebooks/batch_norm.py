@@ -7,8 +7,9 @@
 # them, and put the final model together.
 #
 # ## Begin
-# Towers on a CPU are logical devices, and TensorFlow makes those once, before it first computes. If
-# the next cell says that TensorFlow has started already, restart the kernel and run it first.
+# On a CPU, each tower is a logical device. TensorFlow creates these only once, before its first
+# computation. If the next cell prints a device twice, TensorFlow had started before: restart the
+# kernel and run that cell first.
 
 # %%
 import towers  # before TensorFlow: it silences its notices
@@ -161,8 +162,8 @@ print(f"replicas 0 and 1: {before} predictions differ; with the same statistics:
 #
 # ## Exercise 1: the final model
 # Which statistics should the final model have? The cell takes those of replica 0. Combine the four
-# sets into better ones. The cell prints how far they are from a reference: statistics estimated
-# again, from 2,000 images at once and with the final weights.
+# sets into better ones. The cell prints how far they are from a reference: statistics re-estimated
+# from 2,000 images at once, with the final weights.
 
 
 # %%
@@ -194,9 +195,9 @@ assert distance(final, reference) < np.mean([distance(of_one, reference) for of_
 
 # %% [markdown]
 # ## Exercise 2: what the mean of the variances leaves out
-# The cell takes the first layer's features on 64 images, 16 for each tower. For every feature, the
-# mean of the four variances is smaller than the variance over all 64 images. Correct `variance`,
-# from nothing but the towers' `means` and `variances`.
+# The cell computes the features of the first convolution on 64 images, 16 for each tower. For every
+# feature, the mean of the four variances is smaller than the variance over all 64 images. Correct
+# `variance`, using only the towers' `means` and `variances`.
 
 # %%
 x = first.layers[1](first.layers[0](images[:64])).numpy().astype(np.float64)
@@ -215,11 +216,11 @@ assert np.allclose(variance, whole, rtol=1e-12, atol=0)
 assert np.all(variances.mean(axis=0) < whole)
 
 # %% [markdown]
-# ## The same by the package
-# A Trainer has one set of weights for all towers. `batch_norm_statistics` says what becomes of the
-# statistics: the model has the `mean` (the default), or those of the `first` or the `last`
-# microbatch; with `each` it has the mean, and all the sets are kept too. The weights do not depend
-# on that choice.
+# ## The same with the package
+# A Trainer has one set of weights for all towers. `batch_norm_statistics` selects the statistics of
+# the model: the `mean` (the default), or those of the `first` or the `last` microbatch. With
+# `each`, the model has the mean, and all the sets are kept too. The weights do not depend on this
+# choice.
 
 
 # %%

@@ -3,7 +3,7 @@
 # > Why does training not get faster beyond some batch size? Is a larger batch better?
 #
 # [The lesson](../lessons/batch_size.md) trains a network with batches from 16 to 4,096. Here you
-# take a loss so simple that the noise of its gradient is known exactly, and find the best batch for
+# use a loss so simple that the noise of its gradient is known exactly, and find the best batch for
 # a machine by calculation.
 #
 # ## Begin
@@ -44,13 +44,13 @@ def squared(vector):
 
 # %% [markdown]
 # ## Predict, then look
-# A step with the exact gradient and rate 1 goes right to the minimum; call this a perfect step. A
-# noisy gradient needs a lower rate. The cell takes the best rate for each batch, which here is
-# `1 / (1 + 100 / batch)`.
+# A step with the exact gradient and rate 1 goes straight to the minimum; call this a perfect step.
+# The progress of a step is how much it lowers the loss over all examples. A noisy gradient needs a
+# lower rate. The cell uses the best rate for each batch, which here is `1 / (1 + 100 / batch)`.
 # 1. The squared error of the gradient of a batch of 25 is 4 on average. What is it for a batch of
 #    100: 2, 1 or 1/4?
-# 2. How much of a perfect step's progress, the decrease of the loss over all examples, does a step
-#    with a batch of 100 make: a tenth, half, or nearly all?
+# 2. How much of a perfect step's progress does a step with a batch of 100 make: a tenth, half, or
+#    nearly all?
 # 3. A batch of 10,000 has 100 times as many examples. Is the progress of its step 100 times that of
 #    a batch of 100, 10 times, or less than twice?
 #
@@ -74,16 +74,18 @@ for batch in 25, 100, 400, 10_000:
 # 1. It is 1: the squared error of a mean is the variance of one example divided by the batch, here
 #    100/100. At the noise scale it is as large as the squared length of the gradient.
 # 2. Half. With a batch of B, the share is `1 / (1 + noise scale / B)`.
-# 3. Less than twice. A batch of 100 makes half of the progress already, and none can make more than
-#    all of it. The last column, batch divided by progress, is about the batch plus 100: small
-#    batches need little more than 100 examples, and one of 10,000 wastes nearly all of its own.
+# 3. Less than twice. A batch of 100 already makes half of a perfect step's progress, and no batch
+#    can make more than all of it. The last column, batch divided by progress, is about the batch
+#    plus 100: small batches need little more than 100 examples, and one of 10,000 wastes nearly all
+#    of its examples.
 #
 # </details>
 #
 # ## Exercise 1: the best batch of a machine
-# A step of this machine takes 4 ms, and 0.01 ms more for each example. The progress of a perfect
+# On this machine a step takes 4 ms, and 0.01 ms more for each example. The progress of a perfect
 # step takes `1 + 100 / batch` steps, if the noise scale stays the same. Which batch takes the least
-# time? And on a machine that needs only 0.0025 ms for each example: a smaller or a larger one?
+# time? On a faster machine, which needs only 0.0025 ms for each example, is the best batch smaller
+# or larger? Find both, `best` and `best_of_faster`.
 
 
 # %%
@@ -107,10 +109,10 @@ assert np.isclose(best_of_faster, np.sqrt(100 * 4 / 0.0025))
 
 # %% [markdown]
 # ## Exercise 2: the noise scale from gradients alone
-# Of a network nobody knows the variance, or the exact gradient. But the squared length of a
-# gradient over B examples is `signal + noise / B` on average, with the squared length of the exact
-# gradient as the signal and the variance of one example's as the noise. Two batch sizes give two
-# equations. Write `noise_scale`, which solves them.
+# For a real network, nobody knows the variance or the exact gradient. But the squared length of a
+# gradient over B examples is `signal + noise / B` on average. Here `signal` is the squared length
+# of the exact gradient, and `noise` is the variance of one example's gradient. Two batch sizes give
+# two equations. Write `noise_scale`, which solves them and returns `noise / signal`.
 
 
 # %%
@@ -143,8 +145,8 @@ assert np.isclose(noise_scale(4 + 100 / 50, 4 + 100 / 800, 50, 800), 25, rtol=1e
 # %% [markdown]
 # ## The same for a network
 # A step of a Trainer returns the gradient that it applies. With rate 0 the weights stay as they
-# are, so Trainers of one model can measure its gradients over batches of several sizes: here of the
-# first weights, on the same 4,096 images.
+# are, so several Trainers of one model can measure its gradients over batches of several sizes:
+# here with the initial weights, on the same 4,096 images.
 
 # %%
 import keras
@@ -186,5 +188,5 @@ for small, large in (64, 256), (64, 1_024), (256, 1_024):
 assert lengths[64] > lengths[256] > lengths[1_024]
 
 # %% [markdown]
-# The three estimates are not the same: there are only four batches of 1,024. What they agree on is
-# the order of magnitude.
+# The three estimates are not the same: there are only four batches of 1,024. They agree on the
+# order of magnitude.

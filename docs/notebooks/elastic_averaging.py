@@ -4,7 +4,8 @@
 #
 # [The lesson](../lessons/elastic_averaging.md) measures accuracies of trained networks, and these
 # differ from seed to seed. Here you compute the error of each model exactly, on a parabola. Then
-# you see on a curve with two minima when the mean of the models is worse than the models are.
+# you see on a curve with two minima when the mean of the models is worse than the models
+# themselves.
 #
 # ## Begin
 
@@ -21,9 +22,10 @@ print(f"towers {towers.__version__}")
 # - x_i becomes x_i - η (x_i + noise) - α (x_i - c),
 # - c becomes c + α (x_i - c), with the same old x_i.
 #
-# Without the noise, a turn is a matrix. With the noise, each turn changes the covariance of the
-# models in a known way. So you need no random numbers: after many rounds, the covariance says how
-# large the square of each model is on average, which is its squared distance from the minimum at 0.
+# Without the noise, a turn multiplies the models by a matrix. With the noise, each turn changes the
+# covariance of the models in a known way. So you need no random numbers: after many rounds, the
+# covariance says how large the square of each model is on average, which is its squared distance
+# from the minimum at 0.
 
 # %%
 import numpy as np
@@ -71,7 +73,7 @@ def mean_squares(alpha):
 #    mean, compared with that of a worker: the same, a half, or a quarter?
 # 2. With the authors' spring, α = 0.9 / 4 = 0.225, which model is the best on average: a worker,
 #    the mean of the workers, or the centre?
-# 3. With a spring of α = 0.9, is it still the same one?
+# 3. With a spring of α = 0.9, is it still the same model?
 
 # %%
 for alpha in (0, 0.225, 0.9):
@@ -131,7 +133,7 @@ print(f"on both sides of the hill: {parted(own).mean():.1%} of the runs")
 
 # %% tags=["hide-cell"]
 # A solution. Without a spring, each worker falls to one side by chance; all four fall to the same
-# side in one run of eight. Where they are on both sides, their mean is on the slopes of the hill.
+# side in one run of eight. Where they are on both sides, their mean is on the hill between.
 # The authors' spring keeps the workers together, so all four fall to the same side.
 apart, together = in_two_minima(0.0), in_two_minima(0.9 / WORKERS)
 for own in (apart, together):
@@ -189,9 +191,9 @@ for rate in (0.2, 1.0, 1.8):
 
 # %% [markdown]
 # ## The same by the laboratory
-# The package trains synchronously, so its towers share one model. The rule itself is in
-# [the laboratory](../laboratory.md), which lies beside the package in the repository. Without
-# noise, its workers make the rounds of your matrices:
+# The package trains synchronously, so its towers share one model. The rule itself is in [the
+# laboratory](../laboratory.md), which is in the repository but is not installed with the package.
+# Without noise, its workers do what your matrices do:
 
 # %%
 import sys
@@ -222,7 +224,7 @@ print("after 20 rounds, the workers and the centre are the same, except for roun
 
 # %% [markdown]
 # And here are four workers that train a small network on `shapes`, without and with the spring,
-# which pulls every 8 steps. Compare the mean with a worker: which of your two curves does this
+# which pulls every 8 steps. Compare the mean with a worker: which of the two curves above does this
 # resemble?
 
 # %%

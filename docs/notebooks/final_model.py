@@ -1,10 +1,10 @@
 # %% [markdown]
-# # Try it: why does each node report another accuracy?
+# # Try it: why does each node report a different accuracy?
 # > Each node reports a different validation accuracy
 #
 # [The lesson](../lessons/final_model.md) shows how far apart the nodes' accuracies are, and how far
-# chance puts them. Here you deal out the test images yourself, correct nodes that count images
-# twice, and check the formula for chance by trying every way to draw a sample.
+# apart chance alone puts them. Here you deal out the test images yourself, fix nodes that count
+# images twice, and check the formula for chance by trying every way to draw a sample.
 #
 # ## Begin
 
@@ -178,11 +178,12 @@ print(f"eight nodes, dealt out 1,000 times: {np.std(np.mean(deals, axis=2)):.2%}
 print(f"by the formula: {by_chance(all_right.mean(), 125, 1000):.2%}")
 
 # %% [markdown]
-# ## The same by the package
-# `evaluation_batches` gives each node its share of every batch, with a mask. Here a batch has 640
-# places, 80 for each node. The second and last batch has only 360 images, so some nodes have more
-# images than others, and the mean of their accuracies is not the accuracy of the model. Their
-# confusion matrices are counts, and add up to the matrix of all images.
+# ## The same with the package
+# `evaluation_batches` gives each node its share of every batch, with a mask that says which images
+# count. Here a batch has 640 places, 80 for each node. The second and last batch has only 360
+# images, so some nodes have more images than others, and the mean of their accuracies is not the
+# accuracy of the model. Their confusion matrices are counts, and add up to the matrix of all
+# images.
 
 
 # %%

@@ -3,12 +3,13 @@
 # > The loop over GPUs looks serial. Is it?
 #
 # [The lesson](../lessons/graph.md) looks into the graph of a network and at its time line. Here you
-# write a loop over three towers yourself, trace what waits for what, and mend a loop whose towers
-# do wait for each other.
+# run a loop over three towers, trace what waits for what, and fix a loop whose towers do wait for
+# each other.
 #
 # ## Begin
-# Towers on a CPU are logical devices, and TensorFlow makes those once, before it first computes. If
-# the next cell says that TensorFlow has started already, restart the kernel and run it first.
+# On a CPU, each tower is a logical device. TensorFlow creates these only once, before its first
+# computation. If the next cell prints a device twice, TensorFlow had started before: restart the
+# kernel and run that cell first.
 
 # %%
 import towers  # before TensorFlow: it silences its notices
@@ -84,8 +85,10 @@ print("after a smaller batch:", built)
 # </details>
 #
 # ## What waits for what
-# An operation waits for its inputs, for its control inputs, and for all that these wait for. The
-# names of operations have the scopes in which they were made, so they tell whose they are.
+# An operation waits for its inputs, for its control inputs (operations that have to run before it,
+# though it does not read their results), and for everything that these wait for. The name of an
+# operation contains the scopes in which it was created, so it tells which tower the operation
+# belongs to.
 
 
 # %%
@@ -132,16 +135,17 @@ print("towers that the average needs:", sum(bool(own & average) for own in of_to
 # %% [markdown]
 # <details><summary>Answers</summary>
 #
-# 1. None. No input of tower 2 is a result of another tower. The graph has what an operation needs,
-#    not the order in which Python asked for it.
+# 1. None. No input of tower 2 is a result of another tower. The graph records what an operation
+#    needs, not the order in which Python asked for it.
 # 2. For 3: it adds up the gradients of all of them.
 #
 # </details>
 #
 # ## Exercise 1: a counter makes towers wait
-# This step adds noise to the images. Each draw of noise needs another number, and a variable counts
-# the draws: 1, 2 and 3 in the first step, 4, 5 and 6 in the second. Now operations of towers 1 and
-# 2 wait for another tower. Why? Change the step so that none does, and the draws stay the same.
+# This step adds noise to the images. Each draw of noise needs a different number, and a variable
+# counts the draws: 1, 2 and 3 in the first step, 4, 5 and 6 in the second. Now operations of towers
+# 1 and 2 wait for another tower. Why? Change the step so that none does, and the draws stay the
+# same.
 
 # %%
 draws = tf.Variable(0, dtype=tf.int64)
@@ -191,7 +195,7 @@ np.testing.assert_allclose(without, with_counter, rtol=0, atol=1e-12)
 # %% [markdown]
 # ## Exercise 2: a graph for each rate
 # This update takes a rate that falls with every step. How many graphs does TensorFlow build for
-# three updates? Change the call so that it builds one.
+# three updates? Change the call so that it builds only one.
 
 # %%
 trained = tf.Variable(weights)
@@ -219,7 +223,7 @@ for number in range(3):
 assert len(graphs_built) == 1
 
 # %% [markdown]
-# ## The same by the package
+# ## The same with the package
 # A Trainer on three towers. The body of its loop calls `towers.tower.compute` once, so the cell
 # counts these calls in 20 steps. Then it looks at the graph.
 

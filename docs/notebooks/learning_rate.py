@@ -2,12 +2,13 @@
 # # Try it: is the learning rate the same in the n-th epoch?
 # > Is the learning rate the same in the n-th epoch for 1 and 2 GPUs?
 #
-# [The lesson](../lessons/learning_rate.md) computes two rules for the tutorial's run. Here you mend
+# [The lesson](../lessons/learning_rate.md) computes two rules for the tutorial's run. Here you fix
 # the old rule, move a run from 1 tower to 4, and read the rate while two networks train.
 #
 # ## Begin
-# Towers on a CPU are logical devices, and TensorFlow makes those once, before it first computes. If
-# the next cell says that TensorFlow has started already, restart the kernel and run it first.
+# On a CPU, each tower is a logical device. TensorFlow creates these only once, before its first
+# computation. If the next cell prints a device twice, TensorFlow had started before: restart the
+# kernel and run that cell first.
 
 # %%
 import towers  # before TensorFlow: it silences its notices
@@ -16,8 +17,8 @@ devices = towers.devices.choose(2)
 print(devices)
 
 # %% [markdown]
-# A training set of 5,000 images, 100 of them in each step of one tower, and a rate that falls to a
-# tenth every 30 epochs. The rule below counts steps, as the tutorial's did until late 2018: it
+# Take a training set of 5,000 images. One tower uses 100 of them in each step, and the rate falls
+# to a tenth every 30 epochs. The rule below counts steps, as the tutorial's did until late 2018: it
 # converts 30 epochs to steps with the batch of one tower.
 
 # %%
@@ -66,7 +67,7 @@ print(f"4 ×  25 images: first decay at epoch {first_decay(old_rule, BATCH):3g}"
 # <details><summary>Answers</summary>
 #
 # 1. At epoch 120. The rule waits for 1,500 steps, and a step of 4 towers has 400 images, so these
-#    steps are 600,000 images.
+#    steps use 600,000 images, which are 120 epochs.
 # 2. 3 and 0 times. On one tower it fell at epochs 30, 60 and 90. The run on 4 towers ends before
 #    its first decay.
 # 3. At epoch 30. The rule knows only steps, and a step has 100 images again. What matters is the
@@ -92,7 +93,7 @@ for num_towers in 1, 2, 4:
 
 
 # %% tags=["hide-cell"]
-# A solution: k towers need a k-th of the steps for the same images.
+# A solution: k towers need 1/k of the steps for the same images.
 def repaired_rule(step, num_towers):
     decay_steps = EXAMPLES // BATCH * EPOCHS_PER_DECAY // num_towers
     return INITIAL * 0.1 ** (step // decay_steps)
@@ -104,10 +105,10 @@ for num_towers in 1, 2, 4:
 
 # %% [markdown]
 # ## Exercise 2: a run that changes its towers
-# After 20 epochs on one tower, a run is stopped. It goes on with 4 towers, from a checkpoint that
-# says: 1,000 steps, 100,000 examples seen. Which rate does the repaired rule give for the next
-# update, and which is right? Write `rate`, which counts examples, so that the rate falls at epochs
-# 30, 60, 90 and so on, however many towers have made the steps.
+# After 20 epochs on one tower, a run is stopped. It resumes on 4 towers, with 100 images each, from
+# a checkpoint that says: 1,000 steps, 100,000 examples seen. Which rate does the repaired rule give
+# for the next update, and which is right? Write `rate`, which counts examples, so that the rate
+# falls at epochs 30, 60, 90 and so on, however many towers have made the steps.
 
 # %%
 print(f"by steps: {repaired_rule(1_000, num_towers=4):g}")
@@ -136,11 +137,11 @@ assert rate(30 * EXAMPLES) == INITIAL * 0.1
 assert rate(60 * EXAMPLES) == INITIAL * 0.1**2
 
 # %% [markdown]
-# ## The same by the package
-# A `schedules.LearningRate` is such a function of the examples seen. Two Trainers get the same one:
-# one tower with 100 images in a step, and two with 100 each. They train for 5 epochs of 1,000
-# images, and the rate halves every 2 epochs. Before an update, the Trainer sets the rate of its
-# optimizer, where this cell reads it.
+# ## The same with the package
+# A `schedules.LearningRate` is such a function of the examples seen. Two Trainers get the same
+# schedule: one has one tower with 100 images in a step, and the other has two towers with 100
+# images each. They train for 5 epochs of 1,000 images, and the rate halves every 2 epochs. Before
+# each update, a Trainer sets the rate of its optimizer; this cell reads it from there.
 
 # %%
 import keras

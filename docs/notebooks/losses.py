@@ -6,8 +6,9 @@
 # terms up yourself, make the tutorial's list of losses, and work out what it does to the gradient.
 #
 # ## Begin
-# Towers on a CPU are logical devices, and TensorFlow makes those once, before it first computes. If
-# the next cell says that TensorFlow has started already, restart the kernel and run it first.
+# On a CPU, each tower is a logical device. TensorFlow creates these only once, before its first
+# computation. If the next cell prints a device twice, TensorFlow had started before: restart the
+# kernel and run that cell first.
 
 # %%
 import towers  # before TensorFlow: it silences its notices
@@ -91,18 +92,18 @@ print("the same in the second call:    ", again.round(4))
 #
 # 1. The same. The parts are of equal size, so the mean of their cross entropies is the mean over
 #    all images. The mean of four equal weight decays is that weight decay, so it counts once.
-# 2. 4, and also the cross entropies of all 4 towers: the list still has the terms of the towers
-#    before.
+# 2. 4, and also the cross entropies of all 4 towers: the list still has the terms of the earlier
+#    towers.
 # 3. The same. Appending to a list is Python: it happens while the graph is built, once. The second
-#    call computes the same graph again. So a step's loss is the loss of its own batch, not of all
+#    call runs the same graph again. So a step's loss is the loss of its own batch, not of all
 #    batches so far.
 #
 # </details>
 #
 # ## Exercise 1: only a tower's own terms
-# The tutorial's multi-GPU script asks the list only for the terms in the tower's name scope. Below,
-# the list has pairs of a scope and a term. Change `tower_loss` so that each tower gets its own
-# loss.
+# The tutorial's multi-GPU script takes from the list only the terms in the tower's name scope.
+# Below, the list has pairs of a scope and a term. Change `tower_loss` so that each tower gets its
+# own loss.
 
 
 # %%
@@ -135,7 +136,7 @@ np.testing.assert_allclose(losses_of_towers(tower_loss), own, rtol=1e-12)
 # ## Exercise 2: what the list does to the gradient
 # Without the scope, each tower takes the gradient of its sum of the list, and these four gradients
 # are averaged. The average has the gradients of the four cross entropies, each with a factor, and
-# that of the weight decay with another. With the right losses all factors are 1. Which are they
+# that of the weight decay with another. With the right losses all factors are 1. What are they
 # here? Change them so that the distance is zero, up to rounding.
 
 
@@ -170,7 +171,7 @@ assert distance(factors, decay_factor) < 1e-12
 assert distance([1, 1, 1, 1], 1) > 0.1
 
 # %% [markdown]
-# ## The same by the package
+# ## The same with the package
 # A Trainer on four towers with the same weights, images and weight decay. There is no list: a step
 # returns each term of each tower by name. It computes in float32, so it agrees with the numbers
 # above to about six digits.

@@ -14,8 +14,8 @@ import towers  # before TensorFlow: it silences its notices
 print(towers.__version__)
 
 # %% [markdown]
-# 1,000 images, as many of each class, in grey and at half their size; and the weights of a network
-# with hidden layers of 128 units, in float64 (8 bytes a number) and without biases.
+# 1,000 images, equally many of each class, in grey and at half their size; and the weights of a
+# network with hidden layers of 128 units, in float64 (8 bytes a number) and without biases.
 
 # %%
 import tracemalloc
@@ -158,10 +158,11 @@ assert 10 * sum(x.nbytes for x in kept_of_part) == sum(x.nbytes for x in kept_of
 
 # %% [markdown]
 # ## Exercise 2: what the means lose
-# The last layer's gradient is the mean of one product per image, of its input and its errors. If
-# training kept only the mean input and the mean errors, it could compute no more than `at_means`,
-# the product of the means. Write `lost`, the difference between the two, as a formula of `x` and
-# `errors`. And why is nothing left at the means if the last layer is all zeros?
+# The gradient of the last layer is a mean over the images: each image contributes the product of
+# its input and its errors. If training kept only the mean input and the mean errors, it could
+# compute no more than `at_means`, the product of the means. Write `lost`, the difference between
+# the two, as a formula of `x` and `errors`. And why is nothing left at the means if the last layer
+# is all zeros?
 
 # %%
 x = forward(grey, weights)[1][-1]
@@ -204,10 +205,10 @@ for last in last_layers.values():
 assert np.allclose(at_means, 0, rtol=0, atol=1e-12)  # of the zeros, which came last
 
 # %% [markdown]
-# ## The same by the package
+# ## The same with the package
 # A Trainer cuts the batch into microbatches. With `accumulate_gradients` a tower computes them one
-# after the other; the weights are the same, to the last bit. The peaks are of what TensorFlow's
-# allocator has handed out so far, so the runs come in the order of their need.
+# after the other; the weights are the same, to the last bit. Each peak is the most that
+# TensorFlow's allocator has handed out so far, so the run that needs the least memory comes first.
 
 # %%
 import keras

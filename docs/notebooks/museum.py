@@ -7,8 +7,9 @@
 # faults with numbers that you can work out by hand, and repair them.
 #
 # ## Begin
-# Towers on a CPU are logical devices, and TensorFlow makes those once, before it first computes. If
-# the next cell says that TensorFlow has started already, restart the kernel and run it first.
+# On a CPU, each tower is a logical device. TensorFlow creates these only once, before its first
+# computation. If the next cell prints a device twice, TensorFlow had started before: restart the
+# kernel and run that cell first.
 
 # %%
 import towers  # before TensorFlow: it silences its notices
@@ -167,8 +168,8 @@ assert all(new_accuracy(is_right, size) == 0.8 for size in sizes)
 assert [size for size in sizes if old_accuracy(is_right, size) == 0.8] == [1, 2, 5, 10]
 
 # %% [markdown]
-# ## The same by the package
-# Here a Trainer is on the test bench.
+# ## The same with the package
+# Here a Trainer runs on the test bench.
 
 # %%
 import keras

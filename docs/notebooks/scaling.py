@@ -2,12 +2,13 @@
 # # Try it: which rate goes with more GPUs?
 # > How do I change the rate with the number of GPUs?
 #
-# [The lesson](../lessons/scaling.md) trains a network by each rule until it reaches an accuracy.
+# [The lesson](../lessons/scaling.md) trains a network with each rule until it reaches an accuracy.
 # Here you look at single updates: one large step against the small steps that it replaces.
 #
 # ## Begin
-# Towers on a CPU are logical devices, and TensorFlow makes those once, before it first computes. If
-# the next cell says that TensorFlow has started already, restart the kernel and run it first.
+# On a CPU, each tower is a logical device. TensorFlow creates these only once, before its first
+# computation. If the next cell prints a device twice, TensorFlow had started before: restart the
+# kernel and run that cell first.
 
 # %%
 import towers  # before TensorFlow: it silences its notices
@@ -67,7 +68,7 @@ def distance(weights, target):
 # %% [markdown]
 # ## Predict, then look
 # The small steps use a rate of 0.0001.
-# 1. The large step uses the same rate. How far does it come: a quarter of the way, half of it, or
+# 1. The large step uses the same rate. How far does it get: a quarter of the way, half of it, or
 #    all of it?
 # 2. The square-root rule doubles the rate, the linear rule makes it 4 times as large. Which of the
 #    two large steps ends nearer to where the small ones do?
@@ -101,8 +102,8 @@ for rate in 0.0001, 0.001, 0.01:
 #
 # ## Exercise 1: a sum in place of the mean
 # A program adds up the gradients of its four towers, and nobody has noticed. The rate of one tower
-# is 0.0001, so that of the linear rule is 0.0004. Which rate gives this program the same update?
-# Change it.
+# is 0.0001, so that of the linear rule is 0.0004. With which rate does this program make the same
+# update as the linear rule? Change `rate`.
 
 
 # %%
@@ -123,9 +124,9 @@ assert distance(step_with_sum(rate), large_step(0.0004)) < 1e-12
 # ## Exercise 2: the rule for Adam
 # Adam divides a gradient by its size: roughly, the root of its mean square. Take one weight. The
 # gradient of a batch has the mean `signal` and noise of variance `1 / batch`. `adam_moves` says how
-# far this weight comes in an epoch. By which factor must the rate grow with a batch 16 times as
-# large, so that it comes as far? Change `factor`: it should be right where nearly all of the
-# gradient is noise (signal 0.001), and where nearly all is signal (10).
+# far this weight moves in an epoch. By which factor must the rate grow with a batch 16 times as
+# large, so that the weight moves as far? Change `factor`: it should be right where nearly all of
+# the gradient is noise (signal 0.001), and where nearly all is signal (10).
 
 
 # %%
@@ -159,10 +160,10 @@ assert 4 < factor(0.001) < 4.001
 assert 15.9 < factor(10) < 16
 
 # %% [markdown]
-# ## The same by the package
+# ## The same with the package
 # `schedules.scaled_rate` has the rules, and with `gradient_reduction="sum"` a Trainer adds up. Two
 # Trainers on four towers: one adds gradients up and keeps the rate of one tower, the other averages
-# them and follows the linear rule. Neither a division nor a product by 4 rounds, so their weights
+# them and follows the linear rule. Dividing or multiplying by 4 never rounds, so their weights
 # agree to the last bit.
 
 # %%

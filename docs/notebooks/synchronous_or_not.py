@@ -6,8 +6,9 @@
 # four workers get done, and find the largest learning rate that stale gradients allow.
 #
 # ## Begin
-# Towers on a CPU are logical devices, and TensorFlow makes those once, before it first computes. If
-# the next cell says that TensorFlow has started already, restart the kernel and run it first.
+# On a CPU, each tower is a logical device. TensorFlow creates these only once, before its first
+# computation. If the next cell prints a device twice, TensorFlow had started before: restart the
+# kernel and run that cell first.
 
 # %%
 import towers  # before TensorFlow: it silences its notices
@@ -17,7 +18,7 @@ print(devices)
 
 # %% [markdown]
 # [The laboratory](../laboratory.md) runs an update rule in virtual time, in which a usual gradient
-# takes 1. It is not installed with the package; it lies beside it in the repository.
+# takes 1. It is in the repository, but is not installed with the package.
 #
 # The workers minimize the parabola `x**2 / 2` from x = 1. Its gradient is x, without noise, and a
 # message takes no time.
@@ -48,8 +49,8 @@ def run(rule, of_speeds, rate=0.1, problem=None, until=100):
 # 1. The last of the four workers is a straggler, whose gradients take 4. How many gradients are in
 #    the model at time 100: 100, 300, 325 or 400? Answer for `synchronous`, which waits for all
 #    workers; for `backup_workers`, which waits for three of the four; and for `asynchronous`.
-# 2. Now the workers are equal, and the rule is `asynchronous`. How many updates has the model had
-#    since a worker read its weights, when the worker's gradient arrives: 0, 3 or 4?
+# 2. Now the workers are equal, and the rule is `asynchronous`. When a worker's gradient arrives,
+#    how many updates has the model had since the worker read its weights: 0, 3 or 4?
 # 3. The synchronous rule converges on this parabola with any rate below 2. With a rate of 0.5, does
 #    the asynchronous rule converge?
 
@@ -175,10 +176,10 @@ assert of_backups == sorted(of_backups, reverse=True)
 assert max((0, 1, 2, 4, 8), key=gradients_per_time) == 4
 
 # %% [markdown]
-# ## The same by the package
+# ## The same with the package
 # A Trainer makes the synchronous step. Here are 25 of them, with a small network and 16 images for
-# each worker: in the laboratory with equal workers, there with a straggler, and by a Trainer on
-# four towers. A slow worker changes when a step ends, and nothing else.
+# each worker: in the laboratory with equal workers, in the laboratory with a straggler, and by a
+# Trainer on four towers. A slow worker changes when a step ends, and nothing else.
 
 # %%
 import keras

@@ -48,7 +48,7 @@ def distorted(images, rng):
 
 # %% [markdown]
 # A small network. Its total loss is the mean cross entropy of the batch plus the weight decay: half
-# a coefficient times the sum of the squares of all kernels.
+# the coefficient times the sum of the squares of all kernels.
 
 
 # %%
@@ -189,7 +189,7 @@ print(f"times {factor:.2f}: loss {loss_with(factor):.2f}")
 
 # %% tags=["hide-cell"]
 # A solution: try many factors. None of them changes a prediction, because the largest logit stays
-# the largest; so the accuracy stays the same too. (This is temperature scaling. In earnest, one
+# the largest; so the accuracy stays the same too. (This is temperature scaling. In practice, one
 # finds the factor on images that are not the test images.)
 factors = np.arange(1, 101) / 100
 factor = min(factors, key=loss_with)
@@ -198,7 +198,7 @@ assert loss_with(factor) < loss_with(1.0)
 assert np.array_equal((logits * factor).argmax(axis=1), logits.argmax(axis=1))
 
 # %% [markdown]
-# ## The same by the package
+# ## The same with the package
 # A Trainer's step returns the terms of the loss: `cross_entropy`, one `weight_decay/...` for each
 # kernel, and `total`, which `fit` returns. `evaluate` reports the cross entropy alone.
 

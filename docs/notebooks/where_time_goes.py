@@ -13,8 +13,8 @@ import towers  # before TensorFlow: it silences its notices
 
 # %% [markdown]
 # A step needs a batch, and it starts operations. The CPU starts one operation after the other, and
-# the GPU runs each one as soon as it is started and the one before is done. A core of its own makes
-# the next batch in the meantime.
+# the GPU runs each one as soon as it is started and the one before is done. In the meantime,
+# another core makes the next batch.
 
 
 # %%
@@ -53,8 +53,8 @@ for name, machine in machines.items():
 # ## Predict, then look
 # 1. You run the step on one fixed batch, so that `make` is 0. Which machine's step gets shorter: A,
 #    B, or both?
-# 2. You double the batch. `make` and `compute` double, and the number of operations stays. How long
-#    does a step of B take: 80, 96 or 160 ms?
+# 2. You double the batch. `make` and `compute` double, and the number of operations stays the same.
+#    How long does a step of B take: 80, 96 or 160 ms?
 # 3. You add a second GPU, whose operations another core starts. Each GPU gets half of the batch, so
 #    `compute` halves. Which machine's step gets shorter: A, B, both, or neither?
 
@@ -87,7 +87,7 @@ for test, changed in tests.items():
 # ## Exercise 1: how many batches ahead?
 # Machine C makes a batch in 10 ms, but every tenth batch takes 210 ms, because it is the first from
 # another file. That is 30 ms on average, and the GPU needs 48 ms for a step; still, the GPU waits.
-# The input begins a batch once fewer than `ahead` batches lie ready, where `ahead` is at least 1.
+# The input begins a batch once fewer than `ahead` batches are ready, where `ahead` is at least 1.
 # How large must it be, so that the GPU never waits after the first batch? Estimate it first, then
 # change the number.
 
@@ -126,8 +126,8 @@ assert waits(4) == 20 * (210 - 4 * 48)  # 20 slow batches
 # %% [markdown]
 # ## Exercise 2: fewer operations
 # A recurrent network computes its time steps one after the other, because each state needs the one
-# before. Count the matrix products of a forward and a backward pass: for T time steps they are
-# 2 T forward and 3 T - 1 backward.
+# before. Count the matrix products of a forward and a backward pass: for T time steps there are 2 T
+# forward and 3 T - 1 backward.
 
 # %%
 import tensorflow as tf
@@ -209,11 +209,11 @@ for ours, theirs in zip(
     assert tf.norm(ours - theirs) < 1e-12 * tf.norm(theirs)  # the same, except for rounding
 
 # %% [markdown]
-# ## The same by the package
-# A Trainer trains behind an input that sleeps for 60 ms before each batch. You measure only the
-# step on one fixed batch, and compute the others from it: with one batch ahead, the slower of the
-# two sets the pace; with none ahead, the times add up. The measured times depend on your machine,
-# and other programs make them longer.
+# ## The same with the package
+# A Trainer gets its batches from an input that sleeps for 60 ms before each one. The cell measures
+# the step on one fixed batch and computes the other two times from it, then measures these as well:
+# with one batch ahead, the slower of the two sets the pace; with none ahead, the times add up. The
+# measured times depend on your machine, and other programs make them longer.
 
 # %%
 import itertools

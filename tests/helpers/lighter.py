@@ -13,6 +13,7 @@ from collections.abc import Iterable, Iterator
 
 import pytest
 
+import towers  # noqa: F401  before what imports TensorFlow: it silences its notices
 from input_pipeline import shapes
 from towers.networks import cifarnet, fastnet, resnet
 

@@ -10,12 +10,12 @@ import re
 import shutil
 from pathlib import Path
 
-import conftest
 import file_faults
 import keras
 import numpy as np
 import pytest
 import scripts
+import shared
 import tensorflow as tf
 from file_faults import Fault
 from tensorflow.compat.v1.train import summary_iterator
@@ -90,7 +90,7 @@ class TestAWholeTraining:
             assert scripts.checkpoint_steps(folder) in ([4], [2, 4])
             assert not [*folder.rglob("*partial*"), *folder.rglob("*temp*"), *folder.rglob("*tmp*")]
             shutil.rmtree(folder)
-            conftest.let_graphs_go()
+            shared.let_graphs_go()
             return True
 
         if ALL:

@@ -413,15 +413,22 @@ class TestBatchSizeByHand:
 
     def test_the_answer_can_come_out_either_way(self):
         rates = {16: 10.0, 64: 20.0}
-        for means, best, begins in (
-            ({16: 100.0, 64: 150.0}, 64, "Here it was: "),
-            ({16: 100.0, 64: 300.0}, 16, "No, not always: "),
+        for needed, best, begins in (
+            ({16: [100.0], 64: [150.0]}, 64, "Here it was: "),
+            ({16: [100.0], 64: [300.0]}, 16, "No, not always: "),
         ):
-            seconds = {batch: n / rates[batch] for batch, n in means.items()}
-            answer = batch_size.answer(means, rates, seconds)
+            answer = batch_size.answer(needed, rates)
             assert answer.startswith(begins)
-            assert f"those of {best} took the least time" in answer
-        assert "no batch came" in batch_size.answer({16: None}, rates, {})
+            assert answer.endswith(f"those of {best} took the least time here.")
+        assert "no batch came" in batch_size.answer({16: [None], 64: []}, rates)
+
+    def test_the_answer_names_what_was_hardly_slower(self):
+        rates = {16: 10.0, 64: 20.0, 256: 20.0}  # 10 to 13 seconds, 9 to 11, and 11.5 to 12
+        needed = {16: [100.0, 130.0], 64: [180.0, 220.0], 256: [230.0, 240.0]}
+        answer = batch_size.answer(needed, rates)
+        assert answer.endswith(
+            "those of 64 took the least time here, not clearly less than those of 16."
+        )
 
 
 class TestNoiseScale:

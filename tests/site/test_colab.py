@@ -49,7 +49,8 @@ def test_the_page_offers_colab_and_the_notebook_begins_with_an_installation(tmp_
         return
     colab = "https://colab.research.google.com/github/owner/a.name/blob/notebooks/losses.ipynb"
     assert buttons == [colab]
-    assert "%pip install --quiet git+https://github.com/owner/a.name" in code[0]
+    assert "git clone --quiet --depth 1 https://github.com/owner/a.name towers-" in code[0]
+    assert "%pip install --quiet ./towers-repository" in code[0]
     assert "%env CUDA_VISIBLE_DEVICES=-1" in code[0]
     assert "import towers" in code[1]
 

@@ -73,10 +73,10 @@ def test_another_seed_parts_at_the_start(runs, capsys):
     assert code == 1
     assert lines[0] == "settings: --seed=1 (the first run has 0)"
     assert lines[1] == (
-        "hashes of the state: diverge at step 0 (weights, moving_averages); none before it agrees"
+        "hashes of the state: differ from step 0 (weights, moving_averages); none before it agrees"
     )
-    assert lines[2].startswith("logged steps: diverge at step 1 (loss ")
-    assert lines[-1] == "they diverge at step 0"
+    assert lines[2].startswith("logged steps: differ from step 1 (loss ")
+    assert lines[-1] == "they differ from step 0"
 
 
 def test_a_rate_that_differs_later_parts_later(runs, capsys):
@@ -87,14 +87,14 @@ def test_a_rate_that_differs_later_parts_later(runs, capsys):
     assert code == 1
     assert lines[0].startswith("settings: --learning_rate_schedule=piecewise (the first run has ex")
     assert (
-        "hashes of the state: diverge at step 3 (weights, optimizer, moving_averages); the last "
+        "hashes of the state: differ from step 3 (weights, optimizer, moving_averages); the last "
         in (lines[-5])
     )
     assert lines[-5].endswith("that agrees is 2")
     # The line of step 2 shows the rate that step 3 uses.
-    assert lines[-4].startswith("logged steps: diverge at step 2 (learning_rate 0.1 and 0.05)")
-    assert lines[-2].startswith("checkpoints: diverge at step 4 (largest difference ")
-    assert lines[-1] == "they diverge at step 2"
+    assert lines[-4].startswith("logged steps: differ from step 2 (learning_rate 0.1 and 0.05)")
+    assert lines[-2].startswith("checkpoints: differ from step 4 (largest difference ")
+    assert lines[-1] == "they differ from step 2"
 
 
 def test_the_largest_difference_is_named(runs):
@@ -150,9 +150,9 @@ def test_a_single_changed_line_is_found(copy, runs, capsys):
     (copy / "metrics.jsonl").write_text("\n".join(lines) + "\n")
     code, said = compared(capsys, runs / "one", copy)
     assert code == 1
-    assert said[2].startswith("logged steps: diverge at step 3 (loss ")
+    assert said[2].startswith("logged steps: differ from step 3 (loss ")
     assert said[2].endswith("); the last that agrees is 2")
-    assert said[-1] == "they diverge at step 3"
+    assert said[-1] == "they differ from step 3"
 
 
 def test_what_only_one_run_has_is_not_compared(copy, runs, capsys):
@@ -246,7 +246,7 @@ def names_in(part) -> list:
     ],
 )
 def test_ctrl_c_is_no_answer(runs, seconds):
-    """Whenever it comes: the code 1 would read as "they diverge"."""
+    """Whenever it comes: the code 1 would read as "they differ"."""
     process = subprocess.Popen(
         [sys.executable, "-m", "towers_cli.compare", runs / "one", runs / "one"],
         cwd=scripts.ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
@@ -348,7 +348,7 @@ def test_as_a_command(runs, copy):
     assert done.stdout.endswith("the same, to the last bit\n")
     done = run("--help")
     assert (done.returncode, done.stderr) == (0, "")
-    assert "Where two runs diverge" in done.stdout
+    assert "Where two runs begin to differ" in done.stdout
     assert run(copy, copy / "nothing").returncode == 2
 
 
@@ -360,7 +360,7 @@ def test_parting_says_the_last_step_that_agrees():
 
     part = comparison.first_parting("letters", same, same | {9: "x", 20: "y"}, describe)
     assert part == comparison.Parting("letters", (1, 5, 9), 9, "c and x")
-    assert str(part) == "letters: diverge at step 9 (c and x); the last that agrees is 5"
+    assert str(part) == "letters: differ from step 9 (c and x); the last that agrees is 5"
     assert comparison.first_parting("letters", same, same, describe).first is None
 
 

@@ -162,6 +162,7 @@ def test_two_workers_make_the_run_of_one(folder, whole, tmp_path, cache_home):
 
 
 def test_the_table_says_where_the_pictures_are(folder, whole, tmp_path):
+    whole()  # makes the store
     done = scripts.run("train", *flags(folder, tmp_path, "--dry_run"))
     assert done.returncode == 0, done.stderr
     said = " ".join(done.stdout.split())

@@ -29,9 +29,12 @@ _ON_GITHUB = re.compile(r"https://github\.com/([\w.-]+/[\w.-]+)")
 _INSTALL = """\
 # In a place without towers, such as Colab: install it, and take the CPU, which has several towers.
 import importlib.util
+import sys
 
 if importlib.util.find_spec("towers") is None:
-    %pip install --quiet git+{repository}
+    !git clone --quiet --depth 1 {repository} towers-repository
+    %pip install --quiet ./towers-repository
+    sys.path.append("towers-repository")  # for the laboratory, which is not installed
     %env CUDA_VISIBLE_DEVICES=-1"""
 
 

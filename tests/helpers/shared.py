@@ -1,0 +1,159 @@
+"""What all tests share: logical CPU devices, fixtures, and the places where real data may be.
+
+conftest.py makes it a plugin of each process that runs tests.
+"""
+
+import gc
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+# These tests are of logical CPU devices, on machines with GPUs too.
+os.environ.setdefault("CUDA_VISIBLE_DEVICES", "-1")
+
+import forked
+import lesson_checks
+import lighter
+import reused
+
+from towers import devices
+
+from tensorflow.python.framework import ops  # isort: skip
+from tensorflow.python.util import tf_stack  # isort: skip
+
+ROOT = Path(__file__).resolve().parents[2]
+
+# A shell that starts the tests in the background has them ignore SIGINT, nohup has them ignore
+# SIGHUP, and so would all that they start.
+signal.signal(signal.SIGINT, signal.default_int_handler)
+signal.signal(signal.SIGHUP, signal.SIG_DFL)
+
+# Before anything starts TensorFlow's runtime: the threads of the train.py that runs in this process
+# too (scripts.py); and towers on a CPU need logical devices.
+devices.use_intra_op_threads(1)
+devices.choose(8)
+
+# Tracing makes many objects that stay: with Python's 700 it took 5 % longer.
+gc.set_threshold(7_000, 10, 10)
+
+# TensorFlow notes for each operation the Python calls that led to it, of which pytest has a
+# hundred: a tenth of the time of tracing. Only its own error messages show them.
+_CALLS = tf_stack.extract_stack()
+tf_stack.extract_stack = lambda stacklevel=1: _CALLS
+
+
+@pytest.fixture(scope="module", autouse=True)
+def graphs_let_go():
+    """After each file of tests, the graphs that it has built.
+
+    TensorFlow 2.21 registers the gradient of every tf.custom_gradient in a graph forever, and
+    holds the graph with it. Each step has one, in Keras's optimizers, and a test session hundreds:
+    its processes grew to 10 GB.
+    """
+    yield
+    let_graphs_go()
+
+
+@pytest.fixture(autouse=True)
+def graphs_of_a_long_test_let_go(request):
+    """After each long test, too: a file of those grew to 10 GB by itself."""
+    yield
+    if request.node.get_closest_marker("long"):
+        let_graphs_go()
+
+
+def let_graphs_go():
+    """What `graphs_let_go` does after a file."""
+    reused.let_go()
+    registered = ops.gradient_registry._registry
+    for name in [name for name in registered if name.startswith("CustomGradient-")]:
+        del registered[name]
+    gc.collect()
+
+
+@pytest.fixture(scope="module")
+def glance(request):
+    """What that lesson finds when it does as little as possible (helpers/lesson_checks.py)."""
+    return lesson_checks.glance(request.module.LESSON.name)
+
+
+@pytest.fixture(scope="module")
+def finding(request):
+    """What the lesson of a test_lesson_*.py, its LESSON, finds in its short version."""
+    from laboratory import findings
+
+    return request.module.LESSON.run(findings.Setup(short=True))
+
+
+@pytest.fixture
+def numbers(finding):
+    """What the finding's claim rests on."""
+    return finding.numbers
+
+
+@pytest.fixture(scope="session")
+def cifar10_dir() -> Path:
+    """The folder of CIFAR-10 prepared for TFDS (JPEG q75); its tests are skipped without it."""
+    folder = os.environ.get("TOWERS_TEST_DATA_DIR")
+    if folder is None or not (Path(folder) / "cifar10").is_dir():
+        pytest.skip(f"needs TOWERS_TEST_DATA_DIR, a data_dir with cifar10 prepared: it is {folder}")
+    return Path(folder).resolve()
+
+
+@pytest.fixture
+def whole_networks():
+    """Runs of the commands have the networks that people have (helpers/lighter.py)."""
+    with lighter.only({"images"}):
+        yield
+
+
+@pytest.fixture
+def whole_runs():
+    """Runs of the commands have the networks and the test images that people have."""
+    with lighter.only(()):
+        yield
+
+
+@pytest.fixture(scope="session")
+def cache_home(tmp_path_factory) -> Path:
+    """One cache of decoded data for all commands of a test session."""
+    return tmp_path_factory.mktemp("cache")
+
+
+@pytest.fixture(scope="module")
+def cache(cache_home):
+    """Runs in the tests' process, too, keep decoded data there and not in the user's folder."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("XDG_CACHE_HOME", str(cache_home))
+        yield
+
+
+@pytest.fixture(scope="session")
+def command(cache_home):
+    """Runs a script as a user does: `command("train.py", "--max_steps=2")`."""
+    return _runner_of_scripts(subprocess.run, cache_home)
+
+
+@pytest.fixture(scope="session")
+def forked_command(cache_home):
+    """As `command`, in a process that has TensorFlow already (helpers/forked.py)."""
+    return _runner_of_scripts(forked.run, cache_home)
+
+
+def _runner_of_scripts(run, cache_home):
+    def run_script(script: str, *arguments: str, **options) -> subprocess.CompletedProcess:
+        return run(
+            [sys.executable, str(ROOT / script), *arguments],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            env=os.environ | {"XDG_CACHE_HOME": str(cache_home)},
+            timeout=300,
+            **options,
+        )
+
+    return run_script
