@@ -30,9 +30,9 @@ $(VENV)/installed: setup.py requirements.txt
 train: $(VENV)/installed
 	CUDA_VISIBLE_DEVICES=-1 $(VENV)/bin/python train.py --recipe=shapes --num_towers=2
 
-# Three processes keep two cores busy: some tests wait for a clock or a socket.
+# Four processes keep two cores busy: some tests wait for a clock or a socket.
 test: $(VENV)/installed
-	$(VENV)/bin/python -m pytest --numprocesses=3 --dist=loadfile --no-loadscope-reorder -m "not long and not site"
+	$(VENV)/bin/python -m pytest --numprocesses=4 --dist=loadfile --no-loadscope-reorder -m "not long and not site"
 
 test-all: $(VENV)/installed
 	$(VENV)/bin/python -m pytest --numprocesses=3 --dist=loadfile --no-loadscope-reorder -m "not site"

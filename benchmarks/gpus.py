@@ -50,6 +50,7 @@ def main():
     parser.add_argument("--compute_dtype", action="append", choices=list(networks.DTYPE_POLICIES))
     parser.add_argument("--global_batch_size", type=int, default=128)
     parser.add_argument("--num_microbatches", type=int, default=8)
+    parser.add_argument("--parameter_device", choices=("cpu", "gpu"), default="cpu")
     parser.add_argument("--steps", type=int, default=50)
     parser.add_argument("--output", help="appends JSON lines")
     parser.add_argument("--towers", type=int, help=argparse.SUPPRESS)  # a process of its own
@@ -86,16 +87,18 @@ def counted(model: str, compute_dtype: str, options: argparse.Namespace) -> dict
         options.num_microbatches,
     )
     # Only the Trainer checks that its devices exist.
-    program = dataclasses.replace(run.program, tower_devices=TRACED_FOR)
+    on = {"cpu": towers.devices.PARAMETER_DEVICE, "gpu": TRACED_FOR[0]}[options.parameter_device]
+    program = dataclasses.replace(run.program, tower_devices=TRACED_FOR, parameter_device=on)
     traced = tf.function(functools.partial(towers.step.train_step, program), autograph=False)
     graph = traced.get_concrete_function(images, tf.cast(labels, tf.int32), None).graph
-    to, back = traffic(graph)
+    to, back = traffic(graph, on)
     weights = run.state.model.trainable_variables
     return {
         "model": model,
         "compute_dtype": compute_dtype,
         "global_batch_size": options.global_batch_size,
         "num_microbatches": options.num_microbatches,
+        "parameter_device": options.parameter_device,
         "copies_to_gpus": len(to),
         "bytes_to_gpus": sum(to.values()),
         "copies_back": len(back),
@@ -135,17 +138,17 @@ def that_differ(rows: list[dict]) -> list[str]:
     return [name for name, hashes in found.items() if len(hashes) > 1]
 
 
-def traffic(graph: tf.Graph) -> tuple[dict, dict]:
-    """(copies to towers, copies from them): (tensor, device it goes to) to its bytes.
+def traffic(graph: tf.Graph, parameter_device: str = "/CPU:0") -> tuple[dict, dict]:
+    """(copies to GPUs, copies from them to the CPU): (tensor, device it goes to) to its bytes.
 
-    A tensor goes to a device once, however often it is used there. What has no device is on the
-    CPU, as the Trainer calls its step there.
+    A tensor goes to a device once, however often it is used there. What has no device is on that
+    of the parameters, where the Trainer calls its step; but what the step is given is on the CPU.
     """
     to, back = {}, {}
     for operation in graph.get_operations():
-        goes_to = _tower(operation)
+        goes_to = _gpu(operation, parameter_device)
         for tensor in operation.inputs:
-            comes_from = _tower(tensor.op)
+            comes_from = _gpu(tensor.op, parameter_device)
             if goes_to != comes_from and tensor.dtype != tf.resource:
                 copies = to if goes_to else back
                 copies[tensor.name, goes_to] = tensor.shape.num_elements() * tensor.dtype.size
@@ -174,8 +177,9 @@ def nodes_of(nodes, functions, inherited: str | None = None) -> Iterator[tuple]:
             yield node, kind
 
 
-def _tower(operation: tf.Operation) -> str | None:
-    spec = tf.DeviceSpec.from_string(operation.device)
+def _gpu(operation: tf.Operation, parameter_device: str) -> str | None:
+    is_given = operation.type == "Placeholder"
+    spec = tf.DeviceSpec.from_string(operation.device or ("" if is_given else parameter_device))
     return f"/GPU:{spec.device_index}" if spec.device_type == "GPU" else None
 
 

@@ -8,8 +8,10 @@ the second, and the towers' are behind it.
 import collections
 import itertools
 import os
+import re
 import subprocess
 import sys
+from unittest import mock
 
 import forked
 import keras
@@ -40,12 +42,21 @@ OPTIMIZERS = ("sgd", "adamw", "lion", "muon")
 FEW = {("cifarnet", "float32", "sgd"), ("fastnet", "float16", "muon")}
 
 
-def trainer(network, dtype, optimizer, towers_of_it):
-    model = NETWORKS[network](networks.DTYPE_POLICIES[dtype])
+def trainer(network, dtype, optimizer, towers_of_it, parameter_device=None):
+    parameter_device = parameter_device or devices.PARAMETER_DEVICE
+    with mock.patch.object(devices, "PARAMETER_DEVICE", parameter_device):  # where toys are made
+        model = NETWORKS[network](networks.DTYPE_POLICIES[dtype])
     momentum = 0.9 if optimizer in optimizers.WITH_MOMENTUM else 0.0
     return towers.Trainer(
         model,
-        optimizers.make(optimizer, momentum=momentum, model=model, loss_scaling=dtype == "float16"),
+        optimizers.make(
+            optimizer,
+            momentum=momentum,
+            model=model,
+            loss_scaling=dtype == "float16",
+            parameter_device=parameter_device,
+        ),
+        parameter_device=parameter_device,
         towers=towers_of_it,
         global_batch_size=8,
         num_microbatches=2,
@@ -105,8 +116,9 @@ def two_gpus(monkeypatch):
         for case in itertools.product(NETWORKS, networks.DTYPE_POLICIES, OPTIMIZERS)
     ],
 )
-def test_every_operation_has_a_kernel_where_it_is(two_gpus, given):
-    made = trainer(*given, two_gpus)
+@pytest.mark.parametrize("parameter_device", [None, "/GPU:0"], ids=["on_cpu", "on_gpu"])
+def test_every_operation_has_a_kernel_where_it_is(two_gpus, given, parameter_device):
+    made = trainer(*given, two_gpus, parameter_device)
     images, labels = toys.batch(8)
     batch = tf.constant(images), tf.constant(labels, tf.int32)
     assert without_kernel(made.step_graph(*batch)) == set()
@@ -163,17 +175,58 @@ def on_the_default_device(run) -> collections.Counter:
         pytest.param(("resnet", "bfloat16", "adamw"), marks=pytest.mark.long, id="resnet"),
     ],
 )
+@pytest.mark.parametrize("parameter_device", [HOST, TOWERS[0]], ids=["on_cpu", "on_gpu"])
 def test_nothing_of_a_step_or_an_evaluation_is_on_the_first_gpu_for_want_of_a_device(
-    on_another_cpu, given
+    on_another_cpu, given, parameter_device
 ):
-    made = trainer(*given, TOWERS)
+    made = trainer(*given, TOWERS, parameter_device)
     with tf.device(HOST):
         images, labels = map(tf.constant, toys.batch(8))
     assert not on_the_default_device(lambda: made.train_step(images, labels))
     assert not on_the_default_device(lambda: made.evaluate([(images, labels)]))
-    variables = [variable for part in made.state.parts().values() for variable in part]
-    of_tensorflow = [v.value if isinstance(v, keras.Variable) else v for v in variables]
-    assert {variable.device[-5:] for variable in of_tensorflow} == {"CPU:1"}
+    for name, part in made.state.parts().items():
+        of_tensorflow = [v.value if isinstance(v, keras.Variable) else v for v in part]
+        expected = HOST if name == "counters" else parameter_device
+        assert {"/" + variable.device[-5:] for variable in of_tensorflow} <= {expected}, name
+
+
+@pytest.mark.parametrize("reduction", ["mean", "sum"])
+@pytest.mark.parametrize("num_towers", [1, 2])
+def test_parameters_on_a_tower_s_device_give_the_same_bits(num_towers, reduction):
+    """On CPUs, where every device computes alike; for GPUs there is tests/test_gpu.py."""
+    images, labels = toys.batch(8)
+    found = []
+    for parameter_device in (devices.PARAMETER_DEVICE, TOWERS[0]):
+        with mock.patch.object(devices, "PARAMETER_DEVICE", parameter_device):
+            model = toys.normalized()
+        with tf.device(parameter_device):
+            optimizer = keras.optimizers.Adam(0.01, clipnorm=1.0)
+        made = towers.Trainer(
+            model,
+            optimizer,
+            towers=TOWERS[:num_towers],
+            global_batch_size=8,
+            num_microbatches=4,
+            moving_average_decay=0.9,
+            gradient_reduction=reduction,
+            parameter_device=parameter_device,
+        )
+        made.fit([(images, labels)] * 3)
+        found.append((made.state.sha256(), made.evaluate([(images, labels)]).loss))
+    assert found[0] == found[1]
+
+
+@pytest.mark.parametrize(
+    ("device", "message"),
+    [
+        ("/CPU:99", r"parameter_device has '/CPU:99': no such device; CPU devices: 8"),
+        ("/GPU:0", r"parameter_device has '/GPU:0': no such device; GPU devices: 0"),
+        (0, r"parameter_device is 0: must be the name of a device"),
+    ],
+)
+def test_parameters_need_a_device_that_is_there(device, message):
+    with pytest.raises((ValueError, TypeError), match=message):
+        toys.trainer(toys.classifier(), global_batch_size=8, parameter_device=device)
 
 
 def test_a_step_without_a_device_would_be_found(on_another_cpu):
@@ -240,6 +293,20 @@ print(devices.choose(), machine.kinds(("/GPU:0",)), context.context()._context_h
         [sys.executable, "-c", f"import sys; sys.path[:0] = {sys.path!r}\n{program}"], timeout=60
     )
     assert done.stdout == "('/GPU:0',) no GPU at all True\n", done.stderr
+
+
+def test_the_command_has_its_parameters_on_a_visible_gpu(tmp_path, cache_home):
+    done = forked.run(
+        [
+            sys.executable, pretend_gpu.__file__, f"--train_dir={tmp_path / 'run'}",
+            "--dataset=shapes", "--global_batch_size=32", "--num_microbatches=4", "--max_steps=2",
+            "--parameter_device=gpu",
+        ],
+        env=os.environ | {"XDG_CACHE_HOME": str(cache_home)},
+        timeout=120,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    assert re.search(r"weights on +/GPU:0\n", done.stdout)
 
 
 def test_several_workers_train_where_a_gpu_is_visible(tmp_path, cache_home):

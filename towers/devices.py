@@ -7,7 +7,7 @@ import tensorflow as tf
 
 from towers.support import checks, machine
 
-PARAMETER_DEVICE = "/CPU:0"  # holds the one set of variables; gradients are averaged here
+PARAMETER_DEVICE = "/CPU:0"  # the host: holds the variables, unless a Trainer is told otherwise
 
 
 def choose(num_towers: int | None = None) -> tuple[str, ...]:
@@ -99,9 +99,8 @@ def use_intra_op_threads(intra_op_threads: int) -> None:
 
 
 def run_deterministically() -> None:
-    """Turns on what gives the same bits on GPUs. Call it before any other use of the runtime.
-
-    TensorFlow's deterministic operations, float32 without TF32, and cuBLAS's own workspace.
+    """Turns on what gives the same bits on GPUs: deterministic operations, no TF32, and cuBLAS's
+    own workspace. Call it before any other use of the runtime.
     """
     os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
     tf.config.experimental.enable_tensor_float_32_execution(False)
@@ -111,9 +110,7 @@ def run_deterministically() -> None:
 def run_graphs_as_written() -> None:
     """Turns off grappler's rewriting of graphs for the process.
 
-    Some of its rewrites change the order of additions, and make it depend on what else is on a
-    device, and so on the number of towers: `arithmetic_optimization` turns chains of Add into AddN,
-    and the memory optimizer, which has no switch of its own, turns AddN into AssignAdd where it
-    estimates a peak of memory. docs/same_bits.md has the measurements.
+    Some of its rewrites change the order of additions, which then depends on what else is on a
+    device, and so on the number of towers. docs/same_bits.md says which, with measurements.
     """
     tf.config.optimizer.set_experimental_options({"disable_meta_optimizer": True})

@@ -9,6 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 
 import tensorflow as tf
 
+from towers import devices
 from towers.support import one_gradient
 
 Gradient = one_gradient.Gradient
@@ -136,7 +137,8 @@ def reduce_towers(
         raise ValueError(f"reduction={reduction!r}: must be one of {', '.join(REDUCTIONS)}")
     sums = {subtree: total for of_tower in tower_sums for subtree, total in of_tower.items()}
     total = add_up(sums, (0, num_microbatches), add_weight_by_weight)
-    total = [one_gradient.with_unique_rows(gradient) for gradient in total]
+    with tf.device(devices.PARAMETER_DEVICE):  # a GPU adds rows in no particular order
+        total = [one_gradient.with_unique_rows(gradient) for gradient in total]
     if total_weight is None:
         return total if reduction == "sum" else _over(total, num_microbatches)
     mean = _over(total, tf.where(total_weight > 0, total_weight, 1))  # 0 / 1 where all weigh 0

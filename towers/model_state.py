@@ -86,10 +86,7 @@ def _combine_one(tower_parts: Sequence[tf.Tensor], policy: str) -> tf.Tensor:
 
 
 def kept_apart(model: keras.Model) -> list[int]:
-    """The places in `model.non_trainable_variables` of what the policy `each` keeps apart.
-
-    All floating variables: batch-norm statistics, and similar state of other layers.
-    """
+    """The places in `model.non_trainable_variables` of what `each` keeps apart: all floats."""
     return [
         index
         for index, variable in enumerate(model.non_trainable_variables)

@@ -6,7 +6,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from towers import gradients, tower
+from towers import devices, gradients, tower
 
 _MARK = "a loss or a gradient is not finite"  # tells the error of `check` from TensorFlow's own
 
@@ -50,7 +50,9 @@ def check(
         finite_gradients &= tf.math.is_finite(gradients.global_norm(reduced))
     if dynamic_scale is not None:
         finite_gradients |= dynamic_scale > 1
-    return tf.raw_ops.Assert(condition=_all_finite(losses) & finite_gradients, data=[_MARK])
+    all_finite = _all_finite(losses) & finite_gradients
+    with tf.device(devices.PARAMETER_DEVICE):  # a kernel that fails is the host's
+        return tf.raw_ops.Assert(condition=all_finite, data=[_MARK])
 
 
 def _all_finite(tensors: Sequence[tf.Tensor]) -> tf.Tensor:

@@ -61,6 +61,7 @@ class StepProgram:
       gradient_reduction: one of gradients.REDUCTIONS.
       batch_norm_statistics: one of model_state.POLICIES.
       moving_average_decay: of the weights; not used where the state keeps no averages.
+      parameter_device: where the state is, but for its counters, and gradients are averaged.
     """
 
     state: train_state.TrainState
@@ -71,6 +72,7 @@ class StepProgram:
     gradient_reduction: str
     batch_norm_statistics: str
     moving_average_decay: float
+    parameter_device: str
 
 
 def train_step(
@@ -97,7 +99,7 @@ def train_step(
     """
     state = program.state
     results = run_towers(program, inputs, labels, sample_weight, parts)
-    with tf.device(devices.PARAMETER_DEVICE):
+    with tf.device(program.parameter_device):
         with tf.name_scope("average_gradients"):
             results = program.workers.join(results, program.shares)
             reduced = gradients.reduce_towers(
@@ -133,11 +135,11 @@ def train_step(
                     moving_averages.update(
                         state.averages, new_weights, program.moving_average_decay, state.step
                     )
-            with tf.name_scope("count"):
+            with tf.device(devices.PARAMETER_DEVICE), tf.name_scope("count"):
                 state.step.assign_add(1)
                 state.examples_seen.assign_add(program.shares.global_batch_size)
-        with tf.name_scope("result"):
-            return _result(results, shown)
+    with tf.device(devices.PARAMETER_DEVICE), tf.name_scope("result"):
+        return _result(results, shown)
 
 
 def run_towers(
@@ -161,7 +163,7 @@ def run_towers(
         if sample_weight is not None:
             weight_parts = structures.split(sample_weight, sizes)
         first_draw = program.state.step * num_microbatches
-    with tf.device(devices.PARAMETER_DEVICE), tf.name_scope("weights"):
+    with tf.device(program.parameter_device), tf.name_scope("weights"):
         weights = [tf.convert_to_tensor(weight.value) for weight in model.trainable_variables]
         model_states = model_state.before_step(  # [microbatch][variable]
             model, program.state.statistics_of_each, num_microbatches

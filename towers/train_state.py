@@ -74,16 +74,21 @@ def new(
     *,
     keep_averages: bool,
     statistics_of_each: int = 0,
+    parameter_device: str | None = None,
 ) -> TrainState:
-    """The state at step 0, with all its variables on the CPU.
+    """The state at step 0; its counters are on the CPU.
 
     Args:
       model: built.
       optimizer: is built here; None for a state that is only evaluated.
       keep_averages: whether to keep moving averages of the weights.
       statistics_of_each: microbatches whose batch-norm statistics are kept apart; 0 for none.
+      parameter_device: for all that is made here but the counters; None for the CPU.
     """
     with tf.device(devices.PARAMETER_DEVICE):
+        step = tf.Variable(0, dtype=tf.int64, trainable=False, name="step")
+        examples_seen = tf.Variable(0, dtype=tf.int64, trainable=False, name="examples_seen")
+    with tf.device(parameter_device or devices.PARAMETER_DEVICE):
         if optimizer is not None:
             optimizer.build(model.trainable_variables)
         averages = [
@@ -95,6 +100,6 @@ def new(
             optimizer=optimizer,
             averages=averages,
             statistics_of_each=model_state.new_apart(model, statistics_of_each),
-            step=tf.Variable(0, dtype=tf.int64, trainable=False, name="step"),
-            examples_seen=tf.Variable(0, dtype=tf.int64, trainable=False, name="examples_seen"),
+            step=step,
+            examples_seen=examples_seen,
         )

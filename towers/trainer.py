@@ -68,10 +68,11 @@ class Trainer:
         jit_compile: bool = False,
         accumulate_gradients: bool = False,
         example_inputs: structures.Structure | None = None,
+        parameter_device: str | None = None,
     ):
         """
         Args:
-          model: its variables should live on `devices.PARAMETER_DEVICE`.
+          model: any Keras model, its variables on `parameter_device`.
           optimizer: any Keras optimizer. Its own clipping comes after the reduction.
           loss: Keras's name of a loss, a `keras.losses.Loss`, whose reduction is then the weighted
             mean of `train_step`, or a function (labels [n, ...], outputs [n, ...]) to one loss per
@@ -100,6 +101,7 @@ class Trainer:
           accumulate_gradients: gradient accumulation: a tower computes its microbatches one after
             the other, and keeps the activations of only one at a time; the bits stay the same.
           example_inputs: any, [n, ...]; a model that is built at its first call is called on them.
+          parameter_device: of state and average, such as "/GPU:0" (one worker); None for the CPU.
 
         Raises:
           TypeError: an argument is of the wrong type.
@@ -108,6 +110,8 @@ class Trainer:
         """
         self.tower_devices = devices.of_towers(towers)
         self.workers = workers = workers or worker.SingleWorker()
+        host = devices.PARAMETER_DEVICE
+        parameter_device = checks.parameter_device(parameter_device, host, workers.count)
         checks.integer("global_batch_size", global_batch_size)
         checks.integer("num_microbatches", num_microbatches)
         num_towers = len(self.tower_devices)
@@ -119,7 +123,7 @@ class Trainer:
         checks.choice("weight_filter", weight_filter, weight_filters.FILTERS)
         checks.number("weight_decay", weight_decay)
         checks.number("moving_average_decay", moving_average_decay, below=1)
-        with tf.device(devices.PARAMETER_DEVICE):
+        with tf.device(parameter_device):
             checks.model(model, example_inputs)
         checks.optimizer(optimizer, model, learning_rate)
         if jit_compile and config.is_op_determinism_enabled():
@@ -134,8 +138,9 @@ class Trainer:
             optimizer,
             keep_averages=moving_average_decay > 0,
             statistics_of_each=self.num_microbatches if batch_norm_statistics == "each" else 0,
+            parameter_device=parameter_device,
         )
-        checks.tell_of_other_devices(self.state.parts(), devices.PARAMETER_DEVICE)
+        checks.tell_of_other_devices(self.state.parts(), parameter_device)
         self.program = step.StepProgram(
             state=self.state,
             tower_program=tower.TowerProgram(
@@ -152,6 +157,7 @@ class Trainer:
             gradient_reduction=gradient_reduction,
             batch_norm_statistics=batch_norm_statistics,
             moving_average_decay=moving_average_decay,
+            parameter_device=parameter_device,
         )
         # Autograph would only read through code that has no Python control flow over tensors.
         self._train_step = tf.function(self._build_step, autograph=False)
@@ -218,7 +224,8 @@ class Trainer:
 
     def _update(self, *batch) -> step.StepResult:
         try:
-            with self.workers.watched(), checks.labels_in_range():
+            on_device = tf.device(self.program.parameter_device)  # of results, which name none
+            with self.workers.watched(), checks.labels_in_range(), on_device:
                 return self._train_step(self._rate_of_next_step(), *batch)
         except tf.errors.InvalidArgumentError as error:
             if not not_finite.is_from_check(error):

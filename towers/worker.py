@@ -9,7 +9,7 @@ What is averaged and applied afterwards is then the same everywhere, and weights
 
 import contextlib
 from collections.abc import Callable, Sequence
-from typing import Protocol, TypeVar
+from typing import Protocol
 
 import numpy as np
 import tensorflow as tf
@@ -17,7 +17,6 @@ import tensorflow as tf
 from towers import tower
 from towers.support import shares
 
-_Made = TypeVar("_Made")
 _Results = Sequence[tower.TowerResult]
 
 
@@ -127,14 +126,3 @@ class SingleWorker(contextlib.AbstractContextManager):
 
     def survivors(self, reason: str) -> dict[int, object]:
         return {}
-
-
-def chief_first(workers: Workers, what: str, make: Callable[[], _Made]) -> _Made:
-    """What `make` returns, which the chief calls before the others do.
-
-    So what it downloads and decodes is there for others that share its files.
-    """
-    if workers.is_chief:
-        made = make()
-    workers.from_chief(what, lambda: None)
-    return made if workers.is_chief else make()

@@ -1,7 +1,8 @@
 """Several workers begin a run: they meet, and check that they are about to do the same."""
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from typing import TypeVar
 
 import container_limits
 from towers import worker
@@ -9,6 +10,8 @@ from towers.multi_worker import cluster, collectives, door, watcher
 from towers.runs import run_folder, run_lock, stretches
 from towers.support import machine, worker_errors
 from towers_cli import command_line, run_config, settings
+
+_Made = TypeVar("_Made")
 
 
 def workers_of(tf_config: str, line: command_line.CommandLine) -> dict:
@@ -204,3 +207,14 @@ def _check_same(workers: worker.Workers, own: dict) -> None:
                 f"{workers.name(index)} differs from {workers.name(0)}: "
                 f"{watcher.one_line('; '.join(different))}"
             )
+
+
+def chief_first(workers: worker.Workers, what: str, make: Callable[[], _Made]) -> _Made:
+    """What `make` returns, which the chief calls before the others do.
+
+    So what it downloads and decodes is there for others that share its files.
+    """
+    if workers.is_chief:
+        made = make()
+    workers.from_chief(what, lambda: None)
+    return made if workers.is_chief else make()

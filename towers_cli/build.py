@@ -47,6 +47,28 @@ def tower_devices(num_towers: int | None) -> tuple[str, ...]:
         raise settings.SettingsError(f"--{error}") from error
 
 
+def parameter_device(
+    chosen: settings.TrainSettings, tower_devices: Sequence[str], workers: worker.Workers
+) -> str:
+    """Where the weights and the optimizer's state are.
+
+    Raises:
+      SettingsError: `--parameter_device` asks for a GPU, and the first tower has none, or there are
+        several workers.
+    """
+    if chosen.parameter_device == "cpu":
+        return devices.PARAMETER_DEVICE
+    if machine.are_cpus(tower_devices):
+        raise settings.SettingsError(
+            "--parameter_device=gpu: this machine has no visible GPU; use cpu"
+        )
+    if workers.count > 1:
+        raise settings.SettingsError(
+            "--parameter_device=gpu: several workers exchange their gradients on the CPU; use cpu"
+        )
+    return tower_devices[0]
+
+
 def load_data(
     chosen: settings.TrainSettings, workers: worker.Workers
 ) -> tuple[datasets.Images, datasets.Images]:
@@ -69,7 +91,7 @@ def load_data(
 
     # First the split whose name may be wrong: decoding the other may take minutes.
     splits = (chosen.eval_split, settings.TRAINING_SPLIT)
-    evaluated, training = worker.chief_first(
+    evaluated, training = agreement.chief_first(
         workers, "the images", lambda: [load(split) for split in splits]
     )
     agreement.check_same_data(
@@ -148,6 +170,8 @@ def build_trainer(
     adapt = own_model.network(chosen.model).adapt
     if adapt is not None:
         adapt(model, training_images())
+    workers = workers or worker.SingleWorker()
+    device = parameter_device(chosen, tower_devices, workers)
     decoupled = chosen.optimizer in optimizers.DECOUPLED_WEIGHT_DECAY
     optimizer = optimizers.make(
         chosen.optimizer,
@@ -158,6 +182,7 @@ def build_trainer(
         model=model,
         decayed=decayed,
         loss_scaling=chosen.compute_dtype == "float16",
+        parameter_device=device,
     )
     made = functools.partial(
         trainer.Trainer,
@@ -177,6 +202,7 @@ def build_trainer(
         moving_average_decay=chosen.moving_average_decay,
         jit_compile=chosen.jit_compile,
         accumulate_gradients=chosen.accumulate_gradients,
+        parameter_device=device,
     )
     with own_model.faults_in_training(chosen.model):
         return made()
@@ -198,7 +224,10 @@ def build_model(config: Mapping) -> keras.Model:
 
 
 def network_to_train(
-    chosen: settings.TrainSettings, image_shape: Sequence[int], class_names: Sequence[str]
+    chosen: settings.TrainSettings,
+    image_shape: Sequence[int],
+    class_names: Sequence[str],
+    parameter_device: str | None = None,
 ) -> keras.Model:
     """The network of a run, at its initial weights.
 
@@ -206,11 +235,13 @@ def network_to_train(
       chosen: resolved.
       image_shape: (height, width, channels) after preprocessing.
       class_names: of the data.
+      parameter_device: of its variables; None for the CPU.
 
     Raises:
       SettingsError: as `build_network` and `check_has_kernels`.
     """
-    model = build_network(settings.recorded(chosen), image_shape, len(class_names))
+    given = settings.recorded(chosen)
+    model = build_network(given, image_shape, len(class_names), parameter_device)
     check_has_kernels(chosen, model)
     return model
 
@@ -238,13 +269,19 @@ def check_has_kernels(chosen: settings.TrainSettings, model: keras.Model) -> Non
             )
 
 
-def build_network(chosen: Mapping, image_shape: Sequence[int], num_classes: int) -> keras.Model:
+def build_network(
+    chosen: Mapping,
+    image_shape: Sequence[int],
+    num_classes: int,
+    parameter_device: str | None = None,
+) -> keras.Model:
     """The network that settings describe, at its initial weights.
 
     Args:
       chosen: resolved settings, by name.
       image_shape: (height, width, channels) after preprocessing.
       num_classes: number of logits.
+      parameter_device: of its variables; None for the CPU.
 
     Raises:
       SettingsError: the images are too small for it, or it is not a network.
@@ -256,6 +293,7 @@ def build_network(chosen: Mapping, image_shape: Sequence[int], num_classes: int)
             num_classes,
             compute_dtype=chosen["compute_dtype"],
             seed=chosen["seed"],
+            parameter_device=parameter_device,
         )
     except settings.SettingsError:  # which names the flag
         raise

@@ -408,6 +408,12 @@ class TrainSettings(Settings):
         "in every run. A CPU does not need this.", ARITHMETIC, defines_run=True,
         also_called="enable_op_determinism use_deterministic_algorithms determinism",
     )
+    parameter_device: str = setting(
+        "cpu",
+        "Where the weights and the optimizer's state are, gradients are averaged and the update is "
+        "made: on the CPU, or on the first tower's GPU, with one worker.",
+        ARITHMETIC, choices=("cpu", "gpu"), also_called="variable_update_device ps_device",
+    )
     accumulate_gradients: bool = setting(
         False,
         "Gradient accumulation: a tower computes its microbatches one after the other and keeps "

@@ -55,6 +55,8 @@ def rows(
         *([("augmentation", said)] if (said := settings.augmentation(chosen)) else []),
         *([("workers", _describe_workers(chosen))] if chosen["workers"] else []),
         ("towers", _describe_towers(derived)),
+        *([("weights on", derived["tower_devices"][0])]
+          if chosen["parameter_device"] == "gpu" else []),
         ("batch", f"{chosen['global_batch_size']} global, {chosen['num_microbatches']} "
                   f"microbatch(es) of {derived['microbatch_size']}, "
                   f"{shares.described(sum(derived['microbatches_of_towers'], []))}"),

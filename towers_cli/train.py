@@ -70,6 +70,7 @@ def train(chosen: settings.TrainSettings, workers) -> int:
     chosen = resolve.resolved(chosen, found.earlier, gpus, found.cores, towers_of_workers)
     build.start_runtime(chosen.intra_op_threads, chosen.deterministic)
     tower_devices = build.tower_devices(chosen.num_towers)
+    parameter_device = build.parameter_device(chosen, tower_devices, workers)
     agreement.check_alike(workers, chosen)
     workers.start()
 
@@ -80,7 +81,9 @@ def train(chosen: settings.TrainSettings, workers) -> int:
         return pictures.show_batch(chosen, training, preprocessing, workers)
 
     # The model.
-    model = build.network_to_train(chosen, preprocessing.output_shape, training.class_names)
+    model = build.network_to_train(
+        chosen, preprocessing.output_shape, training.class_names, parameter_device
+    )
     of_model = definition.of_model(model)
     agreement.check_same_model(workers, chosen.model, of_model["layers"])
 

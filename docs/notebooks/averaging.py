@@ -101,8 +101,8 @@ def clipped(gradient, bound):
 
 
 # %% tags=["hide-cell"]
-# A solution. The halves have different norms from the whole, so clipping them is another rule; it even
-# depends on the number of GPUs. A Trainer clips the average.
+# A solution. The halves have different norms from the whole, so clipping them is another rule,
+# which even depends on the number of GPUs. A Trainer clips the average.
 def clipped(gradient, bound):
     """Scaled down to a norm of at most `bound`."""
     return gradient * min(1.0, bound / np.linalg.norm(gradient))

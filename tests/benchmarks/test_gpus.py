@@ -8,7 +8,9 @@ import tensorflow as tf
 import towers
 from benchmarks import gpus
 
-FLAGS = argparse.Namespace(global_batch_size=16, num_microbatches=4, steps=2, towers=2)
+FLAGS = argparse.Namespace(
+    global_batch_size=16, num_microbatches=4, steps=2, towers=2, parameter_device="cpu"
+)
 
 
 @pytest.mark.parametrize(
@@ -23,6 +25,19 @@ def test_weights_go_to_each_tower_once_and_their_gradients_come_back(model):
     assert weights < row["bytes_back"] < weights + 4 * statistics + 4096
     assert f"| {row['copies_to_gpus']} |" in gpus.as_row(row)
     assert row["update_ms"] > 0
+
+
+@pytest.mark.parametrize(
+    "model", ["cifarnet", *(pytest.param(n, marks=pytest.mark.long) for n in ("resnet", "fastnet"))]
+)
+def test_parameters_on_the_first_gpu_go_to_the_other_towers_alone(model):
+    flags = argparse.Namespace(**vars(FLAGS) | {"parameter_device": "gpu"})
+    row = gpus.counted(model, "float32", flags)
+    weights, images = row["bytes_of_weights"], 2 * 16 * 32 * 32 * 3 * 4
+    statistics = {"cifarnet": 0, "resnet": 2 * 784 * 4, "fastnet": 2 * 1216 * 4}[model]
+    # To the second tower its weights, to the first the second one's gradients; to both images.
+    assert 2 * weights < row["bytes_to_gpus"] < 2 * weights + images + 8 * statistics + 8192
+    assert row["bytes_back"] < 4096  # losses and counts
 
 
 def test_a_tensor_is_copied_to_a_device_once():

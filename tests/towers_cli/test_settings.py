@@ -137,6 +137,7 @@ MAY_CHANGE = {
     "store_dir",  # likewise
     "num_towers",
     "accumulate_gradients",  # the same bits
+    "parameter_device",  # like the towers' devices, which are recorded
     "workers",
     "worker_index",
     "worker_wait_seconds",

@@ -54,8 +54,9 @@ def build(
     *,
     compute_dtype: str = "float32",
     seed: int = 0,
+    parameter_device: str | None = None,
 ) -> keras.Model:
-    """Builds a network with its variables on the CPU.
+    """Builds a network.
 
     Where `NETWORKS[name].adapt` is not None, it must see training images before the first step.
 
@@ -65,6 +66,7 @@ def build(
       num_classes: number of logits.
       compute_dtype: key of DTYPE_POLICIES.
       seed: of the initial weights.
+      parameter_device: where its variables are made; None for the CPU.
 
     Raises:
       ValueError: unknown `name` or `compute_dtype`, or images too small for the network.
@@ -79,5 +81,5 @@ def build(
     if min(image_shape) < 1:
         raise ValueError(f"images of {list(image_shape)} after preprocessing are too small")
     policy = keras.DTypePolicy(DTYPE_POLICIES[compute_dtype])
-    with tf.device(devices.PARAMETER_DEVICE):
+    with tf.device(parameter_device or devices.PARAMETER_DEVICE):
         return network.build(image_shape, num_classes, policy, seed)

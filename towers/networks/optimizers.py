@@ -59,6 +59,7 @@ def make(
     model: keras.Model | None = None,
     decayed: Sequence[keras.Variable] = (),
     loss_scaling: bool = False,
+    parameter_device: str | None = None,
 ) -> keras.optimizers.Optimizer:
     """Makes an optimizer; its learning rate is set at every step.
 
@@ -73,6 +74,7 @@ def make(
         dense layer is kept from Muon.
       decayed: the weights that decay.
       loss_scaling: wraps the optimizer in Keras's dynamic loss scaling, for float16.
+      parameter_device: of its rate and its count of steps; None for the CPU.
 
     Raises:
       ValueError: unknown `name`.
@@ -95,14 +97,15 @@ def make(
             "rms_rate": None,  # the update is U S' V' itself
             "exclude_layers": _output_layer(model),
         }
-    with tf.device(devices.PARAMETER_DEVICE):  # for its rate and its count of steps
+    parameter_device = parameter_device or devices.PARAMETER_DEVICE
+    with tf.device(parameter_device):
         optimizer = OPTIMIZERS[name](**options)
     if name in DECOUPLED_WEIGHT_DECAY and model is not None:
         kept = {id(variable) for variable in decayed}
         optimizer.exclude_from_weight_decay(
             var_list=[v for v in model.trainable_variables if id(v) not in kept]
         )
-    with tf.device(devices.PARAMETER_DEVICE):
+    with tf.device(parameter_device):
         return keras.optimizers.LossScaleOptimizer(optimizer) if loss_scaling else optimizer
 
 

@@ -165,20 +165,34 @@ def compiled_deterministically(trained: keras.Model) -> None:
             )
 
 
+def parameter_device(device: str | None, host: str, num_workers: int) -> str:
+    """The device of the parameters, the host's if None; it exists, and is that of all workers."""
+    device = host if device is None else device
+    if not isinstance(device, str):
+        raise TypeError(f"parameter_device is {described(device)}: must be the name of a device")
+    _device("parameter_device", device)
+    if num_workers > 1 and device != host:
+        raise ValueError(
+            f"parameter_device={device}: must be {host} with several workers, which exchange their "
+            "gradients there"
+        )
+    return device
+
+
 def tell_of_other_devices(parts: Mapping[str, Sequence[tf.Variable]], device: str) -> None:
-    """Logs a warning where variables of a state, by its parts, are not on its device."""
+    """Logs a warning where variables of a state, but for its counters, are not on its device."""
     wanted = tf.DeviceSpec.from_string(device)
     elsewhere = {}
     for part, variables in parts.items():
-        for variable in variables:
+        for variable in variables if part != "counters" else ():
             spec = tf.DeviceSpec.from_string(variable.device)
             if (spec.device_type, spec.device_index) != (wanted.device_type, wanted.device_index):
                 elsewhere.setdefault(f"{spec.device_type}:{spec.device_index}", []).append(part)
     for place, of_parts in elsewhere.items():
         logging.getLogger(__name__).warning(
-            "%d variables (%s) are on %s, and each step copies them to the CPU and back: make "
-            "the model and the optimizer within `with tf.device(towers.devices.PARAMETER_DEVICE):`",
-            len(of_parts), ", ".join(sorted(set(of_parts))), place,
+            "%d variables (%s) are on %s, and each step copies them to %s and back: make the model "
+            "and the optimizer within `with tf.device(%r):`",
+            len(of_parts), ", ".join(sorted(set(of_parts))), place, device, device,
         )  # fmt: skip
 
 
@@ -190,15 +204,19 @@ def device_names(given) -> tuple[str, ...]:
             f"towers is {described(given)}: must be their number, or a list of their devices' names"
         )
     for name in given:
-        try:
-            spec = tf.DeviceSpec.from_string(name)
-        except ValueError as error:
-            raise ValueError(f"towers has {name!r}: must be the name of a device") from error
-        kind = spec.device_type or "CPU"
-        number = machine.num_devices(kind)
-        if (spec.device_index or 0) >= number:
-            raise ValueError(f"towers has {name!r}: no such device; {kind} devices: {number}")
+        _device("towers", name)
     return tuple(given)
+
+
+def _device(argument: str, name: str) -> None:
+    try:
+        spec = tf.DeviceSpec.from_string(name)
+    except ValueError as error:
+        raise ValueError(f"{argument} has {name!r}: must be the name of a device") from error
+    kind = spec.device_type or "CPU"
+    number = machine.num_devices(kind)
+    if (spec.device_index or 0) >= number:
+        raise ValueError(f"{argument} has {name!r}: no such device; {kind} devices: {number}")
 
 
 def batches(given) -> Iterator:
