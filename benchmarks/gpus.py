@@ -28,7 +28,6 @@ from towers.support import machine
 
 import tensorflow as tf  # isort: skip
 
-TRACED_FOR = ("/GPU:0", "/GPU:1")
 HEAD = """\
 | network | type | microbatches | copies to the GPUs | MB | copies back | MB | \
 weights, MB | launches a tower | update on the CPU, ms |
@@ -50,6 +49,7 @@ def main():
     parser.add_argument("--compute_dtype", action="append", choices=list(networks.DTYPE_POLICIES))
     parser.add_argument("--global_batch_size", type=int, default=128)
     parser.add_argument("--num_microbatches", type=int, default=8)
+    parser.add_argument("--num_gpus", type=int, default=2, help="of the step that is counted")
     parser.add_argument("--parameter_device", choices=("cpu", "gpu"), default="cpu")
     parser.add_argument("--steps", type=int, default=50)
     parser.add_argument("--output", help="appends JSON lines")
@@ -78,17 +78,18 @@ def main():
 
 
 def counted(model: str, compute_dtype: str, options: argparse.Namespace) -> dict:
-    """What the step of two towers copies and launches."""
+    """What a step copies and launches."""
     run, images, labels = step.trainer_and_batch(
         model,
         compute_dtype,
         options.global_batch_size,
-        towers.devices.choose(len(TRACED_FOR)),
+        towers.devices.choose(options.num_gpus),
         options.num_microbatches,
     )
     # Only the Trainer checks that its devices exist.
-    on = {"cpu": towers.devices.PARAMETER_DEVICE, "gpu": TRACED_FOR[0]}[options.parameter_device]
-    program = dataclasses.replace(run.program, tower_devices=TRACED_FOR, parameter_device=on)
+    gpus = tuple(f"/GPU:{tower}" for tower in range(options.num_gpus))
+    on = {"cpu": towers.devices.PARAMETER_DEVICE, "gpu": gpus[0]}[options.parameter_device]
+    program = dataclasses.replace(run.program, tower_devices=gpus, parameter_device=on)
     traced = tf.function(functools.partial(towers.step.train_step, program), autograph=False)
     graph = traced.get_concrete_function(images, tf.cast(labels, tf.int32), None).graph
     to, back = traffic(graph, on)
@@ -98,13 +99,14 @@ def counted(model: str, compute_dtype: str, options: argparse.Namespace) -> dict
         "compute_dtype": compute_dtype,
         "global_batch_size": options.global_batch_size,
         "num_microbatches": options.num_microbatches,
+        "num_gpus": options.num_gpus,
         "parameter_device": options.parameter_device,
         "copies_to_gpus": len(to),
         "bytes_to_gpus": sum(to.values()),
         "copies_back": len(back),
         "bytes_back": sum(back.values()),
         "bytes_of_weights": sum(weight.shape.num_elements() * 4 for weight in weights),
-        "launches_of_a_tower": launches(graph) // len(TRACED_FOR),
+        "launches_of_a_tower": launches(graph) // len(gpus),
         "update_ms": round(update_ms(run), 2),
     }
 
@@ -112,7 +114,7 @@ def counted(model: str, compute_dtype: str, options: argparse.Namespace) -> dict
 def update_ms(run: towers.Trainer, turns_of_it: int = 7) -> float:
     """What averaging two towers' gradients and the optimizer's update take, the median."""
     weights = run.state.model.trainable_variables
-    gradients = [[tf.ones_like(weight.value) for weight in weights] for _ in TRACED_FOR]
+    gradients = [[tf.ones_like(weight.value) for weight in weights] for _ in range(2)]
 
     @tf.function(autograph=False)
     def update(one, other):

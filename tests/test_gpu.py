@@ -25,7 +25,7 @@ from towers import networks, prefetch
 from towers.networks import optimizers
 from towers.runs import ahead
 
-num_towers, steps, model, compute_dtype, optimizer = json.loads(sys.argv[1])
+num_towers, steps, model, compute_dtype, optimizer, *on_a_tower = json.loads(sys.argv[1])
 gpus = tf.config.list_physical_devices("GPU")
 towers.devices.run_deterministically()
 if gpus and len(gpus) < num_towers:
@@ -38,7 +38,8 @@ with tf.device("/CPU:0"):
         (draw[0]([64, 24, 24, 3], [0, step]), draw[1]([64], [1, step], 0, 10, tf.int32))
         for step in range(steps)
     ]
-built = networks.build(model, (24, 24, 3), 10, compute_dtype=compute_dtype)
+parameters = {"parameter_device": devices[0] if on_a_tower else None}
+built = networks.build(model, (24, 24, 3), 10, compute_dtype=compute_dtype, **parameters)
 if networks.NETWORKS[model].adapt is not None:
     networks.NETWORKS[model].adapt(built, batches[0][0].numpy())
 trainer = towers.Trainer(
@@ -48,7 +49,9 @@ trainer = towers.Trainer(
         momentum=0.9 if optimizer in optimizers.WITH_MOMENTUM else 0.0,
         model=built,
         loss_scaling=compute_dtype == "float16",
+        **parameters,
     ),
+    **parameters,
     towers=devices,
     learning_rate=lambda _: 0.01,
     global_batch_size=64,
@@ -116,6 +119,15 @@ def test_deterministic_towers_on_gpus_are_the_same_to_the_last_bit(kind):
     assert runs[2][2:] == runs[0][2:]
     again = printed_by(PROGRAM, 2, 50, *kind)
     assert again[2:] == runs[0][2:]
+
+
+@pytest.mark.usefixtures("a_gpu")
+@pytest.mark.parametrize("kind", [("resnet", "float32", "sgd"), ("fastnet", "bfloat16", "muon")])
+def test_parameters_on_the_first_gpu_are_the_same_for_any_number_of_towers(kind):
+    runs = [printed_by(PROGRAM, num_towers, 50, *kind, "on a tower") for num_towers in (1, 2, 4)]
+    assert [run[1] for run in runs] == [["CPU:0", "GPU:0"]] * 3  # the counters stay
+    assert runs[1][2:] == runs[0][2:]
+    assert runs[2][2:] == runs[0][2:]
 
 
 @pytest.mark.parametrize("kind", [("cifarnet", "float32", "sgd"), MANY], ids=["one", "many"])

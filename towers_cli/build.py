@@ -225,23 +225,23 @@ def build_model(config: Mapping) -> keras.Model:
 
 def network_to_train(
     chosen: settings.TrainSettings,
-    image_shape: Sequence[int],
-    class_names: Sequence[str],
+    prepared: preprocess.Preprocessing,
+    training: datasets.Images,
     parameter_device: str | None = None,
 ) -> keras.Model:
     """The network of a run, at its initial weights.
 
     Args:
       chosen: resolved.
-      image_shape: (height, width, channels) after preprocessing.
-      class_names: of the data.
+      prepared: from `preprocessing`.
+      training: the images.
       parameter_device: of its variables; None for the CPU.
 
     Raises:
       SettingsError: as `build_network` and `check_has_kernels`.
     """
-    given = settings.recorded(chosen)
-    model = build_network(given, image_shape, len(class_names), parameter_device)
+    given, num_classes = settings.recorded(chosen), len(training.class_names)
+    model = build_network(given, prepared.output_shape, num_classes, parameter_device)
     check_has_kernels(chosen, model)
     return model
 

@@ -81,9 +81,7 @@ def train(chosen: settings.TrainSettings, workers) -> int:
         return pictures.show_batch(chosen, training, preprocessing, workers)
 
     # The model.
-    model = build.network_to_train(
-        chosen, preprocessing.output_shape, training.class_names, parameter_device
-    )
+    model = build.network_to_train(chosen, preprocessing, training, parameter_device)
     of_model = definition.of_model(model)
     agreement.check_same_model(workers, chosen.model, of_model["layers"])
 

@@ -9,7 +9,7 @@ import towers
 from benchmarks import gpus
 
 FLAGS = argparse.Namespace(
-    global_batch_size=16, num_microbatches=4, steps=2, towers=2, parameter_device="cpu"
+    global_batch_size=16, num_microbatches=4, steps=2, towers=2, num_gpus=2, parameter_device="cpu"
 )
 
 
@@ -38,6 +38,9 @@ def test_parameters_on_the_first_gpu_go_to_the_other_towers_alone(model):
     # To the second tower its weights, to the first the second one's gradients; to both images.
     assert 2 * weights < row["bytes_to_gpus"] < 2 * weights + images + 8 * statistics + 8192
     assert row["bytes_back"] < 4096  # losses and counts
+    flags.num_gpus = 1
+    row = gpus.counted(model, "float32", flags)
+    assert row["bytes_to_gpus"] < images and row["bytes_back"] < 4096  # no weights at all
 
 
 def test_a_tensor_is_copied_to_a_device_once():

@@ -277,10 +277,7 @@ class Loop:
         return restored
 
     def drop_later_metrics(self, *, starts_over: bool) -> None:
-        """Removes what the folder holds of steps that will be repeated.
-
-        Args:
-          starts_over: whether nothing was restored, so that all of it is from an earlier attempt.
+        """Removes what the folder holds of steps that will be repeated: all where it `starts_over`.
 
         Raises:
           RunFolderError: `metrics.jsonl` is damaged, or a file cannot be written or removed.
@@ -710,19 +707,10 @@ class Loop:
             if is_new:
                 run_folder.append_line(self.folder.metrics, line)
             self._summaries.evaluation(result, self.plan.class_names, at_step, seen)
-        progress.say(f"{split} at step {at_step}: {said(result)} on {result.count:,} examples")
+        said = f"{console.in_a_line(result)} on {result.count:,} examples"
+        progress.say(f"{split} at step {at_step}: {said}")
         for index, (count, accuracy) in enumerate(shares):
             progress.say(f"  {self.workers.name(index)}: {accuracy:.2%} of its {count:,}")
-
-
-def said(result: tally.Evaluation) -> str:
-    """An evaluation in a line: accuracy, loss, and where it has others, its metrics."""
-    numbers = {name: x for name, x in result.metrics.items() if isinstance(x, float)}
-    if result.confusion is not None:
-        del numbers["top5_accuracy"]
-    shares = [f"accuracy {numbers.pop('accuracy'):.2%}"] if "accuracy" in numbers else []
-    others = [f"{name} {value:.4g}" for name, value in numbers.items()]
-    return ", ".join([*shares, f"loss {result.loss:.4f}", *others])
 
 
 @contextlib.contextmanager
