@@ -17,7 +17,7 @@ help:
 	@echo "make docs-serve  build it and serve it on http://localhost:8000"
 	@echo "make docs-test  open its pages in a browser"
 	@echo "make lint    check style"
-	@echo "make format  mend style"
+	@echo "make format  fix style"
 	@echo "make clean   remove the virtual environment and caches; runs stay"
 
 $(VENV)/installed: setup.py requirements.txt

@@ -17,6 +17,7 @@ import towers  # before Keras: it silences TensorFlow's notices
 from benchmarks import turns
 from input_pipeline import augment, batches, datasets, mixing, preprocess
 from towers import devices, losses, networks, schedules
+from towers.support import noise
 
 import keras  # isort: skip
 import tensorflow as tf  # isort: skip
@@ -55,6 +56,7 @@ def main() -> None:
 
 def trained(data_dir: str | None, images: int, epochs: float, way: str, seed: int) -> dict:
     """One run: its last epoch's mean training loss, and its accuracy on the test split."""
+    noise.quiet_loggers()
     devices.use_intra_op_threads(1)
     split = {name: datasets.load("cifar10", data_dir, name) for name in datasets.SPLITS}
     train, test = split["train"], split["test"]

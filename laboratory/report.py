@@ -139,7 +139,9 @@ def draw_times(axes, runs: Sequence[simulation.Run], runs_looks: Sequence[Mappin
         most = 1.15 * max(point.examples / point.time for point in points)
         axes.set(xlim=(0, most), ylim=(0, 1.5 * max(point.examples for point in points)))
         for time in sorted({point.time for point in (min(points), max(points))}):
-            axes.plot((0, most), (0, time * most), color="#9a9a9a", linewidth=0.8, zorder=0)
+            axes.plot(
+                (0, most), (0, time * most), color="#9a9a9a", linestyle="-", linewidth=0.8, zorder=0
+            )
             where = (0.5 * most, 0.5 * most * time)
             axes.annotate(f"time {time:.0f}", where, fontsize=8, color="#5a5a5a", clip_on=True)
 

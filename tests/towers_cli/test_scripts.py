@@ -61,7 +61,7 @@ def test_every_flag_that_has_choices_was_compared():
     own = TRAIN.values
     enums = {name for name in own if hasattr(own[name].parser, "enum_values")}
     compared = test_choices_are_those_of_the_package.pytestmark[0].args[1]
-    assert enums == {flag for flag, _ in compared} | {"recipe"}
+    assert enums == {flag for flag, _ in compared} | {"recipe", "parameter_device"}
 
 
 def test_what_goes_with_what_is_as_the_package_has_it():
