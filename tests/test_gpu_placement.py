@@ -11,6 +11,7 @@ import os
 import re
 import subprocess
 import sys
+import types
 from unittest import mock
 
 import forked
@@ -18,6 +19,7 @@ import keras
 import numpy as np
 import pretend_gpu
 import pytest
+import scripts
 import tensorflow as tf
 import toys
 from tensorflow.python.eager import context
@@ -26,10 +28,10 @@ from tensorflow.python.framework import kernels, op_callbacks
 import towers
 from benchmarks import gpus
 from input_pipeline import arrays
-from towers import devices, networks
+from towers import devices, networks, worker
 from towers.networks import optimizers
 from towers.support import machine
-from towers_cli import launch
+from towers_cli import build, launch, settings
 
 HOST, TOWERS = "/CPU:1", ("/CPU:2", "/CPU:3")
 NETWORKS = {
@@ -39,7 +41,8 @@ NETWORKS = {
 }
 OPTIMIZERS = ("sgd", "adamw", "lion", "muon")
 # The others are long.
-FEW = {("cifarnet", "float32", "sgd"), ("fastnet", "float16", "muon")}
+SIMPLE, MANY = ("cifarnet", "float32", "sgd"), ("fastnet", "float16", "muon")
+FEW = {(SIMPLE, None), (MANY, None), (MANY, "/GPU:0")}
 
 
 def trainer(network, dtype, optimizer, towers_of_it, parameter_device=None):
@@ -110,13 +113,16 @@ def two_gpus(monkeypatch):
 
 @pytest.mark.usefixtures("cuda_build")
 @pytest.mark.parametrize(
-    "given",
+    ("given", "parameter_device"),
     [
-        pytest.param(case, marks=() if case in FEW else pytest.mark.long, id="-".join(case))
+        pytest.param(
+            case, device, marks=() if (case, device) in FEW else pytest.mark.long,
+            id="-".join([*case, *(["parameters_on_gpu"] if device else [])]),
+        )
         for case in itertools.product(NETWORKS, networks.DTYPE_POLICIES, OPTIMIZERS)
+        for device in (None, "/GPU:0")
     ],
-)
-@pytest.mark.parametrize("parameter_device", [None, "/GPU:0"], ids=["on_cpu", "on_gpu"])
+)  # fmt: skip
 def test_every_operation_has_a_kernel_where_it_is(two_gpus, given, parameter_device):
     made = trainer(*given, two_gpus, parameter_device)
     images, labels = toys.batch(8)
@@ -169,13 +175,15 @@ def on_the_default_device(run) -> collections.Counter:
 
 
 @pytest.mark.parametrize(
-    "given",
+    ("given", "parameter_device"),
     [
-        *(pytest.param(case, id="-".join(case)) for case in sorted(FEW)),
-        pytest.param(("resnet", "bfloat16", "adamw"), marks=pytest.mark.long, id="resnet"),
+        pytest.param(MANY, HOST, id="many"),
+        pytest.param(SIMPLE, TOWERS[0], id="parameters_on_a_tower"),
+        pytest.param(SIMPLE, HOST, marks=pytest.mark.long, id="simple"),
+        pytest.param(MANY, TOWERS[0], marks=pytest.mark.long, id="many_parameters_on_a_tower"),
+        pytest.param(("resnet", "bfloat16", "adamw"), HOST, marks=pytest.mark.long, id="resnet"),
     ],
 )
-@pytest.mark.parametrize("parameter_device", [HOST, TOWERS[0]], ids=["on_cpu", "on_gpu"])
 def test_nothing_of_a_step_or_an_evaluation_is_on_the_first_gpu_for_want_of_a_device(
     on_another_cpu, given, parameter_device
 ):
@@ -190,8 +198,7 @@ def test_nothing_of_a_step_or_an_evaluation_is_on_the_first_gpu_for_want_of_a_de
         assert {"/" + variable.device[-5:] for variable in of_tensorflow} <= {expected}, name
 
 
-@pytest.mark.parametrize("reduction", ["mean", "sum"])
-@pytest.mark.parametrize("num_towers", [1, 2])
+@pytest.mark.parametrize(("num_towers", "reduction"), [(1, "mean"), (2, "sum")])
 def test_parameters_on_a_tower_s_device_give_the_same_bits(num_towers, reduction):
     """On CPUs, where every device computes alike; for GPUs there is tests/test_gpu.py."""
     images, labels = toys.batch(8)
@@ -227,6 +234,25 @@ def test_parameters_on_a_tower_s_device_give_the_same_bits(num_towers, reduction
 def test_parameters_need_a_device_that_is_there(device, message):
     with pytest.raises((ValueError, TypeError), match=message):
         toys.trainer(toys.classifier(), global_batch_size=8, parameter_device=device)
+
+
+def test_several_workers_have_their_parameters_on_the_cpu():
+    two = worker.SingleWorker()
+    two.count = 2
+    with pytest.raises(ValueError, match=r"parameter_device=/CPU:1: must be /CPU:0 with several"):
+        toys.trainer(toys.classifier(), global_batch_size=8, parameter_device="/CPU:1", workers=two)
+    asked = types.SimpleNamespace(parameter_device="gpu")
+    assert build.parameter_device(asked, ["/GPU:0"], worker.SingleWorker()) == "/GPU:0"
+    with pytest.raises(settings.SettingsError, match="exchange their gradients on the CPU"):
+        build.parameter_device(asked, ["/GPU:0"], two)
+
+
+def test_the_command_refuses_a_gpu_that_is_not_there(tmp_path):
+    done = scripts.train(tmp_path / "run", "--parameter_device=gpu")
+    assert done.returncode == 2 and not (tmp_path / "run").exists()
+    assert done.stderr == (
+        "train.py: error: --parameter_device=gpu: this machine has no visible GPU; use cpu\n"
+    )
 
 
 def test_a_step_without_a_device_would_be_found(on_another_cpu):
