@@ -284,7 +284,7 @@ def draw(figure, reached: dict, settings, of_rules, accuracy: float) -> None:
     ticks = [place + middle for place in range(len(settings))]
     axes.set_xticks(ticks, [setting.replace(" ", "\n") for setting in settings])
     axes.set(title=f"time to {accuracy:.0%}", ylabel="virtual time; a usual gradient takes 1")
-    axes.legend(loc="upper left", fontsize=8)
+    axes.legend(loc="upper right", fontsize=8)
     panels = right.subplots(len(DRAWN), 1, sharex=True)
     for lanes, rule in zip(panels, DRAWN, strict=True):
         for one in time_line(rule):

@@ -14,6 +14,7 @@ import towers  # noqa: E402, F401  before what imports TensorFlow: it silences T
 _version = (ROOT / "towers/support/version.py").read_text()
 
 project = "towers"
+author = "The towers authors"
 copyright = "The towers authors. Apache-2.0"
 version = release = re.search(r'^__version__ = "(.+)"$', _version, re.M).group(1)
 
@@ -36,6 +37,8 @@ nb_execution_timeout = 300
 nb_execution_raise_on_error = True
 nb_execution_show_tb = True
 nb_output_stderr = "remove"
+nb_code_prompt_show = "Show a solution"  # nothing else is folded by its tag
+nb_code_prompt_hide = "Hide it"
 myst_heading_anchors = 4
 myst_enable_extensions = ["attrs_inline"]
 suppress_warnings = ["myst.header"]  # pages may begin with a comment
