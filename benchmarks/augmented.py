@@ -34,7 +34,7 @@ WAYS = {
 }
 assert {of[0] for of in WAYS.values()} <= set(augment.NAMES)
 HEAD = """\
-| on top of crops and mirror images | last training loss | test accuracy | against none, points |
+| on top of crops and flips | loss of the last epoch | test accuracy | against none, points |
 |---|---|---|---|"""
 
 
@@ -46,6 +46,8 @@ def main() -> None:
     parser.add_argument("--epochs", type=float, default=40.0, help="of each run")
     parser.add_argument("--processes", type=int, default=2, help="that train at once")
     options = parser.parse_args()
+    if options.images > len(datasets.load("cifar10", options.data_dir, "train").images):
+        parser.error(f"--images={options.images}: the training split has fewer")
     jobs = [(way, seed) for seed in range(options.rounds) for way in WAYS]
     one = functools.partial(trained, options.data_dir, options.images, options.epochs)
     with multiprocessing.get_context("spawn").Pool(options.processes, maxtasksperchild=1) as pool:

@@ -83,7 +83,7 @@ def counted(model: str, compute_dtype: str, options: argparse.Namespace) -> dict
         model,
         compute_dtype,
         options.global_batch_size,
-        towers.devices.choose(options.num_gpus),
+        (towers.devices.PARAMETER_DEVICE,) * options.num_gpus,  # others are named below
         options.num_microbatches,
     )
     # Only the Trainer checks that its devices exist.
@@ -197,6 +197,7 @@ def measured_by_itself(
                 f"--model={model}", f"--compute_dtype={compute_dtype}", f"--steps={options.steps}",
                 f"--global_batch_size={options.global_batch_size}",
                 f"--num_microbatches={options.num_microbatches}",
+                f"--parameter_device={options.parameter_device}",
             ],
             stdout=subprocess.PIPE, text=True, check=True,
         )  # fmt: skip
@@ -207,8 +208,14 @@ def measured(model: str, compute_dtype: str, options: argparse.Namespace) -> dic
     """Some deterministic steps on so many towers: their time, after the first, and their bits."""
     towers.devices.run_deterministically()
     tower_devices = towers.devices.choose(options.towers)
+    on_tower = options.parameter_device == "gpu"
     run, images, labels = step.trainer_and_batch(
-        model, compute_dtype, options.global_batch_size, tower_devices, options.num_microbatches
+        model,
+        compute_dtype,
+        options.global_batch_size,
+        tower_devices,
+        options.num_microbatches,
+        parameter_device=tower_devices[0] if on_tower else towers.devices.PARAMETER_DEVICE,
     )
     begun = time.monotonic()
     run.train_step(images, labels).losses["total"].numpy()
@@ -220,6 +227,7 @@ def measured(model: str, compute_dtype: str, options: argparse.Namespace) -> dic
         "model": model,
         "compute_dtype": compute_dtype,
         "device": machine.kinds(tower_devices),
+        "parameter_device": options.parameter_device,
         "num_towers": options.towers,
         "steps": options.steps,
         "first_step_seconds": round(first, 2),

@@ -27,7 +27,10 @@ QUIET = tuple(
     f"--{name}_every_steps=1000000000" for name in ("log", "checkpoint")
 ) + ("--summary_every_steps=0",)  # fmt: skip
 STEPS_PER_TURN = 500
-DEFAULT = ("towers-float32-1", "towers-bfloat16-1", "tutorial", "keras", "pytorch")  # ten minutes
+DEFAULT = (  # in ten minutes
+    *("towers-float32-1", "towers-bfloat16-1", "tutorial", "keras"),
+    *("pytorch", "pytorch-bfloat16"),
+)
 HEAD = """\
 | side | images/s | to the tutorial | to Keras `fit` | to the best PyTorch |
 |---|---|---|---|---|"""

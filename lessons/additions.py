@@ -67,7 +67,7 @@ def measured() -> dict[int, tuple[np.float32, ...]]:
 
 def sums(values: Sequence[np.float32]) -> list[np.float32]:
     """Tower by tower, on one tower to as many as there are microbatches."""
-    return [tower_by_tower(values, towers) for towers in range(1, MICROBATCHES + 1)]
+    return [tower_by_tower(values, number) for number in range(1, MICROBATCHES + 1)]
 
 
 def drawn() -> tuple[np.float32, ...]:
@@ -217,6 +217,6 @@ if __name__ == "__main__":
     argparse.ArgumentParser(
         prog="python -m lessons.additions", description=__doc__ and __doc__.splitlines()[0]
     ).parse_args()
-    text = json.dumps({"weight": "cifarnet relu1/bias[0]", "gradients": measure()}, indent=1)
+    text = json.dumps({"weights": "cifarnet relu1/bias", "gradients": measure()}, indent=1)
     MEASURED.write_text(text + "\n", encoding="utf-8")
     main()

@@ -276,12 +276,18 @@ def answer(same: bool, gaps: dict, apart: dict) -> str:
     """In one sentence."""
     if not (same and rounding_alone(gaps)):
         return "Not here: the average of two halves was not the whole batch."
-    worse = [AT_EQUAL_EPOCHS[name][1] for name, one in apart.items() if one.verdict < 0]
-    makes_up = "only partly makes up for" if any(factor > 1 for factor in worse) else "makes up for"
+    worse = [name for name, one in apart.items() if one.verdict < 0]
+    with_more = [name for name in apart if AT_EQUAL_EPOCHS[name][1] > 1]
+    still_worse = [name for name in with_more if name in worse]
+    after = (
+        "after which a higher rate showed no difference"
+        if not still_worse
+        else "and a higher rate did not make up for all of it"
+    )
     why = (
-        "a model that is less accurate on more GPUs was trained with fewer updates, which a higher "
-        f"rate {makes_up}, or something other than the averaging was changed"
-        if 1 in worse
+        "a model that is less accurate on more GPUs was trained with fewer updates, "
+        f"{after}, or something other than the averaging was changed"
+        if any(AT_EQUAL_EPOCHS[name][1] == 1 for name in worse)
         else "if a model is less accurate, something other than the averaging was changed"
     )
     return f"Yes, averaging is exact; {why}."

@@ -2,6 +2,7 @@
 
 import functools
 import math
+import statistics
 import time
 from collections.abc import Callable, Iterable, Sequence
 from typing import NamedTuple
@@ -300,27 +301,28 @@ def gap_table(stopped: dict, gap: paired.Difference):
 
 def answer(examples: dict, per_second: dict) -> str:
     """In one sentence, for both questions."""
-    ranges = {
-        batch: [n / per_second[batch] for n in (min(of_seeds), max(of_seeds))]
+    seconds = {
+        batch: [n / per_second[batch] for n in of_seeds]
         for batch, of_seeds in examples.items()
         if of_seeds and None not in of_seeds
     }
-    if not ranges:
+    if not seconds:
         return "This run cannot tell: no batch came to the target accuracy."
-    best = min(ranges, key=lambda batch: sum(ranges[batch]))
-    close = [b for b, (least, _) in ranges.items() if b != best and least <= ranges[best][1]]
+    best = min(seconds, key=lambda batch: statistics.mean(seconds[batch]))
+    close = [b for b in seconds if b != best and min(seconds[b]) <= max(seconds[best])]
     beside = f", not clearly less than those of {_listed(close)}" if close else ""
-    always = best == max(examples)
+    largest = max(examples)
+    begins = "Not clearly" if largest in close else "No, not always"
+    begins = "Here it was" if largest == best else begins
     return (
-        f"{'Here it was' if always else 'No, not always'}: a larger batch processes more images "
-        "per second, up to a point, but needs more images for the same accuracy; of batches from "
-        f"{min(examples):,} to {max(examples):,}, those of {best:,} took the least time "
-        f"here{beside}."
+        f"{begins}: a larger batch processes more images per second, up to a point, "
+        "but needs more images for the same accuracy; of batches from "
+        f"{min(examples):,} to {largest:,}, those of {best:,} took the least time here{beside}."
     )
 
 
 def _listed(batches: Sequence[int]) -> str:
-    return " and ".join(f"{batch:,}" for batch in batches)
+    return ", ".join(f"{batch:,}" for batch in batches)
 
 
 def claim(means: dict, per_second: dict, seconds: dict, noise: dict, accuracy: float, gap) -> str:

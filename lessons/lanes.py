@@ -5,7 +5,9 @@ python -m lessons.lanes --site        trains two towers for some steps, and draw
 """
 
 import argparse
+import itertools
 import json
+import math
 import subprocess
 import sys
 import tempfile
@@ -31,7 +33,7 @@ KINDS = {
     "forward": ("tower_", "#0072b2", "forward pass, and the rest of a tower"),
     "other": ("", "#8a8f96", "anything else"),
 }
-_COUNTS = "count/"  # the operations that end a step
+_COUNTS = "count/"  # among the first operations of an update; each step has one of each
 
 
 class NoProfile(Exception):
@@ -65,11 +67,16 @@ def played(operations: Sequence[profiles.Operation], conditions: str) -> dict[st
       shades: by kind of operation its colour, and words for it.
       until: milliseconds from the first operation to the end of the last.
       runs: of the one run that there is, `work`: (lane, begin, end, kind, operation); and
-        `updates`: when a step's counters were raised, as the last of its updates.
+        `updates`: the end of each step's last operation that writes a weight or its average.
+
+    Raises:
+      NoProfile: there are no operations of a step among them.
     """
     found = sorted(
         (one for one in operations if one.kind not in graph.TRANSFERS), key=lambda one: one.begin
     )
+    if not any(one.milliseconds >= SHORTEST for one in found):
+        raise NoProfile("the profile has no operations of a step")
     start = found[0].begin
     number = 1 + max(graph.tower_of(one.name) or 0 for one in found)
     work = [
@@ -84,13 +91,18 @@ def played(operations: Sequence[profiles.Operation], conditions: str) -> dict[st
         if one.milliseconds >= SHORTEST
     ]
     counted = [one for one in found if one.name.startswith(_COUNTS) and "Assign" in one.kind]
-    updates = [one.begin - start for one in counted if one.name == counted[0].name]
+    steps = [one.begin - start for one in counted if one.name == counted[0].name]
+    writes = [(begin, end) for _, begin, end, kind, _ in work if kind in ("update", "averages")]
+    updates = [
+        max((end for begin, end in writes if step <= begin < following), default=step)
+        for step, following in itertools.pairwise([*steps, math.inf])
+    ]
     return {
         "lanes": [*(f"tower {tower}" for tower in range(number)), "the rest"],
         "shades": {name: (colour, words) for name, (_, colour, words) in KINDS.items()},
         "until": max(end for _, _, end, _, _ in work),
         "conditions": conditions,
-        "runs": {"profile steps": {"work": work, "updates": [round(time, 3) for time in updates]}},
+        "runs": {"profile steps": {"work": work, "updates": updates}},
     }
 
 
@@ -101,7 +113,9 @@ def kind(name: str) -> str:
 
 def main(arguments: Sequence[str]) -> int:
     """Draws; returns the exit code."""
-    parser = argparse.ArgumentParser(prog="python -m lessons.lanes", description=__doc__)
+    parser = argparse.ArgumentParser(
+        prog="python -m lessons.lanes", description=__doc__ and __doc__.splitlines()[0]
+    )
     chosen = parser.add_mutually_exclusive_group(required=True)
     chosen.add_argument("run", nargs="?", type=Path, help="folder of the run")
     chosen.add_argument("--site", action="store_true", help="train, and draw for the site")
@@ -113,11 +127,11 @@ def main(arguments: Sequence[str]) -> int:
         print(SITE)
         return 0
     try:
-        profile = newest(options.run)
+        operations = list(profiles.operations(newest(options.run)))
+        found = played(operations, f"The newest profile of {options.run}.")
     except NoProfile as error:
         print(f"{parser.prog}: error: {error}", file=sys.stderr)
         return 1
-    found = played(list(profiles.operations(profile)), f"The newest profile of {options.run}.")
     try:
         options.out.write_text(timeline.page(found), encoding="utf-8")
     except OSError as error:

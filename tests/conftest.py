@@ -30,7 +30,7 @@ LONGEST_FIRST = (
 def pytest_configure(config):
     """Before the files of tests are read."""
     length.all_tests = "not long" not in config.option.markexpr
-    hands_out = config.option.dist != "no" and not hasattr(config, "workerinput")
+    hands_out = getattr(config.option, "dist", "no") != "no" and not hasattr(config, "workerinput")
     if not hands_out:  # to other processes; importing TensorFlow would hold them up
         import shared
 

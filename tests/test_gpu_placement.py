@@ -30,6 +30,7 @@ from benchmarks import gpus
 from input_pipeline import arrays
 from towers import devices, networks, worker
 from towers.networks import optimizers
+from towers.runs import loop, resuming
 from towers.support import machine
 from towers_cli import build, launch, settings
 
@@ -321,18 +322,26 @@ print(devices.choose(), machine.kinds(("/GPU:0",)), context.context()._context_h
     assert done.stdout == "('/GPU:0',) no GPU at all True\n", done.stderr
 
 
-def test_the_command_has_its_parameters_on_a_visible_gpu(tmp_path, cache_home):
-    done = forked.run(
-        [
-            sys.executable, pretend_gpu.__file__, f"--train_dir={tmp_path / 'run'}",
-            "--dataset=shapes", "--global_batch_size=32", "--num_microbatches=4", "--max_steps=2",
-            "--parameter_device=gpu",
-        ],
-        env=os.environ | {"XDG_CACHE_HOME": str(cache_home)},
-        timeout=120,
-    )  # fmt: skip
+def test_the_command_has_its_parameters_on_a_visible_gpu(tmp_path, cache, monkeypatch):
+    pretend_gpu.pretend(monkeypatch.setattr)
+    seen = []
+    monkeypatch.setattr(resuming, "train", lambda run, _: seen.append(run) or loop.Outcome(None, 0))
+    made = {}
+    for owner, name in ((networks, "build"), (optimizers, "make")):
+        whole = getattr(owner, name)
+        monkeypatch.setattr(
+            owner,
+            name,
+            lambda *a, name=name, whole=whole, **k: made.update({name: k}) or whole(*a, **k),
+        )
+    done = scripts.train(tmp_path / "run", "--parameter_device=gpu")
     assert done.returncode == 0, done.stderr
     assert re.search(r"weights on +/GPU:0\n", done.stdout)
+    assert seen[0].trainer.program.parameter_device == "/GPU:0"
+    assert {name: given["parameter_device"] for name, given in made.items()} == {
+        "build": "/GPU:0",
+        "make": "/GPU:0",
+    }
 
 
 def test_several_workers_train_where_a_gpu_is_visible(tmp_path, cache_home):

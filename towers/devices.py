@@ -1,4 +1,4 @@
-"""Where the work is done: one device per tower, and the CPU that holds the shared variables."""
+"""Where the work is done: one device per tower, and one, the CPU as a rule, for the variables."""
 
 import os
 from collections.abc import Sequence

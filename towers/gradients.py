@@ -52,7 +52,7 @@ def pairwise_tree(values: Sequence, add: Callable):
 
     Floating-point addition is not associative, so the order is part of the result. In this order,
     any run of consecutive values consists of a few subtrees: a tower adds up those of its share,
-    the CPU adds up the rest, and the total is the same to the last bit however they are shared.
+    the rest comes later, and the total is the same to the last bit however they are shared.
 
     Raises:
       ValueError: `values` is empty.

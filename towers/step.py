@@ -138,8 +138,8 @@ def train_step(
             with tf.device(devices.PARAMETER_DEVICE), tf.name_scope("count"):
                 state.step.assign_add(1)
                 state.examples_seen.assign_add(program.shares.global_batch_size)
-    with tf.device(devices.PARAMETER_DEVICE), tf.name_scope("result"):
-        return _result(results, shown)
+        with tf.name_scope("result"):
+            return _result(results, shown)
 
 
 def run_towers(

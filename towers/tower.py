@@ -45,7 +45,7 @@ class TowerProgram:
 
 
 class TowerResult(NamedTuple):
-    """What one tower hands to the CPU.
+    """What one tower hands over.
 
     Attributes:
       sums: of the gradients, from `gradients.sum_over_share`; where examples are weighted, each

@@ -101,7 +101,7 @@ class Trainer:
           accumulate_gradients: gradient accumulation: a tower computes its microbatches one after
             the other, and keeps the activations of only one at a time; the bits stay the same.
           example_inputs: any, [n, ...]; a model that is built at its first call is called on them.
-          parameter_device: of state and average, such as "/GPU:0" (one worker); None for the CPU.
+          parameter_device: of state and reduction: None for the CPU, or with one worker "/GPU:0".
 
         Raises:
           TypeError: an argument is of the wrong type.
@@ -224,7 +224,7 @@ class Trainer:
 
     def _update(self, *batch) -> step.StepResult:
         try:
-            on_device = tf.device(self.program.parameter_device)  # of results, which name none
+            on_device = tf.device(self.program.parameter_device)  # for what the graph returns
             with self.workers.watched(), checks.labels_in_range(), on_device:
                 return self._train_step(self._rate_of_next_step(), *batch)
         except tf.errors.InvalidArgumentError as error:

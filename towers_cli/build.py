@@ -147,12 +147,12 @@ def build_trainer(
     training_images: Callable[[], np.ndarray],
     workers: worker.Workers | None = None,
 ) -> trainer.Trainer:
-    """Builds the network, its optimizer and the trainer of a run.
+    """Builds the optimizer and the trainer of a run.
 
     Args:
       chosen: resolved.
       tower_devices: one per tower.
-      model: from `build_model`.
+      model: from `network_to_train`.
       learning_rate: of the run.
       training_images: () to some preprocessed training images, [n, height, width, channels], for a
         network that looks at them before its first step.

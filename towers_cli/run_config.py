@@ -5,8 +5,9 @@ import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+from towers import devices
 from towers.runs import resuming, run_folder, stretches, warm_start
-from towers.support import machine, shares
+from towers.support import shares
 from towers_cli import settings
 
 
@@ -19,6 +20,7 @@ def make(
     evaluated,
     of_model: Mapping,
     towers_of_workers: Sequence[int] = (),
+    parameter_device: str = devices.PARAMETER_DEVICE,
 ) -> dict:
     """What `config.json` holds: settings, what follows from them, and what the run runs on.
 
@@ -31,6 +33,7 @@ def make(
       evaluated: the split that is evaluated, likewise.
       of_model: of the network, from `definition.of_model`.
       towers_of_workers: how many towers each worker has; where empty, there is one worker.
+      parameter_device: where the weights are.
     """
     of = shares.Shares(
         chosen.global_batch_size,
@@ -57,7 +60,7 @@ def make(
         }
         | of_model,
         "stretches": stretches.extended(
-            [], 0, stretches.environment() | {"devices": machine.kinds(tower_devices)}
+            [], 0, stretches.environment() | stretches.on_devices(tower_devices, parameter_device)
         ),
     }
 

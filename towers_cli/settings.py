@@ -412,7 +412,7 @@ class TrainSettings(Settings):
         "cpu",
         "Where the weights and the optimizer's state are, gradients are averaged and the update is "
         "made: on the CPU, or on the first tower's GPU, with one worker.",
-        ARITHMETIC, choices=("cpu", "gpu"), also_called="variable_update_device ps_device",
+        ARITHMETIC, choices=("cpu", "gpu"), also_called="local_parameter_device ps_device",
     )
     accumulate_gradients: bool = setting(
         False,
@@ -614,6 +614,11 @@ class TrainSettings(Settings):
         given = f"--workers={shown(self.workers)}"
         if len(self.workers) < 2:
             raise SettingsError(f"{given}: must be at least two; one worker needs no flag")
+        if self.parameter_device == "gpu":
+            raise SettingsError(
+                f"--parameter_device=gpu: several workers ({given}) exchange their gradients on "
+                "the CPU; use cpu"
+            )
         if self.worker_index is None:
             raise SettingsError(f"{given}: needs --worker_index, which of them this process is")
 

@@ -90,7 +90,7 @@ def train(chosen: settings.TrainSettings, workers) -> int:
     last_step = resolve.last_step(chosen, training.num_examples)
     config = run_config.make(
         chosen, tower_devices, last_step, preprocessing.output_shape, training, evaluated,
-        of_model, towers_of_workers,
+        of_model, towers_of_workers, parameter_device,
     )  # fmt: skip
     config = begin_from.with_beginning(workers, config, found.earlier)
     if workers.is_chief:

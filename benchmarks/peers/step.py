@@ -94,6 +94,7 @@ def trainer_and_batch(
     filters: int | None = None,
     workers: worker.Workers | None = None,
     accumulate_gradients: bool = False,
+    parameter_device: str = devices.PARAMETER_DEVICE,
 ) -> tuple[towers.Trainer, tf.Tensor, tf.Tensor]:
     """A trainer with all that a run of `train.py` updates, and a worker's images and labels."""
     network = networks.NETWORKS[model]
@@ -102,13 +103,17 @@ def trainer_and_batch(
     towers_of_workers = [len(tower_devices)] * workers.count
     of = shares.Shares(global_batch_size, num_microbatches, towers_of_workers, workers.index)
     n = len(of.examples)
-    images = tf.random.stateless_normal([n, *shape], seed=[0, 0])
-    trained = build(model, compute_dtype, shape, filters)
+    with tf.device(devices.PARAMETER_DEVICE):
+        images = tf.random.stateless_normal([n, *shape], seed=[0, 0])
+        labels = tf.random.stateless_uniform([n], [0, 1], 0, 10, tf.int64)
+    trained = build(model, compute_dtype, shape, filters, parameter_device)
     if network.adapt is not None:
         network.adapt(trained, images.numpy())
+    with tf.device(parameter_device):
+        optimizer = keras.optimizers.SGD(0.01, momentum=0.9)
     run = towers.Trainer(
         trained,
-        keras.optimizers.SGD(0.01, momentum=0.9),
+        optimizer,
         towers=tower_devices,
         workers=workers,
         global_batch_size=global_batch_size,
@@ -117,18 +122,24 @@ def trainer_and_batch(
         weight_filter=network.weight_filter,
         moving_average_decay=0.9999,
         accumulate_gradients=accumulate_gradients,
+        parameter_device=parameter_device,
     )
-    return run, images, tf.random.stateless_uniform([n], [0, 1], 0, 10, tf.int64)
+    return run, images, labels
 
 
 def build(
-    model: str, compute_dtype: str, shape: tuple[int, int, int], filters: int | None
+    model: str,
+    compute_dtype: str,
+    shape: tuple[int, int, int],
+    filters: int | None,
+    parameter_device: str,
 ) -> keras.Model:
     """The network, of another width if one is given."""
     if filters is None:
-        return networks.build(model, shape, 10, compute_dtype=compute_dtype)
+        device = {"parameter_device": parameter_device}
+        return networks.build(model, shape, 10, compute_dtype=compute_dtype, **device)
     policy = keras.DTypePolicy(networks.DTYPE_POLICIES[compute_dtype])
-    with tf.device(devices.PARAMETER_DEVICE):
+    with tf.device(parameter_device):
         return cifarnet.build(shape, 10, policy, 0, filters=filters)
 
 

@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 import scripts
 
-from laboratory import data, findings, race
+from laboratory import data, findings, paired, race
 from lessons import __main__ as command
 from lessons import (
     averaging,
@@ -76,6 +76,26 @@ def test_averaging_is_exact_and_what_is_done_around_it_is_not(found):
         assert kept.verdict == -1
         assert multiplied.mean > kept.mean
     assert found("averaging").answer.startswith("Yes, averaging is exact; ")
+
+
+@pytest.mark.parametrize(
+    ("same_rate", "higher_rate", "says"),
+    [
+        (-1, -1, "fewer updates, and a higher rate did not make up for all of it, or something"),
+        (-1, 0, "fewer updates, after which a higher rate showed no difference, or something"),
+        (0, 0, "if a model is less accurate, something other than the averaging was changed"),
+        (0, -1, "if a model is less accurate, something other than the averaging was changed"),
+    ],
+)
+def test_what_averaging_answers_is_what_was_found(same_rate, higher_rate, says):
+    gaps = {f"{averaging.WHOLE}, float64": [1e-15], f"{averaging.WHOLE}, float32": [1e-6]}
+    verdicts = {"4 GPUs, the same rate": same_rate, "4 GPUs, 4 times the rate": higher_rate}
+    apart = {
+        name: paired.Difference(verdict, verdict, verdict, (verdict,) * 3)
+        for name, verdict in verdicts.items()
+    }
+    assert says in averaging.answer(True, gaps, apart)
+    assert averaging.answer(False, gaps, apart).startswith("Not here")
 
 
 def test_the_old_rule_decays_k_times_too_late_and_this_one_does_not(found):
@@ -421,6 +441,9 @@ class TestBatchSizeByHand:
             assert answer.startswith(begins)
             assert answer.endswith(f"those of {best} took the least time here.")
         assert "no batch came" in batch_size.answer({16: [None], 64: []}, rates)
+        needed = {16: [100.0, 100.0, 160.0], 64: [220.0, 250.0, 270.0]}  # means of 12 and 12.3 s
+        answer = batch_size.answer(needed, rates)
+        assert answer.startswith("Not clearly: ") and "those of 16 took" in answer
 
     def test_the_answer_names_what_was_hardly_slower(self):
         rates = {16: 10.0, 64: 20.0, 256: 20.0}  # 10 to 13 seconds, 9 to 11, and 11.5 to 12

@@ -15,6 +15,7 @@ import scripts
 from towers_cli import launch
 
 PROGRAM = scripts.ROOT / "tests/helpers/own_run.py"
+OFTEN = ("two_by_two",)  # the others in `make test-all`
 
 
 def run(folder: Path, *arguments) -> subprocess.CompletedProcess:
@@ -29,8 +30,13 @@ def lines(folder: Path) -> list[dict]:
     return [{k: v for k, v in line.items() if k not in of_time} for line in found]
 
 
-@pytest.mark.long
-@pytest.mark.parametrize("name", models.TASKS | models.LARGE)
+@pytest.mark.parametrize(
+    "name",
+    [
+        name if name in OFTEN else pytest.param(name, marks=pytest.mark.long)
+        for name in models.TASKS | models.LARGE
+    ],
+)
 def test_a_killed_run_goes_on_on_other_towers_with_the_same_bits(name, tmp_path):
     whole = run(tmp_path / "whole", name, 1, 0)
     assert whole.returncode == 0, whole.stderr

@@ -24,7 +24,7 @@ def fused(model: keras.Model) -> keras.Model:
         within it.
 
     Returns:
-      A model with variables of its own, on `devices.PARAMETER_DEVICE`.
+      A model with variables of its own, on the device of the model's.
 
     Raises:
       TypeError: it is not a Keras model.
@@ -36,7 +36,8 @@ def fused(model: keras.Model) -> keras.Model:
     if not model.built:
         raise ValueError(f"the model {model.name} is not built yet: call it on some inputs first")
     _check_is_of_layers(model)
-    with tf.device(devices.PARAMETER_DEVICE):
+    weights = model.variables
+    with tf.device(weights[0].value.device if weights else devices.PARAMETER_DEVICE):
         made = keras.models.clone_model(model, clone_function=_replaced, recursive=True)
     for new, old in zip(made.variables, model.variables, strict=True):
         new.assign(old)

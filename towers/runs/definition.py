@@ -10,7 +10,7 @@ import numpy as np
 
 from towers import train_state, trainer, worker
 from towers.runs import run_folder, stretches
-from towers.support import machine, worker_errors
+from towers.support import worker_errors
 
 
 def is_of_a_program(config: Mapping) -> bool:
@@ -250,7 +250,9 @@ def _variables(model: keras.Model) -> str:
 
 
 def _runs_on(of: trainer.Trainer) -> dict:
-    return stretches.environment() | {"devices": machine.kinds(of.tower_devices)}
+    return stretches.environment() | stretches.on_devices(
+        of.tower_devices, of.program.parameter_device
+    )
 
 
 def _plain(config: Mapping) -> dict:

@@ -57,6 +57,14 @@ def environment() -> dict[str, str | None]:
     )
 
 
+def on_devices(tower_devices: Sequence[str], parameter_device: str) -> dict[str, str]:
+    """The kinds of devices on which towers compute and weights are updated."""
+    return {
+        "devices": machine.kinds(tower_devices),
+        "parameters on": machine.kinds([parameter_device]),
+    }
+
+
 def _git_revision() -> str | None:
     """The revision of this code, with `-dirty` where it was changed; None outside a checkout."""
     command = ["git", "describe", "--always", "--dirty", "--abbrev=12"]

@@ -166,11 +166,10 @@ def compiled_deterministically(trained: keras.Model) -> None:
 
 
 def parameter_device(device: str | None, host: str, num_workers: int) -> str:
-    """The device of the parameters, the host's if None; it exists, and is that of all workers."""
-    device = host if device is None else device
-    if not isinstance(device, str):
+    """The name of the parameters' device, which must exist; the host's if None."""
+    if not isinstance(device, str | None):
         raise TypeError(f"parameter_device is {described(device)}: must be the name of a device")
-    _device("parameter_device", device)
+    device = host if device is None else _device("parameter_device", device)
     if num_workers > 1 and device != host:
         raise ValueError(
             f"parameter_device={device}: must be {host} with several workers, which exchange their "
@@ -208,7 +207,8 @@ def device_names(given) -> tuple[str, ...]:
     return tuple(given)
 
 
-def _device(argument: str, name: str) -> None:
+def _device(argument: str, name: str) -> str:
+    """Its kind and number, such as `/CPU:0`."""
     try:
         spec = tf.DeviceSpec.from_string(name)
     except ValueError as error:
@@ -217,6 +217,7 @@ def _device(argument: str, name: str) -> None:
     number = machine.num_devices(kind)
     if (spec.device_index or 0) >= number:
         raise ValueError(f"{argument} has {name!r}: no such device; {kind} devices: {number}")
+    return f"/{kind}:{spec.device_index or 0}"
 
 
 def batches(given) -> Iterator:
