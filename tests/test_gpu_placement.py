@@ -133,6 +133,31 @@ def test_every_operation_has_a_kernel_where_it_is(two_gpus, given, parameter_dev
     assert without_kernel(evaluation.graph) == set()
 
 
+def test_rows_of_an_embedding_are_added_on_the_cpu(two_gpus):
+    """In the order of their microbatches; a GPU has none."""
+    model = keras.Sequential(
+        [
+            keras.Input([4], dtype="int32"),
+            keras.layers.Embedding(9, 3),
+            keras.layers.Flatten(),
+            keras.layers.Dense(2),
+        ]
+    )
+    made = towers.Trainer(
+        model,
+        keras.optimizers.SGD(0.1),
+        towers=two_gpus,
+        global_batch_size=8,
+        num_microbatches=2,
+        parameter_device="/GPU:0",
+    )
+    words, labels = tf.zeros([8, 4], tf.int32), tf.zeros([8], tf.int32)
+    nodes = made.step_graph(words, labels).as_graph_def().node
+    found = {node.op: node.device[-5:] for node in nodes if node.device}
+    assert found["Unique"] == found["UnsortedSegmentSum"] == "CPU:0"
+    assert found["ResourceScatterSub"] == "GPU:0"  # the update of the rows
+
+
 @pytest.mark.usefixtures("cuda_build")
 def test_an_operation_without_a_kernel_is_found():
     with tf.Graph().as_default() as graph:
