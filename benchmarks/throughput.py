@@ -27,9 +27,9 @@ QUIET = tuple(
     f"--{name}_every_steps=1000000000" for name in ("log", "checkpoint")
 ) + ("--summary_every_steps=0",)  # fmt: skip
 STEPS_PER_TURN = 500
-DEFAULT = (  # in ten minutes
-    *("towers-float32-1", "towers-bfloat16-1", "tutorial", "keras"),
-    *("pytorch", "pytorch-bfloat16"),
+DEFAULT = (  # in ten minutes, and all in float32
+    *("towers-float32-1", "towers-float32-2", "tutorial", "keras"),
+    *("pytorch", "pytorch-compiled"),
 )
 HEAD = """\
 | side | images/s | to the tutorial | to Keras `fit` | to the best PyTorch |
