@@ -123,7 +123,7 @@ def time_to_accuracy(rows: list[dict]) -> None:
         axes.axhline(percent, color=PEER, linestyle="--", linewidth=1)
         axes.text(61, percent + 0.4, said, fontsize=9, color="#555555", ha="right")
     axes.set_xlim(left=0)
-    axes.set(xlabel="minutes in training", ylabel="test accuracy, %", ylim=(55, 92))
+    axes.set(xlabel="minutes of training", ylabel="test accuracy, %", ylim=(55, 92))
     versions = f"{rows[0]['processor']}; TensorFlow {rows[0]['tensorflow']}"
     axes.set_title(f"CIFAR-10, JPEG q75\n2 shared cores, {versions}", loc="left")
     axes.legend(loc="lower right")

@@ -11,7 +11,7 @@ from benchmarks import turns
 from towers.runs import run_folder
 
 HEAD = """\
-| recipe | seed | epoch | minutes in training | accuracy | with a flip at test time |
+| recipe | seed | epoch | minutes of training | accuracy | with a flip at test time |
 |---|---|---|---|---|---|"""
 
 

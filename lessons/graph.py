@@ -298,7 +298,7 @@ def draw(figure, step: Sequence[Event], one_by_one: Sequence[Event]) -> None:
             spans = busy(event for event in events if event.tower == own)
             bars = [(begin, end - begin) for begin, end in spans]
             axes.broken_barh(bars, (place - 0.4, 0.8), color=colour, linewidth=0)
-    above.set(title="A step: the loop over towers has built its graph, and is gone")
+    above.set(title="A step: one graph with both towers")
     above.set_yticks(range(len(lanes)), ["tower 0", "tower 1", "the rest"])
     above.invert_yaxis()
     below.set(title="A Python loop: one call for each tower", xlabel="ms")
