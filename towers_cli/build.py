@@ -146,6 +146,7 @@ def build_trainer(
     learning_rate: schedules.LearningRate,
     training_images: Callable[[], np.ndarray],
     workers: worker.Workers | None = None,
+    device: str | None = None,
 ) -> trainer.Trainer:
     """Builds the optimizer and the trainer of a run.
 
@@ -157,6 +158,7 @@ def build_trainer(
       training_images: () to some preprocessed training images, [n, height, width, channels], for a
         network that looks at them before its first step.
       workers: of the run; None for one.
+      device: from `parameter_device`; None for the CPU.
 
     Raises:
       SettingsError: no weight decays.
@@ -170,8 +172,6 @@ def build_trainer(
     adapt = own_model.network(chosen.model).adapt
     if adapt is not None:
         adapt(model, training_images())
-    workers = workers or worker.SingleWorker()
-    device = parameter_device(chosen, tower_devices, workers)
     decoupled = chosen.optimizer in optimizers.DECOUPLED_WEIGHT_DECAY
     optimizer = optimizers.make(
         chosen.optimizer,

@@ -100,7 +100,9 @@ def train(chosen: settings.TrainSettings, workers) -> int:
 
     # The trainer: one tower for each device.
     to_adapt_to = functools.partial(build.images_to_adapt_to, training, preprocessing)
-    trainer = build.build_trainer(chosen, tower_devices, model, learning_rate, to_adapt_to, workers)
+    trainer = build.build_trainer(
+        chosen, tower_devices, model, learning_rate, to_adapt_to, workers, parameter_device
+    )
 
     # The run, from its beginning or from where it stands.
     this_run = towers.Run(
@@ -110,8 +112,7 @@ def train(chosen: settings.TrainSettings, workers) -> int:
         test=images.evaluated(
             evaluated, preprocessing, chosen.global_batch_size, trainer.shares.examples
         ),
-        epochs=chosen.train_epochs,
-        steps=chosen.max_steps,
+        epochs=chosen.train_epochs, steps=chosen.max_steps,
         class_names=training.class_names,
         init_from=chosen.init_from,
         export=build.exporter(preprocessing, training.class_names),

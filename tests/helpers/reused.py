@@ -71,12 +71,14 @@ def let_go() -> None:
     _made.clear()
 
 
-def _build_trainer(chosen, tower_devices, model, learning_rate, training_images, workers=None):
+def _build_trainer(
+    chosen, tower_devices, model, learning_rate, training_images, workers=None, device=None
+):
     reading = _Read(chosen)
-    given = tower_devices, model, learning_rate, training_images, workers
+    given = tower_devices, model, learning_rate, training_images, workers, device
     if chosen.model not in networks.NETWORKS or (workers and workers.count > 1):
         return _new(chosen, *given)
-    built_for = tower_devices, definition.layers(model)["sha256"]
+    built_for = tower_devices, device, definition.layers(model)["sha256"]
     for read, earlier, made, initial in _built:
         if earlier == built_for and all(getattr(chosen, n) == v for n, v in read.items()):
             adapt = own_model.network(chosen.model).adapt

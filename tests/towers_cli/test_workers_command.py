@@ -450,6 +450,10 @@ def test_a_worker_with_other_images_is_refused_by_name(tmp_path, workers, split)
     [
         (["--workers=a:1"], "--workers=a:1: must be at least two"),
         (["--workers=a:1,b:2"], "--workers=a:1,b:2: needs --worker_index"),
+        (
+            ["--workers=a:1,b:2", "--worker_index=0", "--parameter_device=gpu"],
+            "--parameter_device=gpu: several workers (--workers=a:1,b:2) exchange their gradients",
+        ),
         (["--worker_index=0"], "--worker_index=0: only with --workers="),
         (["--workers=a:1,b:2", "--worker_index=2"], "worker_index=2: must be at least 0 and below"),
         (["--workers=a:1,b", "--worker_index=0"], "--workers=a:1,b: 'b' is not host:port"),

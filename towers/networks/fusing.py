@@ -24,7 +24,7 @@ def fused(model: keras.Model) -> keras.Model:
         within it.
 
     Returns:
-      A model with variables of its own, on the device of the model's.
+      A model with variables of its own, on the device of the given model.
 
     Raises:
       TypeError: it is not a Keras model.
