@@ -67,7 +67,7 @@ def trained(data_dir: str | None, images: int, epochs: float, way: str, seed: in
     classes = len(train.class_names)
     mixed = mixing.Mixing(mixup, cutmix, classes) if mixup or cutmix else None
     steps = round(epochs * images / BATCH)
-    with tf.device(devices.PARAMETER_DEVICE):
+    with tf.device(devices.HOST):
         model = networks.build("cifarnet", how.output_shape, classes, seed=seed)
         optimizer = keras.optimizers.SGD(RATE, momentum=MOMENTUM)
     trainer = towers.Trainer(

@@ -83,12 +83,12 @@ def counted(model: str, compute_dtype: str, options: argparse.Namespace) -> dict
         model,
         compute_dtype,
         options.global_batch_size,
-        (towers.devices.PARAMETER_DEVICE,) * options.num_gpus,  # others are named below
+        (towers.devices.HOST,) * options.num_gpus,  # others are named below
         options.num_microbatches,
     )
     # Only the Trainer checks that its devices exist.
     gpus = tuple(f"/GPU:{tower}" for tower in range(options.num_gpus))
-    on = {"cpu": towers.devices.PARAMETER_DEVICE, "gpu": gpus[0]}[options.parameter_device]
+    on = {"cpu": towers.devices.HOST, "gpu": gpus[0]}[options.parameter_device]
     program = dataclasses.replace(run.program, tower_devices=gpus, parameter_device=on)
     traced = tf.function(functools.partial(towers.step.train_step, program), autograph=False)
     graph = traced.get_concrete_function(images, tf.cast(labels, tf.int32), None).graph
@@ -122,7 +122,7 @@ def update_ms(run: towers.Trainer, turns_of_it: int = 7) -> float:
         mean = [(a + b) / 2 for a, b in zip(one, other, strict=True)]
         run.state.optimizer.apply(mean, weights)
 
-    with tf.device(towers.devices.PARAMETER_DEVICE):
+    with tf.device(towers.devices.HOST):
         update(*gradients)
         seconds = []
         for _ in range(turns_of_it):
@@ -215,7 +215,7 @@ def measured(model: str, compute_dtype: str, options: argparse.Namespace) -> dic
         options.global_batch_size,
         tower_devices,
         options.num_microbatches,
-        parameter_device=tower_devices[0] if on_tower else towers.devices.PARAMETER_DEVICE,
+        parameter_device=tower_devices[0] if on_tower else towers.devices.HOST,
     )
     begun = time.monotonic()
     run.train_step(images, labels).losses["total"].numpy()

@@ -87,7 +87,7 @@ def figures(path: Path, steps: int) -> dict:
 
 def _trainer() -> towers.Trainer:
     tower_devices = devices.choose(TOWERS)
-    with tf.device(devices.PARAMETER_DEVICE):
+    with tf.device(devices.HOST):
         layers = [keras.Input((8, 8, 3)), keras.layers.Flatten(), keras.layers.Dense(CLASSES)]
         model = keras.Sequential(layers)
     return towers.Trainer(

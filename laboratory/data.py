@@ -91,7 +91,7 @@ def load(setup: findings.Setup) -> Images:
 
 def small_cifarnet(dtype: str = "float32") -> keras.Model:
     """The tutorial's network with a quarter of its filters and a sixth of its hidden units."""
-    with tf.device(devices.PARAMETER_DEVICE):
+    with tf.device(devices.HOST):
         return cifarnet.build(
             SHAPE, CLASSES, keras.DTypePolicy(dtype), 0, filters=16, hidden_units=(64, 32)
         )
@@ -99,5 +99,5 @@ def small_cifarnet(dtype: str = "float32") -> keras.Model:
 
 def small_resnet() -> keras.Model:
     """Eight layers with batch norm."""
-    with tf.device(devices.PARAMETER_DEVICE):
+    with tf.device(devices.HOST):
         return resnet.build(SHAPE, CLASSES, keras.DTypePolicy("float32"), 0, blocks_per_stage=1)

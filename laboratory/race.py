@@ -126,7 +126,7 @@ def trainer(
         OPTIMIZERS[entry.optimizer](),
         global_batch_size=entry.global_batch_size,
         learning_rate=rate,
-        towers=(devices.PARAMETER_DEVICE,),
+        towers=(devices.HOST,),
         num_microbatches=num_microbatches,
         **options,
     )
@@ -144,7 +144,7 @@ def network(seed: int = 0) -> keras.Model:
         )
 
     convolution = {"strides": 2, "padding": "same", "activation": "relu"}
-    with tf.device(devices.PARAMETER_DEVICE):
+    with tf.device(devices.HOST):
         return keras.Sequential(
             [
                 keras.Input(data.SHAPE),

@@ -39,7 +39,7 @@ def measure() -> list[list[float]]:
     """The gradients of the biases, in each microbatch of a step."""
     images = data.load(findings.Setup())
     inputs, labels = next(iter(images.training_batches(BATCH, 1)))
-    with tf.device(devices.PARAMETER_DEVICE):
+    with tf.device(devices.HOST):
         model = cifarnet.build(data.SHAPE, data.CLASSES, keras.DTypePolicy("float32"), 0)
     size = BATCH // MICROBATCHES
     trainer = towers.Trainer(

@@ -96,7 +96,7 @@ def towers_here(
     gradient are the image itself, and everything can be worked out by hand.
     """
     layer = layer or keras.layers.Dense(1, use_bias=False, kernel_initializer="ones")
-    with tf.device(devices.PARAMETER_DEVICE):
+    with tf.device(devices.HOST):
         model = keras.Sequential([keras.Input([features]), layer])
     return towers.Trainer(
         model,

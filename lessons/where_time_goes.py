@@ -165,7 +165,7 @@ def pipelines(images: data.Images, batch_size: int) -> dict[str, Iterable]:
         tf.TensorSpec([batch_size, *SHAPE], tf.float32),
         tf.TensorSpec([batch_size], tf.int64),
     )
-    with tf.device(devices.PARAMETER_DEVICE):
+    with tf.device(devices.HOST):
         single = tf.data.Dataset.from_generator(one_by_one, output_signature=signature)
     return {
         FIXED: itertools.repeat(next(iter(ahead))),
@@ -407,7 +407,7 @@ def of_launches(times: int) -> dict[str, Launches]:
 
 def recurrent() -> Callable[[], object]:
     """Forward and backward pass of a GRU that runs its time steps in a loop, as most cells do."""
-    with tf.device(devices.PARAMETER_DEVICE):
+    with tf.device(devices.HOST):
         layer = keras.layers.GRU(UNITS, use_cudnn=False)
         layer.build([SEQUENCES, TIME_STEPS, FEATURES])
     sequences = tf.ones([SEQUENCES, TIME_STEPS, FEATURES])

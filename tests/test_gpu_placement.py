@@ -47,8 +47,8 @@ FEW = {(SIMPLE, None), (MANY, None), (MANY, "/GPU:0")}
 
 
 def trainer(network, dtype, optimizer, towers_of_it, parameter_device=None):
-    parameter_device = parameter_device or devices.PARAMETER_DEVICE
-    with mock.patch.object(devices, "PARAMETER_DEVICE", parameter_device):  # where toys are made
+    parameter_device = parameter_device or devices.HOST
+    with mock.patch.object(devices, "HOST", parameter_device):  # where toys are made
         model = NETWORKS[network](networks.DTYPE_POLICIES[dtype])
     momentum = 0.9 if optimizer in optimizers.WITH_MOMENTUM else 0.0
     return towers.Trainer(
@@ -175,7 +175,7 @@ def test_an_operation_without_a_kernel_is_found():
 @pytest.fixture
 def on_another_cpu(monkeypatch):
     """The parameters' device is not the one that TensorFlow takes where none is named."""
-    monkeypatch.setattr(devices, "PARAMETER_DEVICE", HOST)
+    monkeypatch.setattr(devices, "HOST", HOST)
 
 
 def on_the_default_device(run) -> collections.Counter:
@@ -229,8 +229,8 @@ def test_parameters_on_a_tower_s_device_give_the_same_bits(num_towers, reduction
     """On CPUs, where every device computes alike; for GPUs there is tests/test_gpu.py."""
     images, labels = toys.batch(8)
     found = []
-    for parameter_device in (devices.PARAMETER_DEVICE, TOWERS[0]):
-        with mock.patch.object(devices, "PARAMETER_DEVICE", parameter_device):
+    for parameter_device in (devices.HOST, TOWERS[0]):
+        with mock.patch.object(devices, "HOST", parameter_device):
             model = toys.normalized()
         with tf.device(parameter_device):
             optimizer = keras.optimizers.Adam(0.01, clipnorm=1.0)
@@ -303,7 +303,7 @@ def without_device():
 
 
 def test_a_program_names_the_device_of_all_it_does(tmp_path, without_device):
-    with tf.device(devices.PARAMETER_DEVICE):
+    with tf.device(devices.HOST):
         made = toys.trainer(
             toys.normalized(),
             keras.optimizers.Adam(0.01),

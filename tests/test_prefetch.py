@@ -11,7 +11,7 @@ import toys
 
 from towers import prefetch
 from towers.runs import loop
-from towers.support import shares
+from towers.support import first_layers, shares
 
 BATCH, STEPS = 8, 3
 
@@ -69,21 +69,51 @@ def test_the_weights_are_those_of_batches_cut_within_the_step(num_towers):
     assert len(hashes) == 1
 
 
+@pytest.mark.parametrize("compute_dtype", ["bfloat16", "float16"])
+def test_inputs_are_copied_in_the_type_of_the_first_layer(compute_dtype):
+    """Half the bytes, and the same bits: the layer would have converted them to it."""
+    hashes = set()
+    for converted in (False, True):
+        made = toys.trainer(
+            toys.small_cifarnet(f"mixed_{compute_dtype}"),
+            keras.optimizers.LossScaleOptimizer(keras.optimizers.SGD(0.1, momentum=0.9)),
+            num_towers=2,
+            global_batch_size=BATCH,
+        )
+        inputs_type = first_layers.inputs_type(made.state.model) if converted else None
+        assert inputs_type == (compute_dtype if converted else None)
+        sizes = made.shares.tower_batch_sizes
+        for images, labels, parts in prefetch.to_towers(
+            batches(), made.tower_devices, sizes, inputs_type
+        ):
+            assert (images.dtype, labels.dtype) == (tf.float32, tf.int64)
+            for part, classes in parts:
+                assert (part.dtype, classes.dtype) == (inputs_type or tf.float32, tf.int64)
+            made.train_step(images, labels, parts=parts)
+        hashes.add(made.state.sha256())
+    assert len(hashes) == 1
+
+
 @pytest.mark.usefixtures("cache")
 def test_a_run_that_prefetches_is_the_same_run(tmp_path, monkeypatch):
     """As it does on devices other than the CPU."""
-    flags = ("--num_towers=2", "--summary_every_steps=2", "--checkpoint_every_steps=2")
+    flags = (
+        "--compute_dtype=bfloat16", "--num_towers=2", "--max_steps=2",
+        "--summary_every_steps=1", "--checkpoint_every_steps=1",
+    )  # fmt: skip
     assert scripts.train(tmp_path / "cut_in_the_step", *flags).returncode == 0
     monkeypatch.setattr(loop.machine, "are_cpus", lambda _: False)
-    makers = set()
+    makers, types = set(), set()
     original = prefetch.to_towers
 
     def watched(*arguments):
         for batch in original(*arguments):
             makers.add(threading.current_thread().name)
+            types.update(part.dtype for part, _ in batch[-1])
             yield batch
 
     monkeypatch.setattr(prefetch, "to_towers", watched)
     done = scripts.train(tmp_path / "ahead", *flags)
-    assert (done.returncode, done.stderr, makers) == (0, "", {"batches_0"})
+    assert (done.returncode, done.stderr) == (0, "")
+    assert (makers, types) == ({"batches_0"}, {tf.bfloat16})
     scripts.assert_same_run(tmp_path / "ahead", tmp_path / "cut_in_the_step")

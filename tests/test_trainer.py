@@ -392,7 +392,7 @@ def test_variables_that_lie_elsewhere_are_told_of(caplog):
     # Two weights, a slot for each, which lies beside it, and the optimizer's counter and rate.
     assert line.startswith("6 variables (optimizer, weights) are on CPU:2, and each step copies")
     caplog.clear()
-    with tf.device(devices.PARAMETER_DEVICE):
+    with tf.device(devices.HOST):
         model = keras.Sequential([keras.Input([3]), keras.layers.Dense(2)])
         optimizer = keras.optimizers.SGD(0.1, momentum=0.9)
     toys.trainer(model, optimizer, **given)

@@ -7,7 +7,7 @@ import tensorflow as tf
 
 from towers.support import checks, machine
 
-PARAMETER_DEVICE = "/CPU:0"  # the host: holds the variables, unless a Trainer is told otherwise
+HOST = "/CPU:0"  # has the variables, unless a Trainer is told otherwise
 
 
 def choose(num_towers: int | None = None) -> tuple[str, ...]:

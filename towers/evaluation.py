@@ -89,7 +89,7 @@ class Evaluator:
         """
         seen, states = [], []
         for batch in checks.batches(batches):
-            with tf.device(devices.PARAMETER_DEVICE):
+            with tf.device(devices.HOST):
                 inputs, labels, weight = checks.batch(batch, self._model)
                 self._labels.check(labels)
                 n = structures.num_examples(labels)
@@ -146,7 +146,7 @@ class Evaluator:
 
     def _build(self, inputs, labels, weight=None) -> _Outputs:
         parts = self._num_microbatches
-        with tf.device(devices.PARAMETER_DEVICE), tf.name_scope("split_batch"):
+        with tf.device(devices.HOST), tf.name_scope("split_batch"):
             cut = (  # each [microbatch, ...]
                 structures.split(inputs, parts),
                 structures.split(labels, parts),
@@ -160,7 +160,7 @@ class Evaluator:
         for index, (device, own) in enumerate(towers):
             with tf.device(device), tf.name_scope(f"tower_{index}"):
                 results += self._tower([microbatches[m] for m in own])
-        with tf.device(devices.PARAMETER_DEVICE), tf.name_scope("gather"):
+        with tf.device(devices.HOST), tf.name_scope("gather"):
             losses, classes, states = zip(*results, strict=True)
             return _Outputs(
                 [tf.concat(values, axis=0) for values in zip(*losses, strict=True)],

@@ -137,7 +137,7 @@ def reduce_towers(
         raise ValueError(f"reduction={reduction!r}: must be one of {', '.join(REDUCTIONS)}")
     sums = {subtree: total for of_tower in tower_sums for subtree, total in of_tower.items()}
     total = add_up(sums, (0, num_microbatches), add_weight_by_weight)
-    with tf.device(devices.PARAMETER_DEVICE):  # a GPU adds rows in no particular order
+    with tf.device(devices.HOST):  # a GPU adds rows in no particular order
         total = [one_gradient.with_unique_rows(gradient) for gradient in total]
     if total_weight is None:
         return total if reduction == "sum" else _over(total, num_microbatches)

@@ -19,10 +19,7 @@ def warm_decay(decay: float, step: tf.Tensor) -> tf.Tensor:
 
 
 def update(
-    averages: Sequence[tf.Variable],
-    weights: Sequence[tf.Tensor],
-    decay: float,
-    step: tf.Tensor,
+    averages: Sequence[tf.Variable], weights: Sequence[tf.Tensor], decay: float, step: tf.Tensor
 ) -> None:
     """Moves each average toward its weight.
 

@@ -51,7 +51,7 @@ def check(
     if dynamic_scale is not None:
         finite_gradients |= dynamic_scale > 1
     all_finite = _all_finite(losses) & finite_gradients
-    with tf.device(devices.PARAMETER_DEVICE):  # no GPU has a constant of text
+    with tf.device(devices.HOST):  # no GPU has a constant of text
         return tf.raw_ops.Assert(condition=all_finite, data=[_MARK])
 
 

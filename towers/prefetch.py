@@ -1,8 +1,7 @@
 """Batches that lie on the towers' devices before their step begins.
 
-For devices that have memory of their own. Within a step, a tower would wait while its part of the
-batch is copied; a loop can have it copied during the step before, as `towers.Run` does in a thread.
-The results are the same.
+For devices with memory of their own: a loop can have the next batch copied during a step, as
+`towers.Run` does in a thread. Copied within its step, a tower would wait. The results are the same.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
@@ -17,7 +16,10 @@ Parts = tuple[tuple[structures.Structure, structures.Structure], ...]
 
 
 def to_towers(
-    batches: Iterable[tuple], tower_devices: Sequence[str], sizes: Sequence[int]
+    batches: Iterable[tuple],
+    tower_devices: Sequence[str],
+    sizes: Sequence[int],
+    inputs_type: tf.DType | None = None,
 ) -> Iterator[tuple]:
     """Each batch with its parts, each on its tower's device.
 
@@ -25,10 +27,12 @@ def to_towers(
       batches: (inputs [n, ...], labels [n, ...]), and sample_weight [n] where there is one.
       tower_devices: one device per tower.
       sizes: of each tower's part, `Trainer.shares.tower_batch_sizes`.
+      inputs_type: in which float32 inputs are copied, `first_layers.inputs_type`; None for float32.
     """
     for batch in batches:
-        with tf.device(devices.PARAMETER_DEVICE):
-            cut = [structures.split(whole, sizes) for whole in batch[:2]]
+        with tf.device(devices.HOST):
+            inputs, labels = structures.converted(batch[0], inputs_type), batch[1]
+            cut = [structures.split(whole, sizes) for whole in (inputs, labels)]
         parts = []
         for device, *part in zip(tower_devices, *cut, strict=True):
             with tf.device(device):

@@ -135,7 +135,7 @@ def train_step(
                     moving_averages.update(
                         state.averages, new_weights, program.moving_average_decay, state.step
                     )
-            with tf.device(devices.PARAMETER_DEVICE), tf.name_scope("count"):
+            with tf.device(devices.HOST), tf.name_scope("count"):
                 state.step.assign_add(1)
                 state.examples_seen.assign_add(program.shares.global_batch_size)
         with tf.name_scope("result"):
@@ -152,7 +152,7 @@ def run_towers(
     """Builds every tower of this worker on its device, each on its own part of the batch."""
     model, num_microbatches = program.state.model, program.shares.num_microbatches
     sizes = program.shares.tower_batch_sizes
-    with tf.device(devices.PARAMETER_DEVICE), tf.name_scope("split_batch"):
+    with tf.device(devices.HOST), tf.name_scope("split_batch"):
         # Each [tower_batch, ...].
         input_parts, label_parts = (
             zip(*parts, strict=True)

@@ -110,8 +110,7 @@ class Trainer:
         """
         self.tower_devices = devices.of_towers(towers)
         self.workers = workers = workers or worker.SingleWorker()
-        host = devices.PARAMETER_DEVICE
-        parameter_device = checks.parameter_device(parameter_device, host, workers.count)
+        parameter_device = checks.parameter_device(parameter_device, devices.HOST, workers.count)
         checks.integer("global_batch_size", global_batch_size)
         checks.integer("num_microbatches", num_microbatches)
         num_towers = len(self.tower_devices)
@@ -204,7 +203,7 @@ class Trainer:
           WorkerError: another worker is gone or has ended.
         """
         self._trainable.check()
-        with tf.device(devices.PARAMETER_DEVICE):  # else operations go to the first GPU
+        with tf.device(devices.HOST):  # else operations go to the first GPU
             inputs, labels, _ = checks.batch((inputs, labels), self.state.model)
             examples = structures.num_examples(inputs)
             if examples != len(self.shares.examples):
@@ -268,7 +267,7 @@ class Trainer:
         checks.steps(steps)
         history = []
         for batch in itertools.islice(checks.batches(batches), steps):
-            with tf.device(devices.PARAMETER_DEVICE):
+            with tf.device(devices.HOST):
                 result = self.train_step(*checks.batch(batch))
                 history.append(float(losses.mean(result.losses["total"], result.weights)))
         return history
@@ -297,7 +296,7 @@ class Trainer:
         """
         self._trainable.check()
         trained = self.state.model
-        with tf.device(devices.PARAMETER_DEVICE):
+        with tf.device(devices.HOST):
             model = checks.copy_of(trained)
             values = {id(weight): weight.value for weight in trained.variables}
             weights = zip(trained.trainable_variables, self.state.evaluated_weights(), strict=True)
@@ -314,7 +313,7 @@ class Trainer:
         parts: prefetch.Parts | None = None,
     ) -> tf.Graph:
         """The graph of the training step, for TensorBoard."""
-        with tf.device(devices.PARAMETER_DEVICE):
+        with tf.device(devices.HOST):
             given = self._rate_of_next_step(), *checks.batch((inputs, labels))[:2], None, parts
             return self._train_step.get_concrete_function(*given).graph
 

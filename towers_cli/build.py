@@ -57,7 +57,7 @@ def parameter_device(
         several workers.
     """
     if chosen.parameter_device == "cpu":
-        return devices.PARAMETER_DEVICE
+        return devices.HOST
     if machine.are_cpus(tower_devices):
         raise settings.SettingsError(
             "--parameter_device=gpu: this machine has no visible GPU; use cpu"

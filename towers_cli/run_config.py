@@ -20,7 +20,7 @@ def make(
     evaluated,
     of_model: Mapping,
     towers_of_workers: Sequence[int] = (),
-    parameter_device: str = devices.PARAMETER_DEVICE,
+    parameter_device: str = devices.HOST,
 ) -> dict:
     """What `config.json` holds: settings, what follows from them, and what the run runs on.
 

@@ -29,7 +29,7 @@ def on_towers(
     cores = container_limits.available_cores()
     devices.use_intra_op_threads(resolve.default_threads(num_microbatches, 0, cores))
     devices.choose(1)
-    with tf.device(devices.PARAMETER_DEVICE):
+    with tf.device(devices.HOST):
         model = tasks.build(name, compute_dtype)
         if is_fused:
             model = networks.fused(model)

@@ -94,7 +94,7 @@ def trainer_and_batch(
     filters: int | None = None,
     workers: worker.Workers | None = None,
     accumulate_gradients: bool = False,
-    parameter_device: str = devices.PARAMETER_DEVICE,
+    parameter_device: str = devices.HOST,
 ) -> tuple[towers.Trainer, tf.Tensor, tf.Tensor]:
     """A trainer with all that a run of `train.py` updates, and a worker's images and labels."""
     network = networks.NETWORKS[model]
@@ -103,7 +103,7 @@ def trainer_and_batch(
     towers_of_workers = [len(tower_devices)] * workers.count
     of = shares.Shares(global_batch_size, num_microbatches, towers_of_workers, workers.index)
     n = len(of.examples)
-    with tf.device(devices.PARAMETER_DEVICE):
+    with tf.device(devices.HOST):
         images = tf.random.stateless_normal([n, *shape], seed=[0, 0])
         labels = tf.random.stateless_uniform([n], [0, 1], 0, 10, tf.int64)
     trained = build(model, compute_dtype, shape, filters, parameter_device)

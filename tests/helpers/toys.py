@@ -117,7 +117,7 @@ def small_fastnet(dtype: str = "float32") -> keras.Model:
 
 def on_cpu(build):
     """`build()` with its variables where the package keeps them."""
-    with tf.device(towers.devices.PARAMETER_DEVICE):
+    with tf.device(towers.devices.HOST):
         return build()
 
 

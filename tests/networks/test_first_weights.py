@@ -7,7 +7,7 @@ import tensorflow as tf
 from towers import devices, networks
 
 
-@pytest.mark.parametrize("device", [None, devices.PARAMETER_DEVICE, "/CPU:2"])
+@pytest.mark.parametrize("device", [None, devices.HOST, "/CPU:2"])
 def test_the_first_weights_are_those_drawn_on_the_cpu(device):
     drawn_on = []
 
@@ -23,6 +23,6 @@ def test_the_first_weights_are_those_drawn_on_the_cpu(device):
     network = networks.Network(build, 0.0, "kernels", "pad_crop_flip")
     model = networks.build(network, (2, 2, 1), 3, parameter_device=device)
     [kernel] = model.variables
-    assert "/" + kernel.value.device[-5:] == (device or devices.PARAMETER_DEVICE)
+    assert "/" + kernel.value.device[-5:] == (device or devices.HOST)
     assert kernel.numpy().tolist() == [[1.0] * 3] * 4  # of the first draw
     assert drawn_on[0] == "CPU:0"

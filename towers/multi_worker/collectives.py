@@ -99,7 +99,7 @@ class MultiWorker:
             raise worker_errors.WorkerError(
                 f"--workers: TensorFlow's server cannot start on port {port}: {error.message}"
             ) from error
-        with tf.device(devices.PARAMETER_DEVICE):
+        with tf.device(devices.HOST):
             # Instance keys alternate between two sets from one call to the next. Every worker has
             # left a call when any of them is in the next but one, so no two calls can be confused.
             # A new key for each call would be safe too; TensorFlow keeps something for each.
@@ -250,7 +250,7 @@ class MultiWorker:
         values = [np.asarray(variable.numpy()) for variable in variables]
         flat = np.frombuffer(b"".join(value.tobytes() for value in values), np.uint8)
         words = np.pad(flat, (0, -len(flat) % 4)).view(np.int32)
-        with self.watched(), tf.device(devices.PARAMETER_DEVICE):
+        with self.watched(), tf.device(devices.HOST):
             words = tf.constant(words)
             group = self._group("state", words, self._next_parity())
             del group["ordering_token"]
@@ -291,7 +291,7 @@ class MultiWorker:
     def _gather_bytes(self, use: str, data: bytes) -> np.ndarray:
         """uint8 [workers, n or a little more] of everyone's n bytes."""
         words = np.frombuffer(data.ljust(-(-len(data) // 4) * 4, b"\0"), np.int32)
-        with self.watched(), tf.device(devices.PARAMETER_DEVICE):
+        with self.watched(), tf.device(devices.HOST):
             rows = self._gather_vectors(use, tf.constant(words), self._next_parity())
         return rows.numpy().view(np.uint8)
 
@@ -316,7 +316,7 @@ class MultiWorker:
     def _begin_together(self, what: str) -> None:
         """Raises a WorkerError unless all workers are about to do the same."""
         if self._strategy is not None:  # before, messages alone say what they are
-            with self.watched(), tf.device(devices.PARAMETER_DEVICE):
+            with self.watched(), tf.device(devices.HOST):
                 self._all_do(what, self._next_parity())
 
     def _all_do(self, what: str, parity: tf.Tensor) -> tf.Operation:

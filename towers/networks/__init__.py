@@ -81,9 +81,9 @@ def build(
     if min(image_shape) < 1:
         raise ValueError(f"images of {list(image_shape)} after preprocessing are too small")
     policy = keras.DTypePolicy(DTYPE_POLICIES[compute_dtype])
-    with tf.device(devices.PARAMETER_DEVICE):  # whose draws are the same for every run of a seed
+    with tf.device(devices.HOST):  # whose draws are the same for every run of a seed
         model = network.build(image_shape, num_classes, policy, seed)
-    if parameter_device in (None, devices.PARAMETER_DEVICE):
+    if parameter_device in (None, devices.HOST):
         return model
     with tf.device(parameter_device):
         there = network.build(image_shape, num_classes, policy, seed)

@@ -37,7 +37,7 @@ def fused(model: keras.Model) -> keras.Model:
         raise ValueError(f"the model {model.name} is not built yet: call it on some inputs first")
     _check_is_of_layers(model)
     weights = model.variables
-    with tf.device(weights[0].value.device if weights else devices.PARAMETER_DEVICE):
+    with tf.device(weights[0].value.device if weights else devices.HOST):
         made = keras.models.clone_model(model, clone_function=_replaced, recursive=True)
     for new, old in zip(made.variables, model.variables, strict=True):
         new.assign(old)

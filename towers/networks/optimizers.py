@@ -97,7 +97,7 @@ def make(
             "rms_rate": None,  # the update is U S' V' itself
             "exclude_layers": _output_layer(model),
         }
-    parameter_device = parameter_device or devices.PARAMETER_DEVICE
+    parameter_device = parameter_device or devices.HOST
     with tf.device(parameter_device):
         optimizer = OPTIMIZERS[name](**options)
     if name in DECOUPLED_WEIGHT_DECAY and model is not None:

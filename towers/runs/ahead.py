@@ -15,7 +15,7 @@ def taken_ahead(batches: Iterable) -> Iterator:
     """
     source = iter(batches)
 
-    @placement.on_parameter_device  # a thread does not inherit it from the one that starts it
+    @placement.on_host  # a thread does not inherit it from the one that starts it
     def following():
         return next(source, _END)
 

@@ -48,7 +48,7 @@ def of_state(state: train_state.TrainState, run_sha256: str = "") -> tf.train.Ch
     Variables are saved by their place in their list, not by name: Keras numbers the names of layers
     by what the process built before.
     """
-    with tf.device(devices.PARAMETER_DEVICE):
+    with tf.device(devices.HOST):
         run = tf.Variable(run_sha256, trainable=False, name=_RUN)
     parts = state.parts()
     step, examples_seen = parts.pop("counters")

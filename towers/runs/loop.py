@@ -32,7 +32,7 @@ from towers.runs import (
     run_lock,
     summaries,
 )
-from towers.support import errors, hashes, machine, tally, worker_errors
+from towers.support import errors, first_layers, hashes, machine, tally, worker_errors
 
 # Of a line of metrics.jsonl; an output or a loss with such a name is only in TensorBoard.
 _FIELDS = frozenset(
@@ -478,8 +478,10 @@ class Loop:
         batches = self.data.training(first_step, self.plan.last_step)
         if machine.are_cpus(self.trainer.tower_devices):  # where there is nowhere to copy to
             return ((*batch, None) for batch in batches)
-        sizes = self.trainer.shares.tower_batch_sizes
-        return ahead.taken_ahead(prefetch.to_towers(batches, self.trainer.tower_devices, sizes))
+        trainer = self.trainer
+        parts_of = trainer.tower_devices, trainer.shares.tower_batch_sizes
+        inputs_type = first_layers.inputs_type(trainer.state.model)
+        return ahead.taken_ahead(prefetch.to_towers(batches, *parts_of, inputs_type))
 
     def _begin(self, first_step, config, batch, progress) -> None:
         """Writes what TensorBoard shows of the run as a whole, which traces the step's graph."""

@@ -8,7 +8,7 @@ import tensorflow as tf
 from towers import devices
 
 
-def on_parameter_device(function: Callable) -> Callable:
+def on_host(function: Callable) -> Callable:
     """A function whose operations are on the CPU where they have no device of their own.
 
     TensorFlow gives such an operation the first GPU, if there is one. What a run reads, counts and
@@ -17,7 +17,7 @@ def on_parameter_device(function: Callable) -> Callable:
 
     @functools.wraps(function)
     def placed(*args, **kwargs):
-        with tf.device(devices.PARAMETER_DEVICE):
+        with tf.device(devices.HOST):
             return function(*args, **kwargs)
 
     return placed

@@ -81,7 +81,7 @@ class Run:
       last_step: the step that it ends after.
     """
 
-    @placement.on_parameter_device
+    @placement.on_host
     def __init__(
         self,
         folder: str | os.PathLike | run_folder.RunFolder,
@@ -231,7 +231,7 @@ class Run:
                 "one name for each"
             )
 
-    @placement.on_parameter_device
+    @placement.on_host
     def train(
         self, every: Sequence[every.Every | keras.callbacks.Callback | Callable] = ()
     ) -> loop.Outcome:
@@ -268,7 +268,7 @@ class Run:
             raise Stopped(outcome)
         return outcome
 
-    @placement.on_parameter_device
+    @placement.on_host
     def evaluate(self, checkpoint: str | int | None = None) -> tally.Evaluation:
         """Evaluates a checkpoint of the run on its test data; writes nothing.
 

@@ -37,6 +37,16 @@ def filled_up(structure: Structure, filling: int) -> Structure:
     )
 
 
+def converted(structure: Structure, to: tf.DType | None) -> Structure:
+    """With its float32 tensors in another type; None leaves them as they are."""
+
+    def one(tensor):
+        is_float32 = to is not None and tf.as_dtype(tensor.dtype) == tf.float32
+        return tf.cast(tensor, to) if is_float32 else tensor
+
+    return tf.nest.map_structure(one, structure)
+
+
 def is_of_several(structure: Structure) -> bool:
     """Whether it is a dict, tuple or list, and not a single tensor."""
     return isinstance(structure, (Mapping, tuple, list))
