@@ -37,7 +37,7 @@ def measure(task: str, compute_dtype: str, seconds: float, rounds: int) -> list[
     """A row of figures for each number of microbatches."""
     command = ("benchmarks.peers.keras_tasks", "towers", task, compute_dtype)
     sides = {
-        number: turns.Side((*command, str(number)), {"seconds": seconds})
+        number: turns.Side((*command, f"--num_microbatches={number}"), {"seconds": seconds})
         for number in NUMBERS
         if task_sizes.BATCHES[task] % number == 0
     }

@@ -11,6 +11,7 @@ rate is the highest, and its interval is from the smallest to the largest of the
 
 import importlib.util
 import statistics
+from collections.abc import Sequence
 
 from benchmarks import turns
 from benchmarks.peers import task_sizes
@@ -61,22 +62,9 @@ def measure(
     num_microbatches: int,
 ) -> dict:
     """The figures of one row."""
-    given = (task, compute_dtype)
-    commands = {
-        "towers": ("benchmarks.peers.keras_tasks", "towers", *given, str(num_microbatches)),
-        "fused": ("benchmarks.peers.keras_tasks", "fused", *given, str(num_microbatches)),
-        "keras": ("benchmarks.peers.keras_tasks", "fit", *given),
-        "keras-xla": ("benchmarks.peers.keras_tasks", "xla", *given),
-        "pytorch": ("benchmarks.peers.pytorch_tasks", *given),
-        "pytorch-compiled": ("benchmarks.peers.pytorch_tasks", *given, "--compile"),
-    }
-    has_torch = importlib.util.find_spec("torch") is not None
     sides = {
         name: turns.Side(command, {"seconds": seconds})
-        for name, command in commands.items()
-        if name == "towers"
-        or (name == "fused" and task in FUSED)
-        or (name in peers and (has_torch or "pytorch" not in name))
+        for name, command in commands(task, compute_dtype, peers, num_microbatches).items()
     }
     measured = turns.measure(sides, rounds)
     rates = {name: found.rates for name, found in measured.items()}
@@ -103,6 +91,30 @@ def measure(
             "least_and_largest": [round(min(ratios), 3), round(max(ratios), 3)],
         }
     return figures | turns.conditions()
+
+
+def commands(
+    task: str, compute_dtype: str, peers: Sequence[str], num_microbatches: int, *more: str
+) -> dict[str, tuple[str, ...]]:
+    """Name of a side to its command, with `more` at its end; PyTorch's where it is installed."""
+    given = (task, compute_dtype, *more)
+    of_towers = (*given, f"--num_microbatches={num_microbatches}")
+    of_all = {
+        "towers": ("benchmarks.peers.keras_tasks", "towers", *of_towers),
+        "fused": ("benchmarks.peers.keras_tasks", "fused", *of_towers),
+        "keras": ("benchmarks.peers.keras_tasks", "fit", *given),
+        "keras-xla": ("benchmarks.peers.keras_tasks", "xla", *given),
+        "pytorch": ("benchmarks.peers.pytorch_tasks", *given),
+        "pytorch-compiled": ("benchmarks.peers.pytorch_tasks", *given, "--compile"),
+    }
+    has_torch = importlib.util.find_spec("torch") is not None
+    return {
+        name: command
+        for name, command in of_all.items()
+        if name == "towers"
+        or (name == "fused" and task in FUSED)
+        or (name in peers and (has_torch or "pytorch" not in name))
+    }
 
 
 def as_row(row: dict) -> str:

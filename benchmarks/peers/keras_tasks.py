@@ -1,16 +1,19 @@
 """A network of `tasks` on towers or in Keras's `fit`, on one batch in memory.
 
-python -m benchmarks.peers.keras_tasks towers|fused|fit|xla TASK COMPUTE_DTYPE [NUM_MICROBATCHES]
+python -m benchmarks.peers.keras_tasks towers|fused|fit|xla TASK COMPUTE_DTYPE
 """
 
+import argparse
 import itertools
-import sys
+
+import numpy as np
 
 import container_limits
 import towers  # before Keras: it silences TensorFlow's notices
 from benchmarks.peers import counter, keras_fit, tasks
 from benchmarks.peers import task_sizes as sizes
 from towers import devices, networks
+from towers.support import shares
 from towers_cli import resolve
 
 import keras  # isort: skip
@@ -22,50 +25,58 @@ def optimizer() -> keras.optimizers.Optimizer:
     return keras.optimizers.SGD(0.01, momentum=0.9)
 
 
-def on_towers(
-    name: str, compute_dtype: str, turn: counter.Counter, is_fused: bool, num_microbatches: int
-) -> None:
+def on_towers(options: argparse.Namespace, turn: counter.Counter) -> None:
     """The bare step of a Trainer of one tower, with the default threads."""
     cores = container_limits.available_cores()
-    devices.use_intra_op_threads(resolve.default_threads(num_microbatches, 0, cores))
+    devices.use_intra_op_threads(resolve.default_threads(options.num_microbatches, 0, cores))
     devices.choose(1)
     with tf.device(devices.HOST):
-        model = tasks.build(name, compute_dtype)
-        if is_fused:
+        model = tasks.build(options.task, options.compute_dtype)
+        if options.side == "fused":
             model = networks.fused(model)
     trainer = towers.Trainer(
         model,
         optimizer(),
-        global_batch_size=sizes.BATCHES[name],
-        num_microbatches=num_microbatches,
+        global_batch_size=options.batch,
+        num_microbatches=options.num_microbatches,
     )
-    inputs, labels = tf.constant(tasks.inputs(name)), tf.constant(tasks.labels(name))
+    inputs, labels = map(tf.constant, one_batch(options))
     for _ in itertools.count():
         trainer.train_step(inputs, labels).losses["total"].numpy()
-        turn.step_done(sizes.BATCHES[name])
+        turn.step_done(options.batch)
 
 
-def in_fit(name: str, compute_dtype: str, turn: counter.Counter, xla: bool) -> None:
+def in_fit(options: argparse.Namespace, turn: counter.Counter) -> None:
     """Keras's own loop."""
-    model = tasks.with_keras_batch_norm(tasks.build(name, compute_dtype))
+    model = tasks.with_keras_batch_norm(tasks.build(options.task, options.compute_dtype))
     model.compile(
         optimizer(),
         keras.losses.SparseCategoricalCrossentropy(from_logits=True),
-        jit_compile=xla,
+        jit_compile=options.side == "xla",
     )
-    batch = tf.data.Dataset.from_tensors((tasks.inputs(name), tasks.labels(name))).cache().repeat()
-    counts = keras_fit.CountSteps(turn, sizes.BATCHES[name])
+    batch = tf.data.Dataset.from_tensors(one_batch(options)).cache().repeat()
+    counts = keras_fit.CountSteps(turn, options.batch)
     model.fit(batch, epochs=1, steps_per_epoch=10**9, verbose=0, callbacks=[counts])
+
+
+def one_batch(options: argparse.Namespace) -> tuple[np.ndarray, np.ndarray]:
+    """Inputs and labels."""
+    return tasks.inputs(options.task, options.batch), tasks.labels(options.task, options.batch)
 
 
 def main():
     """Trains until nobody listens."""
-    side, name, compute_dtype, *number = sys.argv[1:]
+    parser = argparse.ArgumentParser()
+    parser.add_argument("side", choices=("towers", "fused", "fit", "xla"))
+    parser.add_argument("task", choices=list(sizes.SHAPES))
+    parser.add_argument("compute_dtype", choices=list(networks.DTYPE_POLICIES))
+    parser.add_argument("--num_microbatches", type=int, default=shares.MOST_BY_DEFAULT)
+    parser.add_argument("--batch", type=int, help="default: the task's own")
+    options = parser.parse_args()
+    options.batch = options.batch or sizes.BATCHES[options.task]
     turn = counter.Counter()
-    if side in ("towers", "fused"):
-        on_towers(name, compute_dtype, turn, side == "fused", int(number[0]))
-    else:
-        in_fit(name, compute_dtype, turn, side == "xla")
+    side = on_towers if options.side in ("towers", "fused") else in_fit
+    side(options, turn)
 
 
 if __name__ == "__main__":

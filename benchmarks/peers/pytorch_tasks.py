@@ -158,10 +158,11 @@ def main():
     parser.add_argument("task", choices=list(NETWORKS))
     parser.add_argument("compute_dtype", choices=("float32", "bfloat16"))
     parser.add_argument("--compile", action="store_true")
+    parser.add_argument("--batch", type=int, help="default: the task's own")
     options = parser.parse_args()
     turn = counter.Counter()
     torch.manual_seed(0)
-    batch, shape = sizes.BATCHES[options.task], sizes.SHAPES[options.task]
+    batch, shape = options.batch or sizes.BATCHES[options.task], sizes.SHAPES[options.task]
     model = NETWORKS[options.task]()
     if len(shape) == 1:
         inputs = torch.randint(0, sizes.VOCABULARY, (batch, *shape))

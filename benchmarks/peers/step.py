@@ -1,4 +1,4 @@
-"""The bare training step, or the evaluation, on one batch in memory: no input, no logs.
+"""The bare training step, or the evaluation, on one batch in memory: no logs, no input as a rule.
 
 python -m benchmarks.peers.step --model=resnet --num_towers=2 --num_microbatches=4
 
@@ -11,11 +11,14 @@ import itertools
 import os
 import subprocess
 import sys
+from collections.abc import Iterable
+
+import numpy as np
 
 import container_limits
 import towers  # before Keras: it silences TensorFlow's notices
 from benchmarks.peers import counter
-from input_pipeline import preprocess
+from input_pipeline import batches, preprocess
 from towers import devices, networks, worker
 from towers.multi_worker import cluster, collectives
 from towers.networks import cifarnet
@@ -31,6 +34,8 @@ def main():
     parser = argparse.ArgumentParser()
     parser.add_argument("--model", default="cifarnet", choices=list(networks.NETWORKS))
     parser.add_argument("--filters", type=int, help="of cifarnet's convolutions; its default: 64")
+    parser.add_argument("--hidden_units", type=int, help="of cifarnet's first dense layer")
+    parser.add_argument("--images", type=int, help="of a set in memory that each batch is made of")
     parser.add_argument("--compute_dtype", default="float32", choices=list(networks.DTYPE_POLICIES))
     parser.add_argument("--global_batch_size", type=int, default=128)
     parser.add_argument("--num_towers", type=int, default=1)
@@ -47,21 +52,25 @@ def main():
     batch = options.global_batch_size
     tower_devices = devices.choose(options.num_towers)
     workers.start()
+    sizes = {} if options.filters is None else {"filters": options.filters}
+    if options.hidden_units is not None:
+        sizes["hidden_units"] = (options.hidden_units, 192)
     run, images, labels = trainer_and_batch(
         options.model,
         options.compute_dtype,
         batch,
         tower_devices,
         options.num_microbatches,
-        options.filters,
+        sizes,
         workers,
         options.accumulate_gradients,
     )
     if options.evaluate:
         run.evaluate(counted(turn, (images, labels, tf.ones([batch], tf.bool)), batch))
     with contextlib.nullcontext() if turn else contextlib.suppress(worker_errors.WorkerError):
-        for _ in itertools.count():
-            run.train_step(images, labels).losses["total"].numpy()
+        same = itertools.repeat((images, labels))
+        for given in of_a_set(options.model, options.images, batch) if options.images else same:
+            run.train_step(*given).losses["total"].numpy()
             if turn:
                 turn.step_done(batch)
 
@@ -91,7 +100,7 @@ def trainer_and_batch(
     global_batch_size: int,
     tower_devices: tuple[str, ...],
     num_microbatches: int,
-    filters: int | None = None,
+    sizes: dict | None = None,
     workers: worker.Workers | None = None,
     accumulate_gradients: bool = False,
     parameter_device: str = devices.HOST,
@@ -106,7 +115,7 @@ def trainer_and_batch(
     with tf.device(devices.HOST):
         images = tf.random.stateless_normal([n, *shape], seed=[0, 0])
         labels = tf.random.stateless_uniform([n], [0, 1], 0, 10, tf.int64)
-    trained = build(model, compute_dtype, shape, filters, parameter_device)
+    trained = build(model, compute_dtype, shape, sizes or {}, parameter_device)
     if network.adapt is not None:
         network.adapt(trained, images.numpy())
     with tf.device(parameter_device):
@@ -131,16 +140,32 @@ def build(
     model: str,
     compute_dtype: str,
     shape: tuple[int, int, int],
-    filters: int | None,
+    sizes: dict,
     parameter_device: str,
 ) -> keras.Model:
-    """The network, of another width if one is given."""
-    if filters is None:
+    """The network; with `sizes`, `cifarnet` with other filters or hidden units."""
+    if not sizes:
         device = {"parameter_device": parameter_device}
         return networks.build(model, shape, 10, compute_dtype=compute_dtype, **device)
     policy = keras.DTypePolicy(networks.DTYPE_POLICIES[compute_dtype])
     with tf.device(parameter_device):
-        return cifarnet.build(shape, 10, policy, 0, filters=filters)
+        return cifarnet.build(shape, 10, policy, 0, **sizes)
+
+
+def of_a_set(model: str, count: int, batch: int) -> Iterable[tuple]:
+    """Training batches of so many random images, prepared as `train.py` prepares them."""
+    rng, size = np.random.default_rng(0), (32, 32, 3)
+    images = rng.integers(0, 256, (count, *size), np.uint8)
+    labels = rng.integers(0, 10, count, np.int64)
+    prepared = preprocess.for_images(networks.NETWORKS[model].preprocessing, size)
+    return batches.training_batches(
+        images,
+        labels,
+        global_batch_size=batch,
+        seed=0,
+        last_step=10**9,
+        preprocess=prepared.in_training,
+    )
 
 
 def counted(turn: counter.Counter, batch: tuple, images: int):

@@ -37,17 +37,18 @@ def with_keras_batch_norm(model: keras.Model) -> keras.Model:
     return made
 
 
-def inputs(name: str) -> np.ndarray:
-    """One batch: float32 images, or int32 tokens."""
-    rng, shape = np.random.default_rng(0), (sizes.BATCHES[name], *sizes.SHAPES[name])
+def inputs(name: str, batch: int | None = None) -> np.ndarray:
+    """One batch, of the usual size unless one is given: float32 images, or int32 tokens."""
+    rng, shape = np.random.default_rng(0), (batch or sizes.BATCHES[name], *sizes.SHAPES[name])
     if len(shape) == 2:
         return rng.integers(0, sizes.VOCABULARY, shape, np.int32)
     return rng.normal(size=shape).astype(np.float32)
 
 
-def labels(name: str) -> np.ndarray:
+def labels(name: str, batch: int | None = None) -> np.ndarray:
     """Classes of a batch, int32 [n]."""
-    return np.random.default_rng(1).integers(0, sizes.CLASSES, sizes.BATCHES[name], np.int32)
+    n = batch or sizes.BATCHES[name]
+    return np.random.default_rng(1).integers(0, sizes.CLASSES, n, np.int32)
 
 
 def _mobilenet() -> keras.Model:

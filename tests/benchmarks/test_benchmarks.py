@@ -27,6 +27,7 @@ from benchmarks import (
 from benchmarks.peers import keras_fit, tutorial
 from input_pipeline import cifar10_binary
 from towers import losses, networks
+from towers.networks import cifarnet
 from towers.runs import run_folder
 from towers.support import weight_filters
 
@@ -276,11 +277,52 @@ def test_growth_measures_time_and_memory(monkeypatch):
     monkeypatch.setitem(growth.SERIES, "batch, evaluation", points)
     monkeypatch.chdir(scripts.ROOT)
     options = argparse.Namespace(rounds=2, seconds=0.1)
-    (row,) = growth.measure("batch, evaluation", options)
+    (row,) = growth.measure("batch, evaluation", options)  # one point has no exponent
     assert row["step_milliseconds"] == pytest.approx(8000 / row["images_per_second"], rel=0.01)
     assert 200 < row["peak_megabytes"] < 5000
     assert growth.as_row(row).startswith("| batch, evaluation | 8 | ")
     assert growth.batch_size("filters", "16") == 128
+
+
+@pytest.mark.long
+@pytest.mark.whole_program
+def test_growth_gives_the_exponent_of_a_series(monkeypatch):
+    """Batches made of a set of images, and a wide layer, with few steps."""
+    few = "--global_batch_size=8", "--num_microbatches=2", "--filters=4"
+    points = {str(n): (f"--images={n}", *few) for n in (100, 1000)}
+    monkeypatch.setitem(growth.SERIES, "images in the set", points)
+    monkeypatch.chdir(scripts.ROOT)
+    options = argparse.Namespace(rounds=2, seconds=0.1)
+    *_, row = growth.measure("images in the set", options)
+    least, largest = row["least_and_largest"]
+    assert least <= row["exponent"] <= largest and abs(row["exponent"]) < 1
+    assert growth.as_row(row).startswith("| images in the set | time ~ x^")
+
+
+def test_the_exponent_of_growth_is_the_slope_of_the_logarithms():
+    """Exactly x ** 2 and 5 * x; and one of noise, of which NumPy knows the slope."""
+    noisy = [1.0, 1.5, 7.0]
+    seconds = {x: [float(x**2), 5.0 * x, value] for x, value in zip((2, 4, 16), noisy, strict=True)}
+    slope = np.polyfit(np.log([2, 4, 16]), np.log(noisy), 1)[0]
+    found = growth.exponents(seconds)
+    assert found["least_and_largest"] == [round(slope, 3), 2.0]
+    assert found["exponent"] == 1.0
+    assert growth.size("300M") == 300_000_000
+
+
+@pytest.mark.parametrize(("name", "units"), growth.PARAMETERS.items())
+def test_a_series_of_growth_has_as_many_parameters_as_it_says(name, units):
+    assert weights_of_cifarnet(units) == pytest.approx(growth.size(name), rel=1e-3)
+    if name == "1M":
+        policy = keras.DTypePolicy("float32")
+        model = cifarnet.build((24, 24, 3), 10, policy, 0, hidden_units=(units, 192))
+        assert weights_of_cifarnet(units) == model.count_params()
+
+
+def weights_of_cifarnet(units: int) -> int:
+    convolutions = (3 * 25 * 64 + 64) + (64 * 25 * 64 + 64)
+    dense = (36 * 64 * units + units) + (units * 192 + 192) + (192 * 10 + 10)
+    return convolutions + dense
 
 
 @pytest.mark.long

@@ -3,8 +3,8 @@
 import combinations
 import pytest
 
-from benchmarks import microbatches, networks, turns
-from benchmarks.peers import task_sizes, tasks
+from benchmarks import microbatches, networks, step_memory, turns
+from benchmarks.peers import keras_tasks, task_sizes, tasks
 
 # Trained weights. Keras's LSTM has one bias for each gate and PyTorch two, 4 * UNITS of them more;
 # fastnet has a whitening, and PyTorch's one bias of it.
@@ -51,7 +51,7 @@ def test_the_ratio_is_to_the_best_peer_within_each_round(monkeypatch):
 
     def measured(sides, rounds):
         asked.append((set(sides), rounds))
-        assert sides["towers"].arguments[-2:] == ("float32", "8")
+        assert sides["towers"].arguments[-2:] == ("float32", "--num_microbatches=8")
         return {name: turns.Measured(rates[name], 100.0) for name in sides}
 
     monkeypatch.setattr(turns, "measure", measured)
@@ -75,10 +75,52 @@ def test_a_network_without_such_layers_is_not_fused(monkeypatch):
 
 def test_numbers_of_microbatches_are_compared_to_the_default(monkeypatch):
     def measured(sides, rounds):
-        assert [side.arguments[-1] for side in sides.values()] == ["2", "4", "8", "16"]
+        assert [side.arguments[-1] for side in sides.values()] == [
+            f"--num_microbatches={n}" for n in (2, 4, 8, 16)
+        ]
         return {n: turns.Measured([16.0 / n, 64.0 / n, 32.0 / n], 90.4) for n in sides}
 
     monkeypatch.setattr(turns, "measure", measured)
     rows = microbatches.measure("lstm", "float32", 1.0, 3)
     assert [row["to_the_default"] for row in rows] == [4.0, 2.0, 1.0, 0.5]
     assert microbatches.as_row(rows[0]) == "| lstm | float32 | 2 | 16 | 4.00 | 90 |"
+
+
+def test_an_image_s_memory_is_the_difference_over_that_of_the_batches(monkeypatch):
+    """A network's 400 MB, and 2 MB per image on towers, 3 with Keras, 1.6 with PyTorch."""
+    per_image = {"towers": 2.0, "keras": 3.0, "pytorch": 1.6}
+
+    def commands(task, compute_dtype, peers, number, batch):
+        return {name: (task, compute_dtype, str(number), batch) for name in per_image}
+
+    def measured(sides, rounds):
+        ((name, side),) = sides.items()
+        assert side.arguments[:3] == ("transformer", "float32", "8")
+        batch = int(side.arguments[3].removeprefix("--batch="))
+        return {name: turns.Measured([1.0], 400.0 + per_image[name] * batch)}
+
+    monkeypatch.setattr(networks, "commands", commands)
+    monkeypatch.setattr(turns, "measure", measured)
+    row = step_memory.measure("transformer", rounds=2)
+    assert row["megabytes_per_image"] == per_image
+    assert (row["batches"], row["to_least_peer"]) == ((16, 64), 1.25)
+    assert step_memory.as_row(row) == ("| transformer | 16, 64 | 2.00 |  | 3.00 | 1.60 | 1.25 |")
+
+
+@pytest.mark.parametrize("side", ["towers", "fused", "fit"])
+def test_a_side_trains_the_batch_that_it_is_given(side, monkeypatch):
+    """As many images as asked for, in as many microbatches."""
+    counted = []
+
+    class Turn:
+        def step_done(self, images):
+            counted.append(images)
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr(keras_tasks.counter, "Counter", Turn)
+    monkeypatch.setattr(keras_tasks.devices, "use_intra_op_threads", lambda _: None)
+    command = ["keras_tasks", side, "lstm", "float32", "--num_microbatches=2", "--batch=4"]
+    monkeypatch.setattr("sys.argv", command)
+    with pytest.raises(KeyboardInterrupt):
+        keras_tasks.main()
+    assert counted == [4]
