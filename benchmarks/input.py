@@ -1,12 +1,14 @@
 """Pictures per second that loaders reach: ours, tf.data over TFRecords, Grain, PyTorch.
 
     python -m benchmarks.input [--peers_python=PYTHON] [--output=docs/measurements/input.jsonl]
+    python -m benchmarks.input --augmented --peers_python=PYTHON
 
 The job is the same for all: a random part of a JPEG (8 to 100 % of its area), scaled to 224 x 224,
 mirrored by a coin, each colour scaled; batches of 128. Pictures of 100 to 800 pixels a side are
 made for it. The first row is `tf.io.decode_jpeg` of bytes in memory on all cores, and nothing else.
-Sides take turns, each turn in a process of its own. Grain, PyTorch, Pillow and simplejpeg are those
-of PYTHON, which may be that of another environment.
+`--augmented` compares instead what augmentation leaves of the rate, ours and torchvision's.
+Sides take turns, each turn in a process of its own. Grain, PyTorch, torchvision, Pillow and
+simplejpeg are those of PYTHON, which may be that of another environment.
 """
 
 import contextlib
@@ -22,6 +24,7 @@ import numpy as np
 from PIL import Image
 
 from benchmarks import turns
+from input_pipeline import augment
 
 HEAD = """\
 | loader | pictures/s | share of decoding alone | peak memory, MB |
@@ -37,6 +40,11 @@ PEERS = {
     "Grain, Pillow": "grain",
     "PyTorch `DataLoader`, Pillow": "pillow",
     "PyTorch `DataLoader`, simplejpeg and Pillow's resize": "simplejpeg",
+}
+# With augmentation; `augment.NAMES` are the same in torchvision.
+AUGMENTED = {DECODING: "decode"} | {f"towers, {name}": f"towers:{name}" for name in augment.NAMES}
+AUGMENTED_PEERS = {
+    f"PyTorch `DataLoader` and torchvision, {name}": f"torchvision:{name}" for name in augment.NAMES
 }
 LEAST_SIDE, MOST_SIDE = 100, 800
 
@@ -82,11 +90,13 @@ def main():
     parser.add_argument("--pictures", type=int, default=3000)
     parser.add_argument("--batches", type=int, default=40, help="of a turn")
     parser.add_argument("--peers_python", help="of an environment with grain and torch")
+    parser.add_argument("--augmented", action="store_true", help="compare augmentations instead")
     options = parser.parse_args()
-    sides = [(name, sys.executable, "pictures", side) for name, side in OURS.items()]
+    ours, peers = (AUGMENTED, AUGMENTED_PEERS) if options.augmented else (OURS, PEERS)
+    sides = [(name, sys.executable, "pictures", side) for name, side in ours.items()]
     if options.peers_python:
-        peers = PEERS.items()
-        sides += [(n, options.peers_python, "pictures_elsewhere", side) for n, side in peers]
+        python = options.peers_python
+        sides += [(n, python, "pictures_elsewhere", side) for n, side in peers.items()]
     found: dict[str, list[dict]] = {name: [] for name, *_ in sides}
     with tempfile.TemporaryDirectory() as temporary:
         folder = Path(temporary)

@@ -10,6 +10,8 @@ from pathlib import Path
 import matplotlib
 import matplotlib.pyplot as plt
 
+from benchmarks import growth as benchmark
+
 matplotlib.use("Agg")
 
 DOCS = Path(__file__).resolve().parent.parent / "docs"
@@ -61,39 +63,56 @@ def throughput(rows: list[dict]) -> None:
     save(figure, "throughput")
 
 
+# Of the figure of growth: series of a panel, its x axis.
+PANELS = (
+    (("batch, float32", "batch, evaluation"), "global batch"),
+    (("microbatches",), "microbatches of a batch of 128"),
+    (("towers, 8 microbatches of 16", "workers, 8 microbatches of 16"), "towers or workers"),
+    (("filters",), "filters of both convolutions"),
+    (("parameters, batch 8",), "parameters, in steps of 8 images"),
+    (("images in the set",), "images in the set"),
+)
+NAMES = {
+    "batch, evaluation": "evaluation",
+    "towers, 8 microbatches of 16": "towers",
+    "workers, 8 microbatches of 16": "workers",
+}
+LINES = ((OURS, "o", "-"), (NARROW, "s", "--"))
+
+
 def growth(rows: list[dict]) -> None:
-    """Time and memory against batch, towers and width."""
-    figure, ((rate, memory), (towers, filters)) = plt.subplots(2, 2, figsize=(9, 7))
-
-    def line(axes, series, what, label, colour, style="-"):
-        points = [row for row in rows if row["series"] == series]
-        x = [int(row["point"]) for row in points]
-        axes.plot(x, [row[what] for row in points], style, marker="o", color=colour, label=label)
-        axes.set_xscale("log", base=2)
-        axes.set_xticks(x, [f"{value:,}" for value in x])
-
-    line(rate, "batch, float32", "images_per_second", "float32", OURS)
-    line(rate, "batch, bfloat16", "images_per_second", "bfloat16", NARROW)
-    rate.set(xlabel="global batch", ylabel="images/s", title="training")
-    line(memory, "batch, float32", "peak_megabytes", "training, float32", OURS)
-    line(memory, "batch, bfloat16", "peak_megabytes", "training, bfloat16", NARROW)
-    line(memory, "batch, evaluation", "peak_megabytes", "evaluation, float32", PEER)
-    memory.set(xlabel="global batch", ylabel="MB", title="peak memory of the process")
-    line(towers, "towers, 8 microbatches of 16", "step_milliseconds", "float32", OURS)
-    towers.set(
-        xlabel="towers, all on the same cores", ylabel="ms", title="step of 128 in 8 microbatches"
-    )
-    line(filters, "filters", "step_milliseconds", "float32", OURS)
-    filters.set(
-        xlabel="filters of both convolutions", ylabel="ms", title="step of 128", yscale="log"
-    )
-    filters.set_ylim(4, 1000)
-    for axes in (rate, memory, towers):
-        axes.set_ylim(0, 1.08 * axes.dataLim.ymax)
-    rate.legend()
-    memory.legend()
-    figure.suptitle(machine(rows[0]))
+    """Time of a step against six sizes, on logarithmic axes, each line with its exponent."""
+    figure, panels = plt.subplots(2, 3, figsize=(11, 7))
+    for axes, (several, what) in zip(panels.flat, PANELS, strict=True):
+        for series, (colour, marker, style) in zip(several, LINES, strict=False):
+            points = [row for row in rows if row["series"] == series]
+            [exponent] = [row["exponent"] for row in points if "exponent" in row]
+            points = [row for row in points if "point" in row]
+            x = [benchmark.size(row["point"]) for row in points]
+            name = NAMES.get(series, "training")
+            axes.plot(
+                x,
+                [row["step_milliseconds"] for row in points],
+                style,
+                marker=marker,
+                color=colour,
+                label=f"{name}: time ~ $x^{{{exponent:.2f}}}$",
+            )
+            axes.set_xscale("log")
+            axes.set_xticks(x, [row["point"] for row in points], fontsize=8)
+            axes.minorticks_off()
+        axes.set(xlabel=what, ylabel="ms per step", yscale="log")
+        _at_least_a_decade(axes)
+        axes.legend(loc="upper left", fontsize=9)
+    figure.suptitle(f"Time of a step of cifarnet, float32\n{machine(rows[0])}")
     save(figure, "growth")
+
+
+def _at_least_a_decade(axes) -> None:
+    """Without it a line that does not rise would look as steep as one that does."""
+    low, high = axes.dataLim.intervaly
+    low, high = low / 1.3, max(3 * high, 10 * low)
+    axes.set_ylim(low, high)
 
 
 def time_to_accuracy(rows: list[dict]) -> None:

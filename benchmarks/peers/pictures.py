@@ -1,6 +1,6 @@
 """Sides of `benchmarks.input` that are TensorFlow's: decoding alone, towers, tf.data.
 
-python -m benchmarks.peers.pictures decode|towers|tfrecords FOLDER BATCHES
+python -m benchmarks.peers.pictures decode|towers[:AUGMENTATION]|tfrecords FOLDER BATCHES
 """
 
 import sys
@@ -32,12 +32,12 @@ def decode(folder: Path) -> Iterator:
     )
 
 
-def of_towers(folder: Path) -> Iterator:
+def of_towers(folder: Path, augmentation: str = "none") -> Iterator:
     """This package's own."""
     split = datasets.load(
         "folder", str(folder / "pictures"), "all", image_size=SIZE, store_dir=str(folder / "stores")
     )
-    prepared = images.preprocessing("random_resized_crop", split)
+    prepared = images.preprocessing("random_resized_crop", split, augmentation)
     return iter(images.training(split, prepared, 0).batches(0, 10**6, global_batch_size=BATCH))
 
 
@@ -82,4 +82,6 @@ SIDES = {"decode": decode, "towers": of_towers, "tfrecords": tfrecords}
 
 if __name__ == "__main__":
     towers.devices.use_intra_op_threads(1)
-    pictures_elsewhere.measure(SIDES[sys.argv[1]](Path(sys.argv[2])), int(sys.argv[3]))
+    side, *augmentation = sys.argv[1].split(":")
+    batches = SIDES[side](Path(sys.argv[2]), *augmentation)
+    pictures_elsewhere.measure(batches, int(sys.argv[3]))

@@ -1,6 +1,7 @@
 """Sides of `benchmarks.input` without TensorFlow: Grain and PyTorch.
 
     python -m benchmarks.peers.pictures_elsewhere grain|pillow|simplejpeg FOLDER BATCHES
+    python -m benchmarks.peers.pictures_elsewhere torchvision:AUGMENTATION FOLDER BATCHES
 
 At the settings that were fastest on two cores: as many processes as cores.
 """
@@ -63,24 +64,49 @@ def by_simplejpeg(content: bytes) -> Image.Image:
 class Files:
     """The pictures of a folder by their numbers, for the loaders below."""
 
-    def __init__(self, folder: Path, decode):
-        self.paths, self.decode = sorted(folder.glob("pictures/*/*.jpg")), decode
+    def __init__(self, folder: Path, decode, prepare=prepared):
+        self.paths = sorted(folder.glob("pictures/*/*.jpg"))
+        self.decode, self.prepare = decode, prepare
 
     def __len__(self):
         return len(self.paths)
 
-    def __getitem__(self, number: int) -> np.ndarray:
+    def __getitem__(self, number: int):
         content = self.paths[number].read_bytes()
-        return prepared(self.decode(content), random.Random(number))
+        return self.prepare(self.decode(content), random.Random(number))
 
 
-def of_torch(folder: Path, decode) -> Iterator:
+def of_torchvision(folder: Path, augmentation: str) -> Iterator:
+    """PyTorch's DataLoader with torchvision's transforms of Pillow's images, its usual form."""
+    import torch
+    from torchvision.transforms import v2
+
+    augment = {
+        "none": [],
+        "trivial_augment": [v2.TrivialAugmentWide()],
+        "rand_augment": [v2.RandAugment()],
+        "colour_jitter": [v2.ColorJitter(0.4, 0.4, 0.4)],
+    }[augmentation]
+    transform = v2.Compose(
+        [
+            v2.RandomResizedCrop(SIZE),
+            v2.RandomHorizontalFlip(),
+            *augment,
+            v2.PILToTensor(),
+            v2.ToDtype(torch.float32),
+            v2.Normalize(MEAN.tolist(), DEVIATION.tolist()),
+        ]
+    )
+    return of_torch(folder, by_pillow, lambda image, _: transform(image))
+
+
+def of_torch(folder: Path, decode, prepare=prepared) -> Iterator:
     """PyTorch's DataLoader."""
     import torch
     from torch.utils import data
 
     torch.set_num_threads(1)
-    files = Files(folder, decode)
+    files = Files(folder, decode, prepare)
     endless = data.RandomSampler(files, num_samples=10**8)  # one permutation after the other
     return iter(data.DataLoader(files, BATCH, sampler=endless, num_workers=os.cpu_count()))
 
@@ -106,9 +132,11 @@ SIDES = {
     "grain": of_grain,
     "pillow": lambda folder: of_torch(folder, by_pillow),
     "simplejpeg": lambda folder: of_torch(folder, by_simplejpeg),
+    "torchvision": of_torchvision,
 }
 USED = {"grain": ("grain", "pillow"), "pillow": ("torch", "pillow"),
-        "simplejpeg": ("torch", "simplejpeg")}  # fmt: skip
+        "simplejpeg": ("torch", "simplejpeg"),
+        "torchvision": ("torch", "torchvision", "pillow")}  # fmt: skip
 
 
 def measure(batches: Iterator, count: int, packages: tuple[str, ...] = ()) -> None:
@@ -134,5 +162,5 @@ def measure(batches: Iterator, count: int, packages: tuple[str, ...] = ()) -> No
 
 
 if __name__ == "__main__":
-    side = sys.argv[1]
-    measure(SIDES[side](Path(sys.argv[2])), int(sys.argv[3]), USED[side])
+    side, *augmentation = sys.argv[1].split(":")
+    measure(SIDES[side](Path(sys.argv[2]), *augmentation), int(sys.argv[3]), USED[side])
