@@ -3,8 +3,11 @@
     python -m benchmarks.growth
     python -m benchmarks.growth --series=workers --series="images in the set"
 
-`cifarnet`'s bare step on one batch in memory, each point a process of its own; the points of a
-series take turns. Memory is the process's peak of resident memory, TensorFlow itself included.
+`cifarnet`'s bare step on one batch in memory, or for `images in the set` on batches that are made
+of so many; each point is a process of its own, and the points of a series take turns. Memory is the
+process's peak of resident memory, TensorFlow itself included; of workers, the chief's. All points
+of a series are in memory at once: `parameters` needs 16 GB.
+
 The last line of a series is its exponent e, of time ~ x ** e: the slope of the straight line that
 fits the logarithms best, the median over rounds and the smallest and largest.
 """
@@ -83,6 +86,7 @@ def measure(series: str, options: argparse.Namespace) -> Iterator[dict]:
         yield {
             "series": series,
             "point": point,
+            "size": size(point),
             "step_milliseconds": round(1000 * batch_size(series, point) / found.median_rate(), 2),
             "images_per_second": round(found.median_rate()),
             "peak_megabytes": found.peak_megabytes and round(found.peak_megabytes),

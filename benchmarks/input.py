@@ -6,7 +6,7 @@
 The job is the same for all: a random part of a JPEG (8 to 100 % of its area), scaled to 224 x 224,
 mirrored by a coin, each colour scaled; batches of 128. Pictures of 100 to 800 pixels a side are
 made for it. The first row is `tf.io.decode_jpeg` of bytes in memory on all cores, and nothing else.
-`--augmented` compares instead what augmentation leaves of the rate, ours and torchvision's.
+`--augmented` compares instead towers and torchvision, without augmentation and with each kind.
 Sides take turns, each turn in a process of its own. Grain, PyTorch, torchvision, Pillow and
 simplejpeg are those of PYTHON, which may be that of another environment.
 """
@@ -46,6 +46,7 @@ AUGMENTED = {DECODING: "decode"} | {f"towers, {name}": f"towers:{name}" for name
 AUGMENTED_PEERS = {
     f"PyTorch `DataLoader` and torchvision, {name}": f"torchvision:{name}" for name in augment.NAMES
 }
+MADE_BEFORE = {"towers", "towers:none", "tfrecords"}  # a store, or the TFRecords
 LEAST_SIDE, MOST_SIDE = 100, 800
 
 
@@ -89,7 +90,10 @@ def main():
     parser = turns.parser(__doc__, rounds=3)
     parser.add_argument("--pictures", type=int, default=3000)
     parser.add_argument("--batches", type=int, default=40, help="of a turn")
-    parser.add_argument("--peers_python", help="of an environment with grain and torch")
+    parser.add_argument(
+        "--peers_python",
+        help="of an environment with grain, torch, torchvision, Pillow and simplejpeg",
+    )
     parser.add_argument("--augmented", action="store_true", help="compare augmentations instead")
     options = parser.parse_args()
     ours, peers = (AUGMENTED, AUGMENTED_PEERS) if options.augmented else (OURS, PEERS)
@@ -101,8 +105,8 @@ def main():
     with tempfile.TemporaryDirectory() as temporary:
         folder = Path(temporary)
         make_pictures(folder, options.pictures)
-        for _, python, program, side in sides[:3]:  # the store, and the TFRecords, are made
-            one_turn(python, program, side, folder, 1)
+        for side in MADE_BEFORE.intersection(ours.values()):
+            one_turn(sys.executable, "pictures", side, folder, 1)
         for number in range(1, options.rounds + 1):
             for name, python, program, side in sides:
                 found[name].append(one_turn(python, program, side, folder, options.batches))

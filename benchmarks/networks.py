@@ -96,7 +96,7 @@ def measure(
 def commands(
     task: str, compute_dtype: str, peers: Sequence[str], num_microbatches: int, *more: str
 ) -> dict[str, tuple[str, ...]]:
-    """Name of a side to its command, with `more` at its end; PyTorch's where it is installed."""
+    """Name of a side to its command, with `more` arguments; PyTorch's where it is installed."""
     given = (task, compute_dtype, *more)
     of_towers = (*given, f"--num_microbatches={num_microbatches}")
     of_all = {

@@ -10,8 +10,6 @@ from pathlib import Path
 import matplotlib
 import matplotlib.pyplot as plt
 
-from benchmarks import growth as benchmark
-
 matplotlib.use("Agg")
 
 DOCS = Path(__file__).resolve().parent.parent / "docs"
@@ -88,7 +86,7 @@ def growth(rows: list[dict]) -> None:
             points = [row for row in rows if row["series"] == series]
             [exponent] = [row["exponent"] for row in points if "exponent" in row]
             points = [row for row in points if "point" in row]
-            x = [benchmark.size(row["point"]) for row in points]
+            x = [row["size"] for row in points]
             name = NAMES.get(series, "training")
             axes.plot(
                 x,

@@ -1,12 +1,12 @@
-"""Memory per image of a training step on every kind of network, beside Keras's `fit` and PyTorch.
+"""Memory of a training step on every kind of network, beside Keras's `fit` and PyTorch.
 
     python -m benchmarks.step_memory
     python -m benchmarks.step_memory --task=resnet --rounds=3
 
-As `benchmarks.networks` measures time. Each side trains a quarter of the network's batch in one
-process and all of it in another; the difference of the two peaks of resident memory, over the
-difference of the batches, is what an image takes. Libraries, weights and all else that does not
-depend on the batch is in both and cancels out.
+The sides are those of `benchmarks.networks`. Each trains the network's batch in one process and
+twice as many images in another, and its peak of resident memory is taken after the warm-up. The
+difference of the two peaks over that of the batches is what an image takes; libraries, weights and
+their gradients are in both. The peak at the larger batch has them, too.
 """
 
 import statistics
@@ -18,10 +18,10 @@ from towers.support import shares
 SIDES = ("towers", "fused", "keras", "pytorch")
 PEERS = SIDES[2:]
 HEAD = """\
-| network | batches | towers, MB per image | with `fused` | Keras `fit` | PyTorch | \
-towers to the least of them |
+| network | batches | towers, MB per image (peak of the process) | with `fused` | Keras `fit` | \
+PyTorch | per image, to the least of them |
 |---|---|---|---|---|---|---|"""
-STEPS = 3  # of a turn, after the warm-up
+STEPS = 3  # of a turn
 
 
 def main():
@@ -34,25 +34,26 @@ def main():
 
 
 def measure(task: str, rounds: int) -> dict:
-    """The figures of one network, in float32."""
-    whole = task_sizes.BATCHES[task]
-    batches = whole // 4, whole
-    per_image: dict[str, list[float]] = {}
-    for _ in range(rounds):
-        small, large = (peaks(task, batch) for batch in batches)
-        for name in large:
-            per_image.setdefault(name, []).append(
-                (large[name] - small[name]) / (whole - whole // 4)
-            )
+    """The figures of one network, in float32; the ratio is that of `fused`, where it is a side."""
+    batch = task_sizes.BATCHES[task]
+    measured = [(peaks(task, batch), peaks(task, 2 * batch)) for _ in range(rounds)]
+    sides = measured[0][0]
+    per_image = {
+        name: [(twice[name] - once[name]) / batch for once, twice in measured] for name in sides
+    }
     medians = {name: statistics.median(found) for name, found in per_image.items()}
     figures = {
         "task": task,
-        "batches": batches,
+        "batches": [batch, 2 * batch],
         "megabytes_per_image": {name: round(found, 3) for name, found in medians.items()},
         "every_round": {name: [round(mb, 3) for mb in found] for name, found in per_image.items()},
+        "peak_megabytes": {
+            name: round(statistics.median(twice[name] for _, twice in measured)) for name in sides
+        },
         "rounds": rounds,
     }
-    if least := min((medians[name] for name in PEERS if name in medians), default=None):
+    least = min((medians[name] for name in PEERS if name in medians), default=None)
+    if least is not None:
         ours = medians.get("fused", medians["towers"])
         figures["to_least_peer"] = round(ours / least, 3)
     return figures | turns.conditions()
@@ -62,19 +63,22 @@ def peaks(task: str, batch: int) -> dict[str, float]:
     """Name of a side to its process's peak, in MB; one process after the other."""
     number = shares.MOST_BY_DEFAULT
     commands = networks.commands(task, "float32", PEERS, number, f"--batch={batch}")
-    return {
-        name: turns.measure({name: turns.Side(command, {"steps": STEPS})}, 1)[name].peak_megabytes
-        for name, command in commands.items()
-    }
+    found = {}
+    for name, command in commands.items():
+        sides = {name: turns.Side(command, {"steps": STEPS})}
+        found[name] = turns.measure(sides, 1, peak_of_turns=True)[name].peak_megabytes
+        if found[name] is None:
+            raise SystemExit("there is no /proc here, and so no peak of resident memory")
+    return found
 
 
 def as_row(row: dict) -> str:
     """One row of the table."""
-    found = row["megabytes_per_image"]
-    shown = " | ".join(f"{found[name]:.2f}" if name in found else "" for name in SIDES)
+    found, peak = row["megabytes_per_image"], row["peak_megabytes"]
+    shown = [f"{found[name]:.2f} ({peak[name]:,})" if name in found else "" for name in SIDES]
     ratio = f"{row['to_least_peer']:.2f}" if "to_least_peer" in row else ""
     small, large = row["batches"]
-    return f"| {row['task']} | {small}, {large} | {shown} | {ratio} |"
+    return f"| {row['task']} | {small}, {large} | {' | '.join(shown)} | {ratio} |"
 
 
 if __name__ == "__main__":

@@ -62,6 +62,11 @@ class Worker:
         """The process's peak of resident memory; None where there is no /proc."""
         return peak_megabytes(self._process.pid)
 
+    def forget_peak(self) -> None:
+        """Peaks of resident memory count from here on, and not what tracing and compiling took."""
+        with contextlib.suppress(FileNotFoundError):
+            Path(f"/proc/{self._process.pid}/clear_refs").write_text("5", encoding="ascii")
+
     def end(self) -> None:
         """Lets the process go."""
         with contextlib.suppress(BrokenPipeError):
@@ -99,14 +104,21 @@ class Measured(NamedTuple):
         return statistics.median(self.rates)
 
 
-def measure(sides: Mapping[str, Side], rounds: int) -> dict[str, Measured]:
-    """Gives every side its turn in every round; reports progress on stderr."""
+def measure(
+    sides: Mapping[str, Side], rounds: int, *, peak_of_turns: bool = False
+) -> dict[str, Measured]:
+    """Gives every side its turn in every round; reports progress on stderr.
+
+    The peak of memory is that of the whole process, or with `peak_of_turns` that since its warm-up.
+    """
     workers: dict[str, Worker] = {}
     rates: dict[str, list[float]] = {name: [] for name in sides}
     with tempfile.TemporaryDirectory() as logs:
         try:
             for name, side in sides.items():
                 workers[name] = Worker(name, side, Path(logs) / f"{name}.log")
+                if peak_of_turns:
+                    workers[name].forget_peak()
             for number in range(1, rounds + 1):
                 for name, worker in workers.items():
                     rate = worker.images_per_second()

@@ -24,6 +24,7 @@ import tensorflow as tf
 from towers import networks, prefetch
 from towers.networks import optimizers
 from towers.runs import ahead
+from towers.support import first_layers
 
 num_towers, steps, model, compute_dtype, optimizer, *on_a_tower = json.loads(sys.argv[1])
 gpus = tf.config.list_physical_devices("GPU")
@@ -60,8 +61,8 @@ trainer = towers.Trainer(
     moving_average_decay=0.9,
 )
 losses = []
-sizes = trainer.shares.tower_batch_sizes
-for *batch, parts in ahead.taken_ahead(prefetch.to_towers(batches, devices, sizes)):
+parts_of = devices, trainer.shares.tower_batch_sizes, first_layers.inputs_type(built)
+for *batch, parts in ahead.taken_ahead(prefetch.to_towers(batches, *parts_of)):
     losses.append(trainer.train_step(*batch, parts=parts).losses["total"].numpy().tolist())
 places = {v.device[-5:] for part in trainer.state.parts().values() for v in part}
 evaluated = trainer.evaluate(batches[:2])

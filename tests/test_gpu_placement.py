@@ -34,7 +34,7 @@ from towers.runs import loop, resuming
 from towers.support import machine
 from towers_cli import build, launch, settings
 
-HOST, TOWERS = "/CPU:1", ("/CPU:2", "/CPU:3")
+ANOTHER_CPU, TOWERS = "/CPU:1", ("/CPU:2", "/CPU:3")
 NETWORKS = {
     "cifarnet": toys.small_cifarnet,
     "resnet": toys.small_resnet,
@@ -175,7 +175,7 @@ def test_an_operation_without_a_kernel_is_found():
 @pytest.fixture
 def on_another_cpu(monkeypatch):
     """The parameters' device is not the one that TensorFlow takes where none is named."""
-    monkeypatch.setattr(devices, "HOST", HOST)
+    monkeypatch.setattr(devices, "HOST", ANOTHER_CPU)
 
 
 def on_the_default_device(run) -> collections.Counter:
@@ -203,24 +203,26 @@ def on_the_default_device(run) -> collections.Counter:
 @pytest.mark.parametrize(
     ("given", "parameter_device"),
     [
-        pytest.param(MANY, HOST, id="many"),
+        pytest.param(MANY, ANOTHER_CPU, id="many"),
         pytest.param(SIMPLE, TOWERS[0], id="parameters_on_a_tower"),
-        pytest.param(SIMPLE, HOST, marks=pytest.mark.long, id="simple"),
+        pytest.param(SIMPLE, ANOTHER_CPU, marks=pytest.mark.long, id="simple"),
         pytest.param(MANY, TOWERS[0], marks=pytest.mark.long, id="many_parameters_on_a_tower"),
-        pytest.param(("resnet", "bfloat16", "adamw"), HOST, marks=pytest.mark.long, id="resnet"),
+        pytest.param(
+            ("resnet", "bfloat16", "adamw"), ANOTHER_CPU, marks=pytest.mark.long, id="resnet"
+        ),
     ],
 )
 def test_nothing_of_a_step_or_an_evaluation_is_on_the_first_gpu_for_want_of_a_device(
     on_another_cpu, given, parameter_device
 ):
     made = trainer(*given, TOWERS, parameter_device)
-    with tf.device(HOST):
+    with tf.device(ANOTHER_CPU):
         images, labels = map(tf.constant, toys.batch(8))
     assert not on_the_default_device(lambda: made.train_step(images, labels))
     assert not on_the_default_device(lambda: made.evaluate([(images, labels)]))
     for name, part in made.state.parts().items():
         of_tensorflow = [v.value if isinstance(v, keras.Variable) else v for v in part]
-        expected = HOST if name == "counters" else parameter_device
+        expected = ANOTHER_CPU if name == "counters" else parameter_device
         assert {"/" + variable.device[-5:] for variable in of_tensorflow} <= {expected}, name
 
 

@@ -1,7 +1,7 @@
 """Batches that lie on the towers' devices before their step begins.
 
 For devices with memory of their own: a loop can have the next batch copied during a step, as
-`towers.Run` does in a thread. Copied within its step, a tower would wait. The results are the same.
+`towers.Run` does in a thread. Towers wait for copies within a step. The results are the same.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
@@ -27,7 +27,7 @@ def to_towers(
       batches: (inputs [n, ...], labels [n, ...]), and sample_weight [n] where there is one.
       tower_devices: one device per tower.
       sizes: of each tower's part, `Trainer.shares.tower_batch_sizes`.
-      inputs_type: in which float32 inputs are copied, `first_layers.inputs_type`; None for float32.
+      inputs_type: that float32 inputs are copied in, `first_layers.inputs_type`; None: as they are.
     """
     for batch in batches:
         with tf.device(devices.HOST):

@@ -74,7 +74,7 @@ def new(
     *,
     keep_averages: bool,
     statistics_of_each: int = 0,
-    parameter_device: str = devices.HOST,
+    parameter_device: str | None = None,
 ) -> TrainState:
     """The state at step 0; its counters are on the CPU.
 
@@ -83,12 +83,12 @@ def new(
       optimizer: is built here; None for a state that is only evaluated.
       keep_averages: whether to keep moving averages of the weights.
       statistics_of_each: microbatches whose batch-norm statistics are kept apart; 0 for none.
-      parameter_device: for all that is made here but the counters.
+      parameter_device: for all that is made here but the counters; None for the CPU.
     """
     with tf.device(devices.HOST):
         step = tf.Variable(0, dtype=tf.int64, trainable=False, name="step")
         examples_seen = tf.Variable(0, dtype=tf.int64, trainable=False, name="examples_seen")
-    with tf.device(parameter_device):
+    with tf.device(parameter_device or devices.HOST):
         if optimizer is not None:
             optimizer.build(model.trainable_variables)
         averages = [

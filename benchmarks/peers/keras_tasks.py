@@ -1,6 +1,6 @@
 """A network of `tasks` on towers or in Keras's `fit`, on one batch in memory.
 
-python -m benchmarks.peers.keras_tasks towers|fused|fit|xla TASK COMPUTE_DTYPE
+python -m benchmarks.peers.keras_tasks towers|fused|fit|xla TASK COMPUTE_DTYPE [--batch=N]
 """
 
 import argparse
@@ -70,7 +70,9 @@ def main():
     parser.add_argument("side", choices=("towers", "fused", "fit", "xla"))
     parser.add_argument("task", choices=list(sizes.SHAPES))
     parser.add_argument("compute_dtype", choices=list(networks.DTYPE_POLICIES))
-    parser.add_argument("--num_microbatches", type=int, default=shares.MOST_BY_DEFAULT)
+    parser.add_argument(
+        "--num_microbatches", type=int, default=shares.MOST_BY_DEFAULT, help="of towers and fused"
+    )
     parser.add_argument("--batch", type=int, help="default: the task's own")
     options = parser.parse_args()
     options.batch = options.batch or sizes.BATCHES[options.task]

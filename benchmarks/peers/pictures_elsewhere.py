@@ -76,6 +76,16 @@ class Files:
         return self.prepare(self.decode(content), random.Random(number))
 
 
+class Transformed:
+    """`prepared` by a transform of torchvision, which draws its own random numbers."""
+
+    def __init__(self, transform):
+        self.transform = transform
+
+    def __call__(self, image: Image.Image, random_: random.Random):
+        return self.transform(image)
+
+
 def of_torchvision(folder: Path, augmentation: str) -> Iterator:
     """PyTorch's DataLoader with torchvision's transforms of Pillow's images, its usual form."""
     import torch
@@ -97,7 +107,7 @@ def of_torchvision(folder: Path, augmentation: str) -> Iterator:
             v2.Normalize(MEAN.tolist(), DEVIATION.tolist()),
         ]
     )
-    return of_torch(folder, by_pillow, lambda image, _: transform(image))
+    return of_torch(folder, by_pillow, Transformed(transform))
 
 
 def of_torch(folder: Path, decode, prepare=prepared) -> Iterator:

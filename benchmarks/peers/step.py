@@ -1,4 +1,4 @@
-"""The bare training step, or the evaluation, on one batch in memory: no logs, no input as a rule.
+"""The bare training step, or the evaluation, without logs; on one batch, or batches of `--images`.
 
 python -m benchmarks.peers.step --model=resnet --num_towers=2 --num_microbatches=4
 
@@ -18,7 +18,7 @@ import numpy as np
 import container_limits
 import towers  # before Keras: it silences TensorFlow's notices
 from benchmarks.peers import counter
-from input_pipeline import batches, preprocess
+from input_pipeline import batches, decoded, preprocess
 from towers import devices, networks, worker
 from towers.multi_worker import cluster, collectives
 from towers.networks import cifarnet
@@ -44,6 +44,8 @@ def main():
     parser.add_argument("--num_workers", type=int, default=1)
     parser.add_argument("--evaluate", action="store_true")
     options = parser.parse_args()
+    if options.images and (options.evaluate or options.num_workers > 1):
+        parser.error("--images: for training by one worker")
     turn = None if "TF_CONFIG" in os.environ else counter.Counter()
     workers = meet_workers(options.num_workers)
     devices.use_intra_op_threads(
@@ -155,11 +157,14 @@ def build(
 def of_a_set(model: str, count: int, batch: int) -> Iterable[tuple]:
     """Training batches of so many random images, prepared as `train.py` prepares them."""
     rng, size = np.random.default_rng(0), (32, 32, 3)
-    images = rng.integers(0, 256, (count, *size), np.uint8)
+    images = decoded.empty((count, *size))
+    for begin in range(0, count, 10_000):
+        part = images[begin : begin + 10_000]
+        part[...] = rng.integers(0, 256, part.shape, np.uint8)
     labels = rng.integers(0, 10, count, np.int64)
     prepared = preprocess.for_images(networks.NETWORKS[model].preprocessing, size)
     return batches.training_batches(
-        images,
+        batches.as_tensor(images),
         labels,
         global_batch_size=batch,
         seed=0,

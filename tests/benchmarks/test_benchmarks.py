@@ -88,6 +88,14 @@ def test_sides_take_turns_and_count_their_own_images(side, capfd):
         assert 10 < found.peak_megabytes < 5000
 
 
+@pytest.mark.parametrize("peak_of_turns", [False, True])
+def test_the_peak_of_turns_leaves_the_start_out(side, peak_of_turns):
+    text = COUNTING.replace("turn = ", "start = b'x' * 300_000_000\ndel start\nturn = ")
+    sides = {"greedy": side("greedy", text, {"steps": 1})}
+    (found,) = turns.measure(sides, rounds=1, peak_of_turns=peak_of_turns).values()
+    assert (found.peak_megabytes < 200) == peak_of_turns
+
+
 @pytest.mark.long
 def test_warm_up_and_lead_in_are_not_counted(side):
     # The 12 steps of the warm-up and the 5 of the turn's lead-in take 0.2 s; the others nothing.
@@ -287,8 +295,8 @@ def test_growth_measures_time_and_memory(monkeypatch):
 @pytest.mark.long
 @pytest.mark.whole_program
 def test_growth_gives_the_exponent_of_a_series(monkeypatch):
-    """Batches made of a set of images, and a wide layer, with few steps."""
-    few = "--global_batch_size=8", "--num_microbatches=2", "--filters=4"
+    """Batches made of a set of images, and another layer, with few steps."""
+    few = "--global_batch_size=8", "--num_microbatches=2", "--filters=4", "--hidden_units=8"
     points = {str(n): (f"--images={n}", *few) for n in (100, 1000)}
     monkeypatch.setitem(growth.SERIES, "images in the set", points)
     monkeypatch.chdir(scripts.ROOT)

@@ -31,21 +31,24 @@ def table(monkeypatch, capsys, *flags: str) -> tuple[list[tuple], str]:
 
 def test_loaders_take_turns(monkeypatch, capsys):
     asked, printed = table(monkeypatch, capsys)
-    assert [side for *_, side in asked[3:]] == [
+    made_before, asked = asked[:2], asked[2:]
+    assert {side for *_, side in made_before} == {"towers", "tfrecords"}
+    assert [side for *_, side in asked] == [
         "decode", "towers", "tfrecords", "grain", "pillow", "simplejpeg",
     ]  # fmt: skip
-    assert [elsewhere for elsewhere, *_ in asked[3:]] == [False] * 3 + [True] * 3
-    assert "| towers | 500 | 1.25 | 7 |" in printed  # the fifth turn, of 400 of the fourth
+    assert [elsewhere for elsewhere, *_ in asked] == [False] * 3 + [True] * 3
+    assert "| towers | 400 | 1.33 | 7 |" in printed  # the fourth turn, of 300 of the third
 
 
 def test_each_augmentation_is_measured_here_and_with_torchvision(monkeypatch, capsys):
     asked, printed = table(monkeypatch, capsys, "--augmented")
-    assert asked[3:] == [
+    assert asked[0] == (False, "pictures", "towers:none")  # its store is made
+    assert asked[1:] == [
         (False, "pictures", "decode"),
         *((False, "pictures", f"towers:{name}") for name in augment.NAMES),
         *((True, "pictures_elsewhere", f"torchvision:{name}") for name in augment.NAMES),
     ]
-    assert "| towers, trivial_augment | 600 | 1.50 | 7 |" in printed
+    assert "| towers, trivial_augment | 400 | 2.00 | 7 |" in printed
 
 
 @pytest.mark.long

@@ -1,5 +1,7 @@
 """All kinds of networks beside their peers: the same networks, and what is made of their rates."""
 
+import types
+
 import combinations
 import pytest
 
@@ -93,9 +95,9 @@ def test_an_image_s_memory_is_the_difference_over_that_of_the_batches(monkeypatc
     def commands(task, compute_dtype, peers, number, batch):
         return {name: (task, compute_dtype, str(number), batch) for name in per_image}
 
-    def measured(sides, rounds):
+    def measured(sides, rounds, peak_of_turns):
         ((name, side),) = sides.items()
-        assert side.arguments[:3] == ("transformer", "float32", "8")
+        assert side.arguments[:3] == ("transformer", "float32", "8") and peak_of_turns
         batch = int(side.arguments[3].removeprefix("--batch="))
         return {name: turns.Measured([1.0], 400.0 + per_image[name] * batch)}
 
@@ -103,24 +105,34 @@ def test_an_image_s_memory_is_the_difference_over_that_of_the_batches(monkeypatc
     monkeypatch.setattr(turns, "measure", measured)
     row = step_memory.measure("transformer", rounds=2)
     assert row["megabytes_per_image"] == per_image
-    assert (row["batches"], row["to_least_peer"]) == ((16, 64), 1.25)
-    assert step_memory.as_row(row) == ("| transformer | 16, 64 | 2.00 |  | 3.00 | 1.60 | 1.25 |")
+    assert (row["batches"], row["to_least_peer"]) == ([64, 128], 1.25)
+    assert step_memory.as_row(row) == (
+        "| transformer | 64, 128 | 2.00 (656) |  | 3.00 (784) | 1.60 (605) | 1.25 |"
+    )
 
 
-@pytest.mark.parametrize("side", ["towers", "fused", "fit"])
+@pytest.mark.parametrize("side", ["towers", "fit"])
 def test_a_side_trains_the_batch_that_it_is_given(side, monkeypatch):
-    """As many images as asked for, in as many microbatches."""
-    counted = []
+    """As many images as asked for, on towers in as many microbatches."""
+    given = []
 
-    class Turn:
-        def step_done(self, images):
-            counted.append(images)
-            raise KeyboardInterrupt
+    def trainer(model, optimizer, **options):
+        given.append(options["num_microbatches"])
+        return types.SimpleNamespace(train_step=lambda inputs, labels: train(inputs, labels))
 
-    monkeypatch.setattr(keras_tasks.counter, "Counter", Turn)
+    def train(inputs, labels, **_):
+        given.extend([len(inputs), len(labels)])
+        raise KeyboardInterrupt
+
+    def fit(model, batches, **_):
+        train(*next(iter(batches)))
+
+    monkeypatch.setattr(keras_tasks.counter, "Counter", lambda: None)
     monkeypatch.setattr(keras_tasks.devices, "use_intra_op_threads", lambda _: None)
+    monkeypatch.setattr(keras_tasks.towers, "Trainer", trainer)
+    monkeypatch.setattr(keras_tasks.keras.Model, "fit", fit)
     command = ["keras_tasks", side, "lstm", "float32", "--num_microbatches=2", "--batch=4"]
     monkeypatch.setattr("sys.argv", command)
     with pytest.raises(KeyboardInterrupt):
         keras_tasks.main()
-    assert counted == [4]
+    assert given == ([2, 4, 4] if side == "towers" else [4, 4])

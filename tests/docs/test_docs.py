@@ -22,6 +22,7 @@ from benchmarks import (
     long_run,
     operations,
     start,
+    step_memory,
     step_time,
     throughput,
     time_to_accuracy,
@@ -29,6 +30,7 @@ from benchmarks import (
     workers,
 )
 from benchmarks import input as input_pipelines
+from benchmarks import networks as all_networks
 from lessons import house, landscape
 from towers.support import shares
 
@@ -154,7 +156,9 @@ def measured(name: str) -> list[dict]:
         ("speed.md", "operations", operations, 19),
         ("speed.md", "where_time_goes", where_time_goes, 32),
         ("speed.md", "accumulation", accumulation, 6),
-        ("speed.md", "growth", growth, 33),
+        ("speed.md", "growth", growth, 50),
+        ("speed.md", "networks", all_networks, 8),
+        ("speed.md", "step_memory", step_memory, 6),
         ("speed.md", "start", start, 7),
         ("data.md", "input", input_pipelines, 6),
         ("fast.md", "time_to_accuracy", time_to_accuracy, 33),

@@ -67,7 +67,7 @@ def test_no_thread_stays_where_a_loop_ends_early():
     assert threads() == []
 
 
-def test_what_names_no_device_is_on_the_parameters_also_in_the_thread(monkeypatch):
+def test_what_names_no_device_is_on_the_host_also_in_the_thread(monkeypatch):
     monkeypatch.setattr(devices, "HOST", "/CPU:1")
     [made] = ahead.taken_ahead(tf.ones([2]) + 1 for _ in range(1))
     assert made.device.endswith("CPU:1")

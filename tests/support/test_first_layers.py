@@ -36,6 +36,28 @@ def overridden() -> keras.Model:
     return WithACallOfItsOwn(inputs, dense()(inputs))
 
 
+class ThatScalesFirst(keras.layers.Dense):
+    """Its `__call__` reads the float32 input."""
+
+    def __call__(self, inputs, **kwargs):
+        return super().__call__(inputs / 3.0, **kwargs)
+
+
+def that_returns_its_input_too() -> keras.Model:
+    inputs = keras.Input((4,))
+    return keras.Model(inputs, [dense()(inputs), inputs])
+
+
+def around(inner: keras.Model) -> keras.Model:
+    inputs = keras.Input((4,))
+    return keras.Model(inputs, inner(inputs))
+
+
+def of_type(dtype: str) -> keras.Model:
+    inputs = keras.Input((4,), dtype=dtype)
+    return keras.Model(inputs, dense()(inputs))
+
+
 @pytest.mark.parametrize(
     ("model", "expected"),
     [
@@ -55,6 +77,19 @@ def overridden() -> keras.Model:
         (lambda: functional(dense(), lambda inputs: keras.ops.multiply(inputs, 3.0)), None),
         (lambda: functional(dense(autocast=False)), None),
         (overridden, None),
+        (
+            lambda: keras.Sequential(
+                [keras.Input((4,)), ThatScalesFirst(4, dtype="mixed_bfloat16")]
+            ),
+            None,
+        ),
+        # It leaves the model as it came.
+        (that_returns_its_input_too, None),
+        (lambda: around(that_returns_its_input_too()), None),
+        # Keras first converts to the input's own type.
+        (lambda: of_type("bfloat16"), tf.bfloat16),
+        (lambda: of_type("float16"), None),
+        (lambda: of_type("int32"), None),
         (lambda: keras.Sequential([]), None),
     ],
 )

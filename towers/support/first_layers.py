@@ -9,27 +9,25 @@ def inputs_type(model: keras.Model) -> tf.DType | None:
     """bfloat16 or float16, if every layer that reads an input of the model converts it to that.
 
     Float32 inputs that are converted earlier, before they are copied to a tower, then give the
-    same bits. None for any other model: a first layer that computes in float32, an operation that
-    is not a layer, or a model that does not say what reads its inputs.
+    same bits. None for any other model: a first layer that computes in float32 or takes its input
+    as it is, an operation that is not a layer, an input that is also an output or has another type,
+    or a model that does not say what reads its inputs.
     """
-    types = {_converted_to(operation) for operation in _readers(model)}
-    only = types.pop() if len(types) == 1 else None
-    return only if only in (tf.bfloat16, tf.float16) else None
-
-
-def _readers(model: keras.Model) -> list:
-    """What reads an input of a Sequential or functional model; of other models nothing is known."""
-    if type(model) is keras.Sequential:
-        return model.layers[:1]
-    if type(model) is not functional.Functional:  # a subclass may have a `call` of its own
-        return []
-    given = {id(tensor) for tensor in tf.nest.flatten(model.inputs)}
-    return [
-        operation
-        for operation in model.operations
+    graph = model._functional if type(model) is keras.Sequential else model
+    if type(graph) is not functional.Functional:  # a subclass may have a `call` of its own
+        return None
+    inputs, outputs = tf.nest.flatten(graph.inputs), tf.nest.flatten(graph.outputs)
+    given = {id(tensor) for tensor in inputs}
+    types = {
+        _converted_to(operation)
+        for operation in graph.operations
         for node in operation._inbound_nodes
         if given & {id(tensor) for tensor in node.input_tensors}
-    ]
+    }
+    only = types.pop() if len(types) == 1 else None
+    if only not in (tf.bfloat16, tf.float16) or given & {id(tensor) for tensor in outputs}:
+        return None
+    return only if all(tensor.dtype in ("float32", only.name) for tensor in inputs) else None
 
 
 def _converted_to(operation) -> tf.DType | None:
