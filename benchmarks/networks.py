@@ -120,13 +120,17 @@ def commands(
 def as_row(row: dict) -> str:
     """One row of the table."""
     rates = row["images_per_second"]
-    shown = " | ".join(f"{rates[name]:,.0f}" if name in rates else "" for name in OWN + PEERS)
+    shown = " | ".join(_rate(rates[name]) if name in rates else "" for name in OWN + PEERS)
     ratio = ""
     if "best_peer" in row:
         least, largest = row["least_and_largest"]
         ratio = f"{row['to_best_peer']:.2f} ({least:.2f}–{largest:.2f})"
     what = f"{row['task']} | {row['compute_dtype']} | {row['num_microbatches']}"
     return f"| {what} | {shown} | {ratio} |"
+
+
+def _rate(images_per_second: float) -> str:
+    return f"{images_per_second:,.{1 if images_per_second < 10 else 0}f}"
 
 
 if __name__ == "__main__":

@@ -82,6 +82,7 @@ def growth(rows: list[dict]) -> None:
     """Time of a step against six sizes, on logarithmic axes, each line with its exponent."""
     figure, panels = plt.subplots(2, 3, figsize=(11, 7))
     for axes, (several, what) in zip(panels.flat, PANELS, strict=True):
+        ticks: dict[int, str] = {}
         for series, (colour, marker, style) in zip(several, LINES, strict=False):
             points = [row for row in rows if row["series"] == series]
             [exponent] = [row["exponent"] for row in points if "exponent" in row]
@@ -96,10 +97,12 @@ def growth(rows: list[dict]) -> None:
                 color=colour,
                 label=f"{name}: time ~ $x^{{{exponent:.2f}}}$",
             )
-            axes.set_xscale("log")
-            axes.set_xticks(x, [row["point"] for row in points], fontsize=8)
-            axes.minorticks_off()
-        axes.set(xlabel=what, ylabel="ms per step", yscale="log")
+            if len(x) > len(ticks):
+                ticks = {row["size"]: row["point"] for row in points}
+        axes.set(xlabel=what, ylabel="ms per step", xscale="log", yscale="log")
+        names = [f"{int(name):,}" if name.isdecimal() else name for name in ticks.values()]
+        axes.set_xticks(list(ticks), names, fontsize=8)
+        axes.minorticks_off()
         _at_least_a_decade(axes)
         axes.legend(loc="upper left", fontsize=9)
     figure.suptitle(f"Time of a step of cifarnet, float32\n{machine(rows[0])}")

@@ -62,7 +62,7 @@ def test_the_ratio_is_to_the_best_peer_within_each_round(monkeypatch):
     assert (row["best_peer"], row["to_best_peer"]) == ("keras-xla", 1.2)
     assert row["least_and_largest"] == [0.9, 2.2]
     assert networks.as_row(row) == (
-        "| mobilenet | float32 | 8 | 20 | 36 | 4 | 20 |  |  | 1.20 (0.90–2.20) |"
+        "| mobilenet | float32 | 8 | 20 | 36 | 4.0 | 20 |  |  | 1.20 (0.90–2.20) |"
     )
 
 
@@ -72,7 +72,7 @@ def test_a_network_without_such_layers_is_not_fused(monkeypatch):
     )
     row = networks.measure("transformer", "float32", [], 1.0, 1, 2)
     assert row["images_per_second"] == {"towers": 1.0}
-    assert networks.as_row(row) == "| transformer | float32 | 2 | 1 |  |  |  |  |  |  |"
+    assert networks.as_row(row) == "| transformer | float32 | 2 | 1.0 |  |  |  |  |  |  |"
 
 
 def test_numbers_of_microbatches_are_compared_to_the_default(monkeypatch):
