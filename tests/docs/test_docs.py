@@ -14,6 +14,7 @@ import pytest
 
 from benchmarks import (
     accumulation,
+    augmented,
     batch_norm,
     elastic,
     fast,
@@ -156,11 +157,13 @@ def measured(name: str) -> list[dict]:
         ("speed.md", "operations", operations, 19),
         ("speed.md", "where_time_goes", where_time_goes, 32),
         ("speed.md", "accumulation", accumulation, 6),
-        ("speed.md", "growth", growth, 50),
+        ("speed.md", "growth", growth, 53),
         ("speed.md", "networks", all_networks, 8),
         ("speed.md", "step_memory", step_memory, 6),
         ("speed.md", "start", start, 7),
         ("data.md", "input", input_pipelines, 6),
+        ("data.md", "input_augmented", input_pipelines, 9),
+        ("data.md", "augmented", augmented, 5),
         ("fast.md", "time_to_accuracy", time_to_accuracy, 33),
         ("fast.md", "fast", fast, 4),
         ("reliability.md", "kills", kills, 20),
