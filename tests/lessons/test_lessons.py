@@ -9,7 +9,6 @@ import sys
 import time
 from unittest import mock
 
-import forked
 import lesson_checks
 import numpy as np
 import pytest
@@ -325,15 +324,18 @@ class TestPages:
 
 
 class TestCommand:
-    def run(self, *arguments, cwd=scripts.ROOT):
-        call = [sys.executable, "-m", "lessons", *arguments]
-        return forked.run(call, cwd=cwd, timeout=120)
+    def run(self, monkeypatch, *arguments) -> int:
+        """Its exit code, in this process."""
+        monkeypatch.setattr(sys, "argv", ["lessons", *arguments])
+        try:
+            return command.main()
+        except SystemExit as error:
+            return error.code
 
-    @pytest.mark.whole_program
-    def test_lists_the_lessons(self):
-        done = self.run()
-        assert done.returncode == 0
-        assert [line.split()[0] for line in done.stdout.splitlines()] == list(LESSONS)
+    def test_lists_the_lessons(self, monkeypatch, capsys):
+        assert self.run(monkeypatch) == 0
+        listed = capsys.readouterr().out.splitlines()
+        assert [line.split()[0] for line in listed] == list(LESSONS)
 
     @pytest.mark.whole_program
     def test_runs_one(self, tmp_path):
@@ -355,20 +357,17 @@ class TestCommand:
             command.main()
         assert "the plots need matplotlib: pip install matplotlib" in capsys.readouterr().err
 
-    @pytest.mark.whole_program
-    def test_a_folder_without_cifar10_is_refused(self, tmp_path):
-        done = self.run("losses", f"--data_dir={tmp_path}", cwd=tmp_path)
-        assert done.returncode == 2
-        assert done.stderr.splitlines()[-1].endswith(
+    def test_a_folder_without_cifar10_is_refused(self, tmp_path, monkeypatch, capsys):
+        assert self.run(monkeypatch, "losses", f"--data_dir={tmp_path}") == 2
+        assert capsys.readouterr().err.splitlines()[-1].endswith(
             f"--data_dir={tmp_path} holds no CIFAR-10 that is prepared or unpacked; without the "
             "flag a lesson takes TFDS's folder, or draws shapes."
         )
 
-    @pytest.mark.whole_program
-    def test_an_unknown_one_is_refused(self):
-        done = self.run("avaraging")
-        assert done.returncode == 2
-        assert "avaraging: there is no such lesson; they are averaging, " in done.stderr
+    def test_an_unknown_one_is_refused(self, monkeypatch, capsys):
+        assert self.run(monkeypatch, "avaraging") == 2
+        said = capsys.readouterr().err
+        assert "avaraging: there is no such lesson; they are averaging, " in said
 
 
 class TestDryRun:
