@@ -5,8 +5,9 @@
 
 One batch in memory, SGD with momentum, no logs; towers with one tower, the default threads and the
 default number of microbatches, or the given one. The sides of a row take turns, each a process of
-its own; a ratio is the median over rounds of the ratios within a round, to the peer whose median
-rate is the highest, and its interval is from the smallest to the largest of these.
+its own; a ratio is the median over rounds of the ratios within a round, of towers with or without
+`fused` to the peer, in both cases the one whose median rate is the highest. Its interval is from
+the smallest to the largest of these.
 """
 
 import importlib.util
@@ -83,9 +84,10 @@ def measure(
         "rounds": rounds,
     }
     if best:
-        ours = rates.get("fused", rates["towers"])
-        ratios = [own / its for own, its in zip(ours, rates[best], strict=True)]
+        ours = max((name for name in OWN if name in rates), key=medians.get)
+        ratios = [own / its for own, its in zip(rates[ours], rates[best], strict=True)]
         figures |= {
+            "best_of_ours": ours,
             "best_peer": best,
             "to_best_peer": round(statistics.median(ratios), 3),
             "least_and_largest": [round(min(ratios), 3), round(max(ratios), 3)],

@@ -4,9 +4,9 @@
     python -m benchmarks.step_memory --task=resnet --rounds=3
 
 The sides are those of `benchmarks.networks`. Each trains the network's batch in one process and
-twice as many images in another, and its peak of resident memory is taken after the warm-up. The
-difference of the two peaks over that of the batches is what an image takes; libraries, weights and
-their gradients are in both. The peak at the larger batch has them, too.
+four times as many images in another, and its peak of resident memory is taken after the warm-up.
+The difference of the two peaks over that of the batches is what an image takes; libraries, weights
+and their gradients are in both. The peak at the larger batch has them, too.
 """
 
 import statistics
@@ -22,6 +22,7 @@ HEAD = """\
 PyTorch | per image, to the least of them |
 |---|---|---|---|---|---|---|"""
 STEPS = 3  # of a turn
+TIMES = 4  # as many images in the other process
 
 
 def main():
@@ -35,20 +36,21 @@ def main():
 
 def measure(task: str, rounds: int) -> dict:
     """The figures of one network, in float32; the ratio is that of `fused`, where it is a side."""
-    batch = task_sizes.BATCHES[task]
-    measured = [(peaks(task, batch), peaks(task, 2 * batch)) for _ in range(rounds)]
+    batches = task_sizes.BATCHES[task], TIMES * task_sizes.BATCHES[task]
+    more = batches[1] - batches[0]
+    measured = [[peaks(task, batch) for batch in batches] for _ in range(rounds)]
     sides = measured[0][0]
     per_image = {
-        name: [(twice[name] - once[name]) / batch for once, twice in measured] for name in sides
+        name: [(large[name] - small[name]) / more for small, large in measured] for name in sides
     }
     medians = {name: statistics.median(found) for name, found in per_image.items()}
     figures = {
         "task": task,
-        "batches": [batch, 2 * batch],
+        "batches": list(batches),
         "megabytes_per_image": {name: round(found, 3) for name, found in medians.items()},
         "every_round": {name: [round(mb, 3) for mb in found] for name, found in per_image.items()},
         "peak_megabytes": {
-            name: round(statistics.median(twice[name] for _, twice in measured)) for name in sides
+            name: round(statistics.median(large[name] for _, large in measured)) for name in sides
         },
         "rounds": rounds,
     }

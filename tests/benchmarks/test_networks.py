@@ -66,6 +66,15 @@ def test_the_ratio_is_to_the_best_peer_within_each_round(monkeypatch):
     )
 
 
+def test_the_ratio_is_of_towers_without_fused_where_that_is_faster(monkeypatch):
+    rates = {"towers": [9.0, 9.0], "fused": [6.0, 6.0], "keras": [6.0, 3.0]}
+    monkeypatch.setattr(
+        turns, "measure", lambda sides, _: {n: turns.Measured(rates[n], 1.0) for n in sides}
+    )
+    row = networks.measure("lstm", "float32", ["keras"], 1.0, 2, 2)
+    assert (row["best_of_ours"], row["least_and_largest"]) == ("towers", [1.5, 3.0])
+
+
 def test_a_network_without_such_layers_is_not_fused(monkeypatch):
     monkeypatch.setattr(
         turns, "measure", lambda sides, _: {name: turns.Measured([1.0], None) for name in sides}
@@ -105,9 +114,9 @@ def test_an_image_s_memory_is_the_difference_over_that_of_the_batches(monkeypatc
     monkeypatch.setattr(turns, "measure", measured)
     row = step_memory.measure("transformer", rounds=2)
     assert row["megabytes_per_image"] == per_image
-    assert (row["batches"], row["to_least_peer"]) == ([64, 128], 1.25)
+    assert (row["batches"], row["to_least_peer"]) == ([64, 256], 1.25)
     assert step_memory.as_row(row) == (
-        "| transformer | 64, 128 | 2.00 (656) |  | 3.00 (784) | 1.60 (605) | 1.25 |"
+        "| transformer | 64, 256 | 2.00 (912) |  | 3.00 (1,168) | 1.60 (810) | 1.25 |"
     )
 
 
