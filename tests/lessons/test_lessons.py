@@ -359,13 +359,10 @@ class TestCommand:
 
     def test_a_folder_without_cifar10_is_refused(self, tmp_path, monkeypatch, capsys):
         assert self.run(monkeypatch, "losses", f"--data_dir={tmp_path}") == 2
-        assert (
-            capsys.readouterr()
-            .err.splitlines()[-1]
-            .endswith(
-                f"--data_dir={tmp_path} holds no CIFAR-10 that is prepared or unpacked; without the "
-                "flag a lesson takes TFDS's folder, or draws shapes."
-            )
+        said = capsys.readouterr().err.splitlines()[-1]
+        assert said.endswith(
+            f"--data_dir={tmp_path} holds no CIFAR-10 that is prepared or unpacked; without the "
+            "flag a lesson takes TFDS's folder, or draws shapes."
         )
 
     def test_an_unknown_one_is_refused(self, monkeypatch, capsys):
