@@ -4,6 +4,7 @@ import keras
 import pytest
 import tensorflow as tf
 
+from towers import networks
 from towers.support import first_layers
 
 
@@ -56,6 +57,12 @@ def around(inner: keras.Model) -> keras.Model:
 def of_type(dtype: str) -> keras.Model:
     inputs = keras.Input((4,), dtype=dtype)
     return keras.Model(inputs, dense()(inputs))
+
+
+@pytest.mark.parametrize("name", networks.NETWORKS)
+def test_this_projects_own_networks_convert_their_images_first(name):
+    model = networks.build(name, (32, 32, 3), 10, compute_dtype="bfloat16")
+    assert first_layers.inputs_type(model) == tf.bfloat16
 
 
 @pytest.mark.parametrize(

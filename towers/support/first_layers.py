@@ -6,7 +6,7 @@ from keras.src.models import functional
 
 
 def inputs_type(model: keras.Model) -> tf.DType | None:
-    """bfloat16 or float16, if every layer that reads an input of the model converts it to that.
+    """bfloat16 or float16, if all layers that read an input convert it to that type.
 
     Float32 inputs that are converted earlier, before they are copied to a tower, then give the
     same bits. None for any other model: a first layer that computes in float32 or takes its input
