@@ -1,8 +1,8 @@
 """Augmentations by the field's names: TrivialAugment, RandAugment, colour jitter, random erasing.
 
 Each picture of the global batch has its own draws, made at once from the seed and the step
-(`batches.Draws`), so that they do not depend on the number of towers and workers. The operations
-give whole numbers from 0 to 255, as Pillow's do.
+(`batches.Draws`), so that they do not depend on the number of towers and workers. `distortions` has
+the arithmetic of the operations.
 """
 
 import dataclasses
@@ -15,25 +15,8 @@ from typing import NamedTuple
 import numpy as np
 import tensorflow as tf
 
-from . import batches
+from . import batches, distortions
 
-# In the order of torchvision's TrivialAugmentWide.
-OPERATIONS = (
-    "identity",
-    "shear_x",
-    "shear_y",
-    "translate_x",
-    "translate_y",
-    "rotate",
-    "brightness",
-    "colour",
-    "contrast",
-    "sharpness",
-    "posterize",
-    "solarize",
-    "autocontrast",
-    "equalize",
-)
 NAMES = ("none", "trivial_augment", "rand_augment", "colour_jitter")
 LEVELS = 31  # from nothing to the most, as in both papers
 RAND_OPERATIONS, RAND_LEVEL = 2, 9  # torchvision's defaults
@@ -41,7 +24,7 @@ LEAST_JITTER, MOST_JITTER = 0.6, 1.4
 LEAST_AREA, MOST_AREA = 0.02, 0.33  # of the image, that is erased
 LEAST_RATIO, MOST_RATIO = 0.3, 3.3  # height / width
 _JITTERED = ("brightness", "contrast", "colour")
-_ORDERS = list(itertools.permutations(map(OPERATIONS.index, _JITTERED)))
+_ORDERS = list(itertools.permutations(map(distortions.OPERATIONS.index, _JITTERED)))
 
 # Apart from those of `preprocess` and `cuts`.
 _OPERATION_DRAW, _LEVEL_DRAW, _SIGN_DRAW, _FACTOR_DRAW, _ORDER_DRAW = range(32, 37)
@@ -52,8 +35,9 @@ class Plan(NamedTuple):
     """What is done to each image of a batch, or to one where the first axis is left out.
 
     Attributes:
-      operations: int32 [n, k], places in OPERATIONS, one after the other; k is at least 1.
-      values: float32 [n, k], how much of each, in the terms of `apply`.
+      operations: int32 [n, k], one after the other, as places in `distortions.OPERATIONS`; k is at
+        least 1.
+      values: float32 [n, k], how much of each, in the terms of `distortions.apply`.
       erased: int32 [n, 4], (top, left, height, width); nothing where the height is 0.
     """
 
@@ -107,7 +91,7 @@ class Augmentation:
         height, width, _ = self.image_shape
         if self.name == "none":
             # One operation, not none: TensorFlow 2.21 crashes when it unbatches empty tensors.
-            operations = tf.fill([count, 1], OPERATIONS.index("identity"))
+            operations = tf.fill([count, 1], distortions.OPERATIONS.index("identity"))
             values = tf.zeros([count, 1])
         elif self.name == "colour_jitter":
             order = number(_ORDER_DRAW, [count], len(_ORDERS))
@@ -116,7 +100,7 @@ class Augmentation:
         else:
             is_trivial = self.name == "trivial_augment"
             shape = [count, 1 if is_trivial else RAND_OPERATIONS]
-            operations = number(_OPERATION_DRAW, shape, len(OPERATIONS))
+            operations = number(_OPERATION_DRAW, shape, len(distortions.OPERATIONS))
             level = number(_LEVEL_DRAW, shape, LEVELS) if is_trivial else RAND_LEVEL
             sign = number(_SIGN_DRAW, shape, 2)
             table = _values_of_trivial() if is_trivial else _values_of_rand(height, width)
@@ -152,7 +136,7 @@ class Augmentation:
         if image.dtype != tf.uint8:
             image = tf.cast(tf.clip_by_value(tf.round(image), 0, 255), tf.uint8)
         for place in range(plan.operations.shape[-1]):
-            image = apply(image, plan.operations[place], plan.values[place])
+            image = distortions.apply(image, plan.operations[place], plan.values[place])
         return image
 
     def erase(self, image: tf.Tensor, plan: Plan) -> tf.Tensor:
@@ -184,7 +168,11 @@ def _drawn_from(draw_seed: tf.Tensor) -> tuple[Callable, Callable]:
 
 
 def _values_of_trivial() -> np.ndarray:
-    """TrivialAugment's wide space: float32 [operations, signs, levels], in the terms of `apply`."""
+    """TrivialAugment's wide space, in the terms of `distortions.apply`.
+
+    Returns:
+      float32 [operations, signs, levels].
+    """
     return _values(shear=0.99, translate=(32.0, 32.0), rotate=135.0, blend=0.99, bits=6)
 
 
@@ -209,135 +197,6 @@ def _values(shear, translate, rotate, blend, bits) -> np.ndarray:
         values[name] = (1 + blend * part, 1 - blend * part)
     values["posterize"] = (8 - np.round(bits * part),) * 2
     values["solarize"] = (255 * (1 - part),) * 2
-    return np.array([values.get(name, (of_none, of_none)) for name in OPERATIONS], np.float32)
-
-
-def apply(image: tf.Tensor, operation: tf.Tensor, value: tf.Tensor) -> tf.Tensor:
-    """One operation on one image.
-
-    Args:
-      image: uint8 [height, width, 3].
-      operation: int32, a place in OPERATIONS.
-      value: float32. Of a shear, its tangent; of a translation, pixels to the left or upwards; of
-        `rotate`, degrees counterclockwise; of `brightness`, `colour`, `contrast` and `sharpness`
-        a factor, 1 for none; of `posterize`, the bits that are kept; of `solarize`, the least value
-        that is inverted. The others take none.
-
-    Returns:
-      uint8 [height, width, 3]. What moves into the image is black.
-    """
-    functions = (
-        lambda: image,
-        lambda: _moved(image, [1.0, value, 0.0], [0.0, 1.0, 0.0]),
-        lambda: _moved(image, [1.0, 0.0, 0.0], [value, 1.0, 0.0]),
-        lambda: _moved(image, [1.0, 0.0, value], [0.0, 1.0, 0.0]),
-        lambda: _moved(image, [1.0, 0.0, 0.0], [0.0, 1.0, value]),
-        lambda: _rotated(image, value),
-        lambda: _blended(tf.zeros_like(image), image, value),
-        lambda: _blended(_grey(image), image, value),
-        lambda: _blended(_mean_grey(image), image, value),
-        lambda: _blended(_smoothed(image), image, value),
-        lambda: _posterized(image, tf.cast(value, tf.int32)),
-        lambda: tf.where(tf.cast(image, tf.float32) < value, image, 255 - image),
-        lambda: _autocontrast(image),
-        lambda: _equalized(image),
-    )
-    return tf.switch_case(operation, functions)
-
-
-def _posterized(image: tf.Tensor, bits: tf.Tensor) -> tf.Tensor:
-    return tf.bitwise.bitwise_and(image, tf.cast(256 - 2 ** (8 - bits), tf.uint8))
-
-
-def _moved(image: tf.Tensor, for_column: list, for_row: list) -> tf.Tensor:
-    """Each pixel from where the two rows of an affine map say, in pixels from the top left corner.
-
-    As Pillow's `transform(size, AFFINE, NEAREST)`.
-    """
-    # TensorFlow counts from the middle of the first pixel.
-    rows = [[a, b, (a + b) / 2 + c - 0.5] for a, b, c in (for_column, for_row)]
-    flat = [tf.cast(number, tf.float32) for row in rows for number in row]
-    return tf.raw_ops.ImageProjectiveTransformV3(
-        images=image[tf.newaxis],
-        transforms=tf.stack([*flat, 0.0, 0.0])[tf.newaxis],
-        output_shape=tf.shape(image)[:2],
-        interpolation="NEAREST",
-        fill_mode="CONSTANT",
-        fill_value=0.0,
-    )[0]
-
-
-def _rotated(image: tf.Tensor, degrees: tf.Tensor) -> tf.Tensor:
-    """Around the middle, counterclockwise."""
-    height, width, _ = image.shape
-    angle = degrees * (math.pi / 180)
-    cosine, sine = tf.cos(angle), tf.sin(angle)
-    x, y = width / 2, height / 2
-    return _moved(
-        image,
-        [cosine, -sine, x - cosine * x + sine * y],
-        [sine, cosine, y - sine * x - cosine * y],
-    )
-
-
-def _blended(first: tf.Tensor, second: tf.Tensor, factor: tf.Tensor) -> tf.Tensor:
-    """From the first image to the second and, where the factor is above 1, beyond it."""
-    first, second = tf.cast(first, tf.float32), tf.cast(second, tf.float32)
-    return tf.cast(tf.clip_by_value(first + factor * (second - first), 0, 255), tf.uint8)
-
-
-def _luminance(image: tf.Tensor) -> tf.Tensor:
-    """Pillow's grey values, int32 [height, width]: ITU-R 601-2."""
-    red, green, blue = tf.unstack(tf.cast(image, tf.int32), axis=2)
-    return (red * 19595 + green * 38470 + blue * 7471 + 32768) // 65536
-
-
-def _grey(image: tf.Tensor) -> tf.Tensor:
-    return tf.tile(_luminance(image)[..., tf.newaxis], [1, 1, 3])
-
-
-def _mean_grey(image: tf.Tensor) -> tf.Tensor:
-    total = tf.reduce_sum(tf.cast(_luminance(image), tf.int64))
-    count = image.shape[0] * image.shape[1]
-    return tf.fill(image.shape, (2 * total + count) // (2 * count))
-
-
-def _smoothed(image: tf.Tensor) -> tf.Tensor:
-    """A mean of a pixel, five times, and its eight neighbours; edges stay as they are."""
-    height, width, _ = image.shape
-    if height < 3 or width < 3:
-        return image
-    pixels = tf.cast(image, tf.int32)
-    total = 4 * pixels[1:-1, 1:-1]
-    for row, column in itertools.product(range(3), range(3)):
-        total += pixels[row : height - 2 + row, column : width - 2 + column]
-    inside = tf.pad((2 * total + 13) // 26, [[1, 1], [1, 1], [0, 0]])
-    rows, columns = tf.range(height), tf.range(width)
-    is_inside = ((rows > 0) & (rows < height - 1))[:, tf.newaxis]
-    is_inside &= (columns > 0) & (columns < width - 1)
-    return tf.where(is_inside[..., tf.newaxis], inside, pixels)
-
-
-def _autocontrast(image: tf.Tensor) -> tf.Tensor:
-    """Each channel stretched from 0 to 255."""
-    pixels = tf.cast(image, tf.int32)
-    least, most = tf.reduce_min(pixels, axis=[0, 1]), tf.reduce_max(pixels, axis=[0, 1])
-    stretched = (pixels - least) * 255 // tf.maximum(most - least, 1)
-    return tf.cast(tf.where(most > least, stretched, pixels), tf.uint8)
-
-
-def _equalized(image: tf.Tensor) -> tf.Tensor:
-    """Each channel by Pillow's table, which makes all values about as frequent."""
-    pixels = tf.cast(image, tf.int32)
-    height, width, channels = image.shape
-    shifted = tf.reshape(pixels + 256 * tf.range(channels), [-1])
-    counts = tf.reshape(tf.math.bincount(shifted, minlength=256 * channels), [channels, 256])
-    values = tf.where(counts > 0, tf.range(256), -1)
-    last = tf.gather(counts, tf.reduce_max(values, axis=1), axis=1, batch_dims=1)  # [channels]
-    step = ((height * width - last) // 255)[:, tf.newaxis]
-    before = tf.cumsum(counts, axis=1, exclusive=True)
-    table = tf.minimum((step // 2 + before) // tf.maximum(step, 1), 255)
-    table = tf.where(step > 0, table, tf.range(256))
-    return tf.cast(
-        tf.reshape(tf.gather(tf.reshape(table, [-1]), shifted), [height, width, channels]), tf.uint8
+    return np.array(
+        [values.get(name, (of_none, of_none)) for name in distortions.OPERATIONS], np.float32
     )

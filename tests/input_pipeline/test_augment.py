@@ -6,7 +6,7 @@ import pytest
 import tensorflow as tf
 from PIL import Image, ImageEnhance, ImageFilter, ImageOps
 
-from input_pipeline import arrays, augment, batches, preprocess
+from input_pipeline import arrays, augment, batches, distortions, preprocess
 
 SHAPE = (24, 36, 3)
 
@@ -25,7 +25,7 @@ def affine(image, *matrix):
     return image.transform(image.size, Image.Transform.AFFINE, matrix, Image.Resampling.NEAREST)
 
 
-# By Pillow, in the terms of `augment.apply`.
+# By Pillow, in the terms of `distortions.apply`.
 PILLOW = {
     "identity": lambda image, value: image,
     "shear_x": lambda image, value: affine(image, 1, value, 0, 0, 1, 0),
@@ -49,22 +49,16 @@ SPACES = {
 }
 
 
-@pytest.fixture(scope="module")
-def apply():
-    """`augment.apply`, traced once."""
-    return tf.function(augment.apply, autograph=False)
-
-
-@pytest.mark.parametrize("name", augment.OPERATIONS)
+@pytest.mark.parametrize("name", distortions.OPERATIONS)
 @pytest.mark.parametrize("values", SPACES.values(), ids=SPACES)
-def test_an_operation_is_pillow_s(apply, name, values):
-    place = augment.OPERATIONS.index(name)
+def test_an_operation_is_pillow_s(name, values):
+    place = distortions.OPERATIONS.index(name)
     # Not as they are drawn, so that a nearest pixel is never a matter of the last bit.
     off = 0.013 if name in MOVING else 0.0
     changed = 0
     for value in np.unique(values[place][:, [0, 9, 17, 30]] + np.float32(off)):
         for pixels in pictures():
-            mine = apply(pixels, np.int32(place), np.float32(value)).numpy()
+            mine = distortions.apply(pixels, np.int32(place), np.float32(value)).numpy()
             expected = np.asarray(PILLOW[name](Image.fromarray(pixels), float(value)))
             differ = np.abs(mine.astype(int) - expected)
             if name in MOVING:
@@ -80,12 +74,12 @@ def test_an_operation_is_pillow_s(apply, name, values):
 def test_the_smoothing_of_sharpness_is_pillow_s():
     for pixels in pictures():
         expected = np.asarray(Image.fromarray(pixels).filter(ImageFilter.SMOOTH))
-        np.testing.assert_array_equal(augment._smoothed(tf.constant(pixels)), expected)
+        np.testing.assert_array_equal(distortions._smoothed(tf.constant(pixels)), expected)
 
 
 def test_the_strengths_are_those_of_the_papers():
     """Of torchvision's TrivialAugmentWide and RandAugment, written down by hand."""
-    wide = dict(zip(augment.OPERATIONS, augment._values_of_trivial(), strict=True))
+    wide = dict(zip(distortions.OPERATIONS, augment._values_of_trivial(), strict=True))
     assert wide["shear_x"][:, -1].tolist() == pytest.approx([0.99, -0.99])
     assert wide["translate_y"][:, -1].tolist() == [32, -32]
     assert wide["rotate"][:, 10].tolist() == [45, -45]
@@ -95,7 +89,7 @@ def test_the_strengths_are_those_of_the_papers():
         == [8] * 3 + [7] * 5 + [6] * 5 + [5] * 5 + [4] * 5 + [3] * 5 + [2] * 3
     )
     assert wide["solarize"][0, [0, 15, 30]].tolist() == [255, 127.5, 0]
-    rand = dict(zip(augment.OPERATIONS, augment._values_of_rand(100, 331), strict=True))
+    rand = dict(zip(distortions.OPERATIONS, augment._values_of_rand(100, 331), strict=True))
     assert rand["translate_x"][:, -1].tolist() == [150, -150]
     assert rand["rotate"][0, augment.RAND_LEVEL] == 9
     assert rand["brightness"][0, -1] == pytest.approx(1.9)
@@ -121,7 +115,7 @@ class TestDraws:
         assert plan.operations.shape == (20_000, 1)
         counts = np.bincount(plan.operations[:, 0], minlength=14)
         assert abs(counts - 20_000 / 14).max() < 5 * (20_000 / 14) ** 0.5
-        rotations = plan.values[plan.operations == augment.OPERATIONS.index("rotate")].numpy()
+        rotations = plan.values[plan.operations == distortions.OPERATIONS.index("rotate")].numpy()
         assert len(np.unique(rotations)) == 2 * augment.LEVELS - 1
         assert rotations.min() == -135 and rotations.max() == 135
         assert abs(np.mean(rotations > 0) - 0.48) < 0.07
@@ -129,13 +123,13 @@ class TestDraws:
     def test_of_rand_augment_are_two_of_one_strength(self):
         plan = drawn("rand_augment", 5_000)
         assert plan.operations.shape == (5_000, 2)
-        rotations = plan.values[plan.operations == augment.OPERATIONS.index("rotate")].numpy()
+        rotations = plan.values[plan.operations == distortions.OPERATIONS.index("rotate")].numpy()
         assert set(rotations) == {9.0, -9.0}
 
     def test_of_jitter_are_three_factors_in_any_order(self):
         plan = drawn("colour_jitter", 3_000)
         orders, counts = np.unique(plan.operations, axis=0, return_counts=True)
-        names = {tuple(augment.OPERATIONS[place] for place in order) for order in orders}
+        names = {tuple(distortions.OPERATIONS[place] for place in order) for order in orders}
         assert len(names) == 6 and {"brightness", "contrast", "colour"} == set(*[*names][:1])
         assert counts.min() > 400
         assert 0.6 <= plan.values.numpy().min() < 0.61 < 1.39 < plan.values.numpy().max() < 1.4
@@ -169,7 +163,7 @@ class TestAWholeBatch:
         expected = images.copy()
         for index, image in enumerate(images):
             for place, value in zip(plan.operations[index], plan.values[index], strict=True):
-                image = np.asarray(augment.apply(tf.constant(image), place, value))
+                image = np.asarray(distortions.apply(tf.constant(image), place, value))
             expected[index] = image
         expected = preprocess.distort_pad_crop_flip(tf.constant(expected), draws).numpy()
         for image, (top, left, height, width) in zip(expected, plan.erased, strict=True):

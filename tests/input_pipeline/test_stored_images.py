@@ -11,11 +11,11 @@ import pytest
 import tensorflow as tf
 
 from input_pipeline import (
-    augment,
     batches,
     cuts,
     datasets,
     decoded,
+    distortions,
     images,
     pictures,
     preprocess,
@@ -121,7 +121,7 @@ def test_augmentation_is_of_the_same_parts(split):
         expected = preprocess.scale_colours(square[np.newaxis]).numpy()
         np.testing.assert_array_equal(whole[0][place], expected[0])
         pixels = tf.constant(np.clip(np.rint(square), 0, 255).astype(np.uint8))
-        pixels = augment.apply(pixels, plan.operations[place, 0], plan.values[place, 0])
+        pixels = distortions.apply(pixels, plan.operations[place, 0], plan.values[place, 0])
         expected = preprocess.scale_colours(pixels[tf.newaxis]).numpy()[0]
         top, left, height, width = plan.erased[place].numpy()
         expected[top : top + height, left : left + width] = 0.0
