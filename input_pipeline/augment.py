@@ -141,13 +141,11 @@ class Augmentation:
 
     def erase(self, image: tf.Tensor, plan: Plan) -> tf.Tensor:
         """An image, float32 [height, width, channels], with 0 in its erased rectangle."""
-        height, width, _ = image.shape
+        height, width, channels = image.shape
         top, left, of_height, of_width = tf.unstack(plan.erased)
-        rows, columns = tf.range(height), tf.range(width)
-        in_rows = (rows >= top) & (rows < top + of_height)
-        in_columns = (columns >= left) & (columns < left + of_width)
-        erased = in_rows[:, tf.newaxis] & in_columns
-        return tf.where(erased[..., tf.newaxis], tf.zeros_like(image), image)
+        rectangle = tf.slice(image, [top, left, 0], [of_height, of_width, channels])
+        around = [[top, height - top - of_height], [left, width - left - of_width], [0, 0]]
+        return image - tf.pad(rectangle, around)  # x - x is 0; tf.where takes three times as long
 
 
 def _drawn_from(draw_seed: tf.Tensor) -> tuple[Callable, Callable]:

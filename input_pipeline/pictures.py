@@ -6,7 +6,6 @@ each format, so that they do not depend on what else is installed, nor on thread
 what happens to odd ones.
 """
 
-import functools
 import io
 import warnings
 from typing import NamedTuple
@@ -14,8 +13,6 @@ from typing import NamedTuple
 import numpy as np
 import tensorflow as tf
 from PIL import Image
-
-from . import branches
 
 # Pillow's names of the formats, by the number that a store keeps of each.
 FORMATS = ("JPEG", "PNG", "WEBP", "GIF", "BMP")
@@ -175,9 +172,22 @@ def square(
     end = tf.minimum(first + shape + _EDGE, -(-picture // ratio))
     window = tf.concat([outer, end - outer], axis=0)
 
-    ways = [*(functools.partial(_decoded_jpeg, ratio) for ratio in (1, 2, 4, 8)), _decoded_other]
-    way = tf.where(is_upright_jpeg, halvings, 4)
-    part = branches.run_one(way, ways, content, window, kind, orientation)
+    def of_jpeg(ratio):
+        return lambda: tf.io.decode_and_crop_jpeg(
+            content,
+            window,
+            channels=3,
+            ratio=ratio,
+            dct_method="INTEGER_ACCURATE",
+            fancy_upscaling=True,
+        )
+
+    def of_others():
+        turned = _turned(_as_stored_of(content, kind), orientation)
+        return _on_white(tf.slice(turned, [*tf.unstack(outer), 0], [*tf.unstack(end - outer), -1]))
+
+    ways = [*map(of_jpeg, (1, 2, 4, 8)), of_others]
+    part = tf.switch_case(tf.where(is_upright_jpeg, halvings, 4), dict(enumerate(ways)))
     part = tf.slice(part, [*tf.unstack(first - outer), 0], [*tf.unstack(shape), 3])
     scale = side * tf.cast(ratio, tf.float32) / tf.cast(box[2:], tf.float32)
     begins = tf.cast(box[:2], tf.float32) / tf.cast(ratio, tf.float32) - tf.cast(first, tf.float32)
@@ -224,30 +234,6 @@ def _rows_scaled(values: tf.Tensor, scale: tf.Tensor, offset: tf.Tensor, size: i
         antialias=True,
     )
     return tf.reshape(found, [size, -1])
-
-
-def _decoded_jpeg(
-    ratio: int, content: tf.Tensor, window: tf.Tensor, kind: tf.Tensor, orientation: tf.Tensor
-) -> tf.Tensor:
-    """A window of an upright JPEG at a part of its size: uint8 [height, width, 3]."""
-    del kind, orientation
-    return tf.io.decode_and_crop_jpeg(
-        content,
-        window,
-        channels=3,
-        ratio=ratio,
-        dct_method="INTEGER_ACCURATE",
-        fancy_upscaling=True,
-    )
-
-
-def _decoded_other(
-    content: tf.Tensor, window: tf.Tensor, kind: tf.Tensor, orientation: tf.Tensor
-) -> tf.Tensor:
-    """A window of any picture, likewise."""
-    turned = _turned(_as_stored_of(content, kind), orientation)
-    top, left, height, width = tf.unstack(window)
-    return _on_white(tf.slice(turned, [top, left, 0], [height, width, -1]))
 
 
 def _as_stored_of(content: tf.Tensor, kind: tf.Tensor) -> tf.Tensor:
