@@ -4,9 +4,8 @@ The files beside this one are the idea: one step, cut into towers, whose gradien
 rooms around them are `networks`, `multi_worker` (several processes), `runs` (a run in its folder)
 and `support`, which the idea leans on.
 
-Importing this package also registers its layers with Keras (so `keras.saving.load_model` reads a
-`final_model.keras`), silences TensorFlow's notices (noise.py) and has TensorFlow compute with
-oneDNN (backend.py). It raises an ImportError where Keras's backend is not TensorFlow.
+Importing this package registers its layers with Keras, silences TensorFlow's notices (noise.py) and
+turns oneDNN on (backend.py); with another backend of Keras's, it raises an ImportError.
 """
 
 from towers.support import backend, noise
@@ -17,6 +16,7 @@ noise.import_tensorflow()
 from towers import devices, gradients, losses, multi_worker, networks, schedules  # noqa: E402
 from towers.not_finite import NotFiniteError  # noqa: E402
 from towers.runs.loop import Event  # noqa: E402
+from towers.runs.microbatch_times import time_microbatches  # noqa: E402
 from towers.runs.run import Run, Stopped  # noqa: E402
 from towers.support.tally import Evaluation  # noqa: E402
 from towers.support.version import __version__  # noqa: E402
@@ -31,5 +31,5 @@ __all__ = [
     "Evaluation", "Event", "NotFiniteError", "Run", "Stopped", "Trainer", "WorkerError",
     "__version__", "call", "checkpoint", "devices", "evaluate", "gradients", "histograms",
     "keep_best", "log", "losses", "multi_worker", "networks", "profile", "schedules", "stop_early",
-    "verify",
+    "time_microbatches", "verify",
 ]  # fmt: skip

@@ -382,6 +382,12 @@ class TrainSettings(Settings):
         also_called="microbatches accumulate_grad_batches gradient_accumulation_steps "
         "accumulation_steps grad_accum",
     )
+    time_microbatches: bool = setting(
+        False,
+        "Time training steps with 2, 4, 8, 16 and 32 microbatches, print which number is fastest "
+        "here, then exit.",
+        ARITHMETIC, is_recorded=False, also_called="tune autotune benchmark",
+    )
     gradient_reduction: str = setting(
         "mean",
         "How the gradients of the microbatches are combined; sum does not divide by their number.",
@@ -575,7 +581,7 @@ class TrainSettings(Settings):
     def __post_init__(self):
         super().__post_init__()
         self._check_eval_split()
-        self._check_show_batch()
+        self._check_what_exits()
         self._check_beginning()
         self._check_workers()
         self._check_schedule()
@@ -589,12 +595,22 @@ class TrainSettings(Settings):
                 f"such as test or validation; eval.py takes --split={TRAINING_SPLIT}"
             )
 
-    def _check_show_batch(self):
+    def _check_what_exits(self):
         if self.show_batch is not None and self.dry_run:
             raise SettingsError(
                 f"--show_batch={shown(self.show_batch)}: writes a file, and --dry_run writes none; "
                 "give one of the two"
             )
+        if not self.time_microbatches:
+            return
+        if self.workers:
+            raise SettingsError(
+                "--time_microbatches: times the steps of one process, so it cannot be given with "
+                "--workers"
+            )
+        for other in ("show_batch", "dry_run"):
+            if getattr(self, other):
+                raise SettingsError(f"--time_microbatches and --{other}: give one of the two")
 
     def _check_beginning(self):
         if self.begin_from is not None and self.init_from is not None:

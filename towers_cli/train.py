@@ -51,16 +51,10 @@ def train(chosen: settings.TrainSettings, workers) -> int:
     from input_pipeline import images
     from towers.runs import definition, run_folder, warm_start
     from towers.support import machine
-    from towers_cli import (
-        agreement,
-        begin_from,
-        build,
-        own_model,
-        pictures,
-        resolve,
-        run_config,
-        start_table,
-    )
+    from towers_cli import (  # isort: skip
+        agreement, begin_from, build, own_model, pictures, resolve, run_config, start_table,
+        step_times,
+    )  # fmt: skip
 
     # What the run is, as its folder and this machine have it.
     folder = run_folder.RunFolder(chosen.train_dir, "--train_dir")
@@ -79,6 +73,8 @@ def train(chosen: settings.TrainSettings, workers) -> int:
     preprocessing = build.preprocessing(chosen, training)
     if chosen.show_batch:
         return pictures.show_batch(chosen, training, preprocessing, workers)
+    if chosen.time_microbatches:
+        return step_times.show(chosen, tower_devices, training, preprocessing, parameter_device)
 
     # The model.
     model = build.network_to_train(chosen, preprocessing, training, parameter_device)

@@ -1,0 +1,81 @@
+"""How long a step takes with each number of microbatches, on this machine."""
+
+import statistics
+import time
+from collections.abc import Callable, Iterable
+
+from towers import step, trainer
+from towers.support import structures
+
+_WARM_UP = 2  # steps: the first is traced, and the second still allocates memory
+
+
+def time_microbatches(
+    make_trainer: Callable[[int], trainer.Trainer],
+    inputs: structures.Structure,
+    labels: structures.Structure,
+    numbers: Iterable[int] = (2, 4, 8, 16),
+    *,
+    seconds: float = 1.0,
+    rounds: int = 5,
+) -> dict[int, list[float]]:
+    """Times training steps with different numbers of microbatches, which take turns.
+
+    The number is part of the arithmetic of a run: runs with different numbers have different bits,
+    and batch norm normalizes each microbatch by itself. So it is chosen before a run begins. Which
+    one is fastest depends on the model and the machine.
+
+    Args:
+      make_trainer: a number of microbatches to a new Trainer, of a new model: it trains that.
+      inputs: one batch, as for `Trainer.train_step`; every step is of it.
+      labels: likewise.
+      numbers: of microbatches.
+      seconds: of a turn, which has one step at least.
+      rounds: turns of each number.
+
+    Returns:
+      For each number: seconds per step of each round.
+    """
+    trainers = {}
+    for number in numbers:
+        trainers[number] = make_trainer(number)
+        for _ in range(_WARM_UP):
+            _seconds_per_step(trainers[number], inputs, labels, 0.0)
+    found: dict[int, list[float]] = {number: [] for number in trainers}
+    for _ in range(rounds):
+        for number, made in trainers.items():
+            found[number].append(_seconds_per_step(made, inputs, labels, seconds))
+    return found
+
+
+def fastest(times: dict[int, list[float]], usual: int) -> tuple[int, float] | None:
+    """The number with the fastest median step, if its slowest turn was faster than any of another.
+
+    In five rounds, a number that takes as long as the usual one has this by chance in one of 252
+    measurements: of ten turns in random order, its five come first.
+
+    Args:
+      times: from `time_microbatches`.
+      usual: the number that it has to be faster than.
+
+    Returns:
+      The number, and how many times as fast as the usual one it is, by the medians; None where the
+      turns overlap, or the usual number is the fastest.
+    """
+    best = min(times, key=lambda number: statistics.median(times[number]))
+    if max(times[best]) >= min(times[usual]):
+        return None
+    return best, statistics.median(times[usual]) / statistics.median(times[best])
+
+
+def _seconds_per_step(made: trainer.Trainer, inputs, labels, seconds: float) -> float:
+    began, steps = time.perf_counter(), 0
+    while True:
+        _wait_for(made.train_step(inputs, labels))
+        steps += 1
+        if (taken := time.perf_counter() - began) >= seconds:
+            return taken / steps
+
+
+def _wait_for(result: step.StepResult) -> None:
+    result.losses["total"].numpy()
