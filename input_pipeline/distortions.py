@@ -1,10 +1,11 @@
-"""What an augmentation does to the pixels of one image, to the whole numbers that Pillow gives.
+"""What an augmentation does to the pixels of one image: exactly what Pillow does.
 
-Each operation takes and gives uint8 pixels. In between they are float32, in which all sums here are
-whole numbers below 2**24 and thus exact, and every quotient that is rounded down is too far from
-the next whole number to be rounded to it. Colours are seen as rows of width x 3 numbers where that
-lets the processor's vector instructions work: TensorFlow's operations on a last axis of three, and
-its selection of single numbers, take several times as long (docs/data.md).
+Each operation takes and gives uint8 pixels. Blends are computed in float32, in which the sums here
+are whole numbers below 2**24 and thus exact, and every quotient that is rounded down is too far
+from the next whole number to be rounded to it. What moves is computed in 1/65536 of a pixel.
+Colours are seen as rows of width x 3 numbers where that lets the processor's vector instructions
+work: TensorFlow's operations on a last axis of three, and its selection of single numbers, take
+several times as long (docs/data.md).
 """
 
 import math
@@ -64,32 +65,37 @@ def _solarized(image: tf.Tensor, least: tf.Tensor) -> tf.Tensor:
 def _moved(image: tf.Tensor, for_column: list, for_row: list) -> tf.Tensor:
     """Each pixel is the one that lies where an affine map leads from its middle.
 
-    As Pillow's `transform(size, AFFINE, NEAREST)`.
+    As Pillow's `transform(size, AFFINE, NEAREST)`, which counts in 1/65536 of a pixel.
 
     Args:
       image: uint8 [height, width, 3].
-      for_column: (a, b, c), which lead from (x, y) to column ax + by + c.
+      for_column: (a, b, c), which lead from (x, y) to column ax + by + c; numbers, or float32 or
+        float64.
       for_row: likewise.
     """
     height, width, channels = image.shape
-    x = tf.range(width, dtype=tf.float32) + 0.5
-    y = (tf.range(height, dtype=tf.float32) + 0.5)[:, tf.newaxis]
+    numbers = [tf.cast(number, tf.float64) for number in (*for_column, *for_row)]
+    a, b, c = tf.unstack(tf.reshape(tf.stack(numbers), [2, 3]), axis=1)
+    in_65536ths = tf.floor(tf.stack([a, b, c + a * 0.5 + b * 0.5]) * 65536.0 + 0.5)
+    of_x, of_y, first = (tf.unstack(each) for each in tf.unstack(tf.cast(in_65536ths, tf.int32)))
+    x, y = np.arange(width, dtype=np.int32), np.arange(height, dtype=np.int32)[:, np.newaxis]
 
-    def place(of_map, length):  # in an image with a black edge of one pixel
-        a, b, c = of_map
-        return tf.clip_by_value(tf.floor(a * x + (b * y + c)), -1, length)
+    def place(which, length):  # in an image with a black edge of one pixel
+        place = of_x[which] * x + (of_y[which] * y + first[which])
+        return tf.clip_by_value(tf.bitwise.right_shift(place, 16), -1, length)  # rounded down
 
-    column, row = place(for_column, width), place(for_row, height)
+    column, row = place(0, width), place(1, height)
     with_edge = tf.pad(image, [[1, 1], [1, 1], [0, 0]])
-    flat = tf.cast(row, tf.int32) * (width + 2) + tf.cast(column, tf.int32) + (width + 3)
+    flat = row * (width + 2) + column + (width + 3)
     return tf.gather(tf.reshape(with_edge, [-1, channels]), flat)
 
 
 def _rotated(image: tf.Tensor, degrees: tf.Tensor) -> tf.Tensor:
     """Around the middle, counterclockwise."""
     height, width, _ = image.shape
-    angle = degrees * (math.pi / 180)
-    cosine, sine = tf.cos(angle), tf.sin(angle)
+    angle = tf.cast(degrees, tf.float64) * (math.pi / 180)
+    # A quarter turn is exact: its cosine would be 6e-17.
+    cosine, sine = (tf.round(of(angle) * 1e15) * 1e-15 for of in (tf.cos, tf.sin))
     x, y = width / 2, height / 2
     return _moved(
         image,
@@ -112,6 +118,7 @@ def _grey(image: tf.Tensor) -> tf.Tensor:
 def _mean_grey(image: tf.Tensor) -> tf.Tensor:
     """One number."""
     height, width, _ = image.shape
+    # Of a row, exact in float32 up to a width of 65,792.
     of_rows = tf.reduce_sum(tf.reshape(_luminance(image, 1), [height, width]), axis=1)
     total, count = tf.reduce_sum(tf.cast(of_rows, tf.int64)), height * width
     return _floats((2 * total + count) // (2 * count))
@@ -134,17 +141,19 @@ def _smoothed(image: tf.Tensor) -> tf.Tensor:
 
 
 def _autocontrast(image: tf.Tensor) -> tf.Tensor:
-    """Each channel stretched from 0 to 255."""
+    """Each channel stretched from 0 to 255, in Pillow's order of operations."""
     height, width, channels = image.shape
     rows = tf.reshape(image, [height, width * channels])
 
     def of_channels(reduce):
-        return _floats(reduce(tf.reshape(reduce(rows, axis=0), [width, channels]), axis=0))
+        of_columns = tf.reshape(reduce(rows, axis=0), [width, channels])
+        return tf.cast(reduce(of_columns, axis=0), tf.float64)
 
     least, most = of_channels(tf.reduce_min), of_channels(tf.reduce_max)
     is_flat = most == least  # and stays as it is
-    least, range_ = tf.where(is_flat, 0.0, least), tf.where(is_flat, 255.0, most - least)
-    stretched = (_floats(rows) - tf.tile(least, [width])) * 255 / tf.tile(range_, [width])
+    scale = tf.where(is_flat, tf.constant(1.0, tf.float64), 255.0 / (most - least))
+    offset = tf.where(is_flat, tf.constant(0.0, tf.float64), -least * scale)
+    stretched = tf.cast(rows, tf.float64) * tf.tile(scale, [width]) + tf.tile(offset, [width])
     return tf.reshape(_bytes(stretched), image.shape)
 
 

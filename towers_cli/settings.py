@@ -384,8 +384,8 @@ class TrainSettings(Settings):
     )
     time_microbatches: bool = setting(
         False,
-        "Time training steps with 2, 4, 8, 16 and 32 microbatches, print which number is fastest "
-        "here, then exit.",
+        "Time training steps with 2, 4, 8, 16 and 32 microbatches, where these fit the batch and "
+        "the towers; print the times, and whether one is faster than the run's number; then exit.",
         ARITHMETIC, is_recorded=False, also_called="tune autotune benchmark",
     )
     gradient_reduction: str = setting(
@@ -605,8 +605,8 @@ class TrainSettings(Settings):
             return
         if self.workers:
             raise SettingsError(
-                "--time_microbatches: times the steps of one process, so it cannot be given with "
-                "--workers"
+                "--time_microbatches: times the steps of one process, so it cannot be given for "
+                "several workers"
             )
         for other in ("show_batch", "dry_run"):
             if getattr(self, other):

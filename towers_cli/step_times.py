@@ -5,8 +5,8 @@ import functools
 import statistics
 
 from input_pipeline import datasets, images, preprocess
-from towers.runs import microbatch_times
-from towers_cli import build, resolve, settings
+from towers.runs import loop, microbatch_times
+from towers_cli import build, own_model, settings
 
 NUMBERS = (2, 4, 8, 16, 32)
 _ROUNDS, _SECONDS = 5, 1.0
@@ -21,24 +21,36 @@ def show(
 ) -> int:
     """Times steps on the first batch, prints a table and what follows from it; returns 0.
 
+    The networks have their initial weights and a learning rate of 0, with which they stay finite;
+    times depend on neither.
+
     Args:
       chosen: resolved; with one worker.
       tower_devices: one per tower.
       training: the images.
       prepared: their preprocessing.
       parameter_device: from `build.parameter_device`.
+
+    Raises:
+      SettingsError: no other number fits; or a fault in a network of the user's.
+      TrainingError: there is not enough memory.
     """
     usual = chosen.num_microbatches
-    numbers = sorted({n for n in NUMBERS if _fits(n, chosen)} | {usual})
-    learning_rate = resolve.learning_rate(chosen, training.num_examples)
+    others = [number for number in NUMBERS if number != usual and _fits(number, chosen)]
+    if not others:
+        raise settings.SettingsError(
+            f"--time_microbatches: there is nothing to compare {usual} with: no other number of "
+            f"{', '.join(map(str, NUMBERS))} fits --global_batch_size={chosen.global_batch_size} "
+            f"and {len(tower_devices)} tower(s)"
+        )
+    to_adapt_to = functools.cache(functools.partial(build.images_to_adapt_to, training, prepared))
 
     def make_trainer(number):
         model = build.network_to_train(chosen, prepared, training, parameter_device)
-        to_adapt_to = functools.partial(build.images_to_adapt_to, training, prepared)
-        of_number = dataclasses.replace(chosen, num_microbatches=number)
         return build.build_trainer(
-            of_number, tower_devices, model, learning_rate, to_adapt_to, device=parameter_device
-        )
+            dataclasses.replace(chosen, num_microbatches=number), tower_devices, model,
+            lambda step: 0.0, to_adapt_to, device=parameter_device,
+        )  # fmt: skip
 
     source = images.training(training, prepared, chosen.seed)
     batch, labels = next(iter(source.batches(0, 1, global_batch_size=chosen.global_batch_size)))
@@ -48,17 +60,18 @@ def show(
         f"second, {_ROUNDS} each.",
         flush=True,
     )
-    times = microbatch_times.time_microbatches(
-        make_trainer, batch, labels, numbers, rounds=_ROUNDS, seconds=_SECONDS
-    )
-    print("\n".join([*_table(times, usual), _advice(times, usual)]))
+    with loop.enough_memory(), own_model.faults_in_training(chosen.model):
+        times = microbatch_times.time_microbatches(
+            make_trainer, batch, labels, sorted([usual, *others]), rounds=_ROUNDS, seconds=_SECONDS
+        )
+    print("\n".join([*_table(times, usual), _advice(times, chosen)]))
     return 0
 
 
 def _fits(number: int, chosen: settings.TrainSettings) -> bool:
     size, rest = divmod(chosen.global_batch_size, number)
     are_pairs = not (chosen.mixup_alpha or chosen.cutmix_alpha) or size % 2 == 0
-    return size > 0 and rest == 0 and are_pairs and number >= chosen.num_towers
+    return rest == 0 and are_pairs and number >= chosen.num_towers
 
 
 def _table(times: dict[int, list[float]], usual: int) -> list[str]:
@@ -70,13 +83,14 @@ def _table(times: dict[int, list[float]], usual: int) -> list[str]:
     return lines
 
 
-def _advice(times: dict[int, list[float]], usual: int) -> str:
+def _advice(times: dict[int, list[float]], chosen: settings.TrainSettings) -> str:
+    usual = chosen.num_microbatches
     found = microbatch_times.fastest(times, usual)
     if found is None:
-        return f"No number was clearly faster than {usual}."
+        return f"No number was faster than {usual} in every turn."
     number, ratio = found
     return (
-        f"--num_microbatches={number} was {ratio:.2f} times as fast as {usual}, and faster in "
-        f"every turn. A new run can have it, on at most {number} towers; its bits are not those of "
-        f"a run with {usual}."
+        f"{number} was {ratio:.2f} times as fast as {usual}, and faster in every turn. A new run "
+        f"can have --num_microbatches={number} --intra_op_threads={chosen.intra_op_threads}, on at "
+        f"most {number} towers; its bits are not those of a run with {usual}."
     )

@@ -1,5 +1,7 @@
 """How long a step takes with each number of microbatches."""
 
+from types import SimpleNamespace
+
 import keras
 import numpy as np
 import pytest
@@ -28,19 +30,42 @@ def test_every_number_has_a_trainer_of_its_own_and_its_turns():
         assert int(trained.state.step) >= 2 + 3
 
 
-def test_a_turn_lasts_as_long_as_it_should():
-    class Slow:
-        def train_step(self, *_):
-            clock[0] += 0.4
-            return result
+class Slow:
+    """In place of a trainer: steps of 0.4 s of a clock of its own, done once they are read."""
 
-    clock, result = [0.0], None
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(microbatch_times.time, "perf_counter", lambda: clock[0])
-        patch.setattr(microbatch_times, "_wait_for", lambda _: None)
-        found = towers.time_microbatches(lambda _: Slow(), None, None, (2,), rounds=2)
-    assert found == {2: pytest.approx([0.4, 0.4])}
-    assert clock[0] == pytest.approx(0.4 * (2 + 2 * 3))  # the third step ends after one second
+    def __init__(self, number, clock, order, count=1):
+        self.state = SimpleNamespace(model=object())
+        self.workers = SimpleNamespace(count=count)
+        self._number, self._clock, self._order = number, clock, order
+
+    def train_step(self, *_):
+        self._order.append(self._number)
+
+        def read():
+            self._clock[0] += 0.4
+
+        return SimpleNamespace(losses={"total": SimpleNamespace(numpy=read)})
+
+
+def test_numbers_take_turns_of_as_many_seconds(monkeypatch):
+    clock, order = [0.0], []
+    monkeypatch.setattr(microbatch_times.time, "perf_counter", lambda: clock[0])
+    found = towers.time_microbatches(
+        lambda number: Slow(number, clock, order), None, None, (2, 4), rounds=2
+    )
+    assert found == {2: pytest.approx([0.4, 0.4]), 4: pytest.approx([0.4, 0.4])}
+    # Two steps to warm up; the third step of a turn ends after its one second.
+    assert order == [2] * 2 + [4] * 2 + ([2] * 3 + [4] * 3) * 2
+
+
+def test_what_cannot_be_compared_is_refused():
+    one = Slow(2, [0.0], [])
+    with pytest.raises(ValueError, match="a new model each time"):
+        towers.time_microbatches(lambda _: one, None, None, (2, 4))
+    with pytest.raises(ValueError, match="times are of one worker"):
+        towers.time_microbatches(lambda n: Slow(n, [0.0], [], count=2), None, None, (2, 4))
+    with pytest.raises(ValueError, match="rounds=0: must be at least 1"):
+        towers.time_microbatches(lambda n: Slow(n, [0.0], []), None, None, rounds=0)
 
 
 @pytest.mark.parametrize(
@@ -51,6 +76,8 @@ def test_a_turn_lasts_as_long_as_it_should():
         ({2: [3.0, 3.0, 3.0], 8: [2.0, 2.2, 2.4]}, None),
         ({2: [1.0, 1.1, 1.2], 4: [0.5, 0.5, 0.6], 8: [2.0, 2.0, 2.4]}, (4, 4.0)),
         ({8: [2.0, 2.0, 2.4]}, None),
+        # The least median is not that of the number that is faster in every turn.
+        ({2: [1.0, 1.0, 2.1], 4: [1.1, 1.1, 1.2], 8: [2.2, 2.0, 2.2]}, (4, 2.0)),
     ],
 )
 def test_a_number_is_faster_where_its_slowest_turn_is(times, expected):

@@ -37,6 +37,7 @@ def test_steps_are_timed_and_nothing_is_written(tmp_path):
         ((), [2, 4, 8], 8),
         (("--num_microbatches=6",), [2, 4, 6, 8], 6),
         (("--cutmix_alpha=1",), [2, 4, 6], 6),  # of pairs of images: not 8 of 3
+        (("--mixup_alpha=0.2",), [2, 4, 6], 6),
     ],
 )
 def test_which_numbers_are_timed(tmp_path, monkeypatch, flags, expected, usual):
@@ -67,8 +68,9 @@ def test_each_number_is_timed_on_the_run_s_first_batch(tmp_path, monkeypatch):
     assert seen["microbatches"] == [2, 4, 8] and seen["models"] == 3
     assert "           4   150.0 (150.0 to 150.0)\n" in done.stdout
     assert done.stdout.endswith(
-        "--num_microbatches=2 was 2.00 times as fast as 8, and faster in every turn. A new run can "
-        "have it, on at most 2 towers; its bits are not those of a run with 8.\n"
+        "\n2 was 2.00 times as fast as 8, and faster in every turn. A new run can have "
+        "--num_microbatches=2 --intra_op_threads=1, on at most 2 towers; its bits are not those of "
+        "a run with 8.\n"
     )
 
 
@@ -76,7 +78,7 @@ def test_no_number_is_named_where_turns_overlap(tmp_path, monkeypatch):
     times = {2: [0.1, 0.3], 4: [0.2, 0.2], 8: [0.2, 0.2]}
     monkeypatch.setattr(microbatch_times, "time_microbatches", lambda *_, **__: times)
     done = time_steps(tmp_path / "run")
-    assert done.stdout.endswith("No number was clearly faster than 8.\n")
+    assert done.stdout.endswith("No number was faster than 8 in every turn.\n")
 
 
 @pytest.mark.parametrize(
@@ -84,9 +86,28 @@ def test_no_number_is_named_where_turns_overlap(tmp_path, monkeypatch):
     [
         (["--dry_run"], "--time_microbatches and --dry_run: give one of the two"),
         (["--show_batch=a.png"], "--time_microbatches and --show_batch: give one of the two"),
-        (["--workers=a:1,b:2", "--worker_index=0"], "so it cannot be given with --workers"),
+        (["--workers=a:1,b:2", "--worker_index=0"], "it cannot be given for several workers"),
     ],
 )
 def test_what_it_does_not_go_with(tmp_path, others, said):
     done = time_steps(tmp_path / "run", *others)
     assert done.returncode == 2 and said in done.stderr
+
+
+def test_a_batch_that_no_other_number_divides(tmp_path):
+    done = time_steps(tmp_path / "run", "--global_batch_size=25")
+    assert done.returncode == 2 and done.stderr == (
+        "train.py: error: --time_microbatches: there is nothing to compare 5 with: no other number "
+        "of 2, 4, 8, 16, 32 fits --global_batch_size=25 and 1 tower(s)\n"
+    )
+
+
+def test_memory_that_does_not_suffice_is_one_line(tmp_path, monkeypatch):
+    def timed(*_, **__):
+        raise MemoryError
+
+    monkeypatch.setattr(microbatch_times, "time_microbatches", timed)
+    done = time_steps(tmp_path / "run")
+    assert done.returncode == 1
+    assert done.stderr.startswith("train.py: error: ") and "not enough memory" in done.stderr
+    assert done.stderr.count("\n") == 1

@@ -23,24 +23,36 @@ def time_microbatches(
 
     The number is part of the arithmetic of a run: runs with different numbers have different bits,
     and batch norm normalizes each microbatch by itself. So it is chosen before a run begins. Which
-    one is fastest depends on the model and the machine.
+    one is fastest depends on the model and the machine. All trainers are in memory together. A run
+    also splits the next batch while a step is computed, which matters on GPUs; here a step waits.
 
     Args:
-      make_trainer: a number of microbatches to a new Trainer, of a new model: it trains that.
+      make_trainer: a number of microbatches to a new Trainer of a new model, with one worker. The
+        model is trained here, so it is not one to keep.
       inputs: one batch, as for `Trainer.train_step`; every step is of it.
       labels: likewise.
       numbers: of microbatches.
       seconds: of a turn, which has one step at least.
-      rounds: turns of each number.
+      rounds: turns of each number, at least 1.
 
     Returns:
       For each number: seconds per step of each round.
+
+    Raises:
+      ValueError: there are no rounds; trainers share a model, or have several workers; or, from
+        `make_trainer`, the batch cannot be split into that many.
+      NotFiniteError: from a step, as of `Trainer.train_step`.
     """
-    trainers = {}
-    for number in numbers:
-        trainers[number] = make_trainer(number)
+    if rounds < 1:
+        raise ValueError(f"rounds={rounds}: must be at least 1")
+    trainers = {number: make_trainer(number) for number in numbers}
+    if len({id(made.state.model) for made in trainers.values()}) < len(trainers):
+        raise ValueError("make_trainer must make a new model each time, which is then trained")
+    if any(made.workers.count > 1 for made in trainers.values()):
+        raise ValueError("times are of one worker: with several, each would count its own steps")
+    for made in trainers.values():
         for _ in range(_WARM_UP):
-            _seconds_per_step(trainers[number], inputs, labels, 0.0)
+            _seconds_per_step(made, inputs, labels, 0.0)
     found: dict[int, list[float]] = {number: [] for number in trainers}
     for _ in range(rounds):
         for number, made in trainers.items():
@@ -49,22 +61,23 @@ def time_microbatches(
 
 
 def fastest(times: dict[int, list[float]], usual: int) -> tuple[int, float] | None:
-    """The number with the fastest median step, if its slowest turn was faster than any of another.
+    """The fastest number, by its median, of those whose every turn was faster than all of another.
 
-    In five rounds, a number that takes as long as the usual one has this by chance in one of 252
-    measurements: of ten turns in random order, its five come first.
+    In five rounds, a number that takes as long as the usual one is among those by chance in one of
+    252 measurements: of ten turns in random order, its five come first.
 
     Args:
       times: from `time_microbatches`.
-      usual: the number that it has to be faster than.
+      usual: the number that the turns have to be faster than.
 
     Returns:
-      The number, and how many times as fast as the usual one it is, by the medians; None where the
-      turns overlap, or the usual number is the fastest.
+      The number, and how many times as fast as the usual one it is, by the medians; None where
+      there is none.
     """
-    best = min(times, key=lambda number: statistics.median(times[number]))
-    if max(times[best]) >= min(times[usual]):
+    faster = [number for number in times if max(times[number]) < min(times[usual])]
+    if not faster:
         return None
+    best = min(faster, key=lambda number: statistics.median(times[number]))
     return best, statistics.median(times[usual]) / statistics.median(times[best])
 
 
