@@ -94,8 +94,7 @@ def _rotated(image: tf.Tensor, degrees: tf.Tensor) -> tf.Tensor:
     """Around the middle, counterclockwise."""
     height, width, _ = image.shape
     angle = tf.cast(degrees, tf.float64) * (math.pi / 180)
-    # A quarter turn is exact: its cosine would be 6e-17.
-    cosine, sine = (tf.round(of(angle) * 1e15) * 1e-15 for of in (tf.cos, tf.sin))
+    cosine, sine = tf.cos(angle), tf.sin(angle)
     x, y = width / 2, height / 2
     return _moved(
         image,

@@ -78,8 +78,10 @@ def test_an_operation_on_an_image_of_another_size(name, shape):
 
 
 def test_the_mean_of_a_large_bright_image():
-    """Its sum is above 2**24, where float32 is no longer exact, and above 2**32 in 65536ths."""
-    pixels = np.random.default_rng(5).integers(250, 256, (512, 512, 3)).astype(np.uint8)
+    """It is 250.5 less a 262,144th, of a sum above 2**24, which float32 would round."""
+    pixels = np.full((512, 512, 3), 250, np.uint8)
+    pixels[256:] = 251
+    pixels[0, 0] = 249
     for factor in (0.0, 0.5):
         mine, expected = distorted("contrast", factor, pixels)
         np.testing.assert_array_equal(mine, expected)
