@@ -34,7 +34,6 @@ def apply(image: tf.Tensor, operation: tf.Tensor, value: tf.Tensor) -> tf.Tensor
     Returns:
       uint8 [height, width, 3]. What moves into the image is black.
     """
-
     return branches.run_one(operation, list(_DISTORTED_BY.values()), image, value)
 
 

@@ -4,8 +4,8 @@ The files beside this one are the idea: one step, cut into towers, whose gradien
 rooms around them are `networks`, `multi_worker` (several processes), `runs` (a run in its folder)
 and `support`, which the idea leans on.
 
-Importing this package registers its layers with Keras, so that models load; silences TensorFlow
-(noise.py); turns oneDNN on (backend.py); and is an ImportError if Keras has another backend.
+Importing this package registers its layers with Keras, silences TensorFlow (noise.py) and turns
+oneDNN on (backend.py). It raises an ImportError if Keras's backend is not TensorFlow.
 """
 
 from towers.support import backend, noise

@@ -27,7 +27,7 @@ def to_towers(
       batches: (inputs [n, ...], labels [n, ...]), and sample_weight [n] where there is one.
       tower_devices: one device per tower.
       sizes: of each tower's part, `Trainer.shares.tower_batch_sizes`.
-      inputs_type: float32 inputs are copied in it (`first_layers.inputs_type`); None: as they are.
+      inputs_type: type in which float32 inputs are copied (`first_layers.inputs_type`), if any.
     """
     for batch in batches:
         with tf.device(devices.HOST):

@@ -61,10 +61,11 @@ def time_microbatches(
 
 
 def fastest(times: dict[int, list[float]], usual: int) -> tuple[int, float] | None:
-    """The fastest number, by its median, of those whose every turn was faster than all of another.
+    """Which number was faster than the usual one in every turn; of several, the fastest by median.
 
-    In five rounds, a number that takes as long as the usual one is among those by chance in one of
-    252 measurements: of ten turns in random order, its five come first.
+    Each of its turns must be faster than each of the usual number's. In five rounds, a number that
+    takes just as long has this by chance once in 252 measurements: of ten turns in random order,
+    its five come first.
 
     Args:
       times: from `time_microbatches`.
