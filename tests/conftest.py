@@ -1,5 +1,8 @@
 """In which order tests run, and what the processes that run them share (helpers/shared.py)."""
 
+import sys
+
+import first_process
 import length
 
 # No process is left alone at the end with a file that takes a while. The first of
@@ -35,6 +38,12 @@ def pytest_configure(config):
         import shared
 
         config.pluginmanager.register(shared)
+    elif sys.platform == "linux":
+        tests = [str(config.invocation_params.dir / place) for place in config.args]
+        with config.pluginmanager.getplugin("capturemanager").global_and_fixture_disabled():
+            first_process.start("-m", config.option.markexpr, *tests)  # its errors are shown
+        python = f"{sys.executable} {first_process.ROOT}/tests/helpers/forked_python.py"
+        config.option.tx = [f"popen//python={python}"] * len(config.option.tx)
 
 
 def pytest_collection_modifyitems(items):

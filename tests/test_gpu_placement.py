@@ -43,7 +43,7 @@ NETWORKS = {
 OPTIMIZERS = ("sgd", "adamw", "lion", "muon")
 # The others are long.
 SIMPLE, MANY = ("cifarnet", "float32", "sgd"), ("fastnet", "float16", "muon")
-FEW = {(SIMPLE, None), (MANY, None), (MANY, "/GPU:0")}
+FEW = {(SIMPLE, None), (MANY, "/GPU:0")}
 
 
 def trainer(network, dtype, optimizer, towers_of_it, parameter_device=None):

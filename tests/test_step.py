@@ -262,15 +262,16 @@ def test_labels_may_be_a_column():
 @pytest.mark.parametrize(
     "labels, outputs",
     [
-        (tf.zeros([2]), tf.zeros([2, 3])),
-        (tf.zeros([2, 3], tf.int32), tf.zeros([2, 3])),
-        (tf.zeros([2], tf.int32), tf.zeros([2, 1])),
-        (tf.zeros([2, 4], tf.int32), tf.zeros([2, 4, 3])),
-        (tf.zeros([2], tf.bool), tf.zeros([2, 3])),
-        (tf.zeros([2], tf.int32), {"logits": tf.zeros([2, 3])}),
+        (np.zeros([2], np.float32), np.zeros([2, 3], np.float32)),
+        (np.zeros([2, 3], np.int32), np.zeros([2, 3], np.float32)),
+        (np.zeros([2], np.int32), np.zeros([2, 1], np.float32)),
+        (np.zeros([2, 4], np.int32), np.zeros([2, 4, 3], np.float32)),
+        (np.zeros([2], np.bool_), np.zeros([2, 3], np.float32)),
+        (np.zeros([2], np.int32), {"logits": np.zeros([2, 3], np.float32)}),
     ],
 )
 def test_what_is_no_classifier_has_no_right_answers(labels, outputs):
+    labels, outputs = tf.nest.map_structure(tf.constant, (labels, outputs))
     assert classes.count_correct(labels, outputs) is None
 
 

@@ -2,10 +2,11 @@
 
 import os
 import re
-import subprocess
 import sys
 from pathlib import Path
 
+import forked
+import lighter
 import pytest
 
 from lessons import every
@@ -48,7 +49,6 @@ def test_runs_as_a_script(name, tmp_path):
     root = FOLDER.parent.parent
     call = [sys.executable, str(FOLDER / f"{name}.py")]
     found = {"PYTHONPATH": str(root), "CUDA_VISIBLE_DEVICES": "-1", "MPLBACKEND": "Agg"}
-    done = subprocess.run(
-        call, cwd=tmp_path, env=os.environ | found, capture_output=True, text=True, timeout=300
-    )
+    with lighter.only(()):
+        done = forked.run(call, cwd=tmp_path, env=os.environ | found, timeout=300)
     assert done.returncode == 0, done.stderr[-2000:]

@@ -5,6 +5,7 @@ import signal
 import subprocess
 import sys
 import time
+from pathlib import Path
 
 import forked
 import lighter
@@ -89,6 +90,23 @@ print("tensorflow" in sys.modules, context.context()._initialized)
     began = time.monotonic()
     assert said_by(forked.ForkedProcess, "-c", program) == (0, "True False\n", "")
     assert time.monotonic() - began < 3  # to import it takes longer
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="forks are for Linux")
+def test_the_processes_that_run_tests_are_forks():
+    if "PYTEST_XDIST_WORKER" not in os.environ:
+        pytest.skip("one process runs the tests")
+    assert "first_process.py" in Path(f"/proc/{os.getppid()}/cmdline").read_text()
+
+
+@pytest.mark.parametrize("line, code", [("= tf.constant(1)", 1), ("= tf.TensorSpec([])", 0)])
+def test_a_file_of_tests_that_starts_tensorflow_is_named(tmp_path, line, code):
+    (tmp_path / "test_new.py").write_text(f"import tensorflow as tf\nX {line}\ndef test(): pass\n")
+    program = f"import sys; sys.path.append({str(Path(__file__).parent)!r}); import first_process; "
+    program += f"first_process.read_tests([{str(tmp_path)!r}])"
+    done = forked.run([sys.executable, "-c", program], cwd=tmp_path, timeout=60)
+    assert done.returncode == code
+    assert ("test_new.py starts TensorFlow's runtime as it is read" in done.stderr) == (code == 1)
 
 
 @pytest.mark.parametrize("kind", OURS)

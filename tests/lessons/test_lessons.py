@@ -9,6 +9,7 @@ import sys
 import time
 from unittest import mock
 
+import forked
 import lesson_checks
 import numpy as np
 import pytest
@@ -36,6 +37,7 @@ from towers.support import noise, objective
 import tensorflow as tf  # isort: skip
 
 LESSONS = {one.name: one for one in every.LESSONS}
+FROM_A_SHELL = pytest.param(subprocess.Popen, marks=pytest.mark.long)
 
 
 @pytest.fixture(scope="module")
@@ -338,14 +340,13 @@ class TestCommand:
         assert [line.split()[0] for line in listed] == list(LESSONS)
 
     @pytest.mark.whole_program
-    def test_runs_one(self, tmp_path):
-        # As from a shell, where nothing has silenced TensorFlow's notices yet.
+    @pytest.mark.parametrize("kind", [forked.Popen, FROM_A_SHELL])
+    def test_runs_one(self, tmp_path, kind):
+        # Nothing has silenced TensorFlow's notices yet.
         bare = {name: of for name, of in os.environ.items() if name != noise.LOG_LEVEL}
         path = {"PYTHONPATH": str(scripts.ROOT)}
-        done = subprocess.run(
-            [sys.executable, "-m", "lessons", "learning_rate"],
-            capture_output=True, text=True, cwd=tmp_path, env=bare | path, timeout=120,
-        )  # fmt: skip
+        call = [sys.executable, "-m", "lessons", "learning_rate"]
+        done = forked.run(call, timeout=120, kind=kind, cwd=tmp_path, env=bare | path)
         assert (done.returncode, done.stderr) == (0, "")
         assert LESSONS["learning_rate"].run(findings.Setup()).table() in done.stdout
         assert (tmp_path / "runs/lessons/learning_rate.png").exists()

@@ -254,7 +254,7 @@ class TestBatches:
         "batches, message",
         [
             (IMAGES, r"batches is float32 \[4, 3\]: must be a list, a generator or a tf.data.Da"),
-            (tf.constant(IMAGES), r"batches is float32 \[4, 3\]: must be"),
+            (lambda: tf.constant(IMAGES), r"batches is float32 \[4, 3\]: must be"),
             ({"x": IMAGES}, "batches is a dict with the keys 'x': must be"),
             ("batches", "batches is 'batches': must be"),
             (5, "batches is 5: must be"),
@@ -270,12 +270,13 @@ class TestBatches:
             ([(IMAGES, "four")], "labels: 'four'; must be an array or a tensor"),
             ([(IMAGES, 3)], "labels: 3; must be an array or a tensor"),
             (
-                [(tf.ragged.constant([[1.0], [2.0, 3.0]]), LABELS)],
+                lambda: [(tf.ragged.constant([[1.0], [2.0, 3.0]]), LABELS)],
                 r"inputs: float32 \[2, None\]; must be an array",
             ),
         ],
     )
     def test_that_are_none(self, run, method, batches, message):
+        batches = batches() if callable(batches) else batches
         refused(TypeError, message, getattr(run, method), batches)
 
     @pytest.mark.parametrize("method", ["fit", "evaluate"])

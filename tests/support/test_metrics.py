@@ -169,28 +169,36 @@ def one_hot(n):
         ([None], "metrics has None: must be"),
         (["accuracy", "accuracy"], "metrics: the name 'accuracy' is already taken"),
         (
-            [keras.metrics.SparseCategoricalAccuracy(name="loss")],
+            lambda: [keras.metrics.SparseCategoricalAccuracy(name="loss")],
             "metrics: the name 'loss' is already taken",
         ),
         (
-            [keras.metrics.SparseCategoricalAccuracy(name="step")],
+            lambda: [keras.metrics.SparseCategoricalAccuracy(name="step")],
             "metrics: the name 'step' is already taken",
         ),
         ({"b": ["accuracy"]}, "metrics has 'b': must be one of the model's outputs"),
-        ([Largest()], "metrics: the state of 'largest' is not a sum over examples"),
-        ([OfBatches()], "metrics: the state of 'of_batches' is not a sum over examples"),
-        ([OfFilling()], "metrics: 'of_filling' counts examples of sample_weight 0, and with them"),
+        (lambda: [Largest()], "metrics: the state of 'largest' is not a sum over examples"),
+        (lambda: [OfBatches()], "metrics: the state of 'of_batches' is not a sum over examples"),
         (
-            [keras.metrics.R2Score(num_regressors=2)],  # the number of examples in its formula
+            lambda: [OfFilling()],
+            "metrics: 'of_filling' counts examples of sample_weight 0, and with them",
+        ),
+        (
+            # The number of examples is in its formula.
+            lambda: [keras.metrics.R2Score(num_regressors=2)],
             "metrics: 'r2_score' counts examples of sample_weight 0",
         ),
         ([["accuracy"], ["accuracy"]], "metrics is a list of 2, and the model has 1 output, 'l"),
-        ([FromOne()], "metrics: the state of 'from_one' is not a sum over examples"),
-        ([WithoutWeight()], "metrics: 'largest' must take sample_weight in update_state"),
-        ([keras.metrics.MeanIoU(1)], "metrics: 'mean_io_u.*' cannot be computed from labels int6"),
+        (lambda: [FromOne()], "metrics: the state of 'from_one' is not a sum over examples"),
+        (lambda: [WithoutWeight()], "metrics: 'largest' must take sample_weight in update_state"),
+        (
+            lambda: [keras.metrics.MeanIoU(1)],
+            "metrics: 'mean_io_u.*' cannot be computed from labels int6",
+        ),
     ],
 )
 def test_others_are_refused(metrics, message):
+    metrics = metrics() if callable(metrics) else metrics
     batch = one_hot(4) if "r2" in message else toys.batch(4, [3])
     loss = "categorical_crossentropy" if "r2" in message else "sparse_categorical_crossentropy"
     with pytest.raises((ValueError, TypeError), match=message):

@@ -197,18 +197,18 @@ def sequential():
 @pytest.mark.parametrize(
     "model, loss, of_labels",
     [
-        (of_one(lambda x: [x]), "mse", lambda y: y),
-        (of_one(lambda x: {"x": x}), "mse", lambda y: y),
-        (of_one(outputs_in=lambda x: [x]), "mse", lambda y: y),
-        (of_one(outputs_in=lambda x: {"y": x}), "mse", lambda y: {"y": y}),
-        (of_one(), "mse", lambda y: [y]),
-        (of_one(), {"y": "mse"}, lambda y: y),
-        (of_one(outputs_in=lambda x: {"y": x}), ["mse"], lambda y: [y]),
-        (sequential(), {"y": "mse"}, lambda y: {"y": y}),
+        (lambda: of_one(lambda x: [x]), "mse", lambda y: y),
+        (lambda: of_one(lambda x: {"x": x}), "mse", lambda y: y),
+        (lambda: of_one(outputs_in=lambda x: [x]), "mse", lambda y: y),
+        (lambda: of_one(outputs_in=lambda x: {"y": x}), "mse", lambda y: {"y": y}),
+        (of_one, "mse", lambda y: [y]),
+        (of_one, {"y": "mse"}, lambda y: y),
+        (lambda: of_one(outputs_in=lambda x: {"y": x}), ["mse"], lambda y: [y]),
+        (sequential, {"y": "mse"}, lambda y: {"y": y}),
     ],
 )
 def test_one_output_may_be_written_as_one_of_several(model, loss, of_labels):
-    result = run_of(model, loss).train_step(INPUTS, of_labels(LABELS["b"]))
+    result = run_of(model(), loss).train_step(INPUTS, of_labels(LABELS["b"]))
     np.testing.assert_allclose(result.losses["total"], [np.mean((SUMS - 1) ** 2)], rtol=1e-6)
 
 

@@ -1,5 +1,7 @@
 """Random numbers in a model: drawn by what a call is given, or refused."""
 
+import functools
+
 import keras
 import numpy as np
 import pytest
@@ -90,7 +92,9 @@ def test_a_generator_of_the_layer_draws_again_and_the_same_on_any_number_of_towe
     assert len(set(trained(layer, 2, rate=0.0)[1])) == 3
 
 
-OUTSIDE = keras.random.SeedGenerator(3)
+@functools.cache
+def outside():
+    return keras.random.SeedGenerator(3)
 
 
 @pytest.mark.parametrize(
@@ -98,7 +102,7 @@ OUTSIDE = keras.random.SeedGenerator(3)
     [
         (lambda: L.AugMix(**IMAGES), "is an AugMix, which draws its operations once"),
         (drawing(lambda _, x: normal(x)), "with a generator that none of its layers has"),
-        (drawing(lambda _, x: normal(x, seed=OUTSIDE)), "generator that none of its layers has"),
+        (drawing(lambda _, x: normal(x, seed=outside())), "generator that none of its layers has"),
         (drawing(lambda _, x: tf.random.normal(tf.shape(x))), "RandomStandardNormal .*drawing"),
         (drawing(lambda _, x: tf.random.shuffle(x)), "RandomShuffle .*so on the number of towers"),
         (
