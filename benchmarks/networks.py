@@ -1,13 +1,13 @@
 """The bare step on every kind of network, beside Keras's `fit` and PyTorch, in one run.
 
     python -m benchmarks.networks
-    python -m benchmarks.networks --task=resnet --compute_dtype=bfloat16 --rounds=7
+    python -m benchmarks.networks --task=resnet --compute_dtype=bfloat16 --jit_compile
 
 One batch in memory, SGD with momentum, no logs; towers with one tower, the default threads and the
 default number of microbatches, or the given one. The sides of a row take turns, each a process of
-its own; a ratio is the median over rounds of the ratios within a round, of towers with or without
-`fused` to the peer, in both cases the one whose median rate is the highest. Its interval is from
-the smallest to the largest of these.
+its own; a ratio is the median over rounds of the ratios within a round, of towers (with `fused`,
+without it, or compiled with XLA) to the peer, in both cases the one whose median rate is the
+highest. Its interval is from the smallest to the largest of these.
 """
 
 import importlib.util
@@ -19,10 +19,10 @@ from benchmarks.peers import task_sizes
 from towers.support import shares
 
 HEAD = """\
-| network | type | microbatches | towers, images/s | with `fused` | Keras `fit` | \
-compiled with XLA | PyTorch | compiled | to the best of them |
-|---|---|---|---|---|---|---|---|---|---|"""
-OWN = ("towers", "fused")
+| network | type | microbatches | towers, images/s | with `fused` | with `jit_compile` | \
+Keras `fit` | compiled with XLA | PyTorch | compiled | to the best of them |
+|---|---|---|---|---|---|---|---|---|---|---|"""
+OWN = ("towers", "fused", "towers-xla")
 FUSED = ("mobilenet", "lstm")  # which have layers that `fused` replaces
 PEERS = ("keras", "keras-xla", "pytorch", "pytorch-compiled")
 DTYPES = ("float32", "bfloat16")
@@ -37,6 +37,7 @@ def main():
     parser.add_argument(
         "--num_microbatches", type=int, default=shares.MOST_BY_DEFAULT, help="of a step of towers"
     )
+    parser.add_argument("--jit_compile", action="store_true", help="towers compiled with XLA, too")
     parser.add_argument("--seconds", type=float, default=3.0, help="of a turn")
     options = parser.parse_args()
     rows = (
@@ -47,6 +48,7 @@ def main():
             options.seconds,
             options.rounds,
             options.num_microbatches,
+            options.jit_compile,
         )
         for task in options.task or task_sizes.SHAPES
         for compute_dtype in options.compute_dtype or DTYPES
@@ -61,11 +63,13 @@ def measure(
     seconds: float,
     rounds: int,
     num_microbatches: int,
+    jit_compile: bool = False,
 ) -> dict:
-    """The figures of one row."""
+    """The figures of one row; with `jit_compile`, those of towers compiled with XLA too."""
+    asked = [*peers, "towers-xla"] if jit_compile else peers
     sides = {
         name: turns.Side(command, {"seconds": seconds})
-        for name, command in commands(task, compute_dtype, peers, num_microbatches).items()
+        for name, command in commands(task, compute_dtype, asked, num_microbatches).items()
     }
     measured = turns.measure(sides, rounds)
     rates = {name: found.rates for name, found in measured.items()}
@@ -96,14 +100,19 @@ def measure(
 
 
 def commands(
-    task: str, compute_dtype: str, peers: Sequence[str], num_microbatches: int, *more: str
+    task: str, compute_dtype: str, asked: Sequence[str], num_microbatches: int, *more: str
 ) -> dict[str, tuple[str, ...]]:
-    """Name of a side to its command, with `more` arguments; PyTorch's where it is installed."""
+    """Name of a side to its command, with `more` arguments.
+
+    They are towers, with `fused` too where that replaces a layer, and the other sides that are
+    asked for: PyTorch's where it is installed.
+    """
     given = (task, compute_dtype, *more)
     of_towers = (*given, f"--num_microbatches={num_microbatches}")
     of_all = {
         "towers": ("benchmarks.peers.keras_tasks", "towers", *of_towers),
         "fused": ("benchmarks.peers.keras_tasks", "fused", *of_towers),
+        "towers-xla": ("benchmarks.peers.keras_tasks", "compiled", *of_towers),
         "keras": ("benchmarks.peers.keras_tasks", "fit", *given),
         "keras-xla": ("benchmarks.peers.keras_tasks", "xla", *given),
         "pytorch": ("benchmarks.peers.pytorch_tasks", *given),
@@ -115,7 +124,7 @@ def commands(
         for name, command in of_all.items()
         if name == "towers"
         or (name == "fused" and task in FUSED)
-        or (name in peers and (has_torch or "pytorch" not in name))
+        or (name in asked and (has_torch or "pytorch" not in name))
     }
 
 

@@ -1,6 +1,6 @@
 """A network of `tasks` on towers or in Keras's `fit`, on one batch in memory.
 
-python -m benchmarks.peers.keras_tasks towers|fused|fit|xla TASK COMPUTE_DTYPE [--batch=N]
+python -m benchmarks.peers.keras_tasks towers|fused|compiled|fit|xla TASK COMPUTE_DTYPE [--batch=N]
 """
 
 import argparse
@@ -18,6 +18,8 @@ from towers_cli import resolve
 
 import keras  # isort: skip
 import tensorflow as tf  # isort: skip
+
+ON_TOWERS = ("towers", "fused", "compiled")
 
 
 def optimizer() -> keras.optimizers.Optimizer:
@@ -39,6 +41,7 @@ def on_towers(options: argparse.Namespace, turn: counter.Counter) -> None:
         optimizer(),
         global_batch_size=options.batch,
         num_microbatches=options.num_microbatches,
+        jit_compile=options.side == "compiled",
     )
     inputs, labels = map(tf.constant, one_batch(options))
     for _ in itertools.count():
@@ -67,17 +70,17 @@ def one_batch(options: argparse.Namespace) -> tuple[np.ndarray, np.ndarray]:
 def main():
     """Trains until nobody listens."""
     parser = argparse.ArgumentParser()
-    parser.add_argument("side", choices=("towers", "fused", "fit", "xla"))
+    parser.add_argument("side", choices=(*ON_TOWERS, "fit", "xla"))
     parser.add_argument("task", choices=list(sizes.SHAPES))
     parser.add_argument("compute_dtype", choices=list(networks.DTYPE_POLICIES))
     parser.add_argument(
-        "--num_microbatches", type=int, default=shares.MOST_BY_DEFAULT, help="of towers and fused"
+        "--num_microbatches", type=int, default=shares.MOST_BY_DEFAULT, help="of a step on towers"
     )
     parser.add_argument("--batch", type=int, help="default: the task's own")
     options = parser.parse_args()
     options.batch = options.batch or sizes.BATCHES[options.task]
     turn = counter.Counter()
-    side = on_towers if options.side in ("towers", "fused") else in_fit
+    side = on_towers if options.side in ON_TOWERS else in_fit
     side(options, turn)
 
 

@@ -62,7 +62,7 @@ def test_the_ratio_is_to_the_best_peer_within_each_round(monkeypatch):
     assert (row["best_peer"], row["to_best_peer"]) == ("keras-xla", 1.2)
     assert row["least_and_largest"] == [0.9, 2.2]
     assert networks.as_row(row) == (
-        "| mobilenet | float32 | 8 | 20 | 36 | 4.0 | 20 |  |  | 1.20 (0.90–2.20) |"
+        "| mobilenet | float32 | 8 | 20 | 36 |  | 4.0 | 20 |  |  | 1.20 (0.90–2.20) |"
     )
 
 
@@ -81,7 +81,22 @@ def test_a_network_without_such_layers_is_not_fused(monkeypatch):
     )
     row = networks.measure("transformer", "float32", [], 1.0, 1, 2)
     assert row["images_per_second"] == {"towers": 1.0}
-    assert networks.as_row(row) == "| transformer | float32 | 2 | 1.0 |  |  |  |  |  |  |"
+    assert networks.as_row(row) == "| transformer | float32 | 2 | 1.0 |  |  |  |  |  |  |  |"
+
+
+def test_towers_are_compiled_where_that_is_asked_for(monkeypatch):
+    rates = {"towers": [1.0], "towers-xla": [9.0], "keras-xla": [6.0]}
+
+    def measured(sides, _):
+        assert sides["towers-xla"].arguments[1] == "compiled"
+        return {name: turns.Measured(rates[name], None) for name in sides}
+
+    monkeypatch.setattr(turns, "measure", measured)
+    row = networks.measure("resnet", "bfloat16", ["keras-xla"], 1.0, 1, 8, jit_compile=True)
+    assert (row["best_of_ours"], row["to_best_peer"]) == ("towers-xla", 1.5)
+    assert networks.as_row(row) == (
+        "| resnet | bfloat16 | 8 | 1.0 |  | 9.0 |  | 6.0 |  |  | 1.50 (1.50–1.50) |"
+    )
 
 
 def test_numbers_of_microbatches_are_compared_to_the_default(monkeypatch):
@@ -120,13 +135,13 @@ def test_an_image_s_memory_is_the_difference_over_that_of_the_batches(monkeypatc
     )
 
 
-@pytest.mark.parametrize("side", ["towers", "fit"])
+@pytest.mark.parametrize("side", ["towers", "compiled", "fit"])
 def test_a_side_trains_the_batch_that_it_is_given(side, monkeypatch):
     """As many images as asked for, on towers in as many microbatches."""
     given = []
 
     def trainer(model, optimizer, **options):
-        given.append(options["num_microbatches"])
+        given.extend([options["num_microbatches"], options["jit_compile"]])
         return types.SimpleNamespace(train_step=lambda inputs, labels: train(inputs, labels))
 
     def train(inputs, labels, **_):
@@ -144,4 +159,5 @@ def test_a_side_trains_the_batch_that_it_is_given(side, monkeypatch):
     monkeypatch.setattr("sys.argv", command)
     with pytest.raises(KeyboardInterrupt):
         keras_tasks.main()
-    assert given == ([2, 4, 4] if side == "towers" else [4, 4])
+    on_towers = {"towers": [2, False], "compiled": [2, True]}
+    assert given == on_towers.get(side, []) + [4, 4]
