@@ -9,7 +9,7 @@ from towers.runs import every, loop
 from towers.support import shares
 from towers_cli import own_model, settings, sizes
 
-GPU_THREADS = 8
+SHARED_THREADS = 8
 
 
 def resolved(
@@ -72,7 +72,8 @@ def resolved(
         store_dir=_absolute(chosen.store_dir),
         num_towers=num_towers,
         num_microbatches=num_microbatches,
-        intra_op_threads=threads or default_threads(num_microbatches, num_gpus, cores),
+        intra_op_threads=threads
+        or default_threads(num_microbatches, num_gpus, cores, chosen.jit_compile),
         preprocessing=_default(chosen.preprocessing, network.preprocessing),
         weight_decay=_default(chosen.weight_decay, network.weight_decay),
         weight_decay_filter=_default(chosen.weight_decay_filter, network.weight_filter),
@@ -101,17 +102,22 @@ def _advice(
     return f"; give {sizes.as_flags(ways, each)}" if ways else ""
 
 
-def default_threads(num_microbatches: int, num_gpus: int, cores: int) -> int:
+def default_threads(
+    num_microbatches: int, num_gpus: int, cores: int, jit_compile: bool = False
+) -> int:
     """Threads for one operation: 1 where there are several microbatches, whatever the machine.
 
     Microbatches run side by side. A core that has one to itself is never waited for in the middle
     of an operation, which is faster than several threads for all (docs/speed.md); and threads show
     in the bits, which the machine's cores must not. One microbatch has all cores to itself. With
-    GPUs the CPU has no microbatches, but the reduction and the update.
+    GPUs the CPU has no microbatches, but the reduction and the update. What XLA compiles for a CPU
+    computes its convolutions and products of matrices on these threads, those of all microbatches.
     """
     if num_gpus:
-        return GPU_THREADS
-    return 1 if num_microbatches > 1 else cores
+        return SHARED_THREADS
+    if num_microbatches == 1:
+        return cores
+    return SHARED_THREADS if jit_compile else 1
 
 
 def _absolute(path: str | None) -> str | None:

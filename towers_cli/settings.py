@@ -404,8 +404,9 @@ class TrainSettings(Settings):
     intra_op_threads: int | None = setting(
         None,
         "Threads that share the work of one operation; on a CPU, their number changes the last "
-        "bits of the result. Default: 8 with GPUs; otherwise 1, or all cores if there is only one "
-        "microbatch. A resumed run keeps its number.", ARITHMETIC, allowed=PARTS, defines_run=True,
+        "bits of the result. Default: 8 with GPUs; otherwise all cores if there is only one "
+        "microbatch, 8 with --jit_compile, and else 1. A resumed run keeps its number.",
+        ARITHMETIC, allowed=PARTS, defines_run=True,
         also_called="threads num_threads intra_op_parallelism_threads num_intra_threads",
     )
     deterministic: bool = setting(

@@ -110,10 +110,11 @@ def _describe_same_bits(chosen: Mapping, derived: Mapping, cores: int) -> str:
     )
     if not on_cpus:
         return f"{said} (not yet measured on GPUs){_describe_launches(chosen, derived)}"
-    if threads < cores // parts:
+    pools = 1 if chosen["jit_compile"] else parts  # what XLA compiles shares the threads
+    if threads < cores // pools:
         said += (
-            f"; they use {parts * threads} of {cores} cores; in a new run, --intra_op_threads="
-            f"{cores // parts} uses {cores // parts * parts}, with other bits"
+            f"; they use {pools * threads} of {cores} cores; in a new run, --intra_op_threads="
+            f"{cores // pools} uses {cores // pools * pools}, with other bits"
         )
     return said
 
@@ -170,11 +171,13 @@ def describe_rate(rate: schedules.LearningRate) -> str:
 
 def _of_the_type(chosen: Mapping, derived: Mapping) -> str | None:
     compute_dtype, on_cpus = chosen["compute_dtype"], machine.are_cpus(derived["tower_devices"])
-    if compute_dtype == "float32" or not on_cpus or not machine.emulates_half_precision():
+    if compute_dtype == "float32" or chosen["jit_compile"] or not on_cpus:
+        return None
+    if not machine.emulates_half_precision():
         return None
     return (
         f"TensorFlow has no fast {compute_dtype} on this processor, and steps may take many times "
-        "as long as with --compute_dtype=float32"
+        "as long as with --compute_dtype=float32; with --jit_compile, XLA computes it in float32"
     )
 
 

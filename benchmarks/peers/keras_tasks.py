@@ -30,7 +30,10 @@ def optimizer() -> keras.optimizers.Optimizer:
 def on_towers(options: argparse.Namespace, turn: counter.Counter) -> None:
     """The bare step of a Trainer of one tower, with the default threads."""
     cores = container_limits.available_cores()
-    devices.use_intra_op_threads(resolve.default_threads(options.num_microbatches, 0, cores))
+    compiled = options.side == "compiled"
+    devices.use_intra_op_threads(
+        resolve.default_threads(options.num_microbatches, 0, cores, compiled)
+    )
     devices.choose(1)
     with tf.device(devices.HOST):
         model = tasks.build(options.task, options.compute_dtype)
@@ -41,7 +44,7 @@ def on_towers(options: argparse.Namespace, turn: counter.Counter) -> None:
         optimizer(),
         global_batch_size=options.batch,
         num_microbatches=options.num_microbatches,
-        jit_compile=options.side == "compiled",
+        jit_compile=compiled,
     )
     inputs, labels = map(tf.constant, one_batch(options))
     for _ in itertools.count():

@@ -383,6 +383,9 @@ def test_towers_and_devices_do_not_occur_in_the_default_microbatches(
         (2, [], 1),
         (64, [], 1),
         (64, ["--num_microbatches=2"], 1),
+        (2, ["--jit_compile"], 8),  # XLA's microbatches share these threads
+        (64, ["--jit_compile"], 8),
+        (16, ["--jit_compile", "--num_microbatches=1"], 16),
         (16, ["--num_microbatches=1"], 16),  # which has the machine to itself
         (16, ["--intra_op_threads=3"], 3),
     ],

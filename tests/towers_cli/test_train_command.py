@@ -97,20 +97,21 @@ class TestARun:
         assert said["warning"].endswith("first decays at epoch 350")
 
     @pytest.mark.parametrize(
-        "emulates, device, compute_dtype, warns",
+        "emulates, device, compute_dtype, jit_compile, warns",
         [
-            (True, "/CPU:0", "bfloat16", True),
-            (True, "/CPU:0", "float16", True),
-            (True, "/CPU:0", "float32", False),
-            (True, "/GPU:0", "bfloat16", False),
-            (False, "/CPU:0", "bfloat16", False),
+            (True, "/CPU:0", "bfloat16", False, True),
+            (True, "/CPU:0", "float16", False, True),
+            (True, "/CPU:0", "bfloat16", True, False),
+            (True, "/CPU:0", "float32", False, False),
+            (True, "/GPU:0", "bfloat16", False, False),
+            (False, "/CPU:0", "bfloat16", False, False),
         ],
     )
     def test_warns_of_a_type_that_the_processor_emulates(
-        self, done, folder, monkeypatch, emulates, device, compute_dtype, warns
+        self, done, folder, monkeypatch, emulates, device, compute_dtype, jit_compile, warns
     ):
         config = json.loads((folder / "config.json").read_text())
-        config["settings"]["compute_dtype"] = compute_dtype
+        config["settings"] |= {"compute_dtype": compute_dtype, "jit_compile": jit_compile}
         config["resolved"]["tower_devices"] = [device]
         monkeypatch.setattr(start_table.machine, "emulates_half_precision", lambda: emulates)
         table = start_table.rows(config, schedules.LearningRate("exponential", 0.1, 5000), 1000)
@@ -174,6 +175,16 @@ class TestARun:
         config["settings"]["num_microbatches"] = parts
         rate = schedules.LearningRate("constant", 0.1, 5000)
         assert dict(start_table.rows(config, rate, 1000, cores))["same bits"].endswith(said)
+
+    def test_what_xla_compiles_shares_its_threads(self, done, folder):
+        config = json.loads((folder / "config.json").read_text())
+        config["settings"] |= {"jit_compile": True, "intra_op_threads": 8}
+        rate = schedules.LearningRate("constant", 0.1, 5000)
+        said = dict(start_table.rows(config, rate, 1000, 20))["same bits"]
+        assert said.endswith(
+            "; they use 8 of 20 cores; in a new run, --intra_op_threads=20 uses 20, with other bits"
+        )
+        assert "cores" not in dict(start_table.rows(config, rate, 1000, 8))["same bits"]
 
     @pytest.mark.parametrize(
         ("of_workers", "towers", "batch"),
