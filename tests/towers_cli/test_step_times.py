@@ -4,7 +4,7 @@ import pytest
 import scripts
 
 from towers.runs import microbatch_times
-from towers_cli import step_times
+from towers_cli import build, step_times
 
 
 @pytest.fixture(autouse=True)
@@ -72,6 +72,21 @@ def test_each_number_is_timed_on_the_run_s_first_batch(tmp_path, monkeypatch):
         "--num_microbatches=2 --intra_op_threads=1, on at most 2 towers; its bits are not those of "
         "a run with 8.\n"
     )
+
+
+def test_parameters_are_where_the_run_has_them(tmp_path, monkeypatch):
+    on_devices = []
+
+    def timed(make_trainer, _, __, numbers, **____):
+        made = make_trainer(2)
+        on_devices.append(made.program.parameter_device)
+        on_devices.extend(weight.value.device[-5:] for weight in made.state.model.trainable_variables)
+        return {number: [0.1] for number in numbers}
+
+    monkeypatch.setattr(microbatch_times, "time_microbatches", timed)
+    monkeypatch.setattr(build, "parameter_device", lambda *_: "/CPU:1")
+    assert time_steps(tmp_path / "run", "--num_towers=2").returncode == 0
+    assert set(on_devices) == {"/CPU:1", "CPU:1"}
 
 
 def test_no_number_is_named_where_turns_overlap(tmp_path, monkeypatch):
