@@ -80,7 +80,9 @@ def test_parameters_are_where_the_run_has_them(tmp_path, monkeypatch):
     def timed(make_trainer, _, __, numbers, **____):
         made = make_trainer(2)
         on_devices.append(made.program.parameter_device)
-        on_devices.extend(weight.value.device[-5:] for weight in made.state.model.trainable_variables)
+        on_devices.extend(
+            weight.value.device[-5:] for weight in made.state.model.trainable_variables
+        )
         return {number: [0.1] for number in numbers}
 
     monkeypatch.setattr(microbatch_times, "time_microbatches", timed)
