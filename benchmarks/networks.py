@@ -112,9 +112,9 @@ def commands(
     of_all = {
         "towers": ("benchmarks.peers.keras_tasks", "towers", *of_towers),
         "fused": ("benchmarks.peers.keras_tasks", "fused", *of_towers),
-        "towers-xla": ("benchmarks.peers.keras_tasks", "compiled", *of_towers),
+        "towers-xla": ("benchmarks.peers.keras_tasks", "towers-xla", *of_towers),
         "keras": ("benchmarks.peers.keras_tasks", "fit", *given),
-        "keras-xla": ("benchmarks.peers.keras_tasks", "xla", *given),
+        "keras-xla": ("benchmarks.peers.keras_tasks", "fit-xla", *given),
         "pytorch": ("benchmarks.peers.pytorch_tasks", *given),
         "pytorch-compiled": ("benchmarks.peers.pytorch_tasks", *given, "--compile"),
     }

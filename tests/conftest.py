@@ -1,5 +1,6 @@
 """In which order tests run, and what the processes that run them share (helpers/shared.py)."""
 
+import shlex
 import sys
 
 import first_process
@@ -38,12 +39,13 @@ def pytest_configure(config):
         import shared
 
         config.pluginmanager.register(shared)
-    elif sys.platform == "linux":
+    elif sys.platform == "linux" and not config.option.collectonly:
         tests = [str(config.invocation_params.dir / place) for place in config.args]
         with config.pluginmanager.getplugin("capturemanager").global_and_fixture_disabled():
             first_process.start("-m", config.option.markexpr, *tests)  # its errors are shown
-        python = f"{sys.executable} {first_process.ROOT}/tests/helpers/forked_python.py"
-        config.option.tx = [f"popen//python={python}"] * len(config.option.tx)
+        python = [sys.executable, str(first_process.ROOT / "tests/helpers/forked_python.py")]
+        fork = f"popen//python={shlex.join(python)}"
+        config.option.tx = [fork if spec == "popen" else spec for spec in config.option.tx]
 
 
 def pytest_collection_modifyitems(items):

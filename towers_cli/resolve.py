@@ -105,13 +105,14 @@ def _advice(
 def default_threads(
     num_microbatches: int, num_gpus: int, cores: int, jit_compile: bool = False
 ) -> int:
-    """Threads for one operation: 1 where there are several microbatches, whatever the machine.
+    """Threads for one operation: with several microbatches, the same number on any machine.
 
-    Microbatches run side by side. A core that has one to itself is never waited for in the middle
-    of an operation, which is faster than several threads for all (docs/speed.md); and threads show
-    in the bits, which the machine's cores must not. One microbatch has all cores to itself. With
-    GPUs the CPU has no microbatches, but the reduction and the update. What XLA compiles for a CPU
-    computes its convolutions and products of matrices on these threads, those of all microbatches.
+    It is 1: microbatches run side by side. A core that has one to itself is never waited for in the
+    middle of an operation, which is faster than several threads for all (docs/speed.md); and
+    threads show in the bits, which the machine's cores must not. One microbatch has all cores to
+    itself. With GPUs the CPU has no microbatches, but the reduction and the update. What XLA
+    compiles for a CPU computes convolutions and products of matrices on these threads, and all
+    microbatches share them.
     """
     if num_gpus:
         return SHARED_THREADS

@@ -404,8 +404,8 @@ class TrainSettings(Settings):
     intra_op_threads: int | None = setting(
         None,
         "Threads that share the work of one operation; on a CPU, their number changes the last "
-        "bits of the result. Default: 8 with GPUs; otherwise all cores if there is only one "
-        "microbatch, 8 with --jit_compile, and else 1. A resumed run keeps its number.",
+        "bits of the result. Default: 8 with GPUs. Without: all cores for one microbatch; for "
+        "more, 8 with --jit_compile and 1 without. A resumed run keeps its number.",
         ARITHMETIC, allowed=PARTS, defines_run=True,
         also_called="threads num_threads intra_op_parallelism_threads num_intra_threads",
     )
@@ -430,8 +430,8 @@ class TrainSettings(Settings):
     )
     jit_compile: bool = setting(
         False,
-        "Compile the forward and backward pass of each microbatch with XLA. On a CPU, this is "
-        "slower in float32, and many times as fast in types that the CPU emulates.",
+        "Compile the forward and backward pass of each microbatch with XLA. On a CPU, this "
+        "can be slower (in float32), or many times as fast (in bfloat16, where that is emulated).",
         ARITHMETIC, defines_run=True, also_called="xla use_xla enable_xla compile jit",
     )
 

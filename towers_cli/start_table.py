@@ -177,7 +177,7 @@ def _of_the_type(chosen: Mapping, derived: Mapping) -> str | None:
         return None
     return (
         f"TensorFlow has no fast {compute_dtype} on this processor, and steps may take many times "
-        "as long as with --compute_dtype=float32; with --jit_compile, XLA computes it in float32"
+        "as long as with --compute_dtype=float32; --jit_compile makes them faster"
     )
 
 

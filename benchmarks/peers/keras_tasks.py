@@ -1,6 +1,6 @@
 """A network of `tasks` on towers or in Keras's `fit`, on one batch in memory.
 
-python -m benchmarks.peers.keras_tasks towers|fused|compiled|fit|xla TASK COMPUTE_DTYPE [--batch=N]
+python -m benchmarks.peers.keras_tasks SIDE TASK COMPUTE_DTYPE [--batch=N]
 """
 
 import argparse
@@ -19,7 +19,7 @@ from towers_cli import resolve
 import keras  # isort: skip
 import tensorflow as tf  # isort: skip
 
-ON_TOWERS = ("towers", "fused", "compiled")
+ON_TOWERS = ("towers", "fused", "towers-xla")
 
 
 def optimizer() -> keras.optimizers.Optimizer:
@@ -30,7 +30,7 @@ def optimizer() -> keras.optimizers.Optimizer:
 def on_towers(options: argparse.Namespace, turn: counter.Counter) -> None:
     """The bare step of a Trainer of one tower, with the default threads."""
     cores = container_limits.available_cores()
-    compiled = options.side == "compiled"
+    compiled = options.side == "towers-xla"
     devices.use_intra_op_threads(
         resolve.default_threads(options.num_microbatches, 0, cores, compiled)
     )
@@ -58,7 +58,7 @@ def in_fit(options: argparse.Namespace, turn: counter.Counter) -> None:
     model.compile(
         optimizer(),
         keras.losses.SparseCategoricalCrossentropy(from_logits=True),
-        jit_compile=options.side == "xla",
+        jit_compile=options.side == "fit-xla",
     )
     batch = tf.data.Dataset.from_tensors(one_batch(options)).cache().repeat()
     counts = keras_fit.CountSteps(turn, options.batch)
@@ -73,7 +73,7 @@ def one_batch(options: argparse.Namespace) -> tuple[np.ndarray, np.ndarray]:
 def main():
     """Trains until nobody listens."""
     parser = argparse.ArgumentParser()
-    parser.add_argument("side", choices=(*ON_TOWERS, "fit", "xla"))
+    parser.add_argument("side", choices=(*ON_TOWERS, "fit", "fit-xla"))
     parser.add_argument("task", choices=list(sizes.SHAPES))
     parser.add_argument("compute_dtype", choices=list(networks.DTYPE_POLICIES))
     parser.add_argument(

@@ -88,7 +88,7 @@ def test_towers_are_compiled_where_that_is_asked_for(monkeypatch):
     rates = {"towers": [1.0], "towers-xla": [9.0], "keras-xla": [6.0]}
 
     def measured(sides, _):
-        assert sides["towers-xla"].arguments[1] == "compiled"
+        assert sides["towers-xla"].arguments[1] == "towers-xla"
         return {name: turns.Measured(rates[name], None) for name in sides}
 
     monkeypatch.setattr(turns, "measure", measured)
@@ -97,6 +97,18 @@ def test_towers_are_compiled_where_that_is_asked_for(monkeypatch):
     assert networks.as_row(row) == (
         "| resnet | bfloat16 | 8 | 1.0 |  | 9.0 |  | 6.0 |  |  | 1.50 (1.50–1.50) |"
     )
+
+
+def test_the_command_measures_what_it_is_asked_for(monkeypatch):
+    asked = []
+    monkeypatch.setattr(networks, "measure", lambda *given: asked.append(given) or {})
+    monkeypatch.setattr(networks.turns, "report", lambda _, rows, *__: list(rows))
+    flags = ["--task=lstm", "--compute_dtype=bfloat16", "--peer=keras", "--rounds=2"]
+    for more in ([], ["--jit_compile", "--num_microbatches=2"]):
+        monkeypatch.setattr("sys.argv", ["networks", *flags, *more])
+        networks.main()
+    given = ("lstm", "bfloat16", ["keras"], 3.0, 2)
+    assert asked == [(*given, 8, False), (*given, 2, True)]
 
 
 def test_numbers_of_microbatches_are_compared_to_the_default(monkeypatch):
@@ -135,7 +147,7 @@ def test_an_image_s_memory_is_the_difference_over_that_of_the_batches(monkeypatc
     )
 
 
-@pytest.mark.parametrize("side", ["towers", "compiled", "fit"])
+@pytest.mark.parametrize("side", ["towers", "towers-xla", "fit"])
 def test_a_side_trains_the_batch_that_it_is_given(side, monkeypatch):
     """As many images as asked for, on towers in as many microbatches."""
     given = []
@@ -152,12 +164,13 @@ def test_a_side_trains_the_batch_that_it_is_given(side, monkeypatch):
         train(*next(iter(batches)))
 
     monkeypatch.setattr(keras_tasks.counter, "Counter", lambda: None)
-    monkeypatch.setattr(keras_tasks.devices, "use_intra_op_threads", lambda _: None)
+    monkeypatch.setattr(keras_tasks.devices, "use_intra_op_threads", given.append)
     monkeypatch.setattr(keras_tasks.towers, "Trainer", trainer)
     monkeypatch.setattr(keras_tasks.keras.Model, "fit", fit)
     command = ["keras_tasks", side, "lstm", "float32", "--num_microbatches=2", "--batch=4"]
     monkeypatch.setattr("sys.argv", command)
     with pytest.raises(KeyboardInterrupt):
         keras_tasks.main()
-    on_towers = {"towers": [2, False], "compiled": [2, True]}
+    # Threads, microbatches, and whether XLA compiles them.
+    on_towers = {"towers": [1, 2, False], "towers-xla": [8, 2, True]}
     assert given == on_towers.get(side, []) + [4, 4]

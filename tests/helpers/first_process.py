@@ -23,8 +23,10 @@ import secrets
 import select
 import signal
 import socket
+import struct
 import subprocess
 import sys
+import types
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
@@ -117,7 +119,7 @@ def start(*collected: str) -> None:
 
 def environment() -> dict[str, str]:
     """That of a process that runs a file of this folder."""
-    return os.environ | {"PYTHONPATH": str(ROOT), "CUDA_VISIBLE_DEVICES": "-1"}
+    return os.environ | {"PYTHONPATH": str(ROOT)}
 
 
 def request(
@@ -144,12 +146,17 @@ def request(
     )
 
 
-def become(asked: str) -> None:
-    """Runs what `python arguments` runs, in this process."""
+def become(asked: str, set_by_imports: Mapping[str, str] = types.MappingProxyType({})) -> None:
+    """Runs what `python arguments` runs, in this process.
+
+    Args:
+      asked: a `request`.
+      set_by_imports: variables that modules have set which the arguments will not import again.
+    """
     given = json.loads(asked)
     os.chdir(given["cwd"])
     os.environ.clear()
-    os.environ.update(given["variables"])
+    os.environ.update(set_by_imports | given["variables"])
     with contextlib.ExitStack() as stack:
         if given["made_lighter"] is not None:
             import lighter
@@ -175,12 +182,17 @@ def _run_as_main(arguments: Sequence[str], cwd: str) -> None:
 
 def _next_request(listener: socket.socket) -> str:
     """Forks for each request, and returns it in the forks alone."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is pytest's
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # a file of tests may have changed that
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # those that wait for the forks end unseen
     while True:
         if sys.stdin in select.select([sys.stdin, listener], [], [])[0]:
             sys.exit()
         connection, _ = listener.accept()
+        peer = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i"))
+        _, user, _ = struct.unpack("3i", peer)
+        if user != os.getuid():  # anyone may connect to such a socket
+            connection.close()
+            continue
         text, streams, _, _ = socket.recv_fds(connection, _LARGEST_REQUEST, 3)
         if text and os.fork() == 0:
             listener.close()
@@ -193,8 +205,7 @@ def _next_request(listener: socket.socket) -> str:
 
 def _fork_and_tell(connection: socket.socket, streams: Sequence[int]) -> None:
     """Forks once more; the parent says how the child ends, and the child returns."""
-    for name in (signal.SIGINT, signal.SIGCHLD):
-        signal.signal(name, signal.SIG_DFL)
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     child = os.fork()
     if child == 0:
         signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -213,7 +224,7 @@ def _fork_and_tell(connection: socket.socket, streams: Sequence[int]) -> None:
 
 
 def read_tests(arguments: Sequence[str]) -> None:
-    """Imports all files of tests; those that cannot be, the processes that run them tell of.
+    """Imports all files of tests. The processes that run them report those that fail to import.
 
     Args:
       arguments: of pytest.
@@ -230,6 +241,7 @@ def read_tests(arguments: Sequence[str]) -> None:
                 pytest.exit(f"{report.nodeid} starts TensorFlow's runtime as it is read", 1)
 
     said = io.StringIO()
+    os.environ.pop("PYTEST_ADDOPTS", None)  # which may have options of xdist
     options = ["--collect-only", "-p", "no:xdist", "-p", "no:cacheprovider"]
     with contextlib.redirect_stdout(said):
         pytest.main([*options, *arguments], plugins=[Watch()])
@@ -238,17 +250,20 @@ def read_tests(arguments: Sequence[str]) -> None:
 
 
 def _main(arguments: Sequence[str]) -> None:
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is pytest's
     handed, collected = arguments[: arguments.index("--")], arguments[arguments.index("--") + 1 :]
+    given, set_by_imports = set(os.environ), {}
     listeners = [socket.socket(fileno=int(number)) for number in handed]
     for name in PRELOADED:
         importlib.import_module(name)
     if collected and os.fork() == 0:
         read_tests(collected)
+        set_by_imports = {name: os.environ[name] for name in set(os.environ) - given}
         listeners.reverse()
     for other in listeners[1:]:
         other.close()
     gc.freeze()  # so that a collection in a fork does not touch, and copy, what is there
-    become(_next_request(listeners[0]))
+    become(_next_request(listeners[0]), set_by_imports)
 
 
 if __name__ == "__main__":

@@ -64,11 +64,11 @@ Popen = ForkedProcess if sys.platform == "linux" else StartedProcess
 
 
 def run(
-    arguments: Sequence[str], timeout: float, kind=Popen, **options
+    arguments: Sequence[str], timeout: float, popen=Popen, **options
 ) -> subprocess.CompletedProcess:
-    """`subprocess.run` of a fork, or of another kind of process; its output is text."""
+    """`subprocess.run` of a fork, or of what another `popen` starts; its output is text."""
     pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
-    with kind(arguments, **pipes | options) as process:
+    with popen(arguments, **pipes | options) as process:
         try:
             stdout, stderr = process.communicate(timeout=timeout)
         except BaseException:

@@ -16,6 +16,7 @@ if sys.platform == "linux":
     OURS.append(forked.ForkedProcess)
 
 every_kind = pytest.mark.parametrize("kind", [subprocess.Popen, *OURS])  # the first is the oracle
+READ_BY = os.getpid()
 PIPES = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
 # What a program can ask of its surroundings.
 SAYS = """
@@ -97,6 +98,8 @@ def test_the_processes_that_run_tests_are_forks():
     if "PYTEST_XDIST_WORKER" not in os.environ:
         pytest.skip("one process runs the tests")
     assert "first_process.py" in Path(f"/proc/{os.getppid()}/cmdline").read_text()
+    assert os.getpid() != READ_BY
+    assert os.environ["CUDA_VISIBLE_DEVICES"] == "-1" and "TF_ENABLE_ONEDNN_OPTS" in os.environ
 
 
 @pytest.mark.parametrize("line, code", [("= tf.constant(1)", 1), ("= tf.TensorSpec([])", 0)])

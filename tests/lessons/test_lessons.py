@@ -340,13 +340,13 @@ class TestCommand:
         assert [line.split()[0] for line in listed] == list(LESSONS)
 
     @pytest.mark.whole_program
-    @pytest.mark.parametrize("kind", [forked.Popen, FROM_A_SHELL])
-    def test_runs_one(self, tmp_path, kind):
-        # Nothing has silenced TensorFlow's notices yet.
+    @pytest.mark.parametrize("popen", [forked.Popen, FROM_A_SHELL])
+    def test_runs_one(self, tmp_path, popen):
+        # From a shell, nothing has silenced TensorFlow's notices yet.
         bare = {name: of for name, of in os.environ.items() if name != noise.LOG_LEVEL}
         path = {"PYTHONPATH": str(scripts.ROOT)}
         call = [sys.executable, "-m", "lessons", "learning_rate"]
-        done = forked.run(call, timeout=120, kind=kind, cwd=tmp_path, env=bare | path)
+        done = forked.run(call, timeout=120, popen=popen, cwd=tmp_path, env=bare | path)
         assert (done.returncode, done.stderr) == (0, "")
         assert LESSONS["learning_rate"].run(findings.Setup()).table() in done.stdout
         assert (tmp_path / "runs/lessons/learning_rate.png").exists()
