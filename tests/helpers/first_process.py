@@ -1,6 +1,6 @@
 """A process that has imported TensorFlow, and forks for whoever asks it.
 
-Importing TensorFlow takes about five seconds of a core, and reading all files of tests another ten.
+Importing TensorFlow takes about five seconds of a core, and reading all test files thirteen more.
 Here one process imports TensorFlow and what the commands import besides, but does not start its
 runtime. It forks once for each request: `forked.Popen` asks it for commands. Where xdist hands out
 the tests, a second one, its fork, has read all files of tests as well, and forks the processes that
