@@ -97,7 +97,7 @@ class Trainer:
           gradient_reduction: one of `gradients.REDUCTIONS`.
           batch_norm_statistics: one of `model_state.POLICIES`.
           moving_average_decay: in [0, 1); 0 keeps no averages.
-          jit_compile: compile each microbatch's forward and backward pass with XLA.
+          jit_compile: XLA compiles each microbatch; on a CPU, they share the intra-op threads.
           accumulate_gradients: gradient accumulation: a tower computes its microbatches one after
             the other, and keeps the activations of only one at a time; the bits stay the same.
           example_inputs: any, [n, ...]; a model that is built at its first call is called on them.

@@ -151,7 +151,8 @@ def become(asked: str, set_by_imports: Mapping[str, str] = types.MappingProxyTyp
 
     Args:
       asked: a `request`.
-      set_by_imports: variables that modules have set which the arguments will not import again.
+      set_by_imports: variables that were set by modules that are imported already. A command has
+        them from the test that starts it.
     """
     given = json.loads(asked)
     os.chdir(given["cwd"])
@@ -159,7 +160,7 @@ def become(asked: str, set_by_imports: Mapping[str, str] = types.MappingProxyTyp
     os.environ.update(set_by_imports | given["variables"])
     with contextlib.ExitStack() as stack:
         if given["made_lighter"] is not None:
-            import lighter
+            import lighter  # and TensorFlow with it
 
             stack.enter_context(lighter.only(given["made_lighter"]))
             stack.enter_context(lighter.runs())
