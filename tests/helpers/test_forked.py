@@ -68,6 +68,17 @@ def test_a_signal_ends_it(kind, number):
     assert process.returncode == process.poll() == -number
 
 
+@pytest.mark.skipif(sys.platform != "linux", reason="forks are for Linux")
+def test_ctrl_c_does_not_end_the_process_that_tells_how_a_fork_ends():
+    """It is a signal to all processes of the terminal."""
+    program = "import os, time; print(os.getppid(), flush=True); time.sleep(60)"
+    process = forked.ForkedProcess([sys.executable, "-c", program], **PIPES)
+    os.kill(int(process.stdout.readline()), signal.SIGINT)
+    process.terminate()
+    process.communicate(timeout=60)
+    assert process.returncode == -signal.SIGTERM
+
+
 @every_kind
 def test_a_reader_that_has_gone_is_no_error_of_the_process(kind):
     program = (
