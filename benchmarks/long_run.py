@@ -22,7 +22,7 @@ import towers  # before Keras: it silences TensorFlow's notices
 from benchmarks import turns
 from input_pipeline import batches
 from towers import devices
-from towers.runs import checkpoints, definition, loop, run_folder
+from towers.runs import checkpoints, definition, loop, run_folder, run_plan
 
 import keras  # isort: skip
 import tensorflow as tf  # isort: skip
@@ -102,8 +102,8 @@ def _trainer() -> towers.Trainer:
     )
 
 
-def _plan(steps: int) -> loop.Plan:
-    return loop.Plan(
+def _plan(steps: int) -> run_plan.Plan:
+    return run_plan.Plan(
         last_step=steps,
         examples_per_epoch=EXAMPLES,
         class_names=tuple(CONFIG["resolved"]["class_names"]),
@@ -112,11 +112,11 @@ def _plan(steps: int) -> loop.Plan:
         verify_every_steps=500,
         checkpoint_every_steps=CONFIG["settings"]["checkpoint_every_steps"],
         checkpoints_to_keep=CHECKPOINTS_TO_KEEP,
-        evaluate_every=loop.Interval(epochs=20.0),
+        evaluate_every=run_plan.Interval(epochs=20.0),
     )
 
 
-def _data(look_every: int, looks: list) -> loop.Data:
+def _data(look_every: int, looks: list) -> run_plan.Data:
     """Random images; the process is looked at as their batches are fetched."""
     rng = np.random.default_rng(0)
     images = rng.integers(256, size=(EXAMPLES, 8, 8, 3), dtype=np.uint8)
@@ -135,7 +135,7 @@ def _data(look_every: int, looks: list) -> loop.Data:
                 megabytes = process.memory_info().rss / 2**20
                 looks.append((at_step, megabytes, process.num_fds(), time.perf_counter()))
 
-    return loop.Data(
+    return run_plan.Data(
         training=training_batches,
         evaluation=batches.evaluation_batches(
             images, labels, global_batch_size=BATCH, preprocess=_as_numbers

@@ -25,13 +25,14 @@ READING_ORDER = {
     "towers/gradients.py": "the tree of additions, and the one division",
     "towers/losses.py": "the terms of the loss",
     "towers/networks/cifarnet.py": "the network",
-    "towers/model_state.py": "state that is not trained: how that of many becomes one",
+    "towers/model_state.py": "state that is not trained: how the microbatches' states are combined",
     "towers/not_finite.py": "what is checked before an update",
     "towers/moving_averages.py": "the weights that are evaluated",
     "towers/schedules.py": "the rate as a function of examples seen",
     "towers/trainer.py": "what holds the model, its state and the step together",
     "input_pipeline/batches.py": "which examples a step gets",
-    "input_pipeline/preprocess.py": "what becomes of their images",
+    "input_pipeline/preprocess.py": "how their images are preprocessed",
+    "towers/runs/run_plan.py": "when a run logs, saves, evaluates and ends",
     "towers/runs/loop.py": "the loop around the step: logs, checkpoints, evaluations",
 }
 LINES_PER_MINUTE = 20  # an estimate; comments, docstrings and empty lines count

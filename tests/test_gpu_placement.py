@@ -352,7 +352,9 @@ print(devices.choose(), machine.kinds(("/GPU:0",)), context.context()._context_h
 def test_the_command_has_its_parameters_on_a_visible_gpu(tmp_path, cache, monkeypatch):
     pretend_gpu.pretend(monkeypatch.setattr)
     seen = []
-    monkeypatch.setattr(resuming, "train", lambda run, _: seen.append(run) or loop.Outcome(None, 0))
+    monkeypatch.setattr(
+        resuming, "train", lambda run, _, **__: seen.append(run) or loop.Outcome(None, 0)
+    )
     made = {}
     for owner, name in ((networks, "build"), (optimizers, "make")):
         whole = getattr(owner, name)

@@ -172,6 +172,20 @@ def test_hidden_dense_kernels_are_those_of_the_tutorial():
     assert weight_filters.layer_name(decayed[0]) == "local3"
 
 
+def test_frozen_layers_do_not_decay():
+    model = toys.small_cifarnet()
+    model.get_layer("local3").trainable = False
+    for decayed in (weight_filters.hidden_dense_kernels(model), weight_filters.kernels(model)):
+        assert "local4/kernel" in paths(decayed)
+        assert "local3/kernel" not in paths(decayed)
+        assert set(weight_filters.places(model, decayed)) <= {
+            "conv1",
+            "conv2",
+            "local4",
+            "softmax_linear",
+        }
+
+
 @pytest.mark.parametrize("name", networks.NETWORKS)
 def test_default_filter_of_each_network_is_known(name):
     assert networks.NETWORKS[name].weight_filter in weight_filters.FILTERS

@@ -15,7 +15,7 @@ noise.import_tensorflow()
 
 from towers import devices, gradients, losses, multi_worker, networks, schedules  # noqa: E402
 from towers.not_finite import NotFiniteError  # noqa: E402
-from towers.runs.loop import Event  # noqa: E402
+from towers.runs.events import Event  # noqa: E402
 from towers.runs.microbatch_times import time_microbatches  # noqa: E402
 from towers.runs.run import Run, Stopped  # noqa: E402
 from towers.support.tally import Evaluation  # noqa: E402

@@ -1,7 +1,7 @@
 """The loss of a microbatch and its terms.
 
-Every tower adds the same weight decay to its own cross entropy. Averaging the towers' gradients
-then counts the decay once: (1/k) * sum of k equal terms.
+Every microbatch adds the same weight decay to its own cross entropy. The mean over M microbatches
+then counts the decay once: (1/M) * sum of M equal terms.
 """
 
 import functools

@@ -9,7 +9,7 @@ from collections.abc import Iterable, Iterator, Sequence
 import tensorflow as tf
 
 from towers import devices
-from towers.support import structures
+from towers.support import checks, structures
 
 # (inputs [tower_batch, ...], labels [tower_batch, ...]) for each tower, on its device.
 Parts = tuple[tuple[structures.Structure, structures.Structure], ...]
@@ -32,6 +32,7 @@ def to_towers(
     for batch in batches:
         with tf.device(devices.HOST):
             inputs, labels = structures.converted(batch[0], inputs_type), batch[1]
+            labels = checks.without_weight_0(labels, *batch[2:])
             cut = [structures.split(whole, sizes) for whole in (inputs, labels)]
         parts = []
         for device, *part in zip(tower_devices, *cut, strict=True):

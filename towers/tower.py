@@ -118,7 +118,7 @@ def compute(
     for state, microbatch, *others in microbatches:
         with tf.name_scope("microbatch"):
             if results and program.accumulate_gradients:
-                # Inputs wait for results: TensorFlow leaves no edge between a call and a call.
+                # Inputs wait for results: inlining drops a control edge between two calls.
                 done = tf.nest.flatten(results[-1].gradients, expand_composites=True)
                 with tf.control_dependencies([tf.identity(g) for g in done if g is not None]):
                     microbatch = tf.nest.map_structure(tf.identity, microbatch)

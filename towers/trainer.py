@@ -30,11 +30,9 @@ class Trainer:
     """One set of weights, trained by several towers.
 
     The model given to it is updated in place and holds the last weights, which `model.predict` and
-    `model.save` use. With moving averages `evaluate` uses others, which `evaluated_model`
-    gives.
+    `model.save` use. With moving averages, `evaluate` uses the weights of `evaluated_model`.
 
-    Making one turns off TensorFlow's rewriting of graphs for the process, by
-    `devices.run_graphs_as_written`.
+    Making one turns off TensorFlow's rewriting of graphs (`devices.run_graphs_as_written`).
 
     Attributes:
       state: weights, optimizer slots, moving averages and counters.
@@ -252,8 +250,6 @@ class Trainer:
     def fit(self, batches: Iterable, steps: int | None = None) -> list[float]:
         """Trains on batches; stops after `steps`, or after the last batch.
 
-        It leaves the last weights in the model; `evaluated_model` has those that are evaluated.
-
         Args:
           batches: of (inputs, labels) or (inputs, labels, sample_weight), as `train_step` takes.
           steps: at most this many; None for all batches.
@@ -310,11 +306,14 @@ class Trainer:
         self,
         inputs: structures.Structure,
         labels: structures.Structure,
+        sample_weight: tf.Tensor | None = None,
+        *,
         parts: prefetch.Parts | None = None,
     ) -> tf.Graph:
-        """The graph of the training step, for TensorBoard."""
+        """The graph of the step that `train_step` makes of such a batch, for TensorBoard."""
         with tf.device(devices.HOST):
-            given = self._rate_of_next_step(), *checks.batch((inputs, labels))[:2], None, parts
+            weight = None if sample_weight is None else tf.cast(sample_weight, tf.float32)
+            given = self._rate_of_next_step(), *checks.batch((inputs, labels))[:2], weight, parts
             return self._train_step.get_concrete_function(*given).graph
 
     def broadcast_state(self) -> None:

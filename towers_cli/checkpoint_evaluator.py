@@ -11,7 +11,7 @@ import numpy as np
 
 from input_pipeline import datasets
 from towers import evaluation, losses, model_state, train_state
-from towers.runs import checkpoints, console, interrupts, loop, run_folder, summaries
+from towers.runs import checkpoints, console, interrupts, run_errors, run_folder, summaries
 from towers.support import tally
 from towers_cli import build, run_config, settings
 
@@ -216,9 +216,9 @@ class CheckpointEvaluator:
           TrainingError: the examples counted are not those of the split.
         """
         checkpoints.restore(self._checkpoint, path, partial=True, run_sha256=self._run_sha256)
-        with loop.enough_memory():
+        with run_errors.enough_memory():
             result = self._evaluator(self._batches)
-        loop.check_evaluation(result, self._count)
+        run_errors.check_evaluation(result, self._count)
         derived, at_step = self._config["resolved"], checkpoints.step_of(path)
         examples_seen = at_step * self._config["settings"]["global_batch_size"]
         line = {

@@ -5,7 +5,7 @@ import os
 from collections.abc import Mapping, Sequence
 
 from towers import schedules
-from towers.runs import every, loop
+from towers.runs import every, run_plan
 from towers.support import shares
 from towers_cli import own_model, settings, sizes
 
@@ -157,7 +157,7 @@ def last_step(chosen: settings.TrainSettings, examples_per_epoch: int) -> int:
     Raises:
       SettingsError: the steps to profile lie past it.
     """
-    last = loop.last_step(
+    last = run_plan.last_step(
         chosen.train_epochs, chosen.max_steps, examples_per_epoch, chosen.global_batch_size
     )
     if chosen.profile_steps and chosen.profile_steps[1] > last:

@@ -110,11 +110,13 @@ def _describe_same_bits(chosen: Mapping, derived: Mapping, cores: int) -> str:
     )
     if not on_cpus:
         return f"{said} (not yet measured on GPUs){_describe_launches(chosen, derived)}"
-    pools = 1 if chosen["jit_compile"] else parts  # what XLA compiles shares the threads
-    if threads < cores // pools:
+    # All microbatches share the intra-op threads. Where there is one, each computes on its own,
+    # unless XLA compiles it.
+    used = parts if threads == 1 and not chosen["jit_compile"] else threads
+    if 2 * used <= cores:
         said += (
-            f"; they use {pools * threads} of {cores} cores; in a new run, --intra_op_threads="
-            f"{cores // pools} uses {cores // pools * pools}, with other bits"
+            f"; they use {used} of {cores} cores; in a new run, more microbatches or "
+            f"--intra_op_threads={cores} use more, with different bits"
         )
     return said
 
@@ -127,7 +129,7 @@ def _describe_launches(chosen: Mapping, derived: Mapping) -> str:
     said = f"; a tower launches its kernels {max(counts)} times a step"
     if chosen["global_batch_size"] % len(counts):
         return said
-    return f"{said}; in a new run with --num_microbatches={len(counts)}, once, with other bits"
+    return f"{said}; in a new run with --num_microbatches={len(counts)}, once, with different bits"
 
 
 def _describe_towers(derived: Mapping) -> str:

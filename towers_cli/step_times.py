@@ -5,7 +5,7 @@ import functools
 import statistics
 
 from input_pipeline import datasets, images, preprocess
-from towers.runs import loop, microbatch_times
+from towers.runs import microbatch_times, run_errors
 from towers_cli import build, own_model, settings
 
 NUMBERS = (2, 4, 8, 16, 32)
@@ -60,7 +60,7 @@ def show(
         f"second, {_ROUNDS} each.",
         flush=True,
     )
-    with loop.enough_memory(), own_model.faults_in_training(chosen.model):
+    with run_errors.enough_memory(), own_model.faults_in_training(chosen.model):
         times = microbatch_times.time_microbatches(
             make_trainer, batch, labels, sorted([usual, *others]), rounds=_ROUNDS, seconds=_SECONDS
         )

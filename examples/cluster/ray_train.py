@@ -1,6 +1,6 @@
 """Ray Train starts the workers of a run, and starts them again where one has died.
 
-    pip install 'towers[ray]'
+    pip install -e '.[ray]'
     python examples/cluster/ray_train.py --workers=1:4 -- train.py --train_dir=/shared/four
 
 Each Ray worker runs the command after `--` as a process of its own, with the TF_CONFIG that Ray

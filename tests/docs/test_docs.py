@@ -4,7 +4,9 @@ import ast
 import json
 import os
 import re
+import shutil
 import statistics
+import subprocess
 import sys
 from pathlib import Path
 
@@ -95,6 +97,26 @@ def test_the_programs_of_the_library_s_page_learn(place, least, tmp_path):
         again = forked.run(program, cwd=tmp_path, env=path, timeout=300)
         assert again.stdout.startswith("the run has finished already")
         assert again.stdout.splitlines()[-1] == done.stdout.splitlines()[-1]
+
+
+@pytest.mark.long
+@pytest.mark.whole_program
+def test_the_program_for_several_workers_ends_with_the_weights_of_one(tmp_path):
+    page = (ROOT / "docs/workers.md").read_text(encoding="utf-8")
+    (program,) = re.findall(r"```python\n(.*?)```", page, re.S)
+    (tmp_path / "program.py").write_text(program)
+    path = os.environ | {"PYTHONPATH": str(ROOT)}
+    launched = [sys.executable, "-m", "towers_cli.launch", "--workers=2", "--", "program.py"]
+    finals = []
+    for command in (launched, [sys.executable, "program.py"]):
+        done = subprocess.run(
+            command, cwd=tmp_path, env=path, capture_output=True, text=True, timeout=300
+        )
+        assert done.returncode == 0, done.stderr
+        finals.append(json.loads((tmp_path / "runs/program/final_model.json").read_text()))
+        shutil.rmtree(tmp_path / "runs")
+    assert finals[0] == finals[1]
+    assert finals[0]["accuracy"] > 0.5
 
 
 @pytest.mark.long

@@ -10,13 +10,14 @@ do nothing else. The tests fork the workers.
 import json
 import os
 import sys
+import tempfile
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[2]))
 os.environ["CUDA_VISIBLE_DEVICES"] = "-1"
 
 import towers  # before Keras: it silences TensorFlow's notices
-from input_pipeline import batches
+from input_pipeline import arrays, batches
 from towers import devices
 from towers.multi_worker import cluster, collectives
 
@@ -229,6 +230,27 @@ def few_examples(workers) -> list:
     return [found.count, found.loss.hex(), found.accuracy]
 
 
+def own_run(workers) -> list:
+    """The weights after a run, and after the same program again: it has finished already.
+
+    Of its three test examples, some workers have none.
+    """
+    (images, labels), hashes = toys.batch(40, (3,)), []
+    with tempfile.TemporaryDirectory() as folder:
+        for seed in (0, 1):
+            chosen = trainer(workers, toys.classifier(seed=seed))
+            run = towers.Run(
+                folder,
+                chosen,
+                train=arrays.batches(images, labels),
+                test=(images[:3], labels[:3]),
+                steps=2,
+            )
+            run.train()
+            hashes.append(chosen.state.sha256())
+    return hashes
+
+
 def wrong_size(workers) -> str:
     """What is said of a batch that is not a worker's share."""
     try:
@@ -290,7 +312,7 @@ def messages(workers) -> list:
             del workers._channel.exchange
 
 
-CHECKS = (models, broadcast, messages, stopped, few_examples, wrong_size)
+CHECKS = (models, broadcast, messages, stopped, few_examples, own_run, wrong_size)
 
 
 def all_checks(workers) -> dict:

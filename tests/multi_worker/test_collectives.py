@@ -173,6 +173,12 @@ def test_a_worker_without_examples_takes_part_in_an_evaluation(of_workers):
     assert [found["few_examples"] for found in of_workers] == [expected] * len(of_workers)
 
 
+def test_a_run_that_has_finished_gives_all_workers_its_weights(of_workers):
+    expected = worker_checks.own_run(worker.SingleWorker())
+    assert expected[0] == expected[1]
+    assert [found["own_run"] for found in of_workers] == [expected] * len(of_workers)
+
+
 class TestWatched:
     """What an error of TensorFlow's between workers is turned into."""
 

@@ -23,7 +23,7 @@ from hypothesis import strategies as st
 from input_pipeline import batches, cifar10_binary, decoded
 from towers import evaluation, gradients, schedules
 from towers.multi_worker import cluster
-from towers.runs import loop
+from towers.runs import run_plan
 from towers.support import tally
 from towers_cli import launch
 
@@ -218,20 +218,20 @@ class TestLastStep:
     @given(MILLIONTHS, EXAMPLES_PER_EPOCH, BATCH_SIZES)
     def test_is_the_first_to_reach_the_epochs(self, millionths, per_epoch, batch):
         wanted = millionths * per_epoch  # examples, in millionths
-        last = loop.last_step(millionths / MILLION, None, per_epoch, batch)
+        last = run_plan.last_step(millionths / MILLION, None, per_epoch, batch)
         assert last * batch * MILLION >= wanted > (last - 1) * batch * MILLION
 
     @given(MILLIONTHS, EXAMPLES_PER_EPOCH, BATCH_SIZES, st.integers(1, 10_000))
     def test_is_never_after_max_steps(self, millionths, per_epoch, batch, max_steps):
-        free = loop.last_step(millionths / MILLION, None, per_epoch, batch)
-        assert loop.last_step(millionths / MILLION, max_steps, per_epoch, batch) == min(
+        free = run_plan.last_step(millionths / MILLION, None, per_epoch, batch)
+        assert run_plan.last_step(millionths / MILLION, max_steps, per_epoch, batch) == min(
             free, max_steps
         )
 
 
 def is_due(at_step: int, every: int, examples_per_epoch: int, global_batch_size: int) -> bool:
     """Whether a run evaluates after a step; `every` in millionths of an epoch."""
-    interval = loop.Interval(epochs=every / MILLION)
+    interval = run_plan.Interval(epochs=every / MILLION)
     return interval.is_due(at_step, global_batch_size, examples_per_epoch)
 
 

@@ -18,8 +18,10 @@ from tensorboard.backend.event_processing import event_accumulator
 
 import towers
 from input_pipeline import arrays, streams
-from towers.runs import definition, run_folder
+from towers import worker
+from towers.runs import checkpoints, definition, run_errors, run_folder
 from towers.runs import every as every_module
+from towers.support import machine
 
 X = np.linspace(-1, 1, 26, dtype=np.float32).reshape(26, 1)
 Y = 3 * X + 1
@@ -189,6 +191,27 @@ class TestGoingOn:
         assert "the run has finished already, at step 13" in capsys.readouterr().out
         longer = run_in(tmp_path, epochs=5).train()
         assert longer.step == 17
+
+    def test_a_finished_run_gives_its_weights(self, tmp_path):
+        first, again, later = new_trainer(), new_trainer(), new_trainer()
+        run_in(tmp_path, first).train()
+        outcome = run_in(tmp_path, again).train()
+        assert (outcome.step, outcome.evaluation) == (13, None)
+        assert again.state.sha256() == first.state.sha256()
+        np.testing.assert_array_equal(again.state.model.predict(X), first.state.model.predict(X))
+
+        for file in (tmp_path / "checkpoints").glob("step-13.*"):
+            file.unlink()
+        with pytest.raises(checkpoints.CheckpointError, match="has no checkpoint of step 13 any"):
+            run_in(tmp_path, later).train()
+
+    def test_on_another_number_of_threads_is_said(self, tmp_path, monkeypatch, capsys):
+        threads = machine.intra_op_threads()
+        run_in(tmp_path, steps=2).train()
+        monkeypatch.setattr(machine, "intra_op_threads", lambda: threads + 1)
+        run_in(tmp_path, steps=4).train()
+        said = f"from step 2 on, intra-op threads {threads + 1} (before: {threads}): the last bits"
+        assert said in capsys.readouterr().out
 
     @pytest.mark.parametrize(
         "arguments, message",
@@ -836,3 +859,68 @@ def test_what_a_run_leaves_says_what_it_was(tmp_path):
         or "1 variables" in (config["defining"]["model"])
     )
     assert config["defining"]["examples of an epoch"] == 26
+
+
+class Masked(keras.layers.Layer):
+    """Keeps a constant that is not finite, and a count of calls that may become so."""
+
+    def __init__(self, grows: bool):
+        super().__init__()
+        self.grows = grows
+
+    def build(self, _):
+        given = {"shape": (), "trainable": False}
+        self.mask = self.add_weight(name="mask", initializer=_minus_infinity, **given)
+        self.count = self.add_weight(name="count", initializer="ones", **given)
+
+    def call(self, inputs):
+        if self.grows:
+            self.count.assign(self.count * 1e30)
+        return tf.maximum(inputs, self.mask)
+
+
+def _minus_infinity(shape, dtype=None):
+    return tf.fill(shape, tf.constant(-np.inf, dtype))
+
+
+class TestWhatIsSaved:
+    def trainer(self, grows):
+        with keras.device("cpu:0"):
+            model = keras.Sequential([keras.Input([1]), Masked(grows), keras.layers.Dense(1)])
+        return toys.trainer(model, keras.optimizers.SGD(0.05), global_batch_size=BATCH, loss="mse")
+
+    def test_may_have_constants_that_are_not_finite(self, tmp_path):
+        run_in(tmp_path, self.trainer(grows=False), steps=2).train()
+        on = run_in(tmp_path, self.trainer(grows=False), steps=3).train()
+        assert on.step == 3
+
+    def test_must_not_have_become_so(self, tmp_path):
+        with pytest.raises(run_errors.TrainingError, match="has left NaN or Inf in .*/count;"):
+            run_in(tmp_path, self.trainer(grows=True), steps=3).train()
+        assert not list((tmp_path / "checkpoints").glob("*.index"))
+
+
+def test_a_weighted_run_traces_its_step_once(tmp_path):
+    trainer = new_trainer()
+    weighted = arrays.batches(X, Y, sample_weight=np.linspace(0.0, 1.0, len(X)))
+    run_in(tmp_path, trainer, train=weighted, steps=2).train()
+    assert trainer._train_step.experimental_get_tracing_count() == 1
+
+
+@pytest.mark.parametrize("counts", [True, False])
+def test_workers_look_at_the_test_data_together(tmp_path, monkeypatch, counts):
+    """Of the first batch, all that this worker has is padding; the other may have more."""
+    looked = []
+    monkeypatch.setattr(
+        worker.SingleWorker,
+        "exchange",
+        lambda self, what, message: [message, counts if "test batch" in what else message],
+    )
+    monkeypatch.setattr(towers.Trainer, "evaluate", lambda self, batches: looked.append(batches))
+    run = run_in(tmp_path, test=[(X[:BATCH], Y[:BATCH], np.zeros(BATCH))])
+    if counts:
+        with pytest.raises(AttributeError):  # of the None that stands for an evaluation
+            run._look_at_test()
+    else:
+        run._look_at_test()
+    assert len(looked) == counts

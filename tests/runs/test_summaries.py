@@ -19,7 +19,7 @@ from tensorboard.plugins.hparams import api_pb2, backend_context, list_session_g
 from tensorboard.util import tensor_util
 
 from towers import losses, trainer
-from towers.runs import activations, loop, run_folder, summaries
+from towers.runs import activations, loop, run_folder, run_plan, summaries
 from towers.support import tally
 
 CLASS_NAMES = ("ant", "bee", "cat", "dog")
@@ -110,7 +110,7 @@ def train(path, *, summary_every_steps: int, profile_steps=None) -> SimpleNamesp
         return results[len(before)]
 
     made.train_step = step
-    plan = loop.Plan(
+    plan = run_plan.Plan(
         last_step=LAST_STEP,
         examples_per_epoch=24,
         class_names=CLASS_NAMES,
@@ -119,10 +119,10 @@ def train(path, *, summary_every_steps: int, profile_steps=None) -> SimpleNamesp
         verify_every_steps=0,
         checkpoint_every_steps=100,
         checkpoints_to_keep=1,
-        evaluate_every=loop.Interval(epochs=1.0),
+        evaluate_every=run_plan.Interval(epochs=1.0),
         profile_steps=profile_steps,
     )
-    data = loop.Data(batches, list(random_batches(2)), evaluation_count=2 * BATCH)
+    data = run_plan.Data(batches, list(random_batches(2)), evaluation_count=2 * BATCH)
     run = loop.Loop(made, folder, plan, data, Named())
     with run.lock.held():
         run.train(CONFIG)

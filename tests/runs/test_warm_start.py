@@ -610,7 +610,7 @@ class TestWholeRuns:
             )
             made.train([towers.checkpoint(steps=1), towers.log(steps=1)])
 
-        with pytest.raises(towers.runs.loop.TrainingError, match="is NaN or Inf") as met:
+        with pytest.raises(towers.runs.run_errors.TrainingError, match="is NaN or Inf") as met:
             run(tmp_path / "first", 1e3)
         advice = f"give Run another folder and init_from='{tmp_path / 'first'}'"
         assert advice in str(met.value)

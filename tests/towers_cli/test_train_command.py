@@ -143,7 +143,7 @@ class TestARun:
         said = dict(start_table.rows(config, rate, 1000))["same bits"]
         launches = (
             "; a tower launches its kernels 2 times a step; in a new run with "
-            "--num_microbatches=2, once, with other bits"
+            "--num_microbatches=2, once, with different bits"
         )
         assert said == f"not promised on GPUs without --deterministic{launches}"
         config["settings"]["deterministic"] = True
@@ -161,8 +161,8 @@ class TestARun:
         ("parts", "cores", "said"),
         [
             (4, 4, "--intra_op_threads=1"),
-            (4, 9, "; they use 4 of 9 cores; in a new run, --intra_op_threads=2 uses 8, with "
-                   "other bits"),
+            (4, 9, "; they use 4 of 9 cores; in a new run, more microbatches or "
+                   "--intra_op_threads=9 use more, with different bits"),
             (4, 7, "--intra_op_threads=1"),  # two for each are too many
             (1, 1, "on 1 tower in all, on any number of workers, with --num_microbatches=1 and "
                    "--intra_op_threads=1"),
@@ -182,9 +182,18 @@ class TestARun:
         rate = schedules.LearningRate("constant", 0.1, 5000)
         said = dict(start_table.rows(config, rate, 1000, 20))["same bits"]
         assert said.endswith(
-            "; they use 8 of 20 cores; in a new run, --intra_op_threads=20 uses 20, with other bits"
+            "; they use 8 of 20 cores; in a new run, more microbatches or --intra_op_threads=20 "
+            "use more, with different bits"
         )
-        assert "cores" not in dict(start_table.rows(config, rate, 1000, 8))["same bits"]
+        assert "cores" not in dict(start_table.rows(config, rate, 1000, 15))["same bits"]
+
+    def test_all_microbatches_share_the_intra_op_threads(self, done, folder):
+        """TensorFlow has one pool of them for a process, so 2 for each of 4 are not 8 at work."""
+        config = json.loads((folder / "config.json").read_text())
+        config["settings"]["intra_op_threads"] = 2
+        rate = schedules.LearningRate("constant", 0.1, 5000)
+        said = dict(start_table.rows(config, rate, 1000, 8))["same bits"]
+        assert "; they use 2 of 8 cores; " in said
 
     @pytest.mark.parametrize(
         ("of_workers", "towers", "batch"),
@@ -364,7 +373,7 @@ class TestTheWarningOfARateThatNeverDecays:
     )
     def test_is_given_where_it_is_true(self, flags, warns, tmp_path, monkeypatch):
         monkeypatch.setattr(
-            resuming, "train", lambda run, defined: Outcome(None, 0)
+            resuming, "train", lambda run, defined, **_: Outcome(None, 0)
         )  # the table is enough
         done = scripts.train(tmp_path, *flags)  # ends at epoch 4 * 24 / 5000 = 0.0192
         assert done.returncode == 0
@@ -373,7 +382,7 @@ class TestTheWarningOfARateThatNeverDecays:
         assert ("before the learning rate first decays" in said) == warns
 
     def test_and_where_a_rate_that_falls_to_0_does_not_get_there(self, tmp_path, monkeypatch):
-        monkeypatch.setattr(resuming, "train", lambda run, defined: Outcome(None, 0))
+        monkeypatch.setattr(resuming, "train", lambda run, defined, **_: Outcome(None, 0))
         done = scripts.train(tmp_path, "--learning_rate_schedule=linear", "--train_epochs=9")
         assert (
             "warning        the run ends at epoch 0.0192, before the learning rate has fallen to 0 "
@@ -931,7 +940,7 @@ class TestBeforeTheFirstStep:
     def test_jit_compile_reaches_the_step_and_the_table(self, tmp_path, monkeypatch, flags):
         runs = []
         monkeypatch.setattr(
-            resuming, "train", lambda run, defined: runs.append(run) or Outcome(None, 0)
+            resuming, "train", lambda run, defined, **_: runs.append(run) or Outcome(None, 0)
         )
         done = scripts.train(tmp_path, *flags)
         assert (", compiled with XLA" in scripts.unwrapped(done.stdout)) == bool(flags)
@@ -946,7 +955,7 @@ class TestBeforeTheFirstStep:
     def test_the_table_says_on_which_towers_the_bits_agree(
         self, tmp_path, monkeypatch, num_microbatches, same
     ):
-        monkeypatch.setattr(resuming, "train", lambda run, defined: Outcome(None, 0))
+        monkeypatch.setattr(resuming, "train", lambda run, defined, **_: Outcome(None, 0))
         done = scripts.train(
             tmp_path, f"--num_microbatches={num_microbatches}", "--global_batch_size=24"
         )
@@ -1022,11 +1031,11 @@ class TestTheProfile:
 
 
 def test_seconds_per_step_leave_out_what_is_not_training(monkeypatch):
-    from towers.runs import loop
+    from towers.runs import step_metrics
 
     now = [0.0]
-    monkeypatch.setattr(loop.time, "perf_counter", lambda: now[0])
-    clock = loop._Clock(10)
+    monkeypatch.setattr(step_metrics.time, "perf_counter", lambda: now[0])
+    clock = step_metrics.Clock(10)
     now[0] = 3.0
     with clock.paused():
         now[0] = 100.0
@@ -1041,9 +1050,9 @@ def test_seconds_per_step_leave_out_what_is_not_training(monkeypatch):
     [(1.1, None, 10, 5500), (5.0, None, 128, 1954), (5.0, 100, 128, 100), (256.0, 7, 128, 7)],
 )
 def test_the_last_step_is_the_first_to_reach_the_end(train_epochs, max_steps, batch, step):
-    from towers.runs import loop
+    from towers.runs import run_plan
 
-    assert loop.last_step(train_epochs, max_steps, 50_000, batch) == step
+    assert run_plan.last_step(train_epochs, max_steps, 50_000, batch) == step
 
 
 @pytest.mark.long

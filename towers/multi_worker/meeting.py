@@ -15,7 +15,7 @@ def meet(members: cluster.Cluster | None, wait_seconds: float = 300.0) -> Iterat
     """The workers of a program, while it is within `with`.
 
     Where another worker is gone or does not fit, the program ends with one line and the exit code
-    that tells an engine whether to start all of them again (docs/workers.md).
+    that tells a cluster manager whether to start all of them again (docs/workers.md).
 
     Args:
       members: such as `from_environment()`; None for one worker.

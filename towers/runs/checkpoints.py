@@ -159,6 +159,20 @@ class Checkpoints:
         (self._folder / "checkpoint").unlink(missing_ok=True)  # TensorFlow's list, of nothing
         return None
 
+    def restore_step(self, step: int) -> None:
+        """Restores the checkpoint of a step into the state.
+
+        Raises:
+          CheckpointError: it is not there, or cannot be restored.
+        """
+        path = by_step(self._folder).get(step)
+        if path is None:
+            raise CheckpointError(
+                f"{self._folder} has no checkpoint of step {step} any more; put it back, or choose "
+                "another folder"
+            )
+        restore(self._checkpoint, path, partial=False, run_sha256=self._run_sha256)
+
     def _remove_torn_first(self) -> bool:
         """Removes what the run's first save has left; False where files of several saves are."""
         files = [path for path in self._folder.glob(f"{PREFIX}-*") if _STEP.search(path.stem)]

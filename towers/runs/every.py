@@ -4,7 +4,7 @@ import dataclasses
 import math
 from collections.abc import Callable, Mapping, Sequence
 
-from towers.runs import loop
+from towers.runs import events, run_plan
 from towers.support import checks
 
 
@@ -14,7 +14,7 @@ class Every:
 
     Attributes:
       what: the name of the function.
-      plan: what it is in a `loop.Plan`.
+      plan: what it is in a `run_plan.Plan`.
       needs_epochs: whether the size of the training split must be known.
     """
 
@@ -31,7 +31,7 @@ def evaluate(*, epochs: float = 0, steps: int = 0, of_workers: bool = False) -> 
       steps: between two evaluations; with neither, there is only one, at the end.
       of_workers: whether to show the accuracy of each worker's share, too.
     """
-    interval = _interval("evaluate", epochs, steps) if epochs or steps else loop.Interval()
+    interval = _interval("evaluate", epochs, steps) if epochs or steps else run_plan.Interval()
     numbers = {"evaluate_every": interval, "eval_of_workers": of_workers}
     return Every("evaluate", numbers, needs_epochs=bool(epochs))
 
@@ -65,13 +65,13 @@ def profile(*, first: int, last: int) -> Every:
     return Every("profile", {"profile_steps": (first, last)})
 
 
-def call(hook: Callable[[loop.Event], object], *, epochs: float = 0, steps: int = 0) -> Every:
+def call(hook: Callable[[events.Event], object], *, epochs: float = 0, steps: int = 0) -> Every:
     """Calls a function of your own every so many epochs or steps, with an `Event`."""
     if not callable(hook):
         raise TypeError(f"call: hook is {checks.described(hook)}: must be a function of an event")
     interval = _interval("call", epochs, steps)
 
-    def called(event: loop.Event) -> None:
+    def called(event: events.Event) -> None:
         batch = event.trainer.global_batch_size
         if interval.is_due(event.step, batch, event.examples_per_epoch):
             hook(event)
@@ -95,7 +95,7 @@ def stop_early(*, metric: str = "loss", patience: int, mode: str = "auto") -> Ev
     _at_least_1("stop_early", {"patience": patience})
     better = _better(metric, mode)
 
-    def look(event: loop.Event) -> None:
+    def look(event: events.Event) -> None:
         values = [_value(line, metric) for line in event.evaluations]
         best = _best(values, better)
         if values and len(values) - 1 - best >= patience:
@@ -111,7 +111,7 @@ def keep_best(*, metric: str = "loss", mode: str = "auto") -> Every:
     """
     better = _better(metric, mode)
 
-    def look(event: loop.Event) -> None:
+    def look(event: events.Event) -> None:
         if event.evaluation is None:
             return
         values = [_value(line, metric) for line in event.evaluations]
@@ -153,12 +153,12 @@ def _value(line: Mapping, metric: str) -> float:
     return line[metric]
 
 
-def _interval(what: str, epochs: float, steps: int) -> loop.Interval:
+def _interval(what: str, epochs: float, steps: int) -> run_plan.Interval:
     checks.number(f"{what}(epochs=...)", epochs)
     checks.integer(f"{what}(steps=...)", steps)
     if bool(epochs) == bool(steps) or steps < 0:
         raise ValueError(f"{what}(epochs={epochs}, steps={steps}): one of the two must be above 0")
-    return loop.Interval(steps=steps, epochs=float(epochs))
+    return run_plan.Interval(steps=steps, epochs=float(epochs))
 
 
 def _at_least_1(what: str, numbers: Mapping[str, int]) -> Mapping[str, int]:

@@ -6,7 +6,7 @@ import keras
 import numpy as np
 
 from towers import trainer
-from towers.runs import loop
+from towers.runs import events, step_metrics
 
 # What needs a compiled model, or would change what a run computes.
 _OF_RATE = "give the Trainer learning_rate, or the optimizer a schedule"
@@ -49,7 +49,7 @@ class KerasCallbacks:
         self._epoch: int | None = None  # the one that is under way
         self._losses: list[float] = []  # of its steps
 
-    def __call__(self, event: loop.Event) -> None:
+    def __call__(self, event: events.Event) -> None:
         """A step was made."""
         if not self._has_begun:
             self._model.stop_training = False
@@ -61,7 +61,7 @@ class KerasCallbacks:
             if self._epoch is None:
                 self._epoch = first
                 self._callbacks.on_epoch_begin(first)
-            loss = loop.mean_loss(event.result)
+            loss = step_metrics.mean_loss(event.result)
             self._losses.append(loss)
             self._callbacks.on_train_batch_end(event.step - 1, {"loss": loss})
         has_ended = event.step * batch // event.examples_per_epoch > (self._epoch or 0)

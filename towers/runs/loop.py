@@ -2,23 +2,13 @@
 
 import contextlib
 import dataclasses
-import functools
-import math
 import signal
-import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 
 import keras
 import numpy as np
-import tensorflow as tf
 
-from towers import (
-    not_finite,
-    prefetch,
-    schedules,
-    step,
-    trainer,
-)
+from towers import not_finite, prefetch, step, trainer
 from towers.runs import (
     activations,
     ahead,
@@ -26,154 +16,17 @@ from towers.runs import (
     console,
     definition,
     divergence,
+    events,
     export,
     interrupts,
+    run_errors,
     run_folder,
     run_lock,
+    run_plan,
+    step_metrics,
     summaries,
 )
 from towers.support import errors, first_layers, hashes, machine, tally, worker_errors
-
-# Of a line of metrics.jsonl; an output or a loss with such a name is only in TensorBoard.
-_FIELDS = frozenset(
-    [
-        *("step", "examples_seen", "epoch", "learning_rate", "loss", "weight_decay", "accuracy"),
-        *("examples_per_second", "step_seconds"),
-    ]
-)
-
-
-class TrainingError(errors.UserError):
-    """The run cannot continue; the message is for the person at the keyboard."""
-
-
-class NotFiniteEvaluationError(TrainingError):
-    """The loss of an evaluation is NaN or Inf."""
-
-
-@dataclasses.dataclass(frozen=True)
-class Interval:
-    """Every so many steps, or epochs; never where both are 0."""
-
-    steps: int = 0
-    epochs: float = 0.0
-
-    def is_due(self, at_step: int, batch: int, examples_per_epoch: int | None) -> bool:
-        """Whether an interval ends with a step.
-
-        Args:
-          at_step: the step.
-          batch: examples of a step.
-          examples_per_epoch: None where it is unknown; then only steps count.
-        """
-        if not self.epochs:
-            return _is_multiple(at_step, self.steps)
-        every = schedules.exact(self.epochs) * examples_per_epoch
-        return at_step * batch // every > max(0, at_step - 1) * batch // every
-
-
-@dataclasses.dataclass(frozen=True)
-class Plan:
-    """When a run ends, and what it does along the way.
-
-    Attributes:
-      last_step: the step to stop after.
-      examples_per_epoch: size of the training split; None where it is unknown.
-      class_names: one per class; empty where they have none.
-      log_every_steps: between two lines of `metrics.jsonl`; at least 1.
-      summary_every_steps: between two sets of histograms and images; 0 for none.
-      verify_every_steps: between two hashes of the state in `metrics.jsonl`; 0 for none.
-      checkpoint_every_steps: between two checkpoints; at least 1.
-      checkpoints_to_keep: the newest few; at least 1.
-      evaluate_every: between two evaluations; there is one at the end, too.
-      profile_steps: (first, last) steps to profile, or None.
-      eval_of_workers: whether an evaluation also shows the accuracy of each worker's share.
-      hooks: called with an `Event` after every step, in order.
-    """
-
-    last_step: int
-    examples_per_epoch: int | None
-    class_names: tuple[str, ...] = ()
-    log_every_steps: int = 20
-    summary_every_steps: int = 0
-    verify_every_steps: int = 0
-    checkpoint_every_steps: int = 1000
-    checkpoints_to_keep: int = 3
-    evaluate_every: Interval = Interval()
-    profile_steps: tuple[int, int] | None = None
-    eval_of_workers: bool = False
-    hooks: tuple[Callable[["Event"], object], ...] = ()
-    exported: keras.Model | None = None
-
-
-@dataclasses.dataclass(frozen=True)
-class Data:
-    """Where batches come from.
-
-    Attributes:
-      training: (first_step, last_step) to the batches (inputs, labels) or (inputs, labels,
-        sample_weight) of those steps.
-      evaluation: batches (inputs, labels, sample_weight) that hold each example of a split once,
-        as often as they are iterated over; None for no evaluation.
-      evaluation_count: examples in that split; None where it is unknown.
-      evaluation_split: its name.
-    """
-
-    training: Callable[[int, int], Iterable]
-    evaluation: Iterable | None = None
-    evaluation_count: int | None = None
-    evaluation_split: str = "test"
-
-
-@dataclasses.dataclass
-class Event:
-    """What a hook sees: a step was made, or a run continues from one.
-
-    Attributes:
-      trainer: of the run; its `state` is the one after the step.
-      step: steps made so far, from 1.
-      examples_seen: in these steps.
-      epoch: examples seen, in training splits; None where the size of one is unknown.
-      result: of the step; None where the run continues from it, or its hooks are called again.
-      evaluation: of the weights after this step; None where there is none.
-      evaluations: lines of `metrics.jsonl`, one for each evaluation of the run so far; without the
-        one at the former end of a run made longer since, unless one was due there.
-      folder: of the run, to write into where `trainer.workers.is_chief`.
-      examples_per_epoch: size of the training split; None where it is unknown.
-      is_last: whether the run ends with this step, unless it is stopped earlier.
-      exported: the model that is saved, where it is not the trainer's own.
-    """
-
-    trainer: trainer.Trainer
-    step: int
-    examples_seen: int
-    epoch: float | None
-    result: step.StepResult | None
-    evaluation: tally.Evaluation | None
-    evaluations: Sequence[Mapping]
-    folder: run_folder.RunFolder
-    examples_per_epoch: int | None = None
-    is_last: bool = False
-    stop_reason: str | None = None
-    exported: keras.Model | None = None
-
-    def save_model(self, name: str) -> None:
-        """Writes the model with the weights that are evaluated into the folder, on the chief.
-
-        Args:
-          name: of the file, such as `best_model.keras`.
-
-        Raises:
-          ValueError: the name does not end with `.keras`.
-        """
-        if not name.endswith(".keras"):
-            raise ValueError(f"save_model(name={name!r}): must end with .keras")
-        if self.trainer.workers.is_chief:
-            export.save_model(self.trainer, self.folder.path / name, self.exported)
-
-    def stop(self, reason: str = "a hook stopped it") -> None:
-        """Ends the run with this step, as if it were the last; on every worker alike."""
-        self.stop_reason = reason
 
 
 @dataclasses.dataclass(frozen=True)
@@ -184,23 +37,6 @@ class Outcome:
     step: int
     exit_code: int = 0
     evaluation: tally.Evaluation | None = None
-
-
-def last_step(
-    train_epochs: float,
-    max_steps: int | None,
-    examples_per_epoch: int,
-    global_batch_size: int,
-) -> int:
-    """The step a run ends after: the first to reach `train_epochs`, or `max_steps` if earlier.
-
-    Example:
-      >>> last_step(5.0, None, 50_000, 128)
-      1954
-    """
-    examples = schedules.exact(train_epochs) * examples_per_epoch
-    steps = math.ceil(examples / global_batch_size)
-    return steps if max_steps is None else min(steps, max_steps)
 
 
 class Loop:
@@ -214,8 +50,8 @@ class Loop:
         self,
         tower_trainer: trainer.Trainer,
         folder: run_folder.RunFolder,
-        plan: Plan,
-        data: Data,
+        plan: run_plan.Plan,
+        data: run_plan.Data,
         defined: definition.Definition,
     ):
         """
@@ -246,6 +82,7 @@ class Loop:
         self._activations = activations.Activations(tower_trainer)
         self._evaluation: tally.Evaluation | None = None
         self._evaluations: list[Mapping] = []  # lines of metrics.jsonl
+        self._infinite_before: set[int] = set()  # ids of constants such as the -inf of a mask
         self._stop_reason: str | None = None  # a hook's
         self._result: step.StepResult | None = None  # of the last step
         self._hashed_steps: set[int] = set()  # likewise
@@ -276,6 +113,14 @@ class Loop:
             )
         return restored
 
+    def restore_step(self, step: int) -> None:
+        """Goes back to the checkpoint of a step.
+
+        Raises:
+          CheckpointError: it is not there any more, or cannot be restored.
+        """
+        self._checkpoints.restore_step(step)
+
     def drop_later_metrics(self, *, starts_over: bool) -> None:
         """Removes what the folder holds of steps that will be repeated: all where it `starts_over`.
 
@@ -294,6 +139,8 @@ class Loop:
         first_step, is_chief = int(self.trainer.state.step), self.workers.is_chief
         self.workers.ask_to_stop(None)  # whatever an earlier training of this program was asked
         self.workers.if_one_is_gone(self._described)
+        fixed = self.trainer.state.model.non_trainable_variables
+        self._infinite_before = {id(v) for v in fixed if not _is_finite(v)}
         if is_chief:
             self._summaries = summaries.Summaries(self.folder)
         lines = self.workers.from_chief("the evaluations so far", lambda: self._evaluations)
@@ -301,7 +148,7 @@ class Loop:
         worker_errors.check_fits(are_lines, self.workers.name(0))
         self._evaluations = lines
         progress = console.progress(first_step, self.plan.last_step, is_chief)
-        # Until a save after a loss is done: a launcher may be impatient, or have one more worker.
+        # Signals wait until the last step is saved where a worker is gone: a launcher may send one.
         with interrupts.Interrupts() as asked:
             try:
                 outcome = self._train(first_step, config, progress, asked)
@@ -309,8 +156,8 @@ class Loop:
                 with contextlib.suppress(run_folder.RunFolderError):  # the first error counts
                     self._flush()
                 if is_chief and isinstance(error, worker_errors.WorkerError):
-                    lost = self._saved_after_loss(first_step, error)
-                    raise type(error)(f"{error}.{lost}{self._newest_checkpoint()}") from error
+                    not_saved = self._save_without_worker(first_step, error)
+                    raise type(error)(f"{error}.{not_saved}{self._newest_checkpoint()}") from error
                 raise
             finally:
                 progress.close()
@@ -363,7 +210,7 @@ class Loop:
             worker_errors.check_fits(isinstance(message, dict), self.workers.name(index))
         for index, parts in enumerate(others, start=1):
             if different := [name for name in chief if parts.get(name) != chief[name]]:
-                raise TrainingError(
+                raise run_errors.TrainingError(
                     f"step {int(self.trainer.state.step)}: {self.workers.name(index)} and "
                     f"{self.workers.name(0)} differ in {', '.join(different)}; is one of the "
                     f"machines of another kind, or faulty?{self._newest_checkpoint()}"
@@ -386,7 +233,7 @@ class Loop:
 
     def _steps(self, first_step, config, progress, asked, profile) -> int | None:
         """Trains; returns the signal that stopped it, None at the end or an early stop."""
-        plan, clock = self.plan, _Clock(first_step)
+        plan, clock = self.plan, step_metrics.Clock(first_step)
         for at_step, batch in enumerate(self._batches(first_step), start=first_step + 1):
             inputs, labels, *weight, parts = batch
             if at_step == first_step + 1:
@@ -394,7 +241,7 @@ class Loop:
                 if self._stop_reason is not None:
                     return None  # it was stopped early here before, and had not finished
                 clock.restart(first_step)
-            shows = self._summaries and _is_multiple(at_step, plan.summary_every_steps)
+            shows = self._summaries and plan.is_summarized(at_step)
             with clock.paused():
                 self._profile(at_step, first_step, profile)
                 shown = self._activations(inputs) if shows else {}
@@ -406,10 +253,10 @@ class Loop:
                 raise self._cannot_continue(f"{error}; the step was not applied") from error
             progress.advance()
 
-            if _is_multiple(at_step, plan.log_every_steps) or at_step in (1, plan.last_step):
+            if plan.is_logged(at_step):
                 self._log(result, at_step, clock, progress)
             with clock.paused():
-                if self._is_verified(at_step):
+                if self.plan.is_verified(at_step):
                     self._verify()
                 if shows:
                     self._summaries.histograms(
@@ -422,26 +269,21 @@ class Loop:
                 self.workers.ask_to_stop(asked.received)
                 if stopped_by := self.workers.stop_asked():
                     return stopped_by  # train() saves
-                if _is_multiple(at_step, plan.checkpoint_every_steps):
+                if plan.is_saved(at_step):
                     self._save()
                 self._result = result
                 if at_step < plan.last_step:
-                    self._evaluate_if_due(at_step, progress)
+                    if self._evaluation_is_due(at_step):
+                        self._evaluate(progress)
                     self._call_hooks(at_step, result)
                 if self._stop_reason is not None:
                     progress.say(f"stopped at step {at_step}: {self._stop_reason}")
                     return None
         return None
 
-    def _evaluate_if_due(self, at_step: int, progress) -> bool:
-        if self._evaluation_is_due(at_step):
-            self._evaluate(progress)
-            return True
-        return False
-
     def _call_hooks(self, at_step: int, result: step.StepResult | None) -> None:
         is_evaluated = self._evaluated_step() == at_step and self._counts(at_step, at_step)
-        event = Event(
+        seen = events.Event(
             trainer=self.trainer,
             step=at_step,
             examples_seen=at_step * self.trainer.global_batch_size,
@@ -457,16 +299,15 @@ class Loop:
             exported=self.plan.exported,
         )
         for hook in self.plan.hooks:
-            hook(event)
-        if event.stop_reason is not None:
-            self._stop_reason = event.stop_reason
+            hook(seen)
+        if seen.stop_reason is not None:
+            self._stop_reason = seen.stop_reason
 
     def _counts(self, evaluated_step: int, at_step: int) -> bool:
-        """Whether hooks see an evaluation: not the one that ended a run that is longer now."""
-        batch, per_epoch = self.trainer.global_batch_size, self.plan.examples_per_epoch
+        """Whether hooks see an evaluation: not one made only because the run ended there before."""
         is_end = at_step == self.plan.last_step or self._stop_reason is not None
-        return (evaluated_step == at_step and is_end) or self.plan.evaluate_every.is_due(
-            evaluated_step, batch, per_epoch
+        return (evaluated_step == at_step and is_end) or self.plan.is_evaluated(
+            evaluated_step, self.trainer.global_batch_size
         )
 
     def _epoch(self, examples_seen: int) -> float | None:
@@ -485,8 +326,8 @@ class Loop:
 
     def _begin(self, first_step, config, batch, progress) -> None:
         """Writes what TensorBoard shows of the run as a whole, which traces the step's graph."""
-        inputs, labels, *_, parts = batch
-        graph = self.trainer.step_graph(inputs, labels, parts)
+        *examples, parts = batch
+        graph = self.trainer.step_graph(*examples, parts=parts)
         if self._summaries:
             self._summaries.start(config, graph)
         self._verify_if_missing(first_step)
@@ -504,7 +345,7 @@ class Loop:
 
     def _verify_if_missing(self, first_step: int) -> None:
         """Writes the hash of the step that the run is at, if it was stopped before that."""
-        if not self._is_verified(first_step):
+        if not self.plan.is_verified(first_step):
             return
         is_missing = self.workers.from_chief(
             "whether a hash is missing", lambda: first_step not in self._hashed_steps
@@ -512,11 +353,6 @@ class Loop:
         worker_errors.check_fits(isinstance(is_missing, bool), self.workers.name(0))
         if is_missing:
             self._verify()
-
-    def _is_verified(self, step: int) -> bool:
-        """Whether a step has its hash written."""
-        every = self.plan.verify_every_steps
-        return bool(every) and (step % every == 0 or step == self.plan.last_step)
 
     def _has_no_evaluation(self, at_step: int) -> bool:
         return all(line["step"] != at_step for line in self._evaluations)
@@ -560,7 +396,8 @@ class Loop:
     def _check_finite(self) -> None:
         state = self.trainer.state
         variables = [*state.model.variables, *state.optimizer.variables]
-        wrong = [v.path for v in variables if not np.isfinite(v.value.numpy()).all()]
+        new = [v for v in variables if id(v) not in self._infinite_before]
+        wrong = [v.path for v in new if not _is_finite(v)]
         if wrong:
             raise self._cannot_continue(
                 f"step {int(state.step)}: the update has left NaN or Inf in {', '.join(wrong)}"
@@ -572,8 +409,8 @@ class Loop:
             self.folder.mark_saved(int(self.trainer.state.step))
             self._is_marked = True
 
-    def _saved_after_loss(self, first_step: int, error: worker_errors.WorkerError) -> str:
-        """Saves the last complete step where another worker is gone; or returns why not.
+    def _save_without_worker(self, first_step: int, error: worker_errors.WorkerError) -> str:
+        """Saves the last complete step where another worker is gone; returns why not, or "".
 
         An update begins when the sums of all workers have come, so it is made whole or not at all.
         The workers left that have noticed report their step and state; where it is the chief's
@@ -600,9 +437,11 @@ class Loop:
         """What workers compare where one of them is gone: their step, and hashes of its parts."""
         return [int(self.trainer.state.step), self.trainer.state.parts_sha256()]
 
-    def _cannot_continue(self, what: str) -> TrainingError:
+    def _cannot_continue(self, what: str) -> run_errors.TrainingError:
         help_ = "a lower learning rate, clipped gradients or a wider compute type may help"
-        return TrainingError(f"{what}; {help_}.{self._newest_checkpoint()}{self._how_to_change()}")
+        return run_errors.TrainingError(
+            f"{what}; {help_}.{self._newest_checkpoint()}{self._how_to_change()}"
+        )
 
     def _how_to_change(self) -> str:
         """How other settings can be given to this run, on the worker that knows."""
@@ -613,12 +452,12 @@ class Loop:
     @contextlib.contextmanager
     def _enough_memory(self) -> Iterator[None]:
         try:
-            with enough_memory():
+            with run_errors.enough_memory():
                 yield
-        except TrainingError as error:
+        except run_errors.TrainingError as error:
             accumulates = self.trainer.program.tower_program.accumulate_gradients
             way = "" if accumulates else ", or accumulate_gradients"
-            raise TrainingError(
+            raise run_errors.TrainingError(
                 f"{error}{way}.{self._newest_checkpoint()}{self._how_to_change()}"
             ) from error
 
@@ -626,12 +465,14 @@ class Loop:
         """A sentence for a person whose run has to stop, on the worker that knows."""
         return f" {self._checkpoints.describe_newest()}" if self.workers.is_chief else ""
 
-    def _log(self, result: step.StepResult, at_step, clock: "_Clock", progress) -> None:
+    def _log(self, result: step.StepResult, at_step, clock: step_metrics.Clock, progress) -> None:
         if not self.workers.is_chief:
             return
         step_seconds = clock.seconds_per_step(at_step)
         losses = {term: values.numpy() for term, values in result.losses.items()}
-        metrics = self._metrics(losses, result, at_step, step_seconds)
+        metrics = step_metrics.line(
+            self.trainer, result, losses, at_step, step_seconds, self.plan.examples_per_epoch
+        )
         state = self.trainer.state
         apart = divergence.divergence(state.model, state.statistics_of_each)
         if apart:
@@ -643,43 +484,9 @@ class Loop:
             self._summaries.scalars(metrics, losses, num_towers, apart)
         progress.metrics(metrics, (self.plan.last_step - at_step) * step_seconds)
 
-    def _metrics(self, losses, result: step.StepResult, at_step: int, step_seconds: float) -> dict:
-        batch = self.trainer.global_batch_size
-        examples_seen = at_step * batch
-        epoch, weights = self._epoch(examples_seen), result.weights
-        counts = result.correct is not None and weights is None
-        mean = functools.partial(_mean, weights=None if weights is None else weights.numpy())
-        return {
-            "step": at_step,
-            "examples_seen": examples_seen,
-            **({} if epoch is None else {"epoch": epoch}),
-            "learning_rate": self._rate(examples_seen),
-            "loss": mean(losses["total"]),
-            **{
-                term: mean(values)
-                for term, values in losses.items()
-                if _is_of_outputs(term) and term not in _FIELDS
-            },
-            "weight_decay": sum(
-                mean(values) for term, values in losses.items() if term.startswith("weight_decay/")
-            ),
-            **({"accuracy": int(result.correct.numpy().sum()) / batch} if counts else {}),
-            "examples_per_second": batch / step_seconds,
-            "step_seconds": step_seconds,
-        }
-
-    def _rate(self, examples_seen: int) -> float:
-        """Of the next update: the schedule at this line's examples_seen, or the optimizer's own."""
-        of = self.trainer
-        if of.learning_rate is None:
-            return float(np.asarray(of.state.optimizer.learning_rate))
-        return of.learning_rate(examples_seen)
-
     def _evaluation_is_due(self, at_step: int) -> bool:
-        plan = self.plan
-        return self.data.evaluation is not None and plan.evaluate_every.is_due(
-            at_step, self.trainer.global_batch_size, plan.examples_per_epoch
-        )
+        batch = self.trainer.global_batch_size
+        return self.data.evaluation is not None and self.plan.is_evaluated(at_step, batch)
 
     def _evaluate(self, progress) -> None:
         if self.data.evaluation is None:
@@ -688,8 +495,8 @@ class Loop:
         with self._enough_memory():
             result = self.trainer.evaluate(self.data.evaluation)
         try:
-            check_evaluation(result, self.data.evaluation_count)
-        except NotFiniteEvaluationError as error:
+            run_errors.check_evaluation(result, self.data.evaluation_count)
+        except run_errors.NotFiniteEvaluationError as error:
             raise self._cannot_continue(f"step {at_step}: {error}") from error
         self._evaluation = result
         epoch = self._epoch(seen)
@@ -715,73 +522,5 @@ class Loop:
             progress.say(f"  {self.workers.name(index)}: {accuracy:.2%} of its {count:,}")
 
 
-@contextlib.contextmanager
-def enough_memory() -> Iterator[None]:
-    """Turns Python's and TensorFlow's errors about lacking memory into one line.
-
-    Raises:
-      TrainingError: there was such an error while this was entered.
-    """
-    try:
-        yield
-    except (tf.errors.ResourceExhaustedError, MemoryError) as error:
-        raise TrainingError(
-            "there is not enough memory for a batch; give a lower global_batch_size"
-        ) from error
-
-
-def check_evaluation(result: tally.Evaluation, expected_count: int | None) -> None:
-    """Each example exactly once, not 10,112 for 10,000; and a loss that is a number.
-
-    Raises:
-      TrainingError: another number of examples was evaluated.
-      NotFiniteEvaluationError: the loss is NaN or Inf.
-    """
-    if expected_count is not None and result.count != expected_count:
-        raise TrainingError(f"evaluated {result.count} examples of a split of {expected_count}")
-    if not math.isfinite(result.loss):
-        raise NotFiniteEvaluationError(
-            f"the loss of the evaluation is {result.loss}: the model's outputs are NaN or Inf"
-        )
-
-
-def mean_loss(result: step.StepResult) -> float:
-    """The total loss over the global batch of a step, before its update."""
-    weights = None if result.weights is None else result.weights.numpy()
-    return _mean(result.losses["total"].numpy(), weights)
-
-
-def _is_multiple(at_step: int, every_steps: int) -> bool:
-    return every_steps > 0 and at_step > 0 and at_step % every_steps == 0
-
-
-def _is_of_outputs(term: str) -> bool:
-    """Whether a term of the loss is that of an output, such as the cross entropy."""
-    return term not in ("total", "model") and not term.startswith("weight_decay/")
-
-
-def _mean(values: np.ndarray, weights: np.ndarray | None = None) -> float:
-    if weights is None or not weights.any():
-        return float(np.mean(values, dtype=np.float64))
-    return float(np.average(values.astype(np.float64), weights=weights))
-
-
-class _Clock:
-    """Seconds per step since the last log, leaving out what is not training."""
-
-    def __init__(self, at_step: int):
-        self.restart(at_step)
-
-    def restart(self, at_step: int) -> None:
-        self._since, self._at_step = time.perf_counter(), at_step
-
-    def seconds_per_step(self, at_step: int) -> float:
-        seconds = (time.perf_counter() - self._since) / (at_step - self._at_step)
-        self.restart(at_step)
-        return seconds
-
-    @contextlib.contextmanager
-    def paused(self):
-        before = time.perf_counter()
-        yield
-        self._since += time.perf_counter() - before
+def _is_finite(variable: keras.Variable) -> bool:
+    return bool(np.isfinite(variable.value.numpy()).all())

@@ -6,14 +6,29 @@ import sys
 from collections.abc import Mapping
 from pathlib import Path
 
-from towers.runs import checkpoints, console, definition, loop, run_folder, stretches, warm_start
+from towers.runs import (
+    checkpoints,
+    console,
+    definition,
+    loop,
+    run_errors,
+    run_folder,
+    stretches,
+    warm_start,
+)
 from towers.support import adapted
 
 _IS_FINISHED = "whether the run has finished"
 
 
-def train(run: loop.Loop, defined: definition.Definition) -> loop.Outcome:
+def train(run: loop.Loop, defined: definition.Definition, *, goes_on: bool = True) -> loop.Outcome:
     """Trains or continues a run and prints how it ended.
+
+    Args:
+      run: its loop.
+      defined: what the run is.
+      goes_on: whether the program goes on with the model, so that it needs the weights of a run
+        that has finished already.
 
     Raises:
       RunFolderError: another training is at work in the folder, it cannot be written, or it was
@@ -23,15 +38,15 @@ def train(run: loop.Loop, defined: definition.Definition) -> loop.Outcome:
       TrainingError: a loss, a gradient or a weight is not finite, or the run is past its end.
     """
     if not run.workers.is_chief:
-        return _train_with_chief(run, defined.config)
+        return _train_with_chief(run, defined.config, goes_on)
     with run.lock.held():
         # It may have begun only since this process first looked.
         earlier = defined.earlier(run.folder)
         if earlier is not None and is_begun(run.folder, earlier):
             defined.check_same(earlier, run.folder)
             definition.check_same_layers(earlier, defined.config, run.folder)
-            return _train_as_chief(run, defined, earlier)
-        return _train_as_chief(run, defined, None)
+            return _train_as_chief(run, defined, earlier, goes_on)
+        return _train_as_chief(run, defined, None, goes_on)
 
 
 def is_begun(folder: run_folder.RunFolder, config: Mapping) -> bool:
@@ -43,26 +58,37 @@ def is_begun(folder: run_folder.RunFolder, config: Mapping) -> bool:
     )
 
 
-def _train_with_chief(run: loop.Loop, config: Mapping) -> loop.Outcome:
+def _train_with_chief(run: loop.Loop, config: Mapping, goes_on: bool) -> loop.Outcome:
     finished = run.workers.from_chief(_IS_FINISHED, lambda: None)
     if finished is not None:
+        if goes_on:
+            _share_state(run)
         print("the run has finished already")
         return loop.Outcome(finished, run.plan.last_step)
-    run.trainer.broadcast_state()
-    adapted.refresh(run.trainer.state.model)
+    _share_state(run)
     outcome = run.train(config)
     how = "stopped" if outcome.final is None else "finished"
     print(f"{how} at step {outcome.step}; {run.workers.name(0)} has the run")
     return outcome
 
 
+def _share_state(run: loop.Loop) -> None:
+    """Gives the chief's state to all workers, which call it together."""
+    run.trainer.broadcast_state()
+    adapted.refresh(run.trainer.state.model)
+
+
 def _train_as_chief(
-    run: loop.Loop, defined: definition.Definition, earlier: Mapping | None
+    run: loop.Loop, defined: definition.Definition, earlier: Mapping | None, goes_on: bool
 ) -> loop.Outcome:
     folder, last_step, config = run.folder, run.plan.last_step, defined.config
     finished = folder.read_final_summary()
     if finished and (finished["step"] >= last_step or "stopped_early" in finished):
+        if goes_on:
+            run.restore_step(finished["step"])
         run.workers.from_chief(_IS_FINISHED, lambda: finished)
+        if goes_on:
+            _share_state(run)
         print(f"the run has finished already, at step {finished['step']}")
         if "stopped_early" in finished:
             print(
@@ -81,7 +107,7 @@ def _train_as_chief(
     adapted.refresh(run.trainer.state.model)
     at_step = int(run.trainer.state.step)
     if at_step > last_step:
-        raise loop.TrainingError(
+        raise run_errors.TrainingError(
             f"the run is at step {at_step}, past its last step, {last_step}; give it a later end"
         )
     if earlier is None:

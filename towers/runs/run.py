@@ -31,6 +31,7 @@ from towers.runs import (
     placement,
     resuming,
     run_folder,
+    run_plan,
     warm_start,
 )
 from towers.support import adapted, checks, errors, tally, worker_errors
@@ -145,7 +146,7 @@ class Run:
             raise TypeError(f"export is {checks.described(export)}: must be a function of a model")
         self._export = export
         batch, share = tower_trainer.global_batch_size, tower_trainer.shares.examples
-        self._data = loop.Data(
+        self._data = run_plan.Data(
             training=lambda first_step, last_step: _checked(
                 train.batches(first_step, last_step, global_batch_size=batch, share=share),
                 last_step - first_step,
@@ -187,7 +188,7 @@ class Run:
             raise ValueError(
                 f"epochs={epochs}: train does not know how many examples an epoch has; give steps"
             )
-        return loop.last_step(epochs, steps, self._per_epoch, self._trainer.global_batch_size)
+        return run_plan.last_step(epochs, steps, self._per_epoch, self._trainer.global_batch_size)
 
     def _tested(self, test) -> Iterable | None:
         if test is None:
@@ -219,8 +220,9 @@ class Run:
             raise ValueError("test has no batches: give at least 1")
         try:
             *_, weight = checks.parts_of(batch)
-            if len(batch) == 3 and weight is not None and not np.any(weight):
-                return  # the others may weigh something
+            weighs = len(batch) < 3 or weight is None or bool(np.any(weight))
+            if not any(self._workers.exchange("whether a test batch weighs anything", weighs)):
+                return  # the others may
             found = self._trainer.evaluate([batch])
         except (TypeError, ValueError) as error:
             raise type(error)(f"test: {error}") from error
@@ -237,12 +239,15 @@ class Run:
     ) -> loop.Outcome:
         """Trains to the end, or continues from where the run stands.
 
+        Afterwards the Trainer has the state of the run's last step, even if the run had finished
+        before.
+
         Args:
           every: what the run does along the way: `towers.evaluate(epochs=1)` and the like,
             functions of an `Event`, which are called after every step, and Keras callbacks.
 
         Returns:
-          How it ended.
+          How it ended; its `evaluation` is None if the run had finished before.
 
         Raises:
           Stopped: a signal such as Ctrl-C has stopped it, and its state is saved.
@@ -260,7 +265,7 @@ class Run:
                 self._look_at_test()
             definition.check_alike(self._workers, self._defined)
         try:
-            outcome = resuming.train(run, self._defined)
+            outcome = resuming.train(run, self._defined, goes_on=not self._is_commands)
         finally:
             if of_keras is not None:
                 of_keras.end()
@@ -349,7 +354,7 @@ class Run:
         worker_errors.check_fits(warm_start.is_recorded(taken), self._workers.name(0))
         self._defined.begin_with(taken)
 
-    def _plan(self, given) -> tuple[loop.Plan, keras_callbacks.KerasCallbacks | None]:
+    def _plan(self, given) -> tuple[run_plan.Plan, keras_callbacks.KerasCallbacks | None]:
         if isinstance(given, (str, bytes, Mapping)) or not isinstance(given, Iterable):
             raise TypeError(f"every is {checks.described(given)}: must be a list")
         asked, hooks, callbacks, done = {}, [], [], set()
@@ -377,7 +382,7 @@ class Run:
             )
         of_keras = keras_callbacks.KerasCallbacks(callbacks, self._trainer) if callbacks else None
         hooks += [of_keras] if of_keras else []
-        plan = loop.Plan(self.last_step, self._per_epoch, self._class_names, **asked)
+        plan = run_plan.Plan(self.last_step, self._per_epoch, self._class_names, **asked)
         if plan.profile_steps and plan.profile_steps[1] > self.last_step:
             raise ValueError(
                 f"profile(last={plan.profile_steps[1]}): must be at most {self.last_step}, the "

@@ -52,6 +52,7 @@ def environment() -> dict[str, str | None]:
         | {
             "python": platform.python_version(),
             "processor": machine.processor(),
+            "intra-op threads": str(machine.intra_op_threads()),
             "git revision": _git_revision(),
         }
     )

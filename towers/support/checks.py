@@ -477,18 +477,18 @@ def weights(given, examples: int, dtype: type, of: str = "") -> np.ndarray:
     return weight
 
 
-def without_weight_0(labels: structures.Structure, weight: np.ndarray) -> structures.Structure:
+def without_weight_0(labels: structures.Structure, weight=None) -> structures.Structure:
     """The labels, with 0 in place of those of weight 0: what stands there leaves no trace.
 
     Args:
       labels: [n, ...], or a structure of these.
-      weight: [n].
+      weight: [n], as `weights` takes them; None for no weights.
     """
-    if (weight > 0).all():
+    if weight is None or (weight := weights(weight, structures.num_examples(labels), bool)).all():
         return labels
 
     def counted(own: tf.Tensor) -> tf.Tensor:
-        is_counted = tf.reshape(weight > 0, [-1] + [1] * (own.shape.rank - 1))
+        is_counted = tf.reshape(weight, [-1] + [1] * (len(own.shape) - 1))
         return tf.where(is_counted, own, tf.zeros_like(own))
 
     return tf.nest.map_structure(counted, labels)

@@ -118,3 +118,11 @@ def _of_cpuinfo(name: str) -> str | None:
     lines = CPUINFO.read_text().splitlines() if CPUINFO.exists() else []
     values = [line.partition(":")[2].strip() for line in lines if line.startswith(name)]
     return values[0] if values else None
+
+
+def intra_op_threads() -> int:
+    """How many threads share the work of one operation on the CPU."""
+    set_to = tf.config.threading.get_intra_op_parallelism_threads()
+    if set_to:
+        return set_to
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()

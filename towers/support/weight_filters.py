@@ -11,9 +11,9 @@ def kernels(model: keras.Model) -> list[keras.Variable]:
 
 
 def hidden_dense_kernels(model: keras.Model) -> list[keras.Variable]:
-    """The kernels of all dense layers but the last, as in the tutorial."""
+    """The kernels of all dense layers but the last, as in the tutorial, unless they are frozen."""
     dense = [layer for layer in model.layers if isinstance(layer, keras.layers.Dense)]
-    return [layer.kernel for layer in dense[:-1]]
+    return [layer.kernel for layer in dense[:-1] if layer.kernel.trainable]
 
 
 # Which weights decay. Biases and batch-norm scales never do.

@@ -12,7 +12,7 @@ class WorkerError(errors.UserError):
 class GoneError(WorkerError):
     """Another worker is late, is gone or was stopped: starting all of them again may help."""
 
-    exit_code = 138  # above 128, as of a signal, engines try again (docs/workers.md)
+    exit_code = 138  # above 128, as of a signal, cluster managers try again (docs/workers.md)
 
 
 def check_fits(fits: bool, name: str) -> None:
