@@ -6,7 +6,7 @@ import pytest
 import tensorflow as tf
 import toys
 
-from towers import networks
+from towers import devices, networks
 from towers.networks import recurrent
 
 BATCH, TIME, FEATURES, UNITS = 3, 7, 5, 4
@@ -117,8 +117,40 @@ def test_narrow_types_are_wide_within(dtype):
     np.testing.assert_allclose(tf.cast(output, tf.float32), plain(inputs()), rtol=0, atol=0.02)
 
 
-def test_its_loop_has_one_product_each_way():
+@pytest.mark.parametrize(
+    "steps, known",
+    [(1, True), (9, True), (9, False), pytest.param(16, True, marks=pytest.mark.long)],
+)
+def test_steps_in_one_iteration_do_not_show_in_the_bits(steps, known, monkeypatch):
+    """Nor do the zeros that fill up the last iteration."""
+    devices.run_graphs_as_written()  # as a Trainer does
+    random = np.random.default_rng(steps)
+    shapes = [steps, 4, 4 * UNITS], [UNITS, 4 * UNITS], [4, UNITS], [4, UNITS]
+    given = [tf.constant(random.normal(size=shape), tf.float32) for shape in shapes]
+    to_h, to_c = (random.normal(size=[steps, 4, UNITS]).astype(np.float32) for _ in range(2))
+    signature = [tf.TensorSpec(shape) for shape in shapes]
+    if not known:
+        signature[0] = tf.TensorSpec([None, None, 4 * UNITS])
+    found = []
+    for at_once in (1, 8):
+        monkeypatch.setattr(recurrent, "AT_ONCE", at_once)
+
+        @tf.function(input_signature=signature)
+        def computed(*given):
+            with tf.GradientTape() as tape:
+                tape.watch(given)
+                h, c = recurrent.lstm_loop(*given)
+                total = tf.reduce_sum(h * to_h) + tf.reduce_sum(c * to_c)
+            return h, c, *tape.gradient(total, given)
+
+        found.append(computed(*given))
+    for one, eight in zip(*found, strict=True):
+        np.testing.assert_array_equal(one, eight)
+
+
+def test_its_loop_has_one_product_for_a_step_each_way(monkeypatch):
     """What makes it fast: of three products forward, two are outside; backward, three."""
+    monkeypatch.setattr(recurrent, "AT_ONCE", 1)
 
     def products(layer):
         weights = [weight.value for weight in layer.trainable_variables]

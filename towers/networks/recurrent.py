@@ -3,6 +3,8 @@
 import keras
 import tensorflow as tf
 
+AT_ONCE = 8  # steps in one iteration of a loop, at most: an iteration has a cost of its own
+
 
 @tf.custom_gradient
 def lstm_loop(
@@ -14,7 +16,7 @@ def lstm_loop(
         c = sigmoid(f) * c + sigmoid(i) * tanh(g)
         h = sigmoid(o) * tanh(c)
 
-    The loop holds one matrix product in each direction. The gradient of `recurrent` is one product
+    A step has one matrix product in each direction. The gradient of `recurrent` is one product
     for all steps together, and the derivatives of the gates are taken for all steps before the loop
     back in time.
 
@@ -27,26 +29,24 @@ def lstm_loop(
     Returns:
       The outputs h and the states c after each step, both float32 [time, n, units].
     """
-    steps, units = tf.shape(projected)[0], recurrent.shape[0]
-    by_step = tf.TensorArray(tf.float32, steps).unstack(projected)
-    kept = [tf.TensorArray(tf.float32, steps) for _ in range(4)]
+    units, time = recurrent.shape[0], _Time(projected)
 
     def forward(t, h, c, kept):
-        z = by_step.read(t) + tf.matmul(h, recurrent)
-        ifo, g = tf.split(z, [3 * units, units], axis=1)
-        ifo, g = tf.sigmoid(ifo), tf.tanh(g)
-        i, f, o = tf.split(ifo, 3, axis=1)
-        c = f * c + i * g
-        h = o * tf.tanh(c)
-        kept = [a.write(t, value) for a, value in zip(kept, (h, c, ifo, g), strict=True)]
-        return t + 1, h, c, kept
+        for _ in range(time.at_once):
+            z = by_step.read(t) + tf.matmul(h, recurrent)
+            ifo, g = tf.split(z, [3 * units, units], axis=1)
+            ifo, g = tf.sigmoid(ifo), tf.tanh(g)
+            i, f, o = tf.split(ifo, 3, axis=1)
+            c = f * c + i * g
+            h = o * tf.tanh(c)
+            kept = [a.write(t, value) for a, value in zip(kept, (h, c, ifo, g), strict=True)]
+            t += 1
+        return t, h, c, kept
 
-    *_, kept = tf.while_loop(lambda t, *_: t < steps, forward, [0, h, c, kept])
-    # [time, n, units], but [time, n, 3 * units] of ifo
-    all_h, all_c, all_ifo, all_g = (array.stack() for array in kept)
-    for tensor in (all_h, all_c, all_g):
-        tensor.set_shape([projected.shape[0], projected.shape[1], units])
-    all_ifo.set_shape([projected.shape[0], projected.shape[1], 3 * units])
+    by_step = time.array(projected)
+    kept = [time.array() for _ in range(4)]
+    *_, kept = tf.while_loop(lambda t, *_: t < time.steps, forward, [0, h, c, kept])
+    all_h, all_c, all_ifo, all_g = map(time.stacked, kept, [units, units, 3 * units, units])
 
     def gradient(dh_of_step, dc_of_step):
         h_before, c_before = (
@@ -65,32 +65,70 @@ def lstm_loop(
             ],
             axis=2,
         )
-        dz, dh, dc = _back_in_time(
-            recurrent, (dh_of_step, dc_of_step, h_to_c, to_gates, f), tf.zeros_like(h)
-        )
-        dz.set_shape(projected.shape)
+        of_all_steps = dh_of_step, dc_of_step, h_to_c, to_gates, f
+        dz, dh, dc = _back_in_time(recurrent, time, of_all_steps, tf.zeros_like(h))
         rows = tf.reshape(h_before, [-1, units]), tf.reshape(dz, [-1, 4 * units])
         return dz, tf.matmul(*rows, transpose_a=True), dh, dc
 
     return (all_h, all_c), gradient
 
 
-def _back_in_time(recurrent, of_all_steps, zeros):
+def _back_in_time(recurrent, time: "_Time", of_all_steps, zeros):
     """The gradients of what came to the gates, [time, n, 4 * units], and of the first h and c."""
-    steps = tf.shape(of_all_steps[0])[0]
-    by_step = [tf.TensorArray(tf.float32, steps).unstack(values) for values in of_all_steps]
+    by_step = [time.array(values) for values in of_all_steps]
 
     def backward(t, dh, dc, dz):
-        dh_here, dc_here, h_to_c, to_gates, f = (array.read(t) for array in by_step)
-        dh = dh + dh_here
-        dc = dc + dc_here + dh * h_to_c
-        dz_here = tf.concat([dc, dc, dh, dc], axis=1) * to_gates
-        dh = tf.matmul(dz_here, recurrent, transpose_b=True)
-        return t - 1, dh, dc * f, dz.write(t, dz_here)
+        for _ in range(time.at_once):
+            dh_here, dc_here, h_to_c, to_gates, f = (array.read(t) for array in by_step)
+            dh = dh + dh_here
+            dc = dc + dc_here + dh * h_to_c
+            dz_here = tf.concat([dc, dc, dh, dc], axis=1) * to_gates
+            dh, dc = tf.matmul(dz_here, recurrent, transpose_b=True), dc * f
+            dz = dz.write(t, dz_here)
+            t -= 1
+        return t, dh, dc, dz
 
-    begin = [steps - 1, zeros, zeros, tf.TensorArray(tf.float32, steps)]
+    begin = [time.steps - 1, zeros, zeros, time.array()]
     _, dh, dc, dz = tf.while_loop(lambda t, *_: t >= 0, backward, begin)
-    return dz.stack(), dh, dc
+    return time.stacked(dz, recurrent.shape[1]), dh, dc
+
+
+class _Time:
+    """The steps of sequences, filled up to a multiple of those in one iteration of a loop.
+
+    What is filled up is 0 and comes last, so it changes no output, and its gradients are 0.
+
+    Attributes:
+      at_once: steps in one iteration.
+      steps: of all iterations, an integer or an int32 tensor.
+    """
+
+    def __init__(self, sequences: tf.Tensor):
+        """`sequences`: [time, n, features]."""
+        self._known, self._n = sequences.shape[0], sequences.shape[1]
+        self._given = tf.shape(sequences)[0] if self._known is None else self._known
+        known = self._known or AT_ONCE
+        self.at_once = -(-known // -(-known // AT_ONCE))  # which fills up as little as possible
+        self.steps = -(-self._given // self.at_once) * self.at_once
+
+    def array(self, values: tf.Tensor | None = None) -> tf.TensorArray:
+        """Of each step: of `values`, [time, n, features]; or empty."""
+        empty = tf.TensorArray(tf.float32, self.steps)
+        if values is None:
+            return empty
+        if self._is_filled():
+            values = tf.pad(values, [[0, self.steps - self._given], [0, 0], [0, 0]])
+        return empty.unstack(values)
+
+    def stacked(self, by_step: tf.TensorArray, features: int) -> tf.Tensor:
+        """[time, n, features] of an array."""
+        values = by_step.stack()
+        values = values[: self._given] if self._is_filled() else values
+        values.set_shape([self._known, self._n, features])
+        return values
+
+    def _is_filled(self) -> bool:
+        return self._known is None or self._known % self.at_once > 0
 
 
 @keras.saving.register_keras_serializable(package="towers")
