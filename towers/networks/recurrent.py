@@ -3,7 +3,7 @@
 import keras
 import tensorflow as tf
 
-AT_ONCE = 8  # steps in one iteration of a loop, at most: an iteration has a cost of its own
+AT_ONCE = 4  # steps in one iteration of a loop, at most: an iteration has a cost of its own
 
 
 @tf.custom_gradient
