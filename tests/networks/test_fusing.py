@@ -82,6 +82,18 @@ def test_every_batch_norm_that_can_is_one_operation():
     assert found.get_layer("inner").layers[1].momentum == 0.7
 
 
+def test_depthwise_convolutions_are_those_with_a_fast_gradient(tmp_path):
+    depthwise = keras.layers.DepthwiseConv2D(3, strides=2, dtype="mixed_bfloat16", name="each")
+    model = keras.Sequential([keras.Input((8, 8, 3)), depthwise])
+    made = networks.fused(model)
+    assert type(made.get_layer("each")) is layers.DepthwiseConv2D
+    images = np.random.default_rng(0).normal(size=(2, 8, 8, 3)).astype(np.float32)
+    np.testing.assert_array_equal(made(images), model(images))
+    made.save(tmp_path / "made.keras")
+    loaded = keras.models.load_model(tmp_path / "made.keras")
+    np.testing.assert_array_equal(loaded(images), made(images))
+
+
 def test_the_model_itself_stays_as_it_is():
     model = within()
     before = [variable.numpy() for variable in model.variables]

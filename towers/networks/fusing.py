@@ -11,10 +11,11 @@ _DTYPES = ("float32", "bfloat16", "float16")
 
 
 def fused(model: keras.Model) -> keras.Model:
-    """A copy of a model with faster forms of two kinds of layers.
+    """A copy of a model with faster forms of three kinds of layers.
 
     Each `keras.layers.BatchNormalization` over the channels of images becomes a
-    `layers.FusedBatchNormalization`, and each `keras.layers.LSTM`, also within a `Bidirectional`, a
+    `layers.FusedBatchNormalization`, each `keras.layers.DepthwiseConv2D` a
+    `layers.DepthwiseConv2D`, and each `keras.layers.LSTM`, also within a `Bidirectional`, a
     `recurrent.FusedLSTM`, of the same name and the same weights. All other layers are as they were,
     those within layers of your own too. The function is the same up to the rounding of sums, in
     training and without, so weights of the one fit the other.
@@ -59,6 +60,8 @@ def _replaced(layer: keras.layers.Layer) -> keras.layers.Layer:
     kind, config = type(layer), layer.get_config()
     if kind is keras.layers.BatchNormalization and _is_over_channels(layer):
         kind = layers.FusedBatchNormalization
+    if kind is keras.layers.DepthwiseConv2D:
+        kind = layers.DepthwiseConv2D
     if kind is keras.layers.LSTM:
         kind = recurrent.FusedLSTM
     if kind is keras.layers.Bidirectional:
