@@ -15,7 +15,7 @@ from input_pipeline import datasets
 from towers.support import noise
 
 HEAD = """\
-| side | images/s | seconds for an epoch of 50,000 | to the best PyTorch |
+| side | images/s | seconds for an epoch of 50,000 | relative to the best PyTorch |
 |---|---|---|---|"""
 EPOCH = 50_000
 AIRBENCH = {

@@ -19,7 +19,7 @@ import numpy as np
 from benchmarks import turns
 
 HEAD = """\
-| run | images, MB | peak memory, MB | above a run on two images, MB | to the images |
+| run | images, MB | peak memory, MB | above a run on two images, MB | relative to the images |
 |---|---|---|---|---|"""
 SIDE = 128  # pixels, along each side of an image
 IMAGE_MEGABYTES = SIDE * SIDE * 3 / 2**20

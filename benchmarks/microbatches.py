@@ -14,7 +14,7 @@ from towers.support import shares
 
 NUMBERS = (2, 4, shares.MOST_BY_DEFAULT, 16)
 HEAD = """\
-| network | type | microbatches | images/s | to the default | peak memory, MB |
+| network | type | microbatches | images/s | relative to the default | peak memory, MB |
 |---|---|---|---|---|---|"""
 
 

@@ -20,7 +20,7 @@ from towers.support import shares
 
 HEAD = """\
 | network | type | microbatches | towers, images/s | with `fused` | with `jit_compile` | \
-Keras `fit` | compiled with XLA | PyTorch | compiled | to the best of them |
+Keras `fit` | compiled with XLA | PyTorch | compiled | relative to the best of them |
 |---|---|---|---|---|---|---|---|---|---|---|"""
 OWN = ("towers", "fused", "towers-xla")
 FUSED = ("mobilenet", "lstm")  # which have layers that `fused` replaces

@@ -19,7 +19,7 @@ SIDES = ("towers", "fused", "keras", "pytorch")
 OWN, PEERS = SIDES[:2], SIDES[2:]
 HEAD = """\
 | network | batches | towers, MB per image (peak of the process) | with `fused` | Keras `fit` | \
-PyTorch | per image, our least to their least |
+PyTorch | per image, our smallest relative to theirs |
 |---|---|---|---|---|---|---|"""
 STEPS = 3  # of a turn
 TIMES = 4  # as many images in the other process

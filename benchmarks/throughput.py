@@ -32,7 +32,7 @@ DEFAULT = (  # in ten minutes, and all in float32
     *("pytorch", "pytorch-compiled"),
 )
 HEAD = """\
-| side | images/s | to the tutorial | to Keras `fit` | to the best PyTorch |
+| side | images/s | relative to the tutorial | to Keras `fit` | to the best PyTorch |
 |---|---|---|---|---|"""
 
 

@@ -20,8 +20,8 @@ from benchmarks.peers import counter
 from towers import networks
 
 HEAD = """\
-| network | workers x towers | ms per step | to one worker | megabytes sent by each worker in a \
-step |
+| network | workers x towers | ms per step | relative to one worker | \
+megabytes sent by each worker in a step |
 |---|---|---|---|---|"""
 PAPER_HEAD = """\
 | network | machine | link | 8 workers | 64 workers | 512 workers |

@@ -21,14 +21,16 @@ from towers.support import adapted
 _IS_FINISHED = "whether the run has finished"
 
 
-def train(run: loop.Loop, defined: definition.Definition, *, goes_on: bool = True) -> loop.Outcome:
+def train(
+    run: loop.Loop, defined: definition.Definition, *, needs_weights: bool = True
+) -> loop.Outcome:
     """Trains or continues a run and prints how it ended.
 
     Args:
       run: its loop.
       defined: what the run is.
-      goes_on: whether the program goes on with the model, so that it needs the weights of a run
-        that has finished already.
+      needs_weights: whether a run that has finished already is restored: what comes after it uses
+        the model.
 
     Raises:
       RunFolderError: another training is at work in the folder, it cannot be written, or it was
@@ -38,15 +40,15 @@ def train(run: loop.Loop, defined: definition.Definition, *, goes_on: bool = Tru
       TrainingError: a loss, a gradient or a weight is not finite, or the run is past its end.
     """
     if not run.workers.is_chief:
-        return _train_with_chief(run, defined.config, goes_on)
+        return _train_with_chief(run, defined.config, needs_weights)
     with run.lock.held():
         # It may have begun only since this process first looked.
         earlier = defined.earlier(run.folder)
         if earlier is not None and is_begun(run.folder, earlier):
             defined.check_same(earlier, run.folder)
             definition.check_same_layers(earlier, defined.config, run.folder)
-            return _train_as_chief(run, defined, earlier, goes_on)
-        return _train_as_chief(run, defined, None, goes_on)
+            return _train_as_chief(run, defined, earlier, needs_weights)
+        return _train_as_chief(run, defined, None, needs_weights)
 
 
 def is_begun(folder: run_folder.RunFolder, config: Mapping) -> bool:
@@ -58,10 +60,10 @@ def is_begun(folder: run_folder.RunFolder, config: Mapping) -> bool:
     )
 
 
-def _train_with_chief(run: loop.Loop, config: Mapping, goes_on: bool) -> loop.Outcome:
+def _train_with_chief(run: loop.Loop, config: Mapping, needs_weights: bool) -> loop.Outcome:
     finished = run.workers.from_chief(_IS_FINISHED, lambda: None)
     if finished is not None:
-        if goes_on:
+        if needs_weights:
             _share_state(run)
         print("the run has finished already")
         return loop.Outcome(finished, run.plan.last_step)
@@ -79,15 +81,15 @@ def _share_state(run: loop.Loop) -> None:
 
 
 def _train_as_chief(
-    run: loop.Loop, defined: definition.Definition, earlier: Mapping | None, goes_on: bool
+    run: loop.Loop, defined: definition.Definition, earlier: Mapping | None, needs_weights: bool
 ) -> loop.Outcome:
     folder, last_step, config = run.folder, run.plan.last_step, defined.config
     finished = folder.read_final_summary()
     if finished and (finished["step"] >= last_step or "stopped_early" in finished):
-        if goes_on:
+        if needs_weights:
             run.restore_step(finished["step"])
         run.workers.from_chief(_IS_FINISHED, lambda: finished)
-        if goes_on:
+        if needs_weights:
             _share_state(run)
         print(f"the run has finished already, at step {finished['step']}")
         if "stopped_early" in finished:

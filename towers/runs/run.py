@@ -265,7 +265,7 @@ class Run:
                 self._look_at_test()
             definition.check_alike(self._workers, self._defined)
         try:
-            outcome = resuming.train(run, self._defined, goes_on=not self._is_commands)
+            outcome = resuming.train(run, self._defined, needs_weights=not self._is_commands)
         finally:
             if of_keras is not None:
                 of_keras.end()
