@@ -202,22 +202,23 @@ class Trainer:
         """
         self._trainable.check()
         with tf.device(devices.HOST):  # else operations go to the first GPU
-            inputs, labels, _ = checks.batch((inputs, labels), self.state.model)
-            examples = structures.num_examples(inputs)
-            if examples != len(self.shares.examples):
-                raise ValueError(
-                    f"a batch of {examples} examples: every training batch must have "
-                    f"{self._size_of_batch()}; fill it up with examples of sample_weight 0"
-                )
-            if sample_weight is not None:
-                weight = checks.weights(sample_weight, examples, np.float32, self._size_of_batch())
-                labels = checks.without_weight_0(labels, weight)
-                sample_weight = tf.convert_to_tensor(weight)
-            return self._update(inputs, labels, sample_weight, parts)
+            return self._update(*self._checked(inputs, labels, sample_weight), parts)
 
-    def _size_of_batch(self) -> str:
-        whole, own = f"global_batch_size={self.global_batch_size}", len(self.shares.examples)
-        return f"{own} of {whole} on this worker" if self.workers.count > 1 else whole
+    def _checked(self, inputs, labels, sample_weight) -> tuple:
+        inputs, labels, _ = checks.batch((inputs, labels), self.state.model)
+        examples, own = structures.num_examples(inputs), len(self.shares.examples)
+        whole = f"global_batch_size={self.global_batch_size}"
+        size = f"{own} of {whole} on this worker" if self.workers.count > 1 else whole
+        if examples != own:
+            raise ValueError(
+                f"a batch of {examples} examples: every training batch must have {size}; fill it "
+                "up with examples of sample_weight 0"
+            )
+        if sample_weight is not None:
+            weight = checks.weights(sample_weight, examples, np.float32, size)
+            labels = checks.without_weight_0(labels, weight)
+            sample_weight = tf.convert_to_tensor(weight)
+        return inputs, labels, sample_weight
 
     def _update(self, *batch) -> step.StepResult:
         try:
@@ -312,8 +313,7 @@ class Trainer:
     ) -> tf.Graph:
         """The graph of the step that `train_step` makes of such a batch, for TensorBoard."""
         with tf.device(devices.HOST):
-            weight = None if sample_weight is None else tf.cast(sample_weight, tf.float32)
-            given = self._rate_of_next_step(), *checks.batch((inputs, labels))[:2], weight, parts
+            given = self._rate_of_next_step(), *self._checked(inputs, labels, sample_weight), parts
             return self._train_step.get_concrete_function(*given).graph
 
     def broadcast_state(self) -> None:

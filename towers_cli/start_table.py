@@ -112,12 +112,11 @@ def _describe_same_bits(chosen: Mapping, derived: Mapping, cores: int) -> str:
         return f"{said} (not yet measured on GPUs){_describe_launches(chosen, derived)}"
     # All microbatches share the intra-op threads. Where there is one, each computes on its own,
     # unless XLA compiles it.
-    used = parts if threads == 1 and not chosen["jit_compile"] else threads
+    is_shared = threads > 1 or chosen["jit_compile"]
+    used = threads if is_shared else parts
     if 2 * used <= cores:
-        said += (
-            f"; they use {used} of {cores} cores; in a new run, more microbatches or "
-            f"--intra_op_threads={cores} use more, with different bits"
-        )
+        way = f"--intra_op_threads={cores}" if is_shared else "more microbatches"
+        said += f"; they use {used} of {cores} cores; {way} would use more, with different bits"
     return said
 
 

@@ -330,9 +330,20 @@ def test_depthwise_convolution_is_keras_s(dtype, arguments):
     assert errors[1] <= 0.01 * np.abs(made[2][2]).mean()
 
 
-@pytest.mark.parametrize(("strides", "types"), [(1, ["bfloat16"]), (2, ["float32"])])
-def test_depthwise_convolution_has_its_gradient_where_it_is_fast(strides, types):
-    layer = layers.DepthwiseConv2D(3, strides=strides, dtype=keras.DTypePolicy("mixed_bfloat16"))
+@pytest.mark.parametrize(
+    ("dtype", "strides", "gpus", "type_of_gradient"),
+    [
+        ("bfloat16", 1, [], "bfloat16"),
+        ("bfloat16", 2, [], "float32"),
+        ("float16", 1, [], "float32"),
+        ("bfloat16", 2, ["a GPU"], "bfloat16"),
+    ],
+)
+def test_depthwise_convolution_has_its_gradient_where_it_is_fast(
+    dtype, strides, gpus, type_of_gradient, monkeypatch
+):
+    monkeypatch.setattr(tf.config, "get_visible_devices", lambda kind: gpus)
+    layer = layers.DepthwiseConv2D(3, strides=strides, dtype=keras.DTypePolicy(f"mixed_{dtype}"))
 
     @tf.function
     def gradient(x):
@@ -341,6 +352,7 @@ def test_depthwise_convolution_has_its_gradient_where_it_is_fast(strides, types)
             total = tf.reduce_sum(layer(x))
         return tape.gradient(total, x)
 
-    graph = gradient.get_concrete_function(tf.zeros([2, 9, 9, 5], tf.bfloat16)).graph
+    graph = gradient.get_concrete_function(tf.zeros([2, 9, 9, 5], dtype)).graph
     kind = "DepthwiseConv2dNativeBackpropInput"
-    assert [op.get_attr("T").name for op in graph.get_operations() if op.type == kind] == types
+    types = [op.get_attr("T").name for op in graph.get_operations() if op.type == kind]
+    assert types == [type_of_gradient]

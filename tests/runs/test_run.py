@@ -193,17 +193,40 @@ class TestGoingOn:
         assert longer.step == 17
 
     def test_a_finished_run_gives_its_weights(self, tmp_path):
-        first, again, later = new_trainer(), new_trainer(), new_trainer()
-        run_in(tmp_path, first).train()
-        outcome = run_in(tmp_path, again).train()
+        """And what a layer has computed of its state, such as the scale of a normalization."""
+        made = []
+        for adapts in (True, False):
+            normalization = keras.layers.Normalization()
+            normalization.build([None, 1])
+            if adapts:
+                normalization.adapt(2 * X + 1)
+            with keras.device("cpu:0"):
+                model = keras.Sequential([keras.Input([1]), normalization, keras.layers.Dense(1)])
+            trainer = toys.trainer(
+                model, keras.optimizers.SGD(0.05), global_batch_size=BATCH, loss="mse"
+            )
+            outcome = run_in(tmp_path, trainer).train()
+            made.append((trainer.state.sha256(), model.predict(X).tolist()))
         assert (outcome.step, outcome.evaluation) == (13, None)
-        assert again.state.sha256() == first.state.sha256()
-        np.testing.assert_array_equal(again.state.model.predict(X), first.state.model.predict(X))
+        assert made[0] == made[1]
 
-        for file in (tmp_path / "checkpoints").glob("step-13.*"):
+    def test_a_finished_run_without_its_last_checkpoint_is_refused(self, tmp_path):
+        """In place of weights that are not those of the run."""
+        run_in(tmp_path).train()
+        (data,) = (tmp_path / "checkpoints").glob("step-13.data*")
+        whole = data.read_bytes()
+        data.write_bytes(whole[:-1] + bytes([whole[-1] ^ 1]))
+        with pytest.raises(checkpoints.DamagedCheckpointError, match="put a good one back, or"):
+            run_in(tmp_path).train()
+        data.write_bytes(whole)
+        with pytest.raises(Dies):
+            run_in(tmp_path, epochs=8).train([towers.checkpoint(steps=15, keep=1), dies_at(16)])
+        with pytest.raises(checkpoints.CheckpointError, match="13 any more: the run was continued"):
+            run_in(tmp_path).train()
+        for file in (tmp_path / "checkpoints").glob("step-*"):
             file.unlink()
-        with pytest.raises(checkpoints.CheckpointError, match="has no checkpoint of step 13 any"):
-            run_in(tmp_path, later).train()
+        with pytest.raises(checkpoints.CheckpointError, match="13 any more; put it back, or"):
+            run_in(tmp_path).train()
 
     def test_on_another_number_of_threads_is_said(self, tmp_path, monkeypatch, capsys):
         threads = machine.intra_op_threads()
@@ -894,6 +917,19 @@ class TestWhatIsSaved:
         on = run_in(tmp_path, self.trainer(grows=False), steps=3).train()
         assert on.step == 3
 
+    @pytest.mark.parametrize("value", [np.nan, np.inf])
+    def test_must_have_statistics_that_are_finite(self, tmp_path, value):
+        """Even if they were not when the run began: a step changes them."""
+        norm = keras.layers.BatchNormalization()
+        with keras.device("cpu:0"):
+            model = keras.Sequential([keras.Input([1]), norm, keras.layers.Dense(1)])
+        norm.moving_variance.assign([value])
+        trainer = toys.trainer(
+            model, keras.optimizers.SGD(0.05), global_batch_size=BATCH, loss="mse"
+        )
+        with pytest.raises(run_errors.TrainingError, match="has left NaN or Inf in .*/moving_var"):
+            run_in(tmp_path, trainer, test=None, steps=3).train()
+
     def test_must_not_have_become_so(self, tmp_path):
         with pytest.raises(run_errors.TrainingError, match="has left NaN or Inf in .*/count;"):
             run_in(tmp_path, self.trainer(grows=True), steps=3).train()
@@ -905,6 +941,18 @@ def test_a_weighted_run_traces_its_step_once(tmp_path):
     weighted = arrays.batches(X, Y, sample_weight=np.linspace(0.0, 1.0, len(X)))
     run_in(tmp_path, trainer, train=weighted, steps=2).train()
     assert trainer._train_step.experimental_get_tracing_count() == 1
+
+
+def test_weights_that_do_not_fit_are_named_before_the_first_step(tmp_path):
+    class OfAnotherSize:
+        num_examples, fingerprint = len(X), "of another size"
+
+        def batches(self, first_step, last_step, *, global_batch_size, share):
+            for _ in range(first_step, last_step):
+                yield X[:BATCH], Y[:BATCH], np.ones(BATCH - 1)
+
+    with pytest.raises(ValueError, match=r"sample_weight of shape \[7\]: must be one weight per"):
+        run_in(tmp_path, train=OfAnotherSize(), steps=2).train()
 
 
 @pytest.mark.parametrize("counts", [True, False])

@@ -1,5 +1,7 @@
 """What computes."""
 
+import os
+
 import pretend_gpu
 import pytest
 import tensorflow as tf
@@ -113,3 +115,15 @@ def test_what_computes_on_gpus_is_part_of_what_a_run_ran_on(tmp_path, monkeypatc
         "TF32": "on" if tf32 else "off",
     }
     assert set(stretches.environment()) >= {"oneDNN", "CUDA", "cuDNN", "NVIDIA driver", "TF32"}
+
+
+@pytest.mark.parametrize(
+    ("set_to", "variable", "threads"), [(3, "5", 3), (0, "5", 5), (0, "", 4), (0, "all", 4)]
+)
+def test_intra_op_threads_are_those_that_were_set_or_the_cores(
+    monkeypatch, set_to, variable, threads
+):
+    monkeypatch.setattr(tf.config.threading, "get_intra_op_parallelism_threads", lambda: set_to)
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: {0, 1, 2, 3}, raising=False)
+    monkeypatch.setenv("TF_NUM_INTRAOP_THREADS", variable)
+    assert machine.intra_op_threads() == threads

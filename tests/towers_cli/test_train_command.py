@@ -161,8 +161,8 @@ class TestARun:
         ("parts", "cores", "said"),
         [
             (4, 4, "--intra_op_threads=1"),
-            (4, 9, "; they use 4 of 9 cores; in a new run, more microbatches or "
-                   "--intra_op_threads=9 use more, with different bits"),
+            (4, 9, "; they use 4 of 9 cores; more microbatches would use more, with different "
+                   "bits"),
             (4, 7, "--intra_op_threads=1"),  # two for each are too many
             (1, 1, "on 1 tower in all, on any number of workers, with --num_microbatches=1 and "
                    "--intra_op_threads=1"),
@@ -182,8 +182,7 @@ class TestARun:
         rate = schedules.LearningRate("constant", 0.1, 5000)
         said = dict(start_table.rows(config, rate, 1000, 20))["same bits"]
         assert said.endswith(
-            "; they use 8 of 20 cores; in a new run, more microbatches or --intra_op_threads=20 "
-            "use more, with different bits"
+            "; they use 8 of 20 cores; --intra_op_threads=20 would use more, with different bits"
         )
         assert "cores" not in dict(start_table.rows(config, rate, 1000, 15))["same bits"]
 
@@ -337,6 +336,14 @@ print(json.dumps([shape, int(correct), float(numpy.mean(losses))]))
         for name, content in scripts.contents(folder).items():
             if name.endswith((".json", ".jsonl")) or "tfevents" in name:
                 assert b"precision" not in content.lower(), name
+
+    def test_a_second_start_needs_no_checkpoint(self, done, folder, tmp_path):
+        """Nothing comes after it that would use the weights."""
+        copied = shutil.copytree(folder, tmp_path / "copied")
+        shutil.rmtree(copied / "checkpoints")
+        again = scripts.train(copied, *WHOLE_RUN)
+        assert (again.returncode, again.stderr) == (0, "")
+        assert "the run has finished already, at step 7" in again.stdout
 
     @pytest.mark.pitfall(11)
     def test_a_second_start_changes_nothing(self, done, folder):

@@ -52,7 +52,8 @@ def _check_is_of_layers(model: keras.Model) -> None:
             raise ValueError(
                 f"the model {part.name} is a {type(part).__name__}: must be a keras.Sequential or "
                 "a keras.Model(inputs, outputs); a model with a call of its own can use "
-                "layers.FusedBatchNormalization and recurrent.FusedLSTM itself"
+                "layers.FusedBatchNormalization, layers.DepthwiseConv2D and recurrent.FusedLSTM "
+                "itself"
             )
 
 

@@ -206,9 +206,9 @@ class FusedBatchNormalization(keras.layers.BatchNormalization):
 class DepthwiseConv2D(keras.layers.DepthwiseConv2D):
     """Keras's layer; in half precision, the gradient of its inputs is computed in float32.
 
-    On a CPU, TensorFlow 2.21 takes 20 times as long for this gradient in bfloat16 as in float32
-    where the stride is above 1, and 6 to 20 times as long in float16. The same arguments, weights
-    and function, up to the rounding of that gradient.
+    On a CPU, TensorFlow 2.21 takes 20 times as long for this gradient in half precision as in
+    float32 where the stride is above 1, and in float16 4 to 16 times where it is 1. The same
+    arguments, weights and function, up to the rounding of that gradient.
     """
 
     def call(self, inputs):

@@ -165,13 +165,23 @@ class Checkpoints:
         Raises:
           CheckpointError: it is not there, or cannot be restored.
         """
-        path = by_step(self._folder).get(step)
-        if path is None:
+        there = by_step(self._folder)
+        if step not in there and (later := [one for one in there if one > step]):
+            raise CheckpointError(
+                f"{self._folder} has no checkpoint of step {step} any more: the run was continued "
+                f"to step {later[-1]}; give it a later end"
+            )
+        if step not in there:
             raise CheckpointError(
                 f"{self._folder} has no checkpoint of step {step} any more; put it back, or choose "
                 "another folder"
             )
-        restore(self._checkpoint, path, partial=False, run_sha256=self._run_sha256)
+        try:
+            restore(self._checkpoint, there[step], partial=False, run_sha256=self._run_sha256)
+        except DamagedCheckpointError as error:
+            raise DamagedCheckpointError(
+                f"{error}; put a good one back, or choose another folder"
+            ) from error
 
     def _remove_torn_first(self) -> bool:
         """Removes what the run's first save has left; False where files of several saves are."""

@@ -7,6 +7,7 @@ from collections.abc import Iterator, Mapping
 
 import keras
 import numpy as np
+import tensorflow as tf
 
 from towers import not_finite, prefetch, step, trainer
 from towers.runs import (
@@ -82,7 +83,7 @@ class Loop:
         self._activations = activations.Activations(tower_trainer)
         self._evaluation: tally.Evaluation | None = None
         self._evaluations: list[Mapping] = []  # lines of metrics.jsonl
-        self._infinite_before: set[int] = set()  # ids of constants such as the -inf of a mask
+        self._infinite: list[keras.Variable] = []  # which no step changes: the -inf of a mask
         self._stop_reason: str | None = None  # a hook's
         self._result: step.StepResult | None = None  # of the last step
         self._hashed_steps: set[int] = set()  # likewise
@@ -139,8 +140,8 @@ class Loop:
         first_step, is_chief = int(self.trainer.state.step), self.workers.is_chief
         self.workers.ask_to_stop(None)  # whatever an earlier training of this program was asked
         self.workers.if_one_is_gone(self._described)
-        fixed = self.trainer.state.model.non_trainable_variables
-        self._infinite_before = {id(v) for v in fixed if not _is_finite(v)}
+        others = self.trainer.state.model.non_trainable_variables
+        self._infinite = [v for v in others if not _is_finite(v)]
         if is_chief:
             self._summaries = summaries.Summaries(self.folder)
         lines = self.workers.from_chief("the evaluations so far", lambda: self._evaluations)
@@ -328,6 +329,7 @@ class Loop:
         """Writes what TensorBoard shows of the run as a whole, which traces the step's graph."""
         *examples, parts = batch
         graph = self.trainer.step_graph(*examples, parts=parts)
+        self._infinite = [v for v in self._infinite if not _is_assigned(v, graph)]
         if self._summaries:
             self._summaries.start(config, graph)
         self._verify_if_missing(first_step)
@@ -396,8 +398,8 @@ class Loop:
     def _check_finite(self) -> None:
         state = self.trainer.state
         variables = [*state.model.variables, *state.optimizer.variables]
-        new = [v for v in variables if id(v) not in self._infinite_before]
-        wrong = [v.path for v in new if not _is_finite(v)]
+        constants = set(map(id, self._infinite))
+        wrong = [v.path for v in variables if id(v) not in constants and not _is_finite(v)]
         if wrong:
             raise self._cannot_continue(
                 f"step {int(state.step)}: the update has left NaN or Inf in {', '.join(wrong)}"
@@ -524,3 +526,10 @@ class Loop:
 
 def _is_finite(variable: keras.Variable) -> bool:
     return bool(np.isfinite(variable.value.numpy()).all())
+
+
+def _is_assigned(variable: keras.Variable, graph: tf.Graph) -> bool:
+    """Whether a step changes a variable."""
+    names = {inside.name for outside, inside in graph.captures if outside is variable.value.handle}
+    assigning = (op for op in graph.get_operations() if op.type.startswith("Assign"))
+    return any(op.inputs[0].name in names for op in assigning)

@@ -122,7 +122,10 @@ def _of_cpuinfo(name: str) -> str | None:
 
 def intra_op_threads() -> int:
     """How many threads share the work of one operation on the CPU."""
-    set_to = tf.config.threading.get_intra_op_parallelism_threads()
+    given = os.environ.get("TF_NUM_INTRAOP_THREADS", "")
+    set_to = tf.config.threading.get_intra_op_parallelism_threads() or (
+        int(given) if given.isdecimal() else 0
+    )
     if set_to:
         return set_to
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()

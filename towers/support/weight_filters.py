@@ -13,7 +13,8 @@ def kernels(model: keras.Model) -> list[keras.Variable]:
 def hidden_dense_kernels(model: keras.Model) -> list[keras.Variable]:
     """The kernels of all dense layers but the last, as in the tutorial, unless they are frozen."""
     dense = [layer for layer in model.layers if isinstance(layer, keras.layers.Dense)]
-    return [layer.kernel for layer in dense[:-1] if layer.kernel.trainable]
+    trained = {id(weight) for weight in model.trainable_variables}
+    return [layer.kernel for layer in dense[:-1] if id(layer.kernel) in trained]
 
 
 # Which weights decay. Biases and batch-norm scales never do.
