@@ -10,7 +10,7 @@ import pytest
 import toys
 
 from towers import schedules
-from towers.runs import loop
+from towers.runs import run_plan
 
 EPOCH = 1000
 
@@ -204,7 +204,7 @@ def test_unknown_scaling_is_refused():
         schedules.scaled_rate(0.1, "log", 256, 128)
 
 
-@pytest.mark.parametrize("module", [schedules, loop], ids=lambda module: module.__name__)
+@pytest.mark.parametrize("module", [schedules, run_plan], ids=lambda module: module.__name__)
 def test_examples_in_docstrings_are_true(module):
     result = doctest.testmod(module)
     assert result.attempted > 0 and result.failed == 0
