@@ -31,11 +31,15 @@ def available_cores() -> int:
 
     A container that has 2.5 cores' time may use 2: of three threads one would always be waited for.
     """
-    if hasattr(os, "sched_getaffinity"):
-        of_process = len(os.sched_getaffinity(0))
-    else:
-        of_process = os.cpu_count() or 1  # not Linux
+    of_process = cores_of_process()
     return min(of_process, cores() or of_process)
+
+
+def cores_of_process() -> int:
+    """The cores it may be scheduled on, for however much of their time; TensorFlow counts these."""
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1  # not Linux
 
 
 def _quotas(root: Path) -> Iterator[float]:

@@ -1,4 +1,4 @@
-"""Installs the packages, `container_limits`, which two of them import, and the commands.
+"""Installs the packages, `container_limits`, which they import, and the commands.
 
 In a checkout, `python train.py` and `python eval.py` are `towers-train` and `towers-eval`.
 """

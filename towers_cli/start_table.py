@@ -116,7 +116,10 @@ def _describe_same_bits(chosen: Mapping, derived: Mapping, cores: int) -> str:
     used = threads if is_shared else parts
     if 2 * used <= cores:
         way = f"--intra_op_threads={cores}" if is_shared else "more microbatches"
-        said += f"; they use {used} of {cores} cores; {way} would use more, with different bits"
+        said += (
+            f"; they use {used} of {cores} cores; in a new run, {way} would use more, with "
+            "different bits"
+        )
     return said
 
 

@@ -7,6 +7,8 @@ import resource
 import sys
 from pathlib import Path
 
+import container_limits
+
 OPEN_FILES = 64  # enough for all that a run opens at a time
 # With less, TensorFlow ends in a crash. Measured: 2 GB of address space are too few and 2.5 are
 # enough; a run on two cores has 12 threads.
@@ -59,9 +61,8 @@ def _check_threads():
     limit = resource.getrlimit(resource.RLIMIT_NPROC)[0]
     if not 0 <= limit < 2**16:  # a higher one, or none, is not met
         return
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
     base, per_core = THREADS
-    there, needed = _threads_of_user(), base + per_core * (cores or 1)
+    there, needed = _threads_of_user(), base + per_core * container_limits.cores_of_process()
     if there + needed > limit:
         raise OSError(
             errno.EAGAIN,

@@ -161,8 +161,8 @@ class TestARun:
         ("parts", "cores", "said"),
         [
             (4, 4, "--intra_op_threads=1"),
-            (4, 9, "; they use 4 of 9 cores; more microbatches would use more, with different "
-                   "bits"),
+            (4, 9, "; they use 4 of 9 cores; in a new run, more microbatches would use more, "
+                   "with different bits"),
             (4, 7, "--intra_op_threads=1"),  # two for each are too many
             (1, 1, "on 1 tower in all, on any number of workers, with --num_microbatches=1 and "
                    "--intra_op_threads=1"),
@@ -182,7 +182,8 @@ class TestARun:
         rate = schedules.LearningRate("constant", 0.1, 5000)
         said = dict(start_table.rows(config, rate, 1000, 20))["same bits"]
         assert said.endswith(
-            "; they use 8 of 20 cores; --intra_op_threads=20 would use more, with different bits"
+            "; they use 8 of 20 cores; in a new run, --intra_op_threads=20 would use more, with "
+            "different bits"
         )
         assert "cores" not in dict(start_table.rows(config, rate, 1000, 15))["same bits"]
 

@@ -10,6 +10,8 @@ from pathlib import Path
 
 import tensorflow as tf
 
+import container_limits
+
 CPUINFO = Path("/proc/cpuinfo")
 DEVICE_FILES = Path("/dev")
 NVIDIA_DRIVER = Path("/proc/driver/nvidia/version")
@@ -123,9 +125,8 @@ def _of_cpuinfo(name: str) -> str | None:
 def intra_op_threads() -> int:
     """How many threads share the work of one operation on the CPU."""
     given = os.environ.get("TF_NUM_INTRAOP_THREADS", "")
-    set_to = tf.config.threading.get_intra_op_parallelism_threads() or (
-        int(given) if given.isdecimal() else 0
+    return (
+        tf.config.threading.get_intra_op_parallelism_threads()
+        or (int(given) if given.isdecimal() else 0)
+        or container_limits.cores_of_process()
     )
-    if set_to:
-        return set_to
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
