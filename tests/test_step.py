@@ -616,4 +616,4 @@ def test_the_graph_that_is_shown_is_the_one_that_trains():
     made.fit([batch])
     with tf.device("/CPU:0"):
         made.train_step(*map(tf.constant, batch))
-    assert made._train_step.experimental_get_tracing_count() == 1
+    assert made._train_step.function.experimental_get_tracing_count() == 1

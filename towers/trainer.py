@@ -156,8 +156,7 @@ class Trainer:
             moving_average_decay=moving_average_decay,
             parameter_device=parameter_device,
         )
-        # Autograph would only read through code that has no Python control flow over tensors.
-        self._train_step = tf.function(self._build_step, autograph=False)
+        self._train_step = structures.Traced(self._build_step)
         self._trainable = checks.Trainable(model)
         self._evaluator = evaluation.Evaluator(
             model,
@@ -314,7 +313,7 @@ class Trainer:
         """The graph of the step that `train_step` makes of such a batch, for TensorBoard."""
         with tf.device(devices.HOST):
             given = self._rate_of_next_step(), *self._checked(inputs, labels, sample_weight), parts
-            return self._train_step.get_concrete_function(*given).graph
+            return self._train_step.function.get_concrete_function(*given).graph
 
     def broadcast_state(self) -> None:
         """Gives every worker the chief's state; all call it together."""

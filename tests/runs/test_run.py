@@ -940,7 +940,7 @@ def test_a_weighted_run_traces_its_step_once(tmp_path):
     trainer = new_trainer()
     weighted = arrays.batches(X, Y, sample_weight=np.linspace(0.0, 1.0, len(X)))
     run_in(tmp_path, trainer, train=weighted, steps=2).train()
-    assert trainer._train_step.experimental_get_tracing_count() == 1
+    assert trainer._train_step.function.experimental_get_tracing_count() == 1
 
 
 def test_weights_that_do_not_fit_are_named_before_the_first_step(tmp_path):
