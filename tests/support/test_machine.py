@@ -110,11 +110,26 @@ def test_what_computes_on_gpus_is_part_of_what_a_run_ran_on(tmp_path, monkeypatc
     monkeypatch.setattr(tf.config.experimental, name, lambda: tf32)
     assert machine.gpu_software() == {
         "CUDA": "12.5.1",
+        "cuBLAS": "unknown",
         "cuDNN": "9",
         "NVIDIA driver": "535.154.05",
         "TF32": "on" if tf32 else "off",
     }
-    assert set(stretches.environment()) >= {"oneDNN", "CUDA", "cuDNN", "NVIDIA driver", "TF32"}
+    expected = {"oneDNN", "CUDA", "cuBLAS", "cuDNN", "NVIDIA driver", "TF32"}
+    assert set(stretches.environment()) >= expected
+    # Those that the process has loaded, where it has.
+    monkeypatch.setattr(machine, "_loaded", lambda *named: " ".join(named))
+    found = machine.gpu_software()
+    assert found["cuBLAS"] == "libcublasLt.so.12 cublasLtGetVersion"
+    assert found["cuDNN"] == "libcudnn.so.9 cudnnGetVersion"
+
+
+def test_the_version_of_a_library_is_that_of_the_loaded_one():
+    number = os.getpid()
+    version = f"{number // 10_000}.{number // 100 % 100}.{number % 100}"
+    assert machine._loaded("libc.so.6", "getpid") == version
+    assert machine._loaded("libc.so.6", "cudnnGetVersion") is None
+    assert machine._loaded("libcudnn.so.9", "cudnnGetVersion") is None
 
 
 @pytest.mark.parametrize(

@@ -1,5 +1,6 @@
 """What computes, as far as it shows in a run's last bits."""
 
+import ctypes
 import functools
 import logging
 import os
@@ -52,12 +53,29 @@ def gpu_software() -> dict[str, str]:
     build = tf.sysconfig.get_build_info()
     driver = NVIDIA_DRIVER.read_text() if NVIDIA_DRIVER.exists() else ""
     found = re.search(r"\b\d+(\.\d+)+\b", driver)
+    cuda, cudnn = (build.get(f"{name}_version", "unknown") for name in ("cuda", "cudnn"))
+    cublas = _loaded(f"libcublasLt.so.{cuda.split('.')[0]}", "cublasLtGetVersion")
     return {
-        "CUDA": build.get("cuda_version", "unknown"),
-        "cuDNN": build.get("cudnn_version", "unknown"),
+        "CUDA": cuda,
+        "cuBLAS": cublas or "unknown",
+        "cuDNN": _loaded(f"libcudnn.so.{cudnn.split('.')[0]}", "cudnnGetVersion") or cudnn,
         "NVIDIA driver": found[0] if found else "unknown",
         "TF32": "on" if tf.config.experimental.tensor_float_32_execution_enabled() else "off",
     }
+
+
+def _loaded(library: str, function: str) -> str | None:
+    """The version of a library that this process has loaded; None where it has not.
+
+    TensorFlow loads cuBLAS and cuDNN when it lists GPUs, and tells only for which it was built.
+    """
+    try:
+        version = getattr(ctypes.CDLL(library, mode=os.RTLD_NOLOAD | os.RTLD_NOW), function)
+    except (OSError, AttributeError):
+        return None
+    version.restype = ctypes.c_size_t
+    number = version()  # such as 91900
+    return f"{number // 10_000}.{number // 100 % 100}.{number % 100}"
 
 
 @functools.cache
