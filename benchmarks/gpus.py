@@ -6,8 +6,8 @@
 The step of each network is traced for two towers on GPUs, whether or not there are any, and its
 graph shows what crosses from one device to another. Then 1, 2, 4 and 8 towers, as many as there are
 GPUs (without one: 1 and 2 on the CPU), train a few deterministic steps, each number in a process of
-its own. One hash for all of them is the promise of this package, never checked on a GPU so far:
-send the file back.
+its own. One hash for all of them is the promise of this package, never checked on several GPUs so
+far: send the file back.
 """
 
 import argparse

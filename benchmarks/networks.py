@@ -2,27 +2,41 @@
 
     python -m benchmarks.networks
     python -m benchmarks.networks --task=resnet --compute_dtype=bfloat16 --jit_compile
+    python -m benchmarks.networks --num_microbatches=1 --pytorch_python=other/bin/python
 
 One batch in memory, SGD with momentum, no logs; towers with one tower, the default threads and the
 default number of microbatches, or the given one. The sides of a row take turns, each a process of
 its own; a ratio is the median over rounds of the ratios within a round, of towers (with `fused`,
 without it, or compiled with XLA) to the peer, in both cases the one whose median rate is the
-highest. Its interval is from the smallest to the largest of these.
+highest. Its interval is from the smallest to the largest of these. On a machine with GPUs all
+sides use the first one, and towers train with their parameters on the CPU and on that GPU.
 """
 
+import argparse
+import functools
 import importlib.util
 import statistics
+import subprocess
+import sys
 from collections.abc import Sequence
 
 from benchmarks import turns
 from benchmarks.peers import task_sizes
-from towers.support import shares
+from towers.support import machine, shares
 
-HEAD = """\
-| network | type | microbatches | towers, images/s | with `fused` | with `jit_compile` | \
-Keras `fit` | compiled with XLA | PyTorch | compiled | relative to the best of them |
-|---|---|---|---|---|---|---|---|---|---|---|"""
-OWN = ("towers", "fused", "towers-xla")
+COLUMNS = {
+    "towers": "towers, images/s",
+    "fused": "with `fused`",
+    "towers-xla": "with `jit_compile`",
+    "on-gpu": "parameters on the GPU",
+    "on-gpu-xla": "and `jit_compile`",
+    "keras": "Keras `fit`",
+    "keras-xla": "compiled with XLA",
+    "pytorch": "PyTorch",
+    "pytorch-compiled": "compiled",
+}
+ON_CPU = ("towers", "fused", "towers-xla")
+ON_GPU = ("towers", "on-gpu", "on-gpu-xla")
 FUSED = ("mobilenet", "lstm")  # which have layers that `fused` replaces
 PEERS = ("keras", "keras-xla", "pytorch", "pytorch-compiled")
 DTYPES = ("float32", "bfloat16")
@@ -37,49 +51,54 @@ def main():
     parser.add_argument(
         "--num_microbatches", type=int, default=shares.MOST_BY_DEFAULT, help="of a step of towers"
     )
+    parser.add_argument("--batch", type=int, help="examples of a step; default: the task's own")
     parser.add_argument("--jit_compile", action="store_true", help="towers compiled with XLA, too")
+    parser.add_argument("--deterministic", action="store_true", help="towers on a GPU")
+    parser.add_argument(
+        "--pytorch_python", default=sys.executable, help="the interpreter that has PyTorch"
+    )
     parser.add_argument("--seconds", type=float, default=3.0, help="of a turn")
     options = parser.parse_args()
+    own = ON_GPU if machine.num_devices("GPU") else ON_CPU
     rows = (
-        measure(
-            task,
-            compute_dtype,
-            options.peer or PEERS,
-            options.seconds,
-            options.rounds,
-            options.num_microbatches,
-            options.jit_compile,
-        )
+        measure(task, compute_dtype, options, own)
         for task in options.task or task_sizes.SHAPES
         for compute_dtype in options.compute_dtype or DTYPES
     )
-    turns.report(HEAD, rows, as_row, options.output)
+    turns.report(head(own), rows, functools.partial(as_row, own=own), options.output)
 
 
 def measure(
-    task: str,
-    compute_dtype: str,
-    peers: list[str],
-    seconds: float,
-    rounds: int,
-    num_microbatches: int,
-    jit_compile: bool = False,
+    task: str, compute_dtype: str, options: argparse.Namespace, own: Sequence[str] = ON_CPU
 ) -> dict:
     """The figures of one row; with `jit_compile`, those of towers compiled with XLA too."""
-    asked = [*peers, "towers-xla"] if jit_compile else peers
+    asked = [
+        *(options.peer or PEERS),
+        *(name for name in own if options.jit_compile or not name.endswith("-xla")),
+    ]
+    more = [] if options.batch is None else [f"--batch={options.batch}"]
+    named = commands(
+        task, compute_dtype, asked, options.num_microbatches, *more,
+        deterministic=options.deterministic, pytorch_python=options.pytorch_python,
+    )  # fmt: skip
     sides = {
-        name: turns.Side(command, {"seconds": seconds})
-        for name, command in commands(task, compute_dtype, asked, num_microbatches).items()
+        name: turns.Side(
+            command,
+            {"seconds": options.seconds},
+            options.pytorch_python if "pytorch" in name else sys.executable,
+        )
+        for name, command in named.items()
     }
+    rounds = options.rounds
     measured = turns.measure(sides, rounds)
     rates = {name: found.rates for name, found in measured.items()}
     medians = {name: found.median_rate() for name, found in measured.items()}
-    best = max(set(rates) - set(OWN), key=medians.get, default=None)
+    best = max(set(rates) & set(PEERS), key=medians.get, default=None)
     figures = {
         "task": task,
         "compute_dtype": compute_dtype,
-        "batch": task_sizes.BATCHES[task],
-        "num_microbatches": num_microbatches,
+        "batch": options.batch or task_sizes.BATCHES[task],
+        "num_microbatches": options.num_microbatches,
         "images_per_second": {name: round(rate, 1) for name, rate in medians.items()},
         "peak_megabytes": {
             name: round(found.peak_megabytes or 0) for name, found in measured.items()
@@ -88,7 +107,7 @@ def measure(
         "rounds": rounds,
     }
     if best:
-        ours = max((name for name in OWN if name in rates), key=medians.get)
+        ours = max((name for name in own if name in rates), key=medians.get)
         ratios = [own / its for own, its in zip(rates[ours], rates[best], strict=True)]
         figures |= {
             "best_of_ours": ours,
@@ -96,48 +115,76 @@ def measure(
             "to_best_peer": round(statistics.median(ratios), 3),
             "least_and_largest": [round(min(ratios), 3), round(max(ratios), 3)],
         }
-    return figures | turns.conditions()
+    conditions = turns.conditions()
+    if options.pytorch_python != sys.executable and "pytorch" in "".join(sides):
+        conditions["torch"] = torch_of(options.pytorch_python)
+    return figures | conditions
+
+
+def torch_of(python: str) -> str:
+    """The version of PyTorch that an interpreter has."""
+    program = "import importlib.metadata as m; print(m.version('torch'))"
+    done = subprocess.run([python, "-c", program], capture_output=True, text=True, check=True)
+    return done.stdout.strip()
 
 
 def commands(
-    task: str, compute_dtype: str, asked: Sequence[str], num_microbatches: int, *more: str
+    task: str,
+    compute_dtype: str,
+    asked: Sequence[str],
+    num_microbatches: int,
+    *more: str,
+    deterministic: bool = False,
+    pytorch_python: str = sys.executable,
 ) -> dict[str, tuple[str, ...]]:
     """Name of a side to its command, with `more` arguments.
 
-    They are towers, with `fused` too where that replaces a layer, and the other sides that are
-    asked for: PyTorch's where it is installed.
+    They are the sides that are asked for: with `fused` where that replaces a layer, and PyTorch's
+    where it is installed, or has an interpreter of its own.
     """
     given = (task, compute_dtype, *more)
     of_towers = (*given, f"--num_microbatches={num_microbatches}")
+    of_towers += ("--deterministic",) if deterministic else ()
     of_all = {
-        "towers": ("benchmarks.peers.keras_tasks", "towers", *of_towers),
-        "fused": ("benchmarks.peers.keras_tasks", "fused", *of_towers),
-        "towers-xla": ("benchmarks.peers.keras_tasks", "towers-xla", *of_towers),
+        name: ("benchmarks.peers.keras_tasks", name, *of_towers)
+        for name in dict.fromkeys(ON_CPU + ON_GPU)
+    }
+    of_all |= {
         "keras": ("benchmarks.peers.keras_tasks", "fit", *given),
         "keras-xla": ("benchmarks.peers.keras_tasks", "fit-xla", *given),
         "pytorch": ("benchmarks.peers.pytorch_tasks", *given),
         "pytorch-compiled": ("benchmarks.peers.pytorch_tasks", *given, "--compile"),
     }
-    has_torch = importlib.util.find_spec("torch") is not None
+    has_torch = pytorch_python != sys.executable or importlib.util.find_spec("torch") is not None
     return {
         name: command
         for name, command in of_all.items()
-        if name == "towers"
-        or (name == "fused" and task in FUSED)
-        or (name in asked and (has_torch or "pytorch" not in name))
+        if name in asked
+        and (name != "fused" or task in FUSED)
+        and (has_torch or "pytorch" not in name)
     }
 
 
-def as_row(row: dict) -> str:
+def head(own: Sequence[str] = ON_CPU) -> str:
+    """The head of the table with so many columns of towers."""
+    columns = [COLUMNS[name] for name in (*own, *PEERS)]
+    names = ["network", "type", "microbatches", *columns, "relative to the best of them"]
+    return f"| {' | '.join(names)} |\n{'|---' * len(names)}|"
+
+
+def as_row(row: dict, own: Sequence[str] = ON_CPU) -> str:
     """One row of the table."""
     rates = row["images_per_second"]
-    shown = " | ".join(_rate(rates[name]) if name in rates else "" for name in OWN + PEERS)
+    shown = " | ".join(_rate(rates[name]) if name in rates else "" for name in (*own, *PEERS))
     ratio = ""
     if "best_peer" in row:
         least, largest = row["least_and_largest"]
         ratio = f"{row['to_best_peer']:.2f} ({least:.2f}–{largest:.2f})"
     what = f"{row['task']} | {row['compute_dtype']} | {row['num_microbatches']}"
     return f"| {what} | {shown} | {ratio} |"
+
+
+HEAD = head()
 
 
 def _rate(images_per_second: float) -> str:

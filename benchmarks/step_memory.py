@@ -64,7 +64,7 @@ def measure(task: str, rounds: int) -> dict:
 def peaks(task: str, batch: int) -> dict[str, float]:
     """Name of a side to its process's peak, in MB; one process after the other."""
     number = shares.MOST_BY_DEFAULT
-    commands = networks.commands(task, "float32", PEERS, number, f"--batch={batch}")
+    commands = networks.commands(task, "float32", SIDES, number, f"--batch={batch}")
     found = {}
     for name, command in commands.items():
         sides = {name: turns.Side(command, {"steps": STEPS})}

@@ -33,10 +33,12 @@ class Side:
     Attributes:
       arguments: after `python -m`, of a program that counts its steps with `counter.Counter`.
       turn: `{"seconds": ...}` or `{"steps": ...}`.
+      python: the interpreter that runs it; PyTorch's may be another one than TensorFlow's.
     """
 
     arguments: tuple[str, ...]
     turn: Mapping[str, float]
+    python: str = sys.executable
 
 
 class Worker:
@@ -46,7 +48,7 @@ class Worker:
         self._name, self._turn, self._log = name, side.turn, log
         with log.open("w") as errors:
             self._process = subprocess.Popen(
-                [sys.executable, "-m", *side.arguments],
+                [side.python, "-m", *side.arguments],
                 stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=errors, text=True,
             )  # fmt: skip
         self._answer()
@@ -149,6 +151,8 @@ def conditions() -> dict:
     for package in ("tensorflow", "keras", "torch"):
         if importlib.util.find_spec(package):
             found[package] = importlib.metadata.version(package)
+    if gpus := machine.gpu_names():
+        found |= {"gpus": gpus} | machine.gpu_software()
     return found
 
 

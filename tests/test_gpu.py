@@ -6,8 +6,10 @@ for them, and works, in processes of its own.
 
 import json
 import os
+import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import forked
@@ -145,15 +147,40 @@ FLAGS = (
 )  # fmt: skip
 
 
-def trained(folder, cache_home, *command, hidden=False):
-    """The hashes of a run of `train.py`."""
-    done = subprocess.run(
-        [sys.executable, *command, str(scripts.ROOT / "train.py"), f"--train_dir={folder}", *FLAGS],
+def training(folder, cache_home, *command, hidden=False, flags=()):
+    """A process of `train.py`."""
+    script = str(scripts.ROOT / "train.py")
+    return subprocess.Popen(
+        [sys.executable, *command, script, f"--train_dir={folder}", *FLAGS, *flags],
         env=seeing(hidden) | {"XDG_CACHE_HOME": str(cache_home)},
-        capture_output=True, text=True, timeout=TIMEOUT_SECONDS,
+        stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
     )  # fmt: skip
-    assert done.returncode == 0, done.stderr
-    return done.stdout, scripts.hash_lines(folder)
+
+
+def trained(folder, *arguments, **options):
+    """What a run of `train.py` prints, and its hashes."""
+    with training(folder, *arguments, **options) as process:
+        stdout, stderr = process.communicate(timeout=TIMEOUT_SECONDS)
+    assert process.returncode == 0, stderr
+    return stdout, scripts.hash_lines(folder)
+
+
+def compare_killed_run(folder, cache_home, *, hidden=False):
+    """Checks a run that is killed after its first checkpoint against one that is not."""
+    options = {"hidden": hidden, "flags": ("--max_steps=200", "--verify_every_steps=50")}
+    _, expected = trained(folder / "whole", cache_home, **options)
+    first = folder / "killed/checkpoints/step-20.index"
+    with training(folder / "killed", cache_home, **options) as process:
+        ends = time.monotonic() + TIMEOUT_SECONDS
+        while not first.exists() and process.poll() is None and time.monotonic() < ends:
+            time.sleep(0.01)
+        process.kill()
+        process.communicate()
+    assert process.returncode == -signal.SIGKILL
+    said, resumed = trained(folder / "killed", cache_home, **options)
+    assert "continuing at step" in said
+    assert resumed == expected
+    assert [line["step"] for line in expected] == [0, 50, 100, 150, 200]
 
 
 @pytest.mark.usefixtures("a_gpu")
@@ -171,3 +198,15 @@ def test_train_py_can_be_asked_the_same_on_a_cpu(tmp_path, cache_home):
     launched = "-m", "towers_cli.launch", "--workers=2", "--"
     _, two = trained(tmp_path / "two", cache_home, *launched, hidden=True)
     assert one == two != []
+
+
+@pytest.mark.usefixtures("a_gpu")
+def test_train_py_on_a_gpu_resumes_with_the_bits_of_a_run_that_was_never_killed(
+    tmp_path, cache_home
+):
+    compare_killed_run(tmp_path, cache_home)
+
+
+@pytest.mark.long
+def test_train_py_can_be_killed_likewise_on_a_cpu(tmp_path, cache_home):
+    compare_killed_run(tmp_path, cache_home, hidden=True)

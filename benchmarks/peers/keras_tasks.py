@@ -1,6 +1,8 @@
 """A network of `tasks` on towers or in Keras's `fit`, on one batch in memory.
 
 python -m benchmarks.peers.keras_tasks SIDE TASK COMPUTE_DTYPE [--batch=N]
+
+Both use the first GPU, where there is one, and copy the batch to it in each step.
 """
 
 import argparse
@@ -13,13 +15,13 @@ import towers  # before Keras: it silences TensorFlow's notices
 from benchmarks.peers import counter, keras_fit, tasks
 from benchmarks.peers import task_sizes as sizes
 from towers import devices, networks
-from towers.support import shares
+from towers.support import machine, shares
 from towers_cli import resolve
 
 import keras  # isort: skip
 import tensorflow as tf  # isort: skip
 
-ON_TOWERS = ("towers", "fused", "towers-xla")
+ON_TOWERS = ("towers", "fused", "towers-xla", "on-gpu", "on-gpu-xla")
 
 
 def optimizer() -> keras.optimizers.Optimizer:
@@ -29,24 +31,31 @@ def optimizer() -> keras.optimizers.Optimizer:
 
 def on_towers(options: argparse.Namespace, turn: counter.Counter) -> None:
     """The bare step of a Trainer of one tower, with the default threads."""
-    cores = container_limits.available_cores()
-    compiled = options.side == "towers-xla"
+    cores, num_gpus = container_limits.available_cores(), machine.num_devices("GPU")
+    compiled = options.side.endswith("-xla")
     devices.use_intra_op_threads(
-        resolve.default_threads(options.num_microbatches, 0, cores, compiled)
+        resolve.default_threads(options.num_microbatches, num_gpus, cores, compiled)
     )
-    devices.choose(1)
-    with tf.device(devices.HOST):
+    if options.deterministic:
+        devices.run_deterministically()
+    (tower,) = devices.choose(1)
+    parameter_device = tower if options.side.startswith("on-gpu") else devices.HOST
+    with tf.device(parameter_device):
         model = tasks.build(options.task, options.compute_dtype)
         if options.side == "fused":
             model = networks.fused(model)
+        chosen = optimizer()
     trainer = towers.Trainer(
         model,
-        optimizer(),
+        chosen,
+        towers=[tower],
         global_batch_size=options.batch,
         num_microbatches=options.num_microbatches,
         jit_compile=compiled,
+        parameter_device=parameter_device,
     )
-    inputs, labels = map(tf.constant, one_batch(options))
+    with tf.device(devices.HOST):
+        inputs, labels = map(tf.constant, one_batch(options))
     for _ in itertools.count():
         trainer.train_step(inputs, labels).losses["total"].numpy()
         turn.step_done(options.batch)
@@ -54,6 +63,7 @@ def on_towers(options: argparse.Namespace, turn: counter.Counter) -> None:
 
 def in_fit(options: argparse.Namespace, turn: counter.Counter) -> None:
     """Keras's own loop."""
+    devices.choose(1)  # or else the process would take all memory of a GPU
     model = tasks.with_keras_batch_norm(tasks.build(options.task, options.compute_dtype))
     model.compile(
         optimizer(),
@@ -80,6 +90,7 @@ def main():
         "--num_microbatches", type=int, default=shares.MOST_BY_DEFAULT, help="of a step on towers"
     )
     parser.add_argument("--batch", type=int, help="default: the task's own")
+    parser.add_argument("--deterministic", action="store_true", help="on towers")
     options = parser.parse_args()
     options.batch = options.batch or sizes.BATCHES[options.task]
     turn = counter.Counter()

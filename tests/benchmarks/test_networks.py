@@ -1,5 +1,7 @@
 """All kinds of networks beside their peers: the same networks, and what is made of their rates."""
 
+import argparse
+import sys
 import types
 
 import combinations
@@ -21,6 +23,15 @@ WEIGHTS = {
 
 
 LARGE = ("resnet50", "mobilenet")
+
+
+def asked_for(**given):
+    """The options of a row."""
+    defaults = {
+        "peer": [], "seconds": 1.0, "rounds": 1, "num_microbatches": 8, "jit_compile": False,
+        "batch": None, "deterministic": False, "pytorch_python": sys.executable,
+    }  # fmt: skip
+    return argparse.Namespace(**defaults | given)
 
 
 @pytest.mark.parametrize(
@@ -57,7 +68,7 @@ def test_the_ratio_is_to_the_best_peer_within_each_round(monkeypatch):
         return {name: turns.Measured(rates[name], 100.0) for name in sides}
 
     monkeypatch.setattr(turns, "measure", measured)
-    row = networks.measure("mobilenet", "float32", ["keras", "keras-xla"], 1.0, 3, 8)
+    row = networks.measure("mobilenet", "float32", asked_for(peer=["keras", "keras-xla"], rounds=3))
     assert asked == [(set(rates), 3)]
     assert (row["best_peer"], row["to_best_peer"]) == ("keras-xla", 1.2)
     assert row["least_and_largest"] == [0.9, 2.2]
@@ -71,7 +82,7 @@ def test_the_ratio_is_of_towers_without_fused_where_that_is_faster(monkeypatch):
     monkeypatch.setattr(
         turns, "measure", lambda sides, _: {n: turns.Measured(rates[n], 1.0) for n in sides}
     )
-    row = networks.measure("lstm", "float32", ["keras"], 1.0, 2, 2)
+    row = networks.measure("lstm", "float32", asked_for(peer=["keras"], rounds=2))
     assert (row["best_of_ours"], row["least_and_largest"]) == ("towers", [1.5, 3.0])
 
 
@@ -79,7 +90,7 @@ def test_a_network_without_such_layers_is_not_fused(monkeypatch):
     monkeypatch.setattr(
         turns, "measure", lambda sides, _: {name: turns.Measured([1.0], None) for name in sides}
     )
-    row = networks.measure("transformer", "float32", [], 1.0, 1, 2)
+    row = networks.measure("transformer", "float32", asked_for(peer=["none"], num_microbatches=2))
     assert row["images_per_second"] == {"towers": 1.0}
     assert networks.as_row(row) == "| transformer | float32 | 2 | 1.0 |  |  |  |  |  |  |  |"
 
@@ -92,7 +103,7 @@ def test_towers_are_compiled_where_that_is_asked_for(monkeypatch):
         return {name: turns.Measured(rates[name], None) for name in sides}
 
     monkeypatch.setattr(turns, "measure", measured)
-    row = networks.measure("resnet", "bfloat16", ["keras-xla"], 1.0, 1, 8, jit_compile=True)
+    row = networks.measure("resnet", "bfloat16", asked_for(peer=["keras-xla"], jit_compile=True))
     assert (row["best_of_ours"], row["to_best_peer"]) == ("towers-xla", 1.5)
     assert networks.as_row(row) == (
         "| resnet | bfloat16 | 8 | 1.0 |  | 9.0 |  | 6.0 |  |  | 1.50 (1.50–1.50) |"
@@ -104,11 +115,43 @@ def test_the_command_measures_what_it_is_asked_for(monkeypatch):
     monkeypatch.setattr(networks, "measure", lambda *given: asked.append(given) or {})
     monkeypatch.setattr(networks.turns, "report", lambda _, rows, *__: list(rows))
     flags = ["--task=lstm", "--compute_dtype=bfloat16", "--peer=keras", "--rounds=2"]
-    for more in ([], ["--jit_compile", "--num_microbatches=2"]):
+    many = ["--jit_compile", "--num_microbatches=2", "--batch=7", "--deterministic"]
+    for more in ([], [*many, "--pytorch_python=other"]):
         monkeypatch.setattr("sys.argv", ["networks", *flags, *more])
         networks.main()
-    given = ("lstm", "bfloat16", ["keras"], 3.0, 2)
-    assert asked == [(*given, 8, False), (*given, 2, True)]
+    assert [given[:2] for given in asked] == [("lstm", "bfloat16")] * 2
+    one, two = (vars(given[2]) for given in asked)
+    common = {"peer": ["keras"], "seconds": 3.0, "rounds": 2}
+    assert one.items() >= (common | {"num_microbatches": 8, "jit_compile": False}).items()
+    assert two.items() >= (common | {"num_microbatches": 2, "jit_compile": True}).items()
+    assert (two["batch"], two["deterministic"], two["pytorch_python"]) == (7, True, "other")
+
+
+def test_on_a_gpu_towers_have_their_parameters_on_either_device(monkeypatch):
+    """And PyTorch has the interpreter that is named for it."""
+    rates = {"towers": 2.0, "on-gpu": 4.0, "on-gpu-xla": 6.0, "pytorch": 3.0}
+
+    def measured(sides, _):
+        assert {name: side.arguments[1] for name, side in sides.items()} == {
+            "towers": "towers", "on-gpu": "on-gpu", "on-gpu-xla": "on-gpu-xla", "pytorch": "resnet",
+        }  # fmt: skip
+        assert all("--batch=64" in side.arguments for side in sides.values())
+        deterministic = {name for name in sides if "--deterministic" in sides[name].arguments}
+        assert deterministic == {"towers", "on-gpu", "on-gpu-xla"}
+        assert {name for name in sides if sides[name].python == "other"} == {"pytorch"}
+        return {name: turns.Measured([rates[name]], None) for name in sides}
+
+    monkeypatch.setattr(turns, "measure", measured)
+    monkeypatch.setattr(networks, "torch_of", lambda python: f"that of {python}")
+    options = asked_for(
+        peer=["pytorch"], batch=64, deterministic=True, jit_compile=True, pytorch_python="other"
+    )
+    row = networks.measure("resnet", "float32", options, networks.ON_GPU)
+    assert (row["best_of_ours"], row["to_best_peer"], row["batch"]) == ("on-gpu-xla", 2.0, 64)
+    assert row["torch"] == "that of other"
+    shown = networks.as_row(row, networks.ON_GPU)
+    assert shown == "| resnet | float32 | 8 | 2.0 | 4.0 | 6.0 |  |  | 3.0 |  | 2.00 (2.00–2.00) |"
+    assert networks.head(networks.ON_GPU).splitlines()[0].count("|") == shown.count("|")
 
 
 def test_numbers_of_microbatches_are_compared_to_the_default(monkeypatch):

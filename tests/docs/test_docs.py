@@ -200,6 +200,14 @@ def test_tables_are_what_was_measured(page, name, benchmark, rows):
     assert "\n".join(table) in (ROOT / "docs" / page).read_text(encoding="utf-8")
 
 
+def test_the_table_of_a_gpu_is_what_was_measured():
+    own = all_networks.ON_GPU
+    rows = measured("networks_gpu")
+    table = [all_networks.head(own), *(all_networks.as_row(row, own) for row in rows)]
+    assert len(rows) == 4
+    assert "\n".join(table) in (ROOT / "docs/gpus.md").read_text(encoding="utf-8")
+
+
 def figures_in_order(beginning: str, page: Path = RESULTS) -> str:
     """The numbers of a paragraph of a page, as they are written there: ` 3,390 1.65 61.7 `.
 
