@@ -95,6 +95,36 @@ def have_the_bits_of_one(of_workers):
             assert of_worker == alone(name), f"{name} on worker {index}"
 
 
+@pytest.mark.parametrize(
+    ("sizes", "expected"),
+    [
+        ([], []),
+        ([3], [[0]]),
+        ([1, 1, 1], [[2, 1, 0]]),  # smaller than a part
+        ([10, 40, 10], [[2, 1], [0]]),  # the last fills half of a part, the one before three
+        (
+            [5] * 20,
+            [[19, 18, 17, 16, 15], [14, 13, 12, 11], [10, 9, 8, 7, 6], [5, 4, 3, 2], [1, 0]],
+        ),
+        ([20, None, 30], [[2], [0]]),
+    ],
+)
+def test_gradients_travel_in_parts_those_of_the_last_weights_first(monkeypatch, sizes, expected):
+    monkeypatch.setattr(collectives, "_LEAST_BYTES_OF_A_PART", 4 * 22)
+    found = collectives._in_parts([None if n is None else tf.zeros([n]) for n in sizes])
+    assert found == expected
+
+
+def test_the_parts_of_each_type_are_few(monkeypatch):
+    monkeypatch.setattr(collectives, "_LEAST_BYTES_OF_A_PART", 1)
+    rows = tf.IndexedSlices(tf.zeros([1, 2]), tf.constant([0]), tf.constant([3, 2]))
+    sums = [tf.zeros([2]), rows, *[tf.zeros([2], tf.float64)] * 3, *[tf.zeros([2])] * 100]
+    parts = collectives._in_parts(sums)
+    assert sorted(place for part in parts for place in part) == [0, *range(2, 105)]
+    assert [len({sums[place].dtype for place in part}) for part in parts] == [1] * len(parts)
+    assert len(parts) == collectives._MOST_PARTS + 3
+
+
 def test_workers_may_have_any_number_of_towers_each(of_two):
     expected = worker_checks.train(worker.SingleWorker(), toys.small_cifarnet())
     for name in ("two on each", "one and three"):

@@ -8,6 +8,7 @@ from each call (docs/workers.md).
 
 import contextlib
 import functools
+import itertools
 import json
 import math
 import re
@@ -22,6 +23,8 @@ from towers.multi_worker import channel, cluster
 from towers.support import shares, worker_errors
 
 _SHORTEST_TEXT = 1024  # bytes of a message
+# Gradients travel in so many parts for each type. Below this size, messages take longer than bytes.
+_MOST_PARTS, _LEAST_BYTES_OF_A_PART = 8, 2**20
 _MARK, _LABEL_BYTES = "workers do different things", 64
 # Apart from those that the strategy makes, and below 2 ** 31.
 _GROUP, _FIRST_KEY, _KEYS = 7001, 2**20, 2**29
@@ -131,28 +134,25 @@ class MultiWorker:
         return [rest._replace(sums={(0, of.num_microbatches): totals})]
 
     def _totals(self, sums, of, parity) -> list[tf.Tensor | None]:
-        """The sum of each dense gradient over all microbatches; those of one type travel as one."""
+        """The sum of each dense gradient over all microbatches.
+
+        They travel in parts, those of the last weights first: the backward pass computes them
+        first, and so they travel while it computes the others.
+        """
         first = next(iter(sums.values()))
         totals: list[tf.Tensor | None] = [None] * len(first)
-        is_dense = [g is not None and not isinstance(g, tf.IndexedSlices) for g in first]
-        dtypes = sorted({g.dtype.name for g, dense in zip(first, is_dense, strict=True) if dense})
-        for dtype in dtypes:
-            places = [
-                place
-                for place, gradient in enumerate(first)
-                if is_dense[place] and gradient.dtype.name == dtype
-            ]
+        for number, places in enumerate(_in_parts(first)):
             flat = {
                 subtree: tf.concat([tf.reshape(of_all[place], [-1]) for place in places], axis=0)
                 for subtree, of_all in sums.items()
             }
-            summed = self._sum(flat, of, parity)
+            summed = self._sum(flat, of, parity, number)
             sizes = [first[place].shape.num_elements() for place in places]
             for place, piece in zip(places, tf.split(summed, sizes), strict=True):
                 totals[place] = tf.reshape(piece, first[place].shape)
         return totals
 
-    def _sum(self, flat, of, parity) -> tf.Tensor:
+    def _sum(self, flat, of, parity, part: int) -> tf.Tensor:
         """All workers' vectors, [n] for each of a worker's subtrees, added up along the tree.
 
         Each worker adds up one share of all vectors, and then all exchange their shares: as few
@@ -170,7 +170,8 @@ class MultiWorker:
         rows = tf.pad(rows, [[0, most - len(vectors)], [0, 0]])  # as many from each worker
         # [subtree of this worker, share of worker w] to worker w
         cut = tf.transpose(tf.reshape(rows, [most, self.count, share]), [1, 0, 2])
-        got = tf.raw_ops.CollectiveAllToAllV2(input=cut, **self._group("shares", cut, parity))
+        group = self._group(f"shares {part}", cut, parity)
+        got = tf.raw_ops.CollectiveAllToAllV2(input=cut, **group)
         sums = {
             subtree: vector
             for own, of_worker in zip(
@@ -179,7 +180,7 @@ class MultiWorker:
             for subtree, vector in zip(own, tf.unstack(of_worker), strict=False)
         }
         total = gradients.add_up(sums, (0, of.num_microbatches), tf.add)
-        return tf.reshape(self._gather_vectors("totals", total, parity), [-1])[:n]
+        return tf.reshape(self._gather_vectors(f"totals {part}", total, parity), [-1])[:n]
 
     def _gather_vectors(self, use: str, vector: tf.Tensor, parity: tf.Tensor) -> tf.Tensor:
         """[workers, n, ...] of everyone's [n, ...]."""
@@ -428,6 +429,22 @@ def _as_one_tower(results: Sequence[tower.TowerResult], of: shares.Shares) -> to
             for parts in zip(*states, strict=True)
         ],
     )
+
+
+def _in_parts(sums: Sequence[gradients.Gradient]) -> list[list[int]]:
+    """The places of the dense gradients that travel together; those of the last weights first."""
+    of_types: dict[str, list[int]] = {}
+    for place, gradient in reversed(list(enumerate(sums))):
+        if gradient is not None and not isinstance(gradient, tf.IndexedSlices):
+            of_types.setdefault(gradient.dtype.name, []).append(place)
+    parts = []
+    for _, places in sorted(of_types.items()):
+        sizes = [sums[place].shape.num_elements() * sums[place].dtype.size for place in places]
+        size_of_a_part = max(_LEAST_BYTES_OF_A_PART, sum(sizes) / _MOST_PARTS)
+        bytes_before = dict(zip(places, itertools.accumulate(sizes, initial=0), strict=False))
+        grouped = itertools.groupby(places, key=lambda place: bytes_before[place] // size_of_a_part)
+        parts += [list(part) for _, part in grouped]
+    return parts
 
 
 def _joined_rows(sums: gradients.Sums) -> list[tf.IndexedSlices | None]:
