@@ -37,7 +37,7 @@ COLUMNS = {
 }
 ON_CPU = ("towers", "fused", "towers-xla")
 ON_GPU = ("towers", "on-gpu", "on-gpu-xla")
-FUSED = ("mobilenet", "lstm")  # which have layers that `fused` replaces
+FUSED = ("mobilenet", "transformer", "lstm")  # which have layers that `fused` replaces
 PEERS = ("keras", "keras-xla", "pytorch", "pytorch-compiled")
 DTYPES = ("float32", "bfloat16")
 

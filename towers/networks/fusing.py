@@ -4,21 +4,23 @@ import keras
 import tensorflow as tf
 
 from towers import devices
-from towers.networks import layers, recurrent
+from towers.networks import layers, recurrent, transformer_layers
 from towers.support import adapted
 
 _DTYPES = ("float32", "bfloat16", "float16")
 
 
 def fused(model: keras.Model) -> keras.Model:
-    """A copy of a model with faster forms of three kinds of layers.
+    """A copy of a model with faster forms of some kinds of layers.
 
     Each `keras.layers.BatchNormalization` over the channels of images becomes a
     `layers.FusedBatchNormalization`, each `keras.layers.DepthwiseConv2D` a
-    `layers.DepthwiseConv2D`, and each `keras.layers.LSTM`, also within a `Bidirectional`, a
-    `recurrent.FusedLSTM`, of the same name and the same weights. All other layers are as they were,
-    those within layers of your own too. The function is the same up to the rounding of sums, in
-    training and without, so weights of the one fit the other.
+    `layers.DepthwiseConv2D`, each `keras.layers.LSTM`, also within a `Bidirectional`, a
+    `recurrent.FusedLSTM`, and each `keras.layers.MultiHeadAttention` and `LayerNormalization` its
+    form in `transformer_layers`, of the same name and the same weights; so does the activation
+    `gelu` of a layer. All other layers are as they were, those within layers of your own too. The
+    function is the same up to rounding, in training and without, so weights of the one fit the
+    other.
 
     Args:
       model: a `keras.Sequential` or a `keras.Model` of inputs and outputs; built. So are models
@@ -52,8 +54,8 @@ def _check_is_of_layers(model: keras.Model) -> None:
             raise ValueError(
                 f"the model {part.name} is a {type(part).__name__}: must be a keras.Sequential or "
                 "a keras.Model(inputs, outputs); a model with a call of its own can use "
-                "layers.FusedBatchNormalization, layers.DepthwiseConv2D and recurrent.FusedLSTM "
-                "itself"
+                "layers.FusedBatchNormalization, layers.DepthwiseConv2D, recurrent.FusedLSTM and "
+                "what transformer_layers has itself"
             )
 
 
@@ -65,6 +67,12 @@ def _replaced(layer: keras.layers.Layer) -> keras.layers.Layer:
         kind = layers.DepthwiseConv2D
     if kind is keras.layers.LSTM:
         kind = recurrent.FusedLSTM
+    if kind is keras.layers.MultiHeadAttention:
+        kind = transformer_layers.FusedMultiHeadAttention
+    if kind is keras.layers.LayerNormalization:
+        kind = transformer_layers.FusedLayerNormalization
+    if getattr(layer, "activation", None) is keras.activations.gelu:
+        config["activation"] = transformer_layers.gelu
     if kind is keras.layers.Bidirectional:
         for way in ("layer", "backward_layer"):
             if config.get(way) is not None:
