@@ -184,6 +184,16 @@ def compare_killed_run(folder, cache_home, *, hidden=False):
 
 
 @pytest.mark.usefixtures("a_gpu")
+def test_the_libraries_that_compute_are_known():
+    program = """
+import json, towers
+from towers.support import machine
+print(json.dumps(machine.gpu_software()))
+"""
+    assert "unknown" not in printed_by(program).values()
+
+
+@pytest.mark.usefixtures("a_gpu")
 def test_train_py_on_a_gpu_is_one_run_for_one_process_and_two(tmp_path, cache_home):
     said, one = trained(tmp_path / "one", cache_home)
     assert "/GPU:0" in said

@@ -90,9 +90,9 @@ def test_a_network_without_such_layers_is_not_fused(monkeypatch):
     monkeypatch.setattr(
         turns, "measure", lambda sides, _: {name: turns.Measured([1.0], None) for name in sides}
     )
-    row = networks.measure("transformer", "float32", asked_for(peer=["none"], num_microbatches=2))
+    row = networks.measure("resnet", "float32", asked_for(peer=["none"], num_microbatches=2))
     assert row["images_per_second"] == {"towers": 1.0}
-    assert networks.as_row(row) == "| transformer | float32 | 2 | 1.0 |  |  |  |  |  |  |  |"
+    assert networks.as_row(row) == "| resnet | float32 | 2 | 1.0 |  |  |  |  |  |  |  |"
 
 
 def test_towers_are_compiled_where_that_is_asked_for(monkeypatch):

@@ -173,7 +173,7 @@ def measured(name: str) -> list[dict]:
     ("page", "name", "benchmark", "rows"),
     [
         ("same_bits.md", "step_time", step_time, 28),
-        ("workers.md", "workers", workers, 6),
+        ("workers.md", "workers", workers, 12),
         ("batch_norm.md", "batch_norm", batch_norm, 8),
         ("speed.md", "throughput", throughput, 17),
         ("speed.md", "operations", operations, 19),

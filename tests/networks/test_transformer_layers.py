@@ -82,6 +82,29 @@ def test_other_layer_norms_are_keras_s(arguments):
     np.testing.assert_array_equal(mine(x), theirs(x))
 
 
+@pytest.mark.parametrize(
+    ("given", "policy"),
+    [
+        ("float64", "float32"),
+        ("int32", "float32"),
+        ("float32", "float64"),
+        ("bfloat16", "float64"),
+        ("bfloat16", "float32"),
+        ("float32", "mixed_bfloat16"),
+        ("float16", "mixed_bfloat16"),
+    ],
+)
+def test_layer_norm_takes_the_types_that_keras_s_takes(given, policy):
+    x = tf.cast(4 * values(3, 6), given)
+    mine = transformer_layers.FusedLayerNormalization(dtype=policy)(x)
+    theirs = keras.layers.LayerNormalization(dtype=policy)(x)
+    assert mine.dtype == theirs.dtype
+    rounding = max(ROUNDING[mine.dtype.name], 1e-6)
+    np.testing.assert_allclose(
+        tf.cast(mine, "float64"), tf.cast(theirs, "float64"), rtol=rounding, atol=rounding
+    )
+
+
 def attention(kind, **arguments):
     """A layer whose weights are drawn, those of biases too."""
     arguments = {"num_heads": HEADS, "key_dim": SIZE} | arguments
@@ -132,6 +155,18 @@ def test_what_only_keras_s_attention_has_is_keras_s(arguments, options):
     )
     for one, other in zip(tf.nest.flatten(mine), tf.nest.flatten(theirs), strict=True):
         np.testing.assert_array_equal(one, other)
+
+
+def test_a_mask_of_the_tokens_reaches_attention():
+    def masked(kind):
+        keras.utils.set_random_seed(0)
+        tokens = keras.Input([None], dtype="int32")
+        x = keras.layers.Embedding(9, WIDTH, mask_zero=True)(tokens)
+        return keras.Model(tokens, kind(HEADS, SIZE)(x, x))
+
+    tokens = np.array([[1, 2, 3, 0, 0], [4, 0, 0, 0, 0]])
+    mine, theirs = (masked(kind)(tokens) for kind in BOTH)
+    np.testing.assert_array_equal(mine, theirs)
 
 
 def test_on_a_gpu_they_are_keras_s(monkeypatch):
@@ -192,6 +227,26 @@ def test_fused_puts_them_in_their_places(tmp_path):
     made.save(tmp_path / "made.keras")
     loaded = keras.models.load_model(tmp_path / "made.keras")
     np.testing.assert_array_equal(loaded(tokens), made(tokens))
+
+
+@keras.saving.register_keras_serializable(package="tests")
+class Smooth(keras.layers.Layer):
+    """A layer with an activation of its own, which is not an argument."""
+
+    def __init__(self, **kwargs):
+        super().__init__(**kwargs)
+        self.activation = keras.activations.gelu
+
+    def call(self, inputs):
+        return self.activation(inputs, approximate=True)
+
+
+def test_other_people_s_layers_stay_as_they_are():
+    model = keras.Sequential([keras.Input([None, 4]), Smooth(name="mine")])
+    made = networks.fused(model)
+    assert made.get_layer("mine").activation is keras.activations.gelu
+    x = values(2, 3, 4)
+    np.testing.assert_array_equal(made(x), model(x))
 
 
 @pytest.mark.parametrize("jit_compile", [False, pytest.param(True, marks=pytest.mark.long)])

@@ -39,3 +39,20 @@ def test_a_graph_is_looked_up_where_a_batch_is_of_another_kind(
     assert len(asked) == 1 + is_new
     assert made(images, labels, None) == 12
     assert made.function.experimental_get_tracing_count() == 1 + is_new
+
+
+def test_functions_that_run_eagerly_have_no_graph():
+    symbolic = []
+
+    def total(images):
+        symbolic.append(tf.is_symbolic_tensor(images))
+        return tf.reduce_sum(images)
+
+    made = structures.Traced(total)
+    assert made(tf.ones([2])) == 2
+    tf.config.run_functions_eagerly(True)
+    try:
+        assert made(tf.ones([2])) == 2
+    finally:
+        tf.config.run_functions_eagerly(False)
+    assert symbolic == [True, False]

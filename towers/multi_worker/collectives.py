@@ -8,7 +8,6 @@ from each call (docs/workers.md).
 
 import contextlib
 import functools
-import itertools
 import json
 import math
 import re
@@ -23,7 +22,7 @@ from towers.multi_worker import channel, cluster
 from towers.support import shares, worker_errors
 
 _SHORTEST_TEXT = 1024  # bytes of a message
-# Gradients travel in so many parts for each type. Below this size, messages take longer than bytes.
+# Of gradients of one type. Messages of less than that take longer than their bytes.
 _MOST_PARTS, _LEAST_BYTES_OF_A_PART = 8, 2**20
 _MARK, _LABEL_BYTES = "workers do different things", 64
 # Apart from those that the strategy makes, and below 2 ** 31.
@@ -136,8 +135,8 @@ class MultiWorker:
     def _totals(self, sums, of, parity) -> list[tf.Tensor | None]:
         """The sum of each dense gradient over all microbatches.
 
-        They travel in parts, those of the last weights first: the backward pass computes them
-        first, and so they travel while it computes the others.
+        They travel in parts, those of the last weights first: the backward pass of the worker's
+        last microbatch computes them first, and they travel while it computes the others.
         """
         first = next(iter(sums.values()))
         totals: list[tf.Tensor | None] = [None] * len(first)
@@ -440,10 +439,17 @@ def _in_parts(sums: Sequence[gradients.Gradient]) -> list[list[int]]:
     parts = []
     for _, places in sorted(of_types.items()):
         sizes = [sums[place].shape.num_elements() * sums[place].dtype.size for place in places]
-        size_of_a_part = max(_LEAST_BYTES_OF_A_PART, sum(sizes) / _MOST_PARTS)
-        bytes_before = dict(zip(places, itertools.accumulate(sizes, initial=0), strict=False))
-        grouped = itertools.groupby(places, key=lambda place: bytes_before[place] // size_of_a_part)
-        parts += [list(part) for _, part in grouped]
+        full = max(_LEAST_BYTES_OF_A_PART, sum(sizes) / _MOST_PARTS)
+        of_type, size_of_last = [[]], 0
+        for place, size in zip(places, sizes, strict=True):
+            if size_of_last >= full:
+                of_type.append([])
+                size_of_last = 0
+            of_type[-1].append(place)
+            size_of_last += size
+        if len(of_type) > 1 and size_of_last < full / 8:  # not worth messages of its own
+            of_type[-2:] = [of_type[-2] + of_type[-1]]
+        parts += of_type
     return parts
 
 

@@ -15,11 +15,11 @@ def fused(model: keras.Model) -> keras.Model:
 
     Each `keras.layers.BatchNormalization` over the channels of images becomes a
     `layers.FusedBatchNormalization`, each `keras.layers.DepthwiseConv2D` a
-    `layers.DepthwiseConv2D`, each `keras.layers.LSTM`, also within a `Bidirectional`, a
-    `recurrent.FusedLSTM`, and each `keras.layers.MultiHeadAttention` and `LayerNormalization` its
-    form in `transformer_layers`, of the same name and the same weights; so does the activation
-    `gelu` of a layer. All other layers are as they were, those within layers of your own too. The
-    function is the same up to rounding, in training and without, so weights of the one fit the
+    `layers.DepthwiseConv2D`, and each `keras.layers.LSTM`, also within a `Bidirectional`, a
+    `recurrent.FusedLSTM`, of the same name and the same weights. `MultiHeadAttention`,
+    `LayerNormalization` and the activation `gelu` of Keras's layers are replaced by those of
+    `transformer_layers`. All other layers are as they were, those within layers of your own too.
+    The function is the same up to rounding, in training and without, so weights of the one fit the
     other.
 
     Args:
@@ -71,7 +71,8 @@ def _replaced(layer: keras.layers.Layer) -> keras.layers.Layer:
         kind = transformer_layers.FusedMultiHeadAttention
     if kind is keras.layers.LayerNormalization:
         kind = transformer_layers.FusedLayerNormalization
-    if getattr(layer, "activation", None) is keras.activations.gelu:
+    is_keras_s = kind.__module__.startswith("keras.") and "activation" in config
+    if is_keras_s and layer.activation is keras.activations.gelu:
         config["activation"] = transformer_layers.gelu
     if kind is keras.layers.Bidirectional:
         for way in ("layer", "backward_layer"):

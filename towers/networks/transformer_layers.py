@@ -52,19 +52,29 @@ class FusedLayerNormalization(keras.layers.LayerNormalization):
     """`keras.layers.LayerNormalization`, compiled with XLA where it is over the last axis.
 
     The same arguments, weights and function, up to the rounding of sums. Over other axes, without
-    scale or offset, and on a GPU it is Keras's layer.
+    scale or offset, for inputs whose type is neither that of the weights nor half precision, and on
+    a GPU it is Keras's layer.
     """
 
     def call(self, inputs):
         """Normalizes `inputs`, [..., n], over the last axis; returns its shape."""
-        axes = self.axis if isinstance(self.axis, list) else [self.axis]
-        rank = len(inputs.shape)
-        is_plain = self.scale and self.center and not self.rms_scaling
-        if not is_plain or [axis % rank for axis in axes] != [rank - 1] or _has_gpu():
+        inputs = tf.convert_to_tensor(inputs)
+        if _has_gpu() or not self._is_plain(inputs):
             return super().call(inputs)
-        weights = (_wide(tf.convert_to_tensor(weight)) for weight in (self.gamma, self.beta))
-        outputs = _layer_norm(tf.convert_to_tensor(inputs), *weights, epsilon=self.epsilon)
+        weights = map(tf.convert_to_tensor, (self.gamma, self.beta))
+        outputs = _layer_norm(inputs, *weights, epsilon=self.epsilon)
         return tf.cast(outputs, self.compute_dtype)
+
+    def _is_plain(self, inputs: tf.Tensor) -> bool:
+        axes, rank = self.axis if isinstance(self.axis, list) else [self.axis], len(inputs.shape)
+        return (
+            self.scale
+            and self.center
+            and not self.rms_scaling
+            and [axis % rank for axis in axes] == [rank - 1]
+            and inputs.dtype.is_floating
+            and _wide(inputs).dtype.name == self.variable_dtype
+        )
 
 
 def _layer_norm(x, gamma, beta, *, epsilon: float):

@@ -70,6 +70,8 @@ class Traced:
 
     def __call__(self, *arguments: Structure | None):
         """What the function returns."""
+        if tf.config.functions_run_eagerly():  # to debug it
+            return self.function(*arguments)
         kind = tf.nest.map_structure(_kind, arguments)
         if kind != self._last[0]:
             self._last = kind, self.function.get_concrete_function(*arguments)
