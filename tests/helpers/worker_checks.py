@@ -88,6 +88,21 @@ def embedding():
     )
 
 
+def of_one_size():
+    """A model whose gradients travel in parts of the same size."""
+    return toys.on_cpu(
+        lambda: keras.Sequential(
+            [
+                keras.Input([toys.CLASSES]),
+                *(
+                    keras.layers.Dense(toys.CLASSES, kernel_initializer=_initial(n))
+                    for n in (1, 2, 3)
+                ),
+            ]
+        )
+    )
+
+
 def dropout(dtype="float32"):
     """A model that draws, and in float64 on demand."""
     return toys.on_cpu(
@@ -129,6 +144,7 @@ KINDS = {
     "sparse gradients": lambda w: train(w, embedding(), optimizer=keras.optimizers.Adam(0.01)),
     "two outputs and metrics": lambda w: of_two_outputs(w),
     "cifarnet in bfloat16": lambda w: train(w, toys.small_cifarnet("bfloat16")),
+    "layers of one size": lambda w: train(w, of_one_size()),
     "sum": lambda w: train(w, toys.classifier(), gradient_reduction="sum"),
     "dropout in float64": lambda w: train(w, dropout("float64")),
     "clipped": _clipped,
@@ -140,7 +156,7 @@ KINDS = {
 }
 # Fewer of them among many workers, which share the machine's cores.
 FEWER = {
-    2: ["cifarnet", "batch norm", "two outputs and metrics"],
+    2: ["cifarnet", "batch norm", "two outputs and metrics", "layers of one size"],
     3: ["cifarnet", "sparse gradients"],
     5: ["cifarnet"],
 }
