@@ -136,14 +136,16 @@ class FusedMultiHeadAttention(keras.layers.MultiHeadAttention):
         attention_mask=None,
         training=None,
         return_attention_scores=False,
-        **others,  # of a causal mask, in newer versions of Keras
     ):
-        """What Keras lets a subclass replace; query [n, time, heads, size], the others likewise."""
-        asked = attention_mask is not None or return_attention_scores or any(others.values())
-        has_others = self._dropout or self._flash_attention or len(query.shape) != 4
-        if asked or has_others or _has_gpu():
+        """What Keras lets a subclass replace; query [n, time, heads, size], the others likewise.
+
+        A causal mask is in `attention_mask`, as Keras gives it to subclasses.
+        """
+        is_plain = attention_mask is None and not return_attention_scores
+        is_plain = is_plain and not (self._dropout or self._flash_attention)
+        if not is_plain or len(query.shape) != 4 or _has_gpu():
             return super()._compute_attention(
-                query, key, value, attention_mask, training, return_attention_scores, **others
+                query, key, value, attention_mask, training, return_attention_scores
             )
         query *= tf.cast(self._inverse_sqrt_key_dim, query.dtype)
         query, key, value = (tf.transpose(heads, [0, 2, 1, 3]) for heads in (query, key, value))
