@@ -53,7 +53,7 @@ def main():
     )
     parser.add_argument("--batch", type=int, help="examples of a step; default: the task's own")
     parser.add_argument("--jit_compile", action="store_true", help="towers compiled with XLA, too")
-    parser.add_argument("--deterministic", action="store_true", help="towers on a GPU")
+    parser.add_argument("--deterministic", action="store_true", help="on towers")
     parser.add_argument(
         "--pytorch_python", default=sys.executable, help="the interpreter that has PyTorch"
     )

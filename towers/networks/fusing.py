@@ -53,9 +53,9 @@ def _check_is_of_layers(model: keras.Model) -> None:
         if isinstance(part, keras.Model) and not type(part).__module__.startswith("keras."):
             raise ValueError(
                 f"the model {part.name} is a {type(part).__name__}: must be a keras.Sequential or "
-                "a keras.Model(inputs, outputs); a model with a call of its own can use "
+                "a keras.Model(inputs, outputs); a model with a call of its own can itself use "
                 "layers.FusedBatchNormalization, layers.DepthwiseConv2D, recurrent.FusedLSTM and "
-                "what transformer_layers has itself"
+                "the layers of transformer_layers"
             )
 
 

@@ -78,7 +78,7 @@ class FusedLayerNormalization(keras.layers.LayerNormalization):
 
 
 def _layer_norm(x, gamma, beta, *, epsilon: float):
-    """(Ba et al. 2016, "Layer normalization"), for [..., n]."""
+    """Layer norm (Ba et al. 2016) of `x`, [..., n]; `gamma` and `beta` [n]."""
 
     @tf.custom_gradient
     def normalized(x, gamma, beta):
