@@ -76,10 +76,12 @@ class Arrays:
         if isinstance(image, bytes):
             return image
         image = np.asarray(image)
-        if image.dtype != np.uint8 or image.ndim != 3 or image.shape[-1] not in _CHANNELS:
+        is_image = image.dtype == np.uint8 and image.ndim == 3 and image.size > 0
+        if not (is_image and image.shape[-1] in _CHANNELS):
             raise decoded.DataError(
-                f"image {number}: must be uint8 [height, width, channels] with 1 or 3 channels, or "
-                f"the bytes of a picture; it is {image.dtype} of shape {list(image.shape)}"
+                f"image {number}: must be uint8 [height, width, channels] with 1 or 3 channels and "
+                f"at least one pixel, or the bytes of a picture; it is {image.dtype} of shape "
+                f"{list(image.shape)}"
             )
         return image
 

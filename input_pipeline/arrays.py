@@ -41,7 +41,8 @@ def batches(
       shuffle: False takes the examples in their order, epoch by epoch.
 
     Raises:
-      TypeError, ValueError: they are not arrays, or differ in their number of examples.
+      TypeError, ValueError: they are not arrays, have a mask, or differ in their number of
+        examples.
     """
     return Arrays(inputs, labels, sample_weight, augment, mix, seed, shuffle)
 
@@ -57,7 +58,7 @@ class Arrays:
 
     def __init__(self, inputs, labels, sample_weight, augment, mix, seed, shuffle):
         given = (inputs, labels) if sample_weight is None else (inputs, labels, sample_weight)
-        self._parts = tuple(tf.nest.map_structure(np.asarray, part) for part in given)
+        self._parts = tuple(tf.nest.map_structure(by_step.as_array, part) for part in given)
         leaves = tf.nest.flatten(self._parts)
         for leaf in leaves:
             if leaf.dtype.kind not in "biuf" or not leaf.ndim:
@@ -114,9 +115,7 @@ class Arrays:
         """
         own = by_step.places(share, global_batch_size)
         leaves = tf.nest.flatten(self._parts)
-        types = [
-            np.dtype(np.float32) if leaf.dtype == np.float64 else leaf.dtype for leaf in leaves
-        ]
+        types = [_type_in_batches(leaf.dtype) for leaf in leaves]
         with tf.device("/CPU:0"):
             coin_of_example = by_step.coins(self.num_examples, seed=self._seed)
 
@@ -155,3 +154,10 @@ class Arrays:
         steps = tf.data.Dataset.range(first_step, last_step)
         flat = reading.Reading(by_step.mapped(steps, batch_of_step))
         return map(functools.partial(tf.nest.pack_sequence_as, self._parts), flat)
+
+
+def _type_in_batches(dtype: np.dtype) -> np.dtype:
+    """What TensorFlow takes, of this machine's byte order; float32 for all longer floats."""
+    if dtype.kind == "f" and dtype.itemsize > 4:
+        return np.dtype(np.float32)
+    return dtype.newbyteorder("=")

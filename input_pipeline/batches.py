@@ -262,6 +262,20 @@ def evaluation_batches(
     return mapped(tf.data.Dataset.range(num_batches), batch_at)
 
 
+def as_array(given) -> np.ndarray:
+    """`given` as a NumPy array.
+
+    Raises:
+      TypeError: it has a mask, which would be lost.
+    """
+    if isinstance(given, np.ma.MaskedArray):
+        raise TypeError(
+            "a masked array: training would see what is under its mask; fill it (`.filled(...)`), "
+            "or give such examples sample_weight 0"
+        )
+    return np.asarray(given)
+
+
 def as_tensor(images: np.ndarray) -> tf.Tensor:
     """A tensor in the array's own memory, so that a large data set is in memory once.
 

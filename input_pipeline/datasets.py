@@ -84,7 +84,7 @@ Images = ImageArrays | stored_images.StoredImages
 
 
 def load(
-    name: str,
+    dataset: str,
     data_dir: str | None,
     split: str,
     *,
@@ -99,7 +99,7 @@ def load(
     devices have to be configured before that.
 
     Args:
-      name: `shapes`, `cifar10`, `folder` or any image-classification set of TFDS.
+      dataset: `shapes`, `cifar10`, `folder` or any image-classification set of TFDS.
       data_dir: the folder of the data; None for TFDS's own (`$TFDS_DATA_DIR`, or
         `~/tensorflow_datasets`). `shapes` does not look at it.
       split: `train` or `test`; of other sets any split by its plain name.
@@ -112,35 +112,39 @@ def load(
     Raises:
       DataError: with a message for the person at the keyboard.
     """
-    if name == "shapes":
-        _refuse_size(name, image_size)
-        _check_split(name, split)
+    if dataset == "shapes":
+        _refuse_size(dataset, image_size)
+        _check_split(dataset, split)
         return _load_shapes(split, read_only)
-    if name == FOLDER:
+    if dataset == FOLDER:
         if not data_dir:
             raise DataError(
-                "--dataset=folder needs --data_dir, the folder of the pictures: class_name/*.jpg "
+                "dataset=folder needs a `data_dir`, the folder of the pictures: class_name/*.jpg "
                 "in it, or train/class_name/*.jpg and test/class_name/*.jpg."
             )
         pictures = folder_source.Folder(_data_folder(data_dir), split, class_names)
         return _stored(f"folder-{split}", pictures, image_size, store_dir, read_only)
     folder = _data_folder(data_dir)
-    if name == "cifar10" and image_size is None:
+    if dataset == "cifar10" and image_size is None:
         binary_folder = cifar10_binary.find_folder(folder)
         if binary_folder:
-            _check_split(name, split)
+            _check_split(dataset, split)
             return _load_binary(binary_folder, split)
         _refuse_python_version(folder)
-    if name == "cifar10" and cifar10_binary.find_folder(folder) and not (folder / name).is_dir():
+    if (
+        dataset == "cifar10"
+        and cifar10_binary.find_folder(folder)
+        and not (folder / dataset).is_dir()
+    ):
         raise DataError(
-            f"--image_size={image_size}: the binary files of CIFAR-10 in {folder} have one size "
+            f"image_size={image_size}: the binary files of CIFAR-10 in {folder} have one size "
             "and are not scaled; leave it out."
         )
-    builder = tfds_source.open_prepared(name, folder, read_only)
+    builder = tfds_source.open_prepared(dataset, folder, read_only)
     if image_size is None and tfds_source.has_one_size(builder):
-        return _load_tfds(name, builder, split, read_only)
+        return _load_tfds(dataset, builder, split, read_only)
     pictures = tfds_source.Pictures(builder, split)
-    return _stored(f"{name}-{split}", pictures, image_size, store_dir, read_only)
+    return _stored(f"{dataset}-{split}", pictures, image_size, store_dir, read_only)
 
 
 def from_arrays(
@@ -181,7 +185,7 @@ def _stored(
 def _refuse_size(name: str, image_size: int | None) -> None:
     if image_size is not None:
         raise DataError(
-            f"--image_size={image_size}: the images of --dataset={name} have one size and are not "
+            f"image_size={image_size}: the images of dataset={name} have one size and are not "
             "scaled; leave it out."
         )
 
@@ -209,7 +213,7 @@ def default_split(name: str, data_dir: str | None, otherwise: str) -> str:
     try:
         has_splits = folder_source.is_split(folder)
     except OSError as error:
-        raise DataError(f"--data_dir={folder} cannot be read: {error.strerror}") from error
+        raise DataError(f"data_dir={folder} cannot be read: {error.strerror}") from error
     return otherwise if has_splits else folder_source.ALL
 
 
@@ -253,7 +257,7 @@ def _data_folder(data_dir: str | None) -> pathlib.Path:
         if folder.startswith("~"):
             raise DataError(
                 f"{default}: HOME is not set, and the user has no home; name the data sets' folder "
-                "with --data_dir"
+                "with `data_dir`"
             )
         return pathlib.Path(folder)
     folder = pathlib.Path(os.path.expanduser(data_dir))
@@ -267,7 +271,7 @@ def _data_folder(data_dir: str | None) -> pathlib.Path:
     except OSError as error:
         what = f"cannot be read ({error.strerror})"
     raise DataError(
-        f"--data_dir={data_dir} {what}. Correct it, or make the folder if the data set is to be "
+        f"data_dir={data_dir} {what}. Correct it, or make the folder if the data set is to be "
         "downloaded there."
     )
 
@@ -288,7 +292,7 @@ def _refuse_python_version(folder: pathlib.Path) -> None:
             f"{python_folder} holds the python version of CIFAR-10, which is pickled and is not "
             "read here. The binary version is needed: unpack cifar-10-binary.tar.gz so that "
             f"{python_folder.parent / cifar10_binary.FOLDER}/ exists, and use "
-            f"--data_dir={python_folder.parent}."
+            f"data_dir={python_folder.parent}."
         )
 
 

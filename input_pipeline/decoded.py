@@ -25,6 +25,10 @@ class DataError(Exception):
     exit_code = 1  # of a command that ends with it
 
 
+class NoSuchSplitError(DataError):
+    """A data set has no split of that name; the message lists those that it has."""
+
+
 class Decoded(NamedTuple):
     """One split, decoded.
 

@@ -8,6 +8,7 @@ Where there is no folder `train`, every tenth picture is for `test`, chosen by a
 adding pictures moves none of the others. The split `all` has both.
 """
 
+import errno
 import hashlib
 import os
 import pathlib
@@ -59,17 +60,15 @@ class Folder:
         except OSError as error:
             where = f" ({error.filename})" if error.filename else ""
             raise decoded.DataError(
-                f"--data_dir={root} cannot be read: {error.strerror}{where}"
+                f"data_dir={root} cannot be read: {error.strerror}{where}"
             ) from error
 
     def _list(self, root, split, class_names) -> None:
         has_splits = is_split(root)
         there = split_names(root)
         if split not in there:
-            raise decoded.DataError(
-                f"--dataset=folder has no split {split!r} in {root}; it has {', '.join(there)}. "
-                "Training needs train; --eval_split (of eval.py, --split) names the one to "
-                "evaluate."
+            raise decoded.NoSuchSplitError(
+                f"dataset=folder has no split {split!r} in {root}; it has {', '.join(there)}"
             )
         self._root = root / split if has_splits else root
         are_its_own = class_names is None
@@ -83,6 +82,7 @@ class Folder:
         self._paths: list[str] = []
         self.skipped: dict[str, int] = {}
         labels, digest, self.num_bytes = [], hashlib.sha256(), 0
+        versions: list[tuple[int, int]] = []
         others: list[str] = []
         for label, name in enumerate(self.class_names):
             before = len(self._paths)
@@ -97,19 +97,20 @@ class Folder:
                     continue
                 self._paths.append(path)
                 labels.append(label)
+                versions.append(_version(found))
                 self.num_bytes += found.st_size
                 text = f"{path}\0{found.st_size}\0{found.st_mtime_ns}\n"
                 digest.update(text.encode("utf-8", "surrogateescape"))
             if split == TRAIN and are_its_own and len(self._paths) == before:
                 held_out = "" if has_splits else f" beside those held out for {TEST}"
                 raise decoded.DataError(
-                    f"--data_dir={root}: the class {name!r} has no pictures in {split}{held_out}; "
+                    f"data_dir={root}: the class {name!r} has no pictures in {split}{held_out}; "
                     f"put some there ({', '.join(pictures.ENDINGS)}), or remove its folder."
                 )
         if others:
             names = ", ".join(sorted(others)[:_MOST_NAMED])
             raise decoded.DataError(
-                f"--data_dir={root}: {len(others):,} pictures are in formats that are not read, "
+                f"data_dir={root}: {len(others):,} pictures are in formats that are not read, "
                 f"such as {names}; save them as JPEG or PNG, or take them out of the folder."
             )
         if not self._paths:
@@ -118,8 +119,8 @@ class Folder:
                 f"or make folders {TRAIN}/ and {TEST}/."
             )
             help_ = "" if has_splits else few
-            raise decoded.DataError(f"--data_dir={root}: there are no pictures in {split}.{help_}")
-        self._labels = np.array(labels, np.int32)
+            raise decoded.DataError(f"data_dir={root}: there are no pictures in {split}.{help_}")
+        self._labels, self._versions = np.array(labels, np.int32), np.array(versions, np.int64)
         self.num_examples = len(self._paths)
         self.description = f"pictures in {self._root}" + self._said_of_the_split(has_splits, split)
         self.identity: Mapping[str, Any] = {
@@ -142,12 +143,25 @@ class Folder:
 
     def examples(self, first: int) -> Iterator[store.Example]:
         """As `store.Source.examples`."""
-        for path, label in zip(self._paths[first:], self._labels[first:], strict=True):
+        listed = (self._paths, self._labels, self._versions)
+        for path, label, version in zip(*(each[first:] for each in listed), strict=True):
             try:
-                content: bytes | OSError = regular_files.read(self._root / path)
+                content: bytes | OSError = self._content(path, tuple(version))
             except OSError as error:
                 content = error
             yield store.Example(path, int(label), content)
+
+    def _content(self, path: str, version: tuple[int, int]) -> bytes:
+        """A file, as it was when the folder was listed: the store's name is of that."""
+        with regular_files.open_to_read(self._root / path) as file:
+            content = file.read()
+            if _version(os.fstat(file.fileno())) != version:
+                raise OSError(errno.EBUSY, "it has changed since the folder was listed")
+        return content
+
+
+def _version(found: os.stat_result) -> tuple[int, int]:
+    return found.st_size, found.st_mtime_ns
 
 
 def is_split(root: pathlib.Path) -> bool:
@@ -189,7 +203,7 @@ def _files(root: pathlib.Path, name: str) -> Iterator[tuple[str, os.stat_result]
             yield from _files(root, path)
         elif entry.is_dir():
             raise decoded.DataError(
-                f"--data_dir={root}: {path} is a link to a folder, which is not followed within a "
+                f"data_dir={root}: {path} is a link to a folder, which is not followed within a "
                 "class; move the pictures, or link each of them."
             )
         else:
@@ -201,7 +215,7 @@ def _check_no_splits(root: pathlib.Path, names: Sequence[str]) -> None:
     like = [name for name in names if name.casefold() in _LIKE_SPLITS]
     if like:
         raise decoded.DataError(
-            f"--data_dir={root}: {', '.join(map(repr, like))} would be classes, but look like "
+            f"data_dir={root}: {', '.join(map(repr, like))} would be classes, but look like "
             f"splits. Splits are folders that hold the classes' folders, and one must be called "
             f"{TRAIN}: {TRAIN}/class_name/*.jpg."
         )
@@ -221,7 +235,7 @@ def _check_no_strays(root: pathlib.Path, folders: Iterable[pathlib.Path]) -> Non
             ]
     if strays:
         raise decoded.DataError(
-            f"--data_dir={root}: {len(strays):,} pictures are in no class's folder, such as "
+            f"data_dir={root}: {len(strays):,} pictures are in no class's folder, such as "
             f"{', '.join(sorted(strays)[:_MOST_NAMED])}; put them into one, or elsewhere."
         )
 
@@ -232,16 +246,16 @@ def _check_classes(root: pathlib.Path, names: Sequence[str], here: Sequence[str]
         shown = ", ".join(map(repr, unknown[:_MOST_NAMED]))
         known = ", ".join(names[:_MOST_NAMED]) + (", ..." if len(names) > _MOST_NAMED else "")
         raise decoded.DataError(
-            f"--data_dir={root}: {shown} "
+            f"data_dir={root}: {shown} "
             f"{'is not a class' if len(unknown) == 1 else 'are not classes'} of the set, which has "
             f"{known}; give the folders the names of classes."
         )
     if len(names) < 2:
         raise decoded.DataError(
-            f"--data_dir={root} has {len(names)} folders, but needs one for each of at least two "
+            f"data_dir={root} has {len(names)} folders, but needs one for each of at least two "
             "classes, with its pictures in it."
         )
     odd = [name for name in names if not name.isprintable()]
     if odd:
-        raise decoded.DataError(f"--data_dir={root}: {odd[0]!r} is not a class name: it must be "
+        raise decoded.DataError(f"data_dir={root}: {odd[0]!r} is not a class name: it must be "
                                 "printable text.")  # fmt: skip

@@ -14,35 +14,50 @@ from . import batches, datasets, decoded, mixing, preprocess, stored_images
 def preprocessing(
     name: str,
     split: datasets.Images,
+    *,
     augmentation: str = "none",
     random_erasing: float = 0.0,
     mixup_alpha: float = 0.0,
     cutmix_alpha: float = 0.0,
 ) -> preprocess.Preprocessing:
-    """The preprocessing called `name` for the images of a data set.
+    """What happens to the images of a data set between the set and the network.
 
     Args:
-      name: as for `preprocess.for_images`.
-      split: of a data set.
-      augmentation: as for `preprocess.for_images`.
-      random_erasing: likewise.
-      mixup_alpha: as of a `mixing.Mixing`.
-      cutmix_alpha: likewise.
+      name: `crop_flip_colour`, `pad_crop_flip`, `shift_alternating_flip`, or, for pictures on disk,
+        `random_resized_crop` (`preprocess.for_images` says what each does).
+      split: of a data set, from `datasets.load`.
+      augmentation: in training: `none`, `trivial_augment`, `rand_augment` or `colour_jitter`.
+      random_erasing: in training: the probability that a rectangle of an image is erased, 0 to 1.
+      mixup_alpha: in training: of the Beta distribution by which images are mixed; 0 for no mixup.
+      cutmix_alpha: likewise, of CutMix.
+
+    Returns:
+      Its `train` and `evaluate` give float32 [n, *output_shape].
 
     Raises:
-      ValueError: as `preprocess.for_images` and `mixing.Mixing`.
-      DataError: it cuts pictures as they are decoded, and these already are.
+      ValueError: no preprocessing or augmentation has that name, a number is out of its range, or
+        it does not take such images.
+      DataError: it crops pictures while it decodes them, and these are decoded already.
     """
     mixed = mixing.Mixing(mixup_alpha, cutmix_alpha, len(split.class_names))
     found = preprocess.for_images(name, split.image_shape, augmentation, random_erasing, mixed)
-    if found.cuts_at_random and isinstance(split, datasets.ImageArrays):
+    _check_fits(split, found)
+    return found
+
+
+def _check_fits(split: datasets.Images, prepared: preprocess.Preprocessing) -> None:
+    if tuple(split.image_shape) != prepared.image_shape:
+        raise ValueError(
+            f"preprocessing={prepared.name} was made for images of {list(prepared.image_shape)}, "
+            f"but those of this split are {list(split.image_shape)}; make another for it"
+        )
+    if prepared.cuts_at_random and isinstance(split, datasets.ImageArrays):
         height, width, _ = split.image_shape
         raise decoded.DataError(
-            f"--preprocessing={name} cuts pictures as they are decoded, but this set is already "
-            f"decoded to {height} x {width}: give --image_size, to read its pictures from disk, or "
-            "another --preprocessing."
+            f"preprocessing={prepared.name} crops pictures while it decodes them, but this set is "
+            f"already decoded, to {height} x {width}: give an `image_size`, to read its pictures "
+            "from disk, or another `preprocessing`."
         )
-    return found
 
 
 def training(
@@ -54,7 +69,11 @@ def training(
       split: from `datasets.load`.
       prepared: from `preprocessing`.
       seed: of the order of the examples and of what preprocessing draws.
+
+    Raises:
+      ValueError, DataError: `prepared` is not for the images of this split.
     """
+    _check_fits(split, prepared)
     if isinstance(split, datasets.ImageArrays):
         return Training(split, prepared, seed)
     return stored_images.Training(split, prepared, seed)
@@ -66,7 +85,23 @@ def evaluated(
     global_batch_size: int,
     share: range | None = None,
 ) -> "Evaluated | stored_images.Evaluated":
-    """The split's examples, each exactly once; arguments as of `training` and `Evaluated`."""
+    """The split's examples, each exactly once, as often as the result is iterated over.
+
+    Args:
+      split: from `datasets.load`.
+      prepared: from `preprocessing`.
+      global_batch_size: images of a batch, on all workers together; at least 1. The last batch is
+        filled up, and its mask says with what.
+      share: the places in each batch that this worker takes; None for all.
+
+    Returns:
+      Batches (images float32 [n, *output_shape], labels int32 [n], mask bool [n], true for the
+      examples that count).
+
+    Raises:
+      ValueError, DataError: `prepared` is not for the images of this split.
+    """
+    _check_fits(split, prepared)
     if isinstance(split, datasets.ImageArrays):
         return Evaluated(split, prepared.evaluate, global_batch_size, share)
     return stored_images.Evaluated(split, prepared, global_batch_size, share)
@@ -77,7 +112,7 @@ class Training:
 
     Attributes:
       num_examples: images of the split.
-      fingerprint: sha256 of the images and labels.
+      fingerprint: sha256 of the images and labels, the preprocessing and the seed.
     """
 
     def __init__(
@@ -92,7 +127,8 @@ class Training:
           prepared: what happens to its images.
           seed: as for `batches.training_batches`.
         """
-        self.num_examples, self.fingerprint = len(split.images), split.fingerprint
+        self.num_examples = len(split.images)
+        self.fingerprint = prepared.fingerprint_of(split.fingerprint, seed)
         self._images, self._labels = batches.as_tensor(split.images), split.labels
         self._prepared, self._seed = prepared, seed
 
@@ -128,14 +164,14 @@ class Evaluated:
     def __init__(
         self,
         split: datasets.ImageArrays,
-        preprocess: Callable,
+        evaluate: Callable,
         global_batch_size: int,
         share: range | None = None,
     ):
         """
         Args:
           split: of a data set.
-          preprocess: as for `batches.evaluation_batches`.
+          evaluate: `preprocess` of `batches.evaluation_batches`.
           global_batch_size: likewise.
           share: likewise.
         """
@@ -145,7 +181,7 @@ class Evaluated:
             batches.as_tensor(split.images),
             split.labels,
             global_batch_size=global_batch_size,
-            preprocess=preprocess,
+            preprocess=evaluate,
             share=share,
         )
 

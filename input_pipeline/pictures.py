@@ -6,8 +6,10 @@ each format, so that they do not depend on what else is installed, nor on thread
 what happens to odd ones.
 """
 
+import contextlib
 import io
 import warnings
+from collections.abc import Iterator
 from typing import NamedTuple
 
 import numpy as np
@@ -46,8 +48,18 @@ class Header(NamedTuple):
     orientation: int
 
 
+@contextlib.contextmanager
+def without_pillows_warnings() -> Iterator[None]:
+    """Silences what `header` makes Pillow warn of, in all threads; to be entered by one."""
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", module=r"PIL\.")
+        yield
+
+
 def header(content: bytes) -> Header:
     """Reads what a picture says of itself, without decoding it.
+
+    Pillow may warn, of large pictures and odd metadata.
 
     Raises:
       NoPicture: it is not one of FORMATS, has too many pixels, or is one that TensorFlow does not
@@ -56,10 +68,8 @@ def header(content: bytes) -> Header:
     if not content:
         raise NoPicture("is empty")
     try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # of large pictures and odd metadata; sizes are ours
-            with Image.open(io.BytesIO(content), formats=FORMATS) as image:
-                found = _header(image)
+        with Image.open(io.BytesIO(content), formats=FORMATS) as image:
+            found = _header(image)
     except NoPicture:
         raise
     except Image.DecompressionBombError as error:
@@ -122,10 +132,14 @@ def check(content: bytes) -> Header:
 
 def _is_as_pillow_has_it(content: bytes, pixels: np.ndarray) -> bool:
     """TensorFlow 2.21 takes a palette for grey values, and an unused byte for opacity."""
-    with Image.open(io.BytesIO(content)) as image:
-        on_white = Image.new("RGBA", image.size, "white")
-        on_white.alpha_composite(image.convert("RGBA"))
-        expected = np.asarray(on_white.convert("RGB")).astype(int)
+    try:
+        with Image.open(io.BytesIO(content)) as image:
+            converted = image.convert("RGBA")
+    except Exception as error:  # whatever Pillow's reader raises of a damaged file
+        raise NoPicture(f"is a damaged BMP ({error})") from error
+    on_white = Image.new("RGBA", converted.size, "white")
+    on_white.alpha_composite(converted)
+    expected = np.asarray(on_white.convert("RGB")).astype(int)
     return bool(np.abs(expected - pixels).max() <= 1)
 
 

@@ -11,6 +11,7 @@ tutorials/image/cifar10/cifar10_input.py, `distorted_inputs`.
 
 import dataclasses
 import functools
+import hashlib
 import math
 from collections.abc import Callable
 from typing import NamedTuple
@@ -291,9 +292,15 @@ class Preprocessing:
     in_keras: Callable[[keras.KerasTensor], keras.KerasTensor]
     output_shape: tuple[int, int, int]
     raw_shape: tuple[int, int, int]  # of an image, or of a picture's middle, that `in_keras` takes
+    image_shape: tuple[int, int, int]  # of an image as the data set gives it
     cuts_at_random: bool = False  # then `train` draws nothing more
     augmentation: augment.Augmentation = augment.Augmentation()
     mixed: mixing.Mixing = mixing.Mixing()  # the images that `in_training` gives
+
+    def fingerprint_of(self, images_sha256: str, seed: int) -> str:
+        """SHA-256 in hex of what decides the batches of a training."""
+        how = f"{self.name} {self.image_shape} {self.augmentation} {self.mixed}"
+        return hashlib.sha256(f"{images_sha256} {seed} {how}".encode()).hexdigest()
 
     def in_training(self, images: tf.Tensor, draws: batches.Draws) -> tf.Tensor:
         """`train`, with the augmentation around it; arguments and result are the same."""
@@ -331,6 +338,7 @@ def _crop_flip_colour(image_shape: tuple[int, int, int]) -> Preprocessing:
         in_keras=functools.partial(_center_in_keras, **crop),
         output_shape=(crop["crop_height"], crop["crop_width"], channels),
         raw_shape=image_shape,
+        image_shape=image_shape,
     )
 
 
@@ -342,6 +350,7 @@ def _pad_crop_flip(image_shape: tuple[int, int, int]) -> Preprocessing:
         in_keras=_standardize_in_keras,
         output_shape=image_shape,
         raw_shape=image_shape,
+        image_shape=image_shape,
     )
 
 
@@ -353,6 +362,7 @@ def _shift_alternating_flip(image_shape: tuple[int, int, int]) -> Preprocessing:
         in_keras=scale_pixels,
         output_shape=image_shape,
         raw_shape=image_shape,
+        image_shape=image_shape,
     )
 
 
@@ -367,6 +377,7 @@ def _random_resized_crop(image_shape: tuple[int, int, int]) -> Preprocessing:
         in_keras=lambda images: scale_colours(_center(images, height, width)),
         output_shape=image_shape,
         raw_shape=(int(height * _SHORTER_SIDE), int(width * _SHORTER_SIDE), channels),
+        image_shape=image_shape,
         cuts_at_random=True,
     )
 

@@ -37,7 +37,7 @@ import container_limits
 
 from . import cache, decoded, pictures, regular_files
 
-FORMAT = 1  # to be raised when a store's files change; older ones are then made again
+FORMAT = 2  # to be raised when a store's files change; older ones are then made again
 PICTURES_PER_SHARD = 16384
 MOST_OPEN_FILES = 512  # of one store; most systems let a process have 1,024
 UNFINISHED = ".unfinished"
@@ -156,8 +156,15 @@ class Store:
         return Reader(self.files)
 
     def names(self) -> list[str]:
-        """The names of all pictures, in order."""
-        text = regular_files.read(self.path / "names").decode("utf-8", "surrogateescape")
+        """The names of all pictures, in order.
+
+        Raises:
+          DataError: their file is gone.
+        """
+        try:
+            text = regular_files.read(self.path / "names").decode("utf-8", "surrogateescape")
+        except OSError as error:
+            raise decoded.DataError(f"{self.path / 'names'}: {_reason(error)}") from error
         return text.split(_END_OF_NAME)[:-1]
 
 
@@ -288,15 +295,15 @@ def open_or_make(
     try:
         root = pathlib.Path(os.path.expanduser(folder)) if folder else default_folder()
     except OSError as error:
-        raise decoded.DataError(f"{error}; name a folder for the store with --store_dir") from error
+        raise decoded.DataError(f"{error}; name a folder for the store with `store_dir`") from error
     path = root / cache.key(name, {"format": FORMAT} | dict(source.identity))
     found = _open_if_sound(path, source, read_only)
     if found is not None:
         return found
     if read_only:
         raise decoded.DataError(
-            f"{source.description}: its pictures are not in a store in {root} yet, and --dry_run "
-            "makes none. Train once without --dry_run."
+            f"{source.description}: its pictures are not in a store in {root} yet, and `read_only` "
+            "makes none. Train once without it."
         )
     try:
         root.mkdir(parents=True, exist_ok=True)
@@ -315,7 +322,7 @@ def open_or_make(
 def _cannot_be_written(path: pathlib.Path, reason: str) -> decoded.DataError:
     return decoded.DataError(
         f"the store {path} cannot be written: {reason}. What is finished stays, and the next start "
-        "continues from there; --store_dir names another place."
+        "continues from there; `store_dir` names another place."
     )
 
 
@@ -345,6 +352,8 @@ def _open(path: pathlib.Path, source: Source) -> Store:
             raise ValueError(f"it has format {about['format']}, but this version needs {FORMAT}")
         if digest != _sha256(about):
             raise ValueError("store.json is not what was written")
+        if about["key"] != path.name:
+            raise ValueError(f"it was made as {about['key']}, from other pictures")
         for name, size in about["sizes"].items():
             actual = regular_files.check(path / name).st_size
             if actual != size:
@@ -385,7 +394,7 @@ def _alone(path: pathlib.Path) -> Iterator[None]:
                 if error.errno not in (errno.EAGAIN, errno.EACCES):
                     raise decoded.DataError(
                         f"{path.parent}: this file system has no locks, without which two "
-                        "processes may make one store; --store_dir names another place."
+                        "processes may make one store; `store_dir` names another place."
                     ) from error
             if not said:
                 print(f"waiting for another process, which is making {path}", flush=True)
@@ -403,7 +412,7 @@ def _check_space(root: pathlib.Path, source: Source, path: pathlib.Path) -> None
     if takes - done > free:
         raise decoded.DataError(
             f"the store of {source.description} takes {takes / 1e9:.2f} GB in "
-            f"{root}, but {free / 1e9:.2f} GB are free there; --store_dir names another place."
+            f"{root}, but {free / 1e9:.2f} GB are free there; `store_dir` names another place."
         )
 
 
@@ -551,21 +560,30 @@ def _shard(path: pathlib.Path) -> Iterator[Callable[[bytes], None]]:
     Raises:
       OSError: it cannot be written.
     """
-    try:
+    with _as_os_errors():
         writer = array_record_module.ArrayRecordWriter(str(path), "group_size:1,uncompressed")
-        written = 0
+    written = 0
 
-        def write(picture: bytes) -> None:
-            nonlocal written
+    def write(picture: bytes) -> None:
+        nonlocal written
+        with _as_os_errors():
             writer.write(picture)
-            written += 1
+        written += 1
 
-        yield write
+    yield write
+    with _as_os_errors():
         writer.close()
         if written and _opened(path).num_records() != written:
             raise OSError(errno.EIO, f"{path.name} was not written whole")
-        _sync(path)
-    except (RuntimeError, ValueError) as error:  # of ArrayRecord, as of a full disk
+    _sync(path)
+
+
+@contextlib.contextmanager
+def _as_os_errors() -> Iterator[None]:
+    """ArrayRecord's errors, as of a full disk, as what they are."""
+    try:
+        yield
+    except (RuntimeError, ValueError) as error:
         raise OSError(errno.EIO, _reason(error)) from error
 
 
@@ -588,7 +606,8 @@ def _looked_at(
             return str(error)
 
     waiting: collections.deque = collections.deque()
-    with concurrent.futures.ThreadPoolExecutor(container_limits.available_cores()) as pool:
+    threads = concurrent.futures.ThreadPoolExecutor(container_limits.available_cores())
+    with pictures.without_pillows_warnings(), threads as pool:
         for example in examples:
             waiting.append((example, pool.submit(look, example)))
             if len(waiting) >= _LOOKED_AT_AHEAD:
@@ -614,6 +633,7 @@ def _finish(unfinished: pathlib.Path, source: Source, parts: Sequence[_Part]) ->
     index_bytes = (unfinished / "index.npz").read_bytes()
     about = {
         "format": FORMAT,
+        "key": unfinished.name.removesuffix(UNFINISHED),
         "source": source.description,
         "class_names": list(source.class_names),
         "num_examples": len(joined.labels),

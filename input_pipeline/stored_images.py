@@ -176,7 +176,7 @@ class Training:
 
     Attributes:
       num_examples: pictures of the split.
-      fingerprint: of them.
+      fingerprint: sha256 of them, the preprocessing and the seed.
     """
 
     def __init__(self, split: StoredImages, preprocessing: preprocess.Preprocessing, seed: int):
@@ -186,7 +186,8 @@ class Training:
           preprocessing: from `preprocess.for_images`.
           seed: of the order of the pictures and of what preprocessing draws.
         """
-        self.num_examples, self.fingerprint = split.num_examples, split.fingerprint
+        self.num_examples = split.num_examples
+        self.fingerprint = preprocessing.fingerprint_of(split.fingerprint, seed)
         self._split, self._preprocessing, self._seed = split, preprocessing, seed
 
     def _cut(self, sizes: tf.Tensor, draws: batches.Draws) -> cuts.Cut:

@@ -1,9 +1,10 @@
 """Batches made elsewhere as a source for a run: a function, a tf.data.Dataset, a PyDataset.
 
 Each gives whole global batches; with several workers each reads them all and takes its share. A
-batch that is not full, as the last one of an epoch often is, is filled up with its first example,
-of weight 0. So an epoch has as many steps as batches, and counts as many examples as if they were
-full.
+batch that is not full, as the last one of an epoch often is, is filled up with its own examples, in
+turn, of weight 0: they add nothing to the loss and the gradients, and batch norm sees the examples
+that there are, as in Keras. So an epoch has as many steps as batches, and counts as many examples
+as if they were full.
 """
 
 import hashlib
@@ -121,6 +122,7 @@ class _PyDataset(_Stream):
             num_batches = None
         if num_batches is None:
             raise ValueError("of_pydataset: its length is unknown; give it a __len__")
+        dataset.on_epoch_begin()
         super().__init__(dataset[0], int(num_batches), "of_pydataset")
         if _sha256(_parts(dataset[0], "of_pydataset")) != self.fingerprint:
             raise ValueError(
@@ -132,11 +134,15 @@ class _PyDataset(_Stream):
     def _all(self, first_step):
         self._use_once()
         for _ in range(first_step // self._num_batches):
-            self._dataset.on_epoch_end()
+            self._next_epoch()
         for step in itertools.count(first_step):
             yield self._dataset[step % self._num_batches]
             if (step + 1) % self._num_batches == 0:
-                self._dataset.on_epoch_end()
+                self._next_epoch()
+
+    def _next_epoch(self) -> None:
+        self._dataset.on_epoch_end()
+        self._dataset.on_epoch_begin()
 
 
 def of_function(batch_at: Callable[[int], tuple], *, batches_per_epoch: int | None = None):
@@ -176,9 +182,10 @@ def of_dataset(dataset: tf.data.Dataset, *, batches_per_epoch: int | None = None
 
 
 def of_pydataset(dataset: keras.utils.PyDataset):
-    """A Keras PyDataset: batches by their place, and `on_epoch_end` after every epoch.
+    """A Keras PyDataset: batches by their place, between `on_epoch_begin` and `on_epoch_end`.
 
-    A run that continues calls `on_epoch_end` once for each epoch already made, and reads no batch.
+    `on_epoch_begin` of the first epoch is called at once. A run that continues calls both for each
+    epoch already made, and reads no batch of them.
     `__getitem__` is called in the run's own thread; the data set's `workers` are not started.
 
     Args:
@@ -198,7 +205,7 @@ def _parts(batch, what: str) -> tuple:
             f"{what}: a batch is a {type(batch).__name__}; must be (inputs, labels) or (inputs, "
             "labels, sample_weight)"
         )
-    return tuple(tf.nest.map_structure(np.asarray, part) for part in batch)
+    return tuple(tf.nest.map_structure(by_step.as_array, part) for part in batch)
 
 
 def _size(batch: tuple, what: str) -> int:
@@ -223,7 +230,7 @@ def _filled_up(batch: tuple, global_batch_size: int, what: str) -> tuple:
         return batch
     inputs, labels, *weight = batch
     weight = weight[0] if weight else np.ones(size, np.float32)
-    places = np.concatenate([np.arange(size), np.zeros(global_batch_size - size, np.int64)])
+    places = np.arange(global_batch_size) % size
     inputs, labels = tf.nest.map_structure(lambda array: array[places], (inputs, labels))
     return inputs, labels, np.concatenate([weight, np.zeros(global_batch_size - size)])
 

@@ -68,9 +68,9 @@ def open_prepared(
     if not (builder.data_path.exists() and builder.is_prepared()):
         if read_only:
             raise decoded.DataError(
-                f"{builder.name} is not prepared in {builder.data_dir_root}, and --dry_run "
-                "downloads and prepares nothing. Train once without --dry_run, or point --data_dir "
-                "to a folder that holds the set prepared."
+                f"{builder.name} is not prepared in {builder.data_dir_root}, and `read_only` "
+                "downloads and prepares nothing. Train once without it, or point `data_dir` to a "
+                "folder that holds the set prepared."
             )
         _prepare(builder)
     tfds_description.check_classes(builder)
@@ -83,8 +83,8 @@ def _builder(name: str, data_dir: pathlib.Path) -> "tfds.core.DatasetBuilder":
 
     if not (_NAME.fullmatch(name) and len(name) <= _LONGEST_NAME):
         raise decoded.DataError(
-            f"--dataset={name[:_LONGEST_NAME]} is not the name of a data set. Use a name such as "
-            "cifar10 or cifar100, not a path; the folder goes into --data_dir."
+            f"dataset={name[:_LONGEST_NAME]} is not the name of a data set. Use a name such as "
+            "cifar10 or cifar100, not a path; the folder goes into `data_dir`."
         )
     unreadable = tfds_description.check_files(name, data_dir)
     try:
@@ -93,7 +93,7 @@ def _builder(name: str, data_dir: pathlib.Path) -> "tfds.core.DatasetBuilder":
         raise decoded.DataError(_unknown_name_message(name, data_dir)) from error
     except ImportError as error:
         raise decoded.DataError(
-            f"--dataset={name} needs a Python package that is missing: {_first_line(error)}."
+            f"dataset={name} needs a Python package that is missing: {_first_line(error)}."
         ) from error
     except (ValueError, AssertionError) as error:
         if unreadable:
@@ -103,12 +103,12 @@ def _builder(name: str, data_dir: pathlib.Path) -> "tfds.core.DatasetBuilder":
             reason = (
                 f"{reason.rstrip('.')}; or what describes it in {folder} is damaged: copy it again"
             )
-        raise decoded.DataError(f"--dataset={name}: {reason}") from error
+        raise decoded.DataError(f"dataset={name}: {reason}") from error
     except Exception as error:  # whatever the readers of the set's JSON files raise
         if unreadable:
             raise list(unreadable.values())[-1] from error  # the highest version
         raise decoded.DataError(
-            f"--dataset={name}: its description in {data_dir} cannot be read "
+            f"dataset={name}: its description in {data_dir} cannot be read "
             f"({type(error).__name__}: {_without_call(error)}). Copy the set again, or remove it "
             "and let it be prepared again."
         ) from error
@@ -129,14 +129,14 @@ def _unknown_name_message(name: str, data_dir: pathlib.Path) -> str:
     folder = tfds_description.set_folder(name, data_dir)
     if os.path.lexists(folder):
         return (
-            f"--dataset={name} is unknown to TensorFlow Datasets, and {folder} holds no prepared "
+            f"dataset={name} is unknown to TensorFlow Datasets, and {folder} holds no prepared "
             "set: that is a folder of a version such as 1.0.0/, with dataset_info.json and "
             "features.json. Copy it again."
         )
     known = ["shapes", "folder", *tfds.list_builders(with_community_datasets=False)]
     near = difflib.get_close_matches(re.split("[/:]", name.lower())[0], known)
     hint = f"Did you mean {' or '.join(near)}?" if near else "Try cifar10, cifar100 or shapes."
-    return f"--dataset={name} is unknown to TensorFlow Datasets. {hint}"
+    return f"dataset={name} is unknown to TensorFlow Datasets. {hint}"
 
 
 def _check_features(builder: "tfds.core.DatasetBuilder") -> None:
@@ -157,7 +157,7 @@ def _check_features(builder: "tfds.core.DatasetBuilder") -> None:
         return
     listing = ", ".join(f"{key}: {feature!r}" for key, feature in found.items()) or repr(features)
     raise decoded.DataError(
-        f"--dataset={builder.name} cannot be used: it must have `image` (uint8 [height, "
+        f"dataset={builder.name} cannot be used: it must have `image` (uint8 [height, "
         f"width, channels]) and `label` (a class), but has {' '.join(listing.split())}."
     )
 
@@ -168,6 +168,7 @@ def _prepare(builder: "tfds.core.DatasetBuilder") -> None:
     Raises:
       DataError: the folder cannot be written to, no network, or the preparation fails.
     """
+    import tensorflow as tf
     from tensorflow_datasets.core.download import download_manager, extractor
     from tensorflow_datasets.core.download import util as download_util
 
@@ -192,6 +193,7 @@ def _prepare(builder: "tfds.core.DatasetBuilder") -> None:
         ) from error
     except (
         OSError,  # requests' exceptions are OSErrors too
+        tf.errors.OpError,  # TFDS writes with TensorFlow, also onto a full disk
         AssertionError,
         ValueError,
         download_util.DownloadError,
@@ -292,8 +294,8 @@ def _by_hand(name: str, root: pathlib.Path, archives: list[str]) -> str:
         shown = ", ".join(archives[:3]) + (" …" if len(archives) > 3 else "")
         ways = f"Bring the archives by hand: put {shown} in {manual}/."
     else:
-        ways = "Point --data_dir to a folder where TFDS has prepared it."
-    return f"{ways} --dataset=shapes needs no files at all."
+        ways = "Point `data_dir` to a folder where TFDS has prepared it."
+    return f"{ways} dataset=shapes needs no files at all."
 
 
 def _check_writable(name: str, root: pathlib.Path) -> None:
@@ -301,7 +303,7 @@ def _check_writable(name: str, root: pathlib.Path) -> None:
     if not os.access(existing, os.W_OK):
         raise decoded.DataError(
             f"{name} is not prepared in {root}, and {existing} cannot be written to. Point "
-            "--data_dir to a folder that holds it prepared, or to one that can be written to."
+            "`data_dir` to a folder that holds it prepared, or to one that can be written to."
         )
 
 
@@ -382,11 +384,10 @@ def identity(builder: "tfds.core.DatasetBuilder", split: str) -> dict[str, Any] 
     }
 
 
-def no_such_split(name: str, split: str, splits: Iterable[str]) -> decoded.DataError:
+def no_such_split(name: str, split: str, splits: Iterable[str]) -> decoded.NoSuchSplitError:
     """The error for a split that a data set does not have, with those that it has."""
-    return decoded.DataError(
-        f"--dataset={name} has no split {split!r}; it has {', '.join(splits)}. Training needs "
-        "train; --eval_split (of eval.py, --split) names the one to evaluate."
+    return decoded.NoSuchSplitError(
+        f"dataset={name} has no split {split!r}; it has {', '.join(splits)}"
     )
 
 
@@ -404,7 +405,7 @@ def read(builder: "tfds.core.DatasetBuilder", split: str) -> decoded.Decoded:
     shape = builder.info.features["image"].shape
     count = _num_examples(builder, split)
     decoded.check_memory(
-        f"--dataset={builder.name} is too large: {count:,} images of {list(shape)}",
+        f"dataset={builder.name} is too large: {count:,} images of {list(shape)}",
         count * math.prod(shape),
     )
     images, labels = decoded.empty((count, *shape)), np.empty(count, np.int64)

@@ -189,9 +189,17 @@ def test_scaling_to_four_times_the_batch(scaling, expected):
         (
             "cosine",
             {"total_epochs": 2.0, "warmup_epochs": 2.0},
-            "total_epochs=2: must be above warmup_epochs=2 for the cosine schedule",
+            "total_epochs=2.*: must be above warmup_epochs=2",
         ),
-        ("linear", {}, "total_epochs=0: must be above warmup_epochs=0 for the linear schedule"),
+        ("constant", {"initial": 0.0}, "initial=0.0: must be above 0"),
+        ("constant", {"initial": -0.1}, "initial=-0.1: must be above 0"),
+        ("constant", {"initial": math.nan}, "initial=nan: must be above 0"),
+        ("exponential", {"decay_factor": 0.0}, "decay_factor=0.0: must be in "),
+        ("exponential", {"decay_factor": 1.5}, "decay_factor=1.5: must be in "),
+        ("piecewise", {"decay_epochs": (3.0, 1.0)}, "decay_epochs=.*: must be above 0 and rising"),
+        ("piecewise", {"decay_epochs": (0.0, 1.0)}, "decay_epochs=.*: must be above 0 and rising"),
+        ("constant", {"warmup_epochs": -1.0}, "warmup_epochs=-1.0: must be at least 0"),
+        ("linear", {}, "total_epochs=0.0: must be above warmup_epochs=0"),
     ],
 )
 def test_wrong_arguments_are_refused(schedule, arguments, message):

@@ -41,8 +41,7 @@ def of_towers(towers: int | Sequence[str] | None) -> tuple[str, ...]:
     """The towers' devices, given their number, as for `choose`, or a list of names.
 
     Raises:
-      TypeError: it is neither.
-      ValueError: as `choose`.
+      TypeError, ValueError: it is neither, or as `choose`.
     """
     is_number = isinstance(towers, int) and not isinstance(towers, bool)
     return choose(towers) if towers is None or is_number else checks.device_names(towers)

@@ -6,6 +6,7 @@ therefore decays k times too late in epochs; a rule keyed to examples cannot.
 
 import dataclasses
 import fractions
+import itertools
 import math
 
 SCHEDULES = ("exponential", "piecewise", "cosine", "linear", "constant")
@@ -31,15 +32,18 @@ class LearningRate:
 
     Attributes:
       schedule: one of SCHEDULES.
-      initial: rate before any decay, after scaling; > 0.
+      initial: rate before any decay, after scaling; > 0 and finite.
       examples_per_epoch: size of the training split, counted from the data.
       epochs_per_decay: epochs between decays (`exponential`); > 0.
       decay_factor: what a decay multiplies by (`exponential`, `piecewise`); in (0, 1].
-      decay_epochs: increasing epochs at which `piecewise` decays.
-      warmup_epochs: epochs of linear warm-up; 0 for none.
+      decay_epochs: rising epochs, all > 0, at which `piecewise` decays.
+      warmup_epochs: epochs of linear warm-up; >= 0, with 0 for none.
       warmup_start_factor: share of the rate at which the warm-up starts; in [0, 1]; 1 / k for k
         GPUs in Goyal et al. 2017 (arXiv:1706.02677), section 2.2.
       total_epochs: where `cosine` and `linear` reach 0; other schedules do not use it.
+
+    Raises:
+      ValueError: `schedule` is not one of them, or a number is out of its range.
 
     Example:
       >>> rate = LearningRate("exponential", 0.1, 50_000, epochs_per_decay=2.0, decay_factor=0.5)
@@ -58,19 +62,21 @@ class LearningRate:
     total_epochs: float = 0.0
 
     def __post_init__(self):
-        if self.schedule not in SCHEDULES:
-            raise ValueError(f"schedule={self.schedule!r}: must be one of {', '.join(SCHEDULES)}")
-        if self.examples_per_epoch < 1:
-            raise ValueError(f"examples_per_epoch={self.examples_per_epoch}: must be at least 1")
-        if not 0 <= self.warmup_start_factor <= 1:
-            raise ValueError(f"warmup_start_factor={self.warmup_start_factor}: must be in [0, 1]")
-        if self.schedule == "exponential" and not self.epochs_per_decay > 0:
-            raise ValueError(f"epochs_per_decay={self.epochs_per_decay}: must be above 0")
-        if self.schedule in ("cosine", "linear") and not self.total_epochs > self.warmup_epochs:
-            raise ValueError(
-                f"total_epochs={self.total_epochs:g}: must be above warmup_epochs="
-                f"{self.warmup_epochs:g} for the {self.schedule} schedule"
-            )
+        rising = itertools.pairwise((0.0, *self.decay_epochs, math.inf))
+        least_end = self.warmup_epochs if self.schedule in ("cosine", "linear") else -math.inf
+        for name, holds, allowed in (
+            ("schedule", self.schedule in SCHEDULES, f"one of {', '.join(SCHEDULES)}"),
+            ("initial", 0 < self.initial < math.inf, "above 0"),
+            ("examples_per_epoch", self.examples_per_epoch >= 1, "at least 1"),
+            ("epochs_per_decay", self.epochs_per_decay > 0, "above 0"),
+            ("decay_factor", 0 < self.decay_factor <= 1, "in (0, 1]"),
+            ("decay_epochs", all(a < b for a, b in rising), "above 0 and rising"),
+            ("warmup_epochs", 0 <= self.warmup_epochs < math.inf, "at least 0"),
+            ("warmup_start_factor", 0 <= self.warmup_start_factor <= 1, "in [0, 1]"),
+            ("total_epochs", self.total_epochs > least_end, f"above warmup_epochs={least_end:g}"),
+        ):
+            if not holds:
+                raise ValueError(f"{name}={getattr(self, name)!r}: must be {allowed}")
 
     def __call__(self, examples_seen: int) -> float:
         """The rate of the update that follows `examples_seen` examples; >= 0."""

@@ -1,4 +1,4 @@
-"""Trains any Keras model on towers: the package's front door for programs."""
+"""The Trainer: any Keras model, trained on towers."""
 
 import functools
 import itertools
@@ -8,19 +8,10 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from towers import (
-    devices,
-    evaluation,
-    gradients,
-    losses,
-    model_state,
-    not_finite,
-    prefetch,
-    step,
-    tower,
-    train_state,
-    worker,
-)
+from towers import (  # isort: skip
+    devices, evaluation, gradients, losses, model_state, not_finite, prefetch, step, tower,
+    train_state, worker,
+)  # fmt: skip
 from towers.support import adapted, checks, objective, shares, structures, tally, weight_filters
 
 from tensorflow.python.framework import config  # isort: skip

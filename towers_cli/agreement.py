@@ -202,7 +202,7 @@ def _check_same(workers: worker.Workers, own: dict) -> None:
     for index, message in enumerate(everyone):
         worker_errors.check_fits(isinstance(message, dict), workers.name(index))
     for index, other in enumerate(others, start=1):
-        if different := run_folder.differences(chief, other, workers.name(0)):
+        if different := run_folder.differences(chief, other, workers.name(0), settings.label):
             raise worker_errors.WorkerError(
                 f"{workers.name(index)} differs from {workers.name(0)}: "
                 f"{watcher.one_line('; '.join(different))}"

@@ -47,7 +47,8 @@ class CommandsRun(definition.Definition):
         run_config.check_same_run(earlier, self.config)
 
     def differences(self, earlier: Mapping, who: str = "the run") -> list[str]:
-        return run_folder.differences(run_config.defining(earlier), self.defining(), who)
+        old = run_config.defining(earlier)
+        return run_folder.differences(old, self.defining(), who, settings.label)
 
     def begin(self, state: train_state.TrainState, folder: run_folder.RunFolder) -> None:
         begins = self.config["resolved"]["begins_from"]

@@ -1,6 +1,7 @@
 """From a run's `config.json` to the objects that train it."""
 
 import functools
+import math
 from collections.abc import Callable, Mapping, Sequence
 
 import keras
@@ -13,7 +14,8 @@ from towers.runs import definition
 from towers.support import checks, machine, weight_filters
 from towers_cli import agreement, own_model, settings
 
-IMAGES_TO_ADAPT_TO = 5000  # for a network that looks at some before its first step
+IMAGES_TO_ADAPT_TO = 5000  # at most, for a network that looks at some before its first step
+BYTES_TO_ADAPT_TO = 2**28  # likewise: 445 images of 224 x 224
 
 
 def start_runtime(intra_op_threads: int, deterministic: bool) -> None:
@@ -113,10 +115,10 @@ def preprocessing(
         return images.preprocessing(
             chosen.preprocessing,
             training,
-            chosen.augment,
-            chosen.random_erasing,
-            chosen.mixup_alpha,
-            chosen.cutmix_alpha,
+            augmentation=chosen.augment,
+            random_erasing=chosen.random_erasing,
+            mixup_alpha=chosen.mixup_alpha,
+            cutmix_alpha=chosen.cutmix_alpha,
         )
     except ValueError as error:
         raise settings.SettingsError(f"--dataset={chosen.dataset}: {error}") from error
@@ -124,7 +126,8 @@ def preprocessing(
 
 def images_to_adapt_to(training: datasets.Images, prepared: preprocess.Preprocessing) -> np.ndarray:
     """What a network that looks at some images before its first step is shown."""
-    return prepared.evaluate(training.some(IMAGES_TO_ADAPT_TO)).numpy()
+    most = BYTES_TO_ADAPT_TO // (math.prod(training.image_shape) * np.dtype(np.float32).itemsize)
+    return prepared.evaluate(training.some(min(IMAGES_TO_ADAPT_TO, max(most, 1)))).numpy()
 
 
 def exporter(

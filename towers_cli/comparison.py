@@ -57,12 +57,11 @@ def settings_that_differ(a: run_folder.RunFolder, b: run_folder.RunFolder) -> li
     """
     described = [_described(folder) for folder in (a, b)]
     programs = [definition.is_of_a_program(folder.read_config()) for folder in (a, b)]
+    label = "{} ".format if any(programs) else settings.label
     return [
         difference
         for first, second in zip(*described, strict=True)
-        for difference in run_folder.differences(
-            first, second, "the first run", as_flags=not any(programs)
-        )
+        for difference in run_folder.differences(first, second, "the first run", label)
     ]
 
 

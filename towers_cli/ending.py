@@ -7,6 +7,8 @@ from collections.abc import Callable
 
 from towers_cli import settings, system
 
+_SPLITS = "Training needs train; --eval_split (of eval.py, --split) names the one to evaluate."
+
 
 def explained(
     program: str,
@@ -53,7 +55,10 @@ def _user_errors_said(program: str, run: Callable[[], int]) -> int:
     try:
         return run()
     except (settings.SettingsError, decoded.DataError, errors.UserError) as error:
-        console.say_error(program, error)
+        message = settings.in_flags(str(error))
+        if isinstance(error, decoded.NoSuchSplitError):
+            message += f". {_SPLITS}"
+        console.say_error(program, message)
         return error.exit_code
 
 

@@ -32,6 +32,7 @@ def show_batch(
       workers: of the run.
 
     Raises:
+      DataError: the names of the pictures are gone.
       RunFolderError: the file cannot be written.
     """
     if not workers.is_chief:
@@ -89,18 +90,19 @@ def write_predictions(path: str, examples: tally.Seen, split) -> None:
       split: of the data set.
 
     Raises:
+      DataError: the names of the pictures are gone.
       RunFolderError: the file cannot be written.
     """
-    partial = f"{path}.partial"
+    partial, names = f"{path}.partial", split.names()
     with run_folder.writing(path):
         with open(partial, "w", newline="", encoding="utf-8", errors="surrogateescape") as file:
             writer = csv.writer(file)
             writer.writerow(["name", "class", "predicted", "correct", "loss"])
             for name, (label, predicted, _), losses in zip(
-                split.names(), examples.classes, examples.losses, strict=True
+                names, examples.classes, examples.losses, strict=True
             ):
-                names = [split.class_names[label], split.class_names[predicted]]
-                writer.writerow([name, *names, int(label == predicted), f"{losses[0]:.6g}"])
+                classes = [split.class_names[label], split.class_names[predicted]]
+                writer.writerow([name, *classes, int(label == predicted), f"{losses[0]:.6g}"])
         os.replace(partial, path)
 
 

@@ -145,7 +145,7 @@ def check_same_run(earlier: Mapping, config: Mapping) -> None:
     splits = {one["settings"]["eval_split"] for one in (earlier, config)}
     # Another split may be evaluated from now on; the same one must have the same images.
     began, now = (_fixed(one, same_split=len(splits) == 1) for one in (earlier, config))
-    different = run_folder.differences(began, now)
+    different = run_folder.differences(began, now, label=settings.label)
     if different:
         raise run_folder.RunFolderError(
             f"--train_dir={config['settings']['train_dir']} holds a run with other settings: "

@@ -877,6 +877,20 @@ def shown(value: object) -> str:
     return text if len(text) <= 60 and text.isprintable() else reprlib.repr(text)
 
 
+def label(name: str) -> str:
+    """What stands before a value in a message; not everything that defines a run has a flag."""
+    return f"--{name}=" if name.isidentifier() else f"{name} "
+
+
+def in_flags(message: str) -> str:
+    """A message of the library, whose arguments it calls by the flags: `--data_dir=x`.
+
+    Args:
+      message: in which arguments are written as `data_dir=x`, or alone between backticks.
+    """
+    return _ARGUMENT.sub(lambda found: _FLAGS[found["value"] or found["alone"]], message)
+
+
 def of_text(field: dataclasses.Field, texts: list[str] | None) -> tuple | None:
     """A flag's comma-separated items as the setting's type has them.
 
@@ -911,3 +925,10 @@ def run_defining(chosen: Mapping) -> dict:
     if chosen["learning_rate_schedule"] in ENDING_SCHEDULES:
         defining["train_epochs"] = chosen["train_epochs"]
     return defining
+
+
+# What the library calls an argument, and the flag that gives it.
+_FLAGS = {name: f"--{name}" for record in (TrainSettings, EvalSettings) for name in names(record)}
+_FLAGS["read_only"] = "--dry_run"
+_NAMES = "|".join(_FLAGS)
+_ARGUMENT = re.compile(rf"(?<![\w./-])(?P<value>{_NAMES})(?==)|`(?P<alone>{_NAMES})`")

@@ -8,7 +8,6 @@ from input_pipeline import datasets, images, preprocess
 from towers.runs import microbatch_times, run_errors
 from towers_cli import build, own_model, settings
 
-NUMBERS = (2, 4, 8, 16, 32)
 _ROUNDS, _SECONDS = 5, 1.0
 
 
@@ -36,12 +35,14 @@ def show(
       TrainingError: there is not enough memory.
     """
     usual = chosen.num_microbatches
-    others = [number for number in NUMBERS if number != usual and _fits(number, chosen)]
+    others = [
+        number for number in microbatch_times.NUMBERS if number != usual and _fits(number, chosen)
+    ]
     if not others:
         raise settings.SettingsError(
             f"--time_microbatches: there is nothing to compare {usual} with: no other number of "
-            f"{', '.join(map(str, NUMBERS))} fits --global_batch_size={chosen.global_batch_size} "
-            f"and {len(tower_devices)} tower(s)"
+            f"{', '.join(map(str, microbatch_times.NUMBERS))} fits --global_batch_size="
+            f"{chosen.global_batch_size} and {len(tower_devices)} tower(s)"
         )
     to_adapt_to = functools.cache(functools.partial(build.images_to_adapt_to, training, prepared))
 
@@ -85,7 +86,7 @@ def _table(times: dict[int, list[float]], usual: int) -> list[str]:
 
 def _advice(times: dict[int, list[float]], chosen: settings.TrainSettings) -> str:
     usual = chosen.num_microbatches
-    found = microbatch_times.fastest(times, usual)
+    found = microbatch_times.fastest_microbatches(times, usual)
     if found is None:
         return f"No number was faster than {usual} in every turn."
     number, ratio = found

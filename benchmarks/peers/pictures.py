@@ -37,7 +37,7 @@ def of_towers(folder: Path, augmentation: str = "none") -> Iterator:
     split = datasets.load(
         "folder", str(folder / "pictures"), "all", image_size=SIZE, store_dir=str(folder / "stores")
     )
-    prepared = images.preprocessing("random_resized_crop", split, augmentation)
+    prepared = images.preprocessing("random_resized_crop", split, augmentation=augmentation)
     return iter(images.training(split, prepared, 0).batches(0, 10**6, global_batch_size=BATCH))
 
 

@@ -94,10 +94,14 @@ class TestStore:
     [
         (
             {"images": same_size().astype(np.float32)},
-            "image 0: must be uint8 [height, width, channels] with 1 or 3 channels, or the bytes "
-            "of a picture; it is float32 of shape [9, 12, 3]",
+            "image 0: must be uint8 [height, width, channels] with 1 or 3 channels and at least "
+            "one pixel, or the bytes of a picture; it is float32 of shape [9, 12, 3]",
         ),
         ({"images": same_size()[..., 0]}, "image 0: must be uint8"),
+        (
+            {"images": same_size()[:, :0]},
+            "and at least one pixel, or the bytes of a picture; it is",
+        ),
         ({"images": same_size()[:0]}, "images: there are none"),
         (
             {"labels": labels(5)},

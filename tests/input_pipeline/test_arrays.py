@@ -154,3 +154,27 @@ def test_a_program_that_stops_reading_comes_to_its_end(end, code):
     done = forked.run(program, cwd=scripts.ROOT, timeout=60)
     assert (done.returncode, done.stdout) == (code, "[128, 128, 128]\n"), done.stderr
     assert done.stderr.endswith("ValueError: its own\n" if code else "")
+
+
+@pytest.mark.parametrize("order", "<>")
+@pytest.mark.parametrize("kind", ["f2", "f4", "f8", "i4", "i8", "u2"])
+def test_of_another_byte_order_are_the_same_numbers(kind, order):
+    given = arrays.batches(X.astype(order + kind), Y.astype(f"{order}i4"), shuffle=False)
+    [(inputs, labels), *_] = taken(given)
+    assert inputs.dtype == ("f4" if kind == "f8" else kind) and inputs.dtype.isnative
+    np.testing.assert_array_equal(inputs, X[:BATCH])
+    np.testing.assert_array_equal(labels, Y[:BATCH])
+
+
+def test_longer_than_float64_become_float32():
+    [(inputs, _), *_] = taken(arrays.batches(X.astype(np.longdouble), Y, shuffle=False))
+    np.testing.assert_array_equal(inputs, X[:BATCH])
+    assert inputs.dtype == np.float32
+
+
+@pytest.mark.parametrize("part", range(3))
+def test_with_a_mask_are_refused(part):
+    given = [X, Y, np.ones(N)]
+    given[part] = np.ma.masked_array(given[part], mask=np.zeros_like(given[part], bool))
+    with pytest.raises(TypeError, match="a masked array: training would see what is under its"):
+        arrays.batches(*given)

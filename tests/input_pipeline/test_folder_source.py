@@ -177,3 +177,21 @@ def test_a_picture_that_vanishes_is_handed_on_as_such(root):
     examples = list(found.examples(0))
     assert isinstance(examples[1].content, FileNotFoundError)
     assert isinstance(examples[2].content, bytes)
+
+
+@pytest.mark.parametrize("change", ["content", "time", "gone"])
+def test_a_picture_that_changes_after_it_was_listed_cannot_be_read(root, change):
+    """The store has the name of what was listed."""
+    found, path = folder_source.Folder(root, "all"), root / "bee" / "003.jpg"
+    before = path.stat()
+    if change == "gone":
+        path.unlink()
+    if change == "content":
+        path.write_bytes(path.read_bytes() + b"x")
+        os.utime(path, ns=(before.st_atime_ns, before.st_mtime_ns))
+    if change == "time":
+        os.utime(path, ns=(before.st_atime_ns, before.st_mtime_ns + 1))
+    problems = {e.name: e.content for e in found.examples(0) if isinstance(e.content, OSError)}
+    assert list(problems) == ["bee/003.jpg"]
+    message = "No such file" if change == "gone" else "it has changed since the folder was listed"
+    assert message in str(problems["bee/003.jpg"])

@@ -6,6 +6,7 @@ import resource
 import shutil
 import threading
 import time
+import warnings
 
 import numpy as np
 import photos
@@ -263,7 +264,7 @@ def changed(path) -> None:
 
 def test_a_dry_run_makes_none_and_leaves_a_damaged_one(tmp_path):
     source = Made()
-    with pytest.raises(decoded.DataError, match="not in a store in .* and --dry_run makes none"):
+    with pytest.raises(decoded.DataError, match="not in a store in .* and `read_only` makes none"):
         store.open_or_make("mine", source, tmp_path / "none", read_only=True)
     assert not (tmp_path / "none").exists() and source.asked == []
     made = store.open_or_make("mine", source, tmp_path)
@@ -279,7 +280,7 @@ class TestADiskThatIsFull:
         usage = shutil.disk_usage(tmp_path)
         monkeypatch.setattr(shutil, "disk_usage", lambda _: usage._replace(free=1000))
         source = Made()
-        with pytest.raises(decoded.DataError, match="takes 0.00 GB in .*--store_dir names another"):
+        with pytest.raises(decoded.DataError, match="takes 0.00 GB in .*`store_dir` names another"):
             store.open_or_make("mine", source, tmp_path)
         assert source.asked == []
 
@@ -317,3 +318,36 @@ def test_a_folder_that_cannot_be_made_is_said(tmp_path):
 
 def test_every_format_has_its_place():
     assert [getattr(pictures, name) for name in pictures.FORMATS] == list(range(5))
+
+
+def test_a_store_by_the_name_of_another_is_made_again(tmp_path):
+    """Copied or renamed by hand, it would give another set's pictures."""
+    one = store.open_or_make("mine", Made(identity="one"), tmp_path)
+    contents = [encoded(number + 1) for number in range(COUNT)]
+    other = store.open_or_make("mine", Made(contents, identity="other"), tmp_path)
+    shutil.rmtree(one.path)
+    shutil.move(other.path, one.path)
+    again = Made(identity="one")
+    assert store.open_or_make("mine", again, tmp_path).fingerprint == one.fingerprint
+    assert again.asked == [0]
+
+
+def test_names_that_are_gone_are_said(tmp_path):
+    made = store.open_or_make("mine", Made(), tmp_path)
+    (made.path / "names").unlink()
+    with pytest.raises(decoded.DataError, match="/names: No such file or directory"):
+        made.names()
+
+
+def test_a_picture_on_which_pillow_fails_is_named(tmp_path):
+    source = Made([encoded(0), photos.bmp_cut_short(), *map(encoded, range(2, 8))])
+    with pytest.raises(decoded.DataError, match="1 of 8 pictures cannot be used: picture 1 is a"):
+        store.open_or_make("mine", source, tmp_path)
+
+
+def test_warnings_go_on_after_a_store_was_made(tmp_path):
+    """`warnings.catch_warnings` in several threads would silence them for good."""
+    filters = list(warnings.filters)
+    pngs = [photos.encoded(photos.picture(200, 300, number), "PNG") for number in range(32)]
+    store.open_or_make("mine", Made(pngs), tmp_path)
+    assert warnings.filters == filters

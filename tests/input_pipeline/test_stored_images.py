@@ -1,5 +1,6 @@
 """Batches of pictures from a store, as a pure function of seed and step."""
 
+import dataclasses
 import os
 import pathlib
 import shutil
@@ -24,6 +25,7 @@ from input_pipeline import (
 )
 
 BATCH, SIZE = 8, 16
+_OPTIONS = ("augmentation", "random_erasing")
 
 
 @pytest.fixture(scope="module")
@@ -47,8 +49,8 @@ def split(tmp_path_factory):
     ids=lambda param: "-".join(map(str, param)),
 )
 def prepared(request, split):
-    name, *augmentation = request.param
-    return images.preprocessing(name, split, *augmentation)
+    name, *more = request.param
+    return images.preprocessing(name, split, **dict(zip(_OPTIONS, more, strict=False)))
 
 
 def taken(source, first, last, share=None) -> list[tuple]:
@@ -105,8 +107,8 @@ def test_another_seed_has_other_batches(split, prepared):
 def test_augmentation_is_of_the_same_parts(split):
     """One picture is cut, then augmented, then scaled, then a rectangle is erased."""
     plain, augmented = (
-        images.preprocessing("random_resized_crop", split, *more)
-        for more in ((), ("trivial_augment", 1.0))
+        images.preprocessing("random_resized_crop", split, **more)
+        for more in ({}, {"augmentation": "trivial_augment", "random_erasing": 1.0})
     )
     [whole, *_], [changed, *_] = (
         taken(images.training(split, how, seed=3), 0, 1) for how in (plain, augmented)
@@ -131,8 +133,8 @@ def test_augmentation_is_of_the_same_parts(split):
 
 def test_pictures_are_mixed_last_and_the_same_in_shares(split):
     plain, mixed = (
-        images.preprocessing("random_resized_crop", split, "none", 0.5, *alphas)
-        for alphas in ((), (0.4, 1.0))
+        images.preprocessing("random_resized_crop", split, random_erasing=0.5, **alphas)
+        for alphas in ({}, {"mixup_alpha": 0.4, "cutmix_alpha": 1.0})
     )
     [unmixed], [whole] = (
         taken(images.training(split, how, seed=3), 2, 3) for how in (plain, mixed)
@@ -203,17 +205,19 @@ class TestTheNewPreprocessing:
     def test_takes_no_images_that_are_decoded_already(self):
         pixels = np.zeros((2, 8, 8, 3), np.uint8)
         held = datasets.ImageArrays(pixels, np.zeros(2, np.int32), ("a", "b"), "here", "0")
-        with pytest.raises(decoded.DataError, match="already decoded to 8 x 8: give --image_size"):
+        with pytest.raises(
+            decoded.DataError, match="already decoded, to 8 x 8: give an `image_size`"
+        ):
             images.preprocessing("random_resized_crop", held)
 
 
 class TestLoading:
     def test_a_folder_needs_a_data_dir(self):
-        with pytest.raises(decoded.DataError, match="--dataset=folder needs --data_dir"):
+        with pytest.raises(decoded.DataError, match="^dataset=folder needs a `data_dir`"):
             datasets.load("folder", None, "train")
 
     def test_shapes_have_one_size(self):
-        with pytest.raises(decoded.DataError, match="--image_size=9: the images of .*shapes"):
+        with pytest.raises(decoded.DataError, match="^image_size=9: the images of .*shapes"):
             datasets.load("shapes", None, "train", image_size=9)
 
     def test_the_size_where_nobody_asks(self, tmp_path):
@@ -404,3 +408,53 @@ def test_what_reads_ahead_ends_before_python_does(split, monkeypatch):
     time.sleep(0.2)
     assert len(calls) <= made + 2  # what was under way
     assert list(found) == []
+
+
+@pytest.fixture(params=["on disk", "in memory"])
+def any_split(request, split):
+    return split if request.param == "on disk" else datasets.load("shapes", None, "test")
+
+
+def test_a_training_has_a_fingerprint_of_all_that_decides_its_batches(any_split):
+    options = [
+        {},
+        {"augmentation": "trivial_augment"},
+        {"random_erasing": 0.5},
+        {"random_erasing": 0.25},
+        {"mixup_alpha": 0.4},
+        {"cutmix_alpha": 0.4},
+    ]
+    prepared = [images.preprocessing("pad_crop_flip", any_split, **each) for each in options]
+    prepared.append(images.preprocessing("shift_alternating_flip", any_split))
+    found = [images.training(any_split, each, 0).fingerprint for each in prepared]
+    found.append(images.training(any_split, prepared[0], 1).fingerprint)
+    assert len(set(found)) == len(found)
+    again = images.preprocessing("pad_crop_flip", any_split)
+    assert images.training(any_split, again, 0).fingerprint == found[0]
+
+
+def test_another_size_of_the_images_is_another_training(split):
+    larger = dataclasses.replace(split, image_size=SIZE + 1)
+    assert larger.fingerprint == split.fingerprint
+    one, other = (
+        images.training(each, images.preprocessing("random_resized_crop", each), 0)
+        for each in (split, larger)
+    )
+    assert one.fingerprint != other.fingerprint
+
+
+def test_preprocessing_of_images_of_another_size_is_refused(any_split):
+    other = preprocess.for_images("pad_crop_flip", (SIZE + 4, SIZE, 3))
+    message = r"was made for images of \[20, 16, 3\], but those of this split are"
+    with pytest.raises(ValueError, match=message):
+        images.training(any_split, other, 0)
+    with pytest.raises(ValueError, match=message):
+        images.evaluated(any_split, other, BATCH)
+
+
+def test_crops_of_pictures_are_not_those_of_images_in_memory():
+    held = datasets.load("shapes", None, "test")
+    crops = preprocess.for_images("random_resized_crop", held.image_shape)
+    for use in (lambda: images.training(held, crops, 0), lambda: images.evaluated(held, crops, 8)):
+        with pytest.raises(decoded.DataError, match="crops pictures while it decodes them"):
+            use()

@@ -32,6 +32,26 @@ class Shuffled(keras.utils.PyDataset):
         self.order = self.rng.permutation(N)
 
 
+class Counting(Shuffled):
+    """Examples of its own in every epoch, which begins as Keras's `fit` begins it."""
+
+    def __init__(self):
+        super().__init__()
+        self.calls, self.epoch = [], -1
+
+    def __getitem__(self, index):
+        own = self.order[index * BATCH : (index + 1) * BATCH]
+        return X[own] + 100 * self.epoch, Y[own]
+
+    def on_epoch_begin(self):
+        self.calls.append("begin")
+        self.epoch += 1
+
+    def on_epoch_end(self):
+        self.calls.append("end")
+        super().on_epoch_end()
+
+
 def dataset(shuffled=True):
     found = tf.data.Dataset.from_tensor_slices((X, Y))
     return (found.shuffle(N, seed=3) if shuffled else found).batch(BATCH)
@@ -47,6 +67,7 @@ SOURCES = {
     "dataset": lambda: streams.of_dataset(dataset()),
     "dataset in order": lambda: streams.of_dataset(dataset(shuffled=False)),
     "pydataset": lambda: streams.of_pydataset(Shuffled()),
+    "pydataset that counts": lambda: streams.of_pydataset(Counting()),
 }
 
 
@@ -96,7 +117,7 @@ def test_are_shared_by_workers(make):
 
 def test_are_filled_up_with_examples_of_weight_0():
     last = taken(SOURCES["dataset in order"]())[2]
-    np.testing.assert_array_equal(last[0][:, 0], [8, 9, 8, 8])
+    np.testing.assert_array_equal(last[0][:, 0], [8, 9, 8, 9])
     np.testing.assert_array_equal(last[2], [1, 1, 0, 0])
     weighted = streams.of_function(lambda step: (X[: 4 - step], Y[: 4 - step], Y[: 4 - step] + 1))
     np.testing.assert_array_equal(taken(weighted, last_step=2)[1][2], [1, 2, 3, 0])
@@ -176,3 +197,25 @@ class OfNoLength(keras.utils.PyDataset):
 def test_other_things_are_refused(make, message):
     with pytest.raises((TypeError, ValueError), match=message):
         make()
+
+
+def test_a_pydataset_begins_and_ends_its_epochs_as_in_keras_fit():
+    in_keras, here = Counting(), Counting()
+    model = keras.Sequential([keras.Input((1,)), keras.layers.Dense(1)])
+    model.compile("sgd", "mse")
+    model.fit(in_keras, epochs=2, verbose=0)
+    found = taken(streams.of_pydataset(here), last_step=7)
+    assert here.calls == ["begin", "end", "begin", "end", "begin"]
+    assert in_keras.calls == ["end", *here.calls[:-1]]  # which reads some to build the model first
+    assert [int(inputs.max() // 100) for inputs, *_ in found] == [0, 0, 0, 1, 1, 1, 2]
+
+
+def test_masked_arrays_are_refused():
+    with pytest.raises(TypeError, match="a masked array"):
+        streams.of_function(lambda step: (np.ma.masked_array(X[:4], X[:4] > 2), Y[:4]))
+
+
+def test_a_batch_that_is_filled_up_has_the_statistics_of_its_examples():
+    """Copies of one example, of which batch norm would see mostly that one, are not added."""
+    [inputs, *_] = streams._filled_up((X[:2], Y[:2]), 8, "test")
+    assert inputs.mean() == X[:2].mean() and inputs.std() == X[:2].std()

@@ -221,7 +221,7 @@ def test_images_without_a_size(folder, axis, size):
         shape["dimensions"][axis] = size
 
     edit(folder / "features.json", change)
-    check_refused(folder, "--dataset=tiny_photos")
+    check_refused(folder, "dataset=tiny_photos")
 
 
 @pytest.mark.parametrize("size", ["3", "5"])

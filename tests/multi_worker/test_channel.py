@@ -174,7 +174,7 @@ def test_two_processes_of_one_index(addresses):
 
     results = run_all(lambda: worker(0, 0), lambda: worker(1, 0), lambda: worker(1, 0.7))
     refused = (
-        f"worker 0 ({addresses[0]}) has ended: --worker_index=1: another process is that worker; "
+        f"worker 0 ({addresses[0]}) has ended: worker_index=1: another process is that worker; "
         "give each its own"
     )
     assert refused in map(str, results)
@@ -187,7 +187,7 @@ def test_another_list_of_workers_is_refused(addresses):
         lambda: channel.Channel(cluster.Cluster(addresses, 0), 1.0),
         lambda: channel.Channel(cluster.Cluster(others, 1), 1.0),
     )
-    problem = f"--workers={','.join(others)}: worker 0 has --workers={','.join(addresses)}"
+    problem = f"workers={','.join(others)}: worker 0 has workers={','.join(addresses)}"
     assert str(other) == f"worker 0 ({addresses[0]}) has ended: {problem}"
     assert "worker 1 " in str(chief) and "worker 2 " in str(chief)
 

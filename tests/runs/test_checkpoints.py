@@ -11,6 +11,12 @@ import tensorflow as tf
 
 from towers import train_state
 from towers.runs import checkpoints
+from towers.support import noise
+
+
+@pytest.fixture(autouse=True)
+def as_in_a_command():
+    noise.quiet_loggers()
 
 
 def new_state(
@@ -422,7 +428,7 @@ class TestFind:
     @pytest.mark.parametrize("name", ["3", "step-3", "/elsewhere/step-4", "best", "..", ""])
     def test_what_is_missing_is_named_beside_what_is_there(self, folder, name):
         with pytest.raises(
-            checkpoints.CheckpointError, match=f"--checkpoint={name}: not found; .*steps 2, 4, 10$"
+            checkpoints.CheckpointError, match=f"^checkpoint={name}: not found; .*steps 2, 4, 10$"
         ):
             checkpoints.find(folder, name)
 

@@ -82,5 +82,5 @@ def test_what_cannot_be_compared_is_refused():
     ],
 )
 def test_a_number_is_faster_where_its_slowest_turn_is(times, expected):
-    found = microbatch_times.fastest(times, 8)
+    found = microbatch_times.fastest_microbatches(times, 8)
     assert found == (expected and (expected[0], pytest.approx(expected[1])))

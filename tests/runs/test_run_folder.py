@@ -257,19 +257,22 @@ class TestLines:
 
 
 class TestDifferences:
-    def test_name_the_flag_and_both_values(self):
+    def test_have_the_name_and_both_values(self):
         old = {"seed": 0, "decay_epochs": [82.0, 123.0], "clip_norm": 0.0}
         new = {"seed": 1, "decay_epochs": (82.0,), "clip_norm": 0.0}
         assert run_folder.differences(old, new) == [
-            "--seed=1 (the run has 0)",
-            "--decay_epochs=82.0 (the run has 82.0,123.0)",
+            "seed 1 (the run has 0)",
+            "decay_epochs 82.0 (the run has 82.0,123.0)",
+        ]
+        assert run_folder.differences({"a": 1}, {"a": 2}, "it", "<{}>".format) == [
+            "<a>2 (it has 1)"
         ]
 
     def test_a_tuple_and_the_list_it_was_read_back_as_are_the_same(self):
         assert run_folder.differences({"decay_epochs": [1.0]}, {"decay_epochs": (1.0,)}) == []
 
     def test_a_setting_that_only_one_side_has_is_named(self):
-        assert run_folder.differences({}, {"seed": 1}) == ["--seed=1 (the run has None)"]
+        assert run_folder.differences({}, {"seed": 1}) == ["seed 1 (the run has None)"]
         assert run_folder.differences({"train_epochs": 5.0}, {}) == [
-            "--train_epochs=None (the run has 5.0)"
+            "train_epochs None (the run has 5.0)"
         ]

@@ -169,15 +169,15 @@ CONTRADICTORY = [
 DO_NOT_DIVIDE = [
     (
         ["--global_batch_size=7", "--num_towers=8"],
-        "--num_towers=8: must be at most num_microbatches=7, because each tower computes at least",
+        "--num_towers=8: must be at most --num_microbatches=7, because each tower computes",
     ),
     (
         ["--global_batch_size=128", "--num_microbatches=3"],
-        "--global_batch_size=128: must be divisible by num_microbatches=3",
+        "--global_batch_size=128: must be divisible by --num_microbatches=3",
     ),
     (
         ["--global_batch_size=12", "--num_microbatches=3", "--num_towers=4"],
-        "--num_towers=4: must be at most num_microbatches=3",
+        "--num_towers=4: must be at most --num_microbatches=3",
     ),
 ]
 
@@ -433,7 +433,7 @@ def test_a_folder_of_other_files_is_left_alone(tmp_path, name):
             "train.py",
             ["--num_towers=9"],
             2,
-            "--num_towers=9: must be at most num_microbatches=8, because each tower computes at",
+            "--num_towers=9: must be at most --num_microbatches=8, because each tower computes at",
             marks=pytest.mark.long,
         ),
         pytest.param(
@@ -518,7 +518,11 @@ def test_a_configuration_that_is_none(run, content, reason):
         ("global_batch_size", True, "--global_batch_size=True: must be of type int"),
         ("global_batch_size", 10**12, "must be at least 1 and at most 1048576"),
         ("num_microbatches", 0, "num_microbatches=0: must be at least 1"),
-        ("num_microbatches", 7, "global_batch_size=24: must be divisible by num_microbatches=7"),
+        (
+            "num_microbatches",
+            7,
+            "--global_batch_size=24: must be divisible by --num_microbatches=7",
+        ),
         ("intra_op_threads", -1, "--intra_op_threads=-1: must be at least 1 and at most 1024"),
         ("moving_average_decay", float("nan"), "--moving_average_decay=nan: must be at least 0"),
         ("learning_rate", 10**400, "must be finite, in float32"),

@@ -59,6 +59,16 @@ def test_a_wheel_holds_every_module(built):
     assert {name for name in zipfile.ZipFile(wheel).namelist() if name.endswith(".py")} == modules
 
 
+def test_the_package_of_the_data_has_two_names_and_one_set_of_modules():
+    import towers.data.arrays
+
+    from input_pipeline import arrays, datasets
+    from towers.data import datasets as by_the_other_name
+
+    assert by_the_other_name is datasets and towers.data.arrays is arrays
+    assert datasets.__spec__.name == "input_pipeline.datasets"
+
+
 PROGRAM = """
 import input_pipeline
 assert input_pipeline.WHOSE == "the project's own"

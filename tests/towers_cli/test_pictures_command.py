@@ -278,6 +278,19 @@ class TestWhatAPersonLooksAt:
         )
         assert list(tmp_path.iterdir()) == [file]
 
+    def test_predictions_without_the_names_blame_the_store(self, folder, tmp_path):
+        split = datasets.load("folder", str(folder), "all", image_size=24)
+        names = split.store.path / "names"
+        kept = names.read_bytes()
+        names.unlink()
+        seen = tally.Seen(np.ones(36), np.zeros((36, 1)), np.zeros((36, 3), np.int64))
+        try:
+            with pytest.raises(datasets.DataError, match=f"{names}: No such file"):
+                pictures.write_predictions(str(tmp_path / "a.csv"), seen, split)
+        finally:
+            names.write_bytes(kept)
+        assert list(tmp_path.iterdir()) == []
+
     def test_the_most_confused_are_those_of_the_largest_loss(self, folder):
         split = datasets.load("folder", str(folder), "all", image_size=24)
         losses, classes = np.zeros((36, 1)), np.zeros((36, 3), np.int64)

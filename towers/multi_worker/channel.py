@@ -22,7 +22,7 @@ from collections.abc import Collection, Iterable, Iterator, Sequence
 from towers.multi_worker import cluster, door, watcher, wire
 from towers.support import worker_errors
 
-_LONGEST_WAIT_SECONDS = 1e6  # as --worker_wait_seconds has it
+_LONGEST_WAIT_SECONDS = 1e6  # which `worker_wait_seconds` allows too
 _ENDING_SECONDS = 5.0
 _DONE_SECONDS = 30.0  # until the chief says that it has finished, as all have
 _RETRY_SECONDS = 0.2
@@ -121,9 +121,9 @@ class Channel:
     def _problem_with(self, index: int, addresses: list[str]) -> str | None:
         own = list(self.cluster.addresses)
         if addresses != own:
-            return f"--workers={_shown(addresses)}: worker 0 has --workers={_shown(own)}"
+            return f"workers={_shown(addresses)}: worker 0 has workers={_shown(own)}"
         if not 0 < index < len(own) or index in self._peers and not self._peers[index].talks():
-            return f"--worker_index={index}: another process is that worker; give each its own"
+            return f"worker_index={index}: another process is that worker; give each its own"
         return None
 
     def _connect(self, until: float, wait_seconds: float) -> wire.Peer:

@@ -99,7 +99,7 @@ class MultiWorker:
         except tf.errors.OpError as error:
             _, port = cluster.host_and_port(self.cluster.addresses[self.index])
             raise worker_errors.WorkerError(
-                f"--workers: TensorFlow's server cannot start on port {port}: {error.message}"
+                f"workers: TensorFlow's server cannot start on port {port}: {error.message}"
             ) from error
         with tf.device(devices.HOST):
             # Instance keys alternate between two sets from one call to the next. Every worker has

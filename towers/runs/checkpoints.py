@@ -345,7 +345,7 @@ def restore(
         raise CheckpointError(f"checkpoint {path} cannot be restored: {reason}") from error
 
 
-def find(folder: Path, name: str, argument: str = "--checkpoint") -> str:
+def find(folder: Path, name: str, argument: str = "checkpoint") -> str:
     """The path of a checkpoint given as a path, a file name, or the number of its step.
 
     Args:

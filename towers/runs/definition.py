@@ -99,7 +99,7 @@ class Definition:
 
     def differences(self, earlier: Mapping, who: str = "the run") -> list[str]:
         """What differs from an earlier configuration, in words."""
-        return run_folder.differences(earlier["defining"], self.defining(), who, as_flags=False)
+        return run_folder.differences(earlier["defining"], self.defining(), who)
 
     def begin(self, state: train_state.TrainState, folder: run_folder.RunFolder) -> None:
         """Gives a new run what it begins from, where that is not what the Trainer has.
@@ -144,7 +144,7 @@ def check_alike(workers: worker.Workers, defined: Definition) -> None:
     for index, message in enumerate(everyone):
         worker_errors.check_fits(isinstance(message, dict), workers.name(index))
     for index, other in enumerate(others, start=1):
-        if found := run_folder.differences(chief, other, workers.name(0), as_flags=False):
+        if found := run_folder.differences(chief, other, workers.name(0)):
             raise worker_errors.WorkerError(
                 f"{workers.name(index)} differs from {workers.name(0)}: {'; '.join(found)}"
             )

@@ -36,6 +36,10 @@ class Arrays:
         inputs, labels, *weight = given
         self._arrays = [tf.nest.map_structure(np.asarray, part) for part in (inputs, labels)]
         leaves = tf.nest.flatten(self._arrays)
+        if any(isinstance(each, np.ma.MaskedArray) for each in tf.nest.flatten(given)):
+            raise TypeError(
+                "test: a masked array, whose mask would be lost; fill it (`.filled(...)`)"
+            )
         lengths = {len(leaf) if leaf.ndim else 0 for leaf in leaves}
         if len(lengths) != 1 or lengths == {0}:
             raise ValueError(

@@ -26,6 +26,7 @@ class Event:
       folder: of the run, to write into where `trainer.workers.is_chief`.
       examples_per_epoch: size of the training split; None where it is unknown.
       is_last: whether the run ends with this step, unless it is stopped earlier.
+      stop_reason: why a hook has ended the run with this step; None where none has.
       exported: the model that is saved, where it is not the trainer's own.
     """
 

@@ -10,7 +10,7 @@ from towers.support import checks
 
 @dataclasses.dataclass(frozen=True)
 class Every:
-    """One thing that a run does; made by the functions below.
+    """An entry of `Run.train(every=[...])`, made by the functions below.
 
     Attributes:
       what: the name of the function.
@@ -30,6 +30,12 @@ def evaluate(*, epochs: float = 0, steps: int = 0, of_workers: bool = False) -> 
       epochs: between two evaluations; may be a fraction.
       steps: between two evaluations; with neither, there is only one, at the end.
       of_workers: whether to show the accuracy of each worker's share, too.
+
+    Returns:
+      An entry for `Run.train(every=[...])`.
+
+    Raises:
+      ValueError: both are given, or one is negative.
     """
     interval = _interval("evaluate", epochs, steps) if epochs or steps else run_plan.Interval()
     numbers = {"evaluate_every": interval, "eval_of_workers": of_workers}
@@ -37,28 +43,61 @@ def evaluate(*, epochs: float = 0, steps: int = 0, of_workers: bool = False) -> 
 
 
 def checkpoint(*, steps: int, keep: int = 3) -> Every:
-    """Saves a checkpoint every so many steps, and keeps the newest few."""
+    """Saves a checkpoint every so many steps, and keeps the newest few.
+
+    A run without it saves every 1,000 steps.
+
+    Args:
+      steps: between two checkpoints, at least 1.
+      keep: how many are kept, at least 1.
+
+    Returns:
+      An entry for `Run.train(every=[...])`.
+
+    Raises:
+      ValueError: a number is below 1.
+    """
     numbers = {"checkpoint_every_steps": steps, "checkpoints_to_keep": keep}
     return Every("checkpoint", _at_least_1("checkpoint", numbers))
 
 
 def log(*, steps: int) -> Every:
-    """Writes a line of `metrics.jsonl`, and TensorBoard's curves, every so many steps."""
+    """Writes a line of `metrics.jsonl`, and TensorBoard's curves, every so many steps.
+
+    A run without it does so every 20 steps. Args and the rest are as of `checkpoint`.
+    """
     return Every("log", _at_least_1("log", {"log_every_steps": steps}))
 
 
 def histograms(*, steps: int) -> Every:
-    """Shows weights, gradients and activations in TensorBoard every so many steps."""
+    """Shows weights, gradients and activations in TensorBoard every so many steps.
+
+    A run without it does not. Args and the rest are as of `checkpoint`.
+    """
     return Every("histograms", _at_least_1("histograms", {"summary_every_steps": steps}))
 
 
 def verify(*, steps: int) -> Every:
-    """Writes a hash of the state every so many steps, by which `towers-compare` compares runs."""
+    """Writes a hash of the state every so many steps, by which `towers-compare` compares runs.
+
+    A run without it does not. Args and the rest are as of `checkpoint`.
+    """
     return Every("verify", _at_least_1("verify", {"verify_every_steps": steps}))
 
 
 def profile(*, first: int, last: int) -> Every:
-    """Records a profile of these steps for TensorBoard."""
+    """Records a profile of these steps for TensorBoard.
+
+    Args:
+      first: step, from 1.
+      last: step, at least `first`, which is recorded too.
+
+    Returns:
+      An entry for `Run.train(every=[...])`.
+
+    Raises:
+      ValueError: there are no such steps.
+    """
     _at_least_1("profile", {"first": first, "last": last})
     if last < first:
         raise ValueError(f"profile(last={last}): must be at least first={first}")
@@ -66,7 +105,20 @@ def profile(*, first: int, last: int) -> Every:
 
 
 def call(hook: Callable[[events.Event], object], *, epochs: float = 0, steps: int = 0) -> Every:
-    """Calls a function of your own every so many epochs or steps, with an `Event`."""
+    """Calls a function of your own every so many epochs or steps.
+
+    Args:
+      hook: is given a `towers.Event`; what it returns is not used.
+      epochs: between two calls; may be a fraction.
+      steps: between two calls; give one of the two.
+
+    Returns:
+      An entry for `Run.train(every=[...])`.
+
+    Raises:
+      TypeError, ValueError: `hook` is not a function; not one of the two is given; or a number is
+        negative.
+    """
     if not callable(hook):
         raise TypeError(f"call: hook is {checks.described(hook)}: must be a function of an event")
     interval = _interval("call", epochs, steps)

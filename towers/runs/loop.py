@@ -32,7 +32,15 @@ from towers.support import errors, first_layers, hashes, machine, tally, worker_
 
 @dataclasses.dataclass(frozen=True)
 class Outcome:
-    """How a run ended: its `final_model.json`, or the exit code and step of an interruption."""
+    """How a run ended.
+
+    Attributes:
+      final: what `final_model.json` has: `accuracy`, `loss` and others, by name; None where the run
+        was interrupted.
+      step: steps made.
+      exit_code: that a program should end with; 0 where the run is finished.
+      evaluation: of the test data at the end; None without test data, or where it was interrupted.
+    """
 
     final: Mapping | None
     step: int

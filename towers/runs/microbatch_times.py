@@ -2,11 +2,12 @@
 
 import statistics
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from towers import step, trainer
 from towers.support import structures
 
+NUMBERS = (2, 4, 8, 16, 32)  # that are timed
 _WARM_UP = 2  # steps: the first is traced, and the second still allocates memory
 
 
@@ -14,7 +15,7 @@ def time_microbatches(
     make_trainer: Callable[[int], trainer.Trainer],
     inputs: structures.Structure,
     labels: structures.Structure,
-    numbers: Iterable[int] = (2, 4, 8, 16),
+    numbers: Iterable[int] = NUMBERS,
     *,
     seconds: float = 1.0,
     rounds: int = 5,
@@ -60,7 +61,9 @@ def time_microbatches(
     return found
 
 
-def fastest(times: dict[int, list[float]], usual: int) -> tuple[int, float] | None:
+def fastest_microbatches(
+    times: Mapping[int, Sequence[float]], usual: int
+) -> tuple[int, float] | None:
     """Which number was faster than the usual one in every turn; of several, the fastest by median.
 
     Each of its turns must be faster than each of the usual number's. In five rounds, a number that

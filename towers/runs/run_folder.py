@@ -7,7 +7,7 @@ import os
 import stat
 import zipfile
 import zlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import BinaryIO
 
@@ -40,7 +40,7 @@ class RunFolder:
         """
         Args:
           path: of the folder, which need not exist.
-          argument: what messages call it, such as `--train_dir`.
+          argument: what messages call it, such as `folder`.
         """
         self.path = Path(os.path.expanduser(path))
         self.shown = f"{argument}={self.path}" if argument else str(self.path)
@@ -190,26 +190,31 @@ def _is_whole_archive(path: Path) -> bool:
 
 
 def differences(
-    old: Mapping, new: Mapping, who: str = "the run", *, as_flags: bool = True
+    old: Mapping,
+    new: Mapping,
+    who: str = "the run",
+    label: Callable[[str], str] = "{} ".format,
 ) -> list[str]:
-    """`--name=new (the run has old)` for each setting that differs; `who` has the old one."""
-    label = _label if as_flags else "{} ".format
+    """`name new (the run has old)` for each value that differs; `who` has the old one.
+
+    Args:
+      old: values by name.
+      new: likewise.
+      who: whose the old ones are.
+      label: from a name to what stands before its value.
+    """
     return [
-        f"{label(name)}{_as_flag(new.get(name))} ({who} has {_as_flag(old.get(name))})"
+        f"{label(name)}{_shown(new.get(name))} ({who} has {_shown(old.get(name))})"
         for name in {**old, **new}
         if _plain(old.get(name)) != _plain(new.get(name))
     ]
-
-
-def _label(name: str) -> str:
-    return f"--{name}=" if name.isidentifier() else f"{name} "  # not all of it is set by a flag
 
 
 def _plain(value):
     return json.loads(json.dumps(value))  # a tuple and the list it is read back as are the same
 
 
-def _as_flag(value) -> str:
+def _shown(value) -> str:
     return ",".join(map(str, value)) if isinstance(value, (list, tuple)) else str(value)
 
 
