@@ -1,4 +1,4 @@
-"""Evaluates checkpoints of a run; the story is told in towers_cli/evaluate.py.
+"""Evaluates checkpoints of a run; see towers_cli/evaluate.py.
 
 python eval.py --train_dir=runs/first
 """

@@ -15,7 +15,7 @@ setup(
     version=re.search(
         r'^__version__ = "(.+)"$', (HERE / "towers/support/version.py").read_text(), re.M
     ).group(1),
-    description="Synchronous data-parallel training on towers: CIFAR-10 on several devices",
+    description="Data-parallel training of Keras models: the same bits on any number of devices",
     long_description=(HERE / "README.md").read_text(encoding="utf-8"),
     long_description_content_type="text/markdown",
     license="Apache-2.0",
@@ -24,6 +24,7 @@ setup(
     classifiers=[
         "Intended Audience :: Education",
         "Intended Audience :: Science/Research",
+        "Operating System :: POSIX :: Linux",
         "Programming Language :: Python :: 3",
         "Topic :: Scientific/Engineering :: Artificial Intelligence",
     ],

@@ -1,4 +1,4 @@
-"""Trains an image classifier on towers; the story is told in towers_cli/train.py.
+"""Trains an image classifier on towers; see towers_cli/train.py.
 
 python train.py --train_dir=runs/first --num_towers=2
 """

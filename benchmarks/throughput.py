@@ -58,7 +58,7 @@ def own(source: str, compute_dtype: str, num_towers: int, *more: str) -> tuple[s
     return (
         "benchmarks.peers.own", source, "--train_dir={folder}", "--dataset={dataset}",
         "--data_dir={data_dir}", f"--compute_dtype={compute_dtype}", f"--num_towers={num_towers}",
-        "--num_microbatches=4", "--max_steps=1000000", "--train_epochs=1000000", *more,
+        "--max_steps=1000000", "--train_epochs=1000000", *more,
     )  # fmt: skip
 
 
@@ -86,6 +86,9 @@ def rows() -> dict[str, Row]:
             ("benchmarks.peers.tutorial", "{binary}", "{folder}"),
         ),
         "keras": Row("Keras `fit`", keras_fit),
+        "keras-own-layers": Row(
+            "Keras `fit` with this project's layers", (*keras_fit, "--own_layers")
+        ),
         "keras-xla": Row("Keras `fit`, compiled with XLA", (*keras_fit, "--xla")),
         "keras-mirrored": Row(
             "Keras `fit`, MirroredStrategy on 2 logical CPUs", (*keras_fit, "--mirrored")

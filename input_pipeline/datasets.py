@@ -119,7 +119,7 @@ def load(
     if dataset == FOLDER:
         if not data_dir:
             raise DataError(
-                "dataset=folder needs a `data_dir`, the folder of the pictures: class_name/*.jpg "
+                "dataset=folder needs `data_dir`, the folder of the pictures: class_name/*.jpg "
                 "in it, or train/class_name/*.jpg and test/class_name/*.jpg."
             )
         pictures = folder_source.Folder(_data_folder(data_dir), split, class_names)

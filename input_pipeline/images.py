@@ -55,7 +55,7 @@ def _check_fits(split: datasets.Images, prepared: preprocess.Preprocessing) -> N
         height, width, _ = split.image_shape
         raise decoded.DataError(
             f"preprocessing={prepared.name} crops pictures while it decodes them, but this set is "
-            f"already decoded, to {height} x {width}: give an `image_size`, to read its pictures "
+            f"already decoded, to {height} x {width}: give `image_size`, to read its pictures "
             "from disk, or another `preprocessing`."
         )
 

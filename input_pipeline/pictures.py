@@ -16,6 +16,8 @@ import numpy as np
 import tensorflow as tf
 from PIL import Image
 
+from . import cuts
+
 # Pillow's names of the formats, by the number that a store keeps of each.
 FORMATS = ("JPEG", "PNG", "WEBP", "GIF", "BMP")
 JPEG, PNG, WEBP, GIF, BMP = range(len(FORMATS))
@@ -26,6 +28,7 @@ LONGEST_SIDE = 65_535  # pixels: what JPEG can have
 _ORIENTATION = 0x0112  # of EXIF
 _UPRIGHT = 1
 _EDGE = 2  # pixels
+_WHOLE = 4  # as a way to decode, after JPEG's four ratios: all of the picture, of any format
 
 
 class NoPicture(ValueError):
@@ -148,48 +151,96 @@ def _reason(error: tf.errors.OpError) -> str:
     return text.partition(" [Op:")[0].strip().rstrip(".")[:200]
 
 
-def square(
-    content: tf.Tensor, kind: tf.Tensor, orientation: tf.Tensor, picture: tf.Tensor,
-    box: tf.Tensor, side: tf.Tensor, mirrored: tf.Tensor, size: int,
-) -> tf.Tensor:  # fmt: skip
+class Looks(NamedTuple):
+    """How pictures become squares; the first axis is that of the pictures, or left out for one.
+
+    Attributes:
+      kind: int32 [n], places in FORMATS.
+      orientation: int32 [n], as EXIF has it.
+      way: int32 [n], how often a JPEG's sides are halved as it is decoded, or _WHOLE.
+      window: int32 [n, 4], (top, left, height, width) of what is decoded, after that.
+      begin: int32 [n, 3], where in the window the part begins that is scaled.
+      shape: int32 [n, 3], of that part.
+      scale: float32 [n, 2], of its height and width; above 1 enlarges.
+      offset: float32 [n, 2], in pixels of the scaled part, where the square begins.
+      mirrored: bool [n], whether left becomes right.
+    """
+
+    kind: tf.Tensor
+    orientation: tf.Tensor
+    way: tf.Tensor
+    window: tf.Tensor
+    begin: tf.Tensor
+    shape: tf.Tensor
+    scale: tf.Tensor
+    offset: tf.Tensor
+    mirrored: tf.Tensor
+
+
+def looks(
+    kinds: tf.Tensor, orientations: tf.Tensor, sizes: tf.Tensor, cut: cuts.Cut, size: int
+) -> Looks:
+    """How parts of pictures become squares: once for a batch, because it is many small operations.
+
+    A part is decoded alone where the picture is an upright JPEG, and at half, a quarter or an
+    eighth of its size where that is still twice what is needed (as Pillow's `reducing_gap=2.0`).
+
+    Args:
+      kinds: int32 [n], places in FORMATS.
+      orientations: int32 [n], as EXIF has it.
+      sizes: int32 [n, 2], heights and widths of the pictures as they are to be seen.
+      cut: of these pictures; each side of what a part is scaled to is at least `size`.
+      size: of the squares.
+    """
+    box, side = cut.box, cut.side
+    is_upright_jpeg = (kinds == JPEG) & (orientations == _UPRIGHT)
+    times = tf.reduce_min(tf.cast(box[:, 2:], tf.float32) / side, axis=1)  # as large as needed
+    halvings = tf.where(
+        is_upright_jpeg, sum(tf.cast(times >= 2.0 * 2**n, tf.int32) for n in (1, 2, 3)), 0
+    )
+    ratio = tf.bitwise.left_shift(1, halvings)[:, tf.newaxis]
+    first = box[:, :2] // ratio
+    shape = -(-(box[:, :2] + box[:, 2:]) // ratio) - first
+    # Colours at the edge of what is decoded are not those that the whole picture has there.
+    outer = tf.maximum(first - _EDGE, 0)
+    end = tf.minimum(first + shape + _EDGE, -(-sizes // ratio))
+    scale = side * tf.cast(ratio, tf.float32) / tf.cast(box[:, 2:], tf.float32)
+    begins = tf.cast(box[:, :2], tf.float32) / tf.cast(ratio, tf.float32)
+    begins -= tf.cast(first, tf.float32)
+    channel = tf.zeros_like(first[:, :1])
+    return Looks(
+        kinds,
+        orientations,
+        tf.where(is_upright_jpeg, halvings, _WHOLE),
+        window=tf.concat([outer, end - outer], axis=1),
+        begin=tf.concat([first - outer, channel], axis=1),
+        shape=tf.concat([shape, channel + 3], axis=1),
+        scale=scale,
+        # The middle of what is scaled; as in torchvision, a half pixel rounds to even.
+        offset=tf.round((side - size) / 2.0) + begins * scale,
+        mirrored=cut.mirrored,
+    )
+
+
+def square(content: tf.Tensor, look: Looks, size: int) -> tf.Tensor:
     """A part of one picture, scaled to a square. To be called in a graph.
 
-    The part is decoded alone where the picture is an upright JPEG, and at half, a quarter or an
-    eighth of its size where that is still twice what is needed (as Pillow's `reducing_gap=2.0`). It
-    is scaled as by `tf.image.resize(..., antialias=True)`, which Pillow, torchvision and timm call
-    bilinear.
+    It is scaled as by `tf.image.resize(..., antialias=True)`, which Pillow, torchvision and timm
+    call bilinear.
 
     Args:
       content: string [], the encoded picture.
-      kind: int32 [], its place in FORMATS.
-      orientation: int32 [], as EXIF has it.
-      picture: int32 [2], its height and width as it is to be seen.
-      box: int32 [4], (top, left, height, width) of the part of the picture as it is to be seen.
-      side: float32 [2], height and width to which the part is scaled, each at least `size`; of that
-        the middle is kept.
-      mirrored: bool [], whether left becomes right.
-      size: of the square.
+      look: from `looks`, of this picture alone.
+      size: as there.
 
     Returns:
       float32 [size, size, 3], in [0, 255].
     """
-    is_upright_jpeg = (kind == JPEG) & (orientation == _UPRIGHT)
-    times = tf.reduce_min(tf.cast(box[2:], tf.float32) / side)  # as large as needed
-    halvings = tf.where(
-        is_upright_jpeg, sum(tf.cast(times >= 2.0 * 2**n, tf.int32) for n in (1, 2, 3)), 0
-    )
-    ratio = tf.bitwise.left_shift(1, halvings)
-    first = box[:2] // ratio
-    shape = -(-(box[:2] + box[2:]) // ratio) - first
-    # Colours at the edge of what is decoded are not those that the whole picture has there.
-    outer = tf.maximum(first - _EDGE, 0)
-    end = tf.minimum(first + shape + _EDGE, -(-picture // ratio))
-    window = tf.concat([outer, end - outer], axis=0)
 
     def of_jpeg(ratio):
         return lambda: tf.io.decode_and_crop_jpeg(
             content,
-            window,
+            look.window,
             channels=3,
             ratio=ratio,
             dct_method="INTEGER_ACCURATE",
@@ -197,17 +248,14 @@ def square(
         )
 
     def of_others():
-        turned = _turned(_as_stored_of(content, kind), orientation)
-        return _on_white(tf.slice(turned, [*tf.unstack(outer), 0], [*tf.unstack(end - outer), -1]))
+        turned = _turned(_as_stored_of(content, look.kind), look.orientation)
+        top, left, height, width = tf.unstack(look.window)
+        return _on_white(tf.slice(turned, [top, left, 0], [height, width, -1]))
 
     ways = [*map(of_jpeg, (1, 2, 4, 8)), of_others]
-    part = tf.switch_case(tf.where(is_upright_jpeg, halvings, 4), dict(enumerate(ways)))
-    part = tf.slice(part, [*tf.unstack(first - outer), 0], [*tf.unstack(shape), 3])
-    scale = side * tf.cast(ratio, tf.float32) / tf.cast(box[2:], tf.float32)
-    begins = tf.cast(box[:2], tf.float32) / tf.cast(ratio, tf.float32) - tf.cast(first, tf.float32)
-    # The middle of what is scaled; as in torchvision, a half pixel rounds to the even neighbour.
-    offset = tf.round((side - size) / 2.0) + begins * scale
-    return scaled(part, scale, offset, mirrored, size)
+    decoded = tf.switch_case(look.way, dict(enumerate(ways)))
+    part = tf.slice(decoded, look.begin, look.shape)
+    return scaled(part, look.scale, look.offset, look.mirrored, size)
 
 
 def scaled(

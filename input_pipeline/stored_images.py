@@ -64,13 +64,13 @@ class StoredImages:
         """The images of these numbers: uint8 `[n, *image_shape]`."""
         ids, index = np.asarray(ids, np.int64), self.store.index
         sizes = index.sizes[ids]
-        cut = cuts.middle(tf.constant(sizes), self.image_size)
-        parts = (self.store.reader(ids), index.kinds[ids], index.orientations[ids], sizes, *cut)
         square, pixels = _square(self.image_size), []
         with tf.device("/CPU:0"):
-            for content, kind, orientation, *others in zip(*parts, strict=True):
-                numbers = (tf.constant(int(kind)), tf.constant(int(orientation)))
-                found = square(tf.constant(content), *numbers, *map(tf.convert_to_tensor, others))
+            numbers = (index.kinds[ids].astype(np.int32), index.orientations[ids].astype(np.int32))
+            cut = cuts.middle(tf.constant(sizes), self.image_size)
+            looks = pictures.looks(*map(tf.constant, (*numbers, sizes)), cut, self.image_size)
+            for content, *look in zip(self.store.reader(ids), *looks, strict=True):
+                found = square(tf.constant(content), pictures.Looks(*look))
                 pixels.append(np.clip(np.rint(found), 0, 255).astype(np.uint8))
         return np.stack(pixels)
 
@@ -98,8 +98,10 @@ class _Pictures:
             self._kinds = tf.constant(index.kinds)
             self._orientations = tf.constant(index.orientations)
 
-    def asked_for(self, ids: tf.Tensor, cut_of: Callable[[tf.Tensor], cuts.Cut]) -> tuple:
-        """What `square` needs of each picture, the first axis of all being that of `ids`."""
+    def asked_for(
+        self, ids: tf.Tensor, cut_of: Callable[[tf.Tensor], cuts.Cut]
+    ) -> tuple[tf.Tensor, pictures.Looks]:
+        """What `pictures.square` needs of each, the first axis of all being that of `ids`."""
         sizes = tf.gather(self._sizes, ids)
         [content] = tf.numpy_function(self._contents, [ids], [tf.string])
         content.set_shape(ids.shape)
@@ -107,7 +109,7 @@ class _Pictures:
             tf.cast(tf.gather(of_all, ids), tf.int32)
             for of_all in (self._kinds, self._orientations)
         )
-        return content, kinds, orientations, sizes, *cut_of(sizes)
+        return content, pictures.looks(kinds, orientations, sizes, cut_of(sizes), self._size)
 
     def _contents(self, ids: np.ndarray) -> np.ndarray:
         try:

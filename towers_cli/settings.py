@@ -404,8 +404,8 @@ class TrainSettings(Settings):
     intra_op_threads: int | None = setting(
         None,
         "Threads that share the work of one operation; on a CPU, their number changes the last "
-        "bits of the result. Default: 8 with GPUs. Without: all cores for one microbatch; for "
-        "more, 8 with --jit_compile and 1 without. A resumed run keeps its number.",
+        "bits of the result. Default: 8 with GPUs; on a CPU, all cores with one microbatch, "
+        "otherwise 1 (8 with --jit_compile). A resumed run keeps its number.",
         ARITHMETIC, allowed=PARTS, defines_run=True,
         also_called="threads num_threads intra_op_parallelism_threads num_intra_threads",
     )
@@ -417,8 +417,8 @@ class TrainSettings(Settings):
     )
     parameter_device: str = setting(
         "cpu",
-        "Where the weights and the optimizer's state are, gradients are averaged and the update is "
-        "made: on the CPU, or on the first tower's GPU, with one worker.",
+        "Device that holds the weights and the optimizer's state, averages the gradients and makes "
+        "the update: the CPU, or the first tower's GPU (with one worker only).",
         ARITHMETIC, choices=("cpu", "gpu"), also_called="local_parameter_device ps_device",
     )
     accumulate_gradients: bool = setting(

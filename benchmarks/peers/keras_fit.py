@@ -1,9 +1,10 @@
 """`fit` of Keras on the same network and the same input pipeline.
 
-    python -m benchmarks.peers.keras_fit [--xla] [--mirrored] DATASET [DATA_DIR]
+    python -m benchmarks.peers.keras_fit [--xla] [--mirrored] [--own_layers] DATASET [DATA_DIR]
 
 Keras 3.15 compiles with XLA by default, but not where there are only CPUs; `--xla` asks for it.
-`--mirrored` trains under MirroredStrategy on two logical CPU devices.
+`--mirrored` trains under MirroredStrategy on two logical CPU devices. `--own_layers` trains this
+project's `cifarnet`, with its order of layers and its local response normalization.
 """
 
 import argparse
@@ -14,6 +15,7 @@ import tensorflow as tf
 
 from benchmarks.peers import counter
 from input_pipeline import batches, datasets, preprocess
+from towers import networks
 
 BATCH = 128
 
@@ -54,6 +56,14 @@ def network() -> keras.Model:
     )  # fmt: skip
 
 
+def of_own_layers() -> keras.Model:
+    """The same network as `train.py` has it, with its weight decay."""
+    model = networks.build("cifarnet", (24, 24, 3), 10)
+    for name in ("local3", "local4"):
+        model.get_layer(name).kernel.regularizer = keras.regularizers.L2(0.002)
+    return model
+
+
 class CountSteps(keras.callbacks.Callback):
     """Reports each step."""
 
@@ -71,6 +81,7 @@ def main():
     parser = argparse.ArgumentParser()
     parser.add_argument("--xla", action="store_true")
     parser.add_argument("--mirrored", action="store_true")
+    parser.add_argument("--own_layers", action="store_true")
     parser.add_argument("dataset")
     parser.add_argument("data_dir", nargs="?")
     options = parser.parse_args()
@@ -92,7 +103,7 @@ def main():
         preprocess=preprocess.for_images("crop_flip_colour", data.images.shape[1:]).train,
     )
     with scope:
-        model = network()
+        model = of_own_layers() if options.own_layers else network()
         model.compile(
             keras.optimizers.SGD(0.1, use_ema=True, ema_momentum=0.9999),
             keras.losses.SparseCategoricalCrossentropy(from_logits=True),

@@ -10,7 +10,7 @@ import pytest
 import tensorflow as tf
 from PIL import Image, ImageOps
 
-from input_pipeline import pictures
+from input_pipeline import cuts, pictures
 
 PICTURE = photos.picture(40, 56)
 PIXELS = np.asarray(PICTURE)
@@ -179,19 +179,21 @@ def square():
     """(content, box, side, mirrored) to the square of an encoded picture, rounded."""
 
     @tf.function(autograph=False)
-    def graph(content, kind, orientation, picture, box, side, mirrored):
-        return pictures.square(content, kind, orientation, picture, box, side, mirrored, 32)
+    def graph(content, kind, orientation, size, *cut):
+        looks = pictures.looks(kind, orientation, size, cuts.Cut(*cut), 32)
+        look = pictures.Looks(*(of_all[0] for of_all in looks))
+        return pictures.square(content, look, 32)
 
     def found(content, box, side, mirrored=False):
         head = pictures.check(content)
         pixels = graph(
             tf.constant(content),
-            tf.constant(head.kind),
-            tf.constant(head.orientation),
-            tf.constant([head.height, head.width]),
-            tf.constant(box, tf.int32),
-            tf.constant(side, tf.float32),
-            tf.constant(mirrored),
+            tf.constant([head.kind]),
+            tf.constant([head.orientation]),
+            tf.constant([[head.height, head.width]]),
+            tf.constant([box], tf.int32),
+            tf.constant([side], tf.float32),
+            tf.constant([mirrored]),
         ).numpy()
         assert pixels.dtype == np.float32
         return np.rint(pixels).astype(int)

@@ -151,13 +151,13 @@ def test_pictures_are_mixed_last_and_the_same_in_shares(split):
 
 def by_hand(split, number: int, cut: cuts.Cut) -> np.ndarray:
     """One picture's square."""
-    [content] = split.store.reader([number])
-    index = split.store.index
-    return pictures.square(
-        tf.constant(content), tf.constant(int(index.kinds[number])),
-        tf.constant(int(index.orientations[number])), tf.constant(index.sizes[number]),
-        *(of_all[0] for of_all in cut), SIZE,
-    ).numpy()  # fmt: skip
+    [content], index = split.store.reader([number]), split.store.index
+    kinds, orientations = (
+        tf.constant([int(of_all[number])]) for of_all in (index.kinds, index.orientations)
+    )
+    looks = pictures.looks(kinds, orientations, tf.constant(index.sizes[[number]]), cut, SIZE)
+    look = pictures.Looks(*(of_all[0] for of_all in looks))
+    return pictures.square(tf.constant(content), look, SIZE).numpy()
 
 
 def test_evaluation_is_of_the_middle_and_of_each_once(split, prepared):
@@ -205,15 +205,13 @@ class TestTheNewPreprocessing:
     def test_takes_no_images_that_are_decoded_already(self):
         pixels = np.zeros((2, 8, 8, 3), np.uint8)
         held = datasets.ImageArrays(pixels, np.zeros(2, np.int32), ("a", "b"), "here", "0")
-        with pytest.raises(
-            decoded.DataError, match="already decoded, to 8 x 8: give an `image_size`"
-        ):
+        with pytest.raises(decoded.DataError, match="already decoded, to 8 x 8: give `image_size`"):
             images.preprocessing("random_resized_crop", held)
 
 
 class TestLoading:
     def test_a_folder_needs_a_data_dir(self):
-        with pytest.raises(decoded.DataError, match="^dataset=folder needs a `data_dir`"):
+        with pytest.raises(decoded.DataError, match="^dataset=folder needs `data_dir`"):
             datasets.load("folder", None, "train")
 
     def test_shapes_have_one_size(self):

@@ -186,8 +186,8 @@ def test_the_end_defines_a_run_whose_rate_depends_on_it(schedule, defines):
     [
         ("data_dir=/a b cannot be read", "--data_dir=/a b cannot be read"),
         (
-            "dataset=folder needs a `data_dir`, such as",
-            "--dataset=folder needs a --data_dir, such as",
+            "dataset=folder needs `data_dir`, such as",
+            "--dataset=folder needs --data_dir, such as",
         ),
         ("has ended: worker_index=1: another", "has ended: --worker_index=1: another"),
         ("`read_only` makes none", "--dry_run makes none"),
