@@ -133,7 +133,13 @@ def whole_run(options: argparse.Namespace, compute_dtype: str) -> tuple[float, f
 
 def as_row(row: dict) -> str:
     """One row of the table."""
-    return f"| {row['what']} | {row['median']:,} | {', '.join(f'{v:,}' for v in row['all'])} |"
+    return f"| {row['what']} | {_shown(row['median'])} | {', '.join(map(_shown, row['all']))} |"
+
+
+def _shown(value: float) -> str:
+    """Three significant digits, or whole numbers: `0.52`, `1,310`."""
+    digits = 2 - math.floor(math.log10(value))
+    return f"{round(value, digits):,.{max(0, digits)}f}"
 
 
 if __name__ == "__main__":

@@ -100,7 +100,7 @@ def test_on_a_set_that_is_not_prepared_says_what_to_do(home):
     assert (done.returncode, done.stdout) == (1, "")
     assert done.stderr == (
         f"train.py: error: cifar10 is not prepared in {home}/tensorflow_datasets, and --dry_run "
-        "downloads and prepares nothing. Train once without --dry_run, or point --data_dir to a "
+        "downloads and prepares nothing. Train once without it, or point --data_dir to a "
         "folder that holds the set prepared.\n"
     )
     assert state(home) == before
