@@ -8,6 +8,7 @@ and the input pipeline alone. The data are decoded and cached before.
 """
 
 import argparse
+import math
 import statistics
 import subprocess
 import sys
@@ -111,7 +112,6 @@ def whole_run(options: argparse.Namespace, compute_dtype: str) -> tuple[float, f
         arguments = [
             f"--train_dir={folder}/run", f"--dataset={options.dataset}",
             f"--compute_dtype={compute_dtype}", f"--max_steps={options.steps}",
-            "--num_microbatches=4",
         ]  # fmt: skip
         if options.data_dir:
             arguments.append(f"--data_dir={options.data_dir}")
@@ -137,8 +137,8 @@ def as_row(row: dict) -> str:
 
 
 def _shown(value: float) -> str:
-    """Three significant digits, or whole numbers: `0.52`, `1,310`."""
-    digits = 2 - math.floor(math.log10(value))
+    """Three significant digits, and two decimals at most: `0.52`, `5.26`, `1,310`."""
+    digits = min(2, 2 - math.floor(math.log10(value)))
     return f"{round(value, digits):,.{max(0, digits)}f}"
 
 

@@ -175,7 +175,7 @@ def measured(name: str) -> list[dict]:
         ("same_bits.md", "step_time", step_time, 28),
         ("workers.md", "workers", workers, 12),
         ("batch_norm.md", "batch_norm", batch_norm, 8),
-        ("speed.md", "throughput", throughput, 17),
+        ("speed.md", "throughput", throughput, 18),
         ("speed.md", "operations", operations, 19),
         ("speed.md", "where_time_goes", where_time_goes, 32),
         ("speed.md", "accumulation", accumulation, 6),
