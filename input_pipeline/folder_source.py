@@ -84,29 +84,25 @@ class Folder:
         labels, digest, self.num_bytes = [], hashlib.sha256(), 0
         versions: list[tuple[int, int]] = []
         others: list[str] = []
+
+        def is_in_split(path: str) -> bool:
+            return has_splits or split == ALL or is_for_test(path) == (split == TEST)
+
         for label, name in enumerate(self.class_names):
-            before = len(self._paths)
-            for path, found in _files(self._root, name):
-                ending = os.path.splitext(path)[1].lower()
-                if ending in _OTHER_PICTURES:
-                    others.append(path)
-                if ending not in pictures.ENDINGS:
-                    self.skipped[ending] = self.skipped.get(ending, 0) + 1
-                    continue
-                if not has_splits and split != ALL and is_for_test(path) != (split == TEST):
-                    continue
-                self._paths.append(path)
-                labels.append(label)
-                versions.append(_version(found))
-                self.num_bytes += found.st_size
-                text = f"{path}\0{found.st_size}\0{found.st_mtime_ns}\n"
-                digest.update(text.encode("utf-8", "surrogateescape"))
-            if split == TRAIN and are_its_own and len(self._paths) == before:
+            found = [each for each in self._pictures(name, others) if is_in_split(each[0])]
+            if split == TRAIN and are_its_own and not found:
                 held_out = "" if has_splits else f" beside those held out for {TEST}"
                 raise decoded.DataError(
                     f"data_dir={root}: the class {name!r} has no pictures in {split}{held_out}; "
                     f"put some there ({', '.join(pictures.ENDINGS)}), or remove its folder."
                 )
+            for path, status in found:
+                self._paths.append(path)
+                labels.append(label)
+                versions.append(_version(status))
+                self.num_bytes += status.st_size
+                text = f"{path}\0{status.st_size}\0{status.st_mtime_ns}\n"
+                digest.update(text.encode("utf-8", "surrogateescape"))
         if others:
             names = ", ".join(sorted(others)[:_MOST_NAMED])
             raise decoded.DataError(
@@ -130,6 +126,17 @@ class Folder:
             "num_examples": self.num_examples,
             "files": digest.hexdigest(),
         }
+
+    def _pictures(self, name: str, others: list[str]) -> Iterator[tuple[str, os.stat_result]]:
+        """The pictures of a class. Adds those of formats that are not read to `others`."""
+        for path, status in _files(self._root, name):
+            ending = os.path.splitext(path)[1].lower()
+            if ending in _OTHER_PICTURES:
+                others.append(path)
+            if ending in pictures.ENDINGS:
+                yield path, status
+            else:
+                self.skipped[ending] = self.skipped.get(ending, 0) + 1
 
     def _said_of_the_split(self, has_splits: bool, split: str) -> str:
         said = ""
