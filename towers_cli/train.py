@@ -119,7 +119,7 @@ def train(chosen: settings.TrainSettings, workers) -> int:
         with own_model.faults_in_training(chosen.model):
             this_run.train(every=resolve.on_the_way(chosen))
     except towers.Stopped as stopped:
-        return stopped.code
+        return stopped.code if stopped.outcome.final is None else 0
     except warm_start.WarmStartError as error:
         raise settings.SettingsError(f"--{error}") from error
     return 0

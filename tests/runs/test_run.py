@@ -971,5 +971,5 @@ def test_workers_look_at_the_test_data_together(tmp_path, monkeypatch, counts):
 
     monkeypatch.setattr(towers.Trainer, "evaluate", evaluate)
     run = run_in(tmp_path, test=[(X[:BATCH], Y[:BATCH], np.zeros(BATCH))])
-    run._look_at_test()
+    run._look_at_test(set())
     assert len(looked) == counts

@@ -15,7 +15,11 @@ class Activations:
         model = tower_trainer.state.model
         self._model = None  # a subclassed model has no graph of layers to look into
         if isinstance(model, (keras.Sequential, keras.Model)) and getattr(model, "inputs", None):
-            outputs = {layer.name: layer.output for layer in model.layers if _is_nonlinear(layer)}
+            outputs = {  # of an LSTM with its states, the sequence or the last output
+                layer.name: tf.nest.flatten(layer.output)[0]
+                for layer in model.layers
+                if _is_nonlinear(layer)
+            }
             own = {output._keras_history.operation.name: output for output in model.outputs}
             inputs = model.inputs[0] if isinstance(model, keras.Sequential) else model.input
             try:

@@ -1,8 +1,11 @@
 """What a run is: what decides the weights it ends with, and what `config.json` records."""
 
+import base64
 import hashlib
 import json
+import marshal
 import re
+import types
 from collections.abc import Mapping
 
 import keras
@@ -153,10 +156,6 @@ def check_alike(workers: worker.Workers, defined: Definition) -> None:
 def _of_trainer(of: trainer.Trainer) -> dict:
     program = of.program
     tower = program.tower_program
-    rate = of.learning_rate
-    if rate is not None:
-        # A function has only a name; a schedules.LearningRate says all that it is.
-        rate = repr(rate) if hasattr(rate, "schedule") else getattr(rate, "__name__", "a function")
     return {
         "global_batch_size": of.global_batch_size,
         "num_microbatches": of.num_microbatches,
@@ -164,11 +163,11 @@ def _of_trainer(of: trainer.Trainer) -> dict:
         "batch_norm_statistics": program.batch_norm_statistics,
         "moving_average_decay": program.moving_average_decay,
         "weight_decay": tower.weight_decay,
-        "weights that decay": sorted(tower.decayed) if tower.weight_decay else [],
+        "weights that decay": sorted(tower.decayed.values()) if tower.weight_decay else [],
         "jit_compile": tower.jit_compile,
         "loss": tower.objective.described(),
-        "learning_rate": rate,
-        "optimizer": _described(program.state.optimizer),
+        "learning_rate": _rate(of),
+        "optimizer": _optimizer(of),
         "model": _variables(program.state.model),
     }
 
@@ -213,8 +212,23 @@ def _kept(config):
     if isinstance(config, dict):
         if "DTypePolicy" in str(config.get("class_name")):  # its name is what it is
             return f"{config['class_name']} {config['config']}"
+        if config.get("class_name") == "__lambda__":
+            return _of_lambda(config["config"])
         return {k: _kept(value) for k, value in config.items() if k not in _NO_PART_OF_IT}
     return [_kept(value) for value in config] if isinstance(config, (list, tuple)) else config
+
+
+def _of_lambda(config: Mapping) -> list:
+    """What a lambda does. Keras saves its code with the file and the lines it was written in."""
+    code = marshal.loads(base64.b64decode(config["value"]))
+    return [_of_code(code), str(config.get("argdefs")), str(config.get("closure"))]
+
+
+def _of_code(code: types.CodeType) -> list:
+    constants = [
+        _of_code(one) if isinstance(one, types.CodeType) else repr(one) for one in code.co_consts
+    ]
+    return [code.co_code.hex(), constants, code.co_names, code.co_varnames]
 
 
 def are_others(now: Mapping | None, before: object) -> bool:
@@ -237,8 +251,29 @@ def check_same_layers(earlier: Mapping, config: Mapping, folder: run_folder.RunF
         )
 
 
-def _described(optimizer: keras.optimizers.Optimizer) -> str:
-    config = {key: value for key, value in optimizer.get_config().items() if key != "name"}
+_RATES_AT = (0, 1, 10, 100, 1000, 10_000)  # steps, where a function of the examples is looked at
+
+
+def _rate(of: trainer.Trainer) -> str | None:
+    """A schedules.LearningRate says all that it is; of a function there are some values."""
+    rate = of.learning_rate
+    if rate is None or hasattr(rate, "schedule"):
+        return rate and repr(rate)
+    values = [f"{float(rate(step * of.global_batch_size)):.9g}" for step in _RATES_AT]
+    return f"{getattr(rate, '__name__', 'a function')}, from step 0 on {', '.join(values)}"
+
+
+def _optimizer(of: trainer.Trainer) -> str:
+    optimizer = of.program.state.optimizer
+    # The Trainer's own rate takes the place of the optimizer's, which then says only where it is.
+    left_out = {"name"} if of.learning_rate is None else {"name", "learning_rate"}
+    config = {key: value for key, value in optimizer.get_config().items() if key not in left_out}
+    decays = getattr(optimizer, "_use_weight_decay", None)
+    if optimizer.weight_decay and decays is not None:
+        weights = of.program.state.model.trainable_variables
+        config["places of what does not decay"] = [
+            place for place, weight in enumerate(weights) if not decays(weight)
+        ]
     return f"{type(optimizer).__name__} {json.dumps(config, sort_keys=True, default=str)}"
 
 

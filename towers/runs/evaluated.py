@@ -1,5 +1,6 @@
 """Test data in memory: each example exactly once, on any number of workers."""
 
+import hashlib
 import operator
 from collections.abc import Iterator
 
@@ -51,6 +52,15 @@ class Arrays:
         if weight and weight[0] is not None:
             self._weight = checks.weights(weight[0], self.num_examples, np.float32)
         self._batch, self._own = of.global_batch_size, np.array(of.examples)
+
+    def sha256(self) -> str:
+        """A hash of all arrays, in hex."""
+        digest = hashlib.sha256()
+        for leaf in [*tf.nest.flatten(self._arrays), self._weight]:
+            digest.update(f"{leaf.dtype} {leaf.shape}".encode())
+            for first in range(0, len(leaf), 4096):  # one that is memory-mapped is not read whole
+                digest.update(np.ascontiguousarray(leaf[first : first + 4096]))
+        return digest.hexdigest()
 
     @property
     def num_counted(self) -> int:

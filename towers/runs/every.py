@@ -2,10 +2,14 @@
 
 import dataclasses
 import math
+import re
 from collections.abc import Callable, Mapping, Sequence
 
 from towers.runs import events, run_plan
 from towers.support import checks
+
+_MINIMIZED = {"loss", "error", "mae", "mse", "rmse", "mape", "msle", "crossentropy"}
+_MAXIMIZED = {"acc", "accuracy"}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -16,11 +20,13 @@ class Every:
       what: the name of the function.
       plan: what it is in a `run_plan.Plan`.
       needs_epochs: whether the size of the training split must be known.
+      metric: of an evaluation, that it looks at.
     """
 
     what: str
     plan: Mapping
     needs_epochs: bool = False
+    metric: str | None = None
 
 
 def evaluate(*, epochs: float = 0, steps: int = 0, of_workers: bool = False) -> Every:
@@ -139,7 +145,8 @@ def stop_early(*, metric: str = "loss", patience: int, mode: str = "auto") -> Ev
     Args:
       metric: a name in the lines of `metrics.jsonl`.
       patience: evaluations to wait for a better one.
-      mode: `min` or `max` is better; `auto` knows losses, errors and accuracies by their names.
+      mode: `min` or `max` is better; `auto` knows losses, errors and accuracies by the last word of
+        their names, and what begins with `loss`.
 
     Raises:
       ValueError: `auto` does not know the metric.
@@ -148,12 +155,12 @@ def stop_early(*, metric: str = "loss", patience: int, mode: str = "auto") -> Ev
     better = _better(metric, mode)
 
     def look(event: events.Event) -> None:
-        values = [_value(line, metric) for line in event.evaluations]
+        values = [number_in(line, metric) for line in event.evaluations]
         best = _best(values, better)
         if values and len(values) - 1 - best >= patience:
             event.stop(f"{metric} was no better than {values[best]:.4g} in {patience} evaluations")
 
-    return Every("stop_early", {"hooks": (look,)})
+    return Every("stop_early", {"hooks": (look,)}, metric=metric)
 
 
 def keep_best(*, metric: str = "loss", mode: str = "auto") -> Every:
@@ -166,11 +173,11 @@ def keep_best(*, metric: str = "loss", mode: str = "auto") -> Every:
     def look(event: events.Event) -> None:
         if event.evaluation is None:
             return
-        values = [_value(line, metric) for line in event.evaluations]
+        values = [number_in(line, metric) for line in event.evaluations]
         if _best(values, better) == len(values) - 1:
             event.save_model("best_model.keras")
 
-    return Every("keep_best", {"hooks": (look,)})
+    return Every("keep_best", {"hooks": (look,)}, metric=metric)
 
 
 def _best(values: Sequence[float], better: Callable[[float, float], bool]) -> int:
@@ -185,10 +192,12 @@ def _best(values: Sequence[float], better: Callable[[float, float], bool]) -> in
 def _better(metric: str, mode: str) -> Callable[[float, float], bool]:
     checks.choice("mode", mode, ("auto", "min", "max"))
     if mode == "auto":
-        if "acc" in metric:
-            mode = "max"
-        elif any(word in metric for word in ("loss", "error", "mae", "mse", "crossentropy")):
+        # The name of an output comes first: `loss/account`, `acceleration_mse`.
+        words = [word for word in re.split(r"[/_]", metric) if not word.isdigit()]
+        if words[:1] == ["loss"] or words[-1:] and words[-1] in _MINIMIZED:
             mode = "min"
+        elif words[-1:] and words[-1] in _MAXIMIZED:
+            mode = "max"
         else:
             raise ValueError(f"metric={metric!r}: give mode='min' or 'max', whichever is better")
     if mode == "max":
@@ -196,7 +205,16 @@ def _better(metric: str, mode: str) -> Callable[[float, float], bool]:
     return lambda value, other: value < other or math.isnan(other) > math.isnan(value)
 
 
-def _value(line: Mapping, metric: str) -> float:
+def number_in(line: Mapping, metric: str) -> float:
+    """A metric of an evaluation.
+
+    Args:
+      line: of `metrics.jsonl`, or an evaluation's `as_metrics()`.
+      metric: its name.
+
+    Raises:
+      ValueError: there is no such number.
+    """
     if not isinstance(line.get(metric), (int, float)):
         raise ValueError(
             f"metric={metric!r}: the evaluations have no such number; they have "

@@ -13,6 +13,7 @@ _OF_RATE = "give the Trainer learning_rate, or the optimizer a schedule"
 _REFUSED = {
     keras.callbacks.BackupAndRestore: "leave it out; a run has checkpoints of its own",
     keras.callbacks.LearningRateScheduler: _OF_RATE,
+    keras.callbacks.ModelCheckpoint: "use towers.keep_best(...), which saves what is evaluated",
     keras.callbacks.ReduceLROnPlateau: _OF_RATE,
     keras.callbacks.SwapEMAWeights: "give the Trainer moving_average_decay",
     keras.callbacks.TensorBoard: "a run writes its files; towers.histograms(...) adds more",
@@ -44,6 +45,8 @@ class KerasCallbacks:
                     "saved: use towers.keep_best(...)"
                 )
         self._model = of.state.model
+        if not of.workers.is_chief:  # one worker writes
+            callbacks = [one for one in callbacks if not isinstance(one, keras.callbacks.CSVLogger)]
         self._callbacks = keras.callbacks.CallbackList(list(callbacks), model=self._model)
         self._has_begun = False
         self._epoch: int | None = None  # the one that is under way

@@ -38,7 +38,8 @@ class Outcome:
       final: what `final_model.json` has: `accuracy`, `loss` and others, by name; None where the run
         was interrupted.
       step: steps made.
-      exit_code: that a program should end with; 0 where the run is finished.
+      exit_code: that a program should end with: 0, or 128 + the number of a signal, which may come
+        when the last step is made, too; then the run is finished all the same.
       evaluation: of the test data at the end; None without test data, or where it was interrupted.
     """
 
@@ -92,6 +93,7 @@ class Loop:
         self._evaluation: tally.Evaluation | None = None
         self._evaluations: list[Mapping] = []  # lines of metrics.jsonl
         self._infinite: list[keras.Variable] = []  # which no step changes: the -inf of a mask
+        self._due: dict[int, bool] = {}  # steps, and whether an evaluation was due there
         self._stop_reason: str | None = None  # a hook's
         self._result: step.StepResult | None = None  # of the last step
         self._hashed_steps: set[int] = set()  # likewise
@@ -171,6 +173,8 @@ class Loop:
             finally:
                 progress.close()
         self._flush()
+        if asked.received and outcome.final is not None:  # it came when the last step was made
+            return dataclasses.replace(outcome, exit_code=asked.exit_code())
         return outcome
 
     def _flush(self) -> None:
@@ -291,6 +295,8 @@ class Loop:
         return None
 
     def _call_hooks(self, at_step: int, result: step.StepResult | None) -> None:
+        if not self.plan.hooks:
+            return
         is_evaluated = self._evaluated_step() == at_step and self._counts(at_step, at_step)
         seen = events.Event(
             trainer=self.trainer,
@@ -315,9 +321,14 @@ class Loop:
     def _counts(self, evaluated_step: int, at_step: int) -> bool:
         """Whether hooks see an evaluation: not one made only because the run ended there before."""
         is_end = at_step == self.plan.last_step or self._stop_reason is not None
-        return (evaluated_step == at_step and is_end) or self.plan.is_evaluated(
-            evaluated_step, self.trainer.global_batch_size
-        )
+        return (evaluated_step == at_step and is_end) or self._was_due(evaluated_step)
+
+    def _was_due(self, at_step: int) -> bool:
+        """`Plan.is_evaluated`, computed once for each step: hooks ask in every later one."""
+        if at_step not in self._due:
+            batch = self.trainer.global_batch_size
+            self._due[at_step] = self.plan.is_evaluated(at_step, batch)
+        return self._due[at_step]
 
     def _epoch(self, examples_seen: int) -> float | None:
         per_epoch = self.plan.examples_per_epoch
@@ -348,7 +359,9 @@ class Loop:
         if evaluates and self._evaluation_is_due(first_step):
             self._evaluate(progress)  # the run was stopped before this evaluation
         if first_step and self.plan.hooks:
-            if self._evaluated_step() != first_step and not self._has_no_evaluation(first_step):
+            is_in_log = not self._has_no_evaluation(first_step)
+            is_missing = is_in_log and self._evaluated_step() != first_step
+            if is_missing and self.data.evaluation is not None:
                 # Hooks see it again; its line is in the log.
                 self._evaluation = self.trainer.evaluate(self.data.evaluation)
             self._call_hooks(first_step, None)

@@ -161,7 +161,7 @@ def _with_stretches(
 
 def _say_finished(folder: run_folder.RunFolder, final: Mapping) -> None:
     figures = {"accuracy": ".2%", "loss": ".4f"}
-    named = next((name for name in figures if final.get(name) is not None), None)
+    named = next((name for name in figures if isinstance(final.get(name), float)), None)
     known = named is not None and final.get("split") is not None
     figure = f"{final['split']} {named} {final[named]:{figures[named]}}, " if known else ""
     print(

@@ -11,6 +11,7 @@ the same weights. The command train.py is one such program.
 import dataclasses
 import hashlib
 import inspect
+import itertools
 import os
 from collections.abc import Callable, Iterable, Mapping, Sequence, Set
 from typing import Protocol
@@ -61,6 +62,8 @@ class Source(Protocol):
 
 class Stopped(SystemExit):
     """A signal such as Ctrl-C has stopped a run, which has saved its state. Ends the program.
+
+    A signal that comes when the last step is made ends the program, too, once the run is finished.
 
     Attributes:
       code: 128 + the signal's number, the shell's convention.
@@ -127,6 +130,7 @@ class Run:
         if isinstance(folder, run_folder.RunFolder):
             self.folder = folder
         elif isinstance(folder, (str, os.PathLike)):
+            run_folder.check_path(folder)
             self.folder = run_folder.RunFolder(folder)
         else:
             raise TypeError(f"folder is {checks.described(folder)}: must be a path")
@@ -155,6 +159,7 @@ class Run:
             evaluation_count=getattr(tested, "num_counted", None),
             evaluation_split=test_name,
         )
+        self._tested_sha256 = tested.sha256() if isinstance(tested, evaluated.Arrays) else None
         self._is_commands = defined is not None
         self._defined = defined or definition.Definition(
             tower_trainer,
@@ -168,6 +173,7 @@ class Run:
                 "class_names": list(self._class_names),
                 "tower_devices": list(tower_trainer.tower_devices),
                 "num_workers": self._workers.count,
+                "test_sha256": self._tested_sha256,
             },
             settings=settings,
         )
@@ -209,8 +215,11 @@ class Run:
             raise ValueError("test is an infinite tf.data.Dataset: give a finite one")
         return test
 
-    def _look_at_test(self) -> None:
+    def _look_at_test(self, metrics: Set[str]) -> None:
         """Evaluates a batch, to find out now, and not after hours, what does not fit.
+
+        Args:
+          metrics: names that an evaluation must have.
 
         Raises:
           TypeError, ValueError: it does not fit the model, its loss or its metrics.
@@ -226,6 +235,8 @@ class Run:
             found = self._trainer.evaluate([batch])
         except (TypeError, ValueError) as error:
             raise type(error)(f"test: {error}") from error
+        for metric in metrics:
+            every.number_in(found.as_metrics(), metric)
         names, confusion = self._class_names, found.confusion
         if names and confusion is not None and len(names) != len(confusion):
             raise ValueError(
@@ -256,13 +267,14 @@ class Run:
           RunFolderError, CheckpointError, TrainingError, WorkerError: as `resuming.train`.
         """
         plan, of_keras = self._plan(every)
+        metrics = {getattr(one, "metric", None) for one in every} - {None}
         plan = dataclasses.replace(plan, exported=self._exported())
         export.check_can_be_saved(plan.exported or self._trainer.state.model)
         self._take_weights()  # before the Loop, whose checkpoints have the run's hash
         run = loop.Loop(self._trainer, self.folder, plan, self._data, self._defined)
         if not self._is_commands:
             if self._data.evaluation is not None:
-                self._look_at_test()
+                self._look_at_test(metrics)
             definition.check_alike(self._workers, self._defined)
         try:
             outcome = resuming.train(run, self._defined, needs_weights=not self._is_commands)
@@ -341,6 +353,7 @@ class Run:
         def take():
             earlier, before = self._defined.earlier(self.folder), None
             if earlier is not None and resuming.is_begun(self.folder, earlier):
+                self._check_same_test(earlier)
                 before = earlier["resolved"].get("init_from")
                 if before is not None and not warm_start.may_differ(before, self._init_from):
                     return before
@@ -353,6 +366,16 @@ class Run:
         taken = self._workers.from_chief("the weights to begin with", take)
         worker_errors.check_fits(warm_start.is_recorded(taken), self._workers.name(0))
         self._defined.begin_with(taken)
+
+    def _check_same_test(self, earlier: Mapping) -> None:
+        """Refuses arrays other than those evaluated so far, with which hooks would compare them."""
+        before, now = earlier["resolved"].get("test_sha256"), self._tested_sha256
+        if before and now and before != now:
+            raise run_folder.RunFolderError(
+                f"{self.folder.shown}: `test` has other arrays (sha256 {now[:12]}) than the run so "
+                f"far ({before[:12]}), and evaluations of the two cannot be compared. Give the run "
+                "its own, or another folder"
+            )
 
     def _plan(self, given) -> tuple[run_plan.Plan, keras_callbacks.KerasCallbacks | None]:
         if isinstance(given, (str, bytes, Mapping)) or not isinstance(given, Iterable):
@@ -373,8 +396,12 @@ class Run:
                     f"every has {checks.described(one)}: must be towers.evaluate(...) or the like, "
                     "a function of an event, or a Keras callback"
                 )
-        if "stop_early" in done and not asked.get("evaluate_every"):
-            raise ValueError("every has stop_early(...) but no evaluate(...): give both")
+        interval = asked.get("evaluate_every", run_plan.Interval())
+        if "stop_early" in done and not (interval.steps or interval.epochs):
+            raise ValueError(
+                "every has stop_early(...) but no evaluate(epochs=...) or evaluate(steps=...): "
+                "give both"
+            )
         if callbacks and self._per_epoch is None:
             raise ValueError(
                 "every has Keras callbacks, which need epochs, but train does not know how many "
@@ -428,9 +455,9 @@ def _check_source(train) -> None:
 
 
 def _checked(batches: Iterable, expected: int) -> Iterable:
-    """The batches; an error where they end early."""
+    """So many batches, even if there are more; an error where there are fewer."""
     made = 0
-    for batch in batches:
+    for batch in itertools.islice(batches, expected):
         yield checks.parts_of(batch)
         made += 1
     if made < expected:

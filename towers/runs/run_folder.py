@@ -4,6 +4,7 @@ import contextlib
 import fcntl
 import json
 import os
+import re
 import stat
 import zipfile
 import zlib
@@ -17,6 +18,7 @@ FIRST_CHECKPOINT = "first_checkpoint"  # in config.json, once a run has one: its
 
 _LONGEST_PATH = 3900  # bytes; the names of a run's files come after it, and Linux allows 4,095
 _LARGEST_JSON = 2**24  # bytes; a file of settings has a few thousand
+_PATTERN = re.compile(r"[*?\[\]\\]")  # to TensorFlow, in a path
 
 
 class RunFolderError(errors.UserError):
@@ -122,7 +124,8 @@ class RunFolder:
             summary = _read_json(self.final_summary)
         except (OSError, ValueError, RecursionError):
             return None  # not what a run writes; a run that continues writes it again at its end
-        kinds = {"step": int, "weights_sha256": str, "accuracy": float | None, "split": str | None}
+        kinds = {"step": int, "weights_sha256": str, "split": str | None}
+        kinds["accuracy"] = float | list | None  # a metric of that name may have several values
         whole = isinstance(summary, dict) and all(
             isinstance(summary.get(name), kind) for name, kind in kinds.items()
         )
@@ -187,6 +190,20 @@ def _is_whole_archive(path: Path) -> bool:
             return archive.testzip() is None
     except (OSError, zipfile.BadZipFile, zlib.error, EOFError, NotImplementedError):
         return False
+
+
+def check_path(path: str | os.PathLike) -> None:
+    """Checks that TensorFlow takes a path for what it is: it reads some characters as patterns.
+
+    Raises:
+      ValueError: a run there would delete checkpoints of other runs, or is not on this machine.
+    """
+    text = os.fspath(path)
+    if "://" in text or _PATTERN.search(text):
+        raise ValueError(
+            f"folder={text}: must be a local path without the characters * ? [ ] and \\, which "
+            "TensorFlow reads as patterns: a run in `lr?` would delete checkpoints of `lr1`"
+        )
 
 
 def differences(

@@ -4,6 +4,8 @@ It takes what Keras's `compile` takes: a loss by its name, an object of `keras.l
 or for several outputs a dict or a list of them.
 """
 
+import contextlib
+import functools
 from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
 
@@ -79,6 +81,7 @@ class Objective:
                 "weights are only for the losses of several outputs"
             )
         self._single, self._name = _per_example(loss, argument), _name_of(loss)
+        self._described = _described(loss)
         self.of_classes = _is_of_classes(loss)
         self._takes_one = self._single.is_keras_s or bool(self.of_classes)
 
@@ -139,12 +142,12 @@ class Objective:
         return checks.labels_of(labels, outputs, names, names[0]), of_model[names[0]]
 
     def described(self) -> str:
-        """The names of the losses, with their weights where there are several."""
+        """The losses with their arguments, as far as they tell, and the weights of several."""
         if self._single is not None:
-            return self._name
+            return self._described
         losses, weights = map(checks.by_output, (self._of_outputs, self._weights))
         return ", ".join(
-            f"{key}: {loss and loss.name} * {weights[key]:g}" for key, loss in losses.items()
+            f"{key}: {loss and loss.described} * {weights[key]:g}" for key, loss in losses.items()
         )
 
     def is_of_classes(self, labels: structures.Structure, outputs: structures.Structure) -> bool:
@@ -177,7 +180,7 @@ def _per_example(loss: Loss, argument: str) -> per_example.PerExample:
 
 def _named(loss: Loss, argument: str) -> per_example.PerExample:
     made = _per_example(loss, argument)
-    made.name = _name_of(loss)
+    made.name, made.described = _name_of(loss), _described(loss)
     return made
 
 
@@ -191,6 +194,23 @@ def _name_of(loss: Loss) -> str:
     loss = _plain(loss)
     name = getattr(loss, "name", None) or getattr(loss, "__name__", None) or "loss"
     return "loss" if name in _TAKEN or not name.isidentifier() else name
+
+
+def _described(loss: Loss) -> str:
+    """The name, with the arguments of a partial or of what Keras saves of an object."""
+    given = {}
+    if isinstance(loss, functools.partial):
+        given = loss.keywords
+    elif isinstance(loss, keras.losses.Loss):
+        with contextlib.suppress(NotImplementedError):
+            given = loss.get_config()
+        given = given | getattr(loss, "_fn_kwargs", {})  # Keras 3.15 leaves Huber's delta out
+    shown = [
+        f"{key}={getattr(value, '__name__', value)}"
+        for key, value in sorted(given.items())
+        if key not in ("name", "reduction", "dtype", "fn")
+    ]
+    return f"{_name_of(loss)}({', '.join(shown)})" if shown else _name_of(loss)
 
 
 def _is_of_classes(loss: Loss) -> bool | None:

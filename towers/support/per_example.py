@@ -31,6 +31,7 @@ class PerExample:
 
     Attributes:
       name: of the loss; empty where it has none.
+      described: its name with its arguments, as far as they are known; empty likewise.
       is_keras_s: whether it is a loss of Keras's, which takes the labels and outputs of one output.
     """
 
@@ -51,7 +52,7 @@ class PerExample:
                 "one loss per example, such as towers.losses.cross_entropy, an object of "
                 "keras.losses.Loss, or Keras's name of one"
             )
-        self.name = ""
+        self.name = self.described = ""
         self._name = name
         if not isinstance(loss_fn, keras.losses.Loss) and is_keras_s(loss_fn):
             loss_fn = _OfFunction(loss_fn)  # as `compile` does: with types and axes that fit
