@@ -1,7 +1,7 @@
 """Keras models called as pure functions."""
 
 import itertools
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import keras
 import tensorflow as tf
@@ -23,21 +23,73 @@ def call(
     training: bool,
     return_losses: bool = False,
 ):
-    """`model.stateless_call`, with `training` where the model's own `call` takes it.
+    """What `model(inputs)` gives for these values of its variables, which stay as they are.
 
-    Keras's `fit` does the same: a model without that argument decides by itself.
+    As in Keras's `fit`, the model's layers learn from its call whether they train, and `training`
+    is given where its own `call` takes it. (`model.stateless_call` calls `call` itself: layers that
+    get no `training` from it would then not train, and of a layer that is called twice the first
+    losses would be lost.)
+
+    Returns:
+      As `model.stateless_call`: (outputs, state after the call), and the losses where asked for.
 
     Raises:
-      ValueError: the model draws random numbers that depend on more than `state`.
+      ValueError: the model draws random numbers that depend on more than `state`, or changes
+        something that is neither in `state` nor comes back.
     """
     mode = {"training": training} if model._call_has_training_arg else {}
     graph = None if tf.executing_eagerly() else tf.compat.v1.get_default_graph()
     before = len(graph.get_operations()) if graph else 0
-    with adapted.read_from(model, state):
-        found = model.stateless_call(weights, state, inputs, return_losses=return_losses, **mode)
+    others = model.non_trainable_variables
+    given = [
+        *zip(model.trainable_variables, weights, strict=True),
+        *zip(others, state, strict=True),
+    ]
+    with adapted.read_from(model, state), keras.StatelessScope(given, return_losses) as scope:
+        values = dict(scope.state_mapping)
+        outputs = model(inputs, **mode)
+        model_losses = model.losses if return_losses else None
+    _check_changes(model, values, scope.state_mapping)
     if graph:
-        _check_draws(model, graph, graph.get_operations()[before:])
-    return found
+        of_call = graph.get_operations()[before:]
+        _check_draws(model, graph, of_call)
+        _check_assigns(model, of_call)
+    after = [scope.get_current_value(variable) for variable in others]
+    return (outputs, after, model_losses) if return_losses else (outputs, after)
+
+
+def _check_changes(model: keras.Model, before: Mapping, after: Mapping) -> None:
+    """Checks that a call has changed no variable but those that are not trained."""
+    for variable in model.trainable_variables:
+        if after[id(variable)] is not before[id(variable)]:
+            raise ValueError(
+                f"the model {model.name} assigns its trainable weight {variable.path} when it is "
+                "called, as SpectralNormalization does, and the update would not see that: use a "
+                "constraint, or a weight that is not trainable"
+            )
+    if set(after) - set(before):
+        stateful = [
+            layer.name
+            for layer in model._flatten_layers(include_self=False)
+            if getattr(layer, "stateful", False)
+        ]
+        which = f"the layer {stateful[0]}, which is stateful" if stateful else "a layer"
+        raise ValueError(
+            f"the model {model.name} assigns a variable that is not among model.variables, in "
+            f"{which}: its value would be lost after each step. Examples have an order of their "
+            "own in each epoch; give each its whole sequence"
+        )
+
+
+def _check_assigns(model: keras.Model, of_call: Sequence[tf.Operation]) -> None:
+    """Checks that a call assigns no variable of TensorFlow's, which no checkpoint would have."""
+    for operation in of_call:
+        if operation.type.startswith("Assign") and operation.type.endswith("VariableOp"):
+            raise ValueError(
+                f"the model {model.name} assigns a tf.Variable when it is called "
+                f"({operation.name}), which is not part of its state: make it with "
+                "self.add_weight(..., trainable=False)"
+            )
 
 
 def _check_draws(model: keras.Model, graph: tf.Graph, of_call: Sequence[tf.Operation]) -> None:
