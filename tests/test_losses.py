@@ -239,7 +239,7 @@ def test_layers_of_the_same_name_in_two_submodels_both_decay():
     result = run.train_step(toys.column(1.0), [0])
     assert [weight.item() for weight in model.get_weights()] == [0.75, 0.75]
     terms = [term for term in result.losses if term.startswith("weight_decay/")]
-    assert terms == ["weight_decay/dense_0", "weight_decay/dense_1"]
+    assert terms == ["weight_decay/dense/0", "weight_decay/dense/1"]
     assert result.losses["total"].numpy() == 2 * 0.25
 
 

@@ -1,4 +1,4 @@
-"""The front door: any Keras model, fit, and errors by message."""
+"""The Trainer: any Keras model, fit, and errors by message."""
 
 import itertools
 
@@ -29,6 +29,32 @@ class Subclassed(keras.Model):
         return self.last(self.norm(images + self.first(images), training=training))
 
 
+class WithoutTraining(Subclassed):
+    """Its layers learn from its call whether they train, as is usual in Keras."""
+
+    def call(self, images, training=None):
+        return self.last(self.norm(images + self.first(images)))
+
+
+class WithOwnWeight(keras.Model):
+    """A weight and an input that Keras converts to the type that the model computes in."""
+
+    def __init__(self):
+        super().__init__(dtype="mixed_bfloat16")
+        self.first = keras.layers.Dense(3, dtype="mixed_bfloat16")
+        self.scale = self.add_weight(shape=(3,), initializer="ones", name="scale")
+        self.last = keras.layers.Dense(toys.CLASSES, dtype="float32")
+
+    def call(self, images):
+        return self.last(tf.multiply(images + self.first(images), self.scale))
+
+
+def regularized_layer_called_twice():
+    images = keras.Input([3])
+    shared = keras.layers.Dense(3, activation="tanh", activity_regularizer="l2")
+    return keras.Model(images, keras.layers.Dense(toys.CLASSES)(shared(shared(images))))
+
+
 def shared_layer_model():
     images = keras.Input([3])
     shared = keras.layers.Dense(3, activation="tanh")
@@ -40,7 +66,17 @@ def nested_model():
 
 
 @pytest.mark.pitfall(33)
-@pytest.mark.parametrize("build", [Subclassed, shared_layer_model, nested_model])
+@pytest.mark.parametrize(
+    "build",
+    [
+        Subclassed,
+        WithoutTraining,
+        WithOwnWeight,
+        regularized_layer_called_twice,
+        shared_layer_model,
+        nested_model,
+    ],
+)
 def test_any_keras_model_trains_as_keras_trains_it(build):
     batches = [toys.batch(8, [3], seed=step) for step in range(5)]
     model, keras_s = toys.on_cpu(build), toys.on_cpu(build)
@@ -397,3 +433,152 @@ def test_variables_that_lie_elsewhere_are_told_of(caplog):
         optimizer = keras.optimizers.SGD(0.1, momentum=0.9)
     toys.trainer(model, optimizer, **given)
     assert not [record for record in caplog.records if record.name.startswith("towers")]
+
+
+def test_a_model_without_the_argument_training_drops_out_in_training_alone():
+    class Dropping(keras.Model):
+        def __init__(self):
+            super().__init__()
+            self.drop = keras.layers.Dropout(0.9, seed=1)
+            self.last = keras.layers.Dense(1, use_bias=False, kernel_initializer="ones")
+
+        def call(self, images, training=None):
+            return self.last(self.drop(images))
+
+    model = toys.on_cpu(Dropping)
+    images = np.ones([32, 1], np.float32)
+    model(images)
+    run = toys.trainer(model, global_batch_size=32, loss="mse")
+    assert run.evaluate([(images, images)]).loss == 0.0
+    assert float(run.train_step(images, images).losses["total"][0]) > 0.5
+
+
+class AddsLossOfEach(keras.layers.Layer):
+    def call(self, images):
+        self.add_loss(keras.ops.mean(keras.ops.square(images), axis=-1))
+        return images
+
+
+class AssignsRaw(keras.layers.Layer):
+    """Counts in a variable of TensorFlow's, which Keras does not know."""
+
+    def build(self, shape):
+        self.calls = tf.Variable(0.0, trainable=False)
+
+    def call(self, images):
+        self.calls.assign_add(1.0)
+        return images
+
+
+def recurrent(stateful):
+    return keras.Sequential(
+        [
+            keras.Input(batch_shape=(8, 1)),
+            keras.layers.Reshape((1, 1)),
+            keras.layers.GRU(2, stateful=stateful),
+            keras.layers.Dense(1),
+        ]
+    )
+
+
+@pytest.mark.parametrize(
+    ("layer", "message"),
+    [
+        (AddsLossOfEach, r"adds a loss of shape \(8,\).*must be one number, such as the mean"),
+        (AssignsRaw, "assigns a tf.Variable when it is called"),
+        (
+            lambda: keras.layers.SpectralNormalization(keras.layers.Dense(1)),
+            "assigns its trainable weight .*kernel when it is called, as SpectralNormalization",
+        ),
+    ],
+)
+def test_what_a_call_changes_and_no_step_would_keep_is_refused(layer, message):
+    model = toys.on_cpu(
+        lambda: keras.Sequential([keras.Input([1]), layer(), keras.layers.Dense(1)])
+    )
+    run = toys.trainer(model, global_batch_size=8, loss="mse")
+    with pytest.raises(ValueError, match=message):
+        run.train_step(np.ones([8, 1], np.float32), np.ones([8, 1], np.float32))
+
+
+def test_a_stateful_layer_is_refused_and_others_are_not():
+    for stateful in (False, True):
+        run = toys.trainer(
+            toys.on_cpu(lambda s=stateful: recurrent(s)), global_batch_size=8, loss="mse"
+        )
+        batch = np.ones([8, 1], np.float32), np.ones([8, 1], np.float32)
+        if stateful:
+            with pytest.raises(ValueError, match="not among model.variables, in the layer gru.*, "):
+                run.train_step(*batch)
+        else:
+            run.train_step(*batch)
+
+
+@pytest.mark.parametrize(("mode", "is_refused"), [("full", True), ("activations", False)])
+def test_layers_without_a_gradient_are_refused(mode, is_refused):
+    def build():
+        with keras.RematScope(mode=mode):
+            layers = [keras.layers.Dense(3, activation="relu"), keras.layers.Dense(1)]
+        return keras.Sequential([keras.Input([1]), *layers])
+
+    model = toys.on_cpu(build)
+    if is_refused:
+        with pytest.raises(ValueError, match="was made in a keras.RematScope .*accumulate_grad"):
+            toys.trainer(model, global_batch_size=8, loss="mse")
+    else:
+        toys.trainer(model, global_batch_size=8, loss="mse")
+
+
+def test_words_become_numbers_within_the_model():
+    """After a lookup TensorFlow no longer knows how many examples there are."""
+    words = np.array([["a b"], ["b c"], ["c c"], ["a a"]] * 2)
+    labels = np.arange(8) % 2
+
+    def build():
+        vectors = keras.layers.TextVectorization(output_sequence_length=2)
+        vectors.adapt(words.ravel())
+        return keras.Sequential(
+            [
+                keras.Input((1,), dtype="string"),
+                vectors,
+                keras.layers.Embedding(8, 3),
+                keras.layers.Flatten(),
+                keras.layers.Dense(2),
+            ]
+        )
+
+    made = []
+    for num_towers in (1, 2):
+        keras.utils.set_random_seed(0)
+        run = toys.trainer(
+            toys.on_cpu(build), num_towers=num_towers, num_microbatches=2, global_batch_size=8,
+            moving_average_decay=0.5,
+        )  # fmt: skip
+        run.fit([(words, labels)] * 3)
+        made.append(run)
+    assert made[0].state.sha256() == made[1].state.sha256()
+    assert made[0].evaluate([(words, labels)]).loss < 1.0
+    inputs = tf.constant(words)
+    np.testing.assert_array_equal(
+        made[0].evaluated_model()(inputs), made[1].evaluated_model()(inputs)
+    )
+
+
+def test_a_copy_of_a_model_that_counts_by_tf_idf_is_refused():
+    def build():
+        vectors = keras.layers.TextVectorization(output_mode="tf_idf")
+        vectors.adapt(["a b", "b c"])
+        return keras.Sequential([keras.Input((1,), dtype="string"), vectors, keras.layers.Dense(2)])
+
+    run = toys.trainer(toys.on_cpu(build), global_batch_size=2, moving_average_decay=0.5)
+    with pytest.raises(ValueError, match="counts words by tf-idf, whose weights a copy"):
+        run.evaluated_model()
+
+
+@pytest.mark.parametrize("dtype", [np.float64, np.float32])
+def test_labels_of_a_function_may_have_the_type_of_numpy(dtype):
+    run = toys.trainer(
+        toys.linear(1.0), global_batch_size=2, loss=lambda y, p: tf.square(y - p)[:, 0]
+    )
+    result = run.train_step(toys.column(1.0, 2.0), np.array([[2.0], [4.0]], dtype))
+    assert float(result.losses["total"][0]) == 2.5

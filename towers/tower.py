@@ -10,7 +10,7 @@ import tensorflow as tf
 from keras import ops
 
 from towers import gradients, losses, model_state
-from towers.support import objective, stateless, structures
+from towers.support import checks, objective, stateless, structures
 
 
 @dataclasses.dataclass(frozen=True)
@@ -188,6 +188,6 @@ def loss_terms(
         decayed = {layer: weights[index] for layer, index in program.decayed.items()}
         terms |= losses.weight_decay_terms(decayed, program.weight_decay)
     if model_losses:
-        terms["model"] = losses.total_loss(model_losses)
+        terms["model"] = losses.total_loss(checks.scalars(program.model, model_losses))
     counted += [value for name, value in terms.items() if name not in of_outputs]
     return terms | {"total": losses.total_loss(counted)}

@@ -344,3 +344,8 @@ def test_of_images_agree_with_keras(name, metric, axis_less):
 def per_image(labels, outputs):
     labels = keras.ops.reshape(labels, [-1, 4])
     return keras.ops.mean(keras.ops.abs(labels - keras.ops.reshape(outputs, [-1, 4])), axis=1)
+
+
+def test_the_short_name_of_the_accuracy_is_one():
+    found = toys.trainer(toys.classifier(), global_batch_size=4, metrics=["acc"])
+    assert set(found.evaluate([toys.batch(4, [3])]).metrics) == {"acc"}

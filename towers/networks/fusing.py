@@ -32,7 +32,7 @@ def fused(model: keras.Model) -> keras.Model:
     Raises:
       TypeError: it is not a Keras model.
       ValueError: the model is not built; or Keras cannot take it, or a model within it, apart: it
-        is a subclass with a `call` of its own.
+        is a subclass with a `call` of its own; or it counts words by tf-idf.
     """
     if not isinstance(model, keras.Model):
         raise TypeError(f"model is of type {type(model).__name__}: must be a Keras model")
@@ -44,6 +44,9 @@ def fused(model: keras.Model) -> keras.Model:
         made = keras.models.clone_model(model, clone_function=_replaced, recursive=True)
     for new, old in zip(made.variables, model.variables, strict=True):
         new.assign(old)
+        if new.trainable != old.trainable:  # frozen by itself, and not with its layer
+            new.trainable = old.trainable
+    adapted.copy_vocabularies(model, made)
     adapted.refresh(made)
     return made
 

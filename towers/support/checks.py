@@ -14,7 +14,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from towers.support import machine, structures
+from towers.support import adapted, machine, structures
 
 _LABEL_OUT_OF_RANGE = re.compile(r"label value of (-?\d+) which is outside .*\[0, (\d+)\)")
 
@@ -66,6 +66,14 @@ def model(given, example_inputs: structures.Structure | None) -> None:
             f"the model has {' and '.join(own)} of its own, which a Trainer never calls: give the "
             "loss as `loss`, or by add_loss of a layer"
         )
+    for layer in given._flatten_layers():
+        mode = getattr(layer._remat_mode, "mode", None)
+        if mode not in (None, "activations"):
+            raise ValueError(
+                f"the layer {layer.name} was made in a keras.RematScope (mode {mode!r}), in which "
+                "TensorFlow gives its weights no gradient here: make it outside, and give the "
+                "Trainer accumulate_gradients=True to save memory"
+            )
     if given.metrics:
         names = ", ".join(repr(metric.name) for metric in given.metrics)
         raise ValueError(
@@ -514,6 +522,20 @@ def labels_in_range() -> Iterator[None]:
         ) from error
 
 
+def scalars(model: keras.Model, model_losses: Sequence[tf.Tensor]) -> Sequence[tf.Tensor]:
+    """What a model adds to the loss itself; a ValueError where it is one for each example.
+
+    Keras would add them up, and the sum over a microbatch depends on how many examples it has.
+    """
+    for loss in model_losses:
+        if loss.shape.rank != 0:
+            raise ValueError(
+                f"the model {model.name} adds a loss of shape {loss.shape} (add_loss, or a "
+                "regularizer): must be one number, such as the mean over the examples"
+            )
+    return model_losses
+
+
 def choice(name: str, value: str, allowed: Collection[str]) -> None:
     """Checks that a value is one of those allowed; else a ValueError names them."""
     if value not in allowed:
@@ -536,4 +558,5 @@ def copy_of(model: keras.Model) -> keras.Model:
             f"Keras's copy of the model has other variables: get_config of {type(model).__name__} "
             "must give all arguments of its constructor"
         )
+    adapted.copy_vocabularies(model, copy)
     return copy

@@ -23,6 +23,8 @@ Metric = str | keras.metrics.Metric | Callable[[tf.Tensor, tf.Tensor], tf.Tensor
 # Names that a log uses for what an evaluation has beside its metrics.
 _TAKEN = ("count", "epoch", "loss", "split", "step")
 
+_ACCURACY = ("accuracy", "acc")  # Keras chooses it by the shapes of labels and outputs
+
 
 class _Named(NamedTuple):
     name: str
@@ -211,7 +213,7 @@ def _checked_list(given: Metric | Sequence[Metric] | None) -> list[Metric]:
 
 
 def _checked(given: Metric) -> Metric:
-    if isinstance(given, str):
+    if isinstance(given, str) and given not in _ACCURACY:
         try:
             keras.metrics.get(given)
         except ValueError as error:
@@ -220,7 +222,7 @@ def _checked(given: Metric) -> Metric:
                 "'mean_absolute_error'"
             ) from error
     elif isinstance(given, type) or not (
-        isinstance(given, keras.metrics.Metric) or callable(given)
+        isinstance(given, (str, keras.metrics.Metric)) or callable(given)
     ):
         raise TypeError(
             f"metrics has {checks.described(given)}: must be Keras's name of a metric, an object "
@@ -230,7 +232,7 @@ def _checked(given: Metric) -> Metric:
 
 
 def _as_metric(given: Metric, labels: tf.Tensor, outputs: tf.Tensor) -> keras.metrics.Metric:
-    if given in ("accuracy", "acc"):
+    if isinstance(given, str) and given in _ACCURACY:
         return _accuracy(labels, outputs, given)
     found = keras.metrics.get(given) if isinstance(given, str) else given
     if isinstance(found, keras.metrics.Metric):

@@ -90,6 +90,8 @@ class PerExample:
         return tf.reduce_mean(losses, axis=list(range(1, losses.shape.rank)))
 
     def _losses(self, labels, outputs) -> tf.Tensor:
+        if not self.is_keras_s:
+            labels = _as_narrow(labels, outputs)
         try:
             losses = self._loss_fn(labels, outputs)
         except (ValueError, TypeError) as error:
@@ -213,3 +215,12 @@ def _mask(tensor: tf.Tensor):
 
 def _shown(outputs) -> str:
     return ", ".join(str(tensor.shape) for tensor in tf.nest.flatten(outputs))
+
+
+def _as_narrow(labels: structures.Structure, outputs: structures.Structure):
+    """float64 labels, NumPy's default, as float32, unless the model computes in float64, too."""
+    if any(output.dtype == tf.float64 for output in tf.nest.flatten(outputs)):
+        return labels
+    return tf.nest.map_structure(
+        lambda label: tf.cast(label, tf.float32) if label.dtype == tf.float64 else label, labels
+    )

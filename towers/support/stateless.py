@@ -47,15 +47,24 @@ def call(
     ]
     with adapted.read_from(model, state), keras.StatelessScope(given, return_losses) as scope:
         values = dict(scope.state_mapping)
-        outputs = model(inputs, **mode)
+        outputs = _of_known_size(model(inputs, **mode), inputs)
         model_losses = model.losses if return_losses else None
-    _check_changes(model, values, scope.state_mapping)
     if graph:
         of_call = graph.get_operations()[before:]
         _check_draws(model, graph, of_call)
         _check_assigns(model, of_call)
+    _check_changes(model, values, scope.state_mapping)
     after = [scope.get_current_value(variable) for variable in others]
     return (outputs, after, model_losses) if return_losses else (outputs, after)
+
+
+def _of_known_size(outputs: structures.Structure, inputs: structures.Structure):
+    """Outputs know how many examples they have; after lookups, TensorFlow no longer does."""
+    n = structures.num_examples(inputs)
+    for output in tf.nest.flatten(outputs):
+        if isinstance(output, tf.Tensor) and output.shape.rank and output.shape[0] is None:
+            output.set_shape([n, *output.shape[1:]])
+    return outputs
 
 
 def _check_changes(model: keras.Model, before: Mapping, after: Mapping) -> None:
@@ -67,7 +76,10 @@ def _check_changes(model: keras.Model, before: Mapping, after: Mapping) -> None:
                 "called, as SpectralNormalization does, and the update would not see that: use a "
                 "constraint, or a weight that is not trainable"
             )
-    if set(after) - set(before):
+    new = [after[key] for key in set(after) - set(before)]
+    if any(map(_is_of_generator, new)):
+        raise _of_no_layer(model)
+    if new:
         stateful = [
             layer.name
             for layer in model._flatten_layers(include_self=False)
@@ -102,10 +114,7 @@ def _check_draws(model: keras.Model, graph: tf.Graph, of_call: Sequence[tf.Opera
             )
     # A model's own generators are among its variables, which are given to the call and not read.
     if any(map(_reads_generator, of_call)):
-        raise ValueError(
-            f"the model {model.name} draws random numbers with a generator that none of its layers "
-            f"has, so each step would draw the same: {_INSTEAD}"
-        )
+        raise _of_no_layer(model)
     functions = [function.node_def for function in graph.as_graph_def().library.function]
     nodes = itertools.chain((operation.node_def for operation in of_call), *functions)
     for node in filter(_draws_by_state, nodes):
@@ -116,11 +125,19 @@ def _check_draws(model: keras.Model, graph: tf.Graph, of_call: Sequence[tf.Opera
         )
 
 
+def _of_no_layer(model: keras.Model) -> ValueError:
+    return ValueError(
+        f"the model {model.name} draws random numbers with a generator that none of its layers "
+        f"has, so each step would draw the same: {_INSTEAD}"
+    )
+
+
 def _reads_generator(operation: tf.Operation) -> bool:
-    """Whether it reads a variable like that of a `keras.random.SeedGenerator`: two integers."""
-    if operation.type != "ReadVariableOp":
-        return False
-    [value] = operation.outputs
+    return operation.type == "ReadVariableOp" and _is_of_generator(operation.outputs[0])
+
+
+def _is_of_generator(value: tf.Tensor) -> bool:
+    """Whether it is like the state of a `keras.random.SeedGenerator`: two integers."""
     return value.dtype == tf.int64 and value.shape == [2]
 
 

@@ -25,8 +25,11 @@ FILTERS: dict[str, Callable[[keras.Model], list[keras.Variable]]] = {
 
 
 def layer_name(variable: keras.Variable) -> str:
-    """The name of a variable's layer: `cifarnet/local3/kernel` gives `local3`."""
-    return variable.path.split("/")[-2]
+    """The name of a variable's layer: `cifarnet/local3/kernel` gives `local3`.
+
+    Of a variable that a layer made in its constructor, Keras knows only the variable's own name.
+    """
+    return variable.path.split("/")[-2:][0]
 
 
 def places(model: keras.Model, decayed: list[keras.Variable]) -> dict[str, int]:
@@ -36,6 +39,6 @@ def places(model: keras.Model, decayed: list[keras.Variable]) -> dict[str, int]:
     indices = [index_of[id(weight)] for weight in decayed]
     # Layers of different submodels may share a name; each still decays, under a name of its own.
     return {
-        name if names.count(name) == 1 else f"{name}_{index}": index
+        name if names.count(name) == 1 else f"{name}/{index}": index
         for name, index in zip(names, indices, strict=True)
     }
