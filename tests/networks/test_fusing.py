@@ -163,3 +163,18 @@ def test_the_residual_networks_have_it_and_are_the_function_of_keras_s(build):
         after_a_step(model, images, labels), after_a_step(plain, images, labels), strict=True
     ):
         np.testing.assert_allclose(mine, theirs, rtol=1e-4, atol=1e-5)
+
+
+def test_a_weight_that_is_frozen_by_itself_stays_frozen():
+    model = toys.classifier()
+    model.layers[0].kernel.trainable = False
+    made = networks.fused(model)
+    assert [v.path for v in made.trainable_variables] == [v.path for v in model.trainable_variables]
+
+
+def test_words_that_a_layer_has_learned_are_kept():
+    lookup = keras.layers.StringLookup()
+    lookup.adapt(["b", "a", "b"])
+    model = keras.Sequential([keras.Input((2,), dtype="string"), lookup])
+    words = tf.constant([["a", "b"], ["c", "a"]])
+    np.testing.assert_array_equal(networks.fused(model)(words), model(words))

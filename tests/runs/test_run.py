@@ -19,7 +19,7 @@ from tensorboard.backend.event_processing import event_accumulator
 import towers
 from input_pipeline import arrays, streams
 from towers import worker
-from towers.runs import checkpoints, definition, run_errors, run_folder
+from towers.runs import checkpoints, definition, run_errors, run_folder, run_plan
 from towers.runs import every as every_module
 from towers.support import machine
 
@@ -973,3 +973,186 @@ def test_workers_look_at_the_test_data_together(tmp_path, monkeypatch, counts):
     run = run_in(tmp_path, test=[(X[:BATCH], Y[:BATCH], np.zeros(BATCH))])
     run._look_at_test(set())
     assert len(looked) == counts
+
+
+class TestFolders:
+    """TensorFlow reads some characters in a path as patterns: it would delete other runs' files."""
+
+    @pytest.mark.parametrize("name", ["lr?", "lr*", "lr[1]", "gs://bucket/run"])
+    def test_that_are_patterns_are_refused(self, tmp_path, monkeypatch, name):
+        monkeypatch.chdir(tmp_path)
+        with pytest.raises(ValueError, match="must be a local path without the characters"):
+            run_in(name)
+        assert list(tmp_path.iterdir()) == []
+
+
+class TestSources:
+    @pytest.mark.parametrize("on", [1, 2])
+    def test_that_go_on_are_cut_off_at_the_end(self, tmp_path, on):
+        class Longer:
+            num_examples, fingerprint = None, "longer"
+
+            def batches(self, first_step, last_step, **_):
+                while True:
+                    yield X[:BATCH], Y[:BATCH]
+
+        outcome = run_in(tmp_path, trainer_of(num_towers=on), train=Longer(), epochs=None, steps=3)
+        assert outcome.train([towers.evaluate(steps=2)]).step == 3
+        assert [line["step"] for line in logged(tmp_path) if "split" in line] == [2, 3]
+
+
+class TestTestData:
+    def test_are_the_same_when_a_run_goes_on(self, tmp_path):
+        run_in(tmp_path, epochs=1).train()
+        with pytest.raises(run_folder.RunFolderError, match="`test` has other arrays .* cannot be"):
+            run_in(tmp_path, epochs=2, test=(X, Y + 1)).train()
+        run_in(tmp_path, epochs=2).train()
+
+    def test_may_come_later_or_be_evaluated_apart(self, tmp_path):
+        run_in(tmp_path, epochs=1, test=None).train()
+        run_in(tmp_path, epochs=2).train()
+        apart = run_in(tmp_path, epochs=2, test=(X, Y + 1)).evaluate()
+        assert apart.loss != run_in(tmp_path, epochs=2).evaluate().loss
+
+    def test_may_go_when_a_hook_looks_at_a_step_that_was_evaluated(self, tmp_path):
+        with pytest.raises(Dies):
+            run_in(tmp_path).train(
+                [towers.evaluate(steps=2), towers.checkpoint(steps=2), dies_at(3)]
+            )
+        seen = []
+        run_in(tmp_path, test=None).train([lambda event: seen.append(event.evaluation)])
+        assert set(seen) == {None}
+
+    def test_with_a_mask_are_refused(self, tmp_path):
+        with pytest.raises(TypeError, match="test: a masked array"):
+            run_in(tmp_path, test=(np.ma.masked_array(X, X > 0), Y))
+
+
+class TestWhichIsBetter:
+    @pytest.mark.parametrize(
+        ("metric", "better"),
+        [
+            ("loss", min),
+            ("loss/acceleration", min),
+            ("acceleration_mae", min),
+            ("vaccine_mse", min),
+            ("mean_absolute_percentage_error", min),
+            ("binary_crossentropy_1", min),
+            ("accuracy", max),
+            ("acc", max),
+            ("loss_accuracy", min),
+            ("sparse_categorical_accuracy", max),
+            ("kind_accuracy_1", max),
+        ],
+    )
+    def test_is_known_by_the_last_word(self, metric, better):
+        is_better = every_module._better(metric, "auto")
+        assert is_better(1.0, 2.0) == (better is min)
+
+    @pytest.mark.parametrize("metric", ["iou", "acceleration", "error_rate", "top5"])
+    def test_is_asked_for_where_it_is_not_known(self, metric):
+        with pytest.raises(ValueError, match="give mode='min' or 'max'"):
+            towers.keep_best(metric=metric)
+
+    @pytest.mark.parametrize("make", [towers.keep_best, towers.stop_early])
+    def test_of_a_metric_that_is_not_there_is_said_before_the_first_step(self, tmp_path, make):
+        arguments = {"patience": 1} if make is towers.stop_early else {}
+        every = [towers.evaluate(epochs=1), make(metric="mse", **arguments)]
+        with pytest.raises(ValueError, match="metric='mse': the evaluations have no such number"):
+            run_in(tmp_path / "run").train(every)
+        assert not (tmp_path / "run").exists()
+
+    def test_is_not_looked_at_without_evaluations(self, tmp_path):
+        with pytest.raises(ValueError, match="no evaluate\\(epochs=...\\) or evaluate\\(steps="):
+            run_in(tmp_path).train([towers.evaluate(), towers.stop_early(patience=1)])
+
+
+class TestSignalsAtTheEnd:
+    def test_end_the_program_once_the_run_is_finished(self, tmp_path):
+        """In a program of two runs, Ctrl-C in the end of the first does not begin the second."""
+
+        def interrupts(event):
+            if event.is_last:
+                signal.raise_signal(signal.SIGTERM)
+
+        with pytest.raises(towers.Stopped) as stopped:
+            run_in(tmp_path, epochs=1).train([interrupts])
+        assert stopped.value.code == 143 and stopped.value.outcome.final["step"] == 4
+        assert run_in(tmp_path, epochs=1).train().exit_code == 0
+
+
+class TestHistograms:
+    def test_of_a_layer_with_several_outputs(self, tmp_path):
+        def build():
+            tokens = keras.Input((4, 1))
+            sequence, *_ = keras.layers.LSTM(
+                3, return_sequences=True, return_state=True, name="encoder"
+            )(tokens)
+            return keras.Model(tokens, keras.layers.Dense(1)(keras.layers.Flatten()(sequence)))
+
+        made = toys.trainer(
+            toys.on_cpu(build), global_batch_size=BATCH, num_microbatches=2, loss="mse"
+        )
+        inputs = np.linspace(-1, 1, 64, dtype=np.float32).reshape(16, 4, 1)
+        train = arrays.batches(inputs, inputs[:, 0])
+        run = towers.Run(tmp_path, made, train=train, steps=2)
+        run.train([towers.histograms(steps=1)])
+        assert "activations/encoder" in scalars(tmp_path / "train")
+
+
+def test_a_metric_named_accuracy_may_have_several_values(tmp_path, capsys):
+    class OfEach(keras.metrics.Metric):
+        def __init__(self):
+            super().__init__(name="accuracy")
+            self.sums = self.add_weight(shape=(2,), initializer="zeros", name="sums")
+
+        def update_state(self, labels, outputs, sample_weight=None):
+            weight = sample_weight[:, None]
+            self.sums.assign_add([keras.ops.sum(labels * weight), keras.ops.sum(outputs * weight)])
+
+        def result(self):
+            return self.sums
+
+    made = new_trainer(metrics=[OfEach()])
+    run_in(tmp_path, made, epochs=1, test=(X[:8], Y[:8])).train()
+    assert len(run_folder.RunFolder(tmp_path).read_final_summary()["accuracy"]) == 2
+    run_in(tmp_path, made, epochs=1, test=(X[:8], Y[:8])).train()
+    assert "the run has finished already" in capsys.readouterr().out
+
+
+def test_hooks_do_not_ask_again_which_steps_were_due(tmp_path, monkeypatch):
+    """In a long run with many evaluations that took longer than its steps."""
+    asked = []
+    real = run_plan.Plan.is_evaluated
+
+    def counted(self, at_step, batch):
+        asked.append(at_step)
+        return real(self, at_step, batch)
+
+    monkeypatch.setattr(run_plan.Plan, "is_evaluated", counted)
+    run_in(tmp_path, steps=12, epochs=None).train([towers.evaluate(steps=1), lambda event: None])
+    assert len(asked) <= 3 * 12
+
+
+def test_a_callback_that_saves_other_weights_than_are_evaluated_is_refused(tmp_path):
+    saves = keras.callbacks.ModelCheckpoint(tmp_path / "best.keras", save_best_only=True)
+    with pytest.raises(ValueError, match="ModelCheckpoint: use towers.keep_best"):
+        run_in(tmp_path / "run").train([towers.evaluate(epochs=1), saves])
+
+
+def test_a_checkpoint_that_goes_while_it_is_read_is_not_the_newest(tmp_path, monkeypatch):
+    """The run may be training in another process, and keep one checkpoint."""
+    with pytest.raises(Dies):
+        run_in(tmp_path).train([towers.checkpoint(steps=2, keep=2), dies_at(5)])
+    real, gone = checkpoints.newest, []
+
+    def newest(folder):
+        found = real(folder)
+        if not gone:
+            gone.append(found)
+            return found.replace("step-4", "step-3")  # which another process has deleted
+        return found
+
+    monkeypatch.setattr(checkpoints, "newest", newest)
+    assert run_in(tmp_path).evaluate().count == len(X)
+    assert gone

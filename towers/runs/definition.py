@@ -220,8 +220,8 @@ def _kept(config):
 
 def _of_lambda(config: Mapping) -> list:
     """What a lambda does. Keras saves its code with the file and the lines it was written in."""
-    code = marshal.loads(base64.b64decode(config["value"]))
-    return [_of_code(code), str(config.get("argdefs")), str(config.get("closure"))]
+    code = marshal.loads(base64.b64decode(config["code"]))
+    return [_of_code(code), str(config["defaults"]), str(config["closure"])]
 
 
 def _of_code(code: types.CodeType) -> list:

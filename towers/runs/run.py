@@ -316,12 +316,20 @@ class Run:
         defined.begin_with(earlier["resolved"].get("init_from"))
         defined.check_same(earlier, folder)
         definition.check_same_layers(earlier, defined.config, folder)
-        if name is not None:
-            path = checkpoints.find(folder.checkpoints, str(name), "checkpoint")
-        elif (path := checkpoints.newest(folder.checkpoints)) is None:
-            raise checkpoints.CheckpointError(f"{folder.checkpoints} holds no checkpoint yet")
         state = checkpoints.of_state(self._trainer.state, defined.sha256())
-        checkpoints.restore(state, path, partial=False, run_sha256=defined.sha256())
+        while True:
+            if name is not None:
+                path = checkpoints.find(folder.checkpoints, str(name), "checkpoint")
+            elif (path := checkpoints.newest(folder.checkpoints)) is None:
+                raise checkpoints.CheckpointError(f"{folder.checkpoints} holds no checkpoint yet")
+            try:
+                checkpoints.restore(state, path, partial=False, run_sha256=defined.sha256())
+            except checkpoints.CheckpointError:
+                # A run that trains here deletes the oldest of those that it keeps.
+                if name is not None or checkpoints.newest(folder.checkpoints) == path:
+                    raise
+            else:
+                return
 
     def _exported(self) -> keras.Model | None:
         """The model that is saved, where it is not the Trainer's.

@@ -1,0 +1,112 @@
+"""What defines a program's run: what changes its weights is in it, and what does not is not."""
+
+import functools
+
+import keras
+import numpy as np
+import pytest
+import toys
+
+import towers
+from towers.runs import definition
+
+
+def defining(model=None, optimizer=None, **arguments) -> dict:
+    made = toys.trainer(
+        model or toys.classifier(), optimizer or keras.optimizers.SGD(0.1), global_batch_size=4,
+        **arguments,
+    )  # fmt: skip
+    return definition.Definition(made, data={}, resolved={}).defining()
+
+
+def of_all(**arguments) -> list:
+    return list(defining(**arguments).values())
+
+
+LOSSES = {
+    "delta": [keras.losses.Huber(delta=1.0), keras.losses.Huber(delta=0.01)],
+    "logits": [keras.losses.SparseCategoricalCrossentropy(from_logits=f) for f in (True, False)],
+    "partial": [
+        functools.partial(towers.losses.cross_entropy, label_smoothing=s) for s in (0.0, 0.4)
+    ],
+}
+
+
+@pytest.mark.parametrize("kind", LOSSES)
+def test_arguments_of_a_loss_are_in_it(kind):
+    one, other = (of_all(loss=loss) for loss in LOSSES[kind])
+    assert one != other
+    assert one == of_all(loss=LOSSES[kind][0])
+
+
+def test_a_rate_that_is_a_function_is_known_by_values():
+    rates = [lambda seen: 0.1, lambda seen: 0.1, lambda seen: 0.1 / (1 + seen)]
+    one, same, other = (of_all(learning_rate=rate) for rate in rates)
+    assert one == same != other
+
+
+def test_weights_that_an_optimizer_does_not_decay_are_in_it():
+    def adam(**excluded):
+        made = keras.optimizers.AdamW(0.1, weight_decay=0.1)
+        if excluded:
+            made.exclude_from_weight_decay(**excluded)
+        return made
+
+    plain, without_biases = (
+        of_all(optimizer=adam(**given)) for given in ({}, {"var_names": ["bias"]})
+    )
+    assert plain != without_biases
+
+
+def unnamed():
+    return toys.on_cpu(
+        lambda: keras.Sequential([keras.Input([3]), keras.layers.Dense(2), keras.layers.Dense(4)])
+    )
+
+
+def test_names_that_keras_makes_up_are_not():
+    """A notebook that runs a cell again builds `dense_2` where it had `dense`."""
+    assert of_all(model=unnamed(), weight_decay=0.1) == of_all(model=unnamed(), weight_decay=0.1)
+
+
+def test_the_rate_that_a_trainer_sets_is_not_one_of_the_optimizer_s():
+    rate = towers.schedules.LearningRate("linear", 0.1, 16, total_epochs=4)
+    made = toys.trainer(
+        toys.classifier(), keras.optimizers.SGD(0.1), global_batch_size=4, learning_rate=rate
+    )
+    before = definition.Definition(made, data={}, resolved={}).defining()
+    made.train_step(*toys.batch(4, [3]))
+    made.train_step(*toys.batch(4, [3]))
+    assert definition.Definition(made, data={}, resolved={}).defining() == before
+
+
+def lambda_at(line: int, text: str):
+    scope = {}
+    exec(compile("\n" * line + f"f = {text}", f"file{line}.py", "exec"), scope)
+    return keras.Sequential([keras.Input([3]), keras.layers.Lambda(scope["f"])])
+
+
+def test_a_lambda_is_known_by_what_it_does_and_not_by_its_line():
+    halves, lower, thirds, nested = (
+        definition.layers(lambda_at(*where))["sha256"]
+        for where in (
+            (0, "lambda x: x / 2"),
+            (7, "lambda x: x / 2"),
+            (0, "lambda x: x / 3"),
+            (0, "lambda x: (lambda y: y / 2)(x)"),
+        )
+    )
+    assert halves == lower
+    assert len({halves, thirds, nested}) == 3
+
+
+def test_one_worker_alone_writes_a_keras_log(tmp_path):
+    from towers.runs import keras_callbacks
+
+    log = keras.callbacks.CSVLogger(tmp_path / "log.csv")
+    made = toys.trainer(toys.classifier(), global_batch_size=4)
+    for is_chief in (True, False):
+        made.workers.is_chief = is_chief
+        called = keras_callbacks.KerasCallbacks([log], made)._callbacks.callbacks
+        assert (log in called) == is_chief
+    assert np.isfinite(made.state.model.get_weights()[0]).all()
