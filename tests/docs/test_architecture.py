@@ -49,7 +49,7 @@ ROWS = [
 ]
 
 # What shows a shape that a box states of its function.
-SHOWN_BY = {"tower._microbatch": "keras.Model.stateless_call", "step.StepResult": "step.train_step"}
+SHOWN_BY = {"tower._microbatch": "stateless.call", "step.StepResult": "step.train_step"}
 
 
 class Call(NamedTuple):
