@@ -582,3 +582,19 @@ def test_labels_of_a_function_may_have_the_type_of_numpy(dtype):
     )
     result = run.train_step(toys.column(1.0, 2.0), np.array([[2.0], [4.0]], dtype))
     assert float(result.losses["total"][0]) == 2.5
+
+
+def test_a_rate_for_several_optimizers_is_refused():
+    of_kernels, of_others = keras.optimizers.SGD(0.1), keras.optimizers.Adam(0.1)
+    both = keras.optimizers.MultiOptimizer(
+        lambda variable: of_kernels if variable.name == "kernel" else of_others
+    )
+    with pytest.raises(ValueError, match="has several optimizers, each with its rate"):
+        toys.trainer(toys.classifier(), both, global_batch_size=4, learning_rate=lambda seen: 0.1)
+
+
+def test_variables_that_are_overwritten_with_their_gradient_are_refused():
+    model = toys.classifier()
+    model.layers[0].quantize("float8")
+    with pytest.raises(ValueError, match="is overwritten with its gradient, as those of float8"):
+        toys.trainer(model, global_batch_size=4)

@@ -2,6 +2,7 @@
 
 import io
 import struct
+import warnings
 import zlib
 
 import numpy as np
@@ -266,3 +267,16 @@ def test_scaling_has_the_bits_of_one_operation(height, width, size, mirrored):
         expected = expected[:, ::-1] if mirrored else expected
         found = pictures.scaled(*map(tf.constant, (pixels, scale, offset, mirrored)), size)
         np.testing.assert_array_equal(found, expected)
+
+
+def test_warnings_of_pillow_alone_are_silenced():
+    def warns(module):
+        exec("import warnings; warnings.warn('odd')", {"__name__": module})
+
+    with warnings.catch_warnings(record=True) as seen:
+        warnings.simplefilter("always")
+        with pictures.without_pillows_warnings():
+            warns("PIL.Image")
+            warns("mine")
+        warns("PIL.Image")
+    assert [len(seen), str(seen[0].message)] == [2, "odd"]

@@ -66,6 +66,12 @@ def model(given, example_inputs: structures.Structure | None) -> None:
             f"the model has {' and '.join(own)} of its own, which a Trainer never calls: give the "
             "loss as `loss`, or by add_loss of a layer"
         )
+    for variable in given.variables:
+        if getattr(variable, "overwrite_with_gradient", False):
+            raise ValueError(
+                f"the model's variable {variable.path} is overwritten with its gradient, as those "
+                "of float8 layers are, and towers would average it: leave out quantize('float8')"
+            )
     for layer in given._flatten_layers():
         mode = getattr(layer._remat_mode, "mode", None)
         if mode not in (None, "activations"):
@@ -99,9 +105,9 @@ def optimizer(given, trained: keras.Model, learning_rate) -> None:
             "seen to the rate; give a constant rate to the optimizer"
         )
     if learning_rate is not None and not hasattr(getattr(given, "learning_rate", None), "assign"):
-        raise ValueError(
-            "learning_rate is given, but the optimizer has a schedule of its own; give one of them"
-        )
+        several = isinstance(given, keras.optimizers.MultiOptimizer)
+        has = "several optimizers, each with its rate" if several else "a schedule of its own"
+        raise ValueError(f"learning_rate is given, but the optimizer has {has}; give one of them")
     _check_averages(given)
     factor = given.loss_scale_factor
     if factor is not None and not 0 < factor < math.inf:
@@ -549,6 +555,8 @@ def copy_of(model: keras.Model) -> keras.Model:
         if not copy.built:
             copy.build_from_config(model.get_build_config())
     except (NotImplementedError, TypeError, ValueError) as error:
+        if type(model).__module__.startswith("keras."):
+            raise ValueError(f"Keras cannot copy the model: {error}") from error
         raise ValueError(
             f"Keras cannot copy the model: a subclass such as {type(model).__name__} needs a "
             "get_config with all arguments of its constructor"
