@@ -2,9 +2,9 @@
 
 Each gives whole global batches; with several workers each reads them all and takes its share. A
 batch that is not full, as the last one of an epoch often is, is filled up with its own examples, in
-turn, of weight 0: they add nothing to the loss and the gradients, and batch norm sees the examples
-that there are, as in Keras. So an epoch has as many steps as batches, and counts as many examples
-as if they were full.
+turn, of weight 0: they add nothing to the loss and the gradients. Batch norm sees each example
+about equally often (Keras's batch is shorter instead). So an epoch has as many steps as batches,
+and counts as many examples as if they were full.
 """
 
 import hashlib

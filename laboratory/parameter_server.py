@@ -309,7 +309,9 @@ def main(arguments: Sequence[str]) -> int:
     try:
         images = data.load(findings.Setup(data_dir=options.data_dir))
     except datasets.DataError as error:
-        parser.error(console.printable(error))
+        from towers_cli import settings
+
+        parser.error(console.printable(settings.in_flags(str(error))))
     problem = network.Network(race.network, images, options.batch)
     outcome = train(problem, options.workers, options.gradients, options.rate)
     if not np.isfinite(outcome.weights).all():

@@ -508,18 +508,28 @@ def test_a_stateful_layer_is_refused_and_others_are_not():
         )
         batch = np.ones([8, 1], np.float32), np.ones([8, 1], np.float32)
         if stateful:
-            with pytest.raises(ValueError, match="not among model.variables, in the layer gru.*, "):
+            with pytest.raises(
+                ValueError, match="not among model.variables, .*the layer gru.* is stateful"
+            ):
                 run.train_step(*batch)
         else:
             run.train_step(*batch)
 
 
-@pytest.mark.parametrize(("mode", "is_refused"), [("full", True), ("activations", False)])
-def test_layers_without_a_gradient_are_refused(mode, is_refused):
+@pytest.mark.parametrize(
+    ("scope", "is_refused"),
+    [
+        ({"mode": "full"}, True),
+        ({"mode": "activations"}, False),
+        ({"mode": "list_of_layers", "layer_names": ["first"]}, True),
+        ({"mode": "list_of_layers", "layer_names": ["other"]}, False),
+    ],
+)
+def test_layers_without_a_gradient_are_refused(scope, is_refused):
     def build():
-        with keras.RematScope(mode=mode):
-            layers = [keras.layers.Dense(3, activation="relu"), keras.layers.Dense(1)]
-        return keras.Sequential([keras.Input([1]), *layers])
+        with keras.RematScope(**scope):
+            first = keras.layers.Dense(3, activation="relu", name="first")
+        return keras.Sequential([keras.Input([1]), first, keras.layers.Dense(1)])
 
     model = toys.on_cpu(build)
     if is_refused:
@@ -527,6 +537,29 @@ def test_layers_without_a_gradient_are_refused(mode, is_refused):
             toys.trainer(model, global_batch_size=8, loss="mse")
     else:
         toys.trainer(model, global_batch_size=8, loss="mse")
+
+
+def test_a_loss_of_one_number_may_have_an_axis_or_be_python_s():
+    class Adds(keras.layers.Layer):
+        def call(self, images):
+            self.add_loss(keras.ops.reshape(keras.ops.sum(images), (1,)))
+            return images
+
+    dense = keras.layers.Dense(1, kernel_initializer="zeros", kernel_regularizer=lambda w: 0.5)
+    model = toys.on_cpu(lambda: keras.Sequential([keras.Input([1]), Adds(), dense]))
+    run = toys.trainer(model, global_batch_size=2, loss="mse")
+    result = run.train_step(toys.column(1.0, 2.0), toys.column(0.0, 0.0))
+    assert float(result.losses["model"][0]) == 3.5
+
+
+def test_a_function_may_compute_in_float64_itself():
+    run = toys.trainer(
+        toys.linear(1.0),
+        global_batch_size=2,
+        loss=lambda y, p: tf.cast(tf.square(y - tf.cast(p, tf.float64))[:, 0], tf.float32),
+    )
+    result = run.train_step(toys.column(1.0, 2.0), np.array([[2.0], [4.0]]))
+    assert float(result.losses["total"][0]) == 2.5
 
 
 def test_words_become_numbers_within_the_model():
@@ -589,7 +622,7 @@ def test_a_rate_for_several_optimizers_is_refused():
     both = keras.optimizers.MultiOptimizer(
         lambda variable: of_kernels if variable.name == "kernel" else of_others
     )
-    with pytest.raises(ValueError, match="has several optimizers, each with its rate"):
+    with pytest.raises(ValueError, match="a MultiOptimizer has a rate for each of its"):
         toys.trainer(toys.classifier(), both, global_batch_size=4, learning_rate=lambda seen: 0.1)
 
 

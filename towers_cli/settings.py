@@ -82,6 +82,10 @@ class SettingsError(ValueError):
     exit_code = 2
 
 
+class ModelError(SettingsError):
+    """What a user's own network does wrong, in words of libraries that know of no flags."""
+
+
 class Range(NamedTuple):
     """Which values are allowed, and how a message says it."""
 

@@ -110,4 +110,55 @@ def test_one_worker_alone_writes_a_keras_log(tmp_path):
         made.workers.is_chief = is_chief
         called = keras_callbacks.KerasCallbacks([log], made)._callbacks.callbacks
         assert (log in called) == is_chief
-    assert np.isfinite(made.state.model.get_weights()[0]).all()
+
+
+@pytest.mark.parametrize(
+    "argument", ["kernel_regularizer", "kernel_initializer", "kernel_constraint", "activation"]
+)
+def test_a_lambda_may_be_any_part_of_a_layer(argument):
+    functions = {
+        "kernel_regularizer": lambda w: 0.0,
+        "kernel_initializer": lambda shape, dtype=None: keras.ops.ones(shape, dtype),
+        "kernel_constraint": lambda w: w,
+        "activation": lambda x: x,
+    }
+    dense = keras.layers.Dense(toys.CLASSES, **{argument: functions[argument]})
+    model = toys.on_cpu(lambda: keras.Sequential([keras.Input([3]), dense]))
+    assert defining(model=model) is not None
+    assert len(definition.layers(model)["sha256"]) == 64
+    toys.trainer(model, global_batch_size=4).train_step(*toys.batch(4, [3]))
+
+
+def test_a_function_for_a_rate_may_end_with_the_run():
+    table = [0.1, 0.05]
+    assert (
+        "0.1, 0.05, none, none" in defining(learning_rate=lambda n: table[n // 4])["learning_rate"]
+    )
+
+
+def test_a_loss_is_described_alike_in_every_process():
+    class Table:
+        pass
+
+    def loss(labels, outputs, table=None, weights=None):
+        return keras.ops.mean(keras.ops.square(outputs), axis=-1)
+
+    given = [
+        functools.partial(loss, table=Table(), weights=np.full(2, value)) for value in (1, 1, 2)
+    ]
+    one, same, other = (defining(loss=each)["loss"] for each in given)
+    assert one == same != other and "0x" not in one
+
+
+def test_names_within_a_loss_scale_optimizer_are_not_in_it():
+    def scaled(rate):
+        return keras.optimizers.LossScaleOptimizer(keras.optimizers.AdamW(rate))
+
+    assert of_all(optimizer=scaled(0.1)) == of_all(optimizer=scaled(0.1))
+    assert of_all(optimizer=scaled(0.1)) != of_all(optimizer=scaled(0.2))
+
+
+def test_a_set_in_a_lambda_has_no_order():
+    code = compile("lambda x: x in {'a', 'bcd', 'e'}", "", "eval").co_consts[0]
+    [constants] = [one for one in definition._of_code(code)[1] if one[0] == "set"]
+    assert constants[1:] == ["'a'", "'bcd'", "'e'"]

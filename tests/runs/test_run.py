@@ -19,7 +19,14 @@ from tensorboard.backend.event_processing import event_accumulator
 import towers
 from input_pipeline import arrays, streams
 from towers import worker
-from towers.runs import checkpoints, definition, run_errors, run_folder, run_plan
+from towers.runs import (
+    checkpoints,
+    definition,
+    evaluated,
+    run_errors,
+    run_folder,
+    run_plan,
+)
 from towers.runs import every as every_module
 from towers.support import machine
 
@@ -1156,3 +1163,18 @@ def test_a_checkpoint_that_goes_while_it_is_read_is_not_the_newest(tmp_path, mon
     monkeypatch.setattr(checkpoints, "newest", newest)
     assert run_in(tmp_path).evaluate().count == len(X)
     assert gone
+
+
+def test_words_that_are_evaluated_are_known_by_what_they_are(tmp_path):
+    def hashed(words):
+        made = evaluated.Arrays((np.array(words, object), np.zeros(2)), new_trainer().shares)
+        return made.sha256()
+
+    assert hashed(["a" + "b", "c"]) == hashed(["".join("ab"), "c"]) != hashed(["ab", "d"])
+
+
+def test_a_hook_may_have_a_metric_of_its_own(tmp_path):
+    class Hook(keras.callbacks.Callback):
+        metric = "mine"
+
+    assert run_in(tmp_path, epochs=1).train([towers.evaluate(epochs=1), Hook()]).step == 4

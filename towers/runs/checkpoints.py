@@ -345,13 +345,12 @@ def restore(
         raise CheckpointError(f"checkpoint {path} cannot be restored: {reason}") from error
 
 
-def find(folder: Path, name: str, argument: str = "checkpoint") -> str:
+def find(folder: Path, name: str) -> str:
     """The path of a checkpoint given as a path, a file name, or the number of its step.
 
     Args:
       folder: of the checkpoints.
       name: what was given.
-      argument: what messages call it.
 
     Raises:
       CheckpointError: there is no such checkpoint.
@@ -363,7 +362,7 @@ def find(folder: Path, name: str, argument: str = "checkpoint") -> str:
         if _STEP.search(candidate.name) and Path(f"{candidate}.index").is_file():
             return str(candidate)
     there = ", ".join(map(str, by_step(folder))) or "(none)"
-    raise CheckpointError(f"{argument}={name}: not found; {folder} holds the steps {there}")
+    raise CheckpointError(f"checkpoint={name}: not found; {folder} holds the steps {there}")
 
 
 def by_step(folder: Path) -> dict[int, str]:

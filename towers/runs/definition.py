@@ -198,7 +198,7 @@ def layers(model: keras.Model) -> dict[str, str] | None:
     """
     try:
         text = json.dumps(_kept(keras.saving.serialize_keras_object(model)), sort_keys=True)
-    except (NotImplementedError, TypeError, ValueError):
+    except (LookupError, NotImplementedError, TypeError, ValueError):
         return None
     for number, name in enumerate(dict.fromkeys(_NAME.findall(text))):
         # Keras numbers names by what a process has built before.
@@ -220,15 +220,22 @@ def _kept(config):
 
 def _of_lambda(config: Mapping) -> list:
     """What a lambda does. Keras saves its code with the file and the lines it was written in."""
-    code = marshal.loads(base64.b64decode(config["code"]))
-    return [_of_code(code), str(config["defaults"]), str(config["closure"])]
+    # Of a Lambda layer by name; of a regularizer, an initializer and the like in a list.
+    saved = config.get("value") or [config[key] for key in ("code", "defaults", "closure")]
+    code, defaults, closure = saved
+    return [_of_code(marshal.loads(base64.b64decode(code))), str(defaults), str(closure)]
 
 
 def _of_code(code: types.CodeType) -> list:
-    constants = [
-        _of_code(one) if isinstance(one, types.CodeType) else repr(one) for one in code.co_consts
-    ]
-    return [code.co_code.hex(), constants, code.co_names, code.co_varnames]
+    return [code.co_code.hex(), _constant(code.co_consts), code.co_names, code.co_varnames]
+
+
+def _constant(value):
+    if isinstance(value, types.CodeType):
+        return _of_code(value)
+    if isinstance(value, frozenset):  # whose order is another in each process
+        return ["set", *sorted(map(repr, value))]
+    return list(map(_constant, value)) if isinstance(value, tuple) else repr(value)
 
 
 def are_others(now: Mapping | None, before: object) -> bool:
@@ -259,7 +266,12 @@ def _rate(of: trainer.Trainer) -> str | None:
     rate = of.learning_rate
     if rate is None or hasattr(rate, "schedule"):
         return rate and repr(rate)
-    values = [f"{float(rate(step * of.global_batch_size)):.9g}" for step in _RATES_AT]
+    values = []
+    for step in _RATES_AT:
+        try:
+            values.append(f"{float(rate(step * of.global_batch_size)):.9g}")
+        except Exception:  # whatever it raises beyond the end of the run
+            values.append("none")
     return f"{getattr(rate, '__name__', 'a function')}, from step 0 on {', '.join(values)}"
 
 
@@ -267,9 +279,16 @@ def _optimizer(of: trainer.Trainer) -> str:
     optimizer = of.program.state.optimizer
     # The Trainer's own rate takes the place of the optimizer's, which then says only where it is.
     left_out = {"name"} if of.learning_rate is None else {"name", "learning_rate"}
-    config = {key: value for key, value in optimizer.get_config().items() if key not in left_out}
-    decays = getattr(optimizer, "_use_weight_decay", None)
-    if optimizer.weight_decay and decays is not None:
+
+    def kept(config):
+        if isinstance(config, dict):
+            return {key: kept(value) for key, value in config.items() if key not in left_out}
+        return config
+
+    config = kept(optimizer.get_config())
+    inner = getattr(optimizer, "inner_optimizer", optimizer)  # of a LossScaleOptimizer
+    decays = getattr(inner, "_use_weight_decay", None)
+    if inner.weight_decay and decays is not None:
         weights = of.program.state.model.trainable_variables
         config["places of what does not decay"] = [
             place for place, weight in enumerate(weights) if not decays(weight)

@@ -59,7 +59,11 @@ class Arrays:
         for leaf in [*tf.nest.flatten(self._arrays), self._weight]:
             digest.update(f"{leaf.dtype} {leaf.shape}".encode())
             for first in range(0, len(leaf), 4096):  # one that is memory-mapped is not read whole
-                digest.update(np.ascontiguousarray(leaf[first : first + 4096]))
+                part = leaf[first : first + 4096]
+                if part.dtype == object:  # strings: the array has only where they are
+                    digest.update(repr(part.tolist()).encode("utf-8", "surrogatepass"))
+                else:
+                    digest.update(np.ascontiguousarray(part))
         return digest.hexdigest()
 
     @property

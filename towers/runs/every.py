@@ -192,7 +192,7 @@ def _best(values: Sequence[float], better: Callable[[float, float], bool]) -> in
 def _better(metric: str, mode: str) -> Callable[[float, float], bool]:
     checks.choice("mode", mode, ("auto", "min", "max"))
     if mode == "auto":
-        # The name of an output comes first: `loss/account`, `acceleration_mse`.
+        # An output's name may contain such words: `loss/account`, `acceleration_mse`.
         words = [word for word in re.split(r"[/_]", metric) if not word.isdigit()]
         if words[:1] == ["loss"] or words[-1:] and words[-1] in _MINIMIZED:
             mode = "min"

@@ -159,7 +159,8 @@ class Run:
             evaluation_count=getattr(tested, "num_counted", None),
             evaluation_split=test_name,
         )
-        self._tested_sha256 = tested.sha256() if isinstance(tested, evaluated.Arrays) else None
+        is_hashed = self._workers.is_chief and isinstance(tested, evaluated.Arrays)
+        self._tested_sha256 = tested.sha256() if is_hashed else None
         self._is_commands = defined is not None
         self._defined = defined or definition.Definition(
             tower_trainer,
@@ -267,14 +268,13 @@ class Run:
           RunFolderError, CheckpointError, TrainingError, WorkerError: as `resuming.train`.
         """
         plan, of_keras = self._plan(every)
-        metrics = {getattr(one, "metric", None) for one in every} - {None}
         plan = dataclasses.replace(plan, exported=self._exported())
         export.check_can_be_saved(plan.exported or self._trainer.state.model)
         self._take_weights()  # before the Loop, whose checkpoints have the run's hash
         run = loop.Loop(self._trainer, self.folder, plan, self._data, self._defined)
         if not self._is_commands:
             if self._data.evaluation is not None:
-                self._look_at_test(metrics)
+                self._look_at_test(plan.metrics)
             definition.check_alike(self._workers, self._defined)
         try:
             outcome = resuming.train(run, self._defined, needs_weights=not self._is_commands)
@@ -319,7 +319,7 @@ class Run:
         state = checkpoints.of_state(self._trainer.state, defined.sha256())
         while True:
             if name is not None:
-                path = checkpoints.find(folder.checkpoints, str(name), "checkpoint")
+                path = checkpoints.find(folder.checkpoints, str(name))
             elif (path := checkpoints.newest(folder.checkpoints)) is None:
                 raise checkpoints.CheckpointError(f"{folder.checkpoints} holds no checkpoint yet")
             try:
@@ -388,11 +388,12 @@ class Run:
     def _plan(self, given) -> tuple[run_plan.Plan, keras_callbacks.KerasCallbacks | None]:
         if isinstance(given, (str, bytes, Mapping)) or not isinstance(given, Iterable):
             raise TypeError(f"every is {checks.described(given)}: must be a list")
-        asked, hooks, callbacks, done = {}, [], [], set()
+        asked, hooks, callbacks, done, metrics = {}, [], [], set(), set()
         for one in given:
             if isinstance(one, every.Every):
                 self._check_every(one, asked, done)
                 done.add(one.what)
+                metrics |= {one.metric} - {None}
                 hooks += one.plan.get("hooks", ())
                 asked |= {name: value for name, value in one.plan.items() if name != "hooks"}
             elif isinstance(one, keras.callbacks.Callback):
@@ -423,7 +424,7 @@ class Run:
                 f"profile(last={plan.profile_steps[1]}): must be at most {self.last_step}, the "
                 "last step"
             )
-        return dataclasses.replace(plan, hooks=tuple(hooks)), of_keras
+        return dataclasses.replace(plan, hooks=tuple(hooks), metrics=frozenset(metrics)), of_keras
 
     def _check_every(self, one: every.Every, asked: Mapping, done: Set[str]) -> None:
         if twice := [name for name in one.plan if name in asked]:

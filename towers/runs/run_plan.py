@@ -48,6 +48,7 @@ class Plan:
       profile_steps: (first, last) steps to profile, or None.
       eval_of_workers: whether an evaluation also shows the accuracy of each worker's share.
       hooks: called with an `Event` after every step, in order.
+      metrics: names of numbers that an evaluation must have, because hooks look at them.
       exported: the model that is saved, where it is not the trainer's own.
     """
 
@@ -63,6 +64,7 @@ class Plan:
     profile_steps: tuple[int, int] | None = None
     eval_of_workers: bool = False
     hooks: tuple[Callable[[events.Event], object], ...] = ()
+    metrics: frozenset[str] = frozenset()
     exported: keras.Model | None = None
 
     def is_logged(self, at_step: int) -> bool:

@@ -73,12 +73,15 @@ def model(given, example_inputs: structures.Structure | None) -> None:
                 "of float8 layers are, and towers would average it: leave out quantize('float8')"
             )
     for layer in given._flatten_layers():
-        mode = getattr(layer._remat_mode, "mode", None)
-        if mode not in (None, "activations"):
+        remat = layer._remat_mode
+        is_left_out = (
+            remat and remat.mode == "list_of_layers" and layer.name not in remat.layer_names
+        )
+        if remat and remat.mode != "activations" and not is_left_out:
             raise ValueError(
-                f"the layer {layer.name} was made in a keras.RematScope (mode {mode!r}), in which "
-                "TensorFlow gives its weights no gradient here: make it outside, and give the "
-                "Trainer accumulate_gradients=True to save memory"
+                f"the layer {layer.name} was made in a keras.RematScope (mode {remat.mode!r}), in "
+                "which its weights may get no gradient here: make it outside, and give the Trainer "
+                "accumulate_gradients=True to save memory"
             )
     if given.metrics:
         names = ", ".join(repr(metric.name) for metric in given.metrics)
@@ -105,9 +108,14 @@ def optimizer(given, trained: keras.Model, learning_rate) -> None:
             "seen to the rate; give a constant rate to the optimizer"
         )
     if learning_rate is not None and not hasattr(getattr(given, "learning_rate", None), "assign"):
-        several = isinstance(given, keras.optimizers.MultiOptimizer)
-        has = "several optimizers, each with its rate" if several else "a schedule of its own"
-        raise ValueError(f"learning_rate is given, but the optimizer has {has}; give one of them")
+        if isinstance(given, keras.optimizers.MultiOptimizer):
+            raise ValueError(
+                "learning_rate is given, but a MultiOptimizer has a rate for each of its "
+                "optimizers; leave out learning_rate"
+            )
+        raise ValueError(
+            "learning_rate is given, but the optimizer has a schedule of its own; give one of them"
+        )
     _check_averages(given)
     factor = given.loss_scale_factor
     if factor is not None and not 0 < factor < math.inf:
@@ -533,13 +541,14 @@ def scalars(model: keras.Model, model_losses: Sequence[tf.Tensor]) -> Sequence[t
 
     Keras would add them up, and the sum over a microbatch depends on how many examples it has.
     """
-    for loss in model_losses:
-        if loss.shape.rank != 0:
+    tensors = [tf.convert_to_tensor(loss) for loss in model_losses]
+    for loss in tensors:
+        if loss.shape.num_elements() != 1:
             raise ValueError(
                 f"the model {model.name} adds a loss of shape {loss.shape} (add_loss, or a "
                 "regularizer): must be one number, such as the mean over the examples"
             )
-    return model_losses
+    return [tf.reshape(loss, []) if loss.shape.rank else loss for loss in tensors]
 
 
 def choice(name: str, value: str, allowed: Collection[str]) -> None:

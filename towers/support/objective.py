@@ -10,9 +10,10 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
 
 import keras
+import numpy as np
 import tensorflow as tf
 
-from towers.support import checks, classes, per_example, structures
+from towers.support import checks, classes, hashes, per_example, structures
 
 # A loss of an output: Keras's name of it, an object, or (labels, outputs) to [n] or [n, ...].
 Loss = str | keras.losses.Loss | Callable[[tf.Tensor, tf.Tensor], tf.Tensor]
@@ -196,17 +197,28 @@ def _name_of(loss: Loss) -> str:
     return "loss" if name in _TAKEN or not name.isidentifier() else name
 
 
+def _shown(value) -> str:
+    """An argument in a text that is the same in every process."""
+    if isinstance(value, (bool, int, float, str, type(None))):
+        return str(value)
+    if isinstance(value, (list, tuple)):
+        return f"[{', '.join(map(_shown, value))}]"
+    if isinstance(value, np.ndarray) or tf.is_tensor(value):
+        return f"array {hashes.sha256([np.asarray(value)])[:12]}"
+    return getattr(value, "__name__", type(value).__name__)
+
+
 def _described(loss: Loss) -> str:
     """The name, with the arguments of a partial or of what Keras saves of an object."""
     given = {}
     if isinstance(loss, functools.partial):
         given = loss.keywords
     elif isinstance(loss, keras.losses.Loss):
-        with contextlib.suppress(NotImplementedError):
+        with contextlib.suppress(Exception):  # whatever one of the user's own raises
             given = loss.get_config()
         given = given | getattr(loss, "_fn_kwargs", {})  # Keras 3.15 leaves Huber's delta out
     shown = [
-        f"{key}={getattr(value, '__name__', value)}"
+        f"{key}={_shown(value)}"
         for key, value in sorted(given.items())
         if key not in ("name", "reduction", "dtype", "fn")
     ]

@@ -90,13 +90,14 @@ class PerExample:
         return tf.reduce_mean(losses, axis=list(range(1, losses.shape.rank)))
 
     def _losses(self, labels, outputs) -> tf.Tensor:
-        if not self.is_keras_s:
-            labels = _as_narrow(labels, outputs)
         try:
             losses = self._loss_fn(labels, outputs)
-        except (ValueError, TypeError) as error:
-            if not self.is_keras_s:  # its own traceback says more
-                raise
+        except (ValueError, TypeError, tf.errors.InvalidArgumentError) as error:
+            if not self.is_keras_s:
+                narrow = _as_narrow(labels, outputs)
+                if narrow is None:  # its own traceback says more
+                    raise
+                return tf.convert_to_tensor(self._loss_fn(narrow, outputs))
             raise ValueError(
                 f"{self._name} cannot be computed from labels {_shown(labels)} and outputs "
                 f"{_shown(outputs)}: {noise.reason(error)}"
@@ -218,9 +219,10 @@ def _shown(outputs) -> str:
 
 
 def _as_narrow(labels: structures.Structure, outputs: structures.Structure):
-    """float64 labels, NumPy's default, as float32, unless the model computes in float64, too."""
-    if any(output.dtype == tf.float64 for output in tf.nest.flatten(outputs)):
-        return labels
+    """float64 labels, NumPy's default, as float32; None where that would change nothing."""
+    types = [{t.dtype for t in tf.nest.flatten(each)} for each in (labels, outputs)]
+    if tf.float64 not in types[0] or tf.float64 in types[1]:
+        return None
     return tf.nest.map_structure(
         lambda label: tf.cast(label, tf.float32) if label.dtype == tf.float64 else label, labels
     )

@@ -85,11 +85,15 @@ def _check_changes(model: keras.Model, before: Mapping, after: Mapping) -> None:
             for layer in model._flatten_layers(include_self=False)
             if getattr(layer, "stateful", False)
         ]
-        which = f"the layer {stateful[0]}, which is stateful" if stateful else "a layer"
         raise ValueError(
-            f"the model {model.name} assigns a variable that is not among model.variables, in "
-            f"{which}: its value would be lost after each step. Examples have an order of their "
-            "own in each epoch; give each its whole sequence"
+            f"the model {model.name} assigns a variable that is not among model.variables, so its "
+            "value would be lost after each step: "
+            + (
+                f"the layer {stateful[0]} is stateful, but examples have an order of their own in "
+                "each epoch; give each its whole sequence"
+                if stateful
+                else "make it with self.add_weight(..., trainable=False)"
+            )
         )
 
 
