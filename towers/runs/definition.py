@@ -1,9 +1,7 @@
 """What a run is: what decides the weights it ends with, and what `config.json` records."""
 
-import base64
 import hashlib
 import json
-import marshal
 import re
 import types
 from collections.abc import Mapping
@@ -197,8 +195,9 @@ def layers(model: keras.Model) -> dict[str, str] | None:
     where Keras cannot save the model. Keras's version stands beside it.
     """
     try:
-        text = json.dumps(_kept(keras.saving.serialize_keras_object(model)), sort_keys=True)
-    except (LookupError, NotImplementedError, TypeError, ValueError):
+        kept = [_kept(keras.saving.serialize_keras_object(model)), _lambdas(model)]
+        text = json.dumps(kept, sort_keys=True)
+    except (NotImplementedError, TypeError, ValueError):
         return None
     for number, name in enumerate(dict.fromkeys(_NAME.findall(text))):
         # Keras numbers names by what a process has built before.
@@ -213,17 +212,27 @@ def _kept(config):
         if "DTypePolicy" in str(config.get("class_name")):  # its name is what it is
             return f"{config['class_name']} {config['config']}"
         if config.get("class_name") == "__lambda__":
-            return _of_lambda(config["config"])
+            return "a lambda"  # `_lambdas` says more of those of Lambda layers
         return {k: _kept(value) for k, value in config.items() if k not in _NO_PART_OF_IT}
     return [_kept(value) for value in config] if isinstance(config, (list, tuple)) else config
 
 
-def _of_lambda(config: Mapping) -> list:
-    """What a lambda does. Keras saves its code with the file and the lines it was written in."""
-    # Of a Lambda layer by name; of a regularizer, an initializer and the like in a list.
-    saved = config.get("value") or [config[key] for key in ("code", "defaults", "closure")]
-    code, defaults, closure = saved
-    return [_of_code(marshal.loads(base64.b64decode(code))), str(defaults), str(closure)]
+def _lambdas(model: keras.Model) -> list:
+    """What the lambdas of Lambda layers do: Keras saves their code with its file and its lines."""
+    functions = [
+        layer.function
+        for layer in model._flatten_layers()
+        if isinstance(layer, keras.layers.Lambda)
+    ]
+    return [
+        [
+            _of_code(function.__code__),
+            [_constant(value) for value in function.__defaults__ or ()],
+            [_constant(cell.cell_contents) for cell in function.__closure__ or ()],
+        ]
+        for function in functions
+        if getattr(function, "__name__", "") == "<lambda>"
+    ]
 
 
 def _of_code(code: types.CodeType) -> list:
@@ -235,7 +244,10 @@ def _constant(value):
         return _of_code(value)
     if isinstance(value, frozenset):  # whose order is another in each process
         return ["set", *sorted(map(repr, value))]
-    return list(map(_constant, value)) if isinstance(value, tuple) else repr(value)
+    if isinstance(value, tuple):
+        return list(map(_constant, value))
+    is_plain = isinstance(value, (bool, int, float, complex, str, bytes, type(None), type(...)))
+    return repr(value) if is_plain else type(value).__name__
 
 
 def are_others(now: Mapping | None, before: object) -> bool:
