@@ -112,6 +112,7 @@ def test_one_worker_alone_writes_a_keras_log(tmp_path):
         assert (log in called) == is_chief
 
 
+@pytest.mark.filterwarnings("ignore:The object being serialized includes a `lambda`")
 @pytest.mark.parametrize(
     "argument", ["kernel_regularizer", "kernel_initializer", "kernel_constraint", "activation"]
 )
