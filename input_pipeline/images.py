@@ -32,7 +32,7 @@ def preprocessing(
       cutmix_alpha: likewise, of CutMix.
 
     Returns:
-      Its `train` and `evaluate` give float32 [n, *output_shape].
+      Its `train` and `evaluate` give float32 `[n, *output_shape]`.
 
     Raises:
       ValueError: no preprocessing or augmentation has that name, a number is out of its range, or
@@ -95,7 +95,7 @@ def evaluated(
       share: the places in each batch that this worker takes; None for all.
 
     Returns:
-      Batches (images float32 [n, *output_shape], labels int32 [n], mask bool [n], true for the
+      Batches (images float32 `[n, *output_shape]`, labels int32 [n], mask bool [n], true for the
       examples that count).
 
     Raises:
