@@ -19,7 +19,7 @@ from towers.runs.events import Event  # noqa: E402
 from towers.runs.microbatch_times import (  # noqa: E402
     fastest_microbatches,
     time_microbatches,
-)  # fmt: skip
+)
 from towers.runs.run import Run, Stopped  # noqa: E402
 from towers.support.errors import UserError  # noqa: E402
 from towers.support.tally import Evaluation  # noqa: E402
@@ -34,7 +34,7 @@ from towers.runs.every import (  # noqa: E402  # isort: skip
 __all__ = [
     "Evaluation", "Event", "NotFiniteError", "Run", "Stopped", "Trainer", "UserError",
     "WorkerError", "__version__", "call", "checkpoint", "devices", "evaluate",
-    "fastest_microbatches", "gradients",
-    "histograms", "keep_best", "log", "losses", "multi_worker", "networks", "profile", "schedules",
-    "stop_early", "time_microbatches", "verify",
+    "fastest_microbatches", "gradients", "histograms", "keep_best", "log", "losses",
+    "multi_worker", "networks", "profile", "schedules", "stop_early", "time_microbatches",
+    "verify",
 ]  # fmt: skip

@@ -32,7 +32,6 @@ def show_batch(
       workers: of the run.
 
     Raises:
-      DataError: the names of the pictures are gone.
       RunFolderError: the file cannot be written.
     """
     if not workers.is_chief:

@@ -93,15 +93,15 @@ class PerExample:
         try:
             losses = self._loss_fn(labels, outputs)
         except (ValueError, TypeError, tf.errors.InvalidArgumentError) as error:
-            if not self.is_keras_s:
-                narrow = _as_narrow(labels, outputs)
-                if narrow is None:  # its own traceback says more
-                    raise
-                return tf.convert_to_tensor(self._loss_fn(narrow, outputs))
-            raise ValueError(
-                f"{self._name} cannot be computed from labels {_shown(labels)} and outputs "
-                f"{_shown(outputs)}: {noise.reason(error)}"
-            ) from error
+            if self.is_keras_s:
+                raise ValueError(
+                    f"{self._name} cannot be computed from labels {_shown(labels)} and outputs "
+                    f"{_shown(outputs)}: {noise.reason(error)}"
+                ) from error
+            narrow = _as_narrow(labels, outputs)
+            if narrow is None:  # its own traceback says more
+                raise
+            losses = self._loss_fn(narrow, outputs)
         try:
             return tf.convert_to_tensor(losses)
         except (ValueError, TypeError) as error:
