@@ -28,7 +28,7 @@ from towers.networks import optimizers
 from towers.runs import ahead
 from towers.support import first_layers
 
-num_towers, steps, model, compute_dtype, optimizer, *on_a_tower = json.loads(sys.argv[1])
+num_towers, steps, model, compute_dtype, optimizer, *more = json.loads(sys.argv[1])
 gpus = tf.config.list_physical_devices("GPU")
 towers.devices.run_deterministically()
 if gpus and len(gpus) < num_towers:
@@ -41,7 +41,7 @@ with tf.device("/CPU:0"):
         (draw[0]([64, 24, 24, 3], [0, step]), draw[1]([64], [1, step], 0, 10, tf.int32))
         for step in range(steps)
     ]
-parameters = {"parameter_device": devices[0] if on_a_tower else None}
+parameters = {"parameter_device": devices[0] if "on a tower" in more else None}
 built = networks.build(model, (24, 24, 3), 10, compute_dtype=compute_dtype, **parameters)
 if networks.NETWORKS[model].adapt is not None:
     networks.NETWORKS[model].adapt(built, batches[0][0].numpy())
@@ -61,6 +61,7 @@ trainer = towers.Trainer(
     num_microbatches=4,
     weight_decay=0.004,
     moving_average_decay=0.9,
+    jit_compile="compiled" in more,
 )
 losses = []
 parts_of = devices, trainer.shares.tower_batch_sizes, first_layers.inputs_type(built)
@@ -129,6 +130,15 @@ def test_deterministic_towers_on_gpus_are_the_same_to_the_last_bit(kind):
 def test_parameters_on_the_first_gpu_are_the_same_for_any_number_of_towers(kind):
     runs = [printed_by(PROGRAM, num_towers, 50, *kind, "on a tower") for num_towers in (1, 2, 4)]
     assert [run[1] for run in runs] == [["CPU:0", "GPU:0"]] * 3  # the counters stay
+    assert runs[1][2:] == runs[0][2:]
+    assert runs[2][2:] == runs[0][2:]
+
+
+@pytest.mark.usefixtures("a_gpu")
+@pytest.mark.parametrize("kind", [("resnet", "float32", "sgd"), ("resnet", "bfloat16", "adamw")])
+@pytest.mark.parametrize("more", [[], ["on a tower"]], ids=["parameters_on_cpu", "on_gpu"])
+def test_what_xla_compiles_for_gpus_is_the_same_for_any_number_of_towers(kind, more):
+    runs = [printed_by(PROGRAM, n, 50, *kind, "compiled", *more) for n in (1, 2, 4)]
     assert runs[1][2:] == runs[0][2:]
     assert runs[2][2:] == runs[0][2:]
 

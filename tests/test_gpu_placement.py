@@ -46,7 +46,7 @@ SIMPLE, MANY = ("cifarnet", "float32", "sgd"), ("fastnet", "float16", "muon")
 FEW = {(SIMPLE, None), (MANY, "/GPU:0")}
 
 
-def trainer(network, dtype, optimizer, towers_of_it, parameter_device=None):
+def trainer(network, dtype, optimizer, towers_of_it, parameter_device=None, **options):
     parameter_device = parameter_device or devices.HOST
     with mock.patch.object(devices, "HOST", parameter_device):  # where toys are made
         model = NETWORKS[network](networks.DTYPE_POLICIES[dtype])
@@ -67,6 +67,7 @@ def trainer(network, dtype, optimizer, towers_of_it, parameter_device=None):
         moving_average_decay=0.9,
         weight_decay=1e-3,
         learning_rate=lambda _: 0.1,
+        **options,
     )
 
 
@@ -212,10 +213,13 @@ def on_the_default_device(run) -> collections.Counter:
         ),
     ],
 )
+@pytest.mark.parametrize(
+    "jit_compile", [False, pytest.param(True, marks=pytest.mark.long)], ids=["", "compiled"]
+)
 def test_nothing_of_a_step_or_an_evaluation_is_on_the_first_gpu_for_want_of_a_device(
-    on_another_cpu, given, parameter_device
+    on_another_cpu, given, parameter_device, jit_compile
 ):
-    made = trainer(*given, TOWERS, parameter_device)
+    made = trainer(*given, TOWERS, parameter_device, jit_compile=jit_compile)
     with tf.device(ANOTHER_CPU):
         images, labels = map(tf.constant, toys.batch(8))
     assert not on_the_default_device(lambda: made.train_step(images, labels))

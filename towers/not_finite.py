@@ -7,6 +7,7 @@ import numpy as np
 import tensorflow as tf
 
 from towers import devices, gradients, tower
+from towers.support import loss_scale
 
 _MARK = "a loss or a gradient is not finite"  # tells the error of `check` from TensorFlow's own
 
@@ -27,30 +28,27 @@ class NotFiniteError(ArithmeticError):
         self.step, self.tower, self.what = step, tower, what
 
 
-def check(
+def all_finite(
     results: Sequence[tower.TowerResult],
     reduced: Sequence[gradients.Gradient],
-    *,
-    dynamic_scale: tf.Tensor | None,
-    clips: bool,
-) -> tf.Operation:
-    """An operation that fails where a loss or a reduced gradient is not finite.
+    optimizer: keras.optimizers.Optimizer,
+) -> tf.Tensor:
+    """Whether the losses of all towers and the reduced gradients are finite, bool [].
 
-    Args:
-      results: of every tower.
-      reduced: one gradient per weight.
-      dynamic_scale: of a LossScaleOptimizer; None for any other. Above 1, gradients may overflow:
-        the optimizer skips the update and lowers the scale.
-      clips: whether their global norm must be finite as well, because it is clipped.
+    So must the gradients' norm be, where it is clipped. With a dynamic loss scale above 1 they may
+    overflow: the optimizer skips the update and lowers the scale.
     """
-    losses = [result.losses["total"] for result in results]
     # TensorFlow's check_numerics takes ten times as long on a CPU (docs/reliability.md).
     finite_gradients = _all_finite([_values(g) for g in reduced if g is not None])
-    if clips:
+    if getattr(optimizer, "global_clipnorm", None) is not None:
         finite_gradients &= tf.math.is_finite(gradients.global_norm(reduced))
-    if dynamic_scale is not None:
-        finite_gradients |= dynamic_scale > 1
-    all_finite = _all_finite(losses) & finite_gradients
+    if loss_scale.is_dynamic(optimizer):
+        finite_gradients |= loss_scale.of(optimizer) > 1
+    return _all_finite([result.losses["total"] for result in results]) & finite_gradients
+
+
+def check(all_finite: tf.Tensor) -> tf.Operation:
+    """An operation that fails where not all is finite."""
     with tf.device(devices.HOST):  # no GPU has a constant of text
         return tf.raw_ops.Assert(condition=all_finite, data=[_MARK])
 

@@ -14,7 +14,6 @@ import dataclasses
 from collections.abc import Sequence
 from typing import NamedTuple
 
-import keras
 import tensorflow as tf
 
 from towers import (
@@ -28,7 +27,7 @@ from towers import (
     train_state,
     worker,
 )
-from towers.support import shares, structures
+from towers.support import compiled, loss_scale, shares, structures
 
 
 class StepResult(NamedTuple):
@@ -62,6 +61,7 @@ class StepProgram:
       batch_norm_statistics: one of model_state.POLICIES.
       moving_average_decay: of the weights; not used where the state keeps no averages.
       parameter_device: where the state is, but for its counters, and gradients are averaged.
+      compiles_update: XLA compiles the average and the update, where all gradients are dense.
     """
 
     state: train_state.TrainState
@@ -73,6 +73,7 @@ class StepProgram:
     batch_norm_statistics: str
     moving_average_decay: float
     parameter_device: str
+    compiles_update: bool
 
 
 def train_step(
@@ -102,44 +103,57 @@ def train_step(
     with tf.device(program.parameter_device):
         with tf.name_scope("average_gradients"):
             results = program.workers.join(results, program.shares)
-            reduced = gradients.reduce_towers(
-                [result.sums for result in results],
-                program.shares.num_microbatches,
-                program.gradient_reduction,
-                None if sample_weight is None else tf.reduce_sum(_microbatch_weights(results)),
-            )
-            # Before the update, which may change the loss scale.
-            shown = _unscaled(state.optimizer, reduced)
-            is_dynamic = _scale_is_dynamic(state.optimizer)
-            all_finite = not_finite.check(
-                results,
-                reduced,
-                dynamic_scale=_loss_scale(state.optimizer) if is_dynamic else None,
-                clips=getattr(state.optimizer, "global_clipnorm", None) is not None,
-            )
-        with tf.control_dependencies([all_finite]):
-            with tf.name_scope("apply"):
-                if learning_rate is not None:
-                    state.optimizer.learning_rate.assign(learning_rate)
-                state.optimizer.apply(reduced, state.model.trainable_variables)
-            with tf.name_scope("batch_norm_statistics"):
-                model_state.after_step(
-                    state.model,
-                    state.statistics_of_each,
-                    [result.model_states for result in results],
-                    program.batch_norm_statistics,
-                )
-            if state.averages:
-                with tf.name_scope("moving_averages"):
-                    new_weights = [weight.value for weight in state.model.trainable_variables]
-                    moving_averages.update(
-                        state.averages, new_weights, program.moving_average_decay, state.step
-                    )
+            run = compiled.runner(program.compiles_update, results)
+            reduced, shown, all_finite = run(lambda: _average(program, results))
+            checked = not_finite.check(all_finite)
+        with tf.control_dependencies([checked]):
+            updates = tf.convert_to_tensor(state.step)
+            run(lambda: _update(program, results, reduced, learning_rate, updates))
             with tf.device(devices.HOST), tf.name_scope("count"):
                 state.step.assign_add(1)
                 state.examples_seen.assign_add(program.shares.global_batch_size)
         with tf.name_scope("result"):
             return _result(results, shown)
+
+
+def _average(
+    program: StepProgram, results: list[tower.TowerResult]
+) -> tuple[list[gradients.Gradient], list[gradients.Gradient], tf.Tensor]:
+    """The reduced gradients, the same without the loss scale, and whether all is finite."""
+    optimizer, weights = program.state.optimizer, results[0].weights
+    reduced = gradients.reduce_towers(
+        [result.sums for result in results],
+        program.shares.num_microbatches,
+        program.gradient_reduction,
+        None if weights is None else tf.reduce_sum(_microbatch_weights(results)),
+    )
+    all_finite = not_finite.all_finite(results, reduced, optimizer)
+    return reduced, loss_scale.taken_off(optimizer, reduced), all_finite
+
+
+def _update(
+    program: StepProgram,
+    results: list[tower.TowerResult],
+    reduced: list[gradients.Gradient],
+    learning_rate: tf.Tensor | None,
+    updates: tf.Tensor,  # int64 [], before this one
+) -> None:
+    state, trained = program.state, program.state.model.trainable_variables
+    with tf.name_scope("apply"):
+        if learning_rate is not None:
+            state.optimizer.learning_rate.assign(learning_rate)
+        state.optimizer.apply(reduced, trained)
+    with tf.name_scope("batch_norm_statistics"):
+        model_state.after_step(
+            state.model,
+            state.statistics_of_each,
+            [result.model_states for result in results],
+            program.batch_norm_statistics,
+        )
+    if state.averages:
+        with tf.name_scope("moving_averages"):
+            weights = [weight.value for weight in trained]
+            moving_averages.update(state.averages, weights, program.moving_average_decay, updates)
 
 
 def run_towers(
@@ -168,7 +182,7 @@ def run_towers(
         model_states = model_state.before_step(  # [microbatch][variable]
             model, program.state.statistics_of_each, num_microbatches
         )
-        loss_scale = _loss_scale(program.state.optimizer)
+        scale = loss_scale.of(program.state.optimizer)
     results = []
     towers = zip(program.tower_devices, program.shares.of_towers, strict=True)
     for index, (device, own) in enumerate(towers):
@@ -182,7 +196,7 @@ def run_towers(
                     label_parts[index],
                     weight_parts[index],
                     first_draw,
-                    None if loss_scale is None else tf.identity(loss_scale),
+                    None if scale is None else tf.identity(scale),
                     own,
                     num_microbatches,
                 )
@@ -206,23 +220,3 @@ def _result(results: Sequence[tower.TowerResult], shown: list[gradients.Gradient
 
 def _microbatch_weights(results: Sequence[tower.TowerResult]) -> tf.Tensor:
     return tf.concat([result.weights for result in results], axis=0)  # [M]
-
-
-def _unscaled(
-    optimizer: keras.optimizers.Optimizer, reduced: list[gradients.Gradient]
-) -> list[gradients.Gradient]:
-    """The gradients without the loss scale of float16."""
-    loss_scale = _loss_scale(optimizer)
-    return reduced if loss_scale is None else gradients.scale(reduced, 1.0 / loss_scale)
-
-
-def _loss_scale(optimizer: keras.optimizers.Optimizer) -> tf.Tensor | None:
-    """What the optimizer will divide gradients by, float32 []; None for nothing."""
-    if _scale_is_dynamic(optimizer):
-        return tf.convert_to_tensor(optimizer.dynamic_scale.value)
-    factor = optimizer.loss_scale_factor
-    return None if factor is None else tf.constant(factor, tf.float32)
-
-
-def _scale_is_dynamic(optimizer: keras.optimizers.Optimizer) -> bool:
-    return isinstance(optimizer, keras.optimizers.LossScaleOptimizer)

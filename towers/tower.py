@@ -10,7 +10,7 @@ import tensorflow as tf
 from keras import ops
 
 from towers import gradients, losses, model_state
-from towers.support import checks, objective, stateless, structures
+from towers.support import checks, compiled, objective, stateless, structures
 
 
 @dataclasses.dataclass(frozen=True)
@@ -22,7 +22,8 @@ class TowerProgram:
       objective: the loss of each example.
       decayed: name of the layer to the index of its weight in `model.trainable_variables`.
       weight_decay: coefficient of the weight-decay terms; >= 0.
-      jit_compile: XLA compiles `microbatch`: what is compiled does not depend on towers.
+      jit_compile: XLA compiles `microbatch`, which does not depend on towers, and the sums over a
+        tower's microbatches, whose additions give the same bits in any program.
       accumulate_gradients: microbatches wait for each other: only one's activations at a time.
     """
 
@@ -123,7 +124,12 @@ def compute(
                 with tf.control_dependencies([tf.identity(g) for g in done if g is not None]):
                     microbatch = tf.nest.map_structure(tf.identity, microbatch)
             results.append(program.microbatch(weights, loss_scale, state, microbatch, *others))
-    correct = [result.correct for result in results]
+    run = compiled.runner(program.jit_compile and not program.accumulate_gradients, results)
+    return run(lambda: _together(results, own, num_microbatches))
+
+
+def _together(results: list[_Microbatch], own: range, num_microbatches: int) -> TowerResult:
+    correct, weights = ([of.correct for of in results], [of.weight for of in results])
     return TowerResult(
         sums=gradients.sum_over_share(
             [result.gradients for result in results], own, num_microbatches
@@ -133,7 +139,7 @@ def compute(
             for term in results[0].losses
         },
         correct=None if correct[0] is None else tf.stack(correct),
-        weights=tf.stack([result.weight for result in results]) if weighted else None,
+        weights=None if weights[0] is None else tf.stack(weights),
         model_states=[
             None if parts[0] is None else tf.stack(parts)
             for parts in zip(*(result.model_state for result in results), strict=True)

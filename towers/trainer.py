@@ -86,7 +86,8 @@ class Trainer:
           gradient_reduction: one of `gradients.REDUCTIONS`.
           batch_norm_statistics: one of `model_state.POLICIES`.
           moving_average_decay: in [0, 1); 0 keeps no averages.
-          jit_compile: XLA compiles each microbatch; on a CPU, they share the intra-op threads.
+          jit_compile: XLA compiles each microbatch and, with the parameters on a GPU, the update;
+            on a CPU, microbatches then share the intra-op threads.
           accumulate_gradients: gradient accumulation: a tower computes its microbatches one after
             the other, and keeps the activations of only one at a time; the bits stay the same.
           example_inputs: any, [n, ...]; a model that is built at its first call is called on them.
@@ -128,7 +129,7 @@ class Trainer:
             statistics_of_each=self.num_microbatches if batch_norm_statistics == "each" else 0,
             parameter_device=parameter_device,
         )
-        checks.tell_of_other_devices(self.state.parts(), parameter_device)
+        are_there = checks.tell_of_other_devices(self.state.parts(), parameter_device)
         self.program = step.StepProgram(
             state=self.state,
             tower_program=tower.TowerProgram(
@@ -146,6 +147,7 @@ class Trainer:
             batch_norm_statistics=batch_norm_statistics,
             moving_average_decay=moving_average_decay,
             parameter_device=parameter_device,
+            compiles_update=jit_compile and parameter_device != devices.HOST and are_there,
         )
         self._train_step = structures.Traced(self._build_step)
         self._trainable = checks.Trainable(model)

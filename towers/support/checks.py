@@ -200,8 +200,11 @@ def parameter_device(device: str | None, host: str, num_workers: int) -> str:
     return device
 
 
-def tell_of_other_devices(parts: Mapping[str, Sequence[tf.Variable]], device: str) -> None:
-    """Logs a warning where variables of a state, but for its counters, are not on its device."""
+def tell_of_other_devices(parts: Mapping[str, Sequence[tf.Variable]], device: str) -> bool:
+    """Logs a warning where variables of a state, but for its counters, are not on its device.
+
+    Returns whether all of them are there.
+    """
     wanted = tf.DeviceSpec.from_string(device)
     elsewhere = {}
     for part, variables in parts.items():
@@ -215,6 +218,7 @@ def tell_of_other_devices(parts: Mapping[str, Sequence[tf.Variable]], device: st
             "and the optimizer within `with tf.device(%r):`",
             len(of_parts), ", ".join(sorted(set(of_parts))), place, device, device,
         )  # fmt: skip
+    return not elsewhere
 
 
 def device_names(given) -> tuple[str, ...]:
