@@ -51,6 +51,7 @@ def main():
     parser.add_argument("--num_microbatches", type=int, default=8)
     parser.add_argument("--num_gpus", type=int, default=2, help="of the step that is counted")
     parser.add_argument("--parameter_device", choices=("cpu", "gpu"), default="cpu")
+    parser.add_argument("--jit_compile", action="store_true", help="of the step that is counted")
     parser.add_argument("--steps", type=int, default=50)
     parser.add_argument("--output", help="appends JSON lines")
     parser.add_argument("--towers", type=int, help=argparse.SUPPRESS)  # a process of its own
@@ -89,7 +90,14 @@ def counted(model: str, compute_dtype: str, options: argparse.Namespace) -> dict
     # Only the Trainer checks that its devices exist.
     gpus = tuple(f"/GPU:{tower}" for tower in range(options.num_gpus))
     on = {"cpu": towers.devices.HOST, "gpu": gpus[0]}[options.parameter_device]
-    program = dataclasses.replace(run.program, tower_devices=gpus, parameter_device=on)
+    compiled = options.jit_compile
+    program = dataclasses.replace(
+        run.program,
+        tower_program=dataclasses.replace(run.program.tower_program, jit_compile=compiled),
+        tower_devices=gpus,
+        parameter_device=on,
+        compiles_update=compiled and options.parameter_device == "gpu",
+    )
     traced = tf.function(functools.partial(towers.step.train_step, program), autograph=False)
     graph = traced.get_concrete_function(images, tf.cast(labels, tf.int32), None).graph
     to, back = traffic(graph, on)
@@ -101,6 +109,7 @@ def counted(model: str, compute_dtype: str, options: argparse.Namespace) -> dict
         "num_microbatches": options.num_microbatches,
         "num_gpus": options.num_gpus,
         "parameter_device": options.parameter_device,
+        "jit_compile": compiled,
         "copies_to_gpus": len(to),
         "bytes_to_gpus": sum(to.values()),
         "copies_back": len(back),
@@ -173,6 +182,8 @@ def nodes_of(nodes, functions, inherited: str | None = None) -> Iterator[tuple]:
         kind = tf.DeviceSpec.from_string(node.device).device_type or inherited
         called = [attr.func.name for attr in node.attr.values() if attr.HasField("func")]
         called += [node.op] if node.op in functions else []
+        if any(functions[name].attr["_XlaMustCompile"].b for name in called):
+            called = []  # one program
         for name in called:
             yield from nodes_of(functions[name].node_def, functions, kind)
         if not called:

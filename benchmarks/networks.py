@@ -57,6 +57,11 @@ def main():
     parser.add_argument(
         "--pytorch_python", default=sys.executable, help="the interpreter that has PyTorch"
     )
+    parser.add_argument(
+        "--warm_up_together",
+        action="store_true",
+        help="all sides of a row at once, on a machine of many cores",
+    )
     parser.add_argument("--seconds", type=float, default=3.0, help="of a turn")
     options = parser.parse_args()
     own = ON_GPU if machine.num_devices("GPU") else ON_CPU
@@ -90,7 +95,7 @@ def measure(
         for name, command in named.items()
     }
     rounds = options.rounds
-    measured = turns.measure(sides, rounds)
+    measured = turns.measure(sides, rounds, warm_up_together=options.warm_up_together)
     rates = {name: found.rates for name, found in measured.items()}
     medians = {name: found.median_rate() for name, found in measured.items()}
     best = max(set(rates) & set(PEERS), key=medians.get, default=None)
@@ -106,6 +111,8 @@ def measure(
         "every_round": {name: [round(rate, 1) for rate in found] for name, found in rates.items()},
         "rounds": rounds,
     }
+    if options.deterministic:
+        figures["deterministic"] = True
     if best:
         ours = max((name for name in own if name in rates), key=medians.get)
         ratios = [own / its for own, its in zip(rates[ours], rates[best], strict=True)]
@@ -180,7 +187,8 @@ def as_row(row: dict, own: Sequence[str] = ON_CPU) -> str:
     if "best_peer" in row:
         least, largest = row["least_and_largest"]
         ratio = f"{row['to_best_peer']:.2f} ({least:.2f}–{largest:.2f})"
-    what = f"{row['task']} | {row['compute_dtype']} | {row['num_microbatches']}"
+    task = f"{row['task']}, `--deterministic`" if row.get("deterministic") else row["task"]
+    what = f"{task} | {row['compute_dtype']} | {row['num_microbatches']}"
     return f"| {what} | {shown} | {ratio} |"
 
 

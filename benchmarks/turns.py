@@ -42,7 +42,7 @@ class Side:
 
 
 class Worker:
-    """A side's process, warmed up."""
+    """A side's process."""
 
     def __init__(self, name: str, side: Side, log: Path):
         self._name, self._turn, self._log = name, side.turn, log
@@ -51,6 +51,9 @@ class Worker:
                 [side.python, "-m", *side.arguments],
                 stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=errors, text=True,
             )  # fmt: skip
+
+    def warm_up(self) -> None:
+        """Waits until the process is ready for its first turn."""
         self._answer()
 
     def images_per_second(self) -> float:
@@ -107,11 +110,16 @@ class Measured(NamedTuple):
 
 
 def measure(
-    sides: Mapping[str, Side], rounds: int, *, peak_of_turns: bool = False
+    sides: Mapping[str, Side],
+    rounds: int,
+    *,
+    peak_of_turns: bool = False,
+    warm_up_together: bool = False,
 ) -> dict[str, Measured]:
     """Gives every side its turn in every round; reports progress on stderr.
 
     The peak of memory is that of the whole process, or with `peak_of_turns` that since its warm-up.
+    Sides warm up one after the other, or with `warm_up_together` all at once.
     """
     workers: dict[str, Worker] = {}
     rates: dict[str, list[float]] = {name: [] for name in sides}
@@ -119,8 +127,13 @@ def measure(
         try:
             for name, side in sides.items():
                 workers[name] = Worker(name, side, Path(logs) / f"{name}.log")
+                if not warm_up_together:
+                    workers[name].warm_up()
+            for worker in workers.values():
+                if warm_up_together:
+                    worker.warm_up()
                 if peak_of_turns:
-                    workers[name].forget_peak()
+                    worker.forget_peak()
             for number in range(1, rounds + 1):
                 for name, worker in workers.items():
                     rate = worker.images_per_second()

@@ -101,6 +101,7 @@ def bytes_of_a_step(side: turns.Side) -> float:
     with tempfile.TemporaryDirectory() as logs:
         worker = turns.Worker("bytes", counted, Path(logs) / "log")
         try:
+            worker.warm_up()
             worker.images_per_second()
             before = psutil.net_io_counters(pernic=True)["lo"].bytes_sent
             worker.images_per_second()

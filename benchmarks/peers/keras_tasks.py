@@ -2,7 +2,8 @@
 
 python -m benchmarks.peers.keras_tasks SIDE TASK COMPUTE_DTYPE [--batch=N]
 
-Both use the first GPU, where there is one, and copy the batch to it in each step.
+Both use the first GPU, where there is one, and copy the batch to it for each step: towers during
+the step before, as `towers.Run` does.
 """
 
 import argparse
@@ -14,8 +15,9 @@ import container_limits
 import towers  # before Keras: it silences TensorFlow's notices
 from benchmarks.peers import counter, keras_fit, tasks
 from benchmarks.peers import task_sizes as sizes
-from towers import devices, networks
-from towers.support import machine, shares
+from towers import devices, networks, prefetch
+from towers.runs import ahead
+from towers.support import first_layers, machine, shares
 from towers_cli import resolve
 
 import keras  # isort: skip
@@ -40,10 +42,10 @@ def on_towers(options: argparse.Namespace, turn: counter.Counter) -> None:
         devices.run_deterministically()
     (tower,) = devices.choose(1)
     parameter_device = tower if options.side.startswith("on-gpu") else devices.HOST
+    model = tasks.build(options.task, options.compute_dtype, parameter_device)
+    if options.side == "fused":
+        model = networks.fused(model)
     with tf.device(parameter_device):
-        model = tasks.build(options.task, options.compute_dtype)
-        if options.side == "fused":
-            model = networks.fused(model)
         chosen = optimizer()
     trainer = towers.Trainer(
         model,
@@ -55,9 +57,15 @@ def on_towers(options: argparse.Namespace, turn: counter.Counter) -> None:
         parameter_device=parameter_device,
     )
     with tf.device(devices.HOST):
-        inputs, labels = map(tf.constant, one_batch(options))
-    for _ in itertools.count():
-        trainer.train_step(inputs, labels).losses["total"].numpy()
+        batches = itertools.repeat(tuple(map(tf.constant, one_batch(options))))
+    if not machine.are_cpus([tower]):
+        inputs_type = first_layers.inputs_type(model)
+        batches = ahead.taken_ahead(
+            prefetch.to_towers(batches, [tower], trainer.shares.tower_batch_sizes, inputs_type)
+        )
+    for inputs, labels, *parts in batches:
+        given = {"parts": parts[0]} if parts else {}
+        trainer.train_step(inputs, labels, **given).losses["total"].numpy()
         turn.step_done(options.batch)
 
 

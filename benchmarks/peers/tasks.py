@@ -5,22 +5,30 @@
 
 import keras
 import numpy as np
+import tensorflow as tf
 
 from benchmarks.peers import task_sizes as sizes
-from towers import networks
+from towers import devices, networks
 from towers.networks import layers
 
 
-def build(name: str, compute_dtype: str) -> keras.Model:
-    """A model that gives logits [n, CLASSES]; `compute_dtype` as `networks.build` has it."""
+def build(name: str, compute_dtype: str, parameter_device: str = devices.HOST) -> keras.Model:
+    """A model that gives logits [n, CLASSES]; types and device as `networks.build` has them."""
     shape = sizes.SHAPES[name]
     if name in networks.NETWORKS:
-        model = networks.build(name, shape, sizes.CLASSES, compute_dtype=compute_dtype)
+        model = networks.build(
+            name,
+            shape,
+            sizes.CLASSES,
+            compute_dtype=compute_dtype,
+            parameter_device=parameter_device,
+        )
         if adapt := networks.NETWORKS[name].adapt:
             adapt(model, inputs(name))
         return model
     keras.config.set_dtype_policy(networks.DTYPE_POLICIES[compute_dtype])
-    return {"mobilenet": _mobilenet, "transformer": _transformer, "lstm": _lstm}[name]()
+    with tf.device(parameter_device):
+        return {"mobilenet": _mobilenet, "transformer": _transformer, "lstm": _lstm}[name]()
 
 
 def with_keras_batch_norm(model: keras.Model) -> keras.Model:

@@ -88,6 +88,18 @@ def test_sides_take_turns_and_count_their_own_images(side, capfd):
         assert 10 < found.peak_megabytes < 5000
 
 
+def test_sides_may_warm_up_together(side, tmp_path):
+    """The first waits for the second, which would start after it otherwise."""
+    waits = "import time, pathlib\nwhile not pathlib.Path('started').exists(): time.sleep(0.01)\n"
+    starts = "import pathlib\npathlib.Path('started').touch()\n"
+    sides = {
+        name: side(name, text + COUNTING, {"steps": 1})
+        for name, text in (("waits", waits), ("starts", starts))
+    }
+    measured = turns.measure(sides, rounds=1, warm_up_together=True)
+    assert [len(found.rates) for found in measured.values()] == [1, 1]
+
+
 @pytest.mark.parametrize("peak_of_turns", [False, True])
 def test_the_peak_of_turns_leaves_the_start_out(side, peak_of_turns):
     text = COUNTING.replace("turn = ", "start = b'x' * 300_000_000\ndel start\nturn = ")

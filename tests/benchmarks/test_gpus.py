@@ -9,8 +9,9 @@ import towers
 from benchmarks import gpus
 
 FLAGS = argparse.Namespace(
-    global_batch_size=16, num_microbatches=4, steps=2, towers=2, num_gpus=2, parameter_device="cpu"
-)
+    global_batch_size=16, num_microbatches=4, steps=2, towers=2, num_gpus=2, parameter_device="cpu",
+    jit_compile=False,
+)  # fmt: skip
 
 
 @pytest.mark.parametrize(
@@ -41,6 +42,16 @@ def test_parameters_on_the_first_gpu_go_to_the_other_towers_alone(model):
     flags.num_gpus = 1
     row = gpus.counted(model, "float32", flags)
     assert row["bytes_to_gpus"] < images and row["bytes_back"] < 4096  # no weights at all
+
+
+@pytest.mark.parametrize("model", ["cifarnet", pytest.param("resnet", marks=pytest.mark.long)])
+def test_compiled_a_step_launches_few_programs_whatever_its_layers(model):
+    flags = argparse.Namespace(
+        **vars(FLAGS)
+        | {"parameter_device": "gpu", "jit_compile": True, "num_gpus": 1, "num_microbatches": 1}
+    )
+    # Four programs; two cuts of a batch that is whole, and the number of a microbatch.
+    assert gpus.counted(model, "float32", flags)["launches_of_a_tower"] == 4 + 3
 
 
 def test_a_tensor_is_copied_to_a_device_once():

@@ -6,7 +6,9 @@ import types
 
 import combinations
 import pytest
+import tensorflow as tf
 
+import towers
 from benchmarks import microbatches, networks, step_memory, turns
 from benchmarks.peers import keras_tasks, task_sizes, tasks
 
@@ -29,7 +31,8 @@ def asked_for(**given):
     """The options of a row."""
     defaults = {
         "peer": [], "seconds": 1.0, "rounds": 1, "num_microbatches": 8, "jit_compile": False,
-        "batch": None, "deterministic": False, "pytorch_python": sys.executable,
+        "batch": None, "deterministic": False, "warm_up_together": False,
+        "pytorch_python": sys.executable,
     }  # fmt: skip
     return argparse.Namespace(**defaults | given)
 
@@ -62,7 +65,7 @@ def test_the_ratio_is_to_the_best_peer_within_each_round(monkeypatch):
     }
     asked = []
 
-    def measured(sides, rounds):
+    def measured(sides, rounds, **_):
         asked.append((set(sides), rounds))
         assert sides["towers"].arguments[-2:] == ("float32", "--num_microbatches=8")
         return {name: turns.Measured(rates[name], 100.0) for name in sides}
@@ -80,7 +83,7 @@ def test_the_ratio_is_to_the_best_peer_within_each_round(monkeypatch):
 def test_the_ratio_is_of_towers_without_fused_where_that_is_faster(monkeypatch):
     rates = {"towers": [9.0, 9.0], "fused": [6.0, 6.0], "keras": [6.0, 3.0]}
     monkeypatch.setattr(
-        turns, "measure", lambda sides, _: {n: turns.Measured(rates[n], 1.0) for n in sides}
+        turns, "measure", lambda sides, _, **__: {n: turns.Measured(rates[n], 1.0) for n in sides}
     )
     row = networks.measure("lstm", "float32", asked_for(peer=["keras"], rounds=2))
     assert (row["best_of_ours"], row["least_and_largest"]) == ("towers", [1.5, 3.0])
@@ -88,7 +91,9 @@ def test_the_ratio_is_of_towers_without_fused_where_that_is_faster(monkeypatch):
 
 def test_a_network_without_such_layers_is_not_fused(monkeypatch):
     monkeypatch.setattr(
-        turns, "measure", lambda sides, _: {name: turns.Measured([1.0], None) for name in sides}
+        turns,
+        "measure",
+        lambda sides, _, **__: {name: turns.Measured([1.0], None) for name in sides},
     )
     row = networks.measure("resnet", "float32", asked_for(peer=["none"], num_microbatches=2))
     assert row["images_per_second"] == {"towers": 1.0}
@@ -98,7 +103,8 @@ def test_a_network_without_such_layers_is_not_fused(monkeypatch):
 def test_towers_are_compiled_where_that_is_asked_for(monkeypatch):
     rates = {"towers": [1.0], "towers-xla": [9.0], "keras-xla": [6.0]}
 
-    def measured(sides, _):
+    def measured(sides, _, warm_up_together):
+        assert not warm_up_together
         assert sides["towers-xla"].arguments[1] == "towers-xla"
         return {name: turns.Measured(rates[name], None) for name in sides}
 
@@ -131,7 +137,8 @@ def test_on_a_gpu_towers_have_their_parameters_on_either_device(monkeypatch):
     """And PyTorch has the interpreter that is named for it."""
     rates = {"towers": 2.0, "on-gpu": 4.0, "on-gpu-xla": 6.0, "pytorch": 3.0}
 
-    def measured(sides, _):
+    def measured(sides, _, warm_up_together):
+        assert not warm_up_together
         assert {name: side.arguments[1] for name, side in sides.items()} == {
             "towers": "towers", "on-gpu": "on-gpu", "on-gpu-xla": "on-gpu-xla", "pytorch": "resnet",
         }  # fmt: skip
@@ -150,7 +157,10 @@ def test_on_a_gpu_towers_have_their_parameters_on_either_device(monkeypatch):
     assert (row["best_of_ours"], row["to_best_peer"], row["batch"]) == ("on-gpu-xla", 2.0, 64)
     assert row["torch"] == "that of other"
     shown = networks.as_row(row, networks.ON_GPU)
-    assert shown == "| resnet | float32 | 8 | 2.0 | 4.0 | 6.0 |  |  | 3.0 |  | 2.00 (2.00–2.00) |"
+    assert shown == (
+        "| resnet, `--deterministic` | float32 | 8 | 2.0 | 4.0 | 6.0 |  |  | 3.0 |  | "
+        "2.00 (2.00–2.00) |"
+    )
     assert networks.head(networks.ON_GPU).splitlines()[0].count("|") == shown.count("|")
 
 
@@ -217,3 +227,33 @@ def test_a_side_trains_the_batch_that_it_is_given(side, monkeypatch):
     # Threads, microbatches, and whether XLA compiles them.
     on_towers = {"towers": [1, 2, False], "towers-xla": [8, 2, True]}
     assert given == on_towers.get(side, []) + [4, 4]
+
+
+@pytest.mark.parametrize("side", ["on-gpu", "towers"])
+def test_parameters_are_where_a_side_says(side, monkeypatch):
+    """On a GPU, whose place another CPU takes; and it trains on batches that were copied there."""
+    there, made = "/CPU:1", []
+
+    class Trainer(towers.Trainer):
+        def __init__(self, *given, **options):
+            super().__init__(*given, **options)
+            made.append(self)
+
+        def train_step(self, inputs, labels, *, parts):
+            ((own_inputs, _),) = parts
+            assert own_inputs.device.endswith("CPU:1") and own_inputs.dtype == tf.bfloat16
+            super().train_step(inputs, labels, parts=parts)
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr(keras_tasks.counter, "Counter", lambda: None)
+    monkeypatch.setattr(keras_tasks.devices, "use_intra_op_threads", lambda threads: None)
+    monkeypatch.setattr(keras_tasks.devices, "choose", lambda number: (there,))
+    monkeypatch.setattr(keras_tasks.machine, "are_cpus", lambda names: False)
+    monkeypatch.setattr(keras_tasks.towers, "Trainer", Trainer)
+    monkeypatch.setattr("sys.argv", ["keras_tasks", side, "resnet", "bfloat16", "--batch=8"])
+    with pytest.raises(KeyboardInterrupt):
+        keras_tasks.main()
+    places = {name: {v.device[-5:] for v in part} for name, part in made[0].state.parts().items()}
+    place = "CPU:1" if side == "on-gpu" else "CPU:0"
+    for part in ("weights", "model_state", "optimizer"):
+        assert places[part] == {place}, part
