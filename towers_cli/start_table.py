@@ -61,6 +61,7 @@ def rows(
                   f"microbatch(es) of {derived['microbatch_size']}, "
                   f"{shares.described(sum(derived['microbatches_of_towers'], []))}"),
         ("same bits", _describe_same_bits(chosen, derived, cores)),
+        *([("faster", said)] if (said := _describe_faster(chosen, derived)) else []),
         ("steps", f"{derived['last_step']:,}, {derived['steps_per_epoch']:.1f} per epoch"),
         ("optimizer", _describe_optimizer(chosen)),
         ("learning rate", describe_rate(learning_rate)),
@@ -109,7 +110,7 @@ def _describe_same_bits(chosen: Mapping, derived: Mapping, cores: int) -> str:
         f"workers, with --num_microbatches={parts} and --intra_op_threads={threads}"
     )
     if not on_cpus:
-        return f"{said} (not yet measured on GPUs){_describe_launches(chosen, derived)}"
+        return f"{said} (measured on one kind of GPU){_describe_launches(chosen, derived)}"
     # All microbatches share the intra-op threads. Where there is one, each computes on its own,
     # unless XLA compiles it.
     is_shared = threads > 1 or chosen["jit_compile"]
@@ -132,6 +133,18 @@ def _describe_launches(chosen: Mapping, derived: Mapping) -> str:
     if chosen["global_batch_size"] % len(counts):
         return said
     return f"{said}; in a new run with --num_microbatches={len(counts)}, once, with different bits"
+
+
+def _describe_faster(chosen: Mapping, derived: Mapping) -> str | None:
+    """What made steps faster on a GPU (docs/gpus.md), where it is not chosen."""
+    if machine.are_cpus(derived["tower_devices"]) or chosen["deterministic"]:
+        return None
+    missing = [] if chosen["jit_compile"] else ["--jit_compile"]
+    if chosen["parameter_device"] == "cpu" and not chosen["workers"]:
+        missing.append("--parameter_device=gpu")
+    if not missing:
+        return None
+    return f"on GPUs, in a new run, {' and '.join(missing)}, with different bits"
 
 
 def _describe_towers(derived: Mapping) -> str:

@@ -149,13 +149,35 @@ class TestARun:
         config["settings"]["deterministic"] = True
         said = dict(start_table.rows(config, rate, 1000))["same bits"]
         assert said.startswith("on 1 to 4 towers in all, on any number of workers, with --num_mic")
-        assert said.endswith(f"(not yet measured on GPUs){launches}")
+        assert said.endswith(f"(measured on one kind of GPU){launches}")
         config["resolved"]["microbatches_of_towers"] = [[2, 2, 1, 1, 1]]  # 5 do not divide 24
         said = dict(start_table.rows(config, rate, 1000))["same bits"]
         assert said.endswith("; a tower launches its kernels 2 times a step")
         config["resolved"]["microbatches_of_towers"] = [[1, 1]]
         said = dict(start_table.rows(config, rate, 1000))["same bits"]
-        assert said.endswith("(not yet measured on GPUs)")
+        assert said.endswith("(measured on one kind of GPU)")
+
+    @pytest.mark.parametrize(
+        ("device", "chosen", "said"),
+        [
+            ("/CPU:0", {}, None),
+            ("/GPU:0", {}, "--jit_compile and --parameter_device=gpu"),
+            ("/GPU:0", {"workers": ["one:1", "two:1"]}, "--jit_compile"),
+            ("/GPU:0", {"parameter_device": "gpu"}, "--jit_compile"),
+            ("/GPU:0", {"jit_compile": True}, "--parameter_device=gpu"),
+            ("/GPU:0", {"jit_compile": True, "parameter_device": "gpu"}, None),
+            ("/GPU:0", {"deterministic": True}, None),
+        ],
+    )
+    def test_the_table_says_what_is_faster_on_gpus(self, done, folder, device, chosen, said):
+        from towers_cli import start_table
+
+        config = json.loads((folder / "config.json").read_text())
+        config["settings"] |= chosen
+        config["resolved"]["tower_devices"] = [device]
+        rate = schedules.LearningRate("constant", 0.1, 5000)
+        expected = f"on GPUs, in a new run, {said}, with different bits" if said else None
+        assert dict(start_table.rows(config, rate, 1000)).get("faster") == expected
 
     @pytest.mark.parametrize(
         ("parts", "cores", "said"),
