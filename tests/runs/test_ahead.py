@@ -10,7 +10,7 @@ import toys
 from towers import devices, prefetch
 from towers.runs import ahead
 
-BATCH, STEPS = 8, 3
+BATCH, STEPS = 8, 4
 
 
 def batches():
@@ -22,8 +22,8 @@ def threads() -> list[str]:
     return [thread.name for thread in threading.enumerate() if thread.name.startswith("batches")]
 
 
-def test_the_next_batch_is_copied_while_a_step_is_at_work(monkeypatch):
-    """A copy that waits for the step before it, and a step that waits for the copy behind it."""
+def test_two_batches_are_copied_while_a_step_is_at_work(monkeypatch):
+    """As to a GPU, where a copy that begins during a step ends during the next one."""
     begun = [threading.Event() for _ in range(STEPS)]
     in_step = [threading.Event() for _ in range(STEPS)]
     numbers, identity = itertools.count(), tf.identity
@@ -40,9 +40,9 @@ def test_the_next_batch_is_copied_while_a_step_is_at_work(monkeypatch):
     for step in range(STEPS):
         _, _, parts = next(taken)
         assert parts[0][0].shape[0] == BATCH
-        if step + 1 < STEPS:
-            assert begun[step + 1].wait(timeout=30)
         in_step[step].set()
+        if step + 2 < STEPS:
+            assert begun[step + 2].wait(timeout=30)
     assert next(taken, None) is None
     assert threads() == []
 
@@ -65,6 +65,25 @@ def test_no_thread_stays_where_a_loop_ends_early():
     assert threads() != []
     taken.close()
     assert threads() == []
+
+
+def test_a_batch_that_nobody_waits_for_any_more_is_not_taken():
+    begun, goes_on, taken = threading.Event(), threading.Event(), []
+
+    def slow():
+        for number in range(STEPS):
+            taken.append(number)
+            if number == 1:
+                begun.set()
+                assert goes_on.wait(timeout=30)
+            yield number
+
+    ahead_of_time = ahead.taken_ahead(slow())
+    assert next(ahead_of_time) == 0
+    assert begun.wait(timeout=30)
+    threading.Timer(0.2, goes_on.set).start()
+    ahead_of_time.close()
+    assert taken == [0, 1] and threads() == []
 
 
 def test_what_names_no_device_is_on_the_host_also_in_the_thread(monkeypatch):

@@ -1,15 +1,19 @@
-"""The next batch made while a step is at work."""
+"""Batches made while steps are at work."""
 
+import collections
 import concurrent.futures
 from collections.abc import Iterable, Iterator
 
 from towers.runs import placement
 
 _END = object()
+# A copy to a GPU waits for all that the GPU was given to compute before (TensorFlow 2.21,
+# gpu_util.cc), so a batch whose copy begins during one step can be there for the second after it.
+_BATCHES_AHEAD = 2
 
 
 def taken_ahead(batches: Iterable) -> Iterator:
-    """The same batches; while one is used, a thread takes the next.
+    """The same batches; while one is used, a thread takes the next two.
 
     An error of the batches comes in its place, after those before it.
     """
@@ -19,8 +23,11 @@ def taken_ahead(batches: Iterable) -> Iterator:
     def following():
         return next(source, _END)
 
-    with concurrent.futures.ThreadPoolExecutor(1, "batches") as thread:
-        ahead = thread.submit(following)
-        while (batch := ahead.result()) is not _END:
-            ahead = thread.submit(following)
+    thread = concurrent.futures.ThreadPoolExecutor(1, "batches")
+    try:
+        ahead = collections.deque(thread.submit(following) for _ in range(_BATCHES_AHEAD))
+        while (batch := ahead.popleft().result()) is not _END:
+            ahead.append(thread.submit(following))
             yield batch
+    finally:
+        thread.shutdown(cancel_futures=True)
