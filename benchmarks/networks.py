@@ -1,8 +1,9 @@
-"""The bare step on every kind of network, beside Keras's `fit` and PyTorch, in one run.
+"""The bare step on every kind of network, beside Keras's `fit`, PyTorch and JAX, in one run.
 
     python -m benchmarks.networks
     python -m benchmarks.networks --task=resnet --compute_dtype=bfloat16 --jit_compile
     python -m benchmarks.networks --num_microbatches=1 --pytorch_python=other/bin/python
+    python -m benchmarks.networks --peer=jax --jax_python=other/bin/python
 
 One batch in memory, SGD with momentum, no logs; towers with one tower, the default threads and the
 default number of microbatches, or the given one. The sides of a row take turns, each a process of
@@ -34,11 +35,13 @@ COLUMNS = {
     "keras-xla": "compiled with XLA",
     "pytorch": "PyTorch",
     "pytorch-compiled": "compiled",
+    "jax": "JAX",
 }
 ON_CPU = ("towers", "fused", "towers-xla")
 ON_GPU = ("towers", "on-gpu", "on-gpu-xla")
 FUSED = ("mobilenet", "transformer", "lstm")  # which have layers that `fused` replaces
-PEERS = ("keras", "keras-xla", "pytorch", "pytorch-compiled")
+PEERS = ("keras", "keras-xla", "pytorch", "pytorch-compiled", "jax")
+COLUMNS_OF_PEERS = PEERS[:-1]  # of a table, unless peers are named
 DTYPES = ("float32", "bfloat16")
 
 
@@ -58,6 +61,9 @@ def main():
         "--pytorch_python", default=sys.executable, help="the interpreter that has PyTorch"
     )
     parser.add_argument(
+        "--jax_python", default=sys.executable, help="the interpreter that has JAX, Flax and Optax"
+    )
+    parser.add_argument(
         "--warm_up_together",
         action="store_true",
         help="all sides of a row at once, on a machine of many cores",
@@ -70,7 +76,9 @@ def main():
         for task in options.task or task_sizes.SHAPES
         for compute_dtype in options.compute_dtype or DTYPES
     )
-    turns.report(head(own), rows, functools.partial(as_row, own=own), options.output)
+    peers = options.peer if "jax" in (options.peer or ()) else COLUMNS_OF_PEERS
+    shown = functools.partial(as_row, own=own, peers=peers)
+    turns.report(head(own, peers), rows, shown, options.output)
 
 
 def measure(
@@ -78,19 +86,23 @@ def measure(
 ) -> dict:
     """The figures of one row; with `jit_compile`, those of towers compiled with XLA too."""
     asked = [
-        *(options.peer or PEERS),
+        *(options.peer or COLUMNS_OF_PEERS),
         *(name for name in own if options.jit_compile or not name.endswith("-xla")),
     ]
     more = [] if options.batch is None else [f"--batch={options.batch}"]
     named = commands(
         task, compute_dtype, asked, options.num_microbatches, *more,
         deterministic=options.deterministic, pytorch_python=options.pytorch_python,
+        jax_python=options.jax_python,
     )  # fmt: skip
+    interpreters = {
+        "pytorch": options.pytorch_python,
+        "pytorch-compiled": options.pytorch_python,
+        "jax": options.jax_python,
+    }
     sides = {
         name: turns.Side(
-            command,
-            {"seconds": options.seconds},
-            options.pytorch_python if "pytorch" in name else sys.executable,
+            command, {"seconds": options.seconds}, interpreters.get(name, sys.executable)
         )
         for name, command in named.items()
     }
@@ -124,13 +136,15 @@ def measure(
         }
     conditions = turns.conditions()
     if options.pytorch_python != sys.executable and "pytorch" in "".join(sides):
-        conditions["torch"] = torch_of(options.pytorch_python)
+        conditions["torch"] = version_of("torch", options.pytorch_python)
+    if "jax" in sides:
+        conditions["jax"] = version_of("jax", options.jax_python)
     return figures | conditions
 
 
-def torch_of(python: str) -> str:
-    """The version of PyTorch that an interpreter has."""
-    program = "import importlib.metadata as m; print(m.version('torch'))"
+def version_of(package: str, python: str) -> str:
+    """The version of a package that an interpreter has."""
+    program = f"import importlib.metadata as m; print(m.version({package!r}))"
     done = subprocess.run([python, "-c", program], capture_output=True, text=True, check=True)
     return done.stdout.strip()
 
@@ -143,11 +157,12 @@ def commands(
     *more: str,
     deterministic: bool = False,
     pytorch_python: str = sys.executable,
+    jax_python: str = sys.executable,
 ) -> dict[str, tuple[str, ...]]:
     """Name of a side to its command, with `more` arguments.
 
     They are the sides that are asked for: with `fused` where that replaces a layer, and PyTorch's
-    where it is installed, or has an interpreter of its own.
+    and JAX's where these are installed, or have an interpreter of their own.
     """
     given = (task, compute_dtype, *more)
     of_towers = (*given, f"--num_microbatches={num_microbatches}")
@@ -161,28 +176,33 @@ def commands(
         "keras-xla": ("benchmarks.peers.keras_tasks", "fit-xla", *given),
         "pytorch": ("benchmarks.peers.pytorch_tasks", *given),
         "pytorch-compiled": ("benchmarks.peers.pytorch_tasks", *given, "--compile"),
+        "jax": ("benchmarks.peers.jax_tasks", *given),
     }
-    has_torch = pytorch_python != sys.executable or importlib.util.find_spec("torch") is not None
+    found = {
+        package: python != sys.executable or importlib.util.find_spec(package) is not None
+        for package, python in (("torch", pytorch_python), ("flax", jax_python))
+    }
     return {
         name: command
         for name, command in of_all.items()
         if name in asked
         and (name != "fused" or task in FUSED)
-        and (has_torch or "pytorch" not in name)
+        and (found["torch"] or "pytorch" not in name)
+        and (found["flax"] or name != "jax")
     }
 
 
-def head(own: Sequence[str] = ON_CPU) -> str:
-    """The head of the table with so many columns of towers."""
-    columns = [COLUMNS[name] for name in (*own, *PEERS)]
+def head(own: Sequence[str] = ON_CPU, peers: Sequence[str] = COLUMNS_OF_PEERS) -> str:
+    """The head of the table with these columns of towers and of peers."""
+    columns = [COLUMNS[name] for name in (*own, *peers)]
     names = ["network", "type", "microbatches", *columns, "relative to the best of them"]
     return f"| {' | '.join(names)} |\n{'|---' * len(names)}|"
 
 
-def as_row(row: dict, own: Sequence[str] = ON_CPU) -> str:
+def as_row(row: dict, own: Sequence[str] = ON_CPU, peers: Sequence[str] = COLUMNS_OF_PEERS) -> str:
     """One row of the table."""
     rates = row["images_per_second"]
-    shown = " | ".join(_rate(rates[name]) if name in rates else "" for name in (*own, *PEERS))
+    shown = " | ".join(_rate(rates[name]) if name in rates else "" for name in (*own, *peers))
     ratio = ""
     if "best_peer" in row:
         least, largest = row["least_and_largest"]

@@ -32,7 +32,7 @@ def asked_for(**given):
     defaults = {
         "peer": [], "seconds": 1.0, "rounds": 1, "num_microbatches": 8, "jit_compile": False,
         "batch": None, "deterministic": False, "warm_up_together": False,
-        "pytorch_python": sys.executable,
+        "pytorch_python": sys.executable, "jax_python": sys.executable,
     }  # fmt: skip
     return argparse.Namespace(**defaults | given)
 
@@ -54,6 +54,44 @@ def test_pytorch_s_has_as_many(name):
 
     found = sum(weight.numel() for weight in pytorch_tasks.NETWORKS[name]().parameters())
     assert found - (4 * task_sizes.UNITS if name == "lstm" else 0) == WEIGHTS[name]
+
+
+@pytest.mark.parametrize("name", WEIGHTS)
+def test_jax_s_has_as_many_and_trains(name):
+    jax = pytest.importorskip("jax", reason="JAX is not installed")
+    optax = pytest.importorskip("optax", reason="Optax is not installed")
+    pytest.importorskip("flax", reason="Flax is not installed")
+    from benchmarks.peers import jax_tasks
+
+    model = jax_tasks.NETWORKS[name]("float32")
+    batch = jax_tasks.batch_of(name, 2)
+    weights, statistics = jax_tasks.initial(model, batch[0])
+    assert sum(weight.size for weight in jax.tree.leaves(weights)) == WEIGHTS[name]
+    optimizer = optax.sgd(0.001)
+    step, slots, losses = jax_tasks.step_of(model, optimizer), optimizer.init(weights), []
+    for _ in range(3):
+        weights, statistics, slots, loss = step(weights, statistics, slots, *batch)
+        losses.append(loss.item())
+    assert losses[2] < losses[0]
+
+
+def test_jax_is_a_peer_where_it_is_asked_for(monkeypatch):
+    def measured(sides, *_, **__):
+        assert sides["jax"].arguments == ("benchmarks.peers.jax_tasks", "lstm", "float32")
+        assert sides["jax"].python == "other"
+        return {"towers": turns.Measured([3.0], None), "jax": turns.Measured([2.0], None)}
+
+    monkeypatch.setattr(turns, "measure", measured)
+    monkeypatch.setattr(networks, "version_of", lambda package, python: f"{package} of {python}")
+    row = networks.measure("lstm", "float32", asked_for(peer=["jax"], jax_python="other"))
+    assert (row["best_peer"], row["to_best_peer"], row["jax"]) == ("jax", 1.5, "jax of other")
+    shown = networks.as_row(row, ("towers",), ("jax",))
+    assert shown == "| lstm | float32 | 8 | 3.0 | 2.0 | 1.50 (1.50–1.50) |"
+    assert (
+        networks.head(("towers",), ("jax",))
+        .splitlines()[0]
+        .endswith("| towers, images/s | JAX | relative to the best of them |")
+    )
 
 
 def test_the_ratio_is_to_the_best_peer_within_each_round(monkeypatch):
@@ -149,13 +187,13 @@ def test_on_a_gpu_towers_have_their_parameters_on_either_device(monkeypatch):
         return {name: turns.Measured([rates[name]], None) for name in sides}
 
     monkeypatch.setattr(turns, "measure", measured)
-    monkeypatch.setattr(networks, "torch_of", lambda python: f"that of {python}")
+    monkeypatch.setattr(networks, "version_of", lambda package, python: f"{package} of {python}")
     options = asked_for(
         peer=["pytorch"], batch=64, deterministic=True, jit_compile=True, pytorch_python="other"
     )
     row = networks.measure("resnet", "float32", options, networks.ON_GPU)
     assert (row["best_of_ours"], row["to_best_peer"], row["batch"]) == ("on-gpu-xla", 2.0, 64)
-    assert row["torch"] == "that of other"
+    assert row["torch"] == "torch of other"
     shown = networks.as_row(row, networks.ON_GPU)
     assert shown == (
         "| resnet, `--deterministic` | float32 | 8 | 2.0 | 4.0 | 6.0 |  |  | 3.0 |  | "
