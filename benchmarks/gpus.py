@@ -91,12 +91,15 @@ def counted(model: str, compute_dtype: str, options: argparse.Namespace) -> dict
     gpus = tuple(f"/GPU:{tower}" for tower in range(options.num_gpus))
     on = {"cpu": towers.devices.HOST, "gpu": gpus[0]}[options.parameter_device]
     compiled = options.jit_compile
+    compiles_update = compiled and options.parameter_device == "gpu"
     program = dataclasses.replace(
         run.program,
-        tower_program=dataclasses.replace(run.program.tower_program, jit_compile=compiled),
+        tower_program=dataclasses.replace(
+            run.program.tower_program, jit_compile=compiled, compiles_sums=compiles_update
+        ),
         tower_devices=gpus,
         parameter_device=on,
-        compiles_update=compiled and options.parameter_device == "gpu",
+        compiles_update=compiles_update,
     )
     traced = tf.function(functools.partial(towers.step.train_step, program), autograph=False)
     graph = traced.get_concrete_function(images, tf.cast(labels, tf.int32), None).graph
@@ -171,8 +174,15 @@ def launches(graph: tf.Graph) -> int:
     definition = graph.as_graph_def()
     functions = {function.signature.name: function for function in definition.library.function}
     return sum(
-        kind == "GPU" and node.op not in NO_LAUNCH
+        kind == "GPU" and node.op not in NO_LAUNCH and not _of_one(node)
         for node, kind in nodes_of(definition.node, functions)
+    )
+
+
+def _of_one(node) -> bool:
+    """Whether a node stacks or takes apart one tensor, which TensorFlow does without a kernel."""
+    return (node.op == "Pack" and node.attr["N"].i == 1) or (
+        node.op == "Unpack" and node.attr["num"].i == 1
     )
 
 

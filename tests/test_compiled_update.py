@@ -14,7 +14,9 @@ import toys
 
 import towers
 from benchmarks import gpus
+from input_pipeline import arrays
 from towers import devices, not_finite
+from towers.runs import run_errors
 from towers.support import compiled
 
 HERE, THERE = "/CPU:0", "/CPU:1"
@@ -72,7 +74,11 @@ class TestWithParametersOnATower:
     def test_a_step_is_a_program_per_microbatch_one_per_tower_and_two_more(self):
         batch = [tf.constant(array) for array in toys.batch(BATCH)]
         assert len(programs(trainer(num_towers=2), *batch)) == 4 + 2 + 2
-        assert len(programs(trainer(HERE, num_towers=2), *batch)) == 4 + 2
+        found = programs(trainer(num_microbatches=2, num_towers=2), *batch)
+        assert len(found) == 2 + 2  # nothing to add up within a tower
+        assert {call.split("/")[0] for call in found} >= {"average_gradients", "update"}
+        # Without it, additions begin as gradients come, and none of these are kept longer.
+        assert len(programs(trainer(HERE, num_towers=2), *batch)) == 4
         assert programs(trainer(jit_compile=False), *batch) == []
 
     @pytest.mark.parametrize(
@@ -101,11 +107,23 @@ class TestWithParametersOnATower:
 
     @pytest.mark.parametrize("weighted", [False, True])
     def test_the_bits_are_the_same_on_any_number_of_towers(self, weighted):
+        """Of the weights no sum is exact: XLA would add up each tower's first."""
+        hashes, weights = set(), np.random.default_rng(0).uniform(0.1, 1, (3, BATCH))
+        for num_towers in (1, 2, 3):
+            made = trainer(num_towers=num_towers, num_microbatches=BATCH, build=toys.classifier)
+            for seed, of_each in enumerate(weights):
+                batch = toys.batch(BATCH, [3], seed=seed)
+                made.train_step(*batch, *([of_each] if weighted else []))
+            hashes.add(made.state.sha256())
+        assert len(hashes) == 1
+
+    @pytest.mark.long
+    def test_the_bits_of_batch_norm_are_so_too(self):
         hashes = set()
         for num_towers in (1, 2, 4):
             made = trainer(num_towers=num_towers)
             for batch in batches():
-                made.train_step(*batch, *([np.arange(BATCH) / 4] if weighted else []))
+                made.train_step(*batch)
             hashes.add(made.state.sha256())
         assert len(hashes) == 1
 
@@ -163,6 +181,7 @@ class TestWithParametersOnATower:
                 global_batch_size=BATCH, parameter_device=THERE, jit_compile=True,
             )  # fmt: skip
         assert "each step copies them" in caplog.text
+        assert "and XLA does not compile the update: make" in caplog.text
         before = made.state.sha256()
         made.fit(batches(1))
         assert made.state.sha256() != before
@@ -173,6 +192,28 @@ class TestWithParametersOnATower:
         found = programs(trainer(accumulate_gradients=True), *batch)
         assert len(found) == 4 + 2
 
+    def test_what_xla_cannot_compile_is_said_in_a_sentence(self):
+        class Printing(keras.optimizers.SGD):
+            def update_step(self, gradient, variable, learning_rate):
+                tf.print(gradient)
+                super().update_step(gradient, variable, learning_rate)
+
+        made = trainer(optimizer=lambda: Printing(0.1))
+        with pytest.raises(
+            towers.UserError, match="jit_compile=True: XLA cannot compile this model, "
+        ):
+            made.train_step(*toys.batch(BATCH))
+
+    def test_a_run_notices_what_its_steps_leave_not_finite(self, tmp_path):
+        """Batch norm's variance, which is NaN from the start and stays so."""
+        made = trainer()
+        images, labels = toys.batch(4 * BATCH)
+        variance = made.state.model.non_trainable_variables[1]
+        variance.assign(np.full(variance.shape, np.nan, np.float32))
+        run = towers.Run(tmp_path, made, train=arrays.batches(images, labels), epochs=1)
+        with pytest.raises(run_errors.TrainingError, match="has left NaN or Inf in"):
+            run.train()
+
 
 class TestRunner:
     def test_makes_one_program_of_tensors_and_variables(self):
@@ -180,9 +221,15 @@ class TestRunner:
 
         @tf.function(autograph=False)
         def step(x):
+            def add(value):
+                variable.assign_add(value)
+
+            def twice():
+                return {"twice": (x + x, None)}
+
             run = compiled.runner(True, {"x": [x, None]})
-            run(lambda: variable.assign_add(x))
-            return run(lambda: {"twice": (x + x, None)})
+            run(add, x)
+            return run(twice)
 
         assert step(tf.constant(3.0)) == {"twice": (6.0, None)}
         assert variable.numpy() == 5.0
@@ -197,10 +244,14 @@ class TestRunner:
 
         @tf.function(autograph=False)
         def step(x):
-            return compiled.runner(wanted, [x, rows] if wanted else [x])(lambda: x + x)
+            return compiled.runner(wanted, [x, rows] if wanted else [x])(tf.add, x, x)
 
         graph = step.get_concrete_function(tf.constant(3.0)).graph
         assert "AddV2" in [op.type for op in graph.get_operations()]
+
+
+def sum_of_two(x):
+    return tf.exp(x) + tf.sin(x)
 
 
 @pytest.mark.parametrize("jit_compile", [False, True])
@@ -208,7 +259,7 @@ def test_a_program_counts_as_one_launch(jit_compile):
     @tf.function(autograph=False)
     def step(x):
         with tf.device("/GPU:0"):
-            return compiled.runner(jit_compile, x)(lambda: tf.exp(x) + tf.sin(x))
+            return compiled.runner(jit_compile, x)(sum_of_two, x)
 
     graph = step.get_concrete_function(tf.TensorSpec([])).graph
     assert gpus.launches(graph) == (1 if jit_compile else 3)

@@ -1,6 +1,6 @@
 """Batches that lie on the towers' devices before their step begins.
 
-For devices with memory of their own: a loop can have the next batch copied during a step, as
+For devices with memory of their own: a loop can have the next batches copied during a step, as
 `towers.Run` does in a thread. Towers wait for copies within a step. The results are the same.
 """
 

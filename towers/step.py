@@ -104,11 +104,13 @@ def train_step(
         with tf.name_scope("average_gradients"):
             results = program.workers.join(results, program.shares)
             run = compiled.runner(program.compiles_update, results)
-            reduced, shown, all_finite = run(lambda: _average(program, results))
+            # Not within the program: XLA would add up each tower's weights first.
+            weight = None if sample_weight is None else tf.reduce_sum(_microbatch_weights(results))
+            reduced, all_finite = run(_average, program, results, weight)
+            shown = loss_scale.taken_off(state.optimizer, reduced)  # before the scale may change
             checked = not_finite.check(all_finite)
         with tf.control_dependencies([checked]):
-            updates = tf.convert_to_tensor(state.step)
-            run(lambda: _update(program, results, reduced, learning_rate, updates))
+            run(_update, program, results, reduced, learning_rate, tf.convert_to_tensor(state.step))
             with tf.device(devices.HOST), tf.name_scope("count"):
                 state.step.assign_add(1)
                 state.examples_seen.assign_add(program.shares.global_batch_size)
@@ -117,18 +119,14 @@ def train_step(
 
 
 def _average(
-    program: StepProgram, results: list[tower.TowerResult]
-) -> tuple[list[gradients.Gradient], list[gradients.Gradient], tf.Tensor]:
-    """The reduced gradients, the same without the loss scale, and whether all is finite."""
-    optimizer, weights = program.state.optimizer, results[0].weights
+    program: StepProgram, results: list[tower.TowerResult], total_weight: tf.Tensor | None
+) -> tuple[list[gradients.Gradient], tf.Tensor]:
+    """The reduced gradients, and whether all is finite."""
+    sums, shares = [result.sums for result in results], program.shares
     reduced = gradients.reduce_towers(
-        [result.sums for result in results],
-        program.shares.num_microbatches,
-        program.gradient_reduction,
-        None if weights is None else tf.reduce_sum(_microbatch_weights(results)),
+        sums, shares.num_microbatches, program.gradient_reduction, total_weight
     )
-    all_finite = not_finite.all_finite(results, reduced, optimizer)
-    return reduced, loss_scale.taken_off(optimizer, reduced), all_finite
+    return reduced, not_finite.all_finite(results, reduced, program.state.optimizer)
 
 
 def _update(

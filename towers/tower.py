@@ -22,9 +22,9 @@ class TowerProgram:
       objective: the loss of each example.
       decayed: name of the layer to the index of its weight in `model.trainable_variables`.
       weight_decay: coefficient of the weight-decay terms; >= 0.
-      jit_compile: XLA compiles `microbatch`, which does not depend on towers, and the sums over a
-        tower's microbatches, whose additions give the same bits in any program.
+      jit_compile: XLA compiles `microbatch`: what is compiled does not depend on towers.
       accumulate_gradients: microbatches wait for each other: only one's activations at a time.
+      compiles_sums: XLA compiles the sums over a tower's microbatches, with the same bits.
     """
 
     model: keras.Model
@@ -33,6 +33,7 @@ class TowerProgram:
     weight_decay: float
     jit_compile: bool
     accumulate_gradients: bool = False
+    compiles_sums: bool = False
 
     @functools.cached_property
     def microbatch(self) -> Callable[..., "_Microbatch"]:
@@ -124,11 +125,11 @@ def compute(
                 with tf.control_dependencies([tf.identity(g) for g in done if g is not None]):
                     microbatch = tf.nest.map_structure(tf.identity, microbatch)
             results.append(program.microbatch(weights, loss_scale, state, microbatch, *others))
-    run = compiled.runner(program.jit_compile and not program.accumulate_gradients, results)
-    return run(lambda: _together(results, own, num_microbatches))
+    run = compiled.runner(program.compiles_sums and len(own) > 1, results)
+    return run(_sums, results, own, num_microbatches)
 
 
-def _together(results: list[_Microbatch], own: range, num_microbatches: int) -> TowerResult:
+def _sums(results: list[_Microbatch], own: range, num_microbatches: int) -> TowerResult:
     correct, weights = ([of.correct for of in results], [of.weight for of in results])
     return TowerResult(
         sums=gradients.sum_over_share(

@@ -86,8 +86,7 @@ class Trainer:
           gradient_reduction: one of `gradients.REDUCTIONS`.
           batch_norm_statistics: one of `model_state.POLICIES`.
           moving_average_decay: in [0, 1); 0 keeps no averages.
-          jit_compile: XLA compiles each microbatch and, with the parameters on a GPU, the update;
-            on a CPU, microbatches then share the intra-op threads.
+          jit_compile: XLA compiles each microbatch and, with the parameters on a GPU, the update.
           accumulate_gradients: gradient accumulation: a tower computes its microbatches one after
             the other, and keeps the activations of only one at a time; the bits stay the same.
           example_inputs: any, [n, ...]; a model that is built at its first call is called on them.
@@ -129,7 +128,8 @@ class Trainer:
             statistics_of_each=self.num_microbatches if batch_norm_statistics == "each" else 0,
             parameter_device=parameter_device,
         )
-        are_there = checks.tell_of_other_devices(self.state.parts(), parameter_device)
+        are_there = checks.tell_of_other_devices(self.state.parts(), parameter_device, jit_compile)
+        compiles_update = are_there and jit_compile and parameter_device != devices.HOST
         self.program = step.StepProgram(
             state=self.state,
             tower_program=tower.TowerProgram(
@@ -139,6 +139,7 @@ class Trainer:
                 weight_decay=weight_decay,
                 jit_compile=jit_compile,
                 accumulate_gradients=accumulate_gradients,
+                compiles_sums=compiles_update and not accumulate_gradients,
             ),
             tower_devices=self.tower_devices,
             workers=workers,
@@ -147,7 +148,7 @@ class Trainer:
             batch_norm_statistics=batch_norm_statistics,
             moving_average_decay=moving_average_decay,
             parameter_device=parameter_device,
-            compiles_update=jit_compile and parameter_device != devices.HOST and are_there,
+            compiles_update=compiles_update,
         )
         self._train_step = structures.Traced(self._build_step)
         self._trainable = checks.Trainable(model)
@@ -215,7 +216,7 @@ class Trainer:
     def _update(self, *batch) -> step.StepResult:
         try:
             on_device = tf.device(self.program.parameter_device)  # for what the graph returns
-            with self.workers.watched(), checks.labels_in_range(), on_device:
+            with self.workers.watched(), checks.labels_in_range(), checks.compilable(), on_device:
                 return self._train_step(self._rate_of_next_step(), *batch)
         except tf.errors.InvalidArgumentError as error:
             if not not_finite.is_from_check(error):

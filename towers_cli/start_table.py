@@ -137,14 +137,15 @@ def _describe_launches(chosen: Mapping, derived: Mapping) -> str:
 
 def _describe_faster(chosen: Mapping, derived: Mapping) -> str | None:
     """What made steps faster on a GPU (docs/gpus.md), where it is not chosen."""
-    if machine.are_cpus(derived["tower_devices"]) or chosen["deterministic"]:
+    if machine.are_cpus(derived["tower_devices"]):
         return None
-    missing = [] if chosen["jit_compile"] else ["--jit_compile"]
-    if chosen["parameter_device"] == "cpu" and not chosen["workers"]:
-        missing.append("--parameter_device=gpu")
-    if not missing:
-        return None
-    return f"on GPUs, in a new run, {' and '.join(missing)}, with different bits"
+    on_gpu = chosen["parameter_device"] == "gpu" or chosen["workers"]
+    parameters = "" if on_gpu else "--parameter_device=gpu"
+    if chosen["jit_compile"]:
+        return f"on GPUs, {parameters}, with different last bits" if parameters else None
+    which = " for networks without max pooling" if chosen["deterministic"] else ""
+    flags = f"--jit_compile{which}{' and ' if parameters else ''}{parameters}"
+    return f"on GPUs, in a new run, {flags}, with different bits"
 
 
 def _describe_towers(derived: Mapping) -> str:

@@ -50,8 +50,8 @@ def test_compiled_a_step_launches_few_programs_whatever_its_layers(model):
         **vars(FLAGS)
         | {"parameter_device": "gpu", "jit_compile": True, "num_gpus": 1, "num_microbatches": 1}
     )
-    # Four programs; two cuts of a batch that is whole, and the number of a microbatch.
-    assert gpus.counted(model, "float32", flags)["launches_of_a_tower"] == 4 + 3
+    # Three programs; two cuts of a batch that is whole, and the number of a microbatch.
+    assert gpus.counted(model, "float32", flags)["launches_of_a_tower"] == 3 + 3
 
 
 def test_a_tensor_is_copied_to_a_device_once():

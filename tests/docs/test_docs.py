@@ -208,6 +208,15 @@ def test_the_table_of_a_gpu_is_what_was_measured():
     assert "\n".join(table) in (ROOT / "docs/gpus.md").read_text(encoding="utf-8")
 
 
+def test_the_table_beside_jax_is_what_was_measured():
+    own, peers = ("towers", "fused"), ("jax",)
+    rows = measured("networks_jax")
+    table = [all_networks.head(own, peers)]
+    table += [all_networks.as_row(row, own, peers) for row in rows]
+    assert len(rows) == 12
+    assert "\n".join(table) in (ROOT / "docs/speed.md").read_text(encoding="utf-8")
+
+
 def figures_in_order(beginning: str, page: Path = RESULTS) -> str:
     """The numbers of a paragraph of a page, as they are written there: ` 3,390 1.65 61.7 `.
 

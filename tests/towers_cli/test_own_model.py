@@ -16,6 +16,7 @@ pytestmark = pytest.mark.usefixtures("cache")
 
 MODULE = """
 import keras
+import tensorflow as tf
 
 def build(image_shape, num_classes):
     return keras.Sequential([
@@ -95,6 +96,15 @@ class Late(keras.layers.Layer):
 
 def fails_late(image_shape, num_classes):
     return keras.Sequential([keras.Input(image_shape), Late(), keras.layers.Flatten(),
+                             keras.layers.Dense(num_classes)])
+
+class Printing(keras.layers.Layer):
+    def call(self, x):
+        tf.print(x[0, 0, 0])
+        return x
+
+def prints(image_shape, num_classes):
+    return keras.Sequential([keras.Input(image_shape), Printing(), keras.layers.Flatten(),
                              keras.layers.Dense(num_classes)])
 
 @keras.saving.register_keras_serializable("mine")
@@ -234,6 +244,13 @@ class TestARunOfIt:
         assert "--model=mine:fails_late: training it: KeyError: " in done.stderr
         assert "only in training" in done.stderr
         assert f"({here / 'mine.py'}, line " in done.stderr
+
+    def test_that_xla_cannot_compile_is_said_in_a_sentence(self, here):
+        done = scripts.train(here / "run", "--model=mine:prints", "--max_steps=1", "--jit_compile")
+        assert done.returncode == 1
+        said = done.stderr.splitlines()[-1]
+        assert said.startswith("train.py: error: --jit_compile=True: XLA cannot compile this model")
+        assert "StringFormat" in said
 
 
 @pytest.mark.parametrize(

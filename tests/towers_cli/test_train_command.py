@@ -161,14 +161,23 @@ class TestARun:
         ("device", "chosen", "said"),
         [
             ("/CPU:0", {}, None),
-            ("/GPU:0", {}, "--jit_compile and --parameter_device=gpu"),
-            ("/GPU:0", {"workers": ["one:1", "two:1"]}, "--jit_compile"),
-            ("/GPU:0", {"parameter_device": "gpu"}, "--jit_compile"),
-            ("/GPU:0", {"jit_compile": True}, "--parameter_device=gpu"),
+            (
+                "/GPU:0", {},
+                "in a new run, --jit_compile and --parameter_device=gpu, with different",
+            ),
+            (
+                "/GPU:0", {"workers": ["one:1", "two:1"]},
+                "in a new run, --jit_compile, with different",
+            ),
+            ("/GPU:0", {"parameter_device": "gpu"}, "in a new run, --jit_compile, with different"),
+            ("/GPU:0", {"jit_compile": True}, "--parameter_device=gpu, with different last"),
             ("/GPU:0", {"jit_compile": True, "parameter_device": "gpu"}, None),
-            ("/GPU:0", {"deterministic": True}, None),
+            (
+                "/GPU:0", {"deterministic": True, "parameter_device": "gpu"},
+                "in a new run, --jit_compile for networks without max pooling, with different",
+            ),
         ],
-    )
+    )  # fmt: skip
     def test_the_table_says_what_is_faster_on_gpus(self, done, folder, device, chosen, said):
         from towers_cli import start_table
 
@@ -176,7 +185,7 @@ class TestARun:
         config["settings"] |= chosen
         config["resolved"]["tower_devices"] = [device]
         rate = schedules.LearningRate("constant", 0.1, 5000)
-        expected = f"on GPUs, in a new run, {said}, with different bits" if said else None
+        expected = f"on GPUs, {said} bits" if said else None
         assert dict(start_table.rows(config, rate, 1000)).get("faster") == expected
 
     @pytest.mark.parametrize(

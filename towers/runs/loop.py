@@ -552,5 +552,8 @@ def _is_finite(variable: keras.Variable) -> bool:
 def _is_assigned(variable: keras.Variable, graph: tf.Graph) -> bool:
     """Whether a step changes a variable."""
     names = {inside.name for outside, inside in graph.captures if outside is variable.value.handle}
-    assigning = (op for op in graph.get_operations() if op.type.startswith("Assign"))
-    return any(op.inputs[0].name in names for op in assigning)
+    # Of the functions that a step calls, only the update gets variables, and not their values.
+    assigning = (
+        op for op in graph.get_operations() if op.type.startswith("Assign") or "Call" in op.type
+    )
+    return any(given.name in names for op in assigning for given in op.inputs)

@@ -14,8 +14,9 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from towers.support import adapted, machine, structures
+from towers.support import adapted, errors, machine, structures
 
+_NOT_COMPILED = re.compile("Detected unsupported operations .*|Trying to access resource .*")
 _LABEL_OUT_OF_RANGE = re.compile(r"label value of (-?\d+) which is outside .*\[0, (\d+)\)")
 
 # What Keras's own training calls, and towers do not.
@@ -200,11 +201,14 @@ def parameter_device(device: str | None, host: str, num_workers: int) -> str:
     return device
 
 
-def tell_of_other_devices(parts: Mapping[str, Sequence[tf.Variable]], device: str) -> bool:
+def tell_of_other_devices(
+    parts: Mapping[str, Sequence[tf.Variable]], device: str, jit_compile: bool
+) -> bool:
     """Logs a warning where variables of a state, but for its counters, are not on its device.
 
-    Returns whether all of them are there.
+    Returns whether all of them are there; XLA reaches no others.
     """
+    more = ", and XLA does not compile the update" if jit_compile else ""
     wanted = tf.DeviceSpec.from_string(device)
     elsewhere = {}
     for part, variables in parts.items():
@@ -214,9 +218,9 @@ def tell_of_other_devices(parts: Mapping[str, Sequence[tf.Variable]], device: st
                 elsewhere.setdefault(f"{spec.device_type}:{spec.device_index}", []).append(part)
     for place, of_parts in elsewhere.items():
         logging.getLogger(__name__).warning(
-            "%d variables (%s) are on %s, and each step copies them to %s and back: make the model "
-            "and the optimizer within `with tf.device(%r):`",
-            len(of_parts), ", ".join(sorted(set(of_parts))), place, device, device,
+            "%d variables (%s) are on %s, and each step copies them to %s and back%s: make the "
+            "model and the optimizer within `with tf.device(%r):`",
+            len(of_parts), ", ".join(sorted(set(of_parts))), place, device, more, device,
         )  # fmt: skip
     return not elsewhere
 
@@ -537,6 +541,25 @@ def labels_in_range() -> Iterator[None]:
         raise ValueError(
             f"a label is {label}: the model has {num_classes} outputs, for labels from 0 to "
             f"{int(num_classes) - 1}"
+        ) from error
+
+
+@contextlib.contextmanager
+def compilable() -> Iterator[None]:
+    """Turns XLA's error, for what it cannot compile, into one sentence.
+
+    Raises:
+      UserError: there was such an error while this was entered.
+    """
+    try:
+        yield
+    except tf.errors.OpError as error:
+        found = _NOT_COMPILED.search(error.message)
+        if found is None:
+            raise
+        raise errors.UserError(
+            "jit_compile=True: XLA cannot compile this model, its loss or its optimizer: "
+            f"{found[0].strip()}"
         ) from error
 
 

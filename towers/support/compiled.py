@@ -3,13 +3,14 @@
 On a GPU, a small operation takes longer to launch than to run; a program is one launch.
 """
 
+import functools
 from collections.abc import Callable
 
 import tensorflow as tf
 
 
-def runner(wanted: bool, given) -> Callable[[Callable], object]:
-    """What runs a function `f()` while a graph is built, on the current device.
+def runner(wanted: bool, given) -> Callable:
+    """What runs a function while a graph is built, on the current device, as `run(f, *arguments)`.
 
     Args:
       wanted: whether XLA compiles the function. The tensors and variables that it uses become
@@ -22,9 +23,12 @@ def runner(wanted: bool, given) -> Callable[[Callable], object]:
     return _compile if wanted and not is_sparse else _build
 
 
-def _compile(function: Callable):
-    return tf.function(function, autograph=False, jit_compile=True)()
+def _compile(function: Callable, *arguments):
+    name = function.__name__.strip("_")
+    with tf.name_scope(name):
+        program = functools.partial(function, *arguments)
+        return tf.function(program, autograph=False, jit_compile=True)()
 
 
-def _build(function: Callable):
-    return function()
+def _build(function: Callable, *arguments):
+    return function(*arguments)
