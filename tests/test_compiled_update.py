@@ -82,7 +82,11 @@ class TestWithParametersOnATower:
         assert programs(trainer(jit_compile=False), *batch) == []
 
     @pytest.mark.parametrize(
-        ("policy", "weighted"), [("mean", True), ("each", False), ("last", False)]
+        ("policy", "weighted"),
+        [
+            ("each", True),
+            *(pytest.param(p, False, marks=pytest.mark.long) for p in ("mean", "last")),
+        ],
     )
     def test_the_state_is_that_of_an_update_that_is_not_compiled(self, policy, weighted):
         """Up to rounding; and what the step returns, too."""
@@ -105,7 +109,7 @@ class TestWithParametersOnATower:
         for mine, expected in zip(by_xla.gradients, plain.gradients, strict=True):
             np.testing.assert_allclose(mine, expected, rtol=1e-3, atol=1e-5)
 
-    @pytest.mark.parametrize("weighted", [False, True])
+    @pytest.mark.parametrize("weighted", [pytest.param(False, marks=pytest.mark.long), True])
     def test_the_bits_are_the_same_on_any_number_of_towers(self, weighted):
         """Of the weights no sum is exact: XLA would add up each tower's first."""
         hashes, weights = set(), 10 ** np.random.default_rng(0).uniform(-4, 4, (5, BATCH))

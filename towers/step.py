@@ -109,8 +109,9 @@ def train_step(
             reduced, all_finite = run(_average, program, results, weight)
             shown = loss_scale.taken_off(state.optimizer, reduced)  # before the scale may change
             checked = not_finite.check(all_finite)
+            updates = tf.convert_to_tensor(state.step)
         with tf.control_dependencies([checked]):
-            run(_update, program, results, reduced, learning_rate, tf.convert_to_tensor(state.step))
+            run(_update, program, results, reduced, learning_rate, updates)
             with tf.device(devices.HOST), tf.name_scope("count"):
                 state.step.assign_add(1)
                 state.examples_seen.assign_add(program.shares.global_batch_size)

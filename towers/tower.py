@@ -107,12 +107,11 @@ def compute(
       own: the tower's microbatches; the loop over them runs while the graph is built.
       num_microbatches: of the global batch.
     """
-    weighted = sample_weight is not None
     microbatches = zip(
         model_states,
         structures.split(inputs, len(own)),  # each [microbatch, ...]
         structures.split(labels, len(own)),
-        structures.split(sample_weight, len(own)) if weighted else [None] * len(own),
+        [None] * len(own) if sample_weight is None else structures.split(sample_weight, len(own)),
         [first_draw + m for m in own],
         strict=True,
     )

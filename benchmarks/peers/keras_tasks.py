@@ -2,8 +2,8 @@
 
 python -m benchmarks.peers.keras_tasks SIDE TASK COMPUTE_DTYPE [--batch=N]
 
-Both use the first GPU, where there is one, and copy the batch to it for each step: towers during
-the step before, as `towers.Run` does.
+Both use the first GPU, where there is one, and copy the batch to it for each step: towers ahead of
+the step, as `towers.Run` does.
 """
 
 import argparse

@@ -288,7 +288,8 @@ def test_parameters_are_where_a_side_says(side, monkeypatch):
     monkeypatch.setattr(keras_tasks.devices, "choose", lambda number: (there,))
     monkeypatch.setattr(keras_tasks.machine, "are_cpus", lambda names: False)
     monkeypatch.setattr(keras_tasks.towers, "Trainer", Trainer)
-    monkeypatch.setattr("sys.argv", ["keras_tasks", side, "resnet", "bfloat16", "--batch=8"])
+    more = ["--batch=2", "--num_microbatches=1"]
+    monkeypatch.setattr("sys.argv", ["keras_tasks", side, "resnet", "bfloat16", *more])
     with pytest.raises(KeyboardInterrupt):
         keras_tasks.main()
     places = {name: {v.device[-5:] for v in part} for name, part in made[0].state.parts().items()}
