@@ -1,4 +1,4 @@
-"""The bare step on every kind of network, beside Keras's `fit`, PyTorch and JAX, in one run.
+"""The bare step on every kind of network, beside Keras's `fit` and PyTorch or JAX, in one run.
 
     python -m benchmarks.networks
     python -m benchmarks.networks --task=resnet --compute_dtype=bfloat16 --jit_compile
@@ -40,8 +40,8 @@ COLUMNS = {
 ON_CPU = ("towers", "fused", "towers-xla")
 ON_GPU = ("towers", "on-gpu", "on-gpu-xla")
 FUSED = ("mobilenet", "transformer", "lstm")  # which have layers that `fused` replaces
-PEERS = ("keras", "keras-xla", "pytorch", "pytorch-compiled", "jax")
-COLUMNS_OF_PEERS = PEERS[:-1]  # of a table, unless peers are named
+USUAL_PEERS = ("keras", "keras-xla", "pytorch", "pytorch-compiled")
+PEERS = (*USUAL_PEERS, "jax")  # which is run where it is named
 DTYPES = ("float32", "bfloat16")
 
 
@@ -76,7 +76,7 @@ def main():
         for task in options.task or task_sizes.SHAPES
         for compute_dtype in options.compute_dtype or DTYPES
     )
-    peers = options.peer if "jax" in (options.peer or ()) else COLUMNS_OF_PEERS
+    peers = options.peer if "jax" in (options.peer or ()) else USUAL_PEERS
     shown = functools.partial(as_row, own=own, peers=peers)
     turns.report(head(own, peers), rows, shown, options.output)
 
@@ -86,7 +86,7 @@ def measure(
 ) -> dict:
     """The figures of one row; with `jit_compile`, those of towers compiled with XLA too."""
     asked = [
-        *(options.peer or COLUMNS_OF_PEERS),
+        *(options.peer or USUAL_PEERS),
         *(name for name in own if options.jit_compile or not name.endswith("-xla")),
     ]
     more = [] if options.batch is None else [f"--batch={options.batch}"]
@@ -192,14 +192,14 @@ def commands(
     }
 
 
-def head(own: Sequence[str] = ON_CPU, peers: Sequence[str] = COLUMNS_OF_PEERS) -> str:
+def head(own: Sequence[str] = ON_CPU, peers: Sequence[str] = USUAL_PEERS) -> str:
     """The head of the table with these columns of towers and of peers."""
     columns = [COLUMNS[name] for name in (*own, *peers)]
     names = ["network", "type", "microbatches", *columns, "relative to the best of them"]
     return f"| {' | '.join(names)} |\n{'|---' * len(names)}|"
 
 
-def as_row(row: dict, own: Sequence[str] = ON_CPU, peers: Sequence[str] = COLUMNS_OF_PEERS) -> str:
+def as_row(row: dict, own: Sequence[str] = ON_CPU, peers: Sequence[str] = USUAL_PEERS) -> str:
     """One row of the table."""
     rates = row["images_per_second"]
     shown = " | ".join(_rate(rates[name]) if name in rates else "" for name in (*own, *peers))

@@ -95,7 +95,7 @@ class Evaluator:
                 n = structures.num_examples(labels)
                 weight = np.ones(n) if weight is None else checks.weights(weight, n, np.float64)
                 labels = checks.without_weight_0(labels, weight)
-                with checks.labels_in_range():
+                with checks.explained():
                     outputs = self._outputs(inputs, labels, weight)
                 classes = np.zeros((n, 0), np.int64)
                 if self._metrics:

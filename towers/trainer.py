@@ -191,7 +191,7 @@ class Trainer:
           ValueError: the batch is not full: an uneven share would weight examples unequally; a
             weight is missing, negative or not finite; or the loss is not one number per example.
           NotFiniteError: a loss or a gradient is not finite; nothing was updated.
-          WorkerError: another worker is gone or has ended.
+          WorkerError, UserError: another worker is gone; XLA cannot compile the step.
         """
         self._trainable.check()
         with tf.device(devices.HOST):  # else operations go to the first GPU
@@ -216,7 +216,7 @@ class Trainer:
     def _update(self, *batch) -> step.StepResult:
         try:
             on_device = tf.device(self.program.parameter_device)  # for what the graph returns
-            with self.workers.watched(), checks.labels_in_range(), checks.compilable(), on_device:
+            with self.workers.watched(), checks.explained(), on_device:
                 return self._train_step(self._rate_of_next_step(), *batch)
         except tf.errors.InvalidArgumentError as error:
             if not not_finite.is_from_check(error):

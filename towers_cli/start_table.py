@@ -136,16 +136,11 @@ def _describe_launches(chosen: Mapping, derived: Mapping) -> str:
 
 
 def _describe_faster(chosen: Mapping, derived: Mapping) -> str | None:
-    """What made steps faster on a GPU (docs/gpus.md), where it is not chosen."""
-    if machine.are_cpus(derived["tower_devices"]):
+    """What made the steps of one worker faster on a GPU (docs/gpus.md), where it is not chosen."""
+    if machine.are_cpus(derived["tower_devices"]) or chosen["jit_compile"] or chosen["workers"]:
         return None
-    on_gpu = chosen["parameter_device"] == "gpu" or chosen["workers"]
-    parameters = "" if on_gpu else "--parameter_device=gpu"
-    if chosen["jit_compile"]:
-        return f"on GPUs, {parameters}, with different last bits" if parameters else None
     which = " for networks without max pooling" if chosen["deterministic"] else ""
-    flags = f"--jit_compile{which}{' and ' if parameters else ''}{parameters}"
-    return f"on GPUs, in a new run, {flags}, with different bits"
+    return f"in a new run with --parameter_device=gpu and --jit_compile{which}, with different bits"
 
 
 def _describe_towers(derived: Mapping) -> str:

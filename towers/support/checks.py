@@ -525,42 +525,28 @@ def without_weight_0(labels: structures.Structure, weight=None) -> structures.St
 
 
 @contextlib.contextmanager
-def labels_in_range() -> Iterator[None]:
-    """Turns TensorFlow's error on a CPU, for a label without an output, into one sentence.
+def explained() -> Iterator[None]:
+    """Makes one sentence of TensorFlow's error for a label without an output, and of XLA's.
 
     Raises:
-      ValueError: there was such an error while this was entered.
-    """
-    try:
-        yield
-    except tf.errors.InvalidArgumentError as error:
-        found = _LABEL_OUT_OF_RANGE.search(str(error))
-        if found is None:
-            raise
-        label, num_classes = found.groups()
-        raise ValueError(
-            f"a label is {label}: the model has {num_classes} outputs, for labels from 0 to "
-            f"{int(num_classes) - 1}"
-        ) from error
-
-
-@contextlib.contextmanager
-def compilable() -> Iterator[None]:
-    """Turns XLA's error, for what it cannot compile, into one sentence.
-
-    Raises:
-      UserError: there was such an error while this was entered.
+      ValueError: a label has no output; found on CPUs.
+      UserError: XLA cannot compile something.
     """
     try:
         yield
     except tf.errors.OpError as error:
-        found = _NOT_COMPILED.search(error.message)
-        if found is None:
-            raise
-        raise errors.UserError(
-            "jit_compile=True: XLA cannot compile this model, its loss or its optimizer: "
-            f"{found[0].strip()}"
-        ) from error
+        if found := _LABEL_OUT_OF_RANGE.search(error.message):
+            label, num_classes = found.groups()
+            raise ValueError(
+                f"a label is {label}: the model has {num_classes} outputs, for labels from 0 to "
+                f"{int(num_classes) - 1}"
+            ) from error
+        if found := _NOT_COMPILED.search(error.message):
+            raise errors.UserError(
+                "jit_compile=True: XLA cannot compile this model, its loss or its optimizer: "
+                f"{found[0].strip()}"
+            ) from error
+        raise
 
 
 def scalars(model: keras.Model, model_losses: Sequence[tf.Tensor]) -> Sequence[tf.Tensor]:
