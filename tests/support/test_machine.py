@@ -19,20 +19,25 @@ def test_cpus_are_told_from_gpus(tower_devices, expected):
 
 
 @pytest.mark.parametrize(
-    "cpuinfo, expected",
+    "cpuinfo, emulates, multiplies",
     [
-        ("model name\t: A\nflags\t\t: fpu avx2 fma\n", True),
-        ("flags\t\t: fpu avx2 avx512f\nflags\t\t: fpu avx2\n", False),
-        ("flags\t\t: avx2 avx_ne_convert\n", False),
-        ("Features\t: fp asimd bf16\n", False),  # of an ARM processor
-        (None, False),
+        ("model name\t: A\nflags\t\t: fpu avx2 fma\n", True, False),
+        ("flags\t\t: fpu avx2 avx512f\nflags\t\t: fpu avx2\n", False, False),
+        ("flags\t\t: avx2 avx_ne_convert\n", False, False),
+        ("flags\t\t: avx2 avx512f avx512_bf16\n", False, True),
+        ("flags\t\t: avx2 avx512f amx_bf16 amx_tile\n", False, True),
+        ("Features\t: fp asimd bf16\n", False, False),  # of an ARM processor
+        (None, False, False),
     ],
 )
-def test_half_precision_needs_instructions_of_its_own(tmp_path, monkeypatch, cpuinfo, expected):
+def test_half_precision_needs_instructions_of_its_own(
+    tmp_path, monkeypatch, cpuinfo, emulates, multiplies
+):
     monkeypatch.setattr(machine, "CPUINFO", tmp_path / "cpuinfo")
     if cpuinfo is not None:
         machine.CPUINFO.write_text(cpuinfo)
-    assert machine.emulates_half_precision() == expected
+    assert machine.emulates_half_precision() == emulates
+    assert machine.multiplies_bfloat16() == multiplies
 
 
 def test_the_processor_s_name_is_the_first_one_s(tmp_path, monkeypatch):

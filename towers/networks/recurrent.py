@@ -3,48 +3,65 @@
 import keras
 import tensorflow as tf
 
+from towers.support import machine
+
+from tensorflow.python.ops import control_flow_util  # isort: skip
+
 AT_ONCE = 4  # steps in one iteration of a loop, at most: an iteration has a cost of its own
 
 
 @tf.custom_gradient
 def lstm_loop(
-    projected: tf.Tensor, recurrent: tf.Tensor, h: tf.Tensor, c: tf.Tensor
+    inputs: tf.Tensor,
+    kernel: tf.Tensor,
+    recurrent: tf.Tensor,
+    bias: tf.Tensor,
+    h: tf.Tensor,
+    c: tf.Tensor,
 ) -> tuple[tf.Tensor, tf.Tensor]:
-    """The steps of an LSTM (Hochreiter and Schmidhuber 1997, with the forget gate of Gers 2000).
+    """An LSTM (Hochreiter and Schmidhuber 1997, with the forget gate of Gers 2000).
 
-        i, f, o, g = split(projected[t] + h @ recurrent)
+        i, f, o, g = split(kernel @ inputs[t] + recurrent @ h + bias)
         c = sigmoid(f) * c + sigmoid(i) * tanh(g)
         h = sigmoid(o) * tanh(c)
 
-    A step has one matrix product in each direction. The gradient of `recurrent` is one product
-    for all steps together, and the derivatives of the gates are taken for all steps before the loop
-    back in time.
+    In the loop, a step has one matrix product in each direction. The inputs of all steps are
+    multiplied before it, and so are the gradients of `kernel` and `recurrent`, after it; the
+    derivatives of the gates are taken for all steps before the loop back in time. The features of a
+    step come before its sequences: so a step, and a gate of it, is one block of memory, which
+    TensorFlow reads without a copy.
 
     Args:
-      projected: float32 [time, n, 4 * units], what the inputs add to the gates i, f, o and g.
-      recurrent: float32 [units, 4 * units], for the gates in that order.
-      h: float32 [n, units], the output before the first step.
-      c: likewise, the cell's state.
+      inputs: [time, n, features], in the type in which matrices are multiplied.
+      kernel: [4 * units, features] in that type, for the gates i, f, o and g.
+      recurrent: [4 * units, units] in that type, likewise.
+      bias: float32 [4 * units], likewise.
+      h: [units, n] in that type, the output before the first step.
+      c: float32 [units, n], the cell's state before it.
 
     Returns:
-      The outputs h and the states c after each step, both float32 [time, n, units].
+      After each step, the outputs h, [time, units, n] in the type of `inputs`, and the states c,
+      float32 of that shape.
     """
-    units, time = recurrent.shape[0], _Time(projected)
+    units, dtype = recurrent.shape[1], recurrent.dtype
+    of_inputs = tf.matmul(kernel, inputs, transpose_b=True)
+    time = _Time(of_inputs)
+    by_step = time.filled(of_inputs)
+    biases = tf.repeat(bias[:, None], tf.shape(h)[1], axis=1)
 
     def forward(t, h, c, kept):
-        for _ in range(time.at_once):
-            z = by_step.read(t) + tf.matmul(h, recurrent)
-            ifo, g = tf.split(z, [3 * units, units], axis=1)
+        for of_inputs_here in time.read(by_step, t):
+            z = tf.add_n([_wide(of_inputs_here), _wide(tf.matmul(recurrent, h)), biases])
+            ifo, g = tf.split(z, [3 * units, units])
             ifo, g = tf.sigmoid(ifo), tf.tanh(g)
-            i, f, o = tf.split(ifo, 3, axis=1)
+            i, f, o = tf.split(ifo, 3)
             c = f * c + i * g
-            h = o * tf.tanh(c)
+            h = tf.cast(o * tf.tanh(c), dtype)
             kept = [a.write(t, value) for a, value in zip(kept, (h, c, ifo, g), strict=True)]
             t += 1
         return t, h, c, kept
 
-    by_step = time.array(projected)
-    kept = [time.array() for _ in range(4)]
+    kept = [tf.TensorArray(value.dtype, time.steps) for value in (h, c, c, c)]
     *_, kept = tf.while_loop(lambda t, *_: t < time.steps, forward, [0, h, c, kept])
     all_h, all_c, all_ifo, all_g = map(time.stacked, kept, [units, units, 3 * units, units])
 
@@ -53,7 +70,7 @@ def lstm_loop(
             tf.concat([first[None], values[:-1]], axis=0)
             for first, values in ((h, all_h), (c, all_c))
         )
-        i, f, o = tf.split(all_ifo, 3, axis=2)
+        i, f, o = tf.split(all_ifo, 3, axis=1)
         tanh_c = tf.tanh(all_c)
         h_to_c = o * (1.0 - tf.square(tanh_c))
         to_gates = tf.concat(
@@ -63,34 +80,42 @@ def lstm_loop(
                 tanh_c * o * (1.0 - o),
                 i * (1.0 - tf.square(all_g)),
             ],
-            axis=2,
+            axis=1,
         )
-        of_all_steps = dh_of_step, dc_of_step, h_to_c, to_gates, f
-        dz, dh, dc = _back_in_time(recurrent, time, of_all_steps, tf.zeros_like(h))
-        rows = tf.reshape(h_before, [-1, units]), tf.reshape(dz, [-1, 4 * units])
-        return dz, tf.matmul(*rows, transpose_a=True), dh, dc
+        of_all_steps = _wide(dh_of_step), dc_of_step, h_to_c, to_gates, f
+        dz, dh, dc = _back_in_time(recurrent, time, of_all_steps, tf.zeros_like(c))
+        dz, h_before = (tf.transpose(values, [0, 2, 1]) for values in (dz, h_before))
+        dz, x, h_before = (
+            tf.reshape(values, [-1, values.shape[2]]) for values in (dz, inputs, h_before)
+        )
+        of_weights = [  # a product is a faster sum than tf.reduce_sum here
+            tf.matmul(dz, of, transpose_a=True) for of in (x, h_before, tf.ones_like(dz[:, :1]))
+        ]
+        dx = tf.reshape(tf.matmul(dz, kernel), tf.shape(inputs))
+        return dx, *of_weights[:2], _wide(of_weights[2][:, 0]), tf.cast(dh, dtype), dc
 
     return (all_h, all_c), gradient
 
 
 def _back_in_time(recurrent, time: "_Time", of_all_steps, zeros):
-    """The gradients of what came to the gates, [time, n, 4 * units], and of the first h and c."""
-    by_step = [time.array(values) for values in of_all_steps]
+    """The gradients of what came to the gates, [time, 4 * units, n], and of the first h and c."""
+    by_step = [time.filled(values) for values in of_all_steps]
+    back = tf.transpose(recurrent)
 
     def backward(t, dh, dc, dz):
-        for _ in range(time.at_once):
-            dh_here, dc_here, h_to_c, to_gates, f = (array.read(t) for array in by_step)
+        read = (reversed(time.read(values, t - time.at_once + 1)) for values in by_step)
+        for dh_here, dc_here, h_to_c, to_gates, f in zip(*read, strict=True):
             dh = dh + dh_here
             dc = dc + dc_here + dh * h_to_c
-            dz_here = tf.concat([dc, dc, dh, dc], axis=1) * to_gates
-            dh, dc = tf.matmul(dz_here, recurrent, transpose_b=True), dc * f
+            dz_here = tf.cast(tf.concat([dc, dc, dh, dc], axis=0) * to_gates, back.dtype)
+            dh, dc = _wide(tf.matmul(back, dz_here)), dc * f
             dz = dz.write(t, dz_here)
             t -= 1
         return t, dh, dc, dz
 
-    begin = [time.steps - 1, zeros, zeros, time.array()]
+    begin = [time.steps - 1, zeros, zeros, tf.TensorArray(back.dtype, time.steps)]
     _, dh, dc, dz = tf.while_loop(lambda t, *_: t >= 0, backward, begin)
-    return time.stacked(dz, recurrent.shape[1]), dh, dc
+    return time.stacked(dz, recurrent.shape[0]), dh, dc
 
 
 class _Time:
@@ -104,27 +129,29 @@ class _Time:
     """
 
     def __init__(self, sequences: tf.Tensor):
-        """`sequences`: [time, n, features]."""
-        self._known, self._n = sequences.shape[0], sequences.shape[1]
+        """`sequences`: [time, features, n]."""
+        self._known, self._n = sequences.shape[0], sequences.shape[2]
         self._given = tf.shape(sequences)[0] if self._known is None else self._known
         known = self._known or AT_ONCE
         self.at_once = -(-known // -(-known // AT_ONCE))  # which fills up as little as possible
         self.steps = -(-self._given // self.at_once) * self.at_once
 
-    def array(self, values: tf.Tensor | None = None) -> tf.TensorArray:
-        """Of each step: of `values`, [time, n, features]; or empty."""
-        empty = tf.TensorArray(tf.float32, self.steps)
-        if values is None:
-            return empty
-        if self._is_filled():
-            values = tf.pad(values, [[0, self.steps - self._given], [0, 0], [0, 0]])
-        return empty.unstack(values)
+    def filled(self, values: tf.Tensor) -> tf.Tensor:
+        """`values`, [time, features, n], filled up."""
+        if not self._is_filled():
+            return values
+        return tf.pad(values, [[0, self.steps - self._given], [0, 0], [0, 0]])
+
+    def read(self, values: tf.Tensor, begin) -> list[tf.Tensor]:
+        """The steps of the iteration that begins there, each [features, n], of filled ones."""
+        size = [self.at_once, values.shape[1], tf.shape(values)[2]]
+        return tf.unstack(tf.slice(values, [begin, 0, 0], size), num=self.at_once)
 
     def stacked(self, by_step: tf.TensorArray, features: int) -> tf.Tensor:
-        """[time, n, features] of an array."""
+        """[time, features, n] of an array."""
         values = by_step.stack()
         values = values[: self._given] if self._is_filled() else values
-        values.set_shape([self._known, self._n, features])
+        values.set_shape([self._known, features, self._n])
         return values
 
     def _is_filled(self) -> bool:
@@ -135,26 +162,39 @@ class _Time:
 class FusedLSTM(keras.layers.LSTM):
     """`keras.layers.LSTM`, whose inputs are multiplied by the kernel before the loop, all at once.
 
-    The same arguments, weights and function, up to the rounding of sums; bfloat16 and float16 are
-    computed in float32 between inputs and outputs. Where something is asked for that `lstm_loop`
-    does not have (a mask, dropout in training, other activations, `unroll`), and where there is a
-    GPU, for which Keras has cuDNN's LSTM, it is Keras's layer.
+    The same arguments, weights and function, up to the rounding of sums. In float16 and bfloat16 it
+    computes in float32 between inputs and outputs, with one exception: in bfloat16 it multiplies
+    matrices in bfloat16, if the processor has an instruction for that and XLA does not compile the
+    layer. Where something is asked for that `lstm_loop` does not have (a mask, dropout in training,
+    other activations, `unroll`), and where there is a GPU, for which Keras has cuDNN's LSTM, it is
+    Keras's layer.
     """
 
     def inner_loop(self, sequences, initial_state, mask, training=False):
         """What Keras calls within `call`: the last output, all outputs, the states."""
         if mask is not None or tf.config.get_visible_devices("GPU") or not self._is_plain(training):
             return super().inner_loop(sequences, initial_state, mask, training)
-        kernel, recurrent = _wide(self.cell.kernel), _wide(self.cell.recurrent_kernel)
-        inputs = tf.transpose(_wide(sequences), [1, 0, 2])  # [time, n, features]
+        dtype = tf.bfloat16 if self._multiplies_bfloat16() else tf.float32
+        kernel, recurrent = (
+            tf.cast(tf.transpose(_gates(_wide(matrix))), dtype)
+            for matrix in (self.cell.kernel, self.cell.recurrent_kernel)
+        )
+        bias = _gates(_wide(self.cell.bias)) if self.use_bias else tf.zeros([4 * self.units])
+        inputs = tf.transpose(tf.cast(sequences, dtype), [1, 0, 2])  # [time, n, features]
         if self.go_backwards:
             inputs = tf.reverse(inputs, [0])
-        projected = tf.tensordot(inputs, _gates(kernel), 1)
-        if self.use_bias:
-            projected += _gates(_wide(self.cell.bias))
-        h, c = (_wide(state) for state in initial_state)
-        all_h, all_c = lstm_loop(projected, _gates(recurrent), h, c)
-        return all_h[-1], tf.transpose(all_h, [1, 0, 2]), [all_h[-1], all_c[-1]]
+        h, c = (tf.transpose(_wide(state)) for state in initial_state)
+        all_h, all_c = lstm_loop(inputs, kernel, recurrent, bias, tf.cast(h, dtype), c)
+        states = [tf.transpose(values[-1]) for values in (all_h, all_c)]
+        return states[0], tf.transpose(all_h, [2, 0, 1]), states
+
+    def _multiplies_bfloat16(self) -> bool:
+        """XLA does not, as its products of small matrices of bfloat16 are slow on CPUs."""
+        return (
+            self.compute_dtype == "bfloat16"
+            and machine.multiplies_bfloat16()
+            and not control_flow_util.GraphOrParentsInXlaContext(tf.compat.v1.get_default_graph())
+        )
 
     def _is_plain(self, training) -> bool:
         return (

@@ -133,6 +133,11 @@ def emulates_half_precision() -> bool:
     return bool(flags) and not {"avx512f", "avx_ne_convert"} & set(flags)
 
 
+def multiplies_bfloat16() -> bool:
+    """Whether the processor has instructions for products of bfloat16 (AVX-512 BF16 or AMX)."""
+    return not {"avx512_bf16", "amx_bf16"}.isdisjoint((_of_cpuinfo("flags") or "").split())
+
+
 def _of_cpuinfo(name: str) -> str | None:
     """The value of a field of the first processor; None where there is none."""
     lines = CPUINFO.read_text().splitlines() if CPUINFO.exists() else []
