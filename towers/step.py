@@ -16,17 +16,10 @@ from typing import NamedTuple
 
 import tensorflow as tf
 
-from towers import (
-    devices,
-    gradients,
-    model_state,
-    moving_averages,
-    not_finite,
-    prefetch,
-    tower,
-    train_state,
+from towers import (  # isort: skip
+    devices, gradients, model_state, moving_averages, not_finite, prefetch, tower, train_state,
     worker,
-)
+)  # fmt: skip
 from towers.support import compiled, loss_scale, shares, structures
 
 

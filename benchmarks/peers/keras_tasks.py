@@ -72,7 +72,7 @@ def on_towers(options: argparse.Namespace, turn: counter.Counter) -> None:
 def in_fit(options: argparse.Namespace, turn: counter.Counter) -> None:
     """Keras's own loop."""
     devices.choose(1)  # or else the process would take all memory of a GPU
-    model = tasks.with_keras_batch_norm(tasks.build(options.task, options.compute_dtype))
+    model = tasks.with_keras_layers(tasks.build(options.task, options.compute_dtype))
     model.compile(
         optimizer(),
         keras.losses.SparseCategoricalCrossentropy(from_logits=True),

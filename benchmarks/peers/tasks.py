@@ -31,14 +31,15 @@ def build(name: str, compute_dtype: str, parameter_device: str = devices.HOST) -
         return {"mobilenet": _mobilenet, "transformer": _transformer, "lstm": _lstm}[name]()
 
 
-def with_keras_batch_norm(model: keras.Model) -> keras.Model:
-    """The network as it is without towers: with Keras's own batch norm in each place."""
+def with_keras_layers(model: keras.Model) -> keras.Model:
+    """The network as it is without towers: with Keras's own batch norm and convolutions."""
+    own = {
+        layers.FusedBatchNormalization: keras.layers.BatchNormalization,
+        layers.Conv2D: keras.layers.Conv2D,
+    }
 
     def its_own(layer):
-        kind = type(layer)
-        if kind is layers.FusedBatchNormalization:
-            kind = keras.layers.BatchNormalization
-        return kind.from_config(layer.get_config())
+        return own.get(type(layer), type(layer)).from_config(layer.get_config())
 
     made = keras.models.clone_model(model, clone_function=its_own)
     made.set_weights(model.get_weights())

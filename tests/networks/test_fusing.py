@@ -26,7 +26,7 @@ def mobilenet():
 
 def residual():
     """A residual network with Keras's batch norm."""
-    return tasks.with_keras_batch_norm(toys.small_resnet())
+    return tasks.with_keras_layers(toys.small_resnet())
 
 
 def within(*more):
@@ -95,6 +95,19 @@ def test_depthwise_convolutions_are_those_with_a_fast_gradient(tmp_path):
     np.testing.assert_array_equal(loaded(images), made(images))
 
 
+@pytest.mark.parametrize("dtype, kind", [("mixed_bfloat16", layers.Conv2D),
+                                         ("float32", keras.layers.Conv2D)])  # fmt: skip
+def test_convolutions_in_bfloat16_are_those_with_fast_gradients(dtype, kind, tmp_path):
+    model = keras.Sequential([keras.Input((8, 8, 3)), keras.layers.Conv2D(4, 3, dtype=dtype)])
+    made = networks.fused(model)
+    assert type(made.layers[0]) is kind
+    images = np.random.default_rng(0).normal(size=(2, 8, 8, 3)).astype(np.float32)
+    np.testing.assert_array_equal(made(images), model(images))
+    made.save(tmp_path / "made.keras")
+    loaded = keras.models.load_model(tmp_path / "made.keras")
+    np.testing.assert_array_equal(loaded(images), made(images))
+
+
 def test_the_model_itself_stays_as_it_is():
     model = within()
     before = [variable.numpy() for variable in model.variables]
@@ -156,7 +169,7 @@ def test_something_else_is_refused():
 def test_the_residual_networks_have_it_and_are_the_function_of_keras_s(build):
     model = build()
     assert set(kinds(model).values()) == {Fused}
-    plain = toys.on_cpu(lambda: tasks.with_keras_batch_norm(model))
+    plain = toys.on_cpu(lambda: tasks.with_keras_layers(model))
     assert [variable.path for variable in plain.variables] == [v.path for v in model.variables]
     images, labels = toys.batch(16, model.input_shape[1:])
     for mine, theirs in zip(

@@ -8,6 +8,7 @@ import tensorflow as tf
 import toys
 
 from towers.networks import layers
+from towers.support import machine
 
 TUTORIAL = {"depth_radius": 4, "bias": 1.0, "alpha": 0.001 / 9.0, "beta": 0.75}
 STRONG = {"depth_radius": 2, "bias": 1.5, "alpha": 0.7, "beta": 0.6}
@@ -356,3 +357,149 @@ def test_depthwise_convolution_has_its_gradient_where_it_is_fast(
     kind = "DepthwiseConv2dNativeBackpropInput"
     types = [op.get_attr("T").name for op in graph.get_operations() if op.type == kind]
     assert types == [type_of_gradient]
+
+
+@pytest.fixture
+def multiplies_fast(monkeypatch):
+    monkeypatch.setattr(machine, "multiplies_bfloat16", lambda: True)
+
+
+def gradients_of(layer, inputs):
+    """Outputs, and the gradients of inputs and weights, as float64; and the operations."""
+    weights = [weight.value for weight in layer.weights]
+
+    @tf.function(autograph=False)
+    def computed(x):
+        with tf.GradientTape() as tape:
+            tape.watch([x, *weights])
+            outputs = layer(x)
+            total = tf.reduce_sum(tf.cast(outputs, tf.float32) ** 2)
+        return [outputs, *tape.gradient(total, [x, *weights])]
+
+    found = [np.asarray(value, np.float64) for value in computed(inputs)]
+    graph = computed.get_concrete_function(inputs).graph
+    return found, [op.type for op in graph.get_operations()]
+
+
+@pytest.mark.usefixtures("multiplies_fast")
+@pytest.mark.parametrize(
+    "size, shape, arguments",
+    [
+        (1, [3, 5, 6, 32], {"filters": 64}),
+        (1, [3, 5, 6, 32], {"filters": 64, "padding": "same", "activation": "relu"}),
+        (3, [2, 5, 6, 128], {"filters": 256, "padding": "same", "use_bias": False}),
+        ((3, 2), [2, 5, 6, 256], {"filters": 128}),
+        ((1, 4), [2, 5, 6, 256], {"filters": 128, "padding": "same"}),
+    ],
+)
+def test_convolution_is_keras_s(size, shape, arguments):
+    """Outputs and the gradient of inputs to the last bit, those of weights as precisely."""
+    initial = {"kernel_initializer": keras.initializers.GlorotUniform(seed=1)}
+    theirs = keras.layers.Conv2D(kernel_size=size, dtype="mixed_bfloat16", **initial, **arguments)
+    mine = layers.Conv2D.from_config(theirs.get_config())
+    exact = keras.layers.Conv2D.from_config(theirs.get_config() | {"dtype": "float32"})
+    inputs = tf.cast(np.random.default_rng(0).normal(size=shape), tf.bfloat16)
+    theirs.build(shape)
+    kernel = tf.cast(tf.cast(theirs.kernel, tf.bfloat16), tf.float32)
+    made, kinds = [], []
+    for layer in (theirs, mine, exact):
+        if layer is not theirs:
+            layer.build(shape)
+        layer.kernel.assign(kernel)
+        found, operations = gradients_of(layer, tf.cast(inputs, layer.compute_dtype))
+        made.append(found)
+        kinds.append("Conv2DBackpropFilter" in operations)
+    assert kinds == [True, False, True]
+    for one, other in zip(*(found[:2] for found in made[:2]), strict=True):
+        np.testing.assert_array_equal(one, other)
+    for of_theirs, of_mine, right in zip(*(found[2:] for found in made), strict=True):
+        errors = [np.linalg.norm(found - right) for found in (of_theirs, of_mine)]
+        print("E:", size, arguments, errors, right.shape, np.linalg.norm(right))
+        assert 0.0 < errors[1] <= errors[0] * 1.05
+        assert errors[1] <= 0.01 * np.linalg.norm(right)
+
+
+CHANNELS = {1: 32, 3: 128}  # of images, with twice as many filters
+ELSEWHERE = {
+    "strides": {"strides": 2},
+    "dilation": {"size": 3, "dilation_rate": 2},
+    "groups": {"groups": 2},
+    "float32": {"dtype": "float32"},
+    "float16": {"dtype": "mixed_float16"},
+    "few channels": {"filters": 32},
+    "few channels, larger": {"size": 3, "filters": 128},
+    "large images": {"size": 3, "pixels": 9},
+    "large kernel": {"size": 4, "channels": 128, "filters": 256},
+}
+
+
+def is_of_products(size=1, pixels=8, channels=None, **arguments):
+    """Whether the gradient of a kernel is."""
+    channels = channels or CHANNELS[size]
+    given = {"filters": 2 * channels, "dtype": "mixed_bfloat16", "padding": "same"} | arguments
+    layer = layers.Conv2D(kernel_size=size, **given)
+    layer.build([2, pixels, pixels, channels])
+
+    @tf.function(autograph=False)
+    def gradient(x):
+        with tf.GradientTape() as tape:
+            tape.watch(layer.kernel.value)
+            total = tf.reduce_sum(tf.cast(layer(x), tf.float32))
+        return tape.gradient(total, layer.kernel.value)
+
+    given = tf.TensorSpec([None, pixels, pixels, channels], layer.compute_dtype)
+    operations = gradient.get_concrete_function(given).graph.get_operations()
+    return "MatMul" in {op.type for op in operations}
+
+
+@pytest.mark.usefixtures("multiplies_fast")
+@pytest.mark.parametrize("what", ELSEWHERE)
+def test_gradients_of_kernels_are_products_only_where_that_was_faster(what):
+    assert not is_of_products(**ELSEWHERE[what])
+
+
+@pytest.mark.usefixtures("multiplies_fast")
+@pytest.mark.parametrize("size", CHANNELS)
+def test_gradients_of_kernels_are_products_on_some_machines(size, monkeypatch):
+    assert is_of_products(size)
+    with monkeypatch.context() as patched:
+        patched.setattr(tf.config, "get_visible_devices", lambda kind: ["a GPU"])
+        assert not is_of_products(size)
+    monkeypatch.setattr(machine, "multiplies_bfloat16", lambda: False)
+    assert not is_of_products(size)
+
+
+@pytest.mark.usefixtures("multiplies_fast")
+def test_a_convolution_takes_images_of_any_size():
+    layer = layers.Conv2D(128, 1, dtype="mixed_bfloat16")
+    layer.build([None, None, None, 64])
+
+    @tf.function(input_signature=[tf.TensorSpec([None, None, None, 64], tf.bfloat16)])
+    def gradient(x):
+        with tf.GradientTape() as tape:
+            tape.watch(layer.kernel.value)
+            total = tf.reduce_sum(tf.cast(layer(x), tf.float32))
+        return tape.gradient(total, layer.kernel.value)
+
+    x = tf.ones([2, 3, 4, 64], tf.bfloat16)
+    np.testing.assert_array_equal(gradient(x), np.full([1, 1, 64, 128], 24.0))
+
+
+@pytest.mark.usefixtures("multiplies_fast")
+@pytest.mark.long
+def test_gradients_of_a_convolution_s_gradients_are_keras_s():
+    x = tf.cast(np.random.default_rng(0).normal(size=[2, 4, 4, 32]), tf.bfloat16)
+    made = []
+    for kind in (keras.layers.Conv2D, layers.Conv2D):
+        layer = kind(64, 1, dtype="mixed_bfloat16", kernel_initializer="ones")
+        layer.build(x.shape)
+        kernel = layer.kernel.value
+        with tf.GradientTape() as outer:
+            outer.watch(kernel)
+            with tf.GradientTape() as inner:
+                inner.watch(kernel)
+                total = tf.reduce_sum(tf.cast(layer(x), tf.float32) ** 2)
+            square = tf.reduce_sum(inner.gradient(total, kernel) ** 2)
+        made.append(outer.gradient(square, kernel))
+    assert np.abs(made[0]).max() > 0
+    np.testing.assert_allclose(made[1], made[0], rtol=0.05, atol=0.02 * np.abs(made[0]).max())

@@ -154,7 +154,8 @@ def test_narrow_types_are_closer_to_float32_than_keras_s(dtype, multiplies_bfloa
 def test_matrices_are_multiplied_in_bfloat16_where_that_is_fast(
     dtype, multiplies_bfloat16, by_xla, monkeypatch
 ):
-    monkeypatch.setattr(machine, "multiplies_bfloat16", lambda: multiplies_bfloat16)
+    flags = "avx512f amx_bf16" if multiplies_bfloat16 else "avx512f"
+    monkeypatch.setattr(machine, "_of_cpuinfo", lambda name: flags)
     bodies = loops(both(dtype=f"mixed_{dtype}")[1], jit_compile=by_xla)
     products = [node for body in bodies for node in body.node_def if node.op == "MatMul"]
     fast = dtype == "bfloat16" and multiplies_bfloat16 and not by_xla

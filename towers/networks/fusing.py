@@ -15,8 +15,9 @@ def fused(model: keras.Model) -> keras.Model:
 
     Each `keras.layers.BatchNormalization` over the channels of images becomes a
     `layers.FusedBatchNormalization`, each `keras.layers.DepthwiseConv2D` a
-    `layers.DepthwiseConv2D`, and each `keras.layers.LSTM`, also within a `Bidirectional`, a
-    `recurrent.FusedLSTM`, of the same name and the same weights. `MultiHeadAttention`,
+    `layers.DepthwiseConv2D`, each `keras.layers.Conv2D` in bfloat16 a `layers.Conv2D`, and each
+    `keras.layers.LSTM`, also within a `Bidirectional`, a `recurrent.FusedLSTM`, of the same name
+    and the same weights. `MultiHeadAttention`,
     `LayerNormalization` and the activation `gelu` of Keras's layers are replaced by those of
     `transformer_layers`. All other layers are as they were, those within layers of your own too.
     The function is the same up to rounding, in training and without, so weights of the one fit the
@@ -57,8 +58,8 @@ def _check_is_of_layers(model: keras.Model) -> None:
             raise ValueError(
                 f"the model {part.name} is a {type(part).__name__}: must be a keras.Sequential or "
                 "a keras.Model(inputs, outputs); a model with a call of its own can itself use "
-                "layers.FusedBatchNormalization, layers.DepthwiseConv2D, recurrent.FusedLSTM and "
-                "the layers of transformer_layers"
+                "layers.FusedBatchNormalization, layers.Conv2D, layers.DepthwiseConv2D, "
+                "recurrent.FusedLSTM and the layers of transformer_layers"
             )
 
 
@@ -66,6 +67,8 @@ def _replaced(layer: keras.layers.Layer) -> keras.layers.Layer:
     kind, config = type(layer), layer.get_config()
     if kind is keras.layers.BatchNormalization and _is_over_channels(layer):
         kind = layers.FusedBatchNormalization
+    if kind is keras.layers.Conv2D and layer.compute_dtype == "bfloat16":
+        kind = layers.Conv2D
     if kind is keras.layers.DepthwiseConv2D:
         kind = layers.DepthwiseConv2D
     if kind is keras.layers.LSTM:

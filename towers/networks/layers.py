@@ -1,13 +1,15 @@
 """Layers that Keras does not have, or not in a form that is fast on a CPU.
 
 Local response normalization (Krizhevsky, Sutskever and Hinton 2012, section 3.3), a bias with its
-ReLU, a whitening convolution, batch norm in TensorFlow's one fused operation, and a depthwise
-convolution with a fast gradient in half precision.
+ReLU, a whitening convolution, batch norm in TensorFlow's one fused operation, and convolutions with
+faster gradients in half precision.
 """
 
 import keras
 import numpy as np
 import tensorflow as tf
+
+from towers.support import machine
 
 
 def local_response_normalization(
@@ -200,6 +202,76 @@ class FusedBatchNormalization(keras.layers.BatchNormalization):
                 value = tf.cast(value, moving.dtype)
                 moving.assign(moving * self.momentum + value * (1.0 - self.momentum))
         return outputs
+
+
+@keras.saving.register_keras_serializable(package="towers")
+class Conv2D(keras.layers.Conv2D):
+    """Keras's layer; some gradients of its kernel are products of matrices on CPUs with AMX.
+
+    In bfloat16, TensorFlow 2.21 takes up to four times as long for them if the kernel is of one
+    pixel, and up to fifteen times if the images are small and have many channels (docs/speed.md).
+    The same arguments, weights and function, up to the order of the sums in those gradients.
+    """
+
+    def convolution_op(self, inputs, kernel):
+        """What Keras calls within `call`, before bias and activation."""
+        inputs = tf.convert_to_tensor(inputs)
+        if not self._has_slow_gradient(inputs.shape):
+            return super().convolution_op(inputs, kernel)
+        return _convolved(inputs, tf.cast(kernel, inputs.dtype), self.padding.upper())
+
+    def _has_slow_gradient(self, shape: tf.TensorShape) -> bool:
+        """What was faster with products, for batches of 4, 16 and 64."""
+        height, width = self.kernel_size
+        weights = shape[-1] * self.filters if self.data_format == "channels_last" else 0
+        pixels = self.compute_output_shape(shape)[1:3]
+        are_small = None not in pixels and np.prod(pixels) <= 64
+        return (
+            self.compute_dtype == "bfloat16"
+            and self.groups == 1
+            and set(self.strides) == set(self.dilation_rate) == {1}
+            and (
+                (height * width == 1 and weights >= 2048)
+                or (height * width <= 9 and are_small and weights >= 2**15)
+            )
+            and not tf.config.get_visible_devices("GPU")
+            and machine.multiplies_bfloat16()
+        )
+
+
+def _convolved(inputs: tf.Tensor, kernel: tf.Tensor, padding: str) -> tf.Tensor:
+    given = {"strides": [1, 1, 1, 1], "padding": padding}
+
+    @tf.custom_gradient
+    def convolved(inputs, kernel):
+        def gradient(upstream):
+            of_inputs = tf.raw_ops.Conv2DBackpropInput(
+                input_sizes=tf.shape(inputs), filter=kernel, out_backprop=upstream, **given
+            )
+            return of_inputs, _gradient_of_kernel(inputs, upstream, kernel.shape, padding)
+
+        return tf.raw_ops.Conv2D(input=inputs, filter=kernel, **given), gradient
+
+    return convolved(inputs, kernel)
+
+
+def _gradient_of_kernel(inputs, upstream, shape: tf.TensorShape, padding: str) -> tf.Tensor:
+    """For each pixel of a kernel, the inputs that it was multiplied by times the gradients."""
+    height, width, channels, filters = shape
+    if padding == "SAME":
+        margins = [[(size - 1) // 2, size // 2] for size in (height, width)]
+        inputs = tf.pad(inputs, [[0, 0], *margins, [0, 0]])
+    rows, columns = tf.shape(upstream)[1], tf.shape(upstream)[2]
+    products = [
+        tf.matmul(
+            tf.reshape(inputs[:, y : y + rows, x : x + columns], [-1, channels]),
+            tf.reshape(upstream, [-1, filters]),
+            transpose_a=True,
+        )
+        for y in range(height)
+        for x in range(width)
+    ]
+    return tf.reshape(tf.stack(products), shape)
 
 
 @keras.saving.register_keras_serializable(package="towers")

@@ -5,8 +5,6 @@ import tensorflow as tf
 
 from towers.support import machine
 
-from tensorflow.python.ops import control_flow_util  # isort: skip
-
 AT_ONCE = 4  # steps in one iteration of a loop, at most: an iteration has a cost of its own
 
 
@@ -164,9 +162,9 @@ class FusedLSTM(keras.layers.LSTM):
 
     The same arguments, weights and function, up to the rounding of sums. In float16 and bfloat16 it
     computes in float32 between inputs and outputs, with one exception: in bfloat16 it multiplies
-    matrices in bfloat16, if the processor has an instruction for that and XLA does not compile the
-    layer. Where something is asked for that `lstm_loop` does not have (a mask, dropout in training,
-    other activations, `unroll`), and where there is a GPU, for which Keras has cuDNN's LSTM, it is
+    matrices in bfloat16, if the processor has AMX and XLA does not compile the layer. Where
+    something is asked for that `lstm_loop` does not have (a mask, dropout in training, other
+    activations, `unroll`), and where there is a GPU, for which Keras has cuDNN's LSTM, it is
     Keras's layer.
     """
 
@@ -174,7 +172,8 @@ class FusedLSTM(keras.layers.LSTM):
         """What Keras calls within `call`: the last output, all outputs, the states."""
         if mask is not None or tf.config.get_visible_devices("GPU") or not self._is_plain(training):
             return super().inner_loop(sequences, initial_state, mask, training)
-        dtype = tf.bfloat16 if self._multiplies_bfloat16() else tf.float32
+        is_fast = self.compute_dtype == "bfloat16" and machine.multiplies_bfloat16()
+        dtype = tf.bfloat16 if is_fast else tf.float32
         kernel, recurrent = (
             tf.cast(tf.transpose(_gates(_wide(matrix))), dtype)
             for matrix in (self.cell.kernel, self.cell.recurrent_kernel)
@@ -187,14 +186,6 @@ class FusedLSTM(keras.layers.LSTM):
         all_h, all_c = lstm_loop(inputs, kernel, recurrent, bias, tf.cast(h, dtype), c)
         states = [tf.transpose(values[-1]) for values in (all_h, all_c)]
         return states[0], tf.transpose(all_h, [2, 0, 1]), states
-
-    def _multiplies_bfloat16(self) -> bool:
-        """XLA does not, as its products of small matrices of bfloat16 are slow on CPUs."""
-        return (
-            self.compute_dtype == "bfloat16"
-            and machine.multiplies_bfloat16()
-            and not control_flow_util.GraphOrParentsInXlaContext(tf.compat.v1.get_default_graph())
-        )
 
     def _is_plain(self, training) -> bool:
         return (

@@ -1,0 +1,129 @@
+"""Gradients of biases in bfloat16, which TensorFlow sums in bfloat16 on a CPU."""
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+import toys
+
+from towers import Trainer, devices
+from towers.networks import layers
+from towers.support import bias_gradients, machine
+
+# More than 256 values to a bias, which bfloat16 cannot add up.
+KINDS = {
+    "dense": (lambda: keras.layers.Dense(4), (600, 3)),
+    "convolution": (lambda: keras.layers.Conv2D(4, 3), (20, 20, 3)),
+    "one pixel": (lambda: layers.Conv2D(64, 1), (20, 20, 32)),
+    "one-dimensional": (lambda: keras.layers.Conv1D(4, 3), (600, 3)),
+    "depthwise": (lambda: keras.layers.DepthwiseConv2D(3), (20, 20, 3)),
+    "transposed": (lambda: keras.layers.Conv2DTranspose(4, 3), (20, 20, 3)),
+    "bias and ReLU": (layers.BiasRelu, (20, 20, 3)),
+    "in a loop": (lambda: keras.layers.TimeDistributed(keras.layers.Dense(4)), (30, 30, 3)),
+    "of Einstein sums": (
+        lambda: keras.layers.EinsumDense("abc,cd->abd", (None, 4), bias_axes="d"),
+        (600, 3),
+    ),
+}
+
+
+def after_a_step(kind, dtype, num_towers=1, jit_compile=False):
+    """What one step adds to the weights of a layer; its loss is linear in the outputs."""
+    keras.config.set_dtype_policy(dtype)
+    keras.utils.set_random_seed(0)
+    make, shape = KINDS[kind]
+    model = toys.on_cpu(lambda: keras.Sequential([keras.Input(shape), make()]))
+    trainer = Trainer(
+        model,
+        keras.optimizers.SGD(1.0),
+        loss=lambda labels, outputs: tf.reduce_mean(tf.cast(outputs, tf.float32), axis=[1, 2]),
+        towers=devices.choose(num_towers),
+        global_batch_size=4,
+        num_microbatches=2,
+        jit_compile=jit_compile,
+    )
+    before = [v.numpy() for v in model.trainable_variables]
+    images = np.random.default_rng(0).uniform(0.5, 1.0, (4, *shape)).astype(np.float32)
+    trainer.train_step(images, np.zeros(4, np.int32))
+    after = [v.numpy() for v in model.trainable_variables]
+    return [new - old for new, old in zip(after, before, strict=True)]
+
+
+@pytest.fixture(autouse=True)
+def policy():
+    yield
+    keras.config.set_dtype_policy("float32")
+
+
+@pytest.mark.parametrize("num_towers", [1, pytest.param(2, marks=pytest.mark.long)])
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_trainer_s_are_those_of_float32(kind, num_towers):
+    exact = after_a_step(kind, "float32")
+    found = after_a_step(kind, "mixed_bfloat16", num_towers)
+    assert exact[-1].ndim == 1
+    for one, other in zip(exact, found, strict=True):
+        assert np.linalg.norm(other - one) < 0.01 * np.linalg.norm(one)
+
+
+@pytest.mark.long
+def test_xla_s_are_too():
+    exact = after_a_step("dense", "float32")
+    found = after_a_step("dense", "mixed_bfloat16", jit_compile=True)
+    np.testing.assert_allclose(found[-1], exact[-1], rtol=0.01)
+
+
+def gradient(upstream, **options):
+    """Of a bias."""
+    bias = tf.zeros([upstream.shape[1 if options else -1]], upstream.dtype)
+
+    @tf.function(autograph=False)
+    def computed(upstream):
+        with tf.GradientTape() as tape:
+            tape.watch(bias)
+            outputs = tf.nn.bias_add(tf.zeros_like(upstream), bias, **options)
+        return tape.gradient(outputs, bias, output_gradients=upstream)
+
+    kinds = {op.type for op in computed.get_concrete_function(upstream).graph.get_operations()}
+    return np.asarray(computed(upstream), np.float64), "BiasAddGrad" in kinds
+
+
+def test_tensorflow_s_own_is_wrong():
+    """When this fails, `bias_gradients` can go."""
+    found, is_own = gradient(tf.ones([2048, 3], tf.bfloat16))
+    assert is_own and np.all(found < 0.5 * 2048)
+
+
+@pytest.mark.parametrize("shape, options", [([2048, 3], {}), ([4, 8, 64, 3], {}),
+                                            ([4, 3, 8, 64], {"data_format": "NCHW"})])  # fmt: skip
+def test_it_sums_over_all_but_the_channels(shape, options):
+    with bias_gradients.summed_in_float32(True):
+        found, is_own = gradient(tf.ones(shape, tf.bfloat16), **options)
+    assert not is_own
+    np.testing.assert_array_equal(found, [2048.0] * 3)
+
+
+def test_other_types_have_tensorflow_s():
+    with bias_gradients.summed_in_float32(True):
+        assert gradient(tf.ones([8, 3]))[1]
+        assert gradient(tf.ones([8, 3], tf.float16))[1]
+        assert gradient(tf.ones([4, 3, 2]), data_format="NCHW")[1]
+
+
+def test_it_is_tensorflow_s_again_afterwards():
+    upstream = tf.ones([8, 3], tf.bfloat16)
+    with pytest.raises(RuntimeError), bias_gradients.summed_in_float32(True):
+        raise RuntimeError
+    assert gradient(upstream)[1]
+    with bias_gradients.summed_in_float32(True):
+        with bias_gradients.summed_in_float32(True):
+            pass
+        assert not gradient(upstream)[1]
+    with bias_gradients.summed_in_float32(False):
+        assert gradient(upstream)[1]
+
+
+def test_gpus_have_tensorflow_s(monkeypatch):
+    """Which sums in float32 there."""
+    monkeypatch.setattr(machine, "are_cpus", lambda tower_devices: False)
+    exact, found = (after_a_step("dense", dtype)[-1] for dtype in ("float32", "mixed_bfloat16"))
+    assert np.linalg.norm(found - exact) > 0.1 * np.linalg.norm(exact)
