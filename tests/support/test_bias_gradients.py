@@ -55,6 +55,7 @@ def policy():
     keras.config.set_dtype_policy("float32")
 
 
+@pytest.mark.pitfall(34)
 @pytest.mark.parametrize("num_towers", [1, pytest.param(2, marks=pytest.mark.long)])
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_trainer_s_are_those_of_float32(kind, num_towers):
