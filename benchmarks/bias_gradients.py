@@ -73,6 +73,8 @@ def update_of_bias(side: str, layer: str, positions: int, dtype: str, seed: int)
     bias = model.trainable_variables[-1]
     before = bias.numpy()
     if side == "keras":
+        # A Trainer turns grappler off.
+        tf.config.optimizer.set_experimental_options({"disable_meta_optimizer": False})
         model.compile(optimizer, "mse", jit_compile=False)
         model.train_on_batch(inputs, targets)
     else:

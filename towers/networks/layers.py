@@ -5,6 +5,8 @@ ReLU, a whitening convolution, batch norm in TensorFlow's one fused operation, a
 faster gradients in half precision.
 """
 
+import math
+
 import keras
 import numpy as np
 import tensorflow as tf
@@ -216,27 +218,32 @@ class Conv2D(keras.layers.Conv2D):
     def convolution_op(self, inputs, kernel):
         """What Keras calls within `call`, before bias and activation."""
         inputs = tf.convert_to_tensor(inputs)
-        if not self._has_slow_gradient(inputs.shape):
+        if not self.has_slow_gradient(inputs.shape):
             return super().convolution_op(inputs, kernel)
         return _convolved(inputs, tf.cast(kernel, inputs.dtype), self.padding.upper())
 
-    def _has_slow_gradient(self, shape: tf.TensorShape) -> bool:
-        """What was faster with products, for batches of 4, 16 and 64."""
-        height, width = self.kernel_size
-        weights = shape[-1] * self.filters if self.data_format == "channels_last" else 0
-        pixels = self.compute_output_shape(shape)[1:3]
-        are_small = None not in pixels and np.prod(pixels) <= 64
+    def has_slow_gradient(self, shape: tf.TensorShape) -> bool:
+        """Whether products are faster for inputs of this shape, [n, height, width, channels]."""
         return (
             self.compute_dtype == "bfloat16"
+            and self.data_format == "channels_last"
             and self.groups == 1
             and set(self.strides) == set(self.dilation_rate) == {1}
-            and (
-                (height * width == 1 and weights >= 2048)
-                or (height * width <= 9 and are_small and weights >= 2**15)
-            )
+            and self._is_faster_as_products(shape)
             and not tf.config.get_visible_devices("GPU")
             and machine.multiplies_bfloat16()
         )
+
+    def _is_faster_as_products(self, shape: tf.TensorShape) -> bool:
+        """As `benchmarks.kernel_gradients` found with AMX."""
+        n, *pixels = self.compute_output_shape(shape)[:3]
+        weights, size = shape[-1] * self.filters, math.prod(self.kernel_size)
+        if size == 1:
+            return weights >= 2048
+        if size > 9 or None in pixels:
+            return False
+        is_small = math.prod(pixels) <= 64 and weights >= 2**15
+        return is_small or (n is not None and n * math.prod(pixels) <= 1024 and weights >= 2**16)
 
 
 def _convolved(inputs: tf.Tensor, kernel: tf.Tensor, padding: str) -> tf.Tensor:
@@ -248,15 +255,30 @@ def _convolved(inputs: tf.Tensor, kernel: tf.Tensor, padding: str) -> tf.Tensor:
             of_inputs = tf.raw_ops.Conv2DBackpropInput(
                 input_sizes=tf.shape(inputs), filter=kernel, out_backprop=upstream, **given
             )
-            return of_inputs, _gradient_of_kernel(inputs, upstream, kernel.shape, padding)
+            return of_inputs, gradient_of_kernel(inputs, upstream, kernel.shape, padding)
 
         return tf.raw_ops.Conv2D(input=inputs, filter=kernel, **given), gradient
 
     return convolved(inputs, kernel)
 
 
-def _gradient_of_kernel(inputs, upstream, shape: tf.TensorShape, padding: str) -> tf.Tensor:
-    """For each pixel of a kernel, the inputs that it was multiplied by times the gradients."""
+def gradient_of_kernel(
+    inputs: tf.Tensor, upstream: tf.Tensor, shape: tf.TensorShape, padding: str
+) -> tf.Tensor:
+    """The gradient of a convolution's kernel, by one product of matrices for each of its pixels.
+
+    A pixel's product is of the inputs that it meets, one row for each output, and of the gradients
+    of the outputs; strides are 1.
+
+    Args:
+      inputs: floating [n, height, width, channels].
+      upstream: of the outputs, [n, height of these, width of these, filters].
+      shape: of the kernel, (height, width, channels, filters).
+      padding: SAME or VALID.
+
+    Returns:
+      A tensor of that shape.
+    """
     height, width, channels, filters = shape
     if padding == "SAME":
         margins = [[(size - 1) // 2, size // 2] for size in (height, width)]
