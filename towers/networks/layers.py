@@ -210,9 +210,9 @@ class FusedBatchNormalization(keras.layers.BatchNormalization):
 class Conv2D(keras.layers.Conv2D):
     """Keras's layer; some gradients of its kernel are products of matrices on CPUs with AMX.
 
-    In bfloat16, TensorFlow 2.21 takes up to four times as long for them if the kernel is of one
-    pixel, and up to fifteen times if the images are small and have many channels (docs/speed.md).
-    The same arguments, weights and function, up to the order of the sums in those gradients.
+    In bfloat16, TensorFlow 2.21 takes 2 to 6 times as long for them where the kernel is of one
+    pixel, and where images are small and have many channels (docs/speed.md has a table). The same
+    arguments, weights and function, up to the order of the sums in those gradients.
     """
 
     def convolution_op(self, inputs, kernel):
