@@ -184,7 +184,7 @@ def measured(name: str) -> list[dict]:
         ("speed.md", "growth", growth, 53),
         ("speed.md", "kernel_gradients", kernel_gradients, 39),
         ("speed.md", "networks", all_networks, 12),
-        ("speed.md", "networks_amx", all_networks, 17),
+        ("speed.md", "networks_amx", all_networks, 18),
         ("speed.md", "step_memory", step_memory, 6),
         ("speed.md", "start", start, 7),
         ("data.md", "input", input_pipelines, 6),
