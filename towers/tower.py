@@ -25,7 +25,6 @@ class TowerProgram:
       jit_compile: XLA compiles `microbatch`: what is compiled does not depend on towers.
       accumulate_gradients: microbatches wait for each other: only one's activations at a time.
       compiles_sums: XLA compiles the sums over a tower's microbatches, with the same bits.
-      on_cpus: all towers are on CPUs, where TensorFlow sums gradients of biases in bfloat16.
     """
 
     model: keras.Model
@@ -35,7 +34,6 @@ class TowerProgram:
     jit_compile: bool
     accumulate_gradients: bool = False
     compiles_sums: bool = False
-    on_cpus: bool = True
 
     @functools.cached_property
     def microbatch(self) -> Callable[..., "_Microbatch"]:
@@ -44,7 +42,7 @@ class TowerProgram:
         TensorFlow puts the operations in the place of each call before it runs the step: they run
         on the caller's device, and side by side, as if they were written out for each one.
         """
-        one_pass = bias_gradients.summed_in_float32(self.on_cpus)(_microbatch)
+        one_pass = bias_gradients.summed_in_float32()(_microbatch)
         one_pass = functools.partial(one_pass, self)
         return tf.function(one_pass, autograph=False, jit_compile=self.jit_compile or None)
 

@@ -12,9 +12,7 @@ from towers import (  # isort: skip
     devices, evaluation, gradients, losses, model_state, not_finite, prefetch, step, tower,
     train_state, worker,
 )  # fmt: skip
-from towers.support import (  # isort: skip
-    adapted, checks, machine, objective, shares, structures, tally, weight_filters
-)  # fmt: skip
+from towers.support import adapted, checks, objective, shares, structures, tally, weight_filters
 
 from tensorflow.python.framework import config  # isort: skip
 
@@ -142,7 +140,6 @@ class Trainer:
                 jit_compile=jit_compile,
                 accumulate_gradients=accumulate_gradients,
                 compiles_sums=compiles_update and not accumulate_gradients,
-                on_cpus=machine.are_cpus(self.tower_devices),
             ),
             tower_devices=self.tower_devices,
             workers=workers,

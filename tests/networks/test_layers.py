@@ -369,7 +369,7 @@ def gradients_of(layer, inputs):
     weights = [weight.value for weight in layer.weights]
 
     @tf.function(autograph=False)
-    @bias_gradients.summed_in_float32(True)  # as in a tower
+    @bias_gradients.summed_in_float32()  # as in a tower
     def computed(x):
         with tf.GradientTape() as tape:
             tape.watch([x, *weights])
@@ -487,6 +487,31 @@ def test_a_convolution_takes_images_of_any_size():
 
     x = tf.ones([2, 3, 4, 64], tf.bfloat16)
     np.testing.assert_array_equal(gradient(x), np.full([1, 1, 64, 128], 24.0))
+
+
+@pytest.mark.usefixtures("multiplies_fast")
+def test_a_convolution_s_channels_may_be_unknown_in_the_graph():
+    layer = layers.Conv2D(64, 1, dtype="mixed_bfloat16", kernel_initializer="ones")
+    layer.build([None, 4, 4, 32])
+    graph = tf.function(layer, input_signature=[tf.TensorSpec([None, 4, 4, None], tf.bfloat16)])
+    np.testing.assert_array_equal(graph(tf.ones([2, 4, 4, 32], tf.bfloat16)), 32.0)
+
+
+@pytest.mark.usefixtures("multiplies_fast")
+def test_a_convolution_takes_no_integers():
+    """As Keras's: they would round the kernel to 0."""
+    for kind in (keras.layers.Conv2D, layers.Conv2D):
+        layer = kind(64, 1, dtype="mixed_bfloat16")
+        layer.build([None, 4, 4, 32])
+        with pytest.raises((ValueError, tf.errors.InvalidArgumentError, TypeError)):
+            layer(tf.ones([2, 4, 4, 32], tf.int32))
+
+
+@pytest.mark.usefixtures("multiplies_fast")
+def test_channels_first_are_left_to_keras():
+    layer = layers.Conv2D(256, 3, data_format="channels_first", dtype="mixed_bfloat16")
+    assert not layer.has_slow_gradient(tf.TensorShape([2, 128, 4, 4]))
+    assert not layer.has_slow_gradient(tf.TensorShape([2, 128, 4, 128]))
 
 
 @pytest.mark.usefixtures("multiplies_fast")

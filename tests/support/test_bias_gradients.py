@@ -1,4 +1,7 @@
-"""Gradients of biases in bfloat16, which TensorFlow sums in bfloat16 on a CPU."""
+"""Gradients of biases in bfloat16, which TensorFlow sums in bfloat16."""
+
+import concurrent.futures
+import contextlib
 
 import keras
 import numpy as np
@@ -8,7 +11,7 @@ import toys
 
 from towers import Trainer, devices
 from towers.networks import layers
-from towers.support import bias_gradients, machine
+from towers.support import bias_gradients
 
 # More than 256 values to a bias, which bfloat16 cannot add up.
 KINDS = {
@@ -97,14 +100,14 @@ def test_tensorflow_s_own_is_wrong():
 @pytest.mark.parametrize("shape, options", [([2048, 3], {}), ([4, 8, 64, 3], {}),
                                             ([4, 3, 8, 64], {"data_format": "NCHW"})])  # fmt: skip
 def test_it_sums_over_all_but_the_channels(shape, options):
-    with bias_gradients.summed_in_float32(True):
+    with bias_gradients.summed_in_float32():
         found, is_own = gradient(tf.ones(shape, tf.bfloat16), **options)
     assert not is_own
     np.testing.assert_array_equal(found, [2048.0] * 3)
 
 
 def test_other_types_have_tensorflow_s():
-    with bias_gradients.summed_in_float32(True):
+    with bias_gradients.summed_in_float32():
         assert gradient(tf.ones([8, 3]))[1]
         assert gradient(tf.ones([8, 3], tf.float16))[1]
         assert gradient(tf.ones([4, 3, 2]), data_format="NCHW")[1]
@@ -112,19 +115,51 @@ def test_other_types_have_tensorflow_s():
 
 def test_it_is_tensorflow_s_again_afterwards():
     upstream = tf.ones([8, 3], tf.bfloat16)
-    with pytest.raises(RuntimeError), bias_gradients.summed_in_float32(True):
+    with pytest.raises(RuntimeError), bias_gradients.summed_in_float32():
         raise RuntimeError
     assert gradient(upstream)[1]
-    with bias_gradients.summed_in_float32(True):
-        with bias_gradients.summed_in_float32(True):
+    with bias_gradients.summed_in_float32():
+        with bias_gradients.summed_in_float32():
             pass
         assert not gradient(upstream)[1]
-    with bias_gradients.summed_in_float32(False):
+
+
+def test_other_threads_have_tensorflow_s():
+    """As Keras's `fit`, also while a tower is traced."""
+    upstream = tf.ones([8, 3], tf.bfloat16)
+    with concurrent.futures.ThreadPoolExecutor(1) as other:
+        with bias_gradients.summed_in_float32():
+            assert other.submit(gradient, upstream).result()[1]
+            entered = contextlib.ExitStack()
+            other.submit(entered.enter_context, bias_gradients.summed_in_float32()).result()
         assert gradient(upstream)[1]
+        assert not other.submit(gradient, upstream).result()[1]
+        other.submit(entered.close).result()
+        assert other.submit(gradient, upstream).result()[1]
 
 
-def test_gpus_have_tensorflow_s(monkeypatch):
-    """Which sums in float32 there."""
-    monkeypatch.setattr(machine, "are_cpus", lambda tower_devices: False)
-    exact, found = (after_a_step("dense", dtype)[-1] for dtype in ("float32", "mixed_bfloat16"))
-    assert np.linalg.norm(found - exact) > 0.1 * np.linalg.norm(exact)
+@pytest.mark.parametrize("data_format", ["NHWC", "NCHW"])
+def test_the_number_of_axes_may_be_unknown(data_format):
+    @tf.function(autograph=False, input_signature=[tf.TensorSpec(None, tf.bfloat16)])
+    def computed(upstream):
+        bias = tf.zeros([3], tf.bfloat16)
+        with tf.GradientTape() as tape, bias_gradients.summed_in_float32():
+            tape.watch(bias)
+            outputs = tf.nn.bias_add(upstream * 0, bias, data_format)
+            return tape.gradient(outputs, bias, output_gradients=upstream)
+
+    shape = [4, 8, 64, 3] if data_format == "NHWC" else [4, 3, 8, 64]
+    np.testing.assert_array_equal(computed(tf.ones(shape, tf.bfloat16)), [2048.0] * 3)
+
+
+def test_with_gpus_values_are_cast_before_they_are_summed(monkeypatch):
+    """Whatever a sum of bfloat16 is made in there."""
+    monkeypatch.setattr(tf.config, "get_visible_devices", lambda kind: ["a GPU"])
+    sums = []
+    monkeypatch.setattr(
+        tf, "reduce_sum", lambda x, axes, of=tf.reduce_sum: sums.append(x.dtype) or of(x, axes)
+    )
+    with bias_gradients.summed_in_float32():
+        found, is_own = gradient(tf.ones([2048, 3], tf.bfloat16))
+    assert not is_own and sums == [tf.float32]
+    np.testing.assert_array_equal(found, [2048.0] * 3)

@@ -17,11 +17,10 @@ def fused(model: keras.Model) -> keras.Model:
     `layers.FusedBatchNormalization`, each `keras.layers.DepthwiseConv2D` a
     `layers.DepthwiseConv2D`, each `keras.layers.Conv2D` in bfloat16 a `layers.Conv2D`, and each
     `keras.layers.LSTM`, also within a `Bidirectional`, a `recurrent.FusedLSTM`, of the same name
-    and the same weights. `MultiHeadAttention`,
-    `LayerNormalization` and the activation `gelu` of Keras's layers are replaced by those of
-    `transformer_layers`. All other layers are as they were, those within layers of your own too.
-    The function is the same up to rounding, in training and without, so weights of the one fit the
-    other.
+    and the same weights. `MultiHeadAttention`, `LayerNormalization` and the activation `gelu` of
+    Keras's layers are replaced by those of `transformer_layers`. All other layers are as they were,
+    those within layers of your own too. The function is the same up to rounding, in training and
+    without, so weights of the one fit the other.
 
     Args:
       model: a `keras.Sequential` or a `keras.Model` of inputs and outputs; built. So are models
