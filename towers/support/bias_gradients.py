@@ -6,32 +6,28 @@ the operation adds up the sums of its blocks in bfloat16. (docs/reliability.md h
 """
 
 import contextlib
-import threading
+import contextvars
 
 import tensorflow as tf
 
 from tensorflow.python.framework import ops  # isort: skip
 
-_building = threading.local()  # graphs whose gradients are summed in float32
+_is_wanted = contextvars.ContextVar("sum gradients of biases in float32", default=False)
 
 
 @contextlib.contextmanager
 def summed_in_float32():
     """Gradients that this thread builds here sum those of biases in float32, and round once."""
-    before, _building.here = _is_wanted(), True
+    before = _is_wanted.set(True)
     try:
         yield
     finally:
-        _building.here = before
-
-
-def _is_wanted() -> bool:
-    return getattr(_building, "here", False)
+        _is_wanted.reset(before)
 
 
 def _gradient(op, upstream: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
     """Of the values and of the bias."""
-    if upstream.dtype != tf.bfloat16 or not _is_wanted():
+    if upstream.dtype != tf.bfloat16 or not _is_wanted.get():
         return _tensorflow_s(op, upstream)
     rank = upstream.shape.rank
     axes = tf.range(tf.rank(upstream)) if rank is None else list(range(rank))
