@@ -322,9 +322,8 @@ def test_tensorboards_files_cannot_be_written_is_one_sentence(disk, tmp_path, er
 
     def write():
         run = summaries.Summaries(run_folder.RunFolder(str(tmp_path)))
-        metrics = dict.fromkeys(
-            ("step", "accuracy", "learning_rate", "epoch", "examples_per_second"), 1
-        )
+        names = "step", "examples_seen", "accuracy", "learning_rate", "epoch", "examples_per_second"
+        metrics = dict.fromkeys(names, 1)
         run.scalars(metrics, {"total": np.ones(2, np.float32)}, 2, {})
         run.flush()
 
