@@ -178,6 +178,14 @@ def test_the_residual_networks_have_it_and_are_the_function_of_keras_s(build):
         np.testing.assert_allclose(mine, theirs, rtol=1e-4, atol=1e-5)
 
 
+def test_the_peer_of_the_benchmarks_has_keras_s_layers():
+    model = toys.on_cpu(lambda: tasks.build("fastnet", "bfloat16"))
+    plain = toys.on_cpu(lambda: tasks.with_keras_layers(model))
+    own = [{type(layer) for layer in one.layers} for one in (model, plain)]
+    assert {layers.Conv2D, Fused} <= own[0] and not {layers.Conv2D, Fused} & own[1]
+    assert {keras.layers.Conv2D, Norm} <= own[1]
+
+
 def test_a_weight_that_is_frozen_by_itself_stays_frozen():
     model = toys.classifier()
     model.layers[0].kernel.trainable = False

@@ -218,7 +218,7 @@ class Conv2D(keras.layers.Conv2D):
     def convolution_op(self, inputs, kernel):
         """What Keras calls within `call`, before bias and activation."""
         inputs = tf.convert_to_tensor(inputs)
-        if inputs.dtype != tf.bfloat16 or not self.has_slow_gradient(inputs.shape):
+        if not self.has_slow_gradient(inputs.shape):
             return super().convolution_op(inputs, kernel)
         return _convolved(inputs, tf.cast(kernel, tf.bfloat16), self.padding.upper())
 

@@ -68,19 +68,8 @@ def lstm_loop(
             tf.concat([first[None], values[:-1]], axis=0)
             for first, values in ((h, all_h), (c, all_c))
         )
-        i, f, o = tf.split(all_ifo, 3, axis=1)
-        tanh_c = tf.tanh(all_c)
-        h_to_c = o * (1.0 - tf.square(tanh_c))
-        to_gates = tf.concat(
-            [
-                all_g * i * (1.0 - i),
-                c_before * f * (1.0 - f),
-                tanh_c * o * (1.0 - o),
-                i * (1.0 - tf.square(all_g)),
-            ],
-            axis=1,
-        )
-        of_all_steps = _wide(dh_of_step), dc_of_step, h_to_c, to_gates, f
+        of_gates = _derivatives(all_ifo, all_g, all_c, c_before)
+        of_all_steps = _wide(dh_of_step), dc_of_step, *of_gates
         dz, dh, dc = _back_in_time(recurrent, time, of_all_steps, tf.zeros_like(c))
         dz, h_before = (tf.transpose(values, [0, 2, 1]) for values in (dz, h_before))
         dz, x, h_before = (
@@ -93,6 +82,26 @@ def lstm_loop(
         return dx, *of_weights[:2], _wide(of_weights[2][:, 0]), tf.cast(dh, dtype), dc
 
     return (all_h, all_c), gradient
+
+
+def _derivatives(ifo, g, c, c_before) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
+    """In each step: of h by c; of c by z of i, f and g, and of h by z of o; of c by the c before.
+
+    [time, units, n], [time, 4 * units, n] and [time, units, n].
+    """
+    i, f, o = tf.split(ifo, 3, axis=1)
+    tanh_c = tf.tanh(c)
+    h_to_c = o * (1.0 - tf.square(tanh_c))
+    to_gates = tf.concat(
+        [
+            g * i * (1.0 - i),
+            c_before * f * (1.0 - f),
+            tanh_c * o * (1.0 - o),
+            i * (1.0 - tf.square(g)),
+        ],
+        axis=1,
+    )
+    return h_to_c, to_gates, f
 
 
 def _back_in_time(recurrent, time: "_Time", of_all_steps, zeros):
