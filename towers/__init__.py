@@ -4,14 +4,15 @@ The files beside this one are the idea: one step, cut into towers, whose gradien
 rooms around them are `networks`, `multi_worker` (several processes), `runs` (a run in its folder)
 and `support`, which the idea leans on.
 
-Importing this package registers its layers with Keras, silences TensorFlow (noise.py) and turns
-oneDNN on (backend.py). It raises an ImportError if Keras's backend is not TensorFlow.
+Importing this package registers its layers with Keras, imports TensorFlow without its notices
+(imports.py) and turns oneDNN on (backend.py). It raises an ImportError if Keras's backend is not
+TensorFlow.
 """
 
-from towers.support import backend, noise
+from towers.support import backend, imports
 
 backend.prepare()
-noise.import_tensorflow()
+imports.import_tensorflow()
 
 from towers import devices, gradients, losses, multi_worker, networks, schedules  # noqa: E402
 from towers.not_finite import NotFiniteError  # noqa: E402

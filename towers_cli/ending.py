@@ -1,5 +1,6 @@
 """How a command ends: an error of the user's or the system's, or a signal, becomes one line."""
 
+import gc
 import os
 import signal
 import sys
@@ -52,6 +53,8 @@ def _user_errors_said(program: str, run: Callable[[], int]) -> int:
     from towers.support import errors, noise
 
     noise.quiet_loggers()
+    if not gc.get_freeze_count():
+        gc.freeze()  # what was imported stays: no collection needs to look at it again
     try:
         return run()
     except (settings.SettingsError, decoded.DataError, errors.UserError) as error:
@@ -91,5 +94,3 @@ def keep_libraries_from_writing() -> None:
     keras_home = os.environ.get("KERAS_HOME") or os.path.expanduser("~/.keras")
     if not os.path.exists(os.path.join(keras_home, "keras.json")):
         os.environ["KERAS_HOME"] = os.path.join(os.devnull, "keras")  # where nothing can be written
-    # Keras imports matplotlib if it can, which would write a list of the system's fonts.
-    sys.modules.setdefault("matplotlib", None)

@@ -115,3 +115,15 @@ def test_on_a_run_that_would_go_on_changes_nothing_of_it(home, tmp_path, monkeyp
     done = dry_run(home, *scripts.small_run(home / "run"), "--max_steps=9", run=forked.run)
     assert (done.returncode, done.stderr) == (0, "")
     assert state(home) == before
+
+
+@pytest.mark.long
+def test_a_model_of_the_user_s_own_may_draw(home):
+    (home / "mine.py").write_text(
+        "import keras\nimport matplotlib.figure\n\n"
+        "def build(image_shape, num_classes):\n"
+        "    layers = [keras.Input(image_shape), keras.layers.Flatten()]\n"
+        "    return keras.Sequential([*layers, keras.layers.Dense(num_classes)])\n"
+    )
+    done = dry_run(home, "--dataset=shapes", "--model=mine:build")
+    assert done.returncode == 0, done.stderr  # Matplotlib says there that it looks for fonts

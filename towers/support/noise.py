@@ -1,34 +1,35 @@
 """Keeps TensorFlow's start-up notices off the terminal."""
 
+import contextlib
 import logging
 import os
 import re
 import sys
 import tempfile
+from collections.abc import Iterator
 
 LOG_LEVEL = "TF_CPP_MIN_LOG_LEVEL"
 SILENT = "3"  # fatal errors only; the rest reaches Python as exceptions
 
 
-def import_tensorflow() -> None:
-    """Imports TensorFlow without its start-up notices.
+@contextlib.contextmanager
+def silenced() -> Iterator[None]:
+    """For the import of TensorFlow, which prints two notices before its own log level takes effect.
 
-    TensorFlow prints two notices before its own log level takes effect, so file descriptor 2 is
-    pointed at a temporary file during the import. If the import fails, what was caught is printed:
-    it is then the only clue. Whoever sets TF_CPP_MIN_LOG_LEVEL below 3 asked for the notices and
-    gets them.
+    Within this context, file descriptor 2 is a temporary file. If the import fails, what was caught
+    is printed: it is then the only clue. Whoever sets TF_CPP_MIN_LOG_LEVEL below 3 asked for the
+    notices and gets them.
     """
-    if "tensorflow" in sys.modules or os.environ.get(LOG_LEVEL, SILENT) != SILENT:
+    if os.environ.setdefault(LOG_LEVEL, SILENT) != SILENT:
+        yield
         return
-    os.environ[LOG_LEVEL] = SILENT
     sys.stderr.flush()
     saved = os.dup(2)
     with tempfile.TemporaryFile() as caught:
         os.dup2(caught.fileno(), 2)
         failed = True
         try:
-            import tensorflow  # noqa: F401
-
+            yield
             failed = False
         finally:
             os.dup2(saved, 2)
