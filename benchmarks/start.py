@@ -1,10 +1,10 @@
-"""What a command costs before and beside its steps: --help, input, the first step, memory.
+"""What a command costs before and beside its steps: imports, input, the first step, memory.
 
     python -m benchmarks.start --data_dir=...
 
-Whole processes, from the shell: `train.py --help`; `train.py` up to its first step and to its end
-after 600 steps with logs, summaries, a checkpoint and an evaluation; the load of the decoded data
-and the input pipeline alone. The data are decoded and cached before.
+Whole processes, from the shell: `train.py --help`; imports alone; `train.py` up to its first step
+and to its end after 600 steps with logs, summaries, a checkpoint and an evaluation; the load of the
+decoded data and the input pipeline alone. The data are decoded and cached before.
 """
 
 import argparse
@@ -22,6 +22,11 @@ from towers.support import noise
 HEAD = """\
 | what | median | all |
 |---|---|---|"""
+IMPORTS = {
+    "`import tensorflow, keras`": "import tensorflow, keras",
+    "the same without collections of garbage": "import gc; gc.disable(); import tensorflow, keras",
+    "`import towers`": "import towers",
+}
 # Processes of their own, because they import TensorFlow; each prints one number.
 LOAD = """\
 import time
@@ -81,14 +86,12 @@ def main():
 
 def one_round(options: argparse.Namespace) -> dict[str, float]:
     """Each figure once."""
-    begun = time.perf_counter()
-    asked = [sys.executable, "train.py", "--help"]
-    help_text = subprocess.run(asked, stdout=subprocess.PIPE, text=True).stdout
-    answered = time.perf_counter() - begun
+    help_text, answered = timed("train.py", "--help")
     if "--train_dir" not in help_text:
         raise SystemExit(f"train.py --help did not answer: {help_text[-500:]}")
-    figures = {
-        "`train.py --help`, s": answered,
+    figures = {"`train.py --help`, s": answered}
+    figures |= {f"{name}, s": timed("-c", program)[1] for name, program in IMPORTS.items()}
+    figures |= {
         "decoded data from the cache, s": printed_by(LOAD, options),
         "input pipeline alone, images/s": printed_by(PIPELINE, options),
     }
@@ -97,6 +100,16 @@ def one_round(options: argparse.Namespace) -> dict[str, float]:
         figures[f"first step from the shell, {dtype}, s"] = first_step
         figures[f"peak memory of a run, {dtype}, MB"] = peak
     return figures
+
+
+def timed(*arguments: str) -> tuple[str, float]:
+    """What Python prints with these arguments, and the seconds that it takes."""
+    begun = time.perf_counter()
+    done = subprocess.run(
+        [sys.executable, *arguments],
+        stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True, check=True,
+    )  # fmt: skip
+    return done.stdout, time.perf_counter() - begun
 
 
 def printed_by(program: str, options: argparse.Namespace) -> float:

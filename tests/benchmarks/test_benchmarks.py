@@ -359,10 +359,11 @@ def test_start_measures_a_command_from_the_shell(monkeypatch):
     monkeypatch.chdir(scripts.ROOT)
     options = argparse.Namespace(dataset="shapes", data_dir=None, steps=2)
     figures = start.one_round(options)
-    assert len(figures) == 7
+    assert len(figures) == 10
     assert figures["input pipeline alone, images/s"] > 0
-    answered = figures["`train.py --help`, s"]
-    assert 0 < answered < figures["first step from the shell, float32, s"]
+    in_order = ("`train.py --help`", "`import towers`", "first step from the shell, float32")
+    seconds = [figures[f"{name}, s"] for name in in_order]
+    assert 0 < seconds[0] < seconds[1] < seconds[2]
     assert 200 < figures["peak memory of a run, bfloat16, MB"] < 5000
 
 

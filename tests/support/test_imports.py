@@ -20,6 +20,7 @@ import towers
 
 assert collections.count(2) == 0, collections
 assert gc.isenabled() and not gc.get_freeze_count()
+assert len(gc.get_objects(generation=2)) > 300_000  # they count as old
 assert not [name for name in sys.modules if name.startswith("matplotlib")]
 
 import keras
