@@ -11,6 +11,7 @@ import os
 import re
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
@@ -22,6 +23,8 @@ from absl import flags
 from towers_cli import command_line, comparison, settings
 from towers_cli import evaluate as evaluate_command
 from towers_cli import train as train_command
+
+from tensorflow.python.framework import config  # isort: skip
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -56,9 +59,20 @@ def run(name: str, *arguments: str) -> Done:
         except SystemExit as ended:
             code = ended.code
         else:
-            with lighter.runs(), reused.trainers():
+            with lighter.runs(), reused.trainers(), deterministic_as_before():
                 code = command.main(line, argv)
     return Done(code, stdout.getvalue(), stderr.getvalue())
+
+
+@contextlib.contextmanager
+def deterministic_as_before() -> Iterator[None]:
+    """Turns off what --deterministic has turned on: a later run here would have other bits."""
+    before = config.is_op_determinism_enabled()
+    try:
+        yield
+    finally:
+        if not before:
+            config.disable_op_determinism()
 
 
 def train(folder: Path, *arguments: str) -> Done:

@@ -39,7 +39,6 @@ class TestFinding:
             assert min(step) >= 0
             assert step.compute == max(step)
         one = steps[1, FIXED]
-        assert one.busy > 0.5
         assert one.input < 0.1  # the batch is there
         assert min(one.compute, one.reduce, one.update, one.summaries) > 0
 

@@ -153,10 +153,10 @@ def test_towers_share_weights_and_differ_in_statistics(found):
     of_towers = [off[f"tower {tower}'s"] for tower in range(batch_norm.TOWERS)]
     assert len(set(of_towers)) == batch_norm.TOWERS
     assert off[batch_norm.MEAN] < 0.97 * np.sqrt(np.mean(np.square(of_towers)))
-    assert off[batch_norm.ANEW] == 0
+    assert off[batch_norm.REESTIMATED] == 0
     assert off[batch_norm.WIDER] == off[batch_norm.MEAN]
     # The mean of the variances leaves out how far the towers' batches are apart.
-    assert numbers["wide"][batch_norm.MEAN] < 1 == numbers["wide"][batch_norm.ANEW]
+    assert numbers["wide"][batch_norm.MEAN] < 1 == numbers["wide"][batch_norm.REESTIMATED]
     assert numbers["wide"][batch_norm.WIDER] == 1
     accuracy = numbers["accuracy"]
     assert len(accuracy) == batch_norm.TOWERS + 3

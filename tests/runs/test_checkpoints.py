@@ -338,6 +338,29 @@ def test_a_list_that_cannot_be_mended_is_said(tmp_path, monkeypatch):
         checkpoints.Checkpoints(new_state(), tmp_path, keep=5).restore_newest()
 
 
+def test_what_tensorflow_could_not_remove_of_its_own_is_removed(tmp_path, monkeypatch):
+    """After a save that went well otherwise, as where a network disk fails once."""
+    written = tf.train.CheckpointManager.save
+
+    def leaves_a_folder(manager, **given):
+        (tmp_path / "step-2_temp").mkdir()
+        return written(manager, **given)
+
+    monkeypatch.setattr(tf.train.CheckpointManager, "save", leaves_a_folder)
+    assert save(new_state(), tmp_path, 2) == str(tmp_path / "step-2")
+    assert {path.name for path in tmp_path.iterdir()} == {
+        "checkpoint", DATA.format(2), INDEX.format(2)
+    }  # fmt: skip
+
+
+def test_a_save_went_well_even_where_such_a_folder_stays(tmp_path, monkeypatch):
+    def stale(_):
+        raise OSError("Stale file handle")
+
+    monkeypatch.setattr(checkpoints, "_remove_unfinished", stale)
+    assert save(new_state(), tmp_path, 2) == str(tmp_path / "step-2")
+
+
 class TestWhatAKillLeaves:
     def test_is_removed_before_the_run_goes_on(self, tmp_path):
         save(new_state(), tmp_path, 2)

@@ -12,8 +12,10 @@ from absl import flags
 from input_pipeline import augment, preprocess
 from towers import gradients, model_state, networks, schedules
 from towers.networks import optimizers
-from towers.support import weight_filters
-from towers_cli import command_line, settings
+from towers.support import errors, weight_filters
+from towers_cli import build, command_line, settings
+
+from tensorflow.python.framework import config  # isort: skip
 
 TRAIN, EVAL = (scripts.line_of(name) for name in ("train", "eval"))
 
@@ -197,3 +199,17 @@ def test_help_begins_with_the_ten_everyday_flags():
 def test_every_setting_has_a_topic_that_help_shows(line):
     shown = [field.name for _, fields in settings.by_topic(line.record) for field in fields]
     assert sorted(shown) == sorted(settings.names(line.record))
+
+
+def test_a_deterministic_run_here_leaves_the_process_as_it_was(tmp_path, monkeypatch):
+    """Else what runs here after it has other bits than in a process of its own."""
+    was_on = []
+
+    def ends(*_):
+        was_on.append(config.is_op_determinism_enabled())
+        raise errors.UserError("the end")
+
+    monkeypatch.setattr(build, "tower_devices", ends)
+    done = scripts.train(tmp_path, "--deterministic")
+    assert done == (1, "", "train.py: error: the end\n")
+    assert was_on == [True] and not config.is_op_determinism_enabled()

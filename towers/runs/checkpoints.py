@@ -104,7 +104,7 @@ class Checkpoints:
         if newest and step_of(newest) == number:
             return newest
         try:
-            return self._manager.save(checkpoint_number=number)
+            path = self._manager.save(checkpoint_number=number)
         except (tf.errors.OpError, OSError) as error:
             # An error here would hide the first one.
             with contextlib.suppress(OSError, CheckpointError):
@@ -113,6 +113,9 @@ class Checkpoints:
                 f"checkpoint {self._folder}/{PREFIX}-{number} cannot be written: "
                 f"{noise.reason(error)}. {self.describe_newest()}"
             ) from error
+        with contextlib.suppress(OSError):
+            _remove_unfinished(self._folder)  # TensorFlow tells no one if it cannot remove its own
+        return path
 
     def _remove_failed(self, number: int) -> None:
         """Removes what a failed save has left, unless only the list was not written."""
