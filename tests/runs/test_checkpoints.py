@@ -343,8 +343,9 @@ def test_what_tensorflow_could_not_remove_of_its_own_is_removed(tmp_path, monkey
     written = tf.train.CheckpointManager.save
 
     def leaves_a_folder(manager, **given):
+        path = written(manager, **given)
         (tmp_path / "step-2_temp").mkdir()
-        return written(manager, **given)
+        return path
 
     monkeypatch.setattr(tf.train.CheckpointManager, "save", leaves_a_folder)
     assert save(new_state(), tmp_path, 2) == str(tmp_path / "step-2")
