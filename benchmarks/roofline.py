@@ -22,8 +22,8 @@ from benchmarks.peers import task_sizes, tasks
 from towers.support import shares
 
 HEAD = """\
-| network | type | microbatches | side | million multiplications | examples/s | GFLOP/s \
-| of large products | share |
+| network | type | microbatches | side | million multiplications of an example | examples/s \
+| GFLOP/s | GFLOP/s of large products | share |
 |---|---|---|---|---|---|---|---|---|"""
 PASSES = 3  # forward, and the gradients of inputs and of kernels
 

@@ -1,4 +1,4 @@
-"""Imports TensorFlow, and Keras with it, without its notices and in two thirds of the time."""
+"""Imports TensorFlow, and Keras with it: without its notices, and faster (docs/speed.md)."""
 
 import contextlib
 import gc
@@ -12,10 +12,7 @@ from towers.support import noise
 
 
 def import_tensorflow() -> None:
-    """Imports TensorFlow and Keras, if the program has not done so already.
-
-    docs/speed.md has what the contexts save.
-    """
+    """Imports TensorFlow and Keras, if the program has not done so already."""
     if "tensorflow" in sys.modules:
         return
     for_galleries = _imported_when_used("matplotlib", "pyplot", "patches")
@@ -67,8 +64,8 @@ class _StandIn(types.ModuleType):
 def _no_garbage_collected() -> Iterator[None]:
     """Within this context, Python collects no garbage; what is left then counts as old.
 
-    An import makes objects that stay, 330,000 in this case, and the more there are, the longer the
-    collector takes to look for garbage among them.
+    The import makes 330,000 objects that stay, and the more there are, the longer the collector
+    takes to look for garbage among them.
     """
     was_on = gc.isenabled()
     gc.disable()
