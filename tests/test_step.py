@@ -1,5 +1,8 @@
 """The training step against NumPy, and that the number of towers does not show in its result."""
 
+import threading
+import time
+
 import keras
 import numpy as np
 import numpy_oracle as oracle
@@ -7,9 +10,10 @@ import pytest
 import tensorflow as tf
 import toys
 
+import container_limits
 from towers.networks import cifarnet, optimizers, resnet
 from towers.runs import picture
-from towers.support import classes
+from towers.support import classes, shares
 
 # Keras keeps these in float32, so that only such numbers are the same in float64.
 RATE, MOMENTUM, WEIGHT_DECAY = 0.125, 0.5, 0.25
@@ -426,7 +430,7 @@ def test_narrow_arithmetic_gives_about_the_float32_gradients(dtype, epsilon):
 class TestGradientAccumulation:
     """A tower's microbatches one after the other."""
 
-    def trainer(self, model, accumulate_gradients, num_towers=1, **arguments):
+    def trainer(self, model, accumulate_gradients=False, num_towers=1, **arguments):
         return toys.trainer(
             model,
             keras.optimizers.SGD(0.05, momentum=0.9),
@@ -446,43 +450,86 @@ class TestGradientAccumulation:
             pytest.param(toys.small_resnet, 3, marks=pytest.mark.long),
         ],
     )
-    def test_has_the_bits_of_microbatches_side_by_side(self, build, num_towers):
+    def test_has_the_bits_of_microbatches_side_by_side(self, build, num_towers, monkeypatch):
         hashes = set()
-        for accumulate_gradients in (False, True):
+        for accumulate_gradients, cores in [(True, 1), (False, 2), (False, 64)]:
+            monkeypatch.setattr(container_limits, "available_cores", lambda cores=cores: cores)
             run = self.trainer(build(), accumulate_gradients, num_towers, weight_decay=0.01)
             run.fit([toys.batch(8, run.state.model.inputs[0].shape[1:], seed=s) for s in range(3)])
             hashes.add(run.state.sha256())
         assert len(hashes) == 1
 
-    @pytest.mark.parametrize("accumulate_gradients", [False, True])
-    def test_a_microbatch_waits_for_the_gradients_of_the_one_before(self, accumulate_gradients):
+    @pytest.mark.parametrize(
+        ("accumulate_gradients", "cores", "at_once"),
+        [
+            (True, 4, 1),
+            (False, 1, 1),
+            (False, 2, 1),
+            (False, 3, 2),
+            (False, 4, 2),
+            (False, 6, 3),
+            (False, 64, 32),
+        ],
+    )
+    def test_a_microbatch_waits_for_all_gradients_of_an_earlier_one(
+        self, accumulate_gradients, cores, at_once, monkeypatch
+    ):
+        """On a CPU, of that which leaves each core one microbatch; two towers share the cores."""
+        monkeypatch.setattr(container_limits, "available_cores", lambda: cores)
         run = self.trainer(toys.classifier(), accumulate_gradients, num_towers=2)
         graph = run.step_graph(*map(tf.constant, toys.batch(8, [3])))
-        calls = [
-            operation
-            for operation in graph.get_operations()
-            if operation.type in ("PartitionedCall", "StatefulPartitionedCall")
-            and "/microbatch" in operation.name
-        ]
-        assert len(calls) == 8
-        # Its inputs wait, and with them all that is computed of them.
-        awaited = [
-            {
-                one.name
-                for tensor in call.inputs
-                if tensor.op.type == "Identity"
-                for gradient in tensor.op.control_inputs
-                for one in (source.op for source in gradient.inputs)
-            }
-            & names(calls)
-            for call in calls
-        ]
-        of_tower = [
-            set(),
-            *({calls[m].name} for m in range(3)),
-        ]  # the first has nothing to wait for
-        expected = [*of_tower, set(), *({calls[m].name} for m in range(4, 7))]
-        assert awaited == (expected if accumulate_gradients else [set()] * 8)
+        of_towers = [microbatches_of(graph, "tower_0"), microbatches_of(graph, "tower_1")]
+        for calls in of_towers:
+            assert len(calls) == 4
+            awaited = [awaited_calls(call) for call in calls]
+            assert awaited == [set()] * min(at_once, 4) + [{c} for c in calls[: 4 - at_once]]
+
+    def test_on_gpus_none_waits(self):
+        """`at_once` of the towers' devices; without GPUs no step can be built for them here."""
+        assert shares.at_once(["/GPU:0", "/GPU:1"]) is None
+
+    @pytest.mark.parametrize(
+        ("arguments", "at_most"), [({"accumulate_gradients": True}, 1), ({}, 3)]
+    )
+    def test_no_more_microbatches_are_under_way_than_it_says(self, arguments, at_most, monkeypatch):
+        """From a layer's forward pass to its gradient, which takes a while."""
+        monkeypatch.setattr(container_limits, "available_cores", lambda: 3)
+        under_way, most, lock = 0, 0, threading.Lock()
+
+        def begin(x):
+            nonlocal under_way, most
+            with lock:
+                under_way += 1
+                most = max(most, under_way)
+            return x
+
+        def end(gradient):
+            nonlocal under_way
+            time.sleep(0.01)
+            with lock:
+                under_way -= 1
+            return gradient
+
+        class Watched(keras.layers.Layer):
+            def call(self, x):
+                @tf.custom_gradient
+                def watched(x):
+                    def backward(gradient):
+                        return called(end, gradient)
+
+                    return called(begin, x), backward
+
+                return watched(x)
+
+        def called(function, x):
+            same = tf.numpy_function(function, [x], tf.float32, stateful=False)
+            return tf.ensure_shape(same, x.shape)
+
+        layers = [keras.Input([3]), keras.layers.Dense(4), Watched(), keras.layers.Dense(10)]
+        run = self.trainer(keras.Sequential(layers), **arguments)
+        run.fit([toys.batch(8, [3])] * 5)
+        assert under_way == 0
+        assert 1 <= most <= at_most
 
     @pytest.mark.filterwarnings("ignore:Gradients do not exist")
     def test_takes_sparse_and_missing_gradients(self):
@@ -494,8 +541,25 @@ class TestGradientAccumulation:
         assert np.isfinite(run.fit([(np.arange(24).reshape(8, 3) % 7, np.arange(8) % 2)])).all()
 
 
-def names(operations) -> set[str]:
-    return {operation.name for operation in operations}
+def microbatches_of(graph, tower):
+    """The operations that call a tower's microbatches, in order."""
+    kinds = "PartitionedCall", "StatefulPartitionedCall"
+    return [
+        operation
+        for operation in graph.get_operations()
+        if operation.type in kinds and operation.name.startswith(f"{tower}/microbatch")
+    ]
+
+
+def awaited_calls(call) -> set:
+    """Those whose results the inputs of another wait for, and with them all that it computes."""
+    return {
+        source.op
+        for tensor in call.inputs
+        if tensor.op.type == "Identity"
+        for waited_for in tensor.op.control_inputs
+        for source in waited_for.inputs
+    }
 
 
 class TestJitCompile:

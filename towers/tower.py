@@ -23,7 +23,7 @@ class TowerProgram:
       decayed: name of the layer to the index of its weight in `model.trainable_variables`.
       weight_decay: coefficient of the weight-decay terms; >= 0.
       jit_compile: XLA compiles `microbatch`: what is compiled does not depend on towers.
-      accumulate_gradients: microbatches wait for each other: only one's activations at a time.
+      at_once: most microbatches of a tower whose activations are in memory together; None for all.
       compiles_sums: XLA compiles the sums over a tower's microbatches, with the same bits.
     """
 
@@ -32,7 +32,7 @@ class TowerProgram:
     decayed: dict[str, int]
     weight_decay: float
     jit_compile: bool
-    accumulate_gradients: bool = False
+    at_once: int | None = None
     compiles_sums: bool = False
 
     @functools.cached_property
@@ -77,6 +77,7 @@ class _Microbatch(NamedTuple):
     correct: tf.Tensor | None
     weight: tf.Tensor | None
     model_state: list[tf.Tensor | None]
+    done: tf.Tensor | None  # any value, there once the gradients are; None if nothing waits for it
 
 
 def compute(
@@ -119,10 +120,9 @@ def compute(
     results = []
     for state, microbatch, *others in microbatches:
         with tf.name_scope("microbatch"):
-            if results and program.accumulate_gradients:
-                # Inputs wait for results: inlining drops a control edge between two calls.
-                done = tf.nest.flatten(results[-1].gradients, expand_composites=True)
-                with tf.control_dependencies([tf.identity(g) for g in done if g is not None]):
+            if program.at_once and len(results) >= program.at_once:
+                # Inputs wait for a result: inlining drops a control edge between two calls.
+                with tf.control_dependencies([tf.identity(results[-program.at_once].done)]):
                     microbatch = tf.nest.map_structure(tf.identity, microbatch)
             results.append(program.microbatch(weights, loss_scale, state, microbatch, *others))
     run = compiled.runner(program.compiles_sums and len(own) > 1, results)
@@ -163,13 +163,17 @@ def _microbatch(
         scaled = terms["total"] if loss_scale is None else ops.multiply(terms["total"], loss_scale)
     of_loss = tape.gradient(scaled, list(weights))
     weight = None if sample_weight is None else tf.reduce_sum(sample_weight)
+    of_loss = of_loss if weight is None else gradients.scale(of_loss, weight)
+    with tf.control_dependencies([gradient for gradient in of_loss if gradient is not None]):
+        done = tf.identity(terms["total"]) if program.at_once else None
     return _Microbatch(
-        gradients=of_loss if weight is None else gradients.scale(of_loss, weight),
+        gradients=of_loss,
         losses=terms,
         correct=program.objective.count_correct(labels, outputs, sample_weight),
         weight=weight,
         # Keras hands back the very tensor it was given for a variable that no layer updated.
         model_state=[None if new is old else new for old, new in zip(before, after, strict=True)],
+        done=done,
     )
 
 

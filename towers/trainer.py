@@ -138,7 +138,7 @@ class Trainer:
                 decayed=weight_filters.places(model, weight_filters.FILTERS[weight_filter](model)),
                 weight_decay=weight_decay,
                 jit_compile=jit_compile,
-                accumulate_gradients=accumulate_gradients,
+                at_once=1 if accumulate_gradients else shares.at_once(self.tower_devices),
                 compiles_sums=compiles_update and not accumulate_gradients,
             ),
             tower_devices=self.tower_devices,

@@ -478,8 +478,8 @@ class Loop:
             with run_errors.enough_memory():
                 yield
         except run_errors.TrainingError as error:
-            accumulates = self.trainer.program.tower_program.accumulate_gradients
-            way = "" if accumulates else ", or accumulate_gradients"
+            one_at_once = self.trainer.program.tower_program.at_once == 1
+            way = "" if one_at_once else ", or accumulate_gradients"
             raise run_errors.TrainingError(
                 f"{error}{way}.{self._newest_checkpoint()}{self._how_to_change()}"
             ) from error

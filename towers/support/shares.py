@@ -3,7 +3,8 @@
 import dataclasses
 from collections.abc import Sequence
 
-from towers.support import worker_errors
+import container_limits
+from towers.support import machine, worker_errors
 
 MOST_BY_DEFAULT = 8
 
@@ -100,6 +101,17 @@ class Shares:
     def first_tower(self, worker: int) -> int:
         """The number of a worker's first tower among the towers of all workers."""
         return sum(self.towers_of_workers[:worker])
+
+
+def at_once(tower_devices: Sequence[str]) -> int | None:
+    """How many of its microbatches a tower computes side by side; None for all of them.
+
+    On CPUs, as many as keep all cores busy: one for each core, divided among the towers. More would
+    be no faster, and the activations of each take memory.
+    """
+    if not machine.are_cpus(tower_devices):
+        return None
+    return -(-container_limits.available_cores() // len(tower_devices))
 
 
 def agreed(global_batch_size: int, num_microbatches: int, num_towers: int, workers) -> Shares:
