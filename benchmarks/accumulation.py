@@ -25,7 +25,7 @@ HEAD = """\
 MICROBATCHES, WARM_UP_STEPS = 16, 3
 SIDES = {  # name: (microbatches, whether one after the other)
     "1": (1, False),
-    "16, side by side": (MICROBATCHES, False),
+    "16, one for each core": (MICROBATCHES, False),
     "16, one after the other": (MICROBATCHES, True),
 }
 

@@ -226,8 +226,9 @@ def notes_on_a(authors: Recipe, a: Recipe | None) -> Iterator[str]:
     yield f"""On CPUs train.py ends with the same weights, to the last bit, with any --num_towers
     up to {count:,} (docs/same_bits.md). The authors' own run had other examples in each step."""
     if share > 1:
-        yield f"""A tower's {share} microbatches do not wait for each other: count on memory for all
-        of its {share * a.global_batch_size // count:,} examples."""
+        yield f"""On GPUs, a tower's {share} microbatches do not wait for each other: count on
+        memory for all of its {share * a.global_batch_size // count:,} examples, or give
+        --accumulate_gradients."""
 
 
 def notes_on_b(authors: Recipe, b: Recipe, scaling: str) -> Iterator[str]:

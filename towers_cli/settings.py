@@ -428,8 +428,8 @@ class TrainSettings(Settings):
     accumulate_gradients: bool = setting(
         False,
         "Gradient accumulation: a tower computes its microbatches one after the other and keeps "
-        "the activations of only one at a time. The bits are the same as for microbatches side by "
-        "side, which are faster if cores are free.",
+        "the activations of only one at a time. Otherwise a tower computes all of them side by "
+        "side on a GPU, and on CPUs one for each core, which is faster. The bits are the same.",
         ARITHMETIC, also_called="gradient_accumulation sequential",
     )
     jit_compile: bool = setting(

@@ -21,6 +21,7 @@ import pytest
 import scripts
 import tensorflow as tf
 
+import container_limits
 from input_pipeline import batches
 from towers import schedules, trainer
 from towers.runs import resuming, run_folder, summaries
@@ -1011,6 +1012,7 @@ class TestTooLittleMemory:
             raise error
 
         monkeypatch.setattr(trainer.Trainer, where, no_memory)
+        monkeypatch.setattr(container_limits, "available_cores", lambda: 2)
         done = scripts.train(tmp_path, "--max_steps=2")
         assert done.returncode == 1
         assert re.fullmatch(
@@ -1027,6 +1029,20 @@ class TestTooLittleMemory:
             assert done.stderr.endswith(
                 f"with --begin_from={tmp_path}, or a checkpoint in it, and a new --train_dir.\n"
             )
+
+    @pytest.mark.parametrize(
+        ("cores", "flags"), [(1, []), (2, ["--num_towers=2"]), (2, ["--accumulate_gradients"])]
+    )
+    def test_what_would_not_help_is_not_said(self, tmp_path, monkeypatch, cores, flags):
+        """Where a tower computes one microbatch at a time anyway."""
+
+        def no_memory(*_, **__):
+            raise MemoryError
+
+        monkeypatch.setattr(trainer.Trainer, "train_step", no_memory)
+        monkeypatch.setattr(container_limits, "available_cores", lambda: cores)
+        done = scripts.train(tmp_path, "--max_steps=2", *flags)
+        assert "give a lower global_batch_size. There is no checkpoint" in done.stderr
 
     def test_is_not_taken_for_a_full_disk(self, tmp_path, monkeypatch):
         def no_memory(*_, **__):
