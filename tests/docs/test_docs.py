@@ -16,6 +16,7 @@ import pytest
 
 from benchmarks import (
     accumulation,
+    at_once,
     augmented,
     batch_norm,
     bias_gradients,
@@ -187,7 +188,8 @@ def measured(name: str) -> list[dict]:
         ("speed.md", "networks", all_networks, 12),
         ("speed.md", "networks_amx", all_networks, 18),
         ("speed.md", "step_memory", step_memory, 6),
-        ("speed.md", "step_memory_amx", step_memory, 4),
+        ("speed.md", "step_memory_amx", step_memory, 6),
+        ("speed.md", "at_once", at_once, 12),
         ("speed.md", "start", start, 10),
         ("speed.md", "roofline", roofline, 16),
         ("data.md", "input", input_pipelines, 6),
