@@ -13,6 +13,7 @@ import keras
 import numpy as np
 import pytest
 
+import container_limits
 from towers import Trainer, networks
 from towers.runs import definition
 from towers_cli import build, own_model
@@ -56,7 +57,7 @@ def trainer(make: Callable[..., Trainer], **arguments) -> Trainer:
     values = [value for given in arguments.values() for value in np.ravel(given)]
     if not all(isinstance(value, (str, int, float)) for value in values):
         return make(**arguments)
-    key = make, repr(sorted(arguments.items()))
+    key = make, container_limits.available_cores(), repr(sorted(arguments.items()))
     if key not in _made:
         made = make(**arguments)
         _made[key] = made, _values(made)
@@ -78,7 +79,8 @@ def _build_trainer(
     given = tower_devices, model, learning_rate, training_images, workers, device
     if chosen.model not in networks.NETWORKS or (workers and workers.count > 1):
         return _new(chosen, *given)
-    built_for = tower_devices, device, definition.layers(model)["sha256"]
+    cores = container_limits.available_cores()  # so many microbatches at a time
+    built_for = tower_devices, cores, device, definition.layers(model)["sha256"]
     for read, earlier, made, initial in _built:
         if earlier == built_for and all(getattr(chosen, n) == v for n, v in read.items()):
             adapt = own_model.network(chosen.model).adapt
