@@ -88,7 +88,7 @@ class Trainer:
           moving_average_decay: in [0, 1); 0 keeps no averages.
           jit_compile: XLA compiles each microbatch and, with the parameters on a GPU, the update.
           accumulate_gradients: gradient accumulation: a tower computes its microbatches one after
-            the other, not side by side (CPUs: one for each core); the bits stay the same.
+            the other; otherwise one for each core at a time, or on GPUs all. The bits are the same.
           example_inputs: any, [n, ...]; a model that is built at its first call is called on them.
           parameter_device: of state and reduction: None for the CPU, or with one worker "/GPU:0".
 
