@@ -141,6 +141,7 @@ class TestWithParametersOnATower:
             made.train_step(images, labels)
         assert made.state.sha256() == before
 
+    @pytest.mark.long
     def test_float16_s_scale_is_taken_off_and_lowered_where_gradients_overflow(self):
         def scaled():
             return keras.optimizers.LossScaleOptimizer(
@@ -208,6 +209,7 @@ class TestWithParametersOnATower:
         ):
             made.train_step(*toys.batch(BATCH))
 
+    @pytest.mark.long
     def test_a_run_notices_what_its_steps_leave_not_finite(self, tmp_path):
         """Batch norm's variance, which is NaN from the start and stays so."""
         made = trainer()

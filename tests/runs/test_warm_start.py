@@ -541,7 +541,8 @@ class TestWholeRuns:
         assert outcome.step == 3
         assert capsys.readouterr().out.count("begins with") == 1
 
-    @pytest.mark.parametrize("then", ["moved", pytest.param("left out", marks=pytest.mark.long)])
+    @pytest.mark.long
+    @pytest.mark.parametrize("then", ["moved", "left out"])
     def test_go_on_where_what_they_began_with_is_gone(self, finished, tmp_path, then):
         source = shutil.copytree(finished[0], tmp_path / "source")
         run_in(tmp_path / "new", trainer_of(usual()), init_from=source, steps=2).train()
