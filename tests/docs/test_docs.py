@@ -188,7 +188,7 @@ def measured(name: str) -> list[dict]:
         ("speed.md", "networks", all_networks, 12),
         ("speed.md", "networks_amx", all_networks, 18),
         ("speed.md", "step_memory", step_memory, 6),
-        ("speed.md", "step_memory_amx", step_memory, 6),
+        ("speed.md", "step_memory_amx", step_memory, 7),
         ("speed.md", "at_once", at_once, 12),
         ("speed.md", "start", start, 10),
         ("speed.md", "roofline", roofline, 16),
