@@ -281,7 +281,8 @@ class TestWhatIsSaid:
         assert ["learning rate", "0.1", "0.1", "0.0111111"] in rows
         half_life = f"{1152 * math.log(0.5) / math.log(0.9999):,.0f} examples"
         assert ["their half-life", *[half_life] * 3] in rows
-        assert "count on memory for all of its 1,152 examples" in out
+        assert "On GPUs, a tower's 9 microbatches do not wait for each other" in out
+        assert "memory for all of its 1,152 examples, or give --accumulate_gradients." in out
         assert "A step's gradient has 3 times the standard deviation" in out
         assert "In an epoch a tower has 9 times the examples of theirs" in out
 
