@@ -15,6 +15,7 @@ backend.prepare()
 imports.import_tensorflow()
 
 from towers import devices, gradients, losses, multi_worker, networks, schedules  # noqa: E402
+from towers.keras_fit.distribute import distribute  # noqa: E402
 from towers.not_finite import NotFiniteError  # noqa: E402
 from towers.runs.events import Event  # noqa: E402
 from towers.runs.microbatch_times import (  # noqa: E402
@@ -34,7 +35,7 @@ from towers.runs.every import (  # noqa: E402  # isort: skip
 
 __all__ = [
     "Evaluation", "Event", "NotFiniteError", "Run", "Stopped", "Trainer", "UserError",
-    "WorkerError", "__version__", "call", "checkpoint", "devices", "evaluate",
+    "WorkerError", "__version__", "call", "checkpoint", "devices", "distribute", "evaluate",
     "fastest_microbatches", "gradients", "histograms", "keep_best", "log", "losses",
     "multi_worker", "networks", "profile", "schedules", "stop_early", "time_microbatches",
     "verify",

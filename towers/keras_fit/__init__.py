@@ -1,0 +1,1 @@
+"""Towers beneath Keras's own `fit`, `evaluate` and `predict`: `towers.distribute`."""

@@ -1,0 +1,103 @@
+"""Cutting a batch into microbatches of a fixed size, and joining what comes of them.
+
+A batch is what Keras's data adapters yield: a tensor [n, ...], or a tuple, list or dict of these,
+nested or not, in which None stands for what is not there. Nothing is padded: of n examples the last
+microbatch may be shorter.
+"""
+
+from collections.abc import Sequence
+
+import keras
+import tensorflow as tf
+from keras import tree
+
+Structure = object
+
+
+def dense(batch: Structure) -> Structure:
+    """The batch as tensors; empty optionals, which Keras's adapters make of None, are None again.
+
+    Raises:
+      TypeError: something in it is sparse or ragged.
+      ValueError: its arrays do not have the same number of examples, or there are none.
+    """
+
+    def one(value):
+        if value is None or isinstance(value, tf.experimental.Optional):
+            return None
+        if isinstance(value, (tf.SparseTensor, tf.RaggedTensor)):
+            raise TypeError(
+                f"a batch has a {type(value).__name__}, which cannot be cut into microbatches: "
+                "make it dense (tf.sparse.to_dense, to_tensor) in the data"
+            )
+        return tf.convert_to_tensor(value)
+
+    batch = tree.map_structure(one, batch)
+    sizes = {tensor.shape[0] if tensor.shape.rank else None for tensor in _tensors(batch)}
+    if len(sizes) != 1 or not sizes.isdisjoint({None, 0}):
+        shapes = [tuple(tensor.shape) for tensor in _tensors(batch)]
+        raise ValueError(
+            f"a batch has arrays of the shapes {shapes}: all must have the same number of examples "
+            "first, at least 1"
+        )
+    return batch
+
+
+def _tensors(batch: Structure) -> list[tf.Tensor]:
+    return [tensor for tensor in tree.flatten(batch) if tensor is not None]
+
+
+def num_examples(batch: Structure) -> int:
+    """The length of the first axis."""
+    return _tensors(batch)[0].shape[0]
+
+
+def sizes(count: int, size: int) -> list[int]:
+    """How many examples each microbatch has.
+
+    Example:
+      >>> sizes(150, 64)
+      [64, 64, 22]
+    """
+    return [size] * (count // size) + ([count % size] if count % size else [])
+
+
+def cut(batch: Structure, size: int) -> list[Structure]:
+    """The microbatches of a batch, in order, each [size, ...] but for the last.
+
+    By slices: GPUs have no kernel that splits int32, and labels would go back to the CPU for it.
+    """
+    n = num_examples(batch)
+
+    def part(first):
+        return tree.map_structure(
+            lambda tensor: None if tensor is None else tensor[first : min(first + size, n)], batch
+        )
+
+    return [part(first) for first in range(0, n, size)]
+
+
+def join(parts: Sequence[Structure]) -> Structure:
+    """The outputs of the microbatches, one after the other."""
+    if len(parts) == 1:
+        return parts[0]
+    return tree.map_structure(lambda *tensors: tf.concat(tensors, axis=0), *parts)
+
+
+def specs(batch: Structure) -> Structure:
+    """Symbolic tensors like the batch."""
+    return tree.map_structure(
+        lambda tensor: (
+            None
+            if tensor is None
+            else keras.KerasTensor(tensor.shape, keras.backend.standardize_dtype(tensor.dtype))
+        ),
+        batch,
+    )
+
+
+def signature(batch: Structure) -> Structure:
+    """What decides which graph a batch runs through: its structure, shapes and types."""
+    return tree.map_structure(
+        lambda tensor: None if tensor is None else (tensor.dtype, tensor.shape), batch
+    )

@@ -1,0 +1,215 @@
+"""`towers.distribute`: the one line that puts a Keras model on towers."""
+
+from collections.abc import Callable, Iterator, Sequence
+
+import keras
+import tensorflow as tf
+
+from towers import devices
+from towers.keras_fit import cutting, refusals, separable, step
+
+from keras.src import backend  # isort: skip
+from keras.src.trainers.data_adapters import data_adapter_utils  # isort: skip
+from keras.src.utils import io_utils  # isort: skip
+
+MOST_MICROBATCHES = 8  # of a batch, by default
+SMALLEST_MICROBATCH = 16  # by default: batch norm sees at least as many examples of a larger batch
+
+
+def distribute(
+    model: keras.Model,
+    towers: int | Sequence[str] | None = None,
+    *,
+    microbatch_size: int | None = None,
+    joined_loss: bool | None = None,
+) -> keras.Model:
+    """Makes `fit`, `evaluate`, `predict` and the `…_on_batch` methods of a model run on towers.
+
+    Call it before or after `compile`; everything else stays Keras. A batch is cut into microbatches
+    of `microbatch_size` examples, the last of which may be shorter. Each tower computes a run of
+    consecutive ones, and their gradients are added along one fixed tree. So the number of towers
+    changes where the work is done, and no bit of the result.
+
+    It turns off TensorFlow's rewriting of graphs for the process
+    (`devices.run_graphs_as_written`).
+
+    Args:
+      model: any Keras model with Keras's own `train_step` and `test_step`; built or not.
+      towers: how many, or the names of their devices; None for one on each GPU, or else 1.
+      microbatch_size: examples of a microbatch, at least 1; None for `default_size` of the first
+        batch of each call.
+      joined_loss: True computes one loss of the joined outputs of all towers, which equals Keras's
+        for any loss; False computes the loss of each microbatch on its tower, which equals Keras's
+        where the loss is a plain mean over examples; None chooses the latter where it is known to
+        be the same (`separable.why_joined`).
+
+    Returns:
+      The model itself.
+
+    Raises:
+      TypeError: `model` is no Keras model, or another argument has the wrong type.
+      ValueError: an argument is out of range, or towers cannot train such a model
+        (`refusals.check_model`); what can be known only with a batch is raised by the first call
+        with one, before its first step.
+    """
+    if not isinstance(model, keras.Model):
+        raise TypeError(f"model is a {type(model).__name__}: must be a keras.Model")
+    if microbatch_size is not None and (
+        isinstance(microbatch_size, bool) or not isinstance(microbatch_size, int)
+    ):
+        raise TypeError(f"microbatch_size={microbatch_size!r}: must be an integer or None")
+    if microbatch_size is not None and microbatch_size < 1:
+        raise ValueError(f"microbatch_size={microbatch_size}: must be at least 1")
+    if joined_loss not in (None, True, False):
+        raise TypeError(f"joined_loss={joined_loss!r}: must be True, False or None")
+    refusals.check_model(model)
+    tower_devices = devices.of_towers(towers)
+    devices.run_graphs_as_written()
+    Distribution(model, tower_devices, microbatch_size, joined_loss).install()
+    return model
+
+
+def default_size(batch_size: int) -> int:
+    """Examples of a microbatch by default: an eighth of the batch, but at least 16.
+
+    Example:
+      >>> default_size(32), default_size(1024)
+      (16, 128)
+    """
+    return max(SMALLEST_MICROBATCH, -(-batch_size // MOST_MICROBATCHES))
+
+
+class Distribution:
+    """What stands between a model and its towers.
+
+    Attributes:
+      model: whose functions these are.
+      tower_devices: one device for each tower.
+      microbatch_size: as given to `distribute`.
+      joined_loss: likewise.
+    """
+
+    def __init__(
+        self,
+        model: keras.Model,
+        tower_devices: tuple[str, ...],
+        microbatch_size: int | None,
+        joined_loss: bool | None,
+    ):
+        self.model, self.tower_devices = model, tower_devices
+        self.microbatch_size, self.joined_loss = microbatch_size, joined_loss
+        self._sizes: dict[str, int | None] = {}  # of a microbatch, in the present call of each
+        self._is_told = False
+
+    def install(self) -> None:
+        """Gives the model functions that run on towers, in place of those that Keras would make.
+
+        `compile` forgets the functions, and the next call of the model makes them anew.
+        """
+        model = self.model
+        model.train_function = model.test_function = model.predict_function = None
+        model.make_train_function = lambda force=False: self._make("train_function", force)
+        model.make_test_function = lambda force=False: self._make("test_function", force)
+        if refusals.has_own_predict_step(model):
+            return  # Keras calls it, without towers
+        model.make_predict_function = lambda force=False: self._make("predict_function", force)
+
+    def _make(self, name: str, force: bool) -> None:
+        self._sizes[name] = self.microbatch_size  # the first batch decides where it is None
+        if getattr(self.model, name) is not None and not force:
+            return
+        refusals.check_model(self.model)
+        make = {
+            "train_function": lambda: self._over_batches(training=True),
+            "test_function": lambda: self._over_batches(training=False),
+            "predict_function": self._predict_function,
+        }
+        setattr(self.model, name, make[name]())
+
+    def _over_batches(self, training: bool) -> Callable[[Iterator], dict[str, tf.Tensor]]:
+        """Keras's train or test function: (iterator over batches) to the metrics after them."""
+        program = None
+
+        def function(iterator: Iterator) -> dict[str, tf.Tensor]:
+            nonlocal program
+            logs = None
+            for _, batch in zip(range(self.model.steps_per_execution), iterator, strict=False):
+                batch = cutting.dense(batch)
+                size = self._size("train_function" if training else "test_function", batch)
+                if program is None:
+                    _build(self.model, batch, with_optimizer=training)
+                    program = self._program(batch, size, training)
+                self._tell(batch, size, program)
+                logs = program(batch, size)
+            if logs is None:
+                raise StopIteration
+            return logs
+
+        return function
+
+    def _program(self, batch, size: int, training: bool) -> step.Program:
+        """The step, with the loss of each tower where that is the same, else with a joined one."""
+        reason = separable.why_joined(self.model) if self.joined_loss is None else None
+        joined = bool(self.joined_loss) or reason is not None
+        while True:
+            program = step.Program(self.model, self.tower_devices, training, joined, reason)
+            try:
+                program.trace(batch, size)
+            except separable.NotSeparable as error:
+                joined, reason = True, str(error)
+            else:
+                refusals.check_cut(program, batch, size)
+                return program
+
+    def _predict_function(self) -> Callable[[Sequence], object]:
+        program = step.Prediction(self.model, self.tower_devices)
+
+        def function(batches: Sequence):
+            outputs = []
+            for batch in batches:
+                batch = cutting.dense(batch)
+                _build(self.model, batch, with_optimizer=False, only_model=True)
+                outputs.append(program(batch, self._size("predict_function", batch)))
+            return outputs[0] if len(outputs) == 1 else cutting.join(outputs)
+
+        return function
+
+    def _size(self, name: str, batch) -> int:
+        if self._sizes[name] is None:
+            self._sizes[name] = default_size(cutting.num_examples(batch))
+        return self._sizes[name]
+
+    def _tell(self, batch, size: int, program: step.Program) -> None:
+        """Says once, at the first batch, how it is computed."""
+        if self._is_told:
+            return
+        self._is_told = True
+        towers, parts = len(self.tower_devices), -(-cutting.num_examples(batch) // size)
+        loss = "one loss of the joined outputs" if program.joined else "a loss of each"
+        if program.reason:
+            loss += f" ({program.reason})"
+        idle = f"; {towers - parts} of the towers have none" if parts < towers else ""
+        io_utils.print_msg(f"{towers} tower(s), microbatches of {size} examples, {loss}{idle}")
+
+
+def _build(model: keras.Model, batch, *, with_optimizer: bool, only_model: bool = False) -> None:
+    """Makes the variables of model, loss, metrics and optimizer, as Keras's JAX trainer does."""
+    x, y, weight = data_adapter_utils.unpack_x_y_sample_weight(cutting.specs(batch))
+    loss, metrics = model._compile_loss, model._compile_metrics
+    parts = [loss, metrics] if not only_model else []
+    if not all(layer.built for layer in model._flatten_layers()) or any(
+        part is not None and not part.built for part in parts
+    ):
+        with refusals.explained(model):
+            outputs = backend.compute_output_spec(model, x, training=False)
+            if parts and metrics is not None and not metrics.built:
+                backend.compute_output_spec(
+                    model.compute_metrics, x, y, outputs, sample_weight=weight
+                )
+            if parts and loss is not None and not loss.built:
+                backend.compute_output_spec(
+                    model._compute_loss, x, y, outputs, sample_weight=weight, training=False
+                )
+    if with_optimizer and not model.optimizer.built:
+        model.optimizer.build(model.trainable_variables)
+    model._post_build()

@@ -1,0 +1,215 @@
+"""What towers cannot do, refused before the first step, each with what to do instead."""
+
+import contextlib
+import itertools
+from collections.abc import Iterator
+
+import keras
+import tensorflow as tf
+from keras import tree
+
+from towers.keras_fit import cutting
+
+from keras.src.backend.tensorflow.trainer import TensorFlowTrainer  # isort: skip
+
+_TOLERANCE = 1e-3  # relative; rounding is far below, a sum instead of a mean far above
+_GENERATOR = "keep a keras.random.SeedGenerator in the layer and pass it as seed="
+
+
+def check_model(model: keras.Model) -> None:
+    """Checks what a model shows before it is called.
+
+    Raises:
+      ValueError: names the model or the layer, what towers cannot do, and what to do instead.
+    """
+    name = type(model).__name__
+    for step in ("train_step", "test_step"):
+        if getattr(type(model), step) is not getattr(TensorFlowTrainer, step):
+            raise ValueError(
+                f"{name} has its own {step}, which towers cannot cut: override compute_loss or "
+                "compute_metrics instead"
+            )
+    if model.run_eagerly:
+        raise ValueError(
+            "run_eagerly=True: towers are one graph; compile without it, or debug the model before "
+            "towers.distribute"
+        )
+    if tf.distribute.has_strategy() or model._distribute_strategy is not None:
+        raise ValueError(
+            f"{name} was made in the scope of a tf.distribute strategy, which places variables and "
+            "computation itself: make it outside of any scope"
+        )
+    for tensor in getattr(model, "_inputs", None) or ():
+        if tensor.shape and tensor.shape[0] is not None:
+            raise ValueError(
+                f"{name} has a fixed batch size, {tensor.shape[0]}: leave batch_size out of its "
+                "keras.Input, because microbatches have fewer examples"
+            )
+    for layer in model._flatten_layers():
+        _check_layer(layer)
+
+
+def _check_layer(layer: keras.layers.Layer) -> None:
+    name = f"the layer {layer.name}"
+    if hasattr(type(layer).call, "get_concrete_function"):
+        raise ValueError(
+            f"{name} ({type(layer).__name__}) has @tf.function on its call, which keeps the values "
+            "of its first call: remove it, since fit makes a graph anyway"
+        )
+    if getattr(layer, "stateful", False):
+        raise ValueError(
+            f"{name} is stateful: what it remembers of one example would meet another; give each "
+            "example its whole sequence"
+        )
+    if getattr(layer, "synchronized", False):
+        raise ValueError(
+            f"{name} has synchronized=True: towers normalize each microbatch by itself; set "
+            "microbatch_size to the batch's to normalize the whole batch, or leave it out"
+        )
+    if isinstance(layer, keras.layers.AugMix):
+        raise ValueError(
+            f"{name} is an AugMix, which draws its operations once, when its graph is built: use "
+            "keras.layers.RandAugment"
+        )
+
+
+def has_own_predict_step(model: keras.Model) -> bool:
+    """Whether a model predicts in its own way, which Keras then runs as it is."""
+    return type(model).predict_step is not TensorFlowTrainer.predict_step
+
+
+@contextlib.contextmanager
+def explained(model: keras.Model) -> Iterator[None]:
+    """Says what to do where the model makes variables while it is called."""
+    try:
+        yield
+    except ValueError as error:
+        if "create a variable" not in str(error).lower():
+            raise
+        raise ValueError(
+            f"{type(model).__name__} makes a variable each time it is called: make it in __init__ "
+            "or build"
+        ) from error
+
+
+@contextlib.contextmanager
+def no_hidden_state(model: keras.Model, scope: keras.StatelessScope) -> Iterator[None]:
+    """Checks that what is traced within draws and assigns only by the state that it is given.
+
+    Raises:
+      ValueError: it draws random numbers that depend on what was drawn before, or assigns a weight
+        that would be lost.
+    """
+    graph = tf.compat.v1.get_default_graph()
+    first, before = len(graph.get_operations()), dict(scope.state_mapping)
+    yield
+    name = type(model).__name__
+    for variable in model.trainable_variables:
+        if scope.state_mapping.get(id(variable)) is not before.get(id(variable)):
+            raise ValueError(
+                f"{name} assigns its trainable weight {variable.path} when it is called, as "
+                "SpectralNormalization does, which the update would undo: use a constraint"
+            )
+    new = [value for key, value in scope.state_mapping.items() if key not in before]
+    if any(value.dtype == tf.int64 and value.shape == [2] for value in new):
+        raise ValueError(
+            f"{name} draws random numbers without a generator of its own, so that every step would "
+            f"draw the same: {_GENERATOR}"
+        )
+    if new:
+        raise ValueError(
+            f"{name} assigns a variable that is not among its weights, so that its value would be "
+            "lost: make it with self.add_weight(..., trainable=False)"
+        )
+    functions = (one.node_def for one in graph.as_graph_def().library.function)
+    own = (operation.node_def for operation in graph.get_operations()[first:])
+    for node in itertools.chain(own, *functions):
+        if node.op.startswith("Assign") and node.op.endswith("VariableOp"):
+            raise ValueError(
+                f"{name} assigns a tf.Variable when it is called ({node.name}): make it with "
+                "self.add_weight(..., trainable=False)"
+            )
+        if _draws_by_state(node):
+            raise ValueError(
+                f"{name} draws random numbers with {node.op} ({node.name}), which depend on what "
+                f"was drawn before, and so on the number of towers: {_GENERATOR}"
+            )
+
+
+def _draws_by_state(node: tf.compat.v1.NodeDef) -> bool:
+    if node.op.startswith("CudnnRNN") or node.op == "StatefulPartitionedCall":
+        return False
+    return "seed2" in node.attr or node.op.startswith(("Rng", "Stateful"))
+
+
+def check_cut(program, batch, size: int) -> None:
+    """Checks that what layers add to the loss, and what they count, does not depend on the cut.
+
+    It compares two microbatches with one batch of both; a mean over examples passes, a sum over the
+    batch does not. Batch norm is left out: normalizing each microbatch is what is wanted.
+
+    Args:
+      program: `step.Program`, traced.
+      batch: any of the data.
+      size: of a microbatch.
+
+    Raises:
+      ValueError: names the weight, or says that it is an `add_loss`.
+    """
+    model = program.model
+    x, _, _ = keras.utils.unpack_x_y_sample_weight(batch)
+    parts = cutting.cut(x, size)[:2]
+    if len(parts) < 2:
+        parts = cutting.cut(x, -(-cutting.num_examples(x) // 2))
+    if len(parts) < 2:
+        return  # one example
+    weights = [tf.convert_to_tensor(v.value) for v in model.trainable_variables]
+    state = [tf.convert_to_tensor(v.value) for v in model.non_trainable_variables]
+    facts = program.pass_.forward.get_concrete_function(
+        weights, state, tf.constant(0, tf.int64), parts[0]
+    ).structured_outputs
+    normalized = {
+        id(weight)
+        for layer in model._flatten_layers()
+        if isinstance(layer, keras.layers.BatchNormalization)
+        for weight in layer.non_trainable_variables
+    }
+    kept = [
+        index
+        for index, variable in enumerate(model.non_trainable_variables)
+        if facts.state[index] is not None
+        and id(variable) not in normalized
+        and variable.name != "seed_generator_state"
+    ]
+    if not facts.losses and not kept:
+        return
+    draws = any(value is not None for value in facts.state) and len(kept) < sum(
+        value is not None for value in facts.state
+    )
+    # Random layers and batch norm differ between cuts, and rightly so: look without them.
+    pass_ = type(program.pass_)(model, program.training and not draws, False)
+    sizes = [cutting.num_examples(part) for part in parts]
+    both = tree.map_structure(lambda *t: tf.concat(t, axis=0), *parts)
+
+    def look(inputs):
+        forward = pass_.forward(weights, state, tf.constant(0, tf.int64), inputs)
+        return [
+            *(tf.reduce_sum(loss) for loss in forward.losses),
+            *(
+                state[index] if forward.state[index] is None else forward.state[index]
+                for index in kept
+            ),
+        ]
+
+    names = ["a value that a layer gives to add_loss"] * len(facts.losses)
+    names += [f"the weight {model.non_trainable_variables[index].path}" for index in kept]
+    found = zip(names, look(both), *(look(part) for part in parts), strict=False)
+    for name, whole, *each in found:
+        whole, each = tf.cast(whole, tf.float64), [tf.cast(one, tf.float64) for one in each]
+        mean = sum(one * count for one, count in zip(each, sizes, strict=True)) / sum(sizes)
+        allowed = _TOLERANCE * tf.reduce_max(tf.abs(whole)) + 1e-6
+        if not bool(tf.reduce_all(tf.abs(mean - whole) <= allowed)):
+            raise ValueError(
+                f"{type(model).__name__}: {name} depends on how a batch is cut, as a sum over the "
+                "batch or a running total does: make it a mean over examples"
+            )

@@ -1,0 +1,329 @@
+"""A step of Keras's `fit`, `evaluate` or `predict` on towers: one graph with every tower in it.
+
+    cut_batch -> tower_0 ... tower_{k-1} -> average_gradients -> apply -> state -> metrics
+
+The loop over towers in `_on_towers` runs once, while the graph is built. The graph it leaves has k
+towers that depend on nothing but their own inputs, and TensorFlow runs them side by side.
+"""
+
+import warnings
+from collections.abc import Callable, Sequence
+
+import keras
+import tensorflow as tf
+from keras import tree
+
+from towers import devices, gradients, model_state
+from towers.keras_fit import cutting, microbatch
+from towers.support import loss_scale, one_gradient, shares
+
+from keras.src import backend  # isort: skip
+from keras.src.trainers.data_adapters import data_adapter_utils  # isort: skip
+
+
+class Program:
+    """Keras's train or test step on towers.
+
+    Attributes:
+      model: compiled and built, with its loss, metrics and optimizer.
+      tower_devices: one device for each tower.
+      training: whether a step updates the weights.
+      joined: one loss of the joined outputs, in place of one for each microbatch.
+      reason: why it is joined, if towers chose it.
+      pass_: the passes of a microbatch.
+    """
+
+    def __init__(
+        self,
+        model: keras.Model,
+        tower_devices: Sequence[str],
+        training: bool,
+        joined: bool,
+        reason: str | None = None,
+    ):
+        self.model, self.tower_devices, self.training = model, tuple(tower_devices), training
+        self.joined, self.reason = joined, reason
+        self.pass_ = microbatch.Microbatch(model, training, bool(model.jit_compile))
+        self._at_once = shares.at_once(self.tower_devices)
+        self._graphs: dict[str, Callable] = {}  # by what a batch is like
+
+    def trace(self, batch, size: int) -> Callable:
+        """The graph for such batches, [n, ...], in microbatches of `size`; finds out what fails."""
+        kind = f"{size} {cutting.signature(batch)}"
+        if kind not in self._graphs:
+            function = tf.function(lambda batch: self._build(batch, size), autograph=False)
+            self._graphs[kind] = function.get_concrete_function(batch)
+        return self._graphs[kind]
+
+    def __call__(self, batch, size: int) -> dict[str, tf.Tensor]:
+        """Makes a step; returns the model's metrics after it, as Keras's `train_step` does."""
+        return self.trace(batch, size)(batch)
+
+    def _build(self, batch, size: int) -> dict[str, tf.Tensor]:
+        return (self._joined if self.joined else self._separate)(batch, size)
+
+    def _separate(self, batch, size: int) -> dict[str, tf.Tensor]:
+        """Each microbatch has a loss of its own; they are averaged, and so are the gradients."""
+        model, training = self.model, self.training
+        scale = loss_scale.of(model.optimizer) if training else None
+
+        def compute(own: Sequence[tf.Tensor], state, draw, part):
+            if training:
+                return self.pass_.backward(own, state, draw, part, scale)
+            loss, forward = self.pass_.loss(own, state, draw, part)
+            return microbatch.Backward([], loss, forward)
+
+        parts, results = self._on_towers(batch, size, compute)
+        weights = _weights(parts, size)
+        with tf.name_scope("average_gradients"):
+            mean = self._sum([result.gradients for result in results], weights)
+            if len(parts) > 1:
+                mean = [one_gradient.over(value, sum(weights)) for value in mean]
+            loss = _mean([result.loss for result in results], weights)
+        forwards = [result.forward for result in results]
+        if training:
+            self._apply(mean)
+        self._keep_state(forwards, weights)
+        _add_metrics(model, forwards)
+        return self._metrics(batch, forwards, loss)
+
+    def _joined(self, batch, size: int) -> dict[str, tf.Tensor]:
+        """The towers' outputs are joined for one loss, whose gradients go back to the towers."""
+        model, training = self.model, self.training
+        tapes: list[tuple[tf.GradientTape, Sequence[tf.Tensor]]] = []
+
+        def compute(own: Sequence[tf.Tensor], state, draw, part):
+            x, _, _ = data_adapter_utils.unpack_x_y_sample_weight(part)
+            with tf.GradientTape(watch_accessed_variables=False) as tape:
+                tape.watch(own)
+                forward = self.pass_.forward(own, state, draw, x)
+            tapes.append((tape, own))
+            return forward
+
+        parts, forwards = self._on_towers(batch, size, compute)
+        weights = _weights(parts, size)
+        sources = [_floating([*tree.flatten(one.outputs), *one.losses]) for one in forwards]
+        values = [tf.convert_to_tensor(v.value) for v in model.trainable_variables]
+        self._keep_state(forwards, weights)
+        _add_metrics(model, forwards)
+        with tf.name_scope("joined_loss"), tf.GradientTape(watch_accessed_variables=False) as outer:
+            outer.watch([sources, values])
+            loss = self._loss_of_joined(batch, forwards, weights, values)
+            scale = loss_scale.of(model.optimizer) if training else None
+            scaled = loss if scale is None else keras.ops.multiply(loss, scale)
+        if training:
+            direct, upstream = outer.gradient(scaled, [values, sources])
+            leaves = []
+            for tower, own in self._runs(len(parts)):
+                with tf.device(self.tower_devices[tower]), tf.name_scope(f"tower_{tower}/backward"):
+                    leaves += [_back(*tapes[m], sources[m], upstream[m]) for m in own]
+            with tf.name_scope("average_gradients"):
+                total = self._sum(leaves, [1] * len(leaves))
+                total = gradients.add_weight_by_weight(total, direct)
+            self._apply(total)
+        return self._metrics(batch, forwards, loss)
+
+    def _loss_of_joined(self, batch, forwards, weights, values) -> tf.Tensor:
+        """Keras's loss of the whole batch; what it assigns to variables is assigned."""
+        model = self.model
+        x, y, sample_weight = data_adapter_utils.unpack_x_y_sample_weight(batch)
+        others = [*model.non_trainable_variables, *model.metrics_variables]
+        before = [tf.convert_to_tensor(variable.value) for variable in others]
+        of_layers = [
+            _mean(losses, weights)
+            for losses in zip(*(forward.losses for forward in forwards), strict=True)
+        ]
+        mapping = [*zip(model.trainable_variables, values), *zip(others, before)]  # noqa: B905
+        with keras.StatelessScope(state_mapping=mapping, collect_losses=True) as scope:
+            if of_layers:
+                model._losses_override = [*of_layers, *model._get_regularization_losses()]
+            try:
+                loss = model._compute_loss(
+                    x=x,
+                    y=y,
+                    y_pred=_join_outputs(forwards),
+                    sample_weight=sample_weight,
+                    training=self.training,
+                )
+            finally:
+                model._losses_override = []
+        for variable, old in zip(others, before, strict=True):
+            new = scope.get_current_value(variable)
+            if new is not old:
+                variable.assign(new)
+        return loss
+
+    def _on_towers(self, batch, size: int, compute: Callable) -> tuple[list, list]:
+        """Builds every tower on its device, each with its microbatches; in their order."""
+        model = self.model
+        with tf.device(devices.HOST), tf.name_scope("cut_batch"):
+            parts = cutting.cut(batch, size)  # [M], each [size, ...]
+        with tf.name_scope("weights"):
+            weights = [tf.convert_to_tensor(v.value) for v in model.trainable_variables]
+            states = [tf.convert_to_tensor(v.value) for v in model.non_trainable_variables]
+        results = []
+        for tower, own in self._runs(len(parts)):
+            with tf.device(self.tower_devices[tower]), tf.name_scope(f"tower_{tower}"):
+                copies = [tf.identity(weight) for weight in weights]  # the tower's own
+                state = [tf.identity(value) for value in states]
+                first = len(results)
+                for m in own:
+                    part = parts[m]
+                    if self._at_once and m - first >= self._at_once:
+                        part = _after(results[m - self._at_once], part)
+                    with tf.name_scope("microbatch"):
+                        results.append(compute(copies, state, tf.constant(m, tf.int64), part))
+        return parts, results
+
+    def _runs(self, count: int) -> list[tuple[int, range]]:
+        """(tower, its consecutive microbatches) of `count`, without towers that have none."""
+        runs = enumerate(shares.evenly(count, len(self.tower_devices)))
+        return [(tower, own) for tower, own in runs if own]
+
+    def _sum(
+        self, leaves: Sequence[Sequence[gradients.Gradient]], weights: Sequence[float]
+    ) -> list[gradients.Gradient]:
+        """The weighted sum over microbatches, along the fixed tree; each tower begins with its own.
+
+        Args:
+          leaves: `leaves[m][w]`, of microbatch m with respect to weight w.
+          weights: of each microbatch.
+        """
+        sums = {}
+        for tower, own in self._runs(len(leaves)):
+            with tf.device(self.tower_devices[tower]), tf.name_scope(f"tower_{tower}/sum"):
+                weighted = [
+                    leaves[m] if weights[m] == 1 else gradients.scale(leaves[m], weights[m])
+                    for m in own
+                ]
+                sums |= gradients.sum_over_share(weighted, own, len(leaves))
+        total = gradients.add_up(sums, (0, len(leaves)), gradients.add_weight_by_weight)
+        return [_merge_equal_rows(value, len(leaves)) for value in total]
+
+    def _apply(self, mean: list[gradients.Gradient]) -> None:
+        model = self.model
+        if not model.trainable_variables:
+            warnings.warn("The model does not have any trainable weights.", stacklevel=2)
+            return
+        with tf.name_scope("apply"):
+            model.optimizer.apply_gradients(zip(mean, model.trainable_variables, strict=True))
+
+    def _keep_state(self, forwards: Sequence[microbatch.Forward], weights: list[float]) -> None:
+        """Batch statistics are averaged over microbatches; a random layer's counter moves on."""
+        with tf.name_scope("state"):
+            for index, variable in enumerate(self.model.non_trainable_variables):
+                new = [forward.state[index] for forward in forwards]
+                if new[0] is None:
+                    continue
+                if model_state.is_draw_counter(variable):
+                    draws = len(new) * model_state.DRAWS_PER_MICROBATCH
+                    variable.assign_add(tf.constant([0, draws], variable.dtype))
+                elif new[0].dtype.is_floating:
+                    variable.assign(_mean(new, weights))
+                else:
+                    variable.assign(new[0])
+
+    def _metrics(self, batch, forwards, loss: tf.Tensor) -> dict[str, tf.Tensor]:
+        """Keras's metrics of the joined outputs, and the loss, after this batch."""
+        model = self.model
+        x, y, sample_weight = data_adapter_utils.unpack_x_y_sample_weight(batch)
+        with tf.name_scope("metrics"):
+            model._loss_tracker.update_state(loss, sample_weight=cutting.num_examples(batch))
+            outputs = _join_outputs(forwards)
+            return model.compute_metrics(x, y, outputs, sample_weight=sample_weight)
+
+
+class Prediction(Program):
+    """Keras's predict step on towers: the outputs of a batch, in its order."""
+
+    def __init__(self, model: keras.Model, tower_devices: Sequence[str]):
+        super().__init__(model, tower_devices, training=False, joined=True)
+
+    def _build(self, batch, size: int):
+        def compute(own, state, draw, part):
+            x, _, _ = data_adapter_utils.unpack_x_y_sample_weight(part)
+            return self.pass_.forward(own, state, draw, x)
+
+        parts, forwards = self._on_towers(batch, size, compute)
+        self._keep_state(forwards, _weights(parts, size))
+        return _join_outputs(forwards)
+
+
+def _weights(parts: Sequence, size: int) -> list[float]:
+    """What each microbatch counts: 1, or less for one that is shorter than the others."""
+    if len(parts) == 1:
+        return [1.0]
+    return [cutting.num_examples(part) / size for part in parts]
+
+
+def _mean(values: Sequence[tf.Tensor], weights: Sequence[float]) -> tf.Tensor:
+    """The mean over examples of the microbatches' means, which their sizes weight."""
+    weighted = [
+        value if weight == 1 else value * tf.cast(weight, value.dtype)
+        for value, weight in zip(values, weights, strict=True)
+    ]
+    total = gradients.pairwise_tree(weighted, tf.add)
+    return total if len(values) == 1 else total / tf.cast(sum(weights), total.dtype)
+
+
+def _merge_equal_rows(value: gradients.Gradient, count: int) -> gradients.Gradient:
+    """The rows of an embedding as Keras's `fit` gives them to the optimizer.
+
+    The rows of all examples, in their order, are the batch's own: optimizers square them one by
+    one. But where all microbatches have the same rows, as those of positions, the batch has them
+    once, summed over its examples.
+    """
+    if not isinstance(value, tf.IndexedSlices) or count == 1:
+        return value
+    rows = tf.shape(value.indices)[0] // count
+
+    def merged():
+        indices = tf.reshape(value.indices[: rows * count], [count, rows])
+        same = tf.reduce_all(indices == indices[:1])
+        parts = tf.reshape(value.values[: rows * count], [count, rows, *value.values.shape[1:]])
+        summed = gradients.pairwise_tree(tf.unstack(parts, num=count), tf.add)
+        return tf.cond(same, lambda: (summed, indices[0]), lambda: (value.values, value.indices))
+
+    values, indices = tf.cond(
+        tf.shape(value.indices)[0] == rows * count, merged, lambda: (value.values, value.indices)
+    )
+    return tf.IndexedSlices(values, indices, value.dense_shape)
+
+
+def _back(tape, weights, outputs, incoming) -> list[gradients.Gradient]:
+    """From the gradients with respect to the outputs of a microbatch to those of the weights."""
+    known = [
+        tf.zeros_like(output) if gradient is None else gradient
+        for output, gradient in zip(outputs, incoming, strict=True)
+    ]
+    return tape.gradient(outputs, list(weights), output_gradients=known)
+
+
+def _floating(tensors: Sequence[tf.Tensor]) -> list[tf.Tensor]:
+    return [tensor for tensor in tensors if tensor.dtype.is_floating]
+
+
+def _after(result, part):
+    """The inputs of a microbatch, once an earlier one is done: this bounds what is in memory."""
+    # Inputs wait for a result: inlining drops a control edge between two calls.
+    done = [t for t in tf.nest.flatten(result, expand_composites=True) if t is not None]
+    with tf.control_dependencies(done):
+        return tree.map_structure(lambda t: None if t is None else tf.identity(t), part)
+
+
+def _join_outputs(forwards: Sequence[microbatch.Forward]):
+    """The outputs of all microbatches, one after the other, with their masks."""
+    outputs = cutting.join([forward.outputs for forward in forwards])
+    flat = tree.flatten(outputs)
+    for output, *masks in zip(flat, *(forward.masks for forward in forwards), strict=True):
+        if masks[0] is not None:
+            backend.set_keras_mask(output, tf.concat(masks, axis=0))
+    return outputs
+
+
+def _add_metrics(model: keras.Model, forwards: Sequence[microbatch.Forward]) -> None:
+    """What the passes add to metrics of layers and of single outputs, which are sums."""
+    for index, variable in enumerate(model.metrics_variables):
+        added = [forward.metrics[index] for forward in forwards]
+        if added[0] is not None:
+            variable.assign_add(gradients.pairwise_tree(added, tf.add))
