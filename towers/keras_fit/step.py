@@ -8,17 +8,35 @@ towers that depend on nothing but their own inputs, and TensorFlow runs them sid
 
 import warnings
 from collections.abc import Callable, Sequence
+from typing import NamedTuple
 
 import keras
 import tensorflow as tf
 from keras import tree
 
-from towers import devices, gradients, model_state
+from towers import devices, gradients, model_state, not_finite
 from towers.keras_fit import cutting, microbatch
 from towers.support import loss_scale, one_gradient, shares
 
 from keras.src import backend  # isort: skip
 from keras.src.trainers.data_adapters import data_adapter_utils  # isort: skip
+
+
+Changes = list[tuple[keras.Variable, tf.Tensor]]  # variables that are not trained: new values
+
+
+class Watched(NamedTuple):
+    """What a step shows of itself, before its update.
+
+    Attributes:
+      losses: of each microbatch, [M]; of the joined outputs [1].
+      regularizers: path of a weight to what its regularizer adds to the loss, such as its decay.
+      gradients: the mean ones, one per trainable variable; not clipped, and without a loss scale.
+    """
+
+    losses: tf.Tensor
+    regularizers: dict[str, tf.Tensor]
+    gradients: list[gradients.Gradient]
 
 
 class Program:
@@ -30,6 +48,8 @@ class Program:
       training: whether a step updates the weights.
       joined: one loss of the joined outputs, in place of one for each microbatch.
       reason: why it is joined, if towers chose it.
+      watched: whether a step also returns what it shows of itself, and updates nothing where its
+        loss or a gradient is not finite.
       pass_: the passes of a microbatch.
     """
 
@@ -40,9 +60,10 @@ class Program:
         training: bool,
         joined: bool,
         reason: str | None = None,
+        watched: bool = False,
     ):
         self.model, self.tower_devices, self.training = model, tuple(tower_devices), training
-        self.joined, self.reason = joined, reason
+        self.joined, self.reason, self.watched = joined, reason, watched
         self.pass_ = microbatch.Microbatch(model, training, bool(model.jit_compile))
         self._at_once = shares.at_once(self.tower_devices)
         self._graphs: dict[str, Callable] = {}  # by what a batch is like
@@ -55,14 +76,21 @@ class Program:
             self._graphs[kind] = function.get_concrete_function(batch)
         return self._graphs[kind]
 
-    def __call__(self, batch, size: int) -> dict[str, tf.Tensor]:
-        """Makes a step; returns the model's metrics after it, as Keras's `train_step` does."""
+    def __call__(self, batch, size: int) -> dict[str, tf.Tensor] | tuple:
+        """Makes a step.
+
+        Returns:
+          The metrics after it, as from Keras's `train_step`; and the `Watched` if `watched`.
+
+        Raises:
+          InvalidArgumentError: from `not_finite.check`, if `watched`; nothing was updated.
+        """
         return self.trace(batch, size)(batch)
 
-    def _build(self, batch, size: int) -> dict[str, tf.Tensor]:
+    def _build(self, batch, size: int):
         return (self._joined if self.joined else self._separate)(batch, size)
 
-    def _separate(self, batch, size: int) -> dict[str, tf.Tensor]:
+    def _separate(self, batch, size: int):
         """Each microbatch has a loss of its own; they are averaged, and so are the gradients."""
         model, training = self.model, self.training
         scale = loss_scale.of(model.optimizer) if training else None
@@ -81,13 +109,10 @@ class Program:
                 mean = [one_gradient.over(value, sum(weights)) for value in mean]
             loss = _mean([result.loss for result in results], weights)
         forwards = [result.forward for result in results]
-        if training:
-            self._apply(mean)
-        self._keep_state(forwards, weights)
-        _add_metrics(model, forwards)
-        return self._metrics(batch, forwards, loss)
+        losses = [result.loss for result in results]
+        return self._update(batch, forwards, loss, losses, mean, self._changes(forwards, weights))
 
-    def _joined(self, batch, size: int) -> dict[str, tf.Tensor]:
+    def _joined(self, batch, size: int):
         """The towers' outputs are joined for one loss, whose gradients go back to the towers."""
         model, training = self.model, self.training
         tapes: list[tuple[tf.GradientTape, Sequence[tf.Tensor]]] = []
@@ -104,13 +129,13 @@ class Program:
         weights = _weights(parts, size)
         sources = [_floating([*tree.flatten(one.outputs), *one.losses]) for one in forwards]
         values = [tf.convert_to_tensor(v.value) for v in model.trainable_variables]
-        self._keep_state(forwards, weights)
-        _add_metrics(model, forwards)
+        changes = self._changes(forwards, weights)
         with tf.name_scope("joined_loss"), tf.GradientTape(watch_accessed_variables=False) as outer:
             outer.watch([sources, values])
-            loss = self._loss_of_joined(batch, forwards, weights, values)
+            loss, changes = self._loss_of_joined(batch, forwards, weights, values, changes)
             scale = loss_scale.of(model.optimizer) if training else None
             scaled = loss if scale is None else keras.ops.multiply(loss, scale)
+        mean = []
         if training:
             direct, upstream = outer.gradient(scaled, [values, sources])
             leaves = []
@@ -119,16 +144,19 @@ class Program:
                     leaves += [_back(*tapes[m], sources[m], upstream[m]) for m in own]
             with tf.name_scope("average_gradients"):
                 total = self._sum(leaves, [1] * len(leaves))
-                total = gradients.add_weight_by_weight(total, direct)
-            self._apply(total)
-        return self._metrics(batch, forwards, loss)
+                mean = gradients.add_weight_by_weight(total, direct)
+        return self._update(batch, forwards, loss, [loss], mean, changes)
 
-    def _loss_of_joined(self, batch, forwards, weights, values) -> tf.Tensor:
-        """Keras's loss of the whole batch; what it assigns to variables is assigned."""
+    def _loss_of_joined(self, batch, forwards, weights, values, changes: Changes) -> tuple:
+        """Keras's loss of the whole batch, and the changes with what the loss assigns itself."""
         model = self.model
         x, y, sample_weight = data_adapter_utils.unpack_x_y_sample_weight(batch)
         others = [*model.non_trainable_variables, *model.metrics_variables]
-        before = [tf.convert_to_tensor(variable.value) for variable in others]
+        new = {id(variable): value for variable, value in changes}
+        before = [
+            new[id(variable)] if id(variable) in new else tf.convert_to_tensor(variable.value)
+            for variable in others
+        ]
         of_layers = [
             _mean(losses, weights)
             for losses in zip(*(forward.losses for forward in forwards), strict=True)
@@ -147,11 +175,11 @@ class Program:
                 )
             finally:
                 model._losses_override = []
-        for variable, old in zip(others, before, strict=True):
-            new = scope.get_current_value(variable)
-            if new is not old:
-                variable.assign(new)
-        return loss
+        after = [scope.get_current_value(variable) for variable in others]
+        for variable, old, value in zip(others, before, after, strict=True):
+            if value is not old:
+                new[id(variable)] = value
+        return loss, [(variable, new[id(variable)]) for variable in others if id(variable) in new]
 
     def _on_towers(self, batch, size: int, compute: Callable) -> tuple[list, list]:
         """Builds every tower on its device, each with its microbatches; in their order."""
@@ -200,37 +228,65 @@ class Program:
         total = gradients.add_up(sums, (0, len(leaves)), gradients.add_weight_by_weight)
         return [_merge_equal_rows(value, len(leaves)) for value in total]
 
-    def _apply(self, mean: list[gradients.Gradient]) -> None:
-        model = self.model
-        if not model.trainable_variables:
-            warnings.warn("The model does not have any trainable weights.", stacklevel=2)
-            return
-        with tf.name_scope("apply"):
-            model.optimizer.apply_gradients(zip(mean, model.trainable_variables, strict=True))
+    def _changes(self, forwards: Sequence[microbatch.Forward], weights: list[float]) -> Changes:
+        """New values of what is not trained, from those of the microbatches.
 
-    def _keep_state(self, forwards: Sequence[microbatch.Forward], weights: list[float]) -> None:
-        """Batch statistics are averaged over microbatches; a random layer's counter moves on."""
+        Batch statistics are averaged over examples, a random layer's counter moves on, and what
+        the passes add to metrics of layers and of single outputs is added.
+        """
+        changes, model = [], self.model
         with tf.name_scope("state"):
-            for index, variable in enumerate(self.model.non_trainable_variables):
+            for index, variable in enumerate(model.non_trainable_variables):
                 new = [forward.state[index] for forward in forwards]
                 if new[0] is None:
                     continue
                 if model_state.is_draw_counter(variable):
                     draws = len(new) * model_state.DRAWS_PER_MICROBATCH
-                    variable.assign_add(tf.constant([0, draws], variable.dtype))
+                    value = variable.value + tf.constant([0, draws], variable.dtype)
                 elif new[0].dtype.is_floating:
-                    variable.assign(_mean(new, weights))
+                    value = _mean(new, weights)
                 else:
-                    variable.assign(new[0])
+                    value = new[0]
+                changes.append((variable, value))
+            for index, variable in enumerate(model.metrics_variables):
+                added = [forward.metrics[index] for forward in forwards]
+                if added[0] is not None:
+                    value = variable.value + gradients.pairwise_tree(added, tf.add)
+                    changes.append((variable, value))
+        return changes
 
-    def _metrics(self, batch, forwards, loss: tf.Tensor) -> dict[str, tf.Tensor]:
-        """Keras's metrics of the joined outputs, and the loss, after this batch."""
+    def _update(self, batch, forwards, loss, losses, mean, changes: Changes):
+        """Updates weights, other variables and metrics; returns the metrics after it."""
         model = self.model
-        x, y, sample_weight = data_adapter_utils.unpack_x_y_sample_weight(batch)
-        with tf.name_scope("metrics"):
-            model._loss_tracker.update_state(loss, sample_weight=cutting.num_examples(batch))
-            outputs = _join_outputs(forwards)
-            return model.compute_metrics(x, y, outputs, sample_weight=sample_weight)
+        shown, checked = None, []
+        if self.training and self.watched:
+            with tf.name_scope("watched"):
+                shown = Watched(
+                    tf.stack(losses),
+                    {
+                        variable.path: variable.regularizer(variable.value)
+                        for variable in model.trainable_variables
+                        if variable.regularizer is not None
+                    },
+                    loss_scale.taken_off(model.optimizer, mean),  # before the scale may change
+                )
+                checked = [not_finite.check(_all_finite(shown.losses, mean, model.optimizer))]
+        with tf.control_dependencies(checked):
+            with tf.name_scope("apply"):
+                if self.training and model.trainable_variables:
+                    variables = model.trainable_variables
+                    model.optimizer.apply_gradients(zip(mean, variables, strict=True))
+                elif self.training:
+                    warnings.warn("The model does not have any trainable weights.", stacklevel=2)
+            with tf.name_scope("state"):
+                for variable, value in changes:
+                    variable.assign(value)
+            with tf.name_scope("metrics"):
+                model._loss_tracker.update_state(loss, sample_weight=cutting.num_examples(batch))
+                x, y, sample_weight = data_adapter_utils.unpack_x_y_sample_weight(batch)
+                outputs = _join_outputs(forwards)
+                logs = model.compute_metrics(x, y, outputs, sample_weight=sample_weight)
+        return logs if shown is None else (logs, shown)
 
 
 class Prediction(Program):
@@ -245,7 +301,8 @@ class Prediction(Program):
             return self.pass_.forward(own, state, draw, x)
 
         parts, forwards = self._on_towers(batch, size, compute)
-        self._keep_state(forwards, _weights(parts, size))
+        for variable, value in self._changes(forwards, _weights(parts, size)):
+            variable.assign(value)
         return _join_outputs(forwards)
 
 
@@ -264,6 +321,15 @@ def _mean(values: Sequence[tf.Tensor], weights: Sequence[float]) -> tf.Tensor:
     ]
     total = gradients.pairwise_tree(weighted, tf.add)
     return total if len(values) == 1 else total / tf.cast(sum(weights), total.dtype)
+
+
+def _all_finite(losses, mean: Sequence[gradients.Gradient], optimizer) -> tf.Tensor:
+    """Whether losses and gradients are finite; with a loss scale above 1, gradients need not be."""
+    values = [g.values if isinstance(g, tf.IndexedSlices) else g for g in mean if g is not None]
+    finite = tf.reduce_all([tf.reduce_all(tf.math.is_finite(value)) for value in values])
+    if loss_scale.is_dynamic(optimizer):
+        finite |= loss_scale.of(optimizer) > 1
+    return finite & tf.reduce_all(tf.math.is_finite(losses))
 
 
 def _merge_equal_rows(value: gradients.Gradient, count: int) -> gradients.Gradient:
@@ -319,11 +385,3 @@ def _join_outputs(forwards: Sequence[microbatch.Forward]):
         if masks[0] is not None:
             backend.set_keras_mask(output, tf.concat(masks, axis=0))
     return outputs
-
-
-def _add_metrics(model: keras.Model, forwards: Sequence[microbatch.Forward]) -> None:
-    """What the passes add to metrics of layers and of single outputs, which are sums."""
-    for index, variable in enumerate(model.metrics_variables):
-        added = [forward.metrics[index] for forward in forwards]
-        if added[0] is not None:
-            variable.assign_add(gradients.pairwise_tree(added, tf.add))
