@@ -5,8 +5,9 @@ from collections.abc import Callable, Iterator, Sequence
 import keras
 import tensorflow as tf
 
-from towers import devices
+from towers import devices, worker
 from towers.keras_fit import cutting, refusals, separable, step
+from towers.support import worker_errors
 
 from keras.src import backend  # isort: skip
 from keras.src.trainers.data_adapters import data_adapter_utils  # isort: skip
@@ -22,6 +23,7 @@ def distribute(
     *,
     microbatch_size: int | None = None,
     joined_loss: bool | None = None,
+    workers: worker.Workers | None = None,
 ) -> keras.Model:
     """Makes `fit`, `evaluate`, `predict` and the `…_on_batch` methods of a model run on towers.
 
@@ -65,7 +67,7 @@ def distribute(
     refusals.check_model(model)
     tower_devices = devices.of_towers(towers)
     devices.run_graphs_as_written()
-    Distribution(model, tower_devices, microbatch_size, joined_loss).install()
+    Distribution(model, tower_devices, microbatch_size, joined_loss, workers).install()
     return model
 
 
@@ -77,6 +79,13 @@ def default_size(batch_size: int) -> int:
       (16, 128)
     """
     return max(SMALLEST_MICROBATCH, -(-batch_size // MOST_MICROBATCHES))
+
+
+def distribution(model: keras.Model) -> "Distribution":
+    """What `distribute` has put between a model and its towers; it is called where it was not."""
+    if not hasattr(model, "_towers"):
+        distribute(model)
+    return model._towers
 
 
 class Distribution:
@@ -95,11 +104,38 @@ class Distribution:
         tower_devices: tuple[str, ...],
         microbatch_size: int | None,
         joined_loss: bool | None,
+        workers: worker.Workers | None = None,
     ):
         self.model, self.tower_devices = model, tower_devices
         self.microbatch_size, self.joined_loss = microbatch_size, joined_loss
         self._sizes: dict[str, int | None] = {}  # of a microbatch, in the present call of each
-        self._is_told = False
+        self.workers = workers or worker.SingleWorker()
+        self._towers_of_workers = self._agree()
+        self._is_told = self._is_shared = False
+
+    def _agree(self) -> list[int]:
+        """How many towers each worker has; all must cut batches in the same way.
+
+        Raises:
+          WorkerError: another worker does not.
+        """
+        own = [len(self.tower_devices), self.microbatch_size or 0]
+        everyone = self.workers.exchange("how models are distributed", own)
+        for index, other in enumerate(everyone):
+            if not isinstance(other, list) or other[1:] != own[1:]:
+                raise worker_errors.WorkerError(
+                    f"{self.workers.name(index)} has microbatch_size={other[1:]}, and "
+                    f"{self.workers.name(self.workers.index)} {own[1:]}: it must be the same"
+                )
+        return [towers for towers, _ in everyone]
+
+    def _share_state(self) -> None:
+        """Gives all workers the chief's variables, once they are made."""
+        if self.workers.count == 1 or self._is_shared:
+            return
+        self._is_shared, model = True, self.model
+        variables = [*model.variables, *(model.optimizer.variables if model.optimizer else ())]
+        self.workers.broadcast("the first weights", [v.value for v in variables])
 
     def install(self) -> None:
         """Gives the model functions that run on towers, in place of those that Keras would make.
@@ -107,6 +143,7 @@ class Distribution:
         `compile` forgets the functions, and the next call of the model makes them anew.
         """
         model = self.model
+        model._towers = self
         model.train_function = model.test_function = model.predict_function = None
         model.make_train_function = lambda force=False: self._make("train_function", force)
         model.make_test_function = lambda force=False: self._make("test_function", force)
@@ -138,21 +175,49 @@ class Distribution:
                 size = self._size("train_function" if training else "test_function", batch)
                 if program is None:
                     _build(self.model, batch, with_optimizer=training)
+                    if training:
+                        self._share_state()
                     program = self._program(batch, size, training)
                 self._tell(batch, size, program)
-                logs = program(batch, size)
+                with self.workers.watched():
+                    logs = program(batch, size)
             if logs is None:
                 raise StopIteration
             return logs
 
         return function
 
-    def _program(self, batch, size: int, training: bool) -> step.Program:
+    def prepare(self, batch) -> None:
+        """Makes the step of a run (`runs.fit_run`) from its first batch, before any is made."""
+        refusals.check_model(self.model)
+        self._sizes["run"] = self.microbatch_size
+        size = self._size("run", batch)
+        _build(self.model, batch, with_optimizer=True)
+        self._of_run = self._program(batch, size, training=True, watched=True)
+        self._tell(batch, size, self._of_run)
+
+    @property
+    def program(self) -> step.Program:
+        """The step of a run, after `prepare`."""
+        return self._of_run
+
+    def size_of_run(self) -> int:
+        """Examples of a microbatch in a run, after `prepare`."""
+        return self._sizes["run"]
+
+    def train_step(self, batch) -> tuple[dict[str, tf.Tensor], step.Watched]:
+        """Makes a step of a run, after `prepare`; raises as `step.Program`."""
+        return self._of_run(batch, self._sizes["run"])
+
+    def _program(self, batch, size: int, training: bool, watched: bool = False) -> step.Program:
         """The step, with the loss of each tower where that is the same, else with a joined one."""
         reason = separable.why_joined(self.model) if self.joined_loss is None else None
         joined = bool(self.joined_loss) or reason is not None
         while True:
-            program = step.Program(self.model, self.tower_devices, training, joined, reason)
+            program = step.Program(
+                self.model, self.tower_devices, training, joined, reason, watched,
+                self.workers, self._towers_of_workers,
+            )  # fmt: skip
             try:
                 program.trace(batch, size)
             except separable.NotSeparable as error:

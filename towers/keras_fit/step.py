@@ -14,8 +14,8 @@ import keras
 import tensorflow as tf
 from keras import tree
 
-from towers import devices, gradients, model_state, not_finite
-from towers.keras_fit import cutting, microbatch
+from towers import devices, gradients, model_state, not_finite, worker
+from towers.keras_fit import cutting, exchange, microbatch
 from towers.support import loss_scale, one_gradient, shares
 
 from keras.src import backend  # isort: skip
@@ -61,10 +61,15 @@ class Program:
         joined: bool,
         reason: str | None = None,
         watched: bool = False,
+        workers: worker.Workers | None = None,
+        towers_of_workers: Sequence[int] = (),
     ):
         self.model, self.tower_devices, self.training = model, tuple(tower_devices), training
         self.joined, self.reason, self.watched = joined, reason, watched
         self.pass_ = microbatch.Microbatch(model, training, bool(model.jit_compile))
+        self._workers = workers or worker.SingleWorker()
+        self._towers_of_workers = towers_of_workers or [len(self.tower_devices)]
+        self._alone = False  # each worker computes the whole batch that is being traced
         self._at_once = shares.at_once(self.tower_devices)
         self._graphs: dict[str, Callable] = {}  # by what a batch is like
 
@@ -72,9 +77,19 @@ class Program:
         """The graph for such batches, [n, ...], in microbatches of `size`; finds out what fails."""
         kind = f"{size} {cutting.signature(batch)}"
         if kind not in self._graphs:
-            function = tf.function(lambda batch: self._build(batch, size), autograph=False)
-            self._graphs[kind] = function.get_concrete_function(batch)
+            try:
+                self._graphs[kind] = self._traced(batch, size)
+            except exchange.UnevenRows:  # rare: a last batch of a model with embeddings
+                self._alone = True
+                try:
+                    self._graphs[kind] = self._traced(batch, size)
+                finally:
+                    self._alone = False
         return self._graphs[kind]
+
+    def _traced(self, batch, size: int) -> Callable:
+        function = tf.function(lambda batch: self._build(batch, size), autograph=False)
+        return function.get_concrete_function(batch)
 
     def __call__(self, batch, size: int) -> dict[str, tf.Tensor] | tuple:
         """Makes a step.
@@ -95,38 +110,45 @@ class Program:
         model, training = self.model, self.training
         scale = loss_scale.of(model.optimizer) if training else None
 
-        def compute(own: Sequence[tf.Tensor], state, draw, part):
+        def compute(own: Sequence[tf.Tensor], state, m: int, part):
             if training:
-                return self.pass_.backward(own, state, draw, part, scale)
-            loss, forward = self.pass_.loss(own, state, draw, part)
+                return self.pass_.backward(own, state, _number(m), part, scale)
+            loss, forward = self.pass_.loss(own, state, _number(m), part)
             return microbatch.Backward([], loss, forward)
 
         parts, results = self._on_towers(batch, size, compute)
-        weights = _weights(parts, size)
+        weights, among = _weights(parts, size), self._among(len(parts))
         with tf.name_scope("average_gradients"):
-            mean = self._sum([result.gradients for result in results], weights)
+            sums = self._sums({m: one.gradients for m, one in results.items()}, weights)
+            own = [(one.loss, one.forward) for one in results.values()]
+            total, everything = among(sums, own, list(map(cutting.num_examples, parts)))
+            total = [_merge_equal_rows(value, len(parts)) for value in total]
             if len(parts) > 1:
-                mean = [one_gradient.over(value, sum(weights)) for value in mean]
-            loss = _mean([result.loss for result in results], weights)
-        forwards = [result.forward for result in results]
-        losses = [result.loss for result in results]
-        return self._update(batch, forwards, loss, losses, mean, self._changes(forwards, weights))
+                total = [one_gradient.over(value, sum(weights)) for value in total]
+            losses, forwards = zip(*everything, strict=True)
+            loss = _mean(losses, weights)
+        changes = self._changes(forwards, weights)
+        return self._update(batch, forwards, loss, losses, total, changes)
 
     def _joined(self, batch, size: int):
         """The towers' outputs are joined for one loss, whose gradients go back to the towers."""
         model, training = self.model, self.training
-        tapes: list[tuple[tf.GradientTape, Sequence[tf.Tensor]]] = []
+        tapes: dict[int, tuple] = {}
 
-        def compute(own: Sequence[tf.Tensor], state, draw, part):
+        def compute(own: Sequence[tf.Tensor], state, m: int, part):
             x, _, _ = data_adapter_utils.unpack_x_y_sample_weight(part)
             with tf.GradientTape(watch_accessed_variables=False) as tape:
                 tape.watch(own)
-                forward = self.pass_.forward(own, state, draw, x)
-            tapes.append((tape, own))
+                forward = self.pass_.forward(own, state, _number(m), x)
+            tapes[m] = tape, own, _floating([*tree.flatten(forward.outputs), *forward.losses])
             return forward
 
-        parts, forwards = self._on_towers(batch, size, compute)
-        weights = _weights(parts, size)
+        parts, results = self._on_towers(batch, size, compute)
+        weights, among = _weights(parts, size), self._among(len(parts))
+        sizes = list(map(cutting.num_examples, parts))
+        nothing = self._sums({m: [] for m in results}, weights)
+        own = [(tf.zeros(()), forward) for forward in results.values()]
+        forwards = [forward for _, forward in among(nothing, own, sizes)[1]]
         sources = [_floating([*tree.flatten(one.outputs), *one.losses]) for one in forwards]
         values = [tf.convert_to_tensor(v.value) for v in model.trainable_variables]
         changes = self._changes(forwards, weights)
@@ -138,12 +160,13 @@ class Program:
         mean = []
         if training:
             direct, upstream = outer.gradient(scaled, [values, sources])
-            leaves = []
-            for tower, own in self._runs(len(parts)):
+            leaves = {}
+            for tower, own_runs in self._runs(len(parts)):
                 with tf.device(self.tower_devices[tower]), tf.name_scope(f"tower_{tower}/backward"):
-                    leaves += [_back(*tapes[m], sources[m], upstream[m]) for m in own]
+                    leaves |= {m: _back(*tapes[m], upstream[m]) for m in own_runs}
             with tf.name_scope("average_gradients"):
-                total = self._sum(leaves, [1] * len(leaves))
+                total, _ = among(self._sums(leaves, [1] * len(parts)), own, sizes)
+                total = [_merge_equal_rows(value, len(parts)) for value in total]
                 mean = gradients.add_weight_by_weight(total, direct)
         return self._update(batch, forwards, loss, [loss], mean, changes)
 
@@ -189,44 +212,43 @@ class Program:
         with tf.name_scope("weights"):
             weights = [tf.convert_to_tensor(v.value) for v in model.trainable_variables]
             states = [tf.convert_to_tensor(v.value) for v in model.non_trainable_variables]
-        results = []
+        results: dict[int, object] = {}  # of this worker's microbatches, in order
         for tower, own in self._runs(len(parts)):
             with tf.device(self.tower_devices[tower]), tf.name_scope(f"tower_{tower}"):
                 copies = [tf.identity(weight) for weight in weights]  # the tower's own
                 state = [tf.identity(value) for value in states]
-                first = len(results)
                 for m in own:
                     part = parts[m]
-                    if self._at_once and m - first >= self._at_once:
+                    if self._at_once and m - own.start >= self._at_once:
                         part = _after(results[m - self._at_once], part)
                     with tf.name_scope("microbatch"):
-                        results.append(compute(copies, state, tf.constant(m, tf.int64), part))
+                        results[m] = compute(copies, state, m, part)
         return parts, results
+
+    def _among(self, count: int) -> exchange.Exchange:
+        """Who computes which of `count` microbatches."""
+        return exchange.Exchange(self._workers, self._towers_of_workers, count, self._alone)
 
     def _runs(self, count: int) -> list[tuple[int, range]]:
         """(tower, its consecutive microbatches) of `count`, without towers that have none."""
-        runs = enumerate(shares.evenly(count, len(self.tower_devices)))
-        return [(tower, own) for tower, own in runs if own]
+        return [(tower, own) for tower, own in enumerate(self._among(count).own) if own]
 
-    def _sum(
-        self, leaves: Sequence[Sequence[gradients.Gradient]], weights: Sequence[float]
-    ) -> list[gradients.Gradient]:
-        """The weighted sum over microbatches, along the fixed tree; each tower begins with its own.
+    def _sums(self, leaves: dict, weights: Sequence[float]) -> gradients.Sums:
+        """The weighted sums over microbatches, along the fixed tree; each tower adds its own.
 
         Args:
-          leaves: `leaves[m][w]`, of microbatch m with respect to weight w.
-          weights: of each microbatch.
+          leaves: `leaves[m][w]`, of microbatch m of this worker with respect to weight w.
+          weights: of every microbatch of the batch.
         """
         sums = {}
-        for tower, own in self._runs(len(leaves)):
+        for tower, own in self._runs(len(weights)):
             with tf.device(self.tower_devices[tower]), tf.name_scope(f"tower_{tower}/sum"):
                 weighted = [
                     leaves[m] if weights[m] == 1 else gradients.scale(leaves[m], weights[m])
                     for m in own
                 ]
-                sums |= gradients.sum_over_share(weighted, own, len(leaves))
-        total = gradients.add_up(sums, (0, len(leaves)), gradients.add_weight_by_weight)
-        return [_merge_equal_rows(value, len(leaves)) for value in total]
+                sums |= gradients.sum_over_share(weighted, own, len(weights))
+        return sums
 
     def _changes(self, forwards: Sequence[microbatch.Forward], weights: list[float]) -> Changes:
         """New values of what is not trained, from those of the microbatches.
@@ -296,14 +318,20 @@ class Prediction(Program):
         super().__init__(model, tower_devices, training=False, joined=True)
 
     def _build(self, batch, size: int):
-        def compute(own, state, draw, part):
+        def compute(own, state, m: int, part):
             x, _, _ = data_adapter_utils.unpack_x_y_sample_weight(part)
-            return self.pass_.forward(own, state, draw, x)
+            return self.pass_.forward(own, state, _number(m), x)
 
-        parts, forwards = self._on_towers(batch, size, compute)
+        parts, results = self._on_towers(batch, size, compute)
+        forwards = list(results.values())
         for variable, value in self._changes(forwards, _weights(parts, size)):
             variable.assign(value)
         return _join_outputs(forwards)
+
+
+def _number(m: int) -> tf.Tensor:
+    """A microbatch's number in its batch, as a pass takes it."""
+    return tf.constant(m, tf.int64)
 
 
 def _weights(parts: Sequence, size: int) -> list[float]:

@@ -1,0 +1,65 @@
+"""What Keras callbacks remember, for a run that resumes: their attributes that are plain data.
+
+Keras saves no callbacks. What `EarlyStopping`, `ReduceLROnPlateau`, `ModelCheckpoint` and most of
+those that people write remember are numbers, arrays, and lists and dicts of these.
+"""
+
+import base64
+import io
+from collections.abc import Mapping, Sequence
+
+import keras
+import numpy as np
+
+_ARRAY = "__array__"
+_NOT_STATE = ("_model", "params", "validation_data")  # given to a callback, not remembered by it
+
+
+def collect(callbacks: Sequence[keras.callbacks.Callback]) -> dict:
+    """Place and class of each callback to what it remembers, as JSON can hold it."""
+    return {
+        f"{place} {type(callback).__name__}": {
+            name: encoded
+            for name, value in vars(callback).items()
+            if name not in _NOT_STATE and (encoded := _encode(value)) is not _Other
+        }
+        for place, callback in enumerate(callbacks)
+    }
+
+
+def restore(callbacks: Sequence[keras.callbacks.Callback], notes: Mapping) -> None:
+    """Gives callbacks what those of their place and class remembered; others stay as they are."""
+    for place, callback in enumerate(callbacks):
+        for name, value in notes.get(f"{place} {type(callback).__name__}", {}).items():
+            setattr(callback, name, _decode(value))
+
+
+class _Other:
+    """In place of a value that is not plain data."""
+
+
+def _encode(value):
+    if isinstance(value, (bool, int, float, str, type(None))):
+        return value
+    if isinstance(value, np.generic):
+        value = np.asarray(value)
+    if isinstance(value, np.ndarray) and value.dtype != object:
+        with io.BytesIO() as file:
+            np.save(file, value, allow_pickle=False)
+            return {_ARRAY: base64.b64encode(file.getvalue()).decode()}
+    if isinstance(value, (list, tuple)):
+        items = [_encode(item) for item in value]
+        return _Other if _Other in items else items
+    if isinstance(value, Mapping) and all(isinstance(key, str) for key in value):
+        items = {key: _encode(item) for key, item in value.items()}
+        return _Other if _Other in items.values() else items
+    return _Other
+
+
+def _decode(value):
+    if isinstance(value, Mapping):
+        if _ARRAY in value:
+            array = np.load(io.BytesIO(base64.b64decode(value[_ARRAY])), allow_pickle=False)
+            return array[()]
+        return {key: _decode(item) for key, item in value.items()}
+    return [_decode(item) for item in value] if isinstance(value, list) else value

@@ -1,0 +1,108 @@
+"""The batches of an epoch, from any of its steps on."""
+
+import hashlib
+import itertools
+from collections.abc import Iterator
+
+import tensorflow as tf
+
+from towers import schedules
+from towers.keras_fit import cutting
+
+from keras.src.backend.tensorflow.trainer import TFEpochIterator  # isort: skip
+
+
+def is_source(data) -> bool:
+    """Whether data can be read at any position, as those of `input_pipeline` can."""
+    return all(hasattr(data, name) for name in ("batches", "num_examples", "fingerprint"))
+
+
+class OfSource:
+    """Epochs of a source that can be read at any position; a step may begin one and end another.
+
+    Attributes:
+      fingerprint: identifies the data and their order.
+    """
+
+    def __init__(self, source, batch_size: int):
+        """
+        Args:
+          source: `batches(first_step, last_step, global_batch_size=, share=)` gives the batches of
+            these steps; `num_examples` and `fingerprint` are as of `input_pipeline.arrays.Arrays`.
+          batch_size: examples of a step.
+        """
+        self._source, self._batch = source, batch_size
+        digest = hashlib.sha256(source.fingerprint.encode()).hexdigest()
+        self.fingerprint = f"{digest[:12]}, {batch_size} examples a step"
+
+    def _first_step(self, epoch: int) -> int:
+        """Of an epoch: the first that begins with or after its first example."""
+        return -(-schedules.exact(epoch) * self._source.num_examples // self._batch)
+
+    def steps(self, epoch: int) -> int:
+        """How many steps an epoch has; they may differ by one."""
+        return int(self._first_step(epoch + 1) - self._first_step(epoch))
+
+    def first_batch(self):
+        """For what has to be built before the first step."""
+        return next(iter(self.batches(0, 0)))
+
+    def batches(self, epoch: int, first: int) -> Iterator:
+        """The batches of an epoch from its step `first` on."""
+        begin, end = int(self._first_step(epoch)) + first, int(self._first_step(epoch + 1))
+        read = self._source.batches(
+            begin, end, global_batch_size=self._batch, share=range(self._batch)
+        )
+        return (cutting.dense(tuple(batch)) for batch in read)
+
+
+class OfKeras:
+    """Epochs of whatever Keras's `fit` takes; the start of an epoch is read over.
+
+    Attributes:
+      fingerprint: None, since such data have none.
+    """
+
+    fingerprint = None
+
+    def __init__(self, x, y, batch_size: int | None, steps_per_epoch: int | None):
+        self._iterator = lambda: TFEpochIterator(
+            x=x, y=y, batch_size=batch_size, steps_per_epoch=steps_per_epoch, shuffle=False,
+            distribute_strategy=_NoStrategy,
+        )  # fmt: skip
+        self._reader = None
+        self._begun: Iterator | None = None  # the first epoch, once its first batch was looked at
+
+    def _epoch(self) -> Iterator:
+        self._reader = self._reader or self._iterator()
+        for _, _, iterator in self._reader:
+            try:
+                batch = next(iterator)
+            except (StopIteration, tf.errors.OutOfRangeError):
+                return
+            yield cutting.dense(batch)
+
+    def steps(self, epoch: int) -> int | None:
+        """How many steps an epoch has; None where it is unknown."""
+        self._reader = self._reader or self._iterator()
+        return self._reader.num_batches
+
+    def first_batch(self):
+        """For what has to be built before the first step; it is not lost."""
+        epoch = self._epoch()
+        batch = next(epoch)
+        self._begun = itertools.chain([batch], epoch)
+        return batch
+
+    def batches(self, epoch: int, first: int) -> Iterator:
+        """The batches of an epoch from its step `first` on."""
+        begun, self._begun = self._begun or self._epoch(), None
+        return itertools.islice(begun, first, None)
+
+
+class _NoStrategy:
+    """In place of a tf.distribute strategy: leaves data sets as they are."""
+
+    @staticmethod
+    def experimental_distribute_dataset(dataset):
+        return dataset

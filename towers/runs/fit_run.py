@@ -1,0 +1,416 @@
+"""Keras's `fit` in a folder: a run that survives kills, and ends with the same weights.
+
+    model.compile("adam", "sparse_categorical_crossentropy", metrics=["accuracy"])
+    towers.distribute(model, towers=2)
+    run = FitRun("runs/mine", model)
+    run.fit(arrays.batches(x, y), batch_size=1024, epochs=10, validation_data=(x_test, y_test))
+
+The same program continues a run that was stopped or killed, on any number of towers. What happens
+along the way is a list of Keras callbacks, and nothing else; those of `run_callbacks` log, write
+TensorBoard's files and average weights.
+"""
+
+import contextlib
+import dataclasses
+import hashlib
+import json
+import os
+from collections.abc import Callable, Iterator, Mapping, Sequence
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+from towers import devices, not_finite
+from towers.keras_fit import cutting, distribute
+from towers.runs import (
+    callback_state,
+    checkpoints,
+    definition,
+    epochs,
+    interrupts,
+    run_errors,
+    run_folder,
+    run_lock,
+    stretches,
+)
+from towers.support import adapted, hashes
+
+from keras.src.utils.python_utils import pythonify_logs  # isort: skip
+
+
+class FitState:
+    """All that a run carries from step to step; `checkpoints` saves and restores it.
+
+    Attributes:
+      model: with its optimizer and its metrics.
+      averages: moving averages of the trainable weights, in their order; empty if none are kept.
+      step, examples_seen: int64 variables, updates made and examples consumed.
+      epoch, step_in_epoch: int64 variables, whole epochs made, and updates since.
+      notes: string variable, what callbacks remember (`callback_state`).
+    """
+
+    def __init__(self, model: keras.Model, averages: Sequence[tf.Variable] = ()):
+        self.model, self.averages = model, list(averages)
+        with tf.device(devices.HOST):
+            names = ("step", "examples_seen", "epoch", "step_in_epoch")
+            self.step, self.examples_seen, self.epoch, self.step_in_epoch = (
+                tf.Variable(0, dtype=tf.int64, trainable=False, name=name) for name in names
+            )
+            self.notes = tf.Variable("{}", trainable=False, name="notes")
+
+    def arithmetic(self) -> dict[str, list[tf.Variable]]:
+        """The variables by what they are that a hash is taken over: all but the notes."""
+        model = self.model
+        parts = {
+            "weights": model.trainable_variables,
+            "model_state": model.non_trainable_variables,
+            "optimizer": model.optimizer.variables,
+            "metrics": model.metrics_variables,
+        }
+        return {name: [v.value for v in part] for name, part in parts.items()} | {
+            "moving_averages": self.averages,
+            "counters": [self.step, self.examples_seen, self.epoch, self.step_in_epoch],
+        }
+
+    def parts(self) -> dict[str, list[tf.Variable]]:
+        """What a checkpoint holds."""
+        parts = self.arithmetic()
+        counters = parts.pop("counters")
+        return parts | {"place": counters[2:], "notes": [self.notes], "counters": counters[:2]}
+
+    def parts_sha256(self) -> dict[str, str]:
+        """A hash for each part that this run has."""
+        return {
+            name: hashes.sha256(variable.numpy() for variable in part)
+            for name, part in self.arithmetic().items()
+            if part
+        }
+
+    def sha256(self) -> str:
+        """One hash over those of `parts_sha256`: of the whole state."""
+        return hashes.sha256_of_parts(self.parts_sha256())
+
+
+@dataclasses.dataclass(frozen=True)
+class Finished:
+    """How a run ended.
+
+    Attributes:
+      history: metric to its value in each epoch, of the whole run, whatever it was resumed from.
+      step: updates made.
+      weights_sha256: a hash of the model's weights.
+    """
+
+    history: Mapping[str, Sequence[float]]
+    step: int
+    weights_sha256: str
+
+
+class Stopped(SystemExit):
+    """A signal such as Ctrl-C has stopped a run, whose state is saved. Ends the program.
+
+    Attributes:
+      code: 128 + the signal's number, the shell's convention.
+    """
+
+
+class FitRun:
+    """A run in its folder.
+
+    Attributes:
+      folder: its files.
+      model: that is trained, compiled.
+      distribution: what puts the model on towers.
+      state: of the run; None before `fit`.
+      batch: of the last step.
+      watched: what the last step showed of itself before its update (`step.Watched`).
+    """
+
+    def __init__(
+        self,
+        folder: str | os.PathLike,
+        model: keras.Model,
+        *,
+        settings: Mapping | None = None,
+        export: Callable[[keras.Model], keras.Model] | None = None,
+    ):
+        """
+        Args:
+          folder: of the run; made if it does not exist.
+          model: compiled; on towers, or it is put on one for each GPU, or else one.
+          settings: by which TensorBoard compares runs; they decide nothing.
+          export: (model) to the model that is saved at the end, with the given one's weights, such
+            as one that takes raw images; None saves the model as it is trained.
+
+        Raises:
+          TypeError, ValueError: an argument is of the wrong type, or the model is not compiled.
+        """
+        run_folder.check_path(folder)
+        self.folder = run_folder.RunFolder(folder)
+        if not isinstance(model, keras.Model):
+            raise TypeError(f"model is a {type(model).__name__}: must be a keras.Model")
+        if not model.compiled:
+            raise ValueError("model is not compiled: call model.compile first")
+        self.model, self._settings, self._export = model, dict(settings or {}), export
+        self.distribution = distribute.distribution(model)
+        self.state: FitState | None = None
+        self.batch = self.watched = None
+
+    def fit(
+        self,
+        x,
+        y=None,
+        *,
+        batch_size: int | None = None,
+        epochs: int = 1,
+        steps_per_epoch: int | None = None,
+        validation_data=None,
+        validation_batch_size: int | None = None,
+        callbacks: Sequence[keras.callbacks.Callback] = (),
+        verbose: str | int = "auto",
+        checkpoint_every_steps: int = 1000,
+        checkpoints_to_keep: int = 3,
+    ) -> Finished:
+        """Trains to the end, or continues from where the run stands.
+
+        Args:
+          x: a source that can be read at any position, such as `input_pipeline.arrays.batches(x,
+            y)`, with which a run resumes at no cost; or anything that Keras's `fit` takes, which is
+            read on from the start of the epoch where a run resumes.
+          y, batch_size, epochs, steps_per_epoch, validation_data, validation_batch_size, verbose:
+            as Keras's `fit` takes them.
+          callbacks: Keras's, or your own. When a run resumes, what they remember in attributes that
+            are numbers, texts, arrays, or lists and dicts of these is as it was.
+          checkpoint_every_steps: there is one at the end of each epoch, too.
+          checkpoints_to_keep: the newest few; at least 1.
+
+        Raises:
+          Stopped: a signal has stopped the run, and its state is saved.
+          RunFolderError, CheckpointError: the folder holds another run, is in use, or cannot be
+            read or written.
+          TrainingError: a loss or a gradient is not finite; nothing was updated.
+        """
+        data = _epochs_of(x, y, batch_size, steps_per_epoch)
+        with self.folder_lock():
+            return self._fit(
+                data, epochs, validation_data, validation_batch_size or batch_size,
+                list(callbacks), verbose, checkpoint_every_steps, checkpoints_to_keep,
+            )  # fmt: skip
+
+    def folder_lock(self) -> contextlib.AbstractContextManager:
+        """Held while the run trains: one training at a time in a folder."""
+        return run_lock.RunLock(self.folder).held()
+
+    def _fit(
+        self, data, last_epoch, validation_data, validation_batch, callbacks, verbose, every, keep
+    ) -> Finished:
+        model = self.model
+        first = data.first_batch()
+        self.distribution.prepare(first)
+        averages = [a for callback in callbacks for a in getattr(callback, "averages", ())]
+        self.state = state = FitState(model, averages)
+        defined = self._definition(data, first, callbacks)
+        sha256 = hashlib.sha256(json.dumps(defined, sort_keys=True).encode()).hexdigest()
+        self._begin(defined)
+        saved = checkpoints.Checkpoints(state, self.folder.checkpoints, keep, sha256)
+        all_callbacks = keras.callbacks.CallbackList(
+            callbacks,
+            add_history=True,
+            add_progbar=verbose != 0,
+            verbose=verbose,
+            epochs=last_epoch,
+            steps=data.steps(0),
+            model=model,
+        )
+        for callback in callbacks:
+            if hasattr(callback, "set_run"):
+                callback.set_run(self)
+        if saved.restore():
+            adapted.refresh(model)
+        resumed = int(state.step) > 0
+        notes = json.loads(state.notes.numpy().decode())
+        model.stop_training = False
+        all_callbacks.on_train_begin()
+        callback_state.restore(all_callbacks.callbacks, notes)
+
+        def save() -> None:
+            state.notes.assign(json.dumps(callback_state.collect(all_callbacks.callbacks)))
+            saved.save()
+
+        logs: Mapping[str, float] = {}
+        with interrupts.Interrupts() as asked:
+            for epoch in range(int(state.epoch), last_epoch):
+                if model.stop_training:
+                    break
+                if not int(state.step_in_epoch):
+                    model.reset_metrics()
+                all_callbacks.on_epoch_begin(epoch)
+                if resumed:  # some callbacks begin anew with each epoch
+                    callback_state.restore(all_callbacks.callbacks, notes)
+                    resumed = False
+                logs = self._epoch(data, epoch, all_callbacks, asked, save, every)
+                if validation_data is not None:
+                    logs |= self._validate(validation_data, validation_batch)
+                state.epoch.assign(epoch + 1)
+                state.step_in_epoch.assign(0)
+                all_callbacks.on_epoch_end(epoch, logs)
+                save()
+        if isinstance(model.optimizer, keras.optimizers.Optimizer):
+            model.optimizer.finalize_variable_values(model.trainable_weights)
+        all_callbacks.on_train_end(logs)
+        return self._finish(dict(model.history.history))
+
+    def _epoch(self, data, epoch: int, callbacks, asked, save: Callable, every: int) -> dict:
+        """The rest of an epoch; its metrics."""
+        state, model = self.state, self.model
+        for batch in data.batches(epoch, int(state.step_in_epoch)):
+            place = int(state.step_in_epoch)
+            callbacks.on_train_batch_begin(place)
+            logs = self._step(batch)
+            for counter, count in (
+                (state.step, 1),
+                (state.step_in_epoch, 1),
+                (state.examples_seen, cutting.num_examples(batch)),
+            ):
+                counter.assign_add(count)
+            callbacks.on_train_batch_end(place, logs)
+            if asked.received:
+                save()
+                raise Stopped(asked.exit_code())
+            if every and int(state.step) % every == 0:
+                save()
+            if model.stop_training:
+                break
+        return pythonify_logs(model.get_metrics_result())
+
+    def graph(self) -> tf.Graph:
+        """The graph of a step."""
+        return self.distribution.program.trace(self.batch, self.distribution.size_of_run()).graph
+
+    def _step(self, batch) -> Mapping[str, tf.Tensor]:
+        self.batch = batch
+        try:
+            logs, self.watched = self.distribution.train_step(batch)
+        except tf.errors.InvalidArgumentError as error:
+            if not not_finite.is_from_check(error):
+                raise
+            raise run_errors.TrainingError(
+                f"step {int(self.state.step) + 1}: a loss or a gradient is NaN or Inf; the step "
+                "was not applied. A lower learning rate, clipped gradients or a wider type may help"
+            ) from error
+        return logs
+
+    def _validate(self, validation_data, batch_size: int | None) -> dict[str, float]:
+        """Keras's evaluation, which leaves the epoch's own metrics as they are."""
+        x, y, weight = keras.utils.unpack_x_y_sample_weight(validation_data)
+        logs = self.model.evaluate(
+            x, y, sample_weight=weight, batch_size=batch_size, return_dict=True, verbose=0,
+            callbacks=[c for c in self._on_evaluation],
+        )  # fmt: skip
+        return {f"val_{name}": value for name, value in logs.items()}
+
+    def _definition(self, data, first, callbacks) -> dict:
+        """What decides the weights that the run ends with, by name."""
+        model = self.model
+        self._on_evaluation = [c for c in callbacks if hasattr(c, "averages")]
+        of_model = definition.of_model(model)
+        self._resolved = of_model
+        shapes = [(list(v.shape), v.dtype, v.trainable) for v in model.variables]
+        return definition._plain(
+            {
+                "layers": (of_model["layers"] or {}).get("sha256"),
+                "variables": hashlib.sha256(json.dumps(shapes).encode()).hexdigest()[:12],
+                "optimizer": _described(model.optimizer),
+                "loss": _described(model.loss),
+                "jit_compile": bool(model.jit_compile),
+                "microbatch_size": self.distribution.size_of_run(),
+                "joined_loss": self.distribution.program.joined,
+                "data": data.fingerprint,
+                "moving_averages": [
+                    _described(c) for c in callbacks if getattr(c, "averages", None)
+                ],
+            }
+        )
+
+    def _begin(self, defined: Mapping) -> None:
+        """Writes `config.json`, or checks that it is this run's.
+
+        Raises:
+          RunFolderError: the folder holds another run.
+        """
+        earlier = self.folder.read_config()
+        runs_on = stretches.environment() | stretches.on_devices(
+            self.distribution.tower_devices, devices.HOST
+        )
+        so_far, at_step = [], 0
+        if earlier is not None:
+            different = run_folder.differences(earlier.get("defining", {}), defined)
+            newest = checkpoints.newest(self.folder.checkpoints)
+            if different and newest:
+                raise run_folder.RunFolderError(
+                    f"{self.folder.shown} holds a run with other settings: {'; '.join(different)}. "
+                    "Continue it with its own, or choose another folder"
+                )
+            if newest:
+                so_far, at_step = earlier["stretches"], checkpoints.step_of(newest)
+        self.folder.create(
+            {
+                "settings": self._settings,
+                "resolved": self._resolved
+                | {"tower_devices": list(self.distribution.tower_devices)},
+                "defining": dict(defined),
+                "stretches": stretches.extended(so_far, at_step, runs_on),
+            }
+        )
+        self.folder.drop_metrics_after(at_step)
+
+    def _finish(self, history: Mapping) -> Finished:
+        """Writes the final model, then its summary: where that is, the model is whole."""
+        state, folder = self.state, self.folder
+        with self._evaluated_weights():
+            sha256 = hashes.sha256(variable.value for variable in self.model.weights)
+            exported = self._export(self.model) if self._export else self.model
+            partial = folder.final_model.with_name("final_model.partial.keras")
+            with run_folder.writing(folder.final_model):
+                exported.save(partial)
+                os.replace(partial, folder.final_model)
+        summary = {
+            "weights_sha256": sha256,
+            "state_sha256": state.sha256(),
+            "step": int(state.step),
+            "examples_seen": int(state.examples_seen),
+            "epoch": int(state.epoch),
+        } | {name: values[-1] for name, values in history.items() if np.isscalar(values[-1])}
+        run_folder.write_json(folder.final_summary, summary)
+        return Finished(history, int(state.step), sha256)
+
+    @contextlib.contextmanager
+    def _evaluated_weights(self) -> Iterator[None]:
+        with contextlib.ExitStack() as stack:
+            for callback in self._on_evaluation:
+                stack.enter_context(callback.averaged())
+            yield
+
+
+def _epochs_of(x, y, batch_size, steps_per_epoch):
+    if epochs.is_source(x):
+        if batch_size is None:
+            raise ValueError("batch_size=None: a source needs the examples of a step")
+        return epochs.OfSource(x, batch_size)
+    return epochs.OfKeras(x, y, batch_size, steps_per_epoch)
+
+
+def _described(thing) -> object:
+    """What Keras saves of an object, without names that it numbers by what was built before."""
+    if thing is None or isinstance(thing, (str, int, float)):
+        return thing
+    if isinstance(thing, Mapping):
+        return {name: _described(value) for name, value in thing.items()}
+    if isinstance(thing, (list, tuple)):
+        return [_described(value) for value in thing]
+    config = thing.get_config() if hasattr(thing, "get_config") else {}
+    return [type(thing).__name__, getattr(thing, "__name__", ""), json.dumps(
+        {key: value for key, value in config.items() if key != "name"},
+        sort_keys=True, default=str,
+    )]  # fmt: skip

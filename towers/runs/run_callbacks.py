@@ -1,0 +1,216 @@
+"""What a run does along the way: Keras callbacks that know the run (`fit_run.FitRun`)."""
+
+import contextlib
+import time
+from collections.abc import Iterator
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+from towers import gradients, moving_averages, schedules
+from towers.runs import figures, picture, run_folder, summaries
+from towers.support import hashes, shares
+
+
+class RunCallback(keras.callbacks.Callback):
+    """A callback of a run, which `set_run` gives it before the training begins."""
+
+    run = None
+
+    def set_run(self, run) -> None:
+        """Takes the run."""
+        self.run = run
+
+    @property
+    def _at_step(self) -> int:
+        return int(self.run.state.step)
+
+
+class LearningRate(RunCallback):
+    """Sets the learning rate of each step as a function of the examples seen.
+
+    Attributes:
+      rate: (examples seen before the step) to the rate, such as a `schedules.LearningRate`.
+    """
+
+    def __init__(self, rate: schedules.LearningRate):
+        super().__init__()
+        self.rate = rate
+
+    def on_train_batch_begin(self, batch, logs=None):
+        # As an array: TensorFlow 2.21 keeps every Python number forever (tensorflow#68196).
+        rate = np.float32(self.rate(int(self.run.state.examples_seen)))
+        self.model.optimizer.learning_rate.assign(rate)
+
+
+class MovingAverages(RunCallback):
+    """Keeps moving averages of the weights; evaluations and the final model use them.
+
+    Attributes:
+      averages: one variable for each trainable weight.
+      decay: as `moving_averages.update` takes it.
+    """
+
+    def __init__(self, model: keras.Model, decay: float):
+        super().__init__()
+        if not 0 <= decay < 1:
+            raise ValueError(f"decay={decay}: must be at least 0 and below 1")
+        self.decay, self._trained = decay, None
+        self.averages = [tf.Variable(w.value, trainable=False) for w in model.trainable_variables]
+        self._update = tf.function(self._move, autograph=False)
+
+    def get_config(self) -> dict:
+        """What defines it."""
+        return {"decay": self.decay}
+
+    def _move(self, step: tf.Tensor) -> None:
+        weights = [weight.value for weight in self.model.trainable_variables]
+        moving_averages.update(self.averages, weights, self.decay, step)
+
+    def on_train_batch_end(self, batch, logs=None):
+        self._update(self.run.state.step - 1)
+
+    @contextlib.contextmanager
+    def averaged(self) -> Iterator[None]:
+        """While entered, the model has the averages in place of its weights."""
+        weights = self.model.trainable_variables
+        trained = [tf.identity(weight.value) for weight in weights]
+        try:
+            for weight, average in zip(weights, self.averages, strict=True):
+                weight.assign(average)
+            yield
+        finally:
+            for weight, value in zip(weights, trained, strict=True):
+                weight.assign(value)
+
+    def on_test_begin(self, logs=None):
+        self._trained = self.averaged()
+        self._trained.__enter__()
+
+    def on_test_end(self, logs=None):
+        self._trained.__exit__(None, None, None)
+
+
+class Log(RunCallback):
+    """Writes `metrics.jsonl` and TensorBoard's scalars: of steps, and of each epoch's end.
+
+    The loss, its microbatches and its decay are those of the step alone, before its update; Keras's
+    metrics are means over the epoch so far.
+    """
+
+    def __init__(self, steps: int = 20):
+        super().__init__()
+        self._every, self._since = steps, None
+
+    def on_train_begin(self, logs=None):
+        self._train = summaries.file_writer(self.run.folder.train_events)
+        self._eval = summaries.file_writer(self.run.folder.eval_events)
+        self._begin()
+
+    def _begin(self) -> None:
+        """Counts the time from now on."""
+        self._since = time.perf_counter(), self._at_step, int(self.run.state.examples_seen)
+
+    def on_train_batch_end(self, batch, logs=None):
+        at_step = self._at_step
+        if at_step == 1:
+            with self._train.as_default(step=tf.constant(np.int64(0))):
+                tf.summary.graph(picture.of_graph(self.run.graph()))
+        if at_step % self._every and at_step != 1:
+            return
+        watched, state = self.run.watched, self.run.state
+        began, before, seen_before = self._since
+        self._begin()
+        losses = watched.losses.numpy().astype(np.float64)
+        values = {path: float(value) for path, value in watched.regularizers.items()}
+        seconds = (self._since[0] - began) / max(1, at_step - before)
+        count = int(state.examples_seen) - seen_before
+        line = {
+            "step": at_step,
+            "examples_seen": int(state.examples_seen),
+            "learning_rate": float(np.asarray(self.model.optimizer.learning_rate)),
+            "loss": float(losses.mean()),
+            "weight_decay": sum(values.values()),
+            "examples_per_second": count / seconds,
+            "step_seconds": seconds,
+        } | {name: float(value) for name, value in (logs or {}).items() if name != "loss"}
+        run_folder.append_line(self.run.folder.metrics, line)
+        towers = len(self.run.distribution.tower_devices)
+        runs = [own for own in shares.evenly(len(losses), towers) if own]
+        means = [losses[own.start : own.stop].mean() for own in runs]
+        spread = {"towers/loss_spread": max(means) - min(means)}
+        scalars = {f"weight_decay/{path}": value for path, value in values.items()}
+        self._write(self._train, at_step, line | scalars | spread)
+        self._write(
+            self._train, line["examples_seen"],
+            {summaries.BY_EXAMPLES + name: line[name] for name in ("loss", "learning_rate")},
+        )  # fmt: skip
+
+    def on_epoch_end(self, epoch, logs=None):
+        state = self.run.state
+        values = {name: float(value) for name, value in (logs or {}).items() if np.isscalar(value)}
+        line = {
+            "step": self._at_step,
+            "examples_seen": int(state.examples_seen),
+            "epoch": epoch + 1,
+        }
+        run_folder.append_line(self.run.folder.metrics, line | values)
+        of_eval = {name[4:]: value for name, value in values.items() if name.startswith("val_")}
+        self._write(self._eval, self._at_step, of_eval)
+        seen = {summaries.BY_EXAMPLES + name: value for name, value in of_eval.items()}
+        self._write(self._eval, line["examples_seen"], seen)
+        self._begin()  # an evaluation is no training
+
+    def on_train_end(self, logs=None):
+        self._train.flush()
+        self._eval.flush()
+
+    @staticmethod
+    def _write(writer, at_step: int, values) -> None:
+        with writer.as_default(step=tf.constant(np.int64(at_step))):
+            for name, value in values.items():
+                if name not in ("step", "examples_seen"):
+                    tf.summary.scalar(name, np.asarray(value, np.float32))
+
+
+class Histograms(RunCallback):
+    """Writes histograms of weights and gradients, and the images of a batch."""
+
+    def __init__(self, steps: int):
+        super().__init__()
+        self._every = steps
+
+    def on_train_batch_end(self, batch, logs=None):
+        at_step = self._at_step
+        if at_step % self._every:
+            return
+        writer, watched = summaries.file_writer(self.run.folder.train_events), self.run.watched
+        with writer.as_default(step=tf.constant(np.int64(at_step))):
+            variables = self.model.trainable_variables
+            for weight, gradient in zip(variables, watched.gradients, strict=True):
+                tf.summary.histogram(f"weights/{weight.path}", weight.value)
+                if gradient is not None:
+                    dense = tf.convert_to_tensor(gradient)
+                    tf.summary.histogram(f"gradients/{weight.path}", dense)
+            tf.summary.scalar("gradient_norm", gradients.global_norm(watched.gradients))
+            for images in tf.nest.flatten(self.run.batch):
+                if len(images.shape) == 4 and images.shape[-1] in (1, 3):
+                    shown = figures.stretched(np.asarray(images[: summaries.MAX_IMAGES]))
+                    tf.summary.image("augmented_images", shown, max_outputs=summaries.MAX_IMAGES)
+        writer.close()
+
+
+class Verify(RunCallback):
+    """Writes a hash of the whole state into `metrics.jsonl`, by which runs are compared."""
+
+    def __init__(self, steps: int):
+        super().__init__()
+        self._every = steps
+
+    def on_train_batch_end(self, batch, logs=None):
+        if self._at_step % self._every == 0:
+            parts = self.run.state.parts_sha256()
+            line = {"step": self._at_step, "examples_seen": int(self.run.state.examples_seen)}
+            line |= {"state_sha256": hashes.sha256_of_parts(parts), "parts_sha256": parts}
+            run_folder.append_line(self.run.folder.metrics, line)
