@@ -12,10 +12,11 @@ TensorBoard's files and average weights.
 
 import contextlib
 import dataclasses
+import functools
 import hashlib
 import json
 import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import keras
 import numpy as np
@@ -27,11 +28,11 @@ from towers.runs import (
     callback_state,
     checkpoints,
     definition,
-    epochs,
     interrupts,
     run_errors,
     run_folder,
     run_lock,
+    sources,
     stretches,
 )
 from towers.support import adapted, hashes
@@ -165,8 +166,11 @@ class FitRun:
         batch_size: int | None = None,
         epochs: int = 1,
         steps_per_epoch: int | None = None,
+        sample_weight=None,
+        class_weight: Mapping[int, float] | None = None,
         validation_data=None,
         validation_batch_size: int | None = None,
+        validation_freq: int = 1,
         callbacks: Sequence[keras.callbacks.Callback] = (),
         verbose: str | int = "auto",
         checkpoint_every_steps: int = 1000,
@@ -178,8 +182,8 @@ class FitRun:
           x: a source that can be read at any position, such as `input_pipeline.arrays.batches(x,
             y)`, with which a run resumes at no cost; or anything that Keras's `fit` takes, which is
             read on from the start of the epoch where a run resumes.
-          y, batch_size, epochs, steps_per_epoch, validation_data, validation_batch_size, verbose:
-            as Keras's `fit` takes them.
+          y, batch_size, epochs, steps_per_epoch, sample_weight, class_weight, validation_data,
+            validation_batch_size, validation_freq, verbose: as Keras's `fit` takes them.
           callbacks: Keras's, or your own. When a run resumes, what they remember in attributes that
             are numbers, texts, arrays, or lists and dicts of these is as it was.
           checkpoint_every_steps: there is one at the end of each epoch, too.
@@ -191,79 +195,70 @@ class FitRun:
             read or written.
           TrainingError: a loss or a gradient is not finite; nothing was updated.
         """
-        data = _epochs_of(x, y, batch_size, steps_per_epoch)
-        with self.folder_lock():
-            return self._fit(
-                data, epochs, validation_data, validation_batch_size or batch_size,
-                list(callbacks), verbose, checkpoint_every_steps, checkpoints_to_keep,
-            )  # fmt: skip
-
-    def folder_lock(self) -> contextlib.AbstractContextManager:
-        """Held while the run trains: one training at a time in a folder."""
-        return run_lock.RunLock(self.folder).held()
-
-    def _fit(
-        self, data, last_epoch, validation_data, validation_batch, callbacks, verbose, every, keep
-    ) -> Finished:
-        model = self.model
-        first = data.first_batch()
-        self.distribution.prepare(first)
-        averages = [a for callback in callbacks for a in getattr(callback, "averages", ())]
-        self.state = state = FitState(model, averages)
-        defined = self._definition(data, first, callbacks)
-        sha256 = hashlib.sha256(json.dumps(defined, sort_keys=True).encode()).hexdigest()
-        self._begin(defined)
-        saved = checkpoints.Checkpoints(state, self.folder.checkpoints, keep, sha256)
-        all_callbacks = keras.callbacks.CallbackList(
-            callbacks,
-            add_history=True,
-            add_progbar=verbose != 0,
-            verbose=verbose,
-            epochs=last_epoch,
-            steps=data.steps(0),
-            model=model,
+        if sources.is_source(x):
+            data = sources.FromSource(x, batch_size)
+        else:
+            data = sources.FromKeras(x, y, batch_size, steps_per_epoch, sample_weight, class_weight)
+        callbacks, model = list(callbacks), self.model
+        evaluate = functools.partial(
+            _evaluate, model, validation_data, validation_batch_size or batch_size, validation_freq
         )
-        for callback in callbacks:
-            if hasattr(callback, "set_run"):
-                callback.set_run(self)
-        if saved.restore():
-            adapted.refresh(model)
-        resumed = int(state.step) > 0
+        with run_lock.RunLock(self.folder).held():
+            self._begin(data, callbacks, checkpoints_to_keep)
+            self._callbacks = keras.callbacks.CallbackList(
+                callbacks,
+                add_history=True,
+                add_progbar=verbose != 0,
+                verbose=verbose,
+                epochs=epochs,
+                steps=data.steps(0),
+                model=model,
+            )
+            logs = self._epochs(data, epochs, evaluate, checkpoint_every_steps)
+            model.optimizer.finalize_variable_values(model.trainable_weights)
+            self._callbacks.on_train_end(logs)
+            return self._finish(dict(model.history.history))
+
+    def _epochs(self, data, last_epoch: int, evaluate: Callable, every: int) -> dict[str, float]:
+        """The epochs that are left; the metrics of the last."""
+        state, model, callbacks = self.state, self.model, self._callbacks
         notes = json.loads(state.notes.numpy().decode())
         model.stop_training = False
-        all_callbacks.on_train_begin()
-        callback_state.restore(all_callbacks.callbacks, notes)
-
-        def save() -> None:
-            state.notes.assign(json.dumps(callback_state.collect(all_callbacks.callbacks)))
-            saved.save()
-
-        logs: Mapping[str, float] = {}
+        callbacks.on_train_begin()
+        callback_state.restore(callbacks.callbacks, notes.get("callbacks", {}))
+        if notes.get("stopped"):
+            model.stop_training = True  # a callback has, and has not changed its mind
+        logs: dict[str, float] = {}
         with interrupts.Interrupts() as asked:
             for epoch in range(int(state.epoch), last_epoch):
                 if model.stop_training:
                     break
                 if not int(state.step_in_epoch):
                     model.reset_metrics()
-                all_callbacks.on_epoch_begin(epoch)
-                if resumed:  # some callbacks begin anew with each epoch
-                    callback_state.restore(all_callbacks.callbacks, notes)
-                    resumed = False
-                logs = self._epoch(data, epoch, all_callbacks, asked, save, every)
-                if validation_data is not None:
-                    logs |= self._validate(validation_data, validation_batch)
+                callbacks.on_epoch_begin(epoch)
+                if int(state.step_in_epoch):  # some callbacks begin anew with each epoch
+                    callback_state.restore(callbacks.callbacks, notes["callbacks"])
+                self._epoch(data, epoch, asked, every)
+                logs = pythonify_logs(model.get_metrics_result()) | evaluate(callbacks, epoch)
                 state.epoch.assign(epoch + 1)
                 state.step_in_epoch.assign(0)
-                all_callbacks.on_epoch_end(epoch, logs)
-                save()
-        if isinstance(model.optimizer, keras.optimizers.Optimizer):
-            model.optimizer.finalize_variable_values(model.trainable_weights)
-        all_callbacks.on_train_end(logs)
-        return self._finish(dict(model.history.history))
+                callbacks.on_epoch_end(epoch, logs)
+                self._save()
+        return logs
 
-    def _epoch(self, data, epoch: int, callbacks, asked, save: Callable, every: int) -> dict:
-        """The rest of an epoch; its metrics."""
-        state, model = self.state, self.model
+    def _save(self) -> None:
+        remembered = callback_state.collect(self._callbacks.callbacks)
+        notes = {"callbacks": remembered, "stopped": self.model.stop_training}
+        self.state.notes.assign(json.dumps(notes))
+        self._checkpoints.save()
+
+    def _epoch(self, data, epoch: int, asked: interrupts.Interrupts, every: int) -> None:
+        """The steps that are left of an epoch.
+
+        Raises:
+          Stopped: a signal has come.
+        """
+        state, callbacks = self.state, self._callbacks
         for batch in data.batches(epoch, int(state.step_in_epoch)):
             place = int(state.step_in_epoch)
             callbacks.on_train_batch_begin(place)
@@ -276,13 +271,12 @@ class FitRun:
                 counter.assign_add(count)
             callbacks.on_train_batch_end(place, logs)
             if asked.received:
-                save()
+                self._save()
                 raise Stopped(asked.exit_code())
-            if every and int(state.step) % every == 0:
-                save()
-            if model.stop_training:
+            if self.model.stop_training:
                 break
-        return pythonify_logs(model.get_metrics_result())
+            if every and int(state.step) % every == 0:
+                self._save()
 
     def graph(self) -> tf.Graph:
         """The graph of a step."""
@@ -301,65 +295,58 @@ class FitRun:
             ) from error
         return logs
 
-    def _validate(self, validation_data, batch_size: int | None) -> dict[str, float]:
-        """Keras's evaluation, which leaves the epoch's own metrics as they are."""
-        x, y, weight = keras.utils.unpack_x_y_sample_weight(validation_data)
-        logs = self.model.evaluate(
-            x, y, sample_weight=weight, batch_size=batch_size, return_dict=True, verbose=0,
-            callbacks=[c for c in self._on_evaluation],
-        )  # fmt: skip
-        return {f"val_{name}": value for name, value in logs.items()}
-
-    def _definition(self, data, first, callbacks) -> dict:
+    def _definition(self, data, callbacks) -> dict:
         """What decides the weights that the run ends with, by name."""
         model = self.model
-        self._on_evaluation = [c for c in callbacks if hasattr(c, "averages")]
-        of_model = definition.of_model(model)
-        self._resolved = of_model
         shapes = [(list(v.shape), v.dtype, v.trainable) for v in model.variables]
-        return definition._plain(
-            {
-                "layers": (of_model["layers"] or {}).get("sha256"),
-                "variables": hashlib.sha256(json.dumps(shapes).encode()).hexdigest()[:12],
-                "optimizer": _described(model.optimizer),
-                "loss": _described(model.loss),
-                "jit_compile": bool(model.jit_compile),
-                "microbatch_size": self.distribution.size_of_run(),
-                "joined_loss": self.distribution.program.joined,
-                "data": data.fingerprint,
-                "moving_averages": [
-                    _described(c) for c in callbacks if getattr(c, "averages", None)
-                ],
-            }
-        )
+        return {
+            "layers": (definition.layers(model) or {}).get("sha256"),
+            "variables": hashlib.sha256(json.dumps(shapes).encode()).hexdigest()[:12],
+            "optimizer": _described(model.optimizer),
+            "loss": _described(model.loss),
+            "jit_compile": bool(model.jit_compile),
+            "microbatch_size": self.distribution.size_of_run(),
+            "joined_loss": self.distribution.program.joined,
+            "data": data.fingerprint,
+            "callbacks": [_described(c) for c in callbacks if hasattr(c, "get_config")],
+        }
 
-    def _begin(self, defined: Mapping) -> None:
-        """Writes `config.json`, or checks that it is this run's.
+    def _begin(self, data, callbacks, keep: int) -> None:
+        """Restores the run that is in the folder, or begins one.
 
         Raises:
           RunFolderError: the folder holds another run.
+          CheckpointError: its checkpoint cannot be restored.
         """
-        earlier = self.folder.read_config()
-        runs_on = stretches.environment() | stretches.on_devices(
-            self.distribution.tower_devices, devices.HOST
-        )
-        so_far, at_step = [], 0
-        if earlier is not None:
+        self.distribution.prepare(data.first_batch())
+        averages = [a for callback in callbacks for a in getattr(callback, "averages", ())]
+        self.state = FitState(self.model, averages)
+        for callback in callbacks:
+            if hasattr(callback, "set_run"):
+                callback.set_run(self)
+        defined = self._definition(data, callbacks)
+        earlier, newest = self.folder.read_config(), checkpoints.newest(self.folder.checkpoints)
+        if newest and earlier is not None:
             different = run_folder.differences(earlier.get("defining", {}), defined)
-            newest = checkpoints.newest(self.folder.checkpoints)
-            if different and newest:
+            if different:
                 raise run_folder.RunFolderError(
                     f"{self.folder.shown} holds a run with other settings: {'; '.join(different)}. "
                     "Continue it with its own, or choose another folder"
                 )
-            if newest:
-                so_far, at_step = earlier["stretches"], checkpoints.step_of(newest)
+        sha256 = hashlib.sha256(json.dumps(defined, sort_keys=True).encode()).hexdigest()
+        self._checkpoints = checkpoints.Checkpoints(
+            self.state, self.folder.checkpoints, keep, sha256
+        )
+        if self._checkpoints.restore():
+            adapted.refresh(self.model)
+        at_step, towers = int(self.state.step), self.distribution.tower_devices
+        so_far = earlier["stretches"] if newest and earlier is not None else []
+        runs_on = stretches.environment() | stretches.on_devices(towers, devices.HOST)
         self.folder.create(
             {
                 "settings": self._settings,
-                "resolved": self._resolved
-                | {"tower_devices": list(self.distribution.tower_devices)},
-                "defining": dict(defined),
+                "resolved": {"tower_devices": list(towers)},
+                "defining": defined,
                 "stretches": stretches.extended(so_far, at_step, runs_on),
             }
         )
@@ -368,7 +355,10 @@ class FitRun:
     def _finish(self, history: Mapping) -> Finished:
         """Writes the final model, then its summary: where that is, the model is whole."""
         state, folder = self.state, self.folder
-        with self._evaluated_weights():
+        averaged = [c for c in self._callbacks.callbacks if hasattr(c, "averaged")]
+        with contextlib.ExitStack() as stack:
+            for callback in averaged:
+                stack.enter_context(callback.averaged())
             sha256 = hashes.sha256(variable.value for variable in self.model.weights)
             exported = self._export(self.model) if self._export else self.model
             partial = folder.final_model.with_name("final_model.partial.keras")
@@ -385,20 +375,18 @@ class FitRun:
         run_folder.write_json(folder.final_summary, summary)
         return Finished(history, int(state.step), sha256)
 
-    @contextlib.contextmanager
-    def _evaluated_weights(self) -> Iterator[None]:
-        with contextlib.ExitStack() as stack:
-            for callback in self._on_evaluation:
-                stack.enter_context(callback.averaged())
-            yield
 
-
-def _epochs_of(x, y, batch_size, steps_per_epoch):
-    if epochs.is_source(x):
-        if batch_size is None:
-            raise ValueError("batch_size=None: a source needs the examples of a step")
-        return epochs.OfSource(x, batch_size)
-    return epochs.OfKeras(x, y, batch_size, steps_per_epoch)
+def _evaluate(
+    model, validation_data, batch_size: int | None, every: int, callbacks, epoch: int
+) -> dict[str, float]:
+    """Keras's evaluation of the validation data after an epoch, where it is due."""
+    if validation_data is None or (epoch + 1) % every:
+        return {}
+    x, y, weight = keras.utils.unpack_x_y_sample_weight(validation_data)
+    logs = model.evaluate(
+        x, y, sample_weight=weight, batch_size=batch_size, return_dict=True, callbacks=callbacks
+    )
+    return {f"val_{name}": value for name, value in logs.items()}
 
 
 def _described(thing) -> object:

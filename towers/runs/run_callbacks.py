@@ -38,6 +38,10 @@ class LearningRate(RunCallback):
         super().__init__()
         self.rate = rate
 
+    def get_config(self) -> dict:
+        """What defines it."""
+        return {"rate": repr(self.rate)}
+
     def on_train_batch_begin(self, batch, logs=None):
         # As an array: TensorFlow 2.21 keeps every Python number forever (tensorflow#68196).
         rate = np.float32(self.rate(int(self.run.state.examples_seen)))

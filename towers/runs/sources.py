@@ -17,20 +17,25 @@ def is_source(data) -> bool:
     return all(hasattr(data, name) for name in ("batches", "num_examples", "fingerprint"))
 
 
-class OfSource:
+class FromSource:
     """Epochs of a source that can be read at any position; a step may begin one and end another.
 
     Attributes:
       fingerprint: identifies the data and their order.
     """
 
-    def __init__(self, source, batch_size: int):
+    def __init__(self, source, batch_size: int | None):
         """
         Args:
           source: `batches(first_step, last_step, global_batch_size=, share=)` gives the batches of
             these steps; `num_examples` and `fingerprint` are as of `input_pipeline.arrays.Arrays`.
           batch_size: examples of a step.
+
+        Raises:
+          ValueError: `batch_size` is None.
         """
+        if batch_size is None:
+            raise ValueError("batch_size=None: a source does not say how many examples a step has")
         self._source, self._batch = source, batch_size
         digest = hashlib.sha256(source.fingerprint.encode()).hexdigest()
         self.fingerprint = f"{digest[:12]}, {batch_size} examples a step"
@@ -56,7 +61,7 @@ class OfSource:
         return (cutting.dense(tuple(batch)) for batch in read)
 
 
-class OfKeras:
+class FromKeras:
     """Epochs of whatever Keras's `fit` takes; the start of an epoch is read over.
 
     Attributes:
@@ -65,11 +70,22 @@ class OfKeras:
 
     fingerprint = None
 
-    def __init__(self, x, y, batch_size: int | None, steps_per_epoch: int | None):
+    def __init__(self, x, y, batch_size, steps_per_epoch, sample_weight, class_weight):
+        """
+        Args:
+          x, y, batch_size, steps_per_epoch, sample_weight, class_weight: as Keras's `fit` takes
+            them. Arrays are taken in their order: Keras's shuffling cannot be repeated.
+        """
         self._iterator = lambda: TFEpochIterator(
-            x=x, y=y, batch_size=batch_size, steps_per_epoch=steps_per_epoch, shuffle=False,
+            x=x,
+            y=y,
+            batch_size=batch_size,
+            steps_per_epoch=steps_per_epoch,
+            shuffle=False,
+            sample_weight=sample_weight,
+            class_weight=class_weight,
             distribute_strategy=_NoStrategy,
-        )  # fmt: skip
+        )
         self._reader = None
         self._begun: Iterator | None = None  # the first epoch, once its first batch was looked at
 
