@@ -264,13 +264,6 @@ class TrainSettings(Settings):
         "written or downloaded.", EVERYDAY, is_recorded=False,
     )
 
-    begin_from: str | None = setting(
-        None,
-        "Run or checkpoint from which a new run starts, at the same number of examples seen but "
-        "with the settings given here: runs/first, or runs/first/checkpoints/step-500. The old "
-        "run is not changed.",
-        RECORD, allowed=RUN_PATH, is_path=True, also_called="load_from",
-    )
     init_from: str | None = setting(
         None,
         "Where a new run takes its initial weights from, and nothing else: a run, a checkpoint in "
@@ -589,7 +582,6 @@ class TrainSettings(Settings):
         super().__post_init__()
         self._check_eval_split()
         self._check_what_exits()
-        self._check_beginning()
         self._check_workers()
         self._check_schedule()
         self._check_optimizer()
@@ -618,14 +610,6 @@ class TrainSettings(Settings):
         for other in ("show_batch", "dry_run"):
             if getattr(self, other):
                 raise SettingsError(f"--time_microbatches and --{other}: give one of the two")
-
-    def _check_beginning(self):
-        if self.begin_from is not None and self.init_from is not None:
-            raise SettingsError(
-                f"--init_from={shown(self.init_from)}: takes weights for a run that begins at "
-                f"step 0, and --begin_from={shown(self.begin_from)} continues from a step; give "
-                "one of the two"
-            )
 
     def _check_workers(self):
         if not self.workers:

@@ -65,7 +65,6 @@ OUT_OF_RANGE = {
     "--train_dir=runs/[a]": "must be a local path without the characters * ? [ ] and",
     "--train_dir=runs/a\\b": "must be a local path without the characters * ? [ ] and",
     "--train_dir=gs://bucket/run": "must be a local path",
-    "--begin_from=runs/lr?": "must be a local path without the characters * ? [ ] and",
     "--store_dir=stores/*": "must be a local path without the characters * ? [ ] and",
     "--show_batch=sheet.jpg": "must be the path of a .png file",
     "--image_size=0": "must be at least 1 and at most 4096",
@@ -534,7 +533,6 @@ def test_a_configuration_that_is_none(run, content, reason):
         ("preprocessing", "my_own", "--preprocessing=my_own: must be one of crop_flip_colour"),
         ("examples_per_epoch", 0, "examples_per_epoch=0"),
         ("last_step", None, "last_step=None"),
-        ("begins_from", {"checkpoint": 3}, "begins_from={'checkpoint': 3}"),
         ("init_from", "runs/first", "init_from=runs/first"),
     ],
 )
@@ -550,7 +548,7 @@ def test_a_configuration_that_lacks_what_is_read_of_it(run):
     config = json.loads((run / "config.json").read_text())
     read = {
         "settings": settings.recorded_names(),
-        "resolved": [*run_config._READ_OF_RESOLVED, "begins_from", "init_from", "layers"],
+        "resolved": [*run_config._READ_OF_RESOLVED, "init_from", "layers"],
     }
     for part, names in read.items():
         for name in config[part]:
@@ -706,7 +704,7 @@ def test_no_code_of_ours_unpickles():
             assert "allow_pickle=False" in call, path
 
 
-@pytest.mark.parametrize("name", ["train_dir", "begin_from", "data_dir"])
+@pytest.mark.parametrize("name", ["train_dir", "init_from", "data_dir"])
 @pytest.mark.parametrize("path", ["~", "~/run", "~nobody-of-this-name/run"])
 def test_a_home_folder_that_nobody_knows(nothing_is_left, monkeypatch, name, path):
     """As in a container whose user has no entry and no HOME; a folder `~` would be made here."""
@@ -719,6 +717,6 @@ def test_a_home_folder_that_nobody_knows(nothing_is_left, monkeypatch, name, pat
     home = path.partition("/")[0]
     said = f"error: --{name}={path}: {home} is no home folder that this system knows (is HOME set?)"
     check(scripts.train(nothing_is_left, f"--{name}={path}"), 2, f"train.py: {said}")
-    if name != "begin_from":
+    if name != "init_from":
         done = scripts.run("eval", f"--train_dir={nothing_is_left}", f"--{name}={path}")
         check(done, 2, f"eval.py: {said}")

@@ -131,8 +131,7 @@ def test_types_of_what_was_read(value, of_type, expected):
 # Where the work is done, when it is reported and when it ends.
 MAY_CHANGE = {
     "train_dir",
-    "begin_from",  # what lies there is compared by its hash
-    "init_from",  # likewise
+    "init_from",  # what lies there is compared by its hash
     "data_dir",  # the images themselves are compared
     "store_dir",  # likewise
     "num_towers",
