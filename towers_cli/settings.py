@@ -379,12 +379,6 @@ class TrainSettings(Settings):
         also_called="microbatches accumulate_grad_batches gradient_accumulation_steps "
         "accumulation_steps grad_accum",
     )
-    time_microbatches: bool = setting(
-        False,
-        "Time training steps with 2, 4, 8, 16 and 32 microbatches, where these fit the batch and "
-        "the towers; print the times, and whether one is faster than the run's number; then exit.",
-        ARITHMETIC, is_recorded=False, also_called="tune autotune benchmark",
-    )
     gradient_reduction: str = setting(
         "mean",
         "How the gradients of the microbatches are combined; sum does not divide by their number.",
@@ -600,16 +594,6 @@ class TrainSettings(Settings):
                 f"--show_batch={shown(self.show_batch)}: writes a file, and --dry_run writes none; "
                 "give one of the two"
             )
-        if not self.time_microbatches:
-            return
-        if self.workers:
-            raise SettingsError(
-                "--time_microbatches: times the steps of one process, so it cannot be given for "
-                "several workers"
-            )
-        for other in ("show_batch", "dry_run"):
-            if getattr(self, other):
-                raise SettingsError(f"--time_microbatches and --{other}: give one of the two")
 
     def _check_workers(self):
         if not self.workers:

@@ -53,7 +53,6 @@ def train(chosen: settings.TrainSettings, workers) -> int:
     from towers.support import machine
     from towers_cli import (  # isort: skip
         agreement, build, own_model, pictures, resolve, run_config, start_table,
-        step_times,
     )  # fmt: skip
 
     # What the run is, as its folder and this machine have it.
@@ -73,8 +72,6 @@ def train(chosen: settings.TrainSettings, workers) -> int:
     preprocessing = build.preprocessing(chosen, training)
     if chosen.show_batch:
         return pictures.show_batch(chosen, training, preprocessing, workers)
-    if chosen.time_microbatches:
-        return step_times.show(chosen, tower_devices, training, preprocessing, parameter_device)
 
     # The model.
     model = build.network_to_train(chosen, preprocessing, training, parameter_device)

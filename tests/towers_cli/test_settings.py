@@ -153,14 +153,13 @@ MAY_CHANGE = {
     "profile_steps",
     "dry_run",
     "show_batch",
-    "time_microbatches",
     "recipe",  # a name for other settings, which are compared
 }
 
 
 def test_a_run_does_not_have_what_a_command_does_once():
     recorded = settings.recorded(scripts.settings_of("--seed=3"))
-    assert set(settings.names()) - set(recorded) == {"dry_run", "show_batch", "time_microbatches"}
+    assert set(settings.names()) - set(recorded) == {"dry_run", "show_batch"}
     assert recorded["seed"] == 3
 
 
