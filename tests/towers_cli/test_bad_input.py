@@ -112,7 +112,8 @@ TOO_LONG = {  # a long value is shown without its middle
     f"--profile_steps={HUGE},1": "--profile_steps='999999999999...99999999999,1': must be two",
     f"--seed={HUGE * 2}": "--seed='999999999999...9999999999999': must be an integer",
     f"--model={'x' * 10_000}": "--model='xxxxxxxxxxxx...xxxxxxxxxxxxx': must be one of cifarnet",
-    f"--{'x' * 10_000}": "'--xxxxxxxxxx...xxxxxxxxxxxxx': there is no such flag",
+    f"--{'x' * 400}": f"Unknown command line flag '{'x' * 270}",
+    f"--{'x' * 10_000}": "--flagfile: too many files within each other; or a flag's name is too ",
     f"--decay_epochs={'7,' * 9999}7": "--decay_epochs='7,7,7,7,7,7,...7,7,7,7,7,7,7': only for",
     f"--dataset={'x' * 10_000}": "--dataset='xxxxxxxxxxxx...xxxxxxxxxxxxx': must be text of a",
     f"--train_dir={'x/' * 3000}": "--train_dir='x/x/x/x/x/x/.../x/x/x/x/x/x/': must be text of ",
@@ -185,19 +186,15 @@ MODELS = (
     "keras.applications such as MobileNetV3Small"
 )
 NOT_A_VALUE = {
-    "--model=alexnet": f"{MODELS}; did you mean resnet?",
-    "--model=resnett": f"{MODELS}; did you mean resnet?",
-    "--compute_dtype=float": "one of float32, bfloat16, float16; did you mean float32?",
-    "--compute_dtype=bf16": "one of float32, bfloat16, float16; did you mean bfloat16?",
+    "--model=resnett": MODELS,
+    "--compute_dtype=float": "one of float32, bfloat16, float16",
     "--gradient_reduction=max": "one of mean, sum",
-    "--batch_norm_statistics=lats": "one of mean, first, last, each; did you mean last?",
-    "--learning_rate_schedule=cosin": "one of exponential, piecewise, cosine, linear, constant; "
-    "did you mean cosine?",
+    "--batch_norm_statistics=lats": "one of mean, first, last, each",
+    "--learning_rate_schedule=cosin": "one of exponential, piecewise, cosine, linear, constant",
     "--learning_rate_scaling=cubic": "one of none, linear, sqrt",
-    "--optimizer=adamm": "one of sgd, adam, adamw, lion, rmsprop, muon; did you mean adam?",
-    "--optimizer=SGD": "one of sgd, adam, adamw, lion, rmsprop, muon; did you mean sgd?",
-    "--weight_decay_filter=kernel": "one of kernels, hidden_dense_kernels; did you mean kernels?",
-    "--recipe=tutoral": "one of tutorial, shapes, fast; did you mean tutorial?",
+    "--optimizer=SGD": "one of sgd, adam, adamw, lion, rmsprop, muon",
+    "--weight_decay_filter=kernel": "one of kernels, hidden_dense_kernels",
+    "--recipe=tutoral": "one of tutorial, shapes, fast",
     "--recipe=": "one of tutorial, shapes, fast",
     "--global_batch_size=12.5": "an integer",
     "--seed=1e3": "an integer",
@@ -209,12 +206,9 @@ NOT_A_VALUE = {
 }
 
 NOT_A_FLAG = {
-    "--learning_rat=1": "--learning_rat: there is no such flag; did you mean --learning_rate?",
-    "--learning-rate=1": "--learning-rate: there is no such flag; did you mean --learning_rate?",
-    "--batch_size=8": "--batch_size: there is no such flag; did you mean --global_batch_size?",
-    "--num_gpus=2": "--num_gpus: there is no such flag; did you mean --num_towers?",
-    "--nonestrov": "--nonestrov: there is no such flag; did you mean --nesterov",
-    "--zzz": "--zzz: there is no such flag; --help lists them",
+    "--learning_rat=1": "Unknown command line flag 'learning_rat'. Did you mean: learning_rate, ",
+    "--zzz": "Unknown command line flag 'zzz'",
+    "--z\x1bz": r"Unknown command line flag 'z\x1bz'",
     "--nonesterov=1": "--nonesterov=1 does not take an argument",
     "--seed": "Missing value for flag --seed",
 }
@@ -267,7 +261,7 @@ FOR_EVAL = [
     (["--dataset=a\nb"], 2, r"--dataset='a\nb': must be text"),
     (["--train_dir="], 2, "--train_dir=: must be a local path"),
     (["--split=test[:5]"], 2, "--split=test[:5]: must be the name of one whole split"),
-    (["--chekpoint=5"], 2, "--chekpoint: there is no such flag; did you mean --checkpoint"),
+    (["--chekpoint=5"], 2, "Unknown command line flag 'chekpoint'. Did you mean: checkpoint ?"),
     (["--run_once=perhaps"], 2, "--run_once=perhaps: must be true or false"),
     (["runs/mine"], 2, "unexpected argument 'runs/mine'"),
     ([], 1, "there is no run here; train one with python train.py --train_dir="),
@@ -426,7 +420,7 @@ def test_a_folder_of_other_files_is_left_alone(tmp_path, name):
             f"--model=vgg: must be {MODELS}\n",
         ),
         ("train.py", ["--stderrthreshold=loud"], 2, "--stderrthreshold must be one of "),
-        ("eval.py", ["--num_gpus=2"], 2, NOT_A_FLAG["--num_gpus=2"]),
+        ("eval.py", ["--zzz"], 2, NOT_A_FLAG["--zzz"]),
         ("train.py", ["--seed=-1"], 2, "--seed=-1: must be at least 0 and below 2147483648"),
         pytest.param(
             "train.py",
