@@ -82,10 +82,6 @@ class SettingsError(ValueError):
     exit_code = 2
 
 
-class ModelError(SettingsError):
-    """What a user's own network does wrong, in words of libraries that know of no flags."""
-
-
 class Range(NamedTuple):
     """Which values are allowed, and how a message says it."""
 
@@ -800,15 +796,6 @@ def label(name: str) -> str:
     return f"--{name}=" if name.isidentifier() else f"{name} "
 
 
-def in_flags(message: str) -> str:
-    """A message of the library, whose arguments it calls by the flags: `--data_dir=x`.
-
-    Args:
-      message: in which arguments are written as `data_dir=x`, or alone between backticks.
-    """
-    return _ARGUMENT.sub(lambda found: _FLAGS[found["value"] or found["alone"]], message)
-
-
 def of_text(field: dataclasses.Field, texts: list[str] | None) -> tuple | None:
     """A flag's comma-separated items as the setting's type has them.
 
@@ -843,10 +830,3 @@ def run_defining(chosen: Mapping) -> dict:
     if chosen["learning_rate_schedule"] in ENDING_SCHEDULES:
         defining["train_epochs"] = chosen["train_epochs"]
     return defining
-
-
-# What the library calls an argument, and the flag that gives it.
-_FLAGS = {name: f"--{name}" for record in (TrainSettings, EvalSettings) for name in names(record)}
-_FLAGS["read_only"] = "--dry_run"
-_NAMES = "|".join(_FLAGS)
-_ARGUMENT = re.compile(rf"(?<![\w./-])(?P<value>{_NAMES})(?==)|`(?P<alone>{_NAMES})`")

@@ -169,15 +169,15 @@ CONTRADICTORY = [
 DO_NOT_DIVIDE = [
     (
         ["--global_batch_size=7", "--num_towers=8"],
-        "--num_towers=8: must be at most --num_microbatches=7, because each tower computes",
+        "--num_towers=8: must be at most num_microbatches=7, because each tower computes",
     ),
     (
         ["--global_batch_size=128", "--num_microbatches=3"],
-        "--global_batch_size=128: must be divisible by --num_microbatches=3",
+        "--global_batch_size=128: must be divisible by num_microbatches=3",
     ),
     (
         ["--global_batch_size=12", "--num_microbatches=3", "--num_towers=4"],
-        "--num_towers=4: must be at most --num_microbatches=3",
+        "--num_towers=4: must be at most num_microbatches=3",
     ),
 ]
 
@@ -221,19 +221,19 @@ NOT_A_FLAGFILE = {
 }
 
 NOT_A_DATA_SET = {
-    "cifar1O": "--dataset=cifar1O is unknown to TensorFlow Datasets. Did you mean cifar10 or ",
-    "cifar": "--dataset=cifar is unknown to TensorFlow Datasets. Did you mean cifar10 or ",
-    "shape": "--dataset=shape is unknown to TensorFlow Datasets. Did you mean shapes or ",
-    "x" * 101: f"--dataset={'x' * 100} is not the name of a data set",
-    "": "--dataset= is not the name of a data set",
-    "..": "--dataset=.. is not the name of a data set",
-    "/etc": "--dataset=/etc is not the name of a data set",
-    "../../etc/passwd": "--dataset=../../etc/passwd is not the name of a data set",
-    "cifar10/../../etc": "--dataset=cifar10/../../etc is not the name of a data set",
-    "cifar10:../1.0.0": "--dataset=cifar10:../1.0.0 is not the name of a data set",
-    "cifar10:9.9.9": "--dataset=cifar10:9.9.9: Dataset cifar10 cannot be loaded at version 9.9.9, ",
-    "cifar10/large": "--dataset=cifar10/large: BuilderConfig large not found",
-    "ag_news_subset": "--dataset=ag_news_subset cannot be used: it must have `image` ",
+    "cifar1O": "dataset=cifar1O is unknown to TensorFlow Datasets. Did you mean cifar10 or ",
+    "cifar": "dataset=cifar is unknown to TensorFlow Datasets. Did you mean cifar10 or ",
+    "shape": "dataset=shape is unknown to TensorFlow Datasets. Did you mean shapes or ",
+    "x" * 101: f"dataset={'x' * 100} is not the name of a data set",
+    "": "dataset= is not the name of a data set",
+    "..": "dataset=.. is not the name of a data set",
+    "/etc": "dataset=/etc is not the name of a data set",
+    "../../etc/passwd": "dataset=../../etc/passwd is not the name of a data set",
+    "cifar10/../../etc": "dataset=cifar10/../../etc is not the name of a data set",
+    "cifar10:../1.0.0": "dataset=cifar10:../1.0.0 is not the name of a data set",
+    "cifar10:9.9.9": "dataset=cifar10:9.9.9: Dataset cifar10 cannot be loaded at version 9.9.9, ",
+    "cifar10/large": "dataset=cifar10/large: BuilderConfig large not found",
+    "ag_news_subset": "dataset=ag_news_subset cannot be used: it must have `image` ",
 }
 
 NOT_A_DATA_FOLDER = {
@@ -361,7 +361,7 @@ def odd_places(tmp_path):
 def test_data_folders_that_are_none(odd_places, path, dataset):
     flags = [f"--dataset={dataset}", f"--data_dir={odd_places / path}"]
     done = scripts.train(odd_places / "run", *flags)
-    said = f"--data_dir={odd_places / path} {NOT_A_DATA_FOLDER[path]}"
+    said = f"data_dir={odd_places / path} {NOT_A_DATA_FOLDER[path]}"
     check(done, 1, f"train.py: error: {said}")
 
 
@@ -426,7 +426,7 @@ def test_a_folder_of_other_files_is_left_alone(tmp_path, name):
             "train.py",
             ["--num_towers=9"],
             2,
-            "--num_towers=9: must be at most --num_microbatches=8, because each tower computes at",
+            "--num_towers=9: must be at most num_microbatches=8, because each tower computes at",
             marks=pytest.mark.long,
         ),
         pytest.param(
@@ -514,7 +514,7 @@ def test_a_configuration_that_is_none(run, content, reason):
         (
             "num_microbatches",
             7,
-            "--global_batch_size=24: must be divisible by --num_microbatches=7",
+            "global_batch_size=24: must be divisible by num_microbatches=7",
         ),
         ("intra_op_threads", -1, "--intra_op_threads=-1: must be at least 1 and at most 1024"),
         ("moving_average_decay", float("nan"), "--moving_average_decay=nan: must be at least 0"),
@@ -593,7 +593,7 @@ def test_a_model_with_a_lambda_is_never_loaded(run, model_with_a_lambda, no_mode
     before = scripts.contents(run)
     for name in ("final_model.keras", f"{run}/final_model.keras", "9", "step-9", "step-9.keras"):
         done = scripts.run("eval", f"--train_dir={run}", f"--checkpoint={name}")
-        check(done, 1, f"--checkpoint={name}: not found; {run}/checkpoints holds the steps 1")
+        check(done, 1, f"checkpoint={name}: not found; {run}/checkpoints holds the steps 1")
     done = scripts.train(run, "--max_steps=1")
     assert (done.returncode, done.stderr) == (0, "")
     assert "the run has finished already" in done.stdout

@@ -246,7 +246,7 @@ class TestARunOfIt:
         done = scripts.train(here / "run", "--model=mine:prints", "--max_steps=1", "--jit_compile")
         assert done.returncode == 1
         said = done.stderr.splitlines()[-1]
-        assert said.startswith("train.py: error: --jit_compile=True: XLA cannot compile this model")
+        assert said.startswith("train.py: error: jit_compile=True: XLA cannot compile this model")
         assert "StringFormat" in said
 
 

@@ -179,26 +179,5 @@ def test_the_end_defines_a_run_whose_rate_depends_on_it(schedule, defines):
     assert set(defining) - {"train_epochs"} == set(settings.names()) - MAY_CHANGE
 
 
-@pytest.mark.parametrize(
-    ("message", "expected"),
-    [
-        ("data_dir=/a b cannot be read", "--data_dir=/a b cannot be read"),
-        (
-            "dataset=folder needs `data_dir`, such as",
-            "--dataset=folder needs --data_dir, such as",
-        ),
-        ("has ended: worker_index=1: another", "has ended: --worker_index=1: another"),
-        ("`read_only` makes none", "--dry_run makes none"),
-        ("split=val: of eval.py", "--split=val: of eval.py"),
-        ("--seed=1 stays", "--seed=1 stays"),
-        ("/tmp/seed=1/model=a", "/tmp/seed=1/model=a"),
-        ("the model of `my_model` has a seed", "the model of `my_model` has a seed"),
-        ("my_seed=1", "my_seed=1"),
-    ],
-)
-def test_the_arguments_of_the_library_are_flags_in_a_command(message, expected):
-    assert settings.in_flags(message) == expected
-
-
 def test_only_names_are_labelled_as_flags():
     assert settings.label("seed") == "--seed=" and settings.label("the layers") == "the layers "

@@ -557,7 +557,7 @@ class TestGoingOn:
         scripts.assert_same_run(folder, uninterrupted)
         refused = scripts.train(folder, *SIX_STEPS, "--num_microbatches=0", "--num_towers=3")
         assert refused.returncode == 2
-        assert "--num_towers=3: must be at most --num_microbatches=2" in refused.stderr
+        assert "--num_towers=3: must be at most num_microbatches=2" in refused.stderr
         assert "began with 2 microbatch(es)" in refused.stderr
 
     @pytest.mark.whole_program
