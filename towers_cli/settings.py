@@ -677,11 +677,6 @@ class EvalSettings(Settings):
             )
 
 
-def names(record: type[Settings] = TrainSettings) -> list[str]:
-    """The names of all settings, which are those of the flags."""
-    return [field.name for field in dataclasses.fields(record)]
-
-
 def recorded(chosen: TrainSettings) -> dict:
     """What `config.json` has of the settings, by name."""
     return {name: getattr(chosen, name) for name in recorded_names()}

@@ -199,7 +199,7 @@ def test_help_begins_with_the_ten_everyday_flags():
 @pytest.mark.parametrize("line", [TRAIN, EVAL])
 def test_every_setting_has_a_topic_that_help_shows(line):
     shown = [field.name for _, fields in settings.by_topic(line.record) for field in fields]
-    assert sorted(shown) == sorted(settings.names(line.record))
+    assert sorted(shown) == sorted(field.name for field in dataclasses.fields(line.record))
 
 
 def test_a_deterministic_run_here_leaves_the_process_as_it_was(tmp_path, monkeypatch):
