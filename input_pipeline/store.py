@@ -302,8 +302,8 @@ def open_or_make(
         return found
     if read_only:
         raise decoded.DataError(
-            f"{source.description}: its pictures are not in a store in {root} yet, and `read_only` "
-            "makes none. Train once without it."
+            f"{source.description}: its pictures are not in a store in {root} yet, and a dry run "
+            "(`read_only`) makes none. Train once without it."
         )
     try:
         root.mkdir(parents=True, exist_ok=True)

@@ -68,9 +68,9 @@ def open_prepared(
     if not (builder.data_path.exists() and builder.is_prepared()):
         if read_only:
             raise decoded.DataError(
-                f"{builder.name} is not prepared in {builder.data_dir_root}, and `read_only` "
-                "downloads and prepares nothing. Train once without it, or point `data_dir` to a "
-                "folder that holds the set prepared."
+                f"{builder.name} is not prepared in {builder.data_dir_root}, and a dry run "
+                "(`read_only`) downloads and prepares nothing. Train once without it, or point "
+                "`data_dir` to a folder that holds the set prepared."
             )
         _prepare(builder)
     tfds_description.check_classes(builder)

@@ -58,9 +58,8 @@ def main(arguments: Sequence[str]) -> int:
         problem, data_name = make_problem(options)
     except datasets.DataError as error:
         from towers.runs import console  # it imports TensorFlow, which some problems do not need
-        from towers_cli import settings
 
-        parser.error(console.printable(settings.in_flags(str(error))))
+        parser.error(console.printable(error))
     try:
         show(options, problem, data_name, folder)
     except BrokenPipeError:

@@ -309,9 +309,7 @@ def main(arguments: Sequence[str]) -> int:
     try:
         images = data.load(findings.Setup(data_dir=options.data_dir))
     except datasets.DataError as error:
-        from towers_cli import settings
-
-        parser.error(console.printable(settings.in_flags(str(error))))
+        parser.error(console.printable(error))
     problem = network.Network(race.network, images, options.batch)
     outcome = train(problem, options.workers, options.gradients, options.rate)
     if not np.isfinite(outcome.weights).all():

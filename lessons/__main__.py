@@ -56,9 +56,7 @@ def main() -> int:
     try:
         show(chosen, findings.Setup(data_dir=options.data_dir), options.write)
     except datasets.DataError as error:
-        from towers_cli import settings
-
-        parser.error(console.printable(settings.in_flags(str(error))))
+        parser.error(console.printable(error))
     return 0
 
 

@@ -13,7 +13,7 @@ LONGEST_FIRST = (
     "test_train_command.py",
     "test_same_bits.py",
     "test_faults.py",
-    "test_begin_from.py",
+    "test_starting_over.py",
     "test_step.py",
     "test_file_faults.py",
     "test_workers_command.py",

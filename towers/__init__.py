@@ -18,10 +18,6 @@ from towers import devices, gradients, losses, multi_worker, networks, schedules
 from towers.keras_fit.distribute import distribute  # noqa: E402
 from towers.not_finite import NotFiniteError  # noqa: E402
 from towers.runs.events import Event  # noqa: E402
-from towers.runs.microbatch_times import (  # noqa: E402
-    fastest_microbatches,
-    time_microbatches,
-)
 from towers.runs.run import Run, Stopped  # noqa: E402
 from towers.support.errors import UserError  # noqa: E402
 from towers.support.tally import Evaluation  # noqa: E402
@@ -36,7 +32,6 @@ from towers.runs.every import (  # noqa: E402  # isort: skip
 __all__ = [
     "Evaluation", "Event", "NotFiniteError", "Run", "Stopped", "Trainer", "UserError",
     "WorkerError", "__version__", "call", "checkpoint", "devices", "distribute", "evaluate",
-    "fastest_microbatches", "gradients", "histograms", "keep_best", "log", "losses",
-    "multi_worker", "networks", "profile", "schedules", "stop_early", "time_microbatches",
-    "verify",
+    "gradients", "histograms", "keep_best", "log", "losses", "multi_worker", "networks",
+    "profile", "schedules", "stop_early", "verify",
 ]  # fmt: skip

@@ -7,7 +7,7 @@ from typing import TypeVar
 import container_limits
 from towers import worker
 from towers.multi_worker import cluster, collectives, door, watcher
-from towers.runs import run_folder, run_lock, stretches
+from towers.runs import run_folder, run_lock, stretches, warm_start
 from towers.support import machine, worker_errors
 from towers_cli import command_line, run_config, settings
 
@@ -132,7 +132,6 @@ _OF_ONE_WORKER = (
     "train_dir",
     "data_dir",
     "store_dir",
-    "begin_from",
     "init_from",
     "num_towers",
     "worker_index",
@@ -195,6 +194,32 @@ def check_same_model(workers: worker.Workers, name: str, layers: Mapping | None)
       WorkerError: names the worker that has another one.
     """
     _check_same(workers, {f"sha256 of {name}": layers and layers["sha256"][:12]})
+
+
+def check_beginning(workers: worker.Workers, config: Mapping, earlier: Mapping | None) -> None:
+    """Checks that a run continues with its own settings, or can begin with `--init_from`.
+
+    Args:
+      workers: of the run.
+      config: as it is now.
+      earlier: the configuration of the run that continues, if one does.
+
+    Raises:
+      RunFolderError: the settings are not those of the run that continues.
+      SettingsError: `--init_from` names no weights.
+      WorkerError: another worker is gone or has ended.
+    """
+
+    def check():
+        if earlier is not None:
+            run_config.check_same_run(earlier, config)
+        elif init_from := config["settings"]["init_from"]:
+            try:
+                warm_start.locate(init_from)
+            except warm_start.WarmStartError as error:
+                raise settings.SettingsError(f"--{error}") from error
+
+    workers.from_chief("what it begins with", check)
 
 
 def _check_same(workers: worker.Workers, own: dict) -> None:

@@ -5,7 +5,6 @@ with 0. Nothing here imports TensorFlow: a typo is answered without waiting for 
 """
 
 import dataclasses
-import difflib
 import os
 import re
 import reprlib
@@ -18,12 +17,6 @@ from pathlib import Path
 from absl import app, flags
 
 from towers_cli import settings, system
-
-# What has no flag because there is nothing to set, and why.
-NOT_NEEDED = dict.fromkeys(
-    ("num_workers", "dataloader_num_workers", "num_preprocess_threads"),
-    "images are prepared on all cores",
-)
 
 
 class _Asked(flags.BooleanFlag):
@@ -91,13 +84,11 @@ class CommandLine:
         system.provide_output()
         self._define_asked()
         try:
-            rest = [one for one in self.values(argv, known_only=True) if one != "--"]
-            is_flag = rest[1:] and rest[1].startswith("-")
-            problem = self._unknown(rest[1]) if is_flag else None
+            return self.values(argv)
         except flags.IllegalFlagValueError as error:
             problem = _illegal(error, self.values)
         except RecursionError:
-            problem = "--flagfile: too many files within each other"
+            problem = "--flagfile: too many files within each other; or a flag's name is too long"
         except UnicodeDecodeError as error:
             problem = f"--flagfile: is not text: {error}"
         except (flags.Error, ValueError) as error:  # ValueError: absl's own, for --noflag=value
@@ -106,8 +97,6 @@ class CommandLine:
             sys.exit(_shown_to_the_end())
         except BrokenPipeError:
             sys.exit(system.output_is_gone())
-        if problem is None:
-            return rest
         print(f"{os.path.basename(argv[0])}: error: {problem}", file=sys.stderr)
         sys.exit(2)
 
@@ -123,7 +112,7 @@ class CommandLine:
         """
         if rest[1:]:
             raise settings.SettingsError(f"unexpected argument {rest[1]!r}: flags begin with --")
-        recipe = settings.RECIPES[self.values.recipe] if "recipe" in self.values else {}
+        recipe = settings.RECIPES.get(self.values.recipe, {}) if "recipe" in self.values else {}
         chosen = {}
         for field in dataclasses.fields(self.record):
             flag = self.values[field.name]
@@ -151,55 +140,12 @@ class CommandLine:
         others += "--helpfull: Flags of the libraries, too."
         return "\n".join([*lines, "", *textwrap.wrap(others, width, break_on_hyphens=False)])
 
-    def _unknown(self, argument: str) -> str:
-        given = argument.partition("=")[0]
-        name = given.lstrip("-").lower().replace("-", "_")
-        remark = f" ({NOT_NEEDED[name]})" if name in NOT_NEEDED else ""
-        meant = [f"--{flag}" for flag in self._meant(name)]
-        hint = f"did you mean {' or '.join(meant)}?" if meant else "--help lists them"
-        return f"{_shown(given)}: there is no such flag{remark}; {hint}"
-
-    def _meant(self, name: str) -> list[str]:
-        """Flags that may be meant by a name that is not one: at most two, the likeliest first."""
-        if name in self.values:  # it was given with hyphens, or capitals
-            return [name]
-        if name.startswith("no_") and name[3:] in self.values and self.values[name[3:]].boolean:
-            return [f"no{name[3:]}"]
-        known: dict[str, list[str]] = {}  # of both commands: what one has may be asked of the other
-        for record in (settings.EvalSettings, settings.TrainSettings):
-            for field in dataclasses.fields(record):
-                for other in field.metadata["also_called"]:
-                    known.setdefault(other, []).append(field.name)
-        if name not in known:
-            for flag in self.values:
-                known.setdefault(flag, []).append(flag)
-        like = [name] if name in known else difflib.get_close_matches(name, known, n=2, cutoff=0.7)
-        meant = [flag for other in like for flag in known[other] if flag in self.values]
-        return list(dict.fromkeys(meant))[:2]
-
-
-class _Choice(flags.EnumParser):
-    """For a setting that has choices, and may take something besides."""
-
-    def __init__(self, field: dataclasses.Field):
-        super().__init__(list(field.metadata["choices"]))
-        self._field = field
-        self.allowed = settings.said_choices(field)
-
-    def parse(self, argument):
-        if settings.is_choice(self._field, argument):
-            return argument
-        return super().parse(argument)
-
 
 def _define(field: dataclasses.Field, values: flags.FlagValues) -> None:
     """Defines the flag of a setting; its range is checked by the record."""
     kinds = {field.type, *typing.get_args(field.type)}
     common = {"name": field.name, "help": described(field), "flag_values": values}
-    if field.metadata["choices"]:
-        parser, serializer = _Choice(field), flags.ArgumentSerializer()
-        flags.DEFINE(parser, default=field.default, serializer=serializer, **common)
-    elif bool in kinds:
+    if bool in kinds:
         flags.DEFINE_bool(default=field.default, **common)
     elif any(typing.get_origin(kind) is tuple for kind in kinds):
         default = None if field.default is None else list(field.default)
@@ -270,10 +216,6 @@ def _illegal(error, values):
         return _one_line(error)
     flag = values[name]
     allowed = "true or false" if flag.boolean else flag.parser.syntactic_help
-    choices = getattr(flag.parser, "enum_values", [])
-    if choices:
-        near = difflib.get_close_matches(value.lower(), choices, n=1)
-        allowed = flag.parser.allowed + (f"; did you mean {near[0]}?" if near else "")
     return f"--{name}={_shown(value)}: must be {allowed}" if allowed else _one_line(error)
 
 
@@ -282,4 +224,4 @@ def _shown(text):
 
 
 def _one_line(error):
-    return " ".join(str(error).removeprefix("ERROR:: ").split())[:300]
+    return system.printable(" ".join(str(error).removeprefix("ERROR:: ").split())[:300])

@@ -58,8 +58,7 @@ def _user_errors_said(program: str, run: Callable[[], int]) -> int:
     try:
         return run()
     except (settings.SettingsError, decoded.DataError, errors.UserError) as error:
-        is_own = isinstance(error, settings.ModelError)
-        message = str(error) if is_own else settings.in_flags(str(error))
+        message = str(error)
         if isinstance(error, decoded.NoSuchSplitError):
             message += f". {_SPLITS}"
         console.say_error(program, message)

@@ -169,6 +169,6 @@ def faults_of(name: str, what: str) -> Iterator[None]:
         if isinstance(error, ModuleNotFoundError) and name.startswith(error.name or "-"):
             where = f"; it is looked for in {os.getcwd()} and where Python finds packages"
         reason = " ".join(str(error).split())[:300]
-        raise settings.ModelError(
+        raise settings.SettingsError(
             f"--model={name}: {what}: {type(error).__name__}: {reason}{where}"
         ) from error

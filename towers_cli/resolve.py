@@ -21,7 +21,7 @@ def resolved(
 ) -> settings.TrainSettings:
     """The settings with every default filled in; does not start TensorFlow's runtime.
 
-    Where the number of microbatches or of intra-op threads, or what the run began from, is left
+    Where the number of microbatches or of intra-op threads, or what the run began with, is left
     open, a run that continues keeps its own: they are part of the arithmetic, and the number of
     towers is not.
 
@@ -60,12 +60,11 @@ def resolved(
             f"--global_batch_size={num_microbatches * (size + 1)}"
         )
     threads = chosen.intra_op_threads or (earlier and earlier["settings"]["intra_op_threads"])
-    begin_from, init_from = _absolute(chosen.begin_from), _absolute(chosen.init_from)
-    if earlier is not None and not (begin_from or init_from):
-        begin_from, init_from = (earlier["settings"][n] for n in ("begin_from", "init_from"))
+    init_from = _absolute(chosen.init_from)
+    if earlier is not None and not init_from:
+        init_from = earlier["settings"]["init_from"]
     return dataclasses.replace(
         chosen,
-        begin_from=begin_from,
         init_from=init_from,
         # eval.py reads it from config.json, perhaps in another working folder.
         data_dir=_absolute(chosen.data_dir),

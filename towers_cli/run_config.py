@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from towers import devices
-from towers.runs import resuming, run_folder, stretches, warm_start
+from towers.runs import definition, resuming, run_folder, stretches, warm_start
 from towers.support import shares
 from towers_cli import settings
 
@@ -55,7 +55,6 @@ def make(
             "data_source": training.source,
             "data_sha256": training.fingerprint,
             "eval_sha256": evaluated.fingerprint,
-            "begins_from": None,
             "init_from": None,
         }
         | of_model,
@@ -105,8 +104,6 @@ def check(config: Mapping, train_dir: str | Path) -> None:
             raise ValueError(f"layers={settings.shown(derived.get('layers', 'missing'))}")
         if derived["examples_per_epoch"] < 1:
             raise ValueError(f"examples_per_epoch={derived['examples_per_epoch']}")
-        if not is_beginning(begins := derived.get("begins_from", "missing")):
-            raise ValueError(f"begins_from={settings.shown(begins)}")
         if not warm_start.is_recorded(taken := derived.get("init_from", "missing")):
             raise ValueError(f"init_from={settings.shown(taken)}")
         if not stretches.are_valid(config.get("stretches")):
@@ -139,9 +136,9 @@ def check_same_run(earlier: Mapping, config: Mapping) -> None:
     Raises:
       RunFolderError: names each setting that differs.
     """
-    # What it began from is the earlier run's, whether or not it is still there.
-    began = {name: earlier["resolved"][name] for name in ("begins_from", "init_from")}
-    config = dict(config) | {"resolved": config["resolved"] | began}
+    # The weights it began with are the earlier run's, whether or not they are still there.
+    taken = {"init_from": earlier["resolved"]["init_from"]}
+    config = dict(config) | {"resolved": config["resolved"] | taken}
     splits = {one["settings"]["eval_split"] for one in (earlier, config)}
     # Another split may be evaluated from now on; the same one must have the same images.
     began, now = (_fixed(one, same_split=len(splits) == 1) for one in (earlier, config))
@@ -157,7 +154,7 @@ def check_same_run(earlier: Mapping, config: Mapping) -> None:
 def _fixed(config: Mapping, *, same_split: bool) -> dict:
     """What a run that continues keeps: what defines it, and what its logs are about."""
     chosen, derived = config["settings"], config["resolved"]
-    kept = {name: chosen[name] for name in ("begin_from", "init_from")} | defining(config)
+    kept = {"init_from": chosen["init_from"]} | defining(config)
     kept["names of the classes"] = derived["class_names"]
     if same_split:
         kept[f"sha256 of the {chosen['eval_split']} images"] = derived["eval_sha256"][:12]
@@ -167,10 +164,9 @@ def _fixed(config: Mapping, *, same_split: bool) -> dict:
 def defining(config: Mapping) -> dict:
     """Of a run's `config.json`, what decides the weights that it ends with, by name."""
     derived = config["resolved"]
-    begins, taken = derived["begins_from"], derived["init_from"]
+    taken = derived["init_from"]
     return settings.run_defining(config["settings"]) | {
         "sha256 of the images": derived["data_sha256"][:12],
-        "sha256 of what it began from": begins and begins["sha256"][:12],
         "sha256 of the weights it took": taken and taken["sha256"][:12],
     }
 
@@ -181,21 +177,41 @@ def run_sha256(config: Mapping) -> str:
     return hashlib.sha256(text.encode()).hexdigest()
 
 
-def with_begins(config: Mapping, begins: Mapping | None) -> dict:
-    """The configuration with what the run begins from, as `begin_from.look` gives it, or None."""
-    return dict(config) | {"resolved": config["resolved"] | {"begins_from": begins}}
+class CommandsRun(definition.Definition):
+    """What a run of the command is: the settings that define it, and the data."""
 
+    def __init__(self, config: Mapping):
+        """
+        Args:
+          config: from `make`.
+        """
+        self.config = config
 
-def is_beginning(begins: object) -> bool:
-    """Whether what was read from a `config.json` is what `begin_from.look` gives, or None."""
-    kinds = {
-        "checkpoint": str,
-        "sha256": str,
-        "examples_seen": int,
-        "first_step": int,
-        "optimizer": bool,
-    }
-    return begins is None or (
-        isinstance(begins, dict)
-        and all(isinstance(begins.get(name), kind) for name, kind in kinds.items())
-    )
+    def defining(self) -> dict:
+        return defining(self.config)
+
+    def sha256(self) -> str:
+        return run_sha256(self.config)
+
+    def begin_with(self, taken: Mapping | None) -> None:
+        self.config["resolved"]["init_from"] = taken
+
+    def earlier(self, folder: run_folder.RunFolder) -> dict | None:
+        config = folder.read_config()
+        if config is not None:
+            check(config, folder.path)
+        return config
+
+    def check_same(self, earlier: Mapping, folder: run_folder.RunFolder) -> None:
+        check_same_run(earlier, self.config)
+
+    def differences(self, earlier: Mapping, who: str = "the run") -> list[str]:
+        return run_folder.differences(defining(earlier), self.defining(), who, settings.label)
+
+    def how_to_change(self, folder: run_folder.RunFolder, is_saved: bool) -> str:
+        if not is_saved:
+            return "The same command takes other settings, and starts over."
+        return (
+            "To begin with its weights and other settings, give "
+            f"--init_from={folder.path}, or a checkpoint in it, and a new --train_dir."
+        )

@@ -82,10 +82,6 @@ class SettingsError(ValueError):
     exit_code = 2
 
 
-class ModelError(SettingsError):
-    """What a user's own network does wrong, in words of libraries that know of no flags."""
-
-
 class Range(NamedTuple):
     """Which values are allowed, and how a message says it."""
 
@@ -154,7 +150,6 @@ def setting(
     defines_run: bool = False,
     is_path: bool = False,
     is_recorded: bool = True,
-    also_called: str = "",
 ):
     """A field of a record of settings.
 
@@ -169,8 +164,6 @@ def setting(
         is done, when it is reported and when it ends, and may change when a run is continued.
       is_path: of a file or folder.
       is_recorded: whether `config.json` has it; not what a command does once.
-      also_called: its names in the tutorial, TensorFlow's models, Keras, PyTorch's examples,
-        Lightning and Transformers, for whoever types one of them.
     """
     about = {
         "help": help_,
@@ -181,7 +174,6 @@ def setting(
         "defines_run": defines_run,
         "is_path": is_path,
         "is_recorded": is_recorded,
-        "also_called": also_called.split(),
     }
     return dataclasses.field(default=default, metadata=about)
 
@@ -205,9 +197,6 @@ class TrainSettings(Settings):
         "runs/tutorial",
         "Folder of the run; if it already holds a run, that run is resumed.", EVERYDAY,
         allowed=RUN_PATH, is_path=True,
-        also_called="logdir log_dir model_dir output_dir out_dir save_dir run_dir work_dir workdir "
-        "checkpoint_dir ckpt_dir eval_dir default_root_dir checkpoint_path ckpt_path resume "
-        "restore resume_from_checkpoint",
     )
     recipe: str = setting(
         "tutorial", "Named set of defaults for other flags.", EVERYDAY, choices=tuple(RECIPES)
@@ -216,7 +205,7 @@ class TrainSettings(Settings):
         "cifar10",
         "cifar10, shapes (generated, nothing to download), folder (the pictures in --data_dir), "
         "or the name of a TFDS data set.",
-        EVERYDAY, defines_run=True, also_called="dataset_name data_set data",
+        EVERYDAY, defines_run=True,
     )
     data_dir: str | None = setting(
         None,
@@ -224,39 +213,32 @@ class TrainSettings(Settings):
         "default: TFDS's own. With --dataset=folder, the folder of the pictures: "
         "class_name/*.jpg, or train/class_name/*.jpg and test/class_name/*.jpg.",
         EVERYDAY, is_path=True,
-        also_called="datadir dataset_dir data_path data_root data",
     )
     model: str = setting(
         "cifarnet",
         "Network to train. A function of your own takes (image_shape, num_classes) and returns a "
         "Keras model that outputs logits.",
         EVERYDAY, choices=MODELS, or_else=OTHER_MODEL, defines_run=True,
-        also_called="arch architecture model_name network net backbone",
     )
     num_towers: int | None = setting(
         None,
         "Number of towers of each worker; default: one per visible GPU, or 1 without a GPU.",
         EVERYDAY,
         allowed=PARTS,
-        also_called="towers gpus gpu num_gpus n_gpus ngpus devices num_devices nproc_per_node "
-        "num_clones num_replicas replicas",
     )
     global_batch_size: int = setting(
         128,
         "Examples per step, over all towers and workers together.",
         EVERYDAY, allowed=BATCH, defines_run=True,
-        also_called="b batch batch_size batchsize train_batch_size eval_batch_size "
-        "per_device_train_batch_size per_device_eval_batch_size per_gpu_batch_size",
     )
     train_epochs: float = setting(
         256.0, "Epoch at which the run ends.", EVERYDAY,
         # Epochs are taken to the millionth; and positions in the data have to fit 64 bits.
         allowed=least_most(1e-6, 1e9, "at least 0.000001 and at most 1e9"),
-        also_called="epochs epoch num_epochs n_epochs max_epochs num_train_epochs",
     )
     learning_rate: float = setting(
         0.1, "Learning rate before scaling and decay.", EVERYDAY, allowed=ABOVE_0,
-        defines_run=True, also_called="lr initial_learning_rate base_learning_rate base_lr",
+        defines_run=True,
     )
     dry_run: bool = setting(
         False,
@@ -264,31 +246,22 @@ class TrainSettings(Settings):
         "written or downloaded.", EVERYDAY, is_recorded=False,
     )
 
-    begin_from: str | None = setting(
-        None,
-        "Run or checkpoint from which a new run starts, at the same number of examples seen but "
-        "with the settings given here: runs/first, or runs/first/checkpoints/step-500. The old "
-        "run is not changed.",
-        RECORD, allowed=RUN_PATH, is_path=True, also_called="load_from",
-    )
     init_from: str | None = setting(
         None,
         "Where a new run takes its initial weights from, and nothing else: a run, a checkpoint in "
         "one, or a .keras or .weights.h5 file. Layers are matched by name and shape.", RECORD,
         allowed=RUN_PATH, is_path=True,
-        also_called="pretrained pretrained_weights "
-        "finetune_from finetune warm_start",
     )
     eval_split: str = setting(
         "test",
         "Split to evaluate: any split of the data set except train.", DATA,
-        allowed=SPLIT, also_called="eval_data validation_split val_split valid_split test_split",
+        allowed=SPLIT,
     )
     seed: int = setting(
         0,
         "Seed of the initial weights, the order of the examples and the augmentation.", DATA,
         allowed=Range(lambda value: 0 <= value < 2**31, "at least 0 and below 2147483648"),
-        defines_run=True, also_called="random_seed rng_seed manual_seed random_state",
+        defines_run=True,
     )
 
     preprocessing: str | None = setting(
@@ -298,7 +271,6 @@ class TrainSettings(Settings):
         "shift_alternating_flip for fastnet; random_resized_crop, which needs pictures that are "
         "read from disk, for resnet50 and keras.applications).",
         DATA, choices=PREPROCESSINGS, defines_run=True,
-        also_called="transform transforms",
     )
     augment: str = setting(
         "none",
@@ -306,19 +278,16 @@ class TrainSettings(Settings):
         "operation of random strength), rand_augment (two operations of strength 9 of 30) or "
         "colour_jitter (brightness, contrast and saturation).",
         DATA, choices=AUGMENTATIONS, defines_run=True,
-        also_called="augmentation data_augmentation aug auto_augment autoaugment aa color_jitter",
     )
     random_erasing: float = setting(
         0.0, "Probability that a rectangle of a training image is erased.", DATA,
         allowed=FROM_0_TO_1, defines_run=True,
-        also_called="reprob random_erase erasing cutout",
     )
     mixup_alpha: float = setting(
         0.0,
         "Mixup: each training image becomes a weighted mean of two images, and so does its label. "
         "The weight is drawn from Beta(alpha, alpha), for example with alpha 0.2. 0: no mixup.",
         DATA, allowed=ALPHA, defines_run=True,
-        also_called="mixup mix_up",
     )
     cutmix_alpha: float = setting(
         0.0,
@@ -326,7 +295,6 @@ class TrainSettings(Settings):
         "image, whose label gets the rectangle's share of the area. The area is drawn from "
         "Beta(alpha, alpha), for example with alpha 1. 0: no CutMix. If mixup is on too, a coin "
         "toss decides which of the two an image gets.", DATA, allowed=ALPHA, defines_run=True,
-        also_called="cutmix cut_mix",
     )
     image_size: int | None = setting(
         None,
@@ -334,40 +302,37 @@ class TrainSettings(Settings):
         "pictures of the data set have different sizes. With this flag, the pictures of any other "
         "TFDS set are read from disk too, and need not fit in memory.",
         DATA, allowed=least_most(1, 4096), defines_run=True,
-        also_called="img_size imgsz resolution input_size crop_size train_crop_size",
     )
     show_batch: str | None = setting(
         None,
         "PNG file to which the first training batch is written, as the network sees it; the "
         "command then exits.",
         DATA, allowed=file_that_ends(".png"), is_path=True, is_recorded=False,
-        also_called="show_images preview",
     )
     store_dir: str | None = setting(
         None,
         "Folder of the stores, from which encoded pictures can be read in any order; default: a "
         "folder in the user's cache.",
-        DATA, allowed=RUN_PATH, is_path=True, also_called="cache_dir",
+        DATA, allowed=RUN_PATH, is_path=True,
     )
 
     compute_dtype: str = setting(
         "float32",
         "Type in which layers compute; weights are always float32.", NETWORK,
         choices=COMPUTE_DTYPES, defines_run=True,
-        also_called="dtype precision mixed_precision amp fp16 use_fp16 bf16 half",
     )
     label_smoothing: float = setting(
         0.0,
         "Share of each training label that is spread evenly over all classes; evaluations use the "
         "labels as they are.",
-        NETWORK, allowed=SHARE, defines_run=True, also_called="smoothing label_smoothing_factor",
+        NETWORK, allowed=SHARE, defines_run=True,
     )
     weight_decay: float | None = setting(
         None,
         "Coefficient of weight decay. It is a term of the loss; for adamw, lion and muon it is "
         "decoupled from the loss. Default: depends on the model (cifarnet 0.004, resnet and "
         "resnet50 0.0001, others 0).", NETWORK,
-        allowed=AT_LEAST_0, defines_run=True, also_called="wd l2",
+        allowed=AT_LEAST_0, defines_run=True,
     )
     weight_decay_filter: str | None = setting(
         None,
@@ -383,14 +348,6 @@ class TrainSettings(Settings):
         "part of the model. 0: the largest number up to 8 that divides the batch (with mixup or "
         "CutMix, half of the batch); a resumed run keeps its number.", ARITHMETIC,
         allowed=least_most(0, 1024), defines_run=True,
-        also_called="microbatches accumulate_grad_batches gradient_accumulation_steps "
-        "accumulation_steps grad_accum",
-    )
-    time_microbatches: bool = setting(
-        False,
-        "Time training steps with 2, 4, 8, 16 and 32 microbatches, where these fit the batch and "
-        "the towers; print the times, and whether one is faster than the run's number; then exit.",
-        ARITHMETIC, is_recorded=False, also_called="tune autotune benchmark",
     )
     gradient_reduction: str = setting(
         "mean",
@@ -411,70 +368,61 @@ class TrainSettings(Settings):
         "bits of the result. Default: 8 with GPUs; on a CPU, all cores with one microbatch, "
         "otherwise 1 (8 with --jit_compile). A resumed run keeps its number.",
         ARITHMETIC, allowed=PARTS, defines_run=True,
-        also_called="threads num_threads intra_op_parallelism_threads num_intra_threads",
     )
     deterministic: bool = setting(
         False,
         "Use TensorFlow's deterministic operations and no TF32, so that GPUs give the same bits "
         "in every run. A CPU does not need this.", ARITHMETIC, defines_run=True,
-        also_called="enable_op_determinism use_deterministic_algorithms determinism",
     )
     parameter_device: str = setting(
         "cpu",
         "Device that holds the weights and the optimizer's state, averages the gradients and makes "
         "the update: the CPU, or the first tower's GPU (with one worker only).",
-        ARITHMETIC, choices=("cpu", "gpu"), also_called="local_parameter_device ps_device",
+        ARITHMETIC, choices=("cpu", "gpu"),
     )
     accumulate_gradients: bool = setting(
         False,
         "Gradient accumulation: a tower computes its microbatches one after the other and keeps "
         "the activations of only one at a time. Otherwise a tower computes all of them side by "
         "side on a GPU, and on CPUs one for each core, which is faster. The bits are the same.",
-        ARITHMETIC, also_called="gradient_accumulation sequential",
+        ARITHMETIC,
     )
     jit_compile: bool = setting(
         False,
         "Compile the forward and backward pass of each microbatch with XLA, and the update with "
         "--parameter_device=gpu. On a GPU, steps are then faster; on a CPU, they can be slower (in "
         "float32), or many times as fast (in bfloat16, where that is emulated).",
-        ARITHMETIC, defines_run=True, also_called="xla use_xla enable_xla compile jit",
+        ARITHMETIC, defines_run=True,
     )
 
     learning_rate_schedule: str = setting(
         "exponential",
         "How the learning rate decays over epochs; exponential decays in steps.", RATE,
         choices=SCHEDULES, defines_run=True,
-        also_called="lr_schedule lr_scheduler lr_scheduler_type scheduler lr_policy "
-        "learning_rate_decay_type",
     )
     epochs_per_decay: float = setting(
         350.0, "Epochs between decays (exponential).", RATE,
         allowed=least_most(1e-6, said="at least 0.000001"), defines_run=True,
-        also_called="num_epochs_per_decay decay_steps step_size lr_step_size",
     )
     decay_factor: float = setting(
         0.1,
         "Factor by which each decay multiplies the rate (exponential, piecewise).", RATE,
         allowed=Range(lambda value: 0 < value <= 1, "above 0 and at most 1"), defines_run=True,
-        also_called="gamma lr_gamma decay_rate lr_decay learning_rate_decay_factor",
     )
     decay_epochs: tuple[float, ...] = setting(
         (),
         "Epochs at which the rate decays (piecewise), for example 82,123.", RATE, defines_run=True,
-        also_called="milestones lr_milestones lr_steps",
     )
     warmup_epochs: float = setting(
         0.0,
         "Epochs over which the rate rises linearly to its full value.",
         RATE, allowed=AT_LEAST_0, defines_run=True,
-        also_called="warmup warmup_steps warmup_ratio num_warmup_steps lr_warmup_epochs",
     )
     warmup_start_factor: float = setting(
         0.0,
         "Share of the full rate at which the warm-up starts; for example 0.125 if the rate was "
         "scaled up by 8.",
         RATE, allowed=SHARE, defines_run=True,
-        also_called="start_factor lr_warmup_decay warmup_init_lr",
     )
     learning_rate_scaling: str = setting(
         "none",
@@ -489,7 +437,6 @@ class TrainSettings(Settings):
 
     optimizer: str = setting(
         "sgd", "Keras optimizer.", UPDATE, choices=OPTIMIZERS, defines_run=True,
-        also_called="opt optim",
     )
     momentum: float = setting(
         0.0, "Momentum (sgd, rmsprop, muon).", UPDATE, allowed=SHARE, defines_run=True
@@ -501,40 +448,31 @@ class TrainSettings(Settings):
         # Its inverse has to be a number that processors do not round to 0.
         allowed=Range(lambda value: value == 0 or 1e-30 <= value <= 1e30, "0, or 1e-30 to 1e30"),
         defines_run=True,
-        also_called="clipnorm global_clipnorm max_grad_norm clip_grad_norm grad_clip gradient_clip "
-        "gradient_clip_val",
     )
     moving_average_decay: float = setting(
         0.9999,
         "Decay of the moving averages of the weights, which are evaluated and exported. 0: no "
         "averages are kept.",
         UPDATE, allowed=SHARE, defines_run=True,
-        also_called="ema use_ema ema_decay ema_momentum model_ema model_ema_decay",
     )
 
     max_steps: int | None = setting(
         None,
         "Step at which the run ends, if it comes before the end of --train_epochs.",
         RECORD, allowed=AT_LEAST_1,
-        also_called="steps step num_steps train_steps num_train_steps total_steps iterations "
-        "max_iter num_iterations",
     )
     eval_every_epochs: float = setting(
         0.0,
         "Epochs between two evaluations; 0: only at the end.", RECORD,
         allowed=Range(lambda value: value == 0 or value >= 1e-6, "0, or at least 0.000001"),
-        also_called="eval_every eval_steps eval_freq validation_freq epochs_between_evals "
-        "check_val_every_n_epoch",
     )
     log_every_steps: int = setting(
         20, "Steps between two lines of metrics.jsonl.", RECORD, allowed=AT_LEAST_1,
-        also_called="log_every log_every_n_steps log_frequency log_interval log_steps "
-        "logging_steps print_freq",
     )
     summary_every_steps: int = setting(
         500,
         "Steps between two sets of histograms and images for TensorBoard; 0: none.", RECORD,
-        allowed=AT_LEAST_0, also_called="summary_steps save_summary_steps",
+        allowed=AT_LEAST_0,
     )
     verify_every_steps: int = setting(
         0,
@@ -545,18 +483,14 @@ class TrainSettings(Settings):
     )
     checkpoint_every_steps: int = setting(
         500, "Steps between two checkpoints.", RECORD, allowed=AT_LEAST_1,
-        also_called="checkpoint_every checkpoint_steps save_steps save_every save_freq "
-        "save_checkpoints_steps",
     )
     checkpoints_to_keep: int = setting(
         5,
         "How many of the newest checkpoints are kept.", RECORD, allowed=AT_LEAST_1,
-        also_called="max_to_keep keep_checkpoint_max save_total_limit",
     )
     profile_steps: tuple[int, int] | None = setting(
         None,
         "First and last step to profile for TensorBoard: A,B.", RECORD,
-        also_called="profile profiler profile_batch",
     )
 
     workers: tuple[str, ...] = setting(
@@ -564,12 +498,10 @@ class TrainSettings(Settings):
         "Addresses host:port of all processes of a run on several machines, the same list for "
         "each; the first is the chief, which has the run's folder. The environment variable "
         "TF_CONFIG can name them instead. Each process has its own --num_towers.", SEVERAL,
-        also_called="num_workers num_nodes nnodes nodes hosts worker_hosts world_size",
     )
     worker_index: int | None = setting(
         None,
         "Position of this process in --workers, counted from 0.", SEVERAL, allowed=AT_LEAST_0,
-        also_called="rank node_rank task_index task_id",
     )
     worker_wait_seconds: float = setting(
         300.0,
@@ -589,7 +521,6 @@ class TrainSettings(Settings):
         super().__post_init__()
         self._check_eval_split()
         self._check_what_exits()
-        self._check_beginning()
         self._check_workers()
         self._check_schedule()
         self._check_optimizer()
@@ -607,24 +538,6 @@ class TrainSettings(Settings):
             raise SettingsError(
                 f"--show_batch={shown(self.show_batch)}: writes a file, and --dry_run writes none; "
                 "give one of the two"
-            )
-        if not self.time_microbatches:
-            return
-        if self.workers:
-            raise SettingsError(
-                "--time_microbatches: times the steps of one process, so it cannot be given for "
-                "several workers"
-            )
-        for other in ("show_batch", "dry_run"):
-            if getattr(self, other):
-                raise SettingsError(f"--time_microbatches and --{other}: give one of the two")
-
-    def _check_beginning(self):
-        if self.begin_from is not None and self.init_from is not None:
-            raise SettingsError(
-                f"--init_from={shown(self.init_from)}: takes weights for a run that begins at "
-                f"step 0, and --begin_from={shown(self.begin_from)} continues from a step; give "
-                "one of the two"
             )
 
     def _check_workers(self):
@@ -697,7 +610,7 @@ def of_training(name: str, help_: str, topic: str):
     """A setting of an evaluation that a training has under the same name, left open."""
     about = definition(TrainSettings, name).metadata
     kept = {key: about[key] for key in ("allowed", "is_path")}
-    return setting(None, help_, topic, also_called=" ".join(about["also_called"]), **kept)
+    return setting(None, help_, topic, **kept)
 
 
 def definition(record: type[Settings], name: str) -> dataclasses.Field:
@@ -718,12 +631,11 @@ class EvalSettings(Settings):
         None,
         "Checkpoint to evaluate, by path or step; default: the newest one.", EVERYDAY,
         allowed=RUN_PATH, is_path=True,
-        also_called="ckpt checkpoint_path ckpt_path weights resume restore",
     )
     split: str | None = setting(
         None,
         "Split to evaluate, such as train; default: the split that the run evaluates.",
-        EVERYDAY, allowed=SPLIT, also_called="eval_data eval_split subset",
+        EVERYDAY, allowed=SPLIT,
     )
     num_towers: int | None = of_training(
         "num_towers",
@@ -732,13 +644,11 @@ class EvalSettings(Settings):
     test_time_flip: bool = setting(
         False,
         "Average the logits of each image and its mirror image.", EVERYDAY,
-        also_called="tta",
     )
     write_predictions: str | None = setting(
         None,
         "CSV file with one line per example: its name, class, predicted class and loss.",
         EVERYDAY, allowed=file_that_ends(".csv"), is_path=True,
-        also_called="predictions predictions_file save_predictions output_csv",
     )
     run_once: bool = setting(
         True,
@@ -748,7 +658,6 @@ class EvalSettings(Settings):
         10.0,
         "Seconds between two checks for a new checkpoint.", EVERYDAY,
         allowed=Range(lambda value: 0 < value <= A_DAY, f"above 0 and at most {A_DAY}"),
-        also_called="eval_interval_secs",
     )
     dataset: str | None = of_training("dataset", "Data set; default: the run's.", DATA)
     data_dir: str | None = of_training("data_dir", "Folder of the data; default: the run's.", DATA)
@@ -766,11 +675,6 @@ class EvalSettings(Settings):
                 f"--checkpoint={self.checkpoint}: names one checkpoint, and --run_once=false "
                 "follows all of them; give one of the two"
             )
-
-
-def names(record: type[Settings] = TrainSettings) -> list[str]:
-    """The names of all settings, which are those of the flags."""
-    return [field.name for field in dataclasses.fields(record)]
 
 
 def recorded(chosen: TrainSettings) -> dict:
@@ -819,7 +723,7 @@ def check(field: dataclasses.Field, value: object) -> None:
         pass
     elif about["allowed"] and not about["allowed"].holds(value):
         problem = f"must be {about['allowed'].allowed}"
-    elif about["choices"] and not is_choice(field, value):
+    elif about["choices"] and not _is_choice(field, value):
         problem = f"must be {said_choices(field)}"
     elif is_of(0.5, field.type) and not abs(value) <= _LARGEST_FLOAT32:
         problem = "must be finite, in float32"
@@ -835,7 +739,7 @@ _TEXT = re.compile(r"[^\x00-\x1f\x7f-\x9f\ud800-\udfff]{0,4096}")
 _LARGEST_FLOAT32 = (2 - 2**-23) * 2.0**127
 
 
-def is_choice(field: dataclasses.Field, value: str) -> bool:
+def _is_choice(field: dataclasses.Field, value: str) -> bool:
     """Whether a setting that has choices may be this."""
     about = field.metadata
     return value in about["choices"] or bool(about["or_else"] and about["or_else"].holds(value))
@@ -887,15 +791,6 @@ def label(name: str) -> str:
     return f"--{name}=" if name.isidentifier() else f"{name} "
 
 
-def in_flags(message: str) -> str:
-    """A message of the library, whose arguments it calls by the flags: `--data_dir=x`.
-
-    Args:
-      message: in which arguments are written as `data_dir=x`, or alone between backticks.
-    """
-    return _ARGUMENT.sub(lambda found: _FLAGS[found["value"] or found["alone"]], message)
-
-
 def of_text(field: dataclasses.Field, texts: list[str] | None) -> tuple | None:
     """A flag's comma-separated items as the setting's type has them.
 
@@ -930,10 +825,3 @@ def run_defining(chosen: Mapping) -> dict:
     if chosen["learning_rate_schedule"] in ENDING_SCHEDULES:
         defining["train_epochs"] = chosen["train_epochs"]
     return defining
-
-
-# What the library calls an argument, and the flag that gives it.
-_FLAGS = {name: f"--{name}" for record in (TrainSettings, EvalSettings) for name in names(record)}
-_FLAGS["read_only"] = "--dry_run"
-_NAMES = "|".join(_FLAGS)
-_ARGUMENT = re.compile(rf"(?<![\w./-])(?P<value>{_NAMES})(?==)|`(?P<alone>{_NAMES})`")

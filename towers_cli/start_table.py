@@ -43,7 +43,6 @@ def rows(
     chosen, derived = config["settings"], config["resolved"]
     table = [
         ("run", console.unbroken(str(chosen["train_dir"]))),
-        *([("begins from", _describe_beginning(derived))] if derived["begins_from"] else []),
         *([("weights from", console.unbroken(chosen["init_from"]))] if chosen["init_from"] else []),
         ("data", f"{console.unbroken(derived['data_source'])}: "
                  f"{derived['examples_per_epoch']:,} train, "
@@ -210,15 +209,6 @@ def _of_the_rate(
             f"{learning_rate.total_epochs:g}"
         )
     return None
-
-
-def _describe_beginning(derived: Mapping) -> str:
-    begins = derived["begins_from"]
-    slots = "are taken over" if begins["optimizer"] else "start over"
-    return (
-        f"{console.unbroken(begins['checkpoint'])}, at {begins['examples_seen']:,} examples seen, "
-        f"which is step {begins['first_step']:,} here; the optimizer's slots {slots}"
-    )
 
 
 def _describe_optimizer(chosen: Mapping) -> str:

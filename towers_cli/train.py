@@ -52,8 +52,7 @@ def train(chosen: settings.TrainSettings, workers) -> int:
     from towers.runs import definition, run_folder, warm_start
     from towers.support import machine
     from towers_cli import (  # isort: skip
-        agreement, begin_from, build, own_model, pictures, resolve, run_config, start_table,
-        step_times,
+        agreement, build, own_model, pictures, resolve, run_config, start_table,
     )  # fmt: skip
 
     # What the run is, as its folder and this machine have it.
@@ -73,8 +72,6 @@ def train(chosen: settings.TrainSettings, workers) -> int:
     preprocessing = build.preprocessing(chosen, training)
     if chosen.show_batch:
         return pictures.show_batch(chosen, training, preprocessing, workers)
-    if chosen.time_microbatches:
-        return step_times.show(chosen, tower_devices, training, preprocessing, parameter_device)
 
     # The model.
     model = build.network_to_train(chosen, preprocessing, training, parameter_device)
@@ -88,7 +85,7 @@ def train(chosen: settings.TrainSettings, workers) -> int:
         chosen, tower_devices, last_step, preprocessing.output_shape, training, evaluated,
         of_model, towers_of_workers, parameter_device,
     )  # fmt: skip
-    config = begin_from.with_beginning(workers, config, found.earlier)
+    agreement.check_beginning(workers, config, found.earlier)
     if workers.is_chief:
         start_table.show(config, learning_rate, evaluated.num_examples, found.cores, chosen.dry_run)
     if chosen.dry_run:
@@ -113,7 +110,7 @@ def train(chosen: settings.TrainSettings, workers) -> int:
         init_from=chosen.init_from,
         export=build.exporter(preprocessing, training.class_names),
         test_name=chosen.eval_split,
-        defined=begin_from.CommandsRun(config),
+        defined=run_config.CommandsRun(config),
     )  # fmt: skip
     try:
         with own_model.faults_in_training(chosen.model):

@@ -36,7 +36,7 @@ PRELOADED = (
     "input_pipeline.datasets",
     "input_pipeline.tfds_source",
     "tensorflow_datasets",
-    "towers_cli.begin_from",
+    "towers_cli.agreement",
     "towers_cli.build",
     "towers_cli.checkpoint_evaluator",
     "towers_cli.evaluate",

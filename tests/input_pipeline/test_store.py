@@ -264,7 +264,7 @@ def changed(path) -> None:
 
 def test_a_dry_run_makes_none_and_leaves_a_damaged_one(tmp_path):
     source = Made()
-    with pytest.raises(decoded.DataError, match="not in a store in .* and `read_only` makes none"):
+    with pytest.raises(decoded.DataError, match="not in a store in .* and a dry run .* makes none"):
         store.open_or_make("mine", source, tmp_path / "none", read_only=True)
     assert not (tmp_path / "none").exists() and source.asked == []
     made = store.open_or_make("mine", source, tmp_path)

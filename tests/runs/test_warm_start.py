@@ -644,13 +644,11 @@ class TestTheCommand:
         assert f"--init_from={tmp_path} (the run has {first})" in done.stderr
 
     @pytest.mark.long
-    def test_is_evaluated_and_begun_from_like_any_other(self, first, tmp_path):
+    def test_is_evaluated_like_any_other(self, first, tmp_path):
         small = ("--learning_rate=0.01", "--max_steps=2")
         assert scripts.train(tmp_path / "new", f"--init_from={first}", *small).returncode == 0
         evaluated = scripts.run("eval", f"--train_dir={tmp_path / 'new'}")
         assert evaluated.returncode == 0, evaluated.stderr
-        done = scripts.train(tmp_path / "next", f"--begin_from={tmp_path / 'new'}", "--max_steps=3")
-        assert done.returncode == 0, done.stderr
 
     def test_has_the_weights_of_the_run_before_its_first_step(self, first, tmp_path):
         """With a rate of almost nothing, the evaluation is that of the run it begins with."""
@@ -667,7 +665,6 @@ class TestTheCommand:
         ("flags", "reason"),
         [
             (["--init_from=none"], "--init_from="),
-            (["--init_from=none", "--begin_from=none"], "give one of the two"),
             (["--init_from=none.h5"], "no such file or folder"),
             (["--init_from="], "--init_from="),
             (["--init_from=none", "--dry_run"], "no such file or folder"),

@@ -65,7 +65,6 @@ OUT_OF_RANGE = {
     "--train_dir=runs/[a]": "must be a local path without the characters * ? [ ] and",
     "--train_dir=runs/a\\b": "must be a local path without the characters * ? [ ] and",
     "--train_dir=gs://bucket/run": "must be a local path",
-    "--begin_from=runs/lr?": "must be a local path without the characters * ? [ ] and",
     "--store_dir=stores/*": "must be a local path without the characters * ? [ ] and",
     "--show_batch=sheet.jpg": "must be the path of a .png file",
     "--image_size=0": "must be at least 1 and at most 4096",
@@ -113,7 +112,8 @@ TOO_LONG = {  # a long value is shown without its middle
     f"--profile_steps={HUGE},1": "--profile_steps='999999999999...99999999999,1': must be two",
     f"--seed={HUGE * 2}": "--seed='999999999999...9999999999999': must be an integer",
     f"--model={'x' * 10_000}": "--model='xxxxxxxxxxxx...xxxxxxxxxxxxx': must be one of cifarnet",
-    f"--{'x' * 10_000}": "'--xxxxxxxxxx...xxxxxxxxxxxxx': there is no such flag",
+    f"--{'x' * 400}": f"Unknown command line flag '{'x' * 270}",
+    f"--{'x' * 10_000}": "--flagfile: too many files within each other; or a flag's name is too ",
     f"--decay_epochs={'7,' * 9999}7": "--decay_epochs='7,7,7,7,7,7,...7,7,7,7,7,7,7': only for",
     f"--dataset={'x' * 10_000}": "--dataset='xxxxxxxxxxxx...xxxxxxxxxxxxx': must be text of a",
     f"--train_dir={'x/' * 3000}": "--train_dir='x/x/x/x/x/x/.../x/x/x/x/x/x/': must be text of ",
@@ -169,15 +169,15 @@ CONTRADICTORY = [
 DO_NOT_DIVIDE = [
     (
         ["--global_batch_size=7", "--num_towers=8"],
-        "--num_towers=8: must be at most --num_microbatches=7, because each tower computes",
+        "--num_towers=8: must be at most num_microbatches=7, because each tower computes",
     ),
     (
         ["--global_batch_size=128", "--num_microbatches=3"],
-        "--global_batch_size=128: must be divisible by --num_microbatches=3",
+        "--global_batch_size=128: must be divisible by num_microbatches=3",
     ),
     (
         ["--global_batch_size=12", "--num_microbatches=3", "--num_towers=4"],
-        "--num_towers=4: must be at most --num_microbatches=3",
+        "--num_towers=4: must be at most num_microbatches=3",
     ),
 ]
 
@@ -186,19 +186,15 @@ MODELS = (
     "keras.applications such as MobileNetV3Small"
 )
 NOT_A_VALUE = {
-    "--model=alexnet": f"{MODELS}; did you mean resnet?",
-    "--model=resnett": f"{MODELS}; did you mean resnet?",
-    "--compute_dtype=float": "one of float32, bfloat16, float16; did you mean float32?",
-    "--compute_dtype=bf16": "one of float32, bfloat16, float16; did you mean bfloat16?",
+    "--model=resnett": MODELS,
+    "--compute_dtype=float": "one of float32, bfloat16, float16",
     "--gradient_reduction=max": "one of mean, sum",
-    "--batch_norm_statistics=lats": "one of mean, first, last, each; did you mean last?",
-    "--learning_rate_schedule=cosin": "one of exponential, piecewise, cosine, linear, constant; "
-    "did you mean cosine?",
+    "--batch_norm_statistics=lats": "one of mean, first, last, each",
+    "--learning_rate_schedule=cosin": "one of exponential, piecewise, cosine, linear, constant",
     "--learning_rate_scaling=cubic": "one of none, linear, sqrt",
-    "--optimizer=adamm": "one of sgd, adam, adamw, lion, rmsprop, muon; did you mean adam?",
-    "--optimizer=SGD": "one of sgd, adam, adamw, lion, rmsprop, muon; did you mean sgd?",
-    "--weight_decay_filter=kernel": "one of kernels, hidden_dense_kernels; did you mean kernels?",
-    "--recipe=tutoral": "one of tutorial, shapes, fast; did you mean tutorial?",
+    "--optimizer=SGD": "one of sgd, adam, adamw, lion, rmsprop, muon",
+    "--weight_decay_filter=kernel": "one of kernels, hidden_dense_kernels",
+    "--recipe=tutoral": "one of tutorial, shapes, fast",
     "--recipe=": "one of tutorial, shapes, fast",
     "--global_batch_size=12.5": "an integer",
     "--seed=1e3": "an integer",
@@ -210,12 +206,9 @@ NOT_A_VALUE = {
 }
 
 NOT_A_FLAG = {
-    "--learning_rat=1": "--learning_rat: there is no such flag; did you mean --learning_rate?",
-    "--learning-rate=1": "--learning-rate: there is no such flag; did you mean --learning_rate?",
-    "--batch_size=8": "--batch_size: there is no such flag; did you mean --global_batch_size?",
-    "--num_gpus=2": "--num_gpus: there is no such flag; did you mean --num_towers?",
-    "--nonestrov": "--nonestrov: there is no such flag; did you mean --nesterov",
-    "--zzz": "--zzz: there is no such flag; --help lists them",
+    "--learning_rat=1": "Unknown command line flag 'learning_rat'. Did you mean: learning_rate, ",
+    "--zzz": "Unknown command line flag 'zzz'",
+    "--z\x1bz": r"Unknown command line flag 'z\x1bz'",
     "--nonesterov=1": "--nonesterov=1 does not take an argument",
     "--seed": "Missing value for flag --seed",
 }
@@ -228,19 +221,19 @@ NOT_A_FLAGFILE = {
 }
 
 NOT_A_DATA_SET = {
-    "cifar1O": "--dataset=cifar1O is unknown to TensorFlow Datasets. Did you mean cifar10 or ",
-    "cifar": "--dataset=cifar is unknown to TensorFlow Datasets. Did you mean cifar10 or ",
-    "shape": "--dataset=shape is unknown to TensorFlow Datasets. Did you mean shapes or ",
-    "x" * 101: f"--dataset={'x' * 100} is not the name of a data set",
-    "": "--dataset= is not the name of a data set",
-    "..": "--dataset=.. is not the name of a data set",
-    "/etc": "--dataset=/etc is not the name of a data set",
-    "../../etc/passwd": "--dataset=../../etc/passwd is not the name of a data set",
-    "cifar10/../../etc": "--dataset=cifar10/../../etc is not the name of a data set",
-    "cifar10:../1.0.0": "--dataset=cifar10:../1.0.0 is not the name of a data set",
-    "cifar10:9.9.9": "--dataset=cifar10:9.9.9: Dataset cifar10 cannot be loaded at version 9.9.9, ",
-    "cifar10/large": "--dataset=cifar10/large: BuilderConfig large not found",
-    "ag_news_subset": "--dataset=ag_news_subset cannot be used: it must have `image` ",
+    "cifar1O": "dataset=cifar1O is unknown to TensorFlow Datasets. Did you mean cifar10 or ",
+    "cifar": "dataset=cifar is unknown to TensorFlow Datasets. Did you mean cifar10 or ",
+    "shape": "dataset=shape is unknown to TensorFlow Datasets. Did you mean shapes or ",
+    "x" * 101: f"dataset={'x' * 100} is not the name of a data set",
+    "": "dataset= is not the name of a data set",
+    "..": "dataset=.. is not the name of a data set",
+    "/etc": "dataset=/etc is not the name of a data set",
+    "../../etc/passwd": "dataset=../../etc/passwd is not the name of a data set",
+    "cifar10/../../etc": "dataset=cifar10/../../etc is not the name of a data set",
+    "cifar10:../1.0.0": "dataset=cifar10:../1.0.0 is not the name of a data set",
+    "cifar10:9.9.9": "dataset=cifar10:9.9.9: Dataset cifar10 cannot be loaded at version 9.9.9, ",
+    "cifar10/large": "dataset=cifar10/large: BuilderConfig large not found",
+    "ag_news_subset": "dataset=ag_news_subset cannot be used: it must have `image` ",
 }
 
 NOT_A_DATA_FOLDER = {
@@ -268,7 +261,7 @@ FOR_EVAL = [
     (["--dataset=a\nb"], 2, r"--dataset='a\nb': must be text"),
     (["--train_dir="], 2, "--train_dir=: must be a local path"),
     (["--split=test[:5]"], 2, "--split=test[:5]: must be the name of one whole split"),
-    (["--chekpoint=5"], 2, "--chekpoint: there is no such flag; did you mean --checkpoint"),
+    (["--chekpoint=5"], 2, "Unknown command line flag 'chekpoint'. Did you mean: checkpoint ?"),
     (["--run_once=perhaps"], 2, "--run_once=perhaps: must be true or false"),
     (["runs/mine"], 2, "unexpected argument 'runs/mine'"),
     ([], 1, "there is no run here; train one with python train.py --train_dir="),
@@ -368,7 +361,7 @@ def odd_places(tmp_path):
 def test_data_folders_that_are_none(odd_places, path, dataset):
     flags = [f"--dataset={dataset}", f"--data_dir={odd_places / path}"]
     done = scripts.train(odd_places / "run", *flags)
-    said = f"--data_dir={odd_places / path} {NOT_A_DATA_FOLDER[path]}"
+    said = f"data_dir={odd_places / path} {NOT_A_DATA_FOLDER[path]}"
     check(done, 1, f"train.py: error: {said}")
 
 
@@ -427,13 +420,13 @@ def test_a_folder_of_other_files_is_left_alone(tmp_path, name):
             f"--model=vgg: must be {MODELS}\n",
         ),
         ("train.py", ["--stderrthreshold=loud"], 2, "--stderrthreshold must be one of "),
-        ("eval.py", ["--num_gpus=2"], 2, NOT_A_FLAG["--num_gpus=2"]),
+        ("eval.py", ["--zzz"], 2, NOT_A_FLAG["--zzz"]),
         ("train.py", ["--seed=-1"], 2, "--seed=-1: must be at least 0 and below 2147483648"),
         pytest.param(
             "train.py",
             ["--num_towers=9"],
             2,
-            "--num_towers=9: must be at most --num_microbatches=8, because each tower computes at",
+            "--num_towers=9: must be at most num_microbatches=8, because each tower computes at",
             marks=pytest.mark.long,
         ),
         pytest.param(
@@ -521,7 +514,7 @@ def test_a_configuration_that_is_none(run, content, reason):
         (
             "num_microbatches",
             7,
-            "--global_batch_size=24: must be divisible by --num_microbatches=7",
+            "global_batch_size=24: must be divisible by num_microbatches=7",
         ),
         ("intra_op_threads", -1, "--intra_op_threads=-1: must be at least 1 and at most 1024"),
         ("moving_average_decay", float("nan"), "--moving_average_decay=nan: must be at least 0"),
@@ -534,7 +527,6 @@ def test_a_configuration_that_is_none(run, content, reason):
         ("preprocessing", "my_own", "--preprocessing=my_own: must be one of crop_flip_colour"),
         ("examples_per_epoch", 0, "examples_per_epoch=0"),
         ("last_step", None, "last_step=None"),
-        ("begins_from", {"checkpoint": 3}, "begins_from={'checkpoint': 3}"),
         ("init_from", "runs/first", "init_from=runs/first"),
     ],
 )
@@ -550,7 +542,7 @@ def test_a_configuration_that_lacks_what_is_read_of_it(run):
     config = json.loads((run / "config.json").read_text())
     read = {
         "settings": settings.recorded_names(),
-        "resolved": [*run_config._READ_OF_RESOLVED, "begins_from", "init_from", "layers"],
+        "resolved": [*run_config._READ_OF_RESOLVED, "init_from", "layers"],
     }
     for part, names in read.items():
         for name in config[part]:
@@ -601,7 +593,7 @@ def test_a_model_with_a_lambda_is_never_loaded(run, model_with_a_lambda, no_mode
     before = scripts.contents(run)
     for name in ("final_model.keras", f"{run}/final_model.keras", "9", "step-9", "step-9.keras"):
         done = scripts.run("eval", f"--train_dir={run}", f"--checkpoint={name}")
-        check(done, 1, f"--checkpoint={name}: not found; {run}/checkpoints holds the steps 1")
+        check(done, 1, f"checkpoint={name}: not found; {run}/checkpoints holds the steps 1")
     done = scripts.train(run, "--max_steps=1")
     assert (done.returncode, done.stderr) == (0, "")
     assert "the run has finished already" in done.stdout
@@ -706,7 +698,7 @@ def test_no_code_of_ours_unpickles():
             assert "allow_pickle=False" in call, path
 
 
-@pytest.mark.parametrize("name", ["train_dir", "begin_from", "data_dir"])
+@pytest.mark.parametrize("name", ["train_dir", "init_from", "data_dir"])
 @pytest.mark.parametrize("path", ["~", "~/run", "~nobody-of-this-name/run"])
 def test_a_home_folder_that_nobody_knows(nothing_is_left, monkeypatch, name, path):
     """As in a container whose user has no entry and no HOME; a folder `~` would be made here."""
@@ -719,6 +711,6 @@ def test_a_home_folder_that_nobody_knows(nothing_is_left, monkeypatch, name, pat
     home = path.partition("/")[0]
     said = f"error: --{name}={path}: {home} is no home folder that this system knows (is HOME set?)"
     check(scripts.train(nothing_is_left, f"--{name}={path}"), 2, f"train.py: {said}")
-    if name != "begin_from":
+    if name != "init_from":
         done = scripts.run("eval", f"--train_dir={nothing_is_left}", f"--{name}={path}")
         check(done, 2, f"eval.py: {said}")

@@ -99,9 +99,9 @@ def test_on_a_set_that_is_not_prepared_says_what_to_do(home):
     done = dry_run(home, run=forked.run)
     assert (done.returncode, done.stdout) == (1, "")
     assert done.stderr == (
-        f"train.py: error: cifar10 is not prepared in {home}/tensorflow_datasets, and --dry_run "
-        "downloads and prepares nothing. Train once without it, or point --data_dir to a "
-        "folder that holds the set prepared.\n"
+        f"train.py: error: cifar10 is not prepared in {home}/tensorflow_datasets, and a dry run "
+        "(`read_only`) downloads and prepares nothing. Train once without it, or point "
+        "`data_dir` to a folder that holds the set prepared.\n"
     )
     assert state(home) == before
 

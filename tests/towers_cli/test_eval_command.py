@@ -175,7 +175,7 @@ class TestTheCheckpoint:
         done, lines = evaluate(folder, "--checkpoint=30")
         assert (done.returncode, done.stdout, lines) == (1, "", [])
         assert re.fullmatch(
-            r"eval.py: error: --checkpoint=30: not found; \S*checkpoints holds the steps 20, 40\n",
+            r"eval.py: error: checkpoint=30: not found; \S*checkpoints holds the steps 20, 40\n",
             done.stderr,
         )
 

@@ -343,8 +343,8 @@ def test_a_store_that_is_damaged_in_the_midst_of_a_run_ends_it_with_a_sentence(
 @pytest.mark.parametrize(
     ("chosen", "code", "said"),
     [
-        (["--dataset=folder", "--data_dir="], 1, "--dataset=folder needs --data_dir"),
-        (["--dataset=shapes", "--data_dir="], 1, "--image_size=24: the images of --dataset=shapes"),
+        (["--dataset=folder", "--data_dir="], 1, "dataset=folder needs `data_dir`"),
+        (["--dataset=shapes", "--data_dir="], 1, "image_size=24: the images of dataset=shapes"),
         (["--eval_split=val"], 1, "has no split 'val' in"),
         (["--model=resnet50"], 2, "images of 24 x 24 are too small for resnet50"),
         (["--model=EfficientNetB0", "--image_size=32"], 2, "B0: scales raw pixels itself"),

@@ -557,7 +557,7 @@ class TestGoingOn:
         scripts.assert_same_run(folder, uninterrupted)
         refused = scripts.train(folder, *SIX_STEPS, "--num_microbatches=0", "--num_towers=3")
         assert refused.returncode == 2
-        assert "--num_towers=3: must be at most --num_microbatches=2" in refused.stderr
+        assert "--num_towers=3: must be at most num_microbatches=2" in refused.stderr
         assert "began with 2 microbatch(es)" in refused.stderr
 
     @pytest.mark.whole_program
@@ -855,7 +855,7 @@ class TestALossThatIsNotFinite:
         assert done.stderr.count("\n") == 1
         step = int(re.search(r"step (\d+)", done.stderr)[1])
         newest = tmp_path / "checkpoints" / f"step-{step - 1}"
-        assert f"The newest checkpoint is {newest}. To continue from it or from an earlier" in (
+        assert f"The newest checkpoint is {newest}. To begin with its weights and other" in (
             done.stderr
         )
         files = sorted((tmp_path / "checkpoints").glob("*.index"))
@@ -1027,7 +1027,7 @@ class TestTooLittleMemory:
             )
         else:
             assert done.stderr.endswith(
-                f"with --begin_from={tmp_path}, or a checkpoint in it, and a new --train_dir.\n"
+                f"give --init_from={tmp_path}, or a checkpoint in it, and a new --train_dir.\n"
             )
 
     @pytest.mark.parametrize(

@@ -290,7 +290,7 @@ def _read_through(file: Path) -> None:
             pass
 
 
-def check_origin(path: str, run_sha256: str) -> None:
+def _check_origin(path: str, run_sha256: str) -> None:
     """Checks that a whole checkpoint belongs to a run, and to the step in its name.
 
     Args:
@@ -335,7 +335,7 @@ def restore(
         has others, or cannot be opened.
     """
     check_whole(path)  # by itself, TensorFlow would find damage when half is restored
-    check_origin(path, run_sha256)
+    _check_origin(path, run_sha256)
     try:
         status = checkpoint.restore(path)
         # Called now: otherwise TensorFlow warns of each variable left over, even after an error.

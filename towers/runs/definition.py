@@ -49,7 +49,7 @@ class Definition:
             {
                 "settings": dict(settings or {}),
                 "resolved": dict(resolved)
-                | {"begins_from": None, "init_from": None}
+                | {"init_from": None}
                 | of_model(tower_trainer.state.model),
                 "defining": _of_trainer(tower_trainer) | dict(data),
                 "stretches": stretches.extended([], 0, _runs_on(tower_trainer)),
@@ -101,14 +101,6 @@ class Definition:
     def differences(self, earlier: Mapping, who: str = "the run") -> list[str]:
         """What differs from an earlier configuration, in words."""
         return run_folder.differences(earlier["defining"], self.defining(), who)
-
-    def begin(self, state: train_state.TrainState, folder: run_folder.RunFolder) -> None:
-        """Gives a new run what it begins from, where that is not what the Trainer has.
-
-        Raises:
-          RunFolderError: the Trainer has trained already, which no log of the run would show.
-        """
-        check_untrained(state, folder)
 
     def how_to_change(self, folder: run_folder.RunFolder, is_saved: bool) -> str:
         """A sentence on how a run that cannot continue may be given other settings."""

@@ -103,7 +103,7 @@ def _train_as_chief(
     for damage in run.damaged_checkpoints:
         print(f"skipped: {damage}", flush=True)
     if restored is None:
-        defined.begin(run.trainer.state, folder)
+        definition.check_untrained(run.trainer.state, folder)
         for line in warm_start.said(config["resolved"]["init_from"]):
             print(console.printable(line), flush=True)
     adapted.refresh(run.trainer.state.model)

@@ -193,11 +193,7 @@ class _DoesNotFitError(Exception):
 def _begin_at_weights(state: train_state.TrainState) -> None:
     for average, weight in zip(state.averages, state.model.trainable_variables, strict=False):
         average.assign(weight.value)
-    begin_statistics_at_models(state)
-
-
-def begin_statistics_at_models(state: train_state.TrainState) -> None:
-    """Each microbatch's own batch-norm statistics, where they are kept, begin at the model's."""
+    # Where each microbatch has statistics of its own, they begin at the model's.
     places = model_state.kept_apart(state.model) if state.statistics_of_each else []
     for variable, place in zip(state.statistics_of_each, places, strict=True):
         shared = state.model.non_trainable_variables[place].value
