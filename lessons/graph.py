@@ -9,7 +9,7 @@ from typing import NamedTuple
 from unittest import mock
 
 import container_limits
-import towers  # before Keras: it silences TensorFlow's notices
+import towers  # before Keras: it sets TensorFlow up
 from benchmarks import profiles
 from laboratory import data, findings
 from lessons import lesson

@@ -81,6 +81,26 @@ def _threads_of_user():
     return count
 
 
+@contextlib.contextmanager
+def without_notices():
+    """Keeps off a command's stderr what TensorFlow prints before its own log level takes effect.
+
+    Whoever sets TF_CPP_MIN_LOG_LEVEL below 3 asked for it, and gets it.
+    """
+    if os.environ.get("TF_CPP_MIN_LOG_LEVEL", "3") != "3":
+        yield
+        return
+    stderr = os.dup(2)
+    nowhere = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(nowhere, 2)
+    try:
+        yield
+    finally:
+        os.dup2(stderr, 2)
+        os.close(stderr)
+        os.close(nowhere)
+
+
 def said_by_system(error):
     """An OSError in words: `/a/file: No space left on device`, without Python's `[Errno 28]`."""
     text = f"{error.filename}: {error.strerror}" if error.filename else error.strerror or str(error)

@@ -12,7 +12,7 @@ import itertools
 import numpy as np
 
 import container_limits
-import towers  # before Keras: it silences TensorFlow's notices
+import towers  # before Keras: it sets TensorFlow up
 from benchmarks.peers import counter, keras_fit, tasks
 from benchmarks.peers import task_sizes as sizes
 from towers import devices, networks, prefetch

@@ -16,7 +16,7 @@ from collections.abc import Iterable
 import numpy as np
 
 import container_limits
-import towers  # before Keras: it silences TensorFlow's notices
+import towers  # before Keras: it sets TensorFlow up
 from benchmarks.peers import counter
 from input_pipeline import batches, decoded, preprocess
 from towers import devices, networks, worker

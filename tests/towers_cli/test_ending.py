@@ -1,7 +1,6 @@
 """How a command ends where nobody reads what it says."""
 
 import contextlib
-import gc
 import os
 import signal
 
@@ -35,15 +34,3 @@ def test_arguments_of_the_library_are_flags_and_those_of_a_user_s_network_are_no
 
     assert ending._user_errors_said("train.py", fails) == kind.exit_code
     assert capsys.readouterr().err == f"train.py: error: {expected}\n"
-
-
-def test_what_a_command_has_imported_is_left_out_of_later_collections():
-    gc.unfreeze()
-    frozen = []
-
-    def run():
-        frozen.append(gc.get_freeze_count())
-        return 7
-
-    assert ending._user_errors_said("train.py", run) == 7
-    assert frozen[0] > 100_000
