@@ -100,7 +100,7 @@ def look(given: str, config: Mapping) -> dict:
     """Finds the checkpoint that a run begins from, and checks that it can.
 
     Args:
-      given: the folder of a run, for its newest whole checkpoint; or a checkpoint's path.
+      given: the folder of a run, for its newest checkpoint; or a checkpoint's path.
       config: of the run that begins.
 
     Returns:
@@ -158,7 +158,7 @@ def _sha256(values: Mapping[str, np.ndarray]) -> str:
 def _find(given: str) -> tuple[str, dict]:
     """The checkpoint's path, and the configuration of its run."""
     place = Path(given)
-    is_run = place.is_dir()
+    is_run = place.is_dir() and not checkpoints.is_checkpoint(place)
     folder = run_folder.RunFolder(str(place if is_run else place.parent.parent))
     try:
         earlier = folder.read_config() if folder.config.exists() else None
@@ -172,19 +172,16 @@ def _find(given: str) -> tuple[str, dict]:
             f"--begin_from={given}: must be the folder of a run, or a checkpoint in one such as "
             "runs/first/checkpoints/step-500"
         )
-    paths = list(reversed(checkpoints.by_step(folder.checkpoints).values()))
-    if not is_run:
-        paths = [path for path in paths if Path(path).name == place.name.removesuffix(".index")]
-    problem = f"{folder.checkpoints} holds no such checkpoint"
-    for path in paths:
-        try:
-            checkpoints.check_whole(path)
-            checkpoints.check_origin(path, run_config.run_sha256(earlier))
-        except checkpoints.CheckpointError as error:
-            problem = str(error)
-        else:
-            return path, earlier
-    raise settings.SettingsError(f"--begin_from={given}: {problem}")
+    path = checkpoints.newest(folder.checkpoints) if is_run else str(place)
+    if path is None or not checkpoints.is_checkpoint(path):
+        raise settings.SettingsError(
+            f"--begin_from={given}: {folder.checkpoints} holds no such checkpoint"
+        )
+    try:
+        checkpoints.check_origin(path, run_config.run_sha256(earlier))
+    except checkpoints.CheckpointError as error:
+        raise settings.SettingsError(f"--begin_from={given}: {error}") from error
+    return path, earlier
 
 
 def _check_same(given: str, now, before, name: str) -> None:
@@ -215,7 +212,6 @@ def restore(state: train_state.TrainState, begins: Mapping) -> None:
       CheckpointError: the checkpoint cannot be read, or does not fit the state.
     """
     path = begins["checkpoint"]
-    checkpoints.check_whole(path)
     values = checkpoints.read(path)
     if _sha256(values) != begins["sha256"]:
         raise checkpoints.CheckpointError(f"checkpoint {path} has changed since the run began")

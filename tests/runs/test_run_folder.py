@@ -160,22 +160,6 @@ def test_a_home_folder_is_understood(tmp_path, monkeypatch):
     assert str(run_folder.RunFolder("~nobody-of-this-name/run").path) == "~nobody-of-this-name/run"
 
 
-def test_a_path_without_room_for_names_behind_it_is_refused(tmp_path):
-    """Checkpoints and TensorBoard's files have the longest, and are not written at once."""
-    path = str(tmp_path)
-    while len(path) < 3800:
-        path += "/" + "x" * 99
-    longest = path + "/" + "x" * (3900 - len(path) - 1)
-    folder = run_folder.RunFolder(longest)
-    assert folder.read_config() is None
-    folder.create(CONFIG)
-    name = "part-00000-of-00001.data-00000-of-00001.tempstate" + "9" * 20
-    (folder.checkpoints / f"step-{2**40}_temp").mkdir(parents=True)
-    (folder.checkpoints / f"step-{2**40}_temp" / name).write_text("fits")
-    with pytest.raises(run_folder.RunFolderError, match="has 3,901 bytes .* at most 3,900"):
-        run_folder.RunFolder(longest + "x").read_config()
-
-
 class TestLines:
     def test_a_torn_last_line_is_left_out(self, tmp_path):
         path = tmp_path / "metrics.jsonl"

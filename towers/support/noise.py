@@ -23,6 +23,8 @@ def quiet_loggers() -> None:
 
 
 def reason(error: Exception) -> str:
-    """The first line of a TensorFlow error, without the operations it names."""
+    """What the system said, or the first line of a TensorFlow error, without its operations."""
+    if isinstance(error, OSError) and error.strerror:
+        return error.strerror
     line = str(error).strip().split("\n")[0]
     return re.sub(r"^\{\{.*?\}\} | \[Op:\w+\].*$", "", line)
