@@ -26,7 +26,6 @@ def explained(
     """
     program = os.path.basename(program)
     try:
-        system.check_limits()
         chosen = settings_of()
         return _user_errors_said(program, lambda: run(chosen))
     except settings.SettingsError as error:

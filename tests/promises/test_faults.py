@@ -14,9 +14,7 @@ import shutil
 import signal
 import subprocess
 import sys
-import threading
 import time
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -24,7 +22,6 @@ import scripts
 
 from benchmarks import kills
 from towers.runs import checkpoints
-from towers_cli import system
 
 pytestmark = pytest.mark.usefixtures("cache")
 
@@ -160,54 +157,6 @@ class TestTornFiles:
         (stopped / "final_model.json").write_text(text)
         assert scripts.train(stopped, *SIX_STEPS).returncode == 0
         scripts.assert_same_run(stopped, untouched)
-
-
-@pytest.mark.parametrize(
-    "name",
-    [
-        *("config.json", "metrics.jsonl", "eval.jsonl", "final_model.keras", "final_model.json"),
-        *("training.lock", "checkpoints/checkpoint", "checkpoints/step-4.index"),
-        "checkpoints/step-4.data-00000-of-00001",
-    ],
-)
-@pytest.mark.parametrize("script", ["train", "eval"])
-def test_a_pipe_under_the_name_of_a_file_is_not_waited_for(stopped, script, name):
-    (stopped / name).unlink(missing_ok=True)
-    os.mkfifo(stopped / name)
-    before = scripts.contents(stopped)
-    line = refused(scripts.run(script, f"--train_dir={stopped}"))
-    assert f"{stopped / name}: is a pipe, a socket or a device" in line
-    assert scripts.contents(stopped) == before
-
-
-def test_a_checkpoint_elsewhere_that_is_a_pipe_is_not_waited_for(stopped, tmp_path):
-    for name in ("step-4.index", "step-4.data-00000-of-00001"):
-        os.mkfifo(tmp_path / name)
-    line = refused(scripts.run("eval", f"--train_dir={stopped}", f"--checkpoint={tmp_path}/step-4"))
-    assert "step-4" in line
-
-
-@pytest.mark.parametrize("name", ["train", "eval", "checkpoints"])
-def test_a_file_in_the_place_of_a_folder_is_said(stopped, name):
-    shutil.rmtree(stopped / name)
-    (stopped / name).write_text("mine")
-    line = refused(scripts.train(stopped, *SIX_STEPS))
-    assert f"{stopped / name}: is not a folder, and a run needs one there" in line
-    assert (stopped / name).read_text() == "mine"
-
-
-@pytest.mark.parametrize("year", [1970, pytest.param(2150, marks=pytest.mark.long)])
-def test_a_clock_that_no_archive_knows_is_said(stopped, untouched, monkeypatch, year):
-    """As on a board without a battery; the run is saved, and ends once the clock is set."""
-    when = time.struct_time((year, 1, 1, 0, 0, 0, 3, 1, 0))
-    with monkeypatch.context() as patch:
-        patch.setattr(time, "localtime", lambda *_: when)
-        patch.setattr(time, "strftime", lambda *_: f"{year}-01-01")
-        line = refused(scripts.train(stopped, *SIX_STEPS))
-    assert f"final_model.keras: cannot be written: this machine's clock says {year}-01-01" in line
-    assert max(checkpoints.by_step(stopped / "checkpoints")) == 6
-    assert scripts.train(stopped, *SIX_STEPS).returncode == 0
-    scripts.assert_same_run(stopped, untouched)
 
 
 @pytest.mark.whole_program
@@ -405,62 +354,6 @@ class TestAFolderThatCannotBeUsed:
         done = scripts.train(elsewhere, *ENDLESS, f"--max_steps={newest + 1}")
         assert (done.returncode, done.stderr) == (0, "")
         assert f"\ncontinuing at step {newest}\n" in done.stdout
-
-
-@pytest.mark.whole_program
-@pytest.mark.parametrize("script", ["train.py", "eval.py"])
-def test_too_few_file_handles_are_said_in_one_line(stopped, command, script):
-    def few_handles():
-        resource.setrlimit(resource.RLIMIT_NOFILE, (20, 20))
-
-    before = scripts.contents(stopped)
-    line = refused(command(script, f"--train_dir={stopped}", preexec_fn=few_handles))
-    said = "this process may open 20 files at a time, but 64 are needed (ulimit -n)"
-    assert line == f"{script}: error: {said}\n"
-    assert scripts.contents(stopped) == before
-
-
-@pytest.mark.whole_program
-def test_too_little_address_space_is_said_in_one_line(command):
-    """Otherwise TensorFlow crashes, with a page of its stack."""
-
-    def few():
-        resource.setrlimit(resource.RLIMIT_AS, (2**31, 2**31))
-
-    done = command("train.py", "--recipe=shapes", preexec_fn=few)
-    assert refused(done) == (
-        "train.py: error: this process may use 2 GB of address space, but 3 are needed "
-        "(ulimit -v)\n"
-    )
-
-
-def test_too_few_threads_are_said_in_one_line(monkeypatch):
-    """Root may have any number of threads, so that here the system's answers are made up."""
-    limits = {resource.RLIMIT_NPROC: (50, 50)}
-    monkeypatch.setattr(
-        resource, "getrlimit", lambda kind: limits.get(kind, (resource.RLIM_INFINITY,) * 2)
-    )
-    monkeypatch.setattr(os, "geteuid", lambda: 12345)
-    monkeypatch.setattr(os, "sched_getaffinity", lambda _: range(4))
-    monkeypatch.setattr(system, "_threads_of_user", lambda: 3)
-    said = r"may have 50 threads and has 3, but 48 more are needed \(ulimit -u\)"
-    with pytest.raises(OSError, match=said):
-        system.check_limits()
-    limits[resource.RLIMIT_NPROC] = (51, 51)
-    system.check_limits()
-
-
-def test_the_threads_of_a_user_are_counted():
-    more = []
-    for _ in range(5):  # other programs' threads come and go meanwhile
-        before = system._threads_of_user()
-        together = threading.Barrier(6)
-        with ThreadPoolExecutor(5) as pool:
-            for _ in range(5):
-                pool.submit(together.wait)
-            more.append(system._threads_of_user() - before)
-            together.wait()
-    assert sorted(more)[2] >= 5 - 2
 
 
 @pytest.mark.whole_program

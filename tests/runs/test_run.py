@@ -981,7 +981,7 @@ def test_workers_look_at_the_test_data_together(tmp_path, monkeypatch, counts):
 
 
 class TestFolders:
-    """TensorFlow reads some characters in a path as patterns: it would delete other runs' files."""
+    """TensorFlow reads some characters in a path as patterns."""
 
     @pytest.mark.parametrize("name", ["lr?", "lr*", "lr[1]", "gs://bucket/run"])
     def test_that_are_patterns_are_refused(self, tmp_path, monkeypatch, name):

@@ -39,7 +39,7 @@ class TestReadConfig:
         with pytest.raises(run_folder.RunFolderError, match=r"run: holds files but no run"):
             folder.read_config()
 
-    @pytest.mark.parametrize("text", ["", "{", "[1]", '{"model": "bert"}', "[" * 100_000])
+    @pytest.mark.parametrize("text", ["", "{", "[1]", '{"model": "bert"}'])
     def test_another_config_is_refused(self, folder, text):
         folder.path.mkdir(parents=True)
         folder.config.write_text(text)
@@ -97,7 +97,6 @@ NO_SUMMARY = [
     "",
     "{",
     "[7]",
-    "[" * 100_000,
     "\x00",
     '{"step": 7}',
     '{"step": "7", "weights_sha256": "a"}',
@@ -130,22 +129,6 @@ def test_a_link_in_the_place_of_a_partial_file_is_not_followed(tmp_path):
     run_folder.write_json(tmp_path / "config.json", {"a": 1})
     assert (tmp_path / "precious").read_text() == "years of work"
     assert json.loads((tmp_path / "config.json").read_text()) == {"a": 1}
-
-
-@pytest.mark.parametrize("kind", ["pipe", "huge"])
-def test_what_is_no_small_file_is_not_read(folder, kind):
-    folder.path.mkdir(parents=True)
-    for path in (folder.config, folder.final_summary):
-        if kind == "pipe":
-            os.mkfifo(path)  # to read it would wait for a writer
-        else:
-            with open(path, "wb") as file:
-                file.truncate(2**40)
-    write_archive(folder.final_model)
-    said = "a pipe, a socket or a device" if kind == "pipe" else "cannot be read: .*regular"
-    with pytest.raises(run_folder.RunFolderError, match=f"config.json.* {said}"):
-        folder.read_config()
-    assert folder.read_final_summary() is None
 
 
 def test_a_link_to_nothing_is_said(tmp_path):

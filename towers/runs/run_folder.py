@@ -5,7 +5,6 @@ import fcntl
 import json
 import os
 import re
-import stat
 import zipfile
 import zlib
 from collections.abc import Callable, Iterator, Mapping
@@ -16,8 +15,6 @@ from towers.support import errors
 
 FIRST_CHECKPOINT = "first_checkpoint"  # in config.json, once a run has one: its step
 
-_LONGEST_PATH = 3900  # bytes; the names of a run's files come after it, and Linux allows 4,095
-_LARGEST_JSON = 2**24  # bytes; a file of settings has a few thousand
 _PATTERN = re.compile(r"[*?\[\]\\]")  # to TensorFlow, in a path
 
 
@@ -60,18 +57,16 @@ class RunFolder:
         """The run's configuration, or None where the folder holds no run.
 
         Raises:
-          RunFolderError: the path is not a folder or too long, `config.json` cannot be read, or the
-            folder holds files but no run, or a pipe under the name of one of a run's files.
+          RunFolderError: `config.json` cannot be read, or the folder holds files but no run.
         """
-        self._check_usable()
         try:
-            config = _read_json(self.config)
+            config = json.loads(self.config.read_text(encoding="utf-8"))
             if isinstance(config, dict) and {"settings", "resolved"} <= set(config):
                 return config
             raise RunFolderError(f"{self.shown}: its config.json is not that of a run")
         except FileNotFoundError:
             pass
-        except (OSError, ValueError, RecursionError) as error:
+        except (OSError, ValueError) as error:
             reason = getattr(error, "strerror", None) or error
             raise RunFolderError(f"{self.shown}: config.json cannot be read: {reason}") from error
         if self.path.is_symlink() and not self.path.exists():
@@ -85,33 +80,6 @@ class RunFolder:
             )
         return None
 
-    def _check_usable(self) -> None:
-        """Refuses what would fail in the middle of a run, or be waited for forever.
-
-        Raises:
-          RunFolderError: the path is too long, or a pipe or a device lies where a run has a file.
-        """
-        length = len(os.fsencode(os.path.abspath(self.path)))
-        if length > _LONGEST_PATH:
-            raise RunFolderError(
-                f"{self.shown}: has {length:,} bytes with the folders above it; must have at "
-                f"most {_LONGEST_PATH:,}, to leave room for the names of a run's files"
-            )
-        files = (self.config, self.metrics, self.evaluations, self.final_model, self.final_summary)
-        with contextlib.suppress(OSError):  # it is reported where the file is needed
-            for path in (self.checkpoints, self.train_events, self.eval_events):
-                if path.exists() and not path.is_dir():
-                    raise RunFolderError(
-                        f"{path}: is not a folder, and a run needs one there; move it away"
-                    )
-            for path in (*files, self.lock, *self.checkpoints.glob("*")):
-                mode = path.stat().st_mode if path.exists() else stat.S_IFREG
-                if not (stat.S_ISREG(mode) or stat.S_ISDIR(mode)):
-                    raise RunFolderError(
-                        f"{path}: is a pipe, a socket or a device, and a run needs a file there; "
-                        "move it away"
-                    )
-
     def read_final_summary(self) -> dict | None:
         """What a finished run left in `final_model.json`.
 
@@ -121,8 +89,8 @@ class RunFolder:
         if not (self.final_summary.exists() and _is_whole_archive(self.final_model)):
             return None
         try:
-            summary = _read_json(self.final_summary)
-        except (OSError, ValueError, RecursionError):
+            summary = json.loads(self.final_summary.read_text(encoding="utf-8"))
+        except (OSError, ValueError):
             return None  # not what a run writes; a run that continues writes it again at its end
         kinds = {"step": int, "weights_sha256": str, "split": str | None}
         kinds["accuracy"] = float | list | None  # a metric of that name may have several values
@@ -196,13 +164,13 @@ def check_path(path: str | os.PathLike) -> None:
     """Checks that TensorFlow takes a path for what it is: it reads some characters as patterns.
 
     Raises:
-      ValueError: a run there would delete checkpoints of other runs, or is not on this machine.
+      ValueError: it does not, or the path is not on this machine.
     """
     text = os.fspath(path)
     if "://" in text or _PATTERN.search(text):
         raise ValueError(
             f"folder={text}: must be a local path without the characters * ? [ ] and \\, which "
-            "TensorFlow reads as patterns: a run in `lr?` would delete checkpoints of `lr1`"
+            "TensorFlow reads as patterns"
         )
 
 
@@ -233,18 +201,6 @@ def _plain(value):
 
 def _shown(value) -> str:
     return ",".join(map(str, value)) if isinstance(value, (list, tuple)) else str(value)
-
-
-def _read_json(path: Path):
-    """What a small JSON file holds; a pipe or a device is not waited for.
-
-    Raises:
-      OSError, ValueError, RecursionError: there is no such file.
-    """
-    status = path.stat()
-    if not stat.S_ISREG(status.st_mode) or status.st_size > _LARGEST_JSON:
-        raise ValueError("it is not a regular file of a few kilobytes")
-    return json.loads(path.read_text(encoding="utf-8"))
 
 
 def write_json(path: Path, content: Mapping) -> None:
@@ -291,7 +247,7 @@ def _parsed(line: bytes) -> dict | None:
     """The object that a line of a `.jsonl` file holds; None for what no run writes."""
     try:
         content = json.loads(line)
-    except (ValueError, RecursionError):
+    except ValueError:
         return None
     return content if isinstance(content, dict) else None
 
