@@ -9,7 +9,7 @@ Importing this package imports TensorFlow, for which it sets some environment va
 is not TensorFlow.
 """
 
-from towers.environment import setup
+from towers.support.environment import setup
 
 setup()
 

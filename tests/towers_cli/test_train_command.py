@@ -21,11 +21,11 @@ import pytest
 import scripts
 import tensorflow as tf
 
-import container_limits
 from input_pipeline import batches
 from towers import schedules, trainer
 from towers.runs import resuming, run_folder, summaries
 from towers.runs.loop import Outcome
+from towers.support import container_limits
 from towers_cli import settings, start_table
 
 TRAINING_KEYS = [

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import tensorflow as tf
 
-import container_limits
+from towers.support import container_limits
 
 from tensorflow.python.ops import control_flow_util  # isort: skip
 

@@ -7,8 +7,8 @@ import psutil
 import pytest
 import scripts
 
-import container_limits
 from input_pipeline import decoded
+from towers.support import container_limits
 
 GB = 10**9
 V2_MOUNT = "30 23 0:26 / /sys/fs/cgroup rw,nosuid shared:4 - cgroup2 cgroup rw,nsdelegate"

@@ -1,9 +1,9 @@
 """What the container around this process lets it use: cores and memory, of Linux's control groups.
 
-Both packages ask; it stands beside them, as they never import each other. What is limited is said
-in small files, of which version 2 of control groups and version 1 have different ones. A limit of a
-group holds for all groups inside it, so the process's own group is asked and every one around it.
-Where there is no Linux, no limit, or a file that cannot be understood, there is nothing to say.
+What is limited is said in small files, of which version 2 of control groups and version 1 have
+different ones. A limit of a group holds for all groups inside it, so the process's own group is
+asked and every one around it. Where there is no Linux, no limit, or a file that cannot be
+understood, there is nothing to say.
 """
 
 import os
