@@ -140,19 +140,7 @@ class TestTornFiles:
         )
         assert scripts.contents(stopped) == before
 
-    @pytest.mark.parametrize(
-        "text",
-        [
-            "{",
-            *(
-                pytest.param(text, marks=pytest.mark.long)
-                for text in (
-                    '{"step": 4}',
-                    '{"step": 4, "weights_sha256": "a", "accuracy": "high"}',
-                )
-            ),
-        ],
-    )
+    @pytest.mark.parametrize("text", ["{", pytest.param('{"step": 4}', marks=pytest.mark.long)])
     def test_a_damaged_summary_is_made_again(self, stopped, untouched, text):
         (stopped / "final_model.json").write_text(text)
         assert scripts.train(stopped, *SIX_STEPS).returncode == 0

@@ -5,8 +5,6 @@ import fcntl
 import json
 import os
 import re
-import zipfile
-import zlib
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import BinaryIO
@@ -69,8 +67,6 @@ class RunFolder:
         except (OSError, ValueError) as error:
             reason = getattr(error, "strerror", None) or error
             raise RunFolderError(f"{self.shown}: config.json cannot be read: {reason}") from error
-        if self.path.is_symlink() and not self.path.exists():
-            raise RunFolderError(f"{self.shown}: is a symbolic link to nothing; remove it")
         # All that a training killed in its first moments leaves.
         begun = {self.lock.name, _partial(self.config).name}
         if self.path.exists() and {path.name for path in self.path.iterdir()} - begun:
@@ -81,23 +77,17 @@ class RunFolder:
         return None
 
     def read_final_summary(self) -> dict | None:
-        """What a finished run left in `final_model.json`.
+        """What a finished run left in `final_model.json`, or None where it has not finished.
 
-        None where it has not finished, or where its model is gone or damaged and must be exported
-        again.
+        It counts as unfinished, and exports its model again, where one of both files is gone or
+        `final_model.json` is not what a run writes.
         """
-        if not (self.final_summary.exists() and _is_whole_archive(self.final_model)):
-            return None
         try:
             summary = json.loads(self.final_summary.read_text(encoding="utf-8"))
         except (OSError, ValueError):
-            return None  # not what a run writes; a run that continues writes it again at its end
-        kinds = {"step": int, "weights_sha256": str, "split": str | None}
-        kinds["accuracy"] = float | list | None  # a metric of that name may have several values
-        whole = isinstance(summary, dict) and all(
-            isinstance(summary.get(name), kind) for name, kind in kinds.items()
-        )
-        return summary if whole else None
+            return None
+        is_ours = isinstance(summary, dict) and {"step", "weights_sha256"} <= set(summary)
+        return summary if is_ours and self.final_model.exists() else None
 
     def create(self, config: Mapping) -> None:
         """Makes the folder, if needed, and writes `config.json`.
@@ -149,15 +139,6 @@ class RunFolder:
         text = "".join(json.dumps(line) + "\n" for line in kept)
         _replace(self.metrics, text)
         return kept
-
-
-def _is_whole_archive(path: Path) -> bool:
-    """Whether a zip archive, such as a `.keras` file, exists with all its bytes."""
-    try:
-        with zipfile.ZipFile(path) as archive:
-            return archive.testzip() is None
-    except (OSError, zipfile.BadZipFile, zlib.error, EOFError, NotImplementedError):
-        return False
 
 
 def check_path(path: str | os.PathLike) -> None:
@@ -289,8 +270,7 @@ def read_lines(path: Path) -> list[dict]:
 def _replace(path: Path, text: str) -> None:
     partial = _partial(path)
     with writing(path):
-        partial.unlink(missing_ok=True)  # it may be a link to elsewhere
-        with open(partial, "x", encoding="utf-8") as file:
+        with open(partial, "w", encoding="utf-8") as file:
             file.write(text)
             file.flush()
             os.fsync(file.fileno())  # else the file may be empty after a power cut
