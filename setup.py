@@ -1,4 +1,4 @@
-"""Installs the packages, `container_limits`, which they import, and the commands.
+"""Installs the packages and the commands.
 
 In a checkout, `python train.py` and `python eval.py` are `towers-train` and `towers-eval`.
 """
@@ -29,7 +29,6 @@ setup(
         "Topic :: Scientific/Engineering :: Artificial Intelligence",
     ],
     packages=find_packages(include=["towers", "towers.*", "towers_cli", "input_pipeline"]),
-    py_modules=["container_limits"],
     entry_points={
         "console_scripts": [
             "towers-train = towers_cli.train:command",

@@ -12,7 +12,7 @@ import argparse
 import subprocess
 import sys
 
-import towers  # noqa: F401  before Keras: it silences TensorFlow's notices
+import towers  # noqa: F401  before Keras: it sets TensorFlow up
 from benchmarks import turns
 from benchmarks.peers import step
 from towers import devices, networks

@@ -13,7 +13,7 @@ import math
 import multiprocessing
 import statistics
 
-import towers  # before Keras: it silences TensorFlow's notices
+import towers  # before Keras: it sets TensorFlow up
 from benchmarks import turns
 from input_pipeline import augment, batches, datasets, mixing, preprocess
 from towers import devices, losses, networks, schedules

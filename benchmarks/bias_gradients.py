@@ -9,7 +9,7 @@ a step in float32: |update - exact| / |exact|, with Euclidean norms.
 
 import statistics
 
-import towers  # isort: skip  before Keras: it silences TensorFlow's notices
+import towers  # isort: skip  before Keras: it sets TensorFlow up
 import keras
 import numpy as np
 import tensorflow as tf

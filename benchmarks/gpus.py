@@ -20,7 +20,7 @@ import sys
 import time
 from collections.abc import Iterator
 
-import towers  # before Keras: it silences TensorFlow's notices
+import towers  # before Keras: it sets TensorFlow up
 from benchmarks import turns
 from benchmarks.peers import step
 from towers import networks

@@ -8,7 +8,6 @@ compared with one that was left alone.
 """
 
 import argparse
-import contextlib
 import dataclasses
 import os
 import random
@@ -94,20 +93,16 @@ def torment(folder: Path, number: int, seed: int) -> list[Kill]:
             if kill.resumed_from is None:  # or the next start was killed before it reported one
                 kill.resumed_from = life.began_at
         if life.process.returncode == -signal.SIGKILL:
-            kills.append(Kill(moments[len(kills)], life.last_step, newest_whole(folder)))
+            kills.append(Kill(moments[len(kills)], life.last_step, newest_step(folder)))
         elif len(kills) == number:
             return kills
         else:  # the moment was missed and the run has ended: it is to export again
             (folder / "final_model.json").unlink()
 
 
-def newest_whole(folder: Path) -> int:
-    """The step of the newest checkpoint that can be read; 0 where there is none."""
-    for step, path in reversed(checkpoints.by_step(folder / "checkpoints").items()):
-        with contextlib.suppress(checkpoints.CheckpointError):
-            checkpoints.check_whole(path)
-            return step
-    return 0
+def newest_step(folder: Path) -> int:
+    """The step of the newest checkpoint; 0 where there is none."""
+    return max(checkpoints.by_step(folder / "checkpoints"), default=0)
 
 
 class Life:
@@ -142,7 +137,7 @@ class Life:
             self._read_until(
                 lambda: self._has_made_a_step() and (self.last_step + 1) % CHECKPOINT_EVERY == 0
             )
-            self._wait_for_file("checkpoints/step-*_temp")
+            self._wait_for_file("checkpoints/step-*.partial")
             time.sleep(draw.uniform(0, 0.02))
         elif moment == "evaluation":
             self._read_until(

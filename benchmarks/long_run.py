@@ -18,7 +18,7 @@ from pathlib import Path
 import numpy as np
 import psutil
 
-import towers  # before Keras: it silences TensorFlow's notices
+import towers  # before Keras: it sets TensorFlow up
 from benchmarks import turns
 from input_pipeline import batches
 from towers import devices

@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable
 from functools import partial
 
-import towers  # noqa: F401  before Keras: it silences TensorFlow's notices
+import towers  # noqa: F401  before Keras: it sets TensorFlow up
 from benchmarks import turns
 from towers import devices
 from towers.networks import layers

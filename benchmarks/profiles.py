@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import NamedTuple
 
-import towers  # noqa: F401  before TensorFlow: it silences its notices
+import towers  # noqa: F401  before TensorFlow: it sets it up
 
 import tensorflow as tf  # isort: skip
 from tensorflow.tsl.profiler.protobuf import xplane_pb2  # isort: skip

@@ -24,7 +24,6 @@ HEAD = """\
 |---|---|---|"""
 IMPORTS = {
     "`import tensorflow, keras`": "import tensorflow, keras",
-    "the same without collections of garbage": "import gc; gc.disable(); import tensorflow, keras",
     "`import towers`": "import towers",
 }
 # Processes of their own, because they import TensorFlow; each prints one number.

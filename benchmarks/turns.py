@@ -21,9 +21,8 @@ from typing import NamedTuple
 
 import psutil
 
-import container_limits
 from towers.runs import run_folder
-from towers.support import machine
+from towers.support import container_limits, machine
 
 
 @dataclasses.dataclass(frozen=True)

@@ -9,7 +9,7 @@ a step takes at best an n-th of the sum.
 import argparse
 import collections
 
-import towers  # noqa: F401  before Keras: it silences TensorFlow's notices
+import towers  # noqa: F401  before Keras: it sets TensorFlow up
 from benchmarks import profiles, turns
 from benchmarks.peers import counter, step
 from towers import devices, networks

@@ -51,7 +51,7 @@ def main(arguments: Sequence[str]) -> int:
         print(f"{parser.prog}: error: --out={options.out}: {error.strerror}", file=sys.stderr)
         return 1
     os.environ["CUDA_VISIBLE_DEVICES"] = "-1"  # the laboratory runs on the CPU everywhere
-    import towers  # noqa: F401  before what imports TensorFlow: it silences TensorFlow's notices
+    import towers  # noqa: F401  before what imports TensorFlow: it sets TensorFlow up
     from input_pipeline import datasets
 
     try:

@@ -3,7 +3,7 @@
 import dataclasses
 from typing import NamedTuple
 
-import towers  # noqa: F401  before Keras: it silences TensorFlow's notices
+import towers  # noqa: F401  before Keras: it sets TensorFlow up
 from input_pipeline import batches, datasets, preprocess
 from laboratory import findings
 from towers import devices

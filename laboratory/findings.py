@@ -6,9 +6,8 @@ import importlib.metadata
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
-import container_limits
 from towers import devices
-from towers.support import machine, noise
+from towers.support import container_limits, machine, noise
 
 PACKAGES = ("TensorFlow", "Keras")
 STYLE = Path(__file__).resolve().parent.parent / "docs" / "figures" / "towers.mplstyle"

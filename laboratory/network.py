@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 
-import towers  # noqa: F401  before Keras: it silences TensorFlow's notices
+import towers  # noqa: F401  before Keras: it sets TensorFlow up
 from input_pipeline import batches, preprocess
 from laboratory import data, problems, race
 from towers import devices, losses, tower

@@ -9,10 +9,10 @@ import statistics
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
-import container_limits
-import towers  # before Keras: it silences TensorFlow's notices
+import towers  # before Keras: it sets TensorFlow up
 from laboratory import data
 from towers import devices, schedules
+from towers.support import container_limits
 
 import keras  # isort: skip
 import numpy as np  # isort: skip

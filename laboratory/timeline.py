@@ -38,7 +38,7 @@ def main(arguments: Sequence[str]) -> int:
     parser = argparse.ArgumentParser(prog="python -m laboratory.timeline", description=__doc__)
     parser.add_argument("--data_dir", help=flags.DATA_DIR)
     options = parser.parse_args(arguments)
-    import towers  # noqa: F401  before what imports TensorFlow: it silences TensorFlow's notices
+    import towers  # noqa: F401  before what imports TensorFlow: it sets TensorFlow up
     from laboratory import data, findings, network, race
 
     findings.start_runtime()

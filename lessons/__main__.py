@@ -37,7 +37,7 @@ def main() -> int:
 
     # After --help, because it imports TensorFlow; lessons use logical CPU devices everywhere.
     os.environ["CUDA_VISIBLE_DEVICES"] = "-1"
-    import towers  # noqa: F401  before what imports TensorFlow: it silences TensorFlow's notices
+    import towers  # noqa: F401  before what imports TensorFlow: it sets TensorFlow up
     from input_pipeline import datasets
     from laboratory import findings
     from lessons import every

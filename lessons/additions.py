@@ -12,7 +12,7 @@ import html
 import json
 from collections.abc import Iterator, Sequence
 
-import towers  # before Keras: it silences TensorFlow's notices
+import towers  # before Keras: it sets TensorFlow up
 from laboratory import data, findings
 from lessons import lesson
 from towers import devices, gradients

@@ -4,7 +4,7 @@ import functools
 from collections.abc import Callable
 from typing import NamedTuple
 
-import towers  # before Keras: it silences TensorFlow's notices
+import towers  # before Keras: it sets TensorFlow up
 from laboratory import data, findings, paired, race
 from lessons import lesson
 from towers import devices, losses

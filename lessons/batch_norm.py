@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable, Sequence
 
-import towers  # before Keras: it silences TensorFlow's notices
+import towers  # before Keras: it sets TensorFlow up
 from laboratory import data, findings, paired, race
 from lessons import lesson
 from towers import devices, model_state, schedules

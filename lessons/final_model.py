@@ -3,7 +3,7 @@
 import math
 from typing import NamedTuple
 
-import towers  # before Keras: it silences TensorFlow's notices
+import towers  # before Keras: it sets TensorFlow up
 from input_pipeline import batches, preprocess
 from laboratory import data, findings, race
 from lessons import lesson

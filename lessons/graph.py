@@ -8,14 +8,13 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import NamedTuple
 from unittest import mock
 
-import container_limits
-import towers  # before Keras: it silences TensorFlow's notices
+import towers  # before Keras: it sets TensorFlow up
 from benchmarks import profiles
 from laboratory import data, findings
 from lessons import lesson
 from towers import devices, losses, networks, tower
 from towers.runs import picture
-from towers.support import objective
+from towers.support import container_limits, objective
 
 import keras  # isort: skip
 import tensorflow as tf  # isort: skip

@@ -1,6 +1,6 @@
 """Every tower's loss, term by term, and what an old way of adding them up did."""
 
-import towers  # before Keras: it silences TensorFlow's notices
+import towers  # before Keras: it sets TensorFlow up
 from laboratory import data, findings
 from lessons import lesson
 from towers import devices

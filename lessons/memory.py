@@ -10,7 +10,7 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
 
-import towers  # noqa: F401  before Keras: it silences TensorFlow's notices
+import towers  # noqa: F401  before Keras: it sets TensorFlow up
 from benchmarks import turns
 from laboratory import data, findings
 from lessons import graph, lesson

@@ -6,7 +6,7 @@ import math
 import time
 from collections.abc import Sequence
 
-import towers  # before Keras: it silences TensorFlow's notices
+import towers  # before Keras: it sets TensorFlow up
 from input_pipeline import batches
 from laboratory import findings
 from lessons import learning_rate, lesson

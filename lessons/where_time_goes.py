@@ -14,14 +14,14 @@ from collections import Counter
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping
 from typing import NamedTuple
 
-import container_limits
-import towers  # before Keras: it silences TensorFlow's notices
+import towers  # before Keras: it sets TensorFlow up
 from benchmarks import profiles
 from input_pipeline import datasets
 from laboratory import data, findings
 from lessons import lesson
 from towers import devices, gradients, networks
 from towers.runs import activations, run_folder, summaries
+from towers.support import container_limits
 
 import keras  # isort: skip
 import numpy as np  # isort: skip

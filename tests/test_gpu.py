@@ -179,7 +179,7 @@ def compare_killed_run(folder, cache_home, *, hidden=False):
     """Checks a run that is killed after its first checkpoint against one that is not."""
     options = {"hidden": hidden, "flags": ("--max_steps=200", "--verify_every_steps=50")}
     _, expected = trained(folder / "whole", cache_home, **options)
-    first = folder / "killed/checkpoints/step-20.index"
+    first = folder / "killed/checkpoints/step-20"
     with training(folder / "killed", cache_home, **options) as process:
         ends = time.monotonic() + TIMEOUT_SECONDS
         while not first.exists() and process.poll() is None and time.monotonic() < ends:

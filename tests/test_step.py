@@ -10,10 +10,9 @@ import pytest
 import tensorflow as tf
 import toys
 
-import container_limits
 from towers.networks import cifarnet, optimizers, resnet
 from towers.runs import picture
-from towers.support import classes, shares
+from towers.support import classes, container_limits, shares
 
 # Keras keeps these in float32, so that only such numbers are the same in float64.
 RATE, MOMENTUM, WEIGHT_DECAY = 0.125, 0.5, 0.25

@@ -4,15 +4,14 @@ The files beside this one are the idea: one step, cut into towers, whose gradien
 rooms around them are `networks`, `multi_worker` (several processes), `runs` (a run in its folder)
 and `support`, which the idea leans on.
 
-Importing this package registers its layers with Keras, imports TensorFlow without its notices
-(imports.py) and turns oneDNN on (backend.py). It raises an ImportError if Keras's backend is not
-TensorFlow.
+Importing this package imports TensorFlow, for which it sets some environment variables first
+(`towers.setup`), and registers its layers with Keras. It raises an ImportError if Keras's backend
+is not TensorFlow.
 """
 
-from towers.support import backend, imports
+from towers.support.environment import setup
 
-backend.prepare()
-imports.import_tensorflow()
+setup()
 
 from towers import devices, gradients, losses, multi_worker, networks, schedules  # noqa: E402
 from towers.keras_fit.distribute import distribute  # noqa: E402
@@ -33,5 +32,5 @@ __all__ = [
     "Evaluation", "Event", "NotFiniteError", "Run", "Stopped", "Trainer", "UserError",
     "WorkerError", "__version__", "call", "checkpoint", "devices", "distribute", "evaluate",
     "gradients", "histograms", "keep_best", "log", "losses", "multi_worker", "networks",
-    "profile", "schedules", "stop_early", "verify",
+    "profile", "schedules", "setup", "stop_early", "verify",
 ]  # fmt: skip

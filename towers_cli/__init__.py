@@ -1,5 +1,5 @@
 """The commands: their settings, and how a run is made from them.
 
-Beside the two packages, because it uses both, which know nothing of each other; and importing it
-does not import TensorFlow: a typo is answered at once.
+Beside the two packages, because it uses both; and importing it does not import TensorFlow: a typo
+is answered at once.
 """

@@ -4,11 +4,10 @@ import dataclasses
 from collections.abc import Callable, Mapping
 from typing import TypeVar
 
-import container_limits
 from towers import worker
 from towers.multi_worker import cluster, collectives, door, watcher
 from towers.runs import run_folder, run_lock, stretches, warm_start
-from towers.support import machine, worker_errors
+from towers.support import container_limits, machine, worker_errors
 from towers_cli import command_line, run_config, settings
 
 _Made = TypeVar("_Made")

@@ -5,7 +5,6 @@ import os
 import re
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from pathlib import Path
 
 import numpy as np
 
@@ -55,7 +54,7 @@ def named_checkpoint(folder: run_folder.RunFolder, name: str | None) -> str | No
     """
     if name is not None:
         return checkpoints.find(folder.checkpoints, name)
-    if not checkpoints.finished(folder.checkpoints):
+    if checkpoints.newest(folder.checkpoints) is None:
         raise checkpoints.CheckpointError(f"{folder.checkpoints} holds no checkpoint yet")
     return None
 
@@ -280,25 +279,19 @@ def report(line: Mapping, result: tally.Evaluation, class_names: Sequence[str]) 
 
 
 def evaluate_newest(evaluate: CheckpointEvaluator, folder: run_folder.RunFolder) -> None:
-    """Evaluates the newest checkpoint that can be read.
-
-    One that a training deletes before it is read, or that is damaged, is skipped for the newest of
-    the others.
+    """Evaluates the newest checkpoint; the next one where a training deletes it meanwhile.
 
     Raises:
-      CheckpointError: there is none, or the system does not let one be read.
+      CheckpointError: there is none, or it cannot be read.
     """
-    skipped: set[str] = set()
-    while paths := [p for p in checkpoints.finished(folder.checkpoints) if p not in skipped]:
+    while path := checkpoints.newest(folder.checkpoints):
         try:
-            evaluate(paths[-1])
+            evaluate(path)
             return
-        except checkpoints.UnreadableNowError:
-            raise
-        except checkpoints.CheckpointError as error:
-            print(f"skipped: {error}", flush=True)
-            skipped.add(paths[-1])
-    raise checkpoints.CheckpointError(f"{folder.checkpoints} holds no checkpoint that can be read")
+        except checkpoints.CheckpointError:
+            if checkpoints.is_checkpoint(path):
+                raise
+    raise checkpoints.CheckpointError(f"{folder.checkpoints} holds no checkpoint any more")
 
 
 def follow(
@@ -306,8 +299,8 @@ def follow(
 ) -> int:
     """Evaluates each new checkpoint of a running training, until that training has finished.
 
-    A checkpoint that the training deletes before its turn comes is skipped, and so are those that
-    `eval.jsonl` already has. One that the system does not let be read is waited for.
+    A checkpoint is skipped that the training deletes before its turn comes, that cannot be read, or
+    that `eval.jsonl` already has.
 
     Returns:
       The exit code: 0, or the convention's for a signal.
@@ -315,28 +308,21 @@ def follow(
     Raises:
       RunFolderError: the folder was removed, or holds another run now.
     """
-    evaluated = evaluate.newest_evaluated()
-    skipped: set[tuple] = set()
+    seen = evaluate.newest_evaluated()
     with interrupts.Interrupts() as asked:
         while True:
             evaluate.check_same_run()
             # Asked before the look for checkpoints: the last one is written before the summary.
             finished = _has_finished(folder)
-            for path in checkpoints.after(folder.checkpoints, evaluated):
+            for step, path in checkpoints.by_step(folder.checkpoints).items():
                 if asked.received:
                     break
-                if _version(path) in skipped:
-                    continue
-                try:
-                    evaluate(path)
-                    evaluated = checkpoints.step_of(path)
-                except checkpoints.UnreadableNowError as error:
-                    print(f"trying again later: {error}", flush=True)
-                    finished = False
-                    break
-                except checkpoints.CheckpointError as error:
-                    print(f"skipped: {error}", flush=True)
-                    skipped.add(_version(path))
+                if step > seen:
+                    try:
+                        evaluate(path)
+                    except checkpoints.CheckpointError as error:
+                        print(f"skipped: {error}", flush=True)
+                    seen = step
             if asked.received:
                 print("stopped following")
                 return asked.exit_code()
@@ -344,12 +330,6 @@ def follow(
                 print("the training has finished")
                 return 0
             _wait(interval_seconds, asked)
-
-
-def _version(path: str) -> tuple[str, int | None]:
-    """Tells a checkpoint from another that a training later writes in its place."""
-    index = Path(f"{path}.index")
-    return path, index.stat().st_mtime_ns if index.exists() else None
 
 
 def _has_finished(folder: run_folder.RunFolder) -> bool:

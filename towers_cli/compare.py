@@ -13,6 +13,8 @@ import signal
 import sys
 from collections.abc import Sequence
 
+from towers_cli import system
+
 _USAGE = "usage: towers-compare RUN_A RUN_B"
 
 
@@ -44,9 +46,10 @@ def main(arguments: Sequence[str]) -> int:
 def compare(arguments: Sequence[str]) -> int:
     """Prints where the runs in two folders begin to differ; returns the exit code."""
     # After the usage, because it imports TensorFlow.
-    from towers.runs import checkpoints, console, run_folder
-    from towers.support import noise
-    from towers_cli import comparison
+    with system.without_notices():
+        from towers.runs import checkpoints, console, run_folder
+        from towers.support import noise
+        from towers_cli import comparison
 
     noise.quiet_loggers()
     folders = [run_folder.RunFolder(argument) for argument in arguments]

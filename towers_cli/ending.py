@@ -1,6 +1,5 @@
 """How a command ends: an error of the user's or the system's, or a signal, becomes one line."""
 
-import gc
 import os
 import signal
 import sys
@@ -27,7 +26,6 @@ def explained(
     """
     program = os.path.basename(program)
     try:
-        system.check_limits()
         chosen = settings_of()
         return _user_errors_said(program, lambda: run(chosen))
     except settings.SettingsError as error:
@@ -48,13 +46,12 @@ def explained(
 
 def _user_errors_said(program: str, run: Callable[[], int]) -> int:
     # Imported here, so that a wrong flag is answered without waiting for TensorFlow.
-    from input_pipeline import decoded
-    from towers.runs import console
-    from towers.support import errors, noise
+    with system.without_notices():
+        from input_pipeline import decoded
+        from towers.runs import console
+        from towers.support import errors, noise
 
     noise.quiet_loggers()
-    if not gc.get_freeze_count():
-        gc.freeze()  # what was imported stays: no collection needs to look at it again
     try:
         return run()
     except (settings.SettingsError, decoded.DataError, errors.UserError) as error:
@@ -93,3 +90,4 @@ def keep_libraries_from_writing() -> None:
     keras_home = os.environ.get("KERAS_HOME") or os.path.expanduser("~/.keras")
     if not os.path.exists(os.path.join(keras_home, "keras.json")):
         os.environ["KERAS_HOME"] = os.path.join(os.devnull, "keras")  # where nothing can be written
+    os.environ["MPLCONFIGDIR"] = os.path.join(os.devnull, "matplotlib")  # Keras imports Matplotlib

@@ -12,6 +12,8 @@ import signal
 import sys
 from collections.abc import Sequence
 
+from towers_cli import system
+
 _USAGE = "usage: towers-predict RUN PICTURE [PICTURE ...]"
 _NAMES_SHOWN = 3
 
@@ -43,9 +45,10 @@ def main(arguments: Sequence[str]) -> int:
 def predict(run: str, *pictures: str) -> int:
     """Prints the model's answer for each picture; returns the exit code."""
     # After the usage, because it imports TensorFlow.
-    from towers.runs import console
-    from towers.support import errors, noise
-    from towers_cli import picture_model, settings
+    with system.without_notices():
+        from towers.runs import console
+        from towers.support import errors, noise
+        from towers_cli import picture_model, settings
 
     noise.quiet_loggers()
     try:

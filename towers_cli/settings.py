@@ -100,7 +100,7 @@ def share(value: float) -> bool:
     return 0 <= value < 1
 
 
-# TensorFlow reads these characters as patterns: a run in `lr?` would delete checkpoints of `lr1`.
+# TensorFlow and TensorBoard read these characters as patterns.
 _PATTERN = re.compile(r"[*?\[\]\\]")
 RUN_PATH = Range(
     lambda value: value and "://" not in value and not _PATTERN.search(value),

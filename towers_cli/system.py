@@ -1,19 +1,8 @@
 """What a command asks of the system before TensorFlow starts, and how it reports its errors."""
 
 import contextlib
-import errno
 import os
-import resource
 import sys
-from pathlib import Path
-
-import container_limits
-
-OPEN_FILES = 64  # enough for all that a run opens at a time
-# With less, TensorFlow ends in a crash. Measured: 2 GB of address space are too few and 2.5 are
-# enough; a run on two cores has 12 threads.
-ADDRESS_SPACE = 3 * 2**30  # bytes
-THREADS = 16, 8  # in any case, and for each core
 
 
 def provide_output():
@@ -33,52 +22,24 @@ def provide_output():
         sys.stdout.reconfigure(errors="backslashreplace")
 
 
-def check_limits():
-    """Checks that the system allows the process what TensorFlow would crash without.
+@contextlib.contextmanager
+def without_notices():
+    """Keeps off a command's stderr what TensorFlow prints before its own log level takes effect.
 
-    Raises:
-      OSError: it does not; names the limit.
+    Whoever sets TF_CPP_MIN_LOG_LEVEL below 3 asked for it, and gets it.
     """
-    files = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
-    if 0 <= files < OPEN_FILES:
-        raise OSError(
-            errno.EMFILE,
-            f"this process may open {files} files at a time, but {OPEN_FILES} are needed "
-            "(ulimit -n)",
-        )
-    addresses = resource.getrlimit(resource.RLIMIT_AS)[0]
-    if 0 <= addresses < ADDRESS_SPACE:
-        raise OSError(
-            errno.ENOMEM,
-            f"this process may use {addresses / 2**30:.2g} GB of address space, but "
-            f"{ADDRESS_SPACE / 2**30:.2g} are needed (ulimit -v)",
-        )
-    if os.geteuid():  # root may have any number
-        _check_threads()
-
-
-def _check_threads():
-    limit = resource.getrlimit(resource.RLIMIT_NPROC)[0]
-    if not 0 <= limit < 2**16:  # a higher one, or none, is not met
+    if os.environ.get("TF_CPP_MIN_LOG_LEVEL", "3") != "3":
+        yield
         return
-    base, per_core = THREADS
-    there, needed = _threads_of_user(), base + per_core * container_limits.cores_of_process()
-    if there + needed > limit:
-        raise OSError(
-            errno.EAGAIN,
-            f"this user may have {limit:,} threads and has {there:,}, but {needed:,} more are "
-            "needed (ulimit -u)",
-        )
-
-
-def _threads_of_user():
-    """How many threads the processes of this user have."""
-    count = 0
-    for process in Path("/proc").glob("[0-9]*"):
-        with contextlib.suppress(OSError):  # it has just ended
-            if process.stat().st_uid == os.geteuid():
-                count += len(os.listdir(process / "task"))
-    return count
+    stderr = os.dup(2)
+    nowhere = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(nowhere, 2)
+    try:
+        yield
+    finally:
+        os.dup2(stderr, 2)
+        os.close(stderr)
+        os.close(nowhere)
 
 
 def said_by_system(error):

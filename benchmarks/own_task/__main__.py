@@ -67,7 +67,7 @@ def _accelerate(python: str, devices: int) -> list[str]:
 
 
 SYSTEMS = (
-    System("towers", "with_towers.py", _python, "checkpoints/step-*.index", ["tensorflow"]),
+    System("towers", "with_towers.py", _python, "checkpoints/step-*[0-9]", ["tensorflow"]),
     System(
         "Keras `fit`, `MirroredStrategy`", "with_keras.py", _python,
         "backup/*metadata*", ["tensorflow"],

@@ -11,13 +11,12 @@ import itertools
 
 import numpy as np
 
-import container_limits
-import towers  # before Keras: it silences TensorFlow's notices
+import towers  # before Keras: it sets TensorFlow up
 from benchmarks.peers import counter, keras_fit, tasks
 from benchmarks.peers import task_sizes as sizes
 from towers import devices, networks, prefetch
 from towers.runs import ahead
-from towers.support import first_layers, machine, shares
+from towers.support import container_limits, first_layers, machine, shares
 from towers_cli import resolve
 
 import keras  # isort: skip

@@ -7,7 +7,7 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
-import towers  # before TensorFlow: it silences its notices
+import towers  # before TensorFlow: it sets it up
 from benchmarks.peers import pictures_elsewhere
 from input_pipeline import datasets, images
 

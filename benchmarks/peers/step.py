@@ -15,14 +15,13 @@ from collections.abc import Iterable
 
 import numpy as np
 
-import container_limits
-import towers  # before Keras: it silences TensorFlow's notices
+import towers  # before Keras: it sets TensorFlow up
 from benchmarks.peers import counter
 from input_pipeline import batches, decoded, preprocess
 from towers import devices, networks, worker
 from towers.multi_worker import cluster, collectives
 from towers.networks import cifarnet
-from towers.support import shares, worker_errors
+from towers.support import container_limits, shares, worker_errors
 from towers_cli import launch, resolve
 
 import keras  # isort: skip

@@ -10,7 +10,7 @@
 # ## Begin
 
 # %%
-import towers  # before TensorFlow: it silences its notices
+import towers  # before TensorFlow: it sets it up
 
 print(f"towers {towers.__version__}")
 

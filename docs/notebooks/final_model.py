@@ -9,7 +9,7 @@
 # ## Begin
 
 # %%
-import towers  # before TensorFlow: it silences its notices
+import towers  # before TensorFlow: it sets it up
 
 print(towers.__version__)
 

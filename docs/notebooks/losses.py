@@ -11,7 +11,7 @@
 # kernel and run that cell first.
 
 # %%
-import towers  # before TensorFlow: it silences its notices
+import towers  # before TensorFlow: it sets it up
 
 devices = towers.devices.choose(4)
 print(devices)

@@ -9,7 +9,7 @@
 # ## Begin
 
 # %%
-import towers  # before TensorFlow: it silences its notices
+import towers  # before TensorFlow: it sets it up
 
 # %% [markdown]
 # A step needs a batch, and it starts operations. The CPU starts one operation after the other, and

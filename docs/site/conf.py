@@ -9,7 +9,7 @@ HERE = pathlib.Path(__file__).parent
 ROOT = HERE.parent.parent
 sys.path[:0] = [str(HERE / "extensions"), str(ROOT)]
 
-import towers  # noqa: E402, F401  before what imports TensorFlow: it silences TensorFlow's notices
+import towers  # noqa: E402, F401  before what imports TensorFlow: it sets TensorFlow up
 
 _version = (ROOT / "towers/support/version.py").read_text()
 

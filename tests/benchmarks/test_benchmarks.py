@@ -359,7 +359,7 @@ def test_start_measures_a_command_from_the_shell(monkeypatch):
     monkeypatch.chdir(scripts.ROOT)
     options = argparse.Namespace(dataset="shapes", data_dir=None, steps=2)
     figures = start.one_round(options)
-    assert len(figures) == 10
+    assert len(figures) == 9
     assert figures["input pipeline alone, images/s"] > 0
     in_order = ("`train.py --help`", "`import towers`", "first step from the shell, float32")
     seconds = [figures[f"{name}, s"] for name in in_order]

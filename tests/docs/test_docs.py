@@ -190,7 +190,7 @@ def measured(name: str) -> list[dict]:
         ("speed.md", "step_memory", step_memory, 6),
         ("speed.md", "step_memory_amx", step_memory, 7),
         ("speed.md", "at_once", at_once, 12),
-        ("speed.md", "start", start, 10),
+        ("speed.md", "start", start, 9),
         ("speed.md", "roofline", roofline, 16),
         ("data.md", "input", input_pipelines, 6),
         ("data.md", "input_augmented", input_pipelines, 9),

@@ -28,7 +28,7 @@ BREACHES = [
     ("towers/gradients.py", "import socket", "no sockets and no processes"),
     ("towers/new.py", "", "the rooms import the idea"),
     ("towers/runs/console.py", "from towers.networks import layers", "the rooms import"),
-    ("input_pipeline/cache.py", "from towers import devices", "do not import each other"),
+    ("towers/support/machine.py", "from input_pipeline import cache", "does not import the input"),
     ("laboratory/rules.py", "from lessons import every", "in a circle"),
     ("towers/trainer.py", "from absl import flags", "nothing parses flags"),
     ("towers_cli/settings.py", "import numpy", "without TensorFlow"),
@@ -42,7 +42,7 @@ BREACHES = [
 def test_a_rule_that_is_broken_is_named(module, line, broken, tmp_path):
     for path in [*scripts.ROOT.glob("*/**/*.py"), *scripts.ROOT.glob("*.*")]:
         inside = path.relative_to(scripts.ROOT)
-        if inside.parts[0] in (*house.PACKAGES, "container_limits.py", "pyproject.toml"):
+        if inside.parts[0] in (*house.PACKAGES, "pyproject.toml"):
             (tmp_path / inside).parent.mkdir(parents=True, exist_ok=True)
             (tmp_path / inside).write_bytes(path.read_bytes())
     with (tmp_path / module).open("a") as file:

@@ -32,7 +32,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
 PRELOADED = (
-    "towers",  # before Keras: it silences TensorFlow's notices
+    "towers",  # before Keras: it sets TensorFlow up
     "input_pipeline.datasets",
     "input_pipeline.tfds_source",
     "tensorflow_datasets",

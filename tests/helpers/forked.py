@@ -17,7 +17,11 @@ import sys
 from collections.abc import Sequence
 
 import first_process
-import lighter
+
+from towers_cli import system
+
+with system.without_notices():  # of TensorFlow's, which a fork does not print either
+    import lighter
 
 
 class StartedProcess(subprocess.Popen):

@@ -13,7 +13,7 @@ from collections.abc import Iterable, Iterator
 
 import pytest
 
-import towers  # noqa: F401  before what imports TensorFlow: it silences its notices
+import towers  # noqa: F401  before what imports TensorFlow: it sets it up
 from input_pipeline import shapes
 from towers.networks import cifarnet, fastnet, resnet
 

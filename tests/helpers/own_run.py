@@ -15,7 +15,7 @@ from pathlib import Path
 sys.path[:0] = [str(Path(__file__).parents[2]), str(Path(__file__).parent)]
 os.environ["CUDA_VISIBLE_DEVICES"] = "-1"
 
-import towers  # noqa: E402, before Keras: it silences the notices
+import towers  # noqa: E402, before Keras: it sets it up
 from input_pipeline import arrays  # noqa: E402
 
 import keras  # noqa: E402  # isort: skip

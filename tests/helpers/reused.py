@@ -13,9 +13,9 @@ import keras
 import numpy as np
 import pytest
 
-import container_limits
 from towers import Trainer, networks
 from towers.runs import definition
+from towers.support import container_limits
 from towers_cli import build, own_model
 
 # What was read of the settings, what else it was built for, the trainer, its state at step 0.

@@ -20,6 +20,7 @@ import lighter
 import reused
 from absl import flags
 
+from towers.runs import checkpoints
 from towers_cli import command_line, comparison, settings
 from towers_cli import evaluate as evaluate_command
 from towers_cli import train as train_command
@@ -193,9 +194,7 @@ def result_of(line: dict) -> dict:
 
 def checkpoint_steps(folder: Path) -> list[int]:
     """The steps of the checkpoints that are there, in order."""
-    return sorted(
-        int(path.stem.removeprefix("step-")) for path in (folder / "checkpoints").glob("*.index")
-    )
+    return list(checkpoints.by_step(folder / "checkpoints"))
 
 
 def final_summary(folder: Path) -> dict:

@@ -16,7 +16,7 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).parents[2]))
 os.environ["CUDA_VISIBLE_DEVICES"] = "-1"
 
-import towers  # before Keras: it silences TensorFlow's notices
+import towers  # before Keras: it sets TensorFlow up
 from input_pipeline import arrays, batches
 from towers import devices
 from towers.multi_worker import cluster, collectives

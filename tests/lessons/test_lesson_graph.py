@@ -5,10 +5,10 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-import container_limits
 from laboratory import data, findings
 from lessons import graph
 from towers import devices
+from towers.support import container_limits
 
 LESSON = graph.LESSON
 

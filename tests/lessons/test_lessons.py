@@ -4,7 +4,6 @@ import importlib.util
 import math
 import os
 import re
-import subprocess
 import sys
 import time
 from unittest import mock
@@ -32,12 +31,11 @@ from lessons import (
 from towers import losses as losses_of_towers
 from towers import not_finite, tower
 from towers.runs import run_folder
-from towers.support import noise, objective
+from towers.support import objective
 
 import tensorflow as tf  # isort: skip
 
 LESSONS = {one.name: one for one in every.LESSONS}
-FROM_A_SHELL = pytest.param(subprocess.Popen, marks=pytest.mark.long)
 
 
 @pytest.fixture(scope="module")
@@ -340,13 +338,10 @@ class TestCommand:
         assert [line.split()[0] for line in listed] == list(LESSONS)
 
     @pytest.mark.whole_program
-    @pytest.mark.parametrize("popen", [forked.Popen, FROM_A_SHELL])
-    def test_runs_one(self, tmp_path, popen):
-        # From a shell, nothing has silenced TensorFlow's notices yet.
-        bare = {name: of for name, of in os.environ.items() if name != noise.LOG_LEVEL}
+    def test_runs_one(self, tmp_path):
         path = {"PYTHONPATH": str(scripts.ROOT)}
         call = [sys.executable, "-m", "lessons", "learning_rate"]
-        done = forked.run(call, timeout=120, popen=popen, cwd=tmp_path, env=bare | path)
+        done = forked.run(call, timeout=120, cwd=tmp_path, env=os.environ | path)
         assert (done.returncode, done.stderr) == (0, "")
         assert LESSONS["learning_rate"].run(findings.Setup()).table() in done.stdout
         assert (tmp_path / "runs/lessons/learning_rate.png").exists()

@@ -14,9 +14,7 @@ import shutil
 import signal
 import subprocess
 import sys
-import threading
 import time
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -24,7 +22,6 @@ import scripts
 
 from benchmarks import kills
 from towers.runs import checkpoints
-from towers_cli import system
 
 pytestmark = pytest.mark.usefixtures("cache")
 
@@ -98,55 +95,21 @@ def test_killed_six_times_a_run_ends_as_if_it_had_not_been(tmp_path):
 
 
 class TestTornFiles:
-    @pytest.mark.whole_program
-    @pytest.mark.long
-    def test_tensorflows_own_list_may_be_torn_too(self, stopped, untouched, forked_command):
-        """In a process, whose stderr TensorFlow would write its view of it to."""
-        (stopped / "checkpoints" / "checkpoint").write_text("model_checkpoint_path: abc all_mo")
-        (stopped / "checkpoints" / "step-4.index").write_bytes(b"")
-        done = forked_command("train.py", *scripts.small_run(stopped), *SIX_STEPS)
-        assert (done.returncode, done.stderr) == (0, "")
-        assert "\ncontinuing at step 2\n" in done.stdout
-        scripts.assert_same_run(stopped, untouched)
-
-    def test_a_damaged_checkpoint_is_named_and_the_one_before_it_used(self, stopped, untouched):
-        data = stopped / "checkpoints" / "step-4.data-00000-of-00001"
+    def test_a_damaged_checkpoint_is_said_and_the_run_goes_on_without_it(self, stopped, untouched):
+        data = stopped / "checkpoints" / "step-4" / "state.data-00000-of-00001"
         content = bytearray(data.read_bytes())
         content[len(content) // 2] ^= 1
         data.write_bytes(content)
-        done = scripts.train(stopped, *SIX_STEPS)
-        assert (done.returncode, done.stderr) == (0, "")
-        said = rf"\nskipped: checkpoint {stopped}/checkpoints/step-4: .*\n"
-        assert re.search(said + "continuing at step 2\n", done.stdout)
+        before = scripts.contents(stopped)
+        said = f"checkpoint {stopped}/checkpoints/step-4 cannot be restored: "
+        assert said in refused(scripts.train(stopped, *SIX_STEPS))
+        assert scripts.contents(stopped) == before
+        data.write_bytes(b"")
+        assert said in refused(scripts.run("eval", f"--train_dir={stopped}"))
+        shutil.rmtree(data.parent)
+        assert scripts.train(stopped, *SIX_STEPS).returncode == 0
         scripts.assert_same_run(stopped, untouched)
         assert scripts.evaluation_lines(stopped) == scripts.evaluation_lines(untouched)
-
-    def test_with_none_left_the_run_stops_and_nothing_is_changed(self, stopped):
-        for path in (stopped / "checkpoints").glob("*.index"):
-            path.write_bytes(b"")
-        (stopped / "final_model.json").unlink()
-        before = scripts.contents(stopped)
-        line = refused(scripts.train(stopped, *SIX_STEPS))
-        assert f"every checkpoint in {stopped}/checkpoints is damaged: " in line
-        assert "step-4" in line and "step-2" in line
-        assert "put a good one back, or choose another folder" in line
-        assert scripts.contents(stopped) == before
-
-    def test_eval_takes_the_one_before_it_too(self, stopped):
-        (stopped / "checkpoints" / "step-4.data-00000-of-00001").write_bytes(b"")
-        done = scripts.run("eval", f"--train_dir={stopped}")
-        assert (done.returncode, done.stderr) == (0, "")
-        assert done.stdout.startswith(f"skipped: checkpoint {stopped}/checkpoints/step-4: ")
-        assert [line["step"] for line in scripts.lines_of(stopped / "eval.jsonl")] == [2]
-        named = scripts.run("eval", f"--train_dir={stopped}", "--checkpoint=4")
-        assert f"checkpoint {stopped}/checkpoints/step-4: " in refused(named)
-
-    def test_eval_with_none_left_says_so(self, stopped):
-        for path in (stopped / "checkpoints").glob("*.index"):
-            path.write_bytes(b"")
-        line = refused(scripts.run("eval", f"--train_dir={stopped}"))
-        assert f"{stopped}/checkpoints holds no checkpoint that can be read" in line
-        assert not (stopped / "eval.jsonl").exists()
 
     def test_eval_whose_checkpoint_is_deleted_under_it_takes_the_next(self, stopped, monkeypatch):
         """As by a training that goes on: step 4 goes when eval.py has chosen it, step 6 comes."""
@@ -177,71 +140,11 @@ class TestTornFiles:
         )
         assert scripts.contents(stopped) == before
 
-    @pytest.mark.parametrize(
-        "text",
-        [
-            "{",
-            *(
-                pytest.param(text, marks=pytest.mark.long)
-                for text in (
-                    '{"step": 4}',
-                    '{"step": 4, "weights_sha256": "a", "accuracy": "high"}',
-                )
-            ),
-        ],
-    )
+    @pytest.mark.parametrize("text", ["{", pytest.param('{"step": 4}', marks=pytest.mark.long)])
     def test_a_damaged_summary_is_made_again(self, stopped, untouched, text):
         (stopped / "final_model.json").write_text(text)
         assert scripts.train(stopped, *SIX_STEPS).returncode == 0
         scripts.assert_same_run(stopped, untouched)
-
-
-@pytest.mark.parametrize(
-    "name",
-    [
-        *("config.json", "metrics.jsonl", "eval.jsonl", "final_model.keras", "final_model.json"),
-        *("training.lock", "checkpoints/checkpoint", "checkpoints/step-4.index"),
-        "checkpoints/step-4.data-00000-of-00001",
-    ],
-)
-@pytest.mark.parametrize("script", ["train", "eval"])
-def test_a_pipe_under_the_name_of_a_file_is_not_waited_for(stopped, script, name):
-    (stopped / name).unlink(missing_ok=True)
-    os.mkfifo(stopped / name)
-    before = scripts.contents(stopped)
-    line = refused(scripts.run(script, f"--train_dir={stopped}"))
-    assert f"{stopped / name}: is a pipe, a socket or a device" in line
-    assert scripts.contents(stopped) == before
-
-
-def test_a_checkpoint_elsewhere_that_is_a_pipe_is_not_waited_for(stopped, tmp_path):
-    for name in ("step-4.index", "step-4.data-00000-of-00001"):
-        os.mkfifo(tmp_path / name)
-    line = refused(scripts.run("eval", f"--train_dir={stopped}", f"--checkpoint={tmp_path}/step-4"))
-    assert "step-4" in line
-
-
-@pytest.mark.parametrize("name", ["train", "eval", "checkpoints"])
-def test_a_file_in_the_place_of_a_folder_is_said(stopped, name):
-    shutil.rmtree(stopped / name)
-    (stopped / name).write_text("mine")
-    line = refused(scripts.train(stopped, *SIX_STEPS))
-    assert f"{stopped / name}: is not a folder, and a run needs one there" in line
-    assert (stopped / name).read_text() == "mine"
-
-
-@pytest.mark.parametrize("year", [1970, pytest.param(2150, marks=pytest.mark.long)])
-def test_a_clock_that_no_archive_knows_is_said(stopped, untouched, monkeypatch, year):
-    """As on a board without a battery; the run is saved, and ends once the clock is set."""
-    when = time.struct_time((year, 1, 1, 0, 0, 0, 3, 1, 0))
-    with monkeypatch.context() as patch:
-        patch.setattr(time, "localtime", lambda *_: when)
-        patch.setattr(time, "strftime", lambda *_: f"{year}-01-01")
-        line = refused(scripts.train(stopped, *SIX_STEPS))
-    assert f"final_model.keras: cannot be written: this machine's clock says {year}-01-01" in line
-    assert max(checkpoints.by_step(stopped / "checkpoints")) == 6
-    assert scripts.train(stopped, *SIX_STEPS).returncode == 0
-    scripts.assert_same_run(stopped, untouched)
 
 
 @pytest.mark.whole_program
@@ -329,7 +232,7 @@ class TestAFullDisk:
         with limit(resource.RLIMIT_FSIZE, file_bytes):
             line = refused(scripts.train(folder, *SIX_STEPS))
         assert re.search(named, line)
-        assert not [*folder.rglob("*temp*"), *folder.rglob("*tmp*")]
+        assert not [*(folder / "checkpoints").glob("*.partial")]
         assert scripts.train(folder, *SIX_STEPS).returncode == 0
         scripts.assert_same_run(folder, untouched)
 
@@ -341,8 +244,7 @@ class TestAFullDisk:
             line = refused(scripts.train(tmp_path / "run", *flags))
         named = "checkpoints/step-2 cannot be written: .*There is no checkpoint yet."
         assert re.search(named, line)
-        files = [path.name for path in (tmp_path / "run").rglob("*")]
-        assert not [name for name in files if "temp" in name or "tmp" in name]
+        assert not [*(tmp_path / "run" / "checkpoints").iterdir()]
         for folder in (tmp_path / "run", tmp_path / "untouched"):
             assert scripts.train(folder, *flags).returncode == 0
         scripts.assert_same_run(tmp_path / "run", tmp_path / "untouched")
@@ -440,62 +342,6 @@ class TestAFolderThatCannotBeUsed:
         done = scripts.train(elsewhere, *ENDLESS, f"--max_steps={newest + 1}")
         assert (done.returncode, done.stderr) == (0, "")
         assert f"\ncontinuing at step {newest}\n" in done.stdout
-
-
-@pytest.mark.whole_program
-@pytest.mark.parametrize("script", ["train.py", "eval.py"])
-def test_too_few_file_handles_are_said_in_one_line(stopped, command, script):
-    def few_handles():
-        resource.setrlimit(resource.RLIMIT_NOFILE, (20, 20))
-
-    before = scripts.contents(stopped)
-    line = refused(command(script, f"--train_dir={stopped}", preexec_fn=few_handles))
-    said = "this process may open 20 files at a time, but 64 are needed (ulimit -n)"
-    assert line == f"{script}: error: {said}\n"
-    assert scripts.contents(stopped) == before
-
-
-@pytest.mark.whole_program
-def test_too_little_address_space_is_said_in_one_line(command):
-    """Otherwise TensorFlow crashes, with a page of its stack."""
-
-    def few():
-        resource.setrlimit(resource.RLIMIT_AS, (2**31, 2**31))
-
-    done = command("train.py", "--recipe=shapes", preexec_fn=few)
-    assert refused(done) == (
-        "train.py: error: this process may use 2 GB of address space, but 3 are needed "
-        "(ulimit -v)\n"
-    )
-
-
-def test_too_few_threads_are_said_in_one_line(monkeypatch):
-    """Root may have any number of threads, so that here the system's answers are made up."""
-    limits = {resource.RLIMIT_NPROC: (50, 50)}
-    monkeypatch.setattr(
-        resource, "getrlimit", lambda kind: limits.get(kind, (resource.RLIM_INFINITY,) * 2)
-    )
-    monkeypatch.setattr(os, "geteuid", lambda: 12345)
-    monkeypatch.setattr(os, "sched_getaffinity", lambda _: range(4))
-    monkeypatch.setattr(system, "_threads_of_user", lambda: 3)
-    said = r"may have 50 threads and has 3, but 48 more are needed \(ulimit -u\)"
-    with pytest.raises(OSError, match=said):
-        system.check_limits()
-    limits[resource.RLIMIT_NPROC] = (51, 51)
-    system.check_limits()
-
-
-def test_the_threads_of_a_user_are_counted():
-    more = []
-    for _ in range(5):  # other programs' threads come and go meanwhile
-        before = system._threads_of_user()
-        together = threading.Barrier(6)
-        with ThreadPoolExecutor(5) as pool:
-            for _ in range(5):
-                pool.submit(together.wait)
-            more.append(system._threads_of_user() - before)
-            together.wait()
-    assert sorted(more)[2] >= 5 - 2
 
 
 @pytest.mark.whole_program

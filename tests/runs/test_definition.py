@@ -80,27 +80,6 @@ def test_the_rate_that_a_trainer_sets_is_not_one_of_the_optimizer_s():
     assert definition.Definition(made, data={}, resolved={}).defining() == before
 
 
-def lambda_at(line: int, text: str):
-    scope = {}
-    exec(compile("\n" * line + f"f = {text}", f"file{line}.py", "exec"), scope)
-    return keras.Sequential([keras.Input([3]), keras.layers.Lambda(scope["f"])])
-
-
-def test_a_lambda_is_known_by_what_it_does_and_not_by_its_line():
-    halves, lower, thirds, *nested = (
-        definition.layers(lambda_at(*where))["sha256"]
-        for where in (
-            (0, "lambda x: x / 2"),
-            (7, "lambda x: x / 2"),
-            (0, "lambda x: x / 3"),
-            (0, "lambda x: (lambda y: y / 2)(x)"),
-            (0, "lambda x: (lambda y: y / 3)(x)"),
-        )
-    )
-    assert halves == lower
-    assert len({halves, thirds, *nested}) == 4
-
-
 def test_one_worker_alone_writes_a_keras_log(tmp_path):
     from towers.runs import keras_callbacks
 
@@ -157,9 +136,3 @@ def test_names_within_a_loss_scale_optimizer_are_not_in_it():
 
     assert of_all(optimizer=scaled(0.1)) == of_all(optimizer=scaled(0.1))
     assert of_all(optimizer=scaled(0.1)) != of_all(optimizer=scaled(0.2))
-
-
-def test_a_set_in_a_lambda_has_no_order():
-    code = compile("lambda x: x in {'a', 'bcd', 'e'}", "", "eval").co_consts[0]
-    [constants] = [one for one in definition._of_code(code)[1] if one[0] == "set"]
-    assert constants[1:] == ["'a'", "'bcd'", "'e'"]

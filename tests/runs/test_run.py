@@ -3,6 +3,7 @@
 import csv
 import json
 import os
+import shutil
 import signal
 import threading
 import types
@@ -98,8 +99,7 @@ class TestOnTheWay:
         assert of_steps == [1, 4, 8, 12, 13]
         hashed = [line["step"] for line in logged(tmp_path) if "state_sha256" in line]
         assert hashed == [0, 6, 12, 13]
-        kept = {path.stem for path in (tmp_path / "checkpoints").glob("*.index")}
-        assert kept == {"step-10", "step-13"}
+        assert list(checkpoints.by_step(tmp_path / "checkpoints")) == [10, 13]
         assert [event.step for event in seen] == list(range(1, 14))
         assert [event.step for event in seen if event.evaluation] == evaluated
         assert [event.examples_seen for event in seen][:2] == [8, 16]
@@ -220,20 +220,18 @@ class TestGoingOn:
     def test_a_finished_run_without_its_last_checkpoint_is_refused(self, tmp_path):
         """In place of weights that are not those of the run."""
         run_in(tmp_path).train()
-        (data,) = (tmp_path / "checkpoints").glob("step-13.data*")
+        (data,) = (tmp_path / "checkpoints" / "step-13").glob("*.data*")
         whole = data.read_bytes()
         data.write_bytes(whole[:-1] + bytes([whole[-1] ^ 1]))
-        with pytest.raises(checkpoints.DamagedCheckpointError, match="put a good one back, or"):
+        with pytest.raises(checkpoints.CheckpointError, match="step-13 cannot be restored"):
             run_in(tmp_path).train()
         data.write_bytes(whole)
         with pytest.raises(Dies):
             run_in(tmp_path, epochs=8).train([towers.checkpoint(steps=15, keep=1), dies_at(16)])
-        with pytest.raises(checkpoints.CheckpointError, match="13 any more: the run was continued"):
-            run_in(tmp_path).train()
-        for file in (tmp_path / "checkpoints").glob("step-*"):
-            file.unlink()
-        with pytest.raises(checkpoints.CheckpointError, match="13 any more; put it back, or"):
-            run_in(tmp_path).train()
+        for _ in range(2):
+            with pytest.raises(checkpoints.CheckpointError, match="is not that of step 13"):
+                run_in(tmp_path).train()
+            shutil.rmtree(tmp_path / "checkpoints", ignore_errors=True)
 
     def test_on_another_number_of_threads_is_said(self, tmp_path, monkeypatch, capsys):
         threads = machine.intra_op_threads()
@@ -940,7 +938,7 @@ class TestWhatIsSaved:
     def test_must_not_have_become_so(self, tmp_path):
         with pytest.raises(run_errors.TrainingError, match="has left NaN or Inf in .*/count;"):
             run_in(tmp_path, self.trainer(grows=True), steps=3).train()
-        assert not list((tmp_path / "checkpoints").glob("*.index"))
+        assert not checkpoints.by_step(tmp_path / "checkpoints")
 
 
 def test_a_weighted_run_traces_its_step_once(tmp_path):
@@ -983,7 +981,7 @@ def test_workers_look_at_the_test_data_together(tmp_path, monkeypatch, counts):
 
 
 class TestFolders:
-    """TensorFlow reads some characters in a path as patterns: it would delete other runs' files."""
+    """TensorFlow reads some characters in a path as patterns."""
 
     @pytest.mark.parametrize("name", ["lr?", "lr*", "lr[1]", "gs://bucket/run"])
     def test_that_are_patterns_are_refused(self, tmp_path, monkeypatch, name):

@@ -4,7 +4,6 @@ import fcntl
 import json
 import os
 import threading
-import zipfile
 
 import pytest
 
@@ -39,7 +38,7 @@ class TestReadConfig:
         with pytest.raises(run_folder.RunFolderError, match=r"run: holds files but no run"):
             folder.read_config()
 
-    @pytest.mark.parametrize("text", ["", "{", "[1]", '{"model": "bert"}', "[" * 100_000])
+    @pytest.mark.parametrize("text", ["", "{", "[1]", '{"model": "bert"}'])
     def test_another_config_is_refused(self, folder, text):
         folder.path.mkdir(parents=True)
         folder.config.write_text(text)
@@ -75,41 +74,29 @@ def test_json_is_written_whole_or_not_at_all(tmp_path, monkeypatch):
     assert json.loads(path.read_text()) == {"old": 1}
 
 
-def write_archive(path) -> None:
-    """A zip archive, as a `.keras` file is one."""
-    with zipfile.ZipFile(path, "w") as archive:
-        archive.writestr("config.json", "{}")
-
-
 def test_a_run_has_finished_when_model_and_summary_are_there(folder):
     folder.path.mkdir(parents=True)
     assert folder.read_final_summary() is None
     summary = {"step": 7, "weights_sha256": "abc", "accuracy": 0.5}
     run_folder.write_json(folder.final_summary, summary)
     assert folder.read_final_summary() is None
-    write_archive(folder.final_model)
+    folder.final_model.write_bytes(b"a model")
     assert folder.read_final_summary() == summary
-    folder.final_model.write_bytes(folder.final_model.read_bytes()[:-1])
-    assert folder.read_final_summary() is None  # it has to be exported again
 
 
 NO_SUMMARY = [
     "",
     "{",
     "[7]",
-    "[" * 100_000,
     "\x00",
     '{"step": 7}',
-    '{"step": "7", "weights_sha256": "a"}',
-    '{"step": 7, "weights_sha256": 1}',
-    '{"step": 7, "weights_sha256": "a", "accuracy": "high"}',
 ]
 
 
 @pytest.mark.parametrize("text", NO_SUMMARY)
 def test_a_summary_that_no_run_wrote_is_none(folder, text):
     folder.path.mkdir(parents=True)
-    write_archive(folder.final_model)
+    folder.final_model.write_bytes(b"a model")
     folder.final_summary.write_text(text)
     assert folder.read_final_summary() is None
 
@@ -124,56 +111,10 @@ def test_what_a_training_killed_in_its_first_moments_leaves_is_no_other_persons(
         folder.read_config()
 
 
-def test_a_link_in_the_place_of_a_partial_file_is_not_followed(tmp_path):
-    (tmp_path / "precious").write_text("years of work")
-    (tmp_path / "config.json.partial").symlink_to(tmp_path / "precious")
-    run_folder.write_json(tmp_path / "config.json", {"a": 1})
-    assert (tmp_path / "precious").read_text() == "years of work"
-    assert json.loads((tmp_path / "config.json").read_text()) == {"a": 1}
-
-
-@pytest.mark.parametrize("kind", ["pipe", "huge"])
-def test_what_is_no_small_file_is_not_read(folder, kind):
-    folder.path.mkdir(parents=True)
-    for path in (folder.config, folder.final_summary):
-        if kind == "pipe":
-            os.mkfifo(path)  # to read it would wait for a writer
-        else:
-            with open(path, "wb") as file:
-                file.truncate(2**40)
-    write_archive(folder.final_model)
-    said = "a pipe, a socket or a device" if kind == "pipe" else "cannot be read: .*regular"
-    with pytest.raises(run_folder.RunFolderError, match=f"config.json.* {said}"):
-        folder.read_config()
-    assert folder.read_final_summary() is None
-
-
-def test_a_link_to_nothing_is_said(tmp_path):
-    (tmp_path / "run").symlink_to(tmp_path / "nothing")
-    with pytest.raises(run_folder.RunFolderError, match="run: is a symbolic link to nothing"):
-        run_folder.RunFolder(str(tmp_path / "run")).read_config()
-
-
 def test_a_home_folder_is_understood(tmp_path, monkeypatch):
     monkeypatch.setenv("HOME", str(tmp_path))
     assert run_folder.RunFolder("~/run").path == tmp_path / "run"
     assert str(run_folder.RunFolder("~nobody-of-this-name/run").path) == "~nobody-of-this-name/run"
-
-
-def test_a_path_without_room_for_names_behind_it_is_refused(tmp_path):
-    """Checkpoints and TensorBoard's files have the longest, and are not written at once."""
-    path = str(tmp_path)
-    while len(path) < 3800:
-        path += "/" + "x" * 99
-    longest = path + "/" + "x" * (3900 - len(path) - 1)
-    folder = run_folder.RunFolder(longest)
-    assert folder.read_config() is None
-    folder.create(CONFIG)
-    name = "part-00000-of-00001.data-00000-of-00001.tempstate" + "9" * 20
-    (folder.checkpoints / f"step-{2**40}_temp").mkdir(parents=True)
-    (folder.checkpoints / f"step-{2**40}_temp" / name).write_text("fits")
-    with pytest.raises(run_folder.RunFolderError, match="has 3,901 bytes .* at most 3,900"):
-        run_folder.RunFolder(longest + "x").read_config()
 
 
 class TestLines:

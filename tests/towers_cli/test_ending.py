@@ -1,7 +1,6 @@
 """How a command ends where nobody reads what it says."""
 
 import contextlib
-import gc
 import os
 import signal
 
@@ -26,15 +25,3 @@ def test_an_error_of_the_user_s_is_one_line(kind, capsys):
 
     assert ending._user_errors_said("train.py", fails) == kind.exit_code
     assert capsys.readouterr().err == "train.py: error: seed=x: must be a number\n"
-
-
-def test_what_a_command_has_imported_is_left_out_of_later_collections():
-    gc.unfreeze()
-    frozen = []
-
-    def run():
-        frozen.append(gc.get_freeze_count())
-        return 7
-
-    assert ending._user_errors_said("train.py", run) == 7
-    assert frozen[0] > 100_000

@@ -312,16 +312,15 @@ class TestFollowing:
 
     def test_passes_over_what_the_training_has_deleted(self, folder, monkeypatch):
         forget_evaluations(folder)
-        original = checkpoints.after
+        original = checkpoints.by_step
 
-        def with_a_deleted_one(checkpoint_folder, step):
-            paths = original(checkpoint_folder, step)
-            return [str(checkpoint_folder / "step-5"), *paths] if step < 0 else paths
+        def with_a_deleted_one(checkpoint_folder):
+            return {5: str(checkpoint_folder / "step-5")} | original(checkpoint_folder)
 
-        monkeypatch.setattr(checkpoints, "after", with_a_deleted_one)
+        monkeypatch.setattr(checkpoints, "by_step", with_a_deleted_one)
         done, lines = evaluate(folder, *self.FLAGS)
         assert done.returncode == 0
-        assert f"skipped: checkpoint {folder}/checkpoints/step-5: " in done.stdout
+        assert f"skipped: checkpoint {folder}/checkpoints/step-5 " in done.stdout
         assert [line["step"] for line in lines] == [20, 40]
 
 
@@ -334,38 +333,6 @@ def test_too_little_memory_is_said_in_one_line(folder, monkeypatch):
     assert (done.returncode, lines) == (1, [])
     assert done.stderr.startswith("eval.py: error: there is not enough memory for a batch; ")
     assert done.stderr.count("\n") == 1
-
-
-def test_one_that_follows_comes_back_to_a_checkpoint_that_is_rewritten(tmp_path, monkeypatch):
-    """As by a training that went back to the one before, and came to this step again."""
-    folder = run_folder.RunFolder(str(tmp_path))
-    folder.checkpoints.mkdir()
-    index = folder.checkpoints / "step-6.index"
-    index.write_bytes(b"damaged")
-    asked, waits = [], []
-
-    class Assess:
-        def newest_evaluated(self):
-            return -1
-
-        def check_same_run(self):
-            return None
-
-        def __call__(self, path):
-            asked.append(index.read_bytes())
-            if asked[-1] == b"damaged":
-                raise checkpoints.CheckpointError("damaged")
-
-    def wait(*_):
-        waits.append(1)
-        if len(waits) == 2:
-            index.write_bytes(b"whole")
-            os.utime(index, (1, 1))
-
-    monkeypatch.setattr(checkpoint_evaluator, "_wait", wait)
-    monkeypatch.setattr(checkpoint_evaluator, "_has_finished", lambda _: len(waits) == 3)
-    assert checkpoint_evaluator.follow(Assess(), folder, 0.1) == 0
-    assert asked == [b"damaged", b"whole"]  # and neither of them twice
 
 
 class TestOtherData:

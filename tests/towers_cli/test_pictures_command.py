@@ -131,7 +131,7 @@ def test_killed_on_one_number_of_towers_and_continued_on_another(
 ):
     pause = ["--checkpoint_every_steps=2", "--summary_every_steps=3"]  # which takes a while
     process = scripts.start(cache_home, "train", *flags(folder, tmp_path, *pause))
-    while not (tmp_path / "checkpoints" / "checkpoint").exists():
+    while not scripts.checkpoint_steps(tmp_path):
         assert process.poll() is None, process.communicate()
         time.sleep(0.005)
     process.send_signal(signal.SIGKILL)

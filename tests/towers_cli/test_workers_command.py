@@ -281,7 +281,7 @@ def test_a_launcher_that_is_killed_takes_its_workers_with_it(tmp_path, cache_hom
 # The worker of that index gets that signal at that moment.
 SMALL = """
 import os, sys
-from towers import multi_worker  # before TensorFlow: it silences its notices
+from towers import multi_worker  # before TensorFlow: it sets it up
 import tensorflow as tf
 addresses, index, moment, victim, signal, seconds = sys.argv[1:]
 def die():

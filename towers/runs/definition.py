@@ -3,7 +3,6 @@
 import hashlib
 import json
 import re
-import types
 from collections.abc import Mapping
 
 import keras
@@ -187,7 +186,7 @@ def layers(model: keras.Model) -> dict[str, str] | None:
     where Keras cannot save the model. Keras's version stands beside it.
     """
     try:
-        kept = [_kept(keras.saving.serialize_keras_object(model)), _lambdas(model)]
+        kept = _kept(keras.saving.serialize_keras_object(model))
         text = json.dumps(kept, sort_keys=True)
     except (NotImplementedError, TypeError, ValueError):
         return None
@@ -204,42 +203,9 @@ def _kept(config):
         if "DTypePolicy" in str(config.get("class_name")):  # its name is what it is
             return f"{config['class_name']} {config['config']}"
         if config.get("class_name") == "__lambda__":
-            return "a lambda"  # `_lambdas` says more of those of Lambda layers
+            return "a lambda"  # Keras saves its code with its file and its lines
         return {k: _kept(value) for k, value in config.items() if k not in _NO_PART_OF_IT}
     return [_kept(value) for value in config] if isinstance(config, (list, tuple)) else config
-
-
-def _lambdas(model: keras.Model) -> list:
-    """What the lambdas of Lambda layers do: Keras saves their code with its file and its lines."""
-    functions = [
-        layer.function
-        for layer in model._flatten_layers()
-        if isinstance(layer, keras.layers.Lambda)
-    ]
-    return [
-        [
-            _of_code(function.__code__),
-            [_constant(value) for value in function.__defaults__ or ()],
-            [_constant(cell.cell_contents) for cell in function.__closure__ or ()],
-        ]
-        for function in functions
-        if getattr(function, "__name__", "") == "<lambda>"
-    ]
-
-
-def _of_code(code: types.CodeType) -> list:
-    return [code.co_code.hex(), _constant(code.co_consts), code.co_names, code.co_varnames]
-
-
-def _constant(value):
-    if isinstance(value, types.CodeType):
-        return _of_code(value)
-    if isinstance(value, frozenset):  # whose order is another in each process
-        return ["set", *sorted(map(repr, value))]
-    if isinstance(value, tuple):
-        return list(map(_constant, value))
-    is_plain = isinstance(value, (bool, int, float, complex, str, bytes, type(None), type(...)))
-    return repr(value) if is_plain else type(value).__name__
 
 
 def are_others(now: Mapping | None, before: object) -> bool:

@@ -2,8 +2,6 @@
 
 import contextlib
 import os
-import struct
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -40,7 +38,7 @@ def final_model(
       What `final_model.json` holds.
 
     Raises:
-      RunFolderError: it cannot be written, or the machine's clock is before 1980.
+      RunFolderError: it cannot be written.
     """
     weights_sha256 = save_model(tower_trainer, folder.final_model, exported)
     examples_seen = int(tower_trainer.state.examples_seen)
@@ -105,7 +103,7 @@ def save_model(
       The hash of the weights of the Trainer's model.
 
     Raises:
-      RunFolderError: it cannot be written, or the machine's clock is before 1980.
+      RunFolderError: it cannot be written.
     """
     model = tower_trainer.state.model
     partial = path.with_name(f"{path.stem}.partial.keras")
@@ -116,14 +114,6 @@ def save_model(
             with open(partial, "rb") as file:
                 os.fsync(file.fileno())  # else the file may be empty after a power cut
             os.replace(partial, path)
-    except (ValueError, struct.error) as error:  # from zipfile
-        if 1980 <= time.localtime().tm_year < 2108:
-            raise
-        raise run_folder.RunFolderError(
-            f"{path}: cannot be written: this machine's clock says "
-            f"{time.strftime('%Y-%m-%d')}, and the file format has no year before 1980 or after "
-            "2107; set the clock and run the same command, which continues from the last step"
-        ) from error
     finally:
         with contextlib.suppress(OSError):  # it would hide why the model could not be written
             partial.unlink(missing_ok=True)

@@ -98,23 +98,17 @@ class Loop:
         self._result: step.StepResult | None = None  # of the last step
         self._hashed_steps: set[int] = set()  # likewise
 
-    @property
-    def damaged_checkpoints(self) -> list[str]:
-        """What was wrong with each checkpoint that `restore` has skipped."""
-        return self._checkpoints.damaged
-
     def restore(self, first_saved: int | None) -> str | None:
-        """Goes back to the newest checkpoint that is whole; its path, or None if there is none.
+        """Goes back to the newest checkpoint; its path, or None if there is none.
 
         Args:
           first_saved: the step of the run's first checkpoint, whether or not it was kept; None
             where it never finished saving one.
 
         Raises:
-          CheckpointError: no checkpoint can be restored, or there is none although the run has
-            saved some.
+          CheckpointError: it cannot be restored, or there is none although the run has saved some.
         """
-        restored = self._checkpoints.restore_newest(ever_saved=first_saved is not None)
+        restored = self._checkpoints.restore()
         self._is_marked = restored is not None
         if restored is None and first_saved is not None:
             raise checkpoints.CheckpointError(
@@ -125,12 +119,17 @@ class Loop:
         return restored
 
     def restore_step(self, step: int) -> None:
-        """Goes back to the checkpoint of a step.
+        """Goes back to the newest checkpoint, which must be that of a step.
 
         Raises:
-          CheckpointError: it is not there any more, or cannot be restored.
+          CheckpointError: it is not, or cannot be restored.
         """
-        self._checkpoints.restore_step(step)
+        if not self._checkpoints.restore() or int(self.trainer.state.step) != step:
+            raise checkpoints.CheckpointError(
+                f"the newest checkpoint in {self.folder.checkpoints} is not that of step {step}, "
+                "with which the run has finished: put it back, choose another folder, or give the "
+                "run a later end"
+            )
 
     def drop_later_metrics(self, *, starts_over: bool) -> None:
         """Removes what the folder holds of steps that will be repeated: all where it `starts_over`.

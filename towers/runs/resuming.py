@@ -36,7 +36,7 @@ def train(
       RunFolderError: another training is at work in the folder, it cannot be written, or it was
         taken away; or it holds another run.
       WorkerError: another worker is gone or has ended.
-      CheckpointError: no checkpoint can be restored, or one cannot be written.
+      CheckpointError: the newest checkpoint cannot be restored, or one cannot be written.
       TrainingError: a loss, a gradient or a weight is not finite, or the run is past its end.
     """
     if not run.workers.is_chief:
@@ -100,8 +100,6 @@ def _train_as_chief(
         _say_finished(folder, finished)
         return loop.Outcome(finished, finished["step"])
     restored = run.restore(earlier and earlier.get(run_folder.FIRST_CHECKPOINT))
-    for damage in run.damaged_checkpoints:
-        print(f"skipped: {damage}", flush=True)
     if restored is None:
         definition.check_untrained(run.trainer.state, folder)
         for line in warm_start.said(config["resolved"]["init_from"]):

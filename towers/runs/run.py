@@ -326,7 +326,7 @@ class Run:
                 checkpoints.restore(state, path, partial=False, run_sha256=defined.sha256())
             except checkpoints.CheckpointError:
                 # A run that trains here deletes the oldest of those that it keeps.
-                if name is not None or checkpoints.newest(folder.checkpoints) == path:
+                if name is not None or checkpoints.is_checkpoint(path):
                     raise
             else:
                 return

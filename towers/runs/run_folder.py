@@ -5,9 +5,6 @@ import fcntl
 import json
 import os
 import re
-import stat
-import zipfile
-import zlib
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import BinaryIO
@@ -16,8 +13,6 @@ from towers.support import errors
 
 FIRST_CHECKPOINT = "first_checkpoint"  # in config.json, once a run has one: its step
 
-_LONGEST_PATH = 3900  # bytes; the names of a run's files come after it, and Linux allows 4,095
-_LARGEST_JSON = 2**24  # bytes; a file of settings has a few thousand
 _PATTERN = re.compile(r"[*?\[\]\\]")  # to TensorFlow, in a path
 
 
@@ -60,22 +55,18 @@ class RunFolder:
         """The run's configuration, or None where the folder holds no run.
 
         Raises:
-          RunFolderError: the path is not a folder or too long, `config.json` cannot be read, or the
-            folder holds files but no run, or a pipe under the name of one of a run's files.
+          RunFolderError: `config.json` cannot be read, or the folder holds files but no run.
         """
-        self._check_usable()
         try:
-            config = _read_json(self.config)
+            config = json.loads(self.config.read_text(encoding="utf-8"))
             if isinstance(config, dict) and {"settings", "resolved"} <= set(config):
                 return config
             raise RunFolderError(f"{self.shown}: its config.json is not that of a run")
         except FileNotFoundError:
             pass
-        except (OSError, ValueError, RecursionError) as error:
+        except (OSError, ValueError) as error:
             reason = getattr(error, "strerror", None) or error
             raise RunFolderError(f"{self.shown}: config.json cannot be read: {reason}") from error
-        if self.path.is_symlink() and not self.path.exists():
-            raise RunFolderError(f"{self.shown}: is a symbolic link to nothing; remove it")
         # All that a training killed in its first moments leaves.
         begun = {self.lock.name, _partial(self.config).name}
         if self.path.exists() and {path.name for path in self.path.iterdir()} - begun:
@@ -85,51 +76,18 @@ class RunFolder:
             )
         return None
 
-    def _check_usable(self) -> None:
-        """Refuses what would fail in the middle of a run, or be waited for forever.
-
-        Raises:
-          RunFolderError: the path is too long, or a pipe or a device lies where a run has a file.
-        """
-        length = len(os.fsencode(os.path.abspath(self.path)))
-        if length > _LONGEST_PATH:
-            raise RunFolderError(
-                f"{self.shown}: has {length:,} bytes with the folders above it; must have at "
-                f"most {_LONGEST_PATH:,}, to leave room for the names of a run's files"
-            )
-        files = (self.config, self.metrics, self.evaluations, self.final_model, self.final_summary)
-        with contextlib.suppress(OSError):  # it is reported where the file is needed
-            for path in (self.checkpoints, self.train_events, self.eval_events):
-                if path.exists() and not path.is_dir():
-                    raise RunFolderError(
-                        f"{path}: is not a folder, and a run needs one there; move it away"
-                    )
-            for path in (*files, self.lock, *self.checkpoints.glob("*")):
-                mode = path.stat().st_mode if path.exists() else stat.S_IFREG
-                if not (stat.S_ISREG(mode) or stat.S_ISDIR(mode)):
-                    raise RunFolderError(
-                        f"{path}: is a pipe, a socket or a device, and a run needs a file there; "
-                        "move it away"
-                    )
-
     def read_final_summary(self) -> dict | None:
-        """What a finished run left in `final_model.json`.
+        """What a finished run left in `final_model.json`, or None where it has not finished.
 
-        None where it has not finished, or where its model is gone or damaged and must be exported
-        again.
+        It counts as unfinished, and exports its model again, where one of both files is gone or
+        `final_model.json` is not what a run writes.
         """
-        if not (self.final_summary.exists() and _is_whole_archive(self.final_model)):
-            return None
         try:
-            summary = _read_json(self.final_summary)
-        except (OSError, ValueError, RecursionError):
-            return None  # not what a run writes; a run that continues writes it again at its end
-        kinds = {"step": int, "weights_sha256": str, "split": str | None}
-        kinds["accuracy"] = float | list | None  # a metric of that name may have several values
-        whole = isinstance(summary, dict) and all(
-            isinstance(summary.get(name), kind) for name, kind in kinds.items()
-        )
-        return summary if whole else None
+            summary = json.loads(self.final_summary.read_text(encoding="utf-8"))
+        except (OSError, ValueError):
+            return None
+        is_ours = isinstance(summary, dict) and {"step", "weights_sha256"} <= set(summary)
+        return summary if is_ours and self.final_model.exists() else None
 
     def create(self, config: Mapping) -> None:
         """Makes the folder, if needed, and writes `config.json`.
@@ -183,26 +141,17 @@ class RunFolder:
         return kept
 
 
-def _is_whole_archive(path: Path) -> bool:
-    """Whether a zip archive, such as a `.keras` file, exists with all its bytes."""
-    try:
-        with zipfile.ZipFile(path) as archive:
-            return archive.testzip() is None
-    except (OSError, zipfile.BadZipFile, zlib.error, EOFError, NotImplementedError):
-        return False
-
-
 def check_path(path: str | os.PathLike) -> None:
     """Checks that TensorFlow takes a path for what it is: it reads some characters as patterns.
 
     Raises:
-      ValueError: a run there would delete checkpoints of other runs, or is not on this machine.
+      ValueError: it does not, or the path is not on this machine.
     """
     text = os.fspath(path)
     if "://" in text or _PATTERN.search(text):
         raise ValueError(
             f"folder={text}: must be a local path without the characters * ? [ ] and \\, which "
-            "TensorFlow reads as patterns: a run in `lr?` would delete checkpoints of `lr1`"
+            "TensorFlow reads as patterns"
         )
 
 
@@ -233,18 +182,6 @@ def _plain(value):
 
 def _shown(value) -> str:
     return ",".join(map(str, value)) if isinstance(value, (list, tuple)) else str(value)
-
-
-def _read_json(path: Path):
-    """What a small JSON file holds; a pipe or a device is not waited for.
-
-    Raises:
-      OSError, ValueError, RecursionError: there is no such file.
-    """
-    status = path.stat()
-    if not stat.S_ISREG(status.st_mode) or status.st_size > _LARGEST_JSON:
-        raise ValueError("it is not a regular file of a few kilobytes")
-    return json.loads(path.read_text(encoding="utf-8"))
 
 
 def write_json(path: Path, content: Mapping) -> None:
@@ -291,7 +228,7 @@ def _parsed(line: bytes) -> dict | None:
     """The object that a line of a `.jsonl` file holds; None for what no run writes."""
     try:
         content = json.loads(line)
-    except (ValueError, RecursionError):
+    except ValueError:
         return None
     return content if isinstance(content, dict) else None
 
@@ -333,8 +270,7 @@ def read_lines(path: Path) -> list[dict]:
 def _replace(path: Path, text: str) -> None:
     partial = _partial(path)
     with writing(path):
-        partial.unlink(missing_ok=True)  # it may be a link to elsewhere
-        with open(partial, "x", encoding="utf-8") as file:
+        with open(partial, "w", encoding="utf-8") as file:
             file.write(text)
             file.flush()
             os.fsync(file.fileno())  # else the file may be empty after a power cut

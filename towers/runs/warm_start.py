@@ -82,8 +82,7 @@ def may_differ(recorded: Mapping, given: str | os.PathLike | None) -> bool:
     given no longer exists.
     """
     same = given is None or not is_recorded(recorded) or recorded["path"] == absolute(given)
-    place = "" if same else absolute(given)
-    return not same and (os.path.exists(place) or os.path.exists(f"{place}.index"))
+    return not same and os.path.exists(absolute(given))
 
 
 def said(recorded: Mapping | None) -> list[str]:
@@ -111,28 +110,26 @@ def absolute(given: str | os.PathLike) -> str:
 def locate(given: str | os.PathLike) -> str:
     """The file or checkpoint that is meant.
 
-    Of a run it is the final model, or its newest whole checkpoint where that is of a later step.
+    Of a run it is the final model, or its newest checkpoint where that is of a later step.
 
     Raises:
       WarmStartError: there are no weights to begin with.
     """
     place = Path(os.path.expanduser(given))
+    if _is_checkpoint(place):
+        return os.path.abspath(place)
     if place.is_dir():
         return _of_run(given, place)
     if place.name.endswith((".keras", ".weights.h5")):
         if not place.is_file():
             raise WarmStartError(f"init_from={given}: no such file or folder")
         return os.path.abspath(place)
-    checkpoint = os.path.abspath(place).removesuffix(".index")
-    if not place.exists() and not os.path.exists(f"{checkpoint}.index"):
-        raise WarmStartError(f"init_from={given}: no such file or folder")
-    if place.parent.name != "checkpoints" or not os.path.exists(f"{checkpoint}.index"):
-        raise WarmStartError(f"init_from={given}: {_ALLOWED}")
-    try:
-        checkpoints.check_whole(checkpoint)
-    except checkpoints.CheckpointError as error:
-        raise WarmStartError(f"init_from={given}: {error}") from error
-    return checkpoint
+    problem = _ALLOWED if place.exists() else "no such file or folder"
+    raise WarmStartError(f"init_from={given}: {problem}")
+
+
+def _is_checkpoint(place: str | os.PathLike) -> bool:
+    return Path(place).parent.name == "checkpoints" and checkpoints.is_checkpoint(place)
 
 
 def _of_run(given, place: Path) -> str:
@@ -143,19 +140,12 @@ def _of_run(given, place: Path) -> str:
         final = folder.read_final_summary()
     except run_folder.RunFolderError as error:
         raise WarmStartError(f"init_from={given}: {error}") from error
-    problem = "has neither a final model nor a checkpoint yet"
-    for step, path in reversed(checkpoints.by_step(folder.checkpoints).items()):
-        if final and step <= final["step"]:
-            break
-        try:
-            checkpoints.check_whole(path)
-        except checkpoints.CheckpointError as error:
-            problem = str(error)
-        else:
-            return os.path.abspath(path)
+    newest = checkpoints.newest(folder.checkpoints)
+    if newest and not (final and checkpoints.step_of(newest) <= final["step"]):
+        return os.path.abspath(newest)
     if final:
         return os.path.abspath(folder.final_model)
-    raise WarmStartError(f"init_from={given}: {problem}")
+    raise WarmStartError(f"init_from={given}: has neither a final model nor a checkpoint yet")
 
 
 def take(given: str | os.PathLike, state: train_state.TrainState) -> WarmStart:
@@ -174,13 +164,13 @@ def take(given: str | os.PathLike, state: train_state.TrainState) -> WarmStart:
     """
     file = locate(given)
     try:
-        if os.path.exists(f"{file}.index"):
+        if _is_checkpoint(file):
             found = _take_checkpoint(file, state.model)
         else:
             found = _take_file(file, state.model)
     except (OSError, KeyError, ValueError, zipfile.BadZipFile) as error:
         raise WarmStartError(f"init_from={given}: {file} cannot be read: {error}") from error
-    except _DoesNotFitError as error:
+    except (_DoesNotFitError, checkpoints.CheckpointError) as error:
         raise WarmStartError(f"init_from={given}: {error}") from error
     _begin_at_weights(state)
     return WarmStart(absolute(given), file, *found)

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import tensorflow as tf
 
-import container_limits
+from towers.support import container_limits
 
 from tensorflow.python.ops import control_flow_util  # isort: skip
 
@@ -84,7 +84,7 @@ def _loaded(library: str, function: str) -> str | None:
 def tell_about_gpus() -> None:
     """Logs a warning, once, where a GPU is not used, or makes its first step wait.
 
-    TensorFlow's own notices of both are among those that `noise` keeps off the terminal.
+    TensorFlow's own notices of both are among those that TF_CPP_MIN_LOG_LEVEL=3 keeps away.
     """
     if notice := _unused_gpus() or _gpus_to_compile_for():
         logging.getLogger(__name__).warning(notice)

@@ -1,42 +1,11 @@
-"""Keeps TensorFlow's start-up notices off the terminal."""
+"""What TensorFlow logs and says in its errors, as a person may want to read it."""
 
-import contextlib
 import logging
 import os
 import re
-import sys
-import tempfile
-from collections.abc import Iterator
 
 LOG_LEVEL = "TF_CPP_MIN_LOG_LEVEL"
 SILENT = "3"  # fatal errors only; the rest reaches Python as exceptions
-
-
-@contextlib.contextmanager
-def silenced() -> Iterator[None]:
-    """For the import of TensorFlow, which prints two notices before its own log level takes effect.
-
-    Within this context, file descriptor 2 is a temporary file. If the import fails, what was caught
-    is printed: it is then the only clue. Whoever sets TF_CPP_MIN_LOG_LEVEL below 3 asked for the
-    notices and gets them.
-    """
-    if os.environ.setdefault(LOG_LEVEL, SILENT) != SILENT:
-        yield
-        return
-    sys.stderr.flush()
-    saved = os.dup(2)
-    with tempfile.TemporaryFile() as caught:
-        os.dup2(caught.fileno(), 2)
-        failed = True
-        try:
-            yield
-            failed = False
-        finally:
-            os.dup2(saved, 2)
-            os.close(saved)
-            if failed:
-                caught.seek(0)
-                sys.stderr.write(caught.read().decode(errors="replace"))
 
 
 def quiet_loggers() -> None:
@@ -54,6 +23,8 @@ def quiet_loggers() -> None:
 
 
 def reason(error: Exception) -> str:
-    """The first line of a TensorFlow error, without the operations it names."""
+    """What the system said, or the first line of a TensorFlow error, without its operations."""
+    if isinstance(error, OSError) and error.strerror:
+        return error.strerror
     line = str(error).strip().split("\n")[0]
     return re.sub(r"^\{\{.*?\}\} | \[Op:\w+\].*$", "", line)

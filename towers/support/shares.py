@@ -3,8 +3,7 @@
 import dataclasses
 from collections.abc import Sequence
 
-import container_limits
-from towers.support import machine, worker_errors
+from towers.support import container_limits, machine, worker_errors
 
 MOST_BY_DEFAULT = 8
 

@@ -7,8 +7,8 @@ import psutil
 import pytest
 import scripts
 
-import container_limits
 from input_pipeline import decoded
+from towers.support import container_limits
 
 GB = 10**9
 V2_MOUNT = "30 23 0:26 / /sys/fs/cgroup rw,nosuid shared:4 - cgroup2 cgroup rw,nsdelegate"
@@ -145,12 +145,6 @@ class TestMemory:
     def test_over_the_limit_there_is_nothing_left(self, tmp_path):
         root = version_2(tmp_path, {"memory.max": "5", "memory.current": "7"})
         assert container_limits.available_memory(root) == 0
-
-    def test_of_a_mount_with_a_space_in_its_name(self, tmp_path):
-        mount = V2_MOUNT.replace("/sys/fs/cgroup", r"/sys/fs/cgroup/my\040groups")
-        files = {"my groups/memory.max": "9", "my groups/memory.current": "4"}
-        root = system(tmp_path, own="0::/\n", mounts=[mount], files=files)
-        assert container_limits.available_memory(root) == 5
 
     def test_images_that_the_machine_could_hold_and_the_container_cannot_are_refused(
         self, monkeypatch

@@ -1,16 +1,13 @@
 """What the container around this process lets it use: cores and memory, of Linux's control groups.
 
-A limit of the process's own on memory (`ulimit -v`) counts, too.
-
-Both packages ask; it stands beside them, as they never import each other. What is limited is said
-in small files, of which version 2 of control groups and version 1 have different ones. A limit of a
-group holds for all groups inside it, so the process's own group is asked and every one around it.
-Where there is no Linux, no limit, or a file that cannot be understood, there is nothing to say.
+What is limited is said in small files, of which version 2 of control groups and version 1 have
+different ones. A limit of a group holds for all groups inside it, so the process's own group is
+asked and every one around it. Where there is no Linux, no limit, or a file that cannot be
+understood, there is nothing to say.
 """
 
 import os
 import re
-import resource
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -63,10 +60,6 @@ def available_memory(root: Path = _ROOT) -> int | None:
 
 
 def _left(root: Path) -> Iterator[int]:
-    addresses = resource.getrlimit(resource.RLIMIT_AS)[0]
-    pages = _text(root / "proc/self/statm").split()
-    if addresses != resource.RLIM_INFINITY and pages and pages[0].isdecimal():
-        yield max(0, addresses - int(pages[0]) * resource.getpagesize())
     for group in _groups("memory", root):
         held = dict(re.findall(r"^(\w+) (\d+)$", _text(group / "memory.stat"), re.M))
         for limit_file, used_file, prefix in (
@@ -91,7 +84,7 @@ def _groups(controller: str, root: Path) -> Iterator[Path]:
         version_1 = kind[0] == "cgroup"
         if version_1 and controller not in kind[-1].split(","):
             continue
-        top, mounted = (re.sub(r"\\(\d{3})", _octal, path) for path in fields[3:5])
+        top, mounted = fields[3:5]
         mount = root / mounted.lstrip("/")
         # Without a name space of its own a container's path is that of the host, as is `top`.
         inside = Path(own.get(controller if version_1 else "", top))
@@ -107,10 +100,6 @@ def _own_paths(root: Path) -> dict[str, str]:
     """Controller to the path of the process's group; that of version 2 has no controller's name."""
     groups = re.findall(r"^\d+:([^:]*):(.*)$", _text(root / "proc/self/cgroup"), re.M)
     return {name: path for controllers, path in groups for name in controllers.split(",")}
-
-
-def _octal(match: re.Match) -> str:
-    return chr(int(match[1], 8))  # mountinfo writes a space as \040
 
 
 def _text(path: Path) -> str:
