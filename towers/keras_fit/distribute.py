@@ -193,6 +193,7 @@ class Distribution:
         self._sizes["run"] = self.microbatch_size
         size = self._size("run", batch)
         _build(self.model, batch, with_optimizer=True)
+        self._share_state()
         self._of_run = self._program(batch, size, training=True, watched=True)
         self._tell(batch, size, self._of_run)
 
@@ -207,7 +208,8 @@ class Distribution:
 
     def train_step(self, batch) -> tuple[dict[str, tf.Tensor], step.Watched]:
         """Makes a step of a run, after `prepare`; raises as `step.Program`."""
-        return self._of_run(batch, self._sizes["run"])
+        with self.workers.watched():
+            return self._of_run(batch, self._sizes["run"])
 
     def _program(self, batch, size: int, training: bool, watched: bool = False) -> step.Program:
         """The step, with the loss of each tower where that is the same, else with a joined one."""

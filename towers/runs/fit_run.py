@@ -34,8 +34,9 @@ from towers.runs import (
     run_lock,
     sources,
     stretches,
+    warm_start,
 )
-from towers.support import adapted, hashes
+from towers.support import adapted, hashes, worker_errors
 
 from keras.src.utils.python_utils import pythonify_logs  # isort: skip
 
@@ -50,6 +51,8 @@ class FitState:
       epoch, step_in_epoch: int64 variables, whole epochs made, and updates since.
       notes: string variable, what callbacks remember (`callback_state`).
     """
+
+    statistics_of_each = ()  # which `warm_start` looks for
 
     def __init__(self, model: keras.Model, averages: Sequence[tf.Variable] = ()):
         self.model, self.averages = model, list(averages)
@@ -123,6 +126,7 @@ class FitRun:
       folder: its files.
       model: that is trained, compiled.
       distribution: what puts the model on towers.
+      workers: those that train it together; most often one.
       state: of the run; None before `fit`.
       batch: of the last step.
       watched: what the last step showed of itself before its update (`step.Watched`).
@@ -133,13 +137,17 @@ class FitRun:
         folder: str | os.PathLike,
         model: keras.Model,
         *,
+        init_from: str | os.PathLike | None = None,
         settings: Mapping | None = None,
         export: Callable[[keras.Model], keras.Model] | None = None,
     ):
         """
         Args:
-          folder: of the run; made if it does not exist.
+          folder: of the run; made if it does not exist. Of several workers, the chief alone uses
+            it.
           model: compiled; on towers, or it is put on one for each GPU, or else one.
+          init_from: what a new run takes weights from, by name and shape of its layers: a run's
+            folder, a checkpoint in one, or a `.keras` or `.weights.h5` file.
           settings: by which TensorBoard compares runs; they decide nothing.
           export: (model) to the model that is saved at the end, with the given one's weights, such
             as one that takes raw images; None saves the model as it is trained.
@@ -154,7 +162,9 @@ class FitRun:
         if not model.compiled:
             raise ValueError("model is not compiled: call model.compile first")
         self.model, self._settings, self._export = model, dict(settings or {}), export
+        self._init_from = init_from
         self.distribution = distribute.distribution(model)
+        self.workers = self.distribution.workers
         self.state: FitState | None = None
         self.batch = self.watched = None
 
@@ -193,7 +203,11 @@ class FitRun:
           Stopped: a signal has stopped the run, and its state is saved.
           RunFolderError, CheckpointError: the folder holds another run, is in use, or cannot be
             read or written.
-          TrainingError: a loss or a gradient is not finite; nothing was updated.
+          TrainingError: a loss or a gradient is not finite, and nothing was updated; or workers
+            differ in their weights.
+          WarmStartError: no weights can be taken from `init_from`.
+          WorkerError: another worker is gone, and the last complete step is saved; or it is about
+            to make another run.
         """
         if sources.is_source(x):
             data = sources.FromSource(x, batch_size)
@@ -203,21 +217,37 @@ class FitRun:
         evaluate = functools.partial(
             _evaluate, model, validation_data, validation_batch_size or batch_size, validation_freq
         )
-        with run_lock.RunLock(self.folder).held():
+        lock = run_lock.RunLock(self.folder).held()
+        with lock if self.workers.is_chief else contextlib.nullcontext():
             self._begin(data, callbacks, checkpoints_to_keep)
             self._callbacks = keras.callbacks.CallbackList(
                 callbacks,
                 add_history=True,
-                add_progbar=verbose != 0,
-                verbose=verbose,
+                add_progbar=verbose != 0 and self.workers.is_chief,
+                verbose=verbose if self.workers.is_chief else 0,
                 epochs=epochs,
                 steps=data.steps(0),
                 model=model,
             )
-            logs = self._epochs(data, epochs, evaluate, checkpoint_every_steps)
+            logs = self._trained(data, epochs, evaluate, checkpoint_every_steps)
             model.optimizer.finalize_variable_values(model.trainable_weights)
             self._callbacks.on_train_end(logs)
             return self._finish(dict(model.history.history))
+
+    def _trained(self, *arguments) -> dict[str, float]:
+        """`_epochs`; where another worker is gone, the chief saves the last complete step.
+
+        An update begins when the sums of all workers have come, so it is made whole or not at all.
+        """
+        first = int(self.state.step)
+        try:
+            return self._epochs(*arguments)
+        except worker_errors.GoneError as error:
+            if not self.workers.is_chief or int(self.state.step) == first:
+                raise
+            self._note()
+            self._checkpoints.save()
+            raise type(error)(f"{error}. {self._checkpoints.describe_newest()}") from error
 
     def _epochs(self, data, last_epoch: int, evaluate: Callable, every: int) -> dict[str, float]:
         """The epochs that are left; the metrics of the last."""
@@ -246,11 +276,30 @@ class FitRun:
                 self._save()
         return logs
 
-    def _save(self) -> None:
+    def _note(self) -> None:
+        """Keeps what callbacks remember in the state."""
         remembered = callback_state.collect(self._callbacks.callbacks)
         notes = {"callbacks": remembered, "stopped": self.model.stop_training}
         self.state.notes.assign(json.dumps(notes))
-        self._checkpoints.save()
+
+    def _save(self) -> None:
+        """Saves a checkpoint, once all workers are known to have the same weights.
+
+        Raises:
+          TrainingError: they do not.
+        """
+        if self.workers.count > 1:  # hashing the state of a large network takes a while
+            parts = self.workers.exchange("hashes of their states", self.state.parts_sha256())
+            for index, other in enumerate(parts):
+                if other != parts[0]:
+                    raise run_errors.TrainingError(
+                        f"step {int(self.state.step)}: {self.workers.name(index)} and "
+                        f"{self.workers.name(0)} have other weights; is one of the machines of "
+                        "another kind, or faulty?"
+                    )
+        self._note()
+        if self.workers.is_chief:
+            self._checkpoints.save()
 
     def _epoch(self, data, epoch: int, asked: interrupts.Interrupts, every: int) -> None:
         """The steps that are left of an epoch.
@@ -258,10 +307,13 @@ class FitRun:
         Raises:
           Stopped: a signal has come.
         """
-        state, callbacks = self.state, self._callbacks
+        state, callbacks, due = self.state, self._callbacks, False
         for batch in data.batches(epoch, int(state.step_in_epoch)):
+            if due:  # after the last step of an epoch, its end saves
+                self._save()
             place = int(state.step_in_epoch)
             callbacks.on_train_batch_begin(place)
+            self.workers.ask_to_stop(asked.received)
             logs = self._step(batch)
             for counter, count in (
                 (state.step, 1),
@@ -270,13 +322,12 @@ class FitRun:
             ):
                 counter.assign_add(count)
             callbacks.on_train_batch_end(place, logs)
-            if asked.received:
+            if stopped_by := self.workers.stop_asked():
                 self._save()
-                raise Stopped(asked.exit_code())
+                raise Stopped(128 + stopped_by)
             if self.model.stop_training:
                 break
-            if every and int(state.step) % every == 0:
-                self._save()
+            due = every and int(state.step) % every == 0
 
     def graph(self) -> tf.Graph:
         """The graph of a step."""
@@ -312,11 +363,12 @@ class FitRun:
         }
 
     def _begin(self, data, callbacks, keep: int) -> None:
-        """Restores the run that is in the folder, or begins one.
+        """Restores the run that is in the folder, or begins one; on all workers.
 
         Raises:
           RunFolderError: the folder holds another run.
           CheckpointError: its checkpoint cannot be restored.
+          WorkerError: workers are about to make different runs.
         """
         self.distribution.prepare(data.first_batch())
         averages = [a for callback in callbacks for a in getattr(callback, "averages", ())]
@@ -325,32 +377,51 @@ class FitRun:
             if hasattr(callback, "set_run"):
                 callback.set_run(self)
         defined = self._definition(data, callbacks)
-        earlier, newest = self.folder.read_config(), checkpoints.newest(self.folder.checkpoints)
+        for index, other in enumerate(self.workers.exchange("what they train", defined)):
+            if different := run_folder.differences(other, defined, self.workers.name(index)):
+                raise worker_errors.WorkerError(
+                    f"workers are about to train differently: {'; '.join(different)}"
+                )
+        notes = self.workers.from_chief("the run", lambda: self._continue(defined, keep))
+        self.state.notes.assign(notes)
+        variables = [v for name, v in self.state.parts().items() if name != "notes"]
+        self.workers.broadcast("the state of the run", [v for part in variables for v in part])
+        adapted.refresh(self.model)
+
+    def _continue(self, defined: dict, keep: int) -> str:
+        """On the chief: restores the run, or begins it; what callbacks remember."""
+        folder, of_model = self.folder, definition.of_model(self.model)
+        earlier, newest = folder.read_config(), checkpoints.newest(folder.checkpoints)
+        resolved = {"tower_devices": list(self.distribution.tower_devices)} | of_model
+        if newest and earlier is not None:
+            resolved["init_from"] = taken = earlier["resolved"].get("init_from")
+        else:
+            given = self._init_from
+            resolved["init_from"] = taken = given and warm_start.take(given, self.state).recorded()
+        defined = defined | {"init_from": taken and taken["sha256"]}
         if newest and earlier is not None:
             different = run_folder.differences(earlier.get("defining", {}), defined)
             if different:
                 raise run_folder.RunFolderError(
-                    f"{self.folder.shown} holds a run with other settings: {'; '.join(different)}. "
+                    f"{folder.shown} holds a run with other settings: {'; '.join(different)}. "
                     "Continue it with its own, or choose another folder"
                 )
         sha256 = hashlib.sha256(json.dumps(defined, sort_keys=True).encode()).hexdigest()
-        self._checkpoints = checkpoints.Checkpoints(
-            self.state, self.folder.checkpoints, keep, sha256
-        )
-        if self._checkpoints.restore():
-            adapted.refresh(self.model)
+        self._checkpoints = checkpoints.Checkpoints(self.state, folder.checkpoints, keep, sha256)
+        self._checkpoints.restore()
         at_step, towers = int(self.state.step), self.distribution.tower_devices
-        so_far = earlier["stretches"] if newest and earlier is not None else []
+        so_far = earlier["stretches"] if at_step and earlier is not None else []
         runs_on = stretches.environment() | stretches.on_devices(towers, devices.HOST)
-        self.folder.create(
+        folder.create(
             {
                 "settings": self._settings,
-                "resolved": {"tower_devices": list(towers)},
+                "resolved": resolved,
                 "defining": defined,
                 "stretches": stretches.extended(so_far, at_step, runs_on),
             }
         )
-        self.folder.drop_metrics_after(at_step)
+        folder.drop_metrics_after(at_step)
+        return self.state.notes.numpy().decode()
 
     def _finish(self, history: Mapping) -> Finished:
         """Writes the final model, then its summary: where that is, the model is whole."""
@@ -360,6 +431,8 @@ class FitRun:
             for callback in averaged:
                 stack.enter_context(callback.averaged())
             sha256 = hashes.sha256(variable.value for variable in self.model.weights)
+            if not self.workers.is_chief:
+                return Finished(history, int(state.step), sha256)
             exported = self._export(self.model) if self._export else self.model
             partial = folder.final_model.with_name("final_model.partial.keras")
             with run_folder.writing(folder.final_model):

@@ -23,6 +23,11 @@ class RunCallback(keras.callbacks.Callback):
         self.run = run
 
     @property
+    def _writes(self) -> bool:
+        """Whether this worker is the one that writes into the folder."""
+        return self.run.workers.is_chief
+
+    @property
     def _at_step(self) -> int:
         return int(self.run.state.step)
 
@@ -108,6 +113,8 @@ class Log(RunCallback):
         self._every, self._since = steps, None
 
     def on_train_begin(self, logs=None):
+        if not self._writes:
+            return
         self._train = summaries.file_writer(self.run.folder.train_events)
         self._eval = summaries.file_writer(self.run.folder.eval_events)
         self._begin()
@@ -117,6 +124,8 @@ class Log(RunCallback):
         self._since = time.perf_counter(), self._at_step, int(self.run.state.examples_seen)
 
     def on_train_batch_end(self, batch, logs=None):
+        if not self._writes:
+            return
         at_step = self._at_step
         if at_step == 1:
             with self._train.as_default(step=tf.constant(np.int64(0))):
@@ -152,6 +161,8 @@ class Log(RunCallback):
         )  # fmt: skip
 
     def on_epoch_end(self, epoch, logs=None):
+        if not self._writes:
+            return
         state = self.run.state
         values = {name: float(value) for name, value in (logs or {}).items() if np.isscalar(value)}
         line = {
@@ -167,8 +178,9 @@ class Log(RunCallback):
         self._begin()  # an evaluation is no training
 
     def on_train_end(self, logs=None):
-        self._train.flush()
-        self._eval.flush()
+        if self._writes:
+            self._train.flush()
+            self._eval.flush()
 
     @staticmethod
     def _write(writer, at_step: int, values) -> None:
@@ -187,7 +199,7 @@ class Histograms(RunCallback):
 
     def on_train_batch_end(self, batch, logs=None):
         at_step = self._at_step
-        if at_step % self._every:
+        if at_step % self._every or not self._writes:
             return
         writer, watched = summaries.file_writer(self.run.folder.train_events), self.run.watched
         with writer.as_default(step=tf.constant(np.int64(at_step))):
@@ -213,7 +225,7 @@ class Verify(RunCallback):
         self._every = steps
 
     def on_train_batch_end(self, batch, logs=None):
-        if self._at_step % self._every == 0:
+        if self._at_step % self._every == 0 and self._writes:
             parts = self.run.state.parts_sha256()
             line = {"step": self._at_step, "examples_seen": int(self.run.state.examples_seen)}
             line |= {"state_sha256": hashes.sha256_of_parts(parts), "parts_sha256": parts}
