@@ -16,7 +16,7 @@ import functools
 import hashlib
 import json
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 
 import keras
 import numpy as np
@@ -269,12 +269,32 @@ class FitRun:
                 if int(state.step_in_epoch):  # some callbacks begin anew with each epoch
                     callback_state.restore(callbacks.callbacks, notes["callbacks"])
                 self._epoch(data, epoch, asked, every)
-                logs = pythonify_logs(model.get_metrics_result()) | evaluate(callbacks, epoch)
+                logs = pythonify_logs(model.get_metrics_result())
+                with self._unchanged_if_it_fails():
+                    logs |= evaluate(callbacks, epoch)
                 state.epoch.assign(epoch + 1)
                 state.step_in_epoch.assign(0)
                 callbacks.on_epoch_end(epoch, logs)
                 self._save()
         return logs
+
+    @contextlib.contextmanager
+    def _unchanged_if_it_fails(self) -> Iterator[None]:
+        """Takes back what an evaluation has changed that another worker's end has interrupted.
+
+        It resets metrics, and has averages in place of the weights.
+        """
+        if self.workers.count == 1:
+            yield
+            return
+        variables = [*self.model.variables, *self.model.metrics_variables]
+        values = [variable.numpy() for variable in variables]
+        try:
+            yield
+        except worker_errors.WorkerError:
+            for variable, value in zip(variables, values, strict=True):
+                variable.assign(value)
+            raise
 
     def _note(self) -> None:
         """Keeps what callbacks remember in the state."""
