@@ -15,23 +15,45 @@ _ARRAY = "__array__"
 _NOT_STATE = ("_model", "params", "validation_data")  # given to a callback, not remembered by it
 
 
-def collect(callbacks: Sequence[keras.callbacks.Callback]) -> dict:
-    """Place and class of each callback to what it remembers, as JSON can hold it."""
+class Memory:
+    """What callbacks of this process remember: what has changed since they began.
+
+    What a program gives a callback, such as its patience, stays as the program has it now.
+    """
+
+    def __init__(self, callbacks: Sequence[keras.callbacks.Callback]):
+        """Notes what there is; to be made after `on_train_begin`."""
+        self._callbacks, self._begun = callbacks, list(map(_encoded, callbacks))
+
+    def collect(self) -> dict:
+        """Place and class of each callback to what it remembers, as JSON can hold it."""
+        both = zip(map(_encoded, self._callbacks), self._begun, strict=True)
+        changed = (
+            {name: value for name, value in now.items() if begun.get(name, _Other) != value}
+            for now, begun in both
+        )
+        return dict(zip(map(_key, enumerate(self._callbacks)), changed, strict=True))
+
+    def restore(self, notes: Mapping) -> None:
+        """Gives callbacks what those of their place and class remembered."""
+        for place, callback in enumerate(self._callbacks):
+            for name, value in notes.get(_key((place, callback)), {}).items():
+                setattr(callback, name, _decode(value))
+
+
+def _key(place_and_callback: tuple) -> str:
+    place, callback = place_and_callback
+    return f"{place} {type(callback).__name__}"
+
+
+def _encoded(callback: keras.callbacks.Callback) -> dict:
+    """Its attributes that are plain data, as JSON can hold them."""
+    encoded = {name: _encode(value) for name, value in vars(callback).items()}
     return {
-        f"{place} {type(callback).__name__}": {
-            name: encoded
-            for name, value in vars(callback).items()
-            if name not in _NOT_STATE and (encoded := _encode(value)) is not _Other
-        }
-        for place, callback in enumerate(callbacks)
+        name: value
+        for name, value in encoded.items()
+        if name not in _NOT_STATE and value is not _Other
     }
-
-
-def restore(callbacks: Sequence[keras.callbacks.Callback], notes: Mapping) -> None:
-    """Gives callbacks what those of their place and class remembered; others stay as they are."""
-    for place, callback in enumerate(callbacks):
-        for name, value in notes.get(f"{place} {type(callback).__name__}", {}).items():
-            setattr(callback, name, _decode(value))
 
 
 class _Other:

@@ -194,8 +194,8 @@ class FitRun:
             read on from the start of the epoch where a run resumes.
           y, batch_size, epochs, steps_per_epoch, sample_weight, class_weight, validation_data,
             validation_batch_size, validation_freq, verbose: as Keras's `fit` takes them.
-          callbacks: Keras's, or your own. When a run resumes, what they remember in attributes that
-            are numbers, texts, arrays, or lists and dicts of these is as it was.
+          callbacks: Keras's, or your own. When a run resumes, what they have changed among their
+            attributes is as it was, if it is numbers, texts, arrays, or lists and dicts of these.
           checkpoint_every_steps: there is one at the end of each epoch, too.
           checkpoints_to_keep: the newest few; at least 1.
 
@@ -255,7 +255,8 @@ class FitRun:
         notes = json.loads(state.notes.numpy().decode())
         model.stop_training = False
         callbacks.on_train_begin()
-        callback_state.restore(callbacks.callbacks, notes.get("callbacks", {}))
+        self._memory = callback_state.Memory(callbacks.callbacks)
+        self._memory.restore(notes.get("callbacks", {}))
         if notes.get("stopped"):
             model.stop_training = True  # a callback has, and has not changed its mind
         logs: dict[str, float] = {}
@@ -267,7 +268,7 @@ class FitRun:
                     model.reset_metrics()
                 callbacks.on_epoch_begin(epoch)
                 if int(state.step_in_epoch):  # some callbacks begin anew with each epoch
-                    callback_state.restore(callbacks.callbacks, notes["callbacks"])
+                    self._memory.restore(notes["callbacks"])
                 self._epoch(data, epoch, asked, every)
                 logs = pythonify_logs(model.get_metrics_result())
                 with self._unchanged_if_it_fails():
@@ -298,8 +299,7 @@ class FitRun:
 
     def _note(self) -> None:
         """Keeps what callbacks remember in the state."""
-        remembered = callback_state.collect(self._callbacks.callbacks)
-        notes = {"callbacks": remembered, "stopped": self.model.stop_training}
+        notes = {"callbacks": self._memory.collect(), "stopped": self.model.stop_training}
         self.state.notes.assign(json.dumps(notes))
 
     def _save(self) -> None:
@@ -333,7 +333,6 @@ class FitRun:
                 self._save()
             place = int(state.step_in_epoch)
             callbacks.on_train_batch_begin(place)
-            self.workers.ask_to_stop(asked.received)
             logs = self._step(batch)
             for counter, count in (
                 (state.step, 1),
@@ -342,6 +341,7 @@ class FitRun:
             ):
                 counter.assign_add(count)
             callbacks.on_train_batch_end(place, logs)
+            self.workers.ask_to_stop(asked.received)  # several know of it after the next step
             if stopped_by := self.workers.stop_asked():
                 self._save()
                 raise Stopped(128 + stopped_by)

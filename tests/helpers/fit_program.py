@@ -1,0 +1,103 @@
+"""A program that trains a small model with Keras's fit in a folder, for tests that kill it.
+
+    python fit_program.py '{"folder": ..., "towers": 2, "kill_at": 5}'
+
+It prints one JSON object: what should not depend on towers, workers, kills and resumption.
+"""
+
+import itertools
+import json
+import os
+import signal
+import sys
+from pathlib import Path
+
+os.environ["CUDA_VISIBLE_DEVICES"] = "-1"
+sys.path.insert(0, str(Path(__file__).parents[2]))
+
+import towers  # before Keras: it sets TensorFlow up
+from input_pipeline import arrays
+from towers import devices, schedules
+from towers.multi_worker import cluster, meeting
+from towers.runs import fit_run, run_callbacks
+
+import keras  # isort: skip
+import numpy as np  # isort: skip
+
+LAYERS = keras.layers
+
+
+class At(keras.callbacks.Callback):
+    """Does something after so many of this process's steps."""
+
+    def __init__(self, step: int, act):
+        super().__init__()
+        self._step, self._act, self._steps = step, act, itertools.count(1)  # no plain data
+
+    def on_train_batch_end(self, batch, logs=None):
+        if next(self._steps) == self._step:
+            self._act()
+
+
+def model() -> keras.Model:
+    """Batch norm, dropout and a regularizer, compiled."""
+    keras.utils.set_random_seed(1)
+    made = keras.Sequential(
+        [
+            keras.Input((8,)),
+            LAYERS.Dense(16, kernel_regularizer=keras.regularizers.L2(1e-3)),
+            LAYERS.BatchNormalization(),
+            LAYERS.ReLU(),
+            LAYERS.Dropout(0.3),
+            LAYERS.Dense(3),
+        ]
+    )
+    loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+    made.compile(keras.optimizers.Adam(1e-2), loss, metrics=["accuracy"])
+    return made
+
+
+def data() -> tuple[np.ndarray, np.ndarray]:
+    """200 examples of 3 classes."""
+    x = np.random.default_rng(0).normal(size=(200, 8)).astype("float32")
+    return x, x[:, :3].argmax(axis=1)
+
+
+def main(wanted: dict) -> dict:
+    """Trains; what it came to."""
+    members = cluster.from_environment() if os.environ.get("TF_CONFIG") else None
+    with meeting.meet(members, 60) as workers:
+        tower_devices = devices.choose(wanted["towers"])
+        workers.start()
+        x, y = data()
+        trained = towers.distribute(model(), tower_devices, microbatch_size=16, workers=workers)
+        callbacks = [
+            run_callbacks.MovingAverages(trained, 0.9),
+            run_callbacks.LearningRate(schedules.LearningRate("cosine", 0.02, 200, total_epochs=6)),
+            run_callbacks.Log(5),
+            run_callbacks.Verify(4),
+            keras.callbacks.EarlyStopping("val_loss", patience=2, restore_best_weights=True),
+            At(
+                wanted.get("kill_at", 0) if wanted.get("worker", 0) == workers.index else 0,
+                lambda: os.kill(os.getpid(), getattr(signal, wanted.get("signal", "SIGKILL"))),
+            ),
+        ]
+        if wanted.get("arrays"):
+            given = {"x": x, "y": y, "batch_size": 64}
+        else:
+            given = {"x": arrays.batches(x, y, seed=3), "batch_size": 64}
+        run = fit_run.FitRun(wanted["folder"], trained)
+        done = run.fit(
+            **given, epochs=wanted.get("epochs", 6), validation_data=(x[:70], y[:70]), verbose=0,
+            callbacks=callbacks, checkpoint_every_steps=2,
+        )  # fmt: skip
+        return {
+            "history": done.history,
+            "step": done.step,
+            "weights": done.weights_sha256,
+            "state": run.state.parts_sha256(),
+        }
+
+
+if __name__ == "__main__":
+    print(json.dumps(main(json.loads(sys.argv[1]))))

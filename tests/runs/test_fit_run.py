@@ -1,0 +1,255 @@
+"""Keras's fit in a folder: the same run, whatever happens to it."""
+
+import itertools
+import json
+import os
+import socket
+import sys
+
+import fit_program
+import forked
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+from tensorboard.backend.event_processing import event_accumulator
+
+import towers
+from input_pipeline import arrays
+from towers.runs import callback_state, fit_run, run_callbacks, run_errors, run_folder, warm_start
+
+PROGRAM = fit_program.__file__
+
+
+def process(folder, towers_=1, environment=None, **wanted):
+    """The program in a process of its own; started, not waited for."""
+    told = json.dumps({"folder": str(folder), "towers": towers_} | wanted)
+    pipes = {"stdout": forked.subprocess.PIPE, "stderr": forked.subprocess.PIPE, "text": True}
+    return forked.Popen([sys.executable, PROGRAM, told], env=environment or os.environ, **pipes)
+
+
+def ended(started) -> tuple[int, dict | None]:
+    """Its exit code, and what it printed last."""
+    out, error = started.communicate(timeout=240)
+    lines = [line for line in out.splitlines() if line.startswith("{")]
+    assert started.returncode or lines, error
+    return started.returncode, json.loads(lines[-1]) if lines else None
+
+
+def result(folder, towers_=1, **wanted) -> dict:
+    """What the program comes to."""
+    code, printed = ended(process(folder, towers_, **wanted))
+    assert code == 0
+    return printed
+
+
+def log(folder) -> list[dict]:
+    """The lines of metrics.jsonl without times."""
+    lines = map(json.loads, (folder / "metrics.jsonl").read_text().splitlines())
+    return [{k: v for k, v in one.items() if "second" not in k} for one in lines]
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory):
+    """A run that nothing happened to: its folder, and what it came to."""
+    folder = tmp_path_factory.mktemp("whole") / "run"
+    return folder, result(folder)
+
+
+# Step 4 ends the first epoch; after step 5 the newest checkpoint is a step old.
+@pytest.mark.parametrize("kills", [(5,), (4, 3)], ids=str)
+def test_a_killed_run_ends_as_if_it_had_not_been_on_any_number_of_towers(whole, kills, tmp_path):
+    for towers_, kill_at in enumerate(kills, start=2):
+        code, _ = ended(process(tmp_path / "run", towers_, kill_at=kill_at))
+        assert code == -9
+    assert result(tmp_path / "run", 3) == whole[1]
+    assert log(tmp_path / "run") == log(whole[0])
+
+
+def test_a_signal_saves_and_ends_with_its_code(whole, tmp_path):
+    code, _ = ended(process(tmp_path / "run", 2, kill_at=5, signal="SIGTERM"))
+    assert code == 128 + 15
+    assert (tmp_path / "run" / "checkpoints" / "step-5").is_dir()
+    assert result(tmp_path / "run") == whole[1]
+
+
+def test_data_that_cannot_be_read_at_any_position_are_read_on_from_the_start_of_the_epoch(tmp_path):
+    expected = result(tmp_path / "whole", arrays=True)
+    code, _ = ended(process(tmp_path / "killed", 2, arrays=True, kill_at=6))
+    assert code == -9
+    assert result(tmp_path / "killed", 3, arrays=True) == expected
+
+
+def test_a_finished_run_is_not_trained_again(whole):
+    before = log(whole[0])
+    assert result(whole[0], 2) == whole[1]
+    assert log(whole[0]) == before
+
+
+@pytest.mark.parametrize("kill_at", [0, pytest.param(7, marks=pytest.mark.long)])
+def test_two_workers_are_one_and_a_lost_one_costs_nothing(whole, kill_at, tmp_path):
+    """Step 7 ends the second epoch: the chief then waits for the other in its evaluation."""
+    with socket.create_server(("localhost", 0)) as one, socket.create_server(("localhost", 0)) as b:
+        addresses = [f"localhost:{server.getsockname()[1]}" for server in (one, b)]
+    started = []
+    for index in (1, 0):
+        task = {"type": "worker", "index": index}
+        config = json.dumps({"cluster": {"worker": addresses}, "task": task})
+        given = {"kill_at": kill_at, "worker": 1}
+        folder, environment = tmp_path / f"run-{index}", os.environ | {"TF_CONFIG": config}
+        started.append(process(folder, 2 - index, environment, **given))
+    (other_code, _), (code, printed) = map(ended, started)
+    if kill_at:
+        assert (other_code, code) == (-9, 138)
+        printed = result(tmp_path / "run-0", 3)
+    assert printed == whole[1]
+    assert not (tmp_path / "run-1").exists()
+
+
+def compiled(seed=0, optimizer=None):
+    keras.utils.set_random_seed(seed)
+    layers = [keras.layers.Dense(8, "relu"), keras.layers.Dense(3)]
+    model = keras.Sequential([keras.Input((8,)), *layers])
+    loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+    model.compile(optimizer or keras.optimizers.Adam(1e-2), loss, metrics=["accuracy"])
+    return towers.distribute(model, 2, microbatch_size=16)
+
+
+def fit(folder, model=None, epochs=2, callbacks=(), **given):
+    x, y = fit_program.data()
+    run = fit_run.FitRun(folder, model or compiled(), **given)
+    return run, run.fit(
+        x, y, batch_size=64, epochs=epochs, verbose=0, callbacks=callbacks,
+        validation_data=(x[:70], y[:70]),
+    )  # fmt: skip
+
+
+def test_is_what_keras_s_fit_is(tmp_path):
+    x, y = fit_program.data()
+    run, done = fit(tmp_path / "run")
+    plain = compiled()
+    expected = plain.fit(
+        x, y, batch_size=64, epochs=2, verbose=0, shuffle=False, validation_data=(x[:70], y[:70])
+    )
+    assert done.history == expected.history
+    for weight, other in zip(run.model.weights, plain.weights, strict=True):
+        np.testing.assert_array_equal(weight.numpy(), other.numpy())
+    loaded = keras.saving.load_model(tmp_path / "run" / "final_model.keras")
+    np.testing.assert_allclose(
+        loaded.predict(x[:5], verbose=0), plain.predict(x[:5], verbose=0), 1e-6
+    )
+
+
+def test_another_run_is_refused_and_changes_nothing(tmp_path):
+    fit(tmp_path / "run")
+    before = {p: p.read_bytes() for p in (tmp_path / "run").rglob("*") if p.is_file()}
+    with pytest.raises(run_folder.RunFolderError, match="optimizer"):
+        fit(tmp_path / "run", compiled(optimizer=keras.optimizers.Adam(2e-2)))
+    after = {p: p.read_bytes() for p in (tmp_path / "run").rglob("*") if p.is_file()}
+    assert after == before
+
+
+def test_nothing_is_updated_where_a_loss_is_not_finite(tmp_path):
+    x, y = fit_program.data()
+    x[70, 0] = np.nan  # in the second batch
+    model = compiled()
+    weights = []
+    keep = keras.callbacks.LambdaCallback(
+        on_train_batch_end=lambda batch, logs: weights.append(model.get_weights())
+    )
+    run = fit_run.FitRun(tmp_path / "run", model)
+    with pytest.raises(run_errors.TrainingError, match="step 2"):
+        run.fit(x, y, batch_size=64, verbose=0, callbacks=[keep])
+    for weight, before in zip(model.get_weights(), weights[0], strict=True):
+        np.testing.assert_array_equal(weight, before)
+
+
+def test_averages_follow_the_weights_and_are_what_is_evaluated_and_saved(tmp_path):
+    model, steps = compiled(), []
+    average = run_callbacks.MovingAverages(model, 0.9)
+    expected = [weight.numpy() for weight in model.trainable_variables]
+    note = keras.callbacks.LambdaCallback(
+        on_train_batch_end=lambda batch, logs: steps.append(model.get_weights())
+    )
+    _, done = fit(tmp_path / "run", model, callbacks=[average, note])
+    for step, weights in enumerate(steps):
+        decay = min(0.9, (1 + step) / (10 + step))
+        expected = [a - (1 - decay) * (a - w) for a, w in zip(expected, weights, strict=True)]
+    for got, wanted in zip(average.averages, expected, strict=True):
+        np.testing.assert_allclose(got.numpy(), wanted, rtol=1e-4, atol=1e-6)
+    loaded = keras.saving.load_model(tmp_path / "run" / "final_model.keras")
+    for got, wanted in zip(loaded.get_weights(), expected, strict=True):
+        np.testing.assert_allclose(got, wanted, rtol=1e-4, atol=1e-6)
+    x, y = fit_program.data()
+    found = loaded.evaluate(x[:70], y[:70], verbose=0)
+    assert done.history["val_loss"][-1] == pytest.approx(found[0], rel=1e-5)
+    for weight, last in zip(model.get_weights(), steps[-1], strict=True):
+        np.testing.assert_array_equal(weight, last)
+
+
+def test_begins_with_weights_from_elsewhere(tmp_path):
+    first, _ = fit(tmp_path / "first")
+    second, done = fit(tmp_path / "second", compiled(seed=5), init_from=tmp_path / "first")
+    config = json.loads((tmp_path / "second" / "config.json").read_text())
+    assert len(config["resolved"]["init_from"]["taken"]) == 2
+    again, _ = fit(tmp_path / "third", compiled(seed=6), init_from=tmp_path / "first")
+    assert again.state.sha256() == second.state.sha256() != first.state.sha256()
+    with pytest.raises(warm_start.WarmStartError, match="init_from"):
+        fit(tmp_path / "fourth", init_from=tmp_path / "nothing")
+
+
+def test_logs_what_a_step_shows_and_tensorboard_has_it(tmp_path):
+    model = fit_program.model()
+    towers.distribute(model, 2, microbatch_size=16)
+    kernel = model.trainable_variables[0]
+    decays = []
+    note = keras.callbacks.LambdaCallback(
+        on_train_batch_begin=lambda batch, logs: decays.append(1e-3 * np.sum(kernel.numpy() ** 2))
+    )
+    callbacks = [note, run_callbacks.Log(1), run_callbacks.Histograms(3)]
+    _, done = fit(tmp_path / "run", model, callbacks=callbacks)
+    lines = [
+        line for line in log(tmp_path / "run") if "learning_rate" in line and "epoch" not in line
+    ]
+    assert [line["weight_decay"] for line in lines] == pytest.approx(decays, rel=1e-5)
+    events = event_accumulator.EventAccumulator(
+        str(tmp_path / "run" / "train"), size_guidance={event_accumulator.TENSORS: 0}
+    ).Reload()
+    shown = [tf.make_ndarray(e.tensor_proto).item() for e in events.Tensors("loss")]
+    assert shown == pytest.approx([line["loss"] for line in lines], rel=1e-5)
+    assert {node.name.split("/")[0] for node in events.Graph().node} >= {"tower_0", "tower_1"}
+    assert any(tag.startswith("gradients/") for tag in events.Tags()["tensors"])
+    evaluated = event_accumulator.EventAccumulator(
+        str(tmp_path / "run" / "eval"), size_guidance={event_accumulator.TENSORS: 0}
+    ).Reload()
+    shown = [tf.make_ndarray(e.tensor_proto).item() for e in evaluated.Tensors("loss")]
+    assert shown == pytest.approx(done.history["val_loss"], rel=1e-5)
+
+
+def test_callbacks_remember_plain_data():
+    class Mine(keras.callbacks.Callback):
+        def __init__(self, filled):
+            super().__init__()
+            self.count, self.best = (3, np.float32(0.5)) if filled else (0, None)
+            self.weights = [np.arange(3.0)] if filled else None
+            self.by_name = {"a": [1, "b", None]} if filled else {}
+            self.patience = 2  # given by the program, which may give another one later
+            self.open = itertools.count()  # no plain data: stays as the program made it
+
+    began, new = Mine(False), Mine(False)
+    memory = callback_state.Memory([began])
+    vars(began).update(vars(Mine(True)))
+    own, new.patience = new.open, 5
+    later = callback_state.Memory([new])
+    later.restore(json.loads(json.dumps(memory.collect())))
+    assert (new.count, new.best, new.by_name) == (3, np.float32(0.5), {"a": [1, "b", None]})
+    np.testing.assert_array_equal(new.weights[0], np.arange(3.0))
+    assert (new.open, new.patience) == (own, 5)
+    assert later.collect() == memory.collect()
+
+
+def test_a_source_without_a_batch_size_is_refused(tmp_path):
+    run = fit_run.FitRun(tmp_path / "run", compiled())
+    with pytest.raises(ValueError, match="batch_size"):
+        run.fit(arrays.batches(*fit_program.data()))
+    assert not (tmp_path / "run").exists()
