@@ -16,21 +16,16 @@ setup()
 from towers import devices, gradients, losses, multi_worker, networks, schedules  # noqa: E402
 from towers.keras_fit.distribute import distribute  # noqa: E402
 from towers.not_finite import NotFiniteError  # noqa: E402
-from towers.runs.events import Event  # noqa: E402
-from towers.runs.run import Run, Stopped  # noqa: E402
+from towers.runs import callbacks  # noqa: E402
+from towers.runs.run import Finished, Run, Stopped  # noqa: E402
 from towers.support.errors import UserError  # noqa: E402
 from towers.support.tally import Evaluation  # noqa: E402
 from towers.support.version import __version__  # noqa: E402
 from towers.support.worker_errors import WorkerError  # noqa: E402
 from towers.trainer import Trainer  # noqa: E402
 
-from towers.runs.every import (  # noqa: E402  # isort: skip
-    call, checkpoint, evaluate, histograms, keep_best, log, profile, stop_early, verify,
-)  # fmt: skip
-
 __all__ = [
-    "Evaluation", "Event", "NotFiniteError", "Run", "Stopped", "Trainer", "UserError",
-    "WorkerError", "__version__", "call", "checkpoint", "devices", "distribute", "evaluate",
-    "gradients", "histograms", "keep_best", "log", "losses", "multi_worker", "networks",
-    "profile", "schedules", "setup", "stop_early", "verify",
+    "Evaluation", "Finished", "NotFiniteError", "Run", "Stopped", "Trainer", "UserError",
+    "WorkerError", "__version__", "callbacks", "devices", "distribute", "gradients", "losses",
+    "multi_worker", "networks", "schedules", "setup",
 ]  # fmt: skip

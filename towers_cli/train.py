@@ -49,7 +49,7 @@ def train(chosen: settings.TrainSettings, workers) -> int:
     """The story, once all workers are there."""
     import towers
     from input_pipeline import images
-    from towers.runs import definition, run_folder, warm_start
+    from towers.runs import command_run, definition, run_folder, warm_start
     from towers.support import machine
     from towers_cli import (  # isort: skip
         agreement, build, own_model, pictures, resolve, run_config, start_table,
@@ -98,7 +98,7 @@ def train(chosen: settings.TrainSettings, workers) -> int:
     )
 
     # The run, from its beginning or from where it stands.
-    this_run = towers.Run(
+    this_run = command_run.CommandRun(
         folder,
         trainer,
         train=images.training(training, preprocessing, chosen.seed),
@@ -115,7 +115,7 @@ def train(chosen: settings.TrainSettings, workers) -> int:
     try:
         with own_model.faults_in_training(chosen.model):
             this_run.train(every=resolve.on_the_way(chosen))
-    except towers.Stopped as stopped:
+    except command_run.Stopped as stopped:
         return stopped.code if stopped.outcome.final is None else 0
     except warm_start.WarmStartError as error:
         raise settings.SettingsError(f"--{error}") from error

@@ -19,7 +19,7 @@ import towers  # before Keras: it sets TensorFlow up
 from input_pipeline import arrays
 from towers import devices, schedules
 from towers.multi_worker import cluster, meeting
-from towers.runs import fit_run, run_callbacks
+from towers.runs import callbacks as run_callbacks
 
 import keras  # isort: skip
 import numpy as np  # isort: skip
@@ -86,7 +86,7 @@ def main(wanted: dict) -> dict:
             given = {"x": x, "y": y, "batch_size": 64}
         else:
             given = {"x": arrays.batches(x, y, seed=3), "batch_size": 64}
-        run = fit_run.FitRun(wanted["folder"], trained)
+        run = towers.Run(wanted["folder"], trained)
         done = run.fit(
             **given, epochs=wanted.get("epochs", 6), validation_data=(x[:70], y[:70]), verbose=0,
             callbacks=callbacks, checkpoint_every_steps=2,

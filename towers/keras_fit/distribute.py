@@ -188,7 +188,7 @@ class Distribution:
         return function
 
     def prepare(self, batch) -> None:
-        """Makes the step of a run (`runs.fit_run`) from its first batch, before any is made."""
+        """Makes the step of a run (`runs.run`) from its first batch, before any is made."""
         refusals.check_model(self.model)
         self._sizes["run"] = self.microbatch_size
         size = self._size("run", batch)

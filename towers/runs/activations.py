@@ -7,26 +7,33 @@ from towers import model_state, trainer
 from towers.support import stateless, structures
 
 
+def with_activations(model: keras.Model) -> keras.Model | None:
+    """The model with the activation of each nonlinear layer as an output, beside its own.
+
+    None for a subclassed model, which has no graph of layers to look into.
+    """
+    if not getattr(model, "inputs", None):
+        return None
+    outputs = {  # of an LSTM with its states, the sequence or the last output
+        layer.name: tf.nest.flatten(layer.output)[0]
+        for layer in model.layers
+        if _is_nonlinear(layer)
+    }
+    own = {output._keras_history.operation.name: output for output in model.outputs}
+    inputs = model.inputs[0] if isinstance(model, keras.Sequential) else model.input
+    try:
+        return keras.Model(inputs, outputs | own)
+    except ValueError:
+        # A layer that was first called in another model has its `output` there.
+        return keras.Model(inputs, own)
+
+
 class Activations:
     """Those of a functional model, without touching its state; a subclassed model has none."""
 
     def __init__(self, tower_trainer: trainer.Trainer):
         self._trainer = tower_trainer
-        model = tower_trainer.state.model
-        self._model = None  # a subclassed model has no graph of layers to look into
-        if isinstance(model, (keras.Sequential, keras.Model)) and getattr(model, "inputs", None):
-            outputs = {  # of an LSTM with its states, the sequence or the last output
-                layer.name: tf.nest.flatten(layer.output)[0]
-                for layer in model.layers
-                if _is_nonlinear(layer)
-            }
-            own = {output._keras_history.operation.name: output for output in model.outputs}
-            inputs = model.inputs[0] if isinstance(model, keras.Sequential) else model.input
-            try:
-                self._model = keras.Model(inputs, outputs | own)
-            except ValueError:
-                # A layer that was first called in another model has its `output` there.
-                self._model = keras.Model(inputs, own)
+        self._model = with_activations(tower_trainer.state.model)
         self._call = tf.function(self._build, autograph=False)
 
     def __call__(self, inputs: structures.Structure) -> dict[str, tf.Tensor]:

@@ -1,475 +1,518 @@
-"""A run of your own model and data in a folder of its own.
+"""Keras's `fit` in a folder: a run that survives kills, and ends with the same weights.
 
-    run = towers.Run("runs/mine", trainer, train=arrays.batches(x, y), test=(x_test, y_test),
-                     epochs=10)
-    run.train(every=[towers.evaluate(epochs=1), towers.checkpoint(steps=500)])
+    model.compile("adam", "sparse_categorical_crossentropy", metrics=["accuracy"])
+    towers.distribute(model, towers=2)
+    run = towers.Run("runs/mine", model)
+    run.fit(arrays.batches(x, y), batch_size=1024, epochs=10, validation_data=(x_test, y_test))
 
-The same program continues a run that was stopped or killed, on any number of towers, and ends with
-the same weights. The command train.py is one such program.
+The same program continues a run that was stopped or killed, on any number of towers. What happens
+along the way is a list of Keras callbacks, and nothing else; those of `towers.callbacks` log, write
+TensorBoard's files and average weights.
 """
 
+import contextlib
 import dataclasses
+import functools
 import hashlib
-import inspect
-import itertools
+import json
 import os
-from collections.abc import Callable, Iterable, Mapping, Sequence, Set
-from typing import Protocol
+from collections.abc import Callable, Iterator, Mapping, Sequence
 
 import keras
 import numpy as np
 import tensorflow as tf
 
-from towers import trainer
+from towers import devices, not_finite
+from towers.keras_fit import cutting, distribute
 from towers.runs import (
+    callback_state,
     checkpoints,
     definition,
-    evaluated,
-    every,
-    export,
-    keras_callbacks,
-    loop,
-    placement,
-    resuming,
+    interrupts,
+    run_errors,
     run_folder,
-    run_plan,
+    run_lock,
+    sources,
+    stretches,
     warm_start,
 )
-from towers.support import adapted, checks, errors, tally, worker_errors
+from towers.runs import callbacks as run_callbacks
+from towers.support import adapted, hashes, worker_errors
+
+from keras.src.utils.python_utils import pythonify_logs  # isort: skip
 
 
-class Source(Protocol):
-    """Where training batches come from; `input_pipeline` has some.
+class FitState:
+    """All that a run carries from step to step; `checkpoints` saves and restores it.
 
     Attributes:
-      num_examples: of one epoch; None where it is unknown.
-      fingerprint: identifies these data.
+      model: with its optimizer and its metrics.
+      averages: moving averages of the trainable weights, in their order; empty if none are kept.
+      step, examples_seen: int64 variables, updates made and examples consumed.
+      epoch, step_in_epoch: int64 variables, whole epochs made, and updates since.
+      notes: string variable, what callbacks remember (`callback_state`).
     """
 
-    num_examples: int | None
-    fingerprint: str
+    statistics_of_each = ()  # which `warm_start` looks for
 
-    def batches(
-        self, first_step: int, last_step: int, *, global_batch_size: int, share: range
-    ) -> Iterable:
-        """The batches of steps `first_step` to `last_step - 1`, in order.
+    def __init__(self, model: keras.Model, averages: Sequence[tf.Variable] = ()):
+        self.model, self.averages = model, list(averages)
+        with tf.device(devices.HOST):
+            names = ("step", "examples_seen", "epoch", "step_in_epoch")
+            self.step, self.examples_seen, self.epoch, self.step_in_epoch = (
+                tf.Variable(0, dtype=tf.int64, trainable=False, name=name) for name in names
+            )
+            self.notes = tf.Variable("{}", trainable=False, name="notes")
 
-        They are (inputs, labels) or (inputs, labels, sample_weight), each with the examples at the
-        places of `share`, which are this worker's: all where there is one worker. The batch of a
-        step is the same whatever `first_step` is.
-        """
+    def arithmetic(self) -> dict[str, list[tf.Variable]]:
+        """The variables by what they are that a hash is taken over: all but the notes."""
+        model = self.model
+        parts = {
+            "weights": model.trainable_variables,
+            "model_state": model.non_trainable_variables,
+            "optimizer": model.optimizer.variables,
+            "metrics": model.metrics_variables,
+        }
+        return {name: [v.value for v in part] for name, part in parts.items()} | {
+            "moving_averages": self.averages,
+            "counters": [self.step, self.examples_seen, self.epoch, self.step_in_epoch],
+        }
+
+    def parts(self) -> dict[str, list[tf.Variable]]:
+        """What a checkpoint holds."""
+        parts = self.arithmetic()
+        counters = parts.pop("counters")
+        return parts | {"place": counters[2:], "notes": [self.notes], "counters": counters[:2]}
+
+    def parts_sha256(self) -> dict[str, str]:
+        """A hash for each part that this run has."""
+        return {
+            name: hashes.sha256(variable.numpy() for variable in part)
+            for name, part in self.arithmetic().items()
+            if part
+        }
+
+    def sha256(self) -> str:
+        """One hash over those of `parts_sha256`: of the whole state."""
+        return hashes.sha256_of_parts(self.parts_sha256())
+
+
+@dataclasses.dataclass(frozen=True)
+class Finished:
+    """How a run ended.
+
+    Attributes:
+      history: metric to its value in each epoch, of the whole run, whatever it was resumed from.
+      step: updates made.
+      weights_sha256: a hash of the model's weights.
+    """
+
+    history: Mapping[str, Sequence[float]]
+    step: int
+    weights_sha256: str
 
 
 class Stopped(SystemExit):
-    """A signal such as Ctrl-C has stopped a run, which has saved its state. Ends the program.
-
-    A signal that comes when the last step is made ends the program, too, once the run is finished.
+    """A signal such as Ctrl-C has stopped a run, whose state is saved. Ends the program.
 
     Attributes:
       code: 128 + the signal's number, the shell's convention.
-      outcome: how far it came.
     """
-
-    def __init__(self, outcome: loop.Outcome):
-        super().__init__(outcome.exit_code)
-        self.outcome = outcome
 
 
 class Run:
     """A run in its folder.
 
-    With several workers each makes one, with the same arguments, after `workers.start`.
-
     Attributes:
       folder: its files.
-      last_step: the step that it ends after.
+      model: that is trained, compiled.
+      settings: by which TensorBoard compares runs.
+      distribution: what puts the model on towers.
+      workers: those that train it together; most often one.
+      state: of the run; None before `fit`.
+      batch: of the step that is made, or the last.
+      watched: what the last step showed of itself before its update (`step.Watched`).
     """
 
-    @placement.on_host
     def __init__(
         self,
-        folder: str | os.PathLike | run_folder.RunFolder,
-        tower_trainer: trainer.Trainer,
+        folder: str | os.PathLike,
+        model: keras.Model,
         *,
-        train: Source,
-        test: tuple | Iterable | None = None,
-        epochs: float | None = None,
-        steps: int | None = None,
-        class_names: Sequence[str] = (),
         init_from: str | os.PathLike | None = None,
-        export: Callable[[keras.Model], keras.Model] | None = None,
         settings: Mapping | None = None,
-        test_name: str = "test",
-        defined: definition.Definition | None = None,
+        export: Callable[[keras.Model], keras.Model] | None = None,
     ):
         """
         Args:
-          folder: of the run; made if it does not exist.
-          tower_trainer: makes the steps.
-          train: where training batches come from, such as `input_pipeline.arrays.batches(x, y)`.
-          test: what is evaluated: arrays (inputs, labels) or (inputs, labels, sample_weight), or
-            batches of these that can be iterated over again and again; None for no evaluation.
-          epochs: the run ends with the first step that reaches them.
-          steps: the run ends after so many; with `epochs` too, after the earlier of the two.
-          class_names: of a classifier, for TensorBoard.
+          folder: of the run; made if it does not exist. Of several workers, the chief alone uses
+            it.
+          model: compiled; on towers, or it is put on one for each GPU, or else one.
           init_from: what a new run takes weights from, by name and shape of its layers: a run's
             folder, a checkpoint in one, or a `.keras` or `.weights.h5` file.
+          settings: by which TensorBoard compares runs; they decide nothing.
           export: (model) to the model that is saved at the end, with the given one's weights, such
             as one that takes raw images; None saves the model as it is trained.
-          settings: by which TensorBoard compares runs; they decide nothing.
-          test_name: what the logs call `test`.
-          defined: what the run is; None for what the Trainer and the data make it.
 
         Raises:
-          TypeError, ValueError: an argument is of the wrong type or out of range.
+          TypeError, ValueError: an argument is of the wrong type, or the model is not compiled.
         """
-        if not isinstance(tower_trainer, trainer.Trainer):
-            raise TypeError(
-                f"tower_trainer is {checks.described(tower_trainer)}: must be a towers.Trainer"
-            )
-        if isinstance(folder, run_folder.RunFolder):
-            self.folder = folder
-        elif isinstance(folder, (str, os.PathLike)):
-            run_folder.check_path(folder)
-            self.folder = run_folder.RunFolder(folder)
-        else:
-            raise TypeError(f"folder is {checks.described(folder)}: must be a path")
-        self._trainer, self._workers = tower_trainer, tower_trainer.workers
-        _check_source(train)
-        self._per_epoch = None if train.num_examples is None else int(train.num_examples)
-        self.last_step = self._end(epochs, steps)
-        if isinstance(class_names, str) or not all(isinstance(one, str) for one in class_names):
-            raise TypeError(
-                f"class_names is {checks.described(class_names)}: must be a list of names"
-            )
-        self._class_names = tuple(class_names)
-        if not isinstance(init_from, (str, os.PathLike, type(None))):
-            raise TypeError(f"init_from is {checks.described(init_from)}: must be a path")
+        run_folder.check_path(folder)
+        self.folder = run_folder.RunFolder(folder)
+        if not isinstance(model, keras.Model):
+            raise TypeError(f"model is a {type(model).__name__}: must be a keras.Model")
+        if not model.compiled:
+            raise ValueError("model is not compiled: call model.compile first")
+        self.model, self.settings, self._export = model, dict(settings or {}), export
         self._init_from = init_from
-        if export is not None and not callable(export):
-            raise TypeError(f"export is {checks.described(export)}: must be a function of a model")
-        self._export = export
-        batch, share = tower_trainer.global_batch_size, tower_trainer.shares.examples
-        self._data = run_plan.Data(
-            training=lambda first_step, last_step: _checked(
-                train.batches(first_step, last_step, global_batch_size=batch, share=share),
-                last_step - first_step,
-            ),
-            evaluation=(tested := self._tested(test)),
-            evaluation_count=getattr(tested, "num_counted", None),
-            evaluation_split=test_name,
-        )
-        is_hashed = self._workers.is_chief and isinstance(tested, evaluated.Arrays)
-        self._tested_sha256 = tested.sha256() if is_hashed else None
-        self._is_commands = defined is not None
-        self._defined = defined or definition.Definition(
-            tower_trainer,
-            data={
-                "data": hashlib.sha256(train.fingerprint.encode()).hexdigest()[:12],
-                "examples of an epoch": self._per_epoch,
-            },
-            resolved={
-                "last_step": self.last_step,
-                "examples_per_epoch": self._per_epoch,
-                "class_names": list(self._class_names),
-                "tower_devices": list(tower_trainer.tower_devices),
-                "num_workers": self._workers.count,
-                "test_sha256": self._tested_sha256,
-            },
-            settings=settings,
-        )
+        self.distribution = distribute.distribution(model)
+        self.workers = self.distribution.workers
+        self.state: FitState | None = None
+        self.batch = self.watched = None
 
-    def _end(self, epochs: float | None, steps: int | None) -> int:
-        if epochs is None and steps is None:
-            raise ValueError("epochs and steps are both None: give one, for the run to end")
-        if epochs is not None:
-            checks.number("epochs", epochs)
-        if steps is not None:
-            checks.integer("steps", steps)
-        for name, given in (("epochs", epochs), ("steps", steps)):
-            if given is not None and given <= 0:
-                raise ValueError(f"{name}={given}: must be above 0")
-        if epochs is None:
-            return int(steps)
-        if self._per_epoch is None:
-            raise ValueError(
-                f"epochs={epochs}: train does not know how many examples an epoch has; give steps"
-            )
-        return run_plan.last_step(epochs, steps, self._per_epoch, self._trainer.global_batch_size)
-
-    def _tested(self, test) -> Iterable | None:
-        if test is None:
-            return None
-        if isinstance(test, tuple):
-            return evaluated.Arrays(test, self._trainer.shares)
-        is_array = isinstance(test, (str, bytes, Mapping)) or hasattr(test, "shape")
-        if is_array or not isinstance(test, Iterable):
-            raise TypeError(
-                f"test is {checks.described(test)}: must be (inputs, labels), or batches of these"
-            )
-        if iter(test) is test:
-            raise TypeError(
-                "test can be iterated over only once, and a run evaluates more often: give a list, "
-                "a tf.data.Dataset, or arrays (inputs, labels)"
-            )
-        if isinstance(test, tf.data.Dataset) and test.cardinality() == tf.data.INFINITE_CARDINALITY:
-            raise ValueError("test is an infinite tf.data.Dataset: give a finite one")
-        return test
-
-    def _look_at_test(self, metrics: Set[str]) -> None:
-        """Evaluates a batch, to find out now, and not after hours, what does not fit.
-
-        Args:
-          metrics: names that an evaluation must have.
-
-        Raises:
-          TypeError, ValueError: it does not fit the model, its loss or its metrics.
-        """
-        batch = next(iter(self._data.evaluation), None)
-        if batch is None:
-            raise ValueError("test has no batches: give at least 1")
-        try:
-            *_, weight = checks.parts_of(batch)
-            weighs = len(batch) < 3 or weight is None or bool(np.any(weight))
-            if not any(self._workers.exchange("whether a test batch weighs anything", weighs)):
-                return  # the others may
-            found = self._trainer.evaluate([batch])
-        except (TypeError, ValueError) as error:
-            raise type(error)(f"test: {error}") from error
-        for metric in metrics:
-            every.number_in(found.as_metrics(), metric)
-        names, confusion = self._class_names, found.confusion
-        if names and confusion is not None and len(names) != len(confusion):
-            raise ValueError(
-                f"class_names has {len(names)} names, and the model {len(confusion)} outputs: give "
-                "one name for each"
-            )
-
-    @placement.on_host
-    def train(
-        self, every: Sequence[every.Every | keras.callbacks.Callback | Callable] = ()
-    ) -> loop.Outcome:
+    def fit(
+        self,
+        x,
+        y=None,
+        *,
+        batch_size: int | None = None,
+        epochs: int = 1,
+        steps_per_epoch: int | None = None,
+        sample_weight=None,
+        class_weight: Mapping[int, float] | None = None,
+        validation_data=None,
+        validation_batch_size: int | None = None,
+        validation_freq: int = 1,
+        callbacks: Sequence[keras.callbacks.Callback] = (),
+        verbose: str | int = "auto",
+        checkpoint_every_steps: int = 1000,
+        checkpoints_to_keep: int = 3,
+    ) -> Finished:
         """Trains to the end, or continues from where the run stands.
 
-        Afterwards the Trainer has the state of the run's last step, even if the run had finished
-        before.
-
         Args:
-          every: what the run does along the way: `towers.evaluate(epochs=1)` and the like,
-            functions of an `Event`, which are called after every step, and Keras callbacks.
-
-        Returns:
-          How it ended; its `evaluation` is None if the run had finished before.
+          x: a source that can be read at any position, such as `input_pipeline.arrays.batches(x,
+            y)`, with which a run resumes at no cost; or anything that Keras's `fit` takes, which is
+            read on from the start of the epoch where a run resumes.
+          y, batch_size, epochs, steps_per_epoch, sample_weight, class_weight, validation_data,
+            validation_batch_size, validation_freq, verbose: as Keras's `fit` takes them.
+          callbacks: Keras's, or your own; `towers.callbacks.Log()` is added where there is no Log.
+            When a run resumes, what they have changed among their attributes is as it was, if it is
+            numbers, texts, arrays, or lists and dicts of these.
+          checkpoint_every_steps: there is one at the end of each epoch, too.
+          checkpoints_to_keep: the newest few; at least 1.
 
         Raises:
-          Stopped: a signal such as Ctrl-C has stopped it, and its state is saved.
-          TypeError, ValueError: `every` has something else, or the same thing twice.
+          Stopped: a signal has stopped the run, and its state is saved.
+          RunFolderError, CheckpointError: the folder holds another run, is in use, or cannot be
+            read or written.
+          TrainingError: a loss or a gradient is not finite, and nothing was updated; or workers
+            differ in their weights.
           WarmStartError: no weights can be taken from `init_from`.
-          RunFolderError, CheckpointError, TrainingError, WorkerError: as `resuming.train`.
+          WorkerError: another worker is gone, and the last complete step is saved; or it is about
+            to make another run.
         """
-        plan, of_keras = self._plan(every)
-        plan = dataclasses.replace(plan, exported=self._exported())
-        export.check_can_be_saved(plan.exported or self._trainer.state.model)
-        self._take_weights()  # before the Loop, whose checkpoints have the run's hash
-        run = loop.Loop(self._trainer, self.folder, plan, self._data, self._defined)
-        if not self._is_commands:
-            if self._data.evaluation is not None:
-                self._look_at_test(plan.metrics)
-            definition.check_alike(self._workers, self._defined)
+        if sources.is_source(x):
+            data = sources.FromSource(x, batch_size)
+        else:
+            data = sources.FromKeras(x, y, batch_size, steps_per_epoch, sample_weight, class_weight)
+        callbacks, model = list(callbacks), self.model
+        if not any(isinstance(callback, run_callbacks.Log) for callback in callbacks):
+            callbacks.append(run_callbacks.Log())
+        evaluate = functools.partial(
+            _evaluate, model, validation_data, validation_batch_size or batch_size, validation_freq
+        )
+        lock = run_lock.RunLock(self.folder).held()
+        with lock if self.workers.is_chief else contextlib.nullcontext():
+            self._begin(data, callbacks, checkpoints_to_keep)
+            self._callbacks = keras.callbacks.CallbackList(
+                callbacks,
+                add_history=True,
+                add_progbar=verbose != 0 and self.workers.is_chief,
+                verbose=verbose if self.workers.is_chief else 0,
+                epochs=epochs,
+                steps=data.steps(0),
+                model=model,
+            )
+            logs = self._trained(data, epochs, evaluate, checkpoint_every_steps)
+            model.optimizer.finalize_variable_values(model.trainable_weights)
+            self._callbacks.on_train_end(logs)
+            return self._finish(dict(model.history.history))
+
+    def _trained(self, *arguments) -> dict[str, float]:
+        """`_epochs`; where another worker is gone, the chief saves the last complete step.
+
+        An update begins when the sums of all workers have come, so it is made whole or not at all.
+        """
+        first = int(self.state.step)
         try:
-            outcome = resuming.train(run, self._defined, needs_weights=not self._is_commands)
-        finally:
-            if of_keras is not None:
-                of_keras.end()
-        if outcome.exit_code:
-            raise Stopped(outcome)
-        return outcome
+            return self._epochs(*arguments)
+        except worker_errors.GoneError as error:
+            if not self.workers.is_chief or int(self.state.step) == first:
+                raise
+            self._note()
+            self._checkpoints.save()
+            raise type(error)(f"{error}. {self._checkpoints.describe_newest()}") from error
 
-    @placement.on_host
-    def evaluate(self, checkpoint: str | int | None = None) -> tally.Evaluation:
-        """Evaluates a checkpoint of the run on its test data; writes nothing.
+    def _epochs(self, data, last_epoch: int, evaluate: Callable, every: int) -> dict[str, float]:
+        """The epochs that are left; the metrics of the last."""
+        state, model, callbacks = self.state, self.model, self._callbacks
+        notes = json.loads(state.notes.numpy().decode())
+        model.stop_training = False
+        callbacks.on_train_begin()
+        self._memory = callback_state.Memory(callbacks.callbacks)
+        self._memory.restore(notes.get("callbacks", {}))
+        if notes.get("stopped"):
+            model.stop_training = True  # a callback has, and has not changed its mind
+        logs: dict[str, float] = {}
+        with interrupts.Interrupts() as asked:
+            for epoch in range(int(state.epoch), last_epoch):
+                if model.stop_training:
+                    break
+                if not int(state.step_in_epoch):
+                    model.reset_metrics()
+                callbacks.on_epoch_begin(epoch)
+                if int(state.step_in_epoch):  # some callbacks begin anew with each epoch
+                    self._memory.restore(notes["callbacks"])
+                self._epoch(data, epoch, asked, every)
+                logs = pythonify_logs(model.get_metrics_result())
+                with self._unchanged_if_it_fails():
+                    logs |= evaluate(callbacks, epoch)
+                state.epoch.assign(epoch + 1)
+                state.step_in_epoch.assign(0)
+                callbacks.on_epoch_end(epoch, logs)
+                self._save()
+        return logs
 
-        It needs no lock: the run may be training in another process. Afterwards the Trainer has
-        the state of the checkpoint.
+    @contextlib.contextmanager
+    def _unchanged_if_it_fails(self) -> Iterator[None]:
+        """Takes back what an evaluation has changed that another worker's end has interrupted.
+
+        It resets metrics, and has averages in place of the weights.
+        """
+        if self.workers.count == 1:
+            yield
+            return
+        variables = [*self.model.variables, *self.model.metrics_variables]
+        values = [variable.numpy() for variable in variables]
+        try:
+            yield
+        except worker_errors.WorkerError:
+            for variable, value in zip(variables, values, strict=True):
+                variable.assign(value)
+            raise
+
+    def _note(self) -> None:
+        """Keeps what callbacks remember in the state."""
+        notes = {"callbacks": self._memory.collect(), "stopped": self.model.stop_training}
+        self.state.notes.assign(json.dumps(notes))
+
+    def _save(self) -> None:
+        """Saves a checkpoint, once all workers are known to have the same weights.
+
+        Raises:
+          TrainingError: they do not.
+        """
+        if self.workers.count > 1:  # hashing the state of a large network takes a while
+            parts = self.workers.exchange("hashes of their states", self.state.parts_sha256())
+            for index, other in enumerate(parts):
+                if other != parts[0]:
+                    raise run_errors.TrainingError(
+                        f"step {int(self.state.step)}: {self.workers.name(index)} and "
+                        f"{self.workers.name(0)} have other weights; is one of the machines of "
+                        "another kind, or faulty?"
+                    )
+        self._note()
+        if self.workers.is_chief:
+            self._checkpoints.save()
+
+    def _epoch(self, data, epoch: int, asked: interrupts.Interrupts, every: int) -> None:
+        """The steps that are left of an epoch.
+
+        Raises:
+          Stopped: a signal has come.
+        """
+        state, callbacks, due = self.state, self._callbacks, False
+        for batch in data.batches(epoch, int(state.step_in_epoch)):
+            if due:  # after the last step of an epoch, its end saves
+                self._save()
+            place = int(state.step_in_epoch)
+            self.batch = batch
+            callbacks.on_train_batch_begin(place)
+            logs = self._step(batch)
+            for counter, count in (
+                (state.step, 1),
+                (state.step_in_epoch, 1),
+                (state.examples_seen, cutting.num_examples(batch)),
+            ):
+                counter.assign_add(count)
+            callbacks.on_train_batch_end(place, logs)
+            self.workers.ask_to_stop(asked.received)  # several know of it after the next step
+            if stopped_by := self.workers.stop_asked():
+                self._save()
+                raise Stopped(128 + stopped_by)
+            if self.model.stop_training:
+                break
+            due = every and int(state.step) % every == 0
+
+    def restore(self, checkpoint: str | int | None = None) -> None:
+        """Gives the model the weights of a checkpoint of the run, its averages where it has some.
+
+        It needs no lock: the run may be training in another process. Afterwards evaluate or predict
+        with the model.
 
         Args:
           checkpoint: its step or its path; None for the newest.
 
         Raises:
-          ValueError: the run has no test data.
-          RunFolderError: the folder holds no run, or another one.
-          CheckpointError: there is no such checkpoint, or it cannot be restored.
-          WorkerError: another worker is gone or has ended.
+          CheckpointError: there is no such checkpoint, or it is not of this model.
         """
-        if self._data.evaluation is None:
-            raise ValueError("the run has no test data: give Run test=")
-        self._workers.from_chief("a checkpoint", lambda: self._restore(checkpoint))
-        self._trainer.broadcast_state()
-        adapted.refresh(self._trainer.state.model)
-        return self._trainer.evaluate(self._data.evaluation)
+        folder = self.folder.checkpoints
+        path = checkpoints.newest(folder) if checkpoint is None else None
+        warm_start.take(path or checkpoints.find(folder, str(checkpoint)), FitState(self.model))
 
-    def _restore(self, name: str | int | None) -> None:
-        defined, folder = self._defined, self.folder
-        earlier = defined.earlier(folder)
-        if earlier is None:
-            raise run_folder.RunFolderError(f"{folder.shown} holds no run yet")
-        defined.begin_with(earlier["resolved"].get("init_from"))
-        defined.check_same(earlier, folder)
-        definition.check_same_layers(earlier, defined.config, folder)
-        state = checkpoints.of_state(self._trainer.state, defined.sha256())
-        while True:
-            if name is not None:
-                path = checkpoints.find(folder.checkpoints, str(name))
-            elif (path := checkpoints.newest(folder.checkpoints)) is None:
-                raise checkpoints.CheckpointError(f"{folder.checkpoints} holds no checkpoint yet")
-            try:
-                checkpoints.restore(state, path, partial=False, run_sha256=defined.sha256())
-            except checkpoints.CheckpointError:
-                # A run that trains here deletes the oldest of those that it keeps.
-                if name is not None or checkpoints.is_checkpoint(path):
-                    raise
-            else:
-                return
+    def graph(self) -> tf.Graph:
+        """The graph of a step."""
+        return self.distribution.program.trace(self.batch, self.distribution.size_of_run()).graph
 
-    def _exported(self) -> keras.Model | None:
-        """The model that is saved, where it is not the Trainer's.
+    def _step(self, batch) -> Mapping[str, tf.Tensor]:
+        try:
+            logs, self.watched = self.distribution.train_step(batch)
+        except tf.errors.InvalidArgumentError as error:
+            if not not_finite.is_from_check(error):
+                raise
+            raise run_errors.TrainingError(
+                f"step {int(self.state.step) + 1}: a loss or a gradient is NaN or Inf; the step "
+                "was not applied. A lower learning rate, clipped gradients or a wider type may help"
+            ) from error
+        return logs
+
+    def _definition(self, data, callbacks) -> dict:
+        """What decides the weights that the run ends with, by name."""
+        model = self.model
+        shapes = [(list(v.shape), v.dtype, v.trainable) for v in model.variables]
+        return {
+            "layers": (definition.layers(model) or {}).get("sha256"),
+            "variables": hashlib.sha256(json.dumps(shapes).encode()).hexdigest()[:12],
+            "optimizer": _described(model.optimizer),
+            "loss": _described(model.loss),
+            "jit_compile": bool(model.jit_compile),
+            "microbatch_size": self.distribution.size_of_run(),
+            "joined_loss": self.distribution.program.joined,
+            "data": data.fingerprint,
+            "callbacks": [_described(c) for c in callbacks if hasattr(c, "get_config")],
+        }
+
+    def _begin(self, data, callbacks, keep: int) -> None:
+        """Restores the run that is in the folder, or begins one; on all workers.
 
         Raises:
-          TypeError, ValueError: it is not a model, or it has other weights.
+          RunFolderError: the folder holds another run.
+          CheckpointError: its checkpoint cannot be restored.
+          WorkerError: workers are about to make different runs.
         """
-        if self._export is None:
-            return None
-        exported = self._export(self._trainer.state.model)
-        if not isinstance(exported, keras.Model):
-            raise TypeError(f"export returned {checks.described(exported)}: must be a Keras model")
-        there = {id(weight) for weight in exported.weights}
-        for weight in self._trainer.state.model.weights:
-            if id(weight) not in there:
-                raise ValueError(
-                    f"export returned a model without the weight {weight.path} of the trained "
-                    "model: it must call that model, not a copy of it"
+        self.distribution.prepare(data.first_batch())
+        averages = [a for callback in callbacks for a in getattr(callback, "averages", ())]
+        self.state = FitState(self.model, averages)
+        for callback in callbacks:
+            if hasattr(callback, "set_run"):
+                callback.set_run(self)
+        defined = self._definition(data, callbacks)
+        for index, other in enumerate(self.workers.exchange("what they train", defined)):
+            if different := run_folder.differences(other, defined, self.workers.name(index)):
+                raise worker_errors.WorkerError(
+                    f"workers are about to train differently: {'; '.join(different)}"
                 )
-        return exported
+        notes = self.workers.from_chief("the run", lambda: self._continue(defined, keep))
+        self.state.notes.assign(notes)
+        variables = [v for name, v in self.state.parts().items() if name != "notes"]
+        self.workers.broadcast("the state of the run", [v for part in variables for v in part])
+        adapted.refresh(self.model)
 
-    def _take_weights(self) -> None:
-        """Takes the weights that the run begins with, unless it continues.
-
-        Raises:
-          RunFolderError, WarmStartError: the folder holds something else, or none can be taken.
-        """
-
-        def take():
-            earlier, before = self._defined.earlier(self.folder), None
-            if earlier is not None and resuming.is_begun(self.folder, earlier):
-                self._check_same_test(earlier)
-                before = earlier["resolved"].get("init_from")
-                if before is not None and not warm_start.may_differ(before, self._init_from):
-                    return before
-            if self._init_from is None:
-                return None
-            definition.check_untrained(self._trainer.state, self.folder)
-            found = warm_start.take(self._init_from, self._trainer.state).recorded()
-            return before if before and before["sha256"] == found["sha256"] else found
-
-        taken = self._workers.from_chief("the weights to begin with", take)
-        worker_errors.check_fits(warm_start.is_recorded(taken), self._workers.name(0))
-        self._defined.begin_with(taken)
-
-    def _check_same_test(self, earlier: Mapping) -> None:
-        """Refuses arrays other than those evaluated so far, with which hooks would compare them."""
-        before, now = earlier["resolved"].get("test_sha256"), self._tested_sha256
-        if before and now and before != now:
-            raise run_folder.RunFolderError(
-                f"{self.folder.shown}: `test` has other arrays (sha256 {now[:12]}) than the run so "
-                f"far ({before[:12]}), and evaluations of the two cannot be compared. Give the run "
-                "its own, or another folder"
-            )
-
-    def _plan(self, given) -> tuple[run_plan.Plan, keras_callbacks.KerasCallbacks | None]:
-        if isinstance(given, (str, bytes, Mapping)) or not isinstance(given, Iterable):
-            raise TypeError(f"every is {checks.described(given)}: must be a list")
-        asked, hooks, callbacks, done, metrics = {}, [], [], set(), set()
-        for one in given:
-            if isinstance(one, every.Every):
-                self._check_every(one, asked, done)
-                done.add(one.what)
-                metrics |= {one.metric} - {None}
-                hooks += one.plan.get("hooks", ())
-                asked |= {name: value for name, value in one.plan.items() if name != "hooks"}
-            elif isinstance(one, keras.callbacks.Callback):
-                callbacks.append(one)
-            elif callable(one) and not inspect.isclass(one):
-                hooks.append(one)
-            else:
-                raise TypeError(
-                    f"every has {checks.described(one)}: must be towers.evaluate(...) or the like, "
-                    "a function of an event, or a Keras callback"
+    def _continue(self, defined: dict, keep: int) -> str:
+        """On the chief: restores the run, or begins it; what callbacks remember."""
+        folder, of_model = self.folder, definition.of_model(self.model)
+        earlier, newest = folder.read_config(), checkpoints.newest(folder.checkpoints)
+        resolved = {"tower_devices": list(self.distribution.tower_devices)} | of_model
+        if newest and earlier is not None:
+            resolved["init_from"] = taken = earlier["resolved"].get("init_from")
+        else:
+            given = self._init_from
+            resolved["init_from"] = taken = given and warm_start.take(given, self.state).recorded()
+        defined = defined | {"init_from": taken and taken["sha256"]}
+        if newest and earlier is not None:
+            different = run_folder.differences(earlier.get("defining", {}), defined)
+            if different:
+                raise run_folder.RunFolderError(
+                    f"{folder.shown} holds a run with other settings: {'; '.join(different)}. "
+                    "Continue it with its own, or choose another folder"
                 )
-        interval = asked.get("evaluate_every", run_plan.Interval())
-        if "stop_early" in done and not (interval.steps or interval.epochs):
-            raise ValueError(
-                "every has stop_early(...) but no evaluate(epochs=...) or evaluate(steps=...): "
-                "give both"
-            )
-        if callbacks and self._per_epoch is None:
-            raise ValueError(
-                "every has Keras callbacks, which need epochs, but train does not know how many "
-                "examples an epoch has: leave them out"
-            )
-        of_keras = keras_callbacks.KerasCallbacks(callbacks, self._trainer) if callbacks else None
-        hooks += [of_keras] if of_keras else []
-        plan = run_plan.Plan(self.last_step, self._per_epoch, self._class_names, **asked)
-        if plan.profile_steps and plan.profile_steps[1] > self.last_step:
-            raise ValueError(
-                f"profile(last={plan.profile_steps[1]}): must be at most {self.last_step}, the "
-                "last step"
-            )
-        return dataclasses.replace(plan, hooks=tuple(hooks), metrics=frozenset(metrics)), of_keras
-
-    def _check_every(self, one: every.Every, asked: Mapping, done: Set[str]) -> None:
-        if twice := [name for name in one.plan if name in asked]:
-            raise ValueError(f"every has {one.what}(...) twice: {twice[0]} can be set only once")
-        if one.needs_epochs and self._per_epoch is None:
-            raise ValueError(
-                f"every has {one.what}(epochs=...), but train does not know how many examples an "
-                "epoch has; give steps"
-            )
-        if one.what == "keep_best" and "keep_best" in done:
-            raise ValueError("every has keep_best(...) twice: give it once")
-        if one.what in ("evaluate", "stop_early", "keep_best") and self._data.evaluation is None:
-            raise ValueError(f"every has {one.what}(...), but the run has no test data: give test=")
-
-
-def _check_source(train) -> None:
-    for name in ("batches", "num_examples", "fingerprint"):
-        if not hasattr(train, name):
-            raise TypeError(
-                f"train is {checks.described(train)}: must be a source of batches by step, such as "
-                "input_pipeline.arrays.batches(inputs, labels)"
-            )
-    try:
-        inspect.signature(train.batches).bind(0, 1, global_batch_size=1, share=range(1))
-    except ValueError:  # the signature is unknown
-        pass
-    except TypeError as error:
-        raise TypeError(
-            f"train.batches must take (first_step, last_step, *, global_batch_size, share): {error}"
-        ) from error
-    if not isinstance(train.fingerprint, str):
-        raise TypeError(
-            f"train.fingerprint is {checks.described(train.fingerprint)}: must be a string"
+        sha256 = hashlib.sha256(json.dumps(defined, sort_keys=True).encode()).hexdigest()
+        self._checkpoints = checkpoints.Checkpoints(self.state, folder.checkpoints, keep, sha256)
+        self._checkpoints.restore()
+        at_step, towers = int(self.state.step), self.distribution.tower_devices
+        so_far = earlier["stretches"] if at_step and earlier is not None else []
+        runs_on = stretches.environment() | stretches.on_devices(towers, devices.HOST)
+        folder.create(
+            {
+                "settings": self.settings,
+                "resolved": resolved,
+                "defining": defined,
+                "stretches": stretches.extended(so_far, at_step, runs_on),
+            }
         )
-    if train.num_examples is not None and train.num_examples < 1:
-        raise ValueError(f"train.num_examples={train.num_examples}: must be at least 1")
+        folder.drop_metrics_after(at_step)
+        return self.state.notes.numpy().decode()
+
+    def _finish(self, history: Mapping) -> Finished:
+        """Writes the final model, then its summary: where that is, the model is whole."""
+        state, folder = self.state, self.folder
+        averaged = [c for c in self._callbacks.callbacks if hasattr(c, "averaged")]
+        with contextlib.ExitStack() as stack:
+            for callback in averaged:
+                stack.enter_context(callback.averaged())
+            sha256 = hashes.sha256(variable.value for variable in self.model.weights)
+            if not self.workers.is_chief:
+                return Finished(history, int(state.step), sha256)
+            exported = self._export(self.model) if self._export else self.model
+            partial = folder.final_model.with_name("final_model.partial.keras")
+            with run_folder.writing(folder.final_model):
+                exported.save(partial)
+                os.replace(partial, folder.final_model)
+        summary = {
+            "weights_sha256": sha256,
+            "state_sha256": state.sha256(),
+            "step": int(state.step),
+            "examples_seen": int(state.examples_seen),
+            "epoch": int(state.epoch),
+        } | {name: values[-1] for name, values in history.items() if np.isscalar(values[-1])}
+        run_folder.write_json(folder.final_summary, summary)
+        return Finished(history, int(state.step), sha256)
 
 
-def _checked(batches: Iterable, expected: int) -> Iterable:
-    """So many batches, even if there are more; an error where there are fewer."""
-    made = 0
-    for batch in itertools.islice(batches, expected):
-        yield checks.parts_of(batch)
-        made += 1
-    if made < expected:
-        raise errors.UserError(
-            f"train ended after {made} of {expected} batches; it must have one for each step"
-        )
+def _evaluate(
+    model, validation_data, batch_size: int | None, every: int, callbacks, epoch: int
+) -> dict[str, float]:
+    """Keras's evaluation of the validation data after an epoch, where it is due."""
+    if validation_data is None or (epoch + 1) % every:
+        return {}
+    x, y, weight = keras.utils.unpack_x_y_sample_weight(validation_data)
+    logs = model.evaluate(
+        x, y, sample_weight=weight, batch_size=batch_size, return_dict=True, callbacks=callbacks
+    )
+    return {f"val_{name}": value for name, value in logs.items()}
+
+
+def _described(thing) -> object:
+    """What Keras saves of an object, without names that it numbers by what was built before."""
+    if thing is None or isinstance(thing, (str, int, float)):
+        return thing
+    if isinstance(thing, Mapping):
+        return {name: _described(value) for name, value in thing.items()}
+    if isinstance(thing, (list, tuple)):
+        return [_described(value) for value in thing]
+    config = thing.get_config() if hasattr(thing, "get_config") else {}
+    return [type(thing).__name__, getattr(thing, "__name__", ""), json.dumps(
+        {key: value for key, value in config.items() if key != "name"},
+        sort_keys=True, default=str,
+    )]  # fmt: skip

@@ -1,4 +1,7 @@
-"""What a run does along the way: Keras callbacks that know the run (`fit_run.FitRun`)."""
+"""What a run does along the way: Keras callbacks that know the run (`run.Run`).
+
+`towers.callbacks` is this module.
+"""
 
 import contextlib
 import time
@@ -7,9 +10,11 @@ from collections.abc import Iterator
 import keras
 import numpy as np
 import tensorflow as tf
+from tensorboard.plugins.hparams import api as hparams
 
 from towers import gradients, moving_averages, schedules
-from towers.runs import figures, picture, run_folder, summaries
+from towers.keras_fit import cutting, microbatch
+from towers.runs import activations, figures, picture, run_folder, summaries
 from towers.support import hashes, shares
 
 
@@ -117,6 +122,10 @@ class Log(RunCallback):
             return
         self._train = summaries.file_writer(self.run.folder.train_events)
         self._eval = summaries.file_writer(self.run.folder.eval_events)
+        if self.run.settings:
+            values = {name: _as_hparam(value) for name, value in self.run.settings.items()}
+            with self._eval.as_default(step=tf.constant(np.int64(0))):
+                hparams.hparams(values, trial_id=str(self.run.folder.path))
         self._begin()
 
     def _begin(self) -> None:
@@ -191,11 +200,30 @@ class Log(RunCallback):
 
 
 class Histograms(RunCallback):
-    """Writes histograms of weights and gradients, and the images of a batch."""
+    """Writes histograms of weights, gradients and activations, and the images of a batch.
+
+    Activations are those of the step's first microbatch, where the model is a functional one.
+    """
 
     def __init__(self, steps: int):
         super().__init__()
-        self._every = steps
+        self._every, self._shown, self._pass = steps, {}, None
+
+    def on_train_begin(self, logs=None):
+        model = activations.with_activations(self.model)
+        self._pass = model and microbatch.Microbatch(model, training=True, jit_compile=False)
+
+    def on_train_batch_begin(self, batch, logs=None):
+        self._shown = {}
+        if (self._at_step + 1) % self._every or not self._writes or self._pass is None:
+            return
+        model = self._pass.model
+        x, _, _ = keras.utils.unpack_x_y_sample_weight(self.run.batch)
+        (first, *_) = cutting.cut(x, self.run.distribution.size_of_run())
+        weights = [variable.value for variable in model.trainable_variables]
+        state = [variable.value for variable in model.non_trainable_variables]
+        draw = tf.constant(0, tf.int64)
+        self._shown = self._pass.forward(weights, state, draw, first).outputs
 
     def on_train_batch_end(self, batch, logs=None):
         at_step = self._at_step
@@ -210,10 +238,47 @@ class Histograms(RunCallback):
                     dense = tf.convert_to_tensor(gradient)
                     tf.summary.histogram(f"gradients/{weight.path}", dense)
             tf.summary.scalar("gradient_norm", gradients.global_norm(watched.gradients))
-            for images in tf.nest.flatten(self.run.batch):
-                if len(images.shape) == 4 and images.shape[-1] in (1, 3):
+            for layer, values in self._shown.items():
+                tf.summary.histogram(f"activations/{layer}", tf.cast(values, tf.float32))
+                tf.summary.scalar(f"sparsity/{layer}", tf.nn.zero_fraction(values))
+            for place, images in enumerate(tf.nest.flatten(self.run.batch)):
+                if images is not None and len(images.shape) == 4 and images.shape[-1] in (1, 3):
                     shown = figures.stretched(np.asarray(images[: summaries.MAX_IMAGES]))
-                    tf.summary.image("augmented_images", shown, max_outputs=summaries.MAX_IMAGES)
+                    name = "augmented_images" + (f"_{place}" if place else "")
+                    tf.summary.image(name, shown, max_outputs=summaries.MAX_IMAGES)
+        writer.close()
+
+
+class Confusion(RunCallback):
+    """Draws which classes a classifier takes for which, after each epoch.
+
+    Its labels are integers [n] or [n, 1], and the model's outputs [n, num_classes].
+    """
+
+    def __init__(self, x, y, class_names: tuple[str, ...], batch_size: int | None = None):
+        """
+        Args:
+          x, y: what is predicted, as Keras's `predict` takes x, and its labels.
+          class_names: one for each class.
+          batch_size: of the prediction; None as in Keras.
+        """
+        super().__init__()
+        self._x, self._y, self._batch = x, np.ravel(y), batch_size
+        self._names = tuple(class_names)
+
+    def on_epoch_end(self, epoch, logs=None):
+        found = self.model.predict(self._x, batch_size=self._batch, verbose=0).argmax(axis=-1)
+        if not self._writes:
+            return
+        counts = np.zeros([len(self._names)] * 2, np.int64)
+        np.add.at(counts, (self._y, found), 1)
+        writer = summaries.file_writer(self.run.folder.eval_events)
+        with writer.as_default(step=tf.constant(np.int64(self._at_step))):
+            picture_of_it = figures.confusion_matrix(counts, self._names)
+            tf.summary.image("confusion_matrix", picture_of_it[None])
+            of_labels = counts.diagonal() / np.maximum(counts.sum(axis=1), 1)
+            for name, share in zip(self._names, of_labels, strict=True):
+                tf.summary.scalar(f"accuracy_per_class/{name}", np.float32(share))
         writer.close()
 
 
@@ -230,3 +295,8 @@ class Verify(RunCallback):
             line = {"step": self._at_step, "examples_seen": int(self.run.state.examples_seen)}
             line |= {"state_sha256": hashes.sha256_of_parts(parts), "parts_sha256": parts}
             run_folder.append_line(self.run.folder.metrics, line)
+
+
+def _as_hparam(value):
+    """A number, a truth value or a text, which is all that HParams takes."""
+    return value if isinstance(value, (bool, int, float, str)) else str(value)
