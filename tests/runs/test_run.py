@@ -141,6 +141,18 @@ def test_is_what_keras_s_fit_is(tmp_path):
     )
 
 
+def test_what_fills_an_evaluation_s_batches_up_does_not_count(tmp_path):
+    x, y = fit_program.data()
+    rest, weight = np.r_[64:70, 64:64, 60:64], np.r_[np.ones(6), np.zeros(4)]
+    run = towers.Run(tmp_path / "run", compiled())
+    done = run.fit(
+        x, y, batch_size=64, verbose=0,
+        validation_data=[(x[:64], y[:64]), (x[rest], y[rest], weight.astype("float32"))],
+    )  # fmt: skip
+    expected = run.model.evaluate(x[:70], y[:70], batch_size=64, verbose=0)
+    assert [done.history[f"val_{name}"][0] for name in ("loss", "accuracy")] == expected
+
+
 def test_another_run_is_refused_and_changes_nothing(tmp_path):
     fit(tmp_path / "run")
     before = {p: p.read_bytes() for p in (tmp_path / "run").rglob("*") if p.is_file()}

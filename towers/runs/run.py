@@ -39,6 +39,7 @@ from towers.runs import (
 from towers.runs import callbacks as run_callbacks
 from towers.support import adapted, hashes, worker_errors
 
+from keras.src.utils import io_utils  # isort: skip
 from keras.src.utils.python_utils import pythonify_logs  # isort: skip
 
 
@@ -195,7 +196,9 @@ class Run:
             y)`, with which a run resumes at no cost; or anything that Keras's `fit` takes, which is
             read on from the start of the epoch where a run resumes.
           y, batch_size, epochs, steps_per_epoch, sample_weight, class_weight, validation_data,
-            validation_batch_size, validation_freq, verbose: as Keras's `fit` takes them.
+            validation_batch_size, validation_freq, verbose: as Keras's `fit` takes them; the
+            validation data may also be batches that can be iterated over again and again, such as
+            `input_pipeline.images.evaluated`.
           callbacks: Keras's, or your own; `towers.callbacks.Log()` is added where there is no Log.
             When a run resumes, what they have changed among their attributes is as it was, if it is
             numbers, texts, arrays, or lists and dicts of these.
@@ -439,6 +442,8 @@ class Run:
         else:
             given = self._init_from
             resolved["init_from"] = taken = given and warm_start.take(given, self.state).recorded()
+            for line in warm_start.said(taken):
+                io_utils.print_msg(line)
         defined = defined | {"init_from": taken and taken["sha256"]}
         if newest and earlier is not None:
             different = run_folder.differences(earlier.get("defining", {}), defined)
@@ -496,7 +501,8 @@ def _evaluate(
     """Keras's evaluation of the validation data after an epoch, where it is due."""
     if validation_data is None or (epoch + 1) % every:
         return {}
-    x, y, weight = keras.utils.unpack_x_y_sample_weight(validation_data)
+    data = sources.evaluated(validation_data)
+    x, y, weight = keras.utils.unpack_x_y_sample_weight(data)
     logs = model.evaluate(
         x, y, sample_weight=weight, batch_size=batch_size, return_dict=True, callbacks=callbacks
     )

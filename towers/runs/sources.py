@@ -4,6 +4,8 @@ import hashlib
 import itertools
 from collections.abc import Iterator
 
+import keras
+import numpy as np
 import tensorflow as tf
 
 from towers import schedules
@@ -15,6 +17,28 @@ from keras.src.backend.tensorflow.trainer import TFEpochIterator  # isort: skip
 def is_source(data) -> bool:
     """Whether data can be read at any position, as those of `input_pipeline` can."""
     return all(hasattr(data, name) for name in ("batches", "num_examples", "fingerprint"))
+
+
+def evaluated(data):
+    """What is evaluated, as Keras's `evaluate` takes it.
+
+    Batches of a list, or of another object that can be iterated over again and again, may be filled
+    up with examples of weight 0, which are taken out: Keras would divide by their number, too.
+    """
+    keras_s = (tuple, tf.data.Dataset, keras.utils.PyDataset)
+    return data if data is None or isinstance(data, keras_s) else _without_fillers(data)
+
+
+def _without_fillers(batches) -> Iterator[tuple]:
+    for batch in batches:
+        x, y, weight = keras.utils.unpack_x_y_sample_weight(tuple(batch))
+        if weight is None:
+            yield x, y
+            continue
+        weight = np.asarray(weight)
+        kept = np.flatnonzero(weight)
+        x, y = keras.tree.map_structure(lambda part: tf.gather(part, kept), (x, y))  # noqa: B023
+        yield (x, y) if (weight[kept] == 1).all() else (x, y, weight[kept])
 
 
 class FromSource:
