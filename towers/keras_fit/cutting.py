@@ -85,12 +85,14 @@ def join(parts: Sequence[Structure]) -> Structure:
 
 
 def specs(batch: Structure) -> Structure:
-    """Symbolic tensors like the batch."""
+    """Symbolic tensors like the batch, of any number of examples: models are built with them."""
     return tree.map_structure(
         lambda tensor: (
             None
             if tensor is None
-            else keras.KerasTensor(tensor.shape, keras.backend.standardize_dtype(tensor.dtype))
+            else keras.KerasTensor(
+                [None, *tensor.shape[1:]], keras.backend.standardize_dtype(tensor.dtype)
+            )
         ),
         batch,
     )

@@ -62,7 +62,7 @@ def distribute(
         raise TypeError(f"microbatch_size={microbatch_size!r}: must be an integer or None")
     if microbatch_size is not None and microbatch_size < 1:
         raise ValueError(f"microbatch_size={microbatch_size}: must be at least 1")
-    if joined_loss not in (None, True, False):
+    if joined_loss is not None and not isinstance(joined_loss, bool):
         raise TypeError(f"joined_loss={joined_loss!r}: must be True, False or None")
     refusals.check_model(model)
     tower_devices = devices.of_towers(towers)

@@ -8,11 +8,14 @@ import keras
 import tensorflow as tf
 from keras import tree
 
+from towers import model_state
 from towers.keras_fit import cutting
 
 from keras.src.backend.tensorflow.trainer import TensorFlowTrainer  # isort: skip
 
 _TOLERANCE = 1e-3  # relative; rounding is far below, a sum instead of a mean far above
+_OF_NARROW, _OF_DRAWS = 2e-2, 0.4  # of 16 bits; of layers that draw in evaluation
+_ENOUGH = 8  # examples of a microbatch, for a mean of draws
 _GENERATOR = "keep a keras.random.SeedGenerator in the layer and pass it as seed="
 
 
@@ -39,18 +42,17 @@ def check_model(model: keras.Model) -> None:
             f"{name} was made in the scope of a tf.distribute strategy, which places variables and "
             "computation itself: make it outside of any scope"
         )
-    for tensor in getattr(model, "_inputs", None) or ():
-        if tensor.shape and tensor.shape[0] is not None:
-            raise ValueError(
-                f"{name} has a fixed batch size, {tensor.shape[0]}: leave batch_size out of its "
-                "keras.Input, because microbatches have fewer examples"
-            )
     for layer in model._flatten_layers():
         _check_layer(layer)
 
 
 def _check_layer(layer: keras.layers.Layer) -> None:
     name = f"the layer {layer.name}"
+    if isinstance(layer, keras.layers.InputLayer) and layer.batch_shape[:1] not in ((), (None,)):
+        raise ValueError(
+            f"{name} has a fixed batch size, {layer.batch_shape[0]}: leave batch_size out of "
+            "keras.Input, because microbatches have fewer examples"
+        )
     if hasattr(type(layer).call, "get_concrete_function"):
         raise ValueError(
             f"{name} ({type(layer).__name__}) has @tf.function on its call, which keeps the values "
@@ -101,7 +103,32 @@ def no_hidden_state(model: keras.Model, scope: keras.StatelessScope) -> Iterator
         that would be lost.
     """
     graph = tf.compat.v1.get_default_graph()
-    first, before = len(graph.get_operations()), dict(scope.state_mapping)
+    first, name = len(graph.get_operations()), type(model).__name__
+    with no_lost_state(model, scope):
+        yield
+    functions = (one.node_def for one in graph.as_graph_def().library.function)
+    own = (operation.node_def for operation in graph.get_operations()[first:])
+    for node in itertools.chain(own, *functions):
+        if node.op.startswith("Assign") and node.op.endswith("VariableOp"):
+            raise ValueError(
+                f"{name} assigns a tf.Variable when it is called ({node.name}): make it with "
+                "self.add_weight(..., trainable=False)"
+            )
+        if _draws_by_state(node):
+            raise ValueError(
+                f"{name} draws random numbers with {node.op} ({node.name}), which depend on what "
+                f"was drawn before, and so on the number of towers: {_GENERATOR}"
+            )
+
+
+@contextlib.contextmanager
+def no_lost_state(model: keras.Model, scope: keras.StatelessScope) -> Iterator[None]:
+    """Checks that what is done within, in `scope`, assigns no variable but the model's state.
+
+    Raises:
+      ValueError: it draws by a generator, or assigns a variable, that is not the model's.
+    """
+    before = dict(scope.state_mapping)
     yield
     name = type(model).__name__
     for variable in model.trainable_variables:
@@ -121,19 +148,6 @@ def no_hidden_state(model: keras.Model, scope: keras.StatelessScope) -> Iterator
             f"{name} assigns a variable that is not among its weights, so that its value would be "
             "lost: make it with self.add_weight(..., trainable=False)"
         )
-    functions = (one.node_def for one in graph.as_graph_def().library.function)
-    own = (operation.node_def for operation in graph.get_operations()[first:])
-    for node in itertools.chain(own, *functions):
-        if node.op.startswith("Assign") and node.op.endswith("VariableOp"):
-            raise ValueError(
-                f"{name} assigns a tf.Variable when it is called ({node.name}): make it with "
-                "self.add_weight(..., trainable=False)"
-            )
-        if _draws_by_state(node):
-            raise ValueError(
-                f"{name} draws random numbers with {node.op} ({node.name}), which depend on what "
-                f"was drawn before, and so on the number of towers: {_GENERATOR}"
-            )
 
 
 def _draws_by_state(node: tf.compat.v1.NodeDef) -> bool:
@@ -181,7 +195,8 @@ def check_cut(program, batch, size: int) -> None:
         and id(variable) not in normalized
         and variable.name != "seed_generator_state"
     ]
-    if not facts.losses and not kept:
+    counted = [index for index, added in enumerate(facts.metrics) if added is not None]
+    if not facts.losses and not kept and not counted:
         return
     draws = any(value is not None for value in facts.state) and len(kept) < sum(
         value is not None for value in facts.state
@@ -191,23 +206,47 @@ def check_cut(program, batch, size: int) -> None:
     sizes = [cutting.num_examples(part) for part in parts]
     both = tree.map_structure(lambda *t: tf.concat(t, axis=0), *parts)
 
+    still_draws = False
+
     def look(inputs):
+        nonlocal still_draws
         forward = pass_.forward(weights, state, tf.constant(0, tf.int64), inputs)
+        still_draws |= any(
+            value is not None and model_state.is_draw_counter(variable)
+            for variable, value in zip(model.non_trainable_variables, forward.state, strict=True)
+        )
         return [
             *(tf.reduce_sum(loss) for loss in forward.losses),
             *(
                 state[index] if forward.state[index] is None else forward.state[index]
                 for index in kept
             ),
+            # A metric's states are added: each part's count for all of it.
+            *(
+                tf.zeros(())
+                if forward.metrics[index] is None
+                else tf.cast(forward.metrics[index], tf.float64)
+                * (sum(sizes) / cutting.num_examples(inputs))
+                for index in counted
+            ),
         ]
 
     names = ["a value that a layer gives to add_loss"] * len(facts.losses)
     names += [f"the weight {model.non_trainable_variables[index].path}" for index in kept]
+    names += [f"the metric {model.metrics_variables[index].path}" for index in counted]
+    is_narrow = any(
+        layer.compute_dtype in ("bfloat16", "float16") for layer in model._flatten_layers()
+    )
     found = zip(names, look(both), *(look(part) for part in parts), strict=False)
+    tolerance = _OF_NARROW if is_narrow else _TOLERANCE
+    if still_draws:  # in evaluation, too: then a sum can be told from a mean, and little else
+        tolerance = _OF_DRAWS
+        if min(sizes) < _ENOUGH:
+            return
     for name, whole, *each in found:
         whole, each = tf.cast(whole, tf.float64), [tf.cast(one, tf.float64) for one in each]
         mean = sum(one * count for one, count in zip(each, sizes, strict=True)) / sum(sizes)
-        allowed = _TOLERANCE * tf.reduce_max(tf.abs(whole)) + 1e-6
+        allowed = tolerance * tf.reduce_max(tf.abs(whole)) + 1e-6
         if not bool(tf.reduce_all(tf.abs(mean - whole) <= allowed)):
             raise ValueError(
                 f"{type(model).__name__}: {name} depends on how a batch is cut, as a sum over the "

@@ -15,7 +15,7 @@ import tensorflow as tf
 from keras import tree
 
 from towers import devices, gradients, model_state, not_finite, worker
-from towers.keras_fit import cutting, exchange, microbatch
+from towers.keras_fit import cutting, exchange, microbatch, refusals
 from towers.support import loss_scale, one_gradient, shares
 
 from keras.src import backend  # isort: skip
@@ -122,7 +122,7 @@ class Program:
             sums = self._sums({m: one.gradients for m, one in results.items()}, weights)
             own = [(one.loss, one.forward) for one in results.values()]
             total, everything = among(sums, own, list(map(cutting.num_examples, parts)))
-            total = [_merge_equal_rows(value, len(parts)) for value in total]
+            total = [_merge_equal_rows(value, parts) for value in total]
             if len(parts) > 1:
                 total = [one_gradient.over(value, sum(weights)) for value in total]
             losses, forwards = zip(*everything, strict=True)
@@ -166,7 +166,7 @@ class Program:
                     leaves |= {m: _back(*tapes[m], upstream[m]) for m in own_runs}
             with tf.name_scope("average_gradients"):
                 total, _ = among(self._sums(leaves, [1] * len(parts)), own, sizes)
-                total = [_merge_equal_rows(value, len(parts)) for value in total]
+                total = [_merge_equal_rows(value, parts) for value in total]
                 mean = gradients.add_weight_by_weight(total, direct)
         return self._update(batch, forwards, loss, [loss], mean, changes)
 
@@ -185,7 +185,8 @@ class Program:
             for losses in zip(*(forward.losses for forward in forwards), strict=True)
         ]
         mapping = [*zip(model.trainable_variables, values), *zip(others, before)]  # noqa: B905
-        with keras.StatelessScope(state_mapping=mapping, collect_losses=True) as scope:
+        scope = keras.StatelessScope(state_mapping=mapping, collect_losses=True)
+        with refusals.no_lost_state(model, scope), scope:
             if of_layers:
                 model._losses_override = [*of_layers, *model._get_regularization_losses()]
             try:
@@ -360,27 +361,36 @@ def _all_finite(losses, mean: Sequence[gradients.Gradient], optimizer) -> tf.Ten
     return finite & tf.reduce_all(tf.math.is_finite(losses))
 
 
-def _merge_equal_rows(value: gradients.Gradient, count: int) -> gradients.Gradient:
+def _merge_equal_rows(value: gradients.Gradient, parts: Sequence) -> gradients.Gradient:
     """The rows of an embedding as Keras's `fit` gives them to the optimizer.
 
     The rows of all examples, in their order, are the batch's own: optimizers square them one by
     one. But where all microbatches have the same rows, as those of positions, the batch has them
-    once, summed over its examples.
+    once, summed over its examples. Where all examples have the same rows, as a token that begins
+    each of them, microbatches have them, too; these stay.
     """
+    count, examples = len(parts), sum(map(cutting.num_examples, parts))
     if not isinstance(value, tf.IndexedSlices) or count == 1:
         return value
-    rows = tf.shape(value.indices)[0] // count
+    total = tf.shape(value.indices)[0]
+    rows = total // count
+
+    def are_of_examples():
+        each = total // examples
+        of_each = tf.reshape(value.indices[: each * examples], [examples, each])
+        return tf.reduce_all(of_each == of_each[:1])
 
     def merged():
         indices = tf.reshape(value.indices[: rows * count], [count, rows])
         same = tf.reduce_all(indices == indices[:1])
-        parts = tf.reshape(value.values[: rows * count], [count, rows, *value.values.shape[1:]])
-        summed = gradients.pairwise_tree(tf.unstack(parts, num=count), tf.add)
+        if examples > count:
+            of_examples = tf.cond(total % examples == 0, are_of_examples, lambda: False)
+            same &= ~of_examples
+        values = tf.reshape(value.values[: rows * count], [count, rows, *value.values.shape[1:]])
+        summed = gradients.pairwise_tree(tf.unstack(values, num=count), tf.add)
         return tf.cond(same, lambda: (summed, indices[0]), lambda: (value.values, value.indices))
 
-    values, indices = tf.cond(
-        tf.shape(value.indices)[0] == rows * count, merged, lambda: (value.values, value.indices)
-    )
+    values, indices = tf.cond(total == rows * count, merged, lambda: (value.values, value.indices))
     return tf.IndexedSlices(values, indices, value.dense_shape)
 
 

@@ -1,0 +1,350 @@
+"""What towers cannot do is refused before the first step, by name; what they can do is not."""
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+from keras import layers, ops
+
+import towers
+
+X = np.random.default_rng(0).normal(size=(40, 8)).astype("float32")
+Y = X[:, :3].argmax(axis=1)
+
+
+def of(*between, head=None):
+    return keras.Sequential([keras.Input((8,)), *between, head or layers.Dense(3)])
+
+
+class Calls(keras.layers.Layer):
+    """A layer that does something to its inputs, which a test says."""
+
+    def __init__(self, call, make=lambda layer: None, **arguments):
+        super().__init__(**arguments)
+        make(self)
+        self.function = call
+
+    def call(self, x):
+        return self.function(self, x)
+
+
+def layer(call, make=lambda layer: None):
+    return of(Calls(call, make, name="peculiar"))
+
+
+class OwnTrainStep(keras.Sequential):
+    def train_step(self, data):
+        return super().train_step(data)
+
+
+class OwnTestStep(keras.Sequential):
+    def test_step(self, data):
+        return super().test_step(data)
+
+
+class Graph(keras.layers.Layer):
+    @tf.function
+    def call(self, x):
+        return x * 2
+
+
+class MakesVariables(keras.layers.Layer):
+    def call(self, x):
+        return x * keras.Variable(1.0)
+
+
+def in_a_scope():
+    with tf.distribute.MirroredStrategy(["/CPU:0"]).scope():
+        return of()
+
+
+def with_batch_size():
+    return keras.Sequential([keras.Input((8,), batch_size=20), layers.Dense(3)])
+
+
+def recurrent(**arguments):
+    return keras.Sequential([layers.Reshape((4, 2)), layers.SimpleRNN(3, **arguments)])
+
+
+def pictures(layer):
+    return of(layers.Dense(12), layers.Reshape((2, 2, 3)), layer, layers.Flatten())
+
+
+def weight(name, **arguments):
+    def make(layer):
+        layer.own = layer.add_weight(shape=(), initializer="zeros", trainable=False, name=name)
+
+    return make
+
+
+def tf_variable(layer):
+    layer.hidden = tf.Variable(0.0, trainable=False)
+
+
+def keras_variable(layer):
+    layer._unseen = [lambda: None]
+    object.__setattr__(layer, "hidden", keras.Variable(0.0, trainable=False))
+
+
+def assigned(layer, x):
+    layer.hidden.assign(tf.reduce_mean(x))
+    return x
+
+
+def totalled(layer, x):
+    layer.own.assign_add(ops.sum(x))
+    return x
+
+
+def added(value):
+    def call(layer, x):
+        layer.add_loss(value(x))
+        return x
+
+    return call
+
+
+class Counts(keras.Model):
+    """Updates a metric when it is called."""
+
+    def __init__(self, metric, value):
+        super().__init__()
+        self.last, self.value = layers.Dense(3), value
+        self.peculiar = metric(name="peculiar")
+
+    def call(self, x):
+        outputs = self.last(x)
+        self.peculiar.update_state(self.value(outputs))
+        return outputs
+
+
+class Largest(keras.metrics.Metric):
+    def __init__(self, name):
+        super().__init__(name=name)
+        self.largest = self.add_weight(initializer="zeros", name="largest")
+
+    def update_state(self, values):
+        self.largest.assign(ops.maximum(self.largest, ops.max(values)))
+
+    def result(self):
+        return self.largest
+
+
+def noisy_loss(y_true, y_pred):
+    return ops.mean(y_pred**2, axis=-1) + keras.random.uniform(())
+
+
+REFUSED = {  # by what the message must name
+    "train_step": (lambda: OwnTrainStep([keras.Input((8,)), layers.Dense(3)]), "OwnTrainStep"),
+    "test_step": (lambda: OwnTestStep([keras.Input((8,)), layers.Dense(3)]), "OwnTestStep"),
+    "strategy": (in_a_scope, "tf.distribute"),
+    "fixed batch size": (with_batch_size, "batch_size"),
+    "tf.function": (lambda: of(Graph(name="peculiar")), "peculiar"),
+    "stateful": (lambda: recurrent(stateful=True), "stateful"),
+    "synchronized": (lambda: of(layers.BatchNormalization(synchronized=True)), "synchronized"),
+    "AugMix": (lambda: pictures(layers.AugMix(name="peculiar")), "AugMix"),
+    "variables made in call": (
+        lambda: keras.Sequential([MakesVariables(), layers.Dense(3)]),
+        "MakesVariables|Sequential",
+    ),
+    "SpectralNormalization": (
+        lambda: of(layers.SpectralNormalization(layers.Dense(5, name="spectral"))),
+        "spectral",
+    ),
+    "tf.Variable": (lambda: layer(assigned, tf_variable), "tf.Variable"),
+    "a variable that is no weight": (lambda: layer(assigned, keras_variable), "add_weight"),
+    "tf.random": (lambda: layer(lambda own, x: x + tf.random.normal(tf.shape(x))), "SeedGenerator"),
+    "np-like random": (lambda: layer(lambda own, x: x + tf.random.uniform(())), "SeedGenerator"),
+    "keras.random": (lambda: layer(lambda own, x: x + keras.random.normal((8,))), "SeedGenerator"),
+    "a sum": (lambda: layer(added(lambda x: ops.sum(x**2))), "add_loss"),
+    "a value of each example": (
+        lambda: layer(added(lambda x: ops.mean(x**2, axis=-1))),
+        "add_loss",
+    ),
+    "a metric of one number of a batch": (lambda: Counts(keras.metrics.Mean, ops.mean), "peculiar"),
+    "a metric that does not add": (lambda: Counts(Largest, lambda x: x), "peculiar"),
+    "a running total": (lambda: layer(totalled, weight("total")), "total"),
+}
+
+
+def compiled(model, **arguments):
+    model.compile(
+        keras.optimizers.SGD(0.1), keras.losses.SparseCategoricalCrossentropy(True), **arguments
+    )
+    return model
+
+
+def state(model):
+    return [np.array(variable) for variable in model.variables]
+
+
+@pytest.mark.parametrize("what", REFUSED)
+def test_refuses_before_the_first_step(what):
+    make, name = REFUSED[what]
+    model = make()
+    compiled(model)
+    before = state(model) if model.built else None
+    with pytest.raises((ValueError, TypeError), match=name):
+        towers.distribute(model, 2, microbatch_size=8)
+        model.fit(X, Y, batch_size=20, verbose=0)
+    assert not int(model.optimizer.iterations)
+    if before is not None:
+        np.testing.assert_equal(state(model), before)
+
+
+@pytest.mark.parametrize("call", ["fit", "evaluate"])
+def test_refuses_a_loss_that_would_draw_the_same_in_every_step(call):
+    model = of()
+    model.compile("sgd", noisy_loss)
+    towers.distribute(model)
+    with pytest.raises(ValueError, match="SeedGenerator"):
+        getattr(model, call)(X, Y, verbose=0)
+    assert not int(model.optimizer.iterations)
+
+
+def test_refuses_run_eagerly_whenever_it_is_asked_for():
+    with pytest.raises(ValueError, match="run_eagerly"):
+        towers.distribute(compiled(of(), run_eagerly=True))
+    model = towers.distribute(compiled(of()))
+    compiled(model, run_eagerly=True)
+    with pytest.raises(ValueError, match="run_eagerly"):
+        model.fit(X, Y, verbose=0)
+
+
+def test_refuses_what_is_added_to_a_model_after_distribute():
+    model = keras.Sequential([layers.Dense(4)])
+    towers.distribute(model)
+    model.add(Graph(name="peculiar"))
+    compiled(model)
+    with pytest.raises(ValueError, match="peculiar"):
+        model.fit(X, Y, verbose=0)
+
+
+@pytest.mark.parametrize("call", ["evaluate", "predict"])
+def test_refuses_draws_in_evaluation_and_prediction(call):
+    model = layer(lambda own, x: x + tf.random.normal(tf.shape(x)))
+    towers.distribute(compiled(model))
+    with pytest.raises(ValueError, match="SeedGenerator"):
+        model.predict(X, verbose=0) if call == "predict" else model.evaluate(X, Y, verbose=0)
+
+
+@pytest.mark.parametrize(
+    "arguments, name",
+    [
+        ({"towers": 0}, "num_towers|towers"),
+        ({"towers": 1.5}, "towers"),
+        ({"towers": True}, "towers"),
+        ({"towers": []}, "towers"),
+        ({"towers": ["/CPU:99"]}, "CPU:99"),
+        ({"microbatch_size": 0}, "microbatch_size"),
+        ({"microbatch_size": 2.0}, "microbatch_size"),
+        ({"microbatch_size": True}, "microbatch_size"),
+        ({"joined_loss": "yes"}, "joined_loss"),
+        ({"joined_loss": 1}, "joined_loss"),
+        ({"model": lambda x: x}, "keras.Model"),
+    ],
+)
+def test_refuses_arguments_by_name(arguments, name):
+    with pytest.raises((TypeError, ValueError), match=name):
+        towers.distribute(**{"model": of()} | arguments)
+
+
+@pytest.mark.parametrize("kind", ["sparse", "ragged", "lengths"])
+def test_refuses_batches_that_cannot_be_cut(kind):
+    model = towers.distribute(compiled(of()))
+    if kind == "sparse":
+        data = tf.data.Dataset.from_tensors((tf.sparse.from_dense(X), Y))
+    elif kind == "ragged":
+        data = tf.data.Dataset.from_tensors((tf.ragged.constant([[1.0], [1.0, 2.0]]), Y[:2]))
+    else:
+        data = tf.data.Dataset.from_tensors((X, Y[:-1]))
+    name = {"sparse": "SparseTensor", "ragged": "RaggedTensor", "lengths": r"\(39,\)"}[kind]
+    with pytest.raises((TypeError, ValueError), match=name):
+        model.fit(data, verbose=0)
+    assert not int(model.optimizer.iterations)
+
+
+def counted(layer, x):
+    layer.own.assign_add(1.0)
+    return x
+
+
+def averaged(layer, x):
+    layer.own.assign(0.9 * layer.own + 0.1 * ops.mean(x))
+    return x - layer.own
+
+
+def from_lists():
+    return X.tolist(), Y.tolist()
+
+
+def adapted():
+    normalization = layers.Normalization()
+    normalization.adapt(X)
+    return of(normalization)
+
+
+def frozen_teacher():
+    teacher = of(layers.Dense(4), layers.BatchNormalization())
+    teacher.trainable = False
+    return of(teacher)
+
+
+class Vae(keras.Model):
+    """Draws in evaluation, too; its loss is what it adds."""
+
+    def __init__(self):
+        super().__init__()
+        self.generator = keras.random.SeedGenerator(1)
+        self.encoder, self.decoder = layers.Dense(4), layers.Dense(3)
+
+    def call(self, x):
+        code = self.encoder(x)
+        code += keras.random.normal(ops.shape(code), seed=self.generator)
+        self.add_loss(0.1 * ops.mean(code**2))
+        return self.decoder(code)
+
+
+def narrow():
+    hidden = layers.Dense(9, "relu", dtype="mixed_bfloat16")
+    add = Calls(added(lambda x: ops.cast(0.1 * ops.mean(x**2), "float32")), dtype="mixed_bfloat16")
+    return of(hidden, add)
+
+
+ACCEPTED = {
+    "add_loss of a mean": lambda: layer(added(lambda x: ops.mean(x**2))),
+    "activity_regularizer": lambda: of(layers.Dense(4, activity_regularizer="l2")),
+    "add_loss of a mean of what it draws": Vae,
+    "add_loss of a mean in bfloat16": narrow,
+    "a metric of examples": lambda: Counts(keras.metrics.Mean, lambda x: ops.norm(x, axis=-1)),
+    "a counter": lambda: layer(counted, weight("count")),
+    "a running mean": lambda: layer(averaged, weight("mean")),
+    "Normalization": adapted,
+    "a frozen teacher": frozen_teacher,
+    "dropout beside add_loss": lambda: of(
+        layers.Dropout(0.5), layers.BatchNormalization(), Calls(added(lambda x: ops.mean(x**2)))
+    ),
+    "a recurrent layer": lambda: of(layers.Reshape((4, 2)), layers.LSTM(3)),
+    "RandAugment": lambda: pictures(layers.RandAugment((0, 1))),
+}
+
+
+@pytest.mark.parametrize("what", ACCEPTED)
+def test_accepts(what):
+    model = compiled(ACCEPTED[what]())
+    towers.distribute(model, 2, microbatch_size=8)
+    history = model.fit(X, Y, batch_size=20, verbose=0)
+    assert np.isfinite(history.history["loss"]).all() and int(model.optimizer.iterations) == 2
+
+
+def test_accepts_python_lists():
+    model = towers.distribute(compiled(of()), 2)
+    model.fit(tf.constant(X), Y.tolist() and np.array(Y.tolist()), verbose=0)
+    assert np.isfinite(model.train_on_batch(np.array(X.tolist()), np.array(Y.tolist())))
+
+
+def test_a_counter_counts_steps_and_a_running_mean_runs_once():
+    model = compiled(layer(counted, weight("count")))
+    towers.distribute(model, 3, microbatch_size=8)
+    model.fit(X, Y, batch_size=20, verbose=0)
+    assert float(model.get_layer("peculiar").own) == 2
