@@ -6,7 +6,7 @@ import keras
 import tensorflow as tf
 
 from towers import devices, worker
-from towers.keras_fit import cutting, refusals, separable, step
+from towers.keras_fit import cut_check, cutting, refusals, separable, step
 from towers.support import worker_errors
 
 from keras.src import backend  # isort: skip
@@ -225,7 +225,7 @@ class Distribution:
             except separable.NotSeparable as error:
                 joined, reason = True, str(error)
             else:
-                refusals.check_cut(program, batch, size)
+                cut_check.check(program.pass_, batch, size)
                 return program
 
     def _predict_function(self) -> Callable[[Sequence], object]:

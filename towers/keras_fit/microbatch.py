@@ -65,11 +65,13 @@ class Microbatch:
       model: called as a pure function.
       training: whether layers train.
       jit_compile: XLA compiles a pass to one program, the same for any number of towers.
+      traced: of each trace what its forward pass gives, which says what is None in it.
     """
 
     model: keras.Model
     training: bool
     jit_compile: bool
+    traced: list[Forward] = dataclasses.field(default_factory=list)
 
     @functools.cached_property
     def forward(self) -> Callable[..., Forward]:
@@ -146,10 +148,12 @@ class Microbatch:
             return [None if new is old else new for old, new in zip(before, after, strict=True)]
 
         masks = [backend.get_keras_mask(output) for output in tree.flatten(outputs)]
-        return value, Forward(
+        forward = Forward(
             outputs=outputs,
             masks=masks,
             losses=from_layers,
             state=changed(model.non_trainable_variables, state),
             metrics=changed(model.metrics_variables, zeros),
         )
+        self.traced.append(forward)
+        return value, forward

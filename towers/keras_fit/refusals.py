@@ -6,16 +6,9 @@ from collections.abc import Iterator
 
 import keras
 import tensorflow as tf
-from keras import tree
-
-from towers import model_state
-from towers.keras_fit import cutting
 
 from keras.src.backend.tensorflow.trainer import TensorFlowTrainer  # isort: skip
 
-_TOLERANCE = 1e-3  # relative; rounding is far below, a sum instead of a mean far above
-_OF_NARROW, _OF_DRAWS = 2e-2, 0.4  # of 16 bits; of layers that draw in evaluation
-_ENOUGH = 8  # examples of a microbatch, for a mean of draws
 _GENERATOR = "keep a keras.random.SeedGenerator in the layer and pass it as seed="
 
 
@@ -154,101 +147,3 @@ def _draws_by_state(node: tf.compat.v1.NodeDef) -> bool:
     if node.op.startswith("CudnnRNN") or node.op == "StatefulPartitionedCall":
         return False
     return "seed2" in node.attr or node.op.startswith(("Rng", "Stateful"))
-
-
-def check_cut(program, batch, size: int) -> None:
-    """Checks that what layers add to the loss, and what they count, does not depend on the cut.
-
-    It compares two microbatches with one batch of both; a mean over examples passes, a sum over the
-    batch does not. Batch norm is left out: normalizing each microbatch is what is wanted.
-
-    Args:
-      program: `step.Program`, traced.
-      batch: any of the data.
-      size: of a microbatch.
-
-    Raises:
-      ValueError: names the weight, or says that it is an `add_loss`.
-    """
-    model = program.model
-    x, _, _ = keras.utils.unpack_x_y_sample_weight(batch)
-    parts = cutting.cut(x, size)[:2]
-    if len(parts) < 2:
-        parts = cutting.cut(x, -(-cutting.num_examples(x) // 2))
-    if len(parts) < 2:
-        return  # one example
-    weights = [tf.convert_to_tensor(v.value) for v in model.trainable_variables]
-    state = [tf.convert_to_tensor(v.value) for v in model.non_trainable_variables]
-    facts = program.pass_.forward.get_concrete_function(
-        weights, state, tf.constant(0, tf.int64), parts[0]
-    ).structured_outputs
-    normalized = {
-        id(weight)
-        for layer in model._flatten_layers()
-        if isinstance(layer, keras.layers.BatchNormalization)
-        for weight in layer.non_trainable_variables
-    }
-    kept = [
-        index
-        for index, variable in enumerate(model.non_trainable_variables)
-        if facts.state[index] is not None
-        and id(variable) not in normalized
-        and variable.name != "seed_generator_state"
-    ]
-    counted = [index for index, added in enumerate(facts.metrics) if added is not None]
-    if not facts.losses and not kept and not counted:
-        return
-    draws = any(value is not None for value in facts.state) and len(kept) < sum(
-        value is not None for value in facts.state
-    )
-    # Random layers and batch norm differ between cuts, and rightly so: look without them.
-    pass_ = type(program.pass_)(model, program.training and not draws, False)
-    sizes = [cutting.num_examples(part) for part in parts]
-    both = tree.map_structure(lambda *t: tf.concat(t, axis=0), *parts)
-
-    still_draws = False
-
-    def look(inputs):
-        nonlocal still_draws
-        forward = pass_.forward(weights, state, tf.constant(0, tf.int64), inputs)
-        still_draws |= any(
-            value is not None and model_state.is_draw_counter(variable)
-            for variable, value in zip(model.non_trainable_variables, forward.state, strict=True)
-        )
-        return [
-            *(tf.reduce_sum(loss) for loss in forward.losses),
-            *(
-                state[index] if forward.state[index] is None else forward.state[index]
-                for index in kept
-            ),
-            # A metric's states are added: each part's count for all of it.
-            *(
-                tf.zeros(())
-                if forward.metrics[index] is None
-                else tf.cast(forward.metrics[index], tf.float64)
-                * (sum(sizes) / cutting.num_examples(inputs))
-                for index in counted
-            ),
-        ]
-
-    names = ["a value that a layer gives to add_loss"] * len(facts.losses)
-    names += [f"the weight {model.non_trainable_variables[index].path}" for index in kept]
-    names += [f"the metric {model.metrics_variables[index].path}" for index in counted]
-    is_narrow = any(
-        layer.compute_dtype in ("bfloat16", "float16") for layer in model._flatten_layers()
-    )
-    found = zip(names, look(both), *(look(part) for part in parts), strict=False)
-    tolerance = _OF_NARROW if is_narrow else _TOLERANCE
-    if still_draws:  # in evaluation, too: then a sum can be told from a mean, and little else
-        tolerance = _OF_DRAWS
-        if min(sizes) < _ENOUGH:
-            return
-    for name, whole, *each in found:
-        whole, each = tf.cast(whole, tf.float64), [tf.cast(one, tf.float64) for one in each]
-        mean = sum(one * count for one, count in zip(each, sizes, strict=True)) / sum(sizes)
-        allowed = tolerance * tf.reduce_max(tf.abs(whole)) + 1e-6
-        if not bool(tf.reduce_all(tf.abs(mean - whole) <= allowed)):
-            raise ValueError(
-                f"{type(model).__name__}: {name} depends on how a batch is cut, as a sum over the "
-                "batch or a running total does: make it a mean over examples"
-            )
