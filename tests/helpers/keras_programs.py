@@ -142,13 +142,17 @@ def _scheduled():
 
 _with_optimizer("adam", lambda: "adam")
 _with_optimizer("adamw", lambda: keras.optimizers.AdamW(0.01, weight_decay=0.1), long=True)
-_with_optimizer("momentum", lambda: keras.optimizers.SGD(0.1, momentum=0.9, nesterov=True))
+_with_optimizer(
+    "momentum", lambda: keras.optimizers.SGD(0.1, momentum=0.9, nesterov=True), long=True
+)
 _with_optimizer("rmsprop", lambda: keras.optimizers.RMSprop(0.01), long=True)
 _with_optimizer("nadam", lambda: keras.optimizers.Nadam(0.01), long=True)
 _with_optimizer("accumulation", _accumulated)
 _with_optimizer("clipnorm", lambda: keras.optimizers.SGD(0.1, clipnorm=0.05), long=True)
-_with_optimizer("ema", lambda: keras.optimizers.Adam(0.01, use_ema=True, ema_momentum=0.5))
-_with_optimizer("schedule", _scheduled)
+_with_optimizer(
+    "ema", lambda: keras.optimizers.Adam(0.01, use_ema=True, ema_momentum=0.5), long=True
+)
+_with_optimizer("schedule", _scheduled, long=True)
 _with_optimizer(
     "bfloat16", lambda: keras.optimizers.SGD(0.1), policy="mixed_bfloat16", tolerance=0.02
 )
@@ -222,7 +226,7 @@ def dicts_with_a_weight_for_each_output(switch):
     return summary(model, history, x, y, of_weighted=of_weighted)
 
 
-@program(imprecise=("kind_loss", "size_loss"))
+@program(imprecise=("kind_loss", "size_loss"), long=True)
 def dicts_from_a_dataset(switch):
     model = two_by_two()
     switch(model)
@@ -265,7 +269,7 @@ def dataset_of_unknown_sizes(switch):
     return summary(model, history, None, again=evaluation, predicted=model.predict(data, verbose=0))
 
 
-@program()
+@program(long=True)
 def endless_dataset(switch):
     data = tf.data.Dataset.from_tensor_slices((X, Y, WEIGHTS)).repeat().batch(32)
     model = dense()
@@ -285,7 +289,7 @@ class Batches(keras.utils.PyDataset):
         return tuple(array[32 * index : 32 * index + 32] for array in (X, Y, WEIGHTS))
 
 
-@program()
+@program(long=True)
 def py_dataset(switch):
     model = dense()
     model.compile("adam", CROSSENTROPY(from_logits=True), metrics=["accuracy"])
@@ -359,7 +363,7 @@ def distributed_before_compile(switch):
     return summary(model, model.fit(X, Y, **FIT), None)
 
 
-@program()
+@program(long=True)
 def unfrozen_before_a_second_compile(switch):
     model = dense(layers.Dense(8, "relu", name="frozen"))
     frozen = model.get_layer("frozen")
@@ -390,12 +394,12 @@ def models_in_a_loop(switch):
     return summary(model, None, None, histories=histories)
 
 
-@program()
+@program(long=True)
 def jit_compile(switch):
     return trained(switch, jit_compile=True, fit={"epochs": 1})
 
 
-@program()
+@program(long=True)
 def saved_and_loaded(switch):
     model = dense()
     model.compile(keras.optimizers.Adam(0.01), CROSSENTROPY(from_logits=True), metrics=["accuracy"])
@@ -479,13 +483,13 @@ class Watch(keras.callbacks.Callback):
         logs["own"] = self.model.evaluate(X[:5], Y[:5], verbose=0)[0]
 
 
-@program()
+@program(long=True)
 def a_callback_of_ones_own(switch):
     watch = Watch()
     return trained(switch, fit={"callbacks": [watch]}, only=True) | {"seen": watch.seen}
 
 
-@program()
+@program(long=True)
 def backup_and_restore(switch):
     def stop(epoch, logs):
         if epoch == 1:
@@ -564,7 +568,7 @@ def a_loss_that_reads_a_kernel(switch):
     return trained(switch, model, loss=loss)
 
 
-@program()
+@program(long=True)
 def dice(switch):
     return trained(switch, dense(activation="softmax"), y=ONE_HOT, loss=keras.losses.Dice())
 
@@ -667,7 +671,7 @@ def spread(y_true, y_pred):
     return ops.max(y_pred) - ops.min(y_pred)
 
 
-@program()
+@program(long=True)
 def metrics_of_one_hot_labels(switch):
     metrics = keras.metrics
     chosen = ["accuracy", metrics.AUC(), metrics.F1Score(), metrics.Precision(), metrics.Recall()]
@@ -740,7 +744,7 @@ class Positions(layers.Layer):
         return x + self.table(ops.arange(self.n))
 
 
-@program()
+@program(long=True)
 def position_embedding(switch):
     tokens = keras.Input((6,), dtype="int32")
     x = Positions(6)(layers.Embedding(9, 4)(tokens))
@@ -767,7 +771,7 @@ def convolution(switch):
     return trained(switch, keras.Sequential([*between, *after]), x=IMAGES)
 
 
-@program()
+@program(long=True)
 def attention(switch):
     tokens = keras.Input((6, 6))
     x = layers.LayerNormalization()(tokens + layers.MultiHeadAttention(2, 4)(tokens, tokens))
@@ -785,7 +789,7 @@ def batch_norm_and_dropout(switch):
     return trained(switch, dense(*between), fit={"validation_split": 0.25})
 
 
-@program(tolerance=None)
+@program(tolerance=None, long=True)
 def augmentation_and_noise(switch):
     model = keras.Sequential(
         [

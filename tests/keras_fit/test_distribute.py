@@ -11,7 +11,8 @@ import tensorflow as tf
 from keras import layers, ops
 
 import towers
-from towers.keras_fit import cutting, distribute, separable, step
+from towers import worker
+from towers.keras_fit import cutting, distribute, exchange, separable, step
 
 from tensorflow.python.eager import context  # isort: skip
 
@@ -187,6 +188,23 @@ def test_any_size_of_microbatches_is_the_same_to_rounding(num_towers, size):
         np.testing.assert_allclose(ours, right, 1e-5, 1e-6)
 
 
+def test_sizes_are_those_of_each_call_s_first_batch():
+    """Batch norm shows them: an evaluation before, and another batch size, leave no trace."""
+    many = np.tile(X, (6, 1)), np.tile(Y, 6)
+    fit, weights = {"batch_size": 324, "verbose": 0, "shuffle": False}, []
+    for size in (None, distribute.default_size(324)):
+        model = made(layers.Dense(6), layers.BatchNormalization(), size=size)
+        if size is None:
+            before = model.get_weights()
+            model.fit(X[:8], Y[:8], **FIT | {"batch_size": 8})
+            model.set_weights(before)
+            model.evaluate(X, Y, batch_size=54, verbose=0)
+        model.fit(*many, epochs=2, validation_data=(X, Y), validation_batch_size=9, **fit)
+        weights.append(model.get_weights())
+    for ours, right in zip(*weights, strict=True):
+        np.testing.assert_array_equal(ours, right)
+
+
 def test_an_unbuilt_model_is_built_for_batches_of_any_size():
     """So that its file, or an export, takes them, too."""
     model = keras.Sequential([layers.Dense(3)])
@@ -200,7 +218,7 @@ def test_says_once_how_a_batch_is_computed(capfd):
     model.fit(X, Y, **FIT)
     model.evaluate(X, Y, verbose=0)
     said = capfd.readouterr().out
-    assert said.count("40") == 1 and "3" in said and "1 of the towers" in said
+    assert said.count("40") == 1 and "3" in said and "1 of" in said
 
 
 # Devices and scopes
@@ -241,6 +259,35 @@ def test_named_devices_have_the_towers():
     towers.distribute(model, ["/CPU:5", "/CPU:2"], microbatch_size=27)
     ran = nodes(model)
     assert {device for _, device, op in ran if op.endswith("MatMul")} == {"CPU:5", "CPU:2"}
+
+
+@pytest.mark.parametrize("joined", [False, True])
+def test_a_microbatch_waits_for_one_so_many_before_it_on_its_tower(joined):
+    """So that not all of a batch is in memory at once."""
+    model = made()
+    model.fit(X, Y, **FIT)
+    program = step.Program(model, ("/CPU:0", "/CPU:1"), True, joined)
+    program._at_once = 1
+    graph = program.trace((tf.constant(X), tf.constant(Y)), 16).graph  # 2 towers with 2 each
+    waiting = {
+        (op.name.split("/")[0], other.name.split("/")[0])
+        for op in graph.get_operations()
+        if op.type == "Identity"
+        for other in op.control_inputs
+        if "/microbatch" in other.name
+    }
+    assert waiting == {("tower_0", "tower_0"), ("tower_1", "tower_1")}
+
+
+def test_each_worker_computes_its_own_microbatches():
+    found = []
+    for index in range(2):
+        workers = worker.SingleWorker()
+        workers.count, workers.index = 2, index
+        found.append(exchange.Exchange(workers, [2, 1], 6).own)
+    assert [list(map(list, own)) for own in found] == [[[0, 1], [2, 3]], [[4, 5]]]
+    assert len(exchange.Exchange(workers, [2, 1], 2).own) == 1  # too few: each computes them all
+    assert [list(own) for own in exchange.Exchange(workers, [2, 1], 1).own] == [[0]]
 
 
 # Whose loss is it
@@ -315,6 +362,20 @@ def test_both_ways_give_the_same_where_a_loss_may_be_cut(weights):
         between = layers.Dense(6, "relu", kernel_regularizer="l2", activity_regularizer="l1")
         model = made(between, joined=joined, weighted_metrics=["accuracy"])
         history = model.fit(X, Y, sample_weight=weights, epochs=3, **FIT)
+        found.append([*history.history.values(), *model.get_weights()])
+    for one, other in zip(*found, strict=True):
+        np.testing.assert_allclose(one, other, 1e-5, 1e-6)
+
+
+@pytest.mark.parametrize("joined", [False, True])
+def test_a_loss_scale_changes_nothing_but_rounding(joined):
+    found = []
+    for scale in (None, 2.0**10):
+        optimizer = keras.optimizers.SGD(0.1, momentum=0.9)
+        if scale:
+            optimizer = keras.optimizers.LossScaleOptimizer(optimizer, initial_scale=scale)
+        model = made(layers.Dense(6, "relu"), optimizer=optimizer, joined=joined)
+        history = model.fit(X, Y, epochs=3, **FIT)
         found.append([*history.history.values(), *model.get_weights()])
     for one, other in zip(*found, strict=True):
         np.testing.assert_allclose(one, other, 1e-5, 1e-6)

@@ -154,6 +154,10 @@ REFUSED = {  # by what the message must name
     "tf.Variable": (lambda: layer(assigned, tf_variable), "tf.Variable"),
     "a variable that is no weight": (lambda: layer(assigned, keras_variable), "add_weight"),
     "tf.random": (lambda: layer(lambda own, x: x + tf.random.normal(tf.shape(x))), "SeedGenerator"),
+    "tf.random in a loop": (
+        lambda: layer(lambda own, x: tf.map_fn(lambda one: one + tf.random.normal((8,)), x)),
+        "SeedGenerator",
+    ),
     "np-like random": (lambda: layer(lambda own, x: x + tf.random.uniform(())), "SeedGenerator"),
     "keras.random": (lambda: layer(lambda own, x: x + keras.random.normal((8,))), "SeedGenerator"),
     "a sum": (lambda: layer(added(lambda x: ops.sum(x**2))), "add_loss"),
@@ -329,7 +333,12 @@ ACCEPTED = {
 }
 
 
-@pytest.mark.parametrize("what", ACCEPTED)
+LONG = ("RandAugment",)
+
+
+@pytest.mark.parametrize(
+    "what", [pytest.param(w, marks=pytest.mark.long if w in LONG else ()) for w in ACCEPTED]
+)
 def test_accepts(what):
     model = compiled(ACCEPTED[what]())
     towers.distribute(model, 2, microbatch_size=8)
@@ -341,6 +350,18 @@ def test_accepts_python_lists():
     model = towers.distribute(compiled(of()), 2)
     model.fit(tf.constant(X), Y.tolist() and np.array(Y.tolist()), verbose=0)
     assert np.isfinite(model.train_on_batch(np.array(X.tolist()), np.array(Y.tolist())))
+
+
+def test_a_metric_that_a_model_updates_sees_every_example():
+    found = []
+    for is_distributed in (False, True):
+        keras.utils.set_random_seed(1)
+        model = compiled(Counts(keras.metrics.Mean, lambda x: ops.norm(x, axis=-1)))
+        if is_distributed:
+            towers.distribute(model, 2, microbatch_size=8)
+        history = model.fit(X, Y, batch_size=20, shuffle=False, verbose=0).history
+        found.append([history["peculiar"][0], *model.evaluate(X, Y, verbose=0)])
+    assert found[1] == pytest.approx(found[0], rel=1e-5)
 
 
 def test_a_counter_counts_steps_and_a_running_mean_runs_once():

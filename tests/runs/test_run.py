@@ -1,5 +1,6 @@
 """Keras's fit in a folder: the same run, whatever happens to it."""
 
+import contextlib
 import itertools
 import json
 import os
@@ -16,7 +17,7 @@ from tensorboard.backend.event_processing import event_accumulator
 
 import towers
 from input_pipeline import arrays
-from towers.runs import callback_state, run_errors, run_folder, warm_start
+from towers.runs import callback_state, run_errors, run_folder, sources, warm_start
 from towers.runs import callbacks as run_callbacks
 
 PROGRAM = fit_program.__file__
@@ -76,7 +77,7 @@ def test_a_signal_saves_and_ends_with_its_code(whole, tmp_path):
 
 def test_data_that_cannot_be_read_at_any_position_are_read_on_from_the_start_of_the_epoch(tmp_path):
     expected = result(tmp_path / "whole", arrays=True)
-    code, _ = ended(process(tmp_path / "killed", 2, arrays=True, kill_at=6))
+    code, _ = ended(process(tmp_path / "killed", 2, arrays=True, kill_at=7))
     assert code == -9
     assert result(tmp_path / "killed", 3, arrays=True) == expected
 
@@ -141,6 +142,54 @@ def test_is_what_keras_s_fit_is(tmp_path):
     )
 
 
+@pytest.mark.parametrize("weights", ["class_weight", "sample_weight"])
+def test_takes_what_keras_s_fit_takes(weights, tmp_path):
+    """Weights, evaluations now and then, and an optimizer that has averages at the end."""
+    x, y = fit_program.data()
+    given = {"class_weight": {0: 1.0, 1: 3.0, 2: 0.5}, "sample_weight": np.linspace(0.1, 2, 200)}
+    told = {"batch_size": 64, "epochs": 3, "verbose": 0, weights: given[weights]}
+    told |= {"validation_data": (x[:70], y[:70]), "validation_freq": 2}
+    model, plain = (
+        compiled(optimizer=keras.optimizers.Adam(0.1, use_ema=True, ema_momentum=0.9))
+        for _ in range(2)
+    )
+    done = towers.Run(tmp_path / "run", model).fit(x, y, **told)
+    assert done.history == plain.fit(x, y, shuffle=False, **told).history
+    for weight, other in zip(model.weights, plain.weights, strict=True):
+        np.testing.assert_array_equal(weight.numpy(), other.numpy())
+
+
+def test_a_rate_is_that_of_the_examples_seen_before_the_step(tmp_path):
+    model, used = compiled(), []
+    rate = run_callbacks.LearningRate(lambda seen: 0.01 / (1 + seen))
+    note = keras.callbacks.LambdaCallback(
+        on_train_batch_end=lambda batch, logs: used.append(float(model.optimizer.learning_rate))
+    )
+    fit(tmp_path / "run", model, callbacks=[rate, note])
+    seen = [0, 64, 128, 192, 200, 264, 328, 392]
+    assert used == pytest.approx([0.01 / (1 + count) for count in seen])
+
+
+def test_what_a_step_shows_is_without_a_loss_scale(tmp_path):
+    gradients = []
+    for scale in (None, 8.0):
+        optimizer = keras.optimizers.SGD(0.1)
+        if scale:
+            optimizer = keras.optimizers.LossScaleOptimizer(optimizer, initial_scale=scale)
+        run, _ = fit(tmp_path / str(scale), compiled(optimizer=optimizer), epochs=1)
+        gradients.append(run.watched.gradients)
+    for one, other in zip(*gradients, strict=True):
+        np.testing.assert_allclose(one, other, 1e-5, 1e-7)
+
+
+def test_a_run_that_a_callback_has_stopped_stays_stopped(tmp_path):
+    for _ in range(2):
+        stop = keras.callbacks.EarlyStopping("val_loss", patience=1)
+        model = compiled(optimizer=keras.optimizers.SGD(0.0))
+        _, done = fit(tmp_path / "run", model, epochs=9, callbacks=[stop])
+        assert done.step == 8 and len(done.history["val_loss"]) == 2
+
+
 def test_what_fills_an_evaluation_s_batches_up_does_not_count(tmp_path):
     x, y = fit_program.data()
     rest, weight = np.r_[64:70, 64:64, 60:64], np.r_[np.ones(6), np.zeros(4)]
@@ -160,6 +209,57 @@ def test_another_run_is_refused_and_changes_nothing(tmp_path):
         fit(tmp_path / "run", compiled(optimizer=keras.optimizers.Adam(2e-2)))
     after = {p: p.read_bytes() for p in (tmp_path / "run").rglob("*") if p.is_file()}
     assert after == before
+
+
+@pytest.mark.parametrize("what", ["data", "decay", "loss"])
+def test_a_run_is_known_by(what, tmp_path):
+    x, y = fit_program.data()
+
+    def train(seed=0, decay=0.9, reduction="sum_over_batch_size"):
+        model = compiled()
+        loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True, reduction=reduction)
+        model.compile("adam", loss)
+        average = run_callbacks.MovingAverages(model, decay)
+        data = arrays.batches(x, y, seed=seed)
+        towers.Run(tmp_path, model).fit(data, batch_size=64, callbacks=[average], verbose=0)
+
+    train()
+    other = {"data": {"seed": 1}, "decay": {"decay": 0.8}, "loss": {"reduction": "mean"}}
+    with pytest.raises(run_folder.RunFolderError, match=f"{what}|decay|reduction"):
+        train(**other[what])
+
+
+class OfEpochs(keras.callbacks.Callback):
+    """Notes the steps of each epoch, and begins anew with each; may fail after a step."""
+
+    def __init__(self, fails_after):
+        super().__init__()
+        self._fails_after, self.all = itertools.repeat(fails_after), []
+
+    def on_epoch_begin(self, epoch, logs=None):
+        self.of_epoch = []
+
+    def on_train_batch_end(self, batch, logs=None):
+        self.of_epoch.append([batch, float(logs["loss"])])
+        if int(self.model.optimizer.iterations) == next(self._fails_after):
+            raise InterruptedError
+
+    def on_epoch_end(self, epoch, logs=None):
+        self.all.append(self.of_epoch)
+
+
+def test_a_callback_that_begins_anew_with_each_epoch_goes_on_within_one(tmp_path):
+    x, y = fit_program.data()
+    found = {}
+    for name, fails in (("whole", 0), ("failed", 7), ("failed", 0)):  # step 7 is the third of 4
+        found[name] = OfEpochs(fails)
+        with contextlib.suppress(InterruptedError):
+            towers.Run(tmp_path / name, compiled()).fit(
+                x, y, batch_size=64, epochs=2, callbacks=[found[name]], verbose=0,
+                checkpoint_every_steps=1,
+            )  # fmt: skip
+    assert [len(epoch) for epoch in found["whole"].all] == [4, 4]
+    assert found["failed"].all == found["whole"].all
 
 
 def test_nothing_is_updated_where_a_loss_is_not_finite(tmp_path):
@@ -279,6 +379,16 @@ def test_callbacks_remember_plain_data():
     np.testing.assert_array_equal(new.weights[0], np.arange(3.0))
     assert (new.open, new.patience) == (own, 5)
     assert later.collect() == memory.collect()
+
+
+def test_a_step_belongs_to_the_epoch_in_which_it_begins():
+    x, y = fit_program.data()
+    source = arrays.batches(x, y)
+    data = sources.FromSource(source, 64)
+    assert [data.steps(epoch) for epoch in range(8)] == [4, *[3] * 7]  # 1600 examples, 25 steps
+    expected = source.batches(5, 7, global_batch_size=64, share=range(64))
+    for (found, _), (right, _) in zip(data.batches(1, 1), expected, strict=True):
+        np.testing.assert_array_equal(found, right)
 
 
 def test_a_source_without_a_batch_size_is_refused(tmp_path):

@@ -46,7 +46,9 @@ def check(pass_: microbatch.Microbatch, batch, size: int) -> None:
     if len(parts) < 2:
         return  # one example
     model, sizes = pass_.model, [cutting.num_examples(part) for part in parts]
-    both = keras.tree.map_structure(lambda *tensors: tf.concat(tensors, axis=0), *parts)
+    both = keras.tree.map_structure(
+        lambda *tensors: None if tensors[0] is None else tf.concat(tensors, axis=0), *parts
+    )
     if not (values := list(_values(model, pass_.traced[-1]))):
         return
     first = _forward(pass_, parts[0])

@@ -81,7 +81,9 @@ def join(parts: Sequence[Structure]) -> Structure:
     """The outputs of the microbatches, one after the other."""
     if len(parts) == 1:
         return parts[0]
-    return tree.map_structure(lambda *tensors: tf.concat(tensors, axis=0), *parts)
+    return tree.map_structure(
+        lambda *tensors: None if tensors[0] is None else tf.concat(tensors, axis=0), *parts
+    )
 
 
 def specs(batch: Structure) -> Structure:

@@ -64,6 +64,8 @@ def distribute(
         raise ValueError(f"microbatch_size={microbatch_size}: must be at least 1")
     if joined_loss is not None and not isinstance(joined_loss, bool):
         raise TypeError(f"joined_loss={joined_loss!r}: must be True, False or None")
+    if isinstance(towers, int) and towers < 1:
+        raise ValueError(f"towers={towers}: must be at least 1")
     refusals.check_model(model)
     tower_devices = devices.of_towers(towers)
     devices.run_graphs_as_written()
@@ -112,6 +114,7 @@ class Distribution:
         self.workers = workers or worker.SingleWorker()
         self._towers_of_workers = self._agree()
         self._is_told = self._is_shared = False
+        self.described_optimizer: dict | None = None  # as a run's config.json has it
 
     def _agree(self) -> list[int]:
         """How many towers each worker has; all must cut batches in the same way.
@@ -251,12 +254,15 @@ class Distribution:
         if self._is_told:
             return
         self._is_told = True
-        towers, parts = len(self.tower_devices), -(-cutting.num_examples(batch) // size)
-        loss = "one loss of the joined outputs" if program.joined else "a loss of each"
-        if program.reason:
-            loss += f" ({program.reason})"
-        idle = f"; {towers - parts} of the towers have none" if parts < towers else ""
-        io_utils.print_msg(f"{towers} tower(s), microbatches of {size} examples, {loss}{idle}")
+        count, towers = cutting.num_examples(batch), len(self.tower_devices)
+        parts = -(-count // size)
+        loss = "one loss of their joined outputs" if program.joined else "a loss for each"
+        loss += f" ({program.reason})" if program.reason else ""
+        rest = f"; {towers - parts} of {towers} towers rest" if parts < towers else ""
+        io_utils.print_msg(
+            f"towers: {towers}; a batch of {count} is {parts} microbatches of at most {size} "
+            f"examples, with {loss}{rest}"
+        )
 
 
 def _build(model: keras.Model, batch, *, with_optimizer: bool, only_model: bool = False) -> None:

@@ -139,6 +139,7 @@ class Microbatch:
         scope = keras.StatelessScope(state_mapping=mapping, collect_losses=True)
         with refusals.explained(model), refusals.no_hidden_state(model, scope), scope:
             outputs = model(x, **mode)
+            refusals.check_outputs(model, outputs, x)
             from_layers = list(scope.losses)
             value = loss(outputs)
 

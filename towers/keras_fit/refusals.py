@@ -20,10 +20,16 @@ def check_model(model: keras.Model) -> None:
     """
     name = type(model).__name__
     for step in ("train_step", "test_step"):
-        if getattr(type(model), step) is not getattr(TensorFlowTrainer, step):
+        if _is_overridden(model, step):
             raise ValueError(
                 f"{name} has its own {step}, which towers cannot cut: override compute_loss or "
                 "compute_metrics instead"
+            )
+    for function in ("make_train_function", "make_test_function"):
+        if getattr(type(model), function) is not getattr(TensorFlowTrainer, function):
+            raise ValueError(
+                f"{name} has its own {function}, which towers would replace: use a callback, "
+                "compute_loss or compute_metrics instead"
             )
     if model.run_eagerly:
         raise ValueError(
@@ -68,9 +74,30 @@ def _check_layer(layer: keras.layers.Layer) -> None:
         )
 
 
+def check_outputs(model: keras.Model, outputs, x) -> None:
+    """Checks that outputs can be joined: each is of the examples of a microbatch, in their order.
+
+    Raises:
+      ValueError: one has no axis for them.
+    """
+    n = next(part.shape[0] for part in keras.tree.flatten(x) if part is not None)
+    for output in keras.tree.flatten(outputs):
+        rows = output.shape[0] if output.shape.rank else None
+        if output.shape.rank == 0 or (rows is not None and rows % n):
+            raise ValueError(
+                f"{type(model).__name__} has an output of shape {tuple(output.shape)} for {n} "
+                "examples, which towers cannot join: give each output the examples as first axis"
+            )
+
+
 def has_own_predict_step(model: keras.Model) -> bool:
     """Whether a model predicts in its own way, which Keras then runs as it is."""
-    return type(model).predict_step is not TensorFlowTrainer.predict_step
+    return _is_overridden(model, "predict_step")
+
+
+def _is_overridden(model: keras.Model, name: str) -> bool:
+    """Whether a model's class, or the model itself, has another method than Keras's."""
+    return getattr(getattr(model, name), "__func__", None) is not getattr(TensorFlowTrainer, name)
 
 
 @contextlib.contextmanager

@@ -37,10 +37,7 @@ def why_joined(model: keras.Model) -> str | None:
       The reason in a few words; None where each tower may compute its own loss. A mask on an
       output is another reason, which shows when the model is called (`NotSeparable`).
     """
-    if type(model).compute_loss not in (
-        keras_trainer.Trainer.compute_loss,
-        keras.Model.compute_loss,
-    ):
+    if getattr(model.compute_loss, "__func__", None) is not keras_trainer.Trainer.compute_loss:
         return f"{type(model).__name__} has its own compute_loss"
     if model._compile_loss is None:
         return None
@@ -49,7 +46,11 @@ def why_joined(model: keras.Model) -> str | None:
         name = getattr(loss, "name", None) or type(loss).__name__
         function = getattr(loss, "fn", None)
         is_kerass = isinstance(loss, keras_losses.LossFunctionWrapper) and function in _OF_EXAMPLES
-        if not is_kerass or type(loss).call is not keras_losses.LossFunctionWrapper.call:
+        methods = type(loss).call, type(loss).__call__
+        if not is_kerass or methods != (
+            keras_losses.LossFunctionWrapper.call,
+            losses.Loss.__call__,
+        ):
             return f"{name} may compare examples"
         if loss.reduction not in ("sum_over_batch_size", "mean"):
             return f"{name} has reduction={loss.reduction!r}"

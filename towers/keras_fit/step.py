@@ -72,11 +72,21 @@ class Program:
         self._alone = False  # each worker computes the whole batch that is being traced
         self._at_once = shares.at_once(self.tower_devices)
         self._graphs: dict[str, Callable] = {}  # by what a batch is like
+        self._variables = self._trained()
+
+    def _trained(self) -> list[int]:
+        """What is trained, and by what."""
+        return [*map(id, self.model.trainable_variables), id(self.model.optimizer)]
 
     def trace(self, batch, size: int) -> Callable:
         """The graph for such batches, [n, ...], in microbatches of `size`; finds out what fails."""
         kind = f"{size} {cutting.signature(batch)}"
         if kind not in self._graphs:
+            if self._variables != self._trained():
+                raise ValueError(
+                    "trainable or the optimizer has changed since the last compile: call compile "
+                    "again for it to have effect"
+                )
             try:
                 self._graphs[kind] = self._traced(batch, size)
             except exchange.UnevenRows:  # rare: a last batch of a model with embeddings

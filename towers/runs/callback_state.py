@@ -1,12 +1,15 @@
 """What Keras callbacks remember, for a run that resumes: their attributes that are plain data.
 
 Keras saves no callbacks. What `EarlyStopping`, `ReduceLROnPlateau`, `ModelCheckpoint` and most of
-those that people write remember are numbers, arrays, and lists and dicts of these.
+those that people write remember are numbers, texts and arrays, and lists, tuples, sets and dicts of
+these. Anything else, such as a deque, a metric or a variable, begins anew.
 """
 
 import base64
+import collections
+import hashlib
 import io
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import keras
 import numpy as np
@@ -23,32 +26,42 @@ class Memory:
 
     def __init__(self, callbacks: Sequence[keras.callbacks.Callback]):
         """Notes what there is; to be made after `on_train_begin`."""
-        self._callbacks, self._begun = callbacks, list(map(_encoded, callbacks))
+        self._callbacks = callbacks
+        self._begun = [_encoded(callback, _digest) for callback in callbacks]
 
     def collect(self) -> dict:
-        """Place and class of each callback to what it remembers, as JSON can hold it."""
-        both = zip(map(_encoded, self._callbacks), self._begun, strict=True)
-        changed = (
-            {name: value for name, value in now.items() if begun.get(name, _Other) != value}
-            for now, begun in both
-        )
-        return dict(zip(map(_key, enumerate(self._callbacks)), changed, strict=True))
+        """Class and number of each callback to what it remembers, as JSON can hold it."""
+        remembered = []
+        for callback, begun in zip(self._callbacks, self._begun, strict=True):
+            now = _encoded(callback, _digest)
+            changed = [name for name in now if begun.get(name, _Other) != now[name]]
+            remembered.append({name: _encode(vars(callback)[name], _whole) for name in changed})
+        return dict(zip(_keys(self._callbacks), remembered, strict=True))
 
     def restore(self, notes: Mapping) -> None:
-        """Gives callbacks what those of their place and class remembered."""
-        for place, callback in enumerate(self._callbacks):
-            for name, value in notes.get(_key((place, callback)), {}).items():
+        """Gives callbacks what those of their class and number remembered."""
+        for key, callback in zip(_keys(self._callbacks), self._callbacks, strict=True):
+            remembered = notes.get(key, {})
+            if "min_delta" in remembered and getattr(callback, "monitor_op", callback) is None:
+                callback._set_monitor_op()  # Keras negates min_delta there: once, not again
+            for name, value in remembered.items():
                 setattr(callback, name, _decode(value))
 
 
-def _key(place_and_callback: tuple) -> str:
-    place, callback = place_and_callback
-    return f"{place} {type(callback).__name__}"
+def _keys(callbacks: Sequence[keras.callbacks.Callback]) -> list[str]:
+    """The class of each callback, and its number among those of its class."""
+    numbers: collections.Counter = collections.Counter()
+    keys = []
+    for callback in callbacks:
+        name = type(callback).__name__
+        keys.append(f"{name} {numbers[name]}")
+        numbers[name] += 1
+    return keys
 
 
-def _encoded(callback: keras.callbacks.Callback) -> dict:
+def _encoded(callback: keras.callbacks.Callback, of_array: Callable) -> dict:
     """Its attributes that are plain data, as JSON can hold them."""
-    encoded = {name: _encode(value) for name, value in vars(callback).items()}
+    encoded = {name: _encode(value, of_array) for name, value in vars(callback).items()}
     return {
         name: value
         for name, value in encoded.items()
@@ -56,32 +69,49 @@ def _encoded(callback: keras.callbacks.Callback) -> dict:
     }
 
 
+def _whole(array: np.ndarray) -> str:
+    """All of an array as text."""
+    with io.BytesIO() as file:
+        np.save(file, array, allow_pickle=False)
+        return base64.b64encode(file.getvalue()).decode()
+
+
+def _digest(array: np.ndarray) -> str:
+    """What tells an array from another one: callbacks may hold large ones that never change."""
+    kind = f"{array.dtype} {array.shape} ".encode()
+    return hashlib.sha256(kind + np.ascontiguousarray(array).tobytes()).hexdigest()
+
+
 class _Other:
     """In place of a value that is not plain data."""
 
 
-def _encode(value):
+_KINDS = {tuple: "__tuple__", set: "__set__", dict: "__dict__"}  # which JSON does not have
+
+
+def _encode(value, of_array: Callable):
     if isinstance(value, (bool, int, float, str, type(None))):
         return value
     if isinstance(value, np.generic):
         value = np.asarray(value)
     if isinstance(value, np.ndarray) and value.dtype != object:
-        with io.BytesIO() as file:
-            np.save(file, value, allow_pickle=False)
-            return {_ARRAY: base64.b64encode(file.getvalue()).decode()}
-    if isinstance(value, (list, tuple)):
-        items = [_encode(item) for item in value]
-        return _Other if _Other in items else items
-    if isinstance(value, Mapping) and all(isinstance(key, str) for key in value):
-        items = {key: _encode(item) for key, item in value.items()}
-        return _Other if _Other in items.values() else items
-    return _Other
+        return {_ARRAY: of_array(value)}
+    if type(value) not in (list, tuple, set, dict):
+        return _Other
+    parts = value.items() if type(value) is dict else value
+    items = [_encode(item, of_array) for item in parts]
+    if _Other in items:
+        return _Other
+    return items if type(value) is list else {_KINDS[type(value)]: items}
 
 
 def _decode(value):
-    if isinstance(value, Mapping):
-        if _ARRAY in value:
-            array = np.load(io.BytesIO(base64.b64decode(value[_ARRAY])), allow_pickle=False)
-            return array[()]
-        return {key: _decode(item) for key, item in value.items()}
-    return [_decode(item) for item in value] if isinstance(value, list) else value
+    if isinstance(value, list):
+        return [_decode(item) for item in value]
+    if not isinstance(value, Mapping):
+        return value
+    ((kind, content),) = value.items()
+    if kind == _ARRAY:
+        return np.load(io.BytesIO(base64.b64decode(content)), allow_pickle=False)[()]
+    (made,) = [made for made, name in _KINDS.items() if name == kind]
+    return made(_decode(content))

@@ -5,7 +5,7 @@
 
 import contextlib
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import keras
 import numpy as np
@@ -44,13 +44,17 @@ class LearningRate(RunCallback):
       rate: (examples seen before the step) to the rate, such as a `schedules.LearningRate`.
     """
 
-    def __init__(self, rate: schedules.LearningRate):
+    def __init__(self, rate: Callable[[int], float]):
         super().__init__()
         self.rate = rate
 
     def get_config(self) -> dict:
         """What defines it."""
-        return {"rate": repr(self.rate)}
+        if isinstance(self.rate, schedules.LearningRate):
+            return {"rate": repr(self.rate)}
+        # Of any other function there are its name and some values.
+        values = [float(self.rate(seen)) for seen in (0, 1_000, 10_000, 100_000)]
+        return {"rate": f"{getattr(self.rate, '__name__', 'a function')} {values}"}
 
     def on_train_batch_begin(self, batch, logs=None):
         # As an array: TensorFlow 2.21 keeps every Python number forever (tensorflow#68196).
@@ -152,7 +156,7 @@ class Log(RunCallback):
             "step": at_step,
             "examples_seen": int(state.examples_seen),
             "learning_rate": float(np.asarray(self.model.optimizer.learning_rate)),
-            "loss": float(losses.mean()),
+            "loss": float(np.average(losses, weights=self._sizes(len(losses)))),
             "weight_decay": sum(values.values()),
             "examples_per_second": count / seconds,
             "step_seconds": seconds,
@@ -160,7 +164,10 @@ class Log(RunCallback):
         run_folder.append_line(self.run.folder.metrics, line)
         towers = len(self.run.distribution.tower_devices)
         runs = [own for own in shares.evenly(len(losses), towers) if own]
-        means = [losses[own.start : own.stop].mean() for own in runs]
+        sizes = self._sizes(len(losses))
+        means = [
+            np.average(losses[r.start : r.stop], weights=sizes[r.start : r.stop]) for r in runs
+        ]
         spread = {"towers/loss_spread": max(means) - min(means)}
         scalars = {f"weight_decay/{path}": value for path, value in values.items()}
         self._write(self._train, at_step, line | scalars | spread)
@@ -190,6 +197,11 @@ class Log(RunCallback):
         if self._writes:
             self._train.flush()
             self._eval.flush()
+
+    def _sizes(self, count: int) -> list[int]:
+        """Examples that each loss counts for; a joined loss is the batch's."""
+        examples = cutting.num_examples(self.run.batch)
+        return cutting.sizes(examples, self.run.distribution.size_of_run()) if count > 1 else [1]
 
     @staticmethod
     def _write(writer, at_step: int, values) -> None:

@@ -58,14 +58,17 @@ class Checkpoints:
         self._run_sha256 = run_sha256
         self._checkpoint = of_state(state, run_sha256)
 
-    def save(self) -> str:
-        """Saves the state as `step-<step>`; does nothing if that checkpoint is there already.
+    def save(self, replace: bool = False) -> str:
+        """Saves the state as `step-<step>`.
+
+        Args:
+          replace: a checkpoint of that step which is there already; else it is left as it is.
 
         Raises:
           CheckpointError: it cannot be written; those before it are unchanged.
         """
         path = self._folder / f"step-{int(self._state.step)}"
-        if path.exists():
+        if path.exists() and not replace:
             return str(path)
         temporary = Path(f"{path}{_TEMPORARY}")
         try:
@@ -73,6 +76,8 @@ class Checkpoints:
             self._checkpoint.write(_prefix(temporary))
             for written in (*temporary.iterdir(), temporary):
                 _to_disk(written)
+            if path.exists():
+                shutil.rmtree(path.rename(f"{path}.old{_TEMPORARY}"))
             temporary.rename(path)
             _to_disk(self._folder)
         except (tf.errors.OpError, OSError) as error:

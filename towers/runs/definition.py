@@ -175,7 +175,8 @@ def of_model(model: keras.Model) -> dict:
     }
 
 
-_NO_PART_OF_IT = ("module", "seed", "shared_object_id")  # they differ from process to process
+# The first three differ from process to process.
+_NO_PART_OF_IT = ("module", "seed", "shared_object_id", "compile_config")
 _NAME = re.compile(r'"name": "([^"]+)"')
 
 

@@ -16,6 +16,7 @@ import functools
 import hashlib
 import json
 import os
+import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 
 import keras
@@ -183,7 +184,7 @@ class Run:
         class_weight: Mapping[int, float] | None = None,
         validation_data=None,
         validation_batch_size: int | None = None,
-        validation_freq: int = 1,
+        validation_freq: int | list[int] = 1,
         callbacks: Sequence[keras.callbacks.Callback] = (),
         verbose: str | int = "auto",
         checkpoint_every_steps: int = 1000,
@@ -216,6 +217,12 @@ class Run:
             to make another run.
         """
         if sources.is_source(x):
+            for name, value in (
+                ("y", y), ("sample_weight", sample_weight), ("class_weight", class_weight),
+                ("steps_per_epoch", steps_per_epoch),
+            ):  # fmt: skip
+                if value is not None:
+                    raise ValueError(f"{name}: x is a source, which has its own; leave it out")
             data = sources.FromSource(x, batch_size)
         else:
             data = sources.FromKeras(x, y, batch_size, steps_per_epoch, sample_weight, class_weight)
@@ -262,23 +269,32 @@ class Run:
         state, model, callbacks = self.state, self.model, self._callbacks
         notes = json.loads(state.notes.numpy().decode())
         model.stop_training = False
-        callbacks.on_train_begin()
+        for callback in callbacks.callbacks:
+            if isinstance(callback, keras.callbacks.CSVLogger) and int(state.step):
+                callback.append = True  # else it would empty the file of the run
+        with self._unchanged_if(int(state.step)):
+            callbacks.on_train_begin()
         self._memory = callback_state.Memory(callbacks.callbacks)
         self._memory.restore(notes.get("callbacks", {}))
         if notes.get("stopped"):
             model.stop_training = True  # a callback has, and has not changed its mind
         logs: dict[str, float] = {}
+        self._logs = model.get_metrics_result()  # of an epoch with no step left
         with interrupts.Interrupts() as asked:
             for epoch in range(int(state.epoch), last_epoch):
                 if model.stop_training:
                     break
                 if not int(state.step_in_epoch):
                     model.reset_metrics()
-                callbacks.on_epoch_begin(epoch)
+                with self._unchanged_if(int(state.step_in_epoch)):
+                    callbacks.on_epoch_begin(epoch)
                 if int(state.step_in_epoch):  # some callbacks begin anew with each epoch
                     self._memory.restore(notes["callbacks"])
                 self._epoch(data, epoch, asked, every)
-                logs = pythonify_logs(model.get_metrics_result())
+                if not int(state.step_in_epoch):
+                    warnings.warn(f"x has no batch for epoch {epoch + 1}: it ends", stacklevel=3)
+                    break
+                logs = pythonify_logs(model._get_metrics_result_or_logs(self._logs))
                 with self._unchanged_if_it_fails():
                     logs |= evaluate(callbacks, epoch)
                 state.epoch.assign(epoch + 1)
@@ -286,6 +302,19 @@ class Run:
                 callbacks.on_epoch_end(epoch, logs)
                 self._save()
         return logs
+
+    @contextlib.contextmanager
+    def _unchanged_if(self, resumed: bool) -> Iterator[None]:
+        """Where a run resumes, takes back what callbacks change that they had changed before.
+
+        A schedule that multiplies the rate at the start of an epoch has done so already.
+        """
+        parts = self.state.parts().items() if resumed else ()
+        variables = [v for name, part in parts for v in part if name != "notes"]
+        values = [variable.numpy() for variable in variables]
+        yield
+        for variable, value in zip(variables, values, strict=True):
+            variable.assign(value)
 
     @contextlib.contextmanager
     def _unchanged_if_it_fails(self) -> Iterator[None]:
@@ -307,7 +336,7 @@ class Run:
 
     def _note(self) -> None:
         """Keeps what callbacks remember in the state."""
-        notes = {"callbacks": self._memory.collect(), "stopped": self.model.stop_training}
+        notes = {"callbacks": self._memory.collect(), "stopped": bool(self.model.stop_training)}
         self.state.notes.assign(json.dumps(notes))
 
     def _save(self) -> None:
@@ -319,15 +348,15 @@ class Run:
         if self.workers.count > 1:  # hashing the state of a large network takes a while
             parts = self.workers.exchange("hashes of their states", self.state.parts_sha256())
             for index, other in enumerate(parts):
-                if other != parts[0]:
+                if different := [name for name in other if other[name] != parts[0].get(name)]:
                     raise run_errors.TrainingError(
                         f"step {int(self.state.step)}: {self.workers.name(index)} and "
-                        f"{self.workers.name(0)} have other weights; is one of the machines of "
-                        "another kind, or faulty?"
+                        f"{self.workers.name(0)} differ in {', '.join(different)}; is one of the "
+                        "machines of another kind, or faulty?"
                     )
         self._note()
         if self.workers.is_chief:
-            self._checkpoints.save()
+            self._checkpoints.save(replace=True)
 
     def _epoch(self, data, epoch: int, asked: interrupts.Interrupts, every: int) -> None:
         """The steps that are left of an epoch.
@@ -342,7 +371,7 @@ class Run:
             place = int(state.step_in_epoch)
             self.batch = batch
             callbacks.on_train_batch_begin(place)
-            logs = self._step(batch)
+            logs = self._logs = self._step(batch)
             for counter, count in (
                 (state.step, 1),
                 (state.step_in_epoch, 1),
@@ -397,13 +426,17 @@ class Run:
         return {
             "layers": (definition.layers(model) or {}).get("sha256"),
             "variables": hashlib.sha256(json.dumps(shapes).encode()).hexdigest()[:12],
-            "optimizer": _described(model.optimizer),
-            "loss": _described(model.loss),
+            **self.distribution.described_optimizer,
+            **_described("loss", model.loss),
             "jit_compile": bool(model.jit_compile),
             "microbatch_size": self.distribution.size_of_run(),
             "joined_loss": self.distribution.program.joined,
             "data": data.fingerprint,
-            "callbacks": [_described(c) for c in callbacks if hasattr(c, "get_config")],
+        } | {
+            name: value
+            for callback in callbacks
+            if hasattr(callback, "get_config")
+            for name, value in _described(type(callback).__name__, callback).items()
         }
 
     def _begin(self, data, callbacks, keep: int) -> None:
@@ -415,6 +448,8 @@ class Run:
           WorkerError: workers are about to make different runs.
         """
         self.distribution.prepare(data.first_batch())
+        if self.distribution.described_optimizer is None:  # before a callback changes its rate
+            self.distribution.described_optimizer = _described("optimizer", self.model.optimizer)
         averages = [a for callback in callbacks for a in getattr(callback, "averages", ())]
         self.state = FitState(self.model, averages)
         for callback in callbacks:
@@ -496,10 +531,10 @@ class Run:
 
 
 def _evaluate(
-    model, validation_data, batch_size: int | None, every: int, callbacks, epoch: int
+    model, validation_data, batch_size: int | None, every: int | list, callbacks, epoch: int
 ) -> dict[str, float]:
     """Keras's evaluation of the validation data after an epoch, where it is due."""
-    if validation_data is None or (epoch + 1) % every:
+    if validation_data is None or not model._should_eval(epoch, every):
         return {}
     data = sources.evaluated(validation_data)
     x, y, weight = keras.utils.unpack_x_y_sample_weight(data)
@@ -509,16 +544,20 @@ def _evaluate(
     return {f"val_{name}": value for name, value in logs.items()}
 
 
-def _described(thing) -> object:
-    """What Keras saves of an object, without names that it numbers by what was built before."""
-    if thing is None or isinstance(thing, (str, int, float)):
-        return thing
+def _described(name: str, thing) -> dict[str, object]:
+    """What Keras saves of an object, by name, without names that it numbers by what was built."""
     if isinstance(thing, Mapping):
-        return {name: _described(value) for name, value in thing.items()}
-    if isinstance(thing, (list, tuple)):
-        return [_described(value) for value in thing]
-    config = thing.get_config() if hasattr(thing, "get_config") else {}
-    return [type(thing).__name__, getattr(thing, "__name__", ""), json.dumps(
-        {key: value for key, value in config.items() if key != "name"},
-        sort_keys=True, default=str,
-    )]  # fmt: skip
+        parts = thing.items()
+    elif isinstance(thing, (list, tuple)):
+        parts = enumerate(thing)
+    elif thing is None or isinstance(thing, (str, int, float)):
+        return {name: thing}
+    else:
+        config = thing.get_config() if hasattr(thing, "get_config") else {}
+        kind = getattr(thing, "__name__", type(thing).__name__)
+        return {name: kind} | {
+            f"{name} {key}": json.loads(json.dumps(value, default=str))
+            for key, value in config.items()
+            if key != "name"
+        }
+    return {k: v for key, part in parts for k, v in _described(f"{name} {key}", part).items()}

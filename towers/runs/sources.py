@@ -36,7 +36,12 @@ def _without_fillers(batches) -> Iterator[tuple]:
             yield x, y
             continue
         weight = np.asarray(weight)
+        if weight.ndim > 1:
+            yield x, y, weight
+            continue
         kept = np.flatnonzero(weight)
+        if not len(kept):
+            continue
         x, y = keras.tree.map_structure(lambda part: tf.gather(part, kept), (x, y))  # noqa: B023
         yield (x, y) if (weight[kept] == 1).all() else (x, y, weight[kept])
 
@@ -59,7 +64,9 @@ class FromSource:
           ValueError: `batch_size` is None.
         """
         if batch_size is None:
-            raise ValueError("batch_size=None: a source does not say how many examples a step has")
+            raise ValueError(
+                "batch_size=None: give the examples of a step, which a source does not"
+            )
         self._source, self._batch = source, batch_size
         digest = hashlib.sha256(source.fingerprint.encode()).hexdigest()
         self.fingerprint = f"{digest[:12]}, {batch_size} examples a step"
@@ -74,7 +81,7 @@ class FromSource:
 
     def first_batch(self):
         """For what has to be built before the first step."""
-        return next(iter(self.batches(0, 0)))
+        return _first(self.batches(0, 0))
 
     def batches(self, epoch: int, first: int) -> Iterator:
         """The batches of an epoch from its step `first` on."""
@@ -89,10 +96,8 @@ class FromKeras:
     """Epochs of whatever Keras's `fit` takes; the start of an epoch is read over.
 
     Attributes:
-      fingerprint: None, since such data have none.
+      fingerprint: identifies arrays and the sizes; of data sets and generators the sizes alone.
     """
-
-    fingerprint = None
 
     def __init__(self, x, y, batch_size, steps_per_epoch, sample_weight, class_weight):
         """
@@ -110,6 +115,12 @@ class FromKeras:
             class_weight=class_weight,
             distribute_strategy=_NoStrategy,
         )
+        digest = hashlib.sha256(f"{steps_per_epoch} {class_weight}".encode())
+        for array in keras.tree.flatten((x, y, sample_weight)):
+            if isinstance(array, np.ndarray):
+                digest.update(f"{array.dtype} {array.shape}".encode())
+                digest.update(np.ascontiguousarray(array).data)
+        self.fingerprint = f"{digest.hexdigest()[:12]}, {batch_size} examples a step"
         self._reader = None
         self._begun: Iterator | None = None  # the first epoch, once its first batch was looked at
 
@@ -130,7 +141,7 @@ class FromKeras:
     def first_batch(self):
         """For what has to be built before the first step; it is not lost."""
         epoch = self._epoch()
-        batch = next(epoch)
+        batch = _first(epoch)
         self._begun = itertools.chain([batch], epoch)
         return batch
 
@@ -138,6 +149,18 @@ class FromKeras:
         """The batches of an epoch from its step `first` on."""
         begun, self._begun = self._begun or self._epoch(), None
         return itertools.islice(begun, first, None)
+
+
+def _first(batches: Iterator):
+    """The first batch.
+
+    Raises:
+      ValueError: there is none.
+    """
+    try:
+        return next(batches)
+    except StopIteration:
+        raise ValueError("x has no batches: give at least one example") from None
 
 
 class _NoStrategy:
