@@ -81,7 +81,8 @@ def _encode(value):
 def _decode(value):
     if isinstance(value, Mapping):
         if _ARRAY in value:
-            array = np.load(io.BytesIO(base64.b64decode(value[_ARRAY])), allow_pickle=False)
+            packed = io.BytesIO(base64.b64decode(value[_ARRAY]))
+            array = np.load(packed, allow_pickle=False)
             return array[()]
         return {key: _decode(item) for key, item in value.items()}
     return [_decode(item) for item in value] if isinstance(value, list) else value
