@@ -27,7 +27,6 @@ from tensorflow.python.framework import kernels, op_callbacks
 
 import towers
 from benchmarks import gpus
-from input_pipeline import arrays
 from towers import devices, networks, worker
 from towers.networks import optimizers
 from towers.runs import loop, resuming
@@ -308,7 +307,7 @@ def without_device():
     op_callbacks.remove_op_callback(look)
 
 
-def test_a_program_names_the_device_of_all_it_does(tmp_path, without_device):
+def test_a_program_names_the_device_of_all_it_does(without_device):
     with tf.device(devices.HOST):
         made = toys.trainer(
             toys.normalized(),
@@ -317,25 +316,28 @@ def test_a_program_names_the_device_of_all_it_does(tmp_path, without_device):
             num_microbatches=4,
             moving_average_decay=0.9,
         )
-        other = toys.trainer(
-            toys.normalized(),
-            keras.optimizers.Adam(0.01),
-            global_batch_size=8,
-            num_microbatches=4,
-            metrics=[keras.metrics.SparseTopKCategoricalAccuracy(2)],
-        )
     images, labels = toys.batch(26)
     made.fit([(images[:8], labels[:8]), (images[:8], labels[:8], np.ones(8))])
     made.evaluate([(images, labels, np.ones(26))])
     made.evaluated_model()
-    given = {"train": arrays.batches(images, labels), "test": (images, labels), "epochs": 2}
-    towers.Run(tmp_path, other, **given).train(
-        [towers.evaluate(epochs=1), towers.checkpoint(steps=2), towers.log(steps=1)]
-    )
-    towers.Run(tmp_path, other, **given).evaluate(7)
     assert not without_device
     tf.constant(1.0) + tf.constant(1.0)
     assert without_device["AddV2"] == 1
+
+
+def test_so_does_a_training_of_the_command(tmp_path, cache, without_device, monkeypatch):
+    train = resuming.train
+
+    def alone(*arguments):
+        without_device.clear()
+        outcome = train(*arguments)
+        assert not without_device
+        return outcome
+
+    monkeypatch.setattr(resuming, "train", alone)
+    flags = ["--checkpoint_every_steps=2", "--summary_every_steps=2", "--verify_every_steps=2"]
+    done = scripts.train(tmp_path / "run", *flags, "--max_steps=3")
+    assert done.returncode == 0, done.stderr
 
 
 def test_choosing_a_gpu_does_not_start_tensorflow():
@@ -357,7 +359,7 @@ def test_the_command_has_its_parameters_on_a_visible_gpu(tmp_path, cache, monkey
     pretend_gpu.pretend(monkeypatch.setattr)
     seen = []
     monkeypatch.setattr(
-        resuming, "train", lambda run, _, **__: seen.append(run) or loop.Outcome(None, 0)
+        resuming, "train", lambda made, *_: seen.append(made) or loop.Outcome(None, 0)
     )
     made = {}
     for owner, name in ((networks, "build"), (optimizers, "make")):
@@ -370,7 +372,7 @@ def test_the_command_has_its_parameters_on_a_visible_gpu(tmp_path, cache, monkey
     done = scripts.train(tmp_path / "run", "--parameter_device=gpu")
     assert done.returncode == 0, done.stderr
     assert re.search(r"weights on +/GPU:0\n", done.stdout)
-    assert seen[0].trainer.program.parameter_device == "/GPU:0"
+    assert seen[0].program.parameter_device == "/GPU:0"
     assert {name: given["parameter_device"] for name, given in made.items()} == {
         "build": "/GPU:0",
         "make": "/GPU:0",

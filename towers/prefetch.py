@@ -1,7 +1,7 @@
 """Batches that lie on the towers' devices before their step begins.
 
 For devices with memory of their own: a loop can have the next batches copied during a step, as
-`towers.Run` does in a thread. Towers wait for copies within a step. The results are the same.
+`runs.loop` does in a thread. Towers wait for copies within a step. The results are the same.
 """
 
 from collections.abc import Iterable, Iterator, Sequence

@@ -6,11 +6,12 @@ from collections.abc import Callable, Mapping, Sequence
 
 import keras
 import numpy as np
+import tensorflow as tf
 
 from input_pipeline import datasets, images, preprocess, raw_images
 from towers import devices, losses, networks, schedules, trainer, worker
 from towers.networks import layers, optimizers
-from towers.runs import definition
+from towers.runs import definition, run_plan
 from towers.support import checks, machine, weight_filters
 from towers_cli import agreement, own_model, settings
 
@@ -130,15 +131,43 @@ def images_to_adapt_to(training: datasets.Images, prepared: preprocess.Preproces
     return prepared.evaluate(training.some(min(IMAGES_TO_ADAPT_TO, max(most, 1)))).numpy()
 
 
-def exporter(
-    prepared: preprocess.Preprocessing, class_names: Sequence[str]
-) -> Callable[[keras.Model], keras.Model]:
-    """From a network to the model of raw images that a run writes at its end."""
-    return functools.partial(
-        raw_images.classifier,
-        image_shape=prepared.raw_shape,
-        class_names=class_names,
-        prepare=prepared.in_keras,
+def exported(
+    model: keras.Model, prepared: preprocess.Preprocessing, class_names: Sequence[str]
+) -> keras.Model:
+    """The network as a model of raw images, which a run writes at its end."""
+    with tf.device(devices.HOST):
+        return raw_images.classifier(
+            model,
+            image_shape=prepared.raw_shape,
+            class_names=class_names,
+            prepare=prepared.in_keras,
+        )
+
+
+def plan(
+    chosen: settings.TrainSettings, last: int, training: datasets.Images, exported: keras.Model
+) -> run_plan.Plan:
+    """When the run ends, and what it does along the way.
+
+    Args:
+      chosen: resolved.
+      last: step of the run.
+      training: the images.
+      exported: the model that is saved.
+    """
+    return run_plan.Plan(
+        last_step=last,
+        examples_per_epoch=training.num_examples,
+        class_names=tuple(training.class_names),
+        log_every_steps=chosen.log_every_steps,
+        summary_every_steps=chosen.summary_every_steps,
+        verify_every_steps=chosen.verify_every_steps,
+        checkpoint_every_steps=chosen.checkpoint_every_steps,
+        checkpoints_to_keep=chosen.checkpoints_to_keep,
+        eval_every_epochs=chosen.eval_every_epochs,
+        profile_steps=chosen.profile_steps,
+        eval_of_workers=chosen.eval_of_workers,
+        exported=exported,
     )
 
 

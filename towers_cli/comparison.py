@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 
 import numpy as np
 
-from towers.runs import checkpoints, definition, run_folder, stretches
+from towers.runs import checkpoints, run_folder, stretches
 from towers_cli import build, run_config, settings
 
 # Fields of metrics.jsonl that are not about what was computed.
@@ -56,7 +56,7 @@ def settings_that_differ(a: run_folder.RunFolder, b: run_folder.RunFolder) -> li
       RunFolderError: a folder holds no run, or a damaged one.
     """
     described = [_described(folder) for folder in (a, b)]
-    programs = [definition.is_of_a_program(folder.read_config()) for folder in (a, b)]
+    programs = [_is_of_a_program(folder.read_config()) for folder in (a, b)]
     label = "{} ".format if any(programs) else settings.label
     return [
         difference
@@ -70,11 +70,17 @@ def changes_on_the_way(folder: run_folder.RunFolder) -> list[str]:
     return stretches.changes(folder.read_config()["stretches"])
 
 
+def _is_of_a_program(config: Mapping) -> bool:
+    """Whether a `config.json` is that of a `towers.Run`, and not of the command."""
+    whole = all(isinstance(config.get(key), dict) for key in ("defining", "resolved"))
+    return whole and stretches.are_valid(config.get("stretches"))
+
+
 def _described(folder: run_folder.RunFolder) -> tuple[dict, dict]:
     config = folder.read_config()
     if config is None:
         raise run_folder.RunFolderError(f"{folder.path}: there is no run here")
-    if definition.is_of_a_program(config):
+    if _is_of_a_program(config):
         defining, chosen = config["defining"], {}
     else:
         run_config.check(config, folder.path)
@@ -200,7 +206,8 @@ def _largest_difference(
     differences = {
         name: _distance(value, b[name])
         for name, value in a.items()
-        if value.tobytes() != b[name].tobytes()
+        # Callbacks' notes are no arithmetic: some are times.
+        if not name.startswith("notes/") and value.tobytes() != b[name].tobytes()
     }
     if not differences:
         return ""

@@ -5,7 +5,7 @@ import os
 from collections.abc import Mapping, Sequence
 
 from towers import schedules
-from towers.runs import every, run_plan
+from towers.runs import run_plan
 from towers.support import shares
 from towers_cli import own_model, settings, sizes
 
@@ -165,20 +165,3 @@ def last_step(chosen: settings.TrainSettings, examples_per_epoch: int) -> int:
             f"{last}"
         )
     return last
-
-
-def on_the_way(chosen: settings.TrainSettings) -> list[every.Every]:
-    """What the run does along the way, and how often."""
-    asked = [
-        every.evaluate(epochs=chosen.eval_every_epochs, of_workers=chosen.eval_of_workers),
-        every.log(steps=chosen.log_every_steps),
-        every.checkpoint(steps=chosen.checkpoint_every_steps, keep=chosen.checkpoints_to_keep),
-    ]
-    if chosen.summary_every_steps:
-        asked.append(every.histograms(steps=chosen.summary_every_steps))
-    if chosen.verify_every_steps:
-        asked.append(every.verify(steps=chosen.verify_every_steps))
-    if chosen.profile_steps:
-        first, last = chosen.profile_steps
-        asked.append(every.profile(first=first, last=last))
-    return asked

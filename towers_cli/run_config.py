@@ -187,9 +187,6 @@ class CommandsRun(definition.Definition):
         """
         self.config = config
 
-    def defining(self) -> dict:
-        return defining(self.config)
-
     def sha256(self) -> str:
         return run_sha256(self.config)
 
@@ -205,8 +202,8 @@ class CommandsRun(definition.Definition):
     def check_same(self, earlier: Mapping, folder: run_folder.RunFolder) -> None:
         check_same_run(earlier, self.config)
 
-    def differences(self, earlier: Mapping, who: str = "the run") -> list[str]:
-        return run_folder.differences(defining(earlier), self.defining(), who, settings.label)
+    def differences(self, earlier: Mapping, who: str) -> list[str]:
+        return run_folder.differences(defining(earlier), defining(self.config), who, settings.label)
 
     def how_to_change(self, folder: run_folder.RunFolder, is_saved: bool) -> str:
         if not is_saved:

@@ -47,9 +47,8 @@ def run(chosen: settings.TrainSettings) -> int:
 
 def train(chosen: settings.TrainSettings, workers) -> int:
     """The story, once all workers are there."""
-    import towers
     from input_pipeline import images
-    from towers.runs import command_run, definition, run_folder, warm_start
+    from towers.runs import definition, resuming, run_folder, run_plan, warm_start
     from towers.support import machine
     from towers_cli import (  # isort: skip
         agreement, build, own_model, pictures, resolve, run_config, start_table,
@@ -98,25 +97,20 @@ def train(chosen: settings.TrainSettings, workers) -> int:
     )
 
     # The run, from its beginning or from where it stands.
-    this_run = command_run.CommandRun(
-        folder,
-        trainer,
-        train=images.training(training, preprocessing, chosen.seed),
-        test=images.evaluated(
-            evaluated, preprocessing, chosen.global_batch_size, trainer.shares.examples
-        ),
-        epochs=chosen.train_epochs, steps=chosen.max_steps,
-        class_names=training.class_names,
-        init_from=chosen.init_from,
-        export=build.exporter(preprocessing, training.class_names),
-        test_name=chosen.eval_split,
-        defined=run_config.CommandsRun(config),
-    )  # fmt: skip
+    batch, share = chosen.global_batch_size, trainer.shares.examples
+    source = images.training(training, preprocessing, chosen.seed)
+    data = run_plan.Data(
+        training=functools.partial(source.batches, global_batch_size=batch, share=share),
+        evaluation=images.evaluated(evaluated, preprocessing, batch, share),
+        evaluation_count=evaluated.num_examples,
+        evaluation_split=chosen.eval_split,
+    )
     try:
         with own_model.faults_in_training(chosen.model):
-            this_run.train(every=resolve.on_the_way(chosen))
-    except command_run.Stopped as stopped:
-        return stopped.code if stopped.outcome.final is None else 0
+            exported = build.exported(model, preprocessing, training.class_names)
+            plan = build.plan(chosen, last_step, training, exported)
+            defined = run_config.CommandsRun(config)
+            outcome = resuming.train(trainer, folder, plan, data, defined, chosen.init_from)
     except warm_start.WarmStartError as error:
         raise settings.SettingsError(f"--{error}") from error
-    return 0
+    return outcome.exit_code

@@ -13,23 +13,19 @@ x = keras.layers.Conv2D(16, 5, strides=2, activation="relu")(image)
 x = keras.layers.Concatenate()([keras.layers.Flatten()(x), age])
 x = keras.layers.Dense(32, activation="relu")(keras.layers.Dropout(0.2)(x))
 model = keras.Model((image, age), keras.layers.Dense(6, activation="softmax")(x))
-trainer = towers.Trainer(
-    model,
-    keras.optimizers.Adam(1e-3),
-    loss="sparse_categorical_crossentropy",
-    metrics=["accuracy"],
-    towers=devices,
-    num_microbatches=2,
-    global_batch_size=task.BATCH,
+model.compile(keras.optimizers.Adam(1e-3), "sparse_categorical_crossentropy", metrics=["accuracy"])
+towers.distribute(model, devices)
+done = towers.Run(folder, model).fit(
+    arrays.batches(*task.TRAIN),
+    batch_size=task.BATCH,
+    epochs=task.EPOCHS,
+    validation_data=task.TEST,
+    verbose=2,
+    callbacks=[
+        keras.callbacks.ModelCheckpoint(
+            f"{folder}/best.keras", monitor="val_accuracy", save_best_only=True
+        ),
+        keras.callbacks.EarlyStopping("val_accuracy", patience=task.PATIENCE),
+    ],
 )
-train = arrays.batches(*task.TRAIN)
-run = towers.Run(folder, trainer, train=train, test=task.TEST, epochs=task.EPOCHS)
-outcome = run.train(
-    [
-        towers.evaluate(epochs=1),
-        towers.checkpoint(steps=40),
-        towers.keep_best(metric="accuracy"),
-        towers.stop_early(metric="accuracy", patience=task.PATIENCE),
-    ]
-)
-task.report(model.get_weights(), outcome.final["accuracy"])
+task.report(model.get_weights(), done.history["val_accuracy"][-1])

@@ -25,7 +25,7 @@ import tensorflow as tf
 from input_pipeline import batches, datasets, decoded, shapes, tfds_source
 from lessons import drawing
 from towers import moving_averages
-from towers.runs import definition, run_folder
+from towers.runs import run_folder
 from towers_cli import build
 
 PAGE = drawing.PAGE.read_text(encoding="utf-8")
@@ -152,7 +152,6 @@ def told(tmp_path_factory):
     with pytest.MonkeyPatch.context() as patch, lighter.only(()):
         patch.setenv("XDG_CACHE_HOME", str(folder / "cache"))
         patch.setattr(build, "build_trainer", at_999)
-        patch.setattr(definition, "check_untrained", lambda *_: None)
         patch.setattr(tfds_source, "open_prepared", lambda *_: builder)
         patch.setattr(tfds_source, "identity", lambda builder, split: {"split": split})
         patch.setattr(

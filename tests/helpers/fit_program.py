@@ -24,6 +24,8 @@ from towers.runs import callbacks as run_callbacks
 import keras  # isort: skip
 import numpy as np  # isort: skip
 
+import models  # isort: skip
+
 LAYERS = keras.layers
 
 
@@ -63,14 +65,26 @@ def data() -> tuple[np.ndarray, np.ndarray]:
     return x, x[:, :3].argmax(axis=1)
 
 
+def of_task(name: str) -> tuple[keras.Model, object, object]:
+    """A task of `models`: its model, compiled, 200 inputs and labels."""
+    task = models.made(name, 200)
+    task.model.compile(keras.optimizers.Adam(1e-2), task.loss, task.loss_weights, task.metrics)
+    return task.model, task.inputs, task.labels
+
+
+def first(structure, count: int):
+    """The first examples."""
+    return models.part(structure, slice(count))
+
+
 def main(wanted: dict) -> dict:
     """Trains; what it came to."""
     members = cluster.from_environment() if os.environ.get("TF_CONFIG") else None
     with meeting.meet(members, 60) as workers:
         tower_devices = devices.choose(wanted["towers"])
         workers.start()
-        x, y = data()
-        trained = towers.distribute(model(), tower_devices, microbatch_size=16, workers=workers)
+        made, x, y = of_task(wanted["task"]) if "task" in wanted else (model(), *data())
+        trained = towers.distribute(made, tower_devices, microbatch_size=16, workers=workers)
         callbacks = [
             run_callbacks.MovingAverages(trained, 0.9),
             run_callbacks.LearningRate(schedules.LearningRate("cosine", 0.02, 200, total_epochs=6)),
@@ -86,10 +100,10 @@ def main(wanted: dict) -> dict:
             given = {"x": x, "y": y, "batch_size": 64}
         else:
             given = {"x": arrays.batches(x, y, seed=3), "batch_size": 64}
-        run = towers.Run(wanted["folder"], trained)
+        run = towers.Run(wanted["folder"], trained, init_from=wanted.get("init_from"))
         done = run.fit(
-            **given, epochs=wanted.get("epochs", 6), validation_data=(x[:70], y[:70]), verbose=0,
-            callbacks=callbacks, checkpoint_every_steps=2,
+            **given, epochs=wanted.get("epochs", 6), validation_data=(first(x, 70), first(y, 70)),
+            verbose=0, callbacks=callbacks, checkpoint_every_steps=2,
         )  # fmt: skip
         return {
             "history": done.history,

@@ -7,10 +7,9 @@ not this package's, have trainers of their own.
 """
 
 import contextlib
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 
 import keras
-import numpy as np
 import pytest
 
 from towers import Trainer, networks
@@ -20,7 +19,6 @@ from towers_cli import build, own_model
 
 # What was read of the settings, what else it was built for, the trainer, its state at step 0.
 _built: list[tuple[dict, tuple, Trainer, dict]] = []
-_made: dict[tuple, tuple[Trainer, dict]] = {}
 
 
 class _Read:
@@ -48,28 +46,9 @@ def trainers() -> Iterator[None]:
         yield
 
 
-def trainer(make: Callable[..., Trainer], **arguments) -> Trainer:
-    """`make(**arguments)`, or what it gave for equal ones before, with its state at step 0 again.
-
-    The earlier caller must be done with it. Arguments that are no numbers, texts or lists of such
-    cannot be compared: then it is new.
-    """
-    values = [value for given in arguments.values() for value in np.ravel(given)]
-    if not all(isinstance(value, (str, int, float)) for value in values):
-        return make(**arguments)
-    key = make, container_limits.available_cores(), repr(sorted(arguments.items()))
-    if key not in _made:
-        made = make(**arguments)
-        _made[key] = made, _values(made)
-    made, initial = _made[key]
-    _begin_again(made, initial)
-    return made
-
-
 def let_go() -> None:
     """Forgets all trainers."""
     _built.clear()
-    _made.clear()
 
 
 def _build_trainer(

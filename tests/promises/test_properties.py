@@ -231,8 +231,8 @@ class TestLastStep:
 
 def is_due(at_step: int, every: int, examples_per_epoch: int, global_batch_size: int) -> bool:
     """Whether a run evaluates after a step; `every` in millionths of an epoch."""
-    interval = run_plan.Interval(epochs=every / MILLION)
-    return interval.is_due(at_step, global_batch_size, examples_per_epoch)
+    plan = run_plan.Plan(1, examples_per_epoch, (), eval_every_epochs=every / MILLION)
+    return plan.is_evaluated(at_step, global_batch_size)
 
 
 class TestEvaluations:

@@ -10,6 +10,7 @@ import sys
 import fit_program
 import forked
 import keras
+import models
 import numpy as np
 import pytest
 import tensorflow as tf
@@ -17,6 +18,7 @@ from tensorboard.backend.event_processing import event_accumulator
 
 import towers
 from input_pipeline import arrays
+from towers import worker
 from towers.runs import callback_state, run_errors, run_folder, sources, warm_start
 from towers.runs import callbacks as run_callbacks
 
@@ -88,24 +90,66 @@ def test_a_finished_run_is_not_trained_again(whole):
     assert log(whole[0]) == before
 
 
-@pytest.mark.parametrize("kill_at", [0, pytest.param(7, marks=pytest.mark.long)])
-def test_two_workers_are_one_and_a_lost_one_costs_nothing(whole, kill_at, tmp_path):
-    """Step 7 ends the second epoch: the chief then waits for the other in its evaluation."""
+@pytest.mark.parametrize(
+    "task",
+    [
+        name if name == "two_by_two" else pytest.param(name, marks=pytest.mark.long)
+        for name in models.TASKS | models.LARGE
+    ],
+)
+def test_so_does_one_of_any_model_and_the_command_compares_them(task, tmp_path):
+    """Of several inputs and outputs, with the rows of an embedding, a subclass, an application."""
+    expected = result(tmp_path / "whole", task=task)
+    code, _ = ended(process(tmp_path / "killed", 2, task=task, kill_at=6))
+    assert code == -9
+    assert result(tmp_path / "killed", 3, task=task) == expected
+    assert log(tmp_path / "killed") == log(tmp_path / "whole")
+    program = [sys.executable, "-m", "towers_cli.compare", "whole", "killed"]
+    compared = forked.run(program, timeout=100, cwd=tmp_path)
+    assert compared.returncode == 0, compared.stdout
+    assert "hashes of the state: the same at all " in compared.stdout
+
+
+def of_two_workers(tmp_path, *given) -> list[tuple[int, dict | None]]:
+    """How two workers ended, of which each is given its own."""
     with socket.create_server(("localhost", 0)) as one, socket.create_server(("localhost", 0)) as b:
         addresses = [f"localhost:{server.getsockname()[1]}" for server in (one, b)]
     started = []
-    for index in (1, 0):
+    for index, own in enumerate(given):
         task = {"type": "worker", "index": index}
         config = json.dumps({"cluster": {"worker": addresses}, "task": task})
-        given = {"kill_at": kill_at, "worker": 1}
         folder, environment = tmp_path / f"run-{index}", os.environ | {"TF_CONFIG": config}
-        started.append(process(folder, 2 - index, environment, **given))
-    (other_code, _), (code, printed) = map(ended, started)
+        started.append(process(folder, 2 - index, environment, **own))
+    return [*map(ended, started)]
+
+
+@pytest.mark.parametrize("kill_at", [0, pytest.param(7, marks=pytest.mark.long)])
+def test_two_workers_are_one_and_a_lost_one_costs_nothing(whole, kill_at, tmp_path):
+    """Step 7 ends the second epoch: the chief then waits for the other in its evaluation."""
+    given = {"kill_at": kill_at, "worker": 1}
+    (code, printed), (other_code, _) = of_two_workers(tmp_path, given, given)
     if kill_at:
         assert (other_code, code) == (-9, 138)
         printed = result(tmp_path / "run-0", 3)
     assert printed == whole[1]
     assert not (tmp_path / "run-1").exists()
+
+
+@pytest.mark.long
+def test_the_chief_alone_has_the_weights_that_two_workers_begin_with(whole, tmp_path):
+    given = [{"init_from": str(whole[0])}, {"init_from": "nowhere"}]
+    (_, printed), _ = of_two_workers(tmp_path, *given)
+    assert printed == result(tmp_path / "alone", **given[0]) != whole[1]
+
+
+def test_workers_of_other_kernels_are_refused(tmp_path, monkeypatch):
+    """Their bits would be others."""
+    model = compiled()
+    monkeypatch.setattr(
+        worker.SingleWorker, "exchange", lambda self, what, own: [own | {"oneDNN": "neither"}]
+    )
+    with pytest.raises(towers.WorkerError, match="oneDNN"):
+        fit(tmp_path / "run", model)
 
 
 def compiled(seed=0, optimizer=None):

@@ -119,7 +119,7 @@ def train(path, *, summary_every_steps: int, profile_steps=None) -> SimpleNamesp
         verify_every_steps=0,
         checkpoint_every_steps=100,
         checkpoints_to_keep=1,
-        evaluate_every=run_plan.Interval(epochs=1.0),
+        eval_every_epochs=1.0,
         profile_steps=profile_steps,
     )
     data = run_plan.Data(batches, list(random_batches(2)), evaluation_count=2 * BATCH)

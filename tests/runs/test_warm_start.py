@@ -12,7 +12,8 @@ import toys
 
 import towers
 from input_pipeline import arrays
-from towers.runs import run_folder, warm_start
+from towers.runs import callbacks as run_callbacks
+from towers.runs import checkpoints, warm_start
 
 RNG = np.random.default_rng(0)
 X = RNG.normal(size=(48, 6)).astype(np.float32)
@@ -44,9 +45,17 @@ def trainer_of(model, **arguments):
     return toys.trainer(model, keras.optimizers.Adam(0.01), **given | arguments)
 
 
-def run_in(folder, trainer, **arguments):
-    given = {"train": arrays.batches(X, Y), "test": (X, Y), "epochs": 2} | arguments
-    return towers.Run(folder, trainer, **given)
+def run_in(folder, model, epochs=2, callbacks=(), num_towers=1, **arguments):
+    """A run of three steps an epoch, with checkpoints after each other one and each epoch."""
+    loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+    model.compile(keras.optimizers.Adam(0.01), loss)
+    towers.distribute(model, num_towers, microbatch_size=4)
+    run = towers.Run(folder, model, **arguments)
+    run.fit(
+        arrays.batches(X, Y), batch_size=16, epochs=epochs, callbacks=[*callbacks], verbose=0,
+        checkpoint_every_steps=2,
+    )  # fmt: skip
+    return run
 
 
 def taken(source, model, **arguments):
@@ -77,11 +86,12 @@ def saved(tmp_path):
 
 @pytest.fixture(scope="module")
 def finished(tmp_path_factory):
-    """A run that has finished, and its trainer."""
-    folder = tmp_path_factory.mktemp("warm") / "first"
-    trainer = trainer_of(usual(), moving_average_decay=0.5)
-    run_in(folder, trainer).train([towers.checkpoint(steps=2)])
-    return folder, trainer
+    """A run that has finished, and the weights that are evaluated."""
+    folder, model = tmp_path_factory.mktemp("warm") / "first", usual()
+    average = run_callbacks.MovingAverages(model, 0.5)
+    run_in(folder, model, callbacks=[average])
+    with average.averaged():
+        return folder, values(model)
 
 
 @pytest.mark.parametrize("ending", [".keras", ".weights.h5"])
@@ -330,83 +340,18 @@ class TestState:
         assert list(model.get_layer("drop").seed_generator.state.numpy()) == [3, 4]
         assert int(trainer.state.step) == 0
 
-    def test_what_a_normalization_learned_is_taken_too(self, tmp_path, saved):
-        """Graphs have it as constants; the first evaluation is by those that were taken."""
-
-        def model(data):
-            layer = keras.layers.Normalization()
-            layer.adapt(data)
-            return toys.on_cpu(
-                lambda: keras.Sequential([keras.Input((6,)), layer, dense(2, name="head")])
-            )
-
-        source = model(3 * X + 1)
-        trainer = trainer_of(model(X))
-        losses = []
-        run = run_in(tmp_path / "run", trainer, init_from=saved(source), steps=1)
-        run.train([lambda event: losses.append(float(event.result.losses["total"].numpy().mean()))])
-        source.compile(loss=keras.losses.SparseCategoricalCrossentropy(from_logits=True))
-        [(inputs, labels)] = arrays.batches(X, Y).batches(
-            0, 1, global_batch_size=16, share=range(16)
-        )
-        assert losses == [pytest.approx(source.evaluate(inputs, labels, verbose=0), rel=1e-5)]
-        found = trainer.evaluate([(X, Y)])
-        copy = trainer.evaluated_model()
-        copy.compile(loss=keras.losses.SparseCategoricalCrossentropy(from_logits=True))
-        assert found.loss == pytest.approx(copy.evaluate(X, Y, verbose=0), rel=1e-5)
-
-    @pytest.mark.parametrize("within", [False, pytest.param(True, marks=pytest.mark.long)])
-    def test_a_run_has_its_own_normalization_whatever_a_program_learns_later(
-        self, tmp_path, within
-    ):
-        """As graphs have no constants of it, which would be those of the process."""
-
-        @keras.saving.register_keras_serializable("warm")
-        class Own(keras.layers.Layer):
-            def __init__(self, inner=None, **arguments):
-                super().__init__(**arguments)
-                self.inner = inner
-
-            def call(self, x):
-                return self.inner(x)
-
-            def get_config(self):
-                return super().get_config()
-
-        def trainer(data):
-            layer = keras.layers.Normalization()
-            layer.adapt(data)
-            model = sequential(Own(layer) if within else layer, dense(2))
-            for weight in model.trainable_variables:
-                weight.assign(np.ones(weight.shape))
-            return trainer_of(model)
-
-        steps = [towers.checkpoint(steps=1), towers.evaluate(steps=1)]
-        ends = []
-        for folder, then in (("whole", X), ("other", 5 * X + 1)):
-            run_in(tmp_path / folder, trainer(X), steps=1).train(steps)
-            made = trainer(then)
-            made.evaluate([(X, Y)])  # a graph from before the run is restored
-            outcome = run_in(tmp_path / folder, made, steps=3).train(steps)
-            ends.append((outcome.final, made.evaluate([(X, Y)]).loss))
-            predicted = made.state.model.predict(X, verbose=0)
-            loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)(Y, predicted)
-            assert ends[-1][1] == pytest.approx(float(loss), rel=1e-5)
-        assert ends[0] == ends[1]
-
 
 class TestARun:
     def test_of_a_run_gives_the_weights_that_were_evaluated(self, finished):
-        folder, trainer = finished
+        folder, evaluated = finished
         found = taken(folder, model := usual())
-        assert_same(values(model), values(trainer.evaluated_model()))
+        assert_same(values(model), evaluated)
         assert found.file == str(folder / "final_model.keras")
 
     def test_of_a_checkpoint_gives_the_same(self, finished):
-        folder, trainer = finished
-        newest = folder / "checkpoints" / f"step-{int(trainer.state.step)}"
-        taken(newest, model := usual())
-        assert_same(values(model), values(trainer.evaluated_model()))
+        folder, evaluated = finished
+        taken(folder / "checkpoints" / "step-6", model := usual())
+        assert_same(values(model), evaluated)
 
     def test_that_went_on_gives_its_newest_checkpoint(self, finished, tmp_path):
         folder = shutil.copytree(finished[0], tmp_path / "first")
@@ -438,8 +383,8 @@ class TestARun:
             return made
 
         source = model(1)
-        run_in(tmp_path, trainer_of(source), steps=2).train()
-        checkpoint = tmp_path / "checkpoints" / "step-2"
+        run_in(tmp_path, source, 1)
+        checkpoint = tmp_path / "checkpoints" / "step-3"
         found = taken(checkpoint, new := model(*frozen))
         assert_same(values(new), values(source))
         assert len(found.taken) == 4
@@ -475,148 +420,72 @@ def file_of(folder, text):
 def test_what_gives_no_weights_is_refused(tmp_path, given, reason):
     path = given(tmp_path)
     with pytest.raises(warm_start.WarmStartError) as refused:
-        run_in(tmp_path / "new", trainer_of(usual()), init_from=path).train()
+        taken(path, usual())
     assert str(refused.value).startswith(f"init_from={path}: ")
     assert reason in str(refused.value)
-    assert not (tmp_path / "new").exists()
 
 
-def test_a_path_is_asked_for(tmp_path):
-    with pytest.raises(TypeError, match="init_from is 3: must be a path"):
-        run_in(tmp_path, trainer_of(usual()), init_from=3)
+def test_what_a_model_takes_is_said(finished):
+    assert warm_start.said(taken(finished[0], usual(3)).recorded()) == [
+        f"begins with {finished[0]}/final_model.keras: 2 of 3 layers with weights",
+        "  not taken: head (there [8, 2] and [2], here [8, 3] and [3])",
+        "  not used: head",
+    ]
 
 
 class Dies(Exception):
     """What ends a program in the middle of a run."""
 
 
-def dies(event):
-    if event.step == 3 and event.result is not None:
-        raise Dies
+class DiesAt(keras.callbacks.Callback):
+    """Raises `Dies` after so many steps of an epoch."""
+
+    def __init__(self, steps):
+        super().__init__()
+        self.steps = steps
+
+    def on_train_batch_end(self, batch, logs=None):
+        if batch + 1 == self.steps:
+            raise Dies
 
 
 class TestWholeRuns:
     @pytest.mark.long
     def test_end_with_the_same_bits_on_any_towers_and_after_a_death(self, finished, tmp_path):
         found = set()
-        for place, num_towers in enumerate((1, 2, 4)):  # and a new head that is always the same
-            keras.utils.set_random_seed(5)
+        for num_towers in (1, 2, 4):  # and a new head that is always the same
             head = dense(3, name="head", kernel_initializer=keras.initializers.GlorotUniform(1))
             layers = dense(8, activation="relu"), keras.layers.BatchNormalization(), head
-            model = keras.Sequential([keras.Input((6,)), *layers])
-            trainer = trainer_of(model, num_towers=num_towers)
-            run_in(tmp_path / str(place), trainer, init_from=finished[0]).train()
-            found.add(trainer.state.sha256())
-        with pytest.raises(Dies):
-            trainer = trainer_of(usual(2), num_towers=2)
-            run_in(tmp_path / "killed", trainer, init_from=finished[0]).train(
-                [towers.checkpoint(steps=2), dies]
+            model = toys.on_cpu(
+                lambda layers=layers: keras.Sequential([keras.Input((6,)), *layers])
             )
-        again = trainer_of(usual(2))
-        run_in(tmp_path / "killed", again, init_from=finished[0]).train()
-        whole = trainer_of(usual(2))
-        run_in(tmp_path / "whole", whole, init_from=finished[0]).train()
+            given = {"num_towers": num_towers, "init_from": finished[0]}
+            if num_towers == 4:
+                with pytest.raises(Dies):
+                    run_in(tmp_path / "4", model, callbacks=[DiesAt(3)], **given)
+            run = run_in(tmp_path / str(num_towers), model, **given)
+            found.add(run.state.sha256())
         assert len(found) == 1
-        assert again.state.sha256() == whole.state.sha256()
 
-    def test_say_what_they_take(self, finished, tmp_path, capsys):
-        run_in(tmp_path / "new", trainer_of(usual(3)), init_from=finished[0], steps=1).train()
-        assert (
-            f"begins with {finished[0]}/final_model.keras: 2 of 3 layers with weights\n"
-            "  not taken: head (there [8, 2] and [2], here [8, 3] and [3])\n"
-            "  not used: head\n"
-        ) in capsys.readouterr().out
-        config = json.loads((tmp_path / "new" / "config.json").read_text())
-        recorded = config["resolved"]["init_from"]
-        assert recorded["path"] == str(finished[0])
-        assert config["defining"]["init_from"] == f"weights of sha256 {recorded['sha256'][:12]}"
-
-    @pytest.mark.long
-    def test_go_on_without_what_they_began_with(self, finished, tmp_path, capsys):
-        source = shutil.copytree(finished[0], tmp_path / "source")
-        run_in(tmp_path / "new", trainer_of(usual()), init_from=source, steps=2).train()
-        shutil.rmtree(source)
-        outcome = run_in(tmp_path / "new", trainer_of(usual()), init_from=source, steps=3).train()
-        assert outcome.step == 3
-        assert capsys.readouterr().out.count("begins with") == 1
-
-    @pytest.mark.long
-    @pytest.mark.parametrize("then", ["moved", "left out"])
+    @pytest.mark.parametrize("then", ["the same", "left out"])
     def test_go_on_where_what_they_began_with_is_gone(self, finished, tmp_path, then):
         source = shutil.copytree(finished[0], tmp_path / "source")
-        run_in(tmp_path / "new", trainer_of(usual()), init_from=source, steps=2).train()
+        run_in(tmp_path / "new", usual(), 1, init_from=source)
         shutil.rmtree(source)
-        init_from = tmp_path / "elsewhere" / "source" if then == "moved" else None
-        for steps in (3, 4):
-            run = run_in(tmp_path / "new", trainer_of(usual()), init_from=init_from, steps=steps)
-            assert run.train().step == steps
+        run = run_in(tmp_path / "new", usual(), init_from=source if then == "the same" else None)
+        assert int(run.state.step) == 6
         recorded = json.loads((tmp_path / "new" / "config.json").read_text())["resolved"]
         assert recorded["init_from"]["path"] == str(source)
 
-    def test_are_others_with_other_weights(self, finished, tmp_path, saved):
-        run_in(tmp_path / "new", trainer_of(usual()), init_from=finished[0], steps=2).train()
-        with pytest.raises(run_folder.RunFolderError, match="init_from"):
-            run_in(
-                tmp_path / "new",
-                trainer_of(usual()),
-                init_from=saved(usual()),
-                steps=3,
-            ).train()
-        with pytest.raises(run_folder.RunFolderError, match="init_from"):
-            run_in(finished[0], trainer_of(usual(), moving_average_decay=0.5),
-                   init_from=finished[0], epochs=3).train()  # fmt: skip
-
-    @pytest.mark.long
-    def test_the_same_weights_from_elsewhere_are_the_same_run(self, finished, tmp_path):
-        run_in(tmp_path / "new", trainer_of(usual()), init_from=finished[0], steps=2).train()
-        copy = shutil.copy(finished[0] / "final_model.keras", tmp_path / "copy.keras")
-        again = run_in(tmp_path / "new", trainer_of(usual()), init_from=copy, steps=3).train()
-        assert again.step == 3
-
-    @pytest.mark.long
     def test_have_a_hash_of_their_own_in_their_checkpoints(self, finished, tmp_path, saved):
         """A checkpoint of a run that began with other weights is another run's."""
         for name, source in (("a", finished[0]), ("b", saved(usual()))):
-            run = run_in(tmp_path / name, trainer_of(usual()), init_from=source, steps=2)
-            run.train([towers.checkpoint(steps=1)])
+            run_in(tmp_path / name, usual(), 1, init_from=source)
         b = tmp_path / "b" / "checkpoints"
         shutil.rmtree(b)
         shutil.copytree(tmp_path / "a" / "checkpoints", b)
-        with pytest.raises(towers.runs.checkpoints.CheckpointError, match="to another run"):
-            run_in(
-                tmp_path / "b", trainer_of(usual()), init_from=tmp_path / "saved.keras", steps=3
-            ).train()
-
-    def test_of_a_trainer_that_has_trained_are_refused_and_change_nothing(self, finished, tmp_path):
-        trainer = trainer_of(usual())
-        trainer.fit([(X[:16], Y[:16])])
-        before = trainer.state.sha256()
-        with pytest.raises(run_folder.RunFolderError, match="has made 1 steps already"):
-            run_in(tmp_path / "new", trainer, init_from=finished[0]).train()
-        assert trainer.state.sha256() == before
-        assert not (tmp_path / "new").exists()
-
-    @pytest.mark.long
-    def test_go_on_with_a_lower_rate_where_one_met_nan(self, tmp_path):
-        """The advice of the error can be followed."""
-
-        def run(folder, rate, **arguments):
-            trainer = toys.trainer(
-                toys.linear(0.5), keras.optimizers.SGD(rate), loss="mse", global_batch_size=8
-            )
-            x = np.linspace(-1, 1, 24, dtype=np.float32).reshape(24, 1)
-            made = towers.Run(
-                folder, trainer, train=arrays.batches(x, 3 * x), steps=60, **arguments
-            )
-            made.train([towers.checkpoint(steps=1), towers.log(steps=1)])
-
-        with pytest.raises(towers.runs.run_errors.TrainingError, match="is NaN or Inf") as met:
-            run(tmp_path / "first", 1e3)
-        advice = f"give Run another folder and init_from='{tmp_path / 'first'}'"
-        assert advice in str(met.value)
-        earliest = min((tmp_path / "first" / "checkpoints").iterdir())
-        run(tmp_path / "second", 0.01, init_from=earliest)
-        assert run_folder.read_lines(tmp_path / "second" / "metrics.jsonl")[-1]["step"] == 60
+        with pytest.raises(checkpoints.CheckpointError, match="to another run"):
+            run_in(tmp_path / "b", usual())
 
 
 @pytest.fixture(scope="module")

@@ -18,7 +18,9 @@ import keras
 import lighter
 import pytest
 import scripts
+import toys
 
+import towers
 from towers.runs import run_folder
 from towers_cli import run_config, settings
 
@@ -714,3 +716,21 @@ def test_a_home_folder_that_nobody_knows(nothing_is_left, monkeypatch, name, pat
     if name != "init_from":
         done = scripts.run("eval", f"--train_dir={nothing_is_left}", f"--{name}={path}")
         check(done, 2, f"eval.py: {said}")
+
+
+def test_a_program_s_run_is_not_the_command_s_nor_the_other_way_round(tmp_path, cache):
+    def fit(folder):
+        model = toys.classifier()
+        model.compile("sgd", keras.losses.SparseCategoricalCrossentropy(from_logits=True))
+        return towers.Run(folder, model).fit(*toys.batch(8, [3]), verbose=0)
+
+    fit(tmp_path / "program")
+    assert scripts.train(tmp_path / "command", "--max_steps=1").returncode == 0
+    before = scripts.contents(tmp_path)
+    for command in ("train", "eval"):
+        done = scripts.run(command, f"--train_dir={tmp_path / 'program'}")
+        assert (done.returncode, done.stderr.count("\n")) == (1, 1)
+        assert f"--train_dir={tmp_path / 'program'}: " in done.stderr
+    with pytest.raises(run_folder.RunFolderError, match=str(tmp_path / "command")):
+        fit(tmp_path / "command")
+    assert scripts.contents(tmp_path) == before

@@ -76,10 +76,11 @@ import towers
 import keras, numpy
 from towers.data import arrays
 x = numpy.random.default_rng(0).normal(size=(64, 5)).astype("float32")
-trainer = towers.Trainer(keras.Sequential([keras.Input((5,)), keras.layers.Dense(1)]),
-                         keras.optimizers.SGD(0.1), loss="mse", towers=2, global_batch_size=16)
-run = towers.Run("run", trainer, train=arrays.batches(x, x[:, :1]), epochs=2)
-print(run.train().step, towers.__file__)
+model = keras.Sequential([keras.Input((5,)), keras.layers.Dense(1)])
+model.compile("sgd", "mse")
+towers.distribute(model, 2)
+done = towers.Run("run", model).fit(arrays.batches(x, x[:, :1]), batch_size=16, epochs=2)
+print(done.step, towers.__file__)
 assert input_pipeline.WHOSE == "the project's own"
 """
 

@@ -116,6 +116,38 @@ def registered(image_shape, num_classes):
     return keras.Sequential([keras.Input(image_shape), Scaled(), keras.layers.Flatten(),
                              keras.layers.Dense(num_classes)])
 
+class Masked(keras.layers.Layer):
+    def __init__(self, grows, **arguments):
+        super().__init__(**arguments)
+        self.grows = grows
+
+    def build(self, _):
+        given = {"shape": (), "trainable": False}
+        self.mask = self.add_weight(
+            name="mask", initializer=keras.initializers.Constant(float("-inf")), **given
+        )
+        self.count = self.add_weight(name="count", initializer="ones", **given)
+
+    def call(self, x):
+        if self.grows:
+            self.count.assign(self.count * 1e30)
+        return keras.ops.maximum(x, self.mask)
+
+    def get_config(self):
+        return super().get_config() | {"grows": self.grows}
+
+def masked(image_shape, num_classes, grows=False):
+    return keras.Sequential([keras.Input(image_shape), Masked(grows), keras.layers.Flatten(),
+                             keras.layers.Dense(num_classes)])
+
+def grows(image_shape, num_classes):
+    return masked(image_shape, num_classes, grows=True)
+
+def spoiled(image_shape, num_classes):
+    model = build(image_shape, num_classes)
+    model.layers[1].moving_variance.assign([float("nan")] * 8)
+    return model
+
 number = 3
 """
 
@@ -241,6 +273,20 @@ class TestARunOfIt:
         assert "--model=mine:fails_late: training it: KeyError: " in done.stderr
         assert "only in training" in done.stderr
         assert f"({here / 'mine.py'}, line " in done.stderr
+
+    @pytest.mark.parametrize(
+        ("model", "wrong"), [("masked", None), ("grows", "/count"), ("spoiled", "/moving_variance")]
+    )
+    def test_may_have_constants_that_are_not_finite_but_no_state_that_a_step_leaves_so(
+        self, here, model, wrong
+    ):
+        """Even if it was not when the run began."""
+        done = scripts.train(here / "run", f"--model=mine:{model}", "--max_steps=3")
+        assert done.returncode == bool(wrong)
+        if wrong:
+            left = done.stderr.partition("the update has left NaN or Inf in ")[2]
+            assert left.partition(";")[0].endswith(wrong)
+            assert scripts.checkpoint_steps(here / "run") == []
 
     def test_that_xla_cannot_compile_is_said_in_a_sentence(self, here):
         done = scripts.train(here / "run", "--model=mine:prints", "--max_steps=1", "--jit_compile")

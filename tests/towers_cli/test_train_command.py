@@ -404,9 +404,7 @@ class TestTheWarningOfARateThatNeverDecays:
         ],
     )
     def test_is_given_where_it_is_true(self, flags, warns, tmp_path, monkeypatch):
-        monkeypatch.setattr(
-            resuming, "train", lambda run, defined, **_: Outcome(None, 0)
-        )  # the table is enough
+        monkeypatch.setattr(resuming, "train", lambda *_: Outcome(None, 0))  # the table is enough
         done = scripts.train(tmp_path, *flags)  # ends at epoch 4 * 24 / 5000 = 0.0192
         assert done.returncode == 0
         said = scripts.unwrapped(done.stdout)
@@ -414,7 +412,7 @@ class TestTheWarningOfARateThatNeverDecays:
         assert ("before the learning rate first decays" in said) == warns
 
     def test_and_where_a_rate_that_falls_to_0_does_not_get_there(self, tmp_path, monkeypatch):
-        monkeypatch.setattr(resuming, "train", lambda run, defined, **_: Outcome(None, 0))
+        monkeypatch.setattr(resuming, "train", lambda *_: Outcome(None, 0))
         done = scripts.train(tmp_path, "--learning_rate_schedule=linear", "--train_epochs=9")
         assert (
             "warning        the run ends at epoch 0.0192, before the learning rate has fallen to 0 "
@@ -914,7 +912,7 @@ def test_other_networks_and_dtypes_go_the_same_way(tmp_path, model, dtype):
     done = scripts.train(tmp_path, *flags, *adamw, "--max_steps=2")
     assert (done.returncode, done.stderr) == (0, "")
     assert f"{model}, {dtype}, images" in scripts.unwrapped(done.stdout)
-    reader = tf.train.load_checkpoint(str(tmp_path / "checkpoints" / "step-2"))
+    reader = tf.train.load_checkpoint(str(tmp_path / "checkpoints" / "step-2" / "state"))
     types = reader.get_variable_to_dtype_map()
     weights = [name for name in types if name.startswith(("weights/", "moving_averages/"))]
     assert len(weights) >= 20
@@ -968,14 +966,14 @@ class TestBeforeTheFirstStep:
 
     @pytest.mark.parametrize("flags", [[], ["--jit_compile"]])
     def test_jit_compile_reaches_the_step_and_the_table(self, tmp_path, monkeypatch, flags):
-        runs = []
+        trainers = []
         monkeypatch.setattr(
-            resuming, "train", lambda run, defined, **_: runs.append(run) or Outcome(None, 0)
+            resuming, "train", lambda made, *_: trainers.append(made) or Outcome(None, 0)
         )
         done = scripts.train(tmp_path, *flags)
         assert (", compiled with XLA" in scripts.unwrapped(done.stdout)) == bool(flags)
         images, labels = tf.zeros([24, 24, 24, 3]), tf.zeros([24], tf.int32)
-        graph = runs[0].trainer.step_graph(images, labels).as_graph_def()
+        graph = trainers[0].step_graph(images, labels).as_graph_def()
         assert any(node.attr["_XlaMustCompile"].b for node in graph.node) == bool(flags)
 
     @pytest.mark.parametrize(
@@ -985,7 +983,7 @@ class TestBeforeTheFirstStep:
     def test_the_table_says_on_which_towers_the_bits_agree(
         self, tmp_path, monkeypatch, num_microbatches, same
     ):
-        monkeypatch.setattr(resuming, "train", lambda run, defined, **_: Outcome(None, 0))
+        monkeypatch.setattr(resuming, "train", lambda *_: Outcome(None, 0))
         done = scripts.train(
             tmp_path, f"--num_microbatches={num_microbatches}", "--global_batch_size=24"
         )

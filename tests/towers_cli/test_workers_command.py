@@ -15,7 +15,7 @@ import pytest
 import scripts
 
 from towers.multi_worker import collectives
-from towers.runs import definition, loop, run_folder
+from towers.runs import loop, run_folder
 from towers.support import machine, worker_errors
 from towers_cli import agreement, launch, resolve
 
@@ -404,8 +404,6 @@ def test_workers_have_onednn_all_or_none():
     """The bits of a worker without it are others."""
     with pytest.raises(worker_errors.WorkerError, match=r"use of oneDNN neither \(worker 0 has o"):
         agreement.check_alike(Fake({"use of oneDNN": "neither"}), scripts.settings_of())
-    with pytest.raises(worker_errors.WorkerError, match=r": oneDNN neither \(worker 0 has o"):
-        definition.check_alike(Fake({"oneDNN": "neither"}), types.SimpleNamespace(defining=dict))
 
 
 @pytest.mark.parametrize(

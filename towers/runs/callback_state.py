@@ -112,6 +112,7 @@ def _decode(value):
         return value
     ((kind, content),) = value.items()
     if kind == _ARRAY:
-        return np.load(io.BytesIO(base64.b64decode(content)), allow_pickle=False)[()]
+        packed = io.BytesIO(base64.b64decode(content))
+        return np.load(packed, allow_pickle=False)[()]
     (made,) = [made for made, name in _KINDS.items() if name == kind]
     return made(_decode(content))

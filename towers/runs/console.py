@@ -9,8 +9,6 @@ from collections.abc import Iterator, Mapping, Sequence
 
 import tqdm
 
-from towers.support import tally
-
 _NARROWEST = 30  # of a column; on a narrower terminal lines are longer than it
 _SPACE = "\0"  # that no line is broken at; no path has it
 
@@ -173,13 +171,3 @@ def _summary(metrics: Mapping) -> str:
         if name in metrics
     ]
     return "  ".join([*said, f"{metrics['examples_per_second']:,.0f} examples/s"])
-
-
-def in_a_line(result: tally.Evaluation) -> str:
-    """An evaluation in a line: accuracy, loss, and where it has others, its metrics."""
-    numbers = {name: x for name, x in result.metrics.items() if isinstance(x, float)}
-    if result.confusion is not None:
-        del numbers["top5_accuracy"]
-    shares = [f"accuracy {numbers.pop('accuracy'):.2%}"] if "accuracy" in numbers else []
-    others = [f"{name} {value:.4g}" for name, value in numbers.items()]
-    return ", ".join([*shares, f"loss {result.loss:.4f}", *others])

@@ -15,10 +15,9 @@ from towers.support import hashes, noise, tally
 def final_model(
     tower_trainer: trainer.Trainer,
     folder: run_folder.RunFolder,
-    examples_per_epoch: int | None,
-    result: tally.Evaluation | None,
+    examples_per_epoch: int,
+    result: tally.Evaluation,
     split: str,
-    stop_reason: str | None = None,
     exported: keras.Model | None = None,
 ) -> dict:
     """Writes `final_model.keras` with the evaluated weights, then `final_model.json`.
@@ -28,10 +27,9 @@ def final_model(
     Args:
       tower_trainer: at the end of its training.
       folder: where to write.
-      examples_per_epoch: size of the training split; None where it is unknown.
-      result: the last evaluation, if there was one.
+      examples_per_epoch: size of the training split.
+      result: the last evaluation.
       split: the one that was evaluated.
-      stop_reason: why a hook ended the run before its last step; None where none did.
       exported: the model to save, with the weights of the Trainer's; None for that model itself.
 
     Returns:
@@ -40,19 +38,15 @@ def final_model(
     Raises:
       RunFolderError: it cannot be written.
     """
-    weights_sha256 = save_model(tower_trainer, folder.final_model, exported)
+    weights_sha256 = _save_model(tower_trainer, folder.final_model, exported)
     examples_seen = int(tower_trainer.state.examples_seen)
     summary = {
         "weights_sha256": weights_sha256,
         "step": int(tower_trainer.state.step),
         "examples_seen": examples_seen,
-    }
-    if examples_per_epoch:
-        summary["epoch"] = examples_seen / examples_per_epoch
-    if result is not None:
-        summary |= {"split": split} | result.as_metrics()
-    if stop_reason is not None:
-        summary["stopped_early"] = stop_reason
+        "epoch": examples_seen / examples_per_epoch,
+        "split": split,
+    } | result.as_metrics()
     run_folder.write_json(folder.final_summary, summary)
     return summary
 
@@ -89,22 +83,8 @@ def _evaluated(state: train_state.TrainState) -> Iterator[None]:
             weight.assign(value)
 
 
-def save_model(
-    tower_trainer: trainer.Trainer, path: Path, exported: keras.Model | None = None
-) -> str:
-    """Writes the model with the weights that are evaluated, whole or not at all.
-
-    Args:
-      tower_trainer: whose model it is.
-      path: of the file.
-      exported: as for `final_model`.
-
-    Returns:
-      The hash of the weights of the Trainer's model.
-
-    Raises:
-      RunFolderError: it cannot be written.
-    """
+def _save_model(tower_trainer: trainer.Trainer, path: Path, exported: keras.Model | None) -> str:
+    """Writes the model with the weights that are evaluated, whole or not at all; their hash."""
     model = tower_trainer.state.model
     partial = path.with_name(f"{path.stem}.partial.keras")
     try:

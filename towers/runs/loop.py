@@ -17,7 +17,6 @@ from towers.runs import (
     console,
     definition,
     divergence,
-    events,
     export,
     interrupts,
     run_errors,
@@ -38,15 +37,12 @@ class Outcome:
       final: what `final_model.json` has: `accuracy`, `loss` and others, by name; None where the run
         was interrupted.
       step: steps made.
-      exit_code: that a program should end with: 0, or 128 + the number of a signal, which may come
-        when the last step is made, too; then the run is finished all the same.
-      evaluation: of the test data at the end; None without test data, or where it was interrupted.
+      exit_code: that the command should end with: 0, or 128 + the number of a signal.
     """
 
     final: Mapping | None
     step: int
     exit_code: int = 0
-    evaluation: tally.Evaluation | None = None
 
 
 class Loop:
@@ -90,12 +86,9 @@ class Loop:
         # Of the chief; it makes files: not before train().
         self._summaries: summaries.Summaries | None = None
         self._activations = activations.Activations(tower_trainer)
-        self._evaluation: tally.Evaluation | None = None
-        self._evaluations: list[Mapping] = []  # lines of metrics.jsonl
+        self._evaluation: tally.Evaluation | None = None  # the last
         self._infinite: list[keras.Variable] = []  # which no step changes: the -inf of a mask
-        self._due: dict[int, bool] = {}  # steps, and whether an evaluation was due there
-        self._stop_reason: str | None = None  # a hook's
-        self._result: step.StepResult | None = None  # of the last step
+        self._evaluated_steps: set[int] = set()  # that metrics.jsonl has lines of
         self._hashed_steps: set[int] = set()  # likewise
 
     def restore(self, first_saved: int | None) -> str | None:
@@ -118,19 +111,6 @@ class Loop:
             )
         return restored
 
-    def restore_step(self, step: int) -> None:
-        """Goes back to the newest checkpoint, which must be that of a step.
-
-        Raises:
-          CheckpointError: it is not, or cannot be restored.
-        """
-        if not self._checkpoints.restore() or int(self.trainer.state.step) != step:
-            raise checkpoints.CheckpointError(
-                f"the newest checkpoint in {self.folder.checkpoints} is not that of step {step}, "
-                "with which the run has finished: put it back, choose another folder, or give the "
-                "run a later end"
-            )
-
     def drop_later_metrics(self, *, starts_over: bool) -> None:
         """Removes what the folder holds of steps that will be repeated: all where it `starts_over`.
 
@@ -141,22 +121,17 @@ class Loop:
         if starts_over:
             self.folder.remove_events()
         split = self.data.evaluation_split
-        self._evaluations = [line for line in kept if line.get("split") == split]
+        self._evaluated_steps = {line["step"] for line in kept if line.get("split") == split}
         self._hashed_steps = {line["step"] for line in kept if "state_sha256" in line}
 
     def train(self, config: Mapping) -> Outcome:
         """Trains to the plan's last step, or until a signal asks to stop."""
         first_step, is_chief = int(self.trainer.state.step), self.workers.is_chief
-        self.workers.ask_to_stop(None)  # whatever an earlier training of this program was asked
         self.workers.if_one_is_gone(self._described)
         others = self.trainer.state.model.non_trainable_variables
         self._infinite = [v for v in others if not _is_finite(v)]
         if is_chief:
             self._summaries = summaries.Summaries(self.folder)
-        lines = self.workers.from_chief("the evaluations so far", lambda: self._evaluations)
-        are_lines = isinstance(lines, list) and all(isinstance(one, dict) for one in lines)
-        worker_errors.check_fits(are_lines, self.workers.name(0))
-        self._evaluations = lines
         progress = console.progress(first_step, self.plan.last_step, is_chief)
         # Signals wait until the last step is saved where a worker is gone: a launcher may send one.
         with interrupts.Interrupts() as asked:
@@ -172,8 +147,6 @@ class Loop:
             finally:
                 progress.close()
         self._flush()
-        if asked.received and outcome.final is not None:  # it came when the last step was made
-            return dataclasses.replace(outcome, exit_code=asked.exit_code())
         return outcome
 
     def _flush(self) -> None:
@@ -189,19 +162,8 @@ class Loop:
                 return Outcome(None, at_step, exit_code=128 + stopped_by)
             if at_step == first_step == self.plan.last_step:
                 self._verify_if_missing(first_step)
-            if self._stop_reason is None:
-                self._evaluate(progress)
-                self._call_hooks(at_step, None if at_step == first_step else self._result)
-            elif self._evaluated_step() != at_step:
-                self._evaluate(progress)
-                self._call_hooks(at_step, None)
-            found = self._evaluation
-            return Outcome(
-                self.workers.from_chief("the final model", self._export), at_step, evaluation=found
-            )
-
-    def _evaluated_step(self) -> int | None:
-        return self._evaluations[-1]["step"] if self._evaluation and self._evaluations else None
+            self._evaluate(progress)
+            return Outcome(self.workers.from_chief("the final model", self._export), at_step)
 
     def _export(self) -> dict:
         with self._in_its_folder():
@@ -211,7 +173,6 @@ class Loop:
                 self.plan.examples_per_epoch,
                 self._evaluation,
                 self.data.evaluation_split,
-                self._stop_reason if int(self.trainer.state.step) < self.plan.last_step else None,
                 self.plan.exported,
             )
 
@@ -244,14 +205,12 @@ class Loop:
         self.lock.check_held()
 
     def _steps(self, first_step, config, progress, asked, profile) -> int | None:
-        """Trains; returns the signal that stopped it, None at the end or an early stop."""
+        """Trains; returns the signal that stopped it, or None at the end."""
         plan, clock = self.plan, step_metrics.Clock(first_step)
         for at_step, batch in enumerate(self._batches(first_step), start=first_step + 1):
-            inputs, labels, *weight, parts = batch
+            inputs, labels, parts = batch
             if at_step == first_step + 1:
                 self._begin(first_step, config, batch, progress)
-                if self._stop_reason is not None:
-                    return None  # it was stopped early here before, and had not finished
                 clock.restart(first_step)
             shows = self._summaries and plan.is_summarized(at_step)
             with clock.paused():
@@ -260,7 +219,7 @@ class Loop:
 
             try:
                 with self._enough_memory():
-                    result = self.trainer.train_step(inputs, labels, *weight, parts=parts)
+                    result = self.trainer.train_step(inputs, labels, parts=parts)
             except not_finite.NotFiniteError as error:
                 raise self._cannot_continue(f"{error}; the step was not applied") from error
             progress.advance()
@@ -283,58 +242,12 @@ class Loop:
                     return stopped_by  # train() saves
                 if plan.is_saved(at_step):
                     self._save()
-                self._result = result
-                if at_step < plan.last_step:
-                    if self._evaluation_is_due(at_step):
-                        self._evaluate(progress)
-                    self._call_hooks(at_step, result)
-                if self._stop_reason is not None:
-                    progress.say(f"stopped at step {at_step}: {self._stop_reason}")
-                    return None
+                if at_step < plan.last_step and self._evaluation_is_due(at_step):
+                    self._evaluate(progress)
         return None
 
-    def _call_hooks(self, at_step: int, result: step.StepResult | None) -> None:
-        if not self.plan.hooks:
-            return
-        is_evaluated = self._evaluated_step() == at_step and self._counts(at_step, at_step)
-        seen = events.Event(
-            trainer=self.trainer,
-            step=at_step,
-            examples_seen=at_step * self.trainer.global_batch_size,
-            epoch=self._epoch(at_step * self.trainer.global_batch_size),
-            result=result,
-            evaluation=self._evaluation if is_evaluated else None,
-            evaluations=tuple(
-                line for line in self._evaluations if self._counts(line["step"], at_step)
-            ),
-            folder=self.folder,
-            examples_per_epoch=self.plan.examples_per_epoch,
-            is_last=at_step == self.plan.last_step,
-            exported=self.plan.exported,
-        )
-        for hook in self.plan.hooks:
-            hook(seen)
-        if seen.stop_reason is not None:
-            self._stop_reason = seen.stop_reason
-
-    def _counts(self, evaluated_step: int, at_step: int) -> bool:
-        """Whether hooks see an evaluation: not one made only because the run ended there before."""
-        is_end = at_step == self.plan.last_step or self._stop_reason is not None
-        return (evaluated_step == at_step and is_end) or self._was_due(evaluated_step)
-
-    def _was_due(self, at_step: int) -> bool:
-        """`Plan.is_evaluated`, computed once for each step: hooks ask in every later one."""
-        if at_step not in self._due:
-            batch = self.trainer.global_batch_size
-            self._due[at_step] = self.plan.is_evaluated(at_step, batch)
-        return self._due[at_step]
-
-    def _epoch(self, examples_seen: int) -> float | None:
-        per_epoch = self.plan.examples_per_epoch
-        return examples_seen / per_epoch if per_epoch else None
-
     def _batches(self, first_step: int) -> Iterator[tuple]:
-        """(inputs, labels, parts), or with sample_weight before parts, for each step left."""
+        """(inputs, labels, parts) for each step left."""
         batches = self.data.training(first_step, self.plan.last_step)
         if machine.are_cpus(self.trainer.tower_devices):  # where there is nowhere to copy to
             return ((*batch, None) for batch in batches)
@@ -345,25 +258,18 @@ class Loop:
 
     def _begin(self, first_step, config, batch, progress) -> None:
         """Writes what TensorBoard shows of the run as a whole, which traces the step's graph."""
-        *examples, parts = batch
-        graph = self.trainer.step_graph(*examples, parts=parts)
+        inputs, labels, parts = batch
+        graph = self.trainer.step_graph(inputs, labels, parts=parts)
         self._infinite = [v for v in self._infinite if not _is_assigned(v, graph)]
         if self._summaries:
             self._summaries.start(config, graph)
         self._verify_if_missing(first_step)
         evaluates = self.workers.from_chief(
-            "whether an evaluation is missing", lambda: self._has_no_evaluation(first_step)
+            "whether an evaluation is missing", lambda: first_step not in self._evaluated_steps
         )
         worker_errors.check_fits(isinstance(evaluates, bool), self.workers.name(0))
         if evaluates and self._evaluation_is_due(first_step):
             self._evaluate(progress)  # the run was stopped before this evaluation
-        if first_step and self.plan.hooks:
-            is_in_log = not self._has_no_evaluation(first_step)
-            is_missing = is_in_log and self._evaluated_step() != first_step
-            if is_missing and self.data.evaluation is not None:
-                # Hooks see it again; its line is in the log.
-                self._evaluation = self.trainer.evaluate(self.data.evaluation)
-            self._call_hooks(first_step, None)
 
     def _verify_if_missing(self, first_step: int) -> None:
         """Writes the hash of the step that the run is at, if it was stopped before that."""
@@ -375,9 +281,6 @@ class Loop:
         worker_errors.check_fits(isinstance(is_missing, bool), self.workers.name(0))
         if is_missing:
             self._verify()
-
-    def _has_no_evaluation(self, at_step: int) -> bool:
-        return all(line["step"] != at_step for line in self._evaluations)
 
     def _profile(self, at_step: int, first_step: int, profile: contextlib.ExitStack) -> None:
         """Starts the profile at its first step, or in its middle where a run continues there."""
@@ -507,12 +410,9 @@ class Loop:
         progress.metrics(metrics, (self.plan.last_step - at_step) * step_seconds)
 
     def _evaluation_is_due(self, at_step: int) -> bool:
-        batch = self.trainer.global_batch_size
-        return self.data.evaluation is not None and self.plan.is_evaluated(at_step, batch)
+        return self.plan.is_evaluated(at_step, self.trainer.global_batch_size)
 
     def _evaluate(self, progress) -> None:
-        if self.data.evaluation is None:
-            return
         at_step, seen = int(self.trainer.state.step), int(self.trainer.state.examples_seen)
         with self._enough_memory():
             result = self.trainer.evaluate(self.data.evaluation)
@@ -521,25 +421,24 @@ class Loop:
         except run_errors.NotFiniteEvaluationError as error:
             raise self._cannot_continue(f"step {at_step}: {error}") from error
         self._evaluation = result
-        epoch = self._epoch(seen)
         split = self.data.evaluation_split
-        line = {"step": at_step} | ({} if epoch is None else {"epoch": epoch})
-        line |= {"split": split} | result.as_metrics()
+        line = {"step": at_step, "epoch": seen / self.plan.examples_per_epoch, "split": split}
+        line |= result.as_metrics()
         shares = result.of_workers if self.plan.eval_of_workers else ()
         if shares:
             counts, accuracies = zip(*shares, strict=True)
             line |= {"count_of_workers": counts, "accuracy_of_workers": accuracies}
-        is_new = self._has_no_evaluation(at_step)  # a run that continues may evaluate again
-        if is_new:
-            self._evaluations.append(line)
         if not self.workers.is_chief:
             return
         with self._in_its_folder():
-            if is_new:
+            if at_step not in self._evaluated_steps:  # a run that continues may evaluate again
                 run_folder.append_line(self.folder.metrics, line)
+            self._evaluated_steps.add(at_step)
             self._summaries.evaluation(result, self.plan.class_names, at_step, seen)
-        said = f"{console.in_a_line(result)} on {result.count:,} examples"
-        progress.say(f"{split} at step {at_step}: {said}")
+        progress.say(
+            f"{split} at step {at_step}: accuracy {result.accuracy:.2%}, loss {result.loss:.4f} on "
+            f"{result.count:,} examples"
+        )
         for index, (count, accuracy) in enumerate(shares):
             progress.say(f"  {self.workers.name(index)}: {accuracy:.2%} of its {count:,}")
 

@@ -6,49 +6,85 @@ import sys
 from collections.abc import Mapping
 from pathlib import Path
 
+from towers import train_state, trainer
 from towers.runs import (
     checkpoints,
     console,
     definition,
     loop,
+    placement,
     run_errors,
     run_folder,
+    run_plan,
     stretches,
     warm_start,
 )
-from towers.support import adapted
+from towers.support import adapted, worker_errors
 
 _IS_FINISHED = "whether the run has finished"
 
 
+@placement.on_host
 def train(
-    run: loop.Loop, defined: definition.Definition, *, needs_weights: bool = True
+    tower_trainer: trainer.Trainer,
+    folder: run_folder.RunFolder,
+    plan: run_plan.Plan,
+    data: run_plan.Data,
+    defined: definition.Definition,
+    init_from: str | None = None,
 ) -> loop.Outcome:
     """Trains or continues a run and prints how it ended.
 
+    With several workers each calls it, with the same arguments.
+
     Args:
-      run: its loop.
+      tower_trainer: makes the steps.
+      folder: of the run; made if it does not exist.
+      plan: when it ends, and what it does along the way.
+      data: where batches come from.
       defined: what the run is.
-      needs_weights: whether a run that has finished already is restored: what comes after it uses
-        the model.
+      init_from: what a new run takes weights from, as `warm_start.take` has it.
 
     Raises:
       RunFolderError: another training is at work in the folder, it cannot be written, or it was
         taken away; or it holds another run.
+      WarmStartError: no weights can be taken from `init_from`.
       WorkerError: another worker is gone or has ended.
       CheckpointError: the newest checkpoint cannot be restored, or one cannot be written.
       TrainingError: a loss, a gradient or a weight is not finite, or the run is past its end.
     """
-    if not run.workers.is_chief:
-        return _train_with_chief(run, defined.config, needs_weights)
+    # Before the Loop, whose checkpoints have the run's hash.
+    workers = tower_trainer.workers
+    taken = workers.from_chief(
+        "the weights to begin with",
+        lambda: _taken(folder, defined, init_from, tower_trainer.state),
+    )
+    worker_errors.check_fits(warm_start.is_recorded(taken), workers.name(0))
+    defined.begin_with(taken)
+    run = loop.Loop(tower_trainer, folder, plan, data, defined)
+    if not workers.is_chief:
+        return _train_with_chief(run, defined.config)
     with run.lock.held():
         # It may have begun only since this process first looked.
-        earlier = defined.earlier(run.folder)
-        if earlier is not None and is_begun(run.folder, earlier):
-            defined.check_same(earlier, run.folder)
-            definition.check_same_layers(earlier, defined.config, run.folder)
-            return _train_as_chief(run, defined, earlier, needs_weights)
-        return _train_as_chief(run, defined, None, needs_weights)
+        earlier = defined.earlier(folder)
+        if earlier is not None and is_begun(folder, earlier):
+            defined.check_same(earlier, folder)
+            definition.check_same_layers(earlier, defined.config, folder)
+            return _train_as_chief(run, defined, earlier)
+        return _train_as_chief(run, defined, None)
+
+
+def _taken(
+    folder: run_folder.RunFolder,
+    defined: definition.Definition,
+    init_from: str | None,
+    state: train_state.TrainState,
+) -> dict | None:
+    """The weights that a run begins with, or began with, as `warm_start` records them."""
+    earlier = defined.earlier(folder)
+    if earlier is not None and is_begun(folder, earlier):
+        return earlier["resolved"]["init_from"]
+    return init_from and warm_start.take(init_from, state).recorded()
 
 
 def is_begun(folder: run_folder.RunFolder, config: Mapping) -> bool:
@@ -60,48 +96,31 @@ def is_begun(folder: run_folder.RunFolder, config: Mapping) -> bool:
     )
 
 
-def _train_with_chief(run: loop.Loop, config: Mapping, needs_weights: bool) -> loop.Outcome:
+def _train_with_chief(run: loop.Loop, config: Mapping) -> loop.Outcome:
     finished = run.workers.from_chief(_IS_FINISHED, lambda: None)
     if finished is not None:
-        if needs_weights:
-            _share_state(run)
         print("the run has finished already")
         return loop.Outcome(finished, run.plan.last_step)
-    _share_state(run)
+    run.trainer.broadcast_state()
+    adapted.refresh(run.trainer.state.model)
     outcome = run.train(config)
     how = "stopped" if outcome.final is None else "finished"
     print(f"{how} at step {outcome.step}; {run.workers.name(0)} has the run")
     return outcome
 
 
-def _share_state(run: loop.Loop) -> None:
-    """Gives the chief's state to all workers, which call it together."""
-    run.trainer.broadcast_state()
-    adapted.refresh(run.trainer.state.model)
-
-
 def _train_as_chief(
-    run: loop.Loop, defined: definition.Definition, earlier: Mapping | None, needs_weights: bool
+    run: loop.Loop, defined: definition.Definition, earlier: Mapping | None
 ) -> loop.Outcome:
     folder, last_step, config = run.folder, run.plan.last_step, defined.config
     finished = folder.read_final_summary()
-    if finished and (finished["step"] >= last_step or "stopped_early" in finished):
-        if needs_weights:
-            run.restore_step(finished["step"])
+    if finished and finished["step"] >= last_step:
         run.workers.from_chief(_IS_FINISHED, lambda: finished)
-        if needs_weights:
-            _share_state(run)
         print(f"the run has finished already, at step {finished['step']}")
-        if "stopped_early" in finished:
-            print(
-                f"it was stopped early: {finished['stopped_early']}; a longer run needs another "
-                "folder"
-            )
         _say_finished(folder, finished)
         return loop.Outcome(finished, finished["step"])
     restored = run.restore(earlier and earlier.get(run_folder.FIRST_CHECKPOINT))
     if restored is None:
-        definition.check_untrained(run.trainer.state, folder)
         for line in warm_start.said(config["resolved"]["init_from"]):
             print(console.printable(line), flush=True)
     adapted.refresh(run.trainer.state.model)
@@ -158,12 +177,9 @@ def _with_stretches(
 
 
 def _say_finished(folder: run_folder.RunFolder, final: Mapping) -> None:
-    figures = {"accuracy": ".2%", "loss": ".4f"}
-    named = next((name for name in figures if isinstance(final.get(name), float)), None)
-    known = named is not None and final.get("split") is not None
-    figure = f"{final['split']} {named} {final[named]:{figures[named]}}, " if known else ""
     print(
-        f"finished: {figure}{folder.final_model}, weights sha256 {final['weights_sha256'][:16]}\n"
+        f"finished: {final['split']} accuracy {final['accuracy']:.2%}, {folder.final_model}, "
+        f"weights sha256 {final['weights_sha256'][:16]}\n"
         f"watch it: {_tensorboard()} --logdir {folder.path}"
     )
 

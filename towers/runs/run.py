@@ -456,8 +456,9 @@ class Run:
             if hasattr(callback, "set_run"):
                 callback.set_run(self)
         defined = self._definition(data, callbacks)
-        for index, other in enumerate(self.workers.exchange("what they train", defined)):
-            if different := run_folder.differences(other, defined, self.workers.name(index)):
+        own = defined | stretches.versions() | stretches.kernels()
+        for index, other in enumerate(self.workers.exchange("what they train", own)):
+            if different := run_folder.differences(other, own, self.workers.name(index)):
                 raise worker_errors.WorkerError(
                     f"workers are about to train differently: {'; '.join(different)}"
                 )

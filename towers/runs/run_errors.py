@@ -32,14 +32,14 @@ def enough_memory() -> Iterator[None]:
         ) from error
 
 
-def check_evaluation(result: tally.Evaluation, expected_count: int | None) -> None:
+def check_evaluation(result: tally.Evaluation, expected_count: int) -> None:
     """Each example exactly once, not 10,112 for 10,000; and a loss that is a number.
 
     Raises:
       TrainingError: another number of examples was evaluated.
       NotFiniteEvaluationError: the loss is NaN or Inf.
     """
-    if expected_count is not None and result.count != expected_count:
+    if result.count != expected_count:
         raise TrainingError(f"evaluated {result.count} examples of a split of {expected_count}")
     if not math.isfinite(result.loss):
         raise NotFiniteEvaluationError(

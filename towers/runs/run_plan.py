@@ -7,28 +7,6 @@ from collections.abc import Callable, Iterable
 import keras
 
 from towers import schedules
-from towers.runs import events
-
-
-@dataclasses.dataclass(frozen=True)
-class Interval:
-    """Every so many steps, or epochs; never where both are 0."""
-
-    steps: int = 0
-    epochs: float = 0.0
-
-    def is_due(self, at_step: int, batch: int, examples_per_epoch: int | None) -> bool:
-        """Whether an interval ends with a step.
-
-        Args:
-          at_step: the step.
-          batch: examples of a step.
-          examples_per_epoch: None where it is unknown; then only steps count.
-        """
-        if not self.epochs:
-            return _is_multiple(at_step, self.steps)
-        every = schedules.exact(self.epochs) * examples_per_epoch
-        return at_step * batch // every > max(0, at_step - 1) * batch // every
 
 
 @dataclasses.dataclass(frozen=True)
@@ -37,34 +15,30 @@ class Plan:
 
     Attributes:
       last_step: the step to stop after.
-      examples_per_epoch: size of the training split; None where it is unknown.
-      class_names: one per class; empty where they have none.
+      examples_per_epoch: size of the training split.
+      class_names: one per class.
       log_every_steps: between two lines of `metrics.jsonl`; at least 1.
       summary_every_steps: between two sets of histograms and images; 0 for none.
       verify_every_steps: between two hashes of the state in `metrics.jsonl`; 0 for none.
       checkpoint_every_steps: between two checkpoints; at least 1.
       checkpoints_to_keep: the newest few; at least 1.
-      evaluate_every: between two evaluations; there is one at the end, too.
+      eval_every_epochs: between two evaluations; 0 for none but the one at the end.
       profile_steps: (first, last) steps to profile, or None.
       eval_of_workers: whether an evaluation also shows the accuracy of each worker's share.
-      hooks: called with an `Event` after every step, in order.
-      metrics: names of numbers that an evaluation must have, because hooks look at them.
       exported: the model that is saved, where it is not the trainer's own.
     """
 
     last_step: int
-    examples_per_epoch: int | None
-    class_names: tuple[str, ...] = ()
+    examples_per_epoch: int
+    class_names: tuple[str, ...]
     log_every_steps: int = 20
     summary_every_steps: int = 0
     verify_every_steps: int = 0
     checkpoint_every_steps: int = 1000
     checkpoints_to_keep: int = 3
-    evaluate_every: Interval = Interval()
+    eval_every_epochs: float = 0.0
     profile_steps: tuple[int, int] | None = None
     eval_of_workers: bool = False
-    hooks: tuple[Callable[[events.Event], object], ...] = ()
-    metrics: frozenset[str] = frozenset()
     exported: keras.Model | None = None
 
     def is_logged(self, at_step: int) -> bool:
@@ -86,7 +60,10 @@ class Plan:
 
     def is_evaluated(self, at_step: int, batch: int) -> bool:
         """Whether the test data are evaluated after a step of `batch` examples."""
-        return self.evaluate_every.is_due(at_step, batch, self.examples_per_epoch)
+        if not self.eval_every_epochs:
+            return False
+        every = schedules.exact(self.eval_every_epochs) * self.examples_per_epoch
+        return at_step * batch // every > max(0, at_step - 1) * batch // every
 
 
 @dataclasses.dataclass(frozen=True)
@@ -94,17 +71,16 @@ class Data:
     """Where batches come from.
 
     Attributes:
-      training: (first_step, last_step) to the batches (inputs, labels) or (inputs, labels,
-        sample_weight) of those steps.
+      training: (first_step, last_step) to the batches (inputs, labels) of those steps.
       evaluation: batches (inputs, labels, sample_weight) that hold each example of a split once,
-        as often as they are iterated over; None for no evaluation.
-      evaluation_count: examples in that split; None where it is unknown.
+        as often as they are iterated over.
+      evaluation_count: examples in that split.
       evaluation_split: its name.
     """
 
     training: Callable[[int, int], Iterable]
-    evaluation: Iterable | None = None
-    evaluation_count: int | None = None
+    evaluation: Iterable
+    evaluation_count: int
     evaluation_split: str = "test"
 
 

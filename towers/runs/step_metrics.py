@@ -1,21 +1,12 @@
 """What `metrics.jsonl` says of a training step."""
 
 import contextlib
-import functools
 import time
 from collections.abc import Iterator, Mapping
 
 import numpy as np
 
 from towers import step, trainer
-
-# Of a line; an output or a loss with such a name is only in TensorBoard.
-_FIELDS = frozenset(
-    [
-        *("step", "examples_seen", "epoch", "learning_rate", "loss", "weight_decay", "accuracy"),
-        *("examples_per_second", "step_seconds"),
-    ]
-)
 
 
 def line(
@@ -24,7 +15,7 @@ def line(
     losses: Mapping[str, np.ndarray],
     at_step: int,
     step_seconds: float,
-    examples_per_epoch: int | None,
+    examples_per_epoch: int,
 ) -> dict:
     """The line of a step.
 
@@ -34,55 +25,25 @@ def line(
       losses: its terms, one value per microbatch.
       at_step: the step.
       step_seconds: how long one took, of late.
-      examples_per_epoch: None where it is unknown.
+      examples_per_epoch: size of the training split.
     """
     batch = of.global_batch_size
     examples_seen = at_step * batch
-    weights = None if result.weights is None else result.weights.numpy()
-    counts = result.correct is not None and weights is None
-    mean = functools.partial(_mean, weights=weights)
+    means = {term: float(np.mean(values, dtype=np.float64)) for term, values in losses.items()}
+    decays = {term: mean for term, mean in means.items() if term.startswith("weight_decay/")}
+    correct = result.correct  # None where labels are mixed
     return {
         "step": at_step,
         "examples_seen": examples_seen,
-        **({"epoch": examples_seen / examples_per_epoch} if examples_per_epoch else {}),
-        "learning_rate": _rate(of, examples_seen),
-        "loss": mean(losses["total"]),
-        **{
-            term: mean(values)
-            for term, values in losses.items()
-            if _is_of_outputs(term) and term not in _FIELDS
-        },
-        "weight_decay": sum(
-            mean(values) for term, values in losses.items() if term.startswith("weight_decay/")
-        ),
-        **({"accuracy": int(result.correct.numpy().sum()) / batch} if counts else {}),
+        "epoch": examples_seen / examples_per_epoch,
+        "learning_rate": of.learning_rate(examples_seen),  # of the next update
+        "loss": means["total"],
+        "cross_entropy": means["cross_entropy"],
+        "weight_decay": sum(decays.values()),
+        **({} if correct is None else {"accuracy": int(correct.numpy().sum()) / batch}),
         "examples_per_second": batch / step_seconds,
         "step_seconds": step_seconds,
     }
-
-
-def mean_loss(result: step.StepResult) -> float:
-    """The total loss over the global batch of a step, before its update."""
-    weights = None if result.weights is None else result.weights.numpy()
-    return _mean(result.losses["total"].numpy(), weights)
-
-
-def _rate(of: trainer.Trainer, examples_seen: int) -> float:
-    """Of the next update: the schedule at this line's examples_seen, or the optimizer's own."""
-    if of.learning_rate is None:
-        return float(np.asarray(of.state.optimizer.learning_rate))
-    return of.learning_rate(examples_seen)
-
-
-def _is_of_outputs(term: str) -> bool:
-    """Whether a term of the loss is that of an output, such as the cross entropy."""
-    return term not in ("total", "model") and not term.startswith("weight_decay/")
-
-
-def _mean(values: np.ndarray, weights: np.ndarray | None = None) -> float:
-    if weights is None or not weights.any():
-        return float(np.mean(values, dtype=np.float64))
-    return float(np.average(values.astype(np.float64), weights=weights))
 
 
 class Clock:

@@ -18,7 +18,7 @@ from tensorboard.plugins.hparams import api as hparams
 
 from towers import gradients, step
 from towers.runs import figures, picture, run_folder
-from towers.support import noise, shares, structures, tally
+from towers.support import noise, shares, tally
 
 MAX_IMAGES = 8
 
@@ -79,18 +79,12 @@ class Summaries:
         """Writes the settings as text and HParams, and the graph of the step."""
         settings = config["settings"]
         with _events(self._train, 0):
-            for part in ("settings", "resolved", "defining"):
-                if config.get(part):
-                    tf.summary.text(part, _markdown_table(config[part]))
+            for part in ("settings", "resolved"):
+                tf.summary.text(part, _markdown_table(config[part]))
             tf.summary.graph(picture.of_graph(graph))
         # HParams finds the metrics of a session only in the session's own run, whether --logdir is
         # this run or the folder of many: a group of metrics beside it is not found in the former.
         with _events(self._eval, 0):
-            if "defining" in config:  # of a program, whose metrics are not known yet
-                if settings:
-                    values = {name: _as_hparam(value) for name, value in settings.items()}
-                    hparams.hparams(values, trial_id=str(self._folder.path))
-                return
             values = {name: _as_hparam(settings[name]) for name in COMPARED if name in settings}
             split = settings.get("eval_split", "test")
             hparams.hparams_config(
@@ -146,7 +140,7 @@ class Summaries:
         model: keras.Model,
         result: step.StepResult,
         activations: Mapping[str, tf.Tensor],
-        inputs: structures.Structure,
+        images: tf.Tensor,
         at_step: int,
     ) -> None:
         """Writes weights, gradients, activations with their sparsity, and images."""
@@ -160,11 +154,9 @@ class Summaries:
             for layer, values in activations.items():
                 tf.summary.histogram(f"activations/{layer}", tf.cast(values, tf.float32))
                 _scalar(f"sparsity/{layer}", tf.nn.zero_fraction(values))
-            for place, images in enumerate(tf.nest.flatten(inputs)):
-                if len(images.shape) == 4 and images.shape[-1] in (1, 3):
-                    shown = figures.stretched(np.asarray(images[:MAX_IMAGES]))
-                    name = "augmented_images" + (f"_{place}" if place else "")
-                    tf.summary.image(name, shown, max_outputs=MAX_IMAGES)
+            if images.shape[-1] in (1, 3):
+                shown = figures.stretched(np.asarray(images[:MAX_IMAGES]))
+                tf.summary.image("augmented_images", shown, max_outputs=MAX_IMAGES)
 
     def evaluation(
         self,
@@ -237,7 +229,7 @@ def write_evaluation(
     Args:
       writer: the `file_writer`.
       result: of the evaluation.
-      class_names: one per class; empty where they have none.
+      class_names: one per class.
       at_step: of the weights.
       examples_seen: by the weights, in training.
       most_confused: a sheet of examples, uint8 [height, width, 3]; None for none.
@@ -247,21 +239,16 @@ def write_evaluation(
     """
     with _events(writer, examples_seen):
         _scalar(BY_EXAMPLES + "loss", result.loss)
-        if np.ndim(result.metrics.get("accuracy", ())) == 0:
-            _scalar(BY_EXAMPLES + "accuracy", result.metrics["accuracy"])
+        _scalar(BY_EXAMPLES + "accuracy", result.accuracy)
     with _events(writer, at_step):
-        for name, value in ({result.loss_name: result.loss} | dict(result.loss_terms)).items():
-            _scalar(f"loss/{name}", value)
+        _scalar("loss/cross_entropy", result.loss)
         for name, value in result.metrics.items():
-            for place, one in enumerate(np.ravel(value)):
-                _scalar(name if np.ndim(value) == 0 else f"{name}/{place}", one)
-        if result.confusion is not None:
-            class_names = class_names or tuple(map(str, range(len(result.confusion))))
-            for name, value in zip(class_names, result.per_class_accuracy(), strict=True):
-                if not np.isnan(value):
-                    _scalar(f"accuracy_per_class/{name}", value)
-            picture = figures.confusion_matrix(result.confusion, class_names)
-            tf.summary.image("confusion_matrix", picture[None])
+            _scalar(name, value)
+        for name, value in zip(class_names, result.per_class_accuracy(), strict=True):
+            if not np.isnan(value):
+                _scalar(f"accuracy_per_class/{name}", value)
+        picture = figures.confusion_matrix(result.confusion, class_names)
+        tf.summary.image("confusion_matrix", picture[None])
         if most_confused is not None:
             tf.summary.image("most_confused", most_confused[None])
         writer.flush()

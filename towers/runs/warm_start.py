@@ -75,16 +75,6 @@ def is_recorded(value: object) -> bool:
     )
 
 
-def may_differ(recorded: Mapping, given: str | os.PathLike | None) -> bool:
-    """Whether a run that continues has to compare what it took with what is given now.
-
-    Not where the same path is given again, or none: the run has what it took. Nor where what is
-    given no longer exists.
-    """
-    same = given is None or not is_recorded(recorded) or recorded["path"] == absolute(given)
-    return not same and os.path.exists(absolute(given))
-
-
 def said(recorded: Mapping | None) -> list[str]:
     """What a model takes, in lines for a person."""
     if recorded is None:
