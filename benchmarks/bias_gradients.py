@@ -59,6 +59,12 @@ def measure(layer: str, positions: int, rounds: int) -> dict:
     } | turns.conditions()
 
 
+def squared_error(targets: tf.Tensor, outputs: tf.Tensor) -> tf.Tensor:
+    """Keras's mean squared error of each example, [n]."""
+    errors = keras.losses.mean_squared_error(targets, outputs)
+    return tf.reduce_mean(tf.reshape(errors, [len(outputs), -1]), axis=1)
+
+
 def update_of_bias(side: str, layer: str, positions: int, dtype: str, seed: int) -> np.ndarray:
     """What a step on one example adds to a bias, [CHANNELS]."""
     make, shape = LAYERS[layer]
@@ -79,7 +85,7 @@ def update_of_bias(side: str, layer: str, positions: int, dtype: str, seed: int)
         model.train_on_batch(inputs, targets)
     else:
         towers.Trainer(
-            model, optimizer, loss="mse", towers=["/CPU:0"], global_batch_size=1
+            model, optimizer, loss=squared_error, towers=["/CPU:0"], global_batch_size=1
         ).train_step(inputs, targets)
     return bias.numpy() - before
 

@@ -6,7 +6,7 @@ import towers  # noqa: F401  before Keras: it sets TensorFlow up
 from input_pipeline import batches, preprocess
 from laboratory import data, problems, race
 from towers import devices, losses, tower
-from towers.support import classes, objective
+from towers.support import classes
 
 import keras  # isort: skip
 import numpy as np  # isort: skip
@@ -52,7 +52,7 @@ class Network:
         )  # [weights]
         self._program = tower.TowerProgram(
             self.model,
-            objective.Objective(losses.cross_entropy),
+            losses.cross_entropy,
             {},
             weight_decay=0.0,
             jit_compile=False,

@@ -10,7 +10,6 @@ from typing import NamedTuple
 from laboratory import data, findings, paired, race
 from lessons import lesson
 from towers import losses, tower
-from towers.support import objective
 
 import numpy as np  # isort: skip
 import tensorflow as tf  # isort: skip
@@ -166,7 +165,7 @@ def noise_scales(images: data.Images, steps: int) -> dict[int, float]:
     batch = MICROBATCHES * MICROBATCH
     trainer = race.trainer(race.Entry(MICROBATCH, 0.1), len(images.train.images))
     program = tower.TowerProgram(
-        trainer.state.model, objective.Objective(losses.cross_entropy), {}, 0.0, jit_compile=False
+        trainer.state.model, losses.cross_entropy, {}, 0.0, jit_compile=False
     )
     compute = tf.function(functools.partial(squared_norms, program), autograph=False)
     measured = {}

@@ -14,7 +14,7 @@ from laboratory import data, findings
 from lessons import lesson
 from towers import devices, losses, networks, tower
 from towers.runs import picture
-from towers.support import container_limits, objective
+from towers.support import container_limits
 
 import keras  # isort: skip
 import tensorflow as tf  # isort: skip
@@ -206,9 +206,7 @@ def one_tower(model: keras.Model, index: int, device: str, images, labels) -> li
     """The gradients of one tower."""
     with tf.device(device), tf.name_scope(f"tower_{index}"):
         result = tower.compute(
-            tower.TowerProgram(
-                model, objective.Objective(losses.cross_entropy), {}, 0.0, jit_compile=False
-            ),
+            tower.TowerProgram(model, losses.cross_entropy, {}, 0.0, jit_compile=False),
             [tf.convert_to_tensor(weight.value) for weight in model.trainable_variables],
             [[value.value for value in model.non_trainable_variables]],
             images,

@@ -161,62 +161,6 @@ class TestWeights:
         with pytest.raises(ValueError, match=message):
             self.evaluated(weight)
 
-    def test_what_weighs_nothing_may_have_any_label(self):
-        made = evaluation.Evaluator(identity(2), [], toys.output_itself, toys.cpus(1))
-        found = made([(self.LOGITS, np.array([0, -1, 7, 0]), [1, 0, 0, 1])])
-        assert (found.count, found.accuracy) == (2, 1.0)
-
-
-class TestLabels:
-    @pytest.mark.parametrize("dtype", [np.uint8, np.int16, np.int32, np.int64])
-    @pytest.mark.parametrize("shape", [[5], [5, 1]])
-    def test_are_integers_of_any_kind_and_may_be_a_column(self, dtype, shape):
-        logits = np.eye(3, dtype=np.float32)[[0, 1, 2, 0, 1]]
-        labels = np.array([0, 1, 1, 0, 0], dtype).reshape(shape)
-        made = evaluation.Evaluator(
-            identity(3),
-            [],
-            keras.losses.SparseCategoricalCrossentropy(from_logits=True),
-            toys.cpus(2),
-            num_microbatches=2,  # of which the last is filled up
-        )
-        found = made([(logits, labels)])
-        assert (found.count, found.accuracy) == (5, 3 / 5)
-        np.testing.assert_array_equal(found.confusion, [[2, 1, 0], [0, 1, 1], [0, 0, 0]])
-
-    @pytest.mark.parametrize("labels", [[0, -1], [0, 2]])
-    def test_without_an_output_are_refused(self, labels):
-        made = evaluation.Evaluator(identity(2), [], toys.output_itself, toys.cpus(1))
-        with pytest.raises(ValueError, match="has 2 outputs, for labels from 0 to 1"):
-            made([(np.zeros([2, 2], np.float32), np.array(labels))])
-
-    @pytest.mark.parametrize(
-        "labels, outputs",
-        [
-            (np.zeros(2), [2]),
-            (np.zeros([2, 3], int), [2]),
-            (np.zeros(2, int), [1]),
-            (np.zeros([2, 3], int), [3, 2]),
-            (np.zeros(2, bool), [2]),
-        ],
-    )
-    def test_that_are_no_classes_are_not_counted_by_argmax(self, labels, outputs):
-        images = keras.Input(outputs)
-        model = keras.Model(images, keras.layers.Identity()(images))
-        made = evaluation.Evaluator(model, [], of_each, toys.cpus(1))
-        inputs = np.arange(2 * np.prod(outputs), dtype=np.float32).reshape([2, *outputs])
-        result = made([(inputs, labels)])
-        assert result.loss == inputs.mean()
-        assert result.as_metrics() == {"count": 2, "loss": inputs.mean()}
-        assert result.confusion is None
-        with pytest.raises(AttributeError, match="has no accuracy; its metrics are: none"):
-            result.accuracy  # noqa: B018
-
-
-def of_each(labels, outputs):
-    """A loss that does not look at labels."""
-    return tf.reduce_mean(outputs, axis=list(range(1, outputs.shape.rank)))
-
 
 def test_fewer_classes_than_five_are_all_in_the_top_five():
     result = evaluator(1, classes=2)([(np.array([[9, 0]], np.float32), np.array([1]))])

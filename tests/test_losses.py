@@ -104,12 +104,6 @@ def test_shares_of_classes_are_keras_s(label_smoothing, dtype):
     np.testing.assert_allclose(found, reference, rtol=1e-5)
 
 
-@pytest.mark.parametrize("shape", [[4], [4, 1], [4, 6]])
-def test_floating_labels_that_are_no_shares_are_refused(shape):
-    with pytest.raises(ValueError, match="must be integers .n., or the share of each class"):
-        losses.cross_entropy(tf.zeros(shape), tf.zeros([4, 7]))
-
-
 def test_labels_are_smoothed_in_training_alone():
     """Through the flag, with logits that are far apart, and a step that moves nothing."""
     chosen = scripts.settings_of(

@@ -191,27 +191,6 @@ def test_weights_of_examples_and_xla_change_nothing_of_it():
         made.train_step(images, labels, np.ones(BATCH, np.float32))
 
 
-def test_a_label_without_an_output_is_one_sentence():
-    made = toys.trainer(toys.classifier(), global_batch_size=BATCH)
-    images, _ = toys.batch(BATCH, [3])
-    with pytest.raises(ValueError, match="^a label is 99: the model has 4 outputs"):
-        made.train_step(images, np.full(BATCH, 99))
-    with pytest.raises(ValueError, match="^a label is -1: the model has 4 outputs"):
-        made.evaluate([(images, np.full(BATCH, -1))])
-
-
-def test_what_stands_at_weight_0_leaves_no_trace():
-    images, labels = toys.batch(BATCH, [3])
-    weight = np.r_[np.ones(BATCH - 1), 0.0]
-    results = []
-    for filler in (labels[-1], 99):
-        made = toys.trainer(toys.classifier(), global_batch_size=BATCH)
-        filled = np.r_[labels[:-1], filler]
-        made.train_step(images, filled, weight)
-        results.append((made.state.sha256(), made.evaluate([(images, filled, weight)]).loss))
-    assert results[0] == results[1]
-
-
 def test_another_error_of_tensorflow_is_left_as_it_is():
     def failing(labels, outputs):
         with tf.control_dependencies([tf.debugging.assert_negative(labels, "of the loss")]):

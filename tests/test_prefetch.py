@@ -69,30 +69,6 @@ def test_the_weights_are_those_of_batches_cut_within_the_step(num_towers):
     assert len(hashes) == 1
 
 
-def test_labels_of_weight_0_leave_no_trace():
-    """As where the batch is cut within the step: NaN there would be NaN in the gradient."""
-    hashes = set()
-    for ahead in (False, True):
-        made = toys.trainer(
-            toys.linear(0.5),
-            keras.optimizers.SGD(0.1),
-            global_batch_size=4,
-            num_towers=2,
-            loss="mse",
-        )
-        inputs = np.arange(4, dtype=np.float32).reshape(4, 1)
-        labels, weight = np.array([[1], [np.nan], [2], [3]], np.float32), np.array([1, 0, 1, 0.5])
-        batch = inputs, labels, weight
-        parts = None
-        if ahead:
-            sizes = made.shares.tower_batch_sizes
-            [(*batch, parts)] = prefetch.to_towers([batch], made.tower_devices, sizes)
-            np.testing.assert_array_equal(parts[0][1], [[1], [0]])
-        made.train_step(*batch, parts=parts)
-        hashes.add(made.state.sha256())
-    assert len(hashes) == 1
-
-
 @pytest.mark.parametrize("compute_dtype", ["bfloat16", "float16"])
 def test_inputs_are_copied_in_the_type_of_the_first_layer(compute_dtype):
     """Half the bytes, and the same bits: the layer would have converted them to it."""

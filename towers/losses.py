@@ -5,12 +5,10 @@ then counts the decay once: (1/M) * sum of M equal terms.
 """
 
 import functools
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import keras
 import tensorflow as tf
-
-from towers.support import classes
 
 
 def cross_entropy(labels: tf.Tensor, logits: tf.Tensor, label_smoothing: float = 0.0) -> tf.Tensor:
@@ -30,13 +28,21 @@ def cross_entropy(labels: tf.Tensor, logits: tf.Tensor, label_smoothing: float =
     if logits.dtype != tf.float64:
         logits = tf.cast(logits, tf.float32)
     if (labels := tf.convert_to_tensor(labels)).dtype.is_floating:
-        of_label = classes.cross_entropy_of_shares(labels, logits)
+        shares = tf.cast(labels, logits.dtype)
+        of_label = tf.nn.softmax_cross_entropy_with_logits(shares, logits)
     else:
         of_label = tf.nn.sparse_softmax_cross_entropy_with_logits(labels=labels, logits=logits)
     if not label_smoothing:
         return of_label
     of_all = -tf.reduce_mean(tf.nn.log_softmax(logits), axis=-1)
     return (1.0 - label_smoothing) * of_label + label_smoothing * of_all
+
+
+def name_of(loss: Callable) -> str:
+    """The name of a loss function's term: `cross_entropy`, or `loss` of a lambda."""
+    while isinstance(loss, functools.partial):
+        loss = loss.func
+    return loss.__name__ if loss.__name__.isidentifier() else "loss"
 
 
 def mean(per_example: tf.Tensor, sample_weight: tf.Tensor | None = None) -> tf.Tensor:
@@ -69,11 +75,6 @@ def weight_decay_terms(
         f"weight_decay/{layer}": tf.cast(coefficient, weight.dtype) * tf.nn.l2_loss(weight)
         for layer, weight in weights.items()
     }
-
-
-def weighted(term: tf.Tensor, weight: float) -> tf.Tensor:
-    """A scalar term times its weight, in its own dtype; the term itself where the weight is 1."""
-    return term if weight == 1 else term * tf.cast(weight, term.dtype)
 
 
 def total_loss(terms: Sequence[tf.Tensor]) -> tf.Tensor:

@@ -9,10 +9,10 @@ from collections.abc import Iterable, Iterator, Sequence
 import tensorflow as tf
 
 from towers import devices
-from towers.support import checks, structures
+from towers.support import structures
 
 # (inputs [tower_batch, ...], labels [tower_batch, ...]) for each tower, on its device.
-Parts = tuple[tuple[structures.Structure, structures.Structure], ...]
+Parts = tuple[tuple[tf.Tensor, tf.Tensor], ...]
 
 
 def to_towers(
@@ -31,11 +31,12 @@ def to_towers(
     """
     for batch in batches:
         with tf.device(devices.HOST):
-            inputs, labels = structures.converted(batch[0], inputs_type), batch[1]
-            labels = checks.without_weight_0(labels, *batch[2:])
+            inputs, labels = map(tf.convert_to_tensor, batch[:2])
+            if inputs_type is not None and inputs.dtype == tf.float32:
+                inputs = tf.cast(inputs, inputs_type)
             cut = [structures.split(whole, sizes) for whole in (inputs, labels)]
         parts = []
         for device, *part in zip(tower_devices, *cut, strict=True):
             with tf.device(device):
-                parts.append(tf.nest.map_structure(tf.identity, tuple(part)))
+                parts.append(tuple(map(tf.identity, part)))
         yield *batch, tuple(parts)

@@ -71,8 +71,8 @@ class StepProgram:
 
 def train_step(
     program: StepProgram,
-    inputs: structures.Structure,
-    labels: structures.Structure,
+    inputs: tf.Tensor,
+    labels: tf.Tensor,
     learning_rate: tf.Tensor | None,
     sample_weight: tf.Tensor | None = None,
     parts: prefetch.Parts | None = None,
@@ -81,7 +81,7 @@ def train_step(
 
     Args:
       program: parts and policies.
-      inputs: [worker_batch, ...], this worker's share of the global batch, or a structure of these.
+      inputs: [worker_batch, ...], this worker's share of the global batch.
       labels: likewise.
       learning_rate: float32 [], of this update; None leaves it to the optimizer.
       sample_weight: float32 [worker_batch], at least 0; None weighs all examples the same.
@@ -150,8 +150,8 @@ def _update(
 
 def run_towers(
     program: StepProgram,
-    inputs: structures.Structure,
-    labels: structures.Structure,
+    inputs: tf.Tensor,
+    labels: tf.Tensor,
     sample_weight: tf.Tensor | None = None,
     parts: prefetch.Parts | None = None,
 ) -> list[tower.TowerResult]:

@@ -10,7 +10,7 @@ import tensorflow as tf
 from keras import ops
 
 from towers import gradients, losses, model_state
-from towers.support import bias_gradients, checks, compiled, objective, stateless, structures
+from towers.support import bias_gradients, checks, classes, compiled, stateless, structures
 
 
 @dataclasses.dataclass(frozen=True)
@@ -19,7 +19,7 @@ class TowerProgram:
 
     Attributes:
       model: called as a pure function; its variables are never read or written by a tower.
-      objective: the loss of each example.
+      loss: (labels, outputs) to the loss of each example, floating [n].
       decayed: name of the layer to the index of its weight in `model.trainable_variables`.
       weight_decay: coefficient of the weight-decay terms; >= 0.
       jit_compile: XLA compiles `microbatch`: what is compiled does not depend on towers.
@@ -28,7 +28,7 @@ class TowerProgram:
     """
 
     model: keras.Model
-    objective: objective.Objective
+    loss: Callable[[tf.Tensor, tf.Tensor], tf.Tensor]
     decayed: dict[str, int]
     weight_decay: float
     jit_compile: bool
@@ -84,8 +84,8 @@ def compute(
     program: TowerProgram,
     weights: Sequence[tf.Tensor],
     model_states: Sequence[Sequence[tf.Tensor]],
-    inputs: structures.Structure,
-    labels: structures.Structure,
+    inputs: tf.Tensor,
+    labels: tf.Tensor,
     sample_weight: tf.Tensor | None,
     first_draw: tf.Tensor,
     loss_scale: tf.Tensor | None,
@@ -99,8 +99,7 @@ def compute(
       weights: the tower's own copy of the weights; gradients are taken with respect to it.
       model_states: `model_states[m][v]`, variable v of the model that is not trained (batch-norm
         statistics and the like) as microbatch m finds it.
-      inputs: [tower_batch, ...], or a structure of these; cut into len(own) equal microbatches in
-        order.
+      inputs: [tower_batch, ...], cut into len(own) equal microbatches in order.
       labels: likewise.
       sample_weight: float32 [tower_batch], at least 0; None weighs all examples the same.
       first_draw: int64 [], the number of the step's first microbatch in the run. Random layers such
@@ -169,7 +168,7 @@ def _microbatch(
     return _Microbatch(
         gradients=of_loss,
         losses=terms,
-        correct=program.objective.count_correct(labels, outputs, sample_weight),
+        correct=classes.count_correct(labels, outputs, sample_weight),
         weight=weight,
         # Keras hands back the very tensor it was given for a variable that no layer updated.
         model_state=[None if new is old else new for old, new in zip(before, after, strict=True)],
@@ -180,25 +179,22 @@ def _microbatch(
 def loss_terms(
     program: TowerProgram,
     weights: Sequence[tf.Tensor],
-    labels: structures.Structure,
-    outputs: structures.Structure,
+    labels: tf.Tensor,
+    outputs: tf.Tensor,
     model_losses: Sequence[tf.Tensor],
     sample_weight: tf.Tensor | None = None,
 ) -> dict[str, tf.Tensor]:
     """The loss of one microbatch: its terms by name, and `total`, their sum.
 
-    Those of the objective have the name of the loss, such as `cross_entropy`, or of the output
-    where there are several; each is the mean over the microbatch, weighted where there are weights,
-    and counts in `total` by its weight in the objective. `weight_decay/<layer>` is described in
-    losses.py; `model` is what the Keras model adds itself (its regularizers), if any.
+    That of the loss has its name, such as `cross_entropy`, and is the mean over the microbatch,
+    weighted where there are weights. `weight_decay/<layer>` is described in losses.py; `model` is
+    what the Keras model adds itself (its regularizers), if any.
     """
-    of_outputs = program.objective(program.model, labels, outputs)
-    terms = {name: losses.mean(term.of_each, sample_weight) for name, term in of_outputs.items()}
-    counted = [losses.weighted(terms[name], term.weight) for name, term in of_outputs.items()]
+    of_each = program.loss(labels, outputs)
+    terms = {losses.name_of(program.loss): losses.mean(of_each, sample_weight)}
     if program.weight_decay:
         decayed = {layer: weights[index] for layer, index in program.decayed.items()}
         terms |= losses.weight_decay_terms(decayed, program.weight_decay)
     if model_losses:
         terms["model"] = losses.total_loss(checks.scalars(program.model, model_losses))
-    counted += [value for name, value in terms.items() if name not in of_outputs]
-    return terms | {"total": losses.total_loss(counted)}
+    return terms | {"total": losses.total_loss(list(terms.values()))}

@@ -1,8 +1,8 @@
-"""The Trainer: any Keras model, trained on towers."""
+"""The Trainer: a classifier or the like, of one input and one output, trained on towers."""
 
 import functools
 import itertools
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 import keras
 import numpy as np
@@ -12,7 +12,7 @@ from towers import (  # isort: skip
     devices, evaluation, gradients, losses, model_state, not_finite, prefetch, step, tower,
     train_state, worker,
 )  # fmt: skip
-from towers.support import adapted, checks, objective, shares, structures, tally, weight_filters
+from towers.support import checks, shares, structures, tally, weight_filters
 
 from tensorflow.python.framework import config  # isort: skip
 
@@ -20,8 +20,8 @@ from tensorflow.python.framework import config  # isort: skip
 class Trainer:
     """One set of weights, trained by several towers.
 
-    The model given to it is updated in place and holds the last weights, which `model.predict` and
-    `model.save` use. With moving averages, `evaluate` uses the weights of `evaluated_model`.
+    The model given to it is updated in place and holds the last weights. With moving averages,
+    `evaluate` uses these.
 
     Making one turns off TensorFlow's rewriting of graphs (`devices.run_graphs_as_written`).
 
@@ -40,10 +40,8 @@ class Trainer:
         model: keras.Model,
         optimizer: keras.optimizers.Optimizer,
         *,
-        loss: objective.Loss | Mapping | Sequence = losses.cross_entropy,
-        loss_weights: Mapping[str, float] | Sequence[float] | None = None,
-        evaluation_loss: objective.Loss | Mapping | Sequence | None = None,
-        metrics: Sequence | Mapping | None = None,
+        loss: Callable[[tf.Tensor, tf.Tensor], tf.Tensor] = losses.cross_entropy,
+        evaluation_loss: Callable[[tf.Tensor, tf.Tensor], tf.Tensor] | None = None,
         towers: int | Sequence[str] | None = None,
         workers: worker.Workers | None = None,
         global_batch_size: int,
@@ -56,23 +54,14 @@ class Trainer:
         moving_average_decay: float = 0.0,
         jit_compile: bool = False,
         accumulate_gradients: bool = False,
-        example_inputs: structures.Structure | None = None,
         parameter_device: str | None = None,
     ):
         """
         Args:
-          model: any Keras model, its variables on `parameter_device`.
+          model: a built Keras model, its variables on `parameter_device`.
           optimizer: any Keras optimizer. Its own clipping comes after the reduction.
-          loss: Keras's name of a loss, a `keras.losses.Loss`, whose reduction is then the weighted
-            mean of `train_step`, or a function (labels [n, ...], outputs [n, ...]) to one loss per
-            example, [n]; of [n, ...] the mean over an example's own axes is taken. For several
-            outputs, a dict of losses by output name or a list in the outputs' order, with None for
-            an output that is not trained; or one function of all labels and outputs.
-          loss_weights: of several losses, a dict or a list likewise; 1 where none is given.
+          loss: (labels [n, ...], outputs [n, ...]) to one loss per example, floating [n].
           evaluation_loss: what an evaluation reports as its loss; None for `loss`.
-          metrics: of an evaluation, in place of a classifier's accuracies: names, objects or
-            functions as Keras's `compile` takes them, in a list, or for several outputs in a dict.
-            Their states must be sums over examples, as those of Keras's own metrics are.
           towers: of this worker: how many, as for `devices.choose`, or the names of their devices,
             as it returns them. Other workers may have another number.
           workers: a started `collectives.MultiWorker`; None where there is one worker. Before
@@ -89,19 +78,15 @@ class Trainer:
           jit_compile: XLA compiles each microbatch and, with the parameters on a GPU, the update.
           accumulate_gradients: gradient accumulation: a tower computes its microbatches one after
             the other; otherwise one for each core at a time, or on GPUs all. The bits are the same.
-          example_inputs: any, [n, ...]; a model that is built at its first call is called on them.
           parameter_device: of state and reduction: None for the CPU, or with one worker "/GPU:0".
 
         Raises:
-          TypeError: an argument is of the wrong type.
-          ValueError: an argument is out of range, or sizes do not divide; or the model or the
-            optimizer has what a Trainer would ignore, such as `compile`.
+          ValueError: sizes do not divide, a policy is none, or the model has what a Trainer would
+            ignore, such as `compile`.
         """
         self.tower_devices = devices.of_towers(towers)
         self.workers = workers = workers or worker.SingleWorker()
-        parameter_device = checks.parameter_device(parameter_device, devices.HOST, workers.count)
-        checks.integer("global_batch_size", global_batch_size)
-        checks.integer("num_microbatches", num_microbatches)
+        parameter_device = parameter_device or devices.HOST
         num_towers = len(self.tower_devices)
         self.shares = shares.agreed(global_batch_size, num_microbatches, num_towers, workers)
         self.global_batch_size = global_batch_size
@@ -109,16 +94,9 @@ class Trainer:
         checks.choice("gradient_reduction", gradient_reduction, gradients.REDUCTIONS)
         checks.choice("batch_norm_statistics", batch_norm_statistics, model_state.POLICIES)
         checks.choice("weight_filter", weight_filter, weight_filters.FILTERS)
-        checks.number("weight_decay", weight_decay)
-        checks.number("moving_average_decay", moving_average_decay, below=1)
-        with tf.device(parameter_device):
-            checks.model(model, example_inputs)
-        checks.optimizer(optimizer, model, learning_rate)
+        checks.model(model)
         if jit_compile and config.is_op_determinism_enabled():
             checks.compiled_deterministically(model)
-        minimized = evaluated = objective.Objective(loss, loss_weights)
-        if evaluation_loss is not None:
-            evaluated = objective.Objective(evaluation_loss, argument="evaluation_loss")
         devices.run_graphs_as_written()
         self.learning_rate = learning_rate
         self.state = train_state.new(
@@ -134,7 +112,7 @@ class Trainer:
             state=self.state,
             tower_program=tower.TowerProgram(
                 model=model,
-                objective=minimized,
+                loss=loss,
                 decayed=weight_filters.places(model, weight_filters.FILTERS[weight_filter](model)),
                 weight_decay=weight_decay,
                 jit_compile=jit_compile,
@@ -151,15 +129,13 @@ class Trainer:
             compiles_update=compiles_update,
         )
         self._train_step = structures.Traced(self._build_step)
-        self._trainable = checks.Trainable(model)
         self._evaluator = evaluation.Evaluator(
             model,
             self.state.evaluated_weights(),
-            evaluated,
+            evaluation_loss or loss,
             self.tower_devices,
             len(self.shares.microbatches()),
             workers=workers,
-            metrics=metrics,
         )
 
     def _build_step(
@@ -169,8 +145,8 @@ class Trainer:
 
     def train_step(
         self,
-        inputs: structures.Structure,
-        labels: structures.Structure,
+        inputs: tf.Tensor,
+        labels: tf.Tensor,
         sample_weight: tf.Tensor | None = None,
         *,
         parts: prefetch.Parts | None = None,
@@ -178,38 +154,35 @@ class Trainer:
         """Makes one update.
 
         Args:
-          inputs: [n, ...], the global batch, or of several workers this one's `shares.examples`; or
-            a dict, tuple or list of these, as the model takes them.
-          labels: [n, ...], as the loss takes them, or a structure likewise.
+          inputs: [n, ...], the global batch, or of several workers this one's `shares.examples`.
+          labels: [n, ...], as the loss takes them.
           sample_weight: [n], at least 0; booleans count as 1 and 0. The loss is then
             the weighted mean, `sum(w * l) / sum(w)` over the global batch, so an example of weight
             0 that fills a batch up leaves no trace, except that batch norm sees it.
           parts: of the same batch, from `prefetch.to_towers`.
 
         Raises:
-          TypeError: inputs or labels are not arrays.
-          ValueError: the batch is not full: an uneven share would weight examples unequally; a
-            weight is missing, negative or not finite; or the loss is not one number per example.
+          ValueError: the batch is not full: an uneven share would weight examples unequally; or a
+            weight is missing, negative or not finite.
           NotFiniteError: a loss or a gradient is not finite; nothing was updated.
           WorkerError, UserError: another worker is gone; XLA cannot compile the step.
         """
-        self._trainable.check()
         with tf.device(devices.HOST):  # else operations go to the first GPU
             return self._update(*self._checked(inputs, labels, sample_weight), parts)
 
     def _checked(self, inputs, labels, sample_weight) -> tuple:
-        inputs, labels, _ = checks.batch((inputs, labels), self.state.model)
-        examples, own = structures.num_examples(inputs), len(self.shares.examples)
+        inputs, labels = tf.convert_to_tensor(inputs), tf.convert_to_tensor(labels)
+        own = len(self.shares.examples)
         whole = f"global_batch_size={self.global_batch_size}"
         size = f"{own} of {whole} on this worker" if self.workers.count > 1 else whole
-        if examples != own:
-            raise ValueError(
-                f"a batch of {examples} examples: every training batch must have {size}; fill it "
-                "up with examples of sample_weight 0"
-            )
+        for examples in (inputs.shape[0], labels.shape[0]):
+            if examples != own:
+                raise ValueError(
+                    f"a batch of {examples} examples: every training batch must have {size}; fill "
+                    "it up with examples of sample_weight 0"
+                )
         if sample_weight is not None:
-            weight = checks.weights(sample_weight, examples, np.float32, size)
-            labels = checks.without_weight_0(labels, weight)
+            weight = checks.weights(sample_weight, own, np.float32, size)
             sample_weight = tf.convert_to_tensor(weight)
         return inputs, labels, sample_weight
 
@@ -252,54 +225,30 @@ class Trainer:
           The mean total loss over the global batch at each step, before its update.
 
         Raises:
-          TypeError: an argument, or a batch, is of the wrong type; and what `train_step` raises.
+          ValueError, NotFiniteError, WorkerError, UserError: as `train_step`.
         """
-        checks.steps(steps)
         history = []
-        for batch in itertools.islice(checks.batches(batches), steps):
+        for batch in itertools.islice(batches, steps):
             with tf.device(devices.HOST):
-                result = self.train_step(*checks.batch(batch))
+                result = self.train_step(*batch)
                 history.append(float(losses.mean(result.losses["total"], result.weights)))
         return history
 
     def evaluate(self, batches: Iterable) -> tally.Evaluation:
-        """Evaluates the moving-average weights, where they are kept, else the weights.
-
-        These are the weights of `evaluated_model`, and not those that `model.predict` uses.
+        """Evaluates a classifier by the moving averages, where they are kept, else the weights.
 
         Args:
-          batches: of (inputs, labels) or (inputs, labels, sample_weight [n]), of any size. Weights
-            as for `train_step`: 0 or False leaves an example out. With several workers, this one's
-            share of each batch, and the same number of batches on all.
+          batches: as for an `evaluation.Evaluator`.
 
         Raises:
-          TypeError, ValueError, WorkerError: as `evaluation.Evaluator`.
+          ValueError, WorkerError: as an `evaluation.Evaluator`.
         """
-        self._trainable.check()
         return self._evaluator(batches)
-
-    def evaluated_model(self) -> keras.Model:
-        """A copy of the model with the weights that `evaluate` uses, to predict with or to save.
-
-        Raises:
-          ValueError: Keras cannot copy the model.
-        """
-        self._trainable.check()
-        trained = self.state.model
-        with tf.device(devices.HOST):
-            model = checks.copy_of(trained)
-            values = {id(weight): weight.value for weight in trained.variables}
-            weights = zip(trained.trainable_variables, self.state.evaluated_weights(), strict=True)
-            values |= {id(weight): value for weight, value in weights}
-            for variable, original in zip(model.variables, trained.variables, strict=True):
-                variable.assign(values[id(original)])
-        adapted.refresh(model)
-        return model
 
     def step_graph(
         self,
-        inputs: structures.Structure,
-        labels: structures.Structure,
+        inputs: tf.Tensor,
+        labels: tf.Tensor,
         sample_weight: tf.Tensor | None = None,
         *,
         parts: prefetch.Parts | None = None,

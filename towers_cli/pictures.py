@@ -97,11 +97,11 @@ def write_predictions(path: str, examples: tally.Seen, split) -> None:
         with open(partial, "w", newline="", encoding="utf-8", errors="surrogateescape") as file:
             writer = csv.writer(file)
             writer.writerow(["name", "class", "predicted", "correct", "loss"])
-            for name, (label, predicted, _), losses in zip(
+            for name, (label, predicted, _), loss in zip(
                 names, examples.classes, examples.losses, strict=True
             ):
                 classes = [split.class_names[label], split.class_names[predicted]]
-                writer.writerow([name, *classes, int(label == predicted), f"{losses[0]:.6g}"])
+                writer.writerow([name, *classes, int(label == predicted), f"{loss:.6g}"])
         os.replace(partial, path)
 
 
@@ -115,7 +115,7 @@ def most_confused(examples: tally.Seen, split) -> np.ndarray | None:
     wrong = np.flatnonzero(label != predicted)
     if not wrong.size:
         return None
-    worst = wrong[np.argsort(-examples.losses[wrong, 0], kind="stable")][:MOST_CONFUSED]
+    worst = wrong[np.argsort(-examples.losses[wrong], kind="stable")][:MOST_CONFUSED]
     captions = [
         f"{split.class_names[label[n]]} as {split.class_names[predicted[n]]}" for n in worst
     ]

@@ -214,7 +214,7 @@ terms = {
     for name, values in trainer.train_step(of_distorted, labels).losses.items()
 }
 print({name: round(value, 4) for name, value in terms.items()})
-print(f"test {evaluated.loss_name}: {evaluated.loss:.4f}")
+print(f"test cross entropy: {evaluated.loss:.4f}")
 decay_terms = [value for name, value in terms.items() if name.startswith("weight_decay/")]
 assert np.isclose(sum(decay_terms), of_decay, rtol=1e-5, atol=0)
 assert np.isclose(terms["total"], terms["cross_entropy"] + sum(decay_terms), rtol=1e-5, atol=0)

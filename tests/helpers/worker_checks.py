@@ -25,7 +25,6 @@ import keras  # isort: skip
 import numpy as np  # isort: skip
 import tensorflow as tf  # isort: skip
 
-import models as tasks  # isort: skip
 import toys  # isort: skip
 
 BATCH, STEPS, MICROBATCHES = 16, 6, 8
@@ -142,7 +141,6 @@ KINDS = {
     "batch norm": lambda w: train(w, toys.normalized(), moving_average_decay=0.9),
     "resnet": lambda w: train(w, toys.small_resnet(), moving_average_decay=0.9),
     "sparse gradients": lambda w: train(w, embedding(), optimizer=keras.optimizers.Adam(0.01)),
-    "two outputs and metrics": lambda w: of_two_outputs(w),
     "cifarnet in bfloat16": lambda w: train(w, toys.small_cifarnet("bfloat16")),
     "layers of one size": lambda w: train(w, of_one_size()),
     "sum": lambda w: train(w, toys.classifier(), gradient_reduction="sum"),
@@ -166,24 +164,6 @@ def models(workers) -> dict:
     """What this worker makes of each network that is tried among so many."""
     names = KINDS if WHICH == "all" else FEWER[workers.count]
     return {name: KINDS[name](workers) for name in names}
-
-
-def of_two_outputs(workers) -> dict:
-    """Dicts of inputs and of labels, a loss for each output, and metrics."""
-    task = tasks.made("two_by_two", 3 * BATCH)
-    given = {"loss": task.loss, "loss_weights": task.loss_weights, "metrics": task.metrics}
-    chosen = trainer(workers, task.model, optimizer=keras.optimizers.Adam(0.01), **given)
-    share = own(chosen)
-    cuts = [slice(step * BATCH + share.start, step * BATCH + share.stop) for step in range(3)]
-    data = [(tasks.part(task.inputs, cut), tasks.part(task.labels, cut)) for cut in cuts]
-    losses = [loss.hex() for loss in chosen.fit(data)]
-    weights = np.array(share) % 2  # half of them count
-    found = chosen.evaluate([(*batch, weights) for batch in data])
-    return {
-        "state": chosen.state.parts_sha256(),
-        "losses": losses,
-        "evaluation": {name: str(value) for name, value in found.as_metrics().items()},
-    }
 
 
 def several_towers(workers) -> dict:

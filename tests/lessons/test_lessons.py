@@ -31,7 +31,6 @@ from lessons import (
 from towers import losses as losses_of_towers
 from towers import not_finite, tower
 from towers.runs import run_folder
-from towers.support import objective
 
 import tensorflow as tf  # isort: skip
 
@@ -459,8 +458,7 @@ class TestNoiseScale:
         # Found by NumPy from each microbatch's own gradient.
         trainer = race.trainer(race.Entry(64, 0.1), 1000)
         model = trainer.state.model
-        cross_entropy = objective.Objective(losses_of_towers.cross_entropy)
-        program = tower.TowerProgram(model, cross_entropy, {}, 0.0, False)
+        program = tower.TowerProgram(model, losses_of_towers.cross_entropy, {}, 0.0, False)
         images = np.random.default_rng(0).normal(size=(1024, 24, 24, 3)).astype(np.float32)
         labels = np.arange(1024) % 10
         small, large = batch_size.squared_norms(program, images, labels)

@@ -13,7 +13,7 @@ import toys
 import towers
 from input_pipeline import arrays
 from towers.runs import callbacks as run_callbacks
-from towers.runs import checkpoints, warm_start
+from towers.runs import checkpoints, run_folder, warm_start
 
 RNG = np.random.default_rng(0)
 X = RNG.normal(size=(48, 6)).astype(np.float32)
@@ -339,6 +339,66 @@ class TestState:
             np.testing.assert_array_equal(statistic.numpy(), np.full((4, 16), per_unit))
         assert list(model.get_layer("drop").seed_generator.state.numpy()) == [3, 4]
         assert int(trainer.state.step) == 0
+
+    def test_what_a_normalization_learned_is_taken_too(self, tmp_path, saved):
+        """Graphs have it as constants; the first loss is by those that were taken."""
+
+        def model(data):
+            layer = keras.layers.Normalization()
+            layer.adapt(data)
+            return toys.on_cpu(
+                lambda: keras.Sequential([keras.Input((6,)), layer, dense(2, name="head")])
+            )
+
+        source, new = model(3 * X + 1), model(X)
+        run_in(tmp_path / "run", new, 1, init_from=saved(source))
+        first, *_ = run_folder.read_lines(tmp_path / "run" / "metrics.jsonl")
+        source.compile(loss=keras.losses.SparseCategoricalCrossentropy(from_logits=True))
+        [(inputs, labels)] = arrays.batches(X, Y).batches(
+            0, 1, global_batch_size=16, share=range(16)
+        )
+        assert first["loss"] == pytest.approx(source.evaluate(inputs, labels, verbose=0), rel=1e-5)
+        final = keras.saving.load_model(tmp_path / "run" / "final_model.keras")
+        found, expected = (one.evaluate(X, Y, verbose=0) for one in (new, final))
+        assert found == pytest.approx(expected, rel=1e-5)
+
+    @pytest.mark.parametrize("within", [False, pytest.param(True, marks=pytest.mark.long)])
+    def test_a_run_has_its_own_normalization_whatever_a_program_learns_later(
+        self, tmp_path, within
+    ):
+        """As graphs have no constants of it, which would be those of the process."""
+
+        @keras.saving.register_keras_serializable("warm")
+        class Own(keras.layers.Layer):
+            def __init__(self, inner=None, **arguments):
+                super().__init__(**arguments)
+                self.inner = inner
+
+            def call(self, x):
+                return self.inner(x)
+
+            def get_config(self):
+                return super().get_config()
+
+        def model(data):
+            layer = keras.layers.Normalization()
+            layer.adapt(data)
+            made = sequential(Own(layer) if within else layer, dense(2))
+            for weight in made.trainable_variables:
+                weight.assign(np.ones(weight.shape))
+            return made
+
+        ends = []
+        for folder, then in (("whole", X), ("other", 5 * X + 1)):
+            run_in(tmp_path / folder, model(X), 1)
+            goes_on = model(then)
+            goes_on.compile(loss="mse")
+            goes_on.evaluate(X, np.zeros((48, 2)), verbose=0)  # a graph from before the run
+            run = run_in(tmp_path / folder, goes_on, 2)
+            ends.append((run.state.sha256(), goes_on.evaluate(X, Y, verbose=0)))
+            loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)(Y, goes_on(X))
+            assert ends[-1][1] == pytest.approx(float(loss), rel=1e-5)
+        assert ends[0] == ends[1]
 
 
 class TestARun:

@@ -283,7 +283,7 @@ class TestWhatAPersonLooksAt:
         names = split.store.path / "names"
         kept = names.read_bytes()
         names.unlink()
-        seen = tally.Seen(np.ones(36), np.zeros((36, 1)), np.zeros((36, 3), np.int64))
+        seen = tally.Seen(np.ones(36), np.zeros(36), np.zeros((36, 3), np.int64))
         try:
             with pytest.raises(datasets.DataError, match=f"{names}: No such file"):
                 pictures.write_predictions(str(tmp_path / "a.csv"), seen, split)
@@ -293,10 +293,10 @@ class TestWhatAPersonLooksAt:
 
     def test_the_most_confused_are_those_of_the_largest_loss(self, folder):
         split = datasets.load("folder", str(folder), "all", image_size=24)
-        losses, classes = np.zeros((36, 1)), np.zeros((36, 3), np.int64)
+        losses, classes = np.zeros(36), np.zeros((36, 3), np.int64)
         classes[:, 0] = classes[:, 1] = split.store.index.labels
         assert pictures.most_confused(tally.Seen(np.ones(36), losses, classes), split) is None
-        classes[[3, 20], 1], losses[[3, 20], 0] = 2, [1.0, 5.0]
+        classes[[3, 20], 1], losses[[3, 20]] = 2, [1.0, 5.0]
         losses[30] = 9.0  # right all the same
         sheet = pictures.most_confused(tally.Seen(np.ones(36), losses, classes), split)
         assert sheet.shape[1] < 300  # two of them

@@ -190,11 +190,19 @@ class Distribution:
 
         return function
 
-    def prepare(self, batch) -> None:
-        """Makes the step of a run (`runs.run`) from its first batch, before any is made."""
+    def prepare(self, batch, take: Callable[[], None]) -> None:
+        """Makes the step of a run (`runs.run`) from its first batch, before any is made.
+
+        Args:
+          batch: as Keras's adapters yield it.
+          take: is called once the model has its weights and before the optimizer has its variables,
+            to give the model others.
+        """
         refusals.check_model(self.model)
         self._sizes["run"] = self.microbatch_size
         size = self._size("run", batch)
+        _build(self.model, batch, with_optimizer=False)
+        take()
         _build(self.model, batch, with_optimizer=True)
         self._share_state()
         self._of_run = self._program(batch, size, training=True, watched=True)

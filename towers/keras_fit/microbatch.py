@@ -16,7 +16,7 @@ from keras import tree
 
 from towers import gradients, model_state
 from towers.keras_fit import refusals, separable
-from towers.support import bias_gradients
+from towers.support import adapted, bias_gradients
 
 from keras.src import backend  # isort: skip
 from keras.src.trainers.data_adapters import data_adapter_utils  # isort: skip
@@ -138,7 +138,8 @@ class Microbatch:
         mode = {"training": self.training} if model._call_has_training_arg else {}
         scope = keras.StatelessScope(state_mapping=mapping, collect_losses=True)
         with refusals.explained(model), refusals.no_hidden_state(model, scope), scope:
-            outputs = model(x, **mode)
+            with adapted.read_from(model, state):
+                outputs = model(x, **mode)
             refusals.check_outputs(model, outputs, x)
             from_layers = list(scope.losses)
             value = loss(outputs)

@@ -166,7 +166,7 @@ class Run:
         if not model.compiled:
             raise ValueError("model is not compiled: call model.compile first")
         self.model, self.settings, self._export = model, dict(settings or {}), export
-        self._init_from = init_from
+        self._init_from, self._taken = init_from, None
         self.distribution = distribute.distribution(model)
         self.workers = self.distribution.workers
         self.state: FitState | None = None
@@ -447,11 +447,11 @@ class Run:
           CheckpointError: its checkpoint cannot be restored.
           WorkerError: workers are about to make different runs.
         """
-        self.distribution.prepare(data.first_batch())
-        if self.distribution.described_optimizer is None:  # before a callback changes its rate
-            self.distribution.described_optimizer = _described("optimizer", self.model.optimizer)
         averages = [a for callback in callbacks for a in getattr(callback, "averages", ())]
         self.state = FitState(self.model, averages)
+        self.distribution.prepare(data.first_batch(), self._take)
+        if self.distribution.described_optimizer is None:  # before a callback changes its rate
+            self.distribution.described_optimizer = _described("optimizer", self.model.optimizer)
         for callback in callbacks:
             if hasattr(callback, "set_run"):
                 callback.set_run(self)
@@ -468,6 +468,14 @@ class Run:
         self.workers.broadcast("the state of the run", [v for part in variables for v in part])
         adapted.refresh(self.model)
 
+    def _take(self) -> None:
+        """On the chief: gives a new run its first weights, before an optimizer copies them."""
+        begun = checkpoints.newest(self.folder.checkpoints)
+        if self._init_from and self.workers.is_chief and not begun:
+            self._taken = warm_start.take(self._init_from, self.state).recorded()
+            for line in warm_start.said(self._taken):
+                io_utils.print_msg(line)
+
     def _continue(self, defined: dict, keep: int) -> str:
         """On the chief: restores the run, or begins it; what callbacks remember."""
         folder, of_model = self.folder, definition.of_model(self.model)
@@ -476,10 +484,7 @@ class Run:
         if newest and earlier is not None:
             resolved["init_from"] = taken = earlier["resolved"].get("init_from")
         else:
-            given = self._init_from
-            resolved["init_from"] = taken = given and warm_start.take(given, self.state).recorded()
-            for line in warm_start.said(taken):
-                io_utils.print_msg(line)
+            resolved["init_from"] = taken = self._taken
         defined = defined | {"init_from": taken and taken["sha256"]}
         if newest and earlier is not None:
             different = run_folder.differences(earlier.get("defining", {}), defined)

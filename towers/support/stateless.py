@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 import keras
 import tensorflow as tf
 
-from towers.support import adapted, structures
+from towers.support import adapted
 
 _INSTEAD = (
     "let the layer keep a keras.random.SeedGenerator, and give it to keras.random as seed=, as "
@@ -18,7 +18,7 @@ def call(
     model: keras.Model,
     weights: Sequence[tf.Tensor],
     state: Sequence[tf.Tensor],
-    inputs: structures.Structure,
+    inputs,
     *,
     training: bool,
     return_losses: bool = False,
@@ -47,7 +47,7 @@ def call(
     ]
     with adapted.read_from(model, state), keras.StatelessScope(given, return_losses) as scope:
         values = dict(scope.state_mapping)
-        outputs = _of_known_size(model(inputs, **mode), inputs)
+        outputs = model(inputs, **mode)
         model_losses = model.losses if return_losses else None
     if graph:
         of_call = graph.get_operations()[before:]
@@ -56,15 +56,6 @@ def call(
     _check_changes(model, values, scope.state_mapping)
     after = [scope.get_current_value(variable) for variable in others]
     return (outputs, after, model_losses) if return_losses else (outputs, after)
-
-
-def _of_known_size(outputs: structures.Structure, inputs: structures.Structure):
-    """Outputs know how many examples they have; after lookups, TensorFlow no longer does."""
-    n = structures.num_examples(inputs)
-    for output in tf.nest.flatten(outputs):
-        if isinstance(output, tf.Tensor) and output.shape.rank and output.shape[0] is None:
-            output.set_shape([n, *output.shape[1:]])
-    return outputs
 
 
 def _check_changes(model: keras.Model, before: Mapping, after: Mapping) -> None:

@@ -1,6 +1,7 @@
 """An evaluation's sums over examples, divided once, at the end."""
 
 import dataclasses
+import types
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
@@ -15,62 +16,43 @@ class Evaluation:
 
     Attributes:
       count: examples evaluated, which are those of weight above 0.
-      loss: mean of the loss, for cross entropy in nats; of several outputs the weighted sum.
-      loss_terms: the mean loss of each output where there are several; else empty.
-      loss_name: of the one loss, such as `cross_entropy`; of several `weighted_sum`.
-      metrics: by name. Where none were given, a classifier has `accuracy`, the share of
-        examples whose label has the largest logit, and `top5_accuracy`, the share whose label is
-        among the five largest.
+      loss: mean of the loss, for cross entropy in nats.
+      metrics: `accuracy`, the share of examples whose label has the largest logit, and
+        `top5_accuracy`, the share whose label is among the five largest.
       confusion: [num_classes, num_classes], the weight of the examples by (label, predicted class):
-        their number, int64, where every weight is 0 or 1; else float64. None without a classifier,
-        or where metrics were given.
-      of_workers: (count, accuracy) of each worker's share of the examples; empty without confusion.
+        their number, int64, where every weight is 0 or 1; else float64.
+      of_workers: (count, accuracy) of each worker's share of the examples.
       examples: each one's loss and prediction, in their order.
     """
 
     count: int
     loss: float
-    loss_terms: Mapping[str, float] = dataclasses.field(default_factory=dict)
-    loss_name: str = "loss"
-    metrics: Mapping[str, float | list] = dataclasses.field(default_factory=dict)
-    confusion: np.ndarray | None = None
+    metrics: Mapping[str, float]
+    confusion: np.ndarray
     of_workers: tuple[tuple[int, float], ...] = ()
     examples: "Seen | None" = dataclasses.field(default=None, repr=False, compare=False)
+    loss_name = "cross_entropy"
+    loss_terms = types.MappingProxyType({})
 
     @property
     def accuracy(self) -> float:
         """The metric of that name."""
-        return self._metric("accuracy")
+        return self.metrics["accuracy"]
 
     @property
     def top5_accuracy(self) -> float:
         """The metric of that name."""
-        return self._metric("top5_accuracy")
-
-    def _metric(self, name: str) -> float:
-        if name not in self.metrics:
-            there = ", ".join(self.metrics) or "none"
-            raise AttributeError(f"the evaluation has no {name}; its metrics are: {there}")
-        return self.metrics[name]
+        return self.metrics["top5_accuracy"]
 
     def per_class_accuracy(self) -> np.ndarray:
-        """Accuracy among the examples of each class, [num_classes]; NaN for an absent class.
-
-        Raises:
-          AttributeError: there is no confusion matrix.
-        """
-        if self.confusion is None:
-            raise AttributeError(
-                "the evaluation has no confusion matrix: only a classifier without metrics has one"
-            )
+        """Accuracy among the examples of each class, [num_classes]; NaN for an absent class."""
         per_class = self.confusion.sum(axis=1)
         with np.errstate(invalid="ignore"):
             return np.diag(self.confusion) / per_class
 
-    def as_metrics(self) -> dict[str, float | int | list]:
+    def as_metrics(self) -> dict[str, float | int]:
         """The scalars, under the names of `metrics.jsonl`."""
-        terms = {f"loss/{name}": value for name, value in self.loss_terms.items()}
-        return {"count": self.count} | dict(self.metrics) | {"loss": self.loss} | terms
+        return {"count": self.count} | dict(self.metrics) | {"loss": self.loss}
 
 
 class Seen(NamedTuple):
@@ -78,9 +60,9 @@ class Seen(NamedTuple):
 
     Attributes:
       weight: float64 [n].
-      losses: floating [n, terms].
+      losses: floating [n].
       classes: int64 [n, 3], the label, the predicted class, and 1 where the label is among the five
-        largest; [n, 0] without a classifier.
+        largest.
     """
 
     weight: np.ndarray
@@ -102,7 +84,7 @@ class Seen(NamedTuple):
         return Seen(*(values[self.weight > 0] for values in self))
 
     def accuracy(self) -> tuple[int, float]:
-        """(examples, share that is right) of a classifier; 0.0 where there are no examples."""
+        """(examples, share that is right); 0.0 where there are no examples."""
         counted = self.counted()
         labels, predicted, _ = counted.classes.T
         right = float((counted.weight * (labels == predicted)).sum())
@@ -132,7 +114,6 @@ def uncut(of_workers: Sequence[Seen], sizes: Sequence[np.ndarray]) -> list[Seen]
 
 def add_up(
     batches: Sequence[Seen],
-    terms: Mapping[str, float],
     num_classes: int,
     of_workers: tuple[tuple[int, float], ...],
 ) -> Evaluation:
@@ -140,40 +121,26 @@ def add_up(
 
     Args:
       batches: what was seen.
-      terms: name and weight of each term of the loss.
-      num_classes: 0 without a classifier.
+      num_classes: of the model.
       of_workers: as in `Evaluation`.
     """
-    count, total, sum_top5 = 0, 0.0, 0.0
-    sum_losses = [0.0] * len(terms)
+    count, total, sum_loss, sum_top5 = 0, 0.0, 0.0, 0.0
     confusion = np.zeros((num_classes, num_classes))
     for batch in batches:
         weight, losses, classes = batch.counted()
+        labels, predicted, in_top5 = classes.T
         count += len(weight)
         total += float(weight.sum())
-        for place, of_term in enumerate(losses.T):
-            sum_losses[place] += float((weight * of_term.astype(np.float64)).sum())
-        if num_classes:
-            labels, predicted, in_top5 = classes.T
-            np.add.at(confusion, (labels, predicted), weight)
-            sum_top5 += float((weight * in_top5).sum())
-    means = {name: of_term / total for name, of_term in zip(terms, sum_losses, strict=True)}
-    found = Evaluation(
-        count=count,
-        loss=sum(weight * means[name] for name, weight in terms.items()),
-        loss_terms=means if len(terms) > 1 else {},
-        loss_name="weighted_sum" if len(terms) > 1 else next(iter(terms)),
-        examples=Seen.joined([batch.counted() for batch in batches]),
-    )
-    if not num_classes:
-        return found
+        sum_loss += float((weight * losses.astype(np.float64)).sum())
+        sum_top5 += float((weight * in_top5).sum())
+        np.add.at(confusion, (labels, predicted), weight)
     are_counts = all(np.isin(batch.weight, (0, 1)).all() for batch in batches)
-    return dataclasses.replace(
-        found,
-        metrics={
-            "accuracy": float(np.trace(confusion)) / total,
-            "top5_accuracy": sum_top5 / total,
-        },
+    accuracy = float(np.trace(confusion)) / total
+    return Evaluation(
+        count=count,
+        loss=sum_loss / total,
+        metrics={"accuracy": accuracy, "top5_accuracy": sum_top5 / total},
         confusion=confusion.astype(np.int64) if are_counts else confusion,
         of_workers=of_workers,
+        examples=Seen.joined([batch.counted() for batch in batches]),
     )
