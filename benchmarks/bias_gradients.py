@@ -62,7 +62,7 @@ def measure(layer: str, positions: int, rounds: int) -> dict:
 def squared_error(targets: tf.Tensor, outputs: tf.Tensor) -> tf.Tensor:
     """Keras's mean squared error of each example, [n]."""
     errors = keras.losses.mean_squared_error(targets, outputs)
-    return tf.reduce_mean(tf.reshape(errors, [len(outputs), -1]), axis=1)
+    return tf.reduce_mean(tf.reshape(errors, [outputs.shape[0], -1]), axis=1)
 
 
 def update_of_bias(side: str, layer: str, positions: int, dtype: str, seed: int) -> np.ndarray:

@@ -181,6 +181,7 @@ def on_another_cpu(monkeypatch):
 def on_the_default_device(run) -> collections.Counter:
     """The operations with data, of the graphs that TensorFlow made of `run`, on device 0."""
     context.context().enable_run_metadata()
+    context.context().export_run_metadata()  # Keras's TensorBoard may have had graphs kept before
     try:
         run()
         graphs = context.context().export_run_metadata().function_graphs

@@ -154,7 +154,7 @@ KINDS = {
 }
 # Fewer of them among many workers, which share the machine's cores.
 FEWER = {
-    2: ["cifarnet", "batch norm", "two outputs and metrics", "layers of one size"],
+    2: ["cifarnet", "batch norm", "layers of one size"],
     3: ["cifarnet", "sparse gradients"],
     5: ["cifarnet"],
 }

@@ -227,6 +227,7 @@ def test_says_once_how_a_batch_is_computed(capfd):
 def nodes(model, data=(X, Y), size=16):
     """(name, device, op) of all that ran in a step."""
     context.context().enable_run_metadata()
+    context.context().export_run_metadata()  # Keras's TensorBoard may have had graphs kept before
     try:
         model.train_on_batch(*data)
         graphs = context.context().export_run_metadata().function_graphs
