@@ -63,8 +63,12 @@ def test_every_file_of_the_idea_is_kept_from_sockets():
     assert set(rule["source_modules"]) == idea
 
 
-def test_the_idea_is_read_in_an_evening():
-    assert sum(house.files("towers").values()) <= 2000
+def test_the_packages_only_get_shorter():
+    """They are to have at most 10,000 lines together; this bound goes down with them."""
+    packages = ("towers", "towers_cli", "input_pipeline")
+    files = [path for name in packages for path in (scripts.ROOT / name).rglob("*.py")]
+    files += [scripts.ROOT / name for name in ("train.py", "eval.py", "setup.py")]
+    assert sum(len(path.read_text().splitlines()) for path in files) <= 22_600
 
 
 @pytest.mark.parametrize("name", ["train", "evaluate"])

@@ -196,10 +196,14 @@ class Run:
           x: a source that can be read at any position, such as `input_pipeline.arrays.batches(x,
             y)`, with which a run resumes at no cost; or anything that Keras's `fit` takes, which is
             read on from the start of the epoch where a run resumes.
-          y, batch_size, epochs, steps_per_epoch, sample_weight, class_weight, validation_data,
-            validation_batch_size, validation_freq, verbose: as Keras's `fit` takes them; the
-            validation data may also be batches that can be iterated over again and again, such as
-            `input_pipeline.images.evaluated`.
+          y: labels of arrays; other data bring theirs.
+          batch_size: examples of a step; data sets and generators bring batches.
+          epochs: after which the run ends, counted from its beginning.
+          steps_per_epoch, sample_weight, class_weight: as Keras's `fit` takes them; not with a
+            source.
+          validation_data: as Keras's `fit` takes it; or batches that can be iterated over again and
+            again, such as `input_pipeline.images.evaluated`.
+          validation_batch_size, validation_freq, verbose: as Keras's `fit` takes them.
           callbacks: Keras's, or your own; `towers.callbacks.Log()` is added where there is no Log.
             When a run resumes, what they have changed among their attributes is as it was, if it is
             numbers, texts, arrays, or lists and dicts of these.
