@@ -1,5 +1,7 @@
 """What towers cannot do is refused before the first step, by name; what they can do is not."""
 
+import types
+
 import keras
 import numpy as np
 import pytest
@@ -40,6 +42,29 @@ class OwnTrainStep(keras.Sequential):
 class OwnTestStep(keras.Sequential):
     def test_step(self, data):
         return super().test_step(data)
+
+
+class OwnTrainFunction(keras.Sequential):
+    def make_train_function(self, force=False):
+        return super().make_train_function(force)
+
+
+def with_a_method():
+    model = of()
+    model.train_step = types.MethodType(lambda self, data: {}, model)
+    return model
+
+
+class WithAWeightAsOutput(keras.Model):
+    def __init__(self):
+        super().__init__()
+        self.dense = layers.Dense(3)
+
+    def call(self, x):
+        return {"logits": self.dense(x), "kernel": ops.sum(self.dense.kernel)}
+
+    def compute_loss(self, x=None, y=None, y_pred=None, sample_weight=None, training=True):
+        return ops.mean(y_pred["logits"]) + y_pred["kernel"]
 
 
 class Graph(keras.layers.Layer):
@@ -137,6 +162,12 @@ def noisy_loss(y_true, y_pred):
 REFUSED = {  # by what the message must name
     "train_step": (lambda: OwnTrainStep([keras.Input((8,)), layers.Dense(3)]), "OwnTrainStep"),
     "test_step": (lambda: OwnTestStep([keras.Input((8,)), layers.Dense(3)]), "OwnTestStep"),
+    "a train_step set on the model": (with_a_method, "train_step"),
+    "make_train_function": (
+        lambda: OwnTrainFunction([keras.Input((8,)), layers.Dense(3)]),
+        "make_train_function",
+    ),
+    "an output without examples": (WithAWeightAsOutput, "WithAWeightAsOutput"),
     "strategy": (in_a_scope, "tf.distribute"),
     "fixed batch size": (with_batch_size, "batch_size"),
     "tf.function": (lambda: of(Graph(name="peculiar")), "peculiar"),
@@ -204,6 +235,16 @@ def test_refuses_a_loss_that_would_draw_the_same_in_every_step(call):
     with pytest.raises(ValueError, match="SeedGenerator"):
         getattr(model, call)(X, Y, verbose=0)
     assert not int(model.optimizer.iterations)
+
+
+def test_refuses_variables_that_changed_without_compile():
+    """Else a batch of another size would train other variables than those before it."""
+    model = towers.distribute(compiled(of(layers.Dense(4))), 2, microbatch_size=8)
+    model.fit(X, Y, batch_size=20, verbose=0)
+    model.layers[0].trainable = False
+    model.fit(X, Y, batch_size=20, verbose=0)  # as Keras: what was compiled goes on
+    with pytest.raises(ValueError, match="compile"):
+        model.fit(X[:35], Y[:35], batch_size=20, verbose=0)
 
 
 def test_refuses_run_eagerly_whenever_it_is_asked_for():

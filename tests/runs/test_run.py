@@ -306,6 +306,96 @@ def test_a_callback_that_begins_anew_with_each_epoch_goes_on_within_one(tmp_path
     assert found["failed"].all == found["whole"].all
 
 
+class Fails(keras.callbacks.Callback):
+    """Ends the program after a step, or at the end of an epoch, as a kill does."""
+
+    def __init__(self, step=0, epoch=0):
+        super().__init__()
+        self._at = itertools.repeat((step, epoch))  # no plain data
+
+    def on_train_batch_end(self, batch, logs=None):
+        if int(self.model.optimizer.iterations) == next(self._at)[0]:
+            raise InterruptedError
+
+    def on_epoch_end(self, epoch, logs=None):
+        if epoch + 1 == next(self._at)[1]:
+            raise InterruptedError
+
+
+CHANGES_AGAIN = {
+    "a rate that falls with each epoch": lambda: keras.callbacks.LearningRateScheduler(
+        lambda epoch, rate: rate * 0.5
+    ),
+    "a plateau": lambda: keras.callbacks.ReduceLROnPlateau("loss", patience=1, min_delta=10.0),
+    "a stop": lambda: keras.callbacks.EarlyStopping("loss", patience=2, min_delta=0.5),
+}
+
+
+@pytest.mark.parametrize("what", CHANGES_AGAIN)
+def test_a_resumed_run_does_not_do_twice_what_a_callback_does(what, tmp_path):
+    x, y = fit_program.data()
+    states = {}
+    for name, step in (("whole", 0), ("failed", 7), ("failed", 0)):  # in the second epoch
+        model = compiled()
+        run = towers.Run(tmp_path / name, model)
+        with contextlib.suppress(InterruptedError):
+            done = run.fit(
+                x, y, batch_size=64, epochs=5, verbose=0, checkpoint_every_steps=1,
+                callbacks=[CHANGES_AGAIN[what](), Fails(step)],
+            )  # fmt: skip
+            states[name] = run.state.sha256(), done.history
+    assert states["failed"] == states["whole"]
+
+
+def test_the_rows_of_a_csv_logger_stay(tmp_path):
+    x, y = fit_program.data()
+    for step in (6, 0, 0):
+        csv = keras.callbacks.CSVLogger(tmp_path / "log.csv")
+        with contextlib.suppress(InterruptedError):
+            towers.Run(tmp_path / "run", compiled()).fit(
+                x, y, batch_size=64, epochs=3, verbose=0, callbacks=[csv, Fails(step)]
+            )
+    rows = (tmp_path / "log.csv").read_text().splitlines()
+    assert [row.split(",")[0] for row in rows] == ["epoch", "0", "1", "2"]
+
+
+@pytest.mark.parametrize("name", ["y", "sample_weight", "class_weight", "steps_per_epoch"])
+def test_what_a_source_has_itself_is_refused_beside_it(name, tmp_path):
+    x, y = fit_program.data()
+    run = towers.Run(tmp_path / "run", compiled())
+    with pytest.raises(ValueError, match=name):
+        run.fit(arrays.batches(x, y), batch_size=64, **{name: 1})
+    assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize("batch_size", [None, 201])
+def test_a_source_needs_a_batch_size_within_an_epoch(batch_size, tmp_path):
+    run = towers.Run(tmp_path / "run", compiled())
+    with pytest.raises(ValueError, match="batch_size"):
+        run.fit(arrays.batches(*fit_program.data()), batch_size=batch_size)
+    assert not (tmp_path / "run").exists()
+
+
+def test_data_that_end_early_end_the_run(tmp_path):
+    x, y = fit_program.data()
+    batches = ((x[:16], y[:16]) for _ in range(6))
+    run = towers.Run(tmp_path / "run", compiled())
+    with pytest.warns(UserWarning, match="epoch 3"):
+        done = run.fit(batches, steps_per_epoch=3, epochs=4, verbose=0)
+    assert done.step == 6 and len(done.history["loss"]) == 2
+    with pytest.raises(ValueError, match="batches"):
+        nothing = tf.data.Dataset.from_tensor_slices((x[:0], y[:0])).batch(16)
+        towers.Run(tmp_path / "none", compiled()).fit(nothing, verbose=0)
+
+
+def test_the_log_of_a_step_counts_a_short_microbatch_by_its_examples(tmp_path):
+    x, y = fit_program.data()
+    model = compiled(optimizer=keras.optimizers.SGD(0.0))
+    towers.Run(tmp_path / "run", model).fit(x[:20], y[:20], batch_size=20, verbose=0)
+    (line, _) = log(tmp_path / "run")
+    assert line["loss"] == pytest.approx(model.evaluate(x[:20], y[:20], verbose=0)[0], rel=1e-5)
+
+
 def test_nothing_is_updated_where_a_loss_is_not_finite(tmp_path):
     x, y = fit_program.data()
     x[70, 0] = np.nan  # in the second batch
@@ -409,7 +499,7 @@ def test_callbacks_remember_plain_data():
             super().__init__()
             self.count, self.best = (3, np.float32(0.5)) if filled else (0, None)
             self.weights = [np.arange(3.0)] if filled else None
-            self.by_name = {"a": [1, "b", None]} if filled else {}
+            self.by_epoch = {1: [1, "b", None], 2: (3, {4})} if filled else {}
             self.patience = 2  # given by the program, which may give another one later
             self.open = itertools.count()  # no plain data: stays as the program made it
 
@@ -419,7 +509,8 @@ def test_callbacks_remember_plain_data():
     own, new.patience = new.open, 5
     later = callback_state.Memory([new])
     later.restore(json.loads(json.dumps(memory.collect())))
-    assert (new.count, new.best, new.by_name) == (3, np.float32(0.5), {"a": [1, "b", None]})
+    assert (new.count, new.best) == (3, np.float32(0.5))
+    assert new.by_epoch == {1: [1, "b", None], 2: (3, {4})}
     np.testing.assert_array_equal(new.weights[0], np.arange(3.0))
     assert (new.open, new.patience) == (own, 5)
     assert later.collect() == memory.collect()
@@ -433,10 +524,3 @@ def test_a_step_belongs_to_the_epoch_in_which_it_begins():
     expected = source.batches(5, 7, global_batch_size=64, share=range(64))
     for (found, _), (right, _) in zip(data.batches(1, 1), expected, strict=True):
         np.testing.assert_array_equal(found, right)
-
-
-def test_a_source_without_a_batch_size_is_refused(tmp_path):
-    run = towers.Run(tmp_path / "run", compiled())
-    with pytest.raises(ValueError, match="batch_size"):
-        run.fit(arrays.batches(*fit_program.data()))
-    assert not (tmp_path / "run").exists()

@@ -61,11 +61,14 @@ class FromSource:
           batch_size: examples of a step.
 
         Raises:
-          ValueError: `batch_size` is None.
+          ValueError: `batch_size` is None, or more than an epoch has.
         """
         if batch_size is None:
+            raise ValueError("batch_size=None: give the examples of a step; a source does not")
+        if batch_size > source.num_examples:
             raise ValueError(
-                "batch_size=None: give the examples of a step, which a source does not"
+                f"batch_size={batch_size}: must be at most the source's {source.num_examples} "
+                "examples"
             )
         self._source, self._batch = source, batch_size
         digest = hashlib.sha256(source.fingerprint.encode()).hexdigest()
