@@ -433,3 +433,28 @@ def test_saved_files_do_not_need_towers(tmp_path):
     subprocess.run([sys.executable, "-c", program], cwd=tmp_path, check=True)
     ours = model.predict(X, verbose=0)
     np.testing.assert_allclose(np.load(tmp_path / "outputs.npy"), ours, 1e-5, 1e-6)
+
+
+def test_texts_of_many_lengths_have_few_graphs():
+    traced = []
+
+    class Traces(keras.layers.Layer):
+        def call(self, x):
+            traced.append(x.shape)
+            return ops.cast(x, "float32")
+
+    lengths, weights = range(5, 17), []
+    texts = [np.random.default_rng(n).integers(0, 9, (16, n)) for n in lengths]
+    for num_towers in (1, 3):
+        keras.utils.set_random_seed(0)
+        model = keras.Sequential(
+            [keras.Input((None, 1)), Traces(), layers.GlobalAveragePooling1D(), layers.Dense(3)]
+        )
+        model.compile("adam", keras.losses.SparseCategoricalCrossentropy(from_logits=True))
+        towers.distribute(model, num_towers, microbatch_size=5)
+        for text in texts:
+            model.train_on_batch(text[..., None], text[:, 0] % 3)
+        weights.append(model.get_weights())
+    assert len(traced) < 2 * len(lengths)  # for two sizes of microbatch, and two numbers of towers
+    for one, other in zip(*weights, strict=True):
+        np.testing.assert_array_equal(one, other)

@@ -23,11 +23,8 @@ def ended(process) -> dict:
     return json.loads(out.splitlines()[-1])
 
 
-@pytest.mark.parametrize(
-    "towers_of_workers", [(2, 1), pytest.param((1, 1, 1), marks=pytest.mark.long)], ids=str
-)
-def test_workers_are_towers(towers_of_workers):
-    alone = started(sum(towers_of_workers))
+def cluster(towers_of_workers, **environment) -> list:
+    """The processes of a cluster on this machine."""
     with contextlib.ExitStack() as stack:
         servers = [
             stack.enter_context(socket.create_server(("localhost", 0))) for _ in towers_of_workers
@@ -37,7 +34,22 @@ def test_workers_are_towers(towers_of_workers):
     for index, num_towers in enumerate(towers_of_workers):
         task = {"type": "worker", "index": index}
         config = json.dumps({"cluster": {"worker": addresses}, "task": task})
-        workers.append(started(num_towers, os.environ | {"TF_CONFIG": config}))
+        workers.append(started(num_towers, os.environ | environment | {"TF_CONFIG": config}))
+    return workers
+
+
+@pytest.mark.parametrize(
+    "towers_of_workers", [(2, 1), pytest.param((1, 1, 1), marks=pytest.mark.long)], ids=str
+)
+def test_workers_are_towers(towers_of_workers):
+    alone = started(sum(towers_of_workers))
+    workers = cluster(towers_of_workers)
     expected = ended(alone)
     for worker in workers:
         assert ended(worker) == expected
+
+
+def test_workers_with_other_data_are_told():
+    for worker in cluster((1, 1), OTHER_ORDER="yes"):
+        _, error = worker.communicate(timeout=240)
+        assert worker.returncode == 1 and "worker 1" in error.splitlines()[-1]

@@ -4,10 +4,11 @@ from collections.abc import Callable, Iterator, Sequence
 
 import keras
 import tensorflow as tf
+from keras import tree
 
 from towers import devices, worker
 from towers.keras_fit import cut_check, cutting, refusals, separable, step
-from towers.support import worker_errors
+from towers.support import hashes, worker_errors
 
 from keras.src import backend  # isort: skip
 from keras.src.trainers.data_adapters import data_adapter_utils  # isort: skip
@@ -113,6 +114,7 @@ class Distribution:
         self._sizes: dict[str, int | None] = {}  # of a microbatch, in the present call of each
         self.workers = workers or worker.SingleWorker()
         self._towers_of_workers = self._agree()
+        self._compared: set[str] = set()  # calls whose first batch all workers have
         self._is_told = self._is_shared = False
         self.described_optimizer: dict | None = None  # as a run's config.json has it
 
@@ -131,6 +133,25 @@ class Distribution:
                     f"{self.workers.name(self.workers.index)} {own[1:]}: it must be the same"
                 )
         return [towers for towers, _ in everyone]
+
+    def _check_same_data(self, name: str, batch) -> None:
+        """Checks that all workers begin a call with the same batch.
+
+        Raises:
+          WorkerError: names a worker that does not.
+        """
+        if name in self._compared or self.workers.count == 1:
+            return
+        self._compared.add(name)
+        arrays = [tensor.numpy() for tensor in tree.flatten(batch) if tensor is not None]
+        everyone = self.workers.exchange("a first batch", hashes.sha256(arrays))
+        for index, other in enumerate(everyone):
+            if other != everyone[0]:
+                raise worker_errors.WorkerError(
+                    f"{self.workers.name(index)} has other data than {self.workers.name(0)}, or "
+                    "another order: each worker must have the whole of the same batches "
+                    "(keras.utils.set_random_seed, shuffle=)"
+                )
 
     def _share_state(self) -> None:
         """Gives all workers the chief's variables, once they are made."""
@@ -155,6 +176,7 @@ class Distribution:
         model.make_predict_function = lambda force=False: self._make("predict_function", force)
 
     def _make(self, name: str, force: bool) -> None:
+        self._compared.discard(name)
         self._sizes[name] = self.microbatch_size  # the first batch decides where it is None
         if getattr(self.model, name) is not None and not force:
             return
@@ -175,7 +197,9 @@ class Distribution:
             logs = None
             for _, batch in zip(range(self.model.steps_per_execution), iterator, strict=False):
                 batch = cutting.dense(batch)
-                size = self._size("train_function" if training else "test_function", batch)
+                name = "train_function" if training else "test_function"
+                self._check_same_data(name, batch)
+                size = self._size(name, batch)
                 if program is None:
                     _build(self.model, batch, with_optimizer=training)
                     if training:
@@ -199,6 +223,8 @@ class Distribution:
             to give the model others.
         """
         refusals.check_model(self.model)
+        self._compared.discard("run")
+        self._check_same_data("run", batch)
         self._sizes["run"] = self.microbatch_size
         size = self._size("run", batch)
         _build(self.model, batch, with_optimizer=False)

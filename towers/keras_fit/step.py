@@ -72,6 +72,7 @@ class Program:
         self._alone = False  # each worker computes the whole batch that is being traced
         self._at_once = shares.at_once(self.tower_devices)
         self._graphs: dict[str, Callable] = {}  # by what a batch is like
+        self._shapes: dict[str, list] = {}  # of batches that differ in nothing else
         self._variables = self._trained()
 
     def _trained(self) -> list[int]:
@@ -87,19 +88,45 @@ class Program:
                     "trainable or the optimizer has changed since the last compile: call compile "
                     "again for it to have effect"
                 )
-            try:
-                self._graphs[kind] = self._traced(batch, size)
-            except exchange.UnevenRows:  # rare: a last batch of a model with embeddings
-                self._alone = True
-                try:
-                    self._graphs[kind] = self._traced(batch, size)
-                finally:
-                    self._alone = False
+            like = self._relax(batch, size)
+            self._graphs[kind] = self._graphs.get(f"{size} {like}") or self._trace(like, size)
+            self._graphs[f"{size} {like}"] = self._graphs[kind]
         return self._graphs[kind]
 
-    def _traced(self, batch, size: int) -> Callable:
+    def _trace(self, batch, size: int) -> Callable:
         function = tf.function(lambda batch: self._build(batch, size), autograph=False)
-        return function.get_concrete_function(batch)
+        try:
+            return function.get_concrete_function(batch)
+        except exchange.UnevenRows:  # rare: a last batch of a model with embeddings
+            self._alone = True
+        try:
+            function = tf.function(lambda batch: self._build(batch, size), autograph=False)
+            return function.get_concrete_function(batch)
+        finally:
+            self._alone = False
+
+    def _relax(self, batch, size: int):
+        """What a graph for such batches is traced with: tensors like the batch.
+
+        From the third shape on that differs only beside the examples, as the lengths of padded
+        texts do, one graph takes them all. XLA and several workers need each shape.
+        """
+        tensors = [tensor for tensor in tree.flatten(batch) if tensor is not None]
+        group = f"{size} {len(batch)} {[(t.dtype, t.shape[0], t.shape.rank) for t in tensors]}"
+        seen = self._shapes.setdefault(group, [])
+        seen.append([tuple(tensor.shape) for tensor in tensors])
+        is_fixed = len(seen) < 3 or self.pass_.jit_compile or self._workers.count > 1
+        axes = [  # of each tensor, from its shapes in all batches
+            [
+                last if is_fixed or {last} == set(others) else None
+                for *others, last in zip(*shapes, strict=True)
+            ]
+            for shapes in zip(*seen, strict=True)
+        ]
+        specs = iter(
+            tf.TensorSpec(shape, tensor.dtype) for shape, tensor in zip(axes, tensors, strict=True)
+        )
+        return tree.map_structure(lambda t: None if t is None else next(specs), batch)
 
     def __call__(self, batch, size: int) -> dict[str, tf.Tensor] | tuple:
         """Makes a step.
