@@ -376,6 +376,28 @@ def test_a_source_needs_a_batch_size_within_an_epoch(batch_size, tmp_path):
     assert not (tmp_path / "run").exists()
 
 
+def test_what_keras_cannot_save_is_refused_before_the_first_step(tmp_path):
+    class Rate(keras.optimizers.schedules.LearningRateSchedule):
+        def __call__(self, step):
+            return 0.1
+
+    model = compiled(optimizer=keras.optimizers.SGD(Rate()))
+    with pytest.raises(ValueError, match="get_config"):
+        fit(tmp_path / "run", model)
+    assert not int(model.optimizer.iterations)
+
+
+def test_a_run_says_where_it_goes_on_with_something_else(tmp_path, capsys):
+    fit(tmp_path / "run", epochs=1)
+    config = json.loads((tmp_path / "run" / "config.json").read_text())
+    config["stretches"][0]["runs_on"]["intra-op threads"] = "77"
+    (tmp_path / "run" / "config.json").write_text(json.dumps(config))
+    fit(tmp_path / "run")
+    assert "77" in capsys.readouterr().out
+    stretches = json.loads((tmp_path / "run" / "config.json").read_text())["stretches"]
+    assert [one["first_step"] for one in stretches] == [0, 4]
+
+
 def test_data_that_end_early_end_the_run(tmp_path):
     x, y = fit_program.data()
     batches = ((x[:16], y[:16]) for _ in range(6))

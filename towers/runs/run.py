@@ -29,6 +29,7 @@ from towers.runs import (
     callback_state,
     checkpoints,
     definition,
+    export,
     interrupts,
     run_errors,
     run_folder,
@@ -451,6 +452,7 @@ class Run:
           CheckpointError: its checkpoint cannot be restored.
           WorkerError: workers are about to make different runs.
         """
+        export.check_can_be_saved(self.model)
         averages = [a for callback in callbacks for a in getattr(callback, "averages", ())]
         self.state = FitState(self.model, averages)
         self.distribution.prepare(data.first_batch(), self._take)
@@ -503,12 +505,16 @@ class Run:
         at_step, towers = int(self.state.step), self.distribution.tower_devices
         so_far = earlier["stretches"] if at_step and earlier is not None else []
         runs_on = stretches.environment() | stretches.on_devices(towers, devices.HOST)
+        now = stretches.extended(so_far, at_step, runs_on)
+        if so_far and now[-1]["first_step"] == at_step:
+            for change in stretches.changes(now[-2:]):
+                io_utils.print_msg(f"{change}: the last bits may differ from a run without this")
         folder.create(
             {
                 "settings": self.settings,
                 "resolved": resolved,
                 "defining": defined,
-                "stretches": stretches.extended(so_far, at_step, runs_on),
+                "stretches": now,
             }
         )
         folder.drop_metrics_after(at_step)
