@@ -55,6 +55,12 @@ def with_a_method():
     return model
 
 
+def quantized():
+    model = of(layers.Dense(4, name="peculiar"))
+    model.get_layer("peculiar").quantize("float8")
+    return model
+
+
 class WithAWeightAsOutput(keras.Model):
     def __init__(self):
         super().__init__()
@@ -173,6 +179,7 @@ REFUSED = {  # by what the message must name
     "tf.function": (lambda: of(Graph(name="peculiar")), "peculiar"),
     "stateful": (lambda: recurrent(stateful=True), "stateful"),
     "synchronized": (lambda: of(layers.BatchNormalization(synchronized=True)), "synchronized"),
+    "float8": (quantized, "peculiar"),
     "AugMix": (lambda: pictures(layers.AugMix(name="peculiar")), "AugMix"),
     "variables made in call": (
         lambda: keras.Sequential([MakesVariables(), layers.Dense(3)]),

@@ -67,6 +67,11 @@ def _check_layer(layer: keras.layers.Layer) -> None:
             f"{name} has synchronized=True: towers normalize each microbatch by itself; set "
             "microbatch_size to the batch's to normalize the whole batch, or leave it out"
         )
+    if getattr(layer, "quantization_mode", None) == "float8":
+        raise ValueError(
+            f"{name} is quantized to float8, whose scales remember the steps before: train it "
+            "without quantize, or without towers"
+        )
     if isinstance(layer, keras.layers.AugMix):
         raise ValueError(
             f"{name} is an AugMix, which draws its operations once, when its graph is built: use "

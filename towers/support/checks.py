@@ -6,7 +6,6 @@ shape but not its values, and what is expected.
 
 import contextlib
 import logging
-import math
 import re
 from collections.abc import Collection, Iterator, Mapping, Sequence
 
@@ -74,12 +73,6 @@ def _is_overridden(given: keras.Model, name: str) -> bool:
     return getattr(getattr(given, name), "__func__", None) is not getattr(keras.Model, name)
 
 
-def integer(name: str, value) -> None:
-    """Checks that a value is an integer."""
-    if isinstance(value, bool) or not isinstance(value, (int, np.integer)):
-        raise TypeError(f"{name} is {described(value)}: must be an integer")
-
-
 def compiled_deterministically(trained: keras.Model) -> None:
     """Checks that XLA has a deterministic gradient of each of Keras's layers.
 
@@ -140,26 +133,6 @@ def _check_device(name: str) -> None:
     number = machine.num_devices(kind)
     if (spec.device_index or 0) >= number:
         raise ValueError(f"towers has {name!r}: no such device; {kind} devices: {number}")
-
-
-def parts_of(batch) -> tuple:
-    """A batch's inputs, labels and, where there is one, sample_weight, as they are."""
-    if not isinstance(batch, (tuple, list)) or len(batch) not in (2, 3):
-        raise TypeError(
-            f"a batch is {described(batch)}: must be (inputs, labels) or "
-            "(inputs, labels, sample_weight)"
-        )
-    return tuple(batch)
-
-
-def number(name: str, value, below: float = math.inf) -> None:
-    """Checks a finite number that is at least 0, and below another."""
-    if isinstance(value, bool) or not isinstance(value, (int, float, np.integer, np.floating)):
-        raise TypeError(f"{name} is {described(value)}: must be a number")
-    if not (math.isfinite(value) and value >= 0):
-        raise ValueError(f"{name}={value}: must be finite and at least 0")
-    if value >= below:
-        raise ValueError(f"{name}={value}: must be below {below}")
 
 
 def weights(given, examples: int, dtype: type, of: str = "") -> np.ndarray:

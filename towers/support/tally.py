@@ -1,7 +1,6 @@
 """An evaluation's sums over examples, divided once, at the end."""
 
 import dataclasses
-import types
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
@@ -31,8 +30,6 @@ class Evaluation:
     confusion: np.ndarray
     of_workers: tuple[tuple[int, float], ...] = ()
     examples: "Seen | None" = dataclasses.field(default=None, repr=False, compare=False)
-    loss_name = "cross_entropy"
-    loss_terms = types.MappingProxyType({})
 
     @property
     def accuracy(self) -> float:
