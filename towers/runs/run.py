@@ -207,7 +207,7 @@ class Run:
           validation_batch_size, validation_freq, verbose: as Keras's `fit` takes them.
           callbacks: Keras's, or your own; `towers.callbacks.Log()` is added where there is no Log.
             When a run resumes, what they have changed among their attributes is as it was, if it is
-            numbers, texts, arrays, or lists and dicts of these.
+            numbers, texts, arrays, or lists, tuples, sets and dicts of these.
           checkpoint_every_steps: there is one at the end of each epoch, too.
           checkpoints_to_keep: the newest few; at least 1.
 
