@@ -97,8 +97,8 @@ class Distribution:
     Attributes:
       model: whose functions these are.
       tower_devices: one device for each tower.
-      microbatch_size: as given to `distribute`.
-      joined_loss: likewise.
+      microbatch_size, joined_loss: the arguments of `distribute`.
+      workers: the workers of the run; one alone by default.
     """
 
     def __init__(
@@ -190,6 +190,7 @@ class Distribution:
 
     def _over_batches(self, training: bool) -> Callable[[Iterator], dict[str, tf.Tensor]]:
         """Keras's train or test function: (iterator over batches) to the metrics after them."""
+        name = "train_function" if training else "test_function"
         program = None
 
         def function(iterator: Iterator) -> dict[str, tf.Tensor]:
@@ -197,7 +198,6 @@ class Distribution:
             logs = None
             for _, batch in zip(range(self.model.steps_per_execution), iterator, strict=False):
                 batch = cutting.dense(batch)
-                name = "train_function" if training else "test_function"
                 self._check_same_data(name, batch)
                 size = self._size(name, batch)
                 if program is None:
