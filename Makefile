@@ -11,7 +11,7 @@ help:
 	@echo "make train   train on the embedded data set with two towers (about a minute, once installed)"
 	@echo "make test    run the tests"
 	@echo "make test-all  run the long ones, too"
-	@echo "make benchmark  compare its speed with the tutorial, Keras and PyTorch (ten minutes)"
+	@echo "make benchmark  compare steps on towers with Keras and PyTorch"
 	@echo "make lessons  run all lessons and write their numbers, plots and code into docs"
 	@echo "make docs    build the site from the pages in docs, into build/site"
 	@echo "make docs-serve  build it and serve it on http://localhost:8000"
@@ -39,7 +39,7 @@ test-all: $(VENV)/installed
 
 # PyTorch is among the peers where it is installed: .venv/bin/pip install torch
 benchmark: $(VENV)/installed
-	$(VENV)/bin/python -m benchmarks.throughput $(BENCHMARK_FLAGS)
+	$(VENV)/bin/python -m benchmarks.networks $(BENCHMARK_FLAGS)
 
 lessons: $(VENV)/installed
 	$(VENV)/bin/python -m lessons all --write $(LESSONS_FLAGS)

@@ -13,7 +13,7 @@ HERE = Path(__file__).parent
 setup(
     name="towers",
     version=re.search(
-        r'^__version__ = "(.+)"$', (HERE / "towers/support/version.py").read_text(), re.M
+        r'^__version__ = "(.+)"$', (HERE / "towers/version.py").read_text(), re.M
     ).group(1),
     description="Data-parallel training of Keras models: the same bits on any number of devices",
     long_description=(HERE / "README.md").read_text(encoding="utf-8"),

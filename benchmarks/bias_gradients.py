@@ -59,12 +59,6 @@ def measure(layer: str, positions: int, rounds: int) -> dict:
     } | turns.conditions()
 
 
-def squared_error(targets: tf.Tensor, outputs: tf.Tensor) -> tf.Tensor:
-    """Keras's mean squared error of each example, [n]."""
-    errors = keras.losses.mean_squared_error(targets, outputs)
-    return tf.reduce_mean(tf.reshape(errors, [outputs.shape[0], -1]), axis=1)
-
-
 def update_of_bias(side: str, layer: str, positions: int, dtype: str, seed: int) -> np.ndarray:
     """What a step on one example adds to a bias, [CHANNELS]."""
     make, shape = LAYERS[layer]
@@ -73,20 +67,16 @@ def update_of_bias(side: str, layer: str, positions: int, dtype: str, seed: int)
     with tf.device(towers.devices.HOST):
         model = keras.Sequential([keras.Input(shape(positions)), make()])
     keras.config.set_dtype_policy("float32")
-    optimizer = keras.optimizers.SGD(1.0)
     inputs = np.random.default_rng(seed).normal(size=(1, *model.input_shape[1:])).astype("float32")
     targets = np.ones((1, *model.output_shape[1:]), np.float32)
     bias = model.trainable_variables[-1]
     before = bias.numpy()
-    if side == "keras":
-        # A Trainer turns grappler off.
+    if side == "towers":
+        towers.distribute(model, ["/CPU:0"])
+    else:  # `distribute` turns grappler off
         tf.config.optimizer.set_experimental_options({"disable_meta_optimizer": False})
-        model.compile(optimizer, "mse", jit_compile=False)
-        model.train_on_batch(inputs, targets)
-    else:
-        towers.Trainer(
-            model, optimizer, loss=squared_error, towers=["/CPU:0"], global_batch_size=1
-        ).train_step(inputs, targets)
+    model.compile(keras.optimizers.SGD(1.0), "mse", jit_compile=False)
+    model.train_on_batch(inputs, targets)
     return bias.numpy() - before
 
 

@@ -10,9 +10,10 @@ what takes their time, so at most a third as many processes as cores compile at 
 a JSON line, printed and added to the file at once. If a process is lost, a line says which results
 went with it. `--rehearse` does most of it with tiny batches on the CPU, in some minutes.
 
-The sides of a network take turns, all warmed up before. `default` and `best` are today's Trainer;
+The sides of a network take turns, all warmed up before. `distribute` is `fit` on a tower, and
+`keras-xla` without; with `-16` they make 16 steps a call. `m4` has four microbatches, on towers;
 `s3` is one XLA program for a whole step, `s3x16` has 16 steps a call, in one program or `-graph`;
-`-resident`: without copies of the batch; `-pinned`, `-uint8`: ways to copy it. `/s1` has a gradient
+`-resident`: without copies of the batch. `/s1` has a gradient
 of max pooling without a scatter; `/s0` keeps the choices of XLA's autotuner; `/deterministic` has
 TensorFlow's determinism (with TF32).
 """
@@ -36,7 +37,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
-from towers.support import container_limits
+from towers import container_limits
 
 PYTORCH = """
 import functools, types, torch
@@ -67,7 +68,7 @@ KINDS = {  # of hashes
 OF_S3 = {
     "usual": ["s3", "s3x16", "s3x16-resident", "s3x16-graph"],
     "rehearsed": ["s3", "s3x16-graph"],  # on CPUs a loop in a program is slow
-    "inputs": ["s3", "s3-pinned", "s3-uint8", "s3-uint8-pinned", "s3-resident"],
+    "few": ["s3", "s3-resident"],
 }
 OF_FIT = {
     "keras-xla": {}, "keras-xla-16": {"steps": 16}, "distribute": {"distribute": True},
@@ -246,7 +247,7 @@ def names(day: Day, deadline: float) -> None:
 def hashes_of(day: Day, deadline: float, jobs: Sequence[tuple]) -> dict[str, dict[str, str]]:
     """State hashes after 30 steps in a process for each (kind, name, GPUs, environment, more)."""
     rehearse, found = day.options.rehearse, {}
-    common = {"do": "hashes", "batch": 16 if rehearse else 256, "microbatches": 4}
+    common = {"do": "states", "batch": 16 if rehearse else 256, "microbatches": 4}
     common |= {"steps": 3 if rehearse else 30, "megabytes": MEGABYTES}
 
     def run(kind: str, name: str, gpus: int, env: Mapping[str, str], more: dict) -> None:
@@ -387,14 +388,12 @@ def rates(task: str, dtype: str, batch: int, prices=(), s3="usual", fits=tuple(O
             name = "pytorch-compiled"
             plans[name] = (lambda until: day.start_pytorch(PYTORCH, *given), [name])
         plans["s3"] = plan(day, sides=of_s3, **what)
-        plans["trainer"] = plan(day, sides=["best", "default"], **what)
         for name in fits:
             plans[name] = plan(day, **about, do="in_fit", sides=[name], **OF_FIT[name])
         if "s0" in prices:
             plans["s3/s0"] = plan(day, day.kept_choices(f"rates {task}"), **own)
         if "deterministic" in prices:
-            more = {"deterministic": True, "sides": ["s3", "best"]}
-            plans["s3/deterministic"] = plan(day, **own | more)
+            plans["s3/deterministic"] = plan(day, **own, deterministic=True)
         if "s1" in prices:
             plans["s3/s1"] = plan(day, **own)
         by_turns(day, "rates", plans, deadline, **about)
@@ -403,7 +402,7 @@ def rates(task: str, dtype: str, batch: int, prices=(), s3="usual", fits=tuple(O
 
 
 def microbatches(day: Day, deadline: float) -> None:
-    """Today's best with 1 to 8 microbatches, on 1, 2 and 4 logical GPUs."""
+    """Towers with 1 to 8 microbatches, on 1, 2 and 4 logical GPUs."""
     sizes, numbers = ((128, 1024), (1, 2, 4)) if not day.options.rehearse else ((16,), (1, 2))
     about = {"task": "cifarnet", "dtype": "float32"}
     plans = {}
@@ -416,8 +415,8 @@ def microbatches(day: Day, deadline: float) -> None:
 
 
 def profile(day: Day, deadline: float) -> None:
-    """A profile, rates of copies, what XLA made, and errors of gradients of biases."""
-    parts = ["profiled", "copies", "compiled_operations", "bias_errors"]
+    """A profile, what XLA made, and errors of gradients of biases."""
+    parts = ["profiled", "compiled_operations", "bias_errors"]
     what = {"do": "facts", "parts": parts, "task": "cifarnet", "dtype": "float32"}
     process = day.start(what | {"batch": 16 if day.options.rehearse else 128})
     try:
@@ -434,8 +433,8 @@ SECTIONS: dict[str, tuple[int, int, Callable[[Day, float], None]]] = {  # to par
     "cifarnet": (1, 105, rates("cifarnet", "float32", 128, prices=("s0", "deterministic", "s1"))),
     "resnet": (1, 145, rates("resnet", "bfloat16", 512, prices=("s0", "deterministic"))),
     "transformer": (1, 135, rates("transformer", "float32", 64)),
-    "inputs": (
-        2, 150, rates("resnet50", "bfloat16", 128, s3="inputs", fits=("keras-xla", "distribute"))
+    "resnet50": (
+        2, 150, rates("resnet50", "bfloat16", 128, s3="few", fits=("keras-xla", "distribute"))
     ),
     "fastnet": (2, 105, rates("fastnet", "float32", 128)),
     "microbatches": (2, 110, microbatches),

@@ -2,18 +2,15 @@
 
     python -m benchmarks.long_run --steps=20000
 
-The loop is that of `train.py`, with its logs, summaries, hashes, checkpoints and evaluations; the
-network is one dense layer, so that thousands of steps take seconds.
+A `towers.Run` with logs, summaries, hashes, checkpoints and evaluations; the network is one dense
+layer, so that thousands of steps take seconds.
 """
 
 import argparse
-import contextlib
-import io
+import collections
 import statistics
 import tempfile
 import time
-import types
-from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -21,21 +18,17 @@ import psutil
 
 import towers  # before Keras: it sets TensorFlow up
 from benchmarks import turns
-from input_pipeline import batches
-from towers import devices
-from towers.runs import checkpoints, loop, run_folder, run_plan
+from input_pipeline import arrays
+from towers import callbacks
+from towers.runs import checkpoints
 
 import keras  # isort: skip
 import tensorflow as tf  # isort: skip
 
 EXAMPLES, CLASSES, BATCH, TOWERS = 1000, 4, 16, 2
-LOG_EVERY, CHECKPOINTS_TO_KEEP = 20, 3
+LOG_EVERY, OTHERS_EVERY, CHECKPOINTS_TO_KEEP = 20, 500, 3
 LOOKS = 40  # at the process, at equal distances
 WARM_UP = 0.2  # of the run, which the slope of memory leaves out
-CONFIG = {
-    "settings": {"train_dir": "", "checkpoint_every_steps": 500},
-    "resolved": {"class_names": list("abcd")},
-}
 HEAD = """\
 | steps | megabytes after warm-up and at the end | growth in 10,000 steps | open files | \
 checkpoints | logged steps in the event files | ms per step, second and last fifth |
@@ -53,21 +46,54 @@ def main():
         turns.report(HEAD, rows, as_row, options.output)
 
 
+class Look(keras.callbacks.Callback):
+    """Looks at the process from time to time."""
+
+    def __init__(self, every: int):
+        super().__init__()
+        self._every, self._steps, self._process = every, 0, psutil.Process()
+        self.found = collections.deque()  # (step, megabytes, open files, seconds)
+
+    def on_train_batch_end(self, batch, logs=None):
+        """Is called after each step."""
+        self._steps += 1
+        if self._steps % self._every == 0:
+            megabytes = self._process.memory_info().rss / 2**20
+            files, now = self._process.num_fds(), time.perf_counter()
+            self.found.append((self._steps, megabytes, files, now))
+
+
 def figures(path: Path, steps: int) -> dict:
     """Trains in `path`; the figures of the process and its files."""
-    folder, looks = run_folder.RunFolder(str(path)), []
-    run = loop.Loop(
-        _trainer(),
-        folder,
-        _plan(steps),
-        _data(steps // LOOKS, looks),
-        types.SimpleNamespace(sha256=lambda: "of this run"),
+    rng = np.random.default_rng(0)
+    images = rng.normal(size=(EXAMPLES, 8, 8, 3)).astype(np.float32)
+    labels = rng.integers(CLASSES, size=EXAMPLES)
+    layers = [keras.Input((8, 8, 3)), keras.layers.Flatten(), keras.layers.Dense(CLASSES)]
+    model = keras.Sequential(layers)
+    loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+    model.compile(keras.optimizers.SGD(0.01, momentum=0.9), loss, metrics=["accuracy"])
+    run = towers.Run(path, towers.distribute(model, TOWERS, microbatch_size=BATCH // TOWERS))
+    look = Look(steps // LOOKS)
+    run.fit(
+        arrays.batches(images, labels),
+        batch_size=BATCH,
+        epochs=steps,
+        max_steps=steps,
+        validation_data=(images, labels),
+        validation_freq=20,
+        callbacks=[
+            callbacks.LearningRate(lambda seen: 1 / (100 + seen)),  # another at every step
+            callbacks.MovingAverages(model, 0.99),
+            callbacks.Log(LOG_EVERY),
+            callbacks.Histograms(OTHERS_EVERY),
+            callbacks.Verify(OTHERS_EVERY),
+            look,
+        ],
+        verbose=0,
+        checkpoint_every_steps=OTHERS_EVERY,
+        checkpoints_to_keep=CHECKPOINTS_TO_KEEP,
     )
-    with run.lock.held():
-        folder.create(CONFIG)
-        with contextlib.redirect_stdout(io.StringIO()):
-            run.train(CONFIG)
-    at, megabytes, files, seconds = np.array(looks).T
+    at, megabytes, files, seconds = np.array(look.found).T
     settled = at >= WARM_UP * steps
     slope = np.polyfit(at[settled], megabytes[settled], 1)[0]
     step_ms = 1000 * np.diff(seconds) / np.diff(at)
@@ -79,74 +105,11 @@ def figures(path: Path, steps: int) -> dict:
         "megabytes_per_10000_steps": round(float(slope * 10_000), 2),
         "files_after_warm_up": int(files[settled][0]),
         "files_at_end": int(files[-1]),
-        "checkpoints": len(checkpoints.by_step(folder.checkpoints)),
-        "events": _logged_steps(folder.train_events),
+        "checkpoints": len(checkpoints.by_step(run.folder.checkpoints)),
+        "events": _logged_steps(run.folder.train_events),
         "step_ms_second_fifth": round(statistics.median(step_ms[fifth : 2 * fifth]), 3),
         "step_ms_last_fifth": round(statistics.median(step_ms[-fifth:]), 3),
     }
-
-
-def _trainer() -> towers.Trainer:
-    tower_devices = devices.choose(TOWERS)
-    with tf.device(devices.HOST):
-        layers = [keras.Input((8, 8, 3)), keras.layers.Flatten(), keras.layers.Dense(CLASSES)]
-        model = keras.Sequential(layers)
-    return towers.Trainer(
-        model,
-        keras.optimizers.SGD(0.01, momentum=0.9),
-        towers=tower_devices,
-        global_batch_size=BATCH,
-        num_microbatches=TOWERS,
-        learning_rate=lambda examples_seen: 1 / (100 + examples_seen),  # another at every step
-        weight_decay=1e-4,
-        moving_average_decay=0.99,
-    )
-
-
-def _plan(steps: int) -> run_plan.Plan:
-    return run_plan.Plan(
-        last_step=steps,
-        examples_per_epoch=EXAMPLES,
-        class_names=tuple(CONFIG["resolved"]["class_names"]),
-        log_every_steps=LOG_EVERY,
-        summary_every_steps=500,
-        verify_every_steps=500,
-        checkpoint_every_steps=CONFIG["settings"]["checkpoint_every_steps"],
-        checkpoints_to_keep=CHECKPOINTS_TO_KEEP,
-        eval_every_epochs=20.0,
-    )
-
-
-def _data(look_every: int, looks: list) -> run_plan.Data:
-    """Random images; the process is looked at as their batches are fetched."""
-    rng = np.random.default_rng(0)
-    images = rng.integers(256, size=(EXAMPLES, 8, 8, 3), dtype=np.uint8)
-    labels = rng.integers(CLASSES, size=EXAMPLES).astype(np.int32)
-    process = psutil.Process()
-
-    def training_batches(first_step: int, last_step: int) -> Iterator:
-        """The batches of those steps; between them the process is looked at."""
-        source = batches.training_batches(
-            images, labels, global_batch_size=BATCH, seed=0,
-            first_step=first_step, last_step=last_step,
-        )  # fmt: skip
-        for at_step, batch in enumerate(source, start=first_step + 1):
-            yield batch
-            if at_step % look_every == 0:
-                megabytes = process.memory_info().rss / 2**20
-                looks.append((at_step, megabytes, process.num_fds(), time.perf_counter()))
-
-    return run_plan.Data(
-        training=training_batches,
-        evaluation=batches.evaluation_batches(
-            images, labels, global_batch_size=BATCH, preprocess=_as_numbers
-        ),
-        evaluation_count=EXAMPLES,
-    )
-
-
-def _as_numbers(images: tf.Tensor) -> tf.Tensor:
-    return tf.cast(images, tf.float32)
 
 
 def _logged_steps(folder: Path) -> int:
@@ -156,7 +119,7 @@ def _logged_steps(folder: Path) -> int:
         for record in tf.data.TFRecordDataset(str(path)):
             event = tf.compat.v1.Event.FromString(record.numpy())
             tags += [value.tag for value in event.summary.value]
-    return tags.count("loss/total")
+    return tags.count("loss")
 
 
 def as_row(row: dict) -> str:

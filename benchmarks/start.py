@@ -1,10 +1,10 @@
-"""What a command costs before and beside its steps: imports, input, the first step, memory.
+"""What a command costs before and beside its steps: imports, the first step, memory.
 
     python -m benchmarks.start --data_dir=...
 
 Whole processes, from the shell: `train.py --help`; imports alone; `train.py` up to its first step
-and to its end after 600 steps with logs, summaries, a checkpoint and an evaluation; the load of the
-decoded data and the input pipeline alone. The data are decoded and cached before.
+and to its end after 600 steps with logs, summaries, a checkpoint and an evaluation. The data are
+decoded and cached before.
 """
 
 import argparse
@@ -17,7 +17,7 @@ import time
 
 from benchmarks import turns
 from input_pipeline import datasets
-from towers.support import noise
+from towers import noise
 
 HEAD = """\
 | what | median | all |
@@ -26,33 +26,6 @@ IMPORTS = {
     "`import tensorflow, keras`": "import tensorflow, keras",
     "`import towers`": "import towers",
 }
-# Processes of their own, because they import TensorFlow; each prints one number.
-LOAD = """\
-import time
-from input_pipeline import datasets
-begun = time.perf_counter()
-for split in datasets.SPLITS:
-    datasets.load({dataset!r}, {data_dir!r}, split)
-print(time.perf_counter() - begun)
-"""
-PIPELINE = """\
-import time
-from input_pipeline import batches, datasets, preprocess
-from towers import devices
-devices.use_intra_op_threads(1)
-devices.run_graphs_as_written()
-data = datasets.load({dataset!r}, {data_dir!r}, "train")
-augment = preprocess.for_images("crop_flip_colour", data.images.shape[1:]).train
-source = iter(batches.training_batches(
-    data.images, data.labels, global_batch_size=128, seed=0, last_step=10**6, preprocess=augment
-))
-for _ in range(100):
-    next(source)
-begun = time.perf_counter()
-for _ in range(1000):
-    next(source)
-print(1000 * 128 / (time.perf_counter() - begun))
-"""
 
 
 def main():
@@ -90,10 +63,6 @@ def one_round(options: argparse.Namespace) -> dict[str, float]:
         raise SystemExit(f"train.py --help did not answer: {help_text[-500:]}")
     figures = {"`train.py --help`, s": answered}
     figures |= {f"{name}, s": timed("-c", program)[1] for name, program in IMPORTS.items()}
-    figures |= {
-        "decoded data from the cache, s": printed_by(LOAD, options),
-        "input pipeline alone, images/s": printed_by(PIPELINE, options),
-    }
     for dtype in ("float32", "bfloat16"):
         first_step, peak = whole_run(options, dtype)
         figures[f"first step from the shell, {dtype}, s"] = first_step
@@ -109,13 +78,6 @@ def timed(*arguments: str) -> tuple[str, float]:
         stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True, check=True,
     )  # fmt: skip
     return done.stdout, time.perf_counter() - begun
-
-
-def printed_by(program: str, options: argparse.Namespace) -> float:
-    """The number that a program prints, run as a process of its own."""
-    text = program.format(dataset=options.dataset, data_dir=options.data_dir)
-    done = subprocess.run([sys.executable, "-c", text], stdout=subprocess.PIPE, check=True)
-    return float(done.stdout)
 
 
 def whole_run(options: argparse.Namespace, compute_dtype: str) -> tuple[float, float]:

@@ -4,16 +4,16 @@
     python -m benchmarks.step_memory --task=resnet --rounds=3
 
 The sides are those of `benchmarks.networks`. Each trains the network's batch in one process and
-four times as many images in another, and its peak of resident memory is taken after the warm-up.
-The difference of the two peaks over that of the batches is what an image takes; libraries, weights
-and their gradients are in both. The peak at the larger batch has them, too.
+four times as many images, in eight microbatches too, in another; its peak of resident memory is
+taken after the warm-up. The difference of the two peaks over that of the batches is what an image
+takes; libraries, weights and their gradients are in both. The peak at the larger batch has them,
+too.
 """
 
 import statistics
 
 from benchmarks import networks, turns
 from benchmarks.peers import task_sizes
-from towers.support import shares
 
 SIDES = ("towers", "fused", "keras", "pytorch")
 OWN, PEERS = SIDES[:2], SIDES[2:]
@@ -23,6 +23,7 @@ PyTorch | per image, our smallest relative to theirs |
 |---|---|---|---|---|---|---|"""
 STEPS = 3  # of a turn
 TIMES = 4  # as many images in the other process
+MICROBATCHES = 8
 
 
 def main():
@@ -54,17 +55,16 @@ def measure(task: str, rounds: int) -> dict:
         },
         "rounds": rounds,
     }
-    least = min((medians[name] for name in PEERS if name in medians), default=None)
-    if least is not None:
-        ours = min(medians[name] for name in OWN if name in medians)
-        figures["to_least_peer"] = round(ours / least, 3)
-    return figures | turns.conditions()
+    least = min(medians[name] for name in PEERS if name in medians)
+    ours = min(medians[name] for name in OWN if name in medians)
+    return figures | {"to_least_peer": round(ours / least, 3)} | turns.conditions()
 
 
 def peaks(task: str, batch: int) -> dict[str, float]:
     """Name of a side to its process's peak, in MB; one process after the other."""
-    number = shares.MOST_BY_DEFAULT
-    commands = networks.commands(task, "float32", SIDES, number, f"--batch={batch}")
+    commands = networks.commands(
+        task, "float32", SIDES, batch // MICROBATCHES, batch, networks.has_pytorch()
+    )
     found = {}
     for name, command in commands.items():
         sides = {name: turns.Side(command, {"steps": STEPS})}
@@ -78,8 +78,8 @@ def as_row(row: dict) -> str:
     """One row of the table."""
     found, peak = row["megabytes_per_image"], row["peak_megabytes"]
     shown = [f"{found[name]:.2f} ({peak[name]:,})" if name in found else "" for name in SIDES]
-    ratio = f"{row['to_least_peer']:.2f}" if "to_least_peer" in row else ""
     small, large = row["batches"]
+    ratio = f"{row['to_least_peer']:.2f}"
     return f"| {row['task']} | {small}, {large} | {' | '.join(shown)} | {ratio} |"
 
 

@@ -21,8 +21,8 @@ from typing import NamedTuple
 
 import psutil
 
+from towers import container_limits, machine
 from towers.runs import run_folder
-from towers.support import container_limits, machine
 
 
 @dataclasses.dataclass(frozen=True)
@@ -109,16 +109,11 @@ class Measured(NamedTuple):
 
 
 def measure(
-    sides: Mapping[str, Side],
-    rounds: int,
-    *,
-    peak_of_turns: bool = False,
-    warm_up_together: bool = False,
+    sides: Mapping[str, Side], rounds: int, *, peak_of_turns: bool = False
 ) -> dict[str, Measured]:
     """Gives every side its turn in every round; reports progress on stderr.
 
     The peak of memory is that of the whole process, or with `peak_of_turns` that since its warm-up.
-    Sides warm up one after the other, or with `warm_up_together` all at once.
     """
     workers: dict[str, Worker] = {}
     rates: dict[str, list[float]] = {name: [] for name in sides}
@@ -126,12 +121,9 @@ def measure(
         try:
             for name, side in sides.items():
                 workers[name] = Worker(name, side, Path(logs) / f"{name}.log")
-                if not warm_up_together:
-                    workers[name].warm_up()
-            for worker in workers.values():
-                if warm_up_together:
-                    worker.warm_up()
-                if peak_of_turns:
+                workers[name].warm_up()
+            if peak_of_turns:
+                for worker in workers.values():
                     worker.forget_peak()
             for number in range(1, rounds + 1):
                 for name, worker in workers.items():
@@ -183,20 +175,8 @@ def parser(description: str, *, rounds: int) -> argparse.ArgumentParser:
     """A command line with `--rounds` and `--output`."""
     made = argparse.ArgumentParser(description=description.splitlines()[0])
     made.add_argument("--rounds", type=_at_least_1, default=rounds, help="turns of each side")
-    _add_output(made)
-    return made
-
-
-def runs_parser(description: str) -> argparse.ArgumentParser:
-    """A command line with the folders of runs and `--output`."""
-    made = argparse.ArgumentParser(description=description.splitlines()[0])
-    made.add_argument("run", nargs="+", help="folder of a run")
-    _add_output(made)
-    return made
-
-
-def _add_output(made: argparse.ArgumentParser) -> None:
     made.add_argument("--output", help="file of one JSON object per line to add the figures to")
+    return made
 
 
 def _at_least_1(text: str) -> int:

@@ -10,7 +10,7 @@ from typing import NamedTuple
 import numpy as np
 import psutil
 
-from towers.support import container_limits
+from towers import container_limits
 
 TENSOR_ALIGNMENT = 64  # bytes; TensorFlow's own tensors begin at multiples of it
 

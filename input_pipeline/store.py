@@ -33,7 +33,7 @@ import numpy as np
 import tqdm
 from array_record.python import array_record_module
 
-from towers.support import container_limits
+from towers import container_limits
 
 from . import cache, decoded, pictures, regular_files
 

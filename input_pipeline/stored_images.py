@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator, Sequence
 import numpy as np
 import tensorflow as tf
 
-from towers.support import container_limits
+from towers import container_limits
 
 from . import batches, cuts, decoded, pictures, preprocess, reading, store
 

@@ -6,7 +6,7 @@ from typing import NamedTuple
 import towers  # noqa: F401  before Keras: it sets TensorFlow up
 from input_pipeline import batches, datasets, preprocess
 from laboratory import findings
-from towers import devices
+from towers import devices, step
 from towers.networks import cifarnet, resnet
 
 import keras  # isort: skip
@@ -101,3 +101,37 @@ def small_resnet() -> keras.Model:
     """Eight layers with batch norm."""
     with tf.device(devices.HOST):
         return resnet.build(SHAPE, CLASSES, keras.DTypePolicy("float32"), 0, blocks_per_stage=1)
+
+
+def compile_classifier(model: keras.Model, optimizer: keras.optimizers.Optimizer) -> None:
+    """Compiles a model of logits: its loss, `accuracy` and `cross_entropy`."""
+    devices.run_graphs_as_written()
+    model.compile(
+        optimizer,
+        keras.losses.SparseCategoricalCrossentropy(from_logits=True),
+        weighted_metrics=[
+            keras.metrics.SparseCategoricalAccuracy("accuracy"),
+            keras.metrics.SparseCategoricalCrossentropy("cross_entropy", from_logits=True),
+        ],
+        jit_compile=False,
+    )
+
+
+def program(
+    model: keras.Model, optimizer, num_towers: int = 1, loss=None, **options
+) -> step.Program:
+    """A training step on towers, which shows its losses and gradients.
+
+    Args:
+      model: is compiled anew.
+      optimizer: one of Keras's.
+      num_towers: on which the step runs.
+      loss: as `compile` takes it; None for the cross entropy of logits.
+      **options: as a `step.Program` takes them.
+    """
+    devices.run_graphs_as_written()
+    loss = loss or keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+    model.compile(optimizer, loss, jit_compile=False)
+    optimizer.build(model.trainable_variables)
+    on = devices.choose(num_towers)
+    return step.Program(model, on, training=True, joined=False, watched=True, **options)

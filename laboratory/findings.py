@@ -6,8 +6,9 @@ import importlib.metadata
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
-from towers import devices
-from towers.support import container_limits, machine, noise
+from towers import container_limits, devices, machine, noise
+
+import keras  # isort: skip
 
 PACKAGES = ("TensorFlow", "Keras")
 STYLE = Path(__file__).resolve().parent.parent / "docs" / "figures" / "towers.mplstyle"
@@ -101,12 +102,13 @@ def label_in_ones_twos_fives(axis) -> None:
 def start_runtime() -> None:
     """Four logical CPU devices, and one thread per operation, as `train.py` has on a few cores.
 
-    As in `train.py`, nothing is logged below an error.
+    As in `train.py`, nothing is logged below an error; nor does Keras say what it does.
 
     Raises:
       ValueError: TensorFlow's runtime has started with less.
     """
     noise.quiet_loggers()
+    keras.config.disable_interactive_logging()
     devices.use_intra_op_threads(1)
     devices.choose(4)
 

@@ -5,8 +5,7 @@ from collections.abc import Callable
 import towers  # noqa: F401  before Keras: it sets TensorFlow up
 from input_pipeline import batches, preprocess
 from laboratory import data, problems, race
-from towers import devices, losses, tower
-from towers.support import classes
+from towers import microbatch
 
 import keras  # isort: skip
 import numpy as np  # isort: skip
@@ -40,8 +39,8 @@ class Network:
         Raises:
           ValueError: the model keeps statistics, and each worker would have its own.
         """
-        devices.run_graphs_as_written()
         self.model = build()
+        data.compile_classifier(self.model, keras.optimizers.SGD())
         kept = [v.path for v in self.model.non_trainable_variables if v.dtype.startswith("float")]
         if kept:
             raise ValueError(f"{self.model.name} keeps {kept[0]}: workers share only weights here")
@@ -50,13 +49,7 @@ class Network:
         self.initial = np.concatenate(
             [v.numpy().ravel() for v in self.model.trainable_variables]
         )  # [weights]
-        self._program = tower.TowerProgram(
-            self.model,
-            losses.cross_entropy,
-            {},
-            weight_decay=0.0,
-            jit_compile=False,
-        )
+        self._pass = microbatch.Microbatch(self.model, training=True, jit_compile=False)
         self._seed = seed
         self._all = images
         self._images = tf.constant(images.train.images)
@@ -94,17 +87,8 @@ class Network:
           labels: int32 [batch].
           number: int64 [], from which random layers derive their draws.
         """
-        result = tower.compute(
-            self._program,
-            self._in_layers(weights),
-            [[tf.convert_to_tensor(v.value) for v in self.model.non_trainable_variables]],
-            images,
-            labels,
-            None,
-            number,
-            None,
-        )
-        return tf.concat([tf.reshape(g, [-1]) for g in result.sums[0, 1]], axis=0)
+        given = self._in_layers(weights), self._state(), number, (images, labels), None
+        return tf.concat([tf.reshape(g, [-1]) for g in self._pass.backward(*given).gradients], 0)
 
     def evaluate(self, weights: np.ndarray) -> problems.Measured:
         """On the first test images, by default 2,000."""
@@ -114,16 +98,15 @@ class Network:
         return problems.Measured(loss / count, correct / count)
 
     def _build_sums(self, weights, images, labels, mask):
-        state = [tf.convert_to_tensor(v.value) for v in self.model.non_trainable_variables]
-        outputs, _ = self.model.stateless_call(
-            self._in_layers(weights), state, images, training=False
-        )
-        counted = tf.cast(mask, tf.float32)
-        return (
-            tf.reduce_sum(losses.cross_entropy(labels, outputs) * counted),
-            classes.count_correct(labels, outputs, counted),
-            tf.reduce_sum(counted),
-        )
+        given = self._in_layers(weights), self._state(), images
+        logits, _ = self.model.stateless_call(*given, training=False)
+        losses = tf.nn.sparse_softmax_cross_entropy_with_logits(labels, logits)
+        right = tf.argmax(logits, axis=1, output_type=labels.dtype) == labels
+        of_each = (losses, right, tf.ones_like(losses))
+        return [tf.reduce_sum(tf.cast(mask, tf.float32) * tf.cast(v, tf.float32)) for v in of_each]
+
+    def _state(self) -> list[tf.Tensor]:
+        return [tf.convert_to_tensor(v.value) for v in self.model.non_trainable_variables]
 
     def _in_layers(self, weights: tf.Tensor) -> list[tf.Tensor]:
         """The flat array as the model's weights."""

@@ -3,8 +3,8 @@
     python -m laboratory.parameter_server --workers=3 --gradients=300
 
 Starts one process for the server and one for each worker, on this machine; this process
-coordinates them. Each worker reads the weights from the server, computes the gradient of a tower
-(`tower.compute`) and applies it on the server, whatever the other workers do. The server counts how
+coordinates them. Each worker reads the weights from the server, computes the gradient of a
+microbatch and applies it on the server, whatever the other workers do. The server counts how
 stale each gradient was, and the command shows the counts beside those of the simulation.
 """
 

@@ -1,18 +1,18 @@
 """Runs until an accuracy is reached: how many examples a batch size and a rate need.
 
-Each run has one tower with one microbatch, and as many runs work side by side as there are cores.
+Each run is plain Keras on one device, and as many runs work side by side as there are cores.
 """
 
 import concurrent.futures
 import functools
+import math
 import statistics
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
-import towers  # before Keras: it sets TensorFlow up
+import towers  # noqa: F401  before Keras: it sets TensorFlow up
 from laboratory import data
-from towers import devices, schedules
-from towers.support import container_limits
+from towers import container_limits, devices
 
 import keras  # isort: skip
 import numpy as np  # isort: skip
@@ -59,7 +59,7 @@ def examples_needed(
     Returns:
       One number for each entry; None where the accuracy was not reached.
     """
-    test = list(images.test_batches().take(TEST_BATCHES))
+    test = images.test_batches().take(TEST_BATCHES).cache()
     return side_by_side(
         [functools.partial(run, entry, images, test, accuracy, at_most) for entry in entries]
     )
@@ -72,7 +72,8 @@ def mean_needed(of_seeds: Sequence[float | None]) -> float | None:
 
 def side_by_side(calls: Sequence[Callable]) -> list:
     """Makes calls in threads, as many at a time as there are cores; returns their results."""
-    with concurrent.futures.ThreadPoolExecutor(container_limits.available_cores()) as pool:
+    cores, silent = container_limits.available_cores(), keras.config.disable_interactive_logging
+    with concurrent.futures.ThreadPoolExecutor(cores, initializer=silent) as pool:
         running = [pool.submit(call) for call in calls]
         try:
             return [one.result() for one in running]
@@ -83,53 +84,45 @@ def side_by_side(calls: Sequence[Callable]) -> list:
 
 def run(entry: Entry, images: data.Images, test, accuracy: float, at_most: int) -> float | None:
     """One run of `examples_needed`."""
-    batch = entry.global_batch_size
-    trained = trainer(entry, len(images.train.images))
+    batch, trained = entry.global_batch_size, model(entry)
     seen, measured = [], []
     for step, pair in enumerate(
         images.training_batches(batch, at_most // batch, seed=entry.seed, distorted=False), start=1
     ):
-        try:
-            trained.train_step(*pair)
-        except towers.NotFiniteError:
+        if not math.isfinite(trained.train_on_batch(*pair, return_dict=True)["loss"]):
             return None
         if step * batch < (seen[-1] if seen else 0) + EXAMPLES_BETWEEN_EVALUATIONS:
             continue
         seen.append(step * batch)
-        measured.append(trained.evaluate(test).accuracy)
+        measured.append(evaluated(trained, test).accuracy)
         last = measured[-SMOOTHED_OVER:]
         if len(last) == SMOOTHED_OVER and statistics.mean(last) >= accuracy:
             return statistics.mean(seen[-SMOOTHED_OVER:])
     return None
 
 
-def trainer(
-    entry: Entry, examples_per_epoch: int, num_microbatches: int = 1, **options
-) -> towers.Trainer:
-    """A new trainer of the small network, on one tower.
+def model(entry: Entry) -> keras.Model:
+    """The small network at its first weights, compiled with an entry's optimizer."""
+    made, rate = network(entry.seed), entry.rate
+    if entry.warm_up:
+        rate = keras.optimizers.schedules.PolynomialDecay(
+            entry.start_factor * rate, entry.warm_up / entry.global_batch_size, rate
+        )
+    data.compile_classifier(made, OPTIMIZERS[entry.optimizer](rate))
+    return made
 
-    Args:
-      entry: its batch, its rate, and the seed of its weights.
-      examples_per_epoch: of the schedule.
-      num_microbatches: parts of a batch.
-      **options: the Trainer's.
-    """
-    rate = schedules.LearningRate(
-        "constant",
-        entry.rate,
-        examples_per_epoch,
-        warmup_epochs=entry.warm_up / examples_per_epoch,
-        warmup_start_factor=entry.start_factor,
-    )
-    return towers.Trainer(
-        network(entry.seed),
-        OPTIMIZERS[entry.optimizer](),
-        global_batch_size=entry.global_batch_size,
-        learning_rate=rate,
-        towers=(devices.HOST,),
-        num_microbatches=num_microbatches,
-        **options,
-    )
+
+class Evaluated(NamedTuple):
+    """The mean cross entropy, and the share of right answers."""
+
+    loss: float
+    accuracy: float
+
+
+def evaluated(model: keras.Model, batches: tf.data.Dataset) -> Evaluated:
+    """What Keras's `evaluate` says."""
+    logs = model.evaluate(batches, return_dict=True, verbose=0)
+    return Evaluated(logs["cross_entropy"], logs["accuracy"])
 
 
 def network(seed: int = 0) -> keras.Model:
@@ -157,10 +150,10 @@ def network(seed: int = 0) -> keras.Model:
         )
 
 
-def right(trained: towers.Trainer, images: data.Images) -> np.ndarray:
+def right(trained: keras.Model, images: data.Images) -> np.ndarray:
     """Whether the last weights get each test image right, bool [images]."""
     found = []
     for pixels, labels, mask in images.test_batches():
-        logits = trained.state.model(pixels, training=False)
+        logits = trained(pixels, training=False)
         found.append((tf.argmax(logits, axis=1, output_type=labels.dtype) == labels)[mask])
     return np.concatenate(found)

@@ -12,12 +12,11 @@ import html
 import json
 from collections.abc import Iterator, Sequence
 
-import towers  # before Keras: it sets TensorFlow up
+import towers  # noqa: F401  before Keras: it sets TensorFlow up
 from laboratory import data, findings
 from lessons import lesson
-from towers import devices, gradients
+from towers import devices, gradients, shares
 from towers.networks import cifarnet
-from towers.support import shares
 
 import keras  # isort: skip
 import numpy as np  # isort: skip
@@ -42,19 +41,13 @@ def measure() -> list[list[float]]:
     with tf.device(devices.HOST):
         model = cifarnet.build(data.SHAPE, data.CLASSES, keras.DTypePolicy("float32"), 0)
     size = BATCH // MICROBATCHES
-    trainer = towers.Trainer(
-        model,
-        keras.optimizers.SGD(0.0),  # every microbatch sees the same weights
-        towers=devices.choose(1),
-        global_batch_size=size,
-        num_microbatches=1,
-    )
+    program = data.program(model, keras.optimizers.SGD(0.0))  # each sees the same weights
     bias = [weight.path for weight in model.trainable_variables].index("relu1/bias")
     found = []  # by microbatch and bias
     for first in range(0, BATCH, size):
-        part = slice(first, first + size)
-        result = trainer.train_step(inputs[part], labels[part])
-        found.append(result.gradients[bias].numpy().tolist())
+        part = inputs[first : first + size], labels[first : first + size]
+        _, shown = program(part, size)
+        found.append(shown.gradients[bias].numpy().tolist())
     return np.transpose(found).tolist()
 
 

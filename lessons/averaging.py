@@ -7,7 +7,7 @@ from typing import NamedTuple
 import towers  # before Keras: it sets TensorFlow up
 from laboratory import data, findings, paired, race
 from lessons import lesson
-from towers import devices, losses
+from towers import devices, weight_decay
 
 import keras  # isort: skip
 import numpy as np  # isort: skip
@@ -144,7 +144,8 @@ def gradient_of_part(model, weights, images, labels, decay):
         state = [variable.value for variable in model.non_trainable_variables]
         images = tf.cast(images, weights[0].dtype)
         logits, _ = model.stateless_call(weights, state, images, training=True)
-        loss = tf.reduce_mean(losses.cross_entropy(labels, logits))
+        losses = tf.nn.sparse_softmax_cross_entropy_with_logits(labels, logits)
+        loss = tf.reduce_mean(losses)
         for weight in weights:
             if len(weight.shape) > 1:  # kernels
                 loss += decay * WEIGHT_DECAY * tf.nn.l2_loss(weight)
@@ -203,18 +204,14 @@ def train(way: Way, batches) -> list[np.ndarray]:
 
 def train_on_towers(num_towers: int, batches) -> np.ndarray:
     """The package's own towers: the weights after each step, [steps, weights]."""
-    trainer = towers.Trainer(
-        data.small_cifarnet(),
-        keras.optimizers.SGD(RATE),
-        towers=devices.choose(num_towers),
-        global_batch_size=BATCH,
-        num_microbatches=4,
-        weight_decay=WEIGHT_DECAY,
-    )
+    model = data.small_cifarnet()
+    weight_decay.regularize(weight_decay.kernels(model), WEIGHT_DECAY)
+    data.compile_classifier(model, keras.optimizers.SGD(RATE))
+    towers.distribute(model, devices.choose(num_towers), microbatch_size=BATCH // 4)
     path = []
     for images, labels in batches:
-        trainer.train_step(images, labels)
-        path.append(flat(v.value for v in trainer.state.model.trainable_variables))
+        model.train_on_batch(images, labels)
+        path.append(flat(v.value for v in model.trainable_variables))
     return np.stack(path)
 
 
@@ -248,11 +245,12 @@ def at_equal_epochs(images: data.Images, short: bool) -> dict[str, list[np.ndarr
 def train_epochs(images: data.Images, epochs: int, gpus: int, times: int, seed: int) -> np.ndarray:
     """One run: each GPU has PER_GPU images of a step, so more GPUs make fewer updates."""
     batch, count = gpus * PER_GPU, len(images.train.images)
-    entry = race.Entry(batch, times * RATE_OF_ONE, seed=seed)
-    trainer = race.trainer(entry, count, num_microbatches=gpus)
+    model = race.model(race.Entry(batch, times * RATE_OF_ONE, seed=seed))
+    towers.distribute(model, 1, microbatch_size=PER_GPU)  # each stands for a GPU
     steps = epochs * count // batch
-    trainer.fit(images.training_batches(batch, steps, seed=seed, distorted=False))
-    return race.right(trainer, images)
+    batches = images.training_batches(batch, steps, seed=seed, distorted=False)
+    model.fit(batches, shuffle=False, verbose=0)
+    return race.right(model, images)
 
 
 def accuracies(accuracy: dict, apart: dict):

@@ -5,8 +5,7 @@ from collections.abc import Iterable, Sequence
 import towers  # before Keras: it sets TensorFlow up
 from laboratory import data, findings, paired, race
 from lessons import lesson
-from towers import devices, model_state, schedules
-from towers.runs import divergence
+from towers import devices, microbatch, schedules, weight_decay
 
 import keras  # isort: skip
 import numpy as np  # isort: skip
@@ -17,7 +16,6 @@ TOWERS, BATCH, RATE, MOMENTUM = 4, 64, 0.05, 0.9
 EXAMPLES = 75_000
 IMAGES_TO_ESTIMATE_FROM = 8_000
 IN_SHORT = {"examples": 6_000, "images_to_estimate_from": 1_000}
-STEPS_TO_COMPARE = 5
 MEAN, REESTIMATED = "their mean", "re-estimated"
 WIDER = "their mean, variances re-estimated"
 
@@ -27,64 +25,74 @@ def run(setup: findings.Setup) -> findings.Finding:
     images = data.load(setup)
     examples = IN_SHORT["examples"] if setup.short else EXAMPLES
     to_estimate = IN_SHORT["images_to_estimate_from"] if setup.short else IMAGES_TO_ESTIMATE_FROM
-    equal = of_policies(images)
-    trainer = trained("each", images, examples // BATCH)
-    model = trainer.state.model
-    sets = list(zip(*numpy(trainer.state.statistics_of_each), strict=True))
+    model, sets = trained(images, examples // BATCH)
     named = {f"tower {tower}'s": of_tower for tower, of_tower in enumerate(sets)}
-    named[MEAN] = statistics(model)
+    named[MEAN] = numpy(model.non_trainable_variables)
     named[REESTIMATED] = estimated(model, images, to_estimate)
     # Of each layer, its mean and its variance.
     pairs = zip(named[MEAN][0::2], named[REESTIMATED][1::2], strict=True)
     named[WIDER] = [values for pair in pairs for values in pair]
-    apart = max(
-        layer["moving_mean"]
-        for layer in divergence.divergence(model, trainer.state.statistics_of_each).values()
-    )
-    right = {name: right_with(trainer, values, images) for name, values in named.items()}
-    return finding(right, named, apart, equal, images.name)
+    (batch,) = images.training_batches(BATCH, 1)
+    equal = {
+        "gradients": same_gradients(model, sets, batch),
+        # Except for rounding: a mean of moving averages is a moving average of means.
+        "mean": all(
+            np.allclose(np.mean(of_sets, axis=0), kept, rtol=1e-5, atol=1e-6)
+            for *of_sets, kept in zip(*sets, named[MEAN], strict=True)
+        ),
+    }
+    right = {name: right_with(model, values, images) for name, values in named.items()}
+    return finding(right, named, apart(sets, named[MEAN]), equal, images.name)
 
 
-def trained(policy: str, images: data.Images, steps: int) -> towers.Trainer:
-    """A small residual network after so many steps, one microbatch for each tower."""
+def trained(images: data.Images, steps: int) -> tuple[keras.Model, list[list[np.ndarray]]]:
+    """A small residual network after so many steps, and the statistics that each tower would keep.
+
+    Each tower has one microbatch. The model itself keeps the mean of their statistics.
+    """
+    model = data.small_resnet()
+    weight_decay.regularize(weight_decay.kernels(model), 1e-4)
+    data.compile_classifier(model, keras.optimizers.SGD(momentum=MOMENTUM))
+    towers.distribute(model, devices.choose(TOWERS), microbatch_size=BATCH // TOWERS)
     rate = schedules.LearningRate(
         "linear", RATE, BATCH * steps, warmup_epochs=0.1, total_epochs=1.0
     )
-    trainer = towers.Trainer(
-        data.small_resnet(),
-        keras.optimizers.SGD(momentum=MOMENTUM),
-        towers=devices.choose(TOWERS),
-        global_batch_size=BATCH,
-        num_microbatches=TOWERS,
-        learning_rate=rate,
-        weight_decay=1e-4,
-        batch_norm_statistics=policy,
+    one_pass = microbatch.Microbatch(model, training=True, jit_compile=False)
+
+    @tf.function(autograph=False)
+    def after_step(sets, pixels):
+        weights, parts = values(model.trainable_variables), tf.split(pixels, TOWERS)
+        return [
+            one_pass.forward(weights, of_tower, tf.constant(0), part).state
+            for of_tower, part in zip(sets, parts, strict=True)
+        ]
+
+    sets = [values(model.non_trainable_variables)] * TOWERS
+    for step, (pixels, labels) in enumerate(images.training_batches(BATCH, steps)):
+        sets = after_step(sets, pixels)
+        model.optimizer.learning_rate = np.float32(rate(step * BATCH))
+        model.train_on_batch(pixels, labels)
+    return model, [numpy(of_tower) for of_tower in sets]
+
+
+def same_gradients(model: keras.Model, sets: Sequence[Sequence[np.ndarray]], batch) -> bool:
+    """Whether gradients are the same, to the last bit, whichever statistics are kept."""
+    backward = microbatch.Microbatch(model, training=True, jit_compile=False).backward
+    weights, number = values(model.trainable_variables), tf.constant(0)
+    of_sets = [backward(weights, of_tower, number, batch, None).gradients for of_tower in sets]
+    return all(
+        np.array_equal(one, other)
+        for others in of_sets[1:]
+        for one, other in zip(of_sets[0], others, strict=True)
     )
-    trainer.fit(images.training_batches(BATCH, steps))
-    return trainer
 
 
-def of_policies(images: data.Images) -> dict[str, bool]:
-    """Compares what the policies keep with what `each` keeps, after the same few steps.
-
-    Returns:
-      `weights`: whether all policies have the same weights; `first` and `last`: whether they keep
-      what `each` has for that tower; `mean`: whether it is the mean of `each`, except for rounding:
-      a mean of moving averages is a moving average of means.
-    """
-    of = {
-        policy: trained(policy, images, STEPS_TO_COMPARE).state for policy in model_state.POLICIES
-    }
-    weights = [numpy(state.model.trainable_variables) for state in of.values()]
-    sets = list(zip(*numpy(of["each"].statistics_of_each), strict=True))
-    kept = {policy: statistics(state.model) for policy, state in of.items()}
-    pairs = zip(kept["mean"], kept["each"], strict=True)
-    return {
-        "weights": all(same(weights[0], others) for others in weights),
-        "first": same(kept["first"], sets[0]),
-        "last": same(kept["last"], sets[-1]),
-        "mean": all(np.allclose(a, b, rtol=1e-5, atol=1e-6) for a, b in pairs),
-    }
+def apart(sets: Sequence[Sequence[np.ndarray]], mean: Sequence[np.ndarray]) -> float:
+    """How far the towers' moving means are apart, in standard deviations; of the worst layer."""
+    layers = zip(*(of_tower[0::2] for of_tower in sets), mean[1::2], strict=True)
+    return max(
+        float(np.sqrt(np.mean(np.var(means, axis=0) / variance))) for *means, variance in layers
+    )
 
 
 def estimated(model: keras.Model, images: data.Images, count: int) -> list[np.ndarray]:
@@ -94,21 +102,16 @@ def estimated(model: keras.Model, images: data.Images, count: int) -> list[np.nd
     averages that start at 0 are (1 - momentum) times the batch's statistics after one call. The
     spread of the batches' means belongs to the variance too; with 500 images it is negligible.
     """
-    kept = model_state.kept_apart(model)
-    of_layer = {
-        id(variable): layer.momentum
-        for layer in model.layers
-        if isinstance(layer, keras.layers.BatchNormalization)
-        for variable in layer.non_trainable_variables
-    }
-    momentum = [of_layer[id(model.non_trainable_variables[index])] for index in kept]
+    layers = [x for x in model.layers if isinstance(x, keras.layers.BatchNormalization)]
+    (momentum,) = {layer.momentum for layer in layers}
 
     @tf.function(autograph=False)
     def of_batch(pixels):
-        weights = [v.value for v in model.trainable_variables]
         zeros = [tf.zeros_like(v.value) for v in model.non_trainable_variables]
-        _, after = model.stateless_call(weights, zeros, pixels, training=True)
-        return [after[index] / (1 - m) for index, m in zip(kept, momentum, strict=True)]
+        _, after = model.stateless_call(
+            values(model.trainable_variables), zeros, pixels, training=True
+        )
+        return [value / (1 - momentum) for value in after]
 
     batches = images.training_batches(500, count // 500, seed=1)
     sums = [tf.add_n(values) for values in zip(*(of_batch(x) for x, _ in batches), strict=True)]
@@ -116,28 +119,22 @@ def estimated(model: keras.Model, images: data.Images, count: int) -> list[np.nd
 
 
 def right_with(
-    trainer: towers.Trainer, values: Sequence[np.ndarray], images: data.Images
+    model: keras.Model, statistics: Sequence[np.ndarray], images: data.Images
 ) -> np.ndarray:
     """Which test images the model gets right with these statistics, which it keeps."""
-    model = trainer.state.model
-    for index, value in zip(model_state.kept_apart(model), values, strict=True):
-        model.non_trainable_variables[index].assign(value)
-    return race.right(trainer, images)
+    for variable, value in zip(model.non_trainable_variables, statistics, strict=True):
+        variable.assign(value)
+    return race.right(model, images)
 
 
-def statistics(model: keras.Model) -> list[np.ndarray]:
-    """What batch norm keeps."""
-    return numpy(model.non_trainable_variables[index] for index in model_state.kept_apart(model))
+def values(variables: Iterable[keras.Variable]) -> list[tf.Tensor]:
+    """What they are now."""
+    return [tf.convert_to_tensor(variable.value) for variable in variables]
 
 
-def numpy(variables: Iterable) -> list[np.ndarray]:
-    """The variables' values."""
-    return [variable.numpy() for variable in variables]
-
-
-def same(some: Sequence[np.ndarray], others: Sequence[np.ndarray]) -> bool:
-    """Whether they are equal, to the last bit."""
-    return all(np.array_equal(a, b) for a, b in zip(some, others, strict=True))
+def numpy(tensors: Iterable) -> list[np.ndarray]:
+    """Tensors or variables as arrays."""
+    return [tensor.numpy() for tensor in tensors]
 
 
 def finding(right: dict, named: dict, apart: float, equal: dict, name: str) -> findings.Finding:
@@ -147,7 +144,7 @@ def finding(right: dict, named: dict, apart: float, equal: dict, name: str) -> f
       right: name of a set of statistics to which test images the model gets right with it.
       named: name to the set.
       apart: the largest distance between the towers' moving means, in standard deviations.
-      equal: as `of_policies`.
+      equal: whether `gradients` are the same with all sets, and the model keeps their `mean`.
       name: of the images.
     """
     off = {what: distance(values, named[REESTIMATED]) for what, values in named.items()}
@@ -160,17 +157,15 @@ def finding(right: dict, named: dict, apart: float, equal: dict, name: str) -> f
     }
     of_towers = [what for what in right if what.startswith("tower ")]
     told_apart = [what for what in of_towers if against[what].verdict]
-    policy = {"tower 0's": "first", f"tower {TOWERS - 1}'s": "last", MEAN: "mean, each"}
     shares = [accuracy[what] for what in of_towers]
     return findings.Finding(
         head=(
-            "statistics", "policy", "means off those re-estimated",
+            "statistics", "means off those re-estimated",
             "variances, relative to those re-estimated", "accuracy", "against their mean, points",
         ),
         rows=[
             [
                 what,
-                policy.get(what, ""),
                 f"{off[what]:.1%}",
                 f"{wide[what]:.3f}",
                 f"{accuracy[what]:.2%}",
@@ -181,11 +176,11 @@ def finding(right: dict, named: dict, apart: float, equal: dict, name: str) -> f
         answer=(
             "Only the batch-norm statistics differ, not the weights: the final model is the one "
             "set of weights with the mean of the statistics, or with statistics re-estimated."
-            if equal["weights"]
-            else "This run cannot tell: the weights differed."
+            if equal["gradients"]
+            else "This run cannot tell: the gradients differed."
         ),
         claim=(
-            f"The weights are {'the same, to the last bit,' if equal['weights'] else 'different'} "
+            f"Gradients are {'the same, to the last bit,' if equal['gradients'] else 'different'} "
             "whichever statistics are kept, because training uses those of the batch. The towers' "
             f"statistics are up to {apart:.1%} of a standard deviation apart, and give accuracies "
             f"of {min(shares):.2%} to {max(shares):.2%} on {len(right[MEAN]):,} images; on these "

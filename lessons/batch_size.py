@@ -1,6 +1,7 @@
 """Images per second and examples needed, against the batch; their quotient is the time."""
 
 import functools
+import itertools
 import math
 import statistics
 import time
@@ -9,7 +10,7 @@ from typing import NamedTuple
 
 from laboratory import data, findings, paired, race
 from lessons import lesson
-from towers import losses, tower
+from towers import microbatch
 
 import numpy as np  # isort: skip
 import tensorflow as tf  # isort: skip
@@ -113,15 +114,16 @@ def at_equal_loss(
 def stopped_at(entry: race.Entry, images: data.Images, loss: float, at_most: int) -> Stopped:
     """Trains until the training images' cross entropy is at most `loss`; checks once per epoch."""
     batch, count = entry.global_batch_size, len(images.train.images)
-    trainer = race.trainer(entry, count)
+    model, seen, found = race.model(entry), 0, math.inf
     batches = iter(
         images.training_batches(batch, at_most // batch, seed=entry.seed, distorted=False)
     )
-    found = math.inf
-    while found > loss and int(trainer.state.examples_seen) + count <= at_most:
-        trainer.fit(batches, max(1, count // batch))
-        found = trainer.evaluate(images.test_batches(split="train")).loss
-    return Stopped(int(trainer.state.examples_seen), found, race.right(trainer, images))
+    while found > loss and seen + count <= at_most:
+        for pair in itertools.islice(batches, max(1, count // batch)):
+            model.train_on_batch(*pair)
+            seen += batch
+        found = race.evaluated(model, images.test_batches(split="train")).loss
+    return Stopped(seen, found, race.right(model, images))
 
 
 def images_per_second(batches: Iterable[int], images: data.Images) -> dict[int, float]:
@@ -136,12 +138,9 @@ def images_per_second(batches: Iterable[int], images: data.Images) -> dict[int, 
 
 def prepared_step(batch: int, images: data.Images) -> Callable[[], object]:
     """A function that makes a step and waits for it; tracing is already done."""
-    trainer = race.trainer(race.Entry(batch, 0.01), len(images.train.images))
+    model = race.model(race.Entry(batch, 0.01))
     ((pixels, labels),) = images.training_batches(batch, 1, distorted=False)
-
-    def step():
-        return trainer.train_step(pixels, labels).correct.numpy()
-
+    step = functools.partial(model.train_on_batch, pixels, labels)
     for _ in range(3):
         step()
     return step
@@ -162,29 +161,26 @@ def noise_scales(images: data.Images, steps: int) -> dict[int, float]:
     Returns:
       Examples seen to the noise scale, in examples.
     """
-    batch = MICROBATCHES * MICROBATCH
-    trainer = race.trainer(race.Entry(MICROBATCH, 0.1), len(images.train.images))
-    program = tower.TowerProgram(
-        trainer.state.model, losses.cross_entropy, {}, 0.0, jit_compile=False
-    )
-    compute = tf.function(functools.partial(squared_norms, program), autograph=False)
+    large = MICROBATCHES * MICROBATCH
+    model = race.model(race.Entry(MICROBATCH, 0.1))
+    one_pass = microbatch.Microbatch(model, training=True, jit_compile=False)
+    compute = tf.function(functools.partial(squared_norms, one_pass), autograph=False)
     measured = {}
     for seed, more in ((1, 0), (2, steps // 3), (3, steps - steps // 3)):
-        trainer.fit(images.training_batches(MICROBATCH, more, seed=seed, distorted=False))
-        pairs = images.training_batches(batch, BATCHES_FOR_NOISE, seed=9, distorted=False)
+        for batch in images.training_batches(MICROBATCH, more, seed=seed, distorted=False):
+            model.train_on_batch(*batch)
+        pairs = images.training_batches(large, BATCHES_FOR_NOISE, seed=9, distorted=False)
         norms = np.mean([[n.numpy() for n in compute(*pair)] for pair in pairs], axis=0)
-        measured[int(trainer.state.examples_seen)] = noise_scale(*norms, MICROBATCH, batch)
+        seen = int(model.optimizer.iterations.numpy()) * MICROBATCH
+        measured[seen] = noise_scale(*norms, MICROBATCH, large)
     return measured
 
 
-def squared_norms(program: tower.TowerProgram, images, labels) -> tuple[tf.Tensor, tf.Tensor]:
+def squared_norms(one_pass: microbatch.Microbatch, images, labels) -> tuple[tf.Tensor, tf.Tensor]:
     """The mean squared norm of the microbatches' gradients, and the squared norm of their mean."""
-    model = program.model
-    weights = [tf.convert_to_tensor(v.value) for v in model.trainable_variables]
-    state = [tf.convert_to_tensor(v.value) for v in model.non_trainable_variables]
-    draw = tf.constant(0, tf.int64)
+    weights = [tf.convert_to_tensor(v.value) for v in one_pass.model.trainable_variables]
     of_microbatches = [
-        tower.compute(program, weights, [state], *part, None, draw, None).sums[0, 1]
+        one_pass.backward(weights, [], tf.constant(0), part, None).gradients
         for part in zip(tf.split(images, MICROBATCHES), tf.split(labels, MICROBATCHES), strict=True)
     ]
     mean = [tf.add_n(parts) / MICROBATCHES for parts in zip(*of_microbatches, strict=True)]

@@ -3,7 +3,7 @@
 python -m lessons.drawing     writes the drawing, and the page's code and table of files
 
 The drawing follows one batch: that of the 1,000th step of
-`python train.py --num_towers=2 --num_microbatches=4`. Its stations are functions, and its shapes
+`python train.py --num_towers=2 --microbatch_size=32`. Its stations are functions, and its shapes
 are those of that step; tests/docs/test_architecture.py makes the step and compares.
 """
 
@@ -21,24 +21,23 @@ DRAWING = ROOT / "docs" / "figures" / "architecture.svg"
 # Where to begin in the package, and what a file is read for.
 READING_ORDER = {
     "towers/step.py": "the step as a whole; the next eight files are its parts",
-    "towers/tower.py": "one tower: forward and backward pass of each of its microbatches",
-    "towers/gradients.py": "the tree of additions, and the one division",
-    "towers/losses.py": "the terms of the loss",
+    "towers/cutting.py": "how a batch is cut into microbatches",
+    "towers/microbatch.py": "forward and backward pass of a microbatch",
+    "towers/gradients.py": "the tree of additions",
+    "towers/weight_decay.py": "the terms of the loss beside the cross entropy",
     "towers/networks/cifarnet.py": "the network",
-    "towers/model_state.py": "state that is not trained: how the microbatches' states are combined",
     "towers/not_finite.py": "what is checked before an update",
     "towers/moving_averages.py": "the weights that are evaluated",
     "towers/schedules.py": "the rate as a function of examples seen",
-    "towers/trainer.py": "what holds the model, its state and the step together",
+    "towers/distribution.py": "how the step gets beneath Keras's fit",
     "input_pipeline/batches.py": "which examples a step gets",
     "input_pipeline/preprocess.py": "how their images are preprocessed",
-    "towers/runs/run_plan.py": "when a run logs, saves, evaluates and ends",
-    "towers/runs/loop.py": "the loop around the step: logs, checkpoints, evaluations",
+    "towers/runs/callbacks.py": "what a run logs, along the way",
 }
 LINES_PER_MINUTE = 20  # an estimate; comments, docstrings and empty lines count
 EVENING_MINUTES, MINUTES_FOR_THE_PAGE = 180, 30
 
-WIDTH, HEIGHT = 900, 1174
+WIDTH, HEIGHT = 900, 1088
 DARK, LINE = "#1c1c1c", "#4a5763"
 BLUE, GREEN, ORANGE, GREY = "#e8f1fb", "#e9f6ec", "#fdf1e3", "#f0f0f0"
 
@@ -81,14 +80,14 @@ class Arrow(NamedTuple):
 LANES = (
     Lane(20, 44, 860, 222, "input_pipeline, on the CPU", BLUE),
     Lane(20, 286, 860, 174, "CPU: step", ORANGE),
-    Lane(20, 480, 422, 296, "tower_0, on its device", GREEN),
-    Lane(458, 480, 422, 296, "tower_1, on its device", GREEN),
-    Lane(20, 796, 860, 246, "CPU: average and apply", ORANGE),
-    Lane(20, 1062, 860, 102, "what is kept", GREY),
+    Lane(20, 480, 422, 210, "tower_0, on its device", GREEN),
+    Lane(458, 480, 422, 210, "tower_1, on its device", GREEN),
+    Lane(20, 710, 860, 246, "CPU: average and apply", ORANGE),
+    Lane(20, 976, 860, 102, "what is kept", GREY),
 )
-_M = "logits float32 [32, 10],\nthe loss in 3 terms,\n10 gradients"
-_LOOP = "within step.train_step, one graph: cuts the batch; each tower gets a copy of the weights"
-_RESULT = "losses float32 [4], correct int32 [4], gradients; step 1,000, examples seen 128,000"
+_M = "the loss float32 [],\nlogits float32 [32, 10],\n10 gradients"
+_LOOP = "one graph: cuts the batch; the loop over towers gives each a copy of the weights"
+_RESULT = "losses float32 [4], gradients; step 1,000, examples seen 128,000"
 BOXES = {
     "read": Box(36, 72, 170, "tfds_source.read", "decodes the files,\nonce for all runs"),
     "load": Box(340, 72, 230, "datasets.load", "all images in memory,\nonce for each run"),
@@ -98,47 +97,48 @@ BOXES = {
         590, 186, 274, "preprocess.distort_for_tutorial",
         "crop, mirror, colours,\nthen mean 0 and deviation 1",
     ),
-    "trainer": Box(
-        36, 314, 828, "trainer.Trainer.train_step",
-        "checks that the batch is full; the rate after 127,872 examples is 0.1",
+    "step": Box(
+        36, 314, 828, "distribution.Distribution.train_step",
+        "a callback has set the rate after 127,872 examples: 0.1",
     ),
-    "run": Box(36, 396, 828, "step.run_towers", _LOOP),
-    "tower_0": Box(36, 508, 390, "tower.compute", "cuts its part of the batch"),
-    "tower_1": Box(474, 508, 390, "tower.compute", "cuts its part of the batch"),
-    "m0": Box(36, 594, 188, "tower._microbatch", f"m0: {_M}"),
-    "m1": Box(238, 594, 188, "tower._microbatch", f"m1: {_M}"),
-    "m2": Box(474, 594, 188, "tower._microbatch", f"m2: {_M}"),
-    "m3": Box(676, 594, 188, "tower._microbatch", f"m3: {_M}"),
-    "sum_0": Box(36, 712, 390, "gradients.sum_over_share", "m0 + m1"),
-    "sum_1": Box(474, 712, 390, "gradients.sum_over_share", "m2 + m3"),
-    "reduce": Box(36, 824, 828, "gradients.reduce_towers", "((m0 + m1) + (m2 + m3)) / 4"),
-    "check": Box(36, 892, 162, "not_finite.check", "losses and gradients,\nor no update"),
-    "apply": Box(222, 892, 216, "keras.optimizers.SGD.apply", "10 times\nweight - rate * gradient"),
-    "statistics": Box(462, 892, 174, "model_state.combine", "of 4 states one;\ncifarnet has none"),
-    "averages": Box(660, 892, 204, "moving_averages.update", "0.9911 * average\n+ 0.0089 * weight"),
-    "result": Box(36, 980, 828, "step.StepResult", _RESULT),
-    "log": Box(36, 1090, 190, "loop.Loop._log", "every 20 steps: a line of\nmetrics.jsonl"),
+    "run": Box(36, 396, 828, "step.Program._on_towers", _LOOP),
+    "m0": Box(36, 508, 188, "microbatch.Backward", f"m0: {_M}"),
+    "m1": Box(238, 508, 188, "microbatch.Backward", f"m1: {_M}"),
+    "m2": Box(474, 508, 188, "microbatch.Backward", f"m2: {_M}"),
+    "m3": Box(676, 508, 188, "microbatch.Backward", f"m3: {_M}"),
+    "sum_0": Box(36, 626, 390, "gradients.sum_over_share", "m0 + m1"),
+    "sum_1": Box(474, 626, 390, "gradients.sum_over_share", "m2 + m3"),
+    "reduce": Box(36, 738, 828, "gradients.add_up", "(m0 + m1) + (m2 + m3), divided by 4"),
+    "check": Box(36, 806, 162, "not_finite.check", "losses and gradients,\nor no update"),
+    "apply": Box(222, 806, 216, "keras.optimizers.SGD.apply", "10 times\nweight - rate * gradient"),
+    "averages": Box(462, 806, 194, "moving_averages.update", "0.9911 * average\n+ 0.0089 * weight"),
+    "state": Box(680, 806, 184, "step.Program._changes", "4 states become one;\ncifarnet has none"),
+    "result": Box(36, 894, 828, "step.Watched", _RESULT),
+    "log": Box(
+        36, 1004, 260, "callbacks.Log.on_train_batch_end",
+        "every 20 steps: a line of\nmetrics.jsonl",
+    ),
     "histograms": Box(
-        310, 1090, 250, "summaries.Summaries.histograms", "every 500 steps:\nfor TensorBoard"
+        306, 1004, 318, "callbacks.Histograms.on_train_batch_end",
+        "every 500 steps:\nfor TensorBoard",
     ),
-    "save": Box(624, 1090, 240, "checkpoints.Checkpoints.save", "every 500 steps:\nthe state"),
+    "save": Box(634, 1004, 230, "checkpoints.Checkpoints.save", "every 500 steps:\nthe state"),
 }  # fmt: skip
 ARROWS = (
     Arrow("read", "load", "uint8\n[50000, 32, 32, 3]"),
     Arrow("load", "batches", "uint8 [50000, 32, 32, 3], int32 [50000]"),
     Arrow("ids", "batches", "int64\n[128]"),
     Arrow("batches", "distort", "uint8\n[128, 32, 32, 3]"),
-    Arrow("distort", "trainer", "float32 [128, 24, 24, 3], int32 [128]", label_is_left=True),
-    Arrow("trainer", "run", "float32 [128, 24, 24, 3], int32 [128]"),
-    *(Arrow("run", f"tower_{t}", "float32 [64, 24, 24, 3], int32 [64]") for t in (0, 1)),
-    *(Arrow(f"tower_{m // 2}", f"m{m}", "float32\n[32, 24, 24, 3]") for m in range(4)),
+    Arrow("distort", "step", "float32 [128, 24, 24, 3], int32 [128]", label_is_left=True),
+    Arrow("step", "run", "float32 [128, 24, 24, 3], int32 [128]"),
+    *(Arrow("run", f"m{m}", "float32 [32, 24, 24, 3],\nint32 [32]") for m in range(4)),
     *(Arrow(f"m{m}", f"sum_{m // 2}", "10 gradients") for m in range(4)),
     *(Arrow(f"sum_{t}", "reduce", "10 × float32 [5, 5, 3, 64] … [10]") for t in (0, 1)),
     Arrow("reduce", "check"),
     Arrow("check", "apply"),
-    Arrow("apply", "statistics"),
-    Arrow("statistics", "averages"),
-    Arrow("averages", "result"),
+    Arrow("apply", "averages"),
+    Arrow("averages", "state"),
+    Arrow("state", "result"),
     Arrow("result", "log"),
     Arrow("result", "histograms"),
     Arrow("result", "save"),

@@ -3,11 +3,9 @@
 import math
 from typing import NamedTuple
 
-import towers  # before Keras: it sets TensorFlow up
-from input_pipeline import batches, preprocess
+import towers  # noqa: F401  before Keras: it sets TensorFlow up
 from laboratory import data, findings, race
 from lessons import lesson
-from towers.support import shares as shares_of_batch
 
 import numpy as np  # isort: skip
 
@@ -29,36 +27,25 @@ class Share(NamedTuple):
 def run(setup: findings.Setup) -> findings.Finding:
     """Trains one model and evaluates it as a whole and by shares."""
     images = data.load(setup)
-    trainer = race.trainer(race.Entry(64, 0.05), len(images.train.images))
+    model = race.model(race.Entry(64, 0.05))
     steps = (10_000 if setup.short else EXAMPLES) // 64
-    trainer.fit(images.training_batches(64, steps))
-    (whole,) = shares(trainer, images, 1)
-    of_nodes = {nodes: shares(trainer, images, nodes) for nodes in NODES}
-    return finding(whole, of_nodes, in_a_row(trainer, images, SORTED_NODES), images.name)
+    model.fit(images.training_batches(64, steps), shuffle=False, verbose=0)
+    right, labels = race.right(model, images), images.test.labels
+    whole = share(right)
+    of_nodes = {nodes: shares(right, nodes) for nodes in NODES}
+    in_a_row = np.array_split(right[np.argsort(labels, kind="stable")], SORTED_NODES)
+    return finding(whole, of_nodes, list(map(share, in_a_row)), images.name)
 
 
-def shares(trainer: towers.Trainer, images: data.Images, nodes: int) -> list[Share]:
-    """Each node's accuracy on its own part of every batch, as workers have it."""
-    places = shares_of_batch.evenly(BATCH, nodes)
-    return [share(trainer, images.test.images, images.test.labels, own) for own in places]
+def shares(right: np.ndarray, nodes: int) -> list[Share]:
+    """Each node's accuracy on its own part of every batch."""
+    of_nodes = np.arange(len(right)) % BATCH * nodes // BATCH
+    return [share(right[of_nodes == node]) for node in range(nodes)]
 
 
-def in_a_row(trainer: towers.Trainer, images: data.Images, nodes: int) -> list[Share]:
-    """Each node's accuracy where examples are sorted by class and dealt out in that order."""
-    by_class = np.argsort(images.test.labels, kind="stable")
-    parts = np.array_split(by_class, nodes)
-    return [share(trainer, images.test.images[ids], images.test.labels[ids]) for ids in parts]
-
-
-def share(trainer: towers.Trainer, pixels, labels, places: range | None = None) -> Share:
-    """The accuracy on these places of each batch (default: all), and the number of examples."""
-    how = preprocess.for_images("crop_flip_colour", pixels.shape[1:])
-    evaluated = trainer.evaluate(
-        batches.evaluation_batches(
-            pixels, labels, global_batch_size=BATCH, preprocess=how.evaluate, share=places
-        )
-    )
-    return Share(evaluated.count, evaluated.accuracy)
+def share(right: np.ndarray) -> Share:
+    """The share of the examples that is right, and their number."""
+    return Share(len(right), float(right.mean()))
 
 
 def interval(share: Share) -> tuple[float, float]:

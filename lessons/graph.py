@@ -8,13 +8,12 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import NamedTuple
 from unittest import mock
 
-import towers  # before Keras: it sets TensorFlow up
+import towers  # noqa: F401  before Keras: it sets TensorFlow up
 from benchmarks import profiles
 from laboratory import data, findings
 from lessons import lesson
-from towers import devices, losses, networks, tower
+from towers import container_limits, devices, microbatch, networks, step
 from towers.runs import picture
-from towers.support import container_limits
 
 import keras  # isort: skip
 import tensorflow as tf  # isort: skip
@@ -32,10 +31,11 @@ def run(setup: findings.Setup) -> findings.Finding:
     images = data.load(setup)
     steps = 5 if setup.short else 20
     batches = list(images.training_batches(BATCH, steps))
-    built = {k: build_and_run(trainer_of(network(), k), batches) for k in TOWERS}
+    built = {k: build_and_run(program_of(network(), k), batches) for k in TOWERS}
     in_graph, one_by_one = two_ways(network(), devices.choose(2))
     milliseconds = times([in_graph, one_by_one], batches)
-    ways = [trainer_of(network(), 2).train_step, one_by_one]
+    program = program_of(network(), 2)
+    ways = [lambda *batch: program(batch, BATCH // 2), one_by_one]
     seen = rounds_of_profiles(ways, batches[0])
     step_seen, loop_seen = (median_call(of_way) for of_way in seen)
     largest = built[TOWERS[-1]]
@@ -46,11 +46,11 @@ def run(setup: findings.Setup) -> findings.Finding:
             f"in the next {steps} steps",
             "operations of each tower",
             "of these, need another tower's",
-            "towers that the average needs",
+            "towers that the update needs",
         ),
         rows=[
             [str(k), str(of.building), str(of.running), several(of.operations)]
-            + [str(of.waiting), str(of.averaged)]
+            + [str(of.waiting), str(of.needed)]
             for k, of in built.items()
         ],
         answer=answer(largest),
@@ -96,15 +96,9 @@ def full_network() -> keras.Model:
     return networks.build("cifarnet", SHAPE, CLASSES)
 
 
-def trainer_of(model: keras.Model, num_towers: int) -> towers.Trainer:
-    """One microbatch for each tower, so that what is side by side is towers."""
-    return towers.Trainer(
-        model,
-        keras.optimizers.SGD(0.01),
-        towers=devices.choose(num_towers),
-        global_batch_size=BATCH,
-        num_microbatches=num_towers,
-    )
+def program_of(model: keras.Model, num_towers: int) -> step.Program:
+    """A training step on so many towers."""
+    return data.program(model, keras.optimizers.SGD(0.01), num_towers)
 
 
 class Built(NamedTuple):
@@ -114,35 +108,37 @@ class Built(NamedTuple):
     running: the same, in the steps after that.
     operations: of each tower.
     waiting: those that cannot start before some operation of another tower.
-    averaged: towers that the average of the gradients waits for.
+    needed: towers that the update waits for.
     """
 
     building: int
     running: int
     operations: list[int]
     waiting: int
-    averaged: int
+    needed: int
 
 
-def build_and_run(trainer: towers.Trainer, batches) -> Built:
-    """Counts how often the loop's body, `tower.compute`, is called; then looks at the graph."""
-    with mock.patch.object(tower, "compute", wraps=tower.compute) as body:
-        graph = written_out(trainer.step_graph(*batches[0]))
-        building = body.call_count
-        trainer.fit(batches)
-        running = body.call_count - building
-    of_towers = [operations_of(graph, index) for index in range(len(trainer.tower_devices))]
-    average = [
-        operation
-        for operation in graph.get_operations()
-        if operation.name.startswith("average_gradients/")
-    ]
+def build_and_run(program: step.Program, batches) -> Built:
+    """Counts how often the loop's body calls `backward`; then looks at the graph.
+
+    Each tower has one microbatch, so that what is side by side is towers.
+    """
+    num_towers = len(program.tower_devices)
+    size = BATCH // num_towers
+    body = vars(program.pass_)["backward"] = mock.Mock(wraps=program.pass_.backward)
+    graph = written_out(program.trace(batches[0], size).graph)
+    building = body.call_count
+    for batch in batches:
+        program(batch, size)
+    running = body.call_count - building
+    of_towers = [operations_of(graph, index) for index in range(num_towers)]
+    update = [op for op in graph.get_operations() if op.name.startswith("apply/")]
     return Built(
         building=building,
         running=running,
         operations=[len(own) for own in of_towers],
         waiting=waiting(of_towers),
-        averaged=sum(bool(own & needed_for(average)) for own in of_towers),
+        needed=sum(bool(own & needed_for(update)) for own in of_towers),
     )
 
 
@@ -187,8 +183,10 @@ def needed_for(operations: Iterable[tf.Operation]) -> set[tf.Operation]:
 
 def two_ways(model: keras.Model, tower_devices: Sequence[str]) -> tuple[Callable, Callable]:
     """The loop over towers within one `tf.function`, and around one for each tower."""
+    data.compile_classifier(model, keras.optimizers.SGD())
+    one_pass = microbatch.Microbatch(model, training=True, jit_compile=False)
     bodies = [
-        functools.partial(one_tower, model, index, device)
+        functools.partial(one_tower, one_pass, index, device)
         for index, device in enumerate(tower_devices)
     ]
     in_graph = tf.function(functools.partial(loop, bodies), autograph=False)
@@ -202,20 +200,14 @@ def loop(bodies: Sequence[Callable], images: tf.Tensor, labels: tf.Tensor) -> li
     return [body(*part) for body, part in zip(bodies, parts, strict=True)]
 
 
-def one_tower(model: keras.Model, index: int, device: str, images, labels) -> list:
+def one_tower(one_pass: microbatch.Microbatch, index: int, device: str, images, labels) -> list:
     """The gradients of one tower."""
+    model = one_pass.model
     with tf.device(device), tf.name_scope(f"tower_{index}"):
-        result = tower.compute(
-            tower.TowerProgram(model, losses.cross_entropy, {}, 0.0, jit_compile=False),
-            [tf.convert_to_tensor(weight.value) for weight in model.trainable_variables],
-            [[value.value for value in model.non_trainable_variables]],
-            images,
-            labels,
-            None,
-            tf.constant(index, tf.int64),
-            None,
-        )
-    return result.sums[0, 1]
+        weights = [tf.convert_to_tensor(weight.value) for weight in model.trainable_variables]
+        state = [tf.convert_to_tensor(v.value) for v in model.non_trainable_variables]
+        number = tf.constant(index, tf.int64)
+        return one_pass.backward(weights, state, number, (images, labels), None).gradients
 
 
 def times(ways: Sequence[Callable], batches) -> list[float]:

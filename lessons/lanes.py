@@ -21,7 +21,7 @@ from lessons import graph, lesson
 
 SITE = lesson.ROOT / "docs/site/profile.json"  # of which `make docs` makes the page
 STEPS = (24, 25)
-COMMAND = ["--recipe=shapes", "--num_towers=2", "--num_microbatches=4", "--max_steps=30"]
+COMMAND = ["--recipe=shapes", "--num_towers=2", "--microbatch_size=32", "--max_steps=30"]
 SHORTEST = 0.02  # milliseconds: of what is drawn
 
 # What an operation's name says of it, and the colour and the words for that; the first that fits.

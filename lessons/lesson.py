@@ -47,7 +47,7 @@ def refreshed(page: str, finding: findings.Finding | None = None, seconds: float
     """A page with the current code of the source, and with what was found.
 
     Args:
-      page: text with parts `<!-- code towers/step.py train_step -->`, `<!-- answer -->`,
+      page: text with parts `<!-- code towers/gradients.py add_up -->`, `<!-- answer -->`,
         `<!-- claim -->`, `<!-- table -->` and `<!-- conditions -->`, each up to `<!-- end -->`.
       finding: None leaves all but the code as it is.
       seconds: that the lesson took.

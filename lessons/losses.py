@@ -1,11 +1,10 @@
 """Every tower's loss, term by term, and what an old way of adding them up did."""
 
-import towers  # before Keras: it sets TensorFlow up
+import towers  # noqa: F401  before Keras: it sets TensorFlow up
 from laboratory import data, findings
 from lessons import lesson
-from towers import devices
+from towers import devices, weight_decay
 from towers.networks import cifarnet
-from towers.support import weight_filters
 
 import keras  # isort: skip
 import numpy as np  # isort: skip
@@ -18,21 +17,12 @@ SHAPE, CLASSES = (24, 24, 3), 10
 
 def run(setup: findings.Setup) -> findings.Finding:
     """One step of eleven towers' parts, with each term of each part."""
-    model = network()
-    trainer = towers.Trainer(
-        model,
-        keras.optimizers.SGD(0.1),
-        towers=devices.choose(1),  # its eleven microbatches stand for eleven towers
-        global_batch_size=TOWERS * PER_TOWER,
-        num_microbatches=TOWERS,
-        weight_decay=WEIGHT_DECAY,
-        weight_filter="hidden_dense_kernels",
-    )
-    source = data.load(setup)
-    (images, labels), *_ = source.training_batches(TOWERS * PER_TOWER, 1, distorted=False)
-    norms = gradient_norms(model, images, labels)
-    result = trainer.train_step(images, labels)
-    terms = {name: np.asarray(values, np.float64) for name, values in result.losses.items()}
+    model, source = network(), data.load(setup)
+    (batch,) = source.training_batches(TOWERS * PER_TOWER, 1, distorted=False)
+    terms, norms = terms_of_towers(model, *batch), gradient_norms(model, *batch)
+    # Its eleven microbatches stand for eleven towers.
+    _, shown = data.program(model, keras.optimizers.SGD(0.1))(batch, PER_TOWER)
+    terms["total"] = shown.losses.numpy().astype(np.float64)
     decay = sum(values for name, values in terms.items() if name.startswith("weight_decay/"))
     collected = np.cumsum(terms["cross_entropy"] + decay)  # what cifar10.loss() gives for tower k
     rows = [
@@ -78,22 +68,38 @@ def answer(decay: np.ndarray, total: np.ndarray) -> str:
 
 
 def network() -> keras.Model:
-    """The tutorial's, with a quarter of its filters."""
+    """The tutorial's, with a quarter of its filters; its hidden dense layers decay."""
     with tf.device(devices.HOST):
-        return cifarnet.build(SHAPE, CLASSES, keras.DTypePolicy("float32"), 0, filters=16)
+        model = cifarnet.build(SHAPE, CLASSES, keras.DTypePolicy("float32"), 0, filters=16)
+    weight_decay.regularize(weight_decay.hidden_dense_kernels(model), WEIGHT_DECAY)
+    return model
 
 
-def gradient_norms(model, images, labels) -> dict[str, str]:
+def decays(model: keras.Model) -> dict[str, tf.Tensor]:
+    """The terms that regularizers add to the loss, by name; `model.losses` is a list of them."""
+    return {
+        f"weight_decay/{weight.path}": weight.regularizer(weight)
+        for weight in model.trainable_variables
+        if weight.regularizer
+    }
+
+
+def terms_of_towers(model: keras.Model, images, labels) -> dict[str, np.ndarray]:
+    """Each term of the loss in each tower, [TOWERS]."""
+    losses = tf.nn.sparse_softmax_cross_entropy_with_logits(labels, model(images, training=True))
+    of_towers = tf.reduce_mean(tf.reshape(losses, [TOWERS, PER_TOWER]), axis=1)
+    terms = {"cross_entropy": of_towers} | decays(model)
+    return {name: np.full(TOWERS, term, np.float64) for name, term in terms.items()}
+
+
+def gradient_norms(model: keras.Model, images, labels) -> dict[str, str]:
     """The norm of the gradient of each term's mean over all towers."""
     weights = [variable.value for variable in model.trainable_variables]
     with tf.GradientTape(persistent=True) as tape:
         logits = model(images, training=True)
-        terms = {"cross_entropy": tf.reduce_mean(towers.losses.cross_entropy(labels, logits))}
-        decayed = weight_filters.hidden_dense_kernels(model)
-        terms |= towers.losses.weight_decay_terms(
-            {weight_filters.layer_name(weight): weight.value for weight in decayed}, WEIGHT_DECAY
-        )
-        terms["total"] = towers.losses.total_loss(list(terms.values()))
+        losses = tf.nn.sparse_softmax_cross_entropy_with_logits(labels, logits)
+        terms = {"cross_entropy": tf.reduce_mean(losses)} | decays(model)
+        terms["total"] = tf.add_n(list(terms.values()))
     gradients = {
         name: [g for g in tape.gradient(term, weights) if g is not None]
         for name, term in terms.items()

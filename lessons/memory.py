@@ -14,8 +14,7 @@ import towers  # noqa: F401  before Keras: it sets TensorFlow up
 from benchmarks import turns
 from laboratory import data, findings
 from lessons import graph, lesson
-from towers import devices, losses, networks
-from towers.support import weight_filters
+from towers import devices, networks
 
 import keras  # isort: skip
 import numpy as np  # isort: skip
@@ -85,7 +84,7 @@ def make_pass(way: str, batch: int):
         with tf.GradientTape() as tape:
             tape.watch(weights)
             logits = forward(model, weights, images, again=way == AGAIN)
-            loss = tf.reduce_mean(losses.cross_entropy(labels, logits))
+            loss = mean_loss(labels, logits)
         return loss, [] if way == EVALUATION else tape.gradient(loss, weights)
 
     return one_pass.get_concrete_function(
@@ -108,6 +107,12 @@ def call_block(block: keras.Model, x, *weights) -> tf.Tensor:
     """A part of the network, as a function of its input and its weights."""
     outputs, _ = block.stateless_call(weights, [], x)
     return outputs
+
+
+def mean_loss(labels, logits) -> tf.Tensor:
+    """The mean cross entropy."""
+    logits = tf.cast(logits, tf.float32)
+    return tf.reduce_mean(tf.nn.sparse_softmax_cross_entropy_with_logits(labels, logits))
 
 
 class Count(NamedTuple):
@@ -241,7 +246,7 @@ def both_gradients(model: keras.Model, images, labels) -> BothGradients:
         for layer in model.layers[1:]:
             inputs.append(layer(inputs[-1]))
         logits = inputs.pop()
-        loss = tf.reduce_mean(losses.cross_entropy(labels, logits))
+        loss = mean_loss(labels, logits)
     errors = tf.nn.softmax(logits) - tf.one_hot(labels, logits.shape[-1])
     error = tf.reduce_mean(errors, axis=0, keepdims=True)
     at_mean = []
@@ -266,7 +271,7 @@ def cosines(batches) -> dict[str, float]:
     for weight, *pair in zip(model.trainable_variables, both.gradient, both.at_mean, strict=True):
         if len(weight.shape) > 1:
             a, b = (np.ravel(gradient).astype(np.float64) for gradient in pair)
-            found[weight_filters.layer_name(weight)] = float(a @ b / np.sqrt((a @ a) * (b @ b)))
+            found[weight.path] = float(a @ b / np.sqrt((a @ a) * (b @ b)))
     return found
 
 

@@ -6,12 +6,11 @@ import math
 import time
 from collections.abc import Sequence
 
-import towers  # before Keras: it sets TensorFlow up
+import towers  # noqa: F401  before Keras: it sets TensorFlow up
 from input_pipeline import batches
-from laboratory import findings
+from laboratory import data, findings
 from lessons import learning_rate, lesson
-from towers import devices, gradients, losses, moving_averages, step
-from towers.support import classes
+from towers import devices, moving_averages, step
 
 import keras  # isort: skip
 import numpy as np  # isort: skip
@@ -87,30 +86,32 @@ def run(setup: findings.Setup) -> findings.Finding:
     )
 
 
-def towers_here(
-    global_batch_size: int, *, num_towers=2, layer=None, features=1, rate=RATE, clip=None, **others
-) -> towers.Trainer:
-    """This package's own towers, with a model of one layer: if none is given, a weight that is 1.
+def program_here(num_towers=2, layer=None, *, decay=None, clip=None) -> step.Program:
+    """This package's own step, of a model of one layer: if none is given, a weight that is 1.
 
     The loss of an image is the model's output. With the weight, both the loss of an image and its
     gradient are the image itself, and everything can be worked out by hand.
     """
-    layer = layer or keras.layers.Dense(1, use_bias=False, kernel_initializer="ones")
-    with tf.device(devices.HOST):
-        model = keras.Sequential([keras.Input([features]), layer])
-    return towers.Trainer(
-        model,
-        keras.optimizers.SGD(rate, global_clipnorm=clip),
-        towers=devices.choose(num_towers),
-        global_batch_size=global_batch_size,
-        loss=lambda labels, outputs: outputs[:, 0],
-        **{"num_microbatches": num_towers} | others,
+    layer = layer or keras.layers.Dense(
+        1, use_bias=False, kernel_initializer="ones", kernel_regularizer=decay
     )
+    with tf.device(devices.HOST):
+        model = keras.Sequential([keras.Input([1]), layer])
+    rate = RATE if clip is None else clip
+    optimizer = keras.optimizers.SGD(rate, global_clipnorm=clip)
+    return data.program(model, optimizer, num_towers, loss=lambda labels, outputs: outputs * labels)
 
 
-def update(trainer: towers.Trainer, images, sample_weight=None) -> step.StepResult:
-    """One step; the loss ignores the labels."""
-    return trainer.train_step(images, tf.zeros(len(images), tf.int64), sample_weight)
+def update(program: step.Program, images: tf.Tensor, size: int = 1) -> step.Watched:
+    """Makes a step of microbatches of `size`; returns its losses and gradients."""
+    _, shown = program((images, tf.ones_like(images)), size)
+    return shown
+
+
+def gradient_here(images: tf.Tensor, size: int = 1, num_towers: int = 4, **options) -> float:
+    """Of the weight that is 1."""
+    shown = update(program_here(num_towers, **options), images, size)
+    return shown.gradients[0].numpy().item()
 
 
 def column(*values: float) -> tf.Tensor:
@@ -136,33 +137,34 @@ def average_before_update() -> Exhibit:
 
     In the old graph this is a race; here the average always wins it.
     """
-    weight, average = tf.Variable(1.0), tf.Variable(1.0)
+    weight, average, right = tf.Variable(1.0), tf.Variable(1.0), tf.Variable([[1.0]])
     moving_averages.update([average], [weight], 0.9999, tf.constant(0))
     weight.assign_sub(RATE * 1.0)  # the update, with the gradient 1
-    trainer = towers_here(2, moving_average_decay=0.9999)
-    update(trainer, column(1, 1))
+    program = program_here()
+    update(program, column(1, 1))
+    moving_averages.update([right], program.model.trainable_weights, 0.9999, tf.constant(0))
     return Exhibit(
         rows=[7],
         did="averages weights beside the update",
         symptom="the evaluation is a step behind, or not",
         number="average when a weight goes from 1 to 0.5",
         wrong=float(average),
-        right=trainer.state.averages[0].numpy().item(),
+        right=right.numpy().item(),
     )
 
 
 def summary_of_next_batch() -> Exhibit:
     """After the step, the tutorial runs its summaries separately, so on another batch."""
     queue = iter([column(1, 2), column(3, 4)])
-    trainer = towers_here(2)
-    result = update(trainer, next(queue))
+    program = program_here()
+    shown = update(program, next(queue))
     return Exhibit(
         rows=[8],
         did="summarizes another batch",
         symptom="plot and log show different losses",
         number="loss of the step",
-        wrong=float(tf.reduce_mean(trainer.state.model(next(queue)))),
-        right=float(losses.mean(result.losses["total"])),
+        wrong=float(tf.reduce_mean(program.model(next(queue)))),
+        right=float(tf.reduce_mean(shown.losses)),
     )
 
 
@@ -171,10 +173,10 @@ def seconds_over_towers() -> Exhibit:
 
     The `step_seconds` in this package's logs is the time itself, as here.
     """
-    trainer = towers_here(4, num_towers=4)
-    update(trainer, column(1, 2, 3, 4))  # builds the graph
+    program = program_here(4)
+    update(program, column(1, 2, 3, 4))  # builds the graph
     began = time.perf_counter()
-    update(trainer, column(1, 2, 3, 4))
+    update(program, column(1, 2, 3, 4))
     seconds = time.perf_counter() - began
     return Exhibit(
         rows=[9],
@@ -195,8 +197,9 @@ def queue_starts_over() -> Exhibit:
     labels = np.ones(len(logits), np.int32)
     examples = tf.data.Dataset.from_tensor_slices((logits, labels))
     scored = list(examples.repeat().batch(128).take(math.ceil(len(labels) / 128)))
-    correct = sum(int(classes.count_correct(labels, logits)) for logits, labels in scored)
-    trainer = towers_here(128, layer=keras.layers.Identity(), features=2)
+    correct = sum(int(np.sum(np.argmax(logits, 1) == labels)) for logits, labels in scored)
+    model = keras.Sequential([keras.Input([2]), keras.layers.Identity()])
+    data.compile_classifier(model, keras.optimizers.SGD())
     each_once = batches.evaluation_batches(logits, labels, global_batch_size=128, preprocess=None)
     return Exhibit(
         rows=[12],
@@ -204,7 +207,7 @@ def queue_starts_over() -> Exhibit:
         symptom="accuracy depends on the batch size",
         number="accuracy, %",
         wrong=100 * (correct / (len(scored) * 128)),
-        right=100 * trainer.evaluate(each_once).accuracy,
+        right=100 * model.evaluate(each_once, verbose=0, return_dict=True)["accuracy"],
     )
 
 
@@ -231,14 +234,14 @@ def losses_of_all_towers() -> Exhibit:
             tf.compat.v1.add_to_collection("losses", tf.constant(loss))
             total = tf.add_n(tf.compat.v1.get_collection("losses"))
         wrong = session.run(total)
-    result = update(towers_here(4, num_towers=4), column(1, 2, 3, 4))
+    shown = update(program_here(4), column(1, 2, 3, 4))
     return Exhibit(
         rows=[19],
         did="adds up a collection of losses",
         symptom="the loss grows from tower to tower",
         number="loss of the last of 4 towers",
         wrong=float(wrong),
-        right=float(result.losses["total"][-1]),
+        right=float(shown.losses[-1]),
     )
 
 
@@ -282,9 +285,7 @@ def mean_gradient(tape: tf.GradientTape, of_towers: Sequence, weight: tf.Variabl
 
 def decay_here() -> float:
     """The gradient of a weight of 1 for images that are 0: only the weight decay."""
-    trainer = towers_here(4, num_towers=4, weight_decay=WEIGHT_DECAY)
-    result = update(trainer, column(0, 0, 0, 0))
-    return result.gradients[0].numpy().item()
+    return gradient_here(column(0, 0, 0, 0), decay=keras.regularizers.L2(WEIGHT_DECAY / 2))
 
 
 def rows_of_one_tower() -> Exhibit:
@@ -300,31 +301,28 @@ def rows_of_one_tower() -> Exhibit:
         of_towers.append(tape.gradient(loss, table))  # IndexedSlices
     values = tf.reduce_mean([sparse.values for sparse in of_towers], axis=0)
     wrong = tf.IndexedSlices(values, of_towers[0].indices, of_towers[0].dense_shape)
-    sums = [{(m, m + 1): [sparse]} for m, sparse in enumerate(of_towers)]
-    (right,) = gradients.reduce_towers(sums, 2, "mean")
+    layer = keras.layers.Embedding(5, 1, embeddings_initializer="ones")
+    _, shown = program_here(2, layer)((tf.constant([[1], [3]]), tf.constant([[[1.0]], [[3.0]]])), 1)
     return Exhibit(
         rows=[21],
         did="averages rows under tower 0's indices",
         symptom="rows learn what others have seen",
         number="gradient of tower 0's row",
         wrong=float(tf.convert_to_tensor(wrong)[1, 0]),
-        right=float(tf.convert_to_tensor(right)[1, 0]),
+        right=float(tf.convert_to_tensor(shown.gradients[0])[1, 0]),
     )
 
 
 def sum_for_mean() -> Exhibit:
     """The gradients of four towers, added up although the rate was chosen for their mean."""
-    of_towers = [tf.constant(gradient) for gradient in (1.0, 2.0, 3.0, 6.0)]
-    wrong = tf.add_n(of_towers)
-    sums = [{(m, m + 1): [gradient]} for m, gradient in enumerate(of_towers)]
-    (right,) = gradients.reduce_towers(sums, 4, "mean")
+    images = column(1, 2, 3, 6)  # and so are their gradients
     return Exhibit(
         rows=[22],
         did="adds gradients up",
         symptom="one GPU's rate makes four diverge",
         number="gradient, 4 towers",
-        wrong=float(wrong),
-        right=float(right),
+        wrong=float(tf.reduce_sum(images)),
+        right=gradient_here(images),
     )
 
 
@@ -334,7 +332,7 @@ def statistics_of_one_tower() -> Exhibit:
     old = keras.layers.BatchNormalization(momentum=0.0)
     old(images[:2], training=True)
     new = keras.layers.BatchNormalization(momentum=0.0)
-    update(towers_here(4, layer=new), images)
+    update(program_here(2, new), images, 2)
     return Exhibit(
         rows=[23, 32],
         did="keeps tower 0's batch-norm statistics",
@@ -349,15 +347,15 @@ def clipped_before_the_sum() -> Exhibit:
     """Keras under MirroredStrategy: each replica halves its loss, clips, and the sum is taken."""
     halves = [column(6) / 2, column(8) / 2]
     clipped = [tf.clip_by_global_norm([half], 1.0)[0][0] for half in halves]
-    trainer = towers_here(2, rate=1.0, clip=1.0)
-    update(trainer, column(6, 8))
+    program = program_here(clip=1.0)
+    update(program, column(6, 8))
     return Exhibit(
         rows=[25],
         did="clips before the reduction",
         symptom="steps are longer than the bound",
         number="length of a step clipped to 1",
         wrong=float(tf.norm(tf.add_n(clipped))),
-        right=float(tf.norm(1.0 - trainer.state.model.trainable_variables[0])),
+        right=float(tf.norm(1.0 - program.model.trainable_variables[0])),
     )
 
 
@@ -367,15 +365,13 @@ def mean_of_uneven_means() -> Exhibit:
     weight = tf.Variable(1.0)
     with tf.GradientTape(persistent=True) as tape:
         of_towers = [tf.reduce_mean(weight * part) for part in tf.split(images, [3, 1])]
-    filled = tf.concat([images, column(9, 9)], axis=0)  # two of weight 0
-    result = update(towers_here(6), filled, sample_weight=[1, 1, 1, 1, 0, 0])
     return Exhibit(
         rows=[26],
         did="takes the mean of uneven towers' means",
         symptom="the last step of an epoch is off",
         number="gradient",
         wrong=mean_gradient(tape, of_towers, weight),
-        right=result.gradients[0].numpy().item(),
+        right=gradient_here(images, 3, 2),
     )
 
 

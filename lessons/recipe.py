@@ -20,7 +20,7 @@ import numpy as np
 
 from towers import schedules
 from towers.networks import optimizers
-from towers_cli import settings, sizes
+from towers_cli import settings
 
 _RULES = {
     "linear": "by the linear rule (Goyal et al. 2017, arXiv:1706.02677)",
@@ -40,7 +40,7 @@ class Recipe:
     """How to train on so many towers; durations in steps."""
 
     num_towers: int
-    num_microbatches: int  # for the authors, one per tower: their unit is the tower's batch
+    microbatch_size: int  # for the authors, a tower's batch: that is their unit
     # The mean, if towers have uneven shares.
     per_tower_batch_size: float = _flag("global_batch_size", 128, "examples of a tower in a step")
     learning_rate: float = _flag("learning_rate", 0.1, "before any decay")
@@ -51,13 +51,17 @@ class Recipe:
     momentum: float = _flag("momentum", 0.0, f"for {', '.join(optimizers.WITH_MOMENTUM)}")
     moving_average_decay: float = _flag("moving_average_decay", 0.9999, "per step; 0: no averages")
     weight_decay: float = _flag("weight_decay", 0.004, "in every tower's loss, or decoupled")
-    gradient_reduction: str = _flag("gradient_reduction", "mean", "mean or sum over the towers")
     optimizer: str = _flag("optimizer", "sgd", ", ".join(optimizers.OPTIMIZERS))
 
     @property
     def global_batch_size(self) -> int:
         """Examples of a step."""
         return round(self.num_towers * self.per_tower_batch_size)
+
+    @property
+    def num_microbatches(self) -> int:
+        """Of a step."""
+        return math.ceil(self.global_batch_size / self.microbatch_size)
 
     @property
     def towers(self) -> str:
@@ -74,34 +78,18 @@ WAS = ("synchronous", "asynchronous")  # how the authors' towers updated the wei
 _STATED = dataclasses.fields(Recipe)[2:]  # the flags of the command
 
 
-def with_mean(recipe: Recipe) -> Recipe:
-    """The recipe that makes the same updates with the mean of the gradients.
-
-    For SGD the sum of k gradients at rate r is their mean at k * r. The other optimizers divide by
-    the gradient's own size, so their rate stays the same (nearly: `gradients.reduce_towers`).
-    """
-    summed = recipe.gradient_reduction == "sum" and recipe.optimizer == "sgd"
-    rate = recipe.learning_rate * (recipe.num_microbatches if summed else 1)
-    return dataclasses.replace(recipe, learning_rate=rate, gradient_reduction="mean")
-
-
-def same_run(recipe: Recipe, to_towers: int) -> Recipe | None:
-    """Way A: the same global batch on other towers; None if it has no equal parts for them.
+def same_run(recipe: Recipe, to_towers: int) -> Recipe:
+    """Way A: the same global batch on other towers.
 
     The microbatches stay the same if there is at least one for each tower; otherwise they are cut.
     """
-    count, batch = recipe.num_microbatches, recipe.global_batch_size
-    fitting = [
-        microbatches
-        for microbatches in range(count, sizes.MOST_PARTS + 1, count)
-        if microbatches >= to_towers and batch % microbatches == 0
-    ]
-    if not fitting:
-        return None
+    batch, size = recipe.global_batch_size, recipe.microbatch_size
     return dataclasses.replace(
-        with_mean(recipe),
+        recipe,
         num_towers=to_towers,
-        num_microbatches=fitting[0],
+        microbatch_size=size
+        if recipe.num_microbatches >= to_towers
+        else math.ceil(batch / to_towers),
         per_tower_batch_size=batch / to_towers,
     )
 
@@ -122,12 +110,10 @@ def converted(recipe: Recipe, to_towers: int, scaling: str) -> Recipe:
     k = to_towers / recipe.num_towers
     growth = schedules.scaled_rate(1.0, scaling, to_towers, recipe.num_towers)
     decoupled = recipe.optimizer in optimizers.DECOUPLED_WEIGHT_DECAY
-    mean = with_mean(recipe)
     return dataclasses.replace(
-        mean,
+        recipe,
         num_towers=to_towers,
-        num_microbatches=to_towers,
-        learning_rate=mean.learning_rate * growth,
+        learning_rate=recipe.learning_rate * growth,
         steps=recipe.steps / k,
         decay_steps=recipe.decay_steps / k,
         warmup_steps=recipe.warmup_steps / k,
@@ -146,8 +132,7 @@ def train_flags(recipe: Recipe, examples: int) -> list[str]:
     values = {
         "num_towers": recipe.num_towers,
         "global_batch_size": recipe.global_batch_size,
-        "num_microbatches": recipe.num_microbatches,
-        "gradient_reduction": recipe.gradient_reduction,
+        "microbatch_size": recipe.microbatch_size,
         "optimizer": recipe.optimizer,
         "learning_rate": recipe.learning_rate,
         "learning_rate_schedule": "exponential" if recipe.decay_steps else "constant",
@@ -197,8 +182,7 @@ def _described(recipe: Recipe, examples: int) -> dict[str, str]:
 
     return {
         "examples in a step": f"{batch:,}",
-        "microbatches": f"{recipe.num_microbatches} of {batch // recipe.num_microbatches:,}",
-        "gradients": recipe.gradient_reduction,
+        "microbatches": f"{recipe.num_microbatches} of {recipe.microbatch_size:,}",
         "learning rate": f"{recipe.learning_rate:.6g}",
         "steps": duration(recipe.steps),
         "steps to a decay": duration(recipe.decay_steps),
@@ -211,24 +195,19 @@ def _described(recipe: Recipe, examples: int) -> dict[str, str]:
     }
 
 
-def notes_on_a(authors: Recipe, a: Recipe | None) -> Iterator[str]:
+def notes_on_a(authors: Recipe, a: Recipe) -> Iterator[str]:
     """What the same run keeps, and what it needs."""
-    if a is None:
-        yield f"""Not possible: {authors.global_batch_size:,} examples have no equal parts for so
-        many towers (at most {sizes.MOST_PARTS:,} parts)."""
-        return
-    count, share = a.num_microbatches, -(-a.num_microbatches // a.num_towers)
-    if count != authors.num_microbatches:
+    size, share = a.microbatch_size, -(-a.num_microbatches // a.num_towers)
+    if size != authors.microbatch_size:
         yield f"""To have one for each tower, the microbatches are cut from
-        {authors.per_tower_batch_size} to {a.global_batch_size // count} examples: the same update
-        except for rounding, but a different model if a layer sees a microbatch as a whole, as batch
-        norm does (docs/batch_norm.md)."""
-    yield f"""On CPUs train.py ends with the same weights, to the last bit, with any --num_towers
-    up to {count:,} (docs/same_bits.md). The authors' own run had other examples in each step."""
+        {authors.microbatch_size:,} to {size:,} examples: the same update except for rounding, but a
+        different model if a layer sees a microbatch as a whole, as batch norm does
+        (docs/batch_norm.md)."""
+    yield """On CPUs train.py ends with the same weights, to the last bit, with any --num_towers
+    (docs/same_bits.md). The authors' own run had other examples in each step."""
     if share > 1:
         yield f"""On GPUs, a tower's {share} microbatches do not wait for each other: count on
-        memory for all of its {share * a.global_batch_size // count:,} examples, or give
-        --accumulate_gradients."""
+        memory for all of its {share * size:,} examples, or give --accumulate_gradients."""
 
 
 def notes_on_b(authors: Recipe, b: Recipe, scaling: str) -> Iterator[str]:
@@ -283,9 +262,10 @@ def readings(authors: Recipe, examples: int) -> Iterator[str]:
     count, rate = authors.num_towers, authors.learning_rate
     if count == 1:
         return
-    if authors.gradient_reduction == "sum":
-        yield f"""Sum. With {authors.optimizer}, the sum of {count} gradients at rate {rate:.6g} is
-        their mean at rate {with_mean(authors).learning_rate:.6g} (pitfall 22)."""
+    if authors.optimizer == "sgd":
+        yield f"""Sum. The gradients are assumed to be averaged. If they were added up, the sum of
+        {count} at rate {rate:.6g} is their mean at --learning_rate={count * rate:.6g} (pitfall
+        22)."""
     if authors.decay_steps:
         ran = authors.epochs(authors.decay_steps, examples)
         yield f"""Decay. {authors.decay_steps:,} steps of {authors.towers} are {ran:,.6g} epochs,
@@ -303,7 +283,7 @@ def readings(authors: Recipe, examples: int) -> Iterator[str]:
 
 def one_gradient_at_a_time(authors: Recipe) -> Recipe:
     """An asynchronous recipe as its weights saw it: one gradient of one tower in each update."""
-    return dataclasses.replace(authors, num_towers=1, num_microbatches=1)
+    return dataclasses.replace(authors, num_towers=1)
 
 
 def on_asynchronous(authors: Recipe, to_towers: int, was: str | None) -> Iterator[str]:
@@ -342,10 +322,10 @@ def report(
     if was == "asynchronous":
         authors = one_gradient_at_a_time(authors)
     a, b = same_run(authors, to_towers), converted(authors, to_towers, scaling)
-    flags_of_a, flags_of_b = train_flags(a, examples) if a else [], train_flags(b, examples)
+    flags_of_a, flags_of_b = train_flags(a, examples), train_flags(b, examples)
     columns = {f"authors, {authors.towers}": authors, f"A, {b.towers}": a, f"B, {b.towers}": b}
     blocks = [
-        table({title: recipe for title, recipe in columns.items() if recipe}, examples),
+        table(columns, examples),
         _block(
             f"A. The same run: {authors.global_batch_size:,} examples in a step",
             notes_on_a(authors, a),
@@ -405,7 +385,7 @@ def parse(arguments: Sequence[str]) -> tuple[Recipe, int, str, int, str | None]:
 
     count, to_towers = (checked(name, int, "num_towers") for name in ("from_towers", "to_towers"))
     stated = {f.name: checked(f.name, type(f.default), f.metadata["setting"]) for f in _STATED}
-    authors = Recipe(count, count, **stated)
+    authors = Recipe(count, math.ceil(stated["per_tower_batch_size"]), **stated)
     if authors.momentum and authors.optimizer not in optimizers.WITH_MOMENTUM:
         raise settings.SettingsError(
             f"--momentum={authors.momentum:g}: only for --optimizer="

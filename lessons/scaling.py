@@ -6,8 +6,6 @@ from laboratory import data, findings, race
 from lessons import lesson
 from towers import schedules
 
-import numpy as np  # isort: skip
-
 QUESTION = "How do I change the rate with the number of GPUs?"
 PER_TOWER, RATE, ADAM_RATE = 32, 0.05, 1e-3
 TOWERS = (1, 2, 4, 8, 16, 32)
@@ -46,7 +44,7 @@ Needed = dict[str, dict[int, list[float | None]]]
 
 
 def run(setup: findings.Setup) -> findings.Finding:
-    """Races every rule at every number of towers, and checks that a sum is the linear rule."""
+    """Races every rule at every number of towers."""
     images = data.load(setup)
     towers = IN_SHORT["towers"] if setup.short else TOWERS
     rules = IN_SHORT["rules"] if setup.short else tuple(RULES)
@@ -65,14 +63,12 @@ def run(setup: findings.Setup) -> findings.Finding:
     examples = {
         rule: {k: race.mean_needed(of) for k, of in of_k.items()} for rule, of_k in of_seeds.items()
     }
-    same = {k: sum_is_linear(images, k) for k in towers}
     return findings.Finding(
         head=("rule", *(f"{k} × {PER_TOWER}" for k in towers)),
-        rows=[[rule, *map(shown, of_k.values())] for rule, of_k in of_seeds.items()]
-        + [["sum of the gradients", *["as linear" if same[k] else "another" for k in towers]]],
+        rows=[[rule, *map(shown, of_k.values())] for rule, of_k in of_seeds.items()],
         answer=answer(examples),
-        claim=claim(examples, accuracy, same),
-        numbers={"examples": examples, "sum_is_linear": same},
+        claim=claim(examples, accuracy),
+        numbers={"examples": examples},
         draw=lambda figure: draw(figure, examples, accuracy),
         data=images.name,
         runs=f"{len(SEEDS)} seeds",
@@ -93,27 +89,6 @@ def entry(rule: str, num_towers: int, seed: int) -> race.Entry:
         optimizer=how.optimizer,
         seed=seed,
     )
-
-
-def sum_is_linear(images: data.Images, num_towers: int, steps: int = 5) -> bool:
-    """Whether the sum of k parts' gradients gives the weights of the mean at a rate times k.
-
-    For SGD, and to the last bit where k is a power of two, by which a number can be multiplied
-    without rounding.
-    """
-    batch = num_towers * PER_TOWER
-    weights = []
-    for reduction, scaling in (("sum", "none"), ("mean", "linear")):
-        rate = schedules.scaled_rate(RATE, scaling, batch, PER_TOWER)
-        trainer = race.trainer(
-            race.Entry(batch, rate),
-            len(images.train.images),
-            gradient_reduction=reduction,
-            num_microbatches=num_towers,  # each stands for a tower
-        )
-        trainer.fit(images.training_batches(batch, steps, distorted=False))
-        weights.append([v.numpy() for v in trainer.state.model.trainable_variables])
-    return all(np.array_equal(a, b) for a, b in zip(*weights, strict=True))
 
 
 def shown(of_seeds: list[float | None]) -> str:
@@ -156,7 +131,7 @@ def answer(examples: dict[str, dict[int, float | None]]) -> str:
     )
 
 
-def claim(examples: dict, accuracy: float, same: dict[int, bool]) -> str:
+def claim(examples: dict, accuracy: float) -> str:
     """What the race says."""
     carried = {rule: holds_up_to(of_k) for rule, of_k in examples.items()}
     reach = []
@@ -168,8 +143,7 @@ def claim(examples: dict, accuracy: float, same: dict[int, bool]) -> str:
     return (
         f"With at most twice the examples that one tower with a batch of {PER_TOWER} needs to get "
         f"{accuracy:.0%} of the test images right, the rules carry this far: "
-        f"{'; '.join(reach)}. Adding the gradients up is "
-        f"{'' if all(same.values()) else 'not '}the linear rule, to the last bit."
+        f"{'; '.join(reach)}."
     )
 
 

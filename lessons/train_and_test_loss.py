@@ -7,10 +7,11 @@ from typing import NamedTuple
 
 from laboratory import data, findings, paired, race
 from lessons import lesson
-from towers import evaluation, losses
-from towers.support import tally
+from towers import moving_averages, weight_decay
 
+import keras  # isort: skip
 import numpy as np  # isort: skip
+import tensorflow as tf  # isort: skip
 
 QUESTION = "Should the lower loss go with the higher accuracy?"
 TRAINING_EXAMPLES, TEST_EXAMPLES, EPOCHS, SEEDS = 6_000, 5_000, 16, (0, 1, 2)
@@ -26,13 +27,6 @@ RUNS = {
 }
 
 
-class Seen(NamedTuple):
-    """What an evaluation reports: the mean cross entropy, and the share of right answers."""
-
-    loss: float
-    accuracy: float
-
-
 class Point(NamedTuple):
     """What is known of a run after some epochs.
 
@@ -43,8 +37,8 @@ class Point(NamedTuple):
 
     epoch: int
     shown: float
-    test: Seen
-    averaged: Seen
+    test: race.Evaluated
+    averaged: race.Evaluated
 
 
 class Run(NamedTuple):
@@ -56,7 +50,7 @@ class Run(NamedTuple):
     """
 
     points: list[Point]
-    train: Seen
+    train: race.Evaluated
     right: np.ndarray
 
 
@@ -75,37 +69,30 @@ def run(setup: findings.Setup) -> findings.Finding:
 
 
 def train(
-    images: data.Images, epochs: Sequence[int], seed: int, distorted: bool, weight_decay: float
+    images: data.Images, epochs: Sequence[int], seed: int, distorted: bool, decay: float
 ) -> Run:
     """One run, evaluated after each of `epochs`."""
-    examples = len(images.train.images)
-    trainer = race.trainer(
-        race.Entry(BATCH, RATE, seed=seed),
-        examples,
-        weight_decay=weight_decay,
-        moving_average_decay=MOVING_AVERAGE_DECAY,
-    )
-    model = trainer.state.model
-    of_last_weights = evaluation.Evaluator(
-        model, model.trainable_variables, losses.cross_entropy, trainer.tower_devices
-    )
-    test = images.test_batches()
-    steps = epochs[-1] * examples // BATCH
-    batches = iter(images.training_batches(BATCH, steps, seed=seed, distorted=distorted))
-    points = []
-    for epoch in epochs:
-        history = trainer.fit(batches, epoch * examples // BATCH - int(trainer.state.step))
-        shown = float(np.mean(history[-examples // BATCH :]))
-        points.append(
-            Point(epoch, shown, seen(of_last_weights(test)), seen(trainer.evaluate(test)))
-        )
-    train = seen(of_last_weights(images.test_batches(split="train")))
-    return Run(points, train, race.right(trainer, images))
-
-
-def seen(of: tally.Evaluation) -> Seen:
-    """Its two figures."""
-    return Seen(of.loss, of.accuracy)
+    examples, model = len(images.train.images), race.network(seed)
+    weight_decay.regularize(weight_decay.kernels(model), decay)
+    data.compile_classifier(model, keras.optimizers.SGD(RATE))
+    values = [weight.value for weight in model.trainable_variables]
+    averages = [tf.Variable(value) for value in values]
+    average = tf.function(moving_averages.update, autograph=False)
+    averaged = race.model(race.Entry(BATCH, RATE, seed=seed))
+    test, points, history = images.test_batches(), [], []
+    looks = {epoch * examples // BATCH: epoch for epoch in epochs}
+    for step, batch in enumerate(
+        images.training_batches(BATCH, max(looks), seed=seed, distorted=distorted), start=1
+    ):
+        history.append(model.train_on_batch(*batch, return_dict=True)["loss"])
+        average(averages, values, MOVING_AVERAGE_DECAY, tf.constant(step - 1))
+        if step in looks:
+            averaged.set_weights(averages)
+            seen = race.evaluated(model, test), race.evaluated(averaged, test)
+            shown = float(np.mean(history[-examples // BATCH :]))
+            points.append(Point(looks[step], shown, *seen))
+    train = race.evaluated(model, images.test_batches(split="train"))
+    return Run(points, train, race.right(model, images))
 
 
 def finding(runs: dict[str, list[Run]], name: str) -> findings.Finding:
@@ -210,7 +197,7 @@ def within_a_run(runs: dict[str, list[Run]]) -> str:
 
 def cells(of_seeds: list[Run]) -> Sequence[str]:
     """The cells of one way at its end, for the table."""
-    values: tuple[Callable[[Run], Seen], ...] = (
+    values: tuple[Callable[[Run], race.Evaluated], ...] = (
         lambda run: run.train,
         lambda run: run.points[-1].test,
         lambda run: run.points[-1].averaged,

@@ -8,20 +8,17 @@ import math
 import multiprocessing
 import operator
 import statistics
-import tempfile
 import time
 from collections import Counter
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping
 from typing import NamedTuple
 
-import towers  # before Keras: it sets TensorFlow up
+import towers  # noqa: F401  before Keras: it sets TensorFlow up
 from benchmarks import profiles
 from input_pipeline import datasets
 from laboratory import data, findings
 from lessons import lesson
-from towers import devices, gradients, networks
-from towers.runs import activations, run_folder, summaries
-from towers.support import container_limits
+from towers import container_limits, devices, moving_averages, networks, step, weight_decay
 
 import keras  # isort: skip
 import numpy as np  # isort: skip
@@ -29,7 +26,6 @@ import tensorflow as tf  # isort: skip
 
 QUESTION = "100 % CPU and 60 % GPU"
 SHAPE, CLASSES, BATCH = (24, 24, 3), 10, 128
-LOG_EVERY, SUMMARIES_EVERY = 20, 500  # steps, as train.py has them
 LEAD_IN = 3  # steps before those that count
 
 FIXED, AHEAD = "one fixed batch", "whole batches, ahead"
@@ -79,9 +75,8 @@ class Step(NamedTuple):
     copy: of the batch and the weights to the towers, and of their gradients back.
     compute: forward and backward passes, towers side by side.
     reduce: the average of the towers' gradients, and the check that it is finite.
-    update: of weights, moving averages and counters.
+    update: of weights, moving averages and metrics.
     rest: between operations; one tower waits for another.
-    summaries: TensorBoard's, spread over the steps between two of them.
     """
 
     input: float = 0.0
@@ -90,7 +85,6 @@ class Step(NamedTuple):
     reduce: float = 0.0
     update: float = 0.0
     rest: float = 0.0
-    summaries: float = 0.0
 
     @property
     def busy(self) -> float:
@@ -104,16 +98,13 @@ def run(setup: findings.Setup) -> findings.Finding:
     images, cores = data.load(setup), container_limits.available_cores()
     alone, behind = of_inputs(images, effort)
     rates = {name: 1000 * DEVICE_BATCH / timed.step for name, timed in alone.items()}
-    trained, profiles, others = on_towers(setup, effort)
-    steps = {
-        (k, name): taken_apart(timed, profiles[k], others["summaries"])
-        for (k, name), timed in trained.items()
-    }
+    trained, profiles = on_towers(setup, effort)
+    steps = {(k, name): taken_apart(timed, profiles[k]) for (k, name), timed in trained.items()}
     of_batch = alone[AHEAD].step * alone[AHEAD].cores * BATCH / DEVICE_BATCH
-    expected = predicted(steps[1, FIXED], 2, cores, of_batch, others["addition"])
+    expected = predicted(steps[1, FIXED], 2, cores, of_batch)
     launches = of_launches(effort.profiles)
     one, two = (sum(steps[k, AHEAD]) for k in (1, 2))
-    alone = sum(predicted(steps[1, FIXED], 1, cores, of_batch, 0.0))
+    alone = sum(predicted(steps[1, FIXED], 1, cores, of_batch))
     speed_ups = {"predicted": alone / sum(expected), "measured": one / two}
     return findings.Finding(
         head=("ms of a step", "input", "compute", "all else", "sum", "busy", "CPU"),
@@ -236,8 +227,8 @@ def of_device(timed: Timed, device_rate: float) -> tuple[Step, float]:
     return Step(input=timed.waited, compute=compute, rest=rest), timed.cores
 
 
-def on_towers(setup: findings.Setup, effort: Effort) -> tuple[dict, dict, dict]:
-    """Steps by (towers, input), profiles by number of towers, and other costs."""
+def on_towers(setup: findings.Setup, effort: Effort) -> tuple[dict, dict]:
+    """Steps by (towers, input), and profiles by number of towers."""
     with contextlib.ExitStack() as stack:
         place = {k: stack.enter_context(place_of(k, setup.short)) for k in (1, 2)}
 
@@ -248,8 +239,7 @@ def on_towers(setup: findings.Setup, effort: Effort) -> tuple[dict, dict, dict]:
         concurrent.futures.wait(building)  # both at once; after this they take turns
         profiles = {k: at(k, profiled, effort.profiles) for k in place}
         sides = {(k, name): functools.partial(at, k, turn, name) for k, name in TRAINED}
-        trained = by_turns(sides, effort.turns)
-        return trained, profiles, at(1, other_costs)
+        return by_turns(sides, effort.turns), profiles
 
 
 def place_of(num_towers: int, short: bool) -> concurrent.futures.Executor:
@@ -269,42 +259,48 @@ def start(num_towers: int) -> None:
 
 
 @functools.cache
-def workplace(num_towers: int, setup: findings.Setup) -> tuple[towers.Trainer, dict[str, Iterable]]:
-    """`train.py`'s default recipe, with one microbatch for each tower, and its inputs."""
+def workplace(
+    num_towers: int, setup: findings.Setup
+) -> tuple[Callable[..., step.Watched], dict[str, Iterable]]:
+    """A step of `train.py`'s default recipe, with one microbatch for each tower, and its inputs."""
     network = networks.NETWORKS["cifarnet"]
-    trainer = towers.Trainer(
-        networks.build("cifarnet", SHAPE, CLASSES),
-        keras.optimizers.SGD(0.01),
-        towers=devices.choose(num_towers),
-        global_batch_size=BATCH,
-        num_microbatches=num_towers,
-        weight_decay=network.weight_decay,
-        weight_filter=network.weight_filter,
-        moving_average_decay=0.9999,
-    )
-    return trainer, pipelines(data.load(setup), BATCH)
+    model = networks.build("cifarnet", SHAPE, CLASSES)
+    decayed = weight_decay.FILTERS[network.weight_filter](model)
+    weight_decay.regularize(decayed, network.weight_decay)
+    weights = [weight.value for weight in model.trainable_variables]
+    averages = [tf.Variable(weight) for weight in weights]
+    optimizer, size = keras.optimizers.SGD(0.01), BATCH // num_towers
+
+    def average(examples: int):
+        with tf.name_scope("moving_averages"):
+            moving_averages.update(averages, weights, 0.9999, optimizer.iterations.value)
+
+    program = data.program(model, optimizer, num_towers, after_update=[average])
+
+    def train_step(*batch) -> step.Watched:
+        _, shown = program(tuple(map(tf.convert_to_tensor, batch)), size)
+        shown.losses.numpy()  # waits for its end
+        return shown
+
+    return train_step, pipelines(data.load(setup), BATCH)
 
 
 def turn(num_towers: int, setup: findings.Setup, name: str) -> Timed:
     """Times some steps with this input."""
-    trainer, inputs = workplace(num_towers, setup)
-
-    def step(images, labels):
-        trainer.train_step(images, labels).losses["total"].numpy()  # waits for its end
-
-    return quickest(inputs[name], step, windows=4, steps=2)
+    train_step, inputs = workplace(num_towers, setup)
+    return quickest(inputs[name], train_step, windows=4, steps=2)
 
 
 def profiled(num_towers: int, setup: findings.Setup, times: int) -> dict[str, float]:
     """The milliseconds of the parts of the fastest of some steps, each profiled by itself."""
-    trainer, inputs = workplace(num_towers, setup)
+    train_step, inputs = workplace(num_towers, setup)
     batch = next(inputs[FIXED])
     for _ in range(LEAD_IN):
-        trainer.train_step(*batch)
+        train_step(*batch)
 
     def timed_step() -> float:
         began = time.perf_counter()
-        trainer.train_step(*batch).losses["total"].numpy()
+        train_step(*batch)
         return 1000 * (time.perf_counter() - began)
 
     found = []
@@ -316,15 +312,15 @@ def profiled(num_towers: int, setup: findings.Setup, times: int) -> dict[str, fl
 
 
 PART_OF_SCOPE = {  # the scopes of towers/step.py
-    "split_batch": "copy",
+    "cut_batch": "copy",
     "weights": "copy",
     "tower": "compute",
     "average_gradients": "reduce",
-    "result": "reduce",
+    "watched": "reduce",
     "apply": "update",
-    "batch_norm_statistics": "update",
     "moving_averages": "update",
-    "count": "update",
+    "state": "update",
+    "metrics": "update",
 }
 
 
@@ -344,44 +340,6 @@ def by_part(found: Iterable[profiles.Operation], num_towers: int) -> dict[str, f
         if part is not None:
             sums[part] += operation.milliseconds / (num_towers if part == "compute" else 1)
     return dict(sums)
-
-
-def other_costs(num_towers: int, setup: findings.Setup) -> dict[str, float]:
-    """Milliseconds of summaries, for each step, and of adding one tower's gradients."""
-    trainer, inputs = workplace(num_towers, setup)
-    images, labels = next(inputs[FIXED])
-    result, other = (trainer.train_step(images, labels) for _ in range(2))
-    losses = {term: values.numpy() for term, values in result.losses.items()}
-    logged = ("step", "examples_seen", "accuracy", "learning_rate", "examples_per_second")
-    activations_of = activations.Activations(trainer)
-    with tempfile.TemporaryDirectory() as folder:
-        writers = summaries.Summaries(run_folder.RunFolder(folder))
-
-        def scalars():
-            writers.scalars(dict.fromkeys(logged, 1), losses, num_towers, {})
-            writers.flush()
-
-        def histograms():
-            shown = activations_of(images)
-            writers.histograms(trainer.state.model, result, shown, images, 1)
-            writers.flush()
-
-        return {
-            "summaries": least(scalars) / LOG_EVERY + least(histograms) / SUMMARIES_EVERY,
-            "addition": least(
-                lambda: gradients.add_weight_by_weight(result.gradients, other.gradients)
-            ),
-        }
-
-
-def least(call: Callable, times: int = 5) -> float:
-    """The least milliseconds that a call took."""
-    found = []
-    for _ in range(times):
-        began = time.perf_counter()
-        call()
-        found.append(1000 * (time.perf_counter() - began))
-    return min(found)
 
 
 class Launches(NamedTuple):
@@ -477,14 +435,14 @@ def answer(behind: Mapping, launches: Mapping[str, Launches]) -> str:
     return f"The device waits {reasons or 'for something that was not found here'}."
 
 
-def taken_apart(timed: Timed, profile: Mapping[str, float], of_summaries: float) -> Step:
+def taken_apart(timed: Timed, profile: Mapping[str, float]) -> Step:
     """The parts of a step: the time without waiting is divided as in the profile."""
     scale = (timed.step - timed.waited) / sum(profile.values())
     shares = {part: scale * milliseconds for part, milliseconds in profile.items()}
-    return Step(input=timed.waited, summaries=of_summaries, **shares)
+    return Step(input=timed.waited, **shares)
 
 
-def predicted(one: Step, num_towers: int, cores: int, of_batch: float, addition: float) -> Step:
+def predicted(one: Step, num_towers: int, cores: int, of_batch: float) -> Step:
     """The step on several towers, from the parts of a step on one tower with a ready batch.
 
     Args:
@@ -493,12 +451,10 @@ def predicted(one: Step, num_towers: int, cores: int, of_batch: float, addition:
       cores: of the machine; a tower takes one.
       of_batch: milliseconds that making a batch takes on a core; no step waits for this while a
         core is free.
-      addition: milliseconds of adding the gradients of one more tower.
     """
     return one._replace(
         input=of_batch / cores if num_towers >= cores else 0.0,
         compute=one.compute / min(num_towers, cores),
-        reduce=one.reduce + (num_towers - 1) * addition,
     )
 
 
@@ -546,7 +502,7 @@ def expected_busy(device_rate: float, input_rate: float, ahead: bool) -> float:
     return input_rate / (input_rate + device_rate)  # one after the other
 
 
-SMALL = "copy, reduce, update, summaries"
+SMALL = "copy, reduce, update"
 COLOURS = {"compute": "#0072b2", "input": "#d55e00", SMALL: "#009e73", "rest": "#c4c4c4"}
 
 

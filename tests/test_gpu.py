@@ -23,10 +23,9 @@ import json, sys
 import towers
 import keras
 import tensorflow as tf
-from towers import networks, prefetch
+from towers import networks, weight_decay
 from towers.networks import optimizers
-from towers.runs import ahead
-from towers.support import first_layers
+from towers import hashes
 
 num_towers, steps, model, compute_dtype, optimizer, *more = json.loads(sys.argv[1])
 gpus = tf.config.list_physical_devices("GPU")
@@ -41,35 +40,29 @@ with tf.device("/CPU:0"):
         (draw[0]([64, 24, 24, 3], [0, step]), draw[1]([64], [1, step], 0, 10, tf.int32))
         for step in range(steps)
     ]
-parameters = {"parameter_device": devices[0] if "on a tower" in more else None}
-built = networks.build(model, (24, 24, 3), 10, compute_dtype=compute_dtype, **parameters)
+place = devices[0] if "on a tower" in more else "/CPU:0"
+built = networks.build(model, (24, 24, 3), 10, compute_dtype=compute_dtype, parameter_device=place)
 if networks.NETWORKS[model].adapt is not None:
     networks.NETWORKS[model].adapt(built, batches[0][0].numpy())
-trainer = towers.Trainer(
-    built,
-    optimizers.make(
-        optimizer,
-        momentum=0.9 if optimizer in optimizers.WITH_MOMENTUM else 0.0,
-        model=built,
-        loss_scaling=compute_dtype == "float16",
-        **parameters,
-    ),
-    **parameters,
-    towers=devices,
-    learning_rate=lambda _: 0.01,
-    global_batch_size=64,
-    num_microbatches=4,
-    weight_decay=0.004,
-    moving_average_decay=0.9,
-    jit_compile="compiled" in more,
+weight_decay.regularize(weight_decay.kernels(built), 0.004)
+made = optimizers.make(
+    optimizer,
+    momentum=0.9 if optimizer in optimizers.WITH_MOMENTUM else 0.0,
+    model=built,
+    loss_scaling=compute_dtype == "float16",
+    parameter_device=place,
 )
-losses = []
-parts_of = devices, trainer.shares.tower_batch_sizes, first_layers.inputs_type(built)
-for *batch, parts in ahead.taken_ahead(prefetch.to_towers(batches, *parts_of)):
-    losses.append(trainer.train_step(*batch, parts=parts).losses["total"].numpy().tolist())
-places = {v.device[-5:] for part in trainer.state.parts().values() for v in part}
-evaluated = trainer.evaluate(batches[:2])
-print(json.dumps([devices, sorted(places), trainer.state.sha256(), losses, evaluated.loss]))
+with tf.device(place):
+    loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+    built.compile(made, loss, jit_compile="compiled" in more)
+made.learning_rate.assign(0.01)
+towers.distribute(built, devices, microbatch_size=16)
+losses = [float(built.train_on_batch(*batch)) for batch in batches]
+evaluated = built.evaluate(*batches[0], verbose=0)
+variables = [*built.variables, *made.variables]
+places = {v.value.device[-5:] for v in built.variables}
+state = hashes.sha256(v.numpy() for v in variables)
+print(json.dumps([devices, sorted(places), state, losses, evaluated]))
 """
 
 
@@ -88,7 +81,7 @@ def printed_by(program, *arguments, hidden=False):
     else:
         done = subprocess.run(command, capture_output=True, text=True, **options)
     assert done.returncode == 0, done.stderr
-    return json.loads(done.stdout)
+    return json.loads(done.stdout.splitlines()[-1])
 
 
 @pytest.fixture(scope="module")
@@ -129,7 +122,7 @@ def test_deterministic_towers_on_gpus_are_the_same_to_the_last_bit(kind):
 @pytest.mark.parametrize("kind", [("resnet", "float32", "sgd"), ("fastnet", "bfloat16", "muon")])
 def test_parameters_on_the_first_gpu_are_the_same_for_any_number_of_towers(kind):
     runs = [printed_by(PROGRAM, num_towers, 50, *kind, "on a tower") for num_towers in (1, 2, 4)]
-    assert [run[1] for run in runs] == [["CPU:0", "GPU:0"]] * 3  # the counters stay
+    assert [run[1] for run in runs] == [["GPU:0"]] * 3
     assert runs[1][2:] == runs[0][2:]
     assert runs[2][2:] == runs[0][2:]
 
@@ -152,7 +145,7 @@ def test_what_is_asked_of_gpus_can_be_asked_of_a_cpu(kind):
 
 
 FLAGS = (
-    "--recipe=shapes", "--deterministic", "--num_microbatches=4", "--intra_op_threads=1",
+    "--recipe=shapes", "--deterministic", "--microbatch_size=16", "--intra_op_threads=1",
     "--max_steps=40", "--checkpoint_every_steps=20", "--verify_every_steps=20",
 )  # fmt: skip
 
@@ -190,14 +183,14 @@ def compare_killed_run(folder, cache_home, *, hidden=False):
     said, resumed = trained(folder / "killed", cache_home, **options)
     assert "continuing at step" in said
     assert resumed == expected
-    assert [line["step"] for line in expected] == [0, 50, 100, 150, 200]
+    assert {line["step"] for line in expected} >= {0, 50, 100, 150, 200}
 
 
 @pytest.mark.usefixtures("a_gpu")
 def test_the_libraries_that_compute_are_known():
     program = """
 import json, towers
-from towers.support import machine
+from towers import machine
 print(json.dumps(machine.gpu_software()))
 """
     assert "unknown" not in printed_by(program).values()

@@ -16,21 +16,17 @@ from unittest import mock
 
 import forked
 import keras
-import numpy as np
 import pretend_gpu
 import pytest
 import scripts
 import tensorflow as tf
 import toys
-from tensorflow.python.eager import context
-from tensorflow.python.framework import kernels, op_callbacks
+from tensorflow.python.framework import kernels
 
 import towers
-from benchmarks import gpus
-from towers import devices, networks, worker
+from towers import devices, machine, metrics, moving_averages, networks, step, weight_decay, worker
 from towers.networks import optimizers
-from towers.runs import loop, resuming
-from towers.support import machine
+from towers.runs import callbacks
 from towers_cli import build, launch, settings
 
 ANOTHER_CPU, TOWERS = "/CPU:1", ("/CPU:2", "/CPU:3")
@@ -45,29 +41,45 @@ SIMPLE, MANY = ("cifarnet", "float32", "sgd"), ("fastnet", "float16", "muon")
 FEW = {(SIMPLE, None), (MANY, "/GPU:0")}
 
 
-def trainer(network, dtype, optimizer, towers_of_it, parameter_device=None, **options):
+def program(network, dtype, optimizer, towers_of_it, parameter_device=None, **options):
+    """The step of a network whose averages are kept, and a batch for it."""
     parameter_device = parameter_device or devices.HOST
     with mock.patch.object(devices, "HOST", parameter_device):  # where toys are made
         model = NETWORKS[network](networks.DTYPE_POLICIES[dtype])
-    momentum = 0.9 if optimizer in optimizers.WITH_MOMENTUM else 0.0
-    return towers.Trainer(
-        model,
-        optimizers.make(
-            optimizer,
-            momentum=momentum,
-            model=model,
-            loss_scaling=dtype == "float16",
-            parameter_device=parameter_device,
-        ),
+    weight_decay.regularize(weight_decay.kernels(model), 1e-3)
+    made = optimizers.make(
+        optimizer,
+        momentum=0.9 if optimizer in optimizers.WITH_MOMENTUM else 0.0,
+        model=model,
+        loss_scaling=dtype == "float16",
         parameter_device=parameter_device,
-        towers=towers_of_it,
-        global_batch_size=8,
-        num_microbatches=2,
-        moving_average_decay=0.9,
-        weight_decay=1e-3,
-        learning_rate=lambda _: 0.1,
-        **options,
     )
+    with tf.device(parameter_device):
+        loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+        accuracy = metrics.Accuracy(toys.CLASSES)
+        model.compile(made, loss, metrics=[accuracy], **options)
+        averages = callbacks.MovingAverages(model, 0.9)
+    averages.in_step = lambda examples: moving_averages.update(
+        averages.averages, model.trainable_variables, 0.9, tf.constant(1, tf.int64)
+    )
+    towers.distribute(model, towers_of_it, microbatch_size=4)
+    images, labels = toys.batch(8)
+    with tf.device(devices.HOST):
+        batch = tf.constant(images), tf.constant(labels, tf.int32)
+        model._towers.prepare(batch, lambda: None, [averages.in_step])
+    return model, batch
+
+
+def nodes_of(nodes, functions, inherited: str | None = None):
+    """Each node with the kind of its device; one in a function's body may have its caller's."""
+    for node in nodes:
+        kind = tf.DeviceSpec.from_string(node.device).device_type or inherited
+        called = [attr.func.name for attr in node.attr.values() if attr.HasField("func")]
+        called += [node.op] if node.op in functions else []
+        for name in called:
+            yield from nodes_of(functions[name].node_def, functions, kind)
+        if not called:
+            yield node, kind
 
 
 def has_kernel(node, kind) -> bool:
@@ -87,7 +99,7 @@ def has_kernel(node, kind) -> bool:
 def without_kernel(graph) -> set[str]:
     definition = graph.as_graph_def()
     functions = {function.signature.name: function for function in definition.library.function}
-    found = list(gpus.nodes_of(definition.node, functions))
+    found = list(nodes_of(definition.node, functions))
     assert {kind for _, kind in found} == {None, "CPU", "GPU"}
     # Without a device: what the caller's device scope, the CPU, is for.
     assert {node.op for node, kind in found if kind is None} <= {
@@ -124,38 +136,11 @@ def two_gpus(monkeypatch):
         for device in (None, "/GPU:0")
     ],
 )  # fmt: skip
-def test_every_operation_has_a_kernel_where_it_is(two_gpus, given, parameter_device):
-    made = trainer(*given, two_gpus, parameter_device)
-    images, labels = toys.batch(8)
-    batch = tf.constant(images), tf.constant(labels, tf.int32)
-    assert without_kernel(made.step_graph(*batch)) == set()
-    evaluation = made._evaluator._batch_outputs.get_concrete_function(*batch)
-    assert without_kernel(evaluation.graph) == set()
-
-
-def test_rows_of_an_embedding_are_added_on_the_cpu(two_gpus):
-    """In the order of their microbatches; a GPU has none."""
-    model = keras.Sequential(
-        [
-            keras.Input([4], dtype="int32"),
-            keras.layers.Embedding(9, 3),
-            keras.layers.Flatten(),
-            keras.layers.Dense(2),
-        ]
-    )
-    made = towers.Trainer(
-        model,
-        keras.optimizers.SGD(0.1),
-        towers=two_gpus,
-        global_batch_size=8,
-        num_microbatches=2,
-        parameter_device="/GPU:0",
-    )
-    words, labels = tf.zeros([8, 4], tf.int32), tf.zeros([8], tf.int32)
-    nodes = made.step_graph(words, labels).as_graph_def().node
-    found = {node.op: node.device[-5:] for node in nodes if node.device}
-    assert found["Unique"] == found["UnsortedSegmentSum"] == "CPU:0"
-    assert found["ResourceScatterSub"] == "GPU:0"  # the update of the rows
+def test_every_operation_has_a_kernel_where_it_is(two_gpus, given, parameter_device, monkeypatch):
+    if parameter_device:  # where the weights would be
+        monkeypatch.setattr(step, "parameter_device", lambda model: parameter_device)
+    model, batch = program(*given, two_gpus, parameter_device)
+    assert without_kernel(model._towers.program.trace(batch, 4).graph) == set()
 
 
 @pytest.mark.usefixtures("cuda_build")
@@ -167,92 +152,22 @@ def test_an_operation_without_a_kernel_is_found():
         with tf.device("/GPU:0"):
             tf.raw_ops.RandomIndexShuffle(index=0, seed=[1, 2, 3], max_index=9, rounds=4)
             tf.split(tf.constant([1, 2]), 2)
-    nodes = gpus.nodes_of(graph.as_graph_def().node, {})
+    nodes = nodes_of(graph.as_graph_def().node, {})
     missing = {node.op for node, kind in nodes if kind == "GPU" and not has_kernel(node, kind)}
     assert missing == {"RandomIndexShuffle", "Split"}
 
 
-@pytest.fixture
-def on_another_cpu(monkeypatch):
-    """The parameters' device is not the one that TensorFlow takes where none is named."""
-    monkeypatch.setattr(devices, "HOST", ANOTHER_CPU)
-
-
-def on_the_default_device(run) -> collections.Counter:
-    """The operations with data, of the graphs that TensorFlow made of `run`, on device 0."""
-    context.context().enable_run_metadata()
-    context.context().export_run_metadata()  # Keras's TensorBoard may have had graphs kept before
-    try:
-        run()
-        graphs = context.context().export_run_metadata().function_graphs
-    finally:
-        context.context().disable_run_metadata()
-    nodes = [node for graph in graphs for part in graph.partition_graphs for node in part.node]
-    assert len(nodes) > 100
-    # Shapes and labels of 32 bits come in through the host's memory, as they do with a GPU.
-    arguments = [node for node in nodes if node.op in ("_Arg", "_DeviceArg")]
-    integers = {node.name for node in arguments if node.attr["T"].type == tf.int32}
-    return collections.Counter(
-        node.op
-        for node in nodes
-        if node.device.endswith("CPU:0")
-        and node.name not in integers
-        and not (node.op == "_Send" and node.input[0] in integers)
-    )
-
-
-@pytest.mark.parametrize(
-    ("given", "parameter_device"),
-    [
-        pytest.param(MANY, ANOTHER_CPU, id="many"),
-        pytest.param(SIMPLE, TOWERS[0], id="parameters_on_a_tower"),
-        pytest.param(SIMPLE, ANOTHER_CPU, marks=pytest.mark.long, id="simple"),
-        pytest.param(MANY, TOWERS[0], marks=pytest.mark.long, id="many_parameters_on_a_tower"),
-        pytest.param(
-            ("resnet", "bfloat16", "adamw"), ANOTHER_CPU, marks=pytest.mark.long, id="resnet"
-        ),
-    ],
-)
-@pytest.mark.parametrize(
-    "jit_compile", [False, pytest.param(True, marks=pytest.mark.long)], ids=["", "compiled"]
-)
-def test_nothing_of_a_step_or_an_evaluation_is_on_the_first_gpu_for_want_of_a_device(
-    on_another_cpu, given, parameter_device, jit_compile
-):
-    made = trainer(*given, TOWERS, parameter_device, jit_compile=jit_compile)
-    with tf.device(ANOTHER_CPU):
-        images, labels = map(tf.constant, toys.batch(8))
-    assert not on_the_default_device(lambda: made.train_step(images, labels))
-    assert not on_the_default_device(lambda: made.evaluate([(images, labels)]))
-    for name, part in made.state.parts().items():
-        of_tensorflow = [v.value if isinstance(v, keras.Variable) else v for v in part]
-        expected = ANOTHER_CPU if name == "counters" else parameter_device
-        assert {"/" + variable.device[-5:] for variable in of_tensorflow} <= {expected}, name
-
-
-@pytest.mark.parametrize(("num_towers", "reduction"), [(1, "mean"), (2, "sum")])
-def test_parameters_on_a_tower_s_device_give_the_same_bits(num_towers, reduction):
-    """On CPUs, where every device computes alike; for GPUs there is tests/test_gpu.py."""
-    images, labels = toys.batch(8)
-    found = []
-    for parameter_device in (devices.HOST, TOWERS[0]):
-        with mock.patch.object(devices, "HOST", parameter_device):
-            model = toys.normalized()
-        with tf.device(parameter_device):
-            optimizer = keras.optimizers.Adam(0.01, clipnorm=1.0)
-        made = towers.Trainer(
-            model,
-            optimizer,
-            towers=TOWERS[:num_towers],
-            global_batch_size=8,
-            num_microbatches=4,
-            moving_average_decay=0.9,
-            gradient_reduction=reduction,
-            parameter_device=parameter_device,
-        )
-        made.fit([(images, labels)] * 3)
-        found.append((made.state.sha256(), made.evaluate([(images, labels)]).loss))
-    assert found[0] == found[1]
+@pytest.mark.pitfall(15)
+def test_the_average_and_the_update_are_where_the_weights_are(num_towers=2):
+    """And the towers on their devices; here of CPUs."""
+    model, batch = program("cifarnet", "float32", "sgd", TOWERS[:num_towers], ANOTHER_CPU)
+    places = collections.defaultdict(set)
+    for node in model._towers.program.trace(batch, 4).graph.as_graph_def().node:
+        if node.device and node.op not in ("Placeholder", "ReadVariableOp"):
+            places[node.name.split("/")[0]].add("/" + node.device[-5:])
+    assert places["average_gradients"] | places["apply"] == {ANOTHER_CPU}
+    for tower in range(num_towers):
+        assert places[f"tower_{tower}"] == {TOWERS[tower]}
 
 
 def test_several_workers_have_their_parameters_on_the_cpu():
@@ -272,65 +187,12 @@ def test_the_command_refuses_a_gpu_that_is_not_there(tmp_path):
     )
 
 
-def test_a_step_without_a_device_would_be_found(on_another_cpu):
-    made = trainer("cifarnet", "float32", "sgd", TOWERS)
-    batch = [tf.constant(values) for values in toys.batch(8)]
-    found = on_the_default_device(lambda: made._train_step(tf.constant(0.1), *batch))
-    assert found["Identity"] > 50
-
-
-@pytest.fixture
-def without_device():
-    """Collects the operations that run one by one, outside of a graph, and name no device."""
-    found = collections.Counter()
-
-    def look(op_type, inputs, attrs, outputs, op_name=None, graph=None):
-        if graph is None and not context.context().device_name:
-            found[op_type] += 1
-
-    op_callbacks.add_op_callback(look)
-    yield found
-    op_callbacks.remove_op_callback(look)
-
-
-def test_a_program_names_the_device_of_all_it_does(without_device):
-    with tf.device(devices.HOST):
-        made = toys.trainer(
-            toys.normalized(),
-            keras.optimizers.Adam(0.01),
-            global_batch_size=8,
-            num_microbatches=4,
-            moving_average_decay=0.9,
-        )
-    images, labels = toys.batch(26)
-    made.fit([(images[:8], labels[:8]), (images[:8], labels[:8], np.ones(8))])
-    made.evaluate([(images, labels, np.ones(26))])
-    assert not without_device
-    tf.constant(1.0) + tf.constant(1.0)
-    assert without_device["AddV2"] == 1
-
-
-def test_so_does_a_training_of_the_command(tmp_path, cache, without_device, monkeypatch):
-    train = resuming.train
-
-    def alone(*arguments):
-        without_device.clear()
-        outcome = train(*arguments)
-        assert not without_device
-        return outcome
-
-    monkeypatch.setattr(resuming, "train", alone)
-    flags = ["--checkpoint_every_steps=2", "--summary_every_steps=2", "--verify_every_steps=2"]
-    done = scripts.train(tmp_path / "run", *flags, "--max_steps=3")
-    assert done.returncode == 0, done.stderr
-
-
 def test_choosing_a_gpu_does_not_start_tensorflow():
     program = """
 import pretend_gpu
 from tensorflow.python.eager import context
 from towers import devices
-from towers.support import machine
+from towers import machine
 pretend_gpu.pretend()
 print(devices.choose(), machine.kinds(("/GPU:0",)), context.context()._context_handle is None)
 """
@@ -342,10 +204,6 @@ print(devices.choose(), machine.kinds(("/GPU:0",)), context.context()._context_h
 
 def test_the_command_has_its_parameters_on_a_visible_gpu(tmp_path, cache, monkeypatch):
     pretend_gpu.pretend(monkeypatch.setattr)
-    seen = []
-    monkeypatch.setattr(
-        resuming, "train", lambda made, *_: seen.append(made) or loop.Outcome(None, 0)
-    )
     made = {}
     for owner, name in ((networks, "build"), (optimizers, "make")):
         whole = getattr(owner, name)
@@ -357,7 +215,6 @@ def test_the_command_has_its_parameters_on_a_visible_gpu(tmp_path, cache, monkey
     done = scripts.train(tmp_path / "run", "--parameter_device=gpu")
     assert done.returncode == 0, done.stderr
     assert re.search(r"weights on +/GPU:0\n", done.stdout)
-    assert seen[0].program.parameter_device == "/GPU:0"
     assert {name: given["parameter_device"] for name, given in made.items()} == {
         "build": "/GPU:0",
         "make": "/GPU:0",
@@ -371,7 +228,7 @@ def test_several_workers_train_where_a_gpu_is_visible(tmp_path, cache_home):
         forked.Popen(
             [
                 sys.executable, pretend_gpu.__file__, f"--train_dir={tmp_path / 'run'}",
-                "--dataset=shapes", "--global_batch_size=32", "--num_microbatches=4",
+                "--dataset=shapes", "--global_batch_size=32", "--microbatch_size=8",
                 "--max_steps=2", f"--workers={addresses}", f"--worker_index={index}",
             ],
             env=environment,

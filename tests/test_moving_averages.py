@@ -7,7 +7,10 @@ import pytest
 import tensorflow as tf
 import toys
 
+import towers
+from input_pipeline import arrays
 from towers import moving_averages
+from towers.runs import callbacks
 
 
 @pytest.mark.parametrize(
@@ -46,51 +49,31 @@ def test_averages_are_those_of_tensorflow_s_own_class(decay):
         np.testing.assert_allclose(average, tensorflow_s.average(weight), rtol=1e-5, atol=1e-6)
 
 
-def run_with_averages(decay, num_towers=1):
-    """w falls by 0.5 a step: the gradient of w * x is 1."""
-    return toys.trainer(
-        toys.beside_zero(toys.linear(1.0)),
-        num_towers=num_towers,
-        global_batch_size=4,
-        loss=toys.output_itself,
-        moving_average_decay=decay,
-    )
-
-
 @pytest.mark.pitfall(7)
 @pytest.mark.parametrize("num_towers", [1, 4])
-def test_average_takes_in_the_weight_after_its_update(num_towers):
-    run = run_with_averages(0.0625, num_towers)
-    run.train_step(toys.column(1, 1, 1, 1), [0] * 4)
-    # w goes from 1 to 0.5. With the weight before the update the average would stay 1.
-    assert run.state.averages[0].numpy() == 0.0625 * 1 + 0.9375 * 0.5
-
-
-@pytest.mark.pitfall(7)
-def test_averages_of_many_steps_in_one_graph():
-    run, average, weight = run_with_averages(0.25), 1.0, 1.0
+def test_averages_take_in_the_weight_after_its_update(num_towers, tmp_path):
+    """w falls by 0.5 a step: the gradient of w * x is 1."""
+    model = toys.linear(1.0)
+    model.compile(keras.optimizers.SGD(0.5), toys.output_itself)
+    towers.distribute(model, num_towers, microbatch_size=1, joined_loss=False)
+    averages = callbacks.MovingAverages(model, 0.25)
+    seen = []
+    note = keras.callbacks.LambdaCallback(
+        on_train_batch_end=lambda batch, logs: seen.append(averages.averages[0].numpy().item())
+    )
+    images = toys.column(1, 1, 1, 1)
+    run = towers.Run(tmp_path / "run", model)
+    run.fit(
+        arrays.batches(images, toys.labels_for(images)), batch_size=4, epochs=20, verbose=0,
+        callbacks=[averages, note],
+    )  # fmt: skip
+    average = weight = 1.0
+    expected = []
     for step in range(20):
-        run.train_step(toys.column(1, 1, 1, 1), [0] * 4)
         weight -= 0.5
         average = oracle.moving_average(average, weight, 0.25, step)
-        assert run.state.averages[0].numpy() == pytest.approx(average, rel=1e-6)
-
-
-def test_averages_are_evaluated_where_they_are_kept():
-    for decay in (0.0, 0.0625):
-        run = run_with_averages(decay)
-        run.train_step(toys.column(1, 1, 1, 1), [0] * 4)
-        (evaluated,) = run.state.evaluated_weights()
-        assert evaluated.numpy() == (0.53125 if decay else 0.5)
-        loss = run.evaluate([(toys.column(2.0), np.zeros(1, np.int64))]).loss
-        assert loss == 2 * (0.53125 if decay else 0.5)
-
-
-def test_averages_start_at_the_weights_and_follow_their_type():
-    model = toys.on_cpu(
-        lambda: keras.Sequential([keras.Input([2]), keras.layers.Dense(3, dtype="float64")])
-    )
-    run = toys.trainer(model, global_batch_size=1, moving_average_decay=0.5)
-    for average, weight in zip(run.state.averages, model.trainable_variables, strict=True):
-        assert average.dtype == tf.float64
-        np.testing.assert_array_equal(average, weight)
+        expected.append(average)
+    assert seen == pytest.approx(expected, rel=1e-5)
+    with averages.averaged():
+        assert model.get_weights()[0].item() == seen[-1]
+    assert model.get_weights()[0].item() == weight

@@ -9,23 +9,27 @@ Importing this package imports TensorFlow, for which it sets some environment va
 is not TensorFlow.
 """
 
-from towers.support.environment import setup
+from towers.environment import setup
 
 setup()
 
-from towers import devices, gradients, losses, multi_worker, networks, schedules  # noqa: E402
-from towers.keras_fit.distribute import distribute  # noqa: E402
-from towers.not_finite import NotFiniteError  # noqa: E402
+from towers import (  # noqa: E402
+    devices,
+    gradients,
+    metrics,
+    multi_worker,
+    networks,
+    schedules,
+)
+from towers.distribution import distribute  # noqa: E402
+from towers.errors import UserError  # noqa: E402
 from towers.runs import callbacks  # noqa: E402
 from towers.runs.run import Finished, Run, Stopped  # noqa: E402
-from towers.support.errors import UserError  # noqa: E402
-from towers.support.tally import Evaluation  # noqa: E402
-from towers.support.version import __version__  # noqa: E402
-from towers.support.worker_errors import WorkerError  # noqa: E402
-from towers.trainer import Trainer  # noqa: E402
+from towers.version import __version__  # noqa: E402
+from towers.worker_errors import WorkerError  # noqa: E402
 
 __all__ = [
-    "Evaluation", "Finished", "NotFiniteError", "Run", "Stopped", "Trainer", "UserError",
-    "WorkerError", "__version__", "callbacks", "devices", "distribute", "gradients", "losses",
-    "multi_worker", "networks", "schedules", "setup",
+    "Finished", "Run", "Stopped", "UserError", "WorkerError", "__version__", "callbacks",
+    "devices", "distribute", "gradients", "metrics", "multi_worker", "networks", "schedules",
+    "setup",
 ]  # fmt: skip

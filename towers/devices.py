@@ -5,9 +5,9 @@ from collections.abc import Sequence
 
 import tensorflow as tf
 
-from towers.support import checks, machine
+from towers import machine
 
-HOST = "/CPU:0"  # has the variables, unless a Trainer is told otherwise
+HOST = "/CPU:0"
 
 
 def choose(num_towers: int | None = None) -> tuple[str, ...]:
@@ -44,7 +44,30 @@ def of_towers(towers: int | Sequence[str] | None) -> tuple[str, ...]:
       TypeError, ValueError: it is neither, or as `choose`.
     """
     is_number = isinstance(towers, int) and not isinstance(towers, bool)
-    return choose(towers) if towers is None or is_number else checks.device_names(towers)
+    return choose(towers) if towers is None or is_number else _names(towers)
+
+
+def _names(given) -> tuple[str, ...]:
+    """The names of towers' devices, which must exist: TensorFlow would take another one."""
+    is_list = isinstance(given, (list, tuple)) and len(given) > 0
+    if not (is_list and all(isinstance(name, str) for name in given)):
+        raise TypeError(
+            f"towers={given!r}: must be their number, or a list of their devices' names"
+        )
+    for name in given:
+        _check_device(name)
+    return tuple(given)
+
+
+def _check_device(name: str) -> None:
+    try:
+        spec = tf.DeviceSpec.from_string(name)
+    except ValueError as error:
+        raise ValueError(f"towers has {name!r}: must be the name of a device") from error
+    kind = spec.device_type or "CPU"
+    number = machine.num_devices(kind)
+    if (spec.device_index or 0) >= number:
+        raise ValueError(f"towers has {name!r}: no such device; {kind} devices: {number}")
 
 
 def _gpu_devices(num_towers: int, num_gpus: int) -> tuple[str, ...]:

@@ -9,13 +9,11 @@ from collections.abc import Callable, Mapping, Sequence
 
 import tensorflow as tf
 
-from towers import devices
-from towers.support import one_gradient
+from towers import one_gradient
 
 Gradient = one_gradient.Gradient
 Subtree = tuple[int, int]  # the first of its leaves, and the one after its last
 Sums = Mapping[Subtree, Sequence[Gradient]]  # of the gradients of a subtree's microbatches
-REDUCTIONS = ("mean", "sum")
 
 
 def halves(subtree: Subtree) -> tuple[Subtree, Subtree]:
@@ -106,47 +104,6 @@ def scale(gradients: Sequence[Gradient], factor: float | tf.Tensor) -> list[Grad
     Types narrower than float32 become float32, in which the factor keeps its bits.
     """
     return [one_gradient.times(gradient, factor) for gradient in gradients]
-
-
-def reduce_towers(
-    tower_sums: Sequence[Sums],
-    num_microbatches: int,
-    reduction: str,
-    total_weight: tf.Tensor | None = None,
-) -> list[Gradient]:
-    """Reduces the towers' sums to the gradient that the optimizer applies.
-
-    `mean`: the sum over all microbatches divided, once, by their number. Since every microbatch
-    has the same number of examples, that is the gradient of the mean loss over the global batch.
-    `sum`: num_microbatches times that. So with SGD, with momentum or without, `sum` at learning
-    rate r equals `mean` at num_microbatches * r; Adam divides by the gradient's own size, which
-    cancels the factor except in Adam's epsilon, so `sum` at r nearly equals `mean` at r.
-
-    Args:
-      tower_sums: of each tower; together they cover the whole tree.
-      num_microbatches: microbatches of the global batch, over all towers.
-      reduction: one of REDUCTIONS.
-      total_weight: where examples are weighted, each microbatch's gradient has been multiplied by
-        the weight of its examples, and this is the weight of all, a scalar >= 0: `mean` divides by
-        it, and is 0 where it is 0.
-
-    Raises:
-      ValueError: `reduction` is unknown.
-    """
-    if reduction not in REDUCTIONS:
-        raise ValueError(f"reduction={reduction!r}: must be one of {', '.join(REDUCTIONS)}")
-    sums = {subtree: total for of_tower in tower_sums for subtree, total in of_tower.items()}
-    total = add_up(sums, (0, num_microbatches), add_weight_by_weight)
-    with tf.device(devices.HOST):  # a GPU adds rows in no particular order
-        total = [one_gradient.with_unique_rows(gradient) for gradient in total]
-    if total_weight is None:
-        return total if reduction == "sum" else _over(total, num_microbatches)
-    mean = _over(total, tf.where(total_weight > 0, total_weight, 1))  # 0 / 1 where all weigh 0
-    return scale(mean, num_microbatches) if reduction == "sum" else mean
-
-
-def _over(gradients: Sequence[Gradient], count: int | tf.Tensor) -> list[Gradient]:
-    return [one_gradient.over(gradient, count) for gradient in gradients]
 
 
 def global_norm(gradients: Sequence[Gradient]) -> tf.Tensor:

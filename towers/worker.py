@@ -1,7 +1,7 @@
 """The workers that make a step together: what a step, a run and an evaluation ask of them.
 
 A worker is a process with its own towers. To the rest of a step it is like a tower: `join` takes
-the results of this process's towers and gives those of all towers, the same on every worker.
+what this process's towers have computed and gives that of all towers, the same on every worker.
 What is averaged and applied afterwards is then the same everywhere, and weights are never sent.
 
 `SingleWorker` is a run in one process; `multi_worker.collectives.MultiWorker` a run in several.
@@ -14,10 +14,7 @@ from typing import Protocol
 import numpy as np
 import tensorflow as tf
 
-from towers import tower
-from towers.support import shares
-
-_Results = Sequence[tower.TowerResult]
+from towers import gradients, shares
 
 
 class Workers(Protocol):
@@ -49,8 +46,18 @@ class Workers(Protocol):
     def start(self) -> None:
         """Starts TensorFlow's runtime between the workers, before TensorFlow does any work."""
 
-    def join(self, results: _Results, of: shares.Shares) -> _Results:
-        """What the towers of all workers hand to the update. Called in the step's graph."""
+    def join(
+        self, sums: gradients.Sums, values: Sequence[tf.Tensor], of: shares.Shares
+    ) -> tuple[list[gradients.Gradient], list[tf.Tensor]]:
+        """The total of the gradients, and the values of all microbatches, on every worker.
+
+        Called in the step's graph, where there are several workers.
+
+        Args:
+          sums: of this worker's gradients, from `gradients.sum_over_share`.
+          values: tensors [microbatches of this worker, ...].
+          of: which microbatches each worker has.
+        """
 
     def ask_to_stop(self, signal_number: int | None) -> None:
         """Notes that this worker was asked to stop; None takes that back."""
@@ -73,12 +80,6 @@ class Workers(Protocol):
     def watched(self) -> contextlib.AbstractContextManager:
         """While entered, an error that another worker's end has caused is reported as such."""
 
-    def if_one_is_gone(self, describe: Callable[[], object]) -> None:
-        """Sets what this worker tells the chief of itself where another one is gone."""
-
-    def survivors(self, reason: str) -> dict[int, object]:
-        """What the workers left have told the chief of themselves; tells them why it ends."""
-
 
 class SingleWorker(contextlib.AbstractContextManager):
     """A run in one process, with nobody to talk to; `Workers` says what each method is."""
@@ -96,9 +97,6 @@ class SingleWorker(contextlib.AbstractContextManager):
 
     def start(self) -> None:
         pass
-
-    def join(self, results: _Results, of: shares.Shares) -> _Results:
-        return results
 
     def ask_to_stop(self, signal_number: int | None) -> None:
         self._asked = signal_number
@@ -120,9 +118,3 @@ class SingleWorker(contextlib.AbstractContextManager):
 
     def watched(self) -> contextlib.AbstractContextManager:
         return contextlib.nullcontext()
-
-    def if_one_is_gone(self, describe: Callable[[], object]) -> None:
-        pass
-
-    def survivors(self, reason: str) -> dict[int, object]:
-        return {}

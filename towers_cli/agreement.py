@@ -4,10 +4,9 @@ import dataclasses
 from collections.abc import Callable, Mapping
 from typing import TypeVar
 
-from towers import worker
+from towers import container_limits, machine, worker, worker_errors
 from towers.multi_worker import cluster, collectives, door, watcher
 from towers.runs import run_folder, run_lock, stretches, warm_start
-from towers.support import container_limits, machine, worker_errors
 from towers_cli import command_line, run_config, settings
 
 _Made = TypeVar("_Made")
@@ -181,27 +180,13 @@ def check_same_data(workers: worker.Workers, **sha256: str) -> None:
     )
 
 
-def check_same_model(workers: worker.Workers, name: str, layers: Mapping | None) -> None:
-    """Checks that all workers have built the same network.
-
-    Args:
-      workers: of the run.
-      name: of the network.
-      layers: from `definition.layers`.
-
-    Raises:
-      WorkerError: names the worker that has another one.
-    """
-    _check_same(workers, {f"sha256 of {name}": layers and layers["sha256"][:12]})
-
-
-def check_beginning(workers: worker.Workers, config: Mapping, earlier: Mapping | None) -> None:
+def check_beginning(workers: worker.Workers, config: Mapping, folder: run_folder.RunFolder) -> None:
     """Checks that a run continues with its own settings, or can begin with `--init_from`.
 
     Args:
       workers: of the run.
       config: as it is now.
-      earlier: the configuration of the run that continues, if one does.
+      folder: of the run, which may have begun only since `find`.
 
     Raises:
       RunFolderError: the settings are not those of the run that continues.
@@ -210,6 +195,7 @@ def check_beginning(workers: worker.Workers, config: Mapping, earlier: Mapping |
     """
 
     def check():
+        earlier = run_config.earlier_run(folder)
         if earlier is not None:
             run_config.check_same_run(earlier, config)
         elif init_from := config["settings"]["init_from"]:

@@ -1,22 +1,22 @@
-"""From a run's `config.json` to the objects that train it."""
+"""From settings to the objects of a run: data, network, optimizer, callbacks."""
 
-import functools
+import dataclasses
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 
 import keras
 import numpy as np
 import tensorflow as tf
 
 from input_pipeline import datasets, images, preprocess, raw_images
-from towers import devices, losses, networks, schedules, trainer, worker
+from towers import devices, machine, metrics, networks, schedules, weight_decay, worker
 from towers.networks import layers, optimizers
-from towers.runs import definition, run_plan
-from towers.support import checks, machine, weight_filters
+from towers.runs import callbacks, console, definition
 from towers_cli import agreement, own_model, settings
 
 IMAGES_TO_ADAPT_TO = 5000  # at most, for a network that looks at some before its first step
 BYTES_TO_ADAPT_TO = 2**28  # likewise: 445 images of 224 x 224
+TOP = 5  # the label is among so many largest logits
 
 
 def start_runtime(intra_op_threads: int, deterministic: bool) -> None:
@@ -131,113 +131,185 @@ def images_to_adapt_to(training: datasets.Images, prepared: preprocess.Preproces
     return prepared.evaluate(training.some(min(IMAGES_TO_ADAPT_TO, max(most, 1)))).numpy()
 
 
-def exported(
-    model: keras.Model, prepared: preprocess.Preprocessing, class_names: Sequence[str]
-) -> keras.Model:
-    """The network as a model of raw images, which a run writes at its end."""
-    with tf.device(devices.HOST):
-        return raw_images.classifier(
-            model,
-            image_shape=prepared.raw_shape,
-            class_names=class_names,
-            prepare=prepared.in_keras,
-        )
+def source(
+    chosen: settings.TrainSettings, training: datasets.Images, prepared: preprocess.Preprocessing
+):
+    """The batches of a training, by step."""
+    found = images.training(training, prepared, chosen.seed)
+    return _OneHot(found, len(training.class_names)) if _takes_shares(chosen) else found
 
 
-def plan(
-    chosen: settings.TrainSettings, last: int, training: datasets.Images, exported: keras.Model
-) -> run_plan.Plan:
-    """When the run ends, and what it does along the way.
-
-    Args:
-      chosen: resolved.
-      last: step of the run.
-      training: the images.
-      exported: the model that is saved.
-    """
-    return run_plan.Plan(
-        last_step=last,
-        examples_per_epoch=training.num_examples,
-        class_names=tuple(training.class_names),
-        log_every_steps=chosen.log_every_steps,
-        summary_every_steps=chosen.summary_every_steps,
-        verify_every_steps=chosen.verify_every_steps,
-        checkpoint_every_steps=chosen.checkpoint_every_steps,
-        checkpoints_to_keep=chosen.checkpoints_to_keep,
-        eval_every_epochs=chosen.eval_every_epochs,
-        profile_steps=chosen.profile_steps,
-        eval_of_workers=chosen.eval_of_workers,
-        exported=exported,
-    )
+def evaluated(
+    chosen: settings.TrainSettings, split: datasets.Images, prepared: preprocess.Preprocessing
+):
+    """The batches of an evaluation, which hold each example once."""
+    found = images.evaluated(split, prepared, chosen.global_batch_size)
+    return _OneHot(found, len(split.class_names)) if _takes_shares(chosen) else found
 
 
-def build_trainer(
+def _takes_shares(chosen: settings.TrainSettings) -> bool:
+    """Whether the loss takes the share of each class in place of a label."""
+    return bool(chosen.label_smoothing or chosen.mixup_alpha or chosen.cutmix_alpha)
+
+
+@dataclasses.dataclass(frozen=True)
+class _OneHot:
+    """Batches whose labels are the share of each class, [n, num_classes]."""
+
+    data: object
+    num_classes: int
+
+    @property
+    def num_examples(self) -> int:
+        return self.data.num_examples
+
+    @property
+    def fingerprint(self) -> str:
+        return self.data.fingerprint
+
+    def batches(self, *steps: int, **options) -> Iterator[tuple]:
+        return map(self._shares, self.data.batches(*steps, **options))
+
+    def __iter__(self) -> Iterator[tuple]:
+        return map(self._shares, self.data)
+
+    def _shares(self, batch: tuple) -> tuple:
+        inputs, labels, *mask = batch
+        is_mixed = labels.dtype.is_floating
+        return inputs, labels if is_mixed else tf.one_hot(labels, self.num_classes), *mask
+
+
+def exporter(
+    prepared: preprocess.Preprocessing, class_names: Sequence[str]
+) -> Callable[[keras.Model], keras.Model]:
+    """Makes of the network the model of raw images that a run writes at its end."""
+
+    def exported(model: keras.Model) -> keras.Model:
+        model.compiled = False  # else Keras would need this package to read it
+        with tf.device(devices.HOST):
+            return raw_images.classifier(
+                model,
+                image_shape=prepared.raw_shape,
+                class_names=class_names,
+                prepare=prepared.in_keras,
+            )
+
+    return exported
+
+
+def network_to_train(
     chosen: settings.TrainSettings,
-    tower_devices: tuple[str, ...],
-    model: keras.Model,
-    learning_rate: schedules.LearningRate,
-    training_images: Callable[[], np.ndarray],
-    workers: worker.Workers | None = None,
-    device: str | None = None,
-) -> trainer.Trainer:
-    """Builds the optimizer and the trainer of a run.
-
-    Args:
-      chosen: resolved.
-      tower_devices: one per tower.
-      model: from `network_to_train`.
-      learning_rate: of the run.
-      training_images: () to some preprocessed training images, [n, height, width, channels], for a
-        network that looks at them before its first step.
-      workers: of the run; None for one.
-      device: from `parameter_device`; None for the CPU.
+    prepared: preprocess.Preprocessing,
+    training: datasets.Images,
+    parameter_device: str,
+) -> keras.Model:
+    """The network of a run, at its initial weights, with a regularizer for each that decays.
 
     Raises:
-      SettingsError: no weight decays.
+      SettingsError: as `build_network`; TensorFlow cannot compute it as asked; or no weight decays.
     """
-    decayed = weight_filters.FILTERS[chosen.weight_decay_filter](model)
+    model = build_network(
+        settings.recorded(chosen),
+        prepared.output_shape,
+        len(training.class_names),
+        parameter_device,
+    )
+    _check_has_kernels(chosen, model)
+    decayed = weight_decay.FILTERS[chosen.weight_decay_filter](model)
     if chosen.weight_decay and not decayed:
         raise settings.SettingsError(
             f"--weight_decay_filter={chosen.weight_decay_filter}: no weight of --model="
             f"{chosen.model} matches; choose another filter, or --weight_decay=0"
         )
+    if chosen.optimizer not in optimizers.DECOUPLED_WEIGHT_DECAY:
+        weight_decay.regularize(decayed, chosen.weight_decay)
+    return model
+
+
+def compile_model(
+    chosen: settings.TrainSettings,
+    model: keras.Model,
+    training: datasets.Images,
+    prepared: preprocess.Preprocessing,
+    parameter_device: str,
+) -> metrics.Accuracy:
+    """Compiles the network with what the settings say; the accuracy it counts.
+
+    Args:
+      chosen: resolved.
+      model: from `network_to_train`.
+      training, prepared: which the network looks at before its first step, if it is one that does.
+      parameter_device: of the optimizer.
+    """
     adapt = own_model.network(chosen.model).adapt
     if adapt is not None:
-        adapt(model, training_images())
-    decoupled = chosen.optimizer in optimizers.DECOUPLED_WEIGHT_DECAY
+        adapt(model, images_to_adapt_to(training, prepared))
+    decouples = chosen.optimizer in optimizers.DECOUPLED_WEIGHT_DECAY
     optimizer = optimizers.make(
         chosen.optimizer,
         momentum=chosen.momentum,
         nesterov=chosen.nesterov,
         clip_norm=chosen.clip_norm,
-        weight_decay=chosen.weight_decay if decoupled else 0.0,
+        weight_decay=chosen.weight_decay if decouples else 0.0,
         model=model,
-        decayed=decayed,
+        decayed=weight_decay.FILTERS[chosen.weight_decay_filter](model),
         loss_scaling=chosen.compute_dtype == "float16",
-        parameter_device=device,
+        parameter_device=parameter_device,
     )
-    made = functools.partial(
-        trainer.Trainer,
-        model,
-        optimizer,
-        towers=tower_devices,
-        workers=workers,
-        global_batch_size=chosen.global_batch_size,
-        num_microbatches=chosen.num_microbatches,
-        learning_rate=learning_rate,
-        loss=functools.partial(losses.cross_entropy, label_smoothing=chosen.label_smoothing),
-        evaluation_loss=losses.cross_entropy,
-        weight_decay=0.0 if decoupled else chosen.weight_decay,
-        weight_filter=chosen.weight_decay_filter,
-        gradient_reduction=chosen.gradient_reduction,
-        batch_norm_statistics=chosen.batch_norm_statistics,
-        moving_average_decay=chosen.moving_average_decay,
-        jit_compile=chosen.jit_compile,
-        accumulate_gradients=chosen.accumulate_gradients,
-        parameter_device=device,
+    num_classes = len(training.class_names)
+    if _takes_shares(chosen):
+        smoothing = chosen.label_smoothing
+        loss = keras.losses.CategoricalCrossentropy(from_logits=True, label_smoothing=smoothing)
+    else:
+        loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+    with tf.device(parameter_device):
+        accuracy = metrics.Accuracy(num_classes)
+        in_top = keras.metrics.MeanMetricWrapper(
+            metrics.in_top, f"top{TOP}_accuracy", k=min(TOP, num_classes)
+        )
+        cross_entropy = keras.metrics.MeanMetricWrapper(metrics.cross_entropy, "cross_entropy")
+        model.compile(
+            optimizer,
+            loss,
+            metrics=[accuracy, in_top, cross_entropy],
+            jit_compile=chosen.jit_compile,
+        )
+    return accuracy
+
+
+def callbacks_of(
+    chosen: settings.TrainSettings,
+    model: keras.Model,
+    learning_rate: schedules.LearningRate,
+    last_step: int,
+    accuracy: metrics.Accuracy,
+    class_names: Sequence[str],
+) -> list[keras.callbacks.Callback]:
+    """What a run does along the way.
+
+    Args:
+      chosen: resolved.
+      model: that is trained.
+      learning_rate: of the run.
+      last_step: likewise.
+      accuracy: from `compile_model`.
+      class_names: one per class.
+    """
+    progress = console.Progress(last_step, chosen.eval_split)
+    chain: list[keras.callbacks.Callback] = [callbacks.LearningRate(learning_rate)]
+    if chosen.moving_average_decay:
+        chain.append(callbacks.MovingAverages(model, chosen.moving_average_decay))
+    chain.append(
+        callbacks.Log(chosen.log_every_steps, show=progress.show, compared=settings.COMPARED)
     )
-    with own_model.faults_in_training(chosen.model):
-        return made()
+    chain.append(callbacks.Confusion(accuracy, class_names))
+    if chosen.summary_every_steps:
+        chain.append(callbacks.Histograms(chosen.summary_every_steps))
+    if chosen.verify_every_steps:
+        chain.append(callbacks.Verify(chosen.verify_every_steps))
+    if chosen.profile_steps:
+        chain.append(callbacks.Profile(*chosen.profile_steps))
+    return [*chain, progress]
 
 
 def build_model(config: Mapping) -> keras.Model:
@@ -248,6 +320,9 @@ def build_model(config: Mapping) -> keras.Model:
     """
     chosen, derived = config["settings"], config["resolved"]
     model = build_network(chosen, derived["image_shape"], len(derived["class_names"]))
+    if chosen["optimizer"] not in optimizers.DECOUPLED_WEIGHT_DECAY:
+        decayed = weight_decay.FILTERS[chosen["weight_decay_filter"]](model)
+        weight_decay.regularize(decayed, chosen["weight_decay"])
     if definition.are_others(definition.layers(model), derived.get("layers")):
         raise settings.SettingsError(
             f"--model={chosen['model']}: is no longer the network of the run"
@@ -255,30 +330,22 @@ def build_model(config: Mapping) -> keras.Model:
     return model
 
 
-def network_to_train(
-    chosen: settings.TrainSettings,
-    prepared: preprocess.Preprocessing,
-    training: datasets.Images,
-    parameter_device: str | None = None,
-) -> keras.Model:
-    """The network of a run, at its initial weights.
-
-    Args:
-      chosen: resolved.
-      prepared: from `preprocessing`.
-      training: the images.
-      parameter_device: of its variables; None for the CPU.
+def _check_compiled_deterministically(model: keras.Model) -> None:
+    """Checks that XLA has a deterministic gradient of each of Keras's layers.
 
     Raises:
-      SettingsError: as `build_network` and `check_has_kernels`.
+      ValueError: names the layer.
     """
-    given, num_classes = settings.recorded(chosen), len(training.class_names)
-    model = build_network(given, prepared.output_shape, num_classes, parameter_device)
-    check_has_kernels(chosen, model)
-    return model
+    pooling = keras.layers.MaxPooling1D, keras.layers.MaxPooling2D, keras.layers.MaxPooling3D
+    for layer in model._flatten_layers(include_self=False):
+        if isinstance(layer, pooling):
+            raise ValueError(
+                f"the layer {layer.name} is max pooling, which has no deterministic gradient in "
+                "XLA; leave one of the two out"
+            )
 
 
-def check_has_kernels(chosen: settings.TrainSettings, model: keras.Model) -> None:
+def _check_has_kernels(chosen: settings.TrainSettings, model: keras.Model) -> None:
     """Checks that TensorFlow can compute the model as it is asked to.
 
     Raises:
@@ -288,7 +355,7 @@ def check_has_kernels(chosen: settings.TrainSettings, model: keras.Model) -> Non
         return
     if chosen.jit_compile:
         try:
-            checks.compiled_deterministically(model)
+            _check_compiled_deterministically(model)
         except ValueError as error:
             raise settings.SettingsError(f"--jit_compile with --deterministic: {error}") from error
     for layer in model._flatten_layers(include_self=False):

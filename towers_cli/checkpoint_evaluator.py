@@ -7,12 +7,12 @@ import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
 import numpy as np
+import tensorflow as tf
 
+import towers
 from input_pipeline import datasets
-from towers import evaluation, losses, model_state, train_state
 from towers.runs import checkpoints, console, interrupts, run_errors, run_folder, summaries
-from towers.support import tally
-from towers_cli import build, run_config, settings
+from towers_cli import build, run_config, settings, tally
 
 _LONGEST_NAME = 100  # of a data set, in the name of a folder
 
@@ -142,7 +142,7 @@ class CheckpointEvaluator:
           count: examples in the split.
           batches: (images, labels, mask) that hold each example once, as often as they are
             iterated over.
-          test_time_flip: as for `evaluation.Evaluator`.
+          test_time_flip: evaluates the mean of the logits of each image and of its mirror image.
           looks_at: called with the examples of each evaluation; what it returns, an image uint8
             [height, width, 3] or None, is for TensorBoard.
         """
@@ -150,24 +150,10 @@ class CheckpointEvaluator:
         self._dataset, self._data_sha256 = dataset, data_sha256
         self._split, self._count, self._batches = split, count, batches
         self._test_time_flip, self._looks_at = test_time_flip, looks_at
-        model, chosen = build.build_model(config), config["settings"]
-        each = chosen["batch_norm_statistics"] == "each"
-        self._state = train_state.new(
-            model,
-            None,
-            keep_averages=chosen["moving_average_decay"] > 0,
-            statistics_of_each=chosen["num_microbatches"] if each else 0,
-        )
-        self._run_sha256 = run_config.run_sha256(config)
-        self._checkpoint = checkpoints.of_state(self._state, self._run_sha256)
-        self._evaluator = evaluation.Evaluator(
-            model,
-            self._state.evaluated_weights(),
-            losses.cross_entropy,
-            tower_devices,
-            chosen["num_microbatches"],
-            test_time_flip,
-        )
+        self._model, chosen = build.build_model(config), config["settings"]
+        self._model.compile(jit_compile=chosen["jit_compile"])
+        towers.distribute(self._model, tower_devices, microbatch_size=chosen["microbatch_size"])
+        self._run = towers.Run(folder, self._model)
 
     @functools.cached_property
     def _writer(self):
@@ -184,7 +170,7 @@ class CheckpointEvaluator:
         Raises:
           RunFolderError: it holds another one, or none.
         """
-        if run_config.run_sha256(config_of(self._folder)) != self._run_sha256:
+        if config_of(self._folder)["run_sha256"] != self._config["run_sha256"]:
             raise run_folder.RunFolderError(
                 f"--train_dir={self._folder.path}: another run has begun here since; run the same "
                 "command again to follow it"
@@ -214,10 +200,13 @@ class CheckpointEvaluator:
           CheckpointError: the checkpoint cannot be restored.
           TrainingError: the examples counted are not those of the split.
         """
-        checkpoints.restore(self._checkpoint, path, partial=True, run_sha256=self._run_sha256)
-        with run_errors.enough_memory():
-            result = self._evaluator(self._batches)
-        run_errors.check_evaluation(result, self._count)
+        self._run.restore(path)
+        with run_errors.explained():
+            result = tally.evaluate(self._model, self._batches, self._test_time_flip)
+        if result.count != self._count:
+            raise run_errors.TrainingError(
+                f"evaluated {result.count} examples of a split of {self._count}"
+            )
         derived, at_step = self._config["resolved"], checkpoints.step_of(path)
         examples_seen = at_step * self._config["settings"]["global_batch_size"]
         line = {
@@ -226,28 +215,19 @@ class CheckpointEvaluator:
             "checkpoint": os.path.abspath(path),
         } | self._way()
         class_names = tuple(derived["class_names"])
-        metrics = result.as_metrics()
         print(report(line, result, class_names), flush=True)
-        if self._state.statistics_of_each:
-            metrics["accuracy_of_each"] = self._accuracy_of_each()
-            shares = ", ".join(f"{share:.2%}" for share in metrics["accuracy_of_each"])
-            print(f"  with each microbatch's own batch-norm statistics: {shares}", flush=True)
-        run_folder.append_line(self._folder.evaluations, line | metrics)
+        run_folder.append_line(self._folder.evaluations, line | result.as_metrics())
         sheet = self._looks_at(result.examples)
-        summaries.write_evaluation(self._writer, result, class_names, at_step, examples_seen, sheet)
+        with summaries.events(self._writer, at_step):
+            for name, value in result.as_metrics().items():
+                summaries.scalar(name, value)
+            summaries.write_confusion(result.confusion, class_names)
+            if sheet is not None:
+                tf.summary.image("most_confused", sheet[None])
+        with summaries.events(self._writer, examples_seen):
+            summaries.scalar(summaries.BY_EXAMPLES + "accuracy", result.accuracy)
+            self._writer.flush()
         return result
-
-    def _accuracy_of_each(self) -> list[float]:
-        """The accuracy of the same weights with each microbatch's own batch-norm statistics.
-
-        It takes another evaluation for each, and leaves the model with the last one's statistics.
-        """
-        model, apart = self._state.model, self._state.statistics_of_each
-        accuracies = []
-        for microbatch in range(self._config["settings"]["num_microbatches"]):
-            model_state.assign_one_of(model, apart, microbatch)
-            accuracies.append(self._evaluator(self._batches).accuracy)
-        return accuracies
 
 
 def report(line: Mapping, result: tally.Evaluation, class_names: Sequence[str]) -> str:

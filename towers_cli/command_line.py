@@ -192,9 +192,7 @@ def run(record: type[settings.Settings], about: str, main) -> None:
 
 def version() -> str:
     """The package's, as its source has it: importing it would import TensorFlow."""
-    source = (Path(__file__).parents[1] / "towers" / "support" / "version.py").read_text(
-        encoding="utf-8"
-    )
+    source = (Path(__file__).parents[1] / "towers" / "version.py").read_text(encoding="utf-8")
     return re.search(r'^__version__ = "(.+)"$', source, re.M)[1]
 
 

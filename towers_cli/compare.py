@@ -47,8 +47,8 @@ def compare(arguments: Sequence[str]) -> int:
     """Prints where the runs in two folders begin to differ; returns the exit code."""
     # After the usage, because it imports TensorFlow.
     with system.without_notices():
+        from towers import noise
         from towers.runs import checkpoints, console, run_folder
-        from towers.support import noise
         from towers_cli import comparison
 
     noise.quiet_loggers()

@@ -10,12 +10,7 @@ from towers.runs import checkpoints, run_folder, stretches
 from towers_cli import build, run_config, settings
 
 # Fields of metrics.jsonl that are not about what was computed.
-OF_CLOCK_AND_PLACE = (
-    "examples_per_second",
-    "step_seconds",
-    "count_of_workers",
-    "accuracy_of_workers",
-)
+OF_CLOCK = ("examples_per_second", "step_seconds")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -55,45 +50,50 @@ def settings_that_differ(a: run_folder.RunFolder, b: run_folder.RunFolder) -> li
     Raises:
       RunFolderError: a folder holds no run, or a damaged one.
     """
-    described = [_described(folder) for folder in (a, b)]
-    programs = [_is_of_a_program(folder.read_config()) for folder in (a, b)]
-    label = "{} ".format if any(programs) else settings.label
+    configs = [_config(folder) for folder in (a, b)]
+    of_commands = [run_config.is_of_command(config) for config in configs]
+    sides = [[_flags(config) for config in configs]] if all(of_commands) else []
+    if not sides or sides[0][0] == sides[0][1]:  # flags say it best
+        sides.append([config["defining"] for config in configs])
+    sides.append([_place(config) for config in configs])
+    label = settings.label if all(of_commands) else "{} ".format
     return [
         difference
-        for first, second in zip(*described, strict=True)
+        for first, second in sides
         for difference in run_folder.differences(first, second, "the first run", label)
     ]
+
+
+def _config(folder: run_folder.RunFolder) -> dict:
+    config = folder.read_config()
+    if config is None:
+        raise run_folder.RunFolderError(f"{folder.path}: there is no run here")
+    if run_config.is_of_command(config):
+        run_config.check(config, folder.path)
+    if not (isinstance(config.get("defining"), dict) and stretches.are_valid(config["stretches"])):
+        raise run_folder.RunFolderError(f"{folder.path}: its config.json is not that of a run")
+    return config
+
+
+def _flags(config: Mapping) -> dict:
+    return settings.run_defining(config["settings"]) | {
+        "sha256 of the images": config["resolved"]["data_sha256"][:12]
+    }
+
+
+def _place(config: Mapping) -> dict:
+    derived, began_on = config["resolved"], config["stretches"][0]["runs_on"]
+    place = {
+        "num_towers": config["settings"].get("num_towers"),
+        "number of workers": derived.get("num_workers"),
+        "tower devices": derived.get("tower_devices"),
+    }
+    return place | {f"began with {name}": value for name, value in began_on.items()}
 
 
 def changes_on_the_way(folder: run_folder.RunFolder) -> list[str]:
     """What changed when a run was continued: to another TensorFlow, to another processor."""
     return stretches.changes(folder.read_config()["stretches"])
-
-
-def _is_of_a_program(config: Mapping) -> bool:
-    """Whether a `config.json` is that of a `towers.Run`, and not of the command."""
-    whole = all(isinstance(config.get(key), dict) for key in ("defining", "resolved"))
-    return whole and stretches.are_valid(config.get("stretches"))
-
-
-def _described(folder: run_folder.RunFolder) -> tuple[dict, dict]:
-    config = folder.read_config()
-    if config is None:
-        raise run_folder.RunFolderError(f"{folder.path}: there is no run here")
-    if _is_of_a_program(config):
-        defining, chosen = config["defining"], {}
-    else:
-        run_config.check(config, folder.path)
-        defining, chosen = run_config.defining(config), config["settings"]
-    derived = config["resolved"]
-    place = {
-        "num_towers": chosen.get("num_towers"),
-        "number of workers": derived.get("num_workers"),
-        "tower devices": derived.get("tower_devices"),
-    }
-    began_on = config["stretches"][0]["runs_on"]
-    began_with = {f"began with {name}": value for name, value in began_on.items()}
-    return defining, place | began_with
 
 
 def partings(a: run_folder.RunFolder, b: run_folder.RunFolder) -> Iterator[Parting]:
@@ -103,13 +103,15 @@ def partings(a: run_folder.RunFolder, b: run_folder.RunFolder) -> Iterator[Parti
       RunFolderError: `metrics.jsonl` is damaged.
       CheckpointError: a checkpoint is.
     """
-    lines_a, lines_b = _of_common_splits(_lines(a), _lines(b))
+    lines_a, lines_b = _lines(a), _lines(b)
+    splits = {folder.read_config()["settings"].get("eval_split") for folder in (a, b)}
     for what, select, describe in (
         ("hashes of the state", _hashes, _parts_that_differ),
         ("logged steps", _logged, _values_that_differ),
         ("evaluations", _evaluations, _values_that_differ),
     ):
-        yield first_parting(what, select(lines_a), select(lines_b), describe)
+        if what != "evaluations" or len(splits) == 1:
+            yield first_parting(what, select(lines_a), select(lines_b), describe)
     yield first_parting(
         "checkpoints",
         checkpoints.by_step(a.checkpoints),
@@ -131,32 +133,20 @@ def _lines(folder: run_folder.RunFolder) -> list[dict]:
     return lines
 
 
-def _of_common_splits(
-    a: Sequence[Mapping], b: Sequence[Mapping]
-) -> tuple[list[Mapping], list[Mapping]]:
-    """Without the evaluations of a split that only one of the runs has evaluated."""
-    splits = [{line["split"] for line in lines if "split" in line} for lines in (a, b)]
-    common = splits[0] & splits[1]
-    kept_a, kept_b = (
-        [line for line in lines if line.get("split") in common | {None}] for lines in (a, b)
-    )
-    return kept_a, kept_b
-
-
 def _hashes(lines: Sequence[Mapping]) -> dict[int, Mapping]:
     return {line["step"]: line for line in lines if "state_sha256" in line}
 
 
 def _logged(lines: Sequence[Mapping]) -> dict[int, Mapping]:
-    return {line["step"]: _computed(line) for line in lines if "learning_rate" in line}
+    return {line["step"]: _computed(line) for line in lines if "step_seconds" in line}
 
 
 def _evaluations(lines: Sequence[Mapping]) -> dict[int, Mapping]:
-    return {line["step"]: _computed(line) for line in lines if "split" in line}
+    return {line["step"]: _computed(line) for line in lines if "val_loss" in line}
 
 
 def _computed(line: Mapping) -> dict:
-    return {name: value for name, value in line.items() if name not in OF_CLOCK_AND_PLACE}
+    return {name: value for name, value in line.items() if name not in OF_CLOCK}
 
 
 def first_parting(

@@ -1,9 +1,12 @@
 """How a command ends: an error of the user's or the system's, or a signal, becomes one line."""
 
+import contextlib
 import os
+import shutil
 import signal
 import sys
 from collections.abc import Callable
+from pathlib import Path
 
 from towers_cli import settings, system
 
@@ -48,14 +51,15 @@ def _user_errors_said(program: str, run: Callable[[], int]) -> int:
     # Imported here, so that a wrong flag is answered without waiting for TensorFlow.
     with system.without_notices():
         from input_pipeline import decoded
+        from towers import errors, noise
         from towers.runs import console
-        from towers.support import errors, noise
+        from towers.runs.warm_start import WarmStartError
 
     noise.quiet_loggers()
     try:
         return run()
     except (settings.SettingsError, decoded.DataError, errors.UserError) as error:
-        message = str(error)
+        message = f"--{error}" if isinstance(error, WarmStartError) else str(error)
         if isinstance(error, decoded.NoSuchSplitError):
             message += f". {_SPLITS}"
         console.say_error(program, message)
@@ -80,6 +84,49 @@ def stopped_at_once(number: int) -> int:
     except OSError:  # the terminal or the pipe is gone
         system.output_is_gone()
     return 128 + number
+
+
+def stopped_and_saved(code: int, at_step: int, last_step: int) -> int:
+    """Says what a signal has left of a training; returns the exit code."""
+    try:
+        print(
+            f"stopped at step {at_step} of {last_step}; checkpoint saved: the same command "
+            "continues from there",
+            flush=True,
+        )
+    except OSError:  # the terminal or the pipe is gone
+        system.output_is_gone()
+    return code
+
+
+def finished(folder, split: str, workers) -> int:
+    """Says what a run has come to; returns the exit code.
+
+    Args:
+      folder: the `run_folder.RunFolder`.
+      split: that was evaluated.
+      workers: of the run; the chief has its folder.
+    """
+    if not workers.is_chief:
+        print(f"finished; {workers.name(0)} has the run")
+        return 0
+    summary = folder.read_final_summary()
+    print(
+        f"finished: {split} accuracy {summary['val_accuracy']:.2%}, {folder.final_model}, "
+        f"weights sha256 {summary['weights_sha256'][:16]}\n"
+        f"watch it: {_tensorboard()} --logdir {folder.path}"
+    )
+    return 0
+
+
+def _tensorboard() -> str:
+    """The command that opens TensorBoard, from wherever this Python has it."""
+    beside_python = Path(sys.executable).with_name("tensorboard")
+    if shutil.which("tensorboard") or not beside_python.exists():
+        return "tensorboard"
+    with contextlib.suppress(ValueError):  # not below the current folder
+        return str(beside_python.relative_to(Path.cwd()))
+    return str(beside_python)
 
 
 def keep_libraries_from_writing() -> None:

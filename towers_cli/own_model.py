@@ -16,9 +16,8 @@ import keras
 
 import input_pipeline
 import towers
-from towers import networks
+from towers import errors, networks
 from towers.runs import export
-from towers.support import errors
 from towers_cli import settings
 
 _OURS = tuple(os.path.dirname(file) + os.sep for file in (towers.__file__, __file__))

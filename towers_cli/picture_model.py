@@ -7,8 +7,8 @@ import keras
 import numpy as np
 from PIL import Image, ImageOps
 
+from towers import errors, noise
 from towers.runs import run_folder
-from towers.support import errors, noise
 from towers_cli import own_model
 
 _MODES = {1: "L", 3: "RGB", 4: "RGBA"}  # Pillow's, by the number of channels

@@ -10,8 +10,7 @@ from input_pipeline import contact_sheet, datasets, preprocess
 from input_pipeline import images as sources
 from towers import worker
 from towers.runs import console, run_folder
-from towers.support import tally
-from towers_cli import settings
+from towers_cli import settings, tally
 
 _SHOWN = 64  # images of a batch
 MOST_CONFUSED = 32  # examples on a sheet
@@ -97,8 +96,8 @@ def write_predictions(path: str, examples: tally.Seen, split) -> None:
         with open(partial, "w", newline="", encoding="utf-8", errors="surrogateescape") as file:
             writer = csv.writer(file)
             writer.writerow(["name", "class", "predicted", "correct", "loss"])
-            for name, (label, predicted, _), loss in zip(
-                names, examples.classes, examples.losses, strict=True
+            for name, label, predicted, loss in zip(
+                names, examples.labels, examples.predicted, examples.losses, strict=True
             ):
                 classes = [split.class_names[label], split.class_names[predicted]]
                 writer.writerow([name, *classes, int(label == predicted), f"{loss:.6g}"])
@@ -111,7 +110,7 @@ def most_confused(examples: tally.Seen, split) -> np.ndarray | None:
     Returns:
       uint8 [height, width, 3]; None where all were right.
     """
-    label, predicted, _ = examples.classes.T
+    label, predicted = examples.labels, examples.predicted
     wrong = np.flatnonzero(label != predicted)
     if not wrong.size:
         return None

@@ -46,8 +46,8 @@ def predict(run: str, *pictures: str) -> int:
     """Prints the model's answer for each picture; returns the exit code."""
     # After the usage, because it imports TensorFlow.
     with system.without_notices():
+        from towers import errors, noise
         from towers.runs import console
-        from towers.support import errors, noise
         from towers_cli import picture_model, settings
 
     noise.quiet_loggers()

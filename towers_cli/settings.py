@@ -35,8 +35,15 @@ PREPROCESSINGS = (
 )  # fmt: skip
 AUGMENTATIONS = ("none", "trivial_augment", "rand_augment", "colour_jitter")
 WEIGHT_FILTERS = ("kernels", "hidden_dense_kernels")
-GRADIENT_REDUCTIONS = ("mean", "sum")
-STATISTICS_POLICIES = ("mean", "first", "last", "each")
+
+# The settings by which TensorBoard compares runs; it shows the first five in alphabetical order,
+# the others after a click. The table of all settings is on its text page.
+COMPARED = (
+    "clip_norm", "compute_dtype", "dataset", "global_batch_size", "label_smoothing",
+    "learning_rate", "learning_rate_schedule", "microbatch_size", "model", "momentum",
+    "moving_average_decay", "num_towers", "optimizer", "seed", "train_epochs", "warmup_epochs",
+    "weight_decay",
+)  # fmt: skip
 
 # A recipe is a named set of defaults; a flag that is given overrides it. `tutorial` is the defaults
 # themselves: the settings of tensorflow/models tutorials/image/cifar10.
@@ -53,7 +60,7 @@ RECIPES = {
         "warmup_epochs": 1.0,
         "momentum": 0.9,
         "moving_average_decay": 0.99,
-        "eval_every_epochs": 1.0,
+        "eval_every_epochs": 1,
     },
     # 90 % on CIFAR-10 in few epochs (docs/fast.md).
     "fast": {
@@ -61,7 +68,7 @@ RECIPES = {
         "model": "fastnet",
         "compute_dtype": "bfloat16",
         "global_batch_size": 2048,
-        "num_microbatches": 16,
+        "microbatch_size": 128,
         "train_epochs": 11.0,
         "learning_rate": 0.24,
         "learning_rate_schedule": "linear",
@@ -340,27 +347,14 @@ class TrainSettings(Settings):
         "kernels for others).", NETWORK, choices=WEIGHT_FILTERS, defines_run=True,
     )
 
-    num_microbatches: int = setting(
+    microbatch_size: int = setting(
         0,
-        "Number of equal parts into which the global batch is split. With the same number, runs "
-        "end with the same weights on any number of towers up to this number. Batch norm "
-        "normalizes each microbatch separately, so for a network with batch norm the number is "
-        "part of the model. 0: the largest number up to 8 that divides the batch (with mixup or "
-        "CutMix, half of the batch); a resumed run keeps its number.", ARITHMETIC,
-        allowed=least_most(0, 1024), defines_run=True,
-    )
-    gradient_reduction: str = setting(
-        "mean",
-        "How the gradients of the microbatches are combined; sum does not divide by their number.",
-        ARITHMETIC, choices=GRADIENT_REDUCTIONS,
-        defines_run=True,
-    )
-    batch_norm_statistics: str = setting(
-        "mean",
-        "Which batch-norm statistics are kept: the mean over the microbatches, those of the first "
-        "or of the last microbatch, or those of each. With each, the model uses their mean, and "
-        "the logs show how far apart they are.",
-        ARITHMETIC, choices=STATISTICS_POLICIES, defines_run=True,
+        "Examples of a microbatch; the last of a batch may be smaller. With the same size, runs "
+        "end with the same weights on any number of towers; towers beyond the number of "
+        "microbatches rest. Batch norm normalizes each microbatch separately, so for a network "
+        "with batch norm the size is part of the model. 0: an eighth of the batch, but at least "
+        "16; a resumed run keeps its size.", ARITHMETIC,
+        allowed=least_most(0, 2**20), defines_run=True,
     )
     intra_op_threads: int | None = setting(
         None,
@@ -389,9 +383,9 @@ class TrainSettings(Settings):
     )
     jit_compile: bool = setting(
         False,
-        "Compile the forward and backward pass of each microbatch with XLA, and the update with "
-        "--parameter_device=gpu. On a GPU, steps are then faster; on a CPU, they can be slower (in "
-        "float32), or many times as fast (in bfloat16, where that is emulated).",
+        "Compile the forward and backward pass of each microbatch with XLA. On a GPU, steps are "
+        "then faster; on a CPU, they can be slower (in float32), or many times as fast (in "
+        "bfloat16, where that is emulated).",
         ARITHMETIC, defines_run=True,
     )
 
@@ -461,10 +455,10 @@ class TrainSettings(Settings):
         "Step at which the run ends, if it comes before the end of --train_epochs.",
         RECORD, allowed=AT_LEAST_1,
     )
-    eval_every_epochs: float = setting(
-        0.0,
-        "Epochs between two evaluations; 0: only at the end.", RECORD,
-        allowed=Range(lambda value: value == 0 or value >= 1e-6, "0, or at least 0.000001"),
+    eval_every_epochs: int = setting(
+        0,
+        "Epochs between two evaluations; there is one at the end in any case.", RECORD,
+        allowed=AT_LEAST_0,
     )
     log_every_steps: int = setting(
         20, "Steps between two lines of metrics.jsonl.", RECORD, allowed=AT_LEAST_1,
@@ -510,17 +504,13 @@ class TrainSettings(Settings):
         SEVERAL,
         allowed=Range(lambda value: 0 < value <= 1e6, "above 0 and at most 1e6"),
     )
-    eval_of_workers: bool = setting(
-        False,
-        "Show the accuracy on each worker's share of the examples beside each evaluation.",
-        SEVERAL,
-    )
     # fmt: on
 
     def __post_init__(self):
         super().__post_init__()
         self._check_eval_split()
         self._check_what_exits()
+        self._check_mixing()
         self._check_workers()
         self._check_schedule()
         self._check_optimizer()
@@ -539,6 +529,14 @@ class TrainSettings(Settings):
                 f"--show_batch={shown(self.show_batch)}: writes a file, and --dry_run writes none; "
                 "give one of the two"
             )
+
+    def _check_mixing(self):
+        for name in ("mixup_alpha", "cutmix_alpha"):
+            if getattr(self, name) and self.global_batch_size % 2:
+                raise SettingsError(
+                    f"--{name}={getattr(self, name):g}: mixes images in pairs, so "
+                    f"--global_batch_size={self.global_batch_size} must be even"
+                )
 
     def _check_workers(self):
         if not self.workers:

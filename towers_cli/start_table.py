@@ -3,10 +3,9 @@
 import math
 from collections.abc import Mapping
 
-from towers import schedules
+from towers import machine, schedules, shares
 from towers.networks import optimizers
 from towers.runs import console
-from towers.support import machine, shares
 from towers_cli import settings
 
 _DECAYS_SHOWN = 50
@@ -56,9 +55,7 @@ def rows(
         ("towers", _describe_towers(derived)),
         *([("weights on", derived["tower_devices"][0])]
           if chosen["parameter_device"] == "gpu" else []),
-        ("batch", f"{chosen['global_batch_size']} global, {chosen['num_microbatches']} "
-                  f"microbatch(es) of {derived['microbatch_size']}, "
-                  f"{shares.described(sum(derived['microbatches_of_towers'], []))}"),
+        ("batch", _describe_batch(chosen, derived)),
         ("same bits", _describe_same_bits(chosen, derived, cores)),
         *([("faster", said)] if (said := _describe_faster(chosen, derived)) else []),
         ("steps", f"{derived['last_step']:,}, {derived['steps_per_epoch']:.1f} per epoch"),
@@ -67,7 +64,6 @@ def rows(
         ("weight decay", _describe_weight_decay(chosen)),
         *([("labels", f"smoothed by {chosen['label_smoothing']:g}")]
           if chosen["label_smoothing"] else []),
-        ("reduction", _describe_reduction(chosen)),
     ]  # fmt: skip
     warnings = _of_the_rate(chosen, derived, learning_rate), _of_the_type(chosen, derived)
     return table + [("warning", warning) for warning in warnings if warning]
@@ -100,13 +96,13 @@ def _steps_to_show(
 
 
 def _describe_same_bits(chosen: Mapping, derived: Mapping, cores: int) -> str:
-    parts, threads = chosen["num_microbatches"], chosen["intra_op_threads"]
+    parts, threads = derived["num_microbatches"], chosen["intra_op_threads"]
     on_cpus = machine.are_cpus(derived["tower_devices"])
     if not (on_cpus or chosen["deterministic"]):
         return f"not promised on GPUs without --deterministic{_describe_launches(chosen, derived)}"
     said = (
-        f"on {f'1 to {parts} towers' if parts > 1 else '1 tower'} in all, on any number of "
-        f"workers, with --num_microbatches={parts} and --intra_op_threads={threads}"
+        f"on any number of towers and workers, with --microbatch_size={chosen['microbatch_size']} "
+        f"and --intra_op_threads={threads}"
     )
     if not on_cpus:
         return f"{said} (measured on one kind of GPU){_describe_launches(chosen, derived)}"
@@ -115,7 +111,7 @@ def _describe_same_bits(chosen: Mapping, derived: Mapping, cores: int) -> str:
     is_shared = threads > 1 or chosen["jit_compile"]
     used = threads if is_shared else parts
     if 2 * used <= cores:
-        way = f"--intra_op_threads={cores}" if is_shared else "more microbatches"
+        way = f"--intra_op_threads={cores}" if is_shared else "a smaller --microbatch_size"
         said += (
             f"; they use {used} of {cores} cores; in a new run, {way} would use more, with "
             "different bits"
@@ -125,13 +121,25 @@ def _describe_same_bits(chosen: Mapping, derived: Mapping, cores: int) -> str:
 
 def _describe_launches(chosen: Mapping, derived: Mapping) -> str:
     """What microbatches cost on GPUs: each launches its own kernels."""
-    counts = sum(derived["microbatches_of_towers"], [])
-    if max(counts) == 1:
+    towers = sum(derived["towers_of_workers"])
+    each = -(-derived["num_microbatches"] // towers)
+    if each == 1:
         return ""
-    said = f"; a tower launches its kernels {max(counts)} times a step"
-    if chosen["global_batch_size"] % len(counts):
-        return said
-    return f"{said}; in a new run with --num_microbatches={len(counts)}, once, with different bits"
+    size = -(-chosen["global_batch_size"] // towers)
+    return (
+        f"; a tower launches its kernels {each} times a step; in a new run with "
+        f"--microbatch_size={size}, once, with different bits"
+    )
+
+
+def _describe_batch(chosen: Mapping, derived: Mapping) -> str:
+    count, towers = derived["num_microbatches"], sum(derived["towers_of_workers"])
+    rest = f"; {towers - count} of {towers} towers rest" if count < towers else ""
+    of_towers = f", {shares.described(count, towers)}" if count >= towers else rest
+    return (
+        f"{chosen['global_batch_size']} global, {count} microbatch(es) of at most "
+        f"{chosen['microbatch_size']}{of_towers}"
+    )
 
 
 def _describe_faster(chosen: Mapping, derived: Mapping) -> str | None:
@@ -144,7 +152,7 @@ def _describe_faster(chosen: Mapping, derived: Mapping) -> str | None:
 
 def _describe_towers(derived: Mapping) -> str:
     here = ", ".join(derived["tower_devices"])
-    counts = [len(towers) for towers in derived["microbatches_of_towers"]]
+    counts = derived["towers_of_workers"]
     if len(counts) == 1:
         return f"{counts[0]} on {here}"
     if len(set(counts)) == 1:
@@ -229,8 +237,3 @@ def _describe_weight_decay(chosen: Mapping) -> str:
     decoupled = chosen["optimizer"] in optimizers.DECOUPLED_WEIGHT_DECAY
     kind = "decoupled" if decoupled else "in every tower's loss"
     return f"{chosen['weight_decay']:g} on {chosen['weight_decay_filter']}, {kind}"
-
-
-def _describe_reduction(chosen: Mapping) -> str:
-    of_gradients = f"{chosen['gradient_reduction']} of the gradients over microbatches"
-    return f"{of_gradients}; batch-norm statistics: {chosen['batch_norm_statistics']}"

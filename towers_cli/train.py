@@ -9,7 +9,7 @@ The same command continues a run that was stopped.
 Once the package is installed, they are towers-train and towers-eval.
 """
 
-import functools
+import math
 import os
 
 from towers_cli import command_line, ending, settings
@@ -47,70 +47,82 @@ def run(chosen: settings.TrainSettings) -> int:
 
 def train(chosen: settings.TrainSettings, workers) -> int:
     """The story, once all workers are there."""
-    from input_pipeline import images
-    from towers.runs import definition, resuming, run_folder, run_plan, warm_start
-    from towers.support import machine
-    from towers_cli import (  # isort: skip
-        agreement, build, own_model, pictures, resolve, run_config, start_table,
-    )  # fmt: skip
+    import tensorflow as tf
+
+    import towers
+    from towers import machine
+    from towers.runs import run_folder
+    from towers_cli import agreement, build, own_model, pictures, resolve, run_config, start_table
 
     # What the run is, as its folder and this machine have it.
     folder = run_folder.RunFolder(chosen.train_dir, "--train_dir")
     found = agreement.find(workers, folder)
     gpus = machine.num_devices("GPU")
     towers_of_workers = agreement.towers_of_workers(workers, chosen.num_towers or max(1, gpus))
-    chosen = resolve.resolved(chosen, found.earlier, gpus, found.cores, towers_of_workers)
+    chosen = resolve.resolved(chosen, found.earlier, gpus, found.cores)
     build.start_runtime(chosen.intra_op_threads, chosen.deterministic)
     tower_devices = build.tower_devices(chosen.num_towers)
     parameter_device = build.parameter_device(chosen, tower_devices, workers)
     agreement.check_alike(workers, chosen)
     workers.start()
 
-    # The data.
+    # The data, and the model at its initial weights.
     training, evaluated = build.load_data(chosen, workers)
     preprocessing = build.preprocessing(chosen, training)
     if chosen.show_batch:
         return pictures.show_batch(chosen, training, preprocessing, workers)
-
-    # The model.
     model = build.network_to_train(chosen, preprocessing, training, parameter_device)
-    of_model = definition.of_model(model)
-    agreement.check_same_model(workers, chosen.model, of_model["layers"])
 
-    # The plan, written down and shown.
+    # What the run is to do, checked against what is in the folder, and shown.
     learning_rate = resolve.learning_rate(chosen, training.num_examples)
     last_step = resolve.last_step(chosen, training.num_examples)
     config = run_config.make(
         chosen, tower_devices, last_step, preprocessing.output_shape, training, evaluated,
-        of_model, towers_of_workers, parameter_device,
+        towers_of_workers,
     )  # fmt: skip
-    agreement.check_beginning(workers, config, found.earlier)
+    agreement.check_beginning(workers, config, folder)
     if workers.is_chief:
         start_table.show(config, learning_rate, evaluated.num_examples, found.cores, chosen.dry_run)
     if chosen.dry_run:
         return 0
+    finished = workers.from_chief("whether the run has finished", folder.read_final_summary)
+    if finished and finished["step"] >= last_step:
+        print(f"the run has finished already, at step {finished['step']}")
+        return ending.finished(folder, chosen.eval_split, workers)
 
-    # The trainer: one tower for each device.
-    to_adapt_to = functools.partial(build.images_to_adapt_to, training, preprocessing)
-    trainer = build.build_trainer(
-        chosen, tower_devices, model, learning_rate, to_adapt_to, workers, parameter_device
-    )
-
-    # The run, from its beginning or from where it stands.
-    batch, share = chosen.global_batch_size, trainer.shares.examples
-    source = images.training(training, preprocessing, chosen.seed)
-    data = run_plan.Data(
-        training=functools.partial(source.batches, global_batch_size=batch, share=share),
-        evaluation=images.evaluated(evaluated, preprocessing, batch, share),
-        evaluation_count=evaluated.num_examples,
-        evaluation_split=chosen.eval_split,
-    )
-    try:
-        with own_model.faults_in_training(chosen.model):
-            exported = build.exported(model, preprocessing, training.class_names)
-            plan = build.plan(chosen, last_step, training, exported)
-            defined = run_config.CommandsRun(config)
-            outcome = resuming.train(trainer, folder, plan, data, defined, chosen.init_from)
-    except warm_start.WarmStartError as error:
-        raise settings.SettingsError(f"--{error}") from error
-    return outcome.exit_code
+    # The run: Keras's fit on towers, from its beginning or from where it stands.
+    accuracy = build.compile_model(chosen, model, training, preprocessing, parameter_device)
+    # What names no device is on the CPU: TensorFlow would put it on the first GPU.
+    with own_model.faults_in_training(chosen.model), tf.device(towers.devices.HOST):
+        towers.distribute(
+            model,
+            tower_devices,
+            microbatch_size=chosen.microbatch_size,
+            accumulate_gradients=chosen.accumulate_gradients,
+            workers=workers,
+        )
+        run = towers.Run(
+            folder,
+            model,
+            init_from=chosen.init_from,
+            **config,
+            export=build.exporter(preprocessing, training.class_names),
+        )
+        try:
+            run.fit(
+                build.source(chosen, training, preprocessing),
+                batch_size=chosen.global_batch_size,
+                epochs=math.ceil(chosen.train_epochs),
+                max_steps=last_step,
+                validation_data=build.evaluated(chosen, evaluated, preprocessing),
+                validation_freq=resolve.evaluated_epochs(chosen, last_step, training.num_examples),
+                callbacks=build.callbacks_of(
+                    chosen, model, learning_rate, last_step, accuracy, training.class_names
+                ),
+                verbose=0,
+                checkpoint_every_steps=chosen.checkpoint_every_steps,
+                checkpoints_to_keep=chosen.checkpoints_to_keep,
+            )
+        except towers.Stopped as stopped:
+            return ending.stopped_and_saved(stopped.code, int(run.state.step), last_step)
+    return ending.finished(folder, chosen.eval_split, workers)

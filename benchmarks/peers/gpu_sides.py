@@ -6,6 +6,7 @@ Each prints a JSON object per line. Inputs are random, from a fixed seed.
 """
 
 import collections
+import concurrent.futures
 import functools
 import itertools
 import json
@@ -21,10 +22,8 @@ from pathlib import Path
 import numpy as np
 
 import towers  # before Keras: it silences TensorFlow's notices
-from benchmarks.peers import counter, keras_fit, keras_tasks, tasks
-from towers import prefetch
-from towers.runs import ahead
-from towers.support import bias_gradients, checks, container_limits, first_layers, machine
+from benchmarks.peers import counter, keras_tasks, tasks
+from towers import bias_gradients, container_limits, hashes, machine
 
 import keras  # isort: skip
 import tensorflow as tf  # isort: skip
@@ -88,22 +87,21 @@ def prepared(what: dict) -> tuple[str, ...]:
         ops.gradient_registry._registry["MaxPool"] |= {"type": max_pool_gradient}
     if what.get("deterministic"):  # TF32 stays on: only the choice of kernels is to differ
         tf.config.experimental.enable_op_determinism()
-        checks.compiled_deterministically = lambda model: None
     count, gpus = what.get("gpus", 1), tf.config.list_physical_devices("GPU")
-    if gpus and "megabytes" in what:
+    if len(gpus) == 1 and "megabytes" in what:  # several are taken as they are
         part = tf.config.LogicalDeviceConfiguration(memory_limit=what["megabytes"])
         tf.config.set_logical_device_configuration(gpus[0], [part] * count)
     return towers.devices.choose(count)
 
 
-def trainer_of(what: dict, tower_devices: tuple[str, ...], at: str, **more) -> towers.Trainer:
-    """A Trainer with its parameters on the device `at`."""
-    model = tasks.build(what["task"], what["dtype"], at)
-    with tf.device(at):
-        optimizer = keras_tasks.optimizer()
-    batch = {"global_batch_size": what["batch"]}
-    more = {"parameter_device": at} | batch | more
-    return towers.Trainer(model, optimizer, towers=tower_devices, **more)
+def on_towers(what: dict, tower_devices: tuple[str, ...], size: int) -> keras.Model:
+    """The network on towers, in microbatches of so many examples, compiled with XLA."""
+    model = tasks.build(what["task"], what["dtype"], tower_devices[0])
+    towers.distribute(model, tower_devices, microbatch_size=size)
+    with tf.device(tower_devices[0]):
+        return keras_tasks.compiled(
+            model, jit_compile=True, steps_per_execution=what.get("steps_per_execution", 1)
+        )
 
 
 def names(what: dict) -> None:
@@ -122,7 +120,6 @@ def names(what: dict) -> None:
         processor=machine.processor(), cores=container_limits.available_cores(),
         built_for=dict(tf.sysconfig.get_build_info()),
         seconds=round(time.time() - what["begun"], 1),
-        distribute=hasattr(towers, "distribute"),
     )  # fmt: skip
 
 
@@ -133,11 +130,10 @@ def flags(what: dict) -> None:
     say(sum=float(tf.reduce_sum(program(tf.ones([64, 64])))))
 
 
-def hashes(what: dict) -> None:
+def states(what: dict) -> None:
     """The state's hash after some steps that XLA compiled."""
     tower_devices = prepared(what)
-    more = {"num_microbatches": what["microbatches"], "jit_compile": True}
-    trainer = trainer_of(what, tower_devices, tower_devices[0], moving_average_decay=0.9, **more)
+    model = on_towers(what, tower_devices, what["batch"] // what["microbatches"])
     rng, shape = np.random.default_rng(0), tasks.inputs(what["task"], what["batch"]).shape
     batches = [
         (rng.normal(size=shape).astype(np.float32), rng.integers(0, 10, shape[0], np.int32))
@@ -145,12 +141,13 @@ def hashes(what: dict) -> None:
     ]
     seconds, found = [], []
     for step in range(what["steps"]):
-        losses = trainer.train_step(*batches[step % 4]).losses["total"].numpy()
+        loss = model.train_on_batch(*batches[step % 4])
         seconds.append(time.time() - what["begun"])
         if step in (0, what["steps"] - 1):
-            found.append(trainer.state.sha256()[:16])
+            state = (*model.variables, *model.optimizer.variables)
+            found.append(hashes.sha256(variable.numpy() for variable in state)[:16])
     say(
-        sha256=found[-1], sha256_of_first_step=found[0], last_loss=float(losses.mean()),
+        sha256=found[-1], sha256_of_first_step=found[0], last_loss=float(loss),
         seconds_to_first_step=round(seconds[0], 1),
         seconds_of_others=round(seconds[-1] - seconds[0], 2),
     )  # fmt: skip
@@ -165,7 +162,7 @@ class OneProgram:
     def __init__(self, what: dict, device: str):
         self.device = device
         self.model = tasks.build(what["task"], what["dtype"], device)
-        self.inputs_type = first_layers.inputs_type(self.model)
+        self.inputs_type = tf.as_dtype(what["dtype"])
         with tf.device(device):
             self.optimizer = keras_tasks.optimizer()
             self.optimizer.build(self.model.trainable_variables)
@@ -206,76 +203,48 @@ class OneProgram:
         )[1]
 
 
-def fed(inputs, labels, device: str, inputs_type, way: str) -> Iterator[tuple]:
-    """The batch, copied to the device again and again by a thread; `resident`: only once.
-
-    `pinned` copies it from memory that TensorFlow allocates for a copy to a GPU. `uint8` sends
-    bytes, which the GPU converts.
-    """
-    wanted = inputs_type or tf.as_dtype(inputs.dtype)
-    is_bytes = "uint8" in way
-    if is_bytes:
-        inputs = np.clip(inputs * 64 + 128, 0, 255).astype(np.uint8)
+def fed(inputs, labels, device: str, dtype: tf.DType, way: str) -> Iterator[tuple]:
+    """The batch, copied to the device again and again by a thread; `resident`: only once."""
+    wanted = dtype if inputs.dtype == np.float32 else tf.as_dtype(inputs.dtype)
     with tf.device(HOST):
-        given = tf.constant(inputs), tf.constant(labels, tf.int64)
-
-    def converted(inputs, labels):
-        with tf.device(device):
-            return (tf.cast(inputs, wanted) / 64 - 2 if is_bytes else inputs), labels
-
-    copy = copier(device, tf.uint8 if is_bytes else wanted, "pinned" in way)
-    copies = itertools.repeat(copy(*given)) if "resident" in way else None
-    copies = copies or ahead.taken_ahead(copy(*given) for _ in itertools.count())
-    return (converted(*batch) for batch in copies)
+        given = tf.cast(tf.constant(inputs), wanted), tf.constant(labels, tf.int64)
+    if "resident" in way:
+        return itertools.repeat(copied(device, *given))
+    return ahead(lambda: copied(device, *given))
 
 
-def copier(device: str, sent: tf.DType, pinned: bool) -> Callable:
-    """Copies inputs, in the type `sent`, and what goes with them.
+def ahead(make: Callable) -> Iterator:
+    """What `make` makes in a thread, two calls ahead."""
+    with concurrent.futures.ThreadPoolExecutor(1) as pool:
+        waiting = collections.deque(pool.submit(make) for _ in range(2))
+        while True:
+            waiting.append(pool.submit(make))
+            yield waiting.popleft().result()
+
+
+def copied(device: str, *given: tf.Tensor) -> tuple[tf.Tensor, ...]:
+    """Copies what is on the host to the device.
 
     Each call copies: eager TensorFlow keeps the copy of a constant, so a new tensor is copied.
     """
-
-    def copied(inputs, *others):
-        with tf.device(HOST):
-            given = [tf.identity(one) for one in (tf.cast(inputs, sent), *others)]
-            if pinned:
-                given[0] = tf.raw_ops.DeepCopy(x=given[0])
-        with tf.device(device):
-            return tuple(map(tf.identity, given))
-
-    return tf.function(copied, autograph=False) if pinned else copied
-
-
-def of_trainer(name: str, what: dict, tower_devices: tuple[str, ...]) -> Callable:
-    """Today's bare step: `default`, `best`, or `m4` for as many microbatches, with the best way."""
-    is_default = name == "default"
-    at = HOST if is_default else tower_devices[0]
-    microbatches = {"default": 8, "best": 1}.get(name) or int(name.removeprefix("m"))
-    more = {"num_microbatches": microbatches, "jit_compile": not is_default}
-    trainer = trainer_of(what, tower_devices, at, **more)
     with tf.device(HOST):
-        batch = tuple(map(tf.constant, keras_tasks.one_batch(argument_of(what))))
-    sizes, wanted = trainer.shares.tower_batch_sizes, first_layers.inputs_type(trainer.state.model)
-    sent = prefetch.to_towers(itertools.repeat(batch), tower_devices, sizes, wanted)
-    batches = ahead.taken_ahead(sent)
-
-    def call():
-        inputs, labels, parts = next(batches)
-        result = trainer.train_step(inputs, labels, parts=parts).losses["total"]
-        result.numpy()
-        return result
-
-    return call
+        new = [tf.identity(one) for one in given]
+    with tf.device(device):
+        return tuple(map(tf.identity, new))
 
 
-def argument_of(what: dict):
-    """What `keras_tasks.one_batch` reads."""
-    return type("Options", (), {"task": what["task"], "batch": what["batch"]})
+def of_towers(name: str, what: dict, tower_devices: tuple[str, ...]) -> Callable:
+    """A step of `fit` on towers, without its loop: `m4` for as many microbatches."""
+    model = on_towers(what, tower_devices, what["batch"] // int(name.removeprefix("m")))
+    one = keras_tasks.one_batch(what["task"], what["batch"])
+    batches = iter(tf.data.Dataset.from_tensors(one).cache().repeat())
+    model.make_train_function()
+    return lambda: model.train_function(batches)["loss"]
 
 
 def of_one_program(name: str, program: OneProgram, what: dict) -> Callable:
     """S3: `s3`, `s3x16` in one program or a graph; each reads the result of the call before."""
-    inputs, labels = keras_tasks.one_batch(argument_of(what))
+    inputs, labels = keras_tasks.one_batch(what["task"], what["batch"])
     if "x16" in name:
         inputs, labels = (np.stack([one] * what["steps"]) for one in (inputs, labels))
     train = program.step
@@ -298,7 +267,7 @@ def sides(what: dict) -> None:
     """Prepares ways to train one network, and trains by each for as long as it is told to."""
     tower_devices, calls, program, longest = prepared(what), {}, None, 0.0
     for name in what["sides"]:
-        begun, uses_program_of_s3 = time.time(), re.search("pinned|uint8|resident", name)
+        begun, uses_program_of_s3 = time.time(), "resident" in name
         if calls and begun + (5 if uses_program_of_s3 else longest) > what["until"]:
             say(side=name, lost="no time to prepare it")
             continue
@@ -307,7 +276,7 @@ def sides(what: dict) -> None:
                 program = program or OneProgram(what, tower_devices[0])
                 call = of_one_program(name, program, what)
             else:
-                call = of_trainer(name, what, tower_devices)
+                call = of_towers(name, what, tower_devices)
             for _ in range(3):
                 call().numpy()
             calls[name], seconds = call, time.time() - begun
@@ -333,26 +302,21 @@ def sides(what: dict) -> None:
 
 def in_fit(what: dict) -> None:
     """Keras's own loop, with or without `towers.distribute`."""
-    turn, (device,) = counter.Counter(), prepared(what)
+    turn, tower_devices, steps = counter.Counter(), prepared(what), what.get("steps", 1)
     if what.get("distribute"):
-        model = tasks.build(what["task"], what["dtype"], device)
-        model = towers.distribute(model, towers=1, microbatch_size=what["batch"]) or model
+        own = what | {"steps_per_execution": steps}
+        model = on_towers(own, tower_devices, what["batch"])
     else:
         model = tasks.with_keras_layers(tasks.build(what["task"], what["dtype"]))
-    steps = what.get("steps", 1)
-    loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
-    more = {"jit_compile": True, "steps_per_execution": steps}
-    model.compile(keras_tasks.optimizer(), loss, **more)
-    one = keras_tasks.one_batch(argument_of(what))
-    batches = tf.data.Dataset.from_tensors(one).cache().repeat()
-    counts = keras_fit.CountSteps(turn, what["batch"] * steps)
-    model.fit(batches, epochs=1, steps_per_epoch=steps * 10**7, verbose=0, callbacks=[counts])
+        keras_tasks.compiled(model, jit_compile=True, steps_per_execution=steps)
+    counts = keras_tasks.CountSteps(turn, what["batch"] * steps)
+    keras_tasks.fit(model, keras_tasks.one_batch(what["task"], what["batch"]), [counts])
 
 
 def facts(what: dict) -> None:
-    """Where a step's time goes, what copies cost, what XLA made, or errors of gradients."""
+    """Where a step's time goes, what XLA made, or errors of gradients."""
     (device,) = prepared(what)
-    known = {part.__name__: part for part in (profiled, copies, compiled_operations, bias_errors)}
+    known = {part.__name__: part for part in (profiled, compiled_operations, bias_errors)}
     for name in what["parts"]:
         try:
             for line in known[name](what, device):
@@ -362,10 +326,10 @@ def facts(what: dict) -> None:
 
 
 def profiled(what: dict, device: str) -> Iterator[dict]:
-    """Five steps of today's best: how long the GPU computes, where it waits, and its copies."""
+    """Five steps on a tower: how long the GPU computes, where it waits, and its copies."""
     from tensorflow.tsl.profiler.protobuf import xplane_pb2
 
-    call, steps = of_trainer("best", what, (device,)), 5
+    call, steps = of_towers("m1", what, (device,)), 5
     for _ in range(10):
         call()
     with tempfile.TemporaryDirectory() as folder:
@@ -416,21 +380,6 @@ def profiled(what: dict, device: str) -> Iterator[dict]:
     }
 
 
-def copies(what: dict, device: str) -> Iterator[dict]:
-    """Gigabytes a second to the device, from memory that is pinned or is not."""
-    images = np.random.default_rng(0).normal(size=(what["batch"], 224, 224, 3)).astype(np.float32)
-    with tf.device(HOST):
-        given = tf.constant(images)
-    for way in ("pageable", "pinned"):
-        copy, seconds = copier(device, tf.float32, way == "pinned"), []
-        for _ in range(8):
-            begun = time.perf_counter()
-            with tf.device(device):
-                copy(given)[0][0, 0, 0, 0].numpy()  # waits
-            seconds.append(time.perf_counter() - begun)
-        yield {"way": way, "gigabytes_per_second": round(images.nbytes / 1e9 / min(seconds[2:]), 2)}
-
-
 def compiled_operations(what: dict, device: str) -> Iterator[dict]:
     """How many operations of each kind are in the program of S3, and whether one is a scatter."""
     usual = ops.gradient_registry._registry["MaxPool"]["type"]
@@ -438,7 +387,7 @@ def compiled_operations(what: dict, device: str) -> Iterator[dict]:
         kind = max_pool_gradient if own_pool else usual
         ops.gradient_registry._registry["MaxPool"] |= {"type": kind}
         program = OneProgram(what, device)
-        inputs, labels = keras_tasks.one_batch(argument_of(what))
+        inputs, labels = keras_tasks.one_batch(what["task"], what["batch"])
         batch = next(fed(inputs, labels, device, program.inputs_type, "resident"))
         with tf.device(device):
             lower = program.step.experimental_get_compiler_ir(*batch)
@@ -467,7 +416,7 @@ def bias_errors(what: dict, device: str) -> Iterator[dict]:
 def main():
     """Does what the JSON object says."""
     what = json.loads(sys.argv[1])
-    known = (names, flags, hashes, sides, in_fit, facts)
+    known = (names, flags, states, sides, in_fit, facts)
     {function.__name__: function for function in known}[what["do"]](what)
     os._exit(0)  # at once: a thread may still copy
 

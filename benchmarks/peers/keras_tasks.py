@@ -1,28 +1,42 @@
-"""A network of `tasks` on towers or in Keras's `fit`, on one batch in memory.
+"""A network of `tasks` in Keras's `fit`, on towers or without, on one batch in memory.
 
-python -m benchmarks.peers.keras_tasks SIDE TASK COMPUTE_DTYPE [--batch=N]
+    python -m benchmarks.peers.keras_tasks SIDE TASK COMPUTE_DTYPE [--batch=N]
 
-Both use the first GPU, where there is one, and copy the batch to it for each step: towers ahead of
-the step, as `towers.Run` does.
+With several workers this process is the chief, and starts the others.
 """
 
 import argparse
-import itertools
+import contextlib
+import os
+import subprocess
+import sys
 
 import numpy as np
 
 import towers  # before Keras: it sets TensorFlow up
-from benchmarks.peers import counter, keras_fit, tasks
+from benchmarks.peers import counter, tasks
 from benchmarks.peers import task_sizes as sizes
-from towers import devices, networks, prefetch
-from towers.runs import ahead
-from towers.support import container_limits, first_layers, machine, shares
-from towers_cli import resolve
+from towers import container_limits, devices, distribution, machine, networks, worker_errors
+from towers.multi_worker import cluster, meeting
+from towers_cli import launch, resolve
 
 import keras  # isort: skip
 import tensorflow as tf  # isort: skip
 
-ON_TOWERS = ("towers", "fused", "towers-xla", "on-gpu", "on-gpu-xla")
+ON_TOWERS = ("towers", "fused", "towers-xla")
+ENDLESS = 10**9  # steps
+
+
+class CountSteps(keras.callbacks.Callback):
+    """Reports each call of the train function."""
+
+    def __init__(self, turn: counter.Counter, images: int):
+        super().__init__()
+        self._turn, self._images = turn, images
+
+    def on_train_batch_end(self, batch, logs=None):
+        """Keras calls it after each of them."""
+        self._turn.step_done(self._images)
 
 
 def optimizer() -> keras.optimizers.Optimizer:
@@ -30,61 +44,66 @@ def optimizer() -> keras.optimizers.Optimizer:
     return keras.optimizers.SGD(0.01, momentum=0.9)
 
 
-def on_towers(options: argparse.Namespace, turn: counter.Counter) -> None:
-    """The bare step of a Trainer of one tower, with the default threads."""
-    cores, num_gpus = container_limits.available_cores(), machine.num_devices("GPU")
-    compiled = options.side.endswith("-xla")
-    devices.use_intra_op_threads(
-        resolve.default_threads(options.num_microbatches, num_gpus, cores, compiled)
-    )
-    if options.deterministic:
-        devices.run_deterministically()
-    (tower,) = devices.choose(1)
-    parameter_device = tower if options.side.startswith("on-gpu") else devices.HOST
-    model = tasks.build(options.task, options.compute_dtype, parameter_device)
+def compiled(model: keras.Model, **options) -> keras.Model:
+    """The model, ready to train."""
+    loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+    model.compile(optimizer(), loss, **options)
+    return model
+
+
+def fit(model: keras.Model, batch: tuple, callbacks: list[keras.callbacks.Callback] = ()) -> None:
+    """Trains on one batch, again and again."""
+    batches = tf.data.Dataset.from_tensors(batch).cache().repeat()
+    model.fit(batches, epochs=1, steps_per_epoch=ENDLESS, verbose=0, callbacks=list(callbacks))
+
+
+def one_batch(task: str, batch: int) -> tuple[np.ndarray, np.ndarray]:
+    """Inputs and labels."""
+    return tasks.inputs(task, batch), tasks.labels(task, batch)
+
+
+def on_towers(options: argparse.Namespace, workers) -> keras.Model:
+    """The network on towers, with the threads that `train.py` would choose."""
+    size = options.microbatch_size or distribution.default_size(options.batch)
+    gpus, cores = machine.num_devices("GPU"), container_limits.available_cores()
+    is_compiled = options.side == "towers-xla"
+    microbatches = -(-options.batch // size)
+    devices.use_intra_op_threads(resolve.default_threads(microbatches, gpus, cores, is_compiled))
+    tower_devices = devices.choose(options.num_towers)
+    if workers:
+        workers.start()
+    model = tasks.build(options.task, options.compute_dtype)
     if options.side == "fused":
         model = networks.fused(model)
-    with tf.device(parameter_device):
-        chosen = optimizer()
-    trainer = towers.Trainer(
+    towers.distribute(
         model,
-        chosen,
-        towers=[tower],
-        global_batch_size=options.batch,
-        num_microbatches=options.num_microbatches,
-        jit_compile=compiled,
-        parameter_device=parameter_device,
+        tower_devices,
+        microbatch_size=size,
+        accumulate_gradients=options.accumulate_gradients,
+        workers=workers,
     )
-    with tf.device(devices.HOST):
-        batches = itertools.repeat(tuple(map(tf.constant, one_batch(options))))
-    if not machine.are_cpus([tower]):
-        inputs_type = first_layers.inputs_type(model)
-        batches = ahead.taken_ahead(
-            prefetch.to_towers(batches, [tower], trainer.shares.tower_batch_sizes, inputs_type)
-        )
-    for inputs, labels, *parts in batches:
-        given = {"parts": parts[0]} if parts else {}
-        trainer.train_step(inputs, labels, **given).losses["total"].numpy()
-        turn.step_done(options.batch)
+    return compiled(model, jit_compile=is_compiled)
 
 
-def in_fit(options: argparse.Namespace, turn: counter.Counter) -> None:
-    """Keras's own loop."""
-    devices.choose(1)  # or else the process would take all memory of a GPU
-    model = tasks.with_keras_layers(tasks.build(options.task, options.compute_dtype))
-    model.compile(
-        optimizer(),
-        keras.losses.SparseCategoricalCrossentropy(from_logits=True),
-        jit_compile=options.side == "fit-xla",
-    )
-    batch = tf.data.Dataset.from_tensors(one_batch(options)).cache().repeat()
-    counts = keras_fit.CountSteps(turn, options.batch)
-    model.fit(batch, epochs=1, steps_per_epoch=10**9, verbose=0, callbacks=[counts])
-
-
-def one_batch(options: argparse.Namespace) -> tuple[np.ndarray, np.ndarray]:
-    """Inputs and labels."""
-    return tasks.inputs(options.task, options.batch), tasks.labels(options.task, options.batch)
+@contextlib.contextmanager
+def met(count: int):
+    """The workers, as one of so many; starts the others where this process is the chief."""
+    members = cluster.from_tf_config(os.environ.get("TF_CONFIG") or "{}")
+    if count > 1 and members is None:
+        addresses = tuple(f"127.0.0.1:{port}" for port in launch.free_ports(count))
+        members = cluster.Cluster(addresses, 0)
+        for index in range(1, count):
+            subprocess.Popen(
+                [sys.executable, "-m", "benchmarks.peers.keras_tasks", *sys.argv[1:]],
+                env=os.environ | {"TF_CONFIG": launch.tf_config(addresses, index)},
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.DEVNULL,
+            )
+    if members is None:
+        yield None
+    else:
+        with meeting.meet(members, 60) as workers:
+            yield workers
 
 
 def main():
@@ -93,16 +112,24 @@ def main():
     parser.add_argument("side", choices=(*ON_TOWERS, "fit", "fit-xla"))
     parser.add_argument("task", choices=list(sizes.SHAPES))
     parser.add_argument("compute_dtype", choices=list(networks.DTYPE_POLICIES))
-    parser.add_argument(
-        "--num_microbatches", type=int, default=shares.MOST_BY_DEFAULT, help="of a step on towers"
-    )
     parser.add_argument("--batch", type=int, help="default: the task's own")
-    parser.add_argument("--deterministic", action="store_true", help="on towers")
+    parser.add_argument("--microbatch_size", type=int, default=0, help="0: towers' default")
+    parser.add_argument("--num_towers", type=int, default=1)
+    parser.add_argument("--num_workers", type=int, default=1)
+    parser.add_argument("--accumulate_gradients", action="store_true")
     options = parser.parse_args()
     options.batch = options.batch or sizes.BATCHES[options.task]
-    turn = counter.Counter()
-    side = on_towers if options.side in ON_TOWERS else in_fit
-    side(options, turn)
+    is_other = bool(os.environ.get("TF_CONFIG"))  # another worker than the chief
+    counts = [] if is_other else [CountSteps(counter.Counter(), options.batch)]
+    # When the chief goes, the others do.
+    ends = contextlib.suppress(worker_errors.WorkerError) if is_other else contextlib.nullcontext()
+    with ends, met(options.num_workers) as workers:
+        if options.side in ON_TOWERS:
+            model = on_towers(options, workers)
+        else:
+            plain = tasks.with_keras_layers(tasks.build(options.task, options.compute_dtype))
+            model = compiled(plain, jit_compile=options.side == "fit-xla")
+        fit(model, one_batch(options.task, options.batch), counts)
 
 
 if __name__ == "__main__":

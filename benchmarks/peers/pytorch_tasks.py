@@ -13,8 +13,50 @@ import contextlib
 import torch
 from torch import nn
 
-from benchmarks.peers import airbench, counter, pytorch
+from benchmarks.peers import counter
 from benchmarks.peers import task_sizes as sizes
+
+
+def cifarnet() -> nn.Module:
+    """The tutorial's network, for images [n, 3, 24, 24]."""
+
+    def normalize():
+        # PyTorch divides alpha by the window's size, 2 * radius + 1 = 9.
+        return nn.LocalResponseNorm(9, alpha=0.001, beta=0.75, k=1.0)
+
+    def pool():
+        return nn.MaxPool2d(3, 2, ceil_mode=True)  # TensorFlow's "SAME" for even sizes
+
+    return nn.Sequential(
+        nn.Conv2d(3, 64, 5, padding=2), nn.ReLU(), pool(), normalize(),
+        nn.Conv2d(64, 64, 5, padding=2), nn.ReLU(), normalize(), pool(),
+        nn.Flatten(), nn.Linear(2304, 384), nn.ReLU(), nn.Linear(384, 192), nn.ReLU(),
+        nn.Linear(192, 10),
+    )  # fmt: skip
+
+
+def fastnet() -> nn.Module:
+    """That of airbench94 (Jordan 2024, arXiv:2404.00498), for images [n, 3, 32, 32]."""
+
+    def norm(channels):
+        layer = nn.BatchNorm2d(channels, eps=1e-12, momentum=0.4)
+        layer.weight.requires_grad_(False)
+        return layer
+
+    def block(before, channels):
+        return nn.Sequential(
+            nn.Conv2d(before, channels, 3, padding="same", bias=False), nn.MaxPool2d(2),
+            norm(channels), nn.GELU(),
+            nn.Conv2d(channels, channels, 3, padding="same", bias=False),
+            norm(channels), nn.GELU(),
+        )  # fmt: skip
+
+    whitening = nn.Conv2d(3, 24, 2)
+    whitening.weight.requires_grad_(False)
+    return nn.Sequential(
+        whitening, nn.GELU(), block(24, 64), block(64, 256), block(256, 256),
+        nn.MaxPool2d(3), nn.Flatten(), nn.Linear(256, 10, bias=False),
+    )  # fmt: skip
 
 
 def convolution(before: int, channels: int, size: int, stride: int = 1, groups: int = 1):
@@ -144,9 +186,9 @@ class Lstm(nn.Module):
 
 
 NETWORKS = {
-    "cifarnet": pytorch.network,
+    "cifarnet": cifarnet,
     "resnet": resnet,
-    "fastnet": airbench.network,
+    "fastnet": fastnet,
     "resnet50": resnet50,
     "mobilenet": mobilenet,
     "transformer": Transformer,

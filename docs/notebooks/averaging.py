@@ -102,7 +102,7 @@ def clipped(gradient, bound):
 
 # %% tags=["hide-cell"]
 # A solution. The halves have different norms from the whole, so clipping them is another rule,
-# which even depends on the number of GPUs. A Trainer clips the average.
+# which even depends on the number of GPUs. Keras's `fit` on towers clips the average.
 def clipped(gradient, bound):
     """Scaled down to a norm of at most `bound`."""
     return gradient * min(1.0, bound / np.linalg.norm(gradient))
@@ -116,7 +116,7 @@ assert distance(before, after) > 1e-3
 
 # %% [markdown]
 # ## The same with the package
-# A Trainer on one tower and on two, with the same two microbatches. The Trainer adds the gradients
+# Keras's `fit` on one tower and on two, with the same two microbatches. Their gradients are added
 # in the same order, so the results do not differ even by rounding.
 
 # %%
@@ -125,13 +125,11 @@ import keras
 
 def trained(devices):
     keras.utils.set_random_seed(0)
-    with keras.device("cpu:0"):
-        model = keras.Sequential([keras.Input((3072,)), keras.layers.Dense(10)])
-    optimizer = keras.optimizers.SGD(0.1)
-    trainer = towers.Trainer(
-        model, optimizer, towers=devices, global_batch_size=128, num_microbatches=2
-    )
-    trainer.fit([(images.astype("float32"), labels)] * 20)
+    model = keras.Sequential([keras.Input((3072,)), keras.layers.Dense(10)])
+    towers.distribute(model, devices, microbatch_size=64)
+    loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+    model.compile(keras.optimizers.SGD(0.1), loss)
+    model.fit(images.astype("float32"), labels, batch_size=128, epochs=20, verbose=0)
     return model.get_weights()
 
 

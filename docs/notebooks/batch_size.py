@@ -144,9 +144,9 @@ assert np.isclose(noise_scale(4 + 100 / 50, 4 + 100 / 800, 50, 800), 25, rtol=1e
 
 # %% [markdown]
 # ## The same for a network
-# A step of a Trainer returns the gradient that it applies. With rate 0 the weights stay as they
-# are, so several Trainers of one model can measure its gradients over batches of several sizes:
-# here with the initial weights, on the same 4,096 images.
+# With rate 1, a step takes the gradient off the weights, and so shows it. The cell measures the
+# gradients of one network over batches of several sizes: with the initial weights, on the same
+# 4,096 images.
 
 # %%
 import keras
@@ -156,28 +156,31 @@ from input_pipeline import shapes
 images, labels = shapes.make("train")
 images, labels = images[:4_096].astype("float32") / 255, labels[:4_096]
 keras.utils.set_random_seed(0)
-with keras.device("cpu:0"):
-    model = keras.Sequential(
-        [
-            keras.Input((32, 32, 3)),
-            keras.layers.Conv2D(8, 5, strides=2, activation="relu"),
-            keras.layers.Conv2D(16, 3, strides=2, activation="relu"),
-            keras.layers.Flatten(),
-            keras.layers.Dense(10),
-        ]
-    )
+model = keras.Sequential(
+    [
+        keras.Input((32, 32, 3)),
+        keras.layers.Conv2D(8, 5, strides=2, activation="relu"),
+        keras.layers.Conv2D(16, 3, strides=2, activation="relu"),
+        keras.layers.Flatten(),
+        keras.layers.Dense(10),
+    ]
+)
+towers.distribute(model, 1)
+loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+model.compile(keras.optimizers.SGD(1.0), loss)
+initial = model.get_weights()
 
 
 def of_network(batch):
     """The mean squared length of gradients over so many images."""
-    optimizer = keras.optimizers.SGD(0.0)
-    trainer = towers.Trainer(model, optimizer, towers=1, global_batch_size=batch)
     lengths = []
     for first in range(0, 4_096, batch):
         part = slice(first, first + batch)
-        result = trainer.train_step(images[part], labels[part])
-        lengths.append(float(towers.gradients.global_norm(result.gradients)))
-    return np.mean(np.square(lengths))
+        model.train_on_batch(images[part], labels[part])
+        pairs = zip(initial, model.get_weights(), strict=True)
+        lengths.append(sum(np.sum((before - after) ** 2) for before, after in pairs))
+        model.set_weights(initial)
+    return np.mean(lengths)
 
 
 lengths = {batch: of_network(batch) for batch in (64, 256, 1_024)}

@@ -22,7 +22,7 @@ import itertools
 import keras
 import numpy as np
 
-from input_pipeline import batches, shapes
+from input_pipeline import shapes
 
 images, labels = shapes.make("train")
 test_images, test_labels = shapes.make("test")
@@ -44,10 +44,12 @@ def network():
         )
 
 
-model = network()
-trainer = towers.Trainer(model, keras.optimizers.Adam(3e-3), towers=1, global_batch_size=64)
+model = towers.distribute(network(), 1)
+loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+model.compile(keras.optimizers.Adam(3e-3), loss)
 choices = np.random.default_rng(0).integers(len(images), size=(200, 64))
-trainer.fit([(images[ids], labels[ids]) for ids in choices])
+for ids in choices:
+    model.train_on_batch(images[ids], labels[ids])
 
 # %% [markdown]
 # After synchronous training all nodes have the same weights, so each of eight nodes has a copy of
@@ -179,27 +181,25 @@ print(f"by the formula: {by_chance(all_right.mean(), 125, 1000):.2%}")
 
 # %% [markdown]
 # ## The same with the package
-# `evaluation_batches` gives each node its share of every batch, with a mask that says which images
-# count. Here a batch has 640 places, 80 for each node. The second and last batch has only 360
-# images, so some nodes have more images than others, and the mean of their accuracies is not the
-# accuracy of the model. Their confusion matrices are counts, and add up to the matrix of all
-# images.
-
+# `towers.metrics.Accuracy` counts a confusion matrix. Three nodes evaluate a third of the images
+# each: the mean of their accuracies is not quite the accuracy of the model, because one has an
+# image more. But their matrices are counts, and add up to the matrix of all images.
 
 # %%
-def evaluated(share):
-    return trainer.evaluate(
-        batches.evaluation_batches(
-            test_images, test_labels, global_batch_size=640, preprocess=None, share=share
-        )
-    )
+accuracy = towers.metrics.Accuracy(10)
+model.compile(loss=loss, metrics=[accuracy])
 
 
-whole = evaluated(None)
-of_nodes = [evaluated(range(80 * node, 80 * (node + 1))) for node in range(8)]
-together = np.sum([of_node.confusion for of_node in of_nodes], axis=0)
-print("images of each node:", *(of_node.count for of_node in of_nodes))
-print(f"mean of the accuracies: {np.mean([of_node.accuracy for of_node in of_nodes]):.2%}")
-print(f"right answers / answers: {np.trace(together) / together.sum():.2%}")
-assert np.array_equal(together, whole.confusion)
-assert np.trace(together) / together.sum() == whole.accuracy
+def confusion(ids):
+    model.evaluate(test_images[ids], test_labels[ids], verbose=0)
+    return accuracy.confusion.numpy()
+
+
+whole, of_nodes = confusion(np.arange(1000)), [confusion(own) for own in thirds]
+together = np.sum(of_nodes, axis=0)
+accuracies = [np.trace(of_node) / of_node.sum() for of_node in of_nodes]
+print("images of each node:", *(int(of_node.sum()) for of_node in of_nodes))
+print(f"mean of the accuracies: {np.mean(accuracies):.3%}")
+print(f"right answers / answers: {np.trace(together) / together.sum():.3%}")
+assert np.array_equal(together, whole)
+assert np.trace(whole) == all_right.sum()

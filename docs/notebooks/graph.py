@@ -224,29 +224,41 @@ assert len(graphs_built) == 1
 
 # %% [markdown]
 # ## The same with the package
-# A Trainer on three towers. The body of its loop calls `towers.tower.compute` once, so the cell
-# counts these calls in 20 steps. Then it looks at the graph.
+# A `towers.Run` on three towers, whose graph can be looked at. A layer counts how often Python
+# calls it: while the graph is built, and in no later step.
 
 # %%
-from unittest import mock
+import tempfile
 
 import keras
 
-with keras.device("cpu:0"):
-    model = keras.Sequential([keras.Input((3072,)), keras.layers.Dense(10)])
-trainer = towers.Trainer(
-    model,
-    keras.optimizers.SGD(0.001),
-    towers=devices,
-    global_batch_size=120,
-    num_microbatches=3,  # one for each tower
-)
+calls = []
+
+
+class Counted(keras.layers.Dense):
+    def call(self, inputs, training=None):
+        calls.append(training)
+        return super().call(inputs)
+
+
+class CallsByStep(keras.callbacks.Callback):
+    found = []
+
+    def on_train_batch_end(self, batch, logs=None):
+        self.found.append(len(calls))
+
+
+model = keras.Sequential([keras.Input((3072,)), Counted(10)])
+towers.distribute(model, devices, microbatch_size=40)  # one for each tower
+loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+model.compile(keras.optimizers.SGD(0.001), loss)
 batch = images.numpy().astype("float32"), labels.numpy()
-with mock.patch.object(towers.tower, "compute", wraps=towers.tower.compute) as compute:
-    trainer.fit([batch] * 20)
-graph = trainer.step_graph(*batch)
-print("calls in 20 steps:", compute.call_count)
+with tempfile.TemporaryDirectory() as folder:
+    run = towers.Run(folder, model)
+    run.fit(*batch, batch_size=120, epochs=20, callbacks=[CallsByStep()], verbose=0)
+    graph = run.graph()
+print("calls after the first and the last of 20 steps:", *CallsByStep.found[::19])
 print("operations that wait for another tower:", waiting(graph))
-assert compute.call_count == 3
+assert len(set(CallsByStep.found)) == 1
 assert all(operations(graph, f"tower_{k}") for k in range(3))
 assert waiting(graph) == [0, 0, 0]

@@ -138,12 +138,15 @@ assert rate(60 * EXAMPLES) == INITIAL * 0.1**2
 
 # %% [markdown]
 # ## The same with the package
-# A `schedules.LearningRate` is such a function of the examples seen. Two Trainers get the same
-# schedule: one has one tower with 100 images in a step, and the other has two towers with 100
-# images each. They train for 5 epochs of 1,000 images, and the rate halves every 2 epochs. Before
-# each update, a Trainer sets the rate of its optimizer; this cell reads it from there.
+# A `schedules.LearningRate` is such a function of the examples seen, and a callback sets the rate
+# of each step by it. Two runs get the same schedule: one has one tower with 100 images in a step,
+# and the other has two towers with 100 images each. They train for 5 epochs of 1,000 images, and
+# the rate halves every 2 epochs. The log of a run has the rate of each step.
 
 # %%
+import json
+import tempfile
+
 import keras
 
 from input_pipeline import shapes
@@ -159,21 +162,17 @@ schedule = towers.schedules.LearningRate(
 def rates(devices):
     """Examples seen before an update, to its rate."""
     batch = 100 * len(devices)
-    with keras.device("cpu:0"):
-        model = keras.Sequential([keras.Input((3072,)), keras.layers.Dense(10)])
-    trainer = towers.Trainer(
-        model,
-        keras.optimizers.SGD(),
-        towers=devices,
-        global_batch_size=batch,
-        learning_rate=schedule,
-    )
-    found = {}
-    for seen in range(0, 5_000, batch):
-        first = seen % 1_000
-        trainer.train_step(images[first : first + batch], labels[first : first + batch])
-        found[seen] = float(trainer.state.optimizer.learning_rate)
-    return found
+    model = keras.Sequential([keras.Input((3072,)), keras.layers.Dense(10)])
+    towers.distribute(model, devices)
+    loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+    model.compile(keras.optimizers.SGD(), loss)
+    callbacks = [towers.callbacks.LearningRate(schedule), towers.callbacks.Log(steps=1)]
+    with tempfile.TemporaryDirectory() as folder:
+        run = towers.Run(folder, model)
+        run.fit(images, labels, batch_size=batch, epochs=5, callbacks=callbacks, verbose=0)
+        lines = map(json.loads, run.folder.metrics.read_text().splitlines())
+        steps = [line for line in lines if "learning_rate" in line]
+    return {line["examples_seen"] - batch: line["learning_rate"] for line in steps}
 
 
 one, two = rates(devices[:1]), rates(devices)

@@ -177,9 +177,9 @@ assert max((0, 1, 2, 4, 8), key=gradients_per_time) == 4
 
 # %% [markdown]
 # ## The same with the package
-# A Trainer makes the synchronous step. Here are 25 of them, with a small network and 16 images for
-# each worker: in the laboratory with equal workers, in the laboratory with a straggler, and by a
-# Trainer on four towers. A slow worker changes when a step ends, and nothing else.
+# Keras's `fit` on towers makes the synchronous step. Here are 25 of them, with a small network and
+# 16 images for each worker: in the laboratory with equal workers, in the laboratory with a
+# straggler, and on four towers. A slow worker changes when a step ends, and nothing else.
 
 # %%
 import keras
@@ -190,15 +190,11 @@ images = data.load(findings.Setup(short=True))  # `shapes`
 of_network = network.Network(race.network, images, batch=16)
 equal = run("synchronous", "constant", 0.1, of_network, until=25)
 straggler = run("synchronous", "straggler", 0.1, of_network, until=100)
-trainer = towers.Trainer(
-    race.network(),
-    keras.optimizers.SGD(0.1),
-    towers=devices,
-    num_microbatches=4,
-    global_batch_size=64,
-)
-trainer.fit(images.training_batches(64, steps=25, distorted=False))
-trained = np.concatenate([v.numpy().ravel() for v in trainer.state.model.trainable_variables])
+model = towers.distribute(race.network(), devices, microbatch_size=16)
+loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+model.compile(keras.optimizers.SGD(0.1), loss)
+model.fit(images.training_batches(64, steps=25, distorted=False), shuffle=False, verbose=0)
+trained = np.concatenate([v.numpy().ravel() for v in model.trainable_variables])
 
 assert equal.updates == straggler.updates == 25
 assert np.array_equal(equal.weights, straggler.weights)

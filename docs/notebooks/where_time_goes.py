@@ -210,10 +210,11 @@ for ours, theirs in zip(
 
 # %% [markdown]
 # ## The same with the package
-# A Trainer gets its batches from an input that sleeps for 60 ms before each one. The cell measures
-# the step on one fixed batch and computes the other two times from it, then measures these as well:
-# with one batch ahead, the slower of the two sets the pace; with none ahead, the times add up. The
-# measured times depend on your machine, and other programs make them longer.
+# Keras's `train_on_batch` on a tower gets its batches from an input that sleeps for 60 ms before
+# each one. The cell measures the step on one fixed batch and computes the other two times from it,
+# then measures these as well: with one batch ahead, the slower of the two sets the pace; with none
+# ahead, the times add up. The measured times depend on your machine, and other programs make them
+# longer.
 
 # %%
 import itertools
@@ -225,17 +226,17 @@ from input_pipeline import shapes
 
 images, labels = shapes.make("train")
 batch = (tf.constant(images[:128] / 255.0, tf.float32), tf.constant(labels[:128]))
-layers = keras.layers
-with keras.device("cpu:0"):
-    model = keras.Sequential(
-        [
-            keras.Input(images.shape[1:]),
-            layers.Conv2D(64, 5, strides=2, activation="relu"),
-            layers.Flatten(),
-            layers.Dense(10),
-        ]
-    )
-trainer = towers.Trainer(model, keras.optimizers.SGD(0.01), towers=1, global_batch_size=128)
+model = keras.Sequential(
+    [
+        keras.Input(images.shape[1:]),
+        keras.layers.Conv2D(64, 5, strides=2, activation="relu"),
+        keras.layers.Flatten(),
+        keras.layers.Dense(10),
+    ]
+)
+towers.distribute(model, 1)
+loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+model.compile(keras.optimizers.SGD(0.01), loss)
 
 
 def slow_input():
@@ -250,7 +251,7 @@ def measured(batches, windows=4, steps=4):
     for _ in range(windows):
         began = time.perf_counter()
         for _ in range(steps):
-            trainer.train_step(*next(batches)).losses["total"].numpy()  # waits for its end
+            model.train_on_batch(*next(batches))  # waits for its end
         found.append(1000 * (time.perf_counter() - began) / steps)
     return min(found)
 

@@ -11,7 +11,7 @@ sys.path[:0] = [str(HERE / "extensions"), str(ROOT)]
 
 import towers  # noqa: E402, F401  before what imports TensorFlow: it sets TensorFlow up
 
-_version = (ROOT / "towers/support/version.py").read_text()
+_version = (ROOT / "towers/version.py").read_text()
 
 project = "towers"
 author = "The towers authors"

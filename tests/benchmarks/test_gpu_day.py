@@ -58,10 +58,9 @@ def test_a_part_fits_into_a_call_of_nine_minutes(part):
 
 def test_a_batch_is_copied_each_time():
     """Eager TensorFlow keeps the copy of a constant: a second one would cost nothing."""
-    given, copy = tf.constant([1.0]), gpu_sides.copier("/CPU:0", tf.float32, False)
-    watched = []
+    given, watched = tf.constant([1.0]), []
     with unittest.mock.patch.object(tf, "identity", side_effect=watched.append):
-        copy(given)
+        gpu_sides.copied("/CPU:0", given)
     assert len(watched) == 2  # on the host, then to the device
 
 

@@ -28,7 +28,7 @@ BREACHES = [
     ("towers/gradients.py", "import socket", "no sockets and no processes"),
     ("towers/new.py", "", "the rooms import the idea"),
     ("towers/runs/console.py", "from towers.networks import layers", "the rooms import"),
-    ("towers/support/machine.py", "from input_pipeline import cache", "does not import the input"),
+    ("towers/machine.py", "from input_pipeline import cache", "does not import the input"),
     ("laboratory/rules.py", "from lessons import every", "in a circle"),
     ("towers/trainer.py", "from absl import flags", "nothing parses flags"),
     ("towers_cli/settings.py", "import numpy", "without TensorFlow"),
@@ -58,8 +58,10 @@ def test_a_rule_that_is_broken_is_named(module, line, broken, tmp_path):
 
 def test_every_file_of_the_idea_is_kept_from_sockets():
     contracts = tomllib.loads((scripts.ROOT / "pyproject.toml").read_text())["tool"]["importlinter"]
-    (rule,) = [rule for rule in contracts["contracts"] if "sockets" in rule["name"]]
-    idea = {f"towers.{name}" for name in house.files("towers")} - {"towers.__init__"}
+    layers, rule = contracts["contracts"][0], contracts["contracts"][1]
+    assert "sockets" in rule["name"]
+    leaning = {name.strip() for name in layers["layers"][-1].split(":")} | {"__init__"}
+    idea = {f"towers.{name}" for name in house.files("towers") if name not in leaning}
     assert set(rule["source_modules"]) == idea
 
 
@@ -68,7 +70,7 @@ def test_the_packages_only_get_shorter():
     packages = ("towers", "towers_cli", "input_pipeline")
     files = [path for name in packages for path in (scripts.ROOT / name).rglob("*.py")]
     files += [scripts.ROOT / name for name in ("train.py", "eval.py", "setup.py")]
-    assert sum(len(path.read_text().splitlines()) for path in files) <= 22_600
+    assert sum(len(path.read_text().splitlines()) for path in files) <= 19_100
 
 
 @pytest.mark.parametrize("name", ["train", "evaluate"])

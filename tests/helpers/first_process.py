@@ -40,7 +40,6 @@ PRELOADED = (
     "towers_cli.build",
     "towers_cli.checkpoint_evaluator",
     "towers_cli.evaluate",
-    "towers.runs.resuming",
     "towers_cli.start_table",
     "towers_cli.train",
     "lighter",

@@ -24,7 +24,7 @@ def pretend(patch: Callable = setattr, **details) -> None:
     listed, told = tf.config.list_physical_devices, tf.config.experimental.get_device_details
 
     def instead(gpu, of_others):
-        return lambda device: gpu if device in (GPU, "GPU") else of_others(device)
+        return lambda device=None: gpu if device in (GPU, "GPU") else of_others(device)
 
     patch(tf.config, "get_visible_devices", instead([GPU], visible))
     patch(tf.config, "list_physical_devices", instead([GPU], listed))

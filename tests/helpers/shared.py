@@ -16,9 +16,9 @@ import pytest
 os.environ.setdefault("CUDA_VISIBLE_DEVICES", "-1")
 
 import forked
+import keras
 import lesson_checks
 import lighter
-import reused
 
 from towers import devices
 
@@ -68,6 +68,12 @@ def graphs_let_go():
 
 
 @pytest.fixture(autouse=True)
+def keras_prints():
+    """Keras says what it does, though a lesson or a command has run in this process before."""
+    keras.config.enable_interactive_logging()
+
+
+@pytest.fixture(autouse=True)
 def graphs_of_a_long_test_let_go(request):
     """After each long test, too: a file of those grew to 10 GB by itself."""
     yield
@@ -77,7 +83,6 @@ def graphs_of_a_long_test_let_go(request):
 
 def let_graphs_go():
     """What `graphs_let_go` does after a file."""
-    reused.let_go()
     registered = ops.gradient_registry._registry
     for name in [name for name in registered if name.startswith("CustomGradient-")]:
         del registered[name]

@@ -129,15 +129,47 @@ def batch(examples: int, shape=(8, 8, 3), *, seed: int = 0, classes: int = CLASS
 
 
 def output_itself(labels, outputs):
-    """A loss per example, [n], that is the model's first output."""
-    return outputs[:, 0]
+    """A loss per example, [n], that is the model's one output."""
+    return tf.reshape(outputs, [-1])
 
 
-def trainer(model, optimizer=None, *, num_towers=1, **arguments) -> towers.Trainer:
-    """A Trainer on CPU towers, of one microbatch each; SGD of rate 0.5 for want of an optimizer."""
-    optimizer = optimizer or keras.optimizers.SGD(0.5)
-    arguments = {"num_microbatches": num_towers} | arguments
-    return towers.Trainer(model, optimizer, towers=cpus(num_towers), **arguments)
+class Step:
+    """A training step of a model on towers: `step(images, labels)` makes it.
+
+    Attributes:
+      model: that is trained.
+    """
+
+    def __init__(
+        self, model, optimizer=None, *, num_towers=1, microbatch=None, loss=None, jit_compile=False
+    ):
+        """
+        Args:
+          model: classifier of CLASSES, or whatever the loss is for.
+          optimizer: None for SGD of rate 0.5.
+          num_towers: on logical CPUs.
+          microbatch: examples of one; None for one microbatch on each tower.
+          loss: None for cross entropy of logits.
+          jit_compile: as `compile` takes it.
+        """
+        loss = loss or keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+        model.compile(optimizer or keras.optimizers.SGD(0.5), loss, jit_compile=jit_compile)
+        self.model, self._towers, self._microbatch = model, num_towers, microbatch
+        self._distribution = None
+
+    def __call__(self, images, labels, rate=None):
+        """Makes a step at a rate; what it showed before its update (`step.Watched`)."""
+        batch = tf.convert_to_tensor(images), tf.convert_to_tensor(labels)
+        if self._distribution is None:
+            size = self._microbatch or -(-len(images) // self._towers)
+            towers.distribute(
+                self.model, cpus(self._towers), microbatch_size=size, joined_loss=False
+            )
+            self._distribution = self.model._towers
+            self._distribution.prepare(batch, lambda: None)
+        if rate is not None:
+            self.model.optimizer.learning_rate.assign(rate)
+        return self._distribution.train_step(batch)[1]
 
 
 def labels_for(images) -> np.ndarray:

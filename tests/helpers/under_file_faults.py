@@ -12,7 +12,6 @@ from pathlib import Path
 
 import file_faults
 import keras
-import numpy as np
 import pytest
 import scripts
 import shared
@@ -20,8 +19,8 @@ import tensorflow as tf
 from file_faults import Fault
 from tensorflow.compat.v1.train import summary_iterator
 
-from towers import train_state
 from towers.runs import checkpoints, run_folder, run_lock, summaries
+from towers.runs import run as towers_run
 
 pytestmark = pytest.mark.usefixtures("cache")
 
@@ -30,7 +29,6 @@ FOUR_STEPS = (
     "--checkpoint_every_steps=2",
     "--checkpoints_to_keep=1",
     "--summary_every_steps=3",
-    "--eval_every_epochs=0.0096",  # 2 steps of 24
     "--momentum=0.9",
 )
 # A disk that fails, is full, is another machine's, or has a quota.
@@ -253,15 +251,15 @@ class TestCheckpoints:
         each_operation(run)
 
 
-def toys_state() -> train_state.TrainState:
+def toys_state() -> towers_run.FitState:
     keras.utils.set_random_seed(0)
     model = keras.Sequential([keras.Input((2,)), keras.layers.Dense(300)])
-    return train_state.new(
-        model, keras.optimizers.SGD(0.1, momentum=0.9), keep_averages=True, statistics_of_each=0
-    )
+    model.compile(keras.optimizers.SGD(0.1, momentum=0.9))
+    model.optimizer.build(model.trainable_variables)
+    return towers_run.FitState(model, [tf.Variable(w.value) for w in model.trainable_variables])
 
 
-def save(saver: checkpoints.Checkpoints, state: train_state.TrainState, at_step: int) -> None:
+def save(saver: checkpoints.Checkpoints, state: towers_run.FitState, at_step: int) -> None:
     state.step.assign(at_step)
     state.model.weights[0].assign(tf.fill(state.model.weights[0].shape, float(at_step)))
     saver.save()
@@ -286,11 +284,10 @@ def test_tensorboards_files_cannot_be_written_is_one_sentence(disk, tmp_path, er
     """Whatever the reason is."""
 
     def write():
-        run = summaries.Summaries(run_folder.RunFolder(str(tmp_path)))
-        names = "step", "examples_seen", "accuracy", "learning_rate", "epoch", "examples_per_second"
-        metrics = dict.fromkeys(names, 1)
-        run.scalars(metrics, {"total": np.ones(2, np.float32)}, 2, {})
-        run.flush()
+        writer = summaries.file_writer(tmp_path / "train")
+        with summaries.events(writer, 1):
+            summaries.scalar("accuracy", 1.0)
+            writer.flush()
 
     def run(operation):
         if succeeds(disk, tmp_path, operation, Fault.FAIL_ONCE, error, write):

@@ -36,18 +36,13 @@ def run(name, problem, workers=1, of_speeds="constant", *, until=20, message=0.0
 
 
 def trained(images, build, num_towers, per_tower, steps, rate):
-    """The weights of the package's own trainer with SGD, one flat array."""
-    trainer = towers.Trainer(
-        build(),
-        keras.optimizers.SGD(),
-        global_batch_size=num_towers * per_tower,
-        num_microbatches=num_towers,
-        learning_rate=lambda examples: rate,
-        towers=devices.choose(num_towers),
-    )
-    trainer.fit(images.training_batches(num_towers * per_tower, steps, distorted=False))
-    weights = trainer.state.model.trainable_variables
-    return np.concatenate([v.numpy().ravel() for v in weights])
+    """The weights of Keras's fit with SGD on towers, one flat array."""
+    model = build()
+    data.compile_classifier(model, keras.optimizers.SGD(rate))
+    towers.distribute(model, devices.choose(num_towers), microbatch_size=per_tower)
+    batches = images.training_batches(num_towers * per_tower, steps, distorted=False)
+    model.fit(batches, shuffle=False, verbose=0)
+    return np.concatenate([v.numpy().ravel() for v in model.trainable_variables])
 
 
 class TestClock:
@@ -124,7 +119,7 @@ def sgd(images):
 
 
 class TestWithOneWorker:
-    """Every rule is plain SGD: the weights of the package's trainer, to the last bit."""
+    """Every rule is plain SGD: the weights of Keras's fit, to the last bit."""
 
     @pytest.mark.parametrize("name", [name for name in rules.RULES if name != "eamsgd"])
     def test_is_sgd(self, name, network, sgd):
@@ -498,12 +493,13 @@ class TestRuns:
         assert done.first(5.5).time == 4  # (0 + 6 + 6) / 3 is 4
         assert done.first(6.5) is None
 
-    def test_evaluation_is_that_of_the_package(self, images, network):
+    def test_evaluation_is_keras_s(self, images, network):
         measured = network.evaluate(network.initial)
-        trainer = race.trainer(race.Entry(8, 0.1), 4_000)
-        whole = trainer.evaluate(images.test_batches())
-        assert measured.accuracy == whole.accuracy
-        assert measured.loss == pytest.approx(whole.loss, rel=1e-6)
+        whole = race.model(race.Entry(8, 0.1)).evaluate(
+            images.test_batches(), return_dict=True, verbose=0
+        )
+        assert measured.accuracy == pytest.approx(whole["accuracy"], rel=1e-6)
+        assert measured.loss == pytest.approx(whole["cross_entropy"], rel=1e-6)
 
     def test_a_model_with_statistics_is_refused(self, images):
         with pytest.raises(ValueError, match="keeps .*moving_mean"):

@@ -6,8 +6,7 @@ import numpy as np
 import pytest
 
 from lessons import additions
-from towers import gradients
-from towers.support import shares
+from towers import gradients, shares
 
 NUMBERS = range(1, additions.MICROBATCHES + 1)
 

@@ -7,8 +7,7 @@ import tensorflow as tf
 
 from laboratory import data, findings
 from lessons import graph
-from towers import devices
-from towers.support import container_limits
+from towers import container_limits, devices
 
 LESSON = graph.LESSON
 
@@ -25,12 +24,12 @@ class TestClaim:
             built = numbers["built"][k]
             assert (built.building, built.running) == (k, 0)
 
-    def test_no_tower_needs_another_and_the_average_needs_all(self, numbers):
+    def test_no_tower_needs_another_and_the_update_needs_all(self, numbers):
         for k in (1, 2, 4):
             built = numbers["built"][k]
             assert len(built.operations) == k
             assert min(built.operations) == max(built.operations) > 50
-            assert (built.waiting, built.averaged) == (0, k)
+            assert (built.waiting, built.needed) == (0, k)
 
     def test_a_profile_has_operations_of_both_towers(self, numbers):
         assert all({0, 1} <= towers for towers in numbers["towers seen"])

@@ -26,7 +26,7 @@ EXPECTED = {
     # 112 of 10,000 are wrong, and with 112 more, which come twice, 224 of 10,112.
     "queue_starts_over": (
         pytest.approx(100 * (1 - 224 / 10_112), rel=1e-12),
-        pytest.approx(100 * (1 - 112 / 10_000), rel=1e-12),
+        pytest.approx(100 * (1 - 112 / 10_000), rel=1e-7),  # Keras counts in float32
     ),
     "flag_of_type_bool": (True, False),
     "losses_of_all_towers": (1.0 + 2.0 + 3.0 + 4.0, 4.0),

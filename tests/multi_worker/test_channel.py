@@ -18,9 +18,9 @@ import types
 import pytest
 import scripts
 
+from towers import worker_errors
 from towers.multi_worker import channel, cluster, collectives, door, watcher
 from towers.runs import run_folder
-from towers.support import worker_errors
 from towers_cli import agreement, launch
 
 
@@ -911,74 +911,6 @@ class TestWhy:
         assert str(chief) == problem
         assert str(other) == f"worker 0 ({addresses[0]}) has ended: {problem}"
 
-    def test_the_chief_learns_what_the_others_say_of_themselves(self, addresses):
-        def do(one):
-            if one.cluster.index == 1:
-                close(one)
-                return None
-            error = one.why(2.0, None if one.is_chief else [one.cluster.index, "state"])
-            return str(error), one.survivors("it saves", 2.0) if one.is_chief else None
-
-        chief, _, _ = meet(addresses, range(3), do)
-        assert chief == (
-            f"worker 1 ({addresses[1]}) died without an error message",
-            {2: [2, "state"]},
-        )
-
-    def test_what_one_says_of_itself_is_heard_beside_another_s_last_word(self, addresses):
-        """Both are there when the chief looks, in either order."""
-
-        def do(one):
-            if not one.is_chief:
-                said = {1: ("ended", ["it is full", True]), 2: ("noticed", "mine")}
-                one._peers[0].send(*said[one.cluster.index])
-                return time.sleep(1.5)
-            time.sleep(0.5)
-            error = one.why(1.0)
-            return str(error), one.survivors("it saves", 0.3)
-
-        said = f"worker 1 ({addresses[1]}) has ended: it is full"
-        assert meet(addresses, range(3), do)[0] == (said, {2: "mine"})
-
-    def test_one_that_hangs_hides_nothing_of_what_the_others_say(self, addresses):
-        def do(one):
-            if one.cluster.index == 1:
-                return time.sleep(1.0)
-            if one.cluster.index == 2:
-                one._peers[0].send("noticed", "mine")
-                return time.sleep(1.0)
-            time.sleep(0.3)  # it is there, even if there is no time left
-            return one.survivors("it saves", 0.0)
-
-        assert meet(addresses, range(3), do)[0] == {2: "mine"}
-
-    def test_one_that_is_known_to_hang_is_not_waited_for(self, addresses):
-        def do(one):
-            if one.cluster.index == 1:
-                return time.sleep(1.0)
-            if one.cluster.index == 2:
-                time.sleep(0.2)
-                one._peers[0].send("noticed", "mine")
-                return time.sleep(1.0)
-            began = time.monotonic()
-            return one.survivors("it saves", 20.0, {1}), time.monotonic() - began < 10.0
-
-        assert meet(addresses, range(3), do)[0] == ({2: "mine"}, True)
-
-    def test_those_that_are_left_are_told_before_the_chief_saves(self, addresses):
-        def do(one):
-            if one.cluster.index == 1:
-                return close(one)
-            if one.is_chief:
-                one.survivors("worker 1 is gone", 0.5)
-                return time.sleep(2.0)  # as saving takes a while
-            began = time.monotonic()
-            return str(one.why(5.0)), time.monotonic() - began < 1.5
-
-        said, is_soon = meet(addresses, range(3), do)[2]
-        assert said == f"worker 0 ({addresses[0]}) has ended: worker 1 is gone"
-        assert is_soon
-
     def test_a_chief_that_has_come_to_its_end_is_not_gone(self, addresses):
         def do(one):
             return None if one.is_chief else one.exchange("hashes of their states", 1)
@@ -986,16 +918,6 @@ class TestWhy:
         _, *others = meet(addresses, range(3), do)
         said = f"worker 0 ({addresses[0]}) has finished already"
         assert [(str(error), error.exit_code) for error in others] == [(said, 1)] * 2
-
-    def test_those_that_have_not_noticed_are_not_waited_for_forever(self, addresses):
-        def do(one):
-            if one.cluster.index == 1:
-                close(one)
-            if not one.is_chief:
-                return time.sleep(1.0)
-            return one.survivors("it saves", 0.3)
-
-        assert meet(addresses, range(3), do)[0] == {}
 
     def test_nothing_is_found_where_all_are_there(self, addresses):
         def do(one):

@@ -9,16 +9,14 @@ import sys
 import types
 
 import forked
-import numpy as np
 import pytest
 import scripts
 import tensorflow as tf
 import toys
 import worker_checks
 
-from towers import multi_worker, tower, worker
+from towers import multi_worker, worker, worker_errors
 from towers.multi_worker import cluster, collectives
-from towers.support import shares, worker_errors
 from towers_cli import launch
 
 
@@ -84,10 +82,6 @@ def test_every_network_has_the_bits_of_one_worker(of_workers):
     have_the_bits_of_one(of_workers)
 
 
-def test_three_workers_have_the_bits_of_one(tmp_path_factory):
-    have_the_bits_of_one(found_by(tmp_path_factory, 3, "networks"))
-
-
 def have_the_bits_of_one(of_workers):
     for index, found in enumerate(of_workers):
         assert "cifarnet" in found["models"]
@@ -125,18 +119,13 @@ def test_the_parts_of_each_type_are_few(monkeypatch):
 
 
 def test_workers_may_have_any_number_of_towers_each(of_two):
-    expected = worker_checks.train(worker.SingleWorker(), toys.small_cifarnet())
-    for name in ("two on each", "one and three"):
-        found = [of_worker["several_towers"][name] for of_worker in of_two]
-        assert found == [expected] * 2, name
+    assert [found["several_towers"] for found in of_two] == [alone("cifarnet")] * 2
 
 
 def test_another_order_of_additions_shows():
     # So that the tests above are of something.
-    of_four = worker_checks.train(
-        worker.SingleWorker(), toys.small_cifarnet(), weight_decay=0.01, num_microbatches=4
-    )
-    assert of_four["losses"] != alone("cifarnet")["losses"]
+    found = worker_checks.train(worker.SingleWorker(), toys.small_cifarnet(), microbatch=4)
+    assert found["losses"] != alone("cifarnet")["losses"]
 
 
 def test_the_chiefs_values_are_given_to_all(of_workers):
@@ -159,47 +148,19 @@ def test_all_know_after_the_same_step_that_one_was_asked_to_stop(of_workers):
 
 def test_workers_that_make_different_calls_are_named(of_workers):
     for index, found in enumerate(of_workers):
-        step = "a training step of 44 weights"
-        *theirs, last = [
-            "an evaluation",
-            "a message",
-            "the chief's state",
-            f"{step}, with sample_weight",
-        ]
-        for said, of_chief in zip(found["at_odds"], [*theirs, last], strict=True):
-            mine, others = (step, of_chief) if index else (of_chief, step)
+        for said, of_chief in zip(
+            found["at_odds"], ["a message", "the chief's state"], strict=True
+        ):
             other = f"worker {0 if index else 1} "
             assert said.startswith(f"worker {index} (") and other in said
-            assert f"is at {mine!r}, and {other}" in said
-            assert f" at {others!r}: every worker must make the same calls" in said
+            assert of_chief in said
 
 
-def test_a_worker_that_trains_beyond_the_others_end_is_named(of_workers):
-    step = "a training step of 44 weights"
+def test_a_worker_that_goes_on_beyond_the_others_end_is_named(of_workers):
     for index, found in enumerate(of_workers):
-        mine, others = (step, "its end") if index else ("its end", step)
+        mine, others = ("a message", "its end") if index else ("its end", "a message")
         assert f"worker {index} (" in found["at_the_end"]
-        assert f"is at {mine!r}, and worker {0 if index else 1} " in found["at_the_end"]
-        assert f" at {others!r}: every worker" in found["at_the_end"]
-
-
-def test_what_is_not_finite_is_named_by_all_and_nothing_is_updated(of_workers):
-    last = len(of_workers)  # the chief has two
-    said = f"step 1, tower {last}: the loss (cross_entropy) is NaN or Inf"
-    assert [found["not_finite"] for found in of_workers] == [[said, True]] * len(of_workers)
-
-
-def test_a_batch_has_to_be_a_workers_share(of_workers):
-    for index, found in enumerate(of_workers):
-        towers = [1] * len(of_workers)
-        own = len(shares.Shares(16, 8, towers, index).examples)
-        said = f"must have {own} of global_batch_size=16 on this worker; fill it up"
-        assert said in found["wrong_size"]
-
-
-def test_a_worker_without_examples_takes_part_in_an_evaluation(of_workers):
-    expected = worker_checks.few_examples(worker.SingleWorker())
-    assert [found["few_examples"] for found in of_workers] == [expected] * len(of_workers)
+        assert repr(mine) in found["at_the_end"] and repr(others) in found["at_the_end"]
 
 
 def test_a_run_that_has_finished_gives_all_workers_its_weights(of_workers):
@@ -215,10 +176,8 @@ class TestWatched:
         made = object.__new__(collectives.MultiWorker)
         made.cluster, made.index = cluster.Cluster(("a:1", "b:2", "c:3"), index), index
         made._channel = types.SimpleNamespace(
-            why=lambda patience, of_itself: why,
-            survivors=lambda reason, seconds, unheard: unheard,
+            why=lambda patience: why,
         )
-        made._describe = lambda: None
         return made
 
     @pytest.mark.parametrize(
@@ -237,19 +196,6 @@ class TestWatched:
         with pytest.raises(worker_errors.GoneError) as error, workers.watched():
             raise tf.errors.UnavailableError(None, None, message)
         assert str(error.value) == said
-
-    @pytest.mark.parametrize(
-        ("message", "unheard"),
-        [
-            ("unhealthy: /job:worker/replica:0/task:2 reported by task:0", {2}),
-            ("Socket closed", set()),
-        ],
-    )
-    def test_whom_it_names_is_waited_for_no_longer(self, message, unheard):
-        workers = self.workers(worker_errors.GoneError("one is gone"))
-        with pytest.raises(worker_errors.GoneError), workers.watched():
-            raise tf.errors.UnavailableError(None, None, message)
-        assert workers.survivors("it saves") == unheard
 
     def test_what_ended_another_for_good_is_no_reason_to_try_again(self):
         workers = self.workers(worker_errors.WorkerError("worker 2 has ended: the disk is full"))
@@ -307,19 +253,6 @@ class TestWatched:
             raise kind(None, None, "of something else")
 
 
-def test_workers_with_other_sizes_are_named(of_workers):
-    for index, found in enumerate(of_workers):
-        said = found["other_sizes"]
-        assert said.endswith(": they must be the same on all workers")
-        assert "global_batch_size=32 and num_microbatches=8" in said or index
-        assert said.startswith("worker 1 (" if index == 0 else "worker 0 (")
-
-
-def test_workers_with_other_numbers_of_batches_are_named(of_workers):
-    expected = f"the workers have {', '.join(['1'] + ['2'] * (len(of_workers) - 1))} batches to"
-    assert all(found["other_batches"].startswith(expected) for found in of_workers)
-
-
 class TestMeet:
     @pytest.mark.parametrize("members", [None, cluster.Cluster(("a:1",), 0)])
     def test_one_worker_needs_nobody(self, members):
@@ -349,14 +282,3 @@ class TestMeet:
             multi_worker.meet(cluster.Cluster(("a:1", "b:2"), 0)),
         ):
             raise ZeroDivisionError
-
-
-def test_workers_join_what_has_none():
-    own = [
-        tower.TowerResult({(m, m + 2): [tf.ones([1])]}, {"total": tf.ones([2])}, None, None, [])
-        for m in (0, 2)
-    ]
-    joined = collectives._as_one_tower(own, shares.Shares(8, 8, [2, 2]))
-    assert joined.correct is None
-    np.testing.assert_array_equal(joined.losses["total"], np.ones(4))
-    np.testing.assert_array_equal(joined.sums[0, 4][0], [2.0])

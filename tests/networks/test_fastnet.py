@@ -59,14 +59,10 @@ def test_filters_keep_a_mean_square_norm_of_1():
         fastnet.UnitMeanSquareNorm()(tf.constant(kernel)), kernel / 4, rtol=1e-6
     )
     network = toys.small_fastnet()
-    run = toys.trainer(
-        network,
-        optimizers.make("muon", momentum=0.6, nesterov=True, model=network),
-        num_towers=2,
-        global_batch_size=8,
-        learning_rate=lambda examples_seen: 0.24,
-    )
-    run.fit(toys.batch(8, seed=step) for step in range(2))
+    optimizer = optimizers.make("muon", momentum=0.6, nesterov=True, model=network)
+    step = toys.Step(network, optimizer, num_towers=2)
+    for seed in range(2):
+        step(*toys.batch(8, seed=seed), rate=0.24)
     for layer in network.layers:
         if isinstance(layer, keras.layers.Conv2D):
             norms = np.square(layer.kernel).sum(axis=(0, 1, 2))

@@ -46,9 +46,8 @@ def within(*more):
 
 def after_a_step(model, images, labels):
     """What training and evaluating a model gives."""
-    trainer = toys.trainer(model, keras.optimizers.SGD(0.1), global_batch_size=len(images))
     before = model(images).numpy()
-    loss = float(trainer.train_step(images, labels).losses["total"][0])
+    loss = float(toys.Step(model, keras.optimizers.SGD(0.1))(images, labels).losses[0])
     return [before, loss, *(variable.numpy() for variable in model.variables)]
 
 
@@ -81,31 +80,6 @@ def test_every_batch_norm_that_can_is_one_operation():
     found = networks.fused(within())
     assert kinds(found) == {"inner_norm": Fused, "rows": Norm, "wide": Norm, "flat": Norm}
     assert found.get_layer("inner").layers[1].momentum == 0.7
-
-
-def test_depthwise_convolutions_are_those_with_a_fast_gradient(tmp_path):
-    depthwise = keras.layers.DepthwiseConv2D(3, strides=2, dtype="mixed_bfloat16", name="each")
-    model = keras.Sequential([keras.Input((8, 8, 3)), depthwise])
-    made = networks.fused(model)
-    assert type(made.get_layer("each")) is layers.DepthwiseConv2D
-    images = np.random.default_rng(0).normal(size=(2, 8, 8, 3)).astype(np.float32)
-    np.testing.assert_array_equal(made(images), model(images))
-    made.save(tmp_path / "made.keras")
-    loaded = keras.models.load_model(tmp_path / "made.keras")
-    np.testing.assert_array_equal(loaded(images), made(images))
-
-
-@pytest.mark.parametrize("dtype, kind", [("mixed_bfloat16", layers.Conv2D),
-                                         ("float32", keras.layers.Conv2D)])  # fmt: skip
-def test_convolutions_in_bfloat16_are_those_with_fast_gradients(dtype, kind, tmp_path):
-    model = keras.Sequential([keras.Input((8, 8, 3)), keras.layers.Conv2D(4, 3, dtype=dtype)])
-    made = networks.fused(model)
-    assert type(made.layers[0]) is kind
-    images = np.random.default_rng(0).normal(size=(2, 8, 8, 3)).astype(np.float32)
-    np.testing.assert_array_equal(made(images), model(images))
-    made.save(tmp_path / "made.keras")
-    loaded = keras.models.load_model(tmp_path / "made.keras")
-    np.testing.assert_array_equal(loaded(images), made(images))
 
 
 def test_the_model_itself_stays_as_it_is():

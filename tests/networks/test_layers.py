@@ -7,8 +7,8 @@ import pytest
 import tensorflow as tf
 import toys
 
+from towers import bias_gradients, machine
 from towers.networks import layers
-from towers.support import bias_gradients, machine
 
 TUTORIAL = {"depth_radius": 4, "bias": 1.0, "alpha": 0.001 / 9.0, "beta": 0.75}
 STRONG = {"depth_radius": 2, "bias": 1.5, "alpha": 0.7, "beta": 0.6}
@@ -288,75 +288,6 @@ def test_whitening_survives_saving(tmp_path):
     assert loaded.get_layer("whitening").get_config() == layer.get_config()
     np.testing.assert_array_equal(loaded(images), model(images))
     assert np.any(model(images) != 0)
-
-
-@pytest.mark.parametrize(
-    ("dtype", "arguments"),
-    [
-        ("mixed_bfloat16", {"strides": 2}),
-        ("mixed_bfloat16", {"strides": 2, "padding": "same", "activation": "relu"}),
-        ("mixed_float16", {"depth_multiplier": 2, "use_bias": False}),
-        ("mixed_bfloat16", {}),
-        ("mixed_bfloat16", {"dilation_rate": 2}),
-        ("float32", {"strides": 2}),
-    ],
-)
-def test_depthwise_convolution_is_keras_s(dtype, arguments):
-    """Of its gradients, that of the inputs alone is rounded differently, and it is closer."""
-    policy = keras.DTypePolicy(dtype)
-    initial = {"depthwise_initializer": keras.initializers.GlorotUniform(seed=1)}
-    theirs = keras.layers.DepthwiseConv2D(3, dtype=policy, **initial, **arguments)
-    mine = layers.DepthwiseConv2D.from_config(theirs.get_config())
-    exact = keras.layers.DepthwiseConv2D.from_config(theirs.get_config() | {"dtype": "float64"})
-    rng = np.random.default_rng(0)
-    inputs = tf.cast(rng.normal(size=[2, 9, 9, 5]), policy.compute_dtype)
-    made = []
-    for layer in (theirs, mine, exact):
-        layer.build(inputs.shape)
-        layer.set_weights(
-            [np.asarray(tf.cast(w, policy.compute_dtype), w.dtype) for w in theirs.get_weights()]
-        )
-        x = tf.cast(inputs, layer.compute_dtype)
-        weights = [weight.value for weight in layer.weights]
-        with tf.GradientTape() as tape:
-            tape.watch([x, *weights])
-            outputs = layer(x)
-            total = tf.reduce_sum(tf.cast(outputs, tf.float64) ** 2)
-        of_inputs, *of_weights = tape.gradient(total, [x, *weights])
-        made.append((outputs, of_weights, np.asarray(of_inputs, np.float64)))
-    for one, other in zip(tf.nest.flatten(made[0][:2]), tf.nest.flatten(made[1][:2]), strict=True):
-        np.testing.assert_array_equal(one, other)
-    errors = [np.abs(found - made[2][2]).mean() for _, _, found in made[:2]]
-    assert errors[1] <= errors[0] * 1.01
-    assert errors[1] <= 0.01 * np.abs(made[2][2]).mean()
-
-
-@pytest.mark.parametrize(
-    ("dtype", "strides", "gpus", "type_of_gradient"),
-    [
-        ("bfloat16", 1, [], "bfloat16"),
-        ("bfloat16", 2, [], "float32"),
-        ("float16", 1, [], "float32"),
-        ("bfloat16", 2, ["a GPU"], "bfloat16"),
-    ],
-)
-def test_depthwise_convolution_has_its_gradient_where_it_is_fast(
-    dtype, strides, gpus, type_of_gradient, monkeypatch
-):
-    monkeypatch.setattr(tf.config, "get_visible_devices", lambda kind: gpus)
-    layer = layers.DepthwiseConv2D(3, strides=strides, dtype=keras.DTypePolicy(f"mixed_{dtype}"))
-
-    @tf.function
-    def gradient(x):
-        with tf.GradientTape() as tape:
-            tape.watch(x)
-            total = tf.reduce_sum(layer(x))
-        return tape.gradient(total, x)
-
-    graph = gradient.get_concrete_function(tf.zeros([2, 9, 9, 5], dtype)).graph
-    kind = "DepthwiseConv2dNativeBackpropInput"
-    types = [op.get_attr("T").name for op in graph.get_operations() if op.type == kind]
-    assert types == [type_of_gradient]
 
 
 @pytest.fixture

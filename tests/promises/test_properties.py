@@ -1,31 +1,27 @@
 """What holds for all sizes and settings, tried on drawn ones, against whole numbers and NumPy."""
 
 import fractions
-import functools
 import itertools
 import json
 import math
 import re
 import tempfile
+import types
 from pathlib import Path
 from typing import NamedTuple
 
 import hypothesis
-import keras
 import length
 import numpy as np
 import pytest
 import tensorflow as tf
-import toys
 from hypothesis import HealthCheck, Phase, given
 from hypothesis import strategies as st
 
 from input_pipeline import batches, cifar10_binary, decoded
-from towers import evaluation, gradients, schedules
+from towers import gradients, one_gradient, schedules
 from towers.multi_worker import cluster
-from towers.runs import run_plan
-from towers.support import tally
-from towers_cli import launch
+from towers_cli import launch, resolve, tally
 
 # Drawn from no clock and no chance, on slow machines too; no draw is kept for the next run.
 hypothesis.settings.register_profile(
@@ -167,50 +163,11 @@ class TestLearningRate:
             warming = [learning_rate(s) for s in seen if recipe.position(s) < recipe.warmup]
             assert all(earlier < later for earlier, later in itertools.pairwise(warming))
 
-    @hypothesis.settings(max_examples=length.examples(8))
-    @given(st.data())
-    def test_of_an_update_is_that_of_its_epoch_however_examples_are_split(self, kind, data):
-        recipe = data.draw(recipes(kind, examples_per_epoch=st.integers(1, 12)))
-        sizes = data.draw(st.lists(st.sampled_from(SPLITS), min_size=2, max_size=2, unique=True))
-        runs = [rates_of_updates(recipe, size) for size in sizes]
-        for of_run in runs:
-            for seen, rate in of_run.items():
-                expected = exact_rate(recipe, seen)
-                float32 = 2.0**-24 * expected + 2.0**-126  # to 0 where it has no normal number
-                assert abs(rate - expected) <= float32 + rounding_of(recipe)
-        first, second = runs
-        both = first.keys() & second.keys()
-        assert both == set(range(0, LAST_UPDATE, math.lcm(*sizes)))
-        assert [first[seen] for seen in both] == [second[seen] for seen in both]
 
-
-SPLITS = (1, 2, 3, 4, 6, 12)
-LAST_UPDATE = 24
-
-
-@functools.cache
-def trainer_of(global_batch_size: int):
-    towers = 2 if global_batch_size % 2 == 0 else 1
-    return toys.trainer(
-        toys.linear(1.0),
-        num_towers=towers,
-        global_batch_size=global_batch_size,
-        learning_rate=lambda _: 0.0,  # until a recipe's is put in its place
-        loss=toys.output_itself,
-    )
-
-
-def rates_of_updates(recipe: Recipe, global_batch_size: int) -> dict[int, float]:
-    """Examples seen before an update to the rate it was made with, up to LAST_UPDATE."""
-    run = trainer_of(global_batch_size)
-    run.learning_rate = recipe.learning_rate()
-    run.state.examples_seen.assign(0)
-    images = toys.column(*[0.0] * global_batch_size)
-    rates = {}
-    while (seen := int(run.state.examples_seen)) < LAST_UPDATE:
-        run.train_step(images, toys.labels_for(images))
-        rates[seen] = float(run.state.optimizer.learning_rate)
-    return rates
+def chosen(global_batch_size: int, **others):
+    """The settings that decide where a run ends and when it evaluates."""
+    given = {"max_steps": None, "profile_steps": None, "eval_every_epochs": 0} | others
+    return types.SimpleNamespace(global_batch_size=global_batch_size, **given)
 
 
 class TestLastStep:
@@ -218,41 +175,28 @@ class TestLastStep:
     @given(MILLIONTHS, EXAMPLES_PER_EPOCH, BATCH_SIZES)
     def test_is_the_first_to_reach_the_epochs(self, millionths, per_epoch, batch):
         wanted = millionths * per_epoch  # examples, in millionths
-        last = run_plan.last_step(millionths / MILLION, None, per_epoch, batch)
+        last = resolve.last_step(chosen(batch, train_epochs=millionths / MILLION), per_epoch)
         assert last * batch * MILLION >= wanted > (last - 1) * batch * MILLION
 
     @given(MILLIONTHS, EXAMPLES_PER_EPOCH, BATCH_SIZES, st.integers(1, 10_000))
     def test_is_never_after_max_steps(self, millionths, per_epoch, batch, max_steps):
-        free = run_plan.last_step(millionths / MILLION, None, per_epoch, batch)
-        assert run_plan.last_step(millionths / MILLION, max_steps, per_epoch, batch) == min(
-            free, max_steps
-        )
-
-
-def is_due(at_step: int, every: int, examples_per_epoch: int, global_batch_size: int) -> bool:
-    """Whether a run evaluates after a step; `every` in millionths of an epoch."""
-    plan = run_plan.Plan(1, examples_per_epoch, (), eval_every_epochs=every / MILLION)
-    return plan.is_evaluated(at_step, global_batch_size)
+        epochs = millionths / MILLION
+        free = resolve.last_step(chosen(batch, train_epochs=epochs), per_epoch)
+        limited = chosen(batch, train_epochs=epochs, max_steps=max_steps)
+        assert resolve.last_step(limited, per_epoch) == min(free, max_steps)
 
 
 class TestEvaluations:
-    @hypothesis.settings(max_examples=length.examples(200))
-    @given(MILLIONTHS, st.integers(1, 60), st.data())
-    def test_come_once_per_interval_whatever_the_batch_size(self, every, steps, data):
-        one_example_or_more = st.integers(-(-MILLION // every), 1_300_000)
-        per_epoch = data.draw(one_example_or_more, label="examples_per_epoch")
-        interval = every * per_epoch  # examples, in millionths
-        batch = data.draw(st.integers(1, interval // MILLION), label="global_batch_size")
-        due = [is_due(step, every, per_epoch, batch) for step in range(steps + 1)]
-        assert sum(due) == steps * batch * MILLION // interval
-
-    @hypothesis.settings(max_examples=length.examples(500))
-    @given(MILLIONTHS, EXAMPLES_PER_EPOCH, BATCH_SIZES, st.integers(0, 10**7))
-    def test_come_after_a_step_that_reaches_one(self, every, per_epoch, batch, step):
-        """Also where a batch is larger than the interval, and a step passes several."""
-        interval = every * per_epoch
-        passed = [done * batch * MILLION // interval for done in (step, step + 1)]
-        assert is_due(step + 1, every, per_epoch, batch) == (passed[1] > passed[0])
+    @given(st.integers(0, 5), st.integers(1, 300), BATCH_SIZES, st.integers(1, 5000))
+    def test_come_every_few_epochs_and_after_the_epoch_of_the_last_step(
+        self, every, last_step, batch, per_epoch
+    ):
+        """A step belongs to the epoch in which it begins."""
+        asked = chosen(batch, eval_every_epochs=every)
+        epochs = resolve.evaluated_epochs(asked, last_step, per_epoch)
+        of_steps = {step * batch // per_epoch + 1 for step in range(last_step)}
+        assert epochs[-1] == max(of_steps)
+        assert epochs[:-1] == [e for e in range(1, epochs[-1]) if every and e % every == 0]
 
 
 ADDRESSES = st.sampled_from(["a:1", "b:1", "c:1", "a", "", "a:0", "a:1\n", "a:1" * 99])
@@ -494,12 +438,12 @@ def tower_sums(weights, edges: list[int]) -> list[gradients.Sums]:
     ]
 
 
-def check_is_near(found: gradients.Gradient, parts: list[Part], *, over=1, times=1) -> None:
-    """That `found` is the sum of `parts` over and times a number, and of the kind that they are.
+def check_is_near(found: gradients.Gradient, parts: list[Part], *, over=1) -> None:
+    """That `found` is the sum of `parts` over a number, and of the kind that they are.
 
     A sum of n terms, in whatever order, rounds each term at most n - 1 times, so it is off by at
     most g * sum(|term|), where g = k * u / (1 - k * u) for k = n - 1 (Higham 2002, Accuracy and
-    Stability of Numerical Algorithms, section 4.2). A division and a product add 1 each to k.
+    Stability of Numerical Algorithms, section 4.2). A division adds 1 to k.
     """
     kinds = {type(part.given) for part in parts} - {type(None)}
     if not kinds:
@@ -509,21 +453,15 @@ def check_is_near(found: gradients.Gradient, parts: list[Part], *, over=1, times
     assert isinstance(found, tf.IndexedSlices) == sparse
     assert found.dtype == tf.float32
     sums, sizes, counts = (np.sum([part[field] for part in parts], axis=0) for field in (1, 2, 3))
-    roundings = np.maximum(counts - 1, 0) + (over != 1) + (times != 1)
+    roundings = np.maximum(counts - 1, 0) + (over != 1)
     growth = roundings * UNIT_ROUNDOFF / (1 - roundings * UNIT_ROUNDOFF)
     if sparse:
-        indices = found.indices.numpy()
-        assert sorted(indices) == sorted(set(indices)) == sorted(np.flatnonzero(row_used(counts)))
         dense = np.zeros(sums.shape)
-        dense[indices] = found.values.numpy()
+        np.add.at(dense, found.indices.numpy(), found.values.numpy().astype(np.float64))
     else:
         dense = found.numpy().astype(np.float64)
     assert dense.shape == sums.shape
-    assert np.all(np.abs(dense - sums / over * times) <= growth * sizes / over * times)
-
-
-def row_used(counts: np.ndarray) -> np.ndarray:
-    return counts.reshape(len(counts), -1).any(axis=1)
+    assert np.all(np.abs(dense - sums / over) <= growth * sizes / over)
 
 
 def top_down(values: list[np.ndarray]) -> np.ndarray:
@@ -549,44 +487,29 @@ def edges_of_towers(draw, num_parts):
     return [0, *sorted(inner), num_parts]
 
 
+def mean_of(sums, num_parts: int) -> list[gradients.Gradient]:
+    """Of the towers' sums, the mean over all parts."""
+    everything = {subtree: total for of_tower in sums for subtree, total in of_tower.items()}
+    total = gradients.add_up(everything, (0, num_parts), gradients.add_weight_by_weight)
+    return [one_gradient.over(gradient, num_parts) for gradient in total]
+
+
 class TestReduction:
     @hypothesis.settings(max_examples=length.examples(60))
-    @given(st.integers(1, 13), st.sampled_from(gradients.REDUCTIONS), st.data())
-    def test_is_numpy_s_in_any_split_into_towers(self, num_parts, reduction, data):
+    @given(st.integers(1, 13), st.data())
+    def test_is_numpy_s_in_any_split_into_towers(self, num_parts, data):
         weights = data.draw(parts_of_weights(num_parts))
         sums = tower_sums(weights, data.draw(edges_of_towers(num_parts), label="edges"))
-        found = gradients.reduce_towers(sums, num_parts, reduction)
-        for gradient, parts in zip(found, weights, strict=True):
-            check_is_near(gradient, parts, over=num_parts if reduction == "mean" else 1)
-
-    @hypothesis.settings(max_examples=length.examples(40))
-    @given(
-        st.lists(st.integers(0, 3), min_size=1, max_size=8),
-        st.sampled_from(gradients.REDUCTIONS),
-        st.data(),
-    )
-    def test_of_weighted_parts_is_numpy_s(self, factors, reduction, data):
-        weights = data.draw(parts_of_weights(len(factors), factors))
-        sums = tower_sums(weights, data.draw(edges_of_towers(len(factors)), label="edges"))
-        total_weight = tf.constant(sum(factors), tf.float32)
-        found = gradients.reduce_towers(sums, len(factors), reduction, total_weight)
-        for gradient, parts in zip(found, weights, strict=True):
-            # Where nothing weighs anything, the parts are 0, and so is their mean.
-            check_is_near(
-                gradient,
-                parts,
-                over=sum(factors) or 1,
-                times=len(factors) if reduction == "sum" else 1,
-            )
+        for gradient, parts in zip(mean_of(sums, num_parts), weights, strict=True):
+            check_is_near(gradient, parts, over=num_parts)
 
     @hypothesis.settings(max_examples=length.examples(100))
-    @given(st.integers(1, 13), st.sampled_from([None, 3.0]), st.data())
-    def test_has_the_same_bits_in_any_split_into_towers(self, num_parts, total_weight, data):
+    @given(st.integers(1, 13), st.data())
+    def test_has_the_same_bits_in_any_split_into_towers(self, num_parts, data):
         weights = data.draw(parts_of_weights(num_parts))
         edges = data.draw(edges_of_towers(num_parts), label="edges")
         split, whole = (
-            gradients.reduce_towers(tower_sums(weights, some), num_parts, "mean", total_weight)
-            for some in (edges, [0, num_parts])
+            mean_of(tower_sums(weights, some), num_parts) for some in (edges, [0, num_parts])
         )
         assert [bits(gradient) for gradient in split] == [bits(gradient) for gradient in whole]
 
@@ -605,19 +528,6 @@ class TestReduction:
         assert found.numpy().tobytes() == top_down(list(values)).tobytes()
 
 
-@functools.cache
-def evaluator(classes: int, num_towers: int, num_microbatches: int) -> evaluation.Evaluator:
-    """Images are logits; the loss is the label's, a whole number, so that sums are exact."""
-    images = keras.Input([classes])
-    return evaluation.Evaluator(
-        keras.Model(images, keras.layers.Identity()(images)),
-        [],
-        lambda labels, logits: tf.gather(logits, labels, batch_dims=1),
-        toys.cpus(num_towers),
-        num_microbatches,
-    )
-
-
 @st.composite
 def splits(draw, max_size=20):
     """Logits, whole numbers with ties among them, and labels."""
@@ -628,45 +538,36 @@ def splits(draw, max_size=20):
     return logits, rng.integers(classes, size=count)
 
 
-def check_is_of(result: tally.Evaluation, logits: np.ndarray, labels: np.ndarray) -> None:
-    """That every figure is exactly NumPy's, over all the examples at once."""
-    of_label = logits[np.arange(len(labels)), labels].astype(np.float64)
-    higher = (logits > of_label[:, None]).sum(axis=1)
-    predicted = logits.argmax(axis=1)
-    pairs = np.bincount(labels * logits.shape[1] + predicted, minlength=logits.shape[1] ** 2)
-    assert result.count == len(labels)
-    assert result.accuracy == (predicted == labels).mean()
-    assert result.top5_accuracy == (higher < 5).mean()
-    assert result.loss == of_label.mean()
-    np.testing.assert_array_equal(result.confusion.ravel(), pairs)
-
-
-class TestEvaluationUnderMasks:
+class TestEvaluation:
     @hypothesis.settings(max_examples=length.examples(30))
-    @given(splits(), st.integers(1, 25), st.integers(1, 3), st.sampled_from([1, 3]))
-    def test_every_example_counts_once_in_batches_of_any_size(
-        self, split, batch, num_towers, num_microbatches
-    ):
+    @given(splits(), st.integers(1, 25))
+    def test_every_example_counts_once_in_batches_of_any_size(self, split, batch):
+        """Images are logits; each figure is NumPy's, over all the examples at once."""
         logits, labels = split
-        evaluates = evaluator(logits.shape[1], num_towers, num_microbatches)
         read = list(
             batches.evaluation_batches(
                 logits, labels, global_batch_size=batch, preprocess=None
             ).as_numpy_iterator()
         )
         assert all(len(images) == batch and mask.any() for images, _, mask in read)
-        check_is_of(evaluates(read), logits, labels)
+        result = tally.evaluate(Unchanged(), read)
+        of_label = logits[np.arange(len(labels)), labels]
+        losses = np.log(np.exp(logits.astype(np.float64)).sum(axis=1)) - of_label
+        predicted = logits.argmax(axis=1)
+        pairs = np.bincount(labels * logits.shape[1] + predicted, minlength=logits.shape[1] ** 2)
+        assert result.count == len(labels)
+        assert result.accuracy == (predicted == labels).mean()
+        assert result.top5_accuracy == ((logits > of_label[:, None]).sum(axis=1) < 5).mean()
+        assert result.loss == pytest.approx(losses.mean(), rel=1e-12)
+        np.testing.assert_array_equal(result.confusion.ravel(), pairs)
 
-    @hypothesis.settings(max_examples=length.examples(25))
-    @given(splits(), st.integers(1, 25), st.integers(1, 3), st.sampled_from([1, 3]), st.data())
-    def test_any_mask_leaves_what_it_admits(self, split, batch, num_towers, num_microbatches, data):
-        logits, labels = split
-        admitted = st.lists(st.booleans(), min_size=len(labels), max_size=len(labels)).filter(any)
-        mask = np.array(data.draw(admitted, label="mask"))
-        evaluates = evaluator(logits.shape[1], num_towers, num_microbatches)
-        places = [slice(first, first + batch) for first in range(0, len(labels), batch)]
-        read = [(logits[part], labels[part], mask[part]) for part in places]
-        check_is_of(evaluates(read), logits[mask], labels[mask])
+
+class Unchanged:
+    """In place of a model: gives logits as they are."""
+
+    @staticmethod
+    def predict_on_batch(images):
+        return images
 
 
 RECORD = 3073

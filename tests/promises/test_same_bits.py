@@ -10,19 +10,16 @@ import shutil
 import signal
 
 import keras
-import lighter
 import numpy as np
 import pytest
 import scripts
 
-from benchmarks import batch_norm
 from input_pipeline import batches, datasets, preprocess
-from towers import evaluation
 from towers.networks import layers
-from towers.runs import checkpoints, run_folder
-from towers_cli import build, comparison, resolve
+from towers.runs import run_folder
+from towers_cli import build, resolve
 
-REAL = ("--dataset=cifar10", "--num_microbatches=8", "--log_every_steps=1")
+REAL = ("--dataset=cifar10", "--log_every_steps=1")
 OPTIMIZERS = {
     "sgd": ("--momentum=0.9", "--learning_rate=0.05"),
     "adamw": ("--optimizer=adamw", "--learning_rate=0.001"),
@@ -49,9 +46,7 @@ def short_evaluation(monkeypatch):
 def what_a_run_wrote(folder) -> list[dict]:
     """Every line of metrics.jsonl without what the clock put into it."""
     lines = scripts.lines_of(folder / "metrics.jsonl")
-    return [
-        {k: v for k, v in line.items() if k not in comparison.OF_CLOCK_AND_PLACE} for line in lines
-    ]
+    return scripts.values_of(lines)
 
 
 @pytest.mark.pitfall(31)
@@ -80,7 +75,7 @@ def test_steps_on_1_to_8_towers_are_one_run(
 @pytest.mark.usefixtures("whole_networks")
 def test_steps_on_1_and_4_towers_are_one_run(tmp_path):
     """As above with what every clone has: drawn images."""
-    flags = ("--num_microbatches=4", *OPTIMIZERS["sgd"])
+    flags = ("--microbatch_size=8", *OPTIMIZERS["sgd"])
     are_one_run(tmp_path, (1, 4), 8, "cifarnet", *flags)
 
 
@@ -92,16 +87,17 @@ def are_one_run(tmp_path, numbers, steps, model, *flags):
             *flags,
             f"--num_towers={num_towers}",
             "--global_batch_size=32",
+            "--microbatch_size=4",
             f"--max_steps={steps}",
             f"--verify_every_steps={steps // 4}",
             "--summary_every_steps=0",
         )
         assert (done.returncode, done.stderr) == (0, "")
     written = what_a_run_wrote(tmp_path / "1")
-    assert len(written) == steps + 5 + bool(steps % 4) + 1
+    assert len(scripts.training_lines(tmp_path / "1")) == steps
     hashes = [line["state_sha256"] for line in scripts.hash_lines(tmp_path / "1")]
-    assert len(set(hashes)) == len(hashes) == len(written) - steps - 1
-    parts = ["weights", "model_state", "optimizer", "moving_averages", "counters"]
+    assert len(set(hashes)) == len(hashes) >= 5
+    parts = ["weights", "model_state", "optimizer", "metrics", "moving_averages", "counters"]
     if model == "cifarnet":
         parts.remove("model_state")  # no batch norm
     assert list(scripts.hash_lines(tmp_path / "1")[0]["parts_sha256"]) == parts
@@ -120,6 +116,7 @@ def test_killed_at_random_steps_on_5_1_and_2_towers(tmp_path, cifar10_dir, cache
         f"--data_dir={cifar10_dir}",
         *OPTIMIZERS["sgd"],
         "--global_batch_size=64",
+        "--microbatch_size=8",
         "--max_steps=40",
         "--verify_every_steps=4",
         "--checkpoint_every_steps=3",
@@ -143,7 +140,7 @@ def test_killed_at_random_steps_on_5_1_and_2_towers(tmp_path, cifar10_dir, cache
     scripts.train(tmp_path / "whole", *flags, "--num_towers=2")
     written = what_a_run_wrote(tmp_path / "killed")
     assert written == what_a_run_wrote(tmp_path / "whole"), f"killed at steps {at_steps}"
-    assert written[-2]["step"] == 40 and "state_sha256" in written[-2]
+    assert scripts.hash_lines(tmp_path / "killed")[-1]["step"] == 40
 
 
 @pytest.mark.long
@@ -156,12 +153,19 @@ def test_evaluation_is_the_same_on_any_number_of_towers(tmp_path, cifar10_dir):
         assert scripts.run("eval", f"--train_dir={tmp_path}", flag).returncode == 0
     *same, last = scripts.lines_of(tmp_path / "eval.jsonl")
     assert same == [last] * 3
-    own = scripts.evaluation_lines(tmp_path)[-1]
-    assert own == scripts.result_of(last)
+    assert_is_the_training_s_own(tmp_path, last)
     scripts.run("eval", f"--train_dir={tmp_path}", "--global_batch_size=999")
     other = scripts.lines_of(tmp_path / "eval.jsonl")[-1]
-    assert other | {"loss": last["loss"]} == last
-    assert other["loss"] == pytest.approx(last["loss"], abs=1e-6)
+    assert other | {"cross_entropy": last["cross_entropy"]} == last
+    assert other["cross_entropy"] == pytest.approx(last["cross_entropy"], abs=1e-6)
+
+
+def assert_is_the_training_s_own(folder, line):
+    """What eval.py counted is what Keras counted in the training."""
+    own = scripts.evaluation_lines(folder)[-1]
+    assert line["step"] == own["step"]
+    for name in ("accuracy", "top5_accuracy", "cross_entropy"):
+        assert line[name] == pytest.approx(own[f"val_{name}"], rel=1e-5)
 
 
 class TestVerifying:
@@ -172,7 +176,7 @@ class TestVerifying:
         lines = scripts.hash_lines(tmp_path)
         assert [line["step"] for line in lines] == [0, 2, 4, 6, 7]  # the last step too
         assert [line["examples_seen"] for line in lines] == [0, 48, 96, 144, 168]
-        parts = ["weights", "optimizer", "moving_averages", "counters"]
+        parts = ["weights", "optimizer", "metrics", "moving_averages", "counters"]
         for line in lines:
             assert list(line["parts_sha256"]) == parts
         for part in parts:
@@ -219,101 +223,11 @@ class TestVerifying:
         assert what_a_run_wrote(tmp_path / "killed") == what_a_run_wrote(tmp_path / "whole")
 
 
-EACH = (
-    "--model=resnet",
-    "--batch_norm_statistics=each",
-    "--global_batch_size=16",
-    "--verify_every_steps=1",
-    "--summary_every_steps=0",
-    "--compute_dtype=bfloat16",
-    *OPTIMIZERS["adamw"],
-)
-
-
-# Whole on one tower, stopped after two steps on so many, and continued on half of them.
-MICROBATCHES = [2, pytest.param(4, marks=pytest.mark.long)]
-
-
-@pytest.fixture(scope="module", params=MICROBATCHES)
-def microbatches(request):
-    return request.param
-
-
-@pytest.fixture(scope="module")
-def each_folder(tmp_path_factory, microbatches):
-    folder = tmp_path_factory.mktemp("each") / "run"
-    done = scripts.train(folder, *EACH, f"--num_microbatches={microbatches}", "--num_towers=1")
-    assert (done.returncode, done.stderr) == (0, "")
-    return folder
-
-
-def stop_and_go_on(folder, microbatches: int, flags):
-    """Makes a run on so many towers for two steps, and on half of them to its end."""
-    flags = (*flags, f"--num_microbatches={microbatches}")
-    scripts.train(folder, *flags, f"--num_towers={microbatches}", "--max_steps=2")
-    done = scripts.train(folder, *flags, f"--num_towers={microbatches // 2}")
-    assert (done.returncode, done.stderr) == (0, "")
-
-
-class TestStatisticsOfEach:
-    """A residual network, stopped on one number of towers and continued on another."""
-
-    @pytest.mark.pitfall(31)
-    @pytest.mark.long
-    def test_go_on_on_another_number_of_towers(self, tmp_path, each_folder, microbatches):
-        stop_and_go_on(tmp_path, microbatches, EACH)
-        assert scripts.hash_lines(tmp_path) == scripts.hash_lines(each_folder)
-        losses = [
-            [line["loss"] for line in scripts.training_lines(folder)]
-            for folder in (tmp_path, each_folder)
-        ]
-        assert losses[0] == losses[1]
-
-    @pytest.mark.long
-    def test_divergence_is_in_every_logged_line(self, each_folder):
-        lines = scripts.training_lines(each_folder)
-        assert len(lines) == 4
-        assert all(0 < line["batch_norm_divergence"] < 1 for line in lines)
-        assert "statistics_of_each" in scripts.hash_lines(each_folder)[0]["parts_sha256"]
-
-    @pytest.mark.pitfall(23)
-    @pytest.mark.long
-    def test_evaluation_tells_the_accuracy_of_each(self, each_folder, microbatches, monkeypatch):
-        folder = each_folder
-        seen = []
-        evaluate = evaluation.Evaluator.__call__
-
-        def watched(self, batches):
-            seen.append([v.numpy() for v in self._model.non_trainable_variables])
-            return evaluate(self, batches)
-
-        monkeypatch.setattr(evaluation.Evaluator, "__call__", watched)
-        done = scripts.run("eval", f"--train_dir={folder}")
-        assert (done.returncode, done.stderr) == (0, "")
-        (line,) = scripts.lines_of(folder / "eval.jsonl")
-        assert len(line["accuracy_of_each"]) == microbatches
-        shares = ", ".join(f"{share:.2%}" for share in line["accuracy_of_each"])
-        assert f"  with each microbatch's own batch-norm statistics: {shares}\n" in done.stdout
-        # First with their mean, then with each one's own, as the checkpoint has them.
-        values = checkpoints.read(str(folder / "checkpoints" / "step-4"))
-        for index, mean in enumerate(seen[0]):
-            of_each = values[f"statistics_of_each/{index}"]
-            np.testing.assert_allclose(mean, of_each.mean(axis=0), rtol=1e-5, atol=1e-6)
-            np.testing.assert_array_equal([state[index] for state in seen[1:]], of_each)
-            assert len({value.tobytes() for value in of_each}) == microbatches
-
-        with lighter.runs():
-            row = batch_norm.figures(run_folder.RunFolder(str(folder)))
-        last = scripts.training_lines(folder)[-1]
-        assert row["means_apart_largest"] == round(last["batch_norm_divergence"], 4) > 0
-        assert row["accuracy_of_each"] == line["accuracy_of_each"]
-        assert batch_norm.as_row(row).startswith(f"| {microbatches} of {16 // microbatches} | 0 | ")
-
-
 FAST = (
     "--recipe=fast",
     "--compute_dtype=float32",  # test_step.py has bfloat16, in which some processors are slow
     "--global_batch_size=16",
+    "--microbatch_size=4",
     "--train_epochs=0.0128",  # 4 steps, of a schedule that falls to 0
     "--verify_every_steps=1",
     "--summary_every_steps=0",
@@ -321,9 +235,9 @@ FAST = (
 
 
 @pytest.fixture(scope="module")
-def fast_folder(tmp_path_factory, microbatches):
+def fast_folder(tmp_path_factory):
     folder = tmp_path_factory.mktemp("fast") / "run"
-    done = scripts.train(folder, *FAST, f"--num_microbatches={microbatches}", "--num_towers=1")
+    done = scripts.train(folder, *FAST, "--num_towers=1")
     assert (done.returncode, done.stderr) == (0, "")
     assert "labels         smoothed by 0.2" in done.stdout
     return folder
@@ -334,8 +248,10 @@ class TestTheFastRecipe:
 
     @pytest.mark.pitfall(23, 32)
     @pytest.mark.long
-    def test_goes_on_on_another_number_of_towers(self, tmp_path, fast_folder, microbatches):
-        stop_and_go_on(tmp_path, microbatches, FAST)
+    def test_goes_on_on_another_number_of_towers(self, tmp_path, fast_folder):
+        scripts.train(tmp_path, *FAST, "--num_towers=4", "--max_steps=2")
+        done = scripts.train(tmp_path, *FAST, "--num_towers=2")
+        assert (done.returncode, done.stderr) == (0, "")
         assert len(scripts.hash_lines(fast_folder)) == 5
         assert scripts.hash_lines(tmp_path) == scripts.hash_lines(fast_folder)
         assert scripts.final_summary(tmp_path) == scripts.final_summary(fast_folder)
@@ -358,12 +274,11 @@ class TestTheFastRecipe:
 @pytest.mark.parametrize(
     ("flags", "expected"),
     [
-        ([], 8),
-        (["--global_batch_size=24"], 8),
-        (["--global_batch_size=30"], 6),  # the largest number up to 8 that divides it
-        (["--global_batch_size=127", "--num_microbatches=127"], 127),
-        (["--num_microbatches=4"], 4),
-        (["--compute_dtype=bfloat16"], 8),
+        ([], 16),
+        (["--global_batch_size=24"], 16),  # at least so many
+        (["--global_batch_size=1000"], 125),
+        (["--microbatch_size=4"], 4),
+        (["--compute_dtype=bfloat16"], 16),
     ],
 )
 def test_towers_and_devices_do_not_occur_in_the_default_microbatches(
@@ -371,7 +286,7 @@ def test_towers_and_devices_do_not_occur_in_the_default_microbatches(
 ):
     asked = scripts.settings_of(f"--num_towers={num_towers}", *flags)
     chosen = resolve.resolved(asked, None, num_gpus=num_gpus, cores=2)
-    assert chosen.num_microbatches == expected
+    assert chosen.microbatch_size == expected
 
 
 @pytest.mark.parametrize(
@@ -379,11 +294,11 @@ def test_towers_and_devices_do_not_occur_in_the_default_microbatches(
     [
         (2, [], 1),
         (64, [], 1),
-        (64, ["--num_microbatches=2"], 1),
+        (64, ["--microbatch_size=64"], 1),
         (2, ["--jit_compile"], 8),  # XLA's microbatches share these threads
         (64, ["--jit_compile"], 8),
-        (16, ["--jit_compile", "--num_microbatches=1"], 16),
-        (16, ["--num_microbatches=1"], 16),  # which has the machine to itself
+        (16, ["--jit_compile", "--microbatch_size=128"], 16),
+        (16, ["--microbatch_size=128"], 16),  # which has the machine to itself
         (16, ["--intra_op_threads=3"], 3),
     ],
 )
@@ -421,7 +336,7 @@ class TestARuntimeOfItsOwn:
         flags = ("--verify_every_steps=1", "--summary_every_steps=0", "--global_batch_size=32")
         done, _ = run("whole", *flags, "--intra_op_threads=3")
         table = scripts.unwrapped(done.stdout)
-        assert "with --num_microbatches=2 and --intra_op_threads=3" in table
+        assert "with --microbatch_size=12 and --intra_op_threads=3" in table
         run("parts", *flags, "--intra_op_threads=3", "--max_steps=2")
         done, parts = run("parts", *flags, "--num_towers=2")  # 4 steps, the flag left open
         assert (done.returncode, done.stderr) == (0, "")
@@ -466,11 +381,11 @@ class TestARuntimeOfItsOwn:
         ],
     )
     def test_eval_is_the_training_s_own_evaluation(self, run, forked_command, flags):
-        _, folder = run("run", "--num_microbatches=4", *flags)
+        _, folder = run("run", "--microbatch_size=6", *flags)
         done = forked_command("eval.py", f"--train_dir={folder}", "--num_towers=3")
         assert (done.returncode, done.stderr) == (0, "")
         [line] = scripts.lines_of(folder / "eval.jsonl")
-        assert [scripts.result_of(line)] == scripts.evaluation_lines(folder)
+        assert_is_the_training_s_own(folder, line)
 
 
 @pytest.mark.long

@@ -1,49 +1,40 @@
-"""The activations of the coming step: those of any model that has a graph of layers."""
+"""The model that gives activations for histograms: that of any model with a graph of layers."""
 
 import keras
 import numpy as np
 import pytest
+import tensorflow as tf
 import toys
 
-from towers import losses
-from towers.runs import activations
-
-
-@pytest.fixture(autouse=True)
-def same_initial_weights_every_time():
-    keras.utils.set_random_seed(0)
+import towers
+from input_pipeline import arrays
+from towers.runs import activations, callbacks
 
 
 @pytest.mark.pitfall(8)
 @pytest.mark.parametrize("num_towers", [1, 2])
-def test_activations_are_those_of_the_coming_step_s_first_microbatch(num_towers):
-    run = toys.trainer(
-        toys.dropout_classifier(), num_towers=num_towers, global_batch_size=8, num_microbatches=4
-    )
-    for step in range(3):
-        images, labels = toys.batch(8, [3], seed=step)
-        before = run.state.sha256()
-        shown = activations.Activations(run)(images)
-        assert run.state.sha256() == before
-        assert {name: tuple(value.shape) for name, value in shown.items()} == {
-            "hidden": (2, 16),
-            "logits": (2, toys.CLASSES),
-        }
-        loss = np.mean(losses.cross_entropy(labels[:2], shown["logits"]))
-        result = run.train_step(images, labels)
-        assert result.losses["total"][0].numpy() == pytest.approx(loss, rel=1e-5)
+def test_activations_are_those_of_the_step_s_first_microbatch(tmp_path, num_towers):
+    """With the same draws: the loss of its logits is that which the step shows."""
+    x, y = toys.batch(8, [3])
+    keras.utils.set_random_seed(0)
+    model = toys.dropout_classifier()
+    loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+    model.compile(keras.optimizers.SGD(0.1), loss)
+    towers.distribute(model, num_towers, microbatch_size=2)
+    histograms, expected, shown = callbacks.Histograms(1), [], []
 
+    class Note(callbacks.RunCallback):
+        def on_train_batch_begin(self, batch, logs=None):
+            logits = histograms._shown["logits"]
+            expected.append(float(loss(self.run.batch[1][:2], logits)))
 
-def test_activations_of_a_model_built_layer_by_layer_draw_once():
-    model = keras.Sequential()
-    for layer in [keras.Input([3]), *toys.dropout_classifier().layers]:
-        model.add(layer)
-    run = toys.trainer(model, global_batch_size=4)
-    images, labels = toys.batch(4, [3])
-    loss = np.mean(losses.cross_entropy(labels, activations.Activations(run)(images)["logits"]))
-    assert run.train_step(images, labels).losses["total"][0].numpy() == pytest.approx(
-        loss, rel=1e-5
-    )
+        def on_train_batch_end(self, batch, logs=None):
+            shown.append(float(self.run.watched.losses[0]))
+
+    run = towers.Run(tmp_path / "run", model)
+    run.fit(arrays.batches(x, y), batch_size=8, epochs=3, verbose=0, callbacks=[histograms, Note()])
+    assert shown == pytest.approx(expected, rel=1e-5)
+    assert len(shown) == 3
 
 
 def test_activations_of_the_networks_are_their_nonlinear_layers():
@@ -58,8 +49,7 @@ def test_activations_of_the_networks_are_their_nonlinear_layers():
             ],
         ),
     ]:
-        run = toys.trainer(build(), global_batch_size=2)
-        shown = activations.Activations(run)(toys.batch(2)[0])
+        shown = activations.with_activations(build())(toys.batch(2)[0])
         assert sorted(shown) == sorted(layers)
         assert shown[layers[-1]].shape == [2, toys.CLASSES]
         assert min(np.min(shown[layer]) for layer in layers[:-1]) == 0.0
@@ -70,8 +60,8 @@ def test_a_layer_first_called_in_another_model_is_no_obstacle():
     relu(keras.Input([5]))
     images = keras.Input([3])
     logits = keras.layers.Dense(2, name="logits")(relu(keras.layers.Dense(5)(images)))
-    run = toys.trainer(toys.on_cpu(lambda: keras.Model(images, logits)), global_batch_size=2)
-    assert list(activations.Activations(run)(toys.batch(2, [3])[0])) == ["logits"]
+    model = activations.with_activations(toys.on_cpu(lambda: keras.Model(images, logits)))
+    assert list(model(toys.batch(2, [3])[0])) == ["logits"]
 
 
 class Subclassed(keras.Model):
@@ -84,7 +74,6 @@ class Subclassed(keras.Model):
 
 
 def test_a_subclassed_model_has_none():
-    images, _ = toys.batch(2, [3])
     model = toys.on_cpu(Subclassed)
-    model(images)  # builds it
-    assert activations.Activations(toys.trainer(model, global_batch_size=2))(images) == {}
+    model(tf.zeros([2, 3]))  # builds it
+    assert activations.with_activations(model) is None

@@ -20,6 +20,7 @@ METRICS = {
     "accuracy": 0.12345,
     "learning_rate": 0.0125,
     "examples_per_second": 1234.5,
+    "step_seconds": 185 / 60,
 }
 
 
@@ -85,24 +86,16 @@ def test_the_width_is_the_terminals_or_80(monkeypatch):
 
 
 def test_lines_hold_what_a_person_asks_of_a_run(capsys):
-    lines = console.progress(0, 100)
-    lines.advance()
-    lines.metrics(METRICS, seconds_left=185)
-    lines.say("test at step 40: accuracy 50.00%")
-    lines.close()
+    progress = console.Progress(100, "test")
+    progress.show(METRICS)
+    progress.show({"step": 40, "accuracy": 0.6, "val_accuracy": 0.5, "val_loss": 1.25})
+    progress.show({"step": 50, "loss": 0.5})  # an epoch without an evaluation
     assert capsys.readouterr() == (
         "step 40/100  epoch 0.41  loss 4.5679  accuracy 12.3%  rate 0.0125  1,234 examples/s  "
         "time left 3m05s\n"
-        "test at step 40: accuracy 50.00%\n",
+        "test at step 40: accuracy 50.00%, loss 1.2500\n",
         "",
     )
-
-
-@pytest.mark.parametrize("is_terminal", [(True, False), (False, True), (False, False)])
-def test_a_bar_only_where_both_streams_are_a_terminal(monkeypatch, is_terminal):
-    monkeypatch.setattr("sys.stdout.isatty", lambda: is_terminal[0])
-    monkeypatch.setattr("sys.stderr.isatty", lambda: is_terminal[1])
-    assert isinstance(console.progress(0, 10), console.Lines)
 
 
 def test_on_a_terminal_a_run_shows_a_bar(tmp_path, monkeypatch, cache_home):
@@ -122,15 +115,6 @@ def test_on_a_terminal_a_run_shows_a_bar(tmp_path, monkeypatch, cache_home):
     assert "test at step 4: accuracy" in shown
     assert "step 4/4" not in shown  # the line of a pipe
     assert shown.rstrip().splitlines()[-1].startswith("watch it: ")
-
-
-def test_the_longest_status_fits_a_terminal():
-    steps = {"epoch": 350.0, "loss": 12.3456, "accuracy": 1.0, "learning_rate": 0.0001234}
-    with _terminal(columns=80) as screen:
-        bar = console.progress(0, 100)
-        bar.metrics({**METRICS, **steps, "examples_per_second": 99_999.0}, seconds_left=1.0)
-        bar.close()
-    assert b"accuracy 100.0%  rate 0.0001234  99,999 examples/s" in b"".join(screen)
 
 
 @contextlib.contextmanager

@@ -30,61 +30,41 @@ HUGE = "9" * 4000
 OUT_OF_RANGE = {
     "--train_dir=": "must be a local path",
     "--num_towers=0": "must be at least 1 and at most 1024",
-    "--num_towers=100000": "must be at least 1 and at most 1024",
     "--worker_index=-1": "must be at least 0",
     "--worker_wait_seconds=0.0": "must be above 0 and at most 1e6",
     "--worker_wait_seconds=inf": "must be above 0 and at most 1e6",
     "--global_batch_size=0": "must be at least 1 and at most 1048576",
-    "--global_batch_size=-128": "must be at least 1 and at most 1048576",
-    "--global_batch_size=1000000000": "must be at least 1 and at most 1048576",
-    "--num_microbatches=-1": "must be at least 0 and at most 1024",
-    "--num_microbatches=1025": "must be at least 0 and at most 1024",
+    "--microbatch_size=-1": "must be at least 0 and at most 1048576",
+    "--microbatch_size=1048577": "must be at least 0 and at most 1048576",
     "--train_epochs=0.0": "must be at least 0.000001 and at most 1e9",
-    "--train_epochs=1e-300": "must be at least 0.000001 and at most 1e9",
     "--train_epochs=1e+300": "must be at least 0.000001 and at most 1e9",
     "--train_epochs=nan": "must be at least 0.000001 and at most 1e9",
     "--max_steps=0": "must be at least 1",
     "--learning_rate=0.0": "must be above 0",
-    "--learning_rate=-0.1": "must be above 0",
-    "--learning_rate=nan": "must be above 0",
     "--learning_rate=inf": "must be finite, in float32",
     "--learning_rate=1e+39": "must be finite, in float32",
     "--epochs_per_decay=0.0": "must be at least 0.000001",
-    "--epochs_per_decay=1e-300": "must be at least 0.000001",
     "--decay_factor=0.0": "must be above 0 and at most 1",
-    "--decay_factor=1.5": "must be above 0 and at most 1",
     "--warmup_epochs=-1.0": "must be at least 0",
-    "--warmup_start_factor=-0.1": "must be at least 0 and below 1",
     "--warmup_start_factor=1.0": "must be at least 0 and below 1",
     "--base_batch_size=0": "must be at least 1 and at most 1048576",
-    "--base_batch_size=1048577": "must be at least 1 and at most 1048576",
     "--momentum=1.0": "must be at least 0 and below 1",
-    "--momentum=-0.9": "must be at least 0 and below 1",
     "--weight_decay=-0.004": "must be at least 0",
     "--weight_decay=inf": "must be finite, in float32",
     "--train_dir=runs/lr?": "must be a local path without the characters * ? [ ] and",
-    "--train_dir=runs/lr*": "must be a local path without the characters * ? [ ] and",
     "--train_dir=runs/[a]": "must be a local path without the characters * ? [ ] and",
     "--train_dir=runs/a\\b": "must be a local path without the characters * ? [ ] and",
     "--train_dir=gs://bucket/run": "must be a local path",
     "--store_dir=stores/*": "must be a local path without the characters * ? [ ] and",
     "--show_batch=sheet.jpg": "must be the path of a .png file",
     "--image_size=0": "must be at least 1 and at most 4096",
-    "--image_size=5000": "must be at least 1 and at most 4096",
     "--init_from=runs/lr?": "must be a local path without the characters * ? [ ] and",
-    "--clip_norm=-1.0": "must be 0, or 1e-30 to 1e30",
     "--clip_norm=nan": "must be 0, or 1e-30 to 1e30",
     "--clip_norm=1e+38": "must be 0, or 1e-30 to 1e30",
-    "--random_erasing=1.01": "must be at least 0 and at most 1",
     "--random_erasing=-0.1": "must be at least 0 and at most 1",
-    "--random_erasing=nan": "must be at least 0 and at most 1",
     "--mixup_alpha=0.05": "must be 0, or from 0.1 to 100",
-    "--mixup_alpha=nan": "must be 0, or from 0.1 to 100",
     "--cutmix_alpha=-1.0": "must be 0, or from 0.1 to 100",
-    "--cutmix_alpha=101.0": "must be 0, or from 0.1 to 100",
     "--label_smoothing=1.0": "must be at least 0 and below 1",
-    "--label_smoothing=-0.1": "must be at least 0 and below 1",
-    "--label_smoothing=nan": "must be at least 0 and below 1",
     "--moving_average_decay=1.0": "must be at least 0 and below 1",
     "--seed=-1": "must be at least 0 and below 2147483648",
     f"--seed={TOO_LARGE_SEED}": "must be at least 0 and below 2147483648",
@@ -92,33 +72,25 @@ OUT_OF_RANGE = {
     "--summary_every_steps=-1": "must be at least 0",
     "--verify_every_steps=-1": "must be at least 0",
     "--intra_op_threads=0": "must be at least 1 and at most 1024",
-    "--intra_op_threads=1025": "must be at least 1 and at most 1024",
     "--checkpoint_every_steps=0": "must be at least 1",
     "--checkpoints_to_keep=0": "must be at least 1",
     "--eval_split=train": "must be another split than the run is trained on",
     "--eval_split=": "must be the name of one whole split",
     "--eval_split=test[:10%]": "must be the name of one whole split",
     "--eval_split=test+train": "must be the name of one whole split",
-    "--eval_split=../test": "must be the name of one whole split",
-    "--eval_every_epochs=-1.0": "must be 0, or at least 0.000001",
-    "--eval_every_epochs=1e-07": "must be 0, or at least 0.000001",
+    "--eval_every_epochs=-1": "must be at least 0",
     "--profile_steps=5": "must be two steps A,B with 0 < A <= B",
-    "--profile_steps=6,5": "must be two steps A,B with 0 < A <= B",
     "--profile_steps=0,5": "must be two steps A,B with 0 < A <= B",
     "--profile_steps=1,x": "must be numbers separated by commas",
 }
 
 TOO_LONG = {  # a long value is shown without its middle
     f"--seed={HUGE}": "--seed='999999999999...9999999999999': must be at least 0",
-    f"--global_batch_size={HUGE}": "--global_batch_size='999999999999...9999999999999': must be at",
     f"--profile_steps={HUGE},1": "--profile_steps='999999999999...99999999999,1': must be two",
-    f"--seed={HUGE * 2}": "--seed='999999999999...9999999999999': must be an integer",
     f"--model={'x' * 10_000}": "--model='xxxxxxxxxxxx...xxxxxxxxxxxxx': must be one of cifarnet",
-    f"--{'x' * 400}": f"Unknown command line flag '{'x' * 270}",
     f"--{'x' * 10_000}": "--flagfile: too many files within each other; or a flag's name is too ",
     f"--decay_epochs={'7,' * 9999}7": "--decay_epochs='7,7,7,7,7,7,...7,7,7,7,7,7,7': only for",
     f"--dataset={'x' * 10_000}": "--dataset='xxxxxxxxxxxx...xxxxxxxxxxxxx': must be text of a",
-    f"--train_dir={'x/' * 3000}": "--train_dir='x/x/x/x/x/x/.../x/x/x/x/x/x/': must be text of ",
 }
 
 # A terminal, a log and TensorFlow cannot show them, or the system takes no such name.
@@ -131,57 +103,18 @@ CONTROL_CHARACTERS = {
     "--dataset=\x1b[2J": r"--dataset='\x1b[2J'",
 }
 
-CONTRADICTORY = [
-    (
-        ["--learning_rate_schedule=piecewise"],
-        ["--learning_rate_schedule=piecewise needs --decay_e"],
-    ),
-    (
-        ["--decay_epochs=82,123"],
-        ["--decay_epochs=82,123: only for --learning_rate_schedule=piecewise", "it is exponential"],
-    ),
-    (
-        ["--learning_rate_schedule=piecewise", "--decay_epochs=123,82"],
-        ["--decay_epochs=123,82: must be above 0 and increase"],
-    ),
-    (
-        ["--learning_rate_schedule=piecewise", "--decay_epochs=0,82"],
-        ["--decay_epochs=0,82: must be above 0 and increase"],
-    ),
-    (
-        ["--learning_rate_schedule=piecewise", "--decay_epochs=82,later"],
-        ["--decay_epochs=82,later: must be numbers separated by commas"],
-    ),
-    (
-        ["--warmup_start_factor=0.5"],
-        ["--warmup_start_factor=0.5: only with a warm-up, and --warmup_epochs is 0"],
-    ),
-    (
-        ["--learning_rate_schedule=cosine", "--warmup_epochs=5", "--train_epochs=5"],
-        ["--warmup_epochs=5: must be below --train_epochs=5 for the cosine schedule"],
-    ),
-    (
-        ["--optimizer=adam", "--momentum=0.9"],
-        ["--momentum=0.9: only for --optimizer=sgd or rmsprop or muon, and it is adam"],
-    ),
-    (["--nesterov"], ["--nesterov: only for --optimizer=sgd or muon with --momentum above 0"]),
-    (["--optimizer=rmsprop", "--momentum=0.9", "--nesterov"], ["--nesterov: only for --optimizer"]),
-]
-
-DO_NOT_DIVIDE = [
-    (
-        ["--global_batch_size=7", "--num_towers=8"],
-        "--num_towers=8: must be at most num_microbatches=7, because each tower computes",
-    ),
-    (
-        ["--global_batch_size=128", "--num_microbatches=3"],
-        "--global_batch_size=128: must be divisible by num_microbatches=3",
-    ),
-    (
-        ["--global_batch_size=12", "--num_microbatches=3", "--num_towers=4"],
-        "--num_towers=4: must be at most num_microbatches=3",
-    ),
-]
+CONTRADICTORY = {
+    "--learning_rate_schedule=piecewise": "--learning_rate_schedule=piecewise needs --decay_epochs",
+    "--decay_epochs=82,123": "--decay_epochs=82,123: only for --learning_rate_schedule=piecewise",
+    "--learning_rate_schedule=piecewise --decay_epochs=123,82": "--decay_epochs=123,82: must be ab",
+    "--learning_rate_schedule=piecewise --decay_epochs=0,82": "--decay_epochs=0,82: must be ab",
+    "--learning_rate_schedule=piecewise --decay_epochs=82,x": "--decay_epochs=82,x: must be nu",
+    "--warmup_start_factor=0.5": "--warmup_start_factor=0.5: only with a warm-up",
+    "--learning_rate_schedule=linear --warmup_epochs=5 --train_epochs=5": "--warmup_epochs=5: must",
+    "--optimizer=adam --momentum=0.9": "--momentum=0.9: only for --optimizer=sgd or rmsprop or",
+    "--nesterov": "--nesterov: only for --optimizer=sgd or muon with --momentum above 0",
+    "--optimizer=rmsprop --momentum=0.9 --nesterov": "--nesterov: only for --optimizer=sgd or muon",
+}
 
 MODELS = (
     "one of cifarnet, resnet, resnet50, fastnet, or package.module:function, or a network of "
@@ -190,19 +123,15 @@ MODELS = (
 NOT_A_VALUE = {
     "--model=resnett": MODELS,
     "--compute_dtype=float": "one of float32, bfloat16, float16",
-    "--gradient_reduction=max": "one of mean, sum",
-    "--batch_norm_statistics=lats": "one of mean, first, last, each",
     "--learning_rate_schedule=cosin": "one of exponential, piecewise, cosine, linear, constant",
     "--learning_rate_scaling=cubic": "one of none, linear, sqrt",
     "--optimizer=SGD": "one of sgd, adam, adamw, lion, rmsprop, muon",
     "--weight_decay_filter=kernel": "one of kernels, hidden_dense_kernels",
     "--recipe=tutoral": "one of tutorial, shapes, fast",
-    "--recipe=": "one of tutorial, shapes, fast",
     "--global_batch_size=12.5": "an integer",
     "--seed=1e3": "an integer",
     "--seed=": "an integer",
     "--learning_rate=fast": "a number",
-    "--learning_rate=": "a number",
     "--nesterov=maybe": "true or false",
     '--decay_epochs="82': "a comma separated list",
 }
@@ -224,13 +153,10 @@ NOT_A_FLAGFILE = {
 
 NOT_A_DATA_SET = {
     "cifar1O": "dataset=cifar1O is unknown to TensorFlow Datasets. Did you mean cifar10 or ",
-    "cifar": "dataset=cifar is unknown to TensorFlow Datasets. Did you mean cifar10 or ",
     "shape": "dataset=shape is unknown to TensorFlow Datasets. Did you mean shapes or ",
     "x" * 101: f"dataset={'x' * 100} is not the name of a data set",
     "": "dataset= is not the name of a data set",
-    "..": "dataset=.. is not the name of a data set",
     "/etc": "dataset=/etc is not the name of a data set",
-    "../../etc/passwd": "dataset=../../etc/passwd is not the name of a data set",
     "cifar10/../../etc": "dataset=cifar10/../../etc is not the name of a data set",
     "cifar10:../1.0.0": "dataset=cifar10:../1.0.0 is not the name of a data set",
     "cifar10:9.9.9": "dataset=cifar10:9.9.9: Dataset cifar10 cannot be loaded at version 9.9.9, ",
@@ -251,16 +177,12 @@ NOT_A_DATA_FOLDER = {
 
 FOR_EVAL = [
     (["--num_towers=0"], 2, "--num_towers=0: must be at least 1 and at most 1024"),
-    (["--num_towers=100000"], 2, "--num_towers=100000: must be at least 1 and at most 1024"),
     (["--num_towers=two"], 2, "--num_towers=two: must be an integer"),
     (["--global_batch_size=0"], 2, "--global_batch_size=0: must be at least 1 and at most 1048576"),
-    (["--global_batch_size=1000000000"], 2, "must be at least 1 and at most 1048576"),
     (["--eval_interval_seconds=0"], 2, "--eval_interval_seconds=0.0: must be above 0 and at most"),
-    (["--eval_interval_seconds=nan"], 2, "--eval_interval_seconds=nan: must be above 0 and at mo"),
     (["--eval_interval_seconds=1e300"], 2, "=1e+300: must be above 0 and at most 86400"),
     (["--checkpoint=5", "--run_once=false"], 2, "--checkpoint=5: names one checkpoint"),
     (["--checkpoint=a\nb"], 2, r"--checkpoint='a\nb': must be text"),
-    (["--dataset=a\nb"], 2, r"--dataset='a\nb': must be text"),
     (["--train_dir="], 2, "--train_dir=: must be a local path"),
     (["--split=test[:5]"], 2, "--split=test[:5]: must be the name of one whole split"),
     (["--chekpoint=5"], 2, "Unknown command line flag 'chekpoint'. Did you mean: checkpoint ?"),
@@ -302,16 +224,10 @@ def test_every_flag_with_a_range_was_tried():
     assert {field.name for field in definitions if field.metadata["allowed"]} <= tried
 
 
-@pytest.mark.parametrize(("flags", "pieces"), CONTRADICTORY)
-def test_flags_that_contradict(nothing_is_left, flags, pieces):
-    check(scripts.train(nothing_is_left, *flags), 2, *pieces)
-
-
-@pytest.mark.pitfall(26)
-@pytest.mark.parametrize(("flags", "message"), DO_NOT_DIVIDE)
-def test_sizes_that_do_not_divide(nothing_is_left, flags, message):
-    done = scripts.train(nothing_is_left, "--num_microbatches=0", *flags)
-    check(done, 2, f"train.py: error: {message}")
+@pytest.mark.parametrize("flags", CONTRADICTORY)
+def test_flags_that_contradict(nothing_is_left, flags):
+    done = scripts.train(nothing_is_left, *flags.split())
+    check(done, 2, f"train.py: error: {CONTRADICTORY[flags]}")
 
 
 @pytest.mark.parametrize("flag", NOT_A_VALUE)
@@ -415,20 +331,13 @@ def test_a_folder_of_other_files_is_left_alone(tmp_path, name):
     ("script", "flags", "code", "message"),
     [
         ("train.py", ["--learning_rat=1"], 2, NOT_A_FLAG["--learning_rat=1"]),
-        (
-            "train.py",
-            ["--model=vgg"],
-            2,
-            f"--model=vgg: must be {MODELS}\n",
-        ),
         ("train.py", ["--stderrthreshold=loud"], 2, "--stderrthreshold must be one of "),
         ("eval.py", ["--zzz"], 2, NOT_A_FLAG["--zzz"]),
-        ("train.py", ["--seed=-1"], 2, "--seed=-1: must be at least 0 and below 2147483648"),
         pytest.param(
             "train.py",
-            ["--num_towers=9"],
+            ["--parameter_device=gpu"],
             2,
-            "--num_towers=9: must be at most num_microbatches=8, because each tower computes at",
+            "--parameter_device=gpu: this machine has no visible GPU",
             marks=pytest.mark.long,
         ),
         pytest.param(
@@ -500,31 +409,19 @@ def test_a_configuration_that_is_none(run, content, reason):
 @pytest.mark.parametrize(
     ("name", "value", "reason"),
     [
-        (
-            "model",
-            "of_tomorrow",
-            "--model=of_tomorrow: must be one of cifarnet, resnet, resnet50, fast",
-        ),
+        ("model", "of_tomorrow", "--model=of_tomorrow: must be one of cifarnet, resnet"),
         ("model", ["cifarnet"], "--model=cifarnet: must be of type str"),
         ("dataset", None, "--dataset=None: must be of type str"),
         ("dataset", "a\nb", r"--dataset='a\nb': must be text of at most"),
         ("seed", "0", "--seed=0: must be of type int"),
-        ("global_batch_size", True, "--global_batch_size=True: must be of type int"),
         ("global_batch_size", 10**12, "must be at least 1 and at most 1048576"),
-        ("num_microbatches", 0, "num_microbatches=0: must be at least 1"),
-        (
-            "num_microbatches",
-            7,
-            "global_batch_size=24: must be divisible by num_microbatches=7",
-        ),
+        ("microbatch_size", 0, "microbatch_size=0"),
         ("intra_op_threads", -1, "--intra_op_threads=-1: must be at least 1 and at most 1024"),
         ("moving_average_decay", float("nan"), "--moving_average_decay=nan: must be at least 0"),
         ("learning_rate", 10**400, "must be finite, in float32"),
         ("decay_epochs", ["82"], "--decay_epochs=82: must be of type tuple"),
-        ("class_names", 10, "class_names=10"),
         ("class_names", [1, 2], "class_names=1,2"),
         ("image_shape", "24", "image_shape=24"),
-        ("augment", "mixup", "--augment=mixup: must be one of none, trivial_augment"),
         ("preprocessing", "my_own", "--preprocessing=my_own: must be one of crop_flip_colour"),
         ("examples_per_epoch", 0, "examples_per_epoch=0"),
         ("last_step", None, "last_step=None"),
@@ -543,7 +440,12 @@ def test_a_configuration_that_lacks_what_is_read_of_it(run):
     config = json.loads((run / "config.json").read_text())
     read = {
         "settings": settings.recorded_names(),
-        "resolved": [*run_config._READ_OF_RESOLVED, "init_from", "layers"],
+        "resolved": [
+            *run_config._READ_OF_RESOLVED,
+            "init_from",
+            "layers",
+            "places_of_weights",
+        ],
     }
     for part, names in read.items():
         for name in config[part]:

@@ -70,8 +70,7 @@ def test_the_version_comes_without_tensorflow_from_anywhere(tmp_path):
     "module",
     [
         "benchmarks.kills",
-        "benchmarks.plots",
-        "benchmarks.throughput",
+        "benchmarks.networks",
         "input_pipeline.shapes",
         "laboratory",
         "laboratory.parameter_server",
@@ -99,7 +98,7 @@ def test_every_command_has_help(module, tmp_path):
 class TestOutputThatCannotBe:
     """Closed, or of ASCII alone: the run goes its way."""
 
-    SHORT = ("--dataset=shapes", "--global_batch_size=24", "--max_steps=1", "--num_microbatches=1")
+    SHORT = ("--dataset=shapes", "--global_batch_size=24", "--max_steps=1", "--microbatch_size=24")
 
     @pytest.mark.parametrize(
         "closed",

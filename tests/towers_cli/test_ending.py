@@ -6,7 +6,7 @@ import signal
 
 import pytest
 
-from towers.support import errors
+from towers import errors
 from towers_cli import ending, settings
 
 

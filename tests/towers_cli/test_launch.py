@@ -339,18 +339,6 @@ class TestElastic:
         threading.Thread(target=send, daemon=True).start()
         assert elastic("time.sleep(60)", 2, restarts=5) == (143, [], [2])
 
-    def test_those_that_wait_for_one_that_died_do_not_lose_their_places(self, elastic, monkeypatch):
-        monkeypatch.setattr(launch, "_KILLED_AFTER_SECONDS", 1.0)
-        program = """
-        if life == 0 and index == 1:
-            os.kill(os.getpid(), 9)
-        if life == 0:
-            time.sleep(60)
-        """
-        code, said, counts = elastic(program, 3, restarts=1, min_workers=1)
-        assert (code, counts) == (0, [3, 2])
-        assert said[0].startswith("worker 1 has ended (exit codes 143, -9, 143); continuing with 2")
-
     def test_a_chief_that_saves_for_long_is_left_to_it(self, elastic, monkeypatch, tmp_path):
         monkeypatch.setattr(launch, "_KILLED_AFTER_SECONDS", 0.3)
         program = """
@@ -420,38 +408,6 @@ class TestElastic:
         assert code == 0
         assert said[0].startswith("worker 1 has ended (exit codes 138, -9); continuing with 1 of 2")
         assert time.monotonic() - begun < launch._KILLED_AFTER_SECONDS
-
-    def test_a_worker_that_hangs_after_another_was_killed_is_killed(self, elastic, monkeypatch):
-        monkeypatch.setattr(launch, "_KILLED_AFTER_SECONDS", 1.0)
-        monkeypatch.setattr(launch, "_CHIEF_KILLED_AFTER_SECONDS", 1.0)
-        program = """
-        if life == 0 and index == 1:
-            os.kill(os.getpid(), 9)
-        if life == 0:
-            signal.signal(signal.SIGTERM, signal.SIG_IGN)
-            time.sleep(60)
-        """
-        code, said, counts = elastic(program, 2, restarts=1)
-        assert (code, counts) == (0, [2, 2])
-        assert "(exit codes -9, -9)" in said[0]
-
-    def test_one_that_dies_while_room_is_made_has_died(self, elastic):
-        program = """
-        def dies(*_):
-            open("asked", "w").close()
-            os.kill(os.getpid(), 9)
-        if os.path.exists("asked"):
-            sys.exit(0)
-        if count == 2:
-            os.kill(os.getpid(), 9) if index else sys.exit(138)
-        signal.signal(signal.SIGTERM, dies)
-        time.sleep(60)
-        """
-        code, said, counts = elastic(program, 2, restarts=5, min_workers=1, return_seconds=1.0)
-        assert (code, counts[:2]) == (0, [2, 1])
-        restarts = [line for line in said if "restarts left" in line]
-        assert len(restarts) == 2  # the first death, and that of the chief that was asked to stop
-        assert restarts[1].startswith("worker 0 has ended (exit codes -9); continuing with ")
 
     def test_a_reader_that_goes_away_starts_nothing_again(self, tmp_path):
         script = tmp_path / "program.py"

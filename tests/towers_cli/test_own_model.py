@@ -35,11 +35,6 @@ def three(image_shape, num_classes):
 def smaller(image_shape, num_classes):
     return keras.Sequential([keras.Input((5,)), keras.layers.Dense(num_classes)])
 
-def compiled(image_shape, num_classes):
-    model = build(image_shape, num_classes)
-    model.compile(loss="mse")
-    return model
-
 class Own(keras.layers.Layer):
     def __init__(self, size):
         super().__init__()
@@ -112,41 +107,18 @@ class Scaled(keras.layers.Layer):
     def call(self, x):
         return x * 2.0
 
-def registered(image_shape, num_classes):
-    return keras.Sequential([keras.Input(image_shape), Scaled(), keras.layers.Flatten(),
-                             keras.layers.Dense(num_classes)])
-
+@keras.saving.register_keras_serializable("mine")
 class Masked(keras.layers.Layer):
-    def __init__(self, grows, **arguments):
-        super().__init__(**arguments)
-        self.grows = grows
-
     def build(self, _):
-        given = {"shape": (), "trainable": False}
-        self.mask = self.add_weight(
-            name="mask", initializer=keras.initializers.Constant(float("-inf")), **given
-        )
-        self.count = self.add_weight(name="count", initializer="ones", **given)
+        low = keras.initializers.Constant(float("-inf"))
+        self.mask = self.add_weight(name="mask", initializer=low, trainable=False)
 
     def call(self, x):
-        if self.grows:
-            self.count.assign(self.count * 1e30)
         return keras.ops.maximum(x, self.mask)
 
-    def get_config(self):
-        return super().get_config() | {"grows": self.grows}
-
-def masked(image_shape, num_classes, grows=False):
-    return keras.Sequential([keras.Input(image_shape), Masked(grows), keras.layers.Flatten(),
+def masked(image_shape, num_classes):
+    return keras.Sequential([keras.Input(image_shape), Masked(), Scaled(), keras.layers.Flatten(),
                              keras.layers.Dense(num_classes)])
-
-def grows(image_shape, num_classes):
-    return masked(image_shape, num_classes, grows=True)
-
-def spoiled(image_shape, num_classes):
-    model = build(image_shape, num_classes)
-    model.layers[1].moving_variance.assign([float("nan")] * 8)
-    return model
 
 number = 3
 """
@@ -207,7 +179,8 @@ class TestARunOfIt:
         evaluated = scripts.run("eval", f"--train_dir={folder}")
         assert evaluated.returncode == 0, evaluated.stderr
         [line] = scripts.lines_of(folder / "eval.jsonl")
-        assert line["accuracy"] == scripts.final_summary(folder)["accuracy"]
+        own = scripts.final_summary(folder)["val_accuracy"]
+        assert line["accuracy"] == pytest.approx(own, abs=1e-7)
 
     def test_says_what_it_is_and_decides_the_run(self, here):
         done = train(here / "run", "--max_steps=1", "--preprocessing=crop_flip_colour")
@@ -221,8 +194,6 @@ class TestARunOfIt:
     @pytest.mark.parametrize(
         "change",
         [
-            pytest.param(("Conv2D(8", "Conv2D(9"), marks=pytest.mark.long),
-            pytest.param(('"relu"', '"tanh"'), marks=pytest.mark.long),
             ("Dropout(0.1)", "Dropout(0.2)"),
             ("BatchNormalization()", "BatchNormalization(trainable=False)"),
         ],
@@ -234,7 +205,7 @@ class TestARunOfIt:
         before = scripts.contents(here / "run")
         done = train(here / "run", "--max_steps=2")
         assert done.returncode == 1
-        assert f"--train_dir={here / 'run'} holds a run of another model" in done.stderr
+        assert f"--train_dir={here / 'run'} holds a run with other settings: layers " in done.stderr
         done = scripts.run("eval", f"--train_dir={here / 'run'}")
         assert done.returncode == 2
         assert "--model=mine:build: is no longer the network of the run" in done.stderr
@@ -251,7 +222,8 @@ class TestARunOfIt:
         "model",
         [
             "mine:subclass",
-            *(pytest.param(m, marks=pytest.mark.long) for m in ("mine:unbuilt", "mine:registered")),
+            "mine:masked",  # which has a constant that is not finite
+            pytest.param("mine:unbuilt", marks=pytest.mark.long),
         ],
     )
     def test_of_another_kind_is_trained_and_evaluated(self, here, model):
@@ -261,7 +233,7 @@ class TestARunOfIt:
         assert evaluated.returncode == 0, evaluated.stderr
 
     def test_with_layers_of_its_own_is_asked_about_pictures(self, here, capsys):
-        done = scripts.train(here / "run", "--model=mine:registered", "--max_steps=1")
+        done = scripts.train(here / "run", "--model=mine:masked", "--max_steps=1")
         assert done.returncode == 0, done.stderr
         Image.effect_noise((40, 40), 50).save("a.png")
         assert predict.main([str(here / "run"), "a.png"]) == 0
@@ -273,20 +245,6 @@ class TestARunOfIt:
         assert "--model=mine:fails_late: training it: KeyError: " in done.stderr
         assert "only in training" in done.stderr
         assert f"({here / 'mine.py'}, line " in done.stderr
-
-    @pytest.mark.parametrize(
-        ("model", "wrong"), [("masked", None), ("grows", "/count"), ("spoiled", "/moving_variance")]
-    )
-    def test_may_have_constants_that_are_not_finite_but_no_state_that_a_step_leaves_so(
-        self, here, model, wrong
-    ):
-        """Even if it was not when the run began."""
-        done = scripts.train(here / "run", f"--model=mine:{model}", "--max_steps=3")
-        assert done.returncode == bool(wrong)
-        if wrong:
-            left = done.stderr.partition("the update has left NaN or Inf in ")[2]
-            assert left.partition(";")[0].endswith(wrong)
-            assert scripts.checkpoint_steps(here / "run") == []
 
     def test_that_xla_cannot_compile_is_said_in_a_sentence(self, here):
         done = scripts.train(here / "run", "--model=mine:prints", "--max_steps=1", "--jit_compile")
@@ -311,20 +269,11 @@ class TestARunOfIt:
         ("mine:nothing", "returned a NoneType: must be a Keras model"),
         ("mine:three", "gives (None, 3) for images of [32, 32, 3]: must be (None, 10)"),
         ("mine:smaller", "calling it: ValueError: "),
-        ("mine:compiled", "training it: ValueError: "),
         ("mine:ends_with_softmax", "ends with a softmax: must give logits"),
         ("mine:frozen", "has no trainable weight: must have one"),
         ("ends:build", "importing it: SystemExit: 0"),
         ("mine:unsaved", "saving it: ValueError: Keras cannot save the model"),
-        ("mine", "must be one of cifarnet, resnet, resnet50, fastnet, or package.module:function"),
-        (
-            ":build",
-            "must be one of cifarnet, resnet, resnet50, fastnet, or package.module:function",
-        ),
-        (
-            "mine:build()",
-            "must be one of cifarnet, resnet, resnet50, fastnet, or package.module:function",
-        ),
+        *((name, "must be one of cifarnet, resnet") for name in ("mine", ":build", "mine:build()")),
     ],
 )
 def test_what_is_no_network_is_refused(here, model, reason):

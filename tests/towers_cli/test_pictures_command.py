@@ -16,8 +16,7 @@ import scripts
 from PIL import Image
 
 from input_pipeline import datasets, images, mixing, store
-from towers.support import tally
-from towers_cli import build, launch, pictures, settings
+from towers_cli import build, pictures, settings, tally
 
 pytestmark = pytest.mark.usefixtures("cache")
 
@@ -38,7 +37,7 @@ def flags(folder, run, *more: str) -> list[str]:
         "--image_size=24",
         "--preprocessing=random_resized_crop",
         "--global_batch_size=24",
-        "--num_microbatches=8",
+        "--microbatch_size=3",
         "--intra_op_threads=1",
         "--learning_rate=0.05",
         "--momentum=0.9",
@@ -52,46 +51,18 @@ def flags(folder, run, *more: str) -> list[str]:
 
 @pytest.fixture(scope="module")
 def whole(folder, tmp_path_factory, cache):
-    """A run on one tower, of each network and type that is asked for."""
-    runs = {}
-
-    def of(model="cifarnet", dtype="float32"):
-        if (model, dtype) not in runs:
-            run = tmp_path_factory.mktemp("runs") / f"{model}-{dtype}"
-            chosen = [f"--model={model}", f"--compute_dtype={dtype}"]
-            done = scripts.run("train", *flags(folder, run, *chosen))
-            assert done.returncode == 0, done.stderr
-            runs[model, dtype] = run
-        return runs[model, dtype]
-
-    return of
-
-
-KINDS = [
-    ("cifarnet", "float32"),
-    pytest.param("cifarnet", "bfloat16", marks=pytest.mark.long),
-    pytest.param("resnet", "float32", marks=pytest.mark.long),
-    pytest.param("resnet", "bfloat16", marks=pytest.mark.long),
-]
-
-
-@pytest.mark.long  # with augmentation in every session
-@pytest.mark.parametrize("towers", [2, 3])
-@pytest.mark.parametrize(("model", "dtype"), KINDS)
-def test_the_number_of_towers_does_not_show(folder, whole, tmp_path, model, dtype, towers):
-    chosen = [f"--model={model}", f"--compute_dtype={dtype}", f"--num_towers={towers}"]
-    done = scripts.run("train", *flags(folder, tmp_path, *chosen))
+    """A run on one tower."""
+    run = tmp_path_factory.mktemp("runs") / "run"
+    done = scripts.run("train", *flags(folder, run))
     assert done.returncode == 0, done.stderr
-    assert scripts.hash_lines(tmp_path) == scripts.hash_lines(whole(model, dtype))
-    assert len(scripts.hash_lines(tmp_path)) == STEPS // 2 + 1
-    scripts.assert_same_run(tmp_path, whole(model, dtype))
+    return run
 
 
 @pytest.mark.long
 def test_augmented_pictures_are_the_same_on_any_number_of_towers(folder, whole, tmp_path):
     for towers in (1, 3):
         augmentation = ("--augment=trivial_augment", "--random_erasing=0.5")
-        augmentation += ("--mixup_alpha=0.4", "--cutmix_alpha=1", "--num_microbatches=12")
+        augmentation += ("--mixup_alpha=0.4", "--cutmix_alpha=1", "--microbatch_size=2")
         run = tmp_path / str(towers)
         done = scripts.run("train", *flags(folder, run, *augmentation, f"--num_towers={towers}"))
         assert done.returncode == 0, done.stderr
@@ -101,7 +72,7 @@ def test_augmented_pictures_are_the_same_on_any_number_of_towers(folder, whole, 
         )
         assert said in scripts.unwrapped(done.stdout)
     scripts.assert_same_run(tmp_path / "3", tmp_path / "1")
-    assert scripts.final_summary(tmp_path / "1") != scripts.final_summary(whole())
+    assert scripts.final_summary(tmp_path / "1") != scripts.final_summary(whole)
 
 
 def test_every_flag_of_augmentation_reaches_the_preprocessing():
@@ -140,29 +111,10 @@ def test_killed_on_one_number_of_towers_and_continued_on_another(
     done = scripts.run("train", *flags(folder, tmp_path, "--num_towers=3"))
     assert done.returncode == 0, done.stderr
     assert "continuing at step " in done.stdout
-    scripts.assert_same_run(tmp_path, whole())
+    scripts.assert_same_run(tmp_path, whole)
 
 
-@pytest.mark.whole_program
-@pytest.mark.long
-def test_two_workers_make_the_run_of_one(folder, whole, tmp_path, cache_home):
-    ports = launch.free_ports(2)
-    addresses = ",".join(f"127.0.0.1:{port}" for port in ports)
-    started = [
-        scripts.start(
-            cache_home,
-            "train",
-            *flags(folder, tmp_path, f"--workers={addresses}", f"--worker_index={index}"),
-        )
-        for index in range(2)
-    ]
-    said = [process.communicate(timeout=120) for process in started]
-    assert [process.returncode for process in started] == [0, 0], said
-    scripts.assert_same_run(tmp_path, whole())
-
-
-def test_the_table_says_where_the_pictures_are(folder, whole, tmp_path):
-    whole()  # makes the store
+def test_the_table_says_where_the_pictures_are(folder, whole, tmp_path):  # whole makes the store
     done = scripts.run("train", *flags(folder, tmp_path, "--dry_run"))
     assert done.returncode == 0, done.stderr
     said = " ".join(done.stdout.split())
@@ -179,40 +131,41 @@ def test_a_dry_run_makes_no_store(folder, tmp_path):
 
 class TestEvaluation:
     def test_has_the_accuracy_of_the_training(self, whole):
-        done = scripts.run("eval", f"--train_dir={whole()}")
+        done = scripts.run("eval", f"--train_dir={whole}")
         assert done.returncode == 0, done.stderr
-        line = scripts.lines_of(whole() / "eval.jsonl")[-1]
-        final = scripts.final_summary(whole())
-        assert (line["accuracy"], line["loss"]) == (final["accuracy"], final["loss"])
+        line = scripts.lines_of(whole / "eval.jsonl")[-1]
+        final = scripts.final_summary(whole)
+        for name in ("accuracy", "cross_entropy"):
+            assert line[name] == pytest.approx(final[f"val_{name}"], abs=1e-6)
 
     def test_of_other_pictures_is_of_all_of_them(self, whole, tmp_path):
         photos.folder(tmp_path / "new", 5, first=50)
-        done = scripts.run("eval", f"--train_dir={whole()}", f"--data_dir={tmp_path / 'new'}")
+        done = scripts.run("eval", f"--train_dir={whole}", f"--data_dir={tmp_path / 'new'}")
         assert done.returncode == 0, done.stderr
         assert "all split, 15 examples, each once" in done.stdout
-        line = scripts.lines_of(whole() / "eval.jsonl")[-1]
+        line = scripts.lines_of(whole / "eval.jsonl")[-1]
         assert line["dataset"] == f"folder {tmp_path / 'new'}"
 
     def test_of_the_run_s_own_folder_is_of_its_own_split(self, whole, folder):
         spelled = folder / ".." / folder.name
-        done = scripts.run("eval", f"--train_dir={whole()}", f"--data_dir={spelled}")
+        done = scripts.run("eval", f"--train_dir={whole}", f"--data_dir={spelled}")
         assert done.returncode == 0, done.stderr
         assert "test split" in done.stdout
-        assert scripts.lines_of(whole() / "eval.jsonl")[-1]["dataset"] == "folder"
+        assert scripts.lines_of(whole / "eval.jsonl")[-1]["dataset"] == "folder"
 
     def test_of_pictures_of_one_class(self, whole, tmp_path):
         photos.folder(tmp_path / "new", 5, first=50)
         for name in ("ant", "bee"):
             os.rename(tmp_path / "new" / name, tmp_path / name)
-        done = scripts.run("eval", f"--train_dir={whole()}", f"--data_dir={tmp_path / 'new'}")
+        done = scripts.run("eval", f"--train_dir={whole}", f"--data_dir={tmp_path / 'new'}")
         assert done.returncode == 0, done.stderr
-        line = scripts.lines_of(whole() / "eval.jsonl")[-1]
+        line = scripts.lines_of(whole / "eval.jsonl")[-1]
         assert line["count"] == 5
 
     def test_of_another_class_is_refused(self, whole, tmp_path):
         photos.folder(tmp_path / "new", 2)
         os.rename(tmp_path / "new" / "ant", tmp_path / "new" / "dog")
-        done = scripts.run("eval", f"--train_dir={whole()}", f"--data_dir={tmp_path / 'new'}")
+        done = scripts.run("eval", f"--train_dir={whole}", f"--data_dir={tmp_path / 'new'}")
         assert done.returncode == 1
         assert "'dog' is not a class of the set, which has ant, bee, cow" in done.stderr
 
@@ -260,7 +213,7 @@ class TestWhatAPersonLooksAt:
 
     def test_predictions_with_the_names_of_files(self, whole, folder, tmp_path):
         file = tmp_path / "predictions.csv"
-        asked = [f"--train_dir={whole()}", "--split=all"]
+        asked = [f"--train_dir={whole}", "--split=all"]
         done = scripts.run("eval", *asked, f"--write_predictions={file}")
         assert done.returncode == 0, done.stderr
         with open(file, newline="") as opened:
@@ -269,13 +222,12 @@ class TestWhatAPersonLooksAt:
             str(path.relative_to(folder)) for path in folder.glob("*/*.jpg")
         )
         assert all(row["name"].startswith(row["class"]) for row in rows)
-        line = scripts.lines_of(whole() / "eval.jsonl")[-1]
+        line = scripts.lines_of(whole / "eval.jsonl")[-1]
         right = [row["class"] == row["predicted"] for row in rows]
         assert [row["correct"] == "1" for row in rows] == right
         assert sum(right) / len(rows) == pytest.approx(line["accuracy"])
-        assert np.mean([float(row["loss"]) for row in rows]) == pytest.approx(
-            line["loss"], rel=1e-4
-        )
+        losses = [float(row["loss"]) for row in rows]
+        assert np.mean(losses) == pytest.approx(line["cross_entropy"], rel=1e-4)
         assert list(tmp_path.iterdir()) == [file]
 
     def test_predictions_without_the_names_blame_the_store(self, folder, tmp_path):
@@ -283,7 +235,8 @@ class TestWhatAPersonLooksAt:
         names = split.store.path / "names"
         kept = names.read_bytes()
         names.unlink()
-        seen = tally.Seen(np.ones(36), np.zeros(36), np.zeros((36, 3), np.int64))
+        classes = np.zeros(36, np.int64)
+        seen = tally.Seen(np.zeros(36), classes, classes, classes == 0)
         try:
             with pytest.raises(datasets.DataError, match=f"{names}: No such file"):
                 pictures.write_predictions(str(tmp_path / "a.csv"), seen, split)
@@ -293,12 +246,13 @@ class TestWhatAPersonLooksAt:
 
     def test_the_most_confused_are_those_of_the_largest_loss(self, folder):
         split = datasets.load("folder", str(folder), "all", image_size=24)
-        losses, classes = np.zeros(36), np.zeros((36, 3), np.int64)
-        classes[:, 0] = classes[:, 1] = split.store.index.labels
-        assert pictures.most_confused(tally.Seen(np.ones(36), losses, classes), split) is None
-        classes[[3, 20], 1], losses[[3, 20]] = 2, [1.0, 5.0]
+        losses, labels = np.zeros(36), np.array(split.store.index.labels)
+        predicted, in_top = labels.copy(), labels >= 0
+        seen = tally.Seen(losses, labels, predicted, in_top)
+        assert pictures.most_confused(seen, split) is None
+        predicted[[3, 20]], losses[[3, 20]] = 2, [1.0, 5.0]
         losses[30] = 9.0  # right all the same
-        sheet = pictures.most_confused(tally.Seen(np.ones(36), losses, classes), split)
+        sheet = pictures.most_confused(seen, split)
         assert sheet.shape[1] < 300  # two of them
         first, second = sheet[10:110, 10:110], sheet[10:110, 130:220]
         assert first.mean(axis=(0, 1)).argmax() == 1 and second.mean(axis=(0, 1)).argmax() == 0
@@ -317,7 +271,7 @@ def test_a_changed_picture_is_another_run(tmp_path, whole):
 
 def test_the_final_model_takes_pictures(whole, folder):
     picture = folder / "cow" / "001.jpg"
-    call = [sys.executable, "-m", "towers_cli.predict", str(whole()), str(picture)]
+    call = [sys.executable, "-m", "towers_cli.predict", str(whole), str(picture)]
     done = forked.run(call, timeout=120)
     assert done.returncode == 0, done.stderr
     assert done.stdout.startswith(f"{picture}: ") and done.stdout.count("%") == 3

@@ -10,9 +10,8 @@ import scripts
 from absl import flags
 
 from input_pipeline import augment, preprocess
-from towers import gradients, model_state, networks, schedules
+from towers import errors, networks, schedules, weight_decay
 from towers.networks import optimizers
-from towers.support import errors, weight_filters
 from towers_cli import build, command_line, settings
 
 from tensorflow.python.framework import config  # isort: skip
@@ -44,14 +43,12 @@ def test_eval_has_the_flags_that_were_promised():
     [
         ("model", networks.NETWORKS),
         ("compute_dtype", networks.DTYPE_POLICIES),
-        ("gradient_reduction", gradients.REDUCTIONS),
-        ("batch_norm_statistics", model_state.POLICIES),
         ("learning_rate_schedule", schedules.SCHEDULES),
         ("learning_rate_scaling", schedules.SCALINGS),
         ("optimizer", optimizers.OPTIMIZERS),
         ("preprocessing", preprocess._BY_NAME),
         ("augment", augment.NAMES),
-        ("weight_decay_filter", weight_filters.FILTERS),
+        ("weight_decay_filter", weight_decay.FILTERS),
     ],
 )
 def test_choices_are_those_of_the_package(flag, registry):
@@ -96,10 +93,9 @@ TUTORIAL = {
     "momentum": 0.0,
     "moving_average_decay": 0.9999,
     "clip_norm": 0.0,
-    "gradient_reduction": "mean",
     "compute_dtype": "float32",
-    "num_microbatches": 0,
-    "eval_every_epochs": 0.0,
+    "microbatch_size": 0,
+    "eval_every_epochs": 0,
     "max_steps": None,
     "data_dir": None,
 }

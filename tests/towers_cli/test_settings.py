@@ -18,8 +18,8 @@ from towers_cli import settings
         "--max_steps=1",
         "--global_batch_size=1",
         "--global_batch_size=1048576",
-        "--num_microbatches=0",
-        "--num_microbatches=1024",
+        "--microbatch_size=0",
+        "--microbatch_size=1048576",
         "--num_towers=1024",
         "--train_epochs=0.000001",
         "--train_epochs=1e9",
@@ -150,7 +150,6 @@ MAY_CHANGE = {
     "checkpoints_to_keep",
     "eval_split",  # of what is reported
     "eval_every_epochs",
-    "eval_of_workers",
     "profile_steps",
     "dry_run",
     "show_batch",

@@ -2,7 +2,7 @@
 
 import pytest
 
-from towers.support import worker_errors
+from towers import worker_errors
 from towers_cli import slots
 
 

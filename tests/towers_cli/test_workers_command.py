@@ -9,15 +9,14 @@ import sys
 import time
 import types
 
-import lighter
-import numpy as np
 import pytest
 import scripts
 
+import towers
+from towers import machine, worker_errors
 from towers.multi_worker import collectives
-from towers.runs import loop, run_folder
-from towers.support import machine, worker_errors
-from towers_cli import agreement, launch, resolve
+from towers.runs import run_folder
+from towers_cli import agreement, launch
 
 STOPS_WITHIN_SECONDS = 25  # as docs/workers.md says
 
@@ -28,7 +27,7 @@ def flags(folder, *more: str) -> list[str]:
         f"--train_dir={folder}",
         "--dataset=shapes",
         "--global_batch_size=32",
-        "--num_microbatches=4",
+        "--microbatch_size=8",
         "--intra_op_threads=1",
         "--momentum=0.9",
         "--log_every_steps=5",
@@ -91,8 +90,7 @@ def test_the_folder_of_two_workers_is_that_of_one(tmp_path, alone, cache_home):
     folder = tmp_path / "run"
     script = scripts.lighter_train(tmp_path)
     done = subprocess.run(
-        [sys.executable, "-m", "towers_cli.launch", "--workers=2", "--", script,
-         *flags(folder, "--eval_of_workers")],
+        [sys.executable, "-m", "towers_cli.launch", "--workers=2", "--", script, *flags(folder)],
         capture_output=True,
         text=True,
         cwd=scripts.ROOT,
@@ -103,18 +101,6 @@ def test_the_folder_of_two_workers_is_that_of_one(tmp_path, alone, cache_home):
     scripts.assert_same_run(folder, alone)
     assert file_names(folder) == file_names(alone)
     out = done.stdout.splitlines()
-    assert [
-        line for line in out if "accuracy" in line and "test at" in line and "[0] " not in line
-    ] == []
-    evaluation = scripts.evaluation_lines(folder)[-1]
-    assert sum(evaluation["count_of_workers"]) == evaluation["count"] == lighter.TEST_IMAGES
-    shares = zip(evaluation["count_of_workers"], evaluation["accuracy_of_workers"], strict=True)
-    accuracy = sum(n * share for n, share in shares) / evaluation["count"]
-    assert np.isclose(accuracy, evaluation["accuracy"])
-    for index, share in enumerate(evaluation["accuracy_of_workers"]):
-        assert any(
-            re.search(rf"\[0\]   worker {index} .*: {share:.2%} of its", line) for line in out
-        )
     table = next(line for line in out if line.startswith("[0]   workers "))
     assert re.search(r"2 \(127.0.0.1:\d+, 127.0.0.1:\d+\)", table)
     assert any(
@@ -154,7 +140,7 @@ def test_killed_stopped_and_continued_by_other_numbers_of_workers(tmp_path, alon
     stopped = scripts.wait_for_line(other, "stopped at step")
     assert again.ended(1) == (143, "")
     assert again.ended(0) == (143, "")
-    step = int(re.search(r"step (\d+);", stopped).group(1))
+    step = int(re.search(r"step (\d+) of", stopped).group(1))
     assert scripts.checkpoint_steps(folder)[-1] == step
 
     third = workers(2)
@@ -186,37 +172,6 @@ def test_a_worker_with_other_settings_is_refused_by_name(tmp_path, workers):
     for index in range(2):
         assert two.ended(index) == (1, f"train.py: error: {problem}\n")
     assert not folder.exists()
-
-
-@pytest.mark.long
-@pytest.mark.whole_program
-def test_no_step_is_lost_by_twenty_kills(tmp_path, workers):
-    """The last of three workers is killed at random moments; then one makes what is left."""
-    folder, rng = tmp_path / "run", np.random.default_rng()
-    run = flags(folder, "--max_steps=2000", "--log_every_steps=1", "--checkpoint_every_steps=2000")
-    saved, moments = [0], []
-    for _ in range(20):
-        three = workers(3)
-        chief, *_ = [three.start(index, *run) for index in range(3)]
-        scripts.wait_for_line(chief, f"step {saved[-1] + 1}/")
-        moments.append(rng.uniform(0, 0.5))
-        time.sleep(moments[-1])
-        three.processes[2].kill()
-        out, err = chief.communicate(timeout=60)
-        said = [int(step) for step in re.findall(r"^step (\d+)/", out, re.M)] or [saved[-1] + 1]
-        saved.append(int(re.search(r"/step-(\d+)\.\n", err)[1]))
-        assert chief.returncode == 138, moments
-        # Its update may have been made, and its line not have been written.
-        assert said[-1] <= saved[-1] <= said[-1] + 1, moments
-    assert scripts.run("train", *run, f"--max_steps={saved[-1]}").returncode == 0
-    alone = flags(tmp_path / "alone", f"--max_steps={saved[-1]}")
-    assert scripts.run("train", *alone).returncode == 0
-    hashes = [
-        {line["step"]: line["state_sha256"] for line in scripts.hash_lines(of)}
-        for of in (folder, tmp_path / "alone")
-    ]
-    assert hashes[0] == hashes[1] | {step: hashes[0][step] for step in saved if step in hashes[0]}
-    assert hashes[0][saved[-1]] == hashes[1][saved[-1]]
 
 
 @pytest.mark.whole_program
@@ -281,8 +236,10 @@ def test_a_launcher_that_is_killed_takes_its_workers_with_it(tmp_path, cache_hom
 # The worker of that index gets that signal at that moment.
 SMALL = """
 import os, sys
-from towers import multi_worker  # before TensorFlow: it sets it up
-import tensorflow as tf
+from towers_cli import system
+with system.without_notices():
+    from towers import multi_worker  # before TensorFlow: it sets it up
+    import tensorflow as tf
 addresses, index, moment, victim, signal, seconds = sys.argv[1:]
 def die():
     if index == victim:
@@ -456,7 +413,6 @@ def test_a_worker_with_other_images_is_refused_by_name(tmp_path, workers, split)
         (["--workers=a:1,b:2", "--worker_index=2"], "worker_index=2: must be at least 0 and below"),
         (["--workers=a:1,b", "--worker_index=0"], "--workers=a:1,b: 'b' is not host:port"),
         (["--workers=a:1,a:1", "--worker_index=0"], "--workers=a:1,a:1: a:1 is listed twice"),
-        (["--worker_wait_seconds=0"], "--worker_wait_seconds=0.0: must be above 0 and at most 1e6"),
     ],
 )
 def test_wrong_flags(tmp_path, arguments, problem):
@@ -509,21 +465,8 @@ def test_a_chief_says_whether_everybody_may_join(monkeypatch, capsys, secret, ti
     assert capsys.readouterr().out.count("port may join") == times
 
 
-def test_every_tower_of_every_worker_needs_a_microbatch():
-    asked = scripts.settings_of(
-        "--workers=a:1,b:1", "--worker_index=0", "--num_towers=2", "--num_microbatches=2"
-    )
-    with pytest.raises(
-        ValueError, match="num_towers=4 on all workers together: must be at most num_microbatches=2"
-    ):
-        resolve.resolved(asked, None, num_gpus=0, cores=2)
-    with pytest.raises(ValueError, match="num_towers=3 on all workers together: must be at most"):
-        resolve.resolved(asked, None, 0, 2, towers_of_workers=[2, 1])
-
-
-@pytest.mark.parametrize("flags", [["--verify_every_steps=1"], []], ids=["verified", "saved"])
-def test_workers_whose_weights_differ_stop(tmp_path, monkeypatch, flags):
-    """At a hash of the state, or before the next checkpoint; none is written."""
+def test_workers_whose_weights_differ_stop(tmp_path, monkeypatch):
+    """Before the next checkpoint; none is written."""
 
     def exchange(self, what, parts):
         if not isinstance(parts, dict):
@@ -537,16 +480,13 @@ def test_workers_whose_weights_differ_stop(tmp_path, monkeypatch, flags):
         self.workers.count = 2
         save(self)
 
-    save = loop.Loop._save
-    monkeypatch.setattr(loop.Loop, "_save", save_as_one_of_two)
+    save = towers.Run._save
+    monkeypatch.setattr(towers.Run, "_save", save_as_one_of_two)
     monkeypatch.setattr("towers.worker.SingleWorker.exchange", exchange)
     monkeypatch.setattr("towers_cli.agreement.check_alike", lambda *_: None)
     monkeypatch.setattr("towers_cli.agreement.check_same_data", lambda *_, **__: None)
-    done = scripts.train(tmp_path / "run", *flags)
+    done = scripts.train(tmp_path / "run")
     assert done.returncode == 1
-    at_step = 0 if flags else 4
-    assert (
-        f"step {at_step}: worker 1 and worker 0 differ in weights; is one of the machines"
-    ) in done.stderr
+    assert "step 4: worker 1 and worker 0 differ in weights" in done.stderr
     assert not run_folder.RunFolder(str(tmp_path / "run")).final_model.exists()
     assert scripts.checkpoint_steps(tmp_path / "run") == []

@@ -17,10 +17,10 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
+from towers import worker_errors
 from towers.multi_worker import cluster, door, watcher, wire
-from towers.support import worker_errors
 
 _LONGEST_WAIT_SECONDS = 1e6  # which `worker_wait_seconds` allows too
 _ENDING_SECONDS = 5.0
@@ -241,16 +241,13 @@ class Channel:
             "the same calls in the same order"
         )
 
-    def why(
-        self, patience_seconds: float, of_itself: object = None
-    ) -> worker_errors.WorkerError | None:
+    def why(self, patience_seconds: float) -> worker_errors.WorkerError | None:
         """Which worker is gone or has ended, once something has gone wrong between them.
 
         Waits for word from the chief; the chief itself waits for a sign of those that are gone.
 
         Args:
           patience_seconds: how long at most.
-          of_itself: what this worker tells the chief, for its `survivors`.
 
         Returns:
           What to raise, or None if all connections are as they should be.
@@ -258,7 +255,7 @@ class Channel:
         until = time.monotonic() + patience_seconds
         if not self.is_chief:
             with contextlib.suppress(wire.Gone):
-                self._peers[0].send("noticed", of_itself)
+                self._peers[0].send("noticed", None)
         try:
             self._receive(self._peers, "nothing is of this kind", until)
         except worker_errors.WorkerError as error:
@@ -266,28 +263,6 @@ class Channel:
         except _Silent:
             pass
         return None
-
-    def survivors(
-        self, reason: str, seconds: float, unheard: Collection[int] = ()
-    ) -> dict[int, object]:
-        """What the workers left have told the chief of themselves, once another one is gone.
-
-        Args:
-          reason: why the chief ends, too; the workers are told, and stop waiting.
-          seconds: how long to wait for those that have not noticed yet.
-          unheard: workers that hang, and so are not waited for.
-        """
-        until = time.monotonic() + seconds
-        pending = self._peers.keys() - self._noticed - set(unheard)
-        while pending and (said := self._said(pending, until)):
-            for index, message in said.items():
-                if isinstance(message, wire.Gone | wire.NoWorker):
-                    pending.remove(index)
-                elif message[0] == "noticed":
-                    self._noticed[index] = message[1]
-                    pending.remove(index)
-        self._tell_all("ended", [reason, True])
-        return self._noticed
 
     @contextlib.contextmanager
     def guarded(self) -> Iterator[None]:

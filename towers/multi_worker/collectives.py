@@ -12,14 +12,13 @@ import json
 import math
 import re
 import zlib
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 import numpy as np
 import tensorflow as tf
 
-from towers import devices, gradients, tower
+from towers import devices, gradients, worker_errors
 from towers.multi_worker import channel, cluster
-from towers.support import shares, worker_errors
 
 _SHORTEST_TEXT = 1024  # bytes of a message
 # Of gradients of one type. Messages of less than that take longer than their bytes.
@@ -39,7 +38,6 @@ _PEER_FAILURES = (  # what TensorFlow raises where another worker is gone
 # TensorFlow's heartbeat notices a missing worker after 10 seconds, and the chief then looks for it;
 # for a shorter time where TensorFlow says which it is.
 _PATIENCE_SECONDS, _CHIEF_PATIENCE_SECONDS, _PATIENCE_IF_NAMED = 12.0, 3.0, 0.5
-_SURVIVORS_SECONDS = 3.0  # for the workers left to notice, too
 
 
 class MultiWorker:
@@ -59,7 +57,6 @@ class MultiWorker:
         self.count, self.index = len(members.addresses), members.index
         self._channel = channel.Channel(members, wait_seconds)
         self._strategy: tf.distribute.Strategy | None = None  # kept for what it has started
-        self._describe: Callable[[], object] = lambda: None
         self._unheard: set[int] = set()
         self._keys: dict[int, str] = {}
 
@@ -115,22 +112,25 @@ class MultiWorker:
         if order != list(range(self.count)):
             raise worker_errors.WorkerError(f"TensorFlow has the workers in the order {order}")
 
-    def join(self, results, of):
-        own = _as_one_tower(results, of)
-        sparse = _joined_rows(own.sums)
+    def join(self, sums, values, of):
+        sums = {
+            subtree: gradients.add_up(sums, subtree, gradients.add_weight_by_weight)
+            for subtree in gradients.subtrees(of.microbatches(), of.num_microbatches)
+        }
+        sparse = _joined_rows(sums)
         parity = self._next_parity()
         # It waits for nothing, and so is done while the towers compute.
-        all_do = self._all_do(_described_step(own), parity)
+        all_do = self._all_do(_described_step(sums), parity)
         with tf.name_scope("workers"), tf.control_dependencies([all_do]):
-            totals = self._totals(own.sums, of, parity)
+            totals = self._totals(sums, of, parity)
             rows = [None if s is None else (s.values, s.indices) for s in sparse]
             asked = tf.repeat(self._asked, len(of.microbatches()))
-            rest, rows, asked = self._gathered([own._replace(sums={}), rows, asked], of, parity)
+            values, rows, asked = self._gathered([list(values), rows, asked], of, parity)
             self._stop.assign(tf.reduce_max(asked))
         for place, slices in enumerate(sparse):
             if slices is not None:
                 totals[place] = tf.IndexedSlices(*rows[place], slices.dense_shape)
-        return [rest._replace(sums={(0, of.num_microbatches): totals})]
+        return totals, values
 
     def _totals(self, sums, of, parity) -> list[tf.Tensor | None]:
         """The sum of each dense gradient over all microbatches.
@@ -349,7 +349,7 @@ class MultiWorker:
             patience = _PATIENCE_SECONDS
             if self.is_chief:
                 patience = _PATIENCE_IF_NAMED if self._unheard else _CHIEF_PATIENCE_SECONDS
-            because = self._channel.why(patience, None if self.is_chief else self._describe())
+            because = self._channel.why(patience)
             if because is None and (missed := self._said_by(error)):
                 because = worker_errors.GoneError(missed)
             if because is None:
@@ -359,12 +359,6 @@ class MultiWorker:
             if _MARK not in error.message:
                 raise
             raise self._at_odds() from error
-
-    def if_one_is_gone(self, describe):
-        self._describe = describe
-
-    def survivors(self, reason):
-        return self._channel.survivors(reason, _SURVIVORS_SECONDS, self._unheard)
 
     def _unheard_by(self, error: tf.errors.OpError) -> set[int]:
         """The workers that TensorFlow says it no longer hears from."""
@@ -399,35 +393,11 @@ def _is_signals(code: object) -> bool:
     return isinstance(code, int) and code >= 128
 
 
-def _described_step(own: tower.TowerResult) -> str:
+def _described_step(sums: gradients.Sums) -> str:
     """What must be the same on all workers for their steps to be one step."""
-    first = next(iter(own.sums.values()))
+    first = next(iter(sums.values()))
     dense = [g for g in first if g is not None and not isinstance(g, tf.IndexedSlices)]
-    weighted = "" if own.weights is None else ", with sample_weight"
-    return f"a training step of {sum(g.shape.num_elements() for g in dense):,} weights{weighted}"
-
-
-def _as_one_tower(results: Sequence[tower.TowerResult], of: shares.Shares) -> tower.TowerResult:
-    """Several towers' results as those of one tower that had all their microbatches."""
-    weights, states = zip(*((r.weights, r.model_states) for r in results), strict=True)
-    correct = [result.correct for result in results]
-    sums = {subtree: total for result in results for subtree, total in result.sums.items()}
-    return tower.TowerResult(
-        sums={
-            subtree: gradients.add_up(sums, subtree, gradients.add_weight_by_weight)
-            for subtree in gradients.subtrees(of.microbatches(), of.num_microbatches)
-        },
-        losses={
-            term: tf.concat([result.losses[term] for result in results], axis=0)
-            for term in results[0].losses
-        },
-        correct=None if correct[0] is None else tf.concat(correct, axis=0),
-        weights=None if weights[0] is None else tf.concat(weights, axis=0),
-        model_states=[
-            None if parts[0] is None else tf.concat(parts, axis=0)
-            for parts in zip(*states, strict=True)
-        ],
-    )
+    return f"a step with {sum(g.shape.num_elements() for g in dense):,} gradients"
 
 
 def _in_parts(sums: Sequence[gradients.Gradient]) -> list[list[int]]:

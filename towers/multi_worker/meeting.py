@@ -5,9 +5,8 @@ import os
 import sys
 from collections.abc import Iterator
 
-from towers import worker
+from towers import worker, worker_errors
 from towers.multi_worker import cluster, collectives
-from towers.support import worker_errors
 
 
 @contextlib.contextmanager

@@ -19,7 +19,7 @@ class Network:
     Attributes:
       build: (image_shape, num_classes, dtype_policy, seed) to a Keras model that gives logits.
       weight_decay: default coefficient.
-      weight_filter: default key of weight_filters.FILTERS.
+      weight_filter: default key of weight_decay.FILTERS.
       preprocessing: default name of the input pipeline's preprocessing.
       adapt: (model, images) fits what is not trained to preprocessed training images, before the
         first step; None where there is nothing to fit.

@@ -1,26 +1,21 @@
-"""The same model with faster forms of some of its layers, for any Keras model made of layers."""
+"""The same model with fused batch norms, for any Keras model made of layers."""
 
 import keras
 import tensorflow as tf
 
-from towers import devices
-from towers.networks import layers, recurrent, transformer_layers
-from towers.support import adapted
+from towers import adapted, devices
+from towers.networks import layers
 
 _DTYPES = ("float32", "bfloat16", "float16")
 
 
 def fused(model: keras.Model) -> keras.Model:
-    """A copy of a model with faster forms of some kinds of layers.
+    """A copy of a model with TensorFlow's one operation for each batch norm.
 
     Each `keras.layers.BatchNormalization` over the channels of images becomes a
-    `layers.FusedBatchNormalization`, each `keras.layers.DepthwiseConv2D` a
-    `layers.DepthwiseConv2D`, each `keras.layers.Conv2D` in bfloat16 a `layers.Conv2D`, and each
-    `keras.layers.LSTM`, also within a `Bidirectional`, a `recurrent.FusedLSTM`, of the same name
-    and the same weights. `MultiHeadAttention`, `LayerNormalization` and the activation `gelu` of
-    Keras's layers are replaced by those of `transformer_layers`. All other layers are as they were,
-    those within layers of your own too. The function is the same up to rounding, in training and
-    without, so weights of the one fit the other.
+    `layers.FusedBatchNormalization` of the same name and the same weights. All other layers are as
+    they were, those within layers of your own too. The function is the same up to rounding, in
+    training and without, so weights of the one fit the other.
 
     Args:
       model: a `keras.Sequential` or a `keras.Model` of inputs and outputs; built. So are models
@@ -57,34 +52,15 @@ def _check_is_of_layers(model: keras.Model) -> None:
             raise ValueError(
                 f"the model {part.name} is a {type(part).__name__}: must be a keras.Sequential or "
                 "a keras.Model(inputs, outputs); a model with a call of its own can itself use "
-                "layers.FusedBatchNormalization, layers.Conv2D, layers.DepthwiseConv2D, "
-                "recurrent.FusedLSTM and the layers of transformer_layers"
+                "layers.FusedBatchNormalization"
             )
 
 
 def _replaced(layer: keras.layers.Layer) -> keras.layers.Layer:
-    kind, config = type(layer), layer.get_config()
+    kind = type(layer)
     if kind is keras.layers.BatchNormalization and _is_over_channels(layer):
         kind = layers.FusedBatchNormalization
-    if kind is keras.layers.Conv2D and layer.compute_dtype == "bfloat16":
-        kind = layers.Conv2D
-    if kind is keras.layers.DepthwiseConv2D:
-        kind = layers.DepthwiseConv2D
-    if kind is keras.layers.LSTM:
-        kind = recurrent.FusedLSTM
-    if kind is keras.layers.MultiHeadAttention:
-        kind = transformer_layers.FusedMultiHeadAttention
-    if kind is keras.layers.LayerNormalization:
-        kind = transformer_layers.FusedLayerNormalization
-    is_keras_s = kind.__module__.startswith("keras.") and "activation" in config
-    if is_keras_s and layer.activation is keras.activations.gelu:
-        config["activation"] = transformer_layers.gelu
-    if kind is keras.layers.Bidirectional:
-        for way in ("layer", "backward_layer"):
-            if config.get(way) is not None:
-                within = keras.saving.deserialize_keras_object(config[way])
-                config[way] = keras.saving.serialize_keras_object(_replaced(within))
-    return kind.from_config(config)
+    return kind.from_config(layer.get_config())
 
 
 def _is_over_channels(layer: keras.layers.BatchNormalization) -> bool:

@@ -11,7 +11,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from towers.support import machine
+from towers import machine
 
 
 def local_response_normalization(
@@ -296,58 +296,6 @@ def gradient_of_kernel(
         for x in range(width)
     ]
     return tf.reshape(tf.stack(products), shape)
-
-
-@keras.saving.register_keras_serializable(package="towers")
-class DepthwiseConv2D(keras.layers.DepthwiseConv2D):
-    """Keras's layer; in half precision, the gradient of its inputs is computed in float32.
-
-    On a CPU, TensorFlow 2.21 takes 20 times as long for this gradient in half precision as in
-    float32 where the stride is above 1, and in float16 4 to 16 times where it is 1. The same
-    arguments, weights and function, up to the rounding of that gradient.
-    """
-
-    def call(self, inputs):
-        """Convolves each channel of `inputs`, [n, height, width, channels], by itself."""
-        if not self._has_slow_gradient():
-            return super().call(inputs)
-        kernel = tf.cast(self.kernel, inputs.dtype)
-        outputs = _depthwise(inputs, kernel, self.strides[0], self.padding.upper())
-        if self.use_bias:
-            outputs = keras.ops.add(outputs, keras.ops.reshape(self.bias, [1, 1, 1, -1]))
-        return outputs if self.activation is None else self.activation(outputs)
-
-    def _has_slow_gradient(self) -> bool:
-        is_slow = {"float16": True, "bfloat16": max(self.strides) > 1}
-        return (
-            is_slow.get(self.compute_dtype, False)
-            and self.data_format == "channels_last"
-            and len(set(self.strides)) == 1
-            and set(self.dilation_rate) == {1}
-            and not tf.config.get_visible_devices("GPU")
-        )
-
-
-def _depthwise(inputs: tf.Tensor, kernel: tf.Tensor, stride: int, padding: str) -> tf.Tensor:
-    given = {"strides": [1, stride, stride, 1], "padding": padding}
-
-    @tf.custom_gradient
-    def convolved(inputs, kernel):
-        def gradient(upstream):
-            of_inputs = tf.raw_ops.DepthwiseConv2dNativeBackpropInput(
-                input_sizes=tf.shape(inputs),
-                filter=tf.cast(kernel, tf.float32),
-                out_backprop=tf.cast(upstream, tf.float32),
-                **given,
-            )
-            of_kernel = tf.raw_ops.DepthwiseConv2dNativeBackpropFilter(
-                input=inputs, filter_sizes=tf.shape(kernel), out_backprop=upstream, **given
-            )
-            return tf.cast(of_inputs, inputs.dtype), of_kernel
-
-        return tf.raw_ops.DepthwiseConv2dNative(input=inputs, filter=kernel, **given), gradient
-
-    return convolved(inputs, kernel)
 
 
 @keras.saving.register_keras_serializable(package="towers")

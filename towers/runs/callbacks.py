@@ -5,17 +5,24 @@
 
 import contextlib
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 
 import keras
 import numpy as np
 import tensorflow as tf
 from tensorboard.plugins.hparams import api as hparams
 
-from towers import gradients, moving_averages, schedules
-from towers.keras_fit import cutting, microbatch
+from towers import (
+    cutting,
+    gradients,
+    hashes,
+    metrics,
+    microbatch,
+    moving_averages,
+    schedules,
+    shares,
+)
 from towers.runs import activations, figures, picture, run_folder, summaries
-from towers.support import hashes, shares
 
 
 class RunCallback(keras.callbacks.Callback):
@@ -59,7 +66,7 @@ class LearningRate(RunCallback):
     def on_train_batch_begin(self, batch, logs=None):
         # As an array: TensorFlow 2.21 keeps every Python number forever (tensorflow#68196).
         rate = np.float32(self.rate(int(self.run.state.examples_seen)))
-        self.model.optimizer.learning_rate.assign(rate)
+        self.model.optimizer.learning_rate.value.assign(rate)
 
 
 class MovingAverages(RunCallback):
@@ -74,25 +81,24 @@ class MovingAverages(RunCallback):
         super().__init__()
         if not 0 <= decay < 1:
             raise ValueError(f"decay={decay}: must be at least 0 and below 1")
-        self.decay, self._trained = decay, None
-        self.averages = [tf.Variable(w.value, trainable=False) for w in model.trainable_variables]
-        self._update = tf.function(self._move, autograph=False)
+        self.decay, self._trained, self._weights = decay, None, model.trainable_variables
+        self.averages = [tf.Variable(w.value, trainable=False) for w in self._weights]
 
     def get_config(self) -> dict:
         """What defines it."""
         return {"decay": self.decay}
 
-    def _move(self, step: tf.Tensor) -> None:
-        weights = [weight.value for weight in self.model.trainable_variables]
-        moving_averages.update(self.averages, weights, self.decay, step)
-
-    def on_train_batch_end(self, batch, logs=None):
-        self._update(self.run.state.step - 1)
+    def in_step(self, examples: int) -> None:
+        """Is called in the graph of a step of so many examples, once the weights are updated."""
+        with tf.name_scope("moving_averages"):
+            weights = [weight.value for weight in self._weights]
+            step = tf.convert_to_tensor(self.run.state.step)  # updates before this one
+            moving_averages.update(self.averages, weights, self.decay, step)
 
     @contextlib.contextmanager
     def averaged(self) -> Iterator[None]:
         """While entered, the model has the averages in place of its weights."""
-        weights = self.model.trainable_variables
+        weights = self._weights
         trained = [tf.identity(weight.value) for weight in weights]
         try:
             for weight, average in zip(weights, self.averages, strict=True):
@@ -117,98 +123,134 @@ class Log(RunCallback):
     metrics are means over the epoch so far.
     """
 
-    def __init__(self, steps: int = 20):
+    def __init__(
+        self,
+        steps: int = 20,
+        *,
+        show: Callable[[dict], None] | None = None,
+        compared: Sequence[str] | None = None,
+    ):
+        """
+        Args:
+          steps: between two lines; the first step has one, too.
+          show: is called with each line.
+          compared: the settings by which TensorBoard compares runs; None for all.
+        """
         super().__init__()
-        self._every, self._since = steps, None
+        self._every, self._show, self._compared = steps, show, compared
+        self._since, self._decays = None, {}
+
+    def get_config(self) -> dict:
+        """Nothing: it decides nothing."""
+        return {}
 
     def on_train_begin(self, logs=None):
         if not self._writes:
             return
-        self._train = summaries.file_writer(self.run.folder.train_events)
-        self._eval = summaries.file_writer(self.run.folder.eval_events)
-        if self.run.settings:
-            values = {name: _as_hparam(value) for name, value in self.run.settings.items()}
-            with self._eval.as_default(step=tf.constant(np.int64(0))):
+        config = self.run.folder.read_config()
+        with summaries.events(self.run.writer("train"), 0):
+            for part in ("settings", "resolved"):
+                tf.summary.text(part, summaries.markdown_table(config[part]))
+        settings, compared = self.run.settings, self._compared
+        values = {
+            name: value if isinstance(value, (bool, int, float, str)) else str(value)
+            for name, value in settings.items()
+            if compared is None or name in compared
+        }
+        if values:
+            with summaries.events(self.run.writer("eval"), 0):
                 hparams.hparams(values, trial_id=str(self.run.folder.path))
         self._begin()
 
     def _begin(self) -> None:
         """Counts the time from now on."""
-        self._since = time.perf_counter(), self._at_step, int(self.run.state.examples_seen)
+        now = time.perf_counter() - self.run.seconds_saving
+        self._since = now, self._at_step, int(self.run.state.examples_seen)
+
+    def on_train_batch_begin(self, batch, logs=None):
+        if self._writes and self._is_due(self._at_step + 1):
+            self._decays = {
+                weight.path: float(weight.regularizer(weight.value))
+                for weight in self.model.trainable_variables
+                if weight.regularizer is not None
+            }
+
+    def _is_due(self, at_step: int) -> bool:
+        return at_step % self._every == 0 or at_step == 1
 
     def on_train_batch_end(self, batch, logs=None):
         if not self._writes:
             return
-        at_step = self._at_step
+        at_step, train = self._at_step, self.run.writer("train")
         if at_step == 1:
-            with self._train.as_default(step=tf.constant(np.int64(0))):
+            with summaries.events(train, 0):
                 tf.summary.graph(picture.of_graph(self.run.graph()))
-        if at_step % self._every and at_step != 1:
+        if not self._is_due(at_step):
             return
         watched, state = self.run.watched, self.run.state
         began, before, seen_before = self._since
         self._begin()
         losses = watched.losses.numpy().astype(np.float64)
-        values = {path: float(value) for path, value in watched.regularizers.items()}
-        seconds = (self._since[0] - began) / max(1, at_step - before)
-        count = int(state.examples_seen) - seen_before
+        decays = self._decays
+        elapsed = self._since[0] - began
+        sizes = self._sizes(len(losses))
         line = {
             "step": at_step,
             "examples_seen": int(state.examples_seen),
-            "learning_rate": float(np.asarray(self.model.optimizer.learning_rate)),
-            "loss": float(np.average(losses, weights=self._sizes(len(losses)))),
-            "weight_decay": sum(values.values()),
-            "examples_per_second": count / seconds,
-            "step_seconds": seconds,
+            "epoch": self.run.epochs_made(),
+            "learning_rate": float(str(np.float32(self.model.optimizer.learning_rate))),
+            "loss": float(np.average(losses, weights=sizes)),
+            "weight_decay": sum(decays.values()),
+            "examples_per_second": (int(state.examples_seen) - seen_before) / elapsed,
+            "step_seconds": elapsed / max(1, at_step - before),
         } | {name: float(value) for name, value in (logs or {}).items() if name != "loss"}
         run_folder.append_line(self.run.folder.metrics, line)
-        towers = len(self.run.distribution.tower_devices)
-        runs = [own for own in shares.evenly(len(losses), towers) if own]
-        sizes = self._sizes(len(losses))
+        runs = shares.evenly(len(losses), min(len(losses), self.run.distribution.num_towers))
         means = [
             np.average(losses[r.start : r.stop], weights=sizes[r.start : r.stop]) for r in runs
         ]
-        spread = {"towers/loss_spread": max(means) - min(means)}
-        scalars = {f"weight_decay/{path}": value for path, value in values.items()}
-        self._write(self._train, at_step, line | scalars | spread)
-        self._write(
-            self._train, line["examples_seen"],
-            {summaries.BY_EXAMPLES + name: line[name] for name in ("loss", "learning_rate")},
-        )  # fmt: skip
+        scalars = {f"weight_decay/{path}": value for path, value in decays.items()}
+        self._write("train", line | scalars | {"towers/loss_spread": max(means) - min(means)})
+        self._tell(line)
 
     def on_epoch_end(self, epoch, logs=None):
         if not self._writes:
             return
-        state = self.run.state
         values = {name: float(value) for name, value in (logs or {}).items() if np.isscalar(value)}
         line = {
             "step": self._at_step,
-            "examples_seen": int(state.examples_seen),
-            "epoch": epoch + 1,
+            "examples_seen": int(self.run.state.examples_seen),
+            "epoch": self.run.epochs_made(),
+        } | values
+        run_folder.append_line(self.run.folder.metrics, line)
+        evaluated = {
+            name.removeprefix("val_"): value
+            for name, value in line.items()
+            if name.startswith("val_") or name not in values
         }
-        run_folder.append_line(self.run.folder.metrics, line | values)
-        of_eval = {name[4:]: value for name, value in values.items() if name.startswith("val_")}
-        self._write(self._eval, self._at_step, of_eval)
-        seen = {summaries.BY_EXAMPLES + name: value for name, value in of_eval.items()}
-        self._write(self._eval, line["examples_seen"], seen)
+        self._write("eval", evaluated)
+        self._tell(line)
         self._begin()  # an evaluation is no training
 
-    def on_train_end(self, logs=None):
-        if self._writes:
-            self._train.flush()
-            self._eval.flush()
+    def _tell(self, line: dict) -> None:
+        if self._show is not None:
+            self._show(line)
 
     def _sizes(self, count: int) -> list[int]:
         """Examples that each loss counts for; a joined loss is the batch's."""
         examples = cutting.num_examples(self.run.batch)
         return cutting.sizes(examples, self.run.distribution.size_of_run()) if count > 1 else [1]
 
-    @staticmethod
-    def _write(writer, at_step: int, values) -> None:
-        with writer.as_default(step=tf.constant(np.int64(at_step))):
-            for name, value in values.items():
+    def _write(self, part: str, line: dict) -> None:
+        """Writes scalars by steps, and some by the examples seen, too."""
+        with summaries.events(self.run.writer(part), line["step"]):
+            for name, value in line.items():
                 if name not in ("step", "examples_seen"):
-                    tf.summary.scalar(name, np.asarray(value, np.float32))
+                    summaries.scalar(name, value)
+        with summaries.events(self.run.writer(part), line["examples_seen"]):
+            for name in ("loss", "accuracy", "learning_rate"):
+                if name in line:
+                    summaries.scalar(summaries.BY_EXAMPLES + name, line[name])
 
 
 class Histograms(RunCallback):
@@ -238,77 +280,102 @@ class Histograms(RunCallback):
         self._shown = self._pass.forward(weights, state, draw, first).outputs
 
     def on_train_batch_end(self, batch, logs=None):
-        at_step = self._at_step
-        if at_step % self._every or not self._writes:
+        if self._at_step % self._every or not self._writes:
             return
-        writer, watched = summaries.file_writer(self.run.folder.train_events), self.run.watched
-        with writer.as_default(step=tf.constant(np.int64(at_step))):
+        watched = self.run.watched
+        with summaries.events(self.run.writer("train"), self._at_step):
             variables = self.model.trainable_variables
             for weight, gradient in zip(variables, watched.gradients, strict=True):
                 tf.summary.histogram(f"weights/{weight.path}", weight.value)
                 if gradient is not None:
                     dense = tf.convert_to_tensor(gradient)
                     tf.summary.histogram(f"gradients/{weight.path}", dense)
-            tf.summary.scalar("gradient_norm", gradients.global_norm(watched.gradients))
+            summaries.scalar("gradient_norm", gradients.global_norm(watched.gradients))
             for layer, values in self._shown.items():
                 tf.summary.histogram(f"activations/{layer}", tf.cast(values, tf.float32))
-                tf.summary.scalar(f"sparsity/{layer}", tf.nn.zero_fraction(values))
+                summaries.scalar(f"sparsity/{layer}", tf.nn.zero_fraction(values))
             for place, images in enumerate(tf.nest.flatten(self.run.batch)):
                 if images is not None and len(images.shape) == 4 and images.shape[-1] in (1, 3):
                     shown = figures.stretched(np.asarray(images[: summaries.MAX_IMAGES]))
                     name = "augmented_images" + (f"_{place}" if place else "")
                     tf.summary.image(name, shown, max_outputs=summaries.MAX_IMAGES)
-        writer.close()
 
 
 class Confusion(RunCallback):
-    """Draws which classes a classifier takes for which, after each epoch.
+    """Draws, for each evaluation, which classes a classifier takes for which.
 
-    Its labels are integers [n] or [n, 1], and the model's outputs [n, num_classes].
+    accuracy = towers.metrics.Accuracy(10)
+    model.compile(..., metrics=[accuracy])
+    run.fit(..., callbacks=[towers.callbacks.Confusion(accuracy, class_names)])
     """
 
-    def __init__(self, x, y, class_names: tuple[str, ...], batch_size: int | None = None):
+    def __init__(self, accuracy: metrics.Accuracy, class_names: Sequence[str]):
         """
         Args:
-          x, y: what is predicted, as Keras's `predict` takes x, and its labels.
+          accuracy: that the model is compiled with.
           class_names: one for each class.
-          batch_size: of the prediction; None as in Keras.
         """
         super().__init__()
-        self._x, self._y, self._batch = x, np.ravel(y), batch_size
-        self._names = tuple(class_names)
+        self._accuracy, self._names = accuracy, tuple(class_names)
 
-    def on_epoch_end(self, epoch, logs=None):
-        found = self.model.predict(self._x, batch_size=self._batch, verbose=0).argmax(axis=-1)
-        if not self._writes:
-            return
-        counts = np.zeros([len(self._names)] * 2, np.int64)
-        np.add.at(counts, (self._y, found), 1)
-        writer = summaries.file_writer(self.run.folder.eval_events)
-        with writer.as_default(step=tf.constant(np.int64(self._at_step))):
-            picture_of_it = figures.confusion_matrix(counts, self._names)
-            tf.summary.image("confusion_matrix", picture_of_it[None])
-            of_labels = counts.diagonal() / np.maximum(counts.sum(axis=1), 1)
-            for name, share in zip(self._names, of_labels, strict=True):
-                tf.summary.scalar(f"accuracy_per_class/{name}", np.float32(share))
-        writer.close()
+    def on_test_end(self, logs=None):
+        if self._writes:
+            with summaries.events(self.run.writer("eval"), self._at_step):
+                summaries.write_confusion(self._accuracy.confusion.numpy(), self._names)
 
 
 class Verify(RunCallback):
-    """Writes a hash of the whole state into `metrics.jsonl`, by which runs are compared."""
+    """Writes a hash of the whole state into `metrics.jsonl`, by which runs are compared.
+
+    Every few steps, at the end of each epoch, and before the first step.
+    """
 
     def __init__(self, steps: int):
         super().__init__()
-        self._every = steps
+        self._every, self._newest = steps, -1
+
+    def on_train_begin(self, logs=None):
+        if not self._at_step:
+            self._write()
 
     def on_train_batch_end(self, batch, logs=None):
-        if self._at_step % self._every == 0 and self._writes:
+        if self._at_step % self._every == 0:
+            self._write()
+
+    def on_epoch_end(self, epoch, logs=None):
+        if self._newest != self._at_step:
+            self._write()
+
+    def _write(self) -> None:
+        self._newest = self._at_step
+        if self._writes:
             parts = self.run.state.parts_sha256()
             line = {"step": self._at_step, "examples_seen": int(self.run.state.examples_seen)}
             line |= {"state_sha256": hashes.sha256_of_parts(parts), "parts_sha256": parts}
             run_folder.append_line(self.run.folder.metrics, line)
 
 
-def _as_hparam(value):
-    """A number, a truth value or a text, which is all that HParams takes."""
-    return value if isinstance(value, (bool, int, float, str)) else str(value)
+class Profile(RunCallback):
+    """Records a profile of some steps for TensorBoard's Profile tab.
+
+    It needs the `profile` extra to be shown. A run that resumes among the steps profiles the rest.
+    """
+
+    def __init__(self, first_step: int, last_step: int):
+        super().__init__()
+        self._steps = range(first_step, last_step + 1)
+        self._profile = contextlib.ExitStack()
+        self._is_on = False
+
+    def on_train_batch_begin(self, batch, logs=None):
+        if self._at_step + 1 in self._steps and self._writes and not self._is_on:
+            self._profile.enter_context(summaries.profile(self.run.folder))
+            self._is_on = True
+
+    def on_train_batch_end(self, batch, logs=None):
+        if self._at_step == self._steps[-1]:
+            self.on_train_end()
+
+    def on_train_end(self, logs=None):
+        self._profile.close()
+        self._is_on = False

@@ -14,8 +14,7 @@ from pathlib import Path
 import numpy as np
 import tensorflow as tf
 
-from towers import devices, train_state
-from towers.support import errors, noise
+from towers import devices, errors, noise
 
 _STEP = re.compile(r"step-(\d+)")
 _TEMPORARY = ".partial"  # ends the name of a folder that is being written or deleted
@@ -29,7 +28,7 @@ class CheckpointError(errors.UserError):
     """A checkpoint is missing or does not fit; the message is for the person at the keyboard."""
 
 
-def of_state(state: train_state.TrainState, run_sha256: str = "") -> tf.train.Checkpoint:
+def of_state(state, run_sha256: str = "") -> tf.train.Checkpoint:
     """A checkpoint of everything in `state`, and of which run it belongs to.
 
     Variables are saved by their place in their list, not by name: Keras numbers the names of layers
@@ -47,9 +46,7 @@ def of_state(state: train_state.TrainState, run_sha256: str = "") -> tf.train.Ch
 class Checkpoints:
     """The newest few checkpoints of one run. One process writes them; others may read."""
 
-    def __init__(
-        self, state: train_state.TrainState, folder: Path, keep: int, run_sha256: str = ""
-    ):
+    def __init__(self, state, folder: Path, keep: int, run_sha256: str = ""):
         """Keeps `keep` checkpoints of `state` in `folder`; restores none but those of this run.
 
         `run_sha256`, a hash of what defines the run, is saved with the state.

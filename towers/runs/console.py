@@ -1,13 +1,15 @@
 """What a run prints on the terminal."""
 
-import contextlib
 import errno
 import shutil
+import signal
 import sys
 import textwrap
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 
 import tqdm
+
+from towers.runs import callbacks
 
 _NARROWEST = 30  # of a column; on a narrower terminal lines are longer than it
 _SPACE = "\0"  # that no line is broken at; no path has it
@@ -62,112 +64,78 @@ def duration(seconds: float) -> str:
     return f"{seconds // 3600}h{seconds % 3600 // 60:02d}m"
 
 
-class _Progress:
-    """What both ways to show progress share.
+class Progress(callbacks.RunCallback):
+    """Shows a training: a bar with one status line on a terminal, plain lines elsewhere.
 
-    Attributes:
-      is_read: whether somebody still reads it.
+    Give its `show` to a `callbacks.Log`.
     """
 
-    is_read = True
+    def __init__(self, last_step: int, evaluated: str = "validation"):
+        """
+        Args:
+          last_step: of the run.
+          evaluated: what the examples are called that are evaluated.
+        """
+        super().__init__()
+        self._last_step, self._evaluated = last_step, evaluated
+        self._bar = self._status = None
 
-    @contextlib.contextmanager
-    def _shown(self) -> Iterator[None]:
-        """Notes when the reader is gone: that of `... | head`, or a terminal that was closed."""
-        try:
-            yield
-        except OSError as error:
-            if error.errno not in (errno.EPIPE, errno.EIO):
-                raise
-            self.is_read = False
-
-
-class Lines(_Progress):
-    """Progress as plain lines, for logs and pipes."""
-
-    def __init__(self, last_step: int):
-        self._last_step = last_step
-
-    def advance(self) -> None:
-        """A step was made."""
-
-    def metrics(self, metrics: Mapping, seconds_left: float) -> None:
-        """Prints one logged step."""
-        self.say(
-            f"step {metrics['step']}/{self._last_step}  {_summary(metrics)}  "
-            f"time left {duration(seconds_left)}"
-        )
-
-    def say(self, text: str) -> None:
-        """Prints a line."""
-        with self._shown():
-            print(text, flush=True)
-
-    def close(self) -> None:
-        """The run has ended."""
-
-
-class Silence(Lines):
-    """No progress, for a worker whose chief shows it."""
-
-    def say(self, text: str) -> None:
-        """Says nothing."""
-
-
-class Bar(_Progress):
-    """Progress as a bar with one status line, for terminals.
-
-    The bar itself prints nothing once its terminal is closed: tqdm takes care of that.
-    """
-
-    def __init__(self, first_step: int, last_step: int):
+    def on_train_begin(self, logs=None):
+        if not (self._writes and sys.stderr.isatty() and sys.stdout.isatty()):
+            return
         self._bar = tqdm.tqdm(
-            initial=first_step,
-            total=last_step,
+            initial=self._at_step,
+            total=self._last_step,
             unit="step",
             ncols=min(60, shutil.get_terminal_size().columns),
             bar_format="{percentage:3.0f}%|{bar}| {n_fmt}/{total_fmt} [{elapsed}<{remaining}]",
         )
         self._status = tqdm.tqdm(bar_format="{desc}", position=1)
 
-    def advance(self) -> None:
-        """A step was made."""
-        self._bar.update()
+    def on_train_batch_end(self, batch, logs=None):
+        if self._bar is not None:
+            self._bar.update()
 
-    def metrics(self, metrics: Mapping, seconds_left: float) -> None:
-        """Shows one logged step; the time left is in the bar."""
-        self._status.set_description_str(_summary(metrics))
+    def on_train_end(self, logs=None):
+        if self._bar is not None:
+            self._status.close()
+            self._bar.close()
 
-    def say(self, text: str) -> None:
-        """Prints a line above the bar."""
-        with self._shown():
-            self._bar.write(text)
+    def show(self, line: Mapping) -> None:
+        """Shows a line of `metrics.jsonl`."""
+        if "step_seconds" not in line:
+            if "val_loss" in line:
+                self._say(_evaluation(self._evaluated, line))
+        elif self._bar is not None:
+            self._status.set_description_str(_summary(line))
+        else:
+            left = duration((self._last_step - line["step"]) * line["step_seconds"])
+            self._say(f"step {line['step']}/{self._last_step}  {_summary(line)}  time left {left}")
 
-    def close(self) -> None:
-        """The run has ended."""
-        self._status.close()
-        self._bar.close()
+    def _say(self, text: str) -> None:
+        """Prints a line; stops the run where nobody reads it any more, as after `... | head`."""
+        try:
+            if self._bar is not None:
+                self._bar.write(text)
+            else:
+                print(text, flush=True)
+        except OSError as error:
+            if error.errno not in (errno.EPIPE, errno.EIO):  # a terminal that was closed
+                raise
+            self.run.stop(signal.SIGPIPE)
 
 
-def progress(first_step: int, last_step: int, is_chief: bool = True) -> Lines | Bar:
-    """A bar on a terminal, lines elsewhere; nothing where another worker shows it."""
-    if not is_chief:
-        return Silence(last_step)
-    if sys.stderr.isatty() and sys.stdout.isatty():
-        return Bar(first_step, last_step)
-    return Lines(last_step)
+def _evaluation(name: str, line: Mapping) -> str:
+    shown = [f"accuracy {line['val_accuracy']:.2%}"] if "val_accuracy" in line else []
+    shown.append(f"loss {line['val_loss']:.4f}")
+    return f"{name} at step {line['step']}: {', '.join(shown)}"
 
 
-def _summary(metrics: Mapping) -> str:
-    shown = {
-        "epoch": ".2f",
-        "loss": ".4f",
-        "accuracy": ".1%",
-        "learning_rate": ".4g",
-    }
-    said = [
-        f"{name.removeprefix('learning_')} {metrics[name]:{form}}"
+def _summary(line: Mapping) -> str:
+    shown = {"epoch": ".2f", "loss": ".4f", "accuracy": ".1%", "learning_rate": ".4g"}
+    parts = [
+        f"{name.removeprefix('learning_')} {line[name]:{form}}"
         for name, form in shown.items()
-        if name in metrics
+        if name in line
     ]
-    return "  ".join([*said, f"{metrics['examples_per_second']:,.0f} examples/s"])
+    return "  ".join([*parts, f"{line['examples_per_second']:,.0f} examples/s"])

@@ -4,47 +4,8 @@ import hashlib
 import json
 import re
 from collections.abc import Mapping
-from typing import Protocol
 
 import keras
-
-from towers.runs import run_folder
-
-
-class Definition(Protocol):
-    """What a run of the command is.
-
-    Attributes:
-      config: what `config.json` holds, with one stretch: what the run runs on now.
-    """
-
-    config: dict
-
-    def sha256(self) -> str:
-        """A hash over what decides the weights: two runs that have it in common are the same."""
-
-    def begin_with(self, taken: Mapping | None) -> None:
-        """Adds the weights that the run begins with, as `warm_start` records them."""
-
-    def earlier(self, folder: run_folder.RunFolder) -> dict | None:
-        """The configuration of the run that is in a folder, or None where there is none.
-
-        Raises:
-          RunFolderError: the folder holds something else.
-        """
-
-    def check_same(self, earlier: Mapping, folder: run_folder.RunFolder) -> None:
-        """Checks that what defines the run is what it began with.
-
-        Raises:
-          RunFolderError: names what differs.
-        """
-
-    def differences(self, earlier: Mapping, who: str) -> list[str]:
-        """What differs from an earlier configuration, in words."""
-
-    def how_to_change(self, folder: run_folder.RunFolder, is_saved: bool) -> str:
-        """A sentence on how a run that cannot continue may be given other settings."""
 
 
 def of_model(model: keras.Model) -> dict:
@@ -99,17 +60,3 @@ def are_others(now: Mapping | None, before: object) -> bool:
     """Whether two results of `layers` are of different models, as far as one Keras can tell."""
     known = isinstance(now, Mapping) and isinstance(before, Mapping)
     return known and now["keras"] == before.get("keras") and now["sha256"] != before.get("sha256")
-
-
-def check_same_layers(earlier: Mapping, config: Mapping, folder: run_folder.RunFolder) -> None:
-    """Checks that the model of a run that continues is the one that it began with.
-
-    Raises:
-      RunFolderError: it is another one.
-    """
-    if are_others(config["resolved"].get("layers"), earlier["resolved"].get("layers")):
-        raise run_folder.RunFolderError(
-            f"{folder.shown} holds a run of another model: its layers had other settings, such as "
-            "an activation, or other weights were trained. Continue it with the model it began "
-            "with, or choose another folder"
-        )

@@ -16,6 +16,7 @@ import functools
 import hashlib
 import json
 import os
+import time
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 
@@ -23,8 +24,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from towers import devices, not_finite
-from towers.keras_fit import cutting, distribute
+from towers import adapted, devices, distribution, hashes, not_finite, worker_errors
 from towers.runs import (
     callback_state,
     checkpoints,
@@ -36,10 +36,10 @@ from towers.runs import (
     run_lock,
     sources,
     stretches,
+    summaries,
     warm_start,
 )
 from towers.runs import callbacks as run_callbacks
-from towers.support import adapted, hashes, worker_errors
 
 from keras.src.utils import io_utils  # isort: skip
 from keras.src.utils.python_utils import pythonify_logs  # isort: skip
@@ -56,8 +56,6 @@ class FitState:
       notes: string variable, what callbacks remember (`callback_state`).
     """
 
-    statistics_of_each = ()  # which `warm_start` looks for
-
     def __init__(self, model: keras.Model, averages: Sequence[tf.Variable] = ()):
         self.model, self.averages = model, list(averages)
         with tf.device(devices.HOST):
@@ -66,6 +64,13 @@ class FitState:
                 tf.Variable(0, dtype=tf.int64, trainable=False, name=name) for name in names
             )
             self.notes = tf.Variable("{}", trainable=False, name="notes")
+
+    def count(self, examples: int) -> None:
+        """Counts a step of so many examples, in its graph."""
+        with tf.device(devices.HOST), tf.name_scope("count"):
+            self.step.assign_add(1)
+            self.step_in_epoch.assign_add(1)
+            self.examples_seen.assign_add(examples)
 
     def arithmetic(self) -> dict[str, list[tf.Variable]]:
         """The variables by what they are that a hash is taken over: all but the notes."""
@@ -135,15 +140,17 @@ class Run:
       state: of the run; None before `fit`.
       batch: of the step that is made, or the last.
       watched: what the last step showed of itself before its update (`step.Watched`).
+      seconds_saving: how long checkpoints have taken.
     """
 
     def __init__(
         self,
-        folder: str | os.PathLike,
+        folder: str | os.PathLike | run_folder.RunFolder,
         model: keras.Model,
         *,
         init_from: str | os.PathLike | None = None,
         settings: Mapping | None = None,
+        resolved: Mapping | None = None,
         export: Callable[[keras.Model], keras.Model] | None = None,
     ):
         """
@@ -153,25 +160,34 @@ class Run:
           model: compiled; on towers, or it is put on one for each GPU, or else one.
           init_from: what a new run takes weights from, by name and shape of its layers: a run's
             folder, a checkpoint in one, or a `.keras` or `.weights.h5` file.
-          settings: by which TensorBoard compares runs; they decide nothing.
+          settings: for `config.json` and TensorBoard, which compares runs by them; they decide
+            nothing.
+          resolved: what else `config.json` says of the run, such as the names of its classes.
           export: (model) to the model that is saved at the end, with the given one's weights, such
             as one that takes raw images; None saves the model as it is trained.
 
         Raises:
           TypeError, ValueError: an argument is of the wrong type, or the model is not compiled.
         """
-        run_folder.check_path(folder)
-        self.folder = run_folder.RunFolder(folder)
+        if not isinstance(folder, run_folder.RunFolder):
+            run_folder.check_path(folder)
+            folder = run_folder.RunFolder(folder)
+        self.folder = folder
         if not isinstance(model, keras.Model):
             raise TypeError(f"model is a {type(model).__name__}: must be a keras.Model")
         if not model.compiled:
             raise ValueError("model is not compiled: call model.compile first")
         self.model, self.settings, self._export = model, dict(settings or {}), export
+        self._resolved = dict(resolved or {})
         self._init_from, self._taken = init_from, None
-        self.distribution = distribute.distribution(model)
+        self.distribution = distribution.distribution(model)
         self.workers = self.distribution.workers
         self.state: FitState | None = None
-        self.batch = self.watched = None
+        self.batch = self.watched = self._data = None
+        self._asked = interrupts.Interrupts()
+        self._lock, self.seconds_saving = run_lock.RunLock(self.folder), 0.0
+        self._unsaved = self._due = False  # whether there are new steps; whether to save
+        self._writers: dict[str, tf.summary.SummaryWriter] = {}
 
     def fit(
         self,
@@ -180,6 +196,7 @@ class Run:
         *,
         batch_size: int | None = None,
         epochs: int = 1,
+        max_steps: int | None = None,
         steps_per_epoch: int | None = None,
         sample_weight=None,
         class_weight: Mapping[int, float] | None = None,
@@ -200,6 +217,8 @@ class Run:
           y: labels of arrays; other data bring theirs.
           batch_size: examples of a step; data sets and generators bring batches.
           epochs: after which the run ends, counted from its beginning.
+          max_steps: likewise, where that is earlier; it may be within an epoch, which a run with a
+            later end finishes.
           steps_per_epoch, sample_weight, class_weight: as Keras's `fit` takes them; not with a
             source.
           validation_data: as Keras's `fit` takes it; or batches that can be iterated over again and
@@ -208,7 +227,8 @@ class Run:
           callbacks: Keras's, or your own; `towers.callbacks.Log()` is added where there is no Log.
             When a run resumes, what they have changed among their attributes is as it was, if it is
             numbers, texts, arrays, or lists, tuples, sets and dicts of these.
-          checkpoint_every_steps: there is one at the end of each epoch, too.
+          checkpoint_every_steps: there is one at the end, too, and of data that are no source at
+            the end of each epoch.
           checkpoints_to_keep: the newest few; at least 1.
 
         Raises:
@@ -228,18 +248,18 @@ class Run:
             ):  # fmt: skip
                 if value is not None:
                     raise ValueError(f"{name}: x is a source, which has its own; leave it out")
-            data = sources.FromSource(x, batch_size)
+            data = sources.FromSource(x, batch_size, epochs, max_steps)
         else:
             data = sources.FromKeras(x, y, batch_size, steps_per_epoch, sample_weight, class_weight)
-        callbacks, model = list(callbacks), self.model
+        self._data, callbacks, model = data, list(callbacks), self.model
         if not any(isinstance(callback, run_callbacks.Log) for callback in callbacks):
             callbacks.append(run_callbacks.Log())
         evaluate = functools.partial(
             _evaluate, model, validation_data, validation_batch_size or batch_size, validation_freq
         )
-        lock = run_lock.RunLock(self.folder).held()
-        with lock if self.workers.is_chief else contextlib.nullcontext():
+        with self._lock.held() if self.workers.is_chief else contextlib.nullcontext():
             self._begin(data, callbacks, checkpoints_to_keep)
+            self._check_end(epochs, max_steps)
             self._callbacks = keras.callbacks.CallbackList(
                 callbacks,
                 add_history=True,
@@ -249,7 +269,7 @@ class Run:
                 steps=data.steps(0),
                 model=model,
             )
-            logs = self._trained(data, epochs, evaluate, checkpoint_every_steps)
+            logs = self._trained(data, epochs, max_steps, evaluate, checkpoint_every_steps)
             model.optimizer.finalize_variable_values(model.trainable_weights)
             self._callbacks.on_train_end(logs)
             return self._finish(dict(model.history.history))
@@ -265,11 +285,14 @@ class Run:
         except worker_errors.GoneError as error:
             if not self.workers.is_chief or int(self.state.step) == first:
                 raise
-            self._note()
-            self._checkpoints.save()
+            with interrupts.Interrupts():  # a launcher may send a signal now
+                self._note()
+                self._checkpoints.save()
             raise type(error)(f"{error}. {self._checkpoints.describe_newest()}") from error
 
-    def _epochs(self, data, last_epoch: int, evaluate: Callable, every: int) -> dict[str, float]:
+    def _epochs(
+        self, data, last_epoch: int, last_step: int | None, evaluate: Callable, every: int
+    ) -> dict[str, float]:
         """The epochs that are left; the metrics of the last."""
         state, model, callbacks = self.state, self.model, self._callbacks
         notes = json.loads(state.notes.numpy().decode())
@@ -286,8 +309,9 @@ class Run:
         logs: dict[str, float] = {}
         self._logs = model.get_metrics_result()  # of an epoch with no step left
         with interrupts.Interrupts() as asked:
+            self._asked = asked
             for epoch in range(int(state.epoch), last_epoch):
-                if model.stop_training:
+                if model.stop_training or int(state.step) == last_step:
                     break
                 if not int(state.step_in_epoch):
                     model.reset_metrics()
@@ -295,16 +319,22 @@ class Run:
                     callbacks.on_epoch_begin(epoch)
                 if int(state.step_in_epoch):  # some callbacks begin anew with each epoch
                     self._memory.restore(notes["callbacks"])
-                self._epoch(data, epoch, asked, every)
+                is_whole = self._epoch(data, epoch, last_step, every)
                 if not int(state.step_in_epoch):
                     warnings.warn(f"x has no batch for epoch {epoch + 1}: it ends", stacklevel=3)
                     break
                 logs = pythonify_logs(model._get_metrics_result_or_logs(self._logs))
-                with self._unchanged_if_it_fails():
+                kept = _kept([] if is_whole else model.metrics_variables)
+                with kept, self._unchanged_if_it_fails():
                     logs |= evaluate(callbacks, epoch)
-                state.epoch.assign(epoch + 1)
-                state.step_in_epoch.assign(0)
+                if is_whole:
+                    state.epoch.assign(epoch + 1)
+                    state.step_in_epoch.assign(0)
                 callbacks.on_epoch_end(epoch, logs)
+                self._unsaved = True
+                if self._due or data.num_examples is None:
+                    self._save()
+            if self._unsaved:
                 self._save()
         return logs
 
@@ -315,11 +345,8 @@ class Run:
         A schedule that multiplies the rate at the start of an epoch has done so already.
         """
         parts = self.state.parts().items() if resumed else ()
-        variables = [v for name, part in parts for v in part if name != "notes"]
-        values = [variable.numpy() for variable in variables]
-        yield
-        for variable, value in zip(variables, values, strict=True):
-            variable.assign(value)
+        with _kept([v for name, part in parts for v in part if name != "notes"]):
+            yield
 
     @contextlib.contextmanager
     def _unchanged_if_it_fails(self) -> Iterator[None]:
@@ -339,6 +366,19 @@ class Run:
                 variable.assign(value)
             raise
 
+    def writer(self, part: str) -> tf.summary.SummaryWriter:
+        """Of TensorBoard's files of a part, `train` or `eval`, on the chief."""
+        if part not in self._writers:
+            self._writers[part] = summaries.file_writer(self.folder.path / part)
+        return self._writers[part]
+
+    def epochs_made(self) -> float:
+        """How many times the data were read, or partly; of data of unknown size whole epochs."""
+        state, steps = self.state, self._data.steps(int(self.state.epoch))
+        if self._data.num_examples:
+            return int(state.examples_seen) / self._data.num_examples
+        return int(state.epoch) + (int(state.step_in_epoch) / steps if steps else 0)
+
     def _note(self) -> None:
         """Keeps what callbacks remember in the state."""
         notes = {"callbacks": self._memory.collect(), "stopped": bool(self.model.stop_training)}
@@ -348,8 +388,11 @@ class Run:
         """Saves a checkpoint, once all workers are known to have the same weights.
 
         Raises:
-          TrainingError: they do not.
+          TrainingError: they do not, or a weight is NaN or Inf, as even finite gradients make it
+            where the rate is too high for float32.
+          RunFolderError: the folder was removed, moved or replaced.
         """
+        began, self._unsaved, self._due = time.perf_counter(), False, False
         if self.workers.count > 1:  # hashing the state of a large network takes a while
             parts = self.workers.exchange("hashes of their states", self.state.parts_sha256())
             for index, other in enumerate(parts):
@@ -359,38 +402,56 @@ class Run:
                         f"{self.workers.name(0)} differ in {', '.join(different)}; is one of the "
                         "machines of another kind, or faulty?"
                     )
+        if wrong := [v.path for v in self._finite if not np.isfinite(_values(v)).all()]:
+            raise run_errors.TrainingError(
+                f"step {int(self.state.step)}: the update has left NaN or Inf in "
+                f"{', '.join(wrong)}. A lower learning rate, clipped gradients or a wider type may "
+                "help"
+            )
         self._note()
-        if self.workers.is_chief:
-            self._checkpoints.save(replace=True)
+        if not self.workers.is_chief:
+            return
+        self._lock.check_held()
+        for part in self._writers:
+            with summaries.events(self.writer(part), 0):
+                self.writer(part).flush()
+        self._checkpoints.save(replace=True)
+        if not self._is_marked:
+            self.folder.mark_saved(int(self.state.step))
+            self._is_marked = True
+        self.seconds_saving += time.perf_counter() - began
 
-    def _epoch(self, data, epoch: int, asked: interrupts.Interrupts, every: int) -> None:
-        """The steps that are left of an epoch.
+    def stop(self, number: int) -> None:
+        """Stops the run after the present step, as the signal of that number would."""
+        self._asked.received = self._asked.received or number
+
+    def _epoch(self, data, epoch: int, last_step: int | None, every: int) -> bool:
+        """The steps that are left of an epoch; whether it is whole after them.
 
         Raises:
           Stopped: a signal has come.
         """
-        state, callbacks, due = self.state, self._callbacks, False
+        state, callbacks, self._due = self.state, self._callbacks, False
         for batch in data.batches(epoch, int(state.step_in_epoch)):
-            if due:  # after the last step of an epoch, its end saves
+            if int(state.step) == last_step:
+                return False
+            if self._due:  # after the last step of an epoch, its end saves
                 self._save()
             place = int(state.step_in_epoch)
             self.batch = batch
             callbacks.on_train_batch_begin(place)
             logs = self._logs = self._step(batch)
-            for counter, count in (
-                (state.step, 1),
-                (state.step_in_epoch, 1),
-                (state.examples_seen, cutting.num_examples(batch)),
-            ):
-                counter.assign_add(count)
             callbacks.on_train_batch_end(place, logs)
-            self.workers.ask_to_stop(asked.received)  # several know of it after the next step
+            self._unsaved = True
+            self.workers.ask_to_stop(self._asked.received)  # several know of it after the next step
             if stopped_by := self.workers.stop_asked():
                 self._save()
                 raise Stopped(128 + stopped_by)
             if self.model.stop_training:
                 break
-            due = every and int(state.step) % every == 0
+            self._due = every > 0 and int(state.step) % every == 0
+        is_all = data.steps(epoch) in (None, int(state.step_in_epoch))
+        return is_all or int(state.step) != last_step
 
     def restore(self, checkpoint: str | int | None = None) -> None:
         """Gives the model the weights of a checkpoint of the run, its averages where it has some.
@@ -406,7 +467,13 @@ class Run:
         """
         folder = self.folder.checkpoints
         path = checkpoints.newest(folder) if checkpoint is None else None
-        warm_start.take(path or checkpoints.find(folder, str(checkpoint)), FitState(self.model))
+        path = path or checkpoints.find(folder, str(checkpoint))
+        if (config := self.folder.read_config()) is not None:
+            checkpoints.check_origin(path, config.get("run_sha256", ""))
+        try:
+            warm_start.take(path, self.model)
+        except warm_start.WarmStartError as error:
+            raise checkpoints.CheckpointError(str(error).removeprefix("init_from=")) from error
 
     def graph(self) -> tf.Graph:
         """The graph of a step."""
@@ -414,7 +481,8 @@ class Run:
 
     def _step(self, batch) -> Mapping[str, tf.Tensor]:
         try:
-            logs, self.watched = self.distribution.train_step(batch)
+            with run_errors.explained():
+                logs, self.watched = self.distribution.train_step(batch)
         except tf.errors.InvalidArgumentError as error:
             if not not_finite.is_from_check(error):
                 raise
@@ -455,12 +523,14 @@ class Run:
         export.check_can_be_saved(self.model)
         averages = [a for callback in callbacks for a in getattr(callback, "averages", ())]
         self.state = FitState(self.model, averages)
-        self.distribution.prepare(data.first_batch(), self._take)
-        if self.distribution.described_optimizer is None:  # before a callback changes its rate
-            self.distribution.described_optimizer = _described("optimizer", self.model.optimizer)
         for callback in callbacks:
             if hasattr(callback, "set_run"):
                 callback.set_run(self)
+        in_step = [callback.in_step for callback in callbacks if hasattr(callback, "in_step")]
+        with run_errors.explained():
+            self.distribution.prepare(data.first_batch(), self._take, [*in_step, self.state.count])
+        if self.distribution.described_optimizer is None:  # before a callback changes its rate
+            self.distribution.described_optimizer = _described("optimizer", self.model.optimizer)
         defined = self._definition(data, callbacks)
         own = defined | stretches.versions() | stretches.kernels()
         for index, other in enumerate(self.workers.exchange("what they train", own)):
@@ -473,12 +543,27 @@ class Run:
         variables = [v for name, v in self.state.parts().items() if name != "notes"]
         self.workers.broadcast("the state of the run", [v for part in variables for v in part])
         adapted.refresh(self.model)
+        variables = [*self.model.variables, *self.model.optimizer.variables]
+        # Not those with the -inf of a mask.
+        self._finite = [v for v in variables if not np.isinf(_values(v)).any()]
+
+    def _check_end(self, epochs: int, max_steps: int | None) -> None:
+        """Checks that the run is not past its end."""
+        state = self.state
+        is_past = max_steps is not None and int(state.step) > max_steps
+        if is_past or int(state.epoch) > epochs:
+            raise run_errors.TrainingError(
+                f"the run is at step {int(state.step)}, in epoch {int(state.epoch) + 1}, past its "
+                "end; give it a later one"
+            )
 
     def _take(self) -> None:
         """On the chief: gives a new run its first weights, before an optimizer copies them."""
         begun = checkpoints.newest(self.folder.checkpoints)
         if self._init_from and self.workers.is_chief and not begun:
-            self._taken = warm_start.take(self._init_from, self.state).recorded()
+            self._taken = warm_start.take(
+                self._init_from, self.model, self.state.averages
+            ).recorded()
             for line in warm_start.said(self._taken):
                 io_utils.print_msg(line)
 
@@ -486,38 +571,51 @@ class Run:
         """On the chief: restores the run, or begins it; what callbacks remember."""
         folder, of_model = self.folder, definition.of_model(self.model)
         earlier, newest = folder.read_config(), checkpoints.newest(folder.checkpoints)
-        resolved = {"tower_devices": list(self.distribution.tower_devices)} | of_model
-        if newest and earlier is not None:
-            resolved["init_from"] = taken = earlier["resolved"].get("init_from")
-        else:
-            resolved["init_from"] = taken = self._taken
+        is_begun = earlier is not None and newest is not None
+        if earlier is not None and not newest and run_folder.FIRST_CHECKPOINT in earlier:
+            raise checkpoints.CheckpointError(
+                f"{folder.shown} holds a run that has saved checkpoints, the first at step "
+                f"{earlier[run_folder.FIRST_CHECKPOINT]}, but {folder.checkpoints} has none; put "
+                "them back, or choose another folder"
+            )
+        taken = earlier["resolved"].get("init_from") if is_begun else self._taken
         defined = defined | {"init_from": taken and taken["sha256"]}
-        if newest and earlier is not None:
-            different = run_folder.differences(earlier.get("defining", {}), defined)
-            if different:
-                raise run_folder.RunFolderError(
-                    f"{folder.shown} holds a run with other settings: {'; '.join(different)}. "
-                    "Continue it with its own, or choose another folder"
-                )
+        if is_begun and (different := run_folder.differences(earlier.get("defining", {}), defined)):
+            raise run_folder.RunFolderError(
+                f"{folder.shown} holds a run with other settings: {'; '.join(different)}. "
+                "Continue it with its own, or choose another folder"
+            )
         sha256 = hashlib.sha256(json.dumps(defined, sort_keys=True).encode()).hexdigest()
         self._checkpoints = checkpoints.Checkpoints(self.state, folder.checkpoints, keep, sha256)
         self._checkpoints.restore()
         at_step, towers = int(self.state.step), self.distribution.tower_devices
-        so_far = earlier["stretches"] if at_step and earlier is not None else []
-        runs_on = stretches.environment() | stretches.on_devices(towers, devices.HOST)
+        so_far = earlier["stretches"] if is_begun else []
+        parameters = self.distribution.parameter_device
+        runs_on = stretches.environment() | stretches.on_devices(towers, parameters)
         now = stretches.extended(so_far, at_step, runs_on)
         if so_far and now[-1]["first_step"] == at_step:
             for change in stretches.changes(now[-2:]):
                 io_utils.print_msg(f"{change}: the last bits may differ from a run without this")
-        folder.create(
-            {
-                "settings": self.settings,
-                "resolved": resolved,
-                "defining": defined,
-                "stretches": now,
-            }
-        )
-        folder.drop_metrics_after(at_step)
+        config = {
+            "settings": self.settings,
+            "resolved": {"tower_devices": list(towers)}
+            | self._resolved
+            | of_model
+            | {"init_from": taken},
+            "defining": defined,
+            "run_sha256": sha256,
+            "stretches": now,
+        }
+        self._is_marked = is_begun and run_folder.FIRST_CHECKPOINT in earlier
+        if self._is_marked:
+            config[run_folder.FIRST_CHECKPOINT] = earlier[run_folder.FIRST_CHECKPOINT]
+        if is_begun:
+            io_utils.print_msg(f"continuing at step {at_step}")
+        elif earlier is not None:
+            io_utils.print_msg(f"the run in {folder.path} has no checkpoint yet and starts over")
+            folder.remove_events()
+        folder.drop_metrics_after(at_step if is_begun else -1)
+        folder.create(config)
         return self.state.notes.numpy().decode()
 
     def _finish(self, history: Mapping) -> Finished:
@@ -530,33 +628,52 @@ class Run:
             sha256 = hashes.sha256(variable.value for variable in self.model.weights)
             if not self.workers.is_chief:
                 return Finished(history, int(state.step), sha256)
+            self._lock.check_held()
             exported = self._export(self.model) if self._export else self.model
-            partial = folder.final_model.with_name("final_model.partial.keras")
-            with run_folder.writing(folder.final_model):
-                exported.save(partial)
-                os.replace(partial, folder.final_model)
+            export.save(exported, folder.final_model)
         summary = {
             "weights_sha256": sha256,
             "state_sha256": state.sha256(),
             "step": int(state.step),
             "examples_seen": int(state.examples_seen),
-            "epoch": int(state.epoch),
+            "epoch": self.epochs_made(),
         } | {name: values[-1] for name, values in history.items() if np.isscalar(values[-1])}
         run_folder.write_json(folder.final_summary, summary)
         return Finished(history, int(state.step), sha256)
 
 
+@contextlib.contextmanager
+def _kept(variables: Sequence) -> Iterator[None]:
+    """Gives variables back the values that they had before."""
+    values = [variable.numpy() for variable in variables]
+    yield
+    for variable, value in zip(variables, values, strict=True):
+        variable.assign(value)
+
+
+def _values(variable: keras.Variable) -> np.ndarray:
+    return np.asarray(variable, np.float64)
+
+
 def _evaluate(
-    model, validation_data, batch_size: int | None, every: int | list, callbacks, epoch: int
+    model,
+    validation_data,
+    batch_size: int | None,
+    every: int | list,
+    callbacks,
+    epoch: int,
 ) -> dict[str, float]:
     """Keras's evaluation of the validation data after an epoch, where it is due."""
     if validation_data is None or not model._should_eval(epoch, every):
         return {}
     data = sources.evaluated(validation_data)
     x, y, weight = keras.utils.unpack_x_y_sample_weight(data)
-    logs = model.evaluate(
-        x, y, sample_weight=weight, batch_size=batch_size, return_dict=True, callbacks=callbacks
-    )
+    with warnings.catch_warnings():
+        # Keras says so of every generator.
+        warnings.filterwarnings("ignore", "Your input ran out of data")
+        logs = model.evaluate(
+            x, y, sample_weight=weight, batch_size=batch_size, return_dict=True, callbacks=callbacks
+        )
     return {f"val_{name}": value for name, value in logs.items()}
 
 

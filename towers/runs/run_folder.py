@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import BinaryIO
 
-from towers.support import errors
+from towers import errors
 
 FIRST_CHECKPOINT = "first_checkpoint"  # in config.json, once a run has one: its step
 

@@ -55,6 +55,7 @@ class RunLock:
           RunFolderError: another process holds it, or the folder cannot be written to.
         """
         with run_folder.writing(self._folder.shown):
+            is_new = not self._folder.path.exists()
             self._folder.path.mkdir(parents=True, exist_ok=True)
             self._file = self._acquire()
         try:
@@ -63,6 +64,8 @@ class RunLock:
             with contextlib.suppress(OSError):
                 if self._is_ours and self._is_there():
                     self._folder.lock.unlink()
+                    if is_new:
+                        self._folder.path.rmdir()  # where the run left nothing in it
             with contextlib.suppress(OSError):  # it would hide why the run has ended
                 os.close(self._file)
             self._file = None

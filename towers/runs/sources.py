@@ -8,8 +8,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from towers import schedules
-from towers.keras_fit import cutting
+from towers import cutting, schedules
 
 from keras.src.backend.tensorflow.trainer import TFEpochIterator  # isort: skip
 
@@ -50,15 +49,17 @@ class FromSource:
     """Epochs of a source that can be read at any position; a step may begin one and end another.
 
     Attributes:
+      num_examples: of an epoch.
       fingerprint: identifies the data and their order.
     """
 
-    def __init__(self, source, batch_size: int | None):
+    def __init__(self, source, batch_size: int | None, epochs: int, max_steps: int | None = None):
         """
         Args:
           source: `batches(first_step, last_step, global_batch_size=, share=)` gives the batches of
             these steps; `num_examples` and `fingerprint` are as of `input_pipeline.arrays.Arrays`.
           batch_size: examples of a step.
+          epochs, max_steps: after which the run ends.
 
         Raises:
           ValueError: `batch_size` is None, or more than an epoch has.
@@ -71,6 +72,10 @@ class FromSource:
                 "examples"
             )
         self._source, self._batch = source, batch_size
+        self.num_examples = source.num_examples
+        ends = int(self._first_step(epochs))
+        self._end = ends if max_steps is None else min(ends, max_steps)
+        self._position, self._reader = -1, iter(())  # the step whose batch is the reader's next
         digest = hashlib.sha256(source.fingerprint.encode()).hexdigest()
         self.fingerprint = f"{digest[:12]}, {batch_size} examples a step"
 
@@ -84,11 +89,18 @@ class FromSource:
 
     def first_batch(self):
         """For what has to be built before the first step."""
-        return _first(self.batches(0, 0))
+        return _first(self._read(0, 1))
 
     def batches(self, epoch: int, first: int) -> Iterator:
-        """The batches of an epoch from its step `first` on."""
+        """The batches of an epoch from its step `first` on, which end where the run does."""
         begin, end = int(self._first_step(epoch)) + first, int(self._first_step(epoch + 1))
+        if self._position != begin:  # else it reads on, and has some batches ready
+            self._position, self._reader = begin, self._read(begin, max(begin, self._end))
+        for batch in itertools.islice(self._reader, end - begin):
+            self._position += 1
+            yield batch
+
+    def _read(self, begin: int, end: int) -> Iterator:
         read = self._source.batches(
             begin, end, global_batch_size=self._batch, share=range(self._batch)
         )
@@ -99,8 +111,11 @@ class FromKeras:
     """Epochs of whatever Keras's `fit` takes; the start of an epoch is read over.
 
     Attributes:
+      num_examples: None; an epoch may have any number.
       fingerprint: identifies arrays and the sizes; of data sets and generators the sizes alone.
     """
+
+    num_examples = None
 
     def __init__(self, x, y, batch_size, steps_per_epoch, sample_weight, class_weight):
         """

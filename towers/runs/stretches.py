@@ -15,7 +15,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from towers.support import machine, version
+from towers import machine, version
 
 from tensorflow.python.util import _pywrap_util_port  # isort: skip
 

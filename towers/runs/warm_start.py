@@ -24,9 +24,8 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from towers import model_state, train_state
+from towers import adapted, errors, model_state
 from towers.runs import checkpoints, run_folder
-from towers.support import adapted, errors
 
 _ALLOWED = (
     "must be the folder of a run, a checkpoint in one such as runs/first/checkpoints/step-500, or "
@@ -138,7 +137,9 @@ def _of_run(given, place: Path) -> str:
     raise WarmStartError(f"init_from={given}: has neither a final model nor a checkpoint yet")
 
 
-def take(given: str | os.PathLike, state: train_state.TrainState) -> WarmStart:
+def take(
+    given: str | os.PathLike, model: keras.Model, averages: Sequence[tf.Variable] = ()
+) -> WarmStart:
     """Gives a model at step 0 the weights that it finds, as they are evaluated.
 
     Batch-norm statistics count as weights here. Moving averages begin at the weights; the optimizer
@@ -147,37 +148,27 @@ def take(given: str | os.PathLike, state: train_state.TrainState) -> WarmStart:
     Args:
       given: a run's folder, a checkpoint in one, or a `.keras` or `.weights.h5` file. The weights
         of a checkpoint have no names: all of them must fit the model's, in their order.
-      state: of the run that begins.
+      model: of the run that begins.
+      averages: of its trainable weights, if it keeps some.
 
     Raises:
       WarmStartError: there are no weights, they cannot be read, or no layer finds any.
     """
     file = locate(given)
     try:
-        if _is_checkpoint(file):
-            found = _take_checkpoint(file, state.model)
-        else:
-            found = _take_file(file, state.model)
+        take_from = _take_checkpoint if _is_checkpoint(file) else _take_file
+        found = take_from(file, model)
     except (OSError, KeyError, ValueError, zipfile.BadZipFile) as error:
         raise WarmStartError(f"init_from={given}: {file} cannot be read: {error}") from error
     except (_DoesNotFitError, checkpoints.CheckpointError) as error:
         raise WarmStartError(f"init_from={given}: {error}") from error
-    _begin_at_weights(state)
+    for average, weight in zip(averages, model.trainable_variables, strict=False):
+        average.assign(weight.value)
     return WarmStart(absolute(given), file, *found)
 
 
 class _DoesNotFitError(Exception):
     pass
-
-
-def _begin_at_weights(state: train_state.TrainState) -> None:
-    for average, weight in zip(state.averages, state.model.trainable_variables, strict=False):
-        average.assign(weight.value)
-    # Where each microbatch has statistics of its own, they begin at the model's.
-    places = model_state.kept_apart(state.model) if state.statistics_of_each else []
-    for variable, place in zip(state.statistics_of_each, places, strict=True):
-        shared = state.model.non_trainable_variables[place].value
-        variable.assign(tf.stack([shared] * variable.shape[0]))
 
 
 def _take_checkpoint(path: str, model: keras.Model) -> tuple:

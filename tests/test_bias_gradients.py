@@ -1,0 +1,163 @@
+"""Gradients of biases in bfloat16, which TensorFlow sums in bfloat16."""
+
+import concurrent.futures
+import contextlib
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+import toys
+
+from towers import bias_gradients
+from towers.networks import layers
+
+# More than 256 values to a bias, which bfloat16 cannot add up.
+KINDS = {
+    "dense": (lambda: keras.layers.Dense(4), (600, 3)),
+    "convolution": (lambda: keras.layers.Conv2D(4, 3), (20, 20, 3)),
+    "one pixel": (lambda: layers.Conv2D(64, 1), (20, 20, 32)),
+    "one-dimensional": (lambda: keras.layers.Conv1D(4, 3), (600, 3)),
+    "depthwise": (lambda: keras.layers.DepthwiseConv2D(3), (20, 20, 3)),
+    "transposed": (lambda: keras.layers.Conv2DTranspose(4, 3), (20, 20, 3)),
+    "bias and ReLU": (layers.BiasRelu, (20, 20, 3)),
+    "in a loop": (lambda: keras.layers.TimeDistributed(keras.layers.Dense(4)), (30, 30, 3)),
+    "of Einstein sums": (
+        lambda: keras.layers.EinsumDense("abc,cd->abd", (None, 4), bias_axes="d"),
+        (600, 3),
+    ),
+}
+
+
+def after_a_step(kind, dtype, num_towers=1, jit_compile=False):
+    """What one step adds to the weights of a layer; its loss is linear in the outputs."""
+    keras.config.set_dtype_policy(dtype)
+    keras.utils.set_random_seed(0)
+    make, shape = KINDS[kind]
+    model = toys.on_cpu(lambda: keras.Sequential([keras.Input(shape), make()]))
+    step = toys.Step(
+        model,
+        keras.optimizers.SGD(1.0),
+        num_towers=num_towers,
+        microbatch=2,
+        loss=lambda labels, outputs: tf.reduce_mean(tf.cast(outputs, tf.float32), axis=[1, 2]),
+        jit_compile=jit_compile,
+    )
+    before = [v.numpy() for v in model.trainable_variables]
+    images = np.random.default_rng(0).uniform(0.5, 1.0, (4, *shape)).astype(np.float32)
+    step(images, np.zeros(4, np.int32))
+    after = [v.numpy() for v in model.trainable_variables]
+    return [new - old for new, old in zip(after, before, strict=True)]
+
+
+@pytest.fixture(autouse=True)
+def policy():
+    yield
+    keras.config.set_dtype_policy("float32")
+
+
+@pytest.mark.pitfall(34)
+@pytest.mark.parametrize("num_towers", [1, pytest.param(2, marks=pytest.mark.long)])
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_tower_s_are_those_of_float32(kind, num_towers):
+    exact = after_a_step(kind, "float32")
+    found = after_a_step(kind, "mixed_bfloat16", num_towers)
+    assert exact[-1].ndim == 1
+    for one, other in zip(exact, found, strict=True):
+        assert np.linalg.norm(other - one) < 0.01 * np.linalg.norm(one)
+
+
+@pytest.mark.long
+def test_xla_s_are_too():
+    exact = after_a_step("dense", "float32")
+    found = after_a_step("dense", "mixed_bfloat16", jit_compile=True)
+    np.testing.assert_allclose(found[-1], exact[-1], rtol=0.01)
+
+
+def gradient(upstream, **options):
+    """Of a bias."""
+    bias = tf.zeros([upstream.shape[1 if options else -1]], upstream.dtype)
+
+    @tf.function(autograph=False)
+    def computed(upstream):
+        with tf.GradientTape() as tape:
+            tape.watch(bias)
+            outputs = tf.nn.bias_add(tf.zeros_like(upstream), bias, **options)
+        return tape.gradient(outputs, bias, output_gradients=upstream)
+
+    kinds = {op.type for op in computed.get_concrete_function(upstream).graph.get_operations()}
+    return np.asarray(computed(upstream), np.float64), "BiasAddGrad" in kinds
+
+
+def test_tensorflow_s_own_is_wrong():
+    """When this fails, `bias_gradients` can go."""
+    found, is_own = gradient(tf.ones([2048, 3], tf.bfloat16))
+    assert is_own and np.all(found < 0.5 * 2048)
+
+
+@pytest.mark.parametrize("shape, options", [([2048, 3], {}), ([4, 8, 64, 3], {}),
+                                            ([4, 3, 8, 64], {"data_format": "NCHW"})])  # fmt: skip
+def test_it_sums_over_all_but_the_channels(shape, options):
+    with bias_gradients.summed_in_float32():
+        found, is_own = gradient(tf.ones(shape, tf.bfloat16), **options)
+    assert not is_own
+    np.testing.assert_array_equal(found, [2048.0] * 3)
+
+
+def test_other_types_have_tensorflow_s():
+    with bias_gradients.summed_in_float32():
+        assert gradient(tf.ones([8, 3]))[1]
+        assert gradient(tf.ones([8, 3], tf.float16))[1]
+        assert gradient(tf.ones([4, 3, 2]), data_format="NCHW")[1]
+
+
+def test_it_is_tensorflow_s_again_afterwards():
+    upstream = tf.ones([8, 3], tf.bfloat16)
+    with pytest.raises(RuntimeError), bias_gradients.summed_in_float32():
+        raise RuntimeError
+    assert gradient(upstream)[1]
+    with bias_gradients.summed_in_float32():
+        with bias_gradients.summed_in_float32():
+            pass
+        assert not gradient(upstream)[1]
+
+
+def test_other_threads_have_tensorflow_s():
+    """As Keras's `fit`, also while a tower is traced."""
+    upstream = tf.ones([8, 3], tf.bfloat16)
+    with concurrent.futures.ThreadPoolExecutor(1) as other:
+        with bias_gradients.summed_in_float32():
+            assert other.submit(gradient, upstream).result()[1]
+            entered = contextlib.ExitStack()
+            other.submit(entered.enter_context, bias_gradients.summed_in_float32()).result()
+        assert gradient(upstream)[1]
+        assert not other.submit(gradient, upstream).result()[1]
+        other.submit(entered.close).result()
+        assert other.submit(gradient, upstream).result()[1]
+
+
+@pytest.mark.parametrize("data_format", ["NHWC", "NCHW"])
+def test_the_number_of_axes_may_be_unknown(data_format):
+    @tf.function(autograph=False, input_signature=[tf.TensorSpec(None, tf.bfloat16)])
+    def computed(upstream):
+        bias = tf.zeros([3], tf.bfloat16)
+        with tf.GradientTape() as tape, bias_gradients.summed_in_float32():
+            tape.watch(bias)
+            outputs = tf.nn.bias_add(upstream * 0, bias, data_format)
+            return tape.gradient(outputs, bias, output_gradients=upstream)
+
+    shape = [4, 8, 64, 3] if data_format == "NHWC" else [4, 3, 8, 64]
+    np.testing.assert_array_equal(computed(tf.ones(shape, tf.bfloat16)), [2048.0] * 3)
+
+
+def test_with_gpus_values_are_cast_before_they_are_summed(monkeypatch):
+    """Whatever a sum of bfloat16 is made in there."""
+    monkeypatch.setattr(tf.config, "get_visible_devices", lambda kind: ["a GPU"])
+    sums = []
+    monkeypatch.setattr(
+        tf, "reduce_sum", lambda x, axes, of=tf.reduce_sum: sums.append(x.dtype) or of(x, axes)
+    )
+    with bias_gradients.summed_in_float32():
+        found, is_own = gradient(tf.ones([2048, 3], tf.bfloat16))
+    assert not is_own and sums == [tf.float32]
+    np.testing.assert_array_equal(found, [2048.0] * 3)

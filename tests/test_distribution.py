@@ -1,0 +1,459 @@
+"""What `towers.distribute` does beside Keras: batch norm, draws, microbatches, devices, losses."""
+
+import subprocess
+import sys
+
+import keras
+import keras_programs
+import numpy as np
+import pytest
+import tensorflow as tf
+from keras import layers, ops
+
+import towers
+from towers import cutting, distribution, exchange, separable, step, worker
+
+from tensorflow.python.eager import context  # isort: skip
+
+rng = np.random.default_rng(0)
+X = rng.normal(size=(54, 8)).astype("float32")
+Y = X[:, :3].argmax(axis=1)
+CROSSENTROPY = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+FIT = {"batch_size": 54, "shuffle": False, "verbose": 0}
+
+
+def made(
+    *between, loss=CROSSENTROPY, optimizer=None, num_towers=2, size=16, joined=None, **compiled
+):
+    model = keras.Sequential([keras.Input((8,)), *between, layers.Dense(3)])
+    weights = np.random.default_rng(1)
+    for variable in model.trainable_variables:
+        variable.assign(weights.normal(0, 0.3, variable.shape))
+    model.compile(optimizer or keras.optimizers.SGD(0.1), loss, **compiled)
+    return towers.distribute(model, num_towers, microbatch_size=size, joined_loss=joined)
+
+
+class Draws(layers.Layer):
+    """Adds noise, in evaluation too; what it draws are its outputs."""
+
+    def __init__(self):
+        super().__init__()
+        self.generator = keras.random.SeedGenerator(3)
+
+    def call(self, x):
+        return 0 * x + keras.random.normal(ops.shape(x), seed=self.generator)
+
+
+# Batch norm and draws
+
+
+@pytest.mark.parametrize("joined", [False, True])
+def test_batch_norm_equals_keras_on_microbatches(joined):
+    """Each starts from the same state; all they bring back is averaged, weighted by examples."""
+    model = made(layers.Dense(6), layers.BatchNormalization(momentum=0.7), joined=joined)
+    keras.utils.set_random_seed(1)
+    other = keras.models.clone_model(model)
+    other.set_weights(model.get_weights())
+    history = model.fit(X, Y, epochs=2, **FIT)
+    losses = []
+    for _ in range(2):
+        start = [np.array(v) for v in other.non_trainable_variables]
+        found, counts = [], []
+        for first in range(0, 54, 16):
+            for variable, value in zip(other.non_trainable_variables, start, strict=True):
+                variable.assign(value)
+            with tf.GradientTape() as tape:
+                outputs = other(X[first : first + 16], training=True)
+                loss = CROSSENTROPY(Y[first : first + 16], outputs)
+            of_weights = tape.gradient(loss, [v.value for v in other.trainable_variables])
+            state = [np.array(v) for v in other.non_trainable_variables]
+            found.append([loss, *of_weights, *state])
+            counts.append(len(outputs))
+        assert counts == [16, 16, 16, 6]
+        loss, *mean = (np.average(np.stack(parts), 0, counts) for parts in zip(*found, strict=True))
+        losses.append(loss)
+        for variable, gradient in zip(other.trainable_variables, mean, strict=False):
+            variable.assign_sub(0.1 * gradient)
+        state = mean[len(other.trainable_variables) :]
+        for variable, value in zip(other.non_trainable_variables, state, strict=True):
+            variable.assign(value)
+    np.testing.assert_allclose(history.history["loss"], losses, 1e-5)
+    for ours, right in zip(model.get_weights(), other.get_weights(), strict=True):
+        np.testing.assert_allclose(ours, right, 1e-5, 1e-6)
+
+
+def test_batch_norm_of_a_batch_of_8_by_default_is_keras_s():
+    """pytorch#4534: microbatches of one example would leave nothing to normalize."""
+    weights = []
+    for is_distributed in (False, True):
+        keras.utils.set_random_seed(1)
+        model = keras.Sequential([layers.Dense(6), layers.BatchNormalization(), layers.Dense(3)])
+        model.compile(keras.optimizers.SGD(0.1), CROSSENTROPY)
+        if is_distributed:
+            towers.distribute(model, 2)
+        model.fit(X[:24], Y[:24], **FIT | {"batch_size": 8})
+        weights.append(model.get_weights())
+    for ours, right in zip(*weights, strict=True):
+        np.testing.assert_allclose(ours, right, 1e-5, 1e-6)
+
+
+def test_draws_differ_between_microbatches_steps_epochs_and_fits():
+    def outputs_are(seen):
+        def loss(y_true, y_pred):
+            tf.py_function(lambda drawn: seen.append(drawn.numpy()), [y_pred], [])
+            return ops.mean(ops.square(y_pred), axis=-1)
+
+        return loss
+
+    drawn = {}
+    for num_towers in (1, 3):
+        seen = drawn[num_towers] = []
+        keras.utils.set_random_seed(1)
+        model = keras.Sequential([keras.Input((1,)), layers.Dense(1), Draws()])
+        model.compile(keras.optimizers.SGD(0.1), outputs_are(seen))
+        towers.distribute(model, num_towers, microbatch_size=16)
+        for _ in range(2):
+            model.fit(X[:, :1], X[:, :1], epochs=2, **FIT | {"batch_size": 27})
+    assert [len(one) for one in drawn[1]] == [27] * 8
+    assert len(np.unique(np.concatenate(drawn[1]))) > 0.99 * 27 * 8
+    np.testing.assert_array_equal(drawn[1], drawn[3])
+
+
+def test_dropout_drops_others_in_every_microbatch():
+    model = made(layers.Dropout(0.5), optimizer=keras.optimizers.SGD(0.0))
+    ones = np.ones((64, 8), "float32")
+    program = step.Program(model, ("/CPU:0", "/CPU:1"), True, True)
+    parts = cutting.cut(tf.constant(ones), 16)
+    weights = [v.value for v in model.trainable_variables]
+    state = [v.value for v in model.non_trainable_variables]
+    outputs = {
+        program.pass_.forward(weights, state, tf.constant(m, tf.int64), part)
+        .outputs.numpy()
+        .tobytes()
+        for m, part in enumerate(parts)
+    }
+    assert len(outputs) == 4
+
+
+@pytest.mark.parametrize("evaluate", [False, True])
+def test_a_layer_that_draws_in_evaluation_draws_for_each_example(evaluate):
+    """keras-io#1836, a VAE's sampling: 400 examples had 2 draws."""
+    model = keras.Sequential([keras.Input((1,)), Draws()])
+    seen = []
+
+    def mean(y_true, y_pred):
+        tf.py_function(lambda drawn: seen.append(drawn.numpy()), [y_pred], [])
+        return y_pred[:, 0]
+
+    model.compile(loss="mse", metrics=[mean])
+    towers.distribute(model, 2)
+    examples = np.zeros((400, 1), "float32")
+    if evaluate:
+        model.evaluate(examples, examples, verbose=0)
+        drawn = np.concatenate(seen)
+    else:
+        drawn = model.predict(examples, verbose=0)
+    assert drawn.shape == (400, 1) and len(np.unique(drawn)) > 395
+    assert abs(drawn.mean()) < 0.15 and 0.8 < drawn.std() < 1.2
+
+
+# Microbatches
+
+
+def test_sizes_of_microbatches():
+    assert [distribution.default_size(n) for n in (1, 16, 100, 128, 129, 1024)] == [16] * 4 + [
+        17,
+        128,
+    ]
+    assert cutting.sizes(150, 64) == [64, 64, 22]
+    assert cutting.sizes(1, 16) == [1] and cutting.sizes(32, 16) == [16, 16]
+    batch = ({"a": tf.range(5), "b": tf.zeros([5, 2])}, None)
+    parts = cutting.cut(batch, 2)
+    assert [cutting.num_examples(part) for part in parts] == [2, 2, 1]
+    assert all(part[1] is None for part in parts)
+    np.testing.assert_array_equal(cutting.join([part[0] for part in parts])["a"], range(5))
+
+
+@pytest.mark.parametrize("num_towers", [1, 8])
+@pytest.mark.parametrize("size", [1, 7, 54, 100, None])
+def test_any_size_of_microbatches_is_the_same_to_rounding(num_towers, size):
+    weights = []
+    for towers_, size_ in ((1, 54), (num_towers, size)):
+        model = made(layers.Dense(6, "relu"), num_towers=towers_, size=size_)
+        model.fit(X, Y, **FIT)
+        model.fit(X[:1], Y[:1], **FIT)
+        weights.append(model.get_weights())
+    for ours, right in zip(*weights, strict=True):
+        np.testing.assert_allclose(ours, right, 1e-5, 1e-6)
+
+
+def test_sizes_are_those_of_each_call_s_first_batch():
+    """Batch norm shows them: an evaluation before, and another batch size, leave no trace."""
+    many = np.tile(X, (6, 1)), np.tile(Y, 6)
+    fit, weights = {"batch_size": 324, "verbose": 0, "shuffle": False}, []
+    for size in (None, distribution.default_size(324)):
+        model = made(layers.Dense(6), layers.BatchNormalization(), size=size)
+        if size is None:
+            before = model.get_weights()
+            model.fit(X[:8], Y[:8], **FIT | {"batch_size": 8})
+            model.set_weights(before)
+            model.evaluate(X, Y, batch_size=54, verbose=0)
+        model.fit(*many, epochs=2, validation_data=(X, Y), validation_batch_size=9, **fit)
+        weights.append(model.get_weights())
+    for ours, right in zip(*weights, strict=True):
+        np.testing.assert_array_equal(ours, right)
+
+
+def test_an_unbuilt_model_is_built_for_batches_of_any_size():
+    """So that its file, or an export, takes them, too."""
+    model = keras.Sequential([layers.Dense(3)])
+    model.compile("sgd", CROSSENTROPY)
+    towers.distribute(model).fit(X, Y, **FIT)
+    assert model.input_shape == (None, 8)
+
+
+def test_says_once_how_a_batch_is_computed(capfd):
+    model = made(num_towers=3, size=40)
+    model.fit(X, Y, **FIT)
+    model.evaluate(X, Y, verbose=0)
+    said = capfd.readouterr().out
+    assert said.count("40") == 1 and "3" in said and "1 of" in said
+
+
+# Devices and scopes
+
+
+def nodes(model, data=(X, Y), size=16):
+    """(name, device, op) of all that ran in a step."""
+    context.context().enable_run_metadata()
+    context.context().export_run_metadata()  # Keras's TensorBoard may have had graphs kept before
+    try:
+        model.train_on_batch(*data)
+        graphs = context.context().export_run_metadata().function_graphs
+    finally:
+        context.context().disable_run_metadata()
+    return {
+        (node.name, node.device.rsplit("device:")[-1], node.op)
+        for graph in graphs
+        for partition in graph.partition_graphs
+        for node in partition.node
+    }
+
+
+@pytest.mark.parametrize("joined", [False, True])
+@pytest.mark.parametrize("num_towers", [1, 3])
+def test_the_work_is_done_on_the_towers_devices(num_towers, joined):
+    model = made(layers.Dense(6, "relu"), num_towers=num_towers, joined=joined)
+    ran = nodes(model)
+    for tower in range(num_towers):
+        of_tower = [(device, op) for name, device, op in ran if f"tower_{tower}/" in name]
+        assert {device for device, op in of_tower if op.endswith("MatMul")} == {f"CPU:{tower}"}
+    products = [name for name, _, op in ran if op.endswith("MatMul")]
+    # Forward 2 layers, backward 2 kernels and 1 input or 2, in each of 4 microbatches.
+    assert len(products) in (4 * 5, 4 * 6) and all("tower_" in name for name in products)
+    assert not any(f"tower_{num_towers}/" in name for name, *_ in ran)
+
+
+def test_named_devices_have_the_towers():
+    model = made()
+    towers.distribute(model, ["/CPU:5", "/CPU:2"], microbatch_size=27)
+    ran = nodes(model)
+    assert {device for _, device, op in ran if op.endswith("MatMul")} == {"CPU:5", "CPU:2"}
+
+
+@pytest.mark.parametrize("joined", [False, True])
+def test_a_microbatch_waits_for_one_so_many_before_it_on_its_tower(joined):
+    """So that not all of a batch is in memory at once."""
+    model = made()
+    model.fit(X, Y, **FIT)
+    program = step.Program(model, ("/CPU:0", "/CPU:1"), True, joined)
+    program._at_once = 1
+    graph = program.trace((tf.constant(X), tf.constant(Y)), 16).graph  # 2 towers with 2 each
+    waiting = {
+        (op.name.split("/")[0], other.name.split("/")[0])
+        for op in graph.get_operations()
+        if op.type == "Identity"
+        for other in op.control_inputs
+        if "/microbatch" in other.name
+    }
+    assert waiting == {("tower_0", "tower_0"), ("tower_1", "tower_1")}
+
+
+def test_each_worker_computes_its_own_microbatches():
+    found = []
+    for index in range(2):
+        workers = worker.SingleWorker()
+        workers.count, workers.index = 2, index
+        found.append(exchange.Exchange(workers, [2, 1], 6).own)
+    assert [list(map(list, own)) for own in found] == [[[0, 1], [2, 3]], [[4, 5]]]
+    assert len(exchange.Exchange(workers, [2, 1], 2).own) == 1  # too few: each computes them all
+    assert [list(own) for own in exchange.Exchange(workers, [2, 1], 1).own] == [[0]]
+
+
+# Whose loss is it
+
+
+class Own(keras.Model):
+    def compute_loss(self, *args, **kwargs):
+        return super().compute_loss(*args, **kwargs)
+
+
+LOSSES = {  # whether it is joined
+    "mse": False,
+    "sparse_categorical_crossentropy": False,
+    "binary_crossentropy": False,
+    "kl_divergence": False,
+    "cosine_similarity": False,
+    "huber": False,
+    "dice": True,
+    "tversky": True,
+    "circle": True,
+}
+
+
+@pytest.mark.parametrize("loss", LOSSES)
+def test_losses_by_name_that_may_be_cut(loss):
+    assert bool(why(loss)) == LOSSES[loss]
+
+
+def why(loss, cls=keras.Sequential):
+    model = keras.Sequential([keras.Input((8,)), layers.Dense(3)])
+    if cls is not keras.Sequential:
+        model = cls(model.inputs, model.outputs)
+    model.compile("sgd", loss)
+    y = np.zeros([1], "int64") if "sparse" in str(loss) else np.zeros([1, 3], "float32")
+    model._compile_loss.build(y, model(X[:1]))
+    return separable.why_joined(model)
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: keras.losses.MeanSquaredError(reduction="sum"),
+        lambda: keras.losses.MeanSquaredError(reduction="mean_with_sample_weight"),
+        lambda: keras.losses.SparseCategoricalCrossentropy(ignore_class=1),
+        lambda: keras.losses.CategoricalCrossentropy(axis=0),
+        lambda: lambda y_true, y_pred: ops.square(y_true - y_pred),
+        lambda: type("Own", (keras.losses.MeanSquaredError,), {"call": lambda *_: 0.0})(),
+        lambda: type("Own", (keras.losses.MeanSquaredError,), {"__call__": lambda *_: 0.0})(),
+    ],
+)
+def test_losses_that_are_joined(make):
+    assert why(make())
+
+
+def test_a_loss_of_a_model_s_own_is_joined():
+    assert why("mse", Own) and not why("mse", keras.Model)
+
+
+def test_a_mask_or_a_single_axis_joins_the_loss():
+    for outputs in (tf.zeros([4]), tf.zeros([4, 3])):
+        if outputs.shape.rank > 1:
+            separable.check_outputs(outputs)
+            outputs = tf.identity(outputs)
+            outputs._keras_mask = tf.ones([4], tf.bool)
+        with pytest.raises(separable.NotSeparable):
+            separable.check_outputs(outputs)
+
+
+@pytest.mark.parametrize("weights", [None, rng.uniform(size=54).astype("float32")])
+def test_both_ways_give_the_same_where_a_loss_may_be_cut(weights):
+    found = []
+    for joined in (False, True):
+        between = layers.Dense(6, "relu", kernel_regularizer="l2", activity_regularizer="l1")
+        model = made(between, joined=joined, weighted_metrics=["accuracy"])
+        history = model.fit(X, Y, sample_weight=weights, epochs=3, **FIT)
+        found.append([*history.history.values(), *model.get_weights()])
+    for one, other in zip(*found, strict=True):
+        np.testing.assert_allclose(one, other, 1e-5, 1e-6)
+
+
+@pytest.mark.parametrize("joined", [False, True])
+def test_a_loss_scale_changes_nothing_but_rounding(joined):
+    found = []
+    for scale in (None, 2.0**10):
+        optimizer = keras.optimizers.SGD(0.1, momentum=0.9)
+        if scale:
+            optimizer = keras.optimizers.LossScaleOptimizer(optimizer, initial_scale=scale)
+        model = made(layers.Dense(6, "relu"), optimizer=optimizer, joined=joined)
+        history = model.fit(X, Y, epochs=3, **FIT)
+        found.append([*history.history.values(), *model.get_weights()])
+    for one, other in zip(*found, strict=True):
+        np.testing.assert_allclose(one, other, 1e-5, 1e-6)
+
+
+# Embeddings, and saved files
+
+
+def test_rows_reach_the_optimizer_as_in_keras():
+    """Those of all examples in their order; of positions once, summed over the batch."""
+    rows = {}
+
+    class Sees(keras.optimizers.SGD):
+        def apply_gradients(self, grads_and_vars):
+            grads_and_vars = list(grads_and_vars)
+            for gradient, variable in grads_and_vars:
+                if isinstance(gradient, tf.IndexedSlices):
+                    seen = rows.setdefault((kind, variable.shape[0]), [])
+                    args = [gradient.indices, gradient.values]
+                    tf.py_function(lambda i, v, s=seen: s.append((i.numpy(), v.numpy())), args, [])
+            return super().apply_gradients(grads_and_vars)
+
+    tokens = rng.integers(0, 9, (22, 5))
+    for kind in ("keras", "towers"):
+        keras.utils.set_random_seed(1)
+        inputs = keras.Input((5,), dtype="int32")
+        x = keras_programs.Positions(5)(layers.Embedding(9, 4)(inputs))
+        model = keras.Model(inputs, layers.Dense(3)(layers.Flatten()(x)))
+        model.compile(Sees(0.1), CROSSENTROPY)
+        if kind == "towers":
+            towers.distribute(model, 2, microbatch_size=11)
+        model.train_on_batch(tokens, Y[:22])
+    for vocabulary, count in ((9, 22 * 5), (5, 5)):
+        [(indices, values)], [(ours, of_ours)] = (
+            rows["keras", vocabulary],
+            rows["towers", vocabulary],
+        )
+        assert len(ours) == count
+        np.testing.assert_array_equal(ours, indices)
+        np.testing.assert_allclose(of_ours, values, 1e-5, 1e-7)
+
+
+def test_saved_files_do_not_need_towers(tmp_path):
+    model = made(layers.Dense(6, "relu"), layers.BatchNormalization(), layers.Dropout(0.2))
+    model.fit(X, Y, **FIT)
+    model.save(tmp_path / "model.keras")
+    np.save(tmp_path / "x.npy", X)
+    program = (
+        "import sys; sys.modules['towers'] = None; import keras, numpy as np\n"
+        "model = keras.models.load_model('model.keras'); x = np.load('x.npy')\n"
+        "np.save('outputs.npy', model.predict(x, verbose=0)); model.fit(x, x[:, 0] > 0, verbose=0)"
+    )
+    subprocess.run([sys.executable, "-c", program], cwd=tmp_path, check=True)
+    ours = model.predict(X, verbose=0)
+    np.testing.assert_allclose(np.load(tmp_path / "outputs.npy"), ours, 1e-5, 1e-6)
+
+
+def test_texts_of_many_lengths_have_few_graphs():
+    traced = []
+
+    class Traces(keras.layers.Layer):
+        def call(self, x):
+            traced.append(x.shape)
+            return ops.cast(x, "float32")
+
+    lengths, weights = range(5, 17), []
+    texts = [np.random.default_rng(n).integers(0, 9, (16, n)) for n in lengths]
+    for num_towers in (1, 3):
+        keras.utils.set_random_seed(0)
+        model = keras.Sequential(
+            [keras.Input((None, 1)), Traces(), layers.GlobalAveragePooling1D(), layers.Dense(3)]
+        )
+        model.compile("adam", keras.losses.SparseCategoricalCrossentropy(from_logits=True))
+        towers.distribute(model, num_towers, microbatch_size=5)
+        for text in texts:
+            model.train_on_batch(text[..., None], text[:, 0] % 3)
+        weights.append(model.get_weights())
+    assert len(traced) < 2 * len(lengths)  # for two sizes of microbatch, and two numbers of towers
+    for one, other in zip(*weights, strict=True):
+        np.testing.assert_array_equal(one, other)

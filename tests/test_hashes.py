@@ -1,0 +1,20 @@
+"""What a hash of arrays tells apart."""
+
+import numpy as np
+
+from towers import hashes
+
+
+def test_hash_is_of_values_types_shapes_and_order():
+    a, b = np.arange(4, dtype=np.float32), np.ones(2, np.float32)
+    different = [
+        [a, b],
+        [b, a],
+        [a],
+        [a.reshape(2, 2), b],
+        [a.astype(np.float64), b],
+        [np.nextafter(a, 9), b],
+    ]
+    found = [hashes.sha256(values) for values in different]
+    assert len(set(found)) == len(found) and len(found[0]) == 64
+    assert hashes.sha256([a[::-1][::-1], b.copy()]) == found[0]

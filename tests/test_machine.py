@@ -1,0 +1,167 @@
+"""What computes."""
+
+import os
+
+import pretend_gpu
+import pytest
+import tensorflow as tf
+
+from towers import machine
+from towers.runs import stretches
+
+
+@pytest.mark.parametrize(
+    "tower_devices, expected",
+    [(["/CPU:0", "/CPU:1"], True), (["/GPU:0"], False), (["/CPU:0", "/GPU:0"], False)],
+)
+def test_cpus_are_told_from_gpus(tower_devices, expected):
+    assert machine.are_cpus(tower_devices) == expected
+
+
+@pytest.mark.parametrize(
+    "cpuinfo, emulates, multiplies",
+    [
+        ("model name\t: A\nflags\t\t: fpu avx2 fma\n", True, False),
+        ("flags\t\t: fpu avx2 avx512f\nflags\t\t: fpu avx2\n", False, False),
+        ("flags\t\t: avx2 avx_ne_convert\n", False, False),
+        ("flags\t\t: avx2 avx512f avx512_bf16\n", False, False),
+        ("flags\t\t: avx2 avx512f amx_bf16 amx_tile\n", False, True),
+        ("Features\t: fp asimd bf16\n", False, False),  # of an ARM processor
+        (None, False, False),
+    ],
+)
+def test_half_precision_needs_instructions_of_its_own(
+    tmp_path, monkeypatch, cpuinfo, emulates, multiplies
+):
+    monkeypatch.setattr(machine, "CPUINFO", tmp_path / "cpuinfo")
+    if cpuinfo is not None:
+        machine.CPUINFO.write_text(cpuinfo)
+    assert machine.emulates_half_precision() == emulates
+    assert machine.multiplies_bfloat16() == multiplies
+
+
+@pytest.mark.parametrize("jit_compile", [False, True])
+def test_xla_does_not_multiply_bfloat16_fast(tmp_path, monkeypatch, jit_compile):
+    monkeypatch.setattr(machine, "CPUINFO", tmp_path / "cpuinfo")
+    machine.CPUINFO.write_text("flags\t\t: avx512f amx_bf16\n")
+    found = []
+
+    @tf.function(jit_compile=jit_compile, autograph=False)
+    def program():
+        inner = tf.function(lambda: found.append(machine.multiplies_bfloat16()))
+        inner.get_concrete_function()
+        return tf.constant(0)
+
+    program.get_concrete_function()
+    assert set(found) == {not jit_compile}
+
+
+def test_the_processor_s_name_is_the_first_one_s(tmp_path, monkeypatch):
+    monkeypatch.setattr(machine, "CPUINFO", tmp_path / "cpuinfo")
+    machine.CPUINFO.write_text("processor\t: 0\nmodel name\t: One: two\nmodel name\t: Three\n")
+    assert machine.processor() == "One: two"
+
+
+@pytest.fixture
+def told(caplog):
+    """What `tell_about_gpus` logs."""
+    machine.tell_about_gpus.cache_clear()
+
+    def tell() -> list[str]:
+        machine.tell_about_gpus()
+        return [record.getMessage() for record in caplog.records]
+
+    yield tell
+    machine.tell_about_gpus.cache_clear()
+
+
+@pytest.mark.parametrize(
+    "files, hides, expected",
+    [
+        (("null", "nvidia0", "nvidia1", "nvidiactl", "nvidia-uvm"), False, "has 2 NVIDIA GPU(s)"),
+        (("null", "nvidiactl", "nvidia-uvm"), False, None),
+        (("nvidia0",), True, None),
+        (None, False, None),
+    ],
+)
+def test_a_gpu_that_tensorflow_cannot_use_is_told_of_once(
+    tmp_path, monkeypatch, told, files, hides, expected
+):
+    monkeypatch.setattr(tf.config, "list_physical_devices", lambda kind=None: [])
+    monkeypatch.setattr(machine, "DEVICE_FILES", tmp_path / "dev")
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    if hides:
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    if files is not None:
+        machine.DEVICE_FILES.mkdir()
+        for name in files:
+            (machine.DEVICE_FILES / name).touch()
+    said = told()
+    assert told() == said  # once
+    assert [expected in line for line in said] == ([True] if expected else [])
+    if expected:
+        assert f"install tensorflow[and-cuda]=={tf.__version__} with pip" in said[0]
+
+
+@pytest.mark.parametrize(
+    "capability, waits",
+    [((7, 5), False), ((8, 9), False), ((9, 0), False), ((6, 1), False), ((12, 0), True)],
+)
+def test_kernels_that_have_to_be_compiled_first_are_told_of(monkeypatch, told, capability, waits):
+    pretend_gpu.pretend(monkeypatch.setattr, compute_capability=capability)
+    listed = ["sm_60", "sm_70", "sm_80", "sm_89", "compute_90a"]
+    build = {"cuda_compute_capabilities": listed, "cuda_version": "12.5.1", "cudnn_version": "9"}
+    monkeypatch.setattr(tf.sysconfig, "get_build_info", lambda: build)
+    said = told()
+    assert len(said) == waits
+    if waits:
+        assert "no kernels ready for no GPU at all (compute capability 12.0)" in said[0]
+
+
+@pytest.mark.parametrize("tf32", [True, False])
+def test_what_computes_on_gpus_is_part_of_what_a_run_ran_on(tmp_path, monkeypatch, tf32):
+    assert machine.gpu_software() == {} and set(stretches.kernels()) == {"oneDNN"}
+    pretend_gpu.pretend(monkeypatch.setattr)
+    driver = "NVRM version: NVIDIA UNIX x86_64 Kernel Module  535.154.05  Thu Dec 28 2023\n"
+    monkeypatch.setattr(machine, "NVIDIA_DRIVER", tmp_path / "version")
+    machine.NVIDIA_DRIVER.write_text(driver + "GCC version:  gcc version 12.2.0\n")
+    build = {"cuda_version": "12.5.1", "cudnn_version": "9"}
+    monkeypatch.setattr(tf.sysconfig, "get_build_info", lambda: build)
+    name = "tensor_float_32_execution_enabled"
+    monkeypatch.setattr(tf.config.experimental, name, lambda: tf32)
+    assert machine.gpu_software() == {
+        "CUDA": "12.5.1",
+        "cuBLAS": "unknown",
+        "cuDNN": "9",
+        "NVIDIA driver": "535.154.05",
+        "TF32": "on" if tf32 else "off",
+    }
+    expected = {"oneDNN", "CUDA", "cuBLAS", "cuDNN", "NVIDIA driver", "TF32"}
+    assert set(stretches.environment()) >= expected
+    # Those that the process has loaded, where it has.
+    monkeypatch.setattr(machine, "_loaded", lambda *named: " ".join(named))
+    found = machine.gpu_software()
+    assert found["cuBLAS"] == "libcublasLt.so.12 cublasLtGetVersion"
+    assert found["cuDNN"] == "libcudnn.so.9 cudnnGetVersion"
+
+
+def test_the_version_of_a_library_is_that_of_the_loaded_one():
+    number = os.sysconf("SC_PAGE_SIZE")  # such as 4096, as a version 0.40.96
+    version = f"{number // 10_000}.{number // 100 % 100}.{number % 100}"
+    assert machine._loaded("libc.so.6", "getpagesize") == version
+    assert machine._loaded("libc.so.6", "cudnnGetVersion") is None
+    assert machine._loaded("libcudnn.so.9", "cudnnGetVersion") is None
+    not_loaded = "libBrokenLocale.so.1", "__ctype_get_mb_cur_max"  # with glibc, but not loaded
+    assert machine._loaded(*not_loaded) is None
+
+
+@pytest.mark.parametrize(
+    ("set_to", "variable", "threads"), [(3, "5", 3), (0, "5", 5), (0, "", 4), (0, "all", 4)]
+)
+def test_intra_op_threads_are_those_that_were_set_or_the_cores(
+    monkeypatch, set_to, variable, threads
+):
+    monkeypatch.setattr(tf.config.threading, "get_intra_op_parallelism_threads", lambda: set_to)
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: {0, 1, 2, 3}, raising=False)
+    monkeypatch.setenv("TF_NUM_INTRAOP_THREADS", variable)
+    assert machine.intra_op_threads() == threads

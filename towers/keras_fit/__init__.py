@@ -1,1 +1,0 @@
-"""Towers beneath Keras's own `fit`, `evaluate` and `predict`: `towers.distribute`."""

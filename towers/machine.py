@@ -1,0 +1,162 @@
+"""What computes, as far as it shows in a run's last bits."""
+
+import ctypes
+import functools
+import logging
+import os
+import platform
+import re
+from collections.abc import Sequence
+from pathlib import Path
+
+import tensorflow as tf
+
+from towers import container_limits
+
+from tensorflow.python.ops import control_flow_util  # isort: skip
+
+CPUINFO = Path("/proc/cpuinfo")
+DEVICE_FILES = Path("/dev")
+NVIDIA_DRIVER = Path("/proc/driver/nvidia/version")
+
+
+def are_cpus(tower_devices: Sequence[str]) -> bool:
+    """Whether all towers are on the CPU."""
+    return all(device.startswith("/CPU") for device in tower_devices)
+
+
+def num_devices(kind: str) -> int:
+    """How many devices of a kind, `CPU` or `GPU`, towers can name.
+
+    Asking does not start TensorFlow's runtime, as its list of logical devices would: several
+    workers must be introduced to each other before that.
+    """
+    visible = tf.config.get_visible_devices(kind)
+    return sum(len(tf.config.get_logical_device_configuration(one) or [one]) for one in visible)
+
+
+def kinds(tower_devices: Sequence[str]) -> str:
+    """What kind of device the towers are on: `CPU`, or the names of the GPUs."""
+    if are_cpus(tower_devices):
+        return "CPU"
+    return ", ".join(gpu_names())
+
+
+def gpu_names() -> list[str]:
+    """The kinds of GPUs that the process may use, each once."""
+    details = map(tf.config.experimental.get_device_details, tf.config.get_visible_devices("GPU"))
+    return sorted({detail.get("device_name", "GPU") for detail in details})
+
+
+def gpu_software() -> dict[str, str]:
+    """What computes on the GPUs that the process may use, name to version; empty without any."""
+    if not tf.config.get_visible_devices("GPU"):
+        return {}
+    build = tf.sysconfig.get_build_info()
+    driver = NVIDIA_DRIVER.read_text() if NVIDIA_DRIVER.exists() else ""
+    found = re.search(r"\b\d+(\.\d+)+\b", driver)
+    cuda, cudnn = (build.get(f"{name}_version", "unknown") for name in ("cuda", "cudnn"))
+    cublas = _loaded(f"libcublasLt.so.{cuda.split('.')[0]}", "cublasLtGetVersion")
+    return {
+        "CUDA": cuda,
+        "cuBLAS": cublas or "unknown",
+        "cuDNN": _loaded(f"libcudnn.so.{cudnn.split('.')[0]}", "cudnnGetVersion") or cudnn,
+        "NVIDIA driver": found[0] if found else "unknown",
+        "TF32": "on" if tf.config.experimental.tensor_float_32_execution_enabled() else "off",
+    }
+
+
+def _loaded(library: str, function: str) -> str | None:
+    """The version of a library that this process has loaded; None where it has not.
+
+    TensorFlow loads cuBLAS and cuDNN when it lists GPUs, and tells only for which it was built.
+    """
+    try:
+        version = getattr(ctypes.CDLL(library, mode=os.RTLD_NOLOAD | os.RTLD_NOW), function)
+    except (OSError, AttributeError):
+        return None
+    version.restype = ctypes.c_size_t
+    number = version()  # such as 91900
+    return f"{number // 10_000}.{number // 100 % 100}.{number % 100}"
+
+
+@functools.cache
+def tell_about_gpus() -> None:
+    """Logs a warning, once, where a GPU is not used, or makes its first step wait.
+
+    TensorFlow's own notices of both are among those that TF_CPP_MIN_LOG_LEVEL=3 keeps away.
+    """
+    if notice := _unused_gpus() or _gpus_to_compile_for():
+        logging.getLogger(__name__).warning(notice)
+
+
+def _unused_gpus() -> str | None:
+    if tf.config.list_physical_devices("GPU") or "CUDA_VISIBLE_DEVICES" in os.environ:
+        return None
+    files = os.listdir(DEVICE_FILES) if DEVICE_FILES.exists() else []
+    there = sum(re.fullmatch(r"nvidia\d+", name) is not None for name in files)
+    if not there:
+        return None
+    return (
+        f"this machine has {there} NVIDIA GPU(s), but TensorFlow can use none of them: install "
+        f"tensorflow[and-cuda]=={tf.__version__} with pip, or set CUDA_VISIBLE_DEVICES=-1 to train "
+        "on the CPU without this notice"
+    )
+
+
+def _gpus_to_compile_for() -> str | None:
+    """A GPU that TensorFlow has no machine code for; that for capability 8.0 serves 8.9."""
+    listed = tf.sysconfig.get_build_info().get("cuda_compute_capabilities", [])
+    built = [divmod(int(re.search(r"\d+", name)[0]), 10) for name in listed]  # such as sm_90a
+    for gpu in tf.config.get_visible_devices("GPU"):
+        details = tf.config.experimental.get_device_details(gpu)
+        has = details.get("compute_capability")
+        if built and has and not any(has[0] == of[0] and has[1] >= of[1] for of in built):
+            return (
+                f"TensorFlow has no kernels ready for {details.get('device_name', 'this GPU')} "
+                f"(compute capability {has[0]}.{has[1]}): it compiles them when they are first "
+                "used, which may take half an hour"
+            )
+    return None
+
+
+def processor() -> str:
+    """The processor's name, where the system tells; its kind shows in a run's last bits."""
+    return _of_cpuinfo("model name") or platform.processor()
+
+
+def emulates_half_precision() -> bool:
+    """Whether TensorFlow computes in bfloat16 and float16 without kernels for this processor.
+
+    It has them on x86 where there is AVX-512 or AVX-NE-CONVERT, as its `mkl_util.h` asks.
+    docs/speed.md has the times without. False where the system does not list instructions.
+    """
+    flags = (_of_cpuinfo("flags") or "").split()
+    return bool(flags) and not {"avx512f", "avx_ne_convert"} & set(flags)
+
+
+def multiplies_bfloat16() -> bool:
+    """Whether the graph that is being built multiplies matrices of bfloat16 fast.
+
+    It does on processors with AMX. XLA does not there: an LSTM took eight times as long.
+    """
+    has_amx = "amx_bf16" in (_of_cpuinfo("flags") or "").split()
+    graph = tf.compat.v1.get_default_graph()
+    return has_amx and not control_flow_util.GraphOrParentsInXlaContext(graph)
+
+
+def _of_cpuinfo(name: str) -> str | None:
+    """The value of a field of the first processor; None where there is none."""
+    lines = CPUINFO.read_text().splitlines() if CPUINFO.exists() else []
+    values = [line.partition(":")[2].strip() for line in lines if line.startswith(name)]
+    return values[0] if values else None
+
+
+def intra_op_threads() -> int:
+    """How many threads share the work of one operation on the CPU."""
+    given = os.environ.get("TF_NUM_INTRAOP_THREADS", "")
+    return (
+        tf.config.threading.get_intra_op_parallelism_threads()
+        or (int(given) if given.isdecimal() else 0)
+        or container_limits.cores_of_process()
+    )

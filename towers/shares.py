@@ -1,0 +1,63 @@
+"""Which microbatches each tower computes: a run of consecutive ones, as evenly as possible."""
+
+import dataclasses
+from collections.abc import Sequence
+
+from towers import container_limits, machine
+
+
+def evenly(count: int, parts: int) -> list[range]:
+    """`count` things in `parts` runs of consecutive ones, whose lengths differ by at most 1.
+
+    With more parts than things some runs are empty.
+    """
+    ends = [-(-part * count // parts) for part in range(parts + 1)]
+    return [range(first, end) for first, end in zip(ends, ends[1:], strict=False)]
+
+
+@dataclasses.dataclass(frozen=True)
+class Shares:
+    """The shares of all towers of all workers, as one of the workers sees them.
+
+    Attributes:
+      num_microbatches: of the global batch.
+      towers_of_workers: how many towers each worker has.
+      worker: index of this worker.
+    """
+
+    num_microbatches: int
+    towers_of_workers: Sequence[int] = (1,)
+    worker: int = 0
+
+    @property
+    def of_workers(self) -> list[list[range]]:
+        """The microbatches of every tower, by worker and tower."""
+        runs = iter(evenly(self.num_microbatches, sum(self.towers_of_workers)))
+        return [[next(runs) for _ in range(towers)] for towers in self.towers_of_workers]
+
+    @property
+    def of_towers(self) -> list[range]:
+        """The microbatches of each tower of this worker."""
+        return self.of_workers[self.worker]
+
+    def microbatches(self, worker: int | None = None) -> range:
+        """The microbatches of a worker; None for this one."""
+        own = self.of_workers[self.worker if worker is None else worker]
+        return range(own[0].start, own[-1].stop)
+
+
+def at_once(tower_devices: Sequence[str]) -> int | None:
+    """How many of its microbatches a tower computes side by side; None for all of them.
+
+    On CPUs, as many as keep all cores busy: one for each core, divided among the towers. More would
+    be no faster, and the activations of each take memory.
+    """
+    if not machine.are_cpus(tower_devices):
+        return None
+    return -(-container_limits.available_cores() // len(tower_devices))
+
+
+def described(count: int, towers: int) -> str:
+    """How many of `count` microbatches towers have: `2 for each tower`, `3 or 2 for a tower`."""
+    each = sorted({len(own) for own in evenly(count, towers)}, reverse=True)
+    return f"{each[0]} for each tower" if len(each) == 1 else f"{each[0]} or {each[1]} for a tower"
