@@ -1,8 +1,8 @@
 """Synchronous data-parallel training on towers.
 
 The files beside this one are the idea: one step, cut into towers, whose gradients become one. The
-rooms around them are `networks`, `multi_worker` (several processes), `runs` (a run in its folder)
-and `support`, which the idea leans on.
+rooms around them are `networks`, `multi_worker` (several processes) and `runs` (a run in its
+folder).
 
 Importing this package imports TensorFlow, for which it sets some environment variables first
 (`towers.setup`), and registers its layers with Keras. It raises an ImportError if Keras's backend

@@ -17,7 +17,7 @@ class Accuracy(keras.metrics.Metric):
         """
         Args:
           num_classes: of the labels and of the outputs.
-          name, **options: as a Keras metric takes them.
+          name, options: as a Keras metric takes them.
         """
         super().__init__(name=name, **options)
         self.num_classes = num_classes

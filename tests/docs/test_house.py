@@ -30,7 +30,7 @@ BREACHES = [
     ("towers/runs/console.py", "from towers.networks import layers", "the rooms import"),
     ("towers/machine.py", "from input_pipeline import cache", "does not import the input"),
     ("laboratory/rules.py", "from lessons import every", "in a circle"),
-    ("towers/trainer.py", "from absl import flags", "nothing parses flags"),
+    ("towers/step.py", "from absl import flags", "nothing parses flags"),
     ("towers_cli/settings.py", "import numpy", "without TensorFlow"),
 ]
 

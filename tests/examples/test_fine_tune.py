@@ -55,7 +55,7 @@ def test_is_one_command(made, tmp_path):
         "--model=examples.fine_tune:mobilenet", f"--image_size={SIZE}",
         "--preprocessing=random_resized_crop", "--augment=trivial_augment", "--optimizer=adamw",
         "--learning_rate=1e-6", "--weight_decay=0", "--global_batch_size=6", "--max_steps=1",
-        "--num_towers=2", "--num_microbatches=2", "--summary_every_steps=0",
+        "--num_towers=2", "--microbatch_size=3", "--summary_every_steps=0",
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
     trained = keras.saving.load_model(tmp_path / "run" / "final_model.keras")

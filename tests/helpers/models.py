@@ -1,6 +1,6 @@
 """Models and data of a user's, as small as they can be, each with its loss and its metrics.
 
-`MODELS` has them by name: a task is what a Trainer is given, and batches for it.
+`TASKS` has them by name.
 """
 
 from typing import NamedTuple

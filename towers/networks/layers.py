@@ -235,7 +235,7 @@ class Conv2D(keras.layers.Conv2D):
         )
 
     def _is_faster_as_products(self, shape: tf.TensorShape) -> bool:
-        """As `benchmarks.kernel_gradients` found with AMX."""
+        """As measured on a processor with AMX."""
         if shape[-1] is None:
             return False
         n, *pixels = self.compute_output_shape(shape)[:3]
