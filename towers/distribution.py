@@ -58,7 +58,7 @@ def distribute(
       accumulate_gradients: True lets a tower compute its microbatches one after the other, so that
         the activations of one are in memory at a time; otherwise one for each core, or on a GPU
         all. The bits are the same. It saves nothing with a joined loss.
-      workers: a `towers.multi_worker.MultiWorker`, those that train the model together; None for one.
+      workers: a `towers.multi_worker.MultiWorker`: those that train the model together.
 
     Returns:
       The model itself.
