@@ -16,7 +16,7 @@ from towers.networks import layers
 KINDS = {
     "dense": (lambda: keras.layers.Dense(4), (600, 3)),
     "convolution": (lambda: keras.layers.Conv2D(4, 3), (20, 20, 3)),
-    "one pixel": (lambda: layers.Conv2D(64, 1), (20, 20, 32)),
+    "one pixel": (lambda: keras.layers.Conv2D(64, 1), (20, 20, 32)),
     "one-dimensional": (lambda: keras.layers.Conv1D(4, 3), (600, 3)),
     "depthwise": (lambda: keras.layers.DepthwiseConv2D(3), (20, 20, 3)),
     "transposed": (lambda: keras.layers.Conv2DTranspose(4, 3), (20, 20, 3)),

@@ -19,41 +19,21 @@ def test_cpus_are_told_from_gpus(tower_devices, expected):
 
 
 @pytest.mark.parametrize(
-    "cpuinfo, emulates, multiplies",
+    "cpuinfo, emulates",
     [
-        ("model name\t: A\nflags\t\t: fpu avx2 fma\n", True, False),
-        ("flags\t\t: fpu avx2 avx512f\nflags\t\t: fpu avx2\n", False, False),
-        ("flags\t\t: avx2 avx_ne_convert\n", False, False),
-        ("flags\t\t: avx2 avx512f avx512_bf16\n", False, False),
-        ("flags\t\t: avx2 avx512f amx_bf16 amx_tile\n", False, True),
-        ("Features\t: fp asimd bf16\n", False, False),  # of an ARM processor
-        (None, False, False),
+        ("model name\t: A\nflags\t\t: fpu avx2 fma\n", True),
+        ("flags\t\t: fpu avx2 avx512f\nflags\t\t: fpu avx2\n", False),
+        ("flags\t\t: avx2 avx_ne_convert\n", False),
+        ("flags\t\t: avx2 avx512f avx512_bf16\n", False),
+        ("Features\t: fp asimd bf16\n", False),  # of an ARM processor
+        (None, False),
     ],
 )
-def test_half_precision_needs_instructions_of_its_own(
-    tmp_path, monkeypatch, cpuinfo, emulates, multiplies
-):
+def test_half_precision_needs_instructions_of_its_own(tmp_path, monkeypatch, cpuinfo, emulates):
     monkeypatch.setattr(machine, "CPUINFO", tmp_path / "cpuinfo")
     if cpuinfo is not None:
         machine.CPUINFO.write_text(cpuinfo)
     assert machine.emulates_half_precision() == emulates
-    assert machine.multiplies_bfloat16() == multiplies
-
-
-@pytest.mark.parametrize("jit_compile", [False, True])
-def test_xla_does_not_multiply_bfloat16_fast(tmp_path, monkeypatch, jit_compile):
-    monkeypatch.setattr(machine, "CPUINFO", tmp_path / "cpuinfo")
-    machine.CPUINFO.write_text("flags\t\t: avx512f amx_bf16\n")
-    found = []
-
-    @tf.function(jit_compile=jit_compile, autograph=False)
-    def program():
-        inner = tf.function(lambda: found.append(machine.multiplies_bfloat16()))
-        inner.get_concrete_function()
-        return tf.constant(0)
-
-    program.get_concrete_function()
-    assert set(found) == {not jit_compile}
 
 
 def test_the_processor_s_name_is_the_first_one_s(tmp_path, monkeypatch):

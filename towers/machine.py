@@ -13,8 +13,6 @@ import tensorflow as tf
 
 from towers import container_limits
 
-from tensorflow.python.ops import control_flow_util  # isort: skip
-
 CPUINFO = Path("/proc/cpuinfo")
 DEVICE_FILES = Path("/dev")
 NVIDIA_DRIVER = Path("/proc/driver/nvidia/version")
@@ -133,16 +131,6 @@ def emulates_half_precision() -> bool:
     """
     flags = (_of_cpuinfo("flags") or "").split()
     return bool(flags) and not {"avx512f", "avx_ne_convert"} & set(flags)
-
-
-def multiplies_bfloat16() -> bool:
-    """Whether the graph that is being built multiplies matrices of bfloat16 fast.
-
-    It does on processors with AMX. XLA does not there: an LSTM took eight times as long.
-    """
-    has_amx = "amx_bf16" in (_of_cpuinfo("flags") or "").split()
-    graph = tf.compat.v1.get_default_graph()
-    return has_amx and not control_flow_util.GraphOrParentsInXlaContext(graph)
 
 
 def _of_cpuinfo(name: str) -> str | None:

@@ -32,16 +32,14 @@ def build(name: str, compute_dtype: str, parameter_device: str = devices.HOST) -
 
 
 def with_keras_layers(model: keras.Model) -> keras.Model:
-    """The network as it is without towers: with Keras's own batch norm and convolutions."""
-    own = {
-        layers.FusedBatchNormalization: keras.layers.BatchNormalization,
-        layers.Conv2D: keras.layers.Conv2D,
-    }
+    """The network as it is without towers: with Keras's own batch norm."""
 
-    def its_own(layer):
-        return own.get(type(layer), type(layer)).from_config(layer.get_config())
+    def plain(layer):
+        is_fused = type(layer) is layers.FusedBatchNormalization
+        kind = keras.layers.BatchNormalization if is_fused else type(layer)
+        return kind.from_config(layer.get_config())
 
-    made = keras.models.clone_model(model, clone_function=its_own)
+    made = keras.models.clone_model(model, clone_function=plain)
     made.set_weights(model.get_weights())
     return made
 

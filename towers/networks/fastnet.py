@@ -51,7 +51,7 @@ def build(
         )
 
     def convolution(x, filters, name):
-        return layers.Conv2D(
+        return keras.layers.Conv2D(
             filters,
             3,
             padding="same",

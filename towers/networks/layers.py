@@ -1,17 +1,12 @@
 """Layers that Keras does not have, or not in a form that is fast on a CPU.
 
 Local response normalization (Krizhevsky, Sutskever and Hinton 2012, section 3.3), a bias with its
-ReLU, a whitening convolution, batch norm in TensorFlow's one fused operation, and convolutions with
-faster gradients in half precision.
+ReLU, a whitening convolution, and batch norm in TensorFlow's one fused operation.
 """
-
-import math
 
 import keras
 import numpy as np
 import tensorflow as tf
-
-from towers import machine
 
 
 def local_response_normalization(
@@ -204,98 +199,6 @@ class FusedBatchNormalization(keras.layers.BatchNormalization):
                 value = tf.cast(value, moving.dtype)
                 moving.assign(moving * self.momentum + value * (1.0 - self.momentum))
         return outputs
-
-
-@keras.saving.register_keras_serializable(package="towers")
-class Conv2D(keras.layers.Conv2D):
-    """Keras's layer; some gradients of its kernel are products of matrices on CPUs with AMX.
-
-    In bfloat16, TensorFlow 2.21 takes 1.9 to 6 times as long for most kernels of one pixel, and for
-    small images with many channels (docs/speed.md has a table). The same arguments, weights and
-    function, up to the order of the sums in those gradients.
-    """
-
-    def convolution_op(self, inputs, kernel):
-        """What Keras calls within `call`, before bias and activation."""
-        inputs = tf.convert_to_tensor(inputs)
-        if not self.has_slow_gradient(inputs.shape):
-            return super().convolution_op(inputs, kernel)
-        return _convolved(inputs, tf.cast(kernel, tf.bfloat16), self.padding.upper())
-
-    def has_slow_gradient(self, shape: tf.TensorShape) -> bool:
-        """Whether products are faster for inputs of this shape, [n, height, width, channels]."""
-        return (
-            self.compute_dtype == "bfloat16"
-            and self.data_format == "channels_last"
-            and self.groups == 1
-            and set(self.strides) == set(self.dilation_rate) == {1}
-            and not tf.config.get_visible_devices("GPU")
-            and machine.multiplies_bfloat16()
-            and self._is_faster_as_products(shape)
-        )
-
-    def _is_faster_as_products(self, shape: tf.TensorShape) -> bool:
-        """As measured on a processor with AMX."""
-        if shape[-1] is None:
-            return False
-        n, *pixels = self.compute_output_shape(shape)[:3]
-        weights, size = shape[-1] * self.filters, math.prod(self.kernel_size)
-        if size == 1:
-            return weights >= 2048
-        if size > 9 or None in pixels:
-            return False
-        is_small = math.prod(pixels) <= 64 and weights >= 2**15
-        return is_small or (n is not None and n * math.prod(pixels) <= 1024 and weights >= 2**16)
-
-
-def _convolved(inputs: tf.Tensor, kernel: tf.Tensor, padding: str) -> tf.Tensor:
-    given = {"strides": [1, 1, 1, 1], "padding": padding}
-
-    @tf.custom_gradient
-    def convolved(inputs, kernel):
-        def gradient(upstream):
-            of_inputs = tf.raw_ops.Conv2DBackpropInput(
-                input_sizes=tf.shape(inputs), filter=kernel, out_backprop=upstream, **given
-            )
-            return of_inputs, gradient_of_kernel(inputs, upstream, kernel.shape, padding)
-
-        return tf.raw_ops.Conv2D(input=inputs, filter=kernel, **given), gradient
-
-    return convolved(inputs, kernel)
-
-
-def gradient_of_kernel(
-    inputs: tf.Tensor, upstream: tf.Tensor, shape: tf.TensorShape, padding: str
-) -> tf.Tensor:
-    """The gradient of a convolution's kernel, by one product of matrices for each of its pixels.
-
-    A pixel's product is of the inputs that it meets, one row for each output, and of the gradients
-    of the outputs; strides are 1.
-
-    Args:
-      inputs: floating [n, height, width, channels].
-      upstream: of the outputs, [n, height of these, width of these, filters].
-      shape: of the kernel, (height, width, channels, filters).
-      padding: SAME or VALID.
-
-    Returns:
-      A tensor of that shape.
-    """
-    height, width, channels, filters = shape
-    if padding == "SAME":
-        margins = [[(size - 1) // 2, size // 2] for size in (height, width)]
-        inputs = tf.pad(inputs, [[0, 0], *margins, [0, 0]])
-    rows, columns = tf.shape(upstream)[1], tf.shape(upstream)[2]
-    products = [
-        tf.matmul(
-            tf.reshape(inputs[:, y : y + rows, x : x + columns], [-1, channels]),
-            tf.reshape(upstream, [-1, filters]),
-            transpose_a=True,
-        )
-        for y in range(height)
-        for x in range(width)
-    ]
-    return tf.reshape(tf.stack(products), shape)
 
 
 @keras.saving.register_keras_serializable(package="towers")

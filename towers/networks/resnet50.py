@@ -52,7 +52,7 @@ def build(
     def convolution(x, filters, kernel_size, strides, name, first_scale="ones"):
         if kernel_size > 1:  # as torchvision pads, by the same number of pixels on each side
             x = keras.layers.ZeroPadding2D(kernel_size // 2, name=f"{name}_pad", dtype=dtype)(x)
-        x = layers.Conv2D(
+        x = keras.layers.Conv2D(
             filters,
             kernel_size,
             strides=strides,
