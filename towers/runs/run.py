@@ -221,7 +221,8 @@ class Run:
             later end finishes.
           steps_per_epoch, sample_weight, class_weight: as Keras's `fit` takes them; not with a
             source.
-          validation_data: as Keras's `fit` takes it; or batches that can be iterated over again and
+          validation_data: as Keras's `fit` takes it; or batches (x, y, mask bool [n] of the examples
+            that count, where some fill a batch up) that can be iterated over again and
             again, such as `input_pipeline.images.evaluated`.
           validation_batch_size, validation_freq, verbose: as Keras's `fit` takes them.
           callbacks: Keras's, or your own; `towers.callbacks.Log()` is added where there is no Log.
@@ -255,7 +256,11 @@ class Run:
         if not any(isinstance(callback, run_callbacks.Log) for callback in callbacks):
             callbacks.append(run_callbacks.Log())
         evaluate = functools.partial(
-            _evaluate, model, validation_data, validation_batch_size or batch_size, validation_freq
+            _evaluate,
+            model,
+            sources.evaluated(validation_data),
+            validation_batch_size or batch_size,
+            validation_freq,
         )
         with self._lock.held() if self.workers.is_chief else contextlib.nullcontext():
             self._begin(data, callbacks, checkpoints_to_keep)
@@ -666,10 +671,9 @@ def _evaluate(
     """Keras's evaluation of the validation data after an epoch, where it is due."""
     if validation_data is None or not model._should_eval(epoch, every):
         return {}
-    data = sources.evaluated(validation_data)
-    x, y, weight = keras.utils.unpack_x_y_sample_weight(data)
+    x, y, weight = keras.utils.unpack_x_y_sample_weight(validation_data)
     with warnings.catch_warnings():
-        # Keras says so of every generator.
+        # Keras says so of all data whose number of batches is not known before.
         warnings.filterwarnings("ignore", "Your input ran out of data")
         logs = model.evaluate(
             x, y, sample_weight=weight, batch_size=batch_size, return_dict=True, callbacks=callbacks

@@ -21,28 +21,32 @@ def is_source(data) -> bool:
 def evaluated(data):
     """What is evaluated, as Keras's `evaluate` takes it.
 
-    Batches of a list, or of another object that can be iterated over again and again, may be filled
-    up with examples of weight 0, which are taken out: Keras would divide by their number, too.
+    Batches of a list, or of another object that can be iterated over again and again, become one
+    data set. They may be filled up with examples that their mask, bool [n], leaves out: Keras would
+    divide by their number, too.
     """
-    keras_s = (tuple, tf.data.Dataset, keras.utils.PyDataset)
-    return data if data is None or isinstance(data, keras_s) else _without_fillers(data)
+    if data is None or isinstance(data, (tuple, tf.data.Dataset, keras.utils.PyDataset)):
+        return data
+    first = next(_without_fillers(data))
+
+    def specified(part):
+        spec = tf.type_spec_from_value(tf.convert_to_tensor(part))
+        return tf.TensorSpec([None, *spec.shape[1:]], spec.dtype)
+
+    signature = keras.tree.map_structure(specified, first)
+    # Made once: TensorFlow keeps each data set of a Python function until the process ends.
+    return tf.data.Dataset.from_generator(
+        lambda: _without_fillers(data), output_signature=signature
+    )
 
 
 def _without_fillers(batches) -> Iterator[tuple]:
     for batch in batches:
-        x, y, weight = keras.utils.unpack_x_y_sample_weight(tuple(batch))
-        if weight is None:
-            yield x, y
-            continue
-        weight = np.asarray(weight)
-        if weight.ndim > 1:
-            yield x, y, weight
-            continue
-        kept = np.flatnonzero(weight)
-        if not len(kept):
-            continue
-        x, y = keras.tree.map_structure(lambda part: tf.gather(part, kept), (x, y))  # noqa: B023
-        yield (x, y) if (weight[kept] == 1).all() else (x, y, weight[kept])
+        x, y, mask = keras.utils.unpack_x_y_sample_weight(tuple(batch))
+        if mask is None or np.asarray(mask).dtype != bool:
+            yield tuple(batch)
+        elif len(kept := np.flatnonzero(mask)):
+            yield keras.tree.map_structure(lambda part: tf.gather(part, kept), (x, y))  # noqa: B023
 
 
 class FromSource:
