@@ -46,7 +46,7 @@ def _without_fillers(batches) -> Iterator[tuple]:
         if mask is None or np.asarray(mask).dtype != bool:
             yield tuple(batch)
         elif len(kept := np.flatnonzero(mask)):
-            yield keras.tree.map_structure(lambda part: tf.gather(part, kept), (x, y))  # noqa: B023
+            yield keras.tree.map_structure(lambda part: tf.gather(part, kept), (x, y))
 
 
 class FromSource:
