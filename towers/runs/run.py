@@ -221,9 +221,9 @@ class Run:
             later end finishes.
           steps_per_epoch, sample_weight, class_weight: as Keras's `fit` takes them; not with a
             source.
-          validation_data: as Keras's `fit` takes it; or batches (x, y, mask bool [n] of the examples
-            that count, where some fill a batch up) that can be iterated over again and
-            again, such as `input_pipeline.images.evaluated`.
+          validation_data: as Keras's `fit` takes it; or batches that can be iterated over again and
+            again, such as `input_pipeline.images.evaluated`: (x, y), or (x, y, mask bool [n] of the
+            examples that count) where others fill a batch up.
           validation_batch_size, validation_freq, verbose: as Keras's `fit` takes them.
           callbacks: Keras's, or your own; `towers.callbacks.Log()` is added where there is no Log.
             When a run resumes, what they have changed among their attributes is as it was, if it is
