@@ -127,20 +127,11 @@ class TestLayers:
         assert found.unused == ["head"]
 
     def test_are_found_within_a_model_that_has_theirs_in_it(self, saved, ending):
-        base, head = usual(4), dense(3)
-        source = sequential(dense(6), base, head)
-        taken(saved(source, ending), model := usual(4))
+        base = sequential(dense(6, name="c1"), dense(4, name="c2"))
+        source = sequential(dense(6), base, dense(3))
+        model = sequential(dense(6, name="c1"), dense(4, name="c2"))
+        taken(saved(source, ending), model)
         assert_same(values(model), values(base))
-
-    def test_of_a_model_within_are_found_in_a_file_of_it_alone(self, saved, ending):
-        source, base = usual(4), usual(4, name="base")
-        model = sequential(base, dense(3))
-        own = values(model.layers[1])
-        found = taken(saved(source, ending), model)
-        assert_same(values(model), [*values(source), *own])
-        assert found.taken == [
-            f"base/{name} (there {name})" for name in ("batch_normalization", "dense", "head")
-        ]
 
     def test_of_a_subclass_are_found_by_attribute(self, saved, ending):
         @keras.saving.register_keras_serializable("warm")
@@ -208,22 +199,7 @@ class TestLayers:
         own = values(model)[4:]
         found = taken(saved(source, ending), model)
         assert_same(values(model), [*values(base), *own])
-        assert found.taken == ["base/c1 (there flat/c1)", "base/c2 (there flat/c2)"]
-
-    def test_of_their_names_are_taken_whatever_else_would_fit(self, saved, ending):
-        """A new head of the old one's shapes, in a model of a new name, is a new head."""
-
-        def model(head):
-            encoder = sequential(dense(8, name="conv"), name="encoder")
-            top = sequential(dense(64, name="hidden"), dense(3, name="out"), width=8, name=head)
-            return sequential(encoder, top)
-
-        source, new = model("head_a"), model("head_b")
-        own = values(new)[2:]
-        found = taken(saved(source, ending), new)
-        assert_same(values(new), [*values(source)[:2], *own])
-        assert found.taken == ["encoder/conv"]
-        assert found.own == ["head_b/hidden (not there)", "head_b/out (not there)"]
+        assert found.taken == ["c1", "c2"]
 
     @pytest.mark.parametrize("nested", ["here", "there"])
     def test_within_a_base_are_found_beside_those_around_it(self, saved, ending, nested):
@@ -240,28 +216,12 @@ class TestLayers:
         taken(saved(source, ending), new)
         assert_same(values(new), values(source))
 
-    def test_that_could_go_in_several_ways_go_nowhere_but_to_one_name(self, saved, ending):
-        def base(name):
-            return sequential(dense(6, name="c"), name=name)
-
-        student, teacher = base("student"), base("teacher")
-        path = saved(sequential(student, teacher), ending)
-        before = values(net := base("net"))
-        with pytest.raises(
-            warm_start.WarmStartError, match="could go in several ways: from student th"
-        ):
-            taken(path, net)
+    def test_that_could_go_in_several_ways_go_nowhere(self, saved, ending):
+        student, teacher, net = (sequential(dense(6, name="c"), name=n) for n in "abc")
+        before = values(net)
+        with pytest.raises(warm_start.WarmStartError, match="no layer of the model"):
+            taken(saved(sequential(student, teacher), ending), net)
         assert_same(values(net), before)
-        taken(path, named := base("teacher"))
-        assert_same(values(named), values(teacher))
-
-    def test_of_a_base_are_not_confused_with_those_of_a_model_beside_it(self, saved, ending):
-        """Both have a layer of the name; that of the base's own name is meant."""
-        base, other = (sequential(dense(6, name="dense_1"), name=n) for n in ("base", "other"))
-        path = saved(sequential(base, other), ending)
-        new = sequential(dense(6, name="dense_1"), dense(9, name="more"), name="base")
-        taken(path, new)
-        assert_same(values(new)[:2], values(base))
 
     def test_of_another_type_are_said_to_be(self, saved, ending):
         path = saved(sequential(dense(6, dtype="bfloat16", name="a"), dense(2, name="b")), ending)

@@ -1,22 +1,20 @@
 """Beginning with existing weights: a run's, or those of a file that Keras wrote.
 
 Layers find their weights by name and shape. Names that Keras makes up, such as `dense_7`, depend on
-what a process has built before; those layers are matched by kind and order, as in Keras's own
-files. A file is read as numbers, and no code in it is run.
+what a process has built before; those layers are matched by their place in the model, by kind and
+order, as in Keras's own files. A file is read as numbers, and no code in it is run.
 """
 
 import collections
 import contextlib
 import dataclasses
 import hashlib
-import itertools
-import math
 import os
 import re
 import shutil
 import tempfile
 import zipfile
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 import h5py
@@ -238,219 +236,96 @@ def _weights_file(file: str, folder: Path) -> Iterator[h5py.File]:
         yield opened
 
 
-_Name = tuple[str, ...]  # of a layer: the models and lists that it is in, and itself
-
-
-@dataclasses.dataclass(frozen=True)
-class _Layer:
-    """The weights of a layer in a file.
-
-    Attributes:
-      own_name: as the file has it, where the key is counted by kind.
-      values: the weights.
-      shapes: (shape, type) of each by its key.
-    """
-
-    own_name: _Name
-    values: h5py.Group
-    shapes: Mapping[str, tuple[tuple[int, ...], str]]
-
-
 def _give(ours: h5py.File, theirs: h5py.File) -> tuple:
     """Writes their values into ours, layer by layer."""
-    has_names = all(_says_names(file) for file in (ours, theirs))
-    mine, others = (dict(_layers(file, has_names)) for file in (ours, theirs))
+    with_names = all(_has_names(file) for file in (ours, theirs))
+    mine, others = (_layers(file, with_names) for file in (ours, theirs))
     if not others:
         raise _DoesNotFitError("it is not a weights file as Keras 3 writes them")
-    pairs = _pairs(mine, others, (), ())
-    _check_unambiguous(mine, others, pairs, (), ())
-    left = {name: layer for name, layer in mine.items() if name not in pairs}
-    unused = {n: layer for n, layer in others.items() if n not in set(pairs.values())}
-    here, there = _best_places(left, unused, _own_names(ours, mine), _own_names(theirs, others),
-                               both_within=not pairs)  # fmt: skip
-    within = _pairs(left, unused, here, there)
-    _check_unambiguous(left, unused, within, here, there)
-    pairs |= within
-    own = [
-        f"{_said(name)} ({_difference(layer, others.get(name))})"
-        for name, layer in mine.items()
-        if name not in pairs
-    ]
-    if not pairs:
+    kept = {name: _difference(layer, others.get(name)) for name, layer in mine.items()}
+    kept = {name: difference for name, difference in kept.items() if difference}
+    taken = [name for name in mine if name not in kept]
+    own = [f"{name} ({difference})" for name, difference in kept.items()]
+    if not taken:
         raise _DoesNotFitError(
             "no layer of the model has the name, the shapes and the type of one in it; the model "
-            f"has {_some(own)}, and the file {_some([*map(_said, others)])}"
+            f"has {_some(own)}, and the file {_some([*others])}"
         )
+    if mine.keys() != others.keys():  # else the order of those that are counted is the same
+        _check_names(mine, others, taken)
     digest = hashlib.sha256()
-    for name, other in pairs.items():
-        for key, value in others[other].values.items():
-            mine[name].values[key][...] = value[...]
-            _add(digest, "/".join((*name, key)), value[...])
-    taken = [
-        _said(name) if name == other else f"{_said(name)} (there {_said(other)})"
-        for name, other in pairs.items()
-    ]
-    used = set(pairs.values())
-    return digest.hexdigest(), taken, own, [_said(name) for name in others if name not in used]
+    for name in taken:
+        for key, value in others[name].items():
+            mine[name][key][...] = value[...]
+            _add(digest, f"{name}/{key}", value[...])
+    return digest.hexdigest(), taken, own, [name for name in others if name not in taken]
 
 
-def _pairs(
-    ours: Mapping[_Name, _Layer], theirs: Mapping[_Name, _Layer], here: _Name, there: _Name
-) -> dict[_Name, _Name]:
-    """Layers of a model here, and those of a model there that have their names and shapes."""
-    names = {name: there + name[len(here) :] for name in ours if name[: len(here)] == here}
-    return {n: other for n, other in names.items() if _fit(ours[n], theirs.get(other))}
+def _check_names(mine: Mapping, others: Mapping, taken: Sequence[str]) -> None:
+    """Checks that no layer takes weights by its place where another has its name."""
+    by_own_name = {values.attrs.get("name"): name for name, values in others.items()}
+    for name in taken:
+        own_name = mine[name].attrs.get("name")
+        named = by_own_name.get(own_name, name)
+        if named != name and not _difference(mine[name], others[named]):
+            raise _DoesNotFitError(
+                f"the layer {own_name} could be {own_name} in the file by its name, or {name} by "
+                "its place among layers of its kind, whose names Keras may have made up: give them "
+                "names of your own"
+            )
 
 
-def _fit(one: _Layer, other: _Layer | None) -> bool:
-    return other is not None and one.shapes == other.shapes
-
-
-def _difference(here: _Layer, there: _Layer | None) -> str:
+def _difference(here: h5py.Group, there: h5py.Group | None) -> str:
+    """Why a layer cannot take the weights of another; empty where it can."""
     if there is None:
         return "not there"
-    types = [{of_type for _, of_type in layer.shapes.values()} for layer in (there, here)]
-    if types[0] != types[1]:
-        return f"there {' and '.join(sorted(types[0]))}, here {' and '.join(sorted(types[1]))}"
-    shapes = [
-        " and ".join(str(list(shape)) for shape, _ in layer.shapes.values())
-        for layer in (there, here)
-    ]
-    return f"there {shapes[0]}, here {shapes[1]}"
-
-
-def _said(name: _Name) -> str:
-    return "/".join(part for part in name if part != _LAYERS) or "the model itself"
-
-
-def _best_places(
-    ours: Mapping[_Name, _Layer],
-    theirs: Mapping[_Name, _Layer],
-    our_names: Mapping[_Name, str],
-    their_names: Mapping[_Name, str],
-    both_within: bool,
-) -> tuple[_Name, _Name]:
-    """The model here and the model there whose layers share the most weights.
-
-    One of them is the whole, and the other a model within it, as a pretrained base is within a
-    classifier; both may be within others where `both_within`.
-
-    Raises:
-      _DoesNotFitError: several share as many, and not exactly one of them has the same name.
-    """
-    found = {}
-    for here, there in itertools.product(_models(our_names), _models(their_names)):
-        if bool(here) != bool(there) or (here and both_within):
-            pairs = _pairs(ours, theirs, here, there)
-            shapes = [shape for name in pairs for shape, _ in ours[name].shapes.values()]
-            if shapes:
-                found[here, there] = sum(map(math.prod, shapes))
-    if not found:
-        return (), ()
-    best = [places for places, given in found.items() if given == max(found.values())]
-    if len(best) > 1:
-        named = [(h, t) for h, t in best if our_names[h] == their_names[t]]
-        if len(named) != 1:
-            ways = [f"from {_said(there)} there to {_said(here)} here" for here, there in best]
-            raise _DoesNotFitError(
-                f"the weights could go in several ways: {_some(ways)}; give a file of one model "
-                "alone, or the two models the same name"
-            )
-        best = named
-    return best[0]
-
-
-def _models(names: Iterable[_Name]) -> list[_Name]:
-    return sorted(names, key=lambda name: (len(name), name))
-
-
-def _own_names(file: h5py.File, layers: Iterable[_Name]) -> dict[_Name, str]:
-    """The whole, and the models within it, with the names they have themselves."""
-    within = {name[:place] for name in layers for place, part in enumerate(name) if part == _LAYERS}
-    own = file.get("vars")
-    whole = own.attrs.get("name", "") if own is not None else ""
-    return {(): whole} | {name: name[-1] for name in within if name}
-
-
-def _check_unambiguous(ours, theirs, pairs, here: _Name, there: _Name) -> None:
-    """Checks that no layer was matched by count to one of theirs but has another one's name.
-
-    Where both have the same layers, their order matches those that were counted.
-    """
-    if {name[len(here) :] for name in ours if name[: len(here)] == here} == {
-        name[len(there) :] for name in theirs if name[: len(there)] == there
-    }:
-        return
-    by_own_name = {
-        layer.own_name[len(there) :]: name
-        for name, layer in theirs.items()
-        if name[: len(there)] == there
-    }
-    for name, other in pairs.items():
-        named = by_own_name.get(ours[name].own_name[len(here) :], other)
-        if named != other and _fit(ours[name], theirs[named]):
-            raise _DoesNotFitError(
-                f"the layer {_said(ours[name].own_name)} could be {_said(theirs[named].own_name)} "
-                f"in the file by its name, or {_said(theirs[other].own_name)} by its place among "
-                "layers of its kind, whose names Keras may have made up: give them names of your "
-                "own"
-            )
-
-
-_LAYERS = "layers"  # what a Sequential or functional model has in a file
-
-
-def _says_names(file: h5py.File) -> bool:
-    """Whether a file has the names of layers; those of some versions of Keras have kinds only."""
-    found = []
-    file.visititems(
-        lambda path, one: found.append("name" in one.attrs) if path.endswith("/vars") else None
+    # A type that HDF5 does not have, such as bfloat16, stands beside the bytes.
+    types, shapes = (
+        [{key: read(value) for key, value in layer.items()} for layer in (there, here)]
+        for read in (lambda v: str(v.attrs.get("dtype", v.dtype)), lambda v: str(list(v.shape)))
     )
-    return all(found)
+    for values in (types, shapes):
+        if values[0] != values[1]:
+            there_s, here_s = (" and ".join(dict.fromkeys(of.values())) for of in values)
+            return f"there {there_s}, here {here_s}"
+    return ""
 
 
-def _layers(
-    group: h5py.Group, has_names: bool, name: _Name = (), own_name: _Name = ()
-) -> Iterator[tuple[_Name, _Layer]]:
-    """The layers that have weights, by name."""
-    own = group.get("vars")
-    if isinstance(own, h5py.Group) and len(own):
-        if not all(isinstance(value, h5py.Dataset) for value in own.values()):
+def _has_names(file: h5py.File) -> bool:
+    """Whether a file has the names of layers; those of some versions of Keras have kinds only."""
+    return all("name" in values.attrs for _, values in _values(file))
+
+
+def _layers(file: h5py.File, with_names: bool) -> dict[str, h5py.Group]:
+    """The values of each layer that has weights.
+
+    By its name, wherever in a model of layers it is; and by its place where Keras has made up the
+    name, several layers have it, or a subclass holds the layer.
+    """
+    found = list(_values(file))
+    names = [values.attrs["name"] if with_names else "" for _, values in found]
+    counts = collections.Counter(names)
+    layers = {}
+    for (path, values), name in zip(found, names, strict=True):
+        kind = re.sub(r"_\d+$", "", path[-1]) if path else ""
+        is_made_up = re.fullmatch(rf"{re.escape(kind)}(_\d+)?", name)
+        if path[-2:-1] == ("layers",) and not is_made_up and counts[name] == 1:
+            layers[name] = values
+        else:
+            place = "/".join(part for part in path if part != "layers") or "the model itself"
+            layers["/".join(path) if place in layers else place] = values
+    return layers
+
+
+def _values(group: h5py.Group, path: tuple[str, ...] = ()) -> Iterator[tuple[tuple, h5py.Group]]:
+    """Where in a file each layer with weights is, and its values by number."""
+    values = group.get("vars")
+    if isinstance(values, h5py.Group) and len(values):
+        if not all(isinstance(value, h5py.Dataset) for value in values.values()):
             raise _DoesNotFitError("it is not a weights file as Keras 3 writes them")
-        # A type that HDF5 does not have, such as bfloat16, stands beside the bytes.
-        shapes = {k: (v.shape, str(v.attrs.get("dtype", v.dtype))) for k, v in own.items()}
-        yield name, _Layer(own_name, own, shapes)
-    inner = [key for key in group if key != "vars" and isinstance(group[key], h5py.Group)]
-    if not name and "optimizer" in inner:  # of a model that was compiled
-        inner.remove("optimizer")
-    # A group without `vars` is a list or a dict of layers, whose keys are kinds and numbers.
-    counted, named = _named(group, inner, has_names) if own is None else ({}, {})
-    for key in inner:
-        yield from _layers(
-            group[key],
-            has_names,
-            (*name, counted.get(key, key)),
-            (*own_name, named.get(key, key)),
-        )
-
-
-def _named(group: h5py.Group, keys: Sequence[str], has_names: bool) -> tuple[dict, dict]:
-    """Layers' names, with those that Keras made up counted by kind; and as they are."""
-    counts, names, own_names = collections.Counter(), {}, {}
-    for key in sorted(keys, key=_kind_and_number):
-        kind, _ = _kind_and_number(key)
-        own = group[key].get("vars")
-        given = own.attrs.get("name") if has_names and own is not None else None
-        own_names[key] = given or key
-        if given is None or re.fullmatch(rf"{re.escape(kind)}(_\d+)?", given):
-            number = counts[kind]
-            counts[kind] += 1
-            given = f"{kind}_{number}" if number else kind
-        names[key] = given
-    twice = {name for name, count in collections.Counter(names.values()).items() if count > 1}
-    return {key: key if name in twice else name for key, name in names.items()}, own_names
-
-
-def _kind_and_number(key: str) -> tuple[str, int]:
-    kind, number = re.fullmatch(r"(.*?)(?:_(\d+))?", key).groups()
-    return kind, int(number or 0)
+        yield path, values
+    for key, inner in group.items():
+        # A model that was compiled has an optimizer, and a layer its seeds.
+        is_other = key in ("vars", "seed_generator") or (not path and key == "optimizer")
+        if not is_other and isinstance(inner, h5py.Group):
+            yield from _values(inner, (*path, key))
