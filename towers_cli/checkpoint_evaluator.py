@@ -219,13 +219,12 @@ class CheckpointEvaluator:
         run_folder.append_line(self._folder.evaluations, line | result.as_metrics())
         sheet = self._looks_at(result.examples)
         with summaries.events(self._writer, at_step):
-            for name, value in result.as_metrics().items():
-                summaries.scalar(name, value)
+            summaries.scalars(result.as_metrics())
             summaries.write_confusion(result.confusion, class_names)
             if sheet is not None:
                 tf.summary.image("most_confused", sheet[None])
         with summaries.events(self._writer, examples_seen):
-            summaries.scalar(summaries.BY_EXAMPLES + "accuracy", result.accuracy)
+            summaries.scalars({summaries.BY_EXAMPLES + "accuracy": result.accuracy})
             self._writer.flush()
         return result
 

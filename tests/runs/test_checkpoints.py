@@ -40,8 +40,7 @@ def variables_of(state) -> list:
     variables = [*state.model.variables, *state.model.optimizer.variables]
     return [variable.value for variable in variables] + [
         *state.averages,
-        state.step,
-        state.examples_seen,
+        *state.counters.values(),
     ]
 
 
@@ -50,12 +49,12 @@ def fill(state, at_step: int) -> list[np.ndarray]:
     for index, variable in enumerate(variables_of(state)):
         values = np.arange(np.prod(variable.shape)).reshape(variable.shape) + index + 0.5
         variable.assign(tf.cast(values, variable.dtype))
-    state.step.assign(at_step)
+    state.counters["step"].assign(at_step)
     return [variable.numpy() for variable in variables_of(state)]
 
 
 def save(state, folder, at_step, keep=5):
-    state.step.assign(at_step)
+    state.counters["step"].assign(at_step)
     return checkpoints.Checkpoints(state, folder, keep).save()
 
 
@@ -87,7 +86,7 @@ def test_the_newest_few_are_kept_and_named_by_step(tmp_path):
     state = new_state()
     kept = checkpoints.Checkpoints(state, tmp_path, keep=2)
     for at_step in (2, 4, 10):
-        state.step.assign(at_step)
+        state.counters["step"].assign(at_step)
         assert kept.save() == str(tmp_path / f"step-{at_step}")
     assert sorted(path.name for path in tmp_path.iterdir()) == ["step-10", "step-4"]
     # A process that goes on counts those that it finds.
@@ -204,7 +203,7 @@ def test_a_checkpoint_has_its_name_only_while_all_of_it_is_there(tmp_path, monke
     """A process that is killed while it writes, renames or deletes leaves no half of one."""
     kept = checkpoints.Checkpoints(state := new_state(), tmp_path, keep=1)
     kept.save()
-    state.step.assign(1)
+    state.counters["step"].assign(1)
     whole = {INDEX, DATA}
 
     def killed(*_, **__):
@@ -224,7 +223,7 @@ def test_a_checkpoint_that_cannot_be_written_leaves_those_before_it(tmp_path):
     save(new_state(), tmp_path, 2)
     before = scripts.contents(tmp_path)
     kept = checkpoints.Checkpoints(state := new_state(), tmp_path, keep=5)
-    state.step.assign(4)
+    state.counters["step"].assign(4)
     limits = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (100, limits[1]))
     try:
@@ -246,7 +245,7 @@ def folder(tmp_path_factory):
     folder = tmp_path_factory.mktemp("run") / "checkpoints"
     kept = checkpoints.Checkpoints(state := new_state(), folder, keep=5)
     for at_step in (2, 4, 10):
-        state.step.assign(at_step)
+        state.counters["step"].assign(at_step)
         kept.save()
     (folder / "step-best").mkdir()
     return folder

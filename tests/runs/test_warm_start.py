@@ -479,7 +479,7 @@ class TestWholeRuns:
         run_in(tmp_path / "new", usual(), 1, init_from=source)
         shutil.rmtree(source)
         run = run_in(tmp_path / "new", usual(), init_from=source if then == "the same" else None)
-        assert int(run.state.step) == 6
+        assert run.state.step == 6
         recorded = json.loads((tmp_path / "new" / "config.json").read_text())["resolved"]
         assert recorded["init_from"]["path"] == str(source)
 

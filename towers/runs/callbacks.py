@@ -41,7 +41,7 @@ class RunCallback(keras.callbacks.Callback):
 
     @property
     def _at_step(self) -> int:
-        return int(self.run.state.step)
+        return self.run.state.step
 
 
 class LearningRate(RunCallback):
@@ -65,7 +65,7 @@ class LearningRate(RunCallback):
 
     def on_train_batch_begin(self, batch, logs=None):
         # As an array: TensorFlow 2.21 keeps every Python number forever (tensorflow#68196).
-        rate = np.float32(self.rate(int(self.run.state.examples_seen)))
+        rate = np.float32(self.rate(self.run.state.examples_seen))
         self.model.optimizer.learning_rate.value.assign(rate)
 
 
@@ -92,7 +92,7 @@ class MovingAverages(RunCallback):
         """Is called in the graph of a step of so many examples, once the weights are updated."""
         with tf.name_scope("moving_averages"):
             weights = [weight.value for weight in self._weights]
-            step = tf.convert_to_tensor(self.run.state.step)  # updates before this one
+            step = tf.convert_to_tensor(self.run.state.counters["step"])  # updates before this one
             moving_averages.update(self.averages, weights, self.decay, step)
 
     @contextlib.contextmanager
@@ -165,7 +165,7 @@ class Log(RunCallback):
     def _begin(self) -> None:
         """Counts the time from now on."""
         now = time.perf_counter() - self.run.seconds_saving
-        self._since = now, self._at_step, int(self.run.state.examples_seen)
+        self._since = now, self._at_step, self.run.state.examples_seen
 
     def on_train_batch_begin(self, batch, logs=None):
         if self._writes and self._is_due(self._at_step + 1):
@@ -196,12 +196,12 @@ class Log(RunCallback):
         sizes = self._sizes(len(losses))
         line = {
             "step": at_step,
-            "examples_seen": int(state.examples_seen),
+            "examples_seen": state.examples_seen,
             "epoch": self.run.epochs_made(),
             "learning_rate": float(str(np.float32(self.model.optimizer.learning_rate))),
             "loss": float(np.average(losses, weights=sizes)),
             "weight_decay": sum(decays.values()),
-            "examples_per_second": (int(state.examples_seen) - seen_before) / elapsed,
+            "examples_per_second": (state.examples_seen - seen_before) / elapsed,
             "step_seconds": elapsed / max(1, at_step - before),
         } | {name: float(value) for name, value in (logs or {}).items() if name != "loss"}
         run_folder.append_line(self.run.folder.metrics, line)
@@ -219,7 +219,7 @@ class Log(RunCallback):
         values = {name: float(value) for name, value in (logs or {}).items() if np.isscalar(value)}
         line = {
             "step": self._at_step,
-            "examples_seen": int(self.run.state.examples_seen),
+            "examples_seen": self.run.state.examples_seen,
             "epoch": self.run.epochs_made(),
         } | values
         run_folder.append_line(self.run.folder.metrics, line)
@@ -243,14 +243,17 @@ class Log(RunCallback):
 
     def _write(self, part: str, line: dict) -> None:
         """Writes scalars by steps, and some by the examples seen, too."""
+        values = {n: value for n, value in line.items() if n not in ("step", "examples_seen")}
         with summaries.events(self.run.writer(part), line["step"]):
-            for name, value in line.items():
-                if name not in ("step", "examples_seen"):
-                    summaries.scalar(name, value)
+            summaries.scalars(values)
         with summaries.events(self.run.writer(part), line["examples_seen"]):
-            for name in ("loss", "accuracy", "learning_rate"):
-                if name in line:
-                    summaries.scalar(summaries.BY_EXAMPLES + name, line[name])
+            summaries.scalars(
+                {
+                    summaries.BY_EXAMPLES + name: line[name]
+                    for name in ("loss", "accuracy", "learning_rate")
+                    if name in line
+                }
+            )
 
 
 class Histograms(RunCallback):
@@ -290,10 +293,11 @@ class Histograms(RunCallback):
                 if gradient is not None:
                     dense = tf.convert_to_tensor(gradient)
                     tf.summary.histogram(f"gradients/{weight.path}", dense)
-            summaries.scalar("gradient_norm", gradients.global_norm(watched.gradients))
+            numbers = {"gradient_norm": gradients.global_norm(watched.gradients)}
             for layer, values in self._shown.items():
                 tf.summary.histogram(f"activations/{layer}", tf.cast(values, tf.float32))
-                summaries.scalar(f"sparsity/{layer}", tf.nn.zero_fraction(values))
+                numbers[f"sparsity/{layer}"] = tf.nn.zero_fraction(values)
+            summaries.scalars(numbers)
             for place, images in enumerate(tf.nest.flatten(self.run.batch)):
                 if images is not None and len(images.shape) == 4 and images.shape[-1] in (1, 3):
                     shown = figures.stretched(np.asarray(images[: summaries.MAX_IMAGES]))
@@ -350,7 +354,7 @@ class Verify(RunCallback):
         self._newest = self._at_step
         if self._writes:
             parts = self.run.state.parts_sha256()
-            line = {"step": self._at_step, "examples_seen": int(self.run.state.examples_seen)}
+            line = {"step": self._at_step, "examples_seen": self.run.state.examples_seen}
             line |= {"state_sha256": hashes.sha256_of_parts(parts), "parts_sha256": parts}
             run_folder.append_line(self.run.folder.metrics, line)
 

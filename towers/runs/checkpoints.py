@@ -64,7 +64,7 @@ class Checkpoints:
         Raises:
           CheckpointError: it cannot be written; those before it are unchanged.
         """
-        path = self._folder / f"step-{int(self._state.step)}"
+        path = self._folder / f"step-{int(self._state.counters['step'])}"
         if path.exists() and not replace:
             return str(path)
         temporary = Path(f"{path}{_TEMPORARY}")

@@ -24,7 +24,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from towers import adapted, devices, distribution, hashes, not_finite, worker_errors
+from towers import adapted, cutting, devices, distribution, hashes, not_finite, worker_errors
 from towers.runs import (
     callback_state,
     checkpoints,
@@ -51,26 +51,45 @@ class FitState:
     Attributes:
       model: with its optimizer and its metrics.
       averages: moving averages of the trainable weights, in their order; empty if none are kept.
-      step, examples_seen: int64 variables, updates made and examples consumed.
-      epoch, step_in_epoch: int64 variables, whole epochs made, and updates since.
+      step, examples_seen: updates made and examples consumed.
+      epoch, step_in_epoch: whole epochs made, and updates since.
+      counters: int64 variables of these four, by name. A step counts in its graph; the numbers
+        spare reading variables.
       notes: string variable, what callbacks remember (`callback_state`).
     """
 
     def __init__(self, model: keras.Model, averages: Sequence[tf.Variable] = ()):
         self.model, self.averages = model, list(averages)
         with tf.device(devices.HOST):
-            names = ("step", "examples_seen", "epoch", "step_in_epoch")
-            self.step, self.examples_seen, self.epoch, self.step_in_epoch = (
-                tf.Variable(0, dtype=tf.int64, trainable=False, name=name) for name in names
-            )
+            self.counters = {
+                name: tf.Variable(0, dtype=tf.int64, trainable=False, name=name)
+                for name in ("step", "examples_seen", "epoch", "step_in_epoch")
+            }
             self.notes = tf.Variable("{}", trainable=False, name="notes")
+        self.read()
+
+    def read(self) -> None:
+        """Takes the numbers from the variables, which were restored."""
+        counters = self.counters.values()
+        self.step, self.examples_seen, self.epoch, self.step_in_epoch = map(int, counters)
 
     def count(self, examples: int) -> None:
         """Counts a step of so many examples, in its graph."""
         with tf.device(devices.HOST), tf.name_scope("count"):
-            self.step.assign_add(1)
-            self.step_in_epoch.assign_add(1)
-            self.examples_seen.assign_add(examples)
+            for name, more in (("step", 1), ("step_in_epoch", 1), ("examples_seen", examples)):
+                self.counters[name].assign_add(more)
+
+    def count_made(self, examples: int) -> None:
+        """Counts a step of so many examples that was made."""
+        self.step += 1
+        self.step_in_epoch += 1
+        self.examples_seen += examples
+
+    def end_epoch(self) -> None:
+        """Counts an epoch that was made whole."""
+        self.epoch, self.step_in_epoch = self.epoch + 1, 0
+        self.counters["epoch"].assign(self.epoch)
+        self.counters["step_in_epoch"].assign(0)
 
     def arithmetic(self) -> dict[str, list[tf.Variable]]:
         """The variables by what they are that a hash is taken over: all but the notes."""
@@ -83,7 +102,7 @@ class FitState:
         }
         return {name: [v.value for v in part] for name, part in parts.items()} | {
             "moving_averages": self.averages,
-            "counters": [self.step, self.examples_seen, self.epoch, self.step_in_epoch],
+            "counters": [*self.counters.values()],
         }
 
     def parts(self) -> dict[str, list[tf.Variable]]:
@@ -284,11 +303,12 @@ class Run:
 
         An update begins when the sums of all workers have come, so it is made whole or not at all.
         """
-        first = int(self.state.step)
+        first = self.state.step
         try:
             return self._epochs(*arguments)
         except worker_errors.GoneError as error:
-            if not self.workers.is_chief or int(self.state.step) == first:
+            self.state.read()
+            if not self.workers.is_chief or self.state.step == first:
                 raise
             with interrupts.Interrupts():  # a launcher may send a signal now
                 self._note()
@@ -303,9 +323,9 @@ class Run:
         notes = json.loads(state.notes.numpy().decode())
         model.stop_training = False
         for callback in callbacks.callbacks:
-            if isinstance(callback, keras.callbacks.CSVLogger) and int(state.step):
+            if isinstance(callback, keras.callbacks.CSVLogger) and state.step:
                 callback.append = True  # else it would empty the file of the run
-        with self._unchanged_if(int(state.step)):
+        with self._unchanged_if(state.step):
             callbacks.on_train_begin()
         self._memory = callback_state.Memory(callbacks.callbacks)
         self._memory.restore(notes.get("callbacks", {}))
@@ -315,17 +335,17 @@ class Run:
         self._logs = model.get_metrics_result()  # of an epoch with no step left
         with interrupts.Interrupts() as asked:
             self._asked = asked
-            for epoch in range(int(state.epoch), last_epoch):
-                if model.stop_training or int(state.step) == last_step:
+            for epoch in range(state.epoch, last_epoch):
+                if model.stop_training or state.step == last_step:
                     break
-                if not int(state.step_in_epoch):
+                if not state.step_in_epoch:
                     model.reset_metrics()
-                with self._unchanged_if(int(state.step_in_epoch)):
+                with self._unchanged_if(state.step_in_epoch):
                     callbacks.on_epoch_begin(epoch)
-                if int(state.step_in_epoch):  # some callbacks begin anew with each epoch
+                if state.step_in_epoch:  # some callbacks begin anew with each epoch
                     self._memory.restore(notes["callbacks"])
                 is_whole = self._epoch(data, epoch, last_step, every)
-                if not int(state.step_in_epoch):
+                if not state.step_in_epoch:
                     warnings.warn(f"x has no batch for epoch {epoch + 1}: it ends", stacklevel=3)
                     break
                 logs = pythonify_logs(model._get_metrics_result_or_logs(self._logs))
@@ -333,8 +353,7 @@ class Run:
                 with kept, self._unchanged_if_it_fails():
                     logs |= evaluate(callbacks, epoch)
                 if is_whole:
-                    state.epoch.assign(epoch + 1)
-                    state.step_in_epoch.assign(0)
+                    state.end_epoch()
                 callbacks.on_epoch_end(epoch, logs)
                 self._unsaved = True
                 if self._due or data.num_examples is None:
@@ -379,10 +398,10 @@ class Run:
 
     def epochs_made(self) -> float:
         """How many times the data were read, or partly; of data of unknown size whole epochs."""
-        state, steps = self.state, self._data.steps(int(self.state.epoch))
+        state, steps = self.state, self._data.steps(self.state.epoch)
         if self._data.num_examples:
-            return int(state.examples_seen) / self._data.num_examples
-        return int(state.epoch) + (int(state.step_in_epoch) / steps if steps else 0)
+            return state.examples_seen / self._data.num_examples
+        return state.epoch + (state.step_in_epoch / steps if steps else 0)
 
     def _note(self) -> None:
         """Keeps what callbacks remember in the state."""
@@ -403,13 +422,13 @@ class Run:
             for index, other in enumerate(parts):
                 if different := [name for name in other if other[name] != parts[0].get(name)]:
                     raise run_errors.TrainingError(
-                        f"step {int(self.state.step)}: {self.workers.name(index)} and "
+                        f"step {self.state.step}: {self.workers.name(index)} and "
                         f"{self.workers.name(0)} differ in {', '.join(different)}; is one of the "
                         "machines of another kind, or faulty?"
                     )
         if wrong := [v.path for v in self._finite if not np.isfinite(_values(v)).all()]:
             raise run_errors.TrainingError(
-                f"step {int(self.state.step)}: the update has left NaN or Inf in "
+                f"step {self.state.step}: the update has left NaN or Inf in "
                 f"{', '.join(wrong)}. A lower learning rate, clipped gradients or a wider type may "
                 "help"
             )
@@ -422,7 +441,7 @@ class Run:
                 self.writer(part).flush()
         self._checkpoints.save(replace=True)
         if not self._is_marked:
-            self.folder.mark_saved(int(self.state.step))
+            self.folder.mark_saved(self.state.step)
             self._is_marked = True
         self.seconds_saving += time.perf_counter() - began
 
@@ -437,12 +456,12 @@ class Run:
           Stopped: a signal has come.
         """
         state, callbacks, self._due = self.state, self._callbacks, False
-        for batch in data.batches(epoch, int(state.step_in_epoch)):
-            if int(state.step) == last_step:
+        for batch in data.batches(epoch, state.step_in_epoch):
+            if state.step == last_step:
                 return False
             if self._due:  # after the last step of an epoch, its end saves
                 self._save()
-            place = int(state.step_in_epoch)
+            place = state.step_in_epoch
             self.batch = batch
             callbacks.on_train_batch_begin(place)
             logs = self._logs = self._step(batch)
@@ -454,9 +473,9 @@ class Run:
                 raise Stopped(128 + stopped_by)
             if self.model.stop_training:
                 break
-            self._due = every > 0 and int(state.step) % every == 0
-        is_all = data.steps(epoch) in (None, int(state.step_in_epoch))
-        return is_all or int(state.step) != last_step
+            self._due = every > 0 and state.step % every == 0
+        is_all = data.steps(epoch) in (None, state.step_in_epoch)
+        return is_all or state.step != last_step
 
     def restore(self, checkpoint: str | int | None = None) -> None:
         """Gives the model the weights of a checkpoint of the run, its averages where it has some.
@@ -488,11 +507,12 @@ class Run:
         try:
             with run_errors.explained():
                 logs, self.watched = self.distribution.train_step(batch)
+            self.state.count_made(cutting.num_examples(batch))
         except tf.errors.InvalidArgumentError as error:
             if not not_finite.is_from_check(error):
                 raise
             raise run_errors.TrainingError(
-                f"step {int(self.state.step) + 1}: a loss or a gradient is NaN or Inf; the step "
+                f"step {self.state.step + 1}: a loss or a gradient is NaN or Inf; the step "
                 "was not applied. A lower learning rate, clipped gradients or a wider type may help"
             ) from error
         return logs
@@ -547,6 +567,7 @@ class Run:
         self.state.notes.assign(notes)
         variables = [v for name, v in self.state.parts().items() if name != "notes"]
         self.workers.broadcast("the state of the run", [v for part in variables for v in part])
+        self.state.read()
         adapted.refresh(self.model)
         variables = [*self.model.variables, *self.model.optimizer.variables]
         # Not those with the -inf of a mask.
@@ -555,10 +576,10 @@ class Run:
     def _check_end(self, epochs: int, max_steps: int | None) -> None:
         """Checks that the run is not past its end."""
         state = self.state
-        is_past = max_steps is not None and int(state.step) > max_steps
-        if is_past or int(state.epoch) > epochs:
+        is_past = max_steps is not None and state.step > max_steps
+        if is_past or state.epoch > epochs:
             raise run_errors.TrainingError(
-                f"the run is at step {int(state.step)}, in epoch {int(state.epoch) + 1}, past its "
+                f"the run is at step {state.step}, in epoch {state.epoch + 1}, past its "
                 "end; give it a later one"
             )
 
@@ -593,7 +614,8 @@ class Run:
         sha256 = hashlib.sha256(json.dumps(defined, sort_keys=True).encode()).hexdigest()
         self._checkpoints = checkpoints.Checkpoints(self.state, folder.checkpoints, keep, sha256)
         self._checkpoints.restore()
-        at_step, towers = int(self.state.step), self.distribution.tower_devices
+        self.state.read()
+        at_step, towers = self.state.step, self.distribution.tower_devices
         so_far = earlier["stretches"] if is_begun else []
         parameters = self.distribution.parameter_device
         runs_on = stretches.environment() | stretches.on_devices(towers, parameters)
@@ -632,19 +654,19 @@ class Run:
                 stack.enter_context(callback.averaged())
             sha256 = hashes.sha256(variable.value for variable in self.model.weights)
             if not self.workers.is_chief:
-                return Finished(history, int(state.step), sha256)
+                return Finished(history, state.step, sha256)
             self._lock.check_held()
             exported = self._export(self.model) if self._export else self.model
             export.save(exported, folder.final_model)
         summary = {
             "weights_sha256": sha256,
             "state_sha256": state.sha256(),
-            "step": int(state.step),
-            "examples_seen": int(state.examples_seen),
+            "step": state.step,
+            "examples_seen": state.examples_seen,
             "epoch": self.epochs_made(),
         } | {name: values[-1] for name, values in history.items() if np.isscalar(values[-1])}
         run_folder.write_json(folder.final_summary, summary)
-        return Finished(history, int(state.step), sha256)
+        return Finished(history, state.step, sha256)
 
 
 @contextlib.contextmanager

@@ -13,6 +13,8 @@ from pathlib import Path
 
 import numpy as np
 import tensorflow as tf
+from tensorboard.compat.proto import summary_pb2
+from tensorboard.plugins.scalar import summary
 
 from towers import noise
 from towers.runs import figures, run_folder
@@ -51,15 +53,17 @@ def events(writer: tf.summary.SummaryWriter, at_step: int) -> Iterator[None]:
     Raises:
       RunFolderError: they cannot be written.
     """
+    # As an array: TensorFlow 2.21 keeps every Python number forever (tensorflow#68196).
     with _on_disk(), writer.as_default(step=tf.constant(np.int64(at_step))):
         yield
 
 
-def scalar(tag: str, value) -> None:
-    """Writes one number."""
-    # As an array, and the step above as well: TensorFlow 2.21 keeps every Python number forever
-    # (tensorflow#68196).
-    tf.summary.scalar(tag, np.asarray(value, np.float32))
+def scalars(values: Mapping[str, float]) -> None:
+    """Writes numbers by their tags, all at once: an operation for each takes 0.5 ms."""
+    event = summary_pb2.Summary()
+    for tag, value in values.items():
+        event.MergeFrom(summary.scalar_pb(tag, float(value)))
+    tf.summary.experimental.write_raw_pb(event.SerializeToString(), name="scalars")
 
 
 @contextlib.contextmanager
@@ -86,9 +90,8 @@ def write_confusion(counts: np.ndarray, class_names: Sequence[str]) -> None:
       class_names: one per class.
     """
     tf.summary.image("confusion_matrix", figures.confusion_matrix(counts, class_names)[None])
-    for name, right, count in zip(class_names, counts.diagonal(), counts.sum(axis=1), strict=True):
-        if count:
-            scalar(f"accuracy_per_class/{name}", right / count)
+    each = zip(class_names, counts.diagonal(), counts.sum(axis=1), strict=True)
+    scalars({f"accuracy_per_class/{name}": right / count for name, right, count in each if count})
 
 
 @contextlib.contextmanager
