@@ -15,11 +15,10 @@ def show(
     config: Mapping,
     learning_rate: schedules.LearningRate,
     num_evaluated_examples: int,
-    cores: int,
     with_schedule: bool,
 ) -> None:
     """Prints what `rows` says and, where it is asked for, the learning rate over the whole run."""
-    table = rows(config, learning_rate, num_evaluated_examples, cores)
+    table = rows(config, learning_rate, num_evaluated_examples)
     print(console.table(table), flush=True)
     if with_schedule:
         print(schedule(config, learning_rate))
@@ -29,7 +28,6 @@ def rows(
     config: Mapping,
     learning_rate: schedules.LearningRate,
     num_evaluated_examples: int,
-    cores: int = 1,
 ) -> list[tuple[str, str]]:
     """What a run is, in a few lines; warns where the rate will never decay or the type is slow.
 
@@ -37,7 +35,6 @@ def rows(
       config: of the run.
       learning_rate: its schedule.
       num_evaluated_examples: of an evaluation.
-      cores: that the chief may use.
     """
     chosen, derived = config["settings"], config["resolved"]
     table = [
@@ -56,7 +53,7 @@ def rows(
         *([("weights on", derived["tower_devices"][0])]
           if chosen["parameter_device"] == "gpu" else []),
         ("batch", _describe_batch(chosen, derived)),
-        ("same bits", _describe_same_bits(chosen, derived, cores)),
+        ("same bits", _describe_same_bits(chosen, derived)),
         *([("faster", said)] if (said := _describe_faster(chosen, derived)) else []),
         ("steps", f"{derived['last_step']:,}, {derived['steps_per_epoch']:.1f} per epoch"),
         ("optimizer", _describe_optimizer(chosen)),
@@ -95,40 +92,25 @@ def _steps_to_show(
     return sorted(min(step, last_step) for step in steps | {last_step})
 
 
-def _describe_same_bits(chosen: Mapping, derived: Mapping, cores: int) -> str:
-    parts, threads = derived["num_microbatches"], chosen["intra_op_threads"]
+def _describe_same_bits(chosen: Mapping, derived: Mapping) -> str:
     on_cpus = machine.are_cpus(derived["tower_devices"])
     if not (on_cpus or chosen["deterministic"]):
-        return f"not promised on GPUs without --deterministic{_describe_launches(chosen, derived)}"
-    said = (
-        f"on any number of towers and workers, with --microbatch_size={chosen['microbatch_size']} "
-        f"and --intra_op_threads={threads}"
-    )
-    if not on_cpus:
-        return f"{said} (measured on one kind of GPU){_describe_launches(chosen, derived)}"
-    # All microbatches share the intra-op threads. Where there is one, each computes on its own,
-    # unless XLA compiles it.
-    is_shared = threads > 1 or chosen["jit_compile"]
-    used = threads if is_shared else parts
-    if 2 * used <= cores:
-        way = f"--intra_op_threads={cores}" if is_shared else "a smaller --microbatch_size"
-        said += (
-            f"; they use {used} of {cores} cores; in a new run, {way} would use more, with "
-            "different bits"
-        )
-    return said
-
-
-def _describe_launches(chosen: Mapping, derived: Mapping) -> str:
-    """What microbatches cost on GPUs: each launches its own kernels."""
-    towers = sum(derived["towers_of_workers"])
-    each = -(-derived["num_microbatches"] // towers)
-    if each == 1:
-        return ""
-    size = -(-chosen["global_batch_size"] // towers)
+        return "not promised on GPUs without --deterministic"
     return (
-        f"; a tower launches its kernels {each} times a step; in a new run with "
-        f"--microbatch_size={size}, once, with different bits"
+        f"on any number of towers and workers, with --microbatch_size={chosen['microbatch_size']} "
+        f"and --intra_op_threads={chosen['intra_op_threads']}"
+        f"{'' if on_cpus else ' (measured on one kind of GPU)'}"
+    )
+
+
+def _describe_faster(chosen: Mapping, derived: Mapping) -> str | None:
+    """What makes steps faster on GPUs (docs/gpus.md), where it is not chosen."""
+    if machine.are_cpus(derived["tower_devices"]) or chosen["jit_compile"] or chosen["workers"]:
+        return None
+    size = -(-chosen["global_batch_size"] // len(derived["tower_devices"]))
+    return (
+        f"in a new run with --microbatch_size={size} --parameter_device=gpu --jit_compile, "
+        "with different bits"
     )
 
 
@@ -140,14 +122,6 @@ def _describe_batch(chosen: Mapping, derived: Mapping) -> str:
         f"{chosen['global_batch_size']} global, {count} microbatch(es) of at most "
         f"{chosen['microbatch_size']}{of_towers}"
     )
-
-
-def _describe_faster(chosen: Mapping, derived: Mapping) -> str | None:
-    """What made the steps of one worker faster on a GPU (docs/gpus.md), where it is not chosen."""
-    if machine.are_cpus(derived["tower_devices"]) or chosen["jit_compile"] or chosen["workers"]:
-        return None
-    which = " for networks without max pooling" if chosen["deterministic"] else ""
-    return f"in a new run with --parameter_device=gpu and --jit_compile{which}, with different bits"
 
 
 def _describe_towers(derived: Mapping) -> str:

@@ -82,7 +82,7 @@ def train(chosen: settings.TrainSettings, workers) -> int:
     )  # fmt: skip
     agreement.check_beginning(workers, config, folder)
     if workers.is_chief:
-        start_table.show(config, learning_rate, evaluated.num_examples, found.cores, chosen.dry_run)
+        start_table.show(config, learning_rate, evaluated.num_examples, chosen.dry_run)
     if chosen.dry_run:
         return 0
     finished = workers.from_chief("whether the run has finished", folder.read_final_summary)
