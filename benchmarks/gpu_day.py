@@ -13,9 +13,8 @@ went with it. `--rehearse` does most of it with tiny batches on the CPU, in some
 The sides of a network take turns, all warmed up before. `distribute` is `fit` on a tower, and
 `keras-xla` without; with `-16` they make 16 steps a call. `m4` has four microbatches, on towers;
 `s3` is one XLA program for a whole step, `s3x16` has 16 steps a call, in one program or `-graph`;
-`-resident`: without copies of the batch. `/s1` has a gradient
-of max pooling without a scatter; `/s0` keeps the choices of XLA's autotuner; `/deterministic` has
-TensorFlow's determinism (with TF32).
+`-resident`: without copies of the batch. `/s0` keeps the choices of XLA's autotuner;
+`/deterministic` has TensorFlow's determinism (with TF32).
 """
 
 import argparse
@@ -61,9 +60,8 @@ FLAGS = {  # name to an XLA flag, with the folder that keeps choices
 NO_FUSION_TUNING = "--xla_gpu_experimental_enable_fusion_autotuner=false"
 MEGABYTES = 3072  # of a logical GPU: the same for any number of them, as it limits the autotuner
 KINDS = {  # of hashes
-    "cifarnet float32 s1": {"task": "cifarnet", "dtype": "float32", "own_pool": True},
+    "cifarnet float32": {"task": "cifarnet", "dtype": "float32"},
     "resnet bfloat16": {"task": "resnet", "dtype": "bfloat16"},
-    "cifarnet float32": {"task": "cifarnet", "dtype": "float32"},  # with a scatter
 }
 OF_S3 = {
     "usual": ["s3", "s3x16", "s3x16-resident", "s3x16-graph"],
@@ -290,9 +288,7 @@ def variants(day: Day, deadline: float) -> None:
             if name == "cuDNN as it is":
                 del env["TF_CUDNN_DETERMINISTIC"]
             control = {"deterministic": True} if name == "TensorFlow's determinism" else {}
-            jobs.append(
-                ("cifarnet float32 s1", f"{name}, cold {gpus} ({index})", gpus, env, control)
-            )
+            jobs.append(("cifarnet float32", f"{name}, cold {gpus} ({index})", gpus, env, control))
     day.tell("variants", hashes=hashes_of(day, deadline, jobs[: 1 if few else None]))
 
 
@@ -382,7 +378,7 @@ def rates(task: str, dtype: str, batch: int, prices=(), s3="usual", fits=tuple(O
         if day.options.rehearse:
             about = {"task": "cifarnet", "dtype": "float32", "batch": 16}
             of_s3 = OF_S3["rehearsed"] if s3 == "usual" else of_s3
-        what, own, plans = about | {"steps": 16}, about | {"own_pool": True, "sides": ["s3"]}, {}
+        what, own, plans = about | {"steps": 16}, about | {"sides": ["s3"]}, {}
         if day.options.pytorch_python:
             given = (about["task"], about["dtype"], "--compile", f"--batch={about['batch']}")
             name = "pytorch-compiled"
@@ -394,8 +390,6 @@ def rates(task: str, dtype: str, batch: int, prices=(), s3="usual", fits=tuple(O
             plans["s3/s0"] = plan(day, day.kept_choices(f"rates {task}"), **own)
         if "deterministic" in prices:
             plans["s3/deterministic"] = plan(day, **own, deterministic=True)
-        if "s1" in prices:
-            plans["s3/s1"] = plan(day, **own)
         by_turns(day, "rates", plans, deadline, **about)
 
     return section
@@ -430,7 +424,7 @@ def profile(day: Day, deadline: float) -> None:
 SECTIONS: dict[str, tuple[int, int, Callable[[Day, float], None]]] = {  # to part, seconds at most
     "names": (0, 20, names),
     "hashes": (1, 120, hashes),
-    "cifarnet": (1, 105, rates("cifarnet", "float32", 128, prices=("s0", "deterministic", "s1"))),
+    "cifarnet": (1, 105, rates("cifarnet", "float32", 128, prices=("s0", "deterministic"))),
     "resnet": (1, 145, rates("resnet", "bfloat16", 512, prices=("s0", "deterministic"))),
     "transformer": (1, 135, rates("transformer", "float32", 64)),
     "resnet50": (

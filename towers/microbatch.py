@@ -14,7 +14,7 @@ import keras
 import tensorflow as tf
 from keras import tree
 
-from towers import adapted, bias_gradients, gradients, model_state, refusals, separable
+from towers import adapted, gradients, model_state, refusals, separable
 
 from keras.src import backend  # isort: skip
 from keras.src.trainers.data_adapters import data_adapter_utils  # isort: skip
@@ -99,8 +99,7 @@ class Microbatch:
         return self._function(self._loss)
 
     def _function(self, function: Callable) -> Callable:
-        in_float32 = bias_gradients.summed_in_float32()(function)
-        return tf.function(in_float32, autograph=False, jit_compile=self.jit_compile or None)
+        return tf.function(function, autograph=False, jit_compile=self.jit_compile or None)
 
     def _forward(self, weights, state, draw, x) -> Forward:
         return self._call(weights, state, draw, x, lambda outputs: None)[1]

@@ -24,6 +24,7 @@ from towers import (
     model_state,
     not_finite,
     one_gradient,
+    operation_gradients,
     refusals,
     shares,
     worker,
@@ -163,7 +164,8 @@ class Program:
         return self.trace(batch, size)(batch)
 
     def _build(self, batch, size: int):
-        with tf.device(parameter_device(self.model)):  # of all but the towers
+        in_towers = operation_gradients.corrected(self.pass_.jit_compile)
+        with in_towers, tf.device(parameter_device(self.model)):  # of all but the towers
             return (self._joined if self.joined else self._separate)(batch, size)
 
     def _separate(self, batch, size: int):

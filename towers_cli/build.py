@@ -330,21 +330,6 @@ def build_model(config: Mapping) -> keras.Model:
     return model
 
 
-def _check_compiled_deterministically(model: keras.Model) -> None:
-    """Checks that XLA has a deterministic gradient of each of Keras's layers.
-
-    Raises:
-      ValueError: names the layer.
-    """
-    pooling = keras.layers.MaxPooling1D, keras.layers.MaxPooling2D, keras.layers.MaxPooling3D
-    for layer in model._flatten_layers(include_self=False):
-        if isinstance(layer, pooling):
-            raise ValueError(
-                f"the layer {layer.name} is max pooling, which has no deterministic gradient in "
-                "XLA; leave one of the two out"
-            )
-
-
 def _check_has_kernels(chosen: settings.TrainSettings, model: keras.Model) -> None:
     """Checks that TensorFlow can compute the model as it is asked to.
 
@@ -353,11 +338,6 @@ def _check_has_kernels(chosen: settings.TrainSettings, model: keras.Model) -> No
     """
     if not chosen.deterministic:
         return
-    if chosen.jit_compile:
-        try:
-            _check_compiled_deterministically(model)
-        except ValueError as error:
-            raise settings.SettingsError(f"--jit_compile with --deterministic: {error}") from error
     for layer in model._flatten_layers(include_self=False):
         is_frozen = isinstance(layer, layers.FusedBatchNormalization)
         if is_frozen and not layer.trainable and machine.num_devices("GPU"):

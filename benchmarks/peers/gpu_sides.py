@@ -23,11 +23,10 @@ import numpy as np
 
 import towers  # before Keras: it silences TensorFlow's notices
 from benchmarks.peers import counter, keras_tasks, tasks
-from towers import bias_gradients, container_limits, hashes, machine
+from towers import container_limits, hashes, machine, operation_gradients
 
 import keras  # isort: skip
 import tensorflow as tf  # isort: skip
-from tensorflow.python.framework import ops  # isort: skip
 
 HOST = towers.devices.HOST
 LEAD_IN_CALLS = 5  # of each turn
@@ -44,47 +43,9 @@ def short(error: Exception) -> str:
     return told.splitlines()[0][:300]
 
 
-def max_pool_gradient(op, upstream: tf.Tensor) -> tf.Tensor:
-    """The gradient of max pooling of images [n, height, width, channels], without a scatter.
-
-    The first maximum of a window takes all, as in TensorFlow's own; what several windows give to
-    one input is added in the windows' order.
-    """
-    x, strides, sizes = op.inputs[0], op.get_attr("strides"), op.get_attr("ksize")
-    outputs, pads = upstream.shape.as_list(), [[0, 0]] * 4
-    for axis in (1, 2):
-        needed = (outputs[axis] - 1) * strides[axis] + sizes[axis] - x.shape[axis]
-        if op.get_attr("padding") == b"SAME":
-            pads[axis] = [max(needed, 0) // 2, max(needed, 0) - max(needed, 0) // 2]
-    padded = tf.pad(x, pads, constant_values=x.dtype.min)
-    of = [(0, row, column, 0) for row in range(sizes[1]) for column in range(sizes[2])]
-    ends = [0, *((outputs[axis] - 1) * strides[axis] + 1 for axis in (1, 2)), 0]
-    cut = {"begin_mask": 0b1001, "end_mask": 0b1001}
-    slices = [(at, [a + b for a, b in zip(at, ends, strict=True)], strides) for at in of]
-    largest = first = None
-    for index, one in enumerate(slices):
-        value = tf.strided_slice(padded, *one, **cut)
-        if first is None:
-            largest, first = value, tf.zeros_like(value, tf.int8)
-        else:
-            first = tf.where(value > largest, tf.cast(index, tf.int8), first)
-            largest = tf.maximum(value, largest)
-    shape, total = tf.shape(padded), None
-    for index, (begin, end, step) in reversed(list(enumerate(slices))):
-        own = tf.where(first == tf.cast(index, tf.int8), upstream, tf.zeros_like(upstream))
-        spread = tf.raw_ops.StridedSliceGrad(
-            shape=shape, begin=begin, end=end, strides=step, dy=own, **cut
-        )
-        total = spread if total is None else total + spread
-    begin = [before for before, _ in pads]
-    return tf.slice(total, begin, tf.shape(x))
-
-
 def prepared(what: dict) -> tuple[str, ...]:
     """The towers' devices, after all that must be said before TensorFlow's runtime starts."""
     keras.utils.set_random_seed(0)
-    if what.get("own_pool"):
-        ops.gradient_registry._registry["MaxPool"] |= {"type": max_pool_gradient}
     if what.get("deterministic"):  # TF32 stays on: only the choice of kernels is to differ
         tf.config.experimental.enable_op_determinism()
     count, gpus = what.get("gpus", 1), tf.config.list_physical_devices("GPU")
@@ -182,7 +143,7 @@ class OneProgram:
             logits = tf.cast(self.model(inputs, training=True), tf.float32)
             of_each = tf.nn.sparse_softmax_cross_entropy_with_logits(labels, logits)
             loss = tf.reduce_mean(of_each)
-        with bias_gradients.summed_in_float32():
+        with operation_gradients.corrected(jit_compile=True):
             found = tape.gradient(loss, [weight.value for weight in weights])
         gradients = [tf.convert_to_tensor(gradient) for gradient in found]
         finite = [tf.reduce_all(tf.math.is_finite(value)) for value in (loss, *gradients)]
@@ -382,20 +343,16 @@ def profiled(what: dict, device: str) -> Iterator[dict]:
 
 def compiled_operations(what: dict, device: str) -> Iterator[dict]:
     """How many operations of each kind are in the program of S3, and whether one is a scatter."""
-    usual = ops.gradient_registry._registry["MaxPool"]["type"]
-    for own_pool in (False, True):
-        kind = max_pool_gradient if own_pool else usual
-        ops.gradient_registry._registry["MaxPool"] |= {"type": kind}
-        program = OneProgram(what, device)
-        inputs, labels = keras_tasks.one_batch(what["task"], what["batch"])
-        batch = next(fed(inputs, labels, device, program.inputs_type, "resident"))
-        with tf.device(device):
-            lower = program.step.experimental_get_compiler_ir(*batch)
-            text = lower(stage="optimized_hlo", device_name=tf.identity(tf.zeros([])).device)
-        found = re.findall(r"= \S+(?: \S+)*? ([a-z][a-z0-9-]*)\(", text)
-        scatters = sum("scatter" in kind for kind in found)
-        operations = dict(collections.Counter(found).most_common(16))
-        yield {"own_pool": own_pool, "scatters": scatters, "operations": operations}
+    program = OneProgram(what, device)
+    inputs, labels = keras_tasks.one_batch(what["task"], what["batch"])
+    batch = next(fed(inputs, labels, device, program.inputs_type, "resident"))
+    with tf.device(device):
+        lower = program.step.experimental_get_compiler_ir(*batch)
+        text = lower(stage="optimized_hlo", device_name=tf.identity(tf.zeros([])).device)
+    found = re.findall(r"= \S+(?: \S+)*? ([a-z][a-z0-9-]*)\(", text)
+    scatters = sum("scatter" in kind for kind in found)
+    operations = dict(collections.Counter(found).most_common(16))
+    yield {"scatters": scatters, "operations": operations}
 
 
 def bias_errors(what: dict, device: str) -> Iterator[dict]:

@@ -7,15 +7,12 @@ import time
 import types
 import unittest.mock
 
-import numpy as np
 import pytest
 import scripts
 import tensorflow as tf
 
 from benchmarks import gpu_day
 from benchmarks.peers import gpu_sides
-
-from tensorflow.python.framework import ops  # isort: skip
 
 
 @pytest.fixture
@@ -62,29 +59,6 @@ def test_a_batch_is_copied_each_time():
     with unittest.mock.patch.object(tf, "identity", side_effect=watched.append):
         gpu_sides.copied("/CPU:0", given)
     assert len(watched) == 2  # on the host, then to the device
-
-
-@pytest.mark.parametrize(
-    ("size", "window", "stride", "padding"),
-    [(8, 3, 2, "SAME"), (7, 3, 2, "VALID"), (6, 2, 2, "VALID"), (5, 3, 1, "SAME")],
-)
-@pytest.mark.parametrize("has_ties", [False, True])
-def test_the_gradient_of_max_pooling_is_tensorflow_s(size, window, stride, padding, has_ties):
-    drawn = np.random.default_rng(0).normal(size=(2, size, size + 1, 3))
-    images = tf.constant(np.round(drawn) if has_ties else drawn, tf.float32)
-    usual, found = ops.gradient_registry.lookup("MaxPool"), []
-    try:
-        for gradient in (usual, gpu_sides.max_pool_gradient):
-            ops.gradient_registry._registry["MaxPool"] |= {"type": gradient}
-            with tf.GradientTape() as tape:
-                tape.watch(images)
-                pooled = tf.nn.max_pool2d(images, window, stride, padding)
-                weights = tf.range(tf.size(pooled), dtype=tf.float32)
-                weighted = pooled * tf.reshape(weights, pooled.shape)
-            found.append(tape.gradient(weighted, images).numpy())
-    finally:
-        ops.gradient_registry._registry["MaxPool"] |= {"type": usual}
-    np.testing.assert_array_equal(*found)
 
 
 @pytest.mark.whole_program

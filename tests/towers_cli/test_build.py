@@ -4,14 +4,11 @@ import sys
 import types
 
 import forked
-import keras
 import pytest
 import toys
 
 from towers import machine
 from towers_cli import build, settings
-
-BOTH = {"deterministic": True, "jit_compile": True}
 
 
 def check(model, **chosen):
@@ -24,25 +21,6 @@ def frozen():
     return model
 
 
-def test_a_deterministic_gradient_of_max_pooling_is_not_compiled(forked_command, tmp_path):
-    for model in (toys.small_cifarnet(), keras.Sequential([keras.Input([8, 8, 3]), within()])):
-        with pytest.raises(settings.SettingsError, match="the layer pool1 is max pooling, which"):
-            check(model, **BOTH)
-        check(model, **BOTH | {"jit_compile": False})
-        check(model, **BOTH | {"deterministic": False})
-    check(toys.small_resnet(), **BOTH)
-    flags = "--deterministic", "--jit_compile", "--dataset=shapes", "--dry_run"
-    done = forked_command("train.py", f"--train_dir={tmp_path / 'run'}", *flags)
-    assert (done.returncode, done.stdout) == (2, "")
-    assert done.stderr.startswith("train.py: error: --jit_compile with --deterministic: the layer ")
-    assert not (tmp_path / "run").exists()
-
-
-def within():
-    """A model with a pool that is a layer of another one."""
-    return keras.Sequential([keras.layers.MaxPooling2D(name="pool1"), keras.layers.Flatten()])
-
-
 @pytest.mark.parametrize(
     "num_gpus, make, is_refused",
     [(1, frozen, True), (0, frozen, False), (1, toys.small_resnet, False)],
@@ -50,12 +28,12 @@ def within():
 def test_frozen_batch_norm_is_not_deterministic_on_gpus(monkeypatch, num_gpus, make, is_refused):
     monkeypatch.setattr(machine, "num_devices", lambda kind: num_gpus)
     model = make()
-    check(model, deterministic=False, jit_compile=False)
+    check(model, deterministic=False)
     if is_refused:
         with pytest.raises(settings.SettingsError, match="the layer conv1_norm is a frozen Fused"):
-            check(model, deterministic=True, jit_compile=False)
+            check(model, deterministic=True)
     else:
-        check(model, deterministic=True, jit_compile=False)
+        check(model, deterministic=True)
 
 
 @pytest.mark.parametrize("deterministic", [True, False])

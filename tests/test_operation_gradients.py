@@ -1,4 +1,4 @@
-"""Gradients of biases in bfloat16, which TensorFlow sums in bfloat16."""
+"""Gradients of biases in bfloat16, which TensorFlow sums in bfloat16, and of max pooling."""
 
 import concurrent.futures
 import contextlib
@@ -9,7 +9,8 @@ import pytest
 import tensorflow as tf
 import toys
 
-from towers import bias_gradients
+import towers
+from towers import operation_gradients, step
 from towers.networks import layers
 
 # More than 256 values to a bias, which bfloat16 cannot add up.
@@ -90,7 +91,7 @@ def gradient(upstream, **options):
 
 
 def test_tensorflow_s_own_is_wrong():
-    """When this fails, `bias_gradients` can go."""
+    """When this fails, the gradient of a bias can go."""
     found, is_own = gradient(tf.ones([2048, 3], tf.bfloat16))
     assert is_own and np.all(found < 0.5 * 2048)
 
@@ -98,14 +99,14 @@ def test_tensorflow_s_own_is_wrong():
 @pytest.mark.parametrize("shape, options", [([2048, 3], {}), ([4, 8, 64, 3], {}),
                                             ([4, 3, 8, 64], {"data_format": "NCHW"})])  # fmt: skip
 def test_it_sums_over_all_but_the_channels(shape, options):
-    with bias_gradients.summed_in_float32():
+    with operation_gradients.corrected():
         found, is_own = gradient(tf.ones(shape, tf.bfloat16), **options)
     assert not is_own
     np.testing.assert_array_equal(found, [2048.0] * 3)
 
 
 def test_other_types_have_tensorflow_s():
-    with bias_gradients.summed_in_float32():
+    with operation_gradients.corrected():
         assert gradient(tf.ones([8, 3]))[1]
         assert gradient(tf.ones([8, 3], tf.float16))[1]
         assert gradient(tf.ones([4, 3, 2]), data_format="NCHW")[1]
@@ -113,11 +114,11 @@ def test_other_types_have_tensorflow_s():
 
 def test_it_is_tensorflow_s_again_afterwards():
     upstream = tf.ones([8, 3], tf.bfloat16)
-    with pytest.raises(RuntimeError), bias_gradients.summed_in_float32():
+    with pytest.raises(RuntimeError), operation_gradients.corrected():
         raise RuntimeError
     assert gradient(upstream)[1]
-    with bias_gradients.summed_in_float32():
-        with bias_gradients.summed_in_float32():
+    with operation_gradients.corrected():
+        with operation_gradients.corrected():
             pass
         assert not gradient(upstream)[1]
 
@@ -126,10 +127,10 @@ def test_other_threads_have_tensorflow_s():
     """As Keras's `fit`, also while a tower is traced."""
     upstream = tf.ones([8, 3], tf.bfloat16)
     with concurrent.futures.ThreadPoolExecutor(1) as other:
-        with bias_gradients.summed_in_float32():
+        with operation_gradients.corrected():
             assert other.submit(gradient, upstream).result()[1]
             entered = contextlib.ExitStack()
-            other.submit(entered.enter_context, bias_gradients.summed_in_float32()).result()
+            other.submit(entered.enter_context, operation_gradients.corrected()).result()
         assert gradient(upstream)[1]
         assert not other.submit(gradient, upstream).result()[1]
         other.submit(entered.close).result()
@@ -141,7 +142,7 @@ def test_the_number_of_axes_may_be_unknown(data_format):
     @tf.function(autograph=False, input_signature=[tf.TensorSpec(None, tf.bfloat16)])
     def computed(upstream):
         bias = tf.zeros([3], tf.bfloat16)
-        with tf.GradientTape() as tape, bias_gradients.summed_in_float32():
+        with tf.GradientTape() as tape, operation_gradients.corrected():
             tape.watch(bias)
             outputs = tf.nn.bias_add(upstream * 0, bias, data_format)
             return tape.gradient(outputs, bias, output_gradients=upstream)
@@ -157,7 +158,68 @@ def test_with_gpus_values_are_cast_before_they_are_summed(monkeypatch):
     monkeypatch.setattr(
         tf, "reduce_sum", lambda x, axes, of=tf.reduce_sum: sums.append(x.dtype) or of(x, axes)
     )
-    with bias_gradients.summed_in_float32():
+    with operation_gradients.corrected():
         found, is_own = gradient(tf.ones([2048, 3], tf.bfloat16))
     assert not is_own and sums == [tf.float32]
     np.testing.assert_array_equal(found, [2048.0] * 3)
+
+
+class TestMaxPooling:
+    @pytest.mark.parametrize(
+        "size, window, stride, padding",
+        [(8, 3, 2, "SAME"), (7, 3, 2, "VALID"), (6, 2, 2, "VALID"), (5, 3, 1, "SAME")],
+    )
+    @pytest.mark.parametrize("kind", ["drawn", "with ties", "without an end", "half"])
+    def test_has_tensorflow_s_bits(self, size, window, stride, padding, kind):
+        drawn = np.random.default_rng(0).normal(size=(2, size, size + 1, 3))
+        images = tf.constant(np.round(drawn) if kind == "with ties" else drawn, tf.float32)
+        if kind == "without an end":
+            images = tf.where(images < 0, -np.inf, images)
+        if kind == "half":
+            images = tf.cast(images, tf.bfloat16)
+
+        def gradient():
+            with tf.GradientTape() as tape:
+                tape.watch(images)
+                pooled = tf.nn.max_pool2d(images, window, stride, padding)
+            upstream = tf.reshape(tf.range(tf.size(pooled)), pooled.shape)
+            return tape.gradient(pooled, images, output_gradients=tf.cast(upstream, images.dtype))
+
+        with operation_gradients.corrected(jit_compile=True):
+            found = gradient()
+        np.testing.assert_array_equal(found, gradient())
+
+    def test_of_a_program_of_xla_has_no_scatter(self):
+        @tf.function(jit_compile=True, autograph=False)
+        def gradient(images):
+            with tf.GradientTape() as tape, operation_gradients.corrected(jit_compile=True):
+                tape.watch(images)
+                return tape.gradient(tf.nn.max_pool2d(images, 3, 2, "SAME"), images)
+
+        program = gradient.experimental_get_compiler_ir(tf.ones([2, 8, 8, 3]))
+        assert "scatter" not in program(stage="hlo")
+
+    @pytest.mark.parametrize("jit_compile", [False, True])
+    def test_is_tensorflow_s_in_a_step_that_xla_does_not_compile(self, jit_compile):
+        model = toys.small_cifarnet()
+        model.compile("sgd", "mse", jit_compile=jit_compile)
+        images, _ = toys.batch(8, model.input_shape[1:])
+        batch = tf.constant(images, tf.float32), tf.zeros([8, 4])
+        program = step.Program(model, ["/CPU:0", "/CPU:1"], training=True, joined=False)
+        library = program.trace(batch, 4).graph.as_graph_def().library.function
+        kinds = {node.op for function in library for node in function.node_def}
+        assert ("MaxPoolGrad" in kinds) != jit_compile
+
+
+def test_a_joined_loss_has_them_too():
+    """Its backward passes are built outside of the forward ones."""
+    found = {}
+    for dtype in ("float32", "mixed_bfloat16"):
+        keras.config.set_dtype_policy(dtype)
+        keras.utils.set_random_seed(0)
+        model = keras.Sequential([keras.Input((600, 3)), keras.layers.Dense(4)])
+        towers.distribute(model, 2, microbatch_size=2, joined_loss=True)
+        model.compile(keras.optimizers.SGD(1.0), lambda y, outputs: tf.reduce_mean(outputs))
+        model.train_on_batch(np.ones((4, 600, 3), np.float32), np.zeros(4, np.float32))
+        found[dtype] = model.layers[0].bias.numpy()
+    np.testing.assert_allclose(found["mixed_bfloat16"], found["float32"], rtol=0.01)
