@@ -3,7 +3,6 @@
 python -m laboratory                                      lists the update rules and the speeds
 python -m laboratory --rule=easgd --workers=16            runs one rule: a table, a plot, a model
 python -m laboratory compare --speeds=straggler           runs all rules, side by side
-python -m laboratory.parameter_server --workers=3         asynchronous SGD in real processes
 
 The package itself trains only synchronously, and uses none of this.
 """

@@ -7,7 +7,7 @@ import argparse
 import re
 from collections.abc import Iterator
 
-from lessons import additions, drawing, every, house, landscape, lesson
+from lessons import additions, drawing, every, house, lesson
 from towers_cli import command_line, settings
 
 SETTINGS = lesson.ROOT / "docs" / "settings.md"
@@ -45,7 +45,6 @@ def main() -> None:
     drawing.main()
     additions.main()
     house.main()
-    landscape.main()
     SETTINGS.write_text(settings_page(SETTINGS.read_text(encoding="utf-8")), encoding="utf-8")
     for one in every.LESSONS:
         page = one.page.read_text(encoding="utf-8")

@@ -23,7 +23,7 @@ from benchmarks import (
     time_to_accuracy,
     workers,
 )
-from lessons import house, landscape
+from lessons import house
 
 ROOT = Path(__file__).resolve().parents[2]
 RESULTS = ROOT / "docs" / "results.md"
@@ -234,12 +234,6 @@ def test_the_readme_s_results_are_those_of_the_page():
     assert min(row["accuracy"] for row in ends) >= 0.9
     minutes = span([row["training_seconds"] / 60 for row in ends], ".1f")
     assert f"after {minutes} minutes" in readme.read_text(encoding="utf-8")
-
-
-@pytest.mark.parametrize("theme", landscape.THEMES)
-def test_the_readme_s_picture_is_what_its_source_draws(theme):
-    assert landscape.path(theme).read_text(encoding="utf-8") == landscape.picture(theme)
-    assert f"docs/figures/{landscape.path(theme).name}" in (ROOT / "README.md").read_text()
 
 
 def test_the_readme_is_short_and_begins_with_a_lesson():

@@ -226,7 +226,7 @@ def test_the_tree_of_additions_is_that_of_the_chosen_number_of_towers(opened):
 
 
 def test_the_race_plays_pauses_and_follows_the_theme(opened):
-    tab = opened("race.html", scheme="dark")
+    tab = opened("laboratory.html", scheme="dark")
     race = tab.frame_locator("iframe >> nth=0")
     state = race.locator("#state")
     race.locator("#rule").select_option("asynchronous")
@@ -252,27 +252,12 @@ def test_the_race_plays_pauses_and_follows_the_theme(opened):
     assert tab.complaints == []
 
 
-def test_the_profile_of_a_step_says_what_each_tower_does(opened):
-    tab = opened("race.html")
-    profile = tab.frame_locator("iframe >> nth=1")
-    state = profile.locator("#state")
-    assert re.match(r"[\d.]+ ms: tower 0: .+; tower 1: .+; the rest: ", state.inner_text())
-    assert not profile.locator("#rule").is_visible()
-    assert profile.locator("#shades li").count() == 6
-    profile.locator("#play").click()
-    before = state.inner_text()
-    tab.wait_for_timeout(500)
-    assert state.inner_text() != before
-    assert tab.complaints == []
-
-
 @pytest.mark.parametrize("width", WIDTHS.values(), ids=WIDTHS.keys())
 def test_what_plays_fits_its_frame(opened, width):
-    tab = opened("race.html", width)
-    for place in (0, 1):
-        inner = tab.frame_locator(f"iframe >> nth={place}").locator("html")
-        inner.locator("#conditions").wait_for()
-        assert inner.evaluate("node => node.scrollWidth <= node.clientWidth + 1")
-        text = inner.locator("svg text").first
-        height = text.evaluate("node => node.getBoundingClientRect().height")
-        assert height > 10  # pixels: it is read on a phone, too
+    tab = opened("laboratory.html", width)
+    inner = tab.frame_locator("iframe >> nth=0").locator("html")
+    inner.locator("#conditions").wait_for()
+    assert inner.evaluate("node => node.scrollWidth <= node.clientWidth + 1")
+    text = inner.locator("svg text").first
+    height = text.evaluate("node => node.getBoundingClientRect().height")
+    assert height > 10  # pixels: it is read on a phone, too

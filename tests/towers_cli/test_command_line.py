@@ -73,7 +73,6 @@ def test_the_version_comes_without_tensorflow_from_anywhere(tmp_path):
         "benchmarks.networks",
         "input_pipeline.shapes",
         "laboratory",
-        "laboratory.parameter_server",
         "lessons",
         "lessons.drawing",
         "lessons.house",

@@ -1,4 +1,4 @@
-"""What docs/race.md plays is made of its data by the laboratory's own template."""
+"""What docs/laboratory.md plays is made of its data by the laboratory's own template."""
 
 import json
 import pathlib
@@ -6,15 +6,12 @@ import pathlib
 from sphinx.application import Sphinx
 
 from laboratory import timeline
-from lessons import lanes
 
 
 def _write(app: Sphinx, exception: Exception | None) -> None:
     if exception is None and app.builder.format == "html":
-        for data in (timeline.RACE, lanes.SITE):
-            text = timeline.page(json.loads(data.read_text("utf-8")))
-            page = pathlib.Path(app.outdir) / "_static" / f"{data.stem}.html"
-            page.write_text(text, "utf-8")
+        text = timeline.page(json.loads(timeline.RACE.read_text("utf-8")))
+        (pathlib.Path(app.outdir) / "_static" / "race.html").write_text(text, "utf-8")
 
 
 def setup(app: Sphinx) -> dict[str, bool]:
