@@ -744,7 +744,7 @@ class Positions(layers.Layer):
         return x + self.table(ops.arange(self.n))
 
 
-@program(long=True)
+@program()
 def position_embedding(switch):
     tokens = keras.Input((6,), dtype="int32")
     x = Positions(6)(layers.Embedding(9, 4)(tokens))

@@ -1,0 +1,227 @@
+"""Errors of data-parallel training, planted one at a time: equality sees each at its first step.
+
+Of the kinds that TrainCheck (Jiang et al., OSDI 2025) and TTrace (arXiv:2506.09280) collect from
+reports. A run on several towers has the error, one on a single tower does not; both write a hash of
+the whole state at each step, and training goes on as if nothing had happened.
+"""
+
+import functools
+import json
+import re
+
+import keras
+import numpy as np
+import pytest
+import scripts
+import tensorflow as tf
+import toys
+
+import towers
+from input_pipeline import arrays
+from towers import gradients, microbatch, model_state, moving_averages, one_gradient, step
+from towers.runs import callbacks, checkpoints, sources
+
+BATCH, SIZE, STEPS, RESUMED_AT, CLIP = 24, 4, 5, 2, 0.05
+X = np.random.default_rng(0).normal(size=(60, 8)).astype(np.float32)
+Y = X[:, :3].argmax(axis=1)
+
+
+def model():
+    """Batch norm, dropout, weight decay, and an optimizer with momentum that clips."""
+    keras.utils.set_random_seed(1)
+    layers = [
+        keras.layers.Dense(16, kernel_regularizer=keras.regularizers.L2(1e-2), name="hidden"),
+        keras.layers.BatchNormalization(),
+        keras.layers.Dropout(0.3, seed=1),
+        keras.layers.Dense(3),
+    ]
+    made = toys.on_cpu(lambda: keras.Sequential([keras.Input((8,)), *layers]))
+    optimizer = keras.optimizers.SGD(0.1, momentum=0.9, global_clipnorm=CLIP)
+    made.compile(optimizer, keras.losses.SparseCategoricalCrossentropy(from_logits=True))
+    return made
+
+
+def hashes(folder, num_towers: int, until: int = STEPS) -> dict[int, str]:
+    """The hash of the state after each step of a run, which goes on where it stands."""
+    made = model()
+    towers.distribute(made, num_towers, microbatch_size=SIZE)
+    chain = [
+        callbacks.LearningRate(lambda seen: 0.1 / (1 + seen / 100)),
+        callbacks.MovingAverages(made, 0.9),
+        callbacks.Verify(1),
+    ]
+    towers.Run(folder, made).fit(
+        arrays.batches(X, Y), batch_size=BATCH, epochs=9, max_steps=until, callbacks=chain,
+        verbose=0,
+    )  # fmt: skip
+    lines = map(json.loads, (folder / "metrics.jsonl").read_text().splitlines())
+    return {line["step"]: line["state_sha256"] for line in lines if "state_sha256" in line}
+
+
+@pytest.fixture(scope="module")
+def right(tmp_path_factory):
+    return hashes(tmp_path_factory.mktemp("right"), 1)
+
+
+def changed(owner, name: str, change):
+    """Plants an error: `change(function)(...)` takes the place of a function."""
+
+    def plant(patch: pytest.MonkeyPatch) -> None:
+        function = getattr(owner, name)
+        patch.setattr(owner, name, functools.wraps(function)(change(function)))
+
+    return plant
+
+
+def of_last(change):
+    """The gradients of the second tower's last microbatch are changed before they are added."""
+
+    def planted(add_up):
+        def function(of_microbatches, own, count):
+            if own.start:
+                *others, last = of_microbatches
+                of_microbatches = [*others, [change(gradient) for gradient in last]]
+            return add_up(of_microbatches, own, count)
+
+        return function
+
+    return changed(gradients, "sum_over_share", planted)
+
+
+def on_second_tower(change):
+    """The passes of the later microbatches, m >= 3, have other arguments."""
+
+    def planted(backward):
+        def function(self, weights, state, draw, batch, scale):
+            weights, batch = change(self, draw >= 3, weights, batch)
+            return backward(self, weights, state, draw, batch, scale)
+
+        return function
+
+    return changed(microbatch.Microbatch, "_backward", planted)
+
+
+def stale(self, is_second, weights, batch):
+    with tf.init_scope():
+        first = [variable.numpy() for variable in self.model.trainable_variables]
+    pairs = zip(first, weights, strict=True)
+    return [tf.where(is_second, old, new) for old, new in pairs], batch
+
+
+def narrow(self, is_second, weights, batch):
+    x, *others = batch
+    rounded = tf.cast(tf.cast(x, tf.bfloat16), tf.float32)
+    return weights, (tf.where(is_second, rounded, x), *others)
+
+
+def same_examples(self, is_second, weights, batch):
+    x, *others = batch
+    return weights, (tf.where(is_second, tf.constant(X[: x.shape[0]]), x), *others)
+
+
+def decay_of_one(loss):
+    def function(self, weights, state, draw, batch):
+        value, forward = loss(self, weights, state, draw, batch)
+        decay = 1e-2 * tf.reduce_sum(weights[0] ** 2)
+        return value - tf.where(draw >= 3, decay, 0.0), forward
+
+    return function
+
+
+def clipped_before(add_up):
+    def function(of_microbatches, own, count):
+        clipped = [tf.clip_by_global_norm(one, CLIP)[0] for one in of_microbatches]
+        return add_up(clipped, own, count)
+
+    return function
+
+
+def forgets_momentum(restore):
+    def function(self):
+        path = restore(self)
+        for variable in self._state.model.optimizer.variables[2:]:
+            variable.assign(tf.zeros_like(variable))
+        return path
+
+    return function
+
+
+# Name: (how it is planted, towers, the first step that differs). Where the step is beyond
+# RESUMED_AT, the run is continued there by a second one.
+ERRORS = {
+    "one microbatch's gradient is not reduced": (of_last(lambda g: g * 0), 2, 1),
+    "one is reduced twice": (of_last(lambda g: g * 2), 2, 1),
+    "the sum is divided by the towers": (
+        changed(one_gradient, "over", lambda over: lambda gradient, _: over(gradient, 2)), 2, 1,
+    ),
+    "a tower's mean counts as another's that has more": (
+        of_last(lambda g: g * 1.5), 4, 1,
+    ),
+    "each microbatch's gradient is clipped, not the mean": (
+        changed(gradients, "sum_over_share", clipped_before), 2, 1,
+    ),
+    "one tower has stale weights": (on_second_tower(stale), 2, 2),
+    "one tower reads the first tower's examples": (on_second_tower(same_examples), 2, 1),
+    "one tower computes with narrower inputs": (on_second_tower(narrow), 2, 1),
+    "weight decay is in one tower's loss only": (
+        changed(microbatch.Microbatch, "_loss", decay_of_one), 2, 1,
+    ),
+    "towers share the draws of dropout": (
+        changed(step, "_number", lambda number: lambda m: number(m % 3)), 2, 1,
+    ),
+    "dropout draws the same in each step": (
+        lambda patch: patch.setattr(model_state, "is_draw_counter", lambda variable: False), 2, 1,
+    ),
+    "batch norm keeps the first tower's statistics": (
+        changed(
+            step.Program, "_changes",
+            lambda changes: lambda self, forwards, weights: changes(
+                self, [forwards[0]] * len(forwards), weights
+            ),
+        ), 2, 1,
+    ),
+    "each tower updates the moving averages": (
+        changed(
+            moving_averages, "update",
+            lambda update: lambda *given: [update(*given), update(*given)],
+        ), 2, 1,
+    ),
+    "the rate is that of more examples": (
+        changed(
+            callbacks.LearningRate, "__init__",
+            lambda init: lambda self, rate: init(self, lambda seen: rate(2 * seen)),
+        ), 2, 2,
+    ),
+    "a resumed run forgets its momentum": (
+        changed(checkpoints.Checkpoints, "restore", forgets_momentum), 2, RESUMED_AT + 1,
+    ),
+    "a resumed run begins its epoch again": (
+        changed(
+            sources.FromSource, "batches",
+            lambda batches: lambda self, epoch, first: batches(self, epoch, 0),
+        ), 2, RESUMED_AT + 1,
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", ERRORS)
+def test_is_seen_at_its_first_step(name, right, tmp_path, monkeypatch):
+    plant, num_towers, first = ERRORS[name]
+    if first > RESUMED_AT:
+        assert hashes(tmp_path, num_towers, RESUMED_AT) == dict([*right.items()][: RESUMED_AT + 1])
+    plant(monkeypatch)
+    found = hashes(tmp_path, num_towers)
+    assert min(at for at in right if found[at] != right[at]) == first
+
+
+def test_without_an_error_nothing_is_seen(right, tmp_path):
+    assert len(right) == STEPS + 1
+    assert hashes(tmp_path / "whole", 4) == right
+    hashes(tmp_path / "resumed", 3, RESUMED_AT)
+    assert hashes(tmp_path / "resumed", 2) == right
+
+
+def test_the_page_has_them():
+    page = (scripts.ROOT / "docs/reliability.md").read_text(encoding="utf-8")
+    rows = [f"| {name} | {first} |" for name, (_, _, first) in ERRORS.items()]
+    assert re.search(re.escape("\n".join(rows)), page)
