@@ -327,8 +327,8 @@ class Distribution:
         loss += f" ({program.reason})" if program.reason else ""
         rest = f"; {towers - parts} of {towers} towers rest" if parts < towers else ""
         io_utils.print_msg(
-            f"towers: {towers}; a batch of {count} is {parts} microbatches of at most {size} "
-            f"examples, with {loss}{rest}"
+            f"towers: {towers}; a batch of {count} is {parts} "
+            f"microbatch{'es' if parts > 1 else ''} of at most {size} examples, with {loss}{rest}"
         )
 
 

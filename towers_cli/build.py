@@ -79,6 +79,7 @@ def load_data(
 
     Raises:
       DataError: they cannot be loaded.
+      SettingsError: a batch would have more examples than there are.
       WorkerError: another worker has other images.
     """
 
@@ -100,6 +101,11 @@ def load_data(
     agreement.check_same_data(
         workers, training=training.fingerprint, evaluation=evaluated.fingerprint
     )
+    if chosen.global_batch_size > training.num_examples:
+        raise settings.SettingsError(
+            f"--global_batch_size={chosen.global_batch_size}: must be at most the "
+            f"{training.num_examples} examples of {settings.TRAINING_SPLIT}"
+        )
     return training, evaluated
 
 

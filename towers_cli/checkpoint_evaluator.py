@@ -235,21 +235,21 @@ def report(line: Mapping, result: tally.Evaluation, class_names: Sequence[str]) 
     head = (
         f"step {line['step']}, epoch {line['epoch']:.2f}, {line['split']} split, "
         f"{result.count:,} examples, each once{flipped}: accuracy {result.accuracy:.2%}, "
-        f"top-5 {result.top5_accuracy:.2%}, loss {result.loss:.4f}"
+        f"top-5 {result.top5_accuracy:.2%}, cross entropy {result.loss:.4f}"
     )
-    per_class = result.per_class_accuracy()
+    per_class = ["-" if np.isnan(of) else f"{of:.2%}" for of in result.per_class_accuracy()]
     class_names = [console.printable(name) for name in class_names]
     name_width = max(len(name) for name in class_names)
     if len(class_names) > 20:  # a matrix this wide cannot be read on a terminal
         rows = [
-            f"  {name:>{name_width}}  {share:7.2%}"
+            f"  {name:>{name_width}}  {share:>7}"
             for name, share in zip(class_names, per_class, strict=True)
         ]
         return "\n".join([head, *rows])
     width = max(5, len(str(int(np.max(result.confusion)))) + 1)
     columns = "".join(f"{index:>{width}}" for index in range(len(class_names)))
     rows = [
-        f"  {name:>{name_width}}  {share:8.2%}  {index:>2}"
+        f"  {name:>{name_width}}  {share:>8}  {index:>2}"
         + "".join(f"{count:>{width}}" for count in result.confusion[index])
         for index, (name, share) in enumerate(zip(class_names, per_class, strict=True))
     ]

@@ -71,8 +71,14 @@ def compare(arguments: Sequence[str]) -> int:
         print("towers-compare: error: the runs have no step in common", file=sys.stderr)
         return 2
     parted = [parting.first for parting in compared if parting.first is not None]
-    print(f"they differ from step {min(parted)}" if parted else "the same, to the last bit")
-    return 1 if parted else 0
+    if parted:
+        print(f"they differ from step {min(parted)}")
+        return 1
+    last = max(parting.steps[-1] for parting in compared if parting.steps)
+    ends = {comparison.last_step(folder) for folder in folders}
+    until = "" if ends == {last} else f", as far as both go: to step {last}"
+    print(f"the same, to the last bit{until}")
+    return 0
 
 
 if __name__ == "__main__":

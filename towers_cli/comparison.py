@@ -122,6 +122,12 @@ def partings(a: run_folder.RunFolder, b: run_folder.RunFolder) -> Iterator[Parti
     )
 
 
+def last_step(folder: run_folder.RunFolder) -> int:
+    """The last step that a run has written something of; -1 where there is none."""
+    steps = [line["step"] for line in _lines(folder)]
+    return max([*steps, *checkpoints.by_step(folder.checkpoints)], default=-1)
+
+
 def _lines(folder: run_folder.RunFolder) -> list[dict]:
     """The lines of `metrics.jsonl`; a torn last one is left out, as a running training's may be."""
     if not folder.metrics.exists():

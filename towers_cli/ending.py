@@ -86,19 +86,6 @@ def stopped_at_once(number: int) -> int:
     return 128 + number
 
 
-def stopped_and_saved(code: int, at_step: int, last_step: int) -> int:
-    """Says what a signal has left of a training; returns the exit code."""
-    try:
-        print(
-            f"stopped at step {at_step} of {last_step}; checkpoint saved: the same command "
-            "continues from there",
-            flush=True,
-        )
-    except OSError:  # the terminal or the pipe is gone
-        system.output_is_gone()
-    return code
-
-
 def finished(folder, split: str, workers) -> int:
     """Says what a run has come to; returns the exit code.
 

@@ -9,6 +9,7 @@ from towers.runs import console
 from towers_cli import settings
 
 _DECAYS_SHOWN = 50
+FEW_EVALUATED = 50
 
 
 def show(
@@ -62,7 +63,9 @@ def rows(
         *([("labels", f"smoothed by {chosen['label_smoothing']:g}")]
           if chosen["label_smoothing"] else []),
     ]  # fmt: skip
-    warnings = _of_the_rate(chosen, derived, learning_rate), _of_the_type(chosen, derived)
+    warnings = [_of_the_rate(chosen, derived, learning_rate), _of_the_type(chosen, derived)]
+    if num_evaluated_examples < FEW_EVALUATED:
+        warnings.append(f"an accuracy of {num_evaluated_examples} examples says little")
     return table + [("warning", warning) for warning in warnings if warning]
 
 
@@ -118,9 +121,10 @@ def _describe_batch(chosen: Mapping, derived: Mapping) -> str:
     count, towers = derived["num_microbatches"], sum(derived["towers_of_workers"])
     rest = f"; {towers - count} of {towers} towers rest" if count < towers else ""
     of_towers = f", {shares.described(count, towers)}" if count >= towers else rest
+    parts = f"{count} microbatch{'es' if count > 1 else ''}"
     return (
-        f"{chosen['global_batch_size']} global, {count} microbatch(es) of at most "
-        f"{chosen['microbatch_size']}{of_towers}"
+        f"{chosen['global_batch_size']} global, {parts} of at most {chosen['microbatch_size']}"
+        f"{of_towers}"
     )
 
 

@@ -124,5 +124,5 @@ def train(chosen: settings.TrainSettings, workers) -> int:
                 checkpoints_to_keep=chosen.checkpoints_to_keep,
             )
         except towers.Stopped as stopped:
-            return ending.stopped_and_saved(stopped.code, run.state.step, last_step)
+            return stopped.code
     return ending.finished(folder, chosen.eval_split, workers)

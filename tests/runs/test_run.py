@@ -161,18 +161,18 @@ def compiled(seed=0, optimizer=None):
     return towers.distribute(model, 2, microbatch_size=16)
 
 
-def fit(folder, model=None, epochs=2, callbacks=(), **given):
+def fit(folder, model=None, epochs=2, callbacks=(), shuffle=True, **given):
     x, y = fit_program.data()
     run = towers.Run(folder, model or compiled(), **given)
     return run, run.fit(
-        x, y, batch_size=64, epochs=epochs, verbose=0, callbacks=callbacks,
+        x, y, batch_size=64, epochs=epochs, verbose=0, callbacks=callbacks, shuffle=shuffle,
         validation_data=(x[:70], y[:70]),
     )  # fmt: skip
 
 
 def test_is_what_keras_s_fit_is(tmp_path):
     x, y = fit_program.data()
-    run, done = fit(tmp_path / "run")
+    run, done = fit(tmp_path / "run", shuffle=False)
     plain = compiled()
     expected = plain.fit(
         x, y, batch_size=64, epochs=2, verbose=0, shuffle=False, validation_data=(x[:70], y[:70])
@@ -197,10 +197,29 @@ def test_takes_what_keras_s_fit_takes(weights, tmp_path):
         compiled(optimizer=keras.optimizers.Adam(0.1, use_ema=True, ema_momentum=0.9))
         for _ in range(2)
     )
+    told["shuffle"] = False
     done = towers.Run(tmp_path / "run", model).fit(x, y, **told)
-    assert done.history == plain.fit(x, y, shuffle=False, **told).history
+    assert done.history == plain.fit(x, y, **told).history
     for weight, other in zip(model.weights, plain.weights, strict=True):
         np.testing.assert_array_equal(weight.numpy(), other.numpy())
+
+
+def test_arrays_are_shuffled_anew_for_each_epoch(tmp_path):
+    x, y = fit_program.data()
+    run, plain = towers.Run(tmp_path, compiled()), compiled()
+    run.fit(x, y, batch_size=64, epochs=2, verbose=0)
+    for epoch in range(2):
+        order = np.random.default_rng(epoch).permutation(len(x))
+        plain.fit(x[order], y[order], batch_size=64, shuffle=False, verbose=0)
+    for weight, other in zip(run.model.weights, plain.weights, strict=True):
+        np.testing.assert_array_equal(weight.numpy(), other.numpy())
+
+
+@pytest.mark.parametrize("wrong", [{"batch_size": 0}, {"epochs": 1.5}, {"max_steps": 0}])
+def test_impossible_lengths_are_refused(wrong, tmp_path):
+    with pytest.raises(ValueError, match=next(iter(wrong))):
+        towers.Run(tmp_path / "run", compiled()).fit(*fit_program.data(), **wrong)
+    assert not (tmp_path / "run").exists()
 
 
 def test_a_rate_is_that_of_the_examples_seen_before_the_step(tmp_path):
@@ -428,7 +447,7 @@ def test_nothing_is_updated_where_a_loss_is_not_finite(tmp_path):
     )
     run = towers.Run(tmp_path / "run", model)
     with pytest.raises(run_errors.TrainingError, match="step 2"):
-        run.fit(x, y, batch_size=64, verbose=0, callbacks=[keep])
+        run.fit(x, y, batch_size=64, verbose=0, callbacks=[keep], shuffle=False)
     for weight, before in zip(model.get_weights(), weights[0], strict=True):
         np.testing.assert_array_equal(weight, before)
 

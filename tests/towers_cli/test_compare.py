@@ -167,7 +167,7 @@ def test_what_only_one_run_has_is_not_compared(copy, runs, capsys):
         "logged steps: the same at all 2 steps that both have, 1 to 2",
         "evaluations: none that both runs have",
         "checkpoints: none that both runs have",
-        "the same, to the last bit",
+        "the same, to the last bit, as far as both go: to step 2",
     ]
 
 

@@ -119,8 +119,9 @@ class MovingAverages(RunCallback):
 class Log(RunCallback):
     """Writes `metrics.jsonl` and TensorBoard's scalars: of steps, and of each epoch's end.
 
-    The loss, its microbatches and its decay are those of the step alone, before its update; Keras's
-    metrics are means over the epoch so far.
+    In the line of a step, the loss and its decay are those of the step alone, before its update, and
+    Keras's metrics are means over the epoch so far. In the line of an epoch's end all are Keras's,
+    of the whole epoch; TensorBoard has them as `epoch_loss` and so on.
     """
 
     def __init__(
@@ -223,12 +224,11 @@ class Log(RunCallback):
             "epoch": self.run.epochs_made(),
         } | values
         run_folder.append_line(self.run.folder.metrics, line)
-        evaluated = {
-            name.removeprefix("val_"): value
-            for name, value in line.items()
-            if name.startswith("val_") or name not in values
-        }
-        self._write("eval", evaluated)
+        place = {name: value for name, value in line.items() if name not in values}
+        of_epoch = {f"epoch_{n}": v for n, v in values.items() if not n.startswith("val_")}
+        evaluated = {n.removeprefix("val_"): v for n, v in values.items() if n.startswith("val_")}
+        self._write("train", place | of_epoch)
+        self._write("eval", place | evaluated)
         self._tell(line)
         self._begin()  # an evaluation is no training
 

@@ -127,7 +127,8 @@ class Progress(callbacks.RunCallback):
 
 def _evaluation(name: str, line: Mapping) -> str:
     shown = [f"accuracy {line['val_accuracy']:.2%}"] if "val_accuracy" in line else []
-    shown.append(f"loss {line['val_loss']:.4f}")
+    name_of_loss = "cross_entropy" if "val_cross_entropy" in line else "loss"
+    shown.append(f"{name_of_loss.replace('_', ' ')} {line[f'val_{name_of_loss}']:.4f}")
     return f"{name} at step {line['step']}: {', '.join(shown)}"
 
 

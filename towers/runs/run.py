@@ -219,6 +219,7 @@ class Run:
         steps_per_epoch: int | None = None,
         sample_weight=None,
         class_weight: Mapping[int, float] | None = None,
+        shuffle: bool = True,
         validation_data=None,
         validation_batch_size: int | None = None,
         validation_freq: int | list[int] = 1,
@@ -240,6 +241,8 @@ class Run:
             later end finishes.
           steps_per_epoch, sample_weight, class_weight: as Keras's `fit` takes them; not with a
             source.
+          shuffle: arrays, for each epoch, in an order that only its number decides; not of a
+            source, which has an order.
           validation_data: as Keras's `fit` takes it; or batches that can be iterated over again and
             again, such as `input_pipeline.images.evaluated`: (x, y), or (x, y, mask bool [n] of the
             examples that count) where others fill a batch up.
@@ -261,6 +264,11 @@ class Run:
           WorkerError: another worker is gone, and the last complete step is saved; or it is about
             to make another run.
         """
+        for name, value in (("epochs", epochs), ("max_steps", max_steps)):
+            if value is not None and (not isinstance(value, int) or value < 1):
+                raise ValueError(f"{name}={value}: must be a whole number, at least 1")
+        if batch_size is not None and batch_size < 1:
+            raise ValueError(f"batch_size={batch_size}: must be at least 1")
         if sources.is_source(x):
             for name, value in (
                 ("y", y), ("sample_weight", sample_weight), ("class_weight", class_weight),
@@ -270,8 +278,11 @@ class Run:
                     raise ValueError(f"{name}: x is a source, which has its own; leave it out")
             data = sources.FromSource(x, batch_size, epochs, max_steps)
         else:
-            data = sources.FromKeras(x, y, batch_size, steps_per_epoch, sample_weight, class_weight)
+            data = sources.FromKeras(
+                x, y, batch_size, steps_per_epoch, sample_weight, class_weight, shuffle
+            )
         self._data, callbacks, model = data, list(callbacks), self.model
+        self._ends = epochs, max_steps
         if not any(isinstance(callback, run_callbacks.Log) for callback in callbacks):
             callbacks.append(run_callbacks.Log())
         evaluate = functools.partial(
@@ -283,7 +294,7 @@ class Run:
         )
         with self._lock.held() if self.workers.is_chief else contextlib.nullcontext():
             self._begin(data, callbacks, checkpoints_to_keep)
-            self._check_end(epochs, max_steps)
+            self._check_end()
             self._callbacks = keras.callbacks.CallbackList(
                 callbacks,
                 add_history=True,
@@ -470,6 +481,11 @@ class Run:
             self.workers.ask_to_stop(self._asked.received)  # several know of it after the next step
             if stopped_by := self.workers.stop_asked():
                 self._save()
+                if self.workers.is_chief:
+                    with contextlib.suppress(OSError):  # the terminal or the pipe is gone
+                        io_utils.print_msg(
+                            f"stopped at step {state.step}, and saved: the same again continues"
+                        )
                 raise Stopped(128 + stopped_by)
             if self.model.stop_training:
                 break
@@ -522,14 +538,14 @@ class Run:
         model = self.model
         shapes = [(list(v.shape), v.dtype, v.trainable) for v in model.variables]
         return {
-            "layers": (definition.layers(model) or {}).get("sha256"),
+            "layers": (definition.layers(model) or {}).get("sha256", "")[:12],
             "variables": hashlib.sha256(json.dumps(shapes).encode()).hexdigest()[:12],
             **self.distribution.described_optimizer,
             **_described("loss", model.loss),
             "jit_compile": bool(model.jit_compile),
             "microbatch_size": self.distribution.size_of_run(),
             "joined_loss": self.distribution.program.joined,
-            "data": data.fingerprint,
+            **data.definition,
         } | {
             name: value
             for callback in callbacks
@@ -573,9 +589,13 @@ class Run:
         # Not those with the -inf of a mask.
         self._finite = [v for v in variables if not np.isinf(_values(v)).any()]
 
-    def _check_end(self, epochs: int, max_steps: int | None) -> None:
+    def _is_at_end(self) -> bool:
+        epochs, max_steps = self._ends
+        return self.state.epoch >= epochs or self.state.step == max_steps
+
+    def _check_end(self) -> None:
         """Checks that the run is not past its end."""
-        state = self.state
+        state, (epochs, max_steps) = self.state, self._ends
         is_past = max_steps is not None and state.step > max_steps
         if is_past or state.epoch > epochs:
             raise run_errors.TrainingError(
@@ -617,10 +637,12 @@ class Run:
         self.state.read()
         at_step, towers = self.state.step, self.distribution.tower_devices
         so_far = earlier["stretches"] if is_begun else []
+        is_stopped = json.loads(self.state.notes.numpy()).get("stopped")
+        is_complete = is_begun and (is_stopped or self._is_at_end())
         parameters = self.distribution.parameter_device
         runs_on = stretches.environment() | stretches.on_devices(towers, parameters)
-        now = stretches.extended(so_far, at_step, runs_on)
-        if so_far and now[-1]["first_step"] == at_step:
+        now = so_far if is_complete else stretches.extended(so_far, at_step, runs_on)
+        if not is_complete and so_far and now[-1]["first_step"] == at_step:
             for change in stretches.changes(now[-2:]):
                 io_utils.print_msg(f"{change}: the last bits may differ from a run without this")
         config = {
@@ -636,7 +658,10 @@ class Run:
         self._is_marked = is_begun and run_folder.FIRST_CHECKPOINT in earlier
         if self._is_marked:
             config[run_folder.FIRST_CHECKPOINT] = earlier[run_folder.FIRST_CHECKPOINT]
-        if is_begun:
+        if is_complete:
+            why = "a callback stopped it" if is_stopped else "it is at its end"
+            io_utils.print_msg(f"the run is complete at step {at_step}: {why}")
+        elif is_begun:
             io_utils.print_msg(f"continuing at step {at_step}")
         elif earlier is not None:
             io_utils.print_msg(f"the run in {folder.path} has no checkpoint yet and starts over")

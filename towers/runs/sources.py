@@ -11,6 +11,7 @@ import tensorflow as tf
 from towers import cutting, schedules
 
 from keras.src.backend.tensorflow.trainer import TFEpochIterator  # isort: skip
+from keras.src.trainers.data_adapters import array_slicing  # isort: skip
 
 
 def is_source(data) -> bool:
@@ -54,7 +55,7 @@ class FromSource:
 
     Attributes:
       num_examples: of an epoch.
-      fingerprint: identifies the data and their order.
+      definition: what identifies the data and their order, by name.
     """
 
     def __init__(self, source, batch_size: int | None, epochs: int, max_steps: int | None = None):
@@ -81,7 +82,7 @@ class FromSource:
         self._end = ends if max_steps is None else min(ends, max_steps)
         self._position, self._reader = -1, iter(())  # the step whose batch is the reader's next
         digest = hashlib.sha256(source.fingerprint.encode()).hexdigest()
-        self.fingerprint = f"{digest[:12]}, {batch_size} examples a step"
+        self.definition = {"data": digest[:12], "batch_size": batch_size}
 
     def _first_step(self, epoch: int) -> int:
         """Of an epoch: the first that begins with or after its first example."""
@@ -116,38 +117,58 @@ class FromKeras:
 
     Attributes:
       num_examples: None; an epoch may have any number.
-      fingerprint: identifies arrays and the sizes; of data sets and generators the sizes alone.
+      definition: what identifies arrays and how they are read, by name; of data sets and generators
+        the sizes alone.
     """
 
     num_examples = None
 
-    def __init__(self, x, y, batch_size, steps_per_epoch, sample_weight, class_weight):
+    def __init__(self, x, y, batch_size, steps_per_epoch, sample_weight, class_weight, shuffle):
         """
         Args:
-          x, y, batch_size, steps_per_epoch, sample_weight, class_weight: as Keras's `fit` takes
-            them. Arrays are taken in their order: Keras's shuffling cannot be repeated.
+          x, y, batch_size, steps_per_epoch, sample_weight, class_weight, shuffle: as Keras's `fit`
+            takes them. Arrays are shuffled anew for each epoch, in an order that only its number
+            decides: Keras's could not be repeated.
         """
-        self._iterator = lambda: TFEpochIterator(
-            x=x,
-            y=y,
-            batch_size=batch_size,
-            steps_per_epoch=steps_per_epoch,
-            shuffle=False,
-            sample_weight=sample_weight,
-            class_weight=class_weight,
-            distribute_strategy=_NoStrategy,
-        )
-        digest = hashlib.sha256(f"{steps_per_epoch} {class_weight}".encode())
-        for array in keras.tree.flatten((x, y, sample_weight)):
+        leaves = keras.tree.flatten((x, y, sample_weight))
+        are_arrays = all(map(array_slicing.can_slice_array, leaves))
+
+        def iterator(epoch: int) -> TFEpochIterator:
+            order = None
+            if are_arrays and shuffle:
+                order = np.random.default_rng(epoch).permutation(len(leaves[0]))
+            parts = keras.tree.map_structure(
+                lambda part: part if part is None or order is None else np.asarray(part)[order],
+                {"x": x, "y": y, "sample_weight": sample_weight},
+            )
+            return TFEpochIterator(
+                **parts,
+                batch_size=batch_size,
+                steps_per_epoch=steps_per_epoch,
+                shuffle=False,
+                class_weight=class_weight,
+                distribute_strategy=_NoStrategy,
+            )
+
+        self._iterator, self._is_again = iterator, are_arrays and shuffle
+        digest = hashlib.sha256()
+        for array in leaves:
             if isinstance(array, np.ndarray):
                 digest.update(f"{array.dtype} {array.shape}".encode())
                 digest.update(np.ascontiguousarray(array).data)
-        self.fingerprint = f"{digest.hexdigest()[:12]}, {batch_size} examples a step"
+        self.definition = {
+            "data": digest.hexdigest()[:12],
+            "batch_size": batch_size,
+            "steps_per_epoch": steps_per_epoch,
+            "class_weight": class_weight and {str(k): float(v) for k, v in class_weight.items()},
+            "shuffle": bool(are_arrays and shuffle),
+        }
         self._reader = None
         self._begun: Iterator | None = None  # the first epoch, once its first batch was looked at
 
-    def _epoch(self) -> Iterator:
-        self._reader = self._reader or self._iterator()
+    def _epoch(self, epoch: int) -> Iterator:
+        if self._reader is None or self._is_again:
+            self._reader = self._iterator(epoch)
         for _, _, iterator in self._reader:
             try:
                 batch = next(iterator)
@@ -157,19 +178,19 @@ class FromKeras:
 
     def steps(self, epoch: int) -> int | None:
         """How many steps an epoch has; None where it is unknown."""
-        self._reader = self._reader or self._iterator()
+        self._reader = self._reader or self._iterator(epoch)
         return self._reader.num_batches
 
     def first_batch(self):
         """For what has to be built before the first step; it is not lost."""
-        epoch = self._epoch()
+        epoch = self._epoch(0)
         batch = _first(epoch)
-        self._begun = itertools.chain([batch], epoch)
+        self._begun = None if self._is_again else itertools.chain([batch], epoch)
         return batch
 
     def batches(self, epoch: int, first: int) -> Iterator:
         """The batches of an epoch from its step `first` on."""
-        begun, self._begun = self._begun or self._epoch(), None
+        begun, self._begun = self._begun or self._epoch(epoch), None
         return itertools.islice(begun, first, None)
 
 
