@@ -119,7 +119,7 @@ class MovingAverages(RunCallback):
 class Log(RunCallback):
     """Writes `metrics.jsonl` and TensorBoard's scalars: of steps, and of each epoch's end.
 
-    In the line of a step, the loss and its decay are those of the step alone, before its update, and
+    In the line of a step, the loss and its decay are those of the step alone, before its update;
     Keras's metrics are means over the epoch so far. In the line of an epoch's end all are Keras's,
     of the whole epoch; TensorBoard has them as `epoch_loss` and so on.
     """
