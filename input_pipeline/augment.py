@@ -84,7 +84,7 @@ class Augmentation:
 
     def plan(self, draws: batches.Draws, count: int | tf.Tensor) -> Plan:
         """Draws what is done to each of `count` images, of the batch or of a share of it."""
-        return draws.own(functools.partial(self._plan, draws.seed), count)
+        return draws.for_share(functools.partial(self._plan, draws.seed), count)
 
     def _plan(self, seed: tf.Tensor, count: int | tf.Tensor) -> Plan:
         number, uniform = _drawn_from(seed)

@@ -64,7 +64,7 @@ def at_random(sizes: tf.Tensor, draws: batches.Draws, size: int) -> Cut:
       draws: of the batch.
       size: pixels.
     """
-    drawn = draws.own(lambda n: _draw(draws.seed, n), tf.shape(sizes)[0])
+    drawn = draws.for_share(lambda n: _draw(draws.seed, n), tf.shape(sizes)[0])
     height, width = (tf.cast(side, tf.float32) for side in tf.unstack(sizes, axis=1))  # [n]
     area, ratio = (height * width)[:, tf.newaxis] * drawn.area, drawn.ratio
     tried_width, tried_height = tf.round(tf.sqrt(area * ratio)), tf.round(tf.sqrt(area / ratio))

@@ -98,7 +98,7 @@ class Mixing:
         labels = _classes(images, labels)
         count, height, width, channels = images.shape
         _check_pairs(draws.share or range(count))
-        plan = draws.own(lambda whole: self._plan(draws.seed, whole, height, width), count)
+        plan = draws.for_share(lambda whole: self._plan(draws.seed, whole, height, width), count)
         # Over three channels TensorFlow broadcasts 10 times slower than over rows of pixels.
         rows = tf.reshape(tf.cast(images, tf.float32), [-1, height, width * channels])
         columns = tf.repeat(plan.columns, channels, axis=1)

@@ -95,10 +95,10 @@ def distort_for_tutorial(
     """
     count = tf.shape(images)[0]
     max_top, max_left = _margins(images, crop_height, crop_width)
-    placement = draws.own(lambda n: draw_placement(draws.seed, n, max_top, max_left), count)
+    placement = draws.for_share(lambda n: draw_placement(draws.seed, n, max_top, max_left), count)
     cropped = crop_and_flip(images, placement, crop_height, crop_width)
     # [batch, crop_height, crop_width, channels]
-    colour = draws.own(lambda n: draw_colour(draws.seed, n), count)
+    colour = draws.for_share(lambda n: draw_colour(draws.seed, n), count)
     return standardize(adjust_colour(tf.cast(cropped, tf.float32), colour))
 
 
@@ -153,7 +153,9 @@ def distort_shift_flip(images: tf.Tensor, draws: batches.Draws, margin: int = 2)
 
 
 def _own_placement(draws: batches.Draws, images: tf.Tensor, margin: int) -> Placement:
-    return draws.own(lambda n: draw_placement(draws.seed, n, margin, margin), tf.shape(images)[0])
+    return draws.for_share(
+        lambda n: draw_placement(draws.seed, n, margin, margin), tf.shape(images)[0]
+    )
 
 
 def scale_pixels(images: tf.Tensor) -> tf.Tensor:
