@@ -87,9 +87,11 @@ def load_or_make(
 
 def _load(path: pathlib.Path) -> tuple[decoded.Decoded, str]:
     # As private copies, which TensorFlow may share: only what is written to would be copied.
-    arrays = decoded.Decoded(
-        *(np.load(path / f"{name}.npy", mmap_mode="c") for name in decoded.Decoded._fields)
+    images, labels = (
+        np.load(path / f"{name}.npy", mmap_mode="c", allow_pickle=False)
+        for name in decoded.Decoded._fields
     )
+    arrays = decoded.Decoded(images, labels)
     sha256 = (path / "sha256").read_text().strip()
     if fingerprint(arrays) != sha256:
         raise ValueError("their bytes are not those that were written")

@@ -79,7 +79,7 @@ def load(
     if dataset == "cifar10":
         _refuse_python_version(where)
     builder = tfds_source.open_prepared(dataset, where, read_only)
-    if image_size is None and tfds_source.has_one_size(builder):
+    if image_size is None and None not in builder.info.features["image"].shape:
         return _load_tfds(dataset, builder, split, read_only)
     pictures = tfds_source.pictures(builder, split, size)
     return pictures.without_broken() if skip_broken else pictures
@@ -99,15 +99,12 @@ def _check_split(name: str, split: str) -> None:
 
 
 def default_split(name: str, data_dir: str | None, otherwise: str) -> str:
-    """The split that is evaluated where none is named.
+    """The split to evaluate: `all` of a folder of other pictures without splits, or `otherwise`.
 
     Args:
       name: of the data set.
       data_dir: the folder of other pictures than the run's; None for the run's own.
       otherwise: the split that the run evaluates.
-
-    Returns:
-      `all` of a folder of other pictures that has no splits; else `otherwise`.
     """
     if name != FOLDER or not data_dir:
         return otherwise

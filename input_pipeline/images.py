@@ -85,14 +85,10 @@ def preprocessing(
     """What happens to the images of a data set between the set and the network.
 
     Args:
-      name: `crop_flip_colour`, `pad_crop_flip`, `shift_alternating_flip`, or, for pictures that are
-        read when they are needed, `random_resized_crop` (`preprocess.for_images` says what each
-        does).
+      name: as for `preprocess.for_images`; `random_resized_crop` is for encoded pictures.
       split: of a data set, from `datasets.load`.
-      augmentation: in training: `none`, `trivial_augment`, `rand_augment` or `colour_jitter`.
-      random_erasing: in training: the probability that a rectangle of an image is erased, 0 to 1.
-      mixup_alpha: in training: of the Beta distribution by which images are mixed; 0 for no mixup.
-      cutmix_alpha: likewise, of CutMix.
+      augmentation, random_erasing: in training, as for `preprocess.for_images`.
+      mixup_alpha, cutmix_alpha: in training, as of `mixing.Mixing`.
 
     Returns:
       Its `train` and `evaluate` give float32 `[n, *output_shape]`.

@@ -6,6 +6,7 @@ TensorFlow 2.21 reads wrongly where it has a palette or an unused byte, is read 
 docs/data.md says what happens to odd ones.
 """
 
+import functools
 import io
 import warnings
 from typing import NamedTuple
@@ -24,6 +25,7 @@ LONGEST_SIDE = 65_535  # pixels: what JPEG can have
 _ORIENTATION = 0x0112  # of EXIF
 _UPRIGHT = 1
 _EDGE = 2  # pixels
+_EXACTLY = {"dct_method": "INTEGER_ACCURATE", "fancy_upscaling": True}  # how a JPEG is decoded
 _WHOLE = 4  # as a way to decode, after JPEG's four ratios: all of the picture, of any format
 
 # Of large pictures and odd metadata, in whichever thread reads the header.
@@ -35,19 +37,12 @@ class NoPicture(ValueError):
 
 
 class Header(NamedTuple):
-    """What is known of a picture before it is decoded.
+    """What is known of a picture before it is decoded."""
 
-    Attributes:
-      height: in pixels, as it is to be seen, which is turned as `orientation` says.
-      width: likewise.
-      orientation: of EXIF, 1 to 8; 1 is upright.
-      kind: its place in FORMATS.
-    """
-
-    height: int
-    width: int
-    orientation: int
-    kind: int
+    height: int  # in pixels, as it is to be seen, which is turned as `orientation` says
+    width: int  # likewise
+    orientation: int  # of EXIF, 1 to 8; 1 is upright
+    kind: int  # its place in FORMATS
 
 
 def header(content: bytes) -> Header:
@@ -137,29 +132,17 @@ def check(content: bytes) -> None:
 
 
 class Looks(NamedTuple):
-    """How pictures become squares; the first axis is that of the pictures, or left out for one.
+    """How pictures become squares; the first axis is that of the pictures, or left out for one."""
 
-    Attributes:
-      kind: int32 [n], places in FORMATS.
-      orientation: int32 [n], as EXIF has it.
-      way: int32 [n], how often a JPEG's sides are halved as it is decoded, or _WHOLE.
-      window: int32 [n, 4], (top, left, height, width) of what is decoded, after that.
-      begin: int32 [n, 3], where in the window the part begins that is scaled.
-      shape: int32 [n, 3], of that part.
-      scale: float32 [n, 2], of its height and width; above 1 enlarges.
-      offset: float32 [n, 2], in pixels of the scaled part, where the square begins.
-      mirrored: bool [n], whether left becomes right.
-    """
-
-    kind: tf.Tensor
-    orientation: tf.Tensor
-    way: tf.Tensor
-    window: tf.Tensor
-    begin: tf.Tensor
-    shape: tf.Tensor
-    scale: tf.Tensor
-    offset: tf.Tensor
-    mirrored: tf.Tensor
+    kind: tf.Tensor  # int32 [n], places in FORMATS
+    orientation: tf.Tensor  # int32 [n], as EXIF has it
+    way: tf.Tensor  # int32 [n], how often a JPEG's sides are halved as it is decoded, or _WHOLE
+    window: tf.Tensor  # int32 [n, 4], (top, left, height, width) of what is decoded, after that
+    begin: tf.Tensor  # int32 [n, 3], where in the window the part begins that is scaled
+    shape: tf.Tensor  # int32 [n, 3], of that part
+    scale: tf.Tensor  # float32 [n, 2], of its height and width; above 1 enlarges
+    offset: tf.Tensor  # float32 [n, 2], in scaled pixels, where the square begins
+    mirrored: tf.Tensor  # bool [n], whether left becomes right
 
 
 def looks(headers: tf.Tensor, cut: cuts.Cut, size: int) -> Looks:
@@ -205,7 +188,7 @@ def looks(headers: tf.Tensor, cut: cuts.Cut, size: int) -> Looks:
 
 
 def square(content: tf.Tensor, look: Looks, size: int) -> tf.Tensor:
-    """A part of one picture, scaled to a square. To be called in a graph.
+    """A part of one picture, in a graph: float32 [size, size, 3], in [0, 255].
 
     It is scaled as by `tf.image.resize(..., antialias=True)`, which Pillow, torchvision and timm
     call bilinear.
@@ -214,29 +197,20 @@ def square(content: tf.Tensor, look: Looks, size: int) -> tf.Tensor:
       content: string [], the encoded picture.
       look: from `looks`, of this picture alone.
       size: as there.
-
-    Returns:
-      float32 [size, size, 3], in [0, 255].
     """
 
-    def of_jpeg(ratio):
+    def jpeg(ratio):
         return lambda: tf.io.decode_and_crop_jpeg(
-            content,
-            look.window,
-            channels=3,
-            ratio=ratio,
-            dct_method="INTEGER_ACCURATE",
-            fancy_upscaling=True,
+            content, look.window, channels=3, ratio=ratio, **_EXACTLY
         )
 
-    def of_others():
+    def whole():
         kinds = {kind: (lambda kind=kind: _as_stored(content, kind)) for kind in range(5)}
         turned = _turned(tf.switch_case(look.kind, kinds), look.orientation)
         top, left, height, width = tf.unstack(look.window)
         return _on_white(tf.slice(turned, [top, left, 0], [height, width, -1]))
 
-    ways = [*map(of_jpeg, (1, 2, 4, 8)), of_others]
-    decoded = tf.switch_case(look.way, dict(enumerate(ways)))
+    decoded = tf.switch_case(look.way, dict(enumerate([*map(jpeg, (1, 2, 4, 8)), whole])))
     part = tf.slice(decoded, look.begin, look.shape)
     return scaled(part, look.scale, look.offset, look.mirrored, size)
 
@@ -251,9 +225,7 @@ def scaled(
 
     Args:
       pixels: uint8 [height, width, 3].
-      scale: float32 [2], of height and width; above 1 enlarges.
-      offset: float32 [2], in pixels of the scaled image, where the square begins.
-      mirrored: bool [], whether left becomes right.
+      scale, offset, mirrored: of a picture's `Looks`.
       size: of the square.
 
     Returns:
@@ -287,9 +259,7 @@ def _as_stored(content: tf.Tensor, kind: int) -> tf.Tensor:
     Of a GIF the first picture, and of 16 bits the upper 8.
     """
     if kind == JPEG:
-        return tf.io.decode_jpeg(
-            content, channels=3, dct_method="INTEGER_ACCURATE", fancy_upscaling=True
-        )
+        return tf.io.decode_jpeg(content, channels=3, **_EXACTLY)
     if kind == GIF:
         return tf.io.decode_image(content, channels=3, expand_animations=False)
     if kind == WEBP:
@@ -315,16 +285,10 @@ def _on_white(pixels: tf.Tensor) -> tf.Tensor:
 
 def _turned(pixels: tf.Tensor, orientation: tf.Tensor) -> tf.Tensor:
     """A picture as its camera was held, by EXIF's orientation (CIPA DC-008, 4.6.4)."""
-
-    def mirrored():
-        return pixels[:, ::-1]
-
-    def transposed():
-        return tf.transpose(pixels, [1, 0, 2])
-
+    transposed = functools.partial(tf.transpose, pixels, [1, 0, 2])
     ways = [
         lambda: pixels,  # 1
-        mirrored,
+        lambda: pixels[:, ::-1],
         lambda: pixels[::-1, ::-1],
         lambda: pixels[::-1],
         transposed,

@@ -70,15 +70,12 @@ def open_prepared(
     except tfds.core.registered.DatasetNotFoundError as error:
         known = ["shapes", "folder", *tfds.list_builders(with_community_datasets=False)]
         near = difflib.get_close_matches(re.split("[/:]", name.lower())[0], known)
-        hint = f"Did you mean {' or '.join(near)}?" if near else "Try cifar10, cifar100 or shapes."
         raise decoded.DataError(
-            f"dataset={name} is unknown to TensorFlow Datasets, and not prepared in {data_dir}. "
-            f"{hint}"
+            f"dataset={name} is unknown to TensorFlow Datasets. Did you mean "
+            f"{' or '.join(near) or 'cifar10, cifar100 or shapes'}?"
         ) from error
     except Exception as error:  # whatever TFDS raises of names, files and missing packages
-        raise decoded.DataError(
-            f"dataset={name} in {data_dir} cannot be opened: {_reason(error)}"
-        ) from error
+        raise decoded.DataError(f"dataset={name}: {_reason(error)} (in {data_dir})") from error
     _check_features(builder)
     # TFDS would warn of a folder without data where there is no folder at all.
     if not (builder.data_path.exists() and builder.is_prepared()):
@@ -94,8 +91,10 @@ def open_prepared(
 
 def _reason(error: BaseException) -> str:
     """What TFDS or TensorFlow says, on one line, without the call that they put before it."""
-    line = (str(error).strip().splitlines() or [type(error).__name__])[0].rpartition('}": ')[2]
-    return f"{type(error).__name__}: " + re.sub(r"^\{\{.*?\}\} | \[Op:\w+\].*$", "", line)
+    line = (str(error).strip().splitlines() or [""])[0].rpartition('}": ')[2]
+    line = re.sub(r"^\{\{.*?\}\} | \[Op:\w+\].*$| Here are \d+ .* closely match:.*$", "", line)
+    says_it_all = type(error) in (AssertionError, ValueError)
+    return line if says_it_all else f"{type(error).__name__}: {line}"
 
 
 def _check_features(builder: "tfds.core.DatasetBuilder") -> None:
@@ -127,25 +126,26 @@ def _prepare(builder: "tfds.core.DatasetBuilder") -> None:
       DataError: the folder cannot be written to, no network, or the preparation fails.
     """
     name, root = builder.name, pathlib.Path(builder.data_dir_root)
+    manual = root / "downloads" / "manual"
     archives = {
         url: info.filename or os.path.basename(urllib.parse.urlsplit(url).path)
         for url, info in (builder.url_infos or {}).items()
     }
-    manual = root / "downloads" / "manual"
     missing = {url: file for url, file in archives.items() if not (manual / file).is_file()}
-    by_hand = _by_hand(name, root, list(missing.values()))
+    ways = (
+        f"put {', '.join([*missing.values()][:3])} in {manual}/"
+        if missing
+        else ("point `data_dir` to a folder where TFDS has prepared it")
+    )
+    if name == "cifar10":
+        ways += f", or unpack it so that {root / cifar10_binary.FOLDER}/ exists"
+    by_hand = f"By hand: {ways}. dataset=shapes needs no files at all."
     deadline = time.monotonic() + NETWORK_CHECK_SECONDS
     for host, port in sorted({_endpoint(url) for url in missing}):
         if not host_reachable(host, port, max(0.1, deadline - time.monotonic())):
             raise decoded.DataError(
                 f"{name} is not in {root}, and {host} cannot be reached to download it. {by_hand}"
             )
-    existing = next(path for path in (root, *root.parents) if path.exists())
-    if not os.access(existing, os.W_OK):
-        raise decoded.DataError(
-            f"{name} is not prepared in {root}, and {existing} cannot be written to. Point "
-            "`data_dir` to a folder that holds it prepared, or to one that can be written to."
-        )
     if missing:
         _log.warning("Downloading %s to %r; this can take a while.", name, str(root))
     try:
@@ -154,21 +154,6 @@ def _prepare(builder: "tfds.core.DatasetBuilder") -> None:
         raise decoded.DataError(
             f"{name} could not be downloaded and prepared in {root}: {_reason(error)} {by_hand}"
         ) from error
-
-
-def _by_hand(name: str, root: pathlib.Path, archives: list[str]) -> str:
-    manual = root / "downloads" / "manual"
-    if name == "cifar10":
-        ways = (
-            f"Bring the archive by hand: put cifar-10-binary.tar.gz in {manual}/, or unpack it so "
-            f"that {root / cifar10_binary.FOLDER}/ exists."
-        )
-    elif archives:
-        shown = ", ".join(archives[:3]) + (" …" if len(archives) > 3 else "")
-        ways = f"Bring the archives by hand: put {shown} in {manual}/."
-    else:
-        ways = "Point `data_dir` to a folder where TFDS has prepared it."
-    return f"{ways} dataset=shapes needs no files at all."
 
 
 def _endpoint(url: str) -> tuple[str, int]:
@@ -250,11 +235,6 @@ def identity(builder: "tfds.core.DatasetBuilder", split: str) -> dict[str, Any]:
 def class_names(builder: "tfds.core.DatasetBuilder") -> tuple[str, ...]:
     """One name per class."""
     return tuple(builder.info.features["label"].names)
-
-
-def has_one_size(builder: "tfds.core.DatasetBuilder") -> bool:
-    """Whether all images of a set have the same height and width."""
-    return None not in builder.info.features["image"].shape
 
 
 def read(builder: "tfds.core.DatasetBuilder", split: str) -> decoded.Decoded:

@@ -50,7 +50,7 @@ def test_a_part_at_random_is_torchvision_s(sizes):
     drawn = cuts._draw(draws().seed, 64)
     found = cuts.at_random(tf.constant(sizes), draws(), 224)
     expected = [
-        by_hand(*size, *(values[place].numpy() for values in drawn[:4]))
+        by_hand(*size, drawn.area[place], drawn.ratio[place], *drawn.place[place].numpy())
         for place, size in enumerate(sizes)
     ]
     np.testing.assert_array_equal(found.box, expected)

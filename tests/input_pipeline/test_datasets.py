@@ -140,7 +140,7 @@ def test_what_tfds_says_of_a_damaged_description_is_passed_on(data_dir, content)
     tiny_photos.prepare(data_dir)
     (path,) = data_dir.rglob("features.json")
     path.write_bytes(content)
-    with pytest.raises(datasets.DataError, match="^dataset=tiny_photos ") as caught:
+    with pytest.raises(datasets.DataError, match="^dataset=tiny_photos: ") as caught:
         datasets.load("tiny_photos", str(data_dir), "train")
     assert "\n" not in str(caught.value)
 
@@ -244,7 +244,7 @@ def test_a_set_too_large_for_memory_is_refused_with_numbers(data_dir, monkeypatc
         ("cifar01", "dataset=cifar01 is unknown.*Did you mean .*cifar10"),
         ("CIFAR10", "Did you mean cifar10"),
         ("shape", "Did you mean shapes"),
-        ("qqqqqqqqqq", "Try cifar10, cifar100 or shapes"),
+        ("qqqqqqqqqq", "mean cifar10, cifar100 or shapes"),
         ("../cifar10", "is not the name of a data set.*`data_dir`"),
         ("/data/cifar10", "is not the name of a data set"),
         ("cifar10/..", "is not the name of a data set"),
@@ -347,7 +347,7 @@ def test_a_download_that_breaks_off_is_said(data_dir, monkeypatch, caplog):
     monkeypatch.setattr(requests.Session, "get", get)
     with (
         caplog.at_level(logging.WARNING),
-        pytest.raises(datasets.DataError, match=r"ConnectionError: the line is dead.*by hand"),
+        pytest.raises(datasets.DataError, match=r"ConnectionError: the line is dead.*By hand"),
     ):
         datasets.load("cifar10", str(data_dir), "train")
     assert "Downloading cifar10" in caplog.text
@@ -365,13 +365,6 @@ def test_a_disk_that_fills_while_a_set_is_prepared_is_said(data_dir, monkeypatch
     monkeypatch.setattr(tfds.core.DatasetBuilder, "download_and_prepare", prepare)
     message = "could not be downloaded and prepared in .*No space left on device"
     with pytest.raises(datasets.DataError, match=message):
-        datasets.load("cifar10", str(data_dir), "train")
-
-
-def test_a_folder_that_cannot_be_written_to_is_named(data_dir, monkeypatch):
-    monkeypatch.setattr(tfds_source, "host_reachable", lambda *_: True)
-    monkeypatch.setattr(os, "access", lambda path, mode: mode != os.W_OK)
-    with pytest.raises(datasets.DataError, match=f"{data_dir} cannot be written to.*`data_dir`"):
         datasets.load("cifar10", str(data_dir), "train")
 
 

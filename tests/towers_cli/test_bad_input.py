@@ -1,7 +1,6 @@
 """Bad input gets one line that names the flag, the value and what is allowed, and leaves no trace.
 
-More of what is wrong with data is in test_datasets.py, test_cifar10_binary.py and test_encoded.py, of
-checkpoints in test_checkpoints.py.
+More of what is wrong with data is in tests/input_pipeline, of checkpoints in test_checkpoints.py.
 """
 
 import dataclasses
