@@ -55,7 +55,10 @@ def batches(
             raise ValueError("labels and sample_weight: must be in the data set's own elements")
         shuffle, examples = False, _PyDataset(inputs) if is_pydataset else _Grain(inputs)
     else:
-        examples = InMemory(inputs, labels, sample_weight, mix is not None)
+        given = (inputs, labels) if sample_weight is None else (inputs, labels, sample_weight)
+        examples = InMemory(*(tf.nest.map_structure(_as_array, part) for part in given))
+        if sample_weight is not None:
+            _check_weight(examples.parts[2], is_mixed=mix is not None)
     changes = f"{seed} {shuffle} {augment is None} {mix is None}"
     fingerprint = hashlib.sha256(f"{changes} {examples.fingerprint}".encode()).hexdigest()
     return Arrays(examples, fingerprint, augment=augment, mix=mix, seed=seed, shuffle=shuffle)
@@ -123,34 +126,23 @@ class Arrays:
 class InMemory:
     """Arrays, from which examples are gathered with NumPy; or tensors, with TensorFlow."""
 
-    def __init__(self, inputs, labels, sample_weight=None, is_mixed: bool = False):
-        parts = (inputs, labels) if sample_weight is None else (inputs, labels, sample_weight)
-        self.parts = tuple(tf.nest.map_structure(_as_array, part) for part in parts)
-        self._leaves = tf.nest.flatten(self.parts)
+    def __init__(self, *parts):
+        self.parts, self._leaves = parts, tf.nest.flatten(parts)
         for leaf in self._leaves:
-            dtype = tf.as_dtype(leaf.dtype).as_numpy_dtype if tf.is_tensor(leaf) else leaf.dtype
-            if np.dtype(dtype).kind not in "biuf" or not leaf.ndim:
+            if (
+                np.dtype(getattr(leaf.dtype, "as_numpy_dtype", leaf.dtype)).kind not in "biuf"
+                or not leaf.ndim
+            ):
                 raise TypeError(
                     f"arrays: {leaf.dtype} {list(leaf.shape)}; must be numbers or booleans [n, ...]"
                 )
-        lengths = {len(leaf) for leaf in self._leaves}
-        if len(lengths) != 1 or 0 in lengths:
+        lengths = [len(leaf) for leaf in self._leaves]
+        if len(set(lengths)) != 1 or 0 in lengths:
             raise ValueError(
                 "arrays must all have the same number of examples, at least 1; they have "
-                f"{', '.join(map(str, (len(leaf) for leaf in self._leaves)))}"
+                f"{', '.join(map(str, lengths))}"
             )
-        (self.num_examples,) = lengths
-        if sample_weight is None:
-            return
-        weight = self.parts[2]
-        is_column = isinstance(weight, np.ndarray) and weight.ndim == 1
-        if not (is_column and np.isfinite(weight).all() and (weight >= 0).all()):
-            raise ValueError("arrays: sample_weight must be [n], every one finite and at least 0")
-        if is_mixed:
-            raise ValueError(
-                "arrays: sample_weight and mix do not go together: an example of weight 0 would be "
-                "mixed into its neighbour"
-            )
+        self.num_examples = lengths[0]
 
     @property
     def fingerprint(self) -> str:
@@ -171,6 +163,17 @@ class InMemory:
             tf.gather(leaf, ids) if tf.is_tensor(leaf) else next(gathered) for leaf in self._leaves
         ]
         return tf.nest.pack_sequence_as(self.parts, values)
+
+
+def _check_weight(weight, is_mixed: bool) -> None:
+    is_column = isinstance(weight, np.ndarray) and weight.ndim == 1
+    if not (is_column and np.isfinite(weight).all() and (weight >= 0).all()):
+        raise ValueError("arrays: sample_weight must be [n], every one finite and at least 0")
+    if is_mixed:
+        raise ValueError(
+            "arrays: sample_weight and mix do not go together: an example of weight 0 would be "
+            "mixed into its neighbour"
+        )
 
 
 class _Grain:
@@ -213,9 +216,19 @@ class _PyDataset(_Grain):
         count = dataset.num_batches
         if not count:
             raise ValueError(f"the PyDataset has {count} batches: must be a number, at least 1")
-        self._batch = functools.lru_cache(maxsize=16)(dataset.__getitem__)
-        self._size = len(tf.nest.flatten(self._batch(0))[0])
-        last = len(tf.nest.flatten(self._batch(count - 1))[0])
+
+        @functools.lru_cache(maxsize=16)
+        def batch(number):
+            leaves = tf.nest.flatten(elements := dataset[number])
+            if number < count - 1 and len(leaves[0]) != self._size:
+                raise ValueError(
+                    f"batch {number} has {len(leaves[0])} examples: all but the last must have "
+                    f"{self._size}, as the first"
+                )
+            return elements
+
+        self._batch = batch
+        self._size, last = (len(tf.nest.flatten(dataset[n])[0]) for n in (0, count - 1))
         super().__init__(range((count - 1) * self._size + last))
 
     def _example(self, position: int):
@@ -239,8 +252,8 @@ def _in_python(function: Callable, numbers: tf.Tensor, like: list[np.ndarray]) -
     return values
 
 
-def _as_array(values) -> np.ndarray | tf.Tensor:
-    """An array, not copied; a tensor as it is.
+def _as_array(values) -> np.ndarray:
+    """An array, not copied if it is one.
 
     Raises:
       TypeError: it has a mask, which would be lost.
@@ -250,7 +263,7 @@ def _as_array(values) -> np.ndarray | tf.Tensor:
             "a masked array: training would see what is under its mask; fill it (`.filled(...)`), "
             "or give such examples sample_weight 0"
         )
-    return values if tf.is_tensor(values) else np.asarray(values)
+    return np.asarray(values)
 
 
 def _type_in_batches(dtype: np.dtype) -> np.dtype:

@@ -233,6 +233,21 @@ class EncodedImages:
                 raise
             yield batch
 
+    def evaluated(
+        self, prepared: preprocess.Preprocessing, batch_size: int
+    ) -> Callable[[], Iterator[tuple]]:
+        """Iterates over batches (images, labels) of all pictures in order, again at each call."""
+
+        def ask(ids):
+            return ids, lambda sizes: cuts.middle(sizes, prepared.raw_shape[0])
+
+        def ids_at(place):
+            return range(self.num_examples)[place * batch_size :][:batch_size]
+
+        numbers = batches.each_once(self.num_examples, batch_size)
+        squares = self.squares(numbers, ask, batch_size, finish=prepared.evaluate)
+        return lambda: self.explained(squares, ids_at)
+
 
 class Training:
     """A source of training batches by step, for `towers.Run`.
@@ -262,15 +277,19 @@ class Training:
           ValueError: as `arrays.Arrays.batches`, and `mixing.Mixing` where images are mixed.
         """
         order = batches.Order(self.num_examples, global_batch_size, self._seed, share)
-        prepared, count = self._prepared, len(order.places)
-        draws_no_more = prepared.cuts_at_random  # so images are finished one by one
+        prepared, count, size = self._prepared, len(order.places), self._split.image_size
+        one_by_one = prepared.cuts_at_random  # which draws nothing else for a batch
+        plans = one_by_one and prepared.augmentation.is_any
 
         def ask(step):
             ids, draws = order(step)
-            plan = ()
-            if draws_no_more and prepared.augmentation.is_any:
-                plan = (prepared.augmentation.plan(draws, count),)
-            return ids, lambda sizes: self._cut(sizes, draws), *plan
+
+            def cut(sizes):
+                return (
+                    cuts.at_random(sizes, draws, size) if one_by_one else cuts.middle(sizes, size)
+                )
+
+            return ids, cut, *([prepared.augmentation.plan(draws, count)] if plans else [])
 
         def finish(image, *plan):
             return prepared.as_planned(image, None, *plan) if plan else prepared.train(image, None)
@@ -278,40 +297,14 @@ class Training:
         def finished(step, decoded_batch):
             images, labels = decoded_batch
             _, draws = order(step)
-            if not draws_no_more:
-                images = prepared.in_training(images, draws)
+            images = images if one_by_one else prepared.in_training(images, draws)
             return prepared.mixed(images, labels, draws)
 
         steps = batches.steps(first_step, last_step)
         squares = self._split.squares(
-            steps, ask, count, finish=finish if draws_no_more else None, only_full=True
+            steps, ask, count, finish=finish if one_by_one else None, only_full=True
         )
         whole = batches.mapped(tf.data.Dataset.zip(steps, squares), finished)
         return self._split.explained(
             whole, lambda place: order(tf.constant(first_step + place, tf.int64))[0]
         )
-
-    def _cut(self, sizes: tf.Tensor, draws: "batches.Draws") -> cuts.Cut:
-        if self._prepared.cuts_at_random:
-            return cuts.at_random(sizes, draws, self._split.image_size)
-        return cuts.middle(sizes, self._split.image_size)
-
-
-class Evaluated:
-    """Each picture of a split exactly once, as often as it is iterated over."""
-
-    def __init__(self, split: EncodedImages, prepared: preprocess.Preprocessing, batch_size: int):
-        numbers = batches.each_once(split.num_examples, batch_size)
-
-        def ask(ids):
-            return ids, lambda sizes: cuts.middle(sizes, prepared.raw_shape[0])
-
-        # Made once, because TensorFlow keeps something of each; every iteration starts over.
-        self._batches = split.squares(numbers, ask, batch_size, finish=prepared.evaluate)
-        self._split, self._batch_size = split, batch_size
-
-    def __iter__(self) -> Iterator[tuple]:
-        def ids_at(place):
-            return range(self._split.num_examples)[place * self._batch_size :][: self._batch_size]
-
-        return self._split.explained(self._batches, ids_at)

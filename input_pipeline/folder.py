@@ -11,6 +11,7 @@ adding pictures moves none of the others. The split `all` has both.
 import array
 import collections
 import hashlib
+import itertools
 import os
 import pathlib
 import stat
@@ -55,56 +56,49 @@ def load(
     try:
         return _load(root, split, image_size, class_names)
     except OSError as error:
-        where = f" ({error.filename})" if error.filename else ""
-        raise decoded.DataError(f"data_dir={root} cannot be read: {error.strerror}{where}") from (
-            error
-        )
+        where = f"{root}: {error.filename}" if error.filename else str(root)
+        raise decoded.DataError(f"data_dir={where} cannot be read: {error.strerror}") from error
 
 
 def _load(root, split, image_size, class_names) -> encoded.EncodedImages:
-    has_splits = is_split(root)
-    if split not in split_names(root):
+    has_splits, splits = is_split(root), split_names(root)
+    if split not in splits:
         raise decoded.NoSuchSplitError(
-            f"dataset=folder has no split {split!r} in {root}; it has "
-            f"{', '.join(split_names(root))}"
+            f"dataset=folder has no split {split!r} in {root}; it has {', '.join(splits)}"
         )
     top = root / split if has_splits else root
     folders = _class_folders(top)
     names = tuple(class_names or _class_folders(root / TRAIN if has_splits else root))
-    _check_classes(root, names, folders)
-    if not has_splits:
-        _check_no_splits(root, folders)
+    _check_classes(root, names, folders, has_splits)
     _check_no_strays(root, {root, top})
     listing = _Listing(top)
     for label, name in enumerate(names):
         before = len(listing.paths)
-        for folder in folders.get(name, ()):
-            for path, size in listing.pictures(folder):
-                if has_splits or split == ALL or is_for_test(path) == (split == TEST):
-                    listing.add(path, size, label)
+        for path, size in itertools.chain(*map(listing.pictures, folders.get(name, ()))):
+            if has_splits or split == ALL or is_for_test(path) == (split == TEST):
+                listing.add(path, size, label)
         if split == TRAIN and class_names is None and len(listing.paths) == before:
             held_out = "" if has_splits else f" beside those held out for {TEST}"
-            raise decoded.DataError(
-                f"data_dir={root}: the class {name!r} has no pictures in {split}{held_out}; "
-                f"put some there ({', '.join(pictures.ENDINGS)}), or remove its folder."
+            raise _wrong(
+                root,
+                f"the class {name!r} has no pictures in {split}{held_out}; put some there "
+                f"({', '.join(pictures.ENDINGS)}), or remove its folder.",
             )
     if listing.others:
-        named = ", ".join(sorted(listing.others)[:_MOST_NAMED])
-        raise decoded.DataError(
-            f"data_dir={root}: {len(listing.others):,} pictures are in formats that are not read, "
-            f"such as {named}; save them as JPEG or PNG, or take them out of the folder."
+        raise _wrong(
+            root,
+            f"{len(listing.others):,} pictures are in formats that are not read, such as "
+            f"{_some(sorted(listing.others))}; save them as JPEG or PNG, or take them out of the "
+            "folder.",
         )
     if not listing.paths:
         few = (
             f" One in {_TEST_SHARE} is held out for {TEST}, and there are too few; add more, "
             f"or make folders {TRAIN}/ and {TEST}/."
         )
-        raise decoded.DataError(
-            f"data_dir={root}: there are no pictures in {split}.{'' if has_splits else few}"
-        )
-    cut = ""
-    if not has_splits and split != ALL:
-        cut = f", every {_TEST_SHARE}th for {TEST} by a hash of its path"
+        raise _wrong(root, f"there are no pictures in {split}.{'' if has_splits else few}")
+    is_cut = not has_splits and split != ALL
+    cut = f", every {_TEST_SHARE}th for {TEST} by a hash of its path" if is_cut else ""
     return encoded.EncodedImages(
         read=listing.read,
         name=listing.paths.__getitem__,
@@ -131,22 +125,24 @@ class _Listing:
         for entry in _entries(self.top / folder):
             path = f"{folder}/{entry.name}"
             ending = os.path.splitext(entry.name)[1].lower()
-            if entry.is_dir(follow_symlinks=False):
-                yield from self.pictures(path)
-            elif entry.is_dir():
-                raise decoded.DataError(
-                    f"data_dir={self.top}: {path} is a link to a folder, which is not followed "
-                    "within a class; move the pictures, or link each of them."
-                )
-            elif ending in pictures.ENDINGS:
-                status = entry.stat()
-                if not stat.S_ISREG(status.st_mode):
-                    raise decoded.DataError(f"data_dir={self.top}: {path} is not a file.")
-                yield path, status.st_size
-            else:
+            if not entry.is_dir():
+                if ending in pictures.ENDINGS:
+                    status = entry.stat()
+                    if not stat.S_ISREG(status.st_mode):
+                        raise _wrong(self.top, f"{path} is not a file.")
+                    yield path, status.st_size
+                    continue
                 self._skipped[ending or "none"] += 1
                 if ending in _OTHER_PICTURES:
                     self.others.append(path)
+            elif entry.is_symlink():
+                raise _wrong(
+                    self.top,
+                    f"{path} is a link to a folder, which is not followed within a class; move the "
+                    "pictures, or link each of them.",
+                )
+            else:
+                yield from self.pictures(path)
 
     def add(self, path: str, size: int, label: int) -> None:
         self.paths.append(path)
@@ -173,10 +169,8 @@ class _Listing:
         return digest.hexdigest()
 
     def skipped_files(self) -> str:
-        if not self._skipped:
-            return ""
         count, endings = sum(self._skipped.values()), ", ".join(sorted(self._skipped))
-        return f" ({count:,} files with other endings skipped: {endings})"
+        return f" ({count:,} files with other endings skipped: {endings})" if count else ""
 
 
 def is_split(root: pathlib.Path) -> bool:
@@ -210,21 +204,17 @@ def _entries(folder: str | os.PathLike) -> list[os.DirEntry]:
 def _class_folders(root: pathlib.Path) -> dict[str, list[str]]:
     """The folders in `root` by the classes' names: one each, unless it is spelled in two ways."""
     folders = collections.defaultdict(list)
-    for entry in _entries(root):
-        if entry.is_dir():
-            folders[_composed(entry.name)].append(entry.name)
+    for entry in filter(os.DirEntry.is_dir, _entries(root)):
+        folders[_composed(entry.name)].append(entry.name)
     return folders
 
 
-def _check_no_splits(root: pathlib.Path, names: Iterable[str]) -> None:
-    """Refuses folders that were probably meant as splits."""
-    like = [name for name in names if name.casefold() in _LIKE_SPLITS]
-    if like:
-        raise decoded.DataError(
-            f"data_dir={root}: {', '.join(map(repr, like))} would be classes, but look like "
-            f"splits. Splits are folders that hold the classes' folders, and one must be called "
-            f"{TRAIN}: {TRAIN}/class_name/*.jpg."
-        )
+def _wrong(root: pathlib.Path, what: str) -> decoded.DataError:
+    return decoded.DataError(f"data_dir={root}: {what}")
+
+
+def _some(names: Sequence[str]) -> str:
+    return ", ".join(names[:_MOST_NAMED])
 
 
 def _check_no_strays(root: pathlib.Path, folders: Iterable[pathlib.Path]) -> None:
@@ -237,21 +227,24 @@ def _check_no_strays(root: pathlib.Path, folders: Iterable[pathlib.Path]) -> Non
         if os.path.splitext(entry.name)[1].lower() in kinds and not entry.is_dir()
     ]
     if strays:
-        raise decoded.DataError(
-            f"data_dir={root}: {len(strays):,} pictures are in no class's folder, such as "
-            f"{', '.join(sorted(strays)[:_MOST_NAMED])}; put them into one, or elsewhere."
+        raise _wrong(
+            root,
+            f"{len(strays):,} pictures are in no class's folder, such as {_some(sorted(strays))}; "
+            "put them into one, or elsewhere.",
         )
 
 
-def _check_classes(root: pathlib.Path, names: Sequence[str], here: Iterable[str]) -> None:
-    unknown = [name for name in here if name not in set(names)]
-    if unknown:
-        shown = ", ".join(map(repr, unknown[:_MOST_NAMED]))
-        known = ", ".join(names[:_MOST_NAMED]) + (", ..." if len(names) > _MOST_NAMED else "")
-        raise decoded.DataError(
-            f"data_dir={root}: {shown} "
-            f"{'is not a class' if len(unknown) == 1 else 'are not classes'} of the set, which has "
-            f"{known}; give the folders the names of classes."
+def _check_classes(
+    root: pathlib.Path, names: Sequence[str], here: Iterable[str], has_splits: bool
+) -> None:
+    """Refuses folders that are not the classes', or were probably meant as splits."""
+    if unknown := [name for name in here if name not in set(names)]:
+        are_none = "is not a class" if len(unknown) == 1 else "are not classes"
+        raise _wrong(
+            root,
+            f"{_some([*map(repr, unknown)])} {are_none} of the set, which has {_some(names)}"
+            f"{', ...' if len(names) > _MOST_NAMED else ''}; give the folders the names of "
+            "classes.",
         )
     if len(names) < 2:
         raise decoded.DataError(
@@ -260,6 +253,12 @@ def _check_classes(root: pathlib.Path, names: Sequence[str], here: Iterable[str]
         )
     for name in names:  # which may have joiners within words, as in Persian and in emoji
         if not name.replace("\u200c", "").replace("\u200d", "").isprintable():
-            raise decoded.DataError(
-                f"data_dir={root}: {name!r} is not a class name: it must be printable text."
-            )
+            raise _wrong(root, f"{name!r} is not a class name: it must be printable text.")
+    like = [name for name in here if name.casefold() in _LIKE_SPLITS]
+    if like and not has_splits:
+        raise _wrong(
+            root,
+            f"{_some([*map(repr, like)])} would be classes, but look like splits. Splits are "
+            f"folders that hold the classes' folders, and one must be called {TRAIN}: "
+            f"{TRAIN}/class_name/*.jpg.",
+        )

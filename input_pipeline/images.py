@@ -6,7 +6,7 @@ one whose pictures are read when they are needed (`encoded`).
 
 import dataclasses
 import functools
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 import numpy as np
 import tensorflow as tf
@@ -68,6 +68,20 @@ class ImageArrays:
     def names(self) -> list[str]:
         """What a person calls each image: its number."""
         return list(map(str, range(len(self.images))))
+
+    def evaluated(
+        self, prepared: preprocess.Preprocessing, batch_size: int
+    ) -> Callable[[], Iterator[tuple]]:
+        """Iterates over batches (images, labels) of all images in order, again at each call."""
+        images, labels = self.tensors
+
+        def batch_of(ids):
+            batch = tf.gather(images, ids)  # [n, height, width, channels]
+            return prepared.evaluate(batch), tf.gather(labels, ids)
+
+        # Made once, because TensorFlow keeps something of each; every iteration starts over.
+        dataset = batches.mapped(batches.each_once(len(self.images), batch_size), batch_of)
+        return lambda: reading.Reading(dataset)
 
 
 Images = ImageArrays | encoded.EncodedImages
@@ -144,9 +158,7 @@ def training(
     )
 
 
-def evaluated(
-    split: Images, prepared: preprocess.Preprocessing, batch_size: int
-) -> "Evaluated | encoded.Evaluated":
+def evaluated(split: Images, prepared: preprocess.Preprocessing, batch_size: int) -> "Evaluated":
     """The split's examples, each exactly once, as often as the result is iterated over.
 
     Args:
@@ -155,29 +167,20 @@ def evaluated(
       batch_size: images of a batch, at least 1; the last batch may have fewer.
 
     Returns:
-      Batches (images float32 `[n, *output_shape]`, labels int32 [n]).
+      Batches (images float32 `[n, *output_shape]`, labels int32 [n]), in the order of the split.
 
     Raises:
       ValueError, DataError: `prepared` is not for the images of this split.
     """
     _check_fits(split, prepared)
-    if isinstance(split, encoded.EncodedImages):
-        return encoded.Evaluated(split, prepared, batch_size)
-    return Evaluated(split, prepared, batch_size)
+    return Evaluated(split.evaluated(prepared, batch_size))
 
 
 class Evaluated:
     """Each image of a split exactly once, in order, as often as it is iterated over."""
 
-    def __init__(self, split: ImageArrays, prepared: preprocess.Preprocessing, batch_size: int):
-        images, labels = split.tensors
-
-        def batch_of(ids):
-            batch = tf.gather(images, ids)  # [n, height, width, channels]
-            return prepared.evaluate(batch), tf.gather(labels, ids)
-
-        # Made once, because TensorFlow keeps something of each; every iteration starts over.
-        self._batches = batches.mapped(batches.each_once(len(split.images), batch_size), batch_of)
+    def __init__(self, iterate: Callable[[], Iterator[tuple]]):
+        self._iterate = iterate
 
     def __iter__(self) -> Iterator[tuple]:
-        return reading.Reading(self._batches)
+        return self._iterate()

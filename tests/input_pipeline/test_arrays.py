@@ -38,13 +38,6 @@ def test_come_in_the_order_of_the_seed():
     assert sorted(np.concatenate([labels for _, labels in found])) == sorted([*Y, *Y])  # 2 epochs
 
 
-def test_of_tensors_are_those_of_arrays():
-    of_tensors = taken(arrays.batches(tf.constant(X), tf.constant(Y)))
-    for mine, other in zip(of_tensors, taken(arrays.batches(X, Y)), strict=True):
-        np.testing.assert_array_equal(mine[0], other[0])
-        np.testing.assert_array_equal(mine[1], other[1])
-
-
 def test_come_in_their_own_order_without_shuffling():
     labels = np.concatenate([labels for _, labels in taken(arrays.batches(X, Y, shuffle=False))])
     np.testing.assert_array_equal(labels, [*Y, *Y])
@@ -174,12 +167,6 @@ def test_of_another_byte_order_are_the_same_numbers(kind, order):
     assert inputs.dtype == ("f4" if kind == "f8" else kind) and inputs.dtype.isnative
     np.testing.assert_array_equal(inputs, X[:BATCH])
     np.testing.assert_array_equal(labels, Y[:BATCH])
-
-
-def test_longer_than_float64_become_float32():
-    [(inputs, _), *_] = taken(arrays.batches(X.astype(np.longdouble), Y, shuffle=False))
-    np.testing.assert_array_equal(inputs, X[:BATCH])
-    assert inputs.dtype == np.float32
 
 
 @pytest.mark.parametrize("part", range(3))

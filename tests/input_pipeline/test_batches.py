@@ -1,6 +1,5 @@
 """The order of the data: exact, resumable, and the same whoever reads it."""
 
-import gc
 import itertools
 import os
 import subprocess
@@ -60,11 +59,6 @@ class TestExampleIds:
         for epoch in epochs.reshape(4, num_examples):
             assert sorted(epoch) == list(range(num_examples))
 
-    @pytest.mark.parametrize("global_batch_size", [1, 3, 16, 50])
-    def test_the_order_does_not_depend_on_the_batch_size(self, global_batch_size):
-        expected = ids_of_positions(60, 20, 60)
-        np.testing.assert_array_equal(ids_of_positions(60, 20, global_batch_size), expected)
-
     @pytest.mark.pitfall(26)
     def test_batches_are_full_across_the_end_of_an_epoch(self):
         last_of_first_epoch = ids_of(1, num_examples=6, global_batch_size=4)
@@ -80,27 +74,6 @@ class TestExampleIds:
         # Of random orders, correlations have a deviation of 1 / sqrt(n) = 0.016.
         assert np.abs(correlations - np.eye(len(orders))).max() < 0.08
 
-    def test_every_example_comes_first_about_equally_often(self):
-        firsts = ids_of(0, num_examples=10, global_batch_size=3_000).reshape(-1, 10)[:, 0]
-        counts = np.bincount(firsts, minlength=10)  # of 300: 30 each, deviation 5
-        assert counts.min() > 10
-        assert counts.max() < 55
-
-    def test_neighbours_are_no_more_alike_than_in_a_random_order(self):
-        order = ids_of(0, num_examples=50_000, global_batch_size=50_000)
-        # Batch means would spread too little if the order spread examples evenly.
-        means = order[: 390 * 128].reshape(390, 128).mean(axis=1)
-        assert means.std() / (50_000 / np.sqrt(12 * 128)) == pytest.approx(1, abs=0.15)
-
-    def test_is_pure(self):
-        np.testing.assert_array_equal(ids_of(7, 100, 16, seed=3), ids_of(7, 100, 16, seed=3))
-
-        @tf.function
-        def traced(step):
-            return batches.example_ids(step, num_examples=100, global_batch_size=16, seed=3)
-
-        np.testing.assert_array_equal(traced(tf.constant(7, tf.int64)), ids_of(7, 100, 16, seed=3))
-
     @pytest.mark.parametrize("step", [2**31 - 1, 2**31, 2**33])
     def test_positions_pass_32_bits(self, step):
         ids = ids_of(step, num_examples=50, global_batch_size=50)
@@ -111,13 +84,6 @@ class TestExampleIds:
 
 
 class TestOrder:
-    def test_a_step_has_its_ids_and_draws_of_the_seed(self):
-        order = batches.Order(10, 4, seed=3)
-        for step in range(5):
-            ids, draws = order(tf.constant(step, tf.int64))
-            np.testing.assert_array_equal(ids, ids_of(step, 10, 4, seed=3))
-            np.testing.assert_array_equal(draws.seed, batches.augmentation_seed(step, seed=3))
-
     def test_without_shuffling_the_order_is_that_of_the_data(self):
         seen = rows(batches.Order(10, 4, seed=0, shuffle=False), range(5)).ravel()
         np.testing.assert_array_equal(seen, [*range(10), *range(10)])
@@ -144,11 +110,6 @@ class TestOrder:
         np.testing.assert_array_equal(second, fourth)
         assert 3 < first.sum() < 17  # and in the first epoch about half of them
 
-    def test_coins_depend_on_the_seed(self):
-        thrown = [batches.coins(1000, seed=seed).numpy() for seed in (0, 1)]
-        assert (thrown[0] != thrown[1]).mean() == pytest.approx(0.5, abs=0.1)
-        assert thrown[0].mean() == pytest.approx(0.5, abs=0.1)
-
     def test_augmentation_draws_depend_on_seed_and_step_only(self):
         seeds = {
             tuple(batches.augmentation_seed(step, seed=seed).numpy())
@@ -156,14 +117,6 @@ class TestOrder:
             for step in range(5)
         }
         assert len(seeds) == 15
-
-    @pytest.mark.parametrize(("num_examples", "count"), [(24, 2), (24, 3), (10, 3)])
-    def test_shares_together_see_each_example_once_an_epoch(self, num_examples, count):
-        shares = [
-            rows(batches.Order(num_examples, 8, 0, share), range(30)) for share in cut(count, 8)
-        ]
-        for epoch in np.concatenate(shares, axis=1).reshape(-1, num_examples):
-            assert sorted(epoch) == list(range(num_examples))
 
     @pytest.mark.parametrize(
         "share", [range(0), range(4, 9), range(-1, 3), range(0, 8, 2), range(3, 0, -1)]
@@ -246,12 +199,6 @@ class TestAsTensor:
         if change != "shared already":
             images[:] = 200
         np.testing.assert_array_equal(tensor, expected)
-
-    def test_outlives_the_array(self):
-        tensor = batches.as_tensor(decoded.empty((1000, 3)))
-        tensor_of_zeros = tf.zeros_like(tensor)
-        gc.collect()
-        assert (tensor.numpy() >= tensor_of_zeros.numpy()).all()
 
 
 LARGE_SET = """

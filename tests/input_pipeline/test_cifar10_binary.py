@@ -72,17 +72,6 @@ def test_load_reads_the_files_without_tfds(tmp_path, monkeypatch, points_to):
     assert str(folder) in loaded.source and len(loaded.fingerprint) == 64
 
 
-def test_a_folder_of_another_name_is_read_too(tmp_path):
-    folder = _write_folder(tmp_path / "my_cut_down_files", records_per_file=1)
-    assert len(datasets.load("cifar10", str(folder), "train").images) == 5
-
-
-def test_default_folder_is_searched_where_no_data_dir_is_given(tmp_path, monkeypatch):
-    _write_folder(tmp_path / "cifar-10-batches-bin")
-    monkeypatch.setenv("TFDS_DATA_DIR", str(tmp_path))
-    assert datasets.load("cifar10", None, "test").labels.tolist() == [9]
-
-
 def _missing(path):
     path.unlink()
 
@@ -131,12 +120,6 @@ def test_files_too_large_for_memory_are_refused_unread(tmp_path, monkeypatch):
         datasets.load("cifar10", str(tmp_path), "train")
     monkeypatch.setattr(psutil, "virtual_memory", lambda: memory._replace(available=250_030_730))
     assert len(cifar10_binary.read(folder, "train").images) == 10
-
-
-def test_an_empty_binary_folder_is_not_skipped(tmp_path):
-    (tmp_path / "cifar-10-batches-bin").mkdir()
-    with pytest.raises(datasets.DataError, match=r"test_batch\.bin is missing"):
-        datasets.load("cifar10", str(tmp_path / "cifar-10-batches-bin"), "test")
 
 
 class _Trap:

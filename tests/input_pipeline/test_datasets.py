@@ -11,7 +11,6 @@ import pathlib
 import pwd
 import socket
 import tarfile
-import threading
 import time
 
 import numpy as np
@@ -216,13 +215,6 @@ def test_images_may_have_what_training_leaves(monkeypatch, needed, available, fi
         decoded.check_memory("too large: they", int(needed))
 
 
-def test_arrays_to_be_filled_begin_where_tensors_do():
-    made = [decoded.empty((size, 3)) for size in (1, 5, 100, 10**7)]
-    assert [array.shape[0] for array in made] == [1, 5, 100, 10**7]
-    assert {array.ctypes.data % 64 for array in made} == {0}
-    assert all(array.dtype == np.uint8 and array.flags.c_contiguous for array in made)
-
-
 def test_a_set_too_large_for_memory_is_refused_with_numbers(data_dir, monkeypatch):
     import psutil
 
@@ -330,13 +322,6 @@ def test_other_sets_without_a_network_name_their_archives(data_dir, no_network):
     assert _everything_in(data_dir) == []
 
 
-def test_default_folder_is_not_made_for_nothing(tmp_path, monkeypatch, no_network):
-    monkeypatch.setenv("TFDS_DATA_DIR", str(tmp_path / "never_made"))
-    with pytest.raises(datasets.DataError, match="never_made/downloads/manual/"):
-        datasets.load("cifar10", None, "train")
-    assert not (tmp_path / "never_made").exists()
-
-
 def test_a_download_that_breaks_off_is_said(data_dir, monkeypatch, caplog):
     import requests
 
@@ -353,21 +338,6 @@ def test_a_download_that_breaks_off_is_said(data_dir, monkeypatch, caplog):
     assert "Downloading cifar10" in caplog.text
 
 
-def test_a_disk_that_fills_while_a_set_is_prepared_is_said(data_dir, monkeypatch):
-    """TFDS writes with TensorFlow, whose errors are not OSErrors."""
-    import tensorflow_datasets as tfds
-
-    def prepare(self, **_):
-        with tf.io.TFRecordWriter("/dev/full") as writer:
-            writer.write(bytes(10**6))
-
-    monkeypatch.setattr(tfds_source, "host_reachable", lambda *_: True)
-    monkeypatch.setattr(tfds.core.DatasetBuilder, "download_and_prepare", prepare)
-    message = "could not be downloaded and prepared in .*No space left on device"
-    with pytest.raises(datasets.DataError, match=message):
-        datasets.load("cifar10", str(data_dir), "train")
-
-
 def _write_archive(path: pathlib.Path) -> None:
     """A tar.gz laid out as CIFAR-10's, with two records per file."""
     files = {f"data_batch_{i}.bin": bytes([i] + [i] * 3072) * 2 for i in range(1, 6)}
@@ -379,13 +349,6 @@ def _write_archive(path: pathlib.Path) -> None:
             member = tarfile.TarInfo(f"cifar-10-batches-bin/{name}")
             member.size = len(content)
             archive.addfile(member, io.BytesIO(content))
-
-
-def test_archive_with_another_checksum_is_named(data_dir, network_is_off_limits):
-    archive = data_dir / "downloads" / "manual" / "cifar-10-binary.tar.gz"
-    _write_archive(archive)
-    with pytest.raises(datasets.DataError, match=f"{archive}, has wrong checksum"):
-        datasets.load("cifar10", str(data_dir), "train")
 
 
 @pytest.fixture
@@ -424,21 +387,6 @@ def test_host_reachable_asks_the_socket():
     assert not tfds_source.host_reachable("127.0.0.1", port, 2.0)
 
 
-def test_host_reachable_waits_no_longer_than_told(monkeypatch):
-    """The look-up of a name can hang for longer than any timeout of the socket."""
-    answer = threading.Event()
-
-    def create_connection(*_, **__):
-        answer.wait(5)
-        raise OSError("no such host")
-
-    monkeypatch.setattr(socket, "create_connection", create_connection)
-    start = time.monotonic()
-    assert not tfds_source.host_reachable("nowhere.invalid", 443, 0.1)
-    assert time.monotonic() - start < 1
-    answer.set()
-
-
 MALFORMED = (
     ":::",
     "http://[",
@@ -449,14 +397,6 @@ MALFORMED = (
     "http://a b:80",
     "http://gate\x1b[2J:80",
 )
-
-
-def test_behind_a_proxy_the_proxy_is_asked(data_dir, monkeypatch, no_network):
-    monkeypatch.setenv("https_proxy", "http://gate.example:443")
-    monkeypatch.setenv("no_proxy", "")
-    with pytest.raises(datasets.DataError, match="gate.example cannot be reached"):
-        datasets.load("cifar10", str(data_dir), "train")
-    assert no_network == ["gate.example"]
 
 
 @pytest.mark.parametrize("value", MALFORMED)

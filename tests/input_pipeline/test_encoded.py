@@ -57,13 +57,6 @@ def taken(source, first, last, share=None) -> list[tuple]:
     return [tuple(part.numpy() for part in batch) for batch in batches]
 
 
-def test_a_split_says_what_it_is(split):
-    assert (split.num_examples, split.image_shape) == (33, (SIZE, SIZE, 3))
-    assert split.class_names == ("ant", "bee", "cow")
-    some = split.some(7)
-    assert some.shape == (7, SIZE, SIZE, 3) and some.dtype == np.uint8
-
-
 def test_batches_hold_each_picture_once_an_epoch(split, prepared):
     source = images.training(split, prepared, seed=3)
     labels = np.concatenate([labels for _, labels in taken(source, 0, 33)])
@@ -210,10 +203,6 @@ class TestBroken:
         labels = np.concatenate([labels for _, labels in images.evaluated(split, how, BATCH)])
         assert np.bincount(labels).tolist() == [10, 10, 10]
 
-    def test_a_folder_of_sound_pictures_is_as_it_was(self, folder, split):
-        checked = datasets.load("folder", str(folder), "all", image_size=SIZE, skip_broken=True)
-        assert checked.fingerprint == split.fingerprint
-
     def test_a_label_without_a_class_is_refused(self, split):
         wrong = dataclasses.replace(split, read=lambda number: (split.read(number)[0], -1))
         with pytest.raises(decoded.DataError, match="has label -1: must be 0 to 2"):
@@ -227,10 +216,6 @@ class TestTheNewPreprocessing:
         expected = (pixels / 255 - mean) / deviation
         np.testing.assert_allclose(preprocess.scale_colours(pixels), expected, atol=1e-5)
 
-    def test_evaluates_224_of_256(self):
-        chosen = preprocess.for_images("random_resized_crop", (224, 224, 3))
-        assert chosen.raw_shape == (256, 256, 3) and chosen.output_shape == (224, 224, 3)
-
 
 class TestLoading:
     def test_a_folder_needs_a_data_dir(self):
@@ -240,9 +225,6 @@ class TestLoading:
     def test_shapes_have_one_size(self):
         with pytest.raises(decoded.DataError, match="^image_size=9: the images of .*shapes"):
             datasets.load("shapes", None, "train", image_size=9)
-
-    def test_the_size_where_nobody_asks(self, folder):
-        assert datasets.load("folder", str(folder), "all").image_shape == (224, 224, 3)
 
     def test_a_split_of_other_pictures(self, folder, tmp_path):
         split = photos.folder(tmp_path / "split", 2, splits=("train", "test"))

@@ -159,7 +159,7 @@ def test_a_folder_of_another_program_s_export(root):
         (lambda r: (r / "dog").mkdir(), "the class 'dog' has no pictures in train"),
         (lambda r: (r / "ant" / "a.tif").touch(), "formats that are not read, .*ant/a.tif"),
         (lambda r: (r / "a\tb").mkdir(), "is not a class name"),
-        (lambda r: os.symlink("nowhere", r / "ant" / "x.jpg"), "No such file .*x.jpg"),
+        (lambda r: os.symlink("nowhere", r / "ant" / "x.jpg"), "x.jpg cannot be read: No such"),
         (lambda r: os.symlink(r / "ant", r / "ant" / "x"), "ant/x is a link to a folder"),
         (lambda r: os.mkfifo(r / "ant" / "x.jpg"), "ant/x.jpg is not a file"),
         (lambda r: (r / "x.png").touch(), "1 pictures are in no class's folder, such as x.png"),

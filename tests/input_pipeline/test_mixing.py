@@ -53,14 +53,6 @@ def test_a_batch_by_hand(kind):
     assert np.abs(found - pixels).max() > 1
 
 
-def test_a_rectangle_holds_the_very_pixels_of_the_neighbour():
-    pixels, labels = batch(16)
-    found, _ = EACH["cutmix"](tf.constant(pixels), tf.constant(labels), draws(16))
-    neighbours = pixels.reshape(8, 2, *SHAPE)[:, ::-1].reshape(pixels.shape)
-    is_own, is_other = (np.all(found == of, axis=-1) for of in (pixels, neighbours))
-    assert np.all(is_own | is_other) and is_other.any() and is_own.any()
-
-
 @pytest.mark.parametrize("alpha", [0.1, 0.4, 1.0, 8.0])
 def test_weights_are_of_the_beta_distribution(alpha):
     drawn = plan(mixing.Mixing(alpha, 0.0, CLASSES), 20_000)
@@ -89,21 +81,6 @@ def test_rectangles_are_torchvision_s():
     assert rows[3].sum() == 0  # then the image stays as it is
 
 
-def test_areas_are_uniform_before_they_are_cut_off():
-    """With alpha 1: Beta(1, 1) is uniform, and a rectangle in the middle is all there."""
-    drawn = plan(EACH["cutmix"], 4_000)
-    tall, wide = drawn.rows.sum(axis=1), drawn.columns.sum(axis=1)
-    is_whole = (drawn.rows[:, [0, -1]].sum(axis=1) == 0) & (
-        drawn.columns[:, [0, -1]].sum(axis=1) == 0
-    )
-    np.testing.assert_allclose(drawn.share, 1 - tall * wide / (SHAPE[0] * SHAPE[1]), atol=1e-6)
-    # Both sides follow one number.
-    sides = tall[is_whole] / SHAPE[0] - wide[is_whole] / SHAPE[1]
-    assert np.abs(sides).max() <= 2 / SHAPE[0]
-    assert 0.55 < np.mean(drawn.share) < 0.75  # half of the area, less what is cut off
-    assert drawn.rows.mean(axis=0).min() > 0.1  # anywhere
-
-
 def test_of_both_each_has_half_of_the_images():
     drawn = plan(EACH["both"], 4_000)
     is_mixup = drawn.weight < 1
@@ -122,12 +99,6 @@ def test_a_share_is_that_of_the_whole_batch(kind, share):
     part = EACH[kind](tf.constant(pixels[own]), tf.constant(labels[own]), draws(16, share))
     for of_whole, of_part in zip(whole, part, strict=True):
         np.testing.assert_array_equal(of_whole[own], of_part)
-
-
-def test_of_another_step_other_weights_are_drawn():
-    pixels, labels = map(tf.constant, batch(16))
-    one, other = (EACH["mixup"](pixels, labels, draws(16, step=step))[1] for step in (3, 4))
-    assert not np.array_equal(one, other)
 
 
 @pytest.mark.parametrize("share", [None, range(1, 3), range(2, 5)])
@@ -166,15 +137,6 @@ def test_a_label_out_of_range_is_refused(label):
     labels[2] = label
     with pytest.raises(tf.errors.InvalidArgumentError, match="a label is not from 0 to 4"):
         EACH["mixup"](tf.constant(pixels), tf.constant(labels), draws(4))
-
-
-def test_labels_may_be_a_column():
-    pixels, labels = batch(4)
-    column, flat = (
-        EACH["mixup"](tf.constant(pixels), tf.constant(of), draws(4))[1]
-        for of in (labels[:, np.newaxis], labels)
-    )
-    np.testing.assert_array_equal(column, flat)
 
 
 @pytest.mark.parametrize(
