@@ -145,13 +145,14 @@ class EncodedImages:
     def _read(self, ids: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         """Encoded pictures [n], their headers int32 [n, 4] and labels int32 [n]."""
         contents, labels = np.empty(len(ids), object), np.empty(len(ids), np.int32)
+        headers = self._headers  # once: of two threads that come first, each may make its own
         for place, number in enumerate(ids.tolist()):
             content, labels[place] = self.read(number)
             self._check_label(labels[place])
-            if not self._headers[number, 0]:
-                self._headers[number] = pictures.header(content)
-            contents[place] = pictures.for_tensorflow(content, self._headers[number, -1])
-        return contents, self._headers[ids], labels
+            if not headers[number, 0]:
+                headers[number] = pictures.header(content)
+            contents[place] = pictures.for_tensorflow(content, headers[number, -1])
+        return contents, headers[ids], labels
 
     def squares(
         self,

@@ -140,11 +140,8 @@ def training(
 
     Args:
       split: from `datasets.load`.
-      prepared: from `preprocessing`.
+      prepared: from `preprocessing`; ValueError or DataError where it is for other images.
       seed: of the order of the examples and of what preprocessing draws.
-
-    Raises:
-      ValueError, DataError: `prepared` is not for the images of this split.
     """
     _check_fits(split, prepared)
     if isinstance(split, encoded.EncodedImages):
@@ -163,14 +160,11 @@ def evaluated(split: Images, prepared: preprocess.Preprocessing, batch_size: int
 
     Args:
       split: from `datasets.load`.
-      prepared: from `preprocessing`.
+      prepared: from `preprocessing`; ValueError or DataError where it is for other images.
       batch_size: images of a batch, at least 1; the last batch may have fewer.
 
     Returns:
       Batches (images float32 `[n, *output_shape]`, labels int32 [n]), in the order of the split.
-
-    Raises:
-      ValueError, DataError: `prepared` is not for the images of this split.
     """
     _check_fits(split, prepared)
     return Evaluated(split.evaluated(prepared, batch_size))

@@ -226,10 +226,7 @@ def scaled(
     Args:
       pixels: uint8 [height, width, 3].
       scale, offset, mirrored: of a picture's `Looks`.
-      size: of the square.
-
-    Returns:
-      float32 [size, size, 3].
+      size: of the square, float32 [size, size, 3].
     """
     width = tf.shape(pixels)[1]
     rows = _rows_scaled(pixels, scale[0], offset[0], size)  # [y, (x, channel)]

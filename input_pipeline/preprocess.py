@@ -68,16 +68,18 @@ def draw_colour(seed: tf.Tensor, count: int | tf.Tensor) -> Colour:
     )
 
 
+# All take images, uint8 or float32 [batch, height, width, channels] in [0, 255], and give float32.
+
+
 def distort_for_tutorial(
     images: tf.Tensor, draws: batches.Draws, crop_height: int, crop_width: int
 ) -> tf.Tensor:
     """Random crop, mirroring, brightness and contrast, then standardization, per image.
 
     Args:
-      images: uint8 or float32 [batch, height, width, channels], in [0, 255].
+      images: as above.
       draws: of the batch.
-      crop_height: rows kept, at most height.
-      crop_width: columns kept, at most width.
+      crop_height, crop_width: rows and columns kept, at most all.
 
     Returns:
       float32 [batch, crop_height, crop_width, channels], each image of mean 0 and deviation 1.
@@ -95,10 +97,7 @@ def distort_for_tutorial(
 
 
 def center_for_tutorial(images: tf.Tensor, crop_height: int, crop_width: int) -> tf.Tensor:
-    """Central crop and standardization: the evaluation twin of `distort_for_tutorial`.
-
-    Args, result and errors are those of `distort_for_tutorial`, without the draws.
-    """
+    """Central crop and standardization: the evaluation twin of `distort_for_tutorial`."""
     return standardize(_center(images, crop_height, crop_width))
 
 
@@ -107,60 +106,39 @@ def distort_pad_crop_flip(images: tf.Tensor, draws: batches.Draws, padding: int 
 
     The usual augmentation for residual networks on CIFAR-10 (He et al. 2015, arXiv:1512.03385,
     section 4.2).
-
-    Args:
-      images: uint8 or float32 [batch, height, width, channels], in [0, 255].
-      draws: of the batch.
-      padding: pixels added on each side before the crop.
-
-    Returns:
-      float32 [batch, height, width, channels], each image of mean 0 and deviation 1.
     """
-    _, height, width, _ = images.shape
-    padded = tf.pad(images, [[0, 0], [padding, padding], [padding, padding], [0, 0]])
+    around = [padding, padding]
+    padded = tf.pad(images, [[0, 0], around, around, [0, 0]])
     # [batch, height + 2 * padding, width + 2 * padding, channels]
     placement = _placement(draws, images, 2 * padding)
-    return standardize(crop_and_flip(padded, placement, height, width))
+    return standardize(crop_and_flip(padded, placement, *images.shape[1:3]))
 
 
 def distort_shift_flip(images: tf.Tensor, draws: batches.Draws, margin: int = 2) -> tf.Tensor:
     """A shift by at most `margin` pixels each way, alternate mirroring, then `scale_pixels`.
 
-    Jordan 2024 (arXiv:2404.00498). Mirrored alternately, an example is seen both ways in any two
-    epochs; by a coin for each epoch, half of them are seen one way only.
-
-    Args:
-      images: uint8 or float32 [batch, height, width, channels], in [0, 255].
-      draws: of the batch.
-      margin: what lies behind an edge is the image's own reflection; below height and width.
-
-    Returns:
-      float32 [batch, height, width, channels].
+    What lies behind an edge is the image's own reflection. Jordan 2024 (arXiv:2404.00498): mirrored
+    alternately, an example is seen both ways in any two epochs; by a coin for each epoch, half of
+    them are seen one way only.
     """
-    _, height, width, _ = images.shape
     around = [margin, margin]
     padded = tf.pad(images, [[0, 0], around, around, [0, 0]], "REFLECT")
     placement = _placement(draws, images, 2 * margin)._replace(flip=draws.mirrored)
-    return scale_pixels(crop_and_flip(padded, placement, height, width))
+    return scale_pixels(crop_and_flip(padded, placement, *images.shape[1:3]))
 
 
 def _placement(draws: batches.Draws, images: tf.Tensor, margin: int) -> Placement:
-    return draws.for_share(
-        lambda n: draw_placement(draws.seed, n, margin, margin), tf.shape(images)[0]
-    )
+    count = tf.shape(images)[0]
+    return draws.for_share(lambda n: draw_placement(draws.seed, n, margin, margin), count)
 
 
 def scale_pixels(images):
-    """Pixels in [0, 255] minus PIXEL_MEAN, divided by PIXEL_DEVIATION: float32, same shape."""
+    """Pixels minus PIXEL_MEAN, divided by PIXEL_DEVIATION: the same for all images."""
     return (keras.ops.cast(images, "float32") - PIXEL_MEAN) * (1.0 / PIXEL_DEVIATION)
 
 
 def scale_colours(images):
-    """Each channel minus its COLOUR_MEANS, divided by its COLOUR_DEVIATIONS: float32, same shape.
-
-    Args:
-      images: uint8 or float32 [batch, height, width, 3], in [0, 255].
-    """
+    """Each of three channels minus its COLOUR_MEANS, divided by its COLOUR_DEVIATIONS."""
     _, height, width, channels = images.shape
     # For a whole row of pixels: over three channels TensorFlow broadcasts 10 times slower.
     means = np.tile(np.float32(COLOUR_MEANS), width)
@@ -220,12 +198,6 @@ def standardize(images: tf.Tensor) -> tf.Tensor:
     """Each image minus its mean, divided by max(deviation, 1 / sqrt(number of values)).
 
     As tf.image.per_image_standardization; the bound keeps images of one colour finite.
-
-    Args:
-      images: uint8 or float32 [batch, height, width, channels].
-
-    Returns:
-      float32 of the same shape.
     """
     images = tf.cast(images, tf.float32)
     _, height, width, channels = images.shape
