@@ -55,8 +55,8 @@ def batches(
             raise ValueError("labels and sample_weight: must be in the data set's own elements")
         shuffle, examples = False, _PyDataset(inputs) if is_pydataset else _Grain(inputs)
     else:
-        given = (inputs, labels) if sample_weight is None else (inputs, labels, sample_weight)
-        examples = InMemory(*(tf.nest.map_structure(_as_array, part) for part in given))
+        parts = (inputs, labels) if sample_weight is None else (inputs, labels, sample_weight)
+        examples = InMemory(*(tf.nest.map_structure(_as_array, part) for part in parts))
         if sample_weight is not None:
             _check_weight(examples.parts[2], is_mixed=mix is not None)
     changes = f"{seed} {shuffle} {augment is None} {mix is None}"

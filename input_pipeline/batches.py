@@ -67,8 +67,8 @@ def uniform(seed: tf.Tensor, kind: int, shape, low=0.0, high=1.0, dtype=tf.float
         `mixing`.
       shape: of the result.
     """
-    of_kind = tf.random.experimental.stateless_fold_in(seed, kind, alg=ALGORITHM)
-    return tf.random.stateless_uniform(shape, of_kind, low, high, dtype, alg=ALGORITHM)
+    kind_seed = tf.random.experimental.stateless_fold_in(seed, kind, alg=ALGORITHM)
+    return tf.random.stateless_uniform(shape, kind_seed, low, high, dtype, alg=ALGORITHM)
 
 
 @dataclasses.dataclass(frozen=True)

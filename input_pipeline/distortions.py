@@ -128,10 +128,10 @@ def _autocontrast(image: tf.Tensor) -> tf.Tensor:
     height, width, channels = image.shape
     rows = tf.reshape(_floats(image), [height, width * channels])
 
-    def of_channels(reduce):
+    def by_channel(reduce):
         return reduce(tf.reshape(reduce(rows, axis=0), [width, channels]), axis=0)
 
-    least, most = of_channels(tf.reduce_min), of_channels(tf.reduce_max)
+    least, most = by_channel(tf.reduce_min), by_channel(tf.reduce_max)
     is_flat = most == least  # and stays as it is
     scale = tf.where(is_flat, 1.0, 255 / (most - least))
     offset = tf.where(is_flat, 0.0, -least * scale)

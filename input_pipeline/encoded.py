@@ -190,8 +190,8 @@ class EncodedImages:
         def decode(content, look, label, *besides):
             image = pictures.square(content, look, size)  # [size, size, 3]
             if finish is not None:
-                of_one = tf.nest.map_structure(lambda value: value[tf.newaxis], besides)
-                image = finish(image[tf.newaxis], *of_one)[0]
+                batch = tf.nest.map_structure(lambda value: value[tf.newaxis], (image, *besides))
+                image = finish(*batch)[0]
             return image, label
 
         # On all cores: decoding is what takes the time.

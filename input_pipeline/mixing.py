@@ -109,8 +109,8 @@ class Mixing:
         weight = plan.weight[:, tf.newaxis, tf.newaxis] - in_rectangle
         mixed = weight * rows + (1.0 - weight) * _neighbours(rows)
         is_in_range = tf.reduce_all((labels >= 0) & (labels < self.num_classes))
-        said = f"mixup and CutMix: a label is not from 0 to {self.num_classes - 1}; of the batch:"
-        with tf.control_dependencies([tf.debugging.Assert(is_in_range, [said, labels], 10)]):
+        text = f"mixup and CutMix: a label is not from 0 to {self.num_classes - 1}; of the batch:"
+        with tf.control_dependencies([tf.debugging.Assert(is_in_range, [text, labels], 10)]):
             classes = tf.one_hot(labels, self.num_classes)
         share = plan.share[:, tf.newaxis]
         shares = share * classes + (1.0 - share) * _neighbours(classes)

@@ -239,7 +239,7 @@ def scaled(
 def _rows_scaled(values: tf.Tensor, scale: tf.Tensor, offset: tf.Tensor, size: int) -> tf.Tensor:
     """[n, ...] as [size, m]: each value a weighted mean of those above and below it."""
     rows = tf.reshape(values, [1, tf.shape(values)[0], 1, -1])
-    found = tf.raw_ops.ScaleAndTranslate(
+    scaled_rows = tf.raw_ops.ScaleAndTranslate(
         images=rows,
         size=[size, 1],
         scale=tf.stack([scale, 1.0]),
@@ -247,7 +247,7 @@ def _rows_scaled(values: tf.Tensor, scale: tf.Tensor, offset: tf.Tensor, size: i
         kernel_type="triangle",
         antialias=True,
     )
-    return tf.reshape(found, [size, -1])
+    return tf.reshape(scaled_rows, [size, -1])
 
 
 def _as_stored(content: tf.Tensor, kind: int) -> tf.Tensor:

@@ -264,7 +264,7 @@ class Preprocessing:
     ) -> tf.Tensor:
         """`in_training` by an augmentation that was drawn before; `draws` as for `train`."""
 
-        def of_each(function, images, shape, dtype):
+        def map_each(function, images, shape, dtype):
             signature = tf.TensorSpec(shape, dtype)
             return tf.map_fn(
                 lambda each: function(*each), (images, plan), fn_output_signature=signature
@@ -272,10 +272,10 @@ class Preprocessing:
 
         augmentation = self.augmentation
         if augmentation.name != "none":
-            images = of_each(augmentation.distort, images, augmentation.image_shape, tf.uint8)
+            images = map_each(augmentation.distort, images, augmentation.image_shape, tf.uint8)
         images = self.train(images, draws)
         if augmentation.erasing:
-            images = of_each(augmentation.erase, images, augmentation.output_shape, tf.float32)
+            images = map_each(augmentation.erase, images, augmentation.output_shape, tf.float32)
         return images
 
 

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from input_pipeline import arrays, batches, datasets, images, mixing, preprocess
+from input_pipeline import arrays, batches, mixing, preprocess
 
 CLASSES, SHAPE = 5, (12, 20, 3)
 RNG = np.random.default_rng(0)
@@ -195,25 +195,3 @@ class TestOfADataSet:
     def test_has_no_weights(self):
         with pytest.raises(ValueError, match="sample_weight and mix do not go together"):
             arrays.batches(self.pixels, self.labels, np.ones(20), mix=EACH["mixup"])
-
-    def test_of_labels_out_of_range_is_not_trained(self):
-        source = arrays.batches(self.pixels, self.labels, mix=mixing.Mixing(0.4, 0.0, 3))
-        with pytest.raises(tf.errors.InvalidArgumentError, match="a label is not from 0 to 2"):
-            list(source.batches(0, 1, global_batch_size=20))
-
-    def test_is_images_in_memory_mixed_likewise(self):
-        shapes_split = datasets.load("shapes", None, "test")
-        how = images.preprocessing("pad_crop_flip", shapes_split, mixup_alpha=0.4, cutmix_alpha=1)
-        plain = images.preprocessing("pad_crop_flip", shapes_split)
-        [mixed], [unmixed] = (
-            list(images.training(shapes_split, each, seed=1).batches(4, 5, global_batch_size=6))
-            for each in (how, plain)
-        )
-        drawn = batches.Draws(batches.augmentation_seed(4, seed=1), tf.zeros([6], tf.bool), None, 6)
-        expected = how.mixed(*unmixed, drawn)
-        for found, by_hand in zip(mixed, expected, strict=True):
-            np.testing.assert_allclose(found, by_hand, rtol=0, atol=1e-5)
-        assert mixed[1].shape == (6, len(shapes_split.class_names))
-        # In evaluation there are labels, and nothing is mixed.
-        [_, labels, *_] = next(iter(images.evaluated(shapes_split, how, 6)))
-        assert labels.dtype.is_integer
