@@ -26,8 +26,11 @@ def batches(
     mix: Callable[[tf.Tensor, tf.Tensor, by_step.Draws], tuple] | None = None,
     seed: int = 0,
     shuffle: bool = True,
-) -> "Arrays":
+) -> by_step.Source:
     """Training batches of arrays, in an order of their own in every epoch.
+
+    The source's fingerprint is of the arrays, the seed and whether they are shuffled; of a data
+    set, of its length and of eight of its examples. What `augment` and `mix` do is not in it.
 
     Args:
       inputs: [n, ...], or a dict, tuple or list of these, nested or not. They are not copied, and
@@ -61,66 +64,34 @@ def batches(
             _check_weight(examples.parts[2], is_mixed=mix is not None)
     changes = f"{seed} {shuffle} {augment is None} {mix is None}"
     fingerprint = hashlib.sha256(f"{changes} {examples.fingerprint}".encode()).hexdigest()
-    return Arrays(examples, fingerprint, augment=augment, mix=mix, seed=seed, shuffle=shuffle)
+    return source(examples, fingerprint, augment, mix, seed, shuffle)
 
 
-class Arrays:
-    """A source of batches by step, for `towers.Run`.
+def source(examples, fingerprint: str, augment, mix, seed: int, shuffle: bool = True):
+    """The `batches.Source` of an `InMemory`, or of a data set with random access.
 
-    Attributes:
-      num_examples: n.
-      fingerprint: sha256 of the arrays, the seed and whether they are shuffled; of a data set, of
-        its length and of eight of its examples. What `augment` and `mix` do is not in it.
+    Args:
+      fingerprint: of the source.
+      augment, mix, seed, shuffle: as for `batches`.
     """
 
-    def __init__(self, examples, fingerprint, *, augment=None, mix=None, seed=0, shuffle=True):
-        self.num_examples, self.fingerprint = examples.num_examples, fingerprint
-        self._examples, self._augment, self._mix = examples, augment, mix
-        self._seed, self._shuffle = seed, shuffle
-
-    def batches(
-        self,
-        first_step: int,
-        last_step: int,
-        *,
-        global_batch_size: int,
-        share: range | None = None,
-    ) -> Iterator[tuple]:
-        """The batches of steps `first_step` to `last_step - 1`, or a share of each.
-
-        The batch of a step is the same whatever `first_step` is. Examples are gathered and
-        augmented as one batch on the CPU, several steps ahead of the reader.
-
-        Args:
-          first_step: number of steps made already.
-          last_step: number of steps made when the data set ends.
-          global_batch_size: examples per step.
-          share: the places in each batch that are read; None for all.
-
-        Returns:
-          An iterator over (inputs, labels) or (inputs, labels, sample_weight), in the structures of
-          the arrays.
-
-        Raises:
-          ValueError: a number is out of range, or the share is not one of the batch.
-        """
-        order = by_step.Order(
-            self.num_examples, global_batch_size, self._seed, share, self._shuffle
-        )
-
+    def read(order: by_step.Order, first_step: int, last_step: int) -> Iterator[tuple]:
         def batch_of_step(step):
             ids, draws = order(step)  # int64 [share]
-            inputs, labels, *weight = self._examples.gather(ids, order.positions(step))
+            inputs, labels, *weight = examples.gather(ids, order.positions(step))
             # Each [share, ...].
-            if self._augment is not None:
-                inputs = self._augment(inputs, draws)
-            if self._mix is not None:
-                inputs, labels = self._mix(inputs, labels, draws)
+            if augment is not None:
+                inputs = augment(inputs, draws)
+            if mix is not None:
+                inputs, labels = mix(inputs, labels, draws)
             # Flat: in the structures of tf.data a list is one tensor.
             return tuple(tf.nest.flatten((inputs, labels, *weight)))
 
-        flat = reading.Reading(by_step.mapped(by_step.steps(first_step, last_step), batch_of_step))
-        return map(functools.partial(tf.nest.pack_sequence_as, self._examples.parts), flat)
+        steps = tf.data.Dataset.range(first_step, last_step)
+        flat = reading.Reading(by_step.mapped(steps, batch_of_step))
+        return map(functools.partial(tf.nest.pack_sequence_as, examples.parts), flat)
+
+    return by_step.Source(examples.num_examples, fingerprint, read, seed, shuffle)
 
 
 class InMemory:

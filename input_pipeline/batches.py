@@ -8,7 +8,7 @@ resumed run needs nothing but its step to continue with the data where it stoppe
 """
 
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
 import numpy as np
@@ -133,6 +133,58 @@ class Order:
         return ids, Draws(seed, turns % 2 == 1, self.share, self.global_batch_size)
 
 
+@dataclasses.dataclass(frozen=True)
+class Source:
+    """Training batches by step, for `towers.Run`.
+
+    Attributes:
+      num_examples: of an epoch.
+      fingerprint: sha256 of what decides the batches.
+      read: (order, first_step, last_step) to an iterator over the batches of these steps.
+      seed, shuffle: of the `Order`.
+    """
+
+    num_examples: int
+    fingerprint: str
+    read: Callable[[Order, int, int], Iterator[tuple]]
+    seed: int
+    shuffle: bool = True
+
+    def batches(
+        self,
+        first_step: int,
+        last_step: int,
+        *,
+        global_batch_size: int,
+        share: range | None = None,
+    ) -> Iterator[tuple]:
+        """The batches of steps `first_step` to `last_step - 1`, or a share of each.
+
+        The batch of a step is the same whatever `first_step` is. It is made on the CPU, several
+        steps ahead of the reader.
+
+        Args:
+          first_step: number of steps made already.
+          last_step: number of steps made when the data set ends.
+          global_batch_size: examples per step.
+          share: the places in each batch that are read; None for all.
+
+        Returns:
+          An iterator over (inputs, labels) or (inputs, labels, sample_weight).
+
+        Raises:
+          ValueError: a number is out of range, or the share is not one of the batch.
+          DataError: as they are read, a picture cannot be used, and is named.
+        """
+        if not 0 <= first_step <= last_step:
+            raise ValueError(
+                f"first_step={first_step}, last_step={last_step}: the first must be at least 0 and "
+                "at most the last"
+            )
+        order = Order(self.num_examples, global_batch_size, self.seed, share, self.shuffle)
+        return self.read(order, first_step, last_step)
+
+
 def example_ids(
     step: int | tf.Tensor, *, num_examples: int, global_batch_size: int, seed: int
 ) -> tf.Tensor:
@@ -189,20 +241,6 @@ def _stream_seed(seed: int, stream: int, counter: int | tf.Tensor) -> tf.Tensor:
     counter = tf.cast(counter, tf.int64)
     stream_seed = tf.constant([seed, stream], tf.int64)
     return tf.random.experimental.stateless_fold_in(stream_seed, counter, alg=ALGORITHM)
-
-
-def steps(first_step: int, last_step: int) -> tf.data.Dataset:
-    """The numbers of the steps `first_step` to `last_step - 1`.
-
-    Raises:
-      ValueError: the first is below 0, or past the last.
-    """
-    if not 0 <= first_step <= last_step:
-        raise ValueError(
-            f"first_step={first_step}, last_step={last_step}: the first must be at least 0 and at "
-            "most the last"
-        )
-    return tf.data.Dataset.range(first_step, last_step)
 
 
 def each_once(num_examples: int, batch_size: int) -> tf.data.Dataset:

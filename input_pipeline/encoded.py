@@ -234,6 +234,45 @@ class EncodedImages:
                 raise
             yield batch
 
+    def training(self, prepared: preprocess.Preprocessing, seed: int) -> batches.Source:
+        """Training batches: each picture cut, decoded and prepared as its step has drawn."""
+        one_by_one = prepared.cuts_at_random  # which draws nothing else for a batch
+        plans = one_by_one and prepared.augmentation.is_any
+
+        def finish(image, *plan):
+            return prepared.as_planned(image, None, *plan) if plan else prepared.train(image, None)
+
+        def read(order: batches.Order, first_step: int, last_step: int) -> Iterator[tuple]:
+            count, size = len(order.places), self.image_size
+
+            def ask(step):
+                ids, draws = order(step)
+
+                def cut(sizes):
+                    if one_by_one:
+                        return cuts.at_random(sizes, draws, size)
+                    return cuts.middle(sizes, size)
+
+                return ids, cut, *([prepared.augmentation.plan(draws, count)] if plans else [])
+
+            def finished(step, squares):
+                images, labels = squares
+                _, draws = order(step)
+                images = images if one_by_one else prepared.in_training(images, draws)
+                return prepared.mixed(images, labels, draws)
+
+            steps = tf.data.Dataset.range(first_step, last_step)
+            squares = self.squares(
+                steps, ask, count, finish=finish if one_by_one else None, only_full=True
+            )
+            whole = batches.mapped(tf.data.Dataset.zip(steps, squares), finished)
+            return self.explained(
+                whole, lambda place: order(tf.constant(first_step + place, tf.int64))[0]
+            )
+
+        fingerprint = prepared.fingerprint_of(self.fingerprint, seed)
+        return batches.Source(self.num_examples, fingerprint, read, seed)
+
     def evaluated(
         self, prepared: preprocess.Preprocessing, batch_size: int
     ) -> Callable[[], Iterator[tuple]]:
@@ -248,64 +287,3 @@ class EncodedImages:
         numbers = batches.each_once(self.num_examples, batch_size)
         squares = self.squares(numbers, ask, batch_size, finish=prepared.evaluate)
         return lambda: self.explained(squares, ids_at)
-
-
-class Training:
-    """A source of training batches by step, for `towers.Run`.
-
-    Attributes:
-      num_examples: pictures of the split.
-      fingerprint: sha256 of them, the preprocessing and the seed.
-    """
-
-    def __init__(self, split: EncodedImages, prepared: preprocess.Preprocessing, seed: int):
-        self.num_examples = split.num_examples
-        self.fingerprint = prepared.fingerprint_of(split.fingerprint, seed)
-        self._split, self._prepared, self._seed = split, prepared, seed
-
-    def batches(
-        self,
-        first_step: int,
-        last_step: int,
-        *,
-        global_batch_size: int,
-        share: range | None = None,
-    ) -> Iterator[tuple]:
-        """As `arrays.Arrays.batches`.
-
-        Raises:
-          DataError: as they are read, a picture cannot be used, and is named.
-          ValueError: as `arrays.Arrays.batches`, and `mixing.Mixing` where images are mixed.
-        """
-        order = batches.Order(self.num_examples, global_batch_size, self._seed, share)
-        prepared, count, size = self._prepared, len(order.places), self._split.image_size
-        one_by_one = prepared.cuts_at_random  # which draws nothing else for a batch
-        plans = one_by_one and prepared.augmentation.is_any
-
-        def ask(step):
-            ids, draws = order(step)
-
-            def cut(sizes):
-                return (
-                    cuts.at_random(sizes, draws, size) if one_by_one else cuts.middle(sizes, size)
-                )
-
-            return ids, cut, *([prepared.augmentation.plan(draws, count)] if plans else [])
-
-        def finish(image, *plan):
-            return prepared.as_planned(image, None, *plan) if plan else prepared.train(image, None)
-
-        def finished(step, decoded_batch):
-            images, labels = decoded_batch
-            _, draws = order(step)
-            images = images if one_by_one else prepared.in_training(images, draws)
-            return prepared.mixed(images, labels, draws)
-
-        steps = batches.steps(first_step, last_step)
-        squares = self._split.squares(
-            steps, ask, count, finish=finish if one_by_one else None, only_full=True
-        )
-        whole = batches.mapped(tf.data.Dataset.zip(steps, squares), finished)
-        return self._split.explained(
-            whole, lambda place: order(tf.constant(first_step + place, tf.int64))[0]
-        )

@@ -69,6 +69,12 @@ class ImageArrays:
         """What a person calls each image: its number."""
         return list(map(str, range(len(self.images))))
 
+    def training(self, prepared: preprocess.Preprocessing, seed: int) -> batches.Source:
+        """Training batches, in the order and with the draws of the seed."""
+        fingerprint = prepared.fingerprint_of(self.fingerprint, seed)
+        examples = arrays.InMemory(*self.tensors)
+        return arrays.source(examples, fingerprint, prepared.in_training, prepared.mixed, seed)
+
     def evaluated(
         self, prepared: preprocess.Preprocessing, batch_size: int
     ) -> Callable[[], Iterator[tuple]]:
@@ -133,9 +139,7 @@ def _check_fits(split: Images, prepared: preprocess.Preprocessing) -> None:
         )
 
 
-def training(
-    split: Images, prepared: preprocess.Preprocessing, seed: int
-) -> arrays.Arrays | encoded.Training:
+def training(split: Images, prepared: preprocess.Preprocessing, seed: int) -> batches.Source:
     """The split as a source of training batches, for `towers.Run`.
 
     Args:
@@ -144,15 +148,7 @@ def training(
       seed: of the order of the examples and of what preprocessing draws.
     """
     _check_fits(split, prepared)
-    if isinstance(split, encoded.EncodedImages):
-        return encoded.Training(split, prepared, seed)
-    return arrays.Arrays(
-        arrays.InMemory(*split.tensors),
-        prepared.fingerprint_of(split.fingerprint, seed),
-        augment=prepared.in_training,
-        mix=prepared.mixed,
-        seed=seed,
-    )
+    return split.training(prepared, seed)
 
 
 def evaluated(split: Images, prepared: preprocess.Preprocessing, batch_size: int) -> "Evaluated":

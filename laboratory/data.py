@@ -55,7 +55,7 @@ class Images(NamedTuple):
             batch = how.train(batch, draws) if distorted else how.evaluate(batch)
             return batch, tf.gather(labels, ids)
 
-        return batches.mapped(batches.steps(0, steps), batch_of_step)
+        return batches.mapped(tf.data.Dataset.range(steps), batch_of_step)
 
     def test_batches(self, split: str = "test") -> tf.data.Dataset:
         """(images, labels) of a whole split, preprocessed for an evaluation."""

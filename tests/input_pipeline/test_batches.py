@@ -128,9 +128,10 @@ class TestOrder:
     def test_impossible_ranges_are_refused(self):
         with pytest.raises(ValueError, match="global_batch_size=0"):
             batches.Order(12, 0, seed=0)
+        source = arrays.batches(np.arange(12), np.arange(12))
         for first, last in ((7, 6), (-1, 6)):
             with pytest.raises(ValueError, match=f"first_step={first}, last_step={last}"):
-                batches.steps(first, last)
+                source.batches(first, last, global_batch_size=4)
 
 
 def cut(count: int, size: int) -> list[range]:

@@ -22,7 +22,7 @@ import scripts
 import tensorflow as tf
 import tiny_photos
 
-from input_pipeline import arrays, datasets
+from input_pipeline import batches, datasets
 from towers import distribution, schedules
 from towers_cli import resolve, settings
 
@@ -262,14 +262,14 @@ def test_the_learning_rate_is_that_of_the_examples_seen_before(tmp_path):
 def test_no_batch_is_fetched_for_what_is_shown(tmp_path, monkeypatch):
     """Lines, histograms and images come from the step's own."""
     fetched = []
-    original = arrays.Arrays.batches
+    original = batches.Source.batches
 
     def counted(*arguments, **options):
         for images, labels in original(*arguments, **options):
             fetched.append(images.numpy())
             yield images, labels
 
-    monkeypatch.setattr(arrays.Arrays, "batches", counted)
+    monkeypatch.setattr(batches.Source, "batches", counted)
     shown = scripts.train(tmp_path / "shown", "--summary_every_steps=2")
     assert shown.returncode == 0, shown.stderr
     with_summaries = fetched.copy()
