@@ -100,10 +100,8 @@ class InMemory:
     def __init__(self, *parts):
         self.parts, self._leaves = parts, tf.nest.flatten(parts)
         for leaf in self._leaves:
-            if (
-                np.dtype(getattr(leaf.dtype, "as_numpy_dtype", leaf.dtype)).kind not in "biuf"
-                or not leaf.ndim
-            ):
+            dtype = np.dtype(getattr(leaf.dtype, "as_numpy_dtype", leaf.dtype))
+            if dtype.kind not in "biuf" or not leaf.ndim:
                 raise TypeError(
                     f"arrays: {leaf.dtype} {list(leaf.shape)}; must be numbers or booleans [n, ...]"
                 )

@@ -183,26 +183,25 @@ def _refuse_python_version(where: pathlib.Path) -> None:
 
 def _data_folder(data_dir: str | None) -> pathlib.Path:
     """The folder to look in; one that was named has to be there and readable."""
+    default = os.environ.get("TFDS_DATA_DIR") or os.path.join("~", "tensorflow_datasets")
+    path = pathlib.Path(os.path.expanduser(data_dir or default))
     if not data_dir:
-        default = os.environ.get("TFDS_DATA_DIR") or os.path.join("~", "tensorflow_datasets")
-        folder = os.path.expanduser(default)
-        if folder.startswith("~"):
+        if str(path).startswith("~"):
             raise DataError(
                 f"{default}: HOME is not set, and the user has no home; name the data sets' folder "
                 "with `data_dir`"
             )
-        return pathlib.Path(folder)
-    folder = pathlib.Path(os.path.expanduser(data_dir))
+        return path
     try:
-        with os.scandir(folder):
-            return folder
+        with os.scandir(path):
+            return path
     except FileNotFoundError:
-        what = "does not exist"
+        problem = "does not exist"
     except NotADirectoryError:
-        what = "is not a folder"
+        problem = "is not a folder"
     except OSError as error:
-        what = f"cannot be read ({error.strerror})"
+        problem = f"cannot be read ({error.strerror})"
     raise DataError(
-        f"data_dir={data_dir} {what}. Correct it, or make the folder if the data set is to be "
+        f"data_dir={data_dir} {problem}. Correct it, or make the folder if the data set is to be "
         "downloaded there."
     )

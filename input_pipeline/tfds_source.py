@@ -104,19 +104,13 @@ def _check_features(builder: "tfds.core.DatasetBuilder") -> None:
     features = builder.info.features
     by_name = dict(features.items()) if isinstance(features, tfds.features.FeaturesDict) else {}
     image, label = by_name.get("image"), by_name.get("label")
-    if (
-        isinstance(image, tfds.features.Image)
-        and image.np_dtype == np.uint8
-        and image.shape[-1] is not None
-        and isinstance(label, tfds.features.ClassLabel)
-        and label.num_classes
-    ):
-        return
-    listing = ", ".join(f"{key}: {value!r}" for key, value in by_name.items()) or repr(features)
-    raise decoded.DataError(
-        f"dataset={builder.name} cannot be used: it must have `image` (uint8 [height, "
-        f"width, channels]) and `label` (a class), but has {' '.join(listing.split())}."
-    )
+    is_image = isinstance(image, tfds.features.Image) and image.np_dtype == np.uint8
+    is_class = isinstance(label, tfds.features.ClassLabel) and label.num_classes
+    if not (is_image and image.shape[-1] is not None and is_class):
+        raise decoded.DataError(
+            f"dataset={builder.name} cannot be used: it must have `image` (uint8 [height, width, "
+            f"channels]) and `label` (a class), but has {' '.join(repr(features).split())}."
+        )
 
 
 def _prepare(builder: "tfds.core.DatasetBuilder") -> None:
@@ -132,11 +126,9 @@ def _prepare(builder: "tfds.core.DatasetBuilder") -> None:
         for url, info in (builder.url_infos or {}).items()
     }
     missing = {url: file for url, file in archives.items() if not (manual / file).is_file()}
-    ways = (
-        f"put {', '.join([*missing.values()][:3])} in {manual}/"
-        if missing
-        else ("point `data_dir` to a folder where TFDS has prepared it")
-    )
+    ways = "point `data_dir` to a folder where TFDS has prepared it"
+    if missing:
+        ways = f"put {', '.join([*missing.values()][:3])} in {manual}/"
     if name == "cifar10":
         ways += f", or unpack it so that {root / cifar10_binary.FOLDER}/ exists"
     by_hand = f"By hand: {ways}. dataset=shapes needs no files at all."
@@ -301,9 +293,7 @@ def pictures(
         examples = list(_read_whole(builder, _examples(builder, split)))
         _check_count(builder, split, len(examples))
 
-        def read_one(number: int) -> tuple[bytes, int]:
-            content, label = examples[number]
-            return content, int(label)
+        read_one = [(content, int(label)) for content, label in examples].__getitem__
 
     return encoded.EncodedImages(
         read=read_one,

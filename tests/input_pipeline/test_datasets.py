@@ -228,8 +228,8 @@ def test_a_set_too_large_for_memory_is_refused_with_numbers(data_dir, monkeypatc
 @pytest.mark.parametrize(
     ("name", "found"),
     [
-        ("ag_news_subset", r"label: ClassLabel\(.*num_classes=4\)"),  # no image
-        ("div2k", r"hr: Image\(shape=\(None, None, 3\), dtype=uint8\)"),  # neither
+        ("ag_news_subset", r"'label': ClassLabel\(.*num_classes=4\)"),  # no image
+        ("div2k", r"'hr': Image\(shape=\(None, None, 3\), dtype=uint8\)"),  # neither
     ],
 )
 def test_sets_without_image_and_label_are_refused_before_a_download(
