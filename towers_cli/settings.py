@@ -307,7 +307,7 @@ class TrainSettings(Settings):
         None,
         "Side, in pixels, of the square image that is made from each picture; default: 224 if the "
         "pictures of the data set have different sizes. With this flag, the pictures of any other "
-        "TFDS set are read from disk too, and need not fit in memory.",
+        "TFDS set stay encoded too, which takes less memory.",
         DATA, allowed=least_most(1, 4096), defines_run=True,
     )
     show_batch: str | None = setting(
