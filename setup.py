@@ -36,6 +36,7 @@ setup(
             "towers-predict = towers_cli.predict:command",
             "towers-compare = towers_cli.compare:command",
             "towers-launch = towers_cli.launch:command",
+            "towers-check-pictures = towers_cli.check_pictures:command",
         ]
     },
     python_requires=">=3.11",

@@ -9,7 +9,6 @@ import dataclasses
 import functools
 import itertools
 import math
-from collections.abc import Callable
 from typing import NamedTuple
 
 import numpy as np
@@ -32,18 +31,11 @@ _ERASE_DRAW, _AREA_DRAW, _RATIO_DRAW, _TOP_DRAW, _LEFT_DRAW = range(37, 42)
 
 
 class Plan(NamedTuple):
-    """What is done to each image of a batch, or to one where the first axis is left out.
+    """What is done to each image of a batch, or to one where the first axis is left out."""
 
-    Attributes:
-      operations: int32 [n, k], one after the other, as places in `distortions.OPERATIONS`; k is at
-        least 1.
-      values: float32 [n, k], how much of each, in the terms of `distortions.apply`.
-      erased: int32 [n, 4], (top, left, height, width); nothing where the height is 0.
-    """
-
-    operations: tf.Tensor
-    values: tf.Tensor
-    erased: tf.Tensor
+    operations: tf.Tensor  # int32 [n, k], one after the other, of `distortions.OPERATIONS`; k >= 1
+    values: tf.Tensor  # float32 [n, k], how much of each, in the terms of `distortions.apply`
+    erased: tf.Tensor  # int32 [n, 4], (top, left, height, width); nothing where the height is 0
 
 
 @dataclasses.dataclass(frozen=True)
@@ -84,54 +76,56 @@ class Augmentation:
 
     def plan(self, draws: batches.Draws, count: int | tf.Tensor) -> Plan:
         """Draws what is done to each of `count` images, of the batch or of a share of it."""
-        return draws.own(functools.partial(self._plan, draws.seed), count)
+        return draws.for_share(functools.partial(self._plan, draws.seed), count)
 
     def _plan(self, seed: tf.Tensor, count: int | tf.Tensor) -> Plan:
-        number, uniform = _drawn_from(seed)
-        height, width, _ = self.image_shape
+        def number(kind, shape, below):
+            return batches.uniform(seed, kind, shape, 0, below, tf.int32)
+
         if self.name == "none":
             # One operation, not none: TensorFlow 2.21 crashes when it unbatches empty tensors.
             operations = tf.fill([count, 1], distortions.OPERATIONS.index("identity"))
             values = tf.zeros([count, 1])
         elif self.name == "colour_jitter":
-            order = number(_ORDER_DRAW, [count], len(_ORDERS))
-            operations = tf.gather(tf.constant(_ORDERS, tf.int32), order)
-            values = uniform(_FACTOR_DRAW, [count, len(_JITTERED)], LEAST_JITTER, MOST_JITTER)
+            orders = tf.constant(_ORDERS, tf.int32)
+            operations = tf.gather(orders, number(_ORDER_DRAW, [count], len(_ORDERS)))
+            shape = [count, len(_JITTERED)]
+            values = batches.uniform(seed, _FACTOR_DRAW, shape, LEAST_JITTER, MOST_JITTER)
         else:
             is_trivial = self.name == "trivial_augment"
             shape = [count, 1 if is_trivial else RAND_OPERATIONS]
             operations = number(_OPERATION_DRAW, shape, len(distortions.OPERATIONS))
             level = number(_LEVEL_DRAW, shape, LEVELS) if is_trivial else RAND_LEVEL
             sign = number(_SIGN_DRAW, shape, 2)
-            table = _values_of_trivial() if is_trivial else _values_of_rand(height, width)
+            table = values_of_trivial() if is_trivial else values_of_rand(*self.image_shape[:2])
             values = tf.gather(table.reshape(-1), (operations * 2 + sign) * LEVELS + level)
-        return Plan(operations, values, self._erased(number, uniform, count))
+        return Plan(operations, values, self._erased(seed, count))
 
-    def _erased(self, number: Callable, uniform: Callable, count: int | tf.Tensor) -> tf.Tensor:
-        height, width, _ = self.output_shape
+    def _erased(self, seed: tf.Tensor, count: int | tf.Tensor) -> tf.Tensor:
+        """The rectangles of a `Plan`."""
         if not self.erasing:
             return tf.zeros([count, 4], tf.int32)
-        area = uniform(_AREA_DRAW, [count], LEAST_AREA, MOST_AREA) * height * width
+
+        def uniform(kind, low=0.0, high=1.0):
+            return batches.uniform(seed, kind, [count], low, high)
+
+        sides = tf.constant(self.output_shape[:2], tf.float32)  # of the image
+        area = uniform(_AREA_DRAW, LEAST_AREA, MOST_AREA) * tf.reduce_prod(sides)
         # For the whole batch: the last bits of exp depend on how many are computed together.
-        ratio = tf.exp(uniform(_RATIO_DRAW, [count], math.log(LEAST_RATIO), math.log(MOST_RATIO)))
-        of_height = tf.clip_by_value(tf.round(tf.sqrt(area * ratio)), 1, height)
-        of_width = tf.clip_by_value(tf.round(tf.sqrt(area / ratio)), 1, width)
-        top = tf.floor(uniform(_TOP_DRAW, [count], 0.0, 1.0) * (height - of_height + 1))
-        left = tf.floor(uniform(_LEFT_DRAW, [count], 0.0, 1.0) * (width - of_width + 1))
-        top, left = tf.minimum(top, height - of_height), tf.minimum(left, width - of_width)
-        box = tf.cast(tf.stack([top, left, of_height, of_width], axis=1), tf.int32)
-        chosen = uniform(_ERASE_DRAW, [count], 0.0, 1.0) < self.erasing
-        return tf.where(chosen[:, tf.newaxis], box, 0)
+        ratio = tf.exp(uniform(_RATIO_DRAW, math.log(LEAST_RATIO), math.log(MOST_RATIO)))
+        shape = tf.sqrt(tf.stack([area * ratio, area / ratio], axis=1))  # [n, 2]
+        shape = tf.clip_by_value(tf.round(shape), 1, sides)
+        place = tf.stack([uniform(_TOP_DRAW), uniform(_LEFT_DRAW)], axis=1)
+        first = tf.minimum(tf.floor(place * (sides - shape + 1)), sides - shape)
+        box = tf.cast(tf.concat([first, shape], axis=1), tf.int32)
+        return tf.where(uniform(_ERASE_DRAW)[:, tf.newaxis] < self.erasing, box, 0)
 
     def distort(self, image: tf.Tensor, plan: Plan) -> tf.Tensor:
-        """An image as its plan has it: before its pixels are scaled.
+        """An image as its plan has it, uint8, before its pixels are scaled.
 
         Args:
           image: uint8, or float32 in [0, 255] and then rounded, [height, width, channels].
           plan: of this image.
-
-        Returns:
-          uint8 of the same shape.
         """
         if image.dtype != tf.uint8:
             image = tf.cast(tf.clip_by_value(tf.round(image), 0, 255), tf.uint8)
@@ -142,39 +136,18 @@ class Augmentation:
     def erase(self, image: tf.Tensor, plan: Plan) -> tf.Tensor:
         """An image, float32 [height, width, channels], with 0 in its erased rectangle."""
         height, width, channels = image.shape
-        top, left, of_height, of_width = tf.unstack(plan.erased)
-        rectangle = tf.slice(image, [top, left, 0], [of_height, of_width, channels])
-        around = [[top, height - top - of_height], [left, width - left - of_width], [0, 0]]
+        top, left, rows, columns = tf.unstack(plan.erased)
+        rectangle = tf.slice(image, [top, left, 0], [rows, columns, channels])
+        around = [[top, height - top - rows], [left, width - left - columns], [0, 0]]
         return image - tf.pad(rectangle, around)  # finite x - x is 0; tf.where is slower
 
 
-def _drawn_from(draw_seed: tf.Tensor) -> tuple[Callable, Callable]:
-    """Draws whole numbers below one, and numbers between two, each kind from its own stream."""
-
-    def seed(kind):
-        return tf.random.experimental.stateless_fold_in(draw_seed, kind, alg=batches.ALGORITHM)
-
-    def number(kind, shape, below):
-        return tf.random.stateless_uniform(
-            shape, seed(kind), 0, below, tf.int32, alg=batches.ALGORITHM
-        )
-
-    def uniform(kind, shape, low, high):
-        return tf.random.stateless_uniform(shape, seed(kind), low, high, alg=batches.ALGORITHM)
-
-    return number, uniform
-
-
-def _values_of_trivial() -> np.ndarray:
-    """TrivialAugment's wide space, in the terms of `distortions.apply`.
-
-    Returns:
-      float32 [operations, signs, levels].
-    """
+def values_of_trivial() -> np.ndarray:
+    """TrivialAugment's wide space for `distortions.apply`: float32 [operations, signs, levels]."""
     return _values(shear=0.99, translate=(32.0, 32.0), rotate=135.0, blend=0.99, bits=6)
 
 
-def _values_of_rand(height: int, width: int) -> np.ndarray:
+def values_of_rand(height: int, width: int) -> np.ndarray:
     """RandAugment's space, likewise."""
     translate = (150 / 331 * width, 150 / 331 * height)
     return _values(shear=0.3, translate=translate, rotate=30.0, blend=0.9, bits=4)
@@ -182,19 +155,17 @@ def _values_of_rand(height: int, width: int) -> np.ndarray:
 
 def _values(shear, translate, rotate, blend, bits) -> np.ndarray:
     part = np.arange(LEVELS) / (LEVELS - 1)
-    of_none = np.zeros(LEVELS)
-    symmetric = {
+    sizes = {
         "shear_x": shear * part,
         "shear_y": shear * part,
         "translate_x": np.trunc(translate[0] * part),
         "translate_y": np.trunc(translate[1] * part),
         "rotate": rotate * part,
     }
-    values = {name: (size, -size) for name, size in symmetric.items()}
+    values = {name: (size, -size) for name, size in sizes.items()}
     for name in ("brightness", "colour", "contrast", "sharpness"):
         values[name] = (1 + blend * part, 1 - blend * part)
     values["posterize"] = (8 - np.round(bits * part),) * 2
     values["solarize"] = (255 * (1 - part),) * 2
-    return np.array(
-        [values.get(name, (of_none, of_none)) for name in distortions.OPERATIONS], np.float32
-    )
+    nothing = (np.zeros(LEVELS),) * 2
+    return np.array([values.get(name, nothing) for name in distortions.OPERATIONS], np.float32)

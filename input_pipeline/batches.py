@@ -7,13 +7,12 @@ full, every example comes exactly once an epoch, batches run across the ends of 
 resumed run needs nothing but its step to continue with the data where it stopped.
 """
 
-from collections.abc import Callable
+import dataclasses
+from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
 import numpy as np
 import tensorflow as tf
-
-from . import decoded
 
 # Draws for different purposes start from different streams of the one seed.
 _SHUFFLING_STREAM = 1
@@ -29,28 +28,13 @@ ALGORITHM = "auto_select"
 # correlate by up to 0.76; with 12 and a drawn key by no more than random ones (0.01).
 _SHUFFLING_ROUNDS = 12
 
-
-def places(share: range | None, global_batch_size: int) -> range:
-    """The places in a batch that a reader reads: those of its share, or all.
-
-    Raises:
-      ValueError: the share is not a run of places in the batch.
-    """
-    whole = range(global_batch_size)
-    if share is None:
-        return whole
-    if not (share and share.step == 1 and share[0] in whole and share[-1] in whole):
-        raise ValueError(
-            f"share={share}: must be a run of places in a batch of global_batch_size="
-            f"{global_batch_size}"
-        )
-    return share
+_TENSOR_ALIGNMENT = 64  # bytes; TensorFlow's own tensors begin at multiples of it
 
 
 class Draws(NamedTuple):
     """What the distortions of one batch, or of a share of it, are drawn from.
 
-    Draws are made for the whole batch, and a share takes its own: an image's distortion depends on
+    Draws are made for the whole batch, and a share takes its part: an image's distortion depends on
     its place in the global batch, and not on who reads it.
     """
 
@@ -59,31 +43,146 @@ class Draws(NamedTuple):
     # first or the second one on, as a coin decides that is thrown once for each example.
     mirrored: tf.Tensor
     share: range | None = None  # places in the batch; None for all
-    global_batch_size: int = 0  # where a share is given
+    global_batch_size: int = 0  # where there is a share
 
-    def own(self, draw: Callable, count: int | tf.Tensor) -> tuple:
+    def for_share(self, draw: Callable, count: int | tf.Tensor) -> tuple:
         """The share's part of what `draw` makes for the number of images in the whole batch.
 
         Args:
-          draw: (count) to a named tuple of tensors [count].
+          draw: (count) to a named tuple of tensors [count, ...].
           count: images of the share.
         """
         if self.share is None:
             return draw(count)
         drawn = draw(self.global_batch_size)
-        own = slice(self.share.start, self.share.stop)
-        return type(drawn)(*(values[own] for values in drawn))
+        return type(drawn)(*(values[self.share.start : self.share.stop] for values in drawn))
 
 
-def draws_of(
-    step: tf.Tensor, ids: tf.Tensor, coin_of_example: tf.Tensor, share: range | None, *,
-    global_batch_size: int, seed: int,
-) -> Draws:  # fmt: skip
-    """The draws for the examples `ids`, in the places `share` of the batch of `step`."""
-    own = places(share, global_batch_size)
-    turn = step * global_batch_size + tf.range(own.start, own.stop, dtype=tf.int64)
-    turn = turn // len(coin_of_example) + tf.gather(coin_of_example, ids)
-    return Draws(augmentation_seed(step, seed=seed), turn % 2 == 1, share, global_batch_size)
+def uniform(seed: tf.Tensor, kind: int, shape, low=0.0, high=1.0, dtype=tf.float32) -> tf.Tensor:
+    """Numbers from `low` to below `high`; each kind of draw of a step has a stream of its own.
+
+    Args:
+      seed: of the step, as in `Draws`.
+      kind: 0 to 4 are of `preprocess`, 16 to 20 of `cuts`, 32 to 41 of `augment`, and 48 to 54 of
+        `mixing`.
+      shape: of the result.
+    """
+    kind_seed = tf.random.experimental.stateless_fold_in(seed, kind, alg=ALGORITHM)
+    return tf.random.stateless_uniform(shape, kind_seed, low, high, dtype, alg=ALGORITHM)
+
+
+@dataclasses.dataclass(frozen=True)
+class Order:
+    """Which examples each step of a training takes, and what their distortions are drawn from.
+
+    Attributes:
+      num_examples: of an epoch, at least 1.
+      global_batch_size: examples of a step, at least 1.
+      seed: of the order and of the draws.
+      share: the places in each batch that are read, a run of them; None for all.
+      shuffle: False takes the examples in their order, epoch by epoch.
+    """
+
+    num_examples: int
+    global_batch_size: int
+    seed: int
+    share: range | None = None
+    shuffle: bool = True
+    _coins: tf.Tensor = dataclasses.field(init=False, repr=False, compare=False)
+
+    def __post_init__(self):
+        batch, share = self.global_batch_size, self.share
+        if batch < 1:
+            raise ValueError(f"global_batch_size={batch}: must be at least 1")
+        if share is not None and not (
+            share and share.step == 1 and share[0] >= 0 and share[-1] < batch
+        ):
+            raise ValueError(
+                f"share={share}: must be a run of places in a batch of global_batch_size={batch}"
+            )
+        with tf.device("/CPU:0"):
+            object.__setattr__(self, "_coins", coins(self.num_examples, seed=self.seed))
+
+    @property
+    def places(self) -> range:
+        """The places in a batch that are read."""
+        return range(self.global_batch_size) if self.share is None else self.share
+
+    def positions(self, step: tf.Tensor) -> tf.Tensor:
+        """Where a step's examples are in the endless row: int64 [places]."""
+        places = tf.range(self.places.start, self.places.stop, dtype=tf.int64)
+        return step * self.global_batch_size + places
+
+    def __call__(self, step: tf.Tensor) -> tuple[tf.Tensor, Draws]:
+        """The examples of a step, int64 [places], and their draws.
+
+        Args:
+          step: int64 scalar, from 0.
+        """
+        positions = self.positions(step)
+        ids = positions % self.num_examples
+        if self.shuffle:
+            ids = example_ids(
+                step,
+                num_examples=self.num_examples,
+                global_batch_size=self.global_batch_size,
+                seed=self.seed,
+            )[self.places.start : self.places.stop]
+        turns = positions // self.num_examples + tf.gather(self._coins, ids)
+        seed = augmentation_seed(step, seed=self.seed)
+        return ids, Draws(seed, turns % 2 == 1, self.share, self.global_batch_size)
+
+
+@dataclasses.dataclass(frozen=True)
+class Source:
+    """Training batches by step, for `towers.Run`.
+
+    Attributes:
+      num_examples: of an epoch.
+      fingerprint: sha256 of what decides the batches.
+      read: (order, first_step, last_step) to an iterator over the batches of these steps.
+      seed, shuffle: of the `Order`.
+    """
+
+    num_examples: int
+    fingerprint: str
+    read: Callable[[Order, int, int], Iterator[tuple]]
+    seed: int
+    shuffle: bool = True
+
+    def batches(
+        self,
+        first_step: int,
+        last_step: int,
+        *,
+        global_batch_size: int,
+        share: range | None = None,
+    ) -> Iterator[tuple]:
+        """The batches of steps `first_step` to `last_step - 1`, or a share of each.
+
+        The batch of a step is the same whatever `first_step` is. It is made on the CPU, several
+        steps ahead of the reader.
+
+        Args:
+          first_step: number of steps made already.
+          last_step: number of steps made when the data set ends.
+          global_batch_size: examples per step.
+          share: the places in each batch that are read; None for all.
+
+        Returns:
+          An iterator over (inputs, labels) or (inputs, labels, sample_weight).
+
+        Raises:
+          ValueError: a number is out of range, or the share is not one of the batch.
+          DataError: as they are read, a picture cannot be used, and is named.
+        """
+        if not 0 <= first_step <= last_step:
+            raise ValueError(
+                f"first_step={first_step}, last_step={last_step}: the first must be at least 0 and "
+                "at most the last"
+            )
+        order = Order(self.num_examples, global_batch_size, self.seed, share, self.shuffle)
+        return self.read(order, first_step, last_step)
 
 
 def example_ids(
@@ -144,198 +243,11 @@ def _stream_seed(seed: int, stream: int, counter: int | tf.Tensor) -> tf.Tensor:
     return tf.random.experimental.stateless_fold_in(stream_seed, counter, alg=ALGORITHM)
 
 
-def training_batches(
-    images: np.ndarray | tf.Tensor,
-    labels: np.ndarray | tf.Tensor,
-    *,
-    global_batch_size: int,
-    seed: int,
-    last_step: int,
-    first_step: int = 0,
-    preprocess: Callable[[tf.Tensor, Draws], tf.Tensor] | None = None,
-    mix: Callable[[tf.Tensor, tf.Tensor, Draws], tuple[tf.Tensor, tf.Tensor]] | None = None,
-    share: range | None = None,
-) -> tf.data.Dataset:
-    """The global batches of steps `first_step` to `last_step - 1`, in order, or a share of each.
-
-    The element of a step is the same whatever `first_step` is. Examples are gathered and
-    preprocessed as one batch on the CPU, several steps ahead of the reader.
-
-    Args:
-      images: uint8 [n, height, width, channels]; any dtype and shape [n, ...] where `preprocess`
-        takes it or is None. An array is copied; `as_tensor` makes a tensor of it that is not.
-      labels: numbers or booleans [n, ...]: classes, or targets of a regression.
-      global_batch_size: examples per step, at least 1.
-      seed: of the run, for the order of the examples and for the augmentation.
-      last_step: number of steps made when the data set ends.
-      first_step: number of steps made already.
-      preprocess: (images [n, ...], draws) -> float32 [n, ...], of the n images of the share, traced
-        as it is written: Python's `if` on a tensor is an error, `tf.where` and `tf.cond` are not.
-        None leaves images as they are, uint8 cast to float32.
-      mix: (preprocessed images, labels, draws) to images and labels, such as a `mixing.Mixing`.
-      share: the places in each batch that are read and preprocessed, such as a worker's
-        `Trainer.shares.examples`; None for all.
-
-    Returns:
-      A data set of (float32 [n, height, width, channels], labels [n, ...]), with n the global
-      batch size, or the size of the share. Integer labels are int32, or int64 where one does not
-      fit; others keep their type, unless `mix` gives other ones.
-
-    Raises:
-      TypeError: labels are not numbers.
-      ValueError: there are no examples, images and labels differ in number, the batch size is
-        below 1, the share is not one of the batch, or `last_step` is before `first_step`; or a
-        label does not fit into int64.
-    """
-    num_examples = _checked_length(images, labels, global_batch_size)
-    own = places(share, global_batch_size)
-    if not 0 <= first_step <= last_step:
-        raise ValueError(
-            f"first_step={first_step}, last_step={last_step}: the first must be at least 0 and at "
-            "most the last"
-        )
-    images, labels = _in_memory(images, labels)
-    with tf.device("/CPU:0"):
-        coin_of_example = coins(num_examples, seed=seed)
-
-    def batch_of_step(step):
-        ids = example_ids(
-            step, num_examples=num_examples, global_batch_size=global_batch_size, seed=seed
-        )[own.start : own.stop]
-        batch = tf.gather(images, ids)  # [len(own), height, width, channels]
-        draws = draws_of(
-            step, ids, coin_of_example, share, global_batch_size=global_batch_size, seed=seed
-        )
-        batch = _as_float(batch) if preprocess is None else preprocess(batch, draws)
-        of_batch = tf.gather(labels, ids)
-        return (batch, of_batch) if mix is None else mix(batch, of_batch, draws)
-
-    return mapped(tf.data.Dataset.range(first_step, last_step), batch_of_step)
-
-
-def evaluation_batches(
-    images: np.ndarray | tf.Tensor,
-    labels: np.ndarray | tf.Tensor,
-    *,
-    global_batch_size: int,
-    preprocess: Callable[[tf.Tensor], tf.Tensor] | None,
-    share: range | None = None,
-) -> tf.data.Dataset:
-    """Every example exactly once, in the order of the data, in full batches with a mask.
-
-    With shares, once over all of them together; each has the same number of batches.
-
-    The last batch is filled up with copies of example 0, which the mask leaves out: metrics add
-    up under the mask, and the number of true entries over all batches is the number of examples.
-
-    Args:
-      images: uint8 [n, height, width, channels], as for `training_batches`.
-      labels: numbers or booleans [n, ...], as for `training_batches`.
-      global_batch_size: examples per batch, at least 1.
-      preprocess: (images [n, ...]) -> float32 [n, ...], traced as it is written. None leaves images
-        as they are, uint8 cast to float32.
-      share: the places in each batch that are read and preprocessed, such as a worker's
-        `Trainer.shares.examples`; None for all.
-
-    Returns:
-      A data set of (float32 [n, height, width, channels], labels [n, ...], mask bool [n]), with n
-      the global batch size, or the size of the share; labels as from `training_batches`.
-
-    Raises:
-      TypeError: labels are not numbers.
-      ValueError: there are no examples, images and labels differ in number, the batch size is
-        below 1, the share is not one of the batch, or a label does not fit into int64.
-    """
-    num_examples = _checked_length(images, labels, global_batch_size)
-    own = places(share, global_batch_size)
-    images, labels = _in_memory(images, labels)
-
-    def batch_at(index):
-        ids = index * global_batch_size + tf.range(own.start, own.stop, dtype=tf.int64)
-        mask = ids < num_examples
-        ids = tf.where(mask, ids, tf.zeros_like(ids))
-        batch = tf.gather(images, ids)  # [len(own), height, width, channels]
-        batch = _as_float(batch) if preprocess is None else preprocess(batch)
-        return batch, tf.gather(labels, ids), mask
-
-    num_batches = -(-num_examples // global_batch_size)
-    return mapped(tf.data.Dataset.range(num_batches), batch_at)
-
-
-def as_array(given) -> np.ndarray:
-    """`given` as a NumPy array.
-
-    Raises:
-      TypeError: it has a mask, which would be lost.
-    """
-    if isinstance(given, np.ma.MaskedArray):
-        raise TypeError(
-            "a masked array: training would see what is under its mask; fill it (`.filled(...)`), "
-            "or give such examples sample_weight 0"
-        )
-    return np.asarray(given)
-
-
-def as_tensor(images: np.ndarray) -> tf.Tensor:
-    """A tensor in the array's own memory, so that a large data set is in memory once.
-
-    The array cannot be written to from then on. One that cannot be written to already, does not
-    begin where tensors do (`decoded.empty` makes those that do), or has gaps, is copied.
-    """
-    aligned = images.ctypes.data % decoded.TENSOR_ALIGNMENT == 0
-    if not (aligned and images.flags.c_contiguous and images.flags.writeable):
-        with tf.device("/CPU:0"):
-            return tf.convert_to_tensor(images)
-    tensor = tf.experimental.dlpack.from_dlpack(images.__dlpack__())
-    images.flags.writeable = False
-    return tensor
-
-
-def spread_out(images: np.ndarray, count: int) -> np.ndarray:
-    """At most `count` of `images`, [n, ...], evenly spread: sorted classes all have some."""
-    places = np.linspace(0, len(images) - 1, min(count, len(images))).astype(np.int64)
-    return images[places]
-
-
-def _checked_length(images, labels, global_batch_size: int) -> int:
-    if len(images) != len(labels):
-        raise ValueError(f"{len(images)} images but {len(labels)} labels: give one for each")
-    if len(images) == 0:
-        raise ValueError("0 examples: must be at least 1")
-    if global_batch_size < 1:
-        raise ValueError(f"global_batch_size={global_batch_size}: must be at least 1")
-    return len(images)
-
-
-def _in_memory(images, labels) -> tuple[tf.Tensor, tf.Tensor]:
-    # Eager tensors are inputs of the mapped function; arrays would become constants in its graph.
-    # Without the pin they would be copied to a GPU, and back for each batch.
-    with tf.device("/CPU:0"):
-        return tf.convert_to_tensor(images), tf.convert_to_tensor(_as_labels(labels))
-
-
-def _as_labels(labels) -> np.ndarray | tf.Tensor:
-    """Integers as int32, or as int64 where one does not fit; other numbers as they are."""
-    if isinstance(labels, (list, tuple)):
-        labels = np.asarray(labels)
-        if labels.dtype == np.float64:  # Python's numbers have no type to keep
-            labels = labels.astype(np.float32)
-    dtype = tf.as_dtype(labels.dtype)
-    if dtype.is_floating or dtype.is_bool:
-        return labels
-    if not dtype.is_integer:
-        raise TypeError(f"labels are {labels.dtype}: must be numbers or booleans")
-    values = np.asarray(labels)
-    smallest, largest = int(values.min()), int(values.max())
-    if largest > np.iinfo(np.int64).max:
-        raise ValueError(f"a label is {largest}: must fit into int64")
-    narrow = np.iinfo(np.int32)
-    fits = narrow.min <= smallest and largest <= narrow.max
-    return values.astype(np.int32 if fits else np.int64)
-
-
-def _as_float(images: tf.Tensor) -> tf.Tensor:
-    return tf.cast(images, tf.float32) if images.dtype == tf.uint8 else images
+def each_once(num_examples: int, batch_size: int) -> tf.data.Dataset:
+    """The numbers of all examples in order, int64 [batch_size], and fewer in the last batch."""
+    if batch_size < 1:
+        raise ValueError(f"batch_size={batch_size}: must be at least 1")
+    return tf.data.Dataset.range(num_examples).batch(batch_size)
 
 
 def mapped(indices: tf.data.Dataset, batch_at: Callable) -> tf.data.Dataset:
@@ -349,3 +261,25 @@ def mapped(indices: tf.data.Dataset, batch_at: Callable) -> tf.data.Dataset:
     # operations.
     options.experimental_optimization.apply_default_optimizations = False
     return batches.prefetch(tf.data.AUTOTUNE).with_options(options)
+
+
+def as_tensor(array: np.ndarray) -> tf.Tensor:
+    """A tensor in the array's own memory, so that a large data set is in memory once.
+
+    The array cannot be written to from then on. One that cannot be written to already, does not
+    begin where tensors do (`decoded.empty` makes those that do, and memory-mapped `.npy` files
+    are), or has gaps, is copied.
+    """
+    aligned = array.ctypes.data % _TENSOR_ALIGNMENT == 0
+    if not (aligned and array.flags.c_contiguous and array.flags.writeable):
+        with tf.device("/CPU:0"):
+            return tf.convert_to_tensor(array)
+    tensor = tf.experimental.dlpack.from_dlpack(array.__dlpack__())
+    array.flags.writeable = False
+    return tensor
+
+
+def spread_out(images: np.ndarray, count: int) -> np.ndarray:
+    """At most `count` of `images`, [n, ...], evenly spread: sorted classes all have some."""
+    places = np.linspace(0, len(images) - 1, min(count, len(images))).astype(np.int64)
+    return images[places]

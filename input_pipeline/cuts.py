@@ -1,5 +1,6 @@
 """Which part of a picture becomes the square that a network sees, and how large it is scaled."""
 
+import functools
 import math
 from typing import NamedTuple
 
@@ -48,8 +49,7 @@ def middle(sizes: tf.Tensor, shorter: int) -> Cut:
 class _Drawn(NamedTuple):
     area: tf.Tensor  # float32 [n, tries], in [LEAST_AREA, MOST_AREA)
     ratio: tf.Tensor  # float32 [n, tries], in [LEAST_RATIO, MOST_RATIO)
-    top: tf.Tensor  # float32 [n], in [0, 1)
-    left: tf.Tensor  # float32 [n], in [0, 1)
+    place: tf.Tensor  # float32 [n, 2], in [0, 1), of height and width
     mirrored: tf.Tensor  # bool [n]
 
 
@@ -64,54 +64,37 @@ def at_random(sizes: tf.Tensor, draws: batches.Draws, size: int) -> Cut:
       draws: of the batch.
       size: pixels.
     """
-    drawn = draws.own(lambda n: _draw(draws.seed, n), tf.shape(sizes)[0])
-    height, width = (tf.cast(side, tf.float32) for side in tf.unstack(sizes, axis=1))  # [n]
-    area, ratio = (height * width)[:, tf.newaxis] * drawn.area, drawn.ratio
-    tried_width, tried_height = tf.round(tf.sqrt(area * ratio)), tf.round(tf.sqrt(area / ratio))
-    fits = (
-        (tried_width >= 1) & (tried_width <= width[:, tf.newaxis])
-        & (tried_height >= 1) & (tried_height <= height[:, tf.newaxis])
-    )  # fmt: skip
-    first = tf.argmax(tf.cast(fits, tf.int32), axis=1)
-    own_ratio = width / height
-    otherwise = (
-        tf.where(own_ratio < LEAST_RATIO, tf.round(width / LEAST_RATIO), height),
-        tf.where(own_ratio > MOST_RATIO, tf.round(height * MOST_RATIO), width),
-    )
-    does_fit = tf.reduce_any(fits, axis=1)
-    part_height, part_width = (
-        tf.where(does_fit, tf.gather(tried, first, axis=1, batch_dims=1), other)
-        for tried, other in zip((tried_height, tried_width), otherwise, strict=True)
-    )
-
-    def begin(of_picture, of_part, share):
-        left_over = of_picture - of_part
-        at = tf.minimum(tf.floor(share * (left_over + 1)), left_over)
-        return tf.where(does_fit, at, tf.floor(left_over / 2))
-
-    box = tf.stack(
+    drawn = draws.for_share(lambda n: _draw(draws.seed, n), tf.shape(sizes)[0])
+    whole = tf.cast(sizes, tf.float32)  # [n, 2], height and width
+    area = tf.reduce_prod(whole, axis=1, keepdims=True) * drawn.area
+    tried = tf.round(tf.sqrt(tf.stack([area / drawn.ratio, area * drawn.ratio], axis=2)))
+    # [n, tries, 2]
+    fits = tf.reduce_all((tried >= 1) & (tried <= whole[:, tf.newaxis]), axis=2)
+    first = tf.gather(tried, tf.argmax(tf.cast(fits, tf.int32), axis=1), axis=1, batch_dims=1)
+    height, width = tf.unstack(whole, axis=1)
+    otherwise = tf.stack(
         [
-            begin(height, part_height, drawn.top),
-            begin(width, part_width, drawn.left),
-            part_height,
-            part_width,
+            tf.where(width / height < LEAST_RATIO, tf.round(width / LEAST_RATIO), height),
+            tf.where(width / height > MOST_RATIO, tf.round(height * MOST_RATIO), width),
         ],
         axis=1,
     )
-    return Cut(tf.cast(box, tf.int32), tf.fill(tf.shape(sizes), float(size)), drawn.mirrored)
+    does_fit = tf.reduce_any(fits, axis=1, keepdims=True)
+    part = tf.where(does_fit, first, otherwise)
+    left_over = whole - part
+    at = tf.minimum(tf.floor(drawn.place * (left_over + 1)), left_over)
+    begin = tf.where(does_fit, at, tf.floor(left_over / 2))
+    box = tf.cast(tf.concat([begin, part], axis=1), tf.int32)
+    return Cut(box, tf.fill(tf.shape(sizes), float(size)), drawn.mirrored)
 
 
-def _draw(draw_seed: tf.Tensor, count: int | tf.Tensor) -> _Drawn:
-    def uniform(kind, shape, low, high):
-        seed = tf.random.experimental.stateless_fold_in(draw_seed, kind, alg=batches.ALGORITHM)
-        return tf.random.stateless_uniform(shape, seed, low, high, alg=batches.ALGORITHM)
-
+def _draw(seed: tf.Tensor, count: int | tf.Tensor) -> _Drawn:
+    uniform = functools.partial(batches.uniform, seed)
     ratios = math.log(LEAST_RATIO), math.log(MOST_RATIO)
     return _Drawn(
         uniform(_AREA_DRAW, [count, _TRIES], LEAST_AREA, MOST_AREA),
         # For the whole batch: the last bits of exp depend on how many are computed together.
         tf.exp(uniform(_RATIO_DRAW, [count, _TRIES], *ratios)),
-        uniform(_TOP_DRAW, [count], 0.0, 1.0),
-        uniform(_LEFT_DRAW, [count], 0.0, 1.0),
-        uniform(_FLIP_DRAW, [count], 0.0, 1.0) < 0.5,
+        tf.stack([uniform(_TOP_DRAW, [count]), uniform(_LEFT_DRAW, [count])], axis=1),
+        uniform(_FLIP_DRAW, [count]) < 0.5,
     )

@@ -1,19 +1,101 @@
 """The images of a data set as a source of training batches, and as examples to evaluate.
 
-`training` and `evaluated` do it for any set that `datasets.load` gives: for one in memory, here;
-for one on disk, by `stored_images`.
+`training` and `evaluated` do it for any set that `datasets.load` gives: for one in memory, and for
+one whose pictures are read when they are needed (`encoded`).
 """
 
-from collections.abc import Callable, Iterator
+import dataclasses
+import functools
+from collections.abc import Callable, Iterator, Sequence
 
+import numpy as np
 import tensorflow as tf
 
-from . import batches, datasets, decoded, mixing, preprocess, stored_images
+from . import arrays, batches, decoded, encoded, mixing, preprocess, reading
+
+
+@dataclasses.dataclass(frozen=True)
+class ImageArrays:
+    """One split of a data set, in memory.
+
+    Attributes:
+      images: uint8 [n, height, width, channels].
+      labels: int32 [n], each at least 0 and below `len(class_names)`.
+      class_names: one name per class.
+      source: where it came from, one line for a person.
+      fingerprint: SHA-256 in hex over images and labels; the same data has the same fingerprint.
+    """
+
+    images: np.ndarray
+    labels: np.ndarray
+    class_names: tuple[str, ...]
+    source: str
+    fingerprint: str
+
+    def __post_init__(self):
+        count, classes = len(self.images), len(self.class_names)
+        if not self.images.size or len(self.labels) != count:
+            raise decoded.DataError(
+                f"{self.source}: {count:,} images of {list(self.images.shape[1:])} and "
+                f"{len(self.labels):,} labels; there must be one label for each of at least one "
+                "image."
+            )
+        decoded.check_labels(self.labels, classes, self.source)
+
+    @property
+    def num_examples(self) -> int:
+        """How many images there are."""
+        return len(self.images)
+
+    @property
+    def image_shape(self) -> tuple[int, int, int]:
+        """(height, width, channels) of an image."""
+        return self.images.shape[1:]
+
+    @functools.cached_property
+    def tensors(self) -> tuple[tf.Tensor, tf.Tensor]:
+        """Images and labels in the arrays' own memory, which cannot be written to any more."""
+        return batches.as_tensor(self.images), batches.as_tensor(self.labels)
+
+    def some(self, count: int) -> np.ndarray:
+        """At most `count` images, evenly spread: uint8 `[n, *image_shape]`."""
+        return batches.spread_out(self.images, count)
+
+    def at(self, ids: Sequence[int]) -> np.ndarray:
+        """The images of these numbers: uint8 `[n, *image_shape]`."""
+        return self.images[np.asarray(ids, np.int64)]
+
+    def names(self) -> list[str]:
+        """What a person calls each image: its number."""
+        return list(map(str, range(len(self.images))))
+
+    def training(self, prepared: preprocess.Preprocessing, seed: int) -> batches.Source:
+        """Training batches, in the order and with the draws of the seed."""
+        fingerprint = prepared.fingerprint_of(self.fingerprint, seed)
+        examples = arrays.InMemory(*self.tensors)
+        return arrays.source(examples, fingerprint, prepared.in_training, prepared.mixed, seed)
+
+    def evaluated(
+        self, prepared: preprocess.Preprocessing, batch_size: int
+    ) -> Callable[[], Iterator[tuple]]:
+        """Iterates over batches (images, labels) of all images in order, again at each call."""
+        images, labels = self.tensors
+
+        def batch_of(ids):
+            batch = tf.gather(images, ids)  # [n, height, width, channels]
+            return prepared.evaluate(batch), tf.gather(labels, ids)
+
+        # Made once, because TensorFlow keeps something of each; every iteration starts over.
+        dataset = batches.mapped(batches.each_once(len(self.images), batch_size), batch_of)
+        return lambda: reading.Reading(dataset)
+
+
+Images = ImageArrays | encoded.EncodedImages
 
 
 def preprocessing(
     name: str,
-    split: datasets.Images,
+    split: Images,
     *,
     augmentation: str = "none",
     random_erasing: float = 0.0,
@@ -23,13 +105,10 @@ def preprocessing(
     """What happens to the images of a data set between the set and the network.
 
     Args:
-      name: `crop_flip_colour`, `pad_crop_flip`, `shift_alternating_flip`, or, for pictures on disk,
-        `random_resized_crop` (`preprocess.for_images` says what each does).
+      name: as for `preprocess.for_images`; `random_resized_crop` is for encoded pictures.
       split: of a data set, from `datasets.load`.
-      augmentation: in training: `none`, `trivial_augment`, `rand_augment` or `colour_jitter`.
-      random_erasing: in training: the probability that a rectangle of an image is erased, 0 to 1.
-      mixup_alpha: in training: of the Beta distribution by which images are mixed; 0 for no mixup.
-      cutmix_alpha: likewise, of CutMix.
+      augmentation, random_erasing: in training, as for `preprocess.for_images`.
+      mixup_alpha, cutmix_alpha: in training, as of `mixing.Mixing`.
 
     Returns:
       Its `train` and `evaluate` give float32 `[n, *output_shape]`.
@@ -40,150 +119,58 @@ def preprocessing(
       DataError: it crops pictures while it decodes them, and these are decoded already.
     """
     mixed = mixing.Mixing(mixup_alpha, cutmix_alpha, len(split.class_names))
-    found = preprocess.for_images(name, split.image_shape, augmentation, random_erasing, mixed)
-    _check_fits(split, found)
-    return found
+    prepared = preprocess.for_images(name, split.image_shape, augmentation, random_erasing, mixed)
+    _check_fits(split, prepared)
+    return prepared
 
 
-def _check_fits(split: datasets.Images, prepared: preprocess.Preprocessing) -> None:
+def _check_fits(split: Images, prepared: preprocess.Preprocessing) -> None:
     if tuple(split.image_shape) != prepared.image_shape:
         raise ValueError(
             f"preprocessing={prepared.name} was made for images of {list(prepared.image_shape)}, "
             f"but those of this split are {list(split.image_shape)}; make another for it"
         )
-    if prepared.cuts_at_random and isinstance(split, datasets.ImageArrays):
+    if prepared.cuts_at_random and isinstance(split, ImageArrays):
         height, width, _ = split.image_shape
         raise decoded.DataError(
             f"preprocessing={prepared.name} crops pictures while it decodes them, but this set is "
-            f"already decoded, to {height} x {width}: give `image_size`, to read its pictures "
-            "from disk, or another `preprocessing`."
+            f"already decoded, to {height} x {width}: give `image_size`, to decode its pictures "
+            "when they are needed, or another `preprocessing`."
         )
 
 
-def training(
-    split: datasets.Images, prepared: preprocess.Preprocessing, seed: int
-) -> "Training | stored_images.Training":
+def training(split: Images, prepared: preprocess.Preprocessing, seed: int) -> batches.Source:
     """The split as a source of training batches, for `towers.Run`.
 
     Args:
       split: from `datasets.load`.
-      prepared: from `preprocessing`.
+      prepared: from `preprocessing`; ValueError or DataError where it is for other images.
       seed: of the order of the examples and of what preprocessing draws.
-
-    Raises:
-      ValueError, DataError: `prepared` is not for the images of this split.
     """
     _check_fits(split, prepared)
-    if isinstance(split, datasets.ImageArrays):
-        return Training(split, prepared, seed)
-    return stored_images.Training(split, prepared, seed)
+    return split.training(prepared, seed)
 
 
-def evaluated(
-    split: datasets.Images,
-    prepared: preprocess.Preprocessing,
-    global_batch_size: int,
-    share: range | None = None,
-) -> "Evaluated | stored_images.Evaluated":
+def evaluated(split: Images, prepared: preprocess.Preprocessing, batch_size: int) -> "Evaluated":
     """The split's examples, each exactly once, as often as the result is iterated over.
 
     Args:
       split: from `datasets.load`.
-      prepared: from `preprocessing`.
-      global_batch_size: images of a batch, on all workers together; at least 1. The last batch is
-        filled up, and its mask says with what.
-      share: the places in each batch that this worker takes; None for all.
+      prepared: from `preprocessing`; ValueError or DataError where it is for other images.
+      batch_size: images of a batch, at least 1; the last batch may have fewer.
 
     Returns:
-      Batches (images float32 `[n, *output_shape]`, labels int32 [n], mask bool [n], true for the
-      examples that count).
-
-    Raises:
-      ValueError, DataError: `prepared` is not for the images of this split.
+      Batches (images float32 `[n, *output_shape]`, labels int32 [n]), in the order of the split.
     """
     _check_fits(split, prepared)
-    if isinstance(split, datasets.ImageArrays):
-        return Evaluated(split, prepared.evaluate, global_batch_size, share)
-    return stored_images.Evaluated(split, prepared, global_batch_size, share)
-
-
-class Training:
-    """A source of training batches by step, for `towers.Run`.
-
-    Attributes:
-      num_examples: images of the split.
-      fingerprint: sha256 of the images and labels, the preprocessing and the seed.
-    """
-
-    def __init__(
-        self,
-        split: datasets.ImageArrays,
-        prepared: preprocess.Preprocessing,
-        seed: int,
-    ):
-        """
-        Args:
-          split: of a data set.
-          prepared: what happens to its images.
-          seed: as for `batches.training_batches`.
-        """
-        self.num_examples = len(split.images)
-        self.fingerprint = prepared.fingerprint_of(split.fingerprint, seed)
-        self._images, self._labels = batches.as_tensor(split.images), split.labels
-        self._prepared, self._seed = prepared, seed
-
-    def batches(
-        self,
-        first_step: int,
-        last_step: int,
-        *,
-        global_batch_size: int,
-        share: range | None = None,
-    ) -> tf.data.Dataset:
-        """As `batches.training_batches`, and `mixing.Mixing` where images are mixed."""
-        return batches.training_batches(
-            self._images,
-            self._labels,
-            global_batch_size=global_batch_size,
-            seed=self._seed,
-            first_step=first_step,
-            last_step=last_step,
-            preprocess=self._prepared.in_training,
-            mix=self._prepared.mixed,
-            share=share,
-        )
+    return Evaluated(split.evaluated(prepared, batch_size))
 
 
 class Evaluated:
-    """Each image of a split exactly once, as often as it is iterated over.
+    """Each image of a split exactly once, in order, as often as it is iterated over."""
 
-    Attributes:
-      num_counted: images of the split.
-    """
+    def __init__(self, iterate: Callable[[], Iterator[tuple]]):
+        self._iterate = iterate
 
-    def __init__(
-        self,
-        split: datasets.ImageArrays,
-        evaluate: Callable,
-        global_batch_size: int,
-        share: range | None = None,
-    ):
-        """
-        Args:
-          split: of a data set.
-          evaluate: `preprocess` of `batches.evaluation_batches`.
-          global_batch_size: likewise.
-          share: likewise.
-        """
-        self.num_counted = len(split.images)
-        # Made once, because TensorFlow keeps something of each; every iteration starts over.
-        self._batches = batches.evaluation_batches(
-            batches.as_tensor(split.images),
-            split.labels,
-            global_batch_size=global_batch_size,
-            preprocess=evaluate,
-            share=share,
-        )
-
-    def __iter__(self) -> Iterator:
-        return iter(self._batches)
+    def __iter__(self) -> Iterator[tuple]:
+        return self._iterate()

@@ -16,26 +16,17 @@ from . import batches
 LEAST_ALPHA, MOST_ALPHA = 0.1, 100.0  # with less, nearly all draws are 0 or 1
 CUTMIX_SHARE = 0.5  # of the images, where mixup and CutMix are both on
 
-# Apart from those of `preprocess`, `cuts` and `augment`.
 _KIND_DRAW, _TOP_DRAW, _LEFT_DRAW = range(48, 51)
 _MIXUP_DRAWS, _CUTMIX_DRAWS = (51, 52), (53, 54)
 
 
 class Plan(NamedTuple):
-    """How each image of a batch is mixed with its neighbour.
+    """How each image of a batch is mixed with its neighbour."""
 
-    Attributes:
-      share: float32 [n], of the label that is the image's own.
-      rows: float32 [n, height], 1 where a row crosses the rectangle that is the neighbour's. With
-        mixup there is none.
-      columns: float32 [n, width], likewise.
-      weight: float32 [n], of the image's own pixels outside that rectangle.
-    """
-
-    share: tf.Tensor
-    rows: tf.Tensor
-    columns: tf.Tensor
-    weight: tf.Tensor
+    share: tf.Tensor  # float32 [n], of the label that is the image's own
+    rows: tf.Tensor  # float32 [n, height], 1 where a row crosses the neighbour's rectangle
+    columns: tf.Tensor  # float32 [n, width], likewise; with mixup no row crosses one
+    weight: tf.Tensor  # float32 [n], of the image's own pixels outside that rectangle
 
 
 @dataclasses.dataclass(frozen=True)
@@ -95,30 +86,39 @@ class Mixing:
         if not self.is_any:
             return images, labels
         images, labels = tf.convert_to_tensor(images), tf.convert_to_tensor(labels)
-        labels = _classes(images, labels)
+        is_column = labels.shape.rank == 2 and labels.shape[1] == 1
+        labels = labels[:, 0] if is_column else labels
+        if not labels.dtype.is_integer or labels.shape.rank != 1 or images.shape.rank != 4:
+            raise ValueError(
+                "mixup and CutMix take images [n, height, width, channels] and integer labels [n], "
+                f"but these are {images.shape} and {labels.dtype.name} {labels.shape}"
+            )
         count, height, width, channels = images.shape
-        _check_pairs(draws.share or range(count))
-        plan = draws.own(lambda whole: self._plan(draws.seed, whole, height, width), count)
+        places = draws.share or range(count)
+        if places.start % 2 or len(places) % 2:
+            raise ValueError(
+                "mixup and CutMix mix pairs of images: a batch, and each worker's share of it, "
+                "must have an even number of them, but this one begins at "
+                f"{places.start} and has {len(places)}"
+            )
+        plan = draws.for_share(lambda whole: self._plan(draws.seed, whole, height, width), count)
         # Over three channels TensorFlow broadcasts 10 times slower than over rows of pixels.
         rows = tf.reshape(tf.cast(images, tf.float32), [-1, height, width * channels])
         columns = tf.repeat(plan.columns, channels, axis=1)
         in_rectangle = plan.rows[:, :, tf.newaxis] * columns[:, tf.newaxis]
         weight = plan.weight[:, tf.newaxis, tf.newaxis] - in_rectangle
-        mixed = weight * rows + (1.0 - weight) * _of_neighbours(rows)
-        with tf.control_dependencies([self._in_range(labels)]):
-            of_class = tf.one_hot(labels, self.num_classes)
-        share = plan.share[:, tf.newaxis]
-        shares = share * of_class + (1.0 - share) * _of_neighbours(of_class)
-        return tf.reshape(mixed, images.shape), shares
-
-    def _in_range(self, labels: tf.Tensor) -> tf.Operation | None:
+        mixed = weight * rows + (1.0 - weight) * _neighbours(rows)
         is_in_range = tf.reduce_all((labels >= 0) & (labels < self.num_classes))
-        said = f"mixup and CutMix: a label is not from 0 to {self.num_classes - 1}; of the batch:"
-        return tf.debugging.Assert(is_in_range, [said, labels], summarize=10)
+        text = f"mixup and CutMix: a label is not from 0 to {self.num_classes - 1}; of the batch:"
+        with tf.control_dependencies([tf.debugging.Assert(is_in_range, [text, labels], 10)]):
+            classes = tf.one_hot(labels, self.num_classes)
+        share = plan.share[:, tf.newaxis]
+        shares = share * classes + (1.0 - share) * _neighbours(classes)
+        return tf.reshape(mixed, images.shape), shares
 
     def _plan(self, seed: tf.Tensor, count: int | tf.Tensor, height: int, width: int) -> Plan:
         """Draws a `Plan` for `count` images."""
-        draw = functools.partial(_uniform, seed, count)
+        draw = functools.partial(batches.uniform, seed, shape=[count])
         # Where only one of the two is on, every draw is on its side.
         cutmix_share = CUTMIX_SHARE if self.mixup_alpha else 1.0
         is_cut = draw(_KIND_DRAW) < (cutmix_share if self.cutmix_alpha else 0.0)
@@ -139,44 +139,16 @@ class Mixing:
         )
 
 
-def _classes(images: tf.Tensor, labels: tf.Tensor) -> tf.Tensor:
-    """The labels, integer [n]; else a ValueError, as where `images` are not images."""
-    is_column = labels.shape.rank == 2 and labels.shape[1] == 1
-    if not labels.dtype.is_integer or not (labels.shape.rank == 1 or is_column):
-        raise ValueError(
-            f"mixup and CutMix take integer labels [n], but these are {labels.dtype.name} "
-            f"{labels.shape}"
-        )
-    if images.shape.rank != 4:
-        raise ValueError(
-            "mixup and CutMix take images [n, height, width, channels], but these inputs are "
-            f"{images.shape}"
-        )
-    return labels[:, 0] if is_column else labels
-
-
-def _check_pairs(places: range) -> None:
-    """Refuses a batch, or a share of one, in which an image has no neighbour."""
-    if places.start % 2 or len(places) % 2:
-        raise ValueError(
-            "mixup and CutMix mix pairs of images: a batch, and each worker's share of it, must "
-            f"have an even number of them, but this one begins at {places.start} and has "
-            f"{len(places)}"
-        )
-
-
-def _of_neighbours(values: tf.Tensor) -> tf.Tensor:
+def _neighbours(values: tf.Tensor) -> tf.Tensor:
     """[n, ...], of which 0 and 1, 2 and 3, and so on have changed places."""
-    shape = tf.shape(values)
-    pairs = tf.reshape(values, tf.concat([[-1, 2], shape[1:]], axis=0))
-    return tf.reshape(tf.reverse(pairs, [1]), shape)
+    pairs = tf.reshape(values, [-1, 2, *values.shape[1:]])
+    return tf.reshape(tf.reverse(pairs, [1]), values.shape)
 
 
 def _crossed(middle: tf.Tensor, half: tf.Tensor, length: int) -> tf.Tensor:
-    """Which rows or columns a rectangle crosses: float32 [n, length], 1 or 0.
+    """Which rows or columns a rectangle crosses, as torchvision has it: float32 [n, length].
 
-    As torchvision has it: whole pixels on both sides of the middle, and what lies outside the image
-    is cut off.
+    It has whole pixels on both sides of its middle, and what lies outside the image is cut off.
 
     Args:
       middle: float32 [n], in [0, 1).
@@ -189,18 +161,15 @@ def _crossed(middle: tf.Tensor, half: tf.Tensor, length: int) -> tf.Tensor:
     return tf.cast(is_crossed, tf.float32)
 
 
-def _uniform(draw_seed: tf.Tensor, count: int | tf.Tensor, kind: int) -> tf.Tensor:
-    return tf.random.stateless_uniform([count], _seed(draw_seed, kind), alg=batches.ALGORITHM)
-
-
-def _beta(draw_seed: tf.Tensor, kinds: tuple[int, int], count, alpha: float) -> tf.Tensor:
+def _beta(seed: tf.Tensor, kinds: tuple[int, int], count, alpha: float) -> tf.Tensor:
     """float32 [count], of Beta(alpha, alpha): a gamma variable as a share of two."""
     one, other = (
-        tf.random.stateless_gamma([count], _seed(draw_seed, kind), alpha, dtype=tf.float64)
+        tf.random.stateless_gamma(
+            [count],
+            tf.random.experimental.stateless_fold_in(seed, kind, alg=batches.ALGORITHM),
+            alpha,
+            dtype=tf.float64,
+        )
         for kind in kinds
     )
     return tf.cast(one / (one + other), tf.float32)
-
-
-def _seed(draw_seed: tf.Tensor, kind: int) -> tf.Tensor:
-    return tf.random.experimental.stateless_fold_in(draw_seed, kind, alg=batches.ALGORITHM)

@@ -1,25 +1,22 @@
 """Encoded pictures: which are accepted, and how one becomes pixels.
 
-A picture is looked at once, when it is put into a store (`store`): its header is read by Pillow,
-and all of it is decoded by TensorFlow. Its pixels come from TensorFlow alone, in one fixed way for
-each format, so that they do not depend on what else is installed, nor on threads. docs/data.md says
-what happens to odd ones.
+The header of a picture is read by Pillow. Its pixels come from TensorFlow, in one fixed way for
+each format, so that they do not depend on what else is installed, nor on threads; only a BMP, which
+TensorFlow 2.21 reads wrongly where it has a palette or an unused byte, is read by Pillow.
+docs/data.md says what happens to odd ones.
 """
 
-import contextlib
+import functools
 import io
 import warnings
-from collections.abc import Iterator
 from typing import NamedTuple
 
-import numpy as np
 import tensorflow as tf
 from PIL import Image
 
 from . import cuts
 
-# Pillow's names of the formats, by the number that a store keeps of each.
-FORMATS = ("JPEG", "PNG", "WEBP", "GIF", "BMP")
+FORMATS = ("JPEG", "PNG", "WEBP", "GIF", "BMP")  # Pillow's names
 JPEG, PNG, WEBP, GIF, BMP = range(len(FORMATS))
 ENDINGS = (".jpg", ".jpeg", ".jpe", ".jfif", ".png", ".webp", ".gif", ".bmp")
 MOST_PIXELS = 178_956_970  # of one picture, like Pillow's own limit, against attacks
@@ -28,7 +25,11 @@ LONGEST_SIDE = 65_535  # pixels: what JPEG can have
 _ORIENTATION = 0x0112  # of EXIF
 _UPRIGHT = 1
 _EDGE = 2  # pixels
+_EXACTLY = {"dct_method": "INTEGER_ACCURATE", "fancy_upscaling": True}  # how a JPEG is decoded
 _WHOLE = 4  # as a way to decode, after JPEG's four ratios: all of the picture, of any format
+
+# Of large pictures and odd metadata, in whichever thread reads the header.
+warnings.filterwarnings("ignore", module=r"PIL\.")
 
 
 class NoPicture(ValueError):
@@ -36,33 +37,16 @@ class NoPicture(ValueError):
 
 
 class Header(NamedTuple):
-    """What is known of a picture before it is decoded.
+    """What is known of a picture before it is decoded."""
 
-    Attributes:
-      kind: its place in FORMATS.
-      height: in pixels, as it is to be seen, which is turned as `orientation` says.
-      width: likewise.
-      orientation: of EXIF, 1 to 8; 1 is upright.
-    """
-
-    kind: int
-    height: int
-    width: int
-    orientation: int
-
-
-@contextlib.contextmanager
-def without_pillows_warnings() -> Iterator[None]:
-    """Silences what `header` makes Pillow warn of, in all threads; to be entered by one."""
-    with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", module=r"PIL\.")
-        yield
+    height: int  # in pixels, as it is to be seen, which is turned as `orientation` says
+    width: int  # likewise
+    orientation: int  # of EXIF, 1 to 8; 1 is upright
+    kind: int  # its place in FORMATS
 
 
 def header(content: bytes) -> Header:
     """Reads what a picture says of itself, without decoding it.
-
-    Pillow may warn, of large pictures and odd metadata.
 
     Raises:
       NoPicture: it is not one of FORMATS, has too many pixels, or is one that TensorFlow does not
@@ -72,7 +56,7 @@ def header(content: bytes) -> Header:
         raise NoPicture("is empty")
     try:
         with Image.open(io.BytesIO(content), formats=FORMATS) as image:
-            found = _header(image)
+            return _header(image)
     except NoPicture:
         raise
     except Image.DecompressionBombError as error:
@@ -81,7 +65,6 @@ def header(content: bytes) -> Header:
         raise NoPicture(f"is not {' or '.join(FORMATS)}, or has a damaged header") from error
     except Exception as error:  # whatever Pillow's readers raise of damaged files
         raise NoPicture(f"has a damaged header ({type(error).__name__}: {error})") from error
-    return found
 
 
 def _header(image: Image.Image) -> Header:
@@ -100,7 +83,7 @@ def _header(image: Image.Image) -> Header:
         orientation = _UPRIGHT
     if orientation >= 5:  # a quarter turn
         height, width = width, height
-    return Header(kind, height, width, orientation)
+    return Header(height, width, orientation, kind)
 
 
 def _too_large(size: str) -> str:
@@ -110,89 +93,71 @@ def _too_large(size: str) -> str:
     )
 
 
-def check(content: bytes) -> Header:
-    """The header of a picture that can be decoded to its end.
+def for_tensorflow(content: bytes, kind: int) -> bytes:
+    """The picture in a form that TensorFlow reads correctly: a BMP as PNG, others as they are.
+
+    Raises:
+      NoPicture: it is damaged.
+    """
+    if kind != BMP:
+        return content
+    try:
+        with Image.open(io.BytesIO(content)) as image:
+            png = io.BytesIO()
+            image.convert("RGBA" if image.has_transparency_data else "RGB").save(png, "PNG")
+            return png.getvalue()
+    except Exception as error:  # whatever Pillow's reader raises of a damaged file
+        raise NoPicture(f"is a damaged BMP ({error})") from error
+
+
+def check(content: bytes) -> None:
+    """Decodes a picture to its end.
 
     Raises:
       NoPicture: it cannot be decoded.
     """
-    found = header(content)
+    about = header(content)
+    content = for_tensorflow(content, about.kind)
     try:
         with tf.device("/CPU:0"):
-            pixels = _on_white(_as_stored(tf.constant(content), found.kind))
+            pixels = _on_white(_as_stored(tf.constant(content), about.kind))
     except tf.errors.ResourceExhaustedError as error:
         raise NoPicture("is too large for the available memory") from error
     except tf.errors.OpError as error:
-        why = f"cannot be decoded; it is cut short or damaged ({_reason(error)})"
-        raise NoPicture(why) from error
-    size = (found.height, found.width) if found.orientation < 5 else (found.width, found.height)
-    if tuple(pixels.shape[:2]) != size:
+        text = error.message.partition("}} ")[2] or error.message
+        why = text.partition(" [Op:")[0].strip().rstrip(".")[:200]
+        raise NoPicture(f"cannot be decoded; it is cut short or damaged ({why})") from error
+    if sorted(pixels.shape[:2]) != sorted(about[:2]):
         raise NoPicture("does not have the size that its header gives")
-    if found.kind == BMP and not _is_as_pillow_has_it(content, pixels.numpy()):
-        raise NoPicture("is a BMP of a kind that TensorFlow reads wrongly; save it as PNG")
-    return found
-
-
-def _is_as_pillow_has_it(content: bytes, pixels: np.ndarray) -> bool:
-    """TensorFlow 2.21 takes a palette for grey values, and an unused byte for opacity."""
-    try:
-        with Image.open(io.BytesIO(content)) as image:
-            converted = image.convert("RGBA")
-    except Exception as error:  # whatever Pillow's reader raises of a damaged file
-        raise NoPicture(f"is a damaged BMP ({error})") from error
-    on_white = Image.new("RGBA", converted.size, "white")
-    on_white.alpha_composite(converted)
-    expected = np.asarray(on_white.convert("RGB")).astype(int)
-    return bool(np.abs(expected - pixels).max() <= 1)
-
-
-def _reason(error: tf.errors.OpError) -> str:
-    text = error.message.partition("}} ")[2] or error.message
-    return text.partition(" [Op:")[0].strip().rstrip(".")[:200]
 
 
 class Looks(NamedTuple):
-    """How pictures become squares; the first axis is that of the pictures, or left out for one.
+    """How pictures become squares; the first axis is that of the pictures, or left out for one."""
 
-    Attributes:
-      kind: int32 [n], places in FORMATS.
-      orientation: int32 [n], as EXIF has it.
-      way: int32 [n], how often a JPEG's sides are halved as it is decoded, or _WHOLE.
-      window: int32 [n, 4], (top, left, height, width) of what is decoded, after that.
-      begin: int32 [n, 3], where in the window the part begins that is scaled.
-      shape: int32 [n, 3], of that part.
-      scale: float32 [n, 2], of its height and width; above 1 enlarges.
-      offset: float32 [n, 2], in pixels of the scaled part, where the square begins.
-      mirrored: bool [n], whether left becomes right.
-    """
-
-    kind: tf.Tensor
-    orientation: tf.Tensor
-    way: tf.Tensor
-    window: tf.Tensor
-    begin: tf.Tensor
-    shape: tf.Tensor
-    scale: tf.Tensor
-    offset: tf.Tensor
-    mirrored: tf.Tensor
+    kind: tf.Tensor  # int32 [n], places in FORMATS
+    orientation: tf.Tensor  # int32 [n], as EXIF has it
+    way: tf.Tensor  # int32 [n], how often a JPEG's sides are halved as it is decoded, or _WHOLE
+    window: tf.Tensor  # int32 [n, 4], (top, left, height, width) of what is decoded, after that
+    begin: tf.Tensor  # int32 [n, 3], where in the window the part begins that is scaled
+    shape: tf.Tensor  # int32 [n, 3], of that part
+    scale: tf.Tensor  # float32 [n, 2], of its height and width; above 1 enlarges
+    offset: tf.Tensor  # float32 [n, 2], in scaled pixels, where the square begins
+    mirrored: tf.Tensor  # bool [n], whether left becomes right
 
 
-def looks(
-    kinds: tf.Tensor, orientations: tf.Tensor, sizes: tf.Tensor, cut: cuts.Cut, size: int
-) -> Looks:
+def looks(headers: tf.Tensor, cut: cuts.Cut, size: int) -> Looks:
     """How parts of pictures become squares: once for a batch, because it is many small operations.
 
     A part is decoded alone where the picture is an upright JPEG, and at half, a quarter or an
     eighth of its size where that is still twice what is needed (as Pillow's `reducing_gap=2.0`).
 
     Args:
-      kinds: int32 [n], places in FORMATS.
-      orientations: int32 [n], as EXIF has it.
-      sizes: int32 [n, 2], heights and widths of the pictures as they are to be seen.
+      headers: int32 [n, 4], each a `Header`.
       cut: of these pictures; each side of what a part is scaled to is at least `size`.
       size: of the squares.
     """
-    box, side = cut.box, cut.side
+    box, side, sizes = cut.box, cut.side, headers[:, :2]
+    orientations, kinds = headers[:, 2], headers[:, 3]
     is_upright_jpeg = (kinds == JPEG) & (orientations == _UPRIGHT)
     times = tf.reduce_min(tf.cast(box[:, 2:], tf.float32) / side, axis=1)  # as large as needed
     halvings = tf.where(
@@ -223,7 +188,7 @@ def looks(
 
 
 def square(content: tf.Tensor, look: Looks, size: int) -> tf.Tensor:
-    """A part of one picture, scaled to a square. To be called in a graph.
+    """A part of one picture, in a graph: float32 [size, size, 3], in [0, 255].
 
     It is scaled as by `tf.image.resize(..., antialias=True)`, which Pillow, torchvision and timm
     call bilinear.
@@ -232,28 +197,20 @@ def square(content: tf.Tensor, look: Looks, size: int) -> tf.Tensor:
       content: string [], the encoded picture.
       look: from `looks`, of this picture alone.
       size: as there.
-
-    Returns:
-      float32 [size, size, 3], in [0, 255].
     """
 
-    def of_jpeg(ratio):
+    def jpeg(ratio):
         return lambda: tf.io.decode_and_crop_jpeg(
-            content,
-            look.window,
-            channels=3,
-            ratio=ratio,
-            dct_method="INTEGER_ACCURATE",
-            fancy_upscaling=True,
+            content, look.window, channels=3, ratio=ratio, **_EXACTLY
         )
 
-    def of_others():
-        turned = _turned(_as_stored_of(content, look.kind), look.orientation)
+    def whole():
+        kinds = {kind: (lambda kind=kind: _as_stored(content, kind)) for kind in range(5)}
+        turned = _turned(tf.switch_case(look.kind, kinds), look.orientation)
         top, left, height, width = tf.unstack(look.window)
         return _on_white(tf.slice(turned, [top, left, 0], [height, width, -1]))
 
-    ways = [*map(of_jpeg, (1, 2, 4, 8)), of_others]
-    decoded = tf.switch_case(look.way, dict(enumerate(ways)))
+    decoded = tf.switch_case(look.way, dict(enumerate([*map(jpeg, (1, 2, 4, 8)), whole])))
     part = tf.slice(decoded, look.begin, look.shape)
     return scaled(part, look.scale, look.offset, look.mirrored, size)
 
@@ -261,20 +218,15 @@ def square(content: tf.Tensor, look: Looks, size: int) -> tf.Tensor:
 def scaled(
     pixels: tf.Tensor, scale: tf.Tensor, offset: tf.Tensor, mirrored: tf.Tensor, size: int
 ) -> tf.Tensor:
-    """A square of a scaled image, as by one `ScaleAndTranslate` with antialiasing, to the last bit.
+    """A square of a scaled image, as by one `ScaleAndTranslate` with antialiasing.
 
     One operation scales rows as wholes and then columns pixel by pixel, and takes about 1.6 times
     as long. So columns become rows here before they are scaled.
 
     Args:
       pixels: uint8 [height, width, 3].
-      scale: float32 [2], of height and width; above 1 enlarges.
-      offset: float32 [2], in pixels of the scaled image, where the square begins.
-      mirrored: bool [], whether left becomes right.
-      size: of the square.
-
-    Returns:
-      float32 [size, size, 3].
+      scale, offset, mirrored: of a picture's `Looks`.
+      size: of the square, float32 [size, size, 3].
     """
     width = tf.shape(pixels)[1]
     rows = _rows_scaled(pixels, scale[0], offset[0], size)  # [y, (x, channel)]
@@ -287,7 +239,7 @@ def scaled(
 def _rows_scaled(values: tf.Tensor, scale: tf.Tensor, offset: tf.Tensor, size: int) -> tf.Tensor:
     """[n, ...] as [size, m]: each value a weighted mean of those above and below it."""
     rows = tf.reshape(values, [1, tf.shape(values)[0], 1, -1])
-    found = tf.raw_ops.ScaleAndTranslate(
+    scaled_rows = tf.raw_ops.ScaleAndTranslate(
         images=rows,
         size=[size, 1],
         scale=tf.stack([scale, 1.0]),
@@ -295,13 +247,7 @@ def _rows_scaled(values: tf.Tensor, scale: tf.Tensor, offset: tf.Tensor, size: i
         kernel_type="triangle",
         antialias=True,
     )
-    return tf.reshape(found, [size, -1])
-
-
-def _as_stored_of(content: tf.Tensor, kind: tf.Tensor) -> tf.Tensor:
-    """`_as_stored`, of a format that is known when the graph runs."""
-    branches = {place: (lambda place=place: _as_stored(content, place)) for place in range(5)}
-    return tf.switch_case(kind, branches)
+    return tf.reshape(scaled_rows, [size, -1])
 
 
 def _as_stored(content: tf.Tensor, kind: int) -> tf.Tensor:
@@ -310,16 +256,13 @@ def _as_stored(content: tf.Tensor, kind: int) -> tf.Tensor:
     Of a GIF the first picture, and of 16 bits the upper 8.
     """
     if kind == JPEG:
-        return tf.io.decode_jpeg(
-            content, channels=3, dct_method="INTEGER_ACCURATE", fancy_upscaling=True
-        )
+        return tf.io.decode_jpeg(content, channels=3, **_EXACTLY)
     if kind == GIF:
         return tf.io.decode_image(content, channels=3, expand_animations=False)
-    if kind == BMP:
-        return tf.io.decode_bmp(content, channels=0)
-    if kind == PNG:  # asked for four channels, TensorFlow 2.21 makes pictures of 1 to 4 bits clear
-        return tf.io.decode_png(content, channels=0)
-    return tf.io.decode_webp(content, channels=0)[0]
+    if kind == WEBP:
+        return tf.io.decode_webp(content, channels=0)[0]
+    # Asked for four channels, TensorFlow 2.21 makes pictures of 1 to 4 bits clear.
+    return tf.io.decode_png(content, channels=0)
 
 
 def _on_white(pixels: tf.Tensor) -> tf.Tensor:
@@ -339,16 +282,10 @@ def _on_white(pixels: tf.Tensor) -> tf.Tensor:
 
 def _turned(pixels: tf.Tensor, orientation: tf.Tensor) -> tf.Tensor:
     """A picture as its camera was held, by EXIF's orientation (CIPA DC-008, 4.6.4)."""
-
-    def mirrored():
-        return pixels[:, ::-1]
-
-    def transposed():
-        return tf.transpose(pixels, [1, 0, 2])
-
+    transposed = functools.partial(tf.transpose, pixels, [1, 0, 2])
     ways = [
         lambda: pixels,  # 1
-        mirrored,
+        lambda: pixels[:, ::-1],
         lambda: pixels[::-1, ::-1],
         lambda: pixels[::-1],
         transposed,

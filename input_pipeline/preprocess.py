@@ -10,7 +10,6 @@ tutorials/image/cifar10/cifar10_input.py, `distorted_inputs`.
 """
 
 import dataclasses
-import functools
 import hashlib
 import math
 from collections.abc import Callable
@@ -31,7 +30,6 @@ _SHORTER_SIDE = 8 / 7  # of a picture, to the middle of it that is evaluated: 25
 
 _WHOLE_PACKETS = 64  # a multiple of the floats that any CPU computes at once
 
-# Each kind of draw folds its own number into the seed, so that no two are correlated.
 _TOP_DRAW, _LEFT_DRAW, _FLIP_DRAW, _BRIGHTNESS_DRAW, _CONTRAST_DRAW = range(5)
 
 
@@ -51,29 +49,26 @@ class Colour(NamedTuple):
 
 
 def draw_placement(
-    draw_seed: tf.Tensor, count: int | tf.Tensor, max_top: int, max_left: int
+    seed: tf.Tensor, count: int | tf.Tensor, max_top: int, max_left: int
 ) -> Placement:
     """Draws a `Placement` for `count` images; `max_top` and `max_left` are inclusive."""
     return Placement(
-        top=_uniform(draw_seed, _TOP_DRAW, count, 0, max_top + 1, tf.int32),
-        left=_uniform(draw_seed, _LEFT_DRAW, count, 0, max_left + 1, tf.int32),
-        flip=_uniform(draw_seed, _FLIP_DRAW, count, 0.0, 1.0) < 0.5,
+        top=batches.uniform(seed, _TOP_DRAW, [count], 0, max_top + 1, tf.int32),
+        left=batches.uniform(seed, _LEFT_DRAW, [count], 0, max_left + 1, tf.int32),
+        flip=batches.uniform(seed, _FLIP_DRAW, [count]) < 0.5,
     )
 
 
-def draw_colour(draw_seed: tf.Tensor, count: int | tf.Tensor) -> Colour:
+def draw_colour(seed: tf.Tensor, count: int | tf.Tensor) -> Colour:
     """Draws a `Colour` for `count` images."""
+    most = MAX_BRIGHTNESS_DELTA
     return Colour(
-        brightness=_uniform(
-            draw_seed, _BRIGHTNESS_DRAW, count, -MAX_BRIGHTNESS_DELTA, MAX_BRIGHTNESS_DELTA
-        ),
-        contrast=_uniform(draw_seed, _CONTRAST_DRAW, count, MIN_CONTRAST, MAX_CONTRAST),
+        brightness=batches.uniform(seed, _BRIGHTNESS_DRAW, [count], -most, most),
+        contrast=batches.uniform(seed, _CONTRAST_DRAW, [count], MIN_CONTRAST, MAX_CONTRAST),
     )
 
 
-def _uniform(draw_seed, kind_of_draw: int, count, low, high, dtype=tf.float32) -> tf.Tensor:
-    seed = tf.random.experimental.stateless_fold_in(draw_seed, kind_of_draw, alg=batches.ALGORITHM)
-    return tf.random.stateless_uniform([count], seed, low, high, dtype, alg=batches.ALGORITHM)
+# All take images, uint8 or float32 [batch, height, width, channels] in [0, 255], and give float32.
 
 
 def distort_for_tutorial(
@@ -82,10 +77,9 @@ def distort_for_tutorial(
     """Random crop, mirroring, brightness and contrast, then standardization, per image.
 
     Args:
-      images: uint8 or float32 [batch, height, width, channels], in [0, 255].
+      images: as above.
       draws: of the batch.
-      crop_height: rows kept, at most height.
-      crop_width: columns kept, at most width.
+      crop_height, crop_width: rows and columns kept, at most all.
 
     Returns:
       float32 [batch, crop_height, crop_width, channels], each image of mean 0 and deviation 1.
@@ -95,18 +89,15 @@ def distort_for_tutorial(
     """
     count = tf.shape(images)[0]
     max_top, max_left = _margins(images, crop_height, crop_width)
-    placement = draws.own(lambda n: draw_placement(draws.seed, n, max_top, max_left), count)
+    placement = draws.for_share(lambda n: draw_placement(draws.seed, n, max_top, max_left), count)
     cropped = crop_and_flip(images, placement, crop_height, crop_width)
     # [batch, crop_height, crop_width, channels]
-    colour = draws.own(lambda n: draw_colour(draws.seed, n), count)
+    colour = draws.for_share(lambda n: draw_colour(draws.seed, n), count)
     return standardize(adjust_colour(tf.cast(cropped, tf.float32), colour))
 
 
 def center_for_tutorial(images: tf.Tensor, crop_height: int, crop_width: int) -> tf.Tensor:
-    """Central crop and standardization: the evaluation twin of `distort_for_tutorial`.
-
-    Args, result and errors are those of `distort_for_tutorial`, without the draws.
-    """
+    """Central crop and standardization: the evaluation twin of `distort_for_tutorial`."""
     return standardize(_center(images, crop_height, crop_width))
 
 
@@ -115,68 +106,39 @@ def distort_pad_crop_flip(images: tf.Tensor, draws: batches.Draws, padding: int 
 
     The usual augmentation for residual networks on CIFAR-10 (He et al. 2015, arXiv:1512.03385,
     section 4.2).
-
-    Args:
-      images: uint8 or float32 [batch, height, width, channels], in [0, 255].
-      draws: of the batch.
-      padding: pixels added on each side before the crop.
-
-    Returns:
-      float32 [batch, height, width, channels], each image of mean 0 and deviation 1.
     """
-    _, height, width, _ = images.shape
-    padded = tf.pad(images, [[0, 0], [padding, padding], [padding, padding], [0, 0]])
+    around = [padding, padding]
+    padded = tf.pad(images, [[0, 0], around, around, [0, 0]])
     # [batch, height + 2 * padding, width + 2 * padding, channels]
-    placement = _own_placement(draws, images, 2 * padding)
-    return standardize(crop_and_flip(padded, placement, height, width))
+    placement = _placement(draws, images, 2 * padding)
+    return standardize(crop_and_flip(padded, placement, *images.shape[1:3]))
 
 
 def distort_shift_flip(images: tf.Tensor, draws: batches.Draws, margin: int = 2) -> tf.Tensor:
     """A shift by at most `margin` pixels each way, alternate mirroring, then `scale_pixels`.
 
-    Jordan 2024 (arXiv:2404.00498). Mirrored alternately, an example is seen both ways in any two
-    epochs; by a coin for each epoch, half of them are seen one way only.
-
-    Args:
-      images: uint8 or float32 [batch, height, width, channels], in [0, 255].
-      draws: of the batch.
-      margin: what lies behind an edge is the image's own reflection; below height and width.
-
-    Returns:
-      float32 [batch, height, width, channels].
+    What lies behind an edge is the image's own reflection. Jordan 2024 (arXiv:2404.00498): mirrored
+    alternately, an example is seen both ways in any two epochs; by a coin for each epoch, half of
+    them are seen one way only.
     """
-    _, height, width, _ = images.shape
     around = [margin, margin]
     padded = tf.pad(images, [[0, 0], around, around, [0, 0]], "REFLECT")
-    placement = _own_placement(draws, images, 2 * margin)._replace(flip=draws.mirrored)
-    return scale_pixels(crop_and_flip(padded, placement, height, width))
+    placement = _placement(draws, images, 2 * margin)._replace(flip=draws.mirrored)
+    return scale_pixels(crop_and_flip(padded, placement, *images.shape[1:3]))
 
 
-def _own_placement(draws: batches.Draws, images: tf.Tensor, margin: int) -> Placement:
-    return draws.own(lambda n: draw_placement(draws.seed, n, margin, margin), tf.shape(images)[0])
+def _placement(draws: batches.Draws, images: tf.Tensor, margin: int) -> Placement:
+    count = tf.shape(images)[0]
+    return draws.for_share(lambda n: draw_placement(draws.seed, n, margin, margin), count)
 
 
-def scale_pixels(images: tf.Tensor) -> tf.Tensor:
-    """Pixels minus PIXEL_MEAN, divided by PIXEL_DEVIATION: the same for all images.
-
-    Args:
-      images: uint8 or float32 [batch, height, width, channels], in [0, 255].
-
-    Returns:
-      float32 of the same shape.
-    """
+def scale_pixels(images):
+    """Pixels minus PIXEL_MEAN, divided by PIXEL_DEVIATION: the same for all images."""
     return (keras.ops.cast(images, "float32") - PIXEL_MEAN) * (1.0 / PIXEL_DEVIATION)
 
 
 def scale_colours(images):
-    """Each channel minus its COLOUR_MEANS, divided by its COLOUR_DEVIATIONS.
-
-    Args:
-      images: uint8 or float32 [batch, height, width, 3], in [0, 255].
-
-    Returns:
-      float32 of the same shape.
-    """
+    """Each of three channels minus its COLOUR_MEANS, divided by its COLOUR_DEVIATIONS."""
     _, height, width, channels = images.shape
     # For a whole row of pixels: over three channels TensorFlow broadcasts 10 times slower.
     means = np.tile(np.float32(COLOUR_MEANS), width)
@@ -236,12 +198,6 @@ def standardize(images: tf.Tensor) -> tf.Tensor:
     """Each image minus its mean, divided by max(deviation, 1 / sqrt(number of values)).
 
     As tf.image.per_image_standardization; the bound keeps images of one colour finite.
-
-    Args:
-      images: uint8 or float32 [batch, height, width, channels].
-
-    Returns:
-      float32 of the same shape.
     """
     images = tf.cast(images, tf.float32)
     _, height, width, channels = images.shape
@@ -262,11 +218,6 @@ def _rsqrt(values: tf.Tensor) -> tf.Tensor:
     return tf.reshape(tf.math.rsqrt(filled)[:count], [-1, 1, 1, 1])
 
 
-def _center_in_keras(images, crop_height: int, crop_width: int):
-    """`center_for_tutorial`, to the last digits."""
-    return _standardize_in_keras(_center(images, crop_height, crop_width))
-
-
 def _standardize_in_keras(images):
     """`standardize`, to the last digits."""
     centered = images - keras.ops.mean(images, axis=(1, 2, 3), keepdims=True)
@@ -284,16 +235,16 @@ class Preprocessing:
     side is that of `raw_shape`.
     """
 
-    name: str
     # (images uint8 [batch, h, w, c], draws) -> float32 [batch, *output_shape]
     train: Callable[[tf.Tensor, batches.Draws], tf.Tensor]
     evaluate: Callable[[tf.Tensor], tf.Tensor]  # (images) -> float32 [batch, *output_shape]
     # (images float32) -> the same, of Keras's operations, for a model that takes raw images
     in_keras: Callable[[keras.KerasTensor], keras.KerasTensor]
     output_shape: tuple[int, int, int]
-    raw_shape: tuple[int, int, int]  # of an image, or of a picture's middle, that `in_keras` takes
-    image_shape: tuple[int, int, int]  # of an image as the data set gives it
+    raw_shape: tuple[int, ...] = ()  # of an image, or of a picture's middle, that `in_keras` takes
     cuts_at_random: bool = False  # then `train` draws nothing more
+    name: str = ""
+    image_shape: tuple[int, ...] = ()  # of an image as the data set gives it
     augmentation: augment.Augmentation = augment.Augmentation()
     mixed: mixing.Mixing = mixing.Mixing()  # the images that `in_training` gives
 
@@ -313,7 +264,7 @@ class Preprocessing:
     ) -> tf.Tensor:
         """`in_training` by an augmentation that was drawn before; `draws` as for `train`."""
 
-        def of_each(function, images, shape, dtype):
+        def map_each(function, images, shape, dtype):
             signature = tf.TensorSpec(shape, dtype)
             return tf.map_fn(
                 lambda each: function(*each), (images, plan), fn_output_signature=signature
@@ -321,63 +272,40 @@ class Preprocessing:
 
         augmentation = self.augmentation
         if augmentation.name != "none":
-            images = of_each(augmentation.distort, images, augmentation.image_shape, tf.uint8)
+            images = map_each(augmentation.distort, images, augmentation.image_shape, tf.uint8)
         images = self.train(images, draws)
         if augmentation.erasing:
-            images = of_each(augmentation.erase, images, augmentation.output_shape, tf.float32)
+            images = map_each(augmentation.erase, images, augmentation.output_shape, tf.float32)
         return images
 
 
-def _crop_flip_colour(image_shape: tuple[int, int, int]) -> Preprocessing:
-    height, width, channels = image_shape
-    crop = {"crop_height": height * 3 // 4, "crop_width": width * 3 // 4}
+def _crop_flip_colour(height: int, width: int, channels: int) -> Preprocessing:
+    rows, columns = height * 3 // 4, width * 3 // 4
     return Preprocessing(
-        name="crop_flip_colour",
-        train=functools.partial(distort_for_tutorial, **crop),
-        evaluate=functools.partial(center_for_tutorial, **crop),
-        in_keras=functools.partial(_center_in_keras, **crop),
-        output_shape=(crop["crop_height"], crop["crop_width"], channels),
-        raw_shape=image_shape,
-        image_shape=image_shape,
+        train=lambda images, draws: distort_for_tutorial(images, draws, rows, columns),
+        evaluate=lambda images: center_for_tutorial(images, rows, columns),
+        in_keras=lambda images: _standardize_in_keras(_center(images, rows, columns)),
+        output_shape=(rows, columns, channels),
     )
 
 
-def _pad_crop_flip(image_shape: tuple[int, int, int]) -> Preprocessing:
-    return Preprocessing(
-        name="pad_crop_flip",
-        train=distort_pad_crop_flip,
-        evaluate=standardize,
-        in_keras=_standardize_in_keras,
-        output_shape=image_shape,
-        raw_shape=image_shape,
-        image_shape=image_shape,
-    )
+def _pad_crop_flip(*image_shape: int) -> Preprocessing:
+    return Preprocessing(distort_pad_crop_flip, standardize, _standardize_in_keras, image_shape)
 
 
-def _shift_alternating_flip(image_shape: tuple[int, int, int]) -> Preprocessing:
-    return Preprocessing(
-        name="shift_alternating_flip",
-        train=distort_shift_flip,
-        evaluate=scale_pixels,
-        in_keras=scale_pixels,
-        output_shape=image_shape,
-        raw_shape=image_shape,
-        image_shape=image_shape,
-    )
+def _shift_alternating_flip(*image_shape: int) -> Preprocessing:
+    return Preprocessing(distort_shift_flip, scale_pixels, scale_pixels, image_shape)
 
 
-def _random_resized_crop(image_shape: tuple[int, int, int]) -> Preprocessing:
-    height, width, channels = image_shape
+def _random_resized_crop(height: int, width: int, channels: int) -> Preprocessing:
     if channels != 3:
         raise ValueError(f"random_resized_crop: images have {channels} channels; must have 3")
     return Preprocessing(
-        name="random_resized_crop",
         train=lambda images, draws: scale_colours(images),  # cut and mirrored as they are decoded
         evaluate=scale_colours,
         in_keras=lambda images: scale_colours(_center(images, height, width)),
-        output_shape=image_shape,
+        output_shape=(height, width, channels),
         raw_shape=(int(height * _SHORTER_SIDE), int(width * _SHORTER_SIDE), channels),
-        image_shape=image_shape,
         cuts_at_random=True,
     )
 
@@ -413,8 +341,15 @@ def for_images(
     """
     if name not in _BY_NAME:
         raise ValueError(f"preprocessing={name!r}: must be one of {', '.join(_BY_NAME)}")
-    found = _BY_NAME[name](tuple(image_shape))
-    chosen = augment.Augmentation(
-        augmentation, random_erasing, tuple(image_shape), found.output_shape
+    image_shape = tuple(image_shape)
+    made = _BY_NAME[name](*image_shape)
+    return dataclasses.replace(
+        made,
+        name=name,
+        image_shape=image_shape,
+        raw_shape=made.raw_shape or image_shape,
+        augmentation=augment.Augmentation(
+            augmentation, random_erasing, image_shape, made.output_shape
+        ),
+        mixed=mixed or mixing.Mixing(),
     )
-    return dataclasses.replace(found, augmentation=chosen, mixed=mixed or mixing.Mixing())

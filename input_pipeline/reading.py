@@ -15,7 +15,7 @@ class Reading:
 
     def __init__(self, dataset: tf.data.Dataset):
         self._iterator = iter(dataset)
-        _read_now.add(self)
+        _open.add(self)
 
     def __iter__(self) -> "Reading":
         return self
@@ -23,15 +23,11 @@ class Reading:
     def __next__(self):
         return next(self._iterator)
 
-    def close(self) -> None:
-        """Lets the data set go, and ends its threads."""
-        self._iterator = iter(())
 
-
-_read_now: weakref.WeakSet[Reading] = weakref.WeakSet()
+_open: weakref.WeakSet[Reading] = weakref.WeakSet()
 
 
 @atexit.register
 def _close_all() -> None:
-    for reading in list(_read_now):
-        reading.close()
+    for reading in list(_open):
+        reading._iterator = iter(())  # lets the data set go, and ends its threads

@@ -14,17 +14,9 @@ import argparse
 import numpy as np
 
 CLASS_NAMES = (
-    "disc",
-    "ring",
-    "square",
-    "frame",
-    "triangle",
-    "cross",
-    "star",
-    "crescent",
-    "stripes",
+    "disc", "ring", "square", "frame", "triangle", "cross", "star", "crescent", "stripes",
     "checkers",
-)
+)  # fmt: skip
 GENERATOR_VERSION = 1  # to be raised when the same seed gives other pixels: copies are then stale
 
 _SIZE = 32  # pixels on each side
@@ -75,9 +67,9 @@ def _coverage(rng: np.random.Generator, labels: np.ndarray) -> np.ndarray:
     u = x * np.cos(angle) + y * np.sin(angle)
     v = y * np.cos(angle) - x * np.sin(angle)
     distance = np.empty_like(u)
-    for label, name in enumerate(CLASS_NAMES):
+    for label, signed_distance in enumerate(_SIGNED_DISTANCES):
         members = labels == label
-        distance[members] = _SIGNED_DISTANCES[name](u[members], v[members])
+        distance[members] = signed_distance(u[members], v[members])
     # Half a pixel to either side of the outline, coverage falls from 1 to 0: smooth edges.
     return np.clip(0.5 - distance * radius, 0, 1).astype(np.float32)
 
@@ -152,18 +144,10 @@ def _wave(u):
     return np.abs(u % (2 * width) - width) - width / 2
 
 
-_SIGNED_DISTANCES = {
-    "disc": _disc,
-    "ring": _ring,
-    "square": _square,
-    "frame": _frame,
-    "triangle": _triangle,
-    "cross": _cross,
-    "star": _star,
-    "crescent": _crescent,
-    "stripes": _stripes,
-    "checkers": _checkers,
-}
+# In the order of CLASS_NAMES.
+_SIGNED_DISTANCES = (
+    _disc, _ring, _square, _frame, _triangle, _cross, _star, _crescent, _stripes, _checkers
+)  # fmt: skip
 
 
 def _colours(rng: np.random.Generator, count: int) -> tuple[np.ndarray, np.ndarray]:
@@ -189,28 +173,15 @@ def _noise(rng: np.random.Generator, count: int) -> np.ndarray:
     return strength * rng.standard_normal((count, _SIZE, _SIZE, 3), dtype=np.float32)
 
 
-def contact_sheet(path: str, examples_per_class: int = 12, scale: int = 2) -> None:
-    """Writes a picture with a row of examples for each class, its name in front.
-
-    Args:
-      path: of the picture to write; its ending chooses the format.
-      examples_per_class: columns.
-      scale: how many pixels of the sheet stand for one pixel of an example, along each side.
-    """
-    from PIL import Image, ImageDraw  # here, as only the sheet needs Pillow
+def draw_sheet(path: str, examples_per_class: int = 12) -> None:
+    """Writes a picture with a row of examples for each class; its ending chooses the format."""
+    from . import contact_sheet  # here, as only the sheet needs Pillow
 
     images, labels = make("train")
-    cell, gap, name_width = _SIZE * scale, 4, 72
-    width = name_width + examples_per_class * (cell + gap)
-    sheet = Image.new("RGB", (width, gap + len(CLASS_NAMES) * (cell + gap)), "white")
-    pen = ImageDraw.Draw(sheet)
-    for row, name in enumerate(CLASS_NAMES):
-        top = gap + row * (cell + gap)
-        pen.text((8, top + cell // 2), name, fill="black", anchor="lm", font_size=13)
-        for column, image in enumerate(images[labels == row][:examples_per_class]):
-            enlarged = image.repeat(scale, axis=0).repeat(scale, axis=1)
-            sheet.paste(Image.fromarray(enlarged), (name_width + column * (cell + gap), top))
-    sheet.save(path)
+    rows = [np.flatnonzero(labels == label)[:examples_per_class] for label in np.unique(labels)]
+    chosen = np.concatenate(rows)
+    names = [CLASS_NAMES[label] for label in labels[chosen]]
+    contact_sheet.sheet(images[chosen], names, examples_per_class).save(path)
 
 
 if __name__ == "__main__":
@@ -218,4 +189,4 @@ if __name__ == "__main__":
         prog="python -m input_pipeline.shapes", description="Draws examples of every class."
     )
     parser.add_argument("out", metavar="OUT.png", help="file to write")
-    contact_sheet(parser.parse_args().out)
+    draw_sheet(parser.parse_args().out)

@@ -45,23 +45,27 @@ class Images(NamedTuple):
           seed: of their order and distortions.
           distorted: False preprocesses them as for an evaluation.
         """
-        how = preprocess.for_images(PREPROCESSING, self.train.images.shape[1:])
-        return batches.training_batches(
-            self.train.images,
-            self.train.labels,
-            global_batch_size=global_batch_size,
-            seed=seed,
-            last_step=steps,
-            preprocess=how.train if distorted else lambda images, draws: how.evaluate(images),
-        )
+        how = preprocess.for_images(PREPROCESSING, self.train.image_shape)
+        images, labels = self.train.tensors
+        order = batches.Order(len(labels), global_batch_size, seed)
+
+        def batch_of_step(step):
+            ids, draws = order(step)
+            batch = tf.gather(images, ids)  # [global_batch_size, height, width, channels]
+            batch = how.train(batch, draws) if distorted else how.evaluate(batch)
+            return batch, tf.gather(labels, ids)
+
+        return batches.mapped(tf.data.Dataset.range(steps), batch_of_step)
 
     def test_batches(self, split: str = "test") -> tf.data.Dataset:
-        """(images, labels, mask) of a whole split, preprocessed for an evaluation."""
-        of = {"train": self.train, "test": self.test}[split]
-        how = preprocess.for_images(PREPROCESSING, of.images.shape[1:])
-        return batches.evaluation_batches(
-            of.images, of.labels, global_batch_size=500, preprocess=how.evaluate
-        )
+        """(images, labels) of a whole split, preprocessed for an evaluation."""
+        how = preprocess.for_images(PREPROCESSING, self.train.image_shape)
+        images, labels = {"train": self.train, "test": self.test}[split].tensors
+
+        def batch_of(ids):
+            return how.evaluate(tf.gather(images, ids)), tf.gather(labels, ids)
+
+        return batches.mapped(batches.each_once(len(labels), 500), batch_of)
 
     def first(self, training: int, test: int) -> "Images":
         """The same with only the first examples of each split."""

@@ -97,13 +97,13 @@ class Network:
         loss, correct, count = (float(sum(s.numpy() for s in of)) for of in zip(*sums, strict=True))
         return problems.Measured(loss / count, correct / count)
 
-    def _build_sums(self, weights, images, labels, mask):
+    def _build_sums(self, weights, images, labels):
         given = self._in_layers(weights), self._state(), images
         logits, _ = self.model.stateless_call(*given, training=False)
         losses = tf.nn.sparse_softmax_cross_entropy_with_logits(labels, logits)
         right = tf.argmax(logits, axis=1, output_type=labels.dtype) == labels
         of_each = (losses, right, tf.ones_like(losses))
-        return [tf.reduce_sum(tf.cast(mask, tf.float32) * tf.cast(v, tf.float32)) for v in of_each]
+        return [tf.reduce_sum(tf.cast(v, tf.float32)) for v in of_each]
 
     def _state(self) -> list[tf.Tensor]:
         return [tf.convert_to_tensor(v.value) for v in self.model.non_trainable_variables]

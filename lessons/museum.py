@@ -200,7 +200,9 @@ def queue_starts_over() -> Exhibit:
     correct = sum(int(np.sum(np.argmax(logits, 1) == labels)) for logits, labels in scored)
     model = keras.Sequential([keras.Input([2]), keras.layers.Identity()])
     data.compile_classifier(model, keras.optimizers.SGD())
-    each_once = batches.evaluation_batches(logits, labels, global_batch_size=128, preprocess=None)
+    each_once = batches.each_once(len(labels), 128).map(
+        lambda ids: (tf.gather(logits, ids), tf.gather(labels, ids))
+    )
     return Exhibit(
         rows=[12],
         did="evaluates 79 x 128 of 10,000 images",
@@ -384,7 +386,7 @@ def data_from_the_top() -> Exhibit:
         symptom="the loss falls after each restart",
         number="images seen of an epoch's 1,000",
         wrong=different(stopped + resumed),
-        right=different([*reader_here(last_step=6), *reader_here(first_step=6, last_step=10)]),
+        right=different([*reader_here(range(6)), *reader_here(range(6, 10))]),
     )
 
 
@@ -392,7 +394,7 @@ def same_images_twice() -> Exhibit:
     """Two replicas make the same reader, and each takes its batches from its own."""
     replicas = [next(iter(old_reader())) for _ in range(2)]
     halves = (range(BATCH), range(BATCH, 2 * BATCH))
-    shares = [reader_here(2 * BATCH, share=half) for half in halves]
+    shares = [reader_here(range(1), 2 * BATCH, half) for half in halves]
     return Exhibit(
         rows=[30],
         did="gives two replicas the same data",
@@ -408,13 +410,10 @@ def old_reader() -> tf.data.Dataset:
     return tf.data.Dataset.range(IMAGES).shuffle(IMAGES, seed=1).batch(BATCH)
 
 
-def reader_here(size: int = BATCH, last_step: int = 1, **others) -> list[tf.Tensor]:
+def reader_here(steps: range, size: int = BATCH, share: range | None = None) -> list[tf.Tensor]:
     """This package's batches of image numbers."""
-    numbers = np.arange(IMAGES)
-    made = batches.training_batches(
-        numbers, numbers, global_batch_size=size, seed=1, last_step=last_step, **others
-    )
-    return [labels for _, labels in made]
+    order = batches.Order(IMAGES, size, seed=1, share=share)
+    return [order(tf.constant(step, tf.int64))[0] for step in steps]
 
 
 def different(parts: Sequence[tf.Tensor]) -> int:

@@ -129,7 +129,6 @@ def towers_of_workers(workers: worker.Workers, num_towers: int) -> list[int]:
 _OF_ONE_WORKER = (
     "train_dir",
     "data_dir",
-    "store_dir",
     "init_from",
     "num_towers",
     "worker_index",

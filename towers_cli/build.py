@@ -89,7 +89,7 @@ def load_data(
             chosen.data_dir,
             split,
             image_size=chosen.image_size,
-            store_dir=chosen.store_dir,
+            skip_broken=chosen.skip_broken,
             read_only=chosen.dry_run,
         )
 
@@ -180,9 +180,9 @@ class _OneHot:
         return map(self._shares, self.data)
 
     def _shares(self, batch: tuple) -> tuple:
-        inputs, labels, *mask = batch
+        inputs, labels = batch
         is_mixed = labels.dtype.is_floating
-        return inputs, labels if is_mixed else tf.one_hot(labels, self.num_classes), *mask
+        return inputs, labels if is_mixed else tf.one_hot(labels, self.num_classes)
 
 
 def exporter(

@@ -58,7 +58,7 @@ def _user_errors_said(program: str, run: Callable[[], int]) -> int:
     noise.quiet_loggers()
     try:
         return run()
-    except (settings.SettingsError, decoded.DataError, errors.UserError) as error:
+    except (settings.SettingsError, errors.UserError) as error:
         message = f"--{error}" if isinstance(error, WarmStartError) else str(error)
         if isinstance(error, decoded.NoSuchSplitError):
             message += f". {_SPLITS}"

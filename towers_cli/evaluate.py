@@ -56,8 +56,8 @@ def run(given: settings.EvalSettings) -> int:
         given.data_dir or of_run["data_dir"],
         split,
         image_size=of_run["image_size"],
-        store_dir=given.store_dir or of_run["store_dir"],
         class_names=config["resolved"]["class_names"],
+        skip_broken=of_run["skip_broken"],
     )
     preprocessing = images.preprocessing(of_run["preprocessing"], data)
     checkpoint_evaluator.check_fits(config, preprocessing.output_shape, data.class_names)

@@ -88,7 +88,6 @@ def write_predictions(path: str, examples: tally.Seen, split) -> None:
       split: of the data set.
 
     Raises:
-      DataError: the names of the pictures are gone.
       RunFolderError: the file cannot be written.
     """
     partial, names = f"{path}.partial", split.names()

@@ -48,7 +48,6 @@ def resolved(
         init_from=init_from,
         # eval.py reads it from config.json, perhaps in another working folder.
         data_dir=_absolute(chosen.data_dir),
-        store_dir=_absolute(chosen.store_dir),
         num_towers=chosen.num_towers or max(1, num_gpus),
         microbatch_size=size,
         intra_op_threads=threads

@@ -307,7 +307,7 @@ class TrainSettings(Settings):
         None,
         "Side, in pixels, of the square image that is made from each picture; default: 224 if the "
         "pictures of the data set have different sizes. With this flag, the pictures of any other "
-        "TFDS set are read from disk too, and need not fit in memory.",
+        "TFDS set stay encoded too, which takes less memory.",
         DATA, allowed=least_most(1, 4096), defines_run=True,
     )
     show_batch: str | None = setting(
@@ -316,11 +316,11 @@ class TrainSettings(Settings):
         "command then exits.",
         DATA, allowed=file_that_ends(".png"), is_path=True, is_recorded=False,
     )
-    store_dir: str | None = setting(
-        None,
-        "Folder of the stores, from which encoded pictures can be read in any order; default: a "
-        "folder in the user's cache.",
-        DATA, allowed=RUN_PATH, is_path=True,
+    skip_broken: bool = setting(
+        False,
+        "Decode all pictures before the first step, and list and leave out those that cannot be "
+        "used; without the flag the first such picture ends the run.",
+        DATA, defines_run=True,
     )
 
     compute_dtype: str = setting(
@@ -659,7 +659,6 @@ class EvalSettings(Settings):
     )
     dataset: str | None = of_training("dataset", "Data set; default: the run's.", DATA)
     data_dir: str | None = of_training("data_dir", "Folder of the data; default: the run's.", DATA)
-    store_dir: str | None = of_training("store_dir", "Folder of stores; default: the run's.", DATA)
     global_batch_size: int | None = of_training(
         "global_batch_size",
         "Examples per batch, over all towers together; default: the run's.", ARITHMETIC

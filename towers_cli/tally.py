@@ -80,19 +80,17 @@ def evaluate(model: keras.Model, batches: Iterable, test_time_flip: bool = False
 
     Args:
       model: of images to logits; on towers, each batch is spread over them.
-      batches: (images [n, height, width, channels], labels int [n], mask bool [n]); examples that
-        the mask leaves out fill a batch up.
+      batches: (images [n, height, width, channels], labels int [n]).
       test_time_flip: evaluates the mean of the logits of each image and of its mirror image.
     """
     seen, num_classes = [], 0
-    for images, labels, mask in batches:
+    for images, labels in batches:
         logits = model.predict_on_batch(images).astype(np.float64)
         if test_time_flip:
             mirrored = model.predict_on_batch(images[:, :, ::-1]).astype(np.float64)
             logits = (logits + mirrored) / 2
         num_classes = logits.shape[-1]
-        each = _seen(logits, np.asarray(labels).astype(np.int64))
-        seen.append([values[np.asarray(mask)] for values in each])
+        seen.append(_seen(logits, np.asarray(labels).astype(np.int64)))
     examples = Seen(*(np.concatenate(values) for values in zip(*seen, strict=True)))
     confusion = np.zeros((num_classes, num_classes), np.int64)
     np.add.at(confusion, (examples.labels, examples.predicted), 1)

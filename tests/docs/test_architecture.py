@@ -126,6 +126,7 @@ def told(tmp_path_factory):
             full_name="cifar10", features={"image": types.SimpleNamespace(shape=(32, 32, 3))}
         ),
         data_dir_root=folder,
+        data_path=folder,
     )
     calls, batch = {}, []
 
@@ -145,11 +146,8 @@ def told(tmp_path_factory):
         patch.setenv("XDG_CACHE_HOME", str(folder / "cache"))
         patch.setattr(tfds_source, "open_prepared", lambda *_: builder)
         patch.setattr(tfds_source, "identity", lambda builder, split: {"split": split})
-        patch.setattr(
-            tfds_source,
-            "read",
-            lambda builder, split: decoded.Decoded(*whole[split], shapes.CLASS_NAMES),
-        )
+        patch.setattr(tfds_source, "class_names", lambda builder: shapes.CLASS_NAMES)
+        patch.setattr(tfds_source, "read", lambda builder, split: decoded.Decoded(*whole[split]))
         for name in {name for name, *_ in ROWS} | {box.name for box in drawing.BOXES.values()}:
             owner, function = found(name)
             if inspect.isfunction(function):

@@ -40,7 +40,7 @@ def test_planes_become_pixels_in_row_order(tmp_path):
     content = bytes([3]) + red.tobytes() + green.tobytes() + blue.tobytes()
     (folder / "test_batch.bin").write_bytes(content)
 
-    images, labels, _ = cifar10_binary.read(folder, "test")
+    images, labels = cifar10_binary.read(folder, "test")
 
     assert images.shape == (1, 32, 32, 3) and images.dtype == np.uint8
     assert labels.tolist() == [3] and labels.dtype == np.int32
@@ -48,24 +48,6 @@ def test_planes_become_pixels_in_row_order(tmp_path):
     assert images[0, 1, 0].tolist() == [22, 7, 32]
     assert images[0, 31, 31].tolist() == [33, 7, 255]
     assert images[0, 5, 2].tolist() == [0, 7, (5 * 32 + 2) % 256]
-
-
-def test_train_is_the_five_files_in_order(tmp_path):
-    folder = _write_folder(tmp_path / "cifar-10-batches-bin")
-    images, labels, class_names = cifar10_binary.read(folder, "train")
-    assert labels.tolist() == [1, 2, 2, 3, 3, 4, 4, 5, 5, 6]
-    assert images[:, 0, 0, 0].tolist() == [1, 1, 2, 2, 3, 3, 4, 4, 5, 5]
-    assert images[:, 31, 31, 1].tolist() == [0, 1] * 5
-    assert class_names == cifar10_binary.CLASS_NAMES
-
-
-def test_class_names_come_from_the_meta_file(tmp_path):
-    folder = _write_folder(tmp_path / "cifar-10-batches-bin")
-    (folder / "batches.meta.txt").write_text("\n".join(f"kind {i}" for i in range(10)) + "\n\n")
-    assert cifar10_binary.read(folder, "test").class_names == tuple(f"kind {i}" for i in range(10))
-    (folder / "batches.meta.txt").write_text("one\ntwo\n")
-    with pytest.raises(datasets.DataError, match=r"batches\.meta\.txt holds 2 class names.*10"):
-        cifar10_binary.read(folder, "test")
 
 
 @pytest.mark.parametrize("points_to", ["parent", "folder"])
@@ -82,56 +64,11 @@ def test_load_reads_the_files_without_tfds(tmp_path, monkeypatch, points_to):
     assert str(folder) in loaded.source and len(loaded.fingerprint) == 64
 
 
-def test_a_folder_of_another_name_is_read_too(tmp_path):
-    folder = _write_folder(tmp_path / "my_cut_down_files", records_per_file=1)
-    assert len(datasets.load("cifar10", str(folder), "train").images) == 5
-
-
-def test_default_folder_is_searched_where_no_data_dir_is_given(tmp_path, monkeypatch):
-    _write_folder(tmp_path / "cifar-10-batches-bin")
-    monkeypatch.setenv("TFDS_DATA_DIR", str(tmp_path))
-    assert datasets.load("cifar10", None, "test").labels.tolist() == [9]
-
-
-def _missing(path):
-    path.unlink()
-
-
-def _empty(path):
-    path.write_bytes(b"")
-
-
-def _cut_short(path):
-    path.write_bytes(path.read_bytes()[:-1])
-
-
-def _label_ten(path):
-    path.write_bytes(_record(9) + _record(10))
-
-
-@pytest.mark.parametrize(
-    ("damage", "message"),
-    [
-        (_missing, r"data_batch_3\.bin is missing.*data_batch_1\.bin.*test_batch\.bin"),
-        (_empty, r"data_batch_3\.bin is empty"),
-        (_cut_short, r"data_batch_3\.bin has 6,145 bytes, not a multiple of 3,073"),
-        (_label_ten, r"data_batch_3\.bin: record 1 has label 10; .* 0 to 9"),
-    ],
-)
-def test_damage_is_named_with_its_file(tmp_path, damage, message):
-    folder = _write_folder(tmp_path / "cifar-10-batches-bin")
-    damage(folder / "data_batch_3.bin")
-    with pytest.raises(datasets.DataError, match=message):
-        datasets.load("cifar10", str(tmp_path), "train")
-
-
 @pytest.mark.parametrize("kind", odd_files.KINDS)
-@pytest.mark.parametrize("name", ["data_batch_3.bin", "batches.meta.txt"])
-def test_what_is_no_file_is_named_and_not_waited_for(tmp_path, name, kind):
-    path = _write_folder(tmp_path / "cifar-10-batches-bin") / name
+def test_what_is_no_file_is_named_and_not_waited_for(tmp_path, kind):
+    path = _write_folder(tmp_path / "cifar-10-batches-bin") / "data_batch_3.bin"
     odd_files.put(kind, path)
-    said = f"{path} cannot be read: {odd_files.KINDS[kind]}.*Unpack"
-    with pytest.raises(datasets.DataError, match=said):
+    with pytest.raises(datasets.DataError, match=f"{path} is missing, or not a file"):
         datasets.load("cifar10", str(tmp_path), "train")
 
 
@@ -143,12 +80,6 @@ def test_files_too_large_for_memory_are_refused_unread(tmp_path, monkeypatch):
         datasets.load("cifar10", str(tmp_path), "train")
     monkeypatch.setattr(psutil, "virtual_memory", lambda: memory._replace(available=250_030_730))
     assert len(cifar10_binary.read(folder, "train").images) == 10
-
-
-def test_an_empty_binary_folder_is_not_skipped(tmp_path):
-    (tmp_path / "cifar-10-batches-bin").mkdir()
-    with pytest.raises(datasets.DataError, match=r"test_batch\.bin is missing"):
-        datasets.load("cifar10", str(tmp_path / "cifar-10-batches-bin"), "test")
 
 
 class _Trap:

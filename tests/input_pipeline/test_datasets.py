@@ -11,11 +11,9 @@ import pathlib
 import pwd
 import socket
 import tarfile
-import threading
 import time
 
 import numpy as np
-import odd_files
 import pytest
 import tensorflow as tf
 import tiny_photos
@@ -89,10 +87,6 @@ def test_prepared_set_is_read_whole_with_labels_and_names(
     assert "tiny_photos/1.0.0" in train.source and str(data_dir) in train.source
     assert _everything_in(data_dir) == before, "the data folder was written to"
 
-    builder = tfds_source.open_prepared("tiny_photos", data_dir)
-    again = tfds_source.read(builder, "train")
-    np.testing.assert_array_equal(again.images, train.images, "the order is not fixed")
-
 
 def test_second_load_decodes_nothing_and_changed_files_are_decoded_again(data_dir, monkeypatch):
     tiny_photos.prepare(data_dir)
@@ -133,77 +127,65 @@ def test_damaged_and_missing_record_files_are_named(data_dir):
     tiny_photos.prepare(data_dir)
     (record_file,) = data_dir.rglob("*train.tfrecord*")
     record_file.write_bytes(record_file.read_bytes()[:-5])
-    with pytest.raises(datasets.DataError, match="tiny_photos in .* cannot be decoded"):
+    with pytest.raises(datasets.DataError, match="tiny_photos in .* cannot be read"):
         datasets.load("tiny_photos", str(data_dir), "train")
     record_file.unlink()
     with pytest.raises(datasets.DataError, match=f"is incomplete.*{record_file.name}"):
         datasets.load("tiny_photos", str(data_dir), "train")
 
 
-@pytest.mark.parametrize("file", ["dataset_info.json", "features.json"])
-@pytest.mark.parametrize("content", [b"", b"[1]", b"\xff", b"[" * 100_000, b'{"content": {}}'])
-def test_a_damaged_description_is_named(data_dir, file, content):
+@pytest.mark.parametrize("content", [b"", b"[1]", b"\xff", b'{"content": {}}'])
+def test_what_tfds_says_of_a_damaged_description_is_passed_on(data_dir, content):
     tiny_photos.prepare(data_dir)
-    (path,) = data_dir.rglob(file)
+    (path,) = data_dir.rglob("features.json")
     path.write_bytes(content)
-    with pytest.raises(datasets.DataError, match=f"^dataset=tiny_photos: |^{path} ") as caught:
+    with pytest.raises(datasets.DataError, match="^dataset=tiny_photos: ") as caught:
         datasets.load("tiny_photos", str(data_dir), "train")
     assert "\n" not in str(caught.value)
+
+
+@pytest.fixture
+def records(data_dir):
+    """The training records of a prepared set, and a function that writes others in their place."""
+    tiny_photos.prepare(data_dir)
+    (file,) = map(str, data_dir.rglob("*train.tfrecord*"))
+
+    def write(others):
+        with tf.io.TFRecordWriter(file) as writer:
+            for record in others:
+                writer.write(record)
+
+    return [record.numpy() for record in tf.data.TFRecordDataset(file)], write
 
 
 @pytest.mark.parametrize(
     ("feature", "value", "message"),
     [
-        (
-            "image",
-            (5, 6, 3),
-            r"decoded: example 7 of train: .* expected \[4,6,3\] but got \[5,6,3\]. The files are",
+        *(("image", (*size, 3), "cannot be read") for size in ((5, 6), (3, 6), (1, 1))),
+        ("image", b"no picture", "cannot be read"),
+        *(
+            ("label", label, f"example 7 has label {label}; with 3 classes, labels are 0 to 2")
+            for label in (3, -1, 2**40)
         ),
-        (
-            "image",
-            (3, 6, 3),
-            r"decoded: example 7 of train: .* expected \[4,6,3\] but got \[3,6,3\]. The files are",
-        ),
-        ("image", b"no picture", "example 7 of train: .*"),
-        ("label", 3, "example 7 has label 3; with 3 classes, labels are 0 to 2"),
-        ("label", -1, "example 7 has label -1; with 3 classes, labels are 0 to 2"),
-        ("label", 2**40, f"example 7 has label {2**40}; with 3 classes, labels are 0 to 2"),
-    ],
-    ids=[
-        "too large",
-        "too small",
-        "no picture",
-        "label too large",
-        "label negative",
-        "label of 64 bits",
     ],
 )
-def test_an_example_that_is_wrong_is_named_by_its_index(data_dir, feature, value, message):
-    tiny_photos.prepare(data_dir)
+def test_an_example_that_is_wrong_is_refused(data_dir, records, feature, value, message):
+    content, write = records
     if isinstance(value, tuple):
         value = tf.io.encode_png(np.zeros(value, np.uint8)).numpy()
-    (record_file,) = data_dir.rglob("*train.tfrecord*")
-    records = [record.numpy() for record in tf.data.TFRecordDataset(str(record_file))]
-    example = tf.train.Example.FromString(records[7])
+    example = tf.train.Example.FromString(content[7])
     values = example.features.feature[feature]
     (values.bytes_list if feature == "image" else values.int64_list).value[:] = [value]
-    records[7] = example.SerializeToString()
-    with tf.io.TFRecordWriter(str(record_file)) as writer:
-        for record in records:
-            writer.write(record)
+    write([*content[:7], example.SerializeToString(), *content[8:]])
     with pytest.raises(datasets.DataError, match=message) as error:
         datasets.load("tiny_photos", str(data_dir), "train")
     assert "\n" not in str(error.value)
 
 
 @pytest.mark.parametrize("count", [24, 26])
-def test_another_number_of_examples_than_the_description_has_is_named(data_dir, count):
-    tiny_photos.prepare(data_dir)
-    (record_file,) = data_dir.rglob("*train.tfrecord*")
-    records = [record.numpy() for record in tf.data.TFRecordDataset(str(record_file))]
-    with tf.io.TFRecordWriter(str(record_file)) as writer:
-        for index in range(count):
-            writer.write(records[index % 25])
+def test_another_number_of_examples_than_the_description_has_is_named(data_dir, records, count):
+    content, write = records
+    write([*content, *content][:count])
     said = f"train has {count} examples, but 25 were expected"
     with pytest.raises(datasets.DataError, match=said):
         datasets.load("tiny_photos", str(data_dir), "train")
@@ -228,13 +210,6 @@ def test_images_may_have_what_training_leaves(monkeypatch, needed, available, fi
         decoded.check_memory("too large: they", int(needed))
 
 
-def test_arrays_to_be_filled_begin_where_tensors_do():
-    made = [decoded.empty((size, 3)) for size in (1, 5, 100, 10**7)]
-    assert [array.shape[0] for array in made] == [1, 5, 100, 10**7]
-    assert {array.ctypes.data % 64 for array in made} == {0}
-    assert all(array.dtype == np.uint8 and array.flags.c_contiguous for array in made)
-
-
 def test_a_set_too_large_for_memory_is_refused_with_numbers(data_dir, monkeypatch):
     import psutil
 
@@ -245,61 +220,16 @@ def test_a_set_too_large_for_memory_is_refused_with_numbers(data_dir, monkeypatc
         datasets.load("tiny_photos", str(data_dir), "train")
     monkeypatch.setattr(psutil, "virtual_memory", lambda: memory._replace(available=250_001_800))
     assert len(datasets.load("tiny_photos", str(data_dir), "train").images) == 25
-    monkeypatch.setattr(psutil, "virtual_memory", lambda: memory)  # and from the cache
-    with pytest.raises(datasets.DataError, match=r"TFDS tiny_photos.* too large: its images take"):
-        datasets.load("tiny_photos", str(data_dir), "train")
-
-
-# Mocked data of sets that TFDS knows.
-
-
-@pytest.mark.parametrize(
-    ("name", "shape", "num_classes"),
-    [("cifar100", (9, 32, 32, 3), 100), ("mnist", (9, 28, 28, 1), 10)],
-)
-def test_mocked_sets_of_other_shapes(data_dir, monkeypatch, tmp_path, name, shape, num_classes):
-    import tensorflow_datasets as tfds
-
-    monkeypatch.setattr(tfds_source, "host_reachable", lambda *_: True)
-    with tfds.testing.mock_data(num_examples=9, data_dir=str(data_dir)):
-        loaded = datasets.load(name, str(data_dir), "train")
-    assert loaded.images.shape == shape and loaded.images.dtype == np.uint8
-    assert len(np.unique(loaded.images)) > 100
-    assert len(loaded.class_names) == num_classes and loaded.labels.max() < num_classes
-    assert not (tmp_path / "cache").exists(), "mocked data have no identity to cache them by"
 
 
 # Names and folders that cannot be used.
 
 
 @pytest.mark.parametrize(
-    ("name", "message"),
-    [
-        ("cifar01", "dataset=cifar01 is unknown.*Did you mean .*cifar10"),
-        ("CIFAR10", "Did you mean cifar10"),
-        ("shape", "Did you mean shapes"),
-        ("qqqqqqqqqq", "Try cifar10, cifar100 or shapes"),
-        ("../cifar10", "is not the name of a data set.*`data_dir`"),
-        ("/data/cifar10", "is not the name of a data set"),
-        ("cifar10/..", "is not the name of a data set"),
-        ("huggingface:mnist", "is not the name of a data set"),
-        ("", "is not the name of a data set"),
-        ("x" * 101, f"dataset={'x' * 100} is not the name of a data set"),
-        ("cifar10:9.9.9", "^dataset=cifar10:9.9.9: Dataset cifar10 cannot be loaded at version"),
-        ("mnist/no_such_config", "^dataset=mnist/no_such_config: BuilderConfig no_such_"),
-        ("mnist_corrupted/shotnoise", "BuilderConfig shotnoise not found .*: shot_noise:1.0.0$"),
-    ],
-)
-def test_unknown_names(data_dir, network_is_off_limits, name, message):
-    with pytest.raises(datasets.DataError, match=message):
-        datasets.load(name, str(data_dir), "train")
-
-
-@pytest.mark.parametrize(
     ("name", "found"),
     [
-        ("ag_news_subset", r"label: ClassLabel\(.*num_classes=4\)"),  # no image
-        ("div2k", r"hr: Image\(shape=\(None, None, 3\), dtype=uint8\)"),  # neither
+        ("ag_news_subset", r"'label': ClassLabel\(.*num_classes=4\)"),  # no image
+        ("div2k", r"'hr': Image\(shape=\(None, None, 3\), dtype=uint8\)"),  # neither
     ],
 )
 def test_sets_without_image_and_label_are_refused_before_a_download(
@@ -310,36 +240,19 @@ def test_sets_without_image_and_label_are_refused_before_a_download(
     assert _everything_in(data_dir) == []
 
 
-def test_missing_data_dir_and_split_are_named(tmp_path):
-    with pytest.raises(datasets.DataError, match="^data_dir=.*nowhere does not exist"):
-        datasets.load("cifar10", str(tmp_path / "nowhere"), "train")
-    (tmp_path / "file").write_text("")
-    with pytest.raises(datasets.DataError, match="^data_dir=.*file is not a folder"):
-        datasets.load("cifar10", str(tmp_path / "file"), "train")
-    (tmp_path / "loop").symlink_to("loop")
-    with pytest.raises(datasets.DataError, match="loop cannot be read .Too many levels of symbo"):
-        datasets.load("cifar10", str(tmp_path / "loop"), "train")
-    with pytest.raises(
-        datasets.DataError, match="shapes has no split 'validation'; it has train, test"
-    ):
-        datasets.load("shapes", None, "validation")
-
-
 @pytest.mark.parametrize(
-    ("images", "labels", "message"),
+    ("count", "labels", "message"),
     [
-        (np.zeros((2, 4, 4, 3), np.float32), [0, 1], "images are float32"),
-        (np.zeros((2, 4, 4), np.uint8), [0, 1], r"images are uint8 \[2, 4, 4\]"),
-        (np.zeros((0, 4, 4, 3), np.uint8), [], "there are no images"),
-        (np.zeros((2, 4, 4, 3), np.uint8), [0], r"2 images but labels of shape \[1\]"),
-        (np.zeros((2, 4, 4, 3), np.uint8), [0, -1], "example 1 has label -1"),
-        (np.zeros((3, 4, 4, 3), np.uint8), [0, 1, 2], "example 2 has label 2; with 2 classes"),
+        (0, [], "at least one"),
+        (2, [0], "2 images .* and 1 labels"),
+        (2, [0, -1], "example 1 has label -1"),
+        (3, [0, 1, 2], "example 2 has label 2; with 2 classes"),
     ],
 )
-def test_unusable_arrays_are_refused(images, labels, message):
-    arrays = decoded.Decoded(images, np.array(labels, np.int32), ("yes", "no"))
+def test_unusable_arrays_are_refused(count, labels, message):
+    pixels, labels = np.zeros((count, 4, 4, 3), np.uint8), np.array(labels, np.int32)
     with pytest.raises(datasets.DataError, match=f"pets: .*{message}"):
-        decoded.check(arrays, "pets")
+        datasets.ImageArrays(pixels, labels, ("yes", "no"), "pets", "0")
 
 
 # Data that would have to be downloaded.
@@ -367,14 +280,7 @@ def test_other_sets_without_a_network_name_their_archives(data_dir, no_network):
     assert _everything_in(data_dir) == []
 
 
-def test_default_folder_is_not_made_for_nothing(tmp_path, monkeypatch, no_network):
-    monkeypatch.setenv("TFDS_DATA_DIR", str(tmp_path / "never_made"))
-    with pytest.raises(datasets.DataError, match="never_made/downloads/manual/"):
-        datasets.load("cifar10", None, "train")
-    assert not (tmp_path / "never_made").exists()
-
-
-def test_download_that_breaks_off_leaves_nothing(tmp_path, data_dir, monkeypatch, caplog):
+def test_a_download_that_breaks_off_is_said(data_dir, monkeypatch, caplog):
     import requests
 
     def get(self, url, **kwargs):
@@ -382,63 +288,12 @@ def test_download_that_breaks_off_leaves_nothing(tmp_path, data_dir, monkeypatch
 
     monkeypatch.setattr(tfds_source, "host_reachable", lambda *_: True)
     monkeypatch.setattr(requests.Session, "get", get)
-    (data_dir / "downloads").mkdir()
-    (data_dir / "downloads" / "mine.txt").write_text("here before")
     with (
         caplog.at_level(logging.WARNING),
-        pytest.raises(datasets.DataError, match=r"ConnectionError: the line is dead.*by hand"),
+        pytest.raises(datasets.DataError, match=r"ConnectionError: the line is dead.*By hand"),
     ):
         datasets.load("cifar10", str(data_dir), "train")
     assert "Downloading cifar10" in caplog.text
-    assert _everything_in(data_dir) == ["downloads", "downloads/mine.txt"]
-
-
-def test_a_disk_that_fills_while_a_set_is_prepared_is_said(data_dir, monkeypatch):
-    """TFDS writes with TensorFlow, whose errors are not OSErrors."""
-    import tensorflow_datasets as tfds
-
-    def prepare(self, **_):
-        with tf.io.TFRecordWriter("/dev/full") as writer:
-            writer.write(bytes(10**6))
-
-    monkeypatch.setattr(tfds_source, "host_reachable", lambda *_: True)
-    monkeypatch.setattr(tfds.core.DatasetBuilder, "download_and_prepare", prepare)
-    message = "could not be downloaded and prepared in .*No space left on device"
-    with pytest.raises(datasets.DataError, match=message):
-        datasets.load("cifar10", str(data_dir), "train")
-
-
-def test_cleaning_up_leaves_what_another_process_is_at_work_on(data_dir, monkeypatch):
-    import requests
-
-    others = [
-        "cifar10/incomplete.A1B2C3_3.0.2/empty",
-        f"downloads/cifar10/www.cs.toronto.edu.tar.gz.tmp.{'a' * 32}",
-        f"downloads/extracted/incomplete.{'b' * 32}_TAR_GZ.cifar-10",
-        "downloads/manual",  # made by hand, to bring the archive
-    ]
-    own = []
-
-    def get(self, url, **kwargs):
-        own.extend(path for path in data_dir.rglob("*.tmp.*"))
-        for folder in others:
-            (data_dir / folder).mkdir(parents=True)
-        raise requests.exceptions.ConnectionError("the line is dead")
-
-    monkeypatch.setattr(tfds_source, "host_reachable", lambda *_: True)
-    monkeypatch.setattr(requests.Session, "get", get)
-    with pytest.raises(datasets.DataError, match="the line is dead"):
-        datasets.load("cifar10", str(data_dir), "train")
-    assert len(own) == 1
-    parents = {str(parent) for folder in others for parent in pathlib.Path(folder).parents}
-    assert _everything_in(data_dir) == sorted({*others, *parents} - {"."})
-
-
-def test_a_folder_that_cannot_be_written_to_is_named(data_dir, monkeypatch):
-    monkeypatch.setattr(tfds_source, "host_reachable", lambda *_: True)
-    monkeypatch.setattr(os, "access", lambda path, mode: mode != os.W_OK)
-    with pytest.raises(datasets.DataError, match=f"{data_dir} cannot be written to.*`data_dir`"):
-        datasets.load("cifar10", str(data_dir), "train")
 
 
 def _write_archive(path: pathlib.Path) -> None:
@@ -452,18 +307,6 @@ def _write_archive(path: pathlib.Path) -> None:
             member = tarfile.TarInfo(f"cifar-10-batches-bin/{name}")
             member.size = len(content)
             archive.addfile(member, io.BytesIO(content))
-
-
-def test_archive_with_another_checksum_is_named(data_dir, network_is_off_limits):
-    archive = data_dir / "downloads" / "manual" / "cifar-10-binary.tar.gz"
-    _write_archive(archive)
-    with pytest.raises(datasets.DataError, match=f"{archive}, has wrong checksum.*fetch it again"):
-        datasets.load("cifar10", str(data_dir), "train")
-    assert _everything_in(data_dir) == [
-        "downloads",
-        "downloads/manual",
-        "downloads/manual/cifar-10-binary.tar.gz",
-    ]
 
 
 @pytest.fixture
@@ -492,24 +335,6 @@ def test_archive_brought_by_hand_is_prepared_without_a_network(
     assert datasets.load("cifar10", str(data_dir), "test").images.max() == 9
 
 
-def test_extraction_that_breaks_off_leaves_nothing(
-    data_dir, network_is_off_limits, small_archive, monkeypatch
-):
-    from tensorflow_datasets.core.download import extractor
-
-    seen = []
-
-    def no_space(*_):
-        seen.extend(data_dir.glob("downloads/extracted/incomplete.*"))
-        raise OSError(28, "No space left on device")
-
-    monkeypatch.setattr(extractor, "_copy", no_space)
-    before = _everything_in(data_dir)
-    with pytest.raises(datasets.DataError, match="ExtractError: .*No space left on device"):
-        datasets.load("cifar10", str(data_dir), "train")
-    assert seen and _everything_in(data_dir) == before
-
-
 # Whether a host answers.
 
 
@@ -520,40 +345,16 @@ def test_host_reachable_asks_the_socket():
     assert not tfds_source.host_reachable("127.0.0.1", port, 2.0)
 
 
-def test_host_reachable_waits_no_longer_than_told(monkeypatch):
-    """The look-up of a name can hang for longer than any timeout of the socket."""
-    answer = threading.Event()
-
-    def create_connection(*_, **__):
-        answer.wait(5)
-        raise OSError("no such host")
-
-    monkeypatch.setattr(socket, "create_connection", create_connection)
-    start = time.monotonic()
-    assert not tfds_source.host_reachable("nowhere.invalid", 443, 0.1)
-    assert time.monotonic() - start < 1
-    answer.set()
-
-
 MALFORMED = (
     ":::",
     "http://[",
     "foo://bar baz",
-    "foo://gate.example:80",
     "http://gate.example:99999",
     "http://me:secret@gate.example:port",
     "http://me:secret@",
     "http://a b:80",
     "http://gate\x1b[2J:80",
 )
-
-
-def test_behind_a_proxy_the_proxy_is_asked(data_dir, monkeypatch, no_network):
-    monkeypatch.setenv("https_proxy", "http://gate.example:443")
-    monkeypatch.setenv("no_proxy", "")
-    with pytest.raises(datasets.DataError, match="gate.example cannot be reached"):
-        datasets.load("cifar10", str(data_dir), "train")
-    assert no_network == ["gate.example"]
 
 
 @pytest.mark.parametrize("value", MALFORMED)
@@ -563,7 +364,7 @@ def test_a_malformed_proxy_is_named_and_its_password_is_not(
 ):
     monkeypatch.setenv(variable, value)
     monkeypatch.setenv("no_proxy", "")
-    said = rf"variable {variable.lower()} \(or {variable.upper()}\) is not the address of a proxy"
+    said = f"variable {variable.lower()} is not the address of a proxy"
     with pytest.raises(datasets.DataError, match=said) as caught:
         datasets.load("cifar10", str(data_dir), "train")
     assert "secret" not in str(caught.value)
@@ -587,15 +388,6 @@ def test_addresses_of_proxies(monkeypatch, value, endpoint):
     assert tfds_source._endpoint("https://data.example/a.tar") == endpoint
     monkeypatch.setenv("no_proxy", "data.example")
     assert tfds_source._endpoint("https://data.example/a.tar") == ("data.example", 443)
-
-
-@pytest.mark.parametrize("kind", [kind for kind in odd_files.KINDS if kind != "dangling link"])
-def test_an_archive_that_is_no_file_is_named(data_dir, network_is_off_limits, kind):
-    archive = data_dir / "downloads" / "manual" / "cifar-10-binary.tar.gz"
-    archive.parent.mkdir(parents=True)
-    odd_files.put(kind, archive)
-    with pytest.raises(datasets.DataError, match=f"{archive} cannot be read: .*Remove it"):
-        datasets.load("cifar10", str(data_dir), "train")
 
 
 # The real images.

@@ -80,7 +80,7 @@ def test_shapes_stand_out_from_the_background(train):
 @pytest.mark.parametrize("name", shapes.CLASS_NAMES)
 def test_a_shape_lies_within_its_radius(name):
     v, u = np.mgrid[-2:2:81j, -2:2:81j]
-    inside = shapes._SIGNED_DISTANCES[name](u, v) < 0
+    inside = shapes._SIGNED_DISTANCES[shapes.CLASS_NAMES.index(name)](u, v) < 0
     assert 0.05 < inside.mean() < 0.2  # of 16 square radii; a disc has pi / 16 = 0.196
     assert np.hypot(u, v)[inside].max() < 1.2
 

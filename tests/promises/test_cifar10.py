@@ -8,7 +8,7 @@ import pytest
 import toys
 
 import towers
-from input_pipeline import batches, datasets, preprocess
+from input_pipeline import datasets, images
 from towers import weight_decay
 from towers.networks import cifarnet
 
@@ -47,17 +47,8 @@ def twenty_batches(cifar10_dir, cache_home):
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("XDG_CACHE_HOME", str(cache_home))
         data = datasets.load("cifar10", str(cifar10_dir), "train")
-    distort = preprocess.for_images("crop_flip_colour", data.images.shape[1:]).train
-    return list(
-        batches.training_batches(
-            data.images,
-            data.labels,
-            global_batch_size=128,
-            seed=0,
-            last_step=20,
-            preprocess=distort,
-        )
-    )
+    how = images.preprocessing("crop_flip_colour", data)
+    return list(images.training(data, how, 0).batches(0, 20, global_batch_size=128))
 
 
 def trained(twenty_batches, num_towers, dtype="float32", rate=0.1, num_microbatches=8, steps=20):

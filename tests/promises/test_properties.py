@@ -4,7 +4,6 @@ import fractions
 import itertools
 import json
 import math
-import re
 import tempfile
 import types
 from pathlib import Path
@@ -18,7 +17,7 @@ import tensorflow as tf
 from hypothesis import HealthCheck, Phase, given
 from hypothesis import strategies as st
 
-from input_pipeline import batches, cifar10_binary, decoded
+from input_pipeline import arrays, batches, cifar10_binary, decoded
 from towers import gradients, one_gradient, schedules
 from towers.multi_worker import cluster
 from towers_cli import launch, resolve, tally
@@ -329,18 +328,12 @@ class TestTrainingBatches:
         first = data.draw(st.integers(0, last), label="first_step")
         images = np.arange(num_examples)[:, None]
         labels = (np.arange(num_examples) * 7 + 3) % 11
+        source = arrays.batches(images, labels, augment=draws_shown, seed=seed)
         from_start, resumed = (
-            list(
-                batches.training_batches(
-                    images,
-                    labels,
-                    global_batch_size=batch,
-                    seed=seed,
-                    first_step=step,
-                    last_step=last,
-                    preprocess=draws_shown,
-                ).as_numpy_iterator()
-            )
+            [
+                (shown.numpy(), its_labels.numpy())
+                for shown, its_labels in source.batches(step, last, global_batch_size=batch)
+            ]
             for step in (0, first)
         )
         assert len(resumed) == last - first
@@ -544,13 +537,8 @@ class TestEvaluation:
     def test_every_example_counts_once_in_batches_of_any_size(self, split, batch):
         """Images are logits; each figure is NumPy's, over all the examples at once."""
         logits, labels = split
-        read = list(
-            batches.evaluation_batches(
-                logits, labels, global_batch_size=batch, preprocess=None
-            ).as_numpy_iterator()
-        )
-        assert all(len(images) == batch and mask.any() for images, _, mask in read)
-        result = tally.evaluate(Unchanged(), read)
+        numbers = batches.each_once(len(labels), batch).as_numpy_iterator()
+        result = tally.evaluate(Unchanged(), [(logits[ids], labels[ids]) for ids in numbers])
         of_label = logits[np.arange(len(labels)), labels]
         losses = np.log(np.exp(logits.astype(np.float64)).sum(axis=1)) - of_label
         predicted = logits.argmax(axis=1)
@@ -599,23 +587,6 @@ def is_good(content: bytes | None) -> bool:
 
 PADDED = st.text(" \tab", max_size=5).filter(str.strip).map(str.encode)
 LINES = st.one_of(PADDED, st.text(max_size=5).map(str.encode), st.binary(max_size=4))
-NAMES = st.one_of(
-    st.none(),
-    st.binary(max_size=60),
-    st.builds(bytes.join, st.sampled_from([b"\n", b"\r\n"]), st.lists(LINES, max_size=20)),
-    # Ten names, where none is blank or breaks in two.
-    st.lists(LINES, min_size=10, max_size=10).map(b"\n".join),
-    st.lists(PADDED, min_size=10, max_size=10).map(b"\n".join),
-)
-# https://docs.python.org/3/library/stdtypes.html#str.splitlines
-LINE_ENDS = "[\n\r\v\f\x1c\x1d\x1e\x85\u2028\u2029]"
-
-
-def names_in(content: bytes | None) -> list[str]:
-    if content is None:
-        return list(cifar10_binary.CLASS_NAMES)
-    lines = re.split(LINE_ENDS, content.decode("utf-8", errors="replace"))
-    return [line.strip() for line in lines if line.strip()]
 
 
 class TestBinaryFiles:
@@ -639,19 +610,6 @@ class TestBinaryFiles:
         np.testing.assert_array_equal(found.images, np.stack(images), strict=True)
         labels = np.array([record[0] for record in records], np.int32)
         np.testing.assert_array_equal(found.labels, labels, strict=True)
-        assert found.class_names == cifar10_binary.CLASS_NAMES
-
-    @given(NAMES)
-    def test_give_ten_names_or_say_how_many_there_are(self, content):
-        expected = names_in(content)
-        found = read("test", {"test_batch.bin": bytes(RECORD), cifar10_binary.NAMES_FILE: content})
-        if isinstance(found, str):
-            assert len(expected) != 10
-            line = f"FOLDER/{cifar10_binary.NAMES_FILE} holds {len(expected)} class names"
-            assert found.startswith(line)
-        else:
-            assert found.class_names == tuple(expected)
-            assert len(expected) == 10
 
 
 def read(split: str, contents: dict[str, bytes | None]) -> decoded.Decoded | str:

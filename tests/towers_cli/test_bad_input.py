@@ -1,7 +1,6 @@
 """Bad input gets one line that names the flag, the value and what is allowed, and leaves no trace.
 
-More of what is wrong with data is in test_datasets.py, test_cifar10_binary.py and test_cache.py, of
-checkpoints in test_checkpoints.py.
+More of what is wrong with data is in tests/input_pipeline, of checkpoints in test_checkpoints.py.
 """
 
 import dataclasses
@@ -55,7 +54,6 @@ OUT_OF_RANGE = {
     "--train_dir=runs/[a]": "must be a local path without the characters * ? [ ] and",
     "--train_dir=runs/a\\b": "must be a local path without the characters * ? [ ] and",
     "--train_dir=gs://bucket/run": "must be a local path",
-    "--store_dir=stores/*": "must be a local path without the characters * ? [ ] and",
     "--show_batch=sheet.jpg": "must be the path of a .png file",
     "--image_size=0": "must be at least 1 and at most 4096",
     "--init_from=runs/lr?": "must be a local path without the characters * ? [ ] and",

@@ -15,8 +15,8 @@ import pytest
 import scripts
 from PIL import Image
 
-from input_pipeline import datasets, images, mixing, store
-from towers_cli import build, pictures, settings, tally
+from input_pipeline import datasets, images, mixing
+from towers_cli import build, check_pictures, pictures, settings, tally
 
 pytestmark = pytest.mark.usefixtures("cache")
 
@@ -114,19 +114,12 @@ def test_killed_on_one_number_of_towers_and_continued_on_another(
     scripts.assert_same_run(tmp_path, whole)
 
 
-def test_the_table_says_where_the_pictures_are(folder, whole, tmp_path):  # whole makes the store
+def test_the_table_says_where_the_pictures_are(folder, tmp_path):
     done = scripts.run("train", *flags(folder, tmp_path, "--dry_run"))
     assert done.returncode == 0, done.stderr
     said = " ".join(done.stdout.split())
     assert f"pictures in {folder}, every 10th for test by a hash of its path" in said
     assert not list(tmp_path.iterdir())
-
-
-def test_a_dry_run_makes_no_store(folder, tmp_path):
-    stores = tmp_path / "stores"
-    done = scripts.run("train", *flags(folder, tmp_path, "--dry_run", f"--store_dir={stores}"))
-    assert done.returncode == 1
-    assert "are not in a store in" in done.stderr and not stores.exists()
 
 
 class TestEvaluation:
@@ -230,23 +223,9 @@ class TestWhatAPersonLooksAt:
         assert np.mean(losses) == pytest.approx(line["cross_entropy"], rel=1e-4)
         assert list(tmp_path.iterdir()) == [file]
 
-    def test_predictions_without_the_names_blame_the_store(self, folder, tmp_path):
-        split = datasets.load("folder", str(folder), "all", image_size=24)
-        names = split.store.path / "names"
-        kept = names.read_bytes()
-        names.unlink()
-        classes = np.zeros(36, np.int64)
-        seen = tally.Seen(np.zeros(36), classes, classes, classes == 0)
-        try:
-            with pytest.raises(datasets.DataError, match=f"{names}: No such file"):
-                pictures.write_predictions(str(tmp_path / "a.csv"), seen, split)
-        finally:
-            names.write_bytes(kept)
-        assert list(tmp_path.iterdir()) == []
-
     def test_the_most_confused_are_those_of_the_largest_loss(self, folder):
         split = datasets.load("folder", str(folder), "all", image_size=24)
-        losses, labels = np.zeros(36), np.array(split.store.index.labels)
+        losses, labels = np.zeros(36), np.repeat(np.arange(3), 12)
         predicted, in_top = labels.copy(), labels >= 0
         seen = tally.Seen(losses, labels, predicted, in_top)
         assert pictures.most_confused(seen, split) is None
@@ -262,7 +241,7 @@ def test_a_changed_picture_is_another_run(tmp_path, whole):
     folder = photos.folder(tmp_path / "pictures", 12)
     first = scripts.run("train", *flags(folder, tmp_path / "run", "--max_steps=2"))
     assert first.returncode == 0, first.stderr
-    content = photos.encoded(photos.picture(30, 30, 99), quality=90)
+    content = photos.encoded(photos.picture(30, 30, 99), quality=91)
     (folder / "ant" / "003.jpg").write_bytes(content)
     done = scripts.run("train", *flags(folder, tmp_path / "run"))
     assert done.returncode == 1
@@ -277,21 +256,37 @@ def test_the_final_model_takes_pictures(whole, folder):
     assert done.stdout.startswith(f"{picture}: ") and done.stdout.count("%") == 3
 
 
-def test_a_store_that_is_damaged_in_the_midst_of_a_run_ends_it_with_a_sentence(
-    folder, tmp_path, monkeypatch
-):
-    opened = store._opened
+@pytest.fixture
+def broken(tmp_path):
+    """A folder in which one picture of the training is no picture."""
+    folder = photos.folder(tmp_path / "pictures", 12)
+    (folder / "bee" / "003.jpg").write_bytes(b"<html>not found</html>")
+    return folder
 
-    def failing(path):
-        if tmp_path.joinpath("config.json").exists():
-            raise OSError(5, "Input/output error")
-        return opened(path)
 
-    monkeypatch.setattr(store, "_opened", failing)
-    done = scripts.run("train", *flags(folder, tmp_path))
+def test_a_broken_picture_ends_a_run_with_a_sentence(broken, tmp_path):
+    done = scripts.run("train", *flags(broken, tmp_path / "run"))
     assert done.returncode == 1
-    assert "array_record cannot be read: Input/output error. Remove " in done.stderr
+    assert "bee/003.jpg is not JPEG" in done.stderr and "skip_broken" in done.stderr
     assert done.stderr.count("\n") == 1
+
+
+def test_broken_pictures_are_skipped_where_asked_for(broken, tmp_path):
+    done = scripts.run("train", *flags(broken, tmp_path / "run", "--skip_broken"))
+    assert done.returncode == 0, done.stderr
+    assert "skipped: bee/003.jpg is not JPEG" in done.stderr
+    evaluated = scripts.run("eval", f"--train_dir={tmp_path / 'run'}", "--split=all")
+    assert "35 examples, each once" in evaluated.stdout
+
+
+def test_a_folder_is_checked_by_a_command_of_its_own(broken, folder, capsys):
+    assert check_pictures.main([str(folder)]) == 0
+    assert "36 pictures, all of them can be used" in capsys.readouterr().out
+    assert check_pictures.main([str(broken)]) == 1
+    assert "bee/003.jpg is not JPEG" in capsys.readouterr().out
+    assert check_pictures.main([str(broken / "nowhere")]) == 1
+    assert "nowhere does not exist" in capsys.readouterr().err
+    assert check_pictures.main([]) == 2
 
 
 @pytest.mark.parametrize(

@@ -23,7 +23,6 @@ EVAL_FLAGS = {
     "checkpoint",
     "dataset",
     "data_dir",
-    "store_dir",
     "write_predictions",
     "split",
     "num_towers",

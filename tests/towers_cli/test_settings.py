@@ -134,7 +134,6 @@ MAY_CHANGE = {
     "train_dir",
     "init_from",  # what lies there is compared by its hash
     "data_dir",  # the images themselves are compared
-    "store_dir",  # likewise
     "num_towers",
     "accumulate_gradients",  # the same bits
     "parameter_device",  # like the towers' devices, which are recorded

@@ -20,6 +20,7 @@ import numpy as np
 import pytest
 import scripts
 import tensorflow as tf
+import tiny_photos
 
 from input_pipeline import batches, datasets
 from towers import distribution, schedules
@@ -261,14 +262,14 @@ def test_the_learning_rate_is_that_of_the_examples_seen_before(tmp_path):
 def test_no_batch_is_fetched_for_what_is_shown(tmp_path, monkeypatch):
     """Lines, histograms and images come from the step's own."""
     fetched = []
-    original = batches.training_batches
+    original = batches.Source.batches
 
     def counted(*arguments, **options):
         for images, labels in original(*arguments, **options):
             fetched.append(images.numpy())
             yield images, labels
 
-    monkeypatch.setattr(batches, "training_batches", counted)
+    monkeypatch.setattr(batches.Source, "batches", counted)
     shown = scripts.train(tmp_path / "shown", "--summary_every_steps=2")
     assert shown.returncode == 0, shown.stderr
     with_summaries = fetched.copy()
@@ -626,17 +627,11 @@ def test_the_last_step_is_the_first_to_reach_the_end(train_epochs, max_steps, ba
 
 @pytest.mark.long
 def test_any_tfds_set_of_images_and_labels(tmp_path, monkeypatch):
-    import tensorflow_datasets as tfds
-
-    from input_pipeline import tfds_source
-
-    monkeypatch.setattr(tfds_source, "host_reachable", lambda *_: True)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    (tmp_path / "data").mkdir()
-    with tfds.testing.mock_data(num_examples=30):
-        flags = ["--dataset=cifar100", f"--data_dir={tmp_path / 'data'}", "--model=cifarnet"]
-        done = scripts.run("train", *scripts.small_run(tmp_path / "run"), *flags)
-        assert (done.returncode, done.stderr) == (0, "")
-        evaluated = scripts.run("eval", f"--train_dir={tmp_path / 'run'}")
-    assert "30 train, 30 test, 100 classes" in scripts.unwrapped(done.stdout)
-    assert "30 examples, each once" in evaluated.stdout
+    tiny_photos.prepare(tmp_path / "data", size=(32, 32))
+    flags = ["--dataset=tiny_photos", f"--data_dir={tmp_path / 'data'}", "--model=cifarnet"]
+    done = scripts.run("train", *scripts.small_run(tmp_path / "run"), *flags)
+    assert (done.returncode, done.stderr) == (0, "")
+    evaluated = scripts.run("eval", f"--train_dir={tmp_path / 'run'}")
+    assert "25 train, 25 test, 3 classes" in scripts.unwrapped(done.stdout)
+    assert "25 examples, each once" in evaluated.stdout

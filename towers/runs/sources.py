@@ -62,7 +62,7 @@ class FromSource:
         """
         Args:
           source: `batches(first_step, last_step, global_batch_size=, share=)` gives the batches of
-            these steps; `num_examples` and `fingerprint` are as of `input_pipeline.arrays.Arrays`.
+            these steps; `num_examples` and `fingerprint` are as of `input_pipeline.batches.Source`.
           batch_size: examples of a step.
           epochs, max_steps: after which the run ends.
 
