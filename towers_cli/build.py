@@ -97,9 +97,8 @@ def load_data(
     evaluated, training = agreement.chief_first(
         workers, "the images", lambda: [load(split) for split in splits]
     )
-    agreement.check_same_data(
-        workers, training=training.fingerprint, evaluation=evaluated.fingerprint
-    )
+    own = {"training": training.fingerprint[:12], "evaluation": evaluated.fingerprint[:12]}
+    worker.check_same(workers, "their images", own, "sha256 of the {} images ".format)
     return training, evaluated
 
 

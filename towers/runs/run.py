@@ -24,7 +24,16 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from towers import adapted, devices, distribution, hashes, not_finite, worker_errors
+from towers import (
+    adapted,
+    conditions,
+    devices,
+    distribution,
+    hashes,
+    not_finite,
+    worker,
+    worker_errors,
+)
 from towers.runs import (
     callback_state,
     checkpoints,
@@ -532,12 +541,7 @@ class Run:
         if self.distribution.described_optimizer is None:  # before a callback changes its rate
             self.distribution.described_optimizer = _described("optimizer", self.model.optimizer)
         defined = self._definition(data, callbacks)
-        own = defined | stretches.versions() | stretches.kernels()
-        for index, other in enumerate(self.workers.exchange("what they train", own)):
-            if different := run_folder.differences(other, own, self.workers.name(index)):
-                raise worker_errors.WorkerError(
-                    f"workers are about to train differently: {'; '.join(different)}"
-                )
+        worker.check_same(self.workers, "what they train", defined)
         notes = self.workers.from_chief("the run", lambda: self._continue(defined, keep))
         self.state.notes.assign(notes)
         variables = [v for name, v in self.state.parts().items() if name != "notes"]
@@ -591,7 +595,7 @@ class Run:
         at_step, towers = int(self.state.step), self.distribution.tower_devices
         so_far = earlier["stretches"] if is_begun else []
         parameters = self.distribution.parameter_device
-        runs_on = stretches.environment() | stretches.on_devices(towers, parameters)
+        runs_on = conditions.environment() | stretches.on_devices(towers, parameters)
         now = stretches.extended(so_far, at_step, runs_on)
         if so_far and now[-1]["first_step"] == at_step:
             for change in stretches.changes(now[-2:]):
