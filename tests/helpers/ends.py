@@ -2,7 +2,7 @@
 
     python ends.py '{"addresses": [...], "index": 1, "seconds": 60, "at": 3, "act": "SIGKILL"}'
 
-After so many steps it gets a signal, raises an error (`error`), or sleeps so many seconds.
+After so many steps it gets a signal, sleeps so many seconds, or does so and raises an error.
 """
 
 import json
@@ -22,10 +22,11 @@ import tensorflow as tf  # isort: skip
 
 def act(what) -> None:
     """Does what a test asks for."""
-    if what == "error":
-        raise OSError("my disk is full")
     if isinstance(what, str):
         os.kill(os.getpid(), getattr(signal, what))
+    elif isinstance(what, list):
+        time.sleep(what[1])
+        raise OSError("my disk is full")
     else:
         time.sleep(what)
 

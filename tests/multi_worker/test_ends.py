@@ -124,11 +124,20 @@ def test_one_that_hangs_is_named_when_it_misses_its_heartbeat(cluster, victim):
 @pytest.mark.parametrize("culprit", [1, 0])
 def test_the_others_are_told_of_an_error(cluster, culprit):
     two = cluster(2)
-    fails, other = two.start(culprit, at=3, act="error"), two.start(1 - culprit)
+    fails, other = two.start(culprit, at=3, act=["error", 0]), two.start(1 - culprit)
     wait_for_step(two, fails, 3)
     end = two.ended(other)
     assert (end.code, end.said) == (1, f"{two.name(culprit)} has ended: my disk is full")
     assert two.ended(fails).code == 1
+
+
+def test_an_error_is_not_told_to_a_chief_that_hangs(cluster):
+    """Which would be waited for."""
+    two = cluster(2)
+    hangs, fails = two.start(0, at=3, act="SIGSTOP"), two.start(1, at=3, act=["error", 1.0])
+    wait_for_step(two, hangs, 3)
+    end = two.ended(fails)
+    assert end.code == 1 and end.seconds < 20
 
 
 def test_one_that_runs_on_something_else_is_refused_with_both_values(cluster):

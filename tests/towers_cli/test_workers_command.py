@@ -19,6 +19,7 @@ from towers.runs import run_folder
 from towers_cli import agreement, launch
 
 STOPS_WITHIN_SECONDS = 25  # as docs/workers.md says
+DEATHS = int(os.environ.get("TOWERS_TEST_DEATHS", 5))
 
 
 def flags(folder, *more: str) -> list[str]:
@@ -167,28 +168,43 @@ def test_killed_stopped_and_continued_by_other_numbers_of_workers(tmp_path, alon
 
 @pytest.mark.whole_program
 @pytest.mark.long
-def test_twenty_random_deaths_under_the_launcher_do_not_show(tmp_path, cache_home):
-    """Three workers, killed at random moments from their start on, each death another restart."""
-    more = "--max_steps=300", "--checkpoint_every_steps=20", "--log_every_steps=1"
+def test_one_run_on_three_workers_then_two_then_one_with_three_towers(tmp_path, alone, workers):
+    """3 x 1, 2 + 1 and 1 x 3 towers, with a kill between them."""
+    folder = tmp_path / "run"
+    for towers_of_workers, step, victim in (((1, 1, 1), 10, 2), ((2, 1), 25, 0)):
+        some = workers(len(towers_of_workers))
+        for index, num_towers in enumerate(towers_of_workers):
+            some.start(index, *flags(folder, f"--num_towers={num_towers}"))
+        scripts.wait_for_line(some.processes[0], f"step {step}/40")
+        some.processes[victim].kill()
+        codes = [some.ended(index)[0] for index in some.processes]
+        assert codes == [-9 if index == victim else 138 for index in some.processes]
+    assert scripts.run("train", *flags(folder, "--num_towers=3")).returncode == 0
+    scripts.assert_same_run(folder, alone)
+
+
+@pytest.mark.whole_program
+@pytest.mark.long
+def test_random_deaths_under_the_launcher_do_not_show(tmp_path, cache_home):
+    """Three workers, killed while they start and train; docs/workers.md has more deaths."""
+    more = "--max_steps=120", "--checkpoint_every_steps=20", "--log_every_steps=1"
     alone, folder = tmp_path / "alone", tmp_path / "run"
     assert scripts.run("train", *flags(alone, *more)).returncode == 0
-    random_ = random.Random(58)
-    arguments = "--workers=3", "--restarts=40", *flags(folder, *more)
-    process = launcher(tmp_path, cache_home, *arguments)
-    deaths = 0
+    arguments = "--workers=3", f"--restarts={DEATHS}", *flags(folder, *more)
+    process, drawn, deaths = launcher(tmp_path, cache_home, *arguments), random.Random(58), 0
+    is_due = False
     for line in process.stdout:
-        at_step = re.match(r"\[0\] step (\d+)/", line)
-        is_due = deaths < 20 and at_step and random_.random() < 0.2
-        if is_due or deaths < 20 and line.startswith("[launcher]") and random_.random() < 0.2:
-            if not at_step:
-                time.sleep(random_.uniform(0, 6))  # while they start
-            children = scripts.processes_with(f"TOWERS_TEST={tmp_path}")
-            victims = [pid for pid in children if pid != process.pid]
-            if victims:
-                os.kill(random_.choice(victims), signal.SIGKILL)
-                deaths += 1
-    assert process.wait(timeout=60) == 0
-    assert deaths == 20
+        if deaths == DEATHS or not line.startswith(("[0] step", "[launcher]")):
+            continue
+        if line.startswith("[launcher]"):
+            is_due = drawn.random() < 0.3
+            time.sleep(drawn.uniform(1, 8) if is_due else 0)  # while they start
+        if is_due or drawn.random() < 0.2:
+            pids = scripts.processes_with(f"TOWERS_TEST={tmp_path}")
+            if pids := sorted(set(pids) - {process.pid}):
+                os.kill(drawn.choice(pids), signal.SIGKILL)
+                deaths, is_due = deaths + 1, False
+    assert (process.wait(timeout=60), deaths) == (0, DEATHS)
     scripts.assert_same_run(folder, alone)
 
 

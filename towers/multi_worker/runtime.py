@@ -23,7 +23,6 @@ from tensorflow.core.protobuf import tensorflow_server_pb2  # isort: skip
 from tensorflow.python.eager import context as eager  # isort: skip
 
 _HEARTBEAT_SECONDS = 10
-_HEALTH_SECONDS = 2  # to wait for a worker's sign of life
 _TASK = re.compile(r"/job:worker\S*/task:(\d+)")
 _REPORTED = re.compile(r"\[worker (\d+) has ended\] (.*)")
 
@@ -142,7 +141,7 @@ def _health(index: int) -> str | None:
     """What has become of a worker; None if it is alive."""
     task = f"/job:worker/replica:0/task:{index}"
     try:
-        eager.context().check_collective_ops_peer_health(task, _HEALTH_SECONDS * 1000)
+        eager.context().check_collective_ops_peer_health(task, 2000)  # milliseconds
     except tf.errors.DeadlineExceededError:
         return "does not answer"
     except tf.errors.OpError:
@@ -154,4 +153,5 @@ def report(index: int, reason: str) -> None:
     """Tells the other workers why this one ends: for a reason that would recur."""
     text = f"[worker {index} has ended] {' '.join(reason.split())[:1000]}"
     with contextlib.suppress(tf.errors.OpError):  # they know of another one's end already
-        eager.context().report_error_to_cluster(tf.errors.FAILED_PRECONDITION, text)
+        if not index or _health(0) is None:  # else it would wait for worker 0 for ever
+            eager.context().report_error_to_cluster(tf.errors.FAILED_PRECONDITION, text)
