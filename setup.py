@@ -35,7 +35,7 @@ setup(
             "towers-eval = towers_cli.evaluate:command",
             "towers-predict = towers_cli.predict:command",
             "towers-compare = towers_cli.compare:command",
-            "towers-launch = towers_cli.launch:command",
+            "towers-launch = towers_cli.launch:main",
             "towers-check-pictures = towers_cli.check_pictures:command",
         ]
     },

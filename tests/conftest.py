@@ -6,10 +6,8 @@ import sys
 import first_process
 import length
 
-# No process is left alone at the end with a file that takes a while. The first of
-# these mostly waits.
+# No process is left alone at the end with a file that takes a while.
 LONGEST_FIRST = (
-    "test_channel.py",
     "test_train_command.py",
     "test_same_bits.py",
     "test_faults.py",
@@ -20,6 +18,7 @@ LONGEST_FIRST = (
     "test_eval_command.py",
     "test_lessons.py",
     "test_collectives.py",
+    "test_ends.py",
     "test_run.py",
     "test_warm_start.py",
     "test_pictures_command.py",

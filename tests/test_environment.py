@@ -8,7 +8,7 @@ import pytest
 import scripts
 
 import towers
-from towers.runs import stretches
+from towers import conditions
 
 VARIABLE = "TF_ENABLE_ONEDNN_OPTS"
 REFUSED = "towers needs Keras on TensorFlow, and its backend is 'jax'"
@@ -85,18 +85,18 @@ class TestOneDNN:
     def test_computes_and_a_run_says_so(self):
         chosen = os.environ[VARIABLE]  # by this package, or by who runs the tests
         assert chosen in ("0", "1")
-        assert stretches.environment()["oneDNN"] == {"0": "off", "1": "on"}[chosen]
+        assert conditions.environment()["oneDNN"] == {"0": "off", "1": "on"}[chosen]
 
     @pytest.mark.long
     def test_a_run_says_what_tensorflow_does(self):
         """A convolution's bits are others with oneDNN."""
         program = (
-            "import towers; from towers.runs import stretches\n"
+            "import towers; from towers import conditions\n"
             "import numpy as np; import tensorflow as tf\n"
             "x = np.random.default_rng(0).normal(size=(16, 24, 24, 64)).astype(np.float32)\n"
             "kernel = tf.reshape(x[:1, :, :, :], [24, 24, 64, 1])[:5, :5]\n"
             "done = tf.function(lambda: tf.nn.conv2d(x, kernel, 1, 'SAME'))().numpy()\n"
-            "print(stretches.environment()['oneDNN'], done.tobytes().hex()[:999])"
+            "print(conditions.environment()['oneDNN'], done.tobytes().hex()[:999])"
         )
         off, on = (run("-c", program, **{VARIABLE: chosen}).stdout.split() for chosen in "01")
         assert (off[0], on[0]) == ("off", "on")

@@ -15,7 +15,6 @@ from towers import (
     separable,
     step,
     worker,
-    worker_errors,
 )
 
 from keras.src import backend  # isort: skip
@@ -142,15 +141,9 @@ class Distribution:
         Raises:
           WorkerError: another worker does not.
         """
-        own = [len(self.tower_devices), self.microbatch_size or 0]
-        everyone = self.workers.exchange("how models are distributed", own)
-        for index, other in enumerate(everyone):
-            if not isinstance(other, list) or other[1:] != own[1:]:
-                raise worker_errors.WorkerError(
-                    f"{self.workers.name(index)} has microbatch_size={other[1:]}, and "
-                    f"{self.workers.name(self.workers.index)} {own[1:]}: it must be the same"
-                )
-        return [towers for towers, _ in everyone]
+        own = {"microbatch_size": self.microbatch_size}
+        worker.check_same(self.workers, "how models are distributed", own, "{}=".format)
+        return self.workers.exchange("numbers of towers", len(self.tower_devices))
 
     def _check_same_data(self, name: str, batch) -> None:
         """Checks that all workers begin a call with the same batch.
@@ -162,14 +155,8 @@ class Distribution:
             return
         self._compared.add(name)
         arrays = [tensor.numpy() for tensor in tree.flatten(batch) if tensor is not None]
-        everyone = self.workers.exchange("a first batch", hashes.sha256(arrays))
-        for index, other in enumerate(everyone):
-            if other != everyone[0]:
-                raise worker_errors.WorkerError(
-                    f"{self.workers.name(index)} has other data than {self.workers.name(0)}, or "
-                    "another order: each worker must have the whole of the same batches "
-                    "(keras.utils.set_random_seed, shuffle=)"
-                )
+        name = "first batch, which must be the same and whole on all workers, of sha256"
+        worker.check_same(self.workers, "a first batch", {name: hashes.sha256(arrays)[:12]})
 
     def _share_state(self) -> None:
         """Gives all workers the chief's variables, once they are made."""

@@ -8,21 +8,20 @@ What is averaged and applied afterwards is then the same everywhere, and weights
 """
 
 import contextlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Protocol
 
-import numpy as np
 import tensorflow as tf
 
-from towers import gradients, shares
+from towers import gradients, shares, worker_errors
 
 
 class Workers(Protocol):
     """The workers of a run, as one of them sees them.
 
-    Each calls `exchange`, `from_chief`, `broadcast`, `all_gather` and the training step in the same
-    order as the others; each call says what it is for, and where two differ, a WorkerError names
-    both. As a context it tells the others what goes wrong.
+    Each calls `exchange`, `from_chief`, `broadcast` and the training step in the same order as the
+    others; each call says what it is for, and where two differ, a WorkerError names both. As a
+    context it tells the others what goes wrong.
 
     Attributes:
       count: number of workers.
@@ -42,9 +41,6 @@ class Workers(Protocol):
 
     def name(self, index: int) -> str:
         """A worker as messages name it."""
-
-    def start(self) -> None:
-        """Starts TensorFlow's runtime between the workers, before TensorFlow does any work."""
 
     def join(
         self, sums: gradients.Sums, values: Sequence[tf.Tensor], of: shares.Shares
@@ -67,9 +63,6 @@ class Workers(Protocol):
 
     def broadcast(self, what: str, variables: Sequence[tf.Variable]) -> None:
         """Gives every worker the chief's values."""
-
-    def all_gather(self, what: str, arrays: Sequence[np.ndarray]) -> list[list[np.ndarray]]:
-        """The arrays [n, ...] of every worker; only n may differ."""
 
     def exchange(self, what: str, message: object) -> list:
         """The messages of all workers, by their index; a message is what JSON can hold."""
@@ -95,9 +88,6 @@ class SingleWorker(contextlib.AbstractContextManager):
     def name(self, index: int) -> str:
         return f"worker {index}"
 
-    def start(self) -> None:
-        pass
-
     def ask_to_stop(self, signal_number: int | None) -> None:
         self._asked = signal_number
 
@@ -107,9 +97,6 @@ class SingleWorker(contextlib.AbstractContextManager):
     def broadcast(self, what: str, variables: Sequence[tf.Variable]) -> None:
         pass
 
-    def all_gather(self, what: str, arrays: Sequence[np.ndarray]) -> list[list[np.ndarray]]:
-        return [list(arrays)]
-
     def exchange(self, what: str, message: object) -> list:
         return [message]
 
@@ -118,3 +105,34 @@ class SingleWorker(contextlib.AbstractContextManager):
 
     def watched(self) -> contextlib.AbstractContextManager:
         return contextlib.nullcontext()
+
+
+def check_same(
+    workers: Workers, what: str, own: Mapping, label: Callable[[str], str] = "{} ".format
+) -> None:
+    """Checks that all workers have the same values.
+
+    Args:
+      workers: who calls this together.
+      what: the values are about.
+      own: this worker's, by name, as JSON can hold them.
+      label: from a name to what stands before its value.
+
+    Raises:
+      WorkerError: names what differs, with the values of a worker and of the chief.
+    """
+    chief, *others = workers.exchange(what, dict(own))
+    for index, other in enumerate(others, start=1):
+        if different := [
+            f"{label(name)}{_shown(other.get(name))} ({workers.name(0)} has "
+            f"{_shown(chief.get(name))})"
+            for name in {**chief, **other}
+            if chief.get(name) != other.get(name)
+        ]:
+            raise worker_errors.WorkerError(
+                f"{workers.name(index)} differs from {workers.name(0)}: {'; '.join(different)}"
+            )
+
+
+def _shown(value: object) -> str:
+    return ",".join(map(str, value)) if isinstance(value, list) else str(value)

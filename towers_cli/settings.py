@@ -499,8 +499,7 @@ class TrainSettings(Settings):
     )
     worker_wait_seconds: float = setting(
         300.0,
-        "How long a worker waits for the others to start and, while they start, for each of their "
-        "answers.",
+        "How long a worker waits for the others to start.",
         SEVERAL,
         allowed=Range(lambda value: 0 < value <= 1e6, "above 0 and at most 1e6"),
     )

@@ -12,7 +12,7 @@ Once the package is installed, they are towers-train and towers-eval.
 import math
 import os
 
-from towers_cli import command_line, ending, settings
+from towers_cli import command_line, ending, settings, system
 
 
 def command() -> None:
@@ -32,39 +32,39 @@ def settings_of(line: command_line.CommandLine, rest: list[str]) -> settings.Tra
     """The settings that the flags, or TF_CONFIG in place of two of them, give."""
     if not os.environ.get("TF_CONFIG"):
         return line.settings(rest)
-    from towers_cli import agreement
+    with system.without_notices():
+        from towers_cli import agreement
 
-    return line.settings(rest, **agreement.workers_of(os.environ["TF_CONFIG"], line))
+    return line.settings(rest, **agreement.workers_of(line))
 
 
 def run(chosen: settings.TrainSettings) -> int:
     """The story of a training; returns the exit code."""
-    from towers_cli import agreement
+    from towers.runs import run_folder
+    from towers_cli import agreement, build
 
+    # What TensorFlow's runtime fixes when it starts, and workers meet through it.
+    folder = run_folder.RunFolder(chosen.train_dir, "--train_dir")
+    build.start_runtime(agreement.intra_op_threads(chosen, folder), chosen.deterministic)
+    tower_devices = build.tower_devices(chosen.num_towers)
     with agreement.meet_workers(chosen) as workers:  # most often there is one
-        return train(chosen, workers)
+        return train(chosen, folder, tower_devices, workers)
 
 
-def train(chosen: settings.TrainSettings, workers) -> int:
+def train(chosen: settings.TrainSettings, folder, tower_devices, workers) -> int:
     """The story, once all workers are there."""
     import tensorflow as tf
 
     import towers
     from towers import machine
-    from towers.runs import run_folder
     from towers_cli import agreement, build, own_model, pictures, resolve, run_config, start_table
 
     # What the run is, as its folder and this machine have it.
-    folder = run_folder.RunFolder(chosen.train_dir, "--train_dir")
     found = agreement.find(workers, folder)
-    gpus = machine.num_devices("GPU")
-    towers_of_workers = agreement.towers_of_workers(workers, chosen.num_towers or max(1, gpus))
-    chosen = resolve.resolved(chosen, found.earlier, gpus, found.cores)
-    build.start_runtime(chosen.intra_op_threads, chosen.deterministic)
-    tower_devices = build.tower_devices(chosen.num_towers)
+    chosen = resolve.resolved(chosen, found.earlier, machine.num_devices("GPU"), found.cores)
     parameter_device = build.parameter_device(chosen, tower_devices, workers)
     agreement.check_alike(workers, chosen)
-    workers.start()
+    towers_of_workers = workers.exchange("their numbers of towers", len(tower_devices))
 
     # The data, and the model at its initial weights.
     training, evaluated = build.load_data(chosen, workers)

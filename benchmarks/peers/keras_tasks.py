@@ -17,7 +17,7 @@ import towers  # before Keras: it sets TensorFlow up
 from benchmarks.peers import counter, tasks
 from benchmarks.peers import task_sizes as sizes
 from towers import container_limits, devices, distribution, machine, networks, worker_errors
-from towers.multi_worker import cluster, meeting
+from towers.multi_worker import cluster, collectives
 from towers_cli import launch, resolve
 
 import keras  # isort: skip
@@ -62,23 +62,25 @@ def one_batch(task: str, batch: int) -> tuple[np.ndarray, np.ndarray]:
     return tasks.inputs(task, batch), tasks.labels(task, batch)
 
 
-def on_towers(options: argparse.Namespace, workers) -> keras.Model:
-    """The network on towers, with the threads that `train.py` would choose."""
-    size = options.microbatch_size or distribution.default_size(options.batch)
+def tower_devices(options: argparse.Namespace) -> tuple[str, ...]:
+    """The devices of the towers, with the threads that `train.py` would choose."""
     gpus, cores = machine.num_devices("GPU"), container_limits.available_cores()
     is_compiled = options.side == "towers-xla"
-    microbatches = -(-options.batch // size)
+    microbatches = -(-options.batch // options.microbatch_size)
     devices.use_intra_op_threads(resolve.default_threads(microbatches, gpus, cores, is_compiled))
-    tower_devices = devices.choose(options.num_towers)
-    if workers:
-        workers.start()
+    return devices.choose(options.num_towers)
+
+
+def on_towers(options: argparse.Namespace, of_towers: tuple[str, ...], workers) -> keras.Model:
+    """The network on towers."""
+    is_compiled = options.side == "towers-xla"
     model = tasks.build(options.task, options.compute_dtype)
     if options.side == "fused":
         model = networks.fused(model)
     towers.distribute(
         model,
-        tower_devices,
-        microbatch_size=size,
+        of_towers,
+        microbatch_size=options.microbatch_size,
         accumulate_gradients=options.accumulate_gradients,
         workers=workers,
     )
@@ -88,7 +90,7 @@ def on_towers(options: argparse.Namespace, workers) -> keras.Model:
 @contextlib.contextmanager
 def met(count: int):
     """The workers, as one of so many; starts the others where this process is the chief."""
-    members = cluster.from_tf_config(os.environ.get("TF_CONFIG") or "{}")
+    members = cluster.from_tf_config()
     if count > 1 and members is None:
         addresses = tuple(f"127.0.0.1:{port}" for port in launch.free_ports(count))
         members = cluster.Cluster(addresses, 0)
@@ -102,7 +104,7 @@ def met(count: int):
     if members is None:
         yield None
     else:
-        with meeting.meet(members, 60) as workers:
+        with collectives.meet(members, 60) as workers:
             yield workers
 
 
@@ -119,13 +121,15 @@ def main():
     parser.add_argument("--accumulate_gradients", action="store_true")
     options = parser.parse_args()
     options.batch = options.batch or sizes.BATCHES[options.task]
+    options.microbatch_size = options.microbatch_size or distribution.default_size(options.batch)
+    of_towers = tower_devices(options) if options.side in ON_TOWERS else ()
     is_other = bool(os.environ.get("TF_CONFIG"))  # another worker than the chief
     counts = [] if is_other else [CountSteps(counter.Counter(), options.batch)]
     # When the chief goes, the others do.
     ends = contextlib.suppress(worker_errors.WorkerError) if is_other else contextlib.nullcontext()
     with ends, met(options.num_workers) as workers:
         if options.side in ON_TOWERS:
-            model = on_towers(options, workers)
+            model = on_towers(options, of_towers, workers)
         else:
             plain = tasks.with_keras_layers(tasks.build(options.task, options.compute_dtype))
             model = compiled(plain, jit_compile=options.side == "fit-xla")

@@ -13,7 +13,6 @@ run again; the others end it.
 
 import argparse
 import os
-import secrets
 import subprocess
 import sys
 
@@ -36,7 +35,7 @@ def workers(text: str) -> int | tuple[int, int]:
 
 def work(run: dict) -> int:
     """Runs one worker to its end, in a Ray worker; returns its exit code."""
-    environment = {**os.environ, "TOWERS_SECRET": run["secret"]}
+    environment = {**os.environ}
     environment.pop("TF_USE_LEGACY_KERAS", None)
     # Where Ray's worker is killed, so is the training, which holds the run's folder.
     command = ["setpriv", "--pdeathsig", "KILL", sys.executable, *run["command"]]
@@ -61,11 +60,7 @@ def main() -> int:
     flags = parser.parse_args()
     trainer = TensorflowTrainer(
         work,
-        train_loop_config={
-            "command": flags.command,
-            "folder": os.getcwd(),
-            "secret": secrets.token_hex(),
-        },
+        train_loop_config={"command": flags.command, "folder": os.getcwd()},
         scaling_config=ScalingConfig(
             num_workers=flags.workers,
             use_gpu=flags.gpus > 0,

@@ -12,8 +12,7 @@ port=${PORT:-$((10000 + SLURM_JOB_ID * SLURM_NTASKS % 20000))}
 per_node=$SLURM_NTASKS_PER_NODE
 WORKERS=$(scontrol show hostnames "$SLURM_JOB_NODELIST" | awk -v port="$port" -v n="$per_node" \
   '{for (i = 0; i < n; i++) printf "%s%s:%d", (NR + i > 1 ? "," : ""), $0, port++}')
-TOWERS_SECRET=$(od -An -N32 -tx1 /dev/urandom | tr -d ' \n') # srun gives both to all tasks
-export WORKERS TOWERS_SECRET
+export WORKERS # srun gives it to all tasks
 
 # What each task runs. srun gives the highest of their exit codes alone: so an error that would come
 # back becomes 192 and more, the end of a run that was stopped on purpose 192, and a death stays.

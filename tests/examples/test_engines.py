@@ -80,7 +80,6 @@ class TestSlurm:
         )
         assert (done.returncode, done.stderr) == (0, "")
         assert asked == ["show hostnames node[1-2]"]
-        assert "TOWERS_SECRET" not in done.stdout  # as the start table says where there is none
         assert scripts.run("train", f"--train_dir={one}", *flags).returncode == 0
         assert scripts.hash_lines(two) != []
         scripts.assert_same_run(two, one)
@@ -88,20 +87,17 @@ class TestSlurm:
     def test_every_task_is_told_who_all_are_and_keeps_its_arguments(self, submitted, tmp_path):
         program = f"""
 import json, os, sys
-said = json.dumps([sys.argv[1:], os.environ["TOWERS_SECRET"]])
+said = json.dumps(sys.argv[1:])
 open({str(tmp_path)!r} + "/said-" + os.environ["SLURM_PROCID"], "w").write(said)
 """
         done, port, _ = submitted(program, "--a=b c", "*", ntasks=4)
         assert done.returncode == 0
         hosts = ["127.0.0.1", "127.0.0.1", "127.0.0.2", "127.0.0.2"]
         workers = ",".join(f"{host}:{port + i}" for i, host in enumerate(hosts))
-        secrets = set()
         for index in range(4):
-            arguments, secret = yaml.safe_load((tmp_path / f"said-{index}").read_text())
+            arguments = yaml.safe_load((tmp_path / f"said-{index}").read_text())
             own = [f"--workers={workers}", f"--worker_index={index}"]
             assert arguments == [*own, "--a=b c", "*"]
-            secrets.add(secret)
-        assert [len(secret) for secret in secrets] == [64]
 
     @pytest.mark.parametrize(
         ("codes", "restarts", "code", "is_requeued"),
@@ -167,6 +163,12 @@ def read_back(document: dict) -> dict:
     return models.JobsetV1alpha2JobSet.from_dict(document).to_dict()
 
 
+def read_with(api, document: dict, of_type: str) -> dict:
+    """The same for a type that a client of Kubernetes knows."""
+    answer = SimpleNamespace(data=json.dumps(document))
+    return api.sanitize_for_serialization(api.deserialize(answer, of_type))
+
+
 class TestJobSet:
     @pytest.fixture
     def manifest(self):
@@ -210,9 +212,7 @@ class TestTFJob:
     def read_back(self, document: dict) -> dict:
         from kubeflow.training import ApiClient
 
-        api = ApiClient()
-        answer = SimpleNamespace(data=json.dumps(document))
-        return api.sanitize_for_serialization(api.deserialize(answer, "KubeflowOrgV1TFJob"))
+        return read_with(ApiClient(), document, "KubeflowOrgV1TFJob")
 
     def test_it_has_the_form_of_its_types(self, manifest):
         assert self.read_back(manifest) == manifest
@@ -238,11 +238,48 @@ class TestTFJob:
             "task": {"type": "worker", "index": 3},
             "environment": "cloud",
         }
-        members = cluster.from_environment({"TF_CONFIG": json.dumps(config)})
+        members = cluster.from_tf_config(json.dumps(config))
         assert (members.addresses, members.index) == (tuple(addresses), 3)
         assert worker["restartPolicy"] == "ExitCode"  # retries 128 and above
         (container,) = worker["template"]["spec"]["containers"]
         assert container["name"] == "tensorflow"
         assert container["command"][:2] == ["python", "train.py"]
-        (variable,) = container["env"]
-        assert variable["name"] == "TOWERS_SECRET"
+
+
+class TestNetworkPolicy:
+    """On `kubernetes`, which `kubeflow-training` brings."""
+
+    @pytest.fixture
+    def manifest(self):
+        return yaml.safe_load((EXAMPLES / "networkpolicy.yaml").read_text())
+
+    def read_back(self, document: dict) -> dict:
+        from kubernetes import client
+
+        return read_with(client.ApiClient(), document, "V1NetworkPolicy")
+
+    def test_it_has_the_form_of_its_types(self, manifest):
+        assert self.read_back(manifest) == manifest
+
+    @pytest.mark.parametrize(
+        ("name", "value"), [("podSelectors", {}), ("ingress", [{"from": [{"podSelector": "all"}]}])]
+    )
+    def test_a_mistake_would_be_found(self, manifest, name, value):
+        manifest["spec"][name] = value
+        try:
+            found = self.read_back(manifest)
+        except (AttributeError, ValueError):
+            return
+        assert found != manifest
+
+    @pytest.mark.parametrize("job", ["jobset", "tfjob"])
+    def test_it_lets_the_pods_of_a_job_in_and_nobody_else(self, manifest, job):
+        of_job = yaml.safe_load((EXAMPLES / f"{job}.yaml").read_text())["spec"]
+        if job == "jobset":
+            pod = of_job["replicatedJobs"][0]["template"]["spec"]["template"]
+        else:
+            pod = of_job["tfReplicaSpecs"]["Worker"]["template"]
+        spec, own = manifest["spec"], {"podSelector": {"matchLabels": pod["metadata"]["labels"]}}
+        assert spec["podSelector"] == own["podSelector"]
+        assert spec["policyTypes"] == ["Ingress"]
+        assert spec["ingress"] == [{"from": [own]}]

@@ -17,8 +17,7 @@ sys.path.insert(0, str(Path(__file__).parents[2]))
 
 import towers  # before Keras: it sets TensorFlow up
 from input_pipeline import arrays
-from towers import devices, schedules
-from towers.multi_worker import cluster, meeting
+from towers import devices, multi_worker, schedules
 from towers.runs import callbacks as run_callbacks
 
 import keras  # isort: skip
@@ -79,14 +78,12 @@ def first(structure, count: int):
 
 def main(wanted: dict) -> dict:
     """Trains; what it came to."""
-    members = cluster.from_environment() if os.environ.get("TF_CONFIG") else None
-    with meeting.meet(members, 60) as workers:
-        tower_devices = devices.choose(wanted["towers"])
-        workers.start()
+    tower_devices = devices.choose(wanted["towers"])
+    with multi_worker.meet(wait_seconds=60) as workers:
         made, x, y = of_task(wanted["task"]) if "task" in wanted else (model(), *data())
         trained = towers.distribute(made, tower_devices, microbatch_size=16, workers=workers)
         callbacks = [
-            run_callbacks.MovingAverages(trained, 0.9),
+            run_callbacks.MovingAverages(trained, wanted.get("decay", 0.9)),
             run_callbacks.LearningRate(schedules.LearningRate("cosine", 0.02, 200, total_epochs=6)),
             run_callbacks.Log(5),
             run_callbacks.Verify(4),

@@ -15,7 +15,7 @@ os.environ["CUDA_VISIBLE_DEVICES"] = "-1"
 sys.path.insert(0, str(Path(__file__).parents[2]))
 
 import towers  # before Keras: it sets TensorFlow up
-from towers.multi_worker import cluster, meeting
+from towers import multi_worker
 
 import keras  # isort: skip
 import numpy as np  # isort: skip
@@ -43,10 +43,8 @@ def joined(labels, outputs):
 
 def main(num_towers: int) -> dict:
     """Trains each; batches of 75 in microbatches of 16, the last of which is shorter."""
-    members = cluster.from_environment() if os.environ.get("TF_CONFIG") else None
-    with meeting.meet(members, 60) as workers:
-        tower_devices = towers.devices.choose(num_towers)
-        workers.start()
+    tower_devices = towers.devices.choose(num_towers)
+    with multi_worker.meet(wait_seconds=60) as workers:
         rng, found = np.random.default_rng(0), {}
         x, text = rng.normal(size=(150, 8)).astype("float32"), rng.integers(0, 50, (150, 12))
         y = x[:, :3].argmax(axis=1)

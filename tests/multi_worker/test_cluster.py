@@ -13,24 +13,13 @@ def tf_config(jobs, kind="worker", index=0) -> str:
 
 
 @pytest.mark.parametrize(
-    ("address", "expected"),
-    [
-        ("10.0.0.1:2222", ("10.0.0.1", 2222)),
-        ("node-3.example.org:1", ("node-3.example.org", 1)),
-    ],
-)
-def test_host_and_port(address, expected):
-    assert cluster.host_and_port(address) == expected
-
-
-@pytest.mark.parametrize(
     "address",
     ["", "host", "host:", ":1", "host:0", "host:65536", "host:-1", "host:x", "a b:1", "::1:80",
      "host:1:2", "host:１", "grpc://host:1", "[::1]:1"],
 )  # fmt: skip
 def test_an_address_that_is_none_is_refused(address):
     with pytest.raises(ValueError, match="is not host:port"):
-        cluster.host_and_port(address)
+        cluster.check([address, "b:1"], 0)
 
 
 def test_the_same_address_twice_is_refused():

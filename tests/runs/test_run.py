@@ -18,7 +18,6 @@ from tensorboard.backend.event_processing import event_accumulator
 
 import towers
 from input_pipeline import arrays
-from towers import worker
 from towers.runs import callback_state, run_errors, run_folder, sources, warm_start
 from towers.runs import callbacks as run_callbacks
 
@@ -142,14 +141,10 @@ def test_the_chief_alone_has_the_weights_that_two_workers_begin_with(whole, tmp_
     assert printed == result(tmp_path / "alone", **given[0]) != whole[1]
 
 
-def test_workers_of_other_kernels_are_refused(tmp_path, monkeypatch):
-    """Their bits would be others."""
-    model = compiled()
-    monkeypatch.setattr(
-        worker.SingleWorker, "exchange", lambda self, what, own: [own | {"oneDNN": "neither"}]
-    )
-    with pytest.raises(towers.WorkerError, match="oneDNN"):
-        fit(tmp_path / "run", model)
+def test_workers_that_train_differently_are_told(tmp_path):
+    for code, printed in of_two_workers(tmp_path, {}, {"decay": 0.8}):
+        assert (code, printed) == (1, None)
+    assert not (tmp_path / "run-0" / "config.json").exists()
 
 
 def compiled(seed=0, optimizer=None):

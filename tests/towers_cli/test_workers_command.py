@@ -1,24 +1,25 @@
-"""train.py as several processes: one run folder, the bits of one process, and no worker left."""
+"""train.py as several processes: one run folder, the bits of one process, and no worker left.
 
-import json
+How workers end in general is in tests/multi_worker/test_ends.py.
+"""
+
 import os
+import random
 import re
 import signal
 import subprocess
 import sys
 import time
-import types
 
 import pytest
 import scripts
 
 import towers
-from towers import machine, worker_errors
-from towers.multi_worker import collectives
 from towers.runs import run_folder
 from towers_cli import agreement, launch
 
 STOPS_WITHIN_SECONDS = 25  # as docs/workers.md says
+DEATHS = int(os.environ.get("TOWERS_TEST_DEATHS", 5))
 
 
 def flags(folder, *more: str) -> list[str]:
@@ -84,28 +85,34 @@ def alone(tmp_path_factory, cache):
     return folder
 
 
+def launcher(tmp_path, cache_home, *arguments: str) -> subprocess.Popen:
+    """Starts the launcher with train.py, as lightly as the tests run it."""
+    script = scripts.lighter_train(tmp_path)
+    split = next(n for n, argument in enumerate(arguments) if argument.startswith("--train_dir"))
+    own, of_script = arguments[:split], arguments[split:]
+    return subprocess.Popen(
+        [sys.executable, "-m", "towers_cli.launch", *own, "--", script, *of_script],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        cwd=scripts.ROOT,
+        env=os.environ | {"XDG_CACHE_HOME": str(cache_home), "TOWERS_TEST": str(tmp_path)},
+    )
+
+
 @pytest.mark.whole_program
 @pytest.mark.long
 def test_the_folder_of_two_workers_is_that_of_one(tmp_path, alone, cache_home):
     folder = tmp_path / "run"
-    script = scripts.lighter_train(tmp_path)
-    done = subprocess.run(
-        [sys.executable, "-m", "towers_cli.launch", "--workers=2", "--", script, *flags(folder)],
-        capture_output=True,
-        text=True,
-        cwd=scripts.ROOT,
-        timeout=120,
-        env=os.environ | {"XDG_CACHE_HOME": str(cache_home)},
-    )  # fmt: skip
-    assert (done.returncode, done.stderr) == (0, "")
+    process = launcher(tmp_path, cache_home, "--workers=2", *flags(folder))
+    out, err = process.communicate(timeout=120)
+    assert (process.returncode, err) == (0, "")
     scripts.assert_same_run(folder, alone)
     assert file_names(folder) == file_names(alone)
-    out = done.stdout.splitlines()
-    table = next(line for line in out if line.startswith("[0]   workers "))
+    lines = out.splitlines()
+    table = next(line for line in lines if line.startswith("[0]   workers "))
     assert re.search(r"2 \(127.0.0.1:\d+, 127.0.0.1:\d+\)", table)
-    assert any(
-        re.match(r"\[1\] finished at step 40; worker 0 .* has the run", line) for line in out
-    )
+    assert any(re.match(r"\[1\] finished; worker 0 .* has the run", line) for line in lines)
 
 
 def file_names(folder) -> set[str]:
@@ -160,6 +167,48 @@ def test_killed_stopped_and_continued_by_other_numbers_of_workers(tmp_path, alon
 
 
 @pytest.mark.whole_program
+@pytest.mark.long
+def test_one_run_on_three_workers_then_two_then_one_with_three_towers(tmp_path, alone, workers):
+    """3 x 1, 2 + 1 and 1 x 3 towers, with a kill between them."""
+    folder = tmp_path / "run"
+    for towers_of_workers, step, victim in (((1, 1, 1), 10, 2), ((2, 1), 25, 0)):
+        some = workers(len(towers_of_workers))
+        for index, num_towers in enumerate(towers_of_workers):
+            some.start(index, *flags(folder, f"--num_towers={num_towers}"))
+        scripts.wait_for_line(some.processes[0], f"step {step}/40")
+        some.processes[victim].kill()
+        codes = [some.ended(index)[0] for index in some.processes]
+        assert codes == [-9 if index == victim else 138 for index in some.processes]
+    assert scripts.run("train", *flags(folder, "--num_towers=3")).returncode == 0
+    scripts.assert_same_run(folder, alone)
+
+
+@pytest.mark.whole_program
+@pytest.mark.long
+def test_random_deaths_under_the_launcher_do_not_show(tmp_path, cache_home):
+    """Three workers, killed while they start and train; docs/workers.md has more deaths."""
+    more = "--max_steps=120", "--checkpoint_every_steps=20", "--log_every_steps=1"
+    alone, folder = tmp_path / "alone", tmp_path / "run"
+    assert scripts.run("train", *flags(alone, *more)).returncode == 0
+    arguments = "--workers=3", f"--restarts={DEATHS}", *flags(folder, *more)
+    process, drawn, deaths = launcher(tmp_path, cache_home, *arguments), random.Random(58), 0
+    is_due = False
+    for line in process.stdout:
+        if deaths == DEATHS or not line.startswith(("[0] step", "[launcher]")):
+            continue
+        if line.startswith("[launcher]"):
+            is_due = drawn.random() < 0.3
+            time.sleep(drawn.uniform(1, 8) if is_due else 0)  # while they start
+        if is_due or drawn.random() < 0.2:
+            pids = scripts.processes_with(f"TOWERS_TEST={tmp_path}")
+            if pids := sorted(set(pids) - {process.pid}):
+                os.kill(drawn.choice(pids), signal.SIGKILL)
+                deaths, is_due = deaths + 1, False
+    assert (process.wait(timeout=60), deaths) == (0, DEATHS)
+    scripts.assert_same_run(folder, alone)
+
+
+@pytest.mark.whole_program
 def test_a_worker_with_other_settings_is_refused_by_name(tmp_path, workers):
     folder = tmp_path / "run"
     two = workers(2)
@@ -172,6 +221,17 @@ def test_a_worker_with_other_settings_is_refused_by_name(tmp_path, workers):
     for index in range(2):
         assert two.ended(index) == (1, f"train.py: error: {problem}\n")
     assert not folder.exists()
+
+
+@pytest.mark.whole_program
+def test_a_worker_with_other_threads_is_refused_by_name(tmp_path, workers):
+    two = workers(2)
+    two.start(0, *flags(tmp_path / "run"))
+    two.start(1, *flags(tmp_path / "run", "--intra_op_threads=2"))
+    for index in range(2):
+        code, err = two.ended(index)
+        assert code == 1
+        assert f"{two.name(1)} differs from {two.name(0)}: intra-op threads 2 (" in err
 
 
 @pytest.mark.whole_program
@@ -195,187 +255,6 @@ def test_a_worker_that_never_comes_is_named(tmp_path, workers):
     two.start(0, *flags(tmp_path / "run", "--worker_wait_seconds=0.5"))
     assert two.ended(0) == (138, f"train.py: error: {two.name(1)} did not connect within 0.5 s\n")
     assert not (tmp_path / "run").exists()
-
-
-@pytest.mark.whole_program
-@pytest.mark.parametrize("moment", ["importing", pytest.param("training", marks=pytest.mark.long)])
-def test_a_launcher_that_is_killed_takes_its_workers_with_it(tmp_path, cache_home, moment):
-    folder = tmp_path / "run"
-    script = tmp_path / "train.py"  # says when it has begun
-    script.write_text(
-        "import runpy, sys\n"
-        "print('begins', flush=True)\n"
-        f"sys.path.insert(0, {str(scripts.ROOT)!r})\n"
-        f"runpy.run_path({str(scripts.ROOT / 'train.py')!r}, run_name='__main__')\n"
-    )
-    launcher = subprocess.Popen(
-        [sys.executable, "-m", "towers_cli.launch", "--workers=2", "--", str(script),
-         *flags(folder, "--max_steps=100000", "--checkpoint_every_steps=100000",
-                "--log_every_steps=1")],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        cwd=scripts.ROOT,
-        env=os.environ | {"XDG_CACHE_HOME": str(cache_home), "CUDA_VISIBLE_DEVICES": "-1",
-                          "TOWERS_TEST": str(tmp_path)},
-    )  # fmt: skip
-    with launcher:
-        line = {"importing": "[1] begins", "training": "[0] step 10/"}[moment]
-        scripts.wait_for_line(launcher, line)
-        time.sleep(1.0)
-        launcher.kill()
-    killed = time.monotonic()
-    while scripts.processes_with(f"TOWERS_TEST={tmp_path}"):
-        assert time.monotonic() - killed < 10
-        time.sleep(0.1)
-    if moment == "training":
-        [step] = scripts.checkpoint_steps(folder)
-        assert step == scripts.training_lines(folder)[-1]["step"] >= 10
-
-
-# The worker of that index gets that signal at that moment.
-SMALL = """
-import os, sys
-from towers_cli import system
-with system.without_notices():
-    from towers import multi_worker  # before TensorFlow: it sets it up
-    import tensorflow as tf
-addresses, index, moment, victim, signal, seconds = sys.argv[1:]
-def die():
-    if index == victim:
-        os.kill(os.getpid(), int(signal))
-class Dies(tf.distribute.MultiWorkerMirroredStrategy):
-    def __init__(self, *arguments):
-        die()
-        super().__init__(*arguments)
-if moment == "servers":
-    tf.distribute.MultiWorkerMirroredStrategy = Dies
-members = multi_worker.Cluster(tuple(addresses.split(",")), int(index))
-with multi_worker.meet(members, float(seconds)) as workers:
-    if moment == "before":
-        die()
-    workers.start()
-    def make():
-        if moment == "making":
-            die()
-    workers.from_chief("it", make)
-"""
-
-
-@pytest.fixture
-def one_of_two_dies(workers):
-    """Two small programs, of which one gets a signal; what becomes of the other, and its name."""
-
-    def die(moment: str, victim: int, number: int, wait_seconds: float = 60.0):
-        two = workers(2)
-        for index in range(2):
-            arguments = [",".join(two.addresses), index, moment, victim, int(number), wait_seconds]
-            two.processes[index] = subprocess.Popen(
-                [sys.executable, "-c", SMALL, *map(str, arguments)],
-                stdout=subprocess.PIPE,
-                stderr=subprocess.PIPE,
-                text=True,
-                cwd=scripts.ROOT,
-                env=os.environ | {"CUDA_VISIBLE_DEVICES": "-1"},
-            )
-        return *two.ended(1 - victim), two.name(victim)
-
-    return die
-
-
-@pytest.mark.long
-@pytest.mark.whole_program
-def test_a_worker_that_is_killed_while_tensorflow_starts_does_not_hang_the_others(one_of_two_dies):
-    code, err, name = one_of_two_dies("servers", 1, signal.SIGKILL)
-    assert (code, err) == (-signal.SIGUSR1, f"-c: error: {name} died without an error message\n")
-
-
-@pytest.mark.whole_program
-@pytest.mark.long
-def test_one_that_hangs_then_does_not_either(one_of_two_dies):
-    code, err, _ = one_of_two_dies("servers", 1, signal.SIGSTOP, 6.0)
-    late = "TensorFlow's servers have not found each other within 6 s"
-    assert (code, err) == (-signal.SIGUSR1, f"-c: error: {late}\n")
-
-
-@pytest.mark.whole_program
-@pytest.mark.long
-def test_nor_one_that_hangs_before(one_of_two_dies):
-    code, err, name = one_of_two_dies("before", 1, signal.SIGSTOP, 6.0)
-    said = f'{name} did not reach "the start of TensorFlow\'s servers" within 6 s'
-    assert (code, err) == (138, f"-c: error: {said}\n")
-
-
-@pytest.mark.whole_program
-@pytest.mark.long  # TensorFlow misses a heartbeat after ten seconds, and the chief's later
-def test_a_chief_that_hangs_while_it_makes_something_does_not_hang_the_others(one_of_two_dies):
-    code, err, name = one_of_two_dies("making", 0, signal.SIGSTOP)
-    assert (code, err) == (138, f"-c: error: {name} does not answer\n")
-
-
-class Fake:
-    """Two workers, of which this is the chief; the other one answers as it is told."""
-
-    is_chief = True
-
-    def __init__(self, change: dict, processor: str | None = None):
-        self._change, self._processor = change, processor
-
-    def exchange(self, what, message) -> list:
-        if isinstance(message, str):
-            return [message, self._processor or message]
-        return [message, json.loads(json.dumps(message)) | self._change]
-
-    def name(self, index: int) -> str:
-        return f"worker {index}"
-
-
-def test_another_kind_of_processor_is_said(capsys):
-    agreement.check_alike(Fake({}, "of yesterday"), scripts.settings_of())
-    assert "processors of different kinds" in capsys.readouterr().out
-    agreement.check_alike(Fake({}), scripts.settings_of())
-    assert capsys.readouterr().out == ""
-
-
-def test_another_kind_of_gpu_is_said(capsys, monkeypatch):
-    of_this_one = machine.processor()
-    monkeypatch.setattr(machine, "gpu_names", lambda: ["A100"])
-    agreement.check_alike(Fake({}, f"{of_this_one}, A100"), scripts.settings_of())
-    assert capsys.readouterr().out == ""
-    agreement.check_alike(Fake({}, f"{of_this_one}, H100"), scripts.settings_of())
-    said = capsys.readouterr().out
-    assert f"({of_this_one}, A100, {of_this_one}, H100)" in said
-
-
-def test_another_version_of_a_package_is_refused_by_name():
-    chosen = scripts.settings_of()
-    agreement.check_alike(Fake({}), chosen)
-    with pytest.raises(worker_errors.WorkerError) as error:
-        agreement.check_alike(Fake({"version of keras": "3.0.0"}), chosen)
-    assert str(error.value).startswith(
-        "worker 1 differs from worker 0: version of keras 3.0.0 (wor"
-    )
-
-
-def test_workers_have_onednn_all_or_none():
-    """The bits of a worker without it are others."""
-    with pytest.raises(worker_errors.WorkerError, match=r"use of oneDNN neither \(worker 0 has o"):
-        agreement.check_alike(Fake({"use of oneDNN": "neither"}), scripts.settings_of())
-
-
-@pytest.mark.parametrize(
-    "name", ["train_dir", "data_dir", "num_towers", "worker_index", "worker_wait_seconds"]
-)
-def test_what_is_of_one_worker_may_differ(name):
-    asked = []
-
-    def exchange(what, message):
-        asked.append(message)
-        return [message, message]
-
-    workers = types.SimpleNamespace(exchange=exchange, is_chief=False, name=str)
-    agreement.check_alike(workers, scripts.settings_of())
-    assert "seed" in asked[0] and name not in asked[0]
 
 
 @pytest.mark.whole_program
@@ -442,34 +321,25 @@ def test_a_wrong_tf_config(tmp_path, monkeypatch, text, arguments, problem):
 
 
 @pytest.mark.parametrize(
-    ("name", "value", "problem"),
-    [
-        ("TOWERS_SECRET", "short", "TOWERS_SECRET: a secret must have at least 16 characters"),
-        ("TOWERS_SECRET_FILE", "/nowhere", "TOWERS_SECRET_FILE=/nowhere: No such file"),
-    ],
+    "name", ["train_dir", "data_dir", "num_towers", "worker_index", "worker_wait_seconds"]
 )
-def test_a_wrong_secret(tmp_path, monkeypatch, name, value, problem):
-    monkeypatch.setenv(name, value)
-    two = ["--workers=127.0.0.1:1,127.0.0.1:2", "--worker_index=0"]
-    done = scripts.train(tmp_path / "run", *two)
-    assert (done.returncode, done.stderr.count("\n")) == (2, 1)
-    assert problem in done.stderr
-    assert not (tmp_path / "run").exists()
+def test_what_is_of_one_worker_may_differ(name):
+    asked = []
 
+    class Two(towers.worker.SingleWorker):
+        def exchange(self, what, message):
+            asked.append(message)
+            return [message, message]
 
-@pytest.mark.parametrize(("secret", "times"), [("", 1), ("s" * 16, 0)])
-def test_a_chief_says_whether_everybody_may_join(monkeypatch, capsys, secret, times):
-    monkeypatch.setenv("TOWERS_SECRET", secret)
-    monkeypatch.setattr(collectives, "MultiWorker", lambda *_: types.SimpleNamespace(is_chief=True))
-    agreement.meet_workers(scripts.settings_of("--workers=a:1,b:1", "--worker_index=0"))
-    assert capsys.readouterr().out.count("port may join") == times
+    agreement.check_alike(Two(), scripts.settings_of())
+    assert "seed" in asked[0] and name not in asked[0]
 
 
 def test_workers_whose_weights_differ_stop(tmp_path, monkeypatch):
     """Before the next checkpoint; none is written."""
 
     def exchange(self, what, parts):
-        if not isinstance(parts, dict):
+        if what != "hashes of their states":
             return [parts]
         return [
             parts,
@@ -483,8 +353,6 @@ def test_workers_whose_weights_differ_stop(tmp_path, monkeypatch):
     save = towers.Run._save
     monkeypatch.setattr(towers.Run, "_save", save_as_one_of_two)
     monkeypatch.setattr("towers.worker.SingleWorker.exchange", exchange)
-    monkeypatch.setattr("towers_cli.agreement.check_alike", lambda *_: None)
-    monkeypatch.setattr("towers_cli.agreement.check_same_data", lambda *_, **__: None)
     done = scripts.train(tmp_path / "run")
     assert done.returncode == 1
     assert "step 4: worker 1 and worker 0 differ in weights" in done.stderr

@@ -10,8 +10,6 @@ import re
 import reprlib
 from collections.abc import Mapping, Sequence
 
-from towers.multi_worker import door
-
 _ADDRESS = re.compile("([A-Za-z0-9._-]+):([0-9]{1,5})")
 _SHORT = reprlib.Repr()  # however long or deep a value is
 _SHORT.maxstring = _SHORT.maxother = 100
@@ -24,41 +22,31 @@ class Cluster:
     Attributes:
       addresses: `host:port` of each worker, which the others reach it at; index = worker.
       index: of this process.
-      secret: shared by all of them and nobody else (`door`); empty where anyone may join.
     """
 
     addresses: tuple[str, ...]
     index: int
-    secret: bytes = dataclasses.field(default=b"", repr=False)
 
     def name(self, index: int) -> str:
         """A worker as messages name it."""
         return f"worker {index} ({self.addresses[index]})"
 
 
-def host_and_port(address: str) -> tuple[str, int]:
-    """`host:port` in its parts. TensorFlow's servers listen on IPv4 alone.
-
-    Raises:
-      ValueError: it is not of that form.
-    """
-    parts = _ADDRESS.fullmatch(address)
-    if parts is None or not 0 < int(parts[2]) < 2**16:
-        raise ValueError(
-            f"{_SHORT.repr(address)} is not host:port: must be a name or IPv4 address, and a port "
-            "from 1 to 65535"
-        )
-    return parts[1], int(parts[2])
-
-
 def check(addresses: Sequence[str], index: int | None) -> None:
     """Checks the workers' addresses, and that the index is that of one of them.
+
+    TensorFlow's servers listen on IPv4 alone.
 
     Raises:
       ValueError: says what is wrong.
     """
     for address in addresses:
-        host_and_port(address)
+        parts = _ADDRESS.fullmatch(address)
+        if parts is None or not 0 < int(parts[2]) < 2**16:
+            raise ValueError(
+                f"{_SHORT.repr(address)} is not host:port: must be a name or IPv4 address, and a "
+                "port from 1 to 65535"
+            )
     if twice := [address for n, address in enumerate(addresses) if address in addresses[:n]]:
         raise ValueError(f"{twice[0]} is listed twice; give each worker its own address")
     if index is None or not 0 <= index < len(addresses):
@@ -68,44 +56,33 @@ def check(addresses: Sequence[str], index: int | None) -> None:
         )
 
 
-def from_environment(environment: Mapping[str, str] = os.environ) -> Cluster | None:
-    """The cluster that TF_CONFIG describes, with the secret of TOWERS_SECRET or its _FILE.
-
-    Returns:
-      None where there is only one process.
-
-    Raises:
-      ValueError: names the variable, and says what is wrong.
-    """
-    try:
-        members = from_tf_config(environment.get("TF_CONFIG") or "{}")
-    except ValueError as error:
-        raise ValueError(f"TF_CONFIG: {error}") from error
-    secret = door.secret_of(environment)
-    return members and dataclasses.replace(members, secret=secret)
-
-
-def from_tf_config(text: str) -> Cluster | None:
-    """The cluster that the environment variable TF_CONFIG describes.
+def from_tf_config(text: str | None = None) -> Cluster | None:
+    """The cluster that the environment variable TF_CONFIG describes; None for only one process.
 
     A `chief`, where there is one, is worker 0, and those of type `worker` come after it.
 
     Args:
       text: such as `{"cluster": {"worker": ["a:1234", "b:1234"]}, "task": {"type": "worker",
-        "index": 1}}`.
-
-    Returns:
-      None where it describes only one process.
+        "index": 1}}`; None for what the environment has.
 
     Raises:
       ValueError: it is not of that form, or this process is neither chief nor worker.
     """
+    if text is None:
+        text = os.environ.get("TF_CONFIG", "")
     try:
-        config = json.loads(text)
+        config = json.loads(text or "{}")
     except ValueError as error:
-        raise ValueError(f"is not JSON: {error}") from error
+        raise ValueError(f"TF_CONFIG: is not JSON: {error}") from error
     except RecursionError:
-        raise ValueError("is nested too deeply") from None
+        raise ValueError("TF_CONFIG: is nested too deeply") from None
+    try:
+        return _cluster(config)
+    except ValueError as error:
+        raise ValueError(f"TF_CONFIG: {error}") from error
+
+
+def _cluster(config: object) -> Cluster | None:
     if not (isinstance(config, dict) and isinstance(config.get("cluster", {}), dict)):
         raise ValueError('must have the form {"cluster": {...}, "task": {...}}')
     jobs, task = config.get("cluster", {}), config.get("task", {})

@@ -24,7 +24,17 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from towers import adapted, cutting, devices, distribution, hashes, not_finite, worker_errors
+from towers import (
+    adapted,
+    conditions,
+    cutting,
+    devices,
+    distribution,
+    hashes,
+    not_finite,
+    worker,
+    worker_errors,
+)
 from towers.runs import (
     callback_state,
     checkpoints,
@@ -573,12 +583,7 @@ class Run:
         if self.distribution.described_optimizer is None:  # before a callback changes its rate
             self.distribution.described_optimizer = _described("optimizer", self.model.optimizer)
         defined = self._definition(data, callbacks)
-        own = defined | stretches.versions() | stretches.kernels()
-        for index, other in enumerate(self.workers.exchange("what they train", own)):
-            if different := run_folder.differences(other, own, self.workers.name(index)):
-                raise worker_errors.WorkerError(
-                    f"workers are about to train differently: {'; '.join(different)}"
-                )
+        worker.check_same(self.workers, "what they train", defined)
         notes = self.workers.from_chief("the run", lambda: self._continue(defined, keep))
         self.state.notes.assign(notes)
         variables = [v for name, v in self.state.parts().items() if name != "notes"]
@@ -640,7 +645,7 @@ class Run:
         is_stopped = json.loads(self.state.notes.numpy()).get("stopped")
         is_complete = is_begun and (is_stopped or self._is_at_end())
         parameters = self.distribution.parameter_device
-        runs_on = stretches.environment() | stretches.on_devices(towers, parameters)
+        runs_on = conditions.environment() | stretches.on_devices(towers, parameters)
         now = so_far if is_complete else stretches.extended(so_far, at_step, runs_on)
         if not is_complete and so_far and now[-1]["first_step"] == at_step:
             for change in stretches.changes(now[-2:]):

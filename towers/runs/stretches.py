@@ -5,57 +5,9 @@ code. Its settings do not show that, but its last bits may. So `config.json` kee
 for the start, and one for each continuation on something else.
 """
 
-import os
-import platform
-import subprocess
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 
-import keras
-import numpy as np
-import tensorflow as tf
-
-from towers import machine, version
-
-from tensorflow.python.util import _pywrap_util_port  # isort: skip
-
-# Read by TensorFlow and oneDNN as they start; each changes which kernels compute.
-_KERNEL_VARIABLES = (
-    "CUBLAS_WORKSPACE_CONFIG",
-    "DNNL_MAX_CPU_ISA",
-    "NVIDIA_TF32_OVERRIDE",
-    "ONEDNN_MAX_CPU_ISA",
-    "TF_XLA_FLAGS",
-    "XLA_FLAGS",
-)
-
-
-def versions() -> dict[str, str]:
-    """Package to version, of those that must be the same on all workers of a run."""
-    others = {module.__name__: module.__version__ for module in (tf, keras, np)}
-    return {"towers": version.__version__} | others
-
-
-def kernels() -> dict[str, str]:
-    """Whose kernels compute, which must be the same on all workers, too."""
-    onednn = {"oneDNN": "on" if _pywrap_util_port.IsMklEnabled() else "off"}
-    return onednn | machine.gpu_software()
-
-
-def environment() -> dict[str, str | None]:
-    """Name to value of what this process runs on, outside the settings."""
-    given = {name: os.environ[name] for name in _KERNEL_VARIABLES if name in os.environ}
-    return (
-        versions()
-        | kernels()
-        | given
-        | {
-            "python": platform.python_version(),
-            "processor": machine.processor(),
-            "intra-op threads": str(machine.intra_op_threads()),
-            "git revision": _git_revision(),
-        }
-    )
+from towers import machine
 
 
 def on_devices(tower_devices: Sequence[str], parameter_device: str) -> dict[str, str]:
@@ -66,19 +18,6 @@ def on_devices(tower_devices: Sequence[str], parameter_device: str) -> dict[str,
     }
 
 
-def _git_revision() -> str | None:
-    """The revision of this code, with `-dirty` where it was changed; None outside a checkout."""
-    command = ["git", "describe", "--always", "--dirty", "--abbrev=12"]
-    folder = Path(__file__).parents[2]
-    if not (folder / ".git").exists():
-        return None
-    try:
-        done = subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=10)
-    except (OSError, subprocess.TimeoutExpired):
-        return None
-    return done.stdout.strip() or None
-
-
 def extended(
     stretches: Sequence[Mapping], first_step: int, runs_on: Mapping[str, str | None]
 ) -> list[dict]:
@@ -87,7 +26,7 @@ def extended(
     Args:
       stretches: so far; empty where a run begins.
       first_step: the step it continues from. Stretches that began there or later left nothing.
-      runs_on: `environment()` and the like, now.
+      runs_on: `conditions.environment()` and the like, now.
 
     Returns:
       `stretches`, with one more where `runs_on` is not what the last one ran on; each has
