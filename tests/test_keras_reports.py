@@ -67,7 +67,7 @@ def test_accuracy_is_what_keras_takes_it_for(way, tmp_path):
     if way == "fit":
         found = model.fit(X, Y, epochs=2, **FIT).history
     else:
-        found = towers.Run(tmp_path / "run", model).fit(X, Y, batch_size=20, epochs=2, verbose=0)
+        found = towers.Run(tmp_path / "run", model).fit(X, Y, epochs=2, **FIT)
         found = found.history
     assert found.keys() == right.keys() and any("ccuracy" in name for name in right)
     for name, values in right.items():

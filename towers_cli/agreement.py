@@ -17,7 +17,6 @@ _Made = TypeVar("_Made")
 _OF_ONE_WORKER = (
     "train_dir",
     "data_dir",
-    "store_dir",
     "init_from",
     "num_towers",
     "worker_index",

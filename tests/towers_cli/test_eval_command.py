@@ -84,7 +84,7 @@ def test_a_process_evaluates_the_newest_checkpoint(forked_command, folder):
     assert head == (
         f"step 40, epoch 0.19, test split, {lighter.TEST_IMAGES} examples, each once: "
         f"accuracy {line['accuracy']:.2%}, top-5 {line['top5_accuracy']:.2%}, "
-        f"loss {line['cross_entropy']:.4f}"
+        f"cross entropy {line['cross_entropy']:.4f}"
     )
     confusion = _confusion(rows)
     assert confusion.sum(axis=1).tolist() == [lighter.TEST_IMAGES // 10] * 10

@@ -144,10 +144,10 @@ def test_killed_stopped_and_continued_by_other_numbers_of_workers(tmp_path, alon
     assert scripts.wait_for_line(chief, f"continuing at step {saved}")
     scripts.wait_for_line(chief, "step 20/40")
     other.send_signal(signal.SIGTERM)  # one worker is asked, and all stop after the same step
-    stopped = scripts.wait_for_line(other, "stopped at step")
+    stopped = scripts.wait_for_line(chief, "stopped at step")
     assert again.ended(1) == (143, "")
     assert again.ended(0) == (143, "")
-    step = int(re.search(r"step (\d+) of", stopped).group(1))
+    step = int(re.search(r"step (\d+), and saved", stopped).group(1))
     assert scripts.checkpoint_steps(folder)[-1] == step
 
     third = workers(2)
