@@ -33,10 +33,10 @@ setup(
         "console_scripts": [
             "towers-train = towers_cli.train:command",
             "towers-eval = towers_cli.evaluate:command",
-            "towers-predict = towers_cli.predict:command",
-            "towers-compare = towers_cli.compare:command",
+            "towers-predict = towers_cli.predict:main",
+            "towers-compare = towers_cli.compare:main",
             "towers-launch = towers_cli.launch:main",
-            "towers-check-pictures = towers_cli.check_pictures:command",
+            "towers-check-pictures = towers_cli.check_pictures:main",
         ]
     },
     python_requires=">=3.11",

@@ -222,16 +222,16 @@ def test_the_command_has_its_parameters_on_a_visible_gpu(tmp_path, cache, monkey
 
 
 def test_several_workers_train_where_a_gpu_is_visible(tmp_path, cache_home):
-    addresses = ",".join(f"127.0.0.1:{port}" for port in launch.free_ports(2))
+    addresses = [f"127.0.0.1:{port}" for port in launch.free_ports(2)]
     environment = os.environ | {"XDG_CACHE_HOME": str(cache_home)}
     started = [
         forked.Popen(
             [
                 sys.executable, pretend_gpu.__file__, f"--train_dir={tmp_path / 'run'}",
                 "--dataset=shapes", "--global_batch_size=32", "--microbatch_size=8",
-                "--max_steps=2", f"--workers={addresses}", f"--worker_index={index}",
+                "--max_steps=2",
             ],
-            env=environment,
+            env=environment | {"TF_CONFIG": launch.tf_config(addresses, index)},
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,

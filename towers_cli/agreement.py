@@ -1,63 +1,42 @@
 """Several workers begin a run: they meet, and check that they are about to do the same."""
 
 import contextlib
-import dataclasses
 from collections.abc import Callable, Mapping
 from typing import TypeVar
 
-from towers import container_limits, machine, worker
-from towers.multi_worker import cluster, collectives
+from towers import container_limits, machine, multi_worker, worker
 from towers.runs import run_folder, run_lock, warm_start
-from towers_cli import command_line, resolve, run_config, settings
+from towers_cli import resolve, run_config, settings
 
 _Made = TypeVar("_Made")
 
 # What may differ between workers: where things are on each machine, how many towers it has, and
 # which worker it is.
-_OF_ONE_WORKER = (
-    "train_dir",
-    "data_dir",
-    "init_from",
-    "num_towers",
-    "worker_index",
-    "worker_wait_seconds",
-)
+_OF_ONE_WORKER = ("train_dir", "data_dir", "init_from", "num_towers", "worker_wait_seconds")
 
 
-def workers_of(line: command_line.CommandLine) -> dict:
-    """The settings of the workers that the environment variable TF_CONFIG names.
-
-    Args:
-      line: with the flags that were given.
-
-    Returns:
-      `workers` and `worker_index`; nothing where it names no others.
+def members() -> multi_worker.Cluster | None:
+    """The workers of the run, as the environment variable TF_CONFIG names them; None for one.
 
     Raises:
-      SettingsError: it does not have the right form, or a flag names workers too.
+      SettingsError: it does not have the right form.
     """
     try:
-        members = cluster.from_tf_config()
+        return multi_worker.from_tf_config()
     except ValueError as error:
         raise settings.SettingsError(str(error)) from error
-    if members is None:
-        return {}
-    if line.is_given("workers") or line.is_given("worker_index"):
-        raise settings.SettingsError(
-            f"--workers={settings.shown(line.values.workers)}: TF_CONFIG names workers too; give "
-            "one of the two"
-        )
-    return {"workers": members.addresses, "worker_index": members.index}
 
 
-def intra_op_threads(chosen: settings.TrainSettings, folder: run_folder.RunFolder) -> int:
+def intra_op_threads(
+    chosen: settings.TrainSettings, folder: run_folder.RunFolder, is_chief: bool
+) -> int:
     """The threads for one operation, which are fixed before workers meet.
 
-    A run that continues keeps its own, which only the chief knows; others that have another number
+    A run that continues keeps its number, which only the chief knows; others that have another one
     are refused when they meet.
     """
     earlier = None
-    if not chosen.worker_index:
+    if is_chief:
         # `find` raises it again, and tells all workers.
         with contextlib.suppress(run_folder.RunFolderError):
             earlier = run_config.earlier_run(folder)
@@ -65,39 +44,23 @@ def intra_op_threads(chosen: settings.TrainSettings, folder: run_folder.RunFolde
     return resolve.resolved(chosen, earlier, gpus, cores).intra_op_threads
 
 
-def meet_workers(chosen: settings.TrainSettings) -> worker.Workers:
+def meet(members: multi_worker.Cluster | None, wait_seconds: float) -> worker.Workers:
     """Meets the other workers of the run, where there are any.
 
     Raises:
-      SettingsError: an address is wrong.
       WorkerError: one does not connect, or runs on something else.
     """
-    if not chosen.workers:
+    if members is None:
         return worker.SingleWorker()
-    try:
-        cluster.check(chosen.workers, chosen.worker_index)
-    except ValueError as error:
-        addresses = settings.shown(chosen.workers)
-        raise settings.SettingsError(f"--workers={addresses}: {error}") from error
-    members = cluster.Cluster(chosen.workers, chosen.worker_index)
-    return collectives.MultiWorker(members, chosen.worker_wait_seconds)
+    return multi_worker.MultiWorker(members, wait_seconds)
 
 
-@dataclasses.dataclass(frozen=True)
-class Found:
-    """What a run starts from, as its chief finds it.
-
-    Attributes:
-      earlier: the configuration of the run that continues, if one does.
-      cores: that the chief may use.
-    """
-
-    earlier: dict | None
-    cores: int
-
-
-def find(workers: worker.Workers, folder: run_folder.RunFolder) -> Found:
+def find(workers: worker.Workers, folder: run_folder.RunFolder) -> tuple[dict | None, int]:
     """Looks into the run's folder, on the chief, for all workers.
+
+    Returns:
+      The configuration of the run that continues, if one does; and the cores that the chief may
+      use.
 
     Raises:
       RunFolderError: the folder holds something other than a run, or one that is being trained.
@@ -109,7 +72,8 @@ def find(workers: worker.Workers, folder: run_folder.RunFolder) -> Found:
         run_lock.RunLock(folder).check_free()
         return [earlier, container_limits.available_cores()]
 
-    return Found(*workers.from_chief("what is in the folder", look))
+    earlier, cores = workers.from_chief("what is in the folder", look)
+    return earlier, cores
 
 
 def check_alike(workers: worker.Workers, chosen: settings.TrainSettings) -> None:
@@ -137,7 +101,7 @@ def check_beginning(workers: worker.Workers, config: Mapping, folder: run_folder
 
     Raises:
       RunFolderError: the settings are not those of the run that continues.
-      SettingsError: `--init_from` names no weights.
+      WarmStartError: `--init_from` names no weights.
       WorkerError: another worker is gone or has ended.
     """
 
@@ -146,10 +110,7 @@ def check_beginning(workers: worker.Workers, config: Mapping, folder: run_folder
         if earlier is not None:
             run_config.check_same_run(earlier, config)
         elif init_from := config["settings"]["init_from"]:
-            try:
-                warm_start.locate(init_from)
-            except warm_start.WarmStartError as error:
-                raise settings.SettingsError(f"--{error}") from error
+            warm_start.locate(init_from)
 
     workers.from_chief("what it begins with", check)
 

@@ -6,43 +6,29 @@ DIR is laid out as for train.py --dataset=folder. Exits with 0 if all pictures c
 used, with 1 if some cannot, and with 2 after a wrong argument.
 """
 
-import signal
 import sys
 from collections.abc import Sequence
 
 from towers_cli import system
 
-_PROGRAM = "towers-check-pictures"
+_NAME = "towers-check-pictures"
 
 
-def command() -> None:
-    """Runs the command to its end."""
-    signal.signal(signal.SIGINT, signal.SIG_DFL)
-    sys.exit(main(sys.argv[1:]))
-
-
-def main(arguments: Sequence[str]) -> int:
+def main(arguments: Sequence[str] | None = None) -> int:
     """Prints a line for each picture that cannot be used; returns the exit code."""
-    if set(arguments) & {"-h", "--help"}:
-        print(__doc__ or _PROGRAM)  # python -OO leaves docstrings out
-        return 0
-    if len(arguments) != 1 or arguments[0].startswith("-"):
-        print(f"usage: {_PROGRAM} DIR", file=sys.stderr)
-        return 2
-    # After the usage, because it imports TensorFlow.
-    with system.without_notices():
-        from input_pipeline import datasets
-        from towers import noise
-        from towers.runs import console
+    parser = system.parser(_NAME, __doc__)
+    parser.add_argument("dir", help="the folder of the pictures")
+    folder = parser.parse_args(arguments).dir
+    return system.exit_code(_NAME, lambda: check(folder))
 
-    noise.quiet_loggers()
-    try:
-        splits = datasets.folder_splits(arguments[0])
-    except datasets.DataError as error:
-        console.say_error(_PROGRAM, error)
-        return 1
+
+def check(folder: str) -> int:
+    """Prints a line for each picture that cannot be used; returns the exit code."""
+    from input_pipeline import datasets
+    from towers.runs import console
+
     count = broken = 0
-    for name, split in splits.items():
+    for name, split in datasets.folder_splits(folder).items():
         count += split.num_examples
         for number, reason in split.broken():
             broken += 1
@@ -53,4 +39,4 @@ def main(arguments: Sequence[str]) -> int:
 
 
 if __name__ == "__main__":
-    command()
+    sys.exit(main())

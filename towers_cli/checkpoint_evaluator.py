@@ -4,7 +4,7 @@ import functools
 import os
 import re
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 import numpy as np
 import tensorflow as tf
@@ -12,12 +12,12 @@ import tensorflow as tf
 import towers
 from input_pipeline import datasets
 from towers.runs import checkpoints, console, interrupts, run_errors, run_folder, summaries
-from towers_cli import build, run_config, settings, tally
+from towers_cli import build, pictures, run_config, settings, tally
 
 _LONGEST_NAME = 100  # of a data set, in the name of a folder
 
 
-def config_of(folder: run_folder.RunFolder) -> dict:
+def read_config(folder: run_folder.RunFolder) -> dict:
     """The configuration of the run in `folder`.
 
     Raises:
@@ -43,20 +43,7 @@ def wait_for_run(folder: run_folder.RunFolder, interval_seconds: float) -> dict:
         print(f"waiting for a run in {folder.path}", flush=True)
     while folder.read_config() is None:
         time.sleep(interval_seconds)
-    return config_of(folder)
-
-
-def named_checkpoint(folder: run_folder.RunFolder, name: str | None) -> str | None:
-    """The checkpoint of that name; None without a name, which stands for the newest.
-
-    Raises:
-      CheckpointError: there is no such checkpoint.
-    """
-    if name is not None:
-        return checkpoints.find(folder.checkpoints, name)
-    if checkpoints.newest(folder.checkpoints) is None:
-        raise checkpoints.CheckpointError(f"{folder.checkpoints} holds no checkpoint yet")
-    return None
+    return read_config(folder)
 
 
 def other_pictures(config: Mapping, dataset: str, data_dir: str | None) -> str | None:
@@ -73,23 +60,20 @@ def check_fits(config: Mapping, image_shape: Sequence[int], class_names: Sequenc
     """Checks that the data are of the kind that the run's network was built for.
 
     Raises:
-      SettingsError: other image sizes or another number of classes.
+      SettingsError: other image sizes or other classes.
     """
     derived = config["resolved"]
-    if list(image_shape) != list(derived["image_shape"]):
+    if list(image_shape) != derived["image_shape"]:
         raise settings.SettingsError(
             f"--dataset: its images are {list(image_shape)} after preprocessing, but the run's "
             f"network takes {derived['image_shape']}"
         )
     if list(class_names) != derived["class_names"]:
-        raise settings.SettingsError(
-            f"--dataset: its classes are {_few(class_names)}, but the run's "
-            f"{_few(derived['class_names'])}"
+        names, of_run = (
+            f"{len(names)} ({', '.join(names[:3])}{', ...' if len(names) > 3 else ''})"
+            for names in (class_names, derived["class_names"])
         )
-
-
-def _few(names: Sequence[str]) -> str:
-    return f"{len(names)} ({', '.join(names[:3])}{', ...' if len(names) > 3 else ''})"
+        raise settings.SettingsError(f"--dataset: its classes are {names}, but the run's {of_run}")
 
 
 def check_same_images(config: Mapping, split: str, sha256: str) -> None:
@@ -122,47 +106,47 @@ class CheckpointEvaluator:
         folder: run_folder.RunFolder,
         config: Mapping,
         tower_devices: Sequence[str],
+        chosen: settings.EvalSettings,
         *,
         dataset: str,
-        data_sha256: str,
         split: str,
-        count: int,
+        images: datasets.Images,
         batches: Iterable,
-        test_time_flip: bool = False,
-        looks_at: Callable[[tally.Seen], np.ndarray | None] = lambda _: None,
     ):
         """
         Args:
           folder: of the run.
           config: its `config.json`.
           tower_devices: one device per tower.
+          chosen: of the evaluation.
           dataset: name of the data set.
-          data_sha256: of its images and labels in this split.
           split: name of the split.
-          count: examples in the split.
-          batches: (images, labels, mask) that hold each example once, as often as they are
-            iterated over.
-          test_time_flip: evaluates the mean of the logits of each image and of its mirror image.
-          looks_at: called with the examples of each evaluation; what it returns, an image uint8
-            [height, width, 3] or None, is for TensorBoard.
+          images: the split.
+          batches: (images, labels) that hold each example once, as often as they are iterated over.
         """
-        self._folder, self._config = folder, config
-        self._dataset, self._data_sha256 = dataset, data_sha256
-        self._split, self._count, self._batches = split, count, batches
-        self._test_time_flip, self._looks_at = test_time_flip, looks_at
-        self._model, chosen = build.build_model(config), config["settings"]
-        self._model.compile(jit_compile=chosen["jit_compile"])
-        towers.distribute(self._model, tower_devices, microbatch_size=chosen["microbatch_size"])
+        self._folder, self._config, self._chosen = folder, config, chosen
+        self._images, self._batches = images, batches
+        # What tells one evaluation of a checkpoint from another, as in `eval.jsonl`.
+        self._way = {
+            "split": split,
+            "dataset": dataset,
+            "data_sha256": images.fingerprint,
+            "test_time_flip": chosen.test_time_flip,
+        }
+        self._model, of_run = build.build_model(config), config["settings"]
+        self._model.compile(jit_compile=of_run["jit_compile"])
+        towers.distribute(self._model, tower_devices, microbatch_size=of_run["microbatch_size"])
         self._run = towers.Run(folder, self._model)
 
     @functools.cached_property
     def _writer(self):
         """Made when there is something to write: an evaluation that fails leaves no file."""
         # Not the training's own eval/: TensorBoard follows one writer in a folder.
-        own_data = self._dataset == self._config["settings"]["dataset"]
-        of_data = "" if own_data else "_" + re.sub(r"[^\w.-]", "-", self._dataset)[-_LONGEST_NAME:]
-        flip = "_flip" if self._test_time_flip else ""
-        return summaries.file_writer(self._folder.path / f"eval{of_data}_{self._split}{flip}")
+        way, name = self._way, ""
+        if way["dataset"] != self._config["settings"]["dataset"]:
+            name = "_" + re.sub(r"[^\w.-]", "-", way["dataset"])[-_LONGEST_NAME:]
+        flip = "_flip" if way["test_time_flip"] else ""
+        return summaries.file_writer(self._folder.path / f"eval{name}_{way['split']}{flip}")
 
     def check_same_run(self) -> None:
         """Checks that the folder still holds the run that this was made for.
@@ -170,7 +154,7 @@ class CheckpointEvaluator:
         Raises:
           RunFolderError: it holds another one, or none.
         """
-        if config_of(self._folder)["run_sha256"] != self._config["run_sha256"]:
+        if read_config(self._folder)["run_sha256"] != self._config["run_sha256"]:
             raise run_folder.RunFolderError(
                 f"--train_dir={self._folder.path}: another run has begun here since; run the same "
                 "command again to follow it"
@@ -178,22 +162,13 @@ class CheckpointEvaluator:
 
     def newest_evaluated(self) -> int:
         """The newest step in `eval.jsonl` that was evaluated in this way; -1 if there is none."""
-        if not self._folder.evaluations.exists():
-            return -1
-        lines = run_folder.read_lines(self._folder.evaluations)
-        this_way = self._way()
-        return max((line["step"] for line in lines if this_way.items() <= line.items()), default=-1)
+        path = self._folder.evaluations
+        lines = run_folder.read_lines(path) if path.exists() else []
+        return max(
+            (line["step"] for line in lines if self._way.items() <= line.items()), default=-1
+        )
 
-    def _way(self) -> dict:
-        """What tells one evaluation of a checkpoint from another, as in `eval.jsonl`."""
-        return {
-            "split": self._split,
-            "dataset": self._dataset,
-            "data_sha256": self._data_sha256,
-            "test_time_flip": self._test_time_flip,
-        }
-
-    def __call__(self, path: str) -> tally.Evaluation:
+    def evaluate(self, path: str) -> None:
         """Evaluates the checkpoint at `path`, prints the result and writes it down.
 
         Raises:
@@ -202,10 +177,10 @@ class CheckpointEvaluator:
         """
         self._run.restore(path)
         with run_errors.explained():
-            result = tally.evaluate(self._model, self._batches, self._test_time_flip)
-        if result.count != self._count:
+            result = tally.evaluate(self._model, self._batches, self._way["test_time_flip"])
+        if len(result.labels) != self._images.num_examples:
             raise run_errors.TrainingError(
-                f"evaluated {result.count} examples of a split of {self._count}"
+                f"evaluated {len(result.labels)} of a split of {self._images.num_examples} examples"
             )
         derived, at_step = self._config["resolved"], checkpoints.step_of(path)
         examples_seen = at_step * self._config["settings"]["global_batch_size"]
@@ -213,31 +188,90 @@ class CheckpointEvaluator:
             "step": at_step,
             "epoch": examples_seen / derived["examples_per_epoch"],
             "checkpoint": os.path.abspath(path),
-        } | self._way()
+        } | self._way
         class_names = tuple(derived["class_names"])
         print(report(line, result, class_names), flush=True)
         run_folder.append_line(self._folder.evaluations, line | result.as_metrics())
-        sheet = self._looks_at(result.examples)
+        if self._chosen.write_predictions is not None:
+            pictures.write_predictions(self._chosen.write_predictions, result, self._images)
         with summaries.events(self._writer, at_step):
             summaries.scalars(result.as_metrics())
             summaries.write_confusion(result.confusion, class_names)
-            if sheet is not None:
+            if (sheet := pictures.most_confused(result, self._images)) is not None:
                 tf.summary.image("most_confused", sheet[None])
         with summaries.events(self._writer, examples_seen):
             summaries.scalars({summaries.BY_EXAMPLES + "accuracy": result.accuracy})
             self._writer.flush()
-        return result
+
+    def evaluate_one(self) -> None:
+        """Evaluates the checkpoint that was asked for, or the newest.
+
+        Raises:
+          CheckpointError: there is none, or it cannot be read.
+        """
+        folder = self._folder.checkpoints
+        if self._chosen.checkpoint is not None:
+            self.evaluate(checkpoints.find(folder, self._chosen.checkpoint))
+            return
+        while path := checkpoints.newest(folder):
+            try:
+                self.evaluate(path)
+                return
+            except checkpoints.CheckpointError:
+                if checkpoints.is_checkpoint(path):  # else a training has deleted it
+                    raise
+        raise checkpoints.CheckpointError(f"{folder} holds no checkpoint yet")
+
+    def follow(self) -> int:
+        """Evaluates each new checkpoint of a running training, until that has finished.
+
+        A checkpoint is skipped that the training deletes before its turn comes, that cannot be
+        read, or that `eval.jsonl` already has.
+
+        Returns:
+          The exit code: 0, or the convention's for a signal.
+
+        Raises:
+          RunFolderError: the folder was removed, or holds another run now.
+        """
+        seen = self.newest_evaluated()
+        with interrupts.Interrupts() as asked:
+            while True:
+                self.check_same_run()
+                # Asked before the look for checkpoints: the last one is written before the summary.
+                finished = self._has_finished()
+                for step, path in checkpoints.by_step(self._folder.checkpoints).items():
+                    if step > seen and not asked.received:
+                        try:
+                            self.evaluate(path)
+                        except checkpoints.CheckpointError as error:
+                            print(f"skipped: {error}", flush=True)
+                        seen = step
+                if asked.received:
+                    print("stopped following")
+                    return asked.exit_code()
+                if finished:
+                    print("the training has finished")
+                    return 0
+                _wait(self._chosen.eval_interval_seconds, asked)
+
+    def _has_finished(self) -> bool:
+        """Whether the training is at its end, which may have moved since it first finished."""
+        summary, config = self._folder.read_final_summary(), read_config(self._folder)
+        return summary is not None and summary["step"] >= config["resolved"]["last_step"]
 
 
 def report(line: Mapping, result: tally.Evaluation, class_names: Sequence[str]) -> str:
     """An evaluation in words: the figures, accuracy per class, and the confusion matrix."""
-    flipped = " and mirrored" if line.get("test_time_flip") else ""
+    flipped, figures = " and mirrored" if line.get("test_time_flip") else "", result.as_metrics()
     head = (
         f"step {line['step']}, epoch {line['epoch']:.2f}, {line['split']} split, "
-        f"{result.count:,} examples, each once{flipped}: accuracy {result.accuracy:.2%}, "
-        f"top-5 {result.top5_accuracy:.2%}, cross entropy {result.loss:.4f}"
+        f"{figures['count']:,} examples, each once{flipped}: accuracy {result.accuracy:.2%}, "
+        f"top-5 {figures['top5_accuracy']:.2%}, cross entropy {figures['cross_entropy']:.4f}"
     )
-    per_class = ["-" if np.isnan(of) else f"{of:.2%}" for of in result.per_class_accuracy()]
+    per_class = [
+        "-" if np.isnan(share) else f"{share:.2%}" for share in result.per_class_accuracy()
+    ]
     class_names = [console.printable(name) for name in class_names]
     name_width = max(len(name) for name in class_names)
     if len(class_names) > 20:  # a matrix this wide cannot be read on a terminal
@@ -255,66 +289,6 @@ def report(line: Mapping, result: tally.Evaluation, class_names: Sequence[str]) 
     ]
     title = f"  {'class':>{name_width}}  accuracy  predicted as:"
     return "\n".join([head, title, f"  {'':>{name_width}}            {columns}", *rows])
-
-
-def evaluate_newest(evaluate: CheckpointEvaluator, folder: run_folder.RunFolder) -> None:
-    """Evaluates the newest checkpoint; the next one where a training deletes it meanwhile.
-
-    Raises:
-      CheckpointError: there is none, or it cannot be read.
-    """
-    while path := checkpoints.newest(folder.checkpoints):
-        try:
-            evaluate(path)
-            return
-        except checkpoints.CheckpointError:
-            if checkpoints.is_checkpoint(path):
-                raise
-    raise checkpoints.CheckpointError(f"{folder.checkpoints} holds no checkpoint any more")
-
-
-def follow(
-    evaluate: CheckpointEvaluator, folder: run_folder.RunFolder, interval_seconds: float
-) -> int:
-    """Evaluates each new checkpoint of a running training, until that training has finished.
-
-    A checkpoint is skipped that the training deletes before its turn comes, that cannot be read, or
-    that `eval.jsonl` already has.
-
-    Returns:
-      The exit code: 0, or the convention's for a signal.
-
-    Raises:
-      RunFolderError: the folder was removed, or holds another run now.
-    """
-    seen = evaluate.newest_evaluated()
-    with interrupts.Interrupts() as asked:
-        while True:
-            evaluate.check_same_run()
-            # Asked before the look for checkpoints: the last one is written before the summary.
-            finished = _has_finished(folder)
-            for step, path in checkpoints.by_step(folder.checkpoints).items():
-                if asked.received:
-                    break
-                if step > seen:
-                    try:
-                        evaluate(path)
-                    except checkpoints.CheckpointError as error:
-                        print(f"skipped: {error}", flush=True)
-                    seen = step
-            if asked.received:
-                print("stopped following")
-                return asked.exit_code()
-            if finished:
-                print("the training has finished")
-                return 0
-            _wait(interval_seconds, asked)
-
-
-def _has_finished(folder: run_folder.RunFolder) -> bool:
-    """Whether the training is at its end, which may have moved since it first finished."""
-    summary = folder.read_final_summary()
-    return summary is not None and summary["step"] >= config_of(folder)["resolved"]["last_step"]
 
 
 def _wait(seconds: float, asked: interrupts.Interrupts) -> None:

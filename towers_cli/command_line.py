@@ -5,13 +5,12 @@ with 0. Nothing here imports TensorFlow: a typo is answered without waiting for 
 """
 
 import dataclasses
-import os
 import re
-import reprlib
 import shutil
 import sys
 import textwrap
 import typing
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from absl import app, flags
@@ -19,7 +18,7 @@ from absl import app, flags
 from towers_cli import settings, system
 
 
-class _Asked(flags.BooleanFlag):
+class _Shown(flags.BooleanFlag):
     """A flag that shows something and ends the program, like absl's --helpfull."""
 
     def __init__(self, name, short_name, help_, text):
@@ -48,7 +47,7 @@ class CommandLine:
         Args:
           record: the class of the settings.
           about: what the command does, above its flags in the help.
-          values: where they are defined; None for absl's own, of the process.
+          values: where they are defined; None for absl's, of the process.
         """
         self.record = record
         self.values = flags.FLAGS if values is None else values
@@ -56,19 +55,7 @@ class CommandLine:
         for field in dataclasses.fields(record):
             _define(field, self.values)
 
-    def _define_asked(self) -> None:
-        """In place of absl's --help, which `app.run` has defined by now."""
-        for name in ("help", "helpshort", "?", "h", "version"):
-            if name in self.values:
-                delattr(self.values, name)
-        for name, short_name, help_, text in (
-            ("help", "h", "Show this.", self.help),
-            ("helpshort", "?", "Show this.", self.help),
-            ("version", None, "Show the version.", lambda: f"towers {version()}"),
-        ):
-            flags.DEFINE_flag(_Asked(name, short_name, help_, text), self.values)
-
-    def parse(self, argv: list[str]) -> list[str]:
+    def parse(self, argv: Sequence[str]) -> list[str]:
         """Parses a command line, for `app.run(main, flags_parser=...)`.
 
         Args:
@@ -81,31 +68,37 @@ class CommandLine:
           SystemExit: with 2, if a flag is unknown, or its value is not of its type; stderr says
             which. With 0, if help or the version was asked for and shown.
         """
-        system.provide_output()
-        self._define_asked()
+        for name in ("help", "helpshort", "?", "h", "version"):  # absl's, defined by `app.run`
+            if name in self.values:
+                delattr(self.values, name)
+        for name, short_name, help_, text in (
+            ("help", "h", "Show this.", self.help),
+            ("helpshort", "?", "Show this.", self.help),
+            ("version", None, "Show the version.", lambda: f"towers {version()}"),
+        ):
+            flags.DEFINE_flag(_Shown(name, short_name, help_, text), self.values)
         try:
             return self.values(argv)
-        except flags.IllegalFlagValueError as error:
-            problem = _illegal(error, self.values)
-        except RecursionError:
-            problem = "--flagfile: too many files within each other; or a flag's name is too long"
-        except UnicodeDecodeError as error:
-            problem = f"--flagfile: is not text: {error}"
-        except (flags.Error, ValueError) as error:  # ValueError: absl's own, for --noflag=value
-            problem = _one_line(error)
-        except SystemExit:  # after the help; with 1, if it is absl's
-            sys.exit(_shown_to_the_end())
-        except BrokenPipeError:
-            sys.exit(system.output_is_gone())
-        print(f"{os.path.basename(argv[0])}: error: {problem}", file=sys.stderr)
-        sys.exit(2)
+        except (flags.Error, ValueError, RecursionError) as error:  # of a --flagfile, too
+            sys.exit(system.say_error(argv[0], self._problem(error), 2))
+        except SystemExit:
+            sys.exit(0)  # absl's --helpfull says 1
 
-    def settings(self, rest: list[str], **given) -> settings.Settings:
+    def _problem(self, error: Exception) -> str:
+        """One line of absl's error: the flag, its value, and what it must be."""
+        text = " ".join(str(error).split())[:300]
+        named = re.match(r"flag --(\w+)=", text)
+        if named is None or named[1] not in self.values:
+            return text
+        flag = self.values[named[1]]
+        allowed = "true or false" if flag.boolean else flag.parser.syntactic_help
+        return f"{text.removeprefix('flag ')}: must be {allowed}"
+
+    def settings(self, rest: Sequence[str]) -> settings.Settings:
         """The checked record of the flags, with the recipe's values for those that were left out.
 
         Args:
           rest: from `parse`.
-          **given: values that do not come from flags.
 
         Raises:
           SettingsError: a setting is wrong; or there is an argument that is not a flag.
@@ -116,13 +109,9 @@ class CommandLine:
         chosen = {}
         for field in dataclasses.fields(self.record):
             flag = self.values[field.name]
-            taken = field.name in recipe and not flag.present
-            chosen[field.name] = recipe[field.name] if taken else _value(field, flag)
-        return self.record(**chosen | given)
-
-    def is_given(self, name: str) -> bool:
-        """Whether a flag was given, even with its default."""
-        return bool(self.values[name].present)
+            of_recipe = field.name in recipe and not flag.present
+            chosen[field.name] = recipe[field.name] if of_recipe else _value(field, flag)
+        return self.record(**chosen)
 
     def help(self) -> str:
         """What --help shows: the flags by topic, the everyday ones first."""
@@ -131,14 +120,39 @@ class CommandLine:
         for topic, fields in settings.by_topic(self.record):
             lines += ["", f"{topic}:"]
             for field in fields:
-                said = f"{_usage(field)}: {described(field)}"
                 lines += textwrap.wrap(
-                    said, width, initial_indent="  ", subsequent_indent="      ",
+                    f"{_usage(field)}: {described(field)}", width,
+                    initial_indent="  ", subsequent_indent="      ",
                     break_long_words=False, break_on_hyphens=False,
                 )  # fmt: skip
         others = "--[no]version: Show the version. --flagfile=FILE: More flags, one per line. "
         others += "--helpfull: Flags of the libraries, too."
         return "\n".join([*lines, "", *textwrap.wrap(others, width, break_on_hyphens=False)])
+
+
+def run(
+    record: type[settings.Settings], about: str, main: Callable[[settings.Settings], int]
+) -> None:
+    """Runs a command to its end: parses its flags, checks them, calls `main`, and exits.
+
+    Args:
+      record: the class of its settings.
+      about: what it does, for --help.
+      main: the command, which takes its settings and returns the exit code.
+    """
+    line = CommandLine(record, about)
+    app.run(lambda rest: execute(line, rest, main), flags_parser=line.parse)
+
+
+def execute(
+    line: CommandLine, rest: Sequence[str], main: Callable[[settings.Settings], int]
+) -> int:
+    """What `main` returns for the settings of a parsed command line, or an error's exit code."""
+    try:
+        chosen = line.settings(rest)
+    except settings.SettingsError as error:
+        return system.say_error(rest[0], error, error.exit_code)
+    return system.exit_code(rest[0], lambda: main(chosen))
 
 
 def _define(field: dataclasses.Field, values: flags.FlagValues) -> None:
@@ -178,48 +192,7 @@ def described(field: dataclasses.Field) -> str:
     return about["help"] + choices
 
 
-def run(record: type[settings.Settings], about: str, main) -> None:
-    """Runs a command to its end: parses, checks, calls `main(command_line, rest)`, and exits.
-
-    Args:
-      record: the class of its settings.
-      about: what it does, for --help.
-      main: the command, which returns the exit code.
-    """
-    line = CommandLine(record, about)
-    app.run(lambda rest: main(line, rest), flags_parser=line.parse)
-
-
 def version() -> str:
     """The package's, as its source has it: importing it would import TensorFlow."""
     source = (Path(__file__).parents[1] / "towers" / "version.py").read_text(encoding="utf-8")
     return re.search(r'^__version__ = "(.+)"$', source, re.M)[1]
-
-
-def _shown_to_the_end() -> int:
-    """Writes out what was printed; returns the exit code."""
-    try:
-        sys.stdout.flush()
-    except BrokenPipeError:
-        return system.output_is_gone()
-    return 0
-
-
-def _illegal(error, values):
-    """Says it as a `settings.SettingsError` does: `--flag=value: must be ...`."""
-    # absl has caught the parser's exception, and says "flag --name=value: that exception".
-    given = str(error).removeprefix("flag --").removesuffix(f": {error.__context__}")
-    name, _, value = given.partition("=")
-    if name not in values:  # --flagfile without its value
-        return _one_line(error)
-    flag = values[name]
-    allowed = "true or false" if flag.boolean else flag.parser.syntactic_help
-    return f"--{name}={_shown(value)}: must be {allowed}" if allowed else _one_line(error)
-
-
-def _shown(text):
-    return text if text.isprintable() and len(text) <= 60 else reprlib.repr(text)
-
-
-def _one_line(error):
-    return system.printable(" ".join(str(error).removeprefix("ERROR:: ").split())[:300])

@@ -9,67 +9,39 @@ runs have is the same to the last bit, with 1 if they differ, and with 2 if
 they cannot be compared.
 """
 
-import signal
 import sys
 from collections.abc import Sequence
 
 from towers_cli import system
 
-_USAGE = "usage: towers-compare RUN_A RUN_B"
+_NAME = "towers-compare"
 
 
-def command() -> None:
-    """Runs the command to its end."""
-    # Python would turn Ctrl-C into a page of text and an exit code of 1, which has a meaning here.
-    signal.signal(signal.SIGINT, signal.SIG_DFL)
-    sys.exit(main(sys.argv[1:]))
-
-
-def main(arguments: Sequence[str]) -> int:
+def main(arguments: Sequence[str] | None = None) -> int:
     """Prints where the runs in two folders begin to differ; returns the exit code."""
-    if len(arguments) != 2 or any(argument.startswith("-") for argument in arguments):
-        asked = set(arguments) & {"-h", "--help"}
-        if asked:
-            print(__doc__ or _USAGE)  # python -OO leaves docstrings out
-            return 0
-        print(_USAGE, file=sys.stderr)
-        return 2
-    try:
-        return compare(arguments)
-    except ImportError as error:
-        if error.name != "towers":  # which says that Keras is not on TensorFlow
-            raise
-        print(f"towers-compare: error: {error}", file=sys.stderr)
-        return 2
+    parser = system.parser(_NAME, __doc__)
+    parser.add_argument("run", nargs=2, help="the folder of a run")
+    folders = parser.parse_args(arguments).run
+    return system.exit_code(_NAME, lambda: compare(*folders), of_errors=2)
 
 
-def compare(arguments: Sequence[str]) -> int:
+def compare(first: str, second: str) -> int:
     """Prints where the runs in two folders begin to differ; returns the exit code."""
-    # After the usage, because it imports TensorFlow.
-    with system.without_notices():
-        from towers import noise
-        from towers.runs import checkpoints, console, run_folder
-        from towers_cli import comparison
+    from towers.runs import console, run_folder
+    from towers_cli import comparison
 
-    noise.quiet_loggers()
-    folders = [run_folder.RunFolder(argument) for argument in arguments]
+    folders = [run_folder.RunFolder(path) for path in (first, second)]
+    for difference in comparison.settings_that_differ(*folders) or ["the same"]:
+        print(console.printable(f"settings: {difference}"))
+    for which, folder in zip(("first", "second"), folders, strict=True):
+        for change in comparison.changes_on_the_way(folder):
+            print(console.printable(f"the {which} run: {change}"))
     compared = []
-    try:
-        for difference in comparison.settings_that_differ(*folders) or ["the same"]:
-            print(console.printable(f"settings: {difference}"))
-        for which, folder in zip(("first", "second"), folders, strict=True):
-            for change in comparison.changes_on_the_way(folder):
-                print(console.printable(f"the {which} run: {change}"))
-        for parting in comparison.partings(*folders):
-            print(parting, flush=True)
-            compared.append(parting)
-    except (run_folder.RunFolderError, checkpoints.CheckpointError, OSError) as error:
-        text = str(error).removeprefix("--train_dir=")  # not a flag of this command
-        console.say_error("towers-compare", text)
-        return 2
+    for parting in comparison.partings(*folders):
+        print(parting, flush=True)
+        compared.append(parting)
     if not any(parting.steps for parting in compared):
-        print("towers-compare: error: the runs have no step in common", file=sys.stderr)
-        return 2
+        return system.say_error(_NAME, "the runs have no step in common", 2)
     parted = [parting.first for parting in compared if parting.first is not None]
     if parted:
         print(f"they differ from step {min(parted)}")
@@ -82,4 +54,4 @@ def compare(arguments: Sequence[str]) -> int:
 
 
 if __name__ == "__main__":
-    command()
+    sys.exit(main())

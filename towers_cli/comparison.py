@@ -70,7 +70,7 @@ def _config(folder: run_folder.RunFolder) -> dict:
         raise run_folder.RunFolderError(f"{folder.path}: there is no run here")
     if run_config.is_of_command(config):
         run_config.check(config, folder.path)
-    if not (isinstance(config.get("defining"), dict) and stretches.are_valid(config["stretches"])):
+    if not {"defining", "stretches"} <= config.keys():
         raise run_folder.RunFolderError(f"{folder.path}: its config.json is not that of a run")
     return config
 
@@ -85,7 +85,7 @@ def _place(config: Mapping) -> dict:
     derived, began_on = config["resolved"], config["stretches"][0]["runs_on"]
     place = {
         "num_towers": config["settings"].get("num_towers"),
-        "number of workers": derived.get("num_workers"),
+        "number of workers": len(derived.get("workers", ())) or None,
         "tower devices": derived.get("tower_devices"),
     }
     return place | {f"began with {name}": value for name, value in began_on.items()}

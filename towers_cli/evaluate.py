@@ -8,9 +8,7 @@ run's folder, and to TensorBoard. Once the package is installed, the command is
 towers-eval.
 """
 
-import functools
-
-from towers_cli import command_line, ending, settings
+from towers_cli import command_line, settings
 
 
 def command() -> None:
@@ -18,42 +16,32 @@ def command() -> None:
     command_line.run(settings.EvalSettings, __doc__, main)
 
 
-def main(line: command_line.CommandLine, rest: list[str]) -> int:
-    """Evaluates; returns the exit code."""
-    return ending.explained(rest[0], lambda: line.settings(rest), run, stopped)
-
-
-def stopped(number: int) -> int:
-    """Says that Ctrl-C has ended it; returns the shell's exit code for a signal."""
-    print("stopped")
-    return 128 + number
-
-
-def run(given: settings.EvalSettings) -> int:
+def main(chosen: settings.EvalSettings) -> int:
     """The story of an evaluation; returns the exit code."""
     from input_pipeline import datasets, images
-    from towers.runs import run_folder
-    from towers_cli import build, checkpoint_evaluator, pictures
+    from towers.runs import checkpoints, run_folder
+    from towers_cli import build, checkpoint_evaluator
 
     # The run, and which of its checkpoints.
-    folder = run_folder.RunFolder(given.train_dir, "--train_dir")
-    if given.run_once:
-        config = checkpoint_evaluator.config_of(folder)
-        named = checkpoint_evaluator.named_checkpoint(folder, given.checkpoint)
+    folder = run_folder.RunFolder(chosen.train_dir, "--train_dir")
+    if chosen.run_once:
+        config = checkpoint_evaluator.read_config(folder)
+        if chosen.checkpoint is not None:
+            checkpoints.find(folder.checkpoints, chosen.checkpoint)  # before the data are read
     else:
-        config = checkpoint_evaluator.wait_for_run(folder, given.eval_interval_seconds)
+        config = checkpoint_evaluator.wait_for_run(folder, chosen.eval_interval_seconds)
     of_run = config["settings"]
     # The same arithmetic as in training, to the last bit.
     build.start_runtime(of_run["intra_op_threads"], of_run["deterministic"])
-    devices = build.tower_devices(given.num_towers)
+    devices = build.tower_devices(chosen.num_towers)
 
     # The data.
-    dataset = given.dataset or of_run["dataset"]
-    others = checkpoint_evaluator.other_pictures(config, dataset, given.data_dir)
-    split = given.split or datasets.default_split(dataset, others, of_run["eval_split"])
+    dataset = chosen.dataset or of_run["dataset"]
+    others = checkpoint_evaluator.other_pictures(config, dataset, chosen.data_dir)
+    split = chosen.split or datasets.default_split(dataset, others, of_run["eval_split"])
     data = datasets.load(
         dataset,
-        given.data_dir or of_run["data_dir"],
+        chosen.data_dir or of_run["data_dir"],
         split,
         image_size=of_run["image_size"],
         class_names=config["resolved"]["class_names"],
@@ -63,26 +51,20 @@ def run(given: settings.EvalSettings) -> int:
     checkpoint_evaluator.check_fits(config, preprocessing.output_shape, data.class_names)
     if dataset == of_run["dataset"] and others is None:
         checkpoint_evaluator.check_same_images(config, split, data.fingerprint)
+    batch = chosen.global_batch_size or of_run["global_batch_size"]
 
     # The evaluation of one checkpoint, or of each that a running training saves.
-    evaluate = checkpoint_evaluator.CheckpointEvaluator(
+    evaluator = checkpoint_evaluator.CheckpointEvaluator(
         folder,
         config,
         devices,
+        chosen,
         dataset=f"{dataset} {others}" if others else dataset,
-        data_sha256=data.fingerprint,
         split=split,
-        count=data.num_examples,
-        batches=images.evaluated(
-            data, preprocessing, given.global_batch_size or of_run["global_batch_size"]
-        ),
-        test_time_flip=given.test_time_flip,
-        looks_at=functools.partial(pictures.look_at, data, given.write_predictions),
+        images=data,
+        batches=images.evaluated(data, preprocessing, batch),
     )
-    if not given.run_once:
-        return checkpoint_evaluator.follow(evaluate, folder, given.eval_interval_seconds)
-    if named is None:
-        checkpoint_evaluator.evaluate_newest(evaluate, folder)
-    else:
-        evaluate(named)
+    if not chosen.run_once:
+        return evaluator.follow()
+    evaluator.evaluate_one()
     return 0

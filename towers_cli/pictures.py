@@ -63,23 +63,7 @@ def _caption(label: np.ndarray, class_names: Sequence[str]) -> str:
     return ", ".join(f"{percent}% {class_names[place]}" for percent, place in shares)
 
 
-def look_at(split, predictions: str | None, examples: tally.Seen) -> np.ndarray | None:
-    """What a person may look at after an evaluation: a file, where one is asked for, and a sheet.
-
-    Args:
-      split: of the data set.
-      predictions: as `--write_predictions`.
-      examples: of the evaluation.
-
-    Returns:
-      As `most_confused`.
-    """
-    if predictions is not None:
-        write_predictions(predictions, examples, split)
-    return most_confused(examples, split)
-
-
-def write_predictions(path: str, examples: tally.Seen, split) -> None:
+def write_predictions(path: str, examples: tally.Evaluation, split) -> None:
     """Writes a line for each example: its name, class, predicted class and loss.
 
     Args:
@@ -103,7 +87,7 @@ def write_predictions(path: str, examples: tally.Seen, split) -> None:
         os.replace(partial, path)
 
 
-def most_confused(examples: tally.Seen, split) -> np.ndarray | None:
+def most_confused(examples: tally.Evaluation, split) -> np.ndarray | None:
     """A sheet of the wrongly classified examples with the largest loss.
 
     Returns:

@@ -11,7 +11,6 @@ the value and what is allowed, before anything is built. This file imports nothi
 import dataclasses
 import itertools
 import math
-import os
 import re
 import reprlib
 import types
@@ -142,8 +141,8 @@ A_DAY = 86_400  # seconds
 
 EVERYDAY, DATA, NETWORK = "Everyday", "Data", "Network and loss"
 ARITHMETIC, RATE, UPDATE = "Towers and arithmetic", "Learning rate", "Optimizer and averages"
-RECORD, SEVERAL = "What is written, and when", "Several processes"
-TOPICS = (EVERYDAY, DATA, NETWORK, ARITHMETIC, RATE, UPDATE, RECORD, SEVERAL)
+RECORD = "What is written, and when"
+TOPICS = (EVERYDAY, DATA, NETWORK, ARITHMETIC, RATE, UPDATE, RECORD)
 
 
 def setting(
@@ -155,7 +154,6 @@ def setting(
     choices: tuple[str, ...] = (),
     or_else: Range | None = None,
     defines_run: bool = False,
-    is_path: bool = False,
     is_recorded: bool = True,
 ):
     """A field of a record of settings.
@@ -169,7 +167,6 @@ def setting(
       or_else: what it may be beside them.
       defines_run: whether it decides the weights that a run ends with. The rest say where the work
         is done, when it is reported and when it ends, and may change when a run is continued.
-      is_path: of a file or folder.
       is_recorded: whether `config.json` has it; not what a command does once.
     """
     about = {
@@ -179,7 +176,6 @@ def setting(
         "choices": choices,
         "or_else": or_else,
         "defines_run": defines_run,
-        "is_path": is_path,
         "is_recorded": is_recorded,
     }
     return dataclasses.field(default=default, metadata=about)
@@ -191,8 +187,6 @@ class Settings:
     def __post_init__(self):
         for field in dataclasses.fields(self):
             check(field, getattr(self, field.name))
-            if field.metadata["is_path"]:
-                _check_home(field.name, getattr(self, field.name) or "")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -203,7 +197,7 @@ class TrainSettings(Settings):
     train_dir: str = setting(
         "runs/tutorial",
         "Folder of the run; if it already holds a run, that run is resumed.", EVERYDAY,
-        allowed=RUN_PATH, is_path=True,
+        allowed=RUN_PATH,
     )
     recipe: str = setting(
         "tutorial", "Named set of defaults for other flags.", EVERYDAY, choices=tuple(RECIPES)
@@ -219,7 +213,7 @@ class TrainSettings(Settings):
         "Folder of prepared TFDS data sets, or a folder that contains cifar-10-batches-bin/; "
         "default: TFDS's own. With --dataset=folder, the folder of the pictures: "
         "class_name/*.jpg, or train/class_name/*.jpg and test/class_name/*.jpg.",
-        EVERYDAY, is_path=True,
+        EVERYDAY,
     )
     model: str = setting(
         "cifarnet",
@@ -257,7 +251,7 @@ class TrainSettings(Settings):
         None,
         "Where a new run takes its initial weights from, and nothing else: a run, a checkpoint in "
         "one, or a .keras or .weights.h5 file. Layers are matched by name and shape.", RECORD,
-        allowed=RUN_PATH, is_path=True,
+        allowed=RUN_PATH,
     )
     eval_split: str = setting(
         "test",
@@ -314,7 +308,7 @@ class TrainSettings(Settings):
         None,
         "PNG file to which the first training batch is written, as the network sees it; the "
         "command then exits.",
-        DATA, allowed=file_that_ends(".png"), is_path=True, is_recorded=False,
+        DATA, allowed=file_that_ends(".png"), is_recorded=False,
     )
     skip_broken: bool = setting(
         False,
@@ -387,6 +381,12 @@ class TrainSettings(Settings):
         "then faster; on a CPU, they can be slower (in float32), or many times as fast (in "
         "bfloat16, where that is emulated).",
         ARITHMETIC, defines_run=True,
+    )
+    worker_wait_seconds: float = setting(
+        300.0,
+        "How long a worker waits for the others of TF_CONFIG to start.",
+        ARITHMETIC,
+        allowed=Range(lambda value: 0 < value <= 1e6, "above 0 and at most 1e6"),
     )
 
     learning_rate_schedule: str = setting(
@@ -486,23 +486,6 @@ class TrainSettings(Settings):
         None,
         "First and last step to profile for TensorBoard: A,B.", RECORD,
     )
-
-    workers: tuple[str, ...] = setting(
-        (),
-        "Addresses host:port of all processes of a run on several machines, the same list for "
-        "each; the first is the chief, which has the run's folder. The environment variable "
-        "TF_CONFIG can name them instead. Each process has its own --num_towers.", SEVERAL,
-    )
-    worker_index: int | None = setting(
-        None,
-        "Position of this process in --workers, counted from 0.", SEVERAL, allowed=AT_LEAST_0,
-    )
-    worker_wait_seconds: float = setting(
-        300.0,
-        "How long a worker waits for the others to start.",
-        SEVERAL,
-        allowed=Range(lambda value: 0 < value <= 1e6, "above 0 and at most 1e6"),
-    )
     # fmt: on
 
     def __post_init__(self):
@@ -510,7 +493,6 @@ class TrainSettings(Settings):
         self._check_eval_split()
         self._check_what_exits()
         self._check_mixing()
-        self._check_workers()
         self._check_schedule()
         self._check_optimizer()
         self._check_profile()
@@ -536,24 +518,6 @@ class TrainSettings(Settings):
                     f"--{name}={getattr(self, name):g}: mixes images in pairs, so "
                     f"--global_batch_size={self.global_batch_size} must be even"
                 )
-
-    def _check_workers(self):
-        if not self.workers:
-            if self.worker_index is not None:
-                raise SettingsError(
-                    f"--worker_index={self.worker_index}: only with --workers=host:port,host:port"
-                )
-            return
-        given = f"--workers={shown(self.workers)}"
-        if len(self.workers) < 2:
-            raise SettingsError(f"{given}: must be at least two; one worker needs no flag")
-        if self.parameter_device == "gpu":
-            raise SettingsError(
-                f"--parameter_device=gpu: several workers ({given}) exchange their gradients on "
-                "the CPU; use cpu"
-            )
-        if self.worker_index is None:
-            raise SettingsError(f"{given}: needs --worker_index, which of them this process is")
 
     def _check_schedule(self):
         kind = self.learning_rate_schedule
@@ -606,8 +570,7 @@ class TrainSettings(Settings):
 def of_training(name: str, help_: str, topic: str):
     """A setting of an evaluation that a training has under the same name, left open."""
     about = definition(TrainSettings, name).metadata
-    kept = {key: about[key] for key in ("allowed", "is_path")}
-    return setting(None, help_, topic, **kept)
+    return setting(None, help_, topic, allowed=about["allowed"])
 
 
 def definition(record: type[Settings], name: str) -> dataclasses.Field:
@@ -622,12 +585,12 @@ class EvalSettings(Settings):
     # fmt: off
     train_dir: str = setting(
         definition(TrainSettings, "train_dir").default, "Folder of the run.", EVERYDAY,
-        allowed=RUN_PATH, is_path=True,
+        allowed=RUN_PATH,
     )
     checkpoint: str | None = setting(
         None,
         "Checkpoint to evaluate, by path or step; default: the newest one.", EVERYDAY,
-        allowed=RUN_PATH, is_path=True,
+        allowed=RUN_PATH,
     )
     split: str | None = setting(
         None,
@@ -645,7 +608,7 @@ class EvalSettings(Settings):
     write_predictions: str | None = setting(
         None,
         "CSV file with one line per example: its name, class, predicted class and loss.",
-        EVERYDAY, allowed=file_that_ends(".csv"), is_path=True,
+        EVERYDAY, allowed=file_that_ends(".csv"),
     )
     run_once: bool = setting(
         True,
@@ -701,17 +664,12 @@ def recorded_names() -> list[str]:
     return [field.name for field in fields if field.metadata["is_recorded"]]
 
 
-def check_value(name: str, value: object) -> None:
-    """Checks one setting of a training by itself, wherever it was read.
+def check(field: dataclasses.Field, value: object) -> None:
+    """Checks the value of one setting by its definition.
 
     Raises:
       SettingsError: it is not of the setting's type, out of its range, or none of its choices.
     """
-    check(definition(TrainSettings, name), value)
-
-
-def check(field: dataclasses.Field, value: object) -> None:
-    """Checks the value of one setting by its definition; raises as `check_value`."""
     about, problem = field.metadata, ""
     if not is_of(value, field.type):
         problem = f"must be of type {getattr(field.type, '__name__', field.type)}"
@@ -746,19 +704,6 @@ def said_choices(field: dataclasses.Field) -> str:
     about = field.metadata
     others = f", or {about['or_else'].allowed}" if about["or_else"] else ""
     return f"one of {', '.join(about['choices'])}{others}"
-
-
-def _check_home(name: str, path: str) -> None:
-    """Checks that a path that begins with `~` is of a home folder that the system knows.
-
-    Otherwise a folder of that name would be made in the current one.
-    """
-    if path.startswith("~") and os.path.expanduser(path) == path:
-        home = path.partition("/")[0]
-        raise SettingsError(
-            f"--{name}={shown(path)}: {home} is no home folder that this system knows (is HOME "
-            f"set?); give the whole path, or ./{path} for a folder of that name here"
-        )
 
 
 def is_of(value: object, of_type) -> bool:

@@ -1,29 +1,16 @@
-"""What a command asks of the system before TensorFlow starts, and how it reports its errors."""
+"""How a command starts and ends: what it asks of the system, and its errors in one line each."""
 
+import argparse
 import contextlib
 import os
 import sys
+from collections.abc import Callable, Iterator
 
-
-def provide_output():
-    """Makes sure that printing cannot end the process: what is printed is lost, or escaped.
-
-    Where stdin, stdout or stderr is closed, the next file that is opened would take its place, and
-    what TensorFlow prints would go into it.
-    """
-    for descriptor in range(3):
-        try:
-            os.fstat(descriptor)
-        except OSError:
-            os.open(os.devnull, os.O_RDWR)  # takes the lowest number that is free, this one
-    sys.stdout = sys.stdout or open(1, "w", closefd=False)  # noqa: SIM115  for good
-    sys.stderr = sys.stderr or open(2, "w", closefd=False)  # noqa: SIM115
-    if hasattr(sys.stdout, "reconfigure"):  # an ASCII terminal, and a folder with another name
-        sys.stdout.reconfigure(errors="backslashreplace")
+from towers_cli import settings
 
 
 @contextlib.contextmanager
-def without_notices():
+def without_notices() -> Iterator[None]:
     """Keeps off a command's stderr what TensorFlow prints before its own log level takes effect.
 
     Whoever sets TF_CPP_MIN_LOG_LEVEL below 3 asked for it, and gets it.
@@ -42,27 +29,66 @@ def without_notices():
         os.close(nowhere)
 
 
-def said_by_system(error):
-    """An OSError in words: `/a/file: No space left on device`, without Python's `[Errno 28]`."""
-    text = f"{error.filename}: {error.strerror}" if error.filename else error.strerror or str(error)
-    return printable(text)
+def parser(command: str, about: str | None) -> argparse.ArgumentParser:
+    """The parser of a command with a few arguments and no flags.
+
+    Args:
+      command: its name.
+      about: what --help shows, such as a module's docstring; python -OO leaves that out.
+    """
+    formatter = argparse.RawDescriptionHelpFormatter
+    return argparse.ArgumentParser(command, description=about, formatter_class=formatter)
 
 
-def printable(text):
-    """One line of text as a terminal may show it: a control character as `\\x1b`."""
+def exit_code(command: str, run: Callable[[], int], of_errors: int | None = None) -> int:
+    """What `run` returns, or the exit code of an error, which is said in one line on stderr.
+
+    Args:
+      command: its name.
+      run: does what the command is for; with TensorFlow, which is imported first.
+      of_errors: the exit code of each error; None for that of its kind.
+    """
+    try:
+        with without_notices():
+            from towers import errors, noise
+
+        noise.quiet_loggers()
+        try:
+            return run()
+        except (settings.SettingsError, errors.UserError) as error:
+            return say_error(command, error, of_errors or error.exit_code)
+    except KeyboardInterrupt:
+        print("stopped")
+        return 130
+    except BrokenPipeError:
+        return output_is_gone()
+    except OSError as error:  # such as a full disk
+        file = f"{error.filename}: " if error.filename else ""
+        return say_error(command, f"{file}{error.strerror or error}", of_errors or 1)
+    except ImportError as error:
+        if error.name != "towers":  # which says that Keras is not on TensorFlow
+            raise
+        return say_error(command, error, of_errors or 1)
+
+
+def say_error(command: str, error: object, code: int) -> int:
+    """Says on stderr, in one line, why a command ends; returns the exit code."""
+    try:
+        print(f"{os.path.basename(command)}: error: {printable(error)}", file=sys.stderr)
+    except OSError:  # the terminal was closed
+        return output_is_gone()
+    return code
+
+
+def printable(text: object) -> str:
+    """One line of text as a terminal may show it: a control character as `\\x1b`.
+
+    A terminal obeys those that it is sent, and a file's name may hold some.
+    """
     return "".join(one if one.isprintable() else repr(one)[1:-1] for one in str(text))
 
 
-def ended_by_system(command, error):
-    """Says why a command ends, if anyone reads it; returns the exit code."""
-    try:
-        print(f"{command}: error: {said_by_system(error)}", file=sys.stderr, flush=True)
-    except OSError:  # the terminal was closed, which may be the error itself
-        return output_is_gone()
-    return 1
-
-
-def output_is_gone():
+def output_is_gone() -> int:
     """Ends the output where its reader has gone: that of `train.py | head`, a closed terminal.
 
     Returns:

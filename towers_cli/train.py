@@ -10,9 +10,8 @@ Once the package is installed, they are towers-train and towers-eval.
 """
 
 import math
-import os
 
-from towers_cli import command_line, ending, settings, system
+from towers_cli import command_line, settings
 
 
 def command() -> None:
@@ -20,48 +19,33 @@ def command() -> None:
     command_line.run(settings.TrainSettings, __doc__, main)
 
 
-def main(line: command_line.CommandLine, rest: list[str]) -> int:
+def main(chosen: settings.TrainSettings) -> int:
     """Trains; returns the exit code."""
-    ending.end_at_once_on_signals()  # until the training takes them over, and saves first
-    if line.values.dry_run:
-        ending.keep_libraries_from_writing()
-    return ending.explained(rest[0], lambda: settings_of(line, rest), run, ending.stopped_at_once)
-
-
-def settings_of(line: command_line.CommandLine, rest: list[str]) -> settings.TrainSettings:
-    """The settings that the flags, or TF_CONFIG in place of two of them, give."""
-    if not os.environ.get("TF_CONFIG"):
-        return line.settings(rest)
-    with system.without_notices():
-        from towers_cli import agreement
-
-    return line.settings(rest, **agreement.workers_of(line))
-
-
-def run(chosen: settings.TrainSettings) -> int:
-    """The story of a training; returns the exit code."""
     from towers.runs import run_folder
     from towers_cli import agreement, build
 
     # What TensorFlow's runtime fixes when it starts, and workers meet through it.
+    members = agreement.members()
     folder = run_folder.RunFolder(chosen.train_dir, "--train_dir")
-    build.start_runtime(agreement.intra_op_threads(chosen, folder), chosen.deterministic)
+    is_chief = members is None or not members.index
+    threads = agreement.intra_op_threads(chosen, folder, is_chief)
+    build.start_runtime(threads, chosen.deterministic)
     tower_devices = build.tower_devices(chosen.num_towers)
-    with agreement.meet_workers(chosen) as workers:  # most often there is one
+    with agreement.meet(members, chosen.worker_wait_seconds) as workers:  # most often there is one
         return train(chosen, folder, tower_devices, workers)
 
 
 def train(chosen: settings.TrainSettings, folder, tower_devices, workers) -> int:
-    """The story, once all workers are there."""
+    """The story of a training, once all workers are there; returns the exit code."""
     import tensorflow as tf
 
     import towers
     from towers import machine
-    from towers_cli import agreement, build, own_model, pictures, resolve, run_config, start_table
+    from towers_cli import agreement, announcements, build, own_model, pictures, resolve, run_config
 
     # What the run is, as its folder and this machine have it.
-    found = agreement.find(workers, folder)
-    chosen = resolve.resolved(chosen, found.earlier, machine.num_devices("GPU"), found.cores)
+    earlier, cores = agreement.find(workers, folder)
+    chosen = resolve.resolved(chosen, earlier, machine.num_devices("GPU"), cores)
     parameter_device = build.parameter_device(chosen, tower_devices, workers)
     agreement.check_alike(workers, chosen)
     towers_of_workers = workers.exchange("their numbers of towers", len(tower_devices))
@@ -77,18 +61,18 @@ def train(chosen: settings.TrainSettings, folder, tower_devices, workers) -> int
     learning_rate = resolve.learning_rate(chosen, training.num_examples)
     last_step = resolve.last_step(chosen, training.num_examples)
     config = run_config.make(
-        chosen, tower_devices, last_step, preprocessing.output_shape, training, evaluated,
-        towers_of_workers,
+        chosen, tower_devices, towers_of_workers, workers, last_step, preprocessing.output_shape,
+        training, evaluated,
     )  # fmt: skip
     agreement.check_beginning(workers, config, folder)
     if workers.is_chief:
-        start_table.show(config, learning_rate, evaluated.num_examples, chosen.dry_run)
+        announcements.start(config, learning_rate, evaluated.num_examples, chosen.dry_run)
     if chosen.dry_run:
         return 0
     finished = workers.from_chief("whether the run has finished", folder.read_final_summary)
     if finished and finished["step"] >= last_step:
         print(f"the run has finished already, at step {finished['step']}")
-        return ending.finished(folder, chosen.eval_split, workers)
+        return announcements.end(folder, chosen.eval_split, workers)
 
     # The run: Keras's fit on towers, from its beginning or from where it stands.
     accuracy = build.compile_model(chosen, model, training, preprocessing, parameter_device)
@@ -125,4 +109,4 @@ def train(chosen: settings.TrainSettings, folder, tower_devices, workers) -> int
             )
         except towers.Stopped as stopped:
             return stopped.code
-    return ending.finished(folder, chosen.eval_split, workers)
+    return announcements.end(folder, chosen.eval_split, workers)

@@ -11,14 +11,16 @@ set -u
 port=${PORT:-$((10000 + SLURM_JOB_ID * SLURM_NTASKS % 20000))}
 per_node=$SLURM_NTASKS_PER_NODE
 WORKERS=$(scontrol show hostnames "$SLURM_JOB_NODELIST" | awk -v port="$port" -v n="$per_node" \
-  '{for (i = 0; i < n; i++) printf "%s%s:%d", (NR + i > 1 ? "," : ""), $0, port++}')
+  '{for (i = 0; i < n; i++) printf "%s\"%s:%d\"", (NR + i > 1 ? ", " : ""), $0, port++}')
 export WORKERS # srun gives it to all tasks
 
 # What each task runs. srun gives the highest of their exit codes alone: so an error that would come
 # back becomes 192 and more, the end of a run that was stopped on purpose 192, and a death stays.
 # shellcheck disable=SC2016  # the tasks' own variables
 task='
-  ${PYTHON:-python} train.py --workers="$WORKERS" --worker_index="$SLURM_PROCID" "$@" &
+  task="{\"type\": \"worker\", \"index\": $SLURM_PROCID}"
+  export TF_CONFIG="{\"cluster\": {\"worker\": [$WORKERS]}, \"task\": $task}"
+  ${PYTHON:-python} train.py "$@" &
   trap "kill -TERM $!" TERM
   wait $!; code=$?
   while kill -0 $! 2> /dev/null; do wait $!; code=$?; done  # a signal ends the first wait

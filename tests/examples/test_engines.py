@@ -87,17 +87,18 @@ class TestSlurm:
     def test_every_task_is_told_who_all_are_and_keeps_its_arguments(self, submitted, tmp_path):
         program = f"""
 import json, os, sys
-said = json.dumps(sys.argv[1:])
+said = json.dumps([os.environ["TF_CONFIG"], *sys.argv[1:]])
 open({str(tmp_path)!r} + "/said-" + os.environ["SLURM_PROCID"], "w").write(said)
 """
         done, port, _ = submitted(program, "--a=b c", "*", ntasks=4)
         assert done.returncode == 0
         hosts = ["127.0.0.1", "127.0.0.1", "127.0.0.2", "127.0.0.2"]
-        workers = ",".join(f"{host}:{port + i}" for i, host in enumerate(hosts))
+        workers = [f"{host}:{port + i}" for i, host in enumerate(hosts)]
         for index in range(4):
-            arguments = yaml.safe_load((tmp_path / f"said-{index}").read_text())
-            own = [f"--workers={workers}", f"--worker_index={index}"]
-            assert arguments == [*own, "--a=b c", "*"]
+            text, *arguments = yaml.safe_load((tmp_path / f"said-{index}").read_text())
+            members = cluster.from_tf_config(text)
+            assert (list(members.addresses), members.index) == (workers, index)
+            assert arguments == ["--a=b c", "*"]
 
     @pytest.mark.parametrize(
         ("codes", "restarts", "code", "is_requeued"),
@@ -196,9 +197,13 @@ class TestJobSet:
         assert spec["completions"] == spec["parallelism"] and job["replicas"] == 1
         workers = [f"{name}-{job['name']}-0-{i}.{name}:12345" for i in range(spec["completions"])]
         (container,) = spec["template"]["spec"]["containers"]
-        flags = container["command"][-1].split()
-        assert f"--workers={','.join(workers)}" in flags
-        assert flags[:3] == ["exec", "python", "train.py"]
+        script = container["command"][-1].replace("exec python train.py", "printenv TF_CONFIG #")
+        done = subprocess.run(
+            ["sh", "-c", script], env=os.environ | {"JOB_COMPLETION_INDEX": "2"},
+            capture_output=True, text=True, check=True,
+        )  # fmt: skip
+        members = cluster.from_tf_config(done.stdout)
+        assert (list(members.addresses), members.index) == (workers, 2)
         (rule,) = spec["podFailurePolicy"]["rules"]
         assert rule["onExitCodes"]["values"] == [1, 2]  # what docs/workers.md says not to try again
         assert rule["onExitCodes"]["containerName"] == container["name"]

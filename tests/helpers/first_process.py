@@ -40,7 +40,7 @@ PRELOADED = (
     "towers_cli.build",
     "towers_cli.checkpoint_evaluator",
     "towers_cli.evaluate",
-    "towers_cli.start_table",
+    "towers_cli.announcements",
     "towers_cli.train",
     "lighter",
 )

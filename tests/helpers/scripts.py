@@ -60,7 +60,7 @@ def run(name: str, *arguments: str) -> Done:
             code = ended.code
         else:
             with lighter.runs(), deterministic_as_before():
-                code = command.main(line, argv)
+                code = command_line.execute(line, argv, command.main)
     return Done(code, stdout.getvalue(), stderr.getvalue())
 
 
@@ -114,12 +114,13 @@ def lighter_train(folder: Path) -> str:
 def settings_of(*arguments: str) -> settings.TrainSettings:
     """The `TrainSettings` that train.py makes of its flags."""
     line = line_of("train")
-    return train_command.settings_of(line, line.parse(["train.py", *arguments]))
+    return line.settings(line.parse(["train.py", *arguments]))
 
 
-def start(cache_home: Path, name: str, *arguments: str) -> subprocess.Popen:
+def start(cache_home: Path, name: str, *arguments: str, **variables: str) -> subprocess.Popen:
     """Starts a script as a process that a test sends signals to (forked.py)."""
     environment = os.environ | {"XDG_CACHE_HOME": str(cache_home), "CUDA_VISIBLE_DEVICES": "-1"}
+    environment |= variables
     return forked.Popen(
         [sys.executable, str(ROOT / f"{name}.py"), *arguments],
         stdout=subprocess.PIPE,

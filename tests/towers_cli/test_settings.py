@@ -137,8 +137,6 @@ MAY_CHANGE = {
     "num_towers",
     "accumulate_gradients",  # the same bits
     "parameter_device",  # like the towers' devices, which are recorded
-    "workers",
-    "worker_index",
     "worker_wait_seconds",
     "train_epochs",
     "max_steps",

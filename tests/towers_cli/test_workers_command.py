@@ -40,15 +40,17 @@ def flags(folder, *more: str) -> list[str]:
 
 
 class Workers:
-    """Processes of one run, by `--workers` and `--worker_index`."""
+    """Processes of one run, by TF_CONFIG."""
 
     def __init__(self, cache_home, count: int):
         self.addresses = [f"127.0.0.1:{port}" for port in launch.free_ports(count)]
         self._cache_home, self.processes = cache_home, {}
 
     def start(self, index: int, *arguments: str) -> subprocess.Popen:
-        workers = [f"--workers={','.join(self.addresses)}", f"--worker_index={index}"]
-        self.processes[index] = scripts.start(self._cache_home, "train", *workers, *arguments)
+        config = launch.tf_config(self.addresses, index)
+        self.processes[index] = scripts.start(
+            self._cache_home, "train", *arguments, TF_CONFIG=config
+        )
         return self.processes[index]
 
     def ended(self, index: int) -> tuple[int, str]:
@@ -111,7 +113,7 @@ def test_the_folder_of_two_workers_is_that_of_one(tmp_path, alone, cache_home):
     assert file_names(folder) == file_names(alone)
     lines = out.splitlines()
     table = next(line for line in lines if line.startswith("[0]   workers "))
-    assert re.search(r"2 \(127.0.0.1:\d+, 127.0.0.1:\d+\)", table)
+    assert re.search(r"2: worker 0 \(127.0.0.1:\d+\), worker 1 \(127.0.0.1:\d+\)", table)
     assert any(re.match(r"\[1\] finished; worker 0 .* has the run", line) for line in lines)
 
 
@@ -280,49 +282,23 @@ def test_a_worker_with_other_images_is_refused_by_name(tmp_path, workers, split)
 
 
 @pytest.mark.parametrize(
-    ("arguments", "problem"),
+    ("text", "problem"),
     [
-        (["--workers=a:1"], "--workers=a:1: must be at least two"),
-        (["--workers=a:1,b:2"], "--workers=a:1,b:2: needs --worker_index"),
-        (
-            ["--workers=a:1,b:2", "--worker_index=0", "--parameter_device=gpu"],
-            "--parameter_device=gpu: several workers (--workers=a:1,b:2) exchange their gradients",
-        ),
-        (["--worker_index=0"], "--worker_index=0: only with --workers="),
-        (["--workers=a:1,b:2", "--worker_index=2"], "worker_index=2: must be at least 0 and below"),
-        (["--workers=a:1,b", "--worker_index=0"], "--workers=a:1,b: 'b' is not host:port"),
-        (["--workers=a:1,a:1", "--worker_index=0"], "--workers=a:1,a:1: a:1 is listed twice"),
+        ("[1]", "TF_CONFIG: must have the form"),
+        ("[" * 100_000, "TF_CONFIG: is nested too deeply"),
+        (launch.tf_config(["a:1", "b"], 0), "TF_CONFIG: 'b' is not host:port"),
+        (launch.tf_config(["a:1", "a:1"], 0), "TF_CONFIG: a:1 is listed twice"),
     ],
 )
-def test_wrong_flags(tmp_path, arguments, problem):
-    done = scripts.train(tmp_path / "run", *arguments)
+def test_a_wrong_tf_config(tmp_path, monkeypatch, text, problem):
+    monkeypatch.setenv("TF_CONFIG", text)
+    done = scripts.train(tmp_path / "run")
     assert (done.returncode, done.stderr.count("\n")) == (2, 1)
     assert problem in done.stderr
     assert not (tmp_path / "run").exists()
 
 
-@pytest.mark.parametrize(
-    ("text", "arguments", "problem"),
-    [
-        ("[1]", [], "TF_CONFIG: must have the form"),
-        ("[" * 100_000, [], "TF_CONFIG: is nested too deeply"),
-        (
-            '{"cluster": {"worker": ["a:1", "b:1"]}, "task": {"type": "worker", "index": 0}}',
-            ["--workers=c:1,d:1", "--worker_index=0"],
-            "--workers=c:1,d:1: TF_CONFIG names workers too; give one of the two",
-        ),
-    ],
-)
-def test_a_wrong_tf_config(tmp_path, monkeypatch, text, arguments, problem):
-    monkeypatch.setenv("TF_CONFIG", text)
-    done = scripts.train(tmp_path / "run", *arguments)
-    assert (done.returncode, done.stderr.count("\n")) == (2, 1)
-    assert problem in done.stderr
-
-
-@pytest.mark.parametrize(
-    "name", ["train_dir", "data_dir", "num_towers", "worker_index", "worker_wait_seconds"]
-)
+@pytest.mark.parametrize("name", ["train_dir", "data_dir", "num_towers", "worker_wait_seconds"])
 def test_what_is_of_one_worker_may_differ(name):
     asked = []
 

@@ -54,17 +54,3 @@ def differences(before: Mapping, after: Mapping) -> list[str]:
         for name in {**before, **after}
         if before.get(name) != after.get(name)
     ]
-
-
-def are_valid(stretches: object) -> bool:
-    """Whether what was read from a `config.json` is a list of stretches."""
-    return (
-        isinstance(stretches, list)
-        and bool(stretches)
-        and all(
-            isinstance(stretch, dict)
-            and isinstance(stretch.get("first_step"), int)
-            and isinstance(stretch.get("runs_on"), dict)
-            for stretch in stretches
-        )
-    )

@@ -63,15 +63,6 @@ class WarmStart:
         return dataclasses.asdict(self)
 
 
-def is_recorded(value: object) -> bool:
-    """Whether what was read from a `config.json` is what `WarmStart.recorded` gives, or None."""
-    kinds = {"path": str, "file": str, "sha256": str, "taken": list, "own": list, "unused": list}
-    return value is None or (
-        isinstance(value, dict)
-        and all(isinstance(value.get(name), kind) for name, kind in kinds.items())
-    )
-
-
 def said(recorded: Mapping | None) -> list[str]:
     """What a model takes, in lines for a person."""
     if recorded is None:

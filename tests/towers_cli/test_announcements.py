@@ -6,7 +6,7 @@ import pytest
 import scripts
 
 from towers import machine, schedules
-from towers_cli import resolve, settings, start_table
+from towers_cli import resolve, settings, announcements
 
 
 def rate(schedule, **arguments):
@@ -32,13 +32,13 @@ def test_every_schedule_is_tested():
     [("exponential", 2.0), ("piecewise", 1.0), ("cosine", 0.0), ("constant", math.inf)],
 )
 def test_first_decay(schedule, epoch):
-    assert start_table.first_decay_epoch(EACH[schedule]) == epoch
+    assert announcements.first_decay_epoch(EACH[schedule]) == epoch
 
 
 @pytest.mark.pitfall(4)
 def test_the_tutorial_s_rate_has_not_decayed_when_its_headline_run_ends():
     tutorial = schedules.LearningRate("exponential", 0.1, 50_000)
-    assert start_table.first_decay_epoch(tutorial) == 350.0
+    assert announcements.first_decay_epoch(tutorial) == 350.0
     assert tutorial(256 * 50_000) == 0.1 and tutorial(350 * 50_000) == pytest.approx(0.01)
 
 
@@ -64,12 +64,12 @@ def test_the_flags_of_the_rate_make_the_schedule():
     ],
 )
 def test_description(schedule, line):
-    assert start_table.describe_rate(EACH[schedule]) == line
+    assert announcements.describe_rate(EACH[schedule]) == line
 
 
 def test_description_names_the_warm_up():
     goyal = rate("constant", warmup_epochs=2.5, warmup_start_factor=0.125)
-    assert start_table.describe_rate(goyal) == "1, 2.5 epochs of warm-up from 0.125, constant"
+    assert announcements.describe_rate(goyal) == "1, 2.5 epochs of warm-up from 0.125, constant"
 
 
 def rows(*flags, device="/CPU:0", towers=(1,), schedule="constant", last_step=9):
@@ -79,6 +79,7 @@ def rows(*flags, device="/CPU:0", towers=(1,), schedule="constant", last_step=9)
     derived = {
         "tower_devices": [device] * towers[0],
         "towers_of_workers": list(towers),
+        "workers": [f"worker {index}" for index in range(len(towers))],
         "num_microbatches": -(-24 // chosen["microbatch_size"]),
         "steps_per_epoch": 1000 / 24,
         "last_step": last_step,
@@ -88,7 +89,7 @@ def rows(*flags, device="/CPU:0", towers=(1,), schedule="constant", last_step=9)
         "data_source": "drawn",
     }
     config = {"settings": chosen, "resolved": derived}
-    return start_table.rows(config, EACH[schedule], 100)
+    return announcements.rows(config, EACH[schedule], 100)
 
 
 @pytest.mark.parametrize(
@@ -133,16 +134,16 @@ def test_same_bits_are_promised_where_they_are_kept(flags, device, promised):
 
 
 @pytest.mark.parametrize(
-    "device, flags, said",
+    "device, flags, towers, is_said",
     [
-        ("/CPU:0", [], False),
-        ("/GPU:0", [], True),
-        ("/GPU:0", ["--jit_compile"], False),
-        ("/GPU:0", ["--workers=one:1,two:1", "--worker_index=0"], False),
+        ("/CPU:0", [], (1,), False),
+        ("/GPU:0", [], (1,), True),
+        ("/GPU:0", ["--jit_compile"], (1,), False),
+        ("/GPU:0", [], (1, 1), False),
     ],
 )
-def test_says_what_is_faster_on_gpus(device, flags, said):
-    assert ("faster" in dict(rows(*flags, device=device))) == said
+def test_says_what_is_faster_on_gpus(device, flags, towers, is_said):
+    assert ("faster" in dict(rows(*flags, device=device, towers=towers))) == is_said
 
 
 @pytest.mark.parametrize(
@@ -155,9 +156,7 @@ def test_says_what_is_faster_on_gpus(device, flags, said):
     ],
 )
 def test_says_what_each_worker_and_tower_has(of_workers, towers, batch):
-    hosts = ",".join(f"host{index}:1234" for index in range(len(of_workers)))
-    flags = [f"--workers={hosts}", "--worker_index=0"] if len(of_workers) > 1 else []
-    table = dict(rows(*flags, towers=of_workers))
+    table = dict(rows(towers=of_workers))
     assert table["towers"].startswith(towers)
     assert table["batch"].endswith(batch)
     assert ("workers" in table) == (len(of_workers) > 1)

@@ -1,7 +1,11 @@
-"""What a run prints about itself before it starts."""
+"""What a training prints about its run: before it starts, and at its end."""
 
+import contextlib
 import math
+import shutil
+import sys
 from collections.abc import Mapping
+from pathlib import Path
 
 from towers import machine, schedules, shares
 from towers.networks import optimizers
@@ -12,7 +16,7 @@ _DECAYS_SHOWN = 50
 FEW_EVALUATED = 50
 
 
-def show(
+def start(
     config: Mapping,
     learning_rate: schedules.LearningRate,
     num_evaluated_examples: int,
@@ -38,35 +42,35 @@ def rows(
       num_evaluated_examples: of an evaluation.
     """
     chosen, derived = config["settings"], config["resolved"]
-    table = [
-        ("run", console.unbroken(str(chosen["train_dir"]))),
-        *([("weights from", console.unbroken(chosen["init_from"]))] if chosen["init_from"] else []),
-        ("data", f"{console.unbroken(derived['data_source'])}: "
-                 f"{derived['examples_per_epoch']:,} train, "
-                 f"{num_evaluated_examples:,} {chosen['eval_split']}, "
-                 f"{len(derived['class_names'])} classes"),
-        ("model", f"{chosen['model']}, {chosen['compute_dtype']}, "
-                  f"images {' x '.join(map(str, derived['image_shape']))}"
-                  f"{', compiled with XLA' if chosen['jit_compile'] else ''}"),
-        *([("augmentation", said)] if (said := settings.augmentation(chosen)) else []),
-        *([("workers", _describe_workers(chosen))] if chosen["workers"] else []),
-        ("towers", _describe_towers(derived)),
-        *([("weights on", derived["tower_devices"][0])]
-          if chosen["parameter_device"] == "gpu" else []),
-        ("batch", _describe_batch(chosen, derived)),
-        ("same bits", _describe_same_bits(chosen, derived)),
-        *([("faster", said)] if (said := _describe_faster(chosen, derived)) else []),
-        ("steps", f"{derived['last_step']:,}, {derived['steps_per_epoch']:.1f} per epoch"),
-        ("optimizer", _describe_optimizer(chosen)),
-        ("learning rate", describe_rate(learning_rate)),
-        ("weight decay", _describe_weight_decay(chosen)),
-        *([("labels", f"smoothed by {chosen['label_smoothing']:g}")]
-          if chosen["label_smoothing"] else []),
-    ]  # fmt: skip
-    warnings = [_of_the_rate(chosen, derived, learning_rate), _of_the_type(chosen, derived)]
+    workers, on_gpu = derived["workers"], chosen["parameter_device"] == "gpu"
+    table = {
+        "run": console.unbroken(str(chosen["train_dir"])),
+        "weights from": console.unbroken(chosen["init_from"] or ""),
+        "data": f"{console.unbroken(derived['data_source'])}: "
+                f"{derived['examples_per_epoch']:,} train, "
+                f"{num_evaluated_examples:,} {chosen['eval_split']}, "
+                f"{len(derived['class_names'])} classes",
+        "model": f"{chosen['model']}, {chosen['compute_dtype']}, "
+                 f"images {' x '.join(map(str, derived['image_shape']))}"
+                 f"{', compiled with XLA' if chosen['jit_compile'] else ''}",
+        "augmentation": settings.augmentation(chosen),
+        "workers": f"{len(workers)}: {', '.join(workers)}" if len(workers) > 1 else "",
+        "towers": _describe_towers(derived),
+        "weights on": derived["tower_devices"][0] if on_gpu else "",
+        "batch": _describe_batch(chosen, derived),
+        "same bits": _describe_same_bits(chosen, derived),
+        "faster": _describe_faster(chosen, derived),
+        "steps": f"{derived['last_step']:,}, {derived['steps_per_epoch']:.1f} per epoch",
+        "optimizer": _describe_optimizer(chosen),
+        "learning rate": describe_rate(learning_rate),
+        "weight decay": _describe_weight_decay(chosen),
+        "labels": chosen["label_smoothing"] and f"smoothed by {chosen['label_smoothing']:g}",
+    }  # fmt: skip
+    warnings = [_warn_of_rate(chosen, derived, learning_rate), _warn_of_type(chosen, derived)]
     if num_evaluated_examples < FEW_EVALUATED:
         warnings.append(f"an accuracy of {num_evaluated_examples} examples says little")
-    return table + [("warning", warning) for warning in warnings if warning]
+    shown = [*table.items(), *(("warning", warning) for warning in warnings)]
+    return [(name, value) for name, value in shown if value]
 
 
 def schedule(config: Mapping, learning_rate: schedules.LearningRate) -> str:
@@ -106,10 +110,11 @@ def _describe_same_bits(chosen: Mapping, derived: Mapping) -> str:
     )
 
 
-def _describe_faster(chosen: Mapping, derived: Mapping) -> str | None:
+def _describe_faster(chosen: Mapping, derived: Mapping) -> str:
     """What makes steps faster on GPUs (docs/gpus.md), where it is not chosen."""
-    if machine.are_cpus(derived["tower_devices"]) or chosen["jit_compile"] or chosen["workers"]:
-        return None
+    on_cpus, several = machine.are_cpus(derived["tower_devices"]), len(derived["workers"]) > 1
+    if on_cpus or several or chosen["jit_compile"]:
+        return ""
     size = -(-chosen["global_batch_size"] // len(derived["tower_devices"]))
     return (
         f"in a new run with --microbatch_size={size} --parameter_device=gpu --jit_compile, "
@@ -120,11 +125,10 @@ def _describe_faster(chosen: Mapping, derived: Mapping) -> str | None:
 def _describe_batch(chosen: Mapping, derived: Mapping) -> str:
     count, towers = derived["num_microbatches"], sum(derived["towers_of_workers"])
     rest = f"; {towers - count} of {towers} towers rest" if count < towers else ""
-    of_towers = f", {shares.described(count, towers)}" if count >= towers else rest
-    parts = f"{count} microbatch{'es' if count > 1 else ''}"
+    of_towers = rest or f", {shares.described(count, towers)}"
     return (
-        f"{chosen['global_batch_size']} global, {parts} of at most {chosen['microbatch_size']}"
-        f"{of_towers}"
+        f"{chosen['global_batch_size']} global, {count} microbatch{'es' if count > 1 else ''} "
+        f"of at most {chosen['microbatch_size']}{of_towers}"
     )
 
 
@@ -133,13 +137,8 @@ def _describe_towers(derived: Mapping) -> str:
     counts = derived["towers_of_workers"]
     if len(counts) == 1:
         return f"{counts[0]} on {here}"
-    if len(set(counts)) == 1:
-        return f"{counts[0]} on each worker, here on {here}"
-    return f"{', '.join(map(str, counts))} on the workers in their order, here on {here}"
-
-
-def _describe_workers(chosen: Mapping) -> str:
-    return f"{len(chosen['workers'])} ({', '.join(chosen['workers'])})"
+    each = f"{', '.join(map(str, counts))} on the workers in their order"
+    return f"{f'{counts[0]} on each worker' if len(set(counts)) == 1 else each}, here on {here}"
 
 
 def first_decay_epoch(rate: schedules.LearningRate) -> float:
@@ -153,48 +152,39 @@ def first_decay_epoch(rate: schedules.LearningRate) -> float:
 
 def describe_rate(rate: schedules.LearningRate) -> str:
     """One line for the start table, such as `0.1, x 0.1 every 350 epochs`."""
+    epochs = ", ".join(f"{epoch:g}" for epoch in rate.decay_epochs)
     decays = {
         "exponential": f"x {rate.decay_factor:g} every {rate.epochs_per_decay:g} epochs",
-        "piecewise": f"x {rate.decay_factor:g} at epochs "
-        + ", ".join(f"{epoch:g}" for epoch in rate.decay_epochs),
-        "cosine": f"cosine to 0 at epoch {rate.total_epochs:g}",
-        "linear": f"linear to 0 at epoch {rate.total_epochs:g}",
+        "piecewise": f"x {rate.decay_factor:g} at epochs {epochs}",
         "constant": "constant",
     }
+    to_zero = f"{rate.schedule} to 0 at epoch {rate.total_epochs:g}"
     warm_up = f", {rate.warmup_epochs:g} epochs of warm-up" if rate.warmup_epochs else ""
     if rate.warmup_start_factor:
         warm_up += f" from {rate.initial * rate.warmup_start_factor:g}"
-    return f"{rate.initial:g}{warm_up}, {decays[rate.schedule]}"
+    return f"{rate.initial:g}{warm_up}, {decays.get(rate.schedule, to_zero)}"
 
 
-def _of_the_type(chosen: Mapping, derived: Mapping) -> str | None:
+def _warn_of_type(chosen: Mapping, derived: Mapping) -> str:
     compute_dtype, on_cpus = chosen["compute_dtype"], machine.are_cpus(derived["tower_devices"])
-    if compute_dtype == "float32" or chosen["jit_compile"] or not on_cpus:
-        return None
-    if not machine.emulates_half_precision():
-        return None
+    is_fast = compute_dtype == "float32" or chosen["jit_compile"] or not on_cpus
+    if is_fast or not machine.emulates_half_precision():
+        return ""
     return (
         f"TensorFlow has no fast {compute_dtype} on this processor, and steps may take many times "
         "as long as with --compute_dtype=float32; --jit_compile makes them faster"
     )
 
 
-def _of_the_rate(
-    chosen: Mapping, derived: Mapping, learning_rate: schedules.LearningRate
-) -> str | None:
+def _warn_of_rate(chosen: Mapping, derived: Mapping, learning_rate: schedules.LearningRate) -> str:
     end = derived["last_step"] * chosen["global_batch_size"] / derived["examples_per_epoch"]
     first_decay = first_decay_epoch(learning_rate)
+    before = f"the run ends at epoch {end:.4g}, before the learning rate"
     if end <= first_decay < math.inf:
-        return (
-            f"the run ends at epoch {end:.4g}, before the learning rate first decays at epoch "
-            f"{first_decay:g}"
-        )
+        return f"{before} first decays at epoch {first_decay:g}"
     if learning_rate.schedule in settings.ENDING_SCHEDULES and end < learning_rate.total_epochs:
-        return (
-            f"the run ends at epoch {end:.4g}, before the learning rate has fallen to 0 at epoch "
-            f"{learning_rate.total_epochs:g}"
-        )
-    return None
+        return f"{before} has fallen to 0 at epoch {learning_rate.total_epochs:g}"
+    return ""
 
 
 def _describe_optimizer(chosen: Mapping) -> str:
@@ -215,3 +205,33 @@ def _describe_weight_decay(chosen: Mapping) -> str:
     decoupled = chosen["optimizer"] in optimizers.DECOUPLED_WEIGHT_DECAY
     kind = "decoupled" if decoupled else "in every tower's loss"
     return f"{chosen['weight_decay']:g} on {chosen['weight_decay_filter']}, {kind}"
+
+
+def end(folder, split: str, workers) -> int:
+    """Says what a run has come to; returns the exit code.
+
+    Args:
+      folder: the `run_folder.RunFolder`.
+      split: that was evaluated.
+      workers: of the run; the chief has its folder.
+    """
+    if not workers.is_chief:
+        print(f"finished; {workers.name(0)} has the run")
+        return 0
+    summary = folder.read_final_summary()
+    print(
+        f"finished: {split} accuracy {summary['val_accuracy']:.2%}, {folder.final_model}, "
+        f"weights sha256 {summary['weights_sha256'][:16]}\n"
+        f"watch it: {_tensorboard()} --logdir {folder.path}"
+    )
+    return 0
+
+
+def _tensorboard() -> str:
+    """The command that opens TensorBoard, from wherever this Python has it."""
+    beside_python = Path(sys.executable).with_name("tensorboard")
+    if shutil.which("tensorboard") or not beside_python.exists():
+        return "tensorboard"
+    with contextlib.suppress(ValueError):  # not below the current folder
+        return str(beside_python.relative_to(Path.cwd()))
+    return str(beside_python)
