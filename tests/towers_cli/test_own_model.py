@@ -131,11 +131,11 @@ def here(tmp_path, monkeypatch):
     (tmp_path / "broken.py").write_text("import keras\n\nkeras.no_such_thing\n")
     (tmp_path / "needs.py").write_text("import no_such_package\n")
     (tmp_path / "typo.py").write_text("def build(:\n")
-    (tmp_path / "ends.py").write_text("import sys\n\nsys.exit(0)\n")
+    (tmp_path / "exits.py").write_text("import sys\n\nsys.exit(0)\n")
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", list(sys.path))
     yield tmp_path
-    for name in ("mine", "broken", "needs", "typo", "ends"):
+    for name in ("mine", "broken", "needs", "typo", "exits"):
         sys.modules.pop(name, None)
 
 
@@ -271,7 +271,7 @@ class TestARunOfIt:
         ("mine:smaller", "calling it: ValueError: "),
         ("mine:ends_with_softmax", "ends with a softmax: must give logits"),
         ("mine:frozen", "has no trainable weight: must have one"),
-        ("ends:build", "importing it: SystemExit: 0"),
+        ("exits:build", "importing it: SystemExit: 0"),
         ("mine:unsaved", "saving it: ValueError: Keras cannot save the model"),
         *((name, "must be one of cifarnet, resnet") for name in ("mine", ":build", "mine:build()")),
     ],
