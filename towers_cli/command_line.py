@@ -27,7 +27,7 @@ class _Shown(flags.BooleanFlag):
 
     def parse(self, argument):
         if self._parse(argument):
-            print(self._text())
+            print(self._text(), flush=True)
             sys.exit()
 
 
@@ -81,18 +81,23 @@ class CommandLine:
             return self.values(argv)
         except (flags.Error, ValueError, RecursionError) as error:  # of a --flagfile, too
             sys.exit(system.say_error(argv[0], self._problem(error), 2))
+        except BrokenPipeError:
+            sys.exit(system.output_is_gone())
         except SystemExit:
             sys.exit(0)  # absl's --helpfull says 1
 
     def _problem(self, error: Exception) -> str:
         """One line of absl's error: the flag, its value, and what it must be."""
-        text = " ".join(str(error).split())[:300]
+        text = " ".join(str(error).removeprefix("ERROR:: ").split())[:300]
         named = re.match(r"flag --(\w+)=", text)
         if named is None or named[1] not in self.values:
-            return text
+            of_file = isinstance(error, (UnicodeDecodeError, RecursionError))
+            return f"--flagfile: {text}" if of_file else text
         flag = self.values[named[1]]
         allowed = "true or false" if flag.boolean else flag.parser.syntactic_help
-        return f"{text.removeprefix('flag ')}: must be {allowed}"
+        # absl has caught the parser's exception, and ends with it.
+        value = text.removeprefix("flag ").removesuffix(f": {error.__context__}")
+        return f"{value}: must be {allowed}"
 
     def settings(self, rest: Sequence[str]) -> settings.Settings:
         """The checked record of the flags, with the recipe's values for those that were left out.

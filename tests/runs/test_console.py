@@ -103,7 +103,7 @@ def test_on_a_terminal_a_run_shows_a_bar(tmp_path, monkeypatch, cache_home):
     with _terminal() as screen:
         line = scripts.line_of("train")
         arguments = line.parse(["train.py", *scripts.small_run(tmp_path / "run")])
-        assert train.main(line, arguments) == 0
+        assert train.main(line.settings(arguments)) == 0
     shown = b"".join(screen).decode()
     assert "|" in shown
     assert "4/4" in shown

@@ -27,8 +27,9 @@ class TestReadConfig:
         assert folder.read_config() is None
 
     def test_reads_what_create_wrote(self, folder):
-        folder.create(CONFIG)
-        assert folder.read_config() == CONFIG
+        config = CONFIG | {"defining": {}, "stretches": [{}]}
+        folder.create(config)
+        assert folder.read_config() == config
         assert os.listdir(folder.path) == ["config.json"]
 
     @pytest.mark.pitfall(11)

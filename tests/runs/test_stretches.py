@@ -35,14 +35,6 @@ def test_changes_in_words():
     assert stretches.changes(both[:1]) == []
 
 
-@pytest.mark.parametrize(
-    "content", [None, [], {}, [1], [{"first_step": 0}], [{"first_step": "0", "runs_on": {}}]]
-)
-def test_what_is_no_list_of_stretches_is_told(content):
-    assert not stretches.are_valid(content)
-    assert stretches.are_valid(stretches.extended([], 0, A))
-
-
 class TestARunThatGoesOn:
     """Six steps, the last four of them on something else."""
 

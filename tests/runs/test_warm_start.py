@@ -539,9 +539,9 @@ class TestTheCommand:
     @pytest.mark.parametrize(
         ("flags", "reason"),
         [
-            (["--init_from=none"], "--init_from="),
+            (["--init_from=none"], "init_from="),
             (["--init_from=none.h5"], "no such file or folder"),
-            (["--init_from="], "--init_from="),
+            (["--init_from="], "init_from="),
             (["--init_from=none", "--dry_run"], "no such file or folder"),
         ],
     )
@@ -554,5 +554,5 @@ class TestTheCommand:
     def test_refuses_weights_of_another_network(self, first, tmp_path):
         done = scripts.train(tmp_path / "new", f"--init_from={first}", "--model=resnet")
         assert done.returncode == 2
-        assert f"--init_from={first}: no layer of the model" in done.stderr
+        assert f"init_from={first}: no layer of the model" in done.stderr
         assert not (tmp_path / "new").exists()

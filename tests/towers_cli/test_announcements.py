@@ -6,7 +6,7 @@ import pytest
 import scripts
 
 from towers import machine, schedules
-from towers_cli import resolve, settings, announcements
+from towers_cli import announcements, resolve, settings
 
 
 def rate(schedule, **arguments):

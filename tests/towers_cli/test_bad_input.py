@@ -7,7 +7,6 @@ import dataclasses
 import json
 import os
 import pickle
-import pwd
 import re
 import shutil
 import subprocess
@@ -29,7 +28,6 @@ HUGE = "9" * 4000
 OUT_OF_RANGE = {
     "--train_dir=": "must be a local path",
     "--num_towers=0": "must be at least 1 and at most 1024",
-    "--worker_index=-1": "must be at least 0",
     "--worker_wait_seconds=0.0": "must be above 0 and at most 1e6",
     "--worker_wait_seconds=inf": "must be above 0 and at most 1e6",
     "--global_batch_size=0": "must be at least 1 and at most 1048576",
@@ -86,7 +84,7 @@ TOO_LONG = {  # a long value is shown without its middle
     f"--seed={HUGE}": "--seed='999999999999...9999999999999': must be at least 0",
     f"--profile_steps={HUGE},1": "--profile_steps='999999999999...99999999999,1': must be two",
     f"--model={'x' * 10_000}": "--model='xxxxxxxxxxxx...xxxxxxxxxxxxx': must be one of cifarnet",
-    f"--{'x' * 10_000}": "--flagfile: too many files within each other; or a flag's name is too ",
+    f"--{'x' * 10_000}": "--flagfile: maximum recursion",
     f"--decay_epochs={'7,' * 9999}7": "--decay_epochs='7,7,7,7,7,7,...7,7,7,7,7,7,7': only for",
     f"--dataset={'x' * 10_000}": "--dataset='xxxxxxxxxxxx...xxxxxxxxxxxxx': must be text of a",
 }
@@ -145,7 +143,7 @@ NOT_A_FLAG = {
 NOT_A_FLAGFILE = {
     "--flagfile=none": "Unable to open flagfile: [Errno 2] No such file or directory: 'none'",
     "--flagfile=/": "Unable to open flagfile: [Errno 21] Is a directory: '/'",
-    f"--flagfile={sys.executable}": "--flagfile: is not text",
+    f"--flagfile={sys.executable}": "--flagfile: 'utf-8' codec",
     "--flagfile": "--flagfile with no argument",
 }
 
@@ -394,8 +392,8 @@ def check_refused(run, *pieces: str, scripts_to_run=("train", "eval")) -> None:
         (b"\xff\xfe{}", "config.json cannot be read: 'utf-8' codec can't decode"),
         (b"[1, 2]", "its config.json is not that of a run"),
         (b"NaN", "its config.json is not that of a run"),
-        (b'{"settings": [], "resolved": []}', "settings and resolved must be objects"),
-        (b'{"settings": {}, "resolved": {}}', "train_dir is missing"),
+        (b'{"settings": [], "resolved": []}', "is not that of a run"),
+        (b'{"settings": {}, "resolved": {}}', "is not that of a run"),
     ],
     ids=lambda content: repr(content[:20]),
 )
@@ -404,46 +402,12 @@ def test_a_configuration_that_is_none(run, content, reason):
     check_refused(run, reason)
 
 
-@pytest.mark.parametrize(
-    ("name", "value", "reason"),
-    [
-        ("model", "of_tomorrow", "--model=of_tomorrow: must be one of cifarnet, resnet"),
-        ("model", ["cifarnet"], "--model=cifarnet: must be of type str"),
-        ("dataset", None, "--dataset=None: must be of type str"),
-        ("dataset", "a\nb", r"--dataset='a\nb': must be text of at most"),
-        ("seed", "0", "--seed=0: must be of type int"),
-        ("global_batch_size", 10**12, "must be at least 1 and at most 1048576"),
-        ("microbatch_size", 0, "microbatch_size=0"),
-        ("intra_op_threads", -1, "--intra_op_threads=-1: must be at least 1 and at most 1024"),
-        ("moving_average_decay", float("nan"), "--moving_average_decay=nan: must be at least 0"),
-        ("learning_rate", 10**400, "must be finite, in float32"),
-        ("decay_epochs", ["82"], "--decay_epochs=82: must be of type tuple"),
-        ("class_names", [1, 2], "class_names=1,2"),
-        ("image_shape", "24", "image_shape=24"),
-        ("preprocessing", "my_own", "--preprocessing=my_own: must be one of crop_flip_colour"),
-        ("examples_per_epoch", 0, "examples_per_epoch=0"),
-        ("last_step", None, "last_step=None"),
-        ("init_from", "runs/first", "init_from=runs/first"),
-    ],
-)
-def test_a_configuration_with_a_value_that_no_run_has(run, name, value, reason):
-    config = json.loads((run / "config.json").read_text())
-    config["resolved" if name in config["resolved"] else "settings"][name] = value
-    (run / "config.json").write_text(json.dumps(config))
-    check_refused(run, "its config.json is not that of a run: ", reason)
-
-
 def test_a_configuration_that_lacks_what_is_read_of_it(run):
     """Every name is left out by itself: it is missed, or both commands do without it."""
     config = json.loads((run / "config.json").read_text())
     read = {
         "settings": settings.recorded_names(),
-        "resolved": [
-            *run_config._READ_OF_RESOLVED,
-            "init_from",
-            "layers",
-            "places_of_weights",
-        ],
+        "resolved": sorted(run_config._READ),
     }
     for part, names in read.items():
         for name in config[part]:
@@ -453,11 +417,6 @@ def test_a_configuration_that_lacks_what_is_read_of_it(run):
                     run_config.check(lacking, run)
             else:
                 run_config.check(lacking, run)
-    config["resolved"] = {name: config["resolved"][name] for name in read["resolved"]}
-    (run / "config.json").write_text(json.dumps(config))
-    assert scripts.run("eval", f"--train_dir={run}").returncode == 0
-    done = scripts.train(run, "--max_steps=1")
-    assert "the run has finished already, at step 1" in done.stdout
 
 
 class Trap:
@@ -598,24 +557,6 @@ def test_no_code_of_ours_unpickles():
         assert not unpickles.search(text), path
         for call in re.findall(r"np\.load\([^)]*\)+", text):
             assert "allow_pickle=False" in call, path
-
-
-@pytest.mark.parametrize("name", ["train_dir", "init_from", "data_dir"])
-@pytest.mark.parametrize("path", ["~", "~/run", "~nobody-of-this-name/run"])
-def test_a_home_folder_that_nobody_knows(nothing_is_left, monkeypatch, name, path):
-    """As in a container whose user has no entry and no HOME; a folder `~` would be made here."""
-
-    def no_entry(_):
-        raise KeyError
-
-    monkeypatch.delenv("HOME")
-    monkeypatch.setattr(pwd, "getpwuid", no_entry)
-    home = path.partition("/")[0]
-    said = f"error: --{name}={path}: {home} is no home folder that this system knows (is HOME set?)"
-    check(scripts.train(nothing_is_left, f"--{name}={path}"), 2, f"train.py: {said}")
-    if name != "init_from":
-        done = scripts.run("eval", f"--train_dir={nothing_is_left}", f"--{name}={path}")
-        check(done, 2, f"eval.py: {said}")
 
 
 def test_a_program_s_run_is_not_the_command_s_nor_the_other_way_round(tmp_path, cache):

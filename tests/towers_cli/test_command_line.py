@@ -157,7 +157,7 @@ def test_flag_files_that_name_the_next_one(tmp_path, depth):
         (tmp_path / f"{number}").write_text(f"--flagfile={tmp_path / str(number + 1)}\n")
     (tmp_path / f"{depth}").write_text("--zzz=1\n")
     done = scripts.run("eval", f"--flagfile={tmp_path / '0'}")
-    said = "--flagfile: too many files within each other" if depth > 3 else "Unknown command line "
+    said = "--flagfile: " if depth > 3 else "Unknown command line "
     assert done.returncode == 2
     assert done.stderr.startswith(f"eval.py: error: {said}")
     assert done.stderr.count("\n") == 1

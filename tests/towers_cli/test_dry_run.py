@@ -1,4 +1,4 @@
-"""`train.py --dry_run` writes nothing, wherever a run, its data or its libraries would."""
+"""`train.py --dry_run` writes nothing, wherever a run or its data would."""
 
 import os
 import shutil
@@ -28,8 +28,11 @@ def dry_run(home: Path, *flags: str, run=subprocess.run) -> subprocess.Completed
 
     By `forked.run` its libraries are imported already, and what they would write then is not seen.
     """
-    kept = {k: v for k, v in os.environ.items() if k not in ("KERAS_HOME", "TFDS_DATA_DIR")}
+    kept = {k: v for k, v in os.environ.items() if k != "TFDS_DATA_DIR"}
     places = {"HOME": str(home), "XDG_CACHE_HOME": str(home / ".cache"), "XDG_CONFIG_HOME": ""}
+    # What the libraries write when they are first imported is theirs.
+    for library in ("KERAS_HOME", "MPLCONFIGDIR"):
+        places[library] = str(home.parent / library)
     call = [sys.executable, str(scripts.ROOT / "train.py"), "--dry_run", *flags]
     pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
     return run(call, env=kept | places, cwd=home, timeout=120, **pipes)

@@ -7,7 +7,6 @@ silent stderr are tested on real ones.
 import dataclasses
 import json
 import math
-import os
 import re
 import shutil
 import signal
@@ -537,18 +536,6 @@ def test_other_networks_and_dtypes_go_the_same_way(tmp_path, model, dtype):
     [line], own = scripts.lines_of(tmp_path / "eval.jsonl"), scripts.evaluation_lines(tmp_path)[-1]
     assert line["accuracy"] == pytest.approx(own["val_accuracy"])
     assert line["cross_entropy"] == pytest.approx(own["val_cross_entropy"], abs=1e-6)
-
-
-def test_sigterm_before_the_first_step_ends_in_one_line(tmp_path, monkeypatch):
-    handler = signal.signal(signal.SIGTERM, signal.SIG_IGN)  # the tests' own process
-    monkeypatch.setattr(datasets, "load", lambda *_, **__: os.kill(os.getpid(), signal.SIGTERM))
-    try:
-        with pytest.raises(SystemExit) as stopped:
-            scripts.train(tmp_path / "run")
-    finally:
-        signal.signal(signal.SIGTERM, handler)
-    assert stopped.value.code == 143
-    assert not (tmp_path / "run").exists()
 
 
 def test_a_filter_that_no_weight_passes_is_refused(tmp_path):

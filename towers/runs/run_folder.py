@@ -13,6 +13,7 @@ from towers import errors
 
 FIRST_CHECKPOINT = "first_checkpoint"  # in config.json, once a run has one: its step
 
+_CONFIG = {"settings": dict, "resolved": dict, "defining": dict, "stretches": list}  # its parts
 _PATTERN = re.compile(r"[*?\[\]\\]")  # to TensorFlow, in a path
 
 
@@ -59,7 +60,11 @@ class RunFolder:
         """
         try:
             config = json.loads(self.config.read_text(encoding="utf-8"))
-            if isinstance(config, dict) and {"settings", "resolved"} <= set(config):
+            if (
+                isinstance(config, dict)
+                and all(isinstance(config.get(name), kind) for name, kind in _CONFIG.items())
+                and config["stretches"]
+            ):
                 return config
             raise RunFolderError(f"{self.shown}: its config.json is not that of a run")
         except FileNotFoundError:
