@@ -202,7 +202,7 @@ def notes_on_a(authors: Recipe, a: Recipe) -> Iterator[str]:
         yield f"""To have one for each tower, the microbatches are cut from
         {authors.microbatch_size:,} to {size:,} examples: the same update except for rounding, but a
         different model if a layer sees a microbatch as a whole, as batch norm does
-        (docs/batch_norm.md)."""
+        (docs/lessons/batch_norm.md)."""
     yield """On CPUs train.py ends with the same weights, to the last bit, with any --num_towers
     (docs/same_bits.md). The authors' own run had other examples in each step."""
     if share > 1:
