@@ -12,6 +12,7 @@ import types
 from pathlib import Path
 from typing import NamedTuple
 
+import batch
 import keras
 import lighter
 import numpy as np
@@ -20,11 +21,10 @@ import scripts
 import tensorflow as tf
 
 from input_pipeline import batches, datasets, decoded, shapes, tfds_source
-from lessons import drawing
 from towers import moving_averages, networks
 from towers.runs import run_folder
 
-PAGE = drawing.PAGE.read_text(encoding="utf-8")
+PAGE = batch.PAGE.read_text(encoding="utf-8")
 STEP, BATCH, EXAMPLES = 1000, 128, 50_000
 PACKAGES = (
     "towers",
@@ -125,7 +125,7 @@ def told(tmp_path_factory):
         data_dir_root=folder,
         data_path=folder,
     )
-    calls, batch = {}, []
+    calls, taken = {}, []
 
     def watched(name, function):
         @functools.wraps(function)
@@ -134,7 +134,7 @@ def told(tmp_path_factory):
             given = described([*arguments, *options.values()])
             calls.setdefault(name, []).append(Call(given, described(result)))
             if name == "distribution.Distribution.train_step":
-                batch.extend(arguments[1])
+                taken.extend(arguments[1])
             return result
 
         return call
@@ -145,7 +145,7 @@ def told(tmp_path_factory):
         patch.setattr(tfds_source, "identity", lambda builder, split: {"split": split})
         patch.setattr(tfds_source, "class_names", lambda builder: shapes.CLASS_NAMES)
         patch.setattr(tfds_source, "read", lambda builder, split: decoded.Decoded(*whole[split]))
-        for name in {name for name, *_ in ROWS} | {box.name for box in drawing.BOXES.values()}:
+        for name in {name for name, *_ in ROWS} | {box.name for box in batch.BOXES.values()}:
             owner, function = found(name)
             if inspect.isfunction(function):
                 patch.setattr(owner, name.rpartition(".")[2], watched(name, function))
@@ -156,7 +156,7 @@ def told(tmp_path_factory):
     shutil.rmtree(folder / "cache")  # 200 MB
     assert (done.returncode, done.stderr) == (0, "")
     run = run_folder.RunFolder(str(folder / "run"))
-    return Told(calls, run, whole["train"][1], tuple(batch))
+    return Told(calls, run, whole["train"][1], tuple(taken))
 
 
 def is_among(texts: list[str], those: list[str]) -> bool:
@@ -179,17 +179,17 @@ class TestTheStep:
         assert everywhere == in_rows
 
     def test_every_station_of_the_drawing_is_passed(self, told):
-        functions = {SHOWN_BY.get(box.name, box.name) for box in drawing.BOXES.values()}
+        functions = {SHOWN_BY.get(box.name, box.name) for box in batch.BOXES.values()}
         # Of the step that is made, what 500 steps come before is not reached.
         assert functions - {"callbacks.Histograms.on_train_batch_end"} <= set(told.calls)
         # Built once, before the first step, for all four.
         assert len(told.calls["microbatch.Microbatch._backward"]) == 1
 
     def test_arrows_carry_what_they_say(self, told):
-        for arrow in drawing.ARROWS:
+        for arrow in batch.ARROWS:
             start, end = (
                 SHOWN_BY.get(name, name)
-                for name in (drawing.BOXES[key].name for key in (arrow.start, arrow.end))
+                for name in (batch.BOXES[key].name for key in (arrow.start, arrow.end))
             )
             shapes_of_calls = [call.made for call in told.calls[start]]
             shapes_of_calls += [call.given for call in told.calls.get(end, ())]
@@ -197,7 +197,7 @@ class TestTheStep:
             assert not label or any(is_among(label, texts) for texts in shapes_of_calls), arrow
 
     def test_boxes_hold_what_they_say(self, told):
-        notes = {box.name: stated(box.notes) for box in drawing.BOXES.values() if stated(box.notes)}
+        notes = {box.name: stated(box.notes) for box in batch.BOXES.values() if stated(box.notes)}
         assert set(notes) == set(SHOWN_BY)
         for name, texts in notes.items():
             assert any(is_among(texts, call.made) for call in told.calls[SHOWN_BY[name]])
@@ -227,7 +227,7 @@ class TestTheStep:
 
 class TestThePage:
     def test_code_and_lines_are_those_of_the_source(self):
-        assert drawing.refreshed(PAGE) == PAGE, "python -m lessons.pages writes them"
+        assert batch.refreshed(PAGE) == PAGE, "python docs/drawings/pages.py writes them"
 
     def test_every_function_it_names_exists(self):
         prose = re.sub(r"```.*?```|<!--.*?-->", "", PAGE, flags=re.S)
@@ -239,14 +239,14 @@ class TestThePage:
 
     def test_links_lead_to_files_that_have_the_function(self):
         for words, target in re.findall(r"\[`([^\]]*)`\]\(([^)]*)\)", PAGE):
-            path = (drawing.PAGE.parent / target.partition("#")[0]).resolve()
+            path = (batch.PAGE.parent / target.partition("#")[0]).resolve()
             _, function = found(words)
             assert Path(inspect.getsourcefile(function)) == path, words
 
     def test_each_station_names_a_mistake_of_the_table(self):
         stations = re.split(r"^### \d+\. ", PAGE, flags=re.M)[1:]
-        table = (drawing.ROOT / "docs/pitfalls.md").read_text(encoding="utf-8")
-        museum = (drawing.ROOT / "docs/lessons/museum.md").read_text(encoding="utf-8")
+        table = (batch.ROOT / "docs/pitfalls.md").read_text(encoding="utf-8")
+        museum = (batch.ROOT / "docs/lessons/museum.md").read_text(encoding="utf-8")
         for station in stations:
             [(page, row)] = re.findall(
                 r"\[(pitfalls|museum)\]\([^)]*\),\s(?:> )?row (\d+)", station
@@ -255,19 +255,19 @@ class TestThePage:
             assert page == "pitfalls" or re.search(rf"^\| {row}\b", museum, re.M), station
 
     def test_reading_takes_an_evening(self):
-        lines = sum(len((drawing.ROOT / path).open().readlines()) for path in drawing.READING_ORDER)
-        assert lines / drawing.LINES_PER_MINUTE <= drawing.MINUTES
+        lines = sum(len((batch.ROOT / path).open().readlines()) for path in batch.READING_ORDER)
+        assert lines / batch.LINES_PER_MINUTE <= batch.MINUTES
 
 
 class TestTheDrawing:
     def test_is_what_the_script_draws(self):
-        assert drawing.DRAWING.read_text(encoding="utf-8") == drawing.svg()
+        assert batch.DRAWING.read_text(encoding="utf-8") == batch.svg()
 
     def test_boxes_stand_apart_and_in_one_lane(self):
-        for box in drawing.BOXES.values():
+        for box in batch.BOXES.values():
             found(box.name)
-            assert sum(meet(box, lane) for lane in drawing.LANES) == 1, box
-        for areas in (drawing.BOXES.values(), drawing.LANES):
+            assert sum(meet(box, lane) for lane in batch.LANES) == 1, box
+        for areas in (batch.BOXES.values(), batch.LANES):
             assert not any(meet(a, b) for a, b in itertools.combinations(areas, 2))
 
 
