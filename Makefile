@@ -43,7 +43,7 @@ benchmark: $(VENV)/installed
 
 lessons: $(VENV)/installed
 	$(VENV)/bin/python -m lessons all --write $(LESSONS_FLAGS)
-	$(VENV)/bin/python -m lessons.pages
+	$(VENV)/bin/python docs/drawings/pages.py
 
 $(VENV)/installed-docs: $(VENV)/installed requirements-docs.txt
 	$(VENV)/bin/python -m pip install --quiet --requirement requirements-docs.txt

@@ -8,43 +8,33 @@ import json
 import os
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import laboratory
 from laboratory import flags, report, rules, simulation, speeds, timeline
 
 MODELS = ("two_convolutions", "cifarnet")  # of network.MODELS, which imports TensorFlow
-COMPARED_RATES = ("0.03", "0.1", "0.3")
-# Flags that only some speeds have: these speeds, the default, the range, and the meaning.
+COMPARED_RATES = [0.03, 0.1, 0.3]
+# Flags that only some speeds have: these speeds, the default, the largest value, and the meaning.
 OF_SPEEDS = {
-    "slowdown": (
-        ("straggler", "two_speeds"),
-        4.0,
-        (1, 1000),
-        "virtual time of a slow worker's gradient",
-    ),
-    "dies_at": (("dying",), 50.0, (0, 1e6), "virtual time of the death"),
-    "noticed_after": (
-        ("dying",),
-        10.0,
-        (0, 1e6),
-        "virtual time from the death until it is noticed",
-    ),
+    "slowdown": (("straggler", "two_speeds"), 4.0, 1000, "time of a slow worker's gradient"),
+    "dies_at": (("dying",), 50.0, 1e6, "time of the death"),
+    "noticed_after": (("dying",), 10.0, 1e6, "time from the death until it is noticed"),
 }
 
 
 def main(arguments: Sequence[str]) -> int:
     """Lists, runs one rule, or compares; returns the exit code."""
     parser = _make_parser()
-    options = parser.parse(arguments)
+    options = parser.parse_args(arguments)
     if not arguments:
         show_list()
         return 0
     check(parser, options)
     if importlib.util.find_spec("matplotlib") is None:
         parser.error("the plots need matplotlib: pip install matplotlib")
-    folder = Path(options.out) / ("compare" if options.compare else options.rule)
+    folder = Path(options.out) / ("compare" if options.compare else options.rules[0])
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
@@ -75,31 +65,40 @@ def _make_parser() -> flags.Parser:
         prog="python -m laboratory",
         description=laboratory.__doc__ and laboratory.__doc__.splitlines()[0],
     )
-    add, number = parser.add_argument, parser.add_number
-    add("compare", nargs="?", help="the word compare: run several rules, side by side")
-    add("--rule", help=f"{', '.join(rules.RULES)}; compare takes several (default: all)")
-    number("workers", 16, int, 1, 256, "simulated workers")
-    add("--speeds", default="constant", help=f"{', '.join(speeds.SPEEDS)} (default: constant)")
-    for name, (owners, default, bounds, text) in OF_SPEEDS.items():
+    add, number = parser.add_argument, flags.number
+    known = ", ".join(rules.RULES)
+    add("compare", nargs="?", type=flags.one_of(["compare"]), help="run several rules side by side")
+    several = flags.each(flags.one_of(rules.RULES))
+    add("--rule", type=several, help=f"{known}; compare takes several (default: all)")
+    add("--workers", type=number(int, 1, 256), default=16, help="simulated workers (default: 16)")
+    add("--speeds", type=flags.one_of(speeds.SPEEDS), default="constant",
+        help=f"{', '.join(speeds.SPEEDS)} (default: constant)")  # fmt: skip
+    for name, (owners, default, most, text) in OF_SPEEDS.items():
         only = f"only {', '.join(owners)}; default: {default:g}"
-        number(name, None, float, *bounds, f"{text} ({only})")
-    number("message", 0.1, float, 0, 1000, "virtual time of a message, in either direction")
-    number("time", 200.0, float, 1, 1e5, "virtual time of a run; a usual gradient takes 1")
-    number("batch", 16, int, 1, 4096, "examples of a gradient")
-    add("--model", default=MODELS[0], help=f"{', '.join(MODELS)} (default: {MODELS[0]})")
-    add("--rates", help=f"of compare, which keeps each rule's best ({','.join(COMPARED_RATES)})")
-    for name, (field, owners) in rule_parameters().items():
-        of_type, least, most, text = (
-            field.metadata[key] for key in ("type", "least", "most", "text")
-        )
-        default = "" if field.default is None else f"; default: {field.default:g}"
+        add(f"--{name}", type=number(float, name == "slowdown", most), help=f"{text} ({only})")
+    add("--message", type=number(float, 0, 1000), default=0.1,
+        help="virtual time of a message, in either direction (default: 0.1)")  # fmt: skip
+    add("--time", type=number(float, 1, 1e5), default=200.0,
+        help="virtual time of a run; a usual gradient takes 1 (default: 200)")  # fmt: skip
+    add("--batch", type=number(int, 1, 4096), default=16, help="examples of a gradient")
+    add("--model", type=flags.one_of(MODELS), default=MODELS[0], help=", ".join(MODELS))
+    fields = rule_parameters()
+    add("--rates", type=flags.each(_type_of(fields["rate"][0])),
+        help="of compare, which keeps each rule's best (default: 0.03,0.1,0.3)")  # fmt: skip
+    for name, (field, owners) in fields.items():
         only = "not compare" if name == "rate" else f"only {', '.join(owners)}"
-        number(name, None, of_type, least, most, f"{text} ({only}{default})")
-    number("seed", 0, int, 0, 2**31 - 1, "of the order of examples, and of the jitter")
+        default = "" if field.default is None else f"; default: {field.default:g}"
+        text = f"{field.metadata['text']} ({only}{default})"
+        add(f"--{name}", type=_type_of(field), help=text)
+    add("--seed", type=number(int, 0, 2**31 - 1), default=0, help="of examples and of the jitter")
     add("--data_dir", help=flags.DATA_DIR)
     add("--export", action="store_true", help="write timeline.html, which plays what workers do")
     add("--out", default="runs/laboratory", help="folder of what it writes (default: %(default)s)")
     return parser
+
+
+def _type_of(field: dataclasses.Field) -> Callable[[str], int | float]:
+    return flags.number(*(field.metadata[key] for key in ("type", "least", "most")))
 
 
 def rule_parameters() -> dict[str, tuple[dataclasses.Field, list[str]]]:
@@ -127,34 +126,26 @@ def show_list() -> None:
 
 def check(parser: flags.Parser, options: argparse.Namespace) -> None:
     """Ends the command and says what is allowed, or adds `rules` and `rates` to the options."""
-    if options.compare not in (None, "compare"):
-        parser.error(f"{options.compare}: the one word that is known is compare")
-    if options.compare is None and options.rule is None:
-        parser.error(f"--rule is missing, or compare; the rules are {', '.join(rules.RULES)}")
-    parser.choice("speeds", options.speeds, speeds.SPEEDS)
-    parser.choice("model", options.model, MODELS)
     if options.compare:
         if options.rate is not None:
             parser.error(f"--rate={options.rate:g}: compare tries several, --rates=0.03,0.1")
-        named = rules.RULES if options.rule is None else options.rule.split(",")
-        options.rules = list(dict.fromkeys(named))
-        texts = COMPARED_RATES if options.rates is None else options.rates.split(",")
-        options.rates = [parser.number("rate", text, "rates") for text in texts]
+        options.rules = list(dict.fromkeys(options.rule or rules.RULES))
+        options.rates = options.rates or COMPARED_RATES
     else:
-        if options.rates is not None:
-            parser.error(f"--rates={options.rates}: only for compare")
-        options.rules = [options.rule]
+        if len(options.rule or ()) != 1:
+            known = ", ".join(rules.RULES)
+            parser.error(f"--rule is missing, or compare; it is one of {known}")
+        if options.rates:
+            parser.error("--rates: only for compare")
+        options.rules = options.rule
         options.rates = [rules.Rule.rate if options.rate is None else options.rate]
-    for name in options.rules:
-        parser.choice("rule", name, rules.RULES)
-    for name, (_, owners) in rule_parameters().items():
+    chosen = [("rule", owners, name) for name, (_, owners) in rule_parameters().items()]
+    chosen += [("speeds", owners, name) for name, (owners, *_) in OF_SPEEDS.items()]
+    asked = {"rule": options.rules, "speeds": [options.speeds]}
+    for of, owners, name in chosen:
         value = getattr(options, name)
-        if value is not None and not set(owners) & set(options.rules):
-            parser.error(f"--{name}={value}: only for --rule={' or '.join(owners)}")
-    for name, (owners, *_) in OF_SPEEDS.items():
-        value = getattr(options, name)
-        if value is not None and options.speeds not in owners:
-            parser.error(f"--{name}={value:g}: only for --speeds={' or '.join(owners)}")
+        if value is not None and not set(owners) & set(asked[of]):
+            parser.error(f"--{name}={value:g}: only for --{of}={' or '.join(owners)}")
     if options.backups is not None and options.backups >= options.workers:
         parser.error(
             f"--backups={options.backups}: must be below --workers={options.workers}, because a "
@@ -181,7 +172,7 @@ def show(options: argparse.Namespace, problem, data_name: str, folder: Path) -> 
     head, rows = report.table(runs)
     shown = title(options, data_name)
     finding = findings.Finding(
-        head, rows, "", {}, lambda figure: report.draw(figure, runs, shown), data_name
+        head, rows, {}, lambda figure: report.draw(figure, runs, shown), data_name
     )
     print(f"{finding.table()}\n\n{findings.conditions(finding, time.perf_counter() - began)}")
     findings.save(finding, folder / "plot.png", size=(11, 6.5))

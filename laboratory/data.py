@@ -77,13 +77,13 @@ class Images(NamedTuple):
 
 
 def load(setup: findings.Setup) -> Images:
-    """CIFAR-10 if it is available and the run is not a short one, else `shapes`.
+    """CIFAR-10 if it is available, else `shapes`.
 
     Raises:
       DataError: the folder that the setup names has no CIFAR-10; the message is for the user.
     """
-    found = not setup.short and datasets.at_hand("cifar10", setup.data_dir)
-    if setup.data_dir and not (found or setup.short):
+    found = not setup.shapes and datasets.at_hand("cifar10", setup.data_dir)
+    if setup.data_dir and not (found or setup.shapes):
         raise datasets.DataError(
             f"--data_dir={setup.data_dir} holds no CIFAR-10 that is prepared or unpacked; without "
             "the flag a lesson takes TFDS's folder, or draws shapes."

@@ -1,4 +1,4 @@
-"""What an experiment is given, and what it finds: a table, a plot, and a claim with its numbers."""
+"""What an experiment is given, and what it finds: a table, a plot, and an answer."""
 
 import dataclasses
 import datetime
@@ -21,12 +21,12 @@ class Setup:
     """What a lesson is given.
 
     Attributes:
-      short: for the test of the claim: the lesson takes seconds, and draws its own images.
       data_dir: folder that may hold CIFAR-10, as in `train.py`; None for the folder of TFDS.
+      shapes: whether images are drawn in any case.
     """
 
-    short: bool = False
     data_dir: str | None = None
+    shapes: bool = False
 
 
 @dataclasses.dataclass(frozen=True)
@@ -36,22 +36,22 @@ class Finding:
     Attributes:
       head: names of the table's columns.
       rows: the table, as text.
-      claim: what the numbers say, in a sentence or two.
-      numbers: what the claim is based on, for the lesson's test.
+      numbers: what the answer is based on, for the lesson's test.
       draw: draws the plot on an empty figure.
       data: name of the images; empty if there were none.
       answer: to the lesson's question, in one sentence.
+      claim: what the numbers say beside the table, in a sentence or two.
       more: further tables, each (head, rows).
       runs: how many runs each figure is based on.
     """
 
     head: Sequence[str]
     rows: Sequence[Sequence[str]]
-    claim: str
     numbers: Mapping[str, object]
     draw: Draw
     data: str = "shapes"
     answer: str = ""
+    claim: str = ""
     more: Sequence[tuple[Sequence[str], Sequence[Sequence[str]]]] = ()
     runs: str = "one run"
 
@@ -113,11 +113,6 @@ def start_runtime() -> None:
     devices.choose(4)
 
 
-def hardware() -> str:
-    """The cores that this process may use."""
-    return f"{container_limits.available_cores()} cores of {machine.processor()}"
-
-
 def conditions(finding: Finding, seconds: float) -> str:
     """The conditions under which a page's numbers were measured."""
     versions = [f"{package} {importlib.metadata.version(package.lower())}" for package in PACKAGES]
@@ -126,7 +121,7 @@ def conditions(finding: Finding, seconds: float) -> str:
         finding.runs,
         *([finding.data] if finding.data else ["nothing is trained"]),
         *versions,
-        hardware(),
+        f"{container_limits.available_cores()} cores of {machine.processor()}",
         f"{seconds:.0f} s",
     ]
     return f"({'; '.join(said)})"

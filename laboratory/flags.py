@@ -11,60 +11,50 @@ DATA_DIR = "folder of CIFAR-10, as train.py takes it; default: TFDS's; without i
 
 
 class Parser(argparse.ArgumentParser):
-    """argparse, with numbers that have a range."""
+    """argparse, with errors of one line, and no abbreviations."""
 
     def __init__(self, **options):
         super().__init__(allow_abbrev=False, **options)
-        self._numbers = {}
 
     def error(self, message: str):
         """Says what is wrong, and ends the process with 2."""
         print(f"{self.prog}: error: {' '.join(message.split())}", file=sys.stderr)
         sys.exit(2)
 
-    def add_number(
-        self, name: str, default, of_type: type, least: float, most: float, text: str
-    ) -> None:
-        """A flag `--name` for a number from `least` to `most`; a default of None stays None."""
-        shown = "" if default is None else f" (default: {default:g})"
-        self.add_argument(f"--{name}", help=text + shown, metavar=of_type.__name__)
-        self._numbers[name] = (default, of_type, least, most)
 
-    def parse(self, arguments: Sequence[str]) -> argparse.Namespace:
-        """The flags, with numbers converted and checked."""
-        options = self.parse_args(arguments)
-        for name, (default, *_) in self._numbers.items():
-            text = getattr(options, name)
-            setattr(options, name, default if text is None else self.number(name, text))
-        return options
+def number(of_type: type, least: float, most: float) -> Callable[[str], int | float]:
+    """A type of `add_argument`: a number from `least` to `most`."""
 
-    def number(self, name: str, text: str, flag: str | None = None) -> int | float:
-        """A number in the range of `--name`.
-
-        Args:
-          name: a flag that `add_number` has added.
-          text: as it was typed.
-          flag: the flag it was typed for; None for `name`.
-        """
-        _, of_type, least, most = self._numbers[name]
+    def convert(text: str) -> int | float:
         try:
             value = of_type(text)
         except ValueError:
             value = math.nan
-        if not least <= value <= most:
-            kind = "a whole number, " if of_type is int else ""
-            bounds = [f"{bound:,d}" if of_type is int else f"{bound:,g}" for bound in (least, most)]
-            self.error(
-                f"--{flag or name}={text}: must be {kind}at least {bounds[0]} and at most "
-                f"{bounds[1]}"
-            )
-        return value
+        if least <= value <= most:
+            return value
+        kind = "a whole number, " if of_type is int else ""
+        bounds = [f"{bound:,d}" if of_type is int else f"{bound:,g}" for bound in (least, most)]
+        raise argparse.ArgumentTypeError(
+            f"{text}: must be {kind}at least {bounds[0]} and at most {bounds[1]}"
+        )
 
-    def choice(self, name: str, text: str, allowed: Collection[str]) -> str:
-        """The value of a flag that allows only certain values."""
-        if text not in allowed:
-            self.error(f"--{name}={text}: must be one of {', '.join(allowed)}")
-        return text
+    return convert
+
+
+def one_of(allowed: Collection[str]) -> Callable[[str], str]:
+    """A type of `add_argument`: one of some words."""
+
+    def convert(text: str) -> str:
+        if text in allowed:
+            return text
+        raise argparse.ArgumentTypeError(f"{text}: must be one of {', '.join(allowed)}")
+
+    return convert
+
+
+def each(convert: Callable[[str], object]) -> Callable[[str], list]:
+    """A type of `add_argument`: several values, with commas between them."""
+    return lambda text: [convert(part) for part in text.split(",")]
 
 
 def run(command: Callable[[Sequence[str]], int], arguments: Sequence[str]) -> int:

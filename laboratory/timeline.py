@@ -59,7 +59,7 @@ def main(arguments: Sequence[str]) -> int:
     found = race_of(raced, WORKERS, UNTIL, MESSAGE, conditions)
     text = json.dumps(found, separators=(",", ":"), allow_nan=False)
     RACE.write_text(f"{text}\n", encoding="utf-8")
-    finding = findings.Finding((), [], "", {}, functools.partial(draw, raced=raced), images.name)
+    finding = findings.Finding((), [], {}, functools.partial(draw, raced=raced), images.name)
     findings.save(finding, DOCS / "figures/race.png", size=(9, 6.5))
     print(RACE, DOCS / "figures/race.png", sep="\n")
     return 0

@@ -81,7 +81,7 @@ def show(one, setup, write: bool) -> None:
     findings.start_runtime()
     finding = one.run(setup)
     seconds = time.perf_counter() - began
-    print(f"{finding.answer}\n\n{finding.table()}\n\n{finding.claim}\n")
+    print(*filter(None, (finding.answer, finding.table(), finding.claim)), sep="\n\n", end="\n\n")
     print(f"{findings.conditions(finding, seconds)}")
     path = one.figure if write else Path("runs/lessons") / f"{one.name}.png"
     findings.save(finding, path)

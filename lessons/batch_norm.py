@@ -15,16 +15,15 @@ QUESTION = "After synchronous training my k models differ. Which is the final on
 TOWERS, BATCH, RATE, MOMENTUM = 4, 64, 0.05, 0.9
 EXAMPLES = 75_000
 IMAGES_TO_ESTIMATE_FROM = 8_000
-IN_SHORT = {"examples": 6_000, "images_to_estimate_from": 1_000}
 MEAN, REESTIMATED = "their mean", "re-estimated"
 WIDER = "their mean, variances re-estimated"
 
 
-def run(setup: findings.Setup) -> findings.Finding:
+def run(
+    setup: findings.Setup, *, examples=EXAMPLES, to_estimate=IMAGES_TO_ESTIMATE_FROM
+) -> findings.Finding:
     """Trains with a set of statistics for each tower; evaluates each set, their mean and others."""
     images = data.load(setup)
-    examples = IN_SHORT["examples"] if setup.short else EXAMPLES
-    to_estimate = IN_SHORT["images_to_estimate_from"] if setup.short else IMAGES_TO_ESTIMATE_FROM
     model, sets = trained(images, examples // BATCH)
     named = {f"tower {tower}'s": of_tower for tower, of_tower in enumerate(sets)}
     named[MEAN] = numpy(model.non_trainable_variables)
@@ -42,7 +41,7 @@ def run(setup: findings.Setup) -> findings.Finding:
         ),
     }
     right = {name: right_with(model, values, images) for name, values in named.items()}
-    return finding(right, named, apart(sets, named[MEAN]), equal, images.name)
+    return finding(right, named, equal, images.name)
 
 
 def trained(images: data.Images, steps: int) -> tuple[keras.Model, list[list[np.ndarray]]]:
@@ -84,14 +83,6 @@ def same_gradients(model: keras.Model, sets: Sequence[Sequence[np.ndarray]], bat
         np.array_equal(one, other)
         for others in of_sets[1:]
         for one, other in zip(of_sets[0], others, strict=True)
-    )
-
-
-def apart(sets: Sequence[Sequence[np.ndarray]], mean: Sequence[np.ndarray]) -> float:
-    """How far the towers' moving means are apart, in standard deviations; of the worst layer."""
-    layers = zip(*(of_tower[0::2] for of_tower in sets), mean[1::2], strict=True)
-    return max(
-        float(np.sqrt(np.mean(np.var(means, axis=0) / variance))) for *means, variance in layers
     )
 
 
@@ -137,13 +128,12 @@ def numpy(tensors: Iterable) -> list[np.ndarray]:
     return [tensor.numpy() for tensor in tensors]
 
 
-def finding(right: dict, named: dict, apart: float, equal: dict, name: str) -> findings.Finding:
-    """The table and the claim.
+def finding(right: dict, named: dict, equal: dict, name: str) -> findings.Finding:
+    """The table and the answer.
 
     Args:
       right: name of a set of statistics to which test images the model gets right with it.
       named: name to the set.
-      apart: the largest distance between the towers' moving means, in standard deviations.
       equal: whether `gradients` are the same with all sets, and the model keeps their `mean`.
       name: of the images.
     """
@@ -155,9 +145,6 @@ def finding(right: dict, named: dict, apart: float, equal: dict, name: str) -> f
         for what, of_set in right.items()
         if what != MEAN
     }
-    of_towers = [what for what in right if what.startswith("tower ")]
-    told_apart = [what for what in of_towers if against[what].verdict]
-    shares = [accuracy[what] for what in of_towers]
     return findings.Finding(
         head=(
             "statistics", "means off those re-estimated",
@@ -179,19 +166,8 @@ def finding(right: dict, named: dict, apart: float, equal: dict, name: str) -> f
             if equal["gradients"]
             else "This run cannot tell: the gradients differed."
         ),
-        claim=(
-            f"Gradients are {'the same, to the last bit,' if equal['gradients'] else 'different'} "
-            "whichever statistics are kept, because training uses those of the batch. The towers' "
-            f"statistics are up to {apart:.1%} of a standard deviation apart, and give accuracies "
-            f"of {min(shares):.2%} to {max(shares):.2%} on {len(right[MEAN]):,} images; on these "
-            f"same images {len(told_apart) or 'none'} of the {TOWERS} can be told apart from "
-            f"their mean, which gives {accuracy[MEAN]:.2%}. The mean of the towers' variances is "
-            f"{wide[MEAN]:.3f} times the variance re-estimated; using the latter instead changes "
-            f"the accuracy by {against[WIDER]} points."
-        ),
         numbers={
-            "accuracy": accuracy, "equal": equal, "apart": apart, "off": off, "wide": wide,
-            "against": against,
+            "accuracy": accuracy, "equal": equal, "off": off, "wide": wide, "against": against,
         },
         draw=lambda figure: draw(figure, accuracy, against, off),
         data=name,

@@ -26,13 +26,6 @@ RATES = {
     4096: (0.4, 0.8),
 }
 SEEDS = (0, 1, 2)
-IN_SHORT = {
-    "accuracy": 0.50,
-    "at_most": 40_000,
-    "rates": {32: (0.1,), 128: (0.2,), 1024: (0.4,)},
-    "steps_before_noise": 500,
-    "gap": {"examples": 300, "loss": 1.5, "at_most": 60_000},
-}
 TURNS, SECONDS_OF_A_TURN = 5, 0.5
 MICROBATCHES, MICROBATCH = 16, 64  # for the noise scale
 BATCHES_FOR_NOISE, STEPS_BEFORE_NOISE = 8, 1_500
@@ -41,27 +34,34 @@ GAP_ENTRIES = (race.Entry(32, 0.05), race.Entry(1024, 0.4))
 GAP = {"examples": 4_000, "loss": 0.9, "at_most": 1_000_000}
 
 
-def run(setup: findings.Setup) -> findings.Finding:
+def run(
+    setup: findings.Setup,
+    *,
+    accuracy=ACCURACY,
+    at_most=AT_MOST,
+    rates=RATES,
+    steps_before_noise=STEPS_BEFORE_NOISE,
+    gap=GAP,
+    seeds=SEEDS,
+) -> findings.Finding:
     """Races every batch with several rates, times its steps, and measures the gradient's noise."""
     images = data.load(setup)
-    rates = IN_SHORT["rates"] if setup.short else RATES
-    accuracy = IN_SHORT["accuracy"] if setup.short else ACCURACY
-    at_most = IN_SHORT["at_most"] if setup.short else AT_MOST
-    examples = raced(rates, images, accuracy, at_most)
+    examples = raced(rates, images, accuracy, at_most, seeds)
     per_second = images_per_second(rates, images)
-    steps = IN_SHORT["steps_before_noise"] if setup.short else STEPS_BEFORE_NOISE
-    noise = noise_scales(images, steps)
-    stopped = at_equal_loss(images, **(IN_SHORT["gap"] if setup.short else GAP))
+    noise = noise_scales(images, steps_before_noise)
+    stopped = at_equal_loss(images, seeds, **gap)
     return finding(examples, per_second, noise, stopped, accuracy, images.name)
 
 
-def raced(rates: dict, images: data.Images, accuracy: float, at_most: int) -> dict:
+def raced(
+    rates: dict, images: data.Images, accuracy: float, at_most: int, seeds: Sequence[int]
+) -> dict:
     """Batch to the examples that each seed needs at the rate that is best with the first one.
 
     An empty list if no rate reaches the accuracy, and None for a seed that does not.
     """
     entries = [
-        race.Entry(batch, rate, seed=SEEDS[0])
+        race.Entry(batch, rate, seed=seeds[0])
         for batch in sorted(rates, reverse=True)
         for rate in rates[batch]
     ]
@@ -73,10 +73,10 @@ def raced(rates: dict, images: data.Images, accuracy: float, at_most: int) -> di
         batch = entry.global_batch_size
         if needed and (batch not in best or needed < tried[best[batch]]):
             best[batch] = entry
-    more = [entry._replace(seed=seed) for entry in best.values() for seed in SEEDS[1:]]
+    more = [entry._replace(seed=seed) for entry in best.values() for seed in seeds[1:]]
     tried |= zip(more, race.examples_needed(more, images, accuracy, at_most), strict=True)
     return {
-        batch: [tried[best[batch]._replace(seed=seed)] for seed in SEEDS] if batch in best else []
+        batch: [tried[best[batch]._replace(seed=seed)] for seed in seeds] if batch in best else []
         for batch in rates
     }
 
@@ -95,11 +95,11 @@ class Stopped(NamedTuple):
 
 
 def at_equal_loss(
-    images: data.Images, examples: int, loss: float, at_most: int
+    images: data.Images, seeds: Sequence[int], examples: int, loss: float, at_most: int
 ) -> dict[int, list[Stopped]]:
     """Batch to one run for each seed, each stopped at the same loss of its training images."""
     images = images.first(examples, len(images.test.images))
-    entries = [entry._replace(seed=seed) for entry in GAP_ENTRIES for seed in SEEDS]
+    entries = [entry._replace(seed=seed) for entry in GAP_ENTRIES for seed in seeds]
     found = race.side_by_side(
         [functools.partial(stopped_at, entry, images, loss, at_most) for entry in entries]
     )
@@ -236,6 +236,7 @@ def finding(examples: dict, per_second: dict, noise: dict, stopped: dict, accura
         ]
         for batch, n in means.items()
     ]
+    scales = ", then ".join(f"{scale:,.0f}" for scale in noise.values())
     small, large = stopped.values()
     gap = paired.difference([run.right for run in large], [run.right for run in small])
     return findings.Finding(
@@ -246,7 +247,10 @@ def finding(examples: dict, per_second: dict, noise: dict, stopped: dict, accura
         rows=rows,
         more=[gap_table(stopped, gap)],
         answer=answer(examples, per_second),
-        claim=claim(means, per_second, seconds, noise, accuracy, gap),
+        claim=(
+            f"The noise scale of the gradient was {scales} examples after "
+            f"{', '.join(f'{seen:,}' for seen in noise)} examples of a run."
+        ),
         numbers={
             "examples": means,
             "of_seeds": examples,
@@ -259,7 +263,7 @@ def finding(examples: dict, per_second: dict, noise: dict, stopped: dict, accura
         },
         draw=lambda figure: draw(figure, examples, per_second, seconds, expected),
         data=name,
-        runs=f"{len(SEEDS)} seeds",
+        runs=f"{len(small)} seeds",
     )  # fmt: skip
 
 
@@ -304,46 +308,13 @@ def answer(examples: dict, per_second: dict) -> str:
     if not seconds:
         return "This run cannot tell: no batch came to the target accuracy."
     best = min(seconds, key=lambda batch: statistics.mean(seconds[batch]))
-    close = [b for b in seconds if b != best and min(seconds[b]) <= max(seconds[best])]
-    beside = f", not clearly less than those of {_listed(close)}" if close else ""
+    close = [b for b in seconds if b == best or min(seconds[b]) <= max(seconds[best])]
     largest = max(examples)
     begins = "Not clearly" if largest in close else "No, not always"
-    begins = "Here it was" if largest == best else begins
     return (
-        f"{begins}: a larger batch processes more images per second, up to a point, "
-        "but needs more images for the same accuracy; of batches from "
-        f"{min(examples):,} to {largest:,}, those of {best:,} took the least time here{beside}."
-    )
-
-
-def _listed(batches: Sequence[int]) -> str:
-    return ", ".join(f"{batch:,}" for batch in batches)
-
-
-def claim(means: dict, per_second: dict, seconds: dict, noise: dict, accuracy: float, gap) -> str:
-    """What the numbers say."""
-    fastest, smallest = max(per_second, key=per_second.get), min(per_second)
-    scales = ", then ".join(f"{scale:,.0f}" for scale in noise.values())
-    race = f"No batch came to {accuracy:.0%} with every seed."
-    if seconds:
-        fewest = min(seconds, key=means.get)
-        race = (
-            f"An accuracy of {accuracy:.0%} took the fewest examples, {means[fewest]:,.0f}, with "
-            f"batches of {fewest:,}. The time, which is examples divided by images/s, was lowest "
-            f"at {min(seconds, key=seconds.get):,}."
-        )
-    words = {
-        -1: "were less accurate on the test images than",
-        0: "could not be told apart on the test images from",
-        1: "were more accurate on the test images than",
-    }
-    small, large = (entry.global_batch_size for entry in GAP_ENTRIES)
-    return (
-        f"Batches of {fastest:,} gave the most images/s: "
-        f"{per_second[fastest] / per_second[smallest]:.1f} times as many as with {smallest}. "
-        f"{race} The noise scale of the gradient was {scales} examples after "
-        f"{', '.join(f'{seen:,}' for seen in noise)} examples of a run. Stopped at the same "
-        f"training loss, batches of {large:,} {words[gap.verdict]} those of {small}: {gap} points."
+        f"{begins}: a larger batch processes more images per second, but needs more images for the "
+        f"same accuracy; of batches from {min(examples):,} to {largest:,}, "
+        f"{' and '.join(f'{batch:,}' for batch in close)} took the least time here."
     )
 
 
@@ -366,7 +337,7 @@ def draw(figure, examples: dict, per_second: dict, seconds: dict, expected: dict
         axes.minorticks_off()
         axes.set(title=title, xlabel="batch")
     for batch in reached:
-        panels[1].plot([batch] * len(SEEDS), examples[batch], "_", color="#d55e00")
+        panels[1].plot([batch] * len(examples[batch]), examples[batch], "_", color="#d55e00")
     if expected:
         panels[1].plot(expected.keys(), expected.values(), "--", color="#555555")
         middle = list(expected)[len(expected) // 2]

@@ -1,35 +1,21 @@
 """All lessons, in the recommended order."""
 
-from lessons import (
-    averaging,
-    batch_norm,
-    batch_size,
-    elastic_averaging,
-    final_model,
-    graph,
-    learning_rate,
-    losses,
-    memory,
-    museum,
-    scaling,
-    synchronous_or_not,
-    train_and_test_loss,
-    where_time_goes,
-)
+import importlib
 
-LESSONS = (
-    averaging.LESSON,
-    learning_rate.LESSON,
-    losses.LESSON,
-    graph.LESSON,
-    batch_size.LESSON,
-    scaling.LESSON,
-    batch_norm.LESSON,
-    final_model.LESSON,
-    train_and_test_loss.LESSON,
-    memory.LESSON,
-    where_time_goes.LESSON,
-    synchronous_or_not.LESSON,
-    elastic_averaging.LESSON,
-    museum.LESSON,
+NAMES = (
+    "averaging",
+    "learning_rate",
+    "losses",
+    "graph",
+    "batch_size",
+    "scaling",
+    "batch_norm",
+    "final_model",
+    "train_and_test_loss",
+    "memory",
+    "where_time_goes",
+    "synchronous_or_not",
+    "elastic_averaging",
+    "museum",
 )
+LESSONS = tuple(importlib.import_module(f"lessons.{name}").LESSON for name in NAMES)

@@ -25,16 +25,23 @@ PROFILED = 7  # steps; the one that took the median time is shown
 TRANSFERS = ("_Send", "_Recv")  # between devices; the receiver may continue to work within a _Send
 
 
-def run(setup: findings.Setup) -> findings.Finding:
+def full_network() -> keras.Model:
+    """The tutorial's network."""
+    return networks.build("cifarnet", SHAPE, CLASSES)
+
+
+def run(setup: findings.Setup, *, network=full_network, steps=20) -> findings.Finding:
     """Builds and runs steps of 1, 2 and 4 towers; profiles two of them."""
-    network = data.small_cifarnet if setup.short else full_network
     images = data.load(setup)
-    steps = 5 if setup.short else 20
     batches = list(images.training_batches(BATCH, steps))
-    built = {k: build_and_run(program_of(network(), k), batches) for k in TOWERS}
+
+    def program_on(num_towers: int) -> step.Program:
+        return data.program(network(), keras.optimizers.SGD(0.01), num_towers)
+
+    built = {k: build_and_run(program_on(k), batches) for k in TOWERS}
     in_graph, one_by_one = two_ways(network(), devices.choose(2))
     milliseconds = times([in_graph, one_by_one], batches)
-    program = program_of(network(), 2)
+    program = program_on(2)
     ways = [lambda *batch: program(batch, BATCH // 2), one_by_one]
     seen = rounds_of_profiles(ways, batches[0])
     step_seen, loop_seen = (median_call(of_way) for of_way in seen)
@@ -49,18 +56,15 @@ def run(setup: findings.Setup) -> findings.Finding:
             "towers that the update needs",
         ),
         rows=[
-            [str(k), str(of.building), str(of.running), several(of.operations)]
+            [str(k), str(of.building), str(of.running), str(of.operations[0])]
             + [str(of.waiting), str(of.needed)]
             for k, of in built.items()
         ],
         answer=answer(largest),
         claim=(
-            f"The loop's body ran {largest.building} times while "
-            f"the graph of {TOWERS[-1]} towers was built, and {largest.running} times in the next "
-            f"{steps} steps. Of the {sum(largest.operations)} operations of these towers "
-            f"{largest.waiting} need an operation of another tower. In a profiled step of two "
-            f"towers both had an operation running for {overlap(step_seen):.0%} of the less busy "
-            "one's time; when a Python loop called them one after the other, for "
+            "In a profiled step of two towers both had an operation running for "
+            f"{overlap(step_seen):.0%} of the less busy one's time; when a Python loop called them "
+            "one after the other, for "
             f"{overlap(loop_seen):.0%}. The two towers took {milliseconds[0]:.0f} ms in one graph "
             f"and {milliseconds[1]:.0f} ms in that loop (cores: "
             f"{container_limits.available_cores()})."
@@ -84,21 +88,6 @@ def answer(built: "Built") -> str:
         if parallel
         else "Here it was: a tower waited for another, or the loop ran again in each step."
     )
-
-
-def several(counts: Sequence[int]) -> str:
-    """One number where all are the same."""
-    return ", ".join(map(str, sorted(set(counts))))
-
-
-def full_network() -> keras.Model:
-    """The tutorial's network."""
-    return networks.build("cifarnet", SHAPE, CLASSES)
-
-
-def program_of(model: keras.Model, num_towers: int) -> step.Program:
-    """A training step on so many towers."""
-    return data.program(model, keras.optimizers.SGD(0.01), num_towers)
 
 
 class Built(NamedTuple):

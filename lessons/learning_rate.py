@@ -42,12 +42,6 @@ def run(setup: findings.Setup) -> findings.Finding:
         ),
         rows=rows,
         answer=answer(first),
-        claim=(
-            "The old rule counts steps, and a step of k towers has k times the examples: the rate "
-            f"that falls at epoch {first[1][0]:.0f} on one tower falls at epoch {first[8][0]:,.0f} "
-            "on eight. Here the rate is a function of the examples seen, and falls at epoch "
-            f"{first[8][1]:.0f} on eight towers."
-        ),
         numbers={"first_decay": first},
         draw=draw,
         data="",
@@ -58,8 +52,8 @@ def answer(first: dict[int, tuple[float, float]]) -> str:
     """In one sentence, from the epochs of the first decay by either rule."""
     old, new = (len({round(rules[i]) for rules in first.values()}) == 1 for i in (0, 1))
     return (
-        f"{'Yes' if old else 'No'}, with the rule that the tutorial had until late 2018; "
-        f"{'yes' if new else 'no'}, in this package, where the rate depends on the examples seen."
+        f"{'Yes' if old else 'Not'} in copies of the tutorial older than November 2018; "
+        f"{'yes' if new else 'not'} in this package, where the rate depends on the examples seen."
     )
 
 

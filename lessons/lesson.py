@@ -19,12 +19,12 @@ class Lesson:
     Attributes:
       name: of the command and of the page.
       question: as people ask it.
-      run: from the setup to what was found.
+      run: from the setup to what was found; its further arguments are sizes, for a quick run.
     """
 
     name: str
     question: str
-    run: Callable[[findings.Setup], findings.Finding]
+    run: Callable[..., findings.Finding]
 
     @property
     def page(self) -> Path:

@@ -34,18 +34,10 @@ def run(setup: findings.Setup) -> findings.Finding:
         + [f"{value:.4f}" for value in (collected[0], collected[1], collected[-1])]
         + [f"{collected.mean():.4f}", ""]
     )
-    ratio = collected[-1] / terms["total"].mean()
     return findings.Finding(
         head=("term", "tower 0", "tower 1", "tower 10", "mean", "norm of its gradient"),
         rows=rows,
         answer=answer(decay, terms["total"]),
-        claim=(
-            "The loss of a step is the mean of the towers' totals, and so of all their examples. "
-            "Every tower adds the same weight decay to its own cross entropy, and the mean counts "
-            f"it once: {decay.mean():.4f} in each and in the mean. Adding up a collection that all "
-            f"towers fill gives the last of {TOWERS} towers a loss {ratio:.1f} times as large, "
-            f"with the weight decay in it {TOWERS} times."
-        ),
         numbers={
             "total": terms["total"].tolist(),
             "parts": (terms["cross_entropy"] + decay).tolist(),

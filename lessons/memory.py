@@ -25,7 +25,7 @@ QUESTION = (
 )
 SHAPE, CLASSES = (24, 24, 3), 10
 BATCHES = (256, 512, 1024)
-STEPS, IN_SHORT = 200, {"steps": 60}
+STEPS = 200
 BLOCKS = (("conv1", "norm1"), ("conv2", "pool2"), ("flatten", "softmax_linear"))  # first, last
 EVALUATION, TRAINING = "evaluation", "training"
 BFLOAT16, AGAIN = "training, bfloat16", "training, each block computed again"
@@ -36,15 +36,14 @@ BATCH, MANY_BATCHES, RATE = 128, 16, 1e-3  # for the gradient at the mean activa
 GRADIENT, AT_MEAN = "by the gradient", "by the one at the mean activations"
 LAST = 10  # steps whose mean loss is the loss at the end
 GUESS = np.log(CLASSES)  # the loss if all classes are given the same probability
-KB, MB = 2**10, 2**20
+MB = 2**20
 
 
-def run(setup: findings.Setup) -> findings.Finding:
+def run(setup: findings.Setup, *, steps=STEPS, processes=True) -> findings.Finding:
     """Counts and measures passes; trains with the gradient and that of the mean activations."""
     counted = {point: count(make_pass(*point)) for point in POINTS}
-    measured = dict.fromkeys(POINTS, NOT_MEASURED) if setup.short else measure(POINTS)
+    measured = measure(POINTS) if processes else dict.fromkeys(POINTS, NOT_MEASURED)
     images = data.load(setup)
-    steps = IN_SHORT["steps"] if setup.short else STEPS
     batches = list(images.training_batches(BATCH, steps, distorted=False))
     agreement = {n * BATCH: cosines(batches[:n]) for n in (1, MANY_BATCHES)}
     curves = {
@@ -65,7 +64,7 @@ def run(setup: findings.Setup) -> findings.Finding:
             for way, batch in POINTS
         ],
         answer=answer(counted, agreement),
-        claim=f"{of_memory(counted, measured)} {of_the_mean(agreement, curves)}",
+        claim=of_the_mean(agreement, curves),
         numbers={"counted": counted, "agreement": agreement, "curves": curves},
         draw=lambda figure: draw(figure, counted, measured, curves),
         data=images.name,
@@ -309,23 +308,8 @@ def as_cell(size: float | None) -> str:
     return "" if size is None else f"{size / MB:.0f}"
 
 
-def of_memory(counted: Mapping, measured: Mapping) -> str:
-    """The claim's first part."""
-    batch = BATCHES[-1]
-    training, evaluation = counted[TRAINING, batch], counted[EVALUATION, batch]
-    said = (
-        f"For each image, training keeps {training.kept / batch / KB:.0f} KB of activations until "
-        "the backward pass has read them, and evaluation keeps "
-        f"{evaluation.kept / batch / KB:.0f} KB. At its peak, a batch of {batch:,} has "
-        f"{as_cell(training.alive)} MB alive in training and {as_cell(evaluation.alive)} MB in "
-        "evaluation, by count"
-    )
-    grew = [as_cell(measured[way, batch].resident) for way in (TRAINING, EVALUATION)]
-    return f"{said}; the process grew by {grew[0]} and {grew[1]} MB." if all(grew) else f"{said}."
-
-
 def of_the_mean(agreement: Mapping, curves: Mapping) -> str:
-    """The claim's second part."""
+    """What the numbers say of the gradient at the mean activations."""
     found = " and ".join(
         f"{min(of_layers.values()):.2f} to {max(of_layers.values()):.2f} on {images:,} images"
         for images, of_layers in agreement.items()

@@ -5,8 +5,9 @@
 Papers and old scripts state a recipe as it was run: a batch for each GPU, durations in steps. There
 are two ways to use other towers. A is the same run: only the place where the work is done changes.
 B keeps the batch per tower: a step has more or fewer examples, and most of the recipe converts.
-Both are printed with train.py's flags, and then what does not convert. Flags that are left out have
-the values of the tutorial's headline run.
+Both are printed with train.py's flags. Flags that are left out have the values of the tutorial's
+headline run. What no rule converts: the noise of a single step, statistics of batch norm, and how
+far a rule for the rate carries (docs/lessons/scaling.md).
 """
 
 import argparse
@@ -44,8 +45,8 @@ class Recipe:
     # The mean, if towers have uneven shares.
     per_tower_batch_size: float = _flag("global_batch_size", 128, "examples of a tower in a step")
     learning_rate: float = _flag("learning_rate", 0.1, "before any decay")
+    # The tutorial's on one GPU: 256 epochs, and int(50_000 / 128 * 350).
     steps: float = _flag("max_steps", 100_000, "of the whole run")
-    # The tutorial's int(50_000 / 128 * 350), whatever the number of GPUs.
     decay_steps: float = _flag("summary_every_steps", 136_718, "between two decays; 0: none")
     warmup_steps: float = _flag("summary_every_steps", 0, "of linear warm-up; 0: none")
     momentum: float = _flag("momentum", 0.0, f"for {', '.join(optimizers.WITH_MOMENTUM)}")
@@ -76,6 +77,7 @@ class Recipe:
 WAS = ("synchronous", "asynchronous")  # how the authors' towers updated the weights
 
 _STATED = dataclasses.fields(Recipe)[2:]  # the flags of the command
+_OF_ONE_TOWER = ("steps", "decay_steps")  # whose defaults are divided by the towers
 
 
 def same_run(recipe: Recipe, to_towers: int) -> Recipe:
@@ -195,112 +197,51 @@ def _described(recipe: Recipe, examples: int) -> dict[str, str]:
     }
 
 
-def notes_on_a(authors: Recipe, a: Recipe) -> Iterator[str]:
-    """What the same run keeps, and what it needs."""
-    size, share = a.microbatch_size, -(-a.num_microbatches // a.num_towers)
-    if size != authors.microbatch_size:
-        yield f"""To have one for each tower, the microbatches are cut from
-        {authors.microbatch_size:,} to {size:,} examples: the same update except for rounding, but a
-        different model if a layer sees a microbatch as a whole, as batch norm does
-        (docs/batch_norm.md)."""
-    yield """On CPUs train.py ends with the same weights, to the last bit, with any --num_towers
-    (docs/same_bits.md). The authors' own run had other examples in each step."""
-    if share > 1:
-        yield f"""On GPUs, a tower's {share} microbatches do not wait for each other: count on
-        memory for all of its {share * size:,} examples, or give --accumulate_gradients."""
-
-
-def notes_on_b(authors: Recipe, b: Recipe, scaling: str) -> Iterator[str]:
-    """The rules by which the recipe was converted, and what train.py has no flags for."""
+def notes(authors: Recipe, a: Recipe, b: Recipe, scaling: str) -> Iterator[str]:
+    """The rules by which a recipe was converted, and what train.py has no flags for."""
     k = b.num_towers / authors.num_towers
     growth = schedules.scaled_rate(1.0, scaling, b.num_towers, authors.num_towers)
-    name, sgd = authors.optimizer, authors.optimizer == "sgd"
+    name, share = authors.optimizer, -(-a.num_microbatches // a.num_towers)
+    if a.microbatch_size != authors.microbatch_size:
+        yield f"""A: microbatches are cut from {authors.microbatch_size:,} to {a.microbatch_size:,}
+        examples, one for each tower: the same update except for rounding, but another model where
+        a layer sees a microbatch as a whole, as batch norm does (docs/lessons/batch_norm.md)."""
+    if share > 1:
+        yield f"""A: on GPUs, a tower's {share} microbatches do not wait for each other: count on
+        memory for all, or give --accumulate_gradients."""
     if k == 1:
         return
     derived = {"linear": ("sgd",), "sqrt": ("sgd", "adam", "adamw", "rmsprop")}
-    guess = name not in derived.get(scaling, name)
-    yield f"""Rate x {growth:.4g} {_RULES[scaling]}{f", for {name} a guess" if guess else ""}; steps
-    x {1 / k:.4g}."""
-    if sgd and scaling != "linear":
-        yield f"In an epoch, this pushes the weights {growth / k:.3g} times as far as theirs."
+    guess = "" if name in derived.get(scaling, name) else f", for {name} a guess"
+    yield f"B: rate x {growth:.4g} {_RULES[scaling]}{guess}; steps x {1 / k:.4g}."
     if k > 1 and scaling == "linear" and not authors.warmup_steps:
-        yield f"""Warning: {growth:.4g} times the rate, and no warm-up. Goyal et al. reach theirs
+        yield f"""B: {growth:.4g} times the rate needs a warm-up: Goyal et al. reach theirs
         gradually, over 5 epochs (--warmup_steps)."""
     if authors.moving_average_decay:
-        yield f"Moving averages: decay ** {k:.4g} (Busbridge et al. 2023, arXiv:2307.13813)."
+        yield f"B: moving averages decay ** {k:.4g} (Busbridge et al. 2023, arXiv:2307.13813)."
     if b.weight_decay != authors.weight_decay:
-        yield f"""Decoupled weight decay x {k / growth:.4g} keeps rate x coefficient x steps (Wang
-        and Aitchison 2024, arXiv:2405.13698)."""
+        yield f"""B: decoupled weight decay x {k / growth:.4g} keeps rate x coefficient x steps
+        (Wang and Aitchison 2024, arXiv:2405.13698)."""
     if name in ("adam", "adamw"):
-        yield f"""By hand, because train.py has no flags for them: each beta of {name} becomes 1 -
-        {k:.4g} (1 - beta), if that is above 0, and its epsilon is divided by
-        {math.sqrt(k):.4g} (Malladi et al.)."""
+        yield f"""B, by hand: each beta of {name} becomes 1 - {k:.4g} (1 - beta), if that is above
+        0, and its epsilon is divided by {math.sqrt(k):.4g} (Malladi et al.)."""
 
 
-def doubts(authors: Recipe, b: Recipe) -> Iterator[str]:
-    """What does not convert to other towers."""
-    k = b.num_towers / authors.num_towers
-    if k == 1:
-        return
-    yield f"""Noise, in B. A step's gradient has {1 / math.sqrt(k):.3g} times the standard
-    deviation. The rule (linear for SGD, square root for Adam) keeps the noise of an epoch while
-    rates are small, but not the noise of a step."""
-    yield f"""Large batches. Network and data decide up to which batch the rule holds: Goyal et al.
-    went to 8,192 on ImageNet. {"Beyond" if k > 1 else "From a batch beyond"} that, the rate is
-    likely too {"high" if k > 1 else "low"}."""
-    if authors.momentum:
-        yield """Momentum, in B. It is kept, as Goyal et al. do: for small rates, rate /
-        (1 - momentum) is what counts. Its memory, 1 / (1 - momentum) steps, covers another number
-        of examples."""
-    yield f"""Batch norm, in B. Its running statistics forget with each step: with the layer's
-    momentum ** {k:.4g} they remember as many examples as the authors'."""
-    yield f"Time. In an epoch a tower has {1 / k:.4g} times the examples of theirs, in A and in B."
-
-
-def readings(authors: Recipe, examples: int) -> Iterator[str]:
+def readings(authors: Recipe, examples: int, was: str | None) -> Iterator[str]:
     """What the authors' towers may have done in more than one way."""
     count, rate = authors.num_towers, authors.learning_rate
     if count == 1:
         return
-    if authors.optimizer == "sgd":
-        yield f"""Sum. The gradients are assumed to be averaged. If they were added up, the sum of
-        {count} at rate {rate:.6g} is their mean at --learning_rate={count * rate:.6g} (pitfall
-        22)."""
-    if authors.decay_steps:
-        ran = authors.epochs(authors.decay_steps, examples)
-        yield f"""Decay. {authors.decay_steps:,} steps of {authors.towers} are {ran:,.6g} epochs,
-        and that is what was run. If they were computed from the batch of one tower,
-        {ran / count:,.6g} were meant: --epochs_per_decay={ran / count:.10g} (pitfalls 1, 2)."""
-    if authors.weight_decay and authors.optimizer not in optimizers.DECOUPLED_WEIGHT_DECAY:
-        yield f"""Weight decay is assumed to be in every tower's loss. If only one tower added it,
-        or if it was added once to a sum, it had 1/{count} of its coefficient (pitfall 20)."""
-    yield """Batch norm. Its statistics here are the mean of the microbatches'; a script that keeps
-    one tower's statistics has different ones (pitfall 23)."""
-    yield f"""Clipping. If the mean was clipped, as here, the norm stays the same; if a sum was
-    clipped, divide the norm by {count}; if each tower clipped its own gradient, no norm gives the
-    same (pitfall 25)."""
-
-
-def one_gradient_at_a_time(authors: Recipe) -> Recipe:
-    """An asynchronous recipe as its weights saw it: one gradient of one tower in each update."""
-    return dataclasses.replace(authors, num_towers=1)
-
-
-def on_asynchronous(authors: Recipe, to_towers: int, was: str | None) -> Iterator[str]:
-    """What an asynchronous recipe means here; if nobody has said which it was, how to ask."""
-    count, batch = authors.num_towers, authors.per_tower_batch_size
-    if count == 1 or was == "synchronous":
-        return
     if was is None:
-        yield f"""If each of the {count} towers applied its own gradient without waiting for the
-        others, the answer is different: on one tower, do not change the rate. Ask with
-        --from_towers={count} --to_towers={to_towers} --was=asynchronous."""
-        return
-    yield f"""Each update used one tower's gradient, of {batch:g} examples, and the steps count
-    these updates. So what is converted is a recipe of one tower at the authors' rate,
-    {authors.learning_rate:.6g}: on one tower it stays."""
-    yield f"""A gradient was of weights about {count - 1} updates old. A recipe that was tuned with
-    such gradients may allow a larger rate without them; only a search can tell, not a rule."""
+        yield f"""Was it asynchronous? If each of the {count} towers applied its own gradient
+        without waiting for the others, ask again with --was=asynchronous."""
+    if authors.optimizer == "sgd":
+        yield f"""Were gradients added up? The sum of {count} at rate {rate:.6g} is their mean at
+        --learning_rate={count * rate:.6g} (pitfall 22)."""
+    if authors.decay_steps not in (0, Recipe.decay_steps / count):
+        meant = authors.epochs(authors.decay_steps, examples) / count
+        yield f"""Were the steps of a decay computed from the batch of one tower? Then
+        {meant:,.6g} epochs were meant: --epochs_per_decay={meant:.10g} (pitfalls 1, 2)."""
 
 
 def report(
@@ -309,7 +250,7 @@ def report(
     """All that the command prints.
 
     Args:
-      authors: their recipe, as stated.
+      authors: their recipe. An asynchronous one is that of one tower, whose gradient was an update.
       to_towers: to convert it for.
       scaling: of `schedules.SCALINGS`.
       examples: of the training set.
@@ -318,30 +259,18 @@ def report(
     Raises:
       SettingsError: as `train_flags`.
     """
-    stated = authors
-    if was == "asynchronous":
-        authors = one_gradient_at_a_time(authors)
     a, b = same_run(authors, to_towers), converted(authors, to_towers, scaling)
     flags_of_a, flags_of_b = train_flags(a, examples), train_flags(b, examples)
-    columns = {f"authors, {authors.towers}": authors, f"A, {b.towers}": a, f"B, {b.towers}": b}
+    columns = {f"authors, {authors.towers}": authors, f"A, {a.towers}": a}
+    titles = {f"A. The same run: {a.global_batch_size:,} examples in a step": flags_of_a}
+    if flags_of_a != flags_of_b:
+        columns[f"B, {b.towers}"] = b
+        titles[f"B. The same batch per tower: {b.global_batch_size:,} examples"] = flags_of_b
     blocks = [
         table(columns, examples),
-        _block(
-            f"A. The same run: {authors.global_batch_size:,} examples in a step",
-            notes_on_a(authors, a),
-            flags_of_a,
-        ),
-        _block(
-            f"B. The same batch per tower: {b.global_batch_size:,} examples in a step",
-            notes_on_b(authors, b, scaling),
-            flags_of_b,
-        ),
-        _block("What does not convert", doubts(authors, b)),
-        _block("What the authors may have meant otherwise", readings(authors, examples)),
-        _block(
-            "Asynchronous" if was else "Was it asynchronous?",
-            on_asynchronous(stated, to_towers, was),
-        ),
+        *(_block(title, (), flags) for title, flags in titles.items()),
+        _block("How it was converted", notes(authors, a, b, scaling)),
+        _block("What the authors may have meant", readings(authors, examples, was)),
         "Set everything that is not named here, such as --model and --decay_factor, as they did.",
     ]
     return "\n\n".join(block for block in blocks if block)
@@ -371,8 +300,9 @@ def parse(arguments: Sequence[str]) -> tuple[Recipe, int, str, int, str | None]:
     parser.add_argument("--from_towers", required=True, help="towers (GPUs) of the recipe")
     parser.add_argument("--to_towers", required=True, help="towers to convert it for")
     for field in _STATED:
-        text = f"{field.metadata['help']} (default: {field.default})"
-        parser.add_argument(f"--{field.name}", default=field.default, help=text)
+        default = f"{field.default}{' / from_towers' if field.name in _OF_ONE_TOWER else ''}"
+        text = f"{field.metadata['help']} (default: {default})"
+        parser.add_argument(f"--{field.name}", help=text)
     scalings = f"of the rate: {', '.join(schedules.SCALINGS)} (default: linear for sgd, else sqrt)"
     parser.add_argument("--scaling", help=scalings)
     text = f"how the towers updated the weights: {' or '.join(WAS)} (default: both are answered)"
@@ -384,8 +314,15 @@ def parse(arguments: Sequence[str]) -> tuple[Recipe, int, str, int, str | None]:
         return _checked(name, given[name], of_type, setting)
 
     count, to_towers = (checked(name, int, "num_towers") for name in ("from_towers", "to_towers"))
-    stated = {f.name: checked(f.name, type(f.default), f.metadata["setting"]) for f in _STATED}
-    authors = Recipe(count, math.ceil(stated["per_tower_batch_size"]), **stated)
+    count = 1 if given["was"] == "asynchronous" else count
+    stated = {
+        f.name: checked(f.name, type(f.default), f.metadata["setting"])
+        for f in _STATED
+        if given[f.name] is not None
+    }
+    durations = {f.name: f.default / count for f in _STATED if f.name in _OF_ONE_TOWER}
+    authors = Recipe(count, 1, **durations | stated)
+    authors = dataclasses.replace(authors, microbatch_size=math.ceil(authors.per_tower_batch_size))
     if authors.momentum and authors.optimizer not in optimizers.WITH_MOMENTUM:
         raise settings.SettingsError(
             f"--momentum={authors.momentum:g}: only for --optimizer="

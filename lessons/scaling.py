@@ -12,9 +12,6 @@ TOWERS = (1, 2, 4, 8, 16, 32)
 ACCURACY, AT_MOST = 0.36, 60_000
 WARM_UP = 3_000  # examples: a twentieth of the longest run
 SEEDS = (0, 1, 2)
-IN_SHORT = {
-    "towers": (1, 4, 16), "rules": ("fixed", "linear"), "accuracy": 0.60, "at_most": 60_000,
-}  # fmt: skip
 
 
 class Rule(NamedTuple):
@@ -43,21 +40,25 @@ RULES = {
 Needed = dict[str, dict[int, list[float | None]]]
 
 
-def run(setup: findings.Setup) -> findings.Finding:
+def run(
+    setup: findings.Setup,
+    *,
+    towers=TOWERS,
+    rules=tuple(RULES),
+    accuracy=ACCURACY,
+    at_most=AT_MOST,
+    seeds=SEEDS,
+) -> findings.Finding:
     """Races every rule at every number of towers."""
     images = data.load(setup)
-    towers = IN_SHORT["towers"] if setup.short else TOWERS
-    rules = IN_SHORT["rules"] if setup.short else tuple(RULES)
-    accuracy = IN_SHORT["accuracy"] if setup.short else ACCURACY
-    at_most = IN_SHORT["at_most"] if setup.short else AT_MOST
     entries = {
-        (rule, k, seed): entry(rule, k, seed) for rule in rules for k in towers for seed in SEEDS
+        (rule, k, seed): entry(rule, k, seed) for rule in rules for k in towers for seed in seeds
     }
     distinct = sorted(set(entries.values()))  # the smallest batches take longest, so they begin
     needed = race.examples_needed(distinct, images, accuracy, at_most)
     of_entry = dict(zip(distinct, needed, strict=True))
     of_seeds: Needed = {
-        rule: {k: [of_entry[entries[rule, k, seed]] for seed in SEEDS] for k in towers}
+        rule: {k: [of_entry[entries[rule, k, seed]] for seed in seeds] for k in towers}
         for rule in rules
     }
     examples = {
@@ -67,11 +68,10 @@ def run(setup: findings.Setup) -> findings.Finding:
         head=("rule", *(f"{k} × {PER_TOWER}" for k in towers)),
         rows=[[rule, *map(shown, of_k.values())] for rule, of_k in of_seeds.items()],
         answer=answer(examples),
-        claim=claim(examples, accuracy),
         numbers={"examples": examples},
         draw=lambda figure: draw(figure, examples, accuracy),
         data=images.name,
-        runs=f"{len(SEEDS)} seeds",
+        runs=f"{len(seeds)} seeds",
     )
 
 
@@ -108,42 +108,21 @@ def holds_up_to(of_k: dict[int, float | None]) -> int:
 
 
 def answer(examples: dict[str, dict[int, float | None]]) -> str:
-    """In one sentence, from how far the fixed rate and the two rules for SGD carry."""
+    """In one sentence, from how far the rules carry."""
+    carried = {rule: holds_up_to(of_k) for rule, of_k in examples.items()}
+    of_sgd = {"linear": "k", "sqrt": "√k"}
+    farthest = max(carried.get(rule, 0) for rule in of_sgd)
+    best = [factor for rule, factor in of_sgd.items() if carried.get(rule) == farthest]
+    rates = f"that of SGD by {' or '.join(best)}"
+    if farthest <= carried["fixed"]:
+        rates = "no rate"
+    if carried.get("Adam, sqrt", 0) > carried.get("Adam, fixed", 0):
+        rates += " and that of Adam by √k"
     most = max(examples["linear"])
-    carried = {rule: holds_up_to(of_k) for rule, of_k in examples.items()}
-    fixed = carried["fixed"]
-    of_rule = {"linear": "by the number of GPUs", "sqrt": "by its square root"}
-    farthest = max(carried[rule] for rule in of_rule if rule in carried)
-    best = [text for rule, text in of_rule.items() if carried.get(rule) == farthest]
-    middle = (
-        f"multiply the rate of SGD {' or '.join(best)} (here "
-        f"{'that' if len(best) == 1 else 'both'} carried to {farthest}, an unchanged rate to "
-        f"{fixed})"
-        if farthest > fixed
-        else f"here multiplying the rate carried no farther than leaving it, to {fixed}"
-    )
-    if "Adam, sqrt" in carried and carried["Adam, sqrt"] > carried["Adam, fixed"]:
-        middle += f" and that of Adam by the square root (to {carried['Adam, sqrt']})"
-    end = f"; no rule carried to {most}" if max(carried.values()) < most else ""
+    end = "one carried to all" if most in carried.values() else f"no rule carried to {most}"
     return (
-        "If the global batch stays the same, do not change it; if the batch grows with the GPUs, "
-        f"{middle}{end}."
-    )
-
-
-def claim(examples: dict, accuracy: float) -> str:
-    """What the race says."""
-    carried = {rule: holds_up_to(of_k) for rule, of_k in examples.items()}
-    reach = []
-    for k in sorted(set(carried.values()), reverse=True):
-        # Names that have a comma are quoted.
-        names = [repr(rule) if "," in rule else rule for rule in carried if carried[rule] == k]
-        rules = ", ".join(names)
-        reach.append(f"up to {k} tower{'' if k == 1 else 's'}: {rules}" if k else f"not: {rules}")
-    return (
-        f"With at most twice the examples that one tower with a batch of {PER_TOWER} needs to get "
-        f"{accuracy:.0%} of the test images right, the rules carry this far: "
-        f"{'; '.join(reach)}."
+        "With the same global batch, keep the rate; with k times the batch, multiply "
+        f"{rates}, and test it: {end} GPUs here."
     )
 
 

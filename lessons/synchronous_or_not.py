@@ -21,19 +21,6 @@ RATES = {
     "local_sgd": (0.05, 0.1, 0.2, 0.4),
 }
 SEEDS = (0, 1, 2)
-IN_SHORT = {
-    "workers": 4,
-    "accuracy": 0.4,
-    "at_most": 900.0,
-    "rates": {
-        "synchronous": (0.2,),
-        "backup_workers": (0.2,),
-        "asynchronous": (0.05,),
-        "local_sgd": (0.2,),
-    },
-    "settings": ("equal workers", "one straggler", "slow messages"),
-    "seeds": (0,),
-}
 DRAWN = ("synchronous", "backup_workers", "asynchronous")  # in time lines, of so many workers
 LANES, DRAWN_UNTIL = 4, 16.0
 
@@ -57,15 +44,18 @@ SETTINGS = {
 }
 
 
-def run(setup: findings.Setup) -> findings.Finding:
+def run(
+    setup: findings.Setup,
+    *,
+    workers=WORKERS,
+    accuracy=ACCURACY,
+    at_most=AT_MOST,
+    rates=RATES,
+    settings=tuple(SETTINGS),
+    seeds=SEEDS,
+) -> findings.Finding:
     """Finds every rule's rate, then races the rules in every setting with every seed."""
     images = data.load(setup)
-    workers = IN_SHORT["workers"] if setup.short else WORKERS
-    accuracy = IN_SHORT["accuracy"] if setup.short else ACCURACY
-    at_most = IN_SHORT["at_most"] if setup.short else AT_MOST
-    rates = IN_SHORT["rates"] if setup.short else RATES
-    settings = IN_SHORT["settings"] if setup.short else tuple(SETTINGS)
-    seeds = IN_SHORT["seeds"] if setup.short else SEEDS
     of_seed = {
         seed: network.Network(functools.partial(race.network, seed), images, BATCH, seed=seed)
         for seed in seeds
@@ -97,7 +87,7 @@ def run(setup: findings.Setup) -> findings.Finding:
         for rule in rates
     }
     on_an_edge = [rule for rule in rates if best[rule] in (rates[rule][0], rates[rule][-1])]
-    return finding(raced, on_an_edge, accuracy, workers, images.name)
+    return finding(raced, on_an_edge, accuracy, images.name)
 
 
 def one_run(problem, workers: int, setting: str, rule: str, rate: float, accuracy, at_most):
@@ -140,16 +130,13 @@ def reached_by(runs: list[simulation.Run], accuracy: float) -> Reached | None:
     return Reached(statistics.mean(times), examples, min(times), max(times))
 
 
-def finding(
-    raced: dict, on_an_edge: list[str], accuracy: float, workers: int, name: str
-) -> findings.Finding:
-    """The table and the claim.
+def finding(raced: dict, on_an_edge: list[str], accuracy: float, name: str) -> findings.Finding:
+    """The table and the answer.
 
     Args:
       raced: (setting, rule) to a run for each seed.
       on_an_edge: rules whose best rate was the smallest or the largest that was tried.
       accuracy: the target.
-      workers: their number.
       name: of the images.
     """
     settings = list(dict.fromkeys(setting for setting, _ in raced))
@@ -173,11 +160,9 @@ def finding(
             for rule in of_rules
         ],
         answer=answer(reached),
-        claim=claim(reached, raced, settings, of_rules, accuracy, workers),
         numbers={
             "time": {key: found and found.time for key, found in reached.items()},
             "examples": {key: found and found.examples for key, found in reached.items()},
-            "staleness": {key: dict(runs[0].staleness) for key, runs in raced.items()},
         },
         draw=lambda figure: draw(figure, reached, settings, of_rules, accuracy),
         data=name,
@@ -186,7 +171,7 @@ def finding(
 
 
 def answer(reached: dict) -> str:
-    """In one sentence, from the settings with equal workers and with one slow worker."""
+    """In one sentence, from who gained time by not waiting."""
 
     def gains(setting: str, rule: str) -> bool:
         """Whether each seed of a rule arrived before every seed of the synchronous one."""
@@ -194,62 +179,13 @@ def answer(reached: dict) -> str:
         return bool(other and (not own or other.latest < own.soonest))
 
     with_equal = gains("equal workers", "asynchronous")
-    with_straggler = gains("one straggler", "asynchronous")
-    backup = ", and so did one backup worker" if gains("one straggler", "backup_workers") else ""
+    slow = [name for name in ("jitter", "one straggler") if gains(name, "asynchronous")]
+    backup = "; so did one backup worker" if gains("one straggler", "backup_workers") else ""
     return (
-        "They do, and the largest runs today are synchronous: where workers were equal, not "
-        f"waiting gained {'time' if with_equal else 'nothing'}; where one was slow, it gained "
-        f"{'time' if with_straggler else 'nothing either'}{backup}."
+        "They do, and the largest runs today are synchronous: with equal workers, not waiting "
+        f"gained {'time' if with_equal else 'nothing'}; with {' and '.join(slow) or 'slow ones'} "
+        f"it gained {'time' if slow else 'nothing either'}{backup}."
     )
-
-
-def claim(reached: dict, raced: dict, settings, of_rules, accuracy: float, workers: int) -> str:
-    """What the race says."""
-    said = [f"{workers} workers raced to {accuracy:.0%} of the test images."]
-    for setting in settings:
-        times = {rule: p.time for rule in of_rules if (p := reached[setting, rule])}
-        if not times:
-            said.append(f"With {setting} no rule came there.")
-            continue
-        first = together(times, {rule: reached[setting, rule].examples for rule in times})
-        low, high = min(times[rule] for rule in first), max(times[rule] for rule in first)
-        at = f"{low:.0f}" if f"{low:.0f}" == f"{high:.0f}" else f"{low:.0f} to {high:.0f}"
-        own = times.get("synchronous")
-        shown = f"after {own:.0f}" if own else "did not get there"
-        beside = "" if "synchronous" in first else f" (synchronous: {shown})"
-        verb = "was" if len(first) == 1 else "were"
-        said.append(
-            f"With {setting} the first to get there, at virtual time {at}, {verb}: "
-            f"{', '.join(first)}{beside}."
-        )
-    spans = []
-    for rule in ("synchronous", "asynchronous", "local_sgd"):
-        examples = [p.examples for s in settings if (p := reached.get((s, rule)))]
-        if examples:
-            low, high = (f"{extreme(examples):,.0f}" for extreme in (min, max))
-            spans.append(f"{rule} {low}" + ("" if low == high else f" to {high}"))
-    if spans:
-        said.append(f"Examples needed, over all settings: {'; '.join(spans)}.")
-    equal, *_ = raced.get(("equal workers", "asynchronous"), [None])
-    if equal and equal.used:
-        staleness, count = equal.staleness.most_common(1)[0]
-        said.append(
-            f"Of the asynchronous gradients of equal workers {count / equal.used:.0%} had a "
-            f"staleness of {staleness}."
-        )
-    return " ".join(said)
-
-
-def together(times: dict[str, float], examples: dict[str, int]) -> list[str]:
-    """The rules that arrived together with the first: within one evaluation of it.
-
-    Args:
-      times: rule to its virtual time.
-      examples: rule to its examples by then; one evaluation comes every EVERY of them.
-    """
-    soonest = min(times, key=times.get)
-    step = times[soonest] * EVERY / examples[soonest]
-    return sorted((rule for rule in times if times[rule] <= times[soonest] + step), key=times.get)
 
 
 def time_line(rule: str) -> Sequence[cluster.Work]:

@@ -36,22 +36,6 @@ TIME_STEPS, SEQUENCES, FEATURES, UNITS = 64, 32, 16, 32  # of a small recurrent 
 DEVICE_BATCH = 512  # of the stand-in; if smaller, the time to hand over a batch shows more
 
 
-class Effort(NamedTuple):
-    """How often things are measured.
-
-    turns: of each side.
-    profiles: of a step on so many towers.
-    steps: in a turn of an input.
-    """
-
-    turns: int
-    profiles: int
-    steps: int
-
-
-EFFORT, IN_SHORT = Effort(turns=5, profiles=6, steps=8), Effort(turns=1, profiles=2, steps=4)
-
-
 class Timed(NamedTuple):
     """Means of some steps.
 
@@ -92,52 +76,54 @@ class Step(NamedTuple):
         return self.compute / sum(self)
 
 
-def run(setup: findings.Setup) -> findings.Finding:
-    """Measures inputs, takes steps of towers apart, and predicts those with one more tower."""
-    effort = IN_SHORT if setup.short else EFFORT
+def run(setup: findings.Setup, *, turns=5, profiles=6, steps=8, processes=True) -> findings.Finding:
+    """Measures inputs, takes steps of towers apart, and predicts those with one more tower.
+
+    Args:
+      setup: of the images.
+      turns: of each side.
+      profiles: of a step on so many towers.
+      steps: in a turn of an input.
+      processes: whether towers have processes of their own.
+    """
     images, cores = data.load(setup), container_limits.available_cores()
-    alone, behind = of_inputs(images, effort)
+    alone, behind = of_inputs(images, turns, steps)
     rates = {name: 1000 * DEVICE_BATCH / timed.step for name, timed in alone.items()}
-    trained, profiles = on_towers(setup, effort)
-    steps = {(k, name): taken_apart(timed, profiles[k]) for (k, name), timed in trained.items()}
+    trained, of_profile = on_towers(setup, turns, profiles, processes)
+    parts = {(k, name): taken_apart(timed, of_profile[k]) for (k, name), timed in trained.items()}
     of_batch = alone[AHEAD].step * alone[AHEAD].cores * BATCH / DEVICE_BATCH
-    expected = predicted(steps[1, FIXED], 2, cores, of_batch)
-    launches = of_launches(effort.profiles)
-    one, two = (sum(steps[k, AHEAD]) for k in (1, 2))
-    alone = sum(predicted(steps[1, FIXED], 1, cores, of_batch))
-    speed_ups = {"predicted": alone / sum(expected), "measured": one / two}
+    expected = predicted(parts[1, FIXED], 2, cores, of_batch)
+    launches = of_launches(profiles)
     return findings.Finding(
         head=("ms of a step", "input", "compute", "all else", "sum", "busy", "CPU"),
-        rows=[as_row(*row) for row in rows(trained, steps, expected, behind)],
+        rows=[as_row(*row) for row in rows(trained, parts, expected, behind)],
         more=[launch_table(launches)],
         answer=answer(behind, launches),
-        claim=claim(steps[1, FIXED], rates, behind, speed_ups, trained[2, AHEAD].cores),
         numbers={
-            "steps": steps,
+            "steps": parts,
             "rates": rates,
             "behind": behind,
-            "speed_ups": speed_ups,
             "launches": launches,
         },
-        draw=lambda figure: draw(figure, rates, behind, steps, expected),
+        draw=lambda figure: draw(figure, rates, behind, parts, expected),
         data=images.name,
     )
 
 
-def of_inputs(images: data.Images, effort: Effort) -> tuple[dict, dict]:
+def of_inputs(images: data.Images, turns: int, steps: int) -> tuple[dict, dict]:
     """Each input by itself: name to Timed; with devices: name to speed to (Step, cores)."""
     inputs = pipelines(images, DEVICE_BATCH)
     names = (AHEAD, SINGLE, NONE_AHEAD)
 
     def before(name, device_rate, windows=1):
         device = functools.partial(stand_in, DEVICE_BATCH / device_rate)
-        return quickest(inputs[name], device, windows, effort.steps)
+        return quickest(inputs[name], device, windows, steps)
 
     of_loop = before(SINGLE, math.inf, windows=5)
     device_rate = 1000 * DEVICE_BATCH / of_loop.step / BUSY
     device_rates = (device_rate / 2, device_rate, 4 * device_rate)
     sides = itertools.product(names, (math.inf, *device_rates))
-    timed = by_turns({side: functools.partial(before, *side) for side in sides}, effort.turns)
+    timed = by_turns({side: functools.partial(before, *side) for side in sides}, turns)
     alone = {name: timed[name, math.inf] for name in names}
     behind = {
         name: {rate: of_device(timed[name, rate], rate) for rate in device_rates} for name in names
@@ -227,24 +213,24 @@ def of_device(timed: Timed, device_rate: float) -> tuple[Step, float]:
     return Step(input=timed.waited, compute=compute, rest=rest), timed.cores
 
 
-def on_towers(setup: findings.Setup, effort: Effort) -> tuple[dict, dict]:
+def on_towers(setup: findings.Setup, turns: int, times: int, processes: bool) -> tuple[dict, dict]:
     """Steps by (towers, input), and profiles by number of towers."""
     with contextlib.ExitStack() as stack:
-        place = {k: stack.enter_context(place_of(k, setup.short)) for k in (1, 2)}
+        place = {k: stack.enter_context(place_of(k, processes)) for k in (1, 2)}
 
         def at(num_towers, function, *arguments):
             return place[num_towers].submit(function, num_towers, setup, *arguments).result()
 
         building = [place[k].submit(turn, k, setup, FIXED) for k in place]
         concurrent.futures.wait(building)  # both at once; after this they take turns
-        profiles = {k: at(k, profiled, effort.profiles) for k in place}
+        profiles = {k: at(k, profiled, times) for k in place}
         sides = {(k, name): functools.partial(at, k, turn, name) for k, name in TRAINED}
-        return by_turns(sides, effort.turns), profiles
+        return by_turns(sides, turns), profiles
 
 
-def place_of(num_towers: int, short: bool) -> concurrent.futures.Executor:
-    """A process whose towers have a core each; in the short version, a thread of this process."""
-    if short:
+def place_of(num_towers: int, is_process: bool) -> concurrent.futures.Executor:
+    """A process whose towers have a core each; or a thread of this process."""
+    if not is_process:
         return concurrent.futures.ThreadPoolExecutor(1)
     return concurrent.futures.ProcessPoolExecutor(
         1, multiprocessing.get_context("spawn"), initializer=start, initargs=(num_towers,)
@@ -475,24 +461,6 @@ def as_row(name: str, step: Step, cores: float | None) -> list[str]:
     parts = (step.input, step.compute, whole - step.input - step.compute, whole)
     shown = [f"{milliseconds:.1f}" for milliseconds in parts]
     return [name, *shown, f"{step.busy:.0%}", "" if cores is None else f"{cores:.0%}"]
-
-
-def claim(one: Step, rates: Mapping, behind: Mapping, speed_ups: Mapping, cores: float) -> str:
-    """What the numbers say."""
-    device_rate = list(behind[SINGLE])[1]
-    busy = {name: of_rate[device_rate][0].busy for name, of_rate in behind.items()}
-    cpu = {name: of_rate[device_rate][1] for name, of_rate in behind.items()}
-    small = (one.reduce + one.update) / sum(one)
-    return (
-        f"Of one tower's step {one.busy:.0%} is compute, and {small:.1%} is reduction and update. "
-        "A device waits for its input: with batches made image by image, at "
-        f"{rates[SINGLE]:,.0f} images/s, a stand-in for a device of {device_rate:,.0f} images/s "
-        f"was busy {busy[SINGLE]:.0%} of the time at {cpu[SINGLE]:.0%} CPU; with whole batches, at "
-        f"{rates[AHEAD]:,.0f} images/s, it was busy {busy[AHEAD]:.0%} of the time at "
-        f"{cpu[AHEAD]:.0%} CPU. Two towers should make {speed_ups['predicted']:.2f} times as many "
-        f"images/s as one, and made {speed_ups['measured']:.2f} times as many, with "
-        f"{cores:.1f} cores at work."
-    )
 
 
 def expected_busy(device_rate: float, input_rate: float, ahead: bool) -> float:

@@ -228,7 +228,7 @@ print("after 20 rounds, the workers and the centre are the same, except for roun
 # resemble?
 
 # %%
-images = data.load(findings.Setup(short=True))
+images = data.load(findings.Setup(shapes=True))
 of_network = network.Network(race.network, images, batch=16, test_batches=2)
 for alpha in (0.0, 0.225):
     held, centre = run(alpha, of_network, 0.2, until=160)

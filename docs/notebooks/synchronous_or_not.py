@@ -186,7 +186,7 @@ import keras
 
 from laboratory import data, findings, network, race
 
-images = data.load(findings.Setup(short=True))  # `shapes`
+images = data.load(findings.Setup(shapes=True))  # `shapes`
 of_network = network.Network(race.network, images, batch=16)
 equal = run("synchronous", "constant", 0.1, of_network, until=25)
 straggler = run("synchronous", "straggler", 0.1, of_network, until=100)

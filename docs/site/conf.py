@@ -7,7 +7,7 @@ import sys
 
 HERE = pathlib.Path(__file__).parent
 ROOT = HERE.parent.parent
-sys.path[:0] = [str(HERE / "extensions"), str(ROOT)]
+sys.path[:0] = [str(HERE / "extensions"), str(HERE.parent / "drawings"), str(ROOT)]
 
 import towers  # noqa: E402, F401  before what imports TensorFlow: it sets TensorFlow up
 
@@ -30,7 +30,7 @@ extensions = [
     "stations",
     "two_pictures",
 ]
-exclude_patterns = ["_build", "site", "measurements"]
+exclude_patterns = ["_build", "drawings", "site", "measurements"]
 nb_execution_mode = os.environ.get("TOWERS_NOTEBOOKS", "off")  # hosted CI has "cache"
 nb_execution_cache_path = str(ROOT / "build/notebooks")
 nb_execution_timeout = 300

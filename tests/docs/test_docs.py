@@ -5,11 +5,11 @@ import os
 import re
 import shutil
 import statistics
-import subprocess
 import sys
 from pathlib import Path
 
 import forked
+import house
 import photos
 import pytest
 
@@ -23,7 +23,6 @@ from benchmarks import (
     time_to_accuracy,
     workers,
 )
-from lessons import house
 
 ROOT = Path(__file__).resolve().parents[2]
 RESULTS = ROOT / "docs" / "results.md"
@@ -47,59 +46,54 @@ def test_every_pitfall_has_a_test_that_names_it():
     assert rows_tested() == rows_documented()
 
 
+def programs(page: str) -> list[str]:
+    return re.findall(r"```python\n(.*?)```", (ROOT / page).read_text(encoding="utf-8"), re.S)
+
+
+def run(folder: Path, *command: str, **environment: str) -> str:
+    """What a program prints that ends well."""
+    found = os.environ | {"PYTHONPATH": str(ROOT)} | environment
+    done = forked.run([sys.executable, *command], cwd=folder, env=found, timeout=300)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
 @pytest.mark.whole_program
-def test_the_readme_program_trains_a_model(tmp_path):
-    readme = (ROOT / "README.md").read_text(encoding="utf-8")
-    (program,) = re.findall(r"```python\n(.*?)```", readme, re.S)
-    script = tmp_path / "program.py"
-    script.write_text(program)
-    path = os.environ | {"PYTHONPATH": str(ROOT)}
-    done = forked.run([sys.executable, script], cwd=ROOT, env=path, timeout=300)
-    assert (done.returncode, done.stderr) == (0, "")
-    assert float(done.stdout.splitlines()[-1]) > 0.5  # ten classes: chance is 0.1
-
-
-PROGRAMS = re.findall(r"```python\n(.*?)```", (ROOT / "docs/library.md").read_text(), re.S)
+def test_the_readme_program_trains_a_model():
+    [program] = programs("README.md")
+    assert float(run(ROOT, "-c", program).splitlines()[-1]) > 0.5  # ten classes: chance is 0.1
 
 
 @pytest.mark.whole_program
 @pytest.mark.parametrize(
     "place, least",
-    [
-        (0, 0.6),
-        (1, 0.5),
-        pytest.param(2, 0.03, marks=pytest.mark.long),
-        (3, 0.8),
-    ],
+    [(0, 0.6), (1, 0.5), pytest.param(2, 0.03, marks=pytest.mark.long), (3, 0.8)],
 )
 def test_the_programs_of_the_library_s_page_learn(place, least, tmp_path):
     """More than chance: 1/2, 1/2, 1/50 and 1/2. A run that has finished says the same again."""
-    assert len(PROGRAMS) == 5 and max(len(program.splitlines()) for program in PROGRAMS) <= 30
-    program = [sys.executable, "-c", PROGRAMS[place]]
-    path = os.environ | {"PYTHONPATH": str(ROOT)}
-    done = forked.run(program, cwd=tmp_path, env=path, timeout=300)
-    assert done.returncode == 0, done.stderr
-    shown = re.findall(r"(?:accuracy: |^)(\d\.\d+)", done.stdout, re.M)
-    assert float(shown[-1]) > least
+    program = programs("docs/library.md")[place]
+    shown = run(tmp_path, "-c", program)
+    assert float(re.findall(r"(?:accuracy: |^)(\d\.\d+)", shown, re.M)[-1]) > least
     if place == 3:
-        again = forked.run(program, cwd=tmp_path, env=path, timeout=300)
-        assert again.stdout.splitlines()[-1] == done.stdout.splitlines()[-1]
+        assert run(tmp_path, "-c", program).splitlines()[-1] == shown.splitlines()[-1]
+
+
+@pytest.mark.long
+@pytest.mark.whole_program
+def test_the_page_s_fine_tuning_takes_the_weights_of_its_first_run(tmp_path):
+    shown = run(tmp_path, "-c", programs("docs/library.md")[4])
+    assert "runs/head/final_model.keras: 55 of 55 layers" in shown
+    assert (tmp_path / "runs/all/final_model.json").exists()
 
 
 @pytest.mark.long
 @pytest.mark.whole_program
 def test_the_program_for_several_workers_ends_with_the_weights_of_one(tmp_path):
-    page = (ROOT / "docs/workers.md").read_text(encoding="utf-8")
-    (program,) = re.findall(r"```python\n(.*?)```", page, re.S)
+    [program] = programs("docs/workers.md")
     (tmp_path / "program.py").write_text(program)
-    path = os.environ | {"PYTHONPATH": str(ROOT)}
-    launched = [sys.executable, "-m", "towers_cli.launch", "--workers=2", "--", "program.py"]
     finals = []
-    for command in (launched, [sys.executable, "program.py"]):
-        done = subprocess.run(
-            command, cwd=tmp_path, env=path, capture_output=True, text=True, timeout=300
-        )
-        assert done.returncode == 0, done.stderr
+    for command in (["-m", "towers_cli.launch", "--workers=2", "--", "program.py"], ["program.py"]):
+        run(tmp_path, *command)
         finals.append(json.loads((tmp_path / "runs/program/final_model.json").read_text()))
         shutil.rmtree(tmp_path / "runs")
     assert finals[0] == finals[1]
@@ -108,24 +102,11 @@ def test_the_program_for_several_workers_ends_with_the_weights_of_one(tmp_path):
 
 @pytest.mark.long
 @pytest.mark.whole_program
-def test_the_page_s_fine_tuning_takes_the_weights_of_its_first_run(tmp_path):
-    path = os.environ | {"PYTHONPATH": str(ROOT)}
-    done = forked.run([sys.executable, "-c", PROGRAMS[4]], cwd=tmp_path, env=path, timeout=300)
-    assert done.returncode == 0, done.stderr
-    assert "runs/head/final_model.keras: 55 of 55 layers with weights\n" in done.stdout
-    assert (tmp_path / "runs/all/final_model.json").exists()
-
-
-@pytest.mark.long
-@pytest.mark.whole_program
 def test_the_program_of_the_page_on_data_trains(tmp_path):
-    [program] = re.findall(r"```python\n(.*?)```", (ROOT / "docs/data.md").read_text(), re.S)
+    [program] = programs("docs/data.md")
     photos.folder(tmp_path / "pictures", 40)
-    path = os.environ | {"PYTHONPATH": str(ROOT), "XDG_CACHE_HOME": str(tmp_path / "cache")}
-    call = [sys.executable, "-c", program]
-    done = forked.run(call, cwd=tmp_path, env=path, timeout=300)
-    assert done.returncode == 0, done.stderr
-    assert 0 <= float(done.stdout.splitlines()[-1]) <= 1
+    shown = run(tmp_path, "-c", program, XDG_CACHE_HOME=str(tmp_path / "cache"))
+    assert 0 <= float(shown.splitlines()[-1]) <= 1
     assert (tmp_path / "runs/mine/final_model.json").exists()
 
 

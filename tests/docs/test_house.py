@@ -4,13 +4,12 @@ import ast
 import subprocess
 import sys
 import tomllib
-import xml.etree.ElementTree as ElementTree
 from pathlib import Path
 
+import house
+import pages
 import pytest
 import scripts
-
-from lessons import house, pages
 
 
 def test_the_rules_of_import_are_kept():
@@ -83,26 +82,7 @@ def test_the_story_of_a_command_is_short(name):
 class TestTheFigure:
     def test_is_what_the_imports_are(self):
         drawn = house.DRAWING.read_text(encoding="utf-8")
-        assert drawn == house.drawing(), "python -m lessons.pages draws it again"
-
-    def test_shows_every_room_with_its_lines(self):
-        root = ElementTree.fromstring(house.drawing())
-        texts = [text.text for text in root.iter("{http://www.w3.org/2000/svg}text")]
-        for room in house.ROOMS:
-            assert room.title in texts
-            lines = house.hundreds(house.files(room.package))
-            assert f"{room.purpose}: {lines} lines" in texts
-
-    def test_boxes_do_not_overlap_and_lie_inside(self):
-        for room in house.ROOMS:
-            x, y, width, height = room.place
-            assert x >= 0 and x + width <= house.WIDTH and y >= 0 and y + height <= house.HEIGHT
-            for other in house.ROOMS:
-                left, top, wide, high = other.place
-                apart = (
-                    x + width <= left or left + wide <= x or y + height <= top or top + high <= y
-                )
-                assert other is room or apart
+        assert drawn == house.drawing(), "python docs/drawings/pages.py draws it again"
 
     def test_arrows_are_imports_that_there_are(self):
         import grimp
@@ -115,7 +95,7 @@ class TestTheFigure:
 class TestTheTablesOfSettings:
     def test_are_what_the_definitions_say(self):
         page = pages.SETTINGS.read_text(encoding="utf-8")
-        assert page == pages.settings_page(page), "python -m lessons.pages writes them again"
+        assert page == pages.settings_page(page), "python docs/drawings/pages.py writes them again"
 
     @pytest.mark.parametrize("command", pages.RECORDS)
     def test_have_every_flag_once(self, command):

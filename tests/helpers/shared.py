@@ -17,7 +17,6 @@ os.environ.setdefault("CUDA_VISIBLE_DEVICES", "-1")
 
 import forked
 import keras
-import lesson_checks
 import lighter
 
 from towers import devices
@@ -87,26 +86,6 @@ def let_graphs_go():
     for name in [name for name in registered if name.startswith("CustomGradient-")]:
         del registered[name]
     gc.collect()
-
-
-@pytest.fixture(scope="module")
-def glance(request):
-    """What that lesson finds when it does as little as possible (helpers/lesson_checks.py)."""
-    return lesson_checks.glance(request.module.LESSON.name)
-
-
-@pytest.fixture(scope="module")
-def finding(request):
-    """What the lesson of a test_lesson_*.py, its LESSON, finds in its short version."""
-    from laboratory import findings
-
-    return request.module.LESSON.run(findings.Setup(short=True))
-
-
-@pytest.fixture
-def numbers(finding):
-    """What the finding's claim rests on."""
-    return finding.numbers
 
 
 @pytest.fixture(scope="session")

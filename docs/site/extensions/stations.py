@@ -9,11 +9,11 @@ import html
 import re
 from collections.abc import Iterator, Mapping, Sequence
 
+import additions
+import batch
 from docutils import nodes
 from sphinx.application import Sphinx
 from sphinx.transforms.post_transforms import SphinxPostTransform
-
-from lessons import additions, drawing
 
 _PAGE = "architecture"
 _STATION = re.compile(r"(\d+)\. (.+)")
@@ -37,7 +37,7 @@ class Stations(SphinxPostTransform):
                 station.parent["classes"].append("stage")
         pictures = {node["uri"].split("/")[-1]: node for node in self.document.findall(nodes.image)}
         shown = {
-            drawing.DRAWING.name: lambda alt: _map(_places(stations), alt),
+            batch.DRAWING.name: lambda alt: _map(_places(stations), alt),
             additions.DRAWING.name: lambda alt: _tree(),
         }
         for name, made in shown.items():
@@ -87,7 +87,7 @@ def _places(stations: Sequence[nodes.section]) -> dict[str, str]:
         for station in stations:
             for name in names(station):
                 found.setdefault(name, _link(station))
-    return {box.name: found[box.name] for box in drawing.BOXES.values()}
+    return {box.name: found[box.name] for box in batch.BOXES.values()}
 
 
 def _functions(station: nodes.section) -> Iterator[str]:
@@ -104,7 +104,7 @@ def _map(places: Mapping[str, str], alt: str) -> str:
     """The drawing, whose boxes are links, and the switch between all stations and one."""
     look = f'role="group" aria-label="{html.escape(alt)}"'
     return (
-        f'<div class="wide-drawing">{drawing.svg(places, look)}</div>\n'
+        f'<div class="wide-drawing">{batch.svg(places, look)}</div>\n'
         '<p><label><input type="checkbox" id="one-station"> Show one station at a time</label>. '
         "A click on a box leads to its station.</p>"
     )

@@ -1,13 +1,17 @@
 """What the pages in docs/ take from the source: drawings, code, and the tables of settings.
 
-python -m lessons.pages
+python docs/drawings/pages.py
 """
 
 import argparse
 import re
 from collections.abc import Iterator
 
-from lessons import additions, drawing, every, house, lesson
+import additions
+import batch
+import house
+
+from lessons import every, lesson
 from towers_cli import command_line, settings
 
 SETTINGS = lesson.ROOT / "docs" / "settings.md"
@@ -42,17 +46,15 @@ def tables(command: str) -> Iterator[str]:
 
 def main() -> None:
     """Writes all of it again."""
-    drawing.main()
-    additions.main()
-    house.main()
-    SETTINGS.write_text(settings_page(SETTINGS.read_text(encoding="utf-8")), encoding="utf-8")
-    for one in every.LESSONS:
-        page = one.page.read_text(encoding="utf-8")
-        one.page.write_text(lesson.refreshed(page), encoding="utf-8")
+    additions.DRAWING.write_text(additions.svg(additions.ON_THE_PAGE), encoding="utf-8")
+    batch.DRAWING.write_text(batch.svg(), encoding="utf-8")
+    house.DRAWING.write_text(house.drawing(), encoding="utf-8")
+    parts = {batch.PAGE: batch.refreshed, SETTINGS: settings_page}
+    parts |= {one.page: lesson.refreshed for one in every.LESSONS}
+    for path, refreshed in parts.items():
+        path.write_text(refreshed(path.read_text(encoding="utf-8")), encoding="utf-8")
 
 
 if __name__ == "__main__":
-    argparse.ArgumentParser(
-        prog="python -m lessons.pages", description=__doc__ and __doc__.splitlines()[0]
-    ).parse_args()
+    argparse.ArgumentParser(description=__doc__ and __doc__.splitlines()[0]).parse_args()
     main()

@@ -1,20 +1,21 @@
 """The drawing of docs/architecture.md, and the parts of that page that come from the source.
 
-python -m lessons.drawing     writes the drawing, and the page's code and table of files
-
 The drawing follows one batch: that of the 1,000th step of
 `python train.py --num_towers=2 --microbatch_size=32`. Its stations are functions, and its shapes
 are those of that step; tests/docs/test_architecture.py makes the step and compares.
 """
 
-import argparse
 import html
 import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import NamedTuple
 
-ROOT = Path(__file__).resolve().parent.parent
+import additions
+
+from lessons import lesson
+
+ROOT = Path(__file__).resolve().parents[2]
 PAGE = ROOT / "docs" / "architecture.md"
 DRAWING = ROOT / "docs" / "figures" / "architecture.svg"
 
@@ -35,7 +36,7 @@ READING_ORDER = {
     "towers/runs/callbacks.py": "what a run logs, along the way",
 }
 LINES_PER_MINUTE = 20  # an estimate; comments, docstrings and empty lines count
-EVENING_MINUTES, MINUTES_FOR_THE_PAGE = 180, 30
+MINUTES = 150  # an evening, with half an hour for the page
 
 WIDTH, HEIGHT = 900, 1088
 DARK, LINE = "#1c1c1c", "#4a5763"
@@ -145,12 +146,6 @@ ARROWS = (
 )
 
 
-def main() -> None:
-    """Writes the drawing and the page's parts."""
-    DRAWING.write_text(svg(), encoding="utf-8")
-    PAGE.write_text(refreshed(PAGE.read_text(encoding="utf-8")), encoding="utf-8")
-
-
 def svg(places: Mapping[str, str] | None = None, look: str = 'role="img"') -> str:
     """The drawing; the same stations always give the same text.
 
@@ -242,8 +237,6 @@ def arrow_parts(arrow: Arrow) -> list[str]:
 
 def refreshed(page: str) -> str:
     """The page with current line counts and code."""
-    from lessons import additions, lesson  # TensorFlow, which the drawing does not need
-
     for name, made in (("reading_order", reading_order()), ("additions", additions.table())):
         part = re.compile(rf"(<!-- {name} -->\n).*?(<!-- end -->)", re.S)
         page = part.sub(lambda found, made=made: found[1] + made + found[2], page)
@@ -260,10 +253,3 @@ def reading_order() -> str:
     total = sum(lines.values())
     rows.append(f"| | together | | {total:,} | {round(total / LINES_PER_MINUTE)} |")
     return "\n".join(rows) + "\n"
-
-
-if __name__ == "__main__":
-    argparse.ArgumentParser(
-        prog="python -m lessons.drawing", description=__doc__ and __doc__.splitlines()[0]
-    ).parse_args()
-    main()

@@ -1,30 +1,33 @@
-"""The tree of additions for one weight: its gradients in eight microbatches, on 1 to 8 towers.
+"""The tree of additions for one weight: its gradients in eight microbatches, on 1 to 8 towers."""
 
-python -m lessons.additions     measures the gradients, and draws
-
-The weight is a bias of `cifarnet`'s first layer, in the first step on the embedded data set. The
-numbers were measured once: their last bits differ from one processor to the next.
-"""
-
-import argparse
 import functools
 import html
-import json
 from collections.abc import Iterator, Sequence
+from pathlib import Path
 
-import towers  # noqa: F401  before Keras: it sets TensorFlow up
-from laboratory import data, findings
-from lessons import lesson
-from towers import devices, gradients, shares
-from towers.networks import cifarnet
+import numpy as np
 
-import keras  # isort: skip
-import numpy as np  # isort: skip
-import tensorflow as tf  # isort: skip
+from towers import gradients, shares
 
-MICROBATCHES, BATCH = 8, 128
-MEASURED = lesson.ROOT / "docs" / "measurements" / "additions.json"
-DRAWING = lesson.ROOT / "docs" / "figures" / "additions.svg"
+# Of a bias of `cifarnet`'s first layer, in the first step on `shapes` (128 images). Measured once:
+# the last bits differ from one processor to the next.
+VALUES = tuple(
+    map(
+        np.float32,
+        (
+            -8.181406883522868e-06,
+            -0.0002501381968613714,
+            0.0022728878539055586,
+            0.002071857452392578,
+            -0.00011277454905211926,
+            -0.0023473436012864113,
+            -0.0013925544917583466,
+            0.0013741848524659872,
+        ),
+    )
+)
+MICROBATCHES = len(VALUES)
+DRAWING = Path(__file__).resolve().parents[1] / "figures" / "additions.svg"
 ON_THE_PAGE = 3  # towers of the drawing that the Markdown page shows
 
 COLUMN, LEFT, TOP, LEVEL = 104, 14, 92, 62  # pixels
@@ -32,40 +35,6 @@ WIDTH = 2 * LEFT + MICROBATCHES * COLUMN
 BOX = (100, 28)
 TEXT, QUIET, LINE = "#1c1c1c", "#4a5763", "#4a5763"
 TOWER, CPU, CPU_EDGE = "#e9f6ec", "#fdf1e3", "#d55e00"
-
-
-def measure() -> list[list[float]]:
-    """The gradients of the biases, in each microbatch of a step."""
-    images = data.load(findings.Setup())
-    inputs, labels = next(iter(images.training_batches(BATCH, 1)))
-    with tf.device(devices.HOST):
-        model = cifarnet.build(data.SHAPE, data.CLASSES, keras.DTypePolicy("float32"), 0)
-    size = BATCH // MICROBATCHES
-    program = data.program(model, keras.optimizers.SGD(0.0))  # each sees the same weights
-    bias = [weight.path for weight in model.trainable_variables].index("relu1/bias")
-    found = []  # by microbatch and bias
-    for first in range(0, BATCH, size):
-        part = inputs[first : first + size], labels[first : first + size]
-        _, shown = program(part, size)
-        found.append(shown.gradients[bias].numpy().tolist())
-    return np.transpose(found).tolist()
-
-
-@functools.cache
-def measured() -> dict[int, tuple[np.float32, ...]]:
-    """By the number of the bias, its gradient in each microbatch."""
-    found = json.loads(MEASURED.read_text("utf-8"))["gradients"]
-    return {bias: tuple(map(np.float32, values)) for bias, values in enumerate(found)}
-
-
-def sums(values: Sequence[np.float32]) -> list[np.float32]:
-    """Tower by tower, on one tower to as many as there are microbatches."""
-    return [tower_by_tower(values, number) for number in range(1, MICROBATCHES + 1)]
-
-
-def drawn() -> tuple[np.float32, ...]:
-    """The gradient with the most different sums: the first such."""
-    return max(measured().values(), key=lambda values: len(set(sums(values))))
 
 
 def along_the_tree(values: Sequence[np.float32]) -> np.float32:
@@ -90,10 +59,9 @@ def shown(value: np.float32) -> str:
 
 def table() -> str:
     """Both sums for each number of towers, as Markdown."""
-    values = drawn()
     rows = ["| towers | each tower first, then their sums | along the tree |", "|---|---|---|"]
     for num_towers in range(1, MICROBATCHES + 1):
-        cells = shown(tower_by_tower(values, num_towers)), shown(along_the_tree(values))
+        cells = shown(tower_by_tower(VALUES, num_towers)), shown(along_the_tree(VALUES))
         rows.append(f"| {num_towers} | {' | '.join(cells)} |")
     return "\n".join(rows) + "\n"
 
@@ -115,7 +83,6 @@ def _name(subtree: gradients.Subtree) -> str:
 
 def svg(num_towers: int) -> str:
     """The drawing for a number of towers."""
-    values = drawn()
     title = f"The gradient of one weight in {MICROBATCHES} microbatches on {num_towers} "
     title += "tower" if num_towers == 1 else "towers"
     height = TOP + LEVEL * _level((0, MICROBATCHES)) + BOX[1] + 14
@@ -126,7 +93,7 @@ def svg(num_towers: int) -> str:
         f'<rect width="{WIDTH}" height="{height}" rx="8" fill="#ffffff"/>',
         _text(LEFT + 4, 24, f"{title}, in thousandths", size=16, anchor="start", bold=True),
         *_lanes(num_towers),
-        *_additions(values, (0, MICROBATCHES), on_towers(num_towers)),
+        *_additions(VALUES, (0, MICROBATCHES), on_towers(num_towers)),
         "</svg>",
     ]
     return "\n".join(parts) + "\n"
@@ -199,17 +166,3 @@ def _additions(values, subtree: gradients.Subtree, on_towers) -> Iterator[str]:
 def _text(x, y, words, *, size=14, anchor="middle", bold=False, colour=TEXT) -> str:
     look = f'font-size="{size}" text-anchor="{anchor}"' + ' font-weight="bold"' * bold
     return f'<text x="{x:g}" y="{y:g}" {look} fill="{colour}">{html.escape(words)}</text>'
-
-
-def main() -> None:
-    """Draws it for the page."""
-    DRAWING.write_text(svg(ON_THE_PAGE), encoding="utf-8")
-
-
-if __name__ == "__main__":
-    argparse.ArgumentParser(
-        prog="python -m lessons.additions", description=__doc__ and __doc__.splitlines()[0]
-    ).parse_args()
-    text = json.dumps({"weights": "cifarnet relu1/bias", "gradients": measure()}, indent=1)
-    MEASURED.write_text(text + "\n", encoding="utf-8")
-    main()

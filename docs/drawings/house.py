@@ -1,12 +1,9 @@
 """The figure of the house in docs/design.md: rooms, their files and lines, who imports whom.
 
-    python -m lessons.house
-
 The rooms and their files come from the folders, the arrows from the imports, which grimp reads as
 import-linter does. The rules that the arrows keep are in pyproject.toml.
 """
 
-import argparse
 import html
 import textwrap
 from collections.abc import Mapping
@@ -173,23 +170,3 @@ def _text(x, y, text: str, size: float, weight: str = "normal", colour: str = DA
         f'<text x="{x:.0f}" y="{y:.0f}" font-size="{size}" font-weight="{weight}" '
         f'fill="{colour}">{html.escape(text)}</text>'
     )
-
-
-def main() -> None:
-    """Writes the figure, and prints how many lines each room has."""
-    DRAWING.write_text(drawing(), encoding="utf-8")
-    for room in ROOMS:
-        own = files(room.package)
-        print(f"{room.title:<22}{len(own):>3} files  {sum(own.values()):>6,} lines")
-    counts = imports(grimp.build_graph(*PACKAGES, cache_dir=None))
-    within = [
-        n for (a, b), n in counts.items() if a.startswith("towers") and b.startswith("towers")
-    ]
-    print(f"{sum(within)} imports between the rooms of towers and towers_cli")
-
-
-if __name__ == "__main__":
-    argparse.ArgumentParser(
-        prog="python -m lessons.house", description=__doc__ and __doc__.splitlines()[0]
-    ).parse_args()
-    main()
