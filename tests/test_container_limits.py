@@ -11,16 +11,13 @@ from input_pipeline import decoded
 from towers import container_limits
 
 GB = 10**9
-V2_MOUNT = "30 23 0:26 / /sys/fs/cgroup rw,nosuid shared:4 - cgroup2 cgroup rw,nsdelegate"
 UNLIMITED_IN_VERSION_1 = "9223372036854771712"
 
 
-def system(root: Path, *, own: str, mounts: list[str], files: dict[str, str]) -> Path:
+def system(root: Path, files: dict[str, str], own: str) -> Path:
     """A file system whose control groups hold `files`, by path below /sys/fs/cgroup."""
     (root / "proc/self").mkdir(parents=True)
     (root / "proc/self/cgroup").write_text(own)
-    others = ["22 1 8:1 / / rw,relatime - ext4 /dev/sda1 rw"]
-    (root / "proc/self/mountinfo").write_text("\n".join([*others, *mounts]) + "\n")
     for name, content in files.items():
         path = root / "sys/fs/cgroup" / name
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -30,18 +27,12 @@ def system(root: Path, *, own: str, mounts: list[str], files: dict[str, str]) ->
 
 def version_2(root: Path, files: dict[str, str], own: str = "/") -> Path:
     """One tree for all controllers."""
-    return system(root, own=f"0::{own}\n", mounts=[V2_MOUNT], files=files)
+    return system(root, files, f"0::{own}\n")
 
 
-def version_1(root: Path, files: dict[str, str], own: str = "/", top: str = "/") -> Path:
+def version_1(root: Path, files: dict[str, str], own: str = "/") -> Path:
     """The cpu and the memory controller, each mounted in its own folder."""
-    mounts = [
-        f"31 23 0:29 {top} /sys/fs/cgroup/cpu,cpuacct rw - cgroup cgroup rw,cpu,cpuacct",
-        f"32 23 0:30 {top} /sys/fs/cgroup/memory rw - cgroup cgroup rw,memory",
-        "33 23 0:31 / /sys/fs/cgroup/systemd rw - cgroup cgroup rw,xattr,name=systemd",
-    ]
-    groups = f"9:name=systemd:/\n4:cpu,cpuacct:{own}\n3:memory:{own}\n0::/\n"
-    return system(root, own=groups, mounts=mounts, files=files)
+    return system(root, files, f"9:name=systemd:/\n4:cpu,cpuacct:{own}\n3:memory:{own}\n0::/\n")
 
 
 class TestCores:
@@ -56,7 +47,6 @@ class TestCores:
             ("max 100000", None),
             ("", None),
             ("200000", None),
-            ("200000 0", None),
             ("-1 100000", None),
             ("two three", None),
             ("200000 100000 5", None),
@@ -70,7 +60,7 @@ class TestCores:
         [("400000", 4), ("150000", 1), ("20000", 1), ("-1", None), ("", None)],
     )
     def test_of_version_1(self, tmp_path, quota, expected):
-        pod = "cpu,cpuacct/pod"
+        pod = "cpu/pod"
         files = {f"{pod}/cpu.cfs_quota_us": quota, f"{pod}/cpu.cfs_period_us": "100000"}
         assert container_limits.cores(version_1(tmp_path, files, "/pod")) == expected
 
@@ -90,7 +80,6 @@ class TestCores:
     def test_what_cannot_be_understood_is_no_limit(self, tmp_path):
         root = version_2(tmp_path, {"pod/cpu.max": "200000 100000"}, "/pod")
         (root / "proc/self/cgroup").write_bytes(b"\xff\n0:\n")
-        (root / "proc/self/mountinfo").write_bytes(b"31 23\n - cgroup2\n\xff - \n")
         assert container_limits.cores(root) is None
 
 
@@ -120,7 +109,7 @@ class TestMemory:
             "memory/memory.limit_in_bytes": str(4 * GB),
             "memory/memory.usage_in_bytes": str(GB),
         }
-        root = version_1(tmp_path, files, "/docker/abc", "/docker/abc")
+        root = version_1(tmp_path, files, "/docker/abc")
         assert container_limits.available_memory(root) == 3 * GB
 
     def test_of_a_group_outside_the_name_space(self, tmp_path):

@@ -5,7 +5,7 @@ from collections.abc import Callable, Mapping
 from typing import TypeVar
 
 from towers import container_limits, machine, multi_worker, worker
-from towers.runs import run_folder, run_lock, warm_start
+from towers.runs import run_folder, warm_start
 from towers_cli import resolve, run_config, settings
 
 _Made = TypeVar("_Made")
@@ -63,14 +63,12 @@ def find(workers: worker.Workers, folder: run_folder.RunFolder) -> tuple[dict | 
       use.
 
     Raises:
-      RunFolderError: the folder holds something other than a run, or one that is being trained.
+      RunFolderError: the folder holds something other than a run.
       WorkerError: another worker is gone or has ended.
     """
 
     def look():
-        earlier = run_config.earlier_run(folder)
-        run_lock.RunLock(folder).check_free()
-        return [earlier, container_limits.available_cores()]
+        return [run_config.earlier_run(folder), container_limits.available_cores()]
 
     earlier, cores = workers.from_chief("what is in the folder", look)
     return earlier, cores

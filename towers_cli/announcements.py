@@ -44,9 +44,9 @@ def rows(
     chosen, derived = config["settings"], config["resolved"]
     workers, on_gpu = derived["workers"], chosen["parameter_device"] == "gpu"
     table = {
-        "run": console.unbroken(str(chosen["train_dir"])),
-        "weights from": console.unbroken(chosen["init_from"] or ""),
-        "data": f"{console.unbroken(derived['data_source'])}: "
+        "run": str(chosen["train_dir"]),
+        "weights from": chosen["init_from"],
+        "data": f"{derived['data_source']}: "
                 f"{derived['examples_per_epoch']:,} train, "
                 f"{num_evaluated_examples:,} {chosen['eval_split']}, "
                 f"{len(derived['class_names'])} classes",

@@ -71,18 +71,12 @@ def test_a_word_longer_than_the_width_stays_whole(whole):
     assert [line.strip() for line in lines] == ["run  in", whole, "there"]
 
 
-def test_a_path_is_not_broken_at_its_spaces():
-    path = "/my own runs/of  a long summer" * 5
-    assert console.table([("run", console.unbroken(path))], 80) == f"  run  {path}"
-
-
 def test_the_width_is_the_terminals_or_80(monkeypatch):
     monkeypatch.setenv("COLUMNS", "60")
     assert max(map(len, console.table([("data", "w " * 50)]).splitlines())) in (59, 60)
     monkeypatch.delenv("COLUMNS")
     monkeypatch.setattr("sys.__stdout__", io.StringIO())  # no terminal
     assert max(map(len, console.table([("data", "w " * 50)]).splitlines())) in (79, 80)
-    assert console.table([("data", "")]) == "  data  "
 
 
 def test_lines_hold_what_a_person_asks_of_a_run(capsys):

@@ -48,9 +48,8 @@ def test_a_second_one_is_refused_until_the_first_is_dead(folder, process):
     assert process.stdout.readline() == b"held\n"
     before = folder.lock.read_bytes()
     message = rf"--train_dir={folder.path}: process {process.pid} on .*, is training in it; wait"
-    for attempt in (run_lock.RunLock(folder).check_free, run_lock.RunLock(folder).held().__enter__):
-        with pytest.raises(run_folder.RunFolderError, match=message):
-            attempt()
+    with pytest.raises(run_folder.RunFolderError, match=message):
+        run_lock.RunLock(folder).held().__enter__()
     assert folder.lock.read_bytes() == before
     process.kill()
     process.communicate()
@@ -65,12 +64,7 @@ def test_a_holder_that_has_not_said_who_it_is_holds_it_all_the_same(folder, said
     with run_lock.RunLock(folder).held():
         folder.lock.write_bytes(said)
         with pytest.raises(run_folder.RunFolderError, match="another process is training in it"):
-            run_lock.RunLock(folder).check_free()
-
-
-def test_looking_makes_nothing(folder):
-    run_lock.RunLock(folder).check_free()
-    assert not folder.path.exists()
+            run_lock.RunLock(folder).held().__enter__()
 
 
 def test_a_lock_that_its_holder_removed_meanwhile_is_not_taken_for_the_lock(folder, monkeypatch):
@@ -122,28 +116,16 @@ def test_a_file_system_without_locks_is_said_and_used(folder, monkeypatch, capsy
     first = run_lock.RunLock(folder)
     with first.held():
         assert capsys.readouterr().out.count("this file system has no locks") == 1
-        run_lock.RunLock(folder).check_free()  # nobody can know
         with run_lock.RunLock(folder).held():
             pass
         first.check_held()  # a second one has not taken the first one's file away
 
 
-def test_looking_changes_nothing(folder):
-    folder.path.mkdir()
-    folder.lock.write_text("left by a run that was killed")
-    run_lock.RunLock(folder).check_free()
-    assert folder.lock.read_text() == "left by a run that was killed"
-
-
-@pytest.mark.parametrize("attempt", ["check_free", "held"])
-def test_a_link_in_the_place_of_the_lock_is_not_followed(folder, tmp_path, attempt):
+def test_a_link_in_the_place_of_the_lock_is_not_followed(folder, tmp_path):
     folder.path.mkdir()
     precious = tmp_path / "precious"
     precious.write_text("years of work")
     folder.lock.symlink_to(precious)
     with pytest.raises(run_folder.RunFolderError, match="--train_dir=.*cannot be written: Too man"):
-        if attempt == "held":
-            run_lock.RunLock(folder).held().__enter__()
-        else:
-            run_lock.RunLock(folder).check_free()
+        run_lock.RunLock(folder).held().__enter__()
     assert precious.read_text() == "years of work"

@@ -12,7 +12,6 @@ import tqdm
 from towers.runs import callbacks
 
 _NARROWEST = 30  # of a column; on a narrower terminal lines are longer than it
-_SPACE = "\0"  # that no line is broken at; no path has it
 
 
 def table(rows: Sequence[tuple[str, str]], width: int | None = None) -> str:
@@ -23,21 +22,15 @@ def table(rows: Sequence[tuple[str, str]], width: int | None = None) -> str:
       width: of a line; None for the terminal's, or 80 where there is none. What has no space to
         break at, such as a path, stays whole and may be longer.
     """
-    width = width or shutil.get_terminal_size().columns
-    names = max(len(name) for name, _ in rows)
+    indent = 4 + max(len(name) for name, _ in rows)
+    width = max(indent + _NARROWEST, width or shutil.get_terminal_size().columns)
     lines = []
     for name, value in rows:
-        head = f"  {name:<{names}}  "
-        room = max(_NARROWEST, width - len(head))
-        wrapped = textwrap.wrap(value, room, break_long_words=False, break_on_hyphens=False)
-        first, *others = wrapped or [""]
-        lines += [head + first, *(" " * len(head) + line for line in others)]
-    return "\n".join(printable(line.replace(_SPACE, " ")) for line in lines)
-
-
-def unbroken(text: str) -> str:
-    """Text for a table that is not to be broken at its spaces, such as a path."""
-    return text.replace(" ", _SPACE)
+        lines += textwrap.wrap(
+            f"  {name:<{indent - 4}}  {value}", width, subsequent_indent=" " * indent,
+            break_long_words=False, break_on_hyphens=False,
+        )  # fmt: skip
+    return "\n".join(map(printable, lines))
 
 
 def printable(text: object) -> str:

@@ -18,7 +18,6 @@ from towers.runs import run_folder
 
 # From a file system that cannot lock, as some network file systems cannot.
 _NO_LOCKS = (errno.ENOLCK, errno.EOPNOTSUPP, errno.ENOSYS)
-_PATIENCE_SECONDS = 0.5  # another process that only looks holds the lock for a moment
 
 
 class RunLock:
@@ -28,24 +27,6 @@ class RunLock:
         self._folder = folder
         self._file: int | None = None
         self._is_ours = False  # False, too, where the file system has no locks
-
-    def check_free(self) -> None:
-        """Refuses a folder that another process holds; changes nothing.
-
-        Raises:
-          RunFolderError: names the holder.
-        """
-        with run_folder.writing(self._folder.shown), contextlib.suppress(FileNotFoundError):
-            file = os.open(self._folder.lock, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
-            try:
-                fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
-            except BlockingIOError:
-                raise self._is_held(file) from None
-            except OSError as error:
-                if error.errno not in _NO_LOCKS:
-                    raise
-            finally:
-                os.close(file)
 
     @contextlib.contextmanager
     def held(self) -> Iterator[None]:
@@ -83,7 +64,6 @@ class RunLock:
             )
 
     def _acquire(self) -> int:
-        until = time.monotonic() + _PATIENCE_SECONDS
         while True:
             file = os.open(self._folder.lock, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o644)
             try:
@@ -95,10 +75,9 @@ class RunLock:
                     self._is_ours = True
                     return file
             except BlockingIOError:
-                if time.monotonic() > until:
-                    error = self._is_held(file)
-                    os.close(file)
-                    raise error from None
+                error = self._is_held(file)
+                os.close(file)
+                raise error from None
             except OSError as error:
                 if error.errno in _NO_LOCKS:
                     print(
@@ -110,7 +89,6 @@ class RunLock:
                 os.close(file)
                 raise
             os.close(file)
-            time.sleep(0.05)
 
     def _is_held(self, file: int) -> run_folder.RunFolderError:
         try:
