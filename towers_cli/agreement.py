@@ -77,10 +77,6 @@ def find(workers: worker.Workers, folder: run_folder.RunFolder) -> tuple[dict | 
 def check_alike(workers: worker.Workers, chosen: settings.TrainSettings) -> None:
     """Checks that all workers were given the same settings.
 
-    Args:
-      workers: of the run.
-      chosen: resolved.
-
     Raises:
       WorkerError: names what differs, and on which worker.
     """
@@ -92,11 +88,6 @@ def check_alike(workers: worker.Workers, chosen: settings.TrainSettings) -> None
 def check_beginning(workers: worker.Workers, config: Mapping, folder: run_folder.RunFolder) -> None:
     """Checks that a run continues with its own settings, or can begin with `--init_from`.
 
-    Args:
-      workers: of the run.
-      config: as it is now.
-      folder: of the run, which may have begun only since `find`.
-
     Raises:
       RunFolderError: the settings are not those of the run that continues.
       WarmStartError: `--init_from` names no weights.
@@ -106,7 +97,7 @@ def check_beginning(workers: worker.Workers, config: Mapping, folder: run_folder
     def check():
         earlier = run_config.earlier_run(folder)
         if earlier is not None:
-            run_config.check_same_run(earlier, config)
+            run_config.check_same_run(earlier, config["definition"], folder.path)
         elif init_from := config["settings"]["init_from"]:
             warm_start.locate(init_from)
 

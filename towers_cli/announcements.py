@@ -34,13 +34,7 @@ def rows(
     learning_rate: schedules.LearningRate,
     num_evaluated_examples: int,
 ) -> list[tuple[str, str]]:
-    """What a run is, in a few lines; warns where the rate will never decay or the type is slow.
-
-    Args:
-      config: of the run.
-      learning_rate: its schedule.
-      num_evaluated_examples: of an evaluation.
-    """
+    """What a run is, in a few lines; warns where the rate will never decay or the type is slow."""
     chosen, derived = config["settings"], config["resolved"]
     workers, on_gpu = derived["workers"], chosen["parameter_device"] == "gpu"
     table = {
@@ -208,13 +202,7 @@ def _describe_weight_decay(chosen: Mapping) -> str:
 
 
 def end(folder, split: str, workers) -> int:
-    """Says what a run has come to; returns the exit code.
-
-    Args:
-      folder: the `run_folder.RunFolder`.
-      split: that was evaluated.
-      workers: of the run; the chief has its folder.
-    """
+    """Says what a run has come to; returns the exit code."""
     if not workers.is_chief:
         print(f"finished; {workers.name(0)} has the run")
         return 0

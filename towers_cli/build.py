@@ -238,14 +238,7 @@ def compile_model(
     prepared: preprocess.Preprocessing,
     parameter_device: str,
 ) -> metrics.Accuracy:
-    """Compiles the network with what the settings say; the accuracy it counts.
-
-    Args:
-      chosen: resolved.
-      model: from `network_to_train`.
-      training, prepared: which the network looks at before its first step, if it is one that does.
-      parameter_device: of the optimizer.
-    """
+    """Compiles the network with what the settings say; the accuracy it counts."""
     adapt = own_model.network(chosen.model).adapt
     if adapt is not None:
         adapt(model, images_to_adapt_to(training, prepared))
@@ -290,16 +283,7 @@ def callbacks_of(
     accuracy: metrics.Accuracy,
     class_names: Sequence[str],
 ) -> list[keras.callbacks.Callback]:
-    """What a run does along the way.
-
-    Args:
-      chosen: resolved.
-      model: that is trained.
-      learning_rate: of the run.
-      last_step: likewise.
-      accuracy: from `compile_model`.
-      class_names: one per class.
-    """
+    """What a run does along the way."""
     progress = console.Progress(last_step, chosen.eval_split)
     chain: list[keras.callbacks.Callback] = [callbacks.LearningRate(learning_rate)]
     if chosen.moving_average_decay:
@@ -360,12 +344,6 @@ def build_network(
     parameter_device: str | None = None,
 ) -> keras.Model:
     """The network that settings describe, at its initial weights.
-
-    Args:
-      chosen: resolved settings, by name.
-      image_shape: (height, width, channels) after preprocessing.
-      num_classes: number of logits.
-      parameter_device: of its variables; None for the CPU.
 
     Raises:
       SettingsError: the images are too small for it, or it is not a network.

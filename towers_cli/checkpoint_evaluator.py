@@ -79,11 +79,6 @@ def check_fits(config: Mapping, image_shape: Sequence[int], class_names: Sequenc
 def check_same_images(config: Mapping, split: str, sha256: str) -> None:
     """Checks that a split of the run's own data set is the one that the run was made with.
 
-    Args:
-      config: of the run.
-      split: its name.
-      sha256: of its images and labels.
-
     Raises:
       SettingsError: it is another one.
     """

@@ -102,9 +102,6 @@ class CommandLine:
     def settings(self, rest: Sequence[str]) -> settings.Settings:
         """The checked record of the flags, with the recipe's values for those that were left out.
 
-        Args:
-          rest: from `parse`.
-
         Raises:
           SettingsError: a setting is wrong; or there is an argument that is not a flag.
         """
@@ -138,13 +135,7 @@ class CommandLine:
 def run(
     record: type[settings.Settings], about: str, main: Callable[[settings.Settings], int]
 ) -> None:
-    """Runs a command to its end: parses its flags, checks them, calls `main`, and exits.
-
-    Args:
-      record: the class of its settings.
-      about: what it does, for --help.
-      main: the command, which takes its settings and returns the exit code.
-    """
+    """Runs a command to its end: parses its flags, checks them, calls `main`, and exits."""
     line = CommandLine(record, about)
     app.run(lambda rest: execute(line, rest, main), flags_parser=line.parse)
 

@@ -51,16 +51,11 @@ def settings_that_differ(a: run_folder.RunFolder, b: run_folder.RunFolder) -> li
       RunFolderError: a folder holds no run, or a damaged one.
     """
     configs = [_config(folder) for folder in (a, b)]
-    of_commands = [run_config.is_of_command(config) for config in configs]
-    sides = [[_flags(config) for config in configs]] if all(of_commands) else []
-    if not sides or sides[0][0] == sides[0][1]:  # flags say it best
-        sides.append([config["defining"] for config in configs])
-    sides.append([_place(config) for config in configs])
-    label = settings.label if all(of_commands) else "{} ".format
+    label = settings.label if all(map(run_config.is_of_command, configs)) else "{} ".format
     return [
         difference
-        for first, second in sides
-        for difference in run_folder.differences(first, second, "the first run", label)
+        for side in (lambda config: config["defining"], _place)
+        for difference in run_folder.differences(*map(side, configs), "the first run", label)
     ]
 
 
@@ -71,12 +66,6 @@ def _config(folder: run_folder.RunFolder) -> dict:
     if run_config.is_of_command(config):
         run_config.check(config, folder.path)
     return config
-
-
-def _flags(config: Mapping) -> dict:
-    return settings.run_defining(config["settings"]) | {
-        "sha256 of the images": config["resolved"]["data_sha256"][:12]
-    }
 
 
 def _place(config: Mapping) -> dict:

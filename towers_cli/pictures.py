@@ -24,12 +24,6 @@ def show_batch(
 ) -> int:
     """Writes the sheet that `--show_batch` asks for, on the chief; returns the exit code.
 
-    Args:
-      chosen: resolved.
-      split: that is trained on.
-      prepared: its preprocessing.
-      workers: of the run.
-
     Raises:
       RunFolderError: the file cannot be written.
     """
@@ -65,11 +59,6 @@ def _caption(label: np.ndarray, class_names: Sequence[str]) -> str:
 
 def write_predictions(path: str, examples: tally.Evaluation, split) -> None:
     """Writes a line for each example: its name, class, predicted class and loss.
-
-    Args:
-      path: of the CSV file, which appears whole or not at all.
-      examples: of an evaluation, in the order of the split.
-      split: of the data set.
 
     Raises:
       RunFolderError: the file cannot be written.

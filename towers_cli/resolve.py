@@ -23,12 +23,6 @@ def resolved(
     a run that continues keeps its own: they are part of the arithmetic, and the number of towers is
     not.
 
-    Args:
-      chosen: as given.
-      earlier: the configuration of the run that continues, if one does.
-      num_gpus: how many the process may use.
-      cores: how many the chief may use.
-
     Raises:
       SettingsError: a `--model` that cannot be imported.
     """

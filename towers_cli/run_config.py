@@ -18,18 +18,7 @@ def make(
     training,
     evaluated,
 ) -> dict:
-    """What a command's run has in its `config.json`: `settings`, and what follows from them.
-
-    Args:
-      chosen: resolved.
-      tower_devices: one per tower.
-      towers_of_workers: how many towers each worker has.
-      workers: of the run.
-      last_step: of the run.
-      image_shape: of an image after its preprocessing.
-      training: the training split, an `input_pipeline.datasets.Images`.
-      evaluated: the split that is evaluated, likewise.
-    """
+    """What `towers.Run` takes for a command's `config.json`."""
     resolved = {
         "tower_devices": list(tower_devices),
         "towers_of_workers": list(towers_of_workers),
@@ -44,7 +33,11 @@ def make(
         "data_sha256": training.fingerprint,
         "eval_sha256": evaluated.fingerprint,
     }
-    return {"settings": settings.recorded(chosen), "resolved": resolved}
+    return {
+        "settings": settings.recorded(chosen),
+        "resolved": resolved,
+        "definition": definition(chosen, training),
+    }
 
 
 # What a run that continues, or an evaluation, reads from a config.json beside the settings.
@@ -95,29 +88,25 @@ def earlier_run(folder: run_folder.RunFolder) -> dict | None:
     return config if is_begun else None
 
 
-def check_same_run(earlier: Mapping, config: Mapping) -> None:
+def definition(chosen: settings.TrainSettings, training) -> dict:
+    """What decides the weights that a command's run ends with, by name."""
+    defining = settings.run_defining(settings.recorded(chosen))
+    return defining | {
+        "init_from": chosen.init_from,
+        "sha256 of the images": training.fingerprint[:12],
+        "names of the classes": list(training.class_names),
+    }
+
+
+def check_same_run(earlier: Mapping, defining: Mapping, train_dir: str) -> None:
     """Checks that the settings which define a run are those that it began with.
 
     Raises:
       RunFolderError: names each setting that differs.
     """
-    splits = {one["settings"]["eval_split"] for one in (earlier, config)}
-    # Another split may be evaluated from now on; the same one must have the same images.
-    began, now = (_kept(one, same_split=len(splits) == 1) for one in (earlier, config))
-    if different := run_folder.differences(began, now, label=settings.label):
+    began = {name: earlier["defining"].get(name) for name in defining}
+    if different := run_folder.differences(began, defining, label=settings.label):
         raise run_folder.RunFolderError(
-            f"--train_dir={config['settings']['train_dir']} holds a run with other settings: "
-            f"{'; '.join(different)}. Give the run's own settings to continue it, or choose "
-            "another --train_dir"
+            f"--train_dir={train_dir} holds a run with other settings: {'; '.join(different)}. "
+            "Give the run's own settings to continue it, or choose another --train_dir"
         )
-
-
-def _kept(config: Mapping, *, same_split: bool) -> dict:
-    """What a run that continues keeps: what defines it, and what its logs are about."""
-    chosen, derived = config["settings"], config["resolved"]
-    kept = {"init_from": chosen["init_from"]} | settings.run_defining(chosen)
-    kept["sha256 of the images"] = derived["data_sha256"][:12]
-    kept["names of the classes"] = derived["class_names"]
-    if same_split:
-        kept[f"sha256 of the {chosen['eval_split']} images"] = derived["eval_sha256"][:12]
-    return kept

@@ -180,6 +180,7 @@ class Run:
         init_from: str | os.PathLike | None = None,
         settings: Mapping | None = None,
         resolved: Mapping | None = None,
+        definition: Mapping | None = None,
         export: Callable[[keras.Model], keras.Model] | None = None,
     ):
         """
@@ -192,6 +193,8 @@ class Run:
           settings: for `config.json` and TensorBoard, which compares runs by them; they decide
             nothing.
           resolved: what else `config.json` says of the run, such as the names of its classes.
+          definition: what decides the weights that the run ends with, by name, where optimizer, loss
+            and callbacks are made of something else, such as flags; None for what these are.
           export: (model) to the model that is saved at the end, with the given one's weights, such
             as one that takes raw images; None saves the model as it is trained.
 
@@ -207,7 +210,7 @@ class Run:
         if not model.compiled:
             raise ValueError("model is not compiled: call model.compile first")
         self.model, self.settings, self._export = model, dict(settings or {}), export
-        self._resolved = dict(resolved or {})
+        self._resolved, self._defined = dict(resolved or {}), definition
         self._init_from, self._taken = init_from, None
         self.distribution = distribution.distribution(model)
         self.workers = self.distribution.workers
@@ -547,21 +550,20 @@ class Run:
         """What decides the weights that the run ends with, by name."""
         model = self.model
         shapes = [(list(v.shape), v.dtype, v.trainable) for v in model.variables]
-        return {
+        defined = {
             "layers": (definition.layers(model) or {}).get("sha256", "")[:12],
             "variables": hashlib.sha256(json.dumps(shapes).encode()).hexdigest()[:12],
-            **self.distribution.described_optimizer,
-            **_described("loss", model.loss),
-            "jit_compile": bool(model.jit_compile),
             "microbatch_size": self.distribution.size_of_run(),
             "joined_loss": self.distribution.program.joined,
             **data.definition,
-        } | {
-            name: value
-            for callback in callbacks
-            if hasattr(callback, "get_config")
-            for name, value in _described(type(callback).__name__, callback).items()
         }
+        if self._defined is not None:
+            return defined | dict(self._defined)
+        described = self.distribution.described_optimizer | _described("loss", model.loss)
+        for callback in callbacks:
+            if hasattr(callback, "get_config"):
+                described |= _described(type(callback).__name__, callback)
+        return defined | described | {"jit_compile": bool(model.jit_compile)}
 
     def _begin(self, data, callbacks, keep: int) -> None:
         """Restores the run that is in the folder, or begins one; on all workers.
