@@ -97,7 +97,7 @@ def check_beginning(workers: worker.Workers, config: Mapping, folder: run_folder
     def check():
         earlier = run_config.earlier_run(folder)
         if earlier is not None:
-            run_config.check_same_run(earlier, config["definition"], folder.path)
+            run_config.check_same_run(earlier, config, folder.path)
         elif init_from := config["settings"]["init_from"]:
             warm_start.locate(init_from)
 

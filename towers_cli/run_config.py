@@ -98,14 +98,20 @@ def definition(chosen: settings.TrainSettings, training) -> dict:
     }
 
 
-def check_same_run(earlier: Mapping, defining: Mapping, train_dir: str) -> None:
-    """Checks that the settings which define a run are those that it began with.
+def check_same_run(earlier: Mapping, config: Mapping, train_dir: str) -> None:
+    """Checks that what defines a run is what it began with.
 
     Raises:
       RunFolderError: names each setting that differs.
     """
-    began = {name: earlier["defining"].get(name) for name in defining}
-    if different := run_folder.differences(began, defining, label=settings.label):
+    now = dict(config["definition"])
+    began = {name: earlier["defining"].get(name) for name in now}
+    splits = [one["settings"]["eval_split"] for one in (earlier, config)]
+    if splits[0] == splits[1]:  # another one may be evaluated from now on
+        name = f"sha256 of the {splits[0]} images"
+        for values, one in ((began, earlier), (now, config)):
+            values[name] = one["resolved"]["eval_sha256"][:12]
+    if different := run_folder.differences(began, now, label=settings.label):
         raise run_folder.RunFolderError(
             f"--train_dir={train_dir} holds a run with other settings: {'; '.join(different)}. "
             "Give the run's own settings to continue it, or choose another --train_dir"

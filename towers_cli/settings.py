@@ -729,7 +729,7 @@ def shown(value: object) -> str:
 
 def label(name: str) -> str:
     """What stands before a value in a message; not everything that defines a run has a flag."""
-    return f"--{name}=" if name.isidentifier() else f"{name} "
+    return f"--{name}=" if name in TrainSettings.__dataclass_fields__ else f"{name} "
 
 
 def of_text(field: dataclasses.Field, texts: list[str] | None) -> tuple | None:

@@ -543,10 +543,12 @@ class TestEvaluation:
         losses = np.log(np.exp(logits.astype(np.float64)).sum(axis=1)) - of_label
         predicted = logits.argmax(axis=1)
         pairs = np.bincount(labels * logits.shape[1] + predicted, minlength=logits.shape[1] ** 2)
-        assert result.count == len(labels)
-        assert result.accuracy == (predicted == labels).mean()
-        assert result.top5_accuracy == ((logits > of_label[:, None]).sum(axis=1) < 5).mean()
-        assert result.loss == pytest.approx(losses.mean(), rel=1e-12)
+        assert result.as_metrics() == {
+            "count": len(labels),
+            "accuracy": (predicted == labels).mean(),
+            "top5_accuracy": ((logits > of_label[:, None]).sum(axis=1) < 5).mean(),
+            "cross_entropy": pytest.approx(losses.mean(), rel=1e-12),
+        }
         np.testing.assert_array_equal(result.confusion.ravel(), pairs)
 
 

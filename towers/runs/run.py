@@ -193,8 +193,8 @@ class Run:
           settings: for `config.json` and TensorBoard, which compares runs by them; they decide
             nothing.
           resolved: what else `config.json` says of the run, such as the names of its classes.
-          definition: what decides the weights that the run ends with, by name, where optimizer, loss
-            and callbacks are made of something else, such as flags; None for what these are.
+          definition: what decides the weights that the run ends with, by name, where optimizer,
+            loss and callbacks are made of something else, such as flags; None for what these are.
           export: (model) to the model that is saved at the end, with the given one's weights, such
             as one that takes raw images; None saves the model as it is trained.
 
@@ -555,10 +555,10 @@ class Run:
             "variables": hashlib.sha256(json.dumps(shapes).encode()).hexdigest()[:12],
             "microbatch_size": self.distribution.size_of_run(),
             "joined_loss": self.distribution.program.joined,
-            **data.definition,
         }
         if self._defined is not None:
-            return defined | dict(self._defined)
+            return dict(self._defined) | defined
+        defined |= data.definition
         described = self.distribution.described_optimizer | _described("loss", model.loss)
         for callback in callbacks:
             if hasattr(callback, "get_config"):
@@ -632,7 +632,7 @@ class Run:
                 "them back, or choose another folder"
             )
         taken = earlier["resolved"].get("init_from") if is_begun else self._taken
-        defined = defined | {"init_from": taken and taken["sha256"]}
+        defined = defined | {"initial weights": taken and taken["sha256"]}
         if is_begun and (different := run_folder.differences(earlier.get("defining", {}), defined)):
             raise run_folder.RunFolderError(
                 f"{folder.shown} holds a run with other settings: {'; '.join(different)}. "
