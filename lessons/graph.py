@@ -25,12 +25,10 @@ PROFILED = 7  # steps; the one that took the median time is shown
 TRANSFERS = ("_Send", "_Recv")  # between devices; the receiver may continue to work within a _Send
 
 
-def full_network() -> keras.Model:
-    """The tutorial's network."""
-    return networks.build("cifarnet", SHAPE, CLASSES)
+FULL_NETWORK = functools.partial(networks.build, "cifarnet", SHAPE, CLASSES)
 
 
-def run(setup: findings.Setup, *, network=full_network, steps=20) -> findings.Finding:
+def run(setup: findings.Setup, *, network=FULL_NETWORK, steps=20) -> findings.Finding:
     """Builds and runs steps of 1, 2 and 4 towers; profiles two of them."""
     images = data.load(setup)
     batches = list(images.training_batches(BATCH, steps))

@@ -144,14 +144,15 @@ def measured(name: str) -> list[dict]:
         ("speed.md", "networks", networks, 18),
         ("speed.md", "step_memory", step_memory, 7),
         ("speed.md", "start", start, 7),
-        ("fast.md", "time_to_accuracy", time_to_accuracy, 33),
+        ("fast.md", "time_to_accuracy", time_to_accuracy, 3),
         ("reliability.md", "kills", kills, 20),
         ("reliability.md", "bias_gradients", bias_gradients, 10),
         ("reliability.md", "long_run", long_run, 2),
     ],
 )
 def test_tables_are_what_was_measured(page, name, benchmark, rows):
-    table = [benchmark.HEAD, *(benchmark.as_row(row) for row in measured(name))]
+    shown = [row for row in measured(name) if name != "time_to_accuracy" or row["epoch"] > 11]
+    table = [benchmark.HEAD, *map(benchmark.as_row, shown)]
     assert len(table) == rows + 1
     assert "\n".join(table) in (ROOT / "docs" / page).read_text(encoding="utf-8")
 

@@ -1,7 +1,5 @@
 """The lessons' arithmetic, by hand or with NumPy."""
 
-import functools
-import itertools
 import math
 
 import keras
@@ -199,15 +197,6 @@ class TestWhereTimeGoes:
         assert busy(100.0, input_rate=600.0, ahead=True) == 1.0
         assert busy(100.0, input_rate=300.0, ahead=False) == pytest.approx(0.75)
 
-    def test_the_quickest_of_several_turns_counts(self):
-        turns = {"a": iter([5.0, 3.0, 4.0]), "b": iter([1.0, 2.0, 3.0])}
-        sides = {
-            name: functools.partial(lambda name: Timed(0.0, next(turns[name]), 1.0), name)
-            for name in turns
-        }
-        timed = where_time_goes.by_turns(sides, 3)
-        assert {name: of.step for name, of in timed.items()} == {"a": 3.0, "b": 1.0}
-
     @pytest.mark.parametrize(
         "name, kind, part",
         [
@@ -240,12 +229,6 @@ class TestWhereTimeGoes:
             assert (images.shape, labels.shape) == ((8, 24, 24, 3), (8,))
             np.testing.assert_allclose(np.mean(images, axis=(1, 2, 3)), 0, atol=1e-4)
             np.testing.assert_allclose(np.std(images, axis=(1, 2, 3)), 1, atol=1e-2)
-
-    def test_the_loop_over_images_starts_over_at_the_end(self):
-        small = data.load(SHAPES).first(7, 7).train
-        batches = itertools.islice(where_time_goes.image_by_image(small, 3), 3)
-        labels = np.concatenate([labels for _, labels in batches])
-        np.testing.assert_array_equal(labels, small.labels[[*range(6), 0, 1, 2]])
 
 
 def test_the_time_lines_show_who_waits():

@@ -69,22 +69,13 @@ NAMES = [
 ]
 
 
-@pytest.fixture(scope="module")
-def found():
-    """What a lesson finds in its short version, run once."""
-    made = {}
-
-    def find(name: str) -> findings.Finding:
-        if name not in made:
-            setup = findings.Setup(shapes=True)
-            made[name] = LESSONS[name].run(setup, **SHORT.get(name, {}))
-        return made[name]
-
-    return find
+def found(name: str) -> findings.Finding:
+    """What a lesson finds in its short version."""
+    return LESSONS[name].run(findings.Setup(shapes=True), **SHORT.get(name, {}))
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_a_lesson_finds_tables_an_answer_and_a_plot(found, name, tmp_path):
+def test_a_lesson_finds_what_it_teaches_with_tables_an_answer_and_a_plot(name, tmp_path):
     finding = found(name)
     tables = ((finding.head, finding.rows), *finding.more)
     for (head, rows), text in zip(tables, finding.table().split("\n\n"), strict=True):
@@ -94,11 +85,7 @@ def test_a_lesson_finds_tables_an_answer_and_a_plot(found, name, tmp_path):
     assert len(finding.answer) > 40 and finding.answer.endswith(".")
     findings.save(finding, tmp_path / "plot.png")
     assert (tmp_path / "plot.png").stat().st_size > 10_000
-
-
-@pytest.mark.parametrize("name", NAMES)
-def test_a_lesson_finds_what_it_teaches(found, name):
-    globals()[f"check_{name}"](found(name).numbers)
+    globals()[f"check_{name}"](finding.numbers)
 
 
 def check_averaging(numbers):
@@ -288,7 +275,7 @@ def check_museum(numbers):
     }
 
 
-def test_the_museum_s_page_has_what_comes_out(found):
+def test_the_museum_s_page_has_what_comes_out():
     rows = found("museum").rows
     assert [int(row[0].split(",")[0]) for row in rows] == sorted(
         int(row[0].split(",")[0]) for row in rows

@@ -70,10 +70,6 @@ class TestByHand:
         assert there.learning_rate == pytest.approx(rate)
         assert there.steps == 400_000
 
-    def test_the_rate_is_what_train_py_would_make_of_it(self):
-        there = recipe.converted(stated(9), 2, "sqrt")
-        assert there.learning_rate == pytest.approx(schedules.scaled_rate(0.1, "sqrt", 256, 1152))
-
     @pytest.mark.parametrize(
         ("optimizer", "scaling", "weight_decay"),
         [
