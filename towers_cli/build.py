@@ -10,7 +10,7 @@ import tensorflow as tf
 
 from input_pipeline import datasets, images, preprocess, raw_images
 from towers import devices, machine, metrics, networks, schedules, weight_decay, worker
-from towers.networks import layers, optimizers
+from towers.networks import optimizers
 from towers.runs import callbacks, console, definition
 from towers_cli import agreement, own_model, settings
 
@@ -211,7 +211,7 @@ def network_to_train(
     """The network of a run, at its initial weights, with a regularizer for each that decays.
 
     Raises:
-      SettingsError: as `build_network`; TensorFlow cannot compute it as asked; or no weight decays.
+      SettingsError: as `build_network`; or no weight decays.
     """
     model = build_network(
         settings.recorded(chosen),
@@ -219,7 +219,6 @@ def network_to_train(
         len(training.class_names),
         parameter_device,
     )
-    _check_has_kernels(chosen, model)
     decayed = weight_decay.FILTERS[chosen.weight_decay_filter](model)
     if chosen.weight_decay and not decayed:
         raise settings.SettingsError(
@@ -317,24 +316,6 @@ def build_model(config: Mapping) -> keras.Model:
             f"--model={chosen['model']}: is no longer the network of the run"
         )
     return model
-
-
-def _check_has_kernels(chosen: settings.TrainSettings, model: keras.Model) -> None:
-    """Checks that TensorFlow can compute the model as it is asked to.
-
-    Raises:
-      SettingsError: names the layer whose gradient it has no kernel for.
-    """
-    if not chosen.deterministic:
-        return
-    for layer in model._flatten_layers(include_self=False):
-        is_frozen = isinstance(layer, layers.FusedBatchNormalization)
-        if is_frozen and not layer.trainable and machine.num_devices("GPU"):
-            raise settings.SettingsError(
-                f"--deterministic: the layer {layer.name} is a frozen FusedBatchNormalization, "
-                "which has no deterministic gradient on GPUs; use keras.layers."
-                "BatchNormalization, or leave the flag out"
-            )
 
 
 def build_network(

@@ -1,39 +1,12 @@
-"""What TensorFlow has no kernels for, and how its runtime starts."""
+"""How TensorFlow's runtime starts, and what a network is shown before its first step."""
 
 import sys
 import types
 
 import forked
 import pytest
-import toys
 
-from towers import machine
-from towers_cli import build, settings
-
-
-def check(model, **chosen):
-    build._check_has_kernels(types.SimpleNamespace(**chosen), model)
-
-
-def frozen():
-    model = toys.small_resnet()
-    model.get_layer("conv1_norm").trainable = False
-    return model
-
-
-@pytest.mark.parametrize(
-    "num_gpus, make, is_refused",
-    [(1, frozen, True), (0, frozen, False), (1, toys.small_resnet, False)],
-)
-def test_frozen_batch_norm_is_not_deterministic_on_gpus(monkeypatch, num_gpus, make, is_refused):
-    monkeypatch.setattr(machine, "num_devices", lambda kind: num_gpus)
-    model = make()
-    check(model, deterministic=False)
-    if is_refused:
-        with pytest.raises(settings.SettingsError, match="the layer conv1_norm is a frozen Fused"):
-            check(model, deterministic=True)
-    else:
-        check(model, deterministic=True)
+from towers_cli import build
 
 
 @pytest.mark.parametrize("deterministic", [True, False])

@@ -17,7 +17,9 @@ class Network:
     """A network and what goes with it.
 
     Attributes:
-      build: (image_shape, num_classes, dtype_policy, seed) to a Keras model that gives logits.
+      build: (image_shape, num_classes, dtype, seed) to a Keras model of images, floating [n,
+        height, width, channels], to logits [n, num_classes]; `dtype` is the policy of all layers,
+        `seed` that of the initial weights.
       weight_decay: default coefficient.
       weight_filter: default key of weight_decay.FILTERS.
       preprocessing: default name of the input pipeline's preprocessing.

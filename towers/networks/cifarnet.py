@@ -22,15 +22,9 @@ def build(
     """Builds the network.
 
     Args:
-      image_shape: (height, width, channels), standardized images.
-      num_classes: number of logits.
-      dtype: policy of all layers.
-      seed: of the initial weights.
+      image_shape, num_classes, dtype, seed: as those of `Network.build`; standardized images.
       filters: of both convolutions.
       hidden_units: of the two hidden dense layers.
-
-    Returns:
-      A model of float [n, height, width, channels] to logits [n, num_classes].
     """
 
     def normal(stddev: float, layer: str) -> keras.initializers.Initializer:

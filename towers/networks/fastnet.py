@@ -31,14 +31,9 @@ def build(
     """Builds the network; `adapt` must see some images before it is trained.
 
     Args:
-      image_shape: (height, width, channels), images of mean about 0 and deviation about 1.
-      num_classes: number of logits.
-      dtype: policy of all layers.
-      seed: of the initial weights.
+      image_shape, num_classes, dtype, seed: as those of `Network.build`; images of mean about 0 and
+        deviation about 1.
       block_filters: of the two convolutions in each block, which halves height and width.
-
-    Returns:
-      A model of float [n, height, width, channels] to logits [n, num_classes].
 
     Raises:
       ValueError: nothing would be left of the images.
@@ -122,7 +117,6 @@ class PartialIdentity(keras.initializers.Initializer):
         return tf.concat([tf.cast(identity, kernel.dtype), kernel[..., shared:]], axis=-1)
 
     def get_config(self):
-        """The arguments, for `final_model.keras`."""
         return {"seed": self.seed}
 
 

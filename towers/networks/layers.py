@@ -17,21 +17,13 @@ def local_response_normalization(
         outputs[..., c] = inputs[..., c] / d[..., c] ** beta
         d[..., c] = bias + alpha * sum of inputs[..., c'] ** 2 over |c' - c| <= depth_radius
 
-    The same function as `tf.nn.lrn`, made of three things a CPU does fast (docs/speed.md has what
-    each of them buys):
+    The same function as `tf.nn.lrn`, as a CPU computes it fast (docs/speed.md): the sum over a
+    window is a product with a banded matrix, and the gradient is that product once more,
 
-    - The sum over a window of channels is a product with a banded matrix, one matrix
-      multiplication; alpha is in the matrix.
-    - The gradient is written out, because it is that same product once more and nothing else:
+        dx = g * d ** -beta - x * ((g * outputs / d) @ (2 * alpha * beta * band))
 
-          dx = g * d ** -beta - x * ((g * outputs / d) @ (2 * alpha * beta * band))
-
-    - For the exponents that networks use, the power is made of square roots, which the processor
-      has an instruction for.
-
-    bfloat16 and float16 are computed in float32, at no cost in time: d is 1 and a little, and 8
-    bits keep next to nothing of that. (`tf.nn.lrn` takes neither bfloat16 on a CPU nor float64,
-    which the tests against NumPy need.)
+    bfloat16 and float16 are computed in float32: d is 1 and a little, and 8 bits keep next to
+    nothing of that. (`tf.nn.lrn` takes neither bfloat16 on a CPU nor float64.)
 
     Args:
       inputs: floating [..., channels].
@@ -74,12 +66,9 @@ def _times(values: tf.Tensor, matrix: tf.Tensor) -> tf.Tensor:
 
 
 def _to_minus(beta: float, x: tf.Tensor) -> tf.Tensor:
-    """`x ** -beta` for positive `x`."""
     if beta == 0.75:
         inverse_root = tf.math.rsqrt(x)  # x ** -1/2
         return inverse_root * tf.sqrt(inverse_root)
-    if beta == 0.5:
-        return tf.math.rsqrt(x)
     return x**-beta
 
 
@@ -89,29 +78,14 @@ class LocalResponseNormalization(keras.layers.Layer):
 
     def __init__(self, depth_radius=5, bias=1.0, alpha=1.0, beta=0.5, **kwargs):
         super().__init__(**kwargs)
-        self.depth_radius = depth_radius
-        self.bias = bias
-        self.alpha = alpha
-        self.beta = beta
+        self.options = {"depth_radius": depth_radius, "bias": bias, "alpha": alpha, "beta": beta}
 
     def call(self, inputs):
         """Normalizes `inputs`, floating [n, height, width, channels]."""
-        return local_response_normalization(
-            inputs, self.depth_radius, self.bias, self.alpha, self.beta
-        )
-
-    def compute_output_shape(self, input_shape):
-        """The input's shape."""
-        return input_shape
+        return local_response_normalization(inputs, **self.options)
 
     def get_config(self):
-        """The arguments, for `final_model.keras`."""
-        return super().get_config() | {
-            "depth_radius": self.depth_radius,
-            "bias": self.bias,
-            "alpha": self.alpha,
-            "beta": self.beta,
-        }
+        return super().get_config() | self.options
 
 
 @keras.saving.register_keras_serializable(package="towers")
@@ -141,12 +115,7 @@ class BiasRelu(keras.layers.Layer):
         """Floating [n, ..., channels], the same out."""
         return tf.nn.relu(tf.nn.bias_add(inputs, self.bias))
 
-    def compute_output_shape(self, input_shape):
-        """The input's shape."""
-        return input_shape
-
     def get_config(self):
-        """The arguments, for `final_model.keras`."""
         return super().get_config() | {
             "bias_initializer": keras.initializers.serialize(self.bias_initializer)
         }
@@ -252,12 +221,5 @@ class Whitening(keras.layers.Layer):
         """[n, height, width, channels] to [n, height - size + 1, width - size + 1, filters]."""
         return tf.nn.conv2d(inputs, self.kernel, strides=1, padding="VALID")
 
-    def compute_output_shape(self, input_shape):
-        """The shape without `kernel_size - 1` rows and columns, with all filters."""
-        n, height, width, channels = input_shape
-        lost = self.kernel_size - 1
-        return (n, height - lost, width - lost, 2 * channels * self.kernel_size**2)
-
     def get_config(self):
-        """The arguments, for `final_model.keras`."""
         return super().get_config() | {"kernel_size": self.kernel_size, "epsilon": self.epsilon}

@@ -22,14 +22,8 @@ def build(
     """Builds the network.
 
     Args:
-      image_shape: (height, width, channels), standardized images.
-      num_classes: number of logits.
-      dtype: policy of all layers.
-      seed: of the initial weights.
+      image_shape, num_classes, dtype, seed: as those of `Network.build`; standardized images.
       blocks_per_stage: residual blocks of two convolutions in each of three stages.
-
-    Returns:
-      A model of float [n, height, width, channels] to logits [n, num_classes].
     """
 
     def he_normal(layer):

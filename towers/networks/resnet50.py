@@ -26,14 +26,9 @@ def build(
     """Builds the network.
 
     Args:
-      image_shape: (height, width, channels); height and width at least 32.
-      num_classes: number of logits.
-      dtype: policy of all layers.
-      seed: of the initial weights.
+      image_shape, num_classes, dtype, seed: as those of `Network.build`; height and
+        width at least 32.
       stages: (blocks, filters) of each.
-
-    Returns:
-      A model of float [n, height, width, channels] to logits [n, num_classes].
 
     Raises:
       ValueError: the images are too small.

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import tensorflow as tf
 
-from towers import errors
+from towers import errors, noise
 
 _NOT_COMPILED = re.compile("Detected unsupported operations .*|Trying to access resource .*")
 
@@ -17,7 +17,7 @@ class TrainingError(errors.UserError):
 
 @contextlib.contextmanager
 def explained() -> Iterator[None]:
-    """Makes one line of an error about lacking memory, or of what XLA cannot compile.
+    """Makes one line of an error about lacking memory, or of what TensorFlow cannot compute.
 
     Raises:
       TrainingError: there was such an error while this was entered.
@@ -28,6 +28,8 @@ def explained() -> Iterator[None]:
         raise TrainingError(
             "there is not enough memory for a batch; give a smaller one, or accumulate_gradients"
         ) from error
+    except tf.errors.UnimplementedError as error:  # with --deterministic, by TensorFlow's words
+        raise TrainingError(noise.reason(error)) from error
     except tf.errors.OpError as error:
         if (found := _NOT_COMPILED.search(error.message)) is None:
             raise
