@@ -20,7 +20,7 @@ help:
 	@echo "make format  fix style"
 	@echo "make clean   remove the virtual environment and caches; runs stay"
 
-$(VENV)/installed: setup.py requirements.txt
+$(VENV)/installed: pyproject.toml requirements.txt
 	$(PYTHON) -m venv $(VENV)
 	$(VENV)/bin/python -m pip install --quiet --requirement requirements.txt
 	$(VENV)/bin/python -m pip install --quiet --no-deps --editable .

@@ -37,7 +37,7 @@ def built(tmp_path_factory):
     """The wheel, and the modules of the checkout."""
     # From a copy, as setuptools writes beside what it packs.
     tmp_path = tmp_path_factory.mktemp("wheel")
-    files = ["setup.py", "README.md", "LICENSE"]
+    files = ["setup.py", "pyproject.toml", "README.md", "LICENSE"]
     for name in files:
         shutil.copy(scripts.ROOT / name, tmp_path / name)
     modules = set()
