@@ -128,24 +128,3 @@ def test_a_lost_node_makes_the_run_smaller(started, cluster, tmp_path, alone):
     process.communicate(timeout=120)
     assert process.returncode == 0
     scripts.assert_same_run(folder, alone)
-
-
-@pytest.mark.parametrize("workers", ["0", "4:1", "1:2:3", "two"])
-def test_a_number_of_workers_that_is_none_is_refused(workers):
-    script = scripts.ROOT / "examples/cluster/ray_train.py"
-    done = subprocess.run(
-        [sys.executable, script, f"--workers={workers}", "--", "train.py"],
-        capture_output=True,
-        text=True,
-        timeout=60,
-    )
-    assert done.returncode == 2
-    assert f"argument --workers: invalid workers value: '{workers}'" in done.stderr
-
-
-def test_an_error_that_would_come_back_ends_it(started, tmp_path):
-    process = started("--workers=2", "--", scripts.lighter_train(tmp_path), "--max_steps=-1")
-    out, _ = process.communicate(timeout=120)
-    assert process.returncode == 2, out
-    assert "--max_steps=-1" in out
-    assert out.count("Started training worker group") == 1
