@@ -9,24 +9,16 @@ import length
 # No process is left alone at the end with a file that takes a while.
 LONGEST_FIRST = (
     "test_train_command.py",
-    "test_same_bits.py",
     "test_faults.py",
-    "test_starting_over.py",
-    "test_step.py",
-    "test_file_faults.py",
     "test_workers_command.py",
+    "test_run.py",
+    "test_keras_programs.py",
+    "test_planted_errors.py",
     "test_eval_command.py",
     "test_lessons.py",
-    "test_collectives.py",
     "test_ends.py",
-    "test_run.py",
-    "test_warm_start.py",
+    "test_collectives.py",
     "test_pictures_command.py",
-    "test_launch.py",
-    "test_loss_of_a_worker.py",
-    "test_own_model.py",
-    "test_compare.py",
-    "test_predict.py",
 )
 
 

@@ -105,35 +105,22 @@ def a_gpu():
         ("resnet", "float16", "adamw"),
         ("fastnet", "float32", "muon"),
         ("fastnet", "bfloat16", "muon"),
+        ("resnet", "float32", "sgd", "on a tower"),
+        ("fastnet", "bfloat16", "muon", "on a tower"),
+        ("resnet", "float32", "sgd", "compiled"),
+        ("resnet", "bfloat16", "adamw", "compiled", "on a tower"),
     ],
     ids="-".join,
 )
-def test_deterministic_towers_on_gpus_are_the_same_to_the_last_bit(kind):
+def test_towers_on_gpus_are_the_same_to_the_last_bit(kind):
+    """Deterministic ones; with their parameters on the CPU or the first GPU; compiled by XLA."""
     runs = [printed_by(PROGRAM, num_towers, 50, *kind) for num_towers in (1, 2, 4)]
     assert [run[0] for run in runs] == [[f"/GPU:{t}" for t in range(n)] for n in (1, 2, 4)]
-    assert [run[1] for run in runs] == [["CPU:0"]] * 3
+    assert [run[1] for run in runs] == [["GPU:0" if "on a tower" in kind else "CPU:0"]] * 3
     assert runs[1][2:] == runs[0][2:]
     assert runs[2][2:] == runs[0][2:]
-    again = printed_by(PROGRAM, 2, 50, *kind)
-    assert again[2:] == runs[0][2:]
-
-
-@pytest.mark.usefixtures("a_gpu")
-@pytest.mark.parametrize("kind", [("resnet", "float32", "sgd"), ("fastnet", "bfloat16", "muon")])
-def test_parameters_on_the_first_gpu_are_the_same_for_any_number_of_towers(kind):
-    runs = [printed_by(PROGRAM, num_towers, 50, *kind, "on a tower") for num_towers in (1, 2, 4)]
-    assert [run[1] for run in runs] == [["GPU:0"]] * 3
-    assert runs[1][2:] == runs[0][2:]
-    assert runs[2][2:] == runs[0][2:]
-
-
-@pytest.mark.usefixtures("a_gpu")
-@pytest.mark.parametrize("kind", [("resnet", "float32", "sgd"), ("resnet", "bfloat16", "adamw")])
-@pytest.mark.parametrize("more", [[], ["on a tower"]], ids=["parameters_on_cpu", "on_gpu"])
-def test_what_xla_compiles_for_gpus_is_the_same_for_any_number_of_towers(kind, more):
-    runs = [printed_by(PROGRAM, n, 50, *kind, "compiled", *more) for n in (1, 2, 4)]
-    assert runs[1][2:] == runs[0][2:]
-    assert runs[2][2:] == runs[0][2:]
+    if len(kind) == 3:
+        assert printed_by(PROGRAM, 2, 50, *kind)[2:] == runs[0][2:]
 
 
 @pytest.mark.parametrize("kind", [("cifarnet", "float32", "sgd"), MANY], ids=["one", "many"])
@@ -187,16 +174,6 @@ def compare_killed_run(folder, cache_home, *, hidden=False):
 
 
 @pytest.mark.usefixtures("a_gpu")
-def test_the_libraries_that_compute_are_known():
-    program = """
-import json, towers
-from towers import machine
-print(json.dumps(machine.gpu_software()))
-"""
-    assert "unknown" not in printed_by(program).values()
-
-
-@pytest.mark.usefixtures("a_gpu")
 def test_train_py_on_a_gpu_is_one_run_for_one_process_and_two(tmp_path, cache_home):
     said, one = trained(tmp_path / "one", cache_home)
     assert "/GPU:0" in said
@@ -205,21 +182,8 @@ def test_train_py_on_a_gpu_is_one_run_for_one_process_and_two(tmp_path, cache_ho
     assert one == two != []
 
 
-@pytest.mark.long
-def test_train_py_can_be_asked_the_same_on_a_cpu(tmp_path, cache_home):
-    _, one = trained(tmp_path / "one", cache_home, hidden=True)
-    launched = "-m", "towers_cli.launch", "--workers=2", "--"
-    _, two = trained(tmp_path / "two", cache_home, *launched, hidden=True)
-    assert one == two != []
-
-
 @pytest.mark.usefixtures("a_gpu")
 def test_train_py_on_a_gpu_resumes_with_the_bits_of_a_run_that_was_never_killed(
     tmp_path, cache_home
 ):
     compare_killed_run(tmp_path, cache_home)
-
-
-@pytest.mark.long
-def test_train_py_can_be_killed_likewise_on_a_cpu(tmp_path, cache_home):
-    compare_killed_run(tmp_path, cache_home, hidden=True)

@@ -80,6 +80,13 @@ def train(folder: Path, *arguments: str) -> Done:
     return run("train", *small_run(folder), *arguments)
 
 
+def trained(folder: Path, *arguments: str) -> Done:
+    """As `train`; it succeeds and complains of nothing."""
+    done = train(folder, *arguments)
+    assert (done.returncode, done.stderr) == (0, "")
+    return done
+
+
 def small_run(folder: Path) -> list[str]:
     """Arguments of a training that takes a second or two."""
     return [

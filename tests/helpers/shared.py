@@ -19,6 +19,7 @@ import forked
 import keras
 import lesson_checks
 import lighter
+from several import Workers
 
 from towers import devices
 
@@ -144,6 +145,20 @@ def cache(cache_home):
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("XDG_CACHE_HOME", str(cache_home))
         yield
+
+
+@pytest.fixture
+def several():
+    """Makes `several.Workers`, and kills what a failing test leaves of them."""
+    made = []
+
+    def make(count: int = 2) -> Workers:
+        made.append(Workers(count))
+        return made[-1]
+
+    yield make
+    for workers in made:
+        workers.kill()
 
 
 @pytest.fixture(scope="session")

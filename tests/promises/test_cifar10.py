@@ -81,10 +81,3 @@ def test_other_microbatches_differ_by_rounding_alone(
         run = trained(twenty_batches, num_towers, dtype, rate, num_microbatches, steps)
         for mine, expected in zip(run, one, strict=True):
             np.testing.assert_allclose(mine, expected, rtol=0, atol=tolerance)
-
-
-@pytest.mark.long  # test_same_bits.py trains a network on 1 and 4 towers in every session
-def test_equal_microbatches_are_equal_to_the_last_bit(twenty_batches):
-    one, two = (trained(twenty_batches, num_towers, num_microbatches=2) for num_towers in (1, 2))
-    for mine, expected in zip(one, two, strict=True):
-        np.testing.assert_array_equal(mine, expected)
