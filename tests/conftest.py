@@ -1,8 +1,5 @@
 """In which order tests run, and what the processes that run them share (helpers/shared.py)."""
 
-import shlex
-import sys
-
 import first_process
 import length
 
@@ -30,13 +27,8 @@ def pytest_configure(config):
         import shared
 
         config.pluginmanager.register(shared)
-    elif sys.platform == "linux" and not config.option.collectonly:
-        tests = [str(config.invocation_params.dir / place) for place in config.args]
-        with config.pluginmanager.getplugin("capturemanager").global_and_fixture_disabled():
-            first_process.start("-m", config.option.markexpr, *tests)  # its errors are shown
-        python = [sys.executable, str(first_process.ROOT / "tests/helpers/forked_python.py")]
-        fork = f"popen//python={shlex.join(python)}"
-        config.option.tx = [fork if spec == "popen" else spec for spec in config.option.tx]
+    elif not config.option.collectonly:
+        first_process.start()
 
 
 def pytest_collection_modifyitems(items):

@@ -9,7 +9,10 @@ A fork cannot show what Python reads when it starts (PYTHONHASHSEED, options suc
 terminal's encoding) nor what happens during the import. Tests of those start `python` itself.
 """
 
+import json
 import os
+import select
+import socket
 import subprocess
 import sys
 from collections.abc import Sequence
@@ -35,24 +38,33 @@ class Popen(subprocess.Popen):
         assert preexec_fn is None and not pass_fds and args[0] == sys.executable, args
         std = [2 if errwrite == -1 else errwrite]
         std = [0 if p2cread == -1 else p2cread, 1 if c2pwrite == -1 else c2pwrite, *std]
-        variables = os.environ if env is None else env
-        light = lighter.made_lighter()
-        request = first_process.request(args[1:], cwd or os.getcwd(), variables, light)
-        self._fork = first_process.Fork(first_process.of_commands(), request, std)
-        self.pid = self._fork.pid
+        request = {
+            "arguments": list(map(str, args[1:])),
+            "cwd": str(cwd or os.getcwd()),
+            "variables": dict(os.environ if env is None else env),
+            "is_lighter": list(lighter.made_lighter()),
+        }
+        self._news = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        self._news.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, first_process.LARGEST_REQUEST)
+        self._news.connect(f"\0{first_process.address()}")
+        socket.send_fds(self._news, [json.dumps(request).encode()], std)
+        self.pid = int(self._news.recv(100))
         self._child_created = True
         self._close_pipe_fds(p2cread, p2cwrite, c2pread, c2pwrite, errread, errwrite)
 
     def _internal_poll(self, *_, **__):
-        if self.returncode is None:
-            self.returncode = self._fork.exit_code(timeout=0)
-        return self.returncode
+        return self._exit_code(seconds=0)
 
     def _wait(self, timeout):
-        if self.returncode is None:
-            self.returncode = self._fork.exit_code(timeout)
-        if self.returncode is None:
+        if self._exit_code(timeout) is None:
             raise subprocess.TimeoutExpired(self.args, timeout)
+        return self.returncode
+
+    def _exit_code(self, seconds: float | None) -> int | None:
+        """Waits for it so long, without an end where that is None."""
+        if self.returncode is None and select.select([self._news], [], [], seconds)[0]:
+            with self._news:
+                self.returncode = int(self._news.recv(100))
         return self.returncode
 
 

@@ -3,7 +3,6 @@
 import signal
 import subprocess
 import sys
-from pathlib import Path
 
 import forked
 import pytest
@@ -52,15 +51,3 @@ def test_a_signal_ends_it(kind, number):
     process.send_signal(number)
     process.communicate(timeout=60)
     assert process.returncode == process.poll() == -number
-
-
-@pytest.mark.parametrize("line, code", [("= tf.constant(1)", 1), ("= tf.TensorSpec([])", 0)])
-def test_a_file_of_tests_that_starts_tensorflow_is_named(tmp_path, line, code):
-    (tmp_path / "test_new.py").write_text(f"import tensorflow as tf\nX {line}\ndef test(): pass\n")
-    (tmp_path / "test_other.py").write_text("def test(): pass\n")
-    program = f"import sys; sys.path.append({str(Path(__file__).parent)!r}); import first_process; "
-    program += f"first_process.read_tests([{str(tmp_path)!r}])"
-    done = forked.run([sys.executable, "-c", program], cwd=tmp_path, timeout=60)
-    assert done.returncode == code
-    assert ("test_new.py starts TensorFlow's runtime as it is read" in done.stderr) == (code == 1)
-    assert "test_other.py starts" not in done.stderr  # which comes later

@@ -106,6 +106,41 @@ class TestTornFiles:
         scripts.assert_same_run(stopped, untouched)
         assert scripts.evaluation_lines(stopped) == scripts.evaluation_lines(untouched)
 
+    def test_a_checkpoint_of_another_run_is_neither_continued_nor_evaluated(
+        self, stopped, tmp_path
+    ):
+        scripts.trained(tmp_path / "other", *SIX_STEPS, "--seed=1")
+        other = tmp_path / "other" / "checkpoints" / "step-6"
+        shutil.copytree(other, stopped / "checkpoints" / "step-6")
+        assert "step-6 belongs to another run" in refused(scripts.train(stopped, *SIX_STEPS))
+        done = scripts.run("eval", f"--train_dir={stopped}", f"--checkpoint={other}")
+        assert "step-6 belongs to another run" in refused(done)
+        assert not (stopped / "eval.jsonl").exists()
+
+    @pytest.mark.long
+    def test_checkpoints_that_are_gone_are_missed(self, stopped):
+        """They were whole: the run does not start over, and nothing is cut."""
+        (stopped / "final_model.json").unlink()
+        shutil.rmtree(stopped / "checkpoints")
+        (stopped / "checkpoints").symlink_to(stopped / "nowhere")
+        before = scripts.contents(stopped)
+        line = refused(scripts.train(stopped, *SIX_STEPS))
+        assert "has saved checkpoints, the first at step 2, but " in line
+        assert scripts.contents(stopped) == before
+
+    @pytest.mark.long
+    def test_an_attempt_without_a_checkpoint_leaves_nothing_in_the_run_that_starts_over(
+        self, tmp_path
+    ):
+        flags = "--verify_every_steps=1", "--summary_every_steps=0"
+        refused(scripts.train(tmp_path / "run", *flags, "--learning_rate=1e20"))
+        events = list((tmp_path / "run" / "train").iterdir())
+        for name in ("run", "fresh"):
+            scripts.trained(tmp_path / name, *flags, "--seed=1")
+        assert not any(path.exists() for path in events)
+        ours, fresh = (scripts.hash_lines(tmp_path / name) for name in ("run", "fresh"))
+        assert ours == fresh
+
     def test_eval_whose_checkpoint_is_deleted_under_it_takes_the_next(self, stopped, monkeypatch):
         """As by a training that goes on: step 4 goes when eval.py has chosen it, step 6 comes."""
         original, restored = checkpoints.read, []
