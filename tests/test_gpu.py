@@ -137,12 +137,12 @@ FLAGS = (
 )  # fmt: skip
 
 
-def training(folder, cache_home, *command, hidden=False, flags=()):
+def training(folder, *command, hidden=False, flags=()):
     """A process of `train.py`."""
     script = str(scripts.ROOT / "train.py")
     return subprocess.Popen(
         [sys.executable, *command, script, f"--train_dir={folder}", *FLAGS, *flags],
-        env=seeing(hidden) | {"XDG_CACHE_HOME": str(cache_home)},
+        env=seeing(hidden),
         stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
     )  # fmt: skip
 
@@ -155,35 +155,33 @@ def trained(folder, *arguments, **options):
     return stdout, scripts.hash_lines(folder)
 
 
-def compare_killed_run(folder, cache_home, *, hidden=False):
+def compare_killed_run(folder, *, hidden=False):
     """Checks a run that is killed after its first checkpoint against one that is not."""
     options = {"hidden": hidden, "flags": ("--max_steps=200", "--verify_every_steps=50")}
-    _, expected = trained(folder / "whole", cache_home, **options)
+    _, expected = trained(folder / "whole", **options)
     first = folder / "killed/checkpoints/step-20"
-    with training(folder / "killed", cache_home, **options) as process:
+    with training(folder / "killed", **options) as process:
         ends = time.monotonic() + TIMEOUT_SECONDS
         while not first.exists() and process.poll() is None and time.monotonic() < ends:
             time.sleep(0.01)
         process.kill()
         process.communicate()
     assert process.returncode == -signal.SIGKILL
-    said, resumed = trained(folder / "killed", cache_home, **options)
+    said, resumed = trained(folder / "killed", **options)
     assert "continuing at step" in said
     assert resumed == expected
     assert {line["step"] for line in expected} >= {0, 50, 100, 150, 200}
 
 
 @pytest.mark.usefixtures("a_gpu")
-def test_train_py_on_a_gpu_is_one_run_for_one_process_and_two(tmp_path, cache_home):
-    said, one = trained(tmp_path / "one", cache_home)
+def test_train_py_on_a_gpu_is_one_run_for_one_process_and_two(tmp_path):
+    said, one = trained(tmp_path / "one")
     assert "/GPU:0" in said
     launched = "-m", "towers_cli.launch", "--workers=2", "--"
-    _, two = trained(tmp_path / "two", cache_home, *launched)
+    _, two = trained(tmp_path / "two", *launched)
     assert one == two != []
 
 
 @pytest.mark.usefixtures("a_gpu")
-def test_train_py_on_a_gpu_resumes_with_the_bits_of_a_run_that_was_never_killed(
-    tmp_path, cache_home
-):
-    compare_killed_run(tmp_path, cache_home)
+def test_train_py_on_a_gpu_resumes_with_the_bits_of_a_run_that_was_never_killed(tmp_path):
+    compare_killed_run(tmp_path)

@@ -6,8 +6,6 @@ import scripts
 
 from benchmarks import turns
 
-pytestmark = pytest.mark.usefixtures("cache")
-
 # A side whose "step" of 10 images takes 20 ms, and which talks.
 COUNTING = """
 import time

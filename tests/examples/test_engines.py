@@ -70,14 +70,12 @@ def submitted(tmp_path):
 class TestSlurm:
     @pytest.mark.long
     @pytest.mark.whole_program
-    def test_a_run_has_the_bits_of_one_worker(self, submitted, tmp_path, cache_home):
+    def test_a_run_has_the_bits_of_one_worker(self, submitted, tmp_path):
         flags = ["--dataset=shapes", "--global_batch_size=32", "--max_steps=10"]
         flags += ["--verify_every_steps=10", "--intra_op_threads=1"]
         program = Path(scripts.lighter_train(tmp_path)).read_text()
         two, one = tmp_path / "two", tmp_path / "one"
-        done, _, asked = submitted(
-            program, *flags, f"--train_dir={two}", XDG_CACHE_HOME=str(cache_home)
-        )
+        done, _, asked = submitted(program, *flags, f"--train_dir={two}")
         assert (done.returncode, done.stderr) == (0, "")
         assert asked == ["show hostnames node[1-2]"]
         assert scripts.run("train", f"--train_dir={one}", *flags).returncode == 0

@@ -33,7 +33,6 @@ def downloaded(made, monkeypatch):
 
 
 @pytest.mark.long
-@pytest.mark.usefixtures("cache")
 def test_is_one_command(made, tmp_path):
     folder = photos.folder(tmp_path / "pictures", 6)
     done = scripts.run(

@@ -28,7 +28,7 @@ FLAGS = [
 
 
 @pytest.fixture(scope="module")
-def alone(tmp_path_factory, cache):
+def alone(tmp_path_factory):
     """The run of one worker, made in this process."""
     folder = tmp_path_factory.mktemp("alone") / "run"
     assert scripts.run("train", f"--train_dir={folder}", *FLAGS).returncode == 0
@@ -46,7 +46,7 @@ def cluster():
 
 
 @pytest.fixture
-def started(cluster, tmp_path, cache_home):
+def started(cluster, tmp_path):
     """Starts the example there; its output, stderr too, is read line by line."""
     processes = []
 
@@ -60,7 +60,6 @@ def started(cluster, tmp_path, cache_home):
                 cwd=tmp_path,
                 env=os.environ
                 | {
-                    "XDG_CACHE_HOME": str(cache_home),
                     "RAY_ADDRESS": cluster.address,
                     "RAY_DEDUP_LOGS": "0",
                     "RAY_COLOR_PREFIX": "0",

@@ -36,7 +36,7 @@ class Workers:
         else:
             variables["TF_CONFIG"] = launch.tf_config(self.addresses, index)
         pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
-        environment = os.environ | {"CUDA_VISIBLE_DEVICES": "-1"} | variables
+        environment = os.environ | variables
         self.processes[index] = forked.Popen(call, env=environment, **pipes)
         return self.processes[index]
 

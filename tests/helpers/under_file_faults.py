@@ -20,8 +20,6 @@ from file_faults import Fault
 from towers.runs import checkpoints, run_folder
 from towers.runs import run as towers_run
 
-pytestmark = pytest.mark.usefixtures("cache")
-
 FOUR_STEPS = (
     "--max_steps=4",
     "--checkpoint_every_steps=2",
@@ -49,7 +47,7 @@ def each_operation(run) -> None:
 
 
 @pytest.fixture(scope="module")
-def untouched(tmp_path_factory, cache):
+def untouched(tmp_path_factory):
     folder = tmp_path_factory.mktemp("untouched") / "run"
     scripts.trained(folder, *FOUR_STEPS)
     return folder
@@ -96,7 +94,7 @@ class TestAWholeTraining:
             assert run(sample)
 
 
-def check_said(done: scripts.Done, said: str) -> None:
+def check_said(done, said: str) -> None:
     """Either all went well, or one line says what did not."""
     if done.returncode == 0:
         assert done.stderr == "", said

@@ -42,11 +42,9 @@ def test_one_epoch_of_the_tutorial_learns_on_two_towers(cifar10_dir, forked_comm
 
 
 @pytest.fixture(scope="module")
-def twenty_batches(cifar10_dir, cache_home):
+def twenty_batches(cifar10_dir):
     """The first 20 global batches of the tutorial."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("XDG_CACHE_HOME", str(cache_home))
-        data = datasets.load("cifar10", str(cifar10_dir), "train")
+    data = datasets.load("cifar10", str(cifar10_dir), "train")
     how = images.preprocessing("crop_flip_colour", data)
     return list(images.training(data, how, 0).batches(0, 20, global_batch_size=128))
 

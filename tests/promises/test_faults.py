@@ -21,8 +21,6 @@ import scripts
 from benchmarks import kills
 from towers.runs import checkpoints
 
-pytestmark = pytest.mark.usefixtures("cache")
-
 SIX_STEPS = (
     "--max_steps=6",
     "--checkpoint_every_steps=2",
@@ -33,7 +31,7 @@ ENDLESS = ("--max_steps=50000", "--checkpoint_every_steps=5")
 
 
 @pytest.fixture(scope="module")
-def untouched(tmp_path_factory, cache):
+def untouched(tmp_path_factory):
     """Six steps that nothing happened to."""
     folder = tmp_path_factory.mktemp("untouched") / "run"
     scripts.trained(folder, *SIX_STEPS)
@@ -41,7 +39,7 @@ def untouched(tmp_path_factory, cache):
 
 
 @pytest.fixture(scope="module")
-def after_four_steps(tmp_path_factory, cache):
+def after_four_steps(tmp_path_factory):
     """The same run, stopped after four of its steps."""
     folder = tmp_path_factory.mktemp("after_four_steps") / "run"
     scripts.trained(folder, *SIX_STEPS, "--max_steps=4")
@@ -177,9 +175,9 @@ class TestTornFiles:
 
 class TestTwoAtOnce:
     @pytest.mark.whole_program
-    def test_the_second_is_refused_and_the_first_goes_on(self, tmp_path, cache_home):
+    def test_the_second_is_refused_and_the_first_goes_on(self, tmp_path):
         folder = tmp_path / "run"
-        process = scripts.start(cache_home, "train", *scripts.small_run(folder), *ENDLESS)
+        process = scripts.start("train", *scripts.small_run(folder), *ENDLESS)
         scripts.wait_for_line(process, "step 6/")
         config = (folder / "config.json").read_bytes()
         line = refused(scripts.train(folder, *ENDLESS))
@@ -289,9 +287,9 @@ class TestAFolderThatCannotBeUsed:
         assert scripts.contents(stopped) == before
 
     @pytest.mark.whole_program
-    def test_one_that_is_moved_away_ends_the_run_and_is_not_made_again(self, tmp_path, cache_home):
+    def test_one_that_is_moved_away_ends_the_run_and_is_not_made_again(self, tmp_path):
         folder, elsewhere = tmp_path / "run", tmp_path / "elsewhere"
-        process = scripts.start(cache_home, "train", *scripts.small_run(folder), *ENDLESS)
+        process = scripts.start("train", *scripts.small_run(folder), *ENDLESS)
         scripts.wait_for_line(process, "step 6/")
         shutil.move(folder, elsewhere)
         _, stderr = process.communicate(timeout=60)
@@ -305,11 +303,11 @@ class TestAFolderThatCannotBeUsed:
 
 
 @pytest.mark.whole_program
-def test_a_reader_that_goes_ends_the_run_without_a_word(tmp_path, cache_home):
+def test_a_reader_that_goes_ends_the_run_without_a_word(tmp_path):
     """As in `train.py | head`; with a checkpoint."""
     folder = tmp_path / "run"
     arguments = [*scripts.small_run(folder), *ENDLESS, "--checkpoint_every_steps=50000"]
-    process = scripts.start(cache_home, "train", *arguments)
+    process = scripts.start("train", *arguments)
     scripts.wait_for_line(process, "step 6/")
     process.stdout.close()
     assert process.wait(timeout=60) == 141
@@ -319,13 +317,12 @@ def test_a_reader_that_goes_ends_the_run_without_a_word(tmp_path, cache_home):
     assert step == scripts.training_lines(folder)[-1]["step"] > 5
 
 
-def start_on_a_terminal(cache_home, *arguments) -> tuple[int, int]:
+def start_on_a_terminal(*arguments) -> tuple[int, int]:
     """train.py in a session of its own; its process and the other end of its terminal."""
     process, terminal = pty.fork()
     if process == 0:
-        environment = os.environ | {"XDG_CACHE_HOME": str(cache_home), "CUDA_VISIBLE_DEVICES": "-1"}
         script = str(scripts.ROOT / "train.py")
-        os.execve(sys.executable, [sys.executable, script, *arguments], environment)
+        os.execv(sys.executable, [sys.executable, script, *arguments])
     return process, terminal
 
 
@@ -335,11 +332,11 @@ def exit_code(process: int) -> int:
 
 @pytest.mark.whole_program
 @pytest.mark.long
-def test_a_terminal_that_is_closed_ends_the_run_with_a_checkpoint(tmp_path, cache_home):
+def test_a_terminal_that_is_closed_ends_the_run_with_a_checkpoint(tmp_path):
     """SIGHUP comes, and from then on whatever is printed is an error."""
     folder = tmp_path / "run"
     arguments = [*scripts.small_run(folder), *ENDLESS, "--checkpoint_every_steps=50000"]
-    process, terminal = start_on_a_terminal(cache_home, *arguments)
+    process, terminal = start_on_a_terminal(*arguments)
     shown = b""
     while b"loss" not in shown:  # the first step's line
         shown += os.read(terminal, 1000)

@@ -22,12 +22,9 @@ def library(tmp_path_factory):
 
 
 @pytest.mark.parametrize("chosen", ["TestAWholeTraining", "TestCheckpoints"])
-def test_what_a_run_writes_and_reads(library, cache_home, chosen):
+def test_what_a_run_writes_and_reads(library, chosen):
     """A whole training, of which some operations fail; of a checkpoint all do."""
-    environment = file_faults.environment(library) | {
-        "XDG_CACHE_HOME": str(cache_home),
-        "PYTEST_ADDOPTS": "",
-    }
+    environment = file_faults.environment(library) | {"PYTEST_ADDOPTS": ""}
     tests = scripts.ROOT / "tests" / "helpers" / "under_file_faults.py"
     done = subprocess.run(
         [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-k", chosen, tests],

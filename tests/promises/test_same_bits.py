@@ -12,7 +12,6 @@ OPTIMIZERS = {
     "sgd": ("--momentum=0.9", "--learning_rate=0.05"),
     "adamw": ("--optimizer=adamw", "--learning_rate=0.001"),
 }
-pytestmark = pytest.mark.usefixtures("cache")
 
 
 @pytest.mark.pitfall(31)

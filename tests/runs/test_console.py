@@ -68,8 +68,7 @@ def test_lines_hold_what_a_person_asks_of_a_run(capsys):
     assert err == ""
 
 
-def test_on_a_terminal_a_run_shows_a_bar(tmp_path, monkeypatch, cache_home):
-    monkeypatch.setenv("XDG_CACHE_HOME", str(cache_home))
+def test_on_a_terminal_a_run_shows_a_bar(tmp_path):
     with _terminal() as screen:
         line = scripts.line_of("train")
         arguments = line.parse(["train.py", *scripts.small_run(tmp_path / "run")])

@@ -313,13 +313,12 @@ class TestWholeRuns:
 
 
 @pytest.fixture(scope="module")
-def first(cache, tmp_path_factory):
+def first(tmp_path_factory):
     folder = tmp_path_factory.mktemp("command") / "first"
     scripts.trained(folder, "--moving_average_decay=0.9")
     return folder
 
 
-@pytest.mark.usefixtures("cache")
 class TestTheCommand:
     def test_begins_with_a_run_and_goes_on_without_it(self, first, tmp_path):
         from_it = f"--init_from={first}"

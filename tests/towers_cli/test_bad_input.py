@@ -248,22 +248,17 @@ def test_a_process_says_one_line_and_nothing_of_tensorflow(command, tmp_path, sc
 
 
 @pytest.fixture(scope="module")
-def finished(cache_home, tmp_path_factory):
+def finished(tmp_path_factory):
     """A run of one step."""
     folder = tmp_path_factory.mktemp("finished") / "run"
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("XDG_CACHE_HOME", str(cache_home))
-        done = scripts.train(folder, "--max_steps=1", "--summary_every_steps=0")
-    assert done.returncode == 0, done.stderr
+    scripts.trained(folder, "--max_steps=1", "--summary_every_steps=0")
     return folder
 
 
 @pytest.fixture
-def run(finished, tmp_path, cache_home, monkeypatch):
+def run(finished, tmp_path):
     """A copy of it, to be spoiled."""
-    monkeypatch.setenv("XDG_CACHE_HOME", str(cache_home))
-    shutil.copytree(finished, tmp_path / "run")
-    return tmp_path / "run"
+    return shutil.copytree(finished, tmp_path / "run")
 
 
 def check_refused(run, *pieces: str) -> None:
@@ -386,7 +381,7 @@ def test_a_home_folder_that_nobody_knows(nothing_is_left, name):
     )
 
 
-def test_a_program_s_run_is_not_the_command_s_nor_the_other_way_round(tmp_path, cache):
+def test_a_program_s_run_is_not_the_command_s_nor_the_other_way_round(tmp_path):
     def fit(folder):
         model = toys.classifier()
         model.compile("sgd", keras.losses.SparseCategoricalCrossentropy(from_logits=True))

@@ -23,9 +23,6 @@ FLAGS = (
 )
 
 
-pytestmark = pytest.mark.usefixtures("cache")
-
-
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory):
     """One run, on one tower; the folder of others beside it."""

@@ -1,12 +1,8 @@
 """`train.py --dry_run` writes nothing, wherever a run, its data or its libraries would."""
 
 import os
-import shutil
-import subprocess
-import sys
 from pathlib import Path
 
-import forked
 import pytest
 import scripts
 import tiny_photos
@@ -21,16 +17,16 @@ def home(tmp_path) -> Path:
     return tmp_path / "home"
 
 
-def dry_run(home: Path, *flags: str, run=subprocess.run) -> subprocess.CompletedProcess:
+def dry_run(command, home: Path, *flags: str) -> str:
     """As a user whose home folder it is; the run's folder would be there, too.
 
-    By `forked.run` its libraries are imported already, and what they would write then is not seen.
+    In a fork its libraries are imported already, and what they would write then is not seen.
     """
     kept = {k: v for k, v in os.environ.items() if k not in ("KERAS_HOME", "TFDS_DATA_DIR")}
     places = {"HOME": str(home), "XDG_CACHE_HOME": str(home / ".cache"), "XDG_CONFIG_HOME": ""}
-    call = [sys.executable, str(scripts.ROOT / "train.py"), "--dry_run", *flags]
-    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
-    return run(call, env=kept | places, cwd=home, timeout=120, **pipes)
+    done = command("train.py", "--dry_run", *flags, env=kept | places, cwd=home)
+    assert (done.returncode, done.stderr) == (0, "")
+    return done.stdout
 
 
 def state(folder: Path) -> dict[str, tuple]:
@@ -44,31 +40,27 @@ def state(folder: Path) -> dict[str, tuple]:
     }
 
 
-def test_on_a_drawn_set_leaves_a_new_home_folder_empty(home):
+def test_on_a_drawn_set_leaves_a_new_home_folder_empty(command, home):
     before = state(home)
-    done = dry_run(home, "--recipe=shapes")
-    assert (done.returncode, done.stderr) == (0, "")
-    assert "5,000 train, 1,000 test" in done.stdout and "rate of the next update" in done.stdout
+    said = dry_run(command, home, "--recipe=shapes")
+    assert "5,000 train, 1,000 test" in said and "rate of the next update" in said
     assert state(home) == before
 
 
 @pytest.mark.long
-def test_on_a_prepared_set_writes_neither_there_nor_into_the_cache(home):
+def test_on_a_prepared_set_writes_neither_there_nor_into_the_cache(command, home):
     data_dir = home / "data"
     tiny_photos.prepare(data_dir, size=(32, 32))
     before = state(home)
-    done = dry_run(home, "--dataset=tiny_photos", f"--data_dir={data_dir}")
-    assert (done.returncode, done.stderr) == (0, "")
-    assert "25 train, 25 test" in done.stdout
+    said = dry_run(command, home, "--dataset=tiny_photos", f"--data_dir={data_dir}")
+    assert "25 train, 25 test" in said
     assert state(home) == before
 
 
 @pytest.mark.long
-def test_on_a_run_that_would_go_on_changes_nothing_of_it(home, tmp_path, monkeypatch):
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+def test_on_a_run_that_would_go_on_changes_nothing_of_it(forked_command, home, monkeypatch):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(home / ".cache"))
     scripts.trained(home / "run", "--max_steps=2")
-    shutil.copytree(tmp_path / "cache", home / ".cache")
     before = state(home)
-    done = dry_run(home, *scripts.small_run(home / "run"), "--max_steps=9", run=forked.run)
-    assert (done.returncode, done.stderr) == (0, "")
+    dry_run(forked_command, home, *scripts.small_run(home / "run"), "--max_steps=9")
     assert state(home) == before

@@ -5,6 +5,7 @@ import os
 import re
 import shutil
 import signal
+import subprocess
 
 import lighter
 import numpy as np
@@ -31,9 +32,6 @@ TRAINING = (
 )
 
 
-pytestmark = pytest.mark.usefixtures("cache")
-
-
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
     """A finished run with checkpoints at steps 20 and 40."""
@@ -52,7 +50,7 @@ def unfinished(folder):
     summary.write_text(content)
 
 
-def evaluate(folder, *flags) -> tuple[scripts.Done, list[dict]]:
+def evaluate(folder, *flags) -> tuple[subprocess.CompletedProcess, list[dict]]:
     """Runs eval.py; what it said, and the lines that it added to eval.jsonl."""
     path = folder / "eval.jsonl"
     before = len(scripts.lines_of(path)) if path.exists() else 0
@@ -167,11 +165,11 @@ class TestFollowing:
     FLAGS = ("--run_once=false", "--eval_interval_seconds=0.05")
 
     @pytest.mark.whole_program
-    def test_evaluates_each_checkpoint_of_a_running_training_once(self, tmp_path, cache_home):
+    def test_evaluates_each_checkpoint_of_a_running_training_once(self, tmp_path):
         folder = tmp_path / "run"
         flags = ["--max_steps=100", "--checkpoint_every_steps=25", "--checkpoints_to_keep=9"]
         flags.append("--model=cifarnet")  # the quickest
-        process = scripts.start(cache_home, "train", *scripts.small_run(folder), *TRAINING, *flags)
+        process = scripts.start("train", *scripts.small_run(folder), *TRAINING, *flags)
         scripts.wait_for_line(process, "step 1/")
         done, lines = evaluate(folder, *self.FLAGS)
         process.communicate(timeout=60)
@@ -220,7 +218,7 @@ def data_dir(tmp_path_factory):
     return folder
 
 
-def train_on_photos(folder, data_dir, *flags: str) -> scripts.Done:
+def train_on_photos(folder, data_dir, *flags: str):
     return scripts.trained(folder, *PHOTOS, f"--data_dir={data_dir}", *flags)
 
 

@@ -9,8 +9,6 @@ import scripts
 
 from towers_cli import own_model
 
-pytestmark = pytest.mark.usefixtures("cache")
-
 MODULE = """
 import keras
 import tensorflow as tf

@@ -15,18 +15,16 @@ import towers
 from input_pipeline import datasets, raw_images
 from towers_cli import predict
 
-pytestmark = pytest.mark.usefixtures("cache")
-
 MOBILENET = ("--model=MobileNetV3Small", "--preprocessing=pad_crop_flip", "--max_steps=1")
 
 
 @pytest.fixture(scope="module")
-def test_images(cache):
+def test_images():
     return datasets.load("shapes", None, "test")
 
 
 @pytest.fixture(scope="module")
-def trained(tmp_path_factory, cache):
+def trained(tmp_path_factory):
     folder = tmp_path_factory.mktemp("predict") / "run"
     scripts.trained(folder, "--momentum=0.9", "--max_steps=60", "--moving_average_decay=0.9")
     return folder

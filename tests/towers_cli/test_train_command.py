@@ -28,9 +28,6 @@ TRAINING_KEYS = {
 NUM_TRAIN = 5000  # of `shapes`
 
 
-pytestmark = pytest.mark.usefixtures("cache")
-
-
 WHOLE_RUN = (
     "--num_towers=2",
     "--microbatch_size=6",
@@ -229,13 +226,13 @@ class TestGoingOn:
 
     @pytest.mark.whole_program
     @pytest.mark.pitfall(11, 28)
-    def test_goes_on_after_signals(self, uninterrupted, tmp_path, cache_home):
+    def test_goes_on_after_signals(self, uninterrupted, tmp_path):
         """SIGTERM, then the same command and Ctrl-C, then the same command to the end."""
         folder = tmp_path / "run"
         command = [*scripts.small_run(folder), *SIX_STEPS, "--max_steps=50000"]
         steps = [0]
         for number, code in ((signal.SIGTERM, 143), (signal.SIGINT, 130)):
-            process = scripts.start(cache_home, "train", *command)
+            process = scripts.start("train", *command)
             scripts.wait_for_line(process, f"step {steps[-1] + 2}/")
             process.send_signal(number)
             stdout, stderr = process.communicate(timeout=60)

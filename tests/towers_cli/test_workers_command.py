@@ -34,27 +34,20 @@ def flags(folder, *more: str) -> list[str]:
     ]
 
 
-@pytest.fixture
-def start(cache_home):
+def start(workers, index: int, *arguments: str, by_flags: bool = False):
     """Starts train.py as a worker of `several`."""
-
-    def start(workers, index: int, *arguments: str, by_flags: bool = False):
-        script = scripts.ROOT / "train.py"
-        cache = {"XDG_CACHE_HOME": str(cache_home)}
-        return workers.start(index, script, *arguments, by_flags=by_flags, **cache)
-
-    return start
+    return workers.start(index, scripts.ROOT / "train.py", *arguments, by_flags=by_flags)
 
 
 @pytest.fixture(scope="module")
-def alone(tmp_path_factory, cache):
+def alone(tmp_path_factory):
     """The run of one worker, made in this process."""
     folder = tmp_path_factory.mktemp("alone") / "run"
     assert scripts.run("train", *flags(folder)).returncode == 0
     return folder
 
 
-def launcher(tmp_path, cache_home, *arguments: str) -> subprocess.Popen:
+def launcher(tmp_path, *arguments: str) -> subprocess.Popen:
     """Starts the launcher with train.py, as lightly as the tests run it."""
     script = scripts.lighter_train(tmp_path)
     split = next(n for n, argument in enumerate(arguments) if argument.startswith("--train_dir"))
@@ -65,12 +58,12 @@ def launcher(tmp_path, cache_home, *arguments: str) -> subprocess.Popen:
         stderr=subprocess.PIPE,
         text=True,
         cwd=scripts.ROOT,
-        env=os.environ | {"XDG_CACHE_HOME": str(cache_home), "TOWERS_TEST": str(tmp_path)},
+        env=os.environ | {"TOWERS_TEST": str(tmp_path)},
     )
 
 
 @pytest.mark.whole_program
-def test_killed_stopped_and_continued_by_other_numbers_of_workers(tmp_path, alone, several, start):
+def test_killed_stopped_and_continued_by_other_numbers_of_workers(tmp_path, alone, several):
     folder, elsewhere = tmp_path / "run", tmp_path / "nothing"
     assert scripts.run("train", *flags(folder, "--max_steps=10")).returncode == 0
     two = several()
@@ -115,13 +108,13 @@ def test_killed_stopped_and_continued_by_other_numbers_of_workers(tmp_path, alon
 
 @pytest.mark.whole_program
 @pytest.mark.long
-def test_random_deaths_under_the_launcher_do_not_show(tmp_path, cache_home):
+def test_random_deaths_under_the_launcher_do_not_show(tmp_path):
     """Three workers, killed while they start and train; docs/workers.md has more deaths."""
     more = "--max_steps=120", "--checkpoint_every_steps=20", "--log_every_steps=1"
     alone, folder = tmp_path / "alone", tmp_path / "run"
     assert scripts.run("train", *flags(alone, *more)).returncode == 0
     arguments = "--workers=3", f"--restarts={DEATHS}", *flags(folder, *more)
-    process, drawn, deaths = launcher(tmp_path, cache_home, *arguments), random.Random(58), 0
+    process, drawn, deaths = launcher(tmp_path, *arguments), random.Random(58), 0
     is_due = False
     for line in process.stdout:
         if deaths == DEATHS or not line.startswith(("[0] step", "[launcher]")):
@@ -139,7 +132,7 @@ def test_random_deaths_under_the_launcher_do_not_show(tmp_path, cache_home):
 
 
 @pytest.mark.whole_program
-def test_a_worker_with_other_settings_is_refused_by_name(tmp_path, several, start):
+def test_a_worker_with_other_settings_is_refused_by_name(tmp_path, several):
     folder, two = tmp_path / "run", several()
     start(two, 0, *flags(folder))
     start(two, 1, *flags(folder, "--seed=1", "--max_steps=30"))
@@ -152,7 +145,7 @@ def test_a_worker_with_other_settings_is_refused_by_name(tmp_path, several, star
 
 
 @pytest.mark.whole_program
-def test_what_the_chief_finds_wrong_is_told_to_the_others(tmp_path, several, start):
+def test_what_the_chief_finds_wrong_is_told_to_the_others(tmp_path, several):
     folder, two = tmp_path / "run", several()
     folder.mkdir()
     (folder / "notes.txt").write_text("not a run")
@@ -169,7 +162,7 @@ def test_what_the_chief_finds_wrong_is_told_to_the_others(tmp_path, several, sta
 @pytest.mark.parametrize(
     "split", ["data_batch_3", pytest.param("test_batch", marks=pytest.mark.long)]
 )
-def test_a_worker_with_other_images_is_refused_by_name(tmp_path, several, start, split):
+def test_a_worker_with_other_images_is_refused_by_name(tmp_path, several, split):
     two = several()
     for index, name in enumerate(("here", "there")):
         folder = tmp_path / name / "cifar-10-batches-bin"
