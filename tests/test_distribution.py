@@ -265,7 +265,7 @@ def test_losses_by_name_that_may_be_cut(loss):
 def why(loss, cls=keras.Sequential):
     model = keras.Sequential([keras.Input((8,)), layers.Dense(3)])
     if cls is not keras.Sequential:
-        model = cls(model.inputs, model.outputs)
+        model = cls(model.inputs[0], model.outputs[0])
     model.compile("sgd", loss)
     y = np.zeros([1], "int64") if "sparse" in str(loss) else np.zeros([1, 3], "float32")
     model._compile_loss.build(y, model(X[:1]))
