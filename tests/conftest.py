@@ -1,32 +1,21 @@
 """In which order tests run, and what the processes that run them share (helpers/shared.py)."""
 
-import shlex
-import sys
-
 import first_process
 import length
 
 # No process is left alone at the end with a file that takes a while.
 LONGEST_FIRST = (
     "test_train_command.py",
-    "test_same_bits.py",
     "test_faults.py",
-    "test_starting_over.py",
-    "test_step.py",
-    "test_file_faults.py",
     "test_workers_command.py",
+    "test_run.py",
+    "test_keras_programs.py",
+    "test_planted_errors.py",
     "test_eval_command.py",
     "test_lessons.py",
-    "test_collectives.py",
     "test_ends.py",
-    "test_run.py",
-    "test_warm_start.py",
+    "test_collectives.py",
     "test_pictures_command.py",
-    "test_launch.py",
-    "test_loss_of_a_worker.py",
-    "test_own_model.py",
-    "test_compare.py",
-    "test_predict.py",
 )
 
 
@@ -38,13 +27,8 @@ def pytest_configure(config):
         import shared
 
         config.pluginmanager.register(shared)
-    elif sys.platform == "linux" and not config.option.collectonly:
-        tests = [str(config.invocation_params.dir / place) for place in config.args]
-        with config.pluginmanager.getplugin("capturemanager").global_and_fixture_disabled():
-            first_process.start("-m", config.option.markexpr, *tests)  # its errors are shown
-        python = [sys.executable, str(first_process.ROOT / "tests/helpers/forked_python.py")]
-        fork = f"popen//python={shlex.join(python)}"
-        config.option.tx = [fork if spec == "popen" else spec for spec in config.option.tx]
+    elif not config.option.collectonly:
+        first_process.start()
 
 
 def pytest_collection_modifyitems(items):

@@ -77,16 +77,10 @@ def test_losses_of_outputs_are_means_over_examples():
     assert abs(found[0]["size_loss"] - right["size_loss"]) > 1e-3  # else the table can go
 
 
-@pytest.mark.parametrize(
-    "name", named(["dicts_with_a_weight_for_each_output", "lists", "dicts_from_a_dataset"])
-)
-def test_losses_of_outputs_add_up_in_training(name):
-    history = keras_programs.found(name, 3)["history"]
-    of_outputs = [k for k in history if k.endswith("_loss") and not k.startswith("val_")]
-    first, second = (np.array(history[name]) for name in of_outputs)
-    factor = 0.5 if name == "lists" else 0.25
-    weighted = [first + factor * second, second + factor * first]
-    assert min(np.abs(one - history["loss"]).max() for one in weighted) < 1e-5
+def test_losses_of_outputs_add_up_in_training():
+    history = keras_programs.found("dicts_with_a_weight_for_each_output", 3)["history"]
+    kind, size = (np.array(history[f"{name}_loss"]) for name in ("kind", "size"))
+    np.testing.assert_allclose(kind + 0.25 * size, history["loss"], atol=1e-5)
 
 
 @pytest.mark.parametrize("name", named(PROGRAMS))
@@ -96,8 +90,7 @@ def test_bits_do_not_depend_on_towers(name):
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("num_towers", [2, 8])
 @pytest.mark.parametrize("name", PROGRAMS)
-def test_bits_do_not_depend_on_more_towers(name, num_towers):
-    one, more = (keras_programs.sha256(keras_programs.found(name, k)) for k in (1, num_towers))
-    assert one == more
+def test_bits_do_not_depend_on_more_towers(name):
+    one, eight = (keras_programs.sha256(keras_programs.found(name, k)) for k in (1, 8))
+    assert one == eight

@@ -1,20 +1,10 @@
 """What computes."""
 
-import os
-
 import pretend_gpu
 import pytest
 import tensorflow as tf
 
 from towers import conditions, machine
-
-
-@pytest.mark.parametrize(
-    "tower_devices, expected",
-    [(["/CPU:0", "/CPU:1"], True), (["/GPU:0"], False), (["/CPU:0", "/GPU:0"], False)],
-)
-def test_cpus_are_told_from_gpus(tower_devices, expected):
-    assert machine.are_cpus(tower_devices) == expected
 
 
 @pytest.mark.parametrize(
@@ -33,12 +23,6 @@ def test_half_precision_needs_instructions_of_its_own(tmp_path, monkeypatch, cpu
     if cpuinfo is not None:
         machine.CPUINFO.write_text(cpuinfo)
     assert machine.emulates_half_precision() == emulates
-
-
-def test_the_processor_s_name_is_the_first_one_s(tmp_path, monkeypatch):
-    monkeypatch.setattr(machine, "CPUINFO", tmp_path / "cpuinfo")
-    machine.CPUINFO.write_text("processor\t: 0\nmodel name\t: One: two\nmodel name\t: Three\n")
-    assert machine.processor() == "One: two"
 
 
 @pytest.fixture
@@ -78,23 +62,18 @@ def test_a_gpu_that_tensorflow_cannot_use_is_told_of_once(
     said = told()
     assert told() == said  # once
     assert [expected in line for line in said] == ([True] if expected else [])
-    if expected:
-        assert f"install tensorflow[and-cuda]=={tf.__version__} with pip" in said[0]
 
 
 @pytest.mark.parametrize(
     "capability, waits",
-    [((7, 5), False), ((8, 9), False), ((9, 0), False), ((6, 1), False), ((12, 0), True)],
+    [((7, 5), False), ((9, 0), False), ((12, 0), True)],
 )
 def test_kernels_that_have_to_be_compiled_first_are_told_of(monkeypatch, told, capability, waits):
     pretend_gpu.pretend(monkeypatch.setattr, compute_capability=capability)
     listed = ["sm_60", "sm_70", "sm_80", "sm_89", "compute_90a"]
     build = {"cuda_compute_capabilities": listed, "cuda_version": "12.5.1", "cudnn_version": "9"}
     monkeypatch.setattr(tf.sysconfig, "get_build_info", lambda: build)
-    said = told()
-    assert len(said) == waits
-    if waits:
-        assert "no kernels ready for no GPU at all (compute capability 12.0)" in said[0]
+    assert ["12.0" in line for line in told()] == [True] * waits
 
 
 @pytest.mark.parametrize("tf32", [True, False])
@@ -115,32 +94,4 @@ def test_what_computes_on_gpus_is_part_of_what_a_run_ran_on(tmp_path, monkeypatc
         "NVIDIA driver": "535.154.05",
         "TF32": "on" if tf32 else "off",
     }
-    expected = {"oneDNN", "CUDA", "cuBLAS", "cuDNN", "NVIDIA driver", "TF32"}
-    assert set(conditions.environment()) >= expected
-    # Those that the process has loaded, where it has.
-    monkeypatch.setattr(machine, "_loaded", lambda *named: " ".join(named))
-    found = machine.gpu_software()
-    assert found["cuBLAS"] == "libcublasLt.so.12 cublasLtGetVersion"
-    assert found["cuDNN"] == "libcudnn.so.9 cudnnGetVersion"
-
-
-def test_the_version_of_a_library_is_that_of_the_loaded_one():
-    number = os.sysconf("SC_PAGE_SIZE")  # such as 4096, as a version 0.40.96
-    version = f"{number // 10_000}.{number // 100 % 100}.{number % 100}"
-    assert machine._loaded("libc.so.6", "getpagesize") == version
-    assert machine._loaded("libc.so.6", "cudnnGetVersion") is None
-    assert machine._loaded("libcudnn.so.9", "cudnnGetVersion") is None
-    not_loaded = "libBrokenLocale.so.1", "__ctype_get_mb_cur_max"  # with glibc, but not loaded
-    assert machine._loaded(*not_loaded) is None
-
-
-@pytest.mark.parametrize(
-    ("set_to", "variable", "threads"), [(3, "5", 3), (0, "5", 5), (0, "", 4), (0, "all", 4)]
-)
-def test_intra_op_threads_are_those_that_were_set_or_the_cores(
-    monkeypatch, set_to, variable, threads
-):
-    monkeypatch.setattr(tf.config.threading, "get_intra_op_parallelism_threads", lambda: set_to)
-    monkeypatch.setattr(os, "sched_getaffinity", lambda _: {0, 1, 2, 3}, raising=False)
-    monkeypatch.setenv("TF_NUM_INTRAOP_THREADS", variable)
-    assert machine.intra_op_threads() == threads
+    assert set(conditions.environment()) >= {"oneDNN", *machine.gpu_software()}

@@ -64,21 +64,11 @@ def test_a_norm_that_overflows_is_not_clipped_to_nothing():
     assert step.model.get_weights()[0] == 0
 
 
-def test_batch_norm_stays_as_it_was():
-    step = toys.Step(toys.normalized(), num_towers=TOWERS)
-    step(*toys.batch(4))
-    images, labels = toys.batch(4)
-    images[3, 0, 0, 0] = np.nan
-    fails_and_changes_nothing(step, images, labels)
-
-
 def test_the_rows_of_an_embedding_are_looked_at():
     rows = keras.layers.Embedding(4, 2, embeddings_initializer="ones")
     model = toys.on_cpu(lambda: keras.Sequential([keras.Input([], dtype="int32"), rows]))
     step = toys.Step(model, loss=lambda _, y: tf.sqrt(y[:, 0] - 1.0))
-    with pytest.raises(tf.errors.InvalidArgumentError):
-        step(np.array([1, 3]), np.zeros(2, np.int64))
-    np.testing.assert_array_equal(rows.embeddings, np.ones([4, 2]))
+    fails_and_changes_nothing(step, np.array([1, 3]), np.zeros(2, np.int64))
 
 
 class TestLossScaling:
@@ -102,13 +92,3 @@ class TestLossScaling:
         for _ in range(2):  # 4 and 2 are halved
             step(images, toys.labels_for(images))
         fails_and_changes_nothing(step, images, toys.labels_for(images))
-
-
-def test_another_error_of_tensorflow_is_left_as_it_is():
-    def failing(labels, outputs):
-        with tf.control_dependencies([tf.debugging.assert_negative(labels, "of the loss")]):
-            return keras.losses.sparse_categorical_crossentropy(labels, outputs, from_logits=True)
-
-    step = toys.Step(toys.classifier(), loss=failing)
-    with pytest.raises(tf.errors.InvalidArgumentError, match="of the loss"):
-        step(*toys.batch(BATCH, [3]))

@@ -68,13 +68,6 @@ def test_a_tower_s_are_those_of_float32(kind, num_towers):
         assert np.linalg.norm(other - one) < 0.01 * np.linalg.norm(one)
 
 
-@pytest.mark.long
-def test_xla_s_are_too():
-    exact = after_a_step("dense", "float32")
-    found = after_a_step("dense", "mixed_bfloat16", jit_compile=True)
-    np.testing.assert_allclose(found[-1], exact[-1], rtol=0.01)
-
-
 def gradient(upstream, **options):
     """Of a bias."""
     bias = tf.zeros([upstream.shape[1 if options else -1]], upstream.dtype)
@@ -105,24 +98,6 @@ def test_it_sums_over_all_but_the_channels(shape, options):
     np.testing.assert_array_equal(found, [2048.0] * 3)
 
 
-def test_other_types_have_tensorflow_s():
-    with operation_gradients.corrected():
-        assert gradient(tf.ones([8, 3]))[1]
-        assert gradient(tf.ones([8, 3], tf.float16))[1]
-        assert gradient(tf.ones([4, 3, 2]), data_format="NCHW")[1]
-
-
-def test_it_is_tensorflow_s_again_afterwards():
-    upstream = tf.ones([8, 3], tf.bfloat16)
-    with pytest.raises(RuntimeError), operation_gradients.corrected():
-        raise RuntimeError
-    assert gradient(upstream)[1]
-    with operation_gradients.corrected():
-        with operation_gradients.corrected():
-            pass
-        assert not gradient(upstream)[1]
-
-
 def test_other_threads_have_tensorflow_s():
     """As Keras's `fit`, also while a tower is traced."""
     upstream = tf.ones([8, 3], tf.bfloat16)
@@ -135,33 +110,6 @@ def test_other_threads_have_tensorflow_s():
         assert not other.submit(gradient, upstream).result()[1]
         other.submit(entered.close).result()
         assert other.submit(gradient, upstream).result()[1]
-
-
-@pytest.mark.parametrize("data_format", ["NHWC", "NCHW"])
-def test_the_number_of_axes_may_be_unknown(data_format):
-    @tf.function(autograph=False, input_signature=[tf.TensorSpec(None, tf.bfloat16)])
-    def computed(upstream):
-        bias = tf.zeros([3], tf.bfloat16)
-        with tf.GradientTape() as tape, operation_gradients.corrected():
-            tape.watch(bias)
-            outputs = tf.nn.bias_add(upstream * 0, bias, data_format)
-            return tape.gradient(outputs, bias, output_gradients=upstream)
-
-    shape = [4, 8, 64, 3] if data_format == "NHWC" else [4, 3, 8, 64]
-    np.testing.assert_array_equal(computed(tf.ones(shape, tf.bfloat16)), [2048.0] * 3)
-
-
-def test_with_gpus_values_are_cast_before_they_are_summed(monkeypatch):
-    """Whatever a sum of bfloat16 is made in there."""
-    monkeypatch.setattr(tf.config, "get_visible_devices", lambda kind: ["a GPU"])
-    sums = []
-    monkeypatch.setattr(
-        tf, "reduce_sum", lambda x, axes, of=tf.reduce_sum: sums.append(x.dtype) or of(x, axes)
-    )
-    with operation_gradients.corrected():
-        found, is_own = gradient(tf.ones([2048, 3], tf.bfloat16))
-    assert not is_own and sums == [tf.float32]
-    np.testing.assert_array_equal(found, [2048.0] * 3)
 
 
 class TestMaxPooling:

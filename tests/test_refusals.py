@@ -34,19 +34,13 @@ def layer(call, make=lambda layer: None):
     return of(Calls(call, make, name="peculiar"))
 
 
-class OwnTrainStep(keras.Sequential):
-    def train_step(self, data):
-        return super().train_step(data)
+def with_an_own(name):
+    """A model of a class that overrides a method."""
 
+    def own(self, *arguments):
+        return getattr(keras.Sequential, name)(self, *arguments)
 
-class OwnTestStep(keras.Sequential):
-    def test_step(self, data):
-        return super().test_step(data)
-
-
-class OwnTrainFunction(keras.Sequential):
-    def make_train_function(self, force=False):
-        return super().make_train_function(force)
+    return type("Peculiar", (keras.Sequential,), {name: own})([keras.Input((8,)), layers.Dense(3)])
 
 
 def with_a_method():
@@ -166,13 +160,10 @@ def noisy_loss(y_true, y_pred):
 
 
 REFUSED = {  # by what the message must name
-    "train_step": (lambda: OwnTrainStep([keras.Input((8,)), layers.Dense(3)]), "OwnTrainStep"),
-    "test_step": (lambda: OwnTestStep([keras.Input((8,)), layers.Dense(3)]), "OwnTestStep"),
+    "train_step": (lambda: with_an_own("train_step"), "train_step"),
+    "test_step": (lambda: with_an_own("test_step"), "test_step"),
+    "make_train_function": (lambda: with_an_own("make_train_function"), "make_train_function"),
     "a train_step set on the model": (with_a_method, "train_step"),
-    "make_train_function": (
-        lambda: OwnTrainFunction([keras.Input((8,)), layers.Dense(3)]),
-        "make_train_function",
-    ),
     "an output without examples": (WithAWeightAsOutput, "WithAWeightAsOutput"),
     "strategy": (in_a_scope, "tf.distribute"),
     "fixed batch size": (with_batch_size, "batch_size"),
@@ -192,11 +183,6 @@ REFUSED = {  # by what the message must name
     "tf.Variable": (lambda: layer(assigned, tf_variable), "tf.Variable"),
     "a variable that is no weight": (lambda: layer(assigned, keras_variable), "add_weight"),
     "tf.random": (lambda: layer(lambda own, x: x + tf.random.normal(tf.shape(x))), "SeedGenerator"),
-    "tf.random in a loop": (
-        lambda: layer(lambda own, x: tf.map_fn(lambda one: one + tf.random.normal((8,)), x)),
-        "SeedGenerator",
-    ),
-    "np-like random": (lambda: layer(lambda own, x: x + tf.random.uniform(())), "SeedGenerator"),
     "keras.random": (lambda: layer(lambda own, x: x + keras.random.normal((8,))), "SeedGenerator"),
     "a sum": (lambda: layer(added(lambda x: ops.sum(x**2))), "add_loss"),
     "a value of each example": (
@@ -263,15 +249,6 @@ def test_refuses_run_eagerly_whenever_it_is_asked_for():
         model.fit(X, Y, verbose=0)
 
 
-def test_refuses_what_is_added_to_a_model_after_distribute():
-    model = keras.Sequential([layers.Dense(4)])
-    towers.distribute(model)
-    model.add(Graph(name="peculiar"))
-    compiled(model)
-    with pytest.raises(ValueError, match="peculiar"):
-        model.fit(X, Y, verbose=0)
-
-
 @pytest.mark.parametrize("call", ["evaluate", "predict"])
 def test_refuses_draws_in_evaluation_and_prediction(call):
     model = layer(lambda own, x: x + tf.random.normal(tf.shape(x)))
@@ -312,7 +289,7 @@ def test_refuses_batches_that_cannot_be_cut(kind):
         data = tf.data.Dataset.from_tensors((X, Y[:-1]))
     name = {"sparse": "SparseTensor", "ragged": "RaggedTensor", "lengths": r"\(39,\)"}[kind]
     with pytest.raises((TypeError, ValueError), match=name):
-        model.fit(data, verbose=0)
+        model.fit(data, shuffle=False, verbose=0)
     assert not int(model.optimizer.iterations)
 
 
@@ -324,10 +301,6 @@ def counted(layer, x):
 def averaged(layer, x):
     layer.own.assign(0.9 * layer.own + 0.1 * ops.mean(x))
     return x - layer.own
-
-
-def from_lists():
-    return X.tolist(), Y.tolist()
 
 
 def adapted():
@@ -357,17 +330,10 @@ class Vae(keras.Model):
         return self.decoder(code)
 
 
-def narrow():
-    hidden = layers.Dense(9, "relu", dtype="mixed_bfloat16")
-    add = Calls(added(lambda x: ops.cast(0.1 * ops.mean(x**2), "float32")), dtype="mixed_bfloat16")
-    return of(hidden, add)
-
-
 ACCEPTED = {
     "add_loss of a mean": lambda: layer(added(lambda x: ops.mean(x**2))),
     "activity_regularizer": lambda: of(layers.Dense(4, activity_regularizer="l2")),
     "add_loss of a mean of what it draws": Vae,
-    "add_loss of a mean in bfloat16": narrow,
     "a metric of examples": lambda: Counts(keras.metrics.Mean, lambda x: ops.norm(x, axis=-1)),
     "a counter": lambda: layer(counted, weight("count")),
     "a running mean": lambda: layer(averaged, weight("mean")),
@@ -376,28 +342,15 @@ ACCEPTED = {
     "dropout beside add_loss": lambda: of(
         layers.Dropout(0.5), layers.BatchNormalization(), Calls(added(lambda x: ops.mean(x**2)))
     ),
-    "a recurrent layer": lambda: of(layers.Reshape((4, 2)), layers.LSTM(3)),
-    "RandAugment": lambda: pictures(layers.RandAugment((0, 1))),
 }
 
 
-LONG = ("RandAugment",)
-
-
-@pytest.mark.parametrize(
-    "what", [pytest.param(w, marks=pytest.mark.long if w in LONG else ()) for w in ACCEPTED]
-)
+@pytest.mark.parametrize("what", ACCEPTED)
 def test_accepts(what):
     model = compiled(ACCEPTED[what]())
     towers.distribute(model, 2, microbatch_size=8)
     history = model.fit(X, Y, batch_size=20, verbose=0)
     assert np.isfinite(history.history["loss"]).all() and int(model.optimizer.iterations) == 2
-
-
-def test_accepts_python_lists():
-    model = towers.distribute(compiled(of()), 2)
-    model.fit(tf.constant(X), Y.tolist() and np.array(Y.tolist()), verbose=0)
-    assert np.isfinite(model.train_on_batch(np.array(X.tolist()), np.array(Y.tolist())))
 
 
 def test_a_metric_that_a_model_updates_sees_every_example():

@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 import toys
 
-from towers import networks, weight_decay
+from towers import weight_decay
 
 
 def paths(variables):
@@ -14,49 +14,25 @@ def paths(variables):
 
 @pytest.mark.pitfall(27)
 def test_kernels_leave_out_biases_and_batch_norm():
-    network = toys.small_resnet()
-    decayed = weight_decay.kernels(network)
-    kinds = [
-        layer.name
-        for layer in network.layers
-        if isinstance(layer, (keras.layers.Conv2D, keras.layers.Dense))
+    layers = [
+        keras.layers.Embedding(3, 2, name="words"),
+        keras.layers.SeparableConv1D(2, 3, name="separable"),
+        keras.layers.BatchNormalization(),
+        keras.layers.Dense(3, name="dense"),
     ]
-    assert sorted(paths(decayed)) == sorted(f"{name}/kernel" for name in kinds)
-
-
-@pytest.mark.pitfall(27)
-def test_kernels_of_any_layer_count_and_embeddings_do_not():
-    model = keras.Sequential(
-        [
-            keras.Input([4], dtype="int32"),
-            keras.layers.Embedding(3, 2, name="words"),
-            keras.layers.SeparableConv1D(2, 3, name="separable"),
-            keras.layers.LayerNormalization(),
-        ]
-    )
-    assert paths(weight_decay.kernels(model)) == [
-        "separable/depthwise_kernel",
-        "separable/pointwise_kernel",
-    ]
+    decayed = weight_decay.kernels(keras.Sequential([keras.Input([4], dtype="int32"), *layers]))
+    of_separable = ["separable/depthwise_kernel", "separable/pointwise_kernel"]
+    assert paths(decayed) == [*of_separable, "dense/kernel"]
 
 
 @pytest.mark.pitfall(27)
 def test_hidden_dense_kernels_are_those_of_the_tutorial():
-    decayed = weight_decay.hidden_dense_kernels(toys.small_cifarnet())
-    assert paths(decayed) == ["local3/kernel", "local4/kernel"]
-
-
-def test_frozen_layers_do_not_decay():
     model = toys.small_cifarnet()
-    model.get_layer("local3").trainable = False
-    for decayed in (weight_decay.hidden_dense_kernels(model), weight_decay.kernels(model)):
-        assert "local4/kernel" in paths(decayed)
-        assert "local3/kernel" not in paths(decayed)
-
-
-@pytest.mark.parametrize("name", networks.NETWORKS)
-def test_default_filter_of_each_network_is_known(name):
-    assert networks.NETWORKS[name].weight_filter in weight_decay.FILTERS
+    decayed = weight_decay.hidden_dense_kernels(model)
+    assert paths(decayed) == ["local3/kernel", "local4/kernel"]
+    model.get_layer("local3").trainable = False  # frozen layers do not decay
+    assert paths(weight_decay.hidden_dense_kernels(model)) == ["local4/kernel"]
+    assert "local3/kernel" not in paths(weight_decay.kernels(model))
 
 
 def no_loss(labels, outputs):
@@ -77,19 +53,6 @@ def test_weight_decay_is_counted_once_for_any_number_of_towers(num_towers, micro
     assert result.gradients[0].numpy() == 0.25 * 3.0
     assert model.get_weights()[0] == 3.0 - 0.5 * 0.75
     assert set(result.losses.numpy()) == {0.25 * 9 / 2}
-
-
-@pytest.mark.pitfall(27)
-def test_only_the_filtered_weights_shrink():
-    images = keras.Input([2])
-    x = keras.layers.Dense(3, kernel_initializer="ones", bias_initializer="ones")(images)
-    x = keras.layers.BatchNormalization()(x)
-    model = decaying(toys.on_cpu(lambda: keras.Model(images, x)), 0.5)
-    toys.Step(model, loss=no_loss)(*toys.batch(4, [2]))
-    values = {variable.name: variable.numpy() for variable in model.trainable_variables}
-    np.testing.assert_array_equal(values["kernel"], np.full([2, 3], 0.75))
-    for name, unchanged in [("bias", 1.0), ("gamma", 1.0), ("beta", 0.0)]:
-        np.testing.assert_array_equal(values[name], np.full([3], unchanged))
 
 
 def test_it_is_keras_s_l2_beside_what_a_weight_has():

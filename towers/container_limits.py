@@ -23,7 +23,7 @@ def cores(root: Path = _ROOT) -> int | None:
         version_2 = _text(group / "cpu.max").split()
         version_1 = [_text(group / f"cpu.cfs_{name}_us") for name in ("quota", "period")]
         for texts in (version_2, version_1):
-            if len(texts) == 2 and all(map(str.isdecimal, texts)):
+            if len(texts) == 2 and all(map(str.isdecimal, texts)) and int(texts[1]):
                 quotas.append(int(texts[0]) / int(texts[1]))
     return min((max(1, int(quota)) for quota in quotas), default=None)
 

@@ -6,9 +6,6 @@ import photos
 import pytest
 import scripts
 
-from examples import fine_tune
-from input_pipeline import preprocess
-
 SIZE = 32
 
 
@@ -36,18 +33,6 @@ def downloaded(made, monkeypatch):
 
 
 @pytest.mark.long
-def test_gives_the_features_that_keras_does_of_raw_pixels(made):
-    pixels = np.random.default_rng(0).integers(0, 256, (4, SIZE, SIZE, 3)).astype(np.uint8)
-    network = fine_tune.mobilenet((SIZE, SIZE, 3), 5)
-    assert network.output_shape == (None, 5)
-    features = keras.Model(network.input, network.layers[-2].output)
-    found = features(preprocess.scale_colours(pixels))
-    np.testing.assert_allclose(found, made[0](pixels), rtol=1e-3, atol=1e-4)
-    assert np.std(found) > 0.1
-
-
-@pytest.mark.long
-@pytest.mark.usefixtures("cache")
 def test_is_one_command(made, tmp_path):
     folder = photos.folder(tmp_path / "pictures", 6)
     done = scripts.run(

@@ -28,7 +28,7 @@ FLAGS = [
 
 
 @pytest.fixture(scope="module")
-def alone(tmp_path_factory, cache):
+def alone(tmp_path_factory):
     """The run of one worker, made in this process."""
     folder = tmp_path_factory.mktemp("alone") / "run"
     assert scripts.run("train", f"--train_dir={folder}", *FLAGS).returncode == 0
@@ -46,7 +46,7 @@ def cluster():
 
 
 @pytest.fixture
-def started(cluster, tmp_path, cache_home):
+def started(cluster, tmp_path):
     """Starts the example there; its output, stderr too, is read line by line."""
     processes = []
 
@@ -60,7 +60,6 @@ def started(cluster, tmp_path, cache_home):
                 cwd=tmp_path,
                 env=os.environ
                 | {
-                    "XDG_CACHE_HOME": str(cache_home),
                     "RAY_ADDRESS": cluster.address,
                     "RAY_DEDUP_LOGS": "0",
                     "RAY_COLOR_PREFIX": "0",
@@ -128,24 +127,3 @@ def test_a_lost_node_makes_the_run_smaller(started, cluster, tmp_path, alone):
     process.communicate(timeout=120)
     assert process.returncode == 0
     scripts.assert_same_run(folder, alone)
-
-
-@pytest.mark.parametrize("workers", ["0", "4:1", "1:2:3", "two"])
-def test_a_number_of_workers_that_is_none_is_refused(workers):
-    script = scripts.ROOT / "examples/cluster/ray_train.py"
-    done = subprocess.run(
-        [sys.executable, script, f"--workers={workers}", "--", "train.py"],
-        capture_output=True,
-        text=True,
-        timeout=60,
-    )
-    assert done.returncode == 2
-    assert f"argument --workers: invalid workers value: '{workers}'" in done.stderr
-
-
-def test_an_error_that_would_come_back_ends_it(started, tmp_path):
-    process = started("--workers=2", "--", scripts.lighter_train(tmp_path), "--max_steps=-1")
-    out, _ = process.communicate(timeout=120)
-    assert process.returncode == 2, out
-    assert "--max_steps=-1" in out
-    assert out.count("Started training worker group") == 1

@@ -1,6 +1,6 @@
 """A worker that takes steps, for tests of how it ends.
 
-    python ends.py '{"addresses": [...], "index": 1, "seconds": 60, "at": 3, "act": "SIGKILL"}'
+    python ends.py '{"seconds": 60, "at": 3, "act": "SIGKILL"}'
 
 After so many steps it gets a signal, sleeps so many seconds, or does so and raises an error.
 """
@@ -36,8 +36,7 @@ def main(wanted: dict) -> None:
     if wanted.get("is_early"):
         tf.zeros([])
     print("begins", flush=True)
-    members = multi_worker.Cluster(tuple(wanted["addresses"]), wanted["index"])
-    with multi_worker.meet(members, wanted["seconds"]) as workers:
+    with multi_worker.meet(wait_seconds=wanted.get("seconds", 60.0)) as workers:
         for step in range(20):
             print("step", step, flush=True)
             if step == wanted.get("at"):

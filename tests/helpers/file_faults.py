@@ -42,16 +42,6 @@ def environment(library: Path) -> dict[str, str]:
     return {"LD_PRELOAD": str(library), _LIBRARY: str(library)}
 
 
-def killed_at(folder: Path, operation: int) -> dict[str, str]:
-    """Beside `environment`, for a process that is to be killed at one of its operations."""
-    return {
-        "FILE_FAULTS_FOLDER": str(folder),
-        "FILE_FAULTS_CALL": str(operation),
-        "FILE_FAULTS_HOW": str(int(Fault.KILL)),
-        "FILE_FAULTS_ERROR": "0",
-    }
-
-
 class Disk:
     """Faults in this process, which has to have been started with `environment`.
 

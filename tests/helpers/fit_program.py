@@ -23,7 +23,7 @@ from towers.runs import callbacks as run_callbacks
 import keras  # isort: skip
 import numpy as np  # isort: skip
 
-import models  # isort: skip
+import keras_programs  # isort: skip
 
 LAYERS = keras.layers
 
@@ -64,23 +64,19 @@ def data() -> tuple[np.ndarray, np.ndarray]:
     return x, x[:, :3].argmax(axis=1)
 
 
-def of_task(name: str) -> tuple[keras.Model, object, object]:
-    """A task of `models`: its model, compiled, 200 inputs and labels."""
-    task = models.made(name, 200)
-    task.model.compile(keras.optimizers.Adam(1e-2), task.loss, task.loss_weights, task.metrics)
-    return task.model, task.inputs, task.labels
-
-
 def first(structure, count: int):
     """The first examples."""
-    return models.part(structure, slice(count))
+    return keras.tree.map_structure(lambda array: array[:count], structure)
 
 
 def main(wanted: dict) -> dict:
     """Trains; what it came to."""
     tower_devices = devices.choose(wanted["towers"])
     with multi_worker.meet(wait_seconds=60) as workers:
-        made, x, y = of_task(wanted["task"]) if "task" in wanted else (model(), *data())
+        if wanted.get("of_dicts"):  # several inputs and outputs
+            made, (x, y, _) = keras_programs.two_by_two(), keras_programs.PAIR
+        else:
+            made, (x, y) = model(), data()
         trained = towers.distribute(made, tower_devices, microbatch_size=16, workers=workers)
         callbacks = [
             run_callbacks.MovingAverages(trained, wanted.get("decay", 0.9)),
@@ -93,14 +89,11 @@ def main(wanted: dict) -> dict:
                 lambda: os.kill(os.getpid(), getattr(signal, wanted.get("signal", "SIGKILL"))),
             ),
         ]
-        if wanted.get("arrays"):
-            given = {"x": x, "y": y, "batch_size": 64}
-        else:
-            given = {"x": arrays.batches(x, y, seed=3), "batch_size": 64}
         run = towers.Run(wanted["folder"], trained, init_from=wanted.get("init_from"))
         done = run.fit(
-            **given, epochs=wanted.get("epochs", 6), validation_data=(first(x, 70), first(y, 70)),
-            verbose=0, callbacks=callbacks, checkpoint_every_steps=2,
+            arrays.batches(x, y, seed=3), batch_size=64, epochs=6, verbose=0,
+            validation_data=(first(x, 70), first(y, 70)), callbacks=callbacks,
+            checkpoint_every_steps=2,
         )  # fmt: skip
         return {
             "history": done.history,

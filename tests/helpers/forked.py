@@ -7,11 +7,12 @@ that starts it (lighter.py).
 
 A fork cannot show what Python reads when it starts (PYTHONHASHSEED, options such as -O, the
 terminal's encoding) nor what happens during the import. Tests of those start `python` itself.
-
-Forks are for Linux. Elsewhere `Popen` starts a new process for each call, which is slower.
 """
 
+import json
 import os
+import select
+import socket
 import subprocess
 import sys
 from collections.abc import Sequence
@@ -24,15 +25,7 @@ with system.without_notices():  # of TensorFlow's, which a fork does not print e
     import lighter
 
 
-class StartedProcess(subprocess.Popen):
-    """`Popen([sys.executable, ...])` as a new process."""
-
-    def __init__(self, args, cwd=None, env=None, **options):
-        call = [sys.executable, __file__, _request(args, cwd, env)]
-        super().__init__(call, env=first_process.environment(), **options)
-
-
-class ForkedProcess(subprocess.Popen):
+class Popen(subprocess.Popen):
     """`Popen([sys.executable, ...])` as a fork of the process that has TensorFlow.
 
     It takes stdin, stdout, stderr, text, env and cwd of `subprocess.Popen`, and nothing that would
@@ -42,50 +35,46 @@ class ForkedProcess(subprocess.Popen):
     def _execute_child(self, args, _, preexec_fn, __, pass_fds, cwd, env, *rest):
         """In the place of subprocess's fork and exec; the order of arguments is Python's."""
         *_, p2cread, p2cwrite, c2pread, c2pwrite, errread, errwrite = rest[:9]
-        assert preexec_fn is None and not pass_fds, args
+        assert preexec_fn is None and not pass_fds and args[0] == sys.executable, args
         std = [2 if errwrite == -1 else errwrite]
         std = [0 if p2cread == -1 else p2cread, 1 if c2pwrite == -1 else c2pwrite, *std]
-        request = _request(args, cwd, env)
-        self._fork = first_process.Fork(first_process.of_commands(), request, std)
-        self.pid = self._fork.pid
+        request = {
+            "arguments": list(map(str, args[1:])),
+            "cwd": str(cwd or os.getcwd()),
+            "variables": dict(os.environ if env is None else env),
+            "is_lighter": list(lighter.made_lighter()),
+        }
+        self._news = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        self._news.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, first_process.LARGEST_REQUEST)
+        self._news.connect(f"\0{first_process.address()}")
+        socket.send_fds(self._news, [json.dumps(request).encode()], std)
+        self.pid = int(self._news.recv(100))
         self._child_created = True
         self._close_pipe_fds(p2cread, p2cwrite, c2pread, c2pwrite, errread, errwrite)
 
     def _internal_poll(self, *_, **__):
-        if self.returncode is None:
-            self.returncode = self._fork.exit_code(timeout=0)
-        return self.returncode
+        return self._exit_code(seconds=0)
 
     def _wait(self, timeout):
-        if self.returncode is None:
-            self.returncode = self._fork.exit_code(timeout)
-        if self.returncode is None:
+        if self._exit_code(timeout) is None:
             raise subprocess.TimeoutExpired(self.args, timeout)
         return self.returncode
 
+    def _exit_code(self, seconds: float | None) -> int | None:
+        """Waits for it so long, without an end where that is None."""
+        if self.returncode is None and select.select([self._news], [], [], seconds)[0]:
+            with self._news:
+                self.returncode = int(self._news.recv(100))
+        return self.returncode
 
-Popen = ForkedProcess if sys.platform == "linux" else StartedProcess
 
-
-def run(
-    arguments: Sequence[str], timeout: float, popen=Popen, **options
-) -> subprocess.CompletedProcess:
-    """`subprocess.run` of a fork, or of what another `popen` starts; its output is text."""
+def run(arguments: Sequence[str], timeout: float, **options) -> subprocess.CompletedProcess:
+    """`subprocess.run` of a fork; its output is text."""
     pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
-    with popen(arguments, **pipes | options) as process:
+    with Popen(arguments, **pipes | options) as process:
         try:
             stdout, stderr = process.communicate(timeout=timeout)
         except BaseException:
             process.kill()
             raise
     return subprocess.CompletedProcess(arguments, process.returncode, stdout, stderr)
-
-
-def _request(args: Sequence, cwd, env) -> str:
-    assert args[0] == sys.executable, args
-    variables = os.environ if env is None else env
-    return first_process.request(args[1:], cwd or os.getcwd(), variables, lighter.made_lighter())
-
-
-if __name__ == "__main__":
-    first_process.become(sys.argv[1])

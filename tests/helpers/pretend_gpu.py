@@ -1,16 +1,10 @@
-"""Runs `train.py`, with its arguments, on a machine that seems to have a GPU.
+"""A machine that seems to have a GPU: TensorFlow's configuration lists one."""
 
-TensorFlow's configuration lists one; as there is none, what is placed on it runs on the CPU.
-"""
-
-import runpy
 from collections.abc import Callable
-from pathlib import Path
 
 import tensorflow as tf
 
 GPU = tf.config.PhysicalDevice("/physical_device:GPU:0", "GPU")
-TRAIN = Path(__file__).resolve().parents[2] / "train.py"
 
 
 def pretend(patch: Callable = setattr, **details) -> None:
@@ -32,8 +26,3 @@ def pretend(patch: Callable = setattr, **details) -> None:
     details = {"device_name": "no GPU at all"} | details
     patch(tf.config.experimental, "get_device_details", instead(details, told))
     patch(tf.config.experimental, "set_memory_growth", lambda device, enable: None)
-
-
-if __name__ == "__main__":
-    pretend()
-    runpy.run_path(str(TRAIN), run_name="__main__")

@@ -7,13 +7,11 @@ fixture or `start`.
 import contextlib
 import io
 import json
-import os
 import re
 import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
-from typing import NamedTuple
 
 import forked
 import lighter
@@ -29,14 +27,6 @@ from tensorflow.python.framework import config  # isort: skip
 ROOT = Path(__file__).resolve().parents[2]
 
 
-class Done(NamedTuple):
-    """What a script left on the terminal, under the names of `subprocess.CompletedProcess`."""
-
-    returncode: int
-    stdout: str
-    stderr: str
-
-
 COMMANDS = {
     "train": (train_command, settings.TrainSettings),
     "eval": (evaluate_command, settings.EvalSettings),
@@ -49,19 +39,20 @@ def line_of(name: str) -> command_line.CommandLine:
     return command_line.CommandLine(record, command.__doc__, flags.FlagValues())
 
 
-def run(name: str, *arguments: str) -> Done:
+def run(name: str, *arguments: str) -> subprocess.CompletedProcess:
     """Runs `python name.py arguments` without a new process."""
     line, command = line_of(name), COMMANDS[name][0]
+    call = [f"{name}.py", *arguments]
     stdout, stderr = io.StringIO(), io.StringIO()
     with contextlib.redirect_stdout(stdout), contextlib.redirect_stderr(stderr):
         try:
-            argv = line.parse([f"{name}.py", *arguments])
+            argv = line.parse(call)
         except SystemExit as ended:
             code = ended.code
         else:
             with lighter.runs(), deterministic_as_before():
                 code = command_line.execute(line, argv, command.main)
-    return Done(code, stdout.getvalue(), stderr.getvalue())
+    return subprocess.CompletedProcess(call, code, stdout.getvalue(), stderr.getvalue())
 
 
 @contextlib.contextmanager
@@ -75,9 +66,16 @@ def deterministic_as_before() -> Iterator[None]:
             config.disable_op_determinism()
 
 
-def train(folder: Path, *arguments: str) -> Done:
+def train(folder: Path, *arguments: str) -> subprocess.CompletedProcess:
     """Runs train.py on `shapes` with small batches; later arguments win."""
     return run("train", *small_run(folder), *arguments)
+
+
+def trained(folder: Path, *arguments: str) -> subprocess.CompletedProcess:
+    """As `train`; it succeeds and complains of nothing."""
+    done = train(folder, *arguments)
+    assert (done.returncode, done.stderr) == (0, "")
+    return done
 
 
 def small_run(folder: Path) -> list[str]:
@@ -117,16 +115,13 @@ def settings_of(*arguments: str) -> settings.TrainSettings:
     return line.settings(line.parse(["train.py", *arguments]))
 
 
-def start(cache_home: Path, name: str, *arguments: str, **variables: str) -> subprocess.Popen:
+def start(name: str, *arguments: str) -> subprocess.Popen:
     """Starts a script as a process that a test sends signals to (forked.py)."""
-    environment = os.environ | {"XDG_CACHE_HOME": str(cache_home), "CUDA_VISIBLE_DEVICES": "-1"}
-    environment |= variables
     return forked.Popen(
         [sys.executable, str(ROOT / f"{name}.py"), *arguments],
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
-        env=environment,
     )
 
 

@@ -3,6 +3,7 @@
 conftest.py makes it a plugin of each process that runs tests.
 """
 
+import functools
 import gc
 import os
 import signal
@@ -18,6 +19,7 @@ os.environ.setdefault("CUDA_VISIBLE_DEVICES", "-1")
 import forked
 import keras
 import lighter
+from several import Workers
 
 from towers import devices
 
@@ -111,42 +113,39 @@ def whole_runs():
         yield
 
 
+@pytest.fixture(scope="session", autouse=True)
+def cache(tmp_path_factory):
+    """Whatever the tests run keeps decoded data in one folder, and not in the user's."""
+    os.environ["XDG_CACHE_HOME"] = str(tmp_path_factory.mktemp("cache"))
+
+
+@pytest.fixture
+def several():
+    """Makes `several.Workers`, and kills what a failing test leaves of them."""
+    made = []
+
+    def make(count: int = 2) -> Workers:
+        made.append(Workers(count))
+        return made[-1]
+
+    yield make
+    for workers in made:
+        workers.kill()
+
+
 @pytest.fixture(scope="session")
-def cache_home(tmp_path_factory) -> Path:
-    """One cache of decoded data for all commands of a test session."""
-    return tmp_path_factory.mktemp("cache")
-
-
-@pytest.fixture(scope="module")
-def cache(cache_home):
-    """Runs in the tests' process, too, keep decoded data there and not in the user's folder."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("XDG_CACHE_HOME", str(cache_home))
-        yield
-
-
-@pytest.fixture(scope="session")
-def command(cache_home):
+def command():
     """Runs a script as a user does: `command("train.py", "--max_steps=2")`."""
-    return _runner_of_scripts(subprocess.run, cache_home)
+    return functools.partial(_run_script, subprocess.run)
 
 
 @pytest.fixture(scope="session")
-def forked_command(cache_home):
+def forked_command():
     """As `command`, in a process that has TensorFlow already (helpers/forked.py)."""
-    return _runner_of_scripts(forked.run, cache_home)
+    return functools.partial(_run_script, forked.run)
 
 
-def _runner_of_scripts(run, cache_home):
-    def run_script(script: str, *arguments: str, **options) -> subprocess.CompletedProcess:
-        return run(
-            [sys.executable, str(ROOT / script), *arguments],
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-            env=os.environ | {"XDG_CACHE_HOME": str(cache_home)},
-            timeout=300,
-            **options,
-        )
-
-    return run_script
+def _run_script(run, script: str, *arguments: str, **options) -> subprocess.CompletedProcess:
+    call = [sys.executable, str(ROOT / script), *arguments]
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+    return run(call, timeout=300, **pipes, **options)

@@ -5,7 +5,7 @@ import numpy as np
 import tensorflow as tf
 
 import towers
-from towers.networks import cifarnet, fastnet, resnet, resnet50
+from towers.networks import cifarnet, fastnet, resnet
 
 CLASSES = 4
 
@@ -26,12 +26,6 @@ def linear(*weights: float) -> keras.Model:
             ]
         )
     )
-
-
-def beside_zero(model: keras.Model) -> keras.Model:
-    """The model [n, 1] as a classifier of two classes, [n, 2], whose second output is 0."""
-    with_zero = keras.layers.Lambda(lambda x: keras.ops.pad(x, [[0, 0], [0, 1]]))
-    return keras.Sequential([model, with_zero])
 
 
 def classifier(features: int = 3, *, hidden: int = 5, seed: int = 0) -> keras.Model:
@@ -80,31 +74,6 @@ def small_resnet(dtype: str = "float32") -> keras.Model:
     """Three residual blocks with batch norm, for 8 x 8 images."""
     policy = keras.DTypePolicy(dtype)
     return on_cpu(lambda: resnet.build((8, 8, 3), CLASSES, policy, 3, blocks_per_stage=1))
-
-
-def small_resnet50() -> keras.Model:
-    """A bottleneck block with batch norm in each of two stages, for 32 x 32 images."""
-    policy = keras.DTypePolicy("float32")
-    stages = ((1, 2), (1, 3))
-    return on_cpu(lambda: resnet50.build((32, 32, 3), CLASSES, policy, 3, stages=stages))
-
-
-def normalized(dtype: str = "float32") -> keras.Model:
-    """A convolution and a dense layer, each with batch norm, for 8 x 8 images."""
-    kernels = keras.initializers.GlorotUniform(seed=4)
-    with_dtype = {"dtype": keras.DTypePolicy(dtype)}
-    return on_cpu(
-        lambda: keras.Sequential(
-            [
-                keras.Input([8, 8, 3]),
-                keras.layers.Conv2D(4, 3, kernel_initializer=kernels, **with_dtype),
-                keras.layers.BatchNormalization(**with_dtype),
-                keras.layers.Flatten(),
-                keras.layers.BatchNormalization(**with_dtype),
-                keras.layers.Dense(CLASSES, kernel_initializer=kernels, **with_dtype),
-            ]
-        )
-    )
 
 
 def small_fastnet(dtype: str = "float32") -> keras.Model:

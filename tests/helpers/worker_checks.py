@@ -3,7 +3,7 @@
     python -m towers_cli.launch --workers=2 -- tests/helpers/worker_checks.py FOLDER
 
 writes what each worker found into FOLDER/worker-<index>.json. With WORKER_CHECKS=all in the
-environment they train all networks, and not some. The tests fork the workers.
+environment they train all networks, with another value some.
 """
 
 import json
@@ -19,6 +19,7 @@ import towers  # before Keras: it sets TensorFlow up
 from input_pipeline import arrays
 from towers import devices, hashes
 from towers.multi_worker import cluster, collectives
+from towers.runs import run_errors
 
 import keras  # isort: skip
 import numpy as np  # isort: skip
@@ -28,18 +29,23 @@ import toys  # isort: skip
 
 BATCH, STEPS, MICROBATCH = 16, 6, 2
 collectives._LEAST_BYTES_OF_A_PART = 64  # small networks' gradients travel in parts, too
-WHICH = os.environ.get("WORKER_CHECKS")
 
 
-def distributed(workers, model, num_towers=1, optimizer=None, microbatch=MICROBATCH):
+def distributed(workers, model, num_towers=1, optimizer=None, microbatch=MICROBATCH, loss=None):
     """A compiled model on these workers."""
-    loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+    loss = loss or keras.losses.SparseCategoricalCrossentropy(from_logits=True)
     optimizer = optimizer or keras.optimizers.SGD(0.05, momentum=0.9)
     model.compile(optimizer, loss, metrics=["accuracy"])
     return towers.distribute(model, num_towers, microbatch_size=microbatch, workers=workers)
 
 
-def train(workers, model, num_towers=1, steps=STEPS, **arguments) -> dict:
+def joined(labels, outputs):
+    """A loss of one's own, which is of the whole batch."""
+    labels = keras.ops.one_hot(keras.ops.cast(labels, "int32"), toys.CLASSES)
+    return keras.ops.mean((labels - outputs) ** 2)
+
+
+def train(workers, model, num_towers=1, steps=STEPS, batch=BATCH, **arguments) -> dict:
     """Trains and evaluates; all that should not depend on workers."""
     distributed(workers, model, num_towers, **arguments)
     images, labels = toys.batch(40, model.inputs[0].shape[1:])
@@ -47,7 +53,7 @@ def train(workers, model, num_towers=1, steps=STEPS, **arguments) -> dict:
         images = np.arange(images.size).reshape(images.shape) % 9
     losses = [
         model.train_on_batch(*batch, return_dict=True)["loss"]
-        for batch in arrays.batches(images, labels).batches(0, steps, global_batch_size=BATCH)
+        for batch in arrays.batches(images, labels).batches(0, steps, global_batch_size=batch)
     ]
     return {
         "weights": hashes.sha256([*model.get_weights()]),
@@ -71,42 +77,14 @@ def embedding():
     )
 
 
-def of_one_size():
-    """A model whose gradients travel in parts of the same size."""
-    return toys.on_cpu(
-        lambda: keras.Sequential(
-            [
-                keras.Input([toys.CLASSES]),
-                *(
-                    keras.layers.Dense(toys.CLASSES, kernel_initializer=_initial(n))
-                    for n in (1, 2, 3)
-                ),
-            ]
-        )
-    )
-
-
-def dropout(dtype="float32"):
-    """A model that draws, and in float64 on demand."""
-    return toys.on_cpu(
-        lambda: keras.Sequential(
-            [
-                keras.Input([6]),
-                keras.layers.Dense(8, kernel_initializer=_initial(1), dtype=dtype),
-                keras.layers.Dropout(0.5, seed=3, dtype=dtype),
-                keras.layers.Dense(toys.CLASSES, kernel_initializer=_initial(2), dtype=dtype),
-            ]
-        )
-    )
-
-
 def _initial(seed):
     return keras.initializers.GlorotUniform(seed=seed)
 
 
-def scaled():
-    """An optimizer with a loss scale, as float16 needs it."""
-    return keras.optimizers.LossScaleOptimizer(keras.optimizers.SGD(0.05))
+def drawing():
+    """A model with dropout and batch norm."""
+    keras.utils.set_random_seed(1)
+    return toys.dropout_classifier()
 
 
 # Networks of all kinds: what a worker makes of each.
@@ -114,23 +92,29 @@ KINDS = {
     "cifarnet": lambda w, n=1: train(w, toys.small_cifarnet(), n),
     "resnet": lambda w, n=1: train(w, toys.small_resnet(), n),
     "sparse gradients": lambda w, n=1: train(
-        w, embedding(), n, optimizer=keras.optimizers.Adam(0.01)
+        w, embedding(), n, optimizer=keras.optimizers.Adam(0.01), batch=BATCH - 1
     ),
-    "layers of one size": lambda w, n=1: train(w, of_one_size(), n),
-    "dropout in float64": lambda w, n=1: train(w, dropout("float64"), n),
+    "joined loss": lambda w, n=1: train(
+        w, toys.classifier(seed=w.index), n, loss=joined, batch=BATCH - 1
+    ),
+    "draws and statistics": lambda w, n=1: train(w, drawing(), n, batch=BATCH - 1),
     "clipped": lambda w, n=1: train(
         w, toys.classifier(), n, optimizer=keras.optimizers.SGD(0.1, global_clipnorm=0.1)
     ),
-    "float16": lambda w, n=1: train(w, toys.small_cifarnet("float16"), n, optimizer=scaled()),
+    "float16": lambda w, n=1: train(
+        w,
+        toys.small_cifarnet("float16"),
+        n,
+        optimizer=keras.optimizers.LossScaleOptimizer(keras.optimizers.SGD(0.05)),
+    ),  # fmt: skip
     "resnet in bfloat16": lambda w, n=1: train(w, toys.small_resnet(dtype="bfloat16"), n),
 }
-# Fewer of them among many workers, which share the machine's cores.
-FEWER = {2: ["cifarnet", "layers of one size"], 3: ["cifarnet", "sparse gradients"], 5: ["resnet"]}
+SOME = ("cifarnet", "sparse gradients", "joined loss")
 
 
 def models(workers) -> dict:
-    """What this worker makes of each network that is tried among so many."""
-    names = KINDS if WHICH == "all" else FEWER[workers.count]
+    """What this worker makes of each network, or of some."""
+    names = KINDS if os.environ["WORKER_CHECKS"] == "all" else SOME
     return {name: KINDS[name](workers) for name in names}
 
 
@@ -169,7 +153,7 @@ def own_run(workers) -> list:
             model = distributed(workers, toys.classifier(seed=seed))
             done = towers.Run(folder, model).fit(
                 arrays.batches(images, labels), batch_size=BATCH, epochs=1, verbose=0,
-                validation_data=(images[:3], labels[:3]),
+                validation_data=(images[:1], labels[:1]),  # too few for all workers
             )  # fmt: skip
             hashes_of.append(done.weights_sha256)
     return hashes_of
@@ -192,6 +176,28 @@ def at_odds(workers) -> list[str]:
     return said
 
 
+def of_others(workers) -> list[str]:
+    """What is said where a worker has another batch, and where it comes to other weights."""
+    images, labels = toys.batch(40, (3,))
+    other = images[::-1] if workers.index else images
+    model = distributed(workers, toys.classifier())
+    kernel = model.trainable_variables[0]
+    drift = keras.callbacks.LambdaCallback(
+        on_epoch_end=lambda epoch, logs: kernel.assign(kernel + workers.index)
+    )
+    fit, said = {"batch_size": BATCH, "verbose": 0, "callbacks": [drift]}, []
+    with tempfile.TemporaryDirectory() as folder:
+        for attempt in (
+            lambda: model.fit(other, labels, **fit),
+            lambda: towers.Run(folder, model).fit(images, labels, **fit),
+        ):
+            try:
+                attempt()
+            except (towers.WorkerError, run_errors.TrainingError) as error:
+                said.append(str(error))
+    return said
+
+
 def messages(workers) -> list:
     """What all say, and what the chief makes."""
     said = workers.exchange("who they are", [workers.index, None, "ä" * (500 * workers.index)])
@@ -199,7 +205,7 @@ def messages(workers) -> list:
     return [said, workers.from_chief("it", lambda: {"a": [workers.index, 0.1]})]
 
 
-CHECKS = (models, broadcast, messages, stopped, own_run, at_odds)
+CHECKS = (models, broadcast, messages, stopped, own_run, at_odds, of_others)
 
 
 def main(folder: str) -> None:
@@ -211,8 +217,7 @@ def main(folder: str) -> None:
     try:
         with collectives.MultiWorker(members, wait_seconds=60) as workers:
             found |= {check.__name__: check(workers) for check in CHECKS}
-            if workers.count == 2:
-                found["several_towers"] = KINDS["cifarnet"](workers, 1 + 2 * workers.index)
+            found["several_towers"] = KINDS["cifarnet"](workers, 1 + 2 * (workers.index % 2))
             if not workers.is_chief:  # which has come to its end
                 workers.exchange("a message", 1)
     except towers.WorkerError as error:

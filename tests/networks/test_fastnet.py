@@ -67,29 +67,3 @@ def test_filters_keep_a_mean_square_norm_of_1():
         if isinstance(layer, keras.layers.Conv2D):
             norms = np.square(layer.kernel).sum(axis=(0, 1, 2))
             assert norms.mean() == pytest.approx(1.0, rel=1e-5), layer.name
-
-
-def test_adapting_changes_the_whitening_and_nothing_else():
-    policy = keras.DTypePolicy("float32")
-    networks = [
-        toys.on_cpu(lambda: fastnet.build((8, 8, 3), 4, policy, 3, block_filters=(7, 6)))
-        for _ in range(2)
-    ]
-    fastnet.adapt(networks[0], toys.batch(40, [8, 8, 3])[0])
-    changed = [
-        one.path
-        for one, other in zip(networks[0].variables, networks[1].variables, strict=True)
-        if np.any(one.numpy() != other.numpy())
-    ]
-    assert changed == ["whitening/kernel"]
-
-
-def test_it_survives_saving(tmp_path):
-    network = toys.small_fastnet("mixed_bfloat16")
-    network.save(tmp_path / "model.keras")
-    loaded = keras.saving.load_model(tmp_path / "model.keras")
-    images, _ = toys.batch(3, [8, 8, 3])
-    np.testing.assert_array_equal(
-        tf.cast(loaded(images), "float32"), tf.cast(network(images), "float32")
-    )
-    assert np.any(tf.cast(network(images), "float32") != 0)

@@ -2,18 +2,15 @@
 
 import keras
 import numpy as np
-import numpy_oracle as oracle
 import pytest
 import tensorflow as tf
-import toys
 
 from towers.networks import layers
 
 TUTORIAL = {"depth_radius": 4, "bias": 1.0, "alpha": 0.001 / 9.0, "beta": 0.75}
 STRONG = {"depth_radius": 2, "bias": 1.5, "alpha": 0.7, "beta": 0.6}
 WIDE = {"depth_radius": 80, "bias": 0.5, "alpha": 0.01, "beta": 1.0}
-ROOT = {"depth_radius": 5, "bias": 1.0, "alpha": 1.0, "beta": 0.5}  # tf.nn.lrn's defaults
-SETTINGS = {"tutorial": TUTORIAL, "strong": STRONG, "wide": WIDE, "root": ROOT}
+SETTINGS = {"tutorial": TUTORIAL, "strong": STRONG, "wide": WIDE}
 
 
 @pytest.fixture(autouse=True)
@@ -35,21 +32,6 @@ def values_and_gradient(function, x, upstream):
     return [values.numpy() for values in both(x, tf.cast(upstream, x.dtype))]
 
 
-def test_each_channel_is_divided_by_the_squares_of_its_neighbours():
-    x = tf.constant([[1.0, 2.0, 3.0]])
-    outputs = layers.local_response_normalization(x, 1, bias=1.0, alpha=1.0, beta=1.0)
-    np.testing.assert_allclose(outputs, [[1 / 6, 2 / 15, 3 / 14]], rtol=1e-6)
-
-
-def test_radius_0_sees_one_channel_and_its_gradient_is_known():
-    # x / (1 + x^2) has the derivative (1 - x^2) / (1 + x^2)^2.
-    outputs, gradient = values_and_gradient(
-        lambda x: layers.local_response_normalization(x, 0, 1.0, 1.0, 1.0), [[2.0, 0.5]], 1.0
-    )
-    np.testing.assert_allclose(outputs, [[0.4, 0.4]], rtol=1e-6)
-    np.testing.assert_allclose(gradient, [[-3 / 25, 0.75 / 1.5625]], rtol=1e-6)
-
-
 @pytest.mark.parametrize("settings", SETTINGS.values(), ids=SETTINGS)
 @pytest.mark.parametrize("shape", [(2, 3, 4, 1), (1, 1, 1, 3), (2, 3, 4, 64), (4, 12, 12, 64)])
 def test_values_and_gradient_are_tensorflow_s(settings, shape):
@@ -61,19 +43,6 @@ def test_values_and_gradient_are_tensorflow_s(settings, shape):
     tensorflow_s = values_and_gradient(lambda x: tf.nn.lrn(x, **settings), x, upstream)
     for mine, theirs in zip(ours, tensorflow_s, strict=True):
         np.testing.assert_allclose(mine, theirs, rtol=1e-5, atol=1e-6)
-
-
-@pytest.mark.parametrize("settings", SETTINGS.values(), ids=SETTINGS)
-def test_float64_agrees_with_numpy_to_rounding(settings):
-    rng = np.random.default_rng(0)
-    x, upstream = rng.normal(size=(2, 2, 3, 4, 6))
-    arguments = (settings["depth_radius"], settings["bias"], settings["alpha"], settings["beta"])
-    outputs, gradient = values_and_gradient(
-        lambda x: layers.local_response_normalization(x, *arguments), x, upstream
-    )
-    np.testing.assert_allclose(outputs, oracle.lrn(x, *arguments), rtol=1e-12)
-    expected = oracle.lrn_backward(x, upstream, *arguments)
-    np.testing.assert_allclose(gradient, expected, rtol=1e-11, atol=1e-13)
 
 
 @pytest.mark.parametrize("settings", SETTINGS.values(), ids=SETTINGS)
@@ -95,30 +64,6 @@ def test_narrow_types_are_within_one_rounding_of_float64(settings, dtype):
         np.testing.assert_allclose(mine.astype(np.float64), expected, rtol=2.01 * half_a_unit)
 
 
-def test_layer_has_tensorflow_s_defaults():
-    x = np.random.default_rng(0).normal(size=(2, 3, 3, 12)).astype(np.float32)
-    outputs = layers.LocalResponseNormalization()(x)
-    np.testing.assert_allclose(outputs, tf.nn.lrn(x), rtol=1e-5)
-
-
-def test_layer_keeps_the_shape_and_computes_in_its_policy():
-    layer = layers.LocalResponseNormalization(dtype="mixed_bfloat16")
-    outputs = layer(keras.Input([5, 7, 3]))
-    assert outputs.shape == (None, 5, 7, 3) and outputs.dtype == "bfloat16"
-    assert layer(np.ones([2, 5, 7, 3], np.float32)).dtype == tf.bfloat16
-
-
-def test_layer_survives_saving(tmp_path):
-    layer = layers.LocalResponseNormalization(**STRONG, name="norm")
-    model = keras.Sequential([keras.Input([3, 3, 8]), layer])
-    model.save(tmp_path / "model.keras")
-    loaded = keras.saving.load_model(tmp_path / "model.keras")
-    assert loaded.get_layer("norm").get_config() == layer.get_config()
-    images, _ = toys.batch(2, [3, 3, 8])
-    np.testing.assert_array_equal(loaded(images), model(images))
-    assert np.any(model(images) != layers.LocalResponseNormalization()(images))
-
-
 def test_bias_and_relu_by_hand():
     layer = layers.BiasRelu(bias_initializer=keras.initializers.Constant([1.0, -1.0]))
     x = tf.constant([[[[1.0, 0.5]], [[-3.0, 4.0]]]])  # [1, 2, 1, 2]
@@ -131,7 +76,7 @@ def test_bias_and_relu_by_hand():
     np.testing.assert_array_equal(of_bias, [1.0, 1.0])
 
 
-@pytest.mark.parametrize("dtype", ["float32", "float64", "bfloat16", "float16"])
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 @pytest.mark.parametrize("shape", [(2, 24, 24, 64), (3, 7, 5, 6), (1, 1, 1, 1)])
 def test_pooling_may_come_before_bias_and_relu(dtype, shape):
     # Halves of small whole numbers: adding a bias is exact in every type, so that every bit is
@@ -152,15 +97,6 @@ def test_pooling_may_come_before_bias_and_relu(dtype, shape):
     ours = values_and_gradient(lambda x: layer(pool(x)), x, upstream)
     for mine, theirs in zip(ours, values_and_gradient(textbook, x, upstream), strict=True):
         np.testing.assert_array_equal(mine, theirs)
-
-
-def test_bias_and_relu_survive_saving(tmp_path):
-    layer = layers.BiasRelu(bias_initializer=keras.initializers.Constant(0.1), name="relu1")
-    model = keras.Sequential([keras.Input([3, 3, 8]), layer])
-    model.save(tmp_path / "model.keras")
-    loaded = keras.saving.load_model(tmp_path / "model.keras").get_layer("relu1")
-    np.testing.assert_array_equal(loaded.bias, layer.bias)
-    assert loaded.get_config() == layer.get_config()
 
 
 def batch_norm_pair(dtype, **options):
@@ -202,14 +138,8 @@ def test_fused_batch_norm_is_keras_s(dtype, tolerance, scale):
 
 @pytest.mark.parametrize("option", [{"axis": 1}, {"renorm": True}, {"synchronized": True}])
 def test_fused_batch_norm_refuses_what_it_does_not_do(option):
-    with pytest.raises(ValueError, match="fused batch norm needs -1 or 3, False and False"):
+    with pytest.raises(ValueError, match=next(iter(option))):
         layers.FusedBatchNormalization(**option)
-
-
-def test_fused_batch_norm_refuses_a_mask():
-    layer, _ = batch_norm_pair("float32")
-    with pytest.raises(ValueError, match="takes no mask"):
-        layer(tf.zeros([2, 5, 4, 6]), mask=tf.ones([2, 5, 4], tf.bool))
 
 
 def test_fused_batch_norm_that_is_frozen_stays_as_it_is():
@@ -246,18 +176,6 @@ def test_whitened_outputs_are_uncorrelated_and_of_variance_1(kernel_size):
     np.testing.assert_allclose(covariance, expected, atol=0.02)
 
 
-def test_whitening_has_a_floor_under_what_hardly_varies():
-    images = np.zeros((4, 5, 5, 1), np.float32)
-    images[..., 0] = np.arange(4.0)[:, None, None]  # all pixels of a patch are one: one direction
-    layer, _ = whitened(images, epsilon=0.01)
-    filters = layer.kernel.numpy().reshape(4, 8)[:, :4]
-    norms = np.sort(np.linalg.norm(filters, axis=0))
-    mean_square = 4 * (0 + 1 + 4 + 9) / 4
-    np.testing.assert_allclose(norms, [1 / np.sqrt(mean_square + 0.01), 10, 10, 10], rtol=1e-4)
-    largest = np.take_along_axis(filters, np.abs(filters).argmax(axis=0)[None], axis=0)
-    assert (largest > 0).all()
-
-
 @pytest.mark.parametrize("colours", ["any", "grey"])
 def test_whitening_does_not_depend_on_the_order_of_its_sums(colours):
     images = correlated_images().repeat(5, axis=0)
@@ -269,19 +187,23 @@ def test_whitening_does_not_depend_on_the_order_of_its_sums(colours):
     assert np.isfinite(layer.kernel).all()
 
 
-def test_whitening_is_not_trained():
-    layer, _ = whitened(correlated_images())
-    assert layer.trainable_variables == []
-    assert [v.name for v in layer.non_trainable_variables] == ["kernel"]
-
-
-def test_whitening_survives_saving(tmp_path):
+@pytest.mark.parametrize(
+    "layer",
+    [
+        layers.LocalResponseNormalization(**STRONG, name="own"),
+        layers.BiasRelu(bias_initializer=keras.initializers.Constant(0.1), name="own"),
+        layers.Whitening(kernel_size=3, epsilon=0.1, name="own"),
+        layers.FusedBatchNormalization(momentum=0.5, name="own"),
+    ],
+    ids=lambda layer: type(layer).__name__,
+)
+def test_survives_saving(layer, tmp_path):
     images = correlated_images()
-    layer = layers.Whitening(kernel_size=3, epsilon=0.1, name="whitening")
     model = keras.Sequential([keras.Input([9, 9, 3]), layer])
-    layer.adapt(images)
+    if hasattr(layer, "adapt"):
+        layer.adapt(images)
     model.save(tmp_path / "model.keras")
     loaded = keras.saving.load_model(tmp_path / "model.keras")
-    assert loaded.get_layer("whitening").get_config() == layer.get_config()
+    assert loaded.get_layer("own").get_config() == layer.get_config()
     np.testing.assert_array_equal(loaded(images), model(images))
     assert np.any(model(images) != 0)

@@ -6,7 +6,6 @@ import itertools
 import numpy as np
 import pytest
 
-from laboratory import data, network, race
 from towers import networks
 from towers.networks import seeds
 
@@ -57,29 +56,6 @@ def test_no_kernel_of_ten_seeds_has_the_values_of_another(name):
     }
     assert len(values) == 10 * {"cifarnet": 5, "resnet": 22, "fastnet": 3, "resnet50": 54}[name]
     assert_nothing_shared(values)
-
-
-@pytest.mark.parametrize(
-    "build",
-    dict.fromkeys([race.network, data.small_cifarnet, data.small_resnet, *network.MODELS.values()]),
-    ids=lambda build: f"{build.__module__}.{build.__name__}",
-)
-def test_no_kernel_of_a_lessons_network_has_the_values_of_another(build):
-    assert_nothing_shared(drawn_values(build()))
-
-
-def test_counted_seeds_would_share_values():
-    """What the check above finds: Keras's initializers are pure functions of their seed."""
-    import keras
-
-    values = {
-        (seed, layer): keras.initializers.HeNormal(seed=seed + layer)((3, 3, 16, 16)).numpy()
-        for seed in range(2)
-        for layer in range(2)
-    }
-    flat = {key: value.ravel()[:VALUES] for key, value in values.items()}
-    with pytest.raises(AssertionError, match=r"\(0, 1\) and \(1, 0\) share draws"):
-        assert_nothing_shared(flat)
 
 
 def test_a_layers_seed_is_31_bits_of_a_hash_of_seed_and_name():

@@ -7,7 +7,6 @@ import pytest
 import scripts
 import tiny_photos
 
-from input_pipeline import datasets
 from towers.runs import console
 
 HOSTILE = (
@@ -28,11 +27,6 @@ SHOWN = r"\x1b[2J\x1b]0;mine\x07ant\x9b1m\u202e"
 )
 def test_printable(text, shown):
     assert console.printable(text) == shown
-
-
-def test_a_table_shows_them_escaped():
-    table = console.table([("data", f"TFDS a b/{HOSTILE}: 25 train")])
-    assert table == f"  data  TFDS a b/{SHOWN}: 25 train"
 
 
 @pytest.fixture
@@ -72,23 +66,3 @@ def test_names_of_classes_are_shown_escaped_and_kept_as_they_are(tmp_path, data_
         done = scripts.run(script, *arguments)
         check_harmless(done, code)
         assert "classes" in done.stderr and done.stderr.count("\n") == 1
-
-
-def test_names_of_splits_are_shown_escaped(tmp_path, data_dir):
-    (info,) = data_dir.rglob("dataset_info.json")
-    content = json.loads(info.read_text())
-    content["splits"][1]["name"] = HOSTILE
-    info.write_text(json.dumps(content))
-    done = scripts.train(tmp_path / "run", "--dataset=tiny_photos", f"--data_dir={data_dir}")
-    check_harmless(done, 1)
-    assert f"it has train, {SHOWN}" in done.stderr and done.stderr.count("\n") == 1
-
-
-def test_permuted_names_do_not_change_the_hash_of_the_images(data_dir):
-    """So they are compared beside it: `names of the classes` in `run_config.check_same_run`."""
-    before = datasets.load("tiny_photos", str(data_dir), "train")
-    (names,) = data_dir.rglob("label.labels.txt")
-    names.write_text("bee\nant\ncow\n")
-    after = datasets.load("tiny_photos", str(data_dir), "train")
-    assert after.fingerprint == before.fingerprint
-    assert (before.class_names[0], after.class_names[0]) == (HOSTILE, "bee")

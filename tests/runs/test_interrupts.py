@@ -22,12 +22,6 @@ def test_a_signal_is_remembered(number, code):
         assert asked.exit_code() == code
 
 
-def test_without_a_signal_nothing_is_asked():
-    with interrupts.Interrupts() as asked:
-        assert asked.received is None
-        assert asked.exit_code() == 0
-
-
 def test_a_sighup_that_nohup_ignores_stays_ignored():
     before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
     try:
@@ -37,16 +31,6 @@ def test_a_sighup_that_nohup_ignores_stays_ignored():
         assert signal.getsignal(signal.SIGHUP) == signal.SIG_IGN
     finally:
         signal.signal(signal.SIGHUP, before)
-
-
-def test_a_sigint_that_a_shell_ignores_in_the_background_is_remembered():
-    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
-    try:
-        with interrupts.Interrupts() as asked:
-            send(signal.SIGINT)
-            assert asked.received == signal.SIGINT
-    finally:
-        signal.signal(signal.SIGINT, before)
 
 
 def test_a_second_ctrl_c_acts_at_once():
@@ -63,13 +47,6 @@ def test_a_first_ctrl_c_after_a_sigterm_does_not():
         assert asked.exit_code() == 143
         with pytest.raises(KeyboardInterrupt):
             send(signal.SIGINT)
-
-
-def test_a_second_sigterm_changes_nothing():
-    with interrupts.Interrupts() as asked:
-        send(signal.SIGTERM)
-        send(signal.SIGTERM)
-        assert asked.exit_code() == 143
 
 
 def test_the_handlers_from_before_come_back():

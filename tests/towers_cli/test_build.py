@@ -1,12 +1,9 @@
 """How TensorFlow's runtime starts, and what a network is shown before its first step."""
 
 import sys
-import types
 
 import forked
 import pytest
-
-from towers_cli import build
 
 
 @pytest.mark.parametrize("deterministic", [True, False])
@@ -25,12 +22,3 @@ print(os.environ.get("CUBLAS_WORKSPACE_CONFIG"), config.is_op_determinism_enable
     assert done.stdout.split() == (
         ["False", ":4096:8", "True"] if deterministic else ["True", "None", "False"]
     ), done.stderr
-
-
-@pytest.mark.parametrize(("side", "expected"), [(32, 5000), (224, 445), (9000, 1)])
-def test_a_network_that_looks_at_images_first_gets_as_many_as_fit(side, expected):
-    asked = []
-    training = types.SimpleNamespace(image_shape=(side, side, 3), some=lambda n: asked.append(n))
-    prepared = types.SimpleNamespace(evaluate=lambda _: types.SimpleNamespace(numpy=lambda: None))
-    build.images_to_adapt_to(training, prepared)
-    assert asked == [expected]

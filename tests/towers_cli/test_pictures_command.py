@@ -18,8 +18,6 @@ from PIL import Image
 from input_pipeline import datasets, images, mixing
 from towers_cli import build, check_pictures, pictures, settings, tally
 
-pytestmark = pytest.mark.usefixtures("cache")
-
 STEPS = 6
 
 
@@ -50,7 +48,7 @@ def flags(folder, run, *more: str) -> list[str]:
 
 
 @pytest.fixture(scope="module")
-def whole(folder, tmp_path_factory, cache):
+def whole(folder, tmp_path_factory):
     """A run on one tower."""
     run = tmp_path_factory.mktemp("runs") / "run"
     done = scripts.run("train", *flags(folder, run))
@@ -97,11 +95,9 @@ def test_an_augmentation_that_does_not_take_such_images_is_refused():
 
 
 @pytest.mark.long
-def test_killed_on_one_number_of_towers_and_continued_on_another(
-    folder, whole, tmp_path, cache_home
-):
+def test_killed_on_one_number_of_towers_and_continued_on_another(folder, whole, tmp_path):
     pause = ["--checkpoint_every_steps=2", "--summary_every_steps=3"]  # which takes a while
-    process = scripts.start(cache_home, "train", *flags(folder, tmp_path, *pause))
+    process = scripts.start("train", *flags(folder, tmp_path, *pause))
     while not scripts.checkpoint_steps(tmp_path):
         assert process.poll() is None, process.communicate()
         time.sleep(0.005)

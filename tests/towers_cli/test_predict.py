@@ -15,22 +15,18 @@ import towers
 from input_pipeline import datasets, raw_images
 from towers_cli import predict
 
-pytestmark = pytest.mark.usefixtures("cache")
-
-RESNET = ("--model=resnet", "--max_steps=1", "--weight_decay=0")
 MOBILENET = ("--model=MobileNetV3Small", "--preprocessing=pad_crop_flip", "--max_steps=1")
 
 
 @pytest.fixture(scope="module")
-def test_images(cache):
+def test_images():
     return datasets.load("shapes", None, "test")
 
 
 @pytest.fixture(scope="module")
-def trained(tmp_path_factory, cache):
+def trained(tmp_path_factory):
     folder = tmp_path_factory.mktemp("predict") / "run"
-    done = scripts.train(folder, "--momentum=0.9", "--max_steps=60", "--moving_average_decay=0.9")
-    assert done.returncode == 0, done.stderr
+    scripts.trained(folder, "--momentum=0.9", "--max_steps=60", "--moving_average_decay=0.9")
     return folder
 
 
@@ -46,16 +42,6 @@ def said(capsys, *arguments):
     code = predict.main([str(argument) for argument in arguments])
     captured = capsys.readouterr()
     return code, captured.out, captured.err
-
-
-def test_the_final_model_has_the_accuracy_that_was_evaluated(trained, test_images, of_raw):
-    names, _ = of_raw
-    right = sum(
-        name == test_images.class_names[label]
-        for name, label in zip(names, test_images.labels, strict=True)
-    )
-    own = scripts.final_summary(trained)["val_accuracy"]
-    assert right / len(names) == pytest.approx(own, abs=1e-7)
 
 
 def test_the_best_three_classes_of_each_picture(trained, test_images, of_raw, tmp_path, capsys):
@@ -75,7 +61,7 @@ def test_the_best_three_classes_of_each_picture(trained, test_images, of_raw, tm
     assert len(out.splitlines()) == 5
 
 
-@pytest.mark.parametrize("kind", ["L", "P", "RGBA", "CMYK", "jpeg", "turned", "larger"])
+@pytest.mark.parametrize("kind", ["L", "RGBA", "CMYK", "jpeg", "turned", "larger"])
 def test_pictures_of_other_kinds(trained, test_images, of_raw, tmp_path, capsys, kind):
     image = Image.fromarray(test_images.images[0])
     path, more = tmp_path / "picture.png", {}
@@ -98,6 +84,14 @@ def test_pictures_of_other_kinds(trained, test_images, of_raw, tmp_path, capsys,
         assert out.startswith(f"{path}: {name} {probabilities.max():.1%}, ")
 
 
+def test_what_is_transparent_is_white(trained, tmp_path, capsys):
+    Image.new("RGBA", (32, 32), (200, 10, 10, 0)).save(tmp_path / "clear.png")
+    Image.new("RGB", (32, 32), "white").save(tmp_path / "white.png")
+    _, out, _ = said(capsys, trained, tmp_path / "clear.png", tmp_path / "white.png")
+    clear, white = (line.partition(": ")[2] for line in out.splitlines())
+    assert clear == white
+
+
 @pytest.mark.parametrize("mode", ["I;16", "I", "F"])
 def test_pictures_of_more_bits_are_refused(trained, tmp_path, capsys, mode):
     """Pillow would make most of their pixels white."""
@@ -105,15 +99,7 @@ def test_pictures_of_more_bits_are_refused(trained, tmp_path, capsys, mode):
     Image.fromarray(np.full((9, 9), 30_000, np.uint16)).convert(mode).save(path)
     code, out, err = said(capsys, trained, path)
     assert (code, out) == (1, "")
-    assert err == f"towers-predict: error: {path}: has more than 8 bits a channel: must have 8\n"
-
-
-def test_what_is_transparent_is_white(trained, tmp_path, capsys):
-    Image.new("RGBA", (32, 32), (200, 10, 10, 0)).save(tmp_path / "clear.png")
-    Image.new("RGB", (32, 32), "white").save(tmp_path / "white.png")
-    _, out, _ = said(capsys, trained, tmp_path / "clear.png", tmp_path / "white.png")
-    clear, white = (line.partition(": ")[2] for line in out.splitlines())
-    assert clear == white
+    assert err.startswith(f"towers-predict: error: {path}: ")
 
 
 def test_a_picture_that_cannot_be_read_does_not_stop_the_others(trained, tmp_path, capsys):
@@ -129,49 +115,26 @@ def test_a_picture_that_cannot_be_read_does_not_stop_the_others(trained, tmp_pat
     ]
 
 
-class TestWhatHasNoModelOfPictures:
-    def test_a_folder_without_a_run(self, tmp_path, capsys):
-        code, out, err = said(capsys, tmp_path / "none", "a.png")
-        assert (code, out) == (2, "")
-        assert err == f"towers-predict: error: {tmp_path / 'none'} holds no run\n"
+@pytest.mark.parametrize("what", ["none", "unfinished", "gone.keras", "text.keras", "other.keras"])
+def test_what_is_no_model_of_pictures(trained, tmp_path, capsys, what):
+    path = tmp_path / what
+    if what == "unfinished":
+        path.mkdir()
+        (path / "config.json").write_bytes((trained / "config.json").read_bytes())
+    elif what == "text.keras":
+        path.write_text("text")
+    elif what == "other.keras":
+        toys.classifier().save(path)
+    code, out, err = said(capsys, path, "a.png")
+    assert (code, out, err.count("\n")) == (2, "", 1)
+    assert err.startswith("towers-predict: error: ") and str(path) in err
 
-    def test_a_run_that_has_not_finished(self, trained, tmp_path, capsys):
-        (tmp_path / "config.json").write_bytes((trained / "config.json").read_bytes())
-        code, _, err = said(capsys, tmp_path, "a.png")
-        assert code == 2
-        assert f"{tmp_path} has no final model: the run has not finished" in err
 
-    @pytest.mark.parametrize("content", [None, b"text"])
-    def test_a_file_that_is_none(self, tmp_path, capsys, content):
-        path = tmp_path / "model.keras"
-        if content:
-            path.write_bytes(content)
-        code, _, err = said(capsys, path, "a.png")
-        assert code == 2
-        assert err.startswith(f"towers-predict: error: {path}")
-        assert ("is not a Keras file" if content else "no such file") in err
-
-    def test_a_model_of_something_else(self, tmp_path, capsys):
-        toys.classifier().save(tmp_path / "model.keras")
-        code, _, err = said(capsys, tmp_path / "model.keras", "a.png")
-        assert code == 2
-        assert "model.keras does not take raw pictures; to save a model that does, give" in err
-
-    def test_a_model_of_two_channels(self, tmp_path, capsys):
-        network = keras.Sequential(
-            [keras.Input((4, 4, 2)), keras.layers.Flatten(), keras.layers.Dense(2)]
-        )
-        raw_images.classifier(network, image_shape=(4, 4, 2), class_names="ab").save(
-            tmp_path / "model.keras"
-        )
-        code, _, err = said(capsys, tmp_path / "model.keras", "a.png")
-        assert code == 2 and "does not take raw pictures" in err
-
-    @pytest.mark.parametrize("arguments", [[], ["runs/first"], ["--run", "a.png"]])
-    def test_nothing_to_ask(self, arguments):
-        with pytest.raises(SystemExit) as ended:
-            predict.main(arguments)
-        assert ended.value.code == 2
+@pytest.mark.parametrize("arguments", [[], ["runs/first"], ["--run", "a.png"]])
+def test_nothing_to_ask(arguments):
+    with pytest.raises(SystemExit) as ended:
+        predict.main(arguments)
+    assert ended.value.code == 2
 
 
 def test_a_program_s_run_of_pictures(tmp_path, capsys):
@@ -215,8 +178,7 @@ print(found["probabilities"].shape, found["class_name"][0].decode())
 @pytest.mark.whole_program
 @pytest.mark.long
 def test_a_network_of_keras_s_own_layers_needs_keras_alone(tmp_path):
-    done = scripts.train(tmp_path / "run", *MOBILENET)
-    assert done.returncode == 0, done.stderr
+    done = scripts.trained(tmp_path / "run", *MOBILENET)
     call = [sys.executable, "-c", PLAIN, str(tmp_path / "run" / "final_model.keras")]
     done = subprocess.run(call, cwd=tmp_path, capture_output=True, text=True, timeout=120)
     assert done.returncode == 0, done.stderr
