@@ -1,10 +1,12 @@
 """The documentation holds: each pitfall has a test, and the README's program runs."""
 
+import functools
 import json
 import os
 import re
 import shutil
 import statistics
+import subprocess
 import sys
 from pathlib import Path
 
@@ -50,10 +52,11 @@ def programs(page: str) -> list[str]:
     return re.findall(r"```python\n(.*?)```", (ROOT / page).read_text(encoding="utf-8"), re.S)
 
 
-def run(folder: Path, *command: str, **environment: str) -> str:
+def run(folder: Path, *command: str, start=forked.run, **environment: str) -> str:
     """What a program prints that ends well."""
     found = os.environ | {"PYTHONPATH": str(ROOT)} | environment
-    done = forked.run([sys.executable, *command], cwd=folder, env=found, timeout=300)
+    call = [sys.executable, *command]
+    done = start(call, cwd=folder, env=found, timeout=300)
     assert done.returncode == 0, done.stderr
     return done.stdout
 
@@ -91,9 +94,11 @@ def test_the_page_s_fine_tuning_takes_the_weights_of_its_first_run(tmp_path):
 def test_the_program_for_several_workers_ends_with_the_weights_of_one(tmp_path):
     [program] = programs("docs/workers.md")
     (tmp_path / "program.py").write_text(program)
+    # As processes of their own: a fork has as many threads as its parent began with.
+    start = functools.partial(subprocess.run, capture_output=True, text=True)
     finals = []
     for command in (["-m", "towers_cli.launch", "--workers=2", "--", "program.py"], ["program.py"]):
-        run(tmp_path, *command)
+        run(tmp_path, *command, start=start)
         finals.append(json.loads((tmp_path / "runs/program/final_model.json").read_text()))
         shutil.rmtree(tmp_path / "runs")
     assert finals[0] == finals[1]
