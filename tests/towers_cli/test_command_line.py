@@ -71,7 +71,6 @@ def test_the_version_comes_without_tensorflow_from_anywhere(tmp_path):
     [
         "benchmarks.kills",
         "benchmarks.networks",
-        "input_pipeline.shapes",
         "laboratory",
         "lessons",
         "lessons.drawing",
