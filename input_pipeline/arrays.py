@@ -96,12 +96,13 @@ def source(examples, fingerprint: str, augment, mix, seed: int, shuffle: bool = 
 
 
 class InMemory:
-    """Arrays, from which examples are gathered with NumPy: tensors would be a second copy."""
+    """Arrays, from which examples are gathered with NumPy; or tensors, with TensorFlow."""
 
     def __init__(self, *parts):
         self.parts, self._leaves = parts, tf.nest.flatten(parts)
         for leaf in self._leaves:
-            if leaf.dtype.kind not in "biuf" or not leaf.ndim:
+            dtype = np.dtype(getattr(leaf.dtype, "as_numpy_dtype", leaf.dtype))
+            if dtype.kind not in "biuf" or not leaf.ndim:
                 raise TypeError(
                     f"arrays: {leaf.dtype} {list(leaf.shape)}; must be numbers or booleans [n, ...]"
                 )
@@ -123,6 +124,9 @@ class InMemory:
         return digest.hexdigest()
 
     def gather(self, ids: tf.Tensor, positions: tf.Tensor | None = None) -> tuple:
+        if all(map(tf.is_tensor, self._leaves)):
+            return tf.nest.map_structure(lambda part: tf.gather(part, ids), self.parts)
+        # With NumPy, from arrays as they are: tensors would be a second copy of them.
         return _in_python(self._rows, ids, self.parts)
 
     def _rows(self, ids: np.ndarray) -> list[np.ndarray]:

@@ -30,6 +30,8 @@ ALGORITHM = "auto_select"
 # correlate by up to 0.76; with 12 and a drawn key by no more than random ones (0.01).
 _SHUFFLING_ROUNDS = 12
 
+_TENSOR_ALIGNMENT = 64  # bytes; TensorFlow's own tensors begin at multiples of it
+
 
 class Draws(NamedTuple):
     """What the distortions of one batch, or of a share of it, are drawn from.
@@ -241,6 +243,21 @@ def mapped(indices: tf.data.Dataset, batch_at: Callable) -> tf.data.Dataset:
     options = tf.data.Options()
     options.experimental_optimization.apply_default_optimizations = False
     return batches.prefetch(tf.data.AUTOTUNE).with_options(options)
+
+
+def as_tensor(array: np.ndarray) -> tf.Tensor:
+    """A tensor in the array's own memory, so that a large data set is in memory once.
+
+    The array cannot be written to from then on. One that cannot be written to already, has gaps, or
+    does not begin where tensors do, as memory-mapped `.npy` files do, is copied.
+    """
+    is_aligned = array.ctypes.data % _TENSOR_ALIGNMENT == 0
+    if not (is_aligned and array.flags.c_contiguous and array.flags.writeable):
+        with tf.device("/CPU:0"):
+            return tf.convert_to_tensor(array)
+    tensor = tf.experimental.dlpack.from_dlpack(array.__dlpack__())
+    array.flags.writeable = False
+    return tensor
 
 
 def spread_out(images: np.ndarray, count: int) -> np.ndarray:

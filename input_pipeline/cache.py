@@ -70,17 +70,21 @@ def load_or_make(
         _log.warning("Cached images %s are not used: %s", entry_key, error)
     arrays = make()
     sha256 = fingerprint(arrays)
-    if not read_only:
-        try:
-            _save(folder() / entry_key, arrays, sha256)
-        except (OSError, RuntimeError) as error:
-            _log.warning("Decoded images are not cached (%s).", error)
-    return arrays, sha256
+    if read_only:
+        return arrays, sha256
+    try:
+        _save(folder() / entry_key, arrays, sha256)
+    except (OSError, RuntimeError) as error:
+        _log.warning("Decoded images are not cached (%s).", error)
+        return arrays, sha256
+    del arrays  # before the files take their place
+    return _load(folder() / entry_key)
 
 
 def _load(path: pathlib.Path) -> tuple[decoded.Decoded, str]:
+    # As private copies, which TensorFlow may share: only what is written to would be copied.
     images, labels = (
-        np.load(path / f"{name}.npy", mmap_mode="r", allow_pickle=False)
+        np.load(path / f"{name}.npy", mmap_mode="c", allow_pickle=False)
         for name in decoded.Decoded._fields
     )
     arrays = decoded.Decoded(images, labels)

@@ -5,6 +5,7 @@ one whose pictures are read when they are needed (`encoded`).
 """
 
 import dataclasses
+import functools
 from collections.abc import Callable, Iterator, Sequence
 
 import numpy as np
@@ -49,10 +50,10 @@ class ImageArrays:
         """(height, width, channels) of an image."""
         return self.images.shape[1:]
 
-    @property
+    @functools.cached_property
     def examples(self) -> arrays.InMemory:
-        """Images and labels, to be gathered by their numbers."""
-        return arrays.InMemory(self.images, self.labels)
+        """Images and labels as tensors in the arrays' memory, to be gathered by their numbers."""
+        return arrays.InMemory(batches.as_tensor(self.images), batches.as_tensor(self.labels))
 
     def some(self, count: int) -> np.ndarray:
         """At most `count` images, evenly spread: uint8 `[n, *image_shape]`."""

@@ -33,7 +33,7 @@ def load(made):
 def test_a_second_start_decodes_nothing_and_what_is_damaged_is_made_again(
     load, made, folder, name, damage
 ):
-    (expected, sha256), path = load(), folder / "set-1" / name
+    (_, sha256), expected, path = load(), made[0], folder / "set-1" / name
     assert sha256 == cache.fingerprint(expected)
     content = path.read_bytes()
     flipped = content[:-2] + bytes([content[-2] ^ 1]) + content[-1:]
