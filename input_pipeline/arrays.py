@@ -5,6 +5,7 @@ The order of the examples is that of `batches`: every epoch its own permutation,
 
 import functools
 import hashlib
+import weakref
 from collections.abc import Callable, Iterator
 
 import keras
@@ -12,7 +13,6 @@ import numpy as np
 import tensorflow as tf
 
 from . import batches as by_step
-from . import reading
 
 _HASHED_EXAMPLES = 8
 
@@ -56,7 +56,8 @@ def batches(
     if is_pydataset or hasattr(inputs, "to_iter_dataset"):
         if labels is not None or sample_weight is not None:
             raise ValueError("labels and sample_weight: must be in the data set's own elements")
-        shuffle, examples = False, _PyDataset(inputs) if is_pydataset else _Grain(inputs)
+        shuffle = False
+        examples = _Grain(_Examples(inputs) if is_pydataset else inputs)
     else:
         parts = (inputs, labels) if sample_weight is None else (inputs, labels, sample_weight)
         examples = InMemory(*(tf.nest.map_structure(_as_array, part) for part in parts))
@@ -88,7 +89,7 @@ def source(examples, fingerprint: str, augment, mix, seed: int, shuffle: bool = 
             return tuple(tf.nest.flatten((inputs, labels, *weight)))
 
         steps = tf.data.Dataset.range(first_step, last_step)
-        flat = reading.Reading(by_step.mapped(steps, batch_of_step))
+        flat = by_step.Reading(by_step.mapped(steps, batch_of_step), examples)
         return map(functools.partial(tf.nest.pack_sequence_as, examples.parts), flat)
 
     return by_step.Source(examples.num_examples, fingerprint, read, seed, shuffle)
@@ -123,15 +124,13 @@ class InMemory:
         return digest.hexdigest()
 
     def gather(self, ids: tf.Tensor, positions: tf.Tensor | None = None) -> tuple:
+        if all(map(tf.is_tensor, self._leaves)):
+            return tf.nest.map_structure(lambda part: tf.gather(part, ids), self.parts)
         # With NumPy, from arrays as they are: tensors would be a second copy of them.
-        arrays = [leaf for leaf in self._leaves if not tf.is_tensor(leaf)]
-        gathered = iter(
-            _in_python(lambda ids: [leaf[ids] for leaf in arrays], ids, arrays) if arrays else ()
-        )
-        values = [
-            tf.gather(leaf, ids) if tf.is_tensor(leaf) else next(gathered) for leaf in self._leaves
-        ]
-        return tf.nest.pack_sequence_as(self.parts, values)
+        return _in_python(self._rows, ids, self.parts)
+
+    def _rows(self, ids: np.ndarray) -> list[np.ndarray]:
+        return [leaf[ids] for leaf in self._leaves]
 
 
 def _check_weight(weight, is_mixed: bool) -> None:
@@ -153,72 +152,70 @@ class _Grain:
 
     def __init__(self, dataset):
         self._dataset, self.num_examples = dataset, len(dataset)
-        if not self.num_examples:
-            raise ValueError("the data set has no examples: must have at least 1")
         places = by_step.spread_out(np.arange(self.num_examples), _HASHED_EXAMPLES)
-        first, *others = [self._example(int(place)) for place in places]
-        if not isinstance(first, tuple) or len(first) not in (2, 3):
-            raise TypeError(f"an example is {type(first).__name__}: must be (inputs, labels)")
+        some = [dataset[int(place)] for place in places]
+        if not some or not isinstance(some[0], tuple) or len(some[0]) not in (2, 3):
+            raise TypeError("the data set must have examples, each a tuple (inputs, labels)")
         # A batch of one, for the structure, the types and the shapes.
-        self.parts = tf.nest.map_structure(lambda leaf: np.asarray(leaf)[np.newaxis], first)
+        self.parts = tf.nest.map_structure(lambda leaf: np.asarray(leaf)[np.newaxis], some[0])
         digest = hashlib.sha256(f"{self.num_examples}".encode())
-        for leaf in map(np.asarray, tf.nest.flatten((first, others))):
+        for leaf in map(np.asarray, tf.nest.flatten(some)):
             digest.update(f"{leaf.dtype} {leaf.shape}".encode() + leaf.tobytes())
         self.fingerprint = digest.hexdigest()
 
-    def _example(self, position: int):
-        return self._dataset[position]
-
     def gather(self, ids: tf.Tensor, positions: tf.Tensor) -> tuple:
-        def stacked(positions):
-            rows = [tf.nest.flatten(self._example(int(position))) for position in positions]
-            return [np.stack(leaves) for leaves in zip(*rows, strict=True)]
+        return _in_python(self._rows, positions, self.parts)
 
-        values = _in_python(stacked, positions, tf.nest.flatten(self.parts))
-        return tf.nest.pack_sequence_as(self.parts, values)
+    def _rows(self, positions: np.ndarray) -> list[np.ndarray]:
+        rows = [tf.nest.flatten(self._dataset[int(position)]) for position in positions]
+        return [np.stack(leaves) for leaves in zip(*rows, strict=True)]
 
 
-class _PyDataset(_Grain):
-    """The examples of a `keras.utils.PyDataset`, whose last batch may be smaller."""
+class _Examples:
+    """The examples of a `keras.utils.PyDataset` by position, epoch after epoch."""
 
     def __init__(self, dataset: keras.utils.PyDataset):
-        count = dataset.num_batches
-        if not count:
-            raise ValueError(f"the PyDataset has {count} batches: must be a number, at least 1")
+        if not dataset.num_batches:
+            raise ValueError(f"the PyDataset has {dataset.num_batches} batches: must have some")
+        # Threads that read ahead come to the same few batches.
+        self._batch = functools.lru_cache(maxsize=16)(dataset.__getitem__)
+        self._last = dataset.num_batches - 1
+        self._size = self._length(0)
+        self._count = self._last * self._size + self._length(self._last)
 
-        @functools.lru_cache(maxsize=16)
-        def batch(number):
-            leaves = tf.nest.flatten(elements := dataset[number])
-            if number < count - 1 and len(leaves[0]) != self._size:
-                raise ValueError(
-                    f"batch {number} has {len(leaves[0])} examples: all but the last must have "
-                    f"{self._size}, as the first"
-                )
-            return elements
+    def _length(self, number: int) -> int:
+        return len(tf.nest.flatten(self._batch(number))[0])
 
-        self._batch = batch
-        self._size, last = (len(tf.nest.flatten(dataset[n])[0]) for n in (0, count - 1))
-        super().__init__(range((count - 1) * self._size + last))
+    def __len__(self) -> int:
+        return self._count
 
-    def _example(self, position: int):
-        batch, row = divmod(position % len(self._dataset), self._size)
-        return tf.nest.map_structure(lambda leaf: np.asarray(leaf)[row], self._batch(batch))
+    def __getitem__(self, position: int):
+        number, row = divmod(position % self._count, self._size)
+        if number < self._last and self._length(number) != self._size:
+            raise ValueError(
+                f"batch {number} has {self._length(number)} examples: all but the last must have "
+                f"{self._size}, as the first"
+            )
+        return tf.nest.map_structure(lambda leaf: np.asarray(leaf)[row], self._batch(number))
 
 
-def _in_python(function: Callable, numbers: tf.Tensor, like: list[np.ndarray]) -> list[tf.Tensor]:
-    """What a function of examples' numbers gives, with types and shapes of batches of `like`."""
-    types = [_type_in_batches(leaf.dtype) for leaf in like]
+def _in_python(method: Callable, numbers: tf.Tensor, parts: tuple) -> tuple:
+    """What a method gives of examples' numbers, as batches with the structure of `parts`.
+
+    TensorFlow keeps the function forever; so its object, which has the arrays, is held weakly.
+    """
+    rows = weakref.WeakMethod(method)
+    leaves = tf.nest.flatten(parts)
+    types = [_type_in_batches(leaf.dtype) for leaf in leaves]
 
     def converted(numbers):
-        return [
-            value.astype(dtype, copy=False)
-            for value, dtype in zip(function(numbers), types, strict=True)
-        ]
+        pairs = zip(rows()(numbers), types, strict=True)
+        return [value.astype(dtype, copy=False) for value, dtype in pairs]
 
     values = tf.numpy_function(converted, [numbers], types)
-    for value, leaf in zip(values, like, strict=True):
+    for value, leaf in zip(values, leaves, strict=True):
         value.set_shape([numbers.shape[0], *leaf.shape[1:]])
-    return values
+    return tf.nest.pack_sequence_as(parts, values)
 
 
 def _as_array(values) -> np.ndarray:

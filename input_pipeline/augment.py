@@ -69,11 +69,6 @@ class Augmentation:
                 f"{self.name} takes images of 3 channels, but these have {self.image_shape[2]}"
             )
 
-    @property
-    def is_any(self) -> bool:
-        """Whether it does anything."""
-        return self.name != "none" or self.erasing > 0.0
-
     def plan(self, draws: batches.Draws, count: int | tf.Tensor) -> Plan:
         """Draws what is done to each of `count` images, of the batch or of a share of it."""
         return draws.for_share(functools.partial(self._plan, draws.seed), count)
@@ -84,8 +79,7 @@ class Augmentation:
 
         if self.name == "none":
             # One operation, not none: TensorFlow 2.21 crashes when it unbatches empty tensors.
-            operations = tf.fill([count, 1], distortions.OPERATIONS.index("identity"))
-            values = tf.zeros([count, 1])
+            operations, values = tf.zeros([count, 1], tf.int32), tf.zeros([count, 1])
         elif self.name == "colour_jitter":
             orders = tf.constant(_ORDERS, tf.int32)
             operations = tf.gather(orders, number(_ORDER_DRAW, [count], len(_ORDERS)))
@@ -120,26 +114,40 @@ class Augmentation:
         box = tf.cast(tf.concat([first, shape], axis=1), tf.int32)
         return tf.where(uniform(_ERASE_DRAW)[:, tf.newaxis] < self.erasing, box, 0)
 
-    def distort(self, image: tf.Tensor, plan: Plan) -> tf.Tensor:
-        """An image as its plan has it, uint8, before its pixels are scaled.
+    def distort(self, images: tf.Tensor, plan: Plan) -> tf.Tensor:
+        """Images as their plan has them, uint8, before their pixels are scaled.
 
         Args:
-          image: uint8, or float32 in [0, 255] and then rounded, [height, width, channels].
-          plan: of this image.
+          images: uint8, or float32 in [0, 255] and then rounded, [n, height, width, channels].
+          plan: of these images.
         """
-        if image.dtype != tf.uint8:
-            image = tf.cast(tf.clip_by_value(tf.round(image), 0, 255), tf.uint8)
-        for place in range(plan.operations.shape[-1]):
-            image = distortions.apply(image, plan.operations[place], plan.values[place])
-        return image
+        if self.name == "none":
+            return images
+        if images.dtype != tf.uint8:
+            images = tf.cast(tf.clip_by_value(tf.round(images), 0, 255), tf.uint8)
 
-    def erase(self, image: tf.Tensor, plan: Plan) -> tf.Tensor:
-        """An image, float32 [height, width, channels], with 0 in its erased rectangle."""
-        height, width, channels = image.shape
-        top, left, rows, columns = tf.unstack(plan.erased)
-        rectangle = tf.slice(image, [top, left, 0], [rows, columns, channels])
-        around = [[top, height - top - rows], [left, width - left - columns], [0, 0]]
-        return image - tf.pad(rectangle, around)  # finite x - x is 0; tf.where is slower
+        def distorted(each):
+            image, operations, values = each
+            for place in range(operations.shape[0]):
+                image = distortions.apply(image, operations[place], values[place])
+            return image
+
+        spec = tf.TensorSpec(images.shape[1:], tf.uint8)
+        each = images, plan.operations, plan.values
+        return tf.map_fn(distorted, each, fn_output_signature=spec)
+
+    def erase(self, images: tf.Tensor, plan: Plan) -> tf.Tensor:
+        """Images, float32 [n, height, width, channels], with 0 in their erased rectangles."""
+        if not self.erasing:
+            return images
+        _, height, width, channels = images.shape
+        top, left, rows, columns = tf.unstack(plan.erased[..., tf.newaxis], axis=1)  # [n, 1] each
+        y, x = tf.range(height), np.repeat(np.arange(width, dtype=np.int32), channels)
+        is_row, is_column = (y >= top) & (y < top + rows), (x >= left) & (x < left + columns)
+        is_erased = is_row[:, :, tf.newaxis] & is_column[:, tf.newaxis]
+        # Over three channels TensorFlow broadcasts 10 times slower than over rows of pixels.
+        pixels = tf.reshape(images, [-1, height, width * channels])
+        return tf.reshape(tf.where(is_erased, 0.0, pixels), [-1, height, width, channels])
 
 
 def values_of_trivial() -> np.ndarray:

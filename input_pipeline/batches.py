@@ -7,7 +7,9 @@ full, every example comes exactly once an epoch, batches run across the ends of 
 resumed run needs nothing but its step to continue with the data where it stopped.
 """
 
+import atexit
 import dataclasses
+import weakref
 from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
@@ -45,17 +47,15 @@ class Draws(NamedTuple):
     share: range | None = None  # places in the batch; None for all
     global_batch_size: int = 0  # where there is a share
 
-    def for_share(self, draw: Callable, count: int | tf.Tensor) -> tuple:
-        """The share's part of what `draw` makes for the number of images in the whole batch.
+    def for_share(self, draw: Callable, count: int | tf.Tensor):
+        """The share's part, `count` images, of what `draw` makes for the whole batch.
 
-        Args:
-          draw: (count) to a named tuple of tensors [count, ...].
-          count: images of the share.
+        `draw` takes a number of images and gives a structure of tensors [images, ...].
         """
         if self.share is None:
             return draw(count)
-        drawn = draw(self.global_batch_size)
-        return type(drawn)(*(values[self.share.start : self.share.stop] for values in drawn))
+        places = slice(self.share.start, self.share.stop)
+        return tf.nest.map_structure(lambda drawn: drawn[places], draw(self.global_batch_size))
 
 
 def uniform(seed: tf.Tensor, kind: int, shape, low=0.0, high=1.0, dtype=tf.float32) -> tf.Tensor:
@@ -94,14 +94,15 @@ class Order:
         batch, share = self.global_batch_size, self.share
         if batch < 1:
             raise ValueError(f"global_batch_size={batch}: must be at least 1")
-        if share is not None and not (
-            share and share.step == 1 and share[0] >= 0 and share[-1] < batch
-        ):
+        if share is not None and not (share and range(batch)[share.start : share.stop] == share):
             raise ValueError(
                 f"share={share}: must be a run of places in a batch of global_batch_size={batch}"
             )
+        stream = _stream_seed(self.seed, _MIRRORING_STREAM, 0)
+        shape = [self.num_examples]
         with tf.device("/CPU:0"):
-            object.__setattr__(self, "_coins", coins(self.num_examples, seed=self.seed))
+            coins = tf.random.stateless_uniform(shape, stream, 0, 2, tf.int64, alg=ALGORITHM)
+        object.__setattr__(self, "_coins", coins)
 
     @property
     def places(self) -> range:
@@ -114,23 +115,17 @@ class Order:
         return step * self.global_batch_size + places
 
     def __call__(self, step: tf.Tensor) -> tuple[tf.Tensor, Draws]:
-        """The examples of a step, int64 [places], and their draws.
-
-        Args:
-          step: int64 scalar, from 0.
-        """
-        positions = self.positions(step)
+        """The examples of a step, an int64 scalar from 0: int64 [places], and their draws."""
+        positions, size = self.positions(step), self.global_batch_size
         ids = positions % self.num_examples
         if self.shuffle:
-            ids = example_ids(
-                step,
-                num_examples=self.num_examples,
-                global_batch_size=self.global_batch_size,
-                seed=self.seed,
-            )[self.places.start : self.places.stop]
+            of_batch = example_ids(
+                step, num_examples=self.num_examples, global_batch_size=size, seed=self.seed
+            )
+            ids = of_batch[self.places.start : self.places.stop]
         turns = positions // self.num_examples + tf.gather(self._coins, ids)
         seed = augmentation_seed(step, seed=self.seed)
-        return ids, Draws(seed, turns % 2 == 1, self.share, self.global_batch_size)
+        return ids, Draws(seed, turns % 2 == 1, self.share, size)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -215,25 +210,13 @@ def example_ids(
 
 
 def _permutation_key(seed: int, epoch: tf.Tensor) -> tf.Tensor:
-    return tf.random.stateless_uniform(
-        [3],
-        _stream_seed(seed, _SHUFFLING_STREAM, epoch),
-        minval=None,
-        maxval=None,
-        dtype=tf.int64,
-        alg=ALGORITHM,
-    )
+    stream = _stream_seed(seed, _SHUFFLING_STREAM, epoch)
+    return tf.random.stateless_uniform([3], stream, None, None, tf.int64, alg=ALGORITHM)
 
 
 def augmentation_seed(step: int | tf.Tensor, *, seed: int) -> tf.Tensor:
     """The seed, int64 [2], of every random draw made for the images of `step`."""
     return _stream_seed(seed, _AUGMENTATION_STREAM, step)
-
-
-def coins(num_examples: int, *, seed: int) -> tf.Tensor:
-    """A coin thrown for each example, int64 [num_examples], 0 or 1."""
-    stream_seed = _stream_seed(seed, _MIRRORING_STREAM, 0)
-    return tf.random.stateless_uniform([num_examples], stream_seed, 0, 2, tf.int64, alg=ALGORITHM)
 
 
 def _stream_seed(seed: int, stream: int, counter: int | tf.Tensor) -> tf.Tensor:
@@ -256,9 +239,8 @@ def mapped(indices: tf.data.Dataset, batch_at: Callable) -> tf.data.Dataset:
     # folder, which a killed process leaves there.
     as_written = tf.autograph.experimental.do_not_convert(batch_at)
     batches = indices.map(as_written, num_parallel_calls=tf.data.AUTOTUNE, deterministic=True)
+    # They rewrite the data set as a graph, which copies tensors in it; they do not improve these.
     options = tf.data.Options()
-    # They rewrite the data set as a graph, which copies all images; they do not improve these two
-    # operations.
     options.experimental_optimization.apply_default_optimizations = False
     return batches.prefetch(tf.data.AUTOTUNE).with_options(options)
 
@@ -266,12 +248,11 @@ def mapped(indices: tf.data.Dataset, batch_at: Callable) -> tf.data.Dataset:
 def as_tensor(array: np.ndarray) -> tf.Tensor:
     """A tensor in the array's own memory, so that a large data set is in memory once.
 
-    The array cannot be written to from then on. One that cannot be written to already, does not
-    begin where tensors do (`decoded.empty` makes those that do, and memory-mapped `.npy` files
-    are), or has gaps, is copied.
+    The array cannot be written to from then on. One that cannot be written to already, has gaps, or
+    does not begin where tensors do, as memory-mapped `.npy` files do, is copied.
     """
-    aligned = array.ctypes.data % _TENSOR_ALIGNMENT == 0
-    if not (aligned and array.flags.c_contiguous and array.flags.writeable):
+    is_aligned = array.ctypes.data % _TENSOR_ALIGNMENT == 0
+    if not (is_aligned and array.flags.c_contiguous and array.flags.writeable):
         with tf.device("/CPU:0"):
             return tf.convert_to_tensor(array)
     tensor = tf.experimental.dlpack.from_dlpack(array.__dlpack__())
@@ -281,5 +262,32 @@ def as_tensor(array: np.ndarray) -> tf.Tensor:
 
 def spread_out(images: np.ndarray, count: int) -> np.ndarray:
     """At most `count` of `images`, [n, ...], evenly spread: sorted classes all have some."""
-    places = np.linspace(0, len(images) - 1, min(count, len(images))).astype(np.int64)
-    return images[places]
+    places = np.linspace(0, len(images) - 1, min(count, len(images)))
+    return images[places.astype(np.int64)]
+
+
+class Reading:
+    """An iterator over a data set that calls Python; it ends before Python does.
+
+    A TensorFlow thread that reads ahead, and calls Python while Python ends, aborts the process or
+    waits forever, even if the program stopped reading long before. `examples` are kept as long.
+    """
+
+    def __init__(self, dataset: tf.data.Dataset, examples: object = None):
+        self._iterator, self._examples = iter(dataset), examples
+        _open.add(self)
+
+    def __iter__(self) -> "Reading":
+        return self
+
+    def __next__(self):
+        return next(self._iterator)
+
+
+_open: weakref.WeakSet[Reading] = weakref.WeakSet()
+
+
+@atexit.register
+def _close_all() -> None:
+    for reading in list(_open):
+        reading._iterator = iter(())  # lets the data set go, and ends its threads

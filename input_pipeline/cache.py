@@ -24,17 +24,9 @@ _log = logging.getLogger(__name__)
 
 
 def folder() -> pathlib.Path:
-    """The cache folder, which need not exist yet.
-
-    Raises:
-      OSError: the user's home is unknown.
-    """
-    base = os.environ.get("XDG_CACHE_HOME", "")
-    if not os.path.isabs(base):  # the XDG specification: relative paths are to be ignored
-        base = os.path.expanduser("~/.cache")
-    if not os.path.isabs(base):  # still `~`, which would be a folder in the current one
-        raise OSError("HOME is not set, and the user has no home")
-    return pathlib.Path(base) / "towers"
+    """The cache folder, which need not exist yet; RuntimeError if the user's home is unknown."""
+    base = os.environ.get("XDG_CACHE_HOME") or "~/.cache"
+    return pathlib.Path(base).expanduser() / "towers"
 
 
 def key(readable_name: str, identity: Mapping) -> str:
@@ -72,17 +64,21 @@ def load_or_make(
     """
     try:
         return _load(folder() / entry_key)
+    except FileNotFoundError:
+        pass
     except Exception as error:  # whatever a damaged file makes NumPy raise
-        if not isinstance(error, FileNotFoundError):
-            _log.warning("Cached images %s are not used: %s", entry_key, error)
+        _log.warning("Cached images %s are not used: %s", entry_key, error)
     arrays = make()
     sha256 = fingerprint(arrays)
-    if not read_only:
-        try:
-            _save(folder() / entry_key, arrays, sha256)
-        except OSError as error:
-            _log.warning("Decoded images are not cached (%s).", error)
-    return arrays, sha256
+    if read_only:
+        return arrays, sha256
+    try:
+        _save(folder() / entry_key, arrays, sha256)
+    except (OSError, RuntimeError) as error:
+        _log.warning("Decoded images are not cached (%s).", error)
+        return arrays, sha256
+    del arrays  # before the files take their place
+    return _load(folder() / entry_key)
 
 
 def _load(path: pathlib.Path) -> tuple[decoded.Decoded, str]:
@@ -101,12 +97,11 @@ def _load(path: pathlib.Path) -> tuple[decoded.Decoded, str]:
 def _save(path: pathlib.Path, arrays: decoded.Decoded, sha256: str) -> None:
     """Writes an entry under another name, then renames it: it appears whole or not at all."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = pathlib.Path(tempfile.mkdtemp(prefix=".tmp-", dir=path.parent))
-    try:
+    with tempfile.TemporaryDirectory(prefix=".tmp-", dir=path.parent) as folder:
+        written = pathlib.Path(folder, path.name)
+        written.mkdir()
         for name, array in arrays._asdict().items():
-            np.save(temporary / f"{name}.npy", array, allow_pickle=False)
-        (temporary / "sha256").write_text(f"{sha256}\n")
+            np.save(written / f"{name}.npy", array)
+        (written / "sha256").write_text(f"{sha256}\n")
         shutil.rmtree(path, ignore_errors=True)  # one that is damaged
-        os.rename(temporary, path)
-    finally:
-        shutil.rmtree(temporary, ignore_errors=True)
+        os.rename(written, path)

@@ -14,7 +14,6 @@ import numpy as np
 from . import decoded
 
 FOLDER = "cifar-10-batches-bin"
-PYTHON_FOLDER = "cifar-10-batches-py"
 SPLIT_FILES = {
     "train": tuple(f"data_batch_{i}.bin" for i in range(1, 6)),
     "test": ("test_batch.bin",),
@@ -30,11 +29,10 @@ def find_folder(data_dir: pathlib.Path) -> pathlib.Path | None:
     """The folder of binary files that `data_dir` holds or is, or None."""
     if (data_dir / FOLDER).is_dir():
         return data_dir / FOLDER
-    files = (data_dir / name for names in SPLIT_FILES.values() for name in names)
-    is_one = any(map(pathlib.Path.is_file, files)) or (
-        data_dir.name == FOLDER and data_dir.is_dir()
+    is_one = data_dir.name == FOLDER or any(
+        (data_dir / name).is_file() for names in SPLIT_FILES.values() for name in names
     )
-    return data_dir if is_one else None
+    return data_dir if is_one and data_dir.is_dir() else None
 
 
 def read(folder: pathlib.Path, split: str) -> decoded.Decoded:
@@ -53,17 +51,10 @@ def read(folder: pathlib.Path, split: str) -> decoded.Decoded:
     paths = [folder / name for name in SPLIT_FILES[split]]
     size = sum(path.stat().st_size for path in paths if path.is_file())
     decoded.check_memory(f"{folder} is too large: the files of {split}", size)
-    count = size // RECORD_BYTES
-    images, labels = decoded.empty((count, 32, 32, 3)), np.empty(count, np.int32)
-    first = 0
-    for path in paths:
-        records = _read_records(path)
-        place = slice(first, first + len(records))
-        labels[place] = records[:, 0]
-        planes = records[:, 1:].reshape(-1, 3, 32, 32)  # [n, channel, row, column]
-        images[place] = planes.transpose(0, 2, 3, 1)  # [n, row, column, channel]
-        first = place.stop
-    return decoded.Decoded(images, labels)
+    records = np.concatenate([*map(_read_records, paths)])
+    planes = records[:, 1:].reshape(-1, 3, 32, 32)  # [n, channel, row, column]
+    images = np.ascontiguousarray(planes.transpose(0, 2, 3, 1))  # [n, row, column, channel]
+    return decoded.Decoded(images, records[:, 0].astype(np.int32))
 
 
 def _read_records(path: pathlib.Path) -> np.ndarray:
@@ -83,10 +74,5 @@ def _read_records(path: pathlib.Path) -> np.ndarray:
             f"record: label and 32x32 RGB pixels). It was cut short or is another file. {_REMEDY}"
         )
     records = content.reshape(-1, RECORD_BYTES)
-    wrong = np.flatnonzero(records[:, 0] >= len(CLASS_NAMES))
-    if wrong.size:
-        raise decoded.DataError(
-            f"{path}: record {wrong[0]} has label {records[wrong[0], 0]}; CIFAR-10's labels are "
-            f"0 to {len(CLASS_NAMES) - 1}. Is this file from another data set?"
-        )
+    decoded.check_labels(records[:, 0], len(CLASS_NAMES), str(path))
     return records

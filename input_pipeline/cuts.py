@@ -46,13 +46,6 @@ def middle(sizes: tf.Tensor, shorter: int) -> Cut:
     return Cut(box, tf.cast(side, tf.float32), never)
 
 
-class _Drawn(NamedTuple):
-    area: tf.Tensor  # float32 [n, tries], in [LEAST_AREA, MOST_AREA)
-    ratio: tf.Tensor  # float32 [n, tries], in [LEAST_RATIO, MOST_RATIO)
-    place: tf.Tensor  # float32 [n, 2], in [0, 1), of height and width
-    mirrored: tf.Tensor  # bool [n]
-
-
 def at_random(sizes: tf.Tensor, draws: batches.Draws, size: int) -> Cut:
     """A part of random area and ratio, scaled to `size` x `size`, and mirrored by a coin.
 
@@ -64,34 +57,36 @@ def at_random(sizes: tf.Tensor, draws: batches.Draws, size: int) -> Cut:
       draws: of the batch.
       size: pixels.
     """
-    drawn = draws.for_share(lambda n: _draw(draws.seed, n), tf.shape(sizes)[0])
+    areas, ratios, place, mirrored = draws.for_share(
+        functools.partial(draw, draws.seed), tf.shape(sizes)[0]
+    )
     whole = tf.cast(sizes, tf.float32)  # [n, 2], height and width
-    area = tf.reduce_prod(whole, axis=1, keepdims=True) * drawn.area
-    tried = tf.round(tf.sqrt(tf.stack([area / drawn.ratio, area * drawn.ratio], axis=2)))
+    areas *= tf.reduce_prod(whole, axis=1, keepdims=True)
+    tried = tf.round(tf.sqrt(tf.stack([areas / ratios, areas * ratios], axis=2)))
     # [n, tries, 2]
     fits = tf.reduce_all((tried >= 1) & (tried <= whole[:, tf.newaxis]), axis=2)
-    first = tf.gather(tried, tf.argmax(tf.cast(fits, tf.int32), axis=1), axis=1, batch_dims=1)
-    height, width = tf.unstack(whole, axis=1)
-    otherwise = tf.stack(
-        [
-            tf.where(width / height < LEAST_RATIO, tf.round(width / LEAST_RATIO), height),
-            tf.where(width / height > MOST_RATIO, tf.round(height * MOST_RATIO), width),
-        ],
-        axis=1,
-    )
+    first = tf.gather(tried, tf.argmax(tf.cast(fits, tf.int32), axis=1), batch_dims=1)
+    # As wide and high as the other side allows.
+    otherwise = tf.minimum(whole, tf.round(whole[:, ::-1] * (1 / LEAST_RATIO, MOST_RATIO)))
     does_fit = tf.reduce_any(fits, axis=1, keepdims=True)
     part = tf.where(does_fit, first, otherwise)
     left_over = whole - part
-    at = tf.minimum(tf.floor(drawn.place * (left_over + 1)), left_over)
+    at = tf.minimum(tf.floor(place * (left_over + 1)), left_over)
     begin = tf.where(does_fit, at, tf.floor(left_over / 2))
     box = tf.cast(tf.concat([begin, part], axis=1), tf.int32)
-    return Cut(box, tf.fill(tf.shape(sizes), float(size)), drawn.mirrored)
+    return Cut(box, tf.fill(tf.shape(sizes), float(size)), mirrored)
 
 
-def _draw(seed: tf.Tensor, count: int | tf.Tensor) -> _Drawn:
+def draw(seed: tf.Tensor, count: int | tf.Tensor) -> tuple:
+    """What parts at random are drawn from.
+
+    Returns:
+      Shares of the area and ratios, float32 [count, tries] each; the place, float32 [count, 2], in
+      [0, 1), of height and width; and whether it is mirrored, bool [count].
+    """
     uniform = functools.partial(batches.uniform, seed)
     ratios = math.log(LEAST_RATIO), math.log(MOST_RATIO)
-    return _Drawn(
+    return (
         uniform(_AREA_DRAW, [count, _TRIES], LEAST_AREA, MOST_AREA),
         # For the whole batch: the last bits of exp depend on how many are computed together.
         tf.exp(uniform(_RATIO_DRAW, [count, _TRIES], *ratios)),

@@ -58,44 +58,37 @@ def load(
       DataError: with a message for the person at the keyboard.
     """
     if dataset == "shapes":
-        _refuse_size(image_size, "the images of dataset=shapes")
-        _check_split(dataset, split)
+        _check_plain(dataset, split, image_size)
         return _load_shapes(split, read_only)
-    size = encoded.IMAGE_SIZE if image_size is None else image_size
-    if dataset == FOLDER:
-        if not data_dir:
-            raise DataError(
-                "dataset=folder needs `data_dir`, the folder of the pictures: class_name/*.jpg "
-                "in it, or train/class_name/*.jpg and test/class_name/*.jpg."
-            )
-        pictures = folder.load(_data_folder(data_dir), split, size, class_names)
-        return pictures.without_broken() if skip_broken else pictures
-    where = _data_folder(data_dir)
+    if dataset == FOLDER and not data_dir:
+        raise DataError(
+            "dataset=folder needs `data_dir`, the folder of the pictures: class_name/*.jpg in it, "
+            "or train/class_name/*.jpg and test/class_name/*.jpg."
+        )
+    where, size = _data_folder(data_dir), image_size or encoded.IMAGE_SIZE
     binary_folder = cifar10_binary.find_folder(where) if dataset == "cifar10" else None
     if binary_folder and (image_size is None or not (where / dataset).is_dir()):
-        _refuse_size(image_size, f"the binary files of CIFAR-10 in {where}")
-        _check_split(dataset, split)
+        _check_plain(dataset, split, image_size)
         return _load_binary(binary_folder, split)
-    if dataset == "cifar10":
-        _refuse_python_version(where)
-    builder = tfds_source.open_prepared(dataset, where, read_only)
-    if image_size is None and None not in builder.info.features["image"].shape:
-        return _load_tfds(dataset, builder, split, read_only)
-    pictures = tfds_source.pictures(builder, split, size)
+    if dataset == FOLDER:
+        pictures = folder.load(where, split, size, class_names)
+    else:
+        builder = tfds_source.open_prepared(dataset, where, read_only)
+        if image_size is None and None not in builder.info.features["image"].shape:
+            return _load_tfds(dataset, builder, split, read_only)
+        pictures = tfds_source.pictures(builder, split, size)
     return pictures.without_broken() if skip_broken else pictures
 
 
-def _refuse_size(image_size: int | None, what: str) -> None:
-    if image_size is not None:
-        raise DataError(
-            f"image_size={image_size}: {what} have one size and are not scaled; leave it out."
-        )
-
-
-def _check_split(name: str, split: str) -> None:
-    """Refuses other splits than the two of a set that does not come from TFDS."""
+def _check_plain(name: str, split: str, image_size: int | None) -> None:
+    """Refuses what a set that is neither TFDS's nor a folder does not have."""
     if split not in SPLITS:
         raise tfds_source.no_such_split(name, split, SPLITS)
+    if image_size is not None:
+        raise DataError(
+            f"image_size={image_size}: the images of dataset={name} have one size and are not "
+            "scaled; leave it out."
+        )
 
 
 def default_split(name: str, data_dir: str | None, otherwise: str) -> str:
@@ -108,11 +101,7 @@ def default_split(name: str, data_dir: str | None, otherwise: str) -> str:
     """
     if name != FOLDER or not data_dir:
         return otherwise
-    where = _data_folder(data_dir)
-    try:
-        return otherwise if folder.is_split(where) else folder.ALL
-    except OSError as error:
-        raise DataError(f"data_dir={where} cannot be read: {error.strerror}") from error
+    return otherwise if folder.is_split(_data_folder(data_dir)) else folder.ALL
 
 
 def folder_splits(data_dir: str) -> dict[str, encoded.EncodedImages]:
@@ -167,41 +156,21 @@ def _load_tfds(name: str, builder, split: str, read_only: bool) -> ImageArrays:
     return ImageArrays(*arrays, names, where, sha256)
 
 
-def _refuse_python_version(where: pathlib.Path) -> None:
-    """Says that the pickled files are the wrong ones, unless TFDS has something to read as well."""
-    is_it = where.name == cifar10_binary.PYTHON_FOLDER
-    pickled = where if is_it else where / cifar10_binary.PYTHON_FOLDER
-    archive = where / "downloads" / "manual" / "cifar-10-binary.tar.gz"
-    if pickled.is_dir() and not (where / "cifar10").is_dir() and not archive.exists():
-        raise DataError(
-            f"{pickled} holds the python version of CIFAR-10, which is pickled and is not read "
-            "here. The binary version is needed: unpack cifar-10-binary.tar.gz so that "
-            f"{pickled.parent / cifar10_binary.FOLDER}/ exists, and use "
-            f"data_dir={pickled.parent}."
-        )
-
-
 def _data_folder(data_dir: str | None) -> pathlib.Path:
     """The folder to look in; one that was named has to be there and readable."""
     default = os.environ.get("TFDS_DATA_DIR") or os.path.join("~", "tensorflow_datasets")
-    path = pathlib.Path(os.path.expanduser(data_dir or default))
-    if not data_dir:
-        if str(path).startswith("~"):
-            raise DataError(
-                f"{default}: HOME is not set, and the user has no home; name the data sets' folder "
-                "with `data_dir`"
-            )
-        return path
     try:
-        with os.scandir(path):
-            return path
-    except FileNotFoundError:
-        problem = "does not exist"
-    except NotADirectoryError:
-        problem = "is not a folder"
-    except OSError as error:
-        problem = f"cannot be read ({error.strerror})"
-    raise DataError(
-        f"data_dir={data_dir} {problem}. Correct it, or make the folder if the data set is to be "
-        "downloaded there."
-    )
+        path = pathlib.Path(data_dir or default).expanduser()
+    except RuntimeError as error:
+        raise DataError(f"{error} Name the data sets' folder with `data_dir`.") from error
+    if data_dir:
+        try:
+            os.scandir(path).close()
+        except OSError as error:
+            known = {FileNotFoundError: "does not exist", NotADirectoryError: "is not a folder"}
+            problem = known.get(type(error), f"cannot be read ({error.strerror})")
+            raise DataError(
+                f"data_dir={data_dir} {problem}. Correct it, or make the folder if the data set is "
+                "to be downloaded there."
+            ) from error
+    return path

@@ -1,6 +1,5 @@
 """Images in memory, how a source of images fails, and whether images fit into memory."""
 
-import mmap
 from typing import NamedTuple
 
 import numpy as np
@@ -31,12 +30,6 @@ class Decoded(NamedTuple):
 
     images: np.ndarray
     labels: np.ndarray
-
-
-def empty(shape: tuple[int, ...]) -> np.ndarray:
-    """A uint8 array that begins where a tensor may: `batches.as_tensor` shares its memory."""
-    size = int(np.prod(shape))
-    return np.frombuffer(mmap.mmap(-1, max(size, 1)), np.uint8, size).reshape(shape)
 
 
 def check_labels(labels: np.ndarray, num_classes: int, source: str) -> None:

@@ -1,16 +1,13 @@
-"""What an augmentation does to the pixels of one image: what Pillow does, to a step of 255.
-
-Colours are seen as rows of width x 3 numbers: TensorFlow's operations on a last axis of three take
-several times as long.
-"""
+"""What an augmentation does to the pixels of one image, as Pillow does it (docs/data.md)."""
 
 import math
 
 import numpy as np
 import tensorflow as tf
 
-_CHANNELS = 3
 _LUMINANCE = (0.299, 0.587, 0.114)  # of red, green and blue: ITU-R 601-2, as in Pillow
+_VALUES = np.arange(256, dtype=np.float32)[:, np.newaxis]
+_SMOOTHING = np.float32([[1, 1, 1], [1, 5, 1], [1, 1, 1]])  # over 13, Pillow's filter SMOOTH
 
 
 @tf.function(autograph=False)  # traced once for each shape
@@ -47,14 +44,61 @@ def _floats(image: tf.Tensor) -> tf.Tensor:
     return tf.cast(image, tf.float32)
 
 
-def _bytes(pixels: tf.Tensor) -> tf.Tensor:
+def _bytes(values: tf.Tensor) -> tf.Tensor:
     """Rounded down, from 0 to 255."""
-    return tf.cast(tf.clip_by_value(pixels, 0, 255), tf.uint8)
+    return tf.cast(tf.clip_by_value(values, 0, 255), tf.uint8)
 
 
-def _blended(first: tf.Tensor, second: tf.Tensor, factor: tf.Tensor) -> tf.Tensor:
+def _moved(image: tf.Tensor, *affine) -> tf.Tensor:
+    """Each pixel is the nearest to (ax + by + c, dx + ey + f), where its middle is (x, y)."""
+    a, b, c, d, e, f = (tf.cast(number, tf.float32) for number in affine)
+    # TensorFlow counts from the middle of the first pixel, Pillow from its corner.
+    c, f = c + (a + b - 1) / 2, f + (d + e - 1) / 2
+    moved = tf.raw_ops.ImageProjectiveTransformV3(
+        images=image[tf.newaxis],
+        transforms=tf.stack([[a, b, c, d, e, f, 0.0, 0.0]]),
+        output_shape=image.shape[:2],
+        fill_value=0.0,
+        interpolation="NEAREST",
+    )
+    return moved[0]
+
+
+def _rotated(image: tf.Tensor, degrees: tf.Tensor) -> tf.Tensor:
+    """Around the middle, counterclockwise."""
+    x, y = image.shape[1] / 2, image.shape[0] / 2
+    angle = degrees * (math.pi / 180)
+    cosine, sine = tf.cos(angle), tf.sin(angle)
+    across, down = x - cosine * x + sine * y, y - sine * x - cosine * y
+    return _moved(image, cosine, -sine, across, sine, cosine, down)
+
+
+def _grey(image: tf.Tensor) -> tf.Tensor:
+    """Grey values, three times: float32, whole numbers."""
+    weights = np.tile(np.float32(_LUMINANCE)[:, np.newaxis], 3)
+    return tf.reshape(tf.round(tf.reshape(_floats(image), [-1, 3]) @ weights), image.shape)
+
+
+def _smoothed(image: tf.Tensor) -> tf.Tensor:
+    """A mean of a pixel, five times, and its eight neighbours; edges stay as they are."""
+    pixels, kernel = _floats(image), np.tile(_SMOOTHING[:, :, np.newaxis, np.newaxis], [1, 1, 3, 1])
+    sums = tf.nn.depthwise_conv2d(pixels[tf.newaxis], kernel, [1, 1, 1, 1], "SAME")
+    is_inside = np.zeros(image.shape, bool)
+    is_inside[1:-1, 1:-1] = True
+    return tf.where(is_inside, tf.round(sums[0] / 13), pixels)
+
+
+def _blended(first: tf.Tensor, image: tf.Tensor, factor: tf.Tensor) -> tf.Tensor:
     """From the first image to the second and, where the factor is above 1, beyond it."""
-    return _bytes(first + factor * (_floats(second) - first))
+    return _bytes(first + factor * (_floats(image) - first))
+
+
+def _by_table(image: tf.Tensor, table: tf.Tensor) -> tf.Tensor:
+    """Each value of an image replaced by its channel's in a table, float32 [256, 3]."""
+    table = tf.reshape(_bytes(table), [-1])
+    channels = np.tile(np.arange(3, dtype=np.int32), image.shape[0] * image.shape[1])
+    places = 3 * tf.cast(tf.reshape(image, [-1]), tf.int32) + channels
+    return tf.reshape(tf.gather_nd(table, places[:, tf.newaxis]), image.shape)
 
 
 def _posterized(image: tf.Tensor, bits: tf.Tensor) -> tf.Tensor:
@@ -62,106 +106,31 @@ def _posterized(image: tf.Tensor, bits: tf.Tensor) -> tf.Tensor:
     return tf.bitwise.bitwise_and(image, tf.cast(mask, tf.uint8))
 
 
-def _solarized(image: tf.Tensor, least: tf.Tensor) -> tf.Tensor:
-    is_inverted = tf.cast(_floats(image) >= least, tf.uint8)
-    return tf.bitwise.bitwise_xor(image, is_inverted * tf.constant(255, tf.uint8))
-
-
-def _moved(image: tf.Tensor, for_column: tuple, for_row: tuple) -> tf.Tensor:
-    """Each pixel is the one that lies where an affine map leads from its middle.
-
-    Args:
-      image: uint8 [height, width, 3].
-      for_column: (a, b, c), which lead from (x, y) to column ax + by + c.
-      for_row: likewise.
-    """
-    height, width, channels = image.shape
-    x, y = np.arange(width, dtype=np.int32), np.arange(height, dtype=np.int32)[:, np.newaxis]
-
-    def place(a, b, c, length):  # in an image with a black edge of one pixel
-        a, b, c = (tf.cast(number, tf.float64) for number in (a, b, c))
-        in_65536ths = tf.floor(tf.stack([a, b, c + (a + b) / 2]) * 65536 + 0.5)  # as Pillow counts
-        a, b, c = tf.unstack(tf.cast(in_65536ths, tf.int32))
-        return tf.clip_by_value(tf.bitwise.right_shift(a * x + (b * y + c), 16), -1, length)
-
-    flat = place(*for_row, height) * (width + 2) + place(*for_column, width) + (width + 3)
-    with_edge = tf.pad(image, [[1, 1], [1, 1], [0, 0]])
-    return tf.gather(tf.reshape(with_edge, [-1, channels]), flat)
-
-
-def _rotated(image: tf.Tensor, degrees: tf.Tensor) -> tf.Tensor:
-    """Around the middle, counterclockwise."""
-    x, y = image.shape[1] / 2, image.shape[0] / 2
-    angle = tf.cast(degrees, tf.float64) * (math.pi / 180)
-    cosine, sine = tf.cos(angle), tf.sin(angle)
-    return _moved(
-        image,
-        (cosine, -sine, x - cosine * x + sine * y),
-        (sine, cosine, y - sine * x - cosine * y),
-    )
-
-
-def _grey(image: tf.Tensor) -> tf.Tensor:
-    """Pillow's grey values, three times, float32."""
-    weights = np.tile(np.float32(_LUMINANCE)[:, np.newaxis], _CHANNELS)
-    return tf.reshape(tf.round(tf.reshape(_floats(image), [-1, _CHANNELS]) @ weights), image.shape)
-
-
-def _smoothed(image: tf.Tensor) -> tf.Tensor:
-    """A mean of a pixel, five times, and its eight neighbours; edges stay as they are."""
-    height, width, channels = image.shape
-    pixels = tf.reshape(_floats(image), [height, width * channels])
-    if height < 3 or width < 3:
-        return tf.reshape(pixels, image.shape)
-    columns = pixels[:-2] + pixels[1:-1] + pixels[2:]
-    squares = columns[:, : -2 * channels] + columns[:, channels:-channels]
-    squares += columns[:, 2 * channels :]
-    inside = tf.round((squares + 4 * pixels[1:-1, channels:-channels]) / 13)
-    is_edge = np.ones(pixels.shape, np.float32)
-    is_edge[1:-1, channels:-channels] = 0
-    smooth = tf.pad(inside, [[1, 1], [channels, channels]]) + pixels * is_edge
-    return tf.reshape(smooth, image.shape)
-
-
-def _autocontrast(image: tf.Tensor) -> tf.Tensor:
-    """Each channel stretched from 0 to 255."""
-    height, width, channels = image.shape
-    rows = tf.reshape(_floats(image), [height, width * channels])
-
-    def by_channel(reduce):
-        return reduce(tf.reshape(reduce(rows, axis=0), [width, channels]), axis=0)
-
-    least, most = by_channel(tf.reduce_min), by_channel(tf.reduce_max)
-    is_flat = most == least  # and stays as it is
-    scale = tf.where(is_flat, 1.0, 255 / (most - least))
-    offset = tf.where(is_flat, 0.0, -least * scale)
-    return tf.reshape(
-        _bytes(rows * tf.tile(scale, [width]) + tf.tile(offset, [width])), image.shape
-    )
+def _stretched(image: tf.Tensor) -> tf.Tensor:
+    """A table that stretches each channel from 0 to 255."""
+    least, most = (_floats(reduce(image, [0, 1])) for reduce in (tf.reduce_min, tf.reduce_max))
+    scale = 255 / (most - least)
+    return tf.where(most == least, _VALUES, _VALUES * scale - least * scale)
 
 
 def _equalized(image: tf.Tensor) -> tf.Tensor:
-    """Each channel by Pillow's table, which makes all values about as frequent."""
-    height, width, channels = image.shape
-    first = np.tile(256 * np.arange(channels, dtype=np.int32), height * width)
-    shifted = tf.cast(tf.reshape(image, [-1]), tf.int32) + first
-    counts = tf.reshape(tf.math.bincount(shifted, minlength=256 * channels), [channels, 256])
-    values = tf.where(counts > 0, tf.range(256), -1)
-    last = tf.gather(counts, tf.reduce_max(values, axis=1), axis=1, batch_dims=1)  # [channels]
-    step = ((height * width - last) // 255)[:, tf.newaxis]
-    before = tf.cumsum(counts, axis=1, exclusive=True)
-    table = tf.minimum((step // 2 + before) // tf.maximum(step, 1), 255)
-    table = tf.reshape(tf.cast(tf.where(step > 0, table, tf.range(256)), tf.uint8), [-1])
-    return tf.reshape(tf.gather_nd(table, shifted[:, tf.newaxis]), image.shape)
+    """Pillow's table, which makes all values of each channel about as frequent."""
+    channels = tf.transpose(tf.reshape(tf.cast(image, tf.int32), [-1, 3]))
+    counts = tf.math.bincount(channels, minlength=256, maxlength=256, axis=-1)
+    counts = tf.transpose(counts)  # [256, 3]
+    last = tf.gather(tf.transpose(counts), tf.reduce_max(channels, axis=1), batch_dims=1)
+    step = (image.shape[0] * image.shape[1] - last) // 255
+    before = tf.cumsum(counts, exclusive=True)
+    return tf.where(step > 0, _floats((step // 2 + before) // tf.maximum(step, 1)), _VALUES)
 
 
 # Each takes an image and `apply`'s value.
 _DISTORTED_BY = {
     "identity": lambda image, _: tf.identity(image),
-    "shear_x": lambda image, tangent: _moved(image, (1.0, tangent, 0.0), (0.0, 1.0, 0.0)),
-    "shear_y": lambda image, tangent: _moved(image, (1.0, 0.0, 0.0), (tangent, 1.0, 0.0)),
-    "translate_x": lambda image, pixels: _moved(image, (1.0, 0.0, pixels), (0.0, 1.0, 0.0)),
-    "translate_y": lambda image, pixels: _moved(image, (1.0, 0.0, 0.0), (0.0, 1.0, pixels)),
+    "shear_x": lambda image, tangent: _moved(image, 1, tangent, 0, 0, 1, 0),
+    "shear_y": lambda image, tangent: _moved(image, 1, 0, 0, tangent, 1, 0),
+    "translate_x": lambda image, pixels: _moved(image, 1, 0, pixels, 0, 1, 0),
+    "translate_y": lambda image, pixels: _moved(image, 1, 0, 0, 0, 1, pixels),
     "rotate": _rotated,
     "brightness": lambda image, factor: _bytes(_floats(image) * factor),
     "colour": lambda image, factor: _blended(_grey(image), image, factor),
@@ -170,9 +139,9 @@ _DISTORTED_BY = {
     ),
     "sharpness": lambda image, factor: _blended(_smoothed(image), image, factor),
     "posterize": _posterized,
-    "solarize": _solarized,
-    "autocontrast": lambda image, _: _autocontrast(image),
-    "equalize": lambda image, _: _equalized(image),
+    "solarize": lambda image, least: tf.where(_floats(image) >= least, 255 - image, image),
+    "autocontrast": lambda image, _: _by_table(image, _stretched(image)),
+    "equalize": lambda image, _: _by_table(image, _equalized(image)),
 }
 # In the order of torchvision's TrivialAugmentWide.
 OPERATIONS = tuple(_DISTORTED_BY)

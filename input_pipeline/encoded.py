@@ -11,7 +11,6 @@ import concurrent.futures
 import dataclasses
 import functools
 import hashlib
-import itertools
 import sys
 from collections.abc import Callable, Iterator, Sequence
 
@@ -21,10 +20,9 @@ import tqdm
 
 from towers import container_limits
 
-from . import batches, cuts, decoded, pictures, preprocess, reading
+from . import batches, cuts, decoded, pictures, preprocess
 
 IMAGE_SIZE = 224  # by default
-_CHANNELS = 3
 _CHECKED_AT_A_TIME = 1024  # pictures
 
 
@@ -54,7 +52,7 @@ class EncodedImages:
     @property
     def image_shape(self) -> tuple[int, int, int]:
         """(height, width, channels) of an image as preprocessing gets it."""
-        return (self.image_size, self.image_size, _CHANNELS)
+        return (self.image_size, self.image_size, 3)
 
     def names(self) -> list[str]:
         """What a person calls each picture."""
@@ -71,13 +69,13 @@ class EncodedImages:
           DataError: one cannot be used, and is named.
         """
         ids = np.asarray(ids, np.int64)
-
-        def ask(ids):
-            return ids, lambda sizes: cuts.middle(sizes, self.image_size)
-
-        squares = self.squares(tf.data.Dataset.from_tensors(ids), ask, len(ids))
-        [(images, _)] = self.explained(squares, lambda place: ids)
+        squares = self._squares(tf.data.Dataset.from_tensors(ids), self._middles, len(ids))
+        [(images, _)] = self._read_all(squares, lambda _: ids)
         return np.clip(np.rint(images), 0, 255).astype(np.uint8)
+
+    def _middles(self, ids: tf.Tensor) -> tuple:
+        """What is asked for where the middle of each picture is."""
+        return ids, lambda sizes: cuts.middle(sizes, self.image_size)
 
     def without_broken(self) -> "EncodedImages":
         """The split without the pictures that cannot be used, which are listed on stderr.
@@ -107,15 +105,13 @@ class EncodedImages:
 
     def broken(self) -> Iterator[tuple[int, str]]:
         """The numbers of the pictures that cannot be used, and why; decodes all, on all cores."""
-        bar = tqdm.tqdm(
-            desc="pictures checked",
-            total=self.num_examples,
-            disable=not sys.stderr.isatty(),
-            file=sys.stderr,
-        )
-        with bar, concurrent.futures.ThreadPoolExecutor(container_limits.available_cores()) as pool:
+        cores = container_limits.available_cores()
+        with (
+            tqdm.tqdm(desc="pictures checked", total=self.num_examples, disable=None) as bar,
+            concurrent.futures.ThreadPoolExecutor(cores) as pool,
+        ):
             for first in range(0, self.num_examples, _CHECKED_AT_A_TIME):
-                numbers = range(first, min(first + _CHECKED_AT_A_TIME, self.num_examples))
+                numbers = range(self.num_examples)[first : first + _CHECKED_AT_A_TIME]
                 for number, problem in zip(numbers, pool.map(self._problem, numbers), strict=True):
                     bar.update()
                     if problem:
@@ -124,44 +120,40 @@ class EncodedImages:
     def _problem(self, number: int) -> str:
         """Why a picture cannot be used; empty where it can."""
         try:
-            content, label = self.read(number)
-            self._check_label(label)
-            pictures.check(content)
+            pictures.check(self._labelled(number)[0])
         except pictures.NoPicture as error:
             return str(error)
         except (OSError, ValueError) as error:
             return f"cannot be read ({getattr(error, 'strerror', None) or error})"
         return ""
 
-    def _check_label(self, label: int) -> None:
+    def _labelled(self, number: int) -> tuple[bytes, int]:
+        content, label = self.read(number)
         if not 0 <= label < len(self.class_names):
             raise pictures.NoPicture(f"has label {label}: must be 0 to {len(self.class_names) - 1}")
+        return content, label
 
     @functools.cached_property
     def _headers(self) -> np.ndarray:
-        """int32 [n, 4], each a `pictures.Header`, once a picture has been read; 0 before."""
+        """int32 [n, 3], each a `pictures.Header`, once a picture has been read; 0 before."""
         return np.zeros([self.num_examples, len(pictures.Header._fields)], np.int32)
 
     def _read(self, ids: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """Encoded pictures [n], their headers int32 [n, 4] and labels int32 [n]."""
+        """Encoded pictures [n], their headers int32 [n, 3] and labels int32 [n]."""
         contents, labels = np.empty(len(ids), object), np.empty(len(ids), np.int32)
         headers = self._headers  # once: of two threads that come first, each may make its own
         for place, number in enumerate(ids.tolist()):
-            content, labels[place] = self.read(number)
-            self._check_label(labels[place])
+            contents[place], labels[place] = self._labelled(number)
             if not headers[number, 0]:
-                headers[number] = pictures.header(content)
-            contents[place] = pictures.for_tensorflow(content, headers[number, -1])
+                headers[number] = pictures.header(contents[place])
         return contents, headers[ids], labels
 
-    def squares(
+    def _squares(
         self,
         elements: tf.data.Dataset,
         ask: Callable,
         at_a_time: int,
-        *,
         finish: Callable | None = None,
-        only_full: bool = False,
     ) -> tf.data.Dataset:
         """Decoded pictures: (float32 [n, size, size, 3], labels int32 [n]), in order.
 
@@ -170,43 +162,35 @@ class EncodedImages:
           ask: an element to (ids int64 [n], function of sizes [n, 2] to a `cuts.Cut`, and what
             `finish` needs besides, the first axis of all being that of the pictures).
           at_a_time: n.
-          finish: (float32 [1, size, size, 3], and what `ask` has given for it besides) to the final
+          finish: (float32 [1, size, size, 3], and what `ask` has for it besides) to the final
             image; one at a time fits a core's cache, and a batch does not. None leaves images as
             they are.
-          only_full: leave out a last batch that is smaller.
         """
-        size = self.image_size
 
-        def asked_for(element):
+        def read(element):
             ids, cut_of, *besides = ask(element)
             types = [tf.string, tf.int32, tf.int32]
             contents, headers, labels = tf.numpy_function(self._read, [ids], types)
             contents.set_shape(ids.shape)
             headers.set_shape([ids.shape[0], len(pictures.Header._fields)])
             labels.set_shape(ids.shape)
-            looks = pictures.looks(headers, cut_of(headers[:, :2]), size)
+            looks = pictures.looks(headers, cut_of(headers[:, :2]), self.image_size)
             return contents, looks, labels, *besides
 
         def decode(content, look, label, *besides):
-            image = pictures.square(content, look, size)  # [size, size, 3]
+            image = pictures.square(content, look, self.image_size)  # [size, size, 3]
             if finish is not None:
                 batch = tf.nest.map_structure(lambda value: value[tf.newaxis], (image, *besides))
                 image = finish(*batch)[0]
             return image, label
 
         # On all cores: decoding is what takes the time.
-        one_by_one = (
-            batches.mapped(elements, asked_for)
-            .unbatch()
-            .map(
-                tf.autograph.experimental.do_not_convert(decode),
-                num_parallel_calls=container_limits.available_cores(),
-                deterministic=True,
-            )
-        )
-        return one_by_one.batch(at_a_time, drop_remainder=only_full)
+        cores = container_limits.available_cores()
+        decode = tf.autograph.experimental.do_not_convert(decode)
+        one_by_one = batches.mapped(elements, read).unbatch().map(decode, cores, deterministic=True)
+        return one_by_one.batch(at_a_time)
 
-    def explained(
+    def _read_all(
         self, dataset: tf.data.Dataset, ids_at: Callable[[int], Sequence[int]]
     ) -> Iterator[tuple]:
         """Iterates; a picture that cannot be used is named.
@@ -218,55 +202,46 @@ class EncodedImages:
         Raises:
           DataError: with the picture's name, why it cannot be used, and what to do.
         """
-        iterator = reading.Reading(dataset)
-        for place in itertools.count():
-            try:
-                batch = next(iterator)
-            except StopIteration:
-                return
-            except tf.errors.OpError as error:
-                for number in map(int, ids_at(place)):
-                    if problem := self._problem(number):
-                        raise decoded.DataError(
-                            f"{self.name(number)} {problem} ({self.source}). Repair it or take it "
-                            "out of the set; `skip_broken` leaves out and lists all such pictures."
-                        ) from error
-                raise
-            yield batch
+        place = -1
+        try:
+            for place, batch in enumerate(batches.Reading(dataset)):  # noqa: B007
+                yield batch
+        except tf.errors.OpError as error:
+            for number in map(int, ids_at(place + 1)):
+                if problem := self._problem(number):
+                    raise decoded.DataError(
+                        f"{self.name(number)} {problem} ({self.source}). Repair it or take it "
+                        "out of the set; `skip_broken` leaves out and lists all such pictures."
+                    ) from error
+            raise
 
     def training(self, prepared: preprocess.Preprocessing, seed: int) -> batches.Source:
         """Training batches: each picture cut, decoded and prepared as its step has drawn."""
         one_by_one = prepared.cuts_at_random  # which draws nothing else for a batch
-        plans = one_by_one and prepared.augmentation.is_any
-
-        def finish(image, *plan):
-            return prepared.as_planned(image, None, *plan) if plan else prepared.train(image, None)
 
         def read(order: batches.Order, first_step: int, last_step: int) -> Iterator[tuple]:
-            count, size = len(order.places), self.image_size
+            count = len(order.places)
 
             def ask(step):
                 ids, draws = order(step)
+                if not one_by_one:
+                    return self._middles(ids)
+                plan = prepared.augmentation.plan(draws, count)
+                return ids, lambda sizes: cuts.at_random(sizes, draws, self.image_size), plan
 
-                def cut(sizes):
-                    if one_by_one:
-                        return cuts.at_random(sizes, draws, size)
-                    return cuts.middle(sizes, size)
-
-                return ids, cut, *([prepared.augmentation.plan(draws, count)] if plans else [])
+            def finish(image, plan):
+                return prepared.as_planned(image, None, plan)
 
             def finished(step, squares):
-                images, labels = squares
+                images, labels = (tf.ensure_shape(x, [count, *x.shape[1:]]) for x in squares)
                 _, draws = order(step)
                 images = images if one_by_one else prepared.in_training(images, draws)
                 return prepared.mixed(images, labels, draws)
 
             steps = tf.data.Dataset.range(first_step, last_step)
-            squares = self.squares(
-                steps, ask, count, finish=finish if one_by_one else None, only_full=True
-            )
+            squares = self._squares(steps, ask, count, finish if one_by_one else None)
             whole = batches.mapped(tf.data.Dataset.zip(steps, squares), finished)
-            return self.explained(
+            return self._read_all(
                 whole, lambda place: order(tf.constant(first_step + place, tf.int64))[0]
             )
 
@@ -285,5 +260,5 @@ class EncodedImages:
             return range(self.num_examples)[place * batch_size :][:batch_size]
 
         numbers = batches.each_once(self.num_examples, batch_size)
-        squares = self.squares(numbers, ask, batch_size, finish=prepared.evaluate)
-        return lambda: self.explained(squares, ids_at)
+        squares = self._squares(numbers, ask, batch_size, prepared.evaluate)
+        return lambda: self._read_all(squares, ids_at)

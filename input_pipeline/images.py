@@ -9,9 +9,8 @@ import functools
 from collections.abc import Callable, Iterator, Sequence
 
 import numpy as np
-import tensorflow as tf
 
-from . import arrays, batches, decoded, encoded, mixing, preprocess, reading
+from . import arrays, batches, decoded, encoded, mixing, preprocess
 
 
 @dataclasses.dataclass(frozen=True)
@@ -33,14 +32,13 @@ class ImageArrays:
     fingerprint: str
 
     def __post_init__(self):
-        count, classes = len(self.images), len(self.class_names)
-        if not self.images.size or len(self.labels) != count:
+        if not self.images.size or len(self.labels) != len(self.images):
             raise decoded.DataError(
-                f"{self.source}: {count:,} images of {list(self.images.shape[1:])} and "
+                f"{self.source}: {len(self.images):,} images of {list(self.image_shape)} and "
                 f"{len(self.labels):,} labels; there must be one label for each of at least one "
                 "image."
             )
-        decoded.check_labels(self.labels, classes, self.source)
+        decoded.check_labels(self.labels, len(self.class_names), self.source)
 
     @property
     def num_examples(self) -> int:
@@ -53,9 +51,9 @@ class ImageArrays:
         return self.images.shape[1:]
 
     @functools.cached_property
-    def tensors(self) -> tuple[tf.Tensor, tf.Tensor]:
-        """Images and labels in the arrays' own memory, which cannot be written to any more."""
-        return batches.as_tensor(self.images), batches.as_tensor(self.labels)
+    def examples(self) -> arrays.InMemory:
+        """Images and labels as tensors in the arrays' memory, to be gathered by their numbers."""
+        return arrays.InMemory(batches.as_tensor(self.images), batches.as_tensor(self.labels))
 
     def some(self, count: int) -> np.ndarray:
         """At most `count` images, evenly spread: uint8 `[n, *image_shape]`."""
@@ -72,22 +70,21 @@ class ImageArrays:
     def training(self, prepared: preprocess.Preprocessing, seed: int) -> batches.Source:
         """Training batches, in the order and with the draws of the seed."""
         fingerprint = prepared.fingerprint_of(self.fingerprint, seed)
-        examples = arrays.InMemory(*self.tensors)
-        return arrays.source(examples, fingerprint, prepared.in_training, prepared.mixed, seed)
+        return arrays.source(self.examples, fingerprint, prepared.in_training, prepared.mixed, seed)
 
     def evaluated(
         self, prepared: preprocess.Preprocessing, batch_size: int
     ) -> Callable[[], Iterator[tuple]]:
         """Iterates over batches (images, labels) of all images in order, again at each call."""
-        images, labels = self.tensors
+        examples = self.examples
 
         def batch_of(ids):
-            batch = tf.gather(images, ids)  # [n, height, width, channels]
-            return prepared.evaluate(batch), tf.gather(labels, ids)
+            images, labels = examples.gather(ids)  # [n, height, width, channels]
+            return prepared.evaluate(images), labels
 
         # Made once, because TensorFlow keeps something of each; every iteration starts over.
         dataset = batches.mapped(batches.each_once(len(self.images), batch_size), batch_of)
-        return lambda: reading.Reading(dataset)
+        return lambda: batches.Reading(dataset, examples)
 
 
 Images = ImageArrays | encoded.EncodedImages

@@ -55,13 +55,8 @@ class Mixing:
                 raise ValueError(
                     f"{name}={alpha}: must be 0, or from {LEAST_ALPHA:g} to {MOST_ALPHA:g}"
                 )
-        if self.is_any and self.num_classes < 1:
+        if (self.mixup_alpha or self.cutmix_alpha) and self.num_classes < 1:
             raise ValueError(f"num_classes={self.num_classes}: must be the number of classes")
-
-    @property
-    def is_any(self) -> bool:
-        """Whether images are mixed."""
-        return bool(self.mixup_alpha or self.cutmix_alpha)
 
     def __call__(
         self, images: tf.Tensor, labels: tf.Tensor, draws: batches.Draws
@@ -83,9 +78,9 @@ class Mixing:
             or not labels.
           tf.errors.InvalidArgumentError: a label is out of range.
         """
-        if not self.is_any:
+        if not (self.mixup_alpha or self.cutmix_alpha):
             return images, labels
-        images, labels = tf.convert_to_tensor(images), tf.convert_to_tensor(labels)
+        images, labels = tf.cast(images, tf.float32), tf.convert_to_tensor(labels)
         is_column = labels.shape.rank == 2 and labels.shape[1] == 1
         labels = labels[:, 0] if is_column else labels
         if not labels.dtype.is_integer or labels.shape.rank != 1 or images.shape.rank != 4:
@@ -101,22 +96,20 @@ class Mixing:
                 "must have an even number of them, but this one begins at "
                 f"{places.start} and has {len(places)}"
             )
-        plan = draws.for_share(lambda whole: self._plan(draws.seed, whole, height, width), count)
+        plan = draws.for_share(lambda whole: self.plan(draws.seed, whole, height, width), count)
         # Over three channels TensorFlow broadcasts 10 times slower than over rows of pixels.
-        rows = tf.reshape(tf.cast(images, tf.float32), [-1, height, width * channels])
+        rows = tf.reshape(images, [-1, height, width * channels])
         columns = tf.repeat(plan.columns, channels, axis=1)
         in_rectangle = plan.rows[:, :, tf.newaxis] * columns[:, tf.newaxis]
-        weight = plan.weight[:, tf.newaxis, tf.newaxis] - in_rectangle
-        mixed = weight * rows + (1.0 - weight) * _neighbours(rows)
-        is_in_range = tf.reduce_all((labels >= 0) & (labels < self.num_classes))
-        text = f"mixup and CutMix: a label is not from 0 to {self.num_classes - 1}; of the batch:"
-        with tf.control_dependencies([tf.debugging.Assert(is_in_range, [text, labels], 10)]):
+        mixed = _mixed(plan.weight[:, tf.newaxis, tf.newaxis] - in_rectangle, rows)
+        text = f"mixup and CutMix: labels must be less than {self.num_classes}, and at least 0"
+        numbers, end = tf.cast(labels, tf.uint64), tf.constant(self.num_classes, tf.uint64)
+        in_range = tf.debugging.assert_less(numbers, end, text)
+        with tf.control_dependencies([in_range]):
             classes = tf.one_hot(labels, self.num_classes)
-        share = plan.share[:, tf.newaxis]
-        shares = share * classes + (1.0 - share) * _neighbours(classes)
-        return tf.reshape(mixed, images.shape), shares
+        return tf.reshape(mixed, images.shape), _mixed(plan.share[:, tf.newaxis], classes)
 
-    def _plan(self, seed: tf.Tensor, count: int | tf.Tensor, height: int, width: int) -> Plan:
+    def plan(self, seed: tf.Tensor, count: int | tf.Tensor, height: int, width: int) -> Plan:
         """Draws a `Plan` for `count` images."""
         draw = functools.partial(batches.uniform, seed, shape=[count])
         # Where only one of the two is on, every draw is on its side.
@@ -139,21 +132,17 @@ class Mixing:
         )
 
 
-def _neighbours(values: tf.Tensor) -> tf.Tensor:
-    """[n, ...], of which 0 and 1, 2 and 3, and so on have changed places."""
+def _mixed(weight: tf.Tensor, values: tf.Tensor) -> tf.Tensor:
+    """So much of each of [n, ...], and the rest of its neighbour: 0 and 1, 2 and 3, and so on."""
     pairs = tf.reshape(values, [-1, 2, *values.shape[1:]])
-    return tf.reshape(tf.reverse(pairs, [1]), values.shape)
+    return weight * values + (1.0 - weight) * tf.reshape(tf.reverse(pairs, [1]), values.shape)
 
 
 def _crossed(middle: tf.Tensor, half: tf.Tensor, length: int) -> tf.Tensor:
     """Which rows or columns a rectangle crosses, as torchvision has it: float32 [n, length].
 
     It has whole pixels on both sides of its middle, and what lies outside the image is cut off.
-
-    Args:
-      middle: float32 [n], in [0, 1).
-      half: float32 [n], half the rectangle's side as a share of the image's.
-      length: of the image, in pixels.
+    Middle and half the rectangle's side are float32 [n], shares of the image's length in pixels.
     """
     at, reach = tf.floor(middle * length), tf.floor(half * length)
     places = tf.range(length, dtype=tf.float32)
@@ -163,13 +152,10 @@ def _crossed(middle: tf.Tensor, half: tf.Tensor, length: int) -> tf.Tensor:
 
 def _beta(seed: tf.Tensor, kinds: tuple[int, int], count, alpha: float) -> tf.Tensor:
     """float32 [count], of Beta(alpha, alpha): a gamma variable as a share of two."""
-    one, other = (
-        tf.random.stateless_gamma(
-            [count],
-            tf.random.experimental.stateless_fold_in(seed, kind, alg=batches.ALGORITHM),
-            alpha,
-            dtype=tf.float64,
-        )
-        for kind in kinds
-    )
+
+    def gamma(kind):
+        kind_seed = tf.random.experimental.stateless_fold_in(seed, kind, alg=batches.ALGORITHM)
+        return tf.random.stateless_gamma([count], kind_seed, alpha, dtype=tf.float64)
+
+    one, other = map(gamma, kinds)
     return tf.cast(one / (one + other), tf.float32)

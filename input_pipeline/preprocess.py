@@ -28,8 +28,6 @@ PIXEL_MEAN, PIXEL_DEVIATION = 120.7, 64.2  # of CIFAR-10, over all images and ch
 COLOUR_MEANS, COLOUR_DEVIATIONS = (123.675, 116.28, 103.53), (58.395, 57.12, 57.375)
 _SHORTER_SIDE = 8 / 7  # of a picture, to the middle of it that is evaluated: 256 to 224
 
-_WHOLE_PACKETS = 64  # a multiple of the floats that any CPU computes at once
-
 _TOP_DRAW, _LEFT_DRAW, _FLIP_DRAW, _BRIGHTNESS_DRAW, _CONTRAST_DRAW = range(5)
 
 
@@ -41,31 +39,30 @@ class Placement(NamedTuple):
     flip: tf.Tensor  # bool [batch]
 
 
-class Colour(NamedTuple):
-    """How each image of a batch changes its colours."""
+def draw_placement(draws: batches.Draws, images, max_top: int, max_left: int) -> Placement:
+    """Draws a `Placement` for each image; `max_top` and `max_left` are inclusive."""
 
-    brightness: tf.Tensor  # float32 [batch], in [-63, 63), added to each pixel
-    contrast: tf.Tensor  # float32 [batch], in [0.2, 1.8), times the distance to the mean
+    def draw(count):
+        return Placement(
+            top=batches.uniform(draws.seed, _TOP_DRAW, [count], 0, max_top + 1, tf.int32),
+            left=batches.uniform(draws.seed, _LEFT_DRAW, [count], 0, max_left + 1, tf.int32),
+            flip=batches.uniform(draws.seed, _FLIP_DRAW, [count]) < 0.5,
+        )
 
-
-def draw_placement(
-    seed: tf.Tensor, count: int | tf.Tensor, max_top: int, max_left: int
-) -> Placement:
-    """Draws a `Placement` for `count` images; `max_top` and `max_left` are inclusive."""
-    return Placement(
-        top=batches.uniform(seed, _TOP_DRAW, [count], 0, max_top + 1, tf.int32),
-        left=batches.uniform(seed, _LEFT_DRAW, [count], 0, max_left + 1, tf.int32),
-        flip=batches.uniform(seed, _FLIP_DRAW, [count]) < 0.5,
-    )
+    return draws.for_share(draw, tf.shape(images)[0])
 
 
-def draw_colour(seed: tf.Tensor, count: int | tf.Tensor) -> Colour:
-    """Draws a `Colour` for `count` images."""
+def draw_colour(draws: batches.Draws, images) -> tuple[tf.Tensor, tf.Tensor]:
+    """Draws for each image a brightness, added to each pixel, and a contrast: float32 [batch]."""
     most = MAX_BRIGHTNESS_DELTA
-    return Colour(
-        brightness=batches.uniform(seed, _BRIGHTNESS_DRAW, [count], -most, most),
-        contrast=batches.uniform(seed, _CONTRAST_DRAW, [count], MIN_CONTRAST, MAX_CONTRAST),
-    )
+
+    def draw(count):
+        return (
+            batches.uniform(draws.seed, _BRIGHTNESS_DRAW, [count], -most, most),
+            batches.uniform(draws.seed, _CONTRAST_DRAW, [count], MIN_CONTRAST, MAX_CONTRAST),
+        )
+
+    return draws.for_share(draw, tf.shape(images)[0])
 
 
 # All take images, uint8 or float32 [batch, height, width, channels] in [0, 255], and give float32.
@@ -83,22 +80,13 @@ def distort_for_tutorial(
 
     Returns:
       float32 [batch, crop_height, crop_width, channels], each image of mean 0 and deviation 1.
-
-    Raises:
-      ValueError: the crop is larger than the images.
     """
-    count = tf.shape(images)[0]
-    max_top, max_left = _margins(images, crop_height, crop_width)
-    placement = draws.for_share(lambda n: draw_placement(draws.seed, n, max_top, max_left), count)
+    _, height, width, _ = images.shape
+    placement = draw_placement(draws, images, height - crop_height, width - crop_width)
     cropped = crop_and_flip(images, placement, crop_height, crop_width)
     # [batch, crop_height, crop_width, channels]
-    colour = draws.for_share(lambda n: draw_colour(draws.seed, n), count)
-    return standardize(adjust_colour(tf.cast(cropped, tf.float32), colour))
-
-
-def center_for_tutorial(images: tf.Tensor, crop_height: int, crop_width: int) -> tf.Tensor:
-    """Central crop and standardization: the evaluation twin of `distort_for_tutorial`."""
-    return standardize(_center(images, crop_height, crop_width))
+    brightness, contrast = draw_colour(draws, images)
+    return standardize(adjust_colour(tf.cast(cropped, tf.float32), brightness, contrast))
 
 
 def distort_pad_crop_flip(images: tf.Tensor, draws: batches.Draws, padding: int = 4) -> tf.Tensor:
@@ -110,7 +98,7 @@ def distort_pad_crop_flip(images: tf.Tensor, draws: batches.Draws, padding: int 
     around = [padding, padding]
     padded = tf.pad(images, [[0, 0], around, around, [0, 0]])
     # [batch, height + 2 * padding, width + 2 * padding, channels]
-    placement = _placement(draws, images, 2 * padding)
+    placement = draw_placement(draws, images, 2 * padding, 2 * padding)
     return standardize(crop_and_flip(padded, placement, *images.shape[1:3]))
 
 
@@ -123,13 +111,9 @@ def distort_shift_flip(images: tf.Tensor, draws: batches.Draws, margin: int = 2)
     """
     around = [margin, margin]
     padded = tf.pad(images, [[0, 0], around, around, [0, 0]], "REFLECT")
-    placement = _placement(draws, images, 2 * margin)._replace(flip=draws.mirrored)
+    placement = draw_placement(draws, images, 2 * margin, 2 * margin)
+    placement = placement._replace(flip=draws.mirrored)
     return scale_pixels(crop_and_flip(padded, placement, *images.shape[1:3]))
-
-
-def _placement(draws: batches.Draws, images: tf.Tensor, margin: int) -> Placement:
-    count = tf.shape(images)[0]
-    return draws.for_share(lambda n: draw_placement(draws.seed, n, margin, margin), count)
 
 
 def scale_pixels(images):
@@ -147,19 +131,24 @@ def scale_colours(images):
     return keras.ops.reshape((rows - means) * factors, (-1, height, width, channels))
 
 
-def _center(images, crop_height: int, crop_width: int):
-    max_top, max_left = _margins(images, crop_height, crop_width)
-    top, left = max_top // 2, max_left // 2
+def standardize(images):
+    """Each image minus its mean, divided by max(deviation, 1 / sqrt(number of values)).
+
+    As tf.image.per_image_standardization; the bound keeps images of one colour finite.
+    """
+    ops, axes = keras.ops, (1, 2, 3)
+    images = ops.cast(images, "float32")
+    centered = images - ops.mean(images, axes, keepdims=True)
+    deviations = ops.sqrt(ops.mean(ops.square(centered), axes, keepdims=True))
+    # In this order: of 1 / sqrt TensorFlow makes rsqrt, whose last bits depend on how many images
+    # are computed together.
+    return centered * (1.0 / ops.maximum(deviations, math.prod(images.shape[1:]) ** -0.5))
+
+
+def center(images, crop_height: int, crop_width: int):
+    """The middle of each image, [batch, crop_height, crop_width, channels]."""
+    top, left = (images.shape[1] - crop_height) // 2, (images.shape[2] - crop_width) // 2
     return images[:, top : top + crop_height, left : left + crop_width, :]
-
-
-def _margins(images: tf.Tensor, crop_height: int, crop_width: int) -> tuple[int, int]:
-    _, height, width, _ = images.shape
-    if crop_height > height or crop_width > width:
-        raise ValueError(
-            f"a crop of {crop_height}x{crop_width} does not fit images of {height}x{width}"
-        )
-    return height - crop_height, width - crop_width
 
 
 def crop_and_flip(
@@ -175,55 +164,22 @@ def crop_and_flip(
     return tf.gather(images, columns, axis=2, batch_dims=1)
 
 
-def adjust_colour(images: tf.Tensor, colour: Colour) -> tf.Tensor:
+def adjust_colour(images: tf.Tensor, brightness: tf.Tensor, contrast: tf.Tensor) -> tf.Tensor:
     """Adds the brightness, then multiplies each channel's distance to its mean by the contrast.
 
     As tf.image.adjust_brightness and adjust_contrast with a number per image, and as in the
     tutorial without clipping to [0, 255] in between: then standardization undoes the brightness.
     """
-    brightness, contrast = colour.brightness[:, tf.newaxis], colour.contrast[:, tf.newaxis]
     _, height, width, channels = images.shape
     means = tf.reduce_mean(images, axis=[1, 2])  # [batch, channels]
     # With x the pixel, b the brightness, c the contrast and m the mean:
     # ((x + b) - (m + b)) * c + (m + b) = x * c + (m * (1 - c) + b)
-    added = means * (1 - contrast) + brightness
+    added = means * (1 - contrast[:, tf.newaxis]) + brightness[:, tf.newaxis]
     # Repeated for a whole row of pixels: over three channels TensorFlow broadcasts 10 times slower.
     added = tf.tile(added, [1, width])[:, tf.newaxis]  # [batch, 1, width * channels]
     rows = tf.reshape(images, [-1, height, width * channels])
-    adjusted = rows * contrast[:, tf.newaxis] + added
+    adjusted = rows * contrast[:, tf.newaxis, tf.newaxis] + added
     return tf.reshape(adjusted, [-1, height, width, channels])
-
-
-def standardize(images: tf.Tensor) -> tf.Tensor:
-    """Each image minus its mean, divided by max(deviation, 1 / sqrt(number of values)).
-
-    As tf.image.per_image_standardization; the bound keeps images of one colour finite.
-    """
-    images = tf.cast(images, tf.float32)
-    _, height, width, channels = images.shape
-    centered = images - tf.reduce_mean(images, axis=[1, 2, 3], keepdims=True)
-    variances = tf.reduce_mean(tf.square(centered), axis=[1, 2, 3], keepdims=True)
-    return centered * _rsqrt(tf.maximum(variances, 1 / (height * width * channels)))
-
-
-def _rsqrt(values: tf.Tensor) -> tf.Tensor:
-    """1 / sqrt(values), [n, 1, 1, 1], to the same bits whatever n is.
-
-    On a CPU most elements are computed in packets and the last few of a tensor one by one, with
-    other last bits (of rsqrt, exp and log; not of sqrt and division). Filled up to whole packets,
-    an image's result does not depend on how many others are in the batch, or in a share of it.
-    """
-    count = tf.shape(values)[0]
-    filled = tf.pad(tf.reshape(values, [-1]), [[0, -count % _WHOLE_PACKETS]], constant_values=1.0)
-    return tf.reshape(tf.math.rsqrt(filled)[:count], [-1, 1, 1, 1])
-
-
-def _standardize_in_keras(images):
-    """`standardize`, to the last digits."""
-    centered = images - keras.ops.mean(images, axis=(1, 2, 3), keepdims=True)
-    variances = keras.ops.mean(keras.ops.square(centered), axis=(1, 2, 3), keepdims=True)
-    least = 1 / math.prod(images.shape[1:])
-    return centered * keras.ops.rsqrt(keras.ops.maximum(variances, least))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -237,11 +193,10 @@ class Preprocessing:
 
     # (images uint8 [batch, h, w, c], draws) -> float32 [batch, *output_shape]
     train: Callable[[tf.Tensor, batches.Draws], tf.Tensor]
-    evaluate: Callable[[tf.Tensor], tf.Tensor]  # (images) -> float32 [batch, *output_shape]
-    # (images float32) -> the same, of Keras's operations, for a model that takes raw images
-    in_keras: Callable[[keras.KerasTensor], keras.KerasTensor]
+    # (images) -> float32 [batch, *output_shape]; also for Keras's symbolic tensors of raw images
+    evaluate: Callable
     output_shape: tuple[int, int, int]
-    raw_shape: tuple[int, ...] = ()  # of an image, or of a picture's middle, that `in_keras` takes
+    raw_shape: tuple[int, ...] = ()  # of raw images, or of the middle of pictures
     cuts_at_random: bool = False  # then `train` draws nothing more
     name: str = ""
     image_shape: tuple[int, ...] = ()  # of an image as the data set gives it
@@ -255,55 +210,29 @@ class Preprocessing:
 
     def in_training(self, images: tf.Tensor, draws: batches.Draws) -> tf.Tensor:
         """`train`, with the augmentation around it; arguments and result are the same."""
-        if not self.augmentation.is_any:
-            return self.train(images, draws)
         return self.as_planned(images, draws, self.augmentation.plan(draws, tf.shape(images)[0]))
 
     def as_planned(
         self, images: tf.Tensor, draws: batches.Draws | None, plan: augment.Plan
     ) -> tf.Tensor:
         """`in_training` by an augmentation that was drawn before; `draws` as for `train`."""
-
-        def map_each(function, images, shape, dtype):
-            signature = tf.TensorSpec(shape, dtype)
-            return tf.map_fn(
-                lambda each: function(*each), (images, plan), fn_output_signature=signature
-            )
-
-        augmentation = self.augmentation
-        if augmentation.name != "none":
-            images = map_each(augmentation.distort, images, augmentation.image_shape, tf.uint8)
-        images = self.train(images, draws)
-        if augmentation.erasing:
-            images = map_each(augmentation.erase, images, augmentation.output_shape, tf.float32)
-        return images
+        images = self.train(self.augmentation.distort(images, plan), draws)
+        return self.augmentation.erase(images, plan)
 
 
 def _crop_flip_colour(height: int, width: int, channels: int) -> Preprocessing:
     rows, columns = height * 3 // 4, width * 3 // 4
     return Preprocessing(
         train=lambda images, draws: distort_for_tutorial(images, draws, rows, columns),
-        evaluate=lambda images: center_for_tutorial(images, rows, columns),
-        in_keras=lambda images: _standardize_in_keras(_center(images, rows, columns)),
+        evaluate=lambda images: standardize(center(images, rows, columns)),
         output_shape=(rows, columns, channels),
     )
 
 
-def _pad_crop_flip(*image_shape: int) -> Preprocessing:
-    return Preprocessing(distort_pad_crop_flip, standardize, _standardize_in_keras, image_shape)
-
-
-def _shift_alternating_flip(*image_shape: int) -> Preprocessing:
-    return Preprocessing(distort_shift_flip, scale_pixels, scale_pixels, image_shape)
-
-
 def _random_resized_crop(height: int, width: int, channels: int) -> Preprocessing:
-    if channels != 3:
-        raise ValueError(f"random_resized_crop: images have {channels} channels; must have 3")
     return Preprocessing(
         train=lambda images, draws: scale_colours(images),  # cut and mirrored as they are decoded
-        evaluate=scale_colours,
-        in_keras=lambda images: scale_colours(_center(images, height, width)),
+        evaluate=lambda images: scale_colours(center(images, height, width)),
         output_shape=(height, width, channels),
         raw_shape=(int(height * _SHORTER_SIDE), int(width * _SHORTER_SIDE), channels),
         cuts_at_random=True,
@@ -312,8 +241,8 @@ def _random_resized_crop(height: int, width: int, channels: int) -> Preprocessin
 
 _BY_NAME = {
     "crop_flip_colour": _crop_flip_colour,
-    "pad_crop_flip": _pad_crop_flip,
-    "shift_alternating_flip": _shift_alternating_flip,
+    "pad_crop_flip": lambda *shape: Preprocessing(distort_pad_crop_flip, standardize, shape),
+    "shift_alternating_flip": lambda *shape: Preprocessing(distort_shift_flip, scale_pixels, shape),
     "random_resized_crop": _random_resized_crop,
 }
 

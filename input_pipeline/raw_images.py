@@ -66,9 +66,9 @@ def classifier(
 
 def _told_apart(names: Sequence[str]) -> list[str]:
     """The names, with numbers where they occur twice, are empty, or are Keras's for no name."""
-    counts, told = collections.Counter(names), []
+    counts, told = collections.Counter([*names, "", "", "[UNK]", "[UNK]"]), []
     for number, name in enumerate(names):
-        if counts[name] > 1 or name in ("", "[UNK]"):
+        if counts[name] > 1:
             name = f"{name} ({number})".strip()
             while name in counts:
                 name = f"{name} ({number})"

@@ -3,20 +3,10 @@
 Each picture holds one shape of random place, size, rotation and colours on a slanting background
 with noise. The colours say nothing about the class, so that a linear model learns next to
 nothing, and each class stays itself under mirroring and under crops of 24x24.
-
-    python -m input_pipeline.shapes OUT.png
-
-draws a contact sheet.
 """
-
-import argparse
 
 import numpy as np
 
-CLASS_NAMES = (
-    "disc", "ring", "square", "frame", "triangle", "cross", "star", "crescent", "stripes",
-    "checkers",
-)  # fmt: skip
 GENERATOR_VERSION = 1  # to be raised when the same seed gives other pixels: copies are then stale
 
 _SIZE = 32  # pixels on each side
@@ -67,7 +57,7 @@ def _coverage(rng: np.random.Generator, labels: np.ndarray) -> np.ndarray:
     u = x * np.cos(angle) + y * np.sin(angle)
     v = y * np.cos(angle) - x * np.sin(angle)
     distance = np.empty_like(u)
-    for label, signed_distance in enumerate(_SIGNED_DISTANCES):
+    for label, signed_distance in enumerate(_SIGNED_DISTANCES.values()):
         members = labels == label
         distance[members] = signed_distance(u[members], v[members])
     # Half a pixel to either side of the outline, coverage falls from 1 to 0: smooth edges.
@@ -80,35 +70,17 @@ def _pixel_centers() -> tuple[np.ndarray, np.ndarray]:
     return places[:, np.newaxis], places[np.newaxis, :]
 
 
-# Signed distances to the outlines, in units of the shape's radius: negative inside. `u` and `v`
-# are coordinates from the shape's middle along its own axes.
-
-
 def _disc(u, v):
     return np.hypot(u, v) - 1
 
 
-def _ring(u, v):
-    return np.abs(np.hypot(u, v) - 0.78) - 0.22
-
-
-def _square(u, v):
-    return np.maximum(np.abs(u), np.abs(v)) - 0.8
-
-
-def _frame(u, v):
-    return np.abs(np.maximum(np.abs(u), np.abs(v)) - 0.62) - 0.18
-
-
-def _triangle(u, v):
-    slanting = np.sqrt(3) / 2 * np.abs(u) + v / 2
-    return np.maximum(slanting, -v) - 0.55
+def _square(u, v, half):
+    return np.maximum(np.abs(u), np.abs(v)) - half
 
 
 def _cross(u, v):
-    longer = np.maximum(np.abs(u), np.abs(v)) - 0.95
     nearer = np.minimum(np.abs(u), np.abs(v)) - 0.27
-    return np.maximum(longer, nearer)
+    return np.maximum(_square(u, v, 0.95), nearer)
 
 
 def _star(u, v):
@@ -122,15 +94,6 @@ def _star(u, v):
     return (radius * np.cos(off_tip) - tip[0]) * normal[0] + radius * np.sin(off_tip) * normal[1]
 
 
-def _crescent(u, v):
-    bite = np.hypot(u - 0.45, v) - 0.78
-    return np.maximum(_disc(u, v), -bite)
-
-
-def _stripes(u, v):
-    return np.maximum(_disc(u, v), _wave(u))
-
-
 def _checkers(u, v):
     """Cells where exactly one of two crossing sets of stripes lies."""
     across, along = _wave(u), _wave(v)
@@ -138,16 +101,26 @@ def _checkers(u, v):
     return np.maximum(_disc(u, v), cells)
 
 
-def _wave(u):
-    """Signed distance to stripes of width 0.35, as far apart as they are wide."""
-    width = 0.35
+def _wave(u, width=0.35):
+    """Signed distance to stripes of this width, as far apart as they are wide."""
     return np.abs(u % (2 * width) - width) - width / 2
 
 
-# In the order of CLASS_NAMES.
-_SIGNED_DISTANCES = (
-    _disc, _ring, _square, _frame, _triangle, _cross, _star, _crescent, _stripes, _checkers
-)  # fmt: skip
+# The outline of each class: the signed distance to it, negative inside, in units of the shape's
+# radius; `u` and `v` are coordinates from the shape's middle along its own axes.
+_SIGNED_DISTANCES = {
+    "disc": _disc,
+    "ring": lambda u, v: np.abs(np.hypot(u, v) - 0.78) - 0.22,
+    "square": lambda u, v: _square(u, v, 0.8),
+    "frame": lambda u, v: np.abs(_square(u, v, 0.62)) - 0.18,
+    "triangle": lambda u, v: np.maximum(np.sqrt(3) / 2 * np.abs(u) + v / 2, -v) - 0.55,
+    "cross": _cross,
+    "star": _star,
+    "crescent": lambda u, v: np.maximum(_disc(u, v), 0.78 - np.hypot(u - 0.45, v)),
+    "stripes": lambda u, v: np.maximum(_disc(u, v), _wave(u)),
+    "checkers": _checkers,
+}
+CLASS_NAMES = tuple(_SIGNED_DISTANCES)
 
 
 def _colours(rng: np.random.Generator, count: int) -> tuple[np.ndarray, np.ndarray]:
@@ -171,22 +144,3 @@ def _noise(rng: np.random.Generator, count: int) -> np.ndarray:
     """Noise of each picture's own strength: float32 [n, 32, 32, 3]."""
     strength = rng.uniform(_MIN_NOISE, _MAX_NOISE, (count, 1, 1, 1)).astype(np.float32)
     return strength * rng.standard_normal((count, _SIZE, _SIZE, 3), dtype=np.float32)
-
-
-def draw_sheet(path: str, examples_per_class: int = 12) -> None:
-    """Writes a picture with a row of examples for each class; its ending chooses the format."""
-    from . import contact_sheet  # here, as only the sheet needs Pillow
-
-    images, labels = make("train")
-    rows = [np.flatnonzero(labels == label)[:examples_per_class] for label in np.unique(labels)]
-    chosen = np.concatenate(rows)
-    names = [CLASS_NAMES[label] for label in labels[chosen]]
-    contact_sheet.sheet(images[chosen], names, examples_per_class).save(path)
-
-
-if __name__ == "__main__":
-    parser = argparse.ArgumentParser(
-        prog="python -m input_pipeline.shapes", description="Draws examples of every class."
-    )
-    parser.add_argument("out", metavar="OUT.png", help="file to write")
-    draw_sheet(parser.parse_args().out)

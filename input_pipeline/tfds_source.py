@@ -14,13 +14,10 @@ import math
 import os
 import pathlib
 import re
-import socket
 import sys
 import threading
-import time
 import urllib.parse
-import urllib.request
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -36,8 +33,6 @@ NETWORK_CHECK_SECONDS = 4.0  # for all hosts of a data set together
 _READ_BYTES = 2**24  # of images, decoded at a time
 _NAME = re.compile(r"[A-Za-z_]\w*(/\w[\w.-]*)?(:\d+\.\d+\.\d+)?", re.ASCII)
 _LONGEST_NAME = 100
-_PORTS = {"http": 80, "https": 443, "ftp": 21}
-_REMEDY = "Copy the set again, or remove that folder and let it be prepared again."
 
 _log = logging.getLogger(__name__)
 
@@ -92,7 +87,7 @@ def open_prepared(
 def _reason(error: BaseException) -> str:
     """What TFDS or TensorFlow says, on one line, without the call that they put before it."""
     line = (str(error).strip().splitlines() or [""])[0].rpartition('}": ')[2]
-    line = re.sub(r"^\{\{.*?\}\} | \[Op:\w+\].*$| Here are \d+ .* closely match:.*$", "", line)
+    line = re.sub(r"^\{\{.*?\}\} | \[Op:\w+\].*$", "", line)
     says_it_all = type(error) in (AssertionError, ValueError)
     return line if says_it_all else f"{type(error).__name__}: {line}"
 
@@ -132,12 +127,8 @@ def _prepare(builder: "tfds.core.DatasetBuilder") -> None:
     if name == "cifar10":
         ways += f", or unpack it so that {root / cifar10_binary.FOLDER}/ exists"
     by_hand = f"By hand: {ways}. dataset=shapes needs no files at all."
-    deadline = time.monotonic() + NETWORK_CHECK_SECONDS
-    for host, port in sorted({_endpoint(url) for url in missing}):
-        if not host_reachable(host, port, max(0.1, deadline - time.monotonic())):
-            raise decoded.DataError(
-                f"{name} is not in {root}, and {host} cannot be reached to download it. {by_hand}"
-            )
+    if problem := _unreachable(missing):
+        raise decoded.DataError(f"{name} is not in {root}, and {problem} to download it. {by_hand}")
     if missing:
         _log.warning("Downloading %s to %r; this can take a while.", name, str(root))
     try:
@@ -148,41 +139,30 @@ def _prepare(builder: "tfds.core.DatasetBuilder") -> None:
         ) from error
 
 
-def _endpoint(url: str) -> tuple[str, int]:
-    """The host and port that are connected to for a download: the proxy's, where there is one.
+def _unreachable(urls: Iterable[str]) -> str:
+    """Which host of these addresses does not answer within seconds, and why; empty if all do."""
+    import requests  # as TFDS does, so the same proxies count
 
-    Raises:
-      DataError: the variable that names the proxy holds no address.
-    """
-    parts, proxies = urllib.parse.urlsplit(url), urllib.request.getproxies()
-    kind = parts.scheme if parts.scheme in proxies else "all"
-    if not proxies.get(kind) or urllib.request.proxy_bypass(parts.hostname or ""):
-        return parts.hostname or "", parts.port or _PORTS.get(parts.scheme, 443)
-    with contextlib.suppress(ValueError):  # of a port or a bracket
-        proxy = proxies[kind]
-        address = urllib.parse.urlsplit(proxy if "//" in proxy else f"http://{proxy}")
-        if re.fullmatch(r"[\w.:-]*\w\.?", address.hostname or "", re.ASCII):
-            return address.hostname, address.port or _PORTS.get(address.scheme, 1080)
-    raise decoded.DataError(  # without the value, which may have a password in it
-        f"The environment variable {kind}_proxy is not the address of a proxy, such as "
-        "http://proxy.example:3128. Correct it, or unset it if there is none."
-    )
+    by_host = {urllib.parse.urlsplit(url).hostname: url for url in urls if url.startswith("http")}
+    problems = {host: "timeout" for host in by_host}
 
-
-def host_reachable(host: str, port: int, timeout_seconds: float) -> bool:
-    """Whether a TCP connection to the host opens within `timeout_seconds`."""
-    connected = threading.Event()
-
-    def connect() -> None:
-        with contextlib.suppress(OSError):
-            socket.create_connection((host, port), timeout=timeout_seconds).close()
-            connected.set()
+    def ask() -> None:
+        for host, url in by_host.items():
+            try:
+                requests.head(url, timeout=NETWORK_CHECK_SECONDS).close()
+            except requests.exceptions.RequestException as error:
+                # Without its text, which may have a proxy's password in it.
+                problems[host] = type(error).__name__
+                return
+            del problems[host]
 
     # In a thread, because the look-up of a name heeds no timeout.
-    thread = threading.Thread(target=connect, daemon=True)
+    thread = threading.Thread(target=ask, daemon=True)
     thread.start()
-    thread.join(timeout_seconds)
-    return connected.is_set()
+    thread.join(NETWORK_CHECK_SECONDS)
+    for host, problem in [*problems.items()]:
+        return f"{host} cannot be reached ({problem}; https_proxy and the like count)"
+    return ""
 
 
 def no_such_split(name: str, split: str, splits: Iterable[str]) -> decoded.NoSuchSplitError:
@@ -197,6 +177,11 @@ def source(builder: "tfds.core.DatasetBuilder") -> str:
     return f"TFDS {builder.info.full_name} in {builder.data_dir_root}"
 
 
+def class_names(builder: "tfds.core.DatasetBuilder") -> tuple[str, ...]:
+    """One name per class."""
+    return tuple(builder.info.features["label"].names)
+
+
 def identity(builder: "tfds.core.DatasetBuilder", split: str) -> dict[str, Any]:
     """What a split is, as JSON values: the set's version, the split's files, their sizes and times.
 
@@ -206,15 +191,10 @@ def identity(builder: "tfds.core.DatasetBuilder", split: str) -> dict[str, Any]:
     splits = builder.info.splits
     if split not in splits:
         raise no_such_split(builder.name, split, splits)
-    try:
-        paths = [os.fspath(path) for path in splits[split].filepaths]
-        files = [(os.path.basename(path), os.stat(path)) for path in paths]
-    except (OSError, ValueError) as error:
-        raise decoded.DataError(
-            f"{builder.name} in {builder.data_path} is incomplete ({error}). {_REMEDY}"
-        ) from error
-    if not splits[split].num_examples:
-        raise decoded.DataError(f"{builder.name} in {builder.data_path}: {split} is empty.")
+    with _damage_named(builder):
+        if not splits[split].num_examples:
+            raise ValueError(f"{split} is empty")
+        files = [(os.path.basename(path), os.stat(path)) for path in splits[split].filepaths]
     return {
         "name": builder.info.full_name,
         "split": split,
@@ -222,11 +202,6 @@ def identity(builder: "tfds.core.DatasetBuilder", split: str) -> dict[str, Any]:
         "files": [[name, status.st_size] for name, status in files],
         "modified": [status.st_mtime_ns for _, status in files],
     }
-
-
-def class_names(builder: "tfds.core.DatasetBuilder") -> tuple[str, ...]:
-    """One name per class."""
-    return tuple(builder.info.features["label"].names)
 
 
 def read(builder: "tfds.core.DatasetBuilder", split: str) -> decoded.Decoded:
@@ -250,15 +225,13 @@ def read(builder: "tfds.core.DatasetBuilder", split: str) -> decoded.Decoded:
         image = tf.io.decode_image(content, shape[-1], expand_animations=False)
         return tf.ensure_shape(image, shape), label
 
-    images, labels = decoded.empty((count, *shape)), np.empty(count, np.int64)
-    examples = _examples(builder, split).map(decode, num_parallel_calls=tf.data.AUTOTUNE)
-    first = 0
-    for batch in _read_whole(builder, examples.batch(max(1, _READ_BYTES // math.prod(shape)))):
-        place = slice(first, first + len(batch[1]))
-        if place.stop <= count:
+    images, labels = np.empty((count, *shape), np.uint8), np.empty(count, np.int64)
+    with _damage_named(builder):
+        examples = _examples(builder, split).map(decode, tf.data.AUTOTUNE)
+        at_a_time = max(1, _READ_BYTES // math.prod(shape))
+        for number, batch in enumerate(examples.batch(at_a_time).as_numpy_iterator()):
+            place = slice(number * at_a_time, number * at_a_time + len(batch[1]))
             images[place], labels[place] = batch
-        first = place.stop
-    _check_count(builder, split, first)
     decoded.check_labels(labels, len(class_names(builder)), source(builder))
     return decoded.Decoded(images, labels.astype(np.int32))
 
@@ -273,16 +246,17 @@ def pictures(
     """
     about = identity(builder, split)
     about.pop("modified")  # which copying changes
-    records = _records(builder, split)
-    if records is not None:
+    with _damage_named(builder):
+        records = _records(builder, split)
 
-        def read_one(number: int) -> tuple[bytes, int]:
-            try:
-                example = records[number]
-            except Exception as error:  # whatever the reader of damaged files raises
-                raise ValueError(f"cannot be read ({_reason(error)})") from error
-            return bytes(example["image"]), int(example["label"])
-    else:
+    def read_one(number: int) -> tuple[bytes, int]:
+        try:
+            example = records[number]
+        except Exception as error:  # whatever the reader of damaged files raises
+            raise ValueError(_reason(error)) from error
+        return bytes(example["image"]), int(example["label"])
+
+    if records is None:
         decoded.check_memory(
             f"dataset={builder.name} is too large: the pictures of {split}",
             sum(size for _, size in about["files"]),
@@ -290,11 +264,9 @@ def pictures(
             "pip install apache-beam mlcroissant && tfds convert_format "
             f"--dataset_version_dir={builder.data_path} --out_file_format=array_record",
         )
-        examples = list(_read_whole(builder, _examples(builder, split)))
-        _check_count(builder, split, len(examples))
-
-        read_one = [(content, int(label)) for content, label in examples].__getitem__
-
+        with _damage_named(builder):
+            examples = _examples(builder, split).as_numpy_iterator()
+            records = [{"image": image, "label": label} for image, label in examples]
     return encoded.EncodedImages(
         read=read_one,
         name=lambda number: f"{split}/{number}",
@@ -310,61 +282,42 @@ def _records(builder: "tfds.core.DatasetBuilder", split: str):
     """The split's examples with random access, undecoded; None without ArrayRecord files."""
     import tensorflow_datasets as tfds
 
-    try:
-        # Read from the files alone: a builder with code does not know of formats added later.
-        on_disk = tfds.builder_from_directory(builder.data_path)
-        formats = {kind.value for kind in on_disk.info.available_file_formats()}
-        if "array_record" not in formats:
-            return None
-        return on_disk.as_data_source(split, decoders={"image": tfds.decode.SkipDecoding()})
-    except Exception as error:  # whatever TFDS raises of damaged files
-        raise _damaged(builder, _reason(error)) from error
+    # Read from the files alone: a builder with code does not know of formats added later.
+    on_disk = tfds.builder_from_directory(builder.data_path)
+    if "array_record" not in {kind.value for kind in on_disk.info.available_file_formats()}:
+        return None
+    return on_disk.as_data_source(split, decoders={"image": tfds.decode.SkipDecoding()})
 
 
 def _examples(builder: "tfds.core.DatasetBuilder", split: str) -> tf.data.Dataset:
-    """(encoded picture, label) in the order of the split's files."""
+    """(encoded picture, label) in the order of the split's files, all of them or an error."""
     import tensorflow_datasets as tfds
 
     if builder.info.as_proto.file_format == "array_record":
         records = _records(builder, split)
-        return tf.data.Dataset.from_generator(
+        examples = tf.data.Dataset.from_generator(
             lambda: ((record["image"], record["label"]) for record in records),
             output_signature=(tf.TensorSpec([], tf.string), tf.TensorSpec([], tf.int64)),
         )
-    skipping = {"image": tfds.decode.SkipDecoding()}
-    try:
+    else:
+        skipping = {"image": tfds.decode.SkipDecoding()}
         examples = builder.as_dataset(
             split=split,
             shuffle_files=False,
             decoders=tfds.decode.PartialDecoding({"image": True, "label": True}, skipping),
-            read_config=tfds.ReadConfig(
-                interleave_cycle_length=1,
-                try_autocache=False,
-                assert_cardinality=False,  # the reader counts
-            ),
-        )
-    except Exception as error:  # whatever the reader of a file format raises
-        raise _damaged(builder, _reason(error)) from error
-    return examples.map(lambda example: (example["image"], example["label"]))
+            read_config=tfds.ReadConfig(interleave_cycle_length=1, try_autocache=False),
+        ).map(lambda example: (example["image"], example["label"]))
+    count = builder.info.splits[split].num_examples
+    return examples.apply(tf.data.experimental.assert_cardinality(count))
 
 
-def _read_whole(builder, dataset: tf.data.Dataset):
-    """Iterates; TensorFlow's errors of damaged files become a sentence."""
-    count = 0
+@contextlib.contextmanager
+def _damage_named(builder: "tfds.core.DatasetBuilder") -> Iterator[None]:
+    """Makes a sentence of whatever the readers of files raise."""
     try:
-        for count, element in enumerate(dataset.as_numpy_iterator(), 1):  # noqa: B007
-            yield element
-    except tf.errors.OpError as error:
-        raise _damaged(builder, f"after {count:,} reads, {_reason(error)}") from error
-
-
-def _check_count(builder, split: str, count: int) -> None:
-    expected = builder.info.splits[split].num_examples
-    if count != expected:
-        raise _damaged(builder, f"{split} has {count:,} examples, but {expected:,} were expected")
-
-
-def _damaged(builder, what: str) -> decoded.DataError:
-    return decoded.DataError(
-        f"{builder.name} in {builder.data_path} cannot be read: {what}. {_REMEDY}"
-    )
+        yield
+    except Exception as error:
+        raise decoded.DataError(
+            f"{builder.name} in {builder.data_path} cannot be read: {_reason(error)}. Copy the set "
+            "again, or remove that folder and let it be prepared again."
+        ) from error

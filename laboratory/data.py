@@ -46,7 +46,7 @@ class Images(NamedTuple):
           distorted: False preprocesses them as for an evaluation.
         """
         how = preprocess.for_images(PREPROCESSING, self.train.image_shape)
-        images, labels = self.train.tensors
+        images, labels = self.train.examples.parts
         order = batches.Order(len(labels), global_batch_size, seed)
 
         def batch_of_step(step):
@@ -60,7 +60,7 @@ class Images(NamedTuple):
     def test_batches(self, split: str = "test") -> tf.data.Dataset:
         """(images, labels) of a whole split, preprocessed for an evaluation."""
         how = preprocess.for_images(PREPROCESSING, self.train.image_shape)
-        images, labels = {"train": self.train, "test": self.test}[split].tensors
+        images, labels = {"train": self.train, "test": self.test}[split].examples.parts
 
         def batch_of(ids):
             return how.evaluate(tf.gather(images, ids)), tf.gather(labels, ids)

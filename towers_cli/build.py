@@ -196,7 +196,7 @@ def exporter(
                 model,
                 image_shape=prepared.raw_shape,
                 class_names=class_names,
-                prepare=prepared.in_keras,
+                prepare=prepared.evaluate,
             )
 
     return exported

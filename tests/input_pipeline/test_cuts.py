@@ -9,10 +9,9 @@ from input_pipeline import batches, cuts
 SIZES = np.random.default_rng(0).integers(20, 900, (64, 2)).astype(np.int32)
 
 
-def draws(step: int = 0, share: range | None = None) -> batches.Draws:
-    count = 64 if share is None else len(share)
+def draws(step: int = 0, share: range | None = None, count: int = 64) -> batches.Draws:
     seed = batches.augmentation_seed(step, seed=3)
-    return batches.Draws(seed, tf.zeros([count], tf.bool), share, 64)
+    return batches.Draws(seed, tf.zeros([len(share or range(count))], tf.bool), share, count)
 
 
 @pytest.mark.parametrize(
@@ -22,16 +21,17 @@ def test_the_middle_is_scaled_as_torchvision_does(size, side):
     cut = cuts.middle(tf.constant([size]), 256)
     np.testing.assert_array_equal(cut.box, [[0, 0, *size]])
     np.testing.assert_array_equal(cut.side, [side])
+    assert not cut.mirrored[0]
 
 
-def by_hand(height, width, areas, ratios, top, left):
+def by_hand(height, width, areas, ratios, place):
     """torchvision's RandomResizedCrop.get_params, with these numbers for its random ones."""
     for share, ratio in zip(areas, ratios, strict=True):
         area = np.float32(height * width) * share
         w = round(float(np.sqrt(np.float32(area * ratio))))
         h = round(float(np.sqrt(np.float32(area / ratio))))
         if 0 < w <= width and 0 < h <= height:
-            return int(top * (height - h + 1)), int(left * (width - w + 1)), h, w
+            return int(place[0] * (height - h + 1)), int(place[1] * (width - w + 1)), h, w
     ratio = width / height
     if ratio < 3 / 4:
         w, h = width, round(width / (3 / 4))
@@ -42,40 +42,26 @@ def by_hand(height, width, areas, ratios, top, left):
     return (height - h) // 2, (width - w) // 2, h, w
 
 
-@pytest.mark.parametrize("sizes", [SIZES, SIZES * [1, 40]], ids=["pictures", "panoramas"])
-def test_a_part_at_random_is_torchvision_s(sizes):
-    sizes = sizes.astype(np.int32)
-    drawn = cuts._draw(draws().seed, 64)
+@pytest.mark.parametrize("stretch", [[1, 1], [1, 40], [40, 1]])
+def test_a_part_at_random_is_torchvision_s(stretch):
+    sizes = (SIZES * stretch).astype(np.int32)
     found = cuts.at_random(tf.constant(sizes), draws(), 224)
-    expected = [
-        by_hand(*size, drawn.area[place], drawn.ratio[place], *drawn.place[place].numpy())
-        for place, size in enumerate(sizes)
-    ]
-    np.testing.assert_array_equal(found.box, expected)
+    drawn = [part.numpy() for part in cuts.draw(draws().seed, 64)]
+    for place, size in enumerate(sizes):
+        expected = by_hand(*size, *(part[place] for part in drawn[:3]))
+        np.testing.assert_array_equal(found.box[place], expected)
     np.testing.assert_array_equal(found.side, np.full((64, 2), 224))
+    for share in (range(0, 21), range(21, 64), range(5, 6)):
+        part = cuts.at_random(tf.constant(sizes)[share.start : share.stop], draws(0, share), 224)
+        np.testing.assert_array_equal(part.box, found.box[share.start : share.stop])
 
 
-def test_parts_lie_within_and_have_the_areas_and_ratios_that_are_asked_for():
-    sizes = np.full((4096, 2), 1000, np.int32)
-    of_many = batches.Draws(batches.augmentation_seed(0, seed=1), tf.zeros([4096], tf.bool))
-    top, left, height, width = cuts.at_random(tf.constant(sizes), of_many, 224).box.numpy().T
-    assert min(top.min(), left.min()) >= 0
-    assert max((top + height).max(), (left + width).max()) <= 1000
+def test_parts_have_the_areas_and_ratios_that_are_asked_for():
+    cut = cuts.at_random(tf.fill([4096, 2], 1000), draws(count=4096), 224)
+    top, _, height, width = cut.box.numpy().T
     areas, ratios = height * width / 1e6, width / height
     assert areas.min() > 0.07 and 0.45 < areas.mean() < 0.57
     assert abs(np.log(ratios).mean()) < 0.02
     assert ratios.min() > 3 / 4 - 0.01 and ratios.max() < 4 / 3 + 0.01
     assert abs(np.median(top / np.maximum(1, 1000 - height)) - 0.5) < 0.05
-
-
-def test_a_share_has_the_parts_of_the_whole_batch():
-    whole = cuts.at_random(tf.constant(SIZES), draws(), 32).box.numpy()
-    for share in (range(0, 21), range(21, 64), range(5, 6)):
-        own = cuts.at_random(tf.constant(SIZES[share.start : share.stop]), draws(0, share), 32)
-        np.testing.assert_array_equal(own.box, whole[share.start : share.stop])
-
-
-def test_half_of_the_parts_at_random_are_mirrored_and_no_middle():
-    mirrored = [cuts.at_random(tf.constant(SIZES), draws(step), 32).mirrored for step in range(20)]
-    assert 0.45 < np.mean(mirrored) < 0.55
-    assert not np.any(cuts.middle(tf.constant(SIZES), 32).mirrored)
+    assert 0.45 < np.mean(cut.mirrored) < 0.55

@@ -7,11 +7,12 @@ import tensorflow as tf
 from input_pipeline import batches, preprocess
 
 SEED = np.array([3, 4])
+IN_MEMORY = ["crop_flip_colour", "pad_crop_flip", "shift_alternating_flip"]
 
 
-def draws(count, seed=SEED):
+def draws(count):
     """What the images of a batch are distorted by; the first half of them is mirrored."""
-    return batches.Draws(tf.constant(seed, tf.int64), tf.range(count) < count // 2)
+    return batches.Draws(tf.constant(SEED, tf.int64), tf.range(count) < count // 2)
 
 
 def random_images(count, height=32, width=32):
@@ -28,140 +29,100 @@ def one_by_one(images, placement, crop_height, crop_width, colour=None):
         if placement.flip[i]:
             image = tf.image.flip_left_right(image)
         if colour is not None:
-            image = tf.image.adjust_brightness(image, colour.brightness[i])
-            image = tf.image.adjust_contrast(image, colour.contrast[i])
+            image = tf.image.adjust_brightness(image, colour[0][i])
+            image = tf.image.adjust_contrast(image, colour[1][i])
         results.append(tf.image.per_image_standardization(image))
     return tf.stack(results)
 
 
-class TestOracle:
-    @pytest.mark.parametrize(("height", "width"), [(32, 32), (28, 30)])
-    def test_distort_for_tutorial(self, height, width):
-        images = random_images(12, height, width)
-        found = preprocess.distort_for_tutorial(images, draws(12), 24, 21)
-        placement = preprocess.draw_placement(SEED, 12, height - 24, width - 21)
-        colour = preprocess.draw_colour(SEED, 12)
-        expected = one_by_one(images, placement, 24, 21, colour)
-        assert {*placement.flip.numpy()} == {True, False}
-        np.testing.assert_allclose(found, expected, atol=2e-5)
-
-    def test_distort_pad_crop_flip(self):
-        images = random_images(12)
-        found = preprocess.distort_pad_crop_flip(images, draws(12))
-        padded = np.pad(images, [(0, 0), (4, 4), (4, 4), (0, 0)])
-        placement = preprocess.draw_placement(SEED, 12, 8, 8)
-        np.testing.assert_allclose(found, one_by_one(padded, placement, 32, 32), atol=2e-5)
-
-    def test_distort_shift_flip(self):
-        images = random_images(12)
-        mirrored = np.arange(12) % 3 == 0
-        found = preprocess.distort_shift_flip(images, batches.Draws(SEED, tf.constant(mirrored)))
-        padded = np.pad(images, [(0, 0), (2, 2), (2, 2), (0, 0)], mode="reflect")
-        placement = preprocess.draw_placement(SEED, 12, 4, 4)
-        assert len({*zip(placement.top.numpy(), placement.left.numpy(), strict=True)}) > 4
-        for image, result, top, left, flip in zip(
-            padded, found, placement.top, placement.left, mirrored, strict=True
-        ):
-            shifted = image[top : top + 32, left : left + 32]
-            shifted = shifted[:, ::-1] if flip else shifted
-            np.testing.assert_allclose(result, (shifted - 120.7) / 64.2, atol=1e-5)
-
-    def test_center_for_tutorial(self):
-        images = random_images(3, 32, 29)
-        cropped = images[:, 4:28, 4:25]  # margins of 8 and 8
-        expected = tf.image.per_image_standardization(tf.cast(cropped, tf.float32))
-        found = preprocess.center_for_tutorial(images, 24, 21)
-        np.testing.assert_allclose(found, expected, atol=2e-5)
-
-    def test_standardize(self):
-        expected = tf.image.per_image_standardization(tf.cast(random_images(3), tf.float32))
-        np.testing.assert_allclose(preprocess.standardize(random_images(3)), expected, atol=2e-5)
-
-    def test_standardize_keeps_images_of_one_colour_finite(self):
-        white = np.full((2, 4, 4, 3), 255, np.uint8)
-        np.testing.assert_array_equal(preprocess.standardize(white), np.zeros((2, 4, 4, 3)))
-
-    def test_crop_and_flip_by_hand(self):
-        image = tf.reshape(tf.range(12), [1, 3, 4, 1])  # rows 0-3, 4-7, 8-11
-        placement = preprocess.Placement(tf.constant([1]), tf.constant([1]), tf.constant([True]))
-        found = preprocess.crop_and_flip(image, placement, 2, 3)
-        np.testing.assert_array_equal(found[0, :, :, 0], [[7, 6, 5], [11, 10, 9]])
+@pytest.mark.parametrize(("height", "width"), [(32, 32), (28, 30)])
+def test_distort_for_tutorial(height, width):
+    images = random_images(12, height, width)
+    found = preprocess.distort_for_tutorial(images, draws(12), 24, 21)
+    placement = preprocess.draw_placement(draws(12), images, height - 24, width - 21)
+    colour = preprocess.draw_colour(draws(12), images)
+    assert {*placement.flip.numpy()} == {True, False}
+    np.testing.assert_allclose(found, one_by_one(images, placement, 24, 21, colour), atol=2e-5)
 
 
-class TestDraws:
-    def test_ranges_are_reached_and_kept(self):
-        placement = preprocess.draw_placement(SEED, 20_000, max_top=8, max_left=7)
-        assert {*placement.top.numpy()} == set(range(9))
-        assert {*placement.left.numpy()} == set(range(8))
-        assert np.mean(placement.flip) == pytest.approx(0.5, abs=0.02)
-        colour = preprocess.draw_colour(SEED, 20_000)
-        assert -63 <= np.min(colour.brightness) < -62.9
-        assert 62.9 < np.max(colour.brightness) <= 63
-        assert 0.2 <= np.min(colour.contrast) < 0.201
-        assert 1.799 < np.max(colour.contrast) <= 1.8
-
-    def test_kinds_of_draws_are_independent(self):
-        placement = preprocess.draw_placement(SEED, 20_000, max_top=1000, max_left=1000)
-        drawn = [
-            np.asarray(draw, float) for draw in (*placement, *preprocess.draw_colour(SEED, 20_000))
-        ]
-        assert np.abs(np.corrcoef(drawn) - np.eye(5)).max() < 0.04
+def test_distort_pad_crop_flip():
+    images = random_images(12)
+    found = preprocess.distort_pad_crop_flip(images, draws(12))
+    padded = np.pad(images, [(0, 0), (4, 4), (4, 4), (0, 0)])
+    placement = preprocess.draw_placement(draws(12), images, 8, 8)
+    np.testing.assert_allclose(found, one_by_one(padded, placement, 32, 32), atol=2e-5)
 
 
-@pytest.mark.parametrize("name", ["crop_flip_colour", "pad_crop_flip", "shift_alternating_flip"])
-class TestEachPreprocessing:
-    @pytest.mark.pitfall(16)
-    def test_images_of_a_batch_are_distorted_each_in_its_own_way(self, name):
-        same = np.repeat(random_images(1), 32, axis=0)
-        distorted = preprocess.for_images(name, (32, 32, 3)).train(same, draws(32)).numpy()
-        assert len(np.unique(distorted.reshape(32, -1), axis=0)) > 16  # the third has 50 ways
-
-    @pytest.mark.pitfall(16)
-    def test_the_number_of_operations_does_not_grow_with_the_batch(self, name):
-        chosen = preprocess.for_images(name, (32, 32, 3))
-        graphs = [
-            tf.function(chosen.train)
-            .get_concrete_function(
-                tf.TensorSpec([count, 32, 32, 3], tf.uint8),
-                batches.Draws(tf.TensorSpec([2], tf.int64), tf.TensorSpec([count], tf.bool)),
-            )
-            .graph
-            for count in (2, 64)
-        ]
-        small, large = ([op.type for op in graph.get_operations()] for graph in graphs)
-        assert small == large
-        assert not {"Unpack", "While", "StatelessWhile", "MapDefun"} & {*large}
-
-    @pytest.mark.parametrize("image_shape", [(32, 32, 3), (28, 28, 1), (20, 36, 3)])
-    def test_output_shape(self, name, image_shape):
-        chosen = preprocess.for_images(name, image_shape)
-        images = np.zeros((2, *image_shape), np.uint8)
-        for result in (chosen.train(images, draws(2)), chosen.evaluate(images)):
-            assert result.shape == (2, *chosen.output_shape)
-            assert result.dtype == tf.float32
+def test_distort_shift_flip():
+    images = random_images(12)
+    found = preprocess.distort_shift_flip(images, draws(12))
+    padded = np.pad(images, [(0, 0), (2, 2), (2, 2), (0, 0)], mode="reflect")
+    placement = preprocess.draw_placement(draws(12), images, 4, 4)
+    assert len({*zip(placement.top.numpy(), placement.left.numpy(), strict=True)}) > 4
+    for n, (image, top, left, _) in enumerate(zip(padded, *placement, strict=True)):
+        shifted = image[top : top + 32, left : left + 32, :][:, :: -1 if n < 6 else 1]
+        np.testing.assert_allclose(found[n], (shifted - 120.7) / 64.2, atol=1e-5)
 
 
-@pytest.mark.parametrize(
-    ("name", "image_shape", "output_shape"),
-    [
-        ("crop_flip_colour", (32, 32, 3), (24, 24, 3)),
-        ("crop_flip_colour", (28, 28, 1), (21, 21, 1)),
-        ("pad_crop_flip", (32, 32, 3), (32, 32, 3)),
-        ("shift_alternating_flip", (32, 28, 1), (32, 28, 1)),
-    ],
-)
-def test_for_images_names_the_size(name, image_shape, output_shape):
+def test_evaluation_is_of_the_middle():
+    images = random_images(3, 32, 28)
+    images[1] = 255  # of one colour: finite
+    found = preprocess.for_images("crop_flip_colour", (32, 28, 3)).evaluate(images)
+    middle = tf.cast(images[:, 4:28, 3:24], tf.float32)
+    np.testing.assert_allclose(found, tf.image.per_image_standardization(middle), atol=2e-5)
+    np.testing.assert_array_equal(found[1], np.zeros((24, 21, 3)))
+
+
+def test_colours_are_scaled_as_torchvision_does():
+    pixels = random_images(2, 5, 5)
+    mean, deviation = np.array([0.485, 0.456, 0.406]), np.array([0.229, 0.224, 0.225])
+    expected = (pixels / 255 - mean) / deviation
+    np.testing.assert_allclose(preprocess.scale_colours(pixels), expected, atol=1e-5)
+
+
+def test_draws_reach_their_ranges_and_are_independent():
+    many = np.zeros((20_000, 1))
+    placement = preprocess.draw_placement(draws(20_000), many, max_top=8, max_left=7)
+    assert {*placement.top.numpy()} == set(range(9))
+    assert {*placement.left.numpy()} == set(range(8))
+    assert np.mean(placement.flip) == pytest.approx(0.5, abs=0.02)
+    brightness, contrast = preprocess.draw_colour(draws(20_000), many)
+    assert -63 <= np.min(brightness) < -62.9 and 62.9 < np.max(brightness) <= 63
+    assert 0.2 <= np.min(contrast) < 0.201 and 1.799 < np.max(contrast) <= 1.8
+    drawn = [np.asarray(draw, float) for draw in (*placement, brightness, contrast)]
+    assert np.abs(np.corrcoef(drawn) - np.eye(5)).max() < 0.04
+
+
+@pytest.mark.pitfall(16)
+@pytest.mark.parametrize("name", IN_MEMORY)
+def test_images_of_a_batch_are_distorted_each_in_its_own_way_at_once(name):
+    chosen = preprocess.for_images(name, (32, 32, 3))
+    same = np.repeat(random_images(1), 32, axis=0)
+    distorted = chosen.train(same, draws(32)).numpy()
+    assert len(np.unique(distorted.reshape(32, -1), axis=0)) > 16  # the third has 50 ways
+    operations = []
+    for count in (2, 64):
+        images = tf.TensorSpec([count, 32, 32, 3], tf.uint8)
+        drawn = batches.Draws(tf.TensorSpec([2], tf.int64), tf.TensorSpec([count], tf.bool))
+        graph = tf.function(chosen.train).get_concrete_function(images, drawn).graph
+        operations.append([op.type for op in graph.get_operations()])
+    assert operations[0] == operations[1]
+    assert not {"Unpack", "While", "StatelessWhile", "MapDefun"} & {*operations[0]}
+
+
+@pytest.mark.parametrize("image_shape", [(32, 32, 3), (28, 28, 1), (20, 36, 3)])
+@pytest.mark.parametrize("name", IN_MEMORY)
+def test_output_shape(name, image_shape):
     chosen = preprocess.for_images(name, image_shape)
-    assert (chosen.name, chosen.output_shape) == (name, output_shape)
+    images = np.zeros((2, *image_shape), np.uint8)
+    height, width, channels = image_shape
+    small = (height * 3 // 4, width * 3 // 4, channels)
+    assert chosen.output_shape == (small if name == "crop_flip_colour" else image_shape)
+    for result in (chosen.train(images, draws(2)), chosen.evaluate(images)):
+        assert result.shape == (2, *chosen.output_shape)
+        assert result.dtype == tf.float32
 
 
-def test_for_images_refuses_unknown_names():
+def test_unknown_names_are_refused():
     with pytest.raises(ValueError, match="'mixup': must be one of crop_flip_colour, pad_crop_fl"):
         preprocess.for_images("mixup", (32, 32, 3))
-
-
-def test_crops_larger_than_the_image_are_refused():
-    with pytest.raises(ValueError, match="24x40 does not fit images of 32x32"):
-        preprocess.distort_for_tutorial(random_images(1), draws(1), 24, 40)
-    with pytest.raises(ValueError, match="40x24 does not fit images of 32x32"):
-        preprocess.center_for_tutorial(random_images(1), 40, 24)

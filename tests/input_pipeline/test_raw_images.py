@@ -31,7 +31,7 @@ def test_prepares_images_as_an_evaluation_does(name, channels, tmp_path):
     prepared = preprocess.for_images(name, images.shape[1:])
     of = network(prepared.output_shape)
     expected = tf.nn.softmax(of(prepared.evaluate(images))).numpy()
-    model = classifier(of, images.shape[1:], prepare=prepared.in_keras)
+    model = classifier(of, images.shape[1:], prepare=prepared.evaluate)
     model.save(tmp_path / "model.keras")
     for one in (model, keras.saving.load_model(tmp_path / "model.keras")):
         found = one.predict(images, verbose=0)

@@ -1,16 +1,9 @@
 """The embedded data set: the same for the same seed, balanced, and no work for a linear model."""
 
-import pathlib
-import subprocess
-import sys
-
 import numpy as np
 import pytest
-from PIL import Image
 
 from input_pipeline import shapes
-
-REPOSITORY = pathlib.Path(__file__).parents[2]
 
 
 @pytest.fixture(scope="module")
@@ -80,7 +73,7 @@ def test_shapes_stand_out_from_the_background(train):
 @pytest.mark.parametrize("name", shapes.CLASS_NAMES)
 def test_a_shape_lies_within_its_radius(name):
     v, u = np.mgrid[-2:2:81j, -2:2:81j]
-    inside = shapes._SIGNED_DISTANCES[shapes.CLASS_NAMES.index(name)](u, v) < 0
+    inside = shapes._SIGNED_DISTANCES[name](u, v) < 0
     assert 0.05 < inside.mean() < 0.2  # of 16 square radii; a disc has pi / 16 = 0.196
     assert np.hypot(u, v)[inside].max() < 1.2
 
@@ -88,15 +81,3 @@ def test_a_shape_lies_within_its_radius(name):
 def test_unknown_splits_are_refused():
     with pytest.raises(ValueError, match="'validation' of shapes: must be one of train, tes"):
         shapes.make("validation")
-
-
-def test_the_contact_sheet_is_drawn_by_one_command(tmp_path):
-    path = tmp_path / "sheet.png"
-    command = [sys.executable, "-m", "input_pipeline.shapes"]
-    subprocess.run([*command, str(path)], check=True, cwd=REPOSITORY)
-    with Image.open(path) as sheet:
-        assert sheet.width > 12 * 64
-        assert sheet.height > 10 * 64
-    refused = subprocess.run(command, capture_output=True, text=True, cwd=REPOSITORY)
-    assert refused.returncode == 2
-    assert "the following arguments are required: OUT.png" in refused.stderr

@@ -88,8 +88,7 @@ def test_a_stop_at_once_that_nobody_reads_of_is_one():
 @pytest.mark.parametrize(
     "module",
     [
-        *("benchmarks.kills", "benchmarks.networks", "input_pipeline.shapes", "laboratory"),
-        *("lessons", "lessons.recipe"),
+        *("benchmarks.kills", "benchmarks.networks", "laboratory", "lessons", "lessons.recipe"),
     ],
 )
 def test_every_command_has_help(module, tmp_path):
