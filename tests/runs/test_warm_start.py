@@ -208,7 +208,7 @@ class TestState:
                 lambda: keras.Sequential([keras.Input((6,)), layer, dense(2, name="head")])
             )
 
-        source, new = model(3 * X + 1), model(X)
+        source, new, again, other = model(3 * X + 1), model(X), model(X), model(X)
         run_in(tmp_path / "run", new, 1, init_from=saved(source))
         first, *_ = run_folder.read_lines(tmp_path / "run" / "metrics.jsonl")
         source.compile(loss=keras.losses.SparseCategoricalCrossentropy(from_logits=True))
@@ -216,8 +216,11 @@ class TestState:
             0, 1, global_batch_size=16, share=range(16)
         )
         assert first["loss"] == pytest.approx(source.evaluate(inputs, labels, verbose=0), rel=1e-5)
+        run_in(tmp_path / "run", again)  # goes on
+        taken(tmp_path / "run" / "checkpoints" / "step-6", other)
         final = keras.saving.load_model(tmp_path / "run" / "final_model.keras")
-        np.testing.assert_allclose(new(X), final(X), rtol=1e-5, atol=1e-6)
+        for one in (again, other):
+            np.testing.assert_allclose(one(X), final(X), rtol=1e-5, atol=1e-6)
 
 
 class TestARun:
