@@ -5,7 +5,11 @@ python docs/drawings/pages.py
 
 import argparse
 import re
+import sys
 from collections.abc import Iterator
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).parents[2]))  # for the lessons, which are not installed
 
 import additions
 import batch

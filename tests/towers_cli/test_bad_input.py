@@ -317,9 +317,8 @@ def test_a_checkpoint_that_is_none(run, tmp_path, kind):
     assert not (tmp_path / "sprung").exists()
 
 
-@pytest.mark.parametrize("name", ["bin/test_batch.bin", "py/data_batch_1"])
-def test_pickles_where_binary_batches_are_expected(tmp_path, name):
-    path = tmp_path / "data" / f"cifar-10-batches-{name}"
+def test_pickles_where_binary_batches_are_expected(tmp_path):
+    path = tmp_path / "data" / "cifar-10-batches-bin" / "test_batch.bin"
     path.parent.mkdir(parents=True)
     path.write_bytes(pickle.dumps(Trap(tmp_path / "sprung")))
     flags = ["--dataset=cifar10", f"--data_dir={tmp_path / 'data'}"]

@@ -1,9 +1,7 @@
 """Help, the version, and output that cannot be."""
 
-import contextlib
 import dataclasses
 import os
-import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -13,7 +11,7 @@ import pytest
 import scripts
 
 import towers
-from towers_cli import command_line, ending
+from towers_cli import command_line
 
 pytestmark = pytest.mark.whole_program
 
@@ -74,14 +72,6 @@ def test_a_reader_that_has_gone_is_no_traceback(script, flag, unbuffered):
             env=os.environ | {"PYTHONUNBUFFERED": unbuffered},
         )  # fmt: skip
     assert (done.returncode, done.stderr) == (141, b"")
-
-
-def test_a_stop_at_once_that_nobody_reads_of_is_one():
-    """An error here would come up in the middle of an import, which might go on after it."""
-    read, write = os.pipe()
-    os.close(read)
-    with open(write, "w") as out, contextlib.redirect_stdout(out):
-        assert ending.stopped_at_once(signal.SIGTERM) == 143
 
 
 # The benchmarks' command lines have one parser in common; these stand for them.
