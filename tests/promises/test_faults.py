@@ -12,6 +12,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -336,8 +337,9 @@ def test_a_terminal_that_is_closed_ends_the_run_with_a_checkpoint(tmp_path):
     folder = tmp_path / "run"
     arguments = [*scripts.small_run(folder), *ENDLESS, "--checkpoint_every_steps=50000"]
     process, terminal = start_on_a_terminal(*arguments)
-    while not (folder / "metrics.jsonl").exists():  # the first step
-        os.read(terminal, 1000)
+    metrics = folder / "metrics.jsonl"
+    while not metrics.exists() or not metrics.stat().st_size:  # the first step
+        time.sleep(0.05)
     os.close(terminal)
     assert exit_code(process) in (129, 141)  # whichever was noticed first
     [step] = scripts.checkpoint_steps(folder)
