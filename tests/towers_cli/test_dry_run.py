@@ -51,7 +51,8 @@ def test_on_a_prepared_set_writes_neither_there_nor_into_the_cache(command, home
     data_dir = home / "data"
     tiny_photos.prepare(data_dir, size=(32, 32))
     before = state(home)
-    said = dry_run(command, home, "--dataset=tiny_photos", f"--data_dir={data_dir}")
+    flags = "--dataset=tiny_photos", f"--data_dir={data_dir}", "--global_batch_size=8"
+    said = dry_run(command, home, *flags)
     assert "25 train, 25 test" in said
     assert state(home) == before
 
