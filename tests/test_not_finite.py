@@ -54,6 +54,12 @@ def test_a_gradient_is_found_where_the_loss_is_finite():
     fails_and_changes_nothing(step, images, toys.labels_for(images))
 
 
+def test_a_loss_is_found_where_the_gradients_are_finite():
+    step = toys.Step(toys.linear(1.0), num_towers=TOWERS, loss=lambda _, outputs: outputs + np.nan)
+    images = toys.column(1.0, 1.0, 1.0, 1.0)
+    fails_and_changes_nothing(step, images, toys.labels_for(images))
+
+
 def test_a_norm_that_overflows_is_not_clipped_to_nothing():
     """Keras would scale by 1 / inf, and make NaN of it."""
     optimizer = keras.optimizers.SGD(0.1, global_clipnorm=1.0)

@@ -16,7 +16,7 @@ import tensorflow as tf
 import towers
 from input_pipeline import arrays
 from towers.runs import callbacks as run_callbacks
-from towers.runs import run_folder, sources
+from towers.runs import checkpoints, run_folder, sources
 
 PROGRAM = fit_program.__file__
 
@@ -202,6 +202,17 @@ class OfEpochs(keras.callbacks.Callback):
         self.all.append(self.of_epoch)
 
 
+class Stops(keras.callbacks.Callback):
+    """Stops the run at the end of an epoch."""
+
+    def __init__(self, epoch: int):
+        super().__init__()
+        self._last = epoch
+
+    def on_epoch_end(self, epoch, logs=None):
+        self.model.stop_training = epoch == self._last
+
+
 class Fails(keras.callbacks.Callback):
     """Ends the program after a step, as a kill does."""
 
@@ -239,6 +250,26 @@ def test_a_callback_of_a_resumed_run_goes_on_as_if_nothing_had_happened(what, tm
             written = log.read_text() if log.exists() else ""
             ends[name] = run.state.sha256(), done.history, getattr(callback, "all", 0), written
     assert ends["failed"] == ends["whole"]
+
+
+def test_a_run_that_a_callback_has_stopped_is_complete(tmp_path):
+    x, y = fit_program.data()
+    for callbacks in ([Stops(1)], []):
+        run = towers.Run(tmp_path / "run", compiled())
+        done = run.fit(x, y, batch_size=64, epochs=5, verbose=0, callbacks=callbacks)
+        assert done.step == 8
+
+
+def test_no_weight_that_is_not_a_number_is_saved(tmp_path):
+    class Spoils(keras.callbacks.Callback):
+        def on_train_batch_end(self, batch, logs=None):
+            if batch == 2:
+                self.model.weights[0].assign(self.model.weights[0] * np.nan)
+
+    run, (x, y) = towers.Run(tmp_path / "run", compiled()), fit_program.data()
+    with pytest.raises(towers.UserError):
+        run.fit(x, y, batch_size=64, verbose=0, checkpoint_every_steps=1, callbacks=[Spoils()])
+    assert list(checkpoints.by_step(tmp_path / "run" / "checkpoints")) == [1, 2]
 
 
 @pytest.mark.parametrize(

@@ -80,7 +80,7 @@ class FromSource:
         self.num_examples = source.num_examples
         ends = int(self._first_step(epochs))
         self._end = ends if max_steps is None else min(ends, max_steps)
-        self._position, self._reader = -1, iter(())  # the step whose batch is the reader's next
+        self._reader: Iterator | None = None  # from the first step that is read, to the end
         digest = hashlib.sha256(source.fingerprint.encode()).hexdigest()
         self.definition = {"data": digest[:12], "batch_size": batch_size}
 
@@ -99,11 +99,9 @@ class FromSource:
     def batches(self, epoch: int, first: int) -> Iterator:
         """The batches of an epoch from its step `first` on, which end where the run does."""
         begin, end = int(self._first_step(epoch)) + first, int(self._first_step(epoch + 1))
-        if self._position != begin:  # else it reads on, and has some batches ready
-            self._position, self._reader = begin, self._read(begin, max(begin, self._end))
-        for batch in itertools.islice(self._reader, end - begin):
-            self._position += 1
-            yield batch
+        if self._reader is None:  # else it reads on, and has some batches ready
+            self._reader = self._read(begin, max(begin, self._end))
+        return itertools.islice(self._reader, end - begin)
 
     def _read(self, begin: int, end: int) -> Iterator:
         read = self._source.batches(
