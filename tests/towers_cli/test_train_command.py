@@ -301,12 +301,13 @@ class TestAnotherRun:
         folder = shutil.copytree(short_run, tmp_path / "run")
         config = json.loads((folder / "config.json").read_text())
         config["defining"] |= {"sha256 of the images": "f" * 12, "names of the classes": ["a"]}
+        config["resolved"]["eval_sha256"] = "e" * 64
         (folder / "config.json").write_text(json.dumps(config))
         before = scripts.contents(folder)
         done = scripts.train(folder, *self.SAME)
         assert done.returncode == 1
         assert "sha256 of the images" in done.stderr and "ffffffffffff" in done.stderr
-        assert "names of the classes" in done.stderr
+        assert "names of the classes" in done.stderr and "eeeeeeeeeeee" in done.stderr
         assert scripts.contents(folder) == before
 
 
