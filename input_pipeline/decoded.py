@@ -16,10 +16,6 @@ class DataError(errors.UserError):
     """Data cannot be used; the message tells the person at the keyboard what to do about it."""
 
 
-class NoSuchSplitError(DataError):
-    """A data set has no split of that name; the message lists those that it has."""
-
-
 class Decoded(NamedTuple):
     """One split, decoded.
 

@@ -68,7 +68,7 @@ def _readable(root: pathlib.Path) -> Iterator[None]:
 def _load(root, split, image_size, class_names) -> encoded.EncodedImages:
     has_splits, splits = is_split(root), split_names(root)
     if split not in splits:
-        raise decoded.NoSuchSplitError(
+        raise decoded.DataError(
             f"dataset=folder has no split {split!r} in {root}; it has {', '.join(splits)}"
         )
     is_cut = not has_splits and split != ALL

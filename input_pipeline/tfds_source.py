@@ -165,11 +165,9 @@ def _unreachable(urls: Iterable[str]) -> str:
     return ""
 
 
-def no_such_split(name: str, split: str, splits: Iterable[str]) -> decoded.NoSuchSplitError:
+def no_such_split(name: str, split: str, splits: Iterable[str]) -> decoded.DataError:
     """The error for a split that a data set does not have, with those that it has."""
-    return decoded.NoSuchSplitError(
-        f"dataset={name} has no split {split!r}; it has {', '.join(splits)}"
-    )
+    return decoded.DataError(f"dataset={name} has no split {split!r}; it has {', '.join(splits)}")
 
 
 def source(builder: "tfds.core.DatasetBuilder") -> str:

@@ -12,7 +12,7 @@ _Made = TypeVar("_Made")
 
 # What may differ between workers: where things are on each machine, how many towers it has, and
 # which worker it is.
-_OF_ONE_WORKER = ("train_dir", "data_dir", "init_from", "num_towers", "worker_wait_seconds")
+_PER_WORKER = ("train_dir", "data_dir", "init_from", "num_towers", "worker_wait_seconds")
 
 
 def members() -> multi_worker.Cluster | None:
@@ -81,7 +81,7 @@ def check_alike(workers: worker.Workers, chosen: settings.TrainSettings) -> None
       WorkerError: names what differs, and on which worker.
     """
     shared = settings.recorded(chosen)
-    shared = {name: value for name, value in shared.items() if name not in _OF_ONE_WORKER}
+    shared = {name: value for name, value in shared.items() if name not in _PER_WORKER}
     worker.check_same(workers, "their settings", shared, settings.label)
 
 

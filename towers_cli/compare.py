@@ -22,7 +22,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = system.parser(_NAME, __doc__)
     parser.add_argument("run", nargs=2, help="the folder of a run")
     folders = parser.parse_args(arguments).run
-    return system.exit_code(_NAME, lambda: compare(*folders), of_errors=2)
+    return system.exit_code(_NAME, lambda: compare(*folders), error_code=2)
 
 
 def compare(first: str, second: str) -> int:

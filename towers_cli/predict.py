@@ -23,7 +23,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("run", help="the folder of a run, or a .keras file")
     parser.add_argument("picture", nargs="+", help="a file")
     options = parser.parse_args(arguments)
-    return system.exit_code(_NAME, lambda: predict(options.run, options.picture), of_errors=2)
+    return system.exit_code(_NAME, lambda: predict(options.run, options.picture), error_code=2)
 
 
 def predict(run: str, pictures: Sequence[str]) -> int:

@@ -243,8 +243,8 @@ class TrainSettings(Settings):
     )
     dry_run: bool = setting(
         False,
-        "Print what the run would be and how its learning rate changes, then exit. Nothing is "
-        "written or downloaded.", EVERYDAY, is_recorded=False,
+        "Print what the run would be and how its learning rate changes, then exit. No run is made, "
+        "and no data are written or downloaded.", EVERYDAY, is_recorded=False,
     )
 
     init_from: str | None = setting(

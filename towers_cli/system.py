@@ -40,13 +40,13 @@ def parser(command: str, about: str | None) -> argparse.ArgumentParser:
     return argparse.ArgumentParser(command, description=about, formatter_class=formatter)
 
 
-def exit_code(command: str, run: Callable[[], int], of_errors: int | None = None) -> int:
+def exit_code(command: str, run: Callable[[], int], error_code: int | None = None) -> int:
     """What `run` returns, or the exit code of an error, which is said in one line on stderr.
 
     Args:
       command: its name.
       run: does what the command is for; with TensorFlow, which is imported first.
-      of_errors: the exit code of each error; None for that of its kind.
+      error_code: the exit code of each error; None for that of its kind.
     """
     try:
         with without_notices():
@@ -56,7 +56,7 @@ def exit_code(command: str, run: Callable[[], int], of_errors: int | None = None
         try:
             return run()
         except (settings.SettingsError, errors.UserError) as error:
-            return say_error(command, error, of_errors or error.exit_code)
+            return say_error(command, error, error_code or error.exit_code)
     except KeyboardInterrupt:
         print("stopped")
         return 130
@@ -64,11 +64,11 @@ def exit_code(command: str, run: Callable[[], int], of_errors: int | None = None
         return output_is_gone()
     except OSError as error:  # such as a full disk
         file = f"{error.filename}: " if error.filename else ""
-        return say_error(command, f"{file}{error.strerror or error}", of_errors or 1)
+        return say_error(command, f"{file}{error.strerror or error}", error_code or 1)
     except ImportError as error:
         if error.name != "towers":  # which says that Keras is not on TensorFlow
             raise
-        return say_error(command, error, of_errors or 1)
+        return say_error(command, error, error_code or 1)
 
 
 def say_error(command: str, error: object, code: int) -> int:

@@ -54,19 +54,24 @@ def evaluate(model: keras.Model, batches: Iterable, test_time_flip: bool = False
       batches: (images [n, height, width, channels], labels int [n]).
       test_time_flip: evaluates the mean of the logits of each image and of its mirror image.
     """
-    parts = []
+    parts, num_classes = [], 0
     for images, labels in batches:
         logits = model.predict_on_batch(images).astype(np.float64)
         if test_time_flip:
             mirrored = model.predict_on_batch(images[:, :, ::-1]).astype(np.float64)
             logits = (logits + mirrored) / 2
-        parts.append((logits, np.asarray(labels).astype(np.int64)))
-    logits, labels = (np.concatenate(arrays) for arrays in zip(*parts, strict=True))
+        num_classes = logits.shape[1]
+        parts.append(_results(logits, np.asarray(labels).astype(np.int64)))
+    losses, labels, predicted, in_top = map(np.concatenate, zip(*parts, strict=True))
+    confusion = np.zeros((num_classes, num_classes), np.int64)
+    np.add.at(confusion, (labels, predicted), 1)
+    return Evaluation(losses, labels, predicted, in_top, confusion)
+
+
+def _results(logits: np.ndarray, labels: np.ndarray) -> tuple[np.ndarray, ...]:
+    """Of a batch, whose logits are not kept: a split may have a thousand classes."""
     shifted = logits - logits.max(axis=1, keepdims=True)
     of_label = np.take_along_axis(shifted, labels[:, None], axis=1)
     losses = np.log(np.exp(shifted).sum(axis=1)) - of_label[:, 0]
     in_top = ((shifted > of_label).sum(axis=1) < TOP) & np.isfinite(losses)
-    predicted = logits.argmax(axis=1)
-    confusion = np.zeros((logits.shape[1],) * 2, np.int64)
-    np.add.at(confusion, (labels, predicted), 1)
-    return Evaluation(losses, labels, predicted, in_top, confusion)
+    return losses, labels, logits.argmax(axis=1), in_top

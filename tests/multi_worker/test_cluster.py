@@ -18,13 +18,13 @@ def tf_config(jobs, kind="worker", index=0) -> str:
 )  # fmt: skip
 def test_an_address_that_is_none_is_refused(address):
     with pytest.raises(ValueError, match="is not host:port"):
-        cluster.check([address, "b:1"], 0)
+        cluster.Cluster((address, "b:1"), 0)
 
 
-@pytest.mark.parametrize("index", [None, -1, 2])
+@pytest.mark.parametrize("index", [-1, 2])
 def test_an_index_of_no_worker_is_refused(index):
-    with pytest.raises(ValueError, match=f"^worker_index={index}: "):
-        cluster.check(["a:1", "b:1"], index)
+    with pytest.raises(ValueError, match=f"^index={index}: "):
+        cluster.Cluster(("a:1", "b:1"), index)
 
 
 def test_tf_config_of_workers():

@@ -8,7 +8,7 @@ import json
 import os
 import re
 import reprlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 
 _ADDRESS = re.compile("([A-Za-z0-9._-]+):([0-9]{1,5})")
 _SHORT = reprlib.Repr()  # however long or deep a value is
@@ -22,38 +22,34 @@ class Cluster:
     Attributes:
       addresses: `host:port` of each worker, which the others reach it at; index = worker.
       index: of this process.
+
+    Raises:
+      ValueError: an address is none, or is listed twice, or `index` is that of no worker.
+        TensorFlow's servers listen on IPv4 alone.
     """
 
     addresses: tuple[str, ...]
     index: int
 
+    def __post_init__(self):
+        for place, address in enumerate(self.addresses):
+            parts = _ADDRESS.fullmatch(address)
+            if parts is None or not 0 < int(parts[2]) < 2**16:
+                raise ValueError(
+                    f"{_SHORT.repr(address)} is not host:port: must be a name or IPv4 address, and "
+                    "a port from 1 to 65535"
+                )
+            if address in self.addresses[:place]:
+                raise ValueError(f"{address} is listed twice; give each worker its own address")
+        if not 0 <= self.index < len(self.addresses):
+            raise ValueError(
+                f"index={self.index}: must be at least 0 and below the number of workers, "
+                f"{len(self.addresses)}"
+            )
+
     def name(self, index: int) -> str:
         """A worker as messages name it."""
         return f"worker {index} ({self.addresses[index]})"
-
-
-def check(addresses: Sequence[str], index: int | None) -> None:
-    """Checks the workers' addresses, and that the index is that of one of them.
-
-    TensorFlow's servers listen on IPv4 alone.
-
-    Raises:
-      ValueError: says what is wrong.
-    """
-    for address in addresses:
-        parts = _ADDRESS.fullmatch(address)
-        if parts is None or not 0 < int(parts[2]) < 2**16:
-            raise ValueError(
-                f"{_SHORT.repr(address)} is not host:port: must be a name or IPv4 address, and a "
-                "port from 1 to 65535"
-            )
-    if twice := [address for n, address in enumerate(addresses) if address in addresses[:n]]:
-        raise ValueError(f"{twice[0]} is listed twice; give each worker its own address")
-    if index is None or not 0 <= index < len(addresses):
-        raise ValueError(
-            f"worker_index={index}: must be at least 0 and below the number of workers, "
-            f"{len(addresses)}"
-        )
 
 
 def from_tf_config(text: str | None = None) -> Cluster | None:
@@ -98,7 +94,6 @@ def _cluster(config: object) -> Cluster | None:
             f"task {_SHORT.repr(task)}: its index must be below {len(own)}, the number of its type"
         )
     index += len(chief) if task["type"] == "worker" else 0
-    check([*chief, *others], index)
     return Cluster((*chief, *others), index)
 
 
