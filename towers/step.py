@@ -461,8 +461,9 @@ def _floating(tensors: Sequence[tf.Tensor]) -> list[tf.Tensor]:
 
 def _after(result, part):
     """The inputs of a microbatch, once an earlier one is done: this bounds what is in memory."""
-    # Inputs wait for a result: inlining drops a control edge between two calls.
-    done = [t for t in tf.nest.flatten(result, expand_composites=True) if t is not None]
+    # Identities, because inlining drops a control edge from a call.
+    values = tf.nest.flatten(result, expand_composites=True)
+    done = [tf.identity(value) for value in values if value is not None]
     with tf.control_dependencies(done):
         return tree.map_structure(lambda t: None if t is None else tf.identity(t), part)
 
