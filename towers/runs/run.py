@@ -528,9 +528,9 @@ class Run:
         except warm_start.WarmStartError as error:
             raise checkpoints.CheckpointError(str(error).removeprefix("init_from=")) from error
 
-    def graph(self) -> tf.Graph:
-        """The graph of a step."""
-        return self.distribution.program.trace(self.batch, self.distribution.size_of_run()).graph
+    def traced(self):
+        """The step as a ConcreteFunction, which has its graph."""
+        return self.distribution.program.trace(self.batch, self.distribution.size_of_run())
 
     def _step(self, batch) -> Mapping[str, tf.Tensor]:
         try:
