@@ -90,7 +90,7 @@ class Program:
         self.model, self.tower_devices, self.training = model, tuple(tower_devices), training
         self.joined, self.reason, self.watched = joined, reason, watched
         self.pass_ = microbatch.Microbatch(model, training, bool(model.jit_compile))
-        self._workers = workers or worker.SingleWorker()
+        self._workers = workers or worker.Workers()
         self._towers_of_workers = towers_of_workers or [len(self.tower_devices)]
         self._after_update = after_update
         self._alone = False  # each worker computes the whole batch that is being traced

@@ -47,7 +47,7 @@ def meet(
     """
     members = members or cluster.from_tf_config()
     if members is None or len(members.addresses) == 1:
-        yield worker.SingleWorker()
+        yield worker.Workers()
         return
     try:
         with MultiWorker(members, wait_seconds) as workers:
@@ -57,7 +57,7 @@ def meet(
         sys.exit(error.exit_code)
 
 
-class MultiWorker:
+class MultiWorker(worker.Workers):
     """A run in several processes; `worker.Workers` documents the methods.
 
     Attributes:
@@ -72,6 +72,7 @@ class MultiWorker:
         """
         self.cluster = members
         self.count, self.index = len(members.addresses), members.index
+        self.is_chief = not self.index
         self._keys: dict[int, str] = {}
         runtime.connect(members, wait_seconds)
         with tf.device(devices.HOST):
@@ -85,13 +86,6 @@ class MultiWorker:
             self._doing = tf.Variable(rows, trainable=False, name="doing")
         own = {"workers": list(members.addresses), "GPUs": machine.gpu_names()}
         worker.check_same(self, "what they run on", own | conditions.environment())
-
-    @property
-    def is_chief(self) -> bool:
-        return self.index == 0
-
-    def __enter__(self) -> "MultiWorker":
-        return self
 
     def __exit__(self, _, error: BaseException | None, __) -> None:
         if error is None:
