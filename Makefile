@@ -69,11 +69,12 @@ docs-test: docs ## open its pages in a browser
 	[ -n "$(CHROMIUM)" ] || $(VENV)/bin/playwright install chromium
 	$(VENV)/bin/python -m pytest -m site tests/site
 
-lint: $(VENV)/installed ## check style, imports and workflows
+lint: $(VENV)/installed ## check style, imports, types and workflows
 	$(say)
 	$(VENV)/bin/ruff check .
 	$(VENV)/bin/ruff format --check .
 	$(VENV)/bin/lint-imports --no-logo --no-cache
+	$(VENV)/bin/mypy
 	$(VENV)/bin/zizmor --offline --quiet .
 
 format: $(VENV)/installed ## fix style
@@ -93,4 +94,4 @@ lock: $(VENV)/installed ## renew the pins of packages and say which have changed
 
 clean: ## remove the virtual environment and caches; runs stay
 	$(say)
-	rm -rf $(VENV) .pytest_cache .ruff_cache *.egg-info
+	rm -rf $(VENV) .mypy_cache .pytest_cache .ruff_cache *.egg-info

@@ -9,7 +9,7 @@ What is averaged and applied afterwards is then the same everywhere, and weights
 
 import contextlib
 from collections.abc import Callable, Mapping, Sequence
-from typing import Protocol
+from typing import Any, Protocol
 
 import tensorflow as tf
 
@@ -67,7 +67,7 @@ class Workers(Protocol):
     def exchange(self, what: str, message: object) -> list:
         """The messages of all workers, by their index; a message is what JSON can hold."""
 
-    def from_chief(self, what: str, make: Callable[[], object]) -> object:
+    def from_chief(self, what: str, make: Callable[[], object]) -> Any:
         """What the chief makes, on every worker."""
 
     def watched(self) -> contextlib.AbstractContextManager:
@@ -94,13 +94,19 @@ class SingleWorker(contextlib.AbstractContextManager):
     def stop_asked(self) -> int | None:
         return self._asked
 
+    def join(
+        self, sums: gradients.Sums, values: Sequence[tf.Tensor], of: shares.Shares
+    ) -> tuple[list[gradients.Gradient], list[tf.Tensor]]:
+        whole = (0, of.num_microbatches)
+        return gradients.add_up(sums, whole, gradients.add_weight_by_weight), list(values)
+
     def broadcast(self, what: str, variables: Sequence[tf.Variable]) -> None:
         pass
 
     def exchange(self, what: str, message: object) -> list:
         return [message]
 
-    def from_chief(self, what: str, make: Callable[[], object]) -> object:
+    def from_chief(self, what: str, make: Callable[[], object]) -> Any:
         return make()
 
     def watched(self) -> contextlib.AbstractContextManager:

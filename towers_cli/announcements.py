@@ -7,9 +7,9 @@ import sys
 from collections.abc import Mapping
 from pathlib import Path
 
-from towers import machine, schedules, shares
+from towers import machine, schedules, shares, worker
 from towers.networks import optimizers
-from towers.runs import console
+from towers.runs import console, run_folder
 from towers_cli import settings
 
 _DECAYS_SHOWN = 50
@@ -201,7 +201,7 @@ def _describe_weight_decay(chosen: Mapping) -> str:
     return f"{chosen['weight_decay']:g} on {chosen['weight_decay_filter']}, {kind}"
 
 
-def end(folder, split: str, workers) -> int:
+def end(folder: run_folder.RunFolder, split: str, workers: worker.Workers) -> int:
     """Says what a run has come to; returns the exit code."""
     if not workers.is_chief:
         print(f"finished; {workers.name(0)} has the run")

@@ -4,10 +4,11 @@ import collections
 import dataclasses
 import itertools
 from collections.abc import Iterator, Mapping
+from typing import Any, TypeAlias
 
 import tensorflow as tf
 
-Node = tf.compat.v1.NodeDef
+Node: TypeAlias = tf.compat.v1.NodeDef
 
 
 def of_graph(graph: tf.Graph) -> tf.compat.v1.GraphDef:
@@ -23,7 +24,8 @@ def of_graph(graph: tf.Graph) -> tf.compat.v1.GraphDef:
     within = collections.Counter(
         scope for node in whole.node for scope in itertools.accumulate(_scopes(node.name))
     )
-    nodes, moved = [], {}  # moved: what reads a call to what it reads now
+    nodes: list[Node] = []
+    moved: dict[str, list[str]] = {}  # what reads a call to what it reads now
     for node in whole.node:
         if node.op in ("Identity", "NoOp") and "/" not in node.name:
             continue
@@ -71,7 +73,7 @@ class _Call:
     """A call of a function in a graph, to be replaced by the operations of the function."""
 
     node: Node
-    body: object  # a FunctionDef
+    body: Any  # a FunctionDef
     scope: str
     places: Mapping[str, int]
 
