@@ -5,7 +5,7 @@ VENV ?= .venv
 BENCHMARK_FLAGS ?=
 LESSONS_FLAGS ?=
 
-# A target begins by saying what it does: the words that stand beside it, after ##.
+# A target begins by saying what it does, and how long it takes on two cores: what stands after ##.
 say = @sed -n 's/^$@:.*\#\# /$@: /p' $(firstword $(MAKEFILE_LIST))
 
 .PHONY: help train test test-all benchmark lessons docs docs-serve docs-test lint format lock clean
@@ -14,7 +14,7 @@ help: ## list the targets
 	@sed -n 's/^\([a-z-]*\):.*## /make \1	/p' $(firstword $(MAKEFILE_LIST)) | expand -t 18
 
 $(VENV)/installed: pyproject.toml requirements.txt
-	@echo "installing the packages that requirements.txt pins into $(VENV) (about a minute)"
+	@echo "installing the packages that requirements.txt pins into $(VENV) (a minute)"
 	$(PYTHON) -m venv $(VENV)
 	$(VENV)/bin/python -m pip install --quiet --requirement requirements.txt
 	$(VENV)/bin/python -m pip install --quiet --no-deps --no-build-isolation --editable .
@@ -23,7 +23,7 @@ $(VENV)/installed: pyproject.toml requirements.txt
 # On the CPU, so that it is the same run on any machine; train.py itself takes GPUs.
 TRAIN = CUDA_VISIBLE_DEVICES=-1 $(VENV)/bin/python train.py --recipe=shapes
 
-train: $(VENV)/installed ## train on the embedded data set with two towers (about a minute)
+train: $(VENV)/installed ## train on the embedded data set with two towers (a minute)
 	$(say)
 	$(TRAIN) --num_towers=2
 	@echo "try next, to evaluate it, and to see that one tower ends with the same weights:"
@@ -32,11 +32,11 @@ train: $(VENV)/installed ## train on the embedded data set with two towers (abou
 	@echo "  $(VENV)/bin/towers-compare runs/shapes runs/one_tower"
 
 # Four processes keep two cores busy: some tests wait for a clock or a socket.
-test: $(VENV)/installed ## run the tests
+test: $(VENV)/installed ## run the tests (five minutes)
 	$(say)
 	$(VENV)/bin/python -m pytest --numprocesses=4 --dist=loadfile --no-loadscope-reorder -m "not long and not site"
 
-test-all: $(VENV)/installed ## run the long ones, too
+test-all: $(VENV)/installed ## run the long ones, too (hours)
 	$(say)
 	$(VENV)/bin/python -m pytest --numprocesses=3 --dist=loadfile --no-loadscope-reorder -m "not site"
 
@@ -45,7 +45,7 @@ benchmark: $(VENV)/installed ## compare steps on towers with Keras and PyTorch
 	$(say)
 	$(VENV)/bin/python -m benchmarks.networks $(BENCHMARK_FLAGS)
 
-lessons: $(VENV)/installed ## run all lessons and write their numbers, plots and code into docs
+lessons: $(VENV)/installed ## run all lessons and write their numbers, plots and code into docs (up to an hour)
 	$(say)
 	$(VENV)/bin/python -m lessons all --write $(LESSONS_FLAGS)
 	$(VENV)/bin/python docs/drawings/pages.py
@@ -55,7 +55,7 @@ $(VENV)/installed-docs: $(VENV)/installed requirements-docs.txt
 	touch $@
 
 # TOWERS_NOTEBOOKS=cache runs the notebooks, too, those that have changed since.
-docs: $(VENV)/installed-docs ## build the site from the pages in docs, into build/site
+docs: $(VENV)/installed-docs ## build the site from the pages in docs, into build/site (half a minute)
 	$(say)
 	$(VENV)/bin/sphinx-build --quiet --fail-on-warning --keep-going -c docs/site docs build/site
 
@@ -69,7 +69,7 @@ docs-test: docs ## open its pages in a browser
 	[ -n "$(CHROMIUM)" ] || $(VENV)/bin/playwright install chromium
 	$(VENV)/bin/python -m pytest -m site tests/site
 
-lint: $(VENV)/installed ## check style, imports, types and workflows
+lint: $(VENV)/installed ## check style, imports, types and workflows (ten seconds)
 	$(say)
 	$(VENV)/bin/ruff check .
 	$(VENV)/bin/ruff format --check .

@@ -277,7 +277,7 @@ class Program:
         with tf.name_scope("weights"):
             weights = [tf.convert_to_tensor(v.value) for v in model.trainable_variables]
             states = [tf.convert_to_tensor(v.value) for v in model.non_trainable_variables]
-        results: dict = {}  # of this worker's microbatches, in order
+        results: dict[int, Any] = {}  # of this worker's microbatches, in order
         for tower, own in self._runs(len(parts)):
             with tf.device(self.tower_devices[tower]), tf.name_scope(f"tower_{tower}"):
                 copies = [tf.identity(weight) for weight in weights]  # the tower's own

@@ -111,12 +111,12 @@ class MultiWorker:
     def join(
         self, sums: gradients.Sums, values: Sequence[tf.Tensor], of: shares.Shares
     ) -> tuple[list[gradients.Gradient], list[tf.Tensor]]:
-        own = {
+        local_sums = {
             subtree: gradients.add_up(sums, subtree, gradients.add_weight_by_weight)
             for subtree in gradients.subtrees(of.microbatches(), of.num_microbatches)
         }
         # The rows of each sparse gradient, one after the other.
-        totals = functools.reduce(gradients.add_weight_by_weight, own.values())
+        totals = functools.reduce(gradients.add_weight_by_weight, local_sums.values())
         sparse = {n: g for n, g in enumerate(totals) if isinstance(g, tf.IndexedSlices)}
         parts = _in_parts(totals)
         count = sum(totals[n].shape.num_elements() for part in parts for n in part)
@@ -125,7 +125,7 @@ class MultiWorker:
         all_do = self._all_do(f"a step with {count:,} gradients", parity)
         with tf.name_scope("workers"), tf.control_dependencies([all_do]):
             for number, part in enumerate(parts):
-                summed = self._sum(f"part {number}", part, own, of, parity)
+                summed = self._sum(f"part {number}", part, local_sums, of, parity)
                 for n, total in zip(part, summed, strict=True):
                     totals[n] = total
             rows = [values for g in sparse.values() for values in (g.values, g.indices)]

@@ -291,11 +291,11 @@ class Run:
         if batch_size is not None and batch_size < 1:
             raise ValueError(f"batch_size={batch_size}: must be at least 1")
         if sources.is_source(x):
-            for name, given in (
+            for name, argument in (
                 ("y", y), ("sample_weight", sample_weight), ("class_weight", class_weight),
                 ("steps_per_epoch", steps_per_epoch),
             ):  # fmt: skip
-                if given is not None:
+                if argument is not None:
                     raise ValueError(f"{name}: x is a source, which has its own; leave it out")
             self._data = sources.FromSource(x, batch_size, epochs, max_steps)
         else:
@@ -596,13 +596,13 @@ class Run:
         worker.check_same(self.workers, "what they train", defined)
         notes = self.workers.from_chief("the run", lambda: self._continue(defined, keep))
         self.state.notes.assign(notes)
-        variables = [v for name, v in self.state.parts().items() if name != "notes"]
-        self.workers.broadcast("the state of the run", [v for part in variables for v in part])
+        parts = [part for name, part in self.state.parts().items() if name != "notes"]
+        self.workers.broadcast("the state of the run", [v for part in parts for v in part])
         self.state.read()
         adapted.refresh(self.model)
-        own = [*self.model.variables, *self.model.optimizer.variables]
+        variables = [*self.model.variables, *self.model.optimizer.variables]
         # Not those with the -inf of a mask.
-        self._finite = [v for v in own if not np.isinf(_values(v)).any()]
+        self._finite = [v for v in variables if not np.isinf(_values(v)).any()]
 
     def _is_at_end(self) -> bool:
         epochs, max_steps = self._ends
