@@ -7,6 +7,7 @@ import functools
 import hashlib
 import weakref
 from collections.abc import Callable, Iterator
+from typing import Any
 
 import keras
 import numpy as np
@@ -18,8 +19,8 @@ _HASHED_EXAMPLES = 8
 
 
 def batches(
-    inputs,
-    labels=None,
+    inputs: Any,
+    labels: Any = None,
     sample_weight: np.ndarray | None = None,
     *,
     augment: Callable[[tf.Tensor, by_step.Draws], tf.Tensor] | None = None,
@@ -57,7 +58,7 @@ def batches(
         if labels is not None or sample_weight is not None:
             raise ValueError("labels and sample_weight: must be in the data set's own elements")
         shuffle = False
-        examples = _Grain(_Examples(inputs) if is_pydataset else inputs)
+        examples: InMemory | _Grain = _Grain(_Examples(inputs) if is_pydataset else inputs)
     else:
         parts = (inputs, labels) if sample_weight is None else (inputs, labels, sample_weight)
         examples = InMemory(*(tf.nest.map_structure(_as_array, part) for part in parts))
@@ -68,7 +69,9 @@ def batches(
     return source(examples, fingerprint, augment, mix, seed, shuffle)
 
 
-def source(examples, fingerprint: str, augment, mix, seed: int, shuffle: bool = True):
+def source(
+    examples: Any, fingerprint: str, augment: Any, mix: Any, seed: int, shuffle: bool = True
+) -> by_step.Source:
     """The `batches.Source` of an `InMemory`, or of a data set with random access.
 
     Args:
@@ -98,7 +101,7 @@ def source(examples, fingerprint: str, augment, mix, seed: int, shuffle: bool = 
 class InMemory:
     """Arrays, from which examples are gathered with NumPy; or tensors, with TensorFlow."""
 
-    def __init__(self, *parts):
+    def __init__(self, *parts: Any):
         self.parts, self._leaves = parts, tf.nest.flatten(parts)
         for leaf in self._leaves:
             dtype = np.dtype(getattr(leaf.dtype, "as_numpy_dtype", leaf.dtype))
@@ -120,7 +123,7 @@ class InMemory:
         for leaf in self._leaves:
             digest.update(f"{leaf.dtype} {leaf.shape}".encode())
             for first in range(0, len(leaf), 4096):  # one that is memory-mapped is not read whole
-                digest.update(np.ascontiguousarray(leaf[first : first + 4096]))
+                digest.update(np.asarray(leaf[first : first + 4096]).tobytes())
         return digest.hexdigest()
 
     def gather(self, ids: tf.Tensor, positions: tf.Tensor | None = None) -> tuple:
@@ -208,8 +211,10 @@ def _in_python(method: Callable, numbers: tf.Tensor, parts: tuple) -> tuple:
     leaves = tf.nest.flatten(parts)
     types = [_type_in_batches(leaf.dtype) for leaf in leaves]
 
-    def converted(numbers):
-        pairs = zip(rows()(numbers), types, strict=True)
+    def converted(numbers: np.ndarray) -> list[np.ndarray]:
+        read = rows()
+        assert read is not None  # while a data set is read, its object is held
+        pairs = zip(read(numbers), types, strict=True)
         return [value.astype(dtype, copy=False) for value, dtype in pairs]
 
     values = tf.numpy_function(converted, [numbers], types)

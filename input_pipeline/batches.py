@@ -10,8 +10,8 @@ resumed run needs nothing but its step to continue with the data where it stoppe
 import atexit
 import dataclasses
 import weakref
-from collections.abc import Callable, Iterator
-from typing import NamedTuple
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, NamedTuple
 
 import numpy as np
 import tensorflow as tf
@@ -47,7 +47,7 @@ class Draws(NamedTuple):
     share: range | None = None  # places in the batch; None for all
     global_batch_size: int = 0  # where there is a share
 
-    def for_share(self, draw: Callable, count: int | tf.Tensor):
+    def for_share(self, draw: Callable, count: int | tf.Tensor) -> Any:
         """The share's part, `count` images, of what `draw` makes for the whole batch.
 
         `draw` takes a number of images and gives a structure of tensors [images, ...].
@@ -58,7 +58,14 @@ class Draws(NamedTuple):
         return tf.nest.map_structure(lambda drawn: drawn[places], draw(self.global_batch_size))
 
 
-def uniform(seed: tf.Tensor, kind: int, shape, low=0.0, high=1.0, dtype=tf.float32) -> tf.Tensor:
+def uniform(
+    seed: tf.Tensor,
+    kind: int,
+    shape: Sequence[int | tf.Tensor],
+    low: float = 0.0,
+    high: float = 1.0,
+    dtype: tf.DType = tf.float32,
+) -> tf.Tensor:
     """Numbers from `low` to below `high`; each kind of draw of a step has a stream of its own.
 
     Args:

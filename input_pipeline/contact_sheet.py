@@ -36,7 +36,7 @@ def sheet(images: np.ndarray, captions: Sequence[str], columns: int = 8) -> Imag
 def _pixels(image: np.ndarray) -> Image.Image:
     if image.dtype != np.uint8:
         least, most = float(image.min()), float(image.max())
-        image = np.uint8(np.rint((image - least) * (255 / max(most - least, 1e-9))))
+        image = np.rint((image - least) * (255 / max(most - least, 1e-9))).astype(np.uint8)
     colours = np.repeat(image, 3, axis=2) if image.shape[2] == 1 else image
     smaller = max(image.shape[:2]) > _SIDE
     how = Image.Resampling.BILINEAR if smaller else Image.Resampling.NEAREST

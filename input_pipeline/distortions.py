@@ -7,7 +7,8 @@ import tensorflow as tf
 
 _LUMINANCE = (0.299, 0.587, 0.114)  # of red, green and blue: ITU-R 601-2, as in Pillow
 _VALUES = np.arange(256, dtype=np.float32)[:, np.newaxis]
-_SMOOTHING = np.float32([[1, 1, 1], [1, 5, 1], [1, 1, 1]])  # over 13, Pillow's filter SMOOTH
+# Over 13, Pillow's filter SMOOTH.
+_SMOOTHING = np.array([[1, 1, 1], [1, 5, 1], [1, 1, 1]], np.float32)
 
 
 @tf.function(autograph=False)  # traced once for each shape
@@ -75,7 +76,7 @@ def _rotated(image: tf.Tensor, degrees: tf.Tensor) -> tf.Tensor:
 
 def _grey(image: tf.Tensor) -> tf.Tensor:
     """Grey values, three times: float32, whole numbers."""
-    weights = np.tile(np.float32(_LUMINANCE)[:, np.newaxis], 3)
+    weights = np.tile(np.array(_LUMINANCE, np.float32)[:, np.newaxis], 3)
     return tf.reshape(tf.round(tf.reshape(_floats(image), [-1, 3]) @ weights), image.shape)
 
 

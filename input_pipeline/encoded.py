@@ -12,7 +12,7 @@ import dataclasses
 import functools
 import hashlib
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 
 import numpy as np
 import tensorflow as tf
@@ -62,15 +62,15 @@ class EncodedImages:
         """At most `count` images, evenly spread: uint8 `[n, *image_shape]`."""
         return self.at(batches.spread_out(np.arange(self.num_examples), count))
 
-    def at(self, ids: Sequence[int]) -> np.ndarray:
+    def at(self, ids: Sequence[int] | np.ndarray) -> np.ndarray:
         """The images of these numbers: uint8 `[n, *image_shape]`.
 
         Raises:
           DataError: one cannot be used, and is named.
         """
-        ids = np.asarray(ids, np.int64)
-        squares = self._squares(tf.data.Dataset.from_tensors(ids), self._middles, len(ids))
-        [(images, _)] = self._read_all(squares, lambda _: ids)
+        numbers = np.asarray(ids, np.int64)
+        squares = self._squares(tf.data.Dataset.from_tensors(numbers), self._middles, len(numbers))
+        [(images, _)] = self._read_all(squares, lambda _: numbers)
         return np.clip(np.rint(images), 0, 255).astype(np.uint8)
 
     def _middles(self, ids: tf.Tensor) -> tuple:
@@ -191,7 +191,7 @@ class EncodedImages:
         return one_by_one.batch(at_a_time)
 
     def _read_all(
-        self, dataset: tf.data.Dataset, ids_at: Callable[[int], Sequence[int]]
+        self, dataset: tf.data.Dataset, ids_at: Callable[[int], Iterable[int]]
     ) -> Iterator[tuple]:
         """Iterates; a picture that cannot be used is named.
 

@@ -76,7 +76,8 @@ def _load(root, split, image_size, class_names) -> encoded.EncodedImages:
     folders = _class_folders(top)
     names = tuple(class_names or _class_folders(root / TRAIN if has_splits else root))
     _check_classes(root, top, names, [*folders])
-    paths, sizes, labels = [], array.array("q"), array.array("i")
+    paths: list[str] = []
+    sizes, labels = array.array("q"), array.array("i")
     skipped: collections.Counter = collections.Counter()  # files of each ending
     digest = hashlib.sha256()
     for label, name in enumerate(names):
@@ -94,7 +95,7 @@ def _load(root, split, image_size, class_names) -> encoded.EncodedImages:
             _refuse(root, f"class {name!r} has no pictures in {split}{held_out}; remove its folder")
     if not paths:
         _refuse(root, f"there are no pictures in {split}; each class needs more")
-    digest.update(np.array(labels, "<i4"))
+    digest.update(np.array(labels, "<i4").tobytes())
     digest.update("\0".join(names).encode("utf-8", "surrogateescape"))
 
     def read(number: int) -> tuple[bytes, int]:
@@ -158,7 +159,7 @@ def _composed(name: str) -> str:
     return name if name.isascii() else unicodedata.normalize("NFC", name)
 
 
-def _entries(folder: str | os.PathLike) -> list[os.DirEntry]:
+def _entries(folder: str | os.PathLike[str]) -> list[os.DirEntry[str]]:
     """What a folder holds, sorted, without what is hidden."""
     with os.scandir(folder) as entries:
         shown = [e for e in entries if not e.name.startswith(".") and e.name not in _OF_SYSTEMS]

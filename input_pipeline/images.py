@@ -59,7 +59,7 @@ class ImageArrays:
         """At most `count` images, evenly spread: uint8 `[n, *image_shape]`."""
         return batches.spread_out(self.images, count)
 
-    def at(self, ids: Sequence[int]) -> np.ndarray:
+    def at(self, ids: Sequence[int] | np.ndarray) -> np.ndarray:
         """The images of these numbers: uint8 `[n, *image_shape]`."""
         return self.images[np.asarray(ids, np.int64)]
 

@@ -67,7 +67,7 @@ def header(content: bytes) -> Header:
 def _orientation(image: Image.Image) -> int:
     """EXIF's, 1 (upright) to 8; 1 where it is damaged, which does not make a picture unusable."""
     try:
-        orientation = image.getexif().get(_ORIENTATION)
+        orientation = image.getexif().get(_ORIENTATION, 1)
     except Exception:  # whatever Pillow raises of damaged metadata
         return 1
     return orientation if orientation in range(1, 9) else 1
@@ -79,8 +79,9 @@ def decode(content: bytes) -> np.ndarray:
     It is turned as its camera was held, its transparent parts lie on white, the first one of an
     animation is taken, and of 16 bits the upper 8.
     """
-    with Image.open(io.BytesIO(content), formats=FORMATS) as image:
-        image.load()
+    with Image.open(io.BytesIO(content), formats=FORMATS) as opened:
+        opened.load()
+        image: Image.Image = opened
         if _orientation(image) != 1:
             image = ImageOps.exif_transpose(image)
         if image.mode.startswith("I"):

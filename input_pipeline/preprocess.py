@@ -39,7 +39,9 @@ class Placement(NamedTuple):
     flip: tf.Tensor  # bool [batch]
 
 
-def draw_placement(draws: batches.Draws, images, max_top: int, max_left: int) -> Placement:
+def draw_placement(
+    draws: batches.Draws, images: tf.Tensor, max_top: int, max_left: int
+) -> Placement:
     """Draws a `Placement` for each image; `max_top` and `max_left` are inclusive."""
 
     def draw(count):
@@ -52,7 +54,7 @@ def draw_placement(draws: batches.Draws, images, max_top: int, max_left: int) ->
     return draws.for_share(draw, tf.shape(images)[0])
 
 
-def draw_colour(draws: batches.Draws, images) -> tuple[tf.Tensor, tf.Tensor]:
+def draw_colour(draws: batches.Draws, images: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
     """Draws for each image a brightness, added to each pixel, and a contrast: float32 [batch]."""
     most = MAX_BRIGHTNESS_DELTA
 
@@ -116,22 +118,22 @@ def distort_shift_flip(images: tf.Tensor, draws: batches.Draws, margin: int = 2)
     return scale_pixels(crop_and_flip(padded, placement, *images.shape[1:3]))
 
 
-def scale_pixels(images):
+def scale_pixels(images: tf.Tensor) -> tf.Tensor:
     """Pixels minus PIXEL_MEAN, divided by PIXEL_DEVIATION: the same for all images."""
     return (keras.ops.cast(images, "float32") - PIXEL_MEAN) * (1.0 / PIXEL_DEVIATION)
 
 
-def scale_colours(images):
+def scale_colours(images: tf.Tensor) -> tf.Tensor:
     """Each of three channels minus its COLOUR_MEANS, divided by its COLOUR_DEVIATIONS."""
     _, height, width, channels = images.shape
     # For a whole row of pixels: over three channels TensorFlow broadcasts 10 times slower.
-    means = np.tile(np.float32(COLOUR_MEANS), width)
+    means = np.tile(np.array(COLOUR_MEANS, np.float32), width)
     factors = np.tile(np.float32(1 / np.array(COLOUR_DEVIATIONS)), width)
     rows = keras.ops.reshape(keras.ops.cast(images, "float32"), (-1, height, width * channels))
     return keras.ops.reshape((rows - means) * factors, (-1, height, width, channels))
 
 
-def standardize(images):
+def standardize(images: tf.Tensor) -> tf.Tensor:
     """Each image minus its mean, divided by max(deviation, 1 / sqrt(number of values)).
 
     As tf.image.per_image_standardization; the bound keeps images of one colour finite.
@@ -145,7 +147,7 @@ def standardize(images):
     return centered * (1.0 / ops.maximum(deviations, math.prod(images.shape[1:]) ** -0.5))
 
 
-def center(images, crop_height: int, crop_width: int):
+def center(images: tf.Tensor, crop_height: int, crop_width: int) -> tf.Tensor:
     """The middle of each image, [batch, crop_height, crop_width, channels]."""
     top, left = (images.shape[1] - crop_height) // 2, (images.shape[2] - crop_width) // 2
     return images[:, top : top + crop_height, left : left + crop_width, :]
@@ -192,7 +194,7 @@ class Preprocessing:
     """
 
     # (images uint8 [batch, h, w, c], draws) -> float32 [batch, *output_shape]
-    train: Callable[[tf.Tensor, batches.Draws], tf.Tensor]
+    train: Callable[..., tf.Tensor]
     # (images) -> float32 [batch, *output_shape]; also for Keras's symbolic tensors of raw images
     evaluate: Callable
     output_shape: tuple[int, int, int]
@@ -270,8 +272,9 @@ def for_images(
     """
     if name not in _BY_NAME:
         raise ValueError(f"preprocessing={name!r}: must be one of {', '.join(_BY_NAME)}")
-    image_shape = tuple(image_shape)
-    made = _BY_NAME[name](*image_shape)
+    height, width, channels = image_shape
+    image_shape = height, width, channels
+    made = _BY_NAME[name](height, width, channels)
     return dataclasses.replace(
         made,
         name=name,

@@ -17,7 +17,7 @@ Prepare = Callable[[keras.KerasTensor], keras.KerasTensor]
 def classifier(
     network: keras.Model,
     *,
-    image_shape: tuple[int, int, int],
+    image_shape: Sequence[int],
     class_names: Sequence[str],
     prepare: Prepare | None = None,
     gives_logits: bool = True,

@@ -97,7 +97,9 @@ def _check_features(builder: "tfds.core.DatasetBuilder") -> None:
     import tensorflow_datasets as tfds
 
     features = builder.info.features
-    by_name = dict(features.items()) if isinstance(features, tfds.features.FeaturesDict) else {}
+    by_name: Any = (
+        dict(features.items()) if isinstance(features, tfds.features.FeaturesDict) else {}
+    )
     image, label = by_name.get("image"), by_name.get("label")
     is_image = isinstance(image, tfds.features.Image) and image.np_dtype == np.uint8
     is_class = isinstance(label, tfds.features.ClassLabel) and label.num_classes

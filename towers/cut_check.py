@@ -28,7 +28,7 @@ class _Value(NamedTuple):
     is_count: bool = False  # added over microbatches, not averaged
 
 
-def check(pass_: microbatch.Microbatch, batch, size: int) -> None:
+def check(pass_: microbatch.Microbatch, batch: cutting.Structure, size: int) -> None:
     """Checks a model with two microbatches of a batch, before its first step.
 
     Args:

@@ -43,8 +43,9 @@ def of_towers(towers: int | Sequence[str] | None) -> tuple[str, ...]:
     Raises:
       TypeError, ValueError: it is neither, or as `choose`.
     """
-    is_number = isinstance(towers, int) and not isinstance(towers, bool)
-    return choose(towers) if towers is None or is_number else _names(towers)
+    if towers is None or (isinstance(towers, int) and not isinstance(towers, bool)):
+        return choose(towers)
+    return _names(towers)
 
 
 def _names(given) -> tuple[str, ...]:

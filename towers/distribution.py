@@ -128,7 +128,7 @@ class Distribution:
         self.model, self.tower_devices = model, tower_devices
         self._accumulate = accumulate_gradients
         self.microbatch_size, self.joined_loss = microbatch_size, joined_loss
-        self._sizes: dict[str, int | None] = {}  # of a microbatch, in the present call of each
+        self._sizes: dict[str, int] = {}  # of a microbatch, in the present call of each
         self.workers = workers or worker.Workers()
         self._towers_of_workers = self._agree()
         self._compared: set[str] = set()  # calls whose first batch all workers have
@@ -182,7 +182,7 @@ class Distribution:
 
     def _make(self, name: str, force: bool) -> None:
         self._compared.discard(name)
-        self._sizes[name] = self.microbatch_size  # the first batch decides where it is None
+        self._sizes.pop(name, None)
         if getattr(self.model, name) is not None and not force:
             return
         refusals.check_model(self.model)
@@ -220,7 +220,10 @@ class Distribution:
         return function
 
     def prepare(
-        self, batch, take: Callable[[], None], after_update: Sequence[Callable[[int], None]] = ()
+        self,
+        batch: cutting.Structure,
+        take: Callable[[], None],
+        after_update: Sequence[Callable[[int], None]] = (),
     ) -> None:
         """Makes the step of a run (`runs.run`) from its first batch, before any is made.
 
@@ -233,7 +236,7 @@ class Distribution:
         refusals.check_model(self.model)
         self._compared.discard("run")
         self._check_same_data("run", batch)
-        self._sizes["run"] = self.microbatch_size
+        self._sizes.pop("run", None)
         size = self._size("run", batch)
         _build(self.model, batch, with_optimizer=False)
         take()
@@ -261,7 +264,7 @@ class Distribution:
         """Examples of a microbatch in a run, after `prepare`."""
         return self._sizes["run"]
 
-    def train_step(self, batch) -> tuple[dict[str, tf.Tensor], step.Watched]:
+    def train_step(self, batch: cutting.Structure) -> tuple[dict[str, tf.Tensor], step.Watched]:
         """Makes a step of a run, after `prepare`; raises as `step.Program`."""
         with self.workers.watched():
             return self._of_run(batch, self._sizes["run"])
@@ -299,8 +302,8 @@ class Distribution:
         return function
 
     def _size(self, name: str, batch) -> int:
-        if self._sizes[name] is None:
-            self._sizes[name] = default_size(cutting.num_examples(batch))
+        if name not in self._sizes:  # the first batch decides where microbatch_size is None
+            self._sizes[name] = self.microbatch_size or default_size(cutting.num_examples(batch))
         return self._sizes[name]
 
     def _tell(self, batch, size: int, program: step.Program) -> None:

@@ -6,6 +6,7 @@ a list of gradients has one per weight, in the order of `model.trainable_variabl
 """
 
 from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 import tensorflow as tf
 
@@ -37,7 +38,7 @@ def subtrees(own: range, num_leaves: int) -> list[Subtree]:
     return within((0, num_leaves))
 
 
-def add_up(sums: Mapping[Subtree, object], subtree: Subtree, add: Callable):
+def add_up(sums: Mapping[Subtree, Any], subtree: Subtree, add: Callable) -> Any:
     """The sum over a subtree, from the sums over the subtrees that it consists of."""
     if subtree in sums or subtree[1] - subtree[0] == 1:
         return sums[subtree]
@@ -45,7 +46,7 @@ def add_up(sums: Mapping[Subtree, object], subtree: Subtree, add: Callable):
     return add(add_up(sums, left, add), add_up(sums, right, add))
 
 
-def pairwise_tree(values: Sequence, add: Callable):
+def pairwise_tree(values: Sequence, add: Callable) -> Any:
     """The sum over the whole tree, from its leaves: ((v0+v1)+(v2+v3))+v4.
 
     Floating-point addition is not associative, so the order is part of the result. In this order,

@@ -105,7 +105,7 @@ def _unused_gpus() -> str | None:
 def _gpus_to_compile_for() -> str | None:
     """A GPU that TensorFlow has no machine code for; that for capability 8.0 serves 8.9."""
     listed = tf.sysconfig.get_build_info().get("cuda_compute_capabilities", [])
-    built = [divmod(int(re.search(r"\d+", name)[0]), 10) for name in listed]  # such as sm_90a
+    built = [divmod(int(re.sub(r"\D", "", name)), 10) for name in listed]  # such as sm_90a
     for gpu in tf.config.get_visible_devices("GPU"):
         details = tf.config.experimental.get_device_details(gpu)
         has = details.get("compute_capability")

@@ -44,17 +44,17 @@ class Accuracy(keras.metrics.Metric):
         # tf.math.confusion_matrix has checks that no GPU can make.
         self.confusion.assign_add(tf.scatter_nd(pairs, weight, shape))
 
-    def result(self):
+    def result(self) -> tf.Tensor:
         """A scalar; 0 before the first example."""
         right = tf.linalg.trace(self.confusion.value)
         return tf.math.divide_no_nan(right, tf.reduce_sum(self.confusion.value))
 
-    def get_config(self):
+    def get_config(self) -> dict:
         """What Keras makes it from."""
         return super().get_config() | {"num_classes": self.num_classes}
 
 
-def in_top(y_true, y_pred, k: int):
+def in_top(y_true: tf.Tensor, y_pred: tf.Tensor, k: int) -> tf.Tensor:
     """Whether the label has one of the k largest outputs, float32 [n]; for a MeanMetricWrapper.
 
     Args:
@@ -67,7 +67,7 @@ def in_top(y_true, y_pred, k: int):
     return keras.metrics.sparse_top_k_categorical_accuracy(labels, y_pred, k)
 
 
-def cross_entropy(y_true, y_pred):
+def cross_entropy(y_true: tf.Tensor, y_pred: tf.Tensor) -> tf.Tensor:
     """Softmax cross entropy in nats, float32 [n]; arguments as those of `in_top`."""
     y_pred = tf.cast(y_pred, tf.float32)
     if _are_shares(y_true, y_pred):

@@ -23,8 +23,9 @@ def all_finite(
     finite = tf.reduce_all([tf.reduce_all(tf.math.is_finite(value)) for value in values])
     if getattr(optimizer, "global_clipnorm", None) is not None:
         finite &= tf.math.is_finite(gradients.global_norm(mean))
-    if loss_scale.is_dynamic(optimizer):
-        finite |= loss_scale.of(optimizer) > 1
+    scale = loss_scale.of(optimizer)
+    if scale is not None and loss_scale.is_dynamic(optimizer):
+        finite |= scale > 1
     return finite & tf.reduce_all(tf.math.is_finite(losses))
 
 

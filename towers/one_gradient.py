@@ -1,10 +1,11 @@
 """The gradient of one weight: a Tensor, a `tf.IndexedSlices` (an embedding's), or None."""
 
 from collections.abc import Callable
+from typing import TypeAlias
 
 import tensorflow as tf
 
-Gradient = tf.Tensor | tf.IndexedSlices | None
+Gradient: TypeAlias = tf.Tensor | tf.IndexedSlices | None
 
 
 def widened(gradient: Gradient) -> Gradient:

@@ -11,17 +11,18 @@ order, whose last bits differ from run to run.
 
 import contextlib
 import contextvars
+from collections.abc import Iterator
 
 import tensorflow as tf
 
 from tensorflow.python.framework import ops  # isort: skip
 
 _IN_TOWER, _IN_XLA = "in a tower", "in a tower that XLA compiles"
-_place = contextvars.ContextVar("where gradients are built", default=None)
+_place: contextvars.ContextVar = contextvars.ContextVar("where gradients are built", default=None)
 
 
 @contextlib.contextmanager
-def corrected(jit_compile: bool = False):
+def corrected(jit_compile: bool = False) -> Iterator[None]:
     """Gradients that this thread builds here are those of this module.
 
     Args:

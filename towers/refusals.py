@@ -79,7 +79,7 @@ def _check_layer(layer: keras.layers.Layer) -> None:
         )
 
 
-def check_outputs(model: keras.Model, outputs, x) -> None:
+def check_outputs(model: keras.Model, outputs: object, x: object) -> None:
     """Checks that outputs can be joined: each is of the examples of a microbatch, in their order.
 
     Raises:

@@ -65,7 +65,7 @@ class NotSeparable(Exception):
     """Raised while a microbatch is traced: a loss of its own would not be Keras's; says why."""
 
 
-def check_outputs(outputs) -> None:
+def check_outputs(outputs: object) -> None:
     """Checks that Keras's losses of the outputs are means over examples.
 
     Raises:

@@ -8,7 +8,7 @@ towers that depend on nothing but their own inputs, and TensorFlow runs them sid
 
 import warnings
 from collections.abc import Callable, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple, TypeAlias
 
 import keras
 import tensorflow as tf
@@ -34,6 +34,7 @@ from keras.src import backend  # isort: skip
 from keras.src.trainers.data_adapters import data_adapter_utils  # isort: skip
 
 
+ConcreteFunction: TypeAlias = tf.types.experimental.ConcreteFunction
 Changes = list[tuple[keras.Variable, tf.Tensor]]  # variables that are not trained: new values
 
 
@@ -95,7 +96,7 @@ class Program:
         self._after_update = after_update
         self._alone = False  # each worker computes the whole batch that is being traced
         self._at_once = 1 if accumulate_gradients else shares.at_once(self.tower_devices)
-        self._graphs: dict[str, Callable] = {}  # by what a batch is like
+        self._graphs: dict[str, ConcreteFunction] = {}  # by what a batch is like
         self._shapes: dict[str, list] = {}  # of batches that differ in nothing else
         self._variables = self._trained()
 
@@ -103,7 +104,7 @@ class Program:
         """What is trained, and by what."""
         return [*map(id, self.model.trainable_variables), id(self.model.optimizer)]
 
-    def trace(self, batch, size: int) -> Callable:
+    def trace(self, batch: cutting.Structure, size: int) -> ConcreteFunction:
         """The graph for such batches, [n, ...], in microbatches of `size`; finds out what fails."""
         kind = f"{size} {cutting.signature(batch)}"
         if kind not in self._graphs:
@@ -117,7 +118,7 @@ class Program:
             self._graphs[f"{size} {like}"] = self._graphs[kind]
         return self._graphs[kind]
 
-    def _trace(self, batch, size: int) -> Callable:
+    def _trace(self, batch: cutting.Structure, size: int) -> ConcreteFunction:
         function = tf.function(lambda batch: self._build(batch, size), autograph=False)
         try:
             return function.get_concrete_function(batch)
@@ -152,7 +153,7 @@ class Program:
         )
         return tree.map_structure(lambda t: None if t is None else next(specs), batch)
 
-    def __call__(self, batch, size: int) -> dict[str, tf.Tensor] | tuple:
+    def __call__(self, batch: cutting.Structure, size: int) -> Any:
         """Makes a step.
 
         Returns:
@@ -196,7 +197,7 @@ class Program:
     def _joined(self, batch, size: int):
         """The towers' outputs are joined for one loss, whose gradients go back to the towers."""
         model, training = self.model, self.training
-        tapes: dict[int, tuple] = {}
+        tapes: dict[int, tuple[tf.GradientTape, Sequence[tf.Tensor], list[tf.Tensor]]] = {}
 
         def compute(own: Sequence[tf.Tensor], state, m: int, part):
             x, _, _ = data_adapter_utils.unpack_x_y_sample_weight(part)
@@ -223,7 +224,7 @@ class Program:
         mean = []
         if training:
             direct, upstream = outer.gradient(scaled, [values, sources])
-            leaves = {}
+            leaves: dict[int, list[gradients.Gradient]] = {}
             for tower, own_runs in self._runs(len(parts)):
                 with tf.device(self.tower_devices[tower]), tf.name_scope(f"tower_{tower}/backward"):
                     leaves |= {m: _back(*tapes[m], upstream[m]) for m in own_runs}
@@ -268,7 +269,7 @@ class Program:
                 new[id(variable)] = value
         return loss, [(variable, new[id(variable)]) for variable in others if id(variable) in new]
 
-    def _on_towers(self, batch, size: int, compute: Callable) -> tuple[list, list]:
+    def _on_towers(self, batch, size: int, compute: Callable) -> tuple[list, dict]:
         """Builds every tower on its device, each with its microbatches; in their order."""
         model = self.model
         with tf.device(devices.HOST), tf.name_scope("cut_batch"):
@@ -276,7 +277,7 @@ class Program:
         with tf.name_scope("weights"):
             weights = [tf.convert_to_tensor(v.value) for v in model.trainable_variables]
             states = [tf.convert_to_tensor(v.value) for v in model.non_trainable_variables]
-        results: dict[int, object] = {}  # of this worker's microbatches, in order
+        results: dict[int, Any] = {}  # of this worker's microbatches, in order
         for tower, own in self._runs(len(parts)):
             with tf.device(self.tower_devices[tower]), tf.name_scope(f"tower_{tower}"):
                 copies = [tf.identity(weight) for weight in weights]  # the tower's own
@@ -304,7 +305,7 @@ class Program:
           leaves: `leaves[m][w]`, of microbatch m of this worker with respect to weight w.
           weights: of every microbatch of the batch.
         """
-        sums = {}
+        sums: dict[gradients.Subtree, Sequence[gradients.Gradient]] = {}
         for tower, own in self._runs(len(weights)):
             with tf.device(self.tower_devices[tower]), tf.name_scope(f"tower_{tower}/sum"):
                 weighted = [

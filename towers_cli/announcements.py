@@ -8,8 +8,9 @@ import textwrap
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from towers import machine, schedules, shares
+from towers import machine, schedules, shares, worker
 from towers.networks import optimizers
+from towers.runs import run_folder
 from towers_cli import settings, system
 
 _DECAYS_SHOWN = 50
@@ -221,7 +222,7 @@ def _describe_weight_decay(chosen: Mapping) -> str:
     return f"{chosen['weight_decay']:g} on {chosen['weight_decay_filter']}, {kind}"
 
 
-def end(folder, split: str, workers) -> int:
+def end(folder: run_folder.RunFolder, split: str, workers: worker.Workers) -> int:
     """Says what a run has come to; returns the exit code."""
     if not workers.is_chief:
         print(f"finished; {workers.name(0)} has the run")

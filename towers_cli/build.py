@@ -3,6 +3,7 @@
 import dataclasses
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
 
 import keras
 import numpy as np
@@ -138,7 +139,7 @@ def images_to_adapt_to(training: datasets.Images, prepared: preprocess.Preproces
 
 def source(
     chosen: settings.TrainSettings, training: datasets.Images, prepared: preprocess.Preprocessing
-):
+) -> Any:
     """The batches of a training, by step."""
     found = images.training(training, prepared, chosen.seed)
     return _OneHot(found, len(training.class_names)) if _takes_shares(chosen) else found
@@ -146,7 +147,7 @@ def source(
 
 def evaluated(
     chosen: settings.TrainSettings, split: datasets.Images, prepared: preprocess.Preprocessing
-):
+) -> Any:
     """The batches of an evaluation, which hold each example once."""
     found = images.evaluated(split, prepared, chosen.global_batch_size)
     return _OneHot(found, len(split.class_names)) if _takes_shares(chosen) else found
@@ -161,7 +162,7 @@ def _takes_shares(chosen: settings.TrainSettings) -> bool:
 class _OneHot:
     """Batches whose labels are the share of each class, [n, num_classes]."""
 
-    data: object
+    data: Any  # what `images.training` or `images.evaluated` gives
     num_classes: int
 
     @property
@@ -329,10 +330,11 @@ def build_network(
     Raises:
       SettingsError: the images are too small for it, or it is not a network.
     """
+    height, width, channels = image_shape
     try:
         return networks.build(
             own_model.network(chosen["model"]),
-            tuple(image_shape),
+            (height, width, channels),
             num_classes,
             compute_dtype=chosen["compute_dtype"],
             seed=chosen["seed"],

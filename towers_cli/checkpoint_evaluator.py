@@ -5,6 +5,7 @@ import os
 import re
 import time
 from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
 
 import numpy as np
 import tensorflow as tf
@@ -122,7 +123,7 @@ class CheckpointEvaluator:
         self._folder, self._config, self._chosen = folder, config, chosen
         self._images, self._batches = images, batches
         # What tells one evaluation of a checkpoint from another, as in `eval.jsonl`.
-        self._way = {
+        self._way: dict[str, Any] = {
             "split": split,
             "dataset": dataset,
             "data_sha256": images.fingerprint,

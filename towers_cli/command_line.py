@@ -132,17 +132,13 @@ class CommandLine:
         return "\n".join([*lines, "", *textwrap.wrap(others, width, break_on_hyphens=False)])
 
 
-def run(
-    record: type[settings.Settings], about: str, main: Callable[[settings.Settings], int]
-) -> None:
+def run(record: type[settings.Settings], about: str, main: Callable[[typing.Any], int]) -> None:
     """Runs a command to its end: parses its flags, checks them, calls `main`, and exits."""
     line = CommandLine(record, about)
     app.run(lambda rest: execute(line, rest, main), flags_parser=line.parse)
 
 
-def execute(
-    line: CommandLine, rest: Sequence[str], main: Callable[[settings.Settings], int]
-) -> int:
+def execute(line: CommandLine, rest: Sequence[str], main: Callable[[typing.Any], int]) -> int:
     """What `main` returns for the settings of a parsed command line, or an error's exit code."""
     try:
         chosen = line.settings(rest)
@@ -154,18 +150,23 @@ def execute(
 def _define(field: dataclasses.Field, values: flags.FlagValues) -> None:
     """Defines the flag of a setting; its range is checked by the record."""
     kinds = {field.type, *typing.get_args(field.type)}
-    common = {"name": field.name, "help": described(field), "flag_values": values}
+    default: typing.Any = field.default
+    common: dict[str, typing.Any] = {
+        "name": field.name,
+        "help": described(field),
+        "flag_values": values,
+    }
     if bool in kinds:
-        flags.DEFINE_bool(default=field.default, **common)
+        flags.DEFINE_bool(default=default, **common)
     elif any(typing.get_origin(kind) is tuple for kind in kinds):
-        default = None if field.default is None else list(field.default)
+        default = None if default is None else list(default)
         flags.DEFINE_list(default=default, **common)
     elif float in kinds:
-        flags.DEFINE_float(default=field.default, **common)
+        flags.DEFINE_float(default=default, **common)
     elif int in kinds:
-        flags.DEFINE_integer(default=field.default, **common)
+        flags.DEFINE_integer(default=default, **common)
     else:
-        flags.DEFINE_string(default=field.default, **common)
+        flags.DEFINE_string(default=default, **common)
 
 
 def _value(field: dataclasses.Field, flag: flags.Flag):

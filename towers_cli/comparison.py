@@ -3,6 +3,7 @@
 import dataclasses
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
 
 import numpy as np
 
@@ -50,12 +51,13 @@ def settings_that_differ(a: run_folder.RunFolder, b: run_folder.RunFolder) -> li
     Raises:
       RunFolderError: a folder holds no run, or a damaged one.
     """
-    configs = [_config(folder) for folder in (a, b)]
-    label = settings.label if all(map(run_config.is_of_command, configs)) else "{} ".format
+    first, second = _config(a), _config(b)
+    are_of_command = run_config.is_of_command(first) and run_config.is_of_command(second)
+    label = settings.label if are_of_command else "{} ".format
     return [
         difference
         for side in (lambda config: config["defining"], _place)
-        for difference in run_folder.differences(*map(side, configs), "the first run", label)
+        for difference in run_folder.differences(side(first), side(second), "the first run", label)
     ]
 
 
@@ -146,7 +148,7 @@ def first_parting(
     what: str,
     a: Mapping[int, object],
     b: Mapping[int, object],
-    describe: Callable[[object, object], str],
+    describe: Callable[[Any, Any], str],
 ) -> Parting:
     """The first step that both have with different content.
 

@@ -40,7 +40,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         script = shutil.which(script, path=beside_python) or shutil.which(script)
     if script is None:
         parser.error(f"{options.script}: there is no such file or command")
-    program, workers, signals = [sys.executable, "-u", script, *options.arguments], [], []
+    program = [sys.executable, "-u", script, *options.arguments]
+    workers: list[subprocess.Popen] = []
+    signals: list[int] = []
 
     def forward(number: int, _frame) -> None:
         signals.append(number)

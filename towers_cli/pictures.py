@@ -50,14 +50,14 @@ def show_batch(
 def _caption(label: np.ndarray, class_names: Sequence[str]) -> str:
     """The name of a class; of a mixed image the names of its classes, with their shares."""
     if not label.ndim:
-        return class_names[label]
+        return class_names[int(label)]
     shares = [(round(100 * label[place]), place) for place in np.argsort(-label, kind="stable")[:2]]
     if shares[0][0] == 100:
         return class_names[shares[0][1]]
     return ", ".join(f"{percent}% {class_names[place]}" for percent, place in shares)
 
 
-def write_predictions(path: str, examples: tally.Evaluation, split) -> None:
+def write_predictions(path: str, examples: tally.Evaluation, split: datasets.Images) -> None:
     """Writes a line for each example: its name, class, predicted class and loss.
 
     Raises:
@@ -76,7 +76,7 @@ def write_predictions(path: str, examples: tally.Evaluation, split) -> None:
         os.replace(partial, path)
 
 
-def most_confused(examples: tally.Evaluation, split) -> np.ndarray | None:
+def most_confused(examples: tally.Evaluation, split: datasets.Images) -> np.ndarray | None:
     """A sheet of the wrongly classified examples with the largest loss.
 
     Returns:

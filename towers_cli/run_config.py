@@ -3,6 +3,7 @@
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+from input_pipeline import datasets
 from towers import worker
 from towers.runs import checkpoints, run_folder
 from towers_cli import settings
@@ -15,8 +16,8 @@ def make(
     workers: worker.Workers,
     last_step: int,
     image_shape: tuple[int, ...],
-    training,
-    evaluated,
+    training: datasets.Images,
+    evaluated: datasets.Images,
 ) -> dict:
     """What `towers.Run` takes for a command's `config.json`."""
     resolved = {
@@ -63,8 +64,8 @@ def check(config: Mapping, train_dir: str | Path) -> None:
             f"--train_dir={train_dir}: is a program's own run; continue or evaluate it with that "
             "program"
         )
-    missing = set(settings.recorded_names()) - set(config["settings"])
-    if missing := sorted(missing | _READ - set(config["resolved"])):
+    not_set = set(settings.recorded_names()) - set(config["settings"])
+    if missing := sorted(not_set | _READ - set(config["resolved"])):
         raise run_folder.RunFolderError(
             f"--train_dir={train_dir}: its config.json lacks {', '.join(missing)}; another version "
             "of towers may have made it"
@@ -88,7 +89,7 @@ def earlier_run(folder: run_folder.RunFolder) -> dict | None:
     return config if is_begun else None
 
 
-def definition(chosen: settings.TrainSettings, training) -> dict:
+def definition(chosen: settings.TrainSettings, training: datasets.Images) -> dict:
     """What decides the weights that a command's run ends with, by name."""
     defining = settings.run_defining(settings.recorded(chosen))
     return defining | {
@@ -98,7 +99,7 @@ def definition(chosen: settings.TrainSettings, training) -> dict:
     }
 
 
-def check_same_run(earlier: Mapping, config: Mapping, train_dir: str) -> None:
+def check_same_run(earlier: Mapping, config: Mapping, train_dir: str | Path) -> None:
     """Checks that what defines a run is what it began with.
 
     Raises:

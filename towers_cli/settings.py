@@ -16,7 +16,7 @@ import reprlib
 import types
 import typing
 from collections.abc import Callable, Iterator, Mapping
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 TRAINING_SPLIT = "train"
 
@@ -91,7 +91,7 @@ class SettingsError(ValueError):
 class Range(NamedTuple):
     """Which values are allowed, and how a message says it."""
 
-    holds: Callable[[object], object]
+    holds: Callable[[Any], object]
     allowed: str
 
 
@@ -146,7 +146,7 @@ TOPICS = (EVERYDAY, DATA, NETWORK, ARITHMETIC, RATE, UPDATE, RECORD)
 
 
 def setting(
-    default,
+    default: Any,
     help_: str,
     topic: str,
     *,
@@ -155,7 +155,7 @@ def setting(
     or_else: Range | None = None,
     defines_run: bool = False,
     is_recorded: bool = True,
-):
+) -> Any:
     """A field of a record of settings.
 
     Args:
@@ -181,6 +181,7 @@ def setting(
     return dataclasses.field(default=default, metadata=about)
 
 
+@dataclasses.dataclass(frozen=True)
 class Settings:
     """What the records of settings share: each value is checked by its definition."""
 
@@ -567,7 +568,7 @@ class TrainSettings(Settings):
             )
 
 
-def of_training(name: str, help_: str, topic: str):
+def of_training(name: str, help_: str, topic: str) -> Any:
     """A setting of an evaluation that a training has under the same name, left open."""
     about = definition(TrainSettings, name).metadata
     return setting(None, help_, topic, allowed=about["allowed"])
@@ -664,7 +665,7 @@ def recorded_names() -> list[str]:
     return [field.name for field in fields if field.metadata["is_recorded"]]
 
 
-def check(field: dataclasses.Field, value: object) -> None:
+def check(field: dataclasses.Field, value: Any) -> None:
     """Checks the value of one setting by its definition.
 
     Raises:
@@ -706,7 +707,7 @@ def said_choices(field: dataclasses.Field) -> str:
     return f"one of {', '.join(about['choices'])}{others}"
 
 
-def is_of(value: object, of_type) -> bool:
+def is_of(value: object, of_type: Any) -> bool:
     """Whether a value, perhaps read from JSON, is of an annotated type."""
     if isinstance(of_type, types.UnionType):
         return any(is_of(value, one) for one in typing.get_args(of_type))

@@ -8,6 +8,9 @@ import zipfile
 
 import pytest
 import scripts
+from packaging import metadata
+
+import towers
 
 PROGRAM = """
 import input_pipeline
@@ -25,28 +28,42 @@ assert input_pipeline.WHOSE == "the project's own"
 """
 
 
+PACKAGES = ("towers", "towers_cli", "input_pipeline")
+
+
 @pytest.fixture(scope="module")
-def built(tmp_path_factory):
-    """The wheel, and the modules of the checkout."""
+def wheel(tmp_path_factory):
     folder = tmp_path_factory.mktemp("wheel")  # as setuptools writes beside what it packs
     for name in ("setup.py", "pyproject.toml", "README.md", "LICENSE"):
         shutil.copy(scripts.ROOT / name, folder / name)
-    modules = set()
-    for package in ("towers", "towers_cli", "input_pipeline"):
-        for path in (scripts.ROOT / package).rglob("*.py"):
-            name = path.relative_to(scripts.ROOT)
-            (folder / name).parent.mkdir(parents=True, exist_ok=True)
-            shutil.copy(path, folder / name)
-            modules.add(name.as_posix())
+    for package in PACKAGES:
+        no_caches = shutil.ignore_patterns("__pycache__")
+        shutil.copytree(scripts.ROOT / package, folder / package, ignore=no_caches)
     call = [sys.executable, "setup.py", "--quiet", "bdist_wheel", "--dist-dir", "wheels"]
     subprocess.run(call, cwd=folder, check=True, timeout=120)
     (wheel,) = (folder / "wheels").iterdir()
-    return wheel, modules
+    return wheel
 
 
-def test_a_wheel_holds_every_module(built):
-    wheel, modules = built
-    assert {name for name in zipfile.ZipFile(wheel).namelist() if name.endswith(".py")} == modules
+def test_a_wheel_holds_the_packages_and_no_other_name(wheel):
+    files = [
+        path.relative_to(scripts.ROOT).as_posix()
+        for package in PACKAGES
+        for path in (scripts.ROOT / package).rglob("*")
+        if path.is_file() and "__pycache__" not in path.parts
+    ]
+    names = zipfile.ZipFile(wheel).namelist()
+    assert sorted(n for n in names if ".dist-info/" not in n) == sorted(files)
+    assert {"towers/py.typed", "input_pipeline/py.typed"} <= set(names)
+
+
+def test_the_metadata_of_a_wheel_are_valid(wheel):
+    with zipfile.ZipFile(wheel) as archive:
+        (name,) = (n for n in archive.namelist() if n.endswith(".dist-info/METADATA"))
+        about = metadata.Metadata.from_email(archive.read(name))  # raises if a field is wrong
+    assert (about.name, str(about.version)) == ("towers", towers.__version__)
+    assert about.license_expression == "Apache-2.0" and about.license_files == ["LICENSE"]
+    assert about.description.startswith("# towers")
 
 
 def test_the_package_of_the_data_has_two_names_and_one_set_of_modules():
@@ -61,11 +78,11 @@ def test_the_package_of_the_data_has_two_names_and_one_set_of_modules():
 
 @pytest.mark.whole_program
 @pytest.mark.long
-def test_in_another_project_a_program_and_the_commands_do_what_they_do(built, tmp_path):
+def test_in_another_project_a_program_and_the_commands_do_what_they_do(wheel, tmp_path):
     """Beside a module of the same name as ours."""
     packages, project = tmp_path / "packages", tmp_path / "project"
     call = [*(sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--no-index")]
-    call += ["--disable-pip-version-check", "--target", packages, built[0]]
+    call += ["--disable-pip-version-check", "--target", packages, wheel]
     subprocess.run(call, check=True, timeout=120)
     project.mkdir()
     (project / "input_pipeline.py").write_text('WHOSE = "the project\'s own"\n')

@@ -21,7 +21,9 @@ def _is_ours() -> bool:
         spec = importlib.util.find_spec("input_pipeline")
     except ValueError:  # a module that a program has made itself
         return False
-    return bool(spec and spec.origin) and Path(spec.origin).resolve().parent == _FOLDER
+    if spec is None or spec.origin is None:
+        return False
+    return Path(spec.origin).resolve().parent == _FOLDER
 
 
 if _is_ours():

@@ -12,12 +12,13 @@ import os
 import sys
 import time
 import zlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
 
 import numpy as np
 import tensorflow as tf
 
-from towers import conditions, devices, gradients, machine, worker, worker_errors
+from towers import conditions, devices, gradients, machine, shares, worker, worker_errors
 from towers.multi_worker import cluster, runtime
 
 _SHORTEST_TEXT = 1024  # bytes of a message
@@ -101,13 +102,15 @@ class MultiWorker(worker.Workers):
     def name(self, index: int) -> str:
         return self.cluster.name(index)
 
-    def join(self, sums, values, of):
-        sums = {
+    def join(
+        self, sums: gradients.Sums, values: Sequence[tf.Tensor], of: shares.Shares
+    ) -> tuple[list[gradients.Gradient], list[tf.Tensor]]:
+        local_sums = {
             subtree: gradients.add_up(sums, subtree, gradients.add_weight_by_weight)
             for subtree in gradients.subtrees(of.microbatches(), of.num_microbatches)
         }
         # The rows of each sparse gradient, one after the other.
-        totals = functools.reduce(gradients.add_weight_by_weight, sums.values())
+        totals = functools.reduce(gradients.add_weight_by_weight, local_sums.values())
         sparse = {n: g for n, g in enumerate(totals) if isinstance(g, tf.IndexedSlices)}
         parts = _in_parts(totals)
         count = sum(totals[n].shape.num_elements() for part in parts for n in part)
@@ -116,16 +119,16 @@ class MultiWorker(worker.Workers):
         all_do = self._all_do(f"a step with {count:,} gradients", parity)
         with tf.name_scope("workers"), tf.control_dependencies([all_do]):
             for number, part in enumerate(parts):
-                summed = self._sum(f"part {number}", part, sums, of, parity)
+                summed = self._sum(f"part {number}", part, local_sums, of, parity)
                 for n, total in zip(part, summed, strict=True):
                     totals[n] = total
             rows = [values for g in sparse.values() for values in (g.values, g.indices)]
             asked = tf.repeat(self._asked, len(of.microbatches()))
             *results, asked = self._gather_results([*values, *rows, asked], of, parity)
             self._stop.assign(tf.reduce_max(asked))
-        rows = iter(results[len(values) :])
+        gathered = iter(results[len(values) :])
         for n, gradient in sparse.items():
-            totals[n] = tf.IndexedSlices(next(rows), next(rows), gradient.dense_shape)
+            totals[n] = tf.IndexedSlices(next(gathered), next(gathered), gradient.dense_shape)
         return totals, results[: len(values)]
 
     def _sum(self, use: str, part: Sequence[int], sums, of, parity) -> list[tf.Tensor]:
@@ -208,13 +211,13 @@ class MultiWorker(worker.Workers):
             for piece, value, shape in zip(pieces, values, shapes, strict=True)
         ]
 
-    def ask_to_stop(self, signal_number):
+    def ask_to_stop(self, signal_number: int | None) -> None:
         self._asked.assign(np.int32(signal_number or 0))
 
-    def stop_asked(self):
+    def stop_asked(self) -> int | None:
         return int(self._stop) or None
 
-    def broadcast(self, what, variables):
+    def broadcast(self, what: str, variables: Sequence[tf.Variable]) -> None:
         self._begin_together(what)
         with self.watched(), tf.device(devices.HOST):
             pieces = [_as_words(tf.convert_to_tensor(variable)) for variable in variables]
@@ -229,7 +232,7 @@ class MultiWorker(worker.Workers):
             for variable, piece in zip(variables, pieces, strict=True):
                 variable.assign(_from_words(piece, variable.dtype, variable.shape))
 
-    def exchange(self, what, message):
+    def exchange(self, what: str, message: object) -> list:
         text = json.dumps(message).encode()
         longest = self._begin_together(what, len(text))
         # White space up to one of a few lengths: TensorFlow keeps something for each of them.
@@ -239,7 +242,7 @@ class MultiWorker(worker.Workers):
             rows = self._gather("texts", words, self._next_parity())
         return [json.loads(row.tobytes()) for row in rows.numpy()]
 
-    def from_chief(self, what, make):
+    def from_chief(self, what: str, make: Callable[[], object]) -> Any:
         self._begin_together(what)
         return self.exchange(what, make() if self.is_chief else None)[0]
 
@@ -272,7 +275,7 @@ class MultiWorker(worker.Workers):
         )
 
     @contextlib.contextmanager
-    def watched(self):
+    def watched(self) -> Iterator[None]:
         try:
             yield
         except tf.errors.OpError as error:
@@ -290,7 +293,8 @@ def _in_parts(sums: Sequence[gradients.Gradient]) -> list[list[int]]:
     dense = [(n, g) for n, g in enumerate(sums) if isinstance(g, tf.Tensor)]
     sizes = {n: g.shape.num_elements() * g.dtype.size for n, g in dense}
     full = max(_LEAST_BYTES_OF_A_PART, sum(sizes.values()) / _MOST_PARTS)
-    parts, size, dtype = [], 0, None
+    parts: list[list[int]] = []
+    size, dtype = 0, None
     for n, gradient in sorted(reversed(dense), key=lambda one: one[1].dtype.name):
         if size >= full or gradient.dtype != dtype:
             parts.append([])

@@ -203,13 +203,14 @@ class Whitening(keras.layers.Layer):
         """
         images, size = np.asarray(images), self.kernel_size
         rows, columns = (length - size + 1 for length in images.shape[1:3])
-        products, count = 0.0, len(images) * rows * columns
+        length = size * size * images.shape[-1]  # values of a patch
+        products, count = np.zeros([length, length]), len(images) * rows * columns
         for first in range(0, len(images), 100):  # a patch for each pixel takes memory
             part = images[first : first + 100].astype(np.float64)
             patches = np.stack(
                 [part[:, y : y + rows, x : x + columns] for y in range(size) for x in range(size)],
                 axis=-2,
-            ).reshape(-1, size * size * images.shape[-1])  # [patches, values of a patch]
+            ).reshape(-1, length)  # [patches, length]
             products += patches.T @ patches
         values, vectors = np.linalg.eigh((products / count).astype(np.float32).astype(np.float64))
         largest = np.take_along_axis(vectors, np.abs(vectors).argmax(axis=0)[np.newaxis], axis=0)

@@ -81,7 +81,7 @@ def make(
     """
     if name not in OPTIMIZERS:
         raise ValueError(f"optimizer={name!r}: must be one of {', '.join(OPTIMIZERS)}")
-    options = {"learning_rate": 0.0, "global_clipnorm": clip_norm or None}
+    options: dict[str, object] = {"learning_rate": 0.0, "global_clipnorm": clip_norm or None}
     if name in WITH_MOMENTUM:
         options["momentum"] = momentum
     if name in WITH_NESTEROV:

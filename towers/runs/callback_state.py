@@ -86,7 +86,8 @@ class _Other:
     """In place of a value that is not plain data."""
 
 
-_KINDS = {tuple: "__tuple__", set: "__set__", dict: "__dict__"}  # which JSON does not have
+# Of what JSON does not have.
+_KINDS: dict[type, str] = {tuple: "__tuple__", set: "__set__", dict: "__dict__"}
 
 
 def _encode(value, of_array: Callable):

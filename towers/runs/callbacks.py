@@ -4,8 +4,10 @@
 """
 
 import contextlib
+import numbers
 import time
 from collections.abc import Callable, Iterator, Sequence
+from typing import Any
 
 import keras
 import numpy as np
@@ -30,7 +32,7 @@ class RunCallback(keras.callbacks.Callback):
 
     run = None
 
-    def set_run(self, run) -> None:
+    def set_run(self, run: Any) -> None:
         """Takes the run."""
         self.run = run
 
@@ -81,7 +83,7 @@ class MovingAverages(RunCallback):
         super().__init__()
         if not 0 <= decay < 1:
             raise ValueError(f"decay={decay}: must be at least 0 and below 1")
-        self.decay, self._trained, self._weights = decay, None, model.trainable_variables
+        self.decay, self._weights = decay, model.trainable_variables
         self.averages = [tf.Variable(w.value, trainable=False) for w in self._weights]
 
     def get_config(self) -> dict:
@@ -139,7 +141,7 @@ class Log(RunCallback):
         """
         super().__init__()
         self._every, self._show, self._compared = steps, show, compared
-        self._since, self._decays = None, {}
+        self._decays: dict[str, float] = {}
 
     def get_config(self) -> dict:
         """Nothing: it decides nothing."""
@@ -217,7 +219,7 @@ class Log(RunCallback):
     def on_epoch_end(self, epoch, logs=None):
         if not self._writes:
             return
-        values = {name: float(value) for name, value in (logs or {}).items() if np.isscalar(value)}
+        values = {k: float(v) for k, v in (logs or {}).items() if isinstance(v, numbers.Real)}
         line = {
             "step": self._at_step,
             "examples_seen": self.run.state.examples_seen,
@@ -264,7 +266,8 @@ class Histograms(RunCallback):
 
     def __init__(self, steps: int):
         super().__init__()
-        self._every, self._shown, self._pass = steps, {}, None
+        self._every = steps
+        self._shown: Any = {}  # activations by the name of their layer
 
     def on_train_begin(self, logs=None):
         model = activations.with_activations(self.model)

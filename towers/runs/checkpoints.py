@@ -10,6 +10,7 @@ import re
 import shutil
 from collections.abc import Iterator, Mapping
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import tensorflow as tf
@@ -28,7 +29,7 @@ class CheckpointError(errors.UserError):
     """A checkpoint is missing or does not fit; the message is for the person at the keyboard."""
 
 
-def of_state(state, run_sha256: str = "") -> tf.train.Checkpoint:
+def of_state(state: Any, run_sha256: str = "") -> tf.train.Checkpoint:
     """A checkpoint of everything in `state`, and of which run it belongs to.
 
     Variables are saved by their place in their list, not by name: Keras numbers the names of layers
@@ -46,7 +47,7 @@ def of_state(state, run_sha256: str = "") -> tf.train.Checkpoint:
 class Checkpoints:
     """The newest few checkpoints of one run. One process writes them; others may read."""
 
-    def __init__(self, state, folder: Path, keep: int, run_sha256: str = ""):
+    def __init__(self, state: Any, folder: Path, keep: int, run_sha256: str = ""):
         """Keeps `keep` checkpoints of `state` in `folder`; restores none but those of this run.
 
         `run_sha256`, a hash of what defines the run, is saved with the state.

@@ -58,5 +58,6 @@ def _kept(config):
 
 def are_others(now: Mapping | None, before: object) -> bool:
     """Whether two results of `layers` are of different models, as far as one Keras can tell."""
-    known = isinstance(now, Mapping) and isinstance(before, Mapping)
-    return known and now["keras"] == before.get("keras") and now["sha256"] != before.get("sha256")
+    if not (isinstance(now, Mapping) and isinstance(before, Mapping)):
+        return False
+    return now["keras"] == before.get("keras") and now["sha256"] != before.get("sha256")

@@ -19,6 +19,7 @@ import os
 import time
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
 
 import keras
 import numpy as np
@@ -32,6 +33,7 @@ from towers import (
     distribution,
     hashes,
     not_finite,
+    step,
     worker,
     worker_errors,
 )
@@ -156,6 +158,8 @@ class Stopped(SystemExit):
       code: 128 + the signal's number, the shell's convention.
     """
 
+    code: int
+
 
 class Run:
     """A run in its folder.
@@ -211,29 +215,33 @@ class Run:
             raise ValueError("model is not compiled: call model.compile first")
         self.model, self.settings, self._export = model, dict(settings or {}), export
         self._resolved, self._defined = dict(resolved or {}), definition
-        self._init_from, self._taken = init_from, None
+        self._init_from = init_from
+        self._taken: dict | None = None  # what was taken from there
         self.distribution = distribution.distribution(model)
         self.workers = self.distribution.workers
         self.state: FitState | None = None
-        self.batch = self.watched = self._data = None
+        self.batch: cutting.Structure = None
+        self.watched: step.Watched | None = None
+        self._data: sources.FromSource | sources.FromKeras | None = None
         self._asked = interrupts.Interrupts()
         self._lock, self.seconds_saving = run_lock.RunLock(self.folder), 0.0
         self._unsaved = self._due = False  # whether there are new steps; whether to save
+        self._is_marked = False  # whether `config.json` says that there is a checkpoint
         self._writers: dict[str, tf.summary.SummaryWriter] = {}
 
     def fit(
         self,
-        x,
-        y=None,
+        x: Any,
+        y: Any = None,
         *,
         batch_size: int | None = None,
         epochs: int = 1,
         max_steps: int | None = None,
         steps_per_epoch: int | None = None,
-        sample_weight=None,
+        sample_weight: Any = None,
         class_weight: Mapping[int, float] | None = None,
         shuffle: bool = True,
-        validation_data=None,
+        validation_data: Any = None,
         validation_batch_size: int | None = None,
         validation_freq: int | list[int] = 1,
         callbacks: Sequence[keras.callbacks.Callback] = (),
@@ -282,18 +290,18 @@ class Run:
         if batch_size is not None and batch_size < 1:
             raise ValueError(f"batch_size={batch_size}: must be at least 1")
         if sources.is_source(x):
-            for name, value in (
+            for name, argument in (
                 ("y", y), ("sample_weight", sample_weight), ("class_weight", class_weight),
                 ("steps_per_epoch", steps_per_epoch),
             ):  # fmt: skip
-                if value is not None:
+                if argument is not None:
                     raise ValueError(f"{name}: x is a source, which has its own; leave it out")
-            data = sources.FromSource(x, batch_size, epochs, max_steps)
+            self._data = sources.FromSource(x, batch_size, epochs, max_steps)
         else:
-            data = sources.FromKeras(
+            self._data = sources.FromKeras(
                 x, y, batch_size, steps_per_epoch, sample_weight, class_weight, shuffle
             )
-        self._data, callbacks, model = data, list(callbacks), self.model
+        data, callbacks, model = self._data, list(callbacks), self.model
         self._ends = epochs, max_steps
         if not any(isinstance(callback, run_callbacks.Log) for callback in callbacks):
             callbacks.append(run_callbacks.Log())
@@ -348,7 +356,7 @@ class Run:
         for callback in callbacks.callbacks:
             if isinstance(callback, keras.callbacks.CSVLogger) and state.step:
                 callback.append = True  # else it would empty the file of the run
-        with self._unchanged_if(state.step):
+        with self._unchanged_if(state.step > 0):
             callbacks.on_train_begin()
         self._memory = callback_state.Memory(callbacks.callbacks)
         self._memory.restore(notes.get("callbacks", {}))
@@ -363,7 +371,7 @@ class Run:
                     break
                 if not state.step_in_epoch:
                     model.reset_metrics()
-                with self._unchanged_if(state.step_in_epoch):
+                with self._unchanged_if(state.step_in_epoch > 0):
                     callbacks.on_epoch_begin(epoch)
                 if state.step_in_epoch:  # some callbacks begin anew with each epoch
                     self._memory.restore(notes["callbacks"])
@@ -587,8 +595,8 @@ class Run:
         worker.check_same(self.workers, "what they train", defined)
         notes = self.workers.from_chief("the run", lambda: self._continue(defined, keep))
         self.state.notes.assign(notes)
-        variables = [v for name, v in self.state.parts().items() if name != "notes"]
-        self.workers.broadcast("the state of the run", [v for part in variables for v in part])
+        parts = [part for name, part in self.state.parts().items() if name != "notes"]
+        self.workers.broadcast("the state of the run", [v for part in parts for v in part])
         self.state.read()
         adapted.refresh(self.model)
         variables = [*self.model.variables, *self.model.optimizer.variables]
@@ -737,9 +745,9 @@ def _evaluate(
 def _described(name: str, thing) -> dict[str, object]:
     """What Keras saves of an object, by name, without names that it numbers by what was built."""
     if isinstance(thing, Mapping):
-        parts = thing.items()
+        parts = list(thing.items())
     elif isinstance(thing, (list, tuple)):
-        parts = enumerate(thing)
+        parts = list(enumerate(thing))
     elif thing is None or isinstance(thing, (str, int, float)):
         return {name: thing}
     else:

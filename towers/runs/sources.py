@@ -3,6 +3,7 @@
 import hashlib
 import itertools
 from collections.abc import Iterator
+from typing import Any
 
 import keras
 import numpy as np
@@ -14,12 +15,12 @@ from keras.src.backend.tensorflow.trainer import TFEpochIterator  # isort: skip
 from keras.src.trainers.data_adapters import array_slicing  # isort: skip
 
 
-def is_source(data) -> bool:
+def is_source(data: object) -> bool:
     """Whether data can be read at any position, as those of `input_pipeline` can."""
     return all(hasattr(data, name) for name in ("batches", "num_examples", "fingerprint"))
 
 
-def evaluated(data):
+def evaluated(data: Any) -> Any:
     """What is evaluated, as Keras's `evaluate` takes it.
 
     Batches of a list, or of another object that can be iterated over again and again, become one
@@ -46,7 +47,9 @@ class FromSource:
       definition: what identifies the data and their order, by name.
     """
 
-    def __init__(self, source, batch_size: int | None, epochs: int, max_steps: int | None = None):
+    def __init__(
+        self, source: Any, batch_size: int | None, epochs: int, max_steps: int | None = None
+    ):
         """
         Args:
           source: `batches(first_step, last_step, global_batch_size=, share=)` gives the batches of
@@ -80,7 +83,7 @@ class FromSource:
         """How many steps an epoch has; they may differ by one."""
         return int(self._first_step(epoch + 1) - self._first_step(epoch))
 
-    def first_batch(self):
+    def first_batch(self) -> cutting.Structure:
         """For what has to be built before the first step."""
         return _first(self._read(0, 1))
 
@@ -149,7 +152,7 @@ class FromKeras:
             "class_weight": class_weight and {str(k): float(v) for k, v in class_weight.items()},
             "shuffle": bool(are_arrays and shuffle),
         }
-        self._reader = None
+        self._reader: TFEpochIterator | None = None
         self._begun: Iterator | None = None  # the first epoch, once its first batch was looked at
 
     def _epoch(self, epoch: int) -> Iterator:
@@ -167,7 +170,7 @@ class FromKeras:
         self._reader = self._reader or self._iterator(epoch)
         return self._reader.num_batches
 
-    def first_batch(self):
+    def first_batch(self) -> cutting.Structure:
         """For what has to be built before the first step; it is not lost."""
         epoch = self._epoch(0)
         batch = _first(epoch)

@@ -90,7 +90,7 @@ def write_confusion(counts: np.ndarray, class_names: Sequence[str]) -> None:
       counts: [num_classes, num_classes], examples by (label, predicted class).
       class_names: one per class.
     """
-    tf.summary.image("confusion_matrix", figures.confusion_matrix(counts, class_names)[None])
+    tf.summary.image("confusion_matrix", figures.confusion_matrix(counts, tuple(class_names))[None])
     each = zip(class_names, counts.diagonal(), counts.sum(axis=1), strict=True)
     scalars({f"accuracy_per_class/{name}": right / count for name, right, count in each if count})
 
@@ -129,7 +129,7 @@ def graph_with_calls_inlined(function) -> tf.compat.v1.GraphDef:
 
 
 @contextlib.contextmanager
-def profile(folder: run_folder.RunFolder):
+def profile(folder: run_folder.RunFolder) -> Iterator[None]:
     """Records a profile for TensorBoard's Profile tab (needs the `profile` extra to be shown)."""
     with _on_disk():
         tf.profiler.experimental.start(str(folder.train_events))

@@ -172,7 +172,8 @@ def _take_checkpoint(path: str, model: keras.Model) -> tuple:
             f"the weights in {path} have no names, and their shapes and types are not the model's; "
             "give the final model of the run, which has names and gives what fits"
         )
-    digest, layers = hashlib.sha256(), {}
+    digest = hashlib.sha256()
+    layers: dict[str, None] = {}
     for place, (variable, value) in enumerate(zip(model.variables, in_order, strict=True)):
         if not model_state.is_draw_counter(variable):
             variable.assign(value)
@@ -202,7 +203,7 @@ def _take_file(file: str, model: keras.Model) -> tuple:
 def _weights_file(file: str, folder: Path) -> Iterator[h5py.File]:
     if file.endswith(".keras"):
         with zipfile.ZipFile(file) as archive, archive.open("model.weights.h5") as packed:
-            file = folder / "theirs.weights.h5"
+            file = str(folder / "theirs.weights.h5")
             with open(file, "wb") as unpacked:
                 shutil.copyfileobj(packed, unpacked)
     with h5py.File(file) as opened:
