@@ -5,17 +5,19 @@ import length
 
 # No process is left alone at the end with a file that takes a while.
 LONGEST_FIRST = (
-    "test_train_command.py",
-    "test_faults.py",
-    "test_workers_command.py",
-    "test_run.py",
     "test_keras_programs.py",
-    "test_planted_errors.py",
-    "test_eval_command.py",
-    "test_lessons.py",
+    "test_train_command.py",
+    "test_run.py",
     "test_ends.py",
+    "test_workers_command.py",
+    "test_faults.py",
+    "test_warm_start.py",
+    "test_distribution.py",
     "test_collectives.py",
+    "test_eval_command.py",
     "test_pictures_command.py",
+    "test_planted_errors.py",
+    "test_docs.py",
 )
 
 

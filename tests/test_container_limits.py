@@ -27,11 +27,6 @@ def version_2(root: Path, files: dict[str, object], own: str = "/") -> Path:
     return system(root, files, f"0::{own}\n")
 
 
-def version_1(root: Path, files: dict[str, object], own: str) -> Path:
-    """The cpu and the memory controller, each mounted in its own folder."""
-    return system(root, files, f"9:name=systemd:/\n4:cpu,cpuacct:{own}\n3:memory:{own}\n0::/\n")
-
-
 @pytest.mark.parametrize(
     ("cpu_max", "expected"),
     [
@@ -41,13 +36,6 @@ def version_1(root: Path, files: dict[str, object], own: str) -> Path:
 )
 def test_cores_of_version_2(tmp_path, cpu_max, expected):
     assert container_limits.cores(version_2(tmp_path, {"cpu.max": cpu_max})) == expected
-
-
-@pytest.mark.parametrize(("quota", "expected"), [("400000", 4), ("20000", 1), ("-1", None)])
-def test_cores_of_version_1(tmp_path, quota, expected):
-    pod = "cpu/pod"
-    files = {f"{pod}/cpu.cfs_quota_us": quota, f"{pod}/cpu.cfs_period_us": "100000"}
-    assert container_limits.cores(version_1(tmp_path, files, "/pod")) == expected
 
 
 @pytest.mark.parametrize(("outer", "inner", "expected"), [("3", "8", 3), ("8", "2", 2)])
@@ -73,15 +61,21 @@ def test_memory_of_version_2_counts_what_files_hold_as_available(tmp_path):
     assert container_limits.available_memory(root) == 4 * GB - (3 * GB - 3 * GB // 2)
 
 
-def test_memory_of_version_1(tmp_path):
+@pytest.mark.parametrize(("quota", "cores"), [("400000", 4), ("20000", 1), ("-1", None)])
+def test_version_1(tmp_path, quota, cores):
     files = {
+        "cpu/pod/cpu.cfs_quota_us": quota,
+        "cpu/pod/cpu.cfs_period_us": "100000",
         "memory/pod/memory.limit_in_bytes": 4 * GB,
         "memory/pod/memory.usage_in_bytes": 3 * GB,
         "memory/pod/memory.stat": f"inactive_file 7\ntotal_inactive_file {GB}",
         "memory/memory.limit_in_bytes": UNLIMITED_IN_VERSION_1,
         "memory/memory.usage_in_bytes": 20 * GB,
     }
-    assert container_limits.available_memory(version_1(tmp_path, files, "/pod")) == 2 * GB
+    own = "9:name=systemd:/\n4:cpu,cpuacct:/pod\n3:memory:/pod\n0::/\n"  # a tree for each
+    root = system(tmp_path, files, own)
+    assert container_limits.cores(root) == cores
+    assert container_limits.available_memory(root) == 2 * GB
 
 
 @pytest.mark.parametrize("limit", ["max", "", "lots", "-1"])

@@ -1,8 +1,10 @@
 """Where towers run, and the errors of asking for too many."""
 
+import functools
 import sys
 
 import forked
+import pretend_gpu
 import pytest
 import tensorflow as tf
 import toys
@@ -13,27 +15,12 @@ from towers import devices
 
 @pytest.fixture
 def with_gpus(monkeypatch):
-    """Makes TensorFlow list this many visible GPUs, each cut into logical ones or not."""
-    visible, cut = tf.config.get_visible_devices, tf.config.get_logical_device_configuration
-
-    def see(num_gpus, parts=None):
-        def seen(kind):
-            return ["a GPU"] * num_gpus if kind == "GPU" else visible(kind)
-
-        def parts_of(device):
-            return parts if device == "a GPU" else cut(device)
-
-        monkeypatch.setattr(tf.config, "get_visible_devices", seen)
-        monkeypatch.setattr(tf.config, "get_logical_device_configuration", parts_of)
-        monkeypatch.setattr(tf.config.experimental, "set_memory_growth", lambda gpu, on: None)
-
-    return see
+    """Makes TensorFlow list so many visible GPUs, each cut into logical ones or not."""
+    return functools.partial(pretend_gpu.pretend, monkeypatch.setattr)
 
 
-@pytest.mark.parametrize("num_towers", [1, 2, 4])
-def test_without_gpus_towers_are_logical_cpu_devices(with_gpus, num_towers):
-    with_gpus(0)
-    assert devices.choose(num_towers) == toys.cpus(num_towers)
+def test_without_gpus_towers_are_logical_cpu_devices():
+    assert devices.choose(4) == toys.cpus(4)
 
 
 def test_towers_share_the_one_device_of_a_started_runtime():

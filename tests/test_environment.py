@@ -1,6 +1,5 @@
 """What `import towers` sets for TensorFlow, Keras and loggers, leaves as it is, and refuses."""
 
-import logging
 import os
 import subprocess
 import sys
@@ -9,8 +8,7 @@ import pytest
 import scripts
 
 import towers
-from towers import conditions, noise
-from towers_cli import compare
+from towers import conditions
 
 VARIABLE = "TF_ENABLE_ONEDNN_OPTS"
 HOST = """
@@ -56,16 +54,6 @@ def test_a_variable_is_set_unless_it_was_or_it_is_too_late(monkeypatch, before, 
     assert os.environ.get(VARIABLE) == after
 
 
-@pytest.mark.long
-@pytest.mark.parametrize(
-    ("at_the_end", "warns"), [("", False), (f"del os.environ['{VARIABLE}']", True)]
-)
-def test_a_tensorflow_that_was_there_first_is_warned_of_where_nobody_chose(at_the_end, warns):
-    program = f"import os, tensorflow; {at_the_end}\nimport towers"
-    done = run("-c", program, **{VARIABLE: "0"})
-    assert (VARIABLE in done.stderr and "UserWarning" in done.stderr) == warns
-
-
 def test_a_run_says_whether_onednn_computes():
     chosen = os.environ[VARIABLE]  # by this package, or by who runs the tests
     assert conditions.environment()["oneDNN"] == {"0": "off", "1": "on"}[chosen]
@@ -75,19 +63,3 @@ def test_a_run_says_whether_onednn_computes():
 def test_an_import_leaves_every_logger_as_it_is():
     done = run("-c", HOST, TF_CPP_MIN_LOG_LEVEL="3")
     assert done.stderr.splitlines()[-1] == "absl: a word of the program's"
-
-
-@pytest.mark.parametrize("name", ["train", "eval", "compare"])
-def test_a_command_quiets_loggers(monkeypatch, tmp_path, name):
-    monkeypatch.setenv(noise.LOG_LEVEL, noise.SILENT)
-    logger = logging.getLogger("absl")
-    before, logger.level = logger.level, logging.NOTSET
-    try:
-        if name == "compare":
-            compare.main([str(tmp_path), str(tmp_path)])
-        else:
-            flags = {"train": ["--num_towers=3"], "eval": []}  # refused later than a wrong value
-            assert scripts.run(name, f"--train_dir={tmp_path}", *flags[name]).returncode != 0
-        assert logger.level == logging.ERROR
-    finally:
-        logger.setLevel(before)

@@ -17,7 +17,6 @@ import pytest
 import scripts
 
 TIMEOUT_SECONDS = 2400  # TensorFlow compiles its kernels for a new kind of GPU
-MANY = ("fastnet", "float16", "muon")
 PROGRAM = """
 import json, sys
 import towers
@@ -101,9 +100,7 @@ def a_gpu():
         ("cifarnet", "float32", "sgd"),
         ("cifarnet", "bfloat16", "adamw"),
         ("resnet", "float32", "sgd"),
-        ("resnet", "bfloat16", "sgd"),
         ("resnet", "float16", "adamw"),
-        ("fastnet", "float32", "muon"),
         ("fastnet", "bfloat16", "muon"),
         ("resnet", "float32", "sgd", "on a tower"),
         ("fastnet", "bfloat16", "muon", "on a tower"),
@@ -123,9 +120,9 @@ def test_towers_on_gpus_are_the_same_to_the_last_bit(kind):
         assert printed_by(PROGRAM, 2, 50, *kind)[2:] == runs[0][2:]
 
 
-@pytest.mark.parametrize("kind", [("cifarnet", "float32", "sgd"), MANY], ids=["one", "many"])
 @pytest.mark.long
-def test_what_is_asked_of_gpus_can_be_asked_of_a_cpu(kind):
+def test_what_is_asked_of_gpus_can_be_asked_of_a_cpu():
+    kind = "fastnet", "float16", "muon"
     runs = [printed_by(PROGRAM, num_towers, 2, *kind, hidden=True) for num_towers in (1, 2)]
     assert runs[1][:2] == [["/CPU:0", "/CPU:1"], ["CPU:0"]]
     assert runs[0][2:] == runs[1][2:]
@@ -137,12 +134,12 @@ FLAGS = (
 )  # fmt: skip
 
 
-def training(folder, *command, hidden=False, flags=()):
+def training(folder, *command, flags=()):
     """A process of `train.py`."""
     script = str(scripts.ROOT / "train.py")
     return subprocess.Popen(
         [sys.executable, *command, script, f"--train_dir={folder}", *FLAGS, *flags],
-        env=seeing(hidden),
+        env=seeing(hidden=False),
         stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
     )  # fmt: skip
 
@@ -153,24 +150,6 @@ def trained(folder, *arguments, **options):
         stdout, stderr = process.communicate(timeout=TIMEOUT_SECONDS)
     assert process.returncode == 0, stderr
     return stdout, scripts.hash_lines(folder)
-
-
-def compare_killed_run(folder, *, hidden=False):
-    """Checks a run that is killed after its first checkpoint against one that is not."""
-    options = {"hidden": hidden, "flags": ("--max_steps=200", "--verify_every_steps=50")}
-    _, expected = trained(folder / "whole", **options)
-    first = folder / "killed/checkpoints/step-20"
-    with training(folder / "killed", **options) as process:
-        ends = time.monotonic() + TIMEOUT_SECONDS
-        while not first.exists() and process.poll() is None and time.monotonic() < ends:
-            time.sleep(0.01)
-        process.kill()
-        process.communicate()
-    assert process.returncode == -signal.SIGKILL
-    said, resumed = trained(folder / "killed", **options)
-    assert "continuing at step" in said
-    assert resumed == expected
-    assert {line["step"] for line in expected} >= {0, 50, 100, 150, 200}
 
 
 @pytest.mark.usefixtures("a_gpu")
@@ -184,4 +163,17 @@ def test_train_py_on_a_gpu_is_one_run_for_one_process_and_two(tmp_path):
 
 @pytest.mark.usefixtures("a_gpu")
 def test_train_py_on_a_gpu_resumes_with_the_bits_of_a_run_that_was_never_killed(tmp_path):
-    compare_killed_run(tmp_path)
+    flags = "--max_steps=200", "--verify_every_steps=50"
+    _, expected = trained(tmp_path / "whole", flags=flags)
+    first = tmp_path / "killed/checkpoints/step-20"
+    with training(tmp_path / "killed", flags=flags) as process:
+        ends = time.monotonic() + TIMEOUT_SECONDS
+        while not first.exists() and process.poll() is None and time.monotonic() < ends:
+            time.sleep(0.01)
+        process.kill()
+        process.communicate()
+    assert process.returncode == -signal.SIGKILL
+    said, resumed = trained(tmp_path / "killed", flags=flags)
+    assert "continuing at step" in said
+    assert resumed == expected
+    assert {line["step"] for line in expected} >= {0, 50, 100, 150, 200}

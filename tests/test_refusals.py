@@ -73,11 +73,6 @@ class Graph(keras.layers.Layer):
         return x * 2
 
 
-class MakesVariables(keras.layers.Layer):
-    def call(self, x):
-        return x * keras.Variable(1.0)
-
-
 def in_a_scope():
     with tf.distribute.MirroredStrategy(["/CPU:0"]).scope():
         return of()
@@ -161,7 +156,6 @@ def noisy_loss(y_true, y_pred):
 
 REFUSED = {  # by what the message must name
     "train_step": (lambda: with_an_own("train_step"), "train_step"),
-    "test_step": (lambda: with_an_own("test_step"), "test_step"),
     "make_train_function": (lambda: with_an_own("make_train_function"), "make_train_function"),
     "a train_step set on the model": (with_a_method, "train_step"),
     "an output without examples": (WithAWeightAsOutput, "WithAWeightAsOutput"),
@@ -172,23 +166,11 @@ REFUSED = {  # by what the message must name
     "synchronized": (lambda: of(layers.BatchNormalization(synchronized=True)), "synchronized"),
     "float8": (quantized, "peculiar"),
     "AugMix": (lambda: pictures(layers.AugMix(name="peculiar")), "AugMix"),
-    "variables made in call": (
-        lambda: keras.Sequential([MakesVariables(), layers.Dense(3)]),
-        "MakesVariables|Sequential",
-    ),
-    "SpectralNormalization": (
-        lambda: of(layers.SpectralNormalization(layers.Dense(5, name="spectral"))),
-        "spectral",
-    ),
     "tf.Variable": (lambda: layer(assigned, tf_variable), "tf.Variable"),
     "a variable that is no weight": (lambda: layer(assigned, keras_variable), "add_weight"),
     "tf.random": (lambda: layer(lambda own, x: x + tf.random.normal(tf.shape(x))), "SeedGenerator"),
     "keras.random": (lambda: layer(lambda own, x: x + keras.random.normal((8,))), "SeedGenerator"),
     "a sum": (lambda: layer(added(lambda x: ops.sum(x**2))), "add_loss"),
-    "a value of each example": (
-        lambda: layer(added(lambda x: ops.mean(x**2, axis=-1))),
-        "add_loss",
-    ),
     "a metric of one number of a batch": (lambda: Counts(keras.metrics.Mean, ops.mean), "peculiar"),
     "a metric that does not add": (lambda: Counts(Largest, lambda x: x), "peculiar"),
     "a running total": (lambda: layer(totalled, weight("total")), "total"),
@@ -249,12 +231,11 @@ def test_refuses_run_eagerly_whenever_it_is_asked_for():
         model.fit(X, Y, verbose=0)
 
 
-@pytest.mark.parametrize("call", ["evaluate", "predict"])
-def test_refuses_draws_in_evaluation_and_prediction(call):
+def test_refuses_draws_in_prediction():
     model = layer(lambda own, x: x + tf.random.normal(tf.shape(x)))
     towers.distribute(compiled(model))
     with pytest.raises(ValueError, match="SeedGenerator"):
-        model.predict(X, verbose=0) if call == "predict" else model.evaluate(X, Y, verbose=0)
+        model.predict(X, verbose=0)
 
 
 @pytest.mark.parametrize(
@@ -262,13 +243,10 @@ def test_refuses_draws_in_evaluation_and_prediction(call):
     [
         ({"towers": 0}, "num_towers|towers"),
         ({"towers": 1.5}, "towers"),
-        ({"towers": True}, "towers"),
         ({"towers": []}, "towers"),
         ({"towers": ["/CPU:99"]}, "CPU:99"),
         ({"microbatch_size": 0}, "microbatch_size"),
-        ({"microbatch_size": 2.0}, "microbatch_size"),
         ({"microbatch_size": True}, "microbatch_size"),
-        ({"joined_loss": "yes"}, "joined_loss"),
         ({"joined_loss": 1}, "joined_loss"),
         ({"model": lambda x: x}, "keras.Model"),
     ],
@@ -303,42 +281,9 @@ def averaged(layer, x):
     return x - layer.own
 
 
-def adapted():
-    normalization = layers.Normalization()
-    normalization.adapt(X)
-    return of(normalization)
-
-
-def frozen_teacher():
-    teacher = of(layers.Dense(4), layers.BatchNormalization())
-    teacher.trainable = False
-    return of(teacher)
-
-
-class Vae(keras.Model):
-    """Draws in evaluation, too; its loss is what it adds."""
-
-    def __init__(self):
-        super().__init__()
-        self.generator = keras.random.SeedGenerator(1)
-        self.encoder, self.decoder = layers.Dense(4), layers.Dense(3)
-
-    def call(self, x):
-        code = self.encoder(x)
-        code += keras.random.normal(ops.shape(code), seed=self.generator)
-        self.add_loss(0.1 * ops.mean(code**2))
-        return self.decoder(code)
-
-
 ACCEPTED = {
     "add_loss of a mean": lambda: layer(added(lambda x: ops.mean(x**2))),
-    "activity_regularizer": lambda: of(layers.Dense(4, activity_regularizer="l2")),
-    "add_loss of a mean of what it draws": Vae,
-    "a metric of examples": lambda: Counts(keras.metrics.Mean, lambda x: ops.norm(x, axis=-1)),
-    "a counter": lambda: layer(counted, weight("count")),
     "a running mean": lambda: layer(averaged, weight("mean")),
-    "Normalization": adapted,
-    "a frozen teacher": frozen_teacher,
     "dropout beside add_loss": lambda: of(
         layers.Dropout(0.5), layers.BatchNormalization(), Calls(added(lambda x: ops.mean(x**2)))
     ),

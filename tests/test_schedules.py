@@ -103,13 +103,6 @@ def test_wrong_arguments_are_refused(schedule, wrong):
         rate(schedule, **wrong)
 
 
-def test_unknown_names_are_refused():
-    with pytest.raises(ValueError, match="schedule='step': .* exponential, piecewise, cosine"):
-        rate("step")
-    with pytest.raises(ValueError, match="scaling='log': .* none, linear, sqrt"):
-        schedules.scaled_rate(0.1, "log", 256, 128)
-
-
 @pytest.mark.parametrize("module", [schedules, distribution], ids=lambda module: module.__name__)
 def test_examples_in_docstrings_are_true(module):
     result = doctest.testmod(module)

@@ -36,7 +36,6 @@ READING_ORDER = {
     "towers/runs/callbacks.py": "what a run logs, along the way",
 }
 LINES_PER_MINUTE = 20  # an estimate; comments, docstrings and empty lines count
-MINUTES = 150  # an evening, with half an hour for the page
 
 WIDTH, HEIGHT = 900, 1088
 DARK, LINE = "#1c1c1c", "#4a5763"

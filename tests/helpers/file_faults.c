@@ -2,15 +2,15 @@
 
 Calls that change a file below one folder are counted, and if asked those that open or read one, of
 TensorFlow, Keras and Python alike; the one with a chosen number fails. Buffered writes (fwrite)
-count where they reach the kernel. Looking up names (stat, access, opendir) never fails here. After a call that "stops" nothing reaches the disk any more, whatever the program still tries
-in order to tidy up: the folder is then as a SIGKILL at that call, or a lost machine, leaves it. */
+count where they reach the kernel. Looking up names (stat, access, opendir) never fails here. After
+a call that "stops" nothing reaches the disk any more, whatever the program still tries in order to
+tidy up: the folder is then as a SIGKILL at that call, or a lost machine, leaves it. */
 #define _GNU_SOURCE
 #include <dlfcn.h>
 #include <errno.h>
 #include <fcntl.h>
 #include <limits.h>
 #include <pthread.h>
-#include <signal.h>
 #include <stdarg.h>
 #include <stdio.h>
 #include <stdio_ext.h>
@@ -22,7 +22,7 @@ in order to tidy up: the folder is then as a SIGKILL at that call, or a lost mac
 #include <unistd.h>
 
 /* The values of file_faults.Fault. */
-enum { NONE, FAIL_ONCE, FAIL_FROM_HERE, STOP, TEAR, KILL };
+enum { NONE, FAIL_ONCE, FAIL_FROM_HERE, STOP, TEAR };
 
 #define MOST_FILES 4096
 enum { NOT_OURS, READ, WRITTEN };
@@ -57,14 +57,6 @@ void faults_arm(const char *folder, long call, int how, int error, int reads) {
 long faults_calls(void) { return calls; }
 
 const char *faults_what_failed(void) { return what_failed; }
-
-/* A program whose parent cannot call faults_arm says it in its environment. */
-__attribute__((constructor)) static void arm_from_environment(void) {
-    const char *folder = getenv("FILE_FAULTS_FOLDER");
-    if (folder)
-        faults_arm(folder, atol(getenv("FILE_FAULTS_CALL")), atoi(getenv("FILE_FAULTS_HOW")),
-                   atoi(getenv("FILE_FAULTS_ERROR")), 0);
-}
 
 /* ---- which calls are ours ---- */
 
@@ -104,7 +96,6 @@ static int fails(const char *name, const char *path) {
         failing = 1;
     } else if (action && calls == at_call) {
         snprintf(what_failed, sizeof what_failed, "%s %s", name, path);
-        if (action == KILL) raise(SIGKILL);
         stopped = action == STOP || action == TEAR;
         failing = 1;
     }

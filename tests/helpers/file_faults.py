@@ -23,7 +23,6 @@ class Fault(enum.IntEnum):
     FAIL_FROM_HERE = 2  # and so do all later ones, as on a full disk
     STOP = 3  # nothing reaches the disk from here on, as where the process is killed
     TEAR = 4  # half of what it writes does, and then nothing
-    KILL = 5  # a SIGKILL to the process
 
 
 def build(folder: Path) -> Path:

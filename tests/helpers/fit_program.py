@@ -23,8 +23,6 @@ from towers.runs import callbacks as run_callbacks
 import keras  # isort: skip
 import numpy as np  # isort: skip
 
-import keras_programs  # isort: skip
-
 LAYERS = keras.layers
 
 
@@ -64,23 +62,14 @@ def data() -> tuple[np.ndarray, np.ndarray]:
     return x, x[:, :3].argmax(axis=1)
 
 
-def first(structure, count: int):
-    """The first examples."""
-    return keras.tree.map_structure(lambda array: array[:count], structure)
-
-
 def main(wanted: dict) -> dict:
     """Trains; what it came to."""
     tower_devices = devices.choose(wanted["towers"])
     with multi_worker.meet(wait_seconds=60) as workers:
-        if wanted.get("of_dicts"):  # several inputs and outputs
-            keras.utils.set_random_seed(1)
-            made, (x, y, _) = keras_programs.two_by_two(), keras_programs.PAIR
-        else:
-            made, (x, y) = model(), data()
-        trained = towers.distribute(made, tower_devices, microbatch_size=16, workers=workers)
+        x, y = data()
+        trained = towers.distribute(model(), tower_devices, microbatch_size=16, workers=workers)
         callbacks = [
-            run_callbacks.MovingAverages(trained, wanted.get("decay", 0.9)),
+            run_callbacks.MovingAverages(trained, 0.9),
             run_callbacks.LearningRate(schedules.LearningRate("cosine", 0.02, 200, total_epochs=6)),
             run_callbacks.Log(5),
             run_callbacks.Verify(4),
@@ -90,10 +79,10 @@ def main(wanted: dict) -> dict:
                 lambda: os.kill(os.getpid(), getattr(signal, wanted.get("signal", "SIGKILL"))),
             ),
         ]
-        run = towers.Run(wanted["folder"], trained, init_from=wanted.get("init_from"))
+        run = towers.Run(wanted["folder"], trained)
         done = run.fit(
             arrays.batches(x, y, seed=3), batch_size=64, epochs=6, verbose=0,
-            validation_data=(first(x, 70), first(y, 70)), callbacks=callbacks,
+            validation_data=(x[:70], y[:70]), callbacks=callbacks,
             checkpoint_every_steps=2,
         )  # fmt: skip
         return {

@@ -1,28 +1,31 @@
-"""A machine that seems to have a GPU: TensorFlow's configuration lists one."""
+"""A machine that seems to have GPUs: TensorFlow's configuration lists them."""
 
+import functools
 from collections.abc import Callable
 
 import tensorflow as tf
 
-GPU = tf.config.PhysicalDevice("/physical_device:GPU:0", "GPU")
+
+def _instead(gpus: list, value, of_others: Callable, device=None):
+    return value if device == "GPU" or device in gpus else of_others(device)
 
 
-def pretend(patch: Callable = setattr, **details) -> None:
-    """Makes TensorFlow's configuration list a GPU.
+def pretend(patch: Callable = setattr, count: int = 1, parts: list | None = None, **details):
+    """Makes TensorFlow's configuration list GPUs.
 
     Args:
       patch: (object, name, value), such as that of pytest's `monkeypatch`.
-      **details: of the GPU.
+      count: of them.
+      parts: logical devices that each is cut into; None where it is whole.
+      **details: of each.
     """
-    visible, cut = tf.config.get_visible_devices, tf.config.get_logical_device_configuration
-    listed, told = tf.config.list_physical_devices, tf.config.experimental.get_device_details
-
-    def instead(gpu, of_others):
-        return lambda device=None: gpu if device in (GPU, "GPU") else of_others(device)
-
-    patch(tf.config, "get_visible_devices", instead([GPU], visible))
-    patch(tf.config, "list_physical_devices", instead([GPU], listed))
-    patch(tf.config, "get_logical_device_configuration", instead(None, cut))
+    gpus = [tf.config.PhysicalDevice(f"/physical_device:GPU:{n}", "GPU") for n in range(count)]
     details = {"device_name": "no GPU at all"} | details
-    patch(tf.config.experimental, "get_device_details", instead(details, told))
+    for owner, name, value in (
+        (tf.config, "get_visible_devices", gpus),
+        (tf.config, "list_physical_devices", gpus),
+        (tf.config, "get_logical_device_configuration", parts),
+        (tf.config.experimental, "get_device_details", details),
+    ):
+        patch(owner, name, functools.partial(_instead, gpus, value, getattr(owner, name)))
     patch(tf.config.experimental, "set_memory_growth", lambda device, enable: None)

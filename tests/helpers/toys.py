@@ -28,20 +28,16 @@ def linear(*weights: float) -> keras.Model:
     )
 
 
-def classifier(features: int = 3, *, hidden: int = 5, seed: int = 0) -> keras.Model:
-    """Two dense layers to CLASSES logits."""
-
-    def initial(layer):
-        return keras.initializers.GlorotUniform(seed=seed + layer)
-
+def classifier(seed: int = 0) -> keras.Model:
+    """Two dense layers from 3 features to CLASSES logits."""
+    first, second = (keras.initializers.GlorotUniform(seed=seed + layer) for layer in (1, 2))
+    dense = keras.layers.Dense
     return on_cpu(
         lambda: keras.Sequential(
             [
-                keras.Input([features]),
-                keras.layers.Dense(
-                    hidden, activation="relu", kernel_initializer=initial(1), name="hidden"
-                ),
-                keras.layers.Dense(CLASSES, kernel_initializer=initial(2), name="logits"),
+                keras.Input([3]),
+                dense(5, activation="relu", kernel_initializer=first, name="hidden"),
+                dense(CLASSES, kernel_initializer=second, name="logits"),
             ]
         )
     )
@@ -62,11 +58,11 @@ def dropout_classifier() -> keras.Model:
     )
 
 
-def small_cifarnet(dtype: str = "float32", seed: int = 3) -> keras.Model:
+def small_cifarnet(dtype: str = "float32") -> keras.Model:
     """The tutorial's network for 8 x 8 images, with more channels than an LRN radius."""
     policy = keras.DTypePolicy(dtype)
     return on_cpu(
-        lambda: cifarnet.build((8, 8, 3), CLASSES, policy, seed, filters=6, hidden_units=(7, 6))
+        lambda: cifarnet.build((8, 8, 3), CLASSES, policy, 3, filters=6, hidden_units=(7, 6))
     )
 
 
@@ -90,11 +86,11 @@ def on_cpu(build):
         return build()
 
 
-def batch(examples: int, shape=(8, 8, 3), *, seed: int = 0, classes: int = CLASSES):
+def batch(examples: int, shape=(8, 8, 3), *, seed: int = 0):
     """Random images, float32 [examples, *shape], and labels, int64 [examples]."""
     rng = np.random.default_rng(seed)
     images = rng.normal(size=(examples, *shape)).astype(np.float32)
-    return images, rng.integers(classes, size=examples)
+    return images, rng.integers(CLASSES, size=examples)
 
 
 def output_itself(labels, outputs):
@@ -109,9 +105,7 @@ class Step:
       model: that is trained.
     """
 
-    def __init__(
-        self, model, optimizer=None, *, num_towers=1, microbatch=None, loss=None, jit_compile=False
-    ):
+    def __init__(self, model, optimizer=None, *, num_towers=1, microbatch=None, loss=None):
         """
         Args:
           model: classifier of CLASSES, or whatever the loss is for.
@@ -119,10 +113,9 @@ class Step:
           num_towers: on logical CPUs.
           microbatch: examples of one; None for one microbatch on each tower.
           loss: None for cross entropy of logits.
-          jit_compile: as `compile` takes it.
         """
         loss = loss or keras.losses.SparseCategoricalCrossentropy(from_logits=True)
-        model.compile(optimizer or keras.optimizers.SGD(0.5), loss, jit_compile=jit_compile)
+        model.compile(optimizer or keras.optimizers.SGD(0.5), loss)
         self.model, self._towers, self._microbatch = model, num_towers, microbatch
         self._distribution = None
 
@@ -139,11 +132,6 @@ class Step:
         if rate is not None:
             self.model.optimizer.learning_rate.assign(rate)
         return self._distribution.train_step(batch)[1]
-
-
-def labels_for(images) -> np.ndarray:
-    """Labels for a loss that does not look at them, int64 [n]."""
-    return np.zeros(len(images), np.int64)
 
 
 def column(*values: float) -> np.ndarray:

@@ -130,21 +130,6 @@ def broadcast(workers) -> list:
     return [[v.dtype.name, v.numpy().tobytes().hex(), list(v.shape)] for v in variables]
 
 
-def stopped(workers) -> list:
-    """What is known after each step: the last worker is asked to stop at 3, no longer so at 5."""
-    model = distributed(workers, toys.classifier())
-    batch = toys.batch(BATCH, (3,))
-    known = []
-    for step in range(1, 6):
-        if step == 3 and workers.index == workers.count - 1:
-            workers.ask_to_stop(15)
-        if step == 5:
-            workers.ask_to_stop(None)
-        model.train_on_batch(*batch)
-        known.append(workers.stop_asked())
-    return known
-
-
 def own_run(workers) -> list:
     """The weights after a run, and after the same program again: it has finished already."""
     (images, labels), hashes_of = toys.batch(40, (3,)), []
@@ -205,7 +190,7 @@ def messages(workers) -> list:
     return [said, workers.from_chief("it", lambda: {"a": [workers.index, 0.1]})]
 
 
-CHECKS = (models, broadcast, messages, stopped, own_run, at_odds, of_others)
+CHECKS = (models, broadcast, messages, own_run, at_odds, of_others)
 
 
 def main(folder: str) -> None:

@@ -30,16 +30,6 @@ def test_how_far_gradients_are_behind():
     assert shown["sends"] and not shown["drops"]
 
 
-def test_gradients_that_a_step_does_not_wait_for():
-    """The slow worker of three takes 4, and three steps are made until its gradient arrives."""
-    shown = timeline.as_json(
-        run("backup_workers", workers=3, of_speeds="straggler", until=4.5, message=0.0)
-    )
-    assert shown["drops"] and shown["updates"] == [1.0, 2.0, 3.0, 4.0]
-    behind = {(worker, begin): late for worker, begin, _, late in shown["work"]}
-    assert behind[2, 0.0] in (3, 4) and behind[0, 2.0] == 0
-
-
 @pytest.mark.parametrize("name", rules.RULES)
 def test_every_rule_has_a_time_line(name):
     found = run(name, until=10.0)

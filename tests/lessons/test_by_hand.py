@@ -2,25 +2,20 @@
 
 import math
 
-import keras
 import numpy as np
 import pytest
 import tensorflow as tf
-import toys
 
 from benchmarks import profiles
-from laboratory import data, findings, race
+from laboratory import findings
 from lessons import (
     batch_size,
-    elastic_averaging,
     graph,
     learning_rate,
     memory,
-    synchronous_or_not,
     where_time_goes,
 )
 from lessons.where_time_goes import Step, Timed
-from towers import devices, microbatch
 
 SHAPES = findings.Setup(shapes=True)
 
@@ -37,32 +32,10 @@ class TestBatchSize:
         # A batch of 1 needs 100 * (1 + 1 / 64) examples, with 100 those of no noise.
         found = batch_size.predicted({1: 101.5625, 64: None}, {0: 32.0, 9: 128.0, 99: math.inf})
         assert found == pytest.approx({1: 101.5625, 64: 200.0})
-        assert batch_size.predicted({1: None, 64: 100.0}, {0: 32.0}) == {}
-
-    def test_a_mean_needs_every_seed(self):
-        assert race.mean_needed([10, 20]) == 15
-        assert race.mean_needed([10, None]) is race.mean_needed([]) is None
 
     def test_the_noise_scale_is_that_of_gradients_whose_noise_is_known(self):
         # Gradients g + e, with |g|^2 = 4 and E|e|^2 = 100 / B over B examples: 100 / 4 = 25.
         assert batch_size.noise_scale(4 + 100 / 10, 4 + 100 / 50, 10, 50) == pytest.approx(25)
-
-    def test_norms_are_those_of_the_microbatches(self):
-        model = race.model(race.Entry(64, 0.1))
-        one_pass = microbatch.Microbatch(model, training=True, jit_compile=False)
-        images = np.random.default_rng(0).normal(size=(1024, 24, 24, 3)).astype(np.float32)
-        labels = np.arange(1024) % 10
-        small, large = batch_size.squared_norms(one_pass, images, labels)
-        gradients = []
-        for part in np.split(np.arange(1024), batch_size.MICROBATCHES):
-            with tf.GradientTape() as tape:
-                logits = model(images[part])
-                losses = tf.nn.sparse_softmax_cross_entropy_with_logits(labels[part], logits)
-                loss = tf.reduce_mean(losses)
-            of_part = tape.gradient(loss, [v.value for v in model.trainable_variables])
-            gradients.append(np.concatenate([np.ravel(g) for g in of_part]))
-        assert float(small) == pytest.approx(np.mean(np.square(gradients).sum(axis=1)), rel=1e-4)
-        assert float(large) == pytest.approx(np.square(np.mean(gradients, axis=0)).sum(), rel=1e-4)
 
 
 class TestGraph:
@@ -71,13 +44,6 @@ class TestGraph:
         graph.Event(*event)
         for event in ((0, 2, 0), (1, 3, 0), (5, 6, 0), (2, 5.5, 1), (0, 9, None))
     ]
-
-    def test_the_two_ways_give_the_same_gradients(self):
-        images, labels = next(iter(data.load(SHAPES).training_batches(8, 1)))
-        ways = graph.two_ways(data.small_cifarnet(), devices.choose(2))
-        in_graph, one_by_one = (tf.nest.flatten(way(images, labels)) for way in ways)
-        for gradient, other in zip(in_graph, one_by_one, strict=True):
-            np.testing.assert_allclose(gradient, other, rtol=1e-5, atol=1e-7)
 
     def test_what_needs_another_tower_is_found_by_any_path(self):
         with tf.Graph().as_default() as built:
@@ -92,18 +58,6 @@ class TestGraph:
         of_towers = [graph.operations_of(built, index) for index in (0, 1)]
         assert [len(own) for own in of_towers] == [1, 3]
         assert graph.waiting(of_towers) == 2
-
-    @pytest.mark.parametrize(
-        "name, tower",
-        [
-            ("tower_11/microbatch/gradient_tape/local3/MatMul", 11),
-            ("loop/tower_11/microbatch/add", 11),
-            ("average_gradients/add", None),
-            ("my_tower_1/add", None),
-        ],
-    )
-    def test_an_operation_s_tower_is_its_scope(self, name, tower):
-        assert graph.tower_of(name) == tower
 
     def test_an_overlap_is_a_share_of_the_less_busy_one(self):
         spans = graph.busy(event for event in self.EVENTS if event.tower == 0)
@@ -144,30 +98,6 @@ class TestMemory:
         for gradient, other in zip(gradients, others, strict=True):
             np.testing.assert_allclose(gradient, other, rtol=1e-5, atol=1e-7)
 
-    def test_what_a_mean_activation_misses_is_the_covariance_with_the_errors(self):
-        draws = np.random.default_rng(0)
-        images = draws.normal(size=[6, 3]).astype(np.float32)
-        labels = draws.integers(4, size=6)
-        inputs = keras.Input([3])
-        layer = keras.layers.Dense(4, kernel_initializer="zeros")
-        model = keras.Model(inputs, toys.on_cpu(lambda: layer(inputs)))
-        both = memory.both_gradients(model, tf.constant(images), tf.constant(labels))
-        errors = np.full([6, 4], 1 / 4) - np.eye(4)[labels]
-        covariance = (images - images.mean(axis=0)).T @ (errors - errors.mean(axis=0)) / 6
-        np.testing.assert_allclose(both.gradient[0] - both.at_mean[0], covariance, atol=1e-6)
-        np.testing.assert_allclose(both.gradient[1], both.at_mean[1], atol=1e-6)  # the bias
-
-    @pytest.mark.long
-    @pytest.mark.whole_program
-    def test_a_process_that_trains_grows_more_than_one_that_evaluates(self):
-        points = [(memory.EVALUATION, 256), (memory.TRAINING, 256)]
-        evaluation, training = memory.measure(points).values()
-        if None in (*evaluation, *training):
-            pytest.skip("neither the system nor TensorFlow's allocator tells everywhere")
-        kept = memory.count(memory.make_pass(memory.TRAINING, 256)).kept
-        assert training.handed_out > max(kept, evaluation.handed_out)
-        assert training.resident > max(kept, evaluation.resident)
-
 
 class TestWhereTimeGoes:
     ONE = Step(copy=1.0, compute=60.0, reduce=2.0, update=3.0, rest=4.0)
@@ -191,27 +121,6 @@ class TestWhereTimeGoes:
         assert step == Step(10.0, 0.0, 32.0, 2.0, 2.0, 4.0)
         assert step.busy == pytest.approx(32 / 50)
 
-    def test_a_device_is_as_busy_as_its_input_is_quick(self):
-        busy = where_time_goes.expected_busy
-        assert busy(100.0, input_rate=60.0, ahead=True) == pytest.approx(0.6)
-        assert busy(100.0, input_rate=600.0, ahead=True) == 1.0
-        assert busy(100.0, input_rate=300.0, ahead=False) == pytest.approx(0.75)
-
-    @pytest.mark.parametrize(
-        "name, kind, part",
-        [
-            ("cut_batch/Slice", "StridedSlice", "copy"),
-            ("tower_1/Identity_3", "Identity", "copy"),
-            ("weights/ReadVariableOp/_1", "_Send", "copy"),
-            ("tower_10/microbatch_1/gradient_tape/local3/MatMul", "MatMul", "compute"),
-            ("average_gradients/truediv_4", "RealDiv", "reduce"),
-            ("moving_averages/sub_5", "Sub", "update"),
-            ("map/while", "While", None),
-        ],
-    )
-    def test_an_operation_belongs_to_the_part_of_its_scope(self, name, kind, part):
-        assert where_time_goes.part_of(name, kind) == part
-
     @pytest.mark.long
     def test_every_operation_of_a_step_has_its_part(self):
         train_step, inputs = where_time_goes.workplace(2, SHAPES)
@@ -222,52 +131,3 @@ class TestWhereTimeGoes:
         assert min(parts.values()) > 0
         whole = sum(operation.milliseconds for operation in found)
         assert sum(parts.values()) == pytest.approx(whole, rel=0.02)
-
-    def test_all_inputs_are_full_batches_of_distorted_images(self):
-        for batches in where_time_goes.pipelines(data.load(SHAPES), 8).values():
-            images, labels = next(iter(batches))
-            assert (images.shape, labels.shape) == ((8, 24, 24, 3), (8,))
-            np.testing.assert_allclose(np.mean(images, axis=(1, 2, 3)), 0, atol=1e-4)
-            np.testing.assert_allclose(np.std(images, axis=(1, 2, 3)), 1, atol=1e-2)
-
-
-def test_the_time_lines_show_who_waits():
-    lines = {rule: synchronous_or_not.time_line(rule) for rule in synchronous_or_not.DRAWN}
-    last = synchronous_or_not.LANES - 1  # the straggler
-
-    def busy(rule, worker):
-        return sum(one.end - one.begin for one in lines[rule] if one.worker == worker)
-
-    assert busy("synchronous", 0) < 0.3 * busy("synchronous", last)  # waits three quarters
-    for rule in ("backup_workers", "asynchronous"):
-        assert busy(rule, 0) > 0.7 * busy(rule, last)
-
-
-class TestElasticAveraging:
-    @pytest.mark.parametrize(
-        ("centres", "means", "sign"),
-        [((0.5, 0.6), (0.4, 0.5), 1), ((0.4, 0.5), (0.5, 0.6), -1), ((0.4, 0.6), (0.5, 0.5), 0)],
-    )
-    def test_a_model_is_better_where_every_seed_says_so(self, centres, means, sign):
-        of_seeds = [
-            elastic_averaging.Sprung(centre, [0.3, 0.3], mean, 1.0)
-            for centre, mean in zip(centres, means, strict=True)
-        ]
-        assert elastic_averaging.centre_against_mean(of_seeds) == sign
-
-    @pytest.mark.parametrize("workers", [1, 3, 5])
-    def test_the_formula_is_exact_for_odd_numbers_of_workers(self, workers):
-        """By the eigenvalues of a round, in which one worker after the other takes its turn."""
-
-        def largest(alpha, rate=0.6):
-            a_round = np.eye(workers + 1)
-            for worker in range(workers):
-                turn = np.eye(workers + 1)
-                turn[worker, worker] = 1 - rate - alpha
-                turn[worker, -1] = turn[-1, worker] = alpha
-                turn[-1, -1] = 1 - alpha
-                a_round = turn @ a_round
-            return max(abs(np.linalg.eigvals(a_round)))
-
-        limit = elastic_averaging.stable_up_to(0.6)
-        assert largest(0.999 * limit) < 1 < largest(1.001 * limit)

@@ -95,8 +95,6 @@ def check_averaging(numbers):
     assert gaps[f"{averaging.WHOLE}, float64"] < 1e-12 < first[f"{averaging.WHOLE}, float32"] < 1e-4
     assert min(far for name, far in gaps.items() if averaging.WHOLE not in name) > 1e-2
     assert first["sum instead of mean"] == pytest.approx(1.0, abs=1e-4)  # twice as far
-    assert first["Adam, sum instead of mean"] < 0.1  # Adam does not notice the scale
-    assert numbers["apart"]["4 GPUs, the same rate"].verdict == -1
 
 
 def check_learning_rate(numbers):
@@ -128,12 +126,6 @@ def check_batch_size(numbers):
     assert numbers["examples"][largest] is None  # beyond what a run is allowed
     assert min(numbers["noise_scale"].values()) > 1
     assert max(numbers["noise_scale"].values()) < largest
-    rates = numbers["images_per_second"]
-    assert rates[largest] > rates[smallest]
-    for batch, seconds in numbers["seconds"].items():
-        assert seconds == pytest.approx(numbers["examples"][batch] / rates[batch])
-    for runs in numbers["stopped"].values():
-        assert len(runs) == 3 and all(run.loss <= 1.5 for run in runs)
 
 
 def check_scaling(numbers):
@@ -163,8 +155,6 @@ def check_final_model(numbers):
         assert final_model.together(shares) == pytest.approx(whole.accuracy, abs=1e-12)
     shares = [share for of_nodes in mixed.values() for share in of_nodes]
     assert final_model.covering(shares, whole) >= 0.8 * len(shares)
-    chance = final_model.spread_by_chance(mixed[16], whole)
-    assert chance / 2 < final_model.spread(mixed[16], whole) < 2 * chance
     assert final_model.spread(by_class, whole) > 2 * final_model.spread_by_chance(by_class, whole)
 
 
@@ -180,10 +170,6 @@ def check_train_and_test_loss(numbers):
     assert mean("distortions", lambda point: point.shown) > 10 * plain
     losses_of = {name: mean(name, lambda point: point.test.loss) for name in ends}
     assert losses_of["distortions"] < 0.9 * losses_of["plain"]
-    for run in numbers["runs"]["plain"]:  # the test loss rises again, and so does the accuracy
-        turning = min(run.points, key=lambda point: point.test.loss)
-        assert run.points[-1].test.loss > 1.05 * turning.test.loss
-        assert run.points[-1].test.accuracy > turning.test.accuracy
 
 
 def check_memory(numbers):
@@ -193,25 +179,18 @@ def check_memory(numbers):
         assert evaluation.kept == 0
         assert training.kept / batch == counted["training", 256].kept / 256
         assert training.alive > training.kept > 2 * evaluation.alive
-        # conv1's output and the pooled one.
-        assert evaluation.alive == batch * 24 * 24 * 64 * 4 * 5 / 4
-    float32, again = counted["training", 1024], counted[memory.AGAIN, 1024]
-    assert counted[memory.BFLOAT16, 1024].kept < float32.kept
-    assert again.kept < float32.kept / 5 and again.alive < float32.alive
     ends = {name: np.mean(curve[-10:]) for name, curve in numbers["curves"].items()}
     assert ends[memory.AT_MEAN] == pytest.approx(np.log(10), abs=0.05)  # it learns nothing
     assert ends[memory.GRADIENT] < np.log(10) - 0.2
 
 
 def check_where_time_goes(numbers):
-    steps, rates, behind = numbers["steps"], numbers["rates"], numbers["behind"]
+    steps, rates = numbers["steps"], numbers["rates"]
     assert set(steps) == set(where_time_goes.TRAINED)
     for step in steps.values():
         assert min(step) >= 0 and step.compute == max(step)
     assert steps[1, FIXED].input < 0.1  # the batch is there
     assert rates[AHEAD] > 3 * max(rates[SINGLE], rates[NONE_AHEAD])
-    for rate in behind[AHEAD]:
-        assert 0 < behind[NONE_AHEAD][rate][0].busy < behind[AHEAD][rate][0].busy <= 1
     loop, at_once = (numbers["launches"][name] for name in (STEP_BY_STEP, AT_ONCE))
     assert loop.operations > 10 * where_time_goes.TIME_STEPS > 100 > at_once.operations
     assert loop.milliseconds > 3 * at_once.milliseconds
@@ -220,9 +199,6 @@ def check_where_time_goes(numbers):
 def check_synchronous_or_not(numbers):
     time, examples = numbers["time"], numbers["examples"]
     equal, lagging, far = SHORT["synchronous_or_not"]["settings"]
-    # With equal workers not waiting gains nothing; one seed, whose last bits are the processor's.
-    others = min(time[equal, "backup_workers"], time[equal, "asynchronous"])
-    assert time[equal, "synchronous"] < 1.1 * others
     # The synchronous rule needs the same examples whoever is slow; steps of 64 of them.
     steps = examples[equal, "synchronous"] / 64
     for setting, seconds in ((equal, 1.2), (lagging, 4.2), (far, 5.0)):
@@ -231,7 +207,6 @@ def check_synchronous_or_not(numbers):
     assert time[lagging, "synchronous"] > 2 * time[lagging, "asynchronous"]
     assert time[lagging, "backup_workers"] < 1.3 * time[equal, "backup_workers"]
     assert time[far, "local_sgd"] < 0.7 * time[far, "asynchronous"]
-    assert examples[far, "local_sgd"] > examples[far, "synchronous"]
 
 
 def check_elastic_averaging(numbers):
@@ -276,15 +251,12 @@ def check_museum(numbers):
 
 
 def test_the_museum_s_page_has_what_comes_out():
-    rows = found("museum").rows
-    assert [int(row[0].split(",")[0]) for row in rows] == sorted(
-        int(row[0].split(",")[0]) for row in rows
-    )
     page = museum.LESSON.page.read_text(encoding="utf-8")
     table = page.split("<!-- table -->\n")[1].split("<!-- end -->")[0].splitlines()[2:]
     shown = [[cell.strip() for cell in line.strip("|").split("|")] for line in table]
     # But for the time of a step, which is another in each run.
-    assert [row for row in shown if row[0] != "9"] == [row for row in rows if row[0] != "9"]
+    expected = [row for row in found("museum").rows if row[0] != "9"]
+    assert [row for row in shown if row[0] != "9"] == expected
 
 
 @pytest.mark.parametrize("name", every.NAMES)
@@ -310,16 +282,6 @@ def test_every_lesson_is_listed_with_its_question():
     assert {path.stem for path in lesson.PAGES.glob("*.md")} == {*LESSONS, "README"}
 
 
-def test_code_is_that_of_the_source_without_its_docstring(tmp_path):
-    path = tmp_path / "module.py"
-    path.write_text(
-        'class A:\n    def f(self):\n        """Says."""\n        return 1\n\n\nx = 2\n'
-    )
-    assert lesson.source(path, "A.f") == "def f(self):\n    return 1"
-    with pytest.raises(ValueError, match="A.g"):
-        lesson.source(path, "A.g")
-
-
 def test_parts_are_written_and_the_rest_is_left():
     finding = findings.Finding(["a"], [["1"]], {}, lambda figure: None, claim="So it is.")
     page = "x\n<!-- claim -->\n<!-- end -->\ny\n<!-- table -->\nold\n<!-- end -->\n"
@@ -337,21 +299,15 @@ class TestCommand:
         call = [sys.executable, "-m", "lessons", *arguments]
         return forked.run(call, timeout=120, cwd=folder, env=path)
 
-    def test_lists_the_lessons(self, tmp_path):
-        listed = self.run(tmp_path).stdout.splitlines()
-        assert [line.split()[0] for line in listed] == list(LESSONS)
-
     def test_runs_one(self, tmp_path):
         done = self.run(tmp_path, "learning_rate")
         assert (done.returncode, done.stderr) == (0, "")
         assert LESSONS["learning_rate"].run(findings.Setup()).table() in done.stdout
         assert (tmp_path / "runs/lessons/learning_rate.png").exists()
 
-    @pytest.mark.parametrize(
-        "arguments", [("losses", "--data_dir=."), ("avaraging",), ("--write",)]
-    )
+    @pytest.mark.parametrize("arguments", [("losses", "--data_dir=."), ("avaraging",)])
     def test_refuses_what_is_not_there(self, tmp_path, arguments):
         done = self.run(tmp_path, *arguments)
         assert done.returncode == 2
-        assert arguments[-1] in done.stderr.splitlines()[-1] or arguments == ("--write",)
+        assert arguments[-1] in done.stderr.splitlines()[-1]
         assert "Traceback" not in done.stderr

@@ -64,18 +64,6 @@ def test_narrow_types_are_within_one_rounding_of_float64(settings, dtype):
         np.testing.assert_allclose(mine.astype(np.float64), expected, rtol=2.01 * half_a_unit)
 
 
-def test_bias_and_relu_by_hand():
-    layer = layers.BiasRelu(bias_initializer=keras.initializers.Constant([1.0, -1.0]))
-    x = tf.constant([[[[1.0, 0.5]], [[-3.0, 4.0]]]])  # [1, 2, 1, 2]
-    with tf.GradientTape() as tape:
-        tape.watch(x)
-        outputs = layer(x)
-    np.testing.assert_array_equal(outputs, [[[[2.0, 0.0]], [[0.0, 3.0]]]])
-    of_x, of_bias = tape.gradient(outputs, [x, layer.bias.value])
-    np.testing.assert_array_equal(of_x, [[[[1.0, 0.0]], [[0.0, 1.0]]]])
-    np.testing.assert_array_equal(of_bias, [1.0, 1.0])
-
-
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 @pytest.mark.parametrize("shape", [(2, 24, 24, 64), (3, 7, 5, 6), (1, 1, 1, 1)])
 def test_pooling_may_come_before_bias_and_relu(dtype, shape):

@@ -36,11 +36,6 @@ def test_weight_decay_is_decoupled_only_where_it_is_said():
     assert decoupled == set(optimizers.DECOUPLED_WEIGHT_DECAY)
 
 
-def test_unknown_optimizer_is_refused():
-    with pytest.raises(ValueError, match="optimizer='ftrl': must be one of sgd, adam, adamw, lion"):
-        optimizers.make("ftrl")
-
-
 @pytest.mark.pitfall(27)
 @pytest.mark.parametrize("name", optimizers.DECOUPLED_WEIGHT_DECAY)
 def test_decoupled_weight_decay_is_the_rate_times_the_coefficient(name):

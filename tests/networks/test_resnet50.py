@@ -5,7 +5,6 @@ import numpy as np
 import pytest
 
 from towers import networks
-from towers.networks import resnet50
 
 
 @pytest.fixture(scope="module")
@@ -25,9 +24,3 @@ def test_a_block_begins_as_its_shortcut(network):
     watched = keras.Model(network.input, [network.get_layer(name).output for name in names])
     before, after = watched(images)
     np.testing.assert_array_equal(before, after)
-
-
-def test_images_that_are_too_small_are_refused():
-    with pytest.raises(ValueError, match="images of 31 x 40 are too small for resnet50"):
-        networks.build("resnet50", (31, 40, 3), 2)
-    assert resnet50.STAGES[-1] == (3, 512)

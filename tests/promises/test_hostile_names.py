@@ -59,10 +59,6 @@ def test_names_of_classes_are_shown_escaped_and_kept_as_they_are(tmp_path, data_
 
     (names,) = data_dir.rglob("label.labels.txt")
     names.write_text(f"bee\n{HOSTILE}\ncow\n")
-    for script, code in (("train", 1), ("eval", 2)):
-        arguments = (
-            [*scripts.small_run(run), *flags] if script == "train" else [f"--train_dir={run}"]
-        )
-        done = scripts.run(script, *arguments)
-        check_harmless(done, code)
-        assert "classes" in done.stderr and done.stderr.count("\n") == 1
+    refused = scripts.run("eval", f"--train_dir={run}")
+    check_harmless(refused, 2)
+    assert "classes" in refused.stderr and refused.stderr.count("\n") == 1

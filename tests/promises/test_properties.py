@@ -14,7 +14,7 @@ from hypothesis import HealthCheck, Phase, given
 from hypothesis import strategies as st
 
 from input_pipeline import arrays, batches
-from towers import gradients, one_gradient
+from towers import gradients
 from towers_cli import resolve, tally
 
 # Drawn from no clock and no chance, on slow machines too; no draw is kept for the next run.
@@ -93,18 +93,6 @@ SMALL_BATCHES = st.integers(1, 40)
 
 
 class TestPositions:
-    @hypothesis.settings(max_examples=length.examples(40))
-    @given(NUM_EXAMPLES, SMALL_BATCHES, SEEDS, st.integers(0, 2**33))
-    def test_every_epoch_holds_every_example_once(self, num_examples, batch, seed, epoch):
-        ids = ids_at(
-            epoch * num_examples,
-            num_examples,
-            num_examples=num_examples,
-            global_batch_size=batch,
-            seed=seed,
-        )
-        assert sorted(ids) == list(range(num_examples))
-
     @hypothesis.settings(max_examples=length.examples(25))
     @given(NUM_EXAMPLES, SMALL_BATCHES, SMALL_BATCHES, SEEDS, st.integers(0, 2**36))
     def test_the_stream_is_the_same_in_batches_of_any_size(
@@ -165,8 +153,7 @@ class TestTrainingBatches:
 
 
 ROWS = 3
-# float32 for the sum under test, and float64 for NumPy's beside it.
-UNIT_ROUNDOFF = 2.0**-24 + 2.0**-53
+KINDS = ("dense", "sparse", "none")
 
 
 class Part(NamedTuple):
@@ -174,58 +161,41 @@ class Part(NamedTuple):
 
     given: gradients.Gradient
     dense: np.ndarray  # float64, [] or [ROWS, ...]
-    sizes: np.ndarray  # the sum of the terms' absolute values in each place
-    counts: np.ndarray  # the number of terms in each place
 
 
-def dense_part(values: np.ndarray, dtype: tf.DType) -> Part:
-    tensor = tf.cast(tf.constant(values), dtype)
+def part(kind: str, values: np.ndarray, rows: list[int], shape, dtype: tf.DType) -> Part:
+    """Of values of `shape`, or of these rows."""
+    dense = np.zeros(shape)
+    if kind == "none":
+        return Part(None, dense)
+    tensor = tf.cast(tf.constant(np.float32(values)), dtype)
     exact = tf.cast(tensor, tf.float64).numpy()
-    return Part(tensor, exact, np.abs(exact), np.ones(exact.shape))
-
-
-def sparse_part(rows: list[int], values: np.ndarray, shape, dtype: tf.DType) -> Part:
-    tensor = tf.cast(tf.constant(values), dtype)
-    exact = tf.cast(tensor, tf.float64).numpy()
-    sums = [np.zeros(shape) for _ in range(3)]
-    for total, terms in zip(sums, (exact, np.abs(exact), np.ones(exact.shape)), strict=True):
-        np.add.at(total, rows, terms)
+    if kind == "dense":
+        return Part(tensor, exact)
+    np.add.at(dense, rows, exact)
     indices = tf.constant(rows, tf.int64, shape=[len(rows)])
-    return Part(tf.IndexedSlices(tensor, indices, tf.constant(shape, tf.int64)), *sums)
-
-
-def none_part(shape) -> Part:
-    return Part(None, *[np.zeros(shape)] * 3)
-
-
-KINDS = ("dense", "sparse", "none")
+    return Part(tf.IndexedSlices(tensor, indices, tf.constant(shape, tf.int64)), dense)
 
 
 @st.composite
-def parts_of_weights(draw, num_parts, factors=None):
-    """`parts[w][p]` of up to three weights; each part's gradient times its factor."""
-    factors = factors or [1] * num_parts
+def parts_of_weights(draw, num_parts, whole=False):
+    """`parts[w][p]` of up to three weights: whole numbers, or some whose sums are rounded."""
     weights = []
     for _ in range(draw(st.integers(1, 3), label="weights")):
         dtype = draw(st.sampled_from([tf.float32, tf.float32, tf.bfloat16, tf.float16]))
         kinds = draw(st.sampled_from([["dense"], ["sparse"], ["dense", "none"], ["none"], KINDS]))
         scalar = draw(st.booleans()) and "sparse" not in kinds
         shape = () if scalar else (ROWS, *draw(st.lists(st.integers(1, 3), max_size=2)))
-        values = np.random.default_rng(draw(SEEDS))
+        rng = np.random.default_rng(draw(SEEDS))
         parts = []
-        for factor in factors:
+        for _ in range(num_parts):
             kind = draw(st.sampled_from(kinds))
+            rows = draw(st.lists(st.integers(0, ROWS - 1), max_size=4)) if kind == "sparse" else []
+            size = (len(rows), *shape[1:]) if kind == "sparse" else shape
+            values = rng.integers(-99, 100, size=size) if whole else rng.normal(size=size)
             # Sizes far apart, so that the order of a sum shows in its last bits.
-            scale = 2.0 ** draw(st.integers(-4, 8)) * factor
-            if kind == "none":
-                parts.append(none_part(shape))
-            elif kind == "dense":
-                dense = np.float32(values.normal(size=shape) * scale)
-                parts.append(dense_part(dense, dtype))
-            else:
-                rows = draw(st.lists(st.integers(0, ROWS - 1), max_size=4))
-                sparse = np.float32(values.normal(size=(len(rows), *shape[1:])) * scale)
-                parts.append(sparse_part(rows, sparse, shape, dtype))
+            scaled = values * 2.0 ** draw(st.integers(0, 8))
+            parts.append(part(kind, scaled, rows, shape, dtype))
         weights.append(parts)
     return weights
 
@@ -239,32 +209,22 @@ def tower_sums(weights, edges: list[int]) -> list[gradients.Sums]:
     ]
 
 
-def check_is_near(found: gradients.Gradient, parts: list[Part], *, over=1) -> None:
-    """That `found` is the sum of `parts` over a number, and of the kind that they are.
-
-    A sum of n terms, in whatever order, rounds each term at most n - 1 times, so it is off by at
-    most g * sum(|term|), where g = k * u / (1 - k * u) for k = n - 1 (Higham 2002, Accuracy and
-    Stability of Numerical Algorithms, section 4.2). A division adds 1 to k.
-    """
+def check_sum(found: gradients.Gradient, parts: list[Part]) -> None:
+    """That `found` is the sum of `parts`, of whole numbers, and of the kind that they are."""
     kinds = {type(part.given) for part in parts} - {type(None)}
     if not kinds:
         assert found is None
         return
-    sparse = kinds == {tf.IndexedSlices}
-    assert isinstance(found, tf.IndexedSlices) == sparse
     assert found.dtype == tf.float32
-    sums, sizes, counts = (np.sum([part[field] for part in parts], axis=0) for field in (1, 2, 3))
-    roundings = np.maximum(counts - 1, 0) + (over != 1)
-    growth = roundings * UNIT_ROUNDOFF / (1 - roundings * UNIT_ROUNDOFF)
-    if sparse:
+    total = np.sum([part.dense for part in parts], axis=0)
+    assert isinstance(found, tf.IndexedSlices) == (kinds == {tf.IndexedSlices})
+    if isinstance(found, tf.IndexedSlices):
         rows = [part.given.indices for part in parts if part.given is not None]
         np.testing.assert_array_equal(found.indices, np.concatenate(rows))  # in their order
-        dense = np.zeros(sums.shape)
-        np.add.at(dense, found.indices.numpy(), found.values.numpy().astype(np.float64))
-    else:
-        dense = found.numpy().astype(np.float64)
-    assert dense.shape == sums.shape
-    assert np.all(np.abs(dense - sums / over) <= growth * sizes / over)
+        dense = np.zeros(total.shape)
+        np.add.at(dense, found.indices.numpy(), found.values.numpy())
+        found = dense
+    np.testing.assert_array_equal(found, total)
 
 
 def top_down(values: list[np.ndarray]) -> np.ndarray:
@@ -290,11 +250,10 @@ def edges_of_towers(draw, num_parts):
     return [0, *sorted(inner), num_parts]
 
 
-def mean_of(sums, num_parts: int) -> list[gradients.Gradient]:
-    """Of the towers' sums, the mean over all parts."""
+def total_of(sums, num_parts: int) -> list[gradients.Gradient]:
+    """Of the towers' sums, the sum of all parts."""
     everything = {subtree: total for of_tower in sums for subtree, total in of_tower.items()}
-    total = gradients.add_up(everything, (0, num_parts), gradients.add_weight_by_weight)
-    return [one_gradient.over(gradient, num_parts) for gradient in total]
+    return gradients.add_up(everything, (0, num_parts), gradients.add_weight_by_weight)
 
 
 @pytest.mark.pitfall(21, 33)
@@ -302,10 +261,10 @@ class TestReduction:
     @hypothesis.settings(max_examples=length.examples(60))
     @given(st.integers(1, 13), st.data())
     def test_is_numpy_s_in_any_split_into_towers(self, num_parts, data):
-        weights = data.draw(parts_of_weights(num_parts))
+        weights = data.draw(parts_of_weights(num_parts, whole=True))
         sums = tower_sums(weights, data.draw(edges_of_towers(num_parts), label="edges"))
-        for gradient, parts in zip(mean_of(sums, num_parts), weights, strict=True):
-            check_is_near(gradient, parts, over=num_parts)
+        for gradient, parts in zip(total_of(sums, num_parts), weights, strict=True):
+            check_sum(gradient, parts)
 
     @hypothesis.settings(max_examples=length.examples(100))
     @given(st.integers(1, 13), st.data())
@@ -313,7 +272,7 @@ class TestReduction:
         weights = data.draw(parts_of_weights(num_parts))
         edges = data.draw(edges_of_towers(num_parts), label="edges")
         split, whole = (
-            mean_of(tower_sums(weights, some), num_parts) for some in (edges, [0, num_parts])
+            total_of(tower_sums(weights, some), num_parts) for some in (edges, [0, num_parts])
         )
         assert [bits(gradient) for gradient in split] == [bits(gradient) for gradient in whole]
 

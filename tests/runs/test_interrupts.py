@@ -15,11 +15,13 @@ def send(number: int) -> None:
 @pytest.mark.parametrize(
     ("number", "code"), [(signal.SIGTERM, 143), (signal.SIGINT, 130), (signal.SIGHUP, 129)]
 )
-def test_a_signal_is_remembered(number, code):
+def test_a_signal_is_remembered_and_its_handler_comes_back(number, code):
+    before = signal.getsignal(number)
     with interrupts.Interrupts() as asked:
         send(number)
         assert asked.received == number
         assert asked.exit_code() == code
+    assert signal.getsignal(number) == before
 
 
 def test_a_sighup_that_nohup_ignores_stays_ignored():
@@ -33,13 +35,7 @@ def test_a_sighup_that_nohup_ignores_stays_ignored():
         signal.signal(signal.SIGHUP, before)
 
 
-def test_a_second_ctrl_c_acts_at_once():
-    with pytest.raises(KeyboardInterrupt), interrupts.Interrupts():
-        send(signal.SIGINT)
-        send(signal.SIGINT)
-
-
-def test_a_first_ctrl_c_after_a_sigterm_does_not():
+def test_a_second_ctrl_c_acts_at_once_and_the_first_after_a_sigterm_does_not():
     """The checkpoint that the SIGTERM asked for may be under way."""
     with interrupts.Interrupts() as asked:
         send(signal.SIGTERM)
@@ -47,10 +43,3 @@ def test_a_first_ctrl_c_after_a_sigterm_does_not():
         assert asked.exit_code() == 143
         with pytest.raises(KeyboardInterrupt):
             send(signal.SIGINT)
-
-
-def test_the_handlers_from_before_come_back():
-    before = [signal.getsignal(number) for number in interrupts.Interrupts.SIGNALS]
-    with interrupts.Interrupts():
-        send(signal.SIGINT)
-    assert [signal.getsignal(number) for number in interrupts.Interrupts.SIGNALS] == before

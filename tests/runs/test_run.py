@@ -55,31 +55,13 @@ def test_a_killed_run_ends_as_if_it_had_not_been_on_any_number_of_towers(whole, 
     assert log(tmp_path / "run") == log(whole[0])
 
 
-@pytest.mark.long
-def test_so_does_one_of_several_inputs_and_outputs_and_the_command_compares_them(tmp_path):
-    expected = result(tmp_path / "whole", of_dicts=True)
-    assert ended(tmp_path / "killed", 2, of_dicts=True, kill_at=3).returncode == -9
-    assert result(tmp_path / "killed", 3, of_dicts=True) == expected
-    assert log(tmp_path / "killed") == log(tmp_path / "whole")
-    program = [sys.executable, "-m", "towers_cli.compare", "whole", "killed"]
-    compared = forked.run(program, timeout=100, cwd=tmp_path)
-    assert compared.returncode == 0, compared.stdout
-
-
-def of_two_workers(several, tmp_path, *given):
-    """Two workers of the program, of which each is given its own."""
-    two = several()
-    for index, own in enumerate(given):
-        told = {"folder": str(tmp_path / f"run-{index}"), "towers": 2 - index} | own
-        two.start(index, PROGRAM, json.dumps(told))
-    return two
-
-
 @pytest.mark.parametrize("kill_at", [0, pytest.param(7, marks=pytest.mark.long)])
 def test_two_workers_are_one_and_a_lost_one_costs_nothing(whole, several, kill_at, tmp_path):
     """Step 7 ends the second epoch: the chief then waits for the other in its evaluation."""
-    given = {"kill_at": kill_at, "worker": 1}
-    two = of_two_workers(several, tmp_path, given, given)
+    two = several()
+    for index in range(2):
+        told = {"folder": str(tmp_path / f"run-{index}"), "towers": 2 - index}
+        two.start(index, PROGRAM, json.dumps(told | {"kill_at": kill_at, "worker": 1}))
     if kill_at:
         assert [two.ended(index)[0] for index in (1, 0)] == [-9, 138]
         printed = result(tmp_path / "run-0", 3)
@@ -87,19 +69,6 @@ def test_two_workers_are_one_and_a_lost_one_costs_nothing(whole, several, kill_a
         printed = two.printed(0)
     assert printed == whole[1]
     assert not (tmp_path / "run-1").exists()
-
-
-@pytest.mark.long
-def test_the_chief_alone_has_the_weights_that_two_workers_begin_with(whole, several, tmp_path):
-    given = [{"init_from": str(whole[0])}, {"init_from": "nowhere"}]
-    printed = of_two_workers(several, tmp_path, *given).printed(0)
-    assert printed == result(tmp_path / "alone", **given[0]) != whole[1]
-
-
-def test_workers_that_train_differently_are_told(several, tmp_path):
-    two = of_two_workers(several, tmp_path, {}, {"decay": 0.8})
-    assert [two.ended(index)[0] for index in range(2)] == [1, 1]
-    assert not (tmp_path / "run-0" / "config.json").exists()
 
 
 def compiled(seed=0, optimizer=None):
@@ -145,21 +114,15 @@ def test_is_what_keras_s_fit_is(given, tmp_path):
 def test_arrays_are_shuffled_anew_for_each_epoch(tmp_path):
     x, y = fit_program.data()
     run, plain = towers.Run(tmp_path, compiled()), compiled()
-    run.fit(x, y, batch_size=64, epochs=2, verbose=0)
+    batches = [(x[:64], y[:64]), (x[64:70], y[64:70])]  # a list of them is evaluated, too
+    done = run.fit(x, y, batch_size=64, epochs=2, verbose=0, validation_data=batches)
     for epoch in range(2):
         order = np.random.default_rng(epoch).permutation(len(x))
         plain.fit(x[order], y[order], batch_size=64, shuffle=False, verbose=0)
+    expected = plain.evaluate(x[:70], y[:70], batch_size=64, verbose=0)
+    assert [done.history[f"val_{name}"][-1] for name in ("loss", "accuracy")] == expected
     for weight, other in zip(run.model.weights, plain.weights, strict=True):
         np.testing.assert_array_equal(weight.numpy(), other.numpy())
-
-
-def test_a_list_of_batches_is_evaluated(tmp_path):
-    x, y = fit_program.data()
-    run = towers.Run(tmp_path / "run", compiled())
-    batches = [(x[:64], y[:64]), (x[64:70], y[64:70])]
-    done = run.fit(x, y, batch_size=64, verbose=0, validation_data=batches)
-    expected = run.model.evaluate(x[:70], y[:70], batch_size=64, verbose=0)
-    assert [done.history[f"val_{name}"][0] for name in ("loss", "accuracy")] == expected
 
 
 @pytest.mark.parametrize("what", ["data", "decay", "loss"])
@@ -222,31 +185,27 @@ class Fails(keras.callbacks.Callback):
             raise InterruptedError
 
 
-CALLBACKS = {
-    "a plateau": lambda _: keras.callbacks.ReduceLROnPlateau("loss", patience=1, min_delta=10.0),
-    "a stop": lambda _: keras.callbacks.EarlyStopping("loss", patience=2, min_delta=0.5),
-    "of one's own": lambda _: OfEpochs(),
-    "a log": lambda folder: keras.callbacks.CSVLogger(folder / "log.csv"),
-}
-
-
-@pytest.mark.parametrize("what", CALLBACKS)
-def test_a_callback_of_a_resumed_run_goes_on_as_if_nothing_had_happened(what, tmp_path):
-    """It does not do twice what it has done, and goes on within an epoch; x, y are arrays."""
+def test_callbacks_of_a_resumed_run_go_on_as_if_nothing_had_happened(tmp_path):
+    """They do not do twice what they have done, and go on within an epoch; x, y are arrays."""
     x, y = fit_program.data()
     ends = {}
     for name, step in (("whole", 0), ("failed", 7), ("failed", 0)):  # the third step of 4
+        log = tmp_path / name / "log.csv"
+        own = OfEpochs()
+        callbacks = [
+            keras.callbacks.ReduceLROnPlateau("loss", patience=1, min_delta=10.0),
+            keras.callbacks.EarlyStopping("loss", patience=2, min_delta=0.5),
+            keras.callbacks.CSVLogger(log),
+            own,
+            Fails(step),
+        ]
         run = towers.Run(tmp_path / name, compiled())
-        callback = CALLBACKS[what](tmp_path / name)
+        fit = {"batch_size": 64, "epochs": 5, "verbose": 0, "checkpoint_every_steps": 1}
         with contextlib.suppress(InterruptedError):
-            done = run.fit(
-                x, y, batch_size=64, epochs=5, verbose=0, checkpoint_every_steps=1,
-                callbacks=[callback, Fails(step)],
-            )  # fmt: skip
-            log = tmp_path / name / "log.csv"
-            written = log.read_text() if log.exists() else ""
-            ends[name] = run.state.sha256(), done.history, getattr(callback, "all", 0), written
+            done = run.fit(x, y, callbacks=callbacks, **fit)
+            ends[name] = run.state.sha256(), done.history, own.all, log.read_text()
     assert ends["failed"] == ends["whole"]
+    assert len(own.all) == 3  # stopped early
 
 
 def test_a_run_that_a_callback_has_stopped_is_complete(tmp_path):
@@ -273,12 +232,8 @@ def test_no_weight_that_is_not_a_number_is_saved(tmp_path):
     ("of_source", "given"),
     [
         *((False, wrong) for wrong in ({"batch_size": 0}, {"epochs": 1.5}, {"max_steps": 0})),
-        *((True, {"y": 1}), (True, {"sample_weight": 1}), (True, {"class_weight": 1})),
-        *(
-            (True, {"steps_per_epoch": 1}),
-            (True, {"batch_size": None}),
-            (True, {"batch_size": 201}),
-        ),
+        *((True, {name: 1}) for name in ("y", "sample_weight", "class_weight", "steps_per_epoch")),
+        *((True, {"batch_size": None}), (True, {"batch_size": 201})),
     ],
 )
 def test_arguments_that_cannot_be_are_refused(of_source, given, tmp_path):
@@ -340,7 +295,7 @@ def test_averages_follow_the_weights_and_are_what_is_evaluated_and_saved(tmp_pat
     note = keras.callbacks.LambdaCallback(
         on_train_batch_end=lambda batch, logs: steps.append(model.get_weights())
     )
-    _, done = fit(tmp_path / "run", model, callbacks=[average, note])
+    run, done = fit(tmp_path / "run", model, callbacks=[average, note])
     for step, weights in enumerate(steps):
         decay = min(0.9, (1 + step) / (10 + step))
         expected = [a - (1 - decay) * (a - w) for a, w in zip(expected, weights, strict=True)]
@@ -354,14 +309,7 @@ def test_averages_follow_the_weights_and_are_what_is_evaluated_and_saved(tmp_pat
     assert done.history["val_loss"][-1] == pytest.approx(found[0], rel=1e-5)
     for weight, last in zip(model.get_weights(), steps[-1], strict=True):
         np.testing.assert_array_equal(weight, last)
-
-
-def test_a_checkpoint_can_be_looked_at(tmp_path):
-    x, y = fit_program.data()
-    model = compiled()
-    average = run_callbacks.MovingAverages(model, 0.9)
-    run, done = fit(tmp_path / "run", model, callbacks=[average])
-    run.restore(4)  # the end of the first epoch
+    run.restore(4)  # a checkpoint can be looked at: the end of the first epoch
     found = model.evaluate(x[:70], y[:70], verbose=0)
     assert found == pytest.approx([done.history[f"val_{name}"][0] for name in ("loss", "accuracy")])
 

@@ -17,12 +17,3 @@ def test_a_stretch_that_left_nothing_is_forgotten():
     both = stretches.extended(stretches.extended([], 0, A), 10, B)
     assert stretches.extended(both, 10, A) == [{"first_step": 0, "runs_on": A}]
     assert stretches.extended(both, 12, A) == [*both, {"first_step": 12, "runs_on": A}]
-
-
-def test_changes_in_words():
-    both = stretches.extended(stretches.extended([], 0, A), 10, B | {"XLA_FLAGS": "--x"})
-    assert stretches.changes(both) == [
-        "from step 10 on, tensorflow 2.22.0 (before: 2.21.0)",
-        "from step 10 on, XLA_FLAGS --x (before: not set)",
-    ]
-    assert stretches.changes(both[:1]) == []

@@ -153,7 +153,7 @@ def test_the_loss_is_the_mean_over_towers_and_their_spread_is_beside_it(done, tr
         assert spread == pytest.approx(abs((a + b) / 2 - (c + d) / 2), abs=1e-6)
 
 
-@pytest.mark.pitfall(8)
+@pytest.mark.pitfall(8, 14)
 def test_what_is_shown_is_the_steps_own(tmp_path, done, train_events):
     """No batch is drawn for summaries, and they show the weights and gradients of their step."""
     for step in SHOWN:

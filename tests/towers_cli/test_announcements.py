@@ -103,18 +103,3 @@ def test_promises_the_same_bits_where_they_are_kept_and_says_what_is_faster(
     table = rows(*flags, device=device, towers=of_workers)
     assert ("--microbatch_size=6" in table["same bits"]) == promised
     assert ("faster" in table) == is_faster
-
-
-@pytest.mark.parametrize(
-    "of_workers, towers, batch",
-    [
-        ([3], "3 on /CPU:0, /CPU:0, /CPU:0", "2 or 1"),
-        ([2, 2], "2 on each worker, here on /CPU:0, /CPU:0", "1 for each"),
-        ([2, 1], "2, 1 on the workers", "2 or 1"),
-        ([6], "6 on /CPU:0", "2 of 6"),
-    ],
-)
-def test_says_what_each_worker_and_tower_has(of_workers, towers, batch):
-    table = rows(towers=of_workers)
-    assert table["towers"].startswith(towers) and batch in table["batch"]
-    assert ("workers" in table) == (len(of_workers) > 1)

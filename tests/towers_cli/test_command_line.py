@@ -106,17 +106,6 @@ def test_a_run_whose_streams_are_closed_goes_its_way(tmp_path, closed):
     assert scripts.final_summary(tmp_path / "run")["step"] == 1
 
 
-@pytest.mark.long
-def test_a_terminal_of_ascii_and_a_folder_of_more(command, tmp_path, monkeypatch):
-    monkeypatch.setenv("PYTHONIOENCODING", "ascii")
-    folder = tmp_path / "läufe-日本"
-    trained = command("train.py", f"--train_dir={folder}", *SHORT)
-    evaluated = command("eval.py", f"--train_dir={folder}")
-    for done in (trained, evaluated):
-        assert (done.returncode, done.stderr) == (0, "")
-    assert "l\\xe4ufe-\\u65e5\\u672c" in trained.stdout
-
-
 @pytest.mark.parametrize("depth", [3, 1500])
 def test_flag_files_that_name_the_next_one(tmp_path, depth):
     for number in range(depth):

@@ -2,9 +2,7 @@
 
 import json
 import shutil
-import sys
 
-import forked
 import numpy as np
 import pytest
 import scripts
@@ -50,16 +48,6 @@ def test_one_and_four_towers_are_the_same(runs, capsys):
     assert code == 0
     assert "--num_towers=4" in lines[0] and "/CPU:0,/CPU:1,/CPU:2,/CPU:3" in lines[1]
     assert ["0 to 4" in lines[2], "1 to 4" in lines[3], "2 to 4" in lines[5]] == [True] * 3
-
-
-def test_another_seed_parts_at_the_start(runs, capsys):
-    scripts.train(runs / "seed", *FLAGS, "--seed=1")
-    code, lines = compared(capsys, runs / "one", runs / "seed")
-    assert code == 1
-    assert "--seed=1" in lines[0]
-    assert "from step 0 (weights, moving_averages)" in lines[1]
-    assert "from step 1 (loss " in lines[2]
-    assert "from step 0" in lines[-1]
 
 
 def test_a_rate_that_differs_later_parts_later(runs, capsys):
@@ -115,19 +103,6 @@ class TestWhatCannotBeCompared:
         _, err = self.explained(capsys, runs / "one", copy / "none")
         assert f"{copy / 'none'}: " in err
 
-    @pytest.mark.parametrize(
-        ("content", "line"),
-        [
-            (b"\xff\xfe\n", 1),
-            (b'{"step": 1}\n{"ste\n{"step": 3}\n', 2),
-            (b'{"step": 1, "state_sha256": "0"}\n', 1),
-        ],
-    )
-    def test_damaged_metrics(self, copy, runs, capsys, content, line):
-        (copy / "metrics.jsonl").write_bytes(content)
-        _, err = self.explained(capsys, runs / "one", copy)
-        assert err.startswith(f"towers-compare: error: {copy / 'metrics.jsonl'}: line {line} ")
-
     def test_a_damaged_checkpoint_after_what_can_be(self, copy, runs, capsys):
         (copy / "checkpoints" / "step-2" / "state.index").write_bytes(b"torn")
         out, err = self.explained(capsys, runs / "one", copy)
@@ -139,15 +114,3 @@ class TestWhatCannotBeCompared:
         with pytest.raises(SystemExit) as ended:
             compare.main(arguments)
         assert ended.value.code == 2
-
-
-@pytest.mark.whole_program
-def test_as_a_command(runs, copy):
-    def run(*arguments):
-        call = [sys.executable, "-m", "towers_cli.compare", *map(str, arguments)]
-        return forked.run(call, cwd=scripts.ROOT, timeout=120)
-
-    done = run(runs / "one", copy)
-    assert (done.returncode, done.stderr) == (0, "")
-    assert done.stdout.endswith("the same, to the last bit\n")
-    assert run(copy, copy / "nothing").returncode == 2

@@ -1,20 +1,9 @@
-"""What follows from settings, by hand-computed cases; and how an evaluation mirrors images."""
+"""How an evaluation mirrors images."""
 
 import numpy as np
 import pytest
-import scripts
 
-from towers_cli import resolve, tally
-
-
-@pytest.mark.parametrize(
-    ("every", "last_step", "epochs"),
-    [(0, 10, [3]), (1, 10, [1, 2, 3]), (2, 10, [2, 3]), (2, 16, [2, 4]), (9, 4, [1])],
-)
-def test_the_epochs_after_which_there_is_an_evaluation(every, last_step, epochs):
-    """Four steps of 10 are an epoch of 40 examples; the last is always evaluated."""
-    chosen = scripts.settings_of("--global_batch_size=10", f"--eval_every_epochs={every}")
-    assert resolve.evaluated_epochs(chosen, last_step, 40) == epochs
+from towers_cli import tally
 
 
 def test_mirrored_images_are_evaluated_from_right_to_left():
