@@ -21,8 +21,7 @@ def test_a_stretch_that_left_nothing_is_forgotten():
 
 def test_changes_in_words():
     both = stretches.extended(stretches.extended([], 0, A), 10, B | {"XLA_FLAGS": "--x"})
-    assert stretches.changes(both) == [
-        "from step 10 on, tensorflow 2.22.0 (before: 2.21.0)",
-        "from step 10 on, XLA_FLAGS --x (before: not set)",
-    ]
+    version, flags = stretches.changes(both)
+    assert all(part in version for part in ("step 10", "tensorflow", "2.22.0", "2.21.0"))
+    assert all(part in flags for part in ("step 10", "XLA_FLAGS", "--x"))
     assert stretches.changes(both[:1]) == []

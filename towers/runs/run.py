@@ -31,6 +31,7 @@ from towers import (
     cutting,
     devices,
     distribution,
+    errors,
     hashes,
     not_finite,
     step,
@@ -640,7 +641,7 @@ class Run:
             )
         taken = earlier["resolved"].get("init_from") if is_begun else self._taken
         defined = defined | {"initial weights": taken and taken["sha256"]}
-        if is_begun and (different := run_folder.differences(earlier.get("defining", {}), defined)):
+        if is_begun and (different := errors.differences(earlier.get("defining", {}), defined)):
             raise run_folder.RunFolderError(
                 f"{folder.shown} holds a run with other settings: {'; '.join(different)}. "
                 "Continue it with its own, or choose another folder"
