@@ -51,7 +51,7 @@ def test_a_rule_that_is_broken_is_named(module, line, broken, tmp_path):
         [command, "--no-logo", "--no-cache"], cwd=tmp_path, capture_output=True, text=True
     )
     assert done.returncode == 1
-    said = [text for text in done.stdout.splitlines() if text.endswith("BROKEN")]
+    said = [text for text in done.stdout.splitlines() if "BROKEN" in text]
     assert any(broken in text for text in said)
 
 
