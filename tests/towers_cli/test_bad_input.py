@@ -317,15 +317,6 @@ def test_a_checkpoint_that_is_none(run, tmp_path, kind):
     assert not (tmp_path / "sprung").exists()
 
 
-def test_pickles_where_binary_batches_are_expected(tmp_path):
-    path = tmp_path / "data" / "cifar-10-batches-bin" / "test_batch.bin"
-    path.parent.mkdir(parents=True)
-    path.write_bytes(pickle.dumps(Trap(tmp_path / "sprung")))
-    flags = ["--dataset=cifar10", f"--data_dir={tmp_path / 'data'}"]
-    check(scripts.train(tmp_path / "run", *flags), 1, f"train.py: error: {path.parent}")
-    assert os.listdir(tmp_path) == ["data"]
-
-
 def test_no_code_of_ours_unpickles():
     unpickles = re.compile(
         r"import (pickle|dill|cloudpickle|joblib|shelve|marshal)\b|from (pickle|shelve|marshal)\b|"
