@@ -13,7 +13,7 @@ from benchmarks import profiles
 from laboratory import data, findings
 from lessons import lesson
 from towers import container_limits, devices, microbatch, networks, step
-from towers.runs import picture
+from towers.runs import summaries
 
 import keras  # isort: skip
 import tensorflow as tf  # isort: skip
@@ -113,7 +113,7 @@ def build_and_run(program: step.Program, batches) -> Built:
     num_towers = len(program.tower_devices)
     size = BATCH // num_towers
     body = vars(program.pass_)["backward"] = mock.Mock(wraps=program.pass_.backward)
-    graph = written_out(program.trace(batches[0], size).graph)
+    graph = written_out(program.trace(batches[0], size))
     building = body.call_count
     for batch in batches:
         program(batch, size)
@@ -129,10 +129,10 @@ def build_and_run(program: step.Program, batches) -> Built:
     )
 
 
-def written_out(graph: tf.Graph) -> tf.Graph:
-    """The graph as it runs: each call of a microbatch is replaced by its operations."""
+def written_out(function) -> tf.Graph:
+    """The graph of a step as it runs: each call of a microbatch is replaced by its operations."""
     with tf.Graph().as_default() as drawn:
-        tf.graph_util.import_graph_def(picture.of_graph(graph), name="")
+        tf.graph_util.import_graph_def(summaries.graph_with_calls_inlined(function), name="")
     return drawn
 
 

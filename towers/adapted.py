@@ -23,25 +23,6 @@ def refresh(model: keras.Model) -> None:
         layer.finalize_state()
 
 
-def copy_vocabularies(model: keras.Model, copy: keras.Model) -> None:
-    """Gives a copy the vocabularies that layers have learned, which no variable of theirs holds.
-
-    Raises:
-      ValueError: a layer has learned weights of its words, too, which Keras has no way to set.
-    """
-    kinds = (keras.layers.StringLookup, keras.layers.IntegerLookup, keras.layers.TextVectorization)
-    both = zip(model._flatten_layers(), copy._flatten_layers(), strict=True)
-    for layer, other in ((a, b) for a, b in both if isinstance(a, kinds)):
-        if layer.get_config()["output_mode"] == "tf_idf":
-            raise ValueError(
-                f"the layer {layer.name} counts words by tf-idf, whose weights a copy of the model "
-                "would not have: call it before the model, in the data"
-            )
-        words = layer.get_vocabulary(include_special_tokens=False)
-        if words:
-            other.set_vocabulary(words)
-
-
 @contextlib.contextmanager
 def read_from(model: keras.Model, state: Sequence[tf.Tensor]) -> Iterator[None]:
     """While entered, calls of the layers read the given state of the model, and no constants.

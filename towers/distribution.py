@@ -129,7 +129,7 @@ class Distribution:
         self._accumulate = accumulate_gradients
         self.microbatch_size, self.joined_loss = microbatch_size, joined_loss
         self._sizes: dict[str, int] = {}  # of a microbatch, in the present call of each
-        self.workers = workers or worker.SingleWorker()
+        self.workers = workers or worker.Workers()
         self._towers_of_workers = self._agree()
         self._compared: set[str] = set()  # calls whose first batch all workers have
         self._is_told = self._is_shared = False

@@ -91,7 +91,7 @@ class Program:
         self.model, self.tower_devices, self.training = model, tuple(tower_devices), training
         self.joined, self.reason, self.watched = joined, reason, watched
         self.pass_ = microbatch.Microbatch(model, training, bool(model.jit_compile))
-        self._workers = workers or worker.SingleWorker()
+        self._workers = workers or worker.Workers()
         self._towers_of_workers = towers_of_workers or [len(self.tower_devices)]
         self._after_update = after_update
         self._alone = False  # each worker computes the whole batch that is being traced
@@ -462,8 +462,9 @@ def _floating(tensors: Sequence[tf.Tensor]) -> list[tf.Tensor]:
 
 def _after(result, part):
     """The inputs of a microbatch, once an earlier one is done: this bounds what is in memory."""
-    # Inputs wait for a result: inlining drops a control edge between two calls.
-    done = [t for t in tf.nest.flatten(result, expand_composites=True) if t is not None]
+    # Identities, because inlining drops a control edge from a call.
+    values = tf.nest.flatten(result, expand_composites=True)
+    done = [tf.identity(value) for value in values if value is not None]
     with tf.control_dependencies(done):
         return tree.map_structure(lambda t: None if t is None else tf.identity(t), part)
 

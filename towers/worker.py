@@ -4,20 +4,20 @@ A worker is a process with its own towers. To the rest of a step it is like a to
 what this process's towers have computed and gives that of all towers, the same on every worker.
 What is averaged and applied afterwards is then the same everywhere, and weights are never sent.
 
-`SingleWorker` is a run in one process; `multi_worker.collectives.MultiWorker` a run in several.
+`Workers` is a run in one process; `multi_worker.collectives.MultiWorker` a run in several.
 """
 
 import contextlib
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Protocol
+from typing import Any
 
 import tensorflow as tf
 
 from towers import gradients, shares, worker_errors
 
 
-class Workers(Protocol):
-    """The workers of a run, as one of them sees them.
+class Workers(contextlib.AbstractContextManager):
+    """The workers of a run, as one of them sees them; these are one alone, with nobody to talk to.
 
     Each calls `exchange`, `from_chief`, `broadcast` and the training step in the same order as the
     others; each call says what it is for, and where two differ, a WorkerError names both. As a
@@ -26,21 +26,20 @@ class Workers(Protocol):
     Attributes:
       count: number of workers.
       index: of this one.
+      is_chief: whether this worker is the one that writes.
     """
 
-    count: int
-    index: int
+    count, index, is_chief = 1, 0, True
 
-    def __enter__(self) -> "Workers": ...
+    def __init__(self):
+        self._asked: int | None = None
 
-    def __exit__(self, *error) -> None: ...
-
-    @property
-    def is_chief(self) -> bool:
-        """Whether this worker is the one that writes."""
+    def __exit__(self, *_) -> None:
+        pass
 
     def name(self, index: int) -> str:
         """A worker as messages name it."""
+        return f"worker {index}"
 
     def join(
         self, sums: gradients.Sums, values: Sequence[tf.Tensor], of: shares.Shares
@@ -54,62 +53,29 @@ class Workers(Protocol):
           values: tensors [microbatches of this worker, ...].
           of: which microbatches each worker has.
         """
+        raise NotImplementedError
 
     def ask_to_stop(self, signal_number: int | None) -> None:
         """Notes that this worker was asked to stop; None takes that back."""
+        self._asked = signal_number
 
     def stop_asked(self) -> int | None:
         """The signal that asked a worker to stop, which all know since the last step; or None."""
+        return self._asked
 
     def broadcast(self, what: str, variables: Sequence[tf.Variable]) -> None:
         """Gives every worker the chief's values."""
 
     def exchange(self, what: str, message: object) -> list:
         """The messages of all workers, by their index; a message is what JSON can hold."""
-
-    def from_chief(self, what: str, make: Callable[[], object]) -> Any:
-        """What the chief makes, on every worker."""
-
-    def watched(self) -> contextlib.AbstractContextManager:
-        """While entered, an error that another worker's end has caused is reported as such."""
-
-
-class SingleWorker(contextlib.AbstractContextManager):
-    """A run in one process, with nobody to talk to; `Workers` says what each method is."""
-
-    count, index, is_chief = 1, 0, True
-
-    def __init__(self):
-        self._asked: int | None = None
-
-    def __exit__(self, *_) -> None:
-        pass
-
-    def name(self, index: int) -> str:
-        return f"worker {index}"
-
-    def ask_to_stop(self, signal_number: int | None) -> None:
-        self._asked = signal_number
-
-    def stop_asked(self) -> int | None:
-        return self._asked
-
-    def join(
-        self, sums: gradients.Sums, values: Sequence[tf.Tensor], of: shares.Shares
-    ) -> tuple[list[gradients.Gradient], list[tf.Tensor]]:
-        whole = (0, of.num_microbatches)
-        return gradients.add_up(sums, whole, gradients.add_weight_by_weight), list(values)
-
-    def broadcast(self, what: str, variables: Sequence[tf.Variable]) -> None:
-        pass
-
-    def exchange(self, what: str, message: object) -> list:
         return [message]
 
     def from_chief(self, what: str, make: Callable[[], object]) -> Any:
+        """What the chief makes, on every worker."""
         return make()
 
     def watched(self) -> contextlib.AbstractContextManager:
+        """While entered, an error that another worker's end has caused is reported as such."""
         return contextlib.nullcontext()
 
 

@@ -44,17 +44,6 @@ def intra_op_threads(
     return resolve.resolved(chosen, earlier, gpus, cores).intra_op_threads
 
 
-def meet(members: multi_worker.Cluster | None, wait_seconds: float) -> worker.Workers:
-    """Meets the other workers of the run, where there are any.
-
-    Raises:
-      WorkerError: one does not connect, or runs on something else.
-    """
-    if members is None:
-        return worker.SingleWorker()
-    return multi_worker.MultiWorker(members, wait_seconds)
-
-
 def find(workers: worker.Workers, folder: run_folder.RunFolder) -> tuple[dict | None, int]:
     """Looks into the run's folder, on the chief, for all workers.
 

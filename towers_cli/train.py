@@ -21,6 +21,7 @@ def command() -> None:
 
 def main(chosen: settings.TrainSettings) -> int:
     """Trains; returns the exit code."""
+    from towers import multi_worker
     from towers.runs import run_folder
     from towers_cli import agreement, build
 
@@ -31,7 +32,7 @@ def main(chosen: settings.TrainSettings) -> int:
     threads = agreement.intra_op_threads(chosen, folder, is_chief)
     build.start_runtime(threads, chosen.deterministic)
     tower_devices = build.tower_devices(chosen.num_towers)
-    with agreement.meet(members, chosen.worker_wait_seconds) as workers:  # most often there is one
+    with multi_worker.meet(members, chosen.worker_wait_seconds) as workers:  # most often one
         return train(chosen, folder, tower_devices, workers)
 
 

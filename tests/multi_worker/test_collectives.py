@@ -29,7 +29,7 @@ def found_by(tmp_path_factory, count: int, which: str) -> list[dict]:
 @functools.cache
 def alone(name: str, num_towers: int = 1) -> dict:
     """The oracle: one worker, in this process."""
-    return worker_checks.KINDS[name](worker.SingleWorker(), num_towers)
+    return worker_checks.KINDS[name](worker.Workers(), num_towers)
 
 
 @pytest.fixture(
@@ -51,7 +51,7 @@ def test_every_network_has_the_bits_of_one_worker(of_workers):
 
 @pytest.mark.parametrize("check", [worker_checks.broadcast, worker_checks.own_run])
 def test_the_chiefs_values_and_a_finished_run_are_those_of_all(of_workers, check):
-    expected = check(worker.SingleWorker())
+    expected = check(worker.Workers())
     assert [found[check.__name__] for found in of_workers] == [expected] * len(of_workers)
 
 
@@ -73,7 +73,7 @@ def test_towers_of_uneven_shares_do_not_show(num_towers, kind):
 
 def test_another_order_of_additions_shows():
     # So that the tests above are of something.
-    found = worker_checks.train(worker.SingleWorker(), toys.small_cifarnet(), microbatch=4)
+    found = worker_checks.train(worker.Workers(), toys.small_cifarnet(), microbatch=4)
     assert found["losses"] != alone("cifarnet")["losses"]
 
 

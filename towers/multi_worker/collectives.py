@@ -48,7 +48,7 @@ def meet(
     """
     members = members or cluster.from_tf_config()
     if members is None or len(members.addresses) == 1:
-        yield worker.SingleWorker()
+        yield worker.Workers()
         return
     try:
         with MultiWorker(members, wait_seconds) as workers:
@@ -58,7 +58,7 @@ def meet(
         sys.exit(error.exit_code)
 
 
-class MultiWorker:
+class MultiWorker(worker.Workers):
     """A run in several processes; `worker.Workers` documents the methods.
 
     Attributes:
@@ -73,26 +73,20 @@ class MultiWorker:
         """
         self.cluster = members
         self.count, self.index = len(members.addresses), members.index
+        self.is_chief = not self.index
         self._keys: dict[int, str] = {}
         runtime.connect(members, wait_seconds)
         with tf.device(devices.HOST):
             # Instance keys alternate between two sets from one call to the next. Every worker has
             # left a call when any of them is in the next but one, so no two calls can be confused.
             # A new key for each call would be safe too; TensorFlow keeps something for each.
-            self._parity, self._asked, self._stop = (
+            self._parity, self._signal, self._stop = (
                 tf.Variable(0, trainable=False, name=name) for name in ("parity", "asked", "stop")
             )
             rows = tf.zeros([self.count, _LABEL_BYTES // 4 + 1], tf.int32)
             self._doing = tf.Variable(rows, trainable=False, name="doing")
         own = {"workers": list(members.addresses), "GPUs": machine.gpu_names()}
         worker.check_same(self, "what they run on", own | conditions.environment())
-
-    @property
-    def is_chief(self) -> bool:
-        return self.index == 0
-
-    def __enter__(self) -> "MultiWorker":
-        return self
 
     def __exit__(self, _, error: BaseException | None, __) -> None:
         if error is None:
@@ -129,7 +123,7 @@ class MultiWorker:
                 for n, total in zip(part, summed, strict=True):
                     totals[n] = total
             rows = [values for g in sparse.values() for values in (g.values, g.indices)]
-            asked = tf.repeat(self._asked, len(of.microbatches()))
+            asked = tf.repeat(self._signal, len(of.microbatches()))
             *results, asked = self._gather_results([*values, *rows, asked], of, parity)
             self._stop.assign(tf.reduce_max(asked))
         gathered = iter(results[len(values) :])
@@ -218,7 +212,7 @@ class MultiWorker:
         ]
 
     def ask_to_stop(self, signal_number: int | None) -> None:
-        self._asked.assign(np.int32(signal_number or 0))
+        self._signal.assign(np.int32(signal_number or 0))
 
     def stop_asked(self) -> int | None:
         return int(self._stop) or None

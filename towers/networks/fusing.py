@@ -27,7 +27,7 @@ def fused(model: keras.Model) -> keras.Model:
     Raises:
       TypeError: it is not a Keras model.
       ValueError: the model is not built; or Keras cannot take it, or a model within it, apart: it
-        is a subclass with a `call` of its own; or it counts words by tf-idf.
+        is a subclass with a `call` of its own.
     """
     if not isinstance(model, keras.Model):
         raise TypeError(f"model is of type {type(model).__name__}: must be a Keras model")
@@ -41,7 +41,6 @@ def fused(model: keras.Model) -> keras.Model:
         new.assign(old)
         if new.trainable != old.trainable:  # frozen by itself, and not with its layer
             new.trainable = old.trainable
-    adapted.copy_vocabularies(model, made)
     adapted.refresh(made)
     return made
 

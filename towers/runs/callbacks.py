@@ -24,7 +24,7 @@ from towers import (
     schedules,
     shares,
 )
-from towers.runs import activations, figures, picture, run_folder, summaries
+from towers.runs import activations, figures, run_folder, summaries
 
 
 class RunCallback(keras.callbacks.Callback):
@@ -187,7 +187,7 @@ class Log(RunCallback):
         at_step, train = self._at_step, self.run.writer("train")
         if at_step == 1:
             with summaries.events(train, 0):
-                tf.summary.graph(picture.of_graph(self.run.graph()))
+                tf.summary.graph(summaries.graph_with_calls_inlined(self.run.traced()))
         if not self._is_due(at_step):
             return
         watched, state = self.run.watched, self.run.state

@@ -42,11 +42,6 @@ def printable(text: object) -> str:
     return "".join(one if one.isprintable() else repr(one)[1:-1] for one in str(text))
 
 
-def say_error(command: str, error: object) -> None:
-    """Says on stderr, in one line, why a command ends."""
-    print(f"{command}: error: {printable(error)}", file=sys.stderr)
-
-
 def duration(seconds: float) -> str:
     """`45s`, `3m05s` or `2h07m`."""
     seconds = max(0, round(seconds))

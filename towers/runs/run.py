@@ -265,8 +265,7 @@ class Run:
           shuffle: arrays, for each epoch, in an order that only its number decides; not of a
             source, which has an order.
           validation_data: as Keras's `fit` takes it; or batches that can be iterated over again and
-            again, such as `input_pipeline.images.evaluated`: (x, y), or (x, y, mask bool [n] of the
-            examples that count) where others fill a batch up.
+            again, such as `input_pipeline.images.evaluated`.
           validation_batch_size, validation_freq, verbose: as Keras's `fit` takes them.
           callbacks: Keras's, or your own; `towers.callbacks.Log()` is added where there is no Log.
             When a run resumes, what they have changed among their attributes is as it was, if it is
@@ -536,9 +535,9 @@ class Run:
         except warm_start.WarmStartError as error:
             raise checkpoints.CheckpointError(str(error).removeprefix("init_from=")) from error
 
-    def graph(self) -> tf.Graph:
-        """The graph of a step."""
-        return self.distribution.program.trace(self.batch, self.distribution.size_of_run()).graph
+    def traced(self) -> tf.types.experimental.ConcreteFunction:
+        """The step as a ConcreteFunction, which has its graph."""
+        return self.distribution.program.trace(self.batch, self.distribution.size_of_run())
 
     def _step(self, batch) -> Mapping[str, tf.Tensor]:
         try:

@@ -24,12 +24,11 @@ def evaluated(data: Any) -> Any:
     """What is evaluated, as Keras's `evaluate` takes it.
 
     Batches of a list, or of another object that can be iterated over again and again, become one
-    data set. They may be filled up with examples that their mask, bool [n], leaves out: Keras would
-    divide by their number, too.
+    data set.
     """
     if data is None or isinstance(data, (tuple, tf.data.Dataset, keras.utils.PyDataset)):
         return data
-    first = next(_without_fillers(data))
+    first = tuple(next(iter(data)))
 
     def specified(part):
         spec = tf.type_spec_from_value(tf.convert_to_tensor(part))
@@ -37,18 +36,7 @@ def evaluated(data: Any) -> Any:
 
     signature = keras.tree.map_structure(specified, first)
     # Made once: TensorFlow keeps each data set of a Python function until the process ends.
-    return tf.data.Dataset.from_generator(
-        lambda: _without_fillers(data), output_signature=signature
-    )
-
-
-def _without_fillers(batches) -> Iterator[tuple]:
-    for batch in batches:
-        x, y, mask = keras.utils.unpack_x_y_sample_weight(tuple(batch))
-        if mask is None or np.asarray(mask).dtype != bool:
-            yield tuple(batch)
-        elif len(kept := np.flatnonzero(mask)):
-            yield keras.tree.map_structure(lambda part: tf.gather(part, kept), (x, y))
+    return tf.data.Dataset.from_generator(lambda: map(tuple, data), output_signature=signature)
 
 
 class FromSource:

@@ -15,6 +15,7 @@ import numpy as np
 import tensorflow as tf
 from tensorboard.compat.proto import summary_pb2
 from tensorboard.plugins.scalar import summary
+from tensorflow.python.framework import convert_to_constants
 
 from towers import noise
 from towers.runs import figures, run_folder
@@ -92,6 +93,41 @@ def write_confusion(counts: np.ndarray, class_names: Sequence[str]) -> None:
     tf.summary.image("confusion_matrix", figures.confusion_matrix(counts, tuple(class_names))[None])
     each = zip(class_names, counts.diagonal(), counts.sum(axis=1), strict=True)
     scalars({f"accuracy_per_class/{name}": right / count for name, right, count in each if count})
+
+
+def graph_with_calls_inlined(
+    function: tf.types.experimental.ConcreteFunction,
+) -> tf.compat.v1.GraphDef:
+    """The graph of a step as TensorFlow runs it, and TensorBoard draws it.
+
+    A microbatch is traced once and called for each one; here the scope of each call holds the
+    operations that run in its place, on the tower's device. What XLA compiles stays a call. What
+    only passes tensors into and out of a function is left out.
+
+    Args:
+      function: a ConcreteFunction, such as `step.Program.trace` gives.
+    """
+    inlined = convert_to_constants._run_inline_graph_optimization(
+        function, lower_control_flow=False, aggressive_inlining=True
+    )
+    passes = {node.name: node for node in inlined.node if node.name.startswith("Func/")}
+    drawn = tf.compat.v1.GraphDef()
+
+    def sources(name: str) -> list[str]:
+        """What an operation reads in the place of an input that was only passed on."""
+        mark, of_output = ("^" if name.startswith("^") else ""), name.lstrip("^").split(":")[0]
+        if of_output not in passes:
+            return [name]
+        read = [one for given in passes[of_output].input for one in sources(given)]
+        return [f"^{one.lstrip('^').split(':')[0]}" for one in read] if mark else read[:1]
+
+    for node in inlined.node:
+        is_result = node.op in ("Identity", "NoOp") and "/" not in node.name
+        if node.name not in passes and not is_result:
+            copy = drawn.node.add()
+            copy.CopyFrom(node)
+            copy.input[:] = [one for name in node.input for one in sources(name)]
+    return drawn
 
 
 @contextlib.contextmanager

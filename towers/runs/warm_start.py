@@ -114,10 +114,7 @@ def _of_run(given, place: Path) -> str:
     folder = run_folder.RunFolder(place)
     if not folder.config.exists():
         raise WarmStartError(f"init_from={given}: {_ALLOWED}")
-    try:
-        final = folder.read_final_summary()
-    except run_folder.RunFolderError as error:
-        raise WarmStartError(f"init_from={given}: {error}") from error
+    final = folder.read_final_summary()
     newest = checkpoints.newest(folder.checkpoints)
     if newest and not (final and checkpoints.step_of(newest) <= final["step"]):
         return os.path.abspath(newest)
@@ -196,25 +193,10 @@ def _take_file(file: str, model: keras.Model) -> tuple:
         # The model's own file says which layer is where in it; Keras reads it back.
         own = Path(folder) / "own.weights.h5"
         model.save_weights(own)
-        _check_read_back(model, own)
         with h5py.File(own, "r+") as ours, _weights_file(file, Path(folder)) as theirs:
             found = _give(ours, theirs)
         model.load_weights(own)
     return found
-
-
-def _check_read_back(model: keras.Model, file: Path) -> None:
-    """Checks that a layer without weights in the file keeps its own, as LoRA's would not."""
-    before = [variable.numpy() for variable in model.variables]
-    model.load_weights(file)
-    for variable, value in zip(model.variables, before, strict=True):
-        if not np.array_equal(variable.numpy(), value, equal_nan=True):
-            for changed, original in zip(model.variables, before, strict=True):
-                changed.assign(original)
-            raise _DoesNotFitError(
-                f"Keras does not save {variable.path} as it is (LoRA, or a quantized layer?): take "
-                "weights before the layer is changed, in a program of your own"
-            )
 
 
 @contextlib.contextmanager
