@@ -13,6 +13,7 @@ from pathlib import Path
 
 import laboratory
 from laboratory import flags, report, rules, simulation, speeds, timeline
+from towers_cli import system
 
 MODELS = ("two_convolutions", "cifarnet")  # of network.MODELS, which imports TensorFlow
 COMPARED_RATES = [0.03, 0.1, 0.3]
@@ -47,9 +48,7 @@ def main(arguments: Sequence[str]) -> int:
     try:
         problem, data_name = make_problem(options)
     except datasets.DataError as error:
-        from towers.runs import console  # it imports TensorFlow, which some problems do not need
-
-        parser.error(console.printable(error))
+        parser.error(system.printable(error))
     try:
         show(options, problem, data_name, folder)
     except BrokenPipeError:

@@ -4,7 +4,7 @@ Each worker has the whole batch and computes the microbatches of its own towers.
 the same: the sum of all gradients, and of each microbatch its loss, outputs and new state.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 import tensorflow as tf
 from keras import tree
@@ -37,7 +37,7 @@ class Exchange:
           count: microbatches of the batch.
           alone: each worker computes the whole batch, and they exchange nothing.
         """
-        self._workers, self._count = workers, count
+        self._workers = workers
         self._shares = shares.Shares(count, towers_of_workers, workers.index)
         everyone = [sum(map(len, of_towers)) for of_towers in self._shares.of_workers]
         # A batch with too few microbatches for all workers is computed whole by each of them.
@@ -64,7 +64,7 @@ class Exchange:
           UnevenRows: gradients have rows, and a microbatch is shorter than the others.
         """
         if self._alone:
-            return _total(sums, self._count), list(results)
+            return worker.Workers().join(sums, results, self._shares)
         values = [value for of_subtree in sums.values() for value in of_subtree]
         if len(set(sizes)) > 1 and any(isinstance(v, tf.IndexedSlices) for v in values):
             raise UnevenRows
@@ -78,10 +78,6 @@ class Exchange:
             for size, values in zip(sizes, zip(*each, strict=True), strict=True)
         ]
         return total, everything
-
-
-def _total(sums: Mapping, count: int) -> list[gradients.Gradient]:
-    return gradients.add_up(sums, (0, count), gradients.add_weight_by_weight)
 
 
 def _present(values) -> list[tf.Tensor]:

@@ -32,7 +32,7 @@ class Workers(contextlib.AbstractContextManager):
     count, index, is_chief = 1, 0, True
 
     def __init__(self):
-        self._asked: int | None = None
+        self._signal: int | None = None
 
     def __exit__(self, *_) -> None:
         pass
@@ -53,15 +53,16 @@ class Workers(contextlib.AbstractContextManager):
           values: tensors [microbatches of this worker, ...].
           of: which microbatches each worker has.
         """
-        raise NotImplementedError
+        whole = (0, of.num_microbatches)
+        return gradients.add_up(sums, whole, gradients.add_weight_by_weight), list(values)
 
     def ask_to_stop(self, signal_number: int | None) -> None:
         """Notes that this worker was asked to stop; None takes that back."""
-        self._asked = signal_number
+        self._signal = signal_number
 
     def stop_asked(self) -> int | None:
         """The signal that asked a worker to stop, which all know since the last step; or None."""
-        return self._asked
+        return self._signal
 
     def broadcast(self, what: str, variables: Sequence[tf.Variable]) -> None:
         """Gives every worker the chief's values."""

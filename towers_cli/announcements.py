@@ -4,16 +4,18 @@ import contextlib
 import math
 import shutil
 import sys
-from collections.abc import Mapping
+import textwrap
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from towers import machine, schedules, shares, worker
 from towers.networks import optimizers
-from towers.runs import console, run_folder
-from towers_cli import settings
+from towers.runs import run_folder
+from towers_cli import settings, system
 
 _DECAYS_SHOWN = 50
 FEW_EVALUATED = 50
+_NARROWEST = 30  # of a column; on a narrower terminal lines are longer than it
 
 
 def start(
@@ -24,7 +26,7 @@ def start(
 ) -> None:
     """Prints what `rows` says and, where it is asked for, the learning rate over the whole run."""
     table = rows(config, learning_rate, num_evaluated_examples)
-    print(console.table(table), flush=True)
+    print(in_columns(table), flush=True)
     if with_schedule:
         print(schedule(config, learning_rate))
 
@@ -65,6 +67,25 @@ def rows(
         warnings.append(f"an accuracy of {num_evaluated_examples} examples says little")
     shown = [*table.items(), *(("warning", warning) for warning in warnings)]
     return [(name, value) for name, value in shown if value]
+
+
+def in_columns(rows: Sequence[tuple[str, str]], width: int | None = None) -> str:
+    """Two aligned columns; a value too long for its line continues below its beginning.
+
+    Args:
+      rows: names and values.
+      width: of a line; None for the terminal's, or 80 where there is none. What has no space to
+        break at, such as a path, stays whole and may be longer.
+    """
+    indent = 4 + max(len(name) for name, _ in rows)
+    width = max(indent + _NARROWEST, width or shutil.get_terminal_size().columns)
+    lines = []
+    for name, value in rows:
+        lines += textwrap.wrap(
+            f"  {name:<{indent - 4}}  {value}", width, subsequent_indent=" " * indent,
+            break_long_words=False, break_on_hyphens=False,
+        )  # fmt: skip
+    return "\n".join(map(system.printable, lines))
 
 
 def schedule(config: Mapping, learning_rate: schedules.LearningRate) -> str:

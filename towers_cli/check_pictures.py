@@ -25,7 +25,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def check(folder: str) -> int:
     """Prints a line for each picture that cannot be used; returns the exit code."""
     from input_pipeline import datasets
-    from towers.runs import console
 
     count = broken = 0
     for name, split in datasets.folder_splits(folder).items():
@@ -33,7 +32,7 @@ def check(folder: str) -> int:
         for number, reason in split.broken():
             broken += 1
             path = f"{name}/{split.name(number)}" if name else split.name(number)
-            print(console.printable(f"{path} {reason}"), flush=True)
+            print(system.printable(f"{path} {reason}"), flush=True)
     print(f"{count:,} pictures, {f'{broken:,} cannot' if broken else 'all of them can'} be used")
     return 1 if broken else 0
 

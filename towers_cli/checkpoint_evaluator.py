@@ -12,8 +12,8 @@ import tensorflow as tf
 
 import towers
 from input_pipeline import datasets
-from towers.runs import checkpoints, console, interrupts, run_errors, run_folder, summaries
-from towers_cli import build, pictures, run_config, settings, tally
+from towers.runs import checkpoints, interrupts, run_errors, run_folder, summaries
+from towers_cli import build, pictures, run_config, settings, system, tally
 
 _LONGEST_NAME = 100  # of a data set, in the name of a folder
 
@@ -268,7 +268,7 @@ def report(line: Mapping, result: tally.Evaluation, class_names: Sequence[str]) 
     per_class = [
         "-" if np.isnan(share) else f"{share:.2%}" for share in result.per_class_accuracy()
     ]
-    class_names = [console.printable(name) for name in class_names]
+    class_names = [system.printable(name) for name in class_names]
     name_width = max(len(name) for name in class_names)
     if len(class_names) > 20:  # a matrix this wide cannot be read on a terminal
         rows = [

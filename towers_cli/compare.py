@@ -27,15 +27,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def compare(first: str, second: str) -> int:
     """Prints where the runs in two folders begin to differ; returns the exit code."""
-    from towers.runs import console, run_folder
+    from towers.runs import run_folder
     from towers_cli import comparison
 
     folders = [run_folder.RunFolder(path) for path in (first, second)]
     for difference in comparison.settings_that_differ(*folders) or ["the same"]:
-        print(console.printable(f"settings: {difference}"))
+        print(system.printable(f"settings: {difference}"))
     for which, folder in zip(("first", "second"), folders, strict=True):
         for change in comparison.changes_on_the_way(folder):
-            print(console.printable(f"the {which} run: {change}"))
+            print(system.printable(f"the {which} run: {change}"))
     compared = []
     for parting in comparison.partings(*folders):
         print(parting, flush=True)

@@ -9,8 +9,8 @@ import numpy as np
 from input_pipeline import contact_sheet, datasets, preprocess
 from input_pipeline import images as sources
 from towers import worker
-from towers.runs import console, run_folder
-from towers_cli import settings, tally
+from towers.runs import run_folder
+from towers_cli import settings, system, tally
 
 _SHOWN = 64  # images of a batch
 MOST_CONFUSED = 32  # examples on a sheet
@@ -39,7 +39,7 @@ def show_batch(
     how = f"{chosen.preprocessing}, {augmentation}" if augmentation else chosen.preprocessing
     of_all = f"{len(images)} of {chosen.global_batch_size} images"
     print(
-        console.printable(
+        system.printable(
             f"{chosen.show_batch}: {of_all} of the first batch, after {how}, each "
             "stretched from its smallest to its largest value"
         )

@@ -28,7 +28,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def predict(run: str, pictures: Sequence[str]) -> int:
     """Prints the model's answer for each picture; returns the exit code."""
-    from towers.runs import console
     from towers_cli import picture_model
 
     model, code = picture_model.PictureModel(picture_model.file_of(run)), 0
@@ -39,7 +38,7 @@ def predict(run: str, pictures: Sequence[str]) -> int:
             code = system.say_error(_NAME, error, 1)
         else:
             answer = ", ".join(f"{name} {probability:.1%}" for name, probability in classes)
-            print(console.printable(f"{picture}: {answer}"), flush=True)
+            print(system.printable(f"{picture}: {answer}"), flush=True)
     return code
 
 

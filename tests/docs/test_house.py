@@ -23,7 +23,7 @@ def test_the_rules_of_import_are_kept():
 
 
 BREACHES = [
-    ("towers/step.py", "from towers.runs import loop", "the rooms import the idea"),
+    ("towers/step.py", "from towers.runs import run", "the rooms import the idea"),
     ("towers/gradients.py", "import socket", "no sockets and no processes"),
     ("towers/new.py", "", "the rooms import the idea"),
     ("towers/runs/console.py", "from towers.networks import layers", "the rooms import"),
@@ -51,7 +51,7 @@ def test_a_rule_that_is_broken_is_named(module, line, broken, tmp_path):
         [command, "--no-logo", "--no-cache"], cwd=tmp_path, capture_output=True, text=True
     )
     assert done.returncode == 1
-    said = [text for text in done.stdout.splitlines() if text.endswith("BROKEN")]
+    said = [text for text in done.stdout.splitlines() if "BROKEN" in text]
     assert any(broken in text for text in said)
 
 

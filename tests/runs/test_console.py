@@ -10,7 +10,7 @@ import pytest
 import scripts
 
 from towers.runs import console
-from towers_cli import train
+from towers_cli import announcements, train
 
 METRICS = {
     "step": 40,
@@ -23,29 +23,14 @@ METRICS = {
 }
 
 
-@pytest.mark.parametrize(
-    ("seconds", "text"),
-    [
-        (-0.2, "0s"),
-        (0.4, "0s"),
-        (59.4, "59s"),
-        (59.6, "1m00s"),
-        (185, "3m05s"),
-        (3599.7, "1h00m"),
-        (7645, "2h07m"),
-        (100 * 3600, "100h00m"),
-    ],
-)
-def test_durations(seconds, text):
-    assert console.duration(seconds) == text
-
-
 WORDS = "--num_microbatches=4 is a word, and so is batch-norm, whatever the width of a line is"
 
 
 @pytest.mark.parametrize("width", [48, 60, 80, 200])
 def test_a_long_value_goes_on_below_its_beginning(width):
-    first, *lines = console.table([("learning rate", WORDS), ("run", "here")], width).splitlines()
+    first, *lines = announcements.in_columns(
+        [("learning rate", WORDS), ("run", "here")], width
+    ).splitlines()
     assert lines.pop() == "  run            here"
     assert first.startswith("  learning rate  --num_microbatches=4 ")
     assert all(line.startswith(" " * 17) and line[17] != " " for line in lines)
@@ -61,7 +46,7 @@ def test_lines_hold_what_a_person_asks_of_a_run(capsys):
     progress.show({"step": 50, "loss": 0.5})  # an epoch without an evaluation
     out, err = capsys.readouterr()
     step, evaluation = out.splitlines()
-    for piece in ("40/100", "epoch 0.41", "4.5679", "12.3%", "0.0125", "1,234", "3m05s"):
+    for piece in ("40/100", "epoch 0.41", "4.5679", "12.3%", "0.0125", "1,234", "03:05"):
         assert piece in step
     for piece in ("test", "40", "50.00%", "1.2500"):
         assert piece in evaluation

@@ -80,7 +80,7 @@ class MultiWorker(worker.Workers):
             # Instance keys alternate between two sets from one call to the next. Every worker has
             # left a call when any of them is in the next but one, so no two calls can be confused.
             # A new key for each call would be safe too; TensorFlow keeps something for each.
-            self._parity, self._signal, self._stop = (
+            self._parity, self._asked, self._stop = (
                 tf.Variable(0, trainable=False, name=name) for name in ("parity", "asked", "stop")
             )
             rows = tf.zeros([self.count, _LABEL_BYTES // 4 + 1], tf.int32)
@@ -123,7 +123,7 @@ class MultiWorker(worker.Workers):
                 for n, total in zip(part, summed, strict=True):
                     totals[n] = total
             rows = [values for g in sparse.values() for values in (g.values, g.indices)]
-            asked = tf.repeat(self._signal, len(of.microbatches()))
+            asked = tf.repeat(self._asked, len(of.microbatches()))
             *results, asked = self._gather_results([*values, *rows, asked], of, parity)
             self._stop.assign(tf.reduce_max(asked))
         gathered = iter(results[len(values) :])
@@ -212,7 +212,7 @@ class MultiWorker(worker.Workers):
         ]
 
     def ask_to_stop(self, signal_number: int | None) -> None:
-        self._signal.assign(np.int32(signal_number or 0))
+        self._asked.assign(np.int32(signal_number or 0))
 
     def stop_asked(self) -> int | None:
         return int(self._stop) or None

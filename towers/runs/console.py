@@ -4,52 +4,11 @@ import errno
 import shutil
 import signal
 import sys
-import textwrap
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 
 import tqdm
 
 from towers.runs import callbacks
-
-_NARROWEST = 30  # of a column; on a narrower terminal lines are longer than it
-
-
-def table(rows: Sequence[tuple[str, str]], width: int | None = None) -> str:
-    """Two aligned columns; a value too long for its line continues below its beginning.
-
-    Args:
-      rows: names and values.
-      width: of a line; None for the terminal's, or 80 where there is none. What has no space to
-        break at, such as a path, stays whole and may be longer.
-    """
-    indent = 4 + max(len(name) for name, _ in rows)
-    width = max(indent + _NARROWEST, width or shutil.get_terminal_size().columns)
-    lines = []
-    for name, value in rows:
-        lines += textwrap.wrap(
-            f"  {name:<{indent - 4}}  {value}", width, subsequent_indent=" " * indent,
-            break_long_words=False, break_on_hyphens=False,
-        )  # fmt: skip
-    return "\n".join(map(printable, lines))
-
-
-def printable(text: object) -> str:
-    """One line of text as a terminal may show it: a control character as `\\x1b`.
-
-    A terminal obeys those that it is sent, and class names or anything else in a data set's files
-    may hold some.
-    """
-    return "".join(one if one.isprintable() else repr(one)[1:-1] for one in str(text))
-
-
-def duration(seconds: float) -> str:
-    """`45s`, `3m05s` or `2h07m`."""
-    seconds = max(0, round(seconds))
-    if seconds < 60:
-        return f"{seconds}s"
-    if seconds < 3600:
-        return f"{seconds // 60}m{seconds % 60:02d}s"
-    return f"{seconds // 3600}h{seconds % 3600 // 60:02d}m"
 
 
 class Progress(callbacks.RunCallback):
@@ -97,7 +56,8 @@ class Progress(callbacks.RunCallback):
         elif self._bar is not None:
             self._status.set_description_str(_summary(line))
         else:
-            left = duration((self._last_step - line["step"]) * line["step_seconds"])
+            seconds = (self._last_step - line["step"]) * line["step_seconds"]
+            left = tqdm.tqdm.format_interval(max(0, seconds))
             self._say(f"step {line['step']}/{self._last_step}  {_summary(line)}  time left {left}")
 
     def _say(self, text: str) -> None:
