@@ -95,7 +95,9 @@ def write_confusion(counts: np.ndarray, class_names: Sequence[str]) -> None:
     scalars({f"accuracy_per_class/{name}": right / count for name, right, count in each if count})
 
 
-def graph_with_calls_inlined(function) -> tf.compat.v1.GraphDef:
+def graph_with_calls_inlined(
+    function: tf.types.experimental.ConcreteFunction,
+) -> tf.compat.v1.GraphDef:
     """The graph of a step as TensorFlow runs it, and TensorBoard draws it.
 
     A microbatch is traced once and called for each one; here the scope of each call holds the
