@@ -113,7 +113,7 @@ class EncodedImages(images.Images):
     def _problem(self, number: int) -> str:
         """Why a picture cannot be used; empty where it can."""
         try:
-            pictures.check(self._labelled(number)[0])
+            pictures.whole(self._labelled(number)[0])
         except (OSError, ValueError) as error:
             return _reason(error)
         return ""

@@ -60,14 +60,18 @@ def square(content: bytes, cut: Callable[[int, int], cuts.Cut], size: int) -> np
     return np.asarray(pixels)[:, :: -1 if part.mirrored else 1]
 
 
-def check(content: bytes) -> None:
-    """Decodes a picture to its end.
+def whole(content: bytes, mode: str = "RGB") -> np.ndarray:
+    """A picture as a person sees it: uint8 [height, width] or [height, width, channels].
+
+    Args:
+      content: encoded.
+      mode: Pillow's, of the result.
 
     Raises:
       NoPicture: it cannot be used.
     """
     with _opened(content) as image:
-        _as_seen(image)
+        return np.asarray(_as_seen(image, mode))
 
 
 @contextlib.contextmanager
@@ -96,8 +100,8 @@ def _orientation(image: Image.Image) -> int:
     return orientation if orientation in range(1, 9) else 1
 
 
-def _as_seen(image: Image.Image) -> Image.Image:
-    """The pixels in red, green and blue, as a person sees them.
+def _as_seen(image: Image.Image, mode: str = "RGB") -> Image.Image:
+    """The pixels as a person sees them.
 
     The picture is turned as its camera was held, its transparent parts lie on white, the first one
     of an animation is taken, and of 16 bits the upper 8.
@@ -107,7 +111,7 @@ def _as_seen(image: Image.Image) -> Image.Image:
         image = ImageOps.exif_transpose(image)
     if image.mode.startswith("I"):
         image = Image.fromarray((np.asarray(image) >> 8).astype(np.uint8))
-    if image.has_transparency_data:
+    if image.has_transparency_data and mode != "RGBA":
         image = image.convert("RGBA")
         image = Image.alpha_composite(Image.new("RGBA", image.size, "white"), image)
-    return image if image.mode == "RGB" else image.convert("RGB")
+    return image if image.mode == mode else image.convert(mode)

@@ -133,13 +133,8 @@ def graph_with_calls_inlined(
 @contextlib.contextmanager
 def profile(folder: run_folder.RunFolder) -> Iterator[None]:
     """Records a profile for TensorBoard's Profile tab (needs the `profile` extra to be shown)."""
-    with _on_disk():
-        tf.profiler.experimental.start(str(folder.train_events))
-    try:
+    with _on_disk(), tf.profiler.experimental.Profile(str(folder.train_events)):
         yield
-    finally:
-        with _on_disk():
-            tf.profiler.experimental.stop()
 
 
 def markdown_table(values: Mapping) -> str:
