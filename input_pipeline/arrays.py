@@ -6,21 +6,21 @@ The order of the examples is that of `batches`: every epoch its own permutation,
 import functools
 import hashlib
 import weakref
-from collections.abc import Callable, Iterator
-from typing import Any
+from collections.abc import Callable, Sequence
 
 import keras
 import numpy as np
 import tensorflow as tf
 
 from . import batches as by_step
+from . import decoded
 
 _HASHED_EXAMPLES = 8
 
 
 def batches(
-    inputs: Any,
-    labels: Any = None,
+    inputs,
+    labels=None,
     sample_weight: np.ndarray | None = None,
     *,
     augment: Callable[[tf.Tensor, by_step.Draws], tf.Tensor] | None = None,
@@ -53,12 +53,13 @@ def batches(
       TypeError, ValueError: they are not arrays, have a mask, or differ in their number of
         examples.
     """
+    examples: Examples
     is_pydataset = isinstance(inputs, keras.utils.PyDataset)
     if is_pydataset or hasattr(inputs, "to_iter_dataset"):
         if labels is not None or sample_weight is not None:
             raise ValueError("labels and sample_weight: must be in the data set's own elements")
         shuffle = False
-        examples: InMemory | _Grain = _Grain(_Examples(inputs) if is_pydataset else inputs)
+        examples = _Grain(_Examples(inputs) if is_pydataset else inputs)
     else:
         parts = (inputs, labels) if sample_weight is None else (inputs, labels, sample_weight)
         examples = InMemory(*(tf.nest.map_structure(_as_array, part) for part in parts))
@@ -66,46 +67,42 @@ def batches(
             _check_weight(examples.parts[2], is_mixed=mix is not None)
     changes = f"{seed} {shuffle} {augment is None} {mix is None}"
     fingerprint = hashlib.sha256(f"{changes} {examples.fingerprint}".encode()).hexdigest()
-    return source(examples, fingerprint, augment, mix, seed, shuffle)
+    return by_step.Source(examples, fingerprint, augment, mix, seed, shuffle)
 
 
-def source(
-    examples: Any, fingerprint: str, augment: Any, mix: Any, seed: int, shuffle: bool = True
-) -> by_step.Source:
-    """The `batches.Source` of an `InMemory`, or of a data set with random access.
+class Examples:
+    """Examples with random access.
 
-    Args:
-      fingerprint: of the source.
-      augment, mix, seed, shuffle: as for `batches`.
+    Attributes:
+      num_examples: of an epoch.
+      parts: (inputs, labels) or (inputs, labels, sample_weight), arrays [n, ...] for any n; batches
+        have their structure, types and shapes.
+      batches_ahead: how many are made ahead of the reader.
+      problem: what ended the reading, where it was something that a person can repair.
     """
 
-    def read(order: by_step.Order, first_step: int, last_step: int) -> Iterator[tuple]:
-        def batch_of_step(step):
-            ids, draws = order(step)  # int64 [share]
-            inputs, labels, *weight = examples.gather(ids, order.positions(step))
-            # Each [share, ...].
-            if augment is not None:
-                inputs = augment(inputs, draws)
-            if mix is not None:
-                inputs, labels = mix(inputs, labels, draws)
-            # Flat: in the structures of tf.data a list is one tensor.
-            return tuple(tf.nest.flatten((inputs, labels, *weight)))
+    num_examples: int
+    parts: tuple
+    batches_ahead = tf.data.AUTOTUNE
+    problem: decoded.DataError | None = None
 
-        steps = tf.data.Dataset.range(first_step, last_step)
-        flat = by_step.Reading(by_step.mapped(steps, batch_of_step), examples)
-        return map(functools.partial(tf.nest.pack_sequence_as, examples.parts), flat)
+    def gather(self, ids: tf.Tensor, draws: by_step.Draws | None = None) -> tuple:
+        """A batch, as `parts`, of the examples of these numbers, int64 [n].
 
-    return by_step.Source(examples.num_examples, fingerprint, read, seed, shuffle)
+        Args:
+          ids: of the examples.
+          draws: of a training, of which those of pictures draw what they are cut by; else None.
+        """
+        raise NotImplementedError
 
 
-class InMemory:
-    """Arrays, from which examples are gathered with NumPy; or tensors, with TensorFlow."""
+class InMemory(Examples):
+    """Arrays as they are: tensors would be a second copy of them."""
 
-    def __init__(self, *parts: Any):
+    def __init__(self, *parts):
         self.parts, self._leaves = parts, tf.nest.flatten(parts)
         for leaf in self._leaves:
-            dtype = np.dtype(getattr(leaf.dtype, "as_numpy_dtype", leaf.dtype))
-            if dtype.kind not in "biuf" or not leaf.ndim:
+            if leaf.dtype.kind not in "biuf" or not leaf.ndim:
                 raise TypeError(
                     f"arrays: {leaf.dtype} {list(leaf.shape)}; must be numbers or booleans [n, ...]"
                 )
@@ -119,18 +116,17 @@ class InMemory:
 
     @property
     def fingerprint(self) -> str:
+        """SHA-256 in hex of types, shapes and values."""
         digest = hashlib.sha256()
         for leaf in self._leaves:
             digest.update(f"{leaf.dtype} {leaf.shape}".encode())
             for first in range(0, len(leaf), 4096):  # one that is memory-mapped is not read whole
-                digest.update(np.asarray(leaf[first : first + 4096]).tobytes())
+                digest.update(np.ascontiguousarray(leaf[first : first + 4096]).data)
         return digest.hexdigest()
 
-    def gather(self, ids: tf.Tensor, positions: tf.Tensor | None = None) -> tuple:
-        if all(map(tf.is_tensor, self._leaves)):
-            return tf.nest.map_structure(lambda part: tf.gather(part, ids), self.parts)
-        # With NumPy, from arrays as they are: tensors would be a second copy of them.
-        return _in_python(self._rows, ids, self.parts)
+    def gather(self, ids: tf.Tensor, draws: by_step.Draws | None = None) -> tuple:
+        """As of `Examples`."""
+        return in_python(self._rows, [ids], self.parts)
 
     def _rows(self, ids: np.ndarray) -> list[np.ndarray]:
         return [leaf[ids] for leaf in self._leaves]
@@ -147,7 +143,7 @@ def _check_weight(weight, is_mixed: bool) -> None:
         )
 
 
-class _Grain:
+class _Grain(Examples):
     """A `grain.MapDataset`, whose element `i` is an example, for any `i` from 0.
 
     Past its length it goes on with the next epoch, which may shuffle and augment otherwise.
@@ -166,8 +162,9 @@ class _Grain:
             digest.update(f"{leaf.dtype} {leaf.shape}".encode() + leaf.tobytes())
         self.fingerprint = digest.hexdigest()
 
-    def gather(self, ids: tf.Tensor, positions: tf.Tensor) -> tuple:
-        return _in_python(self._rows, positions, self.parts)
+    def gather(self, ids: tf.Tensor, draws: by_step.Draws | None = None) -> tuple:
+        assert draws is not None  # they are read for training alone
+        return in_python(self._rows, [draws.positions], self.parts)
 
     def _rows(self, positions: np.ndarray) -> list[np.ndarray]:
         rows = [tf.nest.flatten(self._dataset[int(position)]) for position in positions]
@@ -202,24 +199,25 @@ class _Examples:
         return tf.nest.map_structure(lambda leaf: np.asarray(leaf)[row], self._batch(number))
 
 
-def _in_python(method: Callable, numbers: tf.Tensor, parts: tuple) -> tuple:
-    """What a method gives of examples' numbers, as batches with the structure of `parts`.
+def in_python(method: Callable, arguments: Sequence[tf.Tensor], parts: tuple) -> tuple:
+    """What a method gives of tensors [n, ...], as batches with the structure of `parts`.
 
-    TensorFlow keeps the function forever; so its object, which has the arrays, is held weakly.
+    The method takes arrays and gives a list of them. TensorFlow keeps the function forever; so its
+    object, which has the arrays, is held weakly.
     """
     rows = weakref.WeakMethod(method)
     leaves = tf.nest.flatten(parts)
     types = [_type_in_batches(leaf.dtype) for leaf in leaves]
 
-    def converted(numbers: np.ndarray) -> list[np.ndarray]:
+    def converted(*arguments):
         read = rows()
-        assert read is not None  # while a data set is read, its object is held
-        pairs = zip(read(numbers), types, strict=True)
+        assert read is not None  # the data set is read, and has it
+        pairs = zip(read(*arguments), types, strict=True)
         return [value.astype(dtype, copy=False) for value, dtype in pairs]
 
-    values = tf.numpy_function(converted, [numbers], types)
+    values = tf.numpy_function(converted, arguments, types)
     for value, leaf in zip(values, leaves, strict=True):
-        value.set_shape([numbers.shape[0], *leaf.shape[1:]])
+        value.set_shape([arguments[0].shape[0], *leaf.shape[1:]])
     return tf.nest.pack_sequence_as(parts, values)
 
 

@@ -9,8 +9,9 @@ resumed run needs nothing but its step to continue with the data where it stoppe
 
 import atexit
 import dataclasses
+import functools
 import weakref
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -30,8 +31,6 @@ ALGORITHM = "auto_select"
 # correlate by up to 0.76; with 12 and a drawn key by no more than random ones (0.01).
 _SHUFFLING_ROUNDS = 12
 
-_TENSOR_ALIGNMENT = 64  # bytes; TensorFlow's own tensors begin at multiples of it
-
 
 class Draws(NamedTuple):
     """What the distortions of one batch, or of a share of it, are drawn from.
@@ -46,36 +45,33 @@ class Draws(NamedTuple):
     mirrored: tf.Tensor
     share: range | None = None  # places in the batch; None for all
     global_batch_size: int = 0  # where there is a share
+    positions: tf.Tensor | None = None  # int64 [images], in the endless row
 
-    def for_share(self, draw: Callable, count: int | tf.Tensor) -> Any:
-        """The share's part, `count` images, of what `draw` makes for the whole batch.
+    def for_share(self, draw: Callable):
+        """The share's part of what `draw` makes for the whole batch.
 
         `draw` takes a number of images and gives a structure of tensors [images, ...].
         """
+        drawn = draw(self.global_batch_size or tf.shape(self.mirrored)[0])
         if self.share is None:
-            return draw(count)
+            return drawn
         places = slice(self.share.start, self.share.stop)
-        return tf.nest.map_structure(lambda drawn: drawn[places], draw(self.global_batch_size))
+        return tf.nest.map_structure(lambda whole: whole[places], drawn)
 
+    def uniform(self, kind: int, shape=(), low=0.0, high=1.0, dtype=tf.float32) -> tf.Tensor:
+        """Numbers from `low` to below `high`, [images, *shape].
 
-def uniform(
-    seed: tf.Tensor,
-    kind: int,
-    shape: Sequence[int | tf.Tensor],
-    low: float = 0.0,
-    high: float = 1.0,
-    dtype: tf.DType = tf.float32,
-) -> tf.Tensor:
-    """Numbers from `low` to below `high`; each kind of draw of a step has a stream of its own.
-
-    Args:
-      seed: of the step, as in `Draws`.
-      kind: 0 to 4 are of `preprocess`, 16 to 20 of `cuts`, 32 to 41 of `augment`, and 48 to 54 of
-        `mixing`.
-      shape: of the result.
-    """
-    kind_seed = tf.random.experimental.stateless_fold_in(seed, kind, alg=ALGORITHM)
-    return tf.random.stateless_uniform(shape, kind_seed, low, high, dtype, alg=ALGORITHM)
+        Args:
+          kind: which draw of the step; each has a stream of its own. 0 to 4 are of `preprocess`, 16
+            of `cuts`, 32 to 41 of `augment`, and 48 to 54 of `mixing`.
+          shape: of those of one image.
+        """
+        kind_seed = tf.random.experimental.stateless_fold_in(self.seed, kind, alg=ALGORITHM)
+        return self.for_share(
+            lambda count: tf.random.stateless_uniform(
+                [count, *shape], kind_seed, low, high, dtype, alg=ALGORITHM
+            )
+        )
 
 
 @dataclasses.dataclass(frozen=True)
@@ -116,14 +112,11 @@ class Order:
         """The places in a batch that are read."""
         return range(self.global_batch_size) if self.share is None else self.share
 
-    def positions(self, step: tf.Tensor) -> tf.Tensor:
-        """Where a step's examples are in the endless row: int64 [places]."""
-        places = tf.range(self.places.start, self.places.stop, dtype=tf.int64)
-        return step * self.global_batch_size + places
-
     def __call__(self, step: tf.Tensor) -> tuple[tf.Tensor, Draws]:
         """The examples of a step, an int64 scalar from 0: int64 [places], and their draws."""
-        positions, size = self.positions(step), self.global_batch_size
+        size = self.global_batch_size
+        places = tf.range(self.places.start, self.places.stop, dtype=tf.int64)
+        positions = step * size + places
         ids = positions % self.num_examples
         if self.shuffle:
             of_batch = example_ids(
@@ -132,7 +125,7 @@ class Order:
             ids = of_batch[self.places.start : self.places.stop]
         turns = positions // self.num_examples + tf.gather(self._coins, ids)
         seed = augmentation_seed(step, seed=self.seed)
-        return ids, Draws(seed, turns % 2 == 1, self.share, size)
+        return ids, Draws(seed, turns % 2 == 1, self.share, size, positions)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -140,25 +133,27 @@ class Source:
     """Training batches by step, for `towers.Run`.
 
     Attributes:
-      num_examples: of an epoch.
+      examples: of an epoch, as of `arrays.Examples`.
       fingerprint: sha256 of what decides the batches.
-      read: (order, first_step, last_step) to an iterator over the batches of these steps.
+      augment: (inputs, draws) to inputs, of a batch or of a share of it; None for nothing.
+      mix: (inputs, labels, draws) to inputs and labels, likewise, after `augment`.
       seed, shuffle: of the `Order`.
     """
 
-    num_examples: int
+    examples: Any
     fingerprint: str
-    read: Callable[[Order, int, int], Iterator[tuple]]
-    seed: int
+    augment: Callable[[tf.Tensor, Draws], tf.Tensor] | None = None
+    mix: Callable[[tf.Tensor, tf.Tensor, Draws], tuple] | None = None
+    seed: int = 0
     shuffle: bool = True
 
+    @property
+    def num_examples(self) -> int:
+        """Of an epoch."""
+        return self.examples.num_examples
+
     def batches(
-        self,
-        first_step: int,
-        last_step: int,
-        *,
-        global_batch_size: int,
-        share: range | None = None,
+        self, first_step: int, last_step: int, *, global_batch_size: int, share: range | None = None
     ) -> Iterator[tuple]:
         """The batches of steps `first_step` to `last_step - 1`, or a share of each.
 
@@ -184,7 +179,20 @@ class Source:
                 "at most the last"
             )
         order = Order(self.num_examples, global_batch_size, self.seed, share, self.shuffle)
-        return self.read(order, first_step, last_step)
+
+        def batch_of_step(step):
+            ids, draws = order(step)  # int64 [share]
+            inputs, labels, *weight = self.examples.gather(ids, draws)  # [share, ...] each
+            if self.augment is not None:
+                inputs = self.augment(inputs, draws)
+            if self.mix is not None:
+                inputs, labels = self.mix(inputs, labels, draws)
+            # Flat: in the structures of tf.data a list is one tensor.
+            return tuple(tf.nest.flatten((inputs, labels, *weight)))
+
+        steps = tf.data.Dataset.range(first_step, last_step)
+        flat = Reading(mapped(steps, batch_of_step, self.examples.batches_ahead), self.examples)
+        return map(functools.partial(tf.nest.pack_sequence_as, self.examples.parts), flat)
 
 
 def example_ids(
@@ -240,31 +248,18 @@ def each_once(num_examples: int, batch_size: int) -> tf.data.Dataset:
     return tf.data.Dataset.range(num_examples).batch(batch_size)
 
 
-def mapped(indices: tf.data.Dataset, batch_at: Callable) -> tf.data.Dataset:
-    """The batch of each index, several ahead of the reader, in order."""
+def mapped(
+    indices: tf.data.Dataset, batch_at: Callable, ahead: int = tf.data.AUTOTUNE
+) -> tf.data.Dataset:
+    """The batch of each index, in order, so many of them ahead of the reader."""
     # Python is traced as it is written: else TensorFlow rewrites it into files in the temporary
     # folder, which a killed process leaves there.
     as_written = tf.autograph.experimental.do_not_convert(batch_at)
-    batches = indices.map(as_written, num_parallel_calls=tf.data.AUTOTUNE, deterministic=True)
+    batches = indices.map(as_written, num_parallel_calls=ahead, deterministic=True)
     # They rewrite the data set as a graph, which copies tensors in it; they do not improve these.
     options = tf.data.Options()
     options.experimental_optimization.apply_default_optimizations = False
-    return batches.prefetch(tf.data.AUTOTUNE).with_options(options)
-
-
-def as_tensor(array: np.ndarray) -> tf.Tensor:
-    """A tensor in the array's own memory, so that a large data set is in memory once.
-
-    The array cannot be written to from then on. One that cannot be written to already, has gaps, or
-    does not begin where tensors do, as memory-mapped `.npy` files do, is copied.
-    """
-    is_aligned = array.ctypes.data % _TENSOR_ALIGNMENT == 0
-    if not (is_aligned and array.flags.c_contiguous and array.flags.writeable):
-        with tf.device("/CPU:0"):
-            return tf.convert_to_tensor(array)
-    tensor = tf.experimental.dlpack.from_dlpack(array.__dlpack__())
-    array.flags.writeable = False
-    return tensor
+    return batches.prefetch(ahead).with_options(options)
 
 
 def spread_out(images: np.ndarray, count: int) -> np.ndarray:
@@ -277,10 +272,11 @@ class Reading:
     """An iterator over a data set that calls Python; it ends before Python does.
 
     A TensorFlow thread that reads ahead, and calls Python while Python ends, aborts the process or
-    waits forever, even if the program stopped reading long before. `examples` are kept as long.
+    waits forever, even if the program stopped reading long before. `examples` are kept as long, and
+    what could not be read of them is raised.
     """
 
-    def __init__(self, dataset: tf.data.Dataset, examples: object = None):
+    def __init__(self, dataset: tf.data.Dataset, examples: Any):
         self._iterator, self._examples = iter(dataset), examples
         _open.add(self)
 
@@ -288,7 +284,23 @@ class Reading:
         return self
 
     def __next__(self):
-        return next(self._iterator)
+        try:
+            return next(self._iterator)
+        except tf.errors.OpError as error:
+            if self._examples.problem is not None:
+                raise self._examples.problem from error
+            raise
+
+
+class Again:
+    """Batches, as often as they are iterated over."""
+
+    def __init__(self, dataset: tf.data.Dataset, examples: Any):
+        # Made once, because TensorFlow keeps something of each.
+        self._dataset, self._examples = dataset, examples
+
+    def __iter__(self) -> Reading:
+        return Reading(self._dataset, self._examples)
 
 
 _open: weakref.WeakSet[Reading] = weakref.WeakSet()

@@ -50,13 +50,13 @@ def fingerprint(arrays: decoded.Decoded) -> str:
 
 
 def load_or_make(
-    entry_key: str, make: Callable[[], decoded.Decoded], read_only: bool = False
+    entry_key: str, make: Callable[[], tuple[np.ndarray, np.ndarray]], read_only: bool = False
 ) -> tuple[decoded.Decoded, str]:
     """Loads an entry, or makes it and keeps it.
 
     Args:
       entry_key: from `key`.
-      make: decodes the arrays; called only where no sound entry exists. What it raises passes.
+      make: decodes images and labels; called only where no sound entry exists.
       read_only: keep nothing.
 
     Returns:
@@ -68,7 +68,7 @@ def load_or_make(
         pass
     except Exception as error:  # whatever a damaged file makes NumPy raise
         _log.warning("Cached images %s are not used: %s", entry_key, error)
-    arrays = make()
+    arrays = decoded.Decoded(*make())
     sha256 = fingerprint(arrays)
     if read_only:
         return arrays, sha256

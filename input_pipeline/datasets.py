@@ -1,8 +1,7 @@
 """A data set's name → its images and labels, in memory or encoded on disk.
 
-`shapes` is drawn here and needs no files. `cifar10` is read from the original binary files where
-`data_dir` holds them. `folder` is the pictures in `data_dir`. Every other name, and `cifar10`
-without those files, goes to TensorFlow Datasets.
+`shapes` is drawn here and needs no files. `folder` is the pictures in `data_dir`. Every other name
+goes to TensorFlow Datasets.
 
 Images of one size are in memory: what has to be decoded or drawn is decoded once and then comes
 from the user's cache folder. Pictures of different sizes, and any for which an image size is asked
@@ -15,7 +14,7 @@ import os
 import pathlib
 from collections.abc import Sequence
 
-from . import cache, cifar10_binary, decoded, encoded, folder, images, shapes, tfds_source
+from . import cache, decoded, encoded, folder, images, shapes, tfds_source
 
 DataError = decoded.DataError
 Images = images.Images
@@ -43,7 +42,7 @@ def load(
     configured before that.
 
     Args:
-      dataset: `shapes`, `cifar10`, `folder` or any image-classification set of TFDS.
+      dataset: `shapes`, `folder` or any image-classification set of TFDS.
       data_dir: the folder of the data; None for TFDS's own (`$TFDS_DATA_DIR`, or
         `~/tensorflow_datasets`). `shapes` does not look at it.
       split: `train` or `test`; of other sets any split by its plain name.
@@ -58,18 +57,13 @@ def load(
       DataError: with a message for the person at the keyboard.
     """
     if dataset == "shapes":
-        _check_plain(dataset, split, image_size)
-        return _load_shapes(split, read_only)
+        return _load_shapes(split, image_size, read_only)
     if dataset == FOLDER and not data_dir:
         raise DataError(
             "dataset=folder needs `data_dir`, the folder of the pictures: class_name/*.jpg in it, "
             "or train/class_name/*.jpg and test/class_name/*.jpg."
         )
     where, size = _data_folder(data_dir), image_size or encoded.IMAGE_SIZE
-    binary_folder = cifar10_binary.find_folder(where) if dataset == "cifar10" else None
-    if binary_folder and (image_size is None or not (where / dataset).is_dir()):
-        _check_plain(dataset, split, image_size)
-        return _load_binary(binary_folder, split)
     if dataset == FOLDER:
         pictures = folder.load(where, split, size, class_names)
     else:
@@ -78,17 +72,6 @@ def load(
             return _load_tfds(dataset, builder, split, read_only)
         pictures = tfds_source.pictures(builder, split, size)
     return pictures.without_broken() if skip_broken else pictures
-
-
-def _check_plain(name: str, split: str, image_size: int | None) -> None:
-    """Refuses what a set that is neither TFDS's nor a folder does not have."""
-    if split not in SPLITS:
-        raise tfds_source.no_such_split(name, split, SPLITS)
-    if image_size is not None:
-        raise DataError(
-            f"image_size={image_size}: the images of dataset={name} have one size and are not "
-            "scaled; leave it out."
-        )
 
 
 def default_split(name: str, data_dir: str | None, otherwise: str) -> str:
@@ -116,42 +99,26 @@ def folder_splits(data_dir: str) -> dict[str, encoded.EncodedImages]:
     return {"" if name == folder.ALL else name: split for name, split in splits.items()}
 
 
-def at_hand(name: str, data_dir: str | None) -> bool:
-    """Whether a set lies in `data_dir`, prepared, so that `load` has nothing to fetch or prepare.
-
-    Args and errors are those of `load`.
-    """
-    if name in ("shapes", FOLDER):
-        return True
-    where = _data_folder(data_dir)
-    has_binary = name == "cifar10" and cifar10_binary.find_folder(where) is not None
-    return has_binary or any((where / name).glob("**/dataset_info.json"))
-
-
-def _load_shapes(split: str, read_only: bool) -> ImageArrays:
+def _load_shapes(split: str, image_size: int | None, read_only: bool) -> ImageArrays:
+    if split not in SPLITS:
+        raise tfds_source.no_such_split("shapes", split, SPLITS)
+    if image_size is not None:
+        raise DataError(
+            f"image_size={image_size}: the images of dataset=shapes have one size and are not "
+            "scaled; leave it out."
+        )
     version = f"generator {shapes.GENERATOR_VERSION}, seed {_SHAPES_SEED}"
-    arrays, sha256 = cache.load_or_make(
-        cache.key(f"shapes-{split}", {"drawn": version, "split": split}),
-        lambda: decoded.Decoded(*shapes.make(split, _SHAPES_SEED)),
-        read_only,
-    )
+    key = cache.key(f"shapes-{split}", {"drawn": version, "split": split})
+    make = functools.partial(shapes.make, split, _SHAPES_SEED)
+    arrays, sha256 = cache.load_or_make(key, make, read_only)
     return ImageArrays(*arrays, shapes.CLASS_NAMES, f"drawn ({version})", sha256)
-
-
-def _load_binary(binary_folder: pathlib.Path, split: str) -> ImageArrays:
-    """The binary files are as quick to read as a cache entry, so none is made of them."""
-    arrays = cifar10_binary.read(binary_folder, split)
-    names, where = cifar10_binary.CLASS_NAMES, f"binary files in {binary_folder}"
-    return ImageArrays(*arrays, names, where, cache.fingerprint(arrays))
 
 
 def _load_tfds(name: str, builder, split: str, read_only: bool) -> ImageArrays:
     about = {"data_path": os.path.realpath(builder.data_path)}
-    arrays, sha256 = cache.load_or_make(
-        cache.key(f"{name}-{split}", tfds_source.identity(builder, split) | about),
-        functools.partial(tfds_source.read, builder, split),
-        read_only,
-    )
+    key = cache.key(f"{name}-{split}", tfds_source.identity(builder, split) | about)
+    make = functools.partial(tfds_source.read, builder, split)
+    arrays, sha256 = cache.load_or_make(key, make, read_only)
     names, where = tfds_source.class_names(builder), tfds_source.source(builder)
     return ImageArrays(*arrays, names, where, sha256)
 

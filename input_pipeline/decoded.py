@@ -8,7 +8,8 @@ import psutil
 from towers import container_limits, errors
 
 # What a run needs when it trains, beyond what it has when it reads its images: 0.25 GB with the
-# recipe `tutorial`, 0.7 GB with 16 images of 128 x 128 at a time (docs/speed.md).
+# recipe `tutorial`, 0.7 GB with 16 images of 128 x 128 at a time (docs/speed.md). The larger is
+# kept free beside sets of more than half the memory.
 _TRAINING_BYTES, _LEAST_TRAINING_BYTES = 0.7e9, 0.25e9
 
 
@@ -40,16 +41,10 @@ def check_labels(labels: np.ndarray, num_classes: int, source: str) -> None:
 def check_memory(what: str, needed_bytes: int, otherwise: str = "") -> None:
     """Refuses images that leave too little of the available memory for training.
 
-    Training with the recipes needs 0.25 to 0.7 GB besides: the larger is kept free beside large
-    sets, the smaller beside those that take less than half.
-
     Args:
       what: the images, for the message.
       needed_bytes: their size.
       otherwise: what a person can do, as a sentence.
-
-    Raises:
-      DataError: with all sizes.
     """
     available_bytes = psutil.virtual_memory().available
     in_container = container_limits.available_memory()

@@ -1,10 +1,10 @@
 """Pictures that are read and decoded when they are needed, by step and for an evaluation.
 
 One picture passes through these stages: its number, from the step and its place in the batch
-(`batches`); its bytes and its header; the part of it that is seen, drawn from the step and the
-place (`cuts`); its pixels, decoded and scaled (`pictures`); then, with the others of its batch,
-what happens to any images (`preprocess`). None of it depends on who reads which share of a batch,
-nor on where a run continues.
+(`batches`); its bytes; the part of it that is seen, drawn from the step and the place (`cuts`); its
+pixels, decoded and scaled (`pictures`); then, with the others of its batch, what happens to any
+images (`preprocess`). None of it depends on who reads which share of a batch, nor on where a run
+continues.
 """
 
 import concurrent.futures
@@ -12,7 +12,7 @@ import dataclasses
 import functools
 import hashlib
 import sys
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 import numpy as np
 import tensorflow as tf
@@ -20,14 +20,20 @@ import tqdm
 
 from towers import container_limits
 
-from . import batches, cuts, decoded, pictures, preprocess
+from . import arrays, batches, cuts, decoded, images, pictures
 
 IMAGE_SIZE = 224  # by default
 _CHECKED_AT_A_TIME = 1024  # pictures
 
 
+@functools.cache
+def _pool() -> concurrent.futures.ThreadPoolExecutor:
+    """Threads that decode, in all as many as there are cores; Pillow runs beside Python."""
+    return concurrent.futures.ThreadPoolExecutor(container_limits.available_cores(), "decode")
+
+
 @dataclasses.dataclass(frozen=True)
-class EncodedImages:
+class EncodedImages(images.Images):
     """One split of a data set whose pictures are encoded, of any size each.
 
     Attributes:
@@ -50,17 +56,9 @@ class EncodedImages:
     image_size: int = IMAGE_SIZE
 
     @property
-    def image_shape(self) -> tuple[int, int, int]:
+    def image_shape(self) -> tuple[int, int, int]:  # type: ignore[override]
         """(height, width, channels) of an image as preprocessing gets it."""
         return (self.image_size, self.image_size, 3)
-
-    def names(self) -> list[str]:
-        """What a person calls each picture."""
-        return list(map(self.name, range(self.num_examples)))
-
-    def some(self, count: int) -> np.ndarray:
-        """At most `count` images, evenly spread: uint8 `[n, *image_shape]`."""
-        return self.at(batches.spread_out(np.arange(self.num_examples), count))
 
     def at(self, ids: Sequence[int] | np.ndarray) -> np.ndarray:
         """The images of these numbers: uint8 `[n, *image_shape]`.
@@ -68,14 +66,11 @@ class EncodedImages:
         Raises:
           DataError: one cannot be used, and is named.
         """
-        numbers = np.asarray(ids, np.int64)
-        squares = self._squares(tf.data.Dataset.from_tensors(numbers), self._middles, len(numbers))
-        [(images, _)] = self._read_all(squares, lambda _: numbers)
-        return np.clip(np.rint(images), 0, 255).astype(np.uint8)
+        return Squares(self, self.image_size).rows(np.asarray(ids))[0]
 
-    def _middles(self, ids: tf.Tensor) -> tuple:
-        """What is asked for where the middle of each picture is."""
-        return ids, lambda sizes: cuts.middle(sizes, self.image_size)
+    def examples(self, size: int, cuts_at_random: bool) -> "Squares":
+        """As of `images.Images`."""
+        return Squares(self, size, cuts_at_random)
 
     def without_broken(self) -> "EncodedImages":
         """The split without the pictures that cannot be used, which are listed on stderr.
@@ -105,14 +100,12 @@ class EncodedImages:
 
     def broken(self) -> Iterator[tuple[int, str]]:
         """The numbers of the pictures that cannot be used, and why; decodes all, on all cores."""
-        cores = container_limits.available_cores()
-        with (
-            tqdm.tqdm(desc="pictures checked", total=self.num_examples, disable=None) as bar,
-            concurrent.futures.ThreadPoolExecutor(cores) as pool,
-        ):
+        with tqdm.tqdm(desc="pictures checked", total=self.num_examples, disable=None) as bar:
             for first in range(0, self.num_examples, _CHECKED_AT_A_TIME):
                 numbers = range(self.num_examples)[first : first + _CHECKED_AT_A_TIME]
-                for number, problem in zip(numbers, pool.map(self._problem, numbers), strict=True):
+                for number, problem in zip(
+                    numbers, _pool().map(self._problem, numbers), strict=True
+                ):
                     bar.update()
                     if problem:
                         yield number, problem
@@ -120,11 +113,9 @@ class EncodedImages:
     def _problem(self, number: int) -> str:
         """Why a picture cannot be used; empty where it can."""
         try:
-            pictures.check(self._labelled(number)[0])
-        except pictures.NoPicture as error:
-            return str(error)
+            pictures.whole(self._labelled(number)[0])
         except (OSError, ValueError) as error:
-            return f"cannot be read ({getattr(error, 'strerror', None) or error})"
+            return _reason(error)
         return ""
 
     def _labelled(self, number: int) -> tuple[bytes, int]:
@@ -133,132 +124,63 @@ class EncodedImages:
             raise pictures.NoPicture(f"has label {label}: must be 0 to {len(self.class_names) - 1}")
         return content, label
 
-    @functools.cached_property
-    def _headers(self) -> np.ndarray:
-        """int32 [n, 3], each a `pictures.Header`, once a picture has been read; 0 before."""
-        return np.zeros([self.num_examples, len(pictures.Header._fields)], np.int32)
-
-    def _read(self, ids: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """Encoded pictures [n], their headers int32 [n, 3] and labels int32 [n]."""
-        contents, labels = np.empty(len(ids), object), np.empty(len(ids), np.int32)
-        headers = self._headers  # once: of two threads that come first, each may make its own
-        for place, number in enumerate(ids.tolist()):
-            contents[place], labels[place] = self._labelled(number)
-            if not headers[number, 0]:
-                headers[number] = pictures.header(contents[place])
-        return contents, headers[ids], labels
-
-    def _squares(
-        self,
-        elements: tf.data.Dataset,
-        ask: Callable,
-        at_a_time: int,
-        finish: Callable | None = None,
-    ) -> tf.data.Dataset:
-        """Decoded pictures: (float32 [n, size, size, 3], labels int32 [n]), in order.
-
-        Args:
-          elements: of steps, or of whatever `ask` takes.
-          ask: an element to (ids int64 [n], function of sizes [n, 2] to a `cuts.Cut`, and what
-            `finish` needs besides, the first axis of all being that of the pictures).
-          at_a_time: n.
-          finish: (float32 [1, size, size, 3], and what `ask` has for it besides) to the final
-            image; one at a time fits a core's cache, and a batch does not. None leaves images as
-            they are.
-        """
-
-        def read(element):
-            ids, cut_of, *besides = ask(element)
-            types = [tf.string, tf.int32, tf.int32]
-            contents, headers, labels = tf.numpy_function(self._read, [ids], types)
-            contents.set_shape(ids.shape)
-            headers.set_shape([ids.shape[0], len(pictures.Header._fields)])
-            labels.set_shape(ids.shape)
-            looks = pictures.looks(headers, cut_of(headers[:, :2]), self.image_size)
-            return contents, looks, labels, *besides
-
-        def decode(content, look, label, *besides):
-            image = pictures.square(content, look, self.image_size)  # [size, size, 3]
-            if finish is not None:
-                batch = tf.nest.map_structure(lambda value: value[tf.newaxis], (image, *besides))
-                image = finish(*batch)[0]
-            return image, label
-
-        # On all cores: decoding is what takes the time.
-        cores = container_limits.available_cores()
-        decode = tf.autograph.experimental.do_not_convert(decode)
-        one_by_one = batches.mapped(elements, read).unbatch().map(decode, cores, deterministic=True)
-        return one_by_one.batch(at_a_time)
-
-    def _read_all(
-        self, dataset: tf.data.Dataset, ids_at: Callable[[int], Iterable[int]]
-    ) -> Iterator[tuple]:
-        """Iterates; a picture that cannot be used is named.
-
-        Args:
-          dataset: whose elements are read.
-          ids_at: place of an element to the numbers of its pictures.
+    def square(self, number: int, cut: Callable[[int, int], cuts.Cut], size: int) -> tuple:
+        """A picture's part, uint8 [size, size, 3], as of `pictures.square`, and its label.
 
         Raises:
-          DataError: with the picture's name, why it cannot be used, and what to do.
+          DataError: it cannot be used, and is named.
         """
-        place = -1
         try:
-            for place, batch in enumerate(batches.Reading(dataset)):  # noqa: B007
-                yield batch
-        except tf.errors.OpError as error:
-            for number in map(int, ids_at(place + 1)):
-                if problem := self._problem(number):
-                    raise decoded.DataError(
-                        f"{self.name(number)} {problem} ({self.source}). Repair it or take it "
-                        "out of the set; `skip_broken` leaves out and lists all such pictures."
-                    ) from error
+            content, label = self._labelled(number)
+            return pictures.square(content, cut, size), label
+        except (OSError, ValueError) as error:
+            raise decoded.DataError(
+                f"{self.name(number)} {_reason(error)} ({self.source}). Repair it or take it out "
+                "of the set; `skip_broken` leaves out and lists all such pictures."
+            ) from error
+
+
+def _reason(error: OSError | ValueError) -> str:
+    if isinstance(error, pictures.NoPicture):
+        return str(error)
+    return f"cannot be read ({getattr(error, 'strerror', None) or error})"
+
+
+class Squares(arrays.Examples):
+    """Pictures as examples: each one's part is decoded as it is gathered, on all cores."""
+
+    batches_ahead = 3  # they are large, and every one of them is made on all cores
+
+    def __init__(self, split: EncodedImages, size: int, cuts_at_random: bool = False):
+        """
+        Args:
+          split: of the pictures.
+          size: pixels, the side of each.
+          cuts_at_random: whether a training gets a part at random, or the middle, too.
+        """
+        self._split, self._size, self._at_random = split, size, cuts_at_random
+        self.num_examples = split.num_examples
+        self.parts = np.empty([1, size, size, 3], np.uint8), np.empty([1], np.int32)
+
+    def gather(self, ids: tf.Tensor, draws: batches.Draws | None = None) -> tuple:
+        """As of `arrays.Examples`."""
+        numbers = [ids]
+        if self._at_random and draws is not None:
+            numbers.append(cuts.draw(draws))
+        return arrays.in_python(self.rows, numbers, self.parts)
+
+    def rows(self, ids: np.ndarray, drawn: np.ndarray | None = None) -> list[np.ndarray]:
+        """Squares, uint8 [n, size, size, 3], and labels, int32 [n]."""
+
+        def square(place: int) -> tuple[np.ndarray, int]:
+            cut = cuts.middle
+            if drawn is not None:
+                cut = functools.partial(cuts.at_random, drawn=drawn[place].tolist())
+            return self._split.square(int(ids[place]), cut, self._size)
+
+        try:
+            squares, labels = zip(*_pool().map(square, range(len(ids))), strict=True)
+        except decoded.DataError as error:
+            self.problem = error
             raise
-
-    def training(self, prepared: preprocess.Preprocessing, seed: int) -> batches.Source:
-        """Training batches: each picture cut, decoded and prepared as its step has drawn."""
-        one_by_one = prepared.cuts_at_random  # which draws nothing else for a batch
-
-        def read(order: batches.Order, first_step: int, last_step: int) -> Iterator[tuple]:
-            count = len(order.places)
-
-            def ask(step):
-                ids, draws = order(step)
-                if not one_by_one:
-                    return self._middles(ids)
-                plan = prepared.augmentation.plan(draws, count)
-                return ids, lambda sizes: cuts.at_random(sizes, draws, self.image_size), plan
-
-            def finish(image, plan):
-                return prepared.as_planned(image, None, plan)
-
-            def finished(step, squares):
-                images, labels = (tf.ensure_shape(x, [count, *x.shape[1:]]) for x in squares)
-                _, draws = order(step)
-                images = images if one_by_one else prepared.in_training(images, draws)
-                return prepared.mixed(images, labels, draws)
-
-            steps = tf.data.Dataset.range(first_step, last_step)
-            squares = self._squares(steps, ask, count, finish if one_by_one else None)
-            whole = batches.mapped(tf.data.Dataset.zip(steps, squares), finished)
-            return self._read_all(
-                whole, lambda place: order(tf.constant(first_step + place, tf.int64))[0]
-            )
-
-        fingerprint = prepared.fingerprint_of(self.fingerprint, seed)
-        return batches.Source(self.num_examples, fingerprint, read, seed)
-
-    def evaluated(
-        self, prepared: preprocess.Preprocessing, batch_size: int
-    ) -> Callable[[], Iterator[tuple]]:
-        """Iterates over batches (images, labels) of all pictures in order, again at each call."""
-
-        def ask(ids):
-            return ids, lambda sizes: cuts.middle(sizes, prepared.raw_shape[0])
-
-        def ids_at(place):
-            return range(self.num_examples)[place * batch_size :][:batch_size]
-
-        numbers = batches.each_once(self.num_examples, batch_size)
-        squares = self._squares(numbers, ask, batch_size, prepared.evaluate)
-        return lambda: self._read_all(squares, ids_at)
+        return [np.stack(squares), np.array(labels, np.int32)]

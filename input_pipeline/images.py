@@ -1,28 +1,65 @@
-"""The images of a data set as a source of training batches, and as examples to evaluate.
-
-`training` and `evaluated` do it for any set that `datasets.load` gives: for one in memory, and for
-one whose pictures are read when they are needed (`encoded`).
-"""
+"""The images of a data set as a source of training batches, and as examples to evaluate."""
 
 import dataclasses
-import functools
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 
 import numpy as np
+import tensorflow as tf
 
-from . import arrays, batches, decoded, encoded, mixing, preprocess
+from . import arrays, batches, decoded, mixing, preprocess
+
+
+class Images:
+    """One split of a data set, from `datasets.load`.
+
+    Attributes:
+      num_examples: how many images there are.
+      image_shape: (height, width, channels) of an image as preprocessing gets it.
+      class_names: one name per class.
+      source: where it came from, one line for a person.
+      fingerprint: SHA-256 in hex; the same images, labels and classes have the same.
+      name: an image's number to what a person calls it.
+      is_decoded: whether they are pixels already, and not cut as they are decoded.
+    """
+
+    num_examples: int
+    image_shape: tuple[int, int, int]
+    class_names: tuple[str, ...]
+    source: str
+    fingerprint: str
+    name: Callable[[int], str]
+    is_decoded = False
+
+    def at(self, ids: Sequence[int] | np.ndarray) -> np.ndarray:
+        """The images of these numbers: uint8 `[n, *image_shape]`."""
+        raise NotImplementedError
+
+    def examples(self, size: int, cuts_at_random: bool) -> arrays.Examples:
+        """(images, labels) with random access.
+
+        Args:
+          size: the side of each, in pixels, where they are decoded as they are needed.
+          cuts_at_random: whether training gets parts of them at random.
+        """
+        raise NotImplementedError
+
+    def names(self) -> list[str]:
+        """What a person calls each image."""
+        return list(map(self.name, range(self.num_examples)))
+
+    def some(self, count: int) -> np.ndarray:
+        """At most `count` images, evenly spread: uint8 `[n, *image_shape]`."""
+        return self.at(batches.spread_out(np.arange(self.num_examples), count))
 
 
 @dataclasses.dataclass(frozen=True)
-class ImageArrays:
+class ImageArrays(Images):
     """One split of a data set, in memory.
 
     Attributes:
       images: uint8 [n, height, width, channels].
       labels: int32 [n], each at least 0 and below `len(class_names)`.
-      class_names: one name per class.
-      source: where it came from, one line for a person.
-      fingerprint: SHA-256 in hex over images and labels; the same data has the same fingerprint.
+      class_names, source, fingerprint: as of `Images`.
     """
 
     images: np.ndarray
@@ -30,6 +67,8 @@ class ImageArrays:
     class_names: tuple[str, ...]
     source: str
     fingerprint: str
+    name = staticmethod(str)
+    is_decoded = True
 
     def __post_init__(self):
         if not self.images.size or len(self.labels) != len(self.images):
@@ -41,53 +80,22 @@ class ImageArrays:
         decoded.check_labels(self.labels, len(self.class_names), self.source)
 
     @property
-    def num_examples(self) -> int:
+    def num_examples(self) -> int:  # type: ignore[override]
         """How many images there are."""
         return len(self.images)
 
     @property
-    def image_shape(self) -> tuple[int, int, int]:
+    def image_shape(self) -> tuple[int, int, int]:  # type: ignore[override]
         """(height, width, channels) of an image."""
         return self.images.shape[1:]
-
-    @functools.cached_property
-    def examples(self) -> arrays.InMemory:
-        """Images and labels as tensors in the arrays' memory, to be gathered by their numbers."""
-        return arrays.InMemory(batches.as_tensor(self.images), batches.as_tensor(self.labels))
-
-    def some(self, count: int) -> np.ndarray:
-        """At most `count` images, evenly spread: uint8 `[n, *image_shape]`."""
-        return batches.spread_out(self.images, count)
 
     def at(self, ids: Sequence[int] | np.ndarray) -> np.ndarray:
         """The images of these numbers: uint8 `[n, *image_shape]`."""
         return self.images[np.asarray(ids, np.int64)]
 
-    def names(self) -> list[str]:
-        """What a person calls each image: its number."""
-        return list(map(str, range(len(self.images))))
-
-    def training(self, prepared: preprocess.Preprocessing, seed: int) -> batches.Source:
-        """Training batches, in the order and with the draws of the seed."""
-        fingerprint = prepared.fingerprint_of(self.fingerprint, seed)
-        return arrays.source(self.examples, fingerprint, prepared.in_training, prepared.mixed, seed)
-
-    def evaluated(
-        self, prepared: preprocess.Preprocessing, batch_size: int
-    ) -> Callable[[], Iterator[tuple]]:
-        """Iterates over batches (images, labels) of all images in order, again at each call."""
-        examples = self.examples
-
-        def batch_of(ids):
-            images, labels = examples.gather(ids)  # [n, height, width, channels]
-            return prepared.evaluate(images), labels
-
-        # Made once, because TensorFlow keeps something of each; every iteration starts over.
-        dataset = batches.mapped(batches.each_once(len(self.images), batch_size), batch_of)
-        return lambda: batches.Reading(dataset, examples)
-
-
-Images = ImageArrays | encoded.EncodedImages
+    def examples(self, size: int, cuts_at_random: bool) -> arrays.InMemory:
+        """As of `Images`."""
+        return arrays.InMemory(self.images, self.labels)
 
 
 def preprocessing(
@@ -127,7 +135,7 @@ def _check_fits(split: Images, prepared: preprocess.Preprocessing) -> None:
             f"preprocessing={prepared.name} was made for images of {list(prepared.image_shape)}, "
             f"but those of this split are {list(split.image_shape)}; make another for it"
         )
-    if prepared.cuts_at_random and isinstance(split, ImageArrays):
+    if prepared.cuts_at_random and split.is_decoded:
         height, width, _ = split.image_shape
         raise decoded.DataError(
             f"preprocessing={prepared.name} crops pictures while it decodes them, but this set is "
@@ -136,38 +144,54 @@ def _check_fits(split: Images, prepared: preprocess.Preprocessing) -> None:
         )
 
 
-def training(split: Images, prepared: preprocess.Preprocessing, seed: int) -> batches.Source:
+def training(
+    split: Images, prepared: preprocess.Preprocessing, seed: int, one_hot: bool = False
+) -> batches.Source:
     """The split as a source of training batches, for `towers.Run`.
 
     Args:
       split: from `datasets.load`.
       prepared: from `preprocessing`; ValueError or DataError where it is for other images.
       seed: of the order of the examples and of what preprocessing draws.
+      one_hot: whether labels are the share of each class, float32 [n, classes], as those of images
+        that are mixed always are.
     """
     _check_fits(split, prepared)
-    return split.training(prepared, seed)
+
+    def mixed(images, labels, draws):
+        images, labels = prepared.mixed(images, labels, draws)
+        is_mixed = labels.dtype.is_floating
+        return images, labels if is_mixed else _shares(labels, split, one_hot)
+
+    examples = split.examples(split.image_shape[0], prepared.cuts_at_random)
+    fingerprint = prepared.fingerprint_of(split.fingerprint, seed)
+    return batches.Source(examples, fingerprint, prepared.in_training, mixed, seed)
 
 
-def evaluated(split: Images, prepared: preprocess.Preprocessing, batch_size: int) -> "Evaluated":
+def evaluated(
+    split: Images, prepared: preprocess.Preprocessing, batch_size: int, one_hot: bool = False
+) -> batches.Again:
     """The split's examples, each exactly once, as often as the result is iterated over.
 
     Args:
       split: from `datasets.load`.
       prepared: from `preprocessing`; ValueError or DataError where it is for other images.
       batch_size: images of a batch, at least 1; the last batch may have fewer.
+      one_hot: as of `training`.
 
     Returns:
       Batches (images float32 `[n, *output_shape]`, labels int32 [n]), in the order of the split.
     """
     _check_fits(split, prepared)
-    return Evaluated(split.evaluated(prepared, batch_size))
+    examples = split.examples(prepared.raw_shape[0], prepared.cuts_at_random)
+
+    def batch_of(ids):
+        images, labels = examples.gather(ids)
+        return prepared.evaluate(images), _shares(labels, split, one_hot)
+
+    each_once = batches.each_once(split.num_examples, batch_size)
+    return batches.Again(batches.mapped(each_once, batch_of, examples.batches_ahead), examples)
 
 
-class Evaluated:
-    """Each image of a split exactly once, in order, as often as it is iterated over."""
-
-    def __init__(self, iterate: Callable[[], Iterator[tuple]]):
-        self._iterate = iterate
-
-    def __iter__(self) -> Iterator[tuple]:
-        return self._iterate()
+def _shares(labels: tf.Tensor, split: Images, one_hot: bool) -> tf.Tensor:
+    return tf.one_hot(labels, len(split.class_names)) if one_hot else labels

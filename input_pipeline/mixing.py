@@ -6,7 +6,6 @@ both, so that no worker needs an image of another's share.
 """
 
 import dataclasses
-import functools
 from typing import NamedTuple
 
 import tensorflow as tf
@@ -96,33 +95,33 @@ class Mixing:
                 "must have an even number of them, but this one begins at "
                 f"{places.start} and has {len(places)}"
             )
-        plan = draws.for_share(lambda whole: self.plan(draws.seed, whole, height, width), count)
+        plan = self.plan(draws, height, width)
         # Over three channels TensorFlow broadcasts 10 times slower than over rows of pixels.
         rows = tf.reshape(images, [-1, height, width * channels])
         columns = tf.repeat(plan.columns, channels, axis=1)
         in_rectangle = plan.rows[:, :, tf.newaxis] * columns[:, tf.newaxis]
         mixed = _mixed(plan.weight[:, tf.newaxis, tf.newaxis] - in_rectangle, rows)
         text = f"mixup and CutMix: labels must be less than {self.num_classes}, and at least 0"
-        numbers, end = tf.cast(labels, tf.uint64), tf.constant(self.num_classes, tf.uint64)
-        in_range = tf.debugging.assert_less(numbers, end, text)
+        in_range = tf.debugging.assert_less(
+            tf.cast(labels, tf.uint64), tf.constant(self.num_classes, tf.uint64), text
+        )
         with tf.control_dependencies([in_range]):
             classes = tf.one_hot(labels, self.num_classes)
         return tf.reshape(mixed, images.shape), _mixed(plan.share[:, tf.newaxis], classes)
 
-    def plan(self, seed: tf.Tensor, count: int | tf.Tensor, height: int, width: int) -> Plan:
-        """Draws a `Plan` for `count` images."""
-        draw = functools.partial(batches.uniform, seed, shape=[count])
+    def plan(self, draws: batches.Draws, height: int, width: int) -> Plan:
+        """Draws a `Plan` for each image."""
         # Where only one of the two is on, every draw is on its side.
         cutmix_share = CUTMIX_SHARE if self.mixup_alpha else 1.0
-        is_cut = draw(_KIND_DRAW) < (cutmix_share if self.cutmix_alpha else 0.0)
+        is_cut = draws.uniform(_KIND_DRAW) < (cutmix_share if self.cutmix_alpha else 0.0)
         weight = tf.where(
             is_cut,
-            _beta(seed, _CUTMIX_DRAWS, count, self.cutmix_alpha or 1.0),
-            _beta(seed, _MIXUP_DRAWS, count, self.mixup_alpha or 1.0),
+            _beta(draws, _CUTMIX_DRAWS, self.cutmix_alpha or 1.0),
+            _beta(draws, _MIXUP_DRAWS, self.mixup_alpha or 1.0),
         )
         half = 0.5 * tf.sqrt(1.0 - weight)
-        rows = _crossed(draw(_TOP_DRAW), half, height)
-        columns = _crossed(draw(_LEFT_DRAW), half, width)
+        rows = _crossed(draws.uniform(_TOP_DRAW), half, height)
+        columns = _crossed(draws.uniform(_LEFT_DRAW), half, width)
         area = tf.reduce_sum(rows, axis=1) * tf.reduce_sum(columns, axis=1)
         return Plan(
             share=tf.where(is_cut, 1.0 - area / (height * width), weight),
@@ -150,12 +149,14 @@ def _crossed(middle: tf.Tensor, half: tf.Tensor, length: int) -> tf.Tensor:
     return tf.cast(is_crossed, tf.float32)
 
 
-def _beta(seed: tf.Tensor, kinds: tuple[int, int], count, alpha: float) -> tf.Tensor:
-    """float32 [count], of Beta(alpha, alpha): a gamma variable as a share of two."""
+def _beta(draws: batches.Draws, kinds: tuple[int, int], alpha: float) -> tf.Tensor:
+    """float32 [n], of Beta(alpha, alpha): a gamma variable as a share of two."""
 
     def gamma(kind):
-        kind_seed = tf.random.experimental.stateless_fold_in(seed, kind, alg=batches.ALGORITHM)
-        return tf.random.stateless_gamma([count], kind_seed, alpha, dtype=tf.float64)
+        seed = tf.random.experimental.stateless_fold_in(draws.seed, kind, alg=batches.ALGORITHM)
+        return draws.for_share(
+            lambda count: tf.random.stateless_gamma([count], seed, alpha, dtype=tf.float64)
+        )
 
     one, other = map(gamma, kinds)
     return tf.cast(one / (one + other), tf.float32)

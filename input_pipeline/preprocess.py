@@ -39,32 +39,20 @@ class Placement(NamedTuple):
     flip: tf.Tensor  # bool [batch]
 
 
-def draw_placement(
-    draws: batches.Draws, images: tf.Tensor, max_top: int, max_left: int
-) -> Placement:
+def draw_placement(draws: batches.Draws, max_top: int, max_left: int) -> Placement:
     """Draws a `Placement` for each image; `max_top` and `max_left` are inclusive."""
-
-    def draw(count):
-        return Placement(
-            top=batches.uniform(draws.seed, _TOP_DRAW, [count], 0, max_top + 1, tf.int32),
-            left=batches.uniform(draws.seed, _LEFT_DRAW, [count], 0, max_left + 1, tf.int32),
-            flip=batches.uniform(draws.seed, _FLIP_DRAW, [count]) < 0.5,
-        )
-
-    return draws.for_share(draw, tf.shape(images)[0])
+    return Placement(
+        top=draws.uniform(_TOP_DRAW, low=0, high=max_top + 1, dtype=tf.int32),
+        left=draws.uniform(_LEFT_DRAW, low=0, high=max_left + 1, dtype=tf.int32),
+        flip=draws.uniform(_FLIP_DRAW) < 0.5,
+    )
 
 
-def draw_colour(draws: batches.Draws, images: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+def draw_colour(draws: batches.Draws) -> tuple[tf.Tensor, tf.Tensor]:
     """Draws for each image a brightness, added to each pixel, and a contrast: float32 [batch]."""
     most = MAX_BRIGHTNESS_DELTA
-
-    def draw(count):
-        return (
-            batches.uniform(draws.seed, _BRIGHTNESS_DRAW, [count], -most, most),
-            batches.uniform(draws.seed, _CONTRAST_DRAW, [count], MIN_CONTRAST, MAX_CONTRAST),
-        )
-
-    return draws.for_share(draw, tf.shape(images)[0])
+    brightness = draws.uniform(_BRIGHTNESS_DRAW, low=-most, high=most)
+    return brightness, draws.uniform(_CONTRAST_DRAW, low=MIN_CONTRAST, high=MAX_CONTRAST)
 
 
 # All take images, uint8 or float32 [batch, height, width, channels] in [0, 255], and give float32.
@@ -84,10 +72,10 @@ def distort_for_tutorial(
       float32 [batch, crop_height, crop_width, channels], each image of mean 0 and deviation 1.
     """
     _, height, width, _ = images.shape
-    placement = draw_placement(draws, images, height - crop_height, width - crop_width)
+    placement = draw_placement(draws, height - crop_height, width - crop_width)
     cropped = crop_and_flip(images, placement, crop_height, crop_width)
     # [batch, crop_height, crop_width, channels]
-    brightness, contrast = draw_colour(draws, images)
+    brightness, contrast = draw_colour(draws)
     return standardize(adjust_colour(tf.cast(cropped, tf.float32), brightness, contrast))
 
 
@@ -100,7 +88,7 @@ def distort_pad_crop_flip(images: tf.Tensor, draws: batches.Draws, padding: int 
     around = [padding, padding]
     padded = tf.pad(images, [[0, 0], around, around, [0, 0]])
     # [batch, height + 2 * padding, width + 2 * padding, channels]
-    placement = draw_placement(draws, images, 2 * padding, 2 * padding)
+    placement = draw_placement(draws, 2 * padding, 2 * padding)
     return standardize(crop_and_flip(padded, placement, *images.shape[1:3]))
 
 
@@ -113,7 +101,7 @@ def distort_shift_flip(images: tf.Tensor, draws: batches.Draws, margin: int = 2)
     """
     around = [margin, margin]
     padded = tf.pad(images, [[0, 0], around, around, [0, 0]], "REFLECT")
-    placement = draw_placement(draws, images, 2 * margin, 2 * margin)
+    placement = draw_placement(draws, 2 * margin, 2 * margin)
     placement = placement._replace(flip=draws.mirrored)
     return scale_pixels(crop_and_flip(padded, placement, *images.shape[1:3]))
 
@@ -194,7 +182,7 @@ class Preprocessing:
     """
 
     # (images uint8 [batch, h, w, c], draws) -> float32 [batch, *output_shape]
-    train: Callable[..., tf.Tensor]
+    train: Callable[[tf.Tensor, batches.Draws], tf.Tensor]
     # (images) -> float32 [batch, *output_shape]; also for Keras's symbolic tensors of raw images
     evaluate: Callable
     output_shape: tuple[int, int, int]
@@ -212,12 +200,7 @@ class Preprocessing:
 
     def in_training(self, images: tf.Tensor, draws: batches.Draws) -> tf.Tensor:
         """`train`, with the augmentation around it; arguments and result are the same."""
-        return self.as_planned(images, draws, self.augmentation.plan(draws, tf.shape(images)[0]))
-
-    def as_planned(
-        self, images: tf.Tensor, draws: batches.Draws | None, plan: augment.Plan
-    ) -> tf.Tensor:
-        """`in_training` by an augmentation that was drawn before; `draws` as for `train`."""
+        plan = self.augmentation.plan(draws)
         images = self.train(self.augmentation.distort(images, plan), draws)
         return self.augmentation.erase(images, plan)
 

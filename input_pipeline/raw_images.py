@@ -5,7 +5,6 @@ pictures. `classifier` puts the preparation before the network, in Keras's own o
 the file it is saved in is all that its user needs.
 """
 
-import collections
 from collections.abc import Callable, Sequence
 
 import keras
@@ -31,7 +30,7 @@ def classifier(
       network: of prepared images, float32, to [n, classes].
       image_shape: (height, width, channels) of the images that it was trained on, before they were
         prepared.
-      class_names: of its outputs, in their order; one that occurs twice gets its number.
+      class_names: of its outputs, in their order; where two are the same, each gets its number.
       prepare: from images, float32 [n, height, width, channels] in [0, 255], to what the network
         takes, in Keras's operations or layers; None where it takes just these.
       gives_logits: whether the network's outputs are logits, and not probabilities.
@@ -55,22 +54,13 @@ def classifier(
             "outputs: give one name for each"
         )
     probabilities = ops.softmax(outputs) if gives_logits else outputs
+    names = list(class_names)
+    if len({*names, "", "[UNK]"}) < len(names) + 2:  # names that Keras has for no class
+        names = [f"{name} ({number})" for number, name in enumerate(names)]
     name_of = keras.layers.StringLookup(
-        vocabulary=_told_apart(class_names), num_oov_indices=0, invert=True, name="class_name"
+        vocabulary=names, num_oov_indices=0, invert=True, name="class_name"
     )
     return keras.Model(
         images,
         {"probabilities": probabilities, "class_name": name_of(ops.argmax(outputs, axis=-1))},
     )
-
-
-def _told_apart(names: Sequence[str]) -> list[str]:
-    """The names, with numbers where they occur twice, are empty, or are Keras's for no name."""
-    counts, told = collections.Counter([*names, "", "", "[UNK]", "[UNK]"]), []
-    for number, name in enumerate(names):
-        if counts[name] > 1:
-            name = f"{name} ({number})".strip()
-            while name in counts:
-                name = f"{name} ({number})"
-        told.append(name)
-    return told

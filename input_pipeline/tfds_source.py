@@ -1,8 +1,8 @@
 """Reads an image-classification set through TensorFlow Datasets (TFDS), prepared first if need be.
 
 TFDS itself waits minutes for a network that is not there. So the order is: is the set prepared? are
-its archives in `<data_dir>/downloads/manual/`, where TFDS looks first? can their hosts be reached
-within seconds? Only then does TFDS download.
+its archives in `<data_dir>/downloads/manual/`, where TFDS looks first? can the host of the first be
+reached within seconds? Only then does TFDS download.
 """
 
 import contextlib
@@ -13,6 +13,7 @@ import logging
 import math
 import os
 import pathlib
+import queue
 import re
 import sys
 import threading
@@ -23,16 +24,15 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import tensorflow as tf
 
-from . import cifar10_binary, decoded, encoded
+from . import decoded, encoded
 
 if TYPE_CHECKING:
     import tensorflow_datasets as tfds
 
-NETWORK_CHECK_SECONDS = 4.0  # for all hosts of a data set together
+NETWORK_CHECK_SECONDS = 4.0
 
 _READ_BYTES = 2**24  # of images, decoded at a time
 _NAME = re.compile(r"[A-Za-z_]\w*(/\w[\w.-]*)?(:\d+\.\d+\.\d+)?", re.ASCII)
-_LONGEST_NAME = 100
 
 _log = logging.getLogger(__name__)
 
@@ -55,10 +55,10 @@ def open_prepared(
 
     if not sys.stderr.isatty():
         tfds.disable_progress_bar()
-    if not (_NAME.fullmatch(name) and len(name) <= _LONGEST_NAME):
+    if not _NAME.fullmatch(name):
         raise decoded.DataError(
-            f"dataset={name[:_LONGEST_NAME]} is not the name of a data set. Use a name such as "
-            "cifar10 or cifar100, not a path; the folder goes into `data_dir`."
+            f"dataset={name} is not the name of a data set. Use a name such as cifar10 or "
+            "cifar100, not a path; the folder goes into `data_dir`."
         )
     try:
         builder = tfds.builder(name, data_dir=str(data_dir))
@@ -126,12 +126,13 @@ def _prepare(builder: "tfds.core.DatasetBuilder") -> None:
     ways = "point `data_dir` to a folder where TFDS has prepared it"
     if missing:
         ways = f"put {', '.join([*missing.values()][:3])} in {manual}/"
-    if name == "cifar10":
-        ways += f", or unpack it so that {root / cifar10_binary.FOLDER}/ exists"
     by_hand = f"By hand: {ways}. dataset=shapes needs no files at all."
-    if problem := _unreachable(missing):
-        raise decoded.DataError(f"{name} is not in {root}, and {problem} to download it. {by_hand}")
-    if missing:
+    for url in [url for url in missing if url.startswith("http")][:1]:
+        if problem := _unreachable(url):
+            raise decoded.DataError(
+                f"{name} is not in {root}, and {urllib.parse.urlsplit(url).hostname} cannot be "
+                f"reached to download it ({problem}; https_proxy and the like count). {by_hand}"
+            )
         _log.warning("Downloading %s to %r; this can take a while.", name, str(root))
     try:
         builder.download_and_prepare()
@@ -141,30 +142,25 @@ def _prepare(builder: "tfds.core.DatasetBuilder") -> None:
         ) from error
 
 
-def _unreachable(urls: Iterable[str]) -> str:
-    """Which host of these addresses does not answer within seconds, and why; empty if all do."""
+def _unreachable(url: str) -> str:
+    """Why this address does not answer within seconds; empty if it does."""
     import requests  # as TFDS does, so the same proxies count
 
-    by_host = {urllib.parse.urlsplit(url).hostname: url for url in urls if url.startswith("http")}
-    problems = {host: "timeout" for host in by_host}
+    answer: queue.Queue[str] = queue.Queue()
 
     def ask() -> None:
-        for host, url in by_host.items():
-            try:
-                requests.head(url, timeout=NETWORK_CHECK_SECONDS).close()
-            except requests.exceptions.RequestException as error:
-                # Without its text, which may have a proxy's password in it.
-                problems[host] = type(error).__name__
-                return
-            del problems[host]
+        try:
+            requests.head(url, timeout=NETWORK_CHECK_SECONDS).close()
+            answer.put("")
+        except requests.exceptions.RequestException as error:
+            answer.put(type(error).__name__)  # its text may have a proxy's password in it
 
     # In a thread, because the look-up of a name heeds no timeout.
-    thread = threading.Thread(target=ask, daemon=True)
-    thread.start()
-    thread.join(NETWORK_CHECK_SECONDS)
-    for host, problem in [*problems.items()]:
-        return f"{host} cannot be reached ({problem}; https_proxy and the like count)"
-    return ""
+    threading.Thread(target=ask, daemon=True).start()
+    try:
+        return answer.get(timeout=NETWORK_CHECK_SECONDS)
+    except queue.Empty:
+        return "timeout"
 
 
 def no_such_split(name: str, split: str, splits: Iterable[str]) -> decoded.DataError:

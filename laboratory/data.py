@@ -46,7 +46,7 @@ class Images(NamedTuple):
           distorted: False preprocesses them as for an evaluation.
         """
         how = preprocess.for_images(PREPROCESSING, self.train.image_shape)
-        images, labels = self.train.examples.parts
+        images, labels = tf.constant(self.train.images), tf.constant(self.train.labels)
         order = batches.Order(len(labels), global_batch_size, seed)
 
         def batch_of_step(step):
@@ -60,12 +60,9 @@ class Images(NamedTuple):
     def test_batches(self, split: str = "test") -> tf.data.Dataset:
         """(images, labels) of a whole split, preprocessed for an evaluation."""
         how = preprocess.for_images(PREPROCESSING, self.train.image_shape)
-        images, labels = {"train": self.train, "test": self.test}[split].examples.parts
-
-        def batch_of(ids):
-            return how.evaluate(tf.gather(images, ids)), tf.gather(labels, ids)
-
-        return batches.mapped(batches.each_once(len(labels), 500), batch_of)
+        chosen = {"train": self.train, "test": self.test}[split]
+        whole = tf.data.Dataset.from_tensor_slices((chosen.images, chosen.labels)).batch(500)
+        return whole.map(lambda images, labels: (how.evaluate(images), labels)).prefetch(1)
 
     def first(self, training: int, test: int) -> "Images":
         """The same with only the first examples of each split."""
@@ -82,13 +79,13 @@ def load(setup: findings.Setup) -> Images:
     Raises:
       DataError: the folder that the setup names has no CIFAR-10; the message is for the user.
     """
-    found = not setup.shapes and datasets.at_hand("cifar10", setup.data_dir)
-    if setup.data_dir and not (found or setup.shapes):
-        raise datasets.DataError(
-            f"--data_dir={setup.data_dir} holds no CIFAR-10 that is prepared or unpacked; without "
-            "the flag a lesson takes TFDS's folder, or draws shapes."
-        )
-    name = "cifar10" if found else "shapes"
+    name = "shapes" if setup.shapes else "cifar10"
+    try:  # without a download
+        datasets.load(name, setup.data_dir, "test", read_only=True)
+    except datasets.DataError as error:
+        if setup.data_dir:
+            raise datasets.DataError(f"--data_dir={setup.data_dir}: {error}") from error
+        name = "shapes"
     train, test = (datasets.load(name, setup.data_dir, split) for split in datasets.SPLITS)
     return Images(KNOWN.get(train.fingerprint[:12], name), train, test)
 

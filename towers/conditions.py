@@ -7,6 +7,7 @@ from pathlib import Path
 
 import keras
 import numpy as np
+import PIL
 import tensorflow as tf
 
 from towers import machine, version
@@ -29,7 +30,8 @@ def environment() -> dict[str, str | None]:
 
     It must be the same on all workers, and a run's `config.json` says where it changed.
     """
-    versions = {module.__name__: module.__version__ for module in (tf, keras, np)}
+    # Pillow decodes, scales and distorts pictures.
+    versions = {module.__name__: module.__version__ for module in (tf, keras, np, PIL)}
     kernels = {
         "oneDNN": "on" if _pywrap_util_port.IsMklEnabled() else "off"
     } | machine.gpu_software()

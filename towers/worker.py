@@ -13,7 +13,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from towers import gradients, shares, worker_errors
+from towers import errors, gradients, shares, worker_errors
 
 
 class Workers(contextlib.AbstractContextManager):
@@ -96,16 +96,7 @@ def check_same(
     """
     chief, *others = workers.exchange(what, dict(own))
     for index, other in enumerate(others, start=1):
-        if different := [
-            f"{label(name)}{_shown(other.get(name))} ({workers.name(0)} has "
-            f"{_shown(chief.get(name))})"
-            for name in {**chief, **other}
-            if chief.get(name) != other.get(name)
-        ]:
+        if different := errors.differences(chief, other, workers.name(0), label):
             raise worker_errors.WorkerError(
                 f"{workers.name(index)} differs from {workers.name(0)}: {'; '.join(different)}"
             )
-
-
-def _shown(value: object) -> str:
-    return ",".join(map(str, value)) if isinstance(value, list) else str(value)

@@ -1,8 +1,7 @@
 """From settings to the objects of a run: data, network, optimizer, callbacks."""
 
-import dataclasses
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import keras
@@ -141,48 +140,19 @@ def source(
     chosen: settings.TrainSettings, training: datasets.Images, prepared: preprocess.Preprocessing
 ) -> Any:
     """The batches of a training, by step."""
-    found = images.training(training, prepared, chosen.seed)
-    return _OneHot(found, len(training.class_names)) if _takes_shares(chosen) else found
+    return images.training(training, prepared, chosen.seed, _takes_shares(chosen))
 
 
 def evaluated(
     chosen: settings.TrainSettings, split: datasets.Images, prepared: preprocess.Preprocessing
 ) -> Any:
     """The batches of an evaluation, which hold each example once."""
-    found = images.evaluated(split, prepared, chosen.global_batch_size)
-    return _OneHot(found, len(split.class_names)) if _takes_shares(chosen) else found
+    return images.evaluated(split, prepared, chosen.global_batch_size, _takes_shares(chosen))
 
 
 def _takes_shares(chosen: settings.TrainSettings) -> bool:
     """Whether the loss takes the share of each class in place of a label."""
     return bool(chosen.label_smoothing or chosen.mixup_alpha or chosen.cutmix_alpha)
-
-
-@dataclasses.dataclass(frozen=True)
-class _OneHot:
-    """Batches whose labels are the share of each class, [n, num_classes]."""
-
-    data: Any  # what `images.training` or `images.evaluated` gives
-    num_classes: int
-
-    @property
-    def num_examples(self) -> int:
-        return self.data.num_examples
-
-    @property
-    def fingerprint(self) -> str:
-        return self.data.fingerprint
-
-    def batches(self, *steps: int, **options) -> Iterator[tuple]:
-        return map(self._shares, self.data.batches(*steps, **options))
-
-    def __iter__(self) -> Iterator[tuple]:
-        return map(self._shares, self.data)
-
-    def _shares(self, batch: tuple) -> tuple:
-        inputs, labels = batch
-        is_mixed = labels.dtype.is_floating
-        return inputs, labels if is_mixed else tf.one_hot(labels, self.num_classes)
 
 
 def exporter(

@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from towers import errors
 from towers.runs import checkpoints, run_folder, stretches
 from towers_cli import build, run_config, settings
 
@@ -57,7 +58,7 @@ def settings_that_differ(a: run_folder.RunFolder, b: run_folder.RunFolder) -> li
     return [
         difference
         for side in (lambda config: config["defining"], _place)
-        for difference in run_folder.differences(side(first), side(second), "the first run", label)
+        for difference in errors.differences(side(first), side(second), "the first run", label)
     ]
 
 

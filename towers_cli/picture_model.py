@@ -5,8 +5,8 @@ from pathlib import Path
 
 import keras
 import numpy as np
-from PIL import Image, ImageOps
 
+from input_pipeline import pictures
 from towers import errors, noise
 from towers.runs import run_folder
 from towers_cli import own_model
@@ -91,21 +91,10 @@ class PictureModel:
         order = np.argsort(-probabilities, kind="stable")
         return [(self._names[place], float(probabilities[place])) for place in order]
 
-    def _converted(self, image: Image.Image) -> Image.Image:
-        """With the channels that the model takes."""
-        if image.mode.startswith(("I", "F")):
-            raise ValueError("has more than 8 bits a channel: must have 8")
-        if image.has_transparency_data and self._mode != "RGBA":  # on white, as it is shown
-            image = image.convert("RGBA")
-            image = Image.alpha_composite(Image.new("RGBA", image.size, "white"), image)
-        return image.convert(self._mode)
-
     def _read(self, picture: str) -> np.ndarray:
-        """uint8 [height, width, channels], turned as its camera says."""
+        """uint8 [height, width, channels], decoded as the pictures of a training are."""
         try:
-            with Image.open(picture) as image:
-                array = np.asarray(self._converted(ImageOps.exif_transpose(image)))
-        except (OSError, ValueError, SyntaxError, Image.DecompressionBombError) as error:
-            why = getattr(error, "strerror", None) or noise.reason(error)
-            raise PictureError(f"{picture}: {why}") from error
+            array = pictures.whole(Path(picture).read_bytes(), self._mode)
+        except (OSError, pictures.NoPicture) as error:
+            raise PictureError(f"{picture}: {noise.reason(error)}") from error
         return array.reshape(*array.shape[:2], -1)

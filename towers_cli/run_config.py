@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from input_pipeline import datasets
-from towers import worker
+from towers import errors, worker
 from towers.runs import checkpoints, run_folder
 from towers_cli import settings
 
@@ -112,7 +112,7 @@ def check_same_run(earlier: Mapping, config: Mapping, train_dir: str | Path) -> 
         name = f"sha256 of the {splits[0]} images"
         for values, one in ((began, earlier), (now, config)):
             values[name] = one["resolved"]["eval_sha256"][:12]
-    if different := run_folder.differences(began, now, label=settings.label):
+    if different := errors.differences(began, now, label=settings.label):
         raise run_folder.RunFolderError(
             f"--train_dir={train_dir} holds a run with other settings: {'; '.join(different)}. "
             "Give the run's own settings to continue it, or choose another --train_dir"

@@ -211,9 +211,9 @@ class TrainSettings(Settings):
     )
     data_dir: str | None = setting(
         None,
-        "Folder of prepared TFDS data sets, or a folder that contains cifar-10-batches-bin/; "
-        "default: TFDS's own. With --dataset=folder, the folder of the pictures: "
-        "class_name/*.jpg, or train/class_name/*.jpg and test/class_name/*.jpg.",
+        "Folder of prepared TFDS data sets; default: TFDS's own. With --dataset=folder, the "
+        "folder of the pictures: class_name/*.jpg, or train/class_name/*.jpg and "
+        "test/class_name/*.jpg.",
         EVERYDAY,
     )
     model: str = setting(

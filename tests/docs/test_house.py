@@ -55,12 +55,14 @@ def test_every_file_of_the_idea_is_kept_from_sockets():
     assert set(rule["source_modules"]) == idea
 
 
-def test_the_packages_only_get_shorter():
-    """They are to have at most 10,000 lines together; this bound goes down with them."""
-    packages = ("towers", "towers_cli", "input_pipeline")
+@pytest.mark.parametrize(
+    ("packages", "most"),
+    [(("towers", "towers_cli"), 11_000), (("towers", "towers_cli", "input_pipeline"), 13_900)],
+)
+def test_the_packages_only_get_shorter(packages, most):
+    """All are to have at most 10,000 lines together; these bounds go down with them."""
     files = [path for name in packages for path in (scripts.ROOT / name).rglob("*.py")]
-    files += [scripts.ROOT / name for name in ("train.py", "eval.py", "setup.py")]
-    assert sum(len(path.read_text().splitlines()) for path in files) <= 14_600
+    assert sum(len(path.read_text().splitlines()) for path in files) <= most
 
 
 class TestTheFigure:

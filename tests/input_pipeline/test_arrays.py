@@ -66,7 +66,7 @@ def test_are_augmented_by_draws_that_do_not_depend_on_workers():
         def draw(count):
             return tf.random.stateless_uniform([count, 2], draws.seed)
 
-        return inputs + draws.for_share(draw, tf.shape(inputs)[0])
+        return inputs + draws.for_share(draw)
 
     source = arrays.batches(X, Y, augment=noisy)
     halves = [taken(source, share=share) for share in (range(3), range(3, BATCH))]

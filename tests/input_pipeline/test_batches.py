@@ -156,22 +156,6 @@ def test_images_are_spread_out_over_all():
     np.testing.assert_array_equal(batches.spread_out(images, 20), images)
 
 
-@pytest.mark.parametrize("change", ["none", "not aligned", "with gaps", "shared already"])
-def test_a_tensor_shares_the_memory_of_an_array_that_lies_as_tensors_do(tmp_path, change):
-    np.save(tmp_path / "x.npy", np.arange(192, dtype=np.uint8).reshape(64, 3))
-    images = np.load(tmp_path / "x.npy", mmap_mode="c")
-    if change == "shared already":
-        batches.as_tensor(images)
-    lain = {"not aligned": images[1:], "with gaps": images[::2]}.get(change, images)
-    tensor = batches.as_tensor(lain)
-    assert np.shares_memory(np.asarray(memoryview(tensor)), images) == (change == "none")
-    assert tensor.device.endswith("CPU:0")
-    np.testing.assert_array_equal(tensor, lain)
-    if change == "none":
-        with pytest.raises(ValueError, match="read-only"):
-            images[0] = 7
-
-
 LARGE_SET = r"""
 import gc, re, numpy
 from pathlib import Path

@@ -6,32 +6,23 @@ import tensorflow as tf
 
 from input_pipeline import batches, cuts
 
-SIZES = np.random.default_rng(0).integers(20, 900, (64, 2)).astype(np.int32)
+SIZES = np.random.default_rng(0).integers(20, 900, (64, 2))
 
 
-def draws(step: int = 0, share: range | None = None, count: int = 64) -> batches.Draws:
-    seed = batches.augmentation_seed(step, seed=3)
-    return batches.Draws(seed, tf.zeros([len(share or range(count))], tf.bool), share, count)
+def drawn(count: int) -> list[list[float]]:
+    seed = batches.augmentation_seed(0, seed=3)
+    return cuts.draw(batches.Draws(seed, tf.zeros([count], tf.bool))).numpy().tolist()
 
 
-@pytest.mark.parametrize(
-    ("size", "side"), [((600, 800), (256, 341)), ((341, 256), (341, 256)), ((1, 3), (256, 768))]
-)
-def test_the_middle_is_scaled_as_torchvision_does(size, side):
-    cut = cuts.middle(tf.constant([size]), 256)
-    np.testing.assert_array_equal(cut.box, [[0, 0, *size]])
-    np.testing.assert_array_equal(cut.side, [side])
-    assert not cut.mirrored[0]
-
-
-def by_hand(height, width, areas, ratios, place):
+def by_hand(height, width, drawn):
     """torchvision's RandomResizedCrop.get_params, with these numbers for its random ones."""
+    areas = 0.08 + 0.92 * np.array(drawn[:10])
+    ratios = np.exp(np.log(3 / 4) + np.log((4 / 3) / (3 / 4)) * np.array(drawn[10:20]))
     for share, ratio in zip(areas, ratios, strict=True):
-        area = np.float32(height * width) * share
-        w = round(float(np.sqrt(np.float32(area * ratio))))
-        h = round(float(np.sqrt(np.float32(area / ratio))))
+        area = height * width * share
+        w, h = round(np.sqrt(area * ratio)), round(np.sqrt(area / ratio))
         if 0 < w <= width and 0 < h <= height:
-            return int(place[0] * (height - h + 1)), int(place[1] * (width - w + 1)), h, w
+            return int(drawn[20] * (height - h + 1)), int(drawn[21] * (width - w + 1)), h, w
     ratio = width / height
     if ratio < 3 / 4:
         w, h = width, round(width / (3 / 4))
@@ -44,24 +35,25 @@ def by_hand(height, width, areas, ratios, place):
 
 @pytest.mark.parametrize("stretch", [[1, 1], [1, 40], [40, 1]])
 def test_a_part_at_random_is_torchvision_s(stretch):
-    sizes = (SIZES * stretch).astype(np.int32)
-    found = cuts.at_random(tf.constant(sizes), draws(), 224)
-    drawn = [part.numpy() for part in cuts.draw(draws().seed, 64)]
-    for place, size in enumerate(sizes):
-        expected = by_hand(*size, *(part[place] for part in drawn[:3]))
-        np.testing.assert_array_equal(found.box[place], expected)
-    np.testing.assert_array_equal(found.side, np.full((64, 2), 224))
-    for share in (range(0, 21), range(21, 64), range(5, 6)):
-        part = cuts.at_random(tf.constant(sizes)[share.start : share.stop], draws(0, share), 224)
-        np.testing.assert_array_equal(part.box, found.box[share.start : share.stop])
+    for size, numbers in zip((SIZES * stretch).tolist(), drawn(64), strict=True):
+        top, left, height, width = by_hand(*size, numbers)
+        cut = cuts.at_random(*size[::-1], numbers)
+        assert cut.box == (left, top, left + width, top + height)
 
 
 def test_parts_have_the_areas_and_ratios_that_are_asked_for():
-    cut = cuts.at_random(tf.fill([4096, 2], 1000), draws(count=4096), 224)
-    top, _, height, width = cut.box.numpy().T
+    found = [cuts.at_random(1000, 1000, numbers) for numbers in drawn(4096)]
+    left, top, right, bottom = np.array([cut.box for cut in found]).T
+    width, height = right - left, bottom - top
     areas, ratios = height * width / 1e6, width / height
     assert areas.min() > 0.07 and 0.45 < areas.mean() < 0.57
     assert abs(np.log(ratios).mean()) < 0.02
     assert ratios.min() > 3 / 4 - 0.01 and ratios.max() < 4 / 3 + 0.01
-    assert abs(np.median(top / np.maximum(1, 1000 - height)) - 0.5) < 0.05
-    assert 0.45 < np.mean(cut.mirrored) < 0.55
+    for at, length in ((top, height), (left, width)):
+        assert abs(np.median(at / np.maximum(1, 1000 - length)) - 0.5) < 0.05
+    assert 0.45 < np.mean([cut.mirrored for cut in found]) < 0.55
+
+
+def test_the_middle_is_the_largest_square():
+    assert cuts.middle(800, 600).box == (100, 0, 700, 600)
+    assert cuts.middle(3, 8).box == (0, 2.5, 3, 5.5)

@@ -1,6 +1,7 @@
 """Batches of pictures that are decoded when they are needed, as a function of seed and step."""
 
 import dataclasses
+import functools
 import io
 import time
 
@@ -12,11 +13,11 @@ import tensorflow as tf
 import tiny_photos
 
 from input_pipeline import (
+    augment,
     batches,
     cuts,
     datasets,
     decoded,
-    distortions,
     images,
     pictures,
     preprocess,
@@ -94,34 +95,21 @@ def test_augmentation_is_of_the_same_parts(split):
     ids = batches.example_ids(2, num_examples=33, global_batch_size=BATCH, seed=3)
     seed = batches.augmentation_seed(2, seed=3)
     draws = batches.Draws(seed, tf.zeros([BATCH], tf.bool), None, BATCH)
-    cut = cuts.at_random(headers(split, ids.numpy())[:, :2], draws, SIZE)
-    plan = augmented.augmentation.plan(draws, BATCH)
+    drawn = cuts.draw(draws).numpy()
+    plan = augmented.augmentation.plan(draws)
     for place, number in enumerate(ids.numpy()):
-        square = by_hand(split, number, cuts.Cut(*(part[place : place + 1] for part in cut)))
+        cut = functools.partial(cuts.at_random, drawn=drawn[place].tolist())
+        square = pictures.square(split.read(number)[0], cut, SIZE)
         expected = preprocess.scale_colours(square[np.newaxis]).numpy()
         np.testing.assert_array_equal(whole[0][place], expected[0])
-        pixels = tf.constant(np.clip(np.rint(square), 0, 255).astype(np.uint8))
-        pixels = distortions.apply(pixels, plan.operations[place, 0], plan.values[place, 0])
-        expected = preprocess.scale_colours(pixels[tf.newaxis]).numpy()[0]
+        pixels = augment.distorted(square, plan.operations[place].numpy(), plan.values[place])
+        expected = preprocess.scale_colours(pixels[np.newaxis]).numpy()[0]
         top, left, height, width = plan.erased[place].numpy()
         expected[top : top + height, left : left + width] = 0.0
         np.testing.assert_array_equal(changed[0][place], expected)
     np.testing.assert_array_equal(whole[1], changed[1])
     for found, expected in zip(last, mixed.mixed(*changed, draws), strict=True):
         np.testing.assert_allclose(found, expected, rtol=0, atol=1e-5)
-
-
-def headers(split, numbers) -> tf.Tensor:
-    found = [pictures.header(split.read(number)[0]) for number in numbers]
-    return tf.constant(np.array(found, np.int32))
-
-
-def by_hand(split, number: int, cut: cuts.Cut) -> np.ndarray:
-    """One picture's square."""
-    looks = pictures.looks(headers(split, [number]), cut, SIZE)
-    look = pictures.Looks(*(values[0] for values in looks))
-    square = tf.function(pictures.square, autograph=False)
-    return square(tf.constant(split.read(number)[0]), look, SIZE).numpy()
 
 
 def test_evaluation_is_of_the_middle_and_of_each_once(split, prepared):
@@ -133,8 +121,7 @@ def test_evaluation_is_of_the_middle_and_of_each_once(split, prepared):
     np.testing.assert_array_equal(labels, [0] * 11 + [1] * 11 + [2] * 11)
     pixels = np.concatenate([pixels for pixels, _ in found])
     for number in (0, 17, 32):
-        sizes = headers(split, [number])[:, :2]
-        square = by_hand(split, number, cuts.middle(sizes, prepared.raw_shape[0]))
+        square = pictures.square(split.read(number)[0], cuts.middle, prepared.raw_shape[0])
         np.testing.assert_array_equal(pixels[number], prepared.evaluate(square[None])[0])
 
 

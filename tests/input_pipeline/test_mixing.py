@@ -17,12 +17,13 @@ EACH = {
 }
 
 
-def draws(share: range | None = None, step: int = 3) -> batches.Draws:
-    return batches.Draws(batches.augmentation_seed(step, seed=7), tf.zeros([0], tf.bool), share, 16)
+def draws(share: range | None = None, step: int = 3, count: int = 16) -> batches.Draws:
+    seed = batches.augmentation_seed(step, seed=7)
+    return batches.Draws(seed, tf.zeros([0], tf.bool), share, count)
 
 
 def plan(mix: mixing.Mixing, count: int) -> mixing.Plan:
-    return mixing.Plan(*(part.numpy() for part in mix.plan(draws().seed, count, *SHAPE[:2])))
+    return mixing.Plan(*(part.numpy() for part in mix.plan(draws(count=count), *SHAPE[:2])))
 
 
 @pytest.mark.parametrize("mix", EACH.values(), ids=EACH)
@@ -117,7 +118,7 @@ def test_what_makes_no_sense_is_refused(arguments, names):
 )
 def test_what_cannot_be_mixed_is_refused(pixels, labels, share):
     with pytest.raises((ValueError, tf.errors.InvalidArgumentError), match="mixup and CutMix"):
-        EACH["mixup"](pixels, labels, draws(share))
+        EACH["mixup"](pixels, labels, draws(share, count=len(pixels)))
     found = mixing.Mixing()(pixels, labels, draws(share))
     assert found[0] is pixels and found[1] is labels
 

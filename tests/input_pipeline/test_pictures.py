@@ -7,7 +7,6 @@ import zlib
 import numpy as np
 import photos
 import pytest
-import tensorflow as tf
 from PIL import Image, ImageOps
 
 from input_pipeline import cuts, pictures
@@ -78,31 +77,36 @@ ODD = {
 
 
 @pytest.mark.parametrize("name", ODD)
-def test_an_odd_picture_is_seen_as_docs_say(square, name):
+def test_an_odd_picture_is_seen_as_docs_say(name):
     content, expected, tolerance = ODD[name]
     if expected is None:
         expected = np.asarray(Image.open(io.BytesIO(content)).convert("RGB"))
-    check_seen(square, content, np.broadcast_to(expected, PIXELS.shape), tolerance)
+    check_seen(content, np.broadcast_to(expected, PIXELS.shape), tolerance)
 
 
-def check_seen(square, content: bytes, expected: np.ndarray, tolerance: int) -> None:
+def check_seen(content: bytes, expected: np.ndarray, tolerance: int) -> None:
     """Two squares of it, not scaled, that are all of it together."""
-    assert pictures.header(content)[:2] == expected.shape[:2]
     height, width, _ = expected.shape
+    pictures.square(content, lambda *size: check_size(size, (width, height)), 32)
     for top, left in ((0, 0), (0, width - 32), (height - 32, 0), (height - 32, width - 32)):
-        found = square(content, (top, left, 32, 32), (32, 32))
+        found = square(content, (top, left, 32, 32))
         differences = found - expected[top : top + 32, left : left + 32]
         assert np.abs(differences).max() <= tolerance
 
 
+def check_size(size, expected) -> cuts.Cut:
+    assert size == expected
+    return cuts.middle(*size)
+
+
 @pytest.mark.parametrize("kind", ["JPEG", "PNG", "WEBP"])
 @pytest.mark.parametrize("orientation", range(1, 9))
-def test_a_picture_is_turned_as_its_camera_was(square, kind, orientation):
+def test_a_picture_is_turned_as_its_camera_was(kind, orientation):
     exif = Image.Exif()
     exif[0x0112] = orientation
     content = photos.encoded(PICTURE, kind, exif=exif)
     expected = np.asarray(ImageOps.exif_transpose(Image.open(io.BytesIO(content))).convert("RGB"))
-    check_seen(square, content, expected, 2)
+    check_seen(content, expected, 2)
 
 
 def chunk(kind: bytes, data: bytes) -> bytes:
@@ -141,64 +145,35 @@ PNG = photos.encoded(PICTURE, "PNG")
 )  # fmt: skip
 def test_what_cannot_be_used_says_why(content, why):
     with pytest.raises(pictures.NoPicture, match=why):
-        pictures.check(content)
+        pictures.whole(content)
 
 
-@pytest.mark.parametrize("subsampling", [0, 1, 2], ids=["4:4:4", "4:2:2", "4:2:0"])
-def test_a_part_of_a_jpeg_has_the_colours_of_the_whole(square, subsampling):
-    noise = np.random.default_rng(0).integers(0, 256, (90, 110, 3)).astype(np.uint8)
-    image = Image.fromarray(noise).resize((440, 360), Image.Resampling.BICUBIC)
-    content = photos.encoded(image, quality=95, subsampling=subsampling)
-    whole = Image.open(io.BytesIO(content))
-    for top, left, height, width in [(33, 51, 77, 99), (1, 3, 64, 64), (295, 339, 65, 101)]:
-        part = whole.crop((left, top, left + width, top + height))
-        expected = np.asarray(part.resize((32, 32), Image.Resampling.BILINEAR)).astype(int)
-        found = square(content, (top, left, height, width), (32, 32))
-        assert np.abs(found - expected).max() <= 2
+def square(content: bytes, box, size: int = 32, mirrored: bool = False) -> np.ndarray:
+    """Of an encoded picture, whose box is (top, left, height, width)."""
+    top, left, height, width = box
+    cut = cuts.Cut((left, top, left + width, top + height), mirrored)
+    pictures.whole(content)
+    return pictures.square(content, lambda *size: cut, size).astype(int)
 
 
-@pytest.fixture(scope="module")
-def square():
-    """(content, box, side, mirrored) to the square of an encoded picture, rounded."""
-
-    @tf.function(autograph=False)
-    def graph(content, header, *cut):
-        looks = pictures.looks(header, cuts.Cut(*cut), 32)
-        look = pictures.Looks(*(of_all[0] for of_all in looks))
-        return pictures.square(content, look, 32)
-
-    def found(content, box, side, mirrored=False):
-        pictures.check(content)
-        pixels = graph(
-            tf.constant(content),
-            tf.constant(np.array([pictures.header(content)], np.int32)),
-            tf.constant([box], tf.int32),
-            tf.constant([side], tf.float32),
-            tf.constant([mirrored]),
-        ).numpy()
-        assert pixels.dtype == np.float32
-        return np.rint(pixels).astype(int)
-
-    return found
-
-
-@pytest.mark.parametrize("size", [(300, 400), (33, 500), (32, 32), (20, 25)])
-def test_a_square_is_pillow_s_to_one_step(square, size):
-    """Bilinear with antialiasing, of the middle, as torchvision and timm do it with Pillow."""
+@pytest.mark.parametrize("size", [(300, 400), (33, 501), (32, 32), (20, 26)])
+@pytest.mark.parametrize("mirrored", [False, True])
+def test_a_square_of_the_middle_is_pillow_s(size, mirrored):
+    """Bilinear with antialiasing, as torchvision and timm do it with Pillow."""
     image = photos.picture(*size)
-    height, width = size
-    shorter = min(size)
-    side = (32 * height // shorter, 32 * width // shorter)
-    scaled = np.asarray(image.resize(side[::-1], Image.Resampling.BILINEAR)).astype(int)
-    top, left = round((side[0] - 32) / 2), round((side[1] - 32) / 2)
-    found = square(photos.encoded(image, "PNG"), (0, 0, *size), side)
-    expected = scaled[top : top + 32, left : left + 32]
-    assert np.abs(found - expected).max() <= 1
+    (height, width), side = size, min(size)
+    left, top = (width - side) // 2, (height - side) // 2
+    part = image.crop((left, top, left + side, top + side))
+    expected = np.asarray(part.resize((32, 32), Image.Resampling.BILINEAR)).astype(int)
+    content = photos.encoded(image, "PNG")
+    found = square(content, (top, left, side, side), mirrored=mirrored)
+    np.testing.assert_array_equal(found, expected[:, :: -1 if mirrored else 1])
+    np.testing.assert_array_equal(pictures.square(content, cuts.middle, 32), expected)
 
 
 @pytest.mark.parametrize("kind", ["JPEG", "PNG"])
 @pytest.mark.parametrize("orientation", [1, 6])
-def test_a_part_is_cut_out_before_it_is_scaled(square, kind, orientation):
+def test_a_part_is_cut_out_before_it_is_scaled(kind, orientation):
     exif = Image.Exif()
     exif[0x0112] = orientation
     content = photos.encoded(photos.picture(120, 200), kind, exif=exif, quality=95)
@@ -206,38 +181,18 @@ def test_a_part_is_cut_out_before_it_is_scaled(square, kind, orientation):
     top, left, height, width = 16, 24, 64, 48
     part = upright.crop((left, top, left + width, top + height))
     expected = np.asarray(part.resize((32, 32), Image.Resampling.BILINEAR)).astype(int)
-    found = square(content, (top, left, height, width), (32, 32))
+    found = square(content, (top, left, height, width))
     assert np.abs(found - expected).max() <= 2
 
 
 @pytest.mark.parametrize("box", [(0, 0, 600, 800), (37, 101, 511, 340), (1, 3, 599, 797)])
-def test_a_large_jpeg_is_decoded_smaller_and_looks_the_same(square, box):
+def test_a_large_jpeg_is_decoded_smaller_and_looks_the_same(box):
     """At a quarter or half of its size, beside all of it scaled by Pillow."""
     image = photos.picture(600, 800)
     content = photos.encoded(image, quality=95)
     top, left, height, width = box
     part = Image.open(io.BytesIO(content)).crop((left, top, left + width, top + height))
     expected = np.asarray(part.resize((32, 32), Image.Resampling.BILINEAR)).astype(int)
-    found = square(content, box, (32, 32))
+    found = square(content, box)
     assert np.abs(found - expected).mean() < 1
     assert np.abs(found - expected).max() <= 8
-
-
-@pytest.mark.parametrize("mirrored", [False, True])
-@pytest.mark.parametrize("size", [1, 40, 224])
-@pytest.mark.parametrize(("height", "width"), [(300, 330), (97, 211), (8, 5), (1, 1)])
-def test_scaling_has_the_bits_of_one_operation(height, width, size, mirrored):
-    """Smaller and larger; of an offset, and of the very edge."""
-    pixels = np.random.default_rng(0).integers(0, 256, (height, width, 3), np.uint8)
-    for scale, offset in (
-        ((size / height, size / width), (0.0, 0.0)),
-        ((1.3 * size / height, 1.1 * size / width), (0.25, 0.1 * size)),
-    ):
-        scale, offset = np.float32(scale), np.float32(offset)
-        [expected] = tf.raw_ops.ScaleAndTranslate(
-            images=pixels[np.newaxis], size=[size, size], scale=scale, translation=-offset,
-            kernel_type="triangle", antialias=True,
-        ).numpy()  # fmt: skip
-        expected = expected[:, ::-1] if mirrored else expected
-        found = pictures.scaled(*map(tf.constant, (pixels, scale, offset, mirrored)), size)
-        np.testing.assert_array_equal(found, expected)

@@ -80,7 +80,7 @@ def test_tells_classes_of_one_name_apart():
     of = network(classes=6, kernel_initializer="zeros")
     model = classifier(of, names=("crane", "crane", "", "[UNK]", "dog", "crane (1)"))
     assert model.get_layer("class_name").get_vocabulary() == [
-        "crane (0)", "crane (1) (1)", "(2)", "[UNK] (3)", "dog", "crane (1)",
+        "crane (0)", "crane (1)", " (2)", "[UNK] (3)", "dog (4)", "crane (1) (5)",
     ]  # fmt: skip
 
 

@@ -38,7 +38,7 @@ def test_values_and_gradient_are_tensorflow_s(settings, shape):
     rng = np.random.default_rng(0)
     x, upstream = rng.normal(size=(2, *shape)).astype(np.float32)
     ours = values_and_gradient(
-        lambda x: layers.local_response_normalization(x, **settings), x, upstream
+        lambda x: layers.LocalResponseNormalization(**settings)(x), x, upstream
     )
     tensorflow_s = values_and_gradient(lambda x: tf.nn.lrn(x, **settings), x, upstream)
     for mine, theirs in zip(ours, tensorflow_s, strict=True):
@@ -53,7 +53,7 @@ def test_narrow_types_are_within_one_rounding_of_float64(settings, dtype):
     x, upstream = tf.cast(x, "bfloat16"), tf.cast(upstream, "bfloat16")
 
     def normalize(x):
-        return layers.local_response_normalization(x, **settings)
+        return layers.LocalResponseNormalization(**settings, dtype=x.dtype.name)(x)
 
     narrow = values_and_gradient(normalize, tf.cast(x, dtype), upstream)
     exact = values_and_gradient(normalize, tf.cast(x, "float64"), upstream)

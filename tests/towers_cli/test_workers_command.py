@@ -10,6 +10,7 @@ import subprocess
 import sys
 import time
 
+import photos
 import pytest
 import scripts
 
@@ -135,22 +136,18 @@ def test_a_worker_with_other_settings_is_refused_by_name(tmp_path, several):
 
 
 @pytest.mark.whole_program
-@pytest.mark.parametrize(
-    "split", ["data_batch_3", pytest.param("test_batch", marks=pytest.mark.long)]
-)
+@pytest.mark.parametrize("split", ["train", pytest.param("test", marks=pytest.mark.long)])
 def test_a_worker_with_other_images_is_refused_by_name(tmp_path, several, split):
     two = several()
     for index, name in enumerate(("here", "there")):
-        folder = tmp_path / name / "cifar-10-batches-bin"
-        folder.mkdir(parents=True)
-        for file in ["test_batch", *(f"data_batch_{n}" for n in range(1, 6))]:
-            image = bytes([file == split and index]) + bytes(3071)
-            (folder / f"{file}.bin").write_bytes(b"".join(bytes([n]) + image for n in range(10)))
-        data = "--dataset=cifar10", f"--data_dir={tmp_path / name}"
+        photos.folder(tmp_path / name, 20, splits=("train", "test"))
+        if index:
+            (tmp_path / name / split / "ant" / "000.jpg").unlink()
+        data = "--dataset=folder", f"--data_dir={tmp_path / name}", "--image_size=32"
         start(two, index, *flags(tmp_path / "run"), *data)
     for index in range(2):
         code, said = two.ended(index)
-        assert code == 1 and said.startswith(two.name(1)) and two.name(0) in said
+        assert code == 1 and f"{two.name(1)} differs from {two.name(0)}" in said
         assert said.count("sha256") == 1
     assert not (tmp_path / "run").exists()
 

@@ -9,54 +9,53 @@ import numpy as np
 import tensorflow as tf
 
 
-def local_response_normalization(
-    inputs: tf.Tensor, depth_radius: int, bias: float, alpha: float, beta: float
-) -> tf.Tensor:
+@keras.saving.register_keras_serializable(package="towers")
+class LocalResponseNormalization(keras.layers.Layer):
     """Divides each channel by a power of the squares of its neighbours.
 
         outputs[..., c] = inputs[..., c] / d[..., c] ** beta
         d[..., c] = bias + alpha * sum of inputs[..., c'] ** 2 over |c' - c| <= depth_radius
 
-    The same function as `tf.nn.lrn`, as a CPU computes it fast (docs/speed.md): the sum over a
-    window is a product with a banded matrix, and the gradient is that product once more,
+    The function and the defaults of `tf.nn.lrn`, as a CPU computes it fast (docs/speed.md): the sum
+    over a window is a product with a banded matrix, and the gradient is that product once more,
 
         dx = g * d ** -beta - x * ((g * outputs / d) @ (2 * alpha * beta * band))
 
     bfloat16 and float16 are computed in float32: d is 1 and a little, and 8 bits keep next to
     nothing of that. (`tf.nn.lrn` takes neither bfloat16 on a CPU nor float64.)
-
-    Args:
-      inputs: floating [..., channels].
-      depth_radius: >= 0.
-      bias: > 0.
-      alpha: >= 0.
-      beta: the exponent.
-
-    Returns:
-      The shape and dtype of `inputs`.
     """
-    channels, dtype = inputs.shape[-1], inputs.dtype
-    wide = tf.float64 if dtype == tf.float64 else tf.float32
-    index = np.arange(channels)
-    band = (np.abs(index[:, None] - index[None, :]) <= depth_radius).astype(np.float64)
-    weights = tf.constant(alpha * band, wide)  # [channels, channels], symmetric
-    gradient_weights = tf.constant(2.0 * alpha * beta * band, wide)
 
-    @tf.custom_gradient
-    def normalize(x):
-        x = tf.cast(x, wide)
-        divisor = bias + _times(tf.square(x), weights)
-        power = _to_minus(beta, divisor)
-        outputs = x * power
+    def __init__(self, depth_radius=5, bias=1.0, alpha=1.0, beta=0.5, **kwargs):
+        super().__init__(**kwargs)
+        self.options = {"depth_radius": depth_radius, "bias": bias, "alpha": alpha, "beta": beta}
 
-        def gradient(upstream):
-            upstream = tf.cast(upstream, wide)
-            inner = _times(upstream * outputs / divisor, gradient_weights)
-            return tf.cast(upstream * power - x * inner, dtype)
+    def call(self, inputs):
+        """Normalizes `inputs`, floating [n, ..., channels]; returns its shape and dtype."""
+        radius, bias, alpha, beta = self.options.values()
+        index, dtype = np.arange(inputs.shape[-1]), inputs.dtype
+        wide = tf.float64 if dtype == tf.float64 else tf.float32
+        band = (np.abs(index[:, None] - index[None, :]) <= radius).astype(np.float64)
+        weights = tf.constant(alpha * band, wide)  # [channels, channels], symmetric
+        gradient_weights = tf.constant(2.0 * alpha * beta * band, wide)
 
-        return tf.cast(outputs, dtype), gradient
+        @tf.custom_gradient
+        def normalize(x):
+            x = tf.cast(x, wide)
+            divisor = bias + _times(tf.square(x), weights)
+            power = _to_minus(beta, divisor)
+            outputs = x * power
 
-    return normalize(inputs)
+            def gradient(upstream):
+                upstream = tf.cast(upstream, wide)
+                inner = _times(upstream * outputs / divisor, gradient_weights)
+                return tf.cast(upstream * power - x * inner, dtype)
+
+            return tf.cast(outputs, dtype), gradient
+
+        return normalize(inputs)
+
+    def get_config(self):
+        return super().get_config() | self.options
 
 
 def _times(values: tf.Tensor, matrix: tf.Tensor) -> tf.Tensor:
@@ -70,22 +69,6 @@ def _to_minus(beta: float, x: tf.Tensor) -> tf.Tensor:
         inverse_root = tf.math.rsqrt(x)  # x ** -1/2
         return inverse_root * tf.sqrt(inverse_root)
     return x**-beta
-
-
-@keras.saving.register_keras_serializable(package="towers")
-class LocalResponseNormalization(keras.layers.Layer):
-    """`local_response_normalization` as a Keras layer; defaults are those of `tf.nn.lrn`."""
-
-    def __init__(self, depth_radius=5, bias=1.0, alpha=1.0, beta=0.5, **kwargs):
-        super().__init__(**kwargs)
-        self.options = {"depth_radius": depth_radius, "bias": bias, "alpha": alpha, "beta": beta}
-
-    def call(self, inputs):
-        """Normalizes `inputs`, floating [n, height, width, channels]."""
-        return local_response_normalization(inputs, **self.options)
-
-    def get_config(self):
-        return super().get_config() | self.options
 
 
 @keras.saving.register_keras_serializable(package="towers")

@@ -371,18 +371,17 @@ class Profile(RunCallback):
     def __init__(self, first_step: int, last_step: int):
         super().__init__()
         self._steps = range(first_step, last_step + 1)
-        self._profile = contextlib.ExitStack()
-        self._is_on = False
+        self._profile: contextlib.ExitStack | None = None
 
     def on_train_batch_begin(self, batch, logs=None):
-        if self._at_step + 1 in self._steps and self._writes and not self._is_on:
+        if self._at_step + 1 in self._steps and self._writes and self._profile is None:
+            self._profile = contextlib.ExitStack()
             self._profile.enter_context(summaries.profile(self.run.folder))
-            self._is_on = True
 
     def on_train_batch_end(self, batch, logs=None):
         if self._at_step == self._steps[-1]:
             self.on_train_end()
 
     def on_train_end(self, logs=None):
-        self._profile.close()
-        self._is_on = False
+        if self._profile is not None:
+            self._profile.close()

@@ -31,6 +31,7 @@ from towers import (
     cutting,
     devices,
     distribution,
+    errors,
     hashes,
     not_finite,
     step,
@@ -535,7 +536,7 @@ class Run:
         except warm_start.WarmStartError as error:
             raise checkpoints.CheckpointError(str(error).removeprefix("init_from=")) from error
 
-    def traced(self):
+    def traced(self) -> tf.types.experimental.ConcreteFunction:
         """The step as a ConcreteFunction, which has its graph."""
         return self.distribution.program.trace(self.batch, self.distribution.size_of_run())
 
@@ -640,7 +641,7 @@ class Run:
             )
         taken = earlier["resolved"].get("init_from") if is_begun else self._taken
         defined = defined | {"initial weights": taken and taken["sha256"]}
-        if is_begun and (different := run_folder.differences(earlier.get("defining", {}), defined)):
+        if is_begun and (different := errors.differences(earlier.get("defining", {}), defined)):
             raise run_folder.RunFolderError(
                 f"{folder.shown} holds a run with other settings: {'; '.join(different)}. "
                 "Continue it with its own, or choose another folder"

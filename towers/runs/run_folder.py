@@ -5,7 +5,7 @@ import fcntl
 import json
 import os
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import BinaryIO
 
@@ -158,35 +158,6 @@ def check_path(path: str | os.PathLike) -> None:
             f"folder={text}: must be a local path without the characters * ? [ ] and \\, which "
             "TensorFlow reads as patterns"
         )
-
-
-def differences(
-    old: Mapping,
-    new: Mapping,
-    who: str = "the run",
-    label: Callable[[str], str] = "{} ".format,
-) -> list[str]:
-    """`name new (the run has old)` for each value that differs; `who` has the old one.
-
-    Args:
-      old: values by name.
-      new: likewise.
-      who: whose the old ones are.
-      label: from a name to what stands before its value.
-    """
-    return [
-        f"{label(name)}{_shown(new.get(name))} ({who} has {_shown(old.get(name))})"
-        for name in {**old, **new}
-        if _plain(old.get(name)) != _plain(new.get(name))
-    ]
-
-
-def _plain(value):
-    return json.loads(json.dumps(value))  # a tuple and the list it is read back as are the same
-
-
-def _shown(value) -> str:
-    return ",".join(map(str, value)) if isinstance(value, (list, tuple)) else str(value)
 
 
 def write_json(path: Path, content: Mapping) -> None:

@@ -7,7 +7,7 @@ for the start, and one for each continuation on something else.
 
 from collections.abc import Mapping, Sequence
 
-from towers import machine
+from towers import errors, machine
 
 
 def on_devices(tower_devices: Sequence[str], parameter_device: str) -> dict[str, str]:
@@ -43,14 +43,5 @@ def changes(stretches: Sequence[Mapping]) -> list[str]:
     return [
         f"from step {after['first_step']} on, {difference}"
         for before, after in zip(stretches, stretches[1:], strict=False)
-        for difference in differences(before["runs_on"], after["runs_on"])
-    ]
-
-
-def differences(before: Mapping, after: Mapping) -> list[str]:
-    """`name after (before: value)` for each entry of `runs_on` that differs."""
-    return [
-        f"{name} {after.get(name, 'not set')} (before: {before.get(name, 'not set')})"
-        for name in {**before, **after}
-        if before.get(name) != after.get(name)
+        for difference in errors.differences(before["runs_on"], after["runs_on"], "the part before")
     ]

@@ -95,7 +95,9 @@ def write_confusion(counts: np.ndarray, class_names: Sequence[str]) -> None:
     scalars({f"accuracy_per_class/{name}": right / count for name, right, count in each if count})
 
 
-def graph_with_calls_inlined(function) -> tf.compat.v1.GraphDef:
+def graph_with_calls_inlined(
+    function: tf.types.experimental.ConcreteFunction,
+) -> tf.compat.v1.GraphDef:
     """The graph of a step as TensorFlow runs it, and TensorBoard draws it.
 
     A microbatch is traced once and called for each one; here the scope of each call holds the
@@ -131,13 +133,8 @@ def graph_with_calls_inlined(function) -> tf.compat.v1.GraphDef:
 @contextlib.contextmanager
 def profile(folder: run_folder.RunFolder) -> Iterator[None]:
     """Records a profile for TensorBoard's Profile tab (needs the `profile` extra to be shown)."""
-    with _on_disk():
-        tf.profiler.experimental.start(str(folder.train_events))
-    try:
+    with _on_disk(), tf.profiler.experimental.Profile(str(folder.train_events)):
         yield
-    finally:
-        with _on_disk():
-            tf.profiler.experimental.stop()
 
 
 def markdown_table(values: Mapping) -> str:
