@@ -311,7 +311,7 @@ def callbacks_that_decide(switch):
     model = ready(switch, optimizer=keras.optimizers.Adam(0.3))
     fit = FIT | {"epochs": 12, "batch_size": 22, "validation_data": (X[:22], Y[:22])}
     history = model.fit(X[20:], -X[20:, :3].argmin(1) + 2, callbacks=callbacks, **fit)
-    return summary(model, history)
+    return summary(model, history, None)
 
 
 # Losses

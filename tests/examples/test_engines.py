@@ -7,7 +7,6 @@ import json
 import os
 import subprocess
 import sys
-from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -68,20 +67,6 @@ def submitted(tmp_path):
 
 
 class TestSlurm:
-    @pytest.mark.long
-    @pytest.mark.whole_program
-    def test_a_run_has_the_bits_of_one_worker(self, submitted, tmp_path):
-        flags = ["--dataset=shapes", "--global_batch_size=32", "--max_steps=10"]
-        flags += ["--verify_every_steps=10", "--intra_op_threads=1"]
-        program = Path(scripts.lighter_train(tmp_path)).read_text()
-        two, one = tmp_path / "two", tmp_path / "one"
-        done, _, asked = submitted(program, *flags, f"--train_dir={two}")
-        assert (done.returncode, done.stderr) == (0, "")
-        assert asked == ["show hostnames node[1-2]"]
-        assert scripts.run("train", f"--train_dir={one}", *flags).returncode == 0
-        assert scripts.hash_lines(two) != []
-        scripts.assert_same_run(two, one)
-
     def test_every_task_is_told_who_all_are_and_keeps_its_arguments(self, submitted, tmp_path):
         program = f"""
 import json, os, sys

@@ -169,25 +169,3 @@ class TestARuntimeOfItsOwn:
         done, _ = run("deterministic", "--max_steps=5")
         assert done.returncode == 1
         assert "--deterministic=False (the run has True)" in done.stderr
-
-    @pytest.mark.parametrize(
-        "flags",
-        # Not the threads that eval.py would choose for itself.
-        [
-            pytest.param(["--model=resnet", "--intra_op_threads=3"], id="resnet"),
-            pytest.param(
-                ["--deterministic", "--intra_op_threads=2"],
-                id="deterministic",
-                marks=pytest.mark.long,
-            ),
-        ],
-    )
-    def test_eval_is_the_training_s_own_evaluation(self, run, forked_command, flags):
-        _, folder = run("run", "--microbatch_size=6", *flags)
-        done = forked_command("eval.py", f"--train_dir={folder}", "--num_towers=3")
-        assert (done.returncode, done.stderr) == (0, "")
-        [line] = scripts.lines_of(folder / "eval.jsonl")
-        own = scripts.evaluation_lines(folder)[-1]
-        assert line["step"] == own["step"]
-        for name in ("accuracy", "top5_accuracy", "cross_entropy"):
-            assert line[name] == pytest.approx(own[f"val_{name}"], rel=1e-5)

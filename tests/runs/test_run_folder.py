@@ -38,6 +38,8 @@ def test_a_run_has_finished_when_model_and_summary_are_there(folder):
     assert folder.read_final_summary() is None
     folder.final_model.write_bytes(b"a model")
     assert folder.read_final_summary() == summary
+    folder.final_summary.write_text("{")
+    assert folder.read_final_summary() is None
 
 
 def test_what_a_training_killed_in_its_first_moments_leaves_is_no_other_persons(folder):

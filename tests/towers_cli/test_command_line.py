@@ -6,7 +6,6 @@ import subprocess
 import sys
 from pathlib import Path
 
-import forked
 import pytest
 import scripts
 
@@ -72,23 +71,6 @@ def test_a_reader_that_has_gone_is_no_traceback(script, flag, unbuffered):
             env=os.environ | {"PYTHONUNBUFFERED": unbuffered},
         )  # fmt: skip
     assert (done.returncode, done.stderr) == (141, b"")
-
-
-# The benchmarks' command lines have one parser in common; these stand for them.
-@pytest.mark.parametrize(
-    "module",
-    [
-        *("benchmarks.kills", "benchmarks.networks", "laboratory", "lessons", "lessons.recipe"),
-    ],
-)
-def test_every_command_has_help(module, tmp_path):
-    environment = os.environ | {"COLUMNS": "80"}
-    call = [sys.executable, "-m", module, "-h"]
-    done = forked.run(call, cwd=tmp_path, env=environment, timeout=60)
-    assert (done.returncode, done.stderr) == (0, "")
-    assert f"python -m {module}" in done.stdout or "usage: " in done.stdout
-    assert max(map(len, done.stdout.splitlines())) <= 80
-    assert list(tmp_path.iterdir()) == []
 
 
 SHORT = ("--dataset=shapes", "--global_batch_size=24", "--max_steps=1", "--microbatch_size=24")

@@ -57,7 +57,8 @@ def test_the_best_three_classes_of_each_picture(trained, test_images, of_raw, tm
 
 @pytest.mark.parametrize("kind", ["L", "CMYK", "larger"])
 def test_pictures_of_other_kinds(trained, test_images, tmp_path, capsys, kind):
-    image, path = Image.fromarray(test_images.images[0]), tmp_path / "picture.tiff"
+    image = Image.fromarray(test_images.images[0])
+    path = tmp_path / ("picture.jpg" if kind == "CMYK" else "picture.png")
     image = image.resize((320, 320)) if kind == "larger" else image.convert(kind)
     image.save(path)
     code, out, err = said(capsys, trained, path)
