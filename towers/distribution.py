@@ -53,7 +53,6 @@ def distribute(
         for any loss; False computes the loss of each microbatch on its tower, which equals Keras's
         where the loss is a plain mean over examples; None chooses the latter where it is known to
         be the same (`separable.why_joined`).
-
       accumulate_gradients: True lets a tower compute its microbatches one after the other, so that
         the activations of one are in memory at a time; otherwise one for each core, or on a GPU
         all. The bits are the same. It saves nothing with a joined loss.

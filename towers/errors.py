@@ -42,4 +42,6 @@ def _plain(value):
 def _shown(value: object) -> str:
     if isinstance(value, (list, tuple)):
         return ",".join(map(str, value))
+    if isinstance(value, float):
+        return f"{value:.8g}"
     return "not set" if value is None else str(value)

@@ -99,7 +99,9 @@ class Microbatch:
         return self._function(self._loss)
 
     def _function(self, function: Callable) -> Callable:
-        return tf.function(function, autograph=False, jit_compile=self.jit_compile or None)
+        made = tf.function(function, autograph=False, jit_compile=self.jit_compile or None)
+        made._omit_frequent_tracing_warning = True  # a batch may have several shapes
+        return made
 
     def _forward(self, weights, state, draw, x) -> Forward:
         return self._call(weights, state, draw, x, lambda outputs: None)[1]

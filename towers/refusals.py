@@ -41,7 +41,8 @@ def check_model(model: keras.Model) -> None:
             f"{name} was made in the scope of a tf.distribute strategy, which places variables and "
             "computation itself: make it outside of any scope"
         )
-    for layer in model._flatten_layers():
+    layers = model._flatten_layers()  # a stateful layer wants the fixed batch size of its inputs
+    for layer in sorted(layers, key=lambda layer: isinstance(layer, keras.layers.InputLayer)):
         _check_layer(layer)
 
 

@@ -24,6 +24,7 @@ from benchmarks import (
     time_to_accuracy,
     workers,
 )
+from benchmarks import input as reading
 
 ROOT = Path(__file__).resolve().parents[2]
 RESULTS = ROOT / "docs" / "results.md"
@@ -148,6 +149,7 @@ def measured(name: str) -> list[dict]:
         ("speed.md", "networks", networks, 18),
         ("speed.md", "step_memory", step_memory, 7),
         ("speed.md", "start", start, 7),
+        ("speed.md", "input", reading, 8),
         ("fast.md", "time_to_accuracy", time_to_accuracy, 3),
         ("reliability.md", "kills", kills, 20),
         ("reliability.md", "bias_gradients", bias_gradients, 10),

@@ -81,7 +81,6 @@ def test_a_batch_is_the_same_wherever_and_by_whomever_it_is_read(split, prepared
                 np.testing.assert_array_equal(in_whole[places], in_part)
 
 
-@pytest.mark.long
 def test_augmentation_is_of_the_same_parts(split):
     """One picture is cut, then augmented, then scaled, a rectangle is erased, then it is mixed."""
     options = {"augmentation": "trivial_augment", "random_erasing": 1.0}

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from input_pipeline import arrays, batches, mixing, preprocess
+from input_pipeline import arrays, batches, mixing
 
 CLASSES, SHAPE = 5, (12, 20, 3)
 RNG = np.random.default_rng(0)
@@ -123,30 +123,8 @@ def test_what_cannot_be_mixed_is_refused(pixels, labels, share):
     assert found[0] is pixels and found[1] is labels
 
 
-class TestOfADataSet:
-    """In memory, from arrays: preprocessed first, then mixed, and the same for any share."""
-
-    def taken(self, mix: mixing.Mixing | None, share=None, first=0):
-        how = preprocess.for_images("pad_crop_flip", SHAPE)
-        source = arrays.batches(PIXELS, LABELS, seed=2, augment=how.in_training, mix=mix)
-        found = source.batches(first, 3, global_batch_size=8, share=share)
-        return [tuple(np.asarray(part) for part in each) for each in found]
-
-    def test_is_preprocessed_and_then_mixed(self):
-        whole = self.taken(EACH["both"])
-        for step, (plain, mixed) in enumerate(zip(self.taken(None), whole, strict=True)):
-            seed = batches.augmentation_seed(step, seed=2)
-            drawn = batches.Draws(seed, tf.zeros([8], tf.bool), None, 8)
-            for found, by_hand in zip(mixed, EACH["both"](*plain, drawn), strict=True):
-                np.testing.assert_allclose(found, by_hand, rtol=0, atol=1e-5)
-        for share, first in ((range(2, 6), 0), (range(0, 8), 2)):
-            part = self.taken(EACH["both"], share, first)
-            for in_whole, in_part in zip(whole[first:], part, strict=True):
-                for all_, some in zip(in_whole, in_part, strict=True):
-                    np.testing.assert_array_equal(all_[share.start : share.stop], some)
-
-    def test_has_a_fingerprint_of_whether_it_is_mixed_and_no_weights(self):
-        one, other = (arrays.batches(PIXELS, LABELS, mix=mix) for mix in (None, EACH["both"]))
-        assert one.fingerprint != other.fingerprint
-        with pytest.raises(ValueError, match="sample_weight"):
-            arrays.batches(PIXELS, LABELS, np.ones(20), mix=EACH["mixup"])
+def test_a_source_has_a_fingerprint_of_whether_it_is_mixed_and_no_weights():
+    one, other = (arrays.batches(PIXELS, LABELS, mix=mix) for mix in (None, EACH["both"]))
+    assert one.fingerprint != other.fingerprint
+    with pytest.raises(ValueError, match="sample_weight"):
+        arrays.batches(PIXELS, LABELS, np.ones(20), mix=EACH["mixup"])

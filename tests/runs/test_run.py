@@ -117,7 +117,7 @@ def test_arrays_are_shuffled_anew_for_each_epoch(tmp_path):
     batches = [(x[:64], y[:64]), (x[64:70], y[64:70])]  # a list of them is evaluated, too
     done = run.fit(x, y, batch_size=64, epochs=2, verbose=0, validation_data=batches)
     for epoch in range(2):
-        order = np.random.default_rng(epoch).permutation(len(x))
+        order = np.random.default_rng([0, epoch]).permutation(len(x))
         plain.fit(x[order], y[order], batch_size=64, shuffle=False, verbose=0)
     expected = plain.evaluate(x[:70], y[:70], batch_size=64, verbose=0)
     assert [done.history[f"val_{name}"][-1] for name in ("loss", "accuracy")] == expected
@@ -125,22 +125,68 @@ def test_arrays_are_shuffled_anew_for_each_epoch(tmp_path):
         np.testing.assert_array_equal(weight.numpy(), other.numpy())
 
 
-@pytest.mark.parametrize("what", ["data", "decay", "loss"])
+def shuffled(x, y):
+    return tf.data.Dataset.from_tensor_slices((x, y)).shuffle(len(x), seed=3).batch(64)
+
+
+class Reshuffled(keras.utils.PyDataset):
+    def __init__(self, x, y):
+        super().__init__()
+        self.x, self.y, self.rng = x, y, np.random.default_rng(0)
+        self.on_epoch_end()
+
+    def __len__(self):
+        return -(-len(self.x) // 64)
+
+    def __getitem__(self, index):
+        rows = self.order[index * 64 :][:64]
+        return self.x[rows], self.y[rows]
+
+    def on_epoch_end(self):
+        self.order = self.rng.permutation(len(self.x))
+
+
+def endless(x, y):
+    rng = np.random.default_rng(0)
+    while True:
+        rows = rng.integers(0, len(x), 64)
+        yield x[rows], y[rows]
+
+
+@pytest.mark.parametrize("kind", [shuffled, Reshuffled, endless])
+def test_data_with_an_order_of_their_own_go_on_in_it(kind, tmp_path):
+    """As a killed program that starts again: with new data, which begin with their first epoch."""
+
+    def ended(folder, **until):
+        options = {"steps_per_epoch": 3} if kind is endless else {}
+        run = towers.Run(tmp_path / folder, compiled())
+        done = run.fit(kind(*fit_program.data()), epochs=4, verbose=0, **options, **until)
+        return done.weights_sha256
+
+    whole = ended("whole")
+    assert ended("stopped", max_steps=7) != whole
+    assert ended("stopped") == whole
+
+
+@pytest.mark.parametrize("what", ["data", "decay", "loss", "loss_weights"])
 def test_a_run_is_known_by(what, tmp_path):
     x, y = fit_program.data()
 
-    def train(seed=0, decay=0.9, reduction="sum_over_batch_size"):
+    def train(seed=0, decay=0.9, reduction="sum_over_batch_size", weight=1.0):
         model = compiled()
         loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True, reduction=reduction)
-        model.compile("adam", loss)
+        model.compile("adam", loss, loss_weights=[weight])
         average = run_callbacks.MovingAverages(model, decay)
         data = arrays.batches(x, y, seed=seed)
         towers.Run(tmp_path, model).fit(data, batch_size=64, callbacks=[average], verbose=0)
 
     train()
     before = scripts.contents(tmp_path)
-    other = {"data": {"seed": 1}, "decay": {"decay": 0.8}, "loss": {"reduction": "mean"}}
-    with pytest.raises(run_folder.RunFolderError, match=f"{what}|decay|reduction"):
+    other = {
+        "data": {"seed": 1}, "decay": {"decay": 0.8}, "loss": {"reduction": "mean"},
+        "loss_weights": {"weight": 2.0},
+    }  # fmt: skip
+    with pytest.raises(run_folder.RunFolderError, match=what):
         train(**other[what])
     assert scripts.contents(tmp_path) == before
 

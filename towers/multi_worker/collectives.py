@@ -35,8 +35,8 @@ def meet(
 ) -> Iterator[worker.Workers]:
     """The workers of a program, while it is within `with`.
 
-    Only `towers.devices.choose` may use TensorFlow before. Where another worker is gone or does not
-    fit, the program ends with one line and an exit code that says whether to start all again.
+    Only `towers.devices` may use TensorFlow before. Where another worker is gone or does not fit,
+    the program ends with one line and an exit code that says whether to start all again.
 
     Args:
       members: who they are; None for those of TF_CONFIG, and for one worker where it names none.

@@ -568,6 +568,7 @@ class Run:
             return dict(self._defined) | defined
         defined |= data.definition
         described = self.distribution.described_optimizer | _described("loss", model.loss)
+        described |= _described("loss_weights", model._compile_loss._user_loss_weights)
         for callback in callbacks:
             if hasattr(callback, "get_config"):
                 described |= _described(type(callback).__name__, callback)

@@ -1,5 +1,6 @@
 """The batches of an epoch, from any of its steps on."""
 
+import collections
 import hashlib
 import itertools
 from collections.abc import Iterator
@@ -13,6 +14,7 @@ from towers import cutting, schedules
 
 from keras.src.backend.tensorflow.trainer import TFEpochIterator  # isort: skip
 from keras.src.trainers.data_adapters import array_slicing  # isort: skip
+from keras.src.utils import io_utils, rng_utils  # isort: skip
 
 
 def is_source(data: object) -> bool:
@@ -102,7 +104,7 @@ class FromSource:
 
 
 class FromKeras:
-    """Epochs of whatever Keras's `fit` takes; the start of an epoch is read over.
+    """Epochs of whatever Keras's `fit` takes; what was read before a run stopped is read over.
 
     Attributes:
       num_examples: None; an epoch may have any number.
@@ -116,16 +118,17 @@ class FromKeras:
         """
         Args:
           x, y, batch_size, steps_per_epoch, sample_weight, class_weight, shuffle: as Keras's `fit`
-            takes them. Arrays are shuffled anew for each epoch, in an order that only its number
-            decides: Keras's could not be repeated.
+            takes them. Arrays are shuffled anew for each epoch, in an order that its number and the
+            seed of `keras.utils.set_random_seed` decide: Keras's could not be repeated.
         """
         leaves = keras.tree.flatten((x, y, sample_weight))
+        seed = rng_utils.get_random_seed()
         are_arrays = all(map(array_slicing.can_slice_array, leaves))
 
         def iterator(epoch: int) -> TFEpochIterator:
             order = None
             if are_arrays and shuffle:
-                order = np.random.default_rng(epoch).permutation(len(leaves[0]))
+                order = np.random.default_rng([seed or 0, epoch]).permutation(len(leaves[0]))
             parts = keras.tree.map_structure(
                 lambda part: part if part is None or order is None else np.asarray(part)[order],
                 {"x": x, "y": y, "sample_weight": sample_weight},
@@ -140,9 +143,10 @@ class FromKeras:
             )
 
         self._iterator, self._is_again = iterator, are_arrays and shuffle
+        self._epochs_read = 0 if not are_arrays else None  # of data that have a state
         digest = hashlib.sha256()
-        for array in leaves:
-            if isinstance(array, np.ndarray):
+        for array in map(np.asarray, leaves if are_arrays else ()):
+            if array.dtype != object:
                 digest.update(f"{array.dtype} {array.shape}".encode())
                 digest.update(np.ascontiguousarray(array).data)
         self.definition = {
@@ -150,7 +154,7 @@ class FromKeras:
             "batch_size": batch_size,
             "steps_per_epoch": steps_per_epoch,
             "class_weight": class_weight and {str(k): float(v) for k, v in class_weight.items()},
-            "shuffle": bool(are_arrays and shuffle),
+            "shuffle": (seed or 0) if are_arrays and shuffle else False,
         }
         self._reader: TFEpochIterator | None = None
         self._begun: Iterator | None = None  # the first epoch, once its first batch was looked at
@@ -178,9 +182,20 @@ class FromKeras:
         return batch
 
     def batches(self, epoch: int, first: int) -> Iterator:
-        """The batches of an epoch from its step `first` on."""
-        begun, self._begun = self._begun or self._epoch(epoch), None
-        return itertools.islice(begun, first, None)
+        """The batches of an epoch from its step `first` on.
+
+        A data set may shuffle otherwise in each epoch, and a generator goes on: where a run
+        resumes, their earlier epochs are read again.
+        """
+        begun, self._begun = self._begun, None
+        if self._epochs_read is not None:
+            if earlier := epoch - self._epochs_read:
+                io_utils.print_msg(f"reading {earlier} earlier epochs of the data again")
+            for one in range(self._epochs_read, epoch):
+                collections.deque(begun or self._epoch(one), maxlen=0)
+                begun = None
+            self._epochs_read = epoch + 1
+        return itertools.islice(begun or self._epoch(epoch), first, None)
 
 
 def _first(batches: Iterator):

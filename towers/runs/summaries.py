@@ -21,6 +21,7 @@ from towers import noise
 from towers.runs import figures, run_folder
 
 MAX_IMAGES = 8
+BY_EXAMPLES = "by_examples_seen/"  # with the examples seen in place of the step
 
 # These are about files, whatever their message.
 _OF_FILES = (
@@ -29,9 +30,6 @@ _OF_FILES = (
     tf.errors.NotFoundError,
     tf.errors.PermissionDeniedError,
 )
-
-
-BY_EXAMPLES = "by_examples_seen/"  # with the examples seen in place of the step
 
 
 def file_writer(folder: Path) -> tf.summary.SummaryWriter:
