@@ -11,7 +11,7 @@ import atexit
 import dataclasses
 import functools
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -58,8 +58,15 @@ class Draws(NamedTuple):
         places = slice(self.share.start, self.share.stop)
         return tf.nest.map_structure(lambda whole: whole[places], drawn)
 
-    def uniform(self, kind: int, shape=(), low=0.0, high=1.0, dtype=tf.float32) -> tf.Tensor:
-        """Numbers from `low` to below `high`, [images, *shape].
+    def uniform(
+        self,
+        kind: int,
+        shape: Sequence[int] = (),
+        low: float = 0.0,
+        high: float = 1.0,
+        dtype: tf.DType = tf.float32,
+    ) -> tf.Tensor:
+        """Numbers from `low` to below `high`: `[images, *shape]`.
 
         Args:
           kind: which draw of the step; each has a stream of its own. 0 to 4 are of `preprocess`, 16
