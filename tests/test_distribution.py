@@ -3,6 +3,7 @@
 import gc
 import subprocess
 import sys
+import threading
 import time
 import weakref
 
@@ -404,3 +405,18 @@ def test_models_made_in_a_loop_are_freed():
         del model
     gc.collect()
     assert [one() for one in alive] == [None] * 3
+
+
+def test_trainings_in_threads_equal_those_one_after_the_other():
+    found = []
+    for at_once in (True, False):
+        models = [made(layers.Dense(n)) for n in (4, 5, 6)]
+        threads = [threading.Thread(target=m.fit, args=(X, Y), kwargs=FIT) for m in models]
+        for thread in threads:
+            thread.start()
+            if not at_once:
+                thread.join()
+        for thread in threads:
+            thread.join()
+        found.append([weight for model in models for weight in model.get_weights()])
+    np.testing.assert_equal(*found)
