@@ -7,6 +7,7 @@ import functools
 import hashlib
 import weakref
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import keras
 import numpy as np
@@ -19,8 +20,8 @@ _HASHED_EXAMPLES = 8
 
 
 def batches(
-    inputs,
-    labels=None,
+    inputs: Any,
+    labels: Any = None,
     sample_weight: np.ndarray | None = None,
     *,
     augment: Callable[[tf.Tensor, by_step.Draws], tf.Tensor] | None = None,

@@ -47,7 +47,7 @@ class Draws(NamedTuple):
     global_batch_size: int = 0  # where there is a share
     positions: tf.Tensor | None = None  # int64 [images], in the endless row
 
-    def for_share(self, draw: Callable):
+    def for_share(self, draw: Callable) -> Any:
         """The share's part of what `draw` makes for the whole batch.
 
         `draw` takes a number of images and gives a structure of tensors [images, ...].

@@ -2,10 +2,9 @@
 
     towers-launch --workers=2 [--restarts=20] -- train.py --train_dir=runs/two
 
-Each worker finds the others through TF_CONFIG, on free ports of this machine. What each prints is
-passed on after its index; signals go to all. When one has ended, the others are asked to end after
-a minute, and killed after another. The exit code is 0, or that of one with an error of its own, or
-else of one that died. After a death, --restarts starts all again.
+They find each other through TF_CONFIG. What each prints is passed on after its index; signals go to
+all. Once one has ended, the others are asked to end after a minute and killed after another. The
+exit code is 0, that of an error, or that of a death, after which --restarts starts all again.
 """
 
 import argparse
@@ -41,8 +40,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     if script is None:
         parser.error(f"{options.script}: there is no such file or command")
     program = [sys.executable, "-u", script, *options.arguments]
-    workers: list[subprocess.Popen] = []
-    signals: list[int] = []
+    workers, signals = list[subprocess.Popen](), list[int]()
 
     def forward(number: int, _frame) -> None:
         signals.append(number)
@@ -54,7 +52,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             signal.signal(number, forward)
     for left in range(options.restarts, -1, -1):
         codes = _run(program, options.workers, workers, signals)
-        # First an error that would recur, then a death, then 138: that another one has ended.
+        # An error that would recur, a death, or 138: that another one has ended.
         code = min(filter(None, codes), key=lambda c: (c >= 128, c == 138), default=0)
         if code < 128 or signals or not left:
             break
