@@ -127,7 +127,7 @@ class InMemory(Examples):
 
     def gather(self, ids: tf.Tensor, draws: by_step.Draws | None = None) -> tuple:
         """As of `Examples`."""
-        return in_python(self._rows, [ids], self.parts)
+        return call_python(self._rows, [ids], self.parts)
 
     def _rows(self, ids: np.ndarray) -> list[np.ndarray]:
         return [leaf[ids] for leaf in self._leaves]
@@ -165,7 +165,7 @@ class _Grain(Examples):
 
     def gather(self, ids: tf.Tensor, draws: by_step.Draws | None = None) -> tuple:
         assert draws is not None  # they are read for training alone
-        return in_python(self._rows, [draws.positions], self.parts)
+        return call_python(self._rows, [draws.positions], self.parts)
 
     def _rows(self, positions: np.ndarray) -> list[np.ndarray]:
         rows = [tf.nest.flatten(self._dataset[int(position)]) for position in positions]
@@ -200,7 +200,7 @@ class _Examples:
         return tf.nest.map_structure(lambda leaf: np.asarray(leaf)[row], self._batch(number))
 
 
-def in_python(method: Callable, arguments: Sequence[tf.Tensor], parts: tuple) -> tuple:
+def call_python(method: Callable, arguments: Sequence[tf.Tensor], parts: tuple) -> tuple:
     """What a method gives of tensors [n, ...], as batches with the structure of `parts`.
 
     The method takes arrays and gives a list of them. TensorFlow keeps the function forever; so its

@@ -299,7 +299,7 @@ class Reading:
             raise
 
 
-class Again:
+class Repeatable:
     """Batches, as often as they are iterated over."""
 
     def __init__(self, dataset: tf.data.Dataset, examples: Any):

@@ -113,7 +113,7 @@ class EncodedImages(images.Images):
     def _problem(self, number: int) -> str:
         """Why a picture cannot be used; empty where it can."""
         try:
-            pictures.whole(self._labelled(number)[0])
+            pictures.decode(self._labelled(number)[0])
         except (OSError, ValueError) as error:
             return _reason(error)
         return ""
@@ -167,7 +167,7 @@ class Squares(arrays.Examples):
         numbers = [ids]
         if self._at_random and draws is not None:
             numbers.append(cuts.draw(draws))
-        return arrays.in_python(self.rows, numbers, self.parts)
+        return arrays.call_python(self.rows, numbers, self.parts)
 
     def rows(self, ids: np.ndarray, drawn: np.ndarray | None = None) -> list[np.ndarray]:
         """Squares, uint8 [n, size, size, 3], and labels, int32 [n]."""

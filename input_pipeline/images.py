@@ -170,7 +170,7 @@ def training(
 
 def evaluated(
     split: Images, prepared: preprocess.Preprocessing, batch_size: int, one_hot: bool = False
-) -> batches.Again:
+) -> batches.Repeatable:
     """The split's examples, each exactly once, as often as the result is iterated over.
 
     Args:
@@ -190,7 +190,7 @@ def evaluated(
         return prepared.evaluate(images), _shares(labels, split, one_hot)
 
     each_once = batches.each_once(split.num_examples, batch_size)
-    return batches.Again(batches.mapped(each_once, batch_of, examples.batches_ahead), examples)
+    return batches.Repeatable(batches.mapped(each_once, batch_of, examples.batches_ahead), examples)
 
 
 def _shares(labels: tf.Tensor, split: Images, one_hot: bool) -> tf.Tensor:

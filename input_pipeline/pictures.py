@@ -60,7 +60,7 @@ def square(content: bytes, cut: Callable[[int, int], cuts.Cut], size: int) -> np
     return np.asarray(pixels)[:, :: -1 if part.mirrored else 1]
 
 
-def whole(content: bytes, mode: str = "RGB") -> np.ndarray:
+def decode(content: bytes, mode: str = "RGB") -> np.ndarray:
     """A picture as a person sees it: uint8 [height, width] or [height, width, channels].
 
     Args:

@@ -26,7 +26,7 @@ def start(
 ) -> None:
     """Prints what `rows` says and, where it is asked for, the learning rate over the whole run."""
     table = rows(config, learning_rate, num_evaluated_examples)
-    print(in_columns(table), flush=True)
+    print(format_table(table), flush=True)
     if with_schedule:
         print(schedule(config, learning_rate))
 
@@ -69,7 +69,7 @@ def rows(
     return [(name, value) for name, value in shown if value]
 
 
-def in_columns(rows: Sequence[tuple[str, str]], width: int | None = None) -> str:
+def format_table(rows: Sequence[tuple[str, str]], width: int | None = None) -> str:
     """Two aligned columns; a value too long for its line continues below its beginning.
 
     Args:

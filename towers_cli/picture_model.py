@@ -94,7 +94,7 @@ class PictureModel:
     def _read(self, picture: str) -> np.ndarray:
         """uint8 [height, width, channels], decoded as the pictures of a training are."""
         try:
-            array = pictures.whole(Path(picture).read_bytes(), self._mode)
+            array = pictures.decode(Path(picture).read_bytes(), self._mode)
         except (OSError, pictures.NoPicture) as error:
             raise PictureError(f"{picture}: {noise.reason(error)}") from error
         return array.reshape(*array.shape[:2], -1)

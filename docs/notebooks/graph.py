@@ -256,7 +256,7 @@ batch = images.numpy().astype("float32"), labels.numpy()
 with tempfile.TemporaryDirectory() as folder:
     run = towers.Run(folder, model)
     run.fit(*batch, batch_size=120, epochs=20, callbacks=[CallsByStep()], verbose=0)
-    graph = run.traced().graph
+    graph = run.step_function().graph
 print("calls after the first and the last of 20 steps:", *CallsByStep.found[::19])
 print("operations that wait for another tower:", waiting(graph))
 assert len(set(CallsByStep.found)) == 1

@@ -145,14 +145,14 @@ PNG = photos.encoded(PICTURE, "PNG")
 )  # fmt: skip
 def test_what_cannot_be_used_says_why(content, why):
     with pytest.raises(pictures.NoPicture, match=why):
-        pictures.whole(content)
+        pictures.decode(content)
 
 
 def square(content: bytes, box, size: int = 32, mirrored: bool = False) -> np.ndarray:
     """Of an encoded picture, whose box is (top, left, height, width)."""
     top, left, height, width = box
     cut = cuts.Cut((left, top, left + width, top + height), mirrored)
-    pictures.whole(content)
+    pictures.decode(content)
     return pictures.square(content, lambda *size: cut, size).astype(int)
 
 

@@ -187,7 +187,7 @@ class Log(RunCallback):
         at_step, train = self._at_step, self.run.writer("train")
         if at_step == 1:
             with summaries.events(train, 0):
-                tf.summary.graph(summaries.graph_with_calls_inlined(self.run.traced()))
+                tf.summary.graph(summaries.graph_with_calls_inlined(self.run.step_function()))
         if not self._is_due(at_step):
             return
         watched, state = self.run.watched, self.run.state

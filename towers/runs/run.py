@@ -536,7 +536,7 @@ class Run:
         except warm_start.WarmStartError as error:
             raise checkpoints.CheckpointError(str(error).removeprefix("init_from=")) from error
 
-    def traced(self) -> tf.types.experimental.ConcreteFunction:
+    def step_function(self) -> tf.types.experimental.ConcreteFunction:
         """The step as a ConcreteFunction, which has its graph."""
         return self.distribution.program.trace(self.batch, self.distribution.size_of_run())
 
