@@ -17,3 +17,11 @@ def test_a_stretch_that_left_nothing_is_forgotten():
     both = stretches.extended(stretches.extended([], 0, A), 10, B)
     assert stretches.extended(both, 10, A) == [{"first_step": 0, "runs_on": A}]
     assert stretches.extended(both, 12, A) == [*both, {"first_step": 12, "runs_on": A}]
+
+
+def test_changes_name_the_step_and_both_values():
+    both = stretches.extended(stretches.extended([], 0, A), 10, B | {"XLA_FLAGS": "--x"})
+    version, flags = stretches.changes(both)
+    assert all(part in version for part in ("step 10", "tensorflow", "2.22.0", "2.21.0"))
+    assert all(part in flags for part in ("step 10", "XLA_FLAGS", "--x"))
+    assert stretches.changes(both[:1]) == []

@@ -83,15 +83,6 @@ def test_what_is_transparent_is_white(trained, tmp_path, capsys):
     assert clear == white
 
 
-def test_of_16_bits_the_upper_8_count(trained, tmp_path, capsys):
-    deep = np.random.default_rng(0).integers(0, 2**16, (32, 32), np.uint16)
-    Image.fromarray(deep).save(tmp_path / "deep.png")
-    Image.fromarray((deep >> 8).astype(np.uint8)).save(tmp_path / "upper.png")
-    _, out, _ = said(capsys, trained, tmp_path / "deep.png", tmp_path / "upper.png")
-    of_deep, of_upper = (line.partition(": ")[2] for line in out.splitlines())
-    assert of_deep == of_upper
-
-
 def test_a_picture_that_cannot_be_read_does_not_stop_the_others(trained, tmp_path, capsys):
     good, cut, text = (tmp_path / name for name in ("good.png", "cut.png", "text.png"))
     Image.effect_noise((40, 40), 50).save(good)
