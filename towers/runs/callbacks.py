@@ -184,10 +184,7 @@ class Log(RunCallback):
     def on_train_batch_end(self, batch, logs=None):
         if not self._writes:
             return
-        at_step, train = self._at_step, self.run.writer("train")
-        if at_step == 1:
-            with summaries.events(train, 0):
-                tf.summary.graph(summaries.graph_with_calls_inlined(self.run.step_function()))
+        at_step = self._at_step
         if not self._is_due(at_step):
             return
         watched, state = self.run.watched, self.run.state
@@ -215,6 +212,10 @@ class Log(RunCallback):
         scalars = {f"weight_decay/{path}": value for path, value in decays.items()}
         self._write("train", line | scalars | {"towers/loss_spread": max(means) - min(means)})
         self._tell(line)
+        if at_step == 1:
+            with summaries.events(self.run.writer("train"), 0):
+                tf.summary.graph(summaries.graph_with_calls_inlined(self.run.step_function()))
+            self._begin()
 
     def on_epoch_end(self, epoch, logs=None):
         if not self._writes:
