@@ -73,7 +73,8 @@ class FromSource:
         self.num_examples = source.num_examples
         ends = int(self._first_step(epochs))
         self._end = ends if max_steps is None else min(ends, max_steps)
-        self._reader: Iterator | None = None  # from the first step that is read, to the end
+        self._reader: Iterator = iter(())  # of the batches from a step on, to the end
+        self._reads_from = -1  # that step, in epochs that were read to their ends
         digest = hashlib.sha256(source.fingerprint.encode()).hexdigest()
         self.definition = {"data": digest[:12], "batch_size": batch_size}
 
@@ -86,14 +87,18 @@ class FromSource:
         return int(self._first_step(epoch + 1) - self._first_step(epoch))
 
     def first_batch(self) -> cutting.Structure:
-        """For what has to be built before the first step."""
-        return _first(self._read(0, 1))
+        """For what has to be built before the first step; it is not lost."""
+        reader = self._read(0, self._end)
+        batch = _first(reader)
+        self._reader, self._reads_from = itertools.chain([batch], reader), 0
+        return batch
 
     def batches(self, epoch: int, first: int) -> Iterator:
         """The batches of an epoch from its step `first` on, which end where the run does."""
         begin, end = int(self._first_step(epoch)) + first, int(self._first_step(epoch + 1))
-        if self._reader is None:  # else it reads on, and has some batches ready
+        if self._reads_from != begin:  # else it reads on, and has some batches ready
             self._reader = self._read(begin, max(begin, self._end))
+        self._reads_from = end
         return itertools.islice(self._reader, end - begin)
 
     def _read(self, begin: int, end: int) -> Iterator:
