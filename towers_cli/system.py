@@ -48,6 +48,10 @@ def exit_code(command: str, run: Callable[[], int], error_code: int | None = Non
       run: does what the command is for; with TensorFlow, which is imported first.
       error_code: the exit code of each error; None for that of its kind.
     """
+    while (nowhere := os.open(os.devnull, os.O_RDWR)) <= 2:
+        pass  # a stream was closed, as by `>&-`: Keras writes to it all the same
+    os.close(nowhere)
+    sys.stdout, sys.stderr = sys.stdout or os.fdopen(1, "w"), sys.stderr or os.fdopen(2, "w")
     try:
         with without_notices():
             from towers import errors, noise
