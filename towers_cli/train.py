@@ -67,7 +67,7 @@ def train(chosen: settings.TrainSettings, folder, tower_devices, workers) -> int
     )  # fmt: skip
     agreement.check_beginning(workers, config, folder)
     if workers.is_chief:
-        announcements.start(config, learning_rate, evaluated.num_examples, chosen.dry_run)
+        announcements.start(config, learning_rate, evaluated.num_examples)
     if chosen.dry_run:
         return 0
     finished = workers.from_chief("whether the run has finished", folder.read_final_summary)

@@ -10,6 +10,7 @@ import scripts
 from lessons import recipe
 from towers import schedules
 from towers.networks import optimizers
+from towers_cli import resolve
 
 pytestmark = pytest.mark.usefixtures("cache")
 
@@ -106,14 +107,13 @@ class TestThePrintedFlags:
             )  # fmt: skip
             assert (done.returncode, done.stderr) == (0, "")
             assert f"{way.global_batch_size} global" in done.stdout
-            *_, table = done.stdout.partition("rate of the next update\n")
-            rows = [line.replace(",", "").split() for line in table.splitlines()]
-            assert int(rows[-1][1]) == round(way.steps)
-            for _, step, _, rate in rows:
-                decays = int(step) // way.decay_steps
-                warm_up = min(1, int(step) / way.warmup_steps)
-                expected = way.learning_rate * warm_up * 0.1**decays
-                assert float(rate) == pytest.approx(expected, rel=1e-5)  # six digits are shown
+            chosen = scripts.settings_of(*flags)
+            assert resolve.last_step(chosen, SHAPES) == round(way.steps)
+            rate = resolve.learning_rate(chosen, SHAPES)
+            for step in range(round(way.steps)):
+                warm_up = min(1, step / way.warmup_steps)
+                expected = way.learning_rate * warm_up * 0.1 ** (step // way.decay_steps)
+                assert rate(step * way.global_batch_size) == pytest.approx(expected)
 
     def test_an_asynchronous_recipe_is_that_of_one_tower(self, capsys):
         [flags] = commands(printed(capsys, *TOWERS, "--was=asynchronous"))

@@ -93,9 +93,9 @@ class TestLines:
             run_folder.append_line(folder.metrics, line)
         with open(folder.metrics, "a") as file:
             file.write('{"step": 4')
-        assert folder.drop_metrics_after(2) == lines[:3]
+        folder.drop_metrics_after(2)
         assert folder.metrics.read_text() == "".join(json.dumps(line) + "\n" for line in lines[:3])
-        assert folder.drop_metrics_after(0) == []
+        folder.drop_metrics_after(0)
         assert folder.metrics.read_text() == ""
 
     def test_of_two_writers_one_waits_for_the_other(self, tmp_path):

@@ -42,7 +42,7 @@ def state(folder: Path) -> dict[str, tuple]:
 def test_on_a_drawn_set_leaves_a_new_home_folder_empty(command, home):
     before = state(home)
     said = dry_run(command, home, "--recipe=shapes")
-    assert "5,000 train, 1,000 test" in said and "rate of the next update" in said
+    assert "5,000 train, 1,000 test" in said and "cosine to 0" in said
     assert state(home) == before
 
 

@@ -77,11 +77,8 @@ def test_a_process_evaluates_the_newest_checkpoint(forked_command, folder):
     line = scripts.lines_of(folder / "eval.jsonl")[-1]
     assert f"step 40, epoch 0.19, test split, {lighter.TEST_IMAGES} examples" in head
     assert f"{line['accuracy']:.2%}" in head and f"{line['cross_entropy']:.4f}" in head
-    confusion = _confusion(rows)
-    assert confusion.sum(axis=1).tolist() == [lighter.TEST_IMAGES // 10] * 10
-    assert np.trace(confusion) / lighter.TEST_IMAGES == line["accuracy"]
-    shares = [float(share) / 100 for share in re.findall(r"([\d.]+)%", "\n".join(rows))]
-    assert shares == (np.diag(confusion) * 10 / lighter.TEST_IMAGES).tolist()
+    shares = [float(row.split()[-1].removesuffix("%")) / 100 for row in rows]
+    assert len(shares) == 10 and np.mean(shares) == pytest.approx(line["accuracy"])
 
     assert list(line) == KEYS
     check_found(line, folder)
@@ -91,11 +88,6 @@ def test_a_process_evaluates_the_newest_checkpoint(forked_command, folder):
     assert {name: after[name] for name in before} == before
     added = {name.split("/")[0] for name in set(after) - set(before)}
     assert added == {"eval.jsonl", "eval_test"}
-
-
-def _confusion(rows: list[str]) -> np.ndarray:
-    """[label, predicted], from the rows `name  share%  label  count count ...`."""
-    return np.array([row.split()[3:] for row in rows[2:]], dtype=int)
 
 
 @pytest.mark.pitfall(12, 26)
