@@ -17,13 +17,6 @@ FEW_EVALUATED = 50
 _NARROWEST = 30  # of a column; on a narrower terminal lines are longer than it
 
 
-def start(
-    config: Mapping, learning_rate: schedules.LearningRate, num_evaluated_examples: int
-) -> None:
-    """Prints what `rows` says."""
-    print(format_table(rows(config, learning_rate, num_evaluated_examples)), flush=True)
-
-
 def rows(
     config: Mapping,
     learning_rate: schedules.LearningRate,
@@ -94,14 +87,12 @@ def _describe_same_bits(chosen: Mapping, derived: Mapping) -> str:
 
 def _describe_faster(chosen: Mapping, derived: Mapping) -> str:
     """What makes steps faster on GPUs (docs/gpus.md), where it is not chosen."""
-    on_cpus, several = machine.are_cpus(derived["tower_devices"]), len(derived["workers"]) > 1
-    if on_cpus or several or chosen["jit_compile"]:
+    if machine.are_cpus(derived["tower_devices"]):
         return ""
-    size = -(-chosen["global_batch_size"] // len(derived["tower_devices"]))
-    return (
-        f"in a new run with --microbatch_size={size} --parameter_device=gpu --jit_compile, "
-        "with different bits"
-    )
+    flags = [] if chosen["jit_compile"] else ["--gpu_defaults"]
+    if chosen["parameter_device"] == "cpu" and len(derived["workers"]) == 1:
+        flags.append("--parameter_device=gpu")
+    return f"in a new run with {' '.join(flags)}, with different bits" if flags else ""
 
 
 def _describe_batch(chosen: Mapping, derived: Mapping) -> str:

@@ -101,8 +101,8 @@ def partings(a: run_folder.RunFolder, b: run_folder.RunFolder) -> Iterator[Parti
         ("evaluations", _evaluations, _values_that_differ),
     ):
         if what != "evaluations" or len(splits) == 1:
-            yield first_parting(what, select(lines_a), select(lines_b), describe)
-    yield first_parting(
+            yield _first_parting(what, select(lines_a), select(lines_b), describe)
+    yield _first_parting(
         "checkpoints",
         checkpoints.by_step(a.checkpoints),
         checkpoints.by_step(b.checkpoints),
@@ -143,20 +143,13 @@ def _computed(line: Mapping) -> dict:
     return {name: value for name, value in line.items() if name not in OF_CLOCK}
 
 
-def first_parting(
+def _first_parting(
     what: str,
     a: Mapping[int, object],
     b: Mapping[int, object],
     describe: Callable[[Any, Any], str],
 ) -> Parting:
-    """The first step that both have with different content.
-
-    Args:
-      what: for the message.
-      a: step to content.
-      b: step to content.
-      describe: says how two contents differ; "" if they do not.
-    """
+    """The first step that both have with different content, as `describe` says; "" for none."""
     steps = tuple(sorted(a.keys() & b.keys()))
     for step in steps:
         how = describe(a[step], b[step])

@@ -382,6 +382,13 @@ class TrainSettings(Settings):
         "where that is emulated).",
         ARITHMETIC, defines_run=True,
     )
+    gpu_defaults: bool = setting(
+        False,
+        "With GPUs: --jit_compile, and microbatches of at least 128 examples unless "
+        "--microbatch_size says otherwise; and, with one worker and any recipe but the tutorial, "
+        "--parameter_device=gpu.",
+        ARITHMETIC, is_recorded=False,  # what it stands for is
+    )
     worker_wait_seconds: float = setting(
         300.0,
         "How long a worker waits for the others of TF_CONFIG to start.",

@@ -30,7 +30,7 @@ REGISTRIES = {
 # Where the work is done, when it is reported and when it ends.
 MAY_CHANGE = {
     *("train_dir", "init_from", "data_dir", "recipe", "dry_run", "show_batch"),
-    *("num_towers", "accumulate_gradients", "parameter_device"),
+    *("num_towers", "accumulate_gradients", "parameter_device", "gpu_defaults"),
     "worker_wait_seconds",
     *("train_epochs", "max_steps", "eval_split", "eval_every_epochs", "profile_steps"),
     *("log_every_steps", "summary_every_steps", "verify_every_steps"),
@@ -116,4 +116,4 @@ def test_every_setting_either_defines_a_run_or_may_change(schedule):
     defining = settings.run_defining(dataclasses.asdict(chosen))
     assert ("train_epochs" in defining) == (schedule in ("cosine", "linear"))
     assert set(defining) - {"train_epochs"} == NAMES - MAY_CHANGE
-    assert NAMES - set(settings.recorded(chosen)) == {"dry_run", "show_batch"}
+    assert NAMES - set(settings.recorded(chosen)) == {"dry_run", "show_batch", "gpu_defaults"}

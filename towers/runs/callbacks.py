@@ -4,7 +4,6 @@
 """
 
 import contextlib
-import functools
 import numbers
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -99,11 +98,9 @@ class MovingAverages(RunCallback):
         with tf.name_scope("moving_averages"):
             step = tf.convert_to_tensor(self.run.state.counters["step"])  # updates before this one
             weights = [weight.value for weight in self._weights]
-            update = functools.partial(
-                moving_averages.update, self.averages, weights, self.decay, step
-            )
             jit_compile = self.run.model.jit_compile or None
-            tf.function(update, autograph=False, jit_compile=jit_compile)()
+            update = tf.function(moving_averages.update, autograph=False, jit_compile=jit_compile)
+            update(self.averages, weights, self.decay, step)
 
     @contextlib.contextmanager
     def averaged(self) -> Iterator[None]:
