@@ -9,12 +9,11 @@ for, are decoded as they are needed (docs/data.md). `data_dir` is written to onl
 be downloaded.
 """
 
-import functools
 import os
 import pathlib
 from collections.abc import Sequence
 
-from . import cache, decoded, encoded, folder, images, shapes, tfds_source
+from . import decoded, encoded, folder, images, shapes, tfds_source
 
 DataError = decoded.DataError
 Images = images.Images
@@ -22,8 +21,6 @@ ImageArrays = images.ImageArrays
 
 FOLDER = "folder"
 SPLITS = ("train", "test")  # of `shapes` and CIFAR-10; TFDS's sets may have others
-
-_SHAPES_SEED = 0
 
 
 def load(
@@ -100,25 +97,26 @@ def folder_splits(data_dir: str) -> dict[str, encoded.EncodedImages]:
 
 
 def _load_shapes(split: str, image_size: int | None, read_only: bool) -> ImageArrays:
-    if split not in SPLITS:
-        raise tfds_source.no_such_split("shapes", split, SPLITS)
+    decoded.check_split("shapes", split, SPLITS)
     if image_size is not None:
         raise DataError(
             f"image_size={image_size}: the images of dataset=shapes have one size and are not "
             "scaled; leave it out."
         )
-    version = f"generator {shapes.GENERATOR_VERSION}, seed {_SHAPES_SEED}"
-    key = cache.key(f"shapes-{split}", {"drawn": version, "split": split})
-    make = functools.partial(shapes.make, split, _SHAPES_SEED)
-    arrays, sha256 = cache.load_or_make(key, make, read_only)
+    version = f"generator {shapes.GENERATOR_VERSION}, seed 0"
+    identity = {"drawn": version, "split": split}
+    arrays, sha256 = decoded.load_or_make(
+        f"shapes-{split}", identity, lambda: shapes.make(split), read_only
+    )
     return ImageArrays(*arrays, shapes.CLASS_NAMES, f"drawn ({version})", sha256)
 
 
 def _load_tfds(name: str, builder, split: str, read_only: bool) -> ImageArrays:
-    about = {"data_path": os.path.realpath(builder.data_path)}
-    key = cache.key(f"{name}-{split}", tfds_source.identity(builder, split) | about)
-    make = functools.partial(tfds_source.read, builder, split)
-    arrays, sha256 = cache.load_or_make(key, make, read_only)
+    identity = tfds_source.identity(builder, split)
+    identity["data_path"] = os.path.realpath(builder.data_path)
+    arrays, sha256 = decoded.load_or_make(
+        f"{name}-{split}", identity, lambda: tfds_source.read(builder, split), read_only
+    )
     names, where = tfds_source.class_names(builder), tfds_source.source(builder)
     return ImageArrays(*arrays, names, where, sha256)
 
@@ -134,10 +132,8 @@ def _data_folder(data_dir: str | None) -> pathlib.Path:
         try:
             os.scandir(path).close()
         except OSError as error:
-            known = {FileNotFoundError: "does not exist", NotADirectoryError: "is not a folder"}
-            problem = known.get(type(error), f"cannot be read ({error.strerror})")
             raise DataError(
-                f"data_dir={data_dir} {problem}. Correct it, or make the folder if the data set is "
-                "to be downloaded there."
+                f"data_dir={data_dir} cannot be read ({error.strerror}). Correct it, or make the "
+                "folder if the data set is to be downloaded there."
             ) from error
     return path

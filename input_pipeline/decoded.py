@@ -1,6 +1,20 @@
-"""Images in memory, how a source of images fails, and whether images fit into memory."""
+"""Images in memory: what fits, and a copy in the user's cache, so that a second start decodes none.
 
-from typing import NamedTuple
+The cache folder is `$XDG_CACHE_HOME/towers`, or `~/.cache/towers`. An entry is a folder of
+`images.npy`, `labels.npy` and `sha256`, the hash of both; its name ends in a hash of what they were
+made from, so that other data never meets an old entry. Deleting entries is always safe. What cannot
+be read is made again, and what cannot be written is used all the same.
+"""
+
+import hashlib
+import json
+import logging
+import os
+import pathlib
+import re
+import shutil
+import tempfile
+from collections.abc import Callable, Iterable, Mapping
 
 import numpy as np
 import psutil
@@ -12,21 +26,19 @@ from towers import container_limits, errors
 # kept free beside sets of more than half the memory.
 _TRAINING_BYTES, _LEAST_TRAINING_BYTES = 0.7e9, 0.25e9
 
+Arrays = tuple[np.ndarray, np.ndarray]  # images, uint8 [n, height, width, channels]; labels [n]
+
+_log = logging.getLogger(__name__)
+
 
 class DataError(errors.UserError):
     """Data cannot be used; the message tells the person at the keyboard what to do about it."""
 
 
-class Decoded(NamedTuple):
-    """One split, decoded.
-
-    Attributes:
-      images: uint8 [n, height, width, channels].
-      labels: int32 [n], indices into the class names.
-    """
-
-    images: np.ndarray
-    labels: np.ndarray
+def check_split(dataset: str, split: str, splits: Iterable[str]) -> None:
+    """Raises a DataError with the splits that there are, where this one is not among them."""
+    if split not in splits:
+        raise DataError(f"dataset={dataset} has no split {split!r}; it has {', '.join(splits)}")
 
 
 def check_labels(labels: np.ndarray, num_classes: int, source: str) -> None:
@@ -58,3 +70,74 @@ def check_memory(what: str, needed_bytes: int, otherwise: str = "") -> None:
             f"{training_bytes / 1e9:g} GB, but {available_bytes / 1e9:.1f} GB of memory is "
             f"available. {otherwise}".rstrip()
         )
+
+
+def fingerprint(arrays: Arrays) -> str:
+    """SHA-256 in hex over shape and bytes of the images, then of the labels."""
+    digest = hashlib.sha256()
+    for array in arrays:
+        digest.update(repr(array.shape).encode())
+        digest.update(np.ascontiguousarray(array).data)
+    return digest.hexdigest()
+
+
+def load_or_make(
+    name: str, identity: Mapping, make: Callable[[], Arrays], read_only: bool = False
+) -> tuple[Arrays, str]:
+    """Loads an entry of the cache, or makes it and keeps it.
+
+    Args:
+      name: for people who look into the cache.
+      identity: everything the arrays depend on, as JSON values.
+      make: decodes images and labels; called only where no sound entry exists.
+      read_only: keep nothing.
+
+    Returns:
+      The arrays, memory-mapped where there is an entry, and their `fingerprint`.
+    """
+    digest = hashlib.sha256(json.dumps(identity, sort_keys=True).encode()).hexdigest()[:16]
+    entry = f"{re.sub(r'[^A-Za-z0-9._-]', '-', name).lstrip('.')}-{digest}"
+    base = pathlib.Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache")
+    try:
+        return _load(base.expanduser() / "towers" / entry)
+    except FileNotFoundError:
+        pass
+    except Exception as error:  # whatever a damaged file makes NumPy raise; no home
+        _log.warning("Cached images %s are not used: %s", entry, error)
+    arrays = make()
+    sha256 = fingerprint(arrays)
+    if read_only:
+        return arrays, sha256
+    try:
+        path = base.expanduser() / "towers" / entry
+        _save(path, arrays, sha256)
+    except (OSError, RuntimeError) as error:
+        _log.warning("Decoded images are not cached (%s).", error)
+        return arrays, sha256
+    del arrays  # before the files take their place
+    return _load(path)
+
+
+def _load(path: pathlib.Path) -> tuple[Arrays, str]:
+    # As private copies, which TensorFlow may share: only what is written to would be copied.
+    images, labels = (
+        np.load(path / name, mmap_mode="c", allow_pickle=False)
+        for name in ("images.npy", "labels.npy")
+    )
+    sha256 = (path / "sha256").read_text().strip()
+    if fingerprint((images, labels)) != sha256:
+        raise ValueError("their bytes are not those that were written")
+    return (images, labels), sha256
+
+
+def _save(path: pathlib.Path, arrays: Arrays, sha256: str) -> None:
+    """Writes an entry under another name, then renames it: it appears whole or not at all."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(prefix=".tmp-", dir=path.parent) as folder:
+        written = pathlib.Path(folder, path.name)
+        written.mkdir()
+        for name, array in zip(("images.npy", "labels.npy"), arrays, strict=True):
+            np.save(written / name, array)
+        (written / "sha256").write_text(f"{sha256}\n")
+        shutil.rmtree(path, ignore_errors=True)  # one that is damaged
+        os.rename(written, path)

@@ -1,8 +1,8 @@
 """Pictures that are read and decoded when they are needed, by step and for an evaluation.
 
 One picture passes through these stages: its number, from the step and its place in the batch
-(`batches`); its bytes; the part of it that is seen, drawn from the step and the place (`cuts`); its
-pixels, decoded and scaled (`pictures`); then, with the others of its batch, what happens to any
+(`batches`); its bytes; the part of it that is seen, drawn from the step and the place; its pixels,
+decoded and scaled (`pictures`); then, with the others of its batch, what happens to any
 images (`preprocess`). None of it depends on who reads which share of a batch, nor on where a run
 continues.
 """
@@ -11,8 +11,9 @@ import concurrent.futures
 import dataclasses
 import functools
 import hashlib
+import itertools
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 
 import numpy as np
 import tensorflow as tf
@@ -20,10 +21,11 @@ import tqdm
 
 from towers import container_limits
 
-from . import arrays, batches, cuts, decoded, images, pictures
+from . import batches, decoded, images, pictures
 
 IMAGE_SIZE = 224  # by default
 _CHECKED_AT_A_TIME = 1024  # pictures
+_CUT_DRAW = 16
 
 
 @functools.cache
@@ -32,7 +34,7 @@ def _pool() -> concurrent.futures.ThreadPoolExecutor:
     return concurrent.futures.ThreadPoolExecutor(container_limits.available_cores(), "decode")
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass(eq=False)
 class EncodedImages(images.Images):
     """One split of a data set whose pictures are encoded, of any size each.
 
@@ -45,7 +47,10 @@ class EncodedImages(images.Images):
       source: where they came from, one line for a person.
       fingerprint: SHA-256 in hex; the same pictures, labels and classes have the same.
       image_size: pixels, the side of the square that each becomes.
+      at_random: whether a training gets a part of each at random, or the middle.
     """
+
+    batches_ahead = 3  # they are large, and every one of them is made on all cores
 
     read: Callable[[int], tuple[bytes, int]]
     name: Callable[[int], str]
@@ -54,23 +59,46 @@ class EncodedImages(images.Images):
     source: str
     fingerprint: str
     image_size: int = IMAGE_SIZE
+    at_random: bool = False
 
     @property
-    def image_shape(self) -> tuple[int, int, int]:  # type: ignore[override]
-        """(height, width, channels) of an image as preprocessing gets it."""
-        return (self.image_size, self.image_size, 3)
+    def parts(self) -> tuple:  # type: ignore[override]
+        """As of `arrays.Examples`."""
+        return np.empty([1, self.image_size, self.image_size, 3], np.uint8), np.empty([1], np.int32)
 
-    def at(self, ids: Sequence[int] | np.ndarray) -> np.ndarray:
-        """The images of these numbers: uint8 `[n, *image_shape]`.
-
-        Raises:
-          DataError: one cannot be used, and is named.
-        """
-        return Squares(self, self.image_size).rows(np.asarray(ids))[0]
-
-    def examples(self, size: int, cuts_at_random: bool) -> "Squares":
+    def squares(self, size: int, at_random: bool = False) -> "EncodedImages":
         """As of `images.Images`."""
-        return Squares(self, size, cuts_at_random)
+        return dataclasses.replace(self, image_size=size, at_random=at_random)
+
+    def gather(self, ids: tf.Tensor, draws: batches.Draws | None = None) -> tuple:
+        """As of `arrays.Examples`; each one's part is decoded then, on all cores."""
+        if self.at_random and draws is not None:
+            return self._call_rows(ids, draws.uniform(_CUT_DRAW, [pictures.NUMBERS_OF_A_CUT]))
+        return self._call_rows(ids)
+
+    def rows(  # type: ignore[override]
+        self, ids: np.ndarray, drawn: np.ndarray | None = None
+    ) -> list[np.ndarray]:
+        """Squares, uint8 [n, image_size, image_size, 3], and labels, int32 [n]."""
+        cuts: Iterable[pictures.Cut] = itertools.repeat(pictures.middle)
+        if drawn is not None:
+            cuts = (functools.partial(pictures.at_random, drawn=each) for each in drawn.tolist())
+        try:
+            squares, labels = zip(*_pool().map(self._square, ids.tolist(), cuts), strict=True)
+        except decoded.DataError as error:
+            self.problem = error
+            raise
+        return [np.stack(squares), np.array(labels, np.int32)]
+
+    def _square(self, number: int, cut: pictures.Cut) -> tuple[np.ndarray, int]:
+        try:
+            content, label = self._labelled(number)
+            return pictures.square(content, cut, self.image_size), label
+        except (OSError, ValueError) as error:
+            raise decoded.DataError(
+                f"{self.name(number)} {_reason(error)} ({self.source}). Repair it or take it out "
+                "of the set; `skip_broken` leaves out and lists all such pictures."
+            ) from error
 
     def without_broken(self) -> "EncodedImages":
         """The split without the pictures that cannot be used, which are listed on stderr.
@@ -100,15 +128,13 @@ class EncodedImages(images.Images):
 
     def broken(self) -> Iterator[tuple[int, str]]:
         """The numbers of the pictures that cannot be used, and why; decodes all, on all cores."""
-        with tqdm.tqdm(desc="pictures checked", total=self.num_examples, disable=None) as bar:
-            for first in range(0, self.num_examples, _CHECKED_AT_A_TIME):
-                numbers = range(self.num_examples)[first : first + _CHECKED_AT_A_TIME]
-                for number, problem in zip(
-                    numbers, _pool().map(self._problem, numbers), strict=True
-                ):
-                    bar.update()
-                    if problem:
-                        yield number, problem
+        numbers, at_a_time = range(self.num_examples), _CHECKED_AT_A_TIME
+        problems = itertools.chain.from_iterable(
+            _pool().map(self._problem, numbers[first : first + at_a_time])
+            for first in range(0, self.num_examples, at_a_time)
+        )
+        shown = tqdm.tqdm(problems, "pictures checked", self.num_examples, disable=None)
+        return ((number, problem) for number, problem in enumerate(shown) if problem)
 
     def _problem(self, number: int) -> str:
         """Why a picture cannot be used; empty where it can."""
@@ -124,63 +150,8 @@ class EncodedImages(images.Images):
             raise pictures.NoPicture(f"has label {label}: must be 0 to {len(self.class_names) - 1}")
         return content, label
 
-    def square(self, number: int, cut: Callable[[int, int], cuts.Cut], size: int) -> tuple:
-        """A picture's part, uint8 [size, size, 3], as of `pictures.square`, and its label.
-
-        Raises:
-          DataError: it cannot be used, and is named.
-        """
-        try:
-            content, label = self._labelled(number)
-            return pictures.square(content, cut, size), label
-        except (OSError, ValueError) as error:
-            raise decoded.DataError(
-                f"{self.name(number)} {_reason(error)} ({self.source}). Repair it or take it out "
-                "of the set; `skip_broken` leaves out and lists all such pictures."
-            ) from error
-
 
 def _reason(error: OSError | ValueError) -> str:
     if isinstance(error, pictures.NoPicture):
         return str(error)
     return f"cannot be read ({getattr(error, 'strerror', None) or error})"
-
-
-class Squares(arrays.Examples):
-    """Pictures as examples: each one's part is decoded as it is gathered, on all cores."""
-
-    batches_ahead = 3  # they are large, and every one of them is made on all cores
-
-    def __init__(self, split: EncodedImages, size: int, cuts_at_random: bool = False):
-        """
-        Args:
-          split: of the pictures.
-          size: pixels, the side of each.
-          cuts_at_random: whether a training gets a part at random, or the middle, too.
-        """
-        self._split, self._size, self._at_random = split, size, cuts_at_random
-        self.num_examples = split.num_examples
-        self.parts = np.empty([1, size, size, 3], np.uint8), np.empty([1], np.int32)
-
-    def gather(self, ids: tf.Tensor, draws: batches.Draws | None = None) -> tuple:
-        """As of `arrays.Examples`."""
-        numbers = [ids]
-        if self._at_random and draws is not None:
-            numbers.append(cuts.draw(draws))
-        return arrays.call_python(self.rows, numbers, self.parts)
-
-    def rows(self, ids: np.ndarray, drawn: np.ndarray | None = None) -> list[np.ndarray]:
-        """Squares, uint8 [n, size, size, 3], and labels, int32 [n]."""
-
-        def square(place: int) -> tuple[np.ndarray, int]:
-            cut = cuts.middle
-            if drawn is not None:
-                cut = functools.partial(cuts.at_random, drawn=drawn[place].tolist())
-            return self._split.square(int(ids[place]), cut, self._size)
-
-        try:
-            squares, labels = zip(*_pool().map(square, range(len(ids))), strict=True)
-        except decoded.DataError as error:
-            self.problem = error
-            raise
-        return [np.stack(squares), np.array(labels, np.int32)]

@@ -9,39 +9,43 @@ import tensorflow as tf
 from . import arrays, batches, decoded, mixing, preprocess
 
 
-class Images:
-    """One split of a data set, from `datasets.load`.
+class Images(arrays.Examples):
+    """One split of a data set, from `datasets.load`; its examples are (image, label).
 
     Attributes:
       num_examples: how many images there are.
-      image_shape: (height, width, channels) of an image as preprocessing gets it.
       class_names: one name per class.
       source: where it came from, one line for a person.
       fingerprint: SHA-256 in hex; the same images, labels and classes have the same.
       name: an image's number to what a person calls it.
-      is_decoded: whether they are pixels already, and not cut as they are decoded.
     """
 
-    num_examples: int
-    image_shape: tuple[int, int, int]
     class_names: tuple[str, ...]
     source: str
     fingerprint: str
     name: Callable[[int], str]
-    is_decoded = False
 
-    def at(self, ids: Sequence[int] | np.ndarray) -> np.ndarray:
-        """The images of these numbers: uint8 `[n, *image_shape]`."""
-        raise NotImplementedError
+    @property
+    def image_shape(self) -> tuple[int, int, int]:
+        """(height, width, channels) of an image as preprocessing gets it."""
+        return self.parts[0].shape[1:]
 
-    def examples(self, size: int, cuts_at_random: bool) -> arrays.Examples:
-        """(images, labels) with random access.
+    def squares(self, size: int, at_random: bool = False) -> "Images":
+        """The same, of that many pixels a side where they are decoded as they are needed.
 
         Args:
-          size: the side of each, in pixels, where they are decoded as they are needed.
-          cuts_at_random: whether training gets parts of them at random.
+          size: pixels.
+          at_random: whether a training gets parts of such pictures at random, or the middle.
         """
-        raise NotImplementedError
+        return self
+
+    def at(self, ids: Sequence[int] | np.ndarray) -> np.ndarray:
+        """The images of these numbers: uint8 `[n, *image_shape]`.
+
+        Raises:
+          DataError: one cannot be used, and is named.
+        """
+        return self.rows(np.asarray(ids, np.int64))[0]
 
     def names(self) -> list[str]:
         """What a person calls each image."""
@@ -49,11 +53,11 @@ class Images:
 
     def some(self, count: int) -> np.ndarray:
         """At most `count` images, evenly spread: uint8 `[n, *image_shape]`."""
-        return self.at(batches.spread_out(np.arange(self.num_examples), count))
+        return self.at(arrays.spread_out(self.num_examples, count))
 
 
-@dataclasses.dataclass(frozen=True)
-class ImageArrays(Images):
+@dataclasses.dataclass(eq=False)
+class ImageArrays(Images, arrays.InMemory):
     """One split of a data set, in memory.
 
     Attributes:
@@ -68,34 +72,10 @@ class ImageArrays(Images):
     source: str
     fingerprint: str
     name = staticmethod(str)
-    is_decoded = True
 
     def __post_init__(self):
-        if not self.images.size or len(self.labels) != len(self.images):
-            raise decoded.DataError(
-                f"{self.source}: {len(self.images):,} images of {list(self.image_shape)} and "
-                f"{len(self.labels):,} labels; there must be one label for each of at least one "
-                "image."
-            )
+        arrays.InMemory.__init__(self, self.images, self.labels)
         decoded.check_labels(self.labels, len(self.class_names), self.source)
-
-    @property
-    def num_examples(self) -> int:  # type: ignore[override]
-        """How many images there are."""
-        return len(self.images)
-
-    @property
-    def image_shape(self) -> tuple[int, int, int]:  # type: ignore[override]
-        """(height, width, channels) of an image."""
-        return self.images.shape[1:]
-
-    def at(self, ids: Sequence[int] | np.ndarray) -> np.ndarray:
-        """The images of these numbers: uint8 `[n, *image_shape]`."""
-        return self.images[np.asarray(ids, np.int64)]
-
-    def examples(self, size: int, cuts_at_random: bool) -> arrays.InMemory:
-        """As of `Images`."""
-        return arrays.InMemory(self.images, self.labels)
 
 
 def preprocessing(
@@ -135,7 +115,7 @@ def _check_fits(split: Images, prepared: preprocess.Preprocessing) -> None:
             f"preprocessing={prepared.name} was made for images of {list(prepared.image_shape)}, "
             f"but those of this split are {list(split.image_shape)}; make another for it"
         )
-    if prepared.cuts_at_random and split.is_decoded:
+    if prepared.cuts_at_random and isinstance(split, ImageArrays):
         height, width, _ = split.image_shape
         raise decoded.DataError(
             f"preprocessing={prepared.name} crops pictures while it decodes them, but this set is "
@@ -163,7 +143,7 @@ def training(
         is_mixed = labels.dtype.is_floating
         return images, labels if is_mixed else _shares(labels, split, one_hot)
 
-    examples = split.examples(split.image_shape[0], prepared.cuts_at_random)
+    examples = split.squares(split.image_shape[0], prepared.cuts_at_random)
     fingerprint = prepared.fingerprint_of(split.fingerprint, seed)
     return batches.Source(examples, fingerprint, prepared.in_training, mixed, seed)
 
@@ -183,14 +163,14 @@ def evaluated(
       Batches (images float32 `[n, *output_shape]`, labels int32 [n]), in the order of the split.
     """
     _check_fits(split, prepared)
-    examples = split.examples(prepared.raw_shape[0], prepared.cuts_at_random)
+    examples = split.squares(prepared.raw_shape[0])
 
     def batch_of(ids):
         images, labels = examples.gather(ids)
         return prepared.evaluate(images), _shares(labels, split, one_hot)
 
-    each_once = batches.each_once(split.num_examples, batch_size)
-    return batches.Repeatable(batches.mapped(each_once, batch_of, examples.batches_ahead), examples)
+    ids = batches.each_once(split.num_examples, batch_size)
+    return batches.Repeatable(ids, batch_of, examples)
 
 
 def _shares(labels: tf.Tensor, split: Images, one_hot: bool) -> tf.Tensor:

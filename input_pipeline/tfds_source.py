@@ -13,12 +13,11 @@ import logging
 import math
 import os
 import pathlib
-import queue
 import re
 import sys
 import threading
 import urllib.parse
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -32,7 +31,6 @@ if TYPE_CHECKING:
 NETWORK_CHECK_SECONDS = 4.0
 
 _READ_BYTES = 2**24  # of images, decoded at a time
-_NAME = re.compile(r"[A-Za-z_]\w*(/\w[\w.-]*)?(:\d+\.\d+\.\d+)?", re.ASCII)
 
 _log = logging.getLogger(__name__)
 
@@ -55,22 +53,15 @@ def open_prepared(
 
     if not sys.stderr.isatty():
         tfds.disable_progress_bar()
-    if not _NAME.fullmatch(name):
-        raise decoded.DataError(
-            f"dataset={name} is not the name of a data set. Use a name such as cifar10 or "
-            "cifar100, not a path; the folder goes into `data_dir`."
-        )
     try:
         builder = tfds.builder(name, data_dir=str(data_dir))
-    except tfds.core.registered.DatasetNotFoundError as error:
-        known = ["shapes", "folder", *tfds.list_builders(with_community_datasets=False)]
-        near = difflib.get_close_matches(re.split("[/:]", name.lower())[0], known)
-        raise decoded.DataError(
-            f"dataset={name} is unknown to TensorFlow Datasets. Did you mean "
-            f"{' or '.join(near) or 'cifar10, cifar100 or shapes'}?"
-        ) from error
     except Exception as error:  # whatever TFDS raises of names, files and missing packages
-        raise decoded.DataError(f"dataset={name}: {_reason(error)} (in {data_dir})") from error
+        problem = f"dataset={name} cannot be opened: {_reason(error)} (in {data_dir})"
+        if isinstance(error, tfds.core.registered.DatasetNotFoundError):
+            known = ["shapes", "folder", *tfds.list_builders(with_community_datasets=False)]
+            near = difflib.get_close_matches(re.split("[/:]", name.lower())[0], known)
+            problem += f". Did you mean {' or '.join(near) or 'cifar10, cifar100 or shapes'}?"
+        raise decoded.DataError(problem) from error
     _check_features(builder)
     # TFDS would warn of a folder without data where there is no folder at all.
     if not (builder.data_path.exists() and builder.is_prepared()):
@@ -146,26 +137,20 @@ def _unreachable(url: str) -> str:
     """Why this address does not answer within seconds; empty if it does."""
     import requests  # as TFDS does, so the same proxies count
 
-    answer: queue.Queue[str] = queue.Queue()
+    problems = ["timeout"]
 
     def ask() -> None:
         try:
             requests.head(url, timeout=NETWORK_CHECK_SECONDS).close()
-            answer.put("")
+            problems.append("")
         except requests.exceptions.RequestException as error:
-            answer.put(type(error).__name__)  # its text may have a proxy's password in it
+            problems.append(type(error).__name__)  # its text may have a proxy's password in it
 
     # In a thread, because the look-up of a name heeds no timeout.
-    threading.Thread(target=ask, daemon=True).start()
-    try:
-        return answer.get(timeout=NETWORK_CHECK_SECONDS)
-    except queue.Empty:
-        return "timeout"
-
-
-def no_such_split(name: str, split: str, splits: Iterable[str]) -> decoded.DataError:
-    """The error for a split that a data set does not have, with those that it has."""
-    return decoded.DataError(f"dataset={name} has no split {split!r}; it has {', '.join(splits)}")
+    thread = threading.Thread(target=ask, daemon=True)
+    thread.start()
+    thread.join(NETWORK_CHECK_SECONDS)
+    return problems[-1]
 
 
 def source(builder: "tfds.core.DatasetBuilder") -> str:
@@ -185,8 +170,7 @@ def identity(builder: "tfds.core.DatasetBuilder", split: str) -> dict[str, Any]:
       DataError: the set has no such split, it is empty, or a file is missing.
     """
     splits = builder.info.splits
-    if split not in splits:
-        raise no_such_split(builder.name, split, splits)
+    decoded.check_split(builder.name, split, splits)
     with _damage_named(builder):
         if not splits[split].num_examples:
             raise ValueError(f"{split} is empty")
@@ -200,7 +184,7 @@ def identity(builder: "tfds.core.DatasetBuilder", split: str) -> dict[str, Any]:
     }
 
 
-def read(builder: "tfds.core.DatasetBuilder", split: str) -> decoded.Decoded:
+def read(builder: "tfds.core.DatasetBuilder", split: str) -> decoded.Arrays:
     """Decodes one split whose images have one size, in the order of its files.
 
     Returns:
@@ -229,7 +213,7 @@ def read(builder: "tfds.core.DatasetBuilder", split: str) -> decoded.Decoded:
             place = slice(number * at_a_time, number * at_a_time + len(batch[1]))
             images[place], labels[place] = batch
     decoded.check_labels(labels, len(class_names(builder)), source(builder))
-    return decoded.Decoded(images, labels.astype(np.int32))
+    return images, labels.astype(np.int32)
 
 
 def pictures(
@@ -244,6 +228,16 @@ def pictures(
     about.pop("modified")  # which copying changes
     with _damage_named(builder):
         records = _records(builder, split)
+        if records is None:
+            decoded.check_memory(
+                f"dataset={builder.name} is too large: the pictures of {split}",
+                sum(size for _, size in about["files"]),
+                "As ArrayRecord files they are read from disk; this adds such files to the set: "
+                "pip install apache-beam mlcroissant && tfds convert_format "
+                f"--dataset_version_dir={builder.data_path} --out_file_format=array_record",
+            )
+            examples = _examples(builder, split).as_numpy_iterator()
+            records = [{"image": image, "label": label} for image, label in examples]
 
     def read_one(number: int) -> tuple[bytes, int]:
         try:
@@ -252,17 +246,6 @@ def pictures(
             raise ValueError(_reason(error)) from error
         return bytes(example["image"]), int(example["label"])
 
-    if records is None:
-        decoded.check_memory(
-            f"dataset={builder.name} is too large: the pictures of {split}",
-            sum(size for _, size in about["files"]),
-            "As ArrayRecord files they are read from disk; this adds such files to the set: "
-            "pip install apache-beam mlcroissant && tfds convert_format "
-            f"--dataset_version_dir={builder.data_path} --out_file_format=array_record",
-        )
-        with _damage_named(builder):
-            examples = _examples(builder, split).as_numpy_iterator()
-            records = [{"image": image, "label": label} for image, label in examples]
     return encoded.EncodedImages(
         read=read_one,
         name=lambda number: f"{split}/{number}",
@@ -312,6 +295,8 @@ def _damage_named(builder: "tfds.core.DatasetBuilder") -> Iterator[None]:
     """Makes a sentence of whatever the readers of files raise."""
     try:
         yield
+    except decoded.DataError:
+        raise
     except Exception as error:
         raise decoded.DataError(
             f"{builder.name} in {builder.data_path} cannot be read: {_reason(error)}. Copy the set "

@@ -70,7 +70,7 @@ def test_the_strengths_are_those_of_the_papers():
 def drawn(name, count, share=None, erasing=0.5):
     chosen = augment.Augmentation(name, erasing, SHAPE, (20, 30, 3))
     seed = batches.augmentation_seed(3, seed=7)
-    return chosen.plan(batches.Draws(seed, tf.zeros([0], tf.bool), share, 64 if share else count))
+    return chosen.plan(batches.Draws(seed, tf.zeros([0], tf.bool), 64 if share else count, share))
 
 
 class TestDraws:
@@ -120,7 +120,7 @@ def test_a_batch_is_made_of_images_one_by_one(name):
     images = np.random.default_rng(3).integers(0, 256, (64, *SHAPE), np.uint8)
     how = preprocess.for_images("pad_crop_flip", SHAPE, name, 0.5)
     seed = batches.augmentation_seed(3, seed=7)
-    draws = batches.Draws(seed, tf.zeros([64], tf.bool), None, 64)
+    draws = batches.Draws(seed, tf.zeros([64], tf.bool), 64)
     found = how.in_training(tf.constant(images), draws).numpy()
     plan = how.augmentation.plan(draws)
     expected = images.copy()

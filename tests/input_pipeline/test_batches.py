@@ -151,21 +151,20 @@ def test_each_example_is_evaluated_once_in_the_order_of_the_data(batch_size):
 
 
 def test_images_are_spread_out_over_all():
-    images = np.arange(10)
-    np.testing.assert_array_equal(batches.spread_out(images, 4), [0, 3, 6, 9])
-    np.testing.assert_array_equal(batches.spread_out(images, 20), images)
+    np.testing.assert_array_equal(arrays.spread_out(10, 4), [0, 3, 6, 9])
+    np.testing.assert_array_equal(arrays.spread_out(10, 20), np.arange(10))
 
 
 LARGE_SET = r"""
 import gc, re, numpy
 from pathlib import Path
-from input_pipeline import cache, decoded, images
+from input_pipeline import decoded, images
 
 def peak():
     return int(re.search(r"VmHWM:\s+(\d+) kB", Path("/proc/self/status").read_text())[1]) * 1024
 
 def make():
-    return decoded.Decoded(numpy.ones((4000, 160, 160, 3), "u1"), numpy.zeros(4000, "i4"))
+    return numpy.ones((4000, 160, 160, 3), "u1"), numpy.zeros(4000, "i4")
 
 def read(arrays):
     split = images.ImageArrays(*arrays, ("all",), "here", "0")
@@ -173,11 +172,10 @@ def read(arrays):
     list(images.training(split, how, 0).batches(0, 3, global_batch_size=2))
     next(iter(images.evaluated(split, how, 2)))
 
-small = decoded.Decoded(numpy.ones((8, 160, 160, 3), "u1"), numpy.zeros(8, "i4"))
-read(small)
+read((numpy.ones((8, 160, 160, 3), "u1"), numpy.zeros(8, "i4")))
 before = peak()
 for _ in range(2):  # made, then from the cache
-    read(cache.load_or_make("large", make)[0])
+    read(decoded.load_or_make("large", {}, make)[0])
     print((peak() - before) / (4000 * 160 * 160 * 3))
     gc.collect()
 """

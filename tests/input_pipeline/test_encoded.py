@@ -15,9 +15,9 @@ import tiny_photos
 from input_pipeline import (
     augment,
     batches,
-    cuts,
     datasets,
     decoded,
+    encoded,
     images,
     pictures,
     preprocess,
@@ -93,11 +93,11 @@ def test_augmentation_is_of_the_same_parts(split):
     )
     ids = batches.example_ids(2, num_examples=33, global_batch_size=BATCH, seed=3)
     seed = batches.augmentation_seed(2, seed=3)
-    draws = batches.Draws(seed, tf.zeros([BATCH], tf.bool), None, BATCH)
-    drawn = cuts.draw(draws).numpy()
+    draws = batches.Draws(seed, tf.zeros([BATCH], tf.bool), BATCH)
+    drawn = draws.uniform(encoded._CUT_DRAW, [pictures.NUMBERS_OF_A_CUT]).numpy()
     plan = augmented.augmentation.plan(draws)
     for place, number in enumerate(ids.numpy()):
-        cut = functools.partial(cuts.at_random, drawn=drawn[place].tolist())
+        cut = functools.partial(pictures.at_random, drawn=drawn[place].tolist())
         square = pictures.square(split.read(number)[0], cut, SIZE)
         expected = preprocess.scale_colours(square[np.newaxis]).numpy()
         np.testing.assert_array_equal(whole[0][place], expected[0])
@@ -120,7 +120,7 @@ def test_evaluation_is_of_the_middle_and_of_each_once(split, prepared):
     np.testing.assert_array_equal(labels, [0] * 11 + [1] * 11 + [2] * 11)
     pixels = np.concatenate([pixels for pixels, _ in found])
     for number in (0, 17, 32):
-        square = pictures.square(split.read(number)[0], cuts.middle, prepared.raw_shape[0])
+        square = pictures.square(split.read(number)[0], pictures.middle, prepared.raw_shape[0])
         np.testing.assert_array_equal(pixels[number], prepared.evaluate(square[None])[0])
 
 

@@ -19,7 +19,7 @@ EACH = {
 
 def draws(share: range | None = None, step: int = 3, count: int = 16) -> batches.Draws:
     seed = batches.augmentation_seed(step, seed=7)
-    return batches.Draws(seed, tf.zeros([0], tf.bool), share, count)
+    return batches.Draws(seed, tf.zeros([0], tf.bool), count, share)
 
 
 def plan(mix: mixing.Mixing, count: int) -> mixing.Plan:

@@ -9,7 +9,7 @@ import photos
 import pytest
 from PIL import Image, ImageOps
 
-from input_pipeline import cuts, pictures
+from input_pipeline import pictures
 
 PICTURE = photos.picture(40, 56)
 PIXELS = np.asarray(PICTURE)
@@ -94,9 +94,9 @@ def check_seen(content: bytes, expected: np.ndarray, tolerance: int) -> None:
         assert np.abs(differences).max() <= tolerance
 
 
-def check_size(size, expected) -> cuts.Cut:
+def check_size(size, expected):
     assert size == expected
-    return cuts.middle(*size)
+    return pictures.middle(*size)
 
 
 @pytest.mark.parametrize("kind", ["JPEG", "PNG", "WEBP"])
@@ -151,7 +151,7 @@ def test_what_cannot_be_used_says_why(content, why):
 def square(content: bytes, box, size: int = 32, mirrored: bool = False) -> np.ndarray:
     """Of an encoded picture, whose box is (top, left, height, width)."""
     top, left, height, width = box
-    cut = cuts.Cut((left, top, left + width, top + height), mirrored)
+    cut = (left, top, left + width, top + height), mirrored
     pictures.decode(content)
     return pictures.square(content, lambda *size: cut, size).astype(int)
 
@@ -168,7 +168,7 @@ def test_a_square_of_the_middle_is_pillow_s(size, mirrored):
     content = photos.encoded(image, "PNG")
     found = square(content, (top, left, side, side), mirrored=mirrored)
     np.testing.assert_array_equal(found, expected[:, :: -1 if mirrored else 1])
-    np.testing.assert_array_equal(pictures.square(content, cuts.middle, 32), expected)
+    np.testing.assert_array_equal(pictures.square(content, pictures.middle, 32), expected)
 
 
 @pytest.mark.parametrize("kind", ["JPEG", "PNG"])
@@ -196,3 +196,55 @@ def test_a_large_jpeg_is_decoded_smaller_and_looks_the_same(box):
     found = square(content, box)
     assert np.abs(found - expected).mean() < 1
     assert np.abs(found - expected).max() <= 8
+
+
+SIZES = np.random.default_rng(0).integers(20, 900, (64, 2))
+
+
+def drawn(count: int) -> list[list[float]]:
+    return np.random.default_rng(3).random((count, pictures.NUMBERS_OF_A_CUT)).tolist()
+
+
+def by_hand(height, width, drawn):
+    """torchvision's RandomResizedCrop.get_params, with these numbers for its random ones."""
+    areas = 0.08 + 0.92 * np.array(drawn[:10])
+    ratios = np.exp(np.log(3 / 4) + np.log((4 / 3) / (3 / 4)) * np.array(drawn[10:20]))
+    for share, ratio in zip(areas, ratios, strict=True):
+        area = height * width * share
+        w, h = round(np.sqrt(area * ratio)), round(np.sqrt(area / ratio))
+        if 0 < w <= width and 0 < h <= height:
+            return int(drawn[20] * (height - h + 1)), int(drawn[21] * (width - w + 1)), h, w
+    ratio = width / height
+    if ratio < 3 / 4:
+        w, h = width, round(width / (3 / 4))
+    elif ratio > 4 / 3:
+        w, h = round(height * (4 / 3)), height
+    else:
+        w, h = width, height
+    return (height - h) // 2, (width - w) // 2, h, w
+
+
+@pytest.mark.parametrize("stretch", [[1, 1], [1, 40], [40, 1]])
+def test_a_part_at_random_is_torchvision_s(stretch):
+    for size, numbers in zip((SIZES * stretch).tolist(), drawn(64), strict=True):
+        top, left, height, width = by_hand(*size, numbers)
+        box, _ = pictures.at_random(*size[::-1], numbers)
+        assert box == (left, top, left + width, top + height)
+
+
+def test_parts_have_the_areas_and_ratios_that_are_asked_for():
+    found = [pictures.at_random(1000, 1000, numbers) for numbers in drawn(4096)]
+    left, top, right, bottom = np.array([box for box, _ in found]).T
+    width, height = right - left, bottom - top
+    areas, ratios = height * width / 1e6, width / height
+    assert areas.min() > 0.07 and 0.45 < areas.mean() < 0.57
+    assert abs(np.log(ratios).mean()) < 0.02
+    assert ratios.min() > 3 / 4 - 0.01 and ratios.max() < 4 / 3 + 0.01
+    for at, length in ((top, height), (left, width)):
+        assert abs(np.median(at / np.maximum(1, 1000 - length)) - 0.5) < 0.05
+    assert 0.45 < np.mean([is_mirrored for _, is_mirrored in found]) < 0.55
+
+
+def test_the_middle_is_the_largest_square():
+    assert pictures.middle(800, 600) == ((100, 0, 700, 600), False)
+    assert pictures.middle(3, 8)[0] == (0, 2.5, 3, 5.5)

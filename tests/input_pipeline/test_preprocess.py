@@ -12,7 +12,7 @@ IN_MEMORY = ["crop_flip_colour", "pad_crop_flip", "shift_alternating_flip"]
 
 def draws(count):
     """What the images of a batch are distorted by; the first half of them is mirrored."""
-    return batches.Draws(tf.constant(SEED, tf.int64), tf.range(count) < count // 2)
+    return batches.Draws(tf.constant(SEED, tf.int64), tf.range(count) < count // 2, count)
 
 
 def random_images(count, height=32, width=32):
@@ -102,7 +102,7 @@ def test_images_of_a_batch_are_distorted_each_in_its_own_way_at_once(name):
     operations = []
     for count in (2, 64):
         images = tf.TensorSpec([count, 32, 32, 3], tf.uint8)
-        drawn = batches.Draws(tf.TensorSpec([2], tf.int64), tf.TensorSpec([count], tf.bool))
+        drawn = batches.Draws(tf.TensorSpec([2], tf.int64), tf.TensorSpec([count], tf.bool), count)
         graph = tf.function(chosen.train).get_concrete_function(images, drawn).graph
         operations.append([op.type for op in graph.get_operations()])
     assert operations[0] == operations[1]
