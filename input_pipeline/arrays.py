@@ -62,12 +62,11 @@ def batches(
         shuffle = False
         examples = _ByPosition(_Unbatched(inputs) if is_pydataset else inputs)
         content = _sha256(examples.some, f"{examples.num_examples}")
-    elif sample_weight is None:
-        examples = InMemory(inputs, labels)
-        content = _sha256(examples.parts)
     else:
-        examples = InMemory(inputs, labels, sample_weight)
+        parts = (inputs, labels) if sample_weight is None else (inputs, labels, sample_weight)
+        examples = InMemory(*parts)
         content = _sha256(examples.parts)
+    if sample_weight is not None:
         _check_weight(examples.parts[2], is_mixed=mix is not None)
     how = f"{seed} {shuffle} {augment is None} {mix is None}"
     fingerprint = hashlib.sha256(f"{how} {content}".encode()).hexdigest()
@@ -121,19 +120,19 @@ class Examples:
         """
         return self._call_rows(ids)
 
-    def rows(self, *arguments: np.ndarray) -> list[np.ndarray]:
-        """The leaves of a batch, [n, ...] each, of what `gather` calls it with."""
+    def _rows(self, *arguments):
+        """The leaves of a batch, arrays [n, ...], of what `gather` calls it with."""
         raise NotImplementedError
 
     def _call_rows(self, *arguments: tf.Tensor) -> tuple:
-        """What `rows` gives of tensors, with the structure of `parts`."""
+        """What `_rows` gives of tensors, with the structure of `parts`."""
         leaves = tf.nest.flatten(self.parts)
         types = [_type_in_batches(leaf.dtype) for leaf in leaves]
         # TensorFlow keeps the function forever, which must not keep the arrays.
         examples = weakref.proxy(self)
 
         def rows(*arguments):
-            pairs = zip(examples.rows(*arguments), types, strict=True)
+            pairs = zip(examples._rows(*arguments), types, strict=True)
             return [value.astype(dtype, copy=False) for value, dtype in pairs]
 
         values = tf.numpy_function(rows, arguments, types)
@@ -167,8 +166,7 @@ class InMemory(Examples):
             )
         self.num_examples = lengths[0]
 
-    def rows(self, ids: np.ndarray) -> list[np.ndarray]:  # type: ignore[override]
-        """As of `Examples`."""
+    def _rows(self, ids):
         return [leaf[ids] for leaf in self._leaves]
 
 
@@ -191,7 +189,7 @@ class _ByPosition(Examples):
         assert draws is not None  # they are read for training alone
         return self._call_rows(draws.positions)
 
-    def rows(self, positions: np.ndarray) -> list[np.ndarray]:  # type: ignore[override]
+    def _rows(self, positions):
         rows = [tf.nest.flatten(self._dataset[int(position)]) for position in positions]
         return [np.stack(leaves) for leaves in zip(*rows, strict=True)]
 
@@ -206,16 +204,15 @@ class _Unbatched:
         self._batch = functools.lru_cache(maxsize=16)(dataset.__getitem__)
         self._last = dataset.num_batches - 1
         self._size = self._length(0)
-        self._count = self._last * self._size + self._length(self._last)
 
     def _length(self, number: int) -> int:
         return len(tf.nest.flatten(self._batch(number))[0])
 
     def __len__(self) -> int:
-        return self._count
+        return self._last * self._size + self._length(self._last)
 
     def __getitem__(self, position: int):
-        number, row = divmod(position % self._count, self._size)
+        number, row = divmod(position % len(self), self._size)
         if number < self._last and self._length(number) != self._size:
             raise ValueError(
                 f"batch {number} has {self._length(number)} examples: all but the last must have "

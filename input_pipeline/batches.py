@@ -43,19 +43,12 @@ class Draws(NamedTuple):
     # first or the second one on, as a coin decides that is thrown once for each example.
     mirrored: tf.Tensor
     global_batch_size: int
-    share: range | None = None  # places in the batch; None for all
+    places: range  # of the images in the batch
     positions: tf.Tensor | None = None  # int64 [images], in the endless row
 
-    def for_share(self, draw: Callable) -> Any:
-        """The share's part of what `draw` makes for the whole batch.
-
-        `draw` takes a number of images and gives a structure of tensors [images, ...].
-        """
-        drawn = draw(self.global_batch_size)
-        if self.share is None:
-            return drawn
-        places = slice(self.share.start, self.share.stop)
-        return tf.nest.map_structure(lambda whole: whole[places], drawn)
+    def for_share(self, draw: Callable[[int], tf.Tensor]) -> tf.Tensor:
+        """The share's part of what `draw` makes of the number of images of the whole batch."""
+        return draw(self.global_batch_size)[self.places.start : self.places.stop]
 
     def uniform(
         self,
@@ -69,7 +62,7 @@ class Draws(NamedTuple):
 
         Args:
           kind: which draw of the step; each has a stream of its own. 0 to 4 are of `preprocess`, 16
-            of `cuts`, 32 to 41 of `augment`, and 48 to 54 of `mixing`.
+            of `images`, 32 to 41 of `augment`, and 48 to 54 of `mixing`.
           shape: of those of one image.
         """
         kind_seed = tf.random.experimental.stateless_fold_in(self.seed, kind, alg=ALGORITHM)
@@ -115,17 +108,17 @@ class Order:
 
     def __call__(self, step: tf.Tensor) -> tuple[tf.Tensor, Draws]:
         """The examples of a step, an int64 scalar from 0: int64 [places], and their draws."""
-        size, share = self.global_batch_size, self.share or range(self.global_batch_size)
-        positions = step * size + tf.range(share.start, share.stop, dtype=tf.int64)
+        size, places = self.global_batch_size, self.share or range(self.global_batch_size)
+        positions = step * size + tf.range(places.start, places.stop, dtype=tf.int64)
         ids = positions % self.num_examples
         if self.shuffle:
             of_batch = example_ids(
                 step, num_examples=self.num_examples, global_batch_size=size, seed=self.seed
             )
-            ids = of_batch[share.start : share.stop]
+            ids = of_batch[places.start : places.stop]
         turns = positions // self.num_examples + tf.gather(self._coins, ids)
         seed = augmentation_seed(step, seed=self.seed)
-        return ids, Draws(seed, turns % 2 == 1, size, self.share, positions)
+        return ids, Draws(seed, turns % 2 == 1, size, places, positions)
 
 
 @dataclasses.dataclass(frozen=True)

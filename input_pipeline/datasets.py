@@ -1,19 +1,17 @@
 """A data set's name → its images and labels, in memory or encoded on disk.
 
-`shapes` is drawn here and needs no files. `folder` is the pictures in `data_dir`. Every other name
-goes to TensorFlow Datasets.
-
 Images of one size are in memory: what has to be decoded or drawn is decoded once and then comes
 from the user's cache folder. Pictures of different sizes, and any for which an image size is asked
 for, are decoded as they are needed (docs/data.md). `data_dir` is written to only where a set has to
 be downloaded.
 """
 
+import functools
 import os
 import pathlib
 from collections.abc import Sequence
 
-from . import decoded, encoded, folder, images, shapes, tfds_source
+from . import decoded, folder, images, shapes
 
 DataError = decoded.DataError
 Images = images.Images
@@ -39,7 +37,8 @@ def load(
     configured before that.
 
     Args:
-      dataset: `shapes`, `folder` or any image-classification set of TFDS.
+      dataset: `shapes`, which is drawn; `folder`, the pictures in `data_dir`; or the name of an
+        image-classification set of TFDS.
       data_dir: the folder of the data; None for TFDS's own (`$TFDS_DATA_DIR`, or
         `~/tensorflow_datasets`). `shapes` does not look at it.
       split: `train` or `test`; of other sets any split by its plain name.
@@ -60,15 +59,14 @@ def load(
             "dataset=folder needs `data_dir`, the folder of the pictures: class_name/*.jpg in it, "
             "or train/class_name/*.jpg and test/class_name/*.jpg."
         )
-    where, size = _data_folder(data_dir), image_size or encoded.IMAGE_SIZE
+    where = _data_folder(data_dir)
     if dataset == FOLDER:
-        pictures = folder.load(where, split, size, class_names)
+        loaded: Images = folder.load(where, split, image_size or images.IMAGE_SIZE, class_names)
     else:
-        builder = tfds_source.open_prepared(dataset, where, read_only)
-        if image_size is None and None not in builder.info.features["image"].shape:
-            return _load_tfds(dataset, builder, split, read_only)
-        pictures = tfds_source.pictures(builder, split, size)
-    return pictures.without_broken() if skip_broken else pictures
+        from . import tfds_source  # with TFDS, which no other set needs
+
+        loaded = tfds_source.load(dataset, where, split, image_size, read_only)
+    return loaded.without_broken() if skip_broken else loaded
 
 
 def default_split(name: str, data_dir: str | None, otherwise: str) -> str:
@@ -84,16 +82,17 @@ def default_split(name: str, data_dir: str | None, otherwise: str) -> str:
     return otherwise if folder.is_split(_data_folder(data_dir)) else folder.ALL
 
 
-def folder_splits(data_dir: str) -> dict[str, encoded.EncodedImages]:
+def folder_splits(data_dir: str) -> dict[str, images.EncodedImages]:
     """All pictures of a folder: its splits by their names, or all by the name "".
 
     Raises:
       DataError: as `load`.
     """
     where = _data_folder(data_dir)
-    names = folder.split_names(where) if folder.is_split(where) else [folder.ALL]
-    splits = {name: folder.load(where, name, encoded.IMAGE_SIZE) for name in names}
-    return {"" if name == folder.ALL else name: split for name, split in splits.items()}
+    names = {"": folder.ALL}
+    if folder.is_split(where):
+        names = {name: name for name in folder.split_names(where)}
+    return {path: folder.load(where, name, images.IMAGE_SIZE) for path, name in names.items()}
 
 
 def _load_shapes(split: str, image_size: int | None, read_only: bool) -> ImageArrays:
@@ -104,21 +103,11 @@ def _load_shapes(split: str, image_size: int | None, read_only: bool) -> ImageAr
             "scaled; leave it out."
         )
     version = f"generator {shapes.GENERATOR_VERSION}, seed 0"
-    identity = {"drawn": version, "split": split}
-    arrays, sha256 = decoded.load_or_make(
-        f"shapes-{split}", identity, lambda: shapes.make(split), read_only
-    )
-    return ImageArrays(*arrays, shapes.CLASS_NAMES, f"drawn ({version})", sha256)
-
-
-def _load_tfds(name: str, builder, split: str, read_only: bool) -> ImageArrays:
-    identity = tfds_source.identity(builder, split)
-    identity["data_path"] = os.path.realpath(builder.data_path)
-    arrays, sha256 = decoded.load_or_make(
-        f"{name}-{split}", identity, lambda: tfds_source.read(builder, split), read_only
-    )
-    names, where = tfds_source.class_names(builder), tfds_source.source(builder)
-    return ImageArrays(*arrays, names, where, sha256)
+    about = {"drawn": version, "split": split}
+    make = functools.partial(shapes.make, split)
+    arrays, sha256 = decoded.load_or_make(f"shapes-{split}", about, make, read_only)
+    source = f"drawn ({version})"
+    return ImageArrays(*arrays, class_names=shapes.CLASS_NAMES, source=source, fingerprint=sha256)
 
 
 def _data_folder(data_dir: str | None) -> pathlib.Path:
@@ -129,11 +118,6 @@ def _data_folder(data_dir: str | None) -> pathlib.Path:
     except RuntimeError as error:
         raise DataError(f"{error} Name the data sets' folder with `data_dir`.") from error
     if data_dir:
-        try:
-            os.scandir(path).close()
-        except OSError as error:
-            raise DataError(
-                f"data_dir={data_dir} cannot be read ({error.strerror}). Correct it, or make the "
-                "folder if the data set is to be downloaded there."
-            ) from error
+        with folder.readable(path), os.scandir(path):
+            pass
     return path

@@ -22,9 +22,8 @@ import psutil
 from towers import container_limits, errors
 
 # What a run needs when it trains, beyond what it has when it reads its images: 0.25 GB with the
-# recipe `tutorial`, 0.7 GB with 16 images of 128 x 128 at a time (docs/speed.md). The larger is
-# kept free beside sets of more than half the memory.
-_TRAINING_BYTES, _LEAST_TRAINING_BYTES = 0.7e9, 0.25e9
+# recipe `tutorial`, 0.7 GB with 16 images of 128 x 128 at a time (docs/speed.md).
+_LEAST_TRAINING_BYTES, _MOST_TRAINING_BYTES = 0.25e9, 0.7e9
 
 Arrays = tuple[np.ndarray, np.ndarray]  # images, uint8 [n, height, width, channels]; labels [n]
 
@@ -62,12 +61,11 @@ def check_memory(what: str, needed_bytes: int, otherwise: str = "") -> None:
     in_container = container_limits.available_memory()
     if in_container is not None:
         available_bytes = min(available_bytes, in_container)
-    is_large = needed_bytes > available_bytes / 2
-    training_bytes = _TRAINING_BYTES if is_large else _LEAST_TRAINING_BYTES
+    training_bytes = min(max(needed_bytes, _LEAST_TRAINING_BYTES), _MOST_TRAINING_BYTES)
     if needed_bytes > available_bytes - training_bytes:
         raise DataError(
             f"{what} take {needed_bytes / 1e9:.1f} GB and training needs another "
-            f"{training_bytes / 1e9:g} GB, but {available_bytes / 1e9:.1f} GB of memory is "
+            f"{training_bytes / 1e9:.2g} GB, but {available_bytes / 1e9:.1f} GB of memory is "
             f"available. {otherwise}".rstrip()
         )
 

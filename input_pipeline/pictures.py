@@ -124,11 +124,8 @@ def _opened(content: bytes) -> Iterator[Image.Image]:
             yield image
     except Image.UnidentifiedImageError as error:
         raise NoPicture(f"is not {' or '.join(FORMATS)}, or has a damaged header") from error
-    except Image.DecompressionBombError as error:
-        raise NoPicture(f"has too many pixels by its header: {error}") from error
-    except Exception as error:  # whatever Pillow's readers raise of damaged files
-        why = f"{type(error).__name__}: {error}"
-        raise NoPicture(f"cannot be decoded; it is cut short or damaged ({why})") from error
+    except Exception as error:  # whatever Pillow raises of damaged files and of too many pixels
+        raise NoPicture(f"cannot be decoded ({type(error).__name__}: {error})") from error
 
 
 def _orientation(image: Image.Image) -> int:

@@ -10,15 +10,13 @@ from collections.abc import Callable, Sequence
 import keras
 from keras import ops
 
-Prepare = Callable[[keras.KerasTensor], keras.KerasTensor]
-
 
 def classifier(
     network: keras.Model,
     *,
     image_shape: Sequence[int],
     class_names: Sequence[str],
-    prepare: Prepare | None = None,
+    prepare: Callable[[keras.KerasTensor], keras.KerasTensor] | None = None,
     gives_logits: bool = True,
 ) -> keras.Model:
     """A model of raw images around a network, whose weights it shares.

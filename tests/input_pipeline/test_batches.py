@@ -167,7 +167,7 @@ def make():
     return numpy.ones((4000, 160, 160, 3), "u1"), numpy.zeros(4000, "i4")
 
 def read(arrays):
-    split = images.ImageArrays(*arrays, ("all",), "here", "0")
+    split = images.ImageArrays(*arrays, class_names=("all",), source="here", fingerprint="0")
     how = images.preprocessing("pad_crop_flip", split)
     list(images.training(split, how, 0).batches(0, 3, global_batch_size=2))
     next(iter(images.evaluated(split, how, 2)))

@@ -102,7 +102,9 @@ def test_what_tfds_says_of_a_damaged_description_is_passed_on(data_dir, content)
     tiny_photos.prepare(data_dir)
     (path,) = data_dir.rglob("features.json")
     path.write_bytes(content)
-    with pytest.raises(datasets.DataError, match="^dataset=tiny_photos cannot be opened: ") as caught:
+    with pytest.raises(
+        datasets.DataError, match="^dataset=tiny_photos cannot be opened: "
+    ) as caught:
         datasets.load("tiny_photos", str(data_dir), "train")
     assert "\n" not in str(caught.value)
 
@@ -198,7 +200,9 @@ def test_sets_without_image_and_label_are_refused_before_a_download(data_dir, na
 def test_unusable_arrays_are_refused(count, labels, message):
     pixels, labels = np.zeros((count, 4, 4, 3), np.uint8), np.array(labels, np.int32)
     with pytest.raises((datasets.DataError, ValueError), match=message):
-        datasets.ImageArrays(pixels, labels, ("yes", "no"), "pets", "0")
+        datasets.ImageArrays(
+            pixels, labels, class_names=("yes", "no"), source="pets", fingerprint="0"
+        )
 
 
 # Data that would have to be downloaded.

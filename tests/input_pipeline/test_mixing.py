@@ -1,5 +1,7 @@
 """Mixup and CutMix, beside NumPy, and drawn the same by whoever reads a part of a batch."""
 
+from typing import NamedTuple
+
 import numpy as np
 import pytest
 import tensorflow as tf
@@ -19,11 +21,18 @@ EACH = {
 
 def draws(share: range | None = None, step: int = 3, count: int = 16) -> batches.Draws:
     seed = batches.augmentation_seed(step, seed=7)
-    return batches.Draws(seed, tf.zeros([0], tf.bool), count, share)
+    return batches.Draws(seed, tf.zeros([0], tf.bool), count, share or range(count))
 
 
-def plan(mix: mixing.Mixing, count: int) -> mixing.Plan:
-    return mixing.Plan(*(part.numpy() for part in mix.plan(draws(count=count), *SHAPE[:2])))
+class Plan(NamedTuple):
+    share: np.ndarray
+    rows: np.ndarray
+    columns: np.ndarray
+    weight: np.ndarray
+
+
+def plan(mix: mixing.Mixing, count: int) -> Plan:
+    return Plan(*(part.numpy() for part in mix.plan(draws(count=count), *SHAPE[:2])))
 
 
 @pytest.mark.parametrize("mix", EACH.values(), ids=EACH)

@@ -17,7 +17,6 @@ from input_pipeline import (
     batches,
     datasets,
     decoded,
-    encoded,
     images,
     pictures,
     preprocess,
@@ -93,17 +92,20 @@ def test_augmentation_is_of_the_same_parts(split):
     )
     ids = batches.example_ids(2, num_examples=33, global_batch_size=BATCH, seed=3)
     seed = batches.augmentation_seed(2, seed=3)
-    draws = batches.Draws(seed, tf.zeros([BATCH], tf.bool), BATCH)
-    drawn = draws.uniform(encoded._CUT_DRAW, [pictures.NUMBERS_OF_A_CUT]).numpy()
-    plan = augmented.augmentation.plan(draws)
+    draws = batches.Draws(seed, tf.zeros([BATCH], tf.bool), BATCH, range(BATCH))
+    drawn = draws.uniform(images._CUT_DRAW, [pictures.NUMBERS_OF_A_CUT]).numpy()
+    operations = augmented.augmentation.operations(draws)
+    rectangles = augmented.augmentation.rectangles(draws).numpy()
     for place, number in enumerate(ids.numpy()):
         cut = functools.partial(pictures.at_random, drawn=drawn[place].tolist())
         square = pictures.square(split.read(number)[0], cut, SIZE)
         expected = preprocess.scale_colours(square[np.newaxis]).numpy()
         np.testing.assert_array_equal(whole[0][place], expected[0])
-        pixels = augment.distorted(square, plan.operations[place].numpy(), plan.values[place])
-        expected = preprocess.scale_colours(pixels[np.newaxis]).numpy()[0]
-        top, left, height, width = plan.erased[place].numpy()
+        pixels = augment.distorted(
+            square[np.newaxis], *(part[place : place + 1].numpy() for part in operations)
+        )
+        expected = preprocess.scale_colours(pixels).numpy()[0]
+        top, left, height, width = rectangles[place]
         expected[top : top + height, left : left + width] = 0.0
         np.testing.assert_array_equal(changed[0][place], expected)
     np.testing.assert_array_equal(whole[1], changed[1])
@@ -262,7 +264,9 @@ def any_split(request, split):
         return split
     pixels = np.random.default_rng(0).integers(0, 256, (40, 32, 32, 3), np.uint8)
     labels = np.arange(40, dtype=np.int32) % 10
-    return datasets.ImageArrays(pixels, labels, tuple("0123456789"), "drawn", "0")
+    return datasets.ImageArrays(
+        pixels, labels, class_names=tuple("0123456789"), source="drawn", fingerprint="0"
+    )
 
 
 def test_a_training_has_a_fingerprint_of_all_that_decides_its_batches(any_split):
