@@ -1,7 +1,4 @@
-"""Examples in memory, or of any data set with random access, as a source of training batches.
-
-The order of the examples is that of `batches`: every epoch its own permutation, from the seed.
-"""
+"""Examples in memory, or of any data set with random access, as a source of training batches."""
 
 import functools
 import hashlib
@@ -67,7 +64,14 @@ def batches(
         examples = InMemory(*parts)
         content = _sha256(examples.parts)
     if sample_weight is not None:
-        _check_weight(examples.parts[2], is_mixed=mix is not None)
+        weight = examples.parts[2]
+        if np.ndim(weight) != 1 or not np.all((weight >= 0) & np.isfinite(weight)):
+            raise ValueError("arrays: sample_weight must be [n], every one finite and at least 0")
+        if mix is not None:
+            raise ValueError(
+                "arrays: sample_weight and mix do not go together: an example of weight 0 would be "
+                "mixed into its neighbour"
+            )
     how = f"{seed} {shuffle} {augment is None} {mix is None}"
     fingerprint = hashlib.sha256(f"{how} {content}".encode()).hexdigest()
     return by_step.Source(examples, fingerprint, augment, mix, seed, shuffle)
@@ -82,17 +86,6 @@ def _sha256(arrays: Any, head: str = "") -> str:
         for first in range(0, len(rows), 4096):  # one that is memory-mapped is not read whole
             digest.update(rows[first : first + 4096].tobytes())
     return digest.hexdigest()
-
-
-def _check_weight(weight: Any, is_mixed: bool) -> None:
-    is_column = isinstance(weight, np.ndarray) and weight.ndim == 1
-    if not (is_column and np.isfinite(weight).all() and (weight >= 0).all()):
-        raise ValueError("arrays: sample_weight must be [n], every one finite and at least 0")
-    if is_mixed:
-        raise ValueError(
-            "arrays: sample_weight and mix do not go together: an example of weight 0 would be "
-            "mixed into its neighbour"
-        )
 
 
 class Examples:
@@ -114,9 +107,7 @@ class Examples:
     def gather(self, ids: tf.Tensor, draws: by_step.Draws | None = None) -> tuple:
         """A batch, as `parts`, of the examples of these numbers, int64 [n].
 
-        Args:
-          ids: of the examples.
-          draws: of a training, of which those of pictures draw what they are cut by; else None.
+        `draws` are of a training; by them pictures may be cut.
         """
         return self._call_rows(ids)
 

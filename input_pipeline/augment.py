@@ -162,11 +162,10 @@ def distorted(images: np.ndarray, operations: np.ndarray, values: np.ndarray) ->
     """
     result = np.empty_like(images)
     with _one_at_a_time:
-        for place, pixels in enumerate(images):
+        each = zip(images, operations.tolist(), values.tolist(), strict=True)
+        for place, (pixels, *drawn) in enumerate(each):
             image = Image.fromarray(pixels)
-            for operation, value in zip(
-                operations[place].tolist(), values[place].tolist(), strict=True
-            ):
+            for operation, value in zip(*drawn, strict=True):
                 image = _DISTORTED_BY[operation](image, value)
             result[place] = image
     return result

@@ -73,7 +73,7 @@ class Draws(NamedTuple):
         )
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass(eq=False)
 class Order:
     """Which examples each step of a training takes, and what their distortions are drawn from.
 
@@ -90,7 +90,6 @@ class Order:
     seed: int
     share: range | None = None
     shuffle: bool = True
-    _coins: tf.Tensor = dataclasses.field(init=False, repr=False, compare=False)
 
     def __post_init__(self):
         batch, share = self.global_batch_size, self.share
@@ -101,10 +100,10 @@ class Order:
                 f"share={share}: must be a run of places in a batch of global_batch_size={batch}"
             )
         stream = _stream_seed(self.seed, _MIRRORING_STREAM, 0)
-        shape = [self.num_examples]
         with tf.device("/CPU:0"):
-            coins = tf.random.stateless_uniform(shape, stream, 0, 2, tf.int64, alg=ALGORITHM)
-        object.__setattr__(self, "_coins", coins)
+            self._coins = tf.random.stateless_uniform(
+                [self.num_examples], stream, 0, 2, tf.int64, alg=ALGORITHM
+            )
 
     def __call__(self, step: tf.Tensor) -> tuple[tf.Tensor, Draws]:
         """The examples of a step, an int64 scalar from 0: int64 [places], and their draws."""
@@ -254,20 +253,15 @@ def mapped(
 
 
 class Repeatable:
-    """Batches that are made of indices, as often as they are iterated over.
+    """Batches, as often as they are iterated over: `batch_at` makes one of each of the indices.
+
+    They have the structure of the parts of `examples`. What could not be read of these is raised.
 
     A TensorFlow thread that reads ahead, and calls Python while Python ends, aborts the process or
     waits forever, even if the program stopped reading long before: all reading ends before.
     """
 
     def __init__(self, indices: tf.data.Dataset, batch_at: Callable, examples: Any):
-        """
-        Args:
-          indices: one for each batch.
-          batch_at: index to batch, with the structure of the examples' parts.
-          examples: of which it is made; what could not be read of them is raised.
-        """
-
         def flat_batch_at(index):  # in the structures of tf.data a list is one tensor
             return tuple(tf.nest.flatten(batch_at(index)))
 

@@ -6,10 +6,11 @@ for, are decoded as they are needed (docs/data.md). `data_dir` is written to onl
 be downloaded.
 """
 
+import contextlib
 import functools
 import os
 import pathlib
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 from . import decoded, folder, images, shapes
 
@@ -59,40 +60,36 @@ def load(
             "dataset=folder needs `data_dir`, the folder of the pictures: class_name/*.jpg in it, "
             "or train/class_name/*.jpg and test/class_name/*.jpg."
         )
-    where = _data_folder(data_dir)
-    if dataset == FOLDER:
-        loaded: Images = folder.load(where, split, image_size or images.IMAGE_SIZE, class_names)
-    else:
-        from . import tfds_source  # with TFDS, which no other set needs
+    with _data_folder(data_dir) as where:
+        if dataset == FOLDER:
+            loaded: Images = folder.load(where, split, image_size or images.IMAGE_SIZE, class_names)
+        else:
+            from . import tfds_source  # with TFDS, which no other set needs
 
-        loaded = tfds_source.load(dataset, where, split, image_size, read_only)
-    return loaded.without_broken() if skip_broken else loaded
+            loaded = tfds_source.load(dataset, where, split, image_size, read_only)
+    if skip_broken and isinstance(loaded, images.EncodedImages):
+        return loaded.without_broken()
+    return loaded
 
 
 def default_split(name: str, data_dir: str | None, otherwise: str) -> str:
     """The split to evaluate: `all` of a folder of other pictures without splits, or `otherwise`.
 
-    Args:
-      name: of the data set.
-      data_dir: the folder of other pictures than the run's; None for the run's own.
-      otherwise: the split that the run evaluates.
+    `data_dir` is the folder of other pictures than the run's; None for the run's own.
     """
     if name != FOLDER or not data_dir:
         return otherwise
-    return otherwise if folder.is_split(_data_folder(data_dir)) else folder.ALL
+    with _data_folder(data_dir) as where:
+        return otherwise if folder.is_split(where) else folder.ALL
 
 
 def folder_splits(data_dir: str) -> dict[str, images.EncodedImages]:
-    """All pictures of a folder: its splits by their names, or all by the name "".
-
-    Raises:
-      DataError: as `load`.
-    """
-    where = _data_folder(data_dir)
-    names = {"": folder.ALL}
-    if folder.is_split(where):
-        names = {name: name for name in folder.split_names(where)}
-    return {path: folder.load(where, name, images.IMAGE_SIZE) for path, name in names.items()}
+    """All pictures of a folder, as of `load`: its splits by their names, or all by the name ""."""
+    with _data_folder(data_dir) as where:
+        names = {"": folder.ALL}
+        if folder.is_split(where):
+            names = {name: name for name in folder.split_names(where)}
+        return {path: folder.load(where, name, images.IMAGE_SIZE) for path, name in names.items()}
 
 
 def _load_shapes(split: str, image_size: int | None, read_only: bool) -> ImageArrays:
@@ -110,14 +107,19 @@ def _load_shapes(split: str, image_size: int | None, read_only: bool) -> ImageAr
     return ImageArrays(*arrays, class_names=shapes.CLASS_NAMES, source=source, fingerprint=sha256)
 
 
-def _data_folder(data_dir: str | None) -> pathlib.Path:
-    """The folder to look in; one that was named has to be there and readable."""
+@contextlib.contextmanager
+def _data_folder(data_dir: str | None) -> Iterator[pathlib.Path]:
+    """The folder to look in; makes a sentence of what the system says of it or of what is in it."""
     default = os.environ.get("TFDS_DATA_DIR") or os.path.join("~", "tensorflow_datasets")
     try:
         path = pathlib.Path(data_dir or default).expanduser()
     except RuntimeError as error:
         raise DataError(f"{error} Name the data sets' folder with `data_dir`.") from error
-    if data_dir:
-        with folder.readable(path), os.scandir(path):
-            pass
-    return path
+    try:
+        if data_dir:
+            os.scandir(path).close()
+        yield path
+    except OSError as error:
+        is_inside = error.filename and str(error.filename) != str(path)
+        where = f"data_dir={path}{f': {error.filename}' if is_inside else ''}"
+        raise DataError(f"{where} cannot be read: {error.strerror}") from error

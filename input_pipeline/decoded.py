@@ -50,17 +50,12 @@ def check_labels(labels: np.ndarray, num_classes: int, source: str) -> None:
 
 
 def check_memory(what: str, needed_bytes: int, otherwise: str = "") -> None:
-    """Refuses images that leave too little of the available memory for training.
+    """Refuses images, named by `what`, that leave too little of the available memory for training.
 
-    Args:
-      what: the images, for the message.
-      needed_bytes: their size.
-      otherwise: what a person can do, as a sentence.
+    `otherwise` is what a person can do, as a sentence.
     """
-    available_bytes = psutil.virtual_memory().available
-    in_container = container_limits.available_memory()
-    if in_container is not None:
-        available_bytes = min(available_bytes, in_container)
+    limits = psutil.virtual_memory().available, container_limits.available_memory()
+    available_bytes = min(limit for limit in limits if limit is not None)
     training_bytes = min(max(needed_bytes, _LEAST_TRAINING_BYTES), _MOST_TRAINING_BYTES)
     if needed_bytes > available_bytes - training_bytes:
         raise DataError(
@@ -95,9 +90,9 @@ def load_or_make(
     """
     digest = hashlib.sha256(json.dumps(identity, sort_keys=True).encode()).hexdigest()[:16]
     entry = f"{re.sub(r'[^A-Za-z0-9._-]', '-', name).lstrip('.')}-{digest}"
-    base = pathlib.Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache")
+    path = pathlib.Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache", "towers", entry)
     try:
-        return _load(base.expanduser() / "towers" / entry)
+        return _load(path.expanduser())
     except FileNotFoundError:
         pass
     except Exception as error:  # whatever a damaged file makes NumPy raise; no home
@@ -107,13 +102,12 @@ def load_or_make(
     if read_only:
         return arrays, sha256
     try:
-        path = base.expanduser() / "towers" / entry
-        _save(path, arrays, sha256)
+        _save(path.expanduser(), arrays, sha256)
     except (OSError, RuntimeError) as error:
         _log.warning("Decoded images are not cached (%s).", error)
         return arrays, sha256
     del arrays  # before the files take their place
-    return _load(path)
+    return _load(path.expanduser())
 
 
 def _load(path: pathlib.Path) -> tuple[Arrays, str]:

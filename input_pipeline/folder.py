@@ -10,7 +10,6 @@ adding pictures moves none of the others. The split `all` has both.
 
 import array
 import collections
-import contextlib
 import hashlib
 import os
 import pathlib
@@ -42,25 +41,10 @@ def load(
     """Lists the pictures of one split, as `datasets.load`; they are read when they are needed.
 
     Raises:
-      DataError: no such split, no pictures, a folder that is not a class's, or files that cannot be
-        looked at or are pictures that cannot be read.
+      DataError: no such split, no pictures, a folder that is not a class's, or files that are
+        pictures that cannot be read.
+      OSError: files cannot be looked at.
     """
-    with readable(root):
-        return _load(root, split, image_size, class_names)
-
-
-@contextlib.contextmanager
-def readable(root: pathlib.Path) -> Iterator[None]:
-    """Makes a sentence of what the system says of a folder, or of what is in it."""
-    try:
-        yield
-    except OSError as error:
-        is_inside = error.filename and str(error.filename) != str(root)
-        where = f"data_dir={root}{f': {error.filename}' if is_inside else ''}"
-        raise decoded.DataError(f"{where} cannot be read: {error.strerror}") from error
-
-
-def _load(root, split, image_size, class_names) -> images.EncodedImages:
     decoded.check_split(f"folder in {root}", split, split_names(root))
     has_splits = is_split(root)
     is_cut = not has_splits and split != ALL
@@ -131,8 +115,7 @@ def _pictures(
 
 def is_split(root: pathlib.Path) -> bool:
     """Whether the folders in `root` are splits, and not classes: there is a `train` of folders."""
-    with readable(root):
-        return (root / TRAIN).is_dir() and bool(_class_folders(root / TRAIN))
+    return (root / TRAIN).is_dir() and bool(_class_folders(root / TRAIN))
 
 
 def split_names(root: pathlib.Path) -> list[str]:

@@ -49,29 +49,12 @@ class Images(arrays.Examples):
         """(height, width, channels) of an image as preprocessing gets it."""
         return self.parts[0].shape[1:]
 
-    def squares(self, size: int, at_random: bool = False) -> "Images":
-        """The same, of that many pixels a side where they are decoded as they are needed.
-
-        Args:
-          size: pixels.
-          at_random: whether a training gets parts of such pictures at random, or the middle.
-        """
-        return self
-
-    def without_broken(self) -> "Images":
-        """The split without pictures that cannot be used, if it decodes any as they are needed."""
-        return self
-
     def shares(self, labels: tf.Tensor) -> tf.Tensor:
         """Of labels, the share of each class, float32 [n, classes]; of such shares, these."""
         return tf.one_hot(labels, len(self.class_names)) if labels.dtype.is_integer else labels
 
     def at(self, ids: Sequence[int] | np.ndarray) -> np.ndarray:
-        """The images of these numbers: uint8 `[n, *image_shape]`.
-
-        Raises:
-          DataError: one cannot be used, and is named.
-        """
+        """The images of these numbers, uint8 `[n, *image_shape]`; a DataError names a bad one."""
         return self._rows(np.asarray(ids, np.int64))[0]
 
     def names(self) -> list[str]:
@@ -127,15 +110,10 @@ class EncodedImages(Images):
 
     @property
     def parts(self) -> tuple:  # type: ignore[override]
-        """As of `arrays.Examples`."""
         return np.empty([1, self.image_size, self.image_size, 3], np.uint8), np.empty([1], np.int32)
 
-    def squares(self, size: int, at_random: bool = False) -> "EncodedImages":
-        """As of `Images`."""
-        return dataclasses.replace(self, image_size=size, at_random=at_random)
-
     def gather(self, ids: tf.Tensor, draws: batches.Draws | None = None) -> tuple:
-        """As of `arrays.Examples`; each one's part is decoded then, on all cores."""
+        """As of `arrays.Examples`; a part of each is decoded then, on all cores."""
         if self.at_random and draws is not None:
             return self._call_rows(ids, draws.uniform(_CUT_DRAW, [pictures.NUMBERS_OF_A_CUT]))
         return self._call_rows(ids)
@@ -153,21 +131,29 @@ class EncodedImages(Images):
 
     def _square(self, number: int, cut: pictures.Cut) -> tuple[np.ndarray, int]:
         try:
-            content, label = self._labelled(number)
+            content, label = self._content(number)
             return pictures.square(content, cut, self.image_size), label
-        except (OSError, ValueError) as error:
+        except pictures.NoPicture as error:
             raise decoded.DataError(
-                f"{self.name(number)} {_reason(error)} ({self.source}). Repair it or take it out "
-                "of the set; `skip_broken` leaves out and lists all such pictures."
+                f"{self.name(number)} {error} ({self.source}). Repair it or take it out of the "
+                "set; `skip_broken` leaves out and lists all such pictures."
             ) from error
+
+    def _content(self, number: int) -> tuple[bytes, int]:
+        """As of `read`, or a NoPicture that says why not."""
+        try:
+            content, label = self.read(number)
+        except (OSError, ValueError) as error:
+            why = getattr(error, "strerror", None) or error
+            raise pictures.NoPicture(f"cannot be read ({why})") from error
+        if not 0 <= label < len(self.class_names):
+            raise pictures.NoPicture(f"has label {label}: must be 0 to {len(self.class_names) - 1}")
+        return content, label
 
     def without_broken(self) -> "EncodedImages":
         """The split without the pictures that cannot be used, which are listed on stderr.
 
-        All pictures are read and decoded for it.
-
-        Raises:
-          DataError: none can be used.
+        All are read and decoded for it; a DataError says that none can be used.
         """
         broken = dict(self.broken())
         for number, reason in broken.items():
@@ -200,22 +186,10 @@ class EncodedImages(Images):
     def _problem(self, number: int) -> str:
         """Why a picture cannot be used; empty where it can."""
         try:
-            pictures.decode(self._labelled(number)[0])
-        except (OSError, ValueError) as error:
-            return _reason(error)
+            pictures.decode(self._content(number)[0])
+        except pictures.NoPicture as error:
+            return str(error)
         return ""
-
-    def _labelled(self, number: int) -> tuple[bytes, int]:
-        content, label = self.read(number)
-        if not 0 <= label < len(self.class_names):
-            raise pictures.NoPicture(f"has label {label}: must be 0 to {len(self.class_names) - 1}")
-        return content, label
-
-
-def _reason(error: OSError | ValueError) -> str:
-    if isinstance(error, pictures.NoPicture):
-        return str(error)
-    return f"cannot be read ({getattr(error, 'strerror', None) or error})"
 
 
 def preprocessing(
@@ -235,12 +209,8 @@ def preprocessing(
       augmentation, random_erasing: in training, as for `preprocess.for_images`.
       mixup_alpha, cutmix_alpha: in training, as of `mixing.Mixing`.
 
-    Returns:
-      Its `train` and `evaluate` give float32 `[n, *output_shape]`.
-
     Raises:
-      ValueError: no preprocessing or augmentation has that name, a number is out of its range, or
-        it does not take such images.
+      ValueError: as `preprocess.for_images`, or a number is out of its range.
       DataError: it crops pictures while it decodes them, and these are decoded already.
     """
     mixed = mixing.Mixing(mixup_alpha, cutmix_alpha, len(split.class_names))
@@ -256,11 +226,9 @@ def _check_fits(split: Images, prepared: preprocess.Preprocessing) -> None:
             f"but those of this split are {list(split.image_shape)}; make another for it"
         )
     if prepared.cuts_at_random and isinstance(split, ImageArrays):
-        height, width, _ = split.image_shape
         raise decoded.DataError(
-            f"preprocessing={prepared.name} crops pictures while it decodes them, but this set is "
-            f"already decoded, to {height} x {width}: give `image_size`, to decode its pictures "
-            "when they are needed, or another `preprocessing`."
+            f"preprocessing={prepared.name} crops pictures while it decodes them, but these are in "
+            "memory: give `image_size`, to decode them as needed, or another `preprocessing`."
         )
 
 
@@ -282,7 +250,9 @@ def training(
         images, labels = prepared.mixed(images, labels, draws)
         return images, split.shares(labels) if one_hot else labels
 
-    examples = split.squares(split.image_shape[0], prepared.cuts_at_random)
+    examples = split
+    if isinstance(split, EncodedImages):
+        examples = dataclasses.replace(split, at_random=prepared.cuts_at_random)
     how = f"{prepared.name} {prepared.image_shape} {prepared.augmentation} {prepared.mixed}"
     fingerprint = hashlib.sha256(f"{split.fingerprint} {seed} {how}".encode()).hexdigest()
     return batches.Source(examples, fingerprint, prepared.in_training, mixed, seed)
@@ -303,7 +273,9 @@ def evaluated(
       Batches (images float32 `[n, *output_shape]`, labels int32 [n]), in the order of the split.
     """
     _check_fits(split, prepared)
-    examples = split.squares(prepared.raw_shape[0])
+    examples = split
+    if isinstance(split, EncodedImages):
+        examples = dataclasses.replace(split, image_size=prepared.raw_shape[0])
 
     def batch_of(ids):
         images, labels = examples.gather(ids)

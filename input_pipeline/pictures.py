@@ -73,15 +73,7 @@ def square(content: bytes, cut: Cut, size: int) -> np.ndarray:
     """A part of a picture, scaled bilinearly with antialiasing: uint8 [size, size, 3].
 
     A JPEG is decoded at half, a quarter or an eighth of its size where that is still twice what is
-    needed.
-
-    Args:
-      content: the encoded picture.
-      cut: to its part, of the picture as it is to be seen.
-      size: pixels.
-
-    Raises:
-      NoPicture: it cannot be used.
+    needed. `cut` is of the picture as it is to be seen; a NoPicture says why it cannot be used.
     """
     with _opened(content) as image:
         is_turned = _orientation(image) >= 5  # by a quarter
@@ -103,12 +95,7 @@ def square(content: bytes, cut: Cut, size: int) -> np.ndarray:
 def decode(content: bytes, mode: str = "RGB") -> np.ndarray:
     """A picture as a person sees it: uint8 [height, width] or [height, width, channels].
 
-    Args:
-      content: encoded.
-      mode: Pillow's, of the result.
-
-    Raises:
-      NoPicture: it cannot be used.
+    `mode` is Pillow's, of the result; a NoPicture says why it cannot be used.
     """
     with _opened(content) as image:
         return np.asarray(_as_seen(image, mode))

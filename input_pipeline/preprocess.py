@@ -43,7 +43,7 @@ def draw_colour(draws: batches.Draws) -> tuple[tf.Tensor, tf.Tensor]:
     return brightness, draws.uniform(_CONTRAST_DRAW, low=MIN_CONTRAST, high=MAX_CONTRAST)
 
 
-# These take images, uint8 or float32 [batch, height, width, channels] in [0, 255], give float32.
+# Images are uint8 or float32 [batch, height, width, channels] in [0, 255]; results are float32.
 
 
 def distort_for_tutorial(
@@ -51,18 +51,11 @@ def distort_for_tutorial(
 ) -> tf.Tensor:
     """Random crop, mirroring, brightness and contrast, then standardization, per image.
 
-    Args:
-      images: as above.
-      draws: of the batch.
-      crop_height, crop_width: rows and columns kept, at most all.
-
-    Returns:
-      float32 [batch, crop_height, crop_width, channels], each image of mean 0 and deviation 1.
+    Gives float32 [batch, crop_height, crop_width, channels], each image of mean 0 and deviation 1.
     """
     _, height, width, _ = images.shape
     placement = draw_placement(draws, height - crop_height, width - crop_width)
     cropped = crop_and_flip(images, placement, crop_height, crop_width)
-    # [batch, crop_height, crop_width, channels]
     brightness, contrast = draw_colour(draws)
     return standardize(adjust_colour(tf.cast(cropped, tf.float32), brightness, contrast))
 
@@ -75,7 +68,6 @@ def distort_pad_crop_flip(images: tf.Tensor, draws: batches.Draws, padding: int 
     """
     around = [padding, padding]
     padded = tf.pad(images, [[0, 0], around, around, [0, 0]])
-    # [batch, height + 2 * padding, width + 2 * padding, channels]
     placement = draw_placement(draws, 2 * padding, 2 * padding)
     return standardize(crop_and_flip(padded, placement, *images.shape[1:3]))
 

@@ -1,8 +1,7 @@
 """A model for use: raw images in, classes and probabilities out.
 
-A network is trained on images that were prepared in a way of its own. Whoever uses it later has raw
-pictures. `classifier` puts the preparation before the network, in Keras's own operations, so that
-the file it is saved in is all that its user needs.
+A network is trained on prepared images, and whoever uses it later has raw ones. `classifier` puts
+the preparation before the network, in Keras's own operations: the saved file is all that is needed.
 """
 
 from collections.abc import Callable, Sequence

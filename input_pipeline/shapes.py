@@ -27,15 +27,13 @@ def make(split: str, seed: int = 0) -> tuple[np.ndarray, np.ndarray]:
     """Makes one split of the data set; the same seed gives the same pictures.
 
     Args:
-      split: `train` (5,000 examples) or `test` (1,000), from separate random streams.
+      split: `train` (5,000 examples) or `test` (1,000), from separate random streams; ValueError
+        for others.
       seed: int, at least 0.
 
     Returns:
       images: uint8 [n, 32, 32, 3]; labels: int32 [n], indices into `CLASS_NAMES`, as many of
       each class, in random order.
-
-    Raises:
-      ValueError: there is no such split.
     """
     if split not in _SPLITS:
         raise ValueError(f"split={split!r} of shapes: must be one of {', '.join(_SPLITS)}")

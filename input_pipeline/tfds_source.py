@@ -165,12 +165,12 @@ def class_names(builder: tfds.core.DatasetBuilder) -> tuple[str, ...]:
 
 def identity(builder: tfds.core.DatasetBuilder, split: str) -> dict[str, Any]:
     """What a split is, as JSON values: the version, the classes, the files' sizes and times."""
-    splits = builder.info.splits
-    decoded.check_split(builder.name, split, splits)
+    decoded.check_split(builder.name, split, builder.info.splits)
+    info = builder.info.splits[split]
     with _damage_named(builder):
-        if not splits[split].num_examples:
+        if not info.num_examples:
             raise ValueError(f"{split} is empty")
-        files = [(os.path.basename(path), os.stat(path)) for path in splits[split].filepaths]
+        files = [(os.path.basename(path), os.stat(path)) for path in info.filepaths]
     return {
         "name": builder.info.full_name,
         "split": split,
@@ -217,14 +217,15 @@ def _pictures(
     about.pop("modified")  # which copying changes
     with _damage_named(builder):
         records = _records(builder, split)
-        if records is None:
-            decoded.check_memory(
-                f"dataset={builder.name} is too large: the pictures of {split}",
-                sum(size for _, size in about["files"]),
-                "As ArrayRecord files they are read from disk; this adds such files to the set: "
-                "pip install apache-beam mlcroissant && tfds convert_format "
-                f"--dataset_version_dir={builder.data_path} --out_file_format=array_record",
-            )
+    if records is None:
+        decoded.check_memory(
+            f"dataset={builder.name} is too large: the pictures of {split}",
+            sum(size for _, size in about["files"]),
+            "As ArrayRecord files they are read from disk; this adds such files to the set: "
+            "pip install apache-beam mlcroissant && tfds convert_format "
+            f"--dataset_version_dir={builder.data_path} --out_file_format=array_record",
+        )
+        with _damage_named(builder):
             examples = _examples(builder, split).as_numpy_iterator()
             records = [{"image": image, "label": label} for image, label in examples]
 
@@ -280,8 +281,6 @@ def _damage_named(builder: tfds.core.DatasetBuilder) -> Iterator[None]:
     """Makes a sentence of whatever the readers of files raise."""
     try:
         yield
-    except decoded.DataError:
-        raise
     except Exception as error:
         raise decoded.DataError(
             f"{builder.name} in {builder.data_path} cannot be read: {_reason(error)}. Copy the set "

@@ -6,7 +6,7 @@ import unicodedata
 import photos
 import pytest
 
-from input_pipeline import decoded, folder
+from input_pipeline import datasets, decoded, folder
 
 
 @pytest.fixture
@@ -15,7 +15,7 @@ def root(tmp_path):
 
 
 def load(root, split, class_names=None):
-    return folder.load(root, split, 32, class_names)
+    return datasets.load("folder", str(root), split, class_names=class_names)
 
 
 def labels_of(found) -> list[int]:
