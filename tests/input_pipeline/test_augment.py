@@ -98,8 +98,8 @@ class TestDraws:
 
     def test_of_rand_augment_are_two_of_one_strength(self):
         operations, values, _ = drawn("rand_augment", 5_000)
-        assert operations.shape == (5_000, 2)
         assert {*values[operations == NAMES.index("rotate")]} == {9.0, -9.0}
+        assert operations.shape == (5_000, 2)
 
     def test_of_jitter_are_three_factors_in_any_order(self):
         operations, values, _ = drawn("colour_jitter", 3_000)

@@ -1,6 +1,7 @@
 """Encoded pictures: what may be one, and its pixels beside Pillow's."""
 
 import io
+import itertools
 import struct
 import zlib
 
@@ -85,18 +86,22 @@ def test_an_odd_picture_is_seen_as_docs_say(name):
 
 
 def check_seen(content: bytes, expected: np.ndarray, tolerance: int) -> None:
-    """Two squares of it, not scaled, that are all of it together."""
+    """Four squares of it, not scaled, that are all of it together."""
     height, width, _ = expected.shape
-    pictures.square(content, lambda *size: check_size(size, (width, height)), 32)
-    for top, left in ((0, 0), (0, width - 32), (height - 32, 0), (height - 32, width - 32)):
+    sizes = []
+    pictures.square(content, lambda *size: sizes.append(size) or pictures.middle(*size), 32)
+    assert sizes == [(width, height)]
+    for top, left in itertools.product((0, height - 32), (0, width - 32)):
         found = square(content, (top, left, 32, 32))
         differences = found - expected[top : top + 32, left : left + 32]
         assert np.abs(differences).max() <= tolerance
 
 
-def check_size(size, expected):
-    assert size == expected
-    return pictures.middle(*size)
+def square(content: bytes, box, mirrored: bool = False) -> np.ndarray:
+    """Of an encoded picture, whose box is (top, left, height, width): [32, 32, 3]."""
+    top, left, height, width = box
+    cut = (left, top, left + width, top + height), mirrored
+    return pictures.square(content, lambda *size: cut, 32).astype(int)
 
 
 @pytest.mark.parametrize("kind", ["JPEG", "PNG", "WEBP"])
@@ -148,61 +153,33 @@ def test_what_cannot_be_used_says_why(content, why):
         pictures.decode(content)
 
 
-def square(content: bytes, box, size: int = 32, mirrored: bool = False) -> np.ndarray:
-    """Of an encoded picture, whose box is (top, left, height, width)."""
-    top, left, height, width = box
-    cut = (left, top, left + width, top + height), mirrored
-    pictures.decode(content)
-    return pictures.square(content, lambda *size: cut, size).astype(int)
-
-
-@pytest.mark.parametrize("size", [(300, 400), (33, 501), (32, 32), (20, 26)])
-@pytest.mark.parametrize("mirrored", [False, True])
-def test_a_square_of_the_middle_is_pillow_s(size, mirrored):
+@pytest.mark.parametrize(
+    ("size", "box", "kind", "orientation", "tolerance"),
+    [
+        ((300, 400), (0, 50, 300, 300), "PNG", 1, 0),
+        ((33, 501), (0, 234, 33, 33), "PNG", 1, 0),
+        ((32, 32), (0, 0, 32, 32), "PNG", 1, 0),
+        ((20, 26), (0, 3, 20, 20), "PNG", 1, 0),
+        *(((120, 200), (16, 24, 64, 48), "JPEG", orientation, 2) for orientation in (1, 6)),
+        *(((120, 200), (16, 24, 64, 48), "PNG", orientation, 2) for orientation in (1, 6)),
+        # Decoded at a quarter or half of its size.
+        ((600, 800), (0, 0, 600, 800), "JPEG", 1, 8),
+        ((600, 800), (37, 101, 511, 340), "JPEG", 1, 8),
+        ((600, 800), (1, 3, 599, 797), "JPEG", 1, 8),
+    ],
+)
+def test_a_part_is_cut_out_and_scaled_as_pillow_does(size, box, kind, orientation, tolerance):
     """Bilinear with antialiasing, as torchvision and timm do it with Pillow."""
-    image = photos.picture(*size)
-    (height, width), side = size, min(size)
-    left, top = (width - side) // 2, (height - side) // 2
-    part = image.crop((left, top, left + side, top + side))
-    expected = np.asarray(part.resize((32, 32), Image.Resampling.BILINEAR)).astype(int)
-    content = photos.encoded(image, "PNG")
-    found = square(content, (top, left, side, side), mirrored=mirrored)
-    np.testing.assert_array_equal(found, expected[:, :: -1 if mirrored else 1])
-    np.testing.assert_array_equal(pictures.square(content, pictures.middle, 32), expected)
-
-
-@pytest.mark.parametrize("kind", ["JPEG", "PNG"])
-@pytest.mark.parametrize("orientation", [1, 6])
-def test_a_part_is_cut_out_before_it_is_scaled(kind, orientation):
     exif = Image.Exif()
     exif[0x0112] = orientation
-    content = photos.encoded(photos.picture(120, 200), kind, exif=exif, quality=95)
+    content = photos.encoded(photos.picture(*size), kind, exif=exif, quality=95)
     upright = ImageOps.exif_transpose(Image.open(io.BytesIO(content)))
-    top, left, height, width = 16, 24, 64, 48
+    top, left, height, width = box
     part = upright.crop((left, top, left + width, top + height))
     expected = np.asarray(part.resize((32, 32), Image.Resampling.BILINEAR)).astype(int)
-    found = square(content, (top, left, height, width))
-    assert np.abs(found - expected).max() <= 2
-
-
-@pytest.mark.parametrize("box", [(0, 0, 600, 800), (37, 101, 511, 340), (1, 3, 599, 797)])
-def test_a_large_jpeg_is_decoded_smaller_and_looks_the_same(box):
-    """At a quarter or half of its size, beside all of it scaled by Pillow."""
-    image = photos.picture(600, 800)
-    content = photos.encoded(image, quality=95)
-    top, left, height, width = box
-    part = Image.open(io.BytesIO(content)).crop((left, top, left + width, top + height))
-    expected = np.asarray(part.resize((32, 32), Image.Resampling.BILINEAR)).astype(int)
-    found = square(content, box)
-    assert np.abs(found - expected).mean() < 1
-    assert np.abs(found - expected).max() <= 8
-
-
-SIZES = np.random.default_rng(0).integers(20, 900, (64, 2))
-
-
-def drawn(count: int) -> list[list[float]]:
-    return np.random.default_rng(3).random((count, pictures.NUMBERS_OF_A_CUT)).tolist()
+    for mirrored, step in ((False, 1), (True, -1)):
+        differences = np.abs(square(content, box, mirrored) - expected[:, ::step])
+        assert differences.max() <= tolerance and differences.mean() < 1
 
 
 def by_hand(height, width, drawn):
@@ -226,23 +203,12 @@ def by_hand(height, width, drawn):
 
 @pytest.mark.parametrize("stretch", [[1, 1], [1, 40], [40, 1]])
 def test_a_part_at_random_is_torchvision_s(stretch):
-    for size, numbers in zip((SIZES * stretch).tolist(), drawn(64), strict=True):
+    random = np.random.default_rng(0)
+    for size in (random.integers(20, 900, (64, 2)) * stretch).tolist():
+        numbers = random.random(pictures.NUMBERS_OF_A_CUT).tolist()
         top, left, height, width = by_hand(*size, numbers)
-        box, _ = pictures.at_random(*size[::-1], numbers)
-        assert box == (left, top, left + width, top + height)
-
-
-def test_parts_have_the_areas_and_ratios_that_are_asked_for():
-    found = [pictures.at_random(1000, 1000, numbers) for numbers in drawn(4096)]
-    left, top, right, bottom = np.array([box for box, _ in found]).T
-    width, height = right - left, bottom - top
-    areas, ratios = height * width / 1e6, width / height
-    assert areas.min() > 0.07 and 0.45 < areas.mean() < 0.57
-    assert abs(np.log(ratios).mean()) < 0.02
-    assert ratios.min() > 3 / 4 - 0.01 and ratios.max() < 4 / 3 + 0.01
-    for at, length in ((top, height), (left, width)):
-        assert abs(np.median(at / np.maximum(1, 1000 - length)) - 0.5) < 0.05
-    assert 0.45 < np.mean([is_mirrored for _, is_mirrored in found]) < 0.55
+        box = left, top, left + width, top + height
+        assert pictures.at_random(*size[::-1], numbers) == (box, numbers[-1] < 0.5)
 
 
 def test_the_middle_is_the_largest_square():
