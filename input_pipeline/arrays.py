@@ -1,12 +1,9 @@
-"""Examples in memory, or of any data set with random access, as a source of training batches.
-
-The order of the examples is that of `batches`: every epoch its own permutation, from the seed.
-"""
+"""Examples in memory, or of any data set with random access, as a source of training batches."""
 
 import functools
 import hashlib
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import keras
@@ -60,15 +57,35 @@ def batches(
         if labels is not None or sample_weight is not None:
             raise ValueError("labels and sample_weight: must be in the data set's own elements")
         shuffle = False
-        examples = _Grain(_Examples(inputs) if is_pydataset else inputs)
+        examples = _ByPosition(_Unbatched(inputs) if is_pydataset else inputs)
+        content = _sha256(examples.some, f"{examples.num_examples}")
     else:
         parts = (inputs, labels) if sample_weight is None else (inputs, labels, sample_weight)
-        examples = InMemory(*(tf.nest.map_structure(_as_array, part) for part in parts))
-        if sample_weight is not None:
-            _check_weight(examples.parts[2], is_mixed=mix is not None)
-    changes = f"{seed} {shuffle} {augment is None} {mix is None}"
-    fingerprint = hashlib.sha256(f"{changes} {examples.fingerprint}".encode()).hexdigest()
+        examples = InMemory(*parts)
+        content = _sha256(examples.parts)
+    if sample_weight is not None:
+        weight = examples.parts[2]
+        if np.ndim(weight) != 1 or not np.all((weight >= 0) & np.isfinite(weight)):
+            raise ValueError("arrays: sample_weight must be [n], every one finite and at least 0")
+        if mix is not None:
+            raise ValueError(
+                "arrays: sample_weight and mix do not go together: an example of weight 0 would be "
+                "mixed into its neighbour"
+            )
+    how = f"{seed} {shuffle} {augment is None} {mix is None}"
+    fingerprint = hashlib.sha256(f"{how} {content}".encode()).hexdigest()
     return by_step.Source(examples, fingerprint, augment, mix, seed, shuffle)
+
+
+def _sha256(arrays: Any, head: str = "") -> str:
+    """Of types, shapes and values, after a text."""
+    digest = hashlib.sha256(head.encode())
+    for array in map(np.asarray, tf.nest.flatten(arrays)):
+        digest.update(f"{array.dtype} {array.shape}".encode())
+        rows = np.atleast_1d(array)
+        for first in range(0, len(rows), 4096):  # one that is memory-mapped is not read whole
+            digest.update(rows[first : first + 4096].tobytes())
+    return digest.hexdigest()
 
 
 class Examples:
@@ -90,18 +107,43 @@ class Examples:
     def gather(self, ids: tf.Tensor, draws: by_step.Draws | None = None) -> tuple:
         """A batch, as `parts`, of the examples of these numbers, int64 [n].
 
-        Args:
-          ids: of the examples.
-          draws: of a training, of which those of pictures draw what they are cut by; else None.
+        `draws` are of a training; by them pictures may be cut.
         """
+        return self._call_rows(ids)
+
+    def _rows(self, *arguments):
+        """The leaves of a batch, arrays [n, ...], of what `gather` calls it with."""
         raise NotImplementedError
+
+    def _call_rows(self, *arguments: tf.Tensor) -> tuple:
+        """What `_rows` gives of tensors, with the structure of `parts`."""
+        leaves = tf.nest.flatten(self.parts)
+        types = [_type_in_batches(leaf.dtype) for leaf in leaves]
+        # TensorFlow keeps the function forever, which must not keep the arrays.
+        examples = weakref.proxy(self)
+
+        def rows(*arguments):
+            pairs = zip(examples._rows(*arguments), types, strict=True)
+            return [value.astype(dtype, copy=False) for value, dtype in pairs]
+
+        values = tf.numpy_function(rows, arguments, types)
+        for value, leaf in zip(values, leaves, strict=True):
+            value.set_shape([arguments[0].shape[0], *leaf.shape[1:]])
+        return tf.nest.pack_sequence_as(self.parts, values)
 
 
 class InMemory(Examples):
     """Arrays as they are: tensors would be a second copy of them."""
 
-    def __init__(self, *parts):
-        self.parts, self._leaves = parts, tf.nest.flatten(parts)
+    def __init__(self, *parts: Any):
+        leaves = tf.nest.flatten(parts)
+        if any(isinstance(leaf, np.ma.MaskedArray) for leaf in leaves):
+            raise TypeError(
+                "a masked array: training would see what is under its mask; fill it "
+                "(`.filled(...)`), or give such examples sample_weight 0"
+            )
+        self.parts = tf.nest.map_structure(np.asarray, parts)
+        self._leaves = tf.nest.flatten(self.parts)
         for leaf in self._leaves:
             if leaf.dtype.kind not in "biuf" or not leaf.ndim:
                 raise TypeError(
@@ -115,36 +157,11 @@ class InMemory(Examples):
             )
         self.num_examples = lengths[0]
 
-    @property
-    def fingerprint(self) -> str:
-        """SHA-256 in hex of types, shapes and values."""
-        digest = hashlib.sha256()
-        for leaf in self._leaves:
-            digest.update(f"{leaf.dtype} {leaf.shape}".encode())
-            for first in range(0, len(leaf), 4096):  # one that is memory-mapped is not read whole
-                digest.update(np.ascontiguousarray(leaf[first : first + 4096]).data)
-        return digest.hexdigest()
-
-    def gather(self, ids: tf.Tensor, draws: by_step.Draws | None = None) -> tuple:
-        """As of `Examples`."""
-        return call_python(self._rows, [ids], self.parts)
-
-    def _rows(self, ids: np.ndarray) -> list[np.ndarray]:
+    def _rows(self, ids):
         return [leaf[ids] for leaf in self._leaves]
 
 
-def _check_weight(weight, is_mixed: bool) -> None:
-    is_column = isinstance(weight, np.ndarray) and weight.ndim == 1
-    if not (is_column and np.isfinite(weight).all() and (weight >= 0).all()):
-        raise ValueError("arrays: sample_weight must be [n], every one finite and at least 0")
-    if is_mixed:
-        raise ValueError(
-            "arrays: sample_weight and mix do not go together: an example of weight 0 would be "
-            "mixed into its neighbour"
-        )
-
-
-class _Grain(Examples):
+class _ByPosition(Examples):
     """A `grain.MapDataset`, whose element `i` is an example, for any `i` from 0.
 
     Past its length it goes on with the next epoch, which may shuffle and augment otherwise.
@@ -152,27 +169,23 @@ class _Grain(Examples):
 
     def __init__(self, dataset):
         self._dataset, self.num_examples = dataset, len(dataset)
-        places = by_step.spread_out(np.arange(self.num_examples), _HASHED_EXAMPLES)
-        some = [dataset[int(place)] for place in places]
-        if not some or not isinstance(some[0], tuple) or len(some[0]) not in (2, 3):
+        self.some = [dataset[int(n)] for n in spread_out(self.num_examples, _HASHED_EXAMPLES)]
+        first = next(iter(self.some), None)
+        if not isinstance(first, tuple) or len(first) not in (2, 3):
             raise TypeError("the data set must have examples, each a tuple (inputs, labels)")
         # A batch of one, for the structure, the types and the shapes.
-        self.parts = tf.nest.map_structure(lambda leaf: np.asarray(leaf)[np.newaxis], some[0])
-        digest = hashlib.sha256(f"{self.num_examples}".encode())
-        for leaf in map(np.asarray, tf.nest.flatten(some)):
-            digest.update(f"{leaf.dtype} {leaf.shape}".encode() + leaf.tobytes())
-        self.fingerprint = digest.hexdigest()
+        self.parts = tf.nest.map_structure(lambda leaf: np.asarray(leaf)[np.newaxis], first)
 
     def gather(self, ids: tf.Tensor, draws: by_step.Draws | None = None) -> tuple:
         assert draws is not None  # they are read for training alone
-        return call_python(self._rows, [draws.positions], self.parts)
+        return self._call_rows(draws.positions)
 
-    def _rows(self, positions: np.ndarray) -> list[np.ndarray]:
+    def _rows(self, positions):
         rows = [tf.nest.flatten(self._dataset[int(position)]) for position in positions]
         return [np.stack(leaves) for leaves in zip(*rows, strict=True)]
 
 
-class _Examples:
+class _Unbatched:
     """The examples of a `keras.utils.PyDataset` by position, epoch after epoch."""
 
     def __init__(self, dataset: keras.utils.PyDataset):
@@ -182,16 +195,15 @@ class _Examples:
         self._batch = functools.lru_cache(maxsize=16)(dataset.__getitem__)
         self._last = dataset.num_batches - 1
         self._size = self._length(0)
-        self._count = self._last * self._size + self._length(self._last)
 
     def _length(self, number: int) -> int:
         return len(tf.nest.flatten(self._batch(number))[0])
 
     def __len__(self) -> int:
-        return self._count
+        return self._last * self._size + self._length(self._last)
 
     def __getitem__(self, position: int):
-        number, row = divmod(position % self._count, self._size)
+        number, row = divmod(position % len(self), self._size)
         if number < self._last and self._length(number) != self._size:
             raise ValueError(
                 f"batch {number} has {self._length(number)} examples: all but the last must have "
@@ -200,40 +212,10 @@ class _Examples:
         return tf.nest.map_structure(lambda leaf: np.asarray(leaf)[row], self._batch(number))
 
 
-def call_python(method: Callable, arguments: Sequence[tf.Tensor], parts: tuple) -> tuple:
-    """What a method gives of tensors [n, ...], as batches with the structure of `parts`.
-
-    The method takes arrays and gives a list of them. TensorFlow keeps the function forever; so its
-    object, which has the arrays, is held weakly.
-    """
-    rows = weakref.WeakMethod(method)
-    leaves = tf.nest.flatten(parts)
-    types = [_type_in_batches(leaf.dtype) for leaf in leaves]
-
-    def converted(*arguments):
-        read = rows()
-        assert read is not None  # the data set is read, and has it
-        pairs = zip(read(*arguments), types, strict=True)
-        return [value.astype(dtype, copy=False) for value, dtype in pairs]
-
-    values = tf.numpy_function(converted, arguments, types)
-    for value, leaf in zip(values, leaves, strict=True):
-        value.set_shape([arguments[0].shape[0], *leaf.shape[1:]])
-    return tf.nest.pack_sequence_as(parts, values)
-
-
-def _as_array(values) -> np.ndarray:
-    """An array, not copied if it is one.
-
-    Raises:
-      TypeError: it has a mask, which would be lost.
-    """
-    if isinstance(values, np.ma.MaskedArray):
-        raise TypeError(
-            "a masked array: training would see what is under its mask; fill it (`.filled(...)`), "
-            "or give such examples sample_weight 0"
-        )
-    return np.asarray(values)
+def spread_out(num_examples: int, count: int) -> np.ndarray:
+    """The numbers of at most `count` examples, int64 [n]: sorted classes all have some."""
+    places = np.linspace(0, num_examples - 1, min(count, num_examples))
+    return places.astype(np.int64)
 
 
 def _type_in_batches(dtype: np.dtype) -> np.dtype:

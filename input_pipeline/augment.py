@@ -1,16 +1,12 @@
 """Augmentations by the field's names: TrivialAugment, RandAugment, colour jitter, random erasing.
 
-Each picture of the global batch has its own draws, made at once from the seed and the step
-(`batches.Draws`), so that they do not depend on the number of towers and workers. The operations
-are Pillow's.
+Each image has its own draws (`batches.Draws`). The operations are Pillow's.
 """
 
 import dataclasses
 import itertools
 import math
 import threading
-from collections.abc import Sequence
-from typing import NamedTuple
 
 import numpy as np
 import tensorflow as tf
@@ -55,17 +51,9 @@ _ORDERS = list(itertools.permutations(map(OPERATIONS.index, _JITTERED)))
 # Of small images Python does most of the work: threads would only wait for each other.
 _one_at_a_time = threading.Lock()
 
-# Apart from those of `preprocess` and `cuts`.
+# Apart from those of `preprocess` and `images`.
 _OPERATION_DRAW, _LEVEL_DRAW, _SIGN_DRAW, _FACTOR_DRAW, _ORDER_DRAW = range(32, 37)
 _ERASE_DRAW, _AREA_DRAW, _RATIO_DRAW, _PLACE_DRAW = range(37, 41)
-
-
-class Plan(NamedTuple):
-    """What is done to each image of a batch, or to one where the first axis is left out."""
-
-    operations: tf.Tensor  # int32 [n, k], one after the other, of OPERATIONS
-    values: tf.Tensor  # float32 [n, k], how much of each, in the terms of `distorted`
-    erased: tf.Tensor  # int32 [n, 4], (top, left, height, width); nothing where the height is 0
 
 
 @dataclasses.dataclass(frozen=True)
@@ -99,25 +87,24 @@ class Augmentation:
                 f"{self.name} takes images of 3 channels, but these have {self.image_shape[2]}"
             )
 
-    def plan(self, draws: batches.Draws) -> Plan:
-        """Draws what is done to each image of the batch, or of a share of it."""
+    def operations(self, draws: batches.Draws) -> tuple[tf.Tensor, tf.Tensor]:
+        """What each image of a batch is distorted by, one after the other, as for `distorted`."""
         if self.name == "colour_jitter":
             order = draws.uniform(_ORDER_DRAW, [], 0, len(_ORDERS), tf.int32)
-            operations = tf.gather(tf.constant(_ORDERS, tf.int32), order)
-            values = draws.uniform(_FACTOR_DRAW, [len(_JITTERED)], LEAST_JITTER, MOST_JITTER)
-        else:
-            is_trivial = self.name == "trivial_augment"
-            shape = [{"trivial_augment": 1, "rand_augment": RAND_OPERATIONS}.get(self.name, 0)]
-            operations = draws.uniform(_OPERATION_DRAW, shape, 0, len(OPERATIONS), tf.int32)
+            factors = draws.uniform(_FACTOR_DRAW, [len(_JITTERED)], LEAST_JITTER, MOST_JITTER)
+            return tf.gather(tf.constant(_ORDERS, tf.int32), order), factors
+        is_trivial = self.name == "trivial_augment"
+        shape = [1 if is_trivial else RAND_OPERATIONS]
+        operations = draws.uniform(_OPERATION_DRAW, shape, 0, len(OPERATIONS), tf.int32)
+        sign = draws.uniform(_SIGN_DRAW, shape, 0, 2, tf.int32)
+        level = RAND_LEVEL
+        if is_trivial:
             level = draws.uniform(_LEVEL_DRAW, shape, 0, LEVELS, tf.int32)
-            level = level if is_trivial else RAND_LEVEL
-            sign = draws.uniform(_SIGN_DRAW, shape, 0, 2, tf.int32)
-            table = values_of_trivial() if is_trivial else values_of_rand(*self.image_shape[:2])
-            values = tf.gather(table.reshape(-1), (operations * 2 + sign) * LEVELS + level)
-        return Plan(operations, values, self._erased(draws))
+        table = strengths(self.name, *self.image_shape[:2]).reshape(-1)
+        return operations, tf.gather(table, (operations * 2 + sign) * LEVELS + level)
 
-    def _erased(self, draws: batches.Draws) -> tf.Tensor:
-        """The rectangles of a `Plan`."""
+    def rectangles(self, draws: batches.Draws) -> tf.Tensor:
+        """What is erased of each image: int32 [n, 4], (top, left, height, width), or four 0."""
         sides = tf.constant(self.output_shape[:2], tf.float32)  # of the image
         area = draws.uniform(_AREA_DRAW, [], LEAST_AREA, MOST_AREA) * tf.reduce_prod(sides)
         ratio = draws.uniform(_RATIO_DRAW, [], math.log(LEAST_RATIO), math.log(MOST_RATIO))
@@ -130,26 +117,27 @@ class Augmentation:
         box = tf.cast(tf.concat([first, shape], axis=1), tf.int32)
         return tf.where(draws.uniform(_ERASE_DRAW, [1]) < self.erasing, box, 0)
 
-    def distort(self, images: tf.Tensor, plan: Plan) -> tf.Tensor:
-        """Images as their plan has them, uint8, before their pixels are scaled.
+    def distort(self, images: tf.Tensor, draws: batches.Draws) -> tf.Tensor:
+        """Images after their operations, uint8, before their pixels are scaled.
 
         Args:
           images: uint8, or float32 in [0, 255] and then rounded, [n, height, width, channels].
-          plan: of these images.
+          draws: of these images.
         """
         if self.name == "none":
             return images
         if images.dtype != tf.uint8:
             images = tf.cast(tf.clip_by_value(tf.round(images), 0, 255), tf.uint8)
-        each = [images, plan.operations, plan.values]
-        return tf.ensure_shape(tf.numpy_function(_distorted, each, tf.uint8), images.shape)
+        result = tf.numpy_function(distorted, [images, *self.operations(draws)], tf.uint8)
+        return tf.ensure_shape(result, images.shape)
 
-    def erase(self, images: tf.Tensor, plan: Plan) -> tf.Tensor:
-        """Images, float32 [n, height, width, channels], with 0 in their erased rectangles."""
+    def erase(self, images: tf.Tensor, draws: batches.Draws) -> tf.Tensor:
+        """Images, float32 [n, height, width, channels], with 0 in their rectangles."""
         if not self.erasing:
             return images
         _, height, width, channels = images.shape
-        top, left, rows, columns = tf.unstack(plan.erased[..., tf.newaxis], axis=1)  # [n, 1] each
+        rectangles = self.rectangles(draws)[..., tf.newaxis]
+        top, left, rows, columns = tf.unstack(rectangles, axis=1)  # [n, 1] each
         y, x = tf.range(height), np.repeat(np.arange(width, dtype=np.int32), channels)
         is_row, is_column = ((y >= top) & (y < top + rows), (x >= left) & (x < left + columns))
         is_erased = is_row[:, :, tf.newaxis] & is_column[:, tf.newaxis]
@@ -158,56 +146,48 @@ class Augmentation:
         return tf.reshape(tf.where(is_erased, 0.0, pixels), [-1, height, width, channels])
 
 
-def _distorted(images: np.ndarray, operations: np.ndarray, values: np.ndarray) -> np.ndarray:
-    with _one_at_a_time:
-        each = map(distorted, images, operations.tolist(), values.tolist())
-        return np.stack([*each])
-
-
-def distorted(pixels: np.ndarray, operations: Sequence[int], values: Sequence[float]) -> np.ndarray:
-    """Operations on one image, one after the other.
+def distorted(images: np.ndarray, operations: np.ndarray, values: np.ndarray) -> np.ndarray:
+    """Operations on each image of a batch, one after the other.
 
     Args:
-      pixels: uint8 [height, width, 3].
-      operations: places in OPERATIONS.
-      values: how much of each. Of a shear, its tangent; of a translation, pixels to the left or
-        upwards; of `rotate`, degrees counterclockwise; of `brightness`, `colour`, `contrast` and
-        `sharpness` a factor, 1 for none; of `posterize`, the bits that are kept; of `solarize`, the
-        least value that is inverted. The others take none.
+      images: uint8 [n, height, width, 3].
+      operations: integers [n, k], places in OPERATIONS.
+      values: floats [n, k], how much of each. Of a shear, its tangent; of a translation, pixels to
+        the left or upwards; of `rotate`, degrees counterclockwise; of `brightness`, `colour`,
+        `contrast` and `sharpness` a factor, 1 for none; of `posterize`, the bits that are kept; of
+        `solarize`, the least value that is inverted. The others take none.
 
     Returns:
-      uint8 [height, width, 3]. What moves into the image is black.
+      uint8 [n, height, width, 3]. What moves into an image is black.
     """
-    image = Image.fromarray(pixels)
-    for operation, value in zip(operations, values, strict=True):
-        image = _DISTORTED_BY[operation](image, value)
-    return np.asarray(image)
+    result = np.empty_like(images)
+    with _one_at_a_time:
+        each = zip(images, operations.tolist(), values.tolist(), strict=True)
+        for place, (pixels, *drawn) in enumerate(each):
+            image = Image.fromarray(pixels)
+            for operation, value in zip(*drawn, strict=True):
+                image = _DISTORTED_BY[operation](image, value)
+            result[place] = image
+    return result
 
 
-def values_of_trivial() -> np.ndarray:
-    """TrivialAugment's wide space for `distorted`: float32 [operations, signs, levels]."""
-    return _values(shear=0.99, translate=(32.0, 32.0), rotate=135.0, blend=0.99, bits=6)
-
-
-def values_of_rand(height: int, width: int) -> np.ndarray:
-    """RandAugment's space, likewise."""
-    translate = (150 / 331 * width, 150 / 331 * height)
-    return _values(shear=0.3, translate=translate, rotate=30.0, blend=0.9, bits=4)
-
-
-def _values(shear, translate, rotate, blend, bits) -> np.ndarray:
+def strengths(name: str, height: int, width: int) -> np.ndarray:
+    """The values of an augmentation for `distorted`: float32 [operations, signs, levels]."""
     part = np.arange(LEVELS) / (LEVELS - 1)
-    sizes = {
-        "shear_x": shear * part,
-        "shear_y": shear * part,
-        "translate_x": np.trunc(translate[0] * part),
-        "translate_y": np.trunc(translate[1] * part),
-        "rotate": rotate * part,
+    signed = np.stack([part, -part])
+    if name == "trivial_augment":  # the wide space
+        shear, rightwards, downwards, degrees, blend, bits = 0.99, 32.0, 32.0, 135.0, 0.99, 6
+    else:
+        rightwards, downwards = 150 / 331 * width, 150 / 331 * height
+        shear, degrees, blend, bits = 0.3, 30.0, 0.9, 4
+    values = dict.fromkeys(("brightness", "colour", "contrast", "sharpness"), 1 + blend * signed)
+    values |= {
+        "shear_x": shear * signed,
+        "shear_y": shear * signed,
+        "translate_x": np.trunc(rightwards * signed),
+        "translate_y": np.trunc(downwards * signed),
+        "rotate": degrees * signed,
+        "posterize": 8 - np.round(bits * abs(signed)),
+        "solarize": 255 * (1 - abs(signed)),
     }
-    values = {name: (size, -size) for name, size in sizes.items()}
-    for name in ("brightness", "colour", "contrast", "sharpness"):
-        values[name] = (1 + blend * part, 1 - blend * part)
-    values["posterize"] = (8 - np.round(bits * part),) * 2
-    values["solarize"] = (255 * (1 - part),) * 2
-    nothing = (np.zeros(LEVELS),) * 2
-    return np.array([values.get(name, nothing) for name in OPERATIONS], np.float32)
+    return np.array([values.get(name, 0 * signed) for name in OPERATIONS], np.float32)

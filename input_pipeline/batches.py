@@ -8,13 +8,12 @@ resumed run needs nothing but its step to continue with the data where it stoppe
 """
 
 import atexit
+import contextlib
 import dataclasses
-import functools
 import weakref
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from typing import Any, NamedTuple
 
-import numpy as np
 import tensorflow as tf
 
 # Draws for different purposes start from different streams of the one seed.
@@ -43,20 +42,13 @@ class Draws(NamedTuple):
     # bool [images], whether it is the example's turn to be mirrored: in every other epoch, from the
     # first or the second one on, as a coin decides that is thrown once for each example.
     mirrored: tf.Tensor
-    share: range | None = None  # places in the batch; None for all
-    global_batch_size: int = 0  # where there is a share
+    global_batch_size: int
+    places: range  # of the images in the batch
     positions: tf.Tensor | None = None  # int64 [images], in the endless row
 
-    def for_share(self, draw: Callable) -> Any:
-        """The share's part of what `draw` makes for the whole batch.
-
-        `draw` takes a number of images and gives a structure of tensors [images, ...].
-        """
-        drawn = draw(self.global_batch_size or tf.shape(self.mirrored)[0])
-        if self.share is None:
-            return drawn
-        places = slice(self.share.start, self.share.stop)
-        return tf.nest.map_structure(lambda whole: whole[places], drawn)
+    def for_share(self, draw: Callable[[int], tf.Tensor]) -> tf.Tensor:
+        """The share's part of what `draw` makes of the number of images of the whole batch."""
+        return draw(self.global_batch_size)[self.places.start : self.places.stop]
 
     def uniform(
         self,
@@ -70,7 +62,7 @@ class Draws(NamedTuple):
 
         Args:
           kind: which draw of the step; each has a stream of its own. 0 to 4 are of `preprocess`, 16
-            of `cuts`, 32 to 41 of `augment`, and 48 to 54 of `mixing`.
+            of `images`, 32 to 41 of `augment`, and 48 to 54 of `mixing`.
           shape: of those of one image.
         """
         kind_seed = tf.random.experimental.stateless_fold_in(self.seed, kind, alg=ALGORITHM)
@@ -81,7 +73,7 @@ class Draws(NamedTuple):
         )
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass(eq=False)
 class Order:
     """Which examples each step of a training takes, and what their distortions are drawn from.
 
@@ -98,7 +90,6 @@ class Order:
     seed: int
     share: range | None = None
     shuffle: bool = True
-    _coins: tf.Tensor = dataclasses.field(init=False, repr=False, compare=False)
 
     def __post_init__(self):
         batch, share = self.global_batch_size, self.share
@@ -109,30 +100,24 @@ class Order:
                 f"share={share}: must be a run of places in a batch of global_batch_size={batch}"
             )
         stream = _stream_seed(self.seed, _MIRRORING_STREAM, 0)
-        shape = [self.num_examples]
         with tf.device("/CPU:0"):
-            coins = tf.random.stateless_uniform(shape, stream, 0, 2, tf.int64, alg=ALGORITHM)
-        object.__setattr__(self, "_coins", coins)
-
-    @property
-    def places(self) -> range:
-        """The places in a batch that are read."""
-        return range(self.global_batch_size) if self.share is None else self.share
+            self._coins = tf.random.stateless_uniform(
+                [self.num_examples], stream, 0, 2, tf.int64, alg=ALGORITHM
+            )
 
     def __call__(self, step: tf.Tensor) -> tuple[tf.Tensor, Draws]:
         """The examples of a step, an int64 scalar from 0: int64 [places], and their draws."""
-        size = self.global_batch_size
-        places = tf.range(self.places.start, self.places.stop, dtype=tf.int64)
-        positions = step * size + places
+        size, places = self.global_batch_size, self.share or range(self.global_batch_size)
+        positions = step * size + tf.range(places.start, places.stop, dtype=tf.int64)
         ids = positions % self.num_examples
         if self.shuffle:
             of_batch = example_ids(
                 step, num_examples=self.num_examples, global_batch_size=size, seed=self.seed
             )
-            ids = of_batch[self.places.start : self.places.stop]
+            ids = of_batch[places.start : places.stop]
         turns = positions // self.num_examples + tf.gather(self._coins, ids)
         seed = augmentation_seed(step, seed=self.seed)
-        return ids, Draws(seed, turns % 2 == 1, self.share, size, positions)
+        return ids, Draws(seed, turns % 2 == 1, size, places, positions)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -194,12 +179,10 @@ class Source:
                 inputs = self.augment(inputs, draws)
             if self.mix is not None:
                 inputs, labels = self.mix(inputs, labels, draws)
-            # Flat: in the structures of tf.data a list is one tensor.
-            return tuple(tf.nest.flatten((inputs, labels, *weight)))
+            return inputs, labels, *weight
 
         steps = tf.data.Dataset.range(first_step, last_step)
-        flat = Reading(mapped(steps, batch_of_step, self.examples.batches_ahead), self.examples)
-        return map(functools.partial(tf.nest.pack_sequence_as, self.examples.parts), flat)
+        return iter(Repeatable(steps, batch_of_step, self.examples))
 
 
 def example_ids(
@@ -269,51 +252,43 @@ def mapped(
     return batches.prefetch(ahead).with_options(options)
 
 
-def spread_out(images: np.ndarray, count: int) -> np.ndarray:
-    """At most `count` of `images`, [n, ...], evenly spread: sorted classes all have some."""
-    places = np.linspace(0, len(images) - 1, min(count, len(images)))
-    return images[places.astype(np.int64)]
+class Repeatable:
+    """Batches, as often as they are iterated over: `batch_at` makes one of each of the indices.
 
-
-class Reading:
-    """An iterator over a data set that calls Python; it ends before Python does.
+    They have the structure of the parts of `examples`. What could not be read of these is raised.
 
     A TensorFlow thread that reads ahead, and calls Python while Python ends, aborts the process or
-    waits forever, even if the program stopped reading long before. `examples` are kept as long, and
-    what could not be read of them is raised.
+    waits forever, even if the program stopped reading long before: all reading ends before.
     """
 
-    def __init__(self, dataset: tf.data.Dataset, examples: Any):
-        self._iterator, self._examples = iter(dataset), examples
-        _open.add(self)
+    def __init__(self, indices: tf.data.Dataset, batch_at: Callable, examples: Any):
+        def flat_batch_at(index):  # in the structures of tf.data a list is one tensor
+            return tuple(tf.nest.flatten(batch_at(index)))
 
-    def __iter__(self) -> "Reading":
-        return self
-
-    def __next__(self):
-        try:
-            return next(self._iterator)
-        except tf.errors.OpError as error:
-            if self._examples.problem is not None:
-                raise self._examples.problem from error
-            raise
-
-
-class Repeatable:
-    """Batches, as often as they are iterated over."""
-
-    def __init__(self, dataset: tf.data.Dataset, examples: Any):
+        self._examples = examples
         # Made once, because TensorFlow keeps something of each.
-        self._dataset, self._examples = dataset, examples
+        self._dataset = mapped(indices, flat_batch_at, examples.batches_ahead)
 
-    def __iter__(self) -> Reading:
-        return Reading(self._dataset, self._examples)
+    def __iter__(self) -> Generator[tuple]:
+        reading = self._read()
+        _open.add(reading)
+        return reading
+
+    def _read(self) -> Generator[tuple]:
+        try:
+            for leaves in self._dataset:
+                yield tf.nest.pack_sequence_as(self._examples.parts, leaves)
+        except tf.errors.OpError as error:
+            if self._examples.problem is None:
+                raise
+            raise self._examples.problem from error
 
 
-_open: weakref.WeakSet[Reading] = weakref.WeakSet()
+_open: weakref.WeakSet[Generator] = weakref.WeakSet()
 
 
 @atexit.register
 def _close_all() -> None:
     for reading in list(_open):
-        reading._iterator = iter(())  # lets the data set go, and ends its threads
+        with contextlib.suppress(ValueError):  # another thread waits for its next batch
+            reading.close()  # lets its data set go, and ends its threads

@@ -5,39 +5,33 @@ from collections.abc import Sequence
 import numpy as np
 from PIL import Image, ImageDraw
 
+from towers.runs import figures
+
 _SIDE, _CAPTION, _GAP = 112, 14, 6  # pixels: of an image, of the line below it, between two
-_LONGEST = 18  # characters of a caption
+_COLUMNS, _LONGEST = 8, 18  # images of a row; characters of a caption
 
 
-def sheet(images: np.ndarray, captions: Sequence[str], columns: int = 8) -> Image.Image:
+def sheet(images: np.ndarray, captions: Sequence[str]) -> Image.Image:
     """A sheet of images with a line below each.
 
     Args:
       images: [n, height, width, channels], of 1 or 3 channels; uint8 as they are, and floating ones
         stretched from their least to their largest value, each by itself.
       captions: one for each.
-      columns: at most so many images in a row.
     """
-    columns = max(1, min(columns, len(images)))
+    if images.dtype != np.uint8:
+        images = np.rint(255 * figures.stretched(images)).astype(np.uint8)
+    colours = np.broadcast_to(images, (*images.shape[:3], 3))
+    columns = max(1, min(_COLUMNS, len(images)))
     rows = -(-len(images) // columns)
     width, height = _SIDE + _GAP, _SIDE + _CAPTION + _GAP
     made = Image.new("RGB", (columns * width + _GAP, rows * height + _GAP), "white")
     draw = ImageDraw.Draw(made)
-    for place, (image, caption) in enumerate(zip(images, captions, strict=True)):
+    for place, (image, caption) in enumerate(zip(colours, captions, strict=True)):
         left = _GAP + place % columns * width
         top = _GAP + place // columns * height
-        made.paste(_pixels(image), (left, top))
+        resized = Image.fromarray(image).resize((_SIDE, _SIDE), Image.Resampling.BOX)
+        made.paste(resized, (left, top))
         shown = caption if len(caption) <= _LONGEST else f"{caption[: _LONGEST - 2]}.."
-        of_the_font = shown.encode("latin-1", "replace").decode("latin-1")
-        draw.text((left, top + _SIDE), of_the_font, "black")
+        draw.text((left, top + _SIDE), shown, "black")
     return made
-
-
-def _pixels(image: np.ndarray) -> Image.Image:
-    if image.dtype != np.uint8:
-        least, most = float(image.min()), float(image.max())
-        image = np.rint((image - least) * (255 / max(most - least, 1e-9))).astype(np.uint8)
-    colours = np.repeat(image, 3, axis=2) if image.shape[2] == 1 else image
-    smaller = max(image.shape[:2]) > _SIDE
-    how = Image.Resampling.BILINEAR if smaller else Image.Resampling.NEAREST
-    return Image.fromarray(colours).resize((_SIDE, _SIDE), how)

@@ -1,20 +1,18 @@
 """A data set's name → its images and labels, in memory or encoded on disk.
 
-`shapes` is drawn here and needs no files. `folder` is the pictures in `data_dir`. Every other name
-goes to TensorFlow Datasets.
-
 Images of one size are in memory: what has to be decoded or drawn is decoded once and then comes
 from the user's cache folder. Pictures of different sizes, and any for which an image size is asked
 for, are decoded as they are needed (docs/data.md). `data_dir` is written to only where a set has to
 be downloaded.
 """
 
+import contextlib
 import functools
 import os
 import pathlib
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
-from . import cache, decoded, encoded, folder, images, shapes, tfds_source
+from . import decoded, folder, images, shapes
 
 DataError = decoded.DataError
 Images = images.Images
@@ -22,8 +20,6 @@ ImageArrays = images.ImageArrays
 
 FOLDER = "folder"
 SPLITS = ("train", "test")  # of `shapes` and CIFAR-10; TFDS's sets may have others
-
-_SHAPES_SEED = 0
 
 
 def load(
@@ -42,7 +38,8 @@ def load(
     configured before that.
 
     Args:
-      dataset: `shapes`, `folder` or any image-classification set of TFDS.
+      dataset: `shapes`, which is drawn; `folder`, the pictures in `data_dir`; or the name of an
+        image-classification set of TFDS.
       data_dir: the folder of the data; None for TFDS's own (`$TFDS_DATA_DIR`, or
         `~/tensorflow_datasets`). `shapes` does not look at it.
       split: `train` or `test`; of other sets any split by its plain name.
@@ -63,81 +60,66 @@ def load(
             "dataset=folder needs `data_dir`, the folder of the pictures: class_name/*.jpg in it, "
             "or train/class_name/*.jpg and test/class_name/*.jpg."
         )
-    where, size = _data_folder(data_dir), image_size or encoded.IMAGE_SIZE
-    if dataset == FOLDER:
-        pictures = folder.load(where, split, size, class_names)
-    else:
-        builder = tfds_source.open_prepared(dataset, where, read_only)
-        if image_size is None and None not in builder.info.features["image"].shape:
-            return _load_tfds(dataset, builder, split, read_only)
-        pictures = tfds_source.pictures(builder, split, size)
-    return pictures.without_broken() if skip_broken else pictures
+    with _data_folder(data_dir) as where:
+        if dataset == FOLDER:
+            loaded: Images = folder.load(where, split, image_size or images.IMAGE_SIZE, class_names)
+        else:
+            from . import tfds_source  # with TFDS, which no other set needs
+
+            loaded = tfds_source.load(dataset, where, split, image_size, read_only)
+    if skip_broken and isinstance(loaded, images.EncodedImages):
+        return loaded.without_broken()
+    return loaded
 
 
 def default_split(name: str, data_dir: str | None, otherwise: str) -> str:
     """The split to evaluate: `all` of a folder of other pictures without splits, or `otherwise`.
 
-    Args:
-      name: of the data set.
-      data_dir: the folder of other pictures than the run's; None for the run's own.
-      otherwise: the split that the run evaluates.
+    `data_dir` is the folder of other pictures than the run's; None for the run's own.
     """
     if name != FOLDER or not data_dir:
         return otherwise
-    return otherwise if folder.is_split(_data_folder(data_dir)) else folder.ALL
+    with _data_folder(data_dir) as where:
+        return otherwise if folder.is_split(where) else folder.ALL
 
 
-def folder_splits(data_dir: str) -> dict[str, encoded.EncodedImages]:
-    """All pictures of a folder: its splits by their names, or all by the name "".
-
-    Raises:
-      DataError: as `load`.
-    """
-    where = _data_folder(data_dir)
-    names = folder.split_names(where) if folder.is_split(where) else [folder.ALL]
-    splits = {name: folder.load(where, name, encoded.IMAGE_SIZE) for name in names}
-    return {"" if name == folder.ALL else name: split for name, split in splits.items()}
+def folder_splits(data_dir: str) -> dict[str, images.EncodedImages]:
+    """All pictures of a folder, as of `load`: its splits by their names, or all by the name ""."""
+    with _data_folder(data_dir) as where:
+        names = {"": folder.ALL}
+        if folder.is_split(where):
+            names = {name: name for name in folder.split_names(where)}
+        return {path: folder.load(where, name, images.IMAGE_SIZE) for path, name in names.items()}
 
 
 def _load_shapes(split: str, image_size: int | None, read_only: bool) -> ImageArrays:
-    if split not in SPLITS:
-        raise tfds_source.no_such_split("shapes", split, SPLITS)
+    decoded.check_split("shapes", split, SPLITS)
     if image_size is not None:
         raise DataError(
             f"image_size={image_size}: the images of dataset=shapes have one size and are not "
             "scaled; leave it out."
         )
-    version = f"generator {shapes.GENERATOR_VERSION}, seed {_SHAPES_SEED}"
-    key = cache.key(f"shapes-{split}", {"drawn": version, "split": split})
-    make = functools.partial(shapes.make, split, _SHAPES_SEED)
-    arrays, sha256 = cache.load_or_make(key, make, read_only)
-    return ImageArrays(*arrays, shapes.CLASS_NAMES, f"drawn ({version})", sha256)
+    version = f"generator {shapes.GENERATOR_VERSION}, seed 0"
+    about = {"drawn": version, "split": split}
+    make = functools.partial(shapes.make, split)
+    arrays, sha256 = decoded.load_or_make(f"shapes-{split}", about, make, read_only)
+    source = f"drawn ({version})"
+    return ImageArrays(*arrays, class_names=shapes.CLASS_NAMES, source=source, fingerprint=sha256)
 
 
-def _load_tfds(name: str, builder, split: str, read_only: bool) -> ImageArrays:
-    about = {"data_path": os.path.realpath(builder.data_path)}
-    key = cache.key(f"{name}-{split}", tfds_source.identity(builder, split) | about)
-    make = functools.partial(tfds_source.read, builder, split)
-    arrays, sha256 = cache.load_or_make(key, make, read_only)
-    names, where = tfds_source.class_names(builder), tfds_source.source(builder)
-    return ImageArrays(*arrays, names, where, sha256)
-
-
-def _data_folder(data_dir: str | None) -> pathlib.Path:
-    """The folder to look in; one that was named has to be there and readable."""
+@contextlib.contextmanager
+def _data_folder(data_dir: str | None) -> Iterator[pathlib.Path]:
+    """The folder to look in; makes a sentence of what the system says of it or of what is in it."""
     default = os.environ.get("TFDS_DATA_DIR") or os.path.join("~", "tensorflow_datasets")
     try:
         path = pathlib.Path(data_dir or default).expanduser()
     except RuntimeError as error:
         raise DataError(f"{error} Name the data sets' folder with `data_dir`.") from error
-    if data_dir:
-        try:
+    try:
+        if data_dir:
             os.scandir(path).close()
-        except OSError as error:
-            known = {FileNotFoundError: "does not exist", NotADirectoryError: "is not a folder"}
-            problem = known.get(type(error), f"cannot be read ({error.strerror})")
-            raise DataError(
-                f"data_dir={data_dir} {problem}. Correct it, or make the folder if the data set is "
-                "to be downloaded there."
-            ) from error
-    return path
+        yield path
+    except OSError as error:
+        is_inside = error.filename and str(error.filename) != str(path)
+        where = f"data_dir={path}{f': {error.filename}' if is_inside else ''}"
+        raise DataError(f"{where} cannot be read: {error.strerror}") from error

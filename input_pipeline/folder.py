@@ -10,7 +10,6 @@ adding pictures moves none of the others. The split `all` has both.
 
 import array
 import collections
-import contextlib
 import hashlib
 import os
 import pathlib
@@ -19,7 +18,7 @@ from collections.abc import Iterator, Sequence
 
 import numpy as np
 
-from . import decoded, encoded, pictures
+from . import decoded, images, pictures
 
 TRAIN, TEST, ALL = "train", "test", "all"
 _TEST_SHARE = 10  # one picture of so many is for `test`
@@ -38,39 +37,16 @@ _MOST_NAMED = 5
 
 def load(
     root: pathlib.Path, split: str, image_size: int, class_names: Sequence[str] | None = None
-) -> encoded.EncodedImages:
-    """Lists the pictures of one split; they are read when they are needed.
-
-    Args:
-      root: of the pictures.
-      split: a folder beside `train`; or train, test or all where there is none.
-      image_size: pixels, the side of the square that each becomes.
-      class_names: what classes there are, in their order; None for the folders of `train`, or of
-        `root`, sorted.
+) -> images.EncodedImages:
+    """Lists the pictures of one split, as `datasets.load`; they are read when they are needed.
 
     Raises:
-      DataError: no such split, no pictures, a folder that is not a class's, or files that cannot be
-        looked at or are pictures that cannot be read.
+      DataError: no such split, no pictures, a folder that is not a class's, or files that are
+        pictures that cannot be read.
+      OSError: files cannot be looked at.
     """
-    with _readable(root):
-        return _load(root, split, image_size, class_names)
-
-
-@contextlib.contextmanager
-def _readable(root: pathlib.Path) -> Iterator[None]:
-    try:
-        yield
-    except OSError as error:
-        where = f"{root}: {error.filename}" if error.filename else str(root)
-        raise decoded.DataError(f"data_dir={where} cannot be read: {error.strerror}") from error
-
-
-def _load(root, split, image_size, class_names) -> encoded.EncodedImages:
-    has_splits, splits = is_split(root), split_names(root)
-    if split not in splits:
-        raise decoded.DataError(
-            f"dataset=folder has no split {split!r} in {root}; it has {', '.join(splits)}"
-        )
+    decoded.check_split(f"folder in {root}", split, split_names(root))
+    has_splits = is_split(root)
     is_cut = not has_splits and split != ALL
     top = root / split if has_splits else root
     folders = _class_folders(top)
@@ -108,7 +84,7 @@ def _load(root, split, image_size, class_names) -> encoded.EncodedImages:
     cut = f", every {_TEST_SHARE}th for {TEST} by a hash of its path" if is_cut else ""
     count, endings = sum(skipped.values()), ", ".join(sorted(skipped))
     left_out = f" ({count:,} files with other endings skipped: {endings})" if count else ""
-    return encoded.EncodedImages(
+    return images.EncodedImages(
         read=read,
         name=paths.__getitem__,
         num_examples=len(paths),
@@ -139,8 +115,7 @@ def _pictures(
 
 def is_split(root: pathlib.Path) -> bool:
     """Whether the folders in `root` are splits, and not classes: there is a `train` of folders."""
-    with _readable(root):
-        return (root / TRAIN).is_dir() and bool(_class_folders(root / TRAIN))
+    return (root / TRAIN).is_dir() and bool(_class_folders(root / TRAIN))
 
 
 def split_names(root: pathlib.Path) -> list[str]:

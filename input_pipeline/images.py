@@ -1,47 +1,61 @@
-"""The images of a data set as a source of training batches, and as examples to evaluate."""
+"""The images of a data set: in memory, or pictures that are decoded when they are needed.
 
+A picture passes through these stages: its number, from the step and its place in the batch
+(`batches`); its bytes; the part of it that is seen, drawn from the step and the place; its pixels,
+decoded and scaled (`pictures`); then, with the others of its batch, what happens to any images
+(`preprocess`). None of it depends on who reads which share of a batch, nor on where a run
+continues.
+"""
+
+import concurrent.futures
 import dataclasses
-from collections.abc import Callable, Sequence
+import functools
+import hashlib
+import itertools
+import sys
+from collections.abc import Callable, Iterable, Iterator, Sequence
 
 import numpy as np
 import tensorflow as tf
+import tqdm
 
-from . import arrays, batches, decoded, mixing, preprocess
+from towers import container_limits
+
+from . import arrays, batches, decoded, mixing, pictures, preprocess
+
+IMAGE_SIZE = 224  # of pictures that are decoded when they are needed, by default
+_CHECKED_AT_A_TIME = 1024  # pictures
+_CUT_DRAW = 16
 
 
-class Images:
-    """One split of a data set, from `datasets.load`.
+@dataclasses.dataclass(eq=False, kw_only=True)
+class Images(arrays.Examples):
+    """One split of a data set, from `datasets.load`; its examples are (image, label).
 
     Attributes:
-      num_examples: how many images there are.
-      image_shape: (height, width, channels) of an image as preprocessing gets it.
       class_names: one name per class.
       source: where it came from, one line for a person.
       fingerprint: SHA-256 in hex; the same images, labels and classes have the same.
-      name: an image's number to what a person calls it.
-      is_decoded: whether they are pixels already, and not cut as they are decoded.
+      name: an image's number to what a person calls it, such as its path in the folder.
     """
 
-    num_examples: int
-    image_shape: tuple[int, int, int]
     class_names: tuple[str, ...]
     source: str
     fingerprint: str
-    name: Callable[[int], str]
-    is_decoded = False
+    name: Callable[[int], str] = str
+
+    @property
+    def image_shape(self) -> tuple[int, int, int]:
+        """(height, width, channels) of an image as preprocessing gets it."""
+        return self.parts[0].shape[1:]
+
+    def shares(self, labels: tf.Tensor) -> tf.Tensor:
+        """Of labels, the share of each class, float32 [n, classes]; of such shares, these."""
+        return tf.one_hot(labels, len(self.class_names)) if labels.dtype.is_integer else labels
 
     def at(self, ids: Sequence[int] | np.ndarray) -> np.ndarray:
-        """The images of these numbers: uint8 `[n, *image_shape]`."""
-        raise NotImplementedError
-
-    def examples(self, size: int, cuts_at_random: bool) -> arrays.Examples:
-        """(images, labels) with random access.
-
-        Args:
-          size: the side of each, in pixels, where they are decoded as they are needed.
-          cuts_at_random: whether training gets parts of them at random.
-        """
-        raise NotImplementedError
+        """The images of these numbers, uint8 `[n, *image_shape]`; a DataError names a bad one."""
+        return self._rows(np.asarray(ids, np.int64))[0]
 
     def names(self) -> list[str]:
         """What a person calls each image."""
@@ -49,53 +63,133 @@ class Images:
 
     def some(self, count: int) -> np.ndarray:
         """At most `count` images, evenly spread: uint8 `[n, *image_shape]`."""
-        return self.at(batches.spread_out(np.arange(self.num_examples), count))
+        return self.at(arrays.spread_out(self.num_examples, count))
 
 
-@dataclasses.dataclass(frozen=True)
-class ImageArrays(Images):
+@dataclasses.dataclass(eq=False)
+class ImageArrays(Images, arrays.InMemory):
     """One split of a data set, in memory.
 
     Attributes:
       images: uint8 [n, height, width, channels].
       labels: int32 [n], each at least 0 and below `len(class_names)`.
-      class_names, source, fingerprint: as of `Images`.
     """
 
     images: np.ndarray
     labels: np.ndarray
-    class_names: tuple[str, ...]
-    source: str
-    fingerprint: str
-    name = staticmethod(str)
-    is_decoded = True
 
     def __post_init__(self):
-        if not self.images.size or len(self.labels) != len(self.images):
-            raise decoded.DataError(
-                f"{self.source}: {len(self.images):,} images of {list(self.image_shape)} and "
-                f"{len(self.labels):,} labels; there must be one label for each of at least one "
-                "image."
-            )
+        arrays.InMemory.__init__(self, self.images, self.labels)
         decoded.check_labels(self.labels, len(self.class_names), self.source)
 
-    @property
-    def num_examples(self) -> int:  # type: ignore[override]
-        """How many images there are."""
-        return len(self.images)
+
+@functools.cache
+def _pool() -> concurrent.futures.ThreadPoolExecutor:
+    """Threads that decode, in all as many as there are cores; Pillow runs beside Python."""
+    return concurrent.futures.ThreadPoolExecutor(container_limits.available_cores(), "decode")
+
+
+@dataclasses.dataclass(eq=False)
+class EncodedImages(Images):
+    """One split of a data set whose pictures are encoded, of any size each.
+
+    Attributes:
+      read: number to the encoded picture and its label, an index into `class_names`; OSError or
+        ValueError where it cannot be read. Several threads call it.
+      num_examples: how many there are.
+      image_size: pixels, the side of the square that each becomes.
+      at_random: whether a training gets a part of each at random, or the middle.
+    """
+
+    batches_ahead = 3  # they are large, and every one of them is made on all cores
+
+    read: Callable[[int], tuple[bytes, int]]
+    num_examples: int
+    image_size: int = IMAGE_SIZE
+    at_random: bool = False
 
     @property
-    def image_shape(self) -> tuple[int, int, int]:  # type: ignore[override]
-        """(height, width, channels) of an image."""
-        return self.images.shape[1:]
+    def parts(self) -> tuple:  # type: ignore[override]
+        return np.empty([1, self.image_size, self.image_size, 3], np.uint8), np.empty([1], np.int32)
 
-    def at(self, ids: Sequence[int] | np.ndarray) -> np.ndarray:
-        """The images of these numbers: uint8 `[n, *image_shape]`."""
-        return self.images[np.asarray(ids, np.int64)]
+    def gather(self, ids: tf.Tensor, draws: batches.Draws | None = None) -> tuple:
+        """As of `arrays.Examples`; a part of each is decoded then, on all cores."""
+        if self.at_random and draws is not None:
+            return self._call_rows(ids, draws.uniform(_CUT_DRAW, [pictures.NUMBERS_OF_A_CUT]))
+        return self._call_rows(ids)
 
-    def examples(self, size: int, cuts_at_random: bool) -> arrays.InMemory:
-        """As of `Images`."""
-        return arrays.InMemory(self.images, self.labels)
+    def _rows(self, ids, drawn=None):
+        cuts: Iterable[pictures.Cut] = itertools.repeat(pictures.middle)
+        if drawn is not None:
+            cuts = (functools.partial(pictures.at_random, drawn=each) for each in drawn.tolist())
+        try:
+            squares, labels = zip(*_pool().map(self._square, ids.tolist(), cuts), strict=True)
+        except decoded.DataError as error:
+            self.problem = error
+            raise
+        return [np.stack(squares), np.array(labels, np.int32)]
+
+    def _square(self, number: int, cut: pictures.Cut) -> tuple[np.ndarray, int]:
+        try:
+            content, label = self._content(number)
+            return pictures.square(content, cut, self.image_size), label
+        except pictures.NoPicture as error:
+            raise decoded.DataError(
+                f"{self.name(number)} {error} ({self.source}). Repair it or take it out of the "
+                "set; `skip_broken` leaves out and lists all such pictures."
+            ) from error
+
+    def _content(self, number: int) -> tuple[bytes, int]:
+        """As of `read`, or a NoPicture that says why not."""
+        try:
+            content, label = self.read(number)
+        except (OSError, ValueError) as error:
+            why = getattr(error, "strerror", None) or error
+            raise pictures.NoPicture(f"cannot be read ({why})") from error
+        if not 0 <= label < len(self.class_names):
+            raise pictures.NoPicture(f"has label {label}: must be 0 to {len(self.class_names) - 1}")
+        return content, label
+
+    def without_broken(self) -> "EncodedImages":
+        """The split without the pictures that cannot be used, which are listed on stderr.
+
+        All are read and decoded for it; a DataError says that none can be used.
+        """
+        broken = dict(self.broken())
+        for number, reason in broken.items():
+            print(f"skipped: {self.name(number)} {reason}", file=sys.stderr, flush=True)
+        kept = np.setdiff1d(np.arange(self.num_examples), list(broken))
+        if not kept.size:
+            raise decoded.DataError(f"{self.source}: no picture can be used.")
+        if not broken:
+            return self
+        digest = hashlib.sha256(self.fingerprint.encode() + kept.astype("<i8").tobytes())
+        return dataclasses.replace(
+            self,
+            read=lambda number: self.read(int(kept[number])),
+            name=lambda number: self.name(int(kept[number])),
+            num_examples=len(kept),
+            source=f"{self.source} ({len(broken):,} that cannot be used are skipped)",
+            fingerprint=digest.hexdigest(),
+        )
+
+    def broken(self) -> Iterator[tuple[int, str]]:
+        """The numbers of the pictures that cannot be used, and why; decodes all, on all cores."""
+        numbers, at_a_time = range(self.num_examples), _CHECKED_AT_A_TIME
+        problems = itertools.chain.from_iterable(
+            _pool().map(self._problem, numbers[first : first + at_a_time])
+            for first in range(0, self.num_examples, at_a_time)
+        )
+        shown = tqdm.tqdm(problems, "pictures checked", self.num_examples, disable=None)
+        return ((number, problem) for number, problem in enumerate(shown) if problem)
+
+    def _problem(self, number: int) -> str:
+        """Why a picture cannot be used; empty where it can."""
+        try:
+            pictures.decode(self._content(number)[0])
+        except pictures.NoPicture as error:
+            return str(error)
+        return ""
 
 
 def preprocessing(
@@ -115,12 +209,8 @@ def preprocessing(
       augmentation, random_erasing: in training, as for `preprocess.for_images`.
       mixup_alpha, cutmix_alpha: in training, as of `mixing.Mixing`.
 
-    Returns:
-      Its `train` and `evaluate` give float32 `[n, *output_shape]`.
-
     Raises:
-      ValueError: no preprocessing or augmentation has that name, a number is out of its range, or
-        it does not take such images.
+      ValueError: as `preprocess.for_images`, or a number is out of its range.
       DataError: it crops pictures while it decodes them, and these are decoded already.
     """
     mixed = mixing.Mixing(mixup_alpha, cutmix_alpha, len(split.class_names))
@@ -135,12 +225,10 @@ def _check_fits(split: Images, prepared: preprocess.Preprocessing) -> None:
             f"preprocessing={prepared.name} was made for images of {list(prepared.image_shape)}, "
             f"but those of this split are {list(split.image_shape)}; make another for it"
         )
-    if prepared.cuts_at_random and split.is_decoded:
-        height, width, _ = split.image_shape
+    if prepared.cuts_at_random and isinstance(split, ImageArrays):
         raise decoded.DataError(
-            f"preprocessing={prepared.name} crops pictures while it decodes them, but this set is "
-            f"already decoded, to {height} x {width}: give `image_size`, to decode its pictures "
-            "when they are needed, or another `preprocessing`."
+            f"preprocessing={prepared.name} crops pictures while it decodes them, but these are in "
+            "memory: give `image_size`, to decode them as needed, or another `preprocessing`."
         )
 
 
@@ -160,11 +248,13 @@ def training(
 
     def mixed(images, labels, draws):
         images, labels = prepared.mixed(images, labels, draws)
-        is_mixed = labels.dtype.is_floating
-        return images, labels if is_mixed else _shares(labels, split, one_hot)
+        return images, split.shares(labels) if one_hot else labels
 
-    examples = split.examples(split.image_shape[0], prepared.cuts_at_random)
-    fingerprint = prepared.fingerprint_of(split.fingerprint, seed)
+    examples = split
+    if isinstance(split, EncodedImages):
+        examples = dataclasses.replace(split, at_random=prepared.cuts_at_random)
+    how = f"{prepared.name} {prepared.image_shape} {prepared.augmentation} {prepared.mixed}"
+    fingerprint = hashlib.sha256(f"{split.fingerprint} {seed} {how}".encode()).hexdigest()
     return batches.Source(examples, fingerprint, prepared.in_training, mixed, seed)
 
 
@@ -183,15 +273,13 @@ def evaluated(
       Batches (images float32 `[n, *output_shape]`, labels int32 [n]), in the order of the split.
     """
     _check_fits(split, prepared)
-    examples = split.examples(prepared.raw_shape[0], prepared.cuts_at_random)
+    examples = split
+    if isinstance(split, EncodedImages):
+        examples = dataclasses.replace(split, image_size=prepared.raw_shape[0])
 
     def batch_of(ids):
         images, labels = examples.gather(ids)
-        return prepared.evaluate(images), _shares(labels, split, one_hot)
+        return prepared.evaluate(images), split.shares(labels) if one_hot else labels
 
-    each_once = batches.each_once(split.num_examples, batch_size)
-    return batches.Repeatable(batches.mapped(each_once, batch_of, examples.batches_ahead), examples)
-
-
-def _shares(labels: tf.Tensor, split: Images, one_hot: bool) -> tf.Tensor:
-    return tf.one_hot(labels, len(split.class_names)) if one_hot else labels
+    ids = batches.each_once(split.num_examples, batch_size)
+    return batches.Repeatable(ids, batch_of, examples)

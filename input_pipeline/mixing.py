@@ -6,7 +6,6 @@ both, so that no worker needs an image of another's share.
 """
 
 import dataclasses
-from typing import NamedTuple
 
 import tensorflow as tf
 
@@ -17,15 +16,6 @@ CUTMIX_SHARE = 0.5  # of the images, where mixup and CutMix are both on
 
 _KIND_DRAW, _TOP_DRAW, _LEFT_DRAW = range(48, 51)
 _MIXUP_DRAWS, _CUTMIX_DRAWS = (51, 52), (53, 54)
-
-
-class Plan(NamedTuple):
-    """How each image of a batch is mixed with its neighbour."""
-
-    share: tf.Tensor  # float32 [n], of the label that is the image's own
-    rows: tf.Tensor  # float32 [n, height], 1 where a row crosses the neighbour's rectangle
-    columns: tf.Tensor  # float32 [n, width], likewise; with mixup no row crosses one
-    weight: tf.Tensor  # float32 [n], of the image's own pixels outside that rectangle
 
 
 @dataclasses.dataclass(frozen=True)
@@ -87,30 +77,34 @@ class Mixing:
                 "mixup and CutMix take images [n, height, width, channels] and integer labels [n], "
                 f"but these are {images.shape} and {labels.dtype.name} {labels.shape}"
             )
-        count, height, width, channels = images.shape
-        places = draws.share or range(count)
-        if places.start % 2 or len(places) % 2:
+        if draws.places.start % 2 or len(draws.places) % 2:
             raise ValueError(
                 "mixup and CutMix mix pairs of images: a batch, and each worker's share of it, "
                 "must have an even number of them, but this one begins at "
-                f"{places.start} and has {len(places)}"
+                f"{draws.places.start} and has {len(draws.places)}"
             )
-        plan = self.plan(draws, height, width)
+        _, height, width, channels = images.shape
+        share, rows, columns, weight = self.plan(draws, height, width)
         # Over three channels TensorFlow broadcasts 10 times slower than over rows of pixels.
-        rows = tf.reshape(images, [-1, height, width * channels])
-        columns = tf.repeat(plan.columns, channels, axis=1)
-        in_rectangle = plan.rows[:, :, tf.newaxis] * columns[:, tf.newaxis]
-        mixed = _mixed(plan.weight[:, tf.newaxis, tf.newaxis] - in_rectangle, rows)
+        pixels = tf.reshape(images, [-1, height, width * channels])
+        columns = tf.repeat(columns, channels, axis=1)
+        in_rectangle = rows[:, :, tf.newaxis] * columns[:, tf.newaxis]
+        mixed = _mixed(weight[:, tf.newaxis, tf.newaxis] - in_rectangle, pixels)
         text = f"mixup and CutMix: labels must be less than {self.num_classes}, and at least 0"
-        in_range = tf.debugging.assert_less(
-            tf.cast(labels, tf.uint64), tf.constant(self.num_classes, tf.uint64), text
-        )
-        with tf.control_dependencies([in_range]):
-            classes = tf.one_hot(labels, self.num_classes)
-        return tf.reshape(mixed, images.shape), _mixed(plan.share[:, tf.newaxis], classes)
+        most = tf.constant(self.num_classes - 1, tf.uint64)
+        tf.debugging.assert_less_equal(tf.cast(labels, tf.uint64), most, text)
+        classes = tf.one_hot(labels, self.num_classes)
+        return tf.reshape(mixed, images.shape), _mixed(share[:, tf.newaxis], classes)
 
-    def plan(self, draws: batches.Draws, height: int, width: int) -> Plan:
-        """Draws a `Plan` for each image."""
+    def plan(self, draws: batches.Draws, height: int, width: int) -> tuple[tf.Tensor, ...]:
+        """Draws how each image is mixed with its neighbour; all float32.
+
+        Returns:
+          share: [n], of the label that is the image's own.
+          rows: [n, height], 1 where a row crosses the neighbour's rectangle; with mixup none does.
+          columns: [n, width], likewise.
+          weight: [n], of the image's own pixels outside that rectangle.
+        """
         # Where only one of the two is on, every draw is on its side.
         cutmix_share = CUTMIX_SHARE if self.mixup_alpha else 1.0
         is_cut = draws.uniform(_KIND_DRAW) < (cutmix_share if self.cutmix_alpha else 0.0)
@@ -123,12 +117,9 @@ class Mixing:
         rows = _crossed(draws.uniform(_TOP_DRAW), half, height)
         columns = _crossed(draws.uniform(_LEFT_DRAW), half, width)
         area = tf.reduce_sum(rows, axis=1) * tf.reduce_sum(columns, axis=1)
-        return Plan(
-            share=tf.where(is_cut, 1.0 - area / (height * width), weight),
-            rows=tf.where(is_cut[:, tf.newaxis], rows, 0.0),
-            columns=columns,
-            weight=tf.where(is_cut, 1.0, weight),
-        )
+        share = tf.where(is_cut, 1.0 - area / (height * width), weight)
+        rows = tf.where(is_cut[:, tf.newaxis], rows, 0.0)
+        return share, rows, columns, tf.where(is_cut, 1.0, weight)
 
 
 def _mixed(weight: tf.Tensor, values: tf.Tensor) -> tf.Tensor:

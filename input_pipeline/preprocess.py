@@ -1,19 +1,15 @@
 """Distortions for training and their evaluation twins, on whole batches, with a draw per image.
 
 tf.image's random functions share one draw among the images of a batch, and a map over single
-images is several times slower. Here each image of the global batch has its own draws, made at
-once from a seed, so that an image's distortion depends on the seed and its place in the global
-batch, and not on how that batch is later cut into towers.
+images is several times slower. Here each image has its own (`batches.Draws`), all made at once.
 
 Source of the distortions for the tutorial's network: tensorflow/models,
 tutorials/image/cifar10/cifar10_input.py, `distorted_inputs`.
 """
 
 import dataclasses
-import hashlib
 import math
 from collections.abc import Callable
-from typing import NamedTuple
 
 import keras
 import numpy as np
@@ -31,20 +27,12 @@ _SHORTER_SIDE = 8 / 7  # of a picture, to the middle of it that is evaluated: 25
 _TOP_DRAW, _LEFT_DRAW, _FLIP_DRAW, _BRIGHTNESS_DRAW, _CONTRAST_DRAW = range(5)
 
 
-class Placement(NamedTuple):
-    """Where each image of a batch is cropped and whether it is mirrored."""
-
-    top: tf.Tensor  # int32 [batch], in [0, height - crop_height]
-    left: tf.Tensor  # int32 [batch], in [0, width - crop_width]
-    flip: tf.Tensor  # bool [batch]
-
-
-def draw_placement(draws: batches.Draws, max_top: int, max_left: int) -> Placement:
-    """Draws a `Placement` for each image; `max_top` and `max_left` are inclusive."""
-    return Placement(
-        top=draws.uniform(_TOP_DRAW, low=0, high=max_top + 1, dtype=tf.int32),
-        left=draws.uniform(_LEFT_DRAW, low=0, high=max_left + 1, dtype=tf.int32),
-        flip=draws.uniform(_FLIP_DRAW) < 0.5,
+def draw_placement(draws: batches.Draws, max_top: int, max_left: int) -> tuple[tf.Tensor, ...]:
+    """Draws for each image top and left of its crop, int32 [batch], and whether it is mirrored."""
+    return (
+        draws.uniform(_TOP_DRAW, low=0, high=max_top + 1, dtype=tf.int32),
+        draws.uniform(_LEFT_DRAW, low=0, high=max_left + 1, dtype=tf.int32),
+        draws.uniform(_FLIP_DRAW) < 0.5,
     )
 
 
@@ -55,7 +43,7 @@ def draw_colour(draws: batches.Draws) -> tuple[tf.Tensor, tf.Tensor]:
     return brightness, draws.uniform(_CONTRAST_DRAW, low=MIN_CONTRAST, high=MAX_CONTRAST)
 
 
-# All take images, uint8 or float32 [batch, height, width, channels] in [0, 255], and give float32.
+# Images are uint8 or float32 [batch, height, width, channels] in [0, 255]; results are float32.
 
 
 def distort_for_tutorial(
@@ -63,18 +51,11 @@ def distort_for_tutorial(
 ) -> tf.Tensor:
     """Random crop, mirroring, brightness and contrast, then standardization, per image.
 
-    Args:
-      images: as above.
-      draws: of the batch.
-      crop_height, crop_width: rows and columns kept, at most all.
-
-    Returns:
-      float32 [batch, crop_height, crop_width, channels], each image of mean 0 and deviation 1.
+    Gives float32 [batch, crop_height, crop_width, channels], each image of mean 0 and deviation 1.
     """
     _, height, width, _ = images.shape
     placement = draw_placement(draws, height - crop_height, width - crop_width)
     cropped = crop_and_flip(images, placement, crop_height, crop_width)
-    # [batch, crop_height, crop_width, channels]
     brightness, contrast = draw_colour(draws)
     return standardize(adjust_colour(tf.cast(cropped, tf.float32), brightness, contrast))
 
@@ -87,7 +68,6 @@ def distort_pad_crop_flip(images: tf.Tensor, draws: batches.Draws, padding: int 
     """
     around = [padding, padding]
     padded = tf.pad(images, [[0, 0], around, around, [0, 0]])
-    # [batch, height + 2 * padding, width + 2 * padding, channels]
     placement = draw_placement(draws, 2 * padding, 2 * padding)
     return standardize(crop_and_flip(padded, placement, *images.shape[1:3]))
 
@@ -101,9 +81,8 @@ def distort_shift_flip(images: tf.Tensor, draws: batches.Draws, margin: int = 2)
     """
     around = [margin, margin]
     padded = tf.pad(images, [[0, 0], around, around, [0, 0]], "REFLECT")
-    placement = draw_placement(draws, 2 * margin, 2 * margin)
-    placement = placement._replace(flip=draws.mirrored)
-    return scale_pixels(crop_and_flip(padded, placement, *images.shape[1:3]))
+    top, left, _ = draw_placement(draws, 2 * margin, 2 * margin)
+    return scale_pixels(crop_and_flip(padded, (top, left, draws.mirrored), *images.shape[1:3]))
 
 
 def scale_pixels(images: tf.Tensor) -> tf.Tensor:
@@ -142,14 +121,15 @@ def center(images: tf.Tensor, crop_height: int, crop_width: int) -> tf.Tensor:
 
 
 def crop_and_flip(
-    images: tf.Tensor, placement: Placement, crop_height: int, crop_width: int
+    images: tf.Tensor, placement: tuple[tf.Tensor, ...], crop_height: int, crop_width: int
 ) -> tf.Tensor:
-    """Cuts each image where `placement` says: [batch, crop_height, crop_width, channels]."""
-    rows = placement.top[:, tf.newaxis] + tf.range(crop_height)  # [batch, crop_height]
+    """Cuts each image where `draw_placement` says: [batch, crop_height, crop_width, channels]."""
+    top, left, flip = placement
+    rows = top[:, tf.newaxis] + tf.range(crop_height)  # [batch, crop_height]
     columns = tf.range(crop_width)
     # A mirrored image reads its columns backwards: no further pass over the pixels.
-    columns = tf.where(placement.flip[:, tf.newaxis], columns[::-1], columns)
-    columns += placement.left[:, tf.newaxis]  # [batch, crop_width]
+    columns = tf.where(flip[:, tf.newaxis], columns[::-1], columns)
+    columns += left[:, tf.newaxis]  # [batch, crop_width]
     images = tf.gather(images, rows, axis=1, batch_dims=1)
     return tf.gather(images, columns, axis=2, batch_dims=1)
 
@@ -193,16 +173,10 @@ class Preprocessing:
     augmentation: augment.Augmentation = augment.Augmentation()
     mixed: mixing.Mixing = mixing.Mixing()  # the images that `in_training` gives
 
-    def fingerprint_of(self, images_sha256: str, seed: int) -> str:
-        """SHA-256 in hex of what decides the batches of a training."""
-        how = f"{self.name} {self.image_shape} {self.augmentation} {self.mixed}"
-        return hashlib.sha256(f"{images_sha256} {seed} {how}".encode()).hexdigest()
-
     def in_training(self, images: tf.Tensor, draws: batches.Draws) -> tf.Tensor:
         """`train`, with the augmentation around it; arguments and result are the same."""
-        plan = self.augmentation.plan(draws)
-        images = self.train(self.augmentation.distort(images, plan), draws)
-        return self.augmentation.erase(images, plan)
+        images = self.train(self.augmentation.distort(images, draws), draws)
+        return self.augmentation.erase(images, draws)
 
 
 def _crop_flip_colour(height: int, width: int, channels: int) -> Preprocessing:

@@ -1,8 +1,7 @@
 """A model for use: raw images in, classes and probabilities out.
 
-A network is trained on images that were prepared in a way of its own. Whoever uses it later has raw
-pictures. `classifier` puts the preparation before the network, in Keras's own operations, so that
-the file it is saved in is all that its user needs.
+A network is trained on prepared images, and whoever uses it later has raw ones. `classifier` puts
+the preparation before the network, in Keras's own operations: the saved file is all that is needed.
 """
 
 from collections.abc import Callable, Sequence
@@ -10,15 +9,13 @@ from collections.abc import Callable, Sequence
 import keras
 from keras import ops
 
-Prepare = Callable[[keras.KerasTensor], keras.KerasTensor]
-
 
 def classifier(
     network: keras.Model,
     *,
     image_shape: Sequence[int],
     class_names: Sequence[str],
-    prepare: Prepare | None = None,
+    prepare: Callable[[keras.KerasTensor], keras.KerasTensor] | None = None,
     gives_logits: bool = True,
 ) -> keras.Model:
     """A model of raw images around a network, whose weights it shares.

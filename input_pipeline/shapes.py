@@ -10,39 +10,42 @@ import numpy as np
 GENERATOR_VERSION = 1  # to be raised when the same seed gives other pixels: copies are then stale
 
 _SIZE = 32  # pixels on each side
-_STREAMS = {"train": 0, "test": 1}
-_NUM_EXAMPLES = {"train": 5_000, "test": 1_000}
+# Of their centers, from the picture's middle: [32, 1] and [1, 32].
+_Y = (np.arange(_SIZE) - (_SIZE - 1) / 2)[:, np.newaxis]
+_X = _Y.T
+
+_SPLITS = {"train": (0, 5_000), "test": (1, 1_000)}  # random stream, number of examples
 
 _MAX_SHIFT = 2.5  # pixels from the middle, on each axis
 _MIN_RADIUS, _MAX_RADIUS = 6.5, 10.5  # pixels from a shape's middle to its farthest points
 _COLOUR_CANDIDATES = 4  # the one farthest from the background becomes the shape's colour
 _MAX_SLOPE = 60.0  # grey levels from one end of the background to the other
-_MIN_NOISE, _MAX_NOISE = 4.0, 16.0  # standard deviation, grey levels
+_MIN_NOISE, _MAX_NOISE = 4.0, 16.0  # a picture's standard deviation, grey levels
 
 
 def make(split: str, seed: int = 0) -> tuple[np.ndarray, np.ndarray]:
     """Makes one split of the data set; the same seed gives the same pictures.
 
     Args:
-      split: `train` (5,000 examples) or `test` (1,000), from separate random streams.
+      split: `train` (5,000 examples) or `test` (1,000), from separate random streams; ValueError
+        for others.
       seed: int, at least 0.
 
     Returns:
       images: uint8 [n, 32, 32, 3]; labels: int32 [n], indices into `CLASS_NAMES`, as many of
       each class, in random order.
-
-    Raises:
-      ValueError: there is no such split.
     """
-    if split not in _STREAMS:
-        raise ValueError(f"split={split!r} of shapes: must be one of {', '.join(_STREAMS)}")
-    rng = np.random.default_rng([seed, _STREAMS[split]])
-    count = _NUM_EXAMPLES[split]
+    if split not in _SPLITS:
+        raise ValueError(f"split={split!r} of shapes: must be one of {', '.join(_SPLITS)}")
+    stream, count = _SPLITS[split]
+    rng = np.random.default_rng([seed, stream])
     labels = rng.permutation(np.arange(count, dtype=np.int32) % len(CLASS_NAMES))
     coverage = _coverage(rng, labels)[..., np.newaxis]  # [n, 32, 32, 1]
     background, foreground = _colours(rng, count)  # [n, 1, 1, 3] each
     background = background + _slope(rng, count)  # [n, 32, 32, 3]
-    images = background + coverage * (foreground - background) + _noise(rng, count)
+    images = background + coverage * (foreground - background)
+    strength = rng.uniform(_MIN_NOISE, _MAX_NOISE, (count, 1, 1, 1)).astype(np.float32)
+    images += strength * rng.standard_normal(images.shape, dtype=np.float32)
     return np.clip(np.rint(images), 0, 255).astype(np.uint8), labels
 
 
@@ -52,8 +55,7 @@ def _coverage(rng: np.random.Generator, labels: np.ndarray) -> np.ndarray:
     radius = rng.uniform(_MIN_RADIUS, _MAX_RADIUS, (count, 1, 1))
     angle = rng.uniform(0, 2 * np.pi, (count, 1, 1))
     shift = rng.uniform(-_MAX_SHIFT, _MAX_SHIFT, (2, count, 1, 1))
-    y, x = _pixel_centers()
-    y, x = (y - shift[0]) / radius, (x - shift[1]) / radius  # [n, 32, 32]
+    y, x = (_Y - shift[0]) / radius, (_X - shift[1]) / radius  # [n, 32, 32]
     u = x * np.cos(angle) + y * np.sin(angle)
     v = y * np.cos(angle) - x * np.sin(angle)
     distance = np.empty_like(u)
@@ -64,23 +66,12 @@ def _coverage(rng: np.random.Generator, labels: np.ndarray) -> np.ndarray:
     return np.clip(0.5 - distance * radius, 0, 1).astype(np.float32)
 
 
-def _pixel_centers() -> tuple[np.ndarray, np.ndarray]:
-    """y [32, 1] and x [1, 32] of the pixels' centers, in pixels from the picture's middle."""
-    places = np.arange(_SIZE) - (_SIZE - 1) / 2
-    return places[:, np.newaxis], places[np.newaxis, :]
-
-
 def _disc(u, v):
     return np.hypot(u, v) - 1
 
 
 def _square(u, v, half):
     return np.maximum(np.abs(u), np.abs(v)) - half
-
-
-def _cross(u, v):
-    nearer = np.minimum(np.abs(u), np.abs(v)) - 0.27
-    return np.maximum(_square(u, v, 0.95), nearer)
 
 
 def _star(u, v):
@@ -114,7 +105,7 @@ _SIGNED_DISTANCES = {
     "square": lambda u, v: _square(u, v, 0.8),
     "frame": lambda u, v: np.abs(_square(u, v, 0.62)) - 0.18,
     "triangle": lambda u, v: np.maximum(np.sqrt(3) / 2 * np.abs(u) + v / 2, -v) - 0.55,
-    "cross": _cross,
+    "cross": lambda u, v: np.maximum(_square(u, v, 0.95), np.minimum(np.abs(u), np.abs(v)) - 0.27),
     "star": _star,
     "crescent": lambda u, v: np.maximum(_disc(u, v), 0.78 - np.hypot(u - 0.45, v)),
     "stripes": lambda u, v: np.maximum(_disc(u, v), _wave(u)),
@@ -134,13 +125,6 @@ def _colours(rng: np.random.Generator, count: int) -> tuple[np.ndarray, np.ndarr
 
 def _slope(rng: np.random.Generator, count: int) -> np.ndarray:
     """A plane through 0 for each channel of the background: float32 [n, 32, 32, 3]."""
-    y, x = _pixel_centers()
     rise = rng.uniform(-_MAX_SLOPE, _MAX_SLOPE, (2, count, 1, 1, 3)).astype(np.float32) / 2 / _SIZE
-    y, x = y[..., np.newaxis].astype(np.float32), x[..., np.newaxis].astype(np.float32)
+    y, x = _Y[..., np.newaxis].astype(np.float32), _X[..., np.newaxis].astype(np.float32)
     return rise[0] * y + rise[1] * x
-
-
-def _noise(rng: np.random.Generator, count: int) -> np.ndarray:
-    """Noise of each picture's own strength: float32 [n, 32, 32, 3]."""
-    strength = rng.uniform(_MIN_NOISE, _MAX_NOISE, (count, 1, 1, 1)).astype(np.float32)
-    return strength * rng.standard_normal((count, _SIZE, _SIZE, 3), dtype=np.float32)

@@ -7,80 +7,79 @@ reached within seconds? Only then does TFDS download.
 
 import contextlib
 import difflib
+import functools
 import hashlib
 import json
 import logging
 import math
 import os
 import pathlib
-import queue
 import re
 import sys
 import threading
 import urllib.parse
-from collections.abc import Iterable, Iterator
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterator
+from typing import Any
 
 import numpy as np
 import tensorflow as tf
+import tensorflow_datasets as tfds
 
-from . import decoded, encoded
-
-if TYPE_CHECKING:
-    import tensorflow_datasets as tfds
+from . import decoded, images
 
 NETWORK_CHECK_SECONDS = 4.0
 
 _READ_BYTES = 2**24  # of images, decoded at a time
-_NAME = re.compile(r"[A-Za-z_]\w*(/\w[\w.-]*)?(:\d+\.\d+\.\d+)?", re.ASCII)
 
 _log = logging.getLogger(__name__)
 
 
-def open_prepared(
-    name: str, data_dir: pathlib.Path, read_only: bool = False
-) -> "tfds.core.DatasetBuilder":
-    """A builder whose data lie ready in `data_dir`, downloaded and prepared now if they did not.
-
-    Args:
-      name: as TFDS knows it: `cifar100`, or with a configuration and version `set/config:1.0.0`.
-      data_dir: TFDS's folder; written to only if the set has to be prepared.
-      read_only: refuse a set that would have to be prepared.
+def load(
+    name: str, data_dir: pathlib.Path, split: str, image_size: int | None, read_only: bool
+) -> images.Images:
+    """Loads one split, as `datasets.load`: decoded, or as pictures that stay encoded.
 
     Raises:
-      DataError: unknown name; no `image` and `label`; not prepared and no way to get it; or what
-        TFDS says when it fails.
+      DataError: an unknown name or split; no `image` and `label`; not prepared, and no way to get
+        it; damaged; too large for memory; or what TFDS says when it fails.
     """
-    import tensorflow_datasets as tfds
+    builder = open_prepared(name, data_dir, read_only)
+    if image_size is not None or None in builder.info.features["image"].shape:
+        return _pictures(builder, split, image_size or images.IMAGE_SIZE)
+    about = identity(builder, split) | {"data_path": os.path.realpath(builder.data_path)}
+    make = functools.partial(read, builder, split)
+    arrays, sha256 = decoded.load_or_make(f"{name}-{split}", about, make, read_only)
+    names, source = class_names(builder), _source(builder)
+    return images.ImageArrays(*arrays, class_names=names, source=source, fingerprint=sha256)
 
+
+def open_prepared(name: str, data_dir: pathlib.Path, read_only: bool) -> tfds.core.DatasetBuilder:
+    """A builder whose data lie in `data_dir`, prepared now if they did not, unless `read_only`.
+
+    The name may have a configuration and a version: `set/config:1.0.0`.
+    """
     if not sys.stderr.isatty():
         tfds.disable_progress_bar()
-    if not _NAME.fullmatch(name):
-        raise decoded.DataError(
-            f"dataset={name} is not the name of a data set. Use a name such as cifar10 or "
-            "cifar100, not a path; the folder goes into `data_dir`."
-        )
     try:
         builder = tfds.builder(name, data_dir=str(data_dir))
-    except tfds.core.registered.DatasetNotFoundError as error:
-        known = ["shapes", "folder", *tfds.list_builders(with_community_datasets=False)]
-        near = difflib.get_close_matches(re.split("[/:]", name.lower())[0], known)
-        raise decoded.DataError(
-            f"dataset={name} is unknown to TensorFlow Datasets. Did you mean "
-            f"{' or '.join(near) or 'cifar10, cifar100 or shapes'}?"
-        ) from error
     except Exception as error:  # whatever TFDS raises of names, files and missing packages
-        raise decoded.DataError(f"dataset={name}: {_reason(error)} (in {data_dir})") from error
+        problem = f"dataset={name} cannot be opened: {_reason(error)} (in {data_dir})"
+        if isinstance(error, tfds.core.registered.DatasetNotFoundError):
+            known = ["shapes", "folder", *tfds.list_builders(with_community_datasets=False)]
+            near = difflib.get_close_matches(re.split("[/:]", name.lower())[0], known)
+            problem += f". Did you mean {' or '.join(near) or 'cifar10, cifar100 or shapes'}?"
+        raise decoded.DataError(problem) from error
     _check_features(builder)
     # TFDS would warn of a folder without data where there is no folder at all.
-    if not (builder.data_path.exists() and builder.is_prepared()):
-        if read_only:
-            raise decoded.DataError(
-                f"{builder.name} is not prepared in {builder.data_dir_root}, and a dry run "
-                "(`read_only`) downloads and prepares nothing. Train once without it, or point "
-                "`data_dir` to a folder that holds the set prepared."
-            )
-        _prepare(builder)
+    if builder.data_path.exists() and builder.is_prepared():
+        return builder
+    if read_only:
+        raise decoded.DataError(
+            f"{builder.name} is not prepared in {builder.data_dir_root}, and a dry run "
+            "(`read_only`) downloads and prepares nothing. Train once without it, or point "
+            "`data_dir` to a folder that holds the set prepared."
+        )
+    _prepare(builder)
     return builder
 
 
@@ -92,41 +91,34 @@ def _reason(error: BaseException) -> str:
     return line if says_it_all else f"{type(error).__name__}: {line}"
 
 
-def _check_features(builder: "tfds.core.DatasetBuilder") -> None:
+def _check_features(builder: tfds.core.DatasetBuilder) -> None:
     """Refuses a set that is not image classification, before anything is downloaded."""
-    import tensorflow_datasets as tfds
-
     features = builder.info.features
-    by_name: Any = (
-        dict(features.items()) if isinstance(features, tfds.features.FeaturesDict) else {}
-    )
+    is_dict = isinstance(features, tfds.features.FeaturesDict)
+    by_name: Any = dict(features.items()) if is_dict else {}
     image, label = by_name.get("image"), by_name.get("label")
     is_image = isinstance(image, tfds.features.Image) and image.np_dtype == np.uint8
     is_class = isinstance(label, tfds.features.ClassLabel) and label.num_classes
-    if not (is_image and image.shape[-1] is not None and is_class):
+    if not (is_image and image.shape[-1] and is_class):
         raise decoded.DataError(
             f"dataset={builder.name} cannot be used: it must have `image` (uint8 [height, width, "
             f"channels]) and `label` (a class), but has {' '.join(repr(features).split())}."
         )
 
 
-def _prepare(builder: "tfds.core.DatasetBuilder") -> None:
-    """Downloads (or takes the archives brought by hand) and prepares.
-
-    Raises:
-      DataError: the folder cannot be written to, no network, or the preparation fails.
-    """
+def _prepare(builder: tfds.core.DatasetBuilder) -> None:
+    """Downloads (or takes the archives brought by hand) and prepares."""
     name, root = builder.name, pathlib.Path(builder.data_dir_root)
     manual = root / "downloads" / "manual"
-    archives = {
-        url: info.filename or os.path.basename(urllib.parse.urlsplit(url).path)
-        for url, info in (builder.url_infos or {}).items()
-    }
-    missing = {url: file for url, file in archives.items() if not (manual / file).is_file()}
-    ways = "point `data_dir` to a folder where TFDS has prepared it"
-    if missing:
-        ways = f"put {', '.join([*missing.values()][:3])} in {manual}/"
-    by_hand = f"By hand: {ways}. dataset=shapes needs no files at all."
+    missing = {}  # archives, by their addresses
+    for url, info in (builder.url_infos or {}).items():
+        archive = info.filename or os.path.basename(urllib.parse.urlsplit(url).path)
+        if not (manual / archive).is_file():
+            missing[url] = archive
+    by_hand = (
+        f"By hand: put {', '.join([*missing.values()][:3]) or 'its files'} in {manual}/, or point "
+        "`data_dir` to a folder where it is prepared. dataset=shapes needs no files at all."
+    )
     for url in [url for url in missing if url.startswith("http")][:1]:
         if problem := _unreachable(url):
             raise decoded.DataError(
@@ -146,51 +138,39 @@ def _unreachable(url: str) -> str:
     """Why this address does not answer within seconds; empty if it does."""
     import requests  # as TFDS does, so the same proxies count
 
-    answer: queue.Queue[str] = queue.Queue()
+    problems = ["timeout"]
 
     def ask() -> None:
         try:
             requests.head(url, timeout=NETWORK_CHECK_SECONDS).close()
-            answer.put("")
+            problems.append("")
         except requests.exceptions.RequestException as error:
-            answer.put(type(error).__name__)  # its text may have a proxy's password in it
+            problems.append(type(error).__name__)  # its text may have a proxy's password in it
 
     # In a thread, because the look-up of a name heeds no timeout.
-    threading.Thread(target=ask, daemon=True).start()
-    try:
-        return answer.get(timeout=NETWORK_CHECK_SECONDS)
-    except queue.Empty:
-        return "timeout"
+    thread = threading.Thread(target=ask, daemon=True)
+    thread.start()
+    thread.join(NETWORK_CHECK_SECONDS)
+    return problems[-1]
 
 
-def no_such_split(name: str, split: str, splits: Iterable[str]) -> decoded.DataError:
-    """The error for a split that a data set does not have, with those that it has."""
-    return decoded.DataError(f"dataset={name} has no split {split!r}; it has {', '.join(splits)}")
-
-
-def source(builder: "tfds.core.DatasetBuilder") -> str:
-    """Where a set comes from, one line for a person."""
+def _source(builder: tfds.core.DatasetBuilder) -> str:
     return f"TFDS {builder.info.full_name} in {builder.data_dir_root}"
 
 
-def class_names(builder: "tfds.core.DatasetBuilder") -> tuple[str, ...]:
+def class_names(builder: tfds.core.DatasetBuilder) -> tuple[str, ...]:
     """One name per class."""
     return tuple(builder.info.features["label"].names)
 
 
-def identity(builder: "tfds.core.DatasetBuilder", split: str) -> dict[str, Any]:
-    """What a split is, as JSON values: the set's version, the split's files, their sizes and times.
-
-    Raises:
-      DataError: the set has no such split, it is empty, or a file is missing.
-    """
-    splits = builder.info.splits
-    if split not in splits:
-        raise no_such_split(builder.name, split, splits)
+def identity(builder: tfds.core.DatasetBuilder, split: str) -> dict[str, Any]:
+    """What a split is, as JSON values: the version, the classes, the files' sizes and times."""
+    decoded.check_split(builder.name, split, builder.info.splits)
+    info = builder.info.splits[split]
     with _damage_named(builder):
-        if not splits[split].num_examples:
+        if not info.num_examples:
             raise ValueError(f"{split} is empty")
-        files = [(os.path.basename(path), os.stat(path)) for path in splits[split].filepaths]
+        files = [(os.path.basename(path), os.stat(path)) for path in info.filepaths]
     return {
         "name": builder.info.full_name,
         "split": split,
@@ -200,14 +180,11 @@ def identity(builder: "tfds.core.DatasetBuilder", split: str) -> dict[str, Any]:
     }
 
 
-def read(builder: "tfds.core.DatasetBuilder", split: str) -> decoded.Decoded:
+def read(builder: tfds.core.DatasetBuilder, split: str) -> decoded.Arrays:
     """Decodes one split whose images have one size, in the order of its files.
 
     Returns:
       images: uint8 [n, height, width, channels], labels: int32 [n].
-
-    Raises:
-      DataError: the split would not fit in memory, or its files are damaged.
     """
     shape = builder.info.features["image"].shape
     count = builder.info.splits[split].num_examples
@@ -221,37 +198,25 @@ def read(builder: "tfds.core.DatasetBuilder", split: str) -> decoded.Decoded:
         image = tf.io.decode_image(content, shape[-1], expand_animations=False)
         return tf.ensure_shape(image, shape), label
 
-    images, labels = np.empty((count, *shape), np.uint8), np.empty(count, np.int64)
+    pixels, labels = np.empty((count, *shape), np.uint8), np.empty(count, np.int64)
     with _damage_named(builder):
         examples = _examples(builder, split).map(decode, tf.data.AUTOTUNE)
         at_a_time = max(1, _READ_BYTES // math.prod(shape))
         for number, batch in enumerate(examples.batch(at_a_time).as_numpy_iterator()):
             place = slice(number * at_a_time, number * at_a_time + len(batch[1]))
-            images[place], labels[place] = batch
-    decoded.check_labels(labels, len(class_names(builder)), source(builder))
-    return decoded.Decoded(images, labels.astype(np.int32))
+            pixels[place], labels[place] = batch
+    decoded.check_labels(labels, len(class_names(builder)), _source(builder))
+    return pixels, labels.astype(np.int32)
 
 
-def pictures(
-    builder: "tfds.core.DatasetBuilder", split: str, image_size: int
-) -> encoded.EncodedImages:
-    """The pictures of a split, which stay encoded: on disk in ArrayRecord files, else in memory.
-
-    Raises:
-      DataError: files are missing or damaged, or TFRecord files would not fit in memory.
-    """
+def _pictures(
+    builder: tfds.core.DatasetBuilder, split: str, image_size: int
+) -> images.EncodedImages:
+    """The pictures of a split, which stay encoded: on disk in ArrayRecord files, else in memory."""
     about = identity(builder, split)
     about.pop("modified")  # which copying changes
     with _damage_named(builder):
         records = _records(builder, split)
-
-    def read_one(number: int) -> tuple[bytes, int]:
-        try:
-            example = records[number]
-        except Exception as error:  # whatever the reader of damaged files raises
-            raise ValueError(_reason(error)) from error
-        return bytes(example["image"]), int(example["label"])
-
     if records is None:
         decoded.check_memory(
             f"dataset={builder.name} is too large: the pictures of {split}",
@@ -263,21 +228,27 @@ def pictures(
         with _damage_named(builder):
             examples = _examples(builder, split).as_numpy_iterator()
             records = [{"image": image, "label": label} for image, label in examples]
-    return encoded.EncodedImages(
+
+    def read_one(number: int) -> tuple[bytes, int]:
+        try:
+            example = records[number]
+        except Exception as error:  # whatever the reader of damaged files raises
+            raise ValueError(_reason(error)) from error
+        return bytes(example["image"]), int(example["label"])
+
+    return images.EncodedImages(
         read=read_one,
         name=lambda number: f"{split}/{number}",
         num_examples=builder.info.splits[split].num_examples,
         class_names=class_names(builder),
-        source=source(builder),
+        source=_source(builder),
         fingerprint=hashlib.sha256(json.dumps(about).encode()).hexdigest(),
         image_size=image_size,
     )
 
 
-def _records(builder: "tfds.core.DatasetBuilder", split: str):
+def _records(builder: tfds.core.DatasetBuilder, split: str):
     """The split's examples with random access, undecoded; None without ArrayRecord files."""
-    import tensorflow_datasets as tfds
-
     # Read from the files alone: a builder with code does not know of formats added later.
     on_disk = tfds.builder_from_directory(builder.data_path)
     if "array_record" not in {kind.value for kind in on_disk.info.available_file_formats()}:
@@ -285,10 +256,8 @@ def _records(builder: "tfds.core.DatasetBuilder", split: str):
     return on_disk.as_data_source(split, decoders={"image": tfds.decode.SkipDecoding()})
 
 
-def _examples(builder: "tfds.core.DatasetBuilder", split: str) -> tf.data.Dataset:
+def _examples(builder: tfds.core.DatasetBuilder, split: str) -> tf.data.Dataset:
     """(encoded picture, label) in the order of the split's files, all of them or an error."""
-    import tensorflow_datasets as tfds
-
     if builder.info.as_proto.file_format == "array_record":
         records = _records(builder, split)
         examples = tf.data.Dataset.from_generator(
@@ -308,7 +277,7 @@ def _examples(builder: "tfds.core.DatasetBuilder", split: str) -> tf.data.Datase
 
 
 @contextlib.contextmanager
-def _damage_named(builder: "tfds.core.DatasetBuilder") -> Iterator[None]:
+def _damage_named(builder: tfds.core.DatasetBuilder) -> Iterator[None]:
     """Makes a sentence of whatever the readers of files raise."""
     try:
         yield

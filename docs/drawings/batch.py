@@ -93,7 +93,7 @@ BOXES = {
     "read": Box(36, 72, 170, "tfds_source.read", "decodes the files,\nonce for all runs"),
     "load": Box(340, 72, 230, "datasets.load", "all images in memory,\nonce for each run"),
     "ids": Box(36, 186, 170, "batches.example_ids", "which 128 of 50,000,\nby seed and step"),
-    "batches": Box(272, 186, 196, "arrays.InMemory.gather", "takes them,\nsome steps ahead"),
+    "batches": Box(272, 186, 196, "arrays.Examples.gather", "takes them,\nsome steps ahead"),
     "distort": Box(
         590, 186, 274, "preprocess.distort_for_tutorial",
         "crop, mirror, colours,\nthen mean 0 and deviation 1",

@@ -18,7 +18,7 @@ import pytest
 import scripts
 import tensorflow as tf
 
-from input_pipeline import batches, datasets, decoded, shapes, tfds_source
+from input_pipeline import batches, datasets, shapes, tfds_source
 
 PAGE = batch.PAGE.read_text(encoding="utf-8")
 STEP, BATCH, EXAMPLES = 1000, 128, 50_000
@@ -136,7 +136,7 @@ def told(tmp_path_factory):
         patch.setattr(tfds_source, "open_prepared", lambda *_: builder)
         patch.setattr(tfds_source, "identity", lambda builder, split: {"split": split})
         patch.setattr(tfds_source, "class_names", lambda builder: shapes.CLASS_NAMES)
-        patch.setattr(tfds_source, "read", lambda builder, split: decoded.Decoded(*whole[split]))
+        patch.setattr(tfds_source, "read", lambda builder, split: whole[split])
         for name, *_ in ROWS:
             owner, function = found(name)
             if inspect.isfunction(function):

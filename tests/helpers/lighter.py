@@ -38,7 +38,7 @@ def runs() -> Iterator[None]:
     """While entered, networks and `shapes` are the lighter ones."""
     with pytest.MonkeyPatch.context() as patch:
         if "images" in _made_lighter:
-            patch.setitem(shapes._NUM_EXAMPLES, "test", TEST_IMAGES)
+            patch.setitem(shapes._SPLITS, "test", (1, TEST_IMAGES))
             patch.setattr(shapes, "GENERATOR_VERSION", TEST_IMAGES)  # else the cache has the whole
         if "networks" in _made_lighter:
             for build, defaults in _DEFAULTS.items():

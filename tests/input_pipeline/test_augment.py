@@ -42,7 +42,8 @@ def test_an_operation_does_what_its_name_says(name):
             from_y, from_x = (y, int(x + 0.75 + y / 2)) if axis else (int(y + 0.75 + x / 2), x)
             if from_y < SHAPE[0] and from_x < SHAPE[1]:
                 expected[y, x] = NOISY[from_y, from_x]
-    found = augment.distorted(NOISY.astype(np.uint8), [NAMES.index(name)], [value])
+    pixels = NOISY.astype(np.uint8)[np.newaxis]
+    [found] = augment.distorted(pixels, np.array([[NAMES.index(name)]]), np.array([[value]]))
     assert found.dtype == np.uint8
     if name == "equalize":  # of noise all values are as frequent already
         assert np.corrcoef(found.ravel(), NOISY.ravel())[0, 1] > 0.99
@@ -52,7 +53,7 @@ def test_an_operation_does_what_its_name_says(name):
 
 def test_the_strengths_are_those_of_the_papers():
     """Of torchvision's TrivialAugmentWide and RandAugment, written down by hand."""
-    wide = dict(zip(NAMES, augment.values_of_trivial(), strict=True))
+    wide = dict(zip(NAMES, augment.strengths("trivial_augment", 0, 0), strict=True))
     assert wide["shear_x"][:, -1].tolist() == pytest.approx([0.99, -0.99])
     assert wide["translate_y"][:, -1].tolist() == [32, -32]
     assert wide["rotate"][:, 10].tolist() == [45, -45]
@@ -60,49 +61,55 @@ def test_the_strengths_are_those_of_the_papers():
     bits = [8] * 3 + [7] * 5 + [6] * 5 + [5] * 5 + [4] * 5 + [3] * 5 + [2] * 3
     assert wide["posterize"][0].tolist() == bits
     assert wide["solarize"][0, [0, 15, 30]].tolist() == [255, 127.5, 0]
-    rand = dict(zip(NAMES, augment.values_of_rand(100, 331), strict=True))
+    rand = dict(zip(NAMES, augment.strengths("rand_augment", 100, 331), strict=True))
     assert rand["translate_x"][:, -1].tolist() == [150, -150]
     assert rand["rotate"][0, augment.RAND_LEVEL] == 9
     assert rand["brightness"][0, -1] == pytest.approx(1.9)
     assert rand["posterize"][0, -1] == 4
 
 
-def drawn(name, count, share=None, erasing=0.5):
-    chosen = augment.Augmentation(name, erasing, SHAPE, (20, 30, 3))
+def draws(count, share=None):
     seed = batches.augmentation_seed(3, seed=7)
-    return chosen.plan(batches.Draws(seed, tf.zeros([0], tf.bool), share, 64 if share else count))
+    return batches.Draws(seed, tf.zeros([0], tf.bool), count, share or range(count))
+
+
+def drawn(name, *arguments):
+    """Operations, values and rectangles."""
+    chosen = augment.Augmentation(name, 0.5, SHAPE, (20, 30, 3))
+    parts = *chosen.operations(draws(*arguments)), chosen.rectangles(draws(*arguments))
+    return [part.numpy() for part in parts]
 
 
 class TestDraws:
-    @pytest.mark.parametrize("name", augment.NAMES)
+    @pytest.mark.parametrize("name", augment.NAMES[1:])
     def test_of_a_share_are_those_of_the_batch(self, name):
-        for whole, part in zip(drawn(name, 64), drawn(name, 21, range(5, 26)), strict=True):
+        for whole, part in zip(drawn(name, 64), drawn(name, 64, range(5, 26)), strict=True):
             np.testing.assert_array_equal(part, whole[5:26])
 
     def test_are_each_operation_and_level_about_as_often(self):
-        plan = drawn("trivial_augment", 20_000)
-        assert plan.operations.shape == (20_000, 1)
-        counts = np.bincount(plan.operations[:, 0], minlength=14)
+        operations, values, _ = drawn("trivial_augment", 20_000)
+        assert operations.shape == (20_000, 1)
+        counts = np.bincount(operations[:, 0], minlength=14)
         assert abs(counts - 20_000 / 14).max() < 5 * (20_000 / 14) ** 0.5
-        rotations = plan.values[plan.operations == NAMES.index("rotate")].numpy()
+        rotations = values[operations == NAMES.index("rotate")]
         assert len(np.unique(rotations)) == 2 * augment.LEVELS - 1
         assert rotations.min() == -135 and rotations.max() == 135
         assert abs(np.mean(rotations > 0) - 0.48) < 0.07
 
     def test_of_rand_augment_are_two_of_one_strength(self):
-        plan = drawn("rand_augment", 5_000)
-        assert plan.operations.shape == (5_000, 2)
-        assert {*plan.values[plan.operations == NAMES.index("rotate")].numpy()} == {9.0, -9.0}
+        operations, values, _ = drawn("rand_augment", 5_000)
+        assert {*values[operations == NAMES.index("rotate")]} == {9.0, -9.0}
+        assert operations.shape == (5_000, 2)
 
     def test_of_jitter_are_three_factors_in_any_order(self):
-        plan = drawn("colour_jitter", 3_000)
-        orders, counts = np.unique(plan.operations, axis=0, return_counts=True)
+        operations, values, _ = drawn("colour_jitter", 3_000)
+        orders, counts = np.unique(operations, axis=0, return_counts=True)
         assert len(orders) == 6 and counts.min() > 400
         assert {NAMES[place] for place in orders[0]} == {"brightness", "contrast", "colour"}
-        assert 0.6 <= plan.values.numpy().min() < 0.61 < 1.39 < plan.values.numpy().max() < 1.4
+        assert 0.6 <= values.min() < 0.61 < 1.39 < values.max() < 1.4
 
     def test_of_a_rectangle_are_within_the_image(self):
-        top, left, height, width = drawn("none", 20_000).erased.numpy().T
+        top, left, height, width = drawn("rand_augment", 20_000)[2].T
         chosen = height > 0
         assert abs(chosen.mean() - 0.5) < 0.02
         assert top.min() >= 0 and left.min() >= 0
@@ -119,17 +126,15 @@ class TestDraws:
 def test_a_batch_is_made_of_images_one_by_one(name):
     images = np.random.default_rng(3).integers(0, 256, (64, *SHAPE), np.uint8)
     how = preprocess.for_images("pad_crop_flip", SHAPE, name, 0.5)
-    seed = batches.augmentation_seed(3, seed=7)
-    draws = batches.Draws(seed, tf.zeros([64], tf.bool), None, 64)
-    found = how.in_training(tf.constant(images), draws).numpy()
-    plan = how.augmentation.plan(draws)
-    expected = images.copy()
-    for index, image in enumerate(images):
-        expected[index] = augment.distorted(
-            image, plan.operations[index].numpy(), plan.values[index].numpy()
-        )
-    expected = preprocess.distort_pad_crop_flip(tf.constant(expected), draws).numpy()
-    for image, (top, left, height, width) in zip(expected, plan.erased, strict=True):
+    found = how.in_training(tf.constant(images), draws(64)).numpy()
+    operations = [part.numpy() for part in how.augmentation.operations(draws(64))]
+    distorted = [
+        augment.distorted(images[n : n + 1], *(part[n : n + 1] for part in operations))
+        for n in range(64)
+    ]
+    expected = preprocess.distort_pad_crop_flip(np.concatenate(distorted), draws(64)).numpy()
+    rectangles = how.augmentation.rectangles(draws(64)).numpy()
+    for image, (top, left, height, width) in zip(expected, rectangles, strict=True):
         image[top : top + height, left : left + width] = 0.0
     np.testing.assert_array_equal(found, expected)
     np.testing.assert_array_equal(how.evaluate(images), preprocess.standardize(images))

@@ -36,28 +36,18 @@ def ids_of(step, num_examples, global_batch_size, seed=0):
     ).numpy()
 
 
-def rows(order: batches.Order, steps) -> np.ndarray:
-    """The ids of these steps: [steps, places]."""
-    return np.stack([order(tf.constant(step, tf.int64))[0].numpy() for step in steps])
-
-
 class TestExampleIds:
     @pytest.mark.parametrize(
-        ("num_examples", "global_batch_size"),
+        ("n", "batch"),
         [(1, 1), (1, 4), (5, 1), (6, 3), (6, 4), (10, 4), (10, 7), (7, 10), (5, 23), (128, 128)],
     )
     @pytest.mark.pitfall(3)
     @pytest.mark.pitfall(26)
-    def test_each_epoch_holds_each_example_once_across_full_batches(
-        self, num_examples, global_batch_size
-    ):
-        steps = [
-            ids_of(step, num_examples, global_batch_size)
-            for step in range(-(-4 * num_examples // global_batch_size))
-        ]
-        assert {len(ids) for ids in steps} == {global_batch_size}
-        epochs = np.concatenate(steps)[: 4 * num_examples].reshape(4, num_examples)
-        np.testing.assert_array_equal(np.sort(epochs), [range(num_examples)] * 4)
+    def test_each_epoch_holds_each_example_once_across_full_batches(self, n, batch):
+        steps = [ids_of(step, n, batch) for step in range(-(-4 * n // batch))]
+        assert {len(ids) for ids in steps} == {batch}
+        epochs = np.concatenate(steps)[: 4 * n].reshape(4, n)
+        np.testing.assert_array_equal(np.sort(epochs), [range(n)] * 4)
 
     def test_epochs_and_seeds_have_unrelated_permutations(self):
         """The cipher behind index_shuffle correlates epochs by 0.8 where its key is weak."""
@@ -70,8 +60,7 @@ class TestExampleIds:
     @pytest.mark.parametrize("step", [2**31 - 1, 2**31, 2**33])
     def test_positions_pass_32_bits(self, step):
         ids = ids_of(step, num_examples=50, global_batch_size=50)
-        assert ids.dtype == np.int64
-        assert sorted(ids) == list(range(50))
+        assert ids.dtype == np.int64 and sorted(ids) == list(range(50))
         assert list(ids) != list(ids_of(step * 50 % 2**32 // 50, 50, 50))  # where 32 bits end up
         np.testing.assert_array_equal(ids_of(tf.constant(step, tf.int64), 50, 50), ids)
 
@@ -81,7 +70,9 @@ class TestOrder:
     @pytest.mark.parametrize("num_towers", [2, 4])
     def test_towers_get_different_examples(self, num_towers):
         """The epoch's 24 examples are dealt out among towers with none twice and none left."""
-        by_tower = np.split(rows(batches.Order(24, 8, seed=0), range(3)), num_towers, axis=1)
+        order = batches.Order(24, 8, seed=0)
+        steps = np.stack([order(tf.constant(step, tf.int64))[0] for step in range(3)])
+        by_tower = np.split(steps, num_towers, axis=1)
         assert all(ids.size == 24 // num_towers for ids in by_tower)
         assert sorted(np.concatenate([ids.ravel() for ids in by_tower])) == list(range(24))
 
@@ -99,8 +90,7 @@ class TestOrder:
 
     def test_augmentation_draws_depend_on_seed_and_step_only(self):
         cases = itertools.product(range(3), range(5))
-        seeds = {tuple(batches.augmentation_seed(step, seed=s).numpy()) for s, step in cases}
-        assert len(seeds) == 15
+        assert len({(*batches.augmentation_seed(step, seed=s).numpy(),) for s, step in cases}) == 15
 
     def test_impossible_ranges_are_refused(self):
         for share in (range(0), range(4, 9), range(-1, 3), range(0, 8, 2), range(3, 0, -1)):
@@ -151,33 +141,31 @@ def test_each_example_is_evaluated_once_in_the_order_of_the_data(batch_size):
 
 
 def test_images_are_spread_out_over_all():
-    images = np.arange(10)
-    np.testing.assert_array_equal(batches.spread_out(images, 4), [0, 3, 6, 9])
-    np.testing.assert_array_equal(batches.spread_out(images, 20), images)
+    np.testing.assert_array_equal(arrays.spread_out(10, 4), [0, 3, 6, 9])
+    np.testing.assert_array_equal(arrays.spread_out(10, 20), np.arange(10))
 
 
 LARGE_SET = r"""
 import gc, re, numpy
 from pathlib import Path
-from input_pipeline import cache, decoded, images
+from input_pipeline import decoded, images
 
 def peak():
     return int(re.search(r"VmHWM:\s+(\d+) kB", Path("/proc/self/status").read_text())[1]) * 1024
 
 def make():
-    return decoded.Decoded(numpy.ones((4000, 160, 160, 3), "u1"), numpy.zeros(4000, "i4"))
+    return numpy.ones((4000, 160, 160, 3), "u1"), numpy.zeros(4000, "i4")
 
 def read(arrays):
-    split = images.ImageArrays(*arrays, ("all",), "here", "0")
+    split = images.ImageArrays(*arrays, class_names=("all",), source="here", fingerprint="0")
     how = images.preprocessing("pad_crop_flip", split)
     list(images.training(split, how, 0).batches(0, 3, global_batch_size=2))
     next(iter(images.evaluated(split, how, 2)))
 
-small = decoded.Decoded(numpy.ones((8, 160, 160, 3), "u1"), numpy.zeros(8, "i4"))
-read(small)
+read((numpy.ones((8, 160, 160, 3), "u1"), numpy.zeros(8, "i4")))
 before = peak()
 for _ in range(2):  # made, then from the cache
-    read(cache.load_or_make("large", make)[0])
+    read(decoded.load_or_make("large", {}, make)[0])
     print((peak() - before) / (4000 * 160 * 160 * 3))
     gc.collect()
 """

@@ -18,13 +18,12 @@ from input_pipeline import datasets, decoded
 
 
 @pytest.fixture(autouse=True)
-def cache(tmp_path, monkeypatch) -> pathlib.Path:
-    """A cache for each test; and no network, as the proxy does not answer."""
+def _no_cache_and_no_network(tmp_path, monkeypatch):
+    """A cache for each test, and a proxy that does not answer."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     monkeypatch.setenv("https_proxy", "http://127.0.0.1:9")
     monkeypatch.setenv("http_proxy", "http://127.0.0.1:9")
     monkeypatch.setenv("no_proxy", "")
-    return tmp_path / "cache" / "towers"
 
 
 @pytest.fixture
@@ -40,9 +39,8 @@ def _everything_in(folder: pathlib.Path) -> dict[str, int]:
 # Prepared data.
 
 
-@pytest.mark.parametrize("num_shards", [1, 3])
-def test_prepared_set_is_read_whole_with_labels_and_names(data_dir, num_shards):
-    tiny_photos.prepare(data_dir, num_shards=num_shards)
+def test_a_prepared_set_is_read_whole_with_labels_and_names(data_dir):
+    tiny_photos.prepare(data_dir, num_shards=3)
     before = _everything_in(data_dir)
     train = datasets.load("tiny_photos", str(data_dir), "train")
     assert train.images.shape == (25, 4, 6, 3) and train.images.dtype == np.uint8
@@ -50,13 +48,12 @@ def test_prepared_set_is_read_whole_with_labels_and_names(data_dir, num_shards):
     assert (train.images == values[:, None, None, None]).all()
     assert sorted(values) == list(range(25))
     np.testing.assert_array_equal(train.labels, values % 3)
-    assert train.labels.dtype == np.int32
-    assert train.class_names == ("ant", "bee", "cow")
+    assert train.labels.dtype == np.int32 and train.class_names == ("ant", "bee", "cow")
     assert "tiny_photos/1.0.0" in train.source and str(data_dir) in train.source
     assert _everything_in(data_dir) == before, "the data folder was written to"
 
 
-def test_second_load_decodes_nothing_and_changed_files_are_decoded_again(data_dir):
+def test_a_second_load_decodes_nothing_and_changed_files_are_decoded_again(data_dir):
     tiny_photos.prepare(data_dir)
     (file,) = data_dir.rglob("*train.tfrecord*")
     first = datasets.load("tiny_photos", str(data_dir), "train")
@@ -75,82 +72,73 @@ def test_second_load_decodes_nothing_and_changed_files_are_decoded_again(data_di
     assert datasets.load("tiny_photos", str(data_dir), "train").class_names[2] == "cat"
 
 
-def test_missing_split_is_answered_with_those_there_are(data_dir):
+def test_a_missing_split_is_answered_with_those_there_are(data_dir):
     tiny_photos.prepare(data_dir, splits=("train", "validation"))
-    message = r"no split 'test'; it has train, validation"
-    with pytest.raises(datasets.DataError, match=message):
-        datasets.load("tiny_photos", str(data_dir), "test")
     assert len(datasets.load("tiny_photos", str(data_dir), "validation").images) == 25
-    for expression in ("train[:5]", "train+validation", "all"):
+    for split in ("test", "train[:5]", "train+validation", "all"):
         with pytest.raises(datasets.DataError, match="has no split '.*'; it has train, validation"):
-            datasets.load("tiny_photos", str(data_dir), expression)
+            datasets.load("tiny_photos", str(data_dir), split)
 
 
-def test_damaged_and_missing_record_files_are_named(data_dir):
-    tiny_photos.prepare(data_dir)
-    (record_file,) = data_dir.rglob("*train.tfrecord*")
-    record_file.write_bytes(record_file.read_bytes()[:-5])
-    with pytest.raises(datasets.DataError, match="tiny_photos in .* cannot be read"):
-        datasets.load("tiny_photos", str(data_dir), "train")
-    record_file.unlink()
-    with pytest.raises(datasets.DataError, match=record_file.name):
-        datasets.load("tiny_photos", str(data_dir), "train")
+def with_another(feature: str, value):
+    """Of a set's records, the same with another value in the eighth."""
+
+    def changed(records: list[bytes]) -> list[bytes]:
+        example = tf.train.Example.FromString(records[7])
+        values = example.features.feature[feature]
+        (values.bytes_list if feature == "image" else values.int64_list).value[:] = [value]
+        return [*records[:7], example.SerializeToString(), *records[8:]]
+
+    return changed
 
 
-@pytest.mark.parametrize("content", [b"", b"[1]", b"\xff", b'{"content": {}}'])
-def test_what_tfds_says_of_a_damaged_description_is_passed_on(data_dir, content):
-    tiny_photos.prepare(data_dir)
-    (path,) = data_dir.rglob("features.json")
-    path.write_bytes(content)
-    with pytest.raises(datasets.DataError, match="^dataset=tiny_photos: ") as caught:
-        datasets.load("tiny_photos", str(data_dir), "train")
-    assert "\n" not in str(caught.value)
-
-
-@pytest.fixture
-def records(data_dir):
-    """The training records of a prepared set, and a function that writes others in their place."""
-    tiny_photos.prepare(data_dir)
-    (file,) = map(str, data_dir.rglob("*train.tfrecord*"))
-
-    def write(others):
-        with tf.io.TFRecordWriter(file) as writer:
-            for record in others:
-                writer.write(record)
-
-    return [record.numpy() for record in tf.data.TFRecordDataset(file)], write
+def png(*size: int) -> bytes:
+    return tf.io.encode_png(np.zeros(size, np.uint8)).numpy()
 
 
 @pytest.mark.parametrize(
-    ("feature", "value", "message"),
+    ("change", "message"),
     [
-        *(("image", (*size, 3), "cannot be read") for size in ((5, 6), (3, 6), (1, 1))),
-        ("image", b"no picture", "cannot be read"),
+        *((with_another("image", png(*s, 3)), "cannot be read") for s in ((5, 6), (3, 6), (1, 1))),
+        (with_another("image", b"no picture"), "cannot be read"),
         *(
-            ("label", label, f"example 7 has label {label}; with 3 classes, labels are 0 to 2")
+            (with_another("label", label), f"example 7 has label {label}; with 3 classes, labels")
             for label in (3, -1, 2**40)
         ),
+        (lambda records: records[:24], "contain 25 elements"),
+        (lambda records: [*records, records[0]], "contain 25 elements"),
     ],
 )
-def test_an_example_that_is_wrong_is_refused(data_dir, records, feature, value, message):
-    content, write = records
-    if isinstance(value, tuple):
-        value = tf.io.encode_png(np.zeros(value, np.uint8)).numpy()
-    example = tf.train.Example.FromString(content[7])
-    values = example.features.feature[feature]
-    (values.bytes_list if feature == "image" else values.int64_list).value[:] = [value]
-    write([*content[:7], example.SerializeToString(), *content[8:]])
+def test_examples_that_are_wrong_are_refused(data_dir, change, message):
+    tiny_photos.prepare(data_dir)
+    (file,) = map(str, data_dir.rglob("*train.tfrecord*"))
+    records = [record.numpy() for record in tf.data.TFRecordDataset(file)]
+    with tf.io.TFRecordWriter(file) as writer:
+        for record in change(records):
+            writer.write(record)
     with pytest.raises(datasets.DataError, match=message) as error:
         datasets.load("tiny_photos", str(data_dir), "train")
     assert "\n" not in str(error.value)
 
 
-@pytest.mark.parametrize("count", [24, 26])
-def test_another_number_of_examples_than_the_description_has_is_named(data_dir, records, count):
-    content, write = records
-    write([*content, *content][:count])
-    with pytest.raises(datasets.DataError, match="contain 25 elements"):
+@pytest.mark.parametrize(
+    ("name", "content", "message"),
+    [
+        *(
+            ("features.json", content, "^dataset=tiny_photos cannot be opened: ")
+            for content in (b"", b"[1]", b"\xff", b'{"content": {}}')
+        ),
+        ("*train.tfrecord*", b"cut short", "tiny_photos in .* cannot be read"),
+        ("*train.tfrecord*", None, "train.tfrecord"),
+    ],
+)
+def test_a_damaged_or_missing_file_is_named(data_dir, name, content, message):
+    tiny_photos.prepare(data_dir)
+    (path,) = data_dir.rglob(name)
+    path.unlink() if content is None else path.write_bytes(content)
+    with pytest.raises(datasets.DataError, match=message) as caught:
         datasets.load("tiny_photos", str(data_dir), "train")
+    assert "\n" not in str(caught.value)
 
 
 @pytest.mark.parametrize(
@@ -189,16 +177,18 @@ def test_sets_without_image_and_label_are_refused_before_a_download(data_dir, na
 @pytest.mark.parametrize(
     ("count", "labels", "message"),
     [
-        (0, [], "at least one"),
-        (2, [0], "2 images .* and 1 labels"),
-        (2, [0, -1], "example 1 has label -1"),
-        (3, [0, 1, 2], "example 2 has label 2; with 2 classes"),
+        (0, [], "at least 1; they have 0, 0"),
+        (2, [0], "they have 2, 1"),
+        (2, [0, -1], "pets: example 1 has label -1"),
+        (3, [0, 1, 2], "pets: example 2 has label 2; with 2 classes"),
     ],
 )
 def test_unusable_arrays_are_refused(count, labels, message):
     pixels, labels = np.zeros((count, 4, 4, 3), np.uint8), np.array(labels, np.int32)
-    with pytest.raises(datasets.DataError, match=f"pets: .*{message}"):
-        datasets.ImageArrays(pixels, labels, ("yes", "no"), "pets", "0")
+    with pytest.raises((datasets.DataError, ValueError), match=message):
+        datasets.ImageArrays(
+            pixels, labels, class_names=("yes", "no"), source="pets", fingerprint="0"
+        )
 
 
 # Data that would have to be downloaded.
@@ -243,7 +233,7 @@ def test_an_archive_brought_by_hand_is_prepared_without_a_network(data_dir):
 
 
 @pytest.mark.long
-def test_real_cifar10(cifar10_dir, cache):
+def test_real_cifar10(cifar10_dir):
     test, train = (datasets.load("cifar10", str(cifar10_dir), x) for x in ("test", "train"))
     for loaded, count in ((train, 50_000), (test, 10_000)):
         assert loaded.images.shape == (count, 32, 32, 3)
@@ -251,10 +241,6 @@ def test_real_cifar10(cifar10_dir, cache):
         assert len(np.unique(loaded.images.reshape(count, -1)[:, ::97], axis=0)) > 0.99 * count
     assert train.class_names[0] == "airplane" and train.class_names[9] == "truck"
     assert train.fingerprint != test.fingerprint
-    before = _everything_in(cache)
-    again = datasets.load("cifar10", str(cifar10_dir), "train")
-    assert again.fingerprint == train.fingerprint and _everything_in(cache) == before
-    np.testing.assert_array_equal(again.images[::1000], train.images[::1000])
 
 
 def test_without_a_home_data_are_drawn_and_not_kept_or_asked_for(tmp_path, monkeypatch, caplog):

@@ -1,6 +1,7 @@
 """Encoded pictures: what may be one, and its pixels beside Pillow's."""
 
 import io
+import itertools
 import struct
 import zlib
 
@@ -9,7 +10,7 @@ import photos
 import pytest
 from PIL import Image, ImageOps
 
-from input_pipeline import cuts, pictures
+from input_pipeline import pictures
 
 PICTURE = photos.picture(40, 56)
 PIXELS = np.asarray(PICTURE)
@@ -85,18 +86,22 @@ def test_an_odd_picture_is_seen_as_docs_say(name):
 
 
 def check_seen(content: bytes, expected: np.ndarray, tolerance: int) -> None:
-    """Two squares of it, not scaled, that are all of it together."""
+    """Four squares of it, not scaled, that are all of it together."""
     height, width, _ = expected.shape
-    pictures.square(content, lambda *size: check_size(size, (width, height)), 32)
-    for top, left in ((0, 0), (0, width - 32), (height - 32, 0), (height - 32, width - 32)):
+    sizes = []
+    pictures.square(content, lambda *size: sizes.append(size) or pictures.middle(*size), 32)
+    assert sizes == [(width, height)]
+    for top, left in itertools.product((0, height - 32), (0, width - 32)):
         found = square(content, (top, left, 32, 32))
         differences = found - expected[top : top + 32, left : left + 32]
         assert np.abs(differences).max() <= tolerance
 
 
-def check_size(size, expected) -> cuts.Cut:
-    assert size == expected
-    return cuts.middle(*size)
+def square(content: bytes, box, mirrored: bool = False) -> np.ndarray:
+    """Of an encoded picture, whose box is (top, left, height, width): [32, 32, 3]."""
+    top, left, height, width = box
+    cut = (left, top, left + width, top + height), mirrored
+    return pictures.square(content, lambda *size: cut, 32).astype(int)
 
 
 @pytest.mark.parametrize("kind", ["JPEG", "PNG", "WEBP"])
@@ -130,14 +135,14 @@ PNG = photos.encoded(PICTURE, "PNG")
     [
         (b"", "is empty"),
         (b"<html>not found</html>", "is not JPEG or PNG or WEBP or GIF or BMP, or has a damaged"),
-        (JPEG[:-200], "is cut short or damaged"),
-        (JPEG[:30], "damaged"),
-        (PNG[:-200], "is cut short or damaged"),
-        (PNG[:60] + bytes(40) + PNG[100:], "damaged"),
-        (bomb(50_000), "too many pixels by its header"),
-        (bomb(14_000), "too many pixels by its header"),
-        (photos.encoded(PICTURE, "BMP")[:400], "is cut short or damaged"),
-        (photos.bmp_cut_short(), "is cut short or damaged"),
+        (JPEG[:-200], "cannot be decoded"),
+        (JPEG[:30], "cannot be decoded"),
+        (PNG[:-200], "cannot be decoded"),
+        (PNG[:60] + bytes(40) + PNG[100:], "cannot be decoded"),
+        (bomb(50_000), "cannot be decoded .DecompressionBombError: Image size"),
+        (bomb(14_000), "cannot be decoded .DecompressionBombError: Image size"),
+        (photos.encoded(PICTURE, "BMP")[:400], "cannot be decoded"),
+        (photos.bmp_cut_short(), "cannot be decoded"),
         (photos.encoded(PICTURE, "TIFF"), "is not JPEG or PNG"),
     ],
     ids=["empty", "text", "cut jpeg", "head", "cut png", "damaged png", "bomb", "large",
@@ -148,51 +153,64 @@ def test_what_cannot_be_used_says_why(content, why):
         pictures.decode(content)
 
 
-def square(content: bytes, box, size: int = 32, mirrored: bool = False) -> np.ndarray:
-    """Of an encoded picture, whose box is (top, left, height, width)."""
-    top, left, height, width = box
-    cut = cuts.Cut((left, top, left + width, top + height), mirrored)
-    pictures.decode(content)
-    return pictures.square(content, lambda *size: cut, size).astype(int)
-
-
-@pytest.mark.parametrize("size", [(300, 400), (33, 501), (32, 32), (20, 26)])
-@pytest.mark.parametrize("mirrored", [False, True])
-def test_a_square_of_the_middle_is_pillow_s(size, mirrored):
+@pytest.mark.parametrize(
+    ("size", "box", "kind", "orientation", "tolerance"),
+    [
+        ((300, 400), (0, 50, 300, 300), "PNG", 1, 0),
+        ((33, 501), (0, 234, 33, 33), "PNG", 1, 0),
+        ((32, 32), (0, 0, 32, 32), "PNG", 1, 0),
+        ((20, 26), (0, 3, 20, 20), "PNG", 1, 0),
+        *(((120, 200), (16, 24, 64, 48), "JPEG", orientation, 2) for orientation in (1, 6)),
+        *(((120, 200), (16, 24, 64, 48), "PNG", orientation, 2) for orientation in (1, 6)),
+        # Decoded at a quarter or half of its size.
+        ((600, 800), (0, 0, 600, 800), "JPEG", 1, 8),
+        ((600, 800), (37, 101, 511, 340), "JPEG", 1, 8),
+        ((600, 800), (1, 3, 599, 797), "JPEG", 1, 8),
+    ],
+)
+def test_a_part_is_cut_out_and_scaled_as_pillow_does(size, box, kind, orientation, tolerance):
     """Bilinear with antialiasing, as torchvision and timm do it with Pillow."""
-    image = photos.picture(*size)
-    (height, width), side = size, min(size)
-    left, top = (width - side) // 2, (height - side) // 2
-    part = image.crop((left, top, left + side, top + side))
-    expected = np.asarray(part.resize((32, 32), Image.Resampling.BILINEAR)).astype(int)
-    content = photos.encoded(image, "PNG")
-    found = square(content, (top, left, side, side), mirrored=mirrored)
-    np.testing.assert_array_equal(found, expected[:, :: -1 if mirrored else 1])
-    np.testing.assert_array_equal(pictures.square(content, cuts.middle, 32), expected)
-
-
-@pytest.mark.parametrize("kind", ["JPEG", "PNG"])
-@pytest.mark.parametrize("orientation", [1, 6])
-def test_a_part_is_cut_out_before_it_is_scaled(kind, orientation):
     exif = Image.Exif()
     exif[0x0112] = orientation
-    content = photos.encoded(photos.picture(120, 200), kind, exif=exif, quality=95)
+    content = photos.encoded(photos.picture(*size), kind, exif=exif, quality=95)
     upright = ImageOps.exif_transpose(Image.open(io.BytesIO(content)))
-    top, left, height, width = 16, 24, 64, 48
+    top, left, height, width = box
     part = upright.crop((left, top, left + width, top + height))
     expected = np.asarray(part.resize((32, 32), Image.Resampling.BILINEAR)).astype(int)
-    found = square(content, (top, left, height, width))
-    assert np.abs(found - expected).max() <= 2
+    for mirrored, step in ((False, 1), (True, -1)):
+        differences = np.abs(square(content, box, mirrored) - expected[:, ::step])
+        assert differences.max() <= tolerance and differences.mean() < 1
 
 
-@pytest.mark.parametrize("box", [(0, 0, 600, 800), (37, 101, 511, 340), (1, 3, 599, 797)])
-def test_a_large_jpeg_is_decoded_smaller_and_looks_the_same(box):
-    """At a quarter or half of its size, beside all of it scaled by Pillow."""
-    image = photos.picture(600, 800)
-    content = photos.encoded(image, quality=95)
-    top, left, height, width = box
-    part = Image.open(io.BytesIO(content)).crop((left, top, left + width, top + height))
-    expected = np.asarray(part.resize((32, 32), Image.Resampling.BILINEAR)).astype(int)
-    found = square(content, box)
-    assert np.abs(found - expected).mean() < 1
-    assert np.abs(found - expected).max() <= 8
+def by_hand(height, width, drawn):
+    """torchvision's RandomResizedCrop.get_params, with these numbers for its random ones."""
+    areas = 0.08 + 0.92 * np.array(drawn[:10])
+    ratios = np.exp(np.log(3 / 4) + np.log((4 / 3) / (3 / 4)) * np.array(drawn[10:20]))
+    for share, ratio in zip(areas, ratios, strict=True):
+        area = height * width * share
+        w, h = round(np.sqrt(area * ratio)), round(np.sqrt(area / ratio))
+        if 0 < w <= width and 0 < h <= height:
+            return int(drawn[20] * (height - h + 1)), int(drawn[21] * (width - w + 1)), h, w
+    ratio = width / height
+    if ratio < 3 / 4:
+        w, h = width, round(width / (3 / 4))
+    elif ratio > 4 / 3:
+        w, h = round(height * (4 / 3)), height
+    else:
+        w, h = width, height
+    return (height - h) // 2, (width - w) // 2, h, w
+
+
+@pytest.mark.parametrize("stretch", [[1, 1], [1, 40], [40, 1]])
+def test_a_part_at_random_is_torchvision_s(stretch):
+    random = np.random.default_rng(0)
+    for size in (random.integers(20, 900, (64, 2)) * stretch).tolist():
+        numbers = random.random(pictures.NUMBERS_OF_A_CUT).tolist()
+        top, left, height, width = by_hand(*size, numbers)
+        box = left, top, left + width, top + height
+        assert pictures.at_random(*size[::-1], numbers) == (box, numbers[-1] < 0.5)
+
+
+def test_the_middle_is_the_largest_square():
+    assert pictures.middle(800, 600) == ((100, 0, 700, 600), False)
+    assert pictures.middle(3, 8)[0] == (0, 2.5, 3, 5.5)

@@ -6,62 +6,48 @@ import tensorflow as tf
 
 from input_pipeline import batches, preprocess
 
-SEED = np.array([3, 4])
 IN_MEMORY = ["crop_flip_colour", "pad_crop_flip", "shift_alternating_flip"]
 
 
 def draws(count):
     """What the images of a batch are distorted by; the first half of them is mirrored."""
-    return batches.Draws(tf.constant(SEED, tf.int64), tf.range(count) < count // 2)
+    seed = tf.constant([3, 4], tf.int64)
+    return batches.Draws(seed, tf.range(count) < count // 2, count, range(count))
 
 
 def random_images(count, height=32, width=32):
     return np.random.default_rng(0).integers(0, 256, (count, height, width, 3), np.uint8)
 
 
-def one_by_one(images, placement, crop_height, crop_width, colour=None):
-    """The oracle: the tutorial's order of tf.image functions on each image alone."""
-    results = []
-    for i, image in enumerate(images):
-        image = tf.image.crop_to_bounding_box(
-            tf.cast(image, tf.float32), placement.top[i], placement.left[i], crop_height, crop_width
-        )
-        if placement.flip[i]:
-            image = tf.image.flip_left_right(image)
-        if colour is not None:
-            image = tf.image.adjust_brightness(image, colour[0][i])
-            image = tf.image.adjust_contrast(image, colour[1][i])
-        results.append(tf.image.per_image_standardization(image))
-    return tf.stack(results)
-
-
-@pytest.mark.parametrize(("height", "width"), [(32, 32), (28, 30)])
-def test_distort_for_tutorial(height, width):
-    images = random_images(12, height, width)
-    found = preprocess.distort_for_tutorial(images, draws(12), 24, 21)
-    placement = preprocess.draw_placement(draws(12), height - 24, width - 21)
-    colour = preprocess.draw_colour(draws(12))
-    assert {*placement.flip.numpy()} == {True, False}
-    np.testing.assert_allclose(found, one_by_one(images, placement, 24, 21, colour), atol=2e-5)
-
-
-def test_distort_pad_crop_flip():
-    images = random_images(12)
-    found = preprocess.distort_pad_crop_flip(images, draws(12))
-    padded = np.pad(images, [(0, 0), (4, 4), (4, 4), (0, 0)])
-    placement = preprocess.draw_placement(draws(12), 8, 8)
-    np.testing.assert_allclose(found, one_by_one(padded, placement, 32, 32), atol=2e-5)
-
-
-def test_distort_shift_flip():
-    images = random_images(12)
-    found = preprocess.distort_shift_flip(images, draws(12))
-    padded = np.pad(images, [(0, 0), (2, 2), (2, 2), (0, 0)], mode="reflect")
-    placement = preprocess.draw_placement(draws(12), 4, 4)
-    assert len({*zip(placement.top.numpy(), placement.left.numpy(), strict=True)}) > 4
-    for n, (image, top, left, _) in enumerate(zip(padded, *placement, strict=True)):
-        shifted = image[top : top + 32, left : left + 32, :][:, :: -1 if n < 6 else 1]
-        np.testing.assert_allclose(found[n], (shifted - 120.7) / 64.2, atol=1e-5)
+@pytest.mark.parametrize(
+    ("name", "shape", "margin", "mode"),
+    [
+        ("crop_flip_colour", (24, 21), 0, "constant"),
+        ("pad_crop_flip", (32, 28), 4, "constant"),
+        ("shift_alternating_flip", (32, 28), 2, "reflect"),
+    ],
+)
+def test_images_are_distorted_as_tf_image_does_it_with_each(name, shape, margin, mode):
+    images = random_images(12, 32, 28)
+    found = preprocess.for_images(name, (32, 28, 3)).train(images, draws(12))
+    padded = np.pad(images, [(0, 0), (margin, margin), (margin, margin), (0, 0)], mode)
+    most = np.subtract(padded.shape[1:3], shape).tolist()
+    top, left, flip = preprocess.draw_placement(draws(12), *most)
+    brightness, contrast = preprocess.draw_colour(draws(12))
+    if name == "shift_alternating_flip":
+        flip = draws(12).mirrored
+    assert {*flip.numpy()} == {True, False} and len({*left.numpy()}) > 2
+    for n, image in enumerate(padded.astype(np.float32)):
+        image = tf.image.crop_to_bounding_box(image, top[n], left[n], *shape)
+        image = tf.image.flip_left_right(image) if flip[n] else image
+        if name == "crop_flip_colour":
+            image = tf.image.adjust_brightness(image, brightness[n])
+            image = tf.image.adjust_contrast(image, contrast[n])
+        if name == "shift_alternating_flip":
+            expected = (image - 120.7) / 64.2
+        else:
+            expected = tf.image.per_image_standardization(image)
+        np.testing.assert_allclose(found[n], expected, atol=2e-5)
 
 
 def test_evaluation_is_of_the_middle():
@@ -81,14 +67,14 @@ def test_colours_are_scaled_as_torchvision_does():
 
 
 def test_draws_reach_their_ranges_and_are_independent():
-    placement = preprocess.draw_placement(draws(20_000), max_top=8, max_left=7)
-    assert {*placement.top.numpy()} == set(range(9))
-    assert {*placement.left.numpy()} == set(range(8))
-    assert np.mean(placement.flip) == pytest.approx(0.5, abs=0.02)
+    top, left, flip = preprocess.draw_placement(draws(20_000), max_top=8, max_left=7)
+    assert {*top.numpy()} == set(range(9))
+    assert {*left.numpy()} == set(range(8))
+    assert np.mean(flip) == pytest.approx(0.5, abs=0.02)
     brightness, contrast = preprocess.draw_colour(draws(20_000))
     assert -63 <= np.min(brightness) < -62.9 and 62.9 < np.max(brightness) <= 63
     assert 0.2 <= np.min(contrast) < 0.201 and 1.799 < np.max(contrast) <= 1.8
-    drawn = [np.asarray(draw, float) for draw in (*placement, brightness, contrast)]
+    drawn = [np.asarray(draw, float) for draw in (top, left, flip, brightness, contrast)]
     assert np.abs(np.corrcoef(drawn) - np.eye(5)).max() < 0.04
 
 
@@ -101,9 +87,13 @@ def test_images_of_a_batch_are_distorted_each_in_its_own_way_at_once(name):
     assert len(np.unique(distorted.reshape(32, -1), axis=0)) > 16  # the third has 50 ways
     operations = []
     for count in (2, 64):
+
+        def train(images, seed, mirrored, count=count):
+            return chosen.train(images, batches.Draws(seed, mirrored, count, range(count)))
+
         images = tf.TensorSpec([count, 32, 32, 3], tf.uint8)
-        drawn = batches.Draws(tf.TensorSpec([2], tf.int64), tf.TensorSpec([count], tf.bool))
-        graph = tf.function(chosen.train).get_concrete_function(images, drawn).graph
+        drawn = tf.TensorSpec([2], tf.int64), tf.TensorSpec([count], tf.bool)
+        graph = tf.function(train).get_concrete_function(images, *drawn).graph
         operations.append([op.type for op in graph.get_operations()])
     assert operations[0] == operations[1]
     assert not {"Unpack", "While", "StatelessWhile", "MapDefun"} & {*operations[0]}

@@ -203,7 +203,7 @@ def test_a_folder_is_checked_by_a_command_of_its_own(broken, folder, capsys):
     for arguments, code, names in (
         ([str(folder)], 0, "36 pictures, all of them can be used"),
         ([str(broken)], 1, "bee/003.jpg is not JPEG"),
-        ([str(broken / "nowhere")], 1, "nowhere does not exist"),
+        ([str(broken / "nowhere")], 1, "nowhere cannot be read"),
     ):
         assert check_pictures.main(arguments) == code
         assert names in "".join(capsys.readouterr())
@@ -232,7 +232,7 @@ def test_the_readme_s_command_takes_a_folder_of_another_program_s_export(tmp_pat
     [
         (["--dataset=folder", "--data_dir="], 1, "dataset=folder needs `data_dir`"),
         (["--dataset=shapes", "--data_dir="], 1, "image_size=24: the images of dataset=shapes"),
-        (["--eval_split=val"], 1, "has no split 'val' in"),
+        (["--eval_split=val"], 1, "has no split 'val'"),
         (["--model=resnet50"], 2, "images of 24 x 24 are too small for resnet50"),
         (["--model=EfficientNetB0", "--image_size=32"], 2, "B0: scales raw pixels itself"),
         (["--model=MobileNetV9"], 2, "has no such network; it has MobileNetV"),
