@@ -5,6 +5,7 @@ fixture or `start`.
 """
 
 import contextlib
+import gc
 import io
 import json
 import re
@@ -22,7 +23,7 @@ from towers_cli import command_line, comparison, settings
 from towers_cli import evaluate as evaluate_command
 from towers_cli import train as train_command
 
-from tensorflow.python.framework import config  # isort: skip
+from tensorflow.python.framework import config, ops  # isort: skip
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -64,6 +65,19 @@ def deterministic_as_before() -> Iterator[None]:
     finally:
         if not before:
             config.disable_op_determinism()
+
+
+def let_graphs_go() -> None:
+    """Lets the graphs go that this process has built.
+
+    TensorFlow 2.21 registers the gradient of every tf.custom_gradient in a graph forever, and
+    holds the graph with it. Each step has one, in Keras's optimizers, and a test session hundreds:
+    its processes grew to 10 GB.
+    """
+    registered = ops.gradient_registry._registry
+    for name in [name for name in registered if name.startswith("CustomGradient-")]:
+        del registered[name]
+    gc.collect()
 
 
 def train(folder: Path, *arguments: str) -> subprocess.CompletedProcess:

@@ -19,11 +19,11 @@ os.environ.setdefault("CUDA_VISIBLE_DEVICES", "-1")
 import forked
 import keras
 import lighter
+import scripts
 from several import Workers
 
 from towers import devices
 
-from tensorflow.python.framework import ops  # isort: skip
 from tensorflow.python.util import tf_stack  # isort: skip
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -65,7 +65,7 @@ def graphs_let_go():
     its processes grew to 10 GB.
     """
     yield
-    let_graphs_go()
+    scripts.let_graphs_go()
 
 
 @pytest.fixture(autouse=True)
@@ -79,15 +79,7 @@ def graphs_of_a_long_test_let_go(request):
     """After each long test, too: a file of those grew to 10 GB by itself."""
     yield
     if request.node.get_closest_marker("long"):
-        let_graphs_go()
-
-
-def let_graphs_go():
-    """What `graphs_let_go` does after a file."""
-    registered = ops.gradient_registry._registry
-    for name in [name for name in registered if name.startswith("CustomGradient-")]:
-        del registered[name]
-    gc.collect()
+        scripts.let_graphs_go()
 
 
 @pytest.fixture(scope="session")
