@@ -1,6 +1,5 @@
 """In which order tests run, and what the processes that run them share (helpers/shared.py)."""
 
-import first_process
 import length
 
 # No process is left alone at the end with a file that takes a while.
@@ -29,8 +28,6 @@ def pytest_configure(config):
         import shared
 
         config.pluginmanager.register(shared)
-    elif not config.option.collectonly:
-        first_process.start()
 
 
 def pytest_collection_modifyitems(items):

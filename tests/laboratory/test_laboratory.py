@@ -1,13 +1,12 @@
 """Update rules on a virtual clock: what each reduces to, and what was computed by hand."""
 
-import functools
 import math
 
 import numpy as np
 import pytest
 
 import towers
-from laboratory import clock, data, findings, problems, race, rules, simulation, speeds
+from laboratory import data, findings, problems, race, rules, simulation, speeds
 from laboratory import network as network_of
 from towers import devices
 
@@ -42,33 +41,6 @@ def trained(images, build, num_towers, per_tower, steps, rate):
     batches = images.training_batches(num_towers * per_tower, steps, distorted=False)
     model.fit(batches, shuffle=False, verbose=0)
     return np.concatenate([v.numpy().ravel() for v in model.trainable_variables])
-
-
-class TestClock:
-    def test_events_come_by_time_and_then_by_making(self):
-        seen, virtual = [], clock.Clock()
-        virtual.measure_at(2.0, lambda: seen.append("measured"))
-        for seconds, name in ((2.0, "b"), (1.0, "a"), (2.0, "c")):
-            virtual.after(seconds, functools.partial(seen.append, name))
-        virtual.after(3.0, lambda: seen.append("too late"))
-        virtual.run(until=2.0)
-        assert seen == ["a", "b", "c", "measured"]
-        assert virtual.now == 2.0
-
-
-class TestSpeeds:
-    @pytest.mark.parametrize(
-        ("name", "of_each"),
-        [
-            ("constant", [1, 1, 1, 1]),
-            ("straggler", [1, 1, 1, 4]),
-            ("two_speeds", [1, 1, 4, 4]),
-            ("dying", [1, 1, 1, 1]),
-        ],
-    )
-    def test_who_is_slow(self, name, of_each):
-        of_workers = speeds.Speeds(name, 4)
-        assert [of_workers.of_gradient(worker, 7) for worker in range(4)] == of_each
 
 
 @pytest.fixture(scope="module")
@@ -154,12 +126,6 @@ class TestDeaths:
         # Nobody is waited for after 15.5, with rounds of 8 for local SGD.
         assert done.used >= 80 * 3
         assert done.began - done.used - done.dropped <= 4 * 8 + 4
-
-    @pytest.mark.parametrize("name", rules.RULES)
-    def test_alone_nothing_happens_any_more(self, name):
-        done = dying(name, 1, until=30)
-        assert done.began == 6
-        assert done.end.time == 30
 
 
 class TestBackupWorkers:

@@ -4,13 +4,11 @@ import functools
 import json
 
 import pytest
-import tensorflow as tf
 import toys
 import worker_checks
 from several import Workers
 
 from towers import worker
-from towers.multi_worker import collectives
 
 
 def found_by(tmp_path_factory, count: int, which: str) -> list[dict]:
@@ -64,22 +62,6 @@ def test_another_order_of_additions_shows():
     # So that the tests above are of something.
     found = worker_checks.train(worker.Workers(), toys.small_cifarnet(), microbatch=4)
     assert found["losses"] != alone("cifarnet")["losses"]
-
-
-@pytest.mark.parametrize(
-    ("sizes", "expected"),
-    [
-        ([], []),
-        ([1, 1, 1], [[2, 1, 0]]),  # less than a part
-        ([10, 40, 10], [[2, 1], [0]]),  # 50, which is more than a part, and what is left
-        ([5] * 12, [[11, 10, 9, 8, 7], [6, 5, 4, 3, 2], [1, 0]]),
-        ([20, None, 30], [[2], [0]]),
-    ],
-)
-def test_gradients_travel_in_parts_those_of_the_last_weights_first(monkeypatch, sizes, expected):
-    monkeypatch.setattr(collectives, "_LEAST_BYTES_OF_A_PART", 4 * 22)
-    found = collectives._in_parts([None if n is None else tf.zeros([n]) for n in sizes])
-    assert found == expected
 
 
 def test_messages_of_any_length_reach_all(of_workers):

@@ -21,18 +21,6 @@ def test_its_weights_are_as_many_as_the_paper_s():
     assert network.get_layer("block3_2_elu").output.shape[1:] == (3, 3, 256)
 
 
-def test_scales_begin_where_elu_behind_them_is_celu():
-    """CELU of alpha (Barron 2017) is alpha * ELU(x / alpha), and alpha is 0.3."""
-    norms = [
-        layer
-        for layer in networks.build("fastnet", (9, 9, 3), 10).layers
-        if isinstance(layer, keras.layers.BatchNormalization)
-    ]
-    assert len(norms) == 6
-    for norm in norms:
-        np.testing.assert_allclose(norm.gamma, 1 / 0.3, rtol=1e-6)
-
-
 @pytest.mark.parametrize("image_shape", [(8, 32, 3), (32, 8, 3)])
 def test_images_that_are_too_small_are_refused(image_shape):
     with pytest.raises(ValueError, match="too small for fastnet: it needs at least 9 x 9"):

@@ -16,7 +16,7 @@ import tensorflow as tf
 import towers
 from input_pipeline import arrays
 from towers.runs import callbacks as run_callbacks
-from towers.runs import checkpoints, run_folder, sources
+from towers.runs import checkpoints, run_folder
 
 PROGRAM = fit_program.__file__
 
@@ -358,13 +358,3 @@ def test_averages_follow_the_weights_and_are_what_is_evaluated_and_saved(tmp_pat
     run.restore(4)  # a checkpoint can be looked at: the end of the first epoch
     found = model.evaluate(x[:70], y[:70], verbose=0)
     assert found == pytest.approx([done.history[f"val_{name}"][0] for name in ("loss", "accuracy")])
-
-
-def test_a_step_belongs_to_the_epoch_in_which_it_begins():
-    x, y = fit_program.data()
-    source = arrays.batches(x, y)
-    data = sources.FromSource(source, 64, epochs=8)
-    assert [data.steps(epoch) for epoch in range(8)] == [4, *[3] * 7]  # 1600 examples, 25 steps
-    expected = source.batches(5, 7, global_batch_size=64, share=range(64))
-    for (found, _), (right, _) in zip(data.batches(1, 1), expected, strict=True):
-        np.testing.assert_array_equal(found, right)

@@ -240,14 +240,6 @@ class TestARun:
         assert len(found.taken) == 4
 
 
-def test_a_layer_with_lora_takes_a_kernel_as_keras_does(saved):
-    source = sequential(dense(6, name="a"), dense(2, name="b"))
-    model = sequential(dense(6, name="a"), dense(2, name="b"))
-    model.layers[0].enable_lora(2)
-    taken(saved(source), model)
-    np.testing.assert_allclose(model.predict(X), source.predict(X))
-
-
 @pytest.mark.parametrize(
     "name", ["", "none", "a.h5", "none.keras", "checkpoints/step-9", "broken.keras"]
 )

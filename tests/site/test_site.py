@@ -45,11 +45,6 @@ def test_every_link_within_the_site_leads_to_a_file(site):
     fail_with(broken)
 
 
-def test_no_style_is_loaded_from_elsewhere(site):
-    for sheet in site.rglob("*.css"):
-        assert not re.findall(r"url\(['\"]?(?:https?:)?//", sheet.read_text("utf-8")), sheet
-
-
 @pytest.fixture
 def opened(browser, address):
     """Opens a page; says afterwards what the browser complained of and what it asked others for."""

@@ -9,7 +9,6 @@ import json
 import math
 import operator
 import os
-import pickle
 import re
 import shutil
 import sys
@@ -21,7 +20,6 @@ import scripts
 import toys
 
 import towers
-from input_pipeline import mixing
 from towers.runs import run_folder
 from towers_cli import run_config, settings
 
@@ -165,12 +163,6 @@ def test_a_value_that_a_setting_may_not_be(nothing_is_left, name, field):
             assert f"must be {field.metadata['allowed'].allowed}" in done.stderr
 
 
-def test_the_range_of_alpha_is_that_of_mixing():
-    ends = [mixing.LEAST_ALPHA, mixing.MOST_ALPHA]
-    assert all(map(settings.ALPHA.holds, [0, *ends]))
-    assert not any(map(settings.ALPHA.holds, [0.99 * ends[0], 1.01 * ends[1]]))
-
-
 @pytest.mark.parametrize("flags", CONTRADICTORY)
 def test_flags_that_contradict(nothing_is_left, flags):
     done = scripts.train(nothing_is_left, *flags.split())
@@ -232,15 +224,6 @@ def test_a_folder_of_other_files_is_left_alone(tmp_path, name):
     assert scripts.contents(tmp_path) == {name: b'{"model": "mine"}'}
 
 
-@pytest.mark.whole_program
-@pytest.mark.parametrize(
-    ("script", "flag"), [("train.py", "--stderrthreshold=loud"), ("eval.py", "--zzz")]
-)
-def test_a_process_says_one_line_and_nothing_of_tensorflow(command, tmp_path, script, flag):
-    check(command(script, flag, cwd=tmp_path), 2, f"{script}: error: ")
-    assert list(tmp_path.iterdir()) == []
-
-
 # Files of a run that anyone may have edited, or brought from elsewhere.
 
 
@@ -289,28 +272,6 @@ def test_a_configuration_that_lacks_what_is_read_of_it(run):
                     run_config.check(lacking, run)
             else:
                 run_config.check(lacking, run)
-
-
-class Trap:
-    """Makes a folder where it is unpickled."""
-
-    def __init__(self, path):
-        self.path = path
-
-    def __reduce__(self):
-        return (os.mkdir, (str(self.path),))
-
-
-def test_a_checkpoint_that_is_a_pickle(run, tmp_path):
-    content = pickle.dumps(Trap(tmp_path / "sprung"))
-    (run / "checkpoints" / "step-9").mkdir()
-    for ending in ("index", "data-00000-of-00001"):
-        (run / "checkpoints" / "step-9" / f"state.{ending}").write_bytes(content)
-    before = scripts.contents(run)
-    done = scripts.run("eval", f"--train_dir={run}", "--checkpoint=9")
-    check(done, 1, f"eval.py: error: checkpoint {run}/checkpoints/step-9")
-    assert scripts.contents(run) == before
-    assert not (tmp_path / "sprung").exists()
 
 
 def test_no_code_of_ours_unpickles():

@@ -3,12 +3,10 @@
 import json
 import shutil
 
-import numpy as np
 import pytest
 import scripts
 
-from towers.runs import run_folder
-from towers_cli import compare, comparison
+from towers_cli import compare
 
 STEPS = "--max_steps=4"
 FLAGS = (
@@ -61,21 +59,6 @@ def test_a_rate_that_differs_later_parts_later(runs, capsys):
     assert "from step 3 (learning_rate 0.1" in lines[-4]
     assert "from step 4 (largest difference " in lines[-2]
     assert "from step 3" in lines[-1]
-
-
-@pytest.mark.parametrize(
-    ("one", "other", "said"),
-    [
-        ([0.0, 1.0], [-0.0, 1.0], "difference 0,"),  # not the same bits
-        ([np.nan, 1.0], [np.nan, 1.0], ""),
-        ([np.inf, 1.0], [np.inf, 1.5], "difference 0.5,"),
-        ([np.nan, 1.0], [2.0, 1.0], "difference inf,"),
-    ],
-)
-def test_the_largest_difference_of_checkpoints(runs, one, other, said):
-    a, b = ({"optimizer/2": np.array(values)} for values in (one, other))
-    found = comparison._largest_difference(a, b, run_folder.RunFolder(str(runs / "one")))
-    assert found.startswith(f"largest {said}" if said else "") and bool(found) == bool(said)
 
 
 def test_what_only_one_run_has_is_not_compared(copy, runs, capsys):

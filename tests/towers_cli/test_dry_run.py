@@ -5,7 +5,6 @@ from pathlib import Path
 
 import pytest
 import scripts
-import tiny_photos
 
 pytestmark = pytest.mark.whole_program
 
@@ -43,17 +42,6 @@ def test_on_a_drawn_set_leaves_a_new_home_folder_empty(command, home):
     before = state(home)
     said = dry_run(command, home, "--recipe=shapes")
     assert "5,000 train, 1,000 test" in said and "rate of the next update" in said
-    assert state(home) == before
-
-
-@pytest.mark.long
-def test_on_a_prepared_set_writes_neither_there_nor_into_the_cache(command, home):
-    data_dir = home / "data"
-    tiny_photos.prepare(data_dir, size=(32, 32))
-    before = state(home)
-    flags = "--dataset=tiny_photos", f"--data_dir={data_dir}", "--global_batch_size=8"
-    said = dry_run(command, home, *flags)
-    assert "25 train, 25 test" in said
     assert state(home) == before
 
 

@@ -15,7 +15,7 @@ import scripts
 from PIL import Image
 
 from input_pipeline import datasets, images, mixing
-from towers_cli import build, check_pictures, pictures, settings, tally
+from towers_cli import build, check_pictures, settings
 
 STEPS = 6
 
@@ -153,30 +153,6 @@ class TestWhatAPersonLooksAt:
         losses = [float(row["loss"]) for row in rows]
         assert np.mean(losses) == pytest.approx(line["cross_entropy"], rel=1e-4)
         assert list(tmp_path.iterdir()) == [file]
-
-    def test_the_most_confused_are_those_of_the_largest_loss(self, folder):
-        split = datasets.load("folder", str(folder), "all", image_size=24)
-        losses, labels = np.zeros(36), np.repeat(np.arange(3), 12)
-        predicted, in_top = labels.copy(), labels >= 0
-        seen = tally.Evaluation(losses, labels, predicted, in_top, np.zeros((3, 3)))
-        assert pictures.most_confused(seen, split) is None
-        predicted[[3, 20]], losses[[3, 20]] = 2, [1.0, 5.0]
-        losses[30] = 9.0  # right all the same
-        sheet = pictures.most_confused(seen, split)
-        assert sheet.shape[1] < 300  # two of them
-        first, second = sheet[10:110, 10:110], sheet[10:110, 130:220]
-        assert first.mean(axis=(0, 1)).argmax() == 1 and second.mean(axis=(0, 1)).argmax() == 0
-
-
-def test_a_changed_picture_is_another_run(tmp_path, whole):
-    folder = photos.folder(tmp_path / "pictures", 12)
-    first = scripts.run("train", *flags(folder, tmp_path / "run", "--max_steps=2"))
-    assert first.returncode == 0, first.stderr
-    content = photos.encoded(photos.picture(30, 30, 99), quality=91)
-    (folder / "ant" / "003.jpg").write_bytes(content)
-    done = scripts.run("train", *flags(folder, tmp_path / "run"))
-    assert done.returncode == 1
-    assert "holds a run with other settings: sha256 of the images" in done.stderr
 
 
 @pytest.fixture

@@ -108,22 +108,6 @@ def test_importing_a_script_parses_nothing(monkeypatch):
     assert "learning_rate" not in flags.FLAGS
 
 
-@pytest.mark.parametrize(
-    ("value", "of_type", "expected"),
-    [
-        (3.0, int, False),
-        (True, int, False),
-        (1, bool, False),
-        (3, float, True),  # JSON has no 3.0
-        (None, str | None, True),
-        ([1, 2.5], tuple[float, ...], True),  # JSON has no tuples
-        ([1, "2"], tuple[float, ...], False),
-    ],
-)
-def test_types_of_what_was_read(value, of_type, expected):
-    assert settings.is_of(value, of_type) is expected
-
-
 @pytest.mark.parametrize("schedule", schedules.SCHEDULES)
 def test_every_setting_either_defines_a_run_or_may_change(schedule):
     """The end of a run defines it where the rate depends on it."""
