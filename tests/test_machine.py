@@ -62,10 +62,7 @@ def test_a_gpu_that_tensorflow_cannot_use_is_told_of_once(
     assert [expected in line for line in said] == ([True] if expected else [])
 
 
-@pytest.mark.parametrize(
-    "capability, waits",
-    [((7, 5), False), ((9, 0), False), ((12, 0), True)],
-)
+@pytest.mark.parametrize("capability, waits", [((7, 5), False), ((9, 0), False), ((12, 0), True)])
 def test_kernels_that_have_to_be_compiled_first_are_told_of(monkeypatch, told, capability, waits):
     pretend_gpu.pretend(monkeypatch.setattr, compute_capability=capability)
     listed = ["sm_60", "sm_70", "sm_80", "sm_89", "compute_90a"]

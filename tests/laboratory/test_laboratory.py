@@ -1,7 +1,5 @@
 """Update rules on a virtual clock: what each reduces to, and what was computed by hand."""
 
-import math
-
 import numpy as np
 import pytest
 
@@ -173,11 +171,6 @@ class TestBoundedStaleness:
         # All go at the straggler's pace, but for what they are ahead.
         assert 10 * 3 <= done.used <= 10 * 3 + 2 * (bound + 1)
 
-    def test_an_endless_bound_is_asynchronous(self, network):
-        bounded, _ = run("bounded_staleness", network, 4, "jitter", bound=10**6)
-        asynchronous, _ = run("asynchronous", network, 4, "jitter")
-        np.testing.assert_array_equal(bounded.weights, asynchronous.weights)
-
 
 class TestLocalSGD:
     def test_h_steps_between_means_by_hand(self, network):
@@ -233,21 +226,6 @@ class TestRuns:
         assert done.diverged
         assert 0 < len(done.points) < 11
         assert all(np.isfinite(point.loss) for point in done.points)
-
-    def test_the_distance_is_that_of_what_workers_hold(self):
-        # Two workers at equal speed: one holds the weights, the other those of one update before.
-        done, rule = run("asynchronous", problems.Parabola(), 2, until=3, rate=0.1)
-        held = [rule.cluster.holds[worker][0] - done.weights[0] for worker in range(2)]
-        assert held[1] == 0.0 != held[0]
-        assert done.end.distance == pytest.approx(abs(held[0]) / math.sqrt(2))
-
-    def test_evaluation_is_keras_s(self, images, network):
-        measured = network.evaluate(network.initial)
-        whole = race.model(race.Entry(8, 0.1)).evaluate(
-            images.test_batches(), return_dict=True, verbose=0
-        )
-        assert measured.accuracy == pytest.approx(whole["accuracy"], rel=1e-6)
-        assert measured.loss == pytest.approx(whole["cross_entropy"], rel=1e-6)
 
     def test_a_model_with_statistics_is_refused(self, images):
         with pytest.raises(ValueError, match="keeps .*moving_mean"):

@@ -25,12 +25,3 @@ class TestDifference:
         half = 1.96 * each.std() / np.sqrt(len(each))  # the normal one: the count is large
         assert found.high - found.mean == pytest.approx(half, rel=0.1)
         assert found.mean - found.low == pytest.approx(half, rel=0.1)
-
-    def test_seeds_that_contradict_each_other_have_no_verdict(self):
-        base = np.zeros(1_000, bool)
-        better, worse = base.copy(), base.copy()
-        better[:300] = True
-        worse[900:910] = True
-        found = paired.difference([better, base], [base, worse])
-        assert found.low > 0
-        assert found.verdict == 0

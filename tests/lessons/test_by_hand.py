@@ -5,15 +5,8 @@ import math
 import pytest
 import tensorflow as tf
 
-from laboratory import findings
-from lessons import (
-    batch_size,
-    memory,
-    where_time_goes,
-)
-from lessons.where_time_goes import Step, Timed
-
-SHAPES = findings.Setup(shapes=True)
+from lessons import batch_size, memory, where_time_goes
+from lessons.where_time_goes import Step
 
 
 class TestBatchSize:
@@ -67,9 +60,3 @@ class TestWhereTimeGoes:
     def test_a_prediction_divides_compute_and_leaves_the_rest(self, num_towers, cores, changes):
         step = where_time_goes.predicted(self.ONE, num_towers, cores, of_batch=1.6)
         assert step == self.ONE._replace(**changes)
-
-    def test_what_was_not_waiting_is_shared_out_as_in_the_profile(self):
-        profile = {"copy": 0.0, "compute": 8.0, "reduce": 0.5, "update": 0.5, "rest": 1.0}
-        step = where_time_goes.taken_apart(Timed(waited=10.0, step=50.0, cores=1.0), profile)
-        assert step == Step(10.0, 0.0, 32.0, 2.0, 2.0, 4.0)
-        assert step.busy == pytest.approx(32 / 50)

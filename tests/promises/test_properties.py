@@ -150,7 +150,7 @@ def part(kind: str, values: np.ndarray, rows: list[int], shape, dtype: tf.DType)
 
 
 @st.composite
-def parts_of_weights(draw, num_parts, whole=False):
+def parts_of_weights(draw, num_parts, whole):
     """`parts[w][p]` of up to three weights: whole numbers, or some whose sums are rounded."""
     weights = []
     for _ in range(draw(st.integers(1, 3), label="weights")):
@@ -230,23 +230,18 @@ def total_of(sums, num_parts: int) -> list[gradients.Gradient]:
 
 @pytest.mark.pitfall(21, 33)
 class TestReduction:
-    @hypothesis.settings(max_examples=length.examples(60))
-    @given(st.integers(1, 13), st.data())
-    def test_is_numpy_s_in_any_split_into_towers(self, num_parts, data):
-        weights = data.draw(parts_of_weights(num_parts, whole=True))
-        sums = tower_sums(weights, data.draw(edges_of_towers(num_parts), label="edges"))
-        for gradient, parts in zip(total_of(sums, num_parts), weights, strict=True):
-            check_sum(gradient, parts)
-
-    @hypothesis.settings(max_examples=length.examples(100))
-    @given(st.integers(1, 13), st.data())
-    def test_has_the_same_bits_in_any_split_into_towers(self, num_parts, data):
-        weights = data.draw(parts_of_weights(num_parts))
+    @hypothesis.settings(max_examples=length.examples(160))
+    @given(st.integers(1, 13), st.booleans(), st.data())
+    def test_has_the_same_bits_in_any_split_into_towers(self, num_parts, whole, data):
+        """And of whole numbers it is NumPy's."""
+        weights = data.draw(parts_of_weights(num_parts, whole))
         edges = data.draw(edges_of_towers(num_parts), label="edges")
-        split, whole = (
+        split, at_once = (
             total_of(tower_sums(weights, some), num_parts) for some in (edges, [0, num_parts])
         )
-        assert [bits(gradient) for gradient in split] == [bits(gradient) for gradient in whole]
+        assert [bits(gradient) for gradient in split] == [bits(gradient) for gradient in at_once]
+        for gradient, parts in zip(split if whole else [], weights if whole else [], strict=True):
+            check_sum(gradient, parts)
 
     @given(st.integers(1, 40), SEEDS)
     def test_has_the_bits_of_float32_added_along_the_tree(self, num_parts, seed):

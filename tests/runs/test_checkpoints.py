@@ -36,10 +36,7 @@ def new_state(*, units=3, optimizer=None, keep_averages=True) -> towers_run.FitS
 
 def variables_of(state) -> list:
     variables = [*state.model.variables, *state.model.optimizer.variables]
-    return [variable.value for variable in variables] + [
-        *state.averages,
-        *state.counters.values(),
-    ]
+    return [variable.value for variable in variables] + [*state.averages, *state.counters.values()]
 
 
 def fill(state, at_step: int) -> list[np.ndarray]:

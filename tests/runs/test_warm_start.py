@@ -275,8 +275,7 @@ class TestTheCommand:
         assert f"--init_from={tmp_path} (the run has {first})" in done.stderr
 
     @pytest.mark.parametrize(
-        "flags",
-        [["--init_from=none"], ["--init_from=none", "--dry_run"], ["--model=resnet"]],
+        "flags", [["--init_from=none"], ["--init_from=none", "--dry_run"], ["--model=resnet"]]
     )
     def test_refuses_what_it_cannot_begin_with(self, first, tmp_path, flags):
         done = scripts.train(tmp_path / "new", f"--init_from={first}", *flags)

@@ -236,10 +236,7 @@ class TestAnotherRun:
         ("flags", "named"),
         [
             (["--microbatch_size=6"], ["microbatch_size"]),
-            (
-                ["--model=resnet"],
-                ["model", "preprocessing", "weight_decay", "weight_decay_filter"],
-            ),
+            (["--model=resnet"], ["model", "preprocessing", "weight_decay", "weight_decay_filter"]),
         ],
     )
     def test_is_refused_by_name_and_leaves_the_folder_alone(self, short_run, flags, named):
