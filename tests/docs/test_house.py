@@ -1,27 +1,11 @@
 """The house: rules of import, the size of the idea, figure and tables made of the source."""
 
-import subprocess
-import sys
 import tomllib
-from pathlib import Path
 
 import house
 import pages
 import pytest
 import scripts
-
-
-def lint(folder):
-    """What `make lint` says of the imports in a folder."""
-    call = [Path(sys.executable).with_name("lint-imports"), "--no-logo", "--no-cache"]
-    return subprocess.run(call, cwd=folder, capture_output=True, text=True)
-
-
-def test_the_rules_of_import_are_kept():
-    """They are in pyproject.toml; `exhaustive` there lets no new file be without a place."""
-    done = lint(scripts.ROOT)
-    assert done.returncode == 0, done.stdout
-    assert "Contracts: 6 kept, 0 broken." in done.stdout
 
 
 def test_every_file_of_the_idea_is_kept_from_sockets():

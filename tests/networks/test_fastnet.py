@@ -28,19 +28,6 @@ def test_images_that_are_too_small_are_refused(image_shape):
     networks.build("fastnet", (9, 9, 1), 10)
 
 
-def test_first_filters_hand_their_channels_on():
-    initial = fastnet.PartialIdentity(seed=3)
-    kernel = initial((3, 3, 4, 7), "float32")
-    x = tf.constant(toys.batch(2, [5, 5, 4])[0])
-    outputs = tf.nn.conv2d(x, kernel, 1, "SAME")
-    np.testing.assert_array_equal(outputs[..., :4], x)
-    others = kernel[..., 4:].numpy()
-    assert 0.9 / 6 < np.abs(others).max() <= 1 / 6  # the fan in is 36
-    np.testing.assert_array_equal(initial((3, 3, 4, 7), "float32"), kernel)
-    assert np.any(fastnet.PartialIdentity(seed=4)((3, 3, 4, 7), "float32") != kernel)
-    np.testing.assert_array_equal(initial((1, 1, 3, 2))[0, 0], np.eye(3)[:, :2])
-
-
 def test_filters_keep_a_mean_square_norm_of_1():
     kernel = np.full((2, 2, 1, 3), 2.0, np.float32)
     np.testing.assert_allclose(

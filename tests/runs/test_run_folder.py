@@ -34,13 +34,6 @@ class TestLines:
         run_folder.append_line(path, {"step": 2})
         assert path.read_text() == '{"step": 1}\n{"step": 2}\n'
 
-    def test_a_last_line_that_lacks_its_end_alone_is_kept(self, tmp_path):
-        path = tmp_path / "eval.jsonl"
-        path.write_text('{"step": 1}\n{"step": 2}')
-        assert run_folder.read_lines(path) == [{"step": 1}, {"step": 2}]
-        run_folder.append_line(path, {"step": 3})
-        assert path.read_text() == '{"step": 1}\n{"step": 2}\n{"step": 3}\n'
-
     @pytest.mark.parametrize(
         "damaged", [b'{"step": 2, "lo', b"", b"\xff\xfe", b"[2]", b'{"stop": 2}', b'{"step": "2"}']
     )

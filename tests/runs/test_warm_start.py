@@ -1,6 +1,7 @@
 """Beginning with weights that are there: which layer finds which, and what that makes of a run."""
 
 import json
+import shutil
 
 import keras
 import numpy as np
@@ -251,11 +252,11 @@ def test_what_gives_no_weights_is_refused(tmp_path, name):
     assert str(refused.value).startswith(f"init_from={tmp_path / name}: ")
 
 
-@pytest.fixture(scope="module")
-def first(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("command") / "first"
-    scripts.trained(folder, "--max_steps=1")
-    return folder
+@pytest.fixture
+def first(run_of, tmp_path):
+    """A copy of a run of one step."""
+    run = run_of("--max_steps=1", "--summary_every_steps=0")
+    return shutil.copytree(run, tmp_path / "first")
 
 
 class TestTheCommand:
@@ -269,7 +270,6 @@ class TestTheCommand:
         for flags, step in (([], 1), (given, 2)):
             done = scripts.trained(tmp_path / "new", *flags, f"--max_steps={step + 1}")
             assert f"continuing at step {step}" in done.stdout
-        (tmp_path / "elsewhere").rename(first)
         done = scripts.train(tmp_path / "new", f"--init_from={tmp_path}", "--max_steps=4")
         assert done.returncode == 1
         assert f"--init_from={tmp_path} (the run has {first})" in done.stderr

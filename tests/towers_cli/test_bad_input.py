@@ -5,7 +5,6 @@ data is in tests/input_pipeline, of checkpoints in test_checkpoints.py.
 """
 
 import dataclasses
-import json
 import math
 import operator
 import os
@@ -21,7 +20,7 @@ import toys
 
 import towers
 from towers.runs import run_folder
-from towers_cli import run_config, settings
+from towers_cli import settings
 
 FLAGS = [
     (name, field)
@@ -227,18 +226,10 @@ def test_a_folder_of_other_files_is_left_alone(tmp_path, name):
 # Files of a run that anyone may have edited, or brought from elsewhere.
 
 
-@pytest.fixture(scope="module")
-def finished(tmp_path_factory):
-    """A run of one step."""
-    folder = tmp_path_factory.mktemp("finished") / "run"
-    scripts.trained(folder, "--max_steps=1", "--summary_every_steps=0")
-    return folder
-
-
 @pytest.fixture
-def run(finished, tmp_path):
-    """A copy of it, to be spoiled."""
-    return shutil.copytree(finished, tmp_path / "run")
+def run(run_of, tmp_path):
+    """A copy of a run of one step, to be spoiled."""
+    return shutil.copytree(run_of("--max_steps=1", "--summary_every_steps=0"), tmp_path / "run")
 
 
 def check_refused(run, *pieces: str) -> None:
@@ -252,26 +243,15 @@ def check_refused(run, *pieces: str) -> None:
 
 @pytest.mark.parametrize(
     "content",
-    [b"", b"{", b"\xff\xfe{}", b"[1, 2]", b'{"settings": [], "resolved": []}'],
+    [
+        *(b"", b"{", b"\xff\xfe{}", b"[1, 2]"),
+        *(b'{"settings": [], "resolved": []}', b'{"settings": {}, "resolved": {}}'),
+    ],
     ids=lambda content: repr(content[:20]),
 )
 def test_a_configuration_that_is_none(run, content):
     (run / "config.json").write_bytes(content)
     check_refused(run, "config.json")
-
-
-def test_a_configuration_that_lacks_what_is_read_of_it(run):
-    """Every name is left out by itself: it is missed, or both commands do without it."""
-    config = json.loads((run / "config.json").read_text())
-    read = {"settings": settings.recorded_names(), "resolved": run_config._READ}
-    for part, names in read.items():
-        for name in config[part]:
-            lacking = {**config, part: {k: v for k, v in config[part].items() if k != name}}
-            if name in names:
-                with pytest.raises(run_folder.RunFolderError, match=name):
-                    run_config.check(lacking, run)
-            else:
-                run_config.check(lacking, run)
 
 
 def test_no_code_of_ours_unpickles():

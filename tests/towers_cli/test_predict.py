@@ -3,7 +3,6 @@
 import keras
 import numpy as np
 import pytest
-import scripts
 import toys
 from PIL import Image
 
@@ -18,10 +17,8 @@ def test_images():
 
 
 @pytest.fixture(scope="module")
-def trained(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("predict") / "run"
-    scripts.trained(folder, "--momentum=0.9", "--max_steps=9", "--moving_average_decay=0.9")
-    return folder
+def trained(run_of):
+    return run_of("--momentum=0.9", "--max_steps=9", "--moving_average_decay=0.9")
 
 
 @pytest.fixture(scope="module")
