@@ -41,7 +41,7 @@ def line_of(name: str) -> command_line.CommandLine:
 
 
 def run(name: str, *arguments: str) -> subprocess.CompletedProcess:
-    """Runs `python name.py arguments` without a new process."""
+    """Runs `python name.py arguments` without a new process; an error is one line on stderr."""
     line, command = line_of(name), COMMANDS[name][0]
     call = [f"{name}.py", *arguments]
     stdout, stderr = io.StringIO(), io.StringIO()
@@ -53,7 +53,9 @@ def run(name: str, *arguments: str) -> subprocess.CompletedProcess:
         else:
             with lighter.runs(), deterministic_as_before():
                 code = command_line.execute(line, argv, command.main)
-    return subprocess.CompletedProcess(call, code, stdout.getvalue(), stderr.getvalue())
+    done = subprocess.CompletedProcess(call, code, stdout.getvalue(), stderr.getvalue())
+    assert code not in (1, 2) or re.fullmatch(rf"{name}\.py: error: .+\n", done.stderr), done
+    return done
 
 
 @contextlib.contextmanager

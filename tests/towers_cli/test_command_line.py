@@ -79,5 +79,4 @@ def test_flag_files_that_name_the_next_one(tmp_path, depth):
         (tmp_path / f"{number}").write_text(f"--flagfile={tmp_path / str(number + 1)}\n")
     (tmp_path / f"{depth}").write_text("--zzz=1\n")
     done = scripts.run("eval", f"--flagfile={tmp_path / '0'}")
-    assert (done.returncode, done.stderr.count("\n")) == (2, 1)
-    assert ("--flagfile" if depth > 3 else "zzz") in done.stderr
+    assert done.returncode == 2 and ("--flagfile" if depth > 3 else "zzz") in done.stderr

