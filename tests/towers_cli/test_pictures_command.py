@@ -82,32 +82,19 @@ def test_every_flag_of_augmentation_reaches_the_preprocessing():
     assert found.mixed == mixing.Mixing(mixup_alpha=0.2, cutmix_alpha=1.0, num_classes=2)
 
 
-class TestEvaluation:
-    def evaluate(self, run, *flags, code=0):
-        done = scripts.run("eval", f"--train_dir={run}", *flags)
-        assert done.returncode == code, done.stderr
-        return done, scripts.lines_of(run / "eval.jsonl")[-1] if code == 0 else None
-
-    def test_has_the_accuracy_of_the_training(self, whole, folder):
-        # The run's own folder has its own split, however it is spelled.
-        for flags in ([], [f"--data_dir={folder / '..' / folder.name}"]):
-            done, line = self.evaluate(whole, *flags)
-            assert "test split" in done.stdout and line["dataset"] == "folder"
-            final = scripts.final_summary(whole)
-            for name in ("accuracy", "cross_entropy"):
-                assert line[name] == pytest.approx(final[f"val_{name}"], abs=1e-6)
-
-    def test_of_other_pictures_is_of_all_of_them(self, whole, tmp_path):
-        new = photos.folder(tmp_path / "new", 5, first=50)
-        done, line = self.evaluate(whole, f"--data_dir={new}")
-        assert "all split, 15 examples, each once" in done.stdout
-        assert line["dataset"] == f"folder {new}"
-        for name in ("ant", "bee"):
-            os.rename(new / name, tmp_path / name)
-        assert self.evaluate(whole, f"--data_dir={new}")[1]["count"] == 5  # of one class
-        os.rename(tmp_path / "ant", new / "dog")
-        done, _ = self.evaluate(whole, f"--data_dir={new}", code=1)
-        assert "'dog'" in done.stderr and "'ant', 'bee', 'cow'" in done.stderr
+def test_an_evaluation_of_other_pictures_is_of_all_of_them(whole, tmp_path):
+    new = photos.folder(tmp_path / "new", 5, first=50)
+    done = scripts.run("eval", f"--train_dir={whole}", f"--data_dir={new}")
+    assert "all split, 15 examples, each once" in done.stdout
+    assert scripts.lines_of(whole / "eval.jsonl")[-1]["dataset"] == f"folder {new}"
+    for name in ("ant", "bee"):
+        os.rename(new / name, tmp_path / name)
+    scripts.run("eval", f"--train_dir={whole}", f"--data_dir={new}")
+    assert scripts.lines_of(whole / "eval.jsonl")[-1]["count"] == 5  # of one class
+    os.rename(tmp_path / "ant", new / "dog")
+    done = scripts.run("eval", f"--train_dir={whole}", f"--data_dir={new}")
+    assert done.returncode == 1
+    assert "'dog'" in done.stderr and "'ant', 'bee', 'cow'" in done.stderr
 
 
 class TestWhatAPersonLooksAt:

@@ -282,28 +282,3 @@ def test_a_configuration_of_keras_does_not_decide_a_run(tmp_path, command, monke
     assert (done.returncode, done.stderr) == (0, "")
     scripts.train(tmp_path / "own", *flags, "--optimizer=adam", "--learning_rate=0.001")
     assert scripts.final_summary(tmp_path / "other") == scripts.final_summary(tmp_path / "own")
-
-
-def test_a_loss_that_is_not_finite_stops_the_run_and_no_checkpoint_holds_it(tmp_path):
-    flags = ("--learning_rate=1e20", "--checkpoint_every_steps=1", "--max_steps=9")
-    done = scripts.train(tmp_path, *flags)
-    assert done.returncode == 1 and "error: step 2: " in done.stderr
-    assert scripts.checkpoint_steps(tmp_path) == [1]
-    reader = tf.train.load_checkpoint(str(tmp_path / "checkpoints" / "step-1" / "state"))
-    types = reader.get_variable_to_dtype_map()
-    names = [name for name, dtype in types.items() if dtype == tf.float32]
-    assert len(names) > 10
-    assert all(np.isfinite(reader.get_tensor(name)).all() for name in names)
-    assert not (tmp_path / "final_model.keras").exists()
-
-
-@pytest.mark.pitfall(29)
-def test_weights_and_averages_of_a_run_in_float16_are_float32(tmp_path):
-    flags = "--compute_dtype=float16", "--global_batch_size=20", "--max_steps=2"
-    done = scripts.trained(tmp_path, *flags, "--optimizer=adamw", "--learning_rate=0.001")
-    assert "cifarnet, float16, images" in scripts.unwrapped(done.stdout)
-    reader = tf.train.load_checkpoint(str(tmp_path / "checkpoints" / "step-2" / "state"))
-    types = reader.get_variable_to_dtype_map()
-    weights = [name for name in types if name.startswith(("weights/", "moving_averages/"))]
-    assert len(weights) >= 20
-    assert {types[name] for name in weights} == {tf.float32}
