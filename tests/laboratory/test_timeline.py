@@ -14,6 +14,14 @@ def run(name, *, workers=2, of_speeds="constant", until=3.0, message=0.1):
     return simulation.run(name, rule, problem, of_workers, until=until, message=message)
 
 
+def test_how_far_gradients_are_behind():
+    """Both arrive at 1.2, one after the other; then each reads after its own update."""
+    shown = timeline.as_json(run("asynchronous"))
+    assert shown["updates"] == [1.2, 1.2, 2.4, 2.4]
+    arrived = [(0, 0.1, 1.1, 0), (1, 0.1, 1.1, 1), (0, 1.3, 2.3, 1), (1, 1.3, 2.3, 1)]
+    assert shown["work"] == [*arrived, (0, 2.5, 3.5, None), (1, 2.5, 3.5, None)]
+
+
 @pytest.mark.parametrize("name", rules.RULES)
 def test_every_rule_has_a_time_line(name):
     found = run(name, until=10.0)

@@ -28,6 +28,13 @@ def test_images_that_are_too_small_are_refused(image_shape):
     networks.build("fastnet", (9, 9, 1), 10)
 
 
+def test_first_filters_hand_their_channels_on():
+    kernel = fastnet.PartialIdentity(seed=3)((3, 3, 4, 7), "float32")
+    x = tf.constant(toys.batch(2, [5, 5, 4])[0])
+    np.testing.assert_array_equal(tf.nn.conv2d(x, kernel, 1, "SAME")[..., :4], x)
+    assert 0.9 / 6 < np.abs(kernel[..., 4:]).max() <= 1 / 6  # the fan in is 36
+
+
 def test_filters_keep_a_mean_square_norm_of_1():
     kernel = np.full((2, 2, 1, 3), 2.0, np.float32)
     np.testing.assert_allclose(
