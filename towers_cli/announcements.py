@@ -181,11 +181,17 @@ def _describe_weight_decay(chosen: Mapping) -> str:
 
 
 def end(folder: run_folder.RunFolder, split: str, workers: worker.Workers) -> int:
-    """Says what a run has come to; returns the exit code."""
+    """Says what a run has come to; returns the exit code.
+
+    Raises:
+      RunFolderError: what it has just written cannot be read.
+    """
     if not workers.is_chief:
         print(f"finished; {workers.name(0)} has the run")
         return 0
     summary = folder.read_final_summary()
+    if summary is None:
+        raise run_folder.RunFolderError(f"{folder.shown}: its final model cannot be read again")
     print(
         f"finished: {split} accuracy {summary['val_accuracy']:.2%}, {folder.final_model}, "
         f"weights sha256 {summary['weights_sha256'][:16]}\n"

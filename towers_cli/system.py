@@ -2,6 +2,7 @@
 
 import argparse
 import contextlib
+import errno
 import os
 import sys
 from collections.abc import Callable, Iterator
@@ -58,7 +59,9 @@ def exit_code(command: str, run: Callable[[], int], error_code: int | None = Non
 
         noise.quiet_loggers()
         try:
-            return run()
+            code = run()
+            sys.stdout.flush()  # else Python does, and complains where the reader has gone
+            return code
         except (settings.SettingsError, errors.UserError) as error:
             return say_error(command, error, error_code or error.exit_code)
     except KeyboardInterrupt:
@@ -67,6 +70,8 @@ def exit_code(command: str, run: Callable[[], int], error_code: int | None = Non
     except BrokenPipeError:
         return output_is_gone()
     except OSError as error:  # such as a full disk
+        if error.errno == errno.EIO and not error.filename:  # the terminal was closed
+            return output_is_gone()
         file = f"{error.filename}: " if error.filename else ""
         return say_error(command, f"{file}{error.strerror or error}", error_code or 1)
     except ImportError as error:

@@ -8,7 +8,6 @@ import pytest
 import scripts
 
 from lessons import recipe
-from towers import schedules
 from towers.networks import optimizers
 from towers_cli import resolve
 
@@ -79,16 +78,6 @@ class TestByHand:
         )
         assert recipe.same_run(authors, there) == expected
         assert expected.global_batch_size == authors.global_batch_size
-
-
-@pytest.mark.parametrize("scaling", schedules.SCALINGS)
-@pytest.mark.parametrize("optimizer", ["sgd", "adamw"])
-@pytest.mark.parametrize(("here", "there"), [(9, 1), (1, 9), (6, 4), (2, 1024)])
-def test_there_and_back(here, there, optimizer, scaling):
-    authors = stated(here, optimizer=optimizer, warmup_steps=700, momentum=0.9)
-    back = recipe.converted(recipe.converted(authors, there, scaling), here, scaling)
-    assert dataclasses.asdict(back) == pytest.approx(dataclasses.asdict(authors))
-    assert 1 - back.moving_average_decay == pytest.approx(1 - authors.moving_average_decay)
 
 
 class TestThePrintedFlags:
