@@ -13,7 +13,6 @@ from towers.networks import optimizers
 from towers.runs import run_folder
 from towers_cli import settings, system
 
-FEW_EVALUATED = 50
 _NARROWEST = 30  # of a column; on a narrower terminal lines are longer than it
 
 
@@ -49,7 +48,7 @@ def rows(
         "labels": chosen["label_smoothing"] and f"smoothed by {chosen['label_smoothing']:g}",
     }  # fmt: skip
     warnings = [_warn_of_rate(chosen, derived, learning_rate), _warn_of_type(chosen, derived)]
-    if num_evaluated_examples < FEW_EVALUATED:
+    if num_evaluated_examples < 50:
         warnings.append(f"an accuracy of {num_evaluated_examples} examples says little")
     shown = [*table.items(), *(("warning", warning) for warning in warnings)]
     return [(name, value) for name, value in shown if value]
@@ -181,11 +180,7 @@ def _describe_weight_decay(chosen: Mapping) -> str:
 
 
 def end(folder: run_folder.RunFolder, split: str, workers: worker.Workers) -> int:
-    """Says what a run has come to; returns the exit code.
-
-    Raises:
-      RunFolderError: what it has just written cannot be read.
-    """
+    """Says what a run has come to; returns the exit code."""
     if not workers.is_chief:
         print(f"finished; {workers.name(0)} has the run")
         return 0

@@ -34,13 +34,9 @@ class Parting:
     def __str__(self) -> str:
         if not self.steps:
             return f"{self.what}: none that both runs have"
-        if self.first is None and len(self.steps) == 1:
-            return f"{self.what}: the same at the one step that both have, {self.steps[0]}"
         if self.first is None:
-            return (
-                f"{self.what}: the same at all {len(self.steps)} steps that both have, "
-                f"{self.steps[0]} to {self.steps[-1]}"
-            )
+            steps = f"{len(self.steps)} (from {self.steps[0]} to {self.steps[-1]})"
+            return f"{self.what}: the same at all steps that both have, {steps}"
         before = [step for step in self.steps if step < self.first]
         agreed = f"the last that agrees is {before[-1]}" if before else "none before it agrees"
         return f"{self.what}: differ from step {self.first} ({self.how}); {agreed}"
