@@ -35,8 +35,8 @@ class Parting:
         if not self.steps:
             return f"{self.what}: none that both runs have"
         if self.first is None:
-            steps = f"{len(self.steps)} (from {self.steps[0]} to {self.steps[-1]})"
-            return f"{self.what}: the same at all steps that both have, {steps}"
+            span = f"{self.steps[0]} to {self.steps[-1]}"
+            return f"{self.what}: the same at all {len(self.steps)} steps that both have, {span}"
         before = [step for step in self.steps if step < self.first]
         agreed = f"the last that agrees is {before[-1]}" if before else "none before it agrees"
         return f"{self.what}: differ from step {self.first} ({self.how}); {agreed}"
