@@ -16,8 +16,6 @@ import pytest
 
 from benchmarks import (
     bias_gradients,
-    kills,
-    long_run,
     networks,
     start,
     step_memory,
@@ -150,9 +148,7 @@ def measured(name: str) -> list[dict]:
         ("speed.md", "start", start, 7),
         ("speed.md", "input", reading, 8),
         ("fast.md", "time_to_accuracy", time_to_accuracy, 3),
-        ("reliability.md", "kills", kills, 20),
         ("reliability.md", "bias_gradients", bias_gradients, 10),
-        ("reliability.md", "long_run", long_run, 2),
     ],
 )
 def test_tables_are_what_was_measured(page, name, benchmark, rows):

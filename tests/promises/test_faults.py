@@ -7,6 +7,7 @@ docs/reliability.md has the figures.
 import json
 import os
 import pty
+import random
 import re
 import shutil
 import signal
@@ -18,8 +19,7 @@ from pathlib import Path
 import pytest
 import scripts
 
-from benchmarks import kills
-from towers.runs import checkpoints
+from towers.runs import checkpoints, run_folder
 
 SIX_STEPS = (
     "--max_steps=6",
@@ -54,21 +54,49 @@ def files_of(folder: Path) -> set[str]:
     return {re.sub(r"tfevents\..*", "tfevents", name) for name in names}
 
 
+def steps_made(folder: Path) -> int:
+    """The last step that a run has logged; 0 for none."""
+    metrics = folder / "metrics.jsonl"
+    return run_folder.read_lines(metrics)[-1]["step"] if metrics.exists() else 0
+
+
+# A moment to what shows that it has come, at the step where the process began; and seconds, of
+# which some are waited then.
+MOMENTS = {
+    "training": (lambda folder, began: steps_made(folder) > began + 30, 0.1),
+    "starting": (lambda folder, began: True, 4.0),
+    "checkpoint": (lambda folder, began: any(folder.glob("checkpoints/step-*.partial")), 0.02),
+    "evaluation": (lambda folder, began: began < (at := steps_made(folder)) and not at % 50, 0.2),
+    "export": (lambda folder, began: (folder / "final_model.partial.keras").exists(), 0.005),
+}
+
+
 @pytest.mark.long
 @pytest.mark.whole_program
-def test_killed_six_times_a_run_ends_as_if_it_had_not_been(tmp_path):
-    """While it starts, trains, writes a checkpoint, evaluates, exports; restarted each time.
-
-    `make test` has one kill at work, in test_train_command.py.
-    """
-    folder, alone = tmp_path / "killed", tmp_path / "alone"
-    done = kills.torment(folder, 6, seed=0)  # docs/reliability.md has twenty
-    kills.Life(alone).end()
-    assert len(done) == 6
-    assert {kill.moment for kill in done} == {*kills.MOMENTS, "export"}
-    for kill in done:
-        assert kill.resumed_from == kill.checkpoint
-        assert kill.after_step - kill.checkpoint <= kills.CHECKPOINT_EVERY
+@pytest.mark.usefixtures("whole_runs")
+def test_killed_at_any_moment_a_run_ends_as_if_it_had_not_been(tmp_path):
+    """`make test` has one kill at work, in test_train_command.py."""
+    flags = (
+        "--recipe=shapes", "--global_batch_size=100", "--microbatch_size=50", "--max_steps=500",
+        "--train_epochs=10", "--eval_every_epochs=1", "--log_every_steps=1",
+        "--checkpoint_every_steps=10", "--checkpoints_to_keep=3",
+    )  # fmt: skip
+    folder, alone, draw = tmp_path / "killed", tmp_path / "alone", random.Random(0)
+    for comes, seconds in MOMENTS.values():
+        began = max(checkpoints.by_step(folder / "checkpoints"), default=0)
+        process = scripts.start("train", *flags, f"--train_dir={folder}")
+        while not comes(folder, began) and process.poll() is None:
+            time.sleep(0.0005)
+        time.sleep(draw.uniform(0, seconds))
+        process.kill()
+        said, _ = process.communicate()
+        assert process.returncode == -signal.SIGKILL
+        if continued := re.search(r"^continuing at step (\d+)$", said, re.M):
+            assert int(continued[1]) == began
+        newest = max(checkpoints.by_step(folder / "checkpoints"), default=0)
+        assert steps_made(folder) - newest <= 10
+    for run in (folder, alone):
+        assert scripts.start("train", *flags, f"--train_dir={run}").wait() == 0
     scripts.assert_same_run(folder, alone)
     assert scripts.evaluation_lines(folder) == scripts.evaluation_lines(alone)
     assert files_of(folder) == files_of(alone)
