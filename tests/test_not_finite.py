@@ -17,7 +17,8 @@ OPTIMIZERS = {
 
 
 def everything(model: keras.Model) -> list[np.ndarray]:
-    return [v.numpy() for v in (*model.variables, *model.optimizer.variables)]
+    variables = (*model.variables, *model.metrics_variables, *model.optimizer.variables)
+    return [variable.numpy() for variable in variables]
 
 
 def fails_and_changes_nothing(step: toys.Step, images, labels) -> None:
