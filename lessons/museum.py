@@ -10,7 +10,7 @@ import towers  # noqa: F401  before Keras: it sets TensorFlow up
 from input_pipeline import batches
 from laboratory import data, findings
 from lessons import learning_rate, lesson
-from towers import devices, moving_averages, step
+from towers import devices, moving_averages, step, updating
 
 import keras  # isort: skip
 import numpy as np  # isort: skip
@@ -108,7 +108,7 @@ def program_here(num_towers=2, layer=None, *, decay=None, clip=None) -> step.Pro
     return data.program(model, optimizer, num_towers, loss=lambda labels, outputs: outputs * labels)
 
 
-def update(program: step.Program, images: tf.Tensor, size: int = 1) -> step.Watched:
+def update(program: step.Program, images: tf.Tensor, size: int = 1) -> updating.Watched:
     """Makes a step of microbatches of `size`; returns its losses and gradients."""
     _, shown = program((images, tf.ones_like(images)), size)
     return shown

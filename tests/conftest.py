@@ -1,24 +1,6 @@
 """In which order tests run, and what the processes that run them share (helpers/shared.py)."""
 
-import first_process
 import length
-
-# No process is left alone at the end with a file that takes a while.
-LONGEST_FIRST = (
-    "test_keras_programs.py",
-    "test_train_command.py",
-    "test_run.py",
-    "test_ends.py",
-    "test_workers_command.py",
-    "test_faults.py",
-    "test_warm_start.py",
-    "test_distribution.py",
-    "test_collectives.py",
-    "test_eval_command.py",
-    "test_pictures_command.py",
-    "test_planted_errors.py",
-    "test_docs.py",
-)
 
 
 def pytest_configure(config):
@@ -29,11 +11,8 @@ def pytest_configure(config):
         import shared
 
         config.pluginmanager.register(shared)
-    elif not config.option.collectonly:
-        first_process.start()
 
 
 def pytest_collection_modifyitems(items):
-    """The files that take longest begin; the others are in their order."""
-    place = {name: index for index, name in enumerate(LONGEST_FIRST)}
-    items.sort(key=lambda item: place.get(item.path.name, len(place)))
+    """Large files begin: no process is left alone at the end with one that takes a while."""
+    items.sort(key=lambda item: -item.path.stat().st_size)

@@ -120,14 +120,6 @@ def test_towers_on_gpus_are_the_same_to_the_last_bit(kind):
         assert printed_by(PROGRAM, 2, 50, *kind)[2:] == runs[0][2:]
 
 
-@pytest.mark.long
-def test_what_is_asked_of_gpus_can_be_asked_of_a_cpu():
-    kind = "fastnet", "float16", "muon"
-    runs = [printed_by(PROGRAM, num_towers, 2, *kind, hidden=True) for num_towers in (1, 2)]
-    assert runs[1][:2] == [["/CPU:0", "/CPU:1"], ["CPU:0"]]
-    assert runs[0][2:] == runs[1][2:]
-
-
 FLAGS = (
     "--recipe=shapes", "--deterministic", "--microbatch_size=16", "--intra_op_threads=1",
     "--max_steps=40", "--checkpoint_every_steps=20", "--verify_every_steps=20",

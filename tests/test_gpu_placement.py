@@ -7,6 +7,7 @@ the second, and the towers' are behind it.
 
 import collections
 import sys
+import types
 from unittest import mock
 
 import forked
@@ -18,9 +19,9 @@ import toys
 from tensorflow.python.framework import kernels
 
 import towers
-from towers import devices, machine, metrics, moving_averages, networks, step, weight_decay
+from towers import devices, machine, metrics, networks, step, weight_decay
 from towers.networks import optimizers
-from towers.runs import callbacks
+from towers.runs import callbacks, run
 
 ANOTHER_CPU, TOWERS = "/CPU:1", ("/CPU:2", "/CPU:3")
 NETWORKS = {
@@ -47,13 +48,11 @@ def program(network, dtype, optimizer, towers_of_it, parameter_device=None, **op
         loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
         accuracy = metrics.Accuracy(toys.CLASSES)
         model.compile(made, loss, metrics=[accuracy], **options)
-        averages = callbacks.MovingAverages(model, 0.9)
-    averages.in_step = lambda examples: moving_averages.update(
-        averages.averages, model.trainable_variables, 0.9, tf.constant(1, tf.int64)
-    )
     towers.distribute(model, towers_of_it, microbatch_size=4)
     images, labels = toys.batch(8)
     with tf.device(devices.HOST):
+        averages = callbacks.MovingAverages(model, 0.9)
+        averages.set_run(types.SimpleNamespace(model=model, state=run.FitState(model)))
         batch = tf.constant(images), tf.constant(labels, tf.int32)
         model._towers.prepare(batch, lambda: None, [averages.in_step])
     return model, batch
@@ -66,7 +65,8 @@ def nodes_of(nodes, functions, inherited: str | None = None):
         called = [attr.func.name for attr in node.attr.values() if attr.HasField("func")]
         called += [node.op] if node.op in functions else []
         for name in called:
-            yield from nodes_of(functions[name].node_def, functions, kind)
+            if not functions[name].attr["_XlaMustCompile"].b:
+                yield from nodes_of(functions[name].node_def, functions, kind)
         if not called:
             yield node, kind
 
@@ -115,18 +115,21 @@ def two_gpus(monkeypatch):
 
 @pytest.mark.usefixtures("cuda_build")
 @pytest.mark.parametrize(
-    ("given", "parameter_device"),
+    ("given", "parameter_device", "jit_compile"),
     [
-        (("cifarnet", "float32", "sgd"), None),
-        (("fastnet", "float16", "muon"), "/GPU:0"),
-        pytest.param(("resnet", "bfloat16", "adamw"), "/GPU:0", marks=pytest.mark.long),
-        pytest.param(("resnet", "float16", "lion"), None, marks=pytest.mark.long),
+        (("cifarnet", "float32", "sgd"), None, False),
+        (("fastnet", "float16", "muon"), "/GPU:0", False),
+        (("cifarnet", "bfloat16", "adamw"), "/GPU:0", True),
+        pytest.param(("resnet", "bfloat16", "adamw"), "/GPU:0", False, marks=pytest.mark.long),
+        pytest.param(("resnet", "float16", "lion"), None, False, marks=pytest.mark.long),
     ],
 )
-def test_every_operation_has_a_kernel_where_it_is(two_gpus, given, parameter_device, monkeypatch):
+def test_every_operation_has_a_kernel_where_it_is(
+    two_gpus, given, parameter_device, jit_compile, monkeypatch
+):
     if parameter_device:  # where the weights would be
         monkeypatch.setattr(step, "parameter_device", lambda model: parameter_device)
-    model, batch = program(*given, two_gpus, parameter_device)
+    model, batch = program(*given, two_gpus, parameter_device, jit_compile=jit_compile)
     assert without_kernel(model._towers.program.trace(batch, 4).graph) == set()
 
 
@@ -138,9 +141,17 @@ def test_the_average_and_the_update_are_where_the_weights_are(num_towers=2):
     for node in model._towers.program.trace(batch, 4).graph.as_graph_def().node:
         if node.device and node.op not in ("Placeholder", "ReadVariableOp"):
             places[node.name.split("/")[0]].add("/" + node.device[-5:])
-    assert places["average_gradients"] | places["apply"] == {ANOTHER_CPU}
+    for part in ("average_gradients", "apply", "moving_averages"):
+        assert places[part] == {ANOTHER_CPU}
     for tower in range(num_towers):
         assert places[f"tower_{tower}"] == {TOWERS[tower]}
+
+
+def test_moving_averages_are_where_their_weights_are():
+    with tf.device(ANOTHER_CPU):
+        model = keras.Sequential([keras.Input([3]), keras.layers.Dense(2)])
+    averages = callbacks.MovingAverages(model, 0.9).averages
+    assert {average.device[-5:] for average in averages} == {ANOTHER_CPU[1:]}
 
 
 def test_the_command_refuses_a_gpu_that_is_not_there(tmp_path):

@@ -1,7 +1,6 @@
 """Gradients of several parts become one: order, None, IndexedSlices, mean and sum."""
 
 import keras
-import numpy as np
 import pytest
 import tensorflow as tf
 import toys
@@ -25,15 +24,6 @@ def test_a_factor_is_not_rounded_to_the_type_of_a_narrow_gradient():
     dense, sparse = gradients.scale([one, rows], tf.constant(257.0))
     assert (dense.dtype, dense.numpy()) == (tf.float32, 257.0)
     assert (sparse.values.dtype, sparse.values.numpy()) == (tf.float32, 257.0)
-
-
-def test_scaling_keeps_kind_and_dtype():
-    kinds = [None, slices([1], [[2.0, 4.0]]), tf.constant(8.0, tf.float64)]
-    none, sparse, dense = gradients.scale(kinds, 0.25)
-    assert none is None
-    np.testing.assert_array_equal(sparse.values, [[0.5, 1.0]])
-    np.testing.assert_array_equal(sparse.indices, [1])
-    assert dense.dtype == tf.float64 and dense.numpy() == 2.0
 
 
 def test_global_norm_is_of_all_gradients_together():

@@ -62,18 +62,6 @@ def test_a_gpu_that_tensorflow_cannot_use_is_told_of_once(
     assert [expected in line for line in said] == ([True] if expected else [])
 
 
-@pytest.mark.parametrize(
-    "capability, waits",
-    [((7, 5), False), ((9, 0), False), ((12, 0), True)],
-)
-def test_kernels_that_have_to_be_compiled_first_are_told_of(monkeypatch, told, capability, waits):
-    pretend_gpu.pretend(monkeypatch.setattr, compute_capability=capability)
-    listed = ["sm_60", "sm_70", "sm_80", "sm_89", "compute_90a"]
-    build = {"cuda_compute_capabilities": listed, "cuda_version": "12.5.1", "cudnn_version": "9"}
-    monkeypatch.setattr(tf.sysconfig, "get_build_info", lambda: build)
-    assert ["12.0" in line for line in told()] == [True] * waits
-
-
 @pytest.mark.parametrize("tf32", [True, False])
 def test_what_computes_on_gpus_is_part_of_what_a_run_ran_on(tmp_path, monkeypatch, tf32):
     assert machine.gpu_software() == {} and "CUDA" not in conditions.environment()

@@ -29,10 +29,16 @@ def fails_and_changes_nothing(step: toys.Step, images, labels) -> None:
         np.testing.assert_array_equal(now, then)
 
 
-@pytest.mark.parametrize("value", [np.nan, np.inf])
-@pytest.mark.parametrize("optimizer", OPTIMIZERS)
-def test_a_loss_stops_the_step(optimizer, value):
-    step = toys.Step(toys.classifier(), OPTIMIZERS[optimizer](), num_towers=TOWERS, microbatch=2)
+@pytest.mark.parametrize(
+    ("optimizer", "value", "jit_compile"),
+    [
+        *[(name, value, False) for name in OPTIMIZERS for value in (np.nan, np.inf)],
+        ("averaged", np.nan, True),
+    ],
+)
+def test_a_loss_stops_the_step(optimizer, value, jit_compile):
+    model, options = toys.dropout_classifier(), {"microbatch": 2, "jit_compile": jit_compile}
+    step = toys.Step(model, OPTIMIZERS[optimizer](), num_towers=TOWERS, **options)
     for seed in range(3):
         step(*toys.batch(BATCH, [3], seed=seed))
     images, labels = toys.batch(BATCH, [3])

@@ -76,13 +76,6 @@ def test_warm_up_and_cosine_are_keras_s():
 
 
 @pytest.mark.parametrize(
-    "scaling, expected", [("none", 0.1), ("linear", 0.1 * 4), ("sqrt", 0.1 * 2)]
-)
-def test_scaling_to_four_times_the_batch(scaling, expected):
-    assert schedules.scaled_rate(0.1, scaling, 512, 128) == pytest.approx(expected, rel=1e-15)
-
-
-@pytest.mark.parametrize(
     "schedule, wrong",
     [
         ("constant", {"examples_per_epoch": 0}),

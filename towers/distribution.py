@@ -14,6 +14,7 @@ from towers import (
     refusals,
     separable,
     step,
+    updating,
     worker,
 )
 
@@ -199,22 +200,23 @@ class Distribution:
 
         def function(iterator: Iterator) -> dict[str, tf.Tensor]:
             nonlocal program
-            logs = None
-            for _, batch in zip(range(self.model.steps_per_execution), iterator, strict=False):
-                batch = cutting.dense(batch)
-                self._check_same_data(name, batch)
-                size = self._size(name, batch)
-                if program is None:
-                    _build(self.model, batch, with_optimizer=training)
-                    if training:
-                        self._share_state()
-                    program = self._program(batch, size, training)
-                self._tell(batch, size, program)
-                with self.workers.watched():
-                    logs = program(batch, size)
-            if logs is None:
+            batches = [
+                cutting.dense(batch)
+                for _, batch in zip(range(self.model.steps_per_execution), iterator, strict=False)
+            ]
+            if not batches:
                 raise StopIteration
-            return logs
+            first = batches[0]
+            self._check_same_data(name, first)
+            size = self._size(name, first)
+            if program is None:
+                _build(self.model, first, with_optimizer=training)
+                if training:
+                    self._share_state()
+                program = self._program(first, size, training)
+            self._tell(first, size, program)
+            with self.workers.watched():
+                return program.make_steps(batches, size)
 
         return function
 
@@ -263,7 +265,7 @@ class Distribution:
         """Examples of a microbatch in a run, after `prepare`."""
         return self._sizes["run"]
 
-    def train_step(self, batch: cutting.Structure) -> tuple[dict[str, tf.Tensor], step.Watched]:
+    def train_step(self, batch: cutting.Structure) -> tuple[dict[str, tf.Tensor], updating.Watched]:
         """Makes a step of a run, after `prepare`; raises as `step.Program`."""
         with self.workers.watched():
             return self._of_run(batch, self._sizes["run"])

@@ -2,10 +2,12 @@
 
 import os
 import sys
-import warnings
 
-_ONEDNN = "TF_ENABLE_ONEDNN_OPTS"
-_VARIABLES = {"KERAS_BACKEND": "tensorflow", _ONEDNN: "1", "TF_CPP_MIN_LOG_LEVEL": "3"}
+_VARIABLES = {
+    "KERAS_BACKEND": "tensorflow",
+    "TF_ENABLE_ONEDNN_OPTS": "1",
+    "TF_CPP_MIN_LOG_LEVEL": "3",
+}
 
 
 def setup() -> None:
@@ -17,8 +19,7 @@ def setup() -> None:
     times as long without them (docs/speed.md). TF_CPP_MIN_LOG_LEVEL=3: TensorFlow prints fatal
     errors only, once it has started; others are exceptions.
 
-    After TensorFlow nothing is set; a warning says what to do where it computes without oneDNN
-    though nobody chose that.
+    Once TensorFlow is imported nothing is set.
 
     Raises:
       ImportError: Keras has another backend.
@@ -26,12 +27,6 @@ def setup() -> None:
     if "tensorflow" not in sys.modules:
         for name, value in _VARIABLES.items():
             os.environ.setdefault(name, value)
-    elif _ONEDNN not in os.environ and not _computes_with_onednn():
-        warnings.warn(
-            "TensorFlow was imported before towers and computes without oneDNN, which is slower: "
-            f"import towers first, or set the environment variable {_ONEDNN}=1 (0: as it is)",
-            stacklevel=3,
-        )
     keras = sys.modules.get("keras")
     backend = keras.config.backend() if keras else os.environ.get("KERAS_BACKEND", "tensorflow")
     if backend != "tensorflow":
@@ -41,9 +36,3 @@ def setup() -> None:
             "environment variable KERAS_BACKEND=tensorflow before Keras is imported",
             name="towers",
         )
-
-
-def _computes_with_onednn() -> bool:
-    from tensorflow.python.util import _pywrap_util_port
-
-    return _pywrap_util_port.IsMklEnabled()

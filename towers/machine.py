@@ -80,11 +80,8 @@ def _loaded(library: str, function: str) -> str | None:
 
 @functools.cache
 def tell_about_gpus() -> None:
-    """Logs a warning, once, where a GPU is not used, or makes its first step wait.
-
-    TensorFlow's own notices of both are among those that TF_CPP_MIN_LOG_LEVEL=3 keeps away.
-    """
-    if notice := _unused_gpus() or _gpus_to_compile_for():
+    """Logs a warning, once, where a GPU is not used: TF_CPP_MIN_LOG_LEVEL=3 hides TensorFlow's."""
+    if notice := _unused_gpus():
         logging.getLogger(__name__).warning(notice)
 
 
@@ -100,22 +97,6 @@ def _unused_gpus() -> str | None:
         f"tensorflow[and-cuda]=={tf.__version__} with pip, or set CUDA_VISIBLE_DEVICES=-1 to train "
         "on the CPU without this notice"
     )
-
-
-def _gpus_to_compile_for() -> str | None:
-    """A GPU that TensorFlow has no machine code for; that for capability 8.0 serves 8.9."""
-    listed = tf.sysconfig.get_build_info().get("cuda_compute_capabilities", [])
-    built = [divmod(int(re.sub(r"\D", "", name)), 10) for name in listed]  # such as sm_90a
-    for gpu in tf.config.get_visible_devices("GPU"):
-        details = tf.config.experimental.get_device_details(gpu)
-        has = details.get("compute_capability")
-        if built and has and not any(has[0] == of[0] and has[1] >= of[1] for of in built):
-            return (
-                f"TensorFlow has no kernels ready for {details.get('device_name', 'this GPU')} "
-                f"(compute capability {has[0]}.{has[1]}): it compiles them when they are first "
-                "used, which may take half an hour"
-            )
-    return None
 
 
 def processor() -> str:

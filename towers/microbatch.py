@@ -14,7 +14,7 @@ import keras
 import tensorflow as tf
 from keras import tree
 
-from towers import adapted, gradients, model_state, refusals, separable
+from towers import adapted, cutting, gradients, model_state, refusals, separable
 
 from keras.src import backend  # isort: skip
 from keras.src.trainers.data_adapters import data_adapter_utils  # isort: skip
@@ -158,3 +158,13 @@ class Microbatch:
         )
         self.traced.append(forward)
         return value, forward
+
+
+def join_outputs(forwards: Sequence[Forward]) -> object:
+    """The outputs of all microbatches, one after the other, with their masks."""
+    outputs = cutting.join([forward.outputs for forward in forwards])
+    flat = tree.flatten(outputs)
+    for output, *masks in zip(flat, *(forward.masks for forward in forwards), strict=True):
+        if masks[0] is not None:
+            backend.set_keras_mask(output, tf.concat(masks, axis=0))
+    return outputs

@@ -6,9 +6,8 @@ The loop over towers in `_on_towers` runs once, while the graph is built. The gr
 towers that depend on nothing but their own inputs, and TensorFlow runs them side by side.
 """
 
-import warnings
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any, TypeAlias
 
 import keras
 import tensorflow as tf
@@ -22,32 +21,18 @@ from towers import (
     loss_scale,
     microbatch,
     model_state,
-    not_finite,
     one_gradient,
     operation_gradients,
     refusals,
     shares,
+    updating,
     worker,
 )
 
-from keras.src import backend  # isort: skip
 from keras.src.trainers.data_adapters import data_adapter_utils  # isort: skip
 
 
 ConcreteFunction: TypeAlias = tf.types.experimental.ConcreteFunction
-Changes = list[tuple[keras.Variable, tf.Tensor]]  # variables that are not trained: new values
-
-
-class Watched(NamedTuple):
-    """What a step shows of itself, before its update.
-
-    Attributes:
-      losses: of each microbatch, [M]; of the joined outputs [1].
-      gradients: the mean ones, one per trainable variable; not clipped, and without a loss scale.
-    """
-
-    losses: tf.Tensor
-    gradients: list[gradients.Gradient]
 
 
 def parameter_device(model: keras.Model) -> str:
@@ -67,12 +52,9 @@ class Program:
       training: whether a step updates the weights.
       joined: one loss of the joined outputs, in place of one for each microbatch.
       reason: why it is joined, if towers chose it.
-      watched: whether a step also returns what it shows of itself, and updates nothing where its
-        loss or a gradient is not finite.
       pass_: the passes of a microbatch.
 
-    `after_update` are functions of the number of examples, which the step calls in its graph once
-    the weights are updated.
+    `watched` and `after_update` are as `updating.Update` takes them.
     """
 
     def __init__(
@@ -89,15 +71,16 @@ class Program:
         after_update: Sequence[Callable[[int], None]] = (),
     ):
         self.model, self.tower_devices, self.training = model, tuple(tower_devices), training
-        self.joined, self.reason, self.watched = joined, reason, watched
+        self.joined, self.reason = joined, reason
         self.pass_ = microbatch.Microbatch(model, training, bool(model.jit_compile))
         self._workers = workers or worker.Workers()
         self._towers_of_workers = towers_of_workers or [len(self.tower_devices)]
-        self._after_update = after_update
+        self._update = updating.Update(model, training, watched, after_update)
         self._alone = False  # each worker computes the whole batch that is being traced
         self._at_once = 1 if accumulate_gradients else shares.at_once(self.tower_devices)
         self._graphs: dict[str, ConcreteFunction] = {}  # by what a batch is like
         self._shapes: dict[str, list] = {}  # of batches that differ in nothing else
+        self._steps: dict[tuple[ConcreteFunction, int], ConcreteFunction] = {}  # so many in a call
         self._variables = self._trained()
 
     def _trained(self) -> list[int]:
@@ -164,6 +147,23 @@ class Program:
         """
         return self.trace(batch, size)(batch)
 
+    def make_steps(self, batches: Sequence[cutting.Structure], size: int) -> Any:
+        """Makes a step of each batch, one after the other; returns what the last gives.
+
+        Of batches that are alike it is one call of TensorFlow. Several workers make a call for
+        each: collectives of one call may not meet twice.
+        """
+        graphs = [self.trace(batch, size) for batch in batches]
+        if len(set(graphs)) > 1 or len(batches) == 1 or self._workers.count > 1:
+            return [graph(batch) for graph, batch in zip(graphs, batches, strict=True)][-1]
+        step = graphs[0]
+        if (step, len(batches)) not in self._steps:
+            function = tf.function(lambda batches: [*map(step, batches)][-1], autograph=False)
+            (like,), _ = step.structured_input_signature
+            traced = function.get_concrete_function([like] * len(batches))
+            self._steps[step, len(batches)] = traced
+        return self._steps[step, len(batches)](list(batches))
+
     def _build(self, batch, size: int):
         in_towers = operation_gradients.corrected(self.pass_.jit_compile)
         with in_towers, tf.device(parameter_device(self.model)):  # of all but the towers
@@ -182,17 +182,22 @@ class Program:
 
         parts, results = self._on_towers(batch, size, compute)
         weights, among = _weights(parts, size), self._among(len(parts))
-        with tf.name_scope("average_gradients"):
+        with tf.name_scope("average_gradients") as in_average:
             sums = self._sums({m: one.gradients for m, one in results.items()}, weights)
             own = [(one.loss, one.forward) for one in results.values()]
             total, everything = among(sums, own, list(map(cutting.num_examples, parts)))
             total = [_merge_equal_rows(value, parts) for value in total]
-            if len(parts) > 1:
-                total = [one_gradient.over(value, sum(weights)) for value in total]
             losses, forwards = zip(*everything, strict=True)
-            loss = _mean(losses, weights)
-        changes = self._changes(forwards, weights)
-        return self._update(batch, forwards, loss, losses, total, changes)
+
+        def average() -> updating.Averages:
+            with tf.name_scope(in_average):
+                mean = total
+                if len(parts) > 1:
+                    mean = [one_gradient.over(value, sum(weights)) for value in total]
+                loss = _mean(losses, weights)
+            return updating.Averages(loss, losses, mean, self._changes(forwards, weights))
+
+        return self._update(batch, forwards, total, average)
 
     def _joined(self, batch, size: int):
         """The towers' outputs are joined for one loss, whose gradients go back to the towers."""
@@ -232,9 +237,10 @@ class Program:
                 total, _ = among(self._sums(leaves, [1] * len(parts)), own, sizes)
                 total = [_merge_equal_rows(value, parts) for value in total]
                 mean = gradients.add_weight_by_weight(total, direct)
-        return self._update(batch, forwards, loss, [loss], mean, changes)
+        averages = updating.Averages(loss, [loss], mean, changes)
+        return self._update(batch, forwards, mean, lambda: averages)
 
-    def _loss_of_joined(self, batch, forwards, weights, values, changes: Changes) -> tuple:
+    def _loss_of_joined(self, batch, forwards, weights, values, changes: updating.Changes) -> tuple:
         """Keras's loss of the whole batch, and the changes with what the loss assigns itself."""
         model = self.model
         x, y, sample_weight = data_adapter_utils.unpack_x_y_sample_weight(batch)
@@ -257,7 +263,7 @@ class Program:
                 loss = model._compute_loss(
                     x=x,
                     y=y,
-                    y_pred=_join_outputs(forwards),
+                    y_pred=microbatch.join_outputs(forwards),
                     sample_weight=sample_weight,
                     training=self.training,
                 )
@@ -315,7 +321,9 @@ class Program:
                 sums |= gradients.sum_over_share(weighted, own, len(weights))
         return sums
 
-    def _changes(self, forwards: Sequence[microbatch.Forward], weights: list[float]) -> Changes:
+    def _changes(
+        self, forwards: Sequence[microbatch.Forward], weights: list[float]
+    ) -> updating.Changes:
         """New values of what is not trained, from those of the microbatches.
 
         Batch statistics are averaged over examples, a random layer's counter moves on, and what
@@ -342,37 +350,6 @@ class Program:
                     changes.append((variable, value))
         return changes
 
-    def _update(self, batch, forwards, loss, losses, mean, changes: Changes):
-        """Updates weights, other variables and metrics; returns the metrics after it."""
-        model = self.model
-        shown, checked = None, []
-        if self.training and self.watched:
-            with tf.name_scope("watched"):
-                shown = Watched(
-                    tf.stack(losses),
-                    loss_scale.taken_off(model.optimizer, mean),  # before the scale may change
-                )
-                finite = not_finite.all_finite(shown.losses, mean, model.optimizer)
-                checked = [not_finite.check(finite)]
-        with tf.control_dependencies(checked):
-            with tf.name_scope("apply"):
-                if self.training and model.trainable_variables:
-                    variables = model.trainable_variables
-                    model.optimizer.apply_gradients(zip(mean, variables, strict=True))
-                elif self.training:
-                    warnings.warn("The model does not have any trainable weights.", stacklevel=2)
-            for function in self._after_update:
-                function(cutting.num_examples(batch))
-            with tf.name_scope("state"):
-                for variable, value in changes:
-                    variable.assign(value)
-            with tf.name_scope("metrics"):
-                model._loss_tracker.update_state(loss, sample_weight=cutting.num_examples(batch))
-                x, y, sample_weight = data_adapter_utils.unpack_x_y_sample_weight(batch)
-                outputs = _join_outputs(forwards)
-                logs = model.compute_metrics(x, y, outputs, sample_weight=sample_weight)
-        return logs if shown is None else (logs, shown)
-
 
 class Prediction(Program):
     """Keras's predict step on towers: the outputs of a batch, in its order."""
@@ -389,7 +366,7 @@ class Prediction(Program):
         forwards = list(results.values())
         for variable, value in self._changes(forwards, _weights(parts, size)):
             variable.assign(value)
-        return _join_outputs(forwards)
+        return microbatch.join_outputs(forwards)
 
 
 def _number(m: int) -> tf.Tensor:
@@ -467,13 +444,3 @@ def _after(result, part):
     done = [tf.identity(value) for value in values if value is not None]
     with tf.control_dependencies(done):
         return tree.map_structure(lambda t: None if t is None else tf.identity(t), part)
-
-
-def _join_outputs(forwards: Sequence[microbatch.Forward]):
-    """The outputs of all microbatches, one after the other, with their masks."""
-    outputs = cutting.join([forward.outputs for forward in forwards])
-    flat = tree.flatten(outputs)
-    for output, *masks in zip(flat, *(forward.masks for forward in forwards), strict=True):
-        if masks[0] is not None:
-            backend.set_keras_mask(output, tf.concat(masks, axis=0))
-    return outputs

@@ -13,22 +13,8 @@ from towers.networks import optimizers
 from towers.runs import run_folder
 from towers_cli import settings, system
 
-_DECAYS_SHOWN = 50
 FEW_EVALUATED = 50
 _NARROWEST = 30  # of a column; on a narrower terminal lines are longer than it
-
-
-def start(
-    config: Mapping,
-    learning_rate: schedules.LearningRate,
-    num_evaluated_examples: int,
-    with_schedule: bool,
-) -> None:
-    """Prints what `rows` says and, where it is asked for, the learning rate over the whole run."""
-    table = rows(config, learning_rate, num_evaluated_examples)
-    print(format_table(table), flush=True)
-    if with_schedule:
-        print(schedule(config, learning_rate))
 
 
 def rows(
@@ -88,32 +74,6 @@ def format_table(rows: Sequence[tuple[str, str]], width: int | None = None) -> s
     return "\n".join(map(system.printable, lines))
 
 
-def schedule(config: Mapping, learning_rate: schedules.LearningRate) -> str:
-    """The learning rate over the run, a line for each epoch at which something happens to it."""
-    chosen, derived = config["settings"], config["resolved"]
-    batch, examples_per_epoch = chosen["global_batch_size"], derived["examples_per_epoch"]
-    lines = [f"{'epoch':>10}{'step':>12}{'examples seen':>16}  rate of the next update"]
-    for step in _steps_to_show(learning_rate, derived["last_step"], batch, examples_per_epoch):
-        seen = step * batch
-        epoch = seen / examples_per_epoch
-        lines.append(f"{epoch:>10.2f}{step:>12,}{seen:>16,}  {learning_rate(seen):.6g}")
-    return "\n".join(lines)
-
-
-def _steps_to_show(
-    learning_rate: schedules.LearningRate, last_step: int, batch: int, examples_per_epoch: int
-) -> list[int]:
-    """The first and last step, tenths of the way, and those from which the rate has decayed."""
-    end = last_step * batch / examples_per_epoch
-    epochs = [end * tenth / 10 for tenth in range(11)]
-    if learning_rate.schedule == "exponential":
-        every = learning_rate.epochs_per_decay
-        epochs += [every * n for n in range(1, min(int(end / every), _DECAYS_SHOWN) + 1)]
-    epochs += [*learning_rate.decay_epochs, learning_rate.warmup_epochs]
-    steps = {math.ceil(schedules.exact(e) * examples_per_epoch / batch) for e in epochs if e <= end}
-    return sorted(min(step, last_step) for step in steps | {last_step})
-
-
 def _describe_same_bits(chosen: Mapping, derived: Mapping) -> str:
     on_cpus = machine.are_cpus(derived["tower_devices"])
     if not (on_cpus or chosen["deterministic"]):
@@ -127,14 +87,12 @@ def _describe_same_bits(chosen: Mapping, derived: Mapping) -> str:
 
 def _describe_faster(chosen: Mapping, derived: Mapping) -> str:
     """What makes steps faster on GPUs (docs/gpus.md), where it is not chosen."""
-    on_cpus, several = machine.are_cpus(derived["tower_devices"]), len(derived["workers"]) > 1
-    if on_cpus or several or chosen["jit_compile"]:
+    if machine.are_cpus(derived["tower_devices"]):
         return ""
-    size = -(-chosen["global_batch_size"] // len(derived["tower_devices"]))
-    return (
-        f"in a new run with --microbatch_size={size} --parameter_device=gpu --jit_compile, "
-        "with different bits"
-    )
+    flags = [] if chosen["jit_compile"] else ["--gpu_defaults"]
+    if chosen["parameter_device"] == "cpu" and len(derived["workers"]) == 1:
+        flags.append("--parameter_device=gpu")
+    return f"in a new run with {' '.join(flags)}, with different bits" if flags else ""
 
 
 def _describe_batch(chosen: Mapping, derived: Mapping) -> str:
@@ -223,11 +181,17 @@ def _describe_weight_decay(chosen: Mapping) -> str:
 
 
 def end(folder: run_folder.RunFolder, split: str, workers: worker.Workers) -> int:
-    """Says what a run has come to; returns the exit code."""
+    """Says what a run has come to; returns the exit code.
+
+    Raises:
+      RunFolderError: what it has just written cannot be read.
+    """
     if not workers.is_chief:
         print(f"finished; {workers.name(0)} has the run")
         return 0
     summary = folder.read_final_summary()
+    if summary is None:
+        raise run_folder.RunFolderError(f"{folder.shown}: its final model cannot be read again")
     print(
         f"finished: {split} accuracy {summary['val_accuracy']:.2%}, {folder.final_model}, "
         f"weights sha256 {summary['weights_sha256'][:16]}\n"

@@ -258,33 +258,18 @@ class CheckpointEvaluator:
 
 
 def report(line: Mapping, result: tally.Evaluation, class_names: Sequence[str]) -> str:
-    """An evaluation in words: the figures, accuracy per class, and the confusion matrix."""
+    """An evaluation in words: the figures, and the accuracy of each class."""
     flipped, figures = " and mirrored" if line.get("test_time_flip") else "", result.as_metrics()
     head = (
         f"step {line['step']}, epoch {line['epoch']:.2f}, {line['split']} split, "
         f"{figures['count']:,} examples, each once{flipped}: accuracy {result.accuracy:.2%}, "
         f"top-5 {figures['top5_accuracy']:.2%}, cross entropy {figures['cross_entropy']:.4f}"
     )
-    per_class = [
-        "-" if np.isnan(share) else f"{share:.2%}" for share in result.per_class_accuracy()
-    ]
     class_names = [system.printable(name) for name in class_names]
-    name_width = max(len(name) for name in class_names)
-    if len(class_names) > 20:  # a matrix this wide cannot be read on a terminal
-        rows = [
-            f"  {name:>{name_width}}  {share:>7}"
-            for name, share in zip(class_names, per_class, strict=True)
-        ]
-        return "\n".join([head, *rows])
-    width = max(5, len(str(int(np.max(result.confusion)))) + 1)
-    columns = "".join(f"{index:>{width}}" for index in range(len(class_names)))
-    rows = [
-        f"  {name:>{name_width}}  {share:>8}  {index:>2}"
-        + "".join(f"{count:>{width}}" for count in result.confusion[index])
-        for index, (name, share) in enumerate(zip(class_names, per_class, strict=True))
-    ]
-    title = f"  {'class':>{name_width}}  accuracy  predicted as:"
-    return "\n".join([head, title, f"  {'':>{name_width}}            {columns}", *rows])
+    width = max(len(name) for name in class_names)
+    shares = ["-" if np.isnan(one) else f"{one:.2%}" for one in result.per_class_accuracy()]
+    each = zip(class_names, shares, strict=True)
+    return "\n".join([head, *(f"  {name:>{width}}  {share:>7}" for name, share in each)])
 
 
 def _wait(seconds: float, asked: interrupts.Interrupts) -> None:

@@ -9,7 +9,7 @@ import numpy as np
 
 from towers import errors
 from towers.runs import checkpoints, run_folder, stretches
-from towers_cli import build, run_config, settings
+from towers_cli import run_config, settings
 
 # Fields of metrics.jsonl that are not about what was computed.
 OF_CLOCK = ("examples_per_second", "step_seconds")
@@ -101,14 +101,12 @@ def partings(a: run_folder.RunFolder, b: run_folder.RunFolder) -> Iterator[Parti
         ("evaluations", _evaluations, _values_that_differ),
     ):
         if what != "evaluations" or len(splits) == 1:
-            yield first_parting(what, select(lines_a), select(lines_b), describe)
-    yield first_parting(
+            yield _first_parting(what, select(lines_a), select(lines_b), describe)
+    yield _first_parting(
         "checkpoints",
         checkpoints.by_step(a.checkpoints),
         checkpoints.by_step(b.checkpoints),
-        lambda path_a, path_b: _largest_difference(
-            checkpoints.read(path_a), checkpoints.read(path_b), a
-        ),
+        lambda path_a, path_b: _largest_difference(*map(checkpoints.read, (path_a, path_b))),
     )
 
 
@@ -145,20 +143,13 @@ def _computed(line: Mapping) -> dict:
     return {name: value for name, value in line.items() if name not in OF_CLOCK}
 
 
-def first_parting(
+def _first_parting(
     what: str,
     a: Mapping[int, object],
     b: Mapping[int, object],
     describe: Callable[[Any, Any], str],
 ) -> Parting:
-    """The first step that both have with different content.
-
-    Args:
-      what: for the message.
-      a: step to content.
-      b: step to content.
-      describe: says how two contents differ; "" if they do not.
-    """
+    """The first step that both have with different content, as `describe` says; "" for none."""
     steps = tuple(sorted(a.keys() & b.keys()))
     for step in steps:
         how = describe(a[step], b[step])
@@ -183,9 +174,7 @@ def _names_that_differ(a: Mapping, b: Mapping) -> list[str]:
     return [name for name in {**a, **b} if json.dumps(a.get(name)) != json.dumps(b.get(name))]
 
 
-def _largest_difference(
-    a: Mapping[str, np.ndarray], b: Mapping[str, np.ndarray], folder: run_folder.RunFolder
-) -> str:
+def _largest_difference(a: Mapping[str, np.ndarray], b: Mapping[str, np.ndarray]) -> str:
     shapes = [{name: value.shape for name, value in values.items()} for values in (a, b)]
     if shapes[0] != shapes[1]:
         return "they hold different variables"
@@ -198,7 +187,7 @@ def _largest_difference(
     if not differences:
         return ""
     name = max(differences, key=differences.get)
-    return f"largest difference {differences[name]:.3g}, in {name}{_path(folder, name)}"
+    return f"largest difference {differences[name]:.3g}, in {name}"
 
 
 def _distance(a: np.ndarray, b: np.ndarray) -> float:
@@ -206,17 +195,3 @@ def _distance(a: np.ndarray, b: np.ndarray) -> float:
     with np.errstate(invalid="ignore"):
         apart = np.where(a == b, 0.0, np.abs(a - b))
     return float(np.nan_to_num(apart, nan=np.inf, posinf=np.inf).max())
-
-
-def _path(folder: run_folder.RunFolder, name: str) -> str:
-    """The Keras path of what a checkpoint calls `weights/0`, where the run's network tells."""
-    part, _, index = name.partition("/")
-    if part not in ("weights", "moving_averages", "model_state"):
-        return ""
-    try:
-        model = build.build_model(folder.read_config())
-        state = part == "model_state"
-        variables = model.non_trainable_variables if state else model.trainable_variables
-        return f" ({variables[int(index)].path})"
-    except (settings.SettingsError, KeyError, IndexError):
-        return ""  # a network of another version

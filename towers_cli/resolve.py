@@ -9,6 +9,7 @@ from towers import distribution, schedules
 from towers_cli import own_model, settings
 
 SHARED_THREADS = 8
+LEAST_ON_GPUS = 128  # examples of a microbatch, with --gpu_defaults
 
 
 def resolved(
@@ -16,6 +17,7 @@ def resolved(
     earlier: Mapping | None,
     num_gpus: int,
     cores: int,
+    num_workers: int = 1,
 ) -> settings.TrainSettings:
     """The settings with every default filled in; does not start TensorFlow's runtime.
 
@@ -24,13 +26,19 @@ def resolved(
     not.
 
     Raises:
-      SettingsError: a `--model` that cannot be imported.
+      SettingsError: a `--model` that cannot be imported; `--gpu_defaults` without a GPU.
     """
     network = own_model.network(chosen.model)
+    default_size = distribution.default_size(chosen.global_batch_size)
+    if chosen.gpu_defaults:
+        if not num_gpus:
+            raise settings.SettingsError("--gpu_defaults: this machine has no visible GPU")
+        default_size = min(max(default_size, LEAST_ON_GPUS), chosen.global_batch_size)
+        on_gpu = num_workers == 1 and chosen.recipe != "tutorial"
+        device = "gpu" if on_gpu else chosen.parameter_device
+        chosen = dataclasses.replace(chosen, jit_compile=True, parameter_device=device)
     size = chosen.microbatch_size or (
-        earlier["settings"]["microbatch_size"]
-        if earlier is not None
-        else distribution.default_size(chosen.global_batch_size)
+        earlier["settings"]["microbatch_size"] if earlier is not None else default_size
     )
     num_microbatches = -(-chosen.global_batch_size // size)
     threads = chosen.intra_op_threads or (earlier and earlier["settings"]["intra_op_threads"])

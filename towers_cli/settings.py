@@ -13,7 +13,6 @@ import itertools
 import math
 import re
 import reprlib
-import types
 import typing
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, NamedTuple
@@ -244,8 +243,8 @@ class TrainSettings(Settings):
     )
     dry_run: bool = setting(
         False,
-        "Print what the run would be and how its learning rate changes, then exit. No run is made, "
-        "and no data are written or downloaded.", EVERYDAY, is_recorded=False,
+        "Print what the run would be, then exit. No run is made, and no data are written or "
+        "downloaded.", EVERYDAY, is_recorded=False,
     )
 
     init_from: str | None = setting(
@@ -378,10 +377,17 @@ class TrainSettings(Settings):
     )
     jit_compile: bool = setting(
         False,
-        "Compile the forward and backward pass of each microbatch with XLA. On a GPU, steps are "
-        "then faster; on a CPU, they can be slower (in float32), or many times as fast (in "
-        "bfloat16, where that is emulated).",
+        "Compile the passes of a microbatch, and the update, with XLA. On a GPU, steps are then "
+        "faster; on a CPU, they can be slower (in float32), or many times as fast (in bfloat16, "
+        "where that is emulated).",
         ARITHMETIC, defines_run=True,
+    )
+    gpu_defaults: bool = setting(
+        False,
+        "With GPUs: --jit_compile, and microbatches of at least 128 examples unless "
+        "--microbatch_size says otherwise; and, with one worker and any recipe but the tutorial, "
+        "--parameter_device=gpu.",
+        ARITHMETIC, is_recorded=False,  # what it stands for is
     )
     worker_wait_seconds: float = setting(
         300.0,
@@ -669,18 +675,16 @@ def check(field: dataclasses.Field, value: Any) -> None:
     """Checks the value of one setting by its definition.
 
     Raises:
-      SettingsError: it is not of the setting's type, out of its range, or none of its choices.
+      SettingsError: it is out of its range, or none of its choices.
     """
     about, problem = field.metadata, ""
-    if not is_of(value, field.type):
-        problem = f"must be of type {getattr(field.type, '__name__', field.type)}"
-    elif value is None:
+    if value is None:
         pass
     elif about["allowed"] and not about["allowed"].holds(value):
         problem = f"must be {about['allowed'].allowed}"
     elif about["choices"] and not _is_choice(field, value):
         problem = f"must be {said_choices(field)}"
-    elif is_of(0.5, field.type) and not abs(value) <= _LARGEST_FLOAT32:
+    elif isinstance(value, float) and not abs(value) <= _LARGEST_FLOAT32:
         problem = "must be finite, in float32"
     elif isinstance(value, str) and not _TEXT.fullmatch(value):
         problem = "must be text of at most 4096 characters, without control characters"
@@ -705,18 +709,6 @@ def said_choices(field: dataclasses.Field) -> str:
     about = field.metadata
     others = f", or {about['or_else'].allowed}" if about["or_else"] else ""
     return f"one of {', '.join(about['choices'])}{others}"
-
-
-def is_of(value: object, of_type: Any) -> bool:
-    """Whether a value, perhaps read from JSON, is of an annotated type."""
-    if isinstance(of_type, types.UnionType):
-        return any(is_of(value, one) for one in typing.get_args(of_type))
-    if typing.get_origin(of_type) is tuple:  # a list in JSON
-        item = typing.get_args(of_type)[0]
-        return isinstance(value, (tuple, list)) and all(is_of(one, item) for one in value)
-    if isinstance(value, bool):
-        return of_type is bool
-    return isinstance(value, (int, float) if of_type is float else of_type)
 
 
 def shown(value: object) -> str:

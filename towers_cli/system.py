@@ -2,6 +2,7 @@
 
 import argparse
 import contextlib
+import errno
 import os
 import sys
 from collections.abc import Callable, Iterator
@@ -48,13 +49,19 @@ def exit_code(command: str, run: Callable[[], int], error_code: int | None = Non
       run: does what the command is for; with TensorFlow, which is imported first.
       error_code: the exit code of each error; None for that of its kind.
     """
+    while (nowhere := os.open(os.devnull, os.O_RDWR)) <= 2:
+        pass  # a stream was closed, as by `>&-`: Keras writes to it all the same
+    os.close(nowhere)
+    sys.stdout, sys.stderr = sys.stdout or os.fdopen(1, "w"), sys.stderr or os.fdopen(2, "w")
     try:
         with without_notices():
             from towers import errors, noise
 
         noise.quiet_loggers()
         try:
-            return run()
+            code = run()
+            sys.stdout.flush()  # else Python does, and complains where the reader has gone
+            return code
         except (settings.SettingsError, errors.UserError) as error:
             return say_error(command, error, error_code or error.exit_code)
     except KeyboardInterrupt:
@@ -63,6 +70,8 @@ def exit_code(command: str, run: Callable[[], int], error_code: int | None = Non
     except BrokenPipeError:
         return output_is_gone()
     except OSError as error:  # such as a full disk
+        if error.errno == errno.EIO and not error.filename:  # the terminal was closed
+            return output_is_gone()
         file = f"{error.filename}: " if error.filename else ""
         return say_error(command, f"{file}{error.strerror or error}", error_code or 1)
     except ImportError as error:

@@ -46,7 +46,8 @@ def train(chosen: settings.TrainSettings, folder, tower_devices, workers) -> int
 
     # What the run is, as its folder and this machine have it.
     earlier, cores = agreement.find(workers, folder)
-    chosen = resolve.resolved(chosen, earlier, machine.num_devices("GPU"), cores)
+    gpus = machine.num_devices("GPU")
+    chosen = resolve.resolved(chosen, earlier, gpus, cores, workers.count)
     parameter_device = build.parameter_device(chosen, tower_devices, workers)
     agreement.check_alike(workers, chosen)
     towers_of_workers = workers.exchange("their numbers of towers", len(tower_devices))
@@ -67,7 +68,8 @@ def train(chosen: settings.TrainSettings, folder, tower_devices, workers) -> int
     )  # fmt: skip
     agreement.check_beginning(workers, config, folder)
     if workers.is_chief:
-        announcements.start(config, learning_rate, evaluated.num_examples, chosen.dry_run)
+        rows = announcements.rows(config, learning_rate, evaluated.num_examples)
+        print(announcements.format_table(rows), flush=True)
     if chosen.dry_run:
         return 0
     finished = workers.from_chief("whether the run has finished", folder.read_final_summary)

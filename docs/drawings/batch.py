@@ -21,12 +21,13 @@ DRAWING = ROOT / "docs" / "figures" / "architecture.svg"
 
 # Where to begin in the package, and what a file is read for.
 READING_ORDER = {
-    "towers/step.py": "the step as a whole; the next eight files are its parts",
+    "towers/step.py": "the step as a whole; the next nine files are its parts",
     "towers/cutting.py": "how a batch is cut into microbatches",
     "towers/microbatch.py": "forward and backward pass of a microbatch",
     "towers/gradients.py": "the tree of additions",
     "towers/weight_decay.py": "the terms of the loss beside the cross entropy",
     "towers/networks/cifarnet.py": "the network",
+    "towers/updating.py": "the update of weights, statistics and metrics",
     "towers/not_finite.py": "what is checked before an update",
     "towers/moving_averages.py": "the weights that are evaluated",
     "towers/schedules.py": "the rate as a function of examples seen",
@@ -113,7 +114,7 @@ BOXES = {
     "apply": Box(222, 806, 216, "keras.optimizers.SGD.apply", "10 times\nweight - rate * gradient"),
     "averages": Box(462, 806, 194, "moving_averages.update", "0.9911 * average\n+ 0.0089 * weight"),
     "state": Box(680, 806, 184, "step.Program._changes", "4 states become one;\ncifarnet has none"),
-    "result": Box(36, 894, 828, "step.Watched", _RESULT),
+    "result": Box(36, 894, 828, "updating.Watched", _RESULT),
     "log": Box(
         36, 1004, 260, "callbacks.Log.on_train_batch_end",
         "every 20 steps: a line of\nmetrics.jsonl",

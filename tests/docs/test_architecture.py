@@ -7,7 +7,6 @@ import inspect
 import re
 import shutil
 import types
-from pathlib import Path
 from typing import NamedTuple
 
 import batch
@@ -18,7 +17,7 @@ import pytest
 import scripts
 import tensorflow as tf
 
-from input_pipeline import batches, datasets, shapes, tfds_source
+from input_pipeline import datasets, shapes, tfds_source
 
 PAGE = batch.PAGE.read_text(encoding="utf-8")
 STEP, BATCH, EXAMPLES = 1000, 128, 50_000
@@ -168,17 +167,6 @@ class TestTheStep:
         everywhere = {shape for span in re.findall("`(.*?)`", prose) for shape in stated(span)}
         assert everywhere == SHAPES
 
-    def test_the_examples_are_those_of_the_page(self, told):
-        sizes = {"num_examples": EXAMPLES, "global_batch_size": BATCH, "seed": 0}
-        words, first = " ".join(PAGE.split()), (STEP - 1) * BATCH
-        ids = [f"{number:,}" for number in batches.example_ids(STEP - 1, **sizes).numpy()[:4]]
-        assert f"the examples {', '.join(ids[:3])} and {ids[3]}" in words
-        assert f"the positions {first:,} to {first + BATCH - 1:,}" in words
-        place = first % EXAMPLES
-        assert f"its places {place:,} to {place + BATCH - 1:,}" in words
-        made = batches.example_ids(0, **sizes).numpy()
-        np.testing.assert_array_equal(told.batch[1], told.labels[made])
-
 
 class TestThePage:
     def test_code_and_lines_are_those_of_the_source(self):
@@ -191,12 +179,6 @@ class TestThePage:
         assert functions
         for name in functions:
             found(name)
-
-    def test_links_lead_to_files_that_have_the_function(self):
-        for words, target in re.findall(r"\[`([^\]]*)`\]\(([^)]*)\)", PAGE):
-            path = (batch.PAGE.parent / target.partition("#")[0]).resolve()
-            _, function = found(words)
-            assert Path(inspect.getsourcefile(function)) == path, words
 
 
 def test_the_drawing_is_what_the_script_draws_with_functions_and_shapes_of_the_page():

@@ -1,49 +1,11 @@
 """The house: rules of import, the size of the idea, figure and tables made of the source."""
 
-import subprocess
-import sys
 import tomllib
-from pathlib import Path
 
 import house
 import pages
 import pytest
 import scripts
-
-
-def lint(folder):
-    """What `make lint` says of the imports in a folder."""
-    call = [Path(sys.executable).with_name("lint-imports"), "--no-logo", "--no-cache"]
-    return subprocess.run(call, cwd=folder, capture_output=True, text=True)
-
-
-def test_the_rules_of_import_are_kept():
-    """They are in pyproject.toml; `exhaustive` there lets no new file be without a place."""
-    done = lint(scripts.ROOT)
-    assert done.returncode == 0, done.stdout
-    assert "Contracts: 6 kept, 0 broken." in done.stdout
-
-
-BREACHES = [
-    ("towers/step.py", "from towers.runs import run", "the rooms import the idea"),
-    ("towers/gradients.py", "import socket", "no sockets and no processes"),
-    ("towers/new.py", "", "the rooms import the idea"),
-]
-
-
-@pytest.mark.parametrize(("module", "line", "broken"), BREACHES)
-def test_a_rule_that_is_broken_is_named(module, line, broken, tmp_path):
-    for path in [*scripts.ROOT.glob("*/**/*.py"), *scripts.ROOT.glob("*.*")]:
-        inside = path.relative_to(scripts.ROOT)
-        if inside.parts[0] in (*house.PACKAGES, "pyproject.toml"):
-            (tmp_path / inside).parent.mkdir(parents=True, exist_ok=True)
-            (tmp_path / inside).write_bytes(path.read_bytes())
-    with (tmp_path / module).open("a") as file:
-        file.write(f"\n{line}\n")
-    done = lint(tmp_path)
-    assert done.returncode == 1
-    said = [text for text in done.stdout.splitlines() if "BROKEN" in text]
-    assert any(broken in text for text in said)
 
 
 def test_every_file_of_the_idea_is_kept_from_sockets():

@@ -59,11 +59,7 @@ def started(cluster, tmp_path):
                 text=True,
                 cwd=tmp_path,
                 env=os.environ
-                | {
-                    "RAY_ADDRESS": cluster.address,
-                    "RAY_DEDUP_LOGS": "0",
-                    "RAY_COLOR_PREFIX": "0",
-                },
+                | {"RAY_ADDRESS": cluster.address, "RAY_DEDUP_LOGS": "0", "RAY_COLOR_PREFIX": "0"},
             )
         )
         return processes[-1]

@@ -1,28 +1,48 @@
 """Processes of Python that have imported TensorFlow already, for tests that start many.
 
-Every `Popen` of this module is a fork of the first process (first_process.py). It runs a script, a
-module or a program as `python` would, with its own arguments, environment, folder and pipes; exit
-code, signals and output are those of a real process. Its runs are as light as those of the test
-that starts it (lighter.py).
+Importing TensorFlow takes about five seconds of a core. Every `Popen` of this module is a fork of
+Python's forkserver, which has imported TensorFlow and what the commands import besides, but has not
+started its runtime. It runs a script, a module or a program as `python` would, with its own
+arguments, environment, folder and pipes; exit code, signals and output are those of a real process.
+Its runs are as light as those of the test that starts it (lighter.py).
 
 A fork cannot show what Python reads when it starts (PYTHONHASHSEED, options such as -O, the
 terminal's encoding) nor what happens during the import. Tests of those start `python` itself.
 """
 
-import json
+import gc
+import multiprocessing
 import os
-import select
-import socket
+import runpy
+import signal
 import subprocess
 import sys
-from collections.abc import Sequence
-
-import first_process
+from collections.abc import Mapping, Sequence
+from multiprocessing import connection
+from pathlib import Path
+from unittest import mock
 
 from towers_cli import system
 
 with system.without_notices():  # of TensorFlow's, which a fork does not print either
     import lighter
+
+HELPERS = Path(__file__).parent
+SERVER = multiprocessing.get_context("forkserver")
+SERVER.set_forkserver_preload(
+    [
+        "forked",  # and towers before Keras: it sets TensorFlow up
+        "input_pipeline.datasets",
+        "input_pipeline.tfds_source",
+        "tensorflow_datasets",
+        "towers_cli.agreement",
+        "towers_cli.build",
+        "towers_cli.checkpoint_evaluator",
+        "towers_cli.evaluate",
+        "towers_cli.announcements",
+        "towers_cli.train",
+    ]
+)
 
 
 class Popen(subprocess.Popen):
@@ -36,20 +56,18 @@ class Popen(subprocess.Popen):
         """In the place of subprocess's fork and exec; the order of arguments is Python's."""
         *_, p2cread, p2cwrite, c2pread, c2pwrite, errread, errwrite = rest[:9]
         assert preexec_fn is None and not pass_fds and args[0] == sys.executable, args
-        std = [2 if errwrite == -1 else errwrite]
-        std = [0 if p2cread == -1 else p2cread, 1 if c2pwrite == -1 else c2pwrite, *std]
-        request = {
-            "arguments": list(map(str, args[1:])),
-            "cwd": str(cwd or os.getcwd()),
-            "variables": dict(os.environ if env is None else env),
-            "is_lighter": list(lighter.made_lighter()),
-        }
-        self._news = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        self._news.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, first_process.LARGEST_REQUEST)
-        self._news.connect(f"\0{first_process.address()}")
-        socket.send_fds(self._news, [json.dumps(request).encode()], std)
-        self.pid = int(self._news.recv(100))
-        self._child_created = True
+        std = [0 if p2cread == -1 else p2cread, 1 if c2pwrite == -1 else c2pwrite]
+        std.append(2 if errwrite == -1 else errwrite)
+        call = list(map(str, args[1:])), str(cwd or os.getcwd())
+        variables = dict(os.environ if env is None else env)
+        streams = [connection.Connection(os.dup(stream)) for stream in std]  # which are handed over
+        self._process = SERVER.Process(
+            target=_become, args=(*call, variables, lighter.made_lighter(), streams)
+        )
+        path = os.pathsep.join([str(HELPERS.parents[1]), str(HELPERS)])
+        with mock.patch.dict(os.environ, PYTHONPATH=path):  # of the server, which this may start
+            self._process.start()
+        self.pid, self._child_created = self._process.pid, True
         self._close_pipe_fds(p2cread, p2cwrite, c2pread, c2pwrite, errread, errwrite)
 
     def _internal_poll(self, *_, **__):
@@ -62,10 +80,45 @@ class Popen(subprocess.Popen):
 
     def _exit_code(self, seconds: float | None) -> int | None:
         """Waits for it so long, without an end where that is None."""
-        if self.returncode is None and select.select([self._news], [], [], seconds)[0]:
-            with self._news:
-                self.returncode = int(self._news.recv(100))
+        if self.returncode is None:
+            self._process.join(seconds)
+            self.returncode = self._process.exitcode
         return self.returncode
+
+
+def _become(
+    arguments: Sequence[str], cwd: str, variables: Mapping[str, str], what_is_lighter, streams
+) -> None:
+    """Runs what `python arguments` runs, in this process, which is a new one."""
+    gc.freeze()  # so that a collection does not touch, and copy, what is there
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # it may have been ignored
+    for number, stream in enumerate(streams):
+        os.dup2(stream.fileno(), number)
+        stream.close()
+    sys.stdin, sys.stdout = os.fdopen(0, closefd=False), os.fdopen(1, "w", closefd=False)
+    sys.stderr = os.fdopen(2, "w", buffering=1, errors="backslashreplace", closefd=False)
+    os.chdir(cwd)
+    os.environ.clear()
+    os.environ.update(variables)
+    with lighter.only(what_is_lighter), lighter.runs():
+        _run_as_main(arguments, cwd)
+
+
+def _run_as_main(arguments: Sequence[str], cwd: str) -> None:
+    kind, *rest = arguments
+    if kind == "-m":
+        sys.argv = rest
+        sys.path.insert(0, cwd)
+        sys.modules.pop(rest[0], None)  # runpy warns of a module that is imported already
+        runpy.run_module(rest[0], run_name="__main__", alter_sys=True)
+    elif kind == "-c":
+        sys.argv = ["-c", *rest[1:]]
+        sys.path.insert(0, "")
+        exec(compile(rest[0], "<string>", "exec"), {"__name__": "__main__"})
+    else:
+        sys.argv = list(arguments)
+        sys.path.insert(0, str(Path(kind).parent))
+        runpy.run_path(kind, run_name="__main__")
 
 
 def run(arguments: Sequence[str], timeout: float, **options) -> subprocess.CompletedProcess:

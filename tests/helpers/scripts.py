@@ -5,6 +5,7 @@ fixture or `start`.
 """
 
 import contextlib
+import gc
 import io
 import json
 import re
@@ -22,7 +23,7 @@ from towers_cli import command_line, comparison, settings
 from towers_cli import evaluate as evaluate_command
 from towers_cli import train as train_command
 
-from tensorflow.python.framework import config  # isort: skip
+from tensorflow.python.framework import config, ops  # isort: skip
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -40,7 +41,7 @@ def line_of(name: str) -> command_line.CommandLine:
 
 
 def run(name: str, *arguments: str) -> subprocess.CompletedProcess:
-    """Runs `python name.py arguments` without a new process."""
+    """Runs `python name.py arguments` without a new process; an error is one line on stderr."""
     line, command = line_of(name), COMMANDS[name][0]
     call = [f"{name}.py", *arguments]
     stdout, stderr = io.StringIO(), io.StringIO()
@@ -52,7 +53,9 @@ def run(name: str, *arguments: str) -> subprocess.CompletedProcess:
         else:
             with lighter.runs(), deterministic_as_before():
                 code = command_line.execute(line, argv, command.main)
-    return subprocess.CompletedProcess(call, code, stdout.getvalue(), stderr.getvalue())
+    done = subprocess.CompletedProcess(call, code, stdout.getvalue(), stderr.getvalue())
+    assert code not in (1, 2) or re.fullmatch(rf"{name}\.py: error: .+\n", done.stderr), done
+    return done
 
 
 @contextlib.contextmanager
@@ -64,6 +67,19 @@ def deterministic_as_before() -> Iterator[None]:
     finally:
         if not before:
             config.disable_op_determinism()
+
+
+def let_graphs_go() -> None:
+    """Lets the graphs go that this process has built.
+
+    TensorFlow 2.21 registers the gradient of every tf.custom_gradient in a graph forever, and
+    holds the graph with it. Each step has one, in Keras's optimizers, and a test session hundreds:
+    its processes grew to 10 GB.
+    """
+    registered = ops.gradient_registry._registry
+    for name in [name for name in registered if name.startswith("CustomGradient-")]:
+        del registered[name]
+    gc.collect()
 
 
 def train(folder: Path, *arguments: str) -> subprocess.CompletedProcess:

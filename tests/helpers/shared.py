@@ -19,14 +19,12 @@ os.environ.setdefault("CUDA_VISIBLE_DEVICES", "-1")
 import forked
 import keras
 import lighter
+import scripts
 from several import Workers
 
 from towers import devices
 
-from tensorflow.python.framework import ops  # isort: skip
 from tensorflow.python.util import tf_stack  # isort: skip
-
-ROOT = Path(__file__).resolve().parents[2]
 
 # A shell that starts the tests in the background has them ignore SIGINT, nohup has them ignore
 # SIGHUP, and so would all that they start.
@@ -58,36 +56,21 @@ def pytest_collection_finish():
 
 @pytest.fixture(scope="module", autouse=True)
 def graphs_let_go():
-    """After each file of tests, the graphs that it has built.
-
-    TensorFlow 2.21 registers the gradient of every tf.custom_gradient in a graph forever, and
-    holds the graph with it. Each step has one, in Keras's optimizers, and a test session hundreds:
-    its processes grew to 10 GB.
-    """
+    """After each file of tests."""
     yield
-    let_graphs_go()
+    scripts.let_graphs_go()
 
 
 @pytest.fixture(autouse=True)
-def keras_prints():
-    """Keras says what it does, though a lesson or a command has run in this process before."""
+def as_at_the_start(request):
+    """Keras says what it does, though a lesson or a command has run in this process before.
+
+    Long tests leave no graphs: a file of those grew to 10 GB by itself.
+    """
     keras.config.enable_interactive_logging()
-
-
-@pytest.fixture(autouse=True)
-def graphs_of_a_long_test_let_go(request):
-    """After each long test, too: a file of those grew to 10 GB by itself."""
     yield
     if request.node.get_closest_marker("long"):
-        let_graphs_go()
-
-
-def let_graphs_go():
-    """What `graphs_let_go` does after a file."""
-    registered = ops.gradient_registry._registry
-    for name in [name for name in registered if name.startswith("CustomGradient-")]:
-        del registered[name]
-    gc.collect()
+        scripts.let_graphs_go()
 
 
 @pytest.fixture(scope="session")
@@ -119,6 +102,19 @@ def cache(tmp_path_factory):
     os.environ["XDG_CACHE_HOME"] = str(tmp_path_factory.mktemp("cache"))
 
 
+@pytest.fixture(scope="session")
+def run_of(tmp_path_factory):
+    """`run_of(*flags)` is a run of train.py, made once; whoever changes it copies it."""
+
+    @functools.cache
+    def make(*flags: str) -> Path:
+        folder = tmp_path_factory.mktemp("run") / "run"
+        scripts.trained(folder, *flags)
+        return folder
+
+    return make
+
+
 @pytest.fixture
 def several():
     """Makes `several.Workers`, and kills what a failing test leaves of them."""
@@ -146,6 +142,6 @@ def forked_command():
 
 
 def _run_script(run, script: str, *arguments: str, **options) -> subprocess.CompletedProcess:
-    call = [sys.executable, str(ROOT / script), *arguments]
+    call = [sys.executable, str(scripts.ROOT / script), *arguments]
     pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
     return run(call, timeout=300, **pipes, **options)

@@ -105,7 +105,9 @@ class Step:
       model: that is trained.
     """
 
-    def __init__(self, model, optimizer=None, *, num_towers=1, microbatch=None, loss=None):
+    def __init__(
+        self, model, optimizer=None, *, num_towers=1, microbatch=None, loss=None, jit_compile=False
+    ):
         """
         Args:
           model: classifier of CLASSES, or whatever the loss is for.
@@ -113,14 +115,15 @@ class Step:
           num_towers: on logical CPUs.
           microbatch: examples of one; None for one microbatch on each tower.
           loss: None for cross entropy of logits.
+          jit_compile: whether XLA compiles the step.
         """
         loss = loss or keras.losses.SparseCategoricalCrossentropy(from_logits=True)
-        model.compile(optimizer or keras.optimizers.SGD(0.5), loss)
+        model.compile(optimizer or keras.optimizers.SGD(0.5), loss, jit_compile=jit_compile)
         self.model, self._towers, self._microbatch = model, num_towers, microbatch
         self._distribution = None
 
     def __call__(self, images, labels, rate=None):
-        """Makes a step at a rate; what it showed before its update (`step.Watched`)."""
+        """Makes a step at a rate; what it showed before its update (`updating.Watched`)."""
         batch = tf.convert_to_tensor(images), tf.convert_to_tensor(labels)
         if self._distribution is None:
             size = self._microbatch or -(-len(images) // self._towers)

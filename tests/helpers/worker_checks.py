@@ -118,18 +118,6 @@ def models(workers) -> dict:
     return {name: KINDS[name](workers) for name in names}
 
 
-def broadcast(workers) -> list:
-    """Variables of several types, before and after they become the chief's."""
-    values = [1.5, -0.0, [1, 2, 3], [[True, False]], 7, [2**31, 1]]
-    dtypes = ["float32", "float64", "int64", "bool", "int32", "uint32"]
-    variables = [tf.Variable(np.asarray(v, d)) for v, d in zip(values, dtypes, strict=True)]
-    if not workers.is_chief:
-        for variable in variables:
-            variable.assign(tf.zeros_like(variable))
-    workers.broadcast("some variables", variables)
-    return [[v.dtype.name, v.numpy().tobytes().hex(), list(v.shape)] for v in variables]
-
-
 def own_run(workers) -> list:
     """The weights after a run, and after the same program again: it has finished already."""
     (images, labels), hashes_of = toys.batch(40, (3,)), []
@@ -183,14 +171,7 @@ def of_others(workers) -> list[str]:
     return said
 
 
-def messages(workers) -> list:
-    """What all say, and what the chief makes."""
-    said = workers.exchange("who they are", [workers.index, None, "ä" * (500 * workers.index)])
-    said = [[index, nothing, len(text)] for index, nothing, text in said]
-    return [said, workers.from_chief("it", lambda: {"a": [workers.index, 0.1]})]
-
-
-CHECKS = (models, broadcast, messages, own_run, at_odds, of_others)
+CHECKS = (models, own_run, at_odds, of_others)
 
 
 def main(folder: str) -> None:

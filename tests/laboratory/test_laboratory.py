@@ -1,13 +1,10 @@
 """Update rules on a virtual clock: what each reduces to, and what was computed by hand."""
 
-import functools
-import math
-
 import numpy as np
 import pytest
 
 import towers
-from laboratory import clock, data, findings, problems, race, rules, simulation, speeds
+from laboratory import data, findings, problems, race, rules, simulation, speeds
 from laboratory import network as network_of
 from towers import devices
 
@@ -42,33 +39,6 @@ def trained(images, build, num_towers, per_tower, steps, rate):
     batches = images.training_batches(num_towers * per_tower, steps, distorted=False)
     model.fit(batches, shuffle=False, verbose=0)
     return np.concatenate([v.numpy().ravel() for v in model.trainable_variables])
-
-
-class TestClock:
-    def test_events_come_by_time_and_then_by_making(self):
-        seen, virtual = [], clock.Clock()
-        virtual.measure_at(2.0, lambda: seen.append("measured"))
-        for seconds, name in ((2.0, "b"), (1.0, "a"), (2.0, "c")):
-            virtual.after(seconds, functools.partial(seen.append, name))
-        virtual.after(3.0, lambda: seen.append("too late"))
-        virtual.run(until=2.0)
-        assert seen == ["a", "b", "c", "measured"]
-        assert virtual.now == 2.0
-
-
-class TestSpeeds:
-    @pytest.mark.parametrize(
-        ("name", "of_each"),
-        [
-            ("constant", [1, 1, 1, 1]),
-            ("straggler", [1, 1, 1, 4]),
-            ("two_speeds", [1, 1, 4, 4]),
-            ("dying", [1, 1, 1, 1]),
-        ],
-    )
-    def test_who_is_slow(self, name, of_each):
-        of_workers = speeds.Speeds(name, 4)
-        assert [of_workers.of_gradient(worker, 7) for worker in range(4)] == of_each
 
 
 @pytest.fixture(scope="module")
@@ -155,12 +125,6 @@ class TestDeaths:
         assert done.used >= 80 * 3
         assert done.began - done.used - done.dropped <= 4 * 8 + 4
 
-    @pytest.mark.parametrize("name", rules.RULES)
-    def test_alone_nothing_happens_any_more(self, name):
-        done = dying(name, 1, until=30)
-        assert done.began == 6
-        assert done.end.time == 30
-
 
 class TestBackupWorkers:
     def test_a_step_does_not_wait_for_the_straggler_and_drops_what_it_sends(self):
@@ -206,11 +170,6 @@ class TestBoundedStaleness:
         assert max(ahead) == bound
         # All go at the straggler's pace, but for what they are ahead.
         assert 10 * 3 <= done.used <= 10 * 3 + 2 * (bound + 1)
-
-    def test_an_endless_bound_is_asynchronous(self, network):
-        bounded, _ = run("bounded_staleness", network, 4, "jitter", bound=10**6)
-        asynchronous, _ = run("asynchronous", network, 4, "jitter")
-        np.testing.assert_array_equal(bounded.weights, asynchronous.weights)
 
 
 class TestLocalSGD:
@@ -267,21 +226,6 @@ class TestRuns:
         assert done.diverged
         assert 0 < len(done.points) < 11
         assert all(np.isfinite(point.loss) for point in done.points)
-
-    def test_the_distance_is_that_of_what_workers_hold(self):
-        # Two workers at equal speed: one holds the weights, the other those of one update before.
-        done, rule = run("asynchronous", problems.Parabola(), 2, until=3, rate=0.1)
-        held = [rule.cluster.holds[worker][0] - done.weights[0] for worker in range(2)]
-        assert held[1] == 0.0 != held[0]
-        assert done.end.distance == pytest.approx(abs(held[0]) / math.sqrt(2))
-
-    def test_evaluation_is_keras_s(self, images, network):
-        measured = network.evaluate(network.initial)
-        whole = race.model(race.Entry(8, 0.1)).evaluate(
-            images.test_batches(), return_dict=True, verbose=0
-        )
-        assert measured.accuracy == pytest.approx(whole["accuracy"], rel=1e-6)
-        assert measured.loss == pytest.approx(whole["cross_entropy"], rel=1e-6)
 
     def test_a_model_with_statistics_is_refused(self, images):
         with pytest.raises(ValueError, match="keeps .*moving_mean"):

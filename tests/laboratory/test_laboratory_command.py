@@ -75,30 +75,6 @@ def test_flags_reach_the_simulation(shapes):
     assert run.weights == expected.weights
 
 
-def test_the_model_and_the_batch_are_those_asked_for(shapes):
-    from laboratory import network
-
-    assert tuple(network.MODELS) == command.MODELS
-    flags = ["--rule=easgd", "--model=cifarnet", "--batch=4", "--seed=3"]
-    problem, name = command.make_problem(command._make_parser().parse_args(flags))
-    assert (problem.model.name, problem.batch, name) == ("cifarnet", 4, "shapes")
-    ((images, _),) = problem.batches(1)
-    same = data.load(findings.Setup(shapes=True)).training_batches(4, 1, seed=3, distorted=False)
-    np.testing.assert_array_equal(images, next(iter(same))[0])
-
-
-@pytest.mark.long
-def test_a_run_without_an_update_or_that_diverged_leaves_no_model(shapes, tmp_path):
-    assert command.main(["--rule=local_sgd", "--workers=2", "--time=2", "--batch=4"]) == 0
-    flags = ("--rule=asynchronous", "--rate=100", "--workers=2", "--time=300", "--batch=4")
-    assert command.main(flags) == 0
-    for name in ("local_sgd", "asynchronous"):
-        folder = tmp_path / "runs/laboratory" / name
-        (run,) = json.loads((folder / "runs.json").read_text())["runs"]
-        assert run["file"] is None
-        assert not (folder / f"{name}.keras").exists()
-
-
 def test_without_arguments_it_lists_rules_with_formula_and_source(capsys):
     assert command.main([]) == 0
     listed = capsys.readouterr().out

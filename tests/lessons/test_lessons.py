@@ -282,16 +282,6 @@ def test_every_lesson_is_listed_with_its_question():
     assert {path.stem for path in lesson.PAGES.glob("*.md")} == {*LESSONS, "README"}
 
 
-def test_parts_are_written_and_the_rest_is_left():
-    finding = findings.Finding(["a"], [["1"]], {}, lambda figure: None, claim="So it is.")
-    page = "x\n<!-- claim -->\n<!-- end -->\ny\n<!-- table -->\nold\n<!-- end -->\n"
-    assert lesson.refreshed(page, finding) == (
-        "x\n<!-- claim -->\nSo it is.\n<!-- end -->\ny\n"
-        "<!-- table -->\n| a |\n|---|\n| 1 |\n<!-- end -->\n"
-    )
-    assert lesson.refreshed(page) == page
-
-
 @pytest.mark.whole_program
 class TestCommand:
     def run(self, folder, *arguments):

@@ -64,29 +64,6 @@ def test_narrow_types_are_within_one_rounding_of_float64(settings, dtype):
         np.testing.assert_allclose(mine.astype(np.float64), expected, rtol=2.01 * half_a_unit)
 
 
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-@pytest.mark.parametrize("shape", [(2, 24, 24, 64), (3, 7, 5, 6), (1, 1, 1, 1)])
-def test_pooling_may_come_before_bias_and_relu(dtype, shape):
-    # Halves of small whole numbers: adding a bias is exact in every type, so that every bit is
-    # compared, ties included.
-    rng = np.random.default_rng(0)
-    x = tf.cast(rng.integers(-20, 20, size=shape) / 2, dtype)
-    bias = tf.cast(rng.integers(-6, 6, size=shape[-1]) / 2, dtype)
-    pooled_shape = (shape[0], -(-shape[1] // 2), -(-shape[2] // 2), shape[3])
-    upstream = tf.cast(rng.integers(-2, 3, size=pooled_shape), dtype)
-    layer = layers.BiasRelu(dtype=dtype)
-    layer.build(shape)
-    layer.bias.assign(bias)
-
-    def textbook(x):
-        return tf.nn.max_pool2d(tf.nn.relu(x + bias), 3, 2, "SAME")
-
-    pool = keras.layers.MaxPooling2D(3, strides=2, padding="same", dtype=dtype)
-    ours = values_and_gradient(lambda x: layer(pool(x)), x, upstream)
-    for mine, theirs in zip(ours, values_and_gradient(textbook, x, upstream), strict=True):
-        np.testing.assert_array_equal(mine, theirs)
-
-
 def batch_norm_pair(dtype, **options):
     """Ours and Keras's, with the same scales and offsets."""
     pair = (

@@ -1,12 +1,9 @@
 """Runs of several seeds have nothing in common: no kernel's values come back in another one."""
 
-import hashlib
-
 import numpy as np
 import pytest
 
 from towers import networks
-from towers.networks import seeds
 
 
 def drawn(kernel) -> tuple:
@@ -26,9 +23,3 @@ def test_no_kernel_of_several_seeds_has_the_values_of_another(name):
     ]
     draws = [values for values in map(drawn, kernels) if values]
     assert len(set(draws)) == len(draws) >= 9
-
-
-def test_a_layers_seed_is_31_bits_of_a_hash_of_seed_and_name():
-    digest = hashlib.sha256(b"3/conv1").hexdigest()
-    assert seeds.of_layer(3, "conv1") == int(digest[:8], 16) // 2
-    assert len({seeds.of_layer(s, f"layer{n}") for s in range(10) for n in range(100)}) == 1000

@@ -30,32 +30,21 @@ SIX_STEPS = (
 ENDLESS = ("--max_steps=50000", "--checkpoint_every_steps=5")
 
 
-@pytest.fixture(scope="module")
-def untouched(tmp_path_factory):
+@pytest.fixture
+def untouched(run_of):
     """Six steps that nothing happened to."""
-    folder = tmp_path_factory.mktemp("untouched") / "run"
-    scripts.trained(folder, *SIX_STEPS)
-    return folder
-
-
-@pytest.fixture(scope="module")
-def after_four_steps(tmp_path_factory):
-    """The same run, stopped after four of its steps."""
-    folder = tmp_path_factory.mktemp("after_four_steps") / "run"
-    scripts.trained(folder, *SIX_STEPS, "--max_steps=4")
-    return folder
+    return run_of(*SIX_STEPS)
 
 
 @pytest.fixture
-def stopped(after_four_steps, tmp_path) -> Path:
-    """A copy of it, to be damaged."""
-    return Path(shutil.copytree(after_four_steps, tmp_path / "run"))
+def stopped(run_of, tmp_path) -> Path:
+    """The same run, stopped after four of its steps; a copy, to be damaged."""
+    return Path(shutil.copytree(run_of(*SIX_STEPS, "--max_steps=4"), tmp_path / "run"))
 
 
 def refused(done, code: int = 1) -> str:
-    """The one line of a start that ended in an error."""
+    """The line of a start that ended in an error."""
     assert done.returncode == code
-    assert done.stderr.count("\n") == 1, done.stderr
     return done.stderr
 
 

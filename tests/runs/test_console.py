@@ -9,32 +9,6 @@ import termios
 import forked
 import scripts
 
-from towers.runs import console
-
-METRICS = {
-    "step": 40,
-    "epoch": 0.4096,
-    "loss": 4.56789,
-    "accuracy": 0.12345,
-    "learning_rate": 0.0125,
-    "examples_per_second": 1234.5,
-    "step_seconds": 185 / 60,
-}
-
-
-def test_lines_hold_what_a_person_asks_of_a_run(capsys):
-    progress = console.Progress(100, "test")
-    progress.show(METRICS)
-    progress.show({"step": 40, "accuracy": 0.6, "val_accuracy": 0.5, "val_loss": 1.25})
-    progress.show({"step": 50, "loss": 0.5})  # an epoch without an evaluation
-    out, err = capsys.readouterr()
-    step, evaluation = out.splitlines()
-    for piece in ("40/100", "epoch 0.41", "4.5679", "12.3%", "0.0125", "1,234", "03:05"):
-        assert piece in step
-    for piece in ("test", "40", "50.00%", "1.2500"):
-        assert piece in evaluation
-    assert err == ""
-
 
 def test_on_a_terminal_a_run_shows_a_bar(tmp_path):
     ours, theirs = os.openpty()

@@ -16,7 +16,7 @@ import tensorflow as tf
 import towers
 from input_pipeline import arrays
 from towers.runs import callbacks as run_callbacks
-from towers.runs import checkpoints, run_folder, sources
+from towers.runs import checkpoints, run_folder
 
 PROGRAM = fit_program.__file__
 
@@ -208,17 +208,6 @@ class OfEpochs(keras.callbacks.Callback):
         self.all.append(self.of_epoch)
 
 
-class Stops(keras.callbacks.Callback):
-    """Stops the run at the end of an epoch."""
-
-    def __init__(self, epoch: int):
-        super().__init__()
-        self._last = epoch
-
-    def on_epoch_end(self, epoch, logs=None):
-        self.model.stop_training = epoch == self._last
-
-
 class Fails(keras.callbacks.Callback):
     """Ends the program after a step, as a kill does."""
 
@@ -255,22 +244,25 @@ def test_callbacks_of_a_resumed_run_go_on_as_if_nothing_had_happened(tmp_path):
 
 
 def test_a_run_that_a_callback_has_stopped_is_complete(tmp_path):
+    def stop(epoch, logs):
+        run.model.stop_training = epoch == 1
+
     x, y = fit_program.data()
-    for callbacks in ([Stops(1)], []):
+    for callbacks in ([keras.callbacks.LambdaCallback(on_epoch_end=stop)], []):
         run = towers.Run(tmp_path / "run", compiled())
         done = run.fit(x, y, batch_size=64, epochs=5, verbose=0, callbacks=callbacks)
         assert done.step == 8
 
 
 def test_no_weight_that_is_not_a_number_is_saved(tmp_path):
-    class Spoils(keras.callbacks.Callback):
-        def on_train_batch_end(self, batch, logs=None):
-            if batch == 2:
-                self.model.weights[0].assign(self.model.weights[0] * np.nan)
+    def spoil(batch, logs):
+        if batch == 2:
+            run.model.weights[0].assign(run.model.weights[0] * np.nan)
 
     run, (x, y) = towers.Run(tmp_path / "run", compiled()), fit_program.data()
+    fit = {"batch_size": 64, "verbose": 0, "checkpoint_every_steps": 1}
     with pytest.raises(towers.UserError):
-        run.fit(x, y, batch_size=64, verbose=0, checkpoint_every_steps=1, callbacks=[Spoils()])
+        run.fit(x, y, **fit, callbacks=[keras.callbacks.LambdaCallback(on_train_batch_end=spoil)])
     assert list(checkpoints.by_step(tmp_path / "run" / "checkpoints")) == [1, 2]
 
 
@@ -358,13 +350,3 @@ def test_averages_follow_the_weights_and_are_what_is_evaluated_and_saved(tmp_pat
     run.restore(4)  # a checkpoint can be looked at: the end of the first epoch
     found = model.evaluate(x[:70], y[:70], verbose=0)
     assert found == pytest.approx([done.history[f"val_{name}"][0] for name in ("loss", "accuracy")])
-
-
-def test_a_step_belongs_to_the_epoch_in_which_it_begins():
-    x, y = fit_program.data()
-    source = arrays.batches(x, y)
-    data = sources.FromSource(source, 64, epochs=8)
-    assert [data.steps(epoch) for epoch in range(8)] == [4, *[3] * 7]  # 1600 examples, 25 steps
-    expected = source.batches(5, 7, global_batch_size=64, share=range(64))
-    for (found, _), (right, _) in zip(data.batches(1, 1), expected, strict=True):
-        np.testing.assert_array_equal(found, right)

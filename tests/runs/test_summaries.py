@@ -12,7 +12,7 @@ from tensorboard.util import tensor_util
 
 import towers
 from input_pipeline import arrays
-from towers.runs import callbacks, figures, run_folder, summaries
+from towers.runs import callbacks, figures, run_folder
 
 CLASS_NAMES = ("ant", "bee", "cat", "dog")
 BATCH, MICROBATCH = 8, 2
@@ -183,16 +183,6 @@ def check_histogram(shown: np.ndarray, values: np.ndarray) -> None:
     # By rounding, a value on an edge may be counted on either side of it.
     below = [(values < edge).sum() for edge in edges[1:-1]]
     assert np.abs(np.cumsum(shown[:-1, 2]) - below).max() <= 1
-
-
-def test_augmented_images_fill_the_range_from_black_to_white(done, train_events):
-    shown = train_events.images("augmented_images")
-    assert sorted(shown) == SHOWN
-    for step, pictures in shown.items():
-        images = done.note.images[step]
-        low, high = (extreme(images, axis=(1, 2, 3), keepdims=True) for extreme in (np.min, np.max))
-        assert pictures.shape == (summaries.MAX_IMAGES, 4, 4, 3)
-        np.testing.assert_allclose(pictures, 255 * (images - low) / (high - low), atol=1.0)
 
 
 def test_rows_of_a_confusion_matrix_are_labels_and_darker_is_more(eval_events):

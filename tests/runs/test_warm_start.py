@@ -84,105 +84,92 @@ def finished(tmp_path_factory):
         return folder, values(model)
 
 
+@keras.saving.register_keras_serializable("warm")
+class Own(keras.Model):
+    """A subclass, whose layers are found by attribute."""
+
+    def __init__(self, count, **arguments):
+        super().__init__(**arguments)
+        self.begin, self.end = dense(6), [dense(6) for _ in range(count)]
+        self.scale = self.add_weight(shape=(6,), initializer="ones", name="scale")
+        self(np.zeros((1, 6), np.float32))
+        for weight in self.trainable_variables:
+            weight.assign(RNG.normal(size=weight.shape))
+
+    def call(self, x):
+        x = self.begin(x) * self.scale
+        for layer in self.end:
+            x = layer(x)
+        return x
+
+    def get_config(self):
+        return {"count": len(self.end)}
+
+
+def named(*names, **arguments):
+    return sequential(*(dense(6, name=name) for name in names), **arguments)
+
+
+def around_a_base(is_nested):
+    """The same layers, in a functional model around the base's own or in a Sequential."""
+    base = sequential(dense(8, name="c1"), dense(5, name="c2"), name="base")
+    colours = dense(3, name="colours")
+    if is_nested:
+        return sequential(base, colours)
+    return keras.Model(base.inputs, colours(base.outputs[0]))
+
+
+# The model in the file, the one that takes from it, and the layers that keep their own weights.
+TAKEN = {
+    "the same": (usual, usual, []),
+    "made-up names": (*[lambda: sequential(dense(5), dense(5), dense(5), width=5)] * 2, []),
+    "by kind and number `head` would be another": (
+        lambda: named("trunk", "head"), lambda: named("trunk", "new", "head"), ["new (not there)"],
+    ),
+    "another shape": (
+        usual, lambda: usual(3), ["head (there [8, 2] and [2], here [8, 3] and [3])"],
+    ),
+    "a subclass": (lambda: Own(1), lambda: Own(2), ["end/dense_1 (not there)"]),
+    "a base here": (lambda: around_a_base(False), lambda: around_a_base(True), []),
+    "a base there": (lambda: around_a_base(True), lambda: around_a_base(False), []),
+}  # fmt: skip
+
+
 @pytest.mark.parametrize("ending", [".keras", ".weights.h5"])
 class TestLayers:
-    def test_of_the_same_model_take_all_as_keras_does(self, saved, ending):
-        source, model, oracle = usual(), usual(), usual()
-        source.layers[1].moving_mean.assign(np.full(8, 7.0))
-        path = saved(source, ending)
-        found = taken(path, model)
-        assert_same(values(model), values(source))
-        if ending == ".weights.h5":
-            oracle.load_weights(path)
-            assert_same(values(model), values(oracle))
-        assert (found.own, found.unused) == ([], [])
-        assert found.taken == ["batch_normalization", "dense", "head"]
-
-    def test_are_counted_by_kind_where_keras_has_made_up_their_names(self, saved, ending):
-        source = sequential(dense(5), dense(5), dense(5), width=5)
-        path = saved(source, ending)
-        model = sequential(dense(5), dense(5), dense(5), width=5)
-        assert model.layers[0].name not in {layer.name for layer in source.layers}
-        taken(path, model)
-        assert_same(values(model), values(source))
-
-    def test_with_names_of_their_own_are_found_by_name(self, saved, ending):
-        """By kind and number, as Keras counts, `head` would be the third and not the second."""
-        source = sequential(dense(6, name="trunk"), dense(6, name="head"))
-        model = sequential(dense(6, name="trunk"), dense(6, name="new"), dense(6, name="head"))
-        own = values(model)[2:4]
-        found = taken(saved(source, ending), model)
-        trunk, head = values(source)[:2], values(source)[2:]
-        assert_same(values(model), [*trunk, *own, *head])
-        assert found.own == ["new (not there)"]
-
-    def test_of_another_shape_keep_their_weights(self, saved, ending):
-        source, model = usual(2), usual(3)
-        own = values(model.get_layer("head"))
-        found = taken(saved(source, ending), model)
-        assert_same(values(model)[:-2], values(source)[:-2])
-        assert_same(values(model.get_layer("head")), own)
-        assert found.own == ["head (there [8, 2] and [2], here [8, 3] and [3])"]
-        assert found.unused == ["head"]
-
-    def test_of_a_subclass_are_found_by_attribute(self, saved, ending):
-        @keras.saving.register_keras_serializable("warm")
-        class Own(keras.Model):
-            def __init__(self, count, **arguments):
-                super().__init__(**arguments)
-                self.begin, self.end = dense(6), [dense(6) for _ in range(count)]
-                self.scale = self.add_weight(shape=(6,), initializer="ones", name="scale")
-
-            def call(self, x):
-                x = self.begin(x) * self.scale
-                for layer in self.end:
-                    x = layer(x)
-                return x
-
-            def get_config(self):
-                return {"count": len(self.end)}
-
-        source, model = Own(1), Own(2)
-        for one in (source, model):
-            one(np.zeros((1, 6), np.float32))
-            for weight in one.trainable_variables:
-                weight.assign(RNG.normal(size=weight.shape))
-        own = values(model.end[1])
-        found = taken(saved(source, ending), model)
-        assert found.taken == ["the model itself", "begin", "end/dense"]
-        assert found.own == ["end/dense_1 (not there)"]
-        assert_same(values(model), [*values(source), *own])
-
-    def test_of_one_kind_with_numbers_of_their_own_are_not_confused(self, saved, ending):
-        """By name `dense_2` is the second there, by its place among dense layers the first."""
-        source = sequential(dense(6, name="dense_1"), dense(6, name="dense_2"))
-        path, model = saved(source, ending), sequential(dense(6, name="dense_2"))
+    @pytest.mark.parametrize("which", TAKEN)
+    def test_take_those_of_the_same_name_and_shape(self, saved, ending, which):
+        make_source, make_model, keep = TAKEN[which]
+        source, model = make_source(), make_model()
         before = values(model)
-        with pytest.raises(warm_start.WarmStartError, match="dense_2 could be dense_2 in the file"):
+        found = taken(saved(source, ending), model)
+        assert found.own == keep
+        left = values(source)
+        if which == "another shape":
+            left[-2:] = before[-2:]
+            assert found.unused == ["head"]
+        elif keep:
+            new = model.get_layer("new") if which != "a subclass" else model.end[1]
+            place = next(n for n, v in enumerate(model.variables) if v is new.variables[0])
+            left[place:place] = before[place : place + 2]
+        assert_same(values(model), left)
+
+    @pytest.mark.parametrize(
+        ("source", "model", "said"),
+        [
+            # By name `dense_2` is the second there, by its place among dense layers the first.
+            (("dense_1", "dense_2"), ("dense_2",), "dense_2 could be dense_2 in the file"),
+            ("two of that name", ("c",), "no layer of the model"),
+        ],
+    )
+    def test_that_could_go_in_several_ways_go_nowhere(self, saved, ending, source, model, said):
+        twice = source == "two of that name"
+        given = sequential(named("c", name="a"), named("c", name="b")) if twice else named(*source)
+        path, model = saved(given, ending), named(*model)
+        before = values(model)
+        with pytest.raises(warm_start.WarmStartError, match=said):
             taken(path, model)
         assert_same(values(model), before)
-
-    @pytest.mark.parametrize("nested", ["here", "there"])
-    def test_within_a_base_are_found_beside_those_around_it(self, saved, ending, nested):
-        """The same layers, in a functional model around the base's own or in a Sequential."""
-
-        def model(is_nested):
-            base = sequential(dense(8, name="c1"), dense(5, name="c2"), name="base")
-            colours = dense(3, name="colours")
-            if is_nested:
-                return sequential(base, colours)
-            return keras.Model(base.inputs, colours(base.outputs[0]))
-
-        source, new = model(nested == "there"), model(nested == "here")
-        taken(saved(source, ending), new)
-        assert_same(values(new), values(source))
-
-    def test_that_could_go_in_several_ways_go_nowhere(self, saved, ending):
-        student, teacher, net = (sequential(dense(6, name="c"), name=n) for n in "abc")
-        before = values(net)
-        with pytest.raises(warm_start.WarmStartError, match="no layer of the model"):
-            taken(saved(sequential(student, teacher), ending), net)
-        assert_same(values(net), before)
 
 
 class TestState:
@@ -254,69 +241,41 @@ class TestARun:
         assert len(found.taken) == 4
 
 
-def test_a_layer_with_lora_takes_a_kernel_as_keras_does(saved):
-    source = sequential(dense(6, name="a"), dense(2, name="b"))
-    model = sequential(dense(6, name="a"), dense(2, name="b"))
-    model.layers[0].enable_lora(2)
-    taken(saved(source), model)
-    np.testing.assert_allclose(model.predict(X), source.predict(X))
-
-
-def file_of(folder, text):
-    path = folder / "broken.keras"
-    path.write_text(text)
-    return path
-
-
 @pytest.mark.parametrize(
-    "given",
-    [
-        lambda folder: folder,
-        lambda folder: folder / "none",
-        lambda folder: file_of(folder, "text").rename(folder / "a.h5"),
-        lambda folder: folder / "none.keras",
-        lambda folder: folder / "checkpoints" / "step-9",
-        lambda folder: file_of(folder, "text"),
-    ],
+    "name", ["", "none", "a.h5", "none.keras", "checkpoints/step-9", "broken.keras"]
 )
-def test_what_gives_no_weights_is_refused(tmp_path, given):
-    path = given(tmp_path)
+def test_what_gives_no_weights_is_refused(tmp_path, name):
+    for file in ("a.h5", "broken.keras"):
+        (tmp_path / file).write_text("text")
     with pytest.raises(warm_start.WarmStartError) as refused:
-        taken(path, usual())
-    assert str(refused.value).startswith(f"init_from={path}: ")
+        taken(tmp_path / name, usual())
+    assert str(refused.value).startswith(f"init_from={tmp_path / name}: ")
 
 
-class TestWholeRuns:
-    def test_go_on_where_what_they_began_with_is_gone(self, finished, tmp_path):
-        source = shutil.copytree(finished[0], tmp_path / "source")
-        run_in(tmp_path / "new", usual(), 1, init_from=source)
-        shutil.rmtree(source)
-        run = run_in(tmp_path / "new", usual(), init_from=source)
-        assert run.state.step == 6
-        recorded = json.loads((tmp_path / "new" / "config.json").read_text())["resolved"]
-        assert recorded["init_from"]["path"] == str(source)
-
-
-@pytest.fixture(scope="module")
-def first(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("command") / "first"
-    scripts.trained(folder, "--max_steps=1")
-    return folder
+@pytest.fixture
+def first(run_of, tmp_path):
+    """A copy of a run of one step."""
+    run = run_of("--max_steps=1", "--summary_every_steps=0")
+    return shutil.copytree(run, tmp_path / "first")
 
 
 class TestTheCommand:
-    def test_begins_with_a_run_and_goes_on_without_it(self, first, tmp_path):
-        done = scripts.trained(tmp_path / "new", f"--init_from={first}", "--max_steps=1")
+    def test_begins_with_a_run_and_goes_on_where_it_is_gone(self, first, tmp_path):
+        given = [f"--init_from={first}"]
+        done = scripts.trained(tmp_path / "new", *given, "--max_steps=1")
         assert "final_model.keras: 7 of 7 layers with weights" in " ".join(done.stdout.split())
-        done = scripts.trained(tmp_path / "new", "--max_steps=2")
-        assert "continuing at step 1" in done.stdout
+        config = json.loads((tmp_path / "new" / "config.json").read_text())
+        assert config["resolved"]["init_from"]["path"] == str(first)
+        first.rename(tmp_path / "elsewhere")
+        for flags, step in (([], 1), (given, 2)):
+            done = scripts.trained(tmp_path / "new", *flags, f"--max_steps={step + 1}")
+            assert f"continuing at step {step}" in done.stdout
         done = scripts.train(tmp_path / "new", f"--init_from={tmp_path}", "--max_steps=4")
         assert done.returncode == 1
         assert f"--init_from={tmp_path} (the run has {first})" in done.stderr
 
     @pytest.mark.parametrize(
-        "flags",
-        [["--init_from=none"], ["--init_from=none", "--dry_run"], ["--model=resnet"]],
+        "flags", [["--init_from=none"], ["--init_from=none", "--dry_run"], ["--model=resnet"]]
     )
     def test_refuses_what_it_cannot_begin_with(self, first, tmp_path, flags):
         done = scripts.train(tmp_path / "new", f"--init_from={first}", *flags)

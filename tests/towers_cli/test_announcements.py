@@ -93,8 +93,9 @@ def test_warns_of_a_rate_that_does_not_fall_as_it_was_to(schedule, last_step, wa
         ("/CPU:0", [], [1], True, False),
         ("/GPU:0", [], [1], False, True),
         ("/GPU:0", ["--deterministic"], [1], True, True),
-        ("/GPU:0", ["--jit_compile"], [1], False, False),
-        ("/GPU:0", [], [1, 1], False, False),
+        ("/GPU:0", ["--jit_compile"], [1], False, True),
+        ("/GPU:0", ["--jit_compile", "--parameter_device=gpu"], [1], False, False),
+        ("/GPU:0", [], [1, 1], False, True),
     ],
 )
 def test_promises_the_same_bits_where_they_are_kept_and_says_what_is_faster(

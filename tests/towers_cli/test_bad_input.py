@@ -5,11 +5,9 @@ data is in tests/input_pipeline, of checkpoints in test_checkpoints.py.
 """
 
 import dataclasses
-import json
 import math
 import operator
 import os
-import pickle
 import re
 import shutil
 import sys
@@ -21,9 +19,8 @@ import scripts
 import toys
 
 import towers
-from input_pipeline import mixing
 from towers.runs import run_folder
-from towers_cli import run_config, settings
+from towers_cli import settings
 
 FLAGS = [
     (name, field)
@@ -101,8 +98,7 @@ def nothing_is_left(tmp_path, monkeypatch):
 def check(done, code: int, *pieces: str) -> None:
     """One line on stderr with all the pieces; nothing else on the terminal."""
     assert done.returncode == code
-    assert done.stderr.count("\n") == 1 and done.stderr[:-1].isprintable()
-    assert re.match("(train|eval).py: error: ", done.stderr)
+    assert done.stderr[:-1].isprintable()
     for piece in pieces:
         assert piece in done.stderr
     assert len(done.stderr) < 1000
@@ -163,12 +159,6 @@ def test_a_value_that_a_setting_may_not_be(nothing_is_left, name, field):
             assert settings.said_choices(field) in done.stderr
         if value == "-1":
             assert f"must be {field.metadata['allowed'].allowed}" in done.stderr
-
-
-def test_the_range_of_alpha_is_that_of_mixing():
-    ends = [mixing.LEAST_ALPHA, mixing.MOST_ALPHA]
-    assert all(map(settings.ALPHA.holds, [0, *ends]))
-    assert not any(map(settings.ALPHA.holds, [0.99 * ends[0], 1.01 * ends[1]]))
 
 
 @pytest.mark.parametrize("flags", CONTRADICTORY)
@@ -232,30 +222,13 @@ def test_a_folder_of_other_files_is_left_alone(tmp_path, name):
     assert scripts.contents(tmp_path) == {name: b'{"model": "mine"}'}
 
 
-@pytest.mark.whole_program
-@pytest.mark.parametrize(
-    ("script", "flag"), [("train.py", "--stderrthreshold=loud"), ("eval.py", "--zzz")]
-)
-def test_a_process_says_one_line_and_nothing_of_tensorflow(command, tmp_path, script, flag):
-    check(command(script, flag, cwd=tmp_path), 2, f"{script}: error: ")
-    assert list(tmp_path.iterdir()) == []
-
-
 # Files of a run that anyone may have edited, or brought from elsewhere.
 
 
-@pytest.fixture(scope="module")
-def finished(tmp_path_factory):
-    """A run of one step."""
-    folder = tmp_path_factory.mktemp("finished") / "run"
-    scripts.trained(folder, "--max_steps=1", "--summary_every_steps=0")
-    return folder
-
-
 @pytest.fixture
-def run(finished, tmp_path):
-    """A copy of it, to be spoiled."""
-    return shutil.copytree(finished, tmp_path / "run")
+def run(run_of, tmp_path):
+    """A copy of a run of one step, to be spoiled."""
+    return shutil.copytree(run_of("--max_steps=1", "--summary_every_steps=0"), tmp_path / "run")
 
 
 def check_refused(run, *pieces: str) -> None:
@@ -269,48 +242,15 @@ def check_refused(run, *pieces: str) -> None:
 
 @pytest.mark.parametrize(
     "content",
-    [b"", b"{", b"\xff\xfe{}", b"[1, 2]", b'{"settings": [], "resolved": []}'],
+    [
+        *(b"", b"{", b"\xff\xfe{}", b"[1, 2]"),
+        *(b'{"settings": [], "resolved": []}', b'{"settings": {}, "resolved": {}}'),
+    ],
     ids=lambda content: repr(content[:20]),
 )
 def test_a_configuration_that_is_none(run, content):
     (run / "config.json").write_bytes(content)
     check_refused(run, "config.json")
-
-
-def test_a_configuration_that_lacks_what_is_read_of_it(run):
-    """Every name is left out by itself: it is missed, or both commands do without it."""
-    config = json.loads((run / "config.json").read_text())
-    read = {"settings": settings.recorded_names(), "resolved": run_config._READ}
-    for part, names in read.items():
-        for name in config[part]:
-            lacking = {**config, part: {k: v for k, v in config[part].items() if k != name}}
-            if name in names:
-                with pytest.raises(run_folder.RunFolderError, match=name):
-                    run_config.check(lacking, run)
-            else:
-                run_config.check(lacking, run)
-
-
-class Trap:
-    """Makes a folder where it is unpickled."""
-
-    def __init__(self, path):
-        self.path = path
-
-    def __reduce__(self):
-        return (os.mkdir, (str(self.path),))
-
-
-def test_a_checkpoint_that_is_a_pickle(run, tmp_path):
-    content = pickle.dumps(Trap(tmp_path / "sprung"))
-    (run / "checkpoints" / "step-9").mkdir()
-    for ending in ("index", "data-00000-of-00001"):
-        (run / "checkpoints" / "step-9" / f"state.{ending}").write_bytes(content)
-    before = scripts.contents(run)
-    done = scripts.run("eval", f"--train_dir={run}", "--checkpoint=9")
-    check(done, 1, f"eval.py: error: checkpoint {run}/checkpoints/step-9")
-    assert scripts.contents(run) == before
-    assert not (tmp_path / "sprung").exists()
 
 
 def test_no_code_of_ours_unpickles():

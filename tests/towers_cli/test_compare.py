@@ -3,16 +3,12 @@
 import json
 import shutil
 
-import numpy as np
 import pytest
 import scripts
 
-from towers.runs import run_folder
-from towers_cli import compare, comparison
+from towers_cli import compare
 
-STEPS = "--max_steps=4"
 FLAGS = (
-    STEPS,
     "--microbatch_size=6",
     "--verify_every_steps=1",
     "--checkpoint_every_steps=2",
@@ -21,18 +17,16 @@ FLAGS = (
 )
 
 
-@pytest.fixture(scope="module")
-def runs(tmp_path_factory):
-    """One run, on one tower; the folder of others beside it."""
-    folder = tmp_path_factory.mktemp("runs")
-    scripts.trained(folder / "one", *FLAGS, "--num_towers=1")
-    return folder
+@pytest.fixture
+def one(run_of):
+    """A run of four steps on one tower."""
+    return run_of(*FLAGS, "--num_towers=1")
 
 
 @pytest.fixture
-def copy(runs, tmp_path):
+def copy(one, tmp_path):
     """The same run in another folder, to be changed."""
-    return shutil.copytree(runs / "one", tmp_path / "copy")
+    return shutil.copytree(one, tmp_path / "copy")
 
 
 def compared(capsys, *folders) -> tuple[int, list[str]]:
@@ -42,19 +36,19 @@ def compared(capsys, *folders) -> tuple[int, list[str]]:
     return code, out.splitlines()
 
 
-def test_one_and_four_towers_are_the_same(runs, capsys):
-    scripts.train(runs / "four", *FLAGS, "--num_towers=4")
-    code, lines = compared(capsys, runs / "one", runs / "four")
+def test_one_and_four_towers_are_the_same(one, tmp_path, capsys):
+    scripts.train(tmp_path, *FLAGS, "--num_towers=4")
+    code, lines = compared(capsys, one, tmp_path)
     assert code == 0
     assert "--num_towers=4" in lines[0] and "/CPU:0,/CPU:1,/CPU:2,/CPU:3" in lines[1]
     assert ["0 to 4" in lines[2], "1 to 4" in lines[3], "2 to 4" in lines[5]] == [True] * 3
 
 
-def test_a_rate_that_differs_later_parts_later(runs, capsys):
+def test_a_rate_that_differs_later_parts_later(one, tmp_path, capsys):
     # Step 3 is the first of the second decay: 2 * 24 of 5000 examples.
     decay = ("--learning_rate_schedule=piecewise", "--decay_epochs=0.0096", "--decay_factor=0.5")
-    scripts.train(runs / "decay", *FLAGS, *decay)
-    code, lines = compared(capsys, runs / "one", runs / "decay")
+    scripts.train(tmp_path, *FLAGS, *decay)
+    code, lines = compared(capsys, one, tmp_path)
     assert code == 1
     assert "--learning_rate_schedule=piecewise" in lines[0]
     assert "from step 3 (weights, optimizer, moving_averages)" in lines[-5]
@@ -63,27 +57,12 @@ def test_a_rate_that_differs_later_parts_later(runs, capsys):
     assert "from step 3" in lines[-1]
 
 
-@pytest.mark.parametrize(
-    ("one", "other", "said"),
-    [
-        ([0.0, 1.0], [-0.0, 1.0], "difference 0,"),  # not the same bits
-        ([np.nan, 1.0], [np.nan, 1.0], ""),
-        ([np.inf, 1.0], [np.inf, 1.5], "difference 0.5,"),
-        ([np.nan, 1.0], [2.0, 1.0], "difference inf,"),
-    ],
-)
-def test_the_largest_difference_of_checkpoints(runs, one, other, said):
-    a, b = ({"optimizer/2": np.array(values)} for values in (one, other))
-    found = comparison._largest_difference(a, b, run_folder.RunFolder(str(runs / "one")))
-    assert found.startswith(f"largest {said}" if said else "") and bool(found) == bool(said)
-
-
-def test_what_only_one_run_has_is_not_compared(copy, runs, capsys):
+def test_what_only_one_run_has_is_not_compared(copy, one, capsys):
     lines = scripts.lines_of(copy / "metrics.jsonl")
     kept = [json.dumps(line) for line in lines if "state_sha256" not in line and line["step"] < 3]
     (copy / "metrics.jsonl").write_text("\n".join(kept) + '\n{"step": 3, "lo')
     shutil.rmtree(copy / "checkpoints")
-    code, said = compared(capsys, runs / "one", copy)
+    code, said = compared(capsys, one, copy)
     assert (code, len(said)) == (0, 6)
     assert "1 to 2" in said[2] and "to step 2" in said[-1]
 
@@ -96,16 +75,16 @@ class TestWhatCannotBeCompared:
         assert err.startswith("towers-compare: error: ")
         return out, err
 
-    def test_no_step_in_common(self, copy, runs, capsys):
+    def test_no_step_in_common(self, copy, one, capsys):
         shutil.rmtree(copy / "checkpoints")
         (copy / "metrics.jsonl").unlink()
-        self.explained(capsys, runs / "one", copy)
-        _, err = self.explained(capsys, runs / "one", copy / "none")
+        self.explained(capsys, one, copy)
+        _, err = self.explained(capsys, one, copy / "none")
         assert f"{copy / 'none'}: " in err
 
-    def test_a_damaged_checkpoint_after_what_can_be(self, copy, runs, capsys):
+    def test_a_damaged_checkpoint_after_what_can_be(self, copy, one, capsys):
         (copy / "checkpoints" / "step-2" / "state.index").write_bytes(b"torn")
-        out, err = self.explained(capsys, runs / "one", copy)
+        out, err = self.explained(capsys, one, copy)
         assert "step-2 cannot be" in err
         assert "hashes of the state: the same at all 5 steps" in out
 

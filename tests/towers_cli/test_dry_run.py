@@ -5,62 +5,34 @@ from pathlib import Path
 
 import pytest
 import scripts
-import tiny_photos
-
-pytestmark = pytest.mark.whole_program
 
 
-@pytest.fixture
-def home(tmp_path) -> Path:
-    """A home folder as new; what the tests compare is all below it."""
-    (tmp_path / "home").mkdir()
-    return tmp_path / "home"
-
-
-def dry_run(command, home: Path, *flags: str) -> str:
-    """As a user whose home folder it is; the run's folder would be there, too."""
-    kept = {k: v for k, v in os.environ.items() if k != "TFDS_DATA_DIR"}
-    places = {"HOME": str(home), "XDG_CACHE_HOME": str(home / ".cache"), "XDG_CONFIG_HOME": ""}
-    # What the libraries write when they are first imported is theirs.
-    places |= {name: str(home.parent / name) for name in ("KERAS_HOME", "MPLCONFIGDIR")}
-    done = command("train.py", "--dry_run", *flags, env=kept | places, cwd=home)
-    assert (done.returncode, done.stderr) == (0, "")
-    return done.stdout
-
-
-def state(folder: Path) -> dict[str, tuple]:
+def state(folder: Path) -> dict[Path, tuple]:
     """Every file and folder below `folder`: bytes, and when it was last written to."""
     return {
-        str(path.relative_to(folder)): (
-            path.stat().st_mtime_ns,
-            path.read_bytes() if path.is_file() else None,
-        )
+        path: (path.stat().st_mtime_ns, path.read_bytes() if path.is_file() else None)
         for path in [folder, *folder.rglob("*")]
     }
 
 
-def test_on_a_drawn_set_leaves_a_new_home_folder_empty(command, home):
+@pytest.mark.whole_program
+def test_on_a_drawn_set_leaves_a_new_home_folder_empty(command, tmp_path):
+    """As a user whose home folder it is; the run's folder would be there, too."""
+    home = tmp_path / "home"
+    home.mkdir()
     before = state(home)
-    said = dry_run(command, home, "--recipe=shapes")
-    assert "5,000 train, 1,000 test" in said and "rate of the next update" in said
+    kept = {k: v for k, v in os.environ.items() if k != "TFDS_DATA_DIR"}
+    places = {"HOME": str(home), "XDG_CACHE_HOME": str(home / ".cache"), "XDG_CONFIG_HOME": ""}
+    # What the libraries write when they are first imported is theirs.
+    places |= {name: str(tmp_path / name) for name in ("KERAS_HOME", "MPLCONFIGDIR")}
+    done = command("train.py", "--dry_run", "--recipe=shapes", env=kept | places, cwd=home)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert "5,000 train, 1,000 test" in done.stdout and "cosine to 0" in done.stdout
     assert state(home) == before
 
 
-@pytest.mark.long
-def test_on_a_prepared_set_writes_neither_there_nor_into_the_cache(command, home):
-    data_dir = home / "data"
-    tiny_photos.prepare(data_dir, size=(32, 32))
-    before = state(home)
-    flags = "--dataset=tiny_photos", f"--data_dir={data_dir}", "--global_batch_size=8"
-    said = dry_run(command, home, *flags)
-    assert "25 train, 25 test" in said
-    assert state(home) == before
-
-
-@pytest.mark.long
-def test_on_a_run_that_would_go_on_changes_nothing_of_it(forked_command, home, monkeypatch):
-    monkeypatch.setenv("XDG_CACHE_HOME", str(home / ".cache"))
-    scripts.trained(home / "run", "--max_steps=2")
-    before = state(home)
-    dry_run(forked_command, home, *scripts.small_run(home / "run"), "--max_steps=9")
-    assert state(home) == before
+def test_on_a_run_that_would_go_on_changes_nothing_of_it(tmp_path):
+    scripts.trained(tmp_path, "--max_steps=2")
+    before = state(tmp_path)
+    scripts.trained(tmp_path, "--max_steps=9", "--dry_run")
+    assert state(tmp_path) == before

@@ -33,11 +33,9 @@ TRAINING = (
 
 
 @pytest.fixture(scope="module")
-def folder(tmp_path_factory):
+def folder(run_of):
     """A finished run with checkpoints at steps 20 and 40."""
-    folder = tmp_path_factory.mktemp("evaluated") / "run"
-    scripts.trained(folder, *TRAINING)
-    return folder
+    return run_of(*TRAINING)
 
 
 @pytest.fixture
@@ -77,11 +75,8 @@ def test_a_process_evaluates_the_newest_checkpoint(forked_command, folder):
     line = scripts.lines_of(folder / "eval.jsonl")[-1]
     assert f"step 40, epoch 0.19, test split, {lighter.TEST_IMAGES} examples" in head
     assert f"{line['accuracy']:.2%}" in head and f"{line['cross_entropy']:.4f}" in head
-    confusion = _confusion(rows)
-    assert confusion.sum(axis=1).tolist() == [lighter.TEST_IMAGES // 10] * 10
-    assert np.trace(confusion) / lighter.TEST_IMAGES == line["accuracy"]
-    shares = [float(share) / 100 for share in re.findall(r"([\d.]+)%", "\n".join(rows))]
-    assert shares == (np.diag(confusion) * 10 / lighter.TEST_IMAGES).tolist()
+    shares = [float(row.split()[-1].removesuffix("%")) / 100 for row in rows]
+    assert len(shares) == 10 and np.mean(shares) == pytest.approx(line["accuracy"])
 
     assert list(line) == KEYS
     check_found(line, folder)
@@ -91,11 +86,6 @@ def test_a_process_evaluates_the_newest_checkpoint(forked_command, folder):
     assert {name: after[name] for name in before} == before
     added = {name.split("/")[0] for name in set(after) - set(before)}
     assert added == {"eval.jsonl", "eval_test"}
-
-
-def _confusion(rows: list[str]) -> np.ndarray:
-    """[label, predicted], from the rows `name  share%  label  count count ...`."""
-    return np.array([row.split()[3:] for row in rows[2:]], dtype=int)
 
 
 @pytest.mark.pitfall(12, 26)
@@ -124,20 +114,18 @@ def test_other_images_than_the_runs_are_refused(folder, tmp_path, name, value, f
     (tmp_path / "run" / "config.json").write_text(json.dumps(config))
     split = "--split=train" if name == "data_sha256" else "--split=test"
     done = scripts.run("eval", f"--train_dir={tmp_path / 'run'}", split)
-    assert (done.returncode, done.stderr.count("\n")) == (2, 1)
-    assert done.stderr.startswith(f"eval.py: error: {flag}: ")
+    assert done.returncode == 2 and f"error: {flag}: " in done.stderr
 
 
-class TestAFlipAtTestTime:
-    def test_is_said_and_written_down(self, folder):
-        _, [plain] = evaluate(folder)
-        done, [line] = evaluate(folder, "--test_time_flip")
-        assert f"{lighter.TEST_IMAGES} examples, each once and mirrored: accuracy" in done.stdout
-        assert (plain["test_time_flip"], line["test_time_flip"]) == (False, True)
-        assert list(line) == KEYS
-        assert line["cross_entropy"] != plain["cross_entropy"]
-        assert line["cross_entropy"] == pytest.approx(plain["cross_entropy"], abs=0.2)
-        assert list((folder / "eval_test_flip").iterdir())
+def test_a_flip_at_test_time_is_said_and_written_down(folder):
+    _, [plain] = evaluate(folder)
+    done, [line] = evaluate(folder, "--test_time_flip")
+    assert f"{lighter.TEST_IMAGES} examples, each once and mirrored: accuracy" in done.stdout
+    assert (plain["test_time_flip"], line["test_time_flip"]) == (False, True)
+    assert list(line) == KEYS
+    assert line["cross_entropy"] != plain["cross_entropy"]
+    assert line["cross_entropy"] == pytest.approx(plain["cross_entropy"], abs=0.2)
+    assert list((folder / "eval_test_flip").iterdir())
 
 
 def test_a_checkpoint_that_is_missing_is_named_beside_those_that_are_there(folder):
@@ -201,33 +189,23 @@ PHOTOS = (
 )
 
 
-@pytest.fixture(scope="module")
-def data_dir(tmp_path_factory):
-    """Holds `tiny_photos` without a split `test`."""
-    folder = tmp_path_factory.mktemp("data")
-    tiny_photos.prepare(folder, ("train", "validation", "extra"), size=(32, 32))
-    return folder
-
-
-def train_on_photos(folder, data_dir, *flags: str):
-    return scripts.trained(folder, *PHOTOS, f"--data_dir={data_dir}", *flags)
-
-
-def test_every_report_has_the_name_of_the_evaluated_split(tmp_path, data_dir):
-    done = train_on_photos(tmp_path, data_dir, "--eval_split=validation")
+def test_every_report_has_the_name_of_the_evaluated_split(tmp_path):
+    tiny_photos.prepare(tmp_path / "data", ("train", "validation", "extra"), size=(32, 32))
+    flags, run = [*PHOTOS, f"--data_dir={tmp_path / 'data'}"], tmp_path / "run"
+    done = scripts.trained(run, *flags, "--eval_split=validation")
     assert "25 train, 25 validation, 3 classes" in done.stdout
     assert "validation at step 2: accuracy" in done.stdout
     assert not re.search(r"\btest\b", done.stdout)
     for split in ("validation", "extra", "train"):
         flag = [f"--split={split}"] if split != "validation" else []
-        done = scripts.run("eval", f"--train_dir={tmp_path}", *flag)
+        done = scripts.run("eval", f"--train_dir={run}", *flag)
         assert f"{split} split, 25 examples, each once" in done.stdout
-        assert (tmp_path / f"eval_{split}").is_dir()
-    lines = scripts.lines_of(tmp_path / "eval.jsonl")
+        assert (run / f"eval_{split}").is_dir()
+    lines = scripts.lines_of(run / "eval.jsonl")
     assert [line["split"] for line in lines] == ["validation", "extra", "train"]
-    missing = scripts.run("eval", f"--train_dir={tmp_path}", "--split=test")
+    missing = scripts.run("eval", f"--train_dir={run}", "--split=test")
     assert missing.returncode == 1
     assert "'test'" in missing.stderr and "train, validation, extra" in missing.stderr
     # And a run that goes on may evaluate another split.
-    done = train_on_photos(tmp_path, data_dir, "--eval_split=extra", "--max_steps=3")
+    done = scripts.trained(run, *flags, "--eval_split=extra", "--max_steps=3")
     assert "extra at step 3: accuracy" in done.stdout

@@ -82,20 +82,22 @@ def test_output_has_the_index_before_each_line(launched):
 
 
 @pytest.mark.parametrize(
-    ("codes", "expected"),
+    ("codes", "flags", "expected"),
     [
-        ((0, 7), 7),
-        ((138, 1), 1),
-        ((138, -9), 137),
-        ((-11, 2), 2),
+        ((0, 7), [], 7),
+        ((138, -9), [], 137),
+        ((-11, 2), [], 2),
+        ((138, 1), ["--restarts=5"], 1),  # an error that would come back
+        ((138, 2), ["--restarts=5"], 2),
     ],
 )
-def test_the_exit_code_is_the_one_that_says_most(launched, codes, expected):
+def test_the_exit_code_is_the_one_that_says_most(launched, tmp_path, codes, flags, expected):
     program = f"""
     code = {codes}[index]
     sys.exit(code) if code >= 0 else os.kill(os.getpid(), -code)
     """
-    assert launched(program, "--workers=2")[0] == expected
+    assert launched(program, "--workers=2", *flags) == (expected, [], [])
+    assert len(list(tmp_path.glob("life-*"))) == 2
 
 
 @pytest.mark.parametrize("hangs", ["time.sleep(60)", "os.kill(os.getpid(), signal.SIGSTOP)"])
@@ -132,13 +134,6 @@ def test_all_are_started_again_after_a_death(launched):
     code, out, _ = launched(program, "--workers=2", "--restarts=5")
     assert code == 0
     assert out == [f"[launcher] exit codes [138, 137]; restarts left: {left}" for left in (3, 4)]
-
-
-@pytest.mark.parametrize("code", [1, 2])
-def test_an_error_that_would_come_back_ends_it(launched, tmp_path, code):
-    program = f"sys.exit({code} if index else 138)"
-    assert launched(program, "--workers=2", "--restarts=5") == (code, [], [])
-    assert len(list(tmp_path.glob("life-*"))) == 2
 
 
 def test_a_reader_that_goes_away_ends_the_workers_for_good(start, tmp_path):

@@ -3,7 +3,6 @@
 import keras
 import numpy as np
 import pytest
-import scripts
 import toys
 from PIL import Image
 
@@ -18,10 +17,8 @@ def test_images():
 
 
 @pytest.fixture(scope="module")
-def trained(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("predict") / "run"
-    scripts.trained(folder, "--momentum=0.9", "--max_steps=9", "--moving_average_decay=0.9")
-    return folder
+def trained(run_of):
+    return run_of("--momentum=0.9", "--max_steps=9", "--moving_average_decay=0.9")
 
 
 @pytest.fixture(scope="module")
@@ -55,32 +52,25 @@ def test_the_best_three_classes_of_each_picture(trained, test_images, of_raw, tm
     assert len(out.splitlines()) == 5
 
 
-@pytest.mark.parametrize("kind", ["L", "CMYK", "larger"])
-def test_pictures_of_other_kinds(trained, test_images, tmp_path, capsys, kind):
+def test_pictures_of_other_kinds(trained, test_images, of_raw, tmp_path, capsys):
+    """One held sideways is turned, and what is transparent is white."""
     image = Image.fromarray(test_images.images[0])
-    path = tmp_path / ("picture.jpg" if kind == "CMYK" else "picture.png")
-    image = image.resize((320, 320)) if kind == "larger" else image.convert(kind)
-    image.save(path)
-    code, out, err = said(capsys, trained, path)
-    assert (code, err) == (0, "") and out.startswith(f"{path}: ")
-
-
-def test_a_camera_that_was_held_sideways(trained, test_images, of_raw, tmp_path, capsys):
-    (name, *_), (probabilities, *_) = of_raw
     exif = Image.Exif()
     exif[0x0112] = 6
-    image = Image.fromarray(test_images.images[0]).transpose(Image.Transpose.ROTATE_90)
-    image.save(tmp_path / "turned.png", exif=exif)
-    _, out, _ = said(capsys, trained, tmp_path / "turned.png")
-    assert out.startswith(f"{tmp_path / 'turned.png'}: {name} {probabilities.max():.1%}, ")
-
-
-def test_what_is_transparent_is_white(trained, tmp_path, capsys):
+    image.transpose(Image.Transpose.ROTATE_90).save(tmp_path / "turned.png", exif=exif)
+    image.convert("L").save(tmp_path / "grey.png")
+    image.convert("CMYK").save(tmp_path / "print.jpg")
+    image.resize((320, 320)).save(tmp_path / "large.png")
     Image.new("RGBA", (32, 32), (200, 10, 10, 0)).save(tmp_path / "clear.png")
     Image.new("RGB", (32, 32), "white").save(tmp_path / "white.png")
-    _, out, _ = said(capsys, trained, tmp_path / "clear.png", tmp_path / "white.png")
-    clear, white = (line.partition(": ")[2] for line in out.splitlines())
-    assert clear == white
+    names = "turned.png", "grey.png", "print.jpg", "large.png", "clear.png", "white.png"
+    code, out, err = said(capsys, trained, *(tmp_path / name for name in names))
+    assert (code, err) == (0, "")
+    lines = dict(line.split(": ") for line in out.splitlines())
+    assert list(lines) == [str(tmp_path / name) for name in names]
+    (name, *_), (probabilities, *_) = of_raw
+    assert lines[str(tmp_path / "turned.png")].startswith(f"{name} {probabilities.max():.1%}, ")
+    assert lines[str(tmp_path / "clear.png")] == lines[str(tmp_path / "white.png")]
 
 
 def test_a_picture_that_cannot_be_read_does_not_stop_the_others(trained, tmp_path, capsys):

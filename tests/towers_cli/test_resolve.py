@@ -1,9 +1,10 @@
-"""How an evaluation mirrors images."""
+"""What follows from settings and a machine; how an evaluation mirrors images."""
 
 import numpy as np
 import pytest
+import scripts
 
-from towers_cli import tally
+from towers_cli import resolve, settings, tally
 
 
 def test_mirrored_images_are_evaluated_from_right_to_left():
@@ -19,3 +20,26 @@ def test_mirrored_images_are_evaluated_from_right_to_left():
     assert tally.evaluate(Columns(), batches).predicted == [0]
     mean = tally.evaluate(Columns(), batches, test_time_flip=True)
     assert mean.losses == pytest.approx(np.log(2 + np.exp(-2)))  # of 2, 0 and 2
+
+
+class TestTheDefaultsOfGpus:
+    @pytest.mark.parametrize(
+        ("flags", "workers", "size", "device"),
+        [
+            (["--recipe=fast", "--microbatch_size=0"], 1, 256, "gpu"),  # of 2,048
+            (["--recipe=fast"], 2, 128, "cpu"),  # the recipe's
+            (["--recipe=shapes"], 1, 64, "gpu"),  # the whole batch
+            (["--global_batch_size=512"], 1, 128, "cpu"),
+            (["--microbatch_size=16", "--parameter_device=gpu"], 1, 16, "gpu"),
+        ],
+    )
+    def test_do_not_depend_on_how_many_there_are(self, flags, workers, size, device):
+        chosen = scripts.settings_of("--gpu_defaults", *flags)
+        for num_gpus in (1, 8):
+            resolved = resolve.resolved(chosen, None, num_gpus, 4, workers)
+            assert resolved.jit_compile and resolved.num_towers == num_gpus
+            assert (resolved.microbatch_size, resolved.parameter_device) == (size, device)
+
+    def test_are_for_gpus(self):
+        with pytest.raises(settings.SettingsError, match="--gpu_defaults"):
+            resolve.resolved(scripts.settings_of("--gpu_defaults"), None, 0, 4)

@@ -221,11 +221,9 @@ def test_the_end_moves_unless_the_rate_depends_on_it(tmp_path, schedule, refused
         assert [line["step"] for line in scripts.evaluation_lines(tmp_path)] == [2, 4]
 
 
-@pytest.fixture(scope="module")
-def short_run(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("short") / "run"
-    scripts.trained(folder, "--max_steps=1", "--momentum=0.9", "--summary_every_steps=0")
-    return folder
+@pytest.fixture
+def short_run(run_of):
+    return run_of("--max_steps=1", "--momentum=0.9", "--summary_every_steps=0")
 
 
 class TestAnotherRun:
@@ -236,18 +234,14 @@ class TestAnotherRun:
         ("flags", "named"),
         [
             (["--microbatch_size=6"], ["microbatch_size"]),
-            (
-                ["--model=resnet"],
-                ["model", "preprocessing", "weight_decay", "weight_decay_filter"],
-            ),
+            (["--model=resnet"], ["model", "preprocessing", "weight_decay", "weight_decay_filter"]),
         ],
     )
     def test_is_refused_by_name_and_leaves_the_folder_alone(self, short_run, flags, named):
         before = scripts.contents(short_run)
         done = scripts.train(short_run, *self.SAME, *flags)
         assert (done.returncode, done.stdout) == (1, "")
-        assert done.stderr.startswith(f"train.py: error: --train_dir={short_run} ")
-        assert done.stderr.count("\n") == 1
+        assert f"error: --train_dir={short_run} " in done.stderr
         assert set(re.findall(r"--(\w+)=\S+ \(", done.stderr)) == set(named)
         assert scripts.contents(short_run) == before
 
@@ -288,41 +282,3 @@ def test_a_configuration_of_keras_does_not_decide_a_run(tmp_path, command, monke
     assert (done.returncode, done.stderr) == (0, "")
     scripts.train(tmp_path / "own", *flags, "--optimizer=adam", "--learning_rate=0.001")
     assert scripts.final_summary(tmp_path / "other") == scripts.final_summary(tmp_path / "own")
-
-
-def test_a_loss_that_is_not_finite_stops_the_run_and_no_checkpoint_holds_it(tmp_path):
-    flags = ("--learning_rate=1e20", "--checkpoint_every_steps=1", "--max_steps=9")
-    done = scripts.train(tmp_path, *flags)
-    assert done.returncode == 1
-    assert done.stderr.startswith("train.py: error: step 2: ")
-    assert done.stderr.count("\n") == 1
-    assert scripts.checkpoint_steps(tmp_path) == [1]
-    reader = tf.train.load_checkpoint(str(tmp_path / "checkpoints" / "step-1" / "state"))
-    types = reader.get_variable_to_dtype_map()
-    names = [name for name, dtype in types.items() if dtype == tf.float32]
-    assert len(names) > 10
-    assert all(np.isfinite(reader.get_tensor(name)).all() for name in names)
-    assert not (tmp_path / "final_model.keras").exists()
-
-
-@pytest.mark.pitfall(29)
-def test_weights_and_averages_of_a_run_in_float16_are_float32(tmp_path):
-    flags = "--compute_dtype=float16", "--global_batch_size=20", "--max_steps=2"
-    done = scripts.trained(tmp_path, *flags, "--optimizer=adamw", "--learning_rate=0.001")
-    assert "cifarnet, float16, images" in scripts.unwrapped(done.stdout)
-    reader = tf.train.load_checkpoint(str(tmp_path / "checkpoints" / "step-2" / "state"))
-    types = reader.get_variable_to_dtype_map()
-    weights = [name for name in types if name.startswith(("weights/", "moving_averages/"))]
-    assert len(weights) >= 20
-    assert {types[name] for name in weights} == {tf.float32}
-
-
-def test_what_the_run_shows_to_be_wrong_is_refused_before_it_begins(tmp_path):
-    for flags in (
-        ["--weight_decay_filter=hidden_dense_kernels", "--model=resnet"],  # no weight passes it
-        ["--profile_steps=2,4", "--max_steps=3"],
-    ):
-        done = scripts.train(tmp_path / "run", *flags)
-        assert (done.returncode, done.stderr.count("\n")) == (2, 1)
-        assert f"error: {flags[0]}: " in done.stderr
-        assert not (tmp_path / "run").exists()

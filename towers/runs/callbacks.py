@@ -84,7 +84,10 @@ class MovingAverages(RunCallback):
         if not 0 <= decay < 1:
             raise ValueError(f"decay={decay}: must be at least 0 and below 1")
         self.decay, self._weights = decay, model.trainable_variables
-        self.averages = [tf.Variable(w.value, trainable=False) for w in self._weights]
+        self.averages = []
+        for weight in self._weights:
+            with tf.device(weight.value.device):
+                self.averages.append(tf.Variable(weight.value, trainable=False))
 
     def get_config(self) -> dict:
         """What defines it."""
@@ -93,9 +96,11 @@ class MovingAverages(RunCallback):
     def in_step(self, examples: int) -> None:
         """Is called in the graph of a step of so many examples, once the weights are updated."""
         with tf.name_scope("moving_averages"):
-            weights = [weight.value for weight in self._weights]
             step = tf.convert_to_tensor(self.run.state.counters["step"])  # updates before this one
-            moving_averages.update(self.averages, weights, self.decay, step)
+            weights = [weight.value for weight in self._weights]
+            jit_compile = self.run.model.jit_compile or None
+            update = tf.function(moving_averages.update, autograph=False, jit_compile=jit_compile)
+            update(self.averages, weights, self.decay, step)
 
     @contextlib.contextmanager
     def averaged(self) -> Iterator[None]:

@@ -34,7 +34,7 @@ from towers import (
     errors,
     hashes,
     not_finite,
-    step,
+    updating,
     worker,
     worker_errors,
 )
@@ -173,7 +173,7 @@ class Run:
       workers: those that train it together; most often one.
       state: of the run; None before `fit`.
       batch: of the step that is made, or the last.
-      watched: what the last step showed of itself before its update (`step.Watched`).
+      watched: what the last step showed of itself before its update (`updating.Watched`).
       seconds_saving: how long checkpoints have taken.
     """
 
@@ -222,7 +222,7 @@ class Run:
         self.workers = self.distribution.workers
         self.state: FitState | None = None
         self.batch: cutting.Structure = None
-        self.watched: step.Watched | None = None
+        self.watched: updating.Watched | None = None
         self._data: sources.FromSource | sources.FromKeras | None = None
         self._asked = interrupts.Interrupts()
         self._lock, self.seconds_saving = run_lock.RunLock(self.folder), 0.0
@@ -683,7 +683,7 @@ class Run:
             io_utils.print_msg(f"the run in {folder.path} has no checkpoint yet and starts over")
             folder.remove_events()
         folder.drop_metrics_after(at_step if is_begun else -1)
-        folder.create(config)
+        run_folder.write_json(folder.config, config)
         return self.state.notes.numpy().decode()
 
     def _finish(self, history: Mapping) -> Finished:

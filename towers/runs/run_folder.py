@@ -94,16 +94,6 @@ class RunFolder:
         is_ours = isinstance(summary, dict) and {"step", "weights_sha256"} <= set(summary)
         return summary if is_ours and self.final_model.exists() else None
 
-    def create(self, config: Mapping) -> None:
-        """Makes the folder, if needed, and writes `config.json`.
-
-        Raises:
-          RunFolderError: it cannot be written.
-        """
-        with writing(self.shown):
-            self.path.mkdir(parents=True, exist_ok=True)
-        write_json(self.config, config)
-
     def mark_saved(self, step: int) -> None:
         """Writes into `config.json` that the run has a checkpoint, the first at `step`.
 
@@ -129,21 +119,17 @@ class RunFolder:
                 for path in folder.glob("events.out.tfevents.*"):
                     path.unlink()
 
-    def drop_metrics_after(self, step: int) -> list[dict]:
+    def drop_metrics_after(self, step: int) -> None:
         """Removes lines of `metrics.jsonl` that a continued run will write again.
 
         A run killed between two checkpoints leaves lines after the one it restores, the last of
         them perhaps torn.
-
-        Returns:
-          The lines that are left.
         """
         if not self.metrics.exists():
-            return []
+            return
         kept = [line for line in read_lines(self.metrics) if line["step"] <= step]
         text = "".join(json.dumps(line) + "\n" for line in kept)
         _replace(self.metrics, text)
-        return kept
 
 
 def check_path(path: str | os.PathLike) -> None:

@@ -7,10 +7,7 @@ however that ends, so what a killed run leaves behind keeps no other run out.
 import contextlib
 import errno
 import fcntl
-import json
 import os
-import socket
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -70,14 +67,14 @@ class RunLock:
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
                 # Its last holder may have removed the file between those two lines.
                 if _is_same_file(file, self._folder.lock):
-                    os.ftruncate(file, 0)
-                    os.write(file, json.dumps(_describe_this_process()).encode())
                     self._is_ours = True
                     return file
             except BlockingIOError:
-                error = self._is_held(file)
                 os.close(file)
-                raise error from None
+                raise run_folder.RunFolderError(
+                    f"{self._folder.shown}: another process is training in it; wait for it, stop "
+                    "it, or choose another folder"
+                ) from None
             except OSError as error:
                 if error.errno in _NO_LOCKS:
                     print(
@@ -90,17 +87,6 @@ class RunLock:
                 raise
             os.close(file)
 
-    def _is_held(self, file: int) -> run_folder.RunFolderError:
-        try:
-            holder = json.loads(os.pread(file, 1000, 0))
-            who = f"process {holder['pid']} on {holder['host']}, since {holder['began']},"
-        except (ValueError, TypeError, KeyError):
-            who = "another process"
-        return run_folder.RunFolderError(
-            f"{self._folder.shown}: {who} is training in it; wait for it, stop it, or choose "
-            "another folder"
-        )
-
     def _is_there(self) -> bool:
         return self._file is not None and _is_same_file(self._file, self._folder.lock)
 
@@ -110,8 +96,3 @@ def _is_same_file(file: int, path: Path) -> bool:
         return os.path.samestat(os.fstat(file), os.stat(path))
     except OSError:
         return False
-
-
-def _describe_this_process() -> dict:
-    began = time.strftime("%Y-%m-%d %H:%M:%S %z")
-    return {"pid": os.getpid(), "host": socket.gethostname(), "began": began}

@@ -1,0 +1,95 @@
+"""The graph of a step: what XLA compiles of it, and several steps in one call."""
+
+import re
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+import toys
+from keras import layers
+
+import towers
+from towers import hashes
+
+from tensorflow.python.framework import op_callbacks  # isort: skip
+
+CROSSENTROPY = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+
+
+def sha256(model: keras.Model) -> str:
+    state = (*model.variables, *model.optimizer.variables, *model.metrics_variables)
+    return hashes.sha256(variable.numpy() for variable in state)
+
+
+class TestWhatXlaCompiles:
+    @staticmethod
+    def graph(model, batch, num_towers=1, microbatch_size=2):
+        with tf.device(towers.devices.HOST):
+            model.compile("adam", CROSSENTROPY, metrics=["accuracy"], jit_compile=True)
+        towers.distribute(model, toys.cpus(num_towers), microbatch_size=microbatch_size)
+        batch = tuple(map(tf.constant, batch))
+        model._towers.prepare(batch, lambda: None)
+        return model._towers.program.trace(batch, microbatch_size).graph.as_graph_def()
+
+    @staticmethod
+    def assigns(graph) -> bool:
+        return any(node.op.startswith("Assign") for node in graph.node)
+
+    def test_is_the_same_for_any_number_of_towers(self):
+        """A pass and an update: the names of tensors that they are given differ alone."""
+
+        def programs(num_towers):
+            graph = self.graph(toys.small_cifarnet(), toys.batch(8), num_towers)
+            found = []
+            for function in graph.library.function:
+                if function.attr["_XlaMustCompile"].b:
+                    text = "".join(map(str, function.node_def))
+                    for number, given in enumerate(function.signature.input_arg):
+                        text = text.replace(f'"{given.name}"', f"input {number}")
+                    found.append(re.sub(r"[_-]\d+", "", text))
+            return sorted(found)
+
+        one = programs(1)
+        assert len(one) == 2
+        assert programs(2) == programs(4) == one
+
+    def test_is_all_that_changes_variables(self):
+        assert not self.assigns(self.graph(toys.small_resnet(), toys.batch(8)))
+
+    def test_is_no_update_of_rows(self):
+        """Keras's optimizers do not treat them as they do dense gradients."""
+        model = keras.Sequential([keras.Input([2], dtype="int32"), layers.Embedding(9, 4)])
+        model.add(layers.Flatten())
+        batch = np.arange(8, dtype=np.int32).reshape(4, 2), np.arange(4)
+        assert self.assigns(self.graph(model, batch))
+
+    def test_is_no_update_of_variables_on_two_devices(self):
+        with tf.device(toys.cpus(2)[1]):
+            model = keras.Sequential([keras.Input([3]), layers.Dense(4)])
+        assert self.assigns(self.graph(model, toys.batch(4, [3])))
+
+
+@pytest.mark.parametrize("jit_compile", [False, pytest.param(True, marks=pytest.mark.long)])
+def test_steps_per_execution_is_one_call_of_tensorflow_and_no_bit(jit_compile):
+    images, labels = toys.batch(8 * 6 + 3, [3])
+    found = {}
+    for steps in (1, 3):
+        keras.utils.set_random_seed(0)
+        model = toys.dropout_classifier()
+        model.compile("adam", CROSSENTROPY, jit_compile=jit_compile, steps_per_execution=steps)
+        towers.distribute(model, 2, microbatch_size=2)
+        fit = {"batch_size": 8, "epochs": 2, "shuffle": False, "verbose": 0}
+        history = model.fit(images, labels, **fit).history
+        calls = []
+
+        def count(op, *_, calls=calls, **__):
+            if op.startswith("__inference"):
+                calls.append(op)
+
+        op_callbacks.add_op_callback(count)
+        model.fit(images[:48], labels[:48], **(fit | {"epochs": 1}))
+        op_callbacks.remove_op_callback(count)
+        assert len(calls) == 6 / steps
+        found[steps] = sha256(model), history
+    assert found[1] == found[3]

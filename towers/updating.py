@@ -1,0 +1,148 @@
+"""The update of a step: of weights, batch statistics and metrics, from averages over the batch.
+
+Where XLA compiles the model it is one program, the same for any number of towers. XLA cannot stop
+halfway, so the program takes back what it has changed where a loss or a gradient is not finite.
+Without XLA the update waits until all are known to be finite.
+"""
+
+import dataclasses
+import warnings
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+
+import keras
+import tensorflow as tf
+
+from towers import cutting, gradients, loss_scale, microbatch, not_finite
+
+from keras.src.trainers.data_adapters import data_adapter_utils  # isort: skip
+
+Changes = list[tuple[keras.Variable, tf.Tensor]]  # variables that are not trained: new values
+
+
+class Watched(NamedTuple):
+    """What a step shows of itself, before its update.
+
+    Attributes:
+      losses: of each microbatch, [M]; of the joined outputs [1].
+      gradients: the mean ones, one per trainable variable; not clipped, and without a loss scale.
+    """
+
+    losses: tf.Tensor
+    gradients: list[gradients.Gradient]
+
+
+class Averages(NamedTuple):
+    """What a step updates with: means over the examples of the batch.
+
+    Attributes:
+      loss: scalar.
+      losses: of each microbatch; of the joined outputs the one.
+      gradients: one per trainable variable, scaled as the optimizer wants them.
+      changes: of what is not trained.
+    """
+
+    loss: tf.Tensor
+    losses: Sequence[tf.Tensor]
+    gradients: list[gradients.Gradient]
+    changes: Changes
+
+
+@dataclasses.dataclass(frozen=True)
+class Update:
+    """Updates a model in the graph of a step.
+
+    Attributes:
+      model: compiled and built.
+      training: whether weights are updated.
+      watched: whether a step shows what it has; then it fails where not all is finite.
+      after_update: functions of the number of examples, called once the weights are updated.
+    """
+
+    model: keras.Model
+    training: bool
+    watched: bool
+    after_update: Sequence[Callable[[int], None]] = ()
+
+    def __call__(
+        self,
+        batch: cutting.Structure,
+        forwards: Sequence[microbatch.Forward],
+        total: Sequence[gradients.Gradient],
+        average: Callable[[], Averages],
+    ) -> dict[str, tf.Tensor] | tuple[dict[str, tf.Tensor], Watched]:
+        """Updates; returns the metrics after it, and the `Watched` if a step is watched.
+
+        Args:
+          batch: (x, y, sample_weight).
+          forwards: of all microbatches.
+          total: the gradients that `average` takes.
+          average: makes the averages, within the program that XLA compiles.
+        """
+        if self._is_compiled(total):
+            compiled = tf.function(
+                lambda: self._update_if_finite(batch, forwards, average()),
+                autograph=False,
+                jit_compile=True,
+            )
+            logs, watched, finite = compiled()
+            checked = [] if finite is None else [not_finite.check(finite)]
+        else:
+            averages = average()
+            watched, finite = self._watch(averages)
+            checked = [] if finite is None else [not_finite.check(finite)]
+            with tf.control_dependencies(checked):
+                logs = self._update(batch, forwards, averages)
+        with tf.control_dependencies(checked):
+            for function in self.after_update:
+                function(cutting.num_examples(batch))
+        return logs if watched is None else (logs, watched)
+
+    def _variables(self) -> list[tf.Variable]:
+        model = self.model
+        optimizer = model.optimizer.variables if self.training else ()
+        variables = [*model.variables, *model.metrics_variables, *optimizer]
+        return [variable.value for variable in variables]
+
+    def _is_compiled(self, total: Sequence[gradients.Gradient]) -> bool:
+        """Whether XLA compiles it: all variables are on one device, and no gradient has rows."""
+        if not self.model.jit_compile or any(isinstance(g, tf.IndexedSlices) for g in total):
+            return False
+        return len({variable.device for variable in self._variables()}) == 1
+
+    def _watch(self, averages: Averages) -> tuple[Watched | None, tf.Tensor | None]:
+        """What the step shows, and whether losses and gradients are finite, bool []."""
+        if not (self.training and self.watched):
+            return None, None
+        with tf.name_scope("watched"):
+            losses, optimizer = tf.stack(averages.losses), self.model.optimizer
+            # Before the scale may change.
+            watched = Watched(losses, loss_scale.taken_off(optimizer, averages.gradients))
+            return watched, not_finite.all_finite(losses, averages.gradients, optimizer)
+
+    def _update_if_finite(self, batch, forwards, averages: Averages) -> tuple:
+        watched, finite = self._watch(averages)
+        variables = [] if finite is None else self._variables()
+        before = [tf.identity(variable) for variable in variables]
+        logs = self._update(batch, forwards, averages)
+        for variable, value in zip(variables, before, strict=True):
+            variable.assign(tf.where(finite, variable, value))
+        return logs, watched, finite
+
+    def _update(self, batch, forwards, averages: Averages) -> dict[str, tf.Tensor]:
+        model = self.model
+        with tf.name_scope("apply"):
+            if self.training and model.trainable_variables:
+                pairs = zip(averages.gradients, model.trainable_variables, strict=True)
+                model.optimizer.apply_gradients(pairs)
+            elif self.training:
+                warnings.warn("The model does not have any trainable weights.", stacklevel=2)
+        with tf.name_scope("state"):
+            for variable, value in averages.changes:
+                variable.assign(value)
+        with tf.name_scope("metrics"):
+            count = cutting.num_examples(batch)
+            model._loss_tracker.update_state(averages.loss, sample_weight=count)
+            x, y, sample_weight = data_adapter_utils.unpack_x_y_sample_weight(batch)
+            outputs = microbatch.join_outputs(forwards)
+            return model.compute_metrics(x, y, outputs, sample_weight=sample_weight)
