@@ -161,34 +161,18 @@ def test_images_may_have_what_training_leaves(monkeypatch, needed, available, fi
 # Names and folders that cannot be used.
 
 
-@pytest.mark.parametrize(
-    ("name", "found"),
-    [
-        ("ag_news_subset", r"'label': ClassLabel\(.*num_classes=4\)"),  # no image
-        ("div2k", r"'hr': Image\(shape=\(None, None, 3\), dtype=uint8\)"),  # neither
-    ],
-)
-def test_sets_without_image_and_label_are_refused_before_a_download(data_dir, name, found):
-    with pytest.raises(datasets.DataError, match=f"must have `image`.*`label`.*{found}"):
+@pytest.mark.parametrize("name", ["ag_news_subset", "div2k"])  # no image; neither
+def test_sets_without_image_and_label_are_refused_before_a_download(data_dir, name):
+    with pytest.raises(datasets.DataError, match="must have `image`.*`label`.*but has FeaturesD"):
         datasets.load(name, str(data_dir), "train")
     assert not _everything_in(data_dir)
 
 
-@pytest.mark.parametrize(
-    ("count", "labels", "message"),
-    [
-        (0, [], "at least 1; they have 0, 0"),
-        (2, [0], "they have 2, 1"),
-        (2, [0, -1], "pets: example 1 has label -1"),
-        (3, [0, 1, 2], "pets: example 2 has label 2; with 2 classes"),
-    ],
-)
-def test_unusable_arrays_are_refused(count, labels, message):
-    pixels, labels = np.zeros((count, 4, 4, 3), np.uint8), np.array(labels, np.int32)
-    with pytest.raises((datasets.DataError, ValueError), match=message):
-        datasets.ImageArrays(
-            pixels, labels, class_names=("yes", "no"), source="pets", fingerprint="0"
-        )
+def test_a_label_without_a_class_is_refused():
+    pixels, labels = np.zeros((2, 4, 4, 3), np.uint8), np.array([0, -1], np.int32)
+    of_set = {"class_names": ("yes", "no"), "source": "pets", "fingerprint": "0"}
+    with pytest.raises(datasets.DataError, match="pets: example 1 has label -1"):
+        datasets.ImageArrays(pixels, labels, **of_set)
 
 
 # Data that would have to be downloaded.
