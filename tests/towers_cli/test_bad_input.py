@@ -244,7 +244,7 @@ def check_refused(run, *pieces: str) -> None:
     "content",
     [
         *(b"", b"{", b"\xff\xfe{}", b"[1, 2]"),
-        *(b'{"settings": [], "resolved": []}', b'{"settings": {}, "resolved": {}}'),
+        *(b'{"settings": [], "resolved": []}', b'{"settings": {"train_dir": "a"}, "resolved": {}}'),
     ],
     ids=lambda content: repr(content[:20]),
 )

@@ -86,6 +86,7 @@ def test_output_has_the_index_before_each_line(launched):
     [
         ((0, 7), [], 7),
         ((138, -9), [], 137),
+        ((138, -11), [], 139),
         ((-11, 2), [], 2),
         ((138, 1), ["--restarts=5"], 1),  # an error that would come back
         ((138, 2), ["--restarts=5"], 2),
