@@ -73,6 +73,21 @@ def test_a_reader_that_has_gone_is_no_traceback(script, flag, unbuffered):
     assert (done.returncode, done.stderr) == (141, b"")
 
 
+SHORT = ("--dataset=shapes", "--global_batch_size=24", "--max_steps=1", "--microbatch_size=24")
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("closed", [">&-", "<&- >&- 2>&-"])
+def test_a_run_whose_streams_are_closed_goes_its_way(tmp_path, closed):
+    call = [sys.executable, str(scripts.ROOT / "train.py"), *SHORT, f"--train_dir={tmp_path}/run"]
+    done = subprocess.run(
+        ["sh", "-c", f'exec "$@" {closed}', "sh", *call],
+        capture_output=True, timeout=300,
+    )  # fmt: skip
+    assert (done.returncode, done.stderr) == (0, b"")
+    assert scripts.final_summary(tmp_path / "run")["step"] == 1
+
+
 @pytest.mark.parametrize("depth", [3, 1500])
 def test_flag_files_that_name_the_next_one(tmp_path, depth):
     for number in range(depth):
