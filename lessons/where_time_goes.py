@@ -18,14 +18,7 @@ from benchmarks import profiles
 from input_pipeline import datasets
 from laboratory import data, findings
 from lessons import lesson
-from towers import (
-    container_limits,
-    devices,
-    moving_averages,
-    networks,
-    updating,
-    weight_decay,
-)
+from towers import container_limits, devices, moving_averages, networks, weight_decay
 
 import keras  # isort: skip
 import numpy as np  # isort: skip
@@ -252,9 +245,7 @@ def start(num_towers: int) -> None:
 
 
 @functools.cache
-def workplace(
-    num_towers: int, setup: findings.Setup
-) -> tuple[Callable[..., updating.Watched], dict[str, Iterable]]:
+def workplace(num_towers: int, setup: findings.Setup) -> tuple[Callable, dict[str, Iterable]]:
     """A step of `train.py`'s default recipe, with one microbatch for each tower, and its inputs."""
     network = networks.NETWORKS["cifarnet"]
     model = networks.build("cifarnet", SHAPE, CLASSES)
@@ -270,7 +261,7 @@ def workplace(
 
     program = data.program(model, optimizer, num_towers, after_update=[average])
 
-    def train_step(*batch) -> updating.Watched:
+    def train_step(*batch):
         _, shown = program(tuple(map(tf.convert_to_tensor, batch)), size)
         shown.losses.numpy()  # waits for its end
         return shown

@@ -105,3 +105,16 @@ class TestLossScaling:
         for _ in range(2):  # 4 and 2 are halved
             step(images, np.zeros(len(images)))
         fails_and_changes_nothing(step, images, np.zeros(len(images)))
+
+    @pytest.mark.pitfall(29)
+    @pytest.mark.parametrize("jit_compile", [False, True])
+    def test_gradients_are_shown_unscaled_also_where_the_scale_changes(self, jit_compile):
+        inner = keras.optimizers.SGD(0.125)
+        optimizer = keras.optimizers.LossScaleOptimizer(inner, 4.0, dynamic_growth_steps=1)
+        options = {"loss": toys.output_itself, "jit_compile": jit_compile}
+        step = toys.Step(toys.linear(1.0), optimizer, **options)
+        for scale in (8.0, 16.0):
+            shown = step(toys.column(1.0, 3.0), [0, 0])
+            assert shown.gradients[0].numpy() == 2.0
+            assert float(optimizer.dynamic_scale) == scale
+        assert step.model.get_weights()[0] == 1.0 - 2 * 0.125 * 2.0

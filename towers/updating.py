@@ -48,6 +48,11 @@ class Averages(NamedTuple):
     changes: Changes
 
 
+def are_on_one_device(variables: Sequence[tf.Variable]) -> bool:
+    """Whether XLA can have them in one program."""
+    return len({variable.device for variable in variables}) == 1
+
+
 @dataclasses.dataclass(frozen=True)
 class Update:
     """Updates a model in the graph of a step.
@@ -108,7 +113,7 @@ class Update:
         """Whether XLA compiles it: all variables are on one device, and no gradient has rows."""
         if not self.model.jit_compile or any(isinstance(g, tf.IndexedSlices) for g in total):
             return False
-        return len({variable.device for variable in self._variables()}) == 1
+        return are_on_one_device(self._variables())
 
     def _watch(self, averages: Averages) -> tuple[Watched | None, tf.Tensor | None]:
         """What the step shows, and whether losses and gradients are finite, bool []."""

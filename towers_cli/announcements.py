@@ -1,12 +1,11 @@
 """What a training prints about its run: before it starts, and at its end."""
 
-import contextlib
 import math
+import os
 import shutil
 import sys
 import textwrap
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 
 from towers import machine, schedules, shares, worker
 from towers.networks import optimizers
@@ -48,8 +47,6 @@ def rows(
         "labels": chosen["label_smoothing"] and f"smoothed by {chosen['label_smoothing']:g}",
     }  # fmt: skip
     warnings = [_warn_of_rate(chosen, derived, learning_rate), _warn_of_type(chosen, derived)]
-    if num_evaluated_examples < 50:
-        warnings.append(f"an accuracy of {num_evaluated_examples} examples says little")
     shown = [*table.items(), *(("warning", warning) for warning in warnings)]
     return [(name, value) for name, value in shown if value]
 
@@ -190,16 +187,6 @@ def end(folder: run_folder.RunFolder, split: str, workers: worker.Workers) -> in
     print(
         f"finished: {split} accuracy {summary['val_accuracy']:.2%}, {folder.final_model}, "
         f"weights sha256 {summary['weights_sha256'][:16]}\n"
-        f"watch it: {_tensorboard()} --logdir {folder.path}"
+        f"watch it: {os.path.relpath(sys.executable)} -m tensorboard.main --logdir {folder.path}"
     )
     return 0
-
-
-def _tensorboard() -> str:
-    """The command that opens TensorBoard, from wherever this Python has it."""
-    beside_python = Path(sys.executable).with_name("tensorboard")
-    if shutil.which("tensorboard") or not beside_python.exists():
-        return "tensorboard"
-    with contextlib.suppress(ValueError):  # not below the current folder
-        return str(beside_python.relative_to(Path.cwd()))
-    return str(beside_python)

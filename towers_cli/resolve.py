@@ -32,7 +32,7 @@ def resolved(
     default_size = distribution.default_size(chosen.global_batch_size)
     if chosen.gpu_defaults:
         if not num_gpus:
-            raise settings.SettingsError("--gpu_defaults: this machine has no visible GPU")
+            raise settings.SettingsError("--gpu_defaults: no GPU is visible; leave it out")
         default_size = min(max(default_size, LEAST_ON_GPUS), chosen.global_batch_size)
         on_gpu = num_workers == 1 and chosen.recipe != "tutorial"
         device = "gpu" if on_gpu else chosen.parameter_device

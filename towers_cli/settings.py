@@ -100,11 +100,6 @@ def least_most(least: float, most: float = math.inf, said: str = "") -> Range:
     return Range(lambda value: least <= value <= most, said or f"at least {least}{upper}")
 
 
-def share(value: float) -> bool:
-    """Whether a number is in [0, 1)."""
-    return 0 <= value < 1
-
-
 # TensorFlow and TensorBoard read these characters as patterns.
 _PATTERN = re.compile(r"[*?\[\]\\]")
 RUN_PATH = Range(
@@ -133,7 +128,7 @@ OTHER_MODEL = Range(
 AT_LEAST_1, AT_LEAST_0 = least_most(1), least_most(0)
 ABOVE_0 = Range(lambda value: value > 0, "above 0")
 FROM_0_TO_1 = least_most(0, 1)
-SHARE = Range(share, "at least 0 and below 1")
+SHARE = Range(lambda value: 0 <= value < 1, "at least 0 and below 1")
 ALPHA = Range(lambda value: value == 0 or 0.1 <= value <= 100, "0, or from 0.1 to 100")
 PARTS, BATCH = least_most(1, 1024), least_most(1, 2**20)
 A_DAY = 86_400  # seconds
@@ -384,8 +379,8 @@ class TrainSettings(Settings):
     )
     gpu_defaults: bool = setting(
         False,
-        "With GPUs: --jit_compile, and microbatches of at least 128 examples unless "
-        "--microbatch_size says otherwise; and, with one worker and any recipe but the tutorial, "
+        "With GPUs: sets --jit_compile, makes microbatches of at least 128 examples unless "
+        "--microbatch_size is given, and, with one worker and any recipe but the tutorial, sets "
         "--parameter_device=gpu.",
         ARITHMETIC, is_recorded=False,  # what it stands for is
     )

@@ -70,7 +70,7 @@ def exit_code(command: str, run: Callable[[], int], error_code: int | None = Non
     except BrokenPipeError:
         return output_is_gone()
     except OSError as error:  # such as a full disk
-        if error.errno == errno.EIO and not error.filename:  # the terminal was closed
+        if error.errno == errno.EIO and _terminal_is_gone():
             return output_is_gone()
         file = f"{error.filename}: " if error.filename else ""
         return say_error(command, f"{file}{error.strerror or error}", error_code or 1)
@@ -95,6 +95,14 @@ def printable(text: object) -> str:
     A terminal obeys those that it is sent, and a file's name may hold some.
     """
     return "".join(one if one.isprintable() else repr(one)[1:-1] for one in str(text))
+
+
+def _terminal_is_gone() -> bool:
+    try:
+        os.tcgetpgrp(1)
+    except OSError as error:
+        return error.errno == errno.EIO
+    return False
 
 
 def output_is_gone() -> int:

@@ -5,6 +5,7 @@ import os
 import re
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import combinations
@@ -184,3 +185,27 @@ def test_a_large_set_is_in_memory_once(tmp_path):
     assert done.returncode == 0, done.stderr
     growths = [float(word) for word in re.findall(r"[\d.]+", done.stdout)]
     assert len(growths) == 2 and max(growths) < 1.7, growths
+
+
+class Slow(arrays.Examples):
+    """Each batch takes a while, in Python."""
+
+    num_examples, calls = 1000, 0
+    parts = np.zeros((1, 2), np.float32), np.zeros(1, np.int32)
+
+    def _rows(self, ids):
+        time.sleep(0.02)
+        self.calls += 1
+        return [np.zeros((len(ids), 2), np.float32), np.zeros(len(ids), np.int32)]
+
+
+def test_what_reads_ahead_ends_before_python_does():
+    """Else the process was aborted now and then: TensorFlow's threads call Python as it ends."""
+    slow = Slow()
+    reading = batches.Source(slow, "0").batches(0, 9000, global_batch_size=8)
+    next(reading)
+    batches._close_all()  # as Python calls it at its end
+    made = slow.calls
+    time.sleep(0.3)
+    assert slow.calls <= made + 2 * os.cpu_count()  # what was under way
+    assert list(reading) == []

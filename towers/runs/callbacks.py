@@ -23,6 +23,7 @@ from towers import (
     moving_averages,
     schedules,
     shares,
+    updating,
 )
 from towers.runs import activations, figures, run_folder, summaries
 
@@ -98,7 +99,8 @@ class MovingAverages(RunCallback):
         with tf.name_scope("moving_averages"):
             step = tf.convert_to_tensor(self.run.state.counters["step"])  # updates before this one
             weights = [weight.value for weight in self._weights]
-            jit_compile = self.run.model.jit_compile or None
+            is_one_program = updating.are_on_one_device([*weights, *self.averages])
+            jit_compile = (self.run.model.jit_compile and is_one_program) or None
             update = tf.function(moving_averages.update, autograph=False, jit_compile=jit_compile)
             update(self.averages, weights, self.decay, step)
 
