@@ -42,7 +42,7 @@ class Images(arrays.Examples):
     class_names: tuple[str, ...]
     source: str
     fingerprint: str
-    name: Callable[[int], str] = str
+    name: Callable[[int], str] = dataclasses.field(default_factory=lambda: str)
 
     @property
     def image_shape(self) -> tuple[int, int, int]:
