@@ -121,5 +121,5 @@ def _data_folder(data_dir: str | None) -> Iterator[pathlib.Path]:
         yield path
     except OSError as error:
         is_inside = error.filename and str(error.filename) != str(path)
-        where = f"data_dir={path}{f': {error.filename}' if is_inside else ''}"
-        raise DataError(f"{where} cannot be read: {error.strerror}") from error
+        where = f": {error.filename}" if is_inside else " (make the folder to download a set there)"
+        raise DataError(f"data_dir={path}{where} cannot be read: {error.strerror}") from error
