@@ -12,6 +12,7 @@ from unittest import mock
 
 import forked
 import keras
+import numpy as np
 import pytest
 import scripts
 import tensorflow as tf
@@ -152,6 +153,22 @@ def test_moving_averages_are_where_their_weights_are():
         model = keras.Sequential([keras.Input([3]), keras.layers.Dense(2)])
     averages = callbacks.MovingAverages(model, 0.9).averages
     assert {average.device[-5:] for average in averages} == {ANOTHER_CPU[1:]}
+
+
+def test_with_xla_weights_and_averages_may_be_on_two_devices(tmp_path):
+    layers = [keras.layers.Dense(3) for _ in range(2)]
+    for layer, device in zip(layers, toys.cpus(2), strict=True):
+        with tf.device(device):
+            layer.build([None, 3])
+    model = keras.Sequential([keras.Input([3]), *layers])
+    model.compile("sgd", "mse", jit_compile=True)
+    towers.distribute(model, 1, microbatch_size=4)
+    averages = callbacks.MovingAverages(model, 0.5)
+    x, y = np.ones((4, 3), np.float32), np.zeros((4, 3), np.float32)
+    towers.Run(tmp_path, model).fit(x, y, batch_size=4, callbacks=[averages], verbose=0)
+    for average, weight in zip(averages.averages, model.trainable_variables, strict=True):
+        assert average.device == weight.value.device
+    assert len({average.device for average in averages.averages}) == 2
 
 
 def test_the_command_refuses_a_gpu_that_is_not_there(tmp_path):
