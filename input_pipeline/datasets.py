@@ -60,7 +60,7 @@ def load(
             "dataset=folder needs `data_dir`, the folder of the pictures: class_name/*.jpg in it, "
             "or train/class_name/*.jpg and test/class_name/*.jpg."
         )
-    with _data_folder(data_dir) as where:
+    with _data_folder(data_dir, is_tfdss=dataset != FOLDER) as where:
         if dataset == FOLDER:
             loaded: Images = folder.load(where, split, image_size or images.IMAGE_SIZE, class_names)
         else:
@@ -108,7 +108,7 @@ def _load_shapes(split: str, image_size: int | None, read_only: bool) -> ImageAr
 
 
 @contextlib.contextmanager
-def _data_folder(data_dir: str | None) -> Iterator[pathlib.Path]:
+def _data_folder(data_dir: str | None, is_tfdss: bool = False) -> Iterator[pathlib.Path]:
     """The folder to look in; makes a sentence of what the system says of it or of what is in it."""
     default = os.environ.get("TFDS_DATA_DIR") or os.path.join("~", "tensorflow_datasets")
     try:
@@ -120,6 +120,7 @@ def _data_folder(data_dir: str | None) -> Iterator[pathlib.Path]:
             os.scandir(path).close()
         yield path
     except OSError as error:
-        is_inside = error.filename and str(error.filename) != str(path)
-        where = f": {error.filename}" if is_inside else " (make the folder to download a set there)"
+        where = " (make the folder to download a set there)" if is_tfdss else ""
+        if error.filename and str(error.filename) != str(path):
+            where = f": {error.filename}"
         raise DataError(f"data_dir={path}{where} cannot be read: {error.strerror}") from error

@@ -30,6 +30,7 @@ from . import decoded, images
 NETWORK_CHECK_SECONDS = 4.0
 
 _READ_BYTES = 2**24  # of images, decoded at a time
+_READ_PICTURES = 256  # encoded, at a time
 
 _log = logging.getLogger(__name__)
 
@@ -226,8 +227,9 @@ def _pictures(
             f"--dataset_version_dir={builder.data_path} --out_file_format=array_record",
         )
         with _damage_named(builder):
-            examples = _examples(builder, split).as_numpy_iterator()
-            records = [{"image": image, "label": label} for image, label in examples]
+            batches = _examples(builder, split).batch(_READ_PICTURES).as_numpy_iterator()
+            pairs = (pair for batch in batches for pair in zip(*batch, strict=True))
+            records = [{"image": image, "label": label} for image, label in pairs]
 
     def read_one(number: int) -> tuple[bytes, int]:
         try:

@@ -4,6 +4,7 @@ import combinations
 import numpy as np
 import pytest
 import tensorflow as tf
+from PIL import Image, ImageEnhance, ImageOps
 
 from input_pipeline import augment, batches, preprocess
 
@@ -50,6 +51,32 @@ def test_an_operation_does_what_its_name_says(name):
         assert np.corrcoef(found.ravel(), expected.ravel())[0, 1] > 0.99
     else:
         assert np.abs(found - expected).max() <= 1
+
+
+PILLOWS = {
+    "brightness": lambda image, factor: ImageEnhance.Brightness(image).enhance(factor),
+    "colour": lambda image, factor: ImageEnhance.Color(image).enhance(factor),
+    "contrast": lambda image, factor: ImageEnhance.Contrast(image).enhance(factor),
+    "posterize": lambda image, factor: ImageOps.posterize(image, round(4 * factor) or 1),
+    "solarize": lambda image, factor: ImageOps.solarize(image, 127.5 * factor),
+    "autocontrast": lambda image, _: ImageOps.autocontrast(image),
+    "equalize": lambda image, _: ImageOps.equalize(image),
+}
+
+
+@pytest.mark.parametrize("name", PILLOWS)
+def test_pixels_are_those_of_pillow(name):
+    rng = np.random.default_rng(1)
+    means, spreads = rng.uniform(0, 256, (2, 50, 1, 1, 3))
+    pixels = rng.normal(means, spreads, (50, 9, 31, 3)).clip(0, 255).astype(np.uint8)
+    pixels[0] = 7  # of one colour
+    factors = rng.uniform(0, 2, 50).astype(np.float32)
+    values = {"posterize": np.rint(4 * factors).clip(1), "solarize": 127.5 * factors}
+    drawn = values.get(name, factors)[:, np.newaxis]
+    found = augment.distorted(pixels, np.full_like(drawn, NAMES.index(name), int), drawn)
+    images = map(Image.fromarray, pixels)
+    expected = [PILLOWS[name](*pair) for pair in zip(images, factors.tolist(), strict=True)]
+    np.testing.assert_array_equal(found, np.stack(expected))
 
 
 def test_the_strengths_are_those_of_the_papers():
