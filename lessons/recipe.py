@@ -147,7 +147,7 @@ def train_flags(recipe: Recipe, examples: int) -> list[str]:
     }
     try:
         for name, value in values.items():
-            settings.check(settings.definition(settings.TrainSettings, name), value)
+            settings.check(settings.TrainSettings.__dataclass_fields__[name], value)
         if np.float32(recipe.moving_average_decay) == 1:
             given = f"--moving_average_decay={recipe.moving_average_decay!r}"
             raise settings.SettingsError(f"{given}: must be below 1 in float32")
@@ -344,7 +344,7 @@ def _checked(name: str, given: object, of_type: type, setting: str) -> int | flo
     flag = f"--{name}={settings.shown(given)}"
     try:
         value = of_type(given)
-        settings.check(settings.definition(settings.TrainSettings, setting), value)
+        settings.check(settings.TrainSettings.__dataclass_fields__[setting], value)
     except settings.SettingsError as error:
         problem = str(error).removeprefix(f"--{setting}={settings.shown(value)}")
         raise settings.SettingsError(f"{flag}{problem}") from error

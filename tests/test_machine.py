@@ -7,23 +7,6 @@ import tensorflow as tf
 from towers import conditions, machine
 
 
-@pytest.mark.parametrize(
-    "cpuinfo, emulates",
-    [
-        ("model name\t: A\nflags\t\t: fpu avx2 fma\n", True),
-        ("flags\t\t: fpu avx2 avx512f\nflags\t\t: fpu avx2\n", False),
-        ("flags\t\t: avx2 avx_ne_convert\n", False),
-        ("Features\t: fp asimd bf16\n", False),  # of an ARM processor
-        (None, False),
-    ],
-)
-def test_half_precision_needs_instructions_of_its_own(tmp_path, monkeypatch, cpuinfo, emulates):
-    monkeypatch.setattr(machine, "CPUINFO", tmp_path / "cpuinfo")
-    if cpuinfo is not None:
-        machine.CPUINFO.write_text(cpuinfo)
-    assert machine.emulates_half_precision() == emulates
-
-
 @pytest.fixture
 def told(caplog):
     """What `tell_about_gpus` logs."""

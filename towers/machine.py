@@ -101,24 +101,9 @@ def _unused_gpus() -> str | None:
 
 def processor() -> str:
     """The processor's name, where the system tells; its kind shows in a run's last bits."""
-    return _of_cpuinfo("model name") or platform.processor()
-
-
-def emulates_half_precision() -> bool:
-    """Whether TensorFlow computes in bfloat16 and float16 without kernels for this processor.
-
-    It has them on x86 where there is AVX-512 or AVX-NE-CONVERT, as its `mkl_util.h` asks.
-    docs/speed.md has the times without. False where the system does not list instructions.
-    """
-    flags = (_of_cpuinfo("flags") or "").split()
-    return bool(flags) and not {"avx512f", "avx_ne_convert"} & set(flags)
-
-
-def _of_cpuinfo(name: str) -> str | None:
-    """The value of a field of the first processor; None where there is none."""
     lines = CPUINFO.read_text().splitlines() if CPUINFO.exists() else []
-    values = [line.partition(":")[2].strip() for line in lines if line.startswith(name)]
-    return values[0] if values else None
+    names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
+    return names[0] if names else platform.processor()
 
 
 def intra_op_threads() -> int:

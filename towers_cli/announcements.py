@@ -8,11 +8,10 @@ import textwrap
 from collections.abc import Mapping, Sequence
 
 from towers import machine, schedules, shares, worker
-from towers.networks import optimizers
 from towers.runs import run_folder
 from towers_cli import settings, system
 
-_NARROWEST = 30  # of a column; on a narrower terminal lines are longer than it
+_NARROWEST = 50  # on a narrower terminal lines are longer than it
 
 
 def rows(
@@ -20,9 +19,8 @@ def rows(
     learning_rate: schedules.LearningRate,
     num_evaluated_examples: int,
 ) -> list[tuple[str, str]]:
-    """What a run is, in a few lines; warns where the rate will never decay or the type is slow."""
+    """What a run is, in a few lines; warns where the rate does not decay as it was to."""
     chosen, derived = config["settings"], config["resolved"]
-    workers, on_gpu = derived["workers"], chosen["parameter_device"] == "gpu"
     table = {
         "run": str(chosen["train_dir"]),
         "weights from": chosen["init_from"],
@@ -33,34 +31,24 @@ def rows(
         "model": f"{chosen['model']}, {chosen['compute_dtype']}, "
                  f"images {' x '.join(map(str, derived['image_shape']))}"
                  f"{', compiled with XLA' if chosen['jit_compile'] else ''}",
-        "augmentation": settings.augmentation(chosen),
-        "workers": f"{len(workers)}: {', '.join(workers)}" if len(workers) > 1 else "",
         "towers": _describe_towers(derived),
-        "weights on": derived["tower_devices"][0] if on_gpu else "",
         "batch": _describe_batch(chosen, derived),
         "same bits": _describe_same_bits(chosen, derived),
-        "faster": _describe_faster(chosen, derived),
         "steps": f"{derived['last_step']:,}, {derived['steps_per_epoch']:.1f} per epoch",
         "optimizer": _describe_optimizer(chosen),
         "learning rate": describe_rate(learning_rate),
-        "weight decay": _describe_weight_decay(chosen),
-        "labels": chosen["label_smoothing"] and f"smoothed by {chosen['label_smoothing']:g}",
+        "warning": _warn_of_rate(chosen, derived, learning_rate),
     }  # fmt: skip
-    warnings = [_warn_of_rate(chosen, derived, learning_rate), _warn_of_type(chosen, derived)]
-    shown = [*table.items(), *(("warning", warning) for warning in warnings)]
-    return [(name, value) for name, value in shown if value]
+    return [(name, value) for name, value in table.items() if value]
 
 
-def format_table(rows: Sequence[tuple[str, str]], width: int | None = None) -> str:
+def format_table(rows: Sequence[tuple[str, str]]) -> str:
     """Two aligned columns; a value too long for its line continues below its beginning.
 
-    Args:
-      rows: names and values.
-      width: of a line; None for the terminal's, or 80 where there is none. What has no space to
-        break at, such as a path, stays whole and may be longer.
+    What has no space to break at, such as a path, stays whole.
     """
     indent = 4 + max(len(name) for name, _ in rows)
-    width = max(indent + _NARROWEST, width or shutil.get_terminal_size().columns)
+    width = max(_NARROWEST, shutil.get_terminal_size().columns)
     lines = []
     for name, value in rows:
         lines += textwrap.wrap(
@@ -77,18 +65,7 @@ def _describe_same_bits(chosen: Mapping, derived: Mapping) -> str:
     return (
         f"on any number of towers and workers, with --microbatch_size={chosen['microbatch_size']} "
         f"and --intra_op_threads={chosen['intra_op_threads']}"
-        f"{'' if on_cpus else ' (measured on one kind of GPU)'}"
     )
-
-
-def _describe_faster(chosen: Mapping, derived: Mapping) -> str:
-    """What makes steps faster on GPUs (docs/gpus.md), where it is not chosen."""
-    if machine.are_cpus(derived["tower_devices"]):
-        return ""
-    flags = [] if chosen["jit_compile"] else ["--gpu_defaults"]
-    if chosen["parameter_device"] == "cpu" and len(derived["workers"]) == 1:
-        flags.append("--parameter_device=gpu")
-    return f"in a new run with {' '.join(flags)}, with different bits" if flags else ""
 
 
 def _describe_batch(chosen: Mapping, derived: Mapping) -> str:
@@ -102,12 +79,10 @@ def _describe_batch(chosen: Mapping, derived: Mapping) -> str:
 
 
 def _describe_towers(derived: Mapping) -> str:
-    here = ", ".join(derived["tower_devices"])
-    counts = derived["towers_of_workers"]
+    here, counts = ", ".join(derived["tower_devices"]), derived["towers_of_workers"]
     if len(counts) == 1:
         return f"{counts[0]} on {here}"
-    each = f"{', '.join(map(str, counts))} on the workers in their order"
-    return f"{f'{counts[0]} on each worker' if len(set(counts)) == 1 else each}, here on {here}"
+    return f"{', '.join(map(str, counts))} on {', '.join(derived['workers'])}; here on {here}"
 
 
 def first_decay_epoch(rate: schedules.LearningRate) -> float:
@@ -129,20 +104,7 @@ def describe_rate(rate: schedules.LearningRate) -> str:
     }
     to_zero = f"{rate.schedule} to 0 at epoch {rate.total_epochs:g}"
     warm_up = f", {rate.warmup_epochs:g} epochs of warm-up" if rate.warmup_epochs else ""
-    if rate.warmup_start_factor:
-        warm_up += f" from {rate.initial * rate.warmup_start_factor:g}"
     return f"{rate.initial:g}{warm_up}, {decays.get(rate.schedule, to_zero)}"
-
-
-def _warn_of_type(chosen: Mapping, derived: Mapping) -> str:
-    compute_dtype, on_cpus = chosen["compute_dtype"], machine.are_cpus(derived["tower_devices"])
-    is_fast = compute_dtype == "float32" or chosen["jit_compile"] or not on_cpus
-    if is_fast or not machine.emulates_half_precision():
-        return ""
-    return (
-        f"TensorFlow has no fast {compute_dtype} on this processor, and steps may take many times "
-        "as long as with --compute_dtype=float32; --jit_compile makes them faster"
-    )
 
 
 def _warn_of_rate(chosen: Mapping, derived: Mapping, learning_rate: schedules.LearningRate) -> str:
@@ -158,22 +120,15 @@ def _warn_of_rate(chosen: Mapping, derived: Mapping, learning_rate: schedules.Le
 
 def _describe_optimizer(chosen: Mapping) -> str:
     parts = [chosen["optimizer"]]
-    if chosen["optimizer"] == "muon":
-        ratio = optimizers.MUON_ADAM_RATIO
-        parts[0] += f" (scales, biases, last layer: adam at {ratio:g} of the rate)"
     if chosen["momentum"]:
         parts.append(f"{'Nesterov ' if chosen['nesterov'] else ''}momentum {chosen['momentum']:g}")
     if chosen["clip_norm"]:
         parts.append(f"global norm clipped to {chosen['clip_norm']:g} after the reduction")
+    if chosen["weight_decay"]:
+        parts.append(f"weight decay {chosen['weight_decay']:g} on {chosen['weight_decay_filter']}")
     if chosen["moving_average_decay"]:
         parts.append(f"moving averages {chosen['moving_average_decay']:g}")
     return ", ".join(parts)
-
-
-def _describe_weight_decay(chosen: Mapping) -> str:
-    decoupled = chosen["optimizer"] in optimizers.DECOUPLED_WEIGHT_DECAY
-    kind = "decoupled" if decoupled else "in every tower's loss"
-    return f"{chosen['weight_decay']:g} on {chosen['weight_decay_filter']}, {kind}"
 
 
 def end(folder: run_folder.RunFolder, split: str, workers: worker.Workers) -> int:
@@ -182,8 +137,6 @@ def end(folder: run_folder.RunFolder, split: str, workers: worker.Workers) -> in
         print(f"finished; {workers.name(0)} has the run")
         return 0
     summary = folder.read_final_summary()
-    if summary is None:
-        raise run_folder.RunFolderError(f"{folder.shown}: its final model cannot be read again")
     print(
         f"finished: {split} accuracy {summary['val_accuracy']:.2%}, {folder.final_model}, "
         f"weights sha256 {summary['weights_sha256'][:16]}\n"

@@ -2,7 +2,6 @@
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
 
 import keras
 import numpy as np
@@ -11,8 +10,8 @@ import tensorflow as tf
 from input_pipeline import datasets, images, preprocess, raw_images
 from towers import devices, machine, metrics, networks, schedules, weight_decay, worker
 from towers.networks import optimizers
-from towers.runs import callbacks, console, definition
-from towers_cli import agreement, own_model, settings
+from towers.runs import callbacks, console
+from towers_cli import own_model, settings
 
 IMAGES_TO_ADAPT_TO = 5000  # at most, for a network that looks at some before its first step
 BYTES_TO_ADAPT_TO = 2**28  # likewise: 445 images of 224 x 224
@@ -23,42 +22,26 @@ def start_runtime(intra_op_threads: int, deterministic: bool) -> None:
     """Sets what TensorFlow's runtime fixes when it starts, as `TrainSettings` has it.
 
     What Keras has read from `~/.keras/keras.json` does not affect a run: it is set to its defaults.
-
-    Raises:
-      SettingsError: the runtime has started already, with another number of threads.
     """
     keras.config.set_floatx("float32")
     keras.config.set_image_data_format("channels_last")
     keras.config.set_epsilon(1e-7)
-    try:
+    with settings.as_flags("--"):
         devices.use_intra_op_threads(intra_op_threads)
-    except ValueError as error:
-        raise settings.SettingsError(f"--{error}") from error
     if deterministic:
         devices.run_deterministically()
 
 
 def tower_devices(num_towers: int | None) -> tuple[str, ...]:
-    """One device per tower; None means one per visible GPU, else 1.
-
-    Raises:
-      SettingsError: `--num_towers` does not fit the machine.
-    """
-    try:
+    """One device per tower; None means one per visible GPU, else 1."""
+    with settings.as_flags("--"):
         return devices.choose(num_towers)
-    except ValueError as error:
-        raise settings.SettingsError(f"--{error}") from error
 
 
 def parameter_device(
     chosen: settings.TrainSettings, tower_devices: Sequence[str], workers: worker.Workers
 ) -> str:
-    """Where the weights and the optimizer's state are.
-
-    Raises:
-      SettingsError: `--parameter_device` asks for a GPU, and the first tower has none, or there are
-        several workers.
-    """
+    """Where the weights and the optimizer's state are."""
     if chosen.parameter_device == "cpu":
         return devices.HOST
     if machine.are_cpus(tower_devices):
@@ -75,13 +58,7 @@ def parameter_device(
 def load_data(
     chosen: settings.TrainSettings, workers: worker.Workers
 ) -> tuple[datasets.Images, datasets.Images]:
-    """The splits that a run is trained on and evaluated on, the same on all workers.
-
-    Raises:
-      DataError: they cannot be loaded.
-      SettingsError: a batch would have more examples than there are.
-      WorkerError: another worker has other images.
-    """
+    """The splits that a run is trained on and evaluated on, the same on all workers."""
 
     def load(split: str) -> datasets.Images:
         return datasets.load(
@@ -93,11 +70,14 @@ def load_data(
             read_only=chosen.dry_run,
         )
 
-    # First the split whose name may be wrong: decoding the other may take minutes.
-    splits = (chosen.eval_split, settings.TRAINING_SPLIT)
-    evaluated, training = agreement.chief_first(
-        workers, "the images", lambda: [load(split) for split in splits]
-    )
+    def load_both() -> tuple[datasets.Images, datasets.Images]:
+        # First the split whose name may be wrong: decoding the other may take minutes.
+        return load(chosen.eval_split), load(settings.TRAINING_SPLIT)
+
+    # First the chief: what it downloads and decodes is there for others that share its files.
+    loaded = load_both() if workers.is_chief else None
+    workers.from_chief("the images", lambda: None)
+    evaluated, training = loaded or load_both()
     own = {"training": training.fingerprint[:12], "evaluation": evaluated.fingerprint[:12]}
     worker.check_same(workers, "their images", own, "sha256 of the {} images ".format)
     if chosen.global_batch_size > training.num_examples:
@@ -111,13 +91,8 @@ def load_data(
 def preprocessing(
     chosen: settings.TrainSettings, training: datasets.Images
 ) -> preprocess.Preprocessing:
-    """What happens to the images before the network.
-
-    Raises:
-      DataError: the preprocessing cuts pictures as they are decoded, and these already are.
-      SettingsError: it does not take such images.
-    """
-    try:
+    """What happens to the images before the network."""
+    with settings.as_flags(f"--dataset={chosen.dataset}: "):
         return images.preprocessing(
             chosen.preprocessing,
             training,
@@ -126,31 +101,9 @@ def preprocessing(
             mixup_alpha=chosen.mixup_alpha,
             cutmix_alpha=chosen.cutmix_alpha,
         )
-    except ValueError as error:
-        raise settings.SettingsError(f"--dataset={chosen.dataset}: {error}") from error
 
 
-def images_to_adapt_to(training: datasets.Images, prepared: preprocess.Preprocessing) -> np.ndarray:
-    """What a network that looks at some images before its first step is shown."""
-    most = BYTES_TO_ADAPT_TO // (math.prod(training.image_shape) * np.dtype(np.float32).itemsize)
-    return prepared.evaluate(training.some(min(IMAGES_TO_ADAPT_TO, max(most, 1)))).numpy()
-
-
-def source(
-    chosen: settings.TrainSettings, training: datasets.Images, prepared: preprocess.Preprocessing
-) -> Any:
-    """The batches of a training, by step."""
-    return images.training(training, prepared, chosen.seed, _takes_shares(chosen))
-
-
-def evaluated(
-    chosen: settings.TrainSettings, split: datasets.Images, prepared: preprocess.Preprocessing
-) -> Any:
-    """The batches of an evaluation, which hold each example once."""
-    return images.evaluated(split, prepared, chosen.global_batch_size, _takes_shares(chosen))
-
-
-def _takes_shares(chosen: settings.TrainSettings) -> bool:
+def takes_shares(chosen: settings.TrainSettings) -> bool:
     """Whether the loss takes the share of each class in place of a label."""
     return bool(chosen.label_smoothing or chosen.mixup_alpha or chosen.cutmix_alpha)
 
@@ -162,42 +115,41 @@ def exporter(
 
     def exported(model: keras.Model) -> keras.Model:
         model.compiled = False  # else Keras would need this package to read it
-        with tf.device(devices.HOST):
-            return raw_images.classifier(
-                model,
-                image_shape=prepared.raw_shape,
-                class_names=class_names,
-                prepare=prepared.evaluate,
-            )
+        return raw_images.classifier(
+            model,
+            image_shape=prepared.raw_shape,
+            class_names=class_names,
+            prepare=prepared.evaluate,
+        )
 
     return exported
 
 
-def network_to_train(
-    chosen: settings.TrainSettings,
-    prepared: preprocess.Preprocessing,
-    training: datasets.Images,
-    parameter_device: str,
+def build_network(
+    chosen: Mapping,
+    image_shape: Sequence[int],
+    num_classes: int,
+    parameter_device: str | None = None,
 ) -> keras.Model:
-    """The network of a run, at its initial weights, with a regularizer for each that decays.
-
-    Raises:
-      SettingsError: as `build_network`; or no weight decays.
-    """
-    model = build_network(
-        settings.recorded(chosen),
-        prepared.output_shape,
-        len(training.class_names),
-        parameter_device,
-    )
-    decayed = weight_decay.FILTERS[chosen.weight_decay_filter](model)
-    if chosen.weight_decay and not decayed:
-        raise settings.SettingsError(
-            f"--weight_decay_filter={chosen.weight_decay_filter}: no weight of --model="
-            f"{chosen.model} matches; choose another filter, or --weight_decay=0"
+    """The network that settings describe, at its initial weights, with its weight decay."""
+    height, width, channels = image_shape
+    with settings.as_flags(f"--dataset={chosen['dataset']}: "):
+        model = networks.build(
+            own_model.network(chosen["model"]),
+            (height, width, channels),
+            num_classes,
+            compute_dtype=chosen["compute_dtype"],
+            seed=chosen["seed"],
+            parameter_device=parameter_device,
         )
-    if chosen.optimizer not in optimizers.DECOUPLED_WEIGHT_DECAY:
-        weight_decay.regularize(decayed, chosen.weight_decay)
+    decayed = weight_decay.FILTERS[chosen["weight_decay_filter"]](model)
+    if chosen["weight_decay"] and not decayed:
+        raise settings.SettingsError(
+            f"--weight_decay_filter={chosen['weight_decay_filter']}: no weight of --model="
+            f"{chosen['model']} matches; choose another filter, or --weight_decay=0"
+        )
+    if chosen["optimizer"] not in optimizers.DECOUPLED_WEIGHT_DECAY:
+        weight_decay.regularize(decayed, chosen["weight_decay"])
     return model
 
 
@@ -207,11 +159,13 @@ def compile_model(
     training: datasets.Images,
     prepared: preprocess.Preprocessing,
     parameter_device: str,
-) -> metrics.Accuracy:
-    """Compiles the network with what the settings say; the accuracy it counts."""
+) -> None:
+    """Compiles the network with what the settings say."""
     adapt = own_model.network(chosen.model).adapt
     if adapt is not None:
-        adapt(model, images_to_adapt_to(training, prepared))
+        size = math.prod(training.image_shape) * np.dtype(np.float32).itemsize
+        count = min(IMAGES_TO_ADAPT_TO, max(BYTES_TO_ADAPT_TO // size, 1))
+        adapt(model, prepared.evaluate(training.some(count)).numpy())
     decouples = chosen.optimizer in optimizers.DECOUPLED_WEIGHT_DECAY
     optimizer = optimizers.make(
         chosen.optimizer,
@@ -225,13 +179,14 @@ def compile_model(
         parameter_device=parameter_device,
     )
     num_classes = len(training.class_names)
-    if _takes_shares(chosen):
+    if takes_shares(chosen):
         smoothing = chosen.label_smoothing
         loss = keras.losses.CategoricalCrossentropy(from_logits=True, label_smoothing=smoothing)
+        accuracy = keras.metrics.CategoricalAccuracy
     else:
         loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+        accuracy = keras.metrics.SparseCategoricalAccuracy
     with tf.device(parameter_device):
-        accuracy = metrics.Accuracy(num_classes)
         in_top = keras.metrics.MeanMetricWrapper(
             metrics.in_top, f"top{TOP}_accuracy", k=min(TOP, num_classes)
         )
@@ -239,10 +194,9 @@ def compile_model(
         model.compile(
             optimizer,
             loss,
-            metrics=[accuracy, in_top, cross_entropy],
+            metrics=[accuracy("accuracy"), in_top, cross_entropy],
             jit_compile=chosen.jit_compile,
         )
-    return accuracy
 
 
 def callbacks_of(
@@ -250,67 +204,16 @@ def callbacks_of(
     model: keras.Model,
     learning_rate: schedules.LearningRate,
     last_step: int,
-    accuracy: metrics.Accuracy,
-    class_names: Sequence[str],
 ) -> list[keras.callbacks.Callback]:
     """What a run does along the way."""
     progress = console.Progress(last_step, chosen.eval_split)
     chain: list[keras.callbacks.Callback] = [callbacks.LearningRate(learning_rate)]
     if chosen.moving_average_decay:
         chain.append(callbacks.MovingAverages(model, chosen.moving_average_decay))
-    chain.append(
-        callbacks.Log(chosen.log_every_steps, show=progress.show, compared=settings.COMPARED)
-    )
-    chain.append(callbacks.Confusion(accuracy, class_names))
+    compared = ["num_towers", *settings.run_defining(settings.recorded(chosen))]
+    chain.append(callbacks.Log(chosen.log_every_steps, show=progress.show, compared=compared))
     if chosen.summary_every_steps:
         chain.append(callbacks.Histograms(chosen.summary_every_steps))
     if chosen.verify_every_steps:
         chain.append(callbacks.Verify(chosen.verify_every_steps))
-    if chosen.profile_steps:
-        chain.append(callbacks.Profile(*chosen.profile_steps))
     return [*chain, progress]
-
-
-def build_model(config: Mapping) -> keras.Model:
-    """The network that a `config.json` describes, at its initial weights.
-
-    Raises:
-      SettingsError: as `build_network`; or the network is another one now.
-    """
-    chosen, derived = config["settings"], config["resolved"]
-    model = build_network(chosen, derived["image_shape"], len(derived["class_names"]))
-    if chosen["optimizer"] not in optimizers.DECOUPLED_WEIGHT_DECAY:
-        decayed = weight_decay.FILTERS[chosen["weight_decay_filter"]](model)
-        weight_decay.regularize(decayed, chosen["weight_decay"])
-    if definition.are_others(definition.layers(model), derived.get("layers")):
-        raise settings.SettingsError(
-            f"--model={chosen['model']}: is no longer the network of the run"
-        )
-    return model
-
-
-def build_network(
-    chosen: Mapping,
-    image_shape: Sequence[int],
-    num_classes: int,
-    parameter_device: str | None = None,
-) -> keras.Model:
-    """The network that settings describe, at its initial weights.
-
-    Raises:
-      SettingsError: the images are too small for it, or it is not a network.
-    """
-    height, width, channels = image_shape
-    try:
-        return networks.build(
-            own_model.network(chosen["model"]),
-            (height, width, channels),
-            num_classes,
-            compute_dtype=chosen["compute_dtype"],
-            seed=chosen["seed"],
-            parameter_device=parameter_device,
-        )
-    except settings.SettingsError:  # which names the flag
-        raise
-    except ValueError as error:
-        raise settings.SettingsError(f"--dataset={chosen['dataset']}: {error}") from error

@@ -1,278 +1,250 @@
 """Evaluating the checkpoints of a run: what `eval.py` does once it has its data."""
 
+import csv
 import functools
 import os
 import re
 import time
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
 
+import keras
 import numpy as np
-import tensorflow as tf
 
 import towers
-from input_pipeline import datasets
-from towers.runs import checkpoints, interrupts, run_errors, run_folder, summaries
-from towers_cli import build, pictures, run_config, settings, system, tally
+from input_pipeline import datasets, images
+from towers import metrics
+from towers.runs import checkpoints, definition, run_errors, run_folder, summaries
+from towers_cli import build, run_config, settings, system
 
-_LONGEST_NAME = 100  # of a data set, in the name of a folder
 
+def predict(
+    model: keras.Model, batches: Iterable, test_time_flip: bool = False
+) -> dict[str, np.ndarray]:
+    """What the model says of each example, in their order.
 
-def read_config(folder: run_folder.RunFolder) -> dict:
-    """The configuration of the run in `folder`.
+    Args:
+      model: of images to logits; on towers, each batch is spread over them.
+      batches: (images [n, height, width, channels], labels int [n]).
+      test_time_flip: takes the mean of the logits of each image and of its mirror image.
 
-    Raises:
-      RunFolderError: there is no run, or its `config.json` is not one.
+    Returns:
+      `loss`, the cross entropy in nats, float64; `label` and `predicted`, a class; `in_top`,
+      whether the label has one of the five largest logits.
     """
-    config = folder.read_config()
-    if config is None:
-        raise run_folder.RunFolderError(
-            f"--train_dir={folder.path}: there is no run here; train one with "
-            f"python train.py --train_dir={folder.path}"
-        )
-    run_config.check(config, folder.path)
-    return config
+    parts = []
+    for pixels, labels in batches:
+        logits = model.predict_on_batch(pixels).astype(np.float64)
+        if test_time_flip:
+            mirrored = model.predict_on_batch(pixels[:, :, ::-1]).astype(np.float64)
+            logits = (logits + mirrored) / 2
+        in_top = metrics.in_top(labels, logits, k=min(build.TOP, logits.shape[1]))
+        # In float64, to which `metrics.cross_entropy` would not keep.
+        loss = keras.losses.sparse_categorical_crossentropy(labels, logits, from_logits=True)
+        parts.append((loss, labels, logits.argmax(axis=1), in_top))
+    columns = map(np.concatenate, zip(*parts, strict=True))
+    return dict(zip(("loss", "label", "predicted", "in_top"), columns, strict=True))
 
 
-def wait_for_run(folder: run_folder.RunFolder, interval_seconds: float) -> dict:
-    """The configuration of the run in `folder`, as soon as a training has begun one there.
-
-    Raises:
-      RunFolderError: what is there is not a run.
-    """
-    if folder.read_config() is None:
-        print(f"waiting for a run in {folder.path}", flush=True)
-    while folder.read_config() is None:
-        time.sleep(interval_seconds)
-    return read_config(folder)
-
-
-def other_pictures(config: Mapping, dataset: str, data_dir: str | None) -> str | None:
-    """The folder of pictures that are to be evaluated, where it is another than the run's."""
-    of_run = config["settings"]
-    if data_dir is None or dataset != datasets.FOLDER:
-        return None
-    here = os.path.realpath(os.path.expanduser(data_dir))
-    of_the_run = of_run["dataset"] == dataset and os.path.realpath(of_run["data_dir"] or "")
-    return None if here == of_the_run else here
-
-
-def check_fits(config: Mapping, image_shape: Sequence[int], class_names: Sequence[str]) -> None:
-    """Checks that the data are of the kind that the run's network was built for.
-
-    Raises:
-      SettingsError: other image sizes or other classes.
-    """
-    derived = config["resolved"]
-    if list(image_shape) != derived["image_shape"]:
-        raise settings.SettingsError(
-            f"--dataset: its images are {list(image_shape)} after preprocessing, but the run's "
-            f"network takes {derived['image_shape']}"
-        )
-    if list(class_names) != derived["class_names"]:
-        names, of_run = (
-            f"{len(names)} ({', '.join(names[:3])}{', ...' if len(names) > 3 else ''})"
-            for names in (class_names, derived["class_names"])
-        )
-        raise settings.SettingsError(f"--dataset: its classes are {names}, but the run's {of_run}")
-
-
-def check_same_images(config: Mapping, split: str, sha256: str) -> None:
-    """Checks that a split of the run's own data set is the one that the run was made with.
-
-    Raises:
-      SettingsError: it is another one.
-    """
-    of_split = {
-        settings.TRAINING_SPLIT: config["resolved"]["data_sha256"],
-        config["settings"]["eval_split"]: config["resolved"]["eval_sha256"],
+def summarize(examples: Mapping[str, np.ndarray]) -> dict[str, float | int]:
+    """The figures of an evaluation, under the names of `eval.jsonl`, from what `predict` gives."""
+    return {
+        "count": len(examples["label"]),
+        "accuracy": float((examples["label"] == examples["predicted"]).mean()),
+        "top5_accuracy": float(examples["in_top"].mean(dtype=np.float64)),
+        "cross_entropy": float(examples["loss"].mean()),
     }
-    if of_split.get(split, sha256) != sha256:
-        raise settings.SettingsError(
-            f"--split={split}: its images or labels are not those of the run (sha256 {sha256[:12]},"
-            f" and the run's {of_split[split][:12]}); restore the data"
-        )
 
 
 class CheckpointEvaluator:
-    """Evaluates one checkpoint after another on one split."""
+    """Evaluates one checkpoint after another on one split.
 
-    def __init__(
-        self,
-        folder: run_folder.RunFolder,
-        config: Mapping,
-        tower_devices: Sequence[str],
-        chosen: settings.EvalSettings,
-        *,
-        dataset: str,
-        split: str,
-        images: datasets.Images,
-        batches: Iterable,
-    ):
-        """
-        Args:
-          folder: of the run.
-          config: its `config.json`.
-          tower_devices: one device per tower.
-          chosen: of the evaluation.
-          dataset: name of the data set.
-          split: name of the split.
-          images: the split.
-          batches: (images, labels) that hold each example once, as often as they are iterated over.
-        """
-        self._folder, self._config, self._chosen = folder, config, chosen
-        self._images, self._batches = images, batches
+    Attributes:
+      folder: of the run.
+      checkpoint: the path of the one that was asked for; None for no certain one.
+    """
+
+    def __init__(self, chosen: settings.EvalSettings):
+        """Reads the run, and the data that it is to be evaluated on."""
+        self.folder = run_folder.RunFolder(chosen.train_dir, "--train_dir")
+        self.checkpoint, self._chosen = None, chosen
+        self._config = self._read_config()
+        if chosen.checkpoint is not None:
+            self.checkpoint = checkpoints.find(self.folder.checkpoints, chosen.checkpoint)
+        of_run, derived = self._config["settings"], self._config["resolved"]
+        # The same arithmetic as in training, to the last bit.
+        build.start_runtime(of_run["intra_op_threads"], of_run["deterministic"])
+        tower_devices = build.tower_devices(chosen.num_towers)
+
+        dataset = chosen.dataset or of_run["dataset"]
+        others = self._other_pictures(dataset)
+        split = chosen.split or datasets.default_split(dataset, others, of_run["eval_split"])
+        self._images = datasets.load(
+            dataset,
+            chosen.data_dir or of_run["data_dir"],
+            split,
+            image_size=of_run["image_size"],
+            class_names=derived["class_names"],
+            skip_broken=of_run["skip_broken"],
+        )
+        preprocessing = images.preprocessing(of_run["preprocessing"], self._images)
+        self._check_fits(preprocessing.output_shape)
+        if dataset == of_run["dataset"] and others is None:
+            self._check_same_images(split)
+        batch_size = chosen.global_batch_size or of_run["global_batch_size"]
+        self._batches = images.evaluated(self._images, preprocessing, batch_size)
         # What tells one evaluation of a checkpoint from another, as in `eval.jsonl`.
-        self._way: dict[str, Any] = {
+        self._way = {
             "split": split,
-            "dataset": dataset,
-            "data_sha256": images.fingerprint,
+            "dataset": f"{dataset} {others}" if others else dataset,
+            "data_sha256": self._images.fingerprint,
             "test_time_flip": chosen.test_time_flip,
         }
-        self._model, of_run = build.build_model(config), config["settings"]
-        self._model.compile(jit_compile=of_run["jit_compile"])
-        towers.distribute(self._model, tower_devices, microbatch_size=of_run["microbatch_size"])
-        self._run = towers.Run(folder, self._model)
+
+        model = build.build_network(of_run, derived["image_shape"], len(derived["class_names"]))
+        if definition.are_others(definition.layers(model), derived.get("layers")):
+            raise settings.SettingsError(
+                f"--model={of_run['model']}: is no longer the network of the run"
+            )
+        model.compile(jit_compile=of_run["jit_compile"])
+        towers.distribute(model, tower_devices, microbatch_size=of_run["microbatch_size"])
+        self._model, self._run = model, towers.Run(self.folder, model)
+
+    def _read_config(self) -> dict:
+        """The run's `config.json`; waits for it where a training is to be followed."""
+        while (config := self.folder.read_config()) is None:
+            if self._chosen.run_once:
+                raise run_folder.RunFolderError(
+                    f"{self.folder.shown}: there is no run here; train one with "
+                    f"python train.py {self.folder.shown}"
+                )
+            time.sleep(self._chosen.eval_interval_seconds)
+        run_config.check(config, self.folder.path)
+        return config
+
+    def _other_pictures(self, dataset: str) -> str | None:
+        """The folder of pictures that are to be evaluated, where it is another than the run's."""
+        of_run, data_dir = self._config["settings"], self._chosen.data_dir
+        if data_dir is None or dataset != datasets.FOLDER:
+            return None
+        here = os.path.realpath(os.path.expanduser(data_dir))
+        is_own = of_run["dataset"] == dataset and here == os.path.realpath(of_run["data_dir"] or "")
+        return None if is_own else here
+
+    def _check_fits(self, image_shape: Sequence[int]) -> None:
+        """Checks that the data are of the kind that the run's network was built for."""
+        derived = self._config["resolved"]
+        for what, here, of_run in (
+            ("image shape after preprocessing", image_shape, derived["image_shape"]),
+            ("classes", self._images.class_names, derived["class_names"]),
+        ):
+            if list(here) != of_run:
+                raise settings.SettingsError(
+                    f"--dataset: {what}: {str(list(here))[:200]}: must be the run's: "
+                    f"{str(of_run)[:200]}"
+                )
+
+    def _check_same_images(self, split: str) -> None:
+        """Checks that a split of the run's own data set is the one that the run was made with."""
+        config, sha256 = self._config, self._images.fingerprint
+        of_split = {
+            settings.TRAINING_SPLIT: config["resolved"]["data_sha256"],
+            config["settings"]["eval_split"]: config["resolved"]["eval_sha256"],
+        }
+        if of_split.get(split, sha256) != sha256:
+            raise settings.SettingsError(
+                f"--split={split}: its images or labels are not those of the run (sha256 "
+                f"{sha256[:12]}, and the run's {of_split[split][:12]}); restore the data"
+            )
 
     @functools.cached_property
     def _writer(self):
         """Made when there is something to write: an evaluation that fails leaves no file."""
         # Not the training's own eval/: TensorBoard follows one writer in a folder.
-        way, name = self._way, ""
+        way, name = self._way, "eval"
         if way["dataset"] != self._config["settings"]["dataset"]:
-            name = "_" + re.sub(r"[^\w.-]", "-", way["dataset"])[-_LONGEST_NAME:]
-        flip = "_flip" if way["test_time_flip"] else ""
-        return summaries.file_writer(self._folder.path / f"eval{name}_{way['split']}{flip}")
-
-    def check_same_run(self) -> None:
-        """Checks that the folder still holds the run that this was made for.
-
-        Raises:
-          RunFolderError: it holds another one, or none.
-        """
-        if read_config(self._folder)["run_sha256"] != self._config["run_sha256"]:
-            raise run_folder.RunFolderError(
-                f"--train_dir={self._folder.path}: another run has begun here since; run the same "
-                "command again to follow it"
-            )
-
-    def newest_evaluated(self) -> int:
-        """The newest step in `eval.jsonl` that was evaluated in this way; -1 if there is none."""
-        path = self._folder.evaluations
-        lines = run_folder.read_lines(path) if path.exists() else []
-        return max(
-            (line["step"] for line in lines if self._way.items() <= line.items()), default=-1
-        )
+            name += "_" + re.sub(r"[^\w.-]", "-", str(way["dataset"]))[-100:]  # it may hold a path
+        flip = "_flip" if self._chosen.test_time_flip else ""
+        return summaries.file_writer(self.folder.path / f"{name}_{way['split']}{flip}")
 
     def evaluate(self, path: str) -> None:
-        """Evaluates the checkpoint at `path`, prints the result and writes it down.
-
-        Raises:
-          CheckpointError: the checkpoint cannot be restored.
-          TrainingError: the examples counted are not those of the split.
-        """
+        """Evaluates the checkpoint at `path`, writes the result down and prints it."""
         self._run.restore(path)
         with run_errors.explained():
-            result = tally.evaluate(self._model, self._batches, self._way["test_time_flip"])
-        if len(result.labels) != self._images.num_examples:
-            raise run_errors.TrainingError(
-                f"evaluated {len(result.labels)} of a split of {self._images.num_examples} examples"
-            )
-        derived, at_step = self._config["resolved"], checkpoints.step_of(path)
+            examples = predict(self._model, self._batches, self._chosen.test_time_flip)
+        figures, derived = summarize(examples), self._config["resolved"]
+        at_step = checkpoints.step_of(path)
         examples_seen = at_step * self._config["settings"]["global_batch_size"]
         line = {
             "step": at_step,
             "epoch": examples_seen / derived["examples_per_epoch"],
             "checkpoint": os.path.abspath(path),
-        } | self._way
-        class_names = tuple(derived["class_names"])
-        print(report(line, result, class_names), flush=True)
-        run_folder.append_line(self._folder.evaluations, line | result.as_metrics())
+            **self._way,
+            **figures,
+        }
+        run_folder.append_line(self.folder.evaluations, line)
         if self._chosen.write_predictions is not None:
-            pictures.write_predictions(self._chosen.write_predictions, result, self._images)
+            write_predictions(self._chosen.write_predictions, examples, self._images)
         with summaries.events(self._writer, at_step):
-            summaries.scalars(result.as_metrics())
-            summaries.write_confusion(result.confusion, class_names)
-            if (sheet := pictures.most_confused(result, self._images)) is not None:
-                tf.summary.image("most_confused", sheet[None])
-        with summaries.events(self._writer, examples_seen):
-            summaries.scalars({summaries.BY_EXAMPLES + "accuracy": result.accuracy})
+            summaries.scalars(figures)
             self._writer.flush()
+        print(report(line, examples, derived["class_names"]), flush=True)
 
-    def evaluate_one(self) -> None:
-        """Evaluates the checkpoint that was asked for, or the newest.
-
-        Raises:
-          CheckpointError: there is none, or it cannot be read.
-        """
-        folder = self._folder.checkpoints
-        if self._chosen.checkpoint is not None:
-            self.evaluate(checkpoints.find(folder, self._chosen.checkpoint))
-            return
-        while path := checkpoints.newest(folder):
-            try:
-                self.evaluate(path)
-                return
-            except checkpoints.CheckpointError:
-                if checkpoints.is_checkpoint(path):  # else a training has deleted it
-                    raise
-        raise checkpoints.CheckpointError(f"{folder} holds no checkpoint yet")
-
-    def follow(self) -> int:
+    def follow(self) -> None:
         """Evaluates each new checkpoint of a running training, until that has finished.
 
         A checkpoint is skipped that the training deletes before its turn comes, that cannot be
         read, or that `eval.jsonl` already has.
-
-        Returns:
-          The exit code: 0, or the convention's for a signal.
-
-        Raises:
-          RunFolderError: the folder was removed, or holds another run now.
         """
-        seen = self.newest_evaluated()
-        with interrupts.Interrupts() as asked:
-            while True:
-                self.check_same_run()
-                # Asked before the look for checkpoints: the last one is written before the summary.
-                finished = self._has_finished()
-                for step, path in checkpoints.by_step(self._folder.checkpoints).items():
-                    if step > seen and not asked.received:
-                        try:
-                            self.evaluate(path)
-                        except checkpoints.CheckpointError as error:
-                            print(f"skipped: {error}", flush=True)
-                        seen = step
-                if asked.received:
-                    print("stopped following")
-                    return asked.exit_code()
-                if finished:
-                    print("the training has finished")
-                    return 0
-                _wait(self._chosen.eval_interval_seconds, asked)
-
-    def _has_finished(self) -> bool:
-        """Whether the training is at its end, which may have moved since it first finished."""
-        summary, config = self._folder.read_final_summary(), read_config(self._folder)
-        return summary is not None and summary["step"] >= config["resolved"]["last_step"]
+        evaluations = self.folder.evaluations
+        lines = run_folder.read_lines(evaluations) if evaluations.exists() else []
+        evaluated = [line["step"] for line in lines if self._way.items() <= line.items()]
+        seen = max(evaluated, default=-1)
+        has_finished = False
+        while not has_finished:
+            # Asked before the look for checkpoints: the last one is written before the summary. The
+            # end may have moved since the run first finished.
+            summary = self.folder.read_final_summary()
+            last_step = self._read_config()["resolved"]["last_step"]
+            has_finished = summary is not None and summary["step"] >= last_step
+            for step, path in checkpoints.by_step(self.folder.checkpoints).items():
+                if step > seen:
+                    try:
+                        self.evaluate(path)
+                    except checkpoints.CheckpointError as error:
+                        print(f"skipped: {error}", flush=True)
+                    seen = step
+            if not has_finished:
+                time.sleep(self._chosen.eval_interval_seconds)
+        print("the training has finished")
 
 
-def report(line: Mapping, result: tally.Evaluation, class_names: Sequence[str]) -> str:
-    """An evaluation in words: the figures, and the accuracy of each class."""
-    flipped, figures = " and mirrored" if line.get("test_time_flip") else "", result.as_metrics()
-    head = (
+def report(line: Mapping, examples: Mapping[str, np.ndarray], class_names: Sequence[str]) -> str:
+    """An evaluation in words: a line of `eval.jsonl`, and the accuracy of each class."""
+    flipped = " and mirrored" if line["test_time_flip"] else ""
+    rows = [
         f"step {line['step']}, epoch {line['epoch']:.2f}, {line['split']} split, "
-        f"{figures['count']:,} examples, each once{flipped}: accuracy {result.accuracy:.2%}, "
-        f"top-5 {figures['top5_accuracy']:.2%}, cross entropy {figures['cross_entropy']:.4f}"
-    )
-    class_names = [system.printable(name) for name in class_names]
-    width = max(len(name) for name in class_names)
-    shares = ["-" if np.isnan(one) else f"{one:.2%}" for one in result.per_class_accuracy()]
-    each = zip(class_names, shares, strict=True)
-    return "\n".join([head, *(f"  {name:>{width}}  {share:>7}" for name, share in each)])
+        f"{line['count']:,} examples, each once{flipped}: accuracy {line['accuracy']:.2%}, "
+        f"top-5 {line['top5_accuracy']:.2%}, cross entropy {line['cross_entropy']:.4f}"
+    ]
+    names = [system.printable(name) for name in class_names]
+    for place, name in enumerate(names):
+        is_right = examples["predicted"][examples["label"] == place] == place
+        share = f"{is_right.mean():.2%}" if is_right.size else "-"
+        rows.append(f"  {name:>{max(map(len, names))}}  {share:>7}")
+    return "\n".join(rows)
 
 
-def _wait(seconds: float, asked: interrupts.Interrupts) -> None:
-    until = time.monotonic() + seconds
-    while not asked.received and (left := until - time.monotonic()) > 0:
-        time.sleep(min(0.2, left))
+def write_predictions(
+    path: str, examples: Mapping[str, np.ndarray], split: datasets.Images
+) -> None:
+    """Writes a line for each example: its name, class, predicted class and loss."""
+    columns = examples["label"], examples["predicted"], examples["loss"]
+    with (
+        run_folder.writing(path),
+        open(path, "w", newline="", encoding="utf-8", errors="surrogateescape") as file,
+    ):
+        writer = csv.writer(file)
+        writer.writerow(["name", "class", "predicted", "correct", "loss"])
+        for name, label, predicted, loss in zip(split.names(), *columns, strict=True):
+            classes = [split.class_names[label], split.class_names[predicted]]
+            writer.writerow([name, *classes, int(label == predicted), f"{loss:.6g}"])

@@ -9,6 +9,7 @@ import re
 import shutil
 import sys
 import textwrap
+import types
 import typing
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -17,18 +18,17 @@ from absl import app, flags
 
 from towers_cli import settings, system
 
+_HELP = {"--help", "-help", "--helpshort", "-h", "-?"}
+_VERSION = {"--version", "-version"}
 
-class _Shown(flags.BooleanFlag):
-    """A flag that shows something and ends the program, like absl's --helpfull."""
 
-    def __init__(self, name, short_name, help_, text):
-        super().__init__(name, False, help_, short_name=short_name, allow_hide_cpp=True)
-        self._text = text
+class _Numbers(flags.ArgumentParser):
+    """Numbers separated by commas, as a tuple."""
 
     def parse(self, argument):
-        if self._parse(argument):
-            print(self._text(), flush=True)
-            sys.exit()
+        if not isinstance(argument, str):  # the default
+            return argument
+        return tuple(float(text) for text in argument.split(","))
 
 
 class CommandLine:
@@ -42,13 +42,7 @@ class CommandLine:
     def __init__(
         self, record: type[settings.Settings], about: str, values: flags.FlagValues | None = None
     ):
-        """Defines the flags.
-
-        Args:
-          record: the class of the settings.
-          about: what the command does, above its flags in the help.
-          values: where they are defined; None for absl's, of the process.
-        """
+        """Defines the flags, in absl's of the process or in `values`; help begins with `about`."""
         self.record = record
         self.values = flags.FLAGS if values is None else values
         self._about = (about or "").strip()
@@ -56,55 +50,30 @@ class CommandLine:
             _define(field, self.values)
 
     def parse(self, argv: Sequence[str]) -> list[str]:
-        """Parses a command line, for `app.run(main, flags_parser=...)`.
+        """Parses a command line, for `app.run(main, flags_parser=...)`; what is left are no flags.
 
-        Args:
-          argv: the program's name, then its arguments.
-
-        Returns:
-          The program's name, then the arguments that are not flags.
-
-        Raises:
-          SystemExit: with 2, if a flag is unknown, or its value is not of its type; stderr says
-            which. With 0, if help or the version was asked for and shown.
+        Exits with 2 after a flag that is unknown or not of its type, and with 0 after help.
         """
-        for name in ("help", "helpshort", "?", "h", "version"):  # absl's, defined by `app.run`
-            if name in self.values:
-                delattr(self.values, name)
-        for name, short_name, help_, text in (
-            ("help", "h", "Show this.", self.help),
-            ("helpshort", "?", "Show this.", self.help),
-            ("version", None, "Show the version.", lambda: f"towers {version()}"),
-        ):
-            flags.DEFINE_flag(_Shown(name, short_name, help_, text), self.values)
         try:
+            if not _HELP.isdisjoint(argv):
+                print(self.help(), flush=True)
+                sys.exit()
+            if not _VERSION.isdisjoint(argv):
+                print(f"towers {version()}", flush=True)
+                sys.exit()
             return self.values(argv)
-        except (flags.Error, ValueError, RecursionError) as error:  # of a --flagfile, too
-            sys.exit(system.say_error(argv[0], self._problem(error), 2))
+        except flags.Error as error:
+            problem = " ".join(str(error).removeprefix("ERROR:: ").split())[:300]
+            sys.exit(system.say_error(argv[0], problem.removeprefix("flag "), 2))
+        except (ValueError, RecursionError) as error:
+            sys.exit(system.say_error(argv[0], f"--flagfile: {error}", 2))
         except BrokenPipeError:
             sys.exit(system.output_is_gone())
         except SystemExit:
             sys.exit(0)  # absl's --helpfull says 1
 
-    def _problem(self, error: Exception) -> str:
-        """One line of absl's error: the flag, its value, and what it must be."""
-        text = " ".join(str(error).removeprefix("ERROR:: ").split())[:300]
-        named = re.match(r"flag --(\w+)=", text)
-        if named is None or named[1] not in self.values:
-            of_file = isinstance(error, (UnicodeDecodeError, RecursionError))
-            return f"--flagfile: {text}" if of_file else text
-        flag = self.values[named[1]]
-        allowed = "true or false" if flag.boolean else flag.parser.syntactic_help
-        # absl has caught the parser's exception, and ends with it.
-        value = text.removeprefix("flag ").removesuffix(f": {error.__context__}")
-        return f"{value}: must be {allowed}"
-
     def settings(self, rest: Sequence[str]) -> settings.Settings:
-        """The checked record of the flags, with the recipe's values for those that were left out.
-
-        Raises:
-          SettingsError: a setting is wrong; or there is an argument that is not a flag.
-        """
+        """The checked record of the flags, with the recipe's values for those left out."""
         if rest[1:]:
             raise settings.SettingsError(f"unexpected argument {rest[1]!r}: flags begin with --")
         recipe = settings.RECIPES.get(self.values.recipe, {}) if "recipe" in self.values else {}
@@ -112,7 +81,7 @@ class CommandLine:
         for field in dataclasses.fields(self.record):
             flag = self.values[field.name]
             of_recipe = field.name in recipe and not flag.present
-            chosen[field.name] = recipe[field.name] if of_recipe else _value(field, flag)
+            chosen[field.name] = recipe[field.name] if of_recipe else flag.value
         return self.record(**chosen)
 
     def help(self) -> str:
@@ -127,7 +96,7 @@ class CommandLine:
                     initial_indent="  ", subsequent_indent="      ",
                     break_long_words=False, break_on_hyphens=False,
                 )  # fmt: skip
-        others = "--[no]version: Show the version. --flagfile=FILE: More flags, one per line. "
+        others = "--version: Show the version. --flagfile=FILE: More flags, one per line. "
         others += "--helpfull: Flags of the libraries, too."
         return "\n".join([*lines, "", *textwrap.wrap(others, width, break_on_hyphens=False)])
 
@@ -149,29 +118,21 @@ def execute(line: CommandLine, rest: Sequence[str], main: Callable[[typing.Any],
 
 def _define(field: dataclasses.Field, values: flags.FlagValues) -> None:
     """Defines the flag of a setting; its range is checked by the record."""
-    kinds = {field.type, *typing.get_args(field.type)}
+    kind: typing.Any = field.type
     default: typing.Any = field.default
-    common: dict[str, typing.Any] = {
-        "name": field.name,
-        "help": described(field),
-        "flag_values": values,
-    }
-    if bool in kinds:
-        flags.DEFINE_bool(default=default, **common)
-    elif any(typing.get_origin(kind) is tuple for kind in kinds):
-        default = None if default is None else list(default)
-        flags.DEFINE_list(default=default, **common)
-    elif float in kinds:
-        flags.DEFINE_float(default=default, **common)
-    elif int in kinds:
-        flags.DEFINE_integer(default=default, **common)
+    name, help_ = field.name, described(field)
+    if isinstance(kind, types.UnionType):  # with None
+        kind = typing.get_args(kind)[0]
+    if kind is bool:
+        flags.DEFINE_bool(name, default, help_, flag_values=values)
+    elif kind is int:
+        flags.DEFINE_integer(name, default, help_, flag_values=values)
+    elif kind is float:
+        flags.DEFINE_float(name, default, help_, flag_values=values)
+    elif kind is str:
+        flags.DEFINE_string(name, default, help_, flag_values=values)
     else:
-        flags.DEFINE_string(default=default, **common)
-
-
-def _value(field: dataclasses.Field, flag: flags.Flag):
-    is_list = isinstance(flag.parser, flags.ListParser)
-    return settings.of_text(field, flag.value) if is_list else flag.value
+        flags.DEFINE(_Numbers(), name, default, help_, flag_values=values)
 
 
 def _usage(field: dataclasses.Field) -> str:
@@ -183,10 +144,9 @@ def _usage(field: dataclasses.Field) -> str:
 
 def described(field: dataclasses.Field) -> str:
     """A setting's help, with its choices."""
-    about = field.metadata
-    said = settings.said_choices(field) if about["choices"] else ""
-    choices = f" {said[0].upper()}{said[1:]}." if said else ""
-    return about["help"] + choices
+    allowed = field.metadata["allowed"]
+    choices = f" Must be {allowed.allowed}." if allowed and allowed.choices else ""
+    return field.metadata["help"] + choices
 
 
 def version() -> str:

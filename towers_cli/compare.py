@@ -1,4 +1,4 @@
-"""Where two runs begin to differ: a setting, a step, a number.
+"""Where two runs begin to differ: a setting, a step, a part of the state.
 
     towers-compare runs/one_tower runs/four_towers
 
@@ -9,12 +9,16 @@ runs have is the same to the last bit, with 1 if they differ, and with 2 if
 they cannot be compared.
 """
 
+import json
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
-from towers_cli import system
+from towers_cli import settings, system
 
 _NAME = "towers-compare"
+
+# Fields of metrics.jsonl that are not about what was computed.
+OF_CLOCK = ("examples_per_second", "step_seconds")
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -27,30 +31,92 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def compare(first: str, second: str) -> int:
     """Prints where the runs in two folders begin to differ; returns the exit code."""
+    from towers import errors
     from towers.runs import run_folder
-    from towers_cli import comparison
 
     folders = [run_folder.RunFolder(path) for path in (first, second)]
-    for difference in comparison.settings_that_differ(*folders) or ["the same"]:
+    configs = [folder.read_config() for folder in folders]
+    if None in configs:
+        folder = folders[configs.index(None)]
+        raise run_folder.RunFolderError(f"{folder.path}: there is no run here")
+    first_run, second_run = (config["defining"] | _place(config) for config in configs)
+    differences = errors.differences(first_run, second_run, "the first run", settings.label)
+    for difference in differences or ["the same"]:
         print(system.printable(f"settings: {difference}"))
-    for which, folder in zip(("first", "second"), folders, strict=True):
-        for change in comparison.changes_on_the_way(folder):
-            print(system.printable(f"the {which} run: {change}"))
-    compared = []
-    for parting in comparison.partings(*folders):
-        print(parting, flush=True)
-        compared.append(parting)
-    if not any(parting.steps for parting in compared):
+
+    a, b = (_records(*run) for run in zip(folders, configs, strict=True))
+    shared, parted = [], []
+    for what in [what for what in a if what in b]:
+        steps = sorted(a[what].keys() & b[what].keys())
+        compared = ((step, _difference(a[what][step], b[what][step])) for step in steps)
+        step, how = next(((step, how) for step, how in compared if how), (None, ""))
+        shared += steps
+        if not steps:
+            print(f"{what}: none that both runs have")
+        elif step is None:
+            print(f"{what}: the same at all {len(steps)} steps, {steps[0]} to {steps[-1]}")
+        else:
+            parted.append(step)
+            before = [s for s in steps if s < step][-1:] or ["none"]
+            print(f"{what}: differ from step {step} ({how}); the last that agrees: {before[0]}")
+    if not shared:
         return system.say_error(_NAME, "the runs have no step in common", 2)
-    parted = [parting.first for parting in compared if parting.first is not None]
     if parted:
         print(f"they differ from step {min(parted)}")
         return 1
-    last = max(parting.steps[-1] for parting in compared if parting.steps)
-    ends = {comparison.last_step(folder) for folder in folders}
-    until = "" if ends == {last} else f", as far as both go: to step {last}"
+    ends = {max(step for steps in records.values() for step in steps) for records in (a, b)}
+    until = "" if ends == {max(shared)} else f", as far as both go: to step {max(shared)}"
     print(f"the same, to the last bit{until}")
     return 0
+
+
+def _place(config: Mapping) -> dict:
+    """Where and with what a run began."""
+    derived, began_on = config["resolved"], config["stretches"][0]["runs_on"]
+    place = {
+        "num_towers": config["settings"].get("num_towers"),
+        "number of workers": len(derived.get("workers", ())) or None,
+        "tower devices": derived.get("tower_devices"),
+    }
+    return place | {f"began with {name}": value for name, value in began_on.items()}
+
+
+def _records(folder, config: Mapping) -> dict[str, dict]:
+    """What a run has written, kind by kind: step → values by name, or a checkpoint's path."""
+    from towers.runs import checkpoints, run_folder
+
+    lines = run_folder.read_lines(folder.metrics) if folder.metrics.exists() else []
+    split = config["settings"].get("eval_split", "the validation data")
+    return {
+        "hashes of the state": {
+            line["step"]: line["parts_sha256"] for line in lines if "parts_sha256" in line
+        },
+        "logged steps": {line["step"]: line for line in lines if "step_seconds" in line},
+        f"evaluations of {split}": {line["step"]: line for line in lines if "val_loss" in line},
+        "checkpoints": checkpoints.by_step(folder.checkpoints),
+    }
+
+
+def _difference(*of_step: Mapping | str) -> str:
+    """What differs between what two runs have of a step, in words; "" for nothing."""
+    a, b = (_parts(one) if isinstance(one, str) else one for one in of_step)
+    different = []
+    for name in {**a, **b}:
+        here, there = a.get(name), b.get(name)
+        if json.dumps(here) != json.dumps(there) and name not in OF_CLOCK:  # as text, NaN is NaN
+            different.append(name if isinstance(here, str) else f"{name} {here} and {there}")
+    return ", ".join(different)
+
+
+def _parts(path: str) -> dict[str, str]:
+    """A hash of each part of a checkpoint but the notes of callbacks: some are times."""
+    from towers import hashes
+    from towers.runs import checkpoints
+
+    parts: dict[str, list] = {}
+    for name, value in checkpoints.read(path).items():
+        parts.setdefault(name.partition("/")[0], []).append(value)
+    return {part: hashes.sha256(values) for part, values in parts.items() if part != "notes"}
 
 
 if __name__ == "__main__":

@@ -1,7 +1,6 @@
 """The network that `--model` names: the package's, keras.applications', or the user's own."""
 
 import contextlib
-import difflib
 import functools
 import importlib
 import inspect
@@ -10,11 +9,9 @@ import re
 import sys
 import traceback
 from collections.abc import Callable, Iterator
-from pathlib import Path
 
 import keras
 
-import input_pipeline
 import towers
 from towers import errors, networks
 from towers.runs import export
@@ -22,7 +19,6 @@ from towers_cli import settings
 
 _OURS = tuple(os.path.dirname(file) + os.sep for file in (towers.__file__, __file__))
 _OTHERS = re.compile(r"[/\\](site-packages|importlib)[/\\]|^<frozen ")
-PREPROCESSING = "pad_crop_flip"  # of your own model, where none is asked for
 
 
 def is_own(name: str) -> bool:
@@ -31,42 +27,30 @@ def is_own(name: str) -> bool:
 
 
 def network(name: str) -> networks.Network:
-    """The network of a `--model`.
-
-    Raises:
-      SettingsError: it cannot be imported, or is not a function.
-    """
+    """The network of a `--model`."""
     if not is_own(name):
         return networks.NETWORKS[name]
     module_name, _, function_name = name.partition(":")
     if not function_name:
-        build = functools.partial(_build, name, _of_keras(name))
-        return networks.Network(build, 0.0, "kernels", "random_resized_crop")
-    if os.getcwd() not in sys.path:
-        _check_no_namesake(name)
-        # At the end: a file of the user's takes the place of no package.
-        sys.path.append(os.getcwd())
-    with faults_of(name, "importing it"):
-        module = importlib.import_module(module_name)
-    build = getattr(module, function_name, None)
-    if not callable(build):
-        raise settings.SettingsError(
-            f"--model={name}: {getattr(module, '__file__', module_name)} has no function "
-            f"{function_name}"
-        )
-    return networks.Network(functools.partial(_build, name, build), 0.0, "kernels", PREPROCESSING)
+        function, preprocessing = _application(name), "random_resized_crop"
+    else:
+        if os.getcwd() not in sys.path:
+            # At the end: a file of the user's takes the place of no package.
+            sys.path.append(os.getcwd())
+        with faults_of(name, "importing it"):
+            module = importlib.import_module(module_name)
+        function, preprocessing = getattr(module, function_name, None), "pad_crop_flip"
+    if not callable(function):
+        raise settings.SettingsError(f"--model={name}: there is no such function")
+    build = functools.partial(_build, name, function)
+    return networks.Network(build, 0.0, "kernels", preprocessing)
 
 
-def _of_keras(name: str) -> Callable:
+def _application(name: str) -> Callable | None:
     """A network of keras.applications, as a function of (image_shape, num_classes)."""
-    known = [n for n in dir(keras.applications) if n[0].isupper()]
-    if name not in known:
-        near = difflib.get_close_matches(name, known, cutoff=0.4) or known[:3]
-        raise settings.SettingsError(
-            f"--model={name}: keras.applications has no such network; it has {', '.join(near)} and "
-            "others"
-        )
-    function = getattr(keras.applications, name)
+    function = getattr(keras.applications, name, None)
+    if function is None:
+        raise settings.SettingsError(f"--model={name}: keras.applications has no such network")
 
     def build(image_shape, num_classes):
         options = {"input_shape": image_shape, "classes": num_classes, "weights": None}
@@ -84,17 +68,6 @@ def _of_keras(name: str) -> Callable:
     return build
 
 
-def _check_no_namesake(name: str) -> None:
-    """The user's modules would find ours, which is imported already, in place of their own."""
-    for theirs in (Path("input_pipeline.py"), Path("input_pipeline", "__init__.py")):
-        if theirs.exists() and not theirs.samefile(input_pipeline.__file__):
-            raise settings.SettingsError(
-                f"--model={name}: {theirs.absolute()} has the name of a package that the command "
-                "needs; rename it, or make the run in a program of your own (docs/library.md), "
-                "where the package is towers.data"
-            )
-
-
 def _build(
     name: str,
     function: Callable,
@@ -109,40 +82,32 @@ def _build(
     try:
         with faults_of(name, "building it"):
             model = function(image_shape, num_classes)
+            if isinstance(model, keras.Model) and not model.built:
+                model(keras.ops.zeros((1, *image_shape)))
     finally:
         keras.config.set_dtype_policy(before)
-    if isinstance(model, keras.Model) and not model.built:
-        with faults_of(name, "calling it"):
-            model(keras.ops.zeros((1, *image_shape)))
-    _check(name, model, image_shape, num_classes)
+    with faults_of(name, "building it"):
+        if problem := _problem(model, image_shape, num_classes):
+            raise settings.SettingsError(f"--model={name}: {problem}")
     return model
 
 
-def _check(name: str, model, image_shape: tuple[int, int, int], num_classes: int) -> None:
+def _problem(model, image_shape: tuple[int, int, int], num_classes: int) -> str:
+    """Why a model cannot be trained as a classifier, in words; "" where it can."""
     if not isinstance(model, keras.Model):
-        raise settings.SettingsError(
-            f"--model={name}: returned a {type(model).__name__}: must be a Keras model"
-        )
-    with faults_of(name, "calling it"):
-        images = keras.KerasTensor((None, *image_shape), dtype="float32")
-        logits = model.compute_output_spec(images)
-    with faults_of(name, "saving it"):
-        export.check_can_be_saved(model)
+        return f"returned a {type(model).__name__}: must be a Keras model"
+    logits = model.compute_output_spec(keras.KerasTensor((None, *image_shape), dtype="float32"))
     shape = getattr(logits, "shape", None)
     if shape is None or tuple(shape[1:]) != (num_classes,):
-        raise settings.SettingsError(
-            f"--model={name}: gives {shape or type(logits).__name__} for images of "
-            f"{list(image_shape)}: must be (None, {num_classes}), a logit for each class"
-        )
+        return f"gives {shape or logits}: must be (None, {num_classes}), a logit for each class"
     last = model.layers[-1] if model.layers else None
     softmax = getattr(last, "activation", None) is keras.activations.softmax
     if softmax or isinstance(last, keras.layers.Softmax):
-        raise settings.SettingsError(
-            f"--model={name}: ends with a softmax: must give logits, which the loss and the final "
-            "model turn into probabilities"
-        )
+        return "ends with a softmax: must give logits"
     if not model.trainable_variables:
-        raise settings.SettingsError(f"--model={name}: has no trainable weight: must have one")
+        return "has no trainable weight: must have one"
+    export.check_can_be_saved(model)
+    return ""
 
 
 def _is_library(filename: str) -> bool:
@@ -162,11 +127,9 @@ def faults_of(name: str, what: str) -> Iterator[None]:
     except (settings.SettingsError, errors.UserError, OSError):  # which say it themselves
         raise
     except (Exception, SystemExit) as error:
-        frames = traceback.extract_tb(error.__traceback__)[1:]
+        frames = traceback.extract_tb(error.__traceback__)
         own = [frame for frame in frames if not _is_library(frame.filename)]
         where = f" ({own[-1].filename}, line {own[-1].lineno})" if own else ""
-        if isinstance(error, ModuleNotFoundError) and name.startswith(error.name or "-"):
-            where = f"; it is looked for in {os.getcwd()} and where Python finds packages"
         reason = " ".join(str(error).split())[:300]
         raise settings.SettingsError(
             f"--model={name}: {what}: {type(error).__name__}: {reason}{where}"

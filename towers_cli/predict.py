@@ -9,12 +9,15 @@ with 8 bits a channel. Exits with 0, with 1 if a picture cannot be read, and wit
 """
 
 import sys
+import zipfile
 from collections.abc import Sequence
+from pathlib import Path
 
 from towers_cli import system
 
 _NAME = "towers-predict"
 _CLASSES_SHOWN = 3
+_MODES = {1: "L", 3: "RGB", 4: "RGBA"}  # Pillow's, by the number of channels
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -26,20 +29,67 @@ def main(arguments: Sequence[str] | None = None) -> int:
     return system.exit_code(_NAME, lambda: predict(options.run, options.picture), error_code=2)
 
 
-def predict(run: str, pictures: Sequence[str]) -> int:
+def predict(run: str, paths: Sequence[str]) -> int:
     """Prints the model's answer for each picture; returns the exit code."""
-    from towers_cli import picture_model
+    import numpy as np
 
-    model, code = picture_model.PictureModel(picture_model.file_of(run)), 0
-    for picture in pictures:
+    from input_pipeline import pictures
+    from towers import noise
+
+    model = load(Path(run) if run.endswith(".keras") else final_model(run))
+    mode = _MODES[model.input_shape[-1]]
+    names = model.get_layer("class_name").get_vocabulary()
+    code = 0
+    for path in paths:
         try:
-            classes = model(picture)[:_CLASSES_SHOWN]
-        except picture_model.PictureError as error:
-            code = system.say_error(_NAME, error, 1)
-        else:
-            answer = ", ".join(f"{name} {probability:.1%}" for name, probability in classes)
-            print(system.printable(f"{picture}: {answer}"), flush=True)
+            picture = pictures.decode(Path(path).read_bytes(), mode)
+        except (OSError, pictures.NoPicture) as error:
+            code = system.say_error(_NAME, f"{path}: {noise.reason(error)}", 1)
+            continue
+        images = picture.reshape(1, *picture.shape[:2], -1)  # of one channel, too
+        [probabilities] = model(images)["probabilities"].numpy()
+        best = np.argsort(-probabilities, kind="stable")[:_CLASSES_SHOWN]
+        answer = ", ".join(f"{names[place]} {probabilities[place]:.1%}" for place in best)
+        print(system.printable(f"{path}: {answer}"), flush=True)
     return code
+
+
+def final_model(run: str) -> Path:
+    """The file of a run's final model."""
+    from towers.runs import run_folder
+    from towers_cli import own_model
+
+    folder = run_folder.RunFolder(run)
+    config = folder.read_config()
+    if config is None or folder.read_final_summary() is None:
+        raise run_folder.RunFolderError(f"{run} has no final model: must be a finished run")
+    model = config["settings"].get("model")  # a program's run has none
+    if isinstance(model, str) and own_model.is_own(model):
+        own_model.network(model)  # registers layers of its own
+    return folder.final_model
+
+
+def load(path: Path):
+    """The Keras model in a file, of raw pictures, as `raw_images.classifier` makes them."""
+    import keras
+
+    from towers import errors, noise
+
+    try:
+        model = keras.saving.load_model(path, compile=False)
+    except (OSError, TypeError, ValueError, KeyError, zipfile.BadZipFile) as error:
+        raise errors.UserError(
+            f"{path} cannot be read: {noise.reason(error)[:300]} (your own layers must be "
+            "registered where they are defined, in the module of --model; a Lambda is not read)"
+        ) from error
+    outputs, shape = getattr(model, "output", None), getattr(model, "input_shape", None)
+    is_of_pictures = isinstance(shape, tuple) and shape[:3] == (None, None, None)
+    if not (is_of_pictures and isinstance(outputs, dict) and "class_name" in outputs):
+        raise errors.UserError(
+            f"{path} does not take raw pictures; to save a model that does, give the run "
+            "export=, with input_pipeline.raw_images.classifier"
+        )
+    return model
 
 
 if __name__ == "__main__":

@@ -1,12 +1,14 @@
 """Checked settings with every default filled in, and what follows from them."""
 
+import contextlib
 import dataclasses
 import math
 import os
 from collections.abc import Mapping
 
-from towers import distribution, schedules
-from towers_cli import own_model, settings
+from towers import container_limits, distribution, machine, schedules
+from towers.runs import run_folder
+from towers_cli import own_model, run_config, settings
 
 SHARED_THREADS = 8
 LEAST_ON_GPUS = 128  # examples of a microbatch, with --gpu_defaults
@@ -24,9 +26,6 @@ def resolved(
     Where the size of a microbatch, the intra-op threads, or what the run began with, is left open,
     a run that continues keeps its own: they are part of the arithmetic, and the number of towers is
     not.
-
-    Raises:
-      SettingsError: a `--model` that cannot be imported; `--gpu_defaults` without a GPU.
     """
     network = own_model.network(chosen.model)
     default_size = distribution.default_size(chosen.global_batch_size)
@@ -37,23 +36,19 @@ def resolved(
         on_gpu = num_workers == 1 and chosen.recipe != "tutorial"
         device = "gpu" if on_gpu else chosen.parameter_device
         chosen = dataclasses.replace(chosen, jit_compile=True, parameter_device=device)
-    size = chosen.microbatch_size or (
-        earlier["settings"]["microbatch_size"] if earlier is not None else default_size
-    )
-    num_microbatches = -(-chosen.global_batch_size // size)
-    threads = chosen.intra_op_threads or (earlier and earlier["settings"]["intra_op_threads"])
-    init_from = _absolute(chosen.init_from)
-    if earlier is not None and not init_from:
-        init_from = earlier["settings"]["init_from"]
+    kept = earlier["settings"] if earlier is not None else {}
+    size = chosen.microbatch_size or kept.get("microbatch_size", default_size)
+    count = -(-chosen.global_batch_size // size)
     return dataclasses.replace(
         chosen,
-        init_from=init_from,
+        init_from=_absolute(chosen.init_from) or kept.get("init_from"),
         # eval.py reads it from config.json, perhaps in another working folder.
         data_dir=_absolute(chosen.data_dir),
         num_towers=chosen.num_towers or max(1, num_gpus),
         microbatch_size=size,
-        intra_op_threads=threads
-        or default_threads(num_microbatches, num_gpus, cores, chosen.jit_compile),
+        intra_op_threads=chosen.intra_op_threads
+        or kept.get("intra_op_threads")
+        or default_threads(count, num_gpus, cores, chosen.jit_compile),
         preprocessing=_default(chosen.preprocessing, network.preprocessing),
         weight_decay=_default(chosen.weight_decay, network.weight_decay),
         weight_decay_filter=_default(chosen.weight_decay_filter, network.weight_filter),
@@ -77,6 +72,23 @@ def default_threads(
     if num_microbatches == 1:
         return cores
     return SHARED_THREADS if jit_compile else 1
+
+
+def intra_op_threads(
+    chosen: settings.TrainSettings, folder: run_folder.RunFolder, is_chief: bool
+) -> int:
+    """The threads for one operation, which are fixed before workers meet.
+
+    A run that continues keeps its number, which only the chief knows; others that have another one
+    are refused when they meet.
+    """
+    earlier = None
+    if is_chief:
+        # Raised again once all workers can be told.
+        with contextlib.suppress(run_folder.RunFolderError):
+            earlier = run_config.earlier_run(folder)
+    gpus, cores = machine.num_devices("GPU"), container_limits.available_cores()
+    return resolved(chosen, earlier, gpus, cores).intra_op_threads
 
 
 def _absolute(path: str | None) -> str | None:
@@ -105,27 +117,16 @@ def learning_rate(
         decay_factor=chosen.decay_factor,
         decay_epochs=chosen.decay_epochs,
         warmup_epochs=chosen.warmup_epochs,
-        warmup_start_factor=chosen.warmup_start_factor,
         total_epochs=chosen.train_epochs if ends else 0.0,
     )
 
 
 def last_step(chosen: settings.TrainSettings, examples_per_epoch: int) -> int:
-    """The step that a run ends after.
-
-    Raises:
-      SettingsError: the steps to profile lie past it.
-    """
+    """The step that a run ends after."""
     last = math.ceil(
         schedules.exact(chosen.train_epochs) * examples_per_epoch / chosen.global_batch_size
     )
-    last = min(last, chosen.max_steps or last)
-    if chosen.profile_steps and chosen.profile_steps[1] > last:
-        raise settings.SettingsError(
-            f"--profile_steps={settings.shown(chosen.profile_steps)}: must end by the last step, "
-            f"{last}"
-        )
-    return last
+    return min(last, chosen.max_steps or last)
 
 
 def evaluated_epochs(

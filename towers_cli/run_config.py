@@ -5,8 +5,12 @@ from pathlib import Path
 
 from input_pipeline import datasets
 from towers import errors, worker
-from towers.runs import checkpoints, run_folder
+from towers.runs import checkpoints, run_folder, warm_start
 from towers_cli import settings
+
+# What may differ between workers: where things are on each machine, how many towers it has, and
+# which worker it is.
+_PER_WORKER = ("train_dir", "data_dir", "init_from", "num_towers", "worker_wait_seconds")
 
 
 def make(
@@ -34,18 +38,16 @@ def make(
         "data_sha256": training.fingerprint,
         "eval_sha256": evaluated.fingerprint,
     }
-    return {
-        "settings": settings.recorded(chosen),
-        "resolved": resolved,
-        "definition": definition(chosen, training),
-    }
-
-
-# What a run that continues, or an evaluation, reads from a config.json beside the settings.
-_READ = {
-    "class_names", "data_sha256", "eval_sha256", "examples_per_epoch", "image_shape", "last_step",
-    "tower_devices", "workers",
-}  # fmt: skip
+    recorded = settings.recorded(chosen)
+    definition = (
+        settings.run_defining(recorded)
+        | {  # decides the weights that the run ends with
+            "init_from": chosen.init_from,
+            "sha256 of the images": training.fingerprint[:12],
+            "names of the classes": list(training.class_names),
+        }
+    )
+    return {"settings": recorded, "resolved": resolved, "definition": definition}
 
 
 def is_of_command(config: Mapping) -> bool:
@@ -54,21 +56,16 @@ def is_of_command(config: Mapping) -> bool:
 
 
 def check(config: Mapping, train_dir: str | Path) -> None:
-    """Checks that a `config.json` is of `train.py`, of this version.
-
-    Raises:
-      RunFolderError: it is of another program, or lacks a value.
-    """
+    """Checks that a `config.json` is of `train.py`, of this version."""
     if not is_of_command(config):
         raise run_folder.RunFolderError(
             f"--train_dir={train_dir}: is a program's own run; continue or evaluate it with that "
             "program"
         )
-    not_set = set(settings.recorded_names()) - set(config["settings"])
-    if missing := sorted(not_set | _READ - set(config["resolved"])):
+    if missing := settings.recorded(settings.TrainSettings()).keys() - config["settings"].keys():
         raise run_folder.RunFolderError(
-            f"--train_dir={train_dir}: its config.json lacks {', '.join(missing)}; another version "
-            "of towers may have made it"
+            f"--train_dir={train_dir}: its config.json lacks {', '.join(sorted(missing))}; another "
+            "version of towers may have made it"
         )
 
 
@@ -77,9 +74,6 @@ def earlier_run(folder: run_folder.RunFolder) -> dict | None:
 
     None where there is no run, or where it never saved a checkpoint: it then has nothing to
     continue from, and starts over with any settings.
-
-    Raises:
-      RunFolderError: the folder holds something other than a run.
     """
     config = folder.read_config()
     if config is None:
@@ -89,31 +83,29 @@ def earlier_run(folder: run_folder.RunFolder) -> dict | None:
     return config if is_begun else None
 
 
-def definition(chosen: settings.TrainSettings, training: datasets.Images) -> dict:
-    """What decides the weights that a command's run ends with, by name."""
-    defining = settings.run_defining(settings.recorded(chosen))
-    return defining | {
-        "init_from": chosen.init_from,
-        "sha256 of the images": training.fingerprint[:12],
-        "names of the classes": list(training.class_names),
-    }
+def check_alike(workers: worker.Workers, chosen: settings.TrainSettings) -> None:
+    """Checks that all workers were given the same settings."""
+    shared = settings.recorded(chosen)
+    shared = {name: value for name, value in shared.items() if name not in _PER_WORKER}
+    worker.check_same(workers, "their settings", shared, settings.label)
 
 
-def check_same_run(earlier: Mapping, config: Mapping, train_dir: str | Path) -> None:
-    """Checks that what defines a run is what it began with.
-
-    Raises:
-      RunFolderError: names each setting that differs.
-    """
+def check_beginning(config: Mapping, folder: run_folder.RunFolder) -> None:
+    """Checks that a run continues with its own settings, or can begin with `--init_from`."""
+    earlier = earlier_run(folder)  # looked at again: another may have begun while data were read
+    if earlier is None:
+        if init_from := config["settings"]["init_from"]:
+            warm_start.locate(init_from)
+        return
     now = dict(config["definition"])
     began = {name: earlier["defining"].get(name) for name in now}
     splits = [one["settings"]["eval_split"] for one in (earlier, config)]
     if splits[0] == splits[1]:  # another one may be evaluated from now on
         name = f"sha256 of the {splits[0]} images"
-        for values, one in ((began, earlier), (now, config)):
-            values[name] = one["resolved"]["eval_sha256"][:12]
+        began[name] = earlier["resolved"]["eval_sha256"][:12]
+        now[name] = config["resolved"]["eval_sha256"][:12]
     if different := errors.differences(began, now, label=settings.label):
         raise run_folder.RunFolderError(
-            f"--train_dir={train_dir} holds a run with other settings: {'; '.join(different)}. "
+            f"{folder.shown} holds a run with other settings: {'; '.join(different)}. "
             "Give the run's own settings to continue it, or choose another --train_dir"
         )

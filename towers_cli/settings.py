@@ -8,13 +8,13 @@ A setting that is wrong by itself or beside another raises a `SettingsError` tha
 the value and what is allowed, before anything is built. This file imports nothing of TensorFlow's.
 """
 
+import contextlib
 import dataclasses
 import itertools
 import math
 import re
 import reprlib
-import typing
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, NamedTuple
 
 TRAINING_SPLIT = "train"
@@ -33,15 +33,6 @@ PREPROCESSINGS = (
 )  # fmt: skip
 AUGMENTATIONS = ("none", "trivial_augment", "rand_augment", "colour_jitter")
 WEIGHT_FILTERS = ("kernels", "hidden_dense_kernels")
-
-# The settings by which TensorBoard compares runs; it shows the first five in alphabetical order,
-# the others after a click. The table of all settings is on its text page.
-COMPARED = (
-    "clip_norm", "compute_dtype", "dataset", "global_batch_size", "label_smoothing",
-    "learning_rate", "learning_rate_schedule", "microbatch_size", "model", "momentum",
-    "moving_average_decay", "num_towers", "optimizer", "seed", "train_epochs", "warmup_epochs",
-    "weight_decay",
-)  # fmt: skip
 
 # A recipe is a named set of defaults; a flag that is given overrides it. `tutorial` is the defaults
 # themselves: the settings of tensorflow/models tutorials/image/cifar10.
@@ -87,17 +78,39 @@ class SettingsError(ValueError):
     exit_code = 2
 
 
+@contextlib.contextmanager
+def as_flags(prefix: str = "") -> Iterator[None]:
+    """Makes a SettingsError, with `prefix`, of a ValueError that names an argument."""
+    try:
+        yield
+    except SettingsError:  # which names the flag
+        raise
+    except ValueError as error:
+        raise SettingsError(f"{prefix}{error}") from error
+
+
 class Range(NamedTuple):
-    """Which values are allowed, and how a message says it."""
+    """Which values are allowed, how a message says it, and which there are if only so many."""
 
     holds: Callable[[Any], object]
     allowed: str
+    choices: tuple[str, ...] = ()
 
 
-def least_most(least: float, most: float = math.inf, said: str = "") -> Range:
-    """From `least` to `most`, both allowed; `said` where that is to be said in another way."""
+def least_most(least: float, most: float = math.inf) -> Range:
+    """From `least` to `most`, both allowed."""
     upper = "" if most == math.inf else f" and at most {most}"
-    return Range(lambda value: least <= value <= most, said or f"at least {least}{upper}")
+    return Range(lambda value: least <= value <= most, f"at least {least}{upper}")
+
+
+def one_of(choices: Iterable[str], or_else: Range | None = None) -> Range:
+    """One of these texts, or what another range allows."""
+    names, others = tuple(choices), f", or {or_else.allowed}" if or_else else ""
+    return Range(
+        lambda value: value in names or (or_else and or_else.holds(value)),
+        f"one of {', '.join(names)}{others}",
+        names,
+    )
 
 
 # TensorFlow and TensorBoard read these characters as patterns.
@@ -106,16 +119,10 @@ RUN_PATH = Range(
     lambda value: value and "://" not in value and not _PATTERN.search(value),
     "a local path without the characters * ? [ ] and \\, which TensorFlow reads as patterns",
 )
-
-
-def file_that_ends(ending: str) -> Range:
-    """The path of a file of a kind."""
-    return Range(
-        lambda value: RUN_PATH.holds(value) and value.lower().endswith(ending),
-        f"the path of a {ending} file",
-    )
-
-
+CSV_FILE = Range(
+    lambda value: RUN_PATH.holds(value) and value.lower().endswith(".csv"),
+    "the path of a .csv file",
+)
 SPLIT = Range(
     re.compile(r"\w[\w.-]{0,99}", re.ASCII).fullmatch,
     "the name of one whole split, such as test or validation; parts and sums of splits "
@@ -127,11 +134,9 @@ OTHER_MODEL = Range(
 )
 AT_LEAST_1, AT_LEAST_0 = least_most(1), least_most(0)
 ABOVE_0 = Range(lambda value: value > 0, "above 0")
-FROM_0_TO_1 = least_most(0, 1)
 SHARE = Range(lambda value: 0 <= value < 1, "at least 0 and below 1")
 ALPHA = Range(lambda value: value == 0 or 0.1 <= value <= 100, "0, or from 0.1 to 100")
 PARTS, BATCH = least_most(1, 1024), least_most(1, 2**20)
-A_DAY = 86_400  # seconds
 
 EVERYDAY, DATA, NETWORK = "Everyday", "Data", "Network and loss"
 ARITHMETIC, RATE, UPDATE = "Towers and arithmetic", "Learning rate", "Optimizer and averages"
@@ -145,34 +150,19 @@ def setting(
     topic: str,
     *,
     allowed: Range | None = None,
-    choices: tuple[str, ...] = (),
-    or_else: Range | None = None,
     defines_run: bool = False,
     is_recorded: bool = True,
 ) -> Any:
     """A field of a record of settings.
 
-    Args:
-      default: its value where the flag is left out; None where something else decides.
-      help_: what it means, for --help and docs/settings.md.
-      topic: one of TOPICS.
-      allowed: its range.
-      choices: what it may be, where there are only so many.
-      or_else: what it may be beside them.
-      defines_run: whether it decides the weights that a run ends with. The rest say where the work
-        is done, when it is reported and when it ends, and may change when a run is continued.
-      is_recorded: whether `config.json` has it; not what a command does once.
+    `defines_run` says whether it decides the weights that a run ends with; the rest may change when
+    a run is continued. `is_recorded` is False for what a command does once.
     """
-    about = {
-        "help": help_,
-        "topic": topic,
-        "allowed": allowed,
-        "choices": choices,
-        "or_else": or_else,
-        "defines_run": defines_run,
-        "is_recorded": is_recorded,
-    }
-    return dataclasses.field(default=default, metadata=about)
+    metadata = {
+        "help": help_, "topic": topic, "allowed": allowed,
+        "defines_run": defines_run, "is_recorded": is_recorded,
+    }  # fmt: skip
+    return dataclasses.field(default=default, metadata=metadata)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -190,12 +180,11 @@ class TrainSettings(Settings):
 
     # fmt: off
     train_dir: str = setting(
-        "runs/tutorial",
-        "Folder of the run; if it already holds a run, that run is resumed.", EVERYDAY,
-        allowed=RUN_PATH,
+        "runs/tutorial", "Folder of the run; if it already holds a run, that run is resumed.",
+        EVERYDAY, allowed=RUN_PATH,
     )
     recipe: str = setting(
-        "tutorial", "Named set of defaults for other flags.", EVERYDAY, choices=tuple(RECIPES)
+        "tutorial", "Named set of defaults for other flags.", EVERYDAY, allowed=one_of(RECIPES)
     )
     dataset: str = setting(
         "cifar10",
@@ -214,83 +203,69 @@ class TrainSettings(Settings):
         "cifarnet",
         "Network to train. A function of your own takes (image_shape, num_classes) and returns a "
         "Keras model that outputs logits.",
-        EVERYDAY, choices=MODELS, or_else=OTHER_MODEL, defines_run=True,
+        EVERYDAY, allowed=one_of(MODELS, OTHER_MODEL), defines_run=True,
     )
     num_towers: int | None = setting(
         None,
         "Number of towers of each worker; default: one per visible GPU, or 1 without a GPU.",
-        EVERYDAY,
-        allowed=PARTS,
+        EVERYDAY, allowed=PARTS,
     )
     global_batch_size: int = setting(
-        128,
-        "Examples per step, over all towers and workers together.",
+        128, "Examples per step, over all towers and workers together.",
         EVERYDAY, allowed=BATCH, defines_run=True,
     )
     train_epochs: float = setting(
         256.0, "Epoch at which the run ends.", EVERYDAY,
         # Epochs are taken to the millionth; and positions in the data have to fit 64 bits.
-        allowed=least_most(1e-6, 1e9, "at least 0.000001 and at most 1e9"),
+        allowed=Range(lambda value: 1e-6 <= value <= 1e9, "at least 0.000001 and at most 1e9"),
     )
     learning_rate: float = setting(
-        0.1, "Learning rate before scaling and decay.", EVERYDAY, allowed=ABOVE_0,
-        defines_run=True,
+        0.1, "Learning rate before scaling and decay.", EVERYDAY,
+        allowed=ABOVE_0, defines_run=True,
     )
     dry_run: bool = setting(
         False,
         "Print what the run would be, then exit. No run is made, and no data are written or "
-        "downloaded.", EVERYDAY, is_recorded=False,
+        "downloaded.",
+        EVERYDAY, is_recorded=False,
     )
 
-    init_from: str | None = setting(
-        None,
-        "Where a new run takes its initial weights from, and nothing else: a run, a checkpoint in "
-        "one, or a .keras or .weights.h5 file. Layers are matched by name and shape.", RECORD,
-        allowed=RUN_PATH,
-    )
     eval_split: str = setting(
-        "test",
-        "Split to evaluate: any split of the data set except train.", DATA,
-        allowed=SPLIT,
+        "test", "Split to evaluate: any split of the data set except train.", DATA, allowed=SPLIT
     )
     seed: int = setting(
-        0,
-        "Seed of the initial weights, the order of the examples and the augmentation.", DATA,
+        0, "Seed of the initial weights, the order of the examples and the augmentation.", DATA,
         allowed=Range(lambda value: 0 <= value < 2**31, "at least 0 and below 2147483648"),
         defines_run=True,
     )
-
     preprocessing: str | None = setting(
         None,
         "What is done to images before they reach the network; default: depends on the model "
         "(crop_flip_colour for cifarnet; pad_crop_flip for resnet and your own function; "
         "shift_alternating_flip for fastnet; random_resized_crop, which needs pictures that are "
         "read from disk, for resnet50 and keras.applications).",
-        DATA, choices=PREPROCESSINGS, defines_run=True,
+        DATA, allowed=one_of(PREPROCESSINGS), defines_run=True,
     )
     augment: str = setting(
-        "none",
-        "Augmentation of the training images in addition to --preprocessing: trivial_augment (one "
-        "operation of random strength), rand_augment (two operations of strength 9 of 30) or "
-        "colour_jitter (brightness, contrast and saturation).",
-        DATA, choices=AUGMENTATIONS, defines_run=True,
+        "none", "Augmentation of the training images in addition to --preprocessing.",
+        DATA, allowed=one_of(AUGMENTATIONS), defines_run=True,
     )
     random_erasing: float = setting(
-        0.0, "Probability that a rectangle of a training image is erased.", DATA,
-        allowed=FROM_0_TO_1, defines_run=True,
+        0.0, "Probability that a rectangle of a training image is erased.",
+        DATA, allowed=least_most(0, 1), defines_run=True,
     )
     mixup_alpha: float = setting(
         0.0,
-        "Mixup: each training image becomes a weighted mean of two images, and so does its label. "
-        "The weight is drawn from Beta(alpha, alpha), for example with alpha 0.2. 0: no mixup.",
+        "Mixup: each training image, and its label, becomes a weighted mean of two, with a weight "
+        "drawn from Beta(alpha, alpha), for example with alpha 0.2. 0: no mixup.",
         DATA, allowed=ALPHA, defines_run=True,
     )
     cutmix_alpha: float = setting(
         0.0,
-        "CutMix: a rectangle of each training image is replaced by the same rectangle of another "
-        "image, whose label gets the rectangle's share of the area. The area is drawn from "
-        "Beta(alpha, alpha), for example with alpha 1. 0: no CutMix. If mixup is on too, a coin "
-        "toss decides which of the two an image gets.", DATA, allowed=ALPHA, defines_run=True,
+        "CutMix: a rectangle of each training image, and its share of the label, comes from "
+        "another image. The area is drawn from Beta(alpha, alpha), for example with alpha 1. 0: no "
+        "CutMix. If mixup is on too, a coin toss decides which of the two an image gets.",
+        DATA, allowed=ALPHA, defines_run=True,
     )
     image_size: int | None = setting(
         None,
@@ -298,12 +273,6 @@ class TrainSettings(Settings):
         "pictures of the data set have different sizes. With this flag, the pictures of any other "
         "TFDS set stay encoded too, which takes less memory.",
         DATA, allowed=least_most(1, 4096), defines_run=True,
-    )
-    show_batch: str | None = setting(
-        None,
-        "PNG file to which the first training batch is written, as the network sees it; the "
-        "command then exits.",
-        DATA, allowed=file_that_ends(".png"), is_recorded=False,
     )
     skip_broken: bool = setting(
         False,
@@ -313,9 +282,8 @@ class TrainSettings(Settings):
     )
 
     compute_dtype: str = setting(
-        "float32",
-        "Type in which layers compute; weights are always float32.", NETWORK,
-        choices=COMPUTE_DTYPES, defines_run=True,
+        "float32", "Type in which layers compute; weights are always float32.",
+        NETWORK, allowed=one_of(COMPUTE_DTYPES), defines_run=True,
     )
     label_smoothing: float = setting(
         0.0,
@@ -327,23 +295,23 @@ class TrainSettings(Settings):
         None,
         "Coefficient of weight decay. It is a term of the loss; for adamw, lion and muon it is "
         "decoupled from the loss. Default: depends on the model (cifarnet 0.004, resnet and "
-        "resnet50 0.0001, others 0).", NETWORK,
-        allowed=AT_LEAST_0, defines_run=True,
+        "resnet50 0.0001, others 0).",
+        NETWORK, allowed=AT_LEAST_0, defines_run=True,
     )
     weight_decay_filter: str | None = setting(
         None,
         "Which weights decay; default: depends on the model (hidden_dense_kernels for cifarnet, "
-        "kernels for others).", NETWORK, choices=WEIGHT_FILTERS, defines_run=True,
+        "kernels for others).",
+        NETWORK, allowed=one_of(WEIGHT_FILTERS), defines_run=True,
     )
 
     microbatch_size: int = setting(
         0,
         "Examples of a microbatch; the last of a batch may be smaller. With the same size, runs "
-        "end with the same weights on any number of towers; towers beyond the number of "
-        "microbatches rest. Batch norm normalizes each microbatch separately, so for a network "
-        "with batch norm the size is part of the model. 0: an eighth of the batch, but at least "
-        "16; a resumed run keeps its size.", ARITHMETIC,
-        allowed=least_most(0, 2**20), defines_run=True,
+        "end with the same weights on any number of towers. Batch norm normalizes each microbatch "
+        "separately, so the size is then part of the model. 0: an eighth of the batch, but at "
+        "least 16; a resumed run keeps its size.",
+        ARITHMETIC, allowed=least_most(0, 2**20), defines_run=True,
     )
     intra_op_threads: int | None = setting(
         None,
@@ -355,19 +323,19 @@ class TrainSettings(Settings):
     deterministic: bool = setting(
         False,
         "Use TensorFlow's deterministic operations and no TF32, so that GPUs give the same bits "
-        "in every run. A CPU does not need this.", ARITHMETIC, defines_run=True,
+        "in every run. A CPU does not need this.",
+        ARITHMETIC, defines_run=True,
     )
     parameter_device: str = setting(
         "cpu",
         "Device that holds the weights and the optimizer's state, averages the gradients and makes "
         "the update: the CPU, or the first tower's GPU (with one worker only).",
-        ARITHMETIC, choices=("cpu", "gpu"),
+        ARITHMETIC, allowed=one_of(("cpu", "gpu")),
     )
     accumulate_gradients: bool = setting(
         False,
-        "Gradient accumulation: a tower computes its microbatches one after the other and keeps "
-        "the activations of only one at a time. Otherwise a tower computes all of them side by "
-        "side on a GPU, and on CPUs one for each core, which is faster. The bits are the same.",
+        "Compute a tower's microbatches one after the other, which keeps the activations of only "
+        "one at a time, and not side by side, which is faster. The bits are the same.",
         ARITHMETIC,
     )
     jit_compile: bool = setting(
@@ -385,62 +353,49 @@ class TrainSettings(Settings):
         ARITHMETIC, is_recorded=False,  # what it stands for is
     )
     worker_wait_seconds: float = setting(
-        300.0,
-        "How long a worker waits for the others of TF_CONFIG to start.",
-        ARITHMETIC,
-        allowed=Range(lambda value: 0 < value <= 1e6, "above 0 and at most 1e6"),
+        300.0, "How long a worker waits for the others of TF_CONFIG to start.",
+        ARITHMETIC, allowed=Range(lambda value: 0 < value <= 1e6, "above 0 and at most 1e6"),
     )
 
     learning_rate_schedule: str = setting(
-        "exponential",
-        "How the learning rate decays over epochs; exponential decays in steps.", RATE,
-        choices=SCHEDULES, defines_run=True,
+        "exponential", "How the learning rate decays over epochs; exponential decays in steps.",
+        RATE, allowed=one_of(SCHEDULES), defines_run=True,
     )
     epochs_per_decay: float = setting(
-        350.0, "Epochs between decays (exponential).", RATE,
-        allowed=least_most(1e-6, said="at least 0.000001"), defines_run=True,
+        350.0, "Epochs between decays (exponential).",
+        RATE, allowed=Range(lambda value: value >= 1e-6, "at least 0.000001"), defines_run=True,
     )
     decay_factor: float = setting(
-        0.1,
-        "Factor by which each decay multiplies the rate (exponential, piecewise).", RATE,
-        allowed=Range(lambda value: 0 < value <= 1, "above 0 and at most 1"), defines_run=True,
+        0.1, "Factor by which each decay multiplies the rate (exponential, piecewise).",
+        RATE, allowed=Range(lambda value: 0 < value <= 1, "above 0 and at most 1"),
+        defines_run=True,
     )
     decay_epochs: tuple[float, ...] = setting(
-        (),
-        "Epochs at which the rate decays (piecewise), for example 82,123.", RATE, defines_run=True,
+        (), "Epochs at which the rate decays (piecewise), for example 82,123.",
+        RATE, defines_run=True,
     )
     warmup_epochs: float = setting(
-        0.0,
-        "Epochs over which the rate rises linearly to its full value.",
+        0.0, "Epochs over which the rate rises linearly from 0 to its full value.",
         RATE, allowed=AT_LEAST_0, defines_run=True,
     )
-    warmup_start_factor: float = setting(
-        0.0,
-        "Share of the full rate at which the warm-up starts; for example 0.125 if the rate was "
-        "scaled up by 8.",
-        RATE, allowed=SHARE, defines_run=True,
-    )
     learning_rate_scaling: str = setting(
-        "none",
-        "How the learning rate grows with global_batch_size / base_batch_size.", RATE,
-        choices=SCALINGS, defines_run=True,
+        "none", "How the learning rate grows with global_batch_size / base_batch_size.",
+        RATE, allowed=one_of(SCALINGS), defines_run=True,
     )
     base_batch_size: int = setting(
-        128,
-        "Global batch size for which --learning_rate was chosen.", RATE, allowed=BATCH,
-        defines_run=True,
+        128, "Global batch size for which --learning_rate was chosen.",
+        RATE, allowed=BATCH, defines_run=True,
     )
 
     optimizer: str = setting(
-        "sgd", "Keras optimizer.", UPDATE, choices=OPTIMIZERS, defines_run=True,
+        "sgd", "Keras optimizer.", UPDATE, allowed=one_of(OPTIMIZERS), defines_run=True
     )
     momentum: float = setting(
         0.0, "Momentum (sgd, rmsprop, muon).", UPDATE, allowed=SHARE, defines_run=True
     )
     nesterov: bool = setting(False, "Nesterov momentum (sgd, muon).", UPDATE, defines_run=True)
     clip_norm: float = setting(
-        0.0,
-        "Global norm to which the reduced gradients are clipped; 0: no clipping.", UPDATE,
+        0.0, "Global norm to which the reduced gradients are clipped; 0: no clipping.", UPDATE,
         # Its inverse has to be a number that processors do not round to 0.
         allowed=Range(lambda value: value == 0 or 1e-30 <= value <= 1e30, "0, or 1e-30 to 1e30"),
         defines_run=True,
@@ -452,132 +407,68 @@ class TrainSettings(Settings):
         UPDATE, allowed=SHARE, defines_run=True,
     )
 
-    max_steps: int | None = setting(
+    init_from: str | None = setting(
         None,
-        "Step at which the run ends, if it comes before the end of --train_epochs.",
+        "Where a new run takes its initial weights from, and nothing else: a run, a checkpoint in "
+        "one, or a .keras or .weights.h5 file. Layers are matched by name and shape.",
+        RECORD, allowed=RUN_PATH,
+    )
+    max_steps: int | None = setting(
+        None, "Step at which the run ends, if it comes before the end of --train_epochs.",
         RECORD, allowed=AT_LEAST_1,
     )
     eval_every_epochs: int = setting(
-        0,
-        "Epochs between two evaluations; there is one at the end in any case.", RECORD,
-        allowed=AT_LEAST_0,
+        0, "Epochs between two evaluations; there is one at the end in any case.",
+        RECORD, allowed=AT_LEAST_0,
     )
     log_every_steps: int = setting(
-        20, "Steps between two lines of metrics.jsonl.", RECORD, allowed=AT_LEAST_1,
+        20, "Steps between two lines of metrics.jsonl.", RECORD, allowed=AT_LEAST_1
     )
     summary_every_steps: int = setting(
-        500,
-        "Steps between two sets of histograms and images for TensorBoard; 0: none.", RECORD,
-        allowed=AT_LEAST_0,
+        500, "Steps between two sets of histograms and images for TensorBoard; 0: none.",
+        RECORD, allowed=AT_LEAST_0,
     )
     verify_every_steps: int = setting(
         0,
-        "Steps between two hashes of the whole state in metrics.jsonl, including step 0 and the "
-        "last step. `towers-compare RUN_A RUN_B` uses them to find the step at which two runs "
-        "begin to differ. 0: no hashes.",
+        "Steps between two hashes of the whole state in metrics.jsonl, by which `towers-compare "
+        "RUN_A RUN_B` finds the step at which two runs begin to differ. 0: no hashes.",
         RECORD, allowed=AT_LEAST_0,
     )
     checkpoint_every_steps: int = setting(
-        500, "Steps between two checkpoints.", RECORD, allowed=AT_LEAST_1,
+        500, "Steps between two checkpoints.", RECORD, allowed=AT_LEAST_1
     )
     checkpoints_to_keep: int = setting(
-        5,
-        "How many of the newest checkpoints are kept.", RECORD, allowed=AT_LEAST_1,
-    )
-    profile_steps: tuple[int, int] | None = setting(
-        None,
-        "First and last step to profile for TensorBoard: A,B.", RECORD,
+        5, "How many of the newest checkpoints are kept.", RECORD, allowed=AT_LEAST_1
     )
     # fmt: on
 
     def __post_init__(self):
         super().__post_init__()
-        self._check_eval_split()
-        self._check_what_exits()
-        self._check_mixing()
-        self._check_schedule()
-        self._check_optimizer()
-        self._check_profile()
-
-    def _check_eval_split(self):
-        if self.eval_split == TRAINING_SPLIT:
-            raise SettingsError(
-                f"--eval_split={TRAINING_SPLIT}: must be another split than the run is trained on, "
-                f"such as test or validation; eval.py takes --split={TRAINING_SPLIT}"
-            )
-
-    def _check_what_exits(self):
-        if self.show_batch is not None and self.dry_run:
-            raise SettingsError(
-                f"--show_batch={shown(self.show_batch)}: writes a file, and --dry_run writes none; "
-                "give one of the two"
-            )
-
-    def _check_mixing(self):
-        for name in ("mixup_alpha", "cutmix_alpha"):
-            if getattr(self, name) and self.global_batch_size % 2:
-                raise SettingsError(
-                    f"--{name}={getattr(self, name):g}: mixes images in pairs, so "
-                    f"--global_batch_size={self.global_batch_size} must be even"
-                )
-
-    def _check_schedule(self):
-        kind = self.learning_rate_schedule
-        if kind == "piecewise" and not self.decay_epochs:
-            raise SettingsError(
-                "--learning_rate_schedule=piecewise needs --decay_epochs, such as 82,123"
-            )
-        if kind != "piecewise" and self.decay_epochs:
-            raise SettingsError(
-                f"--decay_epochs={shown(self.decay_epochs)}: only for "
-                f"--learning_rate_schedule=piecewise, and it is {kind}"
-            )
-        increasing = all(a < b for a, b in itertools.pairwise(self.decay_epochs))
-        if not increasing or any(not 0 < epoch < math.inf for epoch in self.decay_epochs):
-            raise SettingsError(
-                f"--decay_epochs={shown(self.decay_epochs)}: must be above 0 and increase"
-            )
-        if self.warmup_start_factor and not self.warmup_epochs:
-            raise SettingsError(
-                f"--warmup_start_factor={self.warmup_start_factor:g}: only with a warm-up, and "
-                "--warmup_epochs is 0"
-            )
-        if kind in ENDING_SCHEDULES and self.warmup_epochs >= self.train_epochs:
-            raise SettingsError(
-                f"--warmup_epochs={self.warmup_epochs:g}: must be below "
-                f"--train_epochs={self.train_epochs:g} for the {kind} schedule"
-            )
-
-    def _check_optimizer(self):
-        if self.momentum and self.optimizer not in WITH_MOMENTUM:
-            raise SettingsError(
-                f"--momentum={self.momentum:g}: only for --optimizer="
-                f"{' or '.join(WITH_MOMENTUM)}, and it is {self.optimizer}"
-            )
-        if self.nesterov and not (self.momentum and self.optimizer in WITH_NESTEROV):
-            raise SettingsError(
-                f"--nesterov: only for --optimizer={' or '.join(WITH_NESTEROV)} with "
-                "--momentum above 0"
-            )
-
-    def _check_profile(self):
-        steps = self.profile_steps
-        if steps is not None and not (len(steps) == 2 and 0 < steps[0] <= steps[1]):
-            raise SettingsError(
-                f"--profile_steps={shown(self.profile_steps)}: must be two steps A,B with "
-                "0 < A <= B"
-            )
-
-
-def of_training(name: str, help_: str, topic: str) -> Any:
-    """A setting of an evaluation that a training has under the same name, left open."""
-    about = definition(TrainSettings, name).metadata
-    return setting(None, help_, topic, allowed=about["allowed"])
-
-
-def definition(record: type[Settings], name: str) -> dataclasses.Field:
-    """The definition of one setting."""
-    return next(field for field in dataclasses.fields(record) if field.name == name)
+        schedule, decays = self.learning_rate_schedule, self.decay_epochs
+        has_decays, is_odd = schedule == "piecewise", self.global_batch_size % 2
+        is_rising = all(a < b for a, b in itertools.pairwise((0.0, *decays, math.inf)))
+        has_end, has_momentum = schedule in ENDING_SCHEDULES, self.optimizer in WITH_MOMENTUM
+        has_nesterov = self.optimizer in WITH_NESTEROV and self.momentum
+        for name, is_wrong, problem in (
+            ("eval_split", self.eval_split == TRAINING_SPLIT,
+             "must be another split than the run is trained on, such as test or validation; "
+             f"eval.py takes --split={TRAINING_SPLIT}"),
+            ("mixup_alpha", self.mixup_alpha and is_odd, "needs an even --global_batch_size"),
+            ("cutmix_alpha", self.cutmix_alpha and is_odd, "needs an even --global_batch_size"),
+            ("learning_rate_schedule", has_decays and not decays,
+             "needs --decay_epochs, such as 82,123"),
+            ("decay_epochs", decays and not has_decays,
+             f"only for --learning_rate_schedule=piecewise, and it is {schedule}"),
+            ("decay_epochs", not is_rising, "must be above 0 and increase"),
+            ("warmup_epochs", has_end and self.warmup_epochs >= self.train_epochs,
+             f"must be below --train_epochs={self.train_epochs:g} for the {schedule} schedule"),
+            ("momentum", self.momentum and not has_momentum,
+             f"only for --optimizer={' or '.join(WITH_MOMENTUM)}, and it is {self.optimizer}"),
+            ("nesterov", self.nesterov and not has_nesterov,
+             f"only for --optimizer={' or '.join(WITH_NESTEROV)} with --momentum above 0"),
+        ):  # fmt: skip
+            if is_wrong:
+                raise SettingsError(f"--{name}={shown(getattr(self, name))}: {problem}")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -585,47 +476,39 @@ class EvalSettings(Settings):
     """The flags of `eval.py` under their own names."""
 
     # fmt: off
-    train_dir: str = setting(
-        definition(TrainSettings, "train_dir").default, "Folder of the run.", EVERYDAY,
-        allowed=RUN_PATH,
-    )
+    train_dir: str = setting("runs/tutorial", "Folder of the run.", EVERYDAY, allowed=RUN_PATH)
     checkpoint: str | None = setting(
-        None,
-        "Checkpoint to evaluate, by path or step; default: the newest one.", EVERYDAY,
-        allowed=RUN_PATH,
+        None, "Checkpoint to evaluate, by path or step; default: the newest one.",
+        EVERYDAY, allowed=RUN_PATH,
     )
     split: str | None = setting(
-        None,
-        "Split to evaluate, such as train; default: the split that the run evaluates.",
+        None, "Split to evaluate, such as train; default: the split that the run evaluates.",
         EVERYDAY, allowed=SPLIT,
     )
-    num_towers: int | None = of_training(
-        "num_towers",
-        "Number of towers; default: one per visible GPU, or 1 without a GPU.", EVERYDAY
+    num_towers: int | None = setting(
+        None, "Number of towers; default: one per visible GPU, or 1 without a GPU.",
+        EVERYDAY, allowed=PARTS,
     )
     test_time_flip: bool = setting(
-        False,
-        "Average the logits of each image and its mirror image.", EVERYDAY,
+        False, "Average the logits of each image and its mirror image.", EVERYDAY
     )
     write_predictions: str | None = setting(
-        None,
-        "CSV file with one line per example: its name, class, predicted class and loss.",
-        EVERYDAY, allowed=file_that_ends(".csv"),
+        None, "CSV file with one line per example: its name, class, predicted class and loss.",
+        EVERYDAY, allowed=CSV_FILE,
     )
     run_once: bool = setting(
         True,
         "Evaluate one checkpoint and exit; --run_once=false follows a running training.", EVERYDAY
     )
     eval_interval_seconds: float = setting(
-        10.0,
-        "Seconds between two checks for a new checkpoint.", EVERYDAY,
-        allowed=Range(lambda value: 0 < value <= A_DAY, f"above 0 and at most {A_DAY}"),
+        10.0, "Seconds between two checks for a new checkpoint.",
+        EVERYDAY, allowed=Range(lambda value: 0 < value <= 86_400, "above 0 and at most 86400"),
     )
-    dataset: str | None = of_training("dataset", "Data set; default: the run's.", DATA)
-    data_dir: str | None = of_training("data_dir", "Folder of the data; default: the run's.", DATA)
-    global_batch_size: int | None = of_training(
-        "global_batch_size",
-        "Examples per batch, over all towers together; default: the run's.", ARITHMETIC
+    dataset: str | None = setting(None, "Data set; default: the run's.", DATA)
+    data_dir: str | None = setting(None, "Folder of the data; default: the run's.", DATA)
+    global_batch_size: int | None = setting(
+        None, "Examples per batch, over all towers together; default: the run's.",
+        ARITHMETIC, allowed=BATCH,
     )
     # fmt: on
 
@@ -640,45 +523,17 @@ class EvalSettings(Settings):
 
 def recorded(chosen: TrainSettings) -> dict:
     """What `config.json` has of the settings, by name."""
-    return {name: getattr(chosen, name) for name in recorded_names()}
-
-
-def augmentation(chosen: Mapping) -> str:
-    """What changes training images besides the preprocessing, in words; empty for nothing.
-
-    Args:
-      chosen: the settings of a training by name.
-    """
-    erasing, said = chosen["random_erasing"], []
-    if chosen["augment"] != "none":
-        said.append(chosen["augment"])
-    if erasing:
-        said.append(f"random erasing with probability {erasing:g}")
-    for name, alpha in (("mixup", chosen["mixup_alpha"]), ("CutMix", chosen["cutmix_alpha"])):
-        if alpha:
-            said.append(f"{name} with alpha {alpha:g}")
-    return ", ".join(said)
-
-
-def recorded_names() -> list[str]:
-    """The names of the settings that `config.json` has."""
-    fields = dataclasses.fields(TrainSettings)
-    return [field.name for field in fields if field.metadata["is_recorded"]]
+    fields = [field for field in dataclasses.fields(chosen) if field.metadata["is_recorded"]]
+    return {field.name: getattr(chosen, field.name) for field in fields}
 
 
 def check(field: dataclasses.Field, value: Any) -> None:
-    """Checks the value of one setting by its definition.
-
-    Raises:
-      SettingsError: it is out of its range, or none of its choices.
-    """
+    """Checks the value of one setting by its definition."""
     about, problem = field.metadata, ""
     if value is None:
         pass
     elif about["allowed"] and not about["allowed"].holds(value):
         problem = f"must be {about['allowed'].allowed}"
-    elif about["choices"] and not _is_choice(field, value):
-        problem = f"must be {said_choices(field)}"
     elif isinstance(value, float) and not abs(value) <= _LARGEST_FLOAT32:
         problem = "must be finite, in float32"
     elif isinstance(value, str) and not _TEXT.fullmatch(value):
@@ -693,19 +548,6 @@ _TEXT = re.compile(r"[^\x00-\x1f\x7f-\x9f\ud800-\udfff]{0,4096}")
 _LARGEST_FLOAT32 = (2 - 2**-23) * 2.0**127
 
 
-def _is_choice(field: dataclasses.Field, value: str) -> bool:
-    """Whether a setting that has choices may be this."""
-    about = field.metadata
-    return value in about["choices"] or bool(about["or_else"] and about["or_else"].holds(value))
-
-
-def said_choices(field: dataclasses.Field) -> str:
-    """What a setting that has choices may be, in words."""
-    about = field.metadata
-    others = f", or {about['or_else'].allowed}" if about["or_else"] else ""
-    return f"one of {', '.join(about['choices'])}{others}"
-
-
 def shown(value: object) -> str:
     """A value as a flag has it, for a message; without its middle where it is long."""
     if isinstance(value, (tuple, list)):
@@ -718,22 +560,6 @@ def shown(value: object) -> str:
 def label(name: str) -> str:
     """What stands before a value in a message; not everything that defines a run has a flag."""
     return f"--{name}=" if name in TrainSettings.__dataclass_fields__ else f"{name} "
-
-
-def of_text(field: dataclasses.Field, texts: list[str] | None) -> tuple | None:
-    """A flag's comma-separated items as the setting's type has them.
-
-    Raises:
-      SettingsError: one of `texts` is not a number of that type.
-    """
-    variants = [field.type, *typing.get_args(field.type)]
-    items = next(typing.get_args(one)[0] for one in variants if typing.get_origin(one) is tuple)
-    try:
-        return None if texts is None else tuple(items(text) for text in texts)
-    except ValueError as error:
-        raise SettingsError(
-            f"--{field.name}={shown(texts)}: must be numbers separated by commas"
-        ) from error
 
 
 def by_topic(record: type[Settings]) -> Iterator[tuple[str, list[dataclasses.Field]]]:

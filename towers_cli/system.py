@@ -2,7 +2,6 @@
 
 import argparse
 import contextlib
-import errno
 import os
 import sys
 from collections.abc import Callable, Iterator
@@ -31,12 +30,7 @@ def without_notices() -> Iterator[None]:
 
 
 def parser(command: str, about: str | None) -> argparse.ArgumentParser:
-    """The parser of a command with a few arguments and no flags.
-
-    Args:
-      command: its name.
-      about: what --help shows, such as a module's docstring; python -OO leaves that out.
-    """
+    """The parser of a command with a few arguments and no flags; --help shows what it is about."""
     formatter = argparse.RawDescriptionHelpFormatter
     return argparse.ArgumentParser(command, description=about, formatter_class=formatter)
 
@@ -44,10 +38,7 @@ def parser(command: str, about: str | None) -> argparse.ArgumentParser:
 def exit_code(command: str, run: Callable[[], int], error_code: int | None = None) -> int:
     """What `run` returns, or the exit code of an error, which is said in one line on stderr.
 
-    Args:
-      command: its name.
-      run: does what the command is for; with TensorFlow, which is imported first.
-      error_code: the exit code of each error; None for that of its kind.
+    TensorFlow is imported first. `error_code` is that of each error; None for that of its kind.
     """
     while (nowhere := os.open(os.devnull, os.O_RDWR)) <= 2:
         pass  # a stream was closed, as by `>&-`: Keras writes to it all the same
@@ -70,8 +61,6 @@ def exit_code(command: str, run: Callable[[], int], error_code: int | None = Non
     except BrokenPipeError:
         return output_is_gone()
     except OSError as error:  # such as a full disk
-        if error.errno == errno.EIO and _terminal_is_gone():
-            return output_is_gone()
         file = f"{error.filename}: " if error.filename else ""
         return say_error(command, f"{file}{error.strerror or error}", error_code or 1)
     except ImportError as error:
@@ -97,20 +86,8 @@ def printable(text: object) -> str:
     return "".join(one if one.isprintable() else repr(one)[1:-1] for one in str(text))
 
 
-def _terminal_is_gone() -> bool:
-    try:
-        os.tcgetpgrp(1)
-    except OSError as error:
-        return error.errno == errno.EIO
-    return False
-
-
 def output_is_gone() -> int:
-    """Ends the output where its reader has gone: that of `train.py | head`, a closed terminal.
-
-    Returns:
-      The exit code, as the shell has it for SIGPIPE.
-    """
+    """Ends the output where its reader has gone, as of `train.py | head`; the shell's exit code."""
     # Else Python complains when it flushes at its end.
     nowhere = os.open(os.devnull, os.O_WRONLY)
     for stream in (sys.stdout, sys.stderr):

@@ -23,13 +23,13 @@ def main(chosen: settings.TrainSettings) -> int:
     """Trains; returns the exit code."""
     from towers import multi_worker
     from towers.runs import run_folder
-    from towers_cli import agreement, build
+    from towers_cli import build, resolve
 
     # What TensorFlow's runtime fixes when it starts, and workers meet through it.
-    members = agreement.members()
+    with settings.as_flags():
+        members = multi_worker.from_tf_config()
     folder = run_folder.RunFolder(chosen.train_dir, "--train_dir")
-    is_chief = members is None or not members.index
-    threads = agreement.intra_op_threads(chosen, folder, is_chief)
+    threads = resolve.intra_op_threads(chosen, folder, members is None or not members.index)
     build.start_runtime(threads, chosen.deterministic)
     tower_devices = build.tower_devices(chosen.num_towers)
     with multi_worker.meet(members, chosen.worker_wait_seconds) as workers:  # most often one
@@ -41,23 +41,28 @@ def train(chosen: settings.TrainSettings, folder, tower_devices, workers) -> int
     import tensorflow as tf
 
     import towers
-    from towers import machine
-    from towers_cli import agreement, announcements, build, own_model, pictures, resolve, run_config
+    from input_pipeline import images
+    from towers import container_limits, machine
+    from towers_cli import announcements, build, own_model, resolve, run_config
 
     # What the run is, as its folder and this machine have it.
-    earlier, cores = agreement.find(workers, folder)
+    earlier, cores = workers.from_chief(
+        "what is in the folder",
+        lambda: [run_config.earlier_run(folder), container_limits.available_cores()],
+    )
     gpus = machine.num_devices("GPU")
     chosen = resolve.resolved(chosen, earlier, gpus, cores, workers.count)
     parameter_device = build.parameter_device(chosen, tower_devices, workers)
-    agreement.check_alike(workers, chosen)
+    run_config.check_alike(workers, chosen)
     towers_of_workers = workers.exchange("their numbers of towers", len(tower_devices))
 
     # The data, and the model at its initial weights.
     training, evaluated = build.load_data(chosen, workers)
     preprocessing = build.preprocessing(chosen, training)
-    if chosen.show_batch:
-        return pictures.show_batch(chosen, training, preprocessing, workers)
-    model = build.network_to_train(chosen, preprocessing, training, parameter_device)
+    num_classes = len(training.class_names)
+    model = build.build_network(
+        settings.recorded(chosen), preprocessing.output_shape, num_classes, parameter_device
+    )
 
     # What the run is to do, checked against what is in the folder, and shown.
     learning_rate = resolve.learning_rate(chosen, training.num_examples)
@@ -66,7 +71,7 @@ def train(chosen: settings.TrainSettings, folder, tower_devices, workers) -> int
         chosen, tower_devices, towers_of_workers, workers, last_step, preprocessing.output_shape,
         training, evaluated,
     )  # fmt: skip
-    agreement.check_beginning(workers, config, folder)
+    workers.from_chief("what it begins with", lambda: run_config.check_beginning(config, folder))
     if workers.is_chief:
         rows = announcements.rows(config, learning_rate, evaluated.num_examples)
         print(announcements.format_table(rows), flush=True)
@@ -78,7 +83,8 @@ def train(chosen: settings.TrainSettings, folder, tower_devices, workers) -> int
         return announcements.end(folder, chosen.eval_split, workers)
 
     # The run: Keras's fit on towers, from its beginning or from where it stands.
-    accuracy = build.compile_model(chosen, model, training, preprocessing, parameter_device)
+    one_hot = build.takes_shares(chosen)
+    build.compile_model(chosen, model, training, preprocessing, parameter_device)
     # What names no device is on the CPU: TensorFlow would put it on the first GPU.
     with own_model.faults_in_training(chosen.model), tf.device(towers.devices.HOST):
         towers.distribute(
@@ -97,15 +103,15 @@ def train(chosen: settings.TrainSettings, folder, tower_devices, workers) -> int
         )
         try:
             run.fit(
-                build.source(chosen, training, preprocessing),
+                images.training(training, preprocessing, chosen.seed, one_hot),
                 batch_size=chosen.global_batch_size,
                 epochs=math.ceil(chosen.train_epochs),
                 max_steps=last_step,
-                validation_data=build.evaluated(chosen, evaluated, preprocessing),
-                validation_freq=resolve.evaluated_epochs(chosen, last_step, training.num_examples),
-                callbacks=build.callbacks_of(
-                    chosen, model, learning_rate, last_step, accuracy, training.class_names
+                validation_data=images.evaluated(
+                    evaluated, preprocessing, chosen.global_batch_size, one_hot
                 ),
+                validation_freq=resolve.evaluated_epochs(chosen, last_step, training.num_examples),
+                callbacks=build.callbacks_of(chosen, model, learning_rate, last_step),
                 verbose=0,
                 checkpoint_every_steps=chosen.checkpoint_every_steps,
                 checkpoints_to_keep=chosen.checkpoints_to_keep,

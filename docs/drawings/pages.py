@@ -16,7 +16,7 @@ import batch
 import house
 
 from lessons import every, lesson
-from towers_cli import command_line, settings
+from towers_cli import settings
 
 SETTINGS = lesson.ROOT / "docs" / "settings.md"
 RECORDS = {"train": settings.TrainSettings, "eval": settings.EvalSettings}
@@ -41,7 +41,7 @@ def tables(command: str) -> Iterator[str]:
             cells = [
                 f"`--{field.name}`",
                 f"`{default}`" if default else "",
-                command_line.described(field),
+                about["help"],
                 allowed,
                 "yes" if about["defines_run"] else "",
             ]

@@ -35,7 +35,6 @@ SERVER.set_forkserver_preload(
         "input_pipeline.datasets",
         "input_pipeline.tfds_source",
         "tensorflow_datasets",
-        "towers_cli.agreement",
         "towers_cli.build",
         "towers_cli.checkpoint_evaluator",
         "towers_cli.evaluate",

@@ -19,7 +19,7 @@ import lighter
 from absl import flags
 
 from towers.runs import checkpoints
-from towers_cli import command_line, comparison, settings
+from towers_cli import command_line, compare, settings
 from towers_cli import evaluate as evaluate_command
 from towers_cli import train as train_command
 
@@ -176,7 +176,7 @@ def training_lines(folder: Path) -> list[dict]:
 
 def values_of(lines: list[dict]) -> list[dict]:
     """Lines without what the clock put into them."""
-    return [{k: v for k, v in line.items() if k not in comparison.OF_CLOCK} for line in lines]
+    return [{k: v for k, v in line.items() if k not in compare.OF_CLOCK} for line in lines]
 
 
 def assert_same_run(folder: Path, expected: Path) -> None:

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from input_pipeline import arrays, batches
 from towers import gradients
-from towers_cli import resolve, tally
+from towers_cli import checkpoint_evaluator, resolve
 
 # Drawn from no clock and no chance, on slow machines too; no draw is kept for the next run.
 hypothesis.settings.register_profile(
@@ -48,7 +48,7 @@ MILLIONTHS = st.one_of(
 
 def chosen(global_batch_size: int, **others):
     """The settings that decide where a run ends and when it evaluates."""
-    given = {"max_steps": None, "profile_steps": None, "eval_every_epochs": 0} | others
+    given = {"max_steps": None, "eval_every_epochs": 0} | others
     return types.SimpleNamespace(global_batch_size=global_batch_size, **given)
 
 
@@ -267,18 +267,20 @@ class TestEvaluation:
         """Images are logits; each figure is NumPy's, over all the examples at once."""
         logits, labels = split
         numbers = batches.each_once(len(labels), batch).as_numpy_iterator()
-        result = tally.evaluate(Unchanged(), [(logits[ids], labels[ids]) for ids in numbers])
+        examples = checkpoint_evaluator.predict(
+            Unchanged(), [(logits[ids], labels[ids]) for ids in numbers]
+        )
         of_label = logits[np.arange(len(labels)), labels]
         losses = np.log(np.exp(logits.astype(np.float64)).sum(axis=1)) - of_label
         predicted = logits.argmax(axis=1)
-        pairs = np.bincount(labels * logits.shape[1] + predicted, minlength=logits.shape[1] ** 2)
-        assert result.as_metrics() == {
+        assert checkpoint_evaluator.summarize(examples) == {
             "count": len(labels),
             "accuracy": (predicted == labels).mean(),
             "top5_accuracy": ((logits > of_label[:, None]).sum(axis=1) < 5).mean(),
             "cross_entropy": pytest.approx(losses.mean(), rel=1e-12),
         }
-        np.testing.assert_array_equal(result.confusion.ravel(), pairs)
+        np.testing.assert_array_equal(examples["label"], labels)
+        np.testing.assert_array_equal(examples["predicted"], predicted)
 
 
 class Unchanged:

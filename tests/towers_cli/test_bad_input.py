@@ -20,7 +20,6 @@ import toys
 
 import towers
 from towers.runs import run_folder
-from towers_cli import settings
 
 FLAGS = [
     (name, field)
@@ -44,7 +43,6 @@ CONTRADICTORY = {  # and the flag that is named first
     "--learning_rate_schedule=piecewise --decay_epochs=123,82": "decay_epochs",
     "--learning_rate_schedule=piecewise --decay_epochs=0,82": "decay_epochs",
     "--learning_rate_schedule=piecewise --decay_epochs=82,x": "decay_epochs",
-    "--warmup_start_factor=0.5": "warmup_start_factor",
     "--learning_rate_schedule=linear --warmup_epochs=5 --train_epochs=5": "warmup_epochs",
     "--optimizer=adam --momentum=0.9": "momentum",
     "--nesterov": "nesterov",
@@ -52,12 +50,7 @@ CONTRADICTORY = {  # and the flag that is named first
     "--eval_split=train": "eval_split",
     "--eval_split=test[:10%]": "eval_split",
     "--eval_split=test+train": "eval_split",
-    "--profile_steps=5": "profile_steps",
-    "--profile_steps=0,5": "profile_steps",
-    "--profile_steps=1,2.5": "profile_steps",
     "--mixup_alpha=0.2 --global_batch_size=3": "mixup_alpha",
-    "--show_batch=a.png --dry_run": "show_batch",
-    "--show_batch=a.jpg": "show_batch",
     "--init_from=runs/lr?": "init_from",
     "--train_dir=runs/[a]": "train_dir",
     "--train_dir=runs/a\\b": "train_dir",
@@ -143,8 +136,8 @@ def wrong_values(field) -> list[str]:
         values += ["12.5", "1e3", ""]
     else:
         values += ["a\0b", "a\nb", "\x1b[2J", "\udcff", "x" * 10_000]
-    if about["choices"]:
-        values += ["", "none of these"]
+    if about["allowed"] and about["allowed"].choices:
+        values.append("none of these")
     if about["allowed"]:
         values.append("" if str in kinds else "-1")
     return values
@@ -155,10 +148,8 @@ def test_a_value_that_a_setting_may_not_be(nothing_is_left, name, field):
     for value in wrong_values(field):
         done = scripts.run(name, f"--train_dir={nothing_is_left}", f"--{field.name}={value}")
         check(done, 2, f"{name}.py: error: --{field.name}=")
-        if field.metadata["choices"]:
-            assert settings.said_choices(field) in done.stderr
-        if value == "-1":
-            assert f"must be {field.metadata['allowed'].allowed}" in done.stderr
+        if (allowed := field.metadata["allowed"]) and (value == "-1" or allowed.choices):
+            assert f"must be {allowed.allowed}" in done.stderr
 
 
 @pytest.mark.parametrize("flags", CONTRADICTORY)

@@ -1,7 +1,6 @@
 """Help, the version, and output that cannot be."""
 
 import dataclasses
-import errno
 import os
 import subprocess
 import sys
@@ -11,7 +10,7 @@ import pytest
 import scripts
 
 import towers
-from towers_cli import command_line, system
+from towers_cli import command_line
 
 pytestmark = pytest.mark.whole_program
 
@@ -96,11 +95,3 @@ def test_flag_files_that_name_the_next_one(tmp_path, depth):
     (tmp_path / f"{depth}").write_text("--zzz=1\n")
     done = scripts.run("eval", f"--flagfile={tmp_path / '0'}")
     assert done.returncode == 2 and ("--flagfile" if depth > 3 else "zzz") in done.stderr
-
-
-def test_a_disk_that_cannot_be_read_is_no_closed_terminal(capsys):
-    def read():
-        raise OSError(errno.EIO, os.strerror(errno.EIO))
-
-    assert system.exit_code("train.py", read) == 1
-    assert capsys.readouterr().err.startswith("train.py: error: ")

@@ -1,7 +1,6 @@
 """`eval.py`: each example once whatever the towers and batches, any checkpoint, any folder."""
 
 import json
-import os
 import re
 import shutil
 import signal
@@ -128,6 +127,21 @@ def test_a_flip_at_test_time_is_said_and_written_down(folder):
     assert list((folder / "eval_test_flip").iterdir())
 
 
+def test_mirrored_images_are_evaluated_from_right_to_left():
+    class Columns:
+        """Its logits are an image's columns."""
+
+        def predict_on_batch(self, images):
+            return images.mean(axis=(1, 3))
+
+    images = np.zeros((1, 2, 3, 1), np.float32)
+    images[:, :, 0], images[:, :, 2] = 3.0, 1.0
+    batches = [(images, np.array([2]))]
+    assert checkpoint_evaluator.predict(Columns(), batches)["predicted"] == [0]
+    mean = checkpoint_evaluator.predict(Columns(), batches, test_time_flip=True)
+    assert mean["loss"] == pytest.approx(np.log(2 + np.exp(-2)))  # of 2, 0 and 2
+
+
 def test_a_checkpoint_that_is_missing_is_named_beside_those_that_are_there(folder):
     _, [line] = evaluate(folder, "--checkpoint=20")
     assert (line["step"], line["epoch"]) == (20, 20 * 24 / 5000)
@@ -168,14 +182,16 @@ class TestFollowing:
         again, lines = evaluate(folder, *self.FLAGS)
         assert (again.stdout, lines) == ("the training has finished\n", [])  # once is enough
 
-    @pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 143), (signal.SIGINT, 130)])
-    def test_stops_when_asked(self, unfinished, monkeypatch, number, code):
+    def test_stops_when_asked(self, unfinished):
         forget_evaluations(unfinished)
-        monkeypatch.setattr(checkpoint_evaluator, "_wait", lambda *_: os.kill(os.getpid(), number))
-        done, lines = evaluate(unfinished, *self.FLAGS)
-        assert (done.returncode, done.stderr) == (code, "")
+        process = scripts.start("eval", f"--train_dir={unfinished}", *self.FLAGS)
+        scripts.wait_for_line(process, "step 40, ")
+        process.send_signal(signal.SIGINT)
+        stdout, stderr = process.communicate(timeout=60)
+        assert (process.returncode, stderr) == (130, "")
+        assert stdout.splitlines()[-1] == "stopped"
+        lines = scripts.lines_of(unfinished / "eval.jsonl")
         assert [line["step"] for line in lines] == [20, 40]
-        assert done.stdout.splitlines()[-1] == "stopped following"
 
 
 # `--eval_split`: a run evaluates the split of that name, and all that it says names it.

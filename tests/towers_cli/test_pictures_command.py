@@ -12,9 +12,8 @@ import numpy as np
 import photos
 import pytest
 import scripts
-from PIL import Image
 
-from input_pipeline import datasets, images, mixing
+from input_pipeline import mixing
 from towers_cli import build, check_pictures, settings
 
 STEPS = 6
@@ -60,11 +59,6 @@ def test_augmented_pictures_are_the_same_on_any_number_of_towers(folder, whole, 
         run = tmp_path / str(towers)
         done = scripts.run("train", *flags(folder, run, *augmentation, f"--num_towers={towers}"))
         assert done.returncode == 0, done.stderr
-        said = (
-            "augmentation   trivial_augment, random erasing with probability 0.5, "
-            "mixup with alpha 0.4, CutMix with alpha 1"
-        )
-        assert said in scripts.unwrapped(done.stdout)
     scripts.assert_same_run(tmp_path / "3", tmp_path / "1")
     assert scripts.final_summary(tmp_path / "1") != scripts.final_summary(whole)
 
@@ -97,41 +91,24 @@ def test_an_evaluation_of_other_pictures_is_of_all_of_them(whole, tmp_path):
     assert "'dog'" in done.stderr and "'ant', 'bee', 'cow'" in done.stderr
 
 
-class TestWhatAPersonLooksAt:
-    def test_a_sheet_of_the_first_batch(self, folder, tmp_path):
-        sheet = tmp_path / "batch.png"
-        done = scripts.run("train", *flags(folder, tmp_path / "run", f"--show_batch={sheet}"))
-        assert (done.returncode, done.stderr) == (0, "")
-        assert f"{sheet}: 24 of 24 images of the first batch" in done.stdout
-        assert not (tmp_path / "run").exists()
-        with Image.open(sheet) as image:
-            pixels = np.asarray(image.convert("RGB"))
-        assert pixels.shape[1] > pixels.shape[0] > 300  # three rows of eight
-        # Its first image is of the class that the batch begins with, by its colour.
-        chosen = datasets.load("folder", str(folder), "train", image_size=24)
-        how = images.preprocessing("random_resized_crop", chosen)
-        batch = next(images.training(chosen, how, 0).batches(0, 1, global_batch_size=24))
-        strongest = pixels[10:110, 10:110].mean(axis=(0, 1)).argmax()
-        assert strongest == batch[1].numpy()[0]
-
-    def test_predictions_with_the_names_of_files(self, whole, folder, tmp_path):
-        file = tmp_path / "predictions.csv"
-        asked = [f"--train_dir={whole}", "--split=all"]
-        done = scripts.run("eval", *asked, f"--write_predictions={file}")
-        assert done.returncode == 0, done.stderr
-        with open(file, newline="") as opened:
-            rows = list(csv.DictReader(opened))
-        assert [row["name"] for row in rows] == sorted(
-            str(path.relative_to(folder)) for path in folder.glob("*/*.jpg")
-        )
-        assert all(row["name"].startswith(row["class"]) for row in rows)
-        line = scripts.lines_of(whole / "eval.jsonl")[-1]
-        right = [row["class"] == row["predicted"] for row in rows]
-        assert [row["correct"] == "1" for row in rows] == right
-        assert sum(right) / len(rows) == pytest.approx(line["accuracy"])
-        losses = [float(row["loss"]) for row in rows]
-        assert np.mean(losses) == pytest.approx(line["cross_entropy"], rel=1e-4)
-        assert list(tmp_path.iterdir()) == [file]
+def test_predictions_with_the_names_of_files(whole, folder, tmp_path):
+    file = tmp_path / "predictions.csv"
+    asked = [f"--train_dir={whole}", "--split=all"]
+    done = scripts.run("eval", *asked, f"--write_predictions={file}")
+    assert done.returncode == 0, done.stderr
+    with open(file, newline="") as opened:
+        rows = list(csv.DictReader(opened))
+    assert [row["name"] for row in rows] == sorted(
+        str(path.relative_to(folder)) for path in folder.glob("*/*.jpg")
+    )
+    assert all(row["name"].startswith(row["class"]) for row in rows)
+    line = scripts.lines_of(whole / "eval.jsonl")[-1]
+    right = [row["class"] == row["predicted"] for row in rows]
+    assert [row["correct"] == "1" for row in rows] == right
+    assert sum(right) / len(rows) == pytest.approx(line["accuracy"])
+    losses = [float(row["loss"]) for row in rows]
+    assert np.mean(losses) == pytest.approx(line["cross_entropy"], rel=1e-4)
+    assert list(tmp_path.iterdir()) == [file]
 
 
 @pytest.fixture
@@ -188,11 +165,9 @@ def test_the_readme_s_command_takes_a_folder_of_another_program_s_export(tmp_pat
         (["--dataset=shapes", "--data_dir="], 1, "image_size=24: the images of dataset=shapes"),
         (["--eval_split=val"], 1, "has no split 'val'"),
         (["--weight_decay_filter=hidden_dense_kernels", "--model=resnet"], 2, "no weight"),
-        (["--profile_steps=2,9"], 2, "error: --profile_steps=2,9: "),
-        (["--show_batch=no/batch.png"], 1, "no/batch.png"),
         (["--model=resnet50"], 2, "images of 24 x 24 are too small for resnet50"),
         (["--model=EfficientNetB0", "--image_size=32"], 2, "B0: scales raw pixels itself"),
-        (["--model=MobileNetV9"], 2, "has no such network; it has MobileNetV"),
+        (["--model=MobileNetV9"], 2, "has no such network"),
     ],
 )
 def test_what_does_not_fit_is_said(folder, tmp_path, chosen, code, said):

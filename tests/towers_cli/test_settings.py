@@ -29,10 +29,10 @@ REGISTRIES = {
 }
 # Where the work is done, when it is reported and when it ends.
 MAY_CHANGE = {
-    *("train_dir", "init_from", "data_dir", "recipe", "dry_run", "show_batch"),
+    *("train_dir", "init_from", "data_dir", "recipe", "dry_run"),
     *("num_towers", "accumulate_gradients", "parameter_device", "gpu_defaults"),
     "worker_wait_seconds",
-    *("train_epochs", "max_steps", "eval_split", "eval_every_epochs", "profile_steps"),
+    *("train_epochs", "max_steps", "eval_split", "eval_every_epochs"),
     *("log_every_steps", "summary_every_steps", "verify_every_steps"),
     *("checkpoint_every_steps", "checkpoints_to_keep"),
 }
@@ -59,9 +59,10 @@ TUTORIAL = {
 def test_choices_are_those_of_the_package():
     """They are written out in the settings so that --help need not import the package."""
     choices = {
-        field.name: field.metadata["choices"]
+        field.name: allowed.choices
         for field in dataclasses.fields(settings.TrainSettings)
-        if field.metadata["choices"] and field.name not in ("recipe", "parameter_device")
+        if (allowed := field.metadata["allowed"]) and allowed.choices
+        if field.name not in ("recipe", "parameter_device")
     }
     assert choices == {name: tuple(registry) for name, registry in REGISTRIES.items()}
     assert settings.WITH_MOMENTUM == optimizers.WITH_MOMENTUM
@@ -93,9 +94,8 @@ def test_false_is_false_and_numbers_may_be_in_lists():
         *(("--nesterov=0", False), ("--nonesterov", False)),
     ):
         assert scripts.settings_of("--momentum=0.9", text).nesterov is value
-    lists = "--learning_rate_schedule=piecewise", "--decay_epochs=82,123.5", "--profile_steps=3,5"
-    chosen = scripts.settings_of(*lists)
-    assert (chosen.decay_epochs, chosen.profile_steps) == ((82.0, 123.5), (3, 5))
+    chosen = scripts.settings_of("--learning_rate_schedule=piecewise", "--decay_epochs=82,123.5")
+    assert chosen.decay_epochs == (82.0, 123.5)
 
 
 @pytest.mark.pitfall(18)
@@ -116,4 +116,4 @@ def test_every_setting_either_defines_a_run_or_may_change(schedule):
     defining = settings.run_defining(dataclasses.asdict(chosen))
     assert ("train_epochs" in defining) == (schedule in ("cosine", "linear"))
     assert set(defining) - {"train_epochs"} == NAMES - MAY_CHANGE
-    assert NAMES - set(settings.recorded(chosen)) == {"dry_run", "show_batch", "gpu_defaults"}
+    assert NAMES - set(settings.recorded(chosen)) == {"dry_run", "gpu_defaults"}

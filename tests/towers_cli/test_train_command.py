@@ -69,7 +69,7 @@ class TestARun:
             ("batch", ("24 global", "4 microbatches", "6")),
             ("steps", ("7", "208.3 per epoch")),
             ("learning rate", ("0.1, x 0.1 every 350 epochs",)),
-            ("weight decay", ("0.004", "hidden_dense_kernels")),
+            ("optimizer", ("sgd", "weight decay 0.004 on hidden_dense_kernels")),
             ("warning", ("0.0336",)),
         ):
             for piece in pieces:
