@@ -31,7 +31,9 @@ def rows(
         "model": f"{chosen['model']}, {chosen['compute_dtype']}, "
                  f"images {' x '.join(map(str, derived['image_shape']))}"
                  f"{', compiled with XLA' if chosen['jit_compile'] else ''}",
-        "towers": _describe_towers(derived),
+        "workers": ", ".join(derived["workers"]) if len(derived["workers"]) > 1 else "",
+        "towers": f"{', '.join(map(str, derived['towers_of_workers']))} on "
+                  f"{', '.join(derived['tower_devices'])}",
         "batch": _describe_batch(chosen, derived),
         "same bits": _describe_same_bits(chosen, derived),
         "steps": f"{derived['last_step']:,}, {derived['steps_per_epoch']:.1f} per epoch",
@@ -76,13 +78,6 @@ def _describe_batch(chosen: Mapping, derived: Mapping) -> str:
         f"{chosen['global_batch_size']} global, {count} microbatch{'es' if count > 1 else ''} "
         f"of at most {chosen['microbatch_size']}{of_towers}"
     )
-
-
-def _describe_towers(derived: Mapping) -> str:
-    here, counts = ", ".join(derived["tower_devices"]), derived["towers_of_workers"]
-    if len(counts) == 1:
-        return f"{counts[0]} on {here}"
-    return f"{', '.join(map(str, counts))} on {', '.join(derived['workers'])}; here on {here}"
 
 
 def first_decay_epoch(rate: schedules.LearningRate) -> float:

@@ -1,5 +1,6 @@
 """From settings to the objects of a run: data, network, optimizer, callbacks."""
 
+import dataclasses
 import math
 from collections.abc import Callable, Mapping, Sequence
 
@@ -210,7 +211,7 @@ def callbacks_of(
     chain: list[keras.callbacks.Callback] = [callbacks.LearningRate(learning_rate)]
     if chosen.moving_average_decay:
         chain.append(callbacks.MovingAverages(model, chosen.moving_average_decay))
-    compared = ["num_towers", *settings.run_defining(settings.recorded(chosen))]
+    compared = ["num_towers", *settings.run_defining(dataclasses.asdict(chosen))]
     chain.append(callbacks.Log(chosen.log_every_steps, show=progress.show, compared=compared))
     if chosen.summary_every_steps:
         chain.append(callbacks.Histograms(chosen.summary_every_steps))

@@ -12,7 +12,7 @@ import numpy as np
 
 import towers
 from input_pipeline import datasets, images
-from towers import metrics
+from towers import errors, metrics
 from towers.runs import checkpoints, definition, run_errors, run_folder, summaries
 from towers_cli import build, run_config, settings, system
 
@@ -87,9 +87,8 @@ class CheckpointEvaluator:
             skip_broken=of_run["skip_broken"],
         )
         preprocessing = images.preprocessing(of_run["preprocessing"], self._images)
-        self._check_fits(preprocessing.output_shape)
-        if dataset == of_run["dataset"] and others is None:
-            self._check_same_images(split)
+        is_own = dataset == of_run["dataset"] and others is None
+        self._check_data(split, preprocessing.output_shape, is_own)
         batch_size = chosen.global_batch_size or of_run["global_batch_size"]
         self._batches = images.evaluated(self._images, preprocessing, batch_size)
         # What tells one evaluation of a checkpoint from another, as in `eval.jsonl`.
@@ -130,30 +129,21 @@ class CheckpointEvaluator:
         is_own = of_run["dataset"] == dataset and here == os.path.realpath(of_run["data_dir"] or "")
         return None if is_own else here
 
-    def _check_fits(self, image_shape: Sequence[int]) -> None:
-        """Checks that the data are of the kind that the run's network was built for."""
-        derived = self._config["resolved"]
-        for what, here, of_run in (
-            ("image shape after preprocessing", image_shape, derived["image_shape"]),
-            ("classes", self._images.class_names, derived["class_names"]),
-        ):
-            if list(here) != of_run:
-                raise settings.SettingsError(
-                    f"--dataset: {what}: {str(list(here))[:200]}: must be the run's: "
-                    f"{str(of_run)[:200]}"
-                )
-
-    def _check_same_images(self, split: str) -> None:
-        """Checks that a split of the run's own data set is the one that the run was made with."""
-        config, sha256 = self._config, self._images.fingerprint
+    def _check_data(self, split: str, image_shape: Sequence[int], is_own: bool) -> None:
+        """Checks that the data fit the run's network; its own, that they have not changed."""
+        derived, of_run = self._config["resolved"], self._config["settings"]
+        expected = {"image shape": derived["image_shape"], "classes": derived["class_names"]}
+        here = {"image shape": image_shape, "classes": self._images.class_names}
         of_split = {
-            settings.TRAINING_SPLIT: config["resolved"]["data_sha256"],
-            config["settings"]["eval_split"]: config["resolved"]["eval_sha256"],
+            settings.TRAINING_SPLIT: derived["data_sha256"],
+            of_run["eval_split"]: derived["eval_sha256"],
         }
-        if of_split.get(split, sha256) != sha256:
+        if is_own and split in of_split:
+            expected["sha256"], here["sha256"] = of_split[split], self._images.fingerprint
+        if different := errors.differences(expected, here):
             raise settings.SettingsError(
-                f"--split={split}: its images or labels are not those of the run (sha256 "
-                f"{sha256[:12]}, and the run's {of_split[split][:12]}); restore the data"
+                f"--split={split}: its images or labels are not those of the run: "
+                f"{'; '.join(different)[:600]}"
             )
 
     @functools.cached_property

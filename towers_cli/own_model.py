@@ -5,20 +5,15 @@ import functools
 import importlib
 import inspect
 import os
-import re
 import sys
 import traceback
 from collections.abc import Callable, Iterator
 
 import keras
 
-import towers
 from towers import errors, networks
 from towers.runs import export
 from towers_cli import settings
-
-_OURS = tuple(os.path.dirname(file) + os.sep for file in (towers.__file__, __file__))
-_OTHERS = re.compile(r"[/\\](site-packages|importlib)[/\\]|^<frozen ")
 
 
 def is_own(name: str) -> bool:
@@ -84,11 +79,11 @@ def _build(
             model = function(image_shape, num_classes)
             if isinstance(model, keras.Model) and not model.built:
                 model(keras.ops.zeros((1, *image_shape)))
+            problem = _problem(model, image_shape, num_classes)
     finally:
         keras.config.set_dtype_policy(before)
-    with faults_of(name, "building it"):
-        if problem := _problem(model, image_shape, num_classes):
-            raise settings.SettingsError(f"--model={name}: {problem}")
+    if problem:
+        raise settings.SettingsError(f"--model={name}: {problem}")
     return model
 
 
@@ -110,10 +105,6 @@ def _problem(model, image_shape: tuple[int, int, int], num_classes: int) -> str:
     return ""
 
 
-def _is_library(filename: str) -> bool:
-    return filename.startswith(_OURS) or bool(_OTHERS.search(filename))
-
-
 def faults_in_training(name: str) -> contextlib.AbstractContextManager:
     """Says in one line what a user's model does wrong in training; for our networks nothing."""
     return faults_of(name, "training it") if is_own(name) else contextlib.nullcontext()
@@ -127,9 +118,9 @@ def faults_of(name: str, what: str) -> Iterator[None]:
     except (settings.SettingsError, errors.UserError, OSError):  # which say it themselves
         raise
     except (Exception, SystemExit) as error:
-        frames = traceback.extract_tb(error.__traceback__)
-        own = [frame for frame in frames if not _is_library(frame.filename)]
-        where = f" ({own[-1].filename}, line {own[-1].lineno})" if own else ""
+        raised = traceback.extract_tb(error.__traceback__)[-1]
+        is_library = "site-packages" in raised.filename or raised.filename.startswith("<")
+        where = "" if is_library else f" ({raised.filename}, line {raised.lineno})"
         reason = " ".join(str(error).split())[:300]
         raise settings.SettingsError(
             f"--model={name}: {what}: {type(error).__name__}: {reason}{where}"

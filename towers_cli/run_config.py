@@ -1,5 +1,6 @@
 """A run's `config.json`: what it holds, and whether two define the same run."""
 
+import dataclasses
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
@@ -38,7 +39,7 @@ def make(
         "data_sha256": training.fingerprint,
         "eval_sha256": evaluated.fingerprint,
     }
-    recorded = settings.recorded(chosen)
+    recorded = dataclasses.asdict(chosen)
     definition = (
         settings.run_defining(recorded)
         | {  # decides the weights that the run ends with
@@ -62,7 +63,8 @@ def check(config: Mapping, train_dir: str | Path) -> None:
             f"--train_dir={train_dir}: is a program's own run; continue or evaluate it with that "
             "program"
         )
-    if missing := settings.recorded(settings.TrainSettings()).keys() - config["settings"].keys():
+    names = {field.name for field in dataclasses.fields(settings.TrainSettings)}
+    if missing := names - set(config["settings"]):
         raise run_folder.RunFolderError(
             f"--train_dir={train_dir}: its config.json lacks {', '.join(sorted(missing))}; another "
             "version of towers may have made it"
@@ -85,7 +87,7 @@ def earlier_run(folder: run_folder.RunFolder) -> dict | None:
 
 def check_alike(workers: worker.Workers, chosen: settings.TrainSettings) -> None:
     """Checks that all workers were given the same settings."""
-    shared = settings.recorded(chosen)
+    shared = dataclasses.asdict(chosen)
     shared = {name: value for name, value in shared.items() if name not in _PER_WORKER}
     worker.check_same(workers, "their settings", shared, settings.label)
 

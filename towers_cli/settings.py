@@ -151,17 +151,13 @@ def setting(
     *,
     allowed: Range | None = None,
     defines_run: bool = False,
-    is_recorded: bool = True,
 ) -> Any:
     """A field of a record of settings.
 
     `defines_run` says whether it decides the weights that a run ends with; the rest may change when
-    a run is continued. `is_recorded` is False for what a command does once.
+    a run is continued.
     """
-    metadata = {
-        "help": help_, "topic": topic, "allowed": allowed,
-        "defines_run": defines_run, "is_recorded": is_recorded,
-    }  # fmt: skip
+    metadata = {"help": help_, "topic": topic, "allowed": allowed, "defines_run": defines_run}
     return dataclasses.field(default=default, metadata=metadata)
 
 
@@ -227,7 +223,7 @@ class TrainSettings(Settings):
         False,
         "Print what the run would be, then exit. No run is made, and no data are written or "
         "downloaded.",
-        EVERYDAY, is_recorded=False,
+        EVERYDAY,
     )
 
     eval_split: str = setting(
@@ -350,7 +346,7 @@ class TrainSettings(Settings):
         "With GPUs: sets --jit_compile, makes microbatches of at least 128 examples unless "
         "--microbatch_size is given, and, with one worker and any recipe but the tutorial, sets "
         "--parameter_device=gpu.",
-        ARITHMETIC, is_recorded=False,  # what it stands for is
+        ARITHMETIC,
     )
     worker_wait_seconds: float = setting(
         300.0, "How long a worker waits for the others of TF_CONFIG to start.",
@@ -519,12 +515,6 @@ class EvalSettings(Settings):
                 f"--checkpoint={self.checkpoint}: names one checkpoint, and --run_once=false "
                 "follows all of them; give one of the two"
             )
-
-
-def recorded(chosen: TrainSettings) -> dict:
-    """What `config.json` has of the settings, by name."""
-    fields = [field for field in dataclasses.fields(chosen) if field.metadata["is_recorded"]]
-    return {field.name: getattr(chosen, field.name) for field in fields}
 
 
 def check(field: dataclasses.Field, value: Any) -> None:

@@ -9,6 +9,7 @@ The same command continues a run that was stopped.
 Once the package is installed, they are towers-train and towers-eval.
 """
 
+import dataclasses
 import math
 
 from towers_cli import command_line, settings
@@ -61,7 +62,7 @@ def train(chosen: settings.TrainSettings, folder, tower_devices, workers) -> int
     preprocessing = build.preprocessing(chosen, training)
     num_classes = len(training.class_names)
     model = build.build_network(
-        settings.recorded(chosen), preprocessing.output_shape, num_classes, parameter_device
+        dataclasses.asdict(chosen), preprocessing.output_shape, num_classes, parameter_device
     )
 
     # What the run is to do, checked against what is in the folder, and shown.

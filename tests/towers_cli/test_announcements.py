@@ -1,10 +1,12 @@
 """The start table: what a run says of itself. A whole one is in test_train_command.py."""
 
+import dataclasses
+
 import pytest
 import scripts
 
 from towers import schedules
-from towers_cli import announcements, resolve, settings
+from towers_cli import announcements, resolve
 
 OF_SCHEDULE = {
     "exponential": {"epochs_per_decay": 2.0, "decay_factor": 0.5},
@@ -36,7 +38,7 @@ def test_the_flags_of_the_rate_make_the_schedule():
 def rows(*flags, device="/CPU:0", schedule="constant", last_step=9) -> dict:
     """The table of a run of 1,000 images in batches of 24, row by row."""
     chosen = scripts.settings_of("--global_batch_size=24", "--microbatch_size=6", *flags)
-    chosen = settings.recorded(resolve.resolved(chosen, None, 0, 1))
+    chosen = dataclasses.asdict(resolve.resolved(chosen, None, 0, 1))
     derived = {
         "tower_devices": [device],
         "towers_of_workers": [1],

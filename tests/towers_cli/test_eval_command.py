@@ -98,22 +98,23 @@ def test_towers_and_batches_change_nothing(folder, towers, batch):
 
 
 @pytest.mark.parametrize(
-    ("name", "value", "flag"),
+    ("name", "value", "what"),
     [
-        ("eval_sha256", "f" * 64, "--split=test"),
-        ("data_sha256", "f" * 64, "--split=train"),
-        ("class_names", ["a"] * 11, "--dataset"),
-        ("image_shape", [9, 9, 3], "--dataset"),
+        ("eval_sha256", "f" * 64, "sha256"),
+        ("data_sha256", "f" * 64, "sha256"),
+        ("class_names", ["a"] * 11, "classes"),
+        ("image_shape", [9, 9, 3], "image shape"),
     ],
 )
-def test_other_images_than_the_runs_are_refused(folder, tmp_path, name, value, flag):
+def test_other_images_than_the_runs_are_refused(folder, tmp_path, name, value, what):
     shutil.copytree(folder, tmp_path / "run")
     config = json.loads((folder / "config.json").read_text())
     config["resolved"][name] = value
     (tmp_path / "run" / "config.json").write_text(json.dumps(config))
     split = "--split=train" if name == "data_sha256" else "--split=test"
     done = scripts.run("eval", f"--train_dir={tmp_path / 'run'}", split)
-    assert done.returncode == 2 and f"error: {flag}: " in done.stderr
+    assert done.returncode == 2 and f"error: {split}: " in done.stderr
+    assert f"{what} " in done.stderr and "(the run has " in done.stderr
 
 
 def test_a_flip_at_test_time_is_said_and_written_down(folder):

@@ -4,6 +4,7 @@ Most tests run the script in their own process (scripts.py); signals, the export
 silent stderr are tested on real ones.
 """
 
+import dataclasses
 import json
 import math
 import re
@@ -18,7 +19,6 @@ import scripts
 import tensorflow as tf
 
 from towers import schedules
-from towers_cli import settings
 
 TRAINING_KEYS = {
     *("step", "examples_seen", "epoch", "learning_rate", "weight_decay"),
@@ -86,7 +86,7 @@ class TestARun:
             "weight_decay": 0.004,
             "weight_decay_filter": "hidden_dense_kernels",
         }
-        expected = settings.recorded(given) | filled_in
+        expected = dataclasses.asdict(given) | filled_in
         assert chosen == {k: [*v] if isinstance(v, tuple) else v for k, v in expected.items()}
         assert derived["tower_devices"] == ["/CPU:0", "/CPU:1"]
         assert (derived["towers_of_workers"], derived["num_microbatches"]) == ([2], 4)
