@@ -5,7 +5,7 @@ from collections.abc import Sequence
 import numpy as np
 from PIL import Image, ImageDraw
 
-from towers.runs import figures
+from towers.runs import summaries
 
 _SIDE, _CAPTION, _GAP = 112, 14, 6  # pixels: of an image, of the line below it, between two
 _COLUMNS, _LONGEST = 8, 18  # images of a row; characters of a caption
@@ -20,7 +20,7 @@ def sheet(images: np.ndarray, captions: Sequence[str]) -> Image.Image:
       captions: one for each.
     """
     if images.dtype != np.uint8:
-        images = np.rint(255 * figures.stretched(images)).astype(np.uint8)
+        images = np.rint(255 * summaries.stretched(images)).astype(np.uint8)
     colours = np.broadcast_to(images, (*images.shape[:3], 3))
     columns = max(1, min(_COLUMNS, len(images)))
     rows = -(-len(images) // columns)

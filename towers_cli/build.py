@@ -207,8 +207,8 @@ def compile_model(
     training: datasets.Images,
     prepared: preprocess.Preprocessing,
     parameter_device: str,
-) -> metrics.Accuracy:
-    """Compiles the network with what the settings say; the accuracy it counts."""
+) -> None:
+    """Compiles the network with what the settings say."""
     adapt = own_model.network(chosen.model).adapt
     if adapt is not None:
         adapt(model, images_to_adapt_to(training, prepared))
@@ -242,7 +242,6 @@ def compile_model(
             metrics=[accuracy, in_top, cross_entropy],
             jit_compile=chosen.jit_compile,
         )
-    return accuracy
 
 
 def callbacks_of(
@@ -250,8 +249,6 @@ def callbacks_of(
     model: keras.Model,
     learning_rate: schedules.LearningRate,
     last_step: int,
-    accuracy: metrics.Accuracy,
-    class_names: Sequence[str],
 ) -> list[keras.callbacks.Callback]:
     """What a run does along the way."""
     progress = console.Progress(last_step, chosen.eval_split)
@@ -261,13 +258,10 @@ def callbacks_of(
     chain.append(
         callbacks.Log(chosen.log_every_steps, show=progress.show, compared=settings.COMPARED)
     )
-    chain.append(callbacks.Confusion(accuracy, class_names))
     if chosen.summary_every_steps:
         chain.append(callbacks.Histograms(chosen.summary_every_steps))
     if chosen.verify_every_steps:
         chain.append(callbacks.Verify(chosen.verify_every_steps))
-    if chosen.profile_steps:
-        chain.append(callbacks.Profile(*chosen.profile_steps))
     return [*chain, progress]
 
 

@@ -192,7 +192,6 @@ class CheckpointEvaluator:
             pictures.write_predictions(self._chosen.write_predictions, result, self._images)
         with summaries.events(self._writer, at_step):
             summaries.scalars(result.as_metrics())
-            summaries.write_confusion(result.confusion, class_names)
             if (sheet := pictures.most_confused(result, self._images)) is not None:
                 tf.summary.image("most_confused", sheet[None])
         with summaries.events(self._writer, examples_seen):

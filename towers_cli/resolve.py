@@ -111,21 +111,11 @@ def learning_rate(
 
 
 def last_step(chosen: settings.TrainSettings, examples_per_epoch: int) -> int:
-    """The step that a run ends after.
-
-    Raises:
-      SettingsError: the steps to profile lie past it.
-    """
+    """The step that a run ends after."""
     last = math.ceil(
         schedules.exact(chosen.train_epochs) * examples_per_epoch / chosen.global_batch_size
     )
-    last = min(last, chosen.max_steps or last)
-    if chosen.profile_steps and chosen.profile_steps[1] > last:
-        raise settings.SettingsError(
-            f"--profile_steps={settings.shown(chosen.profile_steps)}: must end by the last step, "
-            f"{last}"
-        )
-    return last
+    return min(last, chosen.max_steps or last)
 
 
 def evaluated_epochs(

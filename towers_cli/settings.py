@@ -484,10 +484,6 @@ class TrainSettings(Settings):
         5,
         "How many of the newest checkpoints are kept.", RECORD, allowed=AT_LEAST_1,
     )
-    profile_steps: tuple[int, int] | None = setting(
-        None,
-        "First and last step to profile for TensorBoard: A,B.", RECORD,
-    )
     # fmt: on
 
     def __post_init__(self):
@@ -497,7 +493,6 @@ class TrainSettings(Settings):
         self._check_mixing()
         self._check_schedule()
         self._check_optimizer()
-        self._check_profile()
 
     def _check_eval_split(self):
         if self.eval_split == TRAINING_SPLIT:
@@ -558,14 +553,6 @@ class TrainSettings(Settings):
             raise SettingsError(
                 f"--nesterov: only for --optimizer={' or '.join(WITH_NESTEROV)} with "
                 "--momentum above 0"
-            )
-
-    def _check_profile(self):
-        steps = self.profile_steps
-        if steps is not None and not (len(steps) == 2 and 0 < steps[0] <= steps[1]):
-            raise SettingsError(
-                f"--profile_steps={shown(self.profile_steps)}: must be two steps A,B with "
-                "0 < A <= B"
             )
 
 

@@ -78,7 +78,7 @@ def train(chosen: settings.TrainSettings, folder, tower_devices, workers) -> int
         return announcements.end(folder, chosen.eval_split, workers)
 
     # The run: Keras's fit on towers, from its beginning or from where it stands.
-    accuracy = build.compile_model(chosen, model, training, preprocessing, parameter_device)
+    build.compile_model(chosen, model, training, preprocessing, parameter_device)
     # What names no device is on the CPU: TensorFlow would put it on the first GPU.
     with own_model.faults_in_training(chosen.model), tf.device(towers.devices.HOST):
         towers.distribute(
@@ -103,9 +103,7 @@ def train(chosen: settings.TrainSettings, folder, tower_devices, workers) -> int
                 max_steps=last_step,
                 validation_data=build.evaluated(chosen, evaluated, preprocessing),
                 validation_freq=resolve.evaluated_epochs(chosen, last_step, training.num_examples),
-                callbacks=build.callbacks_of(
-                    chosen, model, learning_rate, last_step, accuracy, training.class_names
-                ),
+                callbacks=build.callbacks_of(chosen, model, learning_rate, last_step),
                 verbose=0,
                 checkpoint_every_steps=chosen.checkpoint_every_steps,
                 checkpoints_to_keep=chosen.checkpoints_to_keep,

@@ -48,7 +48,7 @@ MILLIONTHS = st.one_of(
 
 def chosen(global_batch_size: int, **others):
     """The settings that decide where a run ends and when it evaluates."""
-    given = {"max_steps": None, "profile_steps": None, "eval_every_epochs": 0} | others
+    given = {"max_steps": None, "eval_every_epochs": 0} | others
     return types.SimpleNamespace(global_batch_size=global_batch_size, **given)
 
 

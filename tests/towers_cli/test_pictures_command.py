@@ -188,7 +188,6 @@ def test_the_readme_s_command_takes_a_folder_of_another_program_s_export(tmp_pat
         (["--dataset=shapes", "--data_dir="], 1, "image_size=24: the images of dataset=shapes"),
         (["--eval_split=val"], 1, "has no split 'val'"),
         (["--weight_decay_filter=hidden_dense_kernels", "--model=resnet"], 2, "no weight"),
-        (["--profile_steps=2,9"], 2, "error: --profile_steps=2,9: "),
         (["--show_batch=no/batch.png"], 1, "no/batch.png"),
         (["--model=resnet50"], 2, "images of 24 x 24 are too small for resnet50"),
         (["--model=EfficientNetB0", "--image_size=32"], 2, "B0: scales raw pixels itself"),

@@ -32,7 +32,7 @@ MAY_CHANGE = {
     *("train_dir", "init_from", "data_dir", "recipe", "dry_run", "show_batch"),
     *("num_towers", "accumulate_gradients", "parameter_device", "gpu_defaults"),
     "worker_wait_seconds",
-    *("train_epochs", "max_steps", "eval_split", "eval_every_epochs", "profile_steps"),
+    *("train_epochs", "max_steps", "eval_split", "eval_every_epochs"),
     *("log_every_steps", "summary_every_steps", "verify_every_steps"),
     *("checkpoint_every_steps", "checkpoints_to_keep"),
 }
@@ -93,9 +93,8 @@ def test_false_is_false_and_numbers_may_be_in_lists():
         *(("--nesterov=0", False), ("--nonesterov", False)),
     ):
         assert scripts.settings_of("--momentum=0.9", text).nesterov is value
-    lists = "--learning_rate_schedule=piecewise", "--decay_epochs=82,123.5", "--profile_steps=3,5"
-    chosen = scripts.settings_of(*lists)
-    assert (chosen.decay_epochs, chosen.profile_steps) == ((82.0, 123.5), (3, 5))
+    chosen = scripts.settings_of("--learning_rate_schedule=piecewise", "--decay_epochs=82,123.5")
+    assert chosen.decay_epochs == (82.0, 123.5)
 
 
 @pytest.mark.pitfall(18)

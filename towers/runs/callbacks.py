@@ -18,14 +18,13 @@ from towers import (
     cutting,
     gradients,
     hashes,
-    metrics,
     microbatch,
     moving_averages,
     schedules,
     shares,
     updating,
 )
-from towers.runs import activations, figures, run_folder, summaries
+from towers.runs import activations, run_folder, summaries
 
 
 class RunCallback(keras.callbacks.Callback):
@@ -311,32 +310,9 @@ class Histograms(RunCallback):
             summaries.scalars(numbers)
             for place, images in enumerate(tf.nest.flatten(self.run.batch)):
                 if images is not None and len(images.shape) == 4 and images.shape[-1] in (1, 3):
-                    shown = figures.stretched(np.asarray(images[: summaries.MAX_IMAGES]))
+                    shown = summaries.stretched(np.asarray(images[: summaries.MAX_IMAGES]))
                     name = "augmented_images" + (f"_{place}" if place else "")
                     tf.summary.image(name, shown, max_outputs=summaries.MAX_IMAGES)
-
-
-class Confusion(RunCallback):
-    """Draws, for each evaluation, which classes a classifier takes for which.
-
-    accuracy = towers.metrics.Accuracy(10)
-    model.compile(..., metrics=[accuracy])
-    run.fit(..., callbacks=[towers.callbacks.Confusion(accuracy, class_names)])
-    """
-
-    def __init__(self, accuracy: metrics.Accuracy, class_names: Sequence[str]):
-        """
-        Args:
-          accuracy: that the model is compiled with.
-          class_names: one for each class.
-        """
-        super().__init__()
-        self._accuracy, self._names = accuracy, tuple(class_names)
-
-    def on_test_end(self, logs=None):
-        if self._writes:
-            with summaries.events(self.run.writer("eval"), self._at_step):
-                summaries.write_confusion(self._accuracy.confusion.numpy(), self._names)
 
 
 class Verify(RunCallback):
@@ -368,28 +344,3 @@ class Verify(RunCallback):
             line = {"step": self._at_step, "examples_seen": self.run.state.examples_seen}
             line |= {"state_sha256": hashes.sha256_of_parts(parts), "parts_sha256": parts}
             run_folder.append_line(self.run.folder.metrics, line)
-
-
-class Profile(RunCallback):
-    """Records a profile of some steps for TensorBoard's Profile tab.
-
-    It needs the `profile` extra to be shown. A run that resumes among the steps profiles the rest.
-    """
-
-    def __init__(self, first_step: int, last_step: int):
-        super().__init__()
-        self._steps = range(first_step, last_step + 1)
-        self._profile: contextlib.ExitStack | None = None
-
-    def on_train_batch_begin(self, batch, logs=None):
-        if self._at_step + 1 in self._steps and self._writes and self._profile is None:
-            self._profile = contextlib.ExitStack()
-            self._profile.enter_context(summaries.profile(self.run.folder))
-
-    def on_train_batch_end(self, batch, logs=None):
-        if self._at_step == self._steps[-1]:
-            self.on_train_end()
-
-    def on_train_end(self, logs=None):
-        if self._profile is not None:
-            self._profile.close()

@@ -8,7 +8,7 @@ import contextlib
 import errno
 import json
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 import numpy as np
@@ -18,7 +18,7 @@ from tensorboard.plugins.scalar import summary
 from tensorflow.python.framework import convert_to_constants
 
 from towers import noise
-from towers.runs import figures, run_folder
+from towers.runs import run_folder
 
 MAX_IMAGES = 8
 BY_EXAMPLES = "by_examples_seen/"  # with the examples seen in place of the step
@@ -81,16 +81,15 @@ def _on_disk() -> Iterator[None]:
         ) from error
 
 
-def write_confusion(counts: np.ndarray, class_names: Sequence[str]) -> None:
-    """Writes an evaluation's confusion matrix as an image, and the accuracy of each class.
+def stretched(images: np.ndarray) -> np.ndarray:
+    """Maps each image's own range to [0, 1]: standardized images have no fixed one.
 
     Args:
-      counts: [num_classes, num_classes], examples by (label, predicted class).
-      class_names: one per class.
+      images: floating [n, height, width, channels].
     """
-    tf.summary.image("confusion_matrix", figures.confusion_matrix(counts, tuple(class_names))[None])
-    each = zip(class_names, counts.diagonal(), counts.sum(axis=1), strict=True)
-    scalars({f"accuracy_per_class/{name}": right / count for name, right, count in each if count})
+    low = images.min(axis=(1, 2, 3), keepdims=True)
+    high = images.max(axis=(1, 2, 3), keepdims=True)
+    return (images - low) / np.maximum(high - low, 1e-6)
 
 
 def graph_with_calls_inlined(
@@ -126,13 +125,6 @@ def graph_with_calls_inlined(
             copy.CopyFrom(node)
             copy.input[:] = [one for name in node.input for one in sources(name)]
     return drawn
-
-
-@contextlib.contextmanager
-def profile(folder: run_folder.RunFolder) -> Iterator[None]:
-    """Records a profile for TensorBoard's Profile tab (needs the `profile` extra to be shown)."""
-    with _on_disk(), tf.profiler.experimental.Profile(str(folder.train_events)):
-        yield
 
 
 def markdown_table(values: Mapping) -> str:
