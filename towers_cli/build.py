@@ -251,18 +251,16 @@ def callbacks_of(
     last_step: int,
 ) -> list[keras.callbacks.Callback]:
     """What a run does along the way."""
-    progress = console.Progress(last_step, chosen.eval_split)
     chain: list[keras.callbacks.Callback] = [callbacks.LearningRate(learning_rate)]
     if chosen.moving_average_decay:
         chain.append(callbacks.MovingAverages(model, chosen.moving_average_decay))
-    chain.append(
-        callbacks.Log(chosen.log_every_steps, show=progress.show, compared=settings.COMPARED)
-    )
+    show = console.printer(last_step, chosen.eval_split)
+    chain.append(callbacks.Log(chosen.log_every_steps, show=show, compared=settings.COMPARED))
     if chosen.summary_every_steps:
         chain.append(callbacks.Histograms(chosen.summary_every_steps))
     if chosen.verify_every_steps:
         chain.append(callbacks.Verify(chosen.verify_every_steps))
-    return [*chain, progress]
+    return chain
 
 
 def build_model(config: Mapping) -> keras.Model:
@@ -276,7 +274,9 @@ def build_model(config: Mapping) -> keras.Model:
     if chosen["optimizer"] not in optimizers.DECOUPLED_WEIGHT_DECAY:
         decayed = weight_decay.FILTERS[chosen["weight_decay_filter"]](model)
         weight_decay.regularize(decayed, chosen["weight_decay"])
-    if definition.are_others(definition.layers(model), derived.get("layers")):
+    is_same_keras = config["stretches"][-1]["runs_on"]["keras"] == keras.version()
+    layers = definition.of_model(model)["layers"]
+    if is_same_keras and layers != config["defining"]["layers"]:
         raise settings.SettingsError(
             f"--model={chosen['model']}: is no longer the network of the run"
         )

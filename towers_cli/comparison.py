@@ -7,8 +7,8 @@ from typing import Any
 
 import numpy as np
 
-from towers import errors
-from towers.runs import checkpoints, run_folder, stretches
+from towers import conditions, errors
+from towers.runs import checkpoints, run_folder
 from towers_cli import run_config, settings
 
 # Fields of metrics.jsonl that are not about what was computed.
@@ -79,7 +79,7 @@ def _place(config: Mapping) -> dict:
 
 def changes_on_the_way(folder: run_folder.RunFolder) -> list[str]:
     """What changed when a run was continued: to another TensorFlow, to another processor."""
-    return stretches.changes(folder.read_config()["stretches"])
+    return conditions.changes(folder.read_config()["stretches"])
 
 
 def partings(a: run_folder.RunFolder, b: run_folder.RunFolder) -> Iterator[Parting]:

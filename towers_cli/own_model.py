@@ -17,7 +17,7 @@ import keras
 import input_pipeline
 import towers
 from towers import errors, networks
-from towers.runs import export
+from towers.runs import definition
 from towers_cli import settings
 
 _OURS = tuple(os.path.dirname(file) + os.sep for file in (towers.__file__, __file__))
@@ -127,7 +127,7 @@ def _check(name: str, model, image_shape: tuple[int, int, int], num_classes: int
         images = keras.KerasTensor((None, *image_shape), dtype="float32")
         logits = model.compute_output_spec(images)
     with faults_of(name, "saving it"):
-        export.check_can_be_saved(model)
+        definition.check_can_be_saved(model)
     shape = getattr(logits, "shape", None)
     if shape is None or tuple(shape[1:]) != (num_classes,):
         raise settings.SettingsError(

@@ -50,7 +50,8 @@ def fill(state, at_step: int) -> list[np.ndarray]:
 
 def save(state, folder, at_step, keep=5):
     state.counters["step"].assign(at_step)
-    return checkpoints.Checkpoints(state, folder, keep).save()
+    checkpoints.Checkpoints(state, folder, keep).save()
+    return str(folder / f"step-{at_step}")
 
 
 @pytest.mark.pitfall(17)

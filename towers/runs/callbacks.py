@@ -4,7 +4,9 @@
 """
 
 import contextlib
+import errno
 import numbers
+import signal
 import time
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
@@ -24,7 +26,7 @@ from towers import (
     shares,
     updating,
 )
-from towers.runs import activations, run_folder, summaries
+from towers.runs import run_folder, summaries
 
 
 class RunCallback(keras.callbacks.Callback):
@@ -242,8 +244,15 @@ class Log(RunCallback):
         self._begin()  # an evaluation is no training
 
     def _tell(self, line: dict) -> None:
-        if self._show is not None:
+        """Shows a line; stops the run where nobody reads it any more, as after `... | head`."""
+        if self._show is None:
+            return
+        try:
             self._show(line)
+        except OSError as error:
+            if error.errno not in (errno.EPIPE, errno.EIO):  # a terminal that was closed
+                raise
+            self.run.stop(signal.SIGPIPE)
 
     def _sizes(self, count: int) -> list[int]:
         """Examples that each loss counts for; a joined loss is the batch's."""
@@ -277,7 +286,7 @@ class Histograms(RunCallback):
         self._shown: Any = {}  # activations by the name of their layer
 
     def on_train_begin(self, logs=None):
-        model = activations.with_activations(self.model)
+        model = summaries.with_activations(self.model)
         self._pass = model and microbatch.Microbatch(model, training=True, jit_compile=False)
 
     def on_train_batch_begin(self, batch, logs=None):
