@@ -106,12 +106,12 @@ def done(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def train_events(done):
-    return Events(done.folder.train_events)
+    return Events(done.folder.path / "train")
 
 
 @pytest.fixture(scope="module")
 def eval_events(done):
-    return Events(done.folder.eval_events)
+    return Events(done.folder.path / "eval")
 
 
 def test_training_writes_these_tags(done, train_events):
@@ -121,7 +121,7 @@ def test_training_writes_these_tags(done, train_events):
     assert train_events.tags("histograms") == shown
     assert train_events.tags("images") == {"augmented_images"}
     assert train_events.tags("text") == {"settings", "resolved"}
-    hparams = Events(done.folder.eval_events).read.PluginTagToContent("hparams")
+    hparams = Events(done.folder.path / "eval").read.PluginTagToContent("hparams")
     assert "_hparams_/session_start_info" in hparams
 
 
@@ -170,7 +170,7 @@ def test_what_is_shown_is_the_steps_own(tmp_path, done, train_events):
         check_histogram(train_events.values(f"weights/{name}")[3], weight)
     without = train(tmp_path / "without", summary_every_steps=0)
     assert without.state_sha256 == done.state_sha256
-    assert not Events(without.folder.train_events).tags("histograms")
+    assert not Events(without.folder.path / "train").tags("histograms")
 
 
 def check_histogram(shown: np.ndarray, values: np.ndarray) -> None:

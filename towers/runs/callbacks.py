@@ -118,13 +118,6 @@ class MovingAverages(RunCallback):
             for weight, value in zip(weights, trained, strict=True):
                 weight.assign(value)
 
-    def on_test_begin(self, logs=None):
-        self._trained = self.averaged()
-        self._trained.__enter__()
-
-    def on_test_end(self, logs=None):
-        self._trained.__exit__(None, None, None)
-
 
 class Log(RunCallback):
     """Writes `metrics.jsonl` and TensorBoard's scalars: of steps, and of each epoch's end.
@@ -148,12 +141,8 @@ class Log(RunCallback):
           compared: the settings by which TensorBoard compares runs; None for all.
         """
         super().__init__()
-        self._every, self._show, self._compared = steps, show, compared
+        self._every, self._show, self._compared = steps, show or (lambda line: None), compared
         self._decays: dict[str, float] = {}
-
-    def get_config(self) -> dict:
-        """Nothing: it decides nothing."""
-        return {}
 
     def on_train_begin(self, logs=None):
         if not self._writes:
@@ -245,8 +234,6 @@ class Log(RunCallback):
 
     def _tell(self, line: dict) -> None:
         """Shows a line; stops the run where nobody reads it any more, as after `... | head`."""
-        if self._show is None:
-            return
         try:
             self._show(line)
         except OSError as error:

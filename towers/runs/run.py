@@ -28,7 +28,6 @@ from towers import (
     adapted,
     conditions,
     cutting,
-    devices,
     distribution,
     errors,
     hashes,
@@ -42,6 +41,7 @@ from towers.runs import (
     callback_state,
     checkpoints,
     definition,
+    fit_state,
     interrupts,
     run_errors,
     run_folder,
@@ -53,93 +53,6 @@ from towers.runs import callbacks as run_callbacks
 
 from keras.src.utils import io_utils  # isort: skip
 from keras.src.utils.python_utils import pythonify_logs  # isort: skip
-
-
-class FitState:
-    """All that a run carries from step to step; `checkpoints` saves and restores it.
-
-    Attributes:
-      model: with its optimizer and its metrics.
-      averages: moving averages of the trainable weights, in their order; empty if none are kept.
-      step, examples_seen: updates made and examples consumed.
-      epoch, step_in_epoch: whole epochs made, and updates since.
-      counters: int64 variables of these four, by name. A step counts in its graph; the numbers
-        spare reading variables.
-      notes: string variable, what callbacks remember (`callback_state`).
-    """
-
-    def __init__(self, model: keras.Model, averages: Sequence[tf.Variable] = ()):
-        self.model, self.averages = model, list(averages)
-        with tf.device(devices.HOST):
-            self.counters = {
-                name: tf.Variable(0, dtype=tf.int64, trainable=False, name=name)
-                for name in ("step", "examples_seen", "epoch", "step_in_epoch")
-            }
-            self.notes = tf.Variable("{}", trainable=False, name="notes")
-        self.read()
-
-    def read(self) -> None:
-        """Takes the numbers from the variables, which were restored."""
-        counters = self.counters.values()
-        self.step, self.examples_seen, self.epoch, self.step_in_epoch = map(int, counters)
-
-    def count(self, examples: int) -> None:
-        """Counts a step of so many examples, in its graph."""
-        with tf.device(devices.HOST), tf.name_scope("count"):
-            for name, more in (("step", 1), ("step_in_epoch", 1), ("examples_seen", examples)):
-                self.counters[name].assign_add(more)
-
-    def count_made(self, examples: int) -> None:
-        """Counts a step of so many examples that was made."""
-        self.step += 1
-        self.step_in_epoch += 1
-        self.examples_seen += examples
-
-    def end_epoch(self) -> None:
-        """Counts an epoch that was made whole."""
-        self.epoch, self.step_in_epoch = self.epoch + 1, 0
-        self.counters["epoch"].assign(self.epoch)
-        self.counters["step_in_epoch"].assign(0)
-
-    def arithmetic(self) -> dict[str, list[tf.Variable]]:
-        """The variables by what they are that a hash is taken over: all but the notes."""
-        model = self.model
-        parts = {
-            "weights": model.trainable_variables,
-            "model_state": model.non_trainable_variables,
-            "optimizer": model.optimizer.variables,
-            "metrics": model.metrics_variables,
-        }
-        return {name: [v.value for v in part] for name, part in parts.items()} | {
-            "moving_averages": self.averages,
-            "counters": [*self.counters.values()],
-        }
-
-    def parts(self) -> dict[str, Any]:
-        """What a checkpoint holds.
-
-        What belongs to a variable of the model is known by its place in `model.variables`: the
-        order of those that train depends on which layers are frozen.
-        """
-        places = {id(variable.value): str(n) for n, variable in enumerate(self.model.variables)}
-        parts: dict[str, Any] = self.arithmetic()
-        trained = [places[id(variable)] for variable in parts["weights"]]
-        parts["moving_averages"] = dict(zip(trained, self.averages, strict=False))
-        for name in ("weights", "model_state"):
-            parts[name] = {places[id(variable)]: variable for variable in parts[name]}
-        return parts | {"counters": self.counters, "notes": [self.notes]}
-
-    def parts_sha256(self) -> dict[str, str]:
-        """A hash for each part that this run has."""
-        return {
-            name: hashes.sha256(variable.numpy() for variable in part)
-            for name, part in self.arithmetic().items()
-            if part
-        }
-
-    def sha256(self) -> str:
-        """One hash over those of `parts_sha256`: of the whole state."""
-        return hashes.sha256_of_parts(self.parts_sha256())
 
 
 @dataclasses.dataclass(frozen=True)
@@ -225,14 +138,14 @@ class Run:
         self._taken: dict | None = None  # what was taken from there
         self.distribution = distribution.distribution(model)
         self.workers = self.distribution.workers
-        self.state: FitState | None = None
+        self.state: fit_state.FitState | None = None
         self.batch: cutting.Structure = None
         self.watched: updating.Watched | None = None
         self._data: sources.FromSource | sources.FromKeras | None = None
         self._asked = interrupts.Interrupts()
         self.seconds_saving = 0.0
         self._unsaved = self._due = False  # whether there are new steps; whether to save
-        self._is_marked = False  # whether `config.json` says that there is a checkpoint
+        self._config: dict = {}  # what `config.json` says
         self._writers: dict[str, tf.summary.SummaryWriter] = {}
 
     def fit(
@@ -355,7 +268,7 @@ class Run:
         for callback in callbacks.callbacks:
             if isinstance(callback, keras.callbacks.CSVLogger) and state.step:
                 callback.append = True  # else it would empty the file of the run
-        with self._unchanged_if(state.step > 0):
+        with self._unchanged_if_resumed(state.step):
             callbacks.on_train_begin()
         self._memory = callback_state.Memory(callbacks.callbacks)
         self._memory.restore(notes.get("callbacks", {}))
@@ -370,7 +283,7 @@ class Run:
                     break
                 if not state.step_in_epoch:
                     model.reset_metrics()
-                with self._unchanged_if(state.step_in_epoch > 0):
+                with self._unchanged_if_resumed(state.step_in_epoch):
                     callbacks.on_epoch_begin(epoch)
                 if state.step_in_epoch:  # some callbacks begin anew with each epoch
                     self._memory.restore(notes["callbacks"])
@@ -379,8 +292,8 @@ class Run:
                     warnings.warn(f"x has no batch for epoch {epoch + 1}: it ends", stacklevel=3)
                     break
                 logs = pythonify_logs(model._get_metrics_result_or_logs(self._logs))
-                kept = _kept([] if is_whole else model.metrics_variables)
-                with kept, self._unchanged_if_it_fails():
+                # Whole or cut short by another worker's end, it changes nothing.
+                with _kept([*model.non_trainable_variables, *model.metrics_variables]):
                     logs |= self._evaluate(epoch)
                 if is_whole:
                     state.end_epoch()
@@ -392,33 +305,13 @@ class Run:
                 self._save()
         return logs
 
-    @contextlib.contextmanager
-    def _unchanged_if(self, resumed: bool) -> Iterator[None]:
-        """Where a run resumes, takes back what callbacks change that they had changed before.
+    def _unchanged_if_resumed(self, steps_made: int) -> contextlib.AbstractContextManager[None]:
+        """Takes back what callbacks change that they had changed before the run was resumed.
 
         A schedule that multiplies the rate at the start of an epoch has done so already.
         """
-        parts = self.state.arithmetic().values() if resumed else ()
-        with _kept([variable for part in parts for variable in part]):
-            yield
-
-    @contextlib.contextmanager
-    def _unchanged_if_it_fails(self) -> Iterator[None]:
-        """Takes back what an evaluation has changed that another worker's end has interrupted.
-
-        It resets metrics, and has averages in place of the weights.
-        """
-        if self.workers.count == 1:
-            yield
-            return
-        variables = [*self.model.variables, *self.model.metrics_variables]
-        values = [variable.numpy() for variable in variables]
-        try:
-            yield
-        except worker_errors.WorkerError:
-            for variable, value in zip(variables, values, strict=True):
-                variable.assign(value)
-            raise
+        parts = self.state.arithmetic().values() if steps_made else ()
+        return _kept([variable for part in parts for variable in part])
 
     def writer(self, part: str) -> tf.summary.SummaryWriter:
         """Of TensorBoard's files of a part, `train` or `eval`, on the chief."""
@@ -470,9 +363,9 @@ class Run:
             with summaries.events(self.writer(part), 0):
                 self.writer(part).flush()
         self._checkpoints.save(replace=True)
-        if not self._is_marked:
-            self.folder.mark_saved(self.state.step)
-            self._is_marked = True
+        if run_folder.FIRST_CHECKPOINT not in self._config:
+            self._config[run_folder.FIRST_CHECKPOINT] = self.state.step
+            run_folder.write_json(self.folder.config, self._config)
         self.seconds_saving += time.perf_counter() - began
 
     def stop(self, number: int) -> None:
@@ -517,7 +410,7 @@ class Run:
         if self._validation is None or not self.model._should_eval(epoch, self._validation_freq):
             return {}
         x, y, weight = keras.utils.unpack_x_y_sample_weight(self._validation)
-        with warnings.catch_warnings():
+        with warnings.catch_warnings(), self._averaged():
             # Keras says so of all data whose number of batches is not known before.
             warnings.filterwarnings("ignore", "Your input ran out of data")
             logs = self.model.evaluate(
@@ -529,6 +422,15 @@ class Run:
                 callbacks=self._callbacks,
             )
         return {f"val_{name}": value for name, value in logs.items()}
+
+    @contextlib.contextmanager
+    def _averaged(self) -> Iterator[None]:
+        """While entered, the model has its averages in place of its weights, if there are some."""
+        with contextlib.ExitStack() as stack:
+            for callback in self._callbacks.callbacks:
+                if hasattr(callback, "averaged"):
+                    stack.enter_context(callback.averaged())
+            yield
 
     def restore(self, checkpoint: str | int | None = None) -> None:
         """Gives the model the weights of a checkpoint of the run, its averages where it has some.
@@ -593,7 +495,7 @@ class Run:
         """
         definition.check_can_be_saved(self.model)
         averages = [a for callback in callbacks for a in getattr(callback, "averages", ())]
-        self.state = FitState(self.model, averages)
+        self.state = fit_state.FitState(self.model, averages)
         for callback in callbacks:
             if hasattr(callback, "set_run"):
                 callback.set_run(self)
@@ -668,9 +570,11 @@ class Run:
             io_utils.print_msg(f"continuing at step {state.step}")
         elif earlier:
             io_utils.print_msg(f"the run in {folder.path} has no checkpoint yet and starts over")
-            folder.remove_events()
+            with run_folder.writing(folder.shown):
+                for events in folder.path.glob("*/events.out.tfevents.*"):
+                    events.unlink()
         stretches = before["stretches"] if before else []
-        config = {
+        self._config = {
             "settings": self.settings,
             "resolved": {"tower_devices": list(self.distribution.tower_devices)}
             | self._resolved
@@ -679,11 +583,10 @@ class Run:
             "run_sha256": sha256,
             "stretches": stretches if is_complete else self._extended(stretches),
         }
-        self._is_marked = first_saved is not None
-        if self._is_marked:
-            config[run_folder.FIRST_CHECKPOINT] = first_saved
+        if first_saved is not None:
+            self._config[run_folder.FIRST_CHECKPOINT] = first_saved
         folder.drop_metrics_after(state.step if before else -1)
-        run_folder.write_json(folder.config, config)
+        run_folder.write_json(folder.config, self._config)
         return notes
 
     def _extended(self, stretches: list[dict]) -> list[dict]:
@@ -702,10 +605,7 @@ class Run:
     def _finish(self, history: Mapping) -> Finished:
         """Writes the final model, then its summary: where that is, the model is whole."""
         state, folder = self.state, self.folder
-        averaged = [c for c in self._callbacks.callbacks if hasattr(c, "averaged")]
-        with contextlib.ExitStack() as stack:
-            for callback in averaged:
-                stack.enter_context(callback.averaged())
+        with self._averaged():
             sha256 = hashes.sha256(variable.value for variable in self.model.weights)
             if not self.workers.is_chief:
                 return Finished(history, state.step, sha256)
@@ -728,9 +628,11 @@ class Run:
 def _kept(variables: Sequence) -> Iterator[None]:
     """Gives variables back the values that they had before."""
     values = [variable.numpy() for variable in variables]
-    yield
-    for variable, value in zip(variables, values, strict=True):
-        variable.assign(value)
+    try:
+        yield
+    finally:
+        for variable, value in zip(variables, values, strict=True):
+            variable.assign(value)
 
 
 def _values(variable: keras.Variable) -> np.ndarray:

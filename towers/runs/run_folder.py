@@ -11,7 +11,9 @@ from pathlib import Path
 
 from towers import errors
 
-FIRST_CHECKPOINT = "first_checkpoint"  # in config.json, once a run has one: its step
+# In config.json, once a run has a checkpoint: the step of the first. From then on the run has
+# something to lose: it does not start over where its checkpoints are gone, nor with other settings.
+FIRST_CHECKPOINT = "first_checkpoint"
 
 _CONFIG = {"settings", "resolved", "defining", "stretches"}  # its parts
 _PATTERN = re.compile(r"[*?\[\]\\]")  # to TensorFlow, in a path
@@ -31,7 +33,6 @@ class RunFolder:
       shown: what messages call it.
       config, metrics, evaluations: `config.json`, `metrics.jsonl`, `eval.jsonl`.
       checkpoints: folder of the newest few checkpoints.
-      train_events, eval_events: folders of TensorBoard event files.
       final_model, final_summary: `final_model.keras`, `final_model.json`.
       lock: `training.lock`, which a training has locked.
     """
@@ -48,8 +49,6 @@ class RunFolder:
         self.metrics = self.path / "metrics.jsonl"
         self.evaluations = self.path / "eval.jsonl"
         self.checkpoints = self.path / "checkpoints"
-        self.train_events = self.path / "train"
-        self.eval_events = self.path / "eval"
         self.final_model = self.path / "final_model.keras"
         self.final_summary = self.path / "final_model.json"
         self.lock = self.path / "training.lock"
@@ -145,35 +144,7 @@ class RunFolder:
         """
         if not (self.final_summary.exists() and self.final_model.exists()):
             return None
-        try:
-            return json.loads(self.final_summary.read_text(encoding="utf-8"))
-        except (OSError, ValueError) as error:
-            raise RunFolderError(f"{self.final_summary}: cannot be read: {error}") from error
-
-    def mark_saved(self, step: int) -> None:
-        """Writes into `config.json` that the run has a checkpoint, the first at `step`.
-
-        From then on the run has something to lose: it does not start over where its checkpoints are
-        gone, nor with other settings.
-
-        Raises:
-          RunFolderError: `config.json` cannot be read or written.
-        """
-        config = self.read_config()
-        if config is None:
-            raise RunFolderError(f"{self.shown}: config.json is gone; put it back")
-        write_json(self.config, config | {FIRST_CHECKPOINT: step})
-
-    def remove_events(self) -> None:
-        """Removes the TensorBoard files of an attempt that left no checkpoint.
-
-        Raises:
-          RunFolderError: one cannot be removed.
-        """
-        for folder in (self.train_events, self.eval_events):
-            with writing(folder):
-                for path in folder.glob("events.out.tfevents.*"):
-                    path.unlink()
+        return json.loads(self.final_summary.read_text(encoding="utf-8"))
 
     def drop_metrics_after(self, step: int) -> None:
         """Removes lines of `metrics.jsonl` that a continued run will write again.
