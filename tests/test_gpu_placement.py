@@ -20,7 +20,7 @@ import toys
 from tensorflow.python.framework import kernels
 
 import towers
-from towers import devices, machine, metrics, networks, step, weight_decay
+from towers import devices, machine, networks, step, weight_decay
 from towers.networks import optimizers
 from towers.runs import callbacks, fit_state
 
@@ -47,7 +47,7 @@ def program(network, dtype, optimizer, towers_of_it, parameter_device=None, **op
     )
     with tf.device(parameter_device):
         loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
-        accuracy = metrics.Accuracy(toys.CLASSES)
+        accuracy = keras.metrics.SparseCategoricalAccuracy()
         model.compile(made, loss, metrics=[accuracy], **options)
     towers.distribute(model, towers_of_it, microbatch_size=4)
     images, labels = toys.batch(8)

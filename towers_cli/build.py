@@ -228,10 +228,11 @@ def compile_model(
     if _takes_shares(chosen):
         smoothing = chosen.label_smoothing
         loss = keras.losses.CategoricalCrossentropy(from_logits=True, label_smoothing=smoothing)
+        accuracy = keras.metrics.CategoricalAccuracy
     else:
         loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+        accuracy = keras.metrics.SparseCategoricalAccuracy
     with tf.device(parameter_device):
-        accuracy = metrics.Accuracy(num_classes)
         in_top = keras.metrics.MeanMetricWrapper(
             metrics.in_top, f"top{TOP}_accuracy", k=min(TOP, num_classes)
         )
@@ -239,7 +240,7 @@ def compile_model(
         model.compile(
             optimizer,
             loss,
-            metrics=[accuracy, in_top, cross_entropy],
+            metrics=[accuracy("accuracy"), in_top, cross_entropy],
             jit_compile=chosen.jit_compile,
         )
 

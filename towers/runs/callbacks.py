@@ -184,13 +184,15 @@ class Log(RunCallback):
         at_step = self._at_step
         if not self._is_due(at_step):
             return
-        watched, state = self.run.watched, self.run.state
+        state, distribution, decays = self.run.state, self.run.distribution, self._decays
         began, before, seen_before = self._since
         self._begin()
-        losses = watched.losses.numpy().astype(np.float64)
-        decays = self._decays
         elapsed = self._since[0] - began
-        sizes = self._sizes(len(losses))
+        losses = self.run.watched.losses.numpy().astype(np.float64)
+        sizes = [1]  # the examples that each counts for; a joined loss is the batch's
+        if len(losses) > 1:
+            examples = cutting.num_examples(self.run.batch)
+            sizes = cutting.sizes(examples, distribution.size_of_run())
         line = {
             "step": at_step,
             "examples_seen": state.examples_seen,
@@ -202,7 +204,7 @@ class Log(RunCallback):
             "step_seconds": elapsed / max(1, at_step - before),
         } | {name: float(value) for name, value in (logs or {}).items() if name != "loss"}
         run_folder.append_line(self.run.folder.metrics, line)
-        runs = shares.evenly(len(losses), min(len(losses), self.run.distribution.num_towers))
+        runs = shares.evenly(len(losses), min(len(losses), distribution.num_towers))
         means = [
             np.average(losses[r.start : r.stop], weights=sizes[r.start : r.stop]) for r in runs
         ]
@@ -241,24 +243,14 @@ class Log(RunCallback):
                 raise
             self.run.stop(signal.SIGPIPE)
 
-    def _sizes(self, count: int) -> list[int]:
-        """Examples that each loss counts for; a joined loss is the batch's."""
-        examples = cutting.num_examples(self.run.batch)
-        return cutting.sizes(examples, self.run.distribution.size_of_run()) if count > 1 else [1]
-
     def _write(self, part: str, line: dict) -> None:
         """Writes scalars by steps, and some by the examples seen, too."""
         values = {n: value for n, value in line.items() if n not in ("step", "examples_seen")}
         with summaries.events(self.run.writer(part), line["step"]):
             summaries.scalars(values)
         with summaries.events(self.run.writer(part), line["examples_seen"]):
-            summaries.scalars(
-                {
-                    summaries.BY_EXAMPLES + name: line[name]
-                    for name in ("loss", "accuracy", "learning_rate")
-                    if name in line
-                }
-            )
+            names = [name for name in ("loss", "accuracy", "learning_rate") if name in line]
+            summaries.scalars({summaries.BY_EXAMPLES + name: line[name] for name in names})
 
 
 class Histograms(RunCallback):

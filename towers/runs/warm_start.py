@@ -80,14 +80,14 @@ def take(init_from: str | os.PathLike, model: keras.Model) -> dict:
             pairs = restore(file, model)
         else:
             pairs, kept = _take_from_model(file, model)
-    except (_DoesNotFitError, checkpoints.CheckpointError) as error:
+    except (WarmStartError, checkpoints.CheckpointError) as error:
         raise WarmStartError(f"init_from={init_from}: {error}") from error
     layers = [variable.path.rpartition("/")[0] or variable.path for variable, _ in pairs]
     return {
         "path": os.path.abspath(os.path.expanduser(init_from)),
         "file": file,
         "sha256": hashes.sha256(value for _, value in pairs),
-        "taken": list(dict.fromkeys(layers)),
+        "taken": [*dict.fromkeys(layers)],
         "kept": kept,
     }
 
@@ -100,16 +100,12 @@ def report(found: Mapping) -> list[str]:
 
 
 def _some(names: Sequence[str]) -> str:
-    more = len(names) - _NAMES_SHOWN
-    return "; ".join(names[:_NAMES_SHOWN]) + (f"; and {more} more" if more > 0 else "")
+    more = [f"and {len(names) - _NAMES_SHOWN} more"] if len(names) > _NAMES_SHOWN else []
+    return "; ".join([*names[:_NAMES_SHOWN], *more])
 
 
 def _is_checkpoint(path: Path) -> bool:
     return path.parent.name == "checkpoints" and checkpoints.is_checkpoint(path)
-
-
-class _DoesNotFitError(Exception):
-    pass
 
 
 def restore(path: str, model: keras.Model) -> list[tuple[keras.Variable, np.ndarray]]:
@@ -147,7 +143,7 @@ def _take_from_model(file: str, model: keras.Model) -> tuple[list, list[str]]:
         with tf.device(devices.HOST):
             source = keras.saving.load_model(file, custom_objects=classes, compile=False)
     except Exception as error:  # Keras has many for a file, or code in it, that it does not know
-        raise _DoesNotFitError(f"{file} cannot be read: {noise.reason(error)[:300]}") from error
+        raise WarmStartError(f"{file} cannot be read: {noise.reason(error)[:300]}") from error
     groups = _groups(source)
     pairs: list[tuple] = []
     kept = []
@@ -169,7 +165,7 @@ def _take_from_model(file: str, model: keras.Model) -> tuple[list, list[str]]:
                 kinds = [", ".join(_kinds(weights)) for weights in (there, here)]
                 kept.append(f"{layer.name} (there {kinds[0]}, here {kinds[1]})")
     if not pairs:
-        raise _DoesNotFitError(
+        raise WarmStartError(
             "no layer of the model has the name, the shapes and the types of one in it; the model "
             f"has {_some(kept)}, and the file {_some([*groups])}"
         )
