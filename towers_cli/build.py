@@ -276,7 +276,7 @@ def build_model(config: Mapping) -> keras.Model:
         decayed = weight_decay.FILTERS[chosen["weight_decay_filter"]](model)
         weight_decay.regularize(decayed, chosen["weight_decay"])
     is_same_keras = config["stretches"][-1]["runs_on"]["keras"] == keras.version()
-    layers = definition.of_model(model)["layers"]
+    layers = definition.describe_model(model)["layers"]
     if is_same_keras and layers != config["defining"]["layers"]:
         raise settings.SettingsError(
             f"--model={chosen['model']}: is no longer the network of the run"

@@ -8,8 +8,10 @@ these. Anything else, such as a deque, a metric or a variable, begins anew.
 import base64
 import collections
 import contextlib
+import hashlib
 import io
-from collections.abc import Mapping, Sequence
+import json
+from collections.abc import Iterator, Mapping, Sequence
 
 import keras
 import numpy as np
@@ -31,19 +33,22 @@ class Memory:
             name = type(callback).__name__
             self._callbacks[f"{name} {numbers[name]}"] = callback
             numbers[name] += 1
-        self._begun = {key: _encoded(callback) for key, callback in self._callbacks.items()}
+        # Hashes: callbacks may hold large arrays that never change.
+        self._begun = {
+            key: {name: _hash(value) for name, value in _encoded(callback)}
+            for key, callback in self._callbacks.items()
+        }
 
     def collect(self) -> dict:
         """Class and number of each callback to what it remembers, as JSON can hold it."""
-        remembered = {}
-        for key, callback in self._callbacks.items():
-            begun = self._begun[key]
-            remembered[key] = {
+        return {
+            key: {
                 name: value
-                for name, value in _encoded(callback).items()
-                if name not in begun or begun[name] != value
+                for name, value in _encoded(callback)
+                if self._begun[key].get(name) != _hash(value)
             }
-        return remembered
+            for key, callback in self._callbacks.items()
+        }
 
     def restore(self, notes: Mapping) -> None:
         """Gives callbacks what those of their class and number remembered."""
@@ -52,15 +57,17 @@ class Memory:
                 setattr(callback, name, _decode(value))
 
 
-def _encoded(callback: keras.callbacks.Callback) -> dict:
-    """Its attributes that are plain data, as JSON can hold them."""
-    encoded = {}
+def _encoded(callback: keras.callbacks.Callback) -> Iterator[tuple[str, object]]:
+    """Its attributes that are plain data, by name, as JSON can hold them."""
     for name, value in vars(callback).items():
         is_sign = name == "min_delta" and hasattr(callback, "monitor_op")  # Keras sets it each time
         if name not in _NOT_STATE and not is_sign:
             with contextlib.suppress(_NotPlainError):
-                encoded[name] = _encode(value)
-    return encoded
+                yield name, _encode(value)
+
+
+def _hash(value: object) -> str:
+    return hashlib.sha256(json.dumps(value).encode()).hexdigest()
 
 
 class _NotPlainError(Exception):

@@ -30,7 +30,7 @@ def check_can_be_saved(model: keras.Model) -> None:
         ) from error
 
 
-def of_run(
+def describe_run(
     model: keras.Model,
     optimizer: Mapping,
     data: Mapping,
@@ -40,19 +40,19 @@ def of_run(
 
     Args:
       model: compiled.
-      optimizer: from `described`.
+      optimizer: from `describe`.
       data: the `definition` of what `sources` makes.
       callbacks: of which those with a `get_config` decide something.
     """
-    defined = dict(data) | dict(optimizer) | described("loss", model.loss)
-    defined |= described("loss_weights", model._compile_loss._user_loss_weights)
+    defined = dict(data) | dict(optimizer) | describe("loss", model.loss)
+    defined |= describe("loss_weights", model._compile_loss._user_loss_weights)
     for callback in callbacks:
         if hasattr(callback, "get_config"):
-            defined |= described(type(callback).__name__, callback)
+            defined |= describe(type(callback).__name__, callback)
     return defined | {"jit_compile": bool(model.jit_compile)}
 
 
-def of_model(model: keras.Model) -> dict[str, str]:
+def describe_model(model: keras.Model) -> dict[str, str]:
     """A hash of a model's layers as Keras saves them, and one of its variables.
 
     Code within a layer or a model of your own is not in it, nor are seeds, which are state.
@@ -76,7 +76,7 @@ def _kept(config):
     return [_kept(value) for value in config] if isinstance(config, (list, tuple)) else config
 
 
-def described(name: str, thing: Any) -> dict[str, object]:
+def describe(name: str, thing: Any) -> dict[str, object]:
     """What Keras saves of an object, by name, without names that it numbers by what was built."""
     if isinstance(thing, Mapping):
         parts = list(thing.items())
@@ -92,4 +92,4 @@ def described(name: str, thing: Any) -> dict[str, object]:
             for key, value in config.items()
             if key != "name"
         }
-    return {k: v for key, part in parts for k, v in described(f"{name} {key}", part).items()}
+    return {k: v for key, part in parts for k, v in describe(f"{name} {key}", part).items()}

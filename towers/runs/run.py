@@ -474,10 +474,12 @@ class Run:
         defined = self._defined
         if defined is None:
             optimizer = self.distribution.described_optimizer
-            defined = definition.of_run(self.model, optimizer, self._data.definition, callbacks)
+            defined = definition.describe_run(
+                self.model, optimizer, self._data.definition, callbacks
+            )
         return (
             dict(defined)
-            | definition.of_model(self.model)
+            | definition.describe_model(self.model)
             | {
                 "microbatch_size": self.distribution.size_of_run(),
                 "joined_loss": self.distribution.program.joined,
@@ -505,7 +507,7 @@ class Run:
                 self._data.first_batch(), self._take, [*in_step, self.state.count]
             )
         if self.distribution.described_optimizer is None:  # before a callback changes its rate
-            optimizer = definition.described("optimizer", self.model.optimizer)
+            optimizer = definition.describe("optimizer", self.model.optimizer)
             self.distribution.described_optimizer = optimizer
         defined = self._definition(callbacks)
         worker.check_same(self.workers, "what they train", defined)
