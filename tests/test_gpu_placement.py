@@ -20,9 +20,9 @@ import toys
 from tensorflow.python.framework import kernels
 
 import towers
-from towers import devices, machine, metrics, networks, step, weight_decay
+from towers import devices, machine, networks, step, weight_decay
 from towers.networks import optimizers
-from towers.runs import callbacks, run
+from towers.runs import callbacks, fit_state
 
 ANOTHER_CPU, TOWERS = "/CPU:1", ("/CPU:2", "/CPU:3")
 NETWORKS = {
@@ -47,13 +47,13 @@ def program(network, dtype, optimizer, towers_of_it, parameter_device=None, **op
     )
     with tf.device(parameter_device):
         loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
-        accuracy = metrics.Accuracy(toys.CLASSES)
+        accuracy = keras.metrics.SparseCategoricalAccuracy()
         model.compile(made, loss, metrics=[accuracy], **options)
     towers.distribute(model, towers_of_it, microbatch_size=4)
     images, labels = toys.batch(8)
     with tf.device(devices.HOST):
         averages = callbacks.MovingAverages(model, 0.9)
-        averages.set_run(types.SimpleNamespace(model=model, state=run.FitState(model)))
+        averages.set_run(types.SimpleNamespace(model=model, state=fit_state.FitState(model)))
         batch = tf.constant(images), tf.constant(labels, tf.int32)
         model._towers.prepare(batch, lambda: None, [averages.in_step])
     return model, batch

@@ -13,7 +13,7 @@ from towers.data import arrays as by_the_other_name
 
 def compiled(units: int) -> keras.Model:
     model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(units)])
-    model.compile("sgd", "mse", metrics=[towers.metrics.Accuracy(units)])
+    model.compile("sgd", "mse", metrics=["mae"])
     return model
 
 

@@ -207,14 +207,14 @@ def callbacks_of(
     last_step: int,
 ) -> list[keras.callbacks.Callback]:
     """What a run does along the way."""
-    progress = console.Progress(last_step, chosen.eval_split)
     chain: list[keras.callbacks.Callback] = [callbacks.LearningRate(learning_rate)]
     if chosen.moving_average_decay:
         chain.append(callbacks.MovingAverages(model, chosen.moving_average_decay))
     compared = ["num_towers", *settings.run_defining(dataclasses.asdict(chosen))]
-    chain.append(callbacks.Log(chosen.log_every_steps, show=progress.show, compared=compared))
+    show = console.printer(last_step, chosen.eval_split)
+    chain.append(callbacks.Log(chosen.log_every_steps, show=show, compared=compared))
     if chosen.summary_every_steps:
         chain.append(callbacks.Histograms(chosen.summary_every_steps))
     if chosen.verify_every_steps:
         chain.append(callbacks.Verify(chosen.verify_every_steps))
-    return [*chain, progress]
+    return chain

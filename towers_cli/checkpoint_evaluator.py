@@ -100,7 +100,9 @@ class CheckpointEvaluator:
         }
 
         model = build.build_network(of_run, derived["image_shape"], len(derived["class_names"]))
-        if definition.are_others(definition.layers(model), derived.get("layers")):
+        is_same_keras = self._config["stretches"][-1]["runs_on"]["keras"] == keras.version()
+        layers = definition.describe_model(model)["layers"]
+        if is_same_keras and layers != self._config["defining"]["layers"]:
             raise settings.SettingsError(
                 f"--model={of_run['model']}: is no longer the network of the run"
             )

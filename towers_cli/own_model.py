@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator
 import keras
 
 from towers import errors, networks
-from towers.runs import export
+from towers.runs import definition
 from towers_cli import settings
 
 
@@ -101,7 +101,7 @@ def _problem(model, image_shape: tuple[int, int, int], num_classes: int) -> str:
         return "ends with a softmax: must give logits"
     if not model.trainable_variables:
         return "has no trainable weight: must have one"
-    export.check_can_be_saved(model)
+    definition.check_can_be_saved(model)
     return ""
 
 

@@ -406,7 +406,7 @@ class TrainSettings(Settings):
     init_from: str | None = setting(
         None,
         "Where a new run takes its initial weights from, and nothing else: a run, a checkpoint in "
-        "one, or a .keras or .weights.h5 file. Layers are matched by name and shape.",
+        "one, or a .keras file. Layers are matched by name and shape.",
         RECORD, allowed=RUN_PATH,
     )
     max_steps: int | None = setting(

@@ -11,8 +11,7 @@ import pytest
 import tensorflow as tf
 
 from towers import noise
-from towers.runs import checkpoints
-from towers.runs import run as towers_run
+from towers.runs import checkpoints, fit_state
 
 INDEX, DATA = "state.index", "state.data-00000-of-00001"
 
@@ -22,7 +21,7 @@ def as_in_a_command():
     noise.quiet_loggers()
 
 
-def new_state(*, units=3, optimizer=None, keep_averages=True) -> towers_run.FitState:
+def new_state(*, units=3, optimizer=None, keep_averages=True) -> fit_state.FitState:
     """A small state with every kind of variable: weights, batch-norm state, slots, averages."""
     keras.utils.set_random_seed(0)
     layers = [keras.layers.Dense(units), keras.layers.BatchNormalization()]
@@ -31,7 +30,7 @@ def new_state(*, units=3, optimizer=None, keep_averages=True) -> towers_run.FitS
     model.compile(optimizer)
     optimizer.build(model.trainable_variables)
     averages = [tf.Variable(w.value) for w in model.trainable_variables] if keep_averages else []
-    return towers_run.FitState(model, averages)
+    return fit_state.FitState(model, averages)
 
 
 def variables_of(state) -> list:
@@ -50,7 +49,8 @@ def fill(state, at_step: int) -> list[np.ndarray]:
 
 def save(state, folder, at_step, keep=5):
     state.counters["step"].assign(at_step)
-    return checkpoints.Checkpoints(state, folder, keep).save()
+    checkpoints.Checkpoints(state, folder, keep).save()
+    return str(folder / f"step-{at_step}")
 
 
 @pytest.mark.pitfall(17)

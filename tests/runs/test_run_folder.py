@@ -17,7 +17,7 @@ def folder(tmp_path):
 def test_what_a_training_killed_in_its_first_moments_leaves_is_no_other_persons(folder):
     folder.path.mkdir(parents=True)
     folder.lock.write_text("{}")
-    (folder.path / "config.json.partial").write_text("{")
+    (folder.path / "config.partial.json").write_text("{")
     assert folder.read_config() is None
     (folder.path / "thesis.tex").write_text("years of work")
     with pytest.raises(run_folder.RunFolderError, match="holds files but no run"):
@@ -34,9 +34,7 @@ class TestLines:
         run_folder.append_line(path, {"step": 2})
         assert path.read_text() == '{"step": 1}\n{"step": 2}\n'
 
-    @pytest.mark.parametrize(
-        "damaged", [b'{"step": 2, "lo', b"", b"\xff\xfe", b"[2]", b'{"stop": 2}', b'{"step": "2"}']
-    )
+    @pytest.mark.parametrize("damaged", [b'{"step": 2, "lo', b"", b"\xff\xfe"])
     def test_a_damaged_line_among_whole_ones_is_named_and_nothing_is_dropped(self, folder, damaged):
         folder.path.mkdir(parents=True)
         whole = b'{"step": 1}\n' + damaged + b'\n{"step": 3}\n'

@@ -7,14 +7,15 @@ these. Anything else, such as a deque, a metric or a variable, begins anew.
 
 import base64
 import collections
+import contextlib
 import hashlib
 import io
-from collections.abc import Callable, Mapping, Sequence
+import json
+from collections.abc import Iterator, Mapping, Sequence
 
 import keras
 import numpy as np
 
-_ARRAY = "__array__"
 _NOT_STATE = ("_model", "params", "validation_data")  # given to a callback, not remembered by it
 
 
@@ -26,84 +27,70 @@ class Memory:
 
     def __init__(self, callbacks: Sequence[keras.callbacks.Callback]):
         """Notes what there is; to be made after `on_train_begin`."""
-        self._callbacks = callbacks
-        self._begun = [_encoded(callback, _digest) for callback in callbacks]
+        numbers: collections.Counter = collections.Counter()
+        self._callbacks = {}  # by class, and number among those of its class
+        for callback in callbacks:
+            name = type(callback).__name__
+            self._callbacks[f"{name} {numbers[name]}"] = callback
+            numbers[name] += 1
+        # Hashes: callbacks may hold large arrays that never change.
+        self._begun = {
+            key: {name: _hash(value) for name, value in _encoded(callback)}
+            for key, callback in self._callbacks.items()
+        }
 
     def collect(self) -> dict:
         """Class and number of each callback to what it remembers, as JSON can hold it."""
-        remembered = []
-        for callback, begun in zip(self._callbacks, self._begun, strict=True):
-            now = _encoded(callback, _digest)
-            changed = [name for name in now if begun.get(name, _Other) != now[name]]
-            remembered.append({name: _encode(vars(callback)[name], _whole) for name in changed})
-        return dict(zip(_keys(self._callbacks), remembered, strict=True))
+        return {
+            key: {
+                name: value
+                for name, value in _encoded(callback)
+                if self._begun[key].get(name) != _hash(value)
+            }
+            for key, callback in self._callbacks.items()
+        }
 
     def restore(self, notes: Mapping) -> None:
         """Gives callbacks what those of their class and number remembered."""
-        for key, callback in zip(_keys(self._callbacks), self._callbacks, strict=True):
-            remembered = notes.get(key, {})
-            if "min_delta" in remembered and getattr(callback, "monitor_op", callback) is None:
-                callback._set_monitor_op()  # Keras negates min_delta there: once, not again
-            for name, value in remembered.items():
+        for key, callback in self._callbacks.items():
+            for name, value in notes.get(key, {}).items():
                 setattr(callback, name, _decode(value))
 
 
-def _keys(callbacks: Sequence[keras.callbacks.Callback]) -> list[str]:
-    """The class of each callback, and its number among those of its class."""
-    numbers: collections.Counter = collections.Counter()
-    keys = []
-    for callback in callbacks:
-        name = type(callback).__name__
-        keys.append(f"{name} {numbers[name]}")
-        numbers[name] += 1
-    return keys
+def _encoded(callback: keras.callbacks.Callback) -> Iterator[tuple[str, object]]:
+    """Its attributes that are plain data, by name, as JSON can hold them."""
+    for name, value in vars(callback).items():
+        is_sign = name == "min_delta" and hasattr(callback, "monitor_op")  # Keras sets it each time
+        if name not in _NOT_STATE and not is_sign:
+            with contextlib.suppress(_NotPlainError):
+                yield name, _encode(value)
 
 
-def _encoded(callback: keras.callbacks.Callback, of_array: Callable) -> dict:
-    """Its attributes that are plain data, as JSON can hold them."""
-    encoded = {name: _encode(value, of_array) for name, value in vars(callback).items()}
-    return {
-        name: value
-        for name, value in encoded.items()
-        if name not in _NOT_STATE and value is not _Other
-    }
+def _hash(value: object) -> str:
+    return hashlib.sha256(json.dumps(value).encode()).hexdigest()
 
 
-def _whole(array: np.ndarray) -> str:
-    """All of an array as text."""
-    with io.BytesIO() as file:
-        np.save(file, array, allow_pickle=False)
-        return base64.b64encode(file.getvalue()).decode()
+class _NotPlainError(Exception):
+    pass
 
 
-def _digest(array: np.ndarray) -> str:
-    """What tells an array from another one: callbacks may hold large ones that never change."""
-    kind = f"{array.dtype} {array.shape} ".encode()
-    return hashlib.sha256(kind + np.ascontiguousarray(array).tobytes()).hexdigest()
+# What JSON does not have, by the name that stands for it.
+_KINDS = {"tuple": tuple, "set": set, "dict": dict}
 
 
-class _Other:
-    """In place of a value that is not plain data."""
-
-
-# Of what JSON does not have.
-_KINDS: dict[type, str] = {tuple: "__tuple__", set: "__set__", dict: "__dict__"}
-
-
-def _encode(value, of_array: Callable):
+def _encode(value):
     if isinstance(value, (bool, int, float, str, type(None))):
         return value
-    if isinstance(value, np.generic):
-        value = np.asarray(value)
-    if isinstance(value, np.ndarray) and value.dtype != object:
-        return {_ARRAY: of_array(value)}
-    if type(value) not in (list, tuple, set, dict):
-        return _Other
-    parts = value.items() if type(value) is dict else value
-    items = [_encode(item, of_array) for item in parts]
-    if _Other in items:
-        return _Other
-    return items if type(value) is list else {_KINDS[type(value)]: items}
+    if isinstance(value, (np.generic, np.ndarray)) and value.dtype != object:
+        with io.BytesIO() as file:
+            np.save(file, value, allow_pickle=False)
+            return {"array": base64.b64encode(file.getvalue()).decode()}
+    if type(value) is list:
+        return [_encode(item) for item in value]
+    if type(value) not in _KINDS.values():
+        raise _NotPlainError
+    items = value.items() if type(value) is dict else value
+    return {type(value).__name__: [_encode(item) for item in items]}
 
 
 def _decode(value):
@@ -112,8 +99,7 @@ def _decode(value):
     if not isinstance(value, Mapping):
         return value
     ((kind, content),) = value.items()
-    if kind == _ARRAY:
+    if kind == "array":
         packed = io.BytesIO(base64.b64decode(content))
         return np.load(packed, allow_pickle=False)[()]
-    (made,) = [made for made, name in _KINDS.items() if name == kind]
-    return made(_decode(content))
+    return _KINDS[kind](_decode(content))

@@ -4,7 +4,9 @@
 """
 
 import contextlib
+import errno
 import numbers
+import signal
 import time
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
@@ -18,14 +20,13 @@ from towers import (
     cutting,
     gradients,
     hashes,
-    metrics,
     microbatch,
     moving_averages,
     schedules,
     shares,
     updating,
 )
-from towers.runs import activations, figures, run_folder, summaries
+from towers.runs import run_folder, summaries
 
 
 class RunCallback(keras.callbacks.Callback):
@@ -117,13 +118,6 @@ class MovingAverages(RunCallback):
             for weight, value in zip(weights, trained, strict=True):
                 weight.assign(value)
 
-    def on_test_begin(self, logs=None):
-        self._trained = self.averaged()
-        self._trained.__enter__()
-
-    def on_test_end(self, logs=None):
-        self._trained.__exit__(None, None, None)
-
 
 class Log(RunCallback):
     """Writes `metrics.jsonl` and TensorBoard's scalars: of steps, and of each epoch's end.
@@ -147,12 +141,8 @@ class Log(RunCallback):
           compared: the settings by which TensorBoard compares runs; None for all.
         """
         super().__init__()
-        self._every, self._show, self._compared = steps, show, compared
+        self._every, self._show, self._compared = steps, show or (lambda line: None), compared
         self._decays: dict[str, float] = {}
-
-    def get_config(self) -> dict:
-        """Nothing: it decides nothing."""
-        return {}
 
     def on_train_begin(self, logs=None):
         if not self._writes:
@@ -194,13 +184,15 @@ class Log(RunCallback):
         at_step = self._at_step
         if not self._is_due(at_step):
             return
-        watched, state = self.run.watched, self.run.state
+        state, distribution, decays = self.run.state, self.run.distribution, self._decays
         began, before, seen_before = self._since
         self._begin()
-        losses = watched.losses.numpy().astype(np.float64)
-        decays = self._decays
         elapsed = self._since[0] - began
-        sizes = self._sizes(len(losses))
+        losses = self.run.watched.losses.numpy().astype(np.float64)
+        sizes = [1]  # the examples that each counts for; a joined loss is the batch's
+        if len(losses) > 1:
+            examples = cutting.num_examples(self.run.batch)
+            sizes = cutting.sizes(examples, distribution.size_of_run())
         line = {
             "step": at_step,
             "examples_seen": state.examples_seen,
@@ -212,7 +204,7 @@ class Log(RunCallback):
             "step_seconds": elapsed / max(1, at_step - before),
         } | {name: float(value) for name, value in (logs or {}).items() if name != "loss"}
         run_folder.append_line(self.run.folder.metrics, line)
-        runs = shares.evenly(len(losses), min(len(losses), self.run.distribution.num_towers))
+        runs = shares.evenly(len(losses), min(len(losses), distribution.num_towers))
         means = [
             np.average(losses[r.start : r.stop], weights=sizes[r.start : r.stop]) for r in runs
         ]
@@ -243,13 +235,13 @@ class Log(RunCallback):
         self._begin()  # an evaluation is no training
 
     def _tell(self, line: dict) -> None:
-        if self._show is not None:
+        """Shows a line; stops the run where nobody reads it any more, as after `... | head`."""
+        try:
             self._show(line)
-
-    def _sizes(self, count: int) -> list[int]:
-        """Examples that each loss counts for; a joined loss is the batch's."""
-        examples = cutting.num_examples(self.run.batch)
-        return cutting.sizes(examples, self.run.distribution.size_of_run()) if count > 1 else [1]
+        except OSError as error:
+            if error.errno not in (errno.EPIPE, errno.EIO):  # a terminal that was closed
+                raise
+            self.run.stop(signal.SIGPIPE)
 
     def _write(self, part: str, line: dict) -> None:
         """Writes scalars by steps, and some by the examples seen, too."""
@@ -257,13 +249,8 @@ class Log(RunCallback):
         with summaries.events(self.run.writer(part), line["step"]):
             summaries.scalars(values)
         with summaries.events(self.run.writer(part), line["examples_seen"]):
-            summaries.scalars(
-                {
-                    summaries.BY_EXAMPLES + name: line[name]
-                    for name in ("loss", "accuracy", "learning_rate")
-                    if name in line
-                }
-            )
+            names = [name for name in ("loss", "accuracy", "learning_rate") if name in line]
+            summaries.scalars({summaries.BY_EXAMPLES + name: line[name] for name in names})
 
 
 class Histograms(RunCallback):
@@ -278,7 +265,7 @@ class Histograms(RunCallback):
         self._shown: Any = {}  # activations by the name of their layer
 
     def on_train_begin(self, logs=None):
-        model = activations.with_activations(self.model)
+        model = summaries.with_activations(self.model)
         self._pass = model and microbatch.Microbatch(model, training=True, jit_compile=False)
 
     def on_train_batch_begin(self, batch, logs=None):
@@ -311,32 +298,9 @@ class Histograms(RunCallback):
             summaries.scalars(numbers)
             for place, images in enumerate(tf.nest.flatten(self.run.batch)):
                 if images is not None and len(images.shape) == 4 and images.shape[-1] in (1, 3):
-                    shown = figures.stretched(np.asarray(images[: summaries.MAX_IMAGES]))
+                    shown = summaries.stretched(np.asarray(images[: summaries.MAX_IMAGES]))
                     name = "augmented_images" + (f"_{place}" if place else "")
                     tf.summary.image(name, shown, max_outputs=summaries.MAX_IMAGES)
-
-
-class Confusion(RunCallback):
-    """Draws, for each evaluation, which classes a classifier takes for which.
-
-    accuracy = towers.metrics.Accuracy(10)
-    model.compile(..., metrics=[accuracy])
-    run.fit(..., callbacks=[towers.callbacks.Confusion(accuracy, class_names)])
-    """
-
-    def __init__(self, accuracy: metrics.Accuracy, class_names: Sequence[str]):
-        """
-        Args:
-          accuracy: that the model is compiled with.
-          class_names: one for each class.
-        """
-        super().__init__()
-        self._accuracy, self._names = accuracy, tuple(class_names)
-
-    def on_test_end(self, logs=None):
-        if self._writes:
-            with summaries.events(self.run.writer("eval"), self._at_step):
-                summaries.write_confusion(self._accuracy.confusion.numpy(), self._names)
 
 
 class Verify(RunCallback):
@@ -368,28 +332,3 @@ class Verify(RunCallback):
             line = {"step": self._at_step, "examples_seen": self.run.state.examples_seen}
             line |= {"state_sha256": hashes.sha256_of_parts(parts), "parts_sha256": parts}
             run_folder.append_line(self.run.folder.metrics, line)
-
-
-class Profile(RunCallback):
-    """Records a profile of some steps for TensorBoard's Profile tab.
-
-    It needs the `profile` extra to be shown. A run that resumes among the steps profiles the rest.
-    """
-
-    def __init__(self, first_step: int, last_step: int):
-        super().__init__()
-        self._steps = range(first_step, last_step + 1)
-        self._profile: contextlib.ExitStack | None = None
-
-    def on_train_batch_begin(self, batch, logs=None):
-        if self._at_step + 1 in self._steps and self._writes and self._profile is None:
-            self._profile = contextlib.ExitStack()
-            self._profile.enter_context(summaries.profile(self.run.folder))
-
-    def on_train_batch_end(self, batch, logs=None):
-        if self._at_step == self._steps[-1]:
-            self.on_train_end()
-
-    def on_train_end(self, logs=None):
-        if self._profile is not None:
-            self._profile.close()

@@ -8,7 +8,7 @@ import contextlib
 import os
 import re
 import shutil
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -29,34 +29,24 @@ class CheckpointError(errors.UserError):
     """A checkpoint is missing or does not fit; the message is for the person at the keyboard."""
 
 
-def of_state(state: Any, run_sha256: str = "") -> tf.train.Checkpoint:
-    """A checkpoint of everything in `state`, and of which run it belongs to.
-
-    Variables are saved by their place in their list, not by name: Keras numbers the names of layers
-    by what the process built before.
-    """
-    with tf.device(devices.HOST):
-        run = tf.Variable(run_sha256, trainable=False, name=_RUN)
-    parts = state.parts()
-    step, examples_seen = parts.pop("counters")
-    # A part without variables is not in a file; restoring would look for it there.
-    parts = {name: part for name, part in parts.items() if part}
-    return tf.train.Checkpoint(**{_RUN: run}, step=step, examples_seen=examples_seen, **parts)
-
-
 class Checkpoints:
     """The newest few checkpoints of one run. One process writes them; others may read."""
 
     def __init__(self, state: Any, folder: Path, keep: int, run_sha256: str = ""):
         """Keeps `keep` checkpoints of `state` in `folder`; restores none but those of this run.
 
-        `run_sha256`, a hash of what defines the run, is saved with the state.
+        Variables are known by their place in their part: Keras numbers the names of layers by what
+        the process built before. `run_sha256`, a hash of what defines the run, is saved with them.
         """
         self._state, self._folder, self._keep = state, folder, keep
         self._run_sha256 = run_sha256
-        self._checkpoint = of_state(state, run_sha256)
+        with tf.device(devices.HOST):
+            run = tf.Variable(run_sha256, trainable=False, name=_RUN)
+        # A part without variables is not in a file; restoring would look for it there.
+        parts = {name: part for name, part in state.parts().items() if part}
+        self._checkpoint = tf.train.Checkpoint(**{_RUN: run}, **parts)
 
-    def save(self, replace: bool = False) -> str:
+    def save(self, replace: bool = False) -> None:
         """Saves the state as `step-<step>`.
 
         Args:
@@ -67,7 +57,7 @@ class Checkpoints:
         """
         path = self._folder / f"step-{int(self._state.counters['step'])}"
         if path.exists() and not replace:
-            return str(path)
+            return
         temporary = Path(f"{path}{_TEMPORARY}")
         try:
             temporary.mkdir(parents=True, exist_ok=True)
@@ -87,7 +77,6 @@ class Checkpoints:
         for old in list(by_step(self._folder).values())[: -self._keep]:
             with contextlib.suppress(OSError):  # the next one to be saved tries again
                 shutil.rmtree(Path(old).rename(f"{old}{_TEMPORARY}"))
-        return str(path)
 
     def restore(self) -> str | None:
         """Restores the newest checkpoint into the state; returns its path, or None without one.
@@ -99,8 +88,16 @@ class Checkpoints:
         """
         for left in self._folder.glob(f"step-*{_TEMPORARY}"):
             shutil.rmtree(left, ignore_errors=True)
-        if path := newest(self._folder):
-            restore(self._checkpoint, path, partial=False, run_sha256=self._run_sha256)
+        path = newest(self._folder)
+        if path is None:
+            return None
+        check_origin(path, self._run_sha256)
+        with _errors_of(path):
+            status = self._checkpoint.read(_prefix(path))
+            # Called now: otherwise TensorFlow warns of each variable left, even after an error.
+            status.expect_partial()
+            status.assert_existing_objects_matched()
+            status.assert_consumed()
         return path
 
     def describe_newest(self) -> str:
@@ -123,28 +120,8 @@ def _to_disk(path: Path) -> None:
         os.close(file)
 
 
-def restore(
-    checkpoint: tf.train.Checkpoint, path: str, *, partial: bool, run_sha256: str = ""
-) -> None:
-    """Restores a checkpoint's folder into the variables of what `of_state` gave.
-
-    With `partial`, the files may hold more than these.
-
-    Raises:
-      CheckpointError: it is another run's, lacks variables or has others, or cannot be read.
-    """
-    check_origin(path, run_sha256)
-    with _errors_said(path):
-        status = checkpoint.read(_prefix(path))
-        # Called now: otherwise TensorFlow warns of each variable left over, even after an error.
-        status.expect_partial()
-        status.assert_existing_objects_matched()
-        if not partial:
-            status.assert_consumed()
-
-
 @contextlib.contextmanager
-def _errors_said(path: str) -> Iterator[None]:
+def _errors_of(path: str) -> Iterator[None]:
     try:
         yield
     except _UNREADABLE as error:
@@ -159,7 +136,7 @@ def check_origin(path: str, run_sha256: str) -> None:
     Raises:
       CheckpointError: it does not, or cannot be read.
     """
-    with _errors_said(path):
+    with _errors_of(path):
         run = tf.train.load_checkpoint(_prefix(path)).get_tensor(_RUN + _VALUE)
     if run.decode() != run_sha256:
         raise CheckpointError(
@@ -204,12 +181,12 @@ def step_of(path: str) -> int:
 
 
 def read(path: str) -> dict[str, np.ndarray]:
-    """The values in a checkpoint, by the names of their places: `weights/0`, `optimizer/3`, `step`.
+    """The values in a checkpoint, by part and place: `weights/0`, `optimizer/3`, `counters/step`.
 
     Raises:
       CheckpointError: it cannot be read.
     """
-    with _errors_said(path):
+    with _errors_of(path):
         reader = tf.train.load_checkpoint(_prefix(path))
         names = [name for name in reader.get_variable_to_shape_map() if name.endswith(_VALUE)]
         return {
@@ -219,7 +196,16 @@ def read(path: str) -> dict[str, np.ndarray]:
         }
 
 
-def part(values: Mapping[str, np.ndarray], name: str) -> list[np.ndarray]:
-    """Of what `read` gives, the values of one part in order: `weights/0`, `weights/1`, ..."""
-    places = sorted(int(key.partition("/")[2]) for key in values if key.startswith(f"{name}/"))
-    return [values[f"{name}/{place}"] for place in places]
+def read_weights(path: str) -> list[np.ndarray]:
+    """The values of a model's variables, in their order, with moving averages where there are some.
+
+    Raises:
+      CheckpointError: they cannot be read.
+    """
+    places: dict[int, np.ndarray] = {}
+    values = read(path)
+    for part in ("model_state", "weights", "moving_averages"):
+        for name, value in values.items():
+            if name.startswith(f"{part}/"):
+                places[int(name.removeprefix(f"{part}/"))] = value
+    return [places[place] for place in sorted(places)]

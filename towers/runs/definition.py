@@ -1,49 +1,69 @@
-"""What a run is: what decides the weights it ends with, and what `config.json` records."""
+"""What a run is: what decides the weights it ends with."""
 
 import hashlib
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 import keras
 
-
-def of_model(model: keras.Model) -> dict:
-    """What `config.json` records of a model.
-
-    `layers`: from `layers`. `places_of_weights`: for each weight in a checkpoint, in the
-    checkpoint's order, its place in `model.variables`; that order changes where layers are frozen.
-    """
-    place_of = {id(variable): place for place, variable in enumerate(model.variables)}
-    saved = [*model.trainable_variables, *model.non_trainable_variables]
-    return {
-        "layers": layers(model),
-        "places_of_weights": [place_of[id(variable)] for variable in saved],
-    }
-
+from towers import noise
 
 # The first three differ from process to process.
 _NO_PART_OF_IT = ("module", "seed", "shared_object_id", "compile_config")
 _NAME = re.compile(r'"name": "([^"]+)"')
 
 
-def layers(model: keras.Model) -> dict[str, str] | None:
-    """A hash of a model's layers as Keras saves them, and of which weights train.
+def check_can_be_saved(model: keras.Model) -> None:
+    """Checks before the first step what would otherwise fail at the end.
 
-    Code within a layer or your own model is not in it, nor are seeds, which are state. None
-    where Keras cannot save the model. Keras's version stands beside it.
+    Raises:
+      ValueError: Keras cannot save the model.
     """
     try:
-        kept = _kept(keras.saving.serialize_keras_object(model))
-        text = json.dumps(kept, sort_keys=True)
-    except (NotImplementedError, TypeError, ValueError):
-        return None
+        keras.saving.serialize_keras_object(model)
+    except (NotImplementedError, TypeError, ValueError) as error:
+        raise ValueError(
+            "Keras cannot save the model: a layer or a model of your own needs a get_config with "
+            f"all arguments of its constructor ({noise.reason(error)})"
+        ) from error
+
+
+def describe_run(
+    model: keras.Model,
+    optimizer: Mapping,
+    data: Mapping,
+    callbacks: Sequence[keras.callbacks.Callback],
+) -> dict:
+    """What decides the weights that a run ends with, by name.
+
+    Args:
+      model: compiled.
+      optimizer: from `describe`.
+      data: the `definition` of what `sources` makes.
+      callbacks: of which those with a `get_config` decide something.
+    """
+    defined = dict(data) | dict(optimizer) | describe("loss", model.loss)
+    defined |= describe("loss_weights", model._compile_loss._user_loss_weights)
+    for callback in callbacks:
+        if hasattr(callback, "get_config"):
+            defined |= describe(type(callback).__name__, callback)
+    return defined | {"jit_compile": bool(model.jit_compile)}
+
+
+def describe_model(model: keras.Model) -> dict[str, str]:
+    """A hash of a model's layers as Keras saves them, and one of its variables.
+
+    Code within a layer or a model of your own is not in it, nor are seeds, which are state.
+    """
+    text = json.dumps(_kept(keras.saving.serialize_keras_object(model)), sort_keys=True)
     for number, name in enumerate(dict.fromkeys(_NAME.findall(text))):
         # Keras numbers names by what a process has built before.
         text = text.replace(f'"{name}"', f'"name {number}"')
-    weights = [(list(v.shape), v.dtype, v.trainable) for v in model.variables]
-    digest = hashlib.sha256(f"{text} {weights}".encode()).hexdigest()
-    return {"keras": keras.version(), "sha256": digest}
+    variables = [(list(v.shape), v.dtype, v.trainable) for v in model.variables]
+    parts = {"layers": text, "variables": json.dumps(variables)}
+    return {name: hashlib.sha256(part.encode()).hexdigest()[:12] for name, part in parts.items()}
 
 
 def _kept(config):
@@ -56,8 +76,20 @@ def _kept(config):
     return [_kept(value) for value in config] if isinstance(config, (list, tuple)) else config
 
 
-def are_others(now: Mapping | None, before: object) -> bool:
-    """Whether two results of `layers` are of different models, as far as one Keras can tell."""
-    if not (isinstance(now, Mapping) and isinstance(before, Mapping)):
-        return False
-    return now["keras"] == before.get("keras") and now["sha256"] != before.get("sha256")
+def describe(name: str, thing: Any) -> dict[str, object]:
+    """What Keras saves of an object, by name, without names that it numbers by what was built."""
+    if isinstance(thing, Mapping):
+        parts = list(thing.items())
+    elif isinstance(thing, (list, tuple)):
+        parts = list(enumerate(thing))
+    elif thing is None or isinstance(thing, (str, int, float)):
+        return {name: thing}
+    else:
+        config = thing.get_config() if hasattr(thing, "get_config") else {}
+        kind = getattr(thing, "__name__", type(thing).__name__)
+        return {name: kind} | {
+            f"{name} {key}": json.loads(json.dumps(value, default=str))
+            for key, value in config.items()
+            if key != "name"
+        }
+    return {k: v for key, part in parts for k, v in describe(f"{name} {key}", part).items()}

@@ -7,10 +7,9 @@ import threading
 class Interrupts:
     """While entered, remembers the first SIGINT, SIGTERM or SIGHUP instead of acting on it.
 
-    A second Ctrl-C acts at once, as it does elsewhere; the first does not, whatever came before it:
-    a checkpoint may be under way. SIGHUP, which a closing terminal sends, stays ignored where it
-    already is, as under nohup; SIGINT does not, although shells start background programs with it
-    ignored. Outside the main thread, where Python cannot handle signals, it remembers none.
+    A second Ctrl-C acts at once; the first does not, whatever came before it: a checkpoint may be
+    under way. SIGHUP stays ignored where it already is, as under nohup. Outside the main thread,
+    where Python cannot handle signals, it remembers none.
 
     Attributes:
       received: the signal's number, or None.

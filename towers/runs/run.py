@@ -12,7 +12,6 @@ TensorBoard's files and average weights.
 
 import contextlib
 import dataclasses
-import functools
 import hashlib
 import json
 import os
@@ -29,10 +28,10 @@ from towers import (
     adapted,
     conditions,
     cutting,
-    devices,
     distribution,
     errors,
     hashes,
+    machine,
     not_finite,
     updating,
     worker,
@@ -42,13 +41,11 @@ from towers.runs import (
     callback_state,
     checkpoints,
     definition,
-    export,
+    fit_state,
     interrupts,
     run_errors,
     run_folder,
-    run_lock,
     sources,
-    stretches,
     summaries,
     warm_start,
 )
@@ -56,85 +53,6 @@ from towers.runs import callbacks as run_callbacks
 
 from keras.src.utils import io_utils  # isort: skip
 from keras.src.utils.python_utils import pythonify_logs  # isort: skip
-
-
-class FitState:
-    """All that a run carries from step to step; `checkpoints` saves and restores it.
-
-    Attributes:
-      model: with its optimizer and its metrics.
-      averages: moving averages of the trainable weights, in their order; empty if none are kept.
-      step, examples_seen: updates made and examples consumed.
-      epoch, step_in_epoch: whole epochs made, and updates since.
-      counters: int64 variables of these four, by name. A step counts in its graph; the numbers
-        spare reading variables.
-      notes: string variable, what callbacks remember (`callback_state`).
-    """
-
-    def __init__(self, model: keras.Model, averages: Sequence[tf.Variable] = ()):
-        self.model, self.averages = model, list(averages)
-        with tf.device(devices.HOST):
-            self.counters = {
-                name: tf.Variable(0, dtype=tf.int64, trainable=False, name=name)
-                for name in ("step", "examples_seen", "epoch", "step_in_epoch")
-            }
-            self.notes = tf.Variable("{}", trainable=False, name="notes")
-        self.read()
-
-    def read(self) -> None:
-        """Takes the numbers from the variables, which were restored."""
-        counters = self.counters.values()
-        self.step, self.examples_seen, self.epoch, self.step_in_epoch = map(int, counters)
-
-    def count(self, examples: int) -> None:
-        """Counts a step of so many examples, in its graph."""
-        with tf.device(devices.HOST), tf.name_scope("count"):
-            for name, more in (("step", 1), ("step_in_epoch", 1), ("examples_seen", examples)):
-                self.counters[name].assign_add(more)
-
-    def count_made(self, examples: int) -> None:
-        """Counts a step of so many examples that was made."""
-        self.step += 1
-        self.step_in_epoch += 1
-        self.examples_seen += examples
-
-    def end_epoch(self) -> None:
-        """Counts an epoch that was made whole."""
-        self.epoch, self.step_in_epoch = self.epoch + 1, 0
-        self.counters["epoch"].assign(self.epoch)
-        self.counters["step_in_epoch"].assign(0)
-
-    def arithmetic(self) -> dict[str, list[tf.Variable]]:
-        """The variables by what they are that a hash is taken over: all but the notes."""
-        model = self.model
-        parts = {
-            "weights": model.trainable_variables,
-            "model_state": model.non_trainable_variables,
-            "optimizer": model.optimizer.variables,
-            "metrics": model.metrics_variables,
-        }
-        return {name: [v.value for v in part] for name, part in parts.items()} | {
-            "moving_averages": self.averages,
-            "counters": [*self.counters.values()],
-        }
-
-    def parts(self) -> dict[str, list[tf.Variable]]:
-        """What a checkpoint holds."""
-        parts = self.arithmetic()
-        counters = parts.pop("counters")
-        return parts | {"place": counters[2:], "notes": [self.notes], "counters": counters[:2]}
-
-    def parts_sha256(self) -> dict[str, str]:
-        """A hash for each part that this run has."""
-        return {
-            name: hashes.sha256(variable.numpy() for variable in part)
-            for name, part in self.arithmetic().items()
-            if part
-        }
-
-    def sha256(self) -> str:
-        """One hash over those of `parts_sha256`: of the whole state."""
-        return hashes.sha256_of_parts(self.parts_sha256())
 
 
 @dataclasses.dataclass(frozen=True)
@@ -194,7 +112,7 @@ class Run:
             it.
           model: compiled; on towers, or it is put on one for each GPU, or else one.
           init_from: what a new run takes weights from, by name and shape of its layers: a run's
-            folder, a checkpoint in one, or a `.keras` or `.weights.h5` file.
+            folder, a checkpoint in one, or a `.keras` file.
           settings: for `config.json` and TensorBoard, which compares runs by them; they decide
             nothing.
           resolved: what else `config.json` says of the run, such as the names of its classes.
@@ -220,14 +138,14 @@ class Run:
         self._taken: dict | None = None  # what was taken from there
         self.distribution = distribution.distribution(model)
         self.workers = self.distribution.workers
-        self.state: FitState | None = None
+        self.state: fit_state.FitState | None = None
         self.batch: cutting.Structure = None
         self.watched: updating.Watched | None = None
         self._data: sources.FromSource | sources.FromKeras | None = None
         self._asked = interrupts.Interrupts()
-        self._lock, self.seconds_saving = run_lock.RunLock(self.folder), 0.0
+        self.seconds_saving = 0.0
         self._unsaved = self._due = False  # whether there are new steps; whether to save
-        self._is_marked = False  # whether `config.json` says that there is a checkpoint
+        self._config: dict = {}  # what `config.json` says
         self._writers: dict[str, tf.summary.SummaryWriter] = {}
 
     def fit(
@@ -302,42 +220,37 @@ class Run:
             self._data = sources.FromKeras(
                 x, y, batch_size, steps_per_epoch, sample_weight, class_weight, shuffle
             )
-        data, callbacks, model = self._data, list(callbacks), self.model
-        self._ends = epochs, max_steps
+        model, is_chief, callbacks = self.model, self.workers.is_chief, list(callbacks)
+        self._last_epoch, self._last_step, self._every = epochs, max_steps, checkpoint_every_steps
+        self._validation = sources.evaluated(validation_data)
+        self._validation_freq = validation_freq
+        self._validation_batch_size = validation_batch_size or batch_size
         if not any(isinstance(callback, run_callbacks.Log) for callback in callbacks):
             callbacks.append(run_callbacks.Log())
-        evaluate = functools.partial(
-            _evaluate,
-            model,
-            sources.evaluated(validation_data),
-            validation_batch_size or batch_size,
-            validation_freq,
-        )
-        with self._lock.held() if self.workers.is_chief else contextlib.nullcontext():
-            self._begin(data, callbacks, checkpoints_to_keep)
-            self._check_end()
+        with self.folder.held() if is_chief else contextlib.nullcontext():
+            self._begin(callbacks, checkpoints_to_keep)
             self._callbacks = keras.callbacks.CallbackList(
                 callbacks,
                 add_history=True,
-                add_progbar=verbose != 0 and self.workers.is_chief,
-                verbose=verbose if self.workers.is_chief else 0,
+                add_progbar=verbose != 0 and is_chief,
+                verbose=verbose if is_chief else 0,
                 epochs=epochs,
-                steps=data.steps(0),
+                steps=self._data.steps(0),
                 model=model,
             )
-            logs = self._trained(data, epochs, max_steps, evaluate, checkpoint_every_steps)
+            logs = self._train()
             model.optimizer.finalize_variable_values(model.trainable_weights)
             self._callbacks.on_train_end(logs)
             return self._finish(dict(model.history.history))
 
-    def _trained(self, *arguments) -> dict[str, float]:
-        """`_epochs`; where another worker is gone, the chief saves the last complete step.
+    def _train(self) -> dict[str, float]:
+        """The epochs that are left; where another worker is gone, the last complete step is saved.
 
         An update begins when the sums of all workers have come, so it is made whole or not at all.
         """
         first = self.state.step
         try:
-            return self._epochs(*arguments)
+            return self._epochs()
         except worker_errors.GoneError as error:
             self.state.read()
             if not self.workers.is_chief or self.state.step == first:
@@ -347,9 +260,7 @@ class Run:
                 self._checkpoints.save()
             raise type(error)(f"{error}. {self._checkpoints.describe_newest()}") from error
 
-    def _epochs(
-        self, data, last_epoch: int, last_step: int | None, evaluate: Callable, every: int
-    ) -> dict[str, float]:
+    def _epochs(self) -> dict[str, float]:
         """The epochs that are left; the metrics of the last."""
         state, model, callbacks = self.state, self.model, self._callbacks
         notes = json.loads(state.notes.numpy().decode())
@@ -357,7 +268,7 @@ class Run:
         for callback in callbacks.callbacks:
             if isinstance(callback, keras.callbacks.CSVLogger) and state.step:
                 callback.append = True  # else it would empty the file of the run
-        with self._unchanged_if(state.step > 0):
+        with self._unchanged_if_resumed(state.step):
             callbacks.on_train_begin()
         self._memory = callback_state.Memory(callbacks.callbacks)
         self._memory.restore(notes.get("callbacks", {}))
@@ -367,60 +278,40 @@ class Run:
         self._logs = model.get_metrics_result()  # of an epoch with no step left
         with interrupts.Interrupts() as asked:
             self._asked = asked
-            for epoch in range(state.epoch, last_epoch):
-                if model.stop_training or state.step == last_step:
+            for epoch in range(state.epoch, self._last_epoch):
+                if model.stop_training or state.step == self._last_step:
                     break
                 if not state.step_in_epoch:
                     model.reset_metrics()
-                with self._unchanged_if(state.step_in_epoch > 0):
+                with self._unchanged_if_resumed(state.step_in_epoch):
                     callbacks.on_epoch_begin(epoch)
                 if state.step_in_epoch:  # some callbacks begin anew with each epoch
                     self._memory.restore(notes["callbacks"])
-                is_whole = self._epoch(data, epoch, last_step, every)
+                is_whole = self._epoch(epoch)
                 if not state.step_in_epoch:
                     warnings.warn(f"x has no batch for epoch {epoch + 1}: it ends", stacklevel=3)
                     break
                 logs = pythonify_logs(model._get_metrics_result_or_logs(self._logs))
-                kept = _kept([] if is_whole else model.metrics_variables)
-                with kept, self._unchanged_if_it_fails():
-                    logs |= evaluate(callbacks, epoch)
+                # Whole or cut short by another worker's end, it changes nothing.
+                with _kept([*model.non_trainable_variables, *model.metrics_variables]):
+                    logs |= self._evaluate(epoch)
                 if is_whole:
                     state.end_epoch()
                 callbacks.on_epoch_end(epoch, logs)
                 self._unsaved = True
-                if self._due or data.num_examples is None:
+                if self._due or self._data.num_examples is None:
                     self._save()
             if self._unsaved:
                 self._save()
         return logs
 
-    @contextlib.contextmanager
-    def _unchanged_if(self, resumed: bool) -> Iterator[None]:
-        """Where a run resumes, takes back what callbacks change that they had changed before.
+    def _unchanged_if_resumed(self, steps_made: int) -> contextlib.AbstractContextManager[None]:
+        """Takes back what callbacks change that they had changed before the run was resumed.
 
         A schedule that multiplies the rate at the start of an epoch has done so already.
         """
-        parts = self.state.parts().items() if resumed else ()
-        with _kept([v for name, part in parts for v in part if name != "notes"]):
-            yield
-
-    @contextlib.contextmanager
-    def _unchanged_if_it_fails(self) -> Iterator[None]:
-        """Takes back what an evaluation has changed that another worker's end has interrupted.
-
-        It resets metrics, and has averages in place of the weights.
-        """
-        if self.workers.count == 1:
-            yield
-            return
-        variables = [*self.model.variables, *self.model.metrics_variables]
-        values = [variable.numpy() for variable in variables]
-        try:
-            yield
-        except worker_errors.WorkerError:
-            for variable, value in zip(variables, values, strict=True):
-                variable.assign(value)
-            raise
+        parts = self.state.arithmetic().values() if steps_made else ()
+        return _kept([variable for part in parts for variable in part])
 
     def writer(self, part: str) -> tf.summary.SummaryWriter:
         """Of TensorBoard's files of a part, `train` or `eval`, on the chief."""
@@ -467,29 +358,29 @@ class Run:
         self._note()
         if not self.workers.is_chief:
             return
-        self._lock.check_held()
+        self.folder.check_held()
         for part in self._writers:
             with summaries.events(self.writer(part), 0):
                 self.writer(part).flush()
         self._checkpoints.save(replace=True)
-        if not self._is_marked:
-            self.folder.mark_saved(self.state.step)
-            self._is_marked = True
+        if run_folder.FIRST_CHECKPOINT not in self._config:
+            self._config[run_folder.FIRST_CHECKPOINT] = self.state.step
+            run_folder.write_json(self.folder.config, self._config)
         self.seconds_saving += time.perf_counter() - began
 
     def stop(self, number: int) -> None:
         """Stops the run after the present step, as the signal of that number would."""
         self._asked.received = self._asked.received or number
 
-    def _epoch(self, data, epoch: int, last_step: int | None, every: int) -> bool:
+    def _epoch(self, epoch: int) -> bool:
         """The steps that are left of an epoch; whether it is whole after them.
 
         Raises:
           Stopped: a signal has come.
         """
         state, callbacks, self._due = self.state, self._callbacks, False
-        for batch in data.batches(epoch, state.step_in_epoch):
-            if state.step == last_step:
+        for batch in self._data.batches(epoch, state.step_in_epoch):
+            if state.step == self._last_step:
                 return False
             if self._due:  # after the last step of an epoch, its end saves
                 self._save()
@@ -510,9 +401,36 @@ class Run:
                 raise Stopped(128 + stopped_by)
             if self.model.stop_training:
                 break
-            self._due = every > 0 and state.step % every == 0
-        is_all = data.steps(epoch) in (None, state.step_in_epoch)
-        return is_all or state.step != last_step
+            self._due = self._every > 0 and state.step % self._every == 0
+        is_all = self._data.steps(epoch) in (None, state.step_in_epoch)
+        return is_all or state.step != self._last_step
+
+    def _evaluate(self, epoch: int) -> dict[str, float]:
+        """Keras's evaluation of the validation data after an epoch, where it is due."""
+        if self._validation is None or not self.model._should_eval(epoch, self._validation_freq):
+            return {}
+        x, y, weight = keras.utils.unpack_x_y_sample_weight(self._validation)
+        with warnings.catch_warnings(), self._averaged():
+            # Keras says so of all data whose number of batches is not known before.
+            warnings.filterwarnings("ignore", "Your input ran out of data")
+            logs = self.model.evaluate(
+                x,
+                y,
+                sample_weight=weight,
+                batch_size=self._validation_batch_size,
+                return_dict=True,
+                callbacks=self._callbacks,
+            )
+        return {f"val_{name}": value for name, value in logs.items()}
+
+    @contextlib.contextmanager
+    def _averaged(self) -> Iterator[None]:
+        """While entered, the model has its averages in place of its weights, if there are some."""
+        with contextlib.ExitStack() as stack:
+            for callback in self._callbacks.callbacks:
+                if hasattr(callback, "averaged"):
+                    stack.enter_context(callback.averaged())
+            yield
 
     def restore(self, checkpoint: str | int | None = None) -> None:
         """Gives the model the weights of a checkpoint of the run, its averages where it has some.
@@ -531,10 +449,7 @@ class Run:
         path = path or checkpoints.find(folder, str(checkpoint))
         if (config := self.folder.read_config()) is not None:
             checkpoints.check_origin(path, config.get("run_sha256", ""))
-        try:
-            warm_start.take(path, self.model)
-        except warm_start.WarmStartError as error:
-            raise checkpoints.CheckpointError(str(error).removeprefix("init_from=")) from error
+        warm_start.restore(path, self.model)
 
     def step_function(self) -> tf.types.experimental.ConcreteFunction:
         """The step as a ConcreteFunction, which has its graph."""
@@ -554,66 +469,59 @@ class Run:
             ) from error
         return logs
 
-    def _definition(self, data, callbacks) -> dict:
+    def _definition(self, callbacks) -> dict:
         """What decides the weights that the run ends with, by name."""
-        model = self.model
-        shapes = [(list(v.shape), v.dtype, v.trainable) for v in model.variables]
-        defined = {
-            "layers": (definition.layers(model) or {}).get("sha256", "")[:12],
-            "variables": hashlib.sha256(json.dumps(shapes).encode()).hexdigest()[:12],
-            "microbatch_size": self.distribution.size_of_run(),
-            "joined_loss": self.distribution.program.joined,
-        }
-        if self._defined is not None:
-            return dict(self._defined) | defined
-        defined |= data.definition
-        described = self.distribution.described_optimizer | _described("loss", model.loss)
-        described |= _described("loss_weights", model._compile_loss._user_loss_weights)
-        for callback in callbacks:
-            if hasattr(callback, "get_config"):
-                described |= _described(type(callback).__name__, callback)
-        return defined | described | {"jit_compile": bool(model.jit_compile)}
+        defined = self._defined
+        if defined is None:
+            optimizer = self.distribution.described_optimizer
+            defined = definition.describe_run(
+                self.model, optimizer, self._data.definition, callbacks
+            )
+        return (
+            dict(defined)
+            | definition.describe_model(self.model)
+            | {
+                "microbatch_size": self.distribution.size_of_run(),
+                "joined_loss": self.distribution.program.joined,
+            }
+        )
 
-    def _begin(self, data, callbacks, keep: int) -> None:
+    def _begin(self, callbacks, keep: int) -> None:
         """Restores the run that is in the folder, or begins one; on all workers.
 
         Raises:
           RunFolderError: the folder holds another run.
           CheckpointError: its checkpoint cannot be restored.
+          TrainingError: the run is past its end.
           WorkerError: workers are about to make different runs.
         """
-        export.check_can_be_saved(self.model)
+        definition.check_can_be_saved(self.model)
         averages = [a for callback in callbacks for a in getattr(callback, "averages", ())]
-        self.state = FitState(self.model, averages)
+        self.state = fit_state.FitState(self.model, averages)
         for callback in callbacks:
             if hasattr(callback, "set_run"):
                 callback.set_run(self)
         in_step = [callback.in_step for callback in callbacks if hasattr(callback, "in_step")]
         with run_errors.explained():
-            self.distribution.prepare(data.first_batch(), self._take, [*in_step, self.state.count])
+            self.distribution.prepare(
+                self._data.first_batch(), self._take, [*in_step, self.state.count]
+            )
         if self.distribution.described_optimizer is None:  # before a callback changes its rate
-            self.distribution.described_optimizer = _described("optimizer", self.model.optimizer)
-        defined = self._definition(data, callbacks)
+            optimizer = definition.describe("optimizer", self.model.optimizer)
+            self.distribution.described_optimizer = optimizer
+        defined = self._definition(callbacks)
         worker.check_same(self.workers, "what they train", defined)
         notes = self.workers.from_chief("the run", lambda: self._continue(defined, keep))
         self.state.notes.assign(notes)
-        parts = [part for name, part in self.state.parts().items() if name != "notes"]
+        parts = self.state.arithmetic().values()
         self.workers.broadcast("the state of the run", [v for part in parts for v in part])
         self.state.read()
         adapted.refresh(self.model)
         variables = [*self.model.variables, *self.model.optimizer.variables]
         # Not those with the -inf of a mask.
         self._finite = [v for v in variables if not np.isinf(_values(v)).any()]
-
-    def _is_at_end(self) -> bool:
-        epochs, max_steps = self._ends
-        return self.state.epoch >= epochs or self.state.step == max_steps
-
-    def _check_end(self) -> None:
-        """Checks that the run is not past its end."""
-        state, (epochs, max_steps) = self.state, self._ends
-        is_past = max_steps is not None and state.step > max_steps
-        if is_past or state.epoch > epochs:
+        state, last_step = self.state, self._last_step
+        if state.epoch > self._last_epoch or (last_step is not None and state.step > last_step):
             raise run_errors.TrainingError(
                 f"the run is at step {state.step}, in epoch {state.epoch + 1}, past its "
                 "end; give it a later one"
@@ -623,82 +531,90 @@ class Run:
         """On the chief: gives a new run its first weights, before an optimizer copies them."""
         begun = checkpoints.newest(self.folder.checkpoints)
         if self._init_from and self.workers.is_chief and not begun:
-            self._taken = warm_start.take(
-                self._init_from, self.model, self.state.averages
-            ).recorded()
-            for line in warm_start.said(self._taken):
+            self._taken = warm_start.take(self._init_from, self.model)
+            trained = self.model.trainable_variables
+            for average, weight in zip(self.state.averages, trained, strict=False):
+                average.assign(weight.value)
+            for line in warm_start.report(self._taken):
                 io_utils.print_msg(line)
 
     def _continue(self, defined: dict, keep: int) -> str:
         """On the chief: restores the run, or begins it; what callbacks remember."""
-        folder, of_model = self.folder, definition.of_model(self.model)
+        folder, state = self.folder, self.state
         earlier, newest = folder.read_config(), checkpoints.newest(folder.checkpoints)
-        is_begun = earlier is not None and newest is not None
-        if earlier is not None and not newest and run_folder.FIRST_CHECKPOINT in earlier:
+        first_saved = (earlier or {}).get(run_folder.FIRST_CHECKPOINT)
+        if first_saved is not None and not newest:
             raise checkpoints.CheckpointError(
                 f"{folder.shown} holds a run that has saved checkpoints, the first at step "
-                f"{earlier[run_folder.FIRST_CHECKPOINT]}, but {folder.checkpoints} has none; put "
-                "them back, or choose another folder"
+                f"{first_saved}, but {folder.checkpoints} has none; put them back, or choose "
+                "another folder"
             )
-        taken = earlier["resolved"].get("init_from") if is_begun else self._taken
+        before = earlier if newest else None
+        taken = before["resolved"].get("init_from") if before else self._taken
         defined = defined | {"initial weights": taken and taken["sha256"]}
-        if is_begun and (different := errors.differences(earlier.get("defining", {}), defined)):
+        if before and (different := errors.differences(before["defining"], defined)):
             raise run_folder.RunFolderError(
                 f"{folder.shown} holds a run with other settings: {'; '.join(different)}. "
                 "Continue it with its own, or choose another folder"
             )
         sha256 = hashlib.sha256(json.dumps(defined, sort_keys=True).encode()).hexdigest()
-        self._checkpoints = checkpoints.Checkpoints(self.state, folder.checkpoints, keep, sha256)
+        self._checkpoints = checkpoints.Checkpoints(state, folder.checkpoints, keep, sha256)
         self._checkpoints.restore()
-        self.state.read()
-        at_step, towers = self.state.step, self.distribution.tower_devices
-        so_far = earlier["stretches"] if is_begun else []
-        is_stopped = json.loads(self.state.notes.numpy()).get("stopped")
-        is_complete = is_begun and (is_stopped or self._is_at_end())
-        parameters = self.distribution.parameter_device
-        runs_on = conditions.environment() | stretches.on_devices(towers, parameters)
-        now = so_far if is_complete else stretches.extended(so_far, at_step, runs_on)
-        if not is_complete and so_far and now[-1]["first_step"] == at_step:
-            for change in stretches.changes(now[-2:]):
-                io_utils.print_msg(f"{change}: the last bits may differ from a run without this")
-        config = {
+        state.read()
+        notes = state.notes.numpy().decode()
+        is_stopped = json.loads(notes).get("stopped")
+        is_at_end = state.epoch >= self._last_epoch or state.step == self._last_step
+        is_complete = before is not None and (is_stopped or is_at_end)
+        if is_complete:
+            why = "a callback stopped it" if is_stopped else "it is at its end"
+            io_utils.print_msg(f"the run is complete at step {state.step}: {why}")
+        elif before:
+            io_utils.print_msg(f"continuing at step {state.step}")
+        elif earlier:
+            io_utils.print_msg(f"the run in {folder.path} has no checkpoint yet and starts over")
+            with run_folder.writing(folder.shown):
+                for events in folder.path.glob("*/events.out.tfevents.*"):
+                    events.unlink()
+        stretches = before["stretches"] if before else []
+        self._config = {
             "settings": self.settings,
-            "resolved": {"tower_devices": list(towers)}
+            "resolved": {"tower_devices": list(self.distribution.tower_devices)}
             | self._resolved
-            | of_model
             | {"init_from": taken},
             "defining": defined,
             "run_sha256": sha256,
-            "stretches": now,
+            "stretches": stretches if is_complete else self._extended(stretches),
         }
-        self._is_marked = is_begun and run_folder.FIRST_CHECKPOINT in earlier
-        if self._is_marked:
-            config[run_folder.FIRST_CHECKPOINT] = earlier[run_folder.FIRST_CHECKPOINT]
-        if is_complete:
-            why = "a callback stopped it" if is_stopped else "it is at its end"
-            io_utils.print_msg(f"the run is complete at step {at_step}: {why}")
-        elif is_begun:
-            io_utils.print_msg(f"continuing at step {at_step}")
-        elif earlier is not None:
-            io_utils.print_msg(f"the run in {folder.path} has no checkpoint yet and starts over")
-            folder.remove_events()
-        folder.drop_metrics_after(at_step if is_begun else -1)
-        run_folder.write_json(folder.config, config)
-        return self.state.notes.numpy().decode()
+        if first_saved is not None:
+            self._config[run_folder.FIRST_CHECKPOINT] = first_saved
+        folder.drop_metrics_after(state.step if before else -1)
+        run_folder.write_json(folder.config, self._config)
+        return notes
+
+    def _extended(self, stretches: list[dict]) -> list[dict]:
+        """The stretches of the run from now on; says what has changed."""
+        distribution = self.distribution
+        runs_on = conditions.environment() | {
+            "devices": machine.kinds(distribution.tower_devices),
+            "parameters on": machine.kinds([distribution.parameter_device]),
+        }
+        extended = conditions.extended(stretches, self.state.step, runs_on)
+        if stretches and extended[-1]["first_step"] == self.state.step:
+            for change in conditions.changes(extended[-2:]):
+                io_utils.print_msg(f"{change}: the last bits may differ from a run without this")
+        return extended
 
     def _finish(self, history: Mapping) -> Finished:
         """Writes the final model, then its summary: where that is, the model is whole."""
         state, folder = self.state, self.folder
-        averaged = [c for c in self._callbacks.callbacks if hasattr(c, "averaged")]
-        with contextlib.ExitStack() as stack:
-            for callback in averaged:
-                stack.enter_context(callback.averaged())
+        with self._averaged():
             sha256 = hashes.sha256(variable.value for variable in self.model.weights)
             if not self.workers.is_chief:
                 return Finished(history, state.step, sha256)
-            self._lock.check_held()
+            folder.check_held()
             exported = self._export(self.model) if self._export else self.model
-            export.save(exported, folder.final_model)
+            with run_folder.replacing(folder.final_model) as partial:
+                exported.save(partial)
         summary = {
             "weights_sha256": sha256,
             "state_sha256": state.sha256(),
@@ -714,50 +630,12 @@ class Run:
 def _kept(variables: Sequence) -> Iterator[None]:
     """Gives variables back the values that they had before."""
     values = [variable.numpy() for variable in variables]
-    yield
-    for variable, value in zip(variables, values, strict=True):
-        variable.assign(value)
+    try:
+        yield
+    finally:
+        for variable, value in zip(variables, values, strict=True):
+            variable.assign(value)
 
 
 def _values(variable: keras.Variable) -> np.ndarray:
     return np.asarray(variable, np.float64)
-
-
-def _evaluate(
-    model,
-    validation_data,
-    batch_size: int | None,
-    every: int | list,
-    callbacks,
-    epoch: int,
-) -> dict[str, float]:
-    """Keras's evaluation of the validation data after an epoch, where it is due."""
-    if validation_data is None or not model._should_eval(epoch, every):
-        return {}
-    x, y, weight = keras.utils.unpack_x_y_sample_weight(validation_data)
-    with warnings.catch_warnings():
-        # Keras says so of all data whose number of batches is not known before.
-        warnings.filterwarnings("ignore", "Your input ran out of data")
-        logs = model.evaluate(
-            x, y, sample_weight=weight, batch_size=batch_size, return_dict=True, callbacks=callbacks
-        )
-    return {f"val_{name}": value for name, value in logs.items()}
-
-
-def _described(name: str, thing) -> dict[str, object]:
-    """What Keras saves of an object, by name, without names that it numbers by what was built."""
-    if isinstance(thing, Mapping):
-        parts = list(thing.items())
-    elif isinstance(thing, (list, tuple)):
-        parts = list(enumerate(thing))
-    elif thing is None or isinstance(thing, (str, int, float)):
-        return {name: thing}
-    else:
-        config = thing.get_config() if hasattr(thing, "get_config") else {}
-        kind = getattr(thing, "__name__", type(thing).__name__)
-        return {name: kind} | {
-            f"{name} {key}": json.loads(json.dumps(value, default=str))
-            for key, value in config.items()
-            if key != "name"
-        }
-    return {k: v for key, part in parts for k, v in _described(f"{name} {key}", part).items()}

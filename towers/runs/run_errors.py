@@ -17,11 +17,7 @@ class TrainingError(errors.UserError):
 
 @contextlib.contextmanager
 def explained() -> Iterator[None]:
-    """Makes one line of an error about lacking memory, or of what TensorFlow cannot compute.
-
-    Raises:
-      TrainingError: there was such an error while this was entered.
-    """
+    """Makes a TrainingError of one about lacking memory, or of what TensorFlow cannot compute."""
     try:
         yield
     except (tf.errors.ResourceExhaustedError, MemoryError) as error:

@@ -1,20 +1,24 @@
 """The files of a run: their names, how they are written, when a run may continue in them."""
 
 import contextlib
+import errno
 import fcntl
 import json
 import os
 import re
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import BinaryIO
 
 from towers import errors
 
-FIRST_CHECKPOINT = "first_checkpoint"  # in config.json, once a run has one: its step
+# In config.json, once a run has a checkpoint: the step of the first. From then on the run has
+# something to lose: it does not start over where its checkpoints are gone, nor with other settings.
+FIRST_CHECKPOINT = "first_checkpoint"
 
-_CONFIG = {"settings": dict, "resolved": dict, "defining": dict, "stretches": list}  # its parts
+_CONFIG = {"settings", "resolved", "defining", "stretches"}  # its parts
 _PATTERN = re.compile(r"[*?\[\]\\]")  # to TensorFlow, in a path
+# From a file system that cannot lock, as some network file systems cannot.
+_NO_LOCKS = (errno.ENOLCK, errno.EOPNOTSUPP, errno.ENOSYS)
 
 
 class RunFolderError(errors.UserError):
@@ -29,9 +33,8 @@ class RunFolder:
       shown: what messages call it.
       config, metrics, evaluations: `config.json`, `metrics.jsonl`, `eval.jsonl`.
       checkpoints: folder of the newest few checkpoints.
-      train_events, eval_events: folders of TensorBoard event files.
       final_model, final_summary: `final_model.keras`, `final_model.json`.
-      lock: `training.lock`, there while a training is at work (run_lock.py).
+      lock: `training.lock`, which a training has locked.
     """
 
     def __init__(self, path: str | os.PathLike, argument: str = ""):
@@ -46,11 +49,69 @@ class RunFolder:
         self.metrics = self.path / "metrics.jsonl"
         self.evaluations = self.path / "eval.jsonl"
         self.checkpoints = self.path / "checkpoints"
-        self.train_events = self.path / "train"
-        self.eval_events = self.path / "eval"
         self.final_model = self.path / "final_model.keras"
         self.final_summary = self.path / "final_model.json"
         self.lock = self.path / "training.lock"
+        self._locked: int | None = None  # a descriptor of the file, while this process trains
+
+    @contextlib.contextmanager
+    def held(self) -> Iterator[None]:
+        """Keeps other trainings out of the folder while entered; makes it if there is none.
+
+        The lock is the kernel's, on `training.lock`, and ends with the process that holds it,
+        however that ends; the file stays.
+
+        Raises:
+          RunFolderError: another process holds it, or the folder cannot be written to.
+        """
+        with writing(self.shown):
+            is_new = not self.path.exists()
+            self.path.mkdir(parents=True, exist_ok=True)
+            self._locked = os.open(self.lock, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o644)
+        try:
+            self._acquire()
+            yield
+        finally:
+            if is_new and self._is_there() and os.listdir(self.path) == [self.lock.name]:
+                self.lock.unlink()  # the run left nothing
+                self.path.rmdir()
+            os.close(self._locked)
+            self._locked = None
+
+    def _acquire(self) -> None:
+        try:
+            fcntl.flock(self._locked, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise RunFolderError(
+                f"{self.shown}: another process is training in it; wait for it, stop it, or choose "
+                "another folder"
+            ) from None
+        except OSError as error:
+            if error.errno not in _NO_LOCKS:
+                raise RunFolderError(f"{self.shown}: cannot be locked: {error.strerror}") from error
+            print(
+                f"{self.path}: this file system has no locks; make sure that no other training "
+                "uses the folder",
+                flush=True,
+            )
+
+    def check_held(self) -> None:
+        """Refuses to continue in a folder that was removed, moved or replaced during the run.
+
+        Raises:
+          RunFolderError: it was.
+        """
+        if not self._is_there():
+            raise RunFolderError(
+                f"{self.shown}: it, or training.lock in it, was removed, moved or replaced during "
+                "the run; nothing more is written there"
+            )
+
+    def _is_there(self) -> bool:
+        try:
+            return os.path.samestat(os.fstat(self._locked), os.stat(self.lock))
+        except OSError:
+            return False
 
     def read_config(self) -> dict | None:
         """The run's configuration, or None where the folder holds no run.
@@ -60,64 +121,30 @@ class RunFolder:
         """
         try:
             config = json.loads(self.config.read_text(encoding="utf-8"))
-            if (
-                isinstance(config, dict)
-                and all(isinstance(config.get(name), kind) for name, kind in _CONFIG.items())
-                and config["stretches"]
-            ):
-                return config
-            raise RunFolderError(f"{self.shown}: its config.json is not that of a run")
         except FileNotFoundError:
-            pass
+            # All that a training killed in its first moments leaves.
+            begun = {self.lock.name, _partial(self.config).name}
+            if self.path.exists() and {path.name for path in self.path.iterdir()} - begun:
+                raise RunFolderError(
+                    f"{self.shown}: holds files but no run (no config.json); "
+                    "name a run's folder, or a new one to train in"
+                ) from None
+            return None
         except (OSError, ValueError) as error:
             reason = getattr(error, "strerror", None) or error
             raise RunFolderError(f"{self.shown}: config.json cannot be read: {reason}") from error
-        # All that a training killed in its first moments leaves.
-        begun = {self.lock.name, _partial(self.config).name}
-        if self.path.exists() and {path.name for path in self.path.iterdir()} - begun:
-            raise RunFolderError(
-                f"{self.shown}: holds files but no run (no config.json); "
-                "name a run's folder, or a new one to train in"
-            )
-        return None
+        if not (isinstance(config, dict) and config.keys() >= _CONFIG):
+            raise RunFolderError(f"{self.shown}: its config.json is not that of a run")
+        return config
 
     def read_final_summary(self) -> dict | None:
         """What a finished run left in `final_model.json`, or None where it has not finished.
 
-        It counts as unfinished, and exports its model again, where one of both files is gone or
-        `final_model.json` is not what a run writes.
+        It counts as unfinished, and exports its model again, where one of both files is gone.
         """
-        try:
-            summary = json.loads(self.final_summary.read_text(encoding="utf-8"))
-        except (OSError, ValueError):
+        if not (self.final_summary.exists() and self.final_model.exists()):
             return None
-        is_ours = isinstance(summary, dict) and {"step", "weights_sha256"} <= set(summary)
-        return summary if is_ours and self.final_model.exists() else None
-
-    def mark_saved(self, step: int) -> None:
-        """Writes into `config.json` that the run has a checkpoint, the first at `step`.
-
-        From then on the run has something to lose: it does not start over where its checkpoints are
-        gone, nor with other settings.
-
-        Raises:
-          RunFolderError: `config.json` cannot be read or written.
-        """
-        config = self.read_config()
-        if config is None:
-            raise RunFolderError(f"{self.shown}: config.json is gone; put it back")
-        write_json(self.config, config | {FIRST_CHECKPOINT: step})
-
-    def remove_events(self) -> None:
-        """Removes the TensorBoard files of an attempt that left no checkpoint.
-
-        Raises:
-          RunFolderError: one cannot be removed.
-        """
-        for folder in (self.train_events, self.eval_events):
-            with writing(folder):
-                for path in folder.glob("events.out.tfevents.*"):
-                    path.unlink()
+        return json.loads(self.final_summary.read_text(encoding="utf-8"))
 
     def drop_metrics_after(self, step: int) -> None:
         """Removes lines of `metrics.jsonl` that a continued run will write again.
@@ -125,11 +152,9 @@ class RunFolder:
         A run killed between two checkpoints leaves lines after the one it restores, the last of
         them perhaps torn.
         """
-        if not self.metrics.exists():
-            return
-        kept = [line for line in read_lines(self.metrics) if line["step"] <= step]
-        text = "".join(json.dumps(line) + "\n" for line in kept)
-        _replace(self.metrics, text)
+        if self.metrics.exists():
+            kept = [line for line in read_lines(self.metrics) if line["step"] <= step]
+            _write(self.metrics, "".join(json.dumps(line) + "\n" for line in kept))
 
 
 def check_path(path: str | os.PathLike) -> None:
@@ -152,11 +177,41 @@ def write_json(path: Path, content: Mapping) -> None:
     Raises:
       RunFolderError: it cannot be written.
     """
-    _replace(path, json.dumps(content, indent=2) + "\n")
+    _write(path, json.dumps(content, indent=2) + "\n")
+
+
+def _write(path: Path, text: str) -> None:
+    with replacing(path) as partial:
+        partial.write_text(text, encoding="utf-8")
+
+
+@contextlib.contextmanager
+def replacing(path: Path) -> Iterator[Path]:
+    """The path of a new file that gets the name `path` once it is whole and on the disk.
+
+    Raises:
+      RunFolderError: it cannot be written.
+    """
+    partial = _partial(path)
+    try:
+        with writing(path):
+            yield partial
+            with open(partial, "rb") as file:
+                os.fsync(file.fileno())  # else the file may be empty after a power cut
+            os.replace(partial, path)
+    finally:
+        with contextlib.suppress(OSError):  # it would hide why the file could not be written
+            partial.unlink(missing_ok=True)
+
+
+def _partial(path: Path) -> Path:
+    return path.with_name(f"{path.stem}.partial{path.suffix}")
 
 
 def append_line(path: Path, content: Mapping) -> None:
-    """Adds one JSON object as a line, after the last whole line.
+    """Adds one JSON object as a line, in the place of a last one that is torn.
+
+    A killed process, or a full disk, leaves a torn line.
 
     Raises:
       RunFolderError: it cannot be written.
@@ -164,35 +219,12 @@ def append_line(path: Path, content: Mapping) -> None:
     with writing(path), open(path, "ab+") as file:
         with contextlib.suppress(OSError):  # a file system without locks
             fcntl.flock(file, fcntl.LOCK_EX)  # until it is closed: two evaluations may write
-        _end_last_line(file)
+        size = file.seek(0, os.SEEK_END)
+        file.seek(max(0, size - 1))
+        if file.read() not in (b"", b"\n"):
+            file.seek(0)
+            file.truncate(file.read().rfind(b"\n") + 1)
         file.write((json.dumps(content) + "\n").encode())
-
-
-def _end_last_line(file: BinaryIO) -> None:
-    """Ends a last line that lacks only its newline, and cuts off one that is torn.
-
-    A killed process, or a full disk, leaves a torn line; editors leave out the last newline.
-    """
-    if file.seek(0, os.SEEK_END) == 0:
-        return
-    file.seek(-1, os.SEEK_END)
-    if file.read() == b"\n":
-        return
-    file.seek(0)
-    last = file.read().rpartition(b"\n")[2]
-    if _parsed(last) is None:
-        file.truncate(file.tell() - len(last))
-    else:
-        file.write(b"\n")
-
-
-def _parsed(line: bytes) -> dict | None:
-    """The object that a line of a `.jsonl` file holds; None for what no run writes."""
-    try:
-        content = json.loads(line)
-    except ValueError:
-        return None
-    return content if isinstance(content, dict) else None
 
 
 @contextlib.contextmanager
@@ -214,30 +246,14 @@ def read_lines(path: Path) -> list[dict]:
     Raises:
       RunFolderError: another line is not one.
     """
-    *whole, last = path.read_bytes().split(b"\n")
-    if _parsed(last) is not None:
-        whole.append(last)  # it lacks only its newline
+    *whole, _ = path.read_bytes().split(b"\n")
     lines = []
-    for number, text in enumerate(whole, start=1):
-        line = _parsed(text)
-        if line is None or not isinstance(line.get("step"), int):
+    for number, line in enumerate(whole, start=1):
+        try:
+            lines.append(json.loads(line))
+        except ValueError as error:
             raise RunFolderError(
                 f"{path}: line {number} is not one that a run writes; repair the file, or restore "
                 "a copy of it"
-            )
-        lines.append(line)
+            ) from error
     return lines
-
-
-def _replace(path: Path, text: str) -> None:
-    partial = _partial(path)
-    with writing(path):
-        with open(partial, "w", encoding="utf-8") as file:
-            file.write(text)
-            file.flush()
-            os.fsync(file.fileno())  # else the file may be empty after a power cut
-        os.replace(partial, path)
-
-
-def _partial(path: Path) -> Path:
-    return path.with_name(path.name + ".partial")

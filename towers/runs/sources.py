@@ -10,7 +10,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from towers import cutting, schedules
+from towers import cutting, hashes
 
 from keras.src.backend.tensorflow.trainer import TFEpochIterator  # isort: skip
 from keras.src.trainers.data_adapters import array_slicing  # isort: skip
@@ -49,15 +49,8 @@ class FromSource:
       definition: what identifies the data and their order, by name.
     """
 
-    def __init__(
-        self, source: Any, batch_size: int | None, epochs: int, max_steps: int | None = None
-    ):
-        """
-        Args:
-          source: `batches(first_step, last_step, global_batch_size=, share=)` gives the batches of
-            these steps; `num_examples` and `fingerprint` are as of `input_pipeline.batches.Source`.
-          batch_size: examples of a step.
-          epochs, max_steps: after which the run ends.
+    def __init__(self, source: Any, batch_size: int | None, epochs: int, max_steps: int | None):
+        """Reads `source.batches(first_step, last_step, global_batch_size=, share=)` to the end.
 
         Raises:
           ValueError: `batch_size` is None, or more than an epoch has.
@@ -71,20 +64,20 @@ class FromSource:
             )
         self._source, self._batch = source, batch_size
         self.num_examples = source.num_examples
-        ends = int(self._first_step(epochs))
+        ends = self._first_step(epochs)
         self._end = ends if max_steps is None else min(ends, max_steps)
         self._reader: Iterator = iter(())  # of the batches from a step on, to the end
-        self._reads_from = -1  # that step, in epochs that were read to their ends
+        self._reads_from = -1  # that step
         digest = hashlib.sha256(source.fingerprint.encode()).hexdigest()
         self.definition = {"data": digest[:12], "batch_size": batch_size}
 
     def _first_step(self, epoch: int) -> int:
         """Of an epoch: the first that begins with or after its first example."""
-        return -(-schedules.exact(epoch) * self._source.num_examples // self._batch)
+        return -(-epoch * self.num_examples // self._batch)
 
     def steps(self, epoch: int) -> int:
         """How many steps an epoch has; they may differ by one."""
-        return int(self._first_step(epoch + 1) - self._first_step(epoch))
+        return self._first_step(epoch + 1) - self._first_step(epoch)
 
     def first_batch(self) -> cutting.Structure:
         """For what has to be built before the first step; it is not lost."""
@@ -95,7 +88,7 @@ class FromSource:
 
     def batches(self, epoch: int, first: int) -> Iterator:
         """The batches of an epoch from its step `first` on, which end where the run does."""
-        begin, end = int(self._first_step(epoch)) + first, int(self._first_step(epoch + 1))
+        begin, end = self._first_step(epoch) + first, self._first_step(epoch + 1)
         if self._reads_from != begin:  # else it reads on, and has some batches ready
             self._reader = self._read(begin, max(begin, self._end))
         self._reads_from = end
@@ -111,6 +104,9 @@ class FromSource:
 class FromKeras:
     """Epochs of whatever Keras's `fit` takes; what was read before a run stopped is read over.
 
+    Arrays are shuffled anew for each epoch, in an order that its number and the seed of
+    `keras.utils.set_random_seed` decide: Keras's could not be repeated.
+
     Attributes:
       num_examples: None; an epoch may have any number.
       definition: what identifies arrays and how they are read, by name; of data sets and generators
@@ -120,54 +116,45 @@ class FromKeras:
     num_examples = None
 
     def __init__(self, x, y, batch_size, steps_per_epoch, sample_weight, class_weight, shuffle):
-        """
-        Args:
-          x, y, batch_size, steps_per_epoch, sample_weight, class_weight, shuffle: as Keras's `fit`
-            takes them. Arrays are shuffled anew for each epoch, in an order that its number and the
-            seed of `keras.utils.set_random_seed` decide: Keras's could not be repeated.
-        """
+        self._data = {"x": x, "y": y, "sample_weight": sample_weight}
+        self._options = {
+            "batch_size": batch_size,
+            "steps_per_epoch": steps_per_epoch,
+            "class_weight": class_weight,
+        }
         leaves = keras.tree.flatten((x, y, sample_weight))
-        seed = rng_utils.get_random_seed()
         are_arrays = all(map(array_slicing.can_slice_array, leaves))
-
-        def iterator(epoch: int) -> TFEpochIterator:
-            order = None
-            if are_arrays and shuffle:
-                order = np.random.default_rng([seed or 0, epoch]).permutation(len(leaves[0]))
-            parts = keras.tree.map_structure(
-                lambda part: part if part is None or order is None else np.asarray(part)[order],
-                {"x": x, "y": y, "sample_weight": sample_weight},
-            )
-            return TFEpochIterator(
-                **parts,
-                batch_size=batch_size,
-                steps_per_epoch=steps_per_epoch,
-                shuffle=False,
-                class_weight=class_weight,
-                distribute_strategy=_NoStrategy,
-            )
-
-        self._iterator, self._is_again = iterator, are_arrays and shuffle
+        self._is_shuffled = are_arrays and shuffle
+        self._seed = rng_utils.get_random_seed() or 0
+        self._num_rows = len(leaves[0]) if self._is_shuffled else None
         self._epochs_read = 0 if not are_arrays else None  # of data that have a state
-        digest = hashlib.sha256()
-        for array in map(np.asarray, leaves if are_arrays else ()):
-            if array.dtype != object:
-                digest.update(f"{array.dtype} {array.shape}".encode())
-                digest.update(np.ascontiguousarray(array).data)
+        self._reader: TFEpochIterator | None = None
+        self._begun: Iterator | None = None  # the first epoch, once its first batch was looked at
+        arrays = [np.asarray(leaf) for leaf in leaves] if are_arrays else []
+        digest = hashes.sha256(array for array in arrays if array.dtype != object)
         self.definition = {
-            "data": digest.hexdigest()[:12],
+            "data": digest[:12],
             "batch_size": batch_size,
             "steps_per_epoch": steps_per_epoch,
             "class_weight": class_weight and {str(k): float(v) for k, v in class_weight.items()},
-            "shuffle": (seed or 0) if are_arrays and shuffle else False,
+            "shuffle": self._seed if self._is_shuffled else False,
         }
-        self._reader: TFEpochIterator | None = None
-        self._begun: Iterator | None = None  # the first epoch, once its first batch was looked at
+
+    def _iterator(self, epoch: int) -> TFEpochIterator:
+        if self._reader is None or self._is_shuffled:
+            data = self._data
+            if self._is_shuffled:
+                order = np.random.default_rng([self._seed, epoch]).permutation(self._num_rows)
+                data = keras.tree.map_structure(
+                    lambda part: None if part is None else np.asarray(part)[order], data
+                )
+            self._reader = TFEpochIterator(
+                **data, **self._options, shuffle=False, distribute_strategy=_NoStrategy
+            )
+        return self._reader
 
     def _epoch(self, epoch: int) -> Iterator:
-        if self._reader is None or self._is_again:
-            self._reader = self._iterator(epoch)
-        for _, _, iterator in self._reader:
+        for _, _, iterator in self._iterator(epoch):
             try:
                 batch = next(iterator)
             except (StopIteration, tf.errors.OutOfRangeError):
@@ -176,14 +163,13 @@ class FromKeras:
 
     def steps(self, epoch: int) -> int | None:
         """How many steps an epoch has; None where it is unknown."""
-        self._reader = self._reader or self._iterator(epoch)
-        return self._reader.num_batches
+        return (self._reader or self._iterator(epoch)).num_batches
 
     def first_batch(self) -> cutting.Structure:
         """For what has to be built before the first step; it is not lost."""
         epoch = self._epoch(0)
         batch = _first(epoch)
-        self._begun = None if self._is_again else itertools.chain([batch], epoch)
+        self._begun = None if self._is_shuffled else itertools.chain([batch], epoch)
         return batch
 
     def batches(self, epoch: int, first: int) -> Iterator:
@@ -209,10 +195,10 @@ def _first(batches: Iterator):
     Raises:
       ValueError: there is none.
     """
-    try:
-        return next(batches)
-    except StopIteration:
-        raise ValueError("x has no batches: give at least one example") from None
+    batch = next(batches, None)
+    if batch is None:
+        raise ValueError("x has no batches: give at least one example")
+    return batch
 
 
 class _NoStrategy:

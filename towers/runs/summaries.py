@@ -5,12 +5,11 @@ the graph is then the same whatever is watched, and its picture keeps the towers
 """
 
 import contextlib
-import errno
 import json
-import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
+import keras
 import numpy as np
 import tensorflow as tf
 from tensorboard.compat.proto import summary_pb2
@@ -18,18 +17,10 @@ from tensorboard.plugins.scalar import summary
 from tensorflow.python.framework import convert_to_constants
 
 from towers import noise
-from towers.runs import figures, run_folder
+from towers.runs import run_folder
 
 MAX_IMAGES = 8
 BY_EXAMPLES = "by_examples_seen/"  # with the examples seen in place of the step
-
-# These are about files, whatever their message.
-_OF_FILES = (
-    tf.errors.AlreadyExistsError,
-    tf.errors.FailedPreconditionError,
-    tf.errors.NotFoundError,
-    tf.errors.PermissionDeniedError,
-)
 
 
 def file_writer(folder: Path) -> tf.summary.SummaryWriter:
@@ -38,11 +29,8 @@ def file_writer(folder: Path) -> tf.summary.SummaryWriter:
     Raises:
       RunFolderError: they cannot be written.
     """
-    # TensorFlow's name has the second, the machine and the process. In a container that was started
-    # again, all three may be those of an existing file, which would be overwritten.
-    there = len(list(folder.glob("events.out.tfevents.*")))
     with _on_disk():
-        return tf.summary.create_file_writer(str(folder), filename_suffix=f".{there}.v2")
+        return tf.summary.create_file_writer(str(folder))
 
 
 @contextlib.contextmanager
@@ -67,30 +55,46 @@ def scalars(values: Mapping[str, float]) -> None:
 
 @contextlib.contextmanager
 def _on_disk() -> Iterator[None]:
-    """Turns TensorFlow's error about files that cannot be written into a RunFolderError."""
+    """Turns TensorFlow's error into a RunFolderError, which says which file or tensor it is of."""
     try:
         yield
     except tf.errors.OpError as error:
-        # Errors of other kinds are about files where they end with the system's words; the rest are
-        # about the tensors to be shown.
-        words = tuple(f"; {os.strerror(number)}" for number in (0, *errno.errorcode))
-        if not isinstance(error, _OF_FILES) and not noise.reason(error).endswith(words):
-            raise
         raise run_folder.RunFolderError(
             f"TensorBoard's files cannot be written: {noise.reason(error)}"
         ) from error
 
 
-def write_confusion(counts: np.ndarray, class_names: Sequence[str]) -> None:
-    """Writes an evaluation's confusion matrix as an image, and the accuracy of each class.
+def stretched(images: np.ndarray) -> np.ndarray:
+    """Maps each image's own range to [0, 1]: standardized images have no fixed one.
 
     Args:
-      counts: [num_classes, num_classes], examples by (label, predicted class).
-      class_names: one per class.
+      images: floating [n, height, width, channels].
     """
-    tf.summary.image("confusion_matrix", figures.confusion_matrix(counts, tuple(class_names))[None])
-    each = zip(class_names, counts.diagonal(), counts.sum(axis=1), strict=True)
-    scalars({f"accuracy_per_class/{name}": right / count for name, right, count in each if count})
+    low = images.min(axis=(1, 2, 3), keepdims=True)
+    high = images.max(axis=(1, 2, 3), keepdims=True)
+    return (images - low) / np.maximum(high - low, 1e-6)
+
+
+def with_activations(model: keras.Model) -> keras.Model | None:
+    """The model with the activation of each nonlinear layer as an output, beside its own.
+
+    None for a subclassed model, which has no graph of layers to look into.
+    """
+    if not getattr(model, "inputs", None):
+        return None
+    outputs = {  # of an LSTM with its states, the sequence or the last output
+        layer.name: tf.nest.flatten(layer.output)[0]
+        for layer in model.layers
+        if isinstance(layer, (keras.layers.ReLU, keras.layers.Activation))
+        or getattr(layer, "activation", None) not in (None, keras.activations.linear)
+    }
+    own = {output._keras_history.operation.name: output for output in model.outputs}
+    inputs = model.inputs[0] if isinstance(model, keras.Sequential) else model.input
+    try:
+        return keras.Model(inputs, outputs | own)
+    except ValueError:
+        # A layer that was first called in another model has its `output` there.
+        return keras.Model(inputs, own)
 
 
 def graph_with_calls_inlined(
@@ -126,13 +130,6 @@ def graph_with_calls_inlined(
             copy.CopyFrom(node)
             copy.input[:] = [one for name in node.input for one in sources(name)]
     return drawn
-
-
-@contextlib.contextmanager
-def profile(folder: run_folder.RunFolder) -> Iterator[None]:
-    """Records a profile for TensorBoard's Profile tab (needs the `profile` extra to be shown)."""
-    with _on_disk(), tf.profiler.experimental.Profile(str(folder.train_events)):
-        yield
 
 
 def markdown_table(values: Mapping) -> str:
